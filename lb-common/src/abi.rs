@@ -1,0 +1,427 @@
+//! The records in the maps: every key and value, `repr(C)`, explicit padding, sizes asserted.
+//!
+//! Addresses are bytes in network order, as they stand in a packet. Ports are numbers in host order, so that
+//! `bpftool map dump` shows 80 as 80; `packet` converts at the edge. No bool, enum or Option crosses: only plain numbers.
+//! Times are `CLOCK_MONOTONIC` (what `bpf_ktime_get_ns` reads), never the wall clock.
+//!
+//! A change of any record here is a change of [`ABI_VERSION`].
+
+/// Version of everything in this module; compared before any pinned map is reused.
+pub const ABI_VERSION: u32 = 1;
+
+/// Bytes of an IPv4 address.
+pub const V4: usize = 4;
+/// Bytes of an IPv6 address.
+pub const V6: usize = 16;
+
+/// IP protocol number of TCP.
+pub const TCP: u8 = 6;
+/// IP protocol number of UDP.
+pub const UDP: u8 = 17;
+
+/// Names of the maps, as pinned and as `bpftool` shows them.
+pub mod map_name {
+    pub const SERVICES4: &str = "services4";
+    pub const SERVICES6: &str = "services6";
+    pub const SLOTS: &str = "slots";
+    pub const BACKENDS4: &str = "backends4";
+    pub const BACKENDS6: &str = "backends6";
+    pub const FLOWS4: &str = "flows4";
+    pub const FLOWS6: &str = "flows6";
+    pub const SOCKETS4: &str = "sockets4";
+    pub const SOCKETS6: &str = "sockets6";
+    pub const NAMES: &str = "names";
+    pub const OUTCOMES: &str = "outcomes";
+    pub const STATS: &str = "stats";
+    pub const EVENTS: &str = "events";
+    pub const LINKS: &str = "links";
+    pub const CONFIG: &str = "config";
+
+    /// All of them.
+    pub const ALL: [&str; 15] = [
+        SERVICES4, SERVICES6, SLOTS, BACKENDS4, BACKENDS6, FLOWS4, FLOWS6, SOCKETS4, SOCKETS6, NAMES, OUTCOMES, STATS,
+        EVENTS, LINKS, CONFIG,
+    ];
+}
+
+/// Key of `services4` / `services6`: one frontend.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ServiceKey<const N: usize> {
+    pub address: [u8; N],
+    pub port: u16,
+    pub protocol: u8,
+    pub pad: u8,
+}
+
+/// Value of `services4` / `services6`: the one entry whose replacement makes an update visible.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Service {
+    /// Id of the service port, the key of `names`. Several frontends share it. Never 0.
+    pub id: u32,
+    /// Changes with every new slot range; the range's slots carry the same number.
+    pub generation: u32,
+    /// First slot.
+    pub slot_base: u32,
+    /// How many slots. 0: no endpoint, refuse.
+    pub slot_count: u32,
+    /// [`seal`] of the key and the fields above: a reader that sees another one met a recycled element or half a write.
+    pub seal: u32,
+    /// Seconds of client affinity; 0: none.
+    pub affinity_timeout_s: u32,
+    /// [`scheduler`].
+    pub scheduler: u8,
+    /// [`service_flags`].
+    pub flags: u8,
+    /// [`frontend_kind`].
+    pub kind: u8,
+    pub pad: u8,
+}
+
+/// Values of [`Service::scheduler`].
+pub mod scheduler {
+    /// Any slot, with equal chance.
+    pub const RANDOM: u8 = 0;
+}
+
+/// Bits of [`Service::flags`].
+pub mod service_flags {
+    /// Endpoints exist, but none that this frontend may use (traffic policy `Local`): drop instead of refuse.
+    pub const DROP_IF_EMPTY: u8 = 1;
+}
+
+/// Values of [`Service::kind`].
+pub mod frontend_kind {
+    pub const CLUSTER_IP: u8 = 0;
+    pub const EXTERNAL_IP: u8 = 1;
+    pub const LOAD_BALANCER: u8 = 2;
+    pub const NODE_PORT: u8 = 3;
+}
+
+/// Value of `slots`: one position in a service's range.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Slot {
+    /// Id of the backend: the index into `backends4` / `backends6`. Never 0 in a range.
+    pub backend: u32,
+    /// The backend's generation when the slot was written.
+    pub backend_generation: u32,
+    /// Id of the service port that the range belongs to.
+    pub service: u32,
+    /// Generation of the range, as in [`Service::generation`].
+    pub generation: u32,
+}
+
+/// Value of `backends4` / `backends6`: one endpoint of one service port. Index 0 is never used.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Backend<const N: usize> {
+    pub address: [u8; N],
+    pub port: u16,
+    /// [`backend_state`].
+    pub state: u8,
+    /// [`backend_flags`].
+    pub flags: u8,
+    /// Changes each time the id is given to another backend, and when the backend is gone. Never 0 once used.
+    pub generation: u32,
+    /// Id of the service port.
+    pub service: u32,
+    /// When its flows are evicted, in tenths of a second of `CLOCK_MONOTONIC`; 0: never.
+    pub deadline_ds: u32,
+    /// Hash of the pod's UID, so that an address that comes back as another pod is known as a new backend. 0: no UID known.
+    pub uid_hash: u32,
+    pub weight: u16,
+    pub pad: u16,
+}
+
+/// Values of [`Backend::state`].
+pub mod backend_state {
+    /// The id is not in use.
+    pub const FREE: u8 = 0;
+    /// Takes new flows.
+    pub const ACTIVE: u8 = 1;
+    /// In the API, not ready: no new flows.
+    pub const RESTING: u8 = 2;
+    /// In the API, terminating: no new flows.
+    pub const TERMINATING: u8 = 3;
+    /// Gone from every slice: its flows stay until the deadline.
+    pub const DRAINING: u8 = 4;
+    /// Taken out by hand: no new flows.
+    pub const MAINTENANCE: u8 = 5;
+    /// The deadline struck: nothing is forwarded any more.
+    pub const GONE: u8 = 6;
+}
+
+/// Bits of [`Backend::flags`].
+pub mod backend_flags {
+    /// The endpoint is on this node.
+    pub const LOCAL: u8 = 1;
+    /// The endpoint serves (EndpointSlice condition `serving`): UDP flows may stay while it rests or terminates.
+    pub const SERVING: u8 = 2;
+}
+
+/// Key of `flows4` / `flows6`: the tuple as it stands in the packet before it is rewritten.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FlowKey<const N: usize> {
+    pub src: [u8; N],
+    pub dst: [u8; N],
+    pub src_port: u16,
+    pub dst_port: u16,
+    pub protocol: u8,
+    pub pad: [u8; 3],
+}
+
+/// Value of `flows4` / `flows6`: what to rewrite, and for whom.
+///
+/// Forward (client → service): the destination becomes `address:port`, the source port `client_port`.
+/// Reply (backend → client): the source becomes `address:port` (the service's), the destination port `client_port`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Flow<const N: usize> {
+    /// [`tag`] of the key: LRU elements are recycled while a reader may hold them.
+    pub tag: u32,
+    /// Id of the backend; 0: a direct connection whose source port had to be translated.
+    pub backend: u32,
+    /// When the last packet was seen, seconds of `CLOCK_MONOTONIC`.
+    pub seen_s: u32,
+    pub address: [u8; N],
+    pub port: u16,
+    /// Forward: the source port as the backend sees it. Reply: the client's own port.
+    pub client_port: u16,
+    /// Low 16 bits of the backend's generation.
+    pub generation: u16,
+    /// [`flow_state`].
+    pub state: u8,
+    /// [`flow_flags`].
+    pub flags: u8,
+}
+
+/// Values of [`Flow::state`].
+pub mod flow_state {
+    /// TCP: no answer yet. UDP: no answer yet.
+    pub const HALF_OPEN: u8 = 1;
+    /// Answered.
+    pub const OPEN: u8 = 2;
+    /// TCP: a FIN or a RST was seen.
+    pub const CLOSING: u8 = 3;
+    /// The backend is gone: each side is told at its next segment.
+    pub const EVICTED: u8 = 4;
+}
+
+/// Bits of [`Flow::flags`].
+pub mod flow_flags {
+    /// The entry of the reply direction (backend → client).
+    pub const REPLY: u8 = 1;
+    /// The client's own link has no program: the reply is rewritten at the first hook that sees it, and sent on from there.
+    pub const EARLY: u8 = 2;
+    /// A direct connection (no service) whose source port is translated, because a service flow owns its tuple.
+    pub const DIRECT: u8 = 4;
+    /// Forward: the reply entry was given to a direct UDP sender and must be written again.
+    pub const REPLY_LOST: u8 = 8;
+}
+
+/// Key of `sockets4` / `sockets6`: a host socket and the address that it knows or that answers it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SocketKey<const N: usize> {
+    pub cookie_low: u32,
+    pub cookie_high: u32,
+    pub address: [u8; N],
+    pub port: u16,
+    pub protocol: u8,
+    /// [`socket_direction`].
+    pub direction: u8,
+}
+
+/// Values of [`SocketKey::direction`].
+pub mod socket_direction {
+    /// The key holds the service's address; the value the backend's.
+    pub const FORWARD: u8 = 0;
+    /// The key holds the backend's address; the value the service's.
+    pub const REPLY: u8 = 1;
+}
+
+/// Value of `sockets4` / `sockets6`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SocketPeer<const N: usize> {
+    pub address: [u8; N],
+    pub port: u16,
+    pub pad: u16,
+    pub backend: u32,
+    pub backend_generation: u32,
+    pub service: u32,
+}
+
+/// Value of `names`, by service port id. Text is NUL-terminated; `i8` is shown as text by `bpftool`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ServiceName {
+    pub namespace: [i8; 64],
+    pub name: [i8; 64],
+    pub port_name: [i8; 16],
+    pub port: u16,
+    pub protocol: u8,
+    pub pad: u8,
+}
+
+/// Key of `stats`: a counter of one outcome for one service port or backend.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StatKey {
+    /// Service port id or backend id, by `kind`.
+    pub id: u32,
+    /// [`stat_kind`].
+    pub kind: u8,
+    /// [`crate::outcome::Outcome`] as a number.
+    pub outcome: u8,
+    pub pad: u16,
+}
+
+/// Values of [`StatKey::kind`].
+pub mod stat_kind {
+    pub const SERVICE: u8 = 1;
+    pub const BACKEND4: u8 = 4;
+    pub const BACKEND6: u8 = 6;
+}
+
+/// Key of `links`: an interface index. Value: what the programs must know of the link.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Link {
+    /// Id of the peer's network namespace as this namespace names it (`IFLA_LINK_NETNSID`); -1: not known.
+    pub peer_netns_id: i32,
+    /// [`link_role`].
+    pub role: u32,
+}
+
+/// Values of [`Link::role`].
+pub mod link_role {
+    pub const POD: u32 = 1;
+    pub const BRIDGE: u32 = 2;
+    pub const EXTERNAL: u32 = 3;
+    pub const TUNNEL: u32 = 4;
+}
+
+/// Value of `config` (one element): what a restarted agent compares before it takes the maps over.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// [`ABI_VERSION`].
+    pub abi_version: u32,
+    /// When the tables were last programmed, tenths of a second of `CLOCK_MONOTONIC`; 0: never.
+    pub programmed_ds: u32,
+    /// Revision of the snapshot that the tables hold.
+    pub revision_low: u32,
+    pub revision_high: u32,
+}
+
+/// A record in the `events` ring.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Event {
+    /// `CLOCK_MONOTONIC`, nanoseconds.
+    pub time_ns: u64,
+    pub service: u32,
+    pub backend: u32,
+    /// IPv4 addresses stand in the first four bytes.
+    pub src: [u8; 16],
+    pub dst: [u8; 16],
+    pub src_port: u16,
+    pub dst_port: u16,
+    pub protocol: u8,
+    /// [`crate::outcome::Outcome`] as a number.
+    pub outcome: u8,
+    /// [`hook`].
+    pub hook: u8,
+    /// 4 or 6.
+    pub family: u8,
+    pub ifindex: u32,
+    pub pad: u32,
+}
+
+/// Values of [`Event::hook`].
+pub mod hook {
+    pub const POD_IN: u8 = 1;
+    pub const POD_OUT: u8 = 2;
+    pub const NODE_IN: u8 = 3;
+    pub const NODE_OUT: u8 = 4;
+    pub const BRIDGE_IN: u8 = 5;
+    pub const XDP: u8 = 6;
+    pub const SOCKET: u8 = 7;
+}
+
+/// A number that changes with every byte of a frontend and of its slot range.
+///
+/// Hash elements are recycled without a grace period, so a pointer held across a recycle may show another frontend's value, or
+/// half of each. A reader copies the value, computes this over its copy and its own key, and looks up again on a mismatch.
+#[inline(always)]
+pub fn seal<const N: usize>(key: &ServiceKey<N>, id: u32, generation: u32, slot_base: u32, slot_count: u32) -> u32 {
+    let mut hash = mix_address(0x9e37_79b9, &key.address);
+    hash = mix(hash, (key.port as u32) << 16 | key.protocol as u32);
+    hash = mix(hash, id);
+    hash = mix(hash, generation);
+    hash = mix(hash, slot_base);
+    mix(hash, slot_count)
+}
+
+/// A number that tells one tuple's flow entry from another's.
+#[inline(always)]
+pub fn tag<const N: usize>(key: &FlowKey<N>) -> u32 {
+    let mut hash = mix_address(0x85eb_ca6b, &key.src);
+    hash = mix_address(hash, &key.dst);
+    hash = mix(hash, (key.src_port as u32) << 16 | key.dst_port as u32);
+    mix(hash, key.protocol as u32)
+}
+
+#[inline(always)]
+fn mix_address<const N: usize>(mut hash: u32, address: &[u8; N]) -> u32 {
+    let mut i = 0;
+    while i + 4 <= N {
+        hash = mix(hash, u32::from_ne_bytes([address[i], address[i + 1], address[i + 2], address[i + 3]]));
+        i += 4;
+    }
+    hash
+}
+
+#[inline(always)]
+fn mix(hash: u32, word: u32) -> u32 {
+    let product = (hash ^ word).wrapping_mul(0x9e37_79b1);
+    product ^ (product >> 15)
+}
+
+macro_rules! sizes {
+    ($($record:ty = $size:literal),* $(,)?) => {
+        $(const _: () = assert!(size_of::<$record>() == $size && align_of::<$record>() <= 8);)*
+        #[cfg(feature = "user")]
+        mod pod {
+            use super::*;
+            // SAFETY: repr(C), only plain numbers, no implicit padding (the sizes above are the sums of the fields).
+            $(unsafe impl aya::Pod for $record {})*
+        }
+    };
+}
+
+sizes! {
+    ServiceKey<4> = 8,
+    ServiceKey<16> = 20,
+    Service = 28,
+    Slot = 16,
+    Backend<4> = 28,
+    Backend<16> = 40,
+    FlowKey<4> = 16,
+    FlowKey<16> = 40,
+    Flow<4> = 24,
+    Flow<16> = 36,
+    SocketKey<4> = 16,
+    SocketKey<16> = 28,
+    SocketPeer<4> = 20,
+    SocketPeer<16> = 32,
+    ServiceName = 148,
+    StatKey = 8,
+    Link = 8,
+    Config = 16,
+    Event = 64,
+}

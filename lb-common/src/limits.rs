@@ -1,0 +1,52 @@
+//! Every bound that programs and agent must agree on, in one place, checked against each other at compile time.
+
+/// Length of a map's name that the kernel keeps (`BPF_OBJ_NAME_LEN` less its NUL).
+pub const MAP_NAME_LENGTH: usize = 15;
+
+/// Default capacity of each `services` map, in frontends of one family.
+pub const SERVICES: u32 = 65_536;
+/// Default capacity of each `backends` map: one record per (service port, endpoint) of one family.
+pub const BACKENDS: u32 = 262_144;
+/// Default capacity of the `slots` map, shared by both families.
+pub const SLOTS: u32 = 1_048_576;
+/// Default capacity of `flows4`, in entries: a connection takes two, one for each direction.
+pub const FLOWS4: u32 = 262_144;
+/// Default capacity of `flows6`, in entries: a connection takes two, one for each direction.
+pub const FLOWS6: u32 = 131_072;
+/// Default capacity of each `sockets` map, in entries: a socket translated at connect takes two.
+pub const SOCKETS: u32 = 65_536;
+/// Default capacity of `names`, in service ports.
+pub const NAMES: u32 = 65_536;
+/// Default capacity of `stats`, in (id, outcome) counters.
+pub const STATS: u32 = 1_048_576;
+/// Capacity of `links`, in interfaces.
+pub const LINKS: u32 = 16_384;
+/// Size of the event ring in bytes: a power of two and a multiple of the page size.
+pub const EVENTS_BYTES: u32 = 262_144;
+
+/// A half-open TCP flow that nobody answered is forgotten after this many seconds without a packet.
+pub const TCP_HALF_OPEN_TIMEOUT_S: u32 = 60;
+/// An open TCP flow is forgotten after this many seconds without a packet (conntrack's five days are far too long for a
+/// table with a bound; two hours and a bit outlast the default keepalive of Linux, 7200 s + 9 × 75 s).
+pub const TCP_OPEN_TIMEOUT_S: u32 = 8_100;
+/// A TCP flow that saw a FIN or a RST is forgotten after this many seconds (2 × the 60 s of TIME_WAIT in Linux).
+pub const TCP_CLOSING_TIMEOUT_S: u32 = 120;
+/// A UDP flow without an answer is forgotten after this many seconds (`nf_conntrack_udp_timeout`).
+pub const UDP_UNREPLIED_TIMEOUT_S: u32 = 30;
+/// A UDP flow with answers is forgotten after this many seconds (`nf_conntrack_udp_timeout_stream`).
+pub const UDP_REPLIED_TIMEOUT_S: u32 = 120;
+
+/// How many source ports are tried when a flow's translated tuple is taken.
+pub const PORT_ATTEMPTS: u32 = 8;
+/// First source port of the range tried for a translated source port. Disjoint from the node ports' default range.
+pub const SOURCE_PORT_FIRST: u16 = 61_000;
+/// How many source ports the range holds (61000 to 65095): a power of two, so that a mask picks one.
+pub const SOURCE_PORT_COUNT: u16 = 4_096;
+
+/// How often a packet looks its service up again after it met a half-written update.
+pub const SERVICE_LOOKUPS: u32 = 2;
+
+const _: () = assert!(SOURCE_PORT_COUNT.is_power_of_two());
+const _: () = assert!(SOURCE_PORT_FIRST as u32 + SOURCE_PORT_COUNT as u32 <= u16::MAX as u32);
+const _: () = assert!(EVENTS_BYTES.is_power_of_two() && EVENTS_BYTES.is_multiple_of(4096));
+const _: () = assert!(TCP_HALF_OPEN_TIMEOUT_S < TCP_OPEN_TIMEOUT_S);

@@ -1,0 +1,131 @@
+//! What became of a packet or a socket call: one enum for verdict, counter, event, metric label and text.
+
+/// The number is the index into the `outcomes` map. Numbers never change their meaning; new ones are added at the end.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Outcome {
+    /// Not for a service: left alone.
+    Passed = 0,
+    /// First packet of a flow: a backend was selected.
+    Selected = 1,
+    /// Packet of a known flow, sent to its backend.
+    Forwarded = 2,
+    /// Answer of a backend, rewritten to come from the service.
+    Replied = 3,
+    /// The service has no endpoint: refused (TCP RST, ICMP port unreachable, ECONNREFUSED).
+    RefusedNoEndpoint = 4,
+    /// Endpoints exist, but none that the traffic policy allows here: dropped.
+    DroppedNoLocalEndpoint = 5,
+    /// TCP segment of a service that belongs to no flow: refused with RST.
+    RefusedNoFlow = 6,
+    /// The flow's backend is gone: this side was told with RST, or an ICMP error.
+    Evicted = 7,
+    /// UDP flow whose backend takes no more: moved to another one.
+    Moved = 8,
+    /// Direct connection on the tuple of a service flow: its source port is translated.
+    DirectTranslated = 9,
+    /// Service flow on the tuple of a live direct connection: its source port is translated.
+    PortTranslated = 10,
+    /// UDP tuple used by a service flow and directly: the last sender owns the replies.
+    AmbiguousUdp = 11,
+    /// No free source port within the bounded search: dropped.
+    DroppedNoPort = 12,
+    /// The flow could not be written: dropped.
+    DroppedTableFull = 13,
+    /// Tables kept changing under the look-up: dropped (a sender's retransmit finds them at rest).
+    DroppedTorn = 14,
+    /// Headers that contradict each other, sent to a service: dropped.
+    DroppedMalformed = 15,
+    /// The kernel refused to rewrite or to send the packet: dropped.
+    DroppedRewrite = 16,
+    /// XDP left the packet unmodified to tc.
+    HandedToTc = 17,
+    /// Socket of a host process connected to a backend.
+    SocketConnected = 18,
+    /// Datagram of an unconnected host socket sent to a backend.
+    SocketSent = 19,
+    /// Answer to a host socket, shown as coming from the service.
+    SocketReplied = 20,
+    /// connect() or sendmsg() of a host process to a service without endpoints: ECONNREFUSED.
+    SocketRefused = 21,
+    /// Later fragment: carries no ports; left alone.
+    Fragment = 22,
+    /// The event ring was full: an event was lost (its counter was not).
+    EventLost = 23,
+}
+
+impl Outcome {
+    /// How many there are.
+    pub const COUNT: usize = 24;
+
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Outcome; Self::COUNT] = [
+        Self::Passed,
+        Self::Selected,
+        Self::Forwarded,
+        Self::Replied,
+        Self::RefusedNoEndpoint,
+        Self::DroppedNoLocalEndpoint,
+        Self::RefusedNoFlow,
+        Self::Evicted,
+        Self::Moved,
+        Self::DirectTranslated,
+        Self::PortTranslated,
+        Self::AmbiguousUdp,
+        Self::DroppedNoPort,
+        Self::DroppedTableFull,
+        Self::DroppedTorn,
+        Self::DroppedMalformed,
+        Self::DroppedRewrite,
+        Self::HandedToTc,
+        Self::SocketConnected,
+        Self::SocketSent,
+        Self::SocketReplied,
+        Self::SocketRefused,
+        Self::Fragment,
+        Self::EventLost,
+    ];
+
+    /// The outcome with this number.
+    pub const fn from_number(number: u8) -> Option<Self> {
+        if (number as usize) < Self::COUNT { Some(Self::ALL[number as usize]) } else { None }
+    }
+
+    /// Name in metrics, events, JSON and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Passed => "passed",
+            Self::Selected => "selected",
+            Self::Forwarded => "forwarded",
+            Self::Replied => "replied",
+            Self::RefusedNoEndpoint => "refused_no_endpoint",
+            Self::DroppedNoLocalEndpoint => "dropped_no_local_endpoint",
+            Self::RefusedNoFlow => "refused_no_flow",
+            Self::Evicted => "evicted",
+            Self::Moved => "moved",
+            Self::DirectTranslated => "direct_translated",
+            Self::PortTranslated => "port_translated",
+            Self::AmbiguousUdp => "ambiguous_udp",
+            Self::DroppedNoPort => "dropped_no_port",
+            Self::DroppedTableFull => "dropped_table_full",
+            Self::DroppedTorn => "dropped_torn",
+            Self::DroppedMalformed => "dropped_malformed",
+            Self::DroppedRewrite => "dropped_rewrite",
+            Self::HandedToTc => "handed_to_tc",
+            Self::SocketConnected => "socket_connected",
+            Self::SocketSent => "socket_sent",
+            Self::SocketReplied => "socket_replied",
+            Self::SocketRefused => "socket_refused",
+            Self::Fragment => "fragment",
+            Self::EventLost => "event_lost",
+        }
+    }
+}
+
+const _: () = {
+    let mut i = 0;
+    while i < Outcome::COUNT {
+        assert!(Outcome::ALL[i] as usize == i);
+        i += 1;
+    }
+};
