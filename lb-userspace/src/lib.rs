@@ -1,1 +1,3 @@
-//! Ballast
+//! Ballast, the service load balancer: sources of truth, the plan, the tables, and the programs that read them.
+
+pub mod maps;
