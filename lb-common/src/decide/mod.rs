@@ -1,0 +1,191 @@
+//! The per-packet decision: tuple in, verdict out, over any tables.
+//!
+//! The same code runs in the eBPF programs over the kernel's maps and on the host over plain ones. It knows no packet bytes:
+//! parsing and rewriting belong to the hook. Work is bounded: at most [`crate::limits::SERVICE_LOOKUPS`] service look-ups and
+//! [`crate::limits::PORT_ATTEMPTS`] source ports.
+
+mod direct;
+mod known;
+mod select;
+
+use crate::abi::{Backend, Flow, FlowKey, Service, ServiceKey, Slot};
+use crate::outcome::Outcome;
+
+/// What the decision reads and writes. Implemented by the eBPF maps and by plain hash maps.
+pub trait Tables<const N: usize> {
+    /// Names a flow entry that was found, for [`Tables::touch`].
+    type FlowRef: Copy;
+
+    /// `CLOCK_MONOTONIC` in nanoseconds.
+    fn now_ns(&mut self) -> u64;
+    fn random(&mut self) -> u32;
+    fn service(&mut self, key: &ServiceKey<N>) -> Option<Service>;
+    fn slot(&mut self, index: u32) -> Option<Slot>;
+    fn backend(&mut self, id: u32) -> Option<Backend<N>>;
+    /// The entry under this key, with its tag checked.
+    fn flow(&mut self, key: &FlowKey<N>) -> Option<(Self::FlowRef, Flow<N>)>;
+    /// Sets time, state and flags of an entry in place, if it still is the one with this tag.
+    fn touch(&mut self, entry: Self::FlowRef, tag: u32, seen_s: u32, state: u8, flags: u8);
+    /// Writes an entry; without `replace` an existing one is left alone and refused.
+    fn insert_flow(&mut self, key: &FlowKey<N>, flow: &Flow<N>, replace: bool) -> Result<(), NotInserted>;
+    fn remove_flow(&mut self, key: &FlowKey<N>);
+    /// Whether the client (a local one) has a live TCP connection of its own from `key.src` to `key.dst`.
+    fn direct_connection(&mut self, key: &FlowKey<N>) -> bool;
+}
+
+/// Why [`Tables::insert_flow`] wrote nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotInserted {
+    Exists,
+    Full,
+}
+
+/// What the decision must know of the hook that asks. Bits, so that a program can hold them in a constant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hook(pub u8);
+
+impl Hook {
+    /// Packets come straight from the client: what is not for a service is the client's own direct traffic.
+    pub const FROM_CLIENT: u8 = 1;
+    /// The link is not the client's: replies must be rewritten where they are first seen.
+    pub const CATCH_ALL: u8 = 2;
+    /// Rewrites replies of flows that a catch-all hook made.
+    pub const EARLY_REPLIES: u8 = 4;
+    /// Rewrites all replies: they leave here towards the client.
+    pub const REPLIES: u8 = 8;
+    /// Translates requests.
+    pub const REQUESTS: u8 = 16;
+    /// Only towards backends of this node; all else is left to tc.
+    pub const LOCAL_ONLY: u8 = 32;
+    /// The packet has been routed already, to where its old destination lies.
+    pub const ROUTED: u8 = 64;
+
+    /// tc ingress of a pod's link.
+    pub const POD_IN: Self = Self(Self::FROM_CLIENT | Self::REQUESTS | Self::EARLY_REPLIES);
+    /// tc egress of a pod's link.
+    pub const POD_OUT: Self = Self(Self::REPLIES);
+    /// tc ingress of a bridge.
+    pub const BRIDGE_IN: Self = Self(Self::REQUESTS | Self::CATCH_ALL | Self::EARLY_REPLIES);
+    /// tc ingress of an external or tunnel link.
+    pub const NODE_IN: Self = Self(Self::REQUESTS | Self::EARLY_REPLIES);
+    /// tc egress of an external or tunnel link.
+    pub const NODE_OUT: Self = Self(Self::REQUESTS | Self::CATCH_ALL | Self::REPLIES | Self::ROUTED);
+    /// XDP on an external link.
+    pub const XDP: Self = Self(Self::REQUESTS | Self::LOCAL_ONLY);
+
+    #[inline(always)]
+    pub const fn has(self, bit: u8) -> bool {
+        self.0 & bit != 0
+    }
+}
+
+/// A packet, as far as the decision needs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet<const N: usize> {
+    pub key: FlowKey<N>,
+    /// The TCP header's flag byte; 0 for UDP.
+    pub tcp_flags: u8,
+}
+
+/// What the hook must do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Leave it as it is.
+    Pass,
+    /// Write `address:port` as destination and `client_port` as source port; send it on its way.
+    ToBackend,
+    /// Write `address:port` as source and `client_port` as destination port; send it on its way.
+    ToClient,
+    /// Tell the sender: TCP RST, else ICMP port unreachable.
+    Refuse,
+    Drop,
+}
+
+/// The decision. One record for both directions keeps it small on the BPF stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verdict<const N: usize> {
+    pub action: Action,
+    pub outcome: Outcome,
+    /// The packet's further way does not lead on from this hook: route it from here.
+    pub route: bool,
+    pub address: [u8; N],
+    pub port: u16,
+    pub client_port: u16,
+    /// Service port id, where one was looked up; else 0.
+    pub service: u32,
+    /// Backend id; 0: none.
+    pub backend: u32,
+}
+
+impl<const N: usize> Verdict<N> {
+    #[inline(always)]
+    pub(crate) const fn bare(action: Action, outcome: Outcome) -> Self {
+        Self { action, outcome, route: false, address: [0; N], port: 0, client_port: 0, service: 0, backend: 0 }
+    }
+
+    #[inline(always)]
+    pub(crate) const fn pass() -> Self {
+        Self::bare(Action::Pass, Outcome::Passed)
+    }
+}
+
+/// The time of one decision, read once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Now {
+    pub s: u32,
+    /// Tenths of a second.
+    pub ds: u32,
+}
+
+impl Now {
+    #[inline(always)]
+    pub const fn from_ns(ns: u64) -> Self {
+        Self { s: (ns / 1_000_000_000) as u32, ds: (ns / 100_000_000) as u32 }
+    }
+}
+
+/// Decides over one packet.
+#[inline(always)]
+pub fn decide<const N: usize, T: Tables<N>>(tables: &mut T, packet: &Packet<N>, hook: Hook) -> Verdict<N> {
+    let mut outcome = Outcome::Selected;
+    if let Some((entry, flow)) = tables.flow(&packet.key) {
+        let now = Now::from_ns(tables.now_ns());
+        match known::decide(tables, packet, hook, entry, &flow, now) {
+            known::Known::Decided(verdict) => return verdict,
+            known::Known::Anew(why) => {
+                forget(tables, packet, &flow);
+                outcome = why;
+            }
+        }
+    } else if !hook.has(Hook::REQUESTS) {
+        return Verdict::pass();
+    }
+    match select::select(tables, packet, hook, outcome) {
+        Some(verdict) => verdict,
+        None if hook.has(Hook::FROM_CLIENT) => direct::decide(tables, packet),
+        None => Verdict::pass(),
+    }
+}
+
+/// Removes both directions of a flow, so that its packet counts as a first one.
+#[inline(always)]
+fn forget<const N: usize, T: Tables<N>>(tables: &mut T, packet: &Packet<N>, flow: &Flow<N>) {
+    let pair = pair_key(&packet.key, flow);
+    if let Some((_, other)) = tables.flow(&pair)
+        && pair_key(&pair, &other) == packet.key
+    {
+        tables.remove_flow(&pair);
+    }
+    tables.remove_flow(&packet.key);
+}
+
+/// The key of the other direction's entry.
+#[inline(always)]
+pub const fn pair_key<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>) -> FlowKey<N> {
+    let (src, src_port, dst, dst_port) = if flow.flags & crate::abi::flow_flags::REPLY == 0 {
+        (flow.address, flow.port, key.src, flow.client_port)
+    } else {
+        (key.dst, flow.client_port, flow.address, flow.port)
+    };
+    FlowKey { src, dst, src_port, dst_port, protocol: key.protocol, pad: [0; 3] }
+}

@@ -1,0 +1,130 @@
+//! The life of a flow and of a backend as one packet sees it: pure functions of state, event and time.
+
+use crate::abi::{Backend, Flow, TCP, backend_flags, backend_state, flow_state};
+use crate::limits::{
+    TCP_CLOSING_TIMEOUT_S, TCP_HALF_OPEN_TIMEOUT_S, TCP_OPEN_TIMEOUT_S, UDP_REPLIED_TIMEOUT_S, UDP_UNREPLIED_TIMEOUT_S,
+};
+
+/// TCP flag bits as they stand in the header's fourteenth byte (RFC 9293, section 3.1).
+pub mod tcp_flag {
+    pub const FIN: u8 = 0x01;
+    pub const SYN: u8 = 0x02;
+    pub const RST: u8 = 0x04;
+    pub const PSH: u8 = 0x08;
+    pub const ACK: u8 = 0x10;
+}
+
+/// A TCP segment that opens a connection: SYN without ACK, RST or FIN.
+#[inline(always)]
+pub const fn opens(tcp_flags: u8) -> bool {
+    tcp_flags & (tcp_flag::SYN | tcp_flag::ACK | tcp_flag::RST | tcp_flag::FIN) == tcp_flag::SYN
+}
+
+/// A TCP segment that ends a connection: FIN or RST.
+#[inline(always)]
+pub const fn closes(tcp_flags: u8) -> bool {
+    tcp_flags & (tcp_flag::FIN | tcp_flag::RST) != 0
+}
+
+/// Seconds without a packet after which a flow in this state is forgotten.
+#[inline(always)]
+pub const fn timeout_s(protocol: u8, state: u8) -> u32 {
+    match (protocol == TCP, state) {
+        (true, flow_state::HALF_OPEN) => TCP_HALF_OPEN_TIMEOUT_S,
+        (true, flow_state::OPEN) => TCP_OPEN_TIMEOUT_S,
+        (true, _) => TCP_CLOSING_TIMEOUT_S,
+        (false, flow_state::OPEN) => UDP_REPLIED_TIMEOUT_S,
+        (false, _) => UDP_UNREPLIED_TIMEOUT_S,
+    }
+}
+
+/// Whether a flow has been silent for longer than its state allows.
+#[inline(always)]
+pub const fn expired<const N: usize>(flow: &Flow<N>, protocol: u8, now_s: u32) -> bool {
+    now_s.wrapping_sub(flow.seen_s) > timeout_s(protocol, flow.state) && now_s > flow.seen_s
+}
+
+/// The state of the client's direction after one of its packets.
+#[inline(always)]
+pub const fn after_forward(state: u8, protocol: u8, tcp_flags: u8) -> u8 {
+    if protocol != TCP || state == flow_state::EVICTED || state == flow_state::CLOSING {
+        return state;
+    }
+    if closes(tcp_flags) {
+        return flow_state::CLOSING;
+    }
+    // A bare ACK of the client means that it saw an answer; a retransmitted SYN means nothing.
+    if tcp_flags & tcp_flag::SYN == 0 { flow_state::OPEN } else { state }
+}
+
+/// The state of the backend's direction after one of its packets.
+#[inline(always)]
+pub const fn after_reply(state: u8, protocol: u8, tcp_flags: u8) -> u8 {
+    if state == flow_state::EVICTED || state == flow_state::CLOSING {
+        return state;
+    }
+    if protocol == TCP && closes(tcp_flags) { flow_state::CLOSING } else { flow_state::OPEN }
+}
+
+/// Whether the deadline of a drain has struck. Holds with the agent dead: the deadline stands in the table.
+#[inline(always)]
+pub const fn deadline_struck<const N: usize>(backend: &Backend<N>, now_ds: u32) -> bool {
+    backend.deadline_ds != 0 && now_ds >= backend.deadline_ds
+}
+
+/// Whether a flow may still be forwarded to this backend.
+#[inline(always)]
+pub const fn keeps_flows<const N: usize>(backend: &Backend<N>, now_ds: u32) -> bool {
+    backend.state != backend_state::FREE && backend.state != backend_state::GONE && !deadline_struck(backend, now_ds)
+}
+
+/// Whether a UDP flow should leave this backend at its next packet (it has no connection that would break).
+#[inline(always)]
+pub const fn udp_moves<const N: usize>(backend: &Backend<N>) -> bool {
+    match backend.state {
+        backend_state::DRAINING => true,
+        backend_state::RESTING | backend_state::TERMINATING => backend.flags & backend_flags::SERVING == 0,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flow(state: u8, seen_s: u32) -> Flow<4> {
+        Flow { tag: 0, backend: 1, seen_s, address: [0; 4], port: 0, client_port: 0, generation: 0, state, flags: 0 }
+    }
+
+    #[test]
+    fn only_a_bare_syn_opens() {
+        assert!(opens(tcp_flag::SYN));
+        assert!(opens(tcp_flag::SYN | 0xc0), "ECN set-up bits do not matter");
+        for other in [tcp_flag::ACK, tcp_flag::FIN, tcp_flag::RST] {
+            assert!(!opens(tcp_flag::SYN | other));
+        }
+        assert!(!opens(0));
+    }
+
+    #[test]
+    fn expiry_is_exact_and_a_clock_behind_the_flow_expires_nothing() {
+        let open = flow(flow_state::OPEN, 1_000);
+        assert!(!expired(&open, TCP, 1_000 + TCP_OPEN_TIMEOUT_S));
+        assert!(expired(&open, TCP, 1_001 + TCP_OPEN_TIMEOUT_S));
+        assert!(!expired(&open, TCP, 999), "another CPU may have written a later second");
+    }
+
+    #[test]
+    fn a_closing_flow_stays_closing() {
+        let closing = after_forward(flow_state::OPEN, TCP, tcp_flag::FIN | tcp_flag::ACK);
+        assert_eq!(closing, flow_state::CLOSING);
+        assert_eq!(after_forward(closing, TCP, tcp_flag::ACK), flow_state::CLOSING);
+        assert_eq!(after_reply(closing, TCP, tcp_flag::ACK), flow_state::CLOSING);
+    }
+
+    #[test]
+    fn a_retransmitted_syn_opens_nothing() {
+        assert_eq!(after_forward(flow_state::HALF_OPEN, TCP, tcp_flag::SYN), flow_state::HALF_OPEN);
+        assert_eq!(after_forward(flow_state::HALF_OPEN, TCP, tcp_flag::ACK), flow_state::OPEN);
+    }
+}
