@@ -1,3 +1,5 @@
 //! Ballast, the service load balancer: sources of truth, the plan, the tables, and the programs that read them.
 
 pub mod maps;
+pub mod model;
+pub mod source;

@@ -1,0 +1,96 @@
+//! A service: its addresses, its ports, and who serves it.
+
+use std::{fmt, net::IpAddr};
+
+use lb_common::abi;
+
+use super::ObjectName;
+
+/// IPv4 or IPv6.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    pub const BOTH: [Family; 2] = [Family::V4, Family::V6];
+
+    pub fn of(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Self::V4,
+            IpAddr::V6(_) => Self::V6,
+        }
+    }
+}
+
+/// A transport protocol that is balanced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Protocol {
+    Tcp,
+    Udp,
+}
+
+impl Protocol {
+    /// The number in the IP header.
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Tcp => abi::TCP,
+            Self::Udp => abi::UDP,
+        }
+    }
+
+    /// The protocol with this number in the IP header.
+    pub fn from_number(number: u8) -> Option<Self> {
+        match number {
+            abi::TCP => Some(Self::Tcp),
+            abi::UDP => Some(Self::Udp),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+        })
+    }
+}
+
+/// How a service is to be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exposure {
+    /// By its cluster IPs.
+    Addresses,
+    /// By the addresses of its endpoints alone (`clusterIP: None`, or the headless label).
+    Headless,
+    /// By a DNS name.
+    ExternalName,
+}
+
+/// A Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    pub name: ObjectName,
+    pub exposure: Exposure,
+    /// Value of the label `service.kubernetes.io/service-proxy-name`: another proxy serves it.
+    pub proxy_name: Option<String>,
+    /// At most one of each family.
+    pub cluster_ips: Vec<IpAddr>,
+    pub ports: Vec<ServicePort>,
+    /// Seconds of client affinity; 0: none.
+    pub affinity_timeout_s: u32,
+    /// Seconds since the epoch, for the order of age only; `None` where the source knows none (a file).
+    pub created_s: Option<i64>,
+}
+
+/// A port of a Service. (port, protocol) is unique in a service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePort {
+    /// Empty: none.
+    pub name: String,
+    pub port: u16,
+    pub protocol: Protocol,
+}

@@ -1,0 +1,57 @@
+//! An endpoint slice: some of the endpoints of a service, and the ports that they all serve.
+
+use std::net::IpAddr;
+
+use super::{Family, ObjectName, Protocol};
+
+/// An `EndpointSlice`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slice {
+    pub name: ObjectName,
+    /// Name of the Service, in the same namespace.
+    pub service: String,
+    pub family: Family,
+    pub ports: Vec<SlicePort>,
+    pub endpoints: Vec<Endpoint>,
+}
+
+/// A port that every endpoint of the slice serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlicePort {
+    /// Name of the service's port; empty: the one without a name.
+    pub name: String,
+    pub port: u16,
+    pub protocol: Protocol,
+}
+
+/// One endpoint, its conditions already read by the rules for absent values: ready unless said otherwise, serving as ready,
+/// not terminating.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    pub address: IpAddr,
+    pub ready: bool,
+    pub serving: bool,
+    pub terminating: bool,
+    pub node: Option<String>,
+    /// [`uid_hash`] of the pod; 0: no UID known.
+    pub uid_hash: u32,
+}
+
+/// A stable 32-bit hash of a pod's UID (FNV-1a); never 0, which means that no UID is known.
+pub fn uid_hash(uid: &str) -> u32 {
+    let hash = uid.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    hash.max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The hash is kept in pinned maps, so a new build must compute the same one.
+    #[test]
+    fn the_hash_of_a_uid_never_changes() {
+        assert_eq!(uid_hash(""), 0x811c_9dc5);
+        assert_eq!(uid_hash("a"), 0xe40c_292c);
+        assert_eq!(uid_hash("foobar"), 0xbf9c_f968);
+    }
+}

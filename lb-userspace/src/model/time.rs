@@ -1,0 +1,52 @@
+//! A moment on `CLOCK_MONOTONIC`, as a value: only the agent's runtime reads the clock.
+
+use std::{ops::Add, time::Duration};
+
+/// Time since the clock's start. Never the wall clock: deadlines in the tables outlive the agent, not the boot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Monotonic(Duration);
+
+impl Monotonic {
+    pub const fn from_duration(since_start: Duration) -> Self {
+        Self(since_start)
+    }
+
+    pub const fn from_nanos(nanos: u64) -> Self {
+        Self(Duration::from_nanos(nanos))
+    }
+
+    /// As it stands in the tables. Rounded up, so that a deadline never strikes early; never 0, which means never.
+    pub fn to_tenths(self) -> u32 {
+        u32::try_from(self.0.as_nanos().div_ceil(100_000_000)).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// From the tables.
+    pub fn from_tenths(tenths: u32) -> Self {
+        Self(Duration::from_millis(u64::from(tenths) * 100))
+    }
+
+    /// Time from `earlier` to this moment; zero if that is not earlier.
+    pub fn since(self, earlier: Self) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl Add<Duration> for Monotonic {
+    type Output = Self;
+
+    fn add(self, duration: Duration) -> Self {
+        Self(self.0.saturating_add(duration))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_in_the_tables_is_never_early_and_never_never() {
+        assert_eq!(Monotonic::from_nanos(0).to_tenths(), 1);
+        assert_eq!(Monotonic::from_nanos(1_000_000_001).to_tenths(), 11);
+        assert_eq!(Monotonic::from_tenths(Monotonic::from_nanos(7_300_000_000).to_tenths()).to_tenths(), 73);
+    }
+}

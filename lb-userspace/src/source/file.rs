@@ -1,0 +1,237 @@
+//! The source `file`: Kubernetes YAML in one file or in a folder, read again whenever it changes.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use notify::Watcher;
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Source, SourceError, SourceStatus,
+    manifest::{self, Object},
+    objects::{self, Objects},
+};
+use crate::model::{Refusal, Service, Slice, Snapshot};
+
+/// Changes that follow each other closer than this are read as one: editors write in several steps.
+const DEBOUNCE: Duration = Duration::from_millis(100);
+/// How often the file is read without being told that it changed: not every file system tells (NFS, overlays), and a folder
+/// may be replaced as a whole. Each reading proves that the tables hold what the file says.
+const REREAD: Duration = Duration::from_secs(2);
+
+/// Follows the file or folder `path` until `stop` is cancelled.
+pub fn spawn(path: PathBuf, stop: CancellationToken) -> Source {
+    let origin = path.display().to_string();
+    let (snapshots_to, snapshots) = watch::channel(None);
+    let (status_to, status) = watch::channel(SourceStatus { kind: "file", origin, ..SourceStatus::default() });
+    let task = tokio::spawn(async move {
+        let follow = Follow { path, read: None, snapshots: snapshots_to, status: status_to };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = follow.run() => {}
+        }
+    });
+    Source { snapshots, status, task }
+}
+
+/// The text of every file, by path.
+type Texts = BTreeMap<PathBuf, String>;
+
+struct Follow {
+    path: PathBuf,
+    /// What was read last, good or bad.
+    read: Option<Texts>,
+    snapshots: watch::Sender<Option<Arc<Snapshot>>>,
+    status: watch::Sender<SourceStatus>,
+}
+
+impl Follow {
+    async fn run(mut self) {
+        let (changed_to, mut changed) = mpsc::channel(1);
+        let _watcher = watch_folder(&self.path, changed_to);
+        loop {
+            self.reload().await;
+            // Either ends the wait; a closed channel means that there is no watcher, so the interval alone counts.
+            match timeout(REREAD, changed.recv()).await {
+                Ok(Some(())) => {
+                    sleep(DEBOUNCE).await;
+                    while changed.try_recv().is_ok() {}
+                }
+                Ok(None) => sleep(REREAD).await,
+                Err(_) => {}
+            }
+        }
+    }
+
+    async fn reload(&mut self) {
+        let path = self.path.clone();
+        let texts = match tokio::task::spawn_blocking(move || read(&path)).await {
+            Ok(Ok(texts)) => texts,
+            Ok(Err(error)) => {
+                self.read = None;
+                return self.fail(&error);
+            }
+            Err(_) => return,
+        };
+        if self.read.as_ref() == Some(&texts) {
+            self.status.send_if_modified(|status| {
+                let good = status.last_error.is_none();
+                if good {
+                    status.last_proof.insert("file", Instant::now());
+                }
+                good
+            });
+            return;
+        }
+        match load(&texts) {
+            Ok(loaded) => self.publish(&loaded),
+            Err(error) => self.fail(&error),
+        }
+        self.read = Some(texts);
+    }
+
+    fn publish(&self, loaded: &Loaded) {
+        let revision = self.status.borrow().revision + 1;
+        let mut refusals = objects::refusals(&loaded.services, &loaded.slices);
+        refusals.extend(loaded.duplicates.iter().cloned());
+        self.status.send_modify(|status| {
+            status.synced = true;
+            status.revision = revision;
+            status.last_proof.insert("file", Instant::now());
+            status.last_error = None;
+            status.refusals = refusals;
+            status.notes.clone_from(&loaded.notes);
+        });
+        self.snapshots.send_replace(Some(Arc::new(objects::snapshot(&loaded.services, &loaded.slices, revision))));
+    }
+
+    fn fail(&self, error: &SourceError) {
+        let text = error.to_string();
+        self.status.send_if_modified(|status| {
+            let new = status.last_error.as_ref() != Some(&text);
+            if new {
+                tracing::error!(source = "file", "{text}");
+                status.last_error = Some(text);
+            }
+            new
+        });
+    }
+}
+
+/// Tells of changes in the folder that holds `path`, or in `path` if it is a folder. `None` where the kernel cannot tell;
+/// the file is then only read at intervals.
+fn watch_folder(path: &Path, changed: mpsc::Sender<()>) -> Option<notify::RecommendedWatcher> {
+    let tell = move |event: notify::Result<notify::Event>| {
+        // Reading a file is an event, too; telling of it would never end.
+        if event.is_ok_and(|event| !event.kind.is_access()) {
+            // A full channel already tells of a change.
+            let _ = changed.try_send(());
+        }
+    };
+    // A mounted ConfigMap changes by a rename in its folder: the file's own inode never does.
+    let folder =
+        if path.is_dir() { path } else { path.parent().filter(|p| *p != Path::new("")).unwrap_or(Path::new(".")) };
+    let watching = notify::recommended_watcher(tell).and_then(|mut watcher| {
+        watcher.watch(folder, notify::RecursiveMode::NonRecursive)?;
+        Ok(watcher)
+    });
+    watching
+        .inspect_err(|error| {
+            tracing::warn!(
+                "{} cannot be watched: {error}; it is read every {} s instead (raise fs.inotify.max_user_watches or \
+                 max_user_instances)",
+                folder.display(),
+                REREAD.as_secs()
+            );
+        })
+        .ok()
+}
+
+fn read(path: &Path) -> Result<Texts, SourceError> {
+    let unreadable =
+        |path: &Path, source: io::Error| SourceError::Unreadable { path: path.display().to_string(), source };
+    let mut texts = Texts::new();
+    let mut paths = vec![path.to_owned()];
+    if fs::metadata(path).map_err(|error| unreadable(path, error))?.is_dir() {
+        paths.clear();
+        for entry in fs::read_dir(path).map_err(|error| unreadable(path, error))? {
+            let found = entry.map_err(|error| unreadable(path, error))?.path();
+            if is_manifest(&found) {
+                paths.push(found);
+            }
+        }
+    }
+    for path in paths {
+        let text = fs::read_to_string(&path).map_err(|error| unreadable(&path, error))?;
+        texts.insert(path, text);
+    }
+    Ok(texts)
+}
+
+fn is_manifest(path: &Path) -> bool {
+    let hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
+    let known = path.extension().is_some_and(|end| ["yaml", "yml", "json"].iter().any(|known| end == *known));
+    known && !hidden && !path.is_dir()
+}
+
+/// The objects of all files.
+#[derive(Debug, Default)]
+pub struct Loaded {
+    pub(super) services: Objects<Service>,
+    pub(super) slices: Objects<Slice>,
+    pub(super) duplicates: Vec<Refusal>,
+    pub(super) notes: Vec<String>,
+}
+
+/// Reads texts into objects; one text that is no YAML spoils all, one object that is bad only itself.
+fn load(texts: &Texts) -> Result<Loaded, SourceError> {
+    let mut loaded = Loaded::default();
+    for (path, text) in texts {
+        let path = path.display().to_string();
+        for object in manifest::parse(&path, text)? {
+            loaded.add(&path, &object);
+        }
+    }
+    Ok(loaded)
+}
+
+impl Loaded {
+    fn add(&mut self, path: &str, object: &Object) {
+        use super::convert::object_name;
+        let duplicate = match object {
+            Object::Service(service) => {
+                let name = object_name(&service.metadata);
+                if !self.services.contains(&name) {
+                    return self.services.put_service(service);
+                }
+                format!("Service {name}")
+            }
+            Object::Slice(slice) => {
+                let name = object_name(&slice.metadata);
+                if !self.slices.contains(&name) {
+                    return self.slices.put_slice(slice);
+                }
+                format!("EndpointSlice {name}")
+            }
+            Object::Other(what) => {
+                self.notes.push(format!("{path}: {what} is ignored: only Service and EndpointSlice are read"));
+                return;
+            }
+        };
+        let reason = format!("it is there more than once, again in {path}; the first is served");
+        self.duplicates.push(Refusal::new(duplicate, reason, "remove one of them"));
+    }
+}
+
+#[cfg(test)]
+#[path = "file_tests.rs"]
+mod tests;

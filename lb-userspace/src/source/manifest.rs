@@ -1,0 +1,187 @@
+//! Kubernetes YAML as text: documents in, objects out; an error says line, column and what was expected.
+
+use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_saphyr::Spanned;
+
+use super::SourceError;
+
+/// One object of a manifest.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Object {
+    Service(Box<Service>),
+    Slice(Box<EndpointSlice>),
+    /// Of a kind that is of no concern here.
+    Other(String),
+}
+
+#[derive(Deserialize)]
+struct Header {
+    #[serde(rename = "apiVersion", default)]
+    api_version: Option<String>,
+    #[serde(default)]
+    kind: Option<String>,
+    #[serde(default)]
+    metadata: Option<Name>,
+}
+
+#[derive(Deserialize)]
+struct Name {
+    #[serde(default)]
+    namespace: Option<String>,
+    #[serde(default)]
+    name: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct List {
+    #[serde(default)]
+    items: Option<Vec<Spanned<serde_json::Value>>>,
+}
+
+/// What a document is, by its `apiVersion` and `kind`.
+enum Kind {
+    Service,
+    Slice,
+    /// A list, and the header that its items inherit (`ServiceList`: `v1`, `Service`).
+    List(Option<(&'static str, &'static str)>),
+    Other,
+}
+
+/// Reads all documents of `text`; `path` is named in errors.
+pub fn parse(path: &str, text: &str) -> Result<Vec<Object>, SourceError> {
+    let mut objects = Vec::new();
+    for document in documents(text) {
+        parse_document(path, &document, &mut objects)?;
+    }
+    Ok(objects)
+}
+
+fn parse_document(path: &str, document: &str, objects: &mut Vec<Object>) -> Result<(), SourceError> {
+    // A document of comments alone is null.
+    let Some(header) = yaml::<Option<Spanned<Header>>>(path, document)? else { return Ok(()) };
+    let place = (header.referenced.line(), header.referenced.column());
+    match kind_of(path, place, &header.value)? {
+        Kind::Service => objects.push(Object::Service(Box::new(yaml(path, document)?))),
+        Kind::Slice => objects.push(Object::Slice(Box::new(yaml(path, document)?))),
+        Kind::Other => objects.push(other(&header.value)),
+        Kind::List(inherited) => {
+            for item in yaml::<List>(path, document)?.items.unwrap_or_default() {
+                objects.push(parse_item(path, item, inherited)?);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn parse_item(
+    path: &str,
+    item: Spanned<serde_json::Value>,
+    inherited: Option<(&'static str, &'static str)>,
+) -> Result<Object, SourceError> {
+    let place = (item.referenced.line(), item.referenced.column());
+    let mut value = item.value;
+    if let (Some((api_version, kind)), Some(map)) = (inherited, value.as_object_mut()) {
+        map.entry("apiVersion").or_insert_with(|| api_version.into());
+        map.entry("kind").or_insert_with(|| kind.into());
+    }
+    let header: Header = json(path, place, value.clone())?;
+    match kind_of(path, place, &header)? {
+        Kind::Service => Ok(Object::Service(Box::new(json(path, place, value)?))),
+        Kind::Slice => Ok(Object::Slice(Box::new(json(path, place, value)?))),
+        Kind::List(_) => Err(error(path, place, "a list in a list: expected an object")),
+        Kind::Other => Ok(other(&header)),
+    }
+}
+
+fn other(header: &Header) -> Object {
+    let kind = header.kind.as_deref().unwrap_or_default();
+    let name = header.metadata.as_ref().and_then(|meta| meta.name.as_deref()).unwrap_or("(no name)");
+    let namespace = header.metadata.as_ref().and_then(|meta| meta.namespace.as_deref());
+    Object::Other(namespace.map_or_else(|| format!("{kind} {name}"), |namespace| format!("{kind} {namespace}/{name}")))
+}
+
+fn kind_of(path: &str, place: (u64, u64), header: &Header) -> Result<Kind, SourceError> {
+    let (Some(version), Some(kind)) = (header.api_version.as_deref(), header.kind.as_deref()) else {
+        return Err(error(path, place, "expected a Kubernetes object with apiVersion and kind"));
+    };
+    match (version, kind) {
+        ("v1", "Service") => Ok(Kind::Service),
+        ("discovery.k8s.io/v1", "EndpointSlice") => Ok(Kind::Slice),
+        ("v1", "List") => Ok(Kind::List(None)),
+        ("v1", "ServiceList") => Ok(Kind::List(Some(("v1", "Service")))),
+        ("discovery.k8s.io/v1", "EndpointSliceList") => Ok(Kind::List(Some(("discovery.k8s.io/v1", "EndpointSlice")))),
+        (version, "Service") => Err(error(path, place, &format!("Service of apiVersion {version:?}: expected v1"))),
+        (version, "EndpointSlice") => {
+            Err(error(path, place, &format!("EndpointSlice of apiVersion {version:?}: expected discovery.k8s.io/v1")))
+        }
+        _ => Ok(Kind::Other),
+    }
+}
+
+fn yaml<T: DeserializeOwned>(path: &str, document: &str) -> Result<T, SourceError> {
+    serde_saphyr::from_str(document).map_err(|problem| {
+        let problem = problem.without_snippet();
+        let place = problem.location().map_or((1, 1), |at| (at.line(), at.column()));
+        error(path, place, &problem.to_string())
+    })
+}
+
+fn json<T: DeserializeOwned>(path: &str, place: (u64, u64), value: serde_json::Value) -> Result<T, SourceError> {
+    serde_json::from_value(value).map_err(|problem| error(path, place, &format!("in this list item: {problem}")))
+}
+
+fn error(path: &str, (line, column): (u64, u64), reason: &str) -> SourceError {
+    SourceError::Manifest { path: path.to_owned(), line, column, reason: reason.to_owned() }
+}
+
+/// The documents, each preceded by as many empty lines as stand before it, so that places in errors are places in the file.
+///
+/// A line that begins with `---` or `...` always ends a document (YAML 1.2, 9.1.2), whatever it stands in.
+fn documents(text: &str) -> Vec<String> {
+    let mut documents = Vec::new();
+    let mut current = String::new();
+    let mut used = false;
+    for (number, line) in text.lines().enumerate() {
+        let rest = ["---", "..."].iter().find_map(|marker| after_marker(line, marker));
+        if rest.is_some() {
+            let ended = std::mem::replace(&mut current, "\n".repeat(number));
+            if used {
+                documents.push(ended);
+            }
+            used = false;
+        }
+        match rest {
+            // What follows the marker on its line belongs to the next document.
+            Some(rest) => {
+                current.push_str("   ");
+                current.push_str(rest);
+                used = has_content(rest);
+            }
+            // A directive (`%YAML 1.2`) stands before a document.
+            None if line.starts_with('%') && !used => {}
+            None => {
+                current.push_str(line);
+                used |= has_content(line);
+            }
+        }
+        current.push('\n');
+    }
+    if used {
+        documents.push(current);
+    }
+    documents
+}
+
+fn after_marker<'a>(line: &'a str, marker: &str) -> Option<&'a str> {
+    line.strip_prefix(marker).filter(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r']))
+}
+
+fn has_content(line: &str) -> bool {
+    let text = line.trim();
+    !text.is_empty() && !text.starts_with('#')
+}
+
+#[cfg(test)]
+#[path = "manifest_tests.rs"]
+mod tests;

@@ -1,0 +1,83 @@
+//! What a user sees of good and broken manifests.
+
+use super::*;
+
+fn error_of(text: &str) -> String {
+    parse("web.yaml", text).unwrap_err().to_string()
+}
+
+fn kinds(text: &str) -> Vec<String> {
+    let name = |object: &Object| match object {
+        Object::Service(service) => format!("Service {}", service.metadata.name.as_deref().unwrap_or("?")),
+        Object::Slice(slice) => format!("EndpointSlice {}", slice.metadata.name.as_deref().unwrap_or("?")),
+        Object::Other(text) => format!("other {text}"),
+    };
+    parse("web.yaml", text).unwrap().iter().map(name).collect()
+}
+
+const SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\n";
+const SLICE: &str =
+    "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1}\naddressType: IPv4\nendpoints: []\n";
+
+#[test]
+fn several_documents_and_unknown_kinds() {
+    let text = format!(
+        "# head\n%YAML 1.2\n---\n{SERVICE}---\n# nothing\n---\n{SLICE}...\n---\napiVersion: v1\nkind: Pod\nmetadata: {{name: p, namespace: n}}\n"
+    );
+    assert_eq!(kinds(&text), ["Service web", "EndpointSlice web-1", "other Pod n/p"]);
+    assert_eq!(kinds(""), [""; 0]);
+    assert_eq!(kinds("---\n# only a comment\n"), [""; 0]);
+}
+
+#[test]
+fn json_is_yaml() {
+    assert_eq!(kinds(r#"{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}}"#), ["Service web"]);
+}
+
+#[test]
+fn lists_are_unpacked() {
+    let text = "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Service\n  metadata: {name: a}\n- {apiVersion: v1, kind: Secret, metadata: {name: s}}\n";
+    assert_eq!(kinds(text), ["Service a", "other Secret s"]);
+    let text = "apiVersion: v1\nkind: ServiceList\nitems:\n- metadata: {name: a}\n- metadata: {name: b}\n";
+    assert_eq!(kinds(text), ["Service a", "Service b"]);
+}
+
+#[test]
+fn broken_yaml_names_line_and_column() {
+    let text = error_of(&format!("{SERVICE}spec:\n  ports:\n  - port: 80\n   name: web\n"));
+    assert!(text.starts_with("web.yaml:7:"), "{text}");
+    assert!(text.contains("the tables stay as they were"), "{text}");
+}
+
+#[test]
+fn a_wrong_value_names_line_column_and_what_was_expected() {
+    let text = error_of(&format!("{SLICE}---\n{SERVICE}spec:\n  ports:\n  - port: eighty\n"));
+    assert!(text.starts_with("web.yaml:12:11:"), "{text}");
+    assert!(text.contains("i32") || text.contains("integer"), "{text}");
+}
+
+#[test]
+fn a_wrong_value_in_a_list_names_its_item() {
+    let text = error_of(
+        "apiVersion: v1\nkind: ServiceList\nitems:\n- metadata: {name: a}\n  spec: {ports: [{port: eighty}]}\n",
+    );
+    assert!(text.starts_with("web.yaml:4:3: in this list item: "), "{text}");
+    assert!(text.contains("expected i32"), "{text}");
+}
+
+#[test]
+fn what_is_no_object_is_refused_with_its_place() {
+    let text = error_of(&format!("{SERVICE}---\nname: web\n"));
+    assert!(text.starts_with("web.yaml:5:1: expected a Kubernetes object with apiVersion and kind"), "{text}");
+    let text = error_of("just text\n");
+    assert!(text.starts_with("web.yaml:1:1: "), "{text}");
+    let text = error_of("apiVersion: v1beta1\nkind: EndpointSlice\n");
+    assert!(text.contains("expected discovery.k8s.io/v1"), "{text}");
+}
+
+#[test]
+fn a_billion_laughs_is_refused_quickly() {
+    let level = |n: usize| format!("a{n}: &a{n} [{}]\n", format!("*a{},", n - 1).repeat(10));
+    let levels: String = (1..12).map(level).collect();
+    assert!(parse("web.yaml", &format!("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n{levels}")).is_err());
+}
