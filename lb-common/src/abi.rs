@@ -2,6 +2,7 @@
 //!
 //! Addresses are bytes in network order, as they stand in a packet. Ports are numbers in host order, so that
 //! `bpftool map dump` shows 80 as 80; `packet` converts at the edge. No bool, enum or Option crosses: only plain numbers.
+//! Keys are aligned to words: BPF has no unaligned access that the compiler would trust, and copies byte by byte otherwise.
 //! Times are `CLOCK_MONOTONIC` (what `bpf_ktime_get_ns` reads), never the wall clock.
 //!
 //! A change of any record here is a change of [`ABI_VERSION`].
@@ -45,7 +46,7 @@ pub mod map_name {
 }
 
 /// Key of `services4` / `services6`: one frontend.
-#[repr(C)]
+#[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServiceKey<const N: usize> {
     pub address: [u8; N],
@@ -162,7 +163,7 @@ pub mod backend_flags {
 }
 
 /// Key of `flows4` / `flows6`: the tuple as it stands in the packet before it is rewritten.
-#[repr(C)]
+#[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowKey<const N: usize> {
     pub src: [u8; N],

@@ -4,19 +4,19 @@
 //! gets another source port (TCP), or the ownership of the replies (UDP).
 
 use super::select::install;
-use super::{Action, Now, Packet, Tables, Verdict, pair_key};
+use super::{Action, Now, Tables, Work, pair_key};
 use crate::abi::{Flow, FlowKey, TCP, UDP, flow_flags, flow_state, tag};
 use crate::outcome::Outcome;
 use crate::state;
 
 #[inline(always)]
-pub(super) fn decide<const N: usize, T: Tables<N>>(tables: &mut T, packet: &Packet<N>) -> Verdict<N> {
-    let key = &packet.key;
-    let starts = key.protocol == UDP || (key.protocol == TCP && state::opens(packet.tcp_flags));
+pub(super) fn decide<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) {
+    let key = &work.packet.key;
+    let starts = key.protocol == UDP || (key.protocol == TCP && state::opens(work.packet.tcp_flags));
     if !starts {
-        return Verdict::pass();
+        return;
     }
-    let answer = FlowKey {
+    work.pair_key = FlowKey {
         src: key.dst,
         dst: key.src,
         src_port: key.dst_port,
@@ -24,42 +24,36 @@ pub(super) fn decide<const N: usize, T: Tables<N>>(tables: &mut T, packet: &Pack
         protocol: key.protocol,
         pad: [0; 3],
     };
-    let Some((_, holder)) = tables.flow(&answer) else { return Verdict::pass() };
+    let Some((_, holder)) = tables.flow(&work.pair_key) else { return };
     if holder.flags & flow_flags::REPLY == 0 || holder.flags & flow_flags::DIRECT != 0 {
-        return Verdict::pass();
+        return;
     }
     let now = Now::from_ns(tables.now_ns());
-    let owner = pair_key(&answer, &holder);
-    if state::expired(&holder, key.protocol, now.s) {
-        tables.remove_flow(&answer);
-        tables.remove_flow(&owner);
-        return Verdict::pass();
-    }
-    if key.protocol == UDP {
-        tables.remove_flow(&answer);
+    let owner = pair_key(&work.pair_key, &holder);
+    let expired = state::expired(&holder, owner.protocol, now.s);
+    if expired || owner.protocol == UDP {
+        tables.remove_flow(&work.pair_key);
+        if expired {
+            return tables.remove_flow(&owner);
+        }
         if let Some((entry, flow)) = tables.flow(&owner) {
             tables.touch(entry, flow.tag, flow.seen_s, flow.state, flow.flags | flow_flags::REPLY_LOST);
         }
-        return Verdict::bare(Action::Pass, Outcome::AmbiguousUdp);
+        return work.settle(Action::Pass, Outcome::AmbiguousUdp);
     }
-    let flow = Flow {
-        tag: tag(key),
+    work.flow = Flow {
+        tag: tag(&work.packet.key),
         backend: 0,
         seen_s: now.s,
-        address: key.dst,
-        port: key.dst_port,
-        client_port: key.src_port,
+        address: work.packet.key.dst,
+        port: work.packet.key.dst_port,
+        client_port: work.packet.key.src_port,
         generation: 0,
         state: flow_state::HALF_OPEN,
         flags: flow_flags::DIRECT,
     };
-    match install(tables, key, flow, true, now) {
-        Ok(client_port) => Verdict {
-            address: key.dst,
-            port: key.dst_port,
-            client_port,
-            ..Verdict::bare(Action::ToBackend, Outcome::DirectTranslated)
-        },
-        Err(outcome) => Verdict::bare(Action::Drop, outcome),
+    match install(tables, work, true, now) {
+        Ok(()) => work.rewrite(Action::ToBackend, Outcome::DirectTranslated, false),
+        Err(outcome) => work.settle(Action::Drop, outcome),
     }
 }

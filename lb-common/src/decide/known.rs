@@ -1,13 +1,15 @@
 //! Packets of a known flow: to its backend, back to its client, or told that the backend is gone.
+//!
+//! `work.flow` is the entry found under the packet's tuple, `work.pair_key` the key of the other direction.
 
-use super::{Action, Hook, Now, Packet, Tables, Verdict, pair_key};
+use super::{Action, Hook, Now, Tables, Work, pair_key};
 use crate::abi::{Backend, Flow, TCP, backend_flags, flow_flags, flow_state, tag};
 use crate::outcome::Outcome;
 use crate::state;
 
 /// What a known flow's packet came to.
-pub(super) enum Known<const N: usize> {
-    Decided(Verdict<N>),
+pub(super) enum Known {
+    Decided,
     /// The flow is over: forget it and select anew, counted as this.
     Anew(Outcome),
 }
@@ -15,30 +17,34 @@ pub(super) enum Known<const N: usize> {
 #[inline(always)]
 pub(super) fn decide<const N: usize, T: Tables<N>>(
     tables: &mut T,
-    packet: &Packet<N>,
+    work: &mut Work<N>,
     hook: Hook,
     entry: T::FlowRef,
-    flow: &Flow<N>,
-    now: Now,
-) -> Known<N> {
-    if flow.flags & flow_flags::REPLY != 0 {
-        let early = hook.has(Hook::EARLY_REPLIES) && flow.flags & flow_flags::EARLY != 0;
-        return Known::Decided(if early || hook.has(Hook::REPLIES) {
-            reply(tables, packet, entry, flow, now, early)
-        } else {
-            Verdict::pass()
-        });
+) -> Known {
+    let now = Now::from_ns(tables.now_ns());
+    let flags = work.flow.flags;
+    if flags & flow_flags::REPLY != 0 {
+        let early = hook.has(Hook::EARLY_REPLIES) && flags & flow_flags::EARLY != 0;
+        if early || hook.has(Hook::REPLIES) {
+            reply(tables, work, entry, now, early);
+        }
+        return Known::Decided;
     }
     // A translated packet looks like the direct one of the same tuple: only the client's own link can tell them apart.
-    if !hook.has(Hook::REQUESTS) || (flow.flags & flow_flags::DIRECT != 0 && !hook.has(Hook::FROM_CLIENT)) {
-        return Known::Decided(Verdict::pass());
+    if !hook.has(Hook::REQUESTS) || (flags & flow_flags::DIRECT != 0 && !hook.has(Hook::FROM_CLIENT)) {
+        return Known::Decided;
     }
-    match standing(tables, packet, hook, flow, now) {
-        Standing::Stays(outcome) => Known::Decided(passed_on(tables, packet, hook, entry, flow, now, outcome)),
-        Standing::Over(outcome) => Known::Anew(outcome),
-        Standing::Gone => Known::Decided(evicted(tables, packet, entry, flow, now)),
-        Standing::Elsewhere => Known::Decided(Verdict::bare(Action::Pass, Outcome::HandedToTc)),
+    match standing(tables, work, hook, now) {
+        Standing::Stays(outcome) => {
+            let state = state::after_forward(work.flow.state, work.packet.key.protocol, work.packet.tcp_flags);
+            keep_books(tables, work, entry, now, state);
+            work.rewrite(Action::ToBackend, outcome, hook.has(Hook::ROUTED));
+        }
+        Standing::Over(outcome) => return Known::Anew(outcome),
+        Standing::Gone => evicted(tables, work, entry, now),
+        Standing::Elsewhere => work.settle(Action::Pass, Outcome::HandedToTc),
     }
+    Known::Decided
 }
 
 /// How a flow stands when its client's packet arrives.
@@ -53,16 +59,11 @@ enum Standing {
 }
 
 #[inline(always)]
-fn standing<const N: usize, T: Tables<N>>(
-    tables: &mut T,
-    packet: &Packet<N>,
-    hook: Hook,
-    flow: &Flow<N>,
-    now: Now,
-) -> Standing {
-    let protocol = packet.key.protocol;
+fn standing<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook: Hook, now: Now) -> Standing {
+    let flow = &work.flow;
+    let protocol = work.packet.key.protocol;
     let over = state::expired(flow, protocol, now.s) || flow.state == flow_state::CLOSING;
-    let opens = protocol == TCP && state::opens(packet.tcp_flags);
+    let opens = protocol == TCP && state::opens(work.packet.tcp_flags);
     if flow.backend == 0 {
         return if opens && over {
             Standing::Over(Outcome::Selected)
@@ -90,119 +91,70 @@ fn standing<const N: usize, T: Tables<N>>(
     Standing::Stays(Outcome::Forwarded)
 }
 
-/// Sends a client's packet on and keeps the flow's books.
-#[inline(always)]
-fn passed_on<const N: usize, T: Tables<N>>(
-    tables: &mut T,
-    packet: &Packet<N>,
-    hook: Hook,
-    entry: T::FlowRef,
-    flow: &Flow<N>,
-    now: Now,
-    outcome: Outcome,
-) -> Verdict<N> {
-    let protocol = packet.key.protocol;
-    let state = state::after_forward(flow.state, protocol, packet.tcp_flags);
-    if state != flow.state || flow.seen_s != now.s || flow.flags & flow_flags::REPLY_LOST != 0 {
-        tables.touch(entry, flow.tag, now.s, state, flow.flags & !flow_flags::REPLY_LOST);
-        mend(tables, packet, flow, now, state);
-    }
-    Verdict {
-        action: Action::ToBackend,
-        outcome,
-        route: hook.has(Hook::ROUTED),
-        address: flow.address,
-        port: flow.port,
-        client_port: flow.client_port,
-        service: 0,
-        backend: flow.backend,
-    }
-}
-
 /// A packet of the backend.
 #[inline(always)]
-fn reply<const N: usize, T: Tables<N>>(
-    tables: &mut T,
-    packet: &Packet<N>,
-    entry: T::FlowRef,
-    flow: &Flow<N>,
-    now: Now,
-    early: bool,
-) -> Verdict<N> {
-    let protocol = packet.key.protocol;
-    if flow.backend != 0 {
-        let backend = tables.backend(flow.backend);
-        if !matches!(&backend, Some(backend) if is_of(backend, flow) && state::keeps_flows(backend, now.ds)) {
-            return evicted(tables, packet, entry, flow, now);
+fn reply<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, entry: T::FlowRef, now: Now, early: bool) {
+    if work.flow.backend != 0 {
+        let backend = tables.backend(work.flow.backend);
+        if !matches!(&backend, Some(backend) if is_of(backend, &work.flow) && state::keeps_flows(backend, now.ds)) {
+            return evicted(tables, work, entry, now);
         }
     }
-    let state = state::after_reply(flow.state, protocol, packet.tcp_flags);
-    if state != flow.state || flow.seen_s != now.s {
-        tables.touch(entry, flow.tag, now.s, state, flow.flags);
-        mend(tables, packet, flow, now, state);
-    }
-    Verdict {
-        action: Action::ToClient,
-        outcome: Outcome::Replied,
-        route: early,
-        address: flow.address,
-        port: flow.port,
-        client_port: flow.client_port,
-        service: 0,
-        backend: flow.backend,
-    }
+    let state = state::after_reply(work.flow.state, work.packet.key.protocol, work.packet.tcp_flags);
+    keep_books(tables, work, entry, now, state);
+    work.rewrite(Action::ToClient, Outcome::Replied, early);
 }
 
-/// Brings the other direction's entry up to date, and writes it again if it is missing. At most once a second and flow,
-/// and when the state changes.
+/// Writes time and state into both directions' entries, and writes the other one again if it is missing. At most once a second
+/// and flow, and when the state changes.
 #[inline(always)]
-fn mend<const N: usize, T: Tables<N>>(tables: &mut T, packet: &Packet<N>, flow: &Flow<N>, now: Now, state: u8) {
-    let pair = pair_key(&packet.key, flow);
-    if let Some((entry, other)) = tables.flow(&pair) {
-        let ours = pair_key(&pair, &other) == packet.key && (other.flags ^ flow.flags) & flow_flags::REPLY != 0;
+fn keep_books<const N: usize, T: Tables<N>>(
+    tables: &mut T,
+    work: &mut Work<N>,
+    entry: T::FlowRef,
+    now: Now,
+    state: u8,
+) {
+    let flow = work.flow;
+    if state == flow.state && flow.seen_s == now.s && flow.flags & flow_flags::REPLY_LOST == 0 {
+        return;
+    }
+    tables.touch(entry, flow.tag, now.s, state, flow.flags & !flow_flags::REPLY_LOST);
+    if let Some((entry, other)) = tables.flow(&work.pair_key) {
+        let ours =
+            pair_key(&work.pair_key, &other) == work.packet.key && (other.flags ^ flow.flags) & flow_flags::REPLY != 0;
         // States only grow: what one direction learnt, the other keeps.
         if ours && other.state <= state {
             tables.touch(entry, other.tag, now.s, state, other.flags);
         }
         return;
     }
+    let key = &work.packet.key;
     let is_reply = flow.flags & flow_flags::REPLY != 0;
-    let (address, port, client_port) = if is_reply {
-        (packet.key.src, packet.key.src_port, packet.key.dst_port)
-    } else {
-        (packet.key.dst, packet.key.dst_port, packet.key.src_port)
-    };
-    let other = Flow {
-        tag: tag(&pair),
-        backend: flow.backend,
+    work.pair = Flow {
+        tag: tag(&work.pair_key),
         seen_s: now.s,
-        address,
-        port,
-        client_port,
-        generation: flow.generation,
+        address: if is_reply { key.src } else { key.dst },
+        port: if is_reply { key.src_port } else { key.dst_port },
+        client_port: if is_reply { key.dst_port } else { key.src_port },
         state,
         flags: (flow.flags & !flow_flags::REPLY_LOST) ^ flow_flags::REPLY,
+        ..flow
     };
     // Lost again if the table is full: the next second tries once more.
-    let _ = tables.insert_flow(&pair, &other, false);
+    let _ = tables.insert_flow(&work.pair_key, &work.pair, false);
 }
 
 /// The flow's backend is gone: nothing is forwarded any more, and this side is told.
 #[inline(always)]
-fn evicted<const N: usize, T: Tables<N>>(
-    tables: &mut T,
-    packet: &Packet<N>,
-    entry: T::FlowRef,
-    flow: &Flow<N>,
-    now: Now,
-) -> Verdict<N> {
+fn evicted<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, entry: T::FlowRef, now: Now) {
     // The entry stays as a tombstone until the other side is told too, or it times out.
-    if flow.state != flow_state::EVICTED {
-        tables.touch(entry, flow.tag, now.s, flow_state::EVICTED, flow.flags);
+    if work.flow.state != flow_state::EVICTED {
+        tables.touch(entry, work.flow.tag, now.s, flow_state::EVICTED, work.flow.flags);
     }
-    let tell = packet.key.protocol == TCP && packet.tcp_flags & state::tcp_flag::RST == 0;
-    let action = if tell { Action::Refuse } else { Action::Drop };
-    Verdict { backend: flow.backend, ..Verdict::bare(action, Outcome::Evicted) }
+    let tell = work.packet.key.protocol == TCP && work.packet.tcp_flags & state::tcp_flag::RST == 0;
+    work.settle(if tell { Action::Refuse } else { Action::Drop }, Outcome::Evicted);
+    work.verdict.backend = work.flow.backend;
 }
 
 /// Whether the record under the flow's backend id still is the backend that the flow was made for.

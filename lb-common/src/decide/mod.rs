@@ -8,6 +8,8 @@ mod direct;
 mod known;
 mod select;
 
+pub use select::{Picked, pick};
+
 use crate::abi::{Backend, Flow, FlowKey, Service, ServiceKey, Slot};
 use crate::outcome::Outcome;
 
@@ -80,6 +82,7 @@ impl Hook {
 }
 
 /// A packet, as far as the decision needs it.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<const N: usize> {
     pub key: FlowKey<N>,
@@ -88,10 +91,11 @@ pub struct Packet<const N: usize> {
 }
 
 /// What the hook must do.
+#[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Leave it as it is.
-    Pass,
+    Pass = 0,
     /// Write `address:port` as destination and `client_port` as source port; send it on its way.
     ToBackend,
     /// Write `address:port` as source and `client_port` as destination port; send it on its way.
@@ -101,7 +105,8 @@ pub enum Action {
     Drop,
 }
 
-/// The decision. One record for both directions keeps it small on the BPF stack.
+/// The decision, one record for both directions.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict<const N: usize> {
     pub action: Action,
@@ -117,15 +122,65 @@ pub struct Verdict<const N: usize> {
     pub backend: u32,
 }
 
-impl<const N: usize> Verdict<N> {
-    #[inline(always)]
-    pub(crate) const fn bare(action: Action, outcome: Outcome) -> Self {
-        Self { action, outcome, route: false, address: [0; N], port: 0, client_port: 0, service: 0, backend: 0 }
+/// The room that one decision works in. BPF has 512 bytes of stack, so the programs keep it in a per-CPU map.
+///
+/// All zeroes is a valid value of every field.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Work<const N: usize> {
+    /// In: the packet.
+    pub packet: Packet<N>,
+    /// Out: the verdict.
+    pub verdict: Verdict<N>,
+    /// Entry for the packet's own direction.
+    flow: Flow<N>,
+    /// Key and entry of the other direction.
+    pair_key: FlowKey<N>,
+    pair: Flow<N>,
+}
+
+impl<const N: usize> Work<N> {
+    pub const fn new(packet: Packet<N>) -> Self {
+        let flow = Flow {
+            tag: 0,
+            backend: 0,
+            seen_s: 0,
+            address: [0; N],
+            port: 0,
+            client_port: 0,
+            generation: 0,
+            state: 0,
+            flags: 0,
+        };
+        let verdict = Verdict {
+            action: Action::Pass,
+            outcome: Outcome::Passed,
+            route: false,
+            address: [0; N],
+            port: 0,
+            client_port: 0,
+            service: 0,
+            backend: 0,
+        };
+        Self { packet, verdict, flow, pair_key: packet.key, pair: flow }
     }
 
+    /// Records a verdict that rewrites nothing.
     #[inline(always)]
-    pub(crate) const fn pass() -> Self {
-        Self::bare(Action::Pass, Outcome::Passed)
+    fn settle(&mut self, action: Action, outcome: Outcome) {
+        self.verdict.action = action;
+        self.verdict.outcome = outcome;
+    }
+
+    /// Records a verdict that rewrites one end of the packet as `self.flow` says.
+    #[inline(always)]
+    fn rewrite(&mut self, action: Action, outcome: Outcome, route: bool) {
+        self.settle(action, outcome);
+        self.verdict.route = route;
+        self.verdict.address = self.flow.address;
+        self.verdict.port = self.flow.port;
+        self.verdict.client_port = self.flow.client_port;
+        self.verdict.backend = self.flow.backend;
     }
 }
 
@@ -144,39 +199,40 @@ impl Now {
     }
 }
 
-/// Decides over one packet.
+/// Decides over the packet in `work`; the verdict stands there afterwards.
 #[inline(always)]
-pub fn decide<const N: usize, T: Tables<N>>(tables: &mut T, packet: &Packet<N>, hook: Hook) -> Verdict<N> {
+pub fn decide<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) {
+    work.settle(Action::Pass, Outcome::Passed);
+    work.verdict.service = 0;
+    work.verdict.backend = 0;
     let mut outcome = Outcome::Selected;
-    if let Some((entry, flow)) = tables.flow(&packet.key) {
-        let now = Now::from_ns(tables.now_ns());
-        match known::decide(tables, packet, hook, entry, &flow, now) {
-            known::Known::Decided(verdict) => return verdict,
+    if let Some((entry, flow)) = tables.flow(&work.packet.key) {
+        work.flow = flow;
+        work.pair_key = pair_key(&work.packet.key, &flow);
+        match known::decide(tables, work, hook, entry) {
+            known::Known::Decided => return,
             known::Known::Anew(why) => {
-                forget(tables, packet, &flow);
+                forget(tables, work);
                 outcome = why;
             }
         }
     } else if !hook.has(Hook::REQUESTS) {
-        return Verdict::pass();
+        return;
     }
-    match select::select(tables, packet, hook, outcome) {
-        Some(verdict) => verdict,
-        None if hook.has(Hook::FROM_CLIENT) => direct::decide(tables, packet),
-        None => Verdict::pass(),
+    if !select::select(tables, work, hook, outcome) && hook.has(Hook::FROM_CLIENT) {
+        direct::decide(tables, work);
     }
 }
 
 /// Removes both directions of a flow, so that its packet counts as a first one.
 #[inline(always)]
-fn forget<const N: usize, T: Tables<N>>(tables: &mut T, packet: &Packet<N>, flow: &Flow<N>) {
-    let pair = pair_key(&packet.key, flow);
-    if let Some((_, other)) = tables.flow(&pair)
-        && pair_key(&pair, &other) == packet.key
+fn forget<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) {
+    if let Some((_, other)) = tables.flow(&work.pair_key)
+        && pair_key(&work.pair_key, &other) == work.packet.key
     {
-        tables.remove_flow(&pair);
+        tables.remove_flow(&work.pair_key);
     }
-    tables.remove_flow(&packet.key);
+    tables.remove_flow(&work.packet.key);
 }
 
 /// The key of the other direction's entry.

@@ -1,6 +1,6 @@
 //! The first packet of a flow: look the service up, pick a slot, check that both belong together, write the flow.
 
-use super::{Action, Hook, NotInserted, Now, Packet, Tables, Verdict, pair_key};
+use super::{Action, Hook, NotInserted, Now, Tables, Work, pair_key};
 use crate::abi::{
     Backend, Flow, FlowKey, Service, ServiceKey, Slot, TCP, backend_flags, flow_flags, flow_state, seal, service_flags,
     tag,
@@ -9,20 +9,34 @@ use crate::limits::{PORT_ATTEMPTS, SERVICE_LOOKUPS, SOURCE_PORT_COUNT, SOURCE_PO
 use crate::outcome::Outcome;
 use crate::state;
 
-/// `None`: the destination is no service's.
+/// `false`: the destination is no service's.
 #[inline(always)]
 pub(super) fn select<const N: usize, T: Tables<N>>(
     tables: &mut T,
-    packet: &Packet<N>,
+    work: &mut Work<N>,
     hook: Hook,
     outcome: Outcome,
-) -> Option<Verdict<N>> {
-    match pick(tables, &packet.key) {
-        Picked::NoService => None,
-        Picked::Torn(service) => Some(about(Action::Drop, Outcome::DroppedTorn, service)),
-        Picked::Empty(service, flags) => Some(empty(packet, service, flags)),
-        Picked::Backend(slot, backend) => Some(found(tables, packet, hook, outcome, &slot, &backend)),
+) -> bool {
+    match pick(tables, &work.packet.key) {
+        Picked::NoService => return false,
+        Picked::Torn(service) => {
+            work.verdict.service = service;
+            work.settle(Action::Drop, Outcome::DroppedTorn);
+        }
+        Picked::Empty(service, flags) => {
+            work.verdict.service = service;
+            if flags & service_flags::DROP_IF_EMPTY != 0 {
+                work.settle(Action::Drop, Outcome::DroppedNoLocalEndpoint);
+            } else {
+                refuse(work, Outcome::RefusedNoEndpoint);
+            }
+        }
+        Picked::Backend(slot, backend) => {
+            work.verdict.service = slot.service;
+            found(tables, work, hook, outcome, &slot, &backend);
+        }
     }
+    true
 }
 
 /// What a look-up of the service came to.
@@ -69,144 +83,125 @@ fn is_whole<const N: usize>(key: &ServiceKey<N>, service: &Service) -> bool {
     service.seal == seal(key, service.id, service.generation, service.slot_base, service.slot_count)
 }
 
-#[inline(always)]
-fn empty<const N: usize>(packet: &Packet<N>, service: u32, flags: u8) -> Verdict<N> {
-    if flags & service_flags::DROP_IF_EMPTY != 0 {
-        return about(Action::Drop, Outcome::DroppedNoLocalEndpoint, service);
-    }
-    refuse(packet, Outcome::RefusedNoEndpoint, service)
-}
-
 /// A RST is never answered by a RST (RFC 9293, section 3.10.7.1).
 #[inline(always)]
-fn refuse<const N: usize>(packet: &Packet<N>, outcome: Outcome, service: u32) -> Verdict<N> {
-    let silent = packet.key.protocol == TCP && packet.tcp_flags & state::tcp_flag::RST != 0;
-    about(if silent { Action::Drop } else { Action::Refuse }, outcome, service)
-}
-
-#[inline(always)]
-fn about<const N: usize>(action: Action, outcome: Outcome, service: u32) -> Verdict<N> {
-    Verdict { service, ..Verdict::bare(action, outcome) }
+fn refuse<const N: usize>(work: &mut Work<N>, outcome: Outcome) {
+    let silent = work.packet.key.protocol == TCP && work.packet.tcp_flags & state::tcp_flag::RST != 0;
+    work.settle(if silent { Action::Drop } else { Action::Refuse }, outcome);
 }
 
 /// A backend is chosen: write both directions and send the packet there.
 #[inline(always)]
 fn found<const N: usize, T: Tables<N>>(
     tables: &mut T,
-    packet: &Packet<N>,
+    work: &mut Work<N>,
     hook: Hook,
     outcome: Outcome,
     slot: &Slot,
     backend: &Backend<N>,
-) -> Verdict<N> {
+) {
     if hook.has(Hook::LOCAL_ONLY) && backend.flags & backend_flags::LOCAL == 0 {
-        return about(Action::Pass, Outcome::HandedToTc, slot.service);
+        return work.settle(Action::Pass, Outcome::HandedToTc);
     }
-    if packet.key.protocol == TCP && !state::opens(packet.tcp_flags) {
-        return refuse(packet, Outcome::RefusedNoFlow, slot.service);
+    let is_tcp = work.packet.key.protocol == TCP;
+    if is_tcp && !state::opens(work.packet.tcp_flags) {
+        return refuse(work, Outcome::RefusedNoFlow);
     }
     let now = Now::from_ns(tables.now_ns());
-    let early = if hook.has(Hook::CATCH_ALL) { flow_flags::EARLY } else { 0 };
-    let flow = Flow {
-        tag: tag(&packet.key),
+    work.flow = Flow {
+        tag: tag(&work.packet.key),
         backend: slot.backend,
         seen_s: now.s,
         address: backend.address,
         port: backend.port,
-        client_port: packet.key.src_port,
+        client_port: work.packet.key.src_port,
         generation: backend.generation as u16,
         state: flow_state::HALF_OPEN,
-        flags: early,
+        flags: if hook.has(Hook::CATCH_ALL) { flow_flags::EARLY } else { 0 },
     };
     // Only the client's own link names its namespace.
-    let taken = hook.has(Hook::FROM_CLIENT) && packet.key.protocol == TCP && {
-        let direct = FlowKey { dst: backend.address, dst_port: backend.port, ..packet.key };
-        tables.direct_connection(&direct)
+    let taken = hook.has(Hook::FROM_CLIENT) && is_tcp && {
+        work.pair_key = work.packet.key;
+        work.pair_key.dst = backend.address;
+        work.pair_key.dst_port = backend.port;
+        tables.direct_connection(&work.pair_key)
     };
-    let installed = install(tables, &packet.key, flow, taken, now);
-    match installed {
-        Ok(client_port) => Verdict {
-            action: Action::ToBackend,
-            outcome: if client_port == packet.key.src_port { outcome } else { Outcome::PortTranslated },
-            route: hook.has(Hook::ROUTED),
-            address: backend.address,
-            port: backend.port,
-            client_port,
-            service: slot.service,
-            backend: slot.backend,
-        },
-        Err(outcome) => Verdict { backend: slot.backend, ..about(Action::Drop, outcome, slot.service) },
+    match install(tables, work, taken, now) {
+        Ok(()) => {
+            let own = work.flow.client_port == work.packet.key.src_port;
+            let outcome = if own { outcome } else { Outcome::PortTranslated };
+            work.rewrite(Action::ToBackend, outcome, hook.has(Hook::ROUTED));
+        }
+        Err(outcome) => {
+            work.settle(Action::Drop, outcome);
+            work.verdict.backend = slot.backend;
+        }
     }
 }
 
-/// Writes the entries of both directions, under a translated source port if the tuple is taken. Returns the source port.
+/// Writes `work.flow` and the entry of the other direction, under a translated source port if the tuple is taken.
 #[inline(always)]
 pub(super) fn install<const N: usize, T: Tables<N>>(
     tables: &mut T,
-    key: &FlowKey<N>,
-    mut flow: Flow<N>,
+    work: &mut Work<N>,
     taken: bool,
     now: Now,
-) -> Result<u16, Outcome> {
-    let mut reply_key = pair_key(key, &flow);
-    let mut reply = Flow {
-        tag: tag(&reply_key),
-        address: key.dst,
-        port: key.dst_port,
-        client_port: key.src_port,
-        flags: flow.flags | flow_flags::REPLY,
-        ..flow
+) -> Result<(), Outcome> {
+    work.pair_key = pair_key(&work.packet.key, &work.flow);
+    work.pair = Flow {
+        tag: tag(&work.pair_key),
+        address: work.packet.key.dst,
+        port: work.packet.key.dst_port,
+        client_port: work.packet.key.src_port,
+        flags: work.flow.flags | flow_flags::REPLY,
+        ..work.flow
     };
-    let mut placed = !taken && reserve(tables, key, &reply_key, &reply, now)?;
+    let mut placed = !taken && reserve(tables, work, now)?;
     if !placed {
         let start = tables.random();
         for attempt in 0..PORT_ATTEMPTS {
             let offset = start.wrapping_add(attempt.wrapping_mul(0x9e37_79b1)) as u16 & (SOURCE_PORT_COUNT - 1);
-            reply_key.dst_port = SOURCE_PORT_FIRST + offset;
-            reply.tag = tag(&reply_key);
-            if reserve(tables, key, &reply_key, &reply, now)? {
+            work.pair_key.dst_port = SOURCE_PORT_FIRST + offset;
+            work.pair.tag = tag(&work.pair_key);
+            if reserve(tables, work, now)? {
                 placed = true;
                 break;
             }
         }
-        flow.client_port = reply_key.dst_port;
+        work.flow.client_port = work.pair_key.dst_port;
     }
     if !placed {
         return Err(Outcome::DroppedNoPort);
     }
-    if tables.insert_flow(key, &flow, true).is_err() {
-        tables.remove_flow(&reply_key);
+    if tables.insert_flow(&work.packet.key, &work.flow, true).is_err() {
+        tables.remove_flow(&work.pair_key);
         return Err(Outcome::DroppedTableFull);
     }
-    Ok(flow.client_port)
+    Ok(())
 }
 
-/// Claims the reply tuple. `Ok(false)`: a live flow holds it.
-#[inline(always)]
-fn reserve<const N: usize, T: Tables<N>>(
-    tables: &mut T,
-    key: &FlowKey<N>,
-    reply_key: &FlowKey<N>,
-    reply: &Flow<N>,
-    now: Now,
-) -> Result<bool, Outcome> {
-    match tables.insert_flow(reply_key, reply, false) {
+/// Claims the reply tuple for `work.pair`. `Ok(false)`: a live flow holds it.
+///
+/// A function of its own: it is tried once per source port, and the verifier would walk every copy.
+#[inline(never)]
+fn reserve<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) -> Result<bool, Outcome> {
+    match tables.insert_flow(&work.pair_key, &work.pair, false) {
         Ok(()) => return Ok(true),
         Err(NotInserted::Full) => return Err(Outcome::DroppedTableFull),
         Err(NotInserted::Exists) => {}
     }
-    let Some((_, holder)) = tables.flow(reply_key) else { return Ok(false) };
+    let Some((_, holder)) = tables.flow(&work.pair_key) else { return Ok(false) };
     if holder.flags & flow_flags::REPLY == 0 {
         return Ok(false);
     }
-    let holder_key = pair_key(reply_key, &holder);
-    if holder_key != *key {
-        if !state::expired(&holder, reply_key.protocol, now.s) {
+    let owner = pair_key(&work.pair_key, &holder);
+    if owner != work.packet.key {
+        if !state::expired(&holder, owner.protocol, now.s) {
             return Ok(false);
         }
-        tables.remove_flow(&holder_key);
+        tables.remove_flow(&owner);
     }
-    match tables.insert_flow(reply_key, reply, true) {
+    match tables.insert_flow(&work.pair_key, &work.pair, true) {
         Ok(()) => Ok(true),
         Err(_) => Err(Outcome::DroppedTableFull),
     }

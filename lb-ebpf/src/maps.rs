@@ -1,0 +1,111 @@
+//! The maps, as `bpftool` shows them. Capacities are defaults; the agent may load others.
+
+use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
+use aya_ebpf::btf_maps::{Array, HashMap, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf};
+use aya_ebpf::macros::btf_map;
+use lb_common::abi::{
+    Backend, Config, Event, Flow, FlowKey, Link, Service, ServiceKey, ServiceName, Slot, SocketKey, SocketPeer, StatKey,
+};
+use lb_common::decide::Work;
+use lb_common::limits;
+use lb_common::outcome::Outcome;
+
+/// Elements are allocated as they are used: an idle node pays for what it holds.
+const ON_DEMAND: usize = BPF_F_NO_PREALLOC as usize;
+
+#[btf_map(name = "services4")]
+pub static SERVICES4: HashMap<ServiceKey<4>, Service, { limits::SERVICES as usize }, ON_DEMAND> = HashMap::new();
+#[btf_map(name = "services6")]
+pub static SERVICES6: HashMap<ServiceKey<16>, Service, { limits::SERVICES as usize }, ON_DEMAND> = HashMap::new();
+#[btf_map(name = "slots")]
+pub static SLOTS: Array<Slot, { limits::SLOTS as usize }> = Array::new();
+#[btf_map(name = "backends4")]
+pub static BACKENDS4: Array<Backend<4>, { limits::BACKENDS as usize }> = Array::new();
+#[btf_map(name = "backends6")]
+pub static BACKENDS6: Array<Backend<16>, { limits::BACKENDS as usize }> = Array::new();
+#[btf_map(name = "flows4")]
+pub static FLOWS4: LruHashMap<FlowKey<4>, Flow<4>, { limits::FLOWS4 as usize }> = LruHashMap::new();
+#[btf_map(name = "flows6")]
+pub static FLOWS6: LruHashMap<FlowKey<16>, Flow<16>, { limits::FLOWS6 as usize }> = LruHashMap::new();
+#[btf_map(name = "sockets4")]
+pub static SOCKETS4: LruHashMap<SocketKey<4>, SocketPeer<4>, { limits::SOCKETS as usize }> = LruHashMap::new();
+#[btf_map(name = "sockets6")]
+pub static SOCKETS6: LruHashMap<SocketKey<16>, SocketPeer<16>, { limits::SOCKETS as usize }> = LruHashMap::new();
+/// Written by the agent only: inspection works with the agent dead.
+#[btf_map(name = "names")]
+pub static NAMES: HashMap<u32, ServiceName, { limits::NAMES as usize }, ON_DEMAND> = HashMap::new();
+#[btf_map(name = "outcomes")]
+pub static OUTCOMES: PerCpuArray<u64, { Outcome::COUNT }> = PerCpuArray::new();
+#[btf_map(name = "stats")]
+pub static STATS: PerCpuHashMap<StatKey, u64, { limits::STATS as usize }, ON_DEMAND> = PerCpuHashMap::new();
+#[btf_map(name = "events")]
+pub static EVENTS: RingBuf<Event, { limits::EVENTS_BYTES as usize }> = RingBuf::new();
+#[btf_map(name = "links")]
+pub static LINKS: HashMap<u32, Link, { limits::LINKS as usize }, ON_DEMAND> = HashMap::new();
+#[btf_map(name = "config")]
+pub static CONFIG: Array<Config, 1> = Array::new();
+
+/// Room for one decision (see [`Work`]): tc and XDP programs run to their end before another starts on the same CPU.
+#[btf_map(name = "scratch4")]
+pub static SCRATCH4: PerCpuArray<Work<4>, 1> = PerCpuArray::new();
+#[btf_map(name = "scratch6")]
+pub static SCRATCH6: PerCpuArray<Work<16>, 1> = PerCpuArray::new();
+
+/// The maps of one address family.
+pub trait Family<const N: usize> {
+    fn services() -> &'static HashMap<ServiceKey<N>, Service, { limits::SERVICES as usize }, ON_DEMAND>;
+    fn work() -> Option<&'static mut Work<N>>;
+    fn backend(id: u32) -> Option<&'static Backend<N>>;
+    fn flow(key: &FlowKey<N>) -> Option<*mut Flow<N>>;
+    fn insert_flow(key: &FlowKey<N>, flow: &Flow<N>, flags: u64) -> Result<(), i32>;
+    fn remove_flow(key: &FlowKey<N>);
+    fn socket(key: &SocketKey<N>) -> Option<SocketPeer<N>>;
+    fn insert_socket(key: &SocketKey<N>, peer: &SocketPeer<N>);
+}
+
+macro_rules! family {
+    ($n:literal, $services:ident, $backends:ident, $flows:ident, $sockets:ident, $scratch:ident) => {
+        impl Family<$n> for crate::tables::Kernel {
+            #[inline(always)]
+            fn services() -> &'static HashMap<ServiceKey<$n>, Service, { limits::SERVICES as usize }, ON_DEMAND> {
+                &$services
+            }
+            #[inline(always)]
+            fn work() -> Option<&'static mut Work<$n>> {
+                // SAFETY: this CPU's own element, used by one program at a time.
+                $scratch.get_ptr_mut(0).map(|work| unsafe { &mut *work })
+            }
+            #[inline(always)]
+            fn backend(id: u32) -> Option<&'static Backend<$n>> {
+                $backends.get(id)
+            }
+            #[inline(always)]
+            fn flow(key: &FlowKey<$n>) -> Option<*mut Flow<$n>> {
+                $flows.get_ptr_mut(key)
+            }
+            #[inline(always)]
+            fn insert_flow(key: &FlowKey<$n>, flow: &Flow<$n>, flags: u64) -> Result<(), i32> {
+                $flows.insert(key, flow, flags)
+            }
+            #[inline(always)]
+            fn remove_flow(key: &FlowKey<$n>) {
+                // Gone already is as good.
+                let _ = $flows.remove(key);
+            }
+            #[inline(always)]
+            fn socket(key: &SocketKey<$n>) -> Option<SocketPeer<$n>> {
+                // SAFETY: the value is copied at once; a recycled element shows at worst another socket's peer, whose
+                // backend is checked by its generation.
+                unsafe { $sockets.get(key) }.copied()
+            }
+            #[inline(always)]
+            fn insert_socket(key: &SocketKey<$n>, peer: &SocketPeer<$n>) {
+                // A full LRU map makes room by itself.
+                let _ = $sockets.insert(key, peer, 0);
+            }
+        }
+    };
+}
+
+family!(4, SERVICES4, BACKENDS4, FLOWS4, SOCKETS4, SCRATCH4);
+family!(16, SERVICES6, BACKENDS6, FLOWS6, SOCKETS6, SCRATCH6);

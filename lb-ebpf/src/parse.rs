@@ -1,0 +1,114 @@
+//! From bytes to tuple. The only file that reads raw packet pointers.
+
+use lb_common::abi::{TCP, UDP};
+use lb_common::decide::Packet;
+
+/// Length of an Ethernet header.
+pub const ETHERNET: usize = 14;
+/// Where the EtherType stands.
+pub const ETHERTYPE: usize = 12;
+/// EtherType of IPv4.
+pub const IPV4: u16 = 0x0800;
+/// EtherType of IPv6.
+pub const IPV6: u16 = 0x86dd;
+/// Length of an IPv4 header without options, of an IPv6 header, and of a TCP header without options.
+pub const IPV4_HEADER: usize = 20;
+pub const IPV6_HEADER: usize = 40;
+pub const TCP_HEADER: usize = 20;
+pub const UDP_HEADER: usize = 8;
+
+/// The linear part of a packet.
+#[derive(Clone, Copy)]
+pub struct Bytes {
+    pub start: usize,
+    pub end: usize,
+}
+
+impl Bytes {
+    /// A pointer to a `T` at this offset, if the packet holds it whole.
+    #[inline(always)]
+    pub fn at<T>(self, offset: usize) -> Option<*mut T> {
+        let from = self.start + offset;
+        if from + size_of::<T>() > self.end { None } else { Some(from as *mut T) }
+    }
+
+    #[inline(always)]
+    pub fn read<T: Copy>(self, offset: usize) -> Option<T> {
+        // SAFETY: `at` compared with the packet's end; packets have no alignment.
+        self.at::<T>(offset).map(|from| unsafe { from.read_unaligned() })
+    }
+}
+
+/// Where the headers of a packet of TCP or UDP begin.
+#[derive(Clone, Copy)]
+pub struct Offsets {
+    pub network: usize,
+    pub transport: usize,
+}
+
+/// Why a packet is none that a service could be meant by.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Other {
+    /// The linear part ends within a header that matters: pull it in and try again.
+    Short,
+    /// Another protocol, or headers that we leave alone.
+    Foreign,
+    /// A later fragment: no ports.
+    Fragment,
+}
+
+/// Reads the tuple of a packet whose network header begins at `network`.
+#[inline(always)]
+pub fn parse<const N: usize>(bytes: Bytes, network: usize, packet: &mut Packet<N>) -> Result<Offsets, Other> {
+    if N == 4 { parse4(bytes, network, packet) } else { parse6(bytes, network, packet) }
+}
+
+#[inline(always)]
+fn parse4<const N: usize>(bytes: Bytes, network: usize, packet: &mut Packet<N>) -> Result<Offsets, Other> {
+    // The whole header is within the packet: one comparison.
+    bytes.at::<[u8; IPV4_HEADER]>(network).ok_or(Other::Short)?;
+    let first: u8 = bytes.read(network).ok_or(Other::Short)?;
+    let protocol: u8 = bytes.read(network + 9).ok_or(Other::Short)?;
+    let length = usize::from(first & 0x0f) * 4;
+    if first >> 4 != 4 || length < IPV4_HEADER || (protocol != TCP && protocol != UDP) {
+        return Err(Other::Foreign);
+    }
+    let fragment: [u8; 2] = bytes.read(network + 6).ok_or(Other::Short)?;
+    // The offset's thirteen bits: all but the three flags.
+    if u16::from_be_bytes(fragment) & 0x1fff != 0 {
+        return Err(Other::Fragment);
+    }
+    packet.key.src = bytes.read(network + 12).ok_or(Other::Short)?;
+    packet.key.dst = bytes.read(network + 16).ok_or(Other::Short)?;
+    transport(bytes, network, network + length, protocol, packet)
+}
+
+#[inline(always)]
+fn parse6<const N: usize>(bytes: Bytes, network: usize, packet: &mut Packet<N>) -> Result<Offsets, Other> {
+    bytes.at::<[u8; IPV6_HEADER]>(network).ok_or(Other::Short)?;
+    let first: u8 = bytes.read(network).ok_or(Other::Short)?;
+    let protocol: u8 = bytes.read(network + 6).ok_or(Other::Short)?;
+    if first >> 4 != 6 || (protocol != TCP && protocol != UDP) {
+        return Err(Other::Foreign);
+    }
+    packet.key.src = bytes.read(network + 8).ok_or(Other::Short)?;
+    packet.key.dst = bytes.read(network + 24).ok_or(Other::Short)?;
+    transport(bytes, network, network + IPV6_HEADER, protocol, packet)
+}
+
+#[inline(always)]
+fn transport<const N: usize>(
+    bytes: Bytes,
+    network: usize,
+    transport: usize,
+    protocol: u8,
+    packet: &mut Packet<N>,
+) -> Result<Offsets, Other> {
+    let ports: [u8; 4] = bytes.read(transport).ok_or(Other::Short)?;
+    packet.tcp_flags = if protocol == TCP { bytes.read::<u8>(transport + 13).ok_or(Other::Short)? } else { 0 };
+    packet.key.src_port = u16::from_be_bytes([ports[0], ports[1]]);
+    packet.key.dst_port = u16::from_be_bytes([ports[2], ports[3]]);
+    packet.key.protocol = protocol;
+    packet.key.pad = [0; 3];
+    Ok(Offsets { network, transport })
+}

@@ -1,0 +1,182 @@
+//! Host processes: translated once, at connect or per datagram of an unconnected socket. Nothing per packet.
+
+use aya_ebpf::Global;
+use aya_ebpf::bindings::bpf_sock_addr;
+use aya_ebpf::helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval};
+use lb_common::abi::{FlowKey, SocketKey, SocketPeer, TCP, UDP, hook, service_flags, socket_direction};
+use lb_common::decide::{Now, Picked, Tables, pick};
+use lb_common::outcome::Outcome;
+use lb_common::state;
+
+use crate::count::{self, Counter};
+use crate::maps::Family;
+use crate::tables::Kernel;
+
+/// Whose sockets are translated: 0 none, 1 those of the agent's own network namespace, 2 all. Set at load.
+#[unsafe(no_mangle)]
+pub static SOCKET_LB: Global<u8> = Global::new(1);
+/// Cookie of the agent's network namespace (`SO_NETNS_COOKIE`, since Linux 5.14). Set at load.
+#[unsafe(no_mangle)]
+pub static HOST_NETNS: Global<u64> = Global::new(0);
+
+/// Verdicts of the hook.
+pub const ALLOW: i32 = 1;
+pub const DENY: i32 = 0;
+
+const ECONNREFUSED: i32 = 111;
+const EHOSTUNREACH: i32 = 113;
+
+/// The address in a socket call.
+#[derive(Clone, Copy)]
+pub struct Peer<const N: usize> {
+    pub address: [u8; N],
+    pub port: u16,
+}
+
+/// Whether this socket is one of those that we translate.
+#[inline(always)]
+pub fn is_ours(context: *mut bpf_sock_addr) -> bool {
+    match SOCKET_LB.load() {
+        0 => false,
+        // SAFETY: a helper on the program's own context.
+        1 => unsafe { bpf_get_netns_cookie(context.cast()) == HOST_NETNS.load() },
+        _ => true,
+    }
+}
+
+/// connect(): the socket's peer becomes a backend. `None`: not for a service.
+#[inline(always)]
+pub fn connect<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: Peer<N>) -> Answer<N>
+where
+    Kernel: Family<N> + Tables<N>,
+{
+    choose(context, protocol, to, Outcome::SocketConnected)
+}
+
+/// sendmsg() of an unconnected socket: stays with the backend of the last datagram while that one serves.
+#[inline(always)]
+pub fn send<const N: usize>(context: *mut bpf_sock_addr, to: Peer<N>) -> Answer<N>
+where
+    Kernel: Family<N> + Tables<N>,
+{
+    let key = socket_key(context, UDP, to, socket_direction::FORWARD);
+    if let Some(peer) = <Kernel as Family<N>>::socket(&key)
+        && serves(context, &peer)
+    {
+        count::outcome(Outcome::SocketSent, Counter::Socket);
+        return Answer::Use(Peer { address: peer.address, port: peer.port });
+    }
+    choose(context, UDP, to, Outcome::SocketSent)
+}
+
+/// What becomes of a socket call.
+pub enum Answer<const N: usize> {
+    /// Not for a service: leave it.
+    Leave,
+    Use(Peer<N>),
+    /// Fail with this errno.
+    Fail(i32),
+}
+
+#[inline(always)]
+fn choose<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: Peer<N>, outcome: Outcome) -> Answer<N>
+where
+    Kernel: Family<N> + Tables<N>,
+{
+    let key = FlowKey { src: [0; N], dst: to.address, src_port: 0, dst_port: to.port, protocol, pad: [0; 3] };
+    let mut tables = Kernel { context: context.cast(), ifindex: 0 };
+    match pick::<N, Kernel>(&mut tables, &key) {
+        Picked::NoService => Answer::Leave,
+        Picked::Torn(service) => fail(&key, service, Outcome::DroppedTorn, EHOSTUNREACH),
+        Picked::Empty(service, flags) if flags & service_flags::DROP_IF_EMPTY != 0 => {
+            fail(&key, service, Outcome::DroppedNoLocalEndpoint, EHOSTUNREACH)
+        }
+        Picked::Empty(service, _) => fail(&key, service, Outcome::SocketRefused, ECONNREFUSED),
+        Picked::Backend(slot, backend) => {
+            let peer = Peer { address: backend.address, port: backend.port };
+            let (backend, backend_generation, service) = (slot.backend, slot.backend_generation, slot.service);
+            let shown = SocketPeer { address: to.address, port: to.port, pad: 0, backend, backend_generation, service };
+            let key = socket_key(context, protocol, peer, socket_direction::REPLY);
+            <Kernel as Family<N>>::insert_socket(&key, &shown);
+            if outcome as u8 == Outcome::SocketSent as u8 {
+                let key = socket_key(context, protocol, to, socket_direction::FORWARD);
+                let used = SocketPeer { address: peer.address, port: peer.port, ..shown };
+                <Kernel as Family<N>>::insert_socket(&key, &used);
+            }
+            count::outcome(outcome, Counter::Socket);
+            count::about::<N>(service, backend, outcome, Counter::Socket);
+            Answer::Use(peer)
+        }
+    }
+}
+
+#[inline(always)]
+fn fail<const N: usize>(key: &FlowKey<N>, service: u32, outcome: Outcome, errno: i32) -> Answer<N> {
+    count::outcome(outcome, Counter::Socket);
+    count::about::<N>(service, 0, outcome, Counter::Socket);
+    if count::EVENTS_ON.load() != 0 {
+        count::event(key, service, 0, outcome, hook::SOCKET, 0, Counter::Socket);
+    }
+    Answer::Fail(errno)
+}
+
+/// The service's address for one that a backend answers from. `None`: the peer is no backend of this socket.
+#[inline(always)]
+pub fn shown<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, from: Peer<N>) -> Option<Peer<N>>
+where
+    Kernel: Family<N>,
+{
+    let key = socket_key(context, protocol, from, socket_direction::REPLY);
+    <Kernel as Family<N>>::socket(&key).map(|peer| Peer { address: peer.address, port: peer.port })
+}
+
+/// Whether the backend that a socket uses still may be used for its next datagram.
+#[inline(always)]
+fn serves<const N: usize>(context: *mut bpf_sock_addr, peer: &SocketPeer<N>) -> bool
+where
+    Kernel: Family<N> + Tables<N>,
+{
+    let mut tables = Kernel { context: context.cast(), ifindex: 0 };
+    let now = Now::from_ns(<Kernel as Tables<N>>::now_ns(&mut tables));
+    match <Kernel as Tables<N>>::backend(&mut tables, peer.backend) {
+        Some(backend) => {
+            backend.generation == peer.backend_generation
+                && state::keeps_flows(&backend, now.ds)
+                && !state::udp_moves(&backend)
+        }
+        None => false,
+    }
+}
+
+#[inline(always)]
+fn socket_key<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, peer: Peer<N>, direction: u8) -> SocketKey<N> {
+    // SAFETY: a helper on the program's own context.
+    let cookie = unsafe { bpf_get_socket_cookie(context.cast()) };
+    SocketKey {
+        cookie_low: cookie as u32,
+        cookie_high: (cookie >> 32) as u32,
+        address: peer.address,
+        port: peer.port,
+        protocol,
+        direction,
+    }
+}
+
+/// Fails the call with this errno. Since Linux 5.18 (`bpf_set_retval`); before, the caller sees EPERM.
+#[inline(always)]
+pub fn refuse(errno: i32) -> i32 {
+    // SAFETY: a helper without pointers.
+    unsafe { bpf_set_retval(-errno) };
+    DENY
+}
+
+/// The protocol of the socket, if it is one that we translate.
+#[inline(always)]
+pub fn protocol(context: *mut bpf_sock_addr) -> Option<u8> {
+    // SAFETY: reads the context.
+    match unsafe { (*context).protocol } {
+        protocol if protocol == u32::from(TCP) => Some(TCP),
+        protocol if protocol == u32::from(UDP) => Some(UDP),
+        _ => None,
+    }
+}

@@ -1,0 +1,121 @@
+//! One packet at tc: parse, decide, act, count.
+
+use aya_ebpf::bindings::__sk_buff;
+use aya_ebpf::helpers::generated::bpf_skb_pull_data;
+use aya_log_ebpf::debug;
+use lb_common::decide::{Action, Hook, Tables, Work, decide};
+use lb_common::outcome::Outcome;
+
+use crate::count::{self, Counter};
+use crate::forward::{self, DROP, NEXT};
+use crate::maps::Family;
+use crate::parse::{Bytes, ETHERNET, IPV4, IPV6, IPV6_HEADER, Offsets, Other, TCP_HEADER, parse};
+use crate::reject;
+use crate::rewrite::{self, End};
+use crate::tables::Kernel;
+
+/// A hook as the entry points name it: [`Hook`]'s bits and the number in events, known at compile time.
+pub trait Place {
+    const HOOK: Hook;
+    const ID: u8;
+    /// Where the network header begins: behind an Ethernet header, or at once on links without one.
+    const NETWORK: usize;
+    const INGRESS: bool;
+}
+
+/// Handles one packet at this place.
+#[inline(always)]
+pub fn handle<P: Place>(skb: *mut __sk_buff) -> i32 {
+    // SAFETY: reads the context.
+    match u16::from_be(unsafe { (*skb).protocol } as u16) {
+        IPV4 => family::<4, P>(skb),
+        IPV6 => family::<16, P>(skb),
+        _ => NEXT,
+    }
+}
+
+/// One family in a function of its own: both in one would not fit the stack.
+#[inline(never)]
+fn family<const N: usize, P: Place>(skb: *mut __sk_buff) -> i32
+where
+    Kernel: Family<N> + Tables<N>,
+{
+    let Some(work) = <Kernel as Family<N>>::work() else { return NEXT };
+    let mut offsets = parse(bytes(skb), P::NETWORK, &mut work.packet);
+    if let Err(Other::Short) = offsets {
+        // SAFETY: a helper on the program's own packet. It fails if the packet itself is shorter, and then nothing is lost.
+        unsafe { bpf_skb_pull_data(skb, (P::NETWORK + IPV6_HEADER + TCP_HEADER) as u32) };
+        offsets = parse(bytes(skb), P::NETWORK, &mut work.packet);
+    }
+    match offsets {
+        Ok(offsets) => serve::<N, P>(skb, work, offsets),
+        Err(other) => {
+            let outcome = if other == Other::Fragment { Outcome::Fragment } else { Outcome::Passed };
+            count::outcome(outcome, Counter::Packet);
+            NEXT
+        }
+    }
+}
+
+#[inline(always)]
+fn bytes(skb: *mut __sk_buff) -> Bytes {
+    // SAFETY: reads the context.
+    unsafe { Bytes { start: (*skb).data as usize, end: (*skb).data_end as usize } }
+}
+
+#[inline(always)]
+fn serve<const N: usize, P: Place>(skb: *mut __sk_buff, work: &mut Work<N>, offsets: Offsets) -> i32
+where
+    Kernel: Family<N> + Tables<N>,
+{
+    // SAFETY: reads the context.
+    let ifindex = unsafe { (*skb).ifindex };
+    let mut tables = Kernel { context: skb.cast(), ifindex };
+    decide::<N, Kernel>(&mut tables, work, P::HOOK);
+    let verdict = &work.verdict;
+    count::outcome(verdict.outcome, Counter::Packet);
+    if !matches!(verdict.outcome, Outcome::Passed | Outcome::Forwarded | Outcome::Replied) {
+        count::verdict(work, P::ID, ifindex);
+    }
+    debug!(
+        skb,
+        "hook {} outcome {} service {} backend {}",
+        P::ID,
+        verdict.outcome as u8,
+        verdict.service,
+        verdict.backend
+    );
+    act::<N, P>(skb, work, offsets)
+}
+
+#[inline(always)]
+fn act<const N: usize, P: Place>(skb: *mut __sk_buff, work: &mut Work<N>, offsets: Offsets) -> i32 {
+    let action = work.verdict.action;
+    let done = match action {
+        Action::Pass => return NEXT,
+        Action::Drop => return DROP,
+        Action::Refuse => reject::answer(skb, &work.packet, offsets),
+        Action::ToBackend => rewrite::skb(skb, offsets, work, End::Destination),
+        Action::ToClient => rewrite::skb(skb, offsets, work, End::Source),
+    };
+    if done.is_err() {
+        count::outcome(Outcome::DroppedRewrite, Counter::Packet);
+        return DROP;
+    }
+    if action == Action::Refuse {
+        return forward::back(skb, P::NETWORK, P::INGRESS);
+    }
+    if !work.verdict.route {
+        return NEXT;
+    }
+    if action == Action::ToBackend {
+        work.packet.key.dst = work.verdict.address;
+    } else {
+        work.packet.key.src = work.verdict.address;
+    }
+    forward::route(skb, &work.packet.key, P::INGRESS)
+}
+
+/// Ethernet or not, as a constant of a place.
+pub const WITH_ETHERNET: usize = ETHERNET;
+pub const WITHOUT_ETHERNET: usize = 0;
