@@ -1,0 +1,181 @@
+//! Clients: a TCP connection or a UDP socket in some place, from a source port of choice, every step bounded in time.
+
+use std::io::{BufRead as _, BufReader, Error, ErrorKind, Result, Write as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
+
+use super::{Answer, PATIENCE};
+use crate::topology::Place;
+
+/// A TCP connection; closed when dropped.
+#[derive(Debug)]
+pub struct Stream {
+    reader: BufReader<TcpStream>,
+}
+
+impl Stream {
+    /// Connects from any port.
+    pub fn connect(place: &Place, to: SocketAddr) -> Result<Self> {
+        Self::connect_from(place, 0, to, PATIENCE)
+    }
+
+    /// Connects from this port (0: any), within `limit`.
+    ///
+    /// The port is taken with `SO_REUSEADDR`, so that a test may use it again at once.
+    pub fn connect_from(place: &Place, port: u16, to: SocketAddr, limit: Duration) -> Result<Self> {
+        place.run(|| {
+            let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
+            if port != 0 {
+                socket.set_reuse_address(true)?;
+                socket.bind(&SockAddr::from(SocketAddr::new(any(to), port)))?;
+            }
+            socket.connect_timeout(&SockAddr::from(to), limit)?;
+            socket.set_tcp_nodelay(true)?;
+            let stream = TcpStream::from(socket);
+            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_write_timeout(Some(PATIENCE))?;
+            Ok(Self {
+                reader: BufReader::new(stream),
+            })
+        })
+    }
+
+    /// Sends a line and reads the answer.
+    pub fn ask(&mut self, text: &str) -> Result<Answer> {
+        self.reader
+            .get_mut()
+            .write_all(format!("{text}\n").as_bytes())?;
+        let line = self.read_line()?;
+        let answer =
+            Answer::parse(&line).ok_or_else(|| Error::new(ErrorKind::InvalidData, line.clone()))?;
+        if answer.text == text {
+            Ok(answer)
+        } else {
+            Err(Error::new(ErrorKind::InvalidData, line))
+        }
+    }
+
+    /// Reads a line that was not asked for.
+    pub fn read_line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        match self.reader.read_line(&mut line)? {
+            0 => Err(Error::from(ErrorKind::UnexpectedEof)),
+            _ => Ok(line),
+        }
+    }
+
+    /// Whom the client believes it talks to.
+    pub fn peer(&self) -> Result<SocketAddr> {
+        self.reader.get_ref().peer_addr()
+    }
+
+    /// The client's own address.
+    pub fn local(&self) -> Result<SocketAddr> {
+        self.reader.get_ref().local_addr()
+    }
+
+    /// Ends the connection with a RST, so that nothing of it stays in TIME-WAIT and the port is free at once.
+    pub fn reset(self) -> Result<()> {
+        SockRef::from(self.reader.get_ref()).set_linger(Some(Duration::ZERO))
+    }
+}
+
+/// A UDP socket; closed when dropped.
+#[derive(Debug)]
+pub struct Datagrams {
+    socket: UdpSocket,
+    /// Set if connected.
+    to: Option<SocketAddr>,
+}
+
+impl Datagrams {
+    /// An unconnected socket of the family of `like`, on this port (0: any).
+    pub fn unconnected(place: &Place, port: u16, like: SocketAddr) -> Result<Self> {
+        place.run(|| {
+            let socket = Socket::new(Domain::for_address(like), Type::DGRAM, Some(Protocol::UDP))?;
+            socket.set_reuse_address(true)?;
+            socket.bind(&SockAddr::from(SocketAddr::new(any(like), port)))?;
+            socket.set_read_timeout(Some(PATIENCE))?;
+            Ok(Self {
+                socket: socket.into(),
+                to: None,
+            })
+        })
+    }
+
+    /// A socket connected to `to`, from this port (0: any).
+    pub fn connected(place: &Place, port: u16, to: SocketAddr) -> Result<Self> {
+        let mut this = Self::unconnected(place, port, to)?;
+        this.socket.connect(to)?;
+        this.to = Some(to);
+        Ok(this)
+    }
+
+    /// How long [`Self::receive`] waits.
+    pub fn set_patience(&self, limit: Duration) -> Result<()> {
+        self.socket.set_read_timeout(Some(limit))
+    }
+
+    /// Sends a datagram to the connected peer and waits for the answer to it.
+    pub fn ask(&self, text: &str) -> Result<Answer> {
+        let to = self.to.ok_or(ErrorKind::NotConnected)?;
+        self.ask_at(to, text)
+    }
+
+    /// Sends a datagram to `to` and waits for the answer to it, which must come from `to`.
+    pub fn ask_at(&self, to: SocketAddr, text: &str) -> Result<Answer> {
+        self.send_at(to, text)?;
+        loop {
+            let (from, answer) = self.receive()?;
+            if from != to {
+                return Err(Error::new(
+                    ErrorKind::InvalidData,
+                    format!("answer from {from}, asked {to}"),
+                ));
+            }
+            if answer.text == text {
+                return Ok(answer); // Anything else is a late answer to an earlier question.
+            }
+        }
+    }
+
+    /// Sends a datagram.
+    pub fn send_at(&self, to: SocketAddr, text: &str) -> Result<()> {
+        let sent = if self.to.is_some() {
+            self.socket.send(text.as_bytes())
+        } else {
+            self.socket.send_to(text.as_bytes(), to)
+        };
+        sent.map(drop)
+    }
+
+    /// Receives an answer, and says from whom.
+    pub fn receive(&self) -> Result<(SocketAddr, Answer)> {
+        let mut buffer = vec![0; 65_535];
+        let (length, from) = self.socket.recv_from(&mut buffer)?;
+        let line = String::from_utf8_lossy(&buffer[..length]).into_owned();
+        let answer =
+            Answer::parse(&line).ok_or_else(|| Error::new(ErrorKind::InvalidData, line))?;
+        Ok((from, answer))
+    }
+
+    /// Whom the socket believes it is connected to.
+    pub fn peer(&self) -> Result<SocketAddr> {
+        self.socket.peer_addr()
+    }
+
+    /// The client's own address.
+    pub fn local(&self) -> Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+}
+
+fn any(like: SocketAddr) -> IpAddr {
+    if like.is_ipv4() {
+        Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        Ipv6Addr::UNSPECIFIED.into()
+    }
+}

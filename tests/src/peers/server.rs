@@ -1,0 +1,215 @@
+//! Servers: a TCP listener or a UDP socket in some place, answering every line with an [`Answer`].
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use socket2::SockRef;
+
+use super::Answer;
+use crate::topology::Place;
+
+/// How often a waiting server looks whether it shall stop.
+const TICK: Duration = Duration::from_millis(50);
+/// Longest datagram.
+const DATAGRAM: usize = 65_535;
+
+/// A running server; dropped, its socket and its connections are closed.
+#[derive(Debug)]
+pub struct Server {
+    name: String,
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    worker: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    /// Questions answered.
+    answers: AtomicU32,
+    /// Connections accepted (TCP).
+    accepted: AtomicU32,
+    /// Connections that ended by an error (TCP).
+    broken: AtomicU32,
+    connections: Mutex<Vec<TcpStream>>,
+}
+
+impl Server {
+    /// A TCP server: answers every line, holds each connection open until the client or [`Server::drop`] ends it.
+    pub fn tcp(place: &Place, name: &str, address: SocketAddr) -> Result<Self> {
+        let listener = place
+            .run(|| TcpListener::bind(address))
+            .with_context(|| format!("server {name} on tcp {address} in {}", place.name()))?;
+        SockRef::from(&listener).set_read_timeout(Some(TICK))?; // Bounds accept().
+        Self::start(place, name, listener.local_addr()?, move |name, shared| {
+            accept(&listener, &name, &shared)
+        })
+    }
+
+    /// A UDP server: answers every datagram from the address it was sent to.
+    pub fn udp(place: &Place, name: &str, address: SocketAddr) -> Result<Self> {
+        let socket = place
+            .run(|| UdpSocket::bind(address))
+            .with_context(|| format!("server {name} on udp {address} in {}", place.name()))?;
+        socket.set_read_timeout(Some(TICK))?;
+        Self::start(place, name, socket.local_addr()?, move |name, shared| {
+            datagrams(&socket, &name, &shared)
+        })
+    }
+
+    /// A server of each protocol on each of the addresses.
+    pub fn all(place: &Place, name: &str, addresses: &[SocketAddr]) -> Result<Vec<Self>> {
+        let mut servers = Vec::new();
+        for &address in addresses {
+            servers.push(Self::tcp(place, name, address)?);
+            servers.push(Self::udp(place, name, address)?);
+        }
+        Ok(servers)
+    }
+
+    /// Its name, as it answers.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Questions answered so far.
+    pub fn answers(&self) -> u32 {
+        self.shared.answers.load(Ordering::Relaxed)
+    }
+
+    /// Connections accepted so far.
+    pub fn accepted(&self) -> u32 {
+        self.shared.accepted.load(Ordering::Relaxed)
+    }
+
+    /// Connections that ended by a RST or another error, not in order.
+    pub fn broken(&self) -> u32 {
+        self.shared.broken.load(Ordering::Relaxed)
+    }
+
+    /// Sends a line on every open connection without being asked.
+    pub fn push(&self, text: &str) {
+        let connections = self
+            .shared
+            .connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        for stream in connections.iter() {
+            // A connection that ended meanwhile is no concern of ours.
+            (&*stream).write_all(format!("{text}\n").as_bytes()).ok();
+        }
+    }
+
+    fn start(
+        place: &Place,
+        name: &str,
+        address: SocketAddr,
+        work: impl FnOnce(String, Arc<Shared>) + Send + 'static,
+    ) -> Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let (own_name, own_shared) = (name.to_owned(), Arc::clone(&shared));
+        let worker = place.spawn(move || work(own_name, own_shared));
+        Ok(Self {
+            name: name.to_owned(),
+            address,
+            shared,
+            worker: Some(worker),
+        })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(worker) = self.worker.take() {
+            worker.join().ok();
+        }
+        for stream in self
+            .shared
+            .connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .drain(..)
+        {
+            stream.shutdown(std::net::Shutdown::Both).ok();
+        }
+    }
+}
+
+fn accept(listener: &TcpListener, name: &str, shared: &Arc<Shared>) {
+    while !shared.stop.load(Ordering::Relaxed) {
+        let Ok((stream, peer)) = listener.accept() else {
+            continue;
+        };
+        shared.accepted.fetch_add(1, Ordering::Relaxed);
+        let (Ok(local), Ok(kept)) = (stream.local_addr(), stream.try_clone()) else {
+            continue;
+        };
+        shared
+            .connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(kept);
+        let (name, shared) = (name.to_owned(), Arc::clone(shared));
+        // Ends with the connection, which the server's drop shuts down.
+        std::thread::spawn(move || serve(&stream, &name, peer, local, &shared));
+    }
+}
+
+fn serve(stream: &TcpStream, name: &str, peer: SocketAddr, local: SocketAddr, shared: &Shared) {
+    for line in BufReader::new(stream).lines() {
+        let Ok(text) = line else {
+            shared.broken.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let answer = Answer {
+            server: name.to_owned(),
+            peer,
+            local,
+            text,
+        };
+        let mut to = stream;
+        if to
+            .write_all(format!("{}\n", answer.line()).as_bytes())
+            .is_err()
+        {
+            return;
+        }
+        shared.answers.fetch_add(1, Ordering::Relaxed);
+    }
+    stream.shutdown(std::net::Shutdown::Both).ok();
+}
+
+fn datagrams(socket: &UdpSocket, name: &str, shared: &Shared) {
+    let Ok(local) = socket.local_addr() else {
+        return;
+    };
+    let mut buffer = vec![0; DATAGRAM];
+    while !shared.stop.load(Ordering::Relaxed) {
+        let Ok((length, peer)) = socket.recv_from(&mut buffer) else {
+            continue;
+        };
+        let text = String::from_utf8_lossy(&buffer[..length])
+            .trim_end()
+            .to_owned();
+        let answer = Answer {
+            server: name.to_owned(),
+            peer,
+            local,
+            text,
+        };
+        if socket.send_to(answer.line().as_bytes(), peer).is_ok() {
+            shared.answers.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}

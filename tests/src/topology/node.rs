@@ -1,0 +1,269 @@
+//! A node: a host with forwarding on, pods behind veths, and a cgroup, a bpffs and a run directory of its own.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context, Result};
+use nix::mount::{MsFlags, mount};
+
+use super::cgroup::Cgroup;
+use super::namespace::{Namespace, Place};
+use super::offload::{Checksums, set_checksums};
+use super::{Addresses, Host};
+
+/// What may differ between nodes.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeOptions {
+    /// Reverse path filter of all links: 0 off, 1 strict, 2 loose.
+    pub rp_filter: u8,
+    /// Offloads of the pods' links, both ends.
+    pub pod_checksums: Checksums,
+}
+
+impl Default for NodeOptions {
+    fn default() -> Self {
+        Self {
+            rp_filter: 1,
+            pod_checksums: Checksums::Partial,
+        }
+    }
+}
+
+/// A node; dropped, its pods must be gone first (they hold no reference, but live in its links).
+#[derive(Debug)]
+pub struct Node {
+    host: Place,
+    cgroup: Cgroup,
+    namespace: Namespace,
+    addresses: Addresses,
+    number: u32,
+    options: NodeOptions,
+    bpffs: PathBuf,
+    run_dir: PathBuf,
+    pods: AtomicU32,
+}
+
+impl Node {
+    pub(super) fn new(
+        host: Host,
+        number: u32,
+        directory: &Path,
+        options: NodeOptions,
+    ) -> Result<Self> {
+        let Host {
+            namespace,
+            addresses,
+        } = host;
+        namespace.sysctl("net/ipv4/ip_forward", "1")?;
+        namespace.sysctl("net/ipv6/conf/all/forwarding", "1")?;
+        for scope in ["all", "default", "eth0"] {
+            namespace.sysctl(
+                &format!("net/ipv4/conf/{scope}/rp_filter"),
+                &options.rp_filter.to_string(),
+            )?;
+        }
+        let cgroup = Cgroup::new(namespace.name())?;
+        let bpffs = directory.join(format!("node{number}-bpf"));
+        std::fs::create_dir(&bpffs)?;
+        mount(
+            Some("bpf"),
+            &bpffs,
+            Some("bpf"),
+            MsFlags::empty(),
+            Some("mode=0700"),
+        )
+        .with_context(|| format!("mounting a bpffs on {}", bpffs.display()))?;
+        let run_dir = directory.join(format!("node{number}-run"));
+        std::fs::create_dir(&run_dir)?;
+        let host = namespace.place().clone().with_cgroup(cgroup.path());
+        Ok(Self {
+            host,
+            cgroup,
+            namespace,
+            addresses,
+            number,
+            options,
+            bpffs,
+            run_dir,
+            pods: AtomicU32::new(1),
+        })
+    }
+
+    /// Where its host processes run: its namespace, counted to its cgroup.
+    pub fn place(&self) -> &Place {
+        &self.host
+    }
+
+    /// Its namespace.
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    /// Its addresses on the wire.
+    pub fn addresses(&self) -> Addresses {
+        self.addresses
+    }
+
+    /// Name for `--node-name` and for endpoints' `nodeName`.
+    pub fn node_name(&self) -> String {
+        format!("node{}", self.number)
+    }
+
+    /// Directory for `--cgroup-root`.
+    pub fn cgroup(&self) -> &Path {
+        self.cgroup.path()
+    }
+
+    /// Directory for `--bpffs`: a bpffs of its own.
+    pub fn bpffs(&self) -> &Path {
+        &self.bpffs
+    }
+
+    /// Directory for `--run-dir`.
+    pub fn run_dir(&self) -> &Path {
+        &self.run_dir
+    }
+
+    /// Addresses of its pods, IPv4.
+    pub fn pod_net4(&self) -> String {
+        format!("10.244.{}.0/24", self.number)
+    }
+
+    /// Addresses of its pods, IPv6.
+    pub fn pod_net6(&self) -> String {
+        format!("fd00:244:{:x}::/48", self.number)
+    }
+
+    /// Lets this node reach the pods of another one.
+    pub fn route_to(&self, other: &Node) -> Result<()> {
+        let Addresses { v4, v6 } = other.addresses;
+        self.namespace.ip(&format!(
+            "route add {} via {v4}\nroute add {} via {v6}",
+            other.pod_net4(),
+            other.pod_net6()
+        ))
+    }
+
+    /// A pod behind a routed veth: a host route to it, and the gateway's address on the host's end.
+    pub fn pod(&self, name: &str) -> Result<Pod> {
+        let pod = self.bare_pod(name, false)?;
+        let Addresses { v4, v6 } = pod.addresses;
+        let Addresses {
+            v4: gateway4,
+            v6: gateway6,
+        } = self.address(false, 126)?;
+        let link = &pod.link;
+        self.namespace.ip(&format!(
+            "address add {gateway4}/32 dev {link}\n\
+             address add {gateway6}/128 dev {link} nodad\n\
+             route add {v4}/32 dev {link}\n\
+             route add {v6}/128 dev {link}"
+        ))?;
+        pod.namespace.ip(&format!(
+            "address add {v4}/32 dev eth0\n\
+             address add {v6}/128 dev eth0 nodad\n\
+             route add {gateway4} dev eth0\n\
+             route add default via {gateway4}\n\
+             route add {gateway6} dev eth0\n\
+             route add ::/0 via {gateway6}"
+        ))?;
+        Ok(pod)
+    }
+
+    /// A pod on the node's bridge `cni0`, which is made with the first.
+    pub fn bridged_pod(&self, name: &str) -> Result<Pod> {
+        let Addresses {
+            v4: gateway4,
+            v6: gateway6,
+        } = self.address(true, 126)?;
+        if self.namespace.ip_show(&["link", "show", "cni0"]).is_err() {
+            self.namespace.ip(&format!(
+                "link add cni0 type bridge\n\
+                 link set cni0 up\n\
+                 address add {gateway4}/25 dev cni0\n\
+                 address add {gateway6}/64 dev cni0 nodad"
+            ))?;
+        }
+        let pod = self.bare_pod(name, true)?;
+        let Addresses { v4, v6 } = pod.addresses;
+        self.namespace
+            .ip(&format!("link set {} master cni0", pod.link))?;
+        pod.namespace.ip(&format!(
+            "address add {v4}/25 dev eth0\n\
+             address add {v6}/64 dev eth0 nodad\n\
+             route add default via {gateway4}\n\
+             route add ::/0 via {gateway6}"
+        ))?;
+        Ok(pod)
+    }
+
+    /// The routed pods have the lower half of the pods' addresses, those on the bridge the upper half, a subnet.
+    fn address(&self, bridged: bool, number: u32) -> Result<Addresses> {
+        let (node, half) = (self.number, u32::from(bridged));
+        Ok(Addresses {
+            v4: format!("10.244.{node}.{}", half * 128 + number).parse()?,
+            v6: format!("fd00:244:{node:x}:{half}::{number:x}").parse()?,
+        })
+    }
+
+    /// A namespace behind a veth, links up, without addresses.
+    fn bare_pod(&self, name: &str, bridged: bool) -> Result<Pod> {
+        let number = self.pods.fetch_add(1, Ordering::Relaxed);
+        let namespace = Namespace::new(&format!("{}-{name}", self.namespace.name()))?;
+        namespace.sysctl("net/ipv6/conf/default/accept_dad", "0")?;
+        let link = format!("veth{number}");
+        self.namespace.ip(&format!(
+            "link add {link} type veth peer name eth0 netns {}",
+            namespace.name()
+        ))?;
+        set_checksums(&self.namespace, &link, self.options.pod_checksums)?;
+        set_checksums(&namespace, "eth0", self.options.pod_checksums)?;
+        namespace.ip("link set lo up\nlink set eth0 up")?;
+        self.namespace.ip(&format!("link set {link} up"))?;
+        let addresses = self.address(bridged, number)?;
+        Ok(Pod {
+            node: self.namespace.name().to_owned(),
+            namespace,
+            addresses,
+            link,
+        })
+    }
+}
+
+/// A pod: a namespace behind a veth; dropped, it is gone, and so is its link.
+#[derive(Debug)]
+pub struct Pod {
+    node: String,
+    namespace: Namespace,
+    addresses: Addresses,
+    link: String,
+}
+
+impl Pod {
+    /// Where its processes run.
+    pub fn place(&self) -> &Place {
+        self.namespace.place()
+    }
+
+    /// Its namespace.
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    /// Its addresses.
+    pub fn addresses(&self) -> Addresses {
+        self.addresses
+    }
+
+    /// Name of its link at the node.
+    pub fn link(&self) -> &str {
+        &self.link
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        // The namespace lives on while a thread is in it; the link goes at once, as when a container dies.
+        super::namespace::run_ip(&["-n", &self.node, "link", "delete", &self.link], "").ok();
+    }
+}

@@ -1,0 +1,59 @@
+//! The networks of the tests carry traffic by themselves, without Ballast, and vanish.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context as _, Result};
+use lb_tests::peers::{Datagrams, Server, Stream};
+use lb_tests::topology::{Place, Topology};
+
+fn reachable(from: &Place, to: &Place, addresses: [std::net::IpAddr; 2]) -> Result<()> {
+    for address in addresses {
+        let at = SocketAddr::new(address, 8080);
+        let _servers = Server::all(to, "there", &[at])?;
+        let answer = Stream::connect(from, at)
+            .and_then(|mut stream| stream.ask("hello"))
+            .with_context(|| format!("{} to {} at {at}", from.name(), to.name()))?;
+        assert_eq!((answer.server.as_str(), answer.local), ("there", at));
+        assert_eq!(Datagrams::connected(from, 0, at)?.ask("hello")?.local, at);
+    }
+    Ok(())
+}
+
+#[test]
+fn everyone_reaches_everyone() -> Result<()> {
+    let topology = Topology::new("reach")?;
+    let (one, two) = (topology.node()?, topology.node()?);
+    one.route_to(&two)?;
+    two.route_to(&one)?;
+    let outside = topology.outside("outside", &one)?;
+    let (routed, bridged, far) = (
+        one.pod("routed")?,
+        one.bridged_pod("bridged")?,
+        two.pod("far")?,
+    );
+    reachable(routed.place(), bridged.place(), bridged.addresses().both())?;
+    reachable(bridged.place(), routed.place(), routed.addresses().both())?;
+    reachable(routed.place(), far.place(), far.addresses().both())?;
+    reachable(outside.place(), routed.place(), routed.addresses().both())?;
+    reachable(one.place(), bridged.place(), bridged.addresses().both())?;
+    reachable(routed.place(), one.place(), one.addresses().both())?;
+    reachable(bridged.place(), outside.place(), outside.addresses().both())
+}
+
+#[test]
+fn nothing_is_left() -> Result<()> {
+    let topology = Topology::new("gone")?;
+    let name = topology.name().to_owned();
+    let node = topology.node()?;
+    let (bpffs, cgroup) = (node.bpffs().to_owned(), node.cgroup().to_owned());
+    let pod = node.pod("pod")?;
+    assert!(cgroup.exists() && bpffs.exists());
+    drop((pod, node, topology));
+    assert!(!bpffs.exists() && !cgroup.exists());
+    let left: Vec<_> = std::fs::read_dir("/run/netns")?
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(&name))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+    Ok(())
+}
