@@ -1,5 +1,8 @@
 //! What a client and a backend notice of the decision, packet by packet, over plain tables.
 
+// Tests may unwrap: a panic is a failed test.
+#![allow(clippy::unwrap_used)]
+
 mod memory;
 
 use lb_common::abi::{FlowKey, ServiceKey, TCP, UDP, backend_flags, backend_state};
