@@ -1,5 +1,6 @@
 //! Ballast, the service load balancer: sources of truth, the plan, the tables, and the programs that read them.
 
+pub mod config;
 pub mod maps;
 pub mod model;
 pub mod source;
