@@ -3,4 +3,5 @@
 pub mod config;
 pub mod maps;
 pub mod model;
+pub mod observe;
 pub mod source;

@@ -33,8 +33,7 @@ const FLAGS: [&str; 18] = [
 
 #[test]
 fn every_flag_has_the_same_name_and_meaning_in_the_file() {
-    let yaml: String =
-        FLAGS.iter().map(|flag| flag.trim_start_matches("--").replacen('=', ": '", 1) + "'\n").collect();
+    let yaml: String = FLAGS.iter().map(|flag| flag.trim_start_matches("--").replacen('=', ": '", 1) + "'\n").collect();
     assert_eq!(Options::parse(&yaml).expect("valid"), from_flags(&FLAGS));
 
     let command = Options::augment_args(Command::new("agent"));

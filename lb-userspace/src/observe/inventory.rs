@@ -1,0 +1,240 @@
+//! The tables as people and scripts see them: services, backends, connections, names first. Pure.
+//!
+//! Serialized, these are the JSON of `ballast get` (docs/src/cli.md): field names and meanings are kept stable.
+
+mod backends;
+mod connections;
+mod services;
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use lb_common::abi::{self, backend_state, flow_flags, stat_kind};
+use lb_common::outcome::Outcome;
+use lb_common::state;
+use serde::Serialize;
+
+use super::contents::{Contents, FamilyContents};
+use crate::maps::from_chars;
+use crate::model::Monotonic;
+
+pub use backends::BackendView;
+pub use connections::ConnectionView;
+pub use services::{BackendOfService, FrontendView, ServiceView};
+
+/// A list as `ballast get` prints it.
+#[derive(Debug, Serialize, PartialEq, Eq)]
+pub struct Items<T> {
+    pub items: Vec<T>,
+}
+
+/// Namespace, service and port that an id stands for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Name {
+    pub namespace: String,
+    pub service: String,
+    pub port: u16,
+    pub protocol: &'static str,
+    pub port_name: String,
+}
+
+/// The tables, indexed for the views.
+pub struct Inventory<'a> {
+    contents: &'a Contents,
+    now: Monotonic,
+    names: HashMap<u32, Name>,
+    /// Flows that have not expired, by backend.
+    flows: HashMap<BackendKey, u64>,
+    counters: HashMap<(u8, u32), Vec<(Outcome, u64)>>,
+}
+
+/// A backend's id is unique in its family; the generation tells it from the id's earlier bearers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct BackendKey {
+    v6: bool,
+    id: u32,
+    generation: u16,
+}
+
+impl<'a> Inventory<'a> {
+    /// `now` is the moment at which `contents` was read.
+    pub fn new(contents: &'a Contents, now: Monotonic) -> Self {
+        let mut flows = HashMap::new();
+        count_flows(&contents.v4, now, &mut flows);
+        count_flows(&contents.v6, now, &mut flows);
+        let names = contents.names.iter().map(|(id, name)| (*id, name_of(name))).collect();
+        let mut counters: HashMap<_, Vec<_>> = HashMap::new();
+        for (key, count) in &contents.stats {
+            if let Some(outcome) = Outcome::from_number(key.outcome) {
+                counters.entry((key.kind, key.id)).or_default().push((outcome, *count));
+            }
+        }
+        Self { contents, now, names, flows, counters }
+    }
+
+    /// The name of a service port; its id where the name is gone.
+    fn name(&self, id: u32) -> Name {
+        self.names.get(&id).cloned().unwrap_or_else(|| Name {
+            namespace: String::new(),
+            service: if id == 0 { String::new() } else { format!("#{id}") },
+            port: 0,
+            protocol: "",
+            port_name: String::new(),
+        })
+    }
+
+    fn flows_of<const N: usize>(&self, id: u32, backend: &abi::Backend<N>) -> u64 {
+        self.flows.get(&backend_key::<N>(id, low_bits(backend.generation))).copied().unwrap_or(0)
+    }
+
+    fn counted(&self, kind: u8, id: u32, outcome: Outcome) -> u64 {
+        let counters = self.counters.get(&(kind, id)).map_or(&[][..], Vec::as_slice);
+        counters.iter().filter(|(counted, _)| *counted == outcome).map(|(_, count)| count).sum()
+    }
+
+    /// How many of everything.
+    pub fn totals(&self) -> Totals {
+        let mut totals = Totals {
+            services: self.service_ids().len() as u64,
+            frontends: (self.contents.v4.services.len() + self.contents.v6.services.len()) as u64,
+            flows: self.flows.values().sum(),
+            ..Totals::default()
+        };
+        let backends = self.contents.v4.backends.iter().map(|(_, backend)| (backend.state, backend.deadline_ds));
+        let backends =
+            backends.chain(self.contents.v6.backends.iter().map(|(_, backend)| (backend.state, backend.deadline_ds)));
+        for (state, deadline_ds) in backends {
+            match state {
+                backend_state::ACTIVE => totals.backends.active += 1,
+                backend_state::RESTING => totals.backends.resting += 1,
+                backend_state::TERMINATING => totals.backends.terminating += 1,
+                backend_state::DRAINING => totals.backends.draining += 1,
+                backend_state::MAINTENANCE => totals.backends.maintenance += 1,
+                _ => totals.backends.gone += 1,
+            }
+            let struck = deadline_ds != 0 && self.now.to_tenths() >= deadline_ds;
+            if struck && state != backend_state::GONE {
+                totals.overdue += 1;
+            }
+        }
+        totals
+    }
+
+    fn service_ids(&self) -> std::collections::BTreeSet<u32> {
+        let v4 = self.contents.v4.services.iter().map(|(_, service)| service.id);
+        v4.chain(self.contents.v6.services.iter().map(|(_, service)| service.id)).collect()
+    }
+}
+
+/// Counts for `ballast status` and the metrics.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Totals {
+    /// Service ports.
+    pub services: u64,
+    /// Addresses with a port.
+    pub frontends: u64,
+    pub backends: BackendTotals,
+    /// Connections through the packet programs that have not expired.
+    pub flows: u64,
+    /// Backends whose deadline has struck, but which the agent has not taken out yet. The programs already evict their flows.
+    pub overdue: u64,
+}
+
+/// Backends by state.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct BackendTotals {
+    pub active: u64,
+    pub resting: u64,
+    pub terminating: u64,
+    pub draining: u64,
+    pub maintenance: u64,
+    /// Evicted; the id rests until nothing refers to it.
+    pub gone: u64,
+}
+
+impl BackendTotals {
+    /// State and count, in the order of a backend's life.
+    pub fn by_state(&self) -> [(&'static str, u64); 6] {
+        [
+            (state_name(backend_state::ACTIVE), self.active),
+            (state_name(backend_state::RESTING), self.resting),
+            (state_name(backend_state::TERMINATING), self.terminating),
+            (state_name(backend_state::DRAINING), self.draining),
+            (state_name(backend_state::MAINTENANCE), self.maintenance),
+            (state_name(backend_state::GONE), self.gone),
+        ]
+    }
+}
+
+fn count_flows<const N: usize>(family: &FamilyContents<N>, now: Monotonic, counts: &mut HashMap<BackendKey, u64>) {
+    for (key, flow) in &family.flows {
+        if is_forward(flow) && !state::expired(flow, key.protocol, seconds(now)) {
+            *counts.entry(backend_key::<N>(flow.backend, flow.generation)).or_default() += 1;
+        }
+    }
+}
+
+/// The direction from client to service: one such entry is one connection.
+fn is_forward<const N: usize>(flow: &abi::Flow<N>) -> bool {
+    flow.flags & (flow_flags::REPLY | flow_flags::DIRECT) == 0
+}
+
+fn backend_key<const N: usize>(id: u32, generation: u16) -> BackendKey {
+    BackendKey { v6: N == abi::V6, id, generation }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "flows keep the low 16 bits")]
+fn low_bits(generation: u32) -> u16 {
+    generation as u16
+}
+
+fn seconds(now: Monotonic) -> u32 {
+    // Rounded down, as the programs do.
+    u32::try_from(now.since(Monotonic::default()).as_secs()).unwrap_or(u32::MAX)
+}
+
+fn name_of(name: &abi::ServiceName) -> Name {
+    Name {
+        namespace: from_chars(&name.namespace),
+        service: from_chars(&name.name),
+        port: name.port,
+        protocol: protocol_name(name.protocol),
+        port_name: from_chars(&name.port_name),
+    }
+}
+
+pub(super) fn ip<const N: usize>(address: [u8; N]) -> IpAddr {
+    let mut v6 = [0; abi::V6];
+    v6[..N].copy_from_slice(&address);
+    if N == abi::V6 { IpAddr::from(v6) } else { IpAddr::from([v6[0], v6[1], v6[2], v6[3]]) }
+}
+
+pub(super) fn protocol_name(protocol: u8) -> &'static str {
+    match protocol {
+        abi::TCP => "TCP",
+        abi::UDP => "UDP",
+        _ => "?",
+    }
+}
+
+/// Name of a backend's state in tables, JSON and metrics.
+pub fn state_name(state: u8) -> &'static str {
+    match state {
+        backend_state::ACTIVE => "active",
+        backend_state::RESTING => "resting",
+        backend_state::TERMINATING => "terminating",
+        backend_state::DRAINING => "draining",
+        backend_state::MAINTENANCE => "maintenance",
+        backend_state::GONE => "gone",
+        _ => "free",
+    }
+}
+
+const fn backend_stat_kind<const N: usize>() -> u8 {
+    if N == abi::V6 { stat_kind::BACKEND6 } else { stat_kind::BACKEND4 }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

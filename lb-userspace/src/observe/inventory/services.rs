@@ -1,0 +1,142 @@
+//! Services: one for each service port, with its frontends and backends.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use lb_common::abi::{backend_state, frontend_kind, scheduler, stat_kind};
+use lb_common::outcome::Outcome;
+use serde::Serialize;
+
+use super::{FamilyContents, Inventory, ip, state_name};
+
+/// A service port.
+#[derive(Clone, Debug, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceView {
+    pub namespace: String,
+    pub name: String,
+    pub port: u16,
+    pub protocol: &'static str,
+    pub id: u32,
+    pub scheduler: &'static str,
+    pub frontends: Vec<FrontendView>,
+    pub backends: Vec<BackendOfService>,
+    #[serde(skip)]
+    pub port_name: String,
+    /// 0: none.
+    #[serde(skip)]
+    pub affinity_timeout_s: u32,
+    /// Flows that were given a backend, ever.
+    #[serde(skip)]
+    pub selected: u64,
+    /// Packets and connects refused for want of an endpoint, ever.
+    #[serde(skip)]
+    pub refused: u64,
+}
+
+/// An address at which a service is reached.
+#[derive(Clone, Debug, Serialize, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FrontendView {
+    pub address: IpAddr,
+    pub port: u16,
+    pub kind: &'static str,
+    /// New flows are refused: no backend of this family takes any.
+    #[serde(skip)]
+    pub refuses: bool,
+}
+
+/// A backend, within its service.
+#[derive(Clone, Debug, Serialize, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BackendOfService {
+    pub address: IpAddr,
+    pub port: u16,
+    pub state: &'static str,
+    #[serde(skip)]
+    pub flows: u64,
+    #[serde(skip)]
+    pub deadline_seconds: Option<u64>,
+}
+
+impl Inventory<'_> {
+    /// Every service port that has a frontend, by namespace, name and port.
+    pub fn services(&self) -> Vec<ServiceView> {
+        let mut views = BTreeMap::new();
+        self.add_frontends(&self.contents.v4, &mut views);
+        self.add_frontends(&self.contents.v6, &mut views);
+        self.add_backends(&self.contents.v4, &mut views);
+        self.add_backends(&self.contents.v6, &mut views);
+        let mut services: Vec<_> = views.into_values().collect();
+        for service in &mut services {
+            service.frontends.sort_unstable();
+            service.backends.sort_unstable();
+        }
+        services.sort_by(|a: &ServiceView, b| {
+            (&a.namespace, &a.name, a.port, a.protocol, a.id).cmp(&(&b.namespace, &b.name, b.port, b.protocol, b.id))
+        });
+        services
+    }
+
+    fn add_frontends<const N: usize>(&self, family: &FamilyContents<N>, views: &mut BTreeMap<u32, ServiceView>) {
+        for (key, service) in &family.services {
+            let view = views.entry(service.id).or_insert_with(|| self.service(service.id));
+            view.scheduler = scheduler_name(service.scheduler);
+            view.affinity_timeout_s = service.affinity_timeout_s;
+            view.frontends.push(FrontendView {
+                address: ip(key.address),
+                port: key.port,
+                kind: kind_name(service.kind),
+                refuses: service.slot_count == 0,
+            });
+        }
+    }
+
+    fn add_backends<const N: usize>(&self, family: &FamilyContents<N>, views: &mut BTreeMap<u32, ServiceView>) {
+        for (id, backend) in family.backends.iter().filter(|(_, backend)| backend.state != backend_state::GONE) {
+            if let Some(view) = views.get_mut(&backend.service) {
+                view.backends.push(BackendOfService {
+                    address: ip(backend.address),
+                    port: backend.port,
+                    state: state_name(backend.state),
+                    flows: self.flows_of(*id, backend),
+                    deadline_seconds: self.deadline_seconds(backend.deadline_ds),
+                });
+            }
+        }
+    }
+
+    fn service(&self, id: u32) -> ServiceView {
+        let name = self.name(id);
+        let count = |outcome| self.counted(stat_kind::SERVICE, id, outcome);
+        ServiceView {
+            namespace: name.namespace,
+            name: name.service,
+            port: name.port,
+            protocol: name.protocol,
+            id,
+            scheduler: "",
+            frontends: Vec::new(),
+            backends: Vec::new(),
+            port_name: name.port_name,
+            affinity_timeout_s: 0,
+            selected: count(Outcome::Selected) + count(Outcome::SocketConnected) + count(Outcome::SocketSent),
+            refused: count(Outcome::RefusedNoEndpoint) + count(Outcome::SocketRefused),
+        }
+    }
+}
+
+fn scheduler_name(number: u8) -> &'static str {
+    match number {
+        scheduler::RANDOM => "random",
+        _ => "unknown",
+    }
+}
+
+fn kind_name(kind: u8) -> &'static str {
+    match kind {
+        frontend_kind::CLUSTER_IP => "ClusterIP",
+        frontend_kind::EXTERNAL_IP => "ExternalIP",
+        frontend_kind::LOAD_BALANCER => "LoadBalancer",
+        frontend_kind::NODE_PORT => "NodePort",
+        _ => "unknown",
+    }
+}

@@ -1,0 +1,212 @@
+//! A small set of tables, and what is seen of it.
+
+use std::time::Duration;
+
+use lb_common::abi::*;
+
+use super::*;
+use crate::maps::to_chars;
+
+pub const NOW: Monotonic = Monotonic::from_duration(Duration::from_millis(100_500));
+
+pub fn service(id: u32, slot_count: u32) -> Service {
+    Service {
+        id,
+        generation: 1,
+        slot_base: 0,
+        slot_count,
+        seal: 0,
+        affinity_timeout_s: 0,
+        scheduler: scheduler::RANDOM,
+        flags: 0,
+        kind: frontend_kind::CLUSTER_IP,
+        pad: 0,
+    }
+}
+
+pub fn backend<const N: usize>(address: [u8; N], state: u8, service: u32, deadline_ds: u32) -> Backend<N> {
+    Backend {
+        address,
+        port: 8080,
+        state,
+        flags: 0,
+        generation: 0x10001,
+        service,
+        deadline_ds,
+        uid_hash: 0,
+        weight: 1,
+        pad: 0,
+    }
+}
+
+pub fn name(namespace: &str, name: &str, port_name: &str) -> ServiceName {
+    ServiceName {
+        namespace: to_chars(namespace),
+        name: to_chars(name),
+        port_name: to_chars(port_name),
+        port: 80,
+        protocol: TCP,
+        pad: 0,
+    }
+}
+
+pub fn flow(client_port: u16, backend: u32, seen_s: u32, flags: u8) -> (FlowKey<4>, Flow<4>) {
+    let key = FlowKey {
+        src: [10, 1, 0, 9],
+        dst: [10, 96, 0, 1],
+        src_port: client_port,
+        dst_port: 80,
+        protocol: TCP,
+        pad: [0; 3],
+    };
+    let flow = Flow {
+        tag: 0,
+        backend,
+        seen_s,
+        address: [10, 1, 0, 2],
+        port: 8080,
+        client_port,
+        generation: 1,
+        state: flow_state::OPEN,
+        flags,
+    };
+    (key, flow)
+}
+
+/// `demo/web` on both families with a backend in each state, and `other/empty` without any.
+pub fn contents() -> Contents {
+    let mut contents = Contents::default();
+    let key4 = |last| ServiceKey { address: [10, 96, 0, last], port: 80, protocol: TCP, pad: 0 };
+    let mut v6 = [0; 16];
+    (v6[0], v6[15]) = (0xfd, 1);
+    contents.v4.services = vec![(key4(2), service(2, 0)), (key4(1), service(1, 1))];
+    contents.v6.services = vec![(ServiceKey { address: v6, port: 80, protocol: TCP, pad: 0 }, service(1, 1))];
+    contents.v4.backends = vec![
+        (1, backend([10, 1, 0, 2], backend_state::ACTIVE, 1, 0)),
+        (2, backend([10, 1, 0, 3], backend_state::DRAINING, 1, 1_300)),
+        (3, backend([10, 1, 0, 4], backend_state::GONE, 1, 900)),
+    ];
+    v6[15] = 2;
+    contents.v6.backends = vec![(1, backend(v6, backend_state::ACTIVE, 1, 0))];
+    contents.v4.flows = vec![
+        flow(40_001, 1, 100, 0),
+        flow(40_002, 1, 40, 0),
+        flow(40_001, 1, 100, flow_flags::REPLY),
+        flow(40_003, 2, 100, 0),
+        flow(40_004, 0, 100, flow_flags::DIRECT),
+    ];
+    contents.names = vec![(1, name("demo", "web", "http")), (2, name("other", "empty", ""))];
+    contents
+}
+
+#[test]
+fn json_of_services_is_the_documented_one() {
+    let contents = contents();
+    let json = serde_json::to_value(Items { items: Inventory::new(&contents, NOW).services() }).expect("plain data");
+    assert_eq!(
+        json,
+        serde_json::json!({"items": [
+            {
+                "namespace": "demo", "name": "web", "port": 80, "protocol": "TCP", "id": 1, "scheduler": "random",
+                "frontends": [
+                    {"address": "10.96.0.1", "port": 80, "kind": "ClusterIP"},
+                    {"address": "fd00::1", "port": 80, "kind": "ClusterIP"},
+                ],
+                "backends": [
+                    {"address": "10.1.0.2", "port": 8080, "state": "active"},
+                    {"address": "10.1.0.3", "port": 8080, "state": "draining"},
+                    {"address": "fd00::2", "port": 8080, "state": "active"},
+                ],
+            },
+            {
+                "namespace": "other", "name": "empty", "port": 80, "protocol": "TCP", "id": 2, "scheduler": "random",
+                "frontends": [{"address": "10.96.0.2", "port": 80, "kind": "ClusterIP"}],
+                "backends": [],
+            },
+        ]})
+    );
+}
+
+#[test]
+fn json_of_backends_is_the_documented_one() {
+    let contents = contents();
+    let json = serde_json::to_value(Items { items: Inventory::new(&contents, NOW).backends() }).expect("plain data");
+    let backend = |address: &str, state: &str, flows: u64, deadline: Option<u64>| {
+        serde_json::json!({
+            "namespace": "demo", "service": "web", "servicePort": 80, "address": address, "port": 8080,
+            "state": state, "flows": flows, "deadlineSeconds": deadline,
+        })
+    };
+    assert_eq!(
+        json,
+        serde_json::json!({"items": [
+            backend("10.1.0.2", "active", 2, None),
+            backend("10.1.0.3", "draining", 1, Some(30)),
+            backend("fd00::2", "active", 0, None),
+        ]})
+    );
+}
+
+#[test]
+fn json_of_connections_is_the_documented_one() {
+    let mut contents = contents();
+    contents.v4.flows.truncate(1);
+    let json = serde_json::to_value(Items { items: Inventory::new(&contents, NOW).connections() }).expect("plain data");
+    assert_eq!(
+        json,
+        serde_json::json!({"items": [{
+            "namespace": "demo", "service": "web", "servicePort": 80, "protocol": "TCP", "via": "packet",
+            "clientAddress": "10.1.0.9", "clientPort": 40001, "socketCookie": null,
+            "frontendAddress": "10.96.0.1", "frontendPort": 80, "backendAddress": "10.1.0.2", "backendPort": 8080,
+            "state": "open", "idleSeconds": 0, "expiresSeconds": 8100,
+        }]})
+    );
+}
+
+#[test]
+fn an_expired_flow_and_one_of_the_ids_former_bearer_are_not_counted() {
+    let mut contents = contents();
+    let later = Monotonic::from_duration(Duration::from_secs(8_141));
+    assert_eq!(Inventory::new(&contents, later).backends()[0].flows, 1, "one was last seen at 40 s, one at 100 s");
+    for (_, flow) in &mut contents.v4.flows {
+        flow.generation = 7;
+    }
+    assert_eq!(Inventory::new(&contents, NOW).backends()[0].flows, 0);
+}
+
+#[test]
+fn a_struck_deadline_is_zero_and_counted_as_overdue() {
+    let contents = contents();
+    let later = Monotonic::from_duration(Duration::from_secs(131));
+    let inventory = Inventory::new(&contents, later);
+    assert_eq!(inventory.backends()[1].deadline_seconds, Some(0));
+    let totals = inventory.totals();
+    assert_eq!((totals.overdue, totals.backends.draining, totals.backends.gone), (1, 1, 1));
+    assert_eq!((totals.services, totals.frontends, totals.flows), (2, 3, 3));
+}
+
+#[test]
+fn a_backend_whose_service_name_is_gone_is_shown_by_id() {
+    let mut contents = contents();
+    contents.names.clear();
+    assert_eq!(Inventory::new(&contents, NOW).backends()[0].service, "#1");
+}
+
+#[test]
+fn sockets_are_shown_by_their_cookie() {
+    let mut contents = Contents { names: vec![(1, name("demo", "web", ""))], ..Contents::default() };
+    let key = |direction| SocketKey {
+        cookie_low: 5,
+        cookie_high: 1,
+        address: [10, 96, 0, 1],
+        port: 80,
+        protocol: TCP,
+        direction,
+    };
+    let peer = SocketPeer { address: [10, 1, 0, 2], port: 8080, pad: 0, backend: 1, backend_generation: 1, service: 1 };
+    contents.v4.sockets = vec![(key(socket_direction::FORWARD), peer), (key(socket_direction::REPLY), peer)];
+    let connections = Inventory::new(&contents, NOW).connections();
+    assert_eq!(connections.len(), 1, "both directions are one connection");
+    assert_eq!(connections[0].socket_cookie, Some((1 << 32) + 5));
+    assert_eq!(connections[0].service, "web");
+}

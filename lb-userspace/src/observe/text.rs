@@ -1,0 +1,162 @@
+//! `get` as text: names first, what `ipvsadm -ln` shows at a glance.
+
+use super::inventory::{BackendView, ConnectionView, ServiceView};
+use super::table::{aligned, or_dash, place};
+
+/// Services with their frontends, and their backends below (`->`).
+pub fn services(services: &[ServiceView], wide: bool) -> String {
+    let mut header = vec!["NAMESPACE", "SERVICE", "PORT", "ADDRESS", "KIND/STATE", "FLOWS", "DEADLINE"];
+    if wide {
+        header.extend(["SCHEDULER", "AFFINITY", "SELECTED", "REFUSED", "ID"]);
+    }
+    aligned(&header, services.iter().flat_map(|service| service_rows(service, wide)))
+}
+
+fn service_rows(service: &ServiceView, wide: bool) -> Vec<Vec<String>> {
+    let mut rows = Vec::new();
+    for (index, frontend) in service.frontends.iter().enumerate() {
+        let mut row = if index == 0 {
+            vec![service.namespace.clone(), service.name.clone(), port_text(service)]
+        } else {
+            vec![String::new(); 3]
+        };
+        let refuses = if frontend.refuses { ", refuses" } else { "" };
+        row.extend([place(frontend.address, frontend.port), format!("{}{refuses}", frontend.kind)]);
+        if index == 0 {
+            row.extend([service.backends.iter().map(|backend| backend.flows).sum::<u64>().to_string(), "-".into()]);
+            if wide {
+                let affinity = (service.affinity_timeout_s != 0).then(|| format!("{}s", service.affinity_timeout_s));
+                row.extend([service.scheduler.to_owned(), or_dash(affinity)]);
+                row.extend([service.selected.to_string(), service.refused.to_string(), service.id.to_string()]);
+            }
+        }
+        rows.push(row);
+    }
+    for backend in &service.backends {
+        let mut row = vec![String::new(); 3];
+        row.extend([format!("-> {}", place(backend.address, backend.port)), backend.state.to_owned()]);
+        row.extend([backend.flows.to_string(), in_seconds(backend.deadline_seconds)]);
+        rows.push(row);
+    }
+    rows
+}
+
+/// Backends, each address once with all services that use it.
+pub fn backends(backends: &[BackendView], wide: bool) -> String {
+    let mut header = vec!["ADDRESS", "NAMESPACE", "SERVICE", "PORT", "STATE", "FLOWS", "DEADLINE"];
+    if wide {
+        header.extend(["LOCAL", "SERVING", "WEIGHT", "SELECTED", "ID", "GENERATION"]);
+    }
+    let mut last = None;
+    let rows = backends.iter().map(|backend| {
+        let address = (backend.address, backend.port);
+        let shown = if last.replace(address) == Some(address) { String::new() } else { place(address.0, address.1) };
+        let port = format!("{}/{}", backend.service_port, backend.protocol);
+        let mut row = vec![shown, backend.namespace.clone(), backend.service.clone(), port];
+        row.extend([backend.state.to_owned(), backend.flows.to_string(), in_seconds(backend.deadline_seconds)]);
+        if wide {
+            row.extend([yes(backend.local), yes(backend.serving), backend.weight.to_string()]);
+            row.extend([backend.selected.to_string(), backend.id.to_string(), backend.generation.to_string()]);
+        }
+        row
+    });
+    aligned(&header, rows.collect::<Vec<_>>())
+}
+
+/// Connections, one a line.
+pub fn connections(connections: &[ConnectionView], wide: bool) -> String {
+    let mut header = vec!["NAMESPACE", "SERVICE", "PORT", "CLIENT", "FRONTEND", "BACKEND", "STATE", "IDLE"];
+    if wide {
+        header.extend(["EXPIRES", "VIA", "TRANSLATED PORT"]);
+    }
+    let rows = connections.iter().map(|connection| {
+        let port = format!("{}/{}", connection.service_port, connection.protocol);
+        let client = match (connection.client_address, connection.client_port, connection.socket_cookie) {
+            (Some(address), Some(port), _) => place(address, port),
+            (_, _, cookie) => format!("socket {}", or_dash(cookie)),
+        };
+        let mut row = vec![connection.namespace.clone(), connection.service.clone(), port, client];
+        row.push(place(connection.frontend_address, connection.frontend_port));
+        row.push(place(connection.backend_address, connection.backend_port));
+        row.extend([connection.state.to_owned(), in_seconds(connection.idle_seconds)]);
+        if wide {
+            row.extend([in_seconds(connection.expires_seconds), connection.via.to_owned()]);
+            row.push(or_dash(connection.translated_port));
+        }
+        row
+    });
+    aligned(&header, rows)
+}
+
+fn port_text(service: &ServiceView) -> String {
+    let port = format!("{}/{}", service.port, service.protocol);
+    if service.port_name.is_empty() { port } else { format!("{port} {}", service.port_name) }
+}
+
+fn in_seconds(seconds: Option<u64>) -> String {
+    or_dash(seconds.map(|seconds| format!("{seconds}s")))
+}
+
+fn yes(value: bool) -> String {
+    if value { "yes" } else { "no" }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::inventory::Inventory;
+    use crate::observe::inventory::tests::{NOW, contents};
+
+    #[test]
+    fn services_read_like_ipvsadm_with_names() {
+        let contents = contents();
+        insta::assert_snapshot!(services(&Inventory::new(&contents, NOW).services(), false), @r"
+        NAMESPACE  SERVICE  PORT         ADDRESS            KIND/STATE          FLOWS  DEADLINE
+        demo       web      80/TCP http  10.96.0.1:80       ClusterIP           3      -
+                                         [fd00::1]:80       ClusterIP
+                                         -> 10.1.0.2:8080   active              2      -
+                                         -> 10.1.0.3:8080   draining            1      30s
+                                         -> [fd00::2]:8080  active              0      -
+        other      empty    80/TCP       10.96.0.2:80       ClusterIP, refuses  0      -
+        ");
+    }
+
+    #[test]
+    fn wide_services_show_counters_and_ids() {
+        let contents = contents();
+        insta::assert_snapshot!(services(&Inventory::new(&contents, NOW).services(), true), @r"
+        NAMESPACE  SERVICE  PORT         ADDRESS            KIND/STATE          FLOWS  DEADLINE  SCHEDULER  AFFINITY  SELECTED  REFUSED  ID
+        demo       web      80/TCP http  10.96.0.1:80       ClusterIP           3      -         random     -         0         0        1
+                                         [fd00::1]:80       ClusterIP
+                                         -> 10.1.0.2:8080   active              2      -
+                                         -> 10.1.0.3:8080   draining            1      30s
+                                         -> [fd00::2]:8080  active              0      -
+        other      empty    80/TCP       10.96.0.2:80       ClusterIP, refuses  0      -         random     -         0         0        2
+        ");
+    }
+
+    #[test]
+    fn backends_are_grouped_by_address() {
+        let mut contents = contents();
+        let shared = contents.v4.backends[0].1;
+        contents.v4.backends.push((9, lb_common::abi::Backend { service: 2, ..shared }));
+        insta::assert_snapshot!(backends(&Inventory::new(&contents, NOW).backends(), false), @r"
+        ADDRESS         NAMESPACE  SERVICE  PORT    STATE     FLOWS  DEADLINE
+        10.1.0.2:8080   demo       web      80/TCP  active    2      -
+                        other      empty    80/TCP  active    0      -
+        10.1.0.3:8080   demo       web      80/TCP  draining  1      30s
+        [fd00::2]:8080  demo       web      80/TCP  active    0      -
+        ");
+    }
+
+    #[test]
+    fn connections_show_both_ends() {
+        let contents = contents();
+        insta::assert_snapshot!(connections(&Inventory::new(&contents, NOW).connections(), false), @r"
+        NAMESPACE  SERVICE  PORT    CLIENT          FRONTEND      BACKEND        STATE  IDLE
+        demo       web      80/TCP  10.1.0.9:40001  10.96.0.1:80  10.1.0.2:8080  open   0s
+        demo       web      80/TCP  10.1.0.9:40002  10.96.0.1:80  10.1.0.2:8080  open   60s
+        demo       web      80/TCP  10.1.0.9:40003  10.96.0.1:80  10.1.0.2:8080  open   0s
+        ");
+    }
+}
