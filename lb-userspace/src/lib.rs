@@ -1,7 +1,9 @@
 //! Ballast, the service load balancer: sources of truth, the plan, the tables, and the programs that read them.
 
+pub mod apply;
 pub mod config;
 pub mod maps;
 pub mod model;
 pub mod observe;
+pub mod plan;
 pub mod source;

@@ -104,7 +104,7 @@ type Watched<K> = Result<Event<K>, watcher::Error>;
 
 enum Message {
     Service(Box<Watched<core::Service>>),
-    Slice(Watched<discovery::EndpointSlice>),
+    Slice(Box<Watched<discovery::EndpointSlice>>),
 }
 
 /// Turns two streams of events into snapshots; the streams never end.
@@ -118,7 +118,7 @@ fn follow(
     let (status_to, status) = watch::channel(SourceStatus { kind: "kube", origin, ..SourceStatus::default() });
     let mut messages = futures::stream::select(
         services.map(|event| Message::Service(Box::new(event))).boxed(),
-        slices.map(Message::Slice).boxed(),
+        slices.map(|event| Message::Slice(Box::new(event))).boxed(),
     )
     .ready_chunks(EVENTS_MAX);
     let task = tokio::spawn(async move {
@@ -212,7 +212,7 @@ impl Held {
             Message::Service(event) => {
                 self.services.take(*event, |service| object_name(&service.metadata), Objects::put_service)
             }
-            Message::Slice(event) => self.slices.take(event, |slice| object_name(&slice.metadata), Objects::put_slice),
+            Message::Slice(event) => self.slices.take(*event, |slice| object_name(&slice.metadata), Objects::put_slice),
         };
     }
 

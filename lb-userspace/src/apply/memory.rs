@@ -1,0 +1,146 @@
+//! Tables in memory: for tests, and for a dry run. Refuses what the kernel would refuse, and fails when told to.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lb_common::abi::{self, backend_state};
+
+use super::{Store, StoreError};
+use crate::{
+    model::Family,
+    plan::{BackendId, BackendRecord, Capacities, Frontend, Loaded, Op, Range},
+};
+
+/// Tables in memory.
+#[derive(Clone, Debug)]
+pub struct MemoryStore {
+    capacities: Capacities,
+    pub names: BTreeMap<u32, abi::ServiceName>,
+    pub frontends: BTreeMap<Frontend, abi::Service>,
+    pub backends: BTreeMap<BackendId, BackendRecord>,
+    pub slots: BTreeMap<u32, abi::Slot>,
+    /// Revision and time of the last complete run.
+    pub programmed: Option<(u64, u32)>,
+    /// Backends that some flow refers to.
+    pub flows: BTreeSet<BackendId>,
+    /// Every operation that was carried out.
+    pub log: Vec<Op>,
+    /// How many operations are to succeed before one fails, again and again from the front; empty: all succeed.
+    pub failures: Vec<usize>,
+    /// Look at the tables as a reader would after each write, and panic at what it must never see.
+    pub check_each_write: bool,
+}
+
+impl MemoryStore {
+    /// Empty tables.
+    pub fn new(capacities: Capacities) -> Self {
+        Self {
+            capacities,
+            names: BTreeMap::new(),
+            frontends: BTreeMap::new(),
+            backends: BTreeMap::new(),
+            slots: BTreeMap::new(),
+            programmed: None,
+            flows: BTreeSet::new(),
+            log: Vec::new(),
+            failures: Vec::new(),
+            check_each_write: false,
+        }
+    }
+
+    /// A size for tests: large enough not to matter.
+    pub fn roomy() -> Self {
+        Self::new(Capacities {
+            frontends4: 1000,
+            frontends6: 1000,
+            backends4: 1000,
+            backends6: 1000,
+            slots: 10_000,
+            names: 1000,
+        })
+    }
+
+    fn fail_if_told(&mut self) -> Result<(), StoreError> {
+        match self.failures.first_mut() {
+            Some(0) => {
+                self.failures.remove(0);
+                Err(StoreError::Failed("told to fail".into()))
+            }
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn put_frontend(&mut self, frontend: Frontend, entry: abi::Service) -> Result<(), StoreError> {
+        let family = Family::of(frontend.address);
+        let used = self.frontends.keys().filter(|other| Family::of(other.address) == family).count();
+        if !self.frontends.contains_key(&frontend) && used >= self.capacities.frontends(family) as usize {
+            return Err(StoreError::Full("services"));
+        }
+        self.frontends.insert(frontend, entry);
+        Ok(())
+    }
+}
+
+impl Store for MemoryStore {
+    fn capacities(&self) -> Capacities {
+        self.capacities
+    }
+
+    fn load(&self) -> Result<Loaded, StoreError> {
+        Ok(Loaded {
+            names: self.names.iter().map(|(id, name)| (*id, *name)).collect(),
+            frontends: self.frontends.iter().map(|(frontend, entry)| (*frontend, *entry)).collect(),
+            backends: self.backends.iter().map(|(id, record)| (*id, *record)).collect(),
+            slots: Vec::new(),
+        })
+    }
+
+    fn slots(&self, range: Range) -> Result<Vec<abi::Slot>, StoreError> {
+        let slot = |index| self.slots.get(&index).copied().unwrap_or_default();
+        Ok((range.base..range.base + range.count).map(slot).collect())
+    }
+
+    fn apply(&mut self, op: &Op) -> Result<(), StoreError> {
+        self.fail_if_told()?;
+        match op {
+            Op::WriteName { id, name } => {
+                self.names.insert(*id, *name);
+            }
+            Op::WriteBackend { id, record } | Op::RetireBackend { id, record } => {
+                self.backends.insert(*id, *record);
+            }
+            Op::WriteSlots { base, slots } => {
+                self.slots.extend((*base..).zip(slots.iter().copied()));
+            }
+            Op::WriteFrontend { frontend, entry } => self.put_frontend(*frontend, *entry)?,
+            Op::RemoveFrontend { frontend } => {
+                self.frontends.remove(frontend);
+            }
+            Op::FreeBackend { id, generation } => {
+                if let Some(record) = self.backends.get_mut(id) {
+                    record.state = backend_state::FREE;
+                    record.generation = *generation;
+                }
+            }
+            // The kernel's slots keep their content, too.
+            Op::ReleaseSlots { .. } => {}
+            Op::ForgetService { id } => {
+                self.names.remove(id);
+            }
+            Op::WriteConfig { revision, programmed_ds } => self.programmed = Some((*revision, *programmed_ds)),
+        }
+        self.log.push(op.clone());
+        if self.check_each_write {
+            let problems = self.problems();
+            assert!(problems.is_empty(), "after {op}: {problems:?}\n{}", self.dump());
+        }
+        Ok(())
+    }
+
+    fn referred(&self, ids: &BTreeSet<BackendId>) -> Result<BTreeSet<BackendId>, StoreError> {
+        Ok(ids.intersection(&self.flows).copied().collect())
+    }
+}

@@ -1,0 +1,23 @@
+//! The only writer of the tables: carries plans out over a store, keeps the book, retries, and watches deadlines.
+
+mod dump;
+mod kernel;
+mod memory;
+mod programmer;
+mod report;
+mod store;
+
+pub use kernel::KernelStore;
+pub use memory::MemoryStore;
+pub use programmer::Programmer;
+pub use report::{BackendCounts, Report};
+pub use store::{Store, StoreError};
+
+/// Why the tables cannot be taken over.
+#[derive(Debug, thiserror::Error)]
+pub enum ApplyError {
+    #[error(
+        "the tables cannot be read, so nothing is changed: {0}; see that no other program holds them, and start again"
+    )]
+    Unreadable(#[from] StoreError),
+}

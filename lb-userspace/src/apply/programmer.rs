@@ -1,0 +1,207 @@
+//! Keeps the tables at what the last snapshot wants: level-triggered, so a failure is only a reason to come again.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use super::{ApplyError, Report, Store};
+use crate::{
+    model::{Monotonic, Refusal, Snapshot},
+    plan::{
+        Book, Desired, Loaded, Op, PlanSettings, PortKey, Range, diff_service, free_unreferred, plan, restore, sweep,
+    },
+};
+
+/// Writes the tables of one store.
+#[derive(Debug)]
+pub struct Programmer<S> {
+    store: S,
+    settings: PlanSettings,
+    book: Book,
+    /// `None` until the first snapshot: nothing is programmed, and nothing removed, before.
+    wanted: Option<Wanted>,
+    retry: Option<Retry>,
+    /// When ids of backends that are gone are next looked for in the flow tables.
+    reclaim_at: Option<Monotonic>,
+}
+
+#[derive(Debug)]
+struct Wanted {
+    revision: u64,
+    desired: Arc<Desired>,
+}
+
+/// Something failed or found no room.
+#[derive(Clone, Copy, Debug)]
+struct Retry {
+    at: Monotonic,
+    pause: Duration,
+}
+
+impl<S: Store> Programmer<S> {
+    /// Takes over what the tables hold. Writes nothing.
+    pub fn restore(store: S, settings: PlanSettings, now: Monotonic) -> Result<Self, ApplyError> {
+        let mut loaded: Loaded = store.load()?;
+        let capacities = store.capacities();
+        let ranges: BTreeMap<u32, u32> = loaded
+            .frontends
+            .iter()
+            .map(|(_, entry)| (entry.slot_base, entry.slot_count))
+            .filter(|(base, count)| *count > 0 && base.checked_add(*count).is_some_and(|end| end <= capacities.slots))
+            .collect();
+        for (base, count) in ranges {
+            let range = Range { base, count };
+            loaded.slots.push((range, store.slots(range)?));
+        }
+        let book = restore(capacities, loaded);
+        let reclaim_at = (!book.gone.is_empty()).then(|| now + settings.reclaim_interval);
+        Ok(Self { store, settings, book, wanted: None, retry: None, reclaim_at })
+    }
+
+    /// Brings the tables to what the snapshot wants. What fails or finds no room is in the report, and comes again with
+    /// [`Self::tick`]; everything else is done.
+    pub fn sync(&mut self, snapshot: &Snapshot, now: Monotonic) -> Report {
+        let desired = Arc::new(plan(snapshot, &self.settings));
+        self.wanted = Some(Wanted { revision: snapshot.revision, desired: Arc::clone(&desired) });
+        let written = self.book.service_ids.keys();
+        // Removals come first: they make room.
+        let mut keys: Vec<PortKey> = written.filter(|key| !desired.services.contains_key(key)).cloned().collect();
+        keys.extend(desired.services.keys().cloned());
+        self.run(&desired, &keys, now)
+    }
+
+    /// Does what time has brought about: deadlines that struck, ranges that have rested, retries. Does nothing before the
+    /// first snapshot.
+    pub fn tick(&mut self, now: Monotonic) -> Report {
+        let Some(wanted) = &self.wanted else { return Report::default() };
+        let desired = Arc::clone(&wanted.desired);
+        let keys: Vec<PortKey> = if self.retry.is_some_and(|retry| retry.at <= now) {
+            self.book
+                .service_ids
+                .keys()
+                .chain(desired.services.keys())
+                .cloned()
+                .collect::<BTreeSet<_>>()
+                .into_iter()
+                .collect()
+        } else {
+            self.struck(now)
+        };
+        self.run(&desired, &keys, now)
+    }
+
+    /// When [`Self::tick`] has something to do; `None`: not before the next snapshot.
+    pub fn next_tick(&self) -> Option<Monotonic> {
+        self.wanted.as_ref()?;
+        let deadline = self.book.deadlines.first().map(|(tenths, _)| Monotonic::from_tenths(*tenths));
+        let release = self.book.resting.values().min().copied();
+        // What is due and failed is not tried again before the retry.
+        let not_before = self.retry.map_or_else(Monotonic::default, |retry| retry.at);
+        let due = [deadline, release, self.reclaim_at].into_iter().flatten().min().map(|at| at.max(not_before));
+        due.into_iter().chain(self.retry.map(|retry| retry.at)).min()
+    }
+
+    pub fn store(&self) -> &S {
+        &self.store
+    }
+
+    pub fn store_mut(&mut self) -> &mut S {
+        &mut self.store
+    }
+
+    pub fn into_store(self) -> S {
+        self.store
+    }
+
+    pub fn book(&self) -> &Book {
+        &self.book
+    }
+
+    /// The service ports of backends whose deadline struck.
+    fn struck(&self, now: Monotonic) -> Vec<PortKey> {
+        let due = self.book.deadlines.iter().take_while(|(tenths, _)| Monotonic::from_tenths(*tenths) <= now);
+        let services: BTreeSet<u32> =
+            due.filter_map(|(_, id)| self.book.backends.get(id)).map(|record| record.service).collect();
+        services.iter().filter_map(|id| self.book.services.get(id)).map(|service| service.key.clone()).collect()
+    }
+
+    fn run(&mut self, desired: &Desired, keys: &[PortKey], now: Monotonic) -> Report {
+        let mut report = Report { refusals: desired.refusals.clone(), ..Report::default() };
+        let mut no_room: Vec<Refusal> = Vec::new();
+        for key in keys {
+            match diff_service(key, desired, &self.book, &self.settings, now) {
+                Ok(ops) => self.apply(key, &ops, now, &mut report),
+                Err(refusal) => no_room.push(refusal),
+            }
+        }
+        self.reclaim(desired, now, &mut report);
+        for (key, op) in sweep(&self.book, desired, now) {
+            self.apply(&key, &[op], now, &mut report);
+        }
+        let clean = report.failures.is_empty() && no_room.is_empty();
+        report.refusals.extend(no_room);
+        self.note_programmed(clean, now, &mut report);
+        self.schedule(report.failures.is_empty() && clean, now);
+        report.describe(&self.book, &self.settings, now);
+        report
+    }
+
+    /// Carries operations out until one fails: what follows it may depend on it.
+    fn apply(&mut self, key: &PortKey, ops: &[Op], now: Monotonic, report: &mut Report) {
+        for op in ops {
+            if let Err(error) = self.store.apply(op) {
+                report.failures.push(format!("Service {key}: {op}: {error}"));
+                return;
+            }
+            self.book.record(key, op, now, self.settings.slot_grace);
+            report.writes += 1;
+        }
+    }
+
+    /// Frees the ids that no flow refers to any more, if it is time to look.
+    fn reclaim(&mut self, desired: &Desired, now: Monotonic, report: &mut Report) {
+        if self.book.gone.is_empty() {
+            self.reclaim_at = None;
+            return;
+        }
+        let at = *self.reclaim_at.get_or_insert(now + self.settings.reclaim_interval);
+        if at > now {
+            return;
+        }
+        self.reclaim_at = Some(now + self.settings.reclaim_interval);
+        match self.store.referred(&self.book.gone) {
+            Ok(referred) => {
+                for (key, op) in free_unreferred(&self.book, desired, &referred) {
+                    self.apply(&key, &[op], now, report);
+                }
+            }
+            Err(error) => report.failures.push(format!("looking for flows of backends that are gone: {error}")),
+        }
+        if self.book.gone.is_empty() {
+            self.reclaim_at = None;
+        }
+    }
+
+    fn note_programmed(&mut self, clean: bool, now: Monotonic, report: &mut Report) {
+        let Some(wanted) = &self.wanted else { return };
+        report.revision = wanted.revision;
+        if !clean {
+            return;
+        }
+        if let Err(error) =
+            self.store.apply(&Op::WriteConfig { revision: wanted.revision, programmed_ds: now.to_tenths() })
+        {
+            report.failures.push(format!("noting the revision: {error}"));
+        }
+    }
+
+    fn schedule(&mut self, clean: bool, now: Monotonic) {
+        self.retry = (!clean).then(|| {
+            let pause =
+                self.retry.map_or(self.settings.retry_min, |retry| (retry.pause * 2).min(self.settings.retry_max));
+            Retry { at: now + pause, pause }
+        });
+    }
+}

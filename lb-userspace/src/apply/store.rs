@@ -1,0 +1,33 @@
+//! Where tables are kept: the kernel's maps, or memory.
+
+use std::collections::BTreeSet;
+
+use lb_common::abi::Slot;
+
+use crate::plan::{BackendId, Capacities, Loaded, Op, Range};
+
+/// Why one access failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    #[error("{0}")]
+    Failed(String),
+    /// The table has no room; its name.
+    #[error("map {0} is full; remove services or endpoints, or raise the map's size")]
+    Full(&'static str),
+}
+
+/// The tables, as the one writer sees them.
+pub trait Store {
+    fn capacities(&self) -> Capacities;
+
+    /// Everything but the slots.
+    fn load(&self) -> Result<Loaded, StoreError>;
+
+    fn slots(&self, range: Range) -> Result<Vec<Slot>, StoreError>;
+
+    /// Carries one operation out. An operation that failed may be done in part, where readers do not see it; it can be repeated.
+    fn apply(&mut self, op: &Op) -> Result<(), StoreError>;
+
+    /// Which of these backends some flow or socket still refers to. Names one too many rather than one too few.
+    fn referred(&self, ids: &BTreeSet<BackendId>) -> Result<BTreeSet<BackendId>, StoreError>;
+}

@@ -1,0 +1,105 @@
+//! The life of a backend: what becomes of its record, from what the API says now and what was written before.
+
+use lb_common::abi::{backend_flags, backend_state};
+
+use super::{BackendRecord, DesiredEndpoint, EndpointState, PlanSettings};
+use crate::model::Monotonic;
+
+/// What to do with the record of one endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// There is no record that could take flows, and none is wanted.
+    Nothing,
+    /// The record stands as it is.
+    Keep,
+    /// The same backend in another state.
+    Write(BackendRecord),
+    /// A new backend.
+    New,
+    /// The record's backend has come to its end.
+    Evict(BackendRecord),
+    /// It has come to its end, and another one is there at the same address.
+    Replace(BackendRecord),
+}
+
+/// The next step of the backend at one address.
+pub fn step(
+    current: Option<&BackendRecord>,
+    wanted: Option<DesiredEndpoint>,
+    now: Monotonic,
+    settings: &PlanSettings,
+) -> Step {
+    match (current, wanted) {
+        (None, None) => Step::Nothing,
+        (None, Some(_)) => Step::New,
+        (Some(record), None) => leave(record, now, settings),
+        (Some(record), Some(wanted)) => stay(record, wanted, now, settings),
+    }
+}
+
+fn leave(record: &BackendRecord, now: Monotonic, settings: &PlanSettings) -> Step {
+    if record.state == backend_state::GONE {
+        return Step::Nothing;
+    }
+    if record.is_struck(now) {
+        return Step::Evict(record.gone());
+    }
+    if record.state == backend_state::DRAINING {
+        return Step::Keep;
+    }
+    let mut deadline_ds = (now + settings.drain_period).to_tenths();
+    if record.deadline_ds != 0 {
+        deadline_ds = deadline_ds.min(record.deadline_ds);
+    }
+    Step::Write(BackendRecord { state: backend_state::DRAINING, deadline_ds, ..*record })
+}
+
+fn stay(record: &BackendRecord, wanted: DesiredEndpoint, now: Monotonic, settings: &PlanSettings) -> Step {
+    let terminating = wanted.state == EndpointState::Terminating;
+    let other_pod = record.uid_hash != 0 && wanted.uid_hash != 0 && record.uid_hash != wanted.uid_hash;
+    if record.state == backend_state::GONE {
+        // It has had its time, though the API still lists it.
+        return if terminating && !other_pod { Step::Nothing } else { Step::New };
+    }
+    if other_pod {
+        return Step::Replace(record.gone());
+    }
+    if record.is_struck(now) {
+        return if terminating { Step::Evict(record.gone()) } else { Step::Replace(record.gone()) };
+    }
+    let written = describe(record, wanted, now, settings);
+    if written == *record { Step::Keep } else { Step::Write(written) }
+}
+
+/// The record of a backend that the API lists; address, service and generation are those of `record`.
+pub fn describe(
+    record: &BackendRecord,
+    wanted: DesiredEndpoint,
+    now: Monotonic,
+    settings: &PlanSettings,
+) -> BackendRecord {
+    let state = match wanted.state {
+        EndpointState::Ready => backend_state::ACTIVE,
+        EndpointState::NotReady => backend_state::RESTING,
+        EndpointState::Terminating => backend_state::TERMINATING,
+    };
+    let deadline_ds = match (state, record.state) {
+        (backend_state::TERMINATING, backend_state::TERMINATING) if record.deadline_ds != 0 => record.deadline_ds,
+        (backend_state::TERMINATING, _) => (now + settings.terminating_max).to_tenths(),
+        _ => 0,
+    };
+    let local = if wanted.local { backend_flags::LOCAL } else { 0 };
+    let serving = if wanted.serving { backend_flags::SERVING } else { 0 };
+    BackendRecord {
+        state,
+        flags: local | serving,
+        deadline_ds,
+        uid_hash: if wanted.uid_hash == 0 { record.uid_hash } else { wanted.uid_hash },
+        weight: 1,
+        ..*record
+    }
+}
+
+#[cfg(test)]
+#[path = "life_tests.rs"]
+mod tests;

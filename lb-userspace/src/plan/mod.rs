@@ -1,0 +1,56 @@
+//! What the tables should hold: a pure function of the snapshot, and the operations that lead there.
+//!
+//! No clock, no I/O, no map. [`plan`] says what is wanted, [`Book`] what is written, [`diff_service`] the way between.
+
+mod book;
+mod desired;
+mod diff;
+mod endpoints;
+mod ids;
+mod life;
+mod op;
+mod restore;
+mod sweep;
+
+use std::time::Duration;
+
+pub use book::{Book, BookedService, Capacities};
+pub use desired::{Desired, DesiredService, Frontend, PortKey, plan};
+pub use diff::diff_service;
+pub use endpoints::{DesiredEndpoint, EndpointState};
+pub use ids::Range;
+pub use op::{BackendId, BackendRecord, Op, order};
+pub use restore::{Loaded, restore};
+pub use sweep::{free_unreferred, sweep};
+
+/// What the plan depends on besides the snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlanSettings {
+    /// This node, as `nodeName` of endpoints has it; without it no endpoint counts as local.
+    pub node_name: Option<String>,
+    /// How long flows to a backend that is gone from the API may go on.
+    pub drain_period: Duration,
+    /// How long flows to a terminating backend may go on at most.
+    pub terminating_max: Duration,
+    /// How long a slot range rests before it is written again: longer than any program runs.
+    pub slot_grace: Duration,
+    /// How often ids of backends that are gone are looked for in the flow tables.
+    pub reclaim_interval: Duration,
+    /// Pause before the first retry of what failed or was refused; doubled up to `retry_max`.
+    pub retry_min: Duration,
+    pub retry_max: Duration,
+}
+
+impl Default for PlanSettings {
+    fn default() -> Self {
+        Self {
+            node_name: None,
+            drain_period: Duration::from_secs(30),
+            terminating_max: Duration::from_hours(1),
+            slot_grace: Duration::from_secs(1),
+            reclaim_interval: Duration::from_mins(1),
+            retry_min: Duration::from_secs(1),
+            retry_max: Duration::from_secs(30),
+        }
+    }
+}
