@@ -2,6 +2,7 @@
 
 pub mod apply;
 pub mod config;
+pub mod datapath;
 pub mod maps;
 pub mod model;
 pub mod observe;

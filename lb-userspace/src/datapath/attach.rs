@@ -1,0 +1,285 @@
+//! Makes the attachments of interfaces what they should be: attach, replace in place, detach. Level-triggered and repeatable.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt, fs,
+    path::Path,
+};
+
+use rtnetlink::Handle;
+use serde::Serialize;
+
+use super::{
+    DatapathError,
+    bpf_link::{BpfLink, LinkTarget},
+    clsact,
+    features::TcMechanism,
+    load::{Kernel, Loaded},
+    net::Wanted,
+    pins::Pins,
+    point::Point,
+    settings::XdpMode,
+};
+
+const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
+const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+
+/// How a program hangs on an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum How {
+    Tcx,
+    Clsact,
+    /// XDP in the driver.
+    Native,
+    /// XDP in the stack.
+    Generic,
+}
+
+impl fmt::Display for How {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcx => "tcx",
+            Self::Clsact => "clsact",
+            Self::Native => "native",
+            Self::Generic => "generic",
+        })
+    }
+}
+
+impl How {
+    const ALL: [Self; 4] = [Self::Tcx, Self::Clsact, Self::Native, Self::Generic];
+
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|how| how.to_string() == text)
+    }
+
+    fn flags(self) -> u32 {
+        match self {
+            Self::Native => XDP_FLAGS_DRV_MODE,
+            Self::Generic => XDP_FLAGS_SKB_MODE,
+            Self::Tcx | Self::Clsact => 0,
+        }
+    }
+}
+
+/// A program at a place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Attachment {
+    pub point: Point,
+    pub program: String,
+    pub how: How,
+}
+
+/// Does the attaching, and remembers what is attached.
+#[derive(Debug)]
+pub(super) struct Attacher {
+    pins: Pins,
+    tc: TcMechanism,
+    xdp: XdpMode,
+    pub attached: BTreeMap<(u32, Point), Attachment>,
+    pub problems: BTreeMap<(u32, Point), String>,
+    /// Interfaces with a clsact qdisc, where filters of an earlier start may hang.
+    clsact: BTreeSet<u32>,
+}
+
+impl Attacher {
+    pub fn new(pins: Pins, tc: TcMechanism, xdp: XdpMode) -> Self {
+        let (attached, problems) = (BTreeMap::new(), BTreeMap::new());
+        Self { pins, tc, xdp, attached, problems, clsact: BTreeSet::new() }
+    }
+
+    /// Before a full round: nothing is believed that was not looked at again.
+    pub async fn distrust(&mut self, handle: &mut Handle) -> Result<(), DatapathError> {
+        self.clsact = clsact::interfaces(handle).await?.into_iter().collect();
+        self.attached.clear();
+        self.problems.clear();
+        Ok(())
+    }
+
+    /// Attaches what the interface should have, and takes off what it should not.
+    pub async fn ensure(&mut self, handle: &mut Handle, kernel: &Kernel, wanted: &Wanted) {
+        for point in Point::ALL {
+            let key = (wanted.ifindex, point);
+            let name = wanted.role.program(point, wanted.ethernet);
+            let done = match name.and_then(|name| Some((name, kernel.programs.get(name)?))) {
+                Some((name, _)) if self.attached.get(&key).is_some_and(|there| there.program == name) => continue,
+                Some((name, program)) => self.attach(handle, wanted, point, name, program).await,
+                None => self.detach(handle, wanted.ifindex, point).await.map(|()| None),
+            };
+            let problem = match done {
+                Ok(attachment) => {
+                    self.note(key, attachment, wanted);
+                    self.problems.remove(&key);
+                    continue;
+                }
+                Err(error) if error.is_gone() => continue,
+                Err(error) => format!("{} ({}): {error}", wanted.name, point),
+            };
+            if self.problems.insert(key, problem.clone()).is_none() {
+                tracing::warn!(interface = wanted.name, %point, problem, "not attached");
+            }
+        }
+    }
+
+    /// Takes everything of ours off an interface that is still there.
+    pub async fn release(&mut self, handle: &mut Handle, ifindex: u32) -> Result<(), DatapathError> {
+        for point in Point::ALL {
+            self.detach(handle, ifindex, point).await?;
+            self.attached.remove(&(ifindex, point));
+            self.problems.remove(&(ifindex, point));
+        }
+        Ok(())
+    }
+
+    /// Forgets an interface that vanished: the kernel has detached everything, only pins are left.
+    pub fn forget(&mut self, ifindex: u32) -> Result<(), DatapathError> {
+        for point in Point::ALL {
+            for how in How::ALL {
+                remove(&self.pins.interface(ifindex, point, &how.to_string()))?;
+            }
+            self.attached.remove(&(ifindex, point));
+            self.problems.remove(&(ifindex, point));
+        }
+        self.clsact.remove(&ifindex);
+        Ok(())
+    }
+
+    /// Interfaces that were given programs, or to which that failed.
+    pub fn attached_interfaces(&self) -> BTreeSet<u32> {
+        self.attached.keys().chain(self.problems.keys()).map(|(ifindex, _)| *ifindex).collect()
+    }
+
+    /// Interfaces that pins or filters may be left of, from any start.
+    pub fn kept_interfaces(&self) -> BTreeSet<u32> {
+        let pinned = self.pins.interfaces().into_iter().map(|(_, ifindex, ..)| ifindex);
+        pinned.chain(self.clsact.iter().copied()).collect()
+    }
+
+    fn note(&mut self, key: (u32, Point), attachment: Option<Attachment>, wanted: &Wanted) {
+        let Some(attachment) = attachment else {
+            self.attached.remove(&key);
+            return;
+        };
+        let Attachment { point, program, how } = &attachment;
+        tracing::debug!(interface = wanted.name, ifindex = key.0, %point, program, %how, "attached");
+        self.attached.insert(key, attachment);
+    }
+
+    async fn attach(
+        &mut self,
+        handle: &mut Handle,
+        wanted: &Wanted,
+        point: Point,
+        name: &str,
+        program: &Loaded,
+    ) -> Result<Option<Attachment>, DatapathError> {
+        let ifindex = wanted.ifindex;
+        let attachment = |how| Some(Attachment { point, program: name.to_owned(), how });
+        if point == Point::Xdp {
+            return Ok(self.xdp(wanted, name, program)?.and_then(attachment));
+        }
+        // A packet that met our program twice would be taken for a direct connection on a service flow's tuple: when the
+        // mechanism changes between two starts, the old attachment goes first.
+        match self.tc {
+            TcMechanism::Tcx => {
+                if self.clsact.contains(&ifindex) {
+                    clsact::detach(handle, ifindex, point).await?;
+                }
+                self.link(wanted, point, How::Tcx, name, program)?;
+                Ok(attachment(How::Tcx))
+            }
+            TcMechanism::Clsact => {
+                remove(&self.pins.interface(ifindex, point, "tcx"))?;
+                clsact::attach(handle, ifindex, point, name, program).await?;
+                self.clsact.insert(ifindex);
+                Ok(attachment(How::Clsact))
+            }
+        }
+    }
+
+    async fn detach(&mut self, handle: &mut Handle, ifindex: u32, point: Point) -> Result<(), DatapathError> {
+        for how in How::ALL {
+            remove(&self.pins.interface(ifindex, point, &how.to_string()))?;
+        }
+        if point != Point::Xdp && self.clsact.contains(&ifindex) {
+            clsact::detach(handle, ifindex, point).await?;
+        }
+        Ok(())
+    }
+
+    fn xdp(&self, wanted: &Wanted, name: &str, program: &Loaded) -> Result<Option<How>, DatapathError> {
+        let modes = xdp_modes(self.xdp, wanted.virtual_pair);
+        let pin = |how: How| self.pins.interface(wanted.ifindex, Point::Xdp, &how.to_string());
+        for how in [How::Native, How::Generic].into_iter().filter(|how| !modes.contains(how)) {
+            remove(&pin(how))?;
+        }
+        // What hangs there is kept: trying the better mode again would take it off first.
+        let mut modes = modes.to_vec();
+        modes.sort_by_key(|how| !pin(*how).exists());
+        let mut refused = None;
+        for how in modes {
+            match self.link(wanted, Point::Xdp, how, name, program) {
+                Ok(()) => return Ok(Some(how)),
+                Err(error) => refused = Some(error),
+            }
+        }
+        refused.map_or(Ok(None), Err)
+    }
+
+    /// One pinned link: its program replaced if it lives, made new if the interface under it vanished or somebody detached it.
+    fn link(&self, wanted: &Wanted, point: Point, how: How, name: &str, program: &Loaded) -> Result<(), DatapathError> {
+        let ifindex = wanted.ifindex;
+        let path = self.pins.interface(ifindex, point, &how.to_string());
+        let failed = || DatapathError::kernel(format!("attach {name} to {} ({how})", wanted.name));
+        let target = if point == Point::Xdp { LinkTarget::Xdp { ifindex } } else { LinkTarget::Tcx { ifindex } };
+        if let Some(link) = BpfLink::open(&path).map_err(failed())? {
+            match link.facts() {
+                Ok(facts) if facts.target == target && facts.program_id == program.id => return Ok(()),
+                Ok(facts) if facts.target == target => return link.update(program.descriptor()).map_err(failed()),
+                _ => remove(&path)?,
+            }
+        }
+        let link = BpfLink::create(program.descriptor(), ifindex, point.attach_type(), how.flags()).map_err(failed())?;
+        link.pin(&path).map_err(failed())
+    }
+}
+
+/// The modes to try, best first.
+fn xdp_modes(asked: XdpMode, virtual_pair: bool) -> &'static [How] {
+    match asked {
+        XdpMode::Off => &[],
+        XdpMode::Native => &[How::Native],
+        XdpMode::Generic => &[How::Generic],
+        // Over a pair of the same host packets come with partial checksums, which XDP can neither see nor keep right.
+        XdpMode::Auto if virtual_pair => &[],
+        XdpMode::Auto => &[How::Native, How::Generic],
+    }
+}
+
+fn remove(path: &Path) -> Result<(), DatapathError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(DatapathError::file("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn native_is_tried_first_and_never_on_a_pair_unasked() {
+        assert_eq!(xdp_modes(XdpMode::Auto, false), [How::Native, How::Generic]);
+        assert!(xdp_modes(XdpMode::Auto, true).is_empty());
+        assert_eq!(xdp_modes(XdpMode::Native, true), [How::Native]);
+        assert!(xdp_modes(XdpMode::Off, false).is_empty());
+    }
+
+    #[test]
+    fn names_in_pins_are_read_back() {
+        for how in How::ALL {
+            assert_eq!(How::parse(&how.to_string()), Some(how));
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Takes everything of ours off the node: links first, then filters, then maps, then folders. Repeatable.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use lb_common::abi::map_name;
+use serde::Serialize;
+
+use super::{
+    DatapathError, bpffs, clsact,
+    lock::{AgentLock, lock_file},
+    netlink_thread,
+    pins::Pins,
+    point::Point,
+};
+
+/// A thing that was removed, or would be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Removed {
+    /// `link`, `filter`, `map`, `folder` or `file`.
+    pub kind: &'static str,
+    /// Path, or interface and place.
+    pub what: String,
+}
+
+/// Removes the pins under `bpffs`, our filters in this network namespace, and the lock file; with `dry_run` only says so.
+///
+/// Refuses while an agent runs. Files that are not ours stay, and with them their folder. Pods' links keep passing traffic; services
+/// are no longer translated.
+pub fn cleanup(bpffs: &Path, run_dir: &Path, dry_run: bool) -> Result<Vec<Removed>, DatapathError> {
+    let pins = Pins::under(bpffs);
+    let ours = pins.maps().is_dir() && bpffs::is_bpffs(pins.maps());
+    // No folder is made only to lock it: nothing there means nobody to lock out.
+    let lock = if ours && run_dir.is_dir() { Some(AgentLock::take(run_dir, pins.maps())?) } else { None };
+    let mut removed = Vec::new();
+    if ours {
+        for path in link_pins(&pins) {
+            remove(&mut removed, "link", &path, dry_run)?;
+        }
+    }
+    for what in netlink_thread(move |handle| remove_filters(handle, dry_run))? {
+        removed.push(Removed { kind: "filter", what });
+    }
+    if ours {
+        for name in map_name::ALL {
+            remove(&mut removed, "map", &pins.map(name), dry_run)?;
+        }
+        remove_folder(&mut removed, pins.links(), dry_run)?;
+        remove_folder(&mut removed, pins.maps(), dry_run)?;
+    }
+    drop(lock);
+    remove(&mut removed, "file", &lock_file(run_dir), dry_run)?;
+    Ok(removed)
+}
+
+fn link_pins(pins: &Pins) -> Vec<PathBuf> {
+    let interfaces = pins.interfaces().into_iter().map(|(path, ..)| path);
+    interfaces.chain(pins.cgroups().into_iter().map(|(path, _)| path)).collect()
+}
+
+async fn remove_filters(mut handle: rtnetlink::Handle, dry_run: bool) -> Result<Vec<String>, DatapathError> {
+    let mut removed = Vec::new();
+    for ifindex in clsact::interfaces(&mut handle).await? {
+        for point in [Point::In, Point::Out] {
+            let Some(filter) = clsact::side(&mut handle, ifindex, point).await?.ours else { continue };
+            if !dry_run {
+                clsact::detach(&mut handle, ifindex, point).await?;
+            }
+            let name = nix::net::if_::if_indextoname(ifindex).ok().and_then(|name| name.into_string().ok());
+            removed.push(format!("{} {point} ({})", name.unwrap_or_else(|| ifindex.to_string()), filter.program));
+        }
+    }
+    Ok(removed)
+}
+
+fn remove(removed: &mut Vec<Removed>, kind: &'static str, path: &Path, dry_run: bool) -> Result<(), DatapathError> {
+    if !path.exists() {
+        return Ok(());
+    }
+    if !dry_run {
+        fs::remove_file(path).map_err(DatapathError::file("remove", path))?;
+    }
+    removed.push(Removed { kind, what: path.display().to_string() });
+    Ok(())
+}
+
+/// Removes a folder that is empty, or would be.
+fn remove_folder(removed: &mut Vec<Removed>, path: &Path, dry_run: bool) -> Result<(), DatapathError> {
+    let Ok(entries) = fs::read_dir(path) else { return Ok(()) };
+    let gone: BTreeSet<PathBuf> = removed.iter().map(|removed| PathBuf::from(&removed.what)).collect();
+    let left: Vec<_> = entries.flatten().map(|entry| entry.path()).filter(|entry| !gone.contains(entry)).collect();
+    if !left.is_empty() {
+        tracing::warn!(folder = %path.display(), ?left, "not ours, left alone");
+        return Ok(());
+    }
+    if !dry_run {
+        fs::remove_dir(path).map_err(DatapathError::file("remove", path))?;
+    }
+    removed.push(Removed { kind: "folder", what: path.display().to_string() });
+    Ok(())
+}

@@ -1,0 +1,84 @@
+//! What can go wrong between the agent and the kernel, each with what was expected, what was found, and the remedy.
+
+use std::{io, path::PathBuf};
+
+use aya::{EbpfError, programs::ProgramError};
+
+/// Why the programs or their maps could not be put in place. Nothing half-attached is left behind by any of these.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DatapathError {
+    #[error(
+        "missing {missing}: loading and attaching eBPF programs needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; run as root, or grant them to the container"
+    )]
+    NotPrivileged { missing: String },
+    #[error(
+        "kernel {found} is too old: {feature} needs {needed} or newer; boot a newer kernel (Debian 12 and later have one)"
+    )]
+    KernelTooOld { found: String, needed: String, feature: &'static str },
+    #[error(
+        "the kernel offers no BTF: {path} is missing; boot a kernel built with CONFIG_DEBUG_INFO_BTF=y (every current distribution's is), and mount /sys"
+    )]
+    NoKernelBtf { path: PathBuf },
+    #[error("this kernel has no TCX (6.6 or newer): use --tc-attach auto or clsact")]
+    NoTcx,
+    #[error("{dir} is not a bpf file system: {reason}; {remedy}", dir = dir.display())]
+    NoBpffs { dir: PathBuf, reason: String, remedy: String },
+    #[error("no cgroup v2 hierarchy: {reason}; {remedy}")]
+    NoCgroup2 { reason: String, remedy: String },
+    #[error(
+        "--{flag} names the interface {name}, which is not there; check `ip link`, or give a glob ({name}*) if it comes later"
+    )]
+    NoInterface { flag: &'static str, name: String },
+    #[error("another agent{holder} already holds {what}; stop it first: one agent per node")]
+    Locked { what: String, holder: String },
+    #[error("this ballast was built without the eBPF programs; build it by `cargo xtask build`")]
+    NoPrograms,
+    #[error("the eBPF object in this binary is not usable: {reason}; rebuild it by `cargo xtask build`")]
+    BadObject { reason: String },
+    #[error(
+        "pinned map {map} at {path} does not fit: {field} is {found}, expected {expected}; start with the sizes and version that made it, or remove the old state by `ballast cleanup`", path = path.display()
+    )]
+    MapMismatch { map: String, path: PathBuf, field: &'static str, expected: String, found: String },
+    #[error("{path} is not a pinned map: {source}; remove it, or choose another --bpffs", path = path.display())]
+    ForeignPin { path: PathBuf, source: Box<dyn std::error::Error + Send + Sync> },
+    #[error("loading the maps and programs: {0}")]
+    Load(#[from] EbpfError),
+    #[error("the kernel refused program {name}: {source}")]
+    Program { name: String, source: ProgramError },
+    #[error("{action}: {source}")]
+    Kernel { action: String, source: io::Error },
+    #[error("{action} {path}: {source}", path = path.display())]
+    File { action: &'static str, path: PathBuf, source: io::Error },
+    #[error("{action} over netlink: {reason}")]
+    Netlink { action: String, reason: String },
+}
+
+impl DatapathError {
+    /// Adapter for `map_err` on file operations.
+    pub(super) fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { action, path, source }
+    }
+
+    /// Adapter for `map_err` on system calls.
+    pub(super) fn kernel(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let action = action.into();
+        move |source| Self::Kernel { action, source }
+    }
+
+    /// Adapter for `map_err` on netlink requests.
+    pub(super) fn netlink(action: impl Into<String>) -> impl FnOnce(rtnetlink::Error) -> Self {
+        let action = action.into();
+        move |error| Self::Netlink { action, reason: error.to_string() }
+    }
+
+    /// Whether the interface went away while we worked on it: no fault, its removal is announced too.
+    pub(super) fn is_gone(&self) -> bool {
+        match self {
+            Self::Kernel { source, .. } => source.raw_os_error() == Some(libc::ENODEV),
+            Self::Netlink { reason, .. } => reason.contains("(os error 19)"),
+            _ => false,
+        }
+    }
+}

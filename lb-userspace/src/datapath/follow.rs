@@ -1,0 +1,241 @@
+//! Follows the interfaces of this network namespace as they come, go and change: the runtime of the data path.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use aya::maps::MapError as AyaMapError;
+use futures::{Stream, StreamExt as _, TryStreamExt as _, channel::mpsc::UnboundedReceiver};
+use lb_common::abi::Link;
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage, route::RouteMessage};
+use rtnetlink::{
+    Handle, MulticastGroup,
+    packet_core::{NetlinkMessage, NetlinkPayload},
+    sys::{AsyncSocket as _, SocketAddr},
+};
+use tokio::time::Instant;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+
+use super::{
+    Datapath, DatapathError,
+    net::{Effect, Net, Wanted},
+};
+
+/// Changes come in bursts (a link, its address, its flags): gathered this long.
+const GATHER: Duration = Duration::from_millis(20);
+/// Everything is looked at again this often: heals what was missed, detached by others, or refused before.
+const ROUND: Duration = Duration::from_secs(10);
+/// Pause before a new attempt after a failed one.
+const RETRY: Duration = Duration::from_millis(500);
+
+const GROUPS: [MulticastGroup; 5] = [
+    MulticastGroup::Link,
+    MulticastGroup::Ipv4Ifaddr,
+    MulticastGroup::Ipv6Ifaddr,
+    MulticastGroup::Ipv4Route,
+    MulticastGroup::Ipv6Route,
+];
+
+type Notifications = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
+
+/// How much must be looked at again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Due {
+    /// What changed, known from its messages.
+    Changes,
+    /// All interfaces and attachments.
+    Round,
+    /// All of that and the routes: messages were lost.
+    Everything,
+}
+
+/// Two sockets: requests must not wait behind, or be lost among, notifications.
+struct Session {
+    notifications: Notifications,
+    handle: Handle,
+    _connections: [AbortOnDropHandle<()>; 2],
+}
+
+impl Datapath {
+    /// Attaches programs to the interfaces that need them, and follows every change, until `stop`.
+    ///
+    /// Interfaces that appear are attached within a second. When it returns, everything stays attached: traffic flows while no
+    /// agent runs. Needs a tokio runtime whose threads are in the network namespace in which the data path was opened.
+    pub async fn follow_links(&mut self, stop: CancellationToken) -> Result<(), DatapathError> {
+        loop {
+            let ended = tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                ended = self.session() => ended,
+            };
+            if let Err(error) = ended {
+                tracing::warn!(%error, "lost the view of the interfaces; looking again");
+                self.publish(Some(&error));
+            }
+            tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                () = tokio::time::sleep(RETRY) => {}
+            }
+        }
+    }
+
+    async fn session(&mut self) -> Result<(), DatapathError> {
+        let mut session = Session::connect(self.settings.netlink_buffer_bytes)?;
+        let mut net = Net::default();
+        let mut due = Some((Due::Everything, Instant::now()));
+        let mut next_round = Instant::now() + ROUND;
+        loop {
+            let (work, at) = due.unwrap_or((Due::Round, next_round));
+            tokio::select! {
+                biased;
+                message = session.notifications.next() => {
+                    let Some((message, _)) = message else {
+                        let action = "follow the interfaces".to_owned();
+                        return Err(DatapathError::Netlink { action, reason: "the socket closed".to_owned() });
+                    };
+                    if let Some(new) = take(&mut net, &message) {
+                        let at = due.map_or_else(|| Instant::now() + GATHER, |(_, at)| at);
+                        due = Some((due.map_or(new, |(known, _)| known.max(new)), at.min(next_round)));
+                    }
+                }
+                () = tokio::time::sleep_until(at) => {
+                    due = None;
+                    if work >= Due::Round {
+                        session.list(&mut net, work).await?;
+                        next_round = Instant::now() + ROUND;
+                    }
+                    self.settle(&mut session.handle, &net, work).await?;
+                }
+            }
+        }
+    }
+
+    /// Makes the attachments and the `links` map what the interfaces ask for.
+    async fn settle(&mut self, handle: &mut Handle, net: &Net, work: Due) -> Result<(), DatapathError> {
+        let wanted = net.wanted(&self.settings.pod_interfaces, &self.settings.external_interfaces);
+        if work >= Due::Round {
+            self.attacher.distrust(handle).await?;
+        }
+        for ifindex in self.known(work)? {
+            if !net.contains(ifindex) {
+                self.attacher.forget(ifindex)?;
+                self.unmap(ifindex)?;
+            } else if work >= Due::Round && !wanted.contains_key(&ifindex) {
+                // Only in a round: an address that a lease takes away for a moment takes no program away.
+                self.attacher.release(handle, ifindex).await?;
+                self.unmap(ifindex)?;
+            }
+        }
+        for link in wanted.values() {
+            self.map(link)?;
+            self.attacher.ensure(handle, &self.kernel, link).await;
+            // Each attachment waits for an RCU grace period: let others run in between.
+            tokio::task::yield_now().await;
+        }
+        self.names = wanted.into_iter().map(|(ifindex, link)| (ifindex, (link.name, link.role))).collect();
+        self.publish(None);
+        Ok(())
+    }
+
+    fn map(&mut self, wanted: &Wanted) -> Result<(), DatapathError> {
+        let link = Link { peer_netns_id: wanted.peer_netns_id, role: wanted.role.as_number() };
+        if self.mapped.get(&wanted.ifindex) != Some(&link) {
+            self.kernel.links.insert(wanted.ifindex, link, 0).map_err(aya::EbpfError::MapError)?;
+            self.mapped.insert(wanted.ifindex, link);
+        }
+        Ok(())
+    }
+
+    fn unmap(&mut self, ifindex: u32) -> Result<(), DatapathError> {
+        self.mapped.remove(&ifindex);
+        match self.kernel.links.remove(&ifindex) {
+            Ok(()) | Err(AyaMapError::KeyNotFound) => Ok(()),
+            Err(AyaMapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            Err(error) => Err(aya::EbpfError::MapError(error).into()),
+        }
+    }
+
+    /// Interfaces that something of ours is kept for; a round asks the kernel instead of our memory.
+    fn known(&mut self, work: Due) -> Result<BTreeSet<u32>, DatapathError> {
+        let mut known = self.attacher.attached_interfaces();
+        if work >= Due::Round {
+            let entries: Result<_, AyaMapError> = self.kernel.links.iter().collect();
+            self.mapped = entries.map_err(aya::EbpfError::MapError)?;
+            known.extend(self.attacher.kept_interfaces());
+        }
+        known.extend(self.mapped.keys());
+        Ok(known)
+    }
+}
+
+impl Session {
+    fn connect(buffer_bytes: usize) -> Result<Self, DatapathError> {
+        let failed = || DatapathError::kernel("open a netlink socket");
+        let (mut connection, _, notifications) = rtnetlink::new_multicast_connection(&GROUPS).map_err(failed())?;
+        let socket = connection.socket_mut().socket_mut();
+        // Root may exceed the system's limit; without that right the limit holds.
+        if socket2::SockRef::from(&*socket).set_recv_buffer_size(buffer_bytes).is_err() {
+            tracing::debug!(buffer_bytes, "the netlink receive buffer keeps its size");
+        }
+        let events = AbortOnDropHandle::new(tokio::spawn(connection));
+        let (connection, handle, _) = rtnetlink::new_connection().map_err(failed())?;
+        let requests = AbortOnDropHandle::new(tokio::spawn(connection));
+        Ok(Self { notifications, handle, _connections: [events, requests] })
+    }
+
+    /// Lists interfaces and addresses, and routes if messages were lost.
+    async fn list(&mut self, net: &mut Net, work: Due) -> Result<(), DatapathError> {
+        net.restart_listing();
+        let failed = || DatapathError::netlink("list the interfaces, addresses and routes");
+        let links = self.handle.link().get().execute();
+        read(net, links, RouteNetlinkMessage::NewLink).await.map_err(failed())?;
+        let addresses = self.handle.address().get().execute();
+        read(net, addresses, RouteNetlinkMessage::NewAddress).await.map_err(failed())?;
+        if work == Due::Everything {
+            for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+                let mut all = RouteMessage::default();
+                all.header.address_family = family;
+                let routes = self.handle.route().get(all).execute();
+                read(net, routes, RouteNetlinkMessage::NewRoute).await.map_err(failed())?;
+            }
+        }
+        net.finish_listing();
+        Ok(())
+    }
+}
+
+async fn read<T>(
+    net: &mut Net,
+    mut lines: impl Stream<Item = Result<T, rtnetlink::Error>> + Unpin,
+    message: fn(T) -> RouteNetlinkMessage,
+) -> Result<(), rtnetlink::Error> {
+    while let Some(line) = lines.try_next().await? {
+        net.take(&message(line));
+    }
+    Ok(())
+}
+
+fn take(net: &mut Net, message: &NetlinkMessage<RouteNetlinkMessage>) -> Option<Due> {
+    match &message.payload {
+        NetlinkPayload::InnerMessage(message) => match net.take(message) {
+            Effect::Nothing => None,
+            Effect::Changed => Some(Due::Changes),
+            Effect::Relist => Some(Due::Round),
+        },
+        NetlinkPayload::Overrun(_) => {
+            tracing::warn!("the kernel lost notifications about interfaces (ENOBUFS); listing everything again");
+            Some(Due::Everything)
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rtnetlink::packet_core::NetlinkHeader;
+
+    use super::*;
+
+    #[test]
+    fn lost_notifications_ask_for_everything() {
+        let overrun = NetlinkMessage::new(NetlinkHeader::default(), NetlinkPayload::Overrun(Vec::new()));
+        assert_eq!(take(&mut Net::default(), &overrun), Some(Due::Everything));
+    }
+}

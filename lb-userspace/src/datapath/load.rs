@@ -1,0 +1,164 @@
+//! Maps made or taken over, programs loaded with their settings fixed as constants.
+
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
+};
+
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{HashMap, Map, MapData, RingBuf},
+    programs::{Program, ProgramInfo},
+};
+use lb_common::abi::{ABI_VERSION, Config, Link, map_name};
+
+use super::{
+    DatapathError, cgroup_links, object,
+    pins::{Created, Pins},
+    program_log::ProgramLog,
+    settings::{Settings, SocketLb},
+    shape,
+};
+
+/// A program in the kernel.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    descriptor: OwnedFd,
+    pub id: u32,
+    /// Instructions that the verifier walked; 0: the kernel does not say (before 5.16).
+    pub verified_instructions: u32,
+    /// Size of the machine code in bytes.
+    pub jited_bytes: u32,
+}
+
+impl Loaded {
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+/// Everything loaded.
+#[derive(Debug)]
+pub(super) struct Kernel {
+    pub programs: BTreeMap<&'static str, Loaded>,
+    pub links: HashMap<MapData, u32, Link>,
+    pub log: Option<ProgramLog>,
+}
+
+/// The tc and XDP programs; those of [`cgroup_links::PROGRAMS`] come with socket load balancing.
+const INTERFACE_PROGRAMS: [&str; 8] =
+    ["pod_in", "pod_out", "bridge_in", "node_in", "node_out", "node_in_l3", "node_out_l3", "xdp_node"];
+
+/// Checks what is pinned, makes what is missing, loads every program. Attaches nothing.
+pub(super) fn load(settings: &Settings, pins: &Pins, created: &mut Created) -> Result<Kernel, DatapathError> {
+    let elf = object::embedded()?;
+    let shapes = object::shapes(&elf, &settings.sizes)?;
+    for (name, path) in map_name::ALL.map(|name| (name, pins.map(name))) {
+        let shape =
+            shapes.get(name).ok_or_else(|| DatapathError::BadObject { reason: format!("map {name} is missing") })?;
+        shape::check_pin(name, &path, shape)?;
+        created.expect(path);
+    }
+    shape::check_version(&pins.map(map_name::CONFIG))?;
+
+    let (socket_lb, events, namespace) =
+        (settings.socket_lb.as_number(), u8::from(settings.events), namespace_cookie()?);
+    let mut loader = EbpfLoader::new();
+    for name in map_name::ALL {
+        loader.map_pin_path(name, pins.map(name));
+        if let Some(entries) = settings.sizes.of(name) {
+            loader.map_max_entries(name, entries);
+        }
+    }
+    loader
+        .override_global("SOCKET_LB", &socket_lb, true)
+        .override_global("HOST_NETNS", &namespace, true)
+        .override_global("EVENTS", &events, true)
+        .override_global(aya_log::LEVEL, &settings.program_log_level, false);
+    let mut ebpf = loader.load(&elf)?;
+
+    let mut programs = BTreeMap::new();
+    let sockets = cgroup_links::PROGRAMS.map(|(name, _)| name);
+    let sockets = sockets.into_iter().filter(|_| settings.socket_lb != SocketLb::Off);
+    for name in INTERFACE_PROGRAMS.into_iter().chain(sockets) {
+        programs.insert(name, load_program(&mut ebpf, name)?);
+    }
+    write_version(&mut ebpf)?;
+    let links = take(&mut ebpf, map_name::LINKS)?.try_into().map_err(aya::EbpfError::MapError)?;
+    Ok(Kernel { programs, links, log: program_log(&mut ebpf, settings.program_log_level)? })
+}
+
+fn load_program(ebpf: &mut Ebpf, name: &'static str) -> Result<Loaded, DatapathError> {
+    let refused = |source| DatapathError::Program { name: name.to_owned(), source };
+    let program = ebpf
+        .program_mut(name)
+        .ok_or_else(|| DatapathError::BadObject { reason: format!("program {name} is missing") })?;
+    match program {
+        Program::SchedClassifier(program) => program.load(),
+        Program::Xdp(program) => program.load(),
+        Program::CgroupSockAddr(program) => program.load(),
+        other => {
+            let reason = format!("program {name} has the type {:?}", other.prog_type());
+            return Err(DatapathError::BadObject { reason });
+        }
+    }
+    .map_err(refused)?;
+    let info: ProgramInfo = program.info().map_err(refused)?;
+    let descriptor = program.fd().map_err(refused)?.as_fd().try_clone_to_owned();
+    Ok(Loaded {
+        descriptor: descriptor.map_err(DatapathError::kernel("duplicate a descriptor"))?,
+        id: info.id(),
+        verified_instructions: info.verified_instruction_count().unwrap_or(0),
+        jited_bytes: info.size_jitted(),
+    })
+}
+
+/// Marks fresh tables as ours, so that another version refuses them.
+fn write_version(ebpf: &mut Ebpf) -> Result<(), DatapathError> {
+    let mut config: aya::maps::Array<MapData, Config> =
+        take(ebpf, map_name::CONFIG)?.try_into().map_err(aya::EbpfError::MapError)?;
+    let written = config.get(&0, 0).and_then(|found| {
+        if found.abi_version == ABI_VERSION {
+            return Ok(());
+        }
+        config.set(0, Config { abi_version: ABI_VERSION, ..found }, 0)
+    });
+    written.map_err(|error| aya::EbpfError::MapError(error).into())
+}
+
+fn program_log(ebpf: &mut Ebpf, level: u8) -> Result<Option<ProgramLog>, DatapathError> {
+    if level == 0 {
+        return Ok(None);
+    }
+    let Some(Map::RingBuf(_)) = ebpf.map("AYA_LOGS") else { return Ok(None) };
+    ProgramLog::new(ebpf).map(Some)
+}
+
+fn take(ebpf: &mut Ebpf, name: &str) -> Result<Map, DatapathError> {
+    ebpf.take_map(name).ok_or_else(|| DatapathError::BadObject { reason: format!("map {name} is missing") })
+}
+
+const COOKIE_BYTES: libc::socklen_t = 8;
+
+/// The kernel's cookie of this process's network namespace. Minimum kernel: 5.14.
+fn namespace_cookie() -> Result<u64, DatapathError> {
+    let action = "ask for the network namespace's cookie";
+    let socket = std::os::unix::net::UnixDatagram::unbound().map_err(DatapathError::kernel(action))?;
+    let (mut cookie, mut length) = (0_u64, COOKIE_BYTES);
+    // SAFETY: the kernel writes at most `length` bytes to `cookie`, and both outlive the call.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 { Ok(cookie) } else { Err(DatapathError::kernel(action)(std::io::Error::last_os_error())) }
+}
+
+/// The event ring, for its one reader. Opening it twice splits the records between the readers.
+pub fn open_events(maps: &std::path::Path) -> Result<RingBuf<MapData>, aya::maps::MapError> {
+    Map::from_map_data(MapData::from_pin(maps.join(map_name::EVENTS))?)?.try_into()
+}

@@ -1,0 +1,110 @@
+//! One agent per node: per run folder, per pin folder, and per network namespace.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{ErrorKind, Read as _, Write as _},
+    os::{
+        linux::net::SocketAddrExt as _,
+        unix::net::{SocketAddr, UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+};
+
+use nix::fcntl::{Flock, FlockArg};
+
+use super::DatapathError;
+
+/// Abstract socket names belong to the network namespace, and vanish with their process.
+const NAMESPACE_LOCK: &[u8] = b"ballast-agent";
+const LOCK_FILE: &str = "agent.lock";
+
+/// Held as long as the agent lives; the kernel releases all of it when the process ends, however it ends.
+#[derive(Debug)]
+pub(super) struct AgentLock {
+    _run_dir: Flock<File>,
+    _pins: Flock<File>,
+    _namespace: UnixListener,
+}
+
+impl AgentLock {
+    /// Takes all three, or names who holds one. `pins` must exist.
+    pub fn take(run_dir: &Path, pins: &Path) -> Result<Self, DatapathError> {
+        Ok(Self { _run_dir: lock_run_dir(run_dir)?, _pins: lock_pins(pins, run_dir)?, _namespace: lock_namespace()? })
+    }
+}
+
+/// Path of the lock file, which holds the agent's process id.
+pub(super) fn lock_file(run_dir: &Path) -> PathBuf {
+    run_dir.join(LOCK_FILE)
+}
+
+fn lock_run_dir(run_dir: &Path) -> Result<Flock<File>, DatapathError> {
+    fs::create_dir_all(run_dir).map_err(DatapathError::file("create", run_dir))?;
+    let path = lock_file(run_dir);
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+    let file = file.map_err(DatapathError::file("open", &path))?;
+    let mut lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
+        .map_err(|_| DatapathError::Locked { what: path.display().to_string(), holder: holder_in(run_dir) })?;
+    let written = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
+    written.map_err(DatapathError::file("write", &path))?;
+    Ok(lock)
+}
+
+fn lock_pins(pins: &Path, run_dir: &Path) -> Result<Flock<File>, DatapathError> {
+    let folder = File::open(pins).map_err(DatapathError::file("open", pins))?;
+    Flock::lock(folder, FlockArg::LockExclusiveNonblock).map_err(|_| DatapathError::Locked {
+        what: pins.display().to_string(),
+        // Only a hint: the holder of the pins may have another run folder.
+        holder: if lock_file(run_dir).exists() { String::new() } else { " (with another --run-dir)".to_owned() },
+    })
+}
+
+fn lock_namespace() -> Result<UnixListener, DatapathError> {
+    let action = "lock the network namespace";
+    let address = SocketAddr::from_abstract_name(NAMESPACE_LOCK).map_err(DatapathError::kernel(action))?;
+    UnixListener::bind_addr(&address).map_err(|error| {
+        if error.kind() != ErrorKind::AddrInUse {
+            return DatapathError::kernel(action)(error);
+        }
+        let peer = UnixStream::connect_addr(&address).ok();
+        let credentials = peer.and_then(|peer| rustix::net::sockopt::socket_peercred(&peer).ok());
+        DatapathError::Locked {
+            what: "this network namespace".to_owned(),
+            holder: credentials.map(|peer| format!(" (pid {})", peer.pid)).unwrap_or_default(),
+        }
+    })
+}
+
+fn holder_in(run_dir: &Path) -> String {
+    let mut text = String::new();
+    let read = File::open(lock_file(run_dir)).and_then(|file| file.take(32).read_to_string(&mut text));
+    match (read, text.trim()) {
+        (Ok(_), pid) if !pid.is_empty() => format!(" (pid {pid})"),
+        _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_agent_names_the_first() {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let first = lock_run_dir(dir.path()).expect("free");
+        let error = lock_run_dir(dir.path()).expect_err("held").to_string();
+        assert!(error.contains(&format!("(pid {})", std::process::id())), "{error}");
+        drop(first);
+        lock_run_dir(dir.path()).expect("free again");
+    }
+
+    #[test]
+    fn a_pin_folder_is_locked_whatever_the_run_folder() {
+        let pins = tempfile::tempdir().expect("a temporary folder");
+        let run = tempfile::tempdir().expect("a temporary folder");
+        let first = lock_pins(pins.path(), run.path()).expect("free");
+        assert!(lock_pins(pins.path(), run.path()).is_err());
+        drop(first);
+        lock_pins(pins.path(), run.path()).expect("free again");
+    }
+}

@@ -1,0 +1,220 @@
+//! The data path in the kernel: programs loaded, maps and links pinned, interfaces followed.
+//!
+//! [`Datapath::open`] checks the environment, takes the locks, makes the maps or takes them over, loads the programs and attaches
+//! those of the sockets; [`Datapath::follow_links`] attaches those of the interfaces. Everything attached is pinned (or, for
+//! clsact, kept by its qdisc), so traffic flows while no agent runs, and the next agent replaces programs in place.
+//!
+//! Minimum kernel: 5.18; TCX from 6.6.
+
+mod attach;
+mod bpf_link;
+mod bpffs;
+mod cgroup;
+mod cgroup_links;
+mod cleanup;
+mod clsact;
+mod error;
+mod features;
+mod follow;
+mod load;
+mod lock;
+mod net;
+mod object;
+mod pins;
+mod point;
+mod program_log;
+mod settings;
+mod shape;
+mod status;
+
+use std::{
+    collections::BTreeMap,
+    future::Future,
+    os::fd::BorrowedFd,
+    path::{Path, PathBuf},
+};
+
+use lb_common::abi::Link;
+use tokio::sync::watch;
+
+use attach::Attacher;
+use load::Kernel;
+use lock::AgentLock;
+use pins::{Created, Pins};
+
+pub use attach::{Attachment, How};
+pub use cleanup::{Removed, cleanup};
+pub use error::DatapathError;
+pub use features::{TcMechanism, kernel_release};
+pub use load::open_events;
+pub use object::is_embedded;
+pub use point::{Point, Role};
+pub use program_log::ProgramLog;
+pub use settings::{MapSizes, Selector, Settings, SocketLb, TcAttach, XdpMode};
+pub use status::{Attached, LinkStatus, Status, read_attached};
+
+/// The folder of the pinned maps under a bpf file system.
+pub fn maps_dir(bpffs: &Path) -> PathBuf {
+    Pins::under(bpffs).maps().to_owned()
+}
+
+/// The loaded programs and what they hang on. Dropping it detaches nothing.
+#[derive(Debug)]
+pub struct Datapath {
+    settings: Settings,
+    kernel: Kernel,
+    attacher: Attacher,
+    names: BTreeMap<u32, (String, Role)>,
+    /// What the `links` map holds.
+    mapped: BTreeMap<u32, Link>,
+    status: watch::Sender<Status>,
+    _lock: AgentLock,
+}
+
+/// A loaded program, as the verifier saw it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ProgramSize {
+    pub name: &'static str,
+    /// Instructions that the verifier walked; 0: not told.
+    pub verified_instructions: u32,
+    pub jited_bytes: u32,
+}
+
+impl Datapath {
+    /// Brings the data path up, or takes over the one that is there. On an error nothing new is left behind.
+    pub fn open(settings: Settings) -> Result<Self, DatapathError> {
+        if !is_embedded() {
+            return Err(DatapathError::NoPrograms);
+        }
+        features::check()?;
+        check_named(&settings)?;
+        let tc = features::tc_mechanism(settings.tc_attach)?;
+        let cgroup = match settings.socket_lb {
+            SocketLb::Off => None,
+            SocketLb::Host | SocketLb::All => Some(cgroup::open(settings.cgroup_root.as_deref())?),
+        };
+        bpffs::ensure(&settings.bpffs)?;
+
+        let pins = Pins::under(&settings.bpffs);
+        let mut created = Created::default();
+        created.folder(pins.maps())?;
+        let lock = AgentLock::take(&settings.run_dir, pins.maps())?;
+        created.folder(pins.links())?;
+        let kernel = load::load(&settings, &pins, &mut created)?;
+        match &cgroup {
+            Some(root) => cgroup_links::attach(root, &kernel.programs, &pins, &mut created)?,
+            None => cgroup_links::detach(&pins)?,
+        }
+        created.keep();
+
+        let status = watch::Sender::new(Status {
+            tc,
+            socket_lb: settings.socket_lb,
+            cgroup: cgroup.map(|root| root.path.display().to_string()),
+            synced: false,
+            links: Vec::new(),
+            problems: Vec::new(),
+        });
+        let attacher = Attacher::new(pins, tc, settings.xdp_mode);
+        Ok(Self { settings, kernel, attacher, names: BTreeMap::new(), mapped: BTreeMap::new(), status, _lock: lock })
+    }
+
+    /// The folder of the pinned maps.
+    pub fn maps_dir(&self) -> PathBuf {
+        maps_dir(&self.settings.bpffs)
+    }
+
+    /// What is attached where and how; changes with every change of an interface.
+    pub fn status(&self) -> watch::Receiver<Status> {
+        self.status.subscribe()
+    }
+
+    /// The programs' own log, once; `None` if its level is off.
+    pub fn take_program_log(&mut self) -> Option<ProgramLog> {
+        self.kernel.log.take()
+    }
+
+    /// A loaded program, for test runs.
+    pub fn program(&self, name: &str) -> Option<BorrowedFd<'_>> {
+        self.kernel.programs.get(name).map(load::Loaded::descriptor)
+    }
+
+    /// Sizes of all loaded programs.
+    pub fn program_sizes(&self) -> Vec<ProgramSize> {
+        let sizes = self.kernel.programs.iter().map(|(&name, program)| ProgramSize {
+            name,
+            verified_instructions: program.verified_instructions,
+            jited_bytes: program.jited_bytes,
+        });
+        sizes.collect()
+    }
+
+    fn publish(&self, trouble: Option<&DatapathError>) {
+        let mut links: BTreeMap<u32, LinkStatus> = BTreeMap::new();
+        for ((ifindex, _), attachment) in &self.attacher.attached {
+            let link = links.entry(*ifindex).or_insert_with(|| {
+                let (name, role) = self.names.get(ifindex).cloned().unzip();
+                LinkStatus { ifindex: *ifindex, name: name.unwrap_or_default(), role, programs: Vec::new() }
+            });
+            link.programs.push(attachment.clone());
+        }
+        let trouble = trouble.map(ToString::to_string);
+        let problems = trouble.iter().chain(self.attacher.problems.values()).cloned().collect();
+        self.status.send_if_modified(|status| {
+            let synced = status.synced || trouble.is_none();
+            let new = Status { synced, links: links.into_values().collect(), problems, ..status.clone() };
+            let changed = *status != new;
+            *status = new;
+            changed
+        });
+    }
+}
+
+fn check_named(settings: &Settings) -> Result<(), DatapathError> {
+    let flags = [("pod-interfaces", &settings.pod_interfaces), ("external-interfaces", &settings.external_interfaces)];
+    for (flag, selector) in flags {
+        for name in selector.literals() {
+            if nix::net::if_::if_nametoindex(name).is_err() {
+                return Err(DatapathError::NoInterface { flag, name: name.to_owned() });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Runs netlink requests from code that may or may not be async, in a thread of this network namespace.
+fn netlink_thread<T, F>(requests: impl FnOnce(rtnetlink::Handle) -> F + Send) -> Result<T, DatapathError>
+where
+    T: Send,
+    F: Future<Output = Result<T, DatapathError>>,
+{
+    let failed = || DatapathError::kernel("open a netlink socket");
+    let run = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed())?;
+        runtime.block_on(async {
+            let (connection, handle, _) = rtnetlink::new_connection().map_err(failed())?;
+            let connection = tokio::spawn(connection);
+            let result = requests(handle).await;
+            connection.abort();
+            result
+        })
+    };
+    let joined = std::thread::scope(|scope| scope.spawn(run).join());
+    joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_named_interface_must_be_there() {
+        let settings =
+            Settings { external_interfaces: "lo,nosuch0".parse().expect("infallible"), ..Settings::default() };
+        let error = check_named(&settings).expect_err("not there").to_string();
+        assert!(error.contains("--external-interfaces") && error.contains("nosuch0"), "{error}");
+        let globs = Settings { pod_interfaces: "nosuch*".parse().expect("infallible"), ..Settings::default() };
+        assert!(check_named(&globs).is_ok());
+    }
+}

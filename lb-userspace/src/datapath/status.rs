@@ -1,0 +1,108 @@
+//! What is attached where and how: told by the running agent, or read from the pins when none runs.
+
+use std::{collections::BTreeMap, path::Path};
+
+use aya::maps::{HashMap, Map, MapData};
+use lb_common::abi::{Link, map_name};
+use serde::Serialize;
+
+use super::{
+    DatapathError,
+    attach::{Attachment, How},
+    bpf_link::{BpfLink, LinkFacts, LinkTarget},
+    clsact,
+    features::TcMechanism,
+    netlink_thread,
+    pins::Pins,
+    point::{Point, Role},
+    settings::SocketLb,
+};
+
+/// The agent's own view.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    pub tc: TcMechanism,
+    pub socket_lb: SocketLb,
+    /// Root of the cgroup hierarchy that is served; `None`: off.
+    pub cgroup: Option<String>,
+    /// True once every interface was looked at.
+    pub synced: bool,
+    pub links: Vec<LinkStatus>,
+    /// What could not be attached, and why.
+    pub problems: Vec<String>,
+}
+
+/// An interface with programs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LinkStatus {
+    pub ifindex: u32,
+    /// Empty: no interface of this network namespace has the index any more.
+    pub name: String,
+    pub role: Option<Role>,
+    pub programs: Vec<Attachment>,
+}
+
+/// What hangs in the kernel, read from pins and filters: works with the agent dead.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Attached {
+    pub links: Vec<LinkStatus>,
+    /// Names of the socket programs on the cgroup root.
+    pub sockets: Vec<String>,
+}
+
+/// Reads what is attached, in this network namespace, for the pins under `bpffs`.
+pub fn read_attached(bpffs: &Path) -> Result<Attached, DatapathError> {
+    let pins = Pins::under(bpffs);
+    let roles = read_roles(&pins);
+    let names = program_names();
+    let mut links: BTreeMap<u32, Vec<Attachment>> = BTreeMap::new();
+    for (path, ifindex, point, how) in pins.interfaces() {
+        let facts = BpfLink::open(&path).ok().flatten().and_then(|link| link.facts().ok());
+        let Some((facts, how)) = facts.zip(How::parse(&how)) else { continue };
+        if holds(facts, ifindex) {
+            let program = names.get(&facts.program_id).cloned().unwrap_or_default();
+            links.entry(ifindex).or_default().push(Attachment { point, program, how });
+        }
+    }
+    for (ifindex, attachment) in netlink_thread(read_filters)? {
+        links.entry(ifindex).or_default().push(attachment);
+    }
+    let links = links.into_iter().map(|(ifindex, programs)| {
+        let name = nix::net::if_::if_indextoname(ifindex).ok().and_then(|name| name.into_string().ok());
+        LinkStatus { ifindex, name: name.unwrap_or_default(), role: roles.get(&ifindex).copied(), programs }
+    });
+    let sockets = pins.cgroups().into_iter().map(|(_, program)| program);
+    Ok(Attached { links: links.collect(), sockets: sockets.collect() })
+}
+
+async fn read_filters(mut handle: rtnetlink::Handle) -> Result<Vec<(u32, Attachment)>, DatapathError> {
+    let mut found = Vec::new();
+    for ifindex in clsact::interfaces(&mut handle).await? {
+        for point in [Point::In, Point::Out] {
+            if let Some(filter) = clsact::side(&mut handle, ifindex, point).await?.ours {
+                found.push((ifindex, Attachment { point, program: filter.program, how: How::Clsact }));
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn holds(facts: LinkFacts, interface: u32) -> bool {
+    matches!(facts.target, LinkTarget::Tcx { ifindex } | LinkTarget::Xdp { ifindex } if ifindex == interface)
+}
+
+fn read_roles(pins: &Pins) -> BTreeMap<u32, Role> {
+    let map = MapData::from_pin(pins.map(map_name::LINKS)).and_then(Map::from_map_data);
+    let Some(links) = map.ok().and_then(|map| HashMap::<MapData, u32, Link>::try_from(map).ok()) else {
+        return BTreeMap::new();
+    };
+    links.iter().flatten().filter_map(|(ifindex, link)| Some((ifindex, Role::from_number(link.role)?))).collect()
+}
+
+fn program_names() -> BTreeMap<u32, String> {
+    let programs = aya::programs::loaded_programs().flatten();
+    programs.filter_map(|program| Some((program.id(), program.name_as_str()?.to_owned()))).collect()
+}
