@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt, fs,
+    fmt,
     path::Path,
 };
 
@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::{
     DatapathError,
-    bpf_link::{BpfLink, LinkTarget},
+    bpf_link::{self, BpfLink, LinkTarget},
     clsact,
     features::TcMechanism,
     load::{Kernel, Loaded},
@@ -258,10 +258,7 @@ fn xdp_modes(asked: XdpMode, virtual_pair: bool) -> &'static [How] {
 }
 
 fn remove(path: &Path) -> Result<(), DatapathError> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(DatapathError::file("remove", path)(error)),
-        _ => Ok(()),
-    }
+    bpf_link::unpin(path).map_err(DatapathError::file("remove", path))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 
 use std::{
     ffi::CString,
-    io,
+    fs, io,
     os::{
         fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
         unix::ffi::OsStrExt as _,
@@ -51,6 +51,11 @@ struct LinkUpdate {
     program: u32,
     flags: u32,
     old_program: u32,
+}
+
+#[repr(C)]
+struct Detach {
+    link: u32,
 }
 
 #[repr(C)]
@@ -124,6 +129,16 @@ impl BpfLink {
         bpf(bpf_cmd::BPF_LINK_UPDATE, &mut attributes).map(drop)
     }
 
+    /// Takes the program off at once. Removing the pin alone does so too, but some time later.
+    pub fn detach(&self) -> io::Result<()> {
+        let mut attributes = Detach { link: descriptor(self.0.as_fd()) };
+        match bpf(bpf_cmd::BPF_LINK_DETACH, &mut attributes) {
+            // The interface or cgroup is gone: so is the attachment.
+            Err(error) if error.raw_os_error() == Some(libc::ENOLINK) => Ok(()),
+            other => other.map(drop),
+        }
+    }
+
     /// Asks the kernel what the link holds. Fails for a pin that is no link.
     pub fn facts(&self) -> io::Result<LinkFacts> {
         let mut info = LinkInfo::default();
@@ -145,6 +160,18 @@ impl BpfLink {
         // SAFETY: the kernel just returned this descriptor to us, and nobody else owns it.
         Self(unsafe { OwnedFd::from_raw_fd(returned) })
     }
+}
+
+/// Detaches a pinned link and removes the pin; nothing, if it is not there. What is no link is only removed.
+pub(super) fn unpin(path: &Path) -> io::Result<()> {
+    if let Ok(None) = BpfLink::open(path).inspect(|link| {
+        if let Some(Err(error)) = link.as_ref().map(BpfLink::detach) {
+            tracing::debug!(path = %path.display(), %error, "detaches when its pin is gone");
+        }
+    }) {
+        return Ok(());
+    }
+    fs::remove_file(path)
 }
 
 /// Whether interfaces take TCX links: the loopback interface, index 1 in every namespace, is asked for its programs.

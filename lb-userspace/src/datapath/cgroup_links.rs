@@ -57,7 +57,7 @@ pub(super) fn attach(
 /// Detaches all of them: socket load balancing was turned off.
 pub(super) fn detach(pins: &Pins) -> Result<(), DatapathError> {
     for (path, _) in pins.cgroups() {
-        fs::remove_file(&path).map_err(DatapathError::file("remove", &path))?;
+        bpf_link::unpin(&path).map_err(DatapathError::file("remove", &path))?;
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use lb_common::abi::map_name;
 use serde::Serialize;
 
 use super::{
-    DatapathError, bpffs, clsact,
+    DatapathError, bpf_link, bpffs, clsact,
     lock::{AgentLock, lock_file},
     netlink_thread,
     pins::Pins,
@@ -82,7 +82,8 @@ fn remove(removed: &mut Vec<Removed>, kind: &'static str, path: &Path, dry_run: 
         return Ok(());
     }
     if !dry_run {
-        fs::remove_file(path).map_err(DatapathError::file("remove", path))?;
+        let done = if kind == "link" { bpf_link::unpin(path) } else { fs::remove_file(path) };
+        done.map_err(DatapathError::file("remove", path))?;
     }
     removed.push(Removed { kind, what: path.display().to_string() });
     Ok(())

@@ -16,7 +16,7 @@ use super::{
     DatapathError, cgroup_links, object,
     pins::{Created, Pins},
     program_log::ProgramLog,
-    settings::{Settings, SocketLb},
+    settings::{Settings, SocketLb, socket_lb_number},
     shape,
 };
 
@@ -62,7 +62,7 @@ pub(super) fn load(settings: &Settings, pins: &Pins, created: &mut Created) -> R
     shape::check_version(&pins.map(map_name::CONFIG))?;
 
     let (socket_lb, events, namespace) =
-        (settings.socket_lb.as_number(), u8::from(settings.events), namespace_cookie()?);
+        (socket_lb_number(settings.socket_lb), u8::from(settings.events), namespace_cookie()?);
     let mut loader = EbpfLoader::new();
     for name in map_name::ALL {
         loader.map_pin_path(name, pins.map(name));

@@ -5,7 +5,10 @@ use std::{
     io::{ErrorKind, Read as _, Write as _},
     os::{
         linux::net::SocketAddrExt as _,
-        unix::net::{SocketAddr, UnixListener, UnixStream},
+        unix::{
+            fs::MetadataExt as _,
+            net::{SocketAddr, UnixListener, UnixStream},
+        },
     },
     path::{Path, PathBuf},
 };
@@ -29,7 +32,7 @@ pub(super) struct AgentLock {
 impl AgentLock {
     /// Takes all three, or names who holds one. `pins` must exist.
     pub fn take(run_dir: &Path, pins: &Path) -> Result<Self, DatapathError> {
-        Ok(Self { _run_dir: lock_run_dir(run_dir)?, _pins: lock_pins(pins, run_dir)?, _namespace: lock_namespace()? })
+        Ok(Self { _run_dir: lock_run_dir(run_dir)?, _pins: lock_pins(pins)?, _namespace: lock_namespace()? })
     }
 }
 
@@ -50,13 +53,18 @@ fn lock_run_dir(run_dir: &Path) -> Result<Flock<File>, DatapathError> {
     Ok(lock)
 }
 
-fn lock_pins(pins: &Path, run_dir: &Path) -> Result<Flock<File>, DatapathError> {
+fn lock_pins(pins: &Path) -> Result<Flock<File>, DatapathError> {
     let folder = File::open(pins).map_err(DatapathError::file("open", pins))?;
-    Flock::lock(folder, FlockArg::LockExclusiveNonblock).map_err(|_| DatapathError::Locked {
-        what: pins.display().to_string(),
-        // Only a hint: the holder of the pins may have another run folder.
-        holder: if lock_file(run_dir).exists() { String::new() } else { " (with another --run-dir)".to_owned() },
-    })
+    let inode = folder.metadata().map_err(DatapathError::file("stat", pins))?.ino();
+    Flock::lock(folder, FlockArg::LockExclusiveNonblock)
+        .map_err(|_| DatapathError::Locked { what: pins.display().to_string(), holder: holder_of(inode) })
+}
+
+/// Who holds a lock on a folder, as far as this process may see it.
+fn holder_of(inode: u64) -> String {
+    let locks = procfs::locks().unwrap_or_default();
+    let pid = locks.into_iter().find(|lock| lock.inode == inode).and_then(|lock| lock.pid);
+    pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
 }
 
 fn lock_namespace() -> Result<UnixListener, DatapathError> {
@@ -101,10 +109,10 @@ mod tests {
     #[test]
     fn a_pin_folder_is_locked_whatever_the_run_folder() {
         let pins = tempfile::tempdir().expect("a temporary folder");
-        let run = tempfile::tempdir().expect("a temporary folder");
-        let first = lock_pins(pins.path(), run.path()).expect("free");
-        assert!(lock_pins(pins.path(), run.path()).is_err());
+        let first = lock_pins(pins.path()).expect("free");
+        let error = lock_pins(pins.path()).expect_err("held").to_string();
+        assert!(error.contains(&format!("(pid {})", std::process::id())), "{error}");
         drop(first);
-        lock_pins(pins.path(), run.path()).expect("free again");
+        lock_pins(pins.path()).expect("free again");
     }
 }

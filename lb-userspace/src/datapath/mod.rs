@@ -50,7 +50,7 @@ pub use load::open_events;
 pub use object::is_embedded;
 pub use point::{Point, Role};
 pub use program_log::ProgramLog;
-pub use settings::{MapSizes, Selector, Settings, SocketLb, TcAttach, XdpMode};
+pub use settings::{Interfaces, MapSizes, Settings, SocketLb, TcAttach, XdpMode};
 pub use status::{Attached, LinkStatus, Status, read_attached};
 
 /// The folder of the pinned maps under a bpf file system.
@@ -110,7 +110,7 @@ impl Datapath {
 
         let status = watch::Sender::new(Status {
             tc,
-            socket_lb: settings.socket_lb,
+            socket_lb: settings.socket_lb.text(),
             cgroup: cgroup.map(|root| root.path.display().to_string()),
             synced: false,
             links: Vec::new(),
@@ -174,7 +174,7 @@ impl Datapath {
 fn check_named(settings: &Settings) -> Result<(), DatapathError> {
     let flags = [("pod-interfaces", &settings.pod_interfaces), ("external-interfaces", &settings.external_interfaces)];
     for (flag, selector) in flags {
-        for name in selector.literals() {
+        for name in settings::literals(selector) {
             if nix::net::if_::if_nametoindex(name).is_err() {
                 return Err(DatapathError::NoInterface { flag, name: name.to_owned() });
             }
@@ -211,10 +211,10 @@ mod tests {
     #[test]
     fn a_named_interface_must_be_there() {
         let settings =
-            Settings { external_interfaces: "lo,nosuch0".parse().expect("infallible"), ..Settings::default() };
+            Settings { external_interfaces: "lo,nosuch0".parse().expect("well-formed"), ..Settings::default() };
         let error = check_named(&settings).expect_err("not there").to_string();
         assert!(error.contains("--external-interfaces") && error.contains("nosuch0"), "{error}");
-        let globs = Settings { pod_interfaces: "nosuch*".parse().expect("infallible"), ..Settings::default() };
+        let globs = Settings { pod_interfaces: "nosuch*".parse().expect("well-formed"), ..Settings::default() };
         assert!(check_named(&globs).is_ok());
     }
 }

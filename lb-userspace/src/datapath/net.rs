@@ -12,7 +12,10 @@ use netlink_packet_route::{
     route::{RouteAttribute, RouteMessage, RouteType},
 };
 
-use super::{point::Role, settings::Selector};
+use super::{
+    point::Role,
+    settings::{Interfaces, names},
+};
 
 /// Facts about the interfaces of one network namespace.
 #[derive(Debug, Default)]
@@ -88,7 +91,7 @@ impl Net {
     }
 
     /// The interfaces that get programs.
-    pub fn wanted(&self, pods: &Selector, external: &Selector) -> BTreeMap<u32, Wanted> {
+    pub fn wanted(&self, pods: &Interfaces, external: &Interfaces) -> BTreeMap<u32, Wanted> {
         let wanted = |(&ifindex, link): (&u32, &Interface)| {
             let role = self.role(ifindex, link, pods, external)?;
             let wanted = Wanted {
@@ -106,11 +109,11 @@ impl Net {
 
     /// Named interfaces first; then what an interface is. A pair's end with the default route is the node's uplink (a node that
     /// is itself a container), any other end whose peer is elsewhere is a pod's.
-    fn role(&self, ifindex: u32, link: &Interface, pods: &Selector, external: &Selector) -> Option<Role> {
-        if pods.names(&link.name) {
+    fn role(&self, ifindex: u32, link: &Interface, pods: &Interfaces, external: &Interfaces) -> Option<Role> {
+        if names(pods, &link.name) {
             return Some(Role::Pod);
         }
-        if external.names(&link.name) {
+        if names(external, &link.name) {
             return Some(Role::External);
         }
         if link.loopback {
@@ -118,7 +121,7 @@ impl Net {
         }
         let is_uplink = self.uplinks.contains(&ifindex);
         if is_pair(link) && link.peer_netns_id.is_some() && !is_uplink {
-            return (*pods == Selector::Auto).then_some(Role::Pod);
+            return (*pods == Interfaces::Auto).then_some(Role::Pod);
         }
         match link.kind {
             Some(InfoKind::Bridge) => return Some(Role::Bridge),
@@ -128,7 +131,7 @@ impl Net {
             _ => {}
         }
         let reachable = is_uplink || self.addresses.get(&ifindex).is_some_and(|addresses| !addresses.is_empty());
-        (reachable && *external == Selector::Auto).then_some(Role::External)
+        (reachable && *external == Interfaces::Auto).then_some(Role::External)
     }
 
     fn take_link(&mut self, message: &LinkMessage) -> Effect {

@@ -46,7 +46,7 @@ fn net(messages: impl IntoIterator<Item = RouteNetlinkMessage>) -> Net {
 }
 
 fn role(net: &Net, index: u32) -> Option<Role> {
-    net.wanted(&Selector::Auto, &Selector::Auto).get(&index).map(|wanted| wanted.role)
+    net.wanted(&Interfaces::Auto, &Interfaces::Auto).get(&index).map(|wanted| wanted.role)
 }
 
 use RouteNetlinkMessage::{DelLink, DelRoute, NewLink, NewRoute};
@@ -56,7 +56,7 @@ fn a_pair_with_its_peer_elsewhere_is_a_pod() {
     let net = net([NewLink(pair(5, "veth5", 2)), NewLink(link(6, "veth6", Some(InfoKind::Veth)))]);
     assert_eq!(role(&net, 5), Some(Role::Pod));
     assert_eq!(role(&net, 6), None, "both ends here");
-    assert_eq!(net.wanted(&Selector::Auto, &Selector::Auto)[&5].peer_netns_id, 2);
+    assert_eq!(net.wanted(&Interfaces::Auto, &Interfaces::Auto)[&5].peer_netns_id, 2);
 }
 
 #[test]
@@ -103,16 +103,16 @@ fn bridges_and_tunnels_are_known_by_kind_and_loopback_is_left_alone() {
     assert_eq!(role(&net, 1), None);
     assert_eq!(role(&net, 2), Some(Role::Bridge));
     assert_eq!(role(&net, 3), Some(Role::Tunnel));
-    let wanted = net.wanted(&Selector::Auto, &Selector::Auto);
+    let wanted = net.wanted(&Interfaces::Auto, &Interfaces::Auto);
     assert!(wanted[&3].ethernet && !wanted[&4].ethernet);
 }
 
 #[test]
 fn names_go_before_what_a_link_is() {
     let net = net([NewLink(pair(5, "up0", 2)), NewLink(pair(6, "pod1", 3)), NewLink(link(7, "eth0", None))]);
-    let wanted = net.wanted(&Selector::Auto, &Selector::from("up*".to_owned()));
+    let wanted = net.wanted(&Interfaces::Auto, &"up*".parse().expect("well-formed"));
     assert_eq!((wanted[&5].role, wanted[&6].role), (Role::External, Role::Pod));
-    let wanted = net.wanted(&Selector::from("eth0".to_owned()), &Selector::Auto);
+    let wanted = net.wanted(&"eth0".parse().expect("well-formed"), &Interfaces::Auto);
     assert_eq!(wanted[&7].role, Role::Pod);
     assert!(!wanted.contains_key(&6), "only what is named");
 }
@@ -121,7 +121,7 @@ fn names_go_before_what_a_link_is() {
 fn a_rename_keeps_the_role() {
     let mut net = net([NewLink(pair(5, "tmp0", 2))]);
     assert_eq!(net.take(&NewLink(pair(5, "cali5", 2))), Effect::Changed);
-    assert_eq!(net.wanted(&Selector::Auto, &Selector::Auto)[&5].name, "cali5");
+    assert_eq!(net.wanted(&Interfaces::Auto, &Interfaces::Auto)[&5].name, "cali5");
 }
 
 #[test]

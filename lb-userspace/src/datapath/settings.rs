@@ -1,10 +1,11 @@
 //! What the agent is told about the data path: plain values, parsed once.
 
-use std::{convert::Infallible, fmt, path::PathBuf, str::FromStr};
+use std::path::PathBuf;
 
-use clap::ValueEnum;
 use lb_common::limits;
 use serde::{Deserialize, Serialize};
+
+pub use crate::config::{Interfaces, SocketLb, TcAttach, XdpMode};
 
 /// Everything that [`super::Datapath::open`] needs to know.
 #[derive(Clone, Debug)]
@@ -18,8 +19,8 @@ pub struct Settings {
     pub socket_lb: SocketLb,
     pub tc_attach: TcAttach,
     pub xdp_mode: XdpMode,
-    pub pod_interfaces: Selector,
-    pub external_interfaces: Selector,
+    pub pod_interfaces: Interfaces,
+    pub external_interfaces: Interfaces,
     pub sizes: MapSizes,
     /// Whether the programs write event records to the ring.
     pub events: bool,
@@ -35,11 +36,11 @@ impl Default for Settings {
             bpffs: "/sys/fs/bpf".into(),
             cgroup_root: None,
             run_dir: "/run/ballast".into(),
-            socket_lb: SocketLb::default(),
-            tc_attach: TcAttach::default(),
-            xdp_mode: XdpMode::default(),
-            pod_interfaces: Selector::Auto,
-            external_interfaces: Selector::Auto,
+            socket_lb: SocketLb::Host,
+            tc_attach: TcAttach::Auto,
+            xdp_mode: XdpMode::Auto,
+            pod_interfaces: Interfaces::Auto,
+            external_interfaces: Interfaces::Auto,
             sizes: MapSizes::default(),
             events: true,
             program_log_level: 0,
@@ -48,111 +49,29 @@ impl Default for Settings {
     }
 }
 
-/// Whose sockets are translated at connect.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum SocketLb {
-    /// Nobody's: every packet is translated on its way.
-    Off,
-    /// Processes in the agent's network namespace.
-    #[default]
-    Host,
-    /// Processes in every network namespace.
-    All,
-}
-
-impl SocketLb {
-    /// Value of the programs' `SOCKET_LB`.
-    pub fn as_number(self) -> u8 {
-        match self {
-            Self::Off => 0,
-            Self::Host => 1,
-            Self::All => 2,
-        }
+/// Value of the programs' `SOCKET_LB`.
+pub(super) fn socket_lb_number(socket_lb: SocketLb) -> u8 {
+    match socket_lb {
+        SocketLb::Off => 0,
+        SocketLb::Host => 1,
+        SocketLb::All => 2,
     }
 }
 
-/// How tc programs are attached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum TcAttach {
-    /// TCX where the kernel has it (6.6), else clsact.
-    #[default]
-    Auto,
-    Tcx,
-    Clsact,
+/// Whether the interface is named here; `auto` names none.
+pub(super) fn names(interfaces: &Interfaces, interface: &str) -> bool {
+    patterns(interfaces).iter().any(|pattern| matches(pattern.as_bytes(), interface.as_bytes()))
 }
 
-/// How XDP is attached to external interfaces.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum XdpMode {
-    /// In the driver where it can, else generic.
-    #[default]
-    Auto,
-    Native,
-    Generic,
-    Off,
+/// The names without wildcards: each of them must exist at the start.
+pub(super) fn literals(interfaces: &Interfaces) -> impl Iterator<Item = &str> {
+    patterns(interfaces).iter().map(String::as_str).filter(|pattern| !pattern.contains(['*', '?']))
 }
 
-/// Which interfaces play a role: found by what they are, or named.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "String", into = "String")]
-pub enum Selector {
-    #[default]
-    Auto,
-    /// Globs (`*`, `?`) over interface names.
-    Globs(Vec<String>),
-}
-
-impl Selector {
-    /// Whether the interface is named here; `auto` names none.
-    pub fn names(&self, interface: &str) -> bool {
-        match self {
-            Self::Auto => false,
-            Self::Globs(globs) => globs.iter().any(|glob| matches(glob.as_bytes(), interface.as_bytes())),
-        }
-    }
-
-    /// The names without wildcards: each of them must exist at the start.
-    pub fn literals(&self) -> impl Iterator<Item = &str> {
-        let globs = match self {
-            Self::Auto => [].as_slice(),
-            Self::Globs(globs) => globs.as_slice(),
-        };
-        globs.iter().map(String::as_str).filter(|glob| !glob.contains(['*', '?']))
-    }
-}
-
-impl From<String> for Selector {
-    fn from(text: String) -> Self {
-        if text.trim() == "auto" {
-            return Self::Auto;
-        }
-        Self::Globs(text.split(',').map(str::trim).filter(|glob| !glob.is_empty()).map(String::from).collect())
-    }
-}
-
-impl From<Selector> for String {
-    fn from(selector: Selector) -> Self {
-        selector.to_string()
-    }
-}
-
-impl FromStr for Selector {
-    type Err = Infallible;
-
-    fn from_str(text: &str) -> Result<Self, Infallible> {
-        Ok(Self::from(text.to_owned()))
-    }
-}
-
-impl fmt::Display for Selector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Auto => f.write_str("auto"),
-            Self::Globs(globs) => f.write_str(&globs.join(",")),
-        }
+fn patterns(interfaces: &Interfaces) -> &[String] {
+    match interfaces {
+        Interfaces::Auto => &[],
+        Interfaces::Named(patterns) => patterns,
     }
 }
 
@@ -219,17 +138,16 @@ mod tests {
 
     #[test]
     fn globs_match_whole_names() {
-        let selector = Selector::from("veth*, cali?,eth0".to_owned());
+        let interfaces: Interfaces = "veth*, cali?,eth0".parse().expect("well-formed");
         for (name, named) in [("veth12", true), ("veth", true), ("cali1", true), ("cali12", false), ("eth01", false)] {
-            assert_eq!(selector.names(name), named, "{name}");
+            assert_eq!(names(&interfaces, name), named, "{name}");
         }
-        assert_eq!(selector.literals().collect::<Vec<_>>(), ["eth0"]);
+        assert_eq!(literals(&interfaces).collect::<Vec<_>>(), ["eth0"]);
     }
 
     #[test]
-    fn auto_names_nothing_and_round_trips() {
-        assert_eq!(Selector::from("auto".to_owned()), Selector::Auto);
-        assert!(!Selector::Auto.names("eth0"));
-        assert_eq!(Selector::from("a*,b".to_owned()).to_string(), "a*,b");
+    fn auto_names_nothing() {
+        assert!(!names(&Interfaces::Auto, "eth0"));
+        assert_eq!(literals(&Interfaces::Auto).count(), 0);
     }
 }

@@ -15,7 +15,6 @@ use super::{
     netlink_thread,
     pins::Pins,
     point::{Point, Role},
-    settings::SocketLb,
 };
 
 /// The agent's own view.
@@ -23,7 +22,8 @@ use super::{
 #[serde(rename_all = "camelCase")]
 pub struct Status {
     pub tc: TcMechanism,
-    pub socket_lb: SocketLb,
+    /// `off`, `host` or `all`.
+    pub socket_lb: &'static str,
     /// Root of the cgroup hierarchy that is served; `None`: off.
     pub cgroup: Option<String>,
     /// True once every interface was looked at.
