@@ -1,1 +1,85 @@
-fn main() {}
+//! `cargo xtask`: builds, runs, tests and packs Ballast.
+
+mod compile;
+mod lint;
+mod mutate;
+mod process;
+mod setup;
+mod test;
+mod toolchain;
+mod workspace;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::{Parser, Subcommand};
+
+use crate::setup::Level;
+use crate::workspace::Workspace;
+
+/// Builds, runs, tests and packs Ballast.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Install or build what is missing on this machine.
+    Setup,
+    /// Build the eBPF programs and the agent that embeds them.
+    Build {
+        /// With optimisation.
+        #[arg(long)]
+        release: bool,
+    },
+    /// Run every test: format, lints, unit, packets, namespaces, a real API server, mutations, the demo.
+    Test(test::TestArgs),
+    /// Check format, lints and the crates' licences and sources.
+    Lint {
+        /// Also look for advisories against the crates (needs the network).
+        #[arg(long)]
+        advisories: bool,
+    },
+    /// Break the programs on purpose: for each break some test must fail.
+    Mutate(mutate::MutateArgs),
+}
+
+fn main() -> ExitCode {
+    match run(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<()> {
+    let workspace = Workspace::find()?;
+    match &cli.command {
+        Command::Setup => setup::setup(&workspace, Level::Test).map(|_| ()),
+        Command::Build { release } => {
+            let toolchain = setup::setup(&workspace, Level::Build)?;
+            compile::build(&workspace, toolchain, *release)
+        }
+        Command::Test(args) => test::run(&workspace, args),
+        Command::Lint { advisories } => run_lint(&workspace, *advisories),
+        Command::Mutate(args) => mutate::run(&workspace, args),
+    }
+}
+
+fn run_lint(workspace: &Workspace, advisories: bool) -> Result<()> {
+    let mut checks = lint::format_checks(workspace);
+    checks.extend(lint::lint_checks(workspace));
+    if advisories {
+        checks.push(lint::advisories(workspace));
+    }
+    let failed = lint::run(&checks)?;
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
+    }
+    Ok(())
+}

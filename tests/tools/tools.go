@@ -1,0 +1,11 @@
+//go:build tools
+
+// Package tools pins the programs that the tests run and that have no place in Cargo.lock.
+//
+// `cargo xtask setup` builds them: a kube-apiserver and the etcd it keeps its objects in.
+package tools
+
+import (
+	_ "go.etcd.io/etcd/server/v3"
+	_ "k8s.io/kubernetes/cmd/kube-apiserver"
+)

@@ -1,0 +1,52 @@
+//! Builds the eBPF object, then the agent that embeds it.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use duct::cmd;
+
+use crate::process::{run_shown, say};
+use crate::toolchain::{Toolchain, clean_cargo_env};
+use crate::workspace::Workspace;
+
+/// File name of the object as cargo leaves it.
+const BUILT_NAME: &str = "ballast";
+
+/// Builds the programs of `source` (the folder `lb-ebpf` or a copy of it) and puts the object at `object`.
+pub fn build_programs(
+    workspace: &Workspace,
+    toolchain: Toolchain,
+    source: &Path,
+    target: &Path,
+    object: &Path,
+) -> Result<()> {
+    if !source.join("Cargo.toml").exists() {
+        bail!("the eBPF programs are not where they should be: {} is missing", source.join("Cargo.toml").display());
+    }
+    run_shown("building the eBPF programs", &toolchain.build(workspace, source, target))?;
+    let built = target.join("bpfel-unknown-none/release").join(BUILT_NAME);
+    let folder = object.parent().context("the object has a folder")?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let fresh = fs::read(&built).with_context(|| format!("no object at {}", built.display()))?;
+    // Cargo rebuilds the agent when the file changes: leave it alone if it would stay the same.
+    if fs::read(object).is_ok_and(|old| old == fresh) {
+        return Ok(());
+    }
+    fs::write(object, &fresh).with_context(|| format!("cannot write {}", object.display()))?;
+    say(&format!("eBPF object: {} ({} bytes)", object.display(), fresh.len()));
+    Ok(())
+}
+
+/// Builds the programs and the agent.
+pub fn build(workspace: &Workspace, toolchain: Toolchain, release: bool) -> Result<()> {
+    let object = workspace.object();
+    build_programs(workspace, toolchain, &workspace.root.join("lb-ebpf"), &workspace.target().join("ebpf"), &object)?;
+    let profile = if release { "release" } else { "dev" };
+    let command = cmd!("cargo", "build", "--locked", "-p", "lb-userspace", "--bin", "ballast", "--profile", profile)
+        .env("BALLAST_EBPF_OBJECT", &object)
+        .dir(&workspace.root);
+    run_shown("building the agent", &clean_cargo_env(command))?;
+    say(&format!("agent: {}", workspace.agent(release).display()));
+    Ok(())
+}

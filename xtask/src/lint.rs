@@ -1,0 +1,62 @@
+//! Format, lints and crate rules: what a change must pass before its tests count.
+
+use anyhow::Result;
+use duct::{Expression, cmd};
+
+use crate::process::{run_watched, say};
+use crate::toolchain::clean_cargo_env;
+use crate::workspace::Workspace;
+
+/// One check: its name and its command.
+pub struct Check {
+    pub name: &'static str,
+    pub command: Expression,
+}
+
+/// `cargo fmt --check` for the workspace and for the programs, which are a workspace of their own.
+pub fn format_checks(workspace: &Workspace) -> Vec<Check> {
+    let programs = workspace.root.join("lb-ebpf/Cargo.toml");
+    vec![
+        check(workspace, "format", &cmd!("cargo", "fmt", "--all", "--check")),
+        check(workspace, "format of the programs", &cmd!("cargo", "fmt", "--manifest-path", programs, "--check")),
+    ]
+}
+
+/// clippy with warnings as errors, and cargo-deny's rules that need no network.
+///
+/// The programs build for a target that no clippy comes with; their own compiler runs with `-D warnings`.
+pub fn lint_checks(workspace: &Workspace) -> Vec<Check> {
+    let clippy = cmd!("cargo", "clippy", "--locked", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings")
+        .env("BALLAST_EBPF_OBJECT", workspace.object());
+    let deny = cmd!("cargo", "deny", "--log-level", "error", "check", "bans", "licenses", "sources");
+    let mut checks = vec![check(workspace, "clippy", &clippy)];
+    if workspace.has_tool("cargo-deny") {
+        checks.push(check(workspace, "deny", &deny));
+    } else {
+        say("cargo-deny is not installed, its rules are not checked: `cargo xtask setup` builds it");
+    }
+    checks
+}
+
+/// Advisories need the advisory database, and so the network: apart from the rest.
+pub fn advisories(workspace: &Workspace) -> Check {
+    check(workspace, "advisories", &cmd!("cargo", "deny", "check", "advisories"))
+}
+
+fn check(workspace: &Workspace, name: &'static str, command: &Expression) -> Check {
+    let command = clean_cargo_env(command.env("PATH", workspace.path()).dir(&workspace.root));
+    Check { name, command }
+}
+
+/// Runs checks one after the other; returns the names of those that failed.
+pub fn run(checks: &[Check]) -> Result<Vec<&'static str>> {
+    let mut failed = Vec::new();
+    for check in checks {
+        let good = run_watched(check.name, &check.command, |_| ())?;
+        println!("{}: {}", check.name, if good { "ok" } else { "FAILED" });
+        if !good {
+            failed.push(check.name);
+        }
+    }
+    Ok(failed)
+}

@@ -1,0 +1,237 @@
+//! `cargo xtask test`: every rung of the ladder, cheapest first.
+
+mod tally;
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use duct::{Expression, cmd};
+
+pub use tally::Tally;
+
+use crate::process::{run_watched, say};
+use crate::setup::{Level, setup};
+use crate::toolchain::{Toolchain, clean_cargo_env};
+use crate::workspace::{Workspace, is_root};
+use crate::{compile, lint, mutate};
+
+/// `cargo xtask test`
+#[derive(Debug, Args)]
+pub struct TestArgs {
+    /// Run only these rungs (repeatable): format, lint, unit, mutations, demo, or a test binary of `tests/`.
+    #[arg(long = "rung", value_name = "NAME")]
+    rungs: Vec<String>,
+    /// List the rungs and exit.
+    #[arg(long)]
+    list: bool,
+}
+
+/// A step of the ladder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Rung {
+    Format,
+    Lint,
+    /// Unit and property tests: no root, no BPF tools, no cluster.
+    Unit,
+    /// A test binary of the `tests` package: root, real programs.
+    Integration(String),
+    Mutations,
+    /// The tour of `cargo xtask run --once`: each of its steps counts.
+    Demo,
+}
+
+impl Rung {
+    fn name(&self) -> &str {
+        match self {
+            Self::Format => "format",
+            Self::Lint => "lint",
+            Self::Unit => "unit",
+            Self::Integration(name) => name,
+            Self::Mutations => "mutations",
+            Self::Demo => "demo",
+        }
+    }
+}
+
+/// What became of a rung.
+struct Outcome {
+    rung: String,
+    tally: Tally,
+    time: Duration,
+}
+
+/// Runs the ladder; fails if anything did.
+pub fn run(workspace: &Workspace, args: &TestArgs) -> Result<()> {
+    let rungs = select(ladder(workspace)?, &args.rungs)?;
+    if args.list {
+        for rung in &rungs {
+            println!("{}", rung.name());
+        }
+        return Ok(());
+    }
+    if !is_root() {
+        bail!(
+            "the whole ladder loads eBPF programs and makes network namespaces: run it as root, as in `sudo -E cargo xtask test`; \
+             `cargo test` alone runs the unit and property tests without root"
+        );
+    }
+    let started = Instant::now();
+    let toolchain = setup(workspace, Level::Test)?;
+    compile::build(workspace, toolchain, false)?;
+    let prepared = started.elapsed();
+    let mut outcomes = Vec::new();
+    for rung in &rungs {
+        say(&format!("rung {}", rung.name()));
+        let started = Instant::now();
+        let mut tally = run_rung(workspace, toolchain, rung)
+            .unwrap_or_else(|error| Tally::one(&format!("{}: {error:#}", rung.name()), false));
+        if tally.passed + tally.failed == 0 {
+            tally = Tally::one(&format!("{}: ran no test", rung.name()), false);
+        }
+        let outcome = Outcome { rung: rung.name().to_owned(), tally, time: started.elapsed() };
+        say(&format!("rung {}: {} in {:.1} s", outcome.rung, outcome.tally.line(), outcome.time.as_secs_f64()));
+        outcomes.push(outcome);
+    }
+    summary(prepared, &outcomes)
+}
+
+/// All rungs, in order. The binaries of `tests/` are found, so that a new one is never forgotten.
+fn ladder(workspace: &Workspace) -> Result<Vec<Rung>> {
+    let mut rungs = vec![Rung::Format, Rung::Lint, Rung::Unit];
+    let folder = workspace.root.join("tests/tests");
+    let mut names = Vec::new();
+    if folder.exists() {
+        for entry in fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))? {
+            let path = entry?.path();
+            let is_target = path.join("main.rs").exists() || path.extension().is_some_and(|e| e == "rs");
+            names.extend(path.file_stem().filter(|_| is_target).map(|name| name.to_string_lossy().into_owned()));
+        }
+    }
+    names.sort_by_key(|name| (rank(name), name.clone()));
+    rungs.extend(names.into_iter().map(Rung::Integration));
+    rungs.extend([Rung::Mutations, Rung::Demo]);
+    Ok(rungs)
+}
+
+/// The cheaper tests first; unknown names last, in the order of the alphabet.
+fn rank(name: &str) -> usize {
+    const ORDER: [&str; 4] = ["packet", "socket", "namespace", "kube"];
+    ORDER.iter().position(|known| name.starts_with(known)).unwrap_or(ORDER.len())
+}
+
+fn select(all: Vec<Rung>, wanted: &[String]) -> Result<Vec<Rung>> {
+    if wanted.is_empty() {
+        return Ok(all);
+    }
+    for name in wanted {
+        if !all.iter().any(|rung| rung.name() == name) {
+            let known: Vec<&str> = all.iter().map(Rung::name).collect();
+            bail!("no rung is called {name:?}; there are: {}", known.join(", "));
+        }
+    }
+    Ok(all.into_iter().filter(|rung| wanted.iter().any(|name| rung.name() == name)).collect())
+}
+
+fn run_rung(workspace: &Workspace, toolchain: Toolchain, rung: &Rung) -> Result<Tally> {
+    match rung {
+        Rung::Format => checks(&lint::format_checks(workspace)),
+        Rung::Lint => checks(&lint::lint_checks(workspace)),
+        Rung::Unit => cargo_test(workspace, rung.name(), &cmd!("cargo", "test", "--locked", "--no-fail-fast")),
+        Rung::Integration(name) => cargo_test(workspace, name, &integration(name)),
+        Rung::Mutations => mutate::run_all(workspace, toolchain),
+        Rung::Demo => demo(workspace),
+    }
+}
+
+/// The command of one integration binary. Its tests share one kernel's network namespaces and time: one at a time.
+pub fn integration(name: &str) -> Expression {
+    cmd!("cargo", "test", "--locked", "-p", "lb-tests", "--test", name, "--", "--test-threads=1")
+}
+
+/// Runs a `cargo test` command with the environment that the tests expect, and counts.
+pub fn cargo_test(workspace: &Workspace, name: &str, command: &Expression) -> Result<Tally> {
+    cargo_test_object(workspace, name, command, &workspace.object())
+}
+
+/// The same on other programs than the workspace's own.
+pub fn cargo_test_object(workspace: &Workspace, name: &str, command: &Expression, object: &Path) -> Result<Tally> {
+    let command = command
+        .env("BALLAST_EBPF_OBJECT", object)
+        .env("BALLAST_BIN", workspace.agent(false))
+        .env("KUBEBUILDER_ASSETS", workspace.kube_assets())
+        .env("PATH", workspace.path())
+        .env("CARGO_TERM_COLOR", "never")
+        .dir(&workspace.root);
+    let mut tally = Tally::default();
+    let succeeded = run_watched(name, &clean_cargo_env(command), |line| tally.read_line(line))?;
+    tally.close(name, succeeded);
+    Ok(tally)
+}
+
+fn checks(checks: &[lint::Check]) -> Result<Tally> {
+    let failed = lint::run(checks)?;
+    let mut tally = Tally::default();
+    for check in checks {
+        tally += Tally::one(check.name, !failed.contains(&check.name));
+    }
+    Ok(tally)
+}
+
+/// The tour in a process of its own: it must clean up after itself whatever happens here.
+fn demo(_workspace: &Workspace) -> Result<Tally> {
+    let xtask = std::env::current_exe().context("the path of xtask itself")?;
+    let mut tally = Tally::default();
+    let succeeded = run_watched("demo", &cmd!(xtask, "run", "--once"), |line| {
+        if let Some(step) = line.strip_prefix("ok   ") {
+            tally += Tally::one(step, true);
+        } else if let Some(step) = line.strip_prefix("FAIL ") {
+            tally += Tally::one(step, false);
+        }
+    })?;
+    tally.close("demo", succeeded);
+    Ok(tally)
+}
+
+fn summary(prepared: Duration, outcomes: &[Outcome]) -> Result<()> {
+    println!("\n{:<16} {:>8} {:>7} {:>9}", "rung", "passed", "failed", "seconds");
+    println!("{:<16} {:>8} {:>7} {:>9.1}", "setup and build", "", "", prepared.as_secs_f64());
+    let mut total = Tally::default();
+    for Outcome { rung, tally, time } in outcomes {
+        println!("{rung:<16} {:>8} {:>7} {:>9.1}", tally.passed, tally.failed, time.as_secs_f64());
+        total += tally.clone();
+    }
+    if total.failed > 0 {
+        println!("\nfailed:");
+        for name in &total.failures {
+            println!("  {name}");
+        }
+    }
+    println!("\n{}", total.line());
+    if total.failed > 0 {
+        bail!("{} of {} tests failed", total.failed, total.passed + total.failed);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ladder_goes_from_cheap_to_dear() {
+        let mut names = vec!["kube", "restart", "packets", "namespaces"];
+        names.sort_by_key(|name| (rank(name), (*name).to_owned()));
+        assert_eq!(names, ["packets", "namespaces", "kube", "restart"]);
+    }
+
+    #[test]
+    fn an_unknown_rung_is_refused_with_the_known_ones() {
+        let all = vec![Rung::Format, Rung::Integration("packet".into())];
+        let error = select(all.clone(), &["packets".into()]).expect_err("no such rung").to_string();
+        assert!(error.contains("\"packets\"") && error.contains("format, packet"), "{error}");
+        assert_eq!(select(all, &["packet".into()]).expect("is there"), [Rung::Integration("packet".into())]);
+    }
+}
