@@ -67,7 +67,7 @@ impl MemoryStore {
         if record.flags & backend_flags::SERVING != 0 {
             text.push_str(" serving");
         }
-        if record.deadline_ds != 0 {
+        if record.deadline_ds != 0 && record.state != backend_state::GONE {
             let until = Monotonic::from_tenths(record.deadline_ds).since(Monotonic::default());
             let _ = write!(text, " until {}s", until.as_secs_f64());
         }

@@ -10,7 +10,8 @@ use super::{ApplyError, Report, Store};
 use crate::{
     model::{Monotonic, Refusal, Snapshot},
     plan::{
-        Book, Desired, Loaded, Op, PlanSettings, PortKey, Range, diff_service, free_unreferred, plan, restore, sweep,
+        Book, Desired, Frontend, Loaded, Op, PlanSettings, PortKey, Range, diff_service, free_unreferred, plan,
+        restore, sweep,
     },
 };
 
@@ -65,10 +66,7 @@ impl<S: Store> Programmer<S> {
     pub fn sync(&mut self, snapshot: &Snapshot, now: Monotonic) -> Report {
         let desired = Arc::new(plan(snapshot, &self.settings));
         self.wanted = Some(Wanted { revision: snapshot.revision, desired: Arc::clone(&desired) });
-        let written = self.book.service_ids.keys();
-        // Removals come first: they make room.
-        let mut keys: Vec<PortKey> = written.filter(|key| !desired.services.contains_key(key)).cloned().collect();
-        keys.extend(desired.services.keys().cloned());
+        let keys = self.all_keys(&desired);
         self.run(&desired, &keys, now)
     }
 
@@ -77,18 +75,8 @@ impl<S: Store> Programmer<S> {
     pub fn tick(&mut self, now: Monotonic) -> Report {
         let Some(wanted) = &self.wanted else { return Report::default() };
         let desired = Arc::clone(&wanted.desired);
-        let keys: Vec<PortKey> = if self.retry.is_some_and(|retry| retry.at <= now) {
-            self.book
-                .service_ids
-                .keys()
-                .chain(desired.services.keys())
-                .cloned()
-                .collect::<BTreeSet<_>>()
-                .into_iter()
-                .collect()
-        } else {
-            self.struck(now)
-        };
+        let keys: Vec<PortKey> =
+            if self.retry.is_some_and(|retry| retry.at <= now) { self.all_keys(&desired) } else { self.struck(now) };
         self.run(&desired, &keys, now)
     }
 
@@ -117,6 +105,20 @@ impl<S: Store> Programmer<S> {
 
     pub fn book(&self) -> &Book {
         &self.book
+    }
+
+    /// Every service port, wanted or written. Those that take a frontend over come first, so that it always leads somewhere;
+    /// then those that are removed, which makes room.
+    fn all_keys(&self, desired: &Desired) -> Vec<PortKey> {
+        let takes_over = |frontend: &Frontend, key: &PortKey| {
+            let written = self.book.frontends.get(frontend).and_then(|entry| self.book.services.get(&entry.id));
+            written.is_some_and(|owner| owner.key != *key)
+        };
+        let takers = desired.owners.iter().filter(|(frontend, key)| takes_over(frontend, key));
+        let takers: BTreeSet<&PortKey> = takers.map(|(_, key)| key).collect();
+        let removed = self.book.service_ids.keys().filter(|key| !desired.services.contains_key(key));
+        let others = desired.services.keys().filter(|key| !takers.contains(key));
+        takers.iter().copied().chain(removed).chain(others).cloned().collect()
     }
 
     /// The service ports of backends whose deadline struck.

@@ -199,10 +199,10 @@ impl Book {
         }
         self.pool_mut(id.family).take(id.id);
         self.generations.remove(&id);
-        if record.deadline_ds != 0 {
+        let gone = record.state == backend_state::GONE;
+        if record.deadline_ds != 0 && !gone {
             self.deadlines.insert((record.deadline_ds, id));
         }
-        let gone = record.state == backend_state::GONE;
         if gone {
             self.gone.insert(id);
         }

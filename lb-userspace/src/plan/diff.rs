@@ -40,9 +40,9 @@ pub fn diff_service(
     }
     let selected = draft.backends(wanted)?;
     if let Some(wanted) = wanted {
-        draft.frontends(wanted, &selected)?;
+        draft.frontends(wanted, desired, &selected)?;
     }
-    draft.remove_frontends(desired);
+    draft.remove_frontends(wanted.and(Some(desired)));
     let mut ops = draft.ops;
     order(&mut ops);
     Ok(ops)
@@ -179,12 +179,15 @@ impl Draft<'_> {
         }
     }
 
-    fn frontends(&mut self, wanted: &DesiredService, selected: &Selected) -> Result<(), Refusal> {
+    fn frontends(&mut self, wanted: &DesiredService, desired: &Desired, selected: &Selected) -> Result<(), Refusal> {
         let mut pool = self.book.slots.clone();
         let mut generation = self.book.generation;
         for family in Family::BOTH {
-            let of_family = |frontend: &&Frontend| Family::of(frontend.address) == family;
-            let frontends: Vec<Frontend> = wanted.frontends.iter().filter(of_family).copied().collect();
+            // Also those that are ours until another service takes them over: they must not lead to what we retire.
+            let ours = self.service.map(|service| service.frontends.clone()).unwrap_or_default();
+            let ours = ours.into_iter().filter(|frontend| desired.owners.contains_key(frontend));
+            let all: BTreeSet<Frontend> = wanted.frontends.iter().copied().chain(ours).collect();
+            let frontends: Vec<Frontend> = all.into_iter().filter(|f| Family::of(f.address) == family).collect();
             if frontends.is_empty() {
                 continue;
             }
@@ -265,11 +268,11 @@ impl Draft<'_> {
         Ok(range)
     }
 
-    /// Frontends of ours that nobody wants; one that another service wants is overwritten by its entry.
-    fn remove_frontends(&mut self, desired: &Desired) {
+    /// Frontends of ours that nobody wants, or all if we are not wanted.
+    fn remove_frontends(&mut self, desired: Option<&Desired>) {
         let Some(service) = self.service else { return };
         for frontend in &service.frontends {
-            if !desired.owners.contains_key(frontend) {
+            if desired.is_none_or(|desired| !desired.owners.contains_key(frontend)) {
                 self.ops.push(Op::RemoveFrontend { frontend: *frontend });
             }
         }

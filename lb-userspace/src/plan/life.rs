@@ -58,14 +58,15 @@ fn stay(record: &BackendRecord, wanted: DesiredEndpoint, now: Monotonic, setting
     let terminating = wanted.state == EndpointState::Terminating;
     let other_pod = record.uid_hash != 0 && wanted.uid_hash != 0 && record.uid_hash != wanted.uid_hash;
     if record.state == backend_state::GONE {
-        // It has had its time, though the API still lists it.
-        return if terminating && !other_pod { Step::Nothing } else { Step::New };
+        let had_its_time = record.deadline_ds != 0;
+        return if terminating && had_its_time && !other_pod { Step::Nothing } else { Step::New };
     }
     if other_pod {
         return Step::Replace(record.gone());
     }
     if record.is_struck(now) {
-        return if terminating { Step::Evict(record.gone()) } else { Step::Replace(record.gone()) };
+        let ends = terminating && record.state == backend_state::TERMINATING;
+        return if ends { Step::Evict(record.gone()) } else { Step::Replace(record.gone()) };
     }
     let written = describe(record, wanted, now, settings);
     if written == *record { Step::Keep } else { Step::Write(written) }

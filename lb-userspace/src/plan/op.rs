@@ -32,11 +32,13 @@ pub struct BackendRecord {
 }
 
 impl BackendRecord {
-    /// The same backend after its end: no flow of its generation is forwarded any more.
+    /// The same backend after its end: no flow of its generation is forwarded any more. One that was terminating keeps its
+    /// deadline: as long as the API lists it, it has had its time.
     #[must_use]
     pub fn gone(self) -> Self {
         let generation = next_generation(self.generation);
-        Self { state: abi::backend_state::GONE, deadline_ds: 0, generation, ..self }
+        let deadline_ds = if self.state == abi::backend_state::TERMINATING { self.deadline_ds } else { 0 };
+        Self { state: abi::backend_state::GONE, deadline_ds, generation, ..self }
     }
 
     /// True if `now` is at or after the deadline.

@@ -32,7 +32,7 @@ pub fn free_unreferred(book: &Book, desired: &Desired, referred: &BTreeSet<Backe
     for id in book.gone.difference(referred) {
         let Some(record) = book.backends.get(id) else { continue };
         let key = key_of(book, record.service);
-        // The API still lists it as terminating: without its record it would be taken for a new one.
+        // As long as the API lists one that has had its time, without its record it would be taken for a new one.
         let listed = desired.services.get(&key).is_some_and(|wanted| wanted.endpoints.contains_key(&record.address));
         let current = book.services.get(&record.service).and_then(|service| service.current.get(&record.address));
         if !(listed && current == Some(id)) {

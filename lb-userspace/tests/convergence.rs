@@ -1,0 +1,245 @@
+//! Whatever the order and the grouping of events, and whatever fails meanwhile, the tables end at the truth; and at no write on
+//! the way does a reader see half an update.
+
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
+
+use lb_userspace::{
+    apply::{MemoryStore, Programmer},
+    model::{
+        Endpoint, Exposure, Family, Monotonic, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, Snapshot,
+    },
+    plan::{Capacities, PlanSettings},
+};
+use proptest::prelude::*;
+
+/// One step of a run.
+#[derive(Clone, Debug)]
+enum Step {
+    Service(u8, Option<ServiceShape>),
+    Slice(u8, Option<SliceShape>),
+    /// The snapshot so far reaches the programmer.
+    Sync,
+    /// The n-th write from here on fails.
+    Fail(usize),
+    Restart,
+    /// Tenths of a second go by.
+    Wait(u16),
+}
+
+#[derive(Clone, Debug)]
+struct ServiceShape {
+    /// Several services may claim one address.
+    address: u8,
+    dual: bool,
+    ports: u8,
+    affinity: bool,
+}
+
+#[derive(Clone, Debug)]
+struct SliceShape {
+    service: u8,
+    v6: bool,
+    /// Address, condition, pod.
+    endpoints: Vec<(u8, u8, u8)>,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let shape = (0u8..3, any::<bool>(), 1u8..4, any::<bool>())
+        .prop_map(|(address, dual, ports, affinity)| ServiceShape { address, dual, ports, affinity });
+    let endpoints = prop::collection::vec((1u8..6, 0u8..5, 0u8..3), 0..5);
+    let slice =
+        (0u8..3, any::<bool>(), endpoints).prop_map(|(service, v6, endpoints)| SliceShape { service, v6, endpoints });
+    let step = prop_oneof![
+        4 => (0u8..3, prop::option::weighted(0.8, shape)).prop_map(|(name, shape)| Step::Service(name, shape)),
+        8 => (0u8..4, prop::option::weighted(0.8, slice)).prop_map(|(name, shape)| Step::Slice(name, shape)),
+        6 => Just(Step::Sync),
+        2 => (0usize..6).prop_map(Step::Fail),
+        1 => Just(Step::Restart),
+        2 => (1u16..400).prop_map(Step::Wait),
+    ];
+    prop::collection::vec(step, 1..60)
+}
+
+fn service(index: u8, shape: &ServiceShape) -> Service {
+    let mut cluster_ips: Vec<IpAddr> = vec![[10, 96, 0, shape.address].into()];
+    if shape.dual {
+        cluster_ips.push(format!("fd00::{}", shape.address).parse().unwrap());
+    }
+    let ports = [("a", 80, Protocol::Tcp), ("b", 80, Protocol::Udp), ("c", 81, Protocol::Tcp)];
+    let port = |(name, port, protocol): &(&str, u16, Protocol)| ServicePort {
+        name: (*name).to_owned(),
+        port: *port,
+        protocol: *protocol,
+    };
+    Service {
+        name: name("s", index),
+        exposure: Exposure::Addresses,
+        proxy_name: None,
+        cluster_ips,
+        ports: ports.iter().take(shape.ports.into()).map(port).collect(),
+        affinity_timeout_s: if shape.affinity { 60 } else { 0 },
+        created_s: None,
+    }
+}
+
+fn slice(index: u8, shape: &SliceShape) -> Slice {
+    let family = if shape.v6 { Family::V6 } else { Family::V4 };
+    let endpoint = |(address, condition, pod): &(u8, u8, u8)| Endpoint {
+        address: match family {
+            Family::V4 => [10, 0, 0, *address].into(),
+            Family::V6 => format!("fd01::{address}").parse().unwrap(),
+        },
+        ready: *condition < 2,
+        serving: *condition < 4,
+        terminating: *condition == 3 || *condition == 4,
+        node: None,
+        uid_hash: u32::from(*pod),
+    };
+    let port = |(name, port, protocol): (&str, u16, Protocol)| SlicePort { name: name.to_owned(), port, protocol };
+    Slice {
+        name: name("slice", index),
+        service: name("s", shape.service).name,
+        family,
+        ports: [("a", 8080, Protocol::Tcp), ("b", 8080, Protocol::Udp), ("c", 8081, Protocol::Tcp)].map(port).into(),
+        endpoints: shape.endpoints.iter().map(endpoint).collect(),
+    }
+}
+
+fn name(kind: &str, index: u8) -> ObjectName {
+    ObjectName::new("default", format!("{kind}{index}"))
+}
+
+struct Run {
+    settings: PlanSettings,
+    programmer: Option<Programmer<MemoryStore>>,
+    snapshot: Snapshot,
+    now: Monotonic,
+}
+
+impl Run {
+    fn new(capacities: Option<Capacities>) -> Self {
+        let retry = Duration::from_secs(1);
+        let settings = PlanSettings { retry_min: retry, retry_max: retry, ..PlanSettings::default() };
+        let mut store = capacities.map_or_else(MemoryStore::roomy, MemoryStore::new);
+        store.check_each_write = true;
+        let programmer = Programmer::restore(store, settings.clone(), Monotonic::default()).unwrap();
+        Self { settings, programmer: Some(programmer), snapshot: Snapshot::default(), now: Monotonic::default() }
+    }
+
+    fn programmer(&mut self) -> &mut Programmer<MemoryStore> {
+        self.programmer.as_mut().unwrap()
+    }
+
+    fn step(&mut self, step: &Step) {
+        match step {
+            Step::Service(index, shape) => {
+                self.snapshot.services.remove(&name("s", *index));
+                let made = shape.as_ref().map(|shape| (name("s", *index), Arc::new(service(*index, shape))));
+                self.snapshot.services.extend(made);
+            }
+            Step::Slice(index, shape) => {
+                self.snapshot.slices.remove(&name("slice", *index));
+                let made = shape.as_ref().map(|shape| (name("slice", *index), Arc::new(slice(*index, shape))));
+                self.snapshot.slices.extend(made);
+            }
+            Step::Sync => self.sync(),
+            Step::Fail(after) => self.programmer().store_mut().failures = vec![*after],
+            Step::Restart => {
+                let store = self.programmer.take().unwrap().into_store();
+                self.programmer = Some(Programmer::restore(store, self.settings.clone(), self.now).unwrap());
+            }
+            Step::Wait(tenths) => self.wait(Duration::from_millis(u64::from(*tenths) * 100)),
+        }
+    }
+
+    fn sync(&mut self) {
+        self.snapshot.revision += 1;
+        let (snapshot, now) = (self.snapshot.clone(), self.now);
+        self.programmer().sync(&snapshot, now);
+    }
+
+    /// Ticks whenever something is due.
+    fn wait(&mut self, duration: Duration) {
+        let end = self.now + duration;
+        for _ in 0..10_000 {
+            let Some(at) = self.programmer().next_tick().filter(|at| *at <= end) else {
+                self.now = end;
+                return;
+            };
+            self.now = self.now.max(at);
+            let now = self.now;
+            self.programmer().tick(now);
+        }
+        panic!("ticks without end");
+    }
+
+    /// The truth reaches the tables, and every drain ends.
+    fn settle(&mut self) {
+        self.programmer().store_mut().failures.clear();
+        self.sync();
+        self.wait(Duration::from_secs(200));
+    }
+
+    fn dump(&mut self) -> String {
+        self.programmer().store_mut().dump()
+    }
+}
+
+/// The tables without what depends on when things happened.
+fn timeless(dump: &str) -> Vec<String> {
+    let line = |line: &str| line.split(" until ").next().unwrap_or_default().to_owned();
+    dump.lines().filter(|line| !line.contains(" gone")).map(line).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_run_ends_at_the_truth(steps in steps()) {
+        let mut run = Run::new(None);
+        for step in &steps {
+            run.step(step);
+        }
+        run.settle();
+        let mut fresh = Run::new(None);
+        fresh.snapshot = run.snapshot.clone();
+        fresh.settle();
+        prop_assert_eq!(timeless(&run.dump()), timeless(&fresh.dump()));
+        // A restart finds everything as it was left.
+        run.step(&Step::Restart);
+        let before = run.programmer().store_mut().log.len();
+        run.sync();
+        let store = run.programmer().store_mut();
+        prop_assert!(store.log[before..].iter().all(|op| op.to_string().starts_with("note")), "{:?}", &store.log[before..]);
+    }
+
+    #[test]
+    fn nothing_is_left_of_what_is_deleted(steps in steps()) {
+        let mut run = Run::new(None);
+        for step in &steps {
+            run.step(step);
+        }
+        run.snapshot = Snapshot::default();
+        run.settle();
+        prop_assert_eq!(run.dump(), "");
+        let programmer = run.programmer();
+        prop_assert_eq!(programmer.next_tick(), None);
+        let book = programmer.book();
+        prop_assert!(book.services.is_empty() && book.ranges.is_empty() && book.resting.is_empty());
+        prop_assert!(book.backends.is_empty() && book.deadlines.is_empty() && book.gone.is_empty());
+        prop_assert!(programmer.store().names.is_empty());
+    }
+
+    #[test]
+    fn small_tables_never_break_what_a_reader_sees(steps in steps(), slots in 1u32..12, backends in 2u32..8, names in 1u32..5) {
+        let capacities =
+            Capacities { frontends4: 3, frontends6: 2, backends4: backends, backends6: backends, slots, names };
+        let mut run = Run::new(Some(capacities));
+        for step in &steps {
+            run.step(step);
+        }
+        run.snapshot = Snapshot::default();
+        run.settle();
+        prop_assert_eq!(run.dump(), "");
+    }
+}
