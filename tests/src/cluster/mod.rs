@@ -1,5 +1,253 @@
 //! A real Kubernetes API: kube-apiserver and etcd, started and stopped by the test.
+//!
+//! The binaries come from `KUBEBUILDER_ASSETS`, else from the cache that `cargo xtask setup` fills
+//! (`${XDG_CACHE_HOME:-~/.cache}/ballast/tools/bin`). There are no controllers and no kubelets: endpoint slices are made by
+//! the test. On loopback nothing of this needs root.
 
 mod process;
 
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+
 pub use process::Process;
+
+use crate::topology::{Place, SERVICE_NET4, SERVICE_NET6};
+
+/// How long a server may take until it answers. kube-apiserver needs about 5 s of CPU time.
+const START_LIMIT: Duration = Duration::from_secs(90);
+/// How often it is asked.
+const ASK_EVERY: Duration = Duration::from_millis(100);
+/// How long one question may take.
+const ASK_LIMIT: Duration = Duration::from_secs(5);
+/// How often a start is tried with other ports, when someone took them first.
+const ATTEMPTS: u32 = 3;
+/// The token of the one user, a member of `system:masters`. Known to everyone who can read this: the server lives for a test.
+const TOKEN: &str = "ballast-tests";
+
+/// An API server with its store; dropped, both are killed and their data is removed.
+#[derive(Debug)]
+pub struct ApiServer {
+    // Dropped in this order: the server before its store, the data last.
+    server: Option<Process>,
+    _store: Process,
+    options: Options,
+    store_at: SocketAddr,
+    directory: tempfile::TempDir,
+}
+
+/// Where it listens, and in which namespace.
+#[derive(Clone, Debug)]
+struct Options {
+    at: SocketAddr,
+    place: Option<Place>,
+}
+
+impl ApiServer {
+    /// On loopback, in the namespace of the test.
+    pub async fn start() -> Result<Self> {
+        Self::start_anywhere(Ipv4Addr::LOCALHOST.into(), None).await
+    }
+
+    /// In `place`, at one of its addresses. Whoever asks it from another namespace must be routed there.
+    pub async fn start_in(place: &Place, address: IpAddr) -> Result<Self> {
+        Self::start_anywhere(address, Some(place.clone())).await
+    }
+
+    async fn start_anywhere(address: IpAddr, place: Option<Place>) -> Result<Self> {
+        let mut error = None;
+        for _ in 0..ATTEMPTS {
+            match Self::start_at(address, place.as_ref()).await {
+                Ok(this) => return Ok(this),
+                Err(failure) => error = Some(failure),
+            }
+        }
+        Err(error.context("no attempt was made")?)
+    }
+
+    async fn start_at(address: IpAddr, place: Option<&Place>) -> Result<Self> {
+        let directory = tempfile::Builder::new().prefix("blt-cluster-").tempdir()?;
+        let at = SocketAddr::new(address, free_port(address, place)?);
+        let local: IpAddr = Ipv4Addr::LOCALHOST.into();
+        let (store_at, peer_at) = (free_port(local, place)?, free_port(local, place)?);
+        let store_at = SocketAddr::new(local, store_at);
+        let store = start_store(directory.path(), store_at, SocketAddr::new(local, peer_at), place)?;
+        let options = Options { at, place: place.cloned() };
+        fs::write(directory.path().join("tokens.csv"), format!("{TOKEN},admin,admin,system:masters\n"))?;
+        let mut this = Self { server: None, _store: store, options, store_at, directory };
+        this.launch().await?;
+        Ok(this)
+    }
+
+    /// File for `--kubeconfig`.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.directory.path().join("kubeconfig.yaml")
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.options.at
+    }
+
+    /// A client with every right. It connects from the thread that polls it: that one must be able to reach the server.
+    pub async fn client(&self) -> Result<Client> {
+        let read = Kubeconfig::read_from(self.kubeconfig())?;
+        let mut config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await?;
+        config.connect_timeout = Some(ASK_LIMIT);
+        config.read_timeout = Some(START_LIMIT);
+        Ok(Client::try_from(config)?)
+    }
+
+    /// Kills the server and leaves its store running: from outside, an API that is away.
+    pub fn stop(&mut self) {
+        self.server = None;
+    }
+
+    /// Starts the server again, at the same address, over the same store.
+    pub async fn restart(&mut self) -> Result<()> {
+        self.stop();
+        self.launch().await
+    }
+
+    /// The end of what the server said.
+    pub fn log(&self) -> String {
+        self.server.as_ref().map(Process::tail).unwrap_or_default()
+    }
+
+    async fn launch(&mut self) -> Result<()> {
+        let command = server_command(self.directory.path(), self.options.at, self.store_at)?;
+        let log = self.directory.path().join("kube-apiserver.log");
+        let server = Process::start(command, &log, self.options.place.as_ref())?;
+        let start = Instant::now();
+        loop {
+            server.check()?;
+            match self.is_ready().await {
+                Ok(()) => break,
+                Err(error) if start.elapsed() > START_LIMIT => {
+                    bail!("kube-apiserver is not ready after {START_LIMIT:?}: {error:#}\n{}", server.tail());
+                }
+                Err(_) => tokio::time::sleep(ASK_EVERY).await,
+            }
+        }
+        self.server = Some(server);
+        Ok(())
+    }
+
+    async fn is_ready(&self) -> Result<()> {
+        // The server makes its certificate at its first start.
+        let certificate = self.directory.path().join("certs/apiserver.crt");
+        fs::metadata(&certificate).context("no certificate yet")?;
+        let text = kubeconfig_text(self.options.at, &certificate);
+        fs::write(self.kubeconfig(), text)?;
+        let client = self.client().await?;
+        let ready = http::Request::get("/readyz").body(Vec::new())?;
+        tokio::time::timeout(ASK_LIMIT, client.request_text(ready)).await??;
+        // Ready does not yet mean that the namespace that everything lives in was made.
+        Api::<Namespace>::all(client).get("default").await?;
+        Ok(())
+    }
+}
+
+fn start_store(directory: &Path, at: SocketAddr, peer: SocketAddr, place: Option<&Place>) -> Result<Process> {
+    let data = directory.join("etcd");
+    fs::create_dir(&data)?;
+    fs::set_permissions(&data, fs::Permissions::from_mode(0o700))?;
+    let mut command = Command::new(binary("etcd")?);
+    command
+        .arg("--name=tests")
+        .arg(format!("--data-dir={}", data.display()))
+        .arg(format!("--listen-client-urls=http://{at}"))
+        .arg(format!("--advertise-client-urls=http://{at}"))
+        .arg(format!("--listen-peer-urls=http://{peer}"))
+        .arg(format!("--initial-advertise-peer-urls=http://{peer}"))
+        .arg(format!("--initial-cluster=tests=http://{peer}"))
+        // What a test stores need not survive a power cut.
+        .arg("--unsafe-no-fsync")
+        .arg("--log-level=warn");
+    Process::start(command, &directory.join("etcd.log"), place)
+}
+
+fn server_command(directory: &Path, at: SocketAddr, store: SocketAddr) -> Result<Command> {
+    let certificates = directory.join("certs");
+    let key = certificates.join("apiserver.key").display().to_string();
+    let mut command = Command::new(binary("kube-apiserver")?);
+    command
+        .arg(format!("--etcd-servers=http://{store}"))
+        .arg(format!("--bind-address={}", at.ip()))
+        .arg(format!("--advertise-address={}", at.ip()))
+        .arg(format!("--secure-port={}", at.port()))
+        .arg(format!("--cert-dir={}", certificates.display()))
+        .arg(format!("--service-cluster-ip-range={SERVICE_NET4},{SERVICE_NET6}"))
+        .arg("--service-account-issuer=https://kubernetes.default.svc")
+        // Its own serving key also signs tokens, of which the tests use none.
+        .arg(format!("--service-account-signing-key-file={key}"))
+        .arg(format!("--service-account-key-file={key}"))
+        .arg(format!("--token-auth-file={}", directory.join("tokens.csv").display()))
+        .arg("--authorization-mode=RBAC")
+        .arg("--allow-privileged=true")
+        // There is no controller that would make the service accounts that this plugin asks for.
+        .arg("--disable-admission-plugins=ServiceAccount");
+    Ok(command)
+}
+
+/// The program, from `KUBEBUILDER_ASSETS`, else from the cache.
+fn binary(name: &str) -> Result<PathBuf> {
+    let folder = if let Some(assets) = set("KUBEBUILDER_ASSETS") {
+        assets
+    } else if let Some(cache) = set("XDG_CACHE_HOME") {
+        cache.join("ballast/tools/bin")
+    } else {
+        set("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?.join(".cache/ballast/tools/bin")
+    };
+    let path = folder.join(name);
+    if !path.is_file() {
+        bail!("{} is missing: run `cargo xtask setup`, or set KUBEBUILDER_ASSETS to a folder with it", path.display());
+    }
+    Ok(path)
+}
+
+fn set(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// A port that was free a moment ago.
+fn free_port(address: IpAddr, place: Option<&Place>) -> Result<u16> {
+    let bind = || TcpListener::bind((address, 0)).and_then(|listener| listener.local_addr());
+    let bound = match place {
+        Some(place) => place.run(bind),
+        None => bind(),
+    };
+    Ok(bound.with_context(|| format!("no free port at {address}"))?.port())
+}
+
+fn kubeconfig_text(at: SocketAddr, certificate: &Path) -> String {
+    let certificate = certificate.display();
+    format!(
+        "apiVersion: v1
+kind: Config
+clusters:
+- name: tests
+  cluster:
+    server: https://{at}
+    certificate-authority: {certificate}
+users:
+- name: admin
+  user:
+    token: {TOKEN}
+contexts:
+- name: tests
+  context:
+    cluster: tests
+    user: admin
+current-context: tests
+"
+    )
+}
