@@ -4,6 +4,7 @@ mod compile;
 mod lint;
 mod mutate;
 mod process;
+mod run;
 mod setup;
 mod test;
 mod toolchain;
@@ -35,6 +36,8 @@ enum Command {
         #[arg(long)]
         release: bool,
     },
+    /// Show what Ballast does on a small network, no cluster needed; or run the agent on a cluster.
+    Run(run::RunArgs),
     /// Run every test: format, lints, unit, packets, namespaces, a real API server, mutations, the demo.
     Test(test::TestArgs),
     /// Check format, lints and the crates' licences and sources.
@@ -48,7 +51,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match run(&Cli::parse()) {
+    match dispatch(&Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -57,7 +60,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: &Cli) -> Result<()> {
+fn dispatch(cli: &Cli) -> Result<()> {
     let workspace = Workspace::find()?;
     match &cli.command {
         Command::Setup => setup::setup(&workspace, Level::Test).map(|_| ()),
@@ -65,6 +68,7 @@ fn run(cli: &Cli) -> Result<()> {
             let toolchain = setup::setup(&workspace, Level::Build)?;
             compile::build(&workspace, toolchain, *release)
         }
+        Command::Run(args) => run::run(&workspace, args),
         Command::Test(args) => test::run(&workspace, args),
         Command::Lint { advisories } => run_lint(&workspace, *advisories),
         Command::Mutate(args) => mutate::run(&workspace, args),

@@ -13,7 +13,8 @@ const TAIL_LINES: usize = 40;
 
 /// Prints a line that says what xtask does now.
 pub fn say(text: &str) {
-    println!("==> {text}");
+    // Standard output belongs to what the commands produce (`run --json`).
+    eprintln!("==> {text}");
 }
 
 /// Runs with the output in a log file; on failure its last lines and its path are the error.

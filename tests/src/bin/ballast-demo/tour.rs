@@ -1,0 +1,260 @@
+//! The tour: what a load balancer must do, done and looked at, one step after the other.
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use lb_tests::peers::{Datagrams, Stream};
+use lb_tests::topology::Place;
+
+use crate::report::Report;
+use crate::stage::{DNS, EMPTY, Stage, TCP_PORT, UDP_PORT, WEB};
+
+/// Connections that show the spread. With three backends, one that got none would be a chance of 1 in 10^11.
+const MANY: usize = 60;
+/// A refusal that takes longer is a timeout in disguise.
+const AT_ONCE: Duration = Duration::from_millis(500);
+/// How much later than its deadline a drain may end: the agent's own step and the next segment.
+const LATE: Duration = Duration::from_secs(2);
+
+/// The whole tour.
+pub fn tour(stage: &mut Stage, report: &mut Report) {
+    report.step("the manifest's services are in the tables", || programmed(stage));
+    show(stage, report, "services");
+    show(stage, report, "backends");
+    for (name, place) in stage.clients() {
+        report.step(&format!("TCP from a {name} is spread over three backends"), || spread(place, WEB, tcp));
+        report.step(&format!("UDP from a {name} is spread over three backends"), || spread(place, DNS, udp));
+    }
+    report.step("TCP from outside is spread over three backends", || spread(stage.outside.place(), WEB, tcp));
+    report.step("a backend sees the client pod's own address", || source_kept(stage));
+    for (name, place) in stage.clients() {
+        report.step(&format!("a service without endpoints refuses a {name} at once"), || refused(place));
+    }
+    drained(stage, report);
+    killed(stage, report);
+    agent_killed(stage, report);
+}
+
+/// Prints a table of `ballast get`, for a person.
+fn show(stage: &Stage, report: &Report, what: &str) {
+    if let Ok(table) = stage.ballast(&["get", what]) {
+        report.say(format_args!("\n$ ballast get {what}\n{table}"));
+    }
+}
+
+fn programmed(stage: &Stage) -> Result<String> {
+    let (time, count) = stage.wait_for("services", "web, dns and empty with their ports", |items| {
+        let of = |name: &str| items.iter().filter(|item| item["name"] == *name).count();
+        (of("web") == 1 && of("dns") == 1 && of("empty") == 2).then_some(items.len())
+    })?;
+    for backend in &stage.backends {
+        stage.wait_for_state(&backend.name, "active")?;
+    }
+    // The attachments are there when the first connection works; the tables may be a moment earlier.
+    let started = Instant::now();
+    while Stream::connect(stage.client.place(), SocketAddr::new(WEB[0], TCP_PORT)).is_err() {
+        ensure!(started.elapsed() < Duration::from_secs(5), "no connection to {}:{TCP_PORT} within 5 s", WEB[0]);
+        sleep(Duration::from_millis(50));
+    }
+    Ok(format!("{count} service ports after {:.0} ms", time.as_secs_f64() * 1e3))
+}
+
+fn tcp(place: &Place, address: IpAddr) -> Result<String> {
+    let mut stream = Stream::connect(place, SocketAddr::new(address, TCP_PORT))?;
+    Ok(stream.ask("hello")?.server)
+}
+
+fn udp(place: &Place, address: IpAddr) -> Result<String> {
+    let socket = Datagrams::connected(place, 0, SocketAddr::new(address, UDP_PORT))?;
+    Ok(socket.ask("hello")?.server)
+}
+
+/// Asks many times over both families; every answer counts, and every backend must have given some.
+fn spread(place: &Place, service: [IpAddr; 2], ask: fn(&Place, IpAddr) -> Result<String>) -> Result<String> {
+    let mut text = Vec::new();
+    for address in service {
+        let counts = answers(place, address, MANY, ask)?;
+        ensure!(counts.len() == 3, "{address}: only {counts:?} answered");
+        text.push(format!("{address} {}", list(&counts)));
+    }
+    Ok(text.join("; "))
+}
+
+fn answers(
+    place: &Place,
+    address: IpAddr,
+    count: usize,
+    ask: fn(&Place, IpAddr) -> Result<String>,
+) -> Result<BTreeMap<String, usize>> {
+    let mut counts = BTreeMap::new();
+    for number in 0..count {
+        let server = ask(place, address).with_context(|| format!("{address}, number {number}"))?;
+        *counts.entry(server).or_insert(0) += 1;
+    }
+    Ok(counts)
+}
+
+fn list(counts: &BTreeMap<String, usize>) -> String {
+    let parts: Vec<String> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
+    parts.join(", ")
+}
+
+fn source_kept(stage: &Stage) -> Result<String> {
+    let mut seen = Vec::new();
+    for address in WEB {
+        let mut stream = Stream::connect(stage.client.place(), SocketAddr::new(address, TCP_PORT))?;
+        let peer = stream.ask("who am I")?.peer.ip();
+        let own = stage.client.addresses().like(address);
+        ensure!(peer == own, "{address}: the backend saw {peer}, the client is {own}");
+        seen.push(peer.to_string());
+    }
+    Ok(seen.join(", "))
+}
+
+/// TCP and UDP, both families: refused, and fast.
+fn refused(place: &Place) -> Result<String> {
+    let mut slowest = Duration::ZERO;
+    for address in EMPTY {
+        for protocol in ["TCP", "UDP"] {
+            let started = Instant::now();
+            let outcome = if protocol == "TCP" {
+                Stream::connect(place, SocketAddr::new(address, TCP_PORT)).map(drop)
+            } else {
+                Datagrams::connected(place, 0, SocketAddr::new(address, UDP_PORT))
+                    .and_then(|s| s.ask("hello").map(drop))
+            };
+            let time = started.elapsed();
+            match outcome {
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
+                Err(error) => bail!("{protocol} to {address}: expected a refusal, got: {error}"),
+                Ok(()) => bail!("{protocol} to {address}: expected a refusal, got an answer"),
+            }
+            ensure!(time < AT_ONCE, "{protocol} to {address}: refused only after {time:?}");
+            slowest = slowest.max(time);
+        }
+    }
+    Ok(format!("TCP and UDP, both families, the slowest after {:.1} ms", slowest.as_secs_f64() * 1e3))
+}
+
+/// A connection of each family that is on this backend.
+fn long_connections(stage: &Stage, server: &str) -> Result<Vec<Stream>> {
+    let mut found = Vec::new();
+    for address in WEB {
+        for _ in 0..MANY {
+            let mut stream = Stream::connect(stage.client.place(), SocketAddr::new(address, TCP_PORT))?;
+            if stream.ask("hello")?.server == server {
+                found.push(stream);
+                break;
+            }
+        }
+    }
+    ensure!(found.len() == WEB.len(), "no connection to {server} in {MANY} tries");
+    Ok(found)
+}
+
+fn drained(stage: &mut Stage, report: &mut Report) {
+    let mut long = Vec::new();
+    let mut other = Vec::new();
+    report.step("long connections to web-2 and web-1 are open, both families", || {
+        long = long_connections(stage, "web-2")?;
+        other = long_connections(stage, "web-1")?;
+        Ok(format!("{} of them", long.len() + other.len()))
+    });
+    let mut removed = Instant::now();
+    report.step("web-2 leaves the manifest: it drains and takes no new connection", || {
+        removed = Instant::now();
+        stage.without(&["web-2"])?;
+        let time = stage.wait_for_state("web-2", "draining")?;
+        let counts = answers(stage.client.place(), WEB[0], MANY, tcp)?;
+        ensure!(!counts.contains_key("web-2") && counts.len() == 2, "{}", list(&counts));
+        Ok(format!("draining after {:.0} ms; new ones: {}", time.as_secs_f64() * 1e3, list(&counts)))
+    });
+    show(stage, report, "backends");
+    let period = stage.setting.drain_period;
+    report.step("its long connections go on until the deadline, then get a RST", || {
+        let ends = long.drain(..).map(|stream| until_reset(stream, removed, period + LATE));
+        let ends = ends.collect::<Result<Vec<Duration>>>()?;
+        let (first, last) = (ends.iter().min().copied(), ends.iter().max().copied());
+        let (first, last) = first.zip(last).context("no connection was open")?;
+        // The deadline counts from the moment the agent read the file; a tenth of a second is the record's precision.
+        ensure!(
+            first + Duration::from_millis(200) >= period,
+            "a connection ended early, after {first:.1?} of {period:?}"
+        );
+        Ok(format!("reset after {:.1} s; the drain period is {} s", last.as_secs_f64(), period.as_secs()))
+    });
+    report.step("the long connections to web-1 never noticed", || still_answer(&mut other));
+    report.step("web-2 comes back and takes new connections", || {
+        stage.without(&[])?;
+        stage.wait_for_state("web-2", "active")?;
+        let counts = answers(stage.client.place(), WEB[1], MANY, tcp)?;
+        ensure!(counts.contains_key("web-2"), "{}", list(&counts));
+        Ok(list(&counts))
+    });
+}
+
+/// Asks until the connection is reset; returns when, counted from `since`. Any other end is an error.
+fn until_reset(mut stream: Stream, since: Instant, limit: Duration) -> Result<Duration> {
+    loop {
+        match stream.ask("still there?") {
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(since.elapsed()),
+            Err(error) => bail!("after {:.1?}: expected a RST, got: {error}", since.elapsed()),
+        }
+        ensure!(since.elapsed() < limit, "still answered after {:.1?}", since.elapsed());
+        sleep(Duration::from_millis(50));
+    }
+}
+
+fn still_answer(streams: &mut [Stream]) -> Result<String> {
+    ensure!(!streams.is_empty(), "no connection was open");
+    for stream in streams.iter_mut() {
+        stream.ask("still there?").context("the connection broke")?;
+    }
+    Ok(format!("{} of them answered", streams.len()))
+}
+
+fn killed(stage: &mut Stage, report: &mut Report) {
+    report.step("web-3 is killed and leaves the manifest: every new connection works", || {
+        stage.without(&["web-3"])?;
+        stage.wait_for_state("web-3", "draining")?;
+        stage.kill_backend("web-3");
+        let mut text = Vec::new();
+        for (name, place) in stage.clients() {
+            for address in WEB {
+                let counts = answers(place, address, MANY, tcp)?;
+                ensure!(counts.len() == 2, "{name}: {}", list(&counts));
+                text.push(format!("{name} {}", list(&counts)));
+            }
+        }
+        Ok(text.join("; "))
+    });
+}
+
+fn agent_killed(stage: &mut Stage, report: &mut Report) {
+    let mut long = Vec::new();
+    report.step("the agent is killed: connections go on, new ones work", || {
+        long = long_connections(stage, "web-1")?;
+        stage.kill_agent();
+        let told = still_answer(&mut long)?;
+        for (_, place) in stage.clients() {
+            for address in WEB {
+                answers(place, address, MANY, tcp)?;
+            }
+        }
+        let services = stage.get("services")?.len();
+        Ok(format!("{told}; {} new ones; `ballast get` still lists {services} service ports", 4 * MANY))
+    });
+    report.step("a new agent takes over: the same connections go on", || {
+        stage.start_agent()?;
+        stage.without(&["web-3", "web-2"])?;
+        let time = stage.wait_for_state("web-2", "draining")?;
+        stage.without(&["web-3"])?;
+        stage.wait_for_state("web-2", "active")?;
+        Ok(format!("it followed the manifest after {:.0} ms; {}", time.as_secs_f64() * 1e3, still_answer(&mut long)?))
+    });
+}
