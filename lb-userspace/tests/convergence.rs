@@ -1,7 +1,7 @@
 //! Whatever the order and the grouping of events, and whatever fails meanwhile, the tables end at the truth; and at no write on
 //! the way does a reader see half an update.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use lb_userspace::{
     apply::{MemoryStore, Programmer},
@@ -192,7 +192,7 @@ fn timeless(dump: &str) -> Vec<String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn every_run_ends_at_the_truth(steps in steps()) {

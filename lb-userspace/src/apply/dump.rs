@@ -83,9 +83,25 @@ impl MemoryStore {
         format!("{}/{}:{}/{protocol}{port_name}", from_chars(&name.namespace), from_chars(&name.name), name.port)
     }
 
-    /// What a reader of these tables must never see: a torn frontend, a slot of another range, a backend that is not there.
+    /// What a reader of these tables must never see: a torn frontend, a slot of another range, a backend that is not there; nor,
+    /// with a copy of an entry as it once was, take a backend that is not the service's or is gone.
     pub fn problems(&self) -> Vec<String> {
-        self.frontends.iter().flat_map(|(frontend, entry)| self.problems_of(*frontend, entry)).collect()
+        let now = self.frontends.iter().flat_map(|(frontend, entry)| self.problems_of(*frontend, entry));
+        now.chain(self.held.iter().flat_map(|(frontend, entry)| self.problems_of_old(*frontend, entry))).collect()
+    }
+
+    fn problems_of_old(&self, frontend: Frontend, entry: &abi::Service) -> Vec<String> {
+        let slots = (entry.slot_base..entry.slot_base + entry.slot_count).filter_map(|index| self.slots.get(&index));
+        let own = slots.filter(|slot| slot.service == entry.id && slot.generation == entry.generation);
+        let taken = own.filter_map(|slot| {
+            let record = self.backends.get(&BackendId { family: Family::of(frontend.address), id: slot.backend })?;
+            (record.generation == slot.backend_generation).then_some(record)
+        });
+        let over = [backend_state::GONE, backend_state::FREE];
+        taken
+            .filter(|record| record.service != entry.id || over.contains(&record.state))
+            .map(|record| format!("{frontend}: an old entry leads to {record:?}"))
+            .collect()
     }
 
     fn problems_of(&self, frontend: Frontend, entry: &abi::Service) -> Vec<String> {

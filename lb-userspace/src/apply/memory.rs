@@ -1,6 +1,6 @@
 //! Tables in memory: for tests, and for a dry run. Refuses what the kernel would refuse, and fails when told to.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use lb_common::abi::{self, backend_state};
 
@@ -9,6 +9,9 @@ use crate::{
     model::Family,
     plan::{BackendId, BackendRecord, Capacities, Frontend, Loaded, Op, Range},
 };
+
+/// How many old entries readers may hold.
+const HELD_MAX: usize = 64;
 
 /// Tables in memory.
 #[derive(Clone, Debug)]
@@ -28,6 +31,8 @@ pub struct MemoryStore {
     pub failures: Vec<usize>,
     /// Look at the tables as a reader would after each write, and panic at what it must never see.
     pub check_each_write: bool,
+    /// Entries as they were at some time, the newest last: a reader may hold a copy of one for a while.
+    pub(super) held: VecDeque<(Frontend, abi::Service)>,
 }
 
 impl MemoryStore {
@@ -44,6 +49,7 @@ impl MemoryStore {
             log: Vec::new(),
             failures: Vec::new(),
             check_each_write: false,
+            held: VecDeque::new(),
         }
     }
 
@@ -80,6 +86,10 @@ impl MemoryStore {
             return Err(StoreError::Full("services"));
         }
         self.frontends.insert(frontend, entry);
+        self.held.push_back((frontend, entry));
+        if self.held.len() > HELD_MAX {
+            self.held.pop_front();
+        }
         Ok(())
     }
 }

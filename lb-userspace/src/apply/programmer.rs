@@ -207,3 +207,7 @@ impl<S: Store> Programmer<S> {
         });
     }
 }
+
+#[cfg(test)]
+#[path = "programmer_tests.rs"]
+mod tests;

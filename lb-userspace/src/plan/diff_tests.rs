@@ -1,1 +1,176 @@
+//! The operations of one service port, compared as data.
 
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use super::*;
+use crate::{
+    maps::from_chars,
+    model::{
+        Endpoint, Exposure, ObjectName, Protocol, Service as ModelService, ServicePort, Slice, SlicePort, Snapshot,
+    },
+    plan::{Capacities, plan},
+};
+
+const CAPACITIES: Capacities =
+    Capacities { frontends4: 2, frontends6: 2, backends4: 4, backends6: 4, slots: 4, names: 2 };
+
+fn snapshot(endpoints: &[&str]) -> Snapshot {
+    let name = ObjectName::new("default", "web");
+    let address: IpAddr = "10.96.0.1".parse().unwrap();
+    let service = ModelService {
+        name: name.clone(),
+        exposure: Exposure::Addresses,
+        proxy_name: None,
+        cluster_ips: vec![address],
+        ports: vec![ServicePort { name: "http".into(), port: 80, protocol: Protocol::Tcp }],
+        affinity_timeout_s: 30,
+        created_s: None,
+    };
+    let endpoint = |text: &&str| Endpoint {
+        address: text.parse().unwrap(),
+        ready: true,
+        serving: true,
+        terminating: false,
+        node: None,
+        uid_hash: 9,
+    };
+    let slice = Slice {
+        name: name.clone(),
+        service: "web".into(),
+        family: Family::V4,
+        ports: vec![SlicePort { name: "http".into(), port: 8080, protocol: Protocol::Tcp }],
+        endpoints: endpoints.iter().map(endpoint).collect(),
+    };
+    Snapshot {
+        revision: 1,
+        services: [(name.clone(), Arc::new(service))].into(),
+        slices: [(name, Arc::new(slice))].into(),
+    }
+}
+
+fn diff(book: &Book, endpoints: &[&str]) -> Result<Vec<Op>, Refusal> {
+    let settings = PlanSettings::default();
+    let desired = plan(&snapshot(endpoints), &settings);
+    let key = desired.services.keys().next().unwrap();
+    diff_service(key, &desired, book, &settings, Monotonic::default())
+}
+
+fn record_all(book: &mut Book, ops: &[Op]) {
+    let desired = plan(&snapshot(&[]), &PlanSettings::default());
+    let key = desired.services.keys().next().unwrap();
+    for op in ops {
+        book.record(key, op, Monotonic::default(), Duration::from_secs(1));
+    }
+}
+
+#[test]
+fn a_new_service_is_written_from_its_name_to_its_entry() {
+    let ops = diff(&Book::new(CAPACITIES), &["10.0.0.1", "10.0.0.2"]).unwrap();
+    let [Op::WriteName { id: 1, name }, backends @ .., Op::WriteSlots { base: 0, slots }, last] = ops.as_slice() else {
+        panic!("{ops:?}");
+    };
+    assert_eq!([from_chars(&name.namespace), from_chars(&name.name)], ["default", "web"]);
+    assert_eq!((from_chars(&name.port_name), name.port, name.protocol), ("http".into(), 80, abi::TCP));
+    let record = BackendRecord {
+        address: "10.0.0.1:8080".parse().unwrap(),
+        state: backend_state::ACTIVE,
+        flags: abi::backend_flags::SERVING,
+        generation: 1,
+        service: 1,
+        deadline_ds: 0,
+        uid_hash: 9,
+        weight: 1,
+    };
+    let second = BackendRecord { address: "10.0.0.2:8080".parse().unwrap(), ..record };
+    let id = |id| BackendId { family: Family::V4, id };
+    assert_eq!(
+        backends,
+        [Op::WriteBackend { id: id(1), record }, Op::WriteBackend { id: id(2), record: second }].as_slice()
+    );
+    let slot = |backend| abi::Slot { backend, backend_generation: 1, service: 1, generation: 1 };
+    assert_eq!(slots, &[slot(1), slot(2)]);
+    let key = abi::ServiceKey { address: [10, 96, 0, 1], port: 80, protocol: abi::TCP, pad: 0 };
+    let entry = abi::Service {
+        id: 1,
+        generation: 1,
+        slot_base: 0,
+        slot_count: 2,
+        seal: abi::seal(&key, 1, 1, 0, 2),
+        affinity_timeout_s: 30,
+        scheduler: abi::scheduler::RANDOM,
+        flags: 0,
+        kind: abi::frontend_kind::CLUSTER_IP,
+        pad: 0,
+    };
+    let frontend = Frontend { address: "10.96.0.1".parse().unwrap(), port: 80, protocol: Protocol::Tcp };
+    assert_eq!(last, &Op::WriteFrontend { frontend, entry });
+}
+
+#[test]
+fn what_is_written_is_not_written_again() {
+    let mut book = Book::new(CAPACITIES);
+    let ops = diff(&book, &["10.0.0.1"]).unwrap();
+    record_all(&mut book, &ops);
+    assert_eq!(diff(&book, &["10.0.0.1"]).unwrap(), []);
+}
+
+#[test]
+fn a_change_writes_beside_the_old_range_and_retires_last() {
+    let mut book = Book::new(CAPACITIES);
+    let ops = diff(&book, &["10.0.0.1"]).unwrap();
+    record_all(&mut book, &ops);
+    let ops = diff(&book, &["10.0.0.2"]).unwrap();
+    let texts: Vec<String> = ops.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        texts,
+        [
+            "write backend 10.0.0.2:8080",
+            "write 1 slots from 1",
+            "write frontend 10.96.0.1:80/TCP",
+            "retire backend 10.0.0.1:8080"
+        ]
+    );
+}
+
+#[test]
+fn an_id_that_comes_back_has_another_generation_also_after_a_restart() {
+    let mut book = Book::new(CAPACITIES);
+    let id = BackendId { family: Family::V4, id: 1 };
+    assert_eq!(book.free_backends(Family::V4).next(), Some((id, 1)));
+    let ops = diff(&book, &["10.0.0.1"]).unwrap();
+    record_all(&mut book, &ops);
+    let gone = book.backends[&id].gone();
+    record_all(
+        &mut book,
+        &[Op::RetireBackend { id, record: gone }, Op::FreeBackend { id, generation: gone.generation }],
+    );
+    assert_eq!(book.free_backends(Family::V4).next(), Some((id, 3)));
+    let free = BackendRecord { state: backend_state::FREE, ..gone };
+    let loaded = crate::plan::Loaded { backends: vec![(id, free)], ..Default::default() };
+    assert_eq!(crate::plan::restore(CAPACITIES, loaded).free_backends(Family::V4).next(), Some((id, 3)));
+}
+
+#[test]
+fn each_full_table_is_named_and_nothing_is_half_done() {
+    let refusal = |capacities, endpoints: &[&str]| diff(&Book::new(capacities), endpoints).unwrap_err().reason;
+    let two = ["10.0.0.1", "10.0.0.2"];
+    assert!(refusal(Capacities { names: 0, ..CAPACITIES }, &two).contains("map names is full (0 elements)"));
+    assert!(refusal(Capacities { frontends4: 0, ..CAPACITIES }, &two).contains("map services4 is full"));
+    assert!(refusal(Capacities { slots: 1, ..CAPACITIES }, &two).contains("map slots is full"));
+    // Id 0 is never used, so two elements hold one backend.
+    assert!(refusal(Capacities { backends4: 2, ..CAPACITIES }, &two).contains("map backends4 is full"));
+}
+
+#[test]
+fn slots_rest_before_they_are_released() {
+    let mut book = Book::new(CAPACITIES);
+    for endpoints in [["10.0.0.1"], ["10.0.0.2"]] {
+        let ops = diff(&book, &endpoints).unwrap();
+        record_all(&mut book, &ops);
+    }
+    let desired = plan(&snapshot(&["10.0.0.2"]), &PlanSettings::default());
+    let at = |millis| Monotonic::from_duration(Duration::from_millis(millis));
+    assert_eq!(crate::plan::sweep(&book, &desired, at(999)), []);
+    let released: Vec<Op> = crate::plan::sweep(&book, &desired, at(1000)).into_iter().map(|(_, op)| op).collect();
+    assert_eq!(released, [Op::ReleaseSlots { range: Range { base: 0, count: 1 } }]);
+}

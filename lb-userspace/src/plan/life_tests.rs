@@ -1,1 +1,84 @@
+//! The table of a backend's life, line by line.
 
+use std::time::Duration;
+
+use super::*;
+
+const NOW: Monotonic = Monotonic::from_duration(Duration::from_secs(100));
+
+fn record(state: u8, deadline_s: u32) -> BackendRecord {
+    BackendRecord {
+        address: "10.0.0.1:80".parse().unwrap(),
+        state,
+        flags: 0,
+        generation: 7,
+        service: 3,
+        deadline_ds: deadline_s * 10,
+        uid_hash: 1,
+        weight: 1,
+    }
+}
+
+fn wanted(state: EndpointState) -> DesiredEndpoint {
+    DesiredEndpoint { state, selected: state == EndpointState::Ready, local: false, serving: false, uid_hash: 1 }
+}
+
+fn next(current: &BackendRecord, wanted: Option<DesiredEndpoint>) -> Step {
+    step(Some(current), wanted, NOW, &PlanSettings::default())
+}
+
+#[test]
+fn each_condition_has_its_state_and_deadline() {
+    let active = record(backend_state::ACTIVE, 0);
+    assert_eq!(next(&active, Some(wanted(EndpointState::Ready))), Step::Keep);
+    assert_eq!(next(&active, Some(wanted(EndpointState::NotReady))), Step::Write(record(backend_state::RESTING, 0)));
+    let terminating = record(backend_state::TERMINATING, 3700);
+    assert_eq!(next(&active, Some(wanted(EndpointState::Terminating))), Step::Write(terminating));
+    assert_eq!(next(&active, None), Step::Write(record(backend_state::DRAINING, 130)));
+}
+
+#[test]
+fn a_deadline_is_never_put_off() {
+    let draining = record(backend_state::DRAINING, 110);
+    assert_eq!(next(&draining, None), Step::Keep);
+    let terminating = record(backend_state::TERMINATING, 110);
+    assert_eq!(next(&terminating, Some(wanted(EndpointState::Terminating))), Step::Keep);
+    assert_eq!(next(&terminating, None), Step::Write(record(backend_state::DRAINING, 110)));
+}
+
+#[test]
+fn at_the_deadline_the_generation_changes() {
+    let over = BackendRecord { generation: 8, ..record(backend_state::GONE, 0) };
+    assert_eq!(next(&record(backend_state::DRAINING, 100), None), Step::Evict(over));
+    let returned = Some(wanted(EndpointState::Ready));
+    assert_eq!(next(&record(backend_state::DRAINING, 100), returned), Step::Replace(over));
+    // A tenth of a second earlier it is the same backend still.
+    let early = BackendRecord { deadline_ds: 1001, ..record(backend_state::DRAINING, 0) };
+    assert_eq!(next(&early, returned), Step::Write(record(backend_state::ACTIVE, 0)));
+}
+
+#[test]
+fn one_that_had_its_time_stays_out_while_the_api_lists_it_as_terminating() {
+    let terminating = Some(wanted(EndpointState::Terminating));
+    let Step::Evict(over) = next(&record(backend_state::TERMINATING, 100), terminating) else { panic!("not evicted") };
+    assert_eq!((over.state, over.generation), (backend_state::GONE, 8));
+    assert_eq!(next(&over, terminating), Step::Nothing);
+    assert_eq!(next(&over, Some(wanted(EndpointState::Ready))), Step::New);
+    assert_eq!(next(&over, Some(DesiredEndpoint { uid_hash: 2, ..wanted(EndpointState::Terminating) })), Step::New);
+}
+
+#[test]
+fn another_pod_at_the_address_is_another_backend() {
+    let active = record(backend_state::ACTIVE, 0);
+    let other = DesiredEndpoint { uid_hash: 2, ..wanted(EndpointState::Ready) };
+    let over = BackendRecord { generation: 8, ..record(backend_state::GONE, 0) };
+    assert_eq!(next(&active, Some(other)), Step::Replace(over));
+    // Not knowing the pod is no proof that it is another one.
+    let unknown = DesiredEndpoint { uid_hash: 0, ..wanted(EndpointState::Ready) };
+    assert_eq!(next(&active, Some(unknown)), Step::Keep);
+}
+
+#[test]
+fn generations_skip_zero() {
+    assert_eq!(BackendRecord { generation: u32::MAX, ..record(backend_state::ACTIVE, 0) }.gone().generation, 1);
+}

@@ -1,0 +1,124 @@
+//! When the programmer works, when it waits, and when it comes again.
+
+use super::*;
+use crate::{
+    apply::MemoryStore,
+    source::{convert, manifest},
+};
+
+const WEB: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 80}]
+endpoints: [{addresses: [10.0.0.1]}]
+";
+
+fn snapshot(text: &str) -> Snapshot {
+    let mut snapshot = Snapshot { revision: 4, ..Snapshot::default() };
+    for object in manifest::parse("test", text).unwrap() {
+        match object {
+            manifest::Object::Service(service) => {
+                let object = convert::service(&service).object.unwrap();
+                snapshot.services.insert(object.name.clone(), Arc::new(object));
+            }
+            manifest::Object::Slice(slice) => {
+                let object = convert::slice(&slice).object.unwrap();
+                snapshot.slices.insert(object.name.clone(), Arc::new(object));
+            }
+            manifest::Object::Other(_) => {}
+        }
+    }
+    snapshot
+}
+
+fn at(seconds: u64) -> Monotonic {
+    Monotonic::from_duration(Duration::from_secs(seconds))
+}
+
+fn programmed() -> Programmer<MemoryStore> {
+    let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::default(), at(10)).unwrap();
+    let report = programmer.sync(&snapshot(WEB), at(10));
+    assert_eq!((report.revision, report.services, report.backends.active), (4, 1, 1));
+    programmer
+}
+
+#[test]
+fn nothing_happens_before_the_first_snapshot_however_old_the_deadlines() {
+    let mut programmer = programmed();
+    programmer.sync(&Snapshot::default(), at(20));
+    let store = programmer.into_store();
+    let before = store.dump();
+    let mut restarted = Programmer::restore(store, PlanSettings::default(), at(1000)).unwrap();
+    assert_eq!(restarted.next_tick(), None);
+    assert_eq!(restarted.tick(at(2000)), Report::default());
+    assert_eq!(restarted.store().dump(), before);
+}
+
+#[test]
+fn the_next_tick_is_the_next_thing_that_is_due() {
+    let mut programmer = programmed();
+    assert_eq!(programmer.next_tick(), None);
+    let report = programmer.sync(&Snapshot::default(), at(20));
+    assert_eq!(report.oldest_drain, Some(Duration::ZERO));
+    // The slots have rested, the drain ends, the id is looked for.
+    for due in [at(21), at(50), at(110)] {
+        assert_eq!(programmer.next_tick(), Some(due));
+        programmer.tick(due);
+    }
+    assert_eq!(programmer.next_tick(), None);
+    assert_eq!(programmer.store().dump(), "");
+}
+
+#[test]
+fn the_age_of_the_oldest_drain_is_told_also_when_it_is_overdue() {
+    let mut programmer = programmed();
+    programmer.sync(&Snapshot::default(), at(20));
+    programmer.store_mut().failures = vec![0];
+    let report = programmer.tick(at(55));
+    assert_eq!((report.failures.len(), report.oldest_drain), (1, Some(Duration::from_secs(35))));
+}
+
+#[test]
+fn a_failure_comes_again_after_a_pause_that_doubles() {
+    let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::default(), at(10)).unwrap();
+    programmer.store_mut().failures = vec![0; 7];
+    let report = programmer.sync(&snapshot(WEB), at(10));
+    assert_eq!(report.failures, ["Service default/web:80/TCP: write name of service port 1: told to fail"]);
+    let mut now = at(10);
+    for pause in [1, 2, 4, 8, 16, 30, 30] {
+        now = now + Duration::from_secs(pause);
+        assert_eq!(programmer.next_tick(), Some(now));
+        programmer.tick(now);
+    }
+    assert_eq!(programmer.next_tick(), None);
+    assert_eq!(programmer.store().frontends.len(), 1);
+    assert_eq!(programmer.store().programmed, Some((4, now.to_tenths())));
+}
+
+#[test]
+fn tables_that_are_not_complete_are_not_noted_as_programmed() {
+    let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::default(), at(10)).unwrap();
+    programmer.store_mut().failures = vec![2];
+    programmer.sync(&snapshot(WEB), at(10));
+    assert_eq!(programmer.store().programmed, None);
+}
+
+#[test]
+fn a_name_that_was_lost_does_not_keep_its_service_alive() {
+    let mut store = programmed().into_store();
+    store.names.clear();
+    let mut restarted = Programmer::restore(store, PlanSettings::default(), at(20)).unwrap();
+    restarted.sync(&Snapshot::default(), at(20));
+    assert_eq!(restarted.store().frontends.len(), 0);
+    for seconds in 21..200 {
+        restarted.tick(at(seconds));
+    }
+    assert_eq!(restarted.store().dump(), "");
+}
