@@ -1,15 +1,188 @@
-//! The agent against a real API server: objects are made, scaled and deleted, and traffic follows.
+//! The source `kube` and the manifests of deploy/ against a real API server. Needs no root.
 
-use anyhow::Result;
-use lb_tests::cluster::ApiServer;
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{DynamicObject, ListParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+use lb_tests::cluster::manifests::{apply, read_base};
+use lb_tests::cluster::objects::{Endpoint, NAMESPACE, Objects};
+use lb_tests::cluster::{ApiServer, SETTLE_LIMIT};
+use lb_userspace::model::{ObjectName, Snapshot};
+use lb_userspace::source::kube::{KubeSettings, spawn};
+use lb_userspace::source::{Source, SourceStatus};
+use tokio_util::sync::CancellationToken;
+
+/// The user that the DaemonSet's pods are.
+const AGENT_USER: &str = "system:serviceaccount:kube-system:ballast";
+
+async fn source(kubeconfig: &Path) -> Result<Source> {
+    let settings = KubeSettings { kubeconfig: Some(kubeconfig.to_owned()), api_server: None };
+    Ok(spawn(settings, CancellationToken::new()).await?)
+}
+
+/// Waits for a snapshot that is as asked for.
+async fn snapshot(source: &mut Source, what: &str, is_so: impl Fn(&Snapshot) -> bool) -> Result<Arc<Snapshot>> {
+    let found = source.snapshots.wait_for(|snapshot| snapshot.as_deref().is_some_and(&is_so));
+    let found = tokio::time::timeout(SETTLE_LIMIT, found).await;
+    let found = found.with_context(|| format!("no snapshot with {what}"))??;
+    Ok(Arc::clone(found.as_ref().context("waited for one")?))
+}
+
+async fn status(source: &mut Source, what: &str, is_so: impl Fn(&SourceStatus) -> bool) -> Result<SourceStatus> {
+    let found = tokio::time::timeout(SETTLE_LIMIT, source.status.wait_for(|status| is_so(status))).await;
+    Ok(found.with_context(|| format!("the source's status never was: {what}"))??.clone())
+}
+
+/// Addresses of the ready endpoints of a service, from all its slices.
+fn ready(snapshot: &Snapshot, service: &str) -> Vec<IpAddr> {
+    let of_service = snapshot.slices.values().filter(|slice| slice.service == service);
+    let endpoints = of_service.flat_map(|slice| &slice.endpoints).filter(|endpoint| endpoint.ready);
+    let mut addresses: Vec<IpAddr> = endpoints.map(|endpoint| endpoint.address).collect();
+    addresses.sort();
+    addresses
+}
+
+fn has(snapshot: &Snapshot, service: &str) -> bool {
+    snapshot.services.contains_key(&ObjectName::new(NAMESPACE, service))
+}
+
+fn endpoints(addresses: &[&str]) -> Vec<Endpoint> {
+    addresses.iter().map(|address| Endpoint::ready(address.parse().unwrap())).collect()
+}
+
+fn addresses(endpoints: &[Endpoint]) -> Vec<IpAddr> {
+    endpoints.iter().map(|endpoint| endpoint.address).collect()
+}
 
 #[tokio::test]
-async fn starts() -> Result<()> {
-    let t = std::time::Instant::now();
-    let mut server = ApiServer::start().await?;
-    eprintln!("started {:?}", t.elapsed());
-    let t = std::time::Instant::now();
-    server.restart().await?;
-    eprintln!("restarted {:?}\n{}", t.elapsed(), server.log());
+async fn the_source_follows_what_is_made_scaled_and_deleted() -> Result<()> {
+    let server = ApiServer::start().await?;
+    let objects = Objects::new(&server.client().await?);
+    let mut source = source(&server.kubeconfig()).await?;
+    // The cluster's own service is there from the start, and is no reason to wait for slices of it.
+    snapshot(&mut source, "default/kubernetes", |snapshot| has(snapshot, "kubernetes")).await?;
+
+    let cluster_ips = objects.create_service("web").await?;
+    let made = snapshot(&mut source, "default/web", |snapshot| has(snapshot, "web")).await?;
+    let web = &made.services[&ObjectName::new(NAMESPACE, "web")];
+    assert_eq!(web.cluster_ips, cluster_ips);
+    assert_eq!(cluster_ips.len(), 2, "one of each family");
+    let ports: Vec<(&str, u16)> = web.ports.iter().map(|port| (port.name.as_str(), port.port)).collect();
+    assert_eq!(ports, [("tcp", 80), ("udp", 80)]);
+
+    let two = endpoints(&["10.244.1.1", "10.244.1.2", "fd00:244::1"]);
+    objects.put_endpoints("web", &two).await?;
+    let wanted = addresses(&two);
+    snapshot(&mut source, "all endpoints", |snapshot| ready(snapshot, "web") == wanted).await?;
+
+    let mut fewer = two.clone();
+    fewer[0] = Endpoint::unready(fewer[0].address);
+    objects.put_endpoints("web", &fewer).await?;
+    snapshot(&mut source, "one endpoint less", |snapshot| ready(snapshot, "web") == wanted[1..]).await?;
+
+    objects.delete_slice("web-ipv4").await?;
+    snapshot(&mut source, "IPv6 alone", |snapshot| ready(snapshot, "web") == wanted[2..]).await?;
+
+    objects.delete_service("web").await?;
+    let last = snapshot(&mut source, "no default/web", |snapshot| !has(snapshot, "web")).await?;
+    assert!(has(&last, "kubernetes"), "only what was deleted is gone");
+    assert_eq!(source.status.borrow().last_error, None);
     Ok(())
+}
+
+#[tokio::test]
+async fn an_api_that_comes_back_is_followed_again_and_nothing_is_forgotten_meanwhile() -> Result<()> {
+    let mut server = ApiServer::start().await?;
+    let objects = Objects::new(&server.client().await?);
+    let mut source = source(&server.kubeconfig()).await?;
+    objects.create_service("web").await?;
+    objects.put_endpoints("web", &endpoints(&["10.244.1.1"])).await?;
+    let before = snapshot(&mut source, "one endpoint", |snapshot| ready(snapshot, "web").len() == 1).await?;
+
+    server.stop();
+    status(&mut source, "an error", |status| status.last_error.is_some()).await?;
+    let held = source.snapshots.borrow().clone().context("a snapshot is never taken back")?;
+    assert_eq!((&held.services, &held.slices), (&before.services, &before.slices));
+
+    server.restart().await?;
+    let objects = Objects::new(&server.client().await?);
+    objects.put_endpoints("web", &endpoints(&["10.244.1.1", "10.244.1.2"])).await?;
+    let after = snapshot(&mut source, "two endpoints", |snapshot| ready(snapshot, "web").len() == 2).await?;
+    assert_eq!(after.services, before.services, "the same world, but for what changed");
+    objects.create_service("later").await?;
+    snapshot(&mut source, "default/later", |snapshot| has(snapshot, "later")).await?;
+    status(&mut source, "recovered", |status| status.last_error.is_none()).await?;
+    Ok(())
+}
+
+/// The rights of deploy/, first without the endpoint slices, then complete.
+#[tokio::test]
+async fn nothing_is_told_before_both_lists_and_the_deployed_rights_suffice() -> Result<()> {
+    let server = ApiServer::start().await?;
+    let client = server.client().await?;
+    let rights: Vec<DynamicObject> =
+        read_base(&base())?.into_iter().filter(|object| kind(object).contains("Role")).collect();
+    for object in &rights {
+        let mut partial = object.clone();
+        if let Some(rules) = partial.data.get_mut("rules").and_then(|rules| rules.as_array_mut()) {
+            rules.retain(|rule| rule["apiGroups"] != serde_json::json!(["discovery.k8s.io"]));
+        }
+        apply(&client, &partial, false).await?;
+    }
+    let user = server.kubeconfig_as(AGENT_USER)?;
+    let mut source = source(&user).await?;
+    let proven = status(&mut source, "services listed, slices refused", |status| {
+        status.last_proof.contains_key("services") && status.last_error.is_some()
+    });
+    let proven = proven.await?;
+    assert!(!proven.synced, "{proven:?}");
+    assert!(proven.last_error.as_deref().unwrap_or_default().contains("endpointslices"), "{:?}", proven.last_error);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(*source.snapshots.borrow(), None, "half of the truth is none");
+
+    for object in &rights {
+        apply(&client, object, false).await?;
+    }
+    snapshot(&mut source, "both lists", |snapshot| has(snapshot, "kubernetes")).await?;
+
+    let config = Config::from_custom_kubeconfig(Kubeconfig::read_from(user)?, &KubeConfigOptions::default()).await?;
+    let secrets = Api::<Secret>::all(Client::try_from(config)?).list(&ListParams::default()).await;
+    assert!(
+        matches!(&secrets, Err(kube::Error::Api(status)) if status.code == 403),
+        "more than the least: {secrets:?}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_api_server_accepts_the_manifests() -> Result<()> {
+    let server = ApiServer::start().await?;
+    let client = server.client().await?;
+    let objects = read_base(&base())?;
+    let mut kinds: Vec<&str> = objects.iter().map(kind).collect();
+    for object in &objects {
+        apply(&client, object, true).await?;
+    }
+    kinds.sort_unstable();
+    assert_eq!(kinds, ["ClusterRole", "ClusterRoleBinding", "ConfigMap", "DaemonSet", "ServiceAccount"]);
+
+    let mut broken = objects.into_iter().find(|object| kind(object) == "DaemonSet").context("a DaemonSet")?;
+    broken.data["spec"]["template"]["spec"]["hostNetwrok"] = true.into();
+    let refused = apply(&client, &broken, true).await.expect_err("a misspelt field passed: the dry run shows nothing");
+    assert!(format!("{refused:#}").contains("hostNetwrok"), "{refused:#}");
+    Ok(())
+}
+
+fn base() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kustomize/base")
+}
+
+fn kind(object: &DynamicObject) -> &str {
+    object.types.as_ref().map(|types| types.kind.as_str()).unwrap_or_default()
 }

@@ -4,6 +4,8 @@
 //! (`${XDG_CACHE_HOME:-~/.cache}/ballast/tools/bin`). There are no controllers and no kubelets: endpoint slices are made by
 //! the test. On loopback nothing of this needs root.
 
+pub mod manifests;
+pub mod objects;
 mod process;
 
 use std::fs;
@@ -24,6 +26,8 @@ use crate::topology::{Place, SERVICE_NET4, SERVICE_NET6};
 
 /// How long a server may take until it answers. kube-apiserver needs about 5 s of CPU time.
 const START_LIMIT: Duration = Duration::from_secs(90);
+/// How long a test waits for the agent or a source to follow. Long: a watch that lost its server pauses up to 30 s.
+pub const SETTLE_LIMIT: Duration = Duration::from_secs(90);
 /// How often it is asked.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 /// How long one question may take.
@@ -90,6 +94,14 @@ impl ApiServer {
     /// File for `--kubeconfig`.
     pub fn kubeconfig(&self) -> PathBuf {
         self.directory.path().join("kubeconfig.yaml")
+    }
+
+    /// The same for another user, who has only the rights that are bound to the name.
+    pub fn kubeconfig_as(&self, user: &str) -> Result<PathBuf> {
+        let path = self.directory.path().join(format!("{}.yaml", user.replace([':', '/'], "-")));
+        let text = fs::read_to_string(self.kubeconfig())?;
+        fs::write(&path, text.replace("  user:\n", &format!("  user:\n    as: {user}\n")))?;
+        Ok(path)
     }
 
     /// Where it listens.

@@ -1,0 +1,105 @@
+//! Services and endpoint slices as a test writes them.
+
+use std::net::IpAddr;
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+
+/// The namespace that the tests' objects are in.
+pub const NAMESPACE: &str = "default";
+/// Port of the tests' services.
+pub const SERVICE_PORT: u16 = 80;
+/// Port of the tests' endpoints.
+pub const ENDPOINT_PORT: u16 = 8080;
+
+/// One endpoint of a slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    pub address: IpAddr,
+    pub ready: bool,
+}
+
+impl Endpoint {
+    /// One that takes traffic.
+    pub fn ready(address: IpAddr) -> Self {
+        Self { address, ready: true }
+    }
+
+    /// One that is there, but takes none.
+    pub fn unready(address: IpAddr) -> Self {
+        Self { address, ready: false }
+    }
+}
+
+/// Makes objects, changes and deletes them.
+#[derive(Clone)]
+pub struct Objects {
+    services: Api<Service>,
+    slices: Api<EndpointSlice>,
+}
+
+impl Objects {
+    pub fn new(client: &Client) -> Self {
+        Self {
+            services: Api::namespaced(client.clone(), NAMESPACE),
+            slices: Api::namespaced(client.clone(), NAMESPACE),
+        }
+    }
+
+    /// Makes a service of both families, TCP and UDP on [`SERVICE_PORT`]; returns the cluster IPs that it got.
+    pub async fn create_service(&self, name: &str) -> Result<Vec<IpAddr>> {
+        let port = |name: &str, protocol: &str| json!({"name": name, "protocol": protocol, "port": SERVICE_PORT, "targetPort": ENDPOINT_PORT});
+        let service: Service = serde_json::from_value(json!({
+            "metadata": {"name": name},
+            "spec": {"ipFamilyPolicy": "RequireDualStack", "ports": [port("tcp", "TCP"), port("udp", "UDP")]},
+        }))?;
+        let made = self.services.create(&PostParams::default(), &service).await?;
+        let addresses = made.spec.and_then(|spec| spec.cluster_ips).context("no cluster IPs")?;
+        addresses.iter().map(|address| address.parse().with_context(|| address.clone())).collect()
+    }
+
+    pub async fn delete_service(&self, name: &str) -> Result<()> {
+        self.services.delete(name, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    /// Makes the slice, or sets its endpoints, all of one family. An empty one keeps the family that its name ends in.
+    pub async fn put_slice(&self, name: &str, service: &str, family: &str, endpoints: &[Endpoint]) -> Result<()> {
+        let slice = slice(name, service, family, endpoints);
+        self.slices.patch(name, &PatchParams::apply("tests").force(), &Patch::Apply(&slice)).await?;
+        Ok(())
+    }
+
+    /// Sets the endpoints of a service: one slice for each family.
+    pub async fn put_endpoints(&self, service: &str, endpoints: &[Endpoint]) -> Result<()> {
+        for (family, v4) in [("IPv4", true), ("IPv6", false)] {
+            let of_family: Vec<Endpoint> =
+                endpoints.iter().copied().filter(|endpoint| endpoint.address.is_ipv4() == v4).collect();
+            let name = format!("{service}-{}", family.to_lowercase());
+            self.put_slice(&name, service, family, &of_family).await?;
+        }
+        Ok(())
+    }
+
+    pub async fn delete_slice(&self, name: &str) -> Result<()> {
+        self.slices.delete(name, &DeleteParams::default()).await?;
+        Ok(())
+    }
+}
+
+fn slice(name: &str, service: &str, family: &str, endpoints: &[Endpoint]) -> Value {
+    let port = |name: &str, protocol: &str| json!({"name": name, "protocol": protocol, "port": ENDPOINT_PORT});
+    let endpoint = |endpoint: &Endpoint| json!({"addresses": [endpoint.address.to_string()], "conditions": {"ready": endpoint.ready}});
+    json!({
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": name, "namespace": NAMESPACE, "labels": {"kubernetes.io/service-name": service}},
+        "addressType": family,
+        "ports": [port("tcp", "TCP"), port("udp", "UDP")],
+        "endpoints": endpoints.iter().map(endpoint).collect::<Vec<_>>(),
+    })
+}
