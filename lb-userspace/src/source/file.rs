@@ -24,6 +24,8 @@ use crate::model::{Refusal, Service, Slice, Snapshot};
 
 /// Changes that follow each other closer than this are read as one: editors write in several steps.
 const DEBOUNCE: Duration = Duration::from_millis(100);
+/// A file that changes all the time is believed after this many looks.
+const SETTLE_READS: usize = 50;
 /// How often the file is read without being told that it changed: not every file system tells (NFS, overlays), and a folder
 /// may be replaced as a whole. Each reading proves that the tables hold what the file says.
 const REREAD: Duration = Duration::from_secs(2);
@@ -62,25 +64,19 @@ impl Follow {
             self.reload().await;
             // Either ends the wait; a closed channel means that there is no watcher, so the interval alone counts.
             match timeout(REREAD, changed.recv()).await {
-                Ok(Some(())) => {
-                    sleep(DEBOUNCE).await;
-                    while changed.try_recv().is_ok() {}
-                }
+                Ok(Some(())) | Err(_) => {}
                 Ok(None) => sleep(REREAD).await,
-                Err(_) => {}
             }
         }
     }
 
     async fn reload(&mut self) {
-        let path = self.path.clone();
-        let texts = match tokio::task::spawn_blocking(move || read(&path)).await {
-            Ok(Ok(texts)) => texts,
-            Ok(Err(error)) => {
+        let texts = match self.read_settled().await {
+            Ok(texts) => texts,
+            Err(error) => {
                 self.read = None;
                 return self.fail(&error);
             }
-            Err(_) => return,
         };
         if self.read.as_ref() == Some(&texts) {
             self.status.send_if_modified(|status| {
@@ -99,10 +95,35 @@ impl Follow {
         self.read = Some(texts);
     }
 
+    /// What is new is believed when it has stood still for a moment: a file that is just being written is empty at first, and
+    /// an empty file is the truth.
+    async fn read_settled(&self) -> Result<Texts, SourceError> {
+        let mut texts = self.read_once().await?;
+        for _ in 0..SETTLE_READS {
+            if self.read.as_ref() == Some(&texts) {
+                break;
+            }
+            sleep(DEBOUNCE).await;
+            let again = self.read_once().await?;
+            if again == texts {
+                break;
+            }
+            texts = again;
+        }
+        Ok(texts)
+    }
+
+    async fn read_once(&self) -> Result<Texts, SourceError> {
+        let path = self.path.clone();
+        let unreadable = |source| SourceError::Unreadable { path: self.path.display().to_string(), source };
+        tokio::task::spawn_blocking(move || read(&path)).await.map_err(|error| unreadable(io::Error::other(error)))?
+    }
+
     fn publish(&self, loaded: &Loaded) {
         let revision = self.status.borrow().revision + 1;
         let mut refusals = objects::refusals(&loaded.services, &loaded.slices);
         refusals.extend(loaded.duplicates.iter().cloned());
+        self.snapshots.send_replace(Some(Arc::new(objects::snapshot(&loaded.services, &loaded.slices, revision))));
         self.status.send_modify(|status| {
             status.synced = true;
             status.revision = revision;
@@ -111,7 +132,6 @@ impl Follow {
             status.refusals = refusals;
             status.notes.clone_from(&loaded.notes);
         });
-        self.snapshots.send_replace(Some(Arc::new(objects::snapshot(&loaded.services, &loaded.slices, revision))));
     }
 
     fn fail(&self, error: &SourceError) {

@@ -1,1 +1,154 @@
+//! A file as its editor sees it: written, broken, mended, removed. Time is paused, so that nothing waits for a clock.
 
+use std::io::Write;
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::model::ObjectName;
+
+const WEB: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}
+";
+const BAD: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: bad}
+spec: {clusterIP: 10.96.0.1, ports: [{port: 0}]}
+";
+
+struct Watched {
+    dir: TempDir,
+    source: Source,
+    stop: CancellationToken,
+}
+
+/// Follows `name` in a folder of its own; `name` empty: the folder.
+fn watched(name: &str, files: &[(&str, &str)]) -> Watched {
+    let dir = tempfile::tempdir().unwrap();
+    for (file, text) in files {
+        fs::write(dir.path().join(file), text).unwrap();
+    }
+    let stop = CancellationToken::new();
+    let path = if name.is_empty() { dir.path().to_owned() } else { dir.path().join(name) };
+    let source = spawn(path, stop.clone());
+    Watched { dir, source, stop }
+}
+
+impl Watched {
+    fn write(&self, file: &str, text: &str) {
+        fs::write(self.dir.path().join(file), text).unwrap();
+    }
+
+    async fn until(&mut self, wanted: impl FnMut(&SourceStatus) -> bool) -> SourceStatus {
+        self.source.status.wait_for(wanted).await.unwrap().clone()
+    }
+
+    fn services(&self) -> Option<Vec<String>> {
+        let snapshot = self.source.snapshots.borrow();
+        snapshot.as_ref().map(|snapshot| snapshot.services.keys().map(ObjectName::to_string).collect())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_is_followed_and_a_broken_one_changes_nothing() {
+    let mut watched = watched("web.yaml", &[("web.yaml", WEB)]);
+    let status = watched.until(|status| status.revision == 1).await;
+    assert!(status.synced && status.last_error.is_none() && status.last_proof.contains_key("file"));
+    assert_eq!(watched.services().unwrap(), ["default/web"]);
+
+    watched.write("web.yaml", &format!("{WEB}---\n{}", WEB.replace("web", "api")));
+    watched.until(|status| status.revision == 2).await;
+    assert_eq!(watched.services().unwrap(), ["default/api", "default/web"]);
+
+    watched.write("web.yaml", &format!("{WEB}  broken: [\n"));
+    let status = watched.until(|status| status.last_error.is_some()).await;
+    let error = status.last_error.unwrap();
+    assert!(error.contains("web.yaml:") && error.contains("the tables stay as they were"), "{error}");
+    assert_eq!((status.revision, watched.services().unwrap().len()), (2, 2));
+
+    watched.write("web.yaml", WEB);
+    watched.until(|status| status.revision == 3 && status.last_error.is_none()).await;
+    assert_eq!(watched.services().unwrap(), ["default/web"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_missing_file_is_no_truth_and_an_empty_one_is() {
+    let mut watched = watched("web.yaml", &[]);
+    let status = watched.until(|status| status.last_error.is_some()).await;
+    assert!(status.last_error.unwrap().contains("cannot be read"));
+    assert_eq!(watched.services(), None);
+
+    watched.write("web.yaml", WEB);
+    watched.until(|status| status.revision == 1).await;
+    fs::remove_file(watched.dir.path().join("web.yaml")).unwrap();
+    watched.until(|status| status.last_error.is_some()).await;
+    assert_eq!(watched.services().unwrap(), ["default/web"]);
+
+    watched.write("web.yaml", "# nothing here\n");
+    watched.until(|status| status.revision == 2).await;
+    assert_eq!(watched.services().unwrap(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_folder_is_the_sum_of_its_manifests() {
+    let files = [
+        ("a.yaml", WEB),
+        (".hidden.yaml", "{"),
+        ("notes.txt", "{"),
+        ("b.yml", BAD),
+        ("c.json", "{\"apiVersion\": \"v1\", \"kind\": \"Pod\", \"metadata\": {\"name\": \"p\"}}"),
+    ];
+    let mut watched = watched("", &files);
+    let status = watched.until(|status| status.revision == 1).await;
+    assert_eq!(watched.services().unwrap(), ["default/web"]);
+    assert_eq!(status.refusals.len(), 1);
+    assert_eq!(status.refusals[0].object, "Service default/bad");
+    assert!(status.notes[0].ends_with("c.json: Pod p is ignored: only Service and EndpointSlice are read"));
+
+    watched.write("d.yaml", WEB);
+    let status = watched.until(|status| status.revision == 2).await;
+    let twice = status.refusals.iter().find(|refusal| refusal.object == "Service default/web").unwrap();
+    assert!(twice.reason.contains("d.yaml"), "{twice}");
+    assert_eq!(watched.services().unwrap(), ["default/web"]);
+}
+
+/// A ConfigMap is mounted as a link to a folder that is exchanged as a whole.
+#[tokio::test(start_paused = true)]
+async fn an_exchanged_folder_is_read_again() {
+    let dir = tempfile::tempdir().unwrap();
+    for (version, text) in [("v1", WEB.to_owned()), ("v2", WEB.replace("web", "api"))] {
+        fs::create_dir(dir.path().join(version)).unwrap();
+        let mut file = fs::File::create(dir.path().join(version).join("web.yaml")).unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+    }
+    let data = dir.path().join("data");
+    std::os::unix::fs::symlink("v1", &data).unwrap();
+    std::os::unix::fs::symlink("data/web.yaml", dir.path().join("web.yaml")).unwrap();
+    let source = spawn(dir.path().join("web.yaml"), CancellationToken::new());
+    let mut watched = Watched { dir, source, stop: CancellationToken::new() };
+    watched.until(|status| status.revision == 1).await;
+    std::os::unix::fs::symlink("v2", watched.dir.path().join("new")).unwrap();
+    fs::rename(watched.dir.path().join("new"), &data).unwrap();
+    watched.until(|status| status.revision == 2).await;
+    assert_eq!(watched.services().unwrap(), ["default/api"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_that_does_not_change_is_proven_again_and_again() {
+    let mut watched = watched("web.yaml", &[("web.yaml", WEB)]);
+    let first = watched.until(|status| status.revision == 1).await.last_proof["file"];
+    let status = watched.until(|status| status.last_proof["file"] > first).await;
+    assert_eq!(status.revision, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_stops_when_told() {
+    let mut watched = watched("web.yaml", &[("web.yaml", WEB)]);
+    watched.until(|status| status.synced).await;
+    watched.stop.cancel();
+    watched.source.task.await.unwrap();
+}

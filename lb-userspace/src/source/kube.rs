@@ -222,19 +222,20 @@ impl Held {
             self.revision += 1;
             objects::snapshot(&self.services.objects, &self.slices.objects, self.revision)
         });
+        let published = snapshot.is_some();
+        if let Some(snapshot) = snapshot {
+            snapshots.send_replace(Some(Arc::new(snapshot)));
+        }
         status.send_modify(|status| {
             status.synced = synced;
             status.revision = self.revision;
             let proofs = [(SERVICES, self.services.proof), (SLICES, self.slices.proof)];
             status.last_proof.extend(proofs.into_iter().filter_map(|(name, proof)| Some((name, proof?))));
             status.last_error = self.services.error.clone().or_else(|| self.slices.error.clone());
-            if snapshot.is_some() {
+            if published {
                 status.refusals = objects::refusals(&self.services.objects, &self.slices.objects);
             }
         });
-        if let Some(snapshot) = snapshot {
-            snapshots.send_replace(Some(Arc::new(snapshot)));
-        }
     }
 }
 
