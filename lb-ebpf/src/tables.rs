@@ -90,7 +90,7 @@ where
     #[inline(always)]
     fn direct_connection(&mut self, key: &FlowKey<N>) -> bool {
         // SAFETY: copied at once; a link's record is replaced as a whole.
-        let Some(link) = (unsafe { LINKS.get(&self.ifindex) }).copied() else { return false };
+        let Some(link) = (unsafe { LINKS.get(self.ifindex) }).copied() else { return false };
         if link.peer_netns_id < 0 {
             return false;
         }

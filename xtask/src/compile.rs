@@ -1,14 +1,14 @@
 //! Builds the eBPF object, then the agent that embeds it.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use duct::cmd;
 
 use crate::process::{run_shown, say};
-use crate::toolchain::{Toolchain, clean_cargo_env};
-use crate::workspace::Workspace;
+use crate::toolchain::{DEBIAN_LLVM, Toolchain, clean_cargo_env};
+use crate::workspace::{Workspace, which};
 
 /// File name of the object as cargo leaves it.
 const BUILT_NAME: &str = "ballast";
@@ -25,7 +25,7 @@ pub fn build_programs(
         bail!("the eBPF programs are not where they should be: {} is missing", source.join("Cargo.toml").display());
     }
     run_shown("building the eBPF programs", &toolchain.build(workspace, source, target))?;
-    let built = target.join("bpfel-unknown-none/release").join(BUILT_NAME);
+    let built = strip(&target.join("bpfel-unknown-none/release").join(BUILT_NAME))?;
     let folder = object.parent().context("the object has a folder")?;
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let fresh = fs::read(&built).with_context(|| format!("no object at {}", built.display()))?;
@@ -36,6 +36,18 @@ pub fn build_programs(
     fs::write(object, &fresh).with_context(|| format!("cannot write {}", object.display()))?;
     say(&format!("eBPF object: {} ({} bytes)", object.display(), fresh.len()));
     Ok(())
+}
+
+/// Takes the DWARF out: four fifths of the object, and the kernel reads line numbers and types from BTF. An LLVM without
+/// its strip leaves it in, which costs memory and nothing else.
+fn strip(built: &Path) -> Result<PathBuf> {
+    let debian = Path::new(DEBIAN_LLVM).join("bin/llvm-strip");
+    let Some(strip) = debian.exists().then_some(debian).or_else(|| which("llvm-strip")) else {
+        return Ok(built.to_path_buf());
+    };
+    let stripped = built.with_extension("stripped");
+    run_shown("stripping the eBPF object", &cmd!(strip, "--strip-debug", "-o", &stripped, built))?;
+    Ok(stripped)
 }
 
 /// Builds the programs and the agent.
