@@ -1,9 +1,11 @@
 //! `cargo xtask`: builds, runs, tests and packs Ballast.
 
 mod compile;
+mod image;
 mod lint;
 mod mutate;
 mod process;
+mod programs;
 mod run;
 mod setup;
 mod test;
@@ -48,6 +50,10 @@ enum Command {
     },
     /// Break the programs on purpose: for each break some test must fail.
     Mutate(mutate::MutateArgs),
+    /// Pack the static binary as an OCI image, without a container daemon.
+    Image(image::ImageArgs),
+    /// What the verifier says about the programs, and the kernel memory of the idle maps (root).
+    Programs(programs::ProgramsArgs),
 }
 
 fn main() -> ExitCode {
@@ -72,6 +78,8 @@ fn dispatch(cli: &Cli) -> Result<()> {
         Command::Test(args) => test::run(&workspace, args),
         Command::Lint { advisories } => run_lint(&workspace, *advisories),
         Command::Mutate(args) => mutate::run(&workspace, args),
+        Command::Image(args) => image::run(&workspace, args),
+        Command::Programs(args) => programs::run(&workspace, args),
     }
 }
 

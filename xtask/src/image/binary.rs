@@ -1,0 +1,83 @@
+//! A static build of the agent: musl where its standard library is there, else glibc linked statically.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use duct::{Expression, cmd};
+use object::elf::{FileHeader64, PT_INTERP};
+use object::read::elf::{FileHeader as _, ProgramHeader as _};
+
+use crate::process::{run_shown, say};
+use crate::toolchain::clean_cargo_env;
+use crate::workspace::{Workspace, which};
+
+/// Builds the release binary without any shared library; returns its path.
+pub fn build(workspace: &Workspace) -> Result<PathBuf> {
+    let arch = std::env::consts::ARCH;
+    let musl = format!("{arch}-unknown-linux-musl");
+    let triple = if has_target(&musl) {
+        say(&format!("static binary: {musl}"));
+        musl
+    } else {
+        say(&format!("static binary: glibc, linked statically (`rustup target add {musl}` is not possible here)"));
+        format!("{arch}-unknown-linux-gnu")
+    };
+    run_shown("building the static agent", &command(workspace, &triple))?;
+    Ok(workspace.target().join(triple).join("release/ballast"))
+}
+
+/// Whether a program runs without a dynamic loader.
+pub fn is_static(program: &[u8]) -> Result<bool> {
+    let header = FileHeader64::<object::Endianness>::parse(program).context("not a 64-bit ELF file")?;
+    let endian = header.endian()?;
+    Ok(header.program_headers(endian, program)?.iter().all(|segment| segment.p_type(endian) != PT_INTERP))
+}
+
+fn command(workspace: &Workspace, triple: &str) -> Expression {
+    let build =
+        cmd!("cargo", "build", "--locked", "--release", "-p", "lb-userspace", "--bin", "ballast", "--target", triple)
+            .env("BALLAST_EBPF_OBJECT", workspace.object())
+            .dir(&workspace.root);
+    let build = clean_cargo_env(build);
+    if !triple.ends_with("musl") {
+        return build.env("RUSTFLAGS", "-C target-feature=+crt-static");
+    }
+    // The few C and assembly files (ring, psm) call nothing of the C library, so the host's compiler does; its checked
+    // variants of memcpy and the like do not exist in musl.
+    let variable = triple.replace('-', "_");
+    let build = build.env(format!("CFLAGS_{variable}"), "-U_FORTIFY_SOURCE");
+    let compiler = format!("CC_{variable}");
+    if std::env::var_os(&compiler).is_some() || which("musl-gcc").is_some() {
+        return build;
+    }
+    build.env(compiler, "cc")
+}
+
+/// Whether the standard library for a target is there, or rustup can get it.
+fn has_target(triple: &str) -> bool {
+    let installed = || {
+        cmd!("rustc", "--print", "target-libdir", "--target", triple)
+            .stderr_null()
+            .read()
+            .is_ok_and(|folder| PathBuf::from(folder).exists())
+    };
+    if installed() {
+        return true;
+    }
+    which("rustup").is_some()
+        && cmd!("rustup", "target", "add", triple).stdout_null().stderr_null().run().is_ok()
+        && installed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_with_a_loader_is_not_static() {
+        let shell = std::fs::read("/proc/self/exe").expect("this test");
+        // Tests are built for the host: with glibc and its loader, unless the host is a musl system.
+        assert_eq!(is_static(&shell).expect("an ELF file"), cfg!(target_feature = "crt-static"));
+        assert!(is_static(b"#!/bin/sh\n").is_err());
+    }
+}
