@@ -1,1 +1,5 @@
-fn main() {}
+//! The binary `ballast`: agent and command line in one.
+
+fn main() -> std::process::ExitCode {
+    lb_userspace::cli::main()
+}

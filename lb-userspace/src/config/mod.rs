@@ -23,7 +23,7 @@ pub const DEFAULT_HEALTH_BIND: &str = "0.0.0.0:10256";
 /// How long the flows of a vanished backend may go on.
 pub const DEFAULT_DRAIN_PERIOD: Duration = Duration::from_secs(30);
 /// The longest drain period: deadlines are kept in tenths of a second in 32 bits, and a drain must end.
-pub const MAX_DRAIN_PERIOD: Duration = Duration::from_secs(24 * 3600);
+pub const MAX_DRAIN_PERIOD: Duration = Duration::from_hours(24);
 
 /// What the agent runs with: every option has a value.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -41,7 +41,7 @@ pub struct Options {
     #[serde(deserialize_with = "text")]
     pub source: Option<Source>,
 
-    /// Credentials and address of the API server [default: $KUBECONFIG, in-cluster, ~/.kube/config]
+    /// Credentials and address of the API server [default: those of the pod it runs in]
     #[arg(long, value_name = "PATH")]
     pub kubeconfig: Option<PathBuf>,
 
@@ -131,7 +131,9 @@ impl Options {
 
     fn parse(text: &str) -> Result<Self, String> {
         // An empty file, or one of comments, sets nothing.
-        serde_saphyr::from_str::<Option<Self>>(text).map(Option::unwrap_or_default).map_err(|error| error.to_string())
+        let options = serde_saphyr::from_str::<Option<Self>>(text).map(Option::unwrap_or_default);
+        // The first line says where and what; the rest draws it.
+        options.map_err(|error| error.to_string().lines().next().unwrap_or_default().to_owned())
     }
 
     /// These options where given, else the other's.

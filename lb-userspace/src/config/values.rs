@@ -215,3 +215,17 @@ choice!(
         Trace = "trace",
     }
 );
+
+impl LogLevel {
+    /// As the eBPF programs count: 0 is off.
+    pub const fn as_number(self) -> u8 {
+        match self {
+            Self::Off => 0,
+            Self::Error => 1,
+            Self::Warn => 2,
+            Self::Info => 3,
+            Self::Debug => 4,
+            Self::Trace => 5,
+        }
+    }
+}

@@ -35,7 +35,8 @@ pub(super) struct Name {
     pub service: String,
     pub port: u16,
     pub protocol: &'static str,
-    pub port_name: String,
+    /// Name of the port; empty: none.
+    pub label: String,
 }
 
 /// The tables, indexed for the views.
@@ -79,7 +80,7 @@ impl<'a> Inventory<'a> {
             service: if id == 0 { String::new() } else { format!("#{id}") },
             port: 0,
             protocol: "",
-            port_name: String::new(),
+            label: String::new(),
         })
     }
 
@@ -201,7 +202,7 @@ fn name_of(name: &abi::ServiceName) -> Name {
         service: from_chars(&name.name),
         port: name.port,
         protocol: protocol_name(name.protocol),
-        port_name: from_chars(&name.port_name),
+        label: from_chars(&name.port_name),
     }
 }
 

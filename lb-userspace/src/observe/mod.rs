@@ -1,7 +1,15 @@
-//! What can be seen: the tables as views and text, events, metrics, health, and the agent's own status.
+//! What can be seen: the tables as views and text, events, metrics, health, and the agent's own report.
 
 pub mod batch;
 pub mod contents;
+pub mod events;
+pub mod health;
+pub mod http;
 pub mod inventory;
+pub mod metrics;
+pub mod report;
+pub mod report_socket;
+pub mod series;
+pub mod status;
 pub mod table;
 pub mod text;

@@ -116,7 +116,7 @@ impl Inventory<'_> {
             scheduler: "",
             frontends: Vec::new(),
             backends: Vec::new(),
-            port_name: name.port_name,
+            port_name: name.label,
             affinity_timeout_s: 0,
             selected: count(Outcome::Selected) + count(Outcome::SocketConnected) + count(Outcome::SocketSent),
             refused: count(Outcome::RefusedNoEndpoint) + count(Outcome::SocketRefused),

@@ -1,0 +1,38 @@
+//! The running agent: source → plan → apply → maps, with the programs attached and everything observable.
+//!
+//! Only this module reads clocks and signals.
+
+pub mod clock;
+mod logging;
+mod ring;
+mod run;
+mod start;
+mod state;
+
+use std::path::Path;
+
+use crate::config::{Options, Settings};
+
+/// `ballast agent`: runs until SIGTERM or SIGINT, and leaves everything pinned and attached.
+pub fn run(config: Option<&Path>, flags: Options) -> anyhow::Result<()> {
+    let settings = settings(config, flags)?;
+    logging::start(settings.log_format, settings.log_level, settings.program_log_level)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build()?;
+    let done = runtime.block_on(start::start(settings));
+    // A task that hangs in a system call must not hold up the end.
+    runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
+    done
+}
+
+/// The agent mostly waits; a second thread lets health answer while maps are written.
+const WORKERS: usize = 2;
+const SHUTDOWN_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
+
+fn settings(config: Option<&Path>, flags: Options) -> anyhow::Result<Settings> {
+    let options = match config {
+        Some(path) => flags.or(Options::read(path)?),
+        None => flags,
+    };
+    let system = rustix::system::uname();
+    Ok(options.settle(system.nodename().to_str().ok())?)
+}

@@ -1,0 +1,151 @@
+//! The loop: a snapshot, a deadline, a beat or a signal at a time.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::clock;
+use super::state::Progress;
+use crate::apply::{KernelStore, Programmer, Report};
+use crate::datapath::Datapath;
+use crate::observe::health::BEAT;
+use crate::observe::metrics::Metrics;
+use crate::source::Source;
+
+/// The shortest pause between two passes that only time asks for: nothing is due more exactly than this.
+const MIN_PAUSE: Duration = Duration::from_millis(20);
+
+/// What the loop turns.
+pub(super) struct Parts {
+    pub datapath: Datapath,
+    pub source: Source,
+    pub programmer: Programmer<KernelStore>,
+    pub progress: watch::Sender<Progress>,
+    pub metrics: Metrics,
+    pub signals: Signals,
+    pub stop: CancellationToken,
+}
+
+/// The signals that end the agent.
+pub(super) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    /// From here on they no longer kill.
+    pub fn catch() -> std::io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}
+
+/// Runs until a signal. Leaves everything pinned and attached: traffic flows on.
+pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
+    let Parts { mut datapath, mut source, programmer, progress, metrics, mut signals, stop } = parts;
+    let links = stop.clone();
+    // The task owns the data path, and with it the lock, until the end.
+    let mut following = tokio::spawn(async move { datapath.follow_links(links).await });
+    let mut tables = Tables { programmer, progress, metrics, told: BTreeSet::new() };
+    let ended = loop {
+        tokio::select! {
+            signal = signals.next() => {
+                tracing::info!(signal, "stopping; programs, maps and connections stay");
+                break Ok(());
+            }
+            changed = source.snapshots.changed() => {
+                if changed.is_err() {
+                    break Err(anyhow::anyhow!("the source ended: start the agent again"));
+                }
+                tables.sync(&mut source);
+            }
+            () = sleep(tables.pause()) => tables.tick(),
+            ended = &mut following => {
+                break match ended {
+                    Ok(Ok(())) => Ok(()),
+                    Ok(Err(error)) => Err(error.into()),
+                    Err(panic) => Err(panic.into()),
+                };
+            }
+        }
+    };
+    stop.cancel();
+    if !following.is_finished() {
+        // Its result was about the interfaces; the end is about the signal.
+        let _ = following.await;
+    }
+    ended
+}
+
+/// The tables and what is told of them.
+struct Tables {
+    programmer: Programmer<KernelStore>,
+    progress: watch::Sender<Progress>,
+    metrics: Metrics,
+    /// Failures and refusals that the log has seen, so that a retry does not repeat them.
+    told: BTreeSet<String>,
+}
+
+impl Tables {
+    /// How long nothing is due: until a deadline, a retry or the next beat.
+    fn pause(&self) -> Duration {
+        let due = self.programmer.next_tick().map(|at| at.since(clock::monotonic()));
+        due.map_or(BEAT, |due| due.clamp(MIN_PAUSE, BEAT))
+    }
+
+    fn sync(&mut self, source: &mut Source) {
+        let Some(snapshot) = source.snapshots.borrow_and_update().clone() else { return };
+        let started = Instant::now();
+        // Writing maps blocks, but never for long: each write is one system call.
+        let report = self.programmer.sync(&snapshot, clock::monotonic());
+        tracing::info!(
+            revision = report.revision,
+            services = report.services,
+            backends = report.backends.active,
+            draining = report.backends.draining,
+            writes = report.writes,
+            "in the tables"
+        );
+        self.note(&report, started.elapsed());
+    }
+
+    fn tick(&mut self) {
+        let started = Instant::now();
+        let due = self.programmer.next_tick().is_some_and(|at| at <= clock::monotonic());
+        if due {
+            let report = self.programmer.tick(clock::monotonic());
+            self.note(&report, started.elapsed());
+        } else {
+            self.progress.send_modify(|progress| progress.beat = clock::monotonic());
+        }
+    }
+
+    fn note(&mut self, report: &Report, took: Duration) {
+        self.metrics.synced(took, report.writes, report.failures.len());
+        let (now, wall) = (clock::monotonic(), clock::wall());
+        self.progress.send_modify(|progress| {
+            progress.beat = now;
+            progress.took(report, now, wall);
+        });
+        if report.failures.is_empty() {
+            self.metrics.in_step(wall.as_duration().as_secs_f64());
+        }
+        let failures = report.failures.iter().map(|failure| format!("not written, will be tried again: {failure}"));
+        let refusals = report.refusals.iter().map(|refusal| format!("refused: {refusal}"));
+        let telling: BTreeSet<String> = failures.chain(refusals).collect();
+        for new in telling.difference(&self.told) {
+            tracing::warn!("{new}");
+        }
+        self.told = telling;
+    }
+}

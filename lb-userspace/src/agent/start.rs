@@ -1,0 +1,210 @@
+//! Starts the parts in an order in which a failure leaves nothing behind: addresses, source, data path, tables, then the loop.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use lb_common::abi::map_name;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::state::{Progress, State};
+use super::{clock, ring, run};
+use crate::apply::{KernelStore, Programmer};
+use crate::config::{CgroupRoot, Settings, Source as Origin};
+use crate::datapath::{self, Datapath, maps_dir};
+use crate::maps::Pinned;
+use crate::observe::contents::{Contents, Wanted};
+use crate::observe::metrics::Metrics;
+use crate::observe::series::{self, Series};
+use crate::observe::{http, report_socket};
+use crate::plan::PlanSettings;
+use crate::source::{self, Source};
+
+type Task = AbortOnDropHandle<()>;
+
+/// The servers' listeners: bound before anything is attached.
+struct Listeners {
+    health: TcpListener,
+    metrics: TcpListener,
+}
+
+/// Starts everything and runs it to its end.
+pub(super) async fn start(settings: Settings) -> anyhow::Result<()> {
+    let stop = CancellationToken::new();
+    let signals = run::Signals::catch()?;
+    let listeners = Listeners {
+        health: http::listen("health-bind", settings.health_bind).await?,
+        metrics: http::listen("metrics-bind", settings.metrics_bind).await?,
+    };
+    let mut source = open_source(&settings, &stop).await?;
+    if !tables_exist(&settings.bpffs) {
+        first_reading(&settings, &mut source).await?;
+    }
+
+    let mut datapath = Datapath::open(datapath_settings(&settings))?;
+    let pinned = Pinned::open(&datapath.maps_dir())?;
+    let events = pinned.open_events()?;
+    let programmer = Programmer::restore(KernelStore::new(pinned), plan_settings(&settings), clock::monotonic())?;
+    let progress = watch::Sender::new(Progress { beat: clock::monotonic(), ..Progress::default() });
+    let state = State {
+        node_name: settings.node_name.as_str().into(),
+        source: source.status.clone(),
+        datapath: datapath.status(),
+        programs: datapath.program_sizes().into(),
+        progress: progress.subscribe(),
+    };
+    let metrics = metrics(&state, &settings);
+    let mut tasks = serve(&state, &metrics, listeners, &settings.run_dir)?;
+    tasks.push(spawn(ring::follow(events, metrics.clone())));
+    tasks.extend(datapath.take_program_log().map(program_log));
+
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        node = settings.node_name,
+        source = %settings.source,
+        maps = %maps_dir(&settings.bpffs).display(),
+        "started"
+    );
+    let ended = run::run(run::Parts { datapath, source, programmer, progress, metrics, signals, stop }).await;
+    drop(tasks);
+    report_socket::remove(&settings.run_dir);
+    ended
+}
+
+async fn open_source(settings: &Settings, stop: &CancellationToken) -> anyhow::Result<Source> {
+    match &settings.source {
+        Origin::File(path) => Ok(source::file::spawn(path.clone(), stop.clone())),
+        Origin::Kube => {
+            let api_server = settings.api_server.as_ref().map(|api_server| api_server.0.to_string());
+            let kube = source::kube::KubeSettings { kubeconfig: settings.kubeconfig.clone(), api_server };
+            Ok(source::kube::spawn(kube, stop.clone()).await?)
+        }
+    }
+}
+
+/// Whether an agent has been here: then its tables go on serving whatever is wrong with the source.
+fn tables_exist(bpffs: &Path) -> bool {
+    maps_dir(bpffs).join(map_name::CONFIG).exists()
+}
+
+/// At the very first start a manifest that cannot be read is a mistake to be told at once. An API may be late.
+async fn first_reading(settings: &Settings, source: &mut Source) -> anyhow::Result<()> {
+    if settings.source == Origin::Kube {
+        return Ok(());
+    }
+    let read = source.status.wait_for(|status| status.synced || status.last_error.is_some()).await;
+    let status = read.context("the source ended before it read anything")?;
+    match &status.last_error {
+        Some(error) if !status.synced => anyhow::bail!("--source {}: {error}", settings.source),
+        _ => Ok(()),
+    }
+}
+
+fn datapath_settings(settings: &Settings) -> datapath::Settings {
+    datapath::Settings {
+        bpffs: settings.bpffs.clone(),
+        cgroup_root: match &settings.cgroup_root {
+            CgroupRoot::Auto => None,
+            CgroupRoot::At(path) => Some(path.clone()),
+        },
+        run_dir: settings.run_dir.clone(),
+        socket_lb: settings.socket_lb,
+        tc_attach: settings.tc_attach,
+        xdp_mode: settings.xdp_mode,
+        pod_interfaces: settings.pod_interfaces.clone(),
+        external_interfaces: settings.external_interfaces.clone(),
+        program_log_level: settings.program_log_level.as_number(),
+        ..datapath::Settings::default()
+    }
+}
+
+fn plan_settings(settings: &Settings) -> PlanSettings {
+    PlanSettings {
+        node_name: Some(settings.node_name.clone()),
+        drain_period: settings.drain_period,
+        ..PlanSettings::default()
+    }
+}
+
+fn metrics(state: &State, settings: &Settings) -> Metrics {
+    let (state, maps) = (state.clone(), maps_dir(&settings.bpffs));
+    Metrics::new(move || {
+        let mut all: Vec<Series> = series::of_report(&state.report());
+        match Contents::read(&maps, Wanted { stats: true, ..Wanted::default() }) {
+            Ok(contents) => all.extend(series::of_tables(&contents, clock::monotonic())),
+            Err(error) => tracing::warn!("metrics without the tables: {error}"),
+        }
+        all
+    })
+}
+
+fn serve(state: &State, metrics: &Metrics, listeners: Listeners, run_dir: &Path) -> anyhow::Result<Vec<Task>> {
+    let reports = report_socket::listen(run_dir)
+        .with_context(|| format!("cannot listen in {}: choose another --run-dir", run_dir.display()))?;
+    let (looked, reported) = (state.clone(), state.clone());
+    let (probed, scraped) = (metrics.clone(), metrics.clone());
+    let health = http::health_router(move || looked.look(), move |probe, code| probed.probed(probe, code));
+    let scrape = http::metrics_router(move || scraped.encode());
+    Ok(vec![
+        spawn(async move { axum::serve(listeners.health, health).await.unwrap_or_default() }),
+        spawn(async move { axum::serve(listeners.metrics, scrape).await.unwrap_or_default() }),
+        spawn(report_socket::serve(reports, move || reported.report())),
+    ])
+}
+
+fn program_log(log: datapath::ProgramLog) -> Task {
+    spawn(async move {
+        if let Err(error) = log.run().await {
+            tracing::warn!("the programs' log ended: {error}");
+        }
+    })
+}
+
+fn spawn(task: impl Future<Output = ()> + Send + 'static) -> Task {
+    AbortOnDropHandle::new(tokio::spawn(task))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Options;
+
+    fn settings(path: &Path) -> Settings {
+        let source = Some(Origin::File(path.to_owned()));
+        Options { source, ..Options::default() }.settle(Some("n1")).expect("complete")
+    }
+
+    async fn read(path: &Path) -> anyhow::Result<()> {
+        let (settings, stop) = (settings(path), CancellationToken::new());
+        let mut source = open_source(&settings, &stop).await.expect("a file");
+        let read = first_reading(&settings, &mut source).await;
+        stop.cancel();
+        read
+    }
+
+    #[tokio::test]
+    async fn a_missing_manifest_is_told_at_the_first_start() {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let error = read(&dir.path().join("no.yaml")).await.expect_err("missing").to_string();
+        assert!(error.contains("--source file=") && error.contains("no.yaml"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_broken_manifest_is_told_with_its_place() {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let path = dir.path().join("m.yaml");
+        std::fs::write(&path, "kind: Service\n  name: [\n").expect("writable");
+        let error = read(&path).await.expect_err("broken").to_string();
+        assert!(error.contains("m.yaml:2:"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn an_empty_manifest_is_the_truth() {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let path = dir.path().join("m.yaml");
+        std::fs::write(&path, "# nothing yet\n").expect("writable");
+        read(&path).await.expect("valid");
+    }
+}

@@ -1,0 +1,129 @@
+//! The command line: arguments to calls, errors to one sentence and an exit code.
+
+mod cleanup;
+mod get;
+mod output;
+mod status;
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
+
+use crate::agent;
+use crate::config::{DEFAULT_BPFFS, DEFAULT_RUN_DIR, Options};
+
+/// A service load balancer for Linux and Kubernetes: eBPF programs forward, this agent keeps their maps true.
+#[derive(Debug, Parser)]
+#[command(name = "ballast", version, disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Load the programs and keep their maps true; stopping it leaves them at work
+    Agent(Box<AgentArguments>),
+    /// Show agent, source, tables and attachments; works without an agent, too
+    Status(status::Arguments),
+    /// List services, backends or connections from the pinned maps; works without an agent, too
+    Get(get::Arguments),
+    /// Remove everything that the agent left in the kernel and on disk
+    Cleanup(cleanup::Arguments),
+    /// Print the version
+    Version,
+    /// Print a completion script for a shell
+    Completion { shell: Shell },
+}
+
+#[derive(Debug, Args)]
+struct AgentArguments {
+    /// YAML file with the same names as these flags; flags win
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    #[command(flatten)]
+    options: Options,
+}
+
+/// Where the agent keeps its things.
+#[derive(Clone, Debug, Args)]
+struct Place {
+    /// The agent's --bpffs
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_BPFFS)]
+    bpffs: PathBuf,
+
+    /// The agent's --run-dir
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_RUN_DIR)]
+    run_dir: PathBuf,
+}
+
+/// Runs the command of this process.
+pub fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Agent(arguments) => agent::run(arguments.config.as_deref(), arguments.options),
+        Command::Status(arguments) => status::run(&arguments),
+        Command::Get(arguments) => get::run(&arguments),
+        Command::Cleanup(arguments) => cleanup::run(&arguments),
+        Command::Version => print(&format!("ballast {}\n", env!("CARGO_PKG_VERSION"))),
+        Command::Completion { shell } => completion(shell),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("ballast: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn completion(shell: Shell) -> anyhow::Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "ballast", &mut script);
+    print(&String::from_utf8_lossy(&script))
+}
+
+/// Writes to standard output. A reader that has seen enough (`| head`) is no error.
+fn print(text: &str) -> anyhow::Result<()> {
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        result => Ok(result?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn agent_takes_every_documented_flag() {
+        let flags = "ballast agent --config c.yaml --source file=/m.yaml --kubeconfig k --api-server https://h:6443 \
+            --node-name n --pod-interfaces auto --external-interfaces eth0,wlan* --bpffs /b --cgroup-root auto \
+            --socket-lb all --drain-period 10s --run-dir /r --metrics-bind 127.0.0.1:0 --health-bind [::]:0 \
+            --tc-attach tcx --log-format json --log-level debug --program-log-level trace";
+        assert!(Cli::try_parse_from(flags.split_whitespace()).is_ok());
+    }
+
+    #[test]
+    fn bad_value_names_flag_and_choices() {
+        let error = Cli::try_parse_from(["ballast", "agent", "--source", "files"]).expect_err("bad").to_string();
+        assert!(error.contains("--source") && error.contains("file=PATH or kube"), "{error}");
+        let error = Cli::try_parse_from(["ballast", "agent", "--socket-lb", "some"]).expect_err("bad").to_string();
+        assert!(error.contains("--socket-lb") && error.contains("host"), "{error}");
+    }
+
+    #[test]
+    fn namespace_and_all_namespaces_exclude_each_other() {
+        assert!(Cli::try_parse_from(["ballast", "get", "services", "-A", "-o", "json"]).is_ok());
+        assert!(Cli::try_parse_from(["ballast", "get", "backends", "-n", "demo", "-o", "wide"]).is_ok());
+        assert!(Cli::try_parse_from(["ballast", "get", "services", "-A", "-n", "demo"]).is_err());
+    }
+}

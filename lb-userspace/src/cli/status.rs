@@ -1,0 +1,60 @@
+//! `ballast status`: the agent's own report, and what the pinned maps and links tell without it.
+
+use clap::Args;
+
+use super::output::{Format, render};
+use super::{Place, print};
+use crate::agent::clock;
+use crate::datapath::{self, maps_dir};
+use crate::observe::contents::{Contents, Wanted};
+use crate::observe::inventory::Inventory;
+use crate::observe::report::LinkReport;
+use crate::observe::report_socket;
+use crate::observe::status::{self, Status};
+
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+
+    #[command(flatten)]
+    place: Place,
+}
+
+pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let status = gather(&arguments.place);
+    print(&render(arguments.output, &status, |wide| status::text(&status, wide))?)
+}
+
+/// What can be found out is shown; what cannot is an error in its place.
+fn gather(place: &Place) -> Status {
+    let mut status = Status::default();
+    match report_socket::ask(&place.run_dir) {
+        Ok(report) => status.agent = Some(report),
+        Err(error) => status.agent_error = Some(error.to_string()),
+    }
+    match Contents::read(&maps_dir(&place.bpffs), Wanted { flows: true, ..Wanted::default() }) {
+        Ok(contents) => add_tables(&mut status, &contents),
+        Err(error) => status.tables_error = Some(error.to_string()),
+    }
+    match datapath::read_attached(&place.bpffs) {
+        Ok(attached) => {
+            status.links = attached.links.iter().map(LinkReport::from).collect();
+            status.socket_programs = attached.sockets;
+        }
+        Err(error) => status.links_error = Some(error.to_string()),
+    }
+    status
+}
+
+fn add_tables(status: &mut Status, contents: &Contents) {
+    let now = clock::monotonic();
+    status.tables = Some(Inventory::new(contents, now).totals());
+    let happened = contents.outcomes.iter().filter(|(_, count)| *count > 0);
+    status.outcomes = happened.map(|(outcome, count)| (outcome.name(), *count)).collect();
+    if let Some(config) = contents.config.filter(|config| config.programmed_ds != 0) {
+        let programmed = crate::model::Monotonic::from_tenths(config.programmed_ds);
+        status.revision = Some(u64::from(config.revision_high) << 32 | u64::from(config.revision_low));
+        status.programmed_seconds = Some(now.since(programmed).as_secs_f64());
+    }
+}

@@ -1,0 +1,179 @@
+//! What the running agent says of itself: read by `ballast status`, judged by [`super::health`].
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::datapath;
+
+/// Everything, at one moment. Ages are in seconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Report {
+    pub pid: u32,
+    pub version: String,
+    pub node_name: String,
+    pub kernel: KernelReport,
+    pub source: SourceReport,
+    pub tables: TablesReport,
+    pub datapath: DatapathReport,
+    pub health: HealthReport,
+}
+
+/// What this kernel is and offers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct KernelReport {
+    pub release: String,
+    /// Which features are used, by name; false: a fallback stands in.
+    pub features: BTreeMap<String, bool>,
+}
+
+/// Where the truth comes from, and how old the last proof of it is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SourceReport {
+    /// `file` or `kube`.
+    pub kind: String,
+    /// Path or URL.
+    pub origin: String,
+    /// Services and slices have both been listed once.
+    pub synced: bool,
+    /// Why it must be taken as stale; null: fresh.
+    pub stale: Option<String>,
+    /// Number of the last snapshot; 0: none yet.
+    pub revision: u64,
+    /// Seconds since each resource was last known to be true.
+    pub age_seconds: BTreeMap<String, f64>,
+    pub last_error: Option<String>,
+    /// Objects that are not served, and why.
+    pub refusals: Vec<String>,
+    /// Objects that are of no concern here.
+    pub notes: Vec<String>,
+}
+
+/// How far the tables follow the source.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TablesReport {
+    /// The first snapshot is in the tables.
+    pub synced: bool,
+    /// Number of the snapshot in the tables.
+    pub revision: u64,
+    /// Writes to the tables, ever.
+    pub writes: u64,
+    /// Why the last attempt was not carried out in full; null: it was.
+    pub last_error: Option<String>,
+    /// Services that could not be programmed, and why.
+    pub refusals: Vec<String>,
+    /// Seconds since the tables were last in step with the source.
+    pub age_seconds: Option<f64>,
+}
+
+/// What is attached where.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DatapathReport {
+    /// `tcx` or `clsact`.
+    pub tc: String,
+    /// `host`, `all` or `off`.
+    pub socket_lb: String,
+    /// Root of the cgroup hierarchy with the socket programs; null: none.
+    pub cgroup: Option<String>,
+    /// Every interface was looked at once.
+    pub synced: bool,
+    pub links: Vec<LinkReport>,
+    /// What could not be attached, and why.
+    pub problems: Vec<String>,
+    pub programs: Vec<ProgramReport>,
+}
+
+/// An interface with programs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct LinkReport {
+    pub name: String,
+    pub ifindex: u32,
+    /// `pod`, `bridge`, `external` or `tunnel`; empty: not known.
+    pub role: String,
+    pub programs: Vec<AttachmentReport>,
+}
+
+/// A program on an interface.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AttachmentReport {
+    /// `in`, `out` or `xdp`.
+    pub point: String,
+    pub program: String,
+    /// `tcx`, `clsact`, `native` or `generic`.
+    pub how: String,
+}
+
+/// A loaded program as the verifier saw it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ProgramReport {
+    pub name: String,
+    pub verified_instructions: u32,
+    pub jited_bytes: u32,
+}
+
+/// What the health server answers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HealthReport {
+    pub healthz: bool,
+    pub readyz: bool,
+    /// Why not.
+    pub faults: Vec<String>,
+}
+
+impl From<&datapath::LinkStatus> for LinkReport {
+    fn from(link: &datapath::LinkStatus) -> Self {
+        let programs = link.programs.iter().map(|attachment| AttachmentReport {
+            point: attachment.point.to_string(),
+            program: attachment.program.clone(),
+            how: attachment.how.to_string(),
+        });
+        Self {
+            name: link.name.clone(),
+            ifindex: link.ifindex,
+            role: link.role.map(word).unwrap_or_default(),
+            programs: programs.collect(),
+        }
+    }
+}
+
+impl DatapathReport {
+    /// The data path's own view, with the sizes of its programs.
+    pub fn new(status: &datapath::Status, programs: &[datapath::ProgramSize]) -> Self {
+        Self {
+            tc: word(status.tc),
+            socket_lb: word(status.socket_lb),
+            cgroup: status.cgroup.clone(),
+            synced: status.synced,
+            links: status.links.iter().map(LinkReport::from).collect(),
+            problems: status.problems.clone(),
+            programs: programs.iter().map(ProgramReport::from).collect(),
+        }
+    }
+}
+
+impl From<&datapath::ProgramSize> for ProgramReport {
+    fn from(size: &datapath::ProgramSize) -> Self {
+        Self {
+            name: size.name.to_owned(),
+            verified_instructions: size.verified_instructions,
+            jited_bytes: size.jited_bytes,
+        }
+    }
+}
+
+/// The word that a plain enum has in JSON.
+fn word(value: impl Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(word)) => word,
+        _ => String::new(),
+    }
+}

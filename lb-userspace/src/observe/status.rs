@@ -1,0 +1,242 @@
+//! `ballast status`: the agent's report beside what the pinned maps and links tell without it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::inventory::Totals;
+use super::report::{LinkReport, Report};
+use super::table::{aligned, or_dash};
+
+/// Everything that `status` shows.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    /// What the agent says of itself; null: none runs.
+    pub agent: Option<Report>,
+    /// Why there is no report.
+    pub agent_error: Option<String>,
+    /// What stands in the pinned maps; null: none are pinned.
+    pub tables: Option<Totals>,
+    pub tables_error: Option<String>,
+    /// Revision of the snapshot that the tables hold, as the agent that wrote it counted.
+    pub revision: Option<u64>,
+    /// Seconds since the tables were last programmed.
+    pub programmed_seconds: Option<f64>,
+    /// Packets and socket calls since the maps were made, by outcome; those that never happened are left out.
+    pub outcomes: BTreeMap<&'static str, u64>,
+    /// What is attached in this network namespace, read from pins and filters.
+    pub links: Vec<LinkReport>,
+    pub socket_programs: Vec<String>,
+    pub links_error: Option<String>,
+}
+
+/// As text; `wide` adds every interface, program and outcome.
+pub fn text(status: &Status, wide: bool) -> String {
+    let mut lines = Lines(Vec::new());
+    match &status.agent {
+        Some(report) => agent(&mut lines, report),
+        None => lines.add("Agent", &format!("not running: {}", or_dash(status.agent_error.as_ref()))),
+    }
+    tables(&mut lines, status);
+    attachments(&mut lines, status);
+    let mut text = aligned_pairs(&lines.0);
+    if wide {
+        add_wide(&mut text, status);
+    }
+    text
+}
+
+struct Lines(Vec<(&'static str, String)>);
+
+impl Lines {
+    fn add(&mut self, name: &'static str, value: &str) {
+        self.0.push((name, value.to_owned()));
+    }
+
+    /// A name once, then one value a line.
+    fn list(&mut self, name: &'static str, values: &[String]) {
+        for (index, value) in values.iter().enumerate() {
+            self.add(if index == 0 { name } else { "" }, value);
+        }
+    }
+}
+
+fn aligned_pairs(lines: &[(&'static str, String)]) -> String {
+    let mut text = String::new();
+    for (name, value) in lines {
+        let label = if name.is_empty() { String::new() } else { format!("{name}:") };
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{label:<14} {value}");
+    }
+    text
+}
+
+fn agent(lines: &mut Lines, report: &Report) {
+    lines.add("Agent", &format!("running, pid {}, version {}, node {}", report.pid, report.version, report.node_name));
+    let health = match (report.health.healthz, report.health.readyz) {
+        (true, true) => "healthy and ready",
+        (true, false) => "healthy, not ready",
+        (false, _) => "unhealthy",
+    };
+    lines.add("Health", health);
+    lines.list("", &report.health.faults);
+    let source = &report.source;
+    let fresh = match (&source.stale, source.synced) {
+        (Some(reason), _) => format!("stale: {reason}"),
+        (None, false) => "not listed yet".to_owned(),
+        (None, true) => "fresh".to_owned(),
+    };
+    lines.add("Source", &format!("{} {}, revision {}, {fresh}", source.kind, source.origin, source.revision));
+    let ages: Vec<_> = source.age_seconds.iter().map(|(what, age)| format!("{what} proven {age:.1}s ago")).collect();
+    lines.list("", &ages);
+    lines.list("Last error", source.last_error.as_slice());
+    lines.list("Behind", report.tables.last_error.as_slice());
+    lines.list("Refused", &[source.refusals.as_slice(), report.tables.refusals.as_slice()].concat());
+    lines.add(
+        "Socket LB",
+        &match &report.datapath.cgroup {
+            Some(cgroup) => format!("{} at {cgroup}", report.datapath.socket_lb),
+            None => report.datapath.socket_lb.clone(),
+        },
+    );
+    lines.add("tc", &report.datapath.tc);
+    let features =
+        report.kernel.features.iter().map(|(name, used)| format!("{name} {}", if *used { "yes" } else { "no" }));
+    let features: Vec<_> = features.collect();
+    lines.add("Kernel", &format!("{}: {}", report.kernel.release, features.join(", ")));
+}
+
+fn tables(lines: &mut Lines, status: &Status) {
+    let Some(totals) = &status.tables else {
+        lines.add("Tables", &format!("none: {}", or_dash(status.tables_error.as_ref())));
+        return;
+    };
+    let programmed = match (status.revision, status.programmed_seconds) {
+        (Some(revision), Some(seconds)) => format!("revision {revision}, programmed {seconds:.1}s ago"),
+        _ => "never programmed".to_owned(),
+    };
+    lines.add("Tables", &programmed);
+    lines.add("Services", &format!("{} with {} frontends", totals.services, totals.frontends));
+    let counted = totals.backends.by_state().into_iter().filter(|(state, count)| *count > 0 || *state == "active");
+    let parts: Vec<_> = counted.map(|(state, count)| format!("{count} {state}")).collect();
+    lines.add("Backends", &parts.join(", "));
+    if totals.overdue > 0 {
+        lines.add("Overdue", &format!("{} past their deadline: the agent must take them out", totals.overdue));
+    }
+    lines.add("Flows", &totals.flows.to_string());
+}
+
+fn attachments(lines: &mut Lines, status: &Status) {
+    if let Some(error) = &status.links_error {
+        lines.add("Attached", &format!("not known: {error}"));
+        return;
+    }
+    let mut counts = BTreeMap::<(&str, String), usize>::new();
+    for link in &status.links {
+        let hows: std::collections::BTreeSet<_> = link.programs.iter().map(|program| program.how.as_str()).collect();
+        let hows: Vec<_> = hows.into_iter().collect();
+        *counts.entry((&link.role, hows.join("+"))).or_default() += 1;
+    }
+    let counts = counts
+        .into_iter()
+        .map(|((role, how), links)| format!("{links} {} ({how})", if role.is_empty() { "unknown" } else { role }));
+    let mut parts: Vec<String> = counts.collect();
+    if !status.socket_programs.is_empty() {
+        parts.push(format!("{} socket programs", status.socket_programs.len()));
+    }
+    lines.add("Attached", if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") }.as_str());
+    if let Some(report) = &status.agent {
+        lines.list("Problems", &report.datapath.problems);
+    }
+}
+
+fn add_wide(text: &mut String, status: &Status) {
+    let rows = status.links.iter().flat_map(|link| {
+        link.programs.iter().map(|program| {
+            vec![
+                link.name.clone(),
+                link.role.clone(),
+                program.point.clone(),
+                program.program.clone(),
+                program.how.clone(),
+            ]
+        })
+    });
+    let _ = write!(text, "\n{}", aligned(&["INTERFACE", "ROLE", "POINT", "PROGRAM", "HOW"], rows));
+    if let Some(report) = &status.agent {
+        let rows = report.datapath.programs.iter().map(|program| {
+            vec![program.name.clone(), program.verified_instructions.to_string(), program.jited_bytes.to_string()]
+        });
+        let _ = write!(text, "\n{}", aligned(&["PROGRAM", "VERIFIED INSTRUCTIONS", "BYTES"], rows));
+    }
+    let rows = status.outcomes.iter().map(|(outcome, count)| vec![(*outcome).to_owned(), count.to_string()]);
+    let _ = write!(text, "\n{}", aligned(&["OUTCOME", "PACKETS AND CALLS"], rows));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::report::AttachmentReport;
+
+    #[test]
+    fn dead_agent_still_shows_what_is_pinned() {
+        let status = Status {
+            agent_error: Some("no agent is running with this --run-dir".into()),
+            tables: Some(Totals { services: 2, frontends: 3, flows: 5, overdue: 1, ..Totals::default() }),
+            revision: Some(7),
+            programmed_seconds: Some(12.34),
+            links: vec![LinkReport {
+                name: "veth0".into(),
+                ifindex: 4,
+                role: "pod".into(),
+                programs: vec![AttachmentReport { point: "in".into(), program: "pod_in".into(), how: "tcx".into() }],
+            }],
+            socket_programs: vec!["connect4".into()],
+            ..Status::default()
+        };
+        insta::assert_snapshot!(text(&status, false), @r"
+        Agent:         not running: no agent is running with this --run-dir
+        Tables:        revision 7, programmed 12.3s ago
+        Services:      2 with 3 frontends
+        Backends:      0 active
+        Overdue:       1 past their deadline: the agent must take them out
+        Flows:         5
+        Attached:      1 pod (tcx), 1 socket programs
+        ");
+    }
+
+    #[test]
+    fn running_agent_tells_what_is_wrong() {
+        let mut report = Report { pid: 9, version: "0.1.0".into(), node_name: "n1".into(), ..Report::default() };
+        report.source.kind = "kube".into();
+        report.source.origin = "https://10.0.0.1:6443/".into();
+        report.source.synced = true;
+        report.source.stale = Some("connection refused".into());
+        report.source.age_seconds.insert("services".into(), 61.52);
+        report.health.healthz = true;
+        report.health.faults = vec!["the source is stale: connection refused".into()];
+        report.datapath.tc = "tcx".into();
+        report.datapath.socket_lb = "off".into();
+        report.kernel.release = "6.12.0".into();
+        report.kernel.features.insert("tcx".into(), true);
+        let status = Status {
+            agent: Some(report),
+            tables_error: Some("map services4 is not pinned".into()),
+            ..Status::default()
+        };
+        insta::assert_snapshot!(text(&status, false), @r"
+        Agent:         running, pid 9, version 0.1.0, node n1
+        Health:        healthy, not ready
+                       the source is stale: connection refused
+        Source:        kube https://10.0.0.1:6443/, revision 0, stale: connection refused
+                       services proven 61.5s ago
+        Socket LB:     off
+        tc:            tcx
+        Kernel:        6.12.0: tcx yes
+        Tables:        none: map services4 is not pinned
+        Attached:      nothing
+        ");
+    }
+}
