@@ -79,21 +79,22 @@ pub(super) struct Attacher {
     xdp: XdpMode,
     pub attached: BTreeMap<(u32, Point), Attachment>,
     pub problems: BTreeMap<(u32, Point), String>,
+    /// What was attached before the round, to tell news from the confirmed.
+    before: BTreeMap<(u32, Point), Attachment>,
     /// Interfaces with a clsact qdisc, where filters of an earlier start may hang.
     clsact: BTreeSet<u32>,
 }
 
 impl Attacher {
     pub fn new(pins: Pins, tc: TcMechanism, xdp: XdpMode) -> Self {
-        let (attached, problems) = (BTreeMap::new(), BTreeMap::new());
-        Self { pins, tc, xdp, attached, problems, clsact: BTreeSet::new() }
+        let (attached, before, problems) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { pins, tc, xdp, attached, before, problems, clsact: BTreeSet::new() }
     }
 
     /// Before a full round: nothing is believed that was not looked at again.
     pub async fn distrust(&mut self, handle: &mut Handle) -> Result<(), DatapathError> {
         self.clsact = clsact::interfaces(handle).await?.into_iter().collect();
-        self.attached.clear();
-        self.problems.clear();
+        self.before = std::mem::take(&mut self.attached);
         Ok(())
     }
 
@@ -116,7 +117,7 @@ impl Attacher {
                 Err(error) if error.is_gone() => continue,
                 Err(error) => format!("{} ({}): {error}", wanted.name, point),
             };
-            if self.problems.insert(key, problem.clone()).is_none() {
+            if self.problems.insert(key, problem.clone()).as_ref() != Some(&problem) {
                 tracing::warn!(interface = wanted.name, %point, problem, "not attached");
             }
         }
@@ -161,8 +162,10 @@ impl Attacher {
             self.attached.remove(&key);
             return;
         };
-        let Attachment { point, program, how } = &attachment;
-        tracing::debug!(interface = wanted.name, ifindex = key.0, %point, program, %how, "attached");
+        if self.before.get(&key) != Some(&attachment) {
+            let Attachment { point, program, how } = &attachment;
+            tracing::debug!(interface = wanted.name, ifindex = key.0, %point, program, %how, "attached");
+        }
         self.attached.insert(key, attachment);
     }
 

@@ -45,11 +45,14 @@ pub(super) fn is_bpffs(dir: &Path) -> bool {
     rustix::fs::statfs(dir).is_ok_and(|stat| stat.f_type == BPF_FS_MAGIC)
 }
 
-/// Whether a mount made on `dir` stays when this process ends: its namespace is the first process's, or it is shared.
+/// Whether a mount made on `dir` stays when this process ends: another process that outlives it, the first one or the one that
+/// started us, lives in the same mount namespace, or the mount is shared with other namespaces.
 fn outlives_us(dir: &Path) -> bool {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
-    let first = std::process::id() == 1;
-    if !first && namespace("self").is_some() && namespace("self") == namespace("1") {
+    let ours = namespace("self");
+    let first = if std::process::id() == 1 { None } else { namespace("1") };
+    let parent = namespace(&std::os::unix::process::parent_id().to_string());
+    if ours.is_some() && (ours == first || ours == parent) {
         return true;
     }
     let mounts = Process::myself().and_then(|process| process.mountinfo()).map(|mounts| mounts.0).unwrap_or_default();

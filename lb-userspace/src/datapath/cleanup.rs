@@ -10,7 +10,7 @@ use lb_common::abi::map_name;
 use serde::Serialize;
 
 use super::{
-    DatapathError, bpf_link, bpffs, clsact,
+    DatapathError, bpf_link, bpffs, clsact, features,
     lock::{AgentLock, lock_file},
     netlink_thread,
     pins::Pins,
@@ -32,10 +32,12 @@ pub struct Removed {
 /// Refuses while an agent runs. Files that are not ours stay, and with them their folder. Pods' links keep passing traffic; services
 /// are no longer translated.
 pub fn cleanup(bpffs: &Path, run_dir: &Path, dry_run: bool) -> Result<Vec<Removed>, DatapathError> {
+    features::check_privileges()?;
     let pins = Pins::under(bpffs);
     let ours = pins.maps().is_dir() && bpffs::is_bpffs(pins.maps());
-    // No folder is made only to lock it: nothing there means nobody to lock out.
-    let lock = if ours && run_dir.is_dir() { Some(AgentLock::take(run_dir, pins.maps())?) } else { None };
+    // No run folder is made only to lock it; an agent with another one is found by its pins.
+    let existing = Some(run_dir).filter(|run_dir| run_dir.is_dir());
+    let lock = ours.then(|| AgentLock::take(existing, pins.maps())).transpose()?;
     let mut removed = Vec::new();
     if ours {
         for path in link_pins(&pins) {

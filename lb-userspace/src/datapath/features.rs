@@ -51,7 +51,8 @@ pub(super) fn has(capability: Capability) -> bool {
     caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false)
 }
 
-fn check_privileges() -> Result<(), DatapathError> {
+/// Refuses a process that may not load and attach.
+pub(super) fn check_privileges() -> Result<(), DatapathError> {
     let admin = has(Capability::CAP_SYS_ADMIN);
     let needed = [(Capability::CAP_BPF, admin), (Capability::CAP_NET_ADMIN, false), (Capability::CAP_PERFMON, admin)];
     let missing: Vec<String> = needed

@@ -73,7 +73,7 @@ pub(super) fn load(settings: &Settings, pins: &Pins, created: &mut Created) -> R
     loader
         .override_global("SOCKET_LB", &socket_lb, true)
         .override_global("HOST_NETNS", &namespace, true)
-        .override_global("EVENTS", &events, true)
+        .override_global("EVENTS_ON", &events, true)
         .override_global(aya_log::LEVEL, &settings.program_log_level, false);
     let mut ebpf = loader.load(&elf)?;
 

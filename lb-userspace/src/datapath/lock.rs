@@ -24,15 +24,19 @@ const LOCK_FILE: &str = "agent.lock";
 /// Held as long as the agent lives; the kernel releases all of it when the process ends, however it ends.
 #[derive(Debug)]
 pub(super) struct AgentLock {
-    _run_dir: Flock<File>,
+    _run_dir: Option<Flock<File>>,
     _pins: Flock<File>,
     _namespace: UnixListener,
 }
 
 impl AgentLock {
-    /// Takes all three, or names who holds one. `pins` must exist.
-    pub fn take(run_dir: &Path, pins: &Path) -> Result<Self, DatapathError> {
-        Ok(Self { _run_dir: lock_run_dir(run_dir)?, _pins: lock_pins(pins)?, _namespace: lock_namespace()? })
+    /// Takes all three, or names who holds one. `pins` must exist; without a run folder, only the other two.
+    pub fn take(run_dir: Option<&Path>, pins: &Path) -> Result<Self, DatapathError> {
+        Ok(Self {
+            _run_dir: run_dir.map(lock_run_dir).transpose()?,
+            _pins: lock_pins(pins)?,
+            _namespace: lock_namespace()?,
+        })
     }
 }
 
