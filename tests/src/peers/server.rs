@@ -46,9 +46,9 @@ impl Server {
             .run(|| TcpListener::bind(address))
             .with_context(|| format!("server {name} on tcp {address} in {}", place.name()))?;
         SockRef::from(&listener).set_read_timeout(Some(TICK))?; // Bounds accept().
-        Self::start(place, name, listener.local_addr()?, move |name, shared| {
-            accept(&listener, &name, &shared)
-        })
+        Ok(Self::start(place, name, listener.local_addr()?, move |name, shared| {
+            accept(&listener, &name, &shared);
+        }))
     }
 
     /// A UDP server: answers every datagram from the address it was sent to.
@@ -57,9 +57,9 @@ impl Server {
             .run(|| UdpSocket::bind(address))
             .with_context(|| format!("server {name} on udp {address} in {}", place.name()))?;
         socket.set_read_timeout(Some(TICK))?;
-        Self::start(place, name, socket.local_addr()?, move |name, shared| {
-            datagrams(&socket, &name, &shared)
-        })
+        Ok(Self::start(place, name, socket.local_addr()?, move |name, shared| {
+            datagrams(&socket, &name, &shared);
+        }))
     }
 
     /// A server of each protocol on each of the addresses.
@@ -115,7 +115,7 @@ impl Server {
         name: &str,
         address: SocketAddr,
         work: impl FnOnce(String, Arc<Shared>) + Send + 'static,
-    ) -> Result<Self> {
+    ) -> Self {
         let shared = Arc::new(Shared::default());
         let (own_name, own_shared) = (name.to_owned(), Arc::clone(&shared));
         let worker = place.spawn(move || work(own_name, own_shared));
