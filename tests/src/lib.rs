@@ -7,5 +7,8 @@
 //! All but [`cluster`] on loopback needs root and `ip` (iproute2); nothing touches the links and addresses of the namespace it is started in.
 
 pub mod cluster;
+pub mod live;
+pub mod oracle;
 pub mod peers;
+pub mod random;
 pub mod topology;

@@ -26,11 +26,7 @@ fn everyone_reaches_everyone() -> Result<()> {
     one.route_to(&two)?;
     two.route_to(&one)?;
     let outside = topology.outside("outside", &one)?;
-    let (routed, bridged, far) = (
-        one.pod("routed")?,
-        one.bridged_pod("bridged")?,
-        two.pod("far")?,
-    );
+    let (routed, bridged, far) = (one.pod("routed")?, one.bridged_pod("bridged")?, two.pod("far")?);
     reachable(routed.place(), bridged.place(), bridged.addresses().both())?;
     reachable(bridged.place(), routed.place(), routed.addresses().both())?;
     reachable(routed.place(), far.place(), far.addresses().both())?;

@@ -36,25 +36,16 @@ impl Stream {
             let stream = TcpStream::from(socket);
             stream.set_read_timeout(Some(PATIENCE))?;
             stream.set_write_timeout(Some(PATIENCE))?;
-            Ok(Self {
-                reader: BufReader::new(stream),
-            })
+            Ok(Self { reader: BufReader::new(stream) })
         })
     }
 
     /// Sends a line and reads the answer.
     pub fn ask(&mut self, text: &str) -> Result<Answer> {
-        self.reader
-            .get_mut()
-            .write_all(format!("{text}\n").as_bytes())?;
+        self.reader.get_mut().write_all(format!("{text}\n").as_bytes())?;
         let line = self.read_line()?;
-        let answer =
-            Answer::parse(&line).ok_or_else(|| Error::new(ErrorKind::InvalidData, line.clone()))?;
-        if answer.text == text {
-            Ok(answer)
-        } else {
-            Err(Error::new(ErrorKind::InvalidData, line))
-        }
+        let answer = Answer::parse(&line).ok_or_else(|| Error::new(ErrorKind::InvalidData, line.clone()))?;
+        if answer.text == text { Ok(answer) } else { Err(Error::new(ErrorKind::InvalidData, line)) }
     }
 
     /// Reads a line that was not asked for.
@@ -98,10 +89,7 @@ impl Datagrams {
             socket.set_reuse_address(true)?;
             socket.bind(&SockAddr::from(SocketAddr::new(any(like), port)))?;
             socket.set_read_timeout(Some(PATIENCE))?;
-            Ok(Self {
-                socket: socket.into(),
-                to: None,
-            })
+            Ok(Self { socket: socket.into(), to: None })
         })
     }
 
@@ -130,10 +118,7 @@ impl Datagrams {
         loop {
             let (from, answer) = self.receive()?;
             if from != to {
-                return Err(Error::new(
-                    ErrorKind::InvalidData,
-                    format!("answer from {from}, asked {to}"),
-                ));
+                return Err(Error::new(ErrorKind::InvalidData, format!("answer from {from}, asked {to}")));
             }
             if answer.text == text {
                 return Ok(answer); // Anything else is a late answer to an earlier question.
@@ -156,8 +141,7 @@ impl Datagrams {
         let mut buffer = vec![0; 65_535];
         let (length, from) = self.socket.recv_from(&mut buffer)?;
         let line = String::from_utf8_lossy(&buffer[..length]).into_owned();
-        let answer =
-            Answer::parse(&line).ok_or_else(|| Error::new(ErrorKind::InvalidData, line))?;
+        let answer = Answer::parse(&line).ok_or_else(|| Error::new(ErrorKind::InvalidData, line))?;
         Ok((from, answer))
     }
 
@@ -173,9 +157,5 @@ impl Datagrams {
 }
 
 fn any(like: SocketAddr) -> IpAddr {
-    if like.is_ipv4() {
-        Ipv4Addr::UNSPECIFIED.into()
-    } else {
-        Ipv6Addr::UNSPECIFIED.into()
-    }
+    if like.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }

@@ -99,11 +99,7 @@ impl Server {
 
     /// Sends a line on every open connection without being asked.
     pub fn push(&self, text: &str) {
-        let connections = self
-            .shared
-            .connections
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let connections = self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
         for stream in connections.iter() {
             // A connection that ended meanwhile is no concern of ours.
             (&*stream).write_all(format!("{text}\n").as_bytes()).ok();
@@ -119,12 +115,7 @@ impl Server {
         let shared = Arc::new(Shared::default());
         let (own_name, own_shared) = (name.to_owned(), Arc::clone(&shared));
         let worker = place.spawn(move || work(own_name, own_shared));
-        Ok(Self {
-            name: name.to_owned(),
-            address,
-            shared,
-            worker: Some(worker),
-        })
+        Self { name: name.to_owned(), address, shared, worker: Some(worker) }
     }
 }
 
@@ -134,13 +125,7 @@ impl Drop for Server {
         if let Some(worker) = self.worker.take() {
             worker.join().ok();
         }
-        for stream in self
-            .shared
-            .connections
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .drain(..)
-        {
+        for stream in self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             stream.shutdown(std::net::Shutdown::Both).ok();
         }
     }
@@ -155,11 +140,7 @@ fn accept(listener: &TcpListener, name: &str, shared: &Arc<Shared>) {
         let (Ok(local), Ok(kept)) = (stream.local_addr(), stream.try_clone()) else {
             continue;
         };
-        shared
-            .connections
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(kept);
+        shared.connections.lock().unwrap_or_else(PoisonError::into_inner).push(kept);
         let (name, shared) = (name.to_owned(), Arc::clone(shared));
         // Ends with the connection, which the server's drop shuts down.
         std::thread::spawn(move || serve(&stream, &name, peer, local, &shared));
@@ -172,17 +153,9 @@ fn serve(stream: &TcpStream, name: &str, peer: SocketAddr, local: SocketAddr, sh
             shared.broken.fetch_add(1, Ordering::Relaxed);
             return;
         };
-        let answer = Answer {
-            server: name.to_owned(),
-            peer,
-            local,
-            text,
-        };
+        let answer = Answer { server: name.to_owned(), peer, local, text };
         let mut to = stream;
-        if to
-            .write_all(format!("{}\n", answer.line()).as_bytes())
-            .is_err()
-        {
+        if to.write_all(format!("{}\n", answer.line()).as_bytes()).is_err() {
             return;
         }
         shared.answers.fetch_add(1, Ordering::Relaxed);
@@ -199,15 +172,8 @@ fn datagrams(socket: &UdpSocket, name: &str, shared: &Shared) {
         let Ok((length, peer)) = socket.recv_from(&mut buffer) else {
             continue;
         };
-        let text = String::from_utf8_lossy(&buffer[..length])
-            .trim_end()
-            .to_owned();
-        let answer = Answer {
-            server: name.to_owned(),
-            peer,
-            local,
-            text,
-        };
+        let text = String::from_utf8_lossy(&buffer[..length]).trim_end().to_owned();
+        let answer = Answer { server: name.to_owned(), peer, local, text };
         if socket.send_to(answer.line().as_bytes(), peer).is_ok() {
             shared.answers.fetch_add(1, Ordering::Relaxed);
         }

@@ -11,10 +11,7 @@ use anyhow::{Context, Result};
 use super::PREFIX;
 
 /// How many nodes of this process have one, and where the process came from.
-static USERS: Mutex<Users> = Mutex::new(Users {
-    count: 0,
-    origin: None,
-});
+static USERS: Mutex<Users> = Mutex::new(Users { count: 0, origin: None });
 
 struct Users {
     count: usize,
@@ -32,22 +29,16 @@ impl Cgroup {
     pub fn new(name: &str) -> Result<Self> {
         let root = root()?;
         let parent = process_cgroup(&root, std::process::id());
-        let mut users = USERS
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut users = USERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if users.count == 0 {
             users.origin = Some(current(&root)?);
             fs::create_dir_all(&parent).with_context(|| format!("cgroup {}", parent.display()))?;
-            fs::write(parent.join("cgroup.procs"), "0")
-                .with_context(|| format!("moving to {}", parent.display()))?;
+            fs::write(parent.join("cgroup.procs"), "0").with_context(|| format!("moving to {}", parent.display()))?;
         }
         users.count += 1;
-        let this = Self {
-            path: parent.join(name),
-        };
+        let this = Self { path: parent.join(name) };
         fs::create_dir(&this.path).with_context(|| format!("cgroup {}", this.path.display()))?;
-        fs::write(this.path.join("cgroup.type"), "threaded")
-            .context("making the node's cgroup threaded")?;
+        fs::write(this.path.join("cgroup.type"), "threaded").context("making the node's cgroup threaded")?;
         Ok(this)
     }
 
@@ -60,9 +51,7 @@ impl Cgroup {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         remove_patiently(&self.path);
-        let mut users = USERS
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut users = USERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         users.count -= 1;
         if users.count == 0
             && let Some(origin) = users.origin.take()
@@ -95,10 +84,7 @@ pub fn process_cgroup(root: &Path, pid: u32) -> PathBuf {
 
 fn current(root: &Path) -> Result<PathBuf> {
     let own = fs::read_to_string("/proc/self/cgroup")?;
-    let path = own
-        .lines()
-        .find_map(|line| line.strip_prefix("0::/"))
-        .context("this process has no cgroup2")?;
+    let path = own.lines().find_map(|line| line.strip_prefix("0::/")).context("this process has no cgroup2")?;
     Ok(root.join(path))
 }
 

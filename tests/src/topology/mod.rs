@@ -56,11 +56,7 @@ impl Addresses {
 
     /// The one of the other address's family.
     pub fn like(self, other: IpAddr) -> IpAddr {
-        if other.is_ipv4() {
-            self.v4.into()
-        } else {
-            self.v6.into()
-        }
+        if other.is_ipv4() { self.v4.into() } else { self.v6.into() }
     }
 }
 
@@ -92,12 +88,7 @@ impl Topology {
                  link set br0 up\n\
                  address add 192.0.2.254/24 dev br0\n\
                  address add 2001:db8:1::fe/64 dev br0 nodad")?;
-        Ok(Self {
-            name,
-            wire,
-            directory,
-            hosts: AtomicU32::new(1),
-        })
+        Ok(Self { name, wire, directory, hosts: AtomicU32::new(1) })
     }
 
     /// Name that all names of this topology begin with.
@@ -124,8 +115,7 @@ impl Topology {
     pub fn node_with(&self, options: NodeOptions) -> Result<Node> {
         let number = self.hosts.fetch_add(1, Ordering::Relaxed);
         let host = self.host(&format!("node{number}"), number)?;
-        Node::new(host, number, &self.directory.0, options)
-            .with_context(|| format!("node {number} of {}", self.name))
+        Node::new(host, number, &self.directory.0, options).with_context(|| format!("node {number} of {}", self.name))
     }
 
     /// A host on the wire that is no node: with routes for pods and cluster IPs by way of `via`.
@@ -133,27 +123,20 @@ impl Topology {
         let number = self.hosts.fetch_add(1, Ordering::Relaxed);
         let host = self.host(name, number)?;
         let Addresses { v4, v6 } = via.addresses();
-        let mut routes = String::new();
-        for net in [SERVICE_NET4, &via.pod_net4()] {
-            routes += &format!("route add {net} via {v4}\n");
-        }
-        for net in [SERVICE_NET6, &via.pod_net6()] {
-            routes += &format!("route add {net} via {v6}\n");
-        }
-        host.namespace.ip(&routes)?;
-        Ok(Outside {
-            namespace: host.namespace,
-            addresses: host.addresses,
-        })
+        host.namespace.ip(&format!(
+            "route add {SERVICE_NET4} via {v4}\nroute add {} via {v4}\n\
+             route add {SERVICE_NET6} via {v6}\nroute add {} via {v6}",
+            via.pod_net4(),
+            via.pod_net6()
+        ))?;
+        Ok(Outside { namespace: host.namespace, addresses: host.addresses })
     }
 
     fn host(&self, name: &str, number: u32) -> Result<Host> {
         let namespace = Namespace::new(&format!("{}-{name}", self.name))?;
         namespace.sysctl("net/ipv6/conf/default/accept_dad", "0")?;
-        let addresses = Addresses {
-            v4: format!("192.0.2.{number}").parse()?,
-            v6: format!("2001:db8:1::{number:x}").parse()?,
-        };
+        let addresses =
+            Addresses { v4: format!("192.0.2.{number}").parse()?, v6: format!("2001:db8:1::{number:x}").parse()? };
         let port = format!("port{number}");
         // The host's end is made in its namespace under its final name: nothing shows up in the namespace of the test.
         self.wire.ip(&format!(
@@ -172,10 +155,7 @@ impl Topology {
              route add ::/0 via 2001:db8:1::fe",
             addresses.v4, addresses.v6
         ))?;
-        Ok(Host {
-            namespace,
-            addresses,
-        })
+        Ok(Host { namespace, addresses })
     }
 }
 

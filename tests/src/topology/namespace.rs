@@ -26,17 +26,12 @@ impl Place {
                 self.enter();
                 work()
             });
-            worker
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
     }
 
     /// Runs `work` on a thread of its own in this place.
-    pub fn spawn<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> JoinHandle<T> {
+    pub fn spawn<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
         let place = self.clone();
         std::thread::spawn(move || {
             place.enter();
@@ -62,9 +57,8 @@ impl Place {
 
     /// Moves the calling thread here for the rest of its life.
     fn enter(&self) {
-        setns(&*self.namespace, CloneFlags::CLONE_NEWNET).unwrap_or_else(|error| {
-            panic!("entering namespace {}: {error}; are we root?", self.name)
-        });
+        setns(&*self.namespace, CloneFlags::CLONE_NEWNET)
+            .unwrap_or_else(|error| panic!("entering namespace {}: {error}; are we root?", self.name));
         if let Some(cgroup) = &self.cgroup {
             // "0" is the thread that writes.
             std::fs::write(cgroup.join("cgroup.threads"), "0")
@@ -85,13 +79,7 @@ impl Namespace {
         run_ip(&["netns", "add", name], "")?;
         let path = format!("/run/netns/{name}");
         let file = File::open(&path).with_context(|| format!("opening {path}"))?;
-        Ok(Self {
-            place: Place {
-                name: name.into(),
-                namespace: Arc::new(file),
-                cgroup: None,
-            },
-        })
+        Ok(Self { place: Place { name: name.into(), namespace: Arc::new(file), cgroup: None } })
     }
 
     /// Its name for `ip -n NAME` and `ip netns exec NAME`.

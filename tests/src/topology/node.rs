@@ -22,10 +22,7 @@ pub struct NodeOptions {
 
 impl Default for NodeOptions {
     fn default() -> Self {
-        Self {
-            rp_filter: 1,
-            pod_checksums: Checksums::Partial,
-        }
+        Self { rp_filter: 1, pod_checksums: Checksums::Partial }
     }
 }
 
@@ -44,49 +41,22 @@ pub struct Node {
 }
 
 impl Node {
-    pub(super) fn new(
-        host: Host,
-        number: u32,
-        directory: &Path,
-        options: NodeOptions,
-    ) -> Result<Self> {
-        let Host {
-            namespace,
-            addresses,
-        } = host;
+    pub(super) fn new(host: Host, number: u32, directory: &Path, options: NodeOptions) -> Result<Self> {
+        let Host { namespace, addresses } = host;
         namespace.sysctl("net/ipv4/ip_forward", "1")?;
         namespace.sysctl("net/ipv6/conf/all/forwarding", "1")?;
         for scope in ["all", "default", "eth0"] {
-            namespace.sysctl(
-                &format!("net/ipv4/conf/{scope}/rp_filter"),
-                &options.rp_filter.to_string(),
-            )?;
+            namespace.sysctl(&format!("net/ipv4/conf/{scope}/rp_filter"), &options.rp_filter.to_string())?;
         }
         let cgroup = Cgroup::new(namespace.name())?;
         let bpffs = directory.join(format!("node{number}-bpf"));
         std::fs::create_dir(&bpffs)?;
-        mount(
-            Some("bpf"),
-            &bpffs,
-            Some("bpf"),
-            MsFlags::empty(),
-            Some("mode=0700"),
-        )
-        .with_context(|| format!("mounting a bpffs on {}", bpffs.display()))?;
+        mount(Some("bpf"), &bpffs, Some("bpf"), MsFlags::empty(), Some("mode=0700"))
+            .with_context(|| format!("mounting a bpffs on {}", bpffs.display()))?;
         let run_dir = directory.join(format!("node{number}-run"));
         std::fs::create_dir(&run_dir)?;
         let host = namespace.place().clone().with_cgroup(cgroup.path());
-        Ok(Self {
-            host,
-            cgroup,
-            namespace,
-            addresses,
-            number,
-            options,
-            bpffs,
-            run_dir,
-            pods: AtomicU32::new(1),
-        })
+        Ok(Self { host, cgroup, namespace, addresses, number, options, bpffs, run_dir, pods: AtomicU32::new(1) })
     }
 
     /// Where its host processes run: its namespace, counted to its cgroup.
@@ -137,21 +107,14 @@ impl Node {
     /// Lets this node reach the pods of another one.
     pub fn route_to(&self, other: &Node) -> Result<()> {
         let Addresses { v4, v6 } = other.addresses;
-        self.namespace.ip(&format!(
-            "route add {} via {v4}\nroute add {} via {v6}",
-            other.pod_net4(),
-            other.pod_net6()
-        ))
+        self.namespace.ip(&format!("route add {} via {v4}\nroute add {} via {v6}", other.pod_net4(), other.pod_net6()))
     }
 
     /// A pod behind a routed veth: a host route to it, and the gateway's address on the host's end.
     pub fn pod(&self, name: &str) -> Result<Pod> {
         let pod = self.bare_pod(name, false)?;
         let Addresses { v4, v6 } = pod.addresses;
-        let Addresses {
-            v4: gateway4,
-            v6: gateway6,
-        } = self.address(false, 126)?;
+        let Addresses { v4: gateway4, v6: gateway6 } = self.address(false, 126)?;
         let link = &pod.link;
         self.namespace.ip(&format!(
             "address add {gateway4}/32 dev {link}\n\
@@ -172,10 +135,7 @@ impl Node {
 
     /// A pod on the node's bridge `cni0`, which is made with the first.
     pub fn bridged_pod(&self, name: &str) -> Result<Pod> {
-        let Addresses {
-            v4: gateway4,
-            v6: gateway6,
-        } = self.address(true, 126)?;
+        let Addresses { v4: gateway4, v6: gateway6 } = self.address(true, 126)?;
         if self.namespace.ip_show(&["link", "show", "cni0"]).is_err() {
             self.namespace.ip(&format!(
                 "link add cni0 type bridge\n\
@@ -186,8 +146,7 @@ impl Node {
         }
         let pod = self.bare_pod(name, true)?;
         let Addresses { v4, v6 } = pod.addresses;
-        self.namespace
-            .ip(&format!("link set {} master cni0", pod.link))?;
+        self.namespace.ip(&format!("link set {} master cni0", pod.link))?;
         pod.namespace.ip(&format!(
             "address add {v4}/25 dev eth0\n\
              address add {v6}/64 dev eth0 nodad\n\
@@ -212,21 +171,13 @@ impl Node {
         let namespace = Namespace::new(&format!("{}-{name}", self.namespace.name()))?;
         namespace.sysctl("net/ipv6/conf/default/accept_dad", "0")?;
         let link = format!("veth{number}");
-        self.namespace.ip(&format!(
-            "link add {link} type veth peer name eth0 netns {}",
-            namespace.name()
-        ))?;
+        self.namespace.ip(&format!("link add {link} type veth peer name eth0 netns {}", namespace.name()))?;
         set_checksums(&self.namespace, &link, self.options.pod_checksums)?;
         set_checksums(&namespace, "eth0", self.options.pod_checksums)?;
         namespace.ip("link set lo up\nlink set eth0 up")?;
         self.namespace.ip(&format!("link set {link} up"))?;
         let addresses = self.address(bridged, number)?;
-        Ok(Pod {
-            node: self.namespace.name().to_owned(),
-            namespace,
-            addresses,
-            link,
-        })
+        Ok(Pod { node: self.namespace.name().to_owned(), namespace, addresses, link })
     }
 }
 

@@ -36,33 +36,22 @@ struct EthtoolValue {
 pub fn set_checksums(namespace: &Namespace, link: &str, checksums: Checksums) -> Result<()> {
     let partial = u32::from(checksums == Checksums::Partial);
     namespace.place().run(|| {
-        for (command, data) in [
-            (SET_TSO, partial),
-            (SET_GSO, partial),
-            (SET_TX_CHECKSUM, partial),
-            (SET_GRO, 1 - partial),
-        ] {
-            ethtool(link, command, data).with_context(|| {
-                format!(
-                    "ethtool command {command:#x} := {data} on {link} of {}",
-                    namespace.name()
-                )
-            })?;
+        for (command, data) in
+            [(SET_TSO, partial), (SET_GSO, partial), (SET_TX_CHECKSUM, partial), (SET_GRO, 1 - partial)]
+        {
+            ethtool(link, command, data)
+                .with_context(|| format!("ethtool command {command:#x} := {data} on {link} of {}", namespace.name()))?;
         }
         Ok(())
     })
 }
 
 fn ethtool(link: &str, command: u32, data: u32) -> Result<()> {
-    let socket = std::net::UdpSocket::bind("127.0.0.1:0")
-        .or_else(|_| std::net::UdpSocket::bind("0.0.0.0:0"))?;
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").or_else(|_| std::net::UdpSocket::bind("0.0.0.0:0"))?;
     let mut value = EthtoolValue { command, data };
     // SAFETY: an all-zero ifreq is valid: plain numbers and a union of them.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    anyhow::ensure!(
-        link.len() < request.ifr_name.len(),
-        "{link} is too long for a link's name"
-    );
+    anyhow::ensure!(link.len() < request.ifr_name.len(), "{link} is too long for a link's name");
     for (to, from) in request.ifr_name.iter_mut().zip(link.bytes()) {
         *to = libc::c_char::from_ne_bytes([from]);
     }

@@ -52,11 +52,7 @@ pub(super) fn remove_directory(path: &Path) {
 /// Ends the processes that are left in a dead run's cgroups (agents), and removes the cgroups.
 fn remove_cgroup(path: &Path) {
     fs::write(path.join("cgroup.kill"), "1").ok();
-    let children = fs::read_dir(path)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter(|entry| entry.path().is_dir());
+    let children = fs::read_dir(path).into_iter().flatten().flatten().filter(|entry| entry.path().is_dir());
     for child in children {
         fs::remove_dir(child.path()).ok();
     }

@@ -1,0 +1,203 @@
+//! The programs as they stand in the object, loaded into the kernel with fresh small maps, run packet by packet.
+//!
+//! `BPF_PROG_TEST_RUN` attaches nothing: the kernel hands the bytes to the program and says verdict and bytes afterwards.
+
+mod tables;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use aya::maps::{HashMap, Map, MapData, PerCpuArray, RingBuf};
+use aya::programs::{Program, SchedClassifier, TestRun as _, TestRunOptions, Xdp};
+use aya::{Ebpf, EbpfLoader};
+use lb_common::abi::{Event, StatKey};
+use lb_common::outcome::Outcome;
+
+pub use tables::{Family, Of, Tables};
+
+/// Where a packet meets a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hook {
+    PodIn,
+    PodOut,
+    BridgeIn,
+    NodeIn,
+    NodeOut,
+    Xdp,
+}
+
+impl Hook {
+    /// All of them.
+    pub const ALL: [Self; 6] = [Self::PodIn, Self::PodOut, Self::BridgeIn, Self::NodeIn, Self::NodeOut, Self::Xdp];
+
+    /// Name of the program.
+    pub const fn program(self) -> &'static str {
+        match self {
+            Self::PodIn => "pod_in",
+            Self::PodOut => "pod_out",
+            Self::BridgeIn => "bridge_in",
+            Self::NodeIn => "node_in",
+            Self::NodeOut => "node_out",
+            Self::Xdp => "xdp_node",
+        }
+    }
+}
+
+/// What a program did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ran {
+    /// The program's return value.
+    pub verdict: i32,
+    /// The packet afterwards.
+    pub bytes: Vec<u8>,
+}
+
+/// Room for what a program may add to a packet: an IPv6 and an ICMP header, and then some.
+const GROWTH: usize = 256;
+/// Sizes of the maps: enough for any table of a test, quick to make.
+const SIZES: [(&str, u32); 15] = [
+    ("services4", 64),
+    ("services6", 64),
+    ("slots", 4096),
+    ("backends4", 256),
+    ("backends6", 256),
+    ("flows4", 4096),
+    ("flows6", 4096),
+    ("sockets4", 64),
+    ("sockets6", 64),
+    ("names", 64),
+    ("stats", 1024),
+    ("links", 16),
+    ("events", 1 << 16),
+    ("config", 1),
+    ("outcomes", 24),
+];
+
+/// The loaded programs and their maps.
+pub struct Live {
+    ebpf: Ebpf,
+    pub tables4: Tables<4>,
+    pub tables6: Tables<16>,
+    outcomes: PerCpuArray<MapData, u64>,
+    stats: aya::maps::PerCpuHashMap<MapData, StatKey, u64>,
+    events: RingBuf<MapData>,
+}
+
+impl Live {
+    /// Loads them. The calling thread's namespace becomes that of all packets: routes and links are looked up there.
+    pub fn load() -> Result<Self> {
+        let path = object()?;
+        let bytes = std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+        let mut loader = EbpfLoader::new();
+        for (name, entries) in SIZES {
+            loader.map_max_entries(name, entries);
+        }
+        let mut ebpf = loader.load(&bytes).with_context(|| format!("loading {}", path.display()))?;
+        for hook in Hook::ALL {
+            match ebpf.program_mut(hook.program()).with_context(|| format!("no program {}", hook.program()))? {
+                Program::SchedClassifier(program) => program.load()?,
+                Program::Xdp(program) => program.load()?,
+                other => bail!("program {} has type {:?}", hook.program(), other.prog_type()),
+            }
+        }
+        let slots = MapData::from_id(map_id(&ebpf, "slots")?)?;
+        let tables4 = Tables::take(&mut ebpf, MapData::from_id(slots.info()?.id())?)?;
+        let tables6 = Tables::take(&mut ebpf, slots)?;
+        let outcomes = take(&mut ebpf, "outcomes")?.try_into()?;
+        let stats = take(&mut ebpf, "stats")?.try_into()?;
+        let events = take(&mut ebpf, "events")?.try_into()?;
+        Ok(Self { ebpf, tables4, tables6, outcomes, stats, events })
+    }
+
+    /// Runs the program of a hook on a packet. `None`: the kernel takes no such packet for a test run.
+    pub fn run(&mut self, hook: Hook, packet: &[u8]) -> Result<Option<Ran>> {
+        let mut bytes = vec![0; packet.len() + GROWTH];
+        let options =
+            TestRunOptions { data_in: Some(packet), data_out: Some(&mut bytes), ..TestRunOptions::default() };
+        let program = self.ebpf.program(hook.program()).context("loaded")?;
+        let result = match hook {
+            Hook::Xdp => <&Xdp>::try_from(program)?.test_run(options),
+            _ => <&SchedClassifier>::try_from(program)?.test_run(options),
+        };
+        let result = match result {
+            Ok(result) => result,
+            Err(aya::programs::ProgramError::SyscallError(error))
+                if error.io_error.raw_os_error() == Some(libc::EINVAL) =>
+            {
+                return Ok(None);
+            }
+            Err(error) => return Err(error).with_context(|| format!("running {}", hook.program())),
+        };
+        bytes.truncate(result.data_size_out as usize);
+        Ok(Some(Ran { verdict: result.return_value.cast_signed(), bytes }))
+    }
+
+    /// Counters by outcome, summed over the CPUs.
+    pub fn outcomes(&self) -> Result<Vec<u64>> {
+        (0..Outcome::COUNT)
+            .map(|number| Ok(self.outcomes.get(&u32::try_from(number)?, 0)?.iter().sum()))
+            .collect()
+    }
+
+    /// Counters by service and backend, summed over the CPUs; taken away, so that the next call shows what came since.
+    pub fn take_stats(&mut self) -> Result<Vec<(StatKey, u64)>> {
+        let all: Vec<_> = self
+            .stats
+            .iter()
+            .map(|item| item.map(|(key, values)| (key, values.iter().sum::<u64>())))
+            .collect::<Result<_, _>>()?;
+        for (key, _) in &all {
+            self.stats.remove(key)?;
+        }
+        Ok(all.into_iter().filter(|(_, count)| *count != 0).collect())
+    }
+
+    /// The event records that came since the last call.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        while let Some(record) = self.events.next() {
+            assert_eq!(record.len(), size_of::<Event>(), "an event record of another size");
+            // SAFETY: as many bytes as the record has, and every pattern of them is one; they need no alignment.
+            events.push(unsafe { record.as_ptr().cast::<Event>().read_unaligned() });
+        }
+        events
+    }
+
+    /// Empties all tables but the counters.
+    pub fn clear(&mut self) -> Result<()> {
+        self.tables4.clear()?;
+        self.tables6.clear()?;
+        self.take_stats().map(drop)
+    }
+}
+
+/// The object with the programs: `BALLAST_EBPF_OBJECT`, else where `cargo xtask build` leaves it.
+pub fn object() -> Result<PathBuf> {
+    let path = std::env::var_os("BALLAST_EBPF_OBJECT").map_or_else(|| workspace().join("target/bpf/ballast.o"), PathBuf::from);
+    if !path.exists() {
+        bail!("no programs at {}: run `cargo xtask build`, or set BALLAST_EBPF_OBJECT", path.display());
+    }
+    Ok(path)
+}
+
+/// The workspace's folder.
+pub fn workspace() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this crate lies in the workspace")
+}
+
+fn map_id(ebpf: &Ebpf, name: &str) -> Result<u32> {
+    let map = ebpf.map(name).with_context(|| format!("no map {name}"))?;
+    match map {
+        Map::Array(data) => Ok(data.info()?.id()),
+        _ => bail!("map {name} is no array"),
+    }
+}
+
+fn take(ebpf: &mut Ebpf, name: &str) -> Result<Map> {
+    ebpf.take_map(name).with_context(|| format!("no map {name}"))
+}
+
+/// Every key of a hash map.
+fn keys<K: aya::Pod, V: aya::Pod>(map: &HashMap<MapData, K, V>) -> Result<Vec<K>> {
+    Ok(map.keys().collect::<Result<_, _>>()?)
+}

@@ -1,0 +1,203 @@
+//! Random worlds, random changes to them, random packets. Pools are small, so that things collide.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use super::wire::{ACK, FIN, Frame, Protocol, RST, SYN};
+use super::world::{Backend, Life, Service, World};
+use crate::random::Random;
+
+const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
+
+/// An address: clients are net 1, backends net 2, frontends net 3, strangers net 4.
+fn address(v6: bool, net: u8, host: u8) -> IpAddr {
+    if v6 {
+        Ipv6Addr::new(0xfd00, u16::from(net), 0, 0xffff, 0x1234, 0, 0, u16::from(host)).into()
+    } else {
+        Ipv4Addr::new(10, net, 255, host).into()
+    }
+}
+
+/// Services of one family with backends in all states, no connections yet.
+pub fn world(random: &mut Random, v6: bool, now_s: u32) -> World {
+    let mut world = World { now_s, ..World::default() };
+    for host in 1..=4 {
+        for protocol in PROTOCOLS {
+            if random.one_in(5) {
+                continue;
+            }
+            let id = u32::try_from(world.services.len()).expect("few") + 1;
+            // Every backend of a service has another address; services share them.
+            let first = random.below(4);
+            for nth in first..first + random.below(4) {
+                let number = u32::try_from(world.backends.len()).expect("few") + 1;
+                let backend = backend(random, v6, id, nth % 4);
+                world.backends.insert(number, backend);
+            }
+            let service = Service { id, members: Vec::new(), drop_if_empty: false, torn: false };
+            world.services.insert((SocketAddr::new(address(v6, 3, host), 80), protocol), service);
+        }
+    }
+    let keys: Vec<_> = world.services.keys().copied().collect();
+    for key in keys {
+        rewrite_service(random, &mut world, key);
+    }
+    world
+}
+
+fn backend(random: &mut Random, v6: bool, service: u32, nth: usize) -> Backend {
+    let host = 1 + u8::try_from(nth / 2).expect("few");
+    let port = 8080 + u16::try_from(nth % 2).expect("few");
+    Backend {
+        address: SocketAddr::new(address(v6, 2, host), port),
+        service,
+        generation: 1 + u32::try_from(random.below(100_000)).expect("few"),
+        life: if random.one_in(4) { *random.of(&Life::ALL) } else { Life::Active },
+        serving: random.one_in(2),
+        local: random.one_in(2),
+        deadline_struck: random.one_in(12),
+    }
+}
+
+/// Gives a service the members that its backends' states allow, or others: the tables are judged as they stand.
+pub fn rewrite_service(random: &mut Random, world: &mut World, key: (SocketAddr, Protocol)) {
+    let id = world.services[&key].id;
+    let mut members: Vec<(u32, u32)> = world
+        .backends
+        .iter()
+        .filter(|(_, backend)| backend.service == id && backend.life == Life::Active)
+        .map(|(&number, backend)| (number, backend.generation))
+        .collect();
+    if random.one_in(10) {
+        members.clear();
+    }
+    let drop_if_empty = random.one_in(4);
+    world.services.insert(key, Service { id, members, drop_if_empty, torn: random.one_in(20) });
+}
+
+/// Something that the agent does to a backend.
+pub fn change_backend(random: &mut Random, backend: &mut Backend) {
+    match random.below(4) {
+        0 => backend.generation += 1 + u32::try_from(random.below(3)).expect("few"),
+        1 => backend.deadline_struck = !backend.deadline_struck,
+        2 => backend.serving = !backend.serving,
+        _ => backend.life = *random.of(&Life::ALL),
+    }
+}
+
+/// A packet that may or may not concern a service or a connection of the world.
+pub fn frame(random: &mut Random, v6: bool, world: &World) -> Frame {
+    let client_host = 1 + u8::try_from(random.below(2)).expect("few");
+    let client_port = 4000 + u16::try_from(random.below(3)).expect("few");
+    let client = SocketAddr::new(address(v6, 1, client_host), client_port);
+    let backends: Vec<SocketAddr> = world.backends.values().map(|backend| backend.address).collect();
+    let somebody = |random: &mut Random| {
+        if backends.is_empty() { SocketAddr::new(address(v6, 4, 1), 80) } else { *random.of(&backends) }
+    };
+    let mut protocol = *random.of(&PROTOCOLS);
+    let (src, dst) = match random.below(12) {
+        // A connection goes on, or its tuple is used again.
+        0..=3 if !world.connections.is_empty() => {
+            let connection = random.of(&world.connections);
+            protocol = connection.protocol;
+            (connection.client, connection.target)
+        }
+        // It is answered.
+        4..=7 if !world.connections.is_empty() => {
+            let connection = random.of(&world.connections);
+            protocol = connection.protocol;
+            (connection.answerer, connection.seen_client())
+        }
+        // A client talks to a backend directly, one that answers it as a service meanwhile before all.
+        8 if !world.connections.is_empty() && !random.one_in(3) => {
+            let connection = random.of(&world.connections);
+            protocol = connection.protocol;
+            (connection.client, connection.answerer)
+        }
+        8 => (client, somebody(random)),
+        // A client that has a connection asks another service from the same port.
+        9 if !world.connections.is_empty() && !random.one_in(3) => {
+            let connection = random.of(&world.connections);
+            protocol = connection.protocol;
+            let host = 1 + u8::try_from(random.below(4)).expect("few");
+            (connection.client, SocketAddr::new(address(v6, 3, host), 80))
+        }
+        9 => (somebody(random), client),
+        10 if random.one_in(4) => (somebody(random), client),
+        // Nothing to do with any service.
+        10 if random.one_in(3) => (client, SocketAddr::new(address(v6, 3, 1), 81)),
+        10 if random.one_in(2) => (client, SocketAddr::new(address(v6, 4, 1), 80)),
+        // A client asks a service.
+        _ => {
+            let host = 1 + u8::try_from(random.below(4)).expect("few");
+            (client, SocketAddr::new(address(v6, 3, host), 80))
+        }
+    };
+    shaped(random, v6, protocol, src, dst)
+}
+
+/// A packet with everything that must not matter chosen at random.
+fn shaped(random: &mut Random, v6: bool, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Frame {
+    let words = |random: &mut Random, most: usize| {
+        let count = if random.one_in(4) { 4 * random.below(most + 1) } else { 0 };
+        random.bytes(count)
+    };
+    let ip_options = if v6 { Vec::new() } else { words(random, 10) };
+    let length = match random.below(5) {
+        0 => 0,
+        1 => random.below(4),
+        2 => 1000 + random.below(400),
+        _ => random.below(100),
+    };
+    Frame {
+        protocol,
+        src,
+        dst,
+        tcp_flags: tcp_flags(random),
+        sequence: u32::from_le_bytes(random.any().to_le_bytes()[..4].try_into().expect("4 bytes")),
+        acknowledgement: u32::from_le_bytes(random.any().to_le_bytes()[..4].try_into().expect("4 bytes")),
+        ip_options,
+        tcp_options: words(random, 10),
+        payload: random.bytes(length),
+        hops: 1 + random.byte() % 255,
+        identification: u16::from(random.byte()) << 8 | u16::from(random.byte()),
+        dont_fragment: random.one_in(2),
+        more_fragments: !v6 && random.one_in(30),
+        fragment_offset: if !v6 && random.one_in(30) { 1 + u16::from(random.byte()) } else { 0 },
+        without_checksum: !v6 && random.one_in(6),
+        padding: if random.one_in(6) { random.below(20) } else { 0 },
+        macs: ([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]),
+    }
+}
+
+fn tcp_flags(random: &mut Random) -> u8 {
+    match random.below(10) {
+        0..=3 => SYN,
+        4 => SYN | 0xc0,
+        5 | 6 => ACK,
+        7 => SYN | ACK,
+        8 => *random.of(&[FIN | ACK, RST, RST | ACK, FIN]),
+        _ => random.byte(),
+    }
+}
+
+/// Breaks a packet: cut short, lengths that lie, headers that contradict each other, bits flipped.
+pub fn broken(random: &mut Random, frame: &Frame) -> Vec<u8> {
+    let mut bytes = frame.bytes();
+    let transport = 14 + if frame.src.is_ipv4() { 20 + frame.ip_options.len() } else { 40 };
+    match random.below(6) {
+        0 => bytes.truncate(14 + random.below(bytes.len() - 13)),
+        1 => bytes.truncate(14 + random.below((transport + 21).min(bytes.len()) - 13)),
+        2 => bytes[14] = random.byte(),
+        // IPv4 total length, IPv6 payload length.
+        3 => bytes[if frame.src.is_ipv4() { 16 } else { 18 } + random.below(2)] = random.byte(),
+        // TCP data offset, UDP length.
+        4 => bytes[transport + if frame.protocol == Protocol::Tcp { 12 } else { 4 }] = random.byte(),
+        _ => {
+            for _ in 0..=random.below(8) {
+                let at = 12 + random.below((bytes.len() - 12).min(60));
+                bytes[at] ^= 1 << random.below(8);
+            }
+        }
+    }
+    bytes
+}

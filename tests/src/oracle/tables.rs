@@ -1,0 +1,259 @@
+//! The world as the maps hold it: written before a packet, compared after it.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, Result};
+use aya::Pod;
+use lb_common::abi::{
+    Backend, Flow, FlowKey, Service, ServiceKey, Slot, TCP, UDP, backend_flags, backend_state, flow_flags, flow_state,
+    seal, service_flags,
+};
+
+use super::wire::Protocol;
+use super::world::{self, Life, State, World};
+use crate::live::{Family, Live, Of, Tables};
+
+/// Slots of a service begin at its id times this.
+pub const SLOTS_PER_SERVICE: u32 = 16;
+
+/// A flow entry in the words of the table, for comparison.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub backend: u32,
+    pub seen_s: u32,
+    pub address: SocketAddr,
+    pub client_port: u16,
+    pub generation: u16,
+    pub state: u8,
+    pub flags: u8,
+}
+
+/// Key of an entry: protocol, source, destination.
+pub type Tuple = (u8, SocketAddr, SocketAddr);
+
+/// An address as bytes of one family.
+trait Bytes<const N: usize> {
+    fn bytes(self) -> [u8; N];
+}
+
+impl Bytes<4> for IpAddr {
+    fn bytes(self) -> [u8; 4] {
+        let Self::V4(address) = self else { panic!("{self} is not IPv4") };
+        address.octets()
+    }
+}
+
+impl Bytes<16> for IpAddr {
+    fn bytes(self) -> [u8; 16] {
+        let Self::V6(address) = self else { panic!("{self} is not IPv6") };
+        address.octets()
+    }
+}
+
+/// Writes services and backends into the maps.
+pub fn write(live: &mut Live, world: &World) -> Result<()> {
+    for (&id, backend) in &world.backends {
+        write_backend(live, id, backend, world.now_s)?;
+    }
+    for (&(address, protocol), service) in &world.services {
+        write_service(live, address, protocol, service)?;
+    }
+    Ok(())
+}
+
+/// Writes one backend's record.
+pub fn write_backend(live: &mut Live, id: u32, backend: &world::Backend, now_s: u32) -> Result<()> {
+    if backend.address.is_ipv4() {
+        live.tables4.backends.set(id, backend_record::<4>(backend, now_s), 0)?;
+    } else {
+        live.tables6.backends.set(id, backend_record::<16>(backend, now_s), 0)?;
+    }
+    Ok(())
+}
+
+fn backend_record<const N: usize>(backend: &world::Backend, now_s: u32) -> Backend<N>
+where
+    IpAddr: Bytes<N>,
+{
+    let draining = backend.life == Life::Draining;
+    Backend {
+        address: backend.address.ip().bytes(),
+        port: backend.address.port(),
+        state: match backend.life {
+            Life::Active => backend_state::ACTIVE,
+            Life::Resting => backend_state::RESTING,
+            Life::Terminating => backend_state::TERMINATING,
+            Life::Draining => backend_state::DRAINING,
+            Life::Maintenance => backend_state::MAINTENANCE,
+            Life::Gone => backend_state::GONE,
+        },
+        flags: if backend.local { backend_flags::LOCAL } else { 0 }
+            | if backend.serving { backend_flags::SERVING } else { 0 },
+        generation: backend.generation,
+        service: backend.service,
+        deadline_ds: match (backend.deadline_struck, draining) {
+            (true, _) => now_s * 10 - 5,
+            (false, true) => now_s * 10 + 36_000,
+            (false, false) => 0,
+        },
+        uid_hash: 7,
+        weight: 1,
+        pad: 0,
+    }
+}
+
+/// Writes one frontend and its slots.
+pub fn write_service(live: &mut Live, address: SocketAddr, protocol: Protocol, service: &world::Service) -> Result<()> {
+    if address.is_ipv4() {
+        write_frontend::<4>(&mut live.tables4, address, protocol, service)
+    } else {
+        write_frontend::<16>(&mut live.tables6, address, protocol, service)
+    }
+}
+
+fn write_frontend<const N: usize>(
+    tables: &mut Tables<N>,
+    address: SocketAddr,
+    protocol: Protocol,
+    service: &world::Service,
+) -> Result<()>
+where
+    IpAddr: Bytes<N>,
+    Of<N>: Family,
+    ServiceKey<N>: Pod,
+    Backend<N>: Pod,
+    FlowKey<N>: Pod,
+    Flow<N>: Pod,
+{
+    let (id, generation, slot_base) = (service.id, service.id + 100, service.id * SLOTS_PER_SERVICE);
+    for (slot, &(backend, backend_generation)) in (slot_base..).zip(&service.members) {
+        tables.slots.set(slot, Slot { backend, backend_generation, service: id, generation }, 0)?;
+    }
+    let key = ServiceKey { address: address.ip().bytes(), port: address.port(), protocol: number(protocol), pad: 0 };
+    let slot_count = u32::try_from(service.members.len())?;
+    let right = seal(&key, id, generation, slot_base, slot_count);
+    let value = Service {
+        id,
+        generation,
+        slot_base,
+        slot_count,
+        seal: if service.torn { !right } else { right },
+        affinity_timeout_s: 0,
+        scheduler: 0,
+        flags: if service.drop_if_empty { service_flags::DROP_IF_EMPTY } else { 0 },
+        kind: 0,
+        pad: 0,
+    };
+    tables.services.insert(key, value, 0).context("writing a frontend")
+}
+
+/// Removes a frontend.
+pub fn remove_service(live: &mut Live, address: SocketAddr, protocol: Protocol) -> Result<()> {
+    let (port, protocol) = (address.port(), number(protocol));
+    if address.is_ipv4() {
+        live.tables4.services.remove(&ServiceKey { address: address.ip().bytes(), port, protocol, pad: 0 })?;
+    } else {
+        live.tables6.services.remove(&ServiceKey { address: address.ip().bytes(), port, protocol, pad: 0 })?;
+    }
+    Ok(())
+}
+
+/// The flow entries that the world demands.
+pub fn demanded(world: &World) -> BTreeMap<Tuple, Entry> {
+    let mut entries = BTreeMap::new();
+    for connection in &world.connections {
+        let early = if connection.early { flow_flags::EARLY } else { 0 };
+        let direct = if connection.backend.is_none() { flow_flags::DIRECT } else { 0 };
+        let (backend, generation) = connection.backend.unwrap_or((0, 0));
+        let mut add = |half: Option<world::Half>, key: (SocketAddr, SocketAddr), address, client_port, flags| {
+            let Some(half) = half else { return };
+            let entry = Entry {
+                backend,
+                seen_s: half.seen_s,
+                address,
+                client_port,
+                generation: u16::try_from(generation & 0xffff).expect("16 bits"),
+                state: state_number(half.state),
+                flags: flags | early | direct | if half.lost { flow_flags::REPLY_LOST } else { 0 },
+            };
+            entries.insert((number(connection.protocol), key.0, key.1), entry);
+        };
+        add(connection.forward, (connection.client, connection.target), connection.answerer, connection.port, 0);
+        add(
+            connection.reply,
+            (connection.answerer, connection.seen_client()),
+            connection.target,
+            connection.client.port(),
+            flow_flags::REPLY,
+        );
+    }
+    entries
+}
+
+/// The flow entries that the maps hold.
+pub fn held(live: &Live) -> Result<BTreeMap<Tuple, Entry>> {
+    let four = live.tables4.all_flows()?.into_iter().map(|(key, flow)| read(&key, &flow));
+    let six = live.tables6.all_flows()?.into_iter().map(|(key, flow)| read(&key, &flow));
+    Ok(four.chain(six).collect())
+}
+
+fn read<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>) -> (Tuple, Entry)
+where
+    IpAddr: From<[u8; N]>,
+{
+    let tuple = (
+        key.protocol,
+        SocketAddr::new(key.src.into(), key.src_port),
+        SocketAddr::new(key.dst.into(), key.dst_port),
+    );
+    let entry = Entry {
+        backend: flow.backend,
+        seen_s: flow.seen_s,
+        address: SocketAddr::new(flow.address.into(), flow.port),
+        client_port: flow.client_port,
+        generation: flow.generation,
+        state: flow.state,
+        flags: flow.flags,
+    };
+    (tuple, entry)
+}
+
+/// Makes every flow of the maps look `seconds` older.
+pub fn age(live: &mut Live, seconds: u32) -> Result<()> {
+    for (key, flow) in live.tables4.all_flows()? {
+        live.tables4.flows.insert(key, Flow { seen_s: flow.seen_s.saturating_sub(seconds), ..flow }, 0)?;
+    }
+    for (key, flow) in live.tables6.all_flows()? {
+        live.tables6.flows.insert(key, Flow { seen_s: flow.seen_s.saturating_sub(seconds), ..flow }, 0)?;
+    }
+    Ok(())
+}
+
+/// Removes one entry, as the table does that makes room.
+pub fn remove_flow(live: &mut Live, (protocol, src, dst): Tuple) -> Result<()> {
+    let (src_port, dst_port, pad) = (src.port(), dst.port(), [0; 3]);
+    let (src, dst) = (src.ip(), dst.ip());
+    if src.is_ipv4() {
+        let key = FlowKey { src: src.bytes(), dst: dst.bytes(), src_port, dst_port, protocol, pad };
+        live.tables4.flows.remove(&key)?;
+    } else {
+        let key = FlowKey { src: src.bytes(), dst: dst.bytes(), src_port, dst_port, protocol, pad };
+        live.tables6.flows.remove(&key)?;
+    }
+    Ok(())
+}
+
+/// The protocol's number in headers and keys.
+pub fn number(protocol: Protocol) -> u8 {
+    if protocol == Protocol::Tcp { TCP } else { UDP }
+}
+
+fn state_number(state: State) -> u8 {
+    match state {
+        State::HalfOpen => flow_state::HALF_OPEN,
+        State::Open => flow_state::OPEN,
+        State::Closing => flow_state::CLOSING,
+        State::Evicted => flow_state::EVICTED,
+    }
+}

@@ -1,0 +1,158 @@
+//! The model's world: services, backends and connections in plain collections.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use super::wire::Protocol;
+
+/// All that the model knows.
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    pub services: BTreeMap<(SocketAddr, Protocol), Service>,
+    pub backends: BTreeMap<u32, Backend>,
+    pub connections: Vec<Connection>,
+    /// `CLOCK_MONOTONIC` in seconds.
+    pub now_s: u32,
+}
+
+/// A frontend.
+#[derive(Clone, Debug)]
+pub struct Service {
+    pub id: u32,
+    /// Backends with the generation they had when the service was written.
+    pub members: Vec<(u32, u32)>,
+    /// No endpoint is allowed here, though some exist: drop.
+    pub drop_if_empty: bool,
+    /// The entry does not go with its key: what a reader meets in the midst of an update.
+    pub torn: bool,
+}
+
+/// An endpoint of a service.
+#[derive(Clone, Debug)]
+pub struct Backend {
+    pub address: SocketAddr,
+    pub service: u32,
+    pub generation: u32,
+    pub life: Life,
+    /// The endpoint still serves, though it may take no new flows.
+    pub serving: bool,
+    /// On this node.
+    pub local: bool,
+    /// The drain's deadline lies behind us; holds in whatever state.
+    pub deadline_struck: bool,
+}
+
+/// Where a backend is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    Active,
+    Resting,
+    Terminating,
+    Draining,
+    Maintenance,
+    Gone,
+}
+
+impl Life {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Active, Self::Resting, Self::Terminating, Self::Draining, Self::Maintenance, Self::Gone];
+}
+
+impl Backend {
+    /// Whether flows that it has may stay with it.
+    pub fn keeps_flows(&self) -> bool {
+        self.life != Life::Gone && !self.deadline_struck
+    }
+
+    /// Whether its UDP flows leave it at their next packet.
+    pub fn sheds_udp(&self) -> bool {
+        match self.life {
+            Life::Draining => true,
+            Life::Resting | Life::Terminating => !self.serving,
+            _ => false,
+        }
+    }
+}
+
+/// One connection, with the halves of it that the tables hold.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    pub protocol: Protocol,
+    pub client: SocketAddr,
+    /// What the client asked for: a frontend, or for a direct connection the other end itself.
+    pub target: SocketAddr,
+    /// Who answers.
+    pub answerer: SocketAddr,
+    /// The backend's id and generation; `None`: a direct connection under a translated port.
+    pub backend: Option<(u32, u32)>,
+    /// The client's port as the answerer sees it.
+    pub port: u16,
+    /// Made where the client's own link has no program.
+    pub early: bool,
+    pub forward: Option<Half>,
+    pub reply: Option<Half>,
+}
+
+/// What is remembered of one direction.
+#[derive(Clone, Copy, Debug)]
+pub struct Half {
+    pub state: State,
+    pub seen_s: u32,
+    /// The other half was given away and is due to be written again.
+    pub lost: bool,
+}
+
+/// States only grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    HalfOpen,
+    Open,
+    Closing,
+    Evicted,
+}
+
+impl Connection {
+    /// The client as the answerer sees it.
+    pub fn seen_client(&self) -> SocketAddr {
+        SocketAddr::new(self.client.ip(), self.port)
+    }
+
+    /// Whether this packet is the client's.
+    pub fn asks(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> bool {
+        self.protocol == protocol && self.forward.is_some() && self.client == src && self.target == dst
+    }
+
+    /// Whether this packet is the answerer's.
+    pub fn answers(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> bool {
+        self.protocol == protocol && self.reply.is_some() && self.answerer == src && self.seen_client() == dst
+    }
+
+    /// Whether a half has been silent for longer than its state allows.
+    pub fn is_silent(&self, half: Half, now_s: u32) -> bool {
+        let limit = match (self.protocol, half.state) {
+            (Protocol::Tcp, State::HalfOpen) => 60,
+            (Protocol::Tcp, State::Open) => 8_100,
+            (Protocol::Udp, State::HalfOpen | State::Closing | State::Evicted) => 30,
+            (Protocol::Tcp, State::Closing | State::Evicted) | (Protocol::Udp, State::Open) => 120,
+        };
+        now_s.saturating_sub(half.seen_s) > limit
+    }
+}
+
+impl World {
+    /// The connection that this packet of a client belongs to.
+    pub fn asked(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Option<usize> {
+        self.connections.iter().position(|connection| connection.asks(protocol, src, dst))
+    }
+
+    /// The connection that this packet of an answerer belongs to.
+    pub fn answered(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Option<usize> {
+        self.connections.iter().position(|connection| connection.answers(protocol, src, dst))
+    }
+
+    /// Drops connections of which nothing is left.
+    pub fn tidy(&mut self) {
+        self.connections.retain(|connection| connection.forward.is_some() || connection.reply.is_some());
+    }
+}
