@@ -4,7 +4,7 @@
 //! gets another source port (TCP), or the ownership of the replies (UDP).
 
 use super::select::install;
-use super::{Action, Now, Tables, Work, pair_key};
+use super::{Action, Now, Tables, Work, forget_owner, pair_key};
 use crate::abi::{Flow, FlowKey, TCP, UDP, flow_flags, flow_state, tag};
 use crate::outcome::Outcome;
 use crate::state;
@@ -34,9 +34,11 @@ pub(super) fn decide<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
     if expired || owner.protocol == UDP {
         tables.remove_flow(&work.pair_key);
         if expired {
-            return tables.remove_flow(&owner);
+            return forget_owner(tables, &owner, &work.pair_key);
         }
-        if let Some((entry, flow)) = tables.flow(&owner) {
+        if let Some((entry, flow)) = tables.flow(&owner)
+            && pair_key(&owner, &flow) == work.pair_key
+        {
             tables.touch(entry, flow.tag, flow.seen_s, flow.state, flow.flags | flow_flags::REPLY_LOST);
         }
         return work.settle(Action::Pass, Outcome::AmbiguousUdp);

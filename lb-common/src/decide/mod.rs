@@ -235,6 +235,17 @@ fn forget<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) {
     tables.remove_flow(&work.packet.key);
 }
 
+/// Removes the client's half of a flow whose reply entry stood under `reply`: only if it still is that flow's. The client may
+/// have begun another one on the same tuple since, whose half is not to be touched.
+#[inline(always)]
+fn forget_owner<const N: usize, T: Tables<N>>(tables: &mut T, owner: &FlowKey<N>, reply: &FlowKey<N>) {
+    if let Some((_, flow)) = tables.flow(owner)
+        && pair_key(owner, &flow) == *reply
+    {
+        tables.remove_flow(owner);
+    }
+}
+
 /// The key of the other direction's entry.
 #[inline(always)]
 pub const fn pair_key<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>) -> FlowKey<N> {

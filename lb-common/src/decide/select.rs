@@ -1,6 +1,6 @@
 //! The first packet of a flow: look the service up, pick a slot, check that both belong together, write the flow.
 
-use super::{Action, Hook, NotInserted, Now, Tables, Work, pair_key};
+use super::{Action, Hook, NotInserted, Now, Tables, Work, forget_owner, pair_key};
 use crate::abi::{
     Backend, Flow, FlowKey, Service, ServiceKey, Slot, TCP, backend_flags, flow_flags, flow_state, seal, service_flags,
     tag,
@@ -199,7 +199,7 @@ fn reserve<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, now
         if !state::expired(&holder, owner.protocol, now.s) {
             return Ok(false);
         }
-        tables.remove_flow(&owner);
+        forget_owner(tables, &owner, &work.pair_key);
     }
     match tables.insert_flow(&work.pair_key, &work.pair, true) {
         Ok(()) => Ok(true),
