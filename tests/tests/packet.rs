@@ -9,7 +9,26 @@ const WORLDS: u64 = 300;
 /// Packets in each.
 const PACKETS: usize = 60;
 
-fn exam(subject: &str, ask: impl Fn(&mut Exam, u64) -> Result<()> + Sync) -> Result<()> {
+/// What must come up among the packets, or the examination asked too little.
+const ASKED: [&str; 15] = [
+    "passed",
+    "selected",
+    "forwarded",
+    "replied",
+    "refused_no_endpoint",
+    "dropped_no_local_endpoint",
+    "refused_no_flow",
+    "evicted",
+    "moved",
+    "direct_translated",
+    "port_translated",
+    "ambiguous_udp",
+    "dropped_torn",
+    "handed_to_tc",
+    "dropped_rewrite",
+];
+
+fn exam(subject: &str, must_come_up: &[&str], ask: impl Fn(&mut Exam, u64) -> Result<()> + Sync) -> Result<()> {
     // `BALLAST_TEST_SEED` repeats one world.
     let seeds: Vec<u64> = match std::env::var("BALLAST_TEST_SEED") {
         Ok(seed) => vec![seed.parse().context("BALLAST_TEST_SEED")?],
@@ -23,22 +42,26 @@ fn exam(subject: &str, ask: impl Fn(&mut Exam, u64) -> Result<()> + Sync) -> Res
         for seed in &seeds {
             ask(&mut exam, *seed)?;
         }
-        println!("{:#?}", exam.tally());
+        println!("{subject}: {:#?}", exam.tally());
+        for outcome in must_come_up.iter().filter(|_| seeds.len() > 1) {
+            assert!(exam.tally().outcomes.contains_key(outcome), "no packet came to {outcome}");
+        }
         Ok(())
     })
 }
 
 #[test]
 fn ipv4_packets_become_what_the_model_says() -> Result<()> {
-    exam("packets4", |exam, seed| exam.world(seed, false, PACKETS))
+    exam("packets4", &ASKED, |exam, seed| exam.world(seed, false, PACKETS))
 }
 
 #[test]
 fn ipv6_packets_become_what_the_model_says() -> Result<()> {
-    exam("packets6", |exam, seed| exam.world(seed, true, PACKETS))
+    // The one rewrite that is refused is an ICMP answer that would have to quote IPv4 options.
+    exam("packets6", &ASKED[..14], |exam, seed| exam.world(seed, true, PACKETS))
 }
 
 #[test]
 fn broken_packets_are_never_misdelivered() -> Result<()> {
-    exam("broken", |exam, seed| exam.broken(seed, seed % 2 == 1, PACKETS))
+    exam("broken", &[], |exam, seed| exam.broken(seed, seed % 2 == 1, PACKETS))
 }

@@ -112,8 +112,7 @@ impl Live {
     /// Runs the program of a hook on a packet. `None`: the kernel takes no such packet for a test run.
     pub fn run(&mut self, hook: Hook, packet: &[u8]) -> Result<Option<Ran>> {
         let mut bytes = vec![0; packet.len() + GROWTH];
-        let options =
-            TestRunOptions { data_in: Some(packet), data_out: Some(&mut bytes), ..TestRunOptions::default() };
+        let options = TestRunOptions { data_in: Some(packet), data_out: Some(&mut bytes), ..TestRunOptions::default() };
         let program = self.ebpf.program(hook.program()).context("loaded")?;
         let result = match hook {
             Hook::Xdp => <&Xdp>::try_from(program)?.test_run(options),
@@ -134,9 +133,7 @@ impl Live {
 
     /// Counters by outcome, summed over the CPUs.
     pub fn outcomes(&self) -> Result<Vec<u64>> {
-        (0..Outcome::COUNT)
-            .map(|number| Ok(self.outcomes.get(&u32::try_from(number)?, 0)?.iter().sum()))
-            .collect()
+        (0..Outcome::COUNT).map(|number| Ok(self.outcomes.get(&u32::try_from(number)?, 0)?.iter().sum())).collect()
     }
 
     /// Counters by service and backend, summed over the CPUs; taken away, so that the next call shows what came since.
@@ -173,7 +170,8 @@ impl Live {
 
 /// The object with the programs: `BALLAST_EBPF_OBJECT`, else where `cargo xtask build` leaves it.
 pub fn object() -> Result<PathBuf> {
-    let path = std::env::var_os("BALLAST_EBPF_OBJECT").map_or_else(|| workspace().join("target/bpf/ballast.o"), PathBuf::from);
+    let path =
+        std::env::var_os("BALLAST_EBPF_OBJECT").map_or_else(|| workspace().join("target/bpf/ballast.o"), PathBuf::from);
     if !path.exists() {
         bail!("no programs at {}: run `cargo xtask build`, or set BALLAST_EBPF_OBJECT", path.display());
     }

@@ -121,7 +121,8 @@ impl Exam {
             })
             .collect();
         self.tally.packets += 1;
-        let story = || format!("{hook:?} {frame:?}\nran: verdict {}, counted {counted:?}\nworld: {world:#?}", ran.verdict);
+        let story =
+            || format!("{hook:?} {frame:?}\nran: verdict {}, counted {counted:?}\nworld: {world:#?}", ran.verdict);
         let told = story();
         judge(world, hook, &frame, &bytes, &ran, &counted, &books).with_context(|| told.clone())?;
         self.compare(world).context(told)?;
@@ -221,7 +222,13 @@ fn judge(
         Fate::Refuse if unanswerable => (TC[1], None),
         Fate::Refuse => (TC[2], refusal),
         Fate::Rewrite { src, dst, routed } => {
-            let verdict = if xdp { XDP[0] } else if routed { TC[2] } else { TC[0] };
+            let verdict = if xdp {
+                XDP[0]
+            } else if routed {
+                TC[2]
+            } else {
+                TC[0]
+            };
             (verdict, Some(Frame { src, dst, ..frame.clone() }.bytes()))
         }
     };
@@ -264,7 +271,8 @@ fn judge_broken(world: &World, hook: Hook, frame: &Frame, bytes: &[u8], ran: &Ra
     });
     // A flipped header length moves the ports; then the address alone tells.
     let near = world.services.iter().any(|(key, service)| {
-        key.0.ip() == asked.ip() && service.members.iter().any(|(backend, _)| world.backends[backend].address.ip() == got.ip())
+        key.0.ip() == asked.ip()
+            && service.members.iter().any(|(backend, _)| world.backends[backend].address.ip() == got.ip())
     });
     ensure!(right || near || asked == got, "asked {asked}, sent to {got}");
     Ok(())

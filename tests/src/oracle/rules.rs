@@ -189,7 +189,13 @@ fn answer(world: &mut World, asked: Asked, at: usize) -> Expected {
         }
     }
     let state = match half.state {
-        State::HalfOpen | State::Open => if asked.closes() { State::Closing } else { State::Open },
+        State::HalfOpen | State::Open => {
+            if asked.closes() {
+                State::Closing
+            } else {
+                State::Open
+            }
+        }
         state => state,
     };
     remember(world, at, false, state);
@@ -266,7 +272,8 @@ fn open(world: &mut World, asked: Asked, why: Outcome, hint: Hint) -> Result<Opt
         service.members.iter().filter(|member| !stale(member)).map(|&(backend, _)| backend).collect();
     let fits = |backend: &&u32| asked.hook != Hook::Xdp || world.backends[*backend].local;
     let handed = Expected { outcome: Outcome::HandedToTc, ..PASS };
-    if asked.hook == Hook::Xdp && !hint.dropped && hint.dst == asked.dst && !usable.iter().all(|backend| fits(&backend)) {
+    if asked.hook == Hook::Xdp && !hint.dropped && hint.dst == asked.dst && !usable.iter().all(|backend| fits(&backend))
+    {
         return Ok(Some(handed)); // A backend that is not on this node was picked.
     }
     if !asked.opens_or_udp() {

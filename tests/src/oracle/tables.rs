@@ -202,11 +202,8 @@ fn read<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>) -> (Tuple, Entry)
 where
     IpAddr: From<[u8; N]>,
 {
-    let tuple = (
-        key.protocol,
-        SocketAddr::new(key.src.into(), key.src_port),
-        SocketAddr::new(key.dst.into(), key.dst_port),
-    );
+    let tuple =
+        (key.protocol, SocketAddr::new(key.src.into(), key.src_port), SocketAddr::new(key.dst.into(), key.dst_port));
     let entry = Entry {
         backend: flow.backend,
         seen_s: flow.seen_s,

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use etherparse::{
-    EtherType, Ethernet2Header, Icmpv4Header, Icmpv4Type, Icmpv6Header, Icmpv6Type, IpDscp, IpEcn, IpFragOffset, IpNumber,
-    Ipv4Header, Ipv6FlowLabel, Ipv6Header, TcpHeader, UdpHeader, icmpv4, icmpv6,
+    EtherType, Ethernet2Header, Icmpv4Header, Icmpv4Type, Icmpv6Header, Icmpv6Type, IpDscp, IpEcn, IpFragOffset,
+    IpNumber, Ipv4Header, Ipv6FlowLabel, Ipv6Header, TcpHeader, UdpHeader, icmpv4, icmpv6,
 };
 
 /// What a service speaks.
@@ -54,9 +54,12 @@ impl Frame {
         let (header, transport) = match (self.src, self.dst) {
             (SocketAddr::V4(src), SocketAddr::V4(dst)) => {
                 let (src, dst) = (src.ip().octets(), dst.ip().octets());
-                let transport = self.transport(|tcp, body| tcp.calc_checksum_ipv4_raw(src, dst, body).ok(), |udp, body| {
-                    if self.without_checksum { Some(0) } else { udp.calc_checksum_ipv4_raw(src, dst, body).ok() }
-                });
+                let transport = self.transport(
+                    |tcp, body| tcp.calc_checksum_ipv4_raw(src, dst, body).ok(),
+                    |udp, body| {
+                        if self.without_checksum { Some(0) } else { udp.calc_checksum_ipv4_raw(src, dst, body).ok() }
+                    },
+                );
                 let mut ip = ipv4(transport.len(), self.hops, self.number(), src, dst);
                 ip.identification = self.identification;
                 ip.dont_fragment = self.dont_fragment;
@@ -178,7 +181,8 @@ impl Frame {
         if self.tcp_flags & ACK != 0 {
             tcp.sequence_number = self.acknowledgement;
         } else {
-            let length = self.payload.len() + usize::from(self.tcp_flags & SYN != 0) + usize::from(self.tcp_flags & FIN != 0);
+            let length =
+                self.payload.len() + usize::from(self.tcp_flags & SYN != 0) + usize::from(self.tcp_flags & FIN != 0);
             tcp.ack = true;
             tcp.acknowledgment_number = self.sequence.wrapping_add(u32::try_from(length).expect("short"));
         }
