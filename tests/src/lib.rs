@@ -1,11 +1,13 @@
 //! What Ballast's integration tests stand on: networks made of namespaces, peers that talk over them, and an oracle.
 //!
 //! * [`topology`] makes nodes, pods and outside hosts as network namespaces and removes them again;
+//! * [`agent`] runs the real agent on a node;
 //! * [`cluster`] starts and stops a real API server;
 //! * [`peers`] are the servers and clients that run in them.
 //!
 //! All but [`cluster`] on loopback needs root and `ip` (iproute2); nothing touches the links and addresses of the namespace it is started in.
 
+pub mod agent;
 pub mod cluster;
 pub mod live;
 pub mod oracle;

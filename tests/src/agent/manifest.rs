@@ -1,0 +1,197 @@
+//! Manifests as a test needs them: few words in, Kubernetes YAML out.
+
+use std::net::{IpAddr, SocketAddr};
+
+use serde_json::{Value, json};
+
+use crate::topology::Addresses;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    Tcp,
+    Udp,
+}
+
+impl Protocol {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+        }
+    }
+}
+
+/// A port of a service and the port of its endpoints.
+#[derive(Clone, Copy, Debug)]
+pub struct Port {
+    pub name: &'static str,
+    pub protocol: Protocol,
+    pub port: u16,
+    pub target: u16,
+}
+
+/// An endpoint, with an address in each family.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    pub addresses: Addresses,
+    pub node: Option<String>,
+    pub uid: Option<String>,
+    pub ready: bool,
+    pub serving: bool,
+    pub terminating: bool,
+}
+
+impl Endpoint {
+    /// A ready endpoint without node and pod.
+    pub fn ready(addresses: Addresses) -> Self {
+        Self { addresses, node: None, uid: None, ready: true, serving: true, terminating: false }
+    }
+
+    /// Not ready, and serving nothing.
+    pub fn unready(addresses: Addresses) -> Self {
+        Self { ready: false, serving: false, ..Self::ready(addresses) }
+    }
+
+    /// Terminating, still serving.
+    pub fn terminating(addresses: Addresses) -> Self {
+        Self { ready: false, terminating: true, ..Self::ready(addresses) }
+    }
+
+    /// On this node.
+    pub fn on(mut self, node: &str) -> Self {
+        self.node = Some(node.to_owned());
+        self
+    }
+
+    /// The pod that it is.
+    pub fn pod(mut self, uid: &str) -> Self {
+        self.uid = Some(uid.to_owned());
+        self
+    }
+
+    fn state(&self) -> &'static str {
+        match (self.ready, self.terminating) {
+            (_, true) => "terminating",
+            (true, false) => "active",
+            (false, false) => "resting",
+        }
+    }
+}
+
+/// A service with its cluster IPs, ports and endpoints.
+#[derive(Clone, Debug)]
+pub struct Service {
+    pub name: &'static str,
+    pub cluster_ips: Addresses,
+    pub ports: Vec<Port>,
+    pub endpoints: Vec<Endpoint>,
+}
+
+impl Service {
+    /// `web`, 10.96.0.10 and fd00:96::10: TCP 80 → 8080 and UDP 53 → 5353.
+    pub fn web(endpoints: Vec<Endpoint>) -> Self {
+        Self::standard("web", 10, endpoints)
+    }
+
+    /// The same ports under another name and cluster IP.
+    pub fn standard(name: &'static str, last: u8, endpoints: Vec<Endpoint>) -> Self {
+        Self {
+            name,
+            cluster_ips: Addresses {
+                v4: [10, 96, 0, last].into(),
+                v6: format!("fd00:96::{last}").parse().expect("an address written here"),
+            },
+            ports: vec![
+                Port { name: "http", protocol: Protocol::Tcp, port: 80, target: 8080 },
+                Port { name: "dns", protocol: Protocol::Udp, port: 53, target: 5353 },
+            ],
+            endpoints,
+        }
+    }
+
+    /// The frontends of one protocol, one of each family.
+    pub fn frontends(&self, protocol: Protocol) -> Vec<SocketAddr> {
+        let ports = self.ports.iter().filter(|port| port.protocol == protocol);
+        ports.flat_map(|port| self.cluster_ips.both().map(|address| SocketAddr::new(address, port.port))).collect()
+    }
+
+    fn documents(&self) -> Vec<Value> {
+        let ports: Vec<Value> = self
+            .ports
+            .iter()
+            .map(|port| json!({"name": port.name, "protocol": port.protocol.name(), "port": port.port, "targetPort": port.target}))
+            .collect();
+        let [v4, v6] = self.cluster_ips.both();
+        let mut documents = vec![json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": self.name, "namespace": "test"},
+            "spec": {"clusterIP": v4, "clusterIPs": [v4, v6], "ipFamilies": ["IPv4", "IPv6"], "ports": ports},
+        })];
+        for (family, suffix) in [("IPv4", "4"), ("IPv6", "6")] {
+            let ports: Vec<Value> = self
+                .ports
+                .iter()
+                .map(|port| json!({"name": port.name, "protocol": port.protocol.name(), "port": port.target}))
+                .collect();
+            let endpoints: Vec<Value> = self.endpoints.iter().map(|endpoint| self.endpoint(endpoint, family)).collect();
+            documents.push(json!({
+                "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+                "metadata": {"name": format!("{}-{suffix}", self.name), "namespace": "test",
+                    "labels": {"kubernetes.io/service-name": self.name}},
+                "addressType": family, "ports": ports, "endpoints": endpoints,
+            }));
+        }
+        documents
+    }
+
+    fn endpoint(&self, endpoint: &Endpoint, family: &str) -> Value {
+        let address: IpAddr =
+            if family == "IPv4" { endpoint.addresses.v4.into() } else { endpoint.addresses.v6.into() };
+        let mut value = json!({
+            "addresses": [address],
+            "conditions": {"ready": endpoint.ready, "serving": endpoint.serving, "terminating": endpoint.terminating},
+        });
+        if let Some(node) = &endpoint.node {
+            value["nodeName"] = json!(node);
+        }
+        if let Some(uid) = &endpoint.uid {
+            value["targetRef"] = json!({"kind": "Pod", "name": uid, "namespace": "test", "uid": uid});
+        }
+        value
+    }
+}
+
+/// Everything that the agent is told.
+#[derive(Clone, Debug, Default)]
+pub struct Manifest {
+    pub services: Vec<Service>,
+}
+
+impl Manifest {
+    pub fn of(services: impl Into<Vec<Service>>) -> Self {
+        Self { services: services.into() }
+    }
+
+    /// Several documents; JSON is YAML.
+    pub fn yaml(&self) -> String {
+        let documents = self.services.iter().flat_map(Service::documents);
+        documents.map(|document| format!("---\n{document:#}\n")).collect()
+    }
+
+    /// Service, address:port and state of each backend, sorted, as `get backends` shows them.
+    pub fn states(&self) -> Vec<(String, String, String)> {
+        let mut states = Vec::new();
+        for service in &self.services {
+            for (port, endpoint) in
+                service.ports.iter().flat_map(|port| service.endpoints.iter().map(move |e| (port, e)))
+            {
+                for address in endpoint.addresses.both() {
+                    let target = SocketAddr::new(address, port.target).to_string();
+                    states.push((service.name.to_owned(), target, endpoint.state().to_owned()));
+                }
+            }
+        }
+        states.sort();
+        states
+    }
+}

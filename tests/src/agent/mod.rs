@@ -1,0 +1,268 @@
+//! The real agent on a node of the tests: started, fed with manifests, asked, killed.
+
+mod manifest;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+pub use manifest::{Endpoint, Manifest, Port, Protocol, Service};
+
+use crate::peers::eventually;
+use crate::topology::{Node, Place};
+
+/// How long an agent may take to do what it was told. Generous: a test machine may be busy.
+pub const SOON: Duration = Duration::from_secs(20);
+
+/// An agent, alive or dead, and the folder that it takes its manifest from. Dropped, it is killed and its things are removed.
+#[derive(Debug)]
+pub struct Agent {
+    place: Place,
+    arguments: Vec<String>,
+    folder: PathBuf,
+    bpffs: PathBuf,
+    run_dir: PathBuf,
+    child: Option<Child>,
+}
+
+impl Agent {
+    /// Starts an agent on this node and waits until its tables hold the manifest.
+    pub fn start(node: &Node, manifest: &Manifest) -> Result<Self> {
+        Self::start_with(node, manifest, &[])
+    }
+
+    /// Same, with more flags.
+    pub fn start_with(node: &Node, manifest: &Manifest, flags: &[&str]) -> Result<Self> {
+        let mut agent = Self::prepare(node, flags)?;
+        agent.write(manifest)?;
+        agent.restart()?;
+        Ok(agent)
+    }
+
+    /// An agent that does not run yet.
+    pub fn prepare(node: &Node, flags: &[&str]) -> Result<Self> {
+        let folder = node.run_dir().join("manifest");
+        std::fs::create_dir_all(&folder)?;
+        let mut arguments: Vec<String> = vec!["agent".into()];
+        let mut has_source = false;
+        for flag in flags {
+            has_source |= *flag == "--source" || flag.starts_with("--source=");
+            arguments.push((*flag).into());
+        }
+        if !has_source {
+            arguments.push(format!("--source=file={}", folder.display()));
+        }
+        arguments.push(format!("--node-name={}", node.node_name()));
+        arguments.push(format!("--cgroup-root={}", node.cgroup().display()));
+        arguments.push(format!("--bpffs={}", node.bpffs().display()));
+        arguments.push(format!("--run-dir={}", node.run_dir().display()));
+        arguments.push("--metrics-bind=127.0.0.1:10249".into());
+        arguments.push("--health-bind=127.0.0.1:10256".into());
+        Ok(Self {
+            place: node.place().clone(),
+            arguments,
+            folder,
+            bpffs: node.bpffs().to_owned(),
+            run_dir: node.run_dir().to_owned(),
+            child: None,
+        })
+    }
+
+    /// Starts it, or starts it again, and waits until it is ready.
+    pub fn restart(&mut self) -> Result<()> {
+        self.launch()?;
+        let start = std::time::Instant::now();
+        loop {
+            if let Some(status) = self.child.as_mut().context("not started")?.try_wait()? {
+                bail!("the agent ended with {status}:\n{}", self.log());
+            }
+            if self.ready() {
+                return Ok(());
+            }
+            ensure!(start.elapsed() < SOON, "the agent is not ready within {SOON:?}:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(30));
+        }
+    }
+
+    /// Starts it without waiting for anything.
+    pub fn launch(&mut self) -> Result<()> {
+        self.kill();
+        let log = File::options().create(true).append(true).open(self.log_path())?;
+        let mut command = Command::new(binary()?);
+        command.args(&self.arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        self.child = Some(self.place.start(&mut command).context("starting the agent")?);
+        Ok(())
+    }
+
+    /// Runs it to its end, for starts that must fail.
+    pub fn run_to_end(&mut self) -> Result<Output> {
+        let mut command = Command::new(binary()?);
+        command.args(&self.arguments).stdin(Stdio::null());
+        let place = self.place.clone();
+        Ok(place.run(|| command.output())?)
+    }
+
+    /// Replaces the manifest as `kubectl` users do: a new file in one step.
+    pub fn write(&self, manifest: &Manifest) -> Result<()> {
+        self.write_text(&manifest.yaml())
+    }
+
+    /// Replaces the manifest by any text.
+    pub fn write_text(&self, text: &str) -> Result<()> {
+        let new = self.run_dir.join("manifest.new");
+        std::fs::write(&new, text)?;
+        std::fs::rename(&new, self.folder.join("services.yaml"))?;
+        Ok(())
+    }
+
+    /// Replaces the manifest and waits until the backends that the tables show are those of the manifest.
+    pub fn apply(&self, manifest: &Manifest) -> Result<()> {
+        self.write(manifest)?;
+        let expected = manifest.states();
+        eventually("the tables hold the manifest", SOON, || {
+            let mut shown = self.states().ok()?;
+            // Draining backends are no more in the manifest.
+            shown.retain(|(_, _, state)| state != "draining" && state != "gone");
+            (shown == expected).then_some(())
+        });
+        Ok(())
+    }
+
+    /// Service, address:port and state of each backend, sorted.
+    pub fn states(&self) -> Result<Vec<(String, String, String)>> {
+        let list = self.json(&["get", "backends", "-A"])?;
+        let mut states = Vec::new();
+        for item in list["items"].as_array().context("no items")? {
+            let text = |field: &str| item[field].as_str().unwrap_or_default().to_owned();
+            let address: std::net::IpAddr = text("address").parse()?;
+            let port = u16::try_from(item["port"].as_u64().context("no port")?)?;
+            let target = std::net::SocketAddr::new(address, port).to_string();
+            states.push((text("service"), target, text("state")));
+        }
+        states.sort();
+        Ok(states)
+    }
+
+    /// SIGKILL: what it pinned stays.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().ok();
+            child.wait().ok();
+        }
+    }
+
+    /// SIGTERM, and waits for the end.
+    pub fn stop(&mut self) -> Result<()> {
+        let mut child = self.child.take().context("not running")?;
+        kill(Pid::from_raw(i32::try_from(child.id())?), Signal::SIGTERM)?;
+        let status = child.wait()?;
+        ensure!(status.success(), "the agent ended with {status} on SIGTERM:\n{}", self.log());
+        Ok(())
+    }
+
+    pub fn alive(&mut self) -> bool {
+        self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+    }
+
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
+    /// Runs `ballast` with these arguments on the node.
+    pub fn cli(&self, arguments: &[&str]) -> Result<Output> {
+        let mut command = Command::new(binary()?);
+        command.args(arguments).stdin(Stdio::null());
+        command.arg(format!("--bpffs={}", self.bpffs.display()));
+        command.arg(format!("--run-dir={}", self.run_dir.display()));
+        let place = self.place.clone();
+        Ok(place.run(|| command.output())?)
+    }
+
+    /// Same with `-o json`, parsed.
+    pub fn json(&self, arguments: &[&str]) -> Result<Value> {
+        let arguments: Vec<&str> = arguments.iter().copied().chain(["-o", "json"]).collect();
+        let output = self.cli(&arguments)?;
+        ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
+    /// Everything it logged so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    pub fn bpffs(&self) -> &Path {
+        &self.bpffs
+    }
+
+    /// GET of a path on the health port: status and body.
+    pub fn health(&self, path: &str) -> Result<(u16, String)> {
+        self.get(10256, path)
+    }
+
+    /// The metrics page.
+    pub fn metrics(&self) -> Result<String> {
+        Ok(self.get(10249, "/metrics")?.1)
+    }
+
+    fn get(&self, port: u16, path: &str) -> Result<(u16, String)> {
+        use std::io::{Read as _, Write as _};
+        let place = self.place.clone();
+        let text = place.run(|| -> std::io::Result<String> {
+            let mut stream = std::net::TcpStream::connect(("127.0.0.1", port))?;
+            stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+            write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
+            let mut text = String::new();
+            stream.read_to_string(&mut text)?;
+            Ok(text)
+        })?;
+        let status = text.split(' ').nth(1).and_then(|code| code.parse().ok()).context("no status line")?;
+        let body = text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default();
+        Ok((status, body))
+    }
+
+    fn ready(&self) -> bool {
+        matches!(self.health("/readyz"), Ok((200, _)))
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.run_dir.join("agent.log")
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.kill();
+        if std::thread::panicking() {
+            eprintln!("agent's log:\n{}", self.log());
+        }
+        if let Ok(binary) = binary() {
+            let mut command = Command::new(binary);
+            command.arg("cleanup").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            command.arg(format!("--bpffs={}", self.bpffs.display()));
+            command.arg(format!("--run-dir={}", self.run_dir.display()));
+            let place = self.place.clone();
+            place.run(|| command.status()).ok();
+        }
+    }
+}
+
+/// The agent's binary: `$BALLAST_BIN`, else the newest of those that the workspace built.
+pub fn binary() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("BALLAST_BIN") {
+        return Ok(path.into());
+    }
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
+    let newest = ["debug", "release"]
+        .map(|profile| target.join(profile).join("ballast"))
+        .into_iter()
+        .filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)))
+        .max();
+    newest.map(|(_, path)| path).context("no agent was built: run `cargo xtask build`, or set BALLAST_BIN")
+}
