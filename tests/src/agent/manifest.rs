@@ -58,12 +58,14 @@ impl Endpoint {
     }
 
     /// On this node.
+    #[must_use]
     pub fn on(mut self, node: &str) -> Self {
         self.node = Some(node.to_owned());
         self
     }
 
     /// The pod that it is.
+    #[must_use]
     pub fn pod(mut self, uid: &str) -> Self {
         self.uid = Some(uid.to_owned());
         self
@@ -75,6 +77,21 @@ impl Endpoint {
             (true, false) => "active",
             (false, false) => "resting",
         }
+    }
+
+    fn document(&self, family: &str) -> Value {
+        let address: IpAddr = if family == "IPv4" { self.addresses.v4.into() } else { self.addresses.v6.into() };
+        let mut value = json!({
+            "addresses": [address],
+            "conditions": {"ready": self.ready, "serving": self.serving, "terminating": self.terminating},
+        });
+        if let Some(node) = &self.node {
+            value["nodeName"] = json!(node);
+        }
+        if let Some(uid) = &self.uid {
+            value["targetRef"] = json!({"kind": "Pod", "name": uid, "namespace": "test", "uid": uid});
+        }
+        value
     }
 }
 
@@ -133,7 +150,7 @@ impl Service {
                 .iter()
                 .map(|port| json!({"name": port.name, "protocol": port.protocol.name(), "port": port.target}))
                 .collect();
-            let endpoints: Vec<Value> = self.endpoints.iter().map(|endpoint| self.endpoint(endpoint, family)).collect();
+            let endpoints: Vec<Value> = self.endpoints.iter().map(|endpoint| endpoint.document(family)).collect();
             documents.push(json!({
                 "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
                 "metadata": {"name": format!("{}-{suffix}", self.name), "namespace": "test",
@@ -142,22 +159,6 @@ impl Service {
             }));
         }
         documents
-    }
-
-    fn endpoint(&self, endpoint: &Endpoint, family: &str) -> Value {
-        let address: IpAddr =
-            if family == "IPv4" { endpoint.addresses.v4.into() } else { endpoint.addresses.v6.into() };
-        let mut value = json!({
-            "addresses": [address],
-            "conditions": {"ready": endpoint.ready, "serving": endpoint.serving, "terminating": endpoint.terminating},
-        });
-        if let Some(node) = &endpoint.node {
-            value["nodeName"] = json!(node);
-        }
-        if let Some(uid) = &endpoint.uid {
-            value["targetRef"] = json!({"kind": "Pod", "name": uid, "namespace": "test", "uid": uid});
-        }
-        value
     }
 }
 
@@ -175,7 +176,7 @@ impl Manifest {
     /// Several documents; JSON is YAML.
     pub fn yaml(&self) -> String {
         let documents = self.services.iter().flat_map(Service::documents);
-        documents.map(|document| format!("---\n{document:#}\n")).collect()
+        documents.map(|document| format!("---\n{document:#}\n")).collect::<Vec<_>>().concat()
     }
 
     /// Service, address:port and state of each backend, sorted, as `get backends` shows them.
