@@ -137,6 +137,10 @@ fn accept(listener: &TcpListener, name: &str, shared: &Arc<Shared>) {
             continue;
         };
         shared.accepted.fetch_add(1, Ordering::Relaxed);
+        // It inherited the listener's: an idle connection would end after one tick.
+        if stream.set_read_timeout(None).is_err() {
+            continue;
+        }
         let (Ok(local), Ok(kept)) = (stream.local_addr(), stream.try_clone()) else {
             continue;
         };

@@ -25,8 +25,8 @@ pub const UDP_PORT: u16 = 53;
 /// The backends' ports, TCP and UDP.
 const TCP_TARGET: u16 = 8080;
 const UDP_TARGET: u16 = 5353;
-/// How soon a change of the manifest must be in the tables.
-const SOON: Duration = Duration::from_secs(5);
+/// How soon a change of the manifest must be in the tables; a start of the agent loads all programs first.
+const SOON: Duration = Duration::from_secs(15);
 
 const fn v4(last: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(10, 96, 0, last))
