@@ -10,8 +10,8 @@ use super::{ApplyError, Report, Store};
 use crate::{
     model::{Monotonic, Refusal, Snapshot},
     plan::{
-        Book, Desired, Frontend, Loaded, Op, PlanSettings, PortKey, Range, diff_service, free_unreferred, plan,
-        restore, sweep,
+        Book, Desired, Frontend, Loaded, Op, PlanSettings, PortKey, Range, diff_service, evictions, free_unreferred,
+        plan, restore, sweep,
     },
 };
 
@@ -24,6 +24,9 @@ pub struct Programmer<S> {
     /// `None` until the first snapshot: nothing is programmed, and nothing removed, before.
     wanted: Option<Wanted>,
     retry: Option<Retry>,
+    /// Changes that a table has no room for.
+    no_room: BTreeMap<PortKey, Refusal>,
+    last_run: Monotonic,
     /// When ids of backends that are gone are next looked for in the flow tables.
     reclaim_at: Option<Monotonic>,
 }
@@ -58,16 +61,30 @@ impl<S: Store> Programmer<S> {
         }
         let book = restore(capacities, loaded);
         let reclaim_at = (!book.gone.is_empty()).then(|| now + settings.reclaim_interval);
-        Ok(Self { store, settings, book, wanted: None, retry: None, reclaim_at })
+        Ok(Self {
+            store,
+            settings,
+            book,
+            wanted: None,
+            retry: None,
+            no_room: BTreeMap::new(),
+            last_run: now,
+            reclaim_at,
+        })
     }
 
     /// Brings the tables to what the snapshot wants. What fails or finds no room is in the report, and comes again with
     /// [`Self::tick`]; everything else is done.
     pub fn sync(&mut self, snapshot: &Snapshot, now: Monotonic) -> Report {
         let desired = Arc::new(plan(snapshot, &self.settings));
+        let mut keys = self.all_keys(&desired);
+        if let (Some(wanted), None) = (&self.wanted, self.retry) {
+            // All else is written as it was wanted before.
+            let before = &wanted.desired.services;
+            keys.retain(|key| before.get(key) != desired.services.get(key));
+        }
         self.wanted = Some(Wanted { revision: snapshot.revision, desired: Arc::clone(&desired) });
-        let keys = self.all_keys(&desired);
-        self.run(&desired, &keys, now)
+        self.run(&desired, &keys, true, now)
     }
 
     /// Does what time has brought about: deadlines that struck, ranges that have rested, retries. Does nothing before the
@@ -75,20 +92,29 @@ impl<S: Store> Programmer<S> {
     pub fn tick(&mut self, now: Monotonic) -> Report {
         let Some(wanted) = &self.wanted else { return Report::default() };
         let desired = Arc::clone(&wanted.desired);
-        let keys: Vec<PortKey> =
-            if self.retry.is_some_and(|retry| retry.at <= now) { self.all_keys(&desired) } else { self.struck(now) };
-        self.run(&desired, &keys, now)
+        if self.retry.is_some_and(|retry| retry.at <= now) {
+            let keys = self.all_keys(&desired);
+            return self.run(&desired, &keys, true, now);
+        }
+        let keys = self.struck(now);
+        self.run(&desired, &keys, self.retry.is_none(), now)
     }
 
     /// When [`Self::tick`] has something to do; `None`: not before the next snapshot.
     pub fn next_tick(&self) -> Option<Monotonic> {
         self.wanted.as_ref()?;
-        let deadline = self.book.deadlines.first().map(|(tenths, _)| Monotonic::from_tenths(*tenths));
+        // What was due and is still there comes with the retry.
+        let due = |at: Monotonic| match self.retry {
+            _ if at > self.last_run => at,
+            Some(retry) => retry.at,
+            None => self.last_run + self.settings.retry_min,
+        };
+        let deadlines = || self.book.deadlines.iter().map(|(tenths, _)| Monotonic::from_tenths(*tenths));
+        let first = deadlines().next();
+        let next = deadlines().find(|at| *at > self.last_run);
         let release = self.book.resting.values().min().copied();
-        // What is due and failed is not tried again before the retry.
-        let not_before = self.retry.map_or_else(Monotonic::default, |retry| retry.at);
-        let due = [deadline, release, self.reclaim_at].into_iter().flatten().min().map(|at| at.max(not_before));
-        due.into_iter().chain(self.retry.map(|retry| retry.at)).min()
+        let timed = [first, next, release, self.reclaim_at].into_iter().flatten().map(due);
+        timed.chain(self.retry.map(|retry| retry.at)).min()
     }
 
     pub fn store(&self) -> &S {
@@ -129,23 +155,33 @@ impl<S: Store> Programmer<S> {
         services.iter().filter_map(|id| self.book.services.get(id)).map(|service| service.key.clone()).collect()
     }
 
-    fn run(&mut self, desired: &Desired, keys: &[PortKey], now: Monotonic) -> Report {
+    /// Brings the service ports `keys` to what is wanted. `whole`: all others already are.
+    fn run(&mut self, desired: &Desired, keys: &[PortKey], whole: bool, now: Monotonic) -> Report {
+        self.last_run = now;
         let mut report = Report { refusals: desired.refusals.clone(), ..Report::default() };
-        let mut no_room: Vec<Refusal> = Vec::new();
+        if whole {
+            self.no_room.clear();
+        }
+        // What has rested makes room, and what is given up below leaves nothing behind.
+        self.sweep(desired, now, &mut report);
         for key in keys {
+            self.no_room.remove(key);
             match diff_service(key, desired, &self.book, &self.settings, now) {
                 Ok(ops) => self.apply(key, &ops, now, &mut report),
-                Err(refusal) => no_room.push(refusal),
+                Err(refusal) => {
+                    self.no_room.insert(key.clone(), refusal);
+                    self.apply(key, &evictions(key, &self.book, now), now, &mut report);
+                }
             }
         }
         self.reclaim(desired, now, &mut report);
-        for (key, op) in sweep(&self.book, desired, now) {
-            self.apply(&key, &[op], now, &mut report);
+        self.sweep(desired, now, &mut report);
+        report.refusals.extend(self.no_room.values().cloned());
+        let clean = report.failures.is_empty() && self.no_room.is_empty();
+        self.note_programmed(whole && clean, now, &mut report);
+        if whole || self.retry.is_none() {
+            self.schedule(clean && report.failures.is_empty(), now);
         }
-        let clean = report.failures.is_empty() && no_room.is_empty();
-        report.refusals.extend(no_room);
-        self.note_programmed(clean, now, &mut report);
-        self.schedule(report.failures.is_empty() && clean, now);
         report.describe(&self.book, &self.settings, now);
         report
     }
@@ -159,6 +195,12 @@ impl<S: Store> Programmer<S> {
             }
             self.book.record(key, op, now, self.settings.slot_grace);
             report.writes += 1;
+        }
+    }
+
+    fn sweep(&mut self, desired: &Desired, now: Monotonic, report: &mut Report) {
+        for (key, op) in sweep(&self.book, desired, now) {
+            self.apply(&key, &[op], now, report);
         }
     }
 

@@ -3,6 +3,7 @@
 use super::*;
 use crate::{
     apply::MemoryStore,
+    plan::Capacities,
     source::{convert, manifest},
 };
 
@@ -80,7 +81,8 @@ fn the_next_tick_is_the_next_thing_that_is_due() {
 fn the_age_of_the_oldest_drain_is_told_also_when_it_is_overdue() {
     let mut programmer = programmed();
     programmer.sync(&Snapshot::default(), at(20));
-    programmer.store_mut().failures = vec![0];
+    // The release of the slots succeeds, the end of the drain does not.
+    programmer.store_mut().failures = vec![1];
     let report = programmer.tick(at(55));
     assert_eq!((report.failures.len(), report.oldest_drain), (1, Some(Duration::from_secs(35))));
 }
@@ -121,4 +123,33 @@ fn a_name_that_was_lost_does_not_keep_its_service_alive() {
         restarted.tick(at(seconds));
     }
     assert_eq!(restarted.store().dump(), "");
+}
+
+/// One table without room delays nobody else's drain, and is not asked without end.
+#[test]
+fn a_full_table_keeps_nobody_from_ending() {
+    let small = Capacities { slots: 1, frontends4: 9, frontends6: 9, backends4: 9, backends6: 9, names: 9 };
+    let mut programmer = Programmer::restore(MemoryStore::new(small), PlanSettings::default(), at(10)).unwrap();
+    programmer.sync(&snapshot(WEB), at(10));
+    // The web goes; db takes its slot once it has rested.
+    let db = snapshot(&WEB.replace("web", "db").replace("10.96.0.1", "10.96.0.2"));
+    let report = programmer.sync(&db, at(20));
+    assert!(report.refusals[0].reason.contains("map slots is full"), "{report:?}");
+    let report = programmer.tick(at(21));
+    assert_eq!((report.refusals.len(), programmer.store().frontends.len()), (0, 1));
+    // db's next endpoint finds no room as long as the first one is there.
+    let two =
+        WEB.replace("web", "db").replace("10.96.0.1", "10.96.0.2").replace("[{addr", "[{addresses: [10.0.0.2]}, {addr");
+    programmer.sync(&snapshot(&two), at(22));
+    let mut asked = 0;
+    while let Some(due) = programmer.next_tick().filter(|due| *due <= at(120)) {
+        let report = programmer.tick(due);
+        asked += 1;
+        assert_eq!(report.refusals.len(), 1, "still refused, whatever the tick was for");
+        assert_eq!(report.backends.gone > 0, (at(50)..at(110)).contains(&due), "at {due:?}");
+    }
+    assert!(asked < 12, "asked {asked} times");
+    // Room comes.
+    programmer.sync(&db, at(130));
+    assert_eq!(programmer.next_tick(), None);
 }

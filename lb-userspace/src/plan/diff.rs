@@ -10,6 +10,7 @@ use lb_common::abi::{self, backend_state};
 use super::{
     BackendId, BackendRecord, Book, BookedService, Desired, DesiredEndpoint, DesiredService, Frontend, Op,
     PlanSettings, PortKey, Range,
+    ids::SlotPool,
     life::{self, Step},
     order,
 };
@@ -46,6 +47,18 @@ pub fn diff_service(
     let mut ops = draft.ops;
     order(&mut ops);
     Ok(ops)
+}
+
+/// What comes to its end even if the change as a whole finds no room: drains whose deadline struck. No slot leads to them.
+pub fn evictions(key: &PortKey, book: &Book, now: Monotonic) -> Vec<Op> {
+    let service = book.service_ids.get(key).and_then(|id| book.services.get(id));
+    let backends = service.iter().flat_map(|service| &service.backends);
+    let over = backends.filter_map(|id| {
+        let record = book.backends.get(id)?;
+        let over = record.state == backend_state::DRAINING && record.is_struck(now);
+        over.then(|| Op::RetireBackend { id: *id, record: record.gone() })
+    });
+    over.collect()
 }
 
 fn full(key: &PortKey, map: &str, capacity: u32) -> Refusal {
@@ -180,7 +193,8 @@ impl Draft<'_> {
     }
 
     fn frontends(&mut self, wanted: &DesiredService, desired: &Desired, selected: &Selected) -> Result<(), Refusal> {
-        let mut pool = self.book.slots.clone();
+        // Taken out of a copy, made when the first range is needed: the second must not be the same.
+        let mut pool = None;
         let mut generation = self.book.generation;
         for family in Family::BOTH {
             // Also those that are ours until another service takes them over: they must not lead to what we retire.
@@ -248,7 +262,7 @@ impl Draft<'_> {
 
     fn write_slots(
         &mut self,
-        pool: &mut super::ids::SlotPool,
+        pool: &mut Option<SlotPool>,
         count: u32,
         generation: u32,
         targets: &[(u32, u32)],
@@ -256,6 +270,7 @@ impl Draft<'_> {
         if count == 0 {
             return Ok(Range::default());
         }
+        let pool = pool.get_or_insert_with(|| self.book.slots.clone());
         let range = pool.find(count).ok_or_else(|| full(self.key, "slots", self.book.capacities.slots))?;
         pool.take(range);
         let slot = |(backend, backend_generation): &(u32, u32)| abi::Slot {

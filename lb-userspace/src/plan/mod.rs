@@ -16,7 +16,7 @@ use std::time::Duration;
 
 pub use book::{Book, BookedService, Capacities};
 pub use desired::{Desired, DesiredService, Frontend, PortKey, plan};
-pub use diff::diff_service;
+pub use diff::{diff_service, evictions};
 pub use endpoints::{DesiredEndpoint, EndpointState};
 pub use ids::Range;
 pub use op::{BackendId, BackendRecord, Op, order};

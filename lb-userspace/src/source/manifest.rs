@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
 use serde::{Deserialize, de::DeserializeOwned};
-use serde_saphyr::Spanned;
+use serde_saphyr::{Location, Spanned};
 
 use super::SourceError;
 
@@ -51,23 +51,22 @@ enum Kind {
 /// Reads all documents of `text`; `path` is named in errors.
 pub fn parse(path: &str, text: &str) -> Result<Vec<Object>, SourceError> {
     let mut objects = Vec::new();
-    for document in documents(text) {
-        parse_document(path, &document, &mut objects)?;
+    for document in documents(path, text) {
+        parse_document(&document, &mut objects)?;
     }
     Ok(objects)
 }
 
-fn parse_document(path: &str, document: &str, objects: &mut Vec<Object>) -> Result<(), SourceError> {
+fn parse_document(document: &Document<'_>, objects: &mut Vec<Object>) -> Result<(), SourceError> {
     // A document of comments alone is null.
-    let Some(header) = yaml::<Option<Spanned<Header>>>(path, document)? else { return Ok(()) };
-    let place = (header.referenced.line(), header.referenced.column());
-    match kind_of(path, place, &header.value)? {
-        Kind::Service => objects.push(Object::Service(Box::new(yaml(path, document)?))),
-        Kind::Slice => objects.push(Object::Slice(Box::new(yaml(path, document)?))),
+    let Some(header) = document.yaml::<Option<Spanned<Header>>>()? else { return Ok(()) };
+    match kind_of(document.path, document.place(header.referenced), &header.value)? {
+        Kind::Service => objects.push(Object::Service(Box::new(document.yaml()?))),
+        Kind::Slice => objects.push(Object::Slice(Box::new(document.yaml()?))),
         Kind::Other => objects.push(other(&header.value)),
         Kind::List(inherited) => {
-            for item in yaml::<List>(path, document)?.items.unwrap_or_default() {
-                objects.push(parse_item(path, item, inherited)?);
+            for item in document.yaml::<List>()?.items.unwrap_or_default() {
+                objects.push(parse_item(document.path, document.place(item.referenced), item.value, inherited)?);
             }
         }
     }
@@ -76,11 +75,10 @@ fn parse_document(path: &str, document: &str, objects: &mut Vec<Object>) -> Resu
 
 fn parse_item(
     path: &str,
-    item: Spanned<serde_json::Value>,
+    place: (u64, u64),
+    mut value: serde_json::Value,
     inherited: Option<(&'static str, &'static str)>,
 ) -> Result<Object, SourceError> {
-    let place = (item.referenced.line(), item.referenced.column());
-    let mut value = item.value;
     if let (Some((api_version, kind)), Some(map)) = (inherited, value.as_object_mut()) {
         map.entry("apiVersion").or_insert_with(|| api_version.into());
         map.entry("kind").or_insert_with(|| kind.into());
@@ -119,14 +117,6 @@ fn kind_of(path: &str, place: (u64, u64), header: &Header) -> Result<Kind, Sourc
     }
 }
 
-fn yaml<T: DeserializeOwned>(path: &str, document: &str) -> Result<T, SourceError> {
-    serde_saphyr::from_str(document).map_err(|problem| {
-        let problem = problem.without_snippet();
-        let place = problem.location().map_or((1, 1), |at| (at.line(), at.column()));
-        error(path, place, &problem.to_string())
-    })
-}
-
 fn json<T: DeserializeOwned>(path: &str, place: (u64, u64), value: serde_json::Value) -> Result<T, SourceError> {
     serde_json::from_value(value).map_err(|problem| error(path, place, &format!("in this list item: {problem}")))
 }
@@ -135,17 +125,57 @@ fn error(path: &str, (line, column): (u64, u64), reason: &str) -> SourceError {
     SourceError::Manifest { path: path.to_owned(), line, column, reason: reason.to_owned() }
 }
 
-/// The documents, each preceded by as many empty lines as stand before it, so that places in errors are places in the file.
+/// One document of a file.
+struct Document<'a> {
+    path: &'a str,
+    /// How many lines of the file stand before it.
+    lines_before: usize,
+    text: String,
+}
+
+impl Document<'_> {
+    fn yaml<T: DeserializeOwned>(&self) -> Result<T, SourceError> {
+        let problem = match serde_saphyr::from_str_with_options(&self.text, options()) {
+            Ok(value) => return Ok(value),
+            Err(problem) => problem,
+        };
+        // Errors name lines in their text, too: behind as many empty lines these are lines of the file.
+        let text = "\n".repeat(self.lines_before) + &self.text;
+        let problem = serde_saphyr::from_str_with_options::<T>(&text, options()).err().unwrap_or(problem);
+        let problem = problem.without_snippet();
+        let place = problem.location().map_or((1, 1), |at| (at.line(), at.column()));
+        Err(error(self.path, place, &problem.to_string()))
+    }
+
+    /// A place in this document as line and column of the file.
+    fn place(&self, location: Location) -> (u64, u64) {
+        (location.line() + self.lines_before as u64, location.column())
+    }
+}
+
+/// How many events aliases may expand to in one document: manifests that programs write have none.
+const ALIAS_EVENTS_MAX: usize = 100_000;
+
+/// A list of all services of a large cluster is one document, so its size has no bound but the reader's own 256 MB; what aliases
+/// may expand to has.
+fn options() -> serde_saphyr::Options {
+    let budget = serde_saphyr::budget! { max_nodes: usize::MAX, max_events: usize::MAX };
+    let alias_limits = serde_saphyr::alias_limits! { max_total_replayed_events: ALIAS_EVENTS_MAX };
+    serde_saphyr::options! { budget: budget, alias_limits: alias_limits }
+}
+
+/// The documents of a file.
 ///
 /// A line that begins with `---` or `...` always ends a document (YAML 1.2, 9.1.2), whatever it stands in.
-fn documents(text: &str) -> Vec<String> {
+fn documents<'a>(path: &'a str, text: &str) -> Vec<Document<'a>> {
     let mut documents = Vec::new();
-    let mut current = String::new();
+    let mut current = Document { path, lines_before: 0, text: String::new() };
     let mut used = false;
     for (number, line) in text.lines().enumerate() {
         let rest = ["---", "..."].iter().find_map(|marker| after_marker(line, marker));
         if rest.is_some() {
-            let ended = std::mem::replace(&mut current, "\n".repeat(number));
+            let next = Document { path, lines_before: number, text: String::new() };
+            let ended = std::mem::replace(&mut current, next);
             if used {
                 documents.push(ended);
             }
@@ -154,18 +184,18 @@ fn documents(text: &str) -> Vec<String> {
         match rest {
             // What follows the marker on its line belongs to the next document.
             Some(rest) => {
-                current.push_str("   ");
-                current.push_str(rest);
+                current.text.push_str("   ");
+                current.text.push_str(rest);
                 used = has_content(rest);
             }
             // A directive (`%YAML 1.2`) stands before a document.
             None if line.starts_with('%') && !used => {}
             None => {
-                current.push_str(line);
+                current.text.push_str(line);
                 used |= has_content(line);
             }
         }
-        current.push('\n');
+        current.text.push('\n');
     }
     if used {
         documents.push(current);

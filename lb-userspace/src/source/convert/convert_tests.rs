@@ -1,8 +1,11 @@
 //! Defaults of absent fields, and what is refused.
 
+use k8s_openapi::api::core::v1 as core;
+
 use serde_json::{Value, json};
 
 use super::*;
+use crate::model::{Service, Slice};
 
 fn service_of(spec: &Value) -> Converted<Service> {
     let value = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": spec});
@@ -12,7 +15,7 @@ fn service_of(spec: &Value) -> Converted<Service> {
 fn endpoint_of(fields: &Value) -> Converted<Slice> {
     let value = json!({
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-        "metadata": {"name": "web-1", "labels": {SERVICE_NAME_LABEL: "web"}},
+        "metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
         "ports": [{"port": 80}], "endpoints": [fields],
     });
     slice(&serde_json::from_value(value).unwrap())
@@ -96,7 +99,7 @@ fn hostile_names_are_refused() {
 fn a_port_without_a_number_is_refused_and_the_others_serve() {
     let value = json!({
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-        "metadata": {"name": "web-1", "labels": {SERVICE_NAME_LABEL: "web"}},
+        "metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
         "ports": [{"name": "all"}, {"name": "http", "port": 80}, {"name": "s", "port": 80, "protocol": "SCTP"}], "endpoints": [],
     });
     let read = slice(&serde_json::from_value(value).unwrap());
@@ -113,7 +116,7 @@ fn slices_of_nobody_or_of_names_are_refused() {
     });
     let refusal = |value: &Value| slice(&serde_json::from_value(value.clone()).unwrap()).refusals[0].reason.clone();
     assert_eq!(refusal(&value), "it has no label kubernetes.io/service-name");
-    value["metadata"]["labels"] = json!({SERVICE_NAME_LABEL: "web"});
+    value["metadata"]["labels"] = json!({"kubernetes.io/service-name": "web"});
     value["addressType"] = json!("FQDN");
     assert_eq!(refusal(&value), "addressType \"FQDN\": expected IPv4 or IPv6");
 }

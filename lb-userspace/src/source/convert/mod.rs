@@ -1,0 +1,91 @@
+//! From Kubernetes' types to the model. What is bad is refused by name; what is good is served.
+
+mod service;
+mod slice;
+
+use std::net::IpAddr;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::model::{ObjectName, Protocol, Refusal};
+
+pub use service::service;
+pub use slice::slice;
+
+/// Label of a Service that another proxy serves.
+pub const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
+/// Label of a Service or slice that no proxy serves.
+pub const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
+
+/// What came of one object: the object unless all of it is refused, and what is refused of it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Converted<T> {
+    pub object: Option<T>,
+    pub refusals: Vec<Refusal>,
+}
+
+/// Namespace and name; the namespace is `default` where none is given, as with kubectl.
+pub fn object_name(meta: &ObjectMeta) -> ObjectName {
+    ObjectName::new(
+        meta.namespace.clone().unwrap_or_else(|| "default".to_owned()),
+        meta.name.clone().unwrap_or_default(),
+    )
+}
+
+/// A reason and a remedy, before it is known what they are about.
+struct Problem {
+    reason: String,
+    remedy: &'static str,
+}
+
+impl Problem {
+    fn new(reason: impl Into<String>, remedy: &'static str) -> Self {
+        Self { reason: reason.into(), remedy }
+    }
+
+    fn refuse(self, object: String) -> Refusal {
+        Refusal::new(object, self.reason, self.remedy)
+    }
+}
+
+fn number(port: i32) -> Result<u16, Problem> {
+    u16::try_from(port)
+        .ok()
+        .filter(|port| *port != 0)
+        .ok_or_else(|| Problem::new(format!("port {port}: expected 1 to 65535"), "correct the port"))
+}
+
+/// `None` for SCTP, which Kubernetes knows and Ballast does not balance.
+fn protocol(text: Option<&str>) -> Result<Option<Protocol>, Problem> {
+    match text {
+        None | Some("" | "TCP") => Ok(Some(Protocol::Tcp)),
+        Some("UDP") => Ok(Some(Protocol::Udp)),
+        Some("SCTP") => Ok(None),
+        Some(other) => {
+            Err(Problem::new(format!("protocol {other:?}: expected TCP, UDP or SCTP"), "correct the protocol"))
+        }
+    }
+}
+
+/// Says what is wrong with an address that no packet may be sent to.
+fn unusable(address: IpAddr) -> Option<&'static str> {
+    let link_local = match address {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    let mapped = matches!(address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
+    let broadcast = matches!(address, IpAddr::V4(v4) if v4.is_broadcast());
+    match () {
+        () if address.is_loopback() => Some("a loopback address"),
+        () if link_local => Some("a link-local address"),
+        () if address.is_multicast() => Some("a multicast address"),
+        () if address.is_unspecified() => Some("the unspecified address"),
+        () if broadcast => Some("the broadcast address"),
+        () if mapped => Some("an IPv4 address written as IPv6"),
+        () => None,
+    }
+}
+
+#[cfg(test)]
+#[path = "convert_tests.rs"]
+mod tests;

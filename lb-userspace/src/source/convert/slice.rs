@@ -1,0 +1,99 @@
+//! An `EndpointSlice`, read and checked.
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::discovery::v1 as discovery;
+
+use super::{Converted, Problem, number, object_name, protocol, unusable};
+use crate::model::{Endpoint, Family, ObjectName, Refusal, Slice, SlicePort, uid_hash};
+
+/// Label of a slice: the Service that it belongs to.
+const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
+
+/// An `EndpointSlice`.
+pub fn slice(slice: &discovery::EndpointSlice) -> Converted<Slice> {
+    let mut refusals = Vec::new();
+    let name = object_name(&slice.metadata);
+    let object = format!("EndpointSlice {name}");
+    match read_slice(slice, name, &object, &mut refusals) {
+        Ok(slice) => Converted { object: Some(slice), refusals },
+        Err(problem) => {
+            refusals.push(problem.refuse(object));
+            Converted { object: None, refusals }
+        }
+    }
+}
+
+fn read_slice(
+    slice: &discovery::EndpointSlice,
+    name: ObjectName,
+    object: &str,
+    refusals: &mut Vec<Refusal>,
+) -> Result<Slice, Problem> {
+    let labels = slice.metadata.labels.as_ref();
+    let service = labels
+        .and_then(|labels| labels.get(SERVICE_NAME_LABEL))
+        .filter(|name| !name.is_empty())
+        .ok_or_else(|| Problem::new("it has no label kubernetes.io/service-name", "name its Service in that label"))?;
+    let family = match slice.address_type.as_str() {
+        "IPv4" => Family::V4,
+        "IPv6" => Family::V6,
+        other => {
+            let reason = format!("addressType {other:?}: expected IPv4 or IPv6");
+            return Err(Problem::new(reason, "give a slice with addresses"));
+        }
+    };
+    let mut ports = Vec::new();
+    for listed in slice.ports.iter().flatten() {
+        match slice_port(listed) {
+            Ok(Some(port)) => ports.push(port),
+            // The Service's own port says that SCTP is not balanced.
+            Ok(None) => {}
+            Err(problem) => {
+                let name = listed.name.as_deref().unwrap_or_default();
+                refusals.push(problem.refuse(format!("{object} port {name:?}")));
+            }
+        }
+    }
+    let mut endpoints = Vec::new();
+    for (index, listed) in slice.endpoints.iter().flatten().enumerate() {
+        match endpoint(listed, family) {
+            Ok(endpoint) => endpoints.push(endpoint),
+            Err(problem) => refusals.push(problem.refuse(format!("{object} endpoint {index}"))),
+        }
+    }
+    Ok(Slice { name, service: service.clone(), family, ports, endpoints })
+}
+
+fn slice_port(listed: &discovery::EndpointPort) -> Result<Option<SlicePort>, Problem> {
+    let Some(port) = listed.port else {
+        return Err(Problem::new("it has no number, which would mean every port", "give the port's number"));
+    };
+    let port = number(port)?;
+    let name = listed.name.clone().unwrap_or_default();
+    Ok(protocol(listed.protocol.as_deref())?.map(|protocol| SlicePort { name, port, protocol }))
+}
+
+fn endpoint(listed: &discovery::Endpoint, family: Family) -> Result<Endpoint, Problem> {
+    // Addresses beyond the first have no meaning (Kubernetes API reference, Endpoint.addresses).
+    let text = listed.addresses.first().ok_or_else(|| Problem::new("it has no address", "give it one"))?;
+    let address: IpAddr = text
+        .parse()
+        .map_err(|_| Problem::new(format!("address {text:?}: expected an IP address"), "correct the address"))?;
+    if Family::of(address) != family {
+        return Err(Problem::new(format!("address {address} is not of the slice's addressType"), "use one family"));
+    }
+    if let Some(what) = unusable(address) {
+        return Err(Problem::new(format!("address {address} is {what}"), "use the address of a pod or of a node"));
+    }
+    let conditions = listed.conditions.clone().unwrap_or_default();
+    let ready = conditions.ready.unwrap_or(true);
+    Ok(Endpoint {
+        address,
+        ready,
+        serving: conditions.serving.unwrap_or(ready),
+        terminating: conditions.terminating.unwrap_or(false),
+        node: listed.node_name.clone(),
+        uid_hash: listed.target_ref.as_ref().and_then(|target| target.uid.as_deref()).map_or(0, uid_hash),
+    })
+}
