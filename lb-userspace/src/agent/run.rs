@@ -1,6 +1,7 @@
 //! The loop: a snapshot, a deadline, a beat or a signal at a time.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -12,9 +13,9 @@ use super::clock;
 use super::state::Progress;
 use crate::apply::{KernelStore, Programmer, Report};
 use crate::datapath::Datapath;
+use crate::model::Snapshot;
 use crate::observe::health::BEAT;
 use crate::observe::metrics::Metrics;
-use crate::source::Source;
 
 /// The shortest pause between two passes that only time asks for: nothing is due more exactly than this.
 const MIN_PAUSE: Duration = Duration::from_millis(20);
@@ -22,7 +23,7 @@ const MIN_PAUSE: Duration = Duration::from_millis(20);
 /// What the loop turns.
 pub(super) struct Parts {
     pub datapath: Datapath,
-    pub source: Source,
+    pub snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
     pub programmer: Programmer<KernelStore>,
     pub progress: watch::Sender<Progress>,
     pub metrics: Metrics,
@@ -52,7 +53,7 @@ impl Signals {
 
 /// Runs until a signal. Leaves everything pinned and attached: traffic flows on.
 pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
-    let Parts { mut datapath, mut source, programmer, progress, metrics, mut signals, stop } = parts;
+    let Parts { mut datapath, mut snapshots, programmer, progress, metrics, mut signals, stop } = parts;
     let links = stop.clone();
     // The task owns the data path, and with it the lock, until the end.
     let mut following = tokio::spawn(async move { datapath.follow_links(links).await });
@@ -63,11 +64,15 @@ pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
                 tracing::info!(signal, "stopping; programs, maps and connections stay");
                 break Ok(());
             }
-            changed = source.snapshots.changed() => {
+            changed = snapshots.changed() => {
                 if changed.is_err() {
                     break Err(anyhow::anyhow!("the source ended: start the agent again"));
                 }
-                tables.sync(&mut source);
+                // Taken out before the tables are written: a newer one may come meanwhile.
+                let snapshot = snapshots.borrow_and_update().clone();
+                if let Some(snapshot) = snapshot {
+                    tables.sync(&snapshot);
+                }
             }
             () = sleep(tables.pause()) => tables.tick(),
             ended = &mut following => {
@@ -103,11 +108,10 @@ impl Tables {
         due.map_or(BEAT, |due| due.clamp(MIN_PAUSE, BEAT))
     }
 
-    fn sync(&mut self, source: &mut Source) {
-        let Some(snapshot) = source.snapshots.borrow_and_update().clone() else { return };
+    fn sync(&mut self, snapshot: &Snapshot) {
         let started = Instant::now();
         // Writing maps blocks, but never for long: each write is one system call.
-        let report = self.programmer.sync(&snapshot, clock::monotonic());
+        let report = self.programmer.sync(snapshot, clock::monotonic());
         tracing::info!(
             revision = report.revision,
             services = report.services,
@@ -124,6 +128,10 @@ impl Tables {
         let due = self.programmer.next_tick().is_some_and(|at| at <= clock::monotonic());
         if due {
             let report = self.programmer.tick(clock::monotonic());
+            if report.writes > 0 {
+                let (draining, gone) = (report.backends.draining, report.backends.gone);
+                tracing::info!(draining, gone, writes = report.writes, "deadlines and retries done");
+            }
             self.note(&report, started.elapsed());
         } else {
             self.progress.send_modify(|progress| progress.beat = clock::monotonic());

@@ -39,14 +39,28 @@ pub(super) async fn start(settings: Settings) -> anyhow::Result<()> {
         metrics: http::listen("metrics-bind", settings.metrics_bind).await?,
     };
     let mut source = open_source(&settings, &stop).await?;
+    let ended = with_source(&settings, &mut source, signals, listeners, &stop).await;
+    stop.cancel();
+    // Whatever it ended with has been told by its status.
+    let _ = source.task.await;
+    ended
+}
+
+async fn with_source(
+    settings: &Settings,
+    source: &mut Source,
+    signals: run::Signals,
+    listeners: Listeners,
+    stop: &CancellationToken,
+) -> anyhow::Result<()> {
     if !tables_exist(&settings.bpffs) {
-        first_reading(&settings, &mut source).await?;
+        first_reading(settings, source).await?;
     }
 
-    let mut datapath = Datapath::open(datapath_settings(&settings))?;
+    let mut datapath = Datapath::open(datapath_settings(settings))?;
     let pinned = Pinned::open(&datapath.maps_dir())?;
     let events = pinned.open_events()?;
-    let programmer = Programmer::restore(KernelStore::new(pinned), plan_settings(&settings), clock::monotonic())?;
+    let programmer = Programmer::restore(KernelStore::new(pinned), plan_settings(settings), clock::monotonic())?;
     let progress = watch::Sender::new(Progress { beat: clock::monotonic(), ..Progress::default() });
     let state = State {
         node_name: settings.node_name.as_str().into(),
@@ -55,7 +69,7 @@ pub(super) async fn start(settings: Settings) -> anyhow::Result<()> {
         programs: datapath.program_sizes().into(),
         progress: progress.subscribe(),
     };
-    let metrics = metrics(&state, &settings);
+    let metrics = metrics(&state, settings);
     let mut tasks = serve(&state, &metrics, listeners, &settings.run_dir)?;
     tasks.push(spawn(ring::follow(events, metrics.clone())));
     tasks.extend(datapath.take_program_log().map(program_log));
@@ -67,7 +81,8 @@ pub(super) async fn start(settings: Settings) -> anyhow::Result<()> {
         maps = %maps_dir(&settings.bpffs).display(),
         "started"
     );
-    let ended = run::run(run::Parts { datapath, source, programmer, progress, metrics, signals, stop }).await;
+    let (snapshots, stop) = (source.snapshots.clone(), stop.clone());
+    let ended = run::run(run::Parts { datapath, snapshots, programmer, progress, metrics, signals, stop }).await;
     drop(tasks);
     report_socket::remove(&settings.run_dir);
     ended

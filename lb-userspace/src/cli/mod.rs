@@ -74,10 +74,19 @@ pub fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("ballast: {error:#}");
+            eprintln!("ballast: {}", sentence(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// The error and its causes; one that its effect has already named is not said again.
+fn sentence(error: &anyhow::Error) -> String {
+    error
+        .chain()
+        .skip(1)
+        .map(ToString::to_string)
+        .fold(error.to_string(), |said, cause| if said.contains(&cause) { said } else { format!("{said}: {cause}") })
 }
 
 fn completion(shell: Shell) -> anyhow::Result<()> {
@@ -118,6 +127,15 @@ mod tests {
         assert!(error.contains("--source") && error.contains("file=PATH or kube"), "{error}");
         let error = Cli::try_parse_from(["ballast", "agent", "--socket-lb", "some"]).expect_err("bad").to_string();
         assert!(error.contains("--socket-lb") && error.contains("host"), "{error}");
+    }
+
+    #[test]
+    fn no_cause_is_said_twice() {
+        let cause = || std::io::Error::other("no room");
+        let error = anyhow::Error::new(cause()).context("cannot write: no room; delete something");
+        assert_eq!(sentence(&error), "cannot write: no room; delete something");
+        let error = anyhow::Error::new(cause()).context("cannot write");
+        assert_eq!(sentence(&error), "cannot write: no room");
     }
 
     #[test]

@@ -133,7 +133,11 @@ impl Options {
         // An empty file, or one of comments, sets nothing.
         let options = serde_saphyr::from_str::<Option<Self>>(text).map(Option::unwrap_or_default);
         // The first line says where and what; the rest draws it.
-        options.map_err(|error| error.to_string().lines().next().unwrap_or_default().to_owned())
+        options.map_err(|error| {
+            let text = error.to_string();
+            let line = text.lines().next().unwrap_or_default();
+            line.strip_prefix("error: ").unwrap_or(line).to_owned()
+        })
     }
 
     /// These options where given, else the other's.

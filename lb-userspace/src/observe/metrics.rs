@@ -124,10 +124,11 @@ impl Collector for Readings {
             };
             let mut metric = encoder.encode_descriptor(series.name, series.help, None, kind)?;
             for (labels, value) in &series.points {
-                let point = metric.encode_family(labels)?;
-                match series.kind {
-                    Kind::Counter => ConstCounter::new(*value).encode(point)?,
-                    Kind::Gauge => ConstGauge::new(*value).encode(point)?,
+                match (series.kind, labels.is_empty()) {
+                    (Kind::Counter, _) => ConstCounter::new(*value).encode(metric.encode_family(labels)?)?,
+                    (Kind::Gauge, false) => ConstGauge::new(*value).encode(metric.encode_family(labels)?)?,
+                    // A family without labels would be written with empty braces.
+                    (Kind::Gauge, true) => metric.encode_gauge(value)?,
                 }
             }
         }
@@ -142,12 +143,11 @@ mod tests {
     #[test]
     fn counted_and_read_metrics_are_in_one_text() {
         let metrics = Metrics::new(|| {
-            vec![Series {
-                name: "ballast_outcomes",
-                help: "By outcome",
-                kind: Kind::Counter,
-                points: vec![(vec![("outcome", "selected".into())], 3.0)],
-            }]
+            let labels = vec![("outcome", "selected".into())];
+            vec![
+                Series { name: "ballast_outcomes", help: "", kind: Kind::Counter, points: vec![(labels, 3.0)] },
+                Series { name: "ballast_ready", help: "", kind: Kind::Gauge, points: vec![(Vec::new(), 1.0)] },
+            ]
         });
         metrics.probed(Probe::Healthz, StatusCode::SERVICE_UNAVAILABLE);
         metrics.event(Outcome::Evicted);
@@ -160,6 +160,7 @@ mod tests {
             "ballast_table_writes_total 12",
             "ballast_table_failures_total 1",
             "kubeproxy_sync_proxy_rules_duration_seconds_count 1",
+            "ballast_ready 1.0",
             "# EOF",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");

@@ -84,9 +84,9 @@ fn agent(lines: &mut Lines, report: &Report) {
     lines.list("", &report.health.faults);
     let source = &report.source;
     let fresh = match (&source.stale, source.synced) {
-        (Some(reason), _) => format!("stale: {reason}"),
-        (None, false) => "not listed yet".to_owned(),
-        (None, true) => "fresh".to_owned(),
+        (Some(_), _) => "stale",
+        (None, false) => "not listed yet",
+        (None, true) => "fresh",
     };
     lines.add("Source", &format!("{} {}, revision {}, {fresh}", source.kind, source.origin, source.revision));
     let ages: Vec<_> = source.age_seconds.iter().map(|(what, age)| format!("{what} proven {age:.1}s ago")).collect();
@@ -230,7 +230,7 @@ mod tests {
         Agent:         running, pid 9, version 0.1.0, node n1
         Health:        healthy, not ready
                        the source is stale: connection refused
-        Source:        kube https://10.0.0.1:6443/, revision 0, stale: connection refused
+        Source:        kube https://10.0.0.1:6443/, revision 0, stale
                        services proven 61.5s ago
         Socket LB:     off
         tc:            tcx

@@ -94,8 +94,9 @@ impl Inventory<'_> {
     }
 
     fn sockets<const N: usize>(&self, family: &FamilyContents<N>) -> Vec<ConnectionView> {
-        let forward = family.sockets.iter().filter(|(key, _)| key.direction == socket_direction::FORWARD);
-        forward.map(|(key, peer)| self.socket(key, peer)).collect()
+        // Every translated socket has an entry for its answers; only those without a connection have one for the way there.
+        let replies = family.sockets.iter().filter(|(key, _)| key.direction == socket_direction::REPLY);
+        replies.map(|(key, peer)| self.socket(key, peer)).collect()
     }
 
     fn socket<const N: usize>(&self, key: &abi::SocketKey<N>, peer: &abi::SocketPeer<N>) -> ConnectionView {
@@ -109,10 +110,10 @@ impl Inventory<'_> {
             client_address: None,
             client_port: None,
             socket_cookie: Some(u64::from(key.cookie_high) << 32 | u64::from(key.cookie_low)),
-            frontend_address: ip(key.address),
-            frontend_port: key.port,
-            backend_address: ip(peer.address),
-            backend_port: peer.port,
+            frontend_address: ip(peer.address),
+            frontend_port: peer.port,
+            backend_address: ip(key.address),
+            backend_port: key.port,
             state: "connected",
             idle_seconds: None,
             expires_seconds: None,

@@ -195,18 +195,18 @@ fn a_backend_whose_service_name_is_gone_is_shown_by_id() {
 #[test]
 fn sockets_are_shown_by_their_cookie() {
     let mut contents = Contents { names: vec![(1, name("demo", "web", ""))], ..Contents::default() };
-    let key = |direction| SocketKey {
-        cookie_low: 5,
-        cookie_high: 1,
-        address: [10, 96, 0, 1],
-        port: 80,
-        protocol: TCP,
-        direction,
-    };
-    let peer = SocketPeer { address: [10, 1, 0, 2], port: 8080, pad: 0, backend: 1, backend_generation: 1, service: 1 };
-    contents.v4.sockets = vec![(key(socket_direction::FORWARD), peer), (key(socket_direction::REPLY), peer)];
+    let (service, backend) = ([10, 96, 0, 1], [10, 1, 0, 2]);
+    let key =
+        |address, port, direction| SocketKey { cookie_low: 5, cookie_high: 1, address, port, protocol: TCP, direction };
+    let peer = |address, port| SocketPeer { address, port, pad: 0, backend: 1, backend_generation: 1, service: 1 };
+    contents.v4.sockets = vec![
+        (key(service, 80, socket_direction::FORWARD), peer(backend, 8080)),
+        (key(backend, 8080, socket_direction::REPLY), peer(service, 80)),
+    ];
     let connections = Inventory::new(&contents, NOW).connections();
     assert_eq!(connections.len(), 1, "both directions are one connection");
     assert_eq!(connections[0].socket_cookie, Some((1 << 32) + 5));
     assert_eq!(connections[0].service, "web");
+    assert_eq!((connections[0].frontend_address, connections[0].frontend_port), (ip(service), 80));
+    assert_eq!((connections[0].backend_address, connections[0].backend_port), (ip(backend), 8080));
 }
