@@ -46,12 +46,26 @@ pub enum DatapathError {
     Load(#[from] EbpfError),
     #[error("the kernel refused program {name}: {source}")]
     Program { name: String, source: ProgramError },
-    #[error("{action}: {source}")]
+    #[error("{action}: {source}{hint}", hint = hint(source))]
     Kernel { action: String, source: io::Error },
     #[error("{action} {path}: {source}", path = path.display())]
     File { action: &'static str, path: PathBuf, source: io::Error },
     #[error("{action} over netlink: {reason}")]
     Netlink { action: String, reason: String },
+}
+
+/// What usually stands behind an error number of an attachment.
+fn hint(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EPERM) => {
+            "; rights are missing, or a program of others allows none beside it (`bpftool cgroup tree` shows it)"
+        }
+        Some(libc::EBUSY | libc::EEXIST) => {
+            "; another program is attached there (`ip -d link` and `bpftool net` show it)"
+        }
+        Some(libc::EOPNOTSUPP) => "; the driver cannot do it",
+        _ => "",
+    }
 }
 
 impl DatapathError {
