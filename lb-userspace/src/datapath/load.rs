@@ -7,7 +7,7 @@ use std::{
 
 use aya::{
     Ebpf, EbpfLoader,
-    maps::{HashMap, Map, MapData, RingBuf},
+    maps::{HashMap, Map, MapData},
     programs::{Program, ProgramInfo},
 };
 use lb_common::abi::{ABI_VERSION, Config, Link, map_name};
@@ -156,9 +156,4 @@ fn namespace_cookie() -> Result<u64, DatapathError> {
         )
     };
     if result == 0 { Ok(cookie) } else { Err(DatapathError::kernel(action)(std::io::Error::last_os_error())) }
-}
-
-/// The event ring, for its one reader. Opening it twice splits the records between the readers.
-pub fn open_events(maps: &std::path::Path) -> Result<RingBuf<MapData>, aya::maps::MapError> {
-    Map::from_map_data(MapData::from_pin(maps.join(map_name::EVENTS))?)?.try_into()
 }

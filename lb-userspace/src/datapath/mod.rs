@@ -46,7 +46,6 @@ pub use attach::{Attachment, How};
 pub use cleanup::{Removed, cleanup};
 pub use error::DatapathError;
 pub use features::{TcMechanism, kernel_release};
-pub use load::open_events;
 pub use object::is_embedded;
 pub use point::{Point, Role};
 pub use program_log::ProgramLog;
