@@ -41,7 +41,7 @@ struct Table {
 }
 
 fn default_tests() -> Vec<String> {
-    vec!["packets".into()]
+    vec!["packet".into()]
 }
 
 /// Reads every `*.toml` of the folder, in the order of their names.
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn a_table_reads_with_its_defaults() {
         let table = parse(GOOD).expect("a good table");
-        assert_eq!(table[0].tests, ["packets"]);
+        assert_eq!(table[0].tests, ["packet"]);
         assert_eq!(table[0].edits[0].find, "a + b");
     }
 
