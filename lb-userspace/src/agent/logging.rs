@@ -16,7 +16,9 @@ pub fn start(format: LogFormat, level: LogLevel, programs: LogLevel) -> anyhow::
     let filter = Targets::new()
         .with_default(filter(level).min(LevelFilter::WARN))
         .with_target("lb_userspace", filter(level))
-        .with_target("lb_ebpf", filter(programs));
+        .with_target("ballast", filter(programs))
+        // It logs each failed request as an error; the source tells of them, once and with the reason.
+        .with_target("kube_client", LevelFilter::OFF);
     // This also bridges records of the `log` crate.
     match format {
         LogFormat::Text => {

@@ -27,7 +27,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Takes in a pass over the tables. `synced`: it was for a snapshot, not only for what time brought about.
+    /// Takes in a pass over the tables.
     pub fn took(&mut self, report: &apply::Report, now: Monotonic, wall: Timestamp) {
         let failed = !report.failures.is_empty();
         self.tables.writes += report.writes as u64;
