@@ -63,7 +63,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 fn service(index: u8, shape: &ServiceShape) -> Service {
     let mut cluster_ips: Vec<IpAddr> = vec![[10, 96, 0, shape.address].into()];
     if shape.dual {
-        cluster_ips.push(format!("fd00::{}", shape.address).parse().unwrap());
+        cluster_ips.push(format!("fd00::{}", shape.address).parse().expect("an address"));
     }
     let ports = [("a", 80, Protocol::Tcp), ("b", 80, Protocol::Udp), ("c", 81, Protocol::Tcp)];
     let port = |(name, port, protocol): &(&str, u16, Protocol)| ServicePort {
@@ -87,7 +87,7 @@ fn slice(index: u8, shape: &SliceShape) -> Slice {
     let endpoint = |(address, condition, pod): &(u8, u8, u8)| Endpoint {
         address: match family {
             Family::V4 => [10, 0, 0, *address].into(),
-            Family::V6 => format!("fd01::{address}").parse().unwrap(),
+            Family::V6 => format!("fd01::{address}").parse().expect("an address"),
         },
         ready: *condition < 2,
         serving: *condition < 4,
@@ -122,12 +122,13 @@ impl Run {
         let settings = PlanSettings { retry_min: retry, retry_max: retry, ..PlanSettings::default() };
         let mut store = capacities.map_or_else(MemoryStore::roomy, MemoryStore::new);
         store.check_each_write = true;
-        let programmer = Programmer::restore(store, settings.clone(), Monotonic::default()).unwrap();
+        let programmer =
+            Programmer::restore(store, settings.clone(), Monotonic::default()).expect("memory can be read");
         Self { settings, programmer: Some(programmer), snapshot: Snapshot::default(), now: Monotonic::default() }
     }
 
     fn programmer(&mut self) -> &mut Programmer<MemoryStore> {
-        self.programmer.as_mut().unwrap()
+        self.programmer.as_mut().expect("it is only taken within a restart")
     }
 
     fn step(&mut self, step: &Step) {
@@ -145,8 +146,9 @@ impl Run {
             Step::Sync => self.sync(),
             Step::Fail(after) => self.programmer().store_mut().failures = vec![*after],
             Step::Restart => {
-                let store = self.programmer.take().unwrap().into_store();
-                self.programmer = Some(Programmer::restore(store, self.settings.clone(), self.now).unwrap());
+                let store = self.programmer.take().expect("it is only taken here").into_store();
+                self.programmer =
+                    Some(Programmer::restore(store, self.settings.clone(), self.now).expect("memory can be read"));
             }
             Step::Wait(tenths) => self.wait(Duration::from_millis(u64::from(*tenths) * 100)),
         }

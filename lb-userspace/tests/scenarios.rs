@@ -70,7 +70,7 @@ impl World {
         let mut store = capacities.map_or_else(MemoryStore::roomy, MemoryStore::new);
         store.check_each_write = true;
         let now = Monotonic::default();
-        let programmer = Programmer::restore(store, settings.clone(), now).unwrap();
+        let programmer = Programmer::restore(store, settings.clone(), now).expect("memory can be read");
         Self {
             way,
             settings,
@@ -84,8 +84,12 @@ impl World {
         }
     }
 
+    fn programmer(&mut self) -> &mut Programmer<MemoryStore> {
+        self.programmer.as_mut().expect("it is only taken within a restart")
+    }
+
     fn store(&mut self) -> &mut MemoryStore {
-        self.programmer.as_mut().unwrap().store_mut()
+        self.programmer().store_mut()
     }
 
     fn events(&mut self, mut events: Vec<Event>) {
@@ -143,18 +147,19 @@ impl World {
         let snapshot =
             Snapshot { revision: self.revision, services: self.services.clone(), slices: self.slices.clone() };
         let now = self.now;
-        self.report = self.programmer.as_mut().unwrap().sync(&snapshot, now);
+        self.report = self.programmer().sync(&snapshot, now);
         self.settle();
     }
 
     /// Ticks as the agent would, until nothing is due at this moment.
     fn settle(&mut self) {
         for _ in 0..100 {
-            let programmer = self.programmer.as_mut().unwrap();
-            if programmer.next_tick().is_none_or(|at| at > self.now) {
+            let now = self.now;
+            let programmer = self.programmer();
+            if programmer.next_tick().is_none_or(|at| at > now) {
                 break;
             }
-            let report = programmer.tick(self.now);
+            let report = programmer.tick(now);
             let stuck = report == self.report && report.failures.is_empty() && report.writes == 0;
             self.report = report;
             if stuck {
@@ -174,9 +179,9 @@ impl World {
     }
 
     fn restart(&mut self) {
-        let store = self.programmer.take().unwrap().into_store();
+        let store = self.programmer.take().expect("it is only taken here").into_store();
         let before = store.dump();
-        let restored = Programmer::restore(store, self.settings.clone(), self.now).unwrap();
+        let restored = Programmer::restore(store, self.settings.clone(), self.now).expect("memory can be read");
         assert_eq!(restored.store().dump(), before, "a start alone changes nothing");
         self.programmer = Some(restored);
         let writes_before = self.store().log.len();
@@ -198,7 +203,7 @@ impl World {
 
     fn refusals(&self) -> String {
         let all = self.converted.values().flatten().chain(&self.report.refusals);
-        all.map(|refusal| format!("{refusal}\n")).collect()
+        all.map(ToString::to_string).collect::<Vec<_>>().join("\n")
     }
 }
 
@@ -219,7 +224,7 @@ fn sections(text: &str) -> Vec<(String, String, usize)> {
 }
 
 fn run(path: &Path, way: Way) {
-    let text = fs::read_to_string(path).unwrap();
+    let text = fs::read_to_string(path).expect("a readable scenario");
     let all = sections(&text);
     let head = |wanted: &str| all.iter().find_map(|(command, ..)| command.strip_prefix(wanted));
     let mut world = World::new(way, head("full ").map(capacities), head("node ").map(str::to_owned));
@@ -228,7 +233,9 @@ fn run(path: &Path, way: Way) {
         let place = format!("{}:{line} {way:?}", path.display());
         let (verb, argument) = command.split_once(' ').unwrap_or((command, ""));
         match verb {
-            "apply" => events.extend(manifest::parse(&place, body).unwrap().into_iter().map(Event::Apply)),
+            "apply" => {
+                events.extend(manifest::parse(&place, body).expect("a good manifest").into_iter().map(Event::Apply));
+            }
             "delete" => events.extend(body.lines().filter(|l| !l.is_empty()).map(|l| Event::Delete(l.to_owned()))),
             _ => world.events(std::mem::take(&mut events)),
         }

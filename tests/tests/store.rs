@@ -1,0 +1,181 @@
+//! The memory store stands for the maps in every test of the control plane: here both get the same, and hold the same.
+
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result};
+use aya::EbpfLoader;
+use lb_common::abi::{Slot, backend_state, map_name};
+use lb_tests::live::object;
+use lb_userspace::{
+    apply::{KernelStore, MemoryStore, Programmer, Report, Store},
+    maps::Pinned,
+    model::{Monotonic, Snapshot},
+    plan::{BackendId, BackendRecord, Loaded, PlanSettings, Range},
+    source::{
+        convert,
+        manifest::{self, Object},
+    },
+};
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, unshare},
+};
+
+const SIZES: [(&str, u32); 11] = [
+    (map_name::SERVICES4, 16),
+    (map_name::SERVICES6, 16),
+    (map_name::SLOTS, 64),
+    (map_name::BACKENDS4, 16),
+    (map_name::BACKENDS6, 16),
+    (map_name::FLOWS4, 64),
+    (map_name::FLOWS6, 64),
+    (map_name::SOCKETS4, 64),
+    (map_name::SOCKETS6, 64),
+    (map_name::NAMES, 16),
+    (map_name::STATS, 64),
+];
+
+fn manifest_of(endpoints4: &str, endpoints6: &str) -> String {
+    format!(
+        "
+apiVersion: v1
+kind: Service
+metadata: {{name: web}}
+spec: {{clusterIPs: [10.96.0.1, 'fd00::1'], sessionAffinity: ClientIP, ports: [{{name: http, port: 80}}, {{name: dns, port: 53, protocol: UDP}}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: web-4, labels: {{kubernetes.io/service-name: web}}}}
+addressType: IPv4
+ports: [{{name: http, port: 8080}}, {{name: dns, port: 5353, protocol: UDP}}]
+endpoints: [{endpoints4}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: web-6, labels: {{kubernetes.io/service-name: web}}}}
+addressType: IPv6
+ports: [{{name: http, port: 8080}}]
+endpoints: [{endpoints6}]
+"
+    )
+}
+
+fn snapshot(text: &str) -> Result<Snapshot> {
+    let mut snapshot = Snapshot::default();
+    for object in manifest::parse("test", text)? {
+        match object {
+            Object::Service(service) => {
+                let service = convert::service(&service).object.context("refused")?;
+                snapshot.services.insert(service.name.clone(), Arc::new(service));
+            }
+            Object::Slice(slice) => {
+                let slice = convert::slice(&slice).object.context("refused")?;
+                snapshot.slices.insert(slice.name.clone(), Arc::new(slice));
+            }
+            Object::Other(what) => anyhow::bail!("{what} in a test"),
+        }
+    }
+    Ok(snapshot)
+}
+
+/// Makes the maps of the programs' object and pins them in `dir`, on a bpffs that only this thread sees.
+fn pin_maps(dir: &Path) -> Result<()> {
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    let none: Option<&str> = None;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
+    mount(Some("bpf"), dir, Some("bpf"), MsFlags::empty(), none).context("mounting a bpffs")?;
+    let mut loader = EbpfLoader::new();
+    for (name, entries) in SIZES {
+        loader.map_max_entries(name, entries);
+    }
+    let mut ebpf = loader.load(&std::fs::read(object()?)?)?;
+    for name in map_name::ALL {
+        ebpf.take_map(name).with_context(|| format!("no map {name}"))?.pin(dir.join(name))?;
+    }
+    Ok(())
+}
+
+/// What is in use, in an order of its own.
+type Content = (Loaded, BTreeMap<BackendId, BackendRecord>, Vec<Vec<Slot>>, BTreeMap<BackendId, u32>);
+
+fn content(store: &impl Store) -> Result<Content> {
+    let mut loaded = store.load()?;
+    loaded.names.sort_by_key(|(id, _)| *id);
+    loaded.frontends.sort_by_key(|(frontend, _)| *frontend);
+    let (free, used): (Vec<_>, Vec<_>) =
+        std::mem::take(&mut loaded.backends).into_iter().partition(|(_, record)| record.state == backend_state::FREE);
+    let ranges = loaded.frontends.iter().map(|(_, entry)| Range { base: entry.slot_base, count: entry.slot_count });
+    let slots = ranges.map(|range| store.slots(range)).collect::<Result<_, _>>()?;
+    let generations = free.into_iter().map(|(id, record)| (id, record.generation)).collect();
+    Ok((loaded, used.into_iter().collect(), slots, generations))
+}
+
+struct Both {
+    kernel: Programmer<KernelStore>,
+    memory: Programmer<MemoryStore>,
+}
+
+impl Both {
+    fn sync(&mut self, snapshot: &Snapshot, now: Monotonic) -> Result<Report> {
+        let report = self.kernel.sync(snapshot, now);
+        assert_eq!(report, self.memory.sync(snapshot, now));
+        self.compare()?;
+        Ok(report)
+    }
+
+    fn tick(&mut self, now: Monotonic) -> Result<Report> {
+        assert_eq!(self.kernel.next_tick(), self.memory.next_tick());
+        let report = self.kernel.tick(now);
+        assert_eq!(report, self.memory.tick(now));
+        self.compare()?;
+        Ok(report)
+    }
+
+    fn compare(&self) -> Result<()> {
+        let (kernel, memory) = (content(self.kernel.store())?, content(self.memory.store())?);
+        assert_eq!(kernel.0.names, memory.0.names);
+        assert_eq!(kernel.0.frontends, memory.0.frontends);
+        assert_eq!((kernel.1, kernel.2, kernel.3), (memory.1, memory.2, memory.3));
+        assert_eq!(self.memory.store().problems(), Vec::<String>::new());
+        Ok(())
+    }
+}
+
+#[test]
+fn the_kernel_holds_what_memory_holds() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    pin_maps(dir.path())?;
+    let at = |seconds| Monotonic::from_duration(Duration::from_secs(seconds));
+    let settings = PlanSettings::default();
+    let kernel = KernelStore::new(Pinned::open(dir.path())?);
+    let memory = MemoryStore::new(kernel.capacities());
+    let mut both = Both {
+        kernel: Programmer::restore(kernel, settings.clone(), at(1))?,
+        memory: Programmer::restore(memory, settings.clone(), at(1))?,
+    };
+    let three = "{addresses: [10.0.0.1], targetRef: {uid: a}}, {addresses: [10.0.0.2]}, {addresses: [10.0.0.3], conditions: {ready: false}}";
+    let report = both.sync(&snapshot(&manifest_of(three, "{addresses: ['fd01::1']}"))?, at(1))?;
+    assert_eq!((report.services, report.backends.active, report.backends.resting), (2, 5, 2));
+    // Another pod at the first address, the second goes.
+    let report = both.sync(&snapshot(&manifest_of("{addresses: [10.0.0.1], targetRef: {uid: b}}", ""))?, at(2))?;
+    assert_eq!((report.backends.active, report.backends.draining, report.backends.gone), (2, 5, 2));
+    // A restart takes everything over, and has nothing to write.
+    let kernel = KernelStore::new(Pinned::open(dir.path())?);
+    both.kernel = Programmer::restore(kernel, settings.clone(), at(3))?;
+    both.memory = Programmer::restore(both.memory.into_store(), settings, at(3))?;
+    let report = both.sync(&snapshot(&manifest_of("{addresses: [10.0.0.1], targetRef: {uid: b}}", ""))?, at(3))?;
+    assert_eq!(report.writes, 0);
+    // More than the table holds: refused by name, and the old state stays.
+    let many: Vec<String> = (1..20).map(|n| format!("{{addresses: [10.0.1.{n}]}}")).collect();
+    let report = both.sync(&snapshot(&manifest_of(&many.join(","), ""))?, at(4))?;
+    assert!(report.refusals.iter().any(|refusal| refusal.reason.contains("map backends4 is full")), "{report:?}");
+    // Everything goes, and nothing is left.
+    both.sync(&Snapshot::default(), at(5))?;
+    for seconds in 6..200 {
+        both.tick(at(seconds))?;
+    }
+    assert_eq!(both.kernel.next_tick(), None);
+    let (loaded, used, ..) = content(both.kernel.store())?;
+    assert!(loaded.names.is_empty() && loaded.frontends.is_empty() && used.is_empty());
+    Ok(())
+}
