@@ -125,7 +125,7 @@ impl Attacher {
 
     /// Takes everything of ours off an interface that is still there.
     pub async fn release(&mut self, handle: &mut Handle, ifindex: u32) -> Result<(), DatapathError> {
-        for point in Point::ALL {
+        for point in Point::ALL.into_iter().rev() {
             self.detach(handle, ifindex, point).await?;
             self.attached.remove(&(ifindex, point));
             self.problems.remove(&(ifindex, point));

@@ -19,7 +19,9 @@ pub enum Point {
 }
 
 impl Point {
-    pub const ALL: [Self; 3] = [Self::In, Self::Out, Self::Xdp];
+    /// All of them, in the order of attaching: what rewrites a pod's replies is there before what makes flows that need it.
+    /// The other way round, answers that come between the two would reach the pod as the backend's own, and be lost.
+    pub const ALL: [Self; 3] = [Self::Out, Self::In, Self::Xdp];
 
     pub(super) fn attach_type(self) -> bpf_attach_type {
         match self {
