@@ -34,6 +34,7 @@ struct Listeners {
 pub(super) async fn start(settings: Settings) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     let signals = run::Signals::catch()?;
+    datapath::check_alone()?;
     let listeners = Listeners {
         health: http::listen("health-bind", settings.health_bind).await?,
         metrics: http::listen("metrics-bind", settings.metrics_bind).await?,

@@ -98,7 +98,7 @@ impl Attacher {
         Ok(())
     }
 
-    /// Attaches what the interface should have, and takes off what it should not.
+    /// Attaches what the interface should have, and takes off what it should not, up to the first failure.
     pub async fn ensure(&mut self, handle: &mut Handle, kernel: &Kernel, wanted: &Wanted) {
         for point in Point::ALL {
             let key = (wanted.ifindex, point);
@@ -120,6 +120,8 @@ impl Attacher {
             if self.problems.insert(key, problem.clone()).as_ref() != Some(&problem) {
                 tracing::warn!(interface = wanted.name, %point, problem, "not attached");
             }
+            // Requests must not be translated where answers are not: the catch-all programs serve the link meanwhile.
+            return;
         }
     }
 

@@ -40,6 +40,12 @@ impl AgentLock {
     }
 }
 
+/// Names an agent that already runs in this network namespace. Only a look ahead, for an error that says what is wrong instead of
+/// what follows from it (a port in use): [`AgentLock::take`] is what keeps the second one out.
+pub fn check_alone() -> Result<(), DatapathError> {
+    lock_namespace().map(drop)
+}
+
 /// Path of the lock file, which holds the agent's process id.
 pub(super) fn lock_file(run_dir: &Path) -> PathBuf {
     run_dir.join(LOCK_FILE)

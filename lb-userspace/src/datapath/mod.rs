@@ -40,6 +40,7 @@ use tokio::sync::watch;
 use attach::Attacher;
 use load::Kernel;
 use lock::AgentLock;
+pub use lock::check_alone;
 use pins::{Created, Pins};
 
 pub use attach::{Attachment, How};
