@@ -7,9 +7,12 @@ use aya_ebpf::bindings::{
     bpf_fib_lookup as FibQuery,
 };
 use aya_ebpf::helpers::generated::{
-    bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_type, bpf_skb_load_bytes, bpf_skb_store_bytes,
+    bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_head, bpf_skb_change_type, bpf_skb_load_bytes,
+    bpf_skb_store_bytes,
 };
 use lb_common::abi::FlowKey;
+
+use crate::parse::ETHERNET;
 
 /// Verdicts at tc. `NEXT` (TCX_NEXT, and TC_ACT_UNSPEC for clsact) leaves the packet to the programs behind us.
 pub const NEXT: i32 = -1;
@@ -53,11 +56,16 @@ fn swap_ethernet(skb: *mut __sk_buff) -> Result<(), ()> {
 ///
 /// Since Linux 5.10 (`bpf_redirect_neigh`).
 #[inline(never)]
-pub fn route<const N: usize>(skb: *mut __sk_buff, key: &FlowKey<N>, ingress: bool) -> i32 {
+pub fn route<const N: usize>(skb: *mut __sk_buff, key: &FlowKey<N>, network: usize, ingress: bool) -> i32 {
     let Some(ifindex) = next_link(skb, key) else {
         // For this host: at ingress the stack delivers it. At egress it would leave: turn it round.
-        return if ingress { NEXT } else { back(skb, 14, false) };
+        return if ingress { NEXT } else { back(skb, network, false) };
     };
+    // The helper takes a link-layer header off before it puts the new one on, and drops a packet that has none.
+    // SAFETY: a helper on the program's own packet.
+    if network == 0 && unsafe { bpf_skb_change_head(skb, ETHERNET as u32, 0) } != 0 {
+        return DROP;
+    }
     // SAFETY: helpers on the program's own packet.
     unsafe {
         // A bridge hands on packets that were addressed to another MAC; the neighbour layer would drop them.

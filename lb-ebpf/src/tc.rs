@@ -113,7 +113,7 @@ fn act<const N: usize, P: Place>(skb: *mut __sk_buff, work: &mut Work<N>, offset
     } else {
         work.packet.key.src = work.verdict.address;
     }
-    forward::route(skb, &work.packet.key, P::INGRESS)
+    forward::route(skb, &work.packet.key, P::NETWORK, P::INGRESS)
 }
 
 /// Ethernet or not, as a constant of a place.
