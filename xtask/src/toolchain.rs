@@ -14,7 +14,7 @@ pub const DEBIAN_PACKAGES: [&str; 7] =
 pub const DEBIAN_LLVM: &str = "/usr/lib/llvm-22";
 
 /// Code generation for the programs: line numbers and types (BTF) in the object, and 32-bit jumps and atomics (`v3`).
-const RUSTFLAGS: &str = "-Cdebuginfo=2 -Clink-arg=--btf -Ctarget-cpu=v3";
+const RUSTFLAGS: &str = "-Dwarnings -Cdebuginfo=2 -Clink-arg=--btf -Ctarget-cpu=v3";
 
 /// A compiler for the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

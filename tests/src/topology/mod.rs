@@ -16,6 +16,7 @@ mod namespace;
 mod node;
 mod offload;
 mod sweep;
+pub mod tun;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};

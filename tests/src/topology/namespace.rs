@@ -50,7 +50,8 @@ impl Place {
     }
 
     /// The same namespace with new sockets counted to this cgroup.
-    pub(super) fn with_cgroup(mut self, cgroup: &Path) -> Self {
+    #[must_use]
+    pub fn in_cgroup(mut self, cgroup: &Path) -> Self {
         self.cgroup = Some(cgroup.to_owned());
         self
     }

@@ -55,7 +55,7 @@ impl Node {
             .with_context(|| format!("mounting a bpffs on {}", bpffs.display()))?;
         let run_dir = directory.join(format!("node{number}-run"));
         std::fs::create_dir(&run_dir)?;
-        let host = namespace.place().clone().with_cgroup(cgroup.path());
+        let host = namespace.place().clone().in_cgroup(cgroup.path());
         Ok(Self { host, cgroup, namespace, addresses, number, options, bpffs, run_dir, pods: AtomicU32::new(1) })
     }
 

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 
 use lb_tests::agent::{Agent, Endpoint, Manifest, Service};
 use lb_tests::peers::Server;
-use lb_tests::topology::{Node, NodeOptions, Pod, Topology};
+use lb_tests::topology::{Addresses, Node, NodeOptions, Place, Pod, Topology};
 
 /// How pods are connected to their node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,10 +66,15 @@ fn pod(node: &Node, pods: Pods, name: &str) -> Pod {
 
 /// Servers of both protocols and families in a pod.
 pub fn serve(pod: &Pod, name: &str) -> Vec<Server> {
+    serve_at(pod.place(), pod.addresses(), name)
+}
+
+/// The same anywhere.
+pub fn serve_at(place: &Place, addresses: Addresses, name: &str) -> Vec<Server> {
     let mut servers = Vec::new();
-    for address in pod.addresses().both() {
-        servers.push(Server::tcp(pod.place(), name, SocketAddr::new(address, 8080)).expect("a TCP server"));
-        servers.push(Server::udp(pod.place(), name, SocketAddr::new(address, 5353)).expect("a UDP server"));
+    for address in addresses.both() {
+        servers.push(Server::tcp(place, name, SocketAddr::new(address, 8080)).expect("a TCP server"));
+        servers.push(Server::udp(place, name, SocketAddr::new(address, 5353)).expect("a UDP server"));
     }
     servers
 }

@@ -3,7 +3,7 @@
 mod tally;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -139,86 +139,36 @@ fn run_rung(workspace: &Workspace, toolchain: Toolchain, rung: &Rung) -> Result<
     match rung {
         Rung::Format => checks(&lint::format_checks(workspace)),
         Rung::Lint => checks(&lint::lint_checks(workspace)),
-        Rung::Unit => unit(workspace),
-        Rung::Integration(name) => integration(workspace, name),
+        Rung::Unit => cargo_test(workspace, rung.name(), &cmd!("cargo", "test", "--locked", "--no-fail-fast")),
+        Rung::Integration(name) => cargo_test(workspace, name, &integration(name)),
         Rung::Mutations => mutate::run_all(workspace, toolchain),
-        Rung::Demo => demo(),
+        Rung::Demo => demo(workspace),
     }
 }
 
-/// The unit and property tests: those of the default members, and those of the tests' own parts.
-fn unit(workspace: &Workspace) -> Result<Tally> {
-    let mut tally = cargo_test(workspace, "unit", &cmd!("cargo", "test", "--locked", "--no-fail-fast"))?;
-    let of_tests = cmd!("cargo", "test", "--locked", "--no-fail-fast", "-p", "lb-tests", "--lib", "--bins");
-    tally += cargo_test(workspace, "unit tests of the tests", &of_tests)?;
-    Ok(tally)
+/// The command of one integration binary. Its tests share one kernel's network namespaces and time: one at a time.
+pub fn integration(name: &str) -> Expression {
+    cmd!("cargo", "test", "--locked", "-p", "lb-tests", "--test", name, "--", "--test-threads=1")
 }
 
-/// One integration binary. Its tests share one kernel's network namespaces and time: one at a time.
-fn integration(workspace: &Workspace, name: &str) -> Result<Tally> {
-    cargo_test(
-        workspace,
-        name,
-        &cmd!("cargo", "test", "--locked", "-p", "lb-tests", "--test", name, "--", "--test-threads=1"),
-    )
+/// Runs a `cargo test` command with the environment that the tests expect, and counts.
+pub fn cargo_test(workspace: &Workspace, name: &str, command: &Expression) -> Result<Tally> {
+    cargo_test_object(workspace, name, command, &workspace.object())
 }
 
-/// Runs a `cargo test` command and counts.
-fn cargo_test(workspace: &Workspace, name: &str, command: &Expression) -> Result<Tally> {
-    let command = environment(workspace, &command.dir(&workspace.root), &workspace.object());
-    let mut tally = Tally::default();
-    let succeeded = run_watched(name, &clean_cargo_env(command), |line| tally.read_line(line))?;
-    tally.close(name, succeeded);
-    Ok(tally)
-}
-
-/// Builds an integration binary; its path.
-pub fn build_integration(workspace: &Workspace, name: &str) -> Result<PathBuf> {
-    let command = cmd!(
-        "cargo",
-        "test",
-        "--locked",
-        "--no-run",
-        "-p",
-        "lb-tests",
-        "--test",
-        name,
-        "--message-format",
-        "json-render-diagnostics"
-    );
-    let command = environment(workspace, &command.dir(&workspace.root), &workspace.object());
-    let messages = clean_cargo_env(command).read().with_context(|| format!("building the test binary {name}"))?;
-    messages.lines().find_map(|line| executable(line, name)).with_context(|| format!("no test binary {name} was built"))
-}
-
-/// Runs an integration binary on other programs than the workspace's own. Not by way of cargo, which would build the agent
-/// and all tests again for the sake of another object; and in silence, for it is expected to fail.
-pub fn run_integration(workspace: &Workspace, name: &str, binary: &Path, object: &Path) -> Result<Tally> {
-    let command = cmd!(binary, "--test-threads=1").dir(workspace.root.join("tests"));
-    let command = environment(workspace, &command, object).env("RUST_BACKTRACE", "0");
-    let output = command.stderr_to_stdout().stdout_capture().unchecked().run();
-    let output = output.with_context(|| format!("running {}", binary.display()))?;
-    let mut tally = Tally::default();
-    String::from_utf8_lossy(&output.stdout).lines().for_each(|line| tally.read_line(line));
-    tally.close(name, output.status.success());
-    Ok(tally)
-}
-
-/// What the tests find in their environment.
-fn environment(workspace: &Workspace, command: &Expression, object: &Path) -> Expression {
-    command
+/// The same on other programs than the workspace's own.
+pub fn cargo_test_object(workspace: &Workspace, name: &str, command: &Expression, object: &Path) -> Result<Tally> {
+    let command = command
         .env("BALLAST_EBPF_OBJECT", object)
         .env("BALLAST_BIN", workspace.agent(false))
         .env("KUBEBUILDER_ASSETS", workspace.kube_assets())
         .env("PATH", workspace.path())
         .env("CARGO_TERM_COLOR", "never")
-}
-
-/// The executable that a message of cargo names, if it is the one of this test target.
-fn executable(message: &str, name: &str) -> Option<PathBuf> {
-    let message: serde_json::Value = serde_json::from_str(message).ok()?;
-    let ours = message["reason"] == "compiler-artifact" && message["target"]["name"] == name;
-    message["executable"].as_str().filter(|_| ours).map(PathBuf::from)
+        .dir(&workspace.root);
+    let mut tally = Tally::default();
+    let succeeded = run_watched(name, &clean_cargo_env(command), |line| tally.read_line(line))?;
+    tally.close(name, succeeded);
+    Ok(tally)
 }
 
 fn checks(checks: &[lint::Check]) -> Result<Tally> {
@@ -231,7 +181,7 @@ fn checks(checks: &[lint::Check]) -> Result<Tally> {
 }
 
 /// The tour in a process of its own: it must clean up after itself whatever happens here.
-fn demo() -> Result<Tally> {
+fn demo(_workspace: &Workspace) -> Result<Tally> {
     let xtask = std::env::current_exe().context("the path of xtask itself")?;
     let mut tally = Tally::default();
     let succeeded = run_watched("demo", &cmd!(xtask, "run", "--once"), |line| {
@@ -275,15 +225,6 @@ mod tests {
         let mut names = vec!["kube", "restart", "packets", "namespaces"];
         names.sort_by_key(|name| (rank(name), (*name).to_owned()));
         assert_eq!(names, ["packets", "namespaces", "kube", "restart"]);
-    }
-
-    #[test]
-    fn cargo_says_which_binary_it_built() {
-        let artifact = r#"{"reason":"compiler-artifact","target":{"name":"packet"},"executable":"/t/packet-1"}"#;
-        assert_eq!(executable(artifact, "packet"), Some("/t/packet-1".into()));
-        assert_eq!(executable(artifact, "kube"), None);
-        let library = r#"{"reason":"compiler-artifact","target":{"name":"packet"},"executable":null}"#;
-        assert_eq!(executable(library, "packet"), None);
     }
 
     #[test]

@@ -1,0 +1,152 @@
+//! Processes of the host (and of pods, if told so) are translated at connect and per datagram, and see the service throughout.
+
+// Tests may unwrap: a panic is a failed test.
+#![allow(clippy::unwrap_used)]
+
+mod stage;
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+
+use lb_tests::agent::{Agent, Endpoint, Manifest, Protocol, Service};
+use lb_tests::peers::{Datagrams, Stream};
+use lb_tests::topology::{NodeOptions, Place};
+use stage::{Pods, Stage, serve_at};
+
+fn count(agent: &Agent, outcome: &str) -> u64 {
+    let metrics = agent.metrics().unwrap();
+    let named = format!("\"{outcome}\"");
+    let lines =
+        metrics.lines().filter(|line| !line.starts_with('#') && line.contains("outcomes") && line.contains(&named));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+}
+
+#[test]
+fn a_host_process_sees_the_service_and_its_packets_are_not_translated() {
+    let stage = Stage::new("hostproc", Pods::Routed, 2, NodeOptions::default());
+    let service = stage.web();
+    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    for to in service.frontends(Protocol::Tcp) {
+        let mut stream = Stream::connect(stage.node.place(), to).unwrap();
+        assert_eq!(stream.peer().unwrap(), to);
+        let answer = stream.ask("hello").unwrap();
+        assert_ne!(answer.local, to, "the backend is addressed itself");
+        assert_eq!(answer.peer, stream.local().unwrap());
+    }
+    for to in service.frontends(Protocol::Udp) {
+        let socket = Datagrams::connected(stage.node.place(), 0, to).unwrap();
+        assert_eq!(socket.peer().unwrap(), to);
+        socket.ask("hello").unwrap();
+        // An unconnected socket hears from the service, whichever backend answers.
+        let socket = Datagrams::unconnected(stage.node.place(), 0, to).unwrap();
+        socket.ask_at(to, "hello").unwrap();
+    }
+    let connections = agent.json(&["get", "connections", "-A"]).unwrap();
+    assert_eq!(connections["items"].as_array().map(Vec::len), Some(0), "no packet was translated: {connections}");
+}
+
+#[test]
+fn only_the_hosts_own_processes_are_translated_unless_told_otherwise() {
+    for (mode, host, pods) in [("host", true, false), ("all", true, true), ("off", false, false)] {
+        let options = NodeOptions { rp_filter: 2, ..NodeOptions::default() };
+        let stage = Stage::new("mode", Pods::Routed, 2, options);
+        let service = stage.web();
+        let agent = stage.agent(&Manifest::of([service.clone()]), &["--socket-lb", mode]);
+        // A process in a pod's namespace, in the cgroup that the programs are attached to.
+        let pod = stage.client.place().clone().in_cgroup(stage.node.cgroup());
+        for (place, at_connect) in [(stage.node.place(), host), (&pod, pods)] {
+            for to in service.frontends(Protocol::Tcp) {
+                let before = count(&agent, "socket_connected");
+                let mut stream = Stream::connect(place, to).unwrap();
+                stream.ask("hello").unwrap();
+                assert_eq!(stream.peer().unwrap(), to);
+                let translated = count(&agent, "socket_connected") - before;
+                assert_eq!(translated, u64::from(at_connect), "{mode} in {}", place.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_host_process_is_refused_at_once_where_nobody_serves() {
+    let stage = Stage::new("hostempty", Pods::Routed, 1, NodeOptions::default());
+    let service = Service::web(vec![]);
+    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let before = count(&agent, "socket_refused");
+    let frontends = [service.frontends(Protocol::Tcp), service.frontends(Protocol::Udp)].concat();
+    for to in service.frontends(Protocol::Tcp) {
+        assert_eq!(Stream::connect(stage.node.place(), to).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    }
+    for to in service.frontends(Protocol::Udp) {
+        let error = Datagrams::connected(stage.node.place(), 0, to).expect_err("connect fails itself");
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+        let socket = Datagrams::unconnected(stage.node.place(), 0, to).unwrap();
+        assert_eq!(socket.send_at(to, "hello").unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    }
+    assert_eq!(count(&agent, "socket_refused") - before, frontends.len() as u64 + 2);
+}
+
+#[test]
+fn an_unconnected_socket_leaves_a_backend_that_is_gone_and_no_other() {
+    let stage = Stage::new("hostudp", Pods::Routed, 3, NodeOptions::default());
+    let service = stage.web();
+    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    for to in service.frontends(Protocol::Udp) {
+        let endpoints = stage.endpoints();
+        agent.apply(&Manifest::of([service.clone()])).unwrap();
+        let sockets: Vec<Datagrams> =
+            (0..12).map(|_| Datagrams::unconnected(stage.node.place(), 0, to).unwrap()).collect();
+        let ask = |sockets: &[Datagrams], text: &str| -> Vec<String> {
+            sockets.iter().map(|socket| socket.ask_at(to, text).unwrap().server).collect()
+        };
+        let first = ask(&sockets, "one");
+        assert_eq!(first.iter().collect::<BTreeSet<_>>().len(), 3, "12 sockets use all backends: {first:?}");
+        agent.apply(&Manifest::of([Service::web(endpoints[1..].to_vec())])).unwrap();
+        for (before, now) in first.iter().zip(ask(&sockets, "two")) {
+            assert!(now != "b0", "b0 is gone");
+            assert!(before == "b0" || *before == now, "{before} stayed, but its socket went to {now}");
+        }
+    }
+}
+
+#[test]
+fn host_processes_are_served_while_no_agent_runs() {
+    let stage = Stage::new("hostdead", Pods::Routed, 2, NodeOptions::default());
+    let service = stage.web();
+    let mut agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let mut held = Stream::connect(stage.node.place(), service.frontends(Protocol::Tcp)[0]).unwrap();
+    agent.kill();
+    let serve = |place: &Place| {
+        for to in service.frontends(Protocol::Tcp) {
+            Stream::connect(place, to).unwrap().ask("hello").unwrap();
+        }
+        for to in service.frontends(Protocol::Udp) {
+            Datagrams::connected(place, 0, to).unwrap().ask("hello").unwrap();
+        }
+    };
+    serve(stage.node.place());
+    held.ask("still").unwrap();
+    agent.restart().unwrap();
+    serve(stage.node.place());
+    held.ask("still").unwrap();
+}
+
+#[test]
+fn an_endpoint_on_the_host_itself_is_reached_from_everywhere() {
+    let stage = Stage::new("hostnet", Pods::Routed, 0, NodeOptions::default());
+    let _servers = serve_at(stage.node.place(), stage.node.addresses(), "host");
+    let endpoint = Endpoint::ready(stage.node.addresses()).on(&stage.node.node_name());
+    let service = Service::web(vec![endpoint]);
+    let _agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    for place in [stage.client.place(), stage.node.place()] {
+        for to in service.frontends(Protocol::Tcp) {
+            let mut stream =
+                Stream::connect(place, to).unwrap_or_else(|error| panic!("{}: {to}: {error}", place.name()));
+            assert_eq!(stream.ask("hello").unwrap().server, "host");
+        }
+        for to in service.frontends(Protocol::Udp) {
+            let socket = Datagrams::connected(place, 0, to).unwrap();
+            assert_eq!(socket.ask("hello").unwrap().server, "host", "{}", place.name());
+        }
+    }
+}
