@@ -1,5 +1,6 @@
 //! `cargo xtask`: builds, runs, tests and packs Ballast.
 
+mod bench;
 mod compile;
 mod image;
 mod lint;
@@ -52,6 +53,8 @@ enum Command {
     Mutate(mutate::MutateArgs),
     /// Pack the static binary as an OCI image, without a container daemon.
     Image(image::ImageArgs),
+    /// Measure what Ballast costs on network namespaces of its own (root).
+    Bench(bench::BenchArgs),
     /// What the verifier says about the programs, and the kernel memory of the idle maps (root).
     Programs(programs::ProgramsArgs),
 }
@@ -79,6 +82,7 @@ fn dispatch(cli: &Cli) -> Result<()> {
         Command::Lint { advisories } => run_lint(&workspace, *advisories),
         Command::Mutate(args) => mutate::run(&workspace, args),
         Command::Image(args) => image::run(&workspace, args),
+        Command::Bench(args) => bench::run(&workspace, args),
         Command::Programs(args) => programs::run(&workspace, args),
     }
 }

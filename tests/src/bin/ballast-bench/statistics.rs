@@ -1,0 +1,59 @@
+//! Samples of one quantity, one for each round, and their quartiles.
+
+/// Samples, sorted. Never empty once there was a round.
+#[derive(Debug)]
+pub struct Samples(Vec<f64>);
+
+impl FromIterator<f64> for Samples {
+    fn from_iter<I: IntoIterator<Item = f64>>(samples: I) -> Self {
+        let mut samples: Vec<f64> = samples.into_iter().collect();
+        samples.sort_by(f64::total_cmp);
+        Self(samples)
+    }
+}
+
+impl Samples {
+    /// Half of the samples lie below.
+    pub fn median(&self) -> f64 {
+        middle(&self.0)
+    }
+
+    /// A quarter of the samples lies below the first, another above the second. (The medians of the lower and the upper half.)
+    pub fn quartiles(&self) -> [f64; 2] {
+        let half = self.0.len() / 2;
+        if half == 0 {
+            return [self.median(); 2];
+        }
+        [middle(&self.0[..half]), middle(&self.0[self.0.len() - half..])]
+    }
+}
+
+fn middle(sorted: &[f64]) -> f64 {
+    match sorted.len() {
+        0 => f64::NAN,
+        odd if odd % 2 == 1 => sorted[odd / 2],
+        even => f64::midpoint(sorted[even / 2 - 1], sorted[even / 2]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Samples;
+
+    #[test]
+    fn one_outlier_moves_no_median() {
+        let calm: Samples = [1.0, 1.1, 0.9, 1.0, 1.0].into_iter().collect();
+        let disturbed: Samples = [1.0, 1.1, 0.9, 1.0, 50.0].into_iter().collect();
+        assert!((calm.median() - 1.0).abs() < 1e-9 && (disturbed.median() - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn quartiles_enclose_the_middle_half() {
+        let samples: Samples = (1..=8).map(f64::from).rev().collect();
+        assert!((samples.median() - 4.5).abs() < 1e-9);
+        let [low, high] = samples.quartiles();
+        assert!((low - 2.5).abs() < 1e-9 && (high - 6.5).abs() < 1e-9);
+        let single: Samples = [3.0].into_iter().collect();
+        assert!(single.quartiles().iter().all(|quartile| (quartile - 3.0).abs() < 1e-9));
+    }
+}
