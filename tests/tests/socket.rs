@@ -15,10 +15,11 @@ use stage::{Pods, Stage, serve_at};
 
 fn count(agent: &Agent, outcome: &str) -> u64 {
     let metrics = agent.metrics().unwrap();
-    let named = format!("\"{outcome}\"");
-    let lines =
-        metrics.lines().filter(|line| !line.starts_with('#') && line.contains("outcomes") && line.contains(&named));
-    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+    let named = format!("ballast_outcomes_total{{outcome=\"{outcome}\"}} ");
+    let line = metrics.lines().find_map(|line| line.strip_prefix(&named));
+    let value = line.unwrap_or_else(|| panic!("no {named} in {metrics}"));
+    // OpenMetrics writes a counter as a decimal fraction.
+    value.trim_end_matches(".0").parse().unwrap()
 }
 
 #[test]
