@@ -101,17 +101,20 @@ pub mod frontend_kind {
 }
 
 /// Value of `slots`: one position in a service's range.
+///
+/// A range may be written again while a reader is between its two words of eight bytes, which the kernel copies one by one:
+/// each word has a field that tells the range apart, so that no mix of two passes for one.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Slot {
     /// Id of the backend: the index into `backends4` / `backends6`. Never 0 in a range.
     pub backend: u32,
-    /// The backend's generation when the slot was written.
-    pub backend_generation: u32,
-    /// Id of the service port that the range belongs to.
-    pub service: u32,
     /// Generation of the range, as in [`Service::generation`].
     pub generation: u32,
+    /// Id of the service port that the range belongs to.
+    pub service: u32,
+    /// The backend's generation when the slot was written.
+    pub backend_generation: u32,
 }
 
 /// Value of `backends4` / `backends6`: one endpoint of one service port. Index 0 is never used.

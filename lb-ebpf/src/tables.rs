@@ -44,7 +44,12 @@ where
 
     #[inline(always)]
     fn slot(&mut self, index: u32) -> Option<Slot> {
-        SLOTS.get(index).copied()
+        let words: *const [u64; 2] = core::ptr::from_ref(SLOTS.get(index)?).cast();
+        // SAFETY: a live map value, which is aligned to eight bytes and two words long. Each word is read once and whole: the
+        // record tells one of an old range from one of a new range, but not half a word.
+        let words = unsafe { [(&raw const (*words)[0]).read_volatile(), (&raw const (*words)[1]).read_volatile()] };
+        // SAFETY: plain numbers of the same size, every value of which is valid.
+        Some(unsafe { core::mem::transmute::<[u64; 2], Slot>(words) })
     }
 
     #[inline(always)]

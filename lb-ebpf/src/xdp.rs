@@ -50,8 +50,10 @@ where
         }
         Action::Drop | Action::ToBackend => {}
     }
-    count::packet(work, hook::XDP, ifindex);
-    let verdict = &work.verdict;
+    count::outcome(verdict.outcome, Counter::Packet);
+    if verdict.outcome != Outcome::Forwarded {
+        count::verdict(work, hook::XDP, ifindex);
+    }
     if verdict.action == Action::Drop {
         return XDP_DROP;
     }

@@ -3,14 +3,19 @@
 //! * [`topology`] makes nodes, pods and outside hosts as network namespaces and removes them again;
 //! * [`agent`] runs the real agent on a node;
 //! * [`cluster`] starts and stops a real API server;
-//! * [`peers`] are the servers and clients that run in them.
+//! * [`hammer`] changes tables while packets meet them;
+//! * [`peers`] are the servers and clients that run in them;
+//! * [`programs`] builds edited eBPF programs for tests of the tests.
 //!
-//! All but [`cluster`] on loopback needs root and `ip` (iproute2); nothing touches the links and addresses of the namespace it is started in.
+//! All but [`cluster`] on loopback needs root and `ip` (iproute2); nothing touches the links and
+//! addresses of the namespace it is started in.
 
 pub mod agent;
 pub mod cluster;
+pub mod hammer;
 pub mod live;
 pub mod oracle;
 pub mod peers;
+pub mod programs;
 pub mod random;
 pub mod topology;

@@ -1,1 +1,207 @@
 //! An update of a service is atomic for readers: no packet meets a mix of two generations, hammered while it changes.
+//!
+//! Two services take over each other's slot ranges as fast as the maps can be written. Each check is shown to be able to fail:
+//! on programs without the re-check, and with the writes in the wrong order.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use lb_tests::hammer::{Anvil, PORT, Subject, Tally};
+use lb_tests::live::object;
+use lb_tests::programs;
+use lb_tests::topology::Topology;
+use lb_userspace::apply::{KernelStore, MemoryStore, Programmer, Store as _};
+use lb_userspace::model::{
+    Endpoint, Exposure, Family, Monotonic, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, Snapshot,
+};
+use lb_userspace::plan::{Op, PlanSettings};
+use rustix::time::{ClockId, clock_gettime};
+
+/// How long packets are hammered where nothing may be found.
+const QUIET: Duration = Duration::from_secs(3);
+/// How long at most where something must be.
+const UNTIL_FOUND: Duration = Duration::from_secs(30);
+/// How many packets must have met changing tables before a run counts in which none was misdelivered.
+const TORN: u64 = 100;
+/// How many updates are prepared; they are applied over and over.
+const UPDATES: u32 = 2_000;
+
+/// The two services; each has two of its three backends ready, which two depends on `turns`.
+fn snapshot(turns: [u32; 2]) -> Snapshot {
+    let mut snapshot = Snapshot { revision: u64::from(turns[0] + turns[1]) + 1, ..Snapshot::default() };
+    for (subject, turn) in Subject::BOTH.into_iter().zip(turns) {
+        let name = ObjectName::new("default", format!("service{}", subject.0));
+        let ready = if turn % 2 == 0 { [1, 2] } else { [2, 3] };
+        let endpoint = |number| Endpoint {
+            address: subject.backend(number),
+            ready: true,
+            serving: true,
+            terminating: false,
+            node: None,
+            uid_hash: 0,
+        };
+        let service = Service {
+            name: name.clone(),
+            exposure: Exposure::Addresses,
+            proxy_name: None,
+            cluster_ips: vec![subject.cluster_ip().into()],
+            ports: vec![ServicePort { name: String::new(), port: PORT, protocol: Protocol::Tcp }],
+            affinity_timeout_s: 0,
+            created_s: None,
+        };
+        let slice = Slice {
+            name: name.clone(),
+            service: name.name.clone(),
+            family: Family::V4,
+            ports: vec![SlicePort { name: String::new(), port: 8080, protocol: Protocol::Tcp }],
+            endpoints: ready.map(endpoint).to_vec(),
+        };
+        snapshot.services.insert(name.clone(), Arc::new(service));
+        snapshot.slices.insert(name, Arc::new(slice));
+    }
+    snapshot
+}
+
+/// The updates as the agent plans them, the first one filling empty tables; slot ranges are free again at once.
+fn planned() -> Result<Vec<Vec<Op>>> {
+    let settings =
+        PlanSettings { slot_grace: Duration::ZERO, drain_period: Duration::from_hours(1), ..PlanSettings::default() };
+    let now = now();
+    let mut programmer = Programmer::restore(MemoryStore::roomy(), settings, now)?;
+    let mut turns = [0, 0];
+    let mut updates = Vec::new();
+    for update in 0..UPDATES {
+        let report = programmer.sync(&snapshot(turns), now);
+        ensure!(report.failures.is_empty() && report.refusals.is_empty(), "{report:?}");
+        updates.push(std::mem::take(&mut programmer.store_mut().log));
+        turns[update as usize % 2] += 1;
+    }
+    ensure!(takeovers(&updates) > UPDATES as usize / 2, "the services do not take over each other's ranges");
+    Ok(updates)
+}
+
+/// How often a range is written for another service than the time before.
+fn takeovers(updates: &[Vec<Op>]) -> usize {
+    let mut owners = BTreeMap::new();
+    let writes = updates.iter().flatten().filter_map(|op| match op {
+        Op::WriteSlots { base, slots } => Some((*base, slots.first()?.service)),
+        _ => None,
+    });
+    writes.filter(|(base, service)| owners.insert(*base, *service).is_some_and(|before| before != *service)).count()
+}
+
+/// The service's entry first, then the slots that it leads to.
+fn in_wrong_order(mut updates: Vec<Vec<Op>>) -> Vec<Vec<Op>> {
+    for ops in &mut updates[1..] {
+        ops.sort_by_key(|op| !matches!(op, Op::WriteFrontend { .. }));
+    }
+    updates
+}
+
+fn now() -> Monotonic {
+    let time = clock_gettime(ClockId::Monotonic);
+    Monotonic::from_duration(Duration::new(
+        time.tv_sec.cast_unsigned(),
+        u32::try_from(time.tv_nsec).expect("below a second"),
+    ))
+}
+
+/// Applies the updates one after the other, over and over.
+fn apply(store: &mut KernelStore, updates: &[Vec<Op>], stop: &AtomicBool) -> Result<u64> {
+    let mut count = 0;
+    for ops in updates[1..].iter().cycle() {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        for op in ops {
+            store.apply(op)?;
+        }
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// Hammers the programs of `object` with prepared updates.
+fn hammer(object: &Path, updates: &[Vec<Op>], limit: Duration, enough: fn(&Tally) -> bool) -> Result<Tally> {
+    let topology = Topology::new("hammer")?;
+    let node = topology.node()?;
+    let (anvil, mut store) = Anvil::load(object, &node.bpffs().join("hammer"))?;
+    for op in updates.first().context("the first update")? {
+        store.apply(op)?;
+    }
+    let tally = anvil.run(limit, enough, |stop| apply(&mut store, updates, stop))?;
+    println!("{tally:?}");
+    Ok(tally)
+}
+
+fn never(_: &Tally) -> bool {
+    false
+}
+
+fn edited(name: &str) -> Result<std::path::PathBuf> {
+    programs::build(&programs::mutation("race/race.toml", name)?)
+}
+
+#[test]
+fn no_packet_meets_a_mix_of_two_generations() -> Result<()> {
+    let tally = hammer(&object()?, &planned()?, QUIET, never)?;
+    assert!(tally.updates > 1000 && tally.packets > 1000, "too little to show anything: {tally:?}");
+    assert_eq!(tally.misdelivered, 0, "{tally:?}");
+    Ok(())
+}
+
+#[test]
+fn nor_does_one_whose_look_ups_lie_far_apart() -> Result<()> {
+    // A packet is only counted as torn when an update fell between its look-ups twice.
+    let tally = hammer(&edited("widened")?, &planned()?, UNTIL_FOUND, |tally| tally.torn >= TORN)?;
+    assert!(tally.torn >= TORN, "too few updates fell between two look-ups to show anything: {tally:?}");
+    assert_eq!(tally.misdelivered, 0, "{tally:?}");
+    Ok(())
+}
+
+#[test]
+fn without_the_re_check_packets_go_astray() -> Result<()> {
+    let object = edited("widened, re-check taken out")?;
+    let calm = hammer(&object, &planned()?[..1], Duration::from_millis(100), never)?;
+    assert_eq!((calm.updates, calm.packets), (0, calm.delivered), "without updates all is well: {calm:?}");
+    let tally = hammer(&object, &planned()?, UNTIL_FOUND, |tally| tally.misdelivered > 0)?;
+    assert!(tally.misdelivered > 0, "the hammer misses the mix that it is to find: {tally:?}");
+    Ok(())
+}
+
+#[test]
+fn with_the_writes_in_the_wrong_order_packets_are_lost() -> Result<()> {
+    let tally = hammer(&object()?, &in_wrong_order(planned()?), UNTIL_FOUND, |tally| tally.torn > 0)?;
+    assert!(tally.torn > 0, "the hammer misses the half-written update: {tally:?}");
+    Ok(())
+}
+
+/// As the agent does it: ranges rest before they are written again, so a packet's second look-up finds what the first one
+/// promised.
+#[test]
+fn no_packet_is_lost_while_the_agent_updates() -> Result<()> {
+    let topology = Topology::new("hammer")?;
+    let node = topology.node()?;
+    let (anvil, store) = Anvil::load(&edited("widened")?, &node.bpffs().join("hammer"))?;
+    let mut programmer = Programmer::restore(store, PlanSettings::default(), now())?;
+    let mut turns = [0, 0];
+    programmer.sync(&snapshot(turns), now());
+    let tally = anvil.run(QUIET, never, |stop| {
+        let mut count = 0;
+        while !stop.load(Ordering::Relaxed) {
+            turns[usize::from(count % 2 == 1)] += 1;
+            let report = programmer.sync(&snapshot(turns), now());
+            ensure!(report.failures.is_empty() && report.refusals.is_empty(), "{report:?}");
+            count += 1;
+        }
+        Ok(count)
+    })?;
+    println!("{tally:?}");
+    assert!(tally.updates > 100, "{tally:?}");
+    assert_eq!((tally.misdelivered, tally.torn, tally.missed), (0, 0, 0), "{tally:?}");
+    Ok(())
+}

@@ -212,18 +212,20 @@ fn server_command(directory: &Path, at: SocketAddr, store: SocketAddr) -> Result
 
 /// The program, from `KUBEBUILDER_ASSETS`, else from the cache.
 fn binary(name: &str) -> Result<PathBuf> {
-    let folder = if let Some(assets) = set("KUBEBUILDER_ASSETS") {
-        assets
-    } else if let Some(cache) = set("XDG_CACHE_HOME") {
-        cache.join("ballast/tools/bin")
-    } else {
-        set("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?.join(".cache/ballast/tools/bin")
-    };
-    let path = folder.join(name);
+    let path = set("KUBEBUILDER_ASSETS").map_or_else(tools, Ok)?.join(name);
     if !path.is_file() {
         bail!("{} is missing: run `cargo xtask setup`, or set KUBEBUILDER_ASSETS to a folder with it", path.display());
     }
     Ok(path)
+}
+
+/// The cache folder that `cargo xtask setup` fills with programs.
+pub fn tools() -> Result<PathBuf> {
+    let cache = match set("XDG_CACHE_HOME") {
+        Some(cache) => cache,
+        None => set("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?.join(".cache"),
+    };
+    Ok(cache.join("ballast/tools/bin"))
 }
 
 fn set(name: &str) -> Option<PathBuf> {
