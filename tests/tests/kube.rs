@@ -53,7 +53,7 @@ fn has(snapshot: &Snapshot, service: &str) -> bool {
 }
 
 fn endpoints(addresses: &[&str]) -> Vec<Endpoint> {
-    addresses.iter().map(|address| Endpoint::ready(address.parse().unwrap())).collect()
+    addresses.iter().map(|address| Endpoint::ready(address.parse().expect("an address in a test"))).collect()
 }
 
 fn addresses(endpoints: &[Endpoint]) -> Vec<IpAddr> {
@@ -74,7 +74,7 @@ async fn the_source_follows_what_is_made_scaled_and_deleted() -> Result<()> {
     assert_eq!(web.cluster_ips, cluster_ips);
     assert_eq!(cluster_ips.len(), 2, "one of each family");
     let ports: Vec<(&str, u16)> = web.ports.iter().map(|port| (port.name.as_str(), port.port)).collect();
-    assert_eq!(ports, [("tcp", 80), ("udp", 80)]);
+    assert_eq!(ports, [("tcp", 80), ("udp", 53)]);
 
     let two = endpoints(&["10.244.1.1", "10.244.1.2", "fd00:244::1"]);
     objects.put_endpoints("web", &two).await?;

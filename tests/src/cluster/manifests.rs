@@ -70,12 +70,11 @@ pub async fn apply(client: &Client, object: &DynamicObject, dry_run: bool) -> Re
         .with_context(|| format!("{} {}", types.api_version, types.kind))?;
     let name = object.metadata.name.as_deref().context("an object without a name")?;
     let mut object = object.clone();
-    let api: Api<DynamicObject> = match (capabilities.scope, &object.metadata.namespace) {
-        (Scope::Namespaced, Some(namespace)) => Api::namespaced_with(client.clone(), namespace, &kind),
-        _ => {
-            object.metadata.namespace = None;
-            Api::all_with(client.clone(), &kind)
-        }
+    let namespaced = capabilities.scope == Scope::Namespaced;
+    object.metadata.namespace = object.metadata.namespace.filter(|_| namespaced);
+    let api: Api<DynamicObject> = match &object.metadata.namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &kind),
+        None => Api::all_with(client.clone(), &kind),
     };
     let mut parameters = PatchParams::apply("tests").force().validation_strict();
     parameters.dry_run = dry_run;

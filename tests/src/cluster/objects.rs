@@ -11,10 +11,8 @@ use serde_json::{Value, json};
 
 /// The namespace that the tests' objects are in.
 pub const NAMESPACE: &str = "default";
-/// Port of the tests' services.
-pub const SERVICE_PORT: u16 = 80;
-/// Port of the tests' endpoints.
-pub const ENDPOINT_PORT: u16 = 8080;
+/// The ports of the tests' services: name, protocol, the service's port, the endpoints' port.
+pub const PORTS: [(&str, &str, u16, u16); 2] = [("tcp", "TCP", 80, 8080), ("udp", "UDP", 53, 5353)];
 
 /// One endpoint of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,12 +48,14 @@ impl Objects {
         }
     }
 
-    /// Makes a service of both families, TCP and UDP on [`SERVICE_PORT`]; returns the cluster IPs that it got.
+    /// Makes a service of both families, TCP and UDP on its [`PORTS`]; returns the cluster IPs that it got.
     pub async fn create_service(&self, name: &str) -> Result<Vec<IpAddr>> {
-        let port = |name: &str, protocol: &str| json!({"name": name, "protocol": protocol, "port": SERVICE_PORT, "targetPort": ENDPOINT_PORT});
+        let ports = PORTS.map(|(name, protocol, port, target)| {
+            json!({"name": name, "protocol": protocol, "port": port, "targetPort": target})
+        });
         let service: Service = serde_json::from_value(json!({
             "metadata": {"name": name},
-            "spec": {"ipFamilyPolicy": "RequireDualStack", "ports": [port("tcp", "TCP"), port("udp", "UDP")]},
+            "spec": {"ipFamilyPolicy": "RequireDualStack", "ports": ports},
         }))?;
         let made = self.services.create(&PostParams::default(), &service).await?;
         let addresses = made.spec.and_then(|spec| spec.cluster_ips).context("no cluster IPs")?;
@@ -67,7 +67,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Makes the slice, or sets its endpoints, all of one family. An empty one keeps the family that its name ends in.
+    /// Makes the slice, or sets its endpoints, all of the family `IPv4` or `IPv6`.
     pub async fn put_slice(&self, name: &str, service: &str, family: &str, endpoints: &[Endpoint]) -> Result<()> {
         let slice = slice(name, service, family, endpoints);
         self.slices.patch(name, &PatchParams::apply("tests").force(), &Patch::Apply(&slice)).await?;
@@ -92,14 +92,14 @@ impl Objects {
 }
 
 fn slice(name: &str, service: &str, family: &str, endpoints: &[Endpoint]) -> Value {
-    let port = |name: &str, protocol: &str| json!({"name": name, "protocol": protocol, "port": ENDPOINT_PORT});
+    let ports = PORTS.map(|(name, protocol, _, target)| json!({"name": name, "protocol": protocol, "port": target}));
     let endpoint = |endpoint: &Endpoint| json!({"addresses": [endpoint.address.to_string()], "conditions": {"ready": endpoint.ready}});
     json!({
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
         "metadata": {"name": name, "namespace": NAMESPACE, "labels": {"kubernetes.io/service-name": service}},
         "addressType": family,
-        "ports": [port("tcp", "TCP"), port("udp", "UDP")],
+        "ports": ports,
         "endpoints": endpoints.iter().map(endpoint).collect::<Vec<_>>(),
     })
 }

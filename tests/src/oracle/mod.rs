@@ -6,8 +6,6 @@
 
 mod exam;
 mod generate;
-mod judge;
-mod opening;
 mod rules;
 mod tables;
 mod wire;

@@ -1,0 +1,211 @@
+//! The agent against a real API server: objects are made, scaled and deleted, and traffic of a pod follows.
+
+mod stage;
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use lb_tests::agent::Agent;
+use lb_tests::cluster::objects::{Endpoint, Objects};
+use lb_tests::cluster::{ApiServer, SETTLE_LIMIT};
+use lb_tests::peers::{Datagrams, Stream, eventually};
+use lb_tests::topology::{NodeOptions, Outside, Place, Pod};
+use tokio::runtime::{Builder, Runtime};
+
+use stage::{Pods, Stage};
+
+/// Connections that must show every backend: with two of them, all the same with a chance of 2⁻⁴⁰.
+const MANY: usize = 40;
+
+/// An API server on a host of its own, used from there.
+struct Cluster {
+    place: Place,
+    runtime: Runtime,
+    server: ApiServer,
+    objects: Objects,
+}
+
+impl Cluster {
+    fn start(host: &Outside) -> Result<Self> {
+        let place = host.place().clone();
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let (server, objects) = place.run(|| {
+            runtime.block_on(async {
+                let server = ApiServer::start_in(host.place(), host.addresses().v4.into()).await?;
+                let objects = Objects::new(&server.client().await?);
+                anyhow::Ok((server, objects))
+            })
+        })?;
+        Ok(Self { place, runtime, server, objects })
+    }
+
+    fn create_service(&self, name: &str) -> Result<Vec<IpAddr>> {
+        self.place.run(|| self.runtime.block_on(self.objects.create_service(name)))
+    }
+
+    fn delete_service(&self, name: &str) -> Result<()> {
+        self.place.run(|| self.runtime.block_on(self.objects.delete_service(name)))
+    }
+
+    fn put_endpoints(&self, service: &str, pods: &[&Pod]) -> Result<()> {
+        let endpoints: Vec<Endpoint> =
+            pods.iter().flat_map(|pod| pod.addresses().both()).map(Endpoint::ready).collect();
+        self.place.run(|| self.runtime.block_on(self.objects.put_endpoints(service, &endpoints)))
+    }
+
+    fn restart(&mut self) -> Result<()> {
+        let (place, runtime, server) = (&self.place, &self.runtime, &mut self.server);
+        place.run(|| runtime.block_on(server.restart()))
+    }
+
+    /// An agent on the stage's node that follows this API, not started yet.
+    fn agent(&self, stage: &Stage) -> Result<Agent> {
+        let kubeconfig = format!("--kubeconfig={}", self.server.kubeconfig().display());
+        Agent::prepare(&stage.node, &["--source=kube", &kubeconfig])
+    }
+}
+
+fn stage(subject: &str) -> Result<(Stage, Cluster)> {
+    let stage = Stage::new(subject, Pods::Routed, 2, NodeOptions::default());
+    let host = stage.topology.outside("api", &stage.node)?;
+    let cluster = Cluster::start(&host)?;
+    Ok((stage, cluster))
+}
+
+/// Names of the servers that a new TCP connection and a new UDP flow to the service get to.
+fn ask(client: &Pod, cluster_ip: IpAddr) -> std::io::Result<[String; 2]> {
+    let tcp = Stream::connect(client.place(), SocketAddr::new(cluster_ip, 80))?.ask("hello")?;
+    let udp = Datagrams::connected(client.place(), 0, SocketAddr::new(cluster_ip, 53))?.ask("hello")?;
+    Ok([tcp.server, udp.server])
+}
+
+/// Waits until both families of a service are answered by just these servers.
+fn answered_by(client: &Pod, cluster_ips: &[IpAddr], servers: &[&str]) {
+    let expected: BTreeSet<String> = servers.iter().map(|&name| name.to_owned()).collect();
+    for &cluster_ip in cluster_ips {
+        eventually(&format!("{cluster_ip} is answered by {servers:?}"), SETTLE_LIMIT, || {
+            let mut seen = BTreeSet::new();
+            for _ in 0..MANY {
+                seen.extend(ask(client, cluster_ip).ok()?);
+            }
+            (seen == expected).then_some(())
+        });
+    }
+}
+
+/// Waits until both families of a service refuse at once.
+fn refused(client: &Pod, cluster_ips: &[IpAddr]) {
+    for &cluster_ip in cluster_ips {
+        eventually(&format!("{cluster_ip} refuses"), SETTLE_LIMIT, || {
+            let at = SocketAddr::new(cluster_ip, 80);
+            let error = Stream::connect_from(client.place(), 0, at, Duration::from_secs(1)).err()?;
+            (error.kind() == ErrorKind::ConnectionRefused).then_some(())
+        });
+    }
+}
+
+#[test]
+fn traffic_follows_what_is_made_scaled_and_deleted() -> Result<()> {
+    let (stage, cluster) = stage("kube")?;
+    let mut agent = cluster.agent(&stage)?;
+    agent.restart()?;
+    let (client, [one, two]) = (&stage.client, [&stage.backends[0], &stage.backends[1]]);
+
+    // The API server's own service, which it makes itself.
+    let api: SocketAddr = "10.96.0.1:443".parse()?;
+    eventually("the API answers at its cluster IP", SETTLE_LIMIT, || Stream::connect(client.place(), api).ok());
+
+    let cluster_ips = cluster.create_service("web")?;
+    refused(client, &cluster_ips);
+    cluster.put_endpoints("web", &[one])?;
+    answered_by(client, &cluster_ips, &["b0"]);
+    cluster.put_endpoints("web", &[one, two])?;
+    answered_by(client, &cluster_ips, &["b0", "b1"]);
+    cluster.put_endpoints("web", &[two])?;
+    answered_by(client, &cluster_ips, &["b1"]);
+    cluster.put_endpoints("web", &[])?;
+    refused(client, &cluster_ips);
+
+    cluster.put_endpoints("web", &[one])?;
+    answered_by(client, &cluster_ips, &["b0"]);
+    cluster.delete_service("web")?;
+    eventually("default/web is gone", SETTLE_LIMIT, || (!services(&agent).ok()?.contains("web")).then_some(()));
+    assert!(ask(client, cluster_ips[0]).is_err(), "a deleted service answered");
+    assert!(services(&agent)?.contains("kubernetes"), "only what was deleted is gone");
+    Ok(())
+}
+
+#[test]
+fn an_api_server_that_goes_away_changes_nothing_and_is_followed_again() -> Result<()> {
+    let (stage, mut cluster) = stage("kube-away")?;
+    let mut agent = cluster.agent(&stage)?;
+    agent.restart()?;
+    let (client, [one, two]) = (&stage.client, [&stage.backends[0], &stage.backends[1]]);
+    let cluster_ips = cluster.create_service("web")?;
+    cluster.put_endpoints("web", &[one])?;
+    answered_by(client, &cluster_ips, &["b0"]);
+    let mut held = Stream::connect(client.place(), SocketAddr::new(cluster_ips[0], 80))?;
+    held.ask("before").context("before")?;
+    let before = tables(&agent)?;
+
+    cluster.server.stop();
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(agent.alive(), "{}", agent.log());
+    assert_eq!(tables(&agent)?, before);
+    answered_by(client, &cluster_ips, &["b0"]);
+    held.ask("meanwhile").context("while the API is away")?;
+
+    cluster.restart()?;
+    cluster.put_endpoints("web", &[one, two])?;
+    answered_by(client, &cluster_ips, &["b0", "b1"]);
+    assert!(agent.alive(), "{}", agent.log());
+    assert_eq!(held.ask("after").context("with the API back")?.server, "b0", "an established connection goes on");
+    Ok(())
+}
+
+#[test]
+fn an_agent_without_its_api_programs_nothing_and_keeps_what_is_there() -> Result<()> {
+    let (stage, mut cluster) = stage("kube-none")?;
+    let client = &stage.client;
+    let cluster_ips = cluster.create_service("web")?;
+    cluster.put_endpoints("web", &[&stage.backends[0]])?;
+
+    cluster.server.stop();
+    let mut agent = cluster.agent(&stage)?;
+    agent.launch()?;
+    eventually("the agent is up, and not ready", SETTLE_LIMIT, || {
+        matches!(agent.health("/readyz"), Ok((503, _))).then_some(())
+    });
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(services(&agent)?.is_empty(), "programmed without having seen the API");
+    assert!(agent.alive(), "{}", agent.log());
+
+    cluster.restart()?;
+    answered_by(client, &cluster_ips, &["b0"]);
+
+    // And the next agent, which finds tables but no API, leaves them as they are.
+    let before = tables(&agent)?;
+    cluster.server.stop();
+    agent.kill();
+    agent.launch()?;
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(agent.alive(), "{}", agent.log());
+    assert_eq!(tables(&agent)?, before);
+    answered_by(client, &cluster_ips, &["b0"]);
+    Ok(())
+}
+
+/// Names of the services in the tables.
+fn services(agent: &Agent) -> Result<BTreeSet<String>> {
+    let list = agent.json(&["get", "services", "-A"])?;
+    let items = list["items"].as_array().context("no items")?;
+    Ok(items.iter().filter_map(|item| item["name"].as_str()).map(str::to_owned).collect())
+}
+
+/// All services with all their backends.
+fn tables(agent: &Agent) -> Result<serde_json::Value> {
+    agent.json(&["get", "services", "-A"])
+}
