@@ -281,9 +281,20 @@ fn a_half_written_update_is_never_used() {
     let verdict = tables.ask(to_vip(TCP, 40_000), SYN, Hook::POD_IN);
     assert_eq!((verdict.action, verdict.outcome), (Action::Drop, Outcome::DroppedTorn));
     let mut tables = serving(&BACKENDS);
-    let service = tables.services.get_mut(&frontend(TCP)).unwrap();
-    service.slot_base += 10;
-    assert_eq!(tables.ask(to_vip(TCP, 40_000), SYN, Hook::POD_IN).outcome, Outcome::DroppedTorn, "the seal is broken");
+    tables.services.get_mut(&frontend(TCP)).unwrap().seal ^= 1;
+    assert_eq!(
+        tables.ask(to_vip(TCP, 40_000), SYN, Hook::POD_IN).outcome,
+        Outcome::DroppedTorn,
+        "another frontend's value"
+    );
+    let mut tables = serving(&BACKENDS);
+    tables.backends.values_mut().for_each(|backend| backend.generation += 1);
+    assert_eq!(
+        tables.ask(to_vip(TCP, 40_000), SYN, Hook::POD_IN).outcome,
+        Outcome::DroppedTorn,
+        "another backend's record"
+    );
+    assert!(tables.flows.is_empty());
 }
 
 proptest! {

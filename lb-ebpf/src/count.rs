@@ -86,9 +86,22 @@ const fn is_event(outcome: Outcome) -> bool {
     )
 }
 
+/// Counts a verdict: its outcome, and what it says of service and backend. A backend belongs to one service, so that a known flow's
+/// packets are counted by backend only.
+#[inline(always)]
+pub fn packet<const N: usize>(work: &Work<N>, hook: u8, ifindex: u32) {
+    let verdict = &work.verdict;
+    outcome(verdict.outcome, Counter::Packet);
+    match verdict.outcome {
+        Outcome::Passed => {}
+        Outcome::Forwarded | Outcome::Replied => about::<N>(0, verdict.backend, verdict.outcome, Counter::Packet),
+        _ => self::verdict(work, hook, ifindex),
+    }
+}
+
 /// Counts a verdict in full. A function of its own: off the known flow's path, and out of its stack.
 #[inline(never)]
-pub fn verdict<const N: usize>(work: &Work<N>, hook: u8, ifindex: u32) {
+fn verdict<const N: usize>(work: &Work<N>, hook: u8, ifindex: u32) {
     let (key, verdict) = (&work.packet.key, &work.verdict);
     about::<N>(verdict.service, verdict.backend, verdict.outcome, Counter::Packet);
     if EVENTS_ON.load() != 0 && is_event(verdict.outcome) {

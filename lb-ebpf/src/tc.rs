@@ -72,11 +72,8 @@ where
     let ifindex = unsafe { (*skb).ifindex };
     let mut tables = Kernel { context: skb.cast(), ifindex };
     decide::<N, Kernel>(&mut tables, work, P::HOOK);
+    count::packet(work, P::ID, ifindex);
     let verdict = &work.verdict;
-    count::outcome(verdict.outcome, Counter::Packet);
-    if !matches!(verdict.outcome, Outcome::Passed | Outcome::Forwarded | Outcome::Replied) {
-        count::verdict(work, P::ID, ifindex);
-    }
     debug!(
         skb,
         "hook {} outcome {} service {} backend {}",

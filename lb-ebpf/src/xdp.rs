@@ -50,10 +50,8 @@ where
         }
         Action::Drop | Action::ToBackend => {}
     }
-    count::outcome(verdict.outcome, Counter::Packet);
-    if verdict.outcome != Outcome::Forwarded {
-        count::verdict(work, hook::XDP, ifindex);
-    }
+    count::packet(work, hook::XDP, ifindex);
+    let verdict = &work.verdict;
     if verdict.action == Action::Drop {
         return XDP_DROP;
     }

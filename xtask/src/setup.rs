@@ -189,6 +189,13 @@ fn build_command(workspace: &Workspace, toolchain: Toolchain, install: &Install)
         }
         Install::Crate(name, version) => Some(cargo_install(&root, name, version, &[])),
         Install::Go(package, file, ldflags) => {
+            if workspace.kube_assets() != workspace.tools {
+                let assets = workspace.kube_assets();
+                bail!(
+                    "KUBEBUILDER_ASSETS={}: it holds no {file}; put one there, or unset it to have one built",
+                    assets.display()
+                );
+            }
             if which("go").is_none() {
                 bail!(
                     "{file} is built from its Go module, and Go is missing: install Go 1.26 or later, or set KUBEBUILDER_ASSETS"

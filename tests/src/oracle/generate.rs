@@ -164,6 +164,7 @@ fn shaped(random: &mut Random, v6: bool, protocol: Protocol, src: SocketAddr, ds
         more_fragments: !v6 && random.one_in(30),
         fragment_offset: if !v6 && random.one_in(30) { 1 + u16::from(random.byte()) } else { 0 },
         without_checksum: !v6 && random.one_in(6),
+        checksum_error: if random.one_in(10) { u16::from(random.byte()) << 3 } else { 0 },
         padding: if random.one_in(6) { random.below(20) } else { 0 },
         macs: ([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]),
     }

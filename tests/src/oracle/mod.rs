@@ -6,6 +6,8 @@
 
 mod exam;
 mod generate;
+mod judge;
+mod opening;
 mod rules;
 mod tables;
 mod wire;

@@ -43,6 +43,8 @@ pub struct Frame {
     pub fragment_offset: u16,
     /// UDP over IPv4 may go without a checksum.
     pub without_checksum: bool,
+    /// How far the checksum is off: one that came wrong must not leave right. 0: it is right.
+    pub checksum_error: u16,
     /// Bytes behind the packet, as Ethernet pads short ones.
     pub padding: usize,
     pub macs: ([u8; 6], [u8; 6]),
@@ -162,13 +164,24 @@ impl Frame {
             tcp.acknowledgment_number = self.acknowledgement;
             tcp.set_options_raw(&self.tcp_options).expect("whole words");
             set_flags(&mut tcp, self.tcp_flags);
-            tcp.checksum = tcp_checksum(&tcp, &self.payload).expect("short");
+            let right = tcp_checksum(&tcp, &self.payload).expect("short");
+            // 0 and 0xffff are one number; computed in full it is written as 0.
+            tcp.checksum = match plus(right, self.checksum_error) {
+                0xffff => 0,
+                other => other,
+            };
             tcp.to_bytes().to_vec()
         } else {
             let length = u16::try_from(8 + self.payload.len()).expect("short");
             let mut udp =
                 UdpHeader { source_port: self.src.port(), destination_port: self.dst.port(), length, checksum: 0 };
-            udp.checksum = udp_checksum(&udp, &self.payload).expect("short");
+            let right = udp_checksum(&udp, &self.payload).expect("short");
+            // Here 0 says that there is none.
+            udp.checksum = match (right, plus(right, self.checksum_error)) {
+                (0, _) => 0,
+                (_, 0) => 0xffff,
+                (_, other) => other,
+            };
             udp.to_bytes().to_vec()
         };
         [header, self.payload.clone()].concat()
@@ -188,6 +201,12 @@ impl Frame {
         }
         tcp
     }
+}
+
+/// Sum in one's complement.
+fn plus(one: u16, other: u16) -> u16 {
+    let (sum, carry) = one.overflowing_add(other);
+    sum + u16::from(carry)
 }
 
 fn ipv4(length: usize, hops: u8, number: IpNumber, src: [u8; 4], dst: [u8; 4]) -> Ipv4Header {

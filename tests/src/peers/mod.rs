@@ -35,7 +35,7 @@ impl Answer {
 
     /// Reads such a line.
     fn parse(line: &str) -> Option<Self> {
-        let mut words = line.trim_end().splitn(4, ' ');
+        let mut words = line.trim_end_matches('\n').splitn(4, ' ');
         Some(Self {
             server: words.next()?.to_owned(),
             peer: words.next()?.parse().ok()?,

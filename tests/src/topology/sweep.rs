@@ -66,8 +66,15 @@ fn dead_entries(directory: &Path) -> Vec<String> {
         .flatten()
         .flatten()
         .filter_map(|entry| entry.file_name().into_string().ok())
-        .filter(|name| pid_of(name).is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()))
+        .filter(|name| pid_of(name).is_some_and(|pid| !lives(pid)))
         .collect()
+}
+
+/// Whether the process runs: a killed one that nobody waited for (a container without an init) is dead.
+fn lives(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The state follows the program's name, which stands in parentheses and may hold anything.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
 /// The pid in a name of ours.
@@ -77,7 +84,7 @@ fn pid_of(name: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::pid_of;
+    use super::{lives, pid_of};
 
     #[test]
     fn only_names_of_ours_carry_a_pid() {
@@ -85,5 +92,18 @@ mod tests {
         assert_eq!(pid_of("blt77"), Some(77));
         assert_eq!(pid_of("blt-1"), None);
         assert_eq!(pid_of("cni-123"), None);
+    }
+
+    #[test]
+    fn a_process_that_nobody_waited_for_is_dead() {
+        assert!(lives(std::process::id()));
+        let mut child = std::process::Command::new("true").spawn().expect("true is there");
+        let pid = child.id();
+        while lives(pid) {
+            std::thread::yield_now();
+        }
+        assert!(std::path::Path::new(&format!("/proc/{pid}")).exists(), "not waited for yet");
+        child.wait().expect("waited for");
+        assert!(!lives(pid));
     }
 }

@@ -7,9 +7,12 @@ mod tour;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{Args as _, FromArgMatches as _, Parser};
 use lb_userspace::config::Options;
 use nix::sys::signal::{SigSet, Signal};
@@ -42,9 +45,9 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    // Before any thread starts, so that all of them inherit it: signals wait for `play`.
+    // Before any thread starts, so that all of them inherit it: signals wait for `watch`.
     let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
-    match signals.thread_block().context("blocking signals").and_then(|()| run(Arguments::parse(), &signals)) {
+    match signals.thread_block().context("blocking signals").and_then(|()| run(Arguments::parse(), signals)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -53,7 +56,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(arguments: Arguments, signals: &SigSet) -> Result<()> {
+fn run(arguments: Arguments, signals: SigSet) -> Result<()> {
     let mut report = Report { json: arguments.json, ..Report::default() };
     report.say("a node, three backends, a client pod, a host outside: both families, all in network namespaces");
     let setting = Setting {
@@ -63,18 +66,38 @@ fn run(arguments: Arguments, signals: &SigSet) -> Result<()> {
         flags: arguments.flags,
     };
     let mut stage = Stage::new(setting)?;
+    let signal = watch(signals, &report)?;
     tour::tour(&mut stage, &mut report);
+    let interrupted = report.interrupted.swap(false, Ordering::Relaxed);
     let log = std::fs::read_to_string(stage.log()).unwrap_or_default();
     if report.verdict().is_err() {
         eprintln!("the agent's log:\n{log}");
     }
-    report.print_json()?;
-    if !arguments.once {
-        play(&stage, signals)?;
+    if !arguments.once && !interrupted {
+        play(&stage);
+        signal.recv().context("waiting for a signal")?;
+        report.say("\ncleaning up");
     }
+    report.interrupted.store(false, Ordering::Relaxed);
     report.step("cleanup leaves nothing behind", || cleanup(&mut stage));
     drop(stage);
+    report.print_json()?;
+    ensure!(!(arguments.once && interrupted), "interrupted before the tour was over");
     report.verdict()
+}
+
+/// Waits for a signal on a thread of its own: the tour then begins no further step, and whoever waits is told.
+fn watch(signals: SigSet, report: &Report) -> Result<Receiver<Signal>> {
+    let (tell, told) = channel();
+    let interrupted = Arc::clone(&report.interrupted);
+    let wait = move || {
+        if let Ok(signal) = signals.wait() {
+            interrupted.store(true, Ordering::Relaxed);
+            tell.send(signal).ok();
+        }
+    };
+    std::thread::Builder::new().spawn(wait).context("starting a thread")?;
+    Ok(told)
 }
 
 /// The agent's drain period: short, so that the tour need not wait, unless the flags say otherwise.
@@ -84,8 +107,8 @@ fn drain_period(flags: &[String]) -> Result<Duration> {
     Ok(Options::from_arg_matches(&matches)?.drain_period.unwrap_or(DRAIN_PERIOD))
 }
 
-/// Stays up until a signal comes.
-fn play(stage: &Stage, signals: &SigSet) -> Result<()> {
+/// Says what there is to try.
+fn play(stage: &Stage) {
     let (agent, places) = (stage.setting.agent.display(), stage.places().join(" "));
     let (client, manifest) = (stage.client.namespace().name(), stage.manifest());
     println!("\nIt stays up until Ctrl-C. To try, in another terminal:");
@@ -99,9 +122,6 @@ fn play(stage: &Stage, signals: &SigSet) -> Result<()> {
     println!("  $EDITOR {}      # traffic follows", manifest.display());
     println!("  tail -f {}", stage.log().display());
     println!("  bpftool map dump pinned {}/ballast/services4", stage.node.bpffs().display());
-    let signal = signals.wait().context("waiting for a signal")?;
-    println!("\n{signal}: cleaning up");
-    Ok(())
 }
 
 /// The agent's own cleanup: what it removes is gone, and a second one finds nothing.
@@ -109,7 +129,7 @@ fn cleanup(stage: &mut Stage) -> Result<String> {
     stage.kill_agent();
     let removed = stage.ballast(&["cleanup"])?.lines().count();
     let again = stage.ballast(&["cleanup", "--dry-run"])?;
-    anyhow::ensure!(!again.contains("would remove"), "a second cleanup would still remove:\n{again}");
+    ensure!(!again.contains("would remove"), "a second cleanup would still remove:\n{again}");
     Ok(format!("{removed} things removed"))
 }
 

@@ -1,6 +1,8 @@
 //! What the tour did: each step with what it saw, for a person as it happens, or for a program as JSON in the end.
 
 use std::fmt::Display;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Result, bail};
@@ -24,11 +26,16 @@ pub struct Report {
     pub steps: Vec<Step>,
     /// Nothing on the way, JSON in the end.
     pub json: bool,
+    /// Set by a signal: no further step begins.
+    pub interrupted: Arc<AtomicBool>,
 }
 
 impl Report {
     /// Runs a step; `work` returns what it saw. A failed step does not end the tour.
     pub fn step(&mut self, name: &str, work: impl FnOnce() -> Result<String>) {
+        if self.interrupted.load(Ordering::Relaxed) {
+            return;
+        }
         let started = Instant::now();
         let outcome = work();
         let seconds = (started.elapsed().as_secs_f64() * 100.0).round() / 100.0;
@@ -83,5 +90,13 @@ mod tests {
         assert!(report.steps[1].ok);
         let error = report.verdict().expect_err("one failed").to_string();
         assert!(error.starts_with("1 of 2"), "{error}");
+    }
+
+    #[test]
+    fn after_an_interrupt_no_step_begins() {
+        let mut report = Report { json: true, ..Report::default() };
+        report.interrupted.store(true, Ordering::Relaxed);
+        report.step("one", || panic!("begun"));
+        assert!(report.steps.is_empty());
     }
 }
