@@ -26,9 +26,9 @@ fn traffic_flows_while_no_agent_runs_and_a_new_one_takes_over() {
         let servers: Vec<String> = old.iter_mut().map(|stream| stream.ask("one").unwrap().server).collect();
         for round in 0..4 {
             if round % 2 == 0 {
-                agent.kill()
+                agent.kill();
             } else {
-                agent.stop().unwrap()
+                agent.stop().unwrap();
             }
             for restarted in [false, true] {
                 if restarted {

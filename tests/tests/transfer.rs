@@ -15,7 +15,7 @@ const BULK: usize = 1_000_000;
 
 /// Text that shows where bytes went missing or changed places.
 fn text(length: usize) -> String {
-    (0..length / 8).map(|number| format!("{number:07x}.")).collect()
+    (0..length / 8).map(|number| format!("{number:07x}.")).collect::<Vec<_>>().concat()
 }
 
 fn transfers(what: &str, from: &Place, stage: &Stage) {

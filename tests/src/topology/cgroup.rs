@@ -89,7 +89,7 @@ fn current(root: &Path) -> Result<PathBuf> {
 }
 
 /// A cgroup is busy until its last thread or process is reaped, which may take a moment.
-fn remove_patiently(path: &Path) {
+pub fn remove_patiently(path: &Path) {
     for _ in 0..100 {
         match fs::remove_dir(path) {
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {

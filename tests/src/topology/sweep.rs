@@ -10,16 +10,16 @@ use super::{Namespace, PREFIX, RUN_ROOT, cgroup};
 
 /// Removes everything whose name carries the pid of a process that is no more. Idempotent; leaves live runs alone.
 pub fn sweep() -> Result<()> {
+    if let Ok(root) = cgroup::root() {
+        for name in dead_entries(&root) {
+            remove_cgroup(&root.join(name));
+        }
+    }
     for name in dead_entries(Path::new("/run/netns")) {
         Namespace::delete(&name)?;
     }
     for name in dead_entries(Path::new(RUN_ROOT)) {
         remove_directory(&Path::new(RUN_ROOT).join(name));
-    }
-    if let Ok(root) = cgroup::root() {
-        for name in dead_entries(&root) {
-            remove_cgroup(&root.join(name));
-        }
     }
     Ok(())
 }
@@ -51,12 +51,13 @@ pub(super) fn remove_directory(path: &Path) {
 
 /// Ends the processes that are left in a dead run's cgroups (agents), and removes the cgroups.
 fn remove_cgroup(path: &Path) {
+    // Since Linux 5.14; older than that, an agent of a dead run must be ended by hand.
     fs::write(path.join("cgroup.kill"), "1").ok();
     let children = fs::read_dir(path).into_iter().flatten().flatten().filter(|entry| entry.path().is_dir());
     for child in children {
-        fs::remove_dir(child.path()).ok();
+        cgroup::remove_patiently(&child.path());
     }
-    fs::remove_dir(path).ok();
+    cgroup::remove_patiently(path);
 }
 
 /// Names in a directory that are ours and carry the pid of no living process.
