@@ -224,6 +224,12 @@ pub mod flow_flags {
     pub const DIRECT: u8 = 4;
     /// Forward: the reply entry was given to a direct UDP sender and must be written again.
     pub const REPLY_LOST: u8 = 8;
+    /// TCP: the client has ended its direction (FIN), or the connection was reset (RST).
+    pub const CLIENT_ENDED: u8 = 16;
+    /// TCP: the backend has ended its direction (FIN), or the connection was reset (RST).
+    pub const BACKEND_ENDED: u8 = 32;
+    /// Both: the connection is over, and another one may take its tuple.
+    pub const ENDED: u8 = CLIENT_ENDED | BACKEND_ENDED;
 }
 
 /// Key of `sockets4` / `sockets6`: a host socket and the address that it knows or that answers it.

@@ -1,6 +1,6 @@
 //! The life of a flow and of a backend as one packet sees it: pure functions of state, event and time.
 
-use crate::abi::{Backend, Flow, TCP, backend_flags, backend_state, flow_state};
+use crate::abi::{Backend, Flow, TCP, backend_flags, backend_state, flow_flags, flow_state};
 use crate::limits::{
     TCP_CLOSING_TIMEOUT_S, TCP_HALF_OPEN_TIMEOUT_S, TCP_OPEN_TIMEOUT_S, UDP_REPLIED_TIMEOUT_S, UDP_UNREPLIED_TIMEOUT_S,
 };
@@ -64,6 +64,26 @@ pub const fn after_reply(state: u8, protocol: u8, tcp_flags: u8) -> u8 {
         return state;
     }
     if protocol == TCP && closes(tcp_flags) { flow_state::CLOSING } else { flow_state::OPEN }
+}
+
+/// Which directions a segment ends: bits of [`flow_flags::ENDED`].
+#[inline(always)]
+pub const fn ends(protocol: u8, tcp_flags: u8, own_direction: u8) -> u8 {
+    if protocol != TCP {
+        0
+    } else if tcp_flags & tcp_flag::RST != 0 {
+        flow_flags::ENDED
+    } else if tcp_flags & tcp_flag::FIN != 0 {
+        own_direction
+    } else {
+        0
+    }
+}
+
+/// Whether a flow no longer needs its tuple: it is over, or nobody remembers it.
+#[inline(always)]
+pub const fn yields<const N: usize>(flow: &Flow<N>, protocol: u8, now_s: u32) -> bool {
+    flow.flags & flow_flags::ENDED == flow_flags::ENDED || expired(flow, protocol, now_s)
 }
 
 /// Whether the deadline of a drain has struck. Holds with the agent dead: the deadline stands in the table.

@@ -198,6 +198,38 @@ fn direct_connections_work_before_during_and_after_a_service_connection() {
 }
 
 #[test]
+fn a_connection_that_is_over_gives_its_tuple_up_and_a_half_closed_one_keeps_it() {
+    let direct = key(TCP, (CLIENT, 40_000), (BACKENDS[0], 8080));
+    let reply = |syn: &Verdict<4>| answer(to_vip(TCP, 40_000), syn);
+
+    let mut tables = serving(&BACKENDS[..1]);
+    connect(&mut tables, 40_000);
+    tables.ask(to_vip(TCP, 40_000), FIN | ACK, Hook::POD_IN);
+    assert_eq!(tables.ask(direct, SYN, Hook::POD_IN).outcome, Outcome::DirectTranslated, "the backend still sends");
+
+    for by_reset in [false, true] {
+        let mut tables = serving(&BACKENDS[..1]);
+        let syn = connect(&mut tables, 40_000);
+        if by_reset {
+            tables.ask(to_vip(TCP, 40_000), RST, Hook::POD_IN);
+        } else {
+            tables.ask(reply(&syn), FIN | ACK, Hook::POD_OUT);
+            tables.ask(to_vip(TCP, 40_000), FIN | ACK, Hook::POD_IN);
+            assert_eq!(tables.ask(reply(&syn), ACK, Hook::POD_OUT).action, Action::ToClient, "the last ACK arrives");
+        }
+        // However often the port is used again, in turn: nothing piles up, nothing is translated.
+        for _ in 0..5_000 {
+            assert_eq!(tables.ask(direct, SYN, Hook::POD_IN).action, Action::Pass);
+            assert_eq!(tables.ask(reply(&syn), SYN | ACK, Hook::POD_OUT).action, Action::Pass);
+            let again = connect(&mut tables, 40_000);
+            assert_eq!(again.client_port, 40_000);
+            tables.ask(to_vip(TCP, 40_000), RST, Hook::POD_IN);
+        }
+        assert!(tables.flows.len() <= 2, "{}", tables.flows.len());
+    }
+}
+
+#[test]
 fn one_client_port_through_two_services_to_one_backend_is_kept_apart() {
     let mut tables = serving(&BACKENDS[..1]);
     let second_vip = ServiceKey { address: [10, 96, 0, 11], ..frontend(TCP) };

@@ -30,10 +30,10 @@ pub(super) fn decide<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
     }
     let now = Now::from_ns(tables.now_ns());
     let owner = pair_key(&work.pair_key, &holder);
-    let expired = state::expired(&holder, owner.protocol, now.s);
-    if expired || owner.protocol == UDP {
+    let yields = state::yields(&holder, owner.protocol, now.s);
+    if yields || owner.protocol == UDP {
         tables.remove_flow(&work.pair_key);
-        if expired {
+        if yields {
             return forget_owner(tables, &owner, &work.pair_key);
         }
         if let Some((entry, flow)) = tables.flow(&owner)

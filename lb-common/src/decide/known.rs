@@ -116,21 +116,24 @@ fn keep_books<const N: usize, T: Tables<N>>(
     state: u8,
 ) {
     let flow = work.flow;
-    if state == flow.state && flow.seen_s == now.s && flow.flags & flow_flags::REPLY_LOST == 0 {
+    let is_reply = flow.flags & flow_flags::REPLY != 0;
+    let own_direction = if is_reply { flow_flags::BACKEND_ENDED } else { flow_flags::CLIENT_ENDED };
+    let ended = state::ends(work.packet.key.protocol, work.packet.tcp_flags, own_direction);
+    let flags = (flow.flags & !flow_flags::REPLY_LOST) | ended;
+    if state == flow.state && flow.seen_s == now.s && flags == flow.flags {
         return;
     }
-    tables.touch(entry, flow.tag, now.s, state, flow.flags & !flow_flags::REPLY_LOST);
+    tables.touch(entry, flow.tag, now.s, state, flags);
     if let Some((entry, other)) = tables.flow(&work.pair_key) {
         let ours =
             pair_key(&work.pair_key, &other) == work.packet.key && (other.flags ^ flow.flags) & flow_flags::REPLY != 0;
         // States only grow: what one direction learnt, the other keeps.
         if ours && other.state <= state {
-            tables.touch(entry, other.tag, now.s, state, other.flags);
+            tables.touch(entry, other.tag, now.s, state, other.flags | ended);
         }
         return;
     }
     let key = &work.packet.key;
-    let is_reply = flow.flags & flow_flags::REPLY != 0;
     work.pair = Flow {
         tag: tag(&work.pair_key),
         seen_s: now.s,
@@ -138,7 +141,7 @@ fn keep_books<const N: usize, T: Tables<N>>(
         port: if is_reply { key.src_port } else { key.dst_port },
         client_port: if is_reply { key.dst_port } else { key.src_port },
         state,
-        flags: (flow.flags & !flow_flags::REPLY_LOST) ^ flow_flags::REPLY,
+        flags: flags ^ flow_flags::REPLY,
         ..flow
     };
     // Lost again if the table is full: the next second tries once more.

@@ -196,7 +196,7 @@ fn reserve<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, now
     }
     let owner = pair_key(&work.pair_key, &holder);
     if owner != work.packet.key {
-        if !state::expired(&holder, owner.protocol, now.s) {
+        if !state::yields(&holder, owner.protocol, now.s) {
             return Ok(false);
         }
         forget_owner(tables, &owner, &work.pair_key);

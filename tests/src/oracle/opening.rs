@@ -5,7 +5,7 @@ use lb_common::outcome::Outcome;
 
 use super::rules::{Asked, Expected, Fate, Hint, PASS};
 use super::wire::Protocol;
-use super::world::{Connection, Half, State, World};
+use super::world::{Connection, Ended, Half, State, World};
 use crate::live::Hook;
 
 /// Translated source ports come from here.
@@ -67,7 +67,7 @@ fn settle(world: &mut World, mut connection: Connection, taken: bool, hint: Hint
         holder.is_none_or(|at| {
             let holder = &world.connections[at];
             let same = holder.client == connection.client && holder.target == connection.target;
-            same || holder.is_silent(holder.reply.expect("answered"), world.now_s)
+            same || holder.yields(holder.reply.expect("answered"), world.now_s)
         })
     };
     if taken || !is_free(world, &connection) {
@@ -83,7 +83,7 @@ fn settle(world: &mut World, mut connection: Connection, taken: bool, hint: Hint
         world.connections[at].forward = None;
     }
     world.tidy();
-    let half = Half { state: State::HalfOpen, seen_s: world.now_s, lost: false };
+    let half = Half { state: State::HalfOpen, seen_s: world.now_s, lost: false, ended: Ended::default() };
     (connection.forward, connection.reply) = (Some(half), Some(half));
     world.connections.push(connection.clone());
     Ok(connection)
@@ -100,8 +100,7 @@ pub fn direct(world: &mut World, asked: Asked, hint: Hint) -> Result<Expected> {
     if holder.backend.is_none() {
         return Ok(PASS);
     }
-    let silent = holder.is_silent(holder.reply.expect("answered"), world.now_s);
-    if silent {
+    if holder.yields(holder.reply.expect("answered"), world.now_s) {
         world.connections.remove(at);
         return Ok(PASS);
     }

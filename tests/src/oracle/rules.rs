@@ -7,7 +7,7 @@ use lb_common::outcome::Outcome;
 
 use super::opening::{direct, open};
 use super::wire::{ACK, FIN, Protocol, RST, SYN};
-use super::world::{Connection, Half, State, World};
+use super::world::{Connection, Ended, Half, State, World};
 use crate::live::Hook;
 
 /// A packet as far as the rules look at it.
@@ -85,6 +85,13 @@ impl Asked {
         self.protocol == Protocol::Tcp && self.tcp_flags & (FIN | RST) != 0
     }
 
+    /// Which ends this packet ends: a FIN its sender's, a RST both.
+    fn ended(self, by_client: bool) -> Ended {
+        let tcp = self.protocol == Protocol::Tcp;
+        let (fin, rst) = (tcp && self.tcp_flags & FIN != 0, tcp && self.tcp_flags & RST != 0);
+        Ended { client: rst || (fin && by_client), answerer: rst || (fin && !by_client) }
+    }
+
     /// Told to whoever sent it.
     pub fn refuse(self, outcome: Outcome, service: u32, backend: u32) -> Expected {
         // A RST is never answered.
@@ -150,7 +157,7 @@ fn ask(world: &mut World, asked: Asked, at: usize) -> Turn {
         if asked.opens() && over {
             return Turn::Anew(Outcome::Selected);
         }
-        remember(world, at, true, forward_state(half.state, asked));
+        remember(world, asked, at, true, forward_state(half.state, asked));
         return Turn::Decided(asked.to_answerer(&world.connections[at], Outcome::DirectTranslated, 0));
     };
     let backend = &world.backends[&id];
@@ -167,7 +174,7 @@ fn ask(world: &mut World, asked: Asked, at: usize) -> Turn {
     if asked.hook == Hook::Xdp && !backend.local {
         return Turn::Decided(Expected { outcome: Outcome::HandedToTc, ..PASS });
     }
-    remember(world, at, true, forward_state(half.state, asked));
+    remember(world, asked, at, true, forward_state(half.state, asked));
     Turn::Decided(asked.to_answerer(&world.connections[at], Outcome::Forwarded, 0))
 }
 
@@ -204,7 +211,7 @@ fn answer(world: &mut World, asked: Asked, at: usize) -> Expected {
         }
         state => state,
     };
-    remember(world, at, false, state);
+    remember(world, asked, at, false, state);
     let connection = &world.connections[at];
     Expected {
         fate: Fate::Rewrite { src: connection.target, dst: connection.client, routed: early },
@@ -231,7 +238,7 @@ fn evict(world: &mut World, asked: Asked, at: usize, forward: bool) -> Expected 
 }
 
 /// Writes down that a packet passed: in its own half, in the other, which heals if it is missing.
-fn remember(world: &mut World, at: usize, forward: bool, state: State) {
+fn remember(world: &mut World, asked: Asked, at: usize, forward: bool, state: State) {
     let now_s = world.now_s;
     let connection = &world.connections[at];
     let (client, target) = (connection.client, connection.target);
@@ -242,16 +249,18 @@ fn remember(world: &mut World, at: usize, forward: bool, state: State) {
     } else {
         world.asked(connection.protocol, client, target).is_some_and(|other| other != at)
     };
-    let fresh = Half { state, seen_s: now_s, lost: false };
+    let said = asked.ended(forward);
     let connection = &mut world.connections[at];
     let (own, other) = if forward {
         (&mut connection.forward, &mut connection.reply)
     } else {
         (&mut connection.reply, &mut connection.forward)
     };
+    let ended = own.map_or(said, |half| half.ended.or(said));
+    let fresh = Half { state, seen_s: now_s, lost: false, ended };
     *own = Some(fresh);
     match other {
-        Some(half) if half.state <= state => *half = Half { lost: half.lost, ..fresh },
+        Some(half) if half.state <= state => *half = Half { lost: half.lost, ended: half.ended.or(said), ..fresh },
         Some(_) => {}
         None if foreign => {}
         None => *other = Some(fresh),

@@ -175,7 +175,12 @@ pub fn demanded(world: &World) -> BTreeMap<Tuple, Entry> {
                 client_port,
                 generation: u16::try_from(generation & 0xffff).expect("16 bits"),
                 state: state_number(half.state),
-                flags: flags | early | direct | if half.lost { flow_flags::REPLY_LOST } else { 0 },
+                flags: flags
+                    | early
+                    | direct
+                    | if half.lost { flow_flags::REPLY_LOST } else { 0 }
+                    | if half.ended.client { flow_flags::CLIENT_ENDED } else { 0 }
+                    | if half.ended.answerer { flow_flags::BACKEND_ENDED } else { 0 },
             };
             entries.insert((number(connection.protocol), key.0, key.1), entry);
         };

@@ -101,6 +101,22 @@ pub struct Half {
     pub seen_s: u32,
     /// The other half was given away and is due to be written again.
     pub lost: bool,
+    pub ended: Ended,
+}
+
+/// Which ends of a TCP connection have said that they are done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ended {
+    pub client: bool,
+    pub answerer: bool,
+}
+
+impl Ended {
+    /// What either of the two knew.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self { client: self.client || other.client, answerer: self.answerer || other.answerer }
+    }
 }
 
 /// States only grow.
@@ -137,6 +153,13 @@ impl Connection {
             (Protocol::Tcp, State::Closing | State::Evicted) | (Protocol::Udp, State::Open) => 120,
         };
         now_s.saturating_sub(half.seen_s) > limit
+    }
+}
+
+impl Connection {
+    /// Whether another connection may have the place of this one's replies: it is over, or silent for too long.
+    pub fn yields(&self, reply: Half, now_s: u32) -> bool {
+        (reply.ended.client && reply.ended.answerer) || self.is_silent(reply, now_s)
     }
 }
 
