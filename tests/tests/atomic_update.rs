@@ -26,7 +26,7 @@ const QUIET: Duration = Duration::from_secs(3);
 /// How long at most where something must be.
 const UNTIL_FOUND: Duration = Duration::from_secs(30);
 /// How many packets must have met changing tables before a run counts in which none was misdelivered.
-const TORN: u64 = 100;
+const TORN: u64 = 20;
 /// How many updates are prepared; they are applied over and over.
 const UPDATES: u32 = 2_000;
 
