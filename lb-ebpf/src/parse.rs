@@ -32,6 +32,23 @@ impl Bytes {
         if from + size_of::<T>() > self.end { None } else { Some(from as *mut T) }
     }
 
+    /// Copies an address word by word. `to` must stand at a word's boundary, as the addresses of a key do.
+    ///
+    /// A load of BPF may be unaligned where the kernel says that the machine's may; the compiler does not know, and would load
+    /// and store each byte by itself.
+    #[inline(always)]
+    pub fn words<const N: usize>(self, offset: usize, to: &mut [u8; N]) -> Option<()> {
+        let from: *const u32 = self.at::<[u8; N]>(offset)?.cast();
+        let to: *mut u32 = to.as_mut_ptr().cast();
+        let mut i = 0;
+        while i < N / 4 {
+            // SAFETY: `at` compared with the packet's end, and `to` has N bytes.
+            unsafe { to.add(i).write(from.add(i).read()) };
+            i += 1;
+        }
+        Some(())
+    }
+
     #[inline(always)]
     pub fn read<T: Copy>(self, offset: usize) -> Option<T> {
         // SAFETY: `at` compared with the packet's end; packets have no alignment.
@@ -78,8 +95,8 @@ fn parse4<const N: usize>(bytes: Bytes, network: usize, packet: &mut Packet<N>) 
     if u16::from_be_bytes(fragment) & 0x1fff != 0 {
         return Err(Other::Fragment);
     }
-    packet.key.src = bytes.read(network + 12).ok_or(Other::Short)?;
-    packet.key.dst = bytes.read(network + 16).ok_or(Other::Short)?;
+    bytes.words(network + 12, &mut packet.key.src).ok_or(Other::Short)?;
+    bytes.words(network + 16, &mut packet.key.dst).ok_or(Other::Short)?;
     transport(bytes, network, network + length, protocol, packet)
 }
 
@@ -91,8 +108,8 @@ fn parse6<const N: usize>(bytes: Bytes, network: usize, packet: &mut Packet<N>) 
     if first >> 4 != 6 || (protocol != TCP && protocol != UDP) {
         return Err(Other::Foreign);
     }
-    packet.key.src = bytes.read(network + 8).ok_or(Other::Short)?;
-    packet.key.dst = bytes.read(network + 24).ok_or(Other::Short)?;
+    bytes.words(network + 8, &mut packet.key.src).ok_or(Other::Short)?;
+    bytes.words(network + 24, &mut packet.key.dst).ok_or(Other::Short)?;
     transport(bytes, network, network + IPV6_HEADER, protocol, packet)
 }
 
