@@ -177,6 +177,22 @@ pub struct FlowKey<const N: usize> {
     pub pad: [u8; 3],
 }
 
+impl<const N: usize> FlowKey<N> {
+    /// The tuple of a packet that goes the other way.
+    #[inline(always)]
+    #[must_use]
+    pub const fn reversed(&self) -> Self {
+        Self {
+            src: self.dst,
+            dst: self.src,
+            src_port: self.dst_port,
+            dst_port: self.src_port,
+            protocol: self.protocol,
+            pad: [0; 3],
+        }
+    }
+}
+
 /// Value of `flows4` / `flows6`: what to rewrite, and for whom.
 ///
 /// Forward (client → service): the destination becomes `address:port`, the source port `client_port`.

@@ -20,6 +20,12 @@ pub const fn opens(tcp_flags: u8) -> bool {
     tcp_flags & (tcp_flag::SYN | tcp_flag::ACK | tcp_flag::RST | tcp_flag::FIN) == tcp_flag::SYN
 }
 
+/// A TCP segment that accepts a connection: SYN and ACK, neither RST nor FIN.
+#[inline(always)]
+pub const fn accepts(tcp_flags: u8) -> bool {
+    tcp_flags & (tcp_flag::FIN | tcp_flag::SYN | tcp_flag::RST | tcp_flag::ACK) == tcp_flag::SYN | tcp_flag::ACK
+}
+
 /// A TCP segment that ends a connection: FIN or RST.
 #[inline(always)]
 pub const fn closes(tcp_flags: u8) -> bool {

@@ -230,6 +230,61 @@ fn a_connection_that_is_over_gives_its_tuple_up_and_a_half_closed_one_keeps_it()
 }
 
 #[test]
+fn what_a_service_flow_leaves_behind_rewrites_no_direct_connection_of_any_client() {
+    // Clients without a link of their own here: from outside, and of the host. No hook sees their direct requests as such.
+    for (request, answers) in [(Hook::NODE_IN, Hook::NODE_OUT), (Hook::NODE_OUT, Hook::POD_IN)] {
+        for by_reset in [false, true] {
+            let mut tables = serving(&BACKENDS[..1]);
+            let syn = tables.ask(to_vip(TCP, 40_000), SYN, request);
+            let reply = answer(to_vip(TCP, 40_000), &syn);
+            assert_eq!(tables.ask(reply, SYN | ACK, answers).action, Action::ToClient);
+            if by_reset {
+                tables.ask(to_vip(TCP, 40_000), RST, request);
+            } else {
+                tables.ask(to_vip(TCP, 40_000), FIN | ACK, request);
+                assert_eq!(tables.ask(reply, FIN | ACK, answers).action, Action::ToClient);
+                assert_eq!(tables.ask(reply, ACK, answers).action, Action::ToClient, "the last ACK arrives");
+            }
+            assert_eq!(tables.ask(reply, SYN | ACK, answers).action, Action::Pass, "answers the direct connection");
+            assert_eq!(tables.ask(reply, ACK, answers).action, Action::Pass, "and so does the rest");
+            assert!(tables.flows.is_empty());
+        }
+        let mut tables = serving(&BACKENDS[..1]);
+        let sent = tables.ask(to_vip(UDP, 40_000), 0, request);
+        let reply = answer(to_vip(UDP, 40_000), &sent);
+        assert_eq!(tables.ask(reply, 0, answers).action, Action::ToClient);
+        tables.pass_seconds(u64::from(limits::UDP_REPLIED_TIMEOUT_S) + 1);
+        assert_eq!(tables.ask(reply, 0, answers).action, Action::Pass);
+        assert!(tables.flows.is_empty());
+    }
+}
+
+#[test]
+fn a_direct_connection_on_a_translated_port_gives_way_too() {
+    let mut tables = serving(&BACKENDS[..1]);
+    connect(&mut tables, 40_000);
+    let first = tables.ask(key(TCP, (CLIENT, 40_000), (BACKENDS[0], 8080)), SYN, Hook::POD_IN);
+    assert_eq!(first.outcome, Outcome::DirectTranslated);
+    // The client's own socket has the very port that the first was translated to.
+    let second = tables.ask(key(TCP, (CLIENT, first.client_port), (BACKENDS[0], 8080)), SYN, Hook::POD_IN);
+    assert_eq!(second.outcome, Outcome::DirectTranslated);
+    assert_ne!(second.client_port, first.client_port);
+}
+
+#[test]
+fn no_port_is_translated_to_that_the_client_itself_uses() {
+    let mut tables = serving(&BACKENDS[..1]);
+    let last = limits::SOURCE_PORT_FIRST + limits::SOURCE_PORT_COUNT - 1;
+    let own: Vec<u16> = std::iter::once(40_000).chain(limits::SOURCE_PORT_FIRST..=last).filter(|p| p % 4 < 2).collect();
+    tables.direct.extend(own.iter().map(|port| key(TCP, (CLIENT, *port), (BACKENDS[0], 8080))));
+    for _ in 0..50 {
+        let syn = tables.ask(to_vip(TCP, 40_000), SYN, Hook::POD_IN);
+        assert!(syn.outcome == Outcome::DroppedNoPort || !own.contains(&syn.client_port), "{}", syn.client_port);
+        tables.flows.clear();
+    }
+}
+
+#[test]
 fn one_client_port_through_two_services_to_one_backend_is_kept_apart() {
     let mut tables = serving(&BACKENDS[..1]);
     let second_vip = ServiceKey { address: [10, 96, 0, 11], ..frontend(TCP) };

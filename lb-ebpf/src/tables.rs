@@ -93,30 +93,29 @@ where
     }
 
     #[inline(always)]
-    fn direct_connection(&mut self, key: &FlowKey<N>) -> bool {
+    fn direct_connection(&mut self, reply: &FlowKey<N>) -> bool {
         // SAFETY: copied at once; a link's record is replaced as a whole.
         let Some(link) = (unsafe { LINKS.get(self.ifindex) }).copied() else { return false };
         if link.peer_netns_id < 0 {
             return false;
         }
-        holds_connection(self.context, key, link.peer_netns_id as u32)
+        holds_connection(self.context, reply, link.peer_netns_id as u32)
     }
 }
 
 const EEXIST: i32 = 17;
 
-/// Whether the namespace holds a live TCP socket from `key.src` to `key.dst`. Since Linux 5.2 (`bpf_skc_lookup_tcp`).
+/// Whether the namespace holds a live TCP socket that receives packets of this tuple. Since Linux 5.2 (`bpf_skc_lookup_tcp`).
 #[inline(always)]
 fn holds_connection<const N: usize>(context: *mut c_void, key: &FlowKey<N>, netns_id: u32) -> bool {
-    // The tuple is that of a packet which the socket would receive.
     let mut tuple = if N == 4 {
         bpf_sock_tuple {
             __bindgen_anon_1: bpf_sock_tuple__bindgen_ty_1 {
                 ipv4: bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1 {
-                    saddr: word(&key.dst, 0),
-                    daddr: word(&key.src, 0),
-                    sport: key.dst_port.to_be(),
-                    dport: key.src_port.to_be(),
+                    saddr: word(&key.src, 0),
+                    daddr: word(&key.dst, 0),
+                    sport: key.src_port.to_be(),
+                    dport: key.dst_port.to_be(),
                 },
             },
         }
@@ -124,10 +123,10 @@ fn holds_connection<const N: usize>(context: *mut c_void, key: &FlowKey<N>, netn
         bpf_sock_tuple {
             __bindgen_anon_1: bpf_sock_tuple__bindgen_ty_1 {
                 ipv6: bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2 {
-                    saddr: [word(&key.dst, 0), word(&key.dst, 4), word(&key.dst, 8), word(&key.dst, 12)],
-                    daddr: [word(&key.src, 0), word(&key.src, 4), word(&key.src, 8), word(&key.src, 12)],
-                    sport: key.dst_port.to_be(),
-                    dport: key.src_port.to_be(),
+                    saddr: [word(&key.src, 0), word(&key.src, 4), word(&key.src, 8), word(&key.src, 12)],
+                    daddr: [word(&key.dst, 0), word(&key.dst, 4), word(&key.dst, 8), word(&key.dst, 12)],
+                    sport: key.src_port.to_be(),
+                    dport: key.dst_port.to_be(),
                 },
             },
         }

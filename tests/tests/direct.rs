@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 
 use lb_tests::agent::{Manifest, Protocol};
 use lb_tests::peers::{Datagrams, PATIENCE, Stream};
-use lb_tests::topology::NodeOptions;
+use lb_tests::topology::{Checksums, NodeOptions, set_checksums};
 use stage::{Pods, Stage};
 
 fn talks(stream: &mut Stream, believed: SocketAddr, text: &str) {
@@ -71,6 +71,27 @@ fn tcp_on_the_same_client_port() {
                 let to = if round % 2 == 0 { service } else { direct };
                 let mut stream = Stream::connect_from(from, port, to, PATIENCE)
                     .unwrap_or_else(|error| panic!("round {round} to {to}: {error}"));
+                talks(&mut stream, to, "in turn");
+                stream.reset().unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn tcp_on_the_same_port_of_a_client_outside() {
+    for xdp in ["native", "off"] {
+        let options = NodeOptions { pod_checksums: Checksums::Complete, ..NodeOptions::default() };
+        let stage = Stage::new("directo", Pods::Routed, 1, options);
+        let outside = stage.topology.outside("out", &stage.node).unwrap();
+        set_checksums(outside.namespace(), "eth0", Checksums::Complete).unwrap();
+        let _agent = stage.agent(&Manifest::of([stage.web()]), &["--xdp-mode", xdp]);
+        for (index, (service, direct)) in (0_u16..).zip(pairs(&stage, Protocol::Tcp, 8080)) {
+            // Its direct requests pass no link of its own: only what is left over can be told apart, and must be.
+            for round in 0..20 {
+                let to = if round % 2 == 0 { service } else { direct };
+                let mut stream = Stream::connect_from(outside.place(), 23_000 + index, to, PATIENCE)
+                    .unwrap_or_else(|error| panic!("XDP {xdp}, round {round} to {to}: {error}"));
                 talks(&mut stream, to, "in turn");
                 stream.reset().unwrap();
             }

@@ -5,7 +5,7 @@
 
 use super::select::install;
 use super::{Action, Now, Tables, Work, forget_owner, pair_key};
-use crate::abi::{Flow, FlowKey, TCP, UDP, flow_flags, flow_state, tag};
+use crate::abi::{Flow, TCP, UDP, flow_flags, flow_state, tag};
 use crate::outcome::Outcome;
 use crate::state;
 
@@ -16,16 +16,9 @@ pub(super) fn decide<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
     if !starts {
         return;
     }
-    work.pair_key = FlowKey {
-        src: key.dst,
-        dst: key.src,
-        src_port: key.dst_port,
-        dst_port: key.src_port,
-        protocol: key.protocol,
-        pad: [0; 3],
-    };
+    work.pair_key = key.reversed();
     let Some((_, holder)) = tables.flow(&work.pair_key) else { return };
-    if holder.flags & flow_flags::REPLY == 0 || holder.flags & flow_flags::DIRECT != 0 {
+    if holder.flags & flow_flags::REPLY == 0 {
         return;
     }
     let now = Now::from_ns(tables.now_ns());
@@ -54,7 +47,7 @@ pub(super) fn decide<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
         state: flow_state::HALF_OPEN,
         flags: flow_flags::DIRECT,
     };
-    match install(tables, work, true, now) {
+    match install(tables, work, false, true, now) {
         Ok(()) => work.rewrite(Action::ToBackend, Outcome::DirectTranslated, false),
         Err(outcome) => work.settle(Action::Drop, outcome),
     }

@@ -2,7 +2,7 @@
 //!
 //! `work.flow` is the entry found under the packet's tuple, `work.pair_key` the key of the other direction.
 
-use super::{Action, Hook, Now, Tables, Work, pair_key};
+use super::{Action, Hook, Now, Tables, Work, forget, pair_key};
 use crate::abi::{Backend, Flow, TCP, backend_flags, flow_flags, flow_state, tag};
 use crate::outcome::Outcome;
 use crate::state;
@@ -26,7 +26,11 @@ pub(super) fn decide<const N: usize, T: Tables<N>>(
     if flags & flow_flags::REPLY != 0 {
         let early = hook.has(Hook::EARLY_REPLIES) && flags & flow_flags::EARLY != 0;
         if early || hook.has(Hook::REPLIES) {
-            reply(tables, work, entry, now, early);
+            if is_left_over(work, now) {
+                forget(tables, work);
+            } else {
+                reply(tables, work, entry, now, early);
+            }
         }
         return Known::Decided;
     }
@@ -89,6 +93,14 @@ fn standing<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook: 
         return Standing::Elsewhere;
     }
     Standing::Stays(Outcome::Forwarded)
+}
+
+/// Whether this answer belongs to a direct connection on the ports of a service flow that is over, of a client whose requests no
+/// hook can tell apart: a service flow that begins anew would have written its entries anew.
+#[inline(always)]
+fn is_left_over<const N: usize>(work: &Work<N>, now: Now) -> bool {
+    let protocol = work.packet.key.protocol;
+    (protocol != TCP || state::accepts(work.packet.tcp_flags)) && state::yields(&work.flow, protocol, now.s)
 }
 
 /// A packet of the backend.

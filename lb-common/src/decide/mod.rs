@@ -31,8 +31,8 @@ pub trait Tables<const N: usize> {
     /// Writes an entry; without `replace` an existing one is left alone and refused.
     fn insert_flow(&mut self, key: &FlowKey<N>, flow: &Flow<N>, replace: bool) -> Result<(), NotInserted>;
     fn remove_flow(&mut self, key: &FlowKey<N>);
-    /// Whether the client (a local one) has a live TCP connection of its own from `key.src` to `key.dst`.
-    fn direct_connection(&mut self, key: &FlowKey<N>) -> bool;
+    /// Whether the client (a local one) has a live TCP connection of its own whose answers have this tuple.
+    fn direct_connection(&mut self, reply: &FlowKey<N>) -> bool;
 }
 
 /// Why [`Tables::insert_flow`] wrote nothing.

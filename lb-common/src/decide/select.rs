@@ -120,13 +120,8 @@ fn found<const N: usize, T: Tables<N>>(
         flags: if hook.has(Hook::CATCH_ALL) { flow_flags::EARLY } else { 0 },
     };
     // Only the client's own link names its namespace.
-    let taken = hook.has(Hook::FROM_CLIENT) && is_tcp && {
-        work.pair_key = work.packet.key;
-        work.pair_key.dst = backend.address;
-        work.pair_key.dst_port = backend.port;
-        tables.direct_connection(&work.pair_key)
-    };
-    match install(tables, work, taken, now) {
+    let sockets = hook.has(Hook::FROM_CLIENT) && is_tcp;
+    match install(tables, work, true, sockets, now) {
         Ok(()) => {
             let own = work.flow.client_port == work.packet.key.src_port;
             let outcome = if own { outcome } else { Outcome::PortTranslated };
@@ -139,12 +134,14 @@ fn found<const N: usize, T: Tables<N>>(
     }
 }
 
-/// Writes `work.flow` and the entry of the other direction, under a translated source port if the tuple is taken.
+/// Writes `work.flow` and the entry of the other direction, under a translated source port if the client's own is taken or not
+/// to be kept. `sockets`: what the client's own TCP sockets hold is taken, too.
 #[inline(always)]
 pub(super) fn install<const N: usize, T: Tables<N>>(
     tables: &mut T,
     work: &mut Work<N>,
-    taken: bool,
+    keep_port: bool,
+    sockets: bool,
     now: Now,
 ) -> Result<(), Outcome> {
     work.pair_key = pair_key(&work.packet.key, &work.flow);
@@ -156,14 +153,14 @@ pub(super) fn install<const N: usize, T: Tables<N>>(
         flags: work.flow.flags | flow_flags::REPLY,
         ..work.flow
     };
-    let mut placed = !taken && reserve(tables, work, now)?;
+    let mut placed = keep_port && reserve(tables, work, sockets, now)?;
     if !placed {
         let start = tables.random();
         for attempt in 0..PORT_ATTEMPTS {
             let offset = start.wrapping_add(attempt.wrapping_mul(0x9e37_79b1)) as u16 & (SOURCE_PORT_COUNT - 1);
             work.pair_key.dst_port = SOURCE_PORT_FIRST + offset;
             work.pair.tag = tag(&work.pair_key);
-            if reserve(tables, work, now)? {
+            if reserve(tables, work, sockets, now)? {
                 placed = true;
                 break;
             }
@@ -180,11 +177,19 @@ pub(super) fn install<const N: usize, T: Tables<N>>(
     Ok(())
 }
 
-/// Claims the reply tuple for `work.pair`. `Ok(false)`: a live flow holds it.
+/// Claims the reply tuple for `work.pair`. `Ok(false)`: a live flow, or a socket of the client's own, holds it.
 ///
 /// A function of its own: it is tried once per source port, and the verifier would walk every copy.
 #[inline(never)]
-fn reserve<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) -> Result<bool, Outcome> {
+fn reserve<const N: usize, T: Tables<N>>(
+    tables: &mut T,
+    work: &mut Work<N>,
+    sockets: bool,
+    now: Now,
+) -> Result<bool, Outcome> {
+    if sockets && tables.direct_connection(&work.pair_key) {
+        return Ok(false);
+    }
     match tables.insert_flow(&work.pair_key, &work.pair, false) {
         Ok(()) => return Ok(true),
         Err(NotInserted::Full) => return Err(Outcome::DroppedTableFull),

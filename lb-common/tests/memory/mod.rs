@@ -85,8 +85,8 @@ impl Tables<4> for Memory {
         self.flows.remove(key);
     }
 
-    fn direct_connection(&mut self, key: &FlowKey<4>) -> bool {
-        self.direct.contains(key)
+    fn direct_connection(&mut self, reply: &FlowKey<4>) -> bool {
+        self.direct.contains(&reply.reversed())
     }
 }
 

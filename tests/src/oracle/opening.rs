@@ -97,9 +97,6 @@ pub fn direct(world: &mut World, asked: Asked, hint: Hint) -> Result<Expected> {
     // The answer to it would look like an answer of that connection.
     let Some(at) = world.answered(asked.protocol, asked.dst, asked.src) else { return Ok(PASS) };
     let holder = &world.connections[at];
-    if holder.backend.is_none() {
-        return Ok(PASS);
-    }
     if holder.yields(holder.reply.expect("answered"), world.now_s) {
         world.connections.remove(at);
         return Ok(PASS);

@@ -81,6 +81,10 @@ impl Asked {
         self.protocol == Protocol::Tcp && self.tcp_flags & (SYN | ACK | RST | FIN) == SYN
     }
 
+    fn accepts(self) -> bool {
+        self.tcp_flags & (SYN | ACK | RST | FIN) == SYN | ACK
+    }
+
     fn closes(self) -> bool {
         self.protocol == Protocol::Tcp && self.tcp_flags & (FIN | RST) != 0
     }
@@ -193,6 +197,11 @@ fn answer(world: &mut World, asked: Asked, at: usize) -> Expected {
     let half = connection.reply.expect("answered by its reply half");
     let early = connection.early && matches!(asked.hook, Hook::PodIn | Hook::BridgeIn | Hook::NodeIn);
     if !early && !matches!(asked.hook, Hook::PodOut | Hook::NodeOut) {
+        return PASS;
+    }
+    // What is over is answered no more: this is the answer to a direct packet on the same ports.
+    if (asked.protocol == Protocol::Udp || asked.accepts()) && connection.yields(half, world.now_s) {
+        world.connections.remove(at);
         return PASS;
     }
     if let Some((id, generation)) = connection.backend {
