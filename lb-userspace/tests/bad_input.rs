@@ -50,6 +50,17 @@ fn agent_with_a_broken_manifest() {
 }
 
 #[test]
+fn a_key_given_twice_is_told_without_advice_for_programmers() {
+    let (dir, free) = (dir(), ["--health-bind=127.0.0.1:0", "--metrics-bind=127.0.0.1:0"]);
+    let manifest = dir.path().join("m.yaml");
+    std::fs::write(&manifest, "apiVersion: v1\nkind: Service\nkind: Service\n").expect("writable");
+    let source = format!("--source=file={}", manifest.display());
+    let error = complaint(&["agent", &source, free[0], free[1]], dir.path());
+    assert!(error.contains("m.yaml:3:") && error.contains("duplicate") && error.contains("kind"), "{error}");
+    assert!(!error.contains("Options"), "{error}");
+}
+
+#[test]
 fn agent_whose_port_is_in_use() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = taken.local_addr().expect("bound").to_string();

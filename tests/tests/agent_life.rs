@@ -5,6 +5,8 @@
 
 mod stage;
 
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::time::Duration;
 
 use lb_tests::agent::{Manifest, Protocol, SOON, Service};
@@ -107,8 +109,10 @@ fn a_broken_manifest_changes_nothing_and_says_where() {
     agent.write_text(&text).unwrap();
     eventually("the refusal names the service", SOON, || {
         let status = String::from_utf8_lossy(&agent.cli(&["status"]).ok()?.stdout).into_owned();
-        status.contains("test/bad").then_some(())
+        (status.contains("test/bad") && agent.log().contains("refused: Service test/bad")).then_some(())
     });
+    assert_eq!(agent.log().matches("refused: Service test/bad").count(), 1, "{}", agent.log());
+    assert_eq!(agent.log().matches("in the tables").count(), 1, "a change that writes nothing is no news");
     Stream::connect(stage.client.place(), to).unwrap().ask("hello").unwrap();
 }
 
@@ -124,6 +128,52 @@ fn a_second_agent_on_the_node_is_refused_and_names_the_first() {
     std::mem::forget(second); // Its clean-up would take the first one's things.
     let to = stage.web().frontends(Protocol::Tcp)[0];
     Stream::connect(stage.client.place(), to).unwrap().ask("hello").unwrap();
+}
+
+#[test]
+fn cleanup_of_other_folders_takes_nothing_from_a_running_agent() {
+    let stage = Stage::new("elsewhere", Pods::Routed, 1, NodeOptions::default());
+    let service = stage.web();
+    let mut agent = stage.agent(&Manifest::of([service.clone()]), &["--tc-attach", "clsact"]);
+    let other = tempfile::tempdir().unwrap();
+    let cleanup = |dry: &[&str]| {
+        let mut command = std::process::Command::new(lb_tests::agent::binary().unwrap());
+        command.arg("cleanup").args(dry);
+        command
+            .arg(format!("--bpffs={0}", other.path().display()))
+            .arg(format!("--run-dir={0}", other.path().display()));
+        stage.node.place().run(|| command.output()).unwrap()
+    };
+    for dry in [&["--dry-run"][..], &[]] {
+        let output = cleanup(dry);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(&agent.pid().unwrap().to_string()), "{said}");
+    }
+    let to = service.frontends(Protocol::Tcp)[0];
+    Stream::connect(stage.client.place(), to).unwrap().ask("still served").unwrap();
+    // With no agent alive nothing is hurt that the next one does not make again. Nothing was there but the filters.
+    agent.kill();
+    let said = String::from_utf8_lossy(&cleanup(&[]).stdout).into_owned();
+    assert!(said.contains("filter") && !said.contains("file"), "{said}");
+    assert_eq!(String::from_utf8_lossy(&cleanup(&["--dry-run"]).stdout), "nothing of ours is there\n");
+}
+
+#[test]
+fn a_run_folder_that_is_a_file_is_refused_with_its_flag() {
+    let stage = Stage::new("rundir", Pods::Routed, 1, NodeOptions::default());
+    let taken = stage.node.run_dir().join("taken");
+    std::fs::write(&taken, "").unwrap();
+    std::fs::write(stage.node.run_dir().join("m.yaml"), "").unwrap();
+    let mut command = std::process::Command::new(lb_tests::agent::binary().unwrap());
+    command.args(["agent", "--socket-lb=off", "--metrics-bind=127.0.0.1:0", "--health-bind=127.0.0.1:0"]);
+    command.arg(format!("--source=file={}", stage.node.run_dir().join("m.yaml").display()));
+    command.arg(format!("--bpffs={}", stage.node.bpffs().display())).arg(format!("--run-dir={}", taken.display()));
+    let output = stage.node.place().run(|| command.output()).unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("--run-dir") && said.contains("taken") && said.contains("choose"), "{said}");
+    assert!(!stage.node.bpffs().join("ballast").exists(), "something was left behind");
 }
 
 #[test]
@@ -146,6 +196,22 @@ fn cleanup_removes_everything_and_says_so_beforehand() {
     }
     agent.restart().unwrap();
     Stream::connect(stage.client.place(), to).unwrap().ask("served again").unwrap();
+}
+
+#[test]
+fn who_may_not_look_is_told_so_instead_of_nothing() {
+    let stage = Stage::new("nobody", Pods::Routed, 1, NodeOptions::default());
+    let agent = stage.agent(&Manifest::of([stage.web()]), &[]);
+    // Nobody may not read where the binary is built.
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let binary = folder.path().join("ballast");
+    std::fs::copy(lb_tests::agent::binary().unwrap(), &binary).unwrap();
+    let mut command = std::process::Command::new(binary);
+    command.arg("status").arg(format!("--bpffs={}", agent.bpffs().display())).uid(65534).gid(65534);
+    let output = stage.node.place().run(|| command.output()).unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains("not known: ") && !said.contains("Attached:      nothing"), "{said}");
 }
 
 #[test]

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use k8s_openapi::api::core::v1::Secret;
-use kube::api::{DynamicObject, ListParams};
+use k8s_openapi::api::core::v1::{Event, Node, Secret};
+use kube::api::{DynamicObject, ListParams, ObjectMeta, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use lb_tests::cluster::manifests::{apply, read_base};
@@ -152,11 +152,15 @@ async fn nothing_is_told_before_both_lists_and_the_deployed_rights_suffice() -> 
     snapshot(&mut source, "both lists", |snapshot| has(snapshot, "kubernetes")).await?;
 
     let config = Config::from_custom_kubeconfig(Kubeconfig::read_from(user)?, &KubeConfigOptions::default()).await?;
-    let secrets = Api::<Secret>::all(Client::try_from(config)?).list(&ListParams::default()).await;
-    assert!(
-        matches!(&secrets, Err(kube::Error::Api(status)) if status.code == 403),
-        "more than the least: {secrets:?}"
-    );
+    let agent = Client::try_from(config)?;
+    let refused = |error: Option<kube::Error>| matches!(error, Some(kube::Error::Api(status)) if status.code == 403);
+    let secrets = Api::<Secret>::all(agent.clone()).list(&ListParams::default()).await;
+    assert!(refused(secrets.err()), "more than the least: secrets");
+    let nodes = Api::<Node>::all(agent.clone()).list(&ListParams::default()).await;
+    assert!(refused(nodes.err()), "more than the least: nodes, which the agent does not read");
+    let event = Event { metadata: ObjectMeta { name: Some("e".into()), ..ObjectMeta::default() }, ..Event::default() };
+    let event = Api::<Event>::namespaced(agent, NAMESPACE).create(&PostParams::default(), &event).await;
+    assert!(refused(event.err()), "more than the least: events, which the agent does not make");
     Ok(())
 }
 

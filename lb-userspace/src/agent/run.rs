@@ -13,9 +13,10 @@ use super::clock;
 use super::state::Progress;
 use crate::apply::{KernelStore, Programmer, Report};
 use crate::datapath::Datapath;
-use crate::model::Snapshot;
+use crate::model::{Refusal, Snapshot};
 use crate::observe::health::BEAT;
 use crate::observe::metrics::Metrics;
+use crate::source::SourceStatus;
 
 /// The shortest pause between two passes that only time asks for: nothing is due more exactly than this.
 const MIN_PAUSE: Duration = Duration::from_millis(20);
@@ -24,6 +25,7 @@ const MIN_PAUSE: Duration = Duration::from_millis(20);
 pub(super) struct Parts {
     pub datapath: Datapath,
     pub snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
+    pub source: watch::Receiver<SourceStatus>,
     pub programmer: Programmer<KernelStore>,
     pub progress: watch::Sender<Progress>,
     pub metrics: Metrics,
@@ -53,11 +55,13 @@ impl Signals {
 
 /// Runs until a signal. Leaves everything pinned and attached: traffic flows on.
 pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
-    let Parts { mut datapath, mut snapshots, programmer, progress, metrics, mut signals, stop } = parts;
+    let Parts { mut datapath, mut snapshots, mut source, programmer, progress, metrics, mut signals, stop } = parts;
     let links = stop.clone();
     // The task owns the data path, and with it the lock, until the end.
     let mut following = tokio::spawn(async move { datapath.follow_links(links).await });
-    let mut tables = Tables { programmer, progress, metrics, told: BTreeSet::new() };
+    let mut tables = Tables { programmer, progress, metrics, told: Told::default() };
+    let mut refused = Told::default();
+    source.mark_changed();
     let ended = loop {
         tokio::select! {
             signal = signals.next() => {
@@ -73,6 +77,10 @@ pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
                 if let Some(snapshot) = snapshot {
                     tables.sync(&snapshot);
                 }
+            }
+            Ok(()) = source.changed() => {
+                let refusals = source.borrow_and_update().refusals.iter().map(refused_text).collect();
+                refused.warn(refusals);
             }
             () = sleep(tables.pause()) => tables.tick(),
             ended = &mut following => {
@@ -97,8 +105,7 @@ struct Tables {
     programmer: Programmer<KernelStore>,
     progress: watch::Sender<Progress>,
     metrics: Metrics,
-    /// Failures and refusals that the log has seen, so that a retry does not repeat them.
-    told: BTreeSet<String>,
+    told: Told,
 }
 
 impl Tables {
@@ -112,14 +119,13 @@ impl Tables {
         let started = Instant::now();
         // Writing maps blocks, but never for long: each write is one system call.
         let report = self.programmer.sync(snapshot, clock::monotonic());
-        tracing::info!(
-            revision = report.revision,
-            services = report.services,
-            backends = report.backends.active,
-            draining = report.backends.draining,
-            writes = report.writes,
-            "in the tables"
-        );
+        let (revision, writes) = (report.revision, report.writes);
+        if writes > 0 || !self.progress.borrow().tables.synced {
+            let (services, backends, draining) = (report.services, report.backends.active, report.backends.draining);
+            tracing::info!(revision, services, backends, draining, writes, "in the tables");
+        } else {
+            tracing::debug!(revision, "nothing to write");
+        }
         self.note(&report, started.elapsed());
     }
 
@@ -130,7 +136,7 @@ impl Tables {
             let report = self.programmer.tick(clock::monotonic());
             if report.writes > 0 {
                 let (draining, gone) = (report.backends.draining, report.backends.gone);
-                tracing::info!(draining, gone, writes = report.writes, "deadlines and retries done");
+                tracing::debug!(draining, gone, writes = report.writes, "deadlines, retries and releases done");
             }
             self.note(&report, started.elapsed());
         } else {
@@ -149,11 +155,24 @@ impl Tables {
             self.metrics.in_step(wall.as_duration().as_secs_f64());
         }
         let failures = report.failures.iter().map(|failure| format!("not written, will be tried again: {failure}"));
-        let refusals = report.refusals.iter().map(|refusal| format!("refused: {refusal}"));
-        let telling: BTreeSet<String> = failures.chain(refusals).collect();
-        for new in telling.difference(&self.told) {
+        self.told.warn(failures.chain(report.refusals.iter().map(refused_text)).collect());
+    }
+}
+
+fn refused_text(refusal: &Refusal) -> String {
+    format!("refused: {refusal}")
+}
+
+/// Failures and refusals that the log has seen, so that a retry does not repeat them.
+#[derive(Default)]
+struct Told(BTreeSet<String>);
+
+impl Told {
+    /// Logs what was not there before.
+    fn warn(&mut self, now: BTreeSet<String>) {
+        for new in now.difference(&self.0) {
             tracing::warn!("{new}");
         }
-        self.told = telling;
+        self.0 = now;
     }
 }

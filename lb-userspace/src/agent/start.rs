@@ -82,8 +82,10 @@ async fn with_source(
         maps = %maps_dir(&settings.bpffs).display(),
         "started"
     );
-    let (snapshots, stop) = (source.snapshots.clone(), stop.clone());
-    let ended = run::run(run::Parts { datapath, snapshots, programmer, progress, metrics, signals, stop }).await;
+    let (snapshots, status, stop) = (source.snapshots.clone(), source.status.clone(), stop.clone());
+    let ended =
+        run::run(run::Parts { datapath, snapshots, source: status, programmer, progress, metrics, signals, stop })
+            .await;
     drop(tasks);
     report_socket::remove(&settings.run_dir);
     ended

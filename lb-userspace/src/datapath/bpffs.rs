@@ -15,10 +15,13 @@ pub(super) fn ensure(dir: &Path) -> Result<(), DatapathError> {
     if is_bpffs(dir) {
         return Ok(());
     }
-    let refuse = |reason: &str| DatapathError::NoBpffs {
-        dir: dir.to_owned(),
-        reason: reason.to_owned(),
-        remedy: format!("run `mount -t bpf bpf {}` on the host, or give another --bpffs", dir.display()),
+    let refuse = |reason: &str| {
+        let make = if dir.is_dir() { String::new() } else { format!("mkdir -p {} && ", dir.display()) };
+        DatapathError::NoBpffs {
+            dir: dir.to_owned(),
+            reason: reason.to_owned(),
+            remedy: format!("run `{make}mount -t bpf bpf {}` on the host, or give another --bpffs", dir.display()),
+        }
     };
     if !dir.is_dir() {
         return Err(refuse("there is no such folder"));
@@ -90,7 +93,8 @@ mod tests {
     fn a_missing_and_a_used_folder_are_refused_with_the_remedy() {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let missing = ensure(&dir.path().join("no")).expect_err("missing").to_string();
-        assert!(missing.contains("no such folder") && missing.contains("mount -t bpf bpf"), "{missing}");
+        assert!(missing.contains("no such folder") && missing.contains("`mkdir -p "), "{missing}");
+        assert!(missing.contains("&& mount -t bpf bpf"), "{missing}");
         fs::write(dir.path().join("file"), "").expect("writable");
         let used = ensure(dir.path()).expect_err("used").to_string();
         assert!(used.contains("other files"), "{used}");

@@ -35,9 +35,10 @@ pub fn cleanup(bpffs: &Path, run_dir: &Path, dry_run: bool) -> Result<Vec<Remove
     features::check_privileges()?;
     let pins = Pins::under(bpffs);
     let ours = pins.maps().is_dir() && bpffs::is_bpffs(pins.maps());
-    // No run folder is made only to lock it; an agent with another one is found by its pins.
-    let existing = Some(run_dir).filter(|run_dir| run_dir.is_dir());
-    let lock = ours.then(|| AgentLock::take(existing, pins.maps())).transpose()?;
+    // No lock file is made only to lock it; an agent with another one is found by its pins and its network namespace.
+    let existing = Some(run_dir).filter(|run_dir| lock_file(run_dir).exists());
+    // The filters, found by their name alone, and the lock file may belong to an agent whose pins are elsewhere.
+    let lock = AgentLock::take(existing, ours.then_some(pins.maps()))?;
     let mut removed = Vec::new();
     if ours {
         for path in link_pins(&pins) {

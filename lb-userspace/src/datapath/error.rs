@@ -32,6 +32,8 @@ pub enum DatapathError {
     NoInterface { flag: &'static str, name: String },
     #[error("another agent{holder} already holds {what}; stop it first: one agent per node")]
     Locked { what: String, holder: String },
+    #[error("--run-dir {run_dir} cannot be made: {source}; choose a folder that can be written", run_dir = run_dir.display())]
+    RunDir { run_dir: PathBuf, source: io::Error },
     #[error("this ballast was built without the eBPF programs; build it by `cargo xtask build`")]
     NoPrograms,
     #[error("the eBPF object in this binary is not usable: {reason}; rebuild it by `cargo xtask build`")]

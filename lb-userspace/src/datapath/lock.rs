@@ -25,16 +25,16 @@ const LOCK_FILE: &str = "agent.lock";
 #[derive(Debug)]
 pub(super) struct AgentLock {
     _run_dir: Option<Flock<File>>,
-    _pins: Flock<File>,
+    _pins: Option<Flock<File>>,
     _namespace: UnixListener,
 }
 
 impl AgentLock {
-    /// Takes all three, or names who holds one. `pins` must exist; without a run folder, only the other two.
-    pub fn take(run_dir: Option<&Path>, pins: &Path) -> Result<Self, DatapathError> {
+    /// Takes all three, or names who holds one. Of the folders, those are locked that are given; `pins` must exist.
+    pub fn take(run_dir: Option<&Path>, pins: Option<&Path>) -> Result<Self, DatapathError> {
         Ok(Self {
             _run_dir: run_dir.map(lock_run_dir).transpose()?,
-            _pins: lock_pins(pins)?,
+            _pins: pins.map(lock_pins).transpose()?,
             _namespace: lock_namespace()?,
         })
     }
@@ -52,7 +52,7 @@ pub(super) fn lock_file(run_dir: &Path) -> PathBuf {
 }
 
 fn lock_run_dir(run_dir: &Path) -> Result<Flock<File>, DatapathError> {
-    fs::create_dir_all(run_dir).map_err(DatapathError::file("create", run_dir))?;
+    fs::create_dir_all(run_dir).map_err(|source| DatapathError::RunDir { run_dir: run_dir.to_owned(), source })?;
     let path = lock_file(run_dir);
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
     let file = file.map_err(DatapathError::file("open", &path))?;

@@ -99,7 +99,7 @@ impl Datapath {
         let pins = Pins::under(&settings.bpffs);
         let mut created = Created::default();
         created.folder(pins.maps())?;
-        let lock = AgentLock::take(Some(&settings.run_dir), pins.maps())?;
+        let lock = AgentLock::take(Some(&settings.run_dir), Some(pins.maps()))?;
         created.folder(pins.links())?;
         let kernel = load::load(&settings, &pins, &mut created)?;
         match &cgroup {

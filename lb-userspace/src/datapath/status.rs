@@ -56,6 +56,12 @@ pub struct Attached {
 /// Reads what is attached, in this network namespace, for the pins under `bpffs`.
 pub fn read_attached(bpffs: &Path) -> Result<Attached, DatapathError> {
     let pins = Pins::under(bpffs);
+    match std::fs::read_dir(pins.links()) {
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            return Err(DatapathError::file("read", pins.links())(error));
+        }
+        _ => {}
+    }
     let roles = read_roles(&pins);
     let names = program_names();
     let mut links: BTreeMap<u32, Vec<Attachment>> = BTreeMap::new();

@@ -144,7 +144,9 @@ impl Document<'_> {
         let problem = serde_saphyr::from_str_with_options::<T>(&text, options()).err().unwrap_or(problem);
         let problem = problem.without_snippet();
         let place = problem.location().map_or((1, 1), |at| (at.line(), at.column()));
-        Err(error(self.path, place, &problem.to_string()))
+        // The reader's own advice is for programmers.
+        let reason = problem.to_string().replace(", set DuplicateKeyPolicy in Options if acceptable", "");
+        Err(error(self.path, place, &reason))
     }
 
     /// A place in this document as line and column of the file.

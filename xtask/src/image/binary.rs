@@ -38,9 +38,11 @@ fn command(workspace: &Workspace, triple: &str) -> Expression {
         cmd!("cargo", "build", "--locked", "--release", "-p", "lb-userspace", "--bin", "ballast", "--target", triple)
             .env("BALLAST_EBPF_OBJECT", workspace.object())
             .dir(&workspace.root);
+    let build = build.env("CARGO_ENCODED_RUSTFLAGS", rustc_flags(workspace, triple).join("\u{1f}"));
+    // What stands inside wins: the flags of this build are not cleaned away.
     let build = clean_cargo_env(build);
     if !triple.ends_with("musl") {
-        return build.env("RUSTFLAGS", "-C target-feature=+crt-static");
+        return build;
     }
     // The few C and assembly files (ring, psm) call nothing of the C library, so the host's compiler does; its checked
     // variants of memcpy and the like do not exist in musl.
@@ -51,6 +53,26 @@ fn command(workspace: &Workspace, triple: &str) -> Expression {
         return build;
     }
     build.env(compiler, "cc")
+}
+
+/// Panics name source files: as paths of the build, not of the machine it ran on.
+fn rustc_flags(workspace: &Workspace, triple: &str) -> Vec<String> {
+    let home = |variable: &str, folder: &str| {
+        let given = std::env::var_os(variable).map(PathBuf::from);
+        given.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(folder)))
+    };
+    let renamed = [
+        (home("CARGO_HOME", ".cargo"), "/cargo"),
+        (home("RUSTUP_HOME", ".rustup"), "/rustup"),
+        (Some(workspace.root.clone()), "/ballast"),
+    ];
+    let renamed = renamed.into_iter().filter_map(|(from, to)| Some((from?, to)));
+    let mut flags: Vec<String> =
+        renamed.map(|(from, to)| format!("--remap-path-prefix={}={to}", from.display())).collect();
+    if !triple.ends_with("musl") {
+        flags.push("-Ctarget-feature=+crt-static".to_owned());
+    }
+    flags
 }
 
 /// Whether the standard library for a target is there, or rustup can get it.
@@ -72,6 +94,15 @@ fn has_target(triple: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_path_of_this_machine_gets_into_the_binary() {
+        let (root, tools) = (PathBuf::from("/somewhere/checkout"), PathBuf::from("/somewhere/tools"));
+        let flags = rustc_flags(&Workspace { root, tools }, "x86_64-unknown-linux-gnu");
+        assert!(flags.contains(&"--remap-path-prefix=/somewhere/checkout=/ballast".to_owned()), "{flags:?}");
+        assert!(flags.iter().any(|flag| flag.ends_with("=/cargo")), "{flags:?}");
+        assert!(flags.contains(&"-Ctarget-feature=+crt-static".to_owned()), "{flags:?}");
+    }
 
     #[test]
     fn a_program_with_a_loader_is_not_static() {
