@@ -61,6 +61,7 @@ pub trait Family<const N: usize> {
     fn remove_flow(key: &FlowKey<N>);
     fn socket(key: &SocketKey<N>) -> Option<SocketPeer<N>>;
     fn insert_socket(key: &SocketKey<N>, peer: &SocketPeer<N>);
+    fn remove_socket(key: &SocketKey<N>);
 }
 
 macro_rules! family {
@@ -102,6 +103,10 @@ macro_rules! family {
             fn insert_socket(key: &SocketKey<$n>, peer: &SocketPeer<$n>) {
                 // A full LRU map makes room by itself.
                 let _ = $sockets.insert(key, peer, 0);
+            }
+            #[inline(always)]
+            fn remove_socket(key: &SocketKey<$n>) {
+                let _ = $sockets.remove(key);
             }
         }
     };

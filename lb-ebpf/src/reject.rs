@@ -3,7 +3,8 @@
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
 use aya_ebpf::helpers::generated::{
-    bpf_csum_diff, bpf_skb_adjust_room, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_store_bytes,
+    bpf_csum_diff, bpf_l4_csum_replace, bpf_skb_adjust_room, bpf_skb_change_tail, bpf_skb_load_bytes,
+    bpf_skb_store_bytes,
 };
 use lb_common::abi::TCP;
 use lb_common::checksum;
@@ -20,6 +21,9 @@ const ICMP4_PORT_UNREACHABLE: [u8; 2] = [3, 3];
 /// ICMPv6: destination unreachable, port unreachable (RFC 4443, section 3.1).
 const ICMP6_PORT_UNREACHABLE: [u8; 2] = [1, 4];
 const ICMP_HEADER: usize = 8;
+/// Where the checksum stands in the headers.
+const TCP_CHECKSUM: u32 = 16;
+const UDP_CHECKSUM: u32 = 6;
 const ICMP4: u8 = 1;
 const ICMP6: u8 = 58;
 
@@ -32,6 +36,7 @@ pub fn answer<const N: usize>(skb: *mut __sk_buff, packet: &Packet<N>, offsets: 
 /// RST as RFC 9293, section 3.10.7.1: sequence from the acknowledgement, or acknowledging what came.
 #[inline(always)]
 fn reset<const N: usize>(skb: *mut __sk_buff, packet: &Packet<N>, offsets: Offsets) -> Result<(), Refused> {
+    let partial = is_partial(skb, offsets.transport as u32 + TCP_CHECKSUM);
     let mut segment = [0u8; TCP_HEADER];
     load(skb, offsets.transport, &mut segment)?;
     let length = segment_length(skb, packet, offsets, &segment)?;
@@ -49,7 +54,8 @@ fn reset<const N: usize>(skb: *mut __sk_buff, packet: &Packet<N>, offsets: Offse
         header[13] = tcp_flag::RST | tcp_flag::ACK;
     }
     let sum = pseudo_header(packet, TCP, TCP_HEADER as u32);
-    let sum = !checksum::fold(checksum::add(sum, &header));
+    // Who completes a partial checksum starts from the sum of the pseudo-header alone.
+    let sum = if partial { checksum::fold(sum) } else { !checksum::fold(checksum::add(sum, &header)) };
     header[16..18].copy_from_slice(&sum.to_be_bytes());
 
     let network_length = if N == 4 { IPV4_HEADER } else { IPV6_HEADER };
@@ -88,7 +94,7 @@ fn unreachable<const N: usize>(skb: *mut __sk_buff, packet: &Packet<N>, offsets:
     let mut message = [0u8; ICMP_HEADER];
     let kind = if N == 4 { ICMP4_PORT_UNREACHABLE } else { ICMP6_PORT_UNREACHABLE };
     message[0..2].copy_from_slice(&kind);
-    let quoted = quotation_sum::<N>(skb, offsets)?;
+    let quoted = quotation_sum::<N>(skb, offsets)? + completion(skb, offsets.transport as u32);
     let length = ICMP_HEADER + network_length + UDP_HEADER;
     let protocol = if N == 4 { ICMP4 } else { ICMP6 };
     let sum = if N == 4 { 0 } else { pseudo_header(packet, ICMP6, length as u32) };
@@ -101,6 +107,38 @@ fn unreachable<const N: usize>(skb: *mut __sk_buff, packet: &Packet<N>, offsets:
     }
     network_header(skb, packet, offsets, protocol, length)?;
     store(skb, offsets.network + network_length, &message)
+}
+
+/// Whether the packet's checksum is partial: the kernel notes it with the packet, and completes it where the packet leaves over a
+/// link that cannot. No field tells, but the kernel's helper leaves the checksum alone then, whatever else changes.
+///
+/// A function of its own: off the stack of those that ask.
+#[inline(never)]
+fn is_partial(skb: *mut __sk_buff, checksum_at: u32) -> bool {
+    let mut before = [0u8; 2];
+    let mut after = [0u8; 2];
+    let at = checksum_at as usize;
+    // SAFETY: the helper checks the offset against the packet.
+    if load(skb, at, &mut before).is_err() || unsafe { bpf_l4_csum_replace(skb, checksum_at, 0, 1, 2) } != 0 {
+        return false;
+    }
+    let asked = load(skb, at, &mut after);
+    // What was read is put back: it may be quoted.
+    asked.is_ok() && store(skb, at, &before).is_ok() && before == after
+}
+
+/// What the sum of a quoted UDP header grows by when its checksum, if it is a partial one P, is completed to the complement of
+/// the header's sum U: from U to U - P + ~U, which is ~P, as U + ~U is nothing. The answer's own checksum covers what is quoted in
+/// the end. A function of its own as above.
+#[inline(never)]
+fn completion(skb: *mut __sk_buff, transport: u32) -> u32 {
+    let mut header = [0u8; UDP_HEADER];
+    if !is_partial(skb, transport + UDP_CHECKSUM) || load(skb, transport as usize, &mut header).is_err() {
+        return 0;
+    }
+    let partial = u16::from_be_bytes([header[6], header[7]]);
+    let sum = checksum::fold(checksum::add(0, &header));
+    u32::from(!sum) + u32::from(!partial)
 }
 
 /// Sum of the bytes that the message quotes, in host order of 16-bit words.

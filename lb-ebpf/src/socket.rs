@@ -63,8 +63,17 @@ where
     if let Some(peer) = <Kernel as Family<N>>::socket(&key)
         && serves(context, &peer)
     {
+        let used = Peer { address: peer.address, port: peer.port };
+        let key = socket_key(context, UDP, used, socket_direction::REPLY);
+        // The last address asked owns the answers: another service, or the backend itself, may have been asked meanwhile.
+        if !<Kernel as Family<N>>::socket(&key)
+            .is_some_and(|shown| shown.address == to.address && shown.port == to.port)
+        {
+            let shown = SocketPeer { address: to.address, port: to.port, ..peer };
+            <Kernel as Family<N>>::insert_socket(&key, &shown);
+        }
         count::outcome(Outcome::SocketSent, Counter::Socket);
-        return Answer::Use(Peer { address: peer.address, port: peer.port });
+        return Answer::Use(used);
     }
     choose(context, UDP, to, Outcome::SocketSent)
 }
@@ -86,7 +95,12 @@ where
     let key = FlowKey { src: [0; N], dst: to.address, src_port: 0, dst_port: to.port, protocol, pad: [0; 3] };
     let mut tables = Kernel { context: context.cast(), ifindex: 0 };
     match pick::<N, Kernel>(&mut tables, &key) {
-        Picked::NoService => Answer::Leave,
+        Picked::NoService => {
+            if outcome as u8 == Outcome::SocketConnected as u8 || !is_named_by_kernel::<N>(context) {
+                disown(context, protocol, to);
+            }
+            Answer::Leave
+        }
         Picked::Torn(service) => fail(&key, service, Outcome::DroppedTorn, EHOSTUNREACH),
         Picked::Empty(service, flags) if flags & service_flags::DROP_IF_EMPTY != 0 => {
             fail(&key, service, Outcome::DroppedNoLocalEndpoint, EHOSTUNREACH)
@@ -98,7 +112,8 @@ where
             let shown = SocketPeer { address: to.address, port: to.port, pad: 0, backend, backend_generation, service };
             let key = socket_key(context, protocol, peer, socket_direction::REPLY);
             <Kernel as Family<N>>::insert_socket(&key, &shown);
-            if outcome as u8 == Outcome::SocketSent as u8 {
+            // A connected socket may name its peer again: the datagram must go where the answers are taken from.
+            if protocol == UDP {
                 let key = socket_key(context, protocol, to, socket_direction::FORWARD);
                 let used = SocketPeer { address: peer.address, port: peer.port, ..shown };
                 <Kernel as Family<N>>::insert_socket(&key, &used);
@@ -107,6 +122,28 @@ where
             count::about::<N>(service, backend, outcome, Counter::Socket);
             Answer::Use(peer)
         }
+    }
+}
+
+/// Whether the destination of a datagram may not be what the process named: the kernel itself names the peer, a backend, to the
+/// IPv4 path for each datagram of an IPv6 socket that is connected to an IPv4-mapped address.
+#[inline(always)]
+fn is_named_by_kernel<const N: usize>(context: *mut bpf_sock_addr) -> bool {
+    const AF_INET6: u32 = 10;
+    // SAFETY: a word of the context, read as a word.
+    N == 4 && unsafe { (&raw const (*context).family).read_volatile() } == AF_INET6
+}
+
+/// The socket asks this address itself: should it be a backend that answered the socket in a service's name, it no longer does.
+#[inline(always)]
+fn disown<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: Peer<N>)
+where
+    Kernel: Family<N>,
+{
+    let key = socket_key(context, protocol, to, socket_direction::REPLY);
+    // Most sockets have no such entry, and looking takes no lock.
+    if <Kernel as Family<N>>::socket(&key).is_some() {
+        <Kernel as Family<N>>::remove_socket(&key);
     }
 }
 

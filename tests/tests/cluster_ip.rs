@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use lb_tests::agent::{Endpoint, Manifest, Protocol, Service};
 use lb_tests::peers::{Datagrams, Stream};
-use lb_tests::topology::{Checksums, NodeOptions, Place};
+use lb_tests::topology::{Checksums, NodeOptions, Place, set_checksums};
 use stage::{Pods, Stage};
 
 /// Asks each frontend until every backend has answered, and checks what both ends believe.
@@ -106,6 +106,18 @@ fn checksums_are_right_without_offload() {
     let empty = Service::standard("empty", 11, vec![]);
     let _agent = stage.agent(&Manifest::of([service.clone(), empty.clone()]), &[]);
     reaches_all(stage.client.place(), &service, 2, true);
+    refused_at_once(stage.client.place(), &empty);
+}
+
+#[test]
+fn answers_to_partial_checksums_are_right_on_a_link_that_completes_them() {
+    let stage = Stage::new("mixed", Pods::Routed, 1, NodeOptions::default());
+    // The pod leaves its checksums to others, the way back to it completes whatever is marked as left undone.
+    set_checksums(stage.node.namespace(), stage.client.link(), Checksums::Complete).unwrap();
+    let service = stage.web();
+    let empty = Service::standard("empty", 11, vec![]);
+    let _agent = stage.agent(&Manifest::of([service.clone(), empty.clone()]), &[]);
+    reaches_all(stage.client.place(), &service, 1, true);
     refused_at_once(stage.client.place(), &empty);
 }
 

@@ -7,6 +7,7 @@ mod stage;
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
+use std::net::SocketAddr;
 
 use lb_tests::agent::{Agent, Endpoint, Manifest, Protocol, Service};
 use lb_tests::peers::{Datagrams, Stream};
@@ -106,6 +107,30 @@ fn an_unconnected_socket_leaves_a_backend_that_is_gone_and_no_other() {
         for (before, now) in first.iter().zip(ask(&sockets, "two")) {
             assert!(now != "b0", "b0 is gone");
             assert!(before == "b0" || *before == now, "{before} stayed, but its socket went to {now}");
+        }
+    }
+}
+
+#[test]
+fn a_connected_socket_may_name_its_peer_and_an_unconnected_one_may_ask_the_backend_itself() {
+    let stage = Stage::new("hostnamed", Pods::Routed, 3, NodeOptions::default());
+    let service = stage.web();
+    let _agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    for to in service.frontends(Protocol::Udp) {
+        for _ in 0..8 {
+            // connect(), then sendto() with the same address: the datagram goes where the answers are taken from.
+            let socket = Datagrams::connected(stage.node.place(), 0, to).unwrap();
+            socket.ask_by_name(to, "hello").unwrap();
+        }
+        let socket = Datagrams::unconnected(stage.node.place(), 0, to).unwrap();
+        let server = socket.ask_at(to, "which").unwrap().server;
+        let index: usize = server.trim_start_matches('b').parse().unwrap();
+        let direct = SocketAddr::new(stage.backends[index].addresses().like(to.ip()), 5353);
+        for round in 0..6 {
+            // The last one asked owns the answers.
+            let asked = if round % 2 == 0 { direct } else { to };
+            let answer = socket.ask_at(asked, "in turn").unwrap_or_else(|error| panic!("round {round}: {error}"));
+            assert_eq!(answer.server, server);
         }
     }
 }

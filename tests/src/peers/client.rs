@@ -112,6 +112,12 @@ impl Datagrams {
         self.ask_at(to, text)
     }
 
+    /// Sends a datagram to `to`, which is named though the socket may be connected, and waits for the answer.
+    pub fn ask_by_name(&self, to: SocketAddr, text: &str) -> Result<Answer> {
+        self.socket.send_to(text.as_bytes(), to)?;
+        self.receive().map(|(_, answer)| answer)
+    }
+
     /// Sends a datagram to `to` and waits for the answer to it, which must come from `to`.
     pub fn ask_at(&self, to: SocketAddr, text: &str) -> Result<Answer> {
         self.send_at(to, text)?;
