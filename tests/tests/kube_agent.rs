@@ -5,12 +5,12 @@ mod stage;
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use lb_tests::agent::Agent;
 use lb_tests::cluster::objects::{Endpoint, Objects};
-use lb_tests::cluster::{ApiServer, SETTLE_LIMIT};
+use lb_tests::cluster::{ApiServer, Gate, SETTLE_LIMIT};
 use lb_tests::peers::{Datagrams, Stream, eventually};
 use lb_tests::topology::{NodeOptions, Outside, Place, Pod};
 use tokio::runtime::{Builder, Runtime};
@@ -19,6 +19,9 @@ use stage::{Pods, Stage};
 
 /// Connections that must show every backend: with two of them, all the same with a chance of 2⁻⁴⁰.
 const MANY: usize = 40;
+
+/// How long the way to the API is cut: several retries.
+const BREAK: Duration = Duration::from_secs(10);
 
 /// An API server on a host of its own, used from there.
 struct Cluster {
@@ -163,6 +166,62 @@ fn an_api_server_that_goes_away_changes_nothing_and_is_followed_again() -> Resul
     answered_by(client, &cluster_ips, &["b0", "b1"]);
     assert!(agent.alive(), "{}", agent.log());
     assert_eq!(held.ask("after").context("with the API back")?.server, "b0", "an established connection goes on");
+    Ok(())
+}
+
+#[test]
+fn a_break_to_the_api_is_seen_in_readyz_alone_and_heals_without_any_change() -> Result<()> {
+    let (stage, cluster) = stage("kube-cut")?;
+    let gate = Gate::new(&cluster.place, cluster.server.address())?;
+    let kubeconfig = format!("--kubeconfig={}", cluster.server.kubeconfig().display());
+    let api = format!("--api-server=https://{}", gate.address());
+    let mut agent = Agent::prepare(&stage.node, &["--source=kube", &kubeconfig, &api])?;
+    agent.restart()?;
+    let (client, [one, two]) = (&stage.client, [&stage.backends[0], &stage.backends[1]]);
+    let cluster_ips = cluster.create_service("web")?;
+    cluster.put_endpoints("web", &[one])?;
+    answered_by(client, &cluster_ips, &["b0"]);
+    let mut held = Stream::connect(client.place(), SocketAddr::new(cluster_ips[0], 80))?;
+    held.ask("before").context("before")?;
+    let before = tables(&agent)?;
+    // Asked all along: a load balancer keeps this node, and traffic goes on.
+    let mut serves = || {
+        assert_eq!(agent.health("/healthz").expect("an answer").0, 200);
+        assert_eq!(held.ask("meanwhile").expect("an established connection").server, "b0");
+        assert_eq!(ask(client, cluster_ips[1]).expect("new connections"), ["b0", "b0"]);
+    };
+
+    gate.cut();
+    eventually("the break shows", SETTLE_LIMIT, || {
+        serves();
+        matches!(agent.health("/readyz"), Ok((503, _))).then_some(())
+    });
+    let cut = Instant::now();
+    while cut.elapsed() < BREAK {
+        serves();
+        let (status, body) = agent.health("/readyz")?;
+        assert_eq!(status, 503, "{body}");
+        assert!(body.contains("the source is stale"), "{body}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    gate.mend();
+    // Nobody changes anything in the cluster.
+    eventually("ready again", SETTLE_LIMIT, || {
+        serves();
+        matches!(agent.health("/readyz"), Ok((200, _))).then_some(())
+    });
+    assert_eq!(tables(&agent)?, before);
+    let log = agent.log();
+    for resource in ["services", "endpointslices"] {
+        let ours = log.lines().filter(|line| line.ends_with(&format!("resource=\"{resource}\"")));
+        // Without the time.
+        let told: Vec<&str> = ours.filter_map(|line| line.split_once(' ')).map(|(_, text)| text).collect();
+        assert!(told.len() >= 2 && told.windows(2).all(|pair| pair[0] != pair[1]), "changes, not retries:\n{log}");
+        assert!(told.last().is_some_and(|text| text.contains("the API answers again")), "{log}");
+    }
+
+    cluster.put_endpoints("web", &[one, two])?;
+    answered_by(client, &cluster_ips, &["b0", "b1"]);
     Ok(())
 }
 

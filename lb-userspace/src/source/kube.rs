@@ -1,36 +1,32 @@
 //! The source `kube`: Services and `EndpointSlices` of a Kubernetes API, by watches with bookmarks.
 
-use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
+mod follower;
+mod held;
+mod reader;
+
+use std::{path::PathBuf, pin::pin, time::Duration};
 
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 use kube::{
     Api, Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
-    runtime::{
-        WatchStreamExt,
-        watcher::{self, DefaultBackoff, Event, watcher},
-    },
 };
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
+use self::held::{Held, Message};
 use super::{
     Source, SourceError, SourceStatus,
-    convert::{HEADLESS_LABEL, PROXY_NAME_LABEL, object_name},
-    objects::{self, Objects},
+    convert::{HEADLESS_LABEL, PROXY_NAME_LABEL},
 };
-use crate::model::{ObjectName, Service, Slice, Snapshot};
 
 /// Where a pod finds its own credentials.
 const POD_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 /// How long a connection to the API may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How many events at most go into one snapshot.
-const EVENTS_MAX: usize = 4096;
-/// What this source proves fresh, as named in its status.
-const SERVICES: &str = "services";
-const SLICES: &str = "endpointslices";
+/// How much news at most goes into one snapshot.
+const MESSAGES_MAX: usize = 4096;
 
 /// Where the API is, and who we are there.
 #[derive(Clone, Debug, Default)]
@@ -47,13 +43,19 @@ pub async fn spawn(settings: KubeSettings, stop: CancellationToken) -> Result<So
     let config = config(&settings).await?;
     let origin = config.cluster_url.to_string();
     let client = Client::try_from(config).map_err(access)?;
+    Ok(follow(origin, messages(&client), stop))
+}
+
+/// News of both resources.
+fn messages(client: &Client) -> impl Stream<Item = Message> + Send + 'static {
     // The API server leaves out what no proxy or another one serves, as for kube-proxy.
     let selector = format!("!{HEADLESS_LABEL},!{PROXY_NAME_LABEL}");
-    let watched = watcher::Config::default().labels(&selector);
-    let services =
-        watcher(Api::<core::Service>::all(client.clone()), watched.clone()).backoff(DefaultBackoff::default());
-    let slices = watcher(Api::<discovery::EndpointSlice>::all(client), watched).backoff(DefaultBackoff::default());
-    Ok(follow(origin, services, slices, stop))
+    let services = reader::read(Api::<core::Service>::all(client.clone()), selector.clone());
+    let slices = reader::read(Api::<discovery::EndpointSlice>::all(client.clone()), selector);
+    futures::stream::select(
+        services.map(|news| Message::Service(Box::new(news))),
+        slices.map(|news| Message::Slice(Box::new(news))),
+    )
 }
 
 async fn config(settings: &KubeSettings) -> Result<Config, SourceError> {
@@ -87,6 +89,11 @@ fn parse_url(url: &str) -> Result<http::Uri, SourceError> {
 }
 
 fn access(error: impl std::error::Error) -> SourceError {
+    SourceError::ApiAccess { reason: reason(&error) }
+}
+
+/// An error with its causes.
+fn reason(error: &dyn std::error::Error) -> String {
     let mut reason = error.to_string();
     let mut cause = error.source();
     while let Some(deeper) = cause {
@@ -97,146 +104,29 @@ fn access(error: impl std::error::Error) -> SourceError {
         }
         cause = deeper.source();
     }
-    SourceError::ApiAccess { reason }
+    reason
 }
 
-type Watched<K> = Result<Event<K>, watcher::Error>;
-
-enum Message {
-    Service(Box<Watched<core::Service>>),
-    Slice(Box<Watched<discovery::EndpointSlice>>),
-}
-
-/// Turns two streams of events into snapshots; the streams never end.
-fn follow(
-    origin: String,
-    services: impl Stream<Item = Watched<core::Service>> + Send + 'static,
-    slices: impl Stream<Item = Watched<discovery::EndpointSlice>> + Send + 'static,
-    stop: CancellationToken,
-) -> Source {
+/// Turns news of both resources into snapshots and a status, until `stop`.
+fn follow(origin: String, messages: impl Stream<Item = Message> + Send + 'static, stop: CancellationToken) -> Source {
     let (snapshots_to, snapshots) = watch::channel(None);
     let (status_to, status) = watch::channel(SourceStatus { kind: "kube", origin, ..SourceStatus::default() });
-    let mut messages = futures::stream::select(
-        services.map(|event| Message::Service(Box::new(event))).boxed(),
-        slices.map(|event| Message::Slice(Box::new(event))).boxed(),
-    )
-    .ready_chunks(EVENTS_MAX);
     let task = tokio::spawn(async move {
-        let mut held = Held::default();
+        let mut chunks = pin!(messages.ready_chunks(MESSAGES_MAX));
+        let mut held = Held::new();
         loop {
             let chunk = tokio::select! {
                 () = stop.cancelled() => return,
-                chunk = messages.next() => chunk,
+                chunk = chunks.next() => chunk,
             };
             let Some(chunk) = chunk else { return };
             for message in chunk {
-                held.take(message);
+                held.take(message, Instant::now());
             }
             held.publish(&snapshots_to, &status_to);
         }
     });
     Source { snapshots, status, task }
-}
-
-/// One resource: what is held, and a list that is under way.
-#[derive(Debug)]
-struct Resource<T> {
-    objects: Objects<T>,
-    /// Names seen in the list that is under way; at its end, what was not seen is gone.
-    listing: BTreeSet<ObjectName>,
-    listed: bool,
-    error: Option<String>,
-    proof: Option<Instant>,
-}
-
-impl<T> Default for Resource<T> {
-    fn default() -> Self {
-        let objects = Objects::default();
-        Self { objects, listing: BTreeSet::new(), listed: false, error: None, proof: None }
-    }
-}
-
-impl<T> Resource<T> {
-    /// Takes one event; `put` converts and keeps the object. Returns whether the objects changed.
-    fn take<K>(
-        &mut self,
-        event: Watched<K>,
-        name: impl Fn(&K) -> ObjectName,
-        put: impl Fn(&mut Objects<T>, &K),
-    ) -> bool {
-        let event = match event {
-            Ok(event) => event,
-            Err(error) => {
-                let SourceError::ApiAccess { reason } = access(error) else { return false };
-                tracing::warn!(source = "kube", "{reason}");
-                self.error = Some(reason);
-                return false;
-            }
-        };
-        self.proof = Some(Instant::now());
-        self.error = None;
-        match event {
-            Event::Apply(object) => put(&mut self.objects, &object),
-            Event::Delete(object) => self.objects.remove(&name(&object)),
-            Event::Init => {
-                self.listing.clear();
-                return false;
-            }
-            Event::InitApply(object) => {
-                self.listing.insert(name(&object));
-                put(&mut self.objects, &object);
-                // What is new in a list is true at once, but there is nothing to tell before the list is complete.
-                return false;
-            }
-            Event::InitDone => {
-                let listed = std::mem::take(&mut self.listing);
-                self.objects.retain(|name| listed.contains(name));
-                self.listed = true;
-            }
-        }
-        true
-    }
-}
-
-#[derive(Default)]
-struct Held {
-    services: Resource<Service>,
-    slices: Resource<Slice>,
-    changed: bool,
-    revision: u64,
-}
-
-impl Held {
-    fn take(&mut self, message: Message) {
-        self.changed |= match message {
-            Message::Service(event) => {
-                self.services.take(*event, |service| object_name(&service.metadata), Objects::put_service)
-            }
-            Message::Slice(event) => self.slices.take(*event, |slice| object_name(&slice.metadata), Objects::put_slice),
-        };
-    }
-
-    fn publish(&mut self, snapshots: &watch::Sender<Option<Arc<Snapshot>>>, status: &watch::Sender<SourceStatus>) {
-        let synced = self.services.listed && self.slices.listed;
-        let snapshot = (synced && std::mem::take(&mut self.changed)).then(|| {
-            self.revision += 1;
-            objects::snapshot(&self.services.objects, &self.slices.objects, self.revision)
-        });
-        let published = snapshot.is_some();
-        if let Some(snapshot) = snapshot {
-            snapshots.send_replace(Some(Arc::new(snapshot)));
-        }
-        status.send_modify(|status| {
-            status.synced = synced;
-            status.revision = self.revision;
-            let proofs = [(SERVICES, self.services.proof), (SLICES, self.slices.proof)];
-            status.last_proof.extend(proofs.into_iter().filter_map(|(name, proof)| Some((name, proof?))));
-            status.last_error = self.services.error.clone().or_else(|| self.slices.error.clone());
-            if published {
-                status.refusals = objects::refusals(&self.services.objects, &self.slices.objects);
-            }
-        });
-    }
 }
 
 #[cfg(test)]

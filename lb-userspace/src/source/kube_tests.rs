@@ -1,50 +1,123 @@
-//! What becomes of the API's events, by scripted watches; and of wrong ways to the API.
+//! The whole source against a scripted API, with time that stands still; and wrong ways to the API.
 
-use futures::channel::mpsc::{UnboundedSender, unbounded};
+use std::convert::Infallible;
 
-use super::*;
+use axum::{body::Body, extract::Request, response::Response};
+use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
 
-fn service(name: &str) -> core::Service {
-    serde_json::from_value(serde_json::json!({
-        "apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": "default"},
-        "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]},
-    }))
-    .unwrap()
+use super::{
+    follower::{PROBE_SECONDS, WATCH_SECONDS},
+    held::{SERVICES, SLICES},
+    *,
+};
+
+/// A question to the API that waits for its answer.
+struct Asked {
+    query: String,
+    answer: oneshot::Sender<Response>,
 }
 
-fn slice(name: &str) -> discovery::EndpointSlice {
-    serde_json::from_value(serde_json::json!({
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-        "metadata": {"name": name, "namespace": "default", "labels": {"kubernetes.io/service-name": "web"}},
-        "addressType": "IPv4", "ports": [], "endpoints": [],
-    }))
-    .unwrap()
+impl Asked {
+    fn is_list(&self) -> bool {
+        !self.query.contains("watch=true")
+    }
+
+    fn has(&self, parameter: &str) -> bool {
+        self.query.split('&').any(|given| given == parameter)
+    }
+
+    fn list(self, version: &str, items: &[Value]) {
+        assert!(self.is_list(), "{}", self.query);
+        let list =
+            json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": version}, "items": items});
+        self.answer.send(Response::new(Body::from(list.to_string()))).unwrap();
+    }
+
+    fn watch(self, version: &str, seconds: u32) -> Watch {
+        assert!(!self.is_list(), "a list came instead of a watch from {version}");
+        assert!(self.has(&format!("resourceVersion={version}")) && self.has("allowWatchBookmarks=true"));
+        assert!(self.has(&format!("timeoutSeconds={seconds}")), "{}", self.query);
+        let (lines, body) = unbounded::<Result<String, std::io::Error>>();
+        self.answer.send(Response::new(Body::from_stream(body))).unwrap();
+        Watch(lines)
+    }
+
+    fn refuse(self, code: u16) {
+        let status = json!({"kind": "Status", "status": "Failure", "code": code, "message": "refused", "reason": "No"});
+        self.answer.send(Response::builder().status(code).body(Body::from(status.to_string())).unwrap()).unwrap();
+    }
+
+    fn reset(self) {
+        let body = futures::stream::iter([Err::<String, _>(std::io::Error::from(std::io::ErrorKind::ConnectionReset))]);
+        self.answer.send(Response::new(Body::from_stream(body))).unwrap();
+    }
 }
 
-struct Scripted {
-    services: UnboundedSender<Watched<core::Service>>,
-    slices: UnboundedSender<Watched<discovery::EndpointSlice>>,
+/// An open watch; dropped, it ends in order.
+struct Watch(UnboundedSender<Result<String, std::io::Error>>);
+
+impl Watch {
+    fn event(&self, kind: &str, object: &Value) {
+        self.0.unbounded_send(Ok(format!("{}\n", json!({"type": kind, "object": object})))).unwrap();
+    }
+
+    fn bookmark(&self, version: &str) {
+        self.event("BOOKMARK", &json!({"apiVersion": "v1", "kind": "X", "metadata": {"resourceVersion": version}}));
+    }
+
+    fn reset(self) {
+        self.0.unbounded_send(Err(std::io::ErrorKind::ConnectionReset.into())).unwrap();
+    }
+}
+
+struct Api {
+    services: UnboundedReceiver<Asked>,
+    slices: UnboundedReceiver<Asked>,
     source: Source,
 }
 
-fn scripted() -> Scripted {
-    let (services, services_from) = unbounded();
-    let (slices, slices_from) = unbounded();
-    let source = follow("https://test".into(), services_from, slices_from, CancellationToken::new());
-    Scripted { services, slices, source }
-}
-
-impl Scripted {
-    fn service(&self, events: impl IntoIterator<Item = Event<core::Service>>) {
-        for event in events {
-            self.services.unbounded_send(Ok(event)).unwrap();
-        }
+impl Api {
+    fn new() -> Self {
+        let (services_to, services) = unbounded();
+        let (slices_to, slices) = unbounded();
+        let handler = axum::routing::any(move |request: Request| {
+            let (answer, answered) = oneshot::channel();
+            let query = request.uri().query().unwrap_or_default().to_owned();
+            let to = if request.uri().path().ends_with("/services") { &services_to } else { &slices_to };
+            to.unbounded_send(Asked { query, answer }).unwrap();
+            // Whoever drops a question leaves it without an answer.
+            async move {
+                match answered.await {
+                    Ok(response) => Ok::<_, Infallible>(response),
+                    Err(_) => std::future::pending().await,
+                }
+            }
+        });
+        let client = Client::new(handler, "default");
+        let source = follow("https://test".into(), messages(&client), CancellationToken::new());
+        Self { services, slices, source }
     }
 
-    fn slice(&self, events: impl IntoIterator<Item = Event<discovery::EndpointSlice>>) {
-        for event in events {
-            self.slices.unbounded_send(Ok(event)).unwrap();
-        }
+    /// Both resources listed, one service, and both watches open.
+    async fn listed() -> (Self, Watch, Watch) {
+        let mut api = Self::new();
+        api.service().await.list("5", &[service("web")]);
+        api.slice().await.list("5", &[slice("web-1")]);
+        let (services, slices) =
+            (api.service().await.watch("5", WATCH_SECONDS), api.slice().await.watch("5", WATCH_SECONDS));
+        api.settle().await;
+        assert_eq!(api.names().unwrap(), ["web", "web-1"]);
+        (api, services, slices)
+    }
+
+    async fn service(&mut self) -> Asked {
+        self.services.next().await.unwrap()
+    }
+
+    async fn slice(&mut self) -> Asked {
+        self.slices.next().await.unwrap()
     }
 
     /// Lets everything that was sent arrive.
@@ -52,73 +125,113 @@ impl Scripted {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 
-    fn held(&self) -> Option<Vec<String>> {
+    fn status(&self) -> SourceStatus {
+        self.source.status.borrow().clone()
+    }
+
+    fn names(&self) -> Option<Vec<String>> {
         let snapshot = self.source.snapshots.borrow();
         snapshot.as_ref().map(|s| s.services.keys().chain(s.slices.keys()).map(|name| name.name.clone()).collect())
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn there_is_no_snapshot_before_both_have_been_listed() {
-    let scripted = scripted();
-    scripted.service([Event::Init, Event::InitApply(service("web")), Event::InitDone]);
-    scripted.slice([Event::Init, Event::InitApply(slice("web-1"))]);
-    scripted.settle().await;
-    assert_eq!(scripted.held(), None);
-    assert!(!scripted.source.status.borrow().synced);
-    scripted.slice([Event::InitDone]);
-    scripted.settle().await;
-    assert_eq!(scripted.held().unwrap(), ["web", "web-1"]);
-    let status = scripted.source.status.borrow().clone();
-    assert!(status.synced && status.revision == 1);
-    assert_eq!(status.last_proof.keys().copied().collect::<Vec<_>>(), [SLICES, SERVICES]);
+fn service(name: &str) -> Value {
+    let spec = json!({"clusterIP": "10.96.0.1", "ports": [{"port": 80}]});
+    json!({"metadata": {"name": name, "namespace": "default", "resourceVersion": "6"}, "spec": spec})
+}
+
+fn slice(name: &str) -> Value {
+    let labels = json!({"kubernetes.io/service-name": "web"});
+    json!({"metadata": {"name": name, "namespace": "default", "labels": labels}, "addressType": "IPv4", "endpoints": []})
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_change_the_snapshot_and_a_list_removes_what_it_does_not_hold() {
-    let scripted = scripted();
-    scripted.service([Event::Init, Event::InitApply(service("web")), Event::InitDone]);
-    scripted.slice([Event::Init, Event::InitDone]);
-    scripted.settle().await;
-    scripted.service([Event::Apply(service("api")), Event::Delete(service("web"))]);
-    scripted.settle().await;
-    assert_eq!(scripted.held().unwrap(), ["api"]);
-    // A new list: nothing goes before it is complete.
-    scripted.service([Event::Init, Event::InitApply(service("db"))]);
-    scripted.slice([Event::Apply(slice("web-1"))]);
-    scripted.settle().await;
-    assert_eq!(scripted.held().unwrap(), ["api", "db", "web-1"]);
-    scripted.service([Event::InitDone]);
-    scripted.settle().await;
-    assert_eq!(scripted.held().unwrap(), ["db", "web-1"]);
+async fn an_api_that_was_cut_off_for_a_while_is_proven_again_without_any_change() {
+    let (mut api, services, _slices) = Api::listed().await;
+    let before = Instant::now();
+    services.reset();
+    for _ in 0..4 {
+        let asked = api.service().await;
+        assert!(asked.has("resourceVersion=5"), "goes on from where it was");
+        let status = api.status();
+        assert!(status.last_error.unwrap().starts_with("services: "), "stale");
+        assert!(status.last_proof[SERVICES] <= before);
+        asked.reset();
+    }
+    let probe = api.service().await.watch("5", PROBE_SECONDS);
+    api.settle().await;
+    assert!(api.status().last_error.is_some(), "an open connection proves nothing");
+    probe.bookmark("9");
+    api.settle().await;
+    let status = api.status();
+    assert_eq!((status.last_error, status.revision), (None, 1), "fresh, and nothing new");
+    assert!(status.last_proof[SERVICES] > before);
+    assert_eq!(api.names().unwrap(), ["web", "web-1"]);
+    // From here on as before, with what came after the proof.
+    tokio::time::sleep(Duration::from_secs(PROBE_SECONDS.into())).await;
+    drop(probe);
+    let services = api.service().await.watch("9", WATCH_SECONDS);
+    services.event("ADDED", &service("api"));
+    services.event("DELETED", &service("web"));
+    api.settle().await;
+    assert_eq!(api.names().unwrap(), ["api", "web-1"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_is_told_changes_nothing_and_is_forgotten_at_the_next_event() {
-    let scripted = scripted();
-    scripted.service([Event::Init, Event::InitApply(service("web")), Event::InitDone]);
-    scripted.slice([Event::Init, Event::InitDone]);
-    scripted.settle().await;
-    scripted.services.unbounded_send(Err(watcher::Error::NoResourceVersion)).unwrap();
-    scripted.settle().await;
-    let status = scripted.source.status.borrow().clone();
-    assert!(status.last_error.is_some() && status.synced && status.revision == 1);
-    assert_eq!(scripted.held().unwrap(), ["web"]);
-    scripted.service([Event::Apply(service("web"))]);
-    scripted.settle().await;
-    assert_eq!(scripted.source.status.borrow().last_error, None);
+async fn an_api_that_is_out_of_reach_from_the_start_proves_nothing() {
+    let mut api = Api::new();
+    for _ in 0..3 {
+        api.service().await.reset();
+        api.slice().await.refuse(503);
+    }
+    api.settle().await;
+    let status = api.status();
+    assert!(status.last_proof.is_empty() && !status.synced && status.last_error.is_some());
+    assert_eq!(api.names(), None);
+    api.service().await.list("5", &[]);
+    api.settle().await;
+    let status = api.status();
+    assert_eq!(status.last_proof.keys().collect::<Vec<_>>(), [&SERVICES]);
+    assert!(status.last_error.unwrap().starts_with("endpointslices: "));
+    assert_eq!(api.names(), None, "half of the truth is none");
+    api.slice().await.list("5", &[]);
+    api.settle().await;
+    let status = api.status();
+    assert_eq!((status.last_error, status.last_proof.contains_key(SLICES)), (None, true));
+    assert!(api.names().unwrap().is_empty(), "two lists say so");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_bad_object_is_refused_by_name() {
-    let scripted = scripted();
-    let mut bad = service("bad");
-    bad.spec.as_mut().unwrap().cluster_ip = Some("nowhere".into());
-    scripted.service([Event::Init, Event::InitApply(bad), Event::InitApply(service("web")), Event::InitDone]);
-    scripted.slice([Event::Init, Event::InitDone]);
-    scripted.settle().await;
-    assert_eq!(scripted.held().unwrap(), ["web"]);
-    assert_eq!(scripted.source.status.borrow().refusals[0].object, "Service default/bad");
+async fn what_was_missed_for_too_long_comes_by_a_new_list_and_nothing_goes_before_it() {
+    let (mut api, services, _slices) = Api::listed().await;
+    services.reset();
+    api.service().await.refuse(410);
+    let list = api.service().await;
+    assert_eq!(api.names().unwrap(), ["web", "web-1"]);
+    list.refuse(500);
+    let list = api.service().await;
+    assert_eq!(api.names().unwrap(), ["web", "web-1"]);
+    list.list("90", &[service("db")]);
+    let _services = api.service().await.watch("90", WATCH_SECONDS);
+    assert_eq!(api.names().unwrap(), ["db", "web-1"]);
+    assert_eq!(api.status().last_error, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_api_that_hangs_is_found_out() {
+    let (mut api, _services, slices) = Api::listed().await;
+    let kept = slices.0.clone();
+    let asked = api.slice().await;
+    assert_eq!(api.status().last_error, None, "silence alone is no trouble");
+    assert!(asked.has("timeoutSeconds=5"));
+    // No answer at all.
+    drop(asked);
+    let again = api.slice().await;
+    assert!(api.status().last_error.unwrap().contains("no answer within 30s"));
+    again.watch("5", PROBE_SECONDS).bookmark("5");
+    api.settle().await;
+    assert!(!api.status().last_error.is_some_and(|error| error.starts_with("endpointslices")));
+    assert!(kept.is_closed(), "the silent connection is left");
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@
 //! (`${XDG_CACHE_HOME:-~/.cache}/ballast/tools/bin`). There are no controllers and no kubelets: endpoint slices are made by
 //! the test. On loopback nothing of this needs root.
 
+mod gate;
 pub mod manifests;
 pub mod objects;
 mod process;
@@ -20,6 +21,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 
+pub use gate::Gate;
 pub use process::Process;
 
 use crate::topology::{Place, SERVICE_NET4, SERVICE_NET6};
