@@ -9,7 +9,7 @@ use lb_common::outcome::Outcome;
 use crate::count::{self, Counter};
 use crate::forward::{self, DROP, NEXT};
 use crate::maps::Family;
-use crate::parse::{Bytes, ETHERNET, IPV4, IPV6, IPV6_HEADER, Offsets, Other, TCP_HEADER, parse};
+use crate::parse::{Bytes, ETHERNET, IPV4, IPV6, Offsets, Other, TCP_HEADER, parse};
 use crate::reject;
 use crate::rewrite::{self, End};
 use crate::tables::Kernel;
@@ -22,6 +22,9 @@ pub trait Place {
     const NETWORK: usize;
     const INGRESS: bool;
 }
+
+/// The longest headers that are read: IPv4 with all its options and TCP without; IPv6 takes as much.
+const LONGEST_HEADERS: usize = 60 + TCP_HEADER;
 
 /// Handles one packet at this place.
 #[inline(always)]
@@ -43,8 +46,8 @@ where
     let Some(work) = <Kernel as Family<N>>::work() else { return NEXT };
     let mut offsets = parse(bytes(skb), P::NETWORK, &mut work.packet);
     if let Err(Other::Short) = offsets {
-        // SAFETY: a helper on the program's own packet. It fails if the packet itself is shorter, and then nothing is lost.
-        unsafe { bpf_skb_pull_data(skb, (P::NETWORK + IPV6_HEADER + TCP_HEADER) as u32) };
+        // SAFETY: reads the context, calls a helper on the program's own packet. What does not fit is not there.
+        unsafe { bpf_skb_pull_data(skb, (*skb).len.min((P::NETWORK + LONGEST_HEADERS) as u32)) };
         offsets = parse(bytes(skb), P::NETWORK, &mut work.packet);
     }
     match offsets {

@@ -1,6 +1,6 @@
 //! The compiler for the eBPF programs: Debian's packages, or rustup's nightly with its sources.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use duct::{Expression, cmd};
 
@@ -107,12 +107,31 @@ impl Toolchain {
             ),
         };
         let expression = expression
-            .env("RUSTFLAGS", RUSTFLAGS)
+            .env("CARGO_ENCODED_RUSTFLAGS", rustc_flags(workspace).join("\u{1f}"))
             .env("PATH", workspace.path())
             .env("CARGO_TARGET_DIR", target)
             .dir(source);
         clean_cargo_env(expression)
     }
+}
+
+fn rustc_flags(workspace: &Workspace) -> Vec<String> {
+    RUSTFLAGS.split(' ').map(str::to_owned).chain(anonymous_paths(&workspace.root)).collect()
+}
+
+/// Compiler flags that keep this machine's paths out of what is shipped: they are renamed.
+pub fn anonymous_paths(root: &Path) -> Vec<String> {
+    let home = |variable: &str, folder: &str| {
+        let given = std::env::var_os(variable).map(PathBuf::from);
+        given.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(folder)))
+    };
+    let renamed = [
+        (home("CARGO_HOME", ".cargo"), "/cargo"),
+        (home("RUSTUP_HOME", ".rustup"), "/rustup"),
+        (Some(root.into()), "/ballast"),
+    ];
+    let renamed = renamed.into_iter().filter_map(|(from, to)| Some((from?, to)));
+    renamed.map(|(from, to)| format!("--remap-path-prefix={}={to}", from.display())).collect()
 }
 
 /// Takes away what the cargo that runs xtask says about itself: it would steer the inner cargo to the wrong compiler.

@@ -8,7 +8,7 @@ use object::elf::{FileHeader64, PT_INTERP};
 use object::read::elf::{FileHeader as _, ProgramHeader as _};
 
 use crate::process::{run_shown, say};
-use crate::toolchain::clean_cargo_env;
+use crate::toolchain::{anonymous_paths, clean_cargo_env};
 use crate::workspace::{Workspace, which};
 
 /// Builds the release binary without any shared library; returns its path.
@@ -57,18 +57,7 @@ fn command(workspace: &Workspace, triple: &str) -> Expression {
 
 /// Panics name source files: as paths of the build, not of the machine it ran on.
 fn rustc_flags(workspace: &Workspace, triple: &str) -> Vec<String> {
-    let home = |variable: &str, folder: &str| {
-        let given = std::env::var_os(variable).map(PathBuf::from);
-        given.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(folder)))
-    };
-    let renamed = [
-        (home("CARGO_HOME", ".cargo"), "/cargo"),
-        (home("RUSTUP_HOME", ".rustup"), "/rustup"),
-        (Some(workspace.root.clone()), "/ballast"),
-    ];
-    let renamed = renamed.into_iter().filter_map(|(from, to)| Some((from?, to)));
-    let mut flags: Vec<String> =
-        renamed.map(|(from, to)| format!("--remap-path-prefix={}={to}", from.display())).collect();
+    let mut flags = anonymous_paths(&workspace.root);
     if !triple.ends_with("musl") {
         flags.push("-Ctarget-feature=+crt-static".to_owned());
     }

@@ -164,6 +164,8 @@ pub fn cargo_test_object(workspace: &Workspace, name: &str, command: &Expression
         .env("KUBEBUILDER_ASSETS", workspace.kube_assets())
         .env("PATH", workspace.path())
         .env("CARGO_TERM_COLOR", "never")
+        // Where a test stands says its name; a page of frames each hides it.
+        .env("RUST_BACKTRACE", "0")
         .dir(&workspace.root);
     let mut tally = Tally::default();
     let succeeded = run_watched(name, &clean_cargo_env(command), |line| tally.read_line(line))?;
