@@ -3,8 +3,13 @@
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
+
+/// One at a time: an agent that comes far enough locks the network namespace, which all tests here share.
+static TURN: Mutex<()> = Mutex::new(());
 
 fn ballast(arguments: &[&str], dir: &Path) -> Output {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let place = ["--bpffs", &dir.display().to_string(), "--run-dir", &dir.display().to_string()].map(str::to_owned);
     let mut command = Command::new(env!("CARGO_BIN_EXE_ballast"));
     command.args(arguments).args(place).output().expect("the binary runs")

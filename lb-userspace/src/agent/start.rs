@@ -34,10 +34,13 @@ struct Listeners {
 pub(super) async fn start(settings: Settings) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     let signals = run::Signals::catch()?;
-    datapath::check_alone()?;
-    let listeners = Listeners {
-        health: http::listen("health-bind", settings.health_bind).await?,
-        metrics: http::listen("metrics-bind", settings.metrics_bind).await?,
+    let listeners = match listen(&settings).await {
+        Ok(listeners) => listeners,
+        Err(error) => {
+            // A port in use is most often another agent's: then that one is what must be told.
+            datapath::check_alone()?;
+            return Err(error.into());
+        }
     };
     let mut source = open_source(&settings, &stop).await?;
     let ended = with_source(&settings, &mut source, signals, listeners, &stop).await;
@@ -45,6 +48,13 @@ pub(super) async fn start(settings: Settings) -> anyhow::Result<()> {
     // Whatever it ended with has been told by its status.
     let _ = source.task.await;
     ended
+}
+
+async fn listen(settings: &Settings) -> Result<Listeners, http::ListenError> {
+    Ok(Listeners {
+        health: http::listen("health-bind", settings.health_bind).await?,
+        metrics: http::listen("metrics-bind", settings.metrics_bind).await?,
+    })
 }
 
 async fn with_source(

@@ -7,13 +7,15 @@ use std::{
         linux::net::SocketAddrExt as _,
         unix::{
             fs::MetadataExt as _,
-            net::{SocketAddr, UnixListener, UnixStream},
+            net::{SocketAddr, UnixListener},
         },
     },
     path::{Path, PathBuf},
 };
 
 use nix::fcntl::{Flock, FlockArg};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::DatapathError;
 
@@ -40,10 +42,13 @@ impl AgentLock {
     }
 }
 
-/// Names an agent that already runs in this network namespace. Only a look ahead, for an error that says what is wrong instead of
-/// what follows from it (a port in use): [`AgentLock::take`] is what keeps the second one out.
+/// Names an agent that already runs in this network namespace: the better error where something of it is in the way. It takes
+/// nothing; [`AgentLock::take`] is what keeps a second agent out.
 pub fn check_alone() -> Result<(), DatapathError> {
-    lock_namespace().map(drop)
+    match namespace_holder() {
+        Some(holder) => Err(namespace_locked(holder)),
+        None => Ok(()),
+    }
 }
 
 /// Path of the lock file, which holds the agent's process id.
@@ -84,13 +89,28 @@ fn lock_namespace() -> Result<UnixListener, DatapathError> {
         if error.kind() != ErrorKind::AddrInUse {
             return DatapathError::kernel(action)(error);
         }
-        let peer = UnixStream::connect_addr(&address).ok();
-        let credentials = peer.and_then(|peer| rustix::net::sockopt::socket_peercred(&peer).ok());
-        DatapathError::Locked {
-            what: "this network namespace".to_owned(),
-            holder: credentials.map(|peer| format!(" (pid {})", peer.pid)).unwrap_or_default(),
-        }
+        namespace_locked(namespace_holder().unwrap_or_default())
     })
+}
+
+fn namespace_locked(holder: String) -> DatapathError {
+    DatapathError::Locked { what: "this network namespace".to_owned(), holder }
+}
+
+/// Who holds the namespace's lock, as an error says it; nothing of somebody whose queue of callers is full. `None`: nobody.
+fn namespace_holder() -> Option<String> {
+    // Nobody accepts on the lock: a call that waited for room in the queue would wait for ever.
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
+    let address = SocketAddrUnix::new_abstract_name(NAMESPACE_LOCK).ok()?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) => {
+            let peer = rustix::net::sockopt::socket_peercred(&socket);
+            Some(peer.map(|peer| format!(" (pid {})", peer.pid)).unwrap_or_default())
+        }
+        Err(Errno::AGAIN) => Some(String::new()),
+        Err(_) => None,
+    }
 }
 
 fn holder_in(run_dir: &Path) -> String {
@@ -114,6 +134,17 @@ mod tests {
         assert!(error.contains(&format!("(pid {})", std::process::id())), "{error}");
         drop(first);
         lock_run_dir(dir.path()).expect("free again");
+    }
+
+    #[test]
+    fn a_look_at_the_lock_names_its_holder_and_never_waits() {
+        let Ok(held) = lock_namespace() else { return }; // An agent runs on this machine: it shows the same.
+        for _ in 0..5_000 {
+            // More callers than any queue has room for.
+            assert!(check_alone().is_err());
+        }
+        drop(held);
+        check_alone().expect("free again");
     }
 
     #[test]

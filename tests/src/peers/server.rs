@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -36,7 +36,8 @@ struct Shared {
     accepted: AtomicU32,
     /// Connections that ended by an error (TCP).
     broken: AtomicU32,
-    connections: Mutex<Vec<TcpStream>>,
+    /// Those that are open, and a few that ended.
+    connections: Mutex<Vec<(TcpStream, Weak<()>)>>,
 }
 
 impl Server {
@@ -100,7 +101,7 @@ impl Server {
     /// Sends a line on every open connection without being asked.
     pub fn push(&self, text: &str) {
         let connections = self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        for stream in connections.iter() {
+        for (stream, _) in connections.iter() {
             // A connection that ended meanwhile is no concern of ours.
             (&*stream).write_all(format!("{text}\n").as_bytes()).ok();
         }
@@ -125,7 +126,7 @@ impl Drop for Server {
         if let Some(worker) = self.worker.take() {
             worker.join().ok();
         }
-        for stream in self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for (stream, _) in self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             stream.shutdown(std::net::Shutdown::Both).ok();
         }
     }
@@ -144,10 +145,18 @@ fn accept(listener: &TcpListener, name: &str, shared: &Arc<Shared>) {
         let (Ok(local), Ok(kept)) = (stream.local_addr(), stream.try_clone()) else {
             continue;
         };
-        shared.connections.lock().unwrap_or_else(PoisonError::into_inner).push(kept);
+        let open = Arc::new(());
+        let mut connections = shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        // A test may make more connections than a process may have files.
+        connections.retain(|(_, open)| open.strong_count() > 0);
+        connections.push((kept, Arc::downgrade(&open)));
+        drop(connections);
         let (name, shared) = (name.to_owned(), Arc::clone(shared));
         // Ends with the connection, which the server's drop shuts down.
-        std::thread::spawn(move || serve(&stream, &name, peer, local, &shared));
+        std::thread::spawn(move || {
+            serve(&stream, &name, peer, local, &shared);
+            drop(open);
+        });
     }
 }
 
