@@ -46,14 +46,22 @@ pub fn run_shown(what: &str, command: &Expression) -> Result<()> {
 }
 
 /// Runs with the output on the terminal, and hands each line of it to `each`. Returns whether the program succeeded.
-pub fn run_watched(what: &str, command: &Expression, mut each: impl FnMut(&str)) -> Result<bool> {
+pub fn run_watched(what: &str, command: &Expression, each: impl FnMut(&str)) -> Result<bool> {
+    run_read(what, command, &mut std::io::stdout().lock(), each)
+}
+
+/// The same with nothing on the terminal: for programs that shall fail.
+pub fn run_unseen(what: &str, command: &Expression, each: impl FnMut(&str)) -> Result<bool> {
+    run_read(what, command, &mut std::io::sink(), each)
+}
+
+fn run_read(what: &str, command: &Expression, shown: &mut impl Write, mut each: impl FnMut(&str)) -> Result<bool> {
     let reader =
         command.stderr_to_stdout().unchecked().reader().with_context(|| format!("{what}: cannot be started"))?;
     let mut lines = BufReader::new(&reader);
     let mut bytes = Vec::new();
-    let mut terminal = std::io::stdout().lock();
     while lines.read_until(b'\n', &mut bytes).with_context(|| format!("{what}: its output cannot be read"))? > 0 {
-        terminal.write_all(&bytes).context("cannot write to the terminal")?;
+        shown.write_all(&bytes).context("cannot write to the terminal")?;
         each(String::from_utf8_lossy(&bytes).trim_end());
         bytes.clear();
     }

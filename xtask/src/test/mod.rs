@@ -12,7 +12,7 @@ use duct::{Expression, cmd};
 
 pub use tally::Tally;
 
-use crate::process::{run_watched, say};
+use crate::process::{run_unseen, run_watched, say};
 use crate::setup::{Level, setup};
 use crate::toolchain::{Toolchain, clean_cargo_env};
 use crate::workspace::{Workspace, is_root};
@@ -153,11 +153,22 @@ pub fn integration(name: &str) -> Expression {
 
 /// Runs a `cargo test` command with the environment that the tests expect, and counts.
 pub fn cargo_test(workspace: &Workspace, name: &str, command: &Expression) -> Result<Tally> {
-    cargo_test_object(workspace, name, command, &workspace.object())
+    let command = test_command(workspace, command, &workspace.object());
+    let mut tally = Tally::default();
+    let succeeded = run_watched(name, &command, |line| tally.read_line(line))?;
+    tally.close(name, succeeded);
+    Ok(tally)
 }
 
-/// The same on other programs than the workspace's own.
+/// The same on other programs than the workspace's own, with nothing shown: what fails there shall fail.
 pub fn cargo_test_object(workspace: &Workspace, name: &str, command: &Expression, object: &Path) -> Result<Tally> {
+    let mut tally = Tally::default();
+    let succeeded = run_unseen(name, &test_command(workspace, command, object), |line| tally.read_line(line))?;
+    tally.close(name, succeeded);
+    Ok(tally)
+}
+
+fn test_command(workspace: &Workspace, command: &Expression, object: &Path) -> Expression {
     let command = command
         .env("BALLAST_EBPF_OBJECT", object)
         .env("BALLAST_BIN", workspace.agent(false))
@@ -167,10 +178,7 @@ pub fn cargo_test_object(workspace: &Workspace, name: &str, command: &Expression
         // Where a test stands says its name; a page of frames each hides it.
         .env("RUST_BACKTRACE", "0")
         .dir(&workspace.root);
-    let mut tally = Tally::default();
-    let succeeded = run_watched(name, &clean_cargo_env(command), |line| tally.read_line(line))?;
-    tally.close(name, succeeded);
-    Ok(tally)
+    clean_cargo_env(command)
 }
 
 fn checks(checks: &[lint::Check]) -> Result<Tally> {
