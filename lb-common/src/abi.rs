@@ -43,6 +43,14 @@ pub mod map_name {
         SERVICES4, SERVICES6, SLOTS, BACKENDS4, BACKENDS6, FLOWS4, FLOWS6, SOCKETS4, SOCKETS6, NAMES, OUTCOMES, STATS,
         EVENTS, LINKS, CONFIG,
     ];
+
+    const _: () = {
+        let mut i = 0;
+        while i < ALL.len() {
+            assert!(ALL[i].len() <= crate::limits::MAP_NAME_LENGTH);
+            i += 1;
+        }
+    };
 }
 
 /// Key of `services4` / `services6`: one frontend.

@@ -34,7 +34,7 @@ pub enum Outcome {
     DroppedTableFull = 13,
     /// Tables kept changing under the look-up: dropped (a sender's retransmit finds them at rest).
     DroppedTorn = 14,
-    /// Headers that contradict each other, sent to a service: dropped.
+    /// Headers that contradict each other, sent to a service: dropped. Kept for it; no program returns it yet, they pass.
     DroppedMalformed = 15,
     /// The kernel refused to rewrite or to send the packet: dropped.
     DroppedRewrite = 16,
