@@ -8,7 +8,7 @@
 //! A change of any record here is a change of [`ABI_VERSION`].
 
 /// Version of everything in this module; compared before any pinned map is reused.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 /// Bytes of an IPv4 address.
 pub const V4: usize = 4;
@@ -19,6 +19,8 @@ pub const V6: usize = 16;
 pub const TCP: u8 = 6;
 /// IP protocol number of UDP.
 pub const UDP: u8 = 17;
+/// IP protocol number of SCTP.
+pub const SCTP: u8 = 132;
 
 /// Names of the maps, as pinned and as `bpftool` shows them.
 pub mod map_name {
@@ -37,11 +39,15 @@ pub mod map_name {
     pub const EVENTS: &str = "events";
     pub const LINKS: &str = "links";
     pub const CONFIG: &str = "config";
+    pub const SOURCES4: &str = "sources4";
+    pub const SOURCES6: &str = "sources6";
+    pub const VIPS4: &str = "vips4";
+    pub const VIPS6: &str = "vips6";
 
     /// All of them.
-    pub const ALL: [&str; 15] = [
+    pub const ALL: [&str; 19] = [
         SERVICES4, SERVICES6, SLOTS, BACKENDS4, BACKENDS6, FLOWS4, FLOWS6, SOCKETS4, SOCKETS6, NAMES, OUTCOMES, STATS,
-        EVENTS, LINKS, CONFIG,
+        EVENTS, LINKS, CONFIG, SOURCES4, SOURCES6, VIPS4, VIPS6,
     ];
 
     const _: () = {
@@ -69,12 +75,16 @@ pub struct ServiceKey<const N: usize> {
 pub struct Service {
     /// Id of the service port, the key of `names`. Several frontends share it. Never 0.
     pub id: u32,
-    /// Changes with every new slot range; the range's slots carry the same number.
+    /// Changes with every new slot range; the slots of both ranges carry the same number.
     pub generation: u32,
-    /// First slot.
+    /// First slot of the set that serves clients inside: pods of the cluster and processes of this node.
     pub slot_base: u32,
-    /// How many slots. 0: no endpoint, refuse.
+    /// How many slots. 0: no endpoint, refuse (or drop, see [`service_flags::DROP_IF_EMPTY`]).
     pub slot_count: u32,
+    /// First slot of the set that serves clients outside; for a cluster IP the same set.
+    pub outside_base: u32,
+    /// How many slots. 0: no endpoint, refuse (or drop, see [`service_flags::DROP_OUTSIDE_IF_EMPTY`]).
+    pub outside_count: u32,
     /// [`seal`] of the key and the fields above: a reader that sees another one met a recycled element or half a write.
     pub seal: u32,
     /// Seconds of client affinity; 0: none.
@@ -96,8 +106,16 @@ pub mod scheduler {
 
 /// Bits of [`Service::flags`].
 pub mod service_flags {
-    /// Endpoints exist, but none that this frontend may use (traffic policy `Local`): drop instead of refuse.
+    /// Endpoints exist, but none that clients inside may use (`internalTrafficPolicy: Local`): drop instead of refuse.
     pub const DROP_IF_EMPTY: u8 = 1;
+    /// The same for clients outside (`externalTrafficPolicy: Local`).
+    pub const DROP_OUTSIDE_IF_EMPTY: u8 = 2;
+    /// Only clients in `sources4` / `sources6` may pass (`loadBalancerSourceRanges`).
+    pub const SOURCE_RANGES: u8 = 4;
+    /// With [`SOURCE_RANGES`]: an address of this node is among them, so its own processes may pass.
+    pub const NODE_ALLOWED: u8 = 8;
+    /// `externalTrafficPolicy: Local`: a client outside keeps its address.
+    pub const OUTSIDE_LOCAL: u8 = 16;
 }
 
 /// Values of [`Service::kind`].
@@ -106,6 +124,52 @@ pub mod frontend_kind {
     pub const EXTERNAL_IP: u8 = 1;
     pub const LOAD_BALANCER: u8 = 2;
     pub const NODE_PORT: u8 = 3;
+}
+
+/// Data of a key of `sources4` / `sources6` (longest prefix match): a client that a service port admits.
+///
+/// The prefix length counts the bits of both fields: 32 for the service, which must match whole, and those of the network.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SourceKey<const N: usize> {
+    /// Id of the service port.
+    pub service: u32,
+    /// Network address; bits beyond the prefix are zero.
+    pub address: [u8; N],
+}
+
+/// Bits of [`SourceKey::service`].
+pub const SOURCE_SERVICE_BITS: u32 = 32;
+
+/// Value of `sources4` / `sources6`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Source {
+    /// Id of the service port, once more.
+    pub service: u32,
+}
+
+/// Key of `vips4` / `vips6`: an address that services are reached by and that is not the node's own.
+#[repr(C, align(4))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct VipKey<const N: usize> {
+    pub address: [u8; N],
+}
+
+/// Value of `vips4` / `vips6`: what becomes of a packet to this address that no frontend serves.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Vip {
+    /// [`vip_flags`].
+    pub flags: u32,
+}
+
+/// Bits of [`Vip::flags`].
+pub mod vip_flags {
+    /// A port that no frontend serves is refused: the address is a cluster IP, or one of a load balancer.
+    pub const REFUSE_UNSERVED: u32 = 1;
+    /// An ICMP echo request is answered.
+    pub const ECHO: u32 = 2;
 }
 
 /// Value of `slots`: one position in a service's range.
@@ -392,13 +456,17 @@ pub mod hook {
 /// Hash elements are recycled without a grace period, so a pointer held across a recycle may show another frontend's value, or
 /// half of each. A reader copies the value, computes this over its copy and its own key, and looks up again on a mismatch.
 #[inline(always)]
-pub fn seal<const N: usize>(key: &ServiceKey<N>, id: u32, generation: u32, slot_base: u32, slot_count: u32) -> u32 {
+pub fn seal<const N: usize>(key: &ServiceKey<N>, service: &Service) -> u32 {
     let mut hash = mix_address(0x9e37_79b9, &key.address);
     hash = mix(hash, (key.port as u32) << 16 | key.protocol as u32);
-    hash = mix(hash, id);
-    hash = mix(hash, generation);
-    hash = mix(hash, slot_base);
-    mix(hash, slot_count)
+    hash = mix(hash, service.id);
+    hash = mix(hash, service.generation);
+    hash = mix(hash, service.slot_base);
+    hash = mix(hash, service.slot_count);
+    hash = mix(hash, service.outside_base);
+    hash = mix(hash, service.outside_count);
+    // What decides over admission must not come from another entry either.
+    mix(hash, (service.flags as u32) << 8 | service.kind as u32)
 }
 
 /// A number that tells one tuple's flow entry from another's.
@@ -441,7 +509,13 @@ macro_rules! sizes {
 sizes! {
     ServiceKey<4> = 8,
     ServiceKey<16> = 20,
-    Service = 28,
+    Service = 36,
+    SourceKey<4> = 8,
+    SourceKey<16> = 20,
+    Source = 4,
+    VipKey<4> = 4,
+    VipKey<16> = 16,
+    Vip = 4,
     Slot = 16,
     Backend<4> = 28,
     Backend<16> = 40,

@@ -19,6 +19,10 @@ pub const SOCKETS: u32 = 65_536;
 pub const NAMES: u32 = 65_536;
 /// Default capacity of `stats`, in (id, outcome) counters.
 pub const STATS: u32 = 1_048_576;
+/// Default capacity of each `sources` map: admitted networks of one family, one for each service port.
+pub const SOURCES: u32 = 65_536;
+/// Default capacity of each `vips` map, in addresses.
+pub const VIPS: u32 = 65_536;
 /// Capacity of `links`, in interfaces.
 pub const LINKS: u32 = 16_384;
 /// Size of the event ring in bytes: a power of two and a multiple of the page size.

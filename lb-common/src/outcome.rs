@@ -52,11 +52,13 @@ pub enum Outcome {
     Fragment = 22,
     /// The event ring was full: an event was lost (its counter was not).
     EventLost = 23,
+    /// The client is in none of the service's source ranges: dropped (a host socket: ECONNREFUSED).
+    DroppedSourceRange = 24,
 }
 
 impl Outcome {
     /// How many there are.
-    pub const COUNT: usize = 24;
+    pub const COUNT: usize = 25;
 
     /// All of them, in the order of their numbers.
     pub const ALL: [Outcome; Self::COUNT] = [
@@ -84,6 +86,7 @@ impl Outcome {
         Self::SocketRefused,
         Self::Fragment,
         Self::EventLost,
+        Self::DroppedSourceRange,
     ];
 
     /// The outcome with this number.
@@ -118,6 +121,7 @@ impl Outcome {
             Self::SocketRefused => "socket_refused",
             Self::Fragment => "fragment",
             Self::EventLost => "event_lost",
+            Self::DroppedSourceRange => "dropped_source_range",
         }
     }
 }

@@ -1,10 +1,11 @@
 //! The maps, as `bpftool` shows them. Capacities are defaults; the agent may load others.
 
 use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
-use aya_ebpf::btf_maps::{Array, HashMap, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf};
+use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf};
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
-    Backend, Config, Event, Flow, FlowKey, Link, Service, ServiceKey, ServiceName, Slot, SocketKey, SocketPeer, StatKey,
+    Backend, Config, Event, Flow, FlowKey, Link, Service, ServiceKey, ServiceName, Slot, SocketKey, SocketPeer, Source,
+    SourceKey, StatKey, Vip, VipKey,
 };
 use lb_common::decide::Work;
 use lb_common::limits;
@@ -44,6 +45,15 @@ pub static EVENTS: RingBuf<Event, { limits::EVENTS_BYTES as usize }> = RingBuf::
 pub static LINKS: HashMap<u32, Link, { limits::LINKS as usize }, ON_DEMAND> = HashMap::new();
 #[btf_map(name = "config")]
 pub static CONFIG: Array<Config, 1> = Array::new();
+
+#[btf_map(name = "sources4")]
+pub static SOURCES4: LpmTrie<SourceKey<4>, Source, { limits::SOURCES as usize }> = LpmTrie::new();
+#[btf_map(name = "sources6")]
+pub static SOURCES6: LpmTrie<SourceKey<16>, Source, { limits::SOURCES as usize }> = LpmTrie::new();
+#[btf_map(name = "vips4")]
+pub static VIPS4: HashMap<VipKey<4>, Vip, { limits::VIPS as usize }, ON_DEMAND> = HashMap::new();
+#[btf_map(name = "vips6")]
+pub static VIPS6: HashMap<VipKey<16>, Vip, { limits::VIPS as usize }, ON_DEMAND> = HashMap::new();
 
 /// Room for one decision (see [`Work`]): tc and XDP programs run to their end before another starts on the same CPU.
 #[btf_map(name = "scratch4")]

@@ -7,6 +7,7 @@ use lb_userspace::{
     apply::{MemoryStore, Programmer},
     model::{
         Endpoint, Exposure, Family, Monotonic, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, Snapshot,
+        TrafficPolicy,
     },
     plan::{Capacities, PlanSettings},
 };
@@ -70,6 +71,7 @@ fn service(index: u8, shape: &ServiceShape) -> Service {
         name: (*name).to_owned(),
         port: *port,
         protocol: *protocol,
+        node_port: None,
     };
     Service {
         name: name("s", index),
@@ -77,6 +79,12 @@ fn service(index: u8, shape: &ServiceShape) -> Service {
         proxy_name: None,
         cluster_ips,
         ports: ports.iter().take(shape.ports.into()).map(port).collect(),
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        source_ranges: None,
+        health_check_node_port: None,
         affinity_timeout_s: if shape.affinity { 60 } else { 0 },
         created_s: None,
     }
@@ -93,6 +101,8 @@ fn slice(index: u8, shape: &SliceShape) -> Slice {
         serving: *condition < 4,
         terminating: *condition == 3 || *condition == 4,
         node: None,
+        hint_zones: Vec::new(),
+        hint_nodes: Vec::new(),
         uid_hash: u32::from(*pod),
     };
     let port = |(name, port, protocol): (&str, u16, Protocol)| SlicePort { name: name.to_owned(), port, protocol };
@@ -139,9 +149,10 @@ impl Run {
                 self.snapshot.services.extend(made);
             }
             Step::Slice(index, shape) => {
-                self.snapshot.slices.remove(&name("slice", *index));
-                let made = shape.as_ref().map(|shape| (name("slice", *index), Arc::new(slice(*index, shape))));
-                self.snapshot.slices.extend(made);
+                let held = self.snapshot.slices.iter().filter(|(key, _)| key.name != name("slice", *index).name);
+                self.snapshot.slices = held.map(|(key, slice)| (key.clone(), Arc::clone(slice))).collect();
+                let made = shape.as_ref().map(|shape| slice(*index, shape));
+                self.snapshot.slices.extend(made.map(|slice| (slice.key(), Arc::new(slice))));
             }
             Step::Sync => self.sync(),
             Step::Fail(after) => self.programmer().store_mut().failures = vec![*after],

@@ -144,8 +144,12 @@ impl World {
             self.store().failures = vec![after; 3];
         }
         self.revision += 1;
-        let snapshot =
-            Snapshot { revision: self.revision, services: self.services.clone(), slices: self.slices.clone() };
+        let snapshot = Snapshot {
+            revision: self.revision,
+            services: self.services.iter().map(|(name, service)| (name.clone(), Arc::clone(service))).collect(),
+            slices: self.slices.values().map(|slice| (slice.key(), Arc::clone(slice))).collect(),
+            node: None,
+        };
         let now = self.now;
         self.report = self.programmer().sync(&snapshot, now);
         self.settle();

@@ -70,7 +70,7 @@ fn snapshot(text: &str) -> Result<Snapshot> {
             }
             Object::Slice(slice) => {
                 let slice = convert::slice(&slice).object.context("refused")?;
-                snapshot.slices.insert(slice.name.clone(), Arc::new(slice));
+                snapshot.slices.insert(slice.key(), Arc::new(slice));
             }
             Object::Other(what) => anyhow::bail!("{what} in a test"),
         }

@@ -2,10 +2,12 @@
 
 // Package tools pins the programs that the tests run and that have no place in Cargo.lock.
 //
-// `cargo xtask setup` builds them: a kube-apiserver and the etcd it keeps its objects in.
+// `cargo xtask setup` builds them: a kube-apiserver, the etcd it keeps its objects in, and the kube-proxy that Ballast is
+// compared with.
 package tools
 
 import (
 	_ "go.etcd.io/etcd/server/v3"
 	_ "k8s.io/kubernetes/cmd/kube-apiserver"
+	_ "k8s.io/kubernetes/cmd/kube-proxy"
 )

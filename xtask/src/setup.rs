@@ -46,7 +46,7 @@ enum Install {
     Go(&'static str, &'static str, &'static str),
 }
 
-const NEEDS: [Need; 8] = [
+const NEEDS: [Need; 11] = [
     Need {
         name: "C compiler",
         why: "crates with C parts (ring) and the final link",
@@ -99,6 +99,31 @@ const NEEDS: [Need; 8] = [
             "kube-apiserver",
             "-s -X k8s.io/component-base/version.gitVersion=v1.36.3",
         ),
+    },
+    Need {
+        name: "kube-proxy",
+        why: "what Ballast plans is compared with it, and timed beside it (about 2 minutes, once)",
+        level: Level::Test,
+        present: |w| w.kube_assets().join("kube-proxy").exists(),
+        install: Install::Go(
+            "k8s.io/kubernetes/cmd/kube-proxy",
+            "kube-proxy",
+            "-s -X k8s.io/component-base/version.gitVersion=v1.36.3",
+        ),
+    },
+    Need {
+        name: "promtool",
+        why: "checks names and labels of the metrics (about 3 minutes, once)",
+        level: Level::Test,
+        present: |w| w.kube_assets().join("promtool").exists(),
+        install: Install::Go("github.com/prometheus/prometheus/cmd/promtool", "promtool", "-s"),
+    },
+    Need {
+        name: "nft",
+        why: "kube-proxy writes its rules with it, and the tests read them back",
+        level: Level::Test,
+        present: |_| which("nft").is_some(),
+        install: Install::Apt(&["nftables"]),
     },
     Need {
         name: "cargo-deny",
@@ -205,10 +230,16 @@ fn build_command(workspace: &Workspace, toolchain: Toolchain, install: &Install)
             Some(
                 cmd!("go", "build", "-trimpath", "-ldflags", ldflags, "-o", output, package)
                     .env("CGO_ENABLED", "0")
-                    .dir(workspace.root.join("tests/tools")),
+                    .dir(workspace.root.join(go_module(package))),
             )
         }
     })
+}
+
+/// The folder of the Go module that pins a package.
+fn go_module(package: &str) -> &'static str {
+    // Prometheus needs other versions of the Kubernetes modules than Kubernetes itself.
+    if package.starts_with("github.com/prometheus/prometheus/") { "tests/tools/prometheus" } else { "tests/tools" }
 }
 
 fn cargo_install(root: &Path, name: &str, version: &str, more: &[&str]) -> Expression {
@@ -252,11 +283,11 @@ mod tests {
     #[test]
     fn go_programs_come_from_the_pinned_module() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the checkout");
-        let pinned =
-            fs::read_to_string(root.join("tests/tools/tools.go")).expect("the tools module is in the checkout");
         for need in &NEEDS {
             if let Install::Go(package, ..) = need.install {
-                assert!(pinned.contains(package), "{package} is not in tests/tools/tools.go");
+                let file = root.join(go_module(package)).join("tools.go");
+                let pinned = fs::read_to_string(&file).expect("the tools module is in the checkout");
+                assert!(pinned.contains(package), "{package} is not in {}", file.display());
             }
         }
     }

@@ -80,7 +80,7 @@ pub fn pick<const N: usize, T: Tables<N>>(tables: &mut T, key: &FlowKey<N>) -> P
 /// Whether the value belongs to the key and was read in one piece.
 #[inline(always)]
 fn is_whole<const N: usize>(key: &ServiceKey<N>, service: &Service) -> bool {
-    service.seal == seal(key, service.id, service.generation, service.slot_base, service.slot_count)
+    service.seal == seal(key, service)
 }
 
 /// A RST is never answered by a RST (RFC 9293, section 3.10.7.1).

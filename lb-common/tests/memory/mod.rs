@@ -116,13 +116,16 @@ impl Memory {
             generation,
             slot_base: base,
             slot_count: count,
-            seal: seal(&frontend, id, generation, base, count),
+            outside_base: base,
+            outside_count: count,
+            seal: 0,
             affinity_timeout_s: 0,
             scheduler: 0,
             flags: 0,
             kind: 0,
             pad: 0,
         };
+        let service = Service { seal: seal(&frontend, &service), ..service };
         self.services.insert(frontend, service);
     }
 

@@ -8,7 +8,7 @@ use super::MemoryStore;
 use crate::{
     maps::from_chars,
     model::{Family, Monotonic, Protocol},
-    plan::{BackendId, BackendRecord, Frontend, Range},
+    plan::{BackendId, BackendRecord, Frontend},
 };
 
 impl MemoryStore {
@@ -106,8 +106,7 @@ impl MemoryStore {
 
     fn problems_of(&self, frontend: Frontend, entry: &abi::Service) -> Vec<String> {
         let mut problems = Vec::new();
-        let range = Range { base: entry.slot_base, count: entry.slot_count };
-        if entry.seal != frontend.entry(entry.id, entry.generation, range, 0).seal {
+        if entry.seal != frontend.seal(entry) {
             problems.push(format!("{frontend}: broken seal"));
         }
         if !self.names.contains_key(&entry.id) {

@@ -31,7 +31,7 @@ fn snapshot(text: &str) -> Snapshot {
             }
             manifest::Object::Slice(slice) => {
                 let object = convert::slice(&slice).object.unwrap();
-                snapshot.slices.insert(object.name.clone(), Arc::new(object));
+                snapshot.slices.insert(object.key(), Arc::new(object));
             }
             manifest::Object::Other(_) => {}
         }

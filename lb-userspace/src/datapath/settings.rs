@@ -97,6 +97,8 @@ pub struct MapSizes {
     pub sockets: u32,
     pub names: u32,
     pub stats: u32,
+    pub sources: u32,
+    pub vips: u32,
 }
 
 impl Default for MapSizes {
@@ -110,6 +112,8 @@ impl Default for MapSizes {
             sockets: limits::SOCKETS,
             names: limits::NAMES,
             stats: limits::STATS,
+            sources: limits::SOURCES,
+            vips: limits::VIPS,
         }
     }
 }
@@ -127,6 +131,8 @@ impl MapSizes {
             name::SOCKETS4 | name::SOCKETS6 => self.sockets,
             name::NAMES => self.names,
             name::STATS => self.stats,
+            name::SOURCES4 | name::SOURCES6 => self.sources,
+            name::VIPS4 | name::VIPS6 => self.vips,
             _ => return None,
         })
     }

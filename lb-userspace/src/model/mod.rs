@@ -1,15 +1,19 @@
 //! The truth as plain data: services and slices, with no Kubernetes types and no clock.
 
+mod node;
 mod refusal;
 mod service;
 mod slice;
 mod time;
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{fmt, sync::Arc};
 
+use imbl::OrdMap;
+
+pub use node::Node;
 pub use refusal::Refusal;
-pub use service::{Exposure, Family, Protocol, Service, ServicePort};
-pub use slice::{Endpoint, Slice, SlicePort, uid_hash};
+pub use service::{Exposure, Family, Protocol, Service, ServicePort, TrafficPolicy};
+pub use slice::{Endpoint, Slice, SliceKey, SlicePort, uid_hash};
 pub use time::Monotonic;
 
 /// Namespace and name of an object.
@@ -32,10 +36,14 @@ impl fmt::Display for ObjectName {
 }
 
 /// Everything that a source knows at one moment. There is one only when services *and* slices have been listed.
+///
+/// The maps share what two snapshots have in common: a copy costs nothing, and [`OrdMap::diff`] costs what changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// Counts the snapshots of this source, from 1.
     pub revision: u64,
-    pub services: BTreeMap<ObjectName, Arc<Service>>,
-    pub slices: BTreeMap<ObjectName, Arc<Slice>>,
+    pub services: OrdMap<ObjectName, Arc<Service>>,
+    pub slices: OrdMap<SliceKey, Arc<Slice>>,
+    /// This node; `None`: not known (a file without it, or the API has not said yet).
+    pub node: Option<Arc<Node>>,
 }

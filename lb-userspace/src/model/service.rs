@@ -2,6 +2,7 @@
 
 use std::{fmt, net::IpAddr};
 
+use ipnet::IpNet;
 use lb_common::abi;
 
 use super::ObjectName;
@@ -29,6 +30,8 @@ impl Family {
 pub enum Protocol {
     Tcp,
     Udp,
+    /// In the tables; the programs do not forward it yet.
+    Sctp,
 }
 
 impl Protocol {
@@ -37,6 +40,7 @@ impl Protocol {
         match self {
             Self::Tcp => abi::TCP,
             Self::Udp => abi::UDP,
+            Self::Sctp => abi::SCTP,
         }
     }
 
@@ -45,6 +49,7 @@ impl Protocol {
         match number {
             abi::TCP => Some(Self::Tcp),
             abi::UDP => Some(Self::Udp),
+            abi::SCTP => Some(Self::Sctp),
             _ => None,
         }
     }
@@ -55,6 +60,7 @@ impl fmt::Display for Protocol {
         f.write_str(match self {
             Self::Tcp => "TCP",
             Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
         })
     }
 }
@@ -70,6 +76,15 @@ pub enum Exposure {
     ExternalName,
 }
 
+/// `internalTrafficPolicy` or `externalTrafficPolicy`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TrafficPolicy {
+    #[default]
+    Cluster,
+    /// Endpoints of this node alone.
+    Local,
+}
+
 /// A Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
@@ -80,6 +95,17 @@ pub struct Service {
     /// At most one of each family.
     pub cluster_ips: Vec<IpAddr>,
     pub ports: Vec<ServicePort>,
+    /// `externalIPs`.
+    pub external_ips: Vec<IpAddr>,
+    /// Ingress addresses of the load balancer that are captured: those of `ipMode: Proxy` are not here.
+    pub load_balancer_ips: Vec<IpAddr>,
+    pub internal_policy: TrafficPolicy,
+    pub external_policy: TrafficPolicy,
+    /// `loadBalancerSourceRanges`; `None`: none given, everybody may pass. Only ranges that could be read are here: given, but
+    /// all bad, nobody passes.
+    pub source_ranges: Option<Vec<IpNet>>,
+    /// Port on which load balancers ask whether this node has endpoints (`externalTrafficPolicy: Local`).
+    pub health_check_node_port: Option<u16>,
     /// Seconds of client affinity; 0: none.
     pub affinity_timeout_s: u32,
     /// Seconds since the epoch, for the order of age only; `None` where the source knows none (a file).
@@ -93,4 +119,6 @@ pub struct ServicePort {
     pub name: String,
     pub port: u16,
     pub protocol: Protocol,
+    /// The port on node addresses, where the service has one.
+    pub node_port: Option<u16>,
 }

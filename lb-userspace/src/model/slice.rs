@@ -4,6 +4,16 @@ use std::net::IpAddr;
 
 use super::{Family, ObjectName, Protocol};
 
+/// Where a slice is kept: all slices of a service are next to each other in the order of these keys.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SliceKey {
+    pub namespace: String,
+    /// Name of the Service.
+    pub service: String,
+    /// Name of the slice.
+    pub name: String,
+}
+
 /// An `EndpointSlice`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
@@ -13,6 +23,12 @@ pub struct Slice {
     pub family: Family,
     pub ports: Vec<SlicePort>,
     pub endpoints: Vec<Endpoint>,
+}
+
+impl Slice {
+    pub fn key(&self) -> SliceKey {
+        SliceKey { namespace: self.name.namespace.clone(), service: self.service.clone(), name: self.name.name.clone() }
+    }
 }
 
 /// A port that every endpoint of the slice serves.
@@ -33,6 +49,9 @@ pub struct Endpoint {
     pub serving: bool,
     pub terminating: bool,
     pub node: Option<String>,
+    /// `hints.forZones` and `hints.forNodes`: where the endpoint is meant to be used.
+    pub hint_zones: Vec<String>,
+    pub hint_nodes: Vec<String>,
     /// [`uid_hash`] of the pod; 0: no UID known.
     pub uid_hash: u32,
 }

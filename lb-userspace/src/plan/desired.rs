@@ -4,12 +4,14 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 
+use ipnet::IpNet;
 use lb_common::abi;
 
 use super::{DesiredEndpoint, PlanSettings, Range, endpoints};
-use crate::model::{Exposure, Family, ObjectName, Protocol, Refusal, Service, Slice, Snapshot};
+use crate::model::{Exposure, Family, ObjectName, Protocol, Refusal, Service, Slice, SliceKey, Snapshot};
 
 /// One (address, port, protocol) that services are reached by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -20,26 +22,31 @@ pub struct Frontend {
 }
 
 impl Frontend {
-    /// The entry that leads from here to a slot range, sealed.
-    pub fn entry(self, id: u32, generation: u32, range: Range, affinity_timeout_s: u32) -> abi::Service {
-        abi::Service {
+    /// The entry that leads from here to the slot ranges, sealed.
+    pub fn entry(self, id: u32, generation: u32, uses: Use, ranges: Ranges, affinity_timeout_s: u32) -> abi::Service {
+        let (inside, outside) = (ranges.of(uses.inside), ranges.of(uses.outside));
+        let entry = abi::Service {
             id,
             generation,
-            slot_base: range.base,
-            slot_count: range.count,
-            seal: self.seal(id, generation, range),
+            slot_base: inside.base,
+            slot_count: inside.count,
+            outside_base: outside.base,
+            outside_count: outside.count,
+            seal: 0,
             affinity_timeout_s,
             scheduler: abi::scheduler::RANDOM,
-            flags: 0,
-            kind: abi::frontend_kind::CLUSTER_IP,
+            flags: uses.flags,
+            kind: uses.kind.number(),
             pad: 0,
-        }
+        };
+        abi::Service { seal: self.seal(&entry), ..entry }
     }
 
-    fn seal(self, id: u32, generation: u32, range: Range) -> u32 {
+    /// The seal that an entry must have to belong here.
+    pub fn seal(self, entry: &abi::Service) -> u32 {
         match self.address {
-            IpAddr::V4(v4) => abi::seal(&self.key(v4.octets()), id, generation, range.base, range.count),
-            IpAddr::V6(v6) => abi::seal(&self.key(v6.octets()), id, generation, range.base, range.count),
+            IpAddr::V4(v4) => abi::seal(&self.key(v4.octets()), entry),
+            IpAddr::V6(v6) => abi::seal(&self.key(v6.octets()), entry),
         }
     }
 
@@ -69,15 +76,75 @@ impl fmt::Display for PortKey {
     }
 }
 
+/// What a frontend is, in the order in which one shadows another: a cluster IP yields to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    ClusterIp,
+    ExternalIp,
+    LoadBalancer,
+    NodePort,
+}
+
+impl Kind {
+    /// [`abi::frontend_kind`].
+    pub fn number(self) -> u8 {
+        match self {
+            Self::ClusterIp => abi::frontend_kind::CLUSTER_IP,
+            Self::ExternalIp => abi::frontend_kind::EXTERNAL_IP,
+            Self::LoadBalancer => abi::frontend_kind::LOAD_BALANCER,
+            Self::NodePort => abi::frontend_kind::NODE_PORT,
+        }
+    }
+}
+
+/// One of the two sets of endpoints of a service port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Set {
+    /// Of the whole cluster.
+    Cluster,
+    /// Of this node.
+    Local,
+}
+
+/// The slot ranges of the two sets, of one family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ranges {
+    pub cluster: Range,
+    pub local: Range,
+}
+
+impl Ranges {
+    pub fn of(&self, set: Set) -> Range {
+        match set {
+            Set::Cluster => self.cluster,
+            Set::Local => self.local,
+        }
+    }
+}
+
+/// How a frontend uses its service port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Use {
+    pub kind: Kind,
+    /// The set for pods of the cluster and processes of this node.
+    pub inside: Set,
+    /// The set for everybody else.
+    pub outside: Set,
+    /// [`abi::service_flags`].
+    pub flags: u8,
+}
+
 /// What one service port should look like.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredService {
     pub port_name: String,
     pub affinity_timeout_s: u32,
     /// At least one.
-    pub frontends: BTreeSet<Frontend>,
+    pub frontends: BTreeMap<Frontend, Use>,
     /// Of the families of the frontends.
     pub endpoints: BTreeMap<SocketAddr, DesiredEndpoint>,
+    /// Networks that may pass the frontends with [`abi::service_flags::SOURCE_RANGES`]; of the families of the frontends.
+    pub sources: BTreeSet<IpNet>,
 }
 
 /// What the tables should hold.
@@ -85,38 +152,45 @@ pub struct DesiredService {
 pub struct Desired {
     pub services: BTreeMap<PortKey, DesiredService>,
     pub owners: BTreeMap<Frontend, PortKey>,
+    /// Addresses that are no node's own, and what becomes of packets that no frontend serves.
+    pub vips: BTreeMap<IpAddr, abi::Vip>,
     /// Claims on a frontend that an older service has.
     pub refusals: Vec<Refusal>,
 }
 
 /// Plans the whole snapshot.
 pub fn plan(snapshot: &Snapshot, settings: &PlanSettings) -> Desired {
-    let mut slices: BTreeMap<(&str, &str), Vec<&Slice>> = BTreeMap::new();
-    for slice in snapshot.slices.values() {
-        slices.entry((&slice.name.namespace, &slice.service)).or_default().push(slice);
-    }
     let mut desired = Desired::default();
     for service in by_age(snapshot) {
-        let of_service = slices.get(&(service.name.namespace.as_str(), service.name.name.as_str()));
+        let slices = slices_of(snapshot, &service.name);
         for port in &service.ports {
             let key = PortKey { service: service.name.clone(), port: port.port, protocol: port.protocol };
             let frontends = claim(&mut desired, service, &key);
             if frontends.is_empty() {
                 continue;
             }
-            let families: BTreeSet<Family> = frontends.iter().map(|f| Family::of(f.address)).collect();
-            let listed = of_service.map(Vec::as_slice).unwrap_or_default();
-            let endpoints = endpoints::of_port(listed, port, &families, settings.node_name.as_deref());
+            let families: BTreeSet<Family> = frontends.keys().map(|f| Family::of(f.address)).collect();
+            let endpoints = endpoints::of_port(&slices, port, &families, settings.node_name.as_deref());
             let service = DesiredService {
                 port_name: port.name.clone(),
                 affinity_timeout_s: service.affinity_timeout_s,
                 frontends,
                 endpoints,
+                sources: BTreeSet::new(),
             };
             desired.services.insert(key, service);
         }
     }
     desired
+}
+
+/// The slices of one service, which are next to each other.
+fn slices_of<'a>(snapshot: &'a Snapshot, service: &ObjectName) -> Vec<&'a Slice> {
+    let first = SliceKey { namespace: service.namespace.clone(), service: service.name.clone(), name: String::new() };
+    let of_service = |(key, slice): (&SliceKey, &'a Arc<Slice>)| {
+        (key.namespace == service.namespace && key.service == service.name).then_some(slice.as_ref())
+    };
+    snapshot.slices.range(first..).map_while(of_service).collect()
 }
 
 /// The services that are ours, the oldest first: it wins where two claim one frontend. The order is the same after a restart.
@@ -127,8 +201,8 @@ fn by_age(snapshot: &Snapshot) -> Vec<&Service> {
     services
 }
 
-fn claim(desired: &mut Desired, service: &Service, key: &PortKey) -> BTreeSet<Frontend> {
-    let mut claimed = BTreeSet::new();
+fn claim(desired: &mut Desired, service: &Service, key: &PortKey) -> BTreeMap<Frontend, Use> {
+    let mut claimed = BTreeMap::new();
     for address in &service.cluster_ips {
         let frontend = Frontend { address: *address, port: key.port, protocol: key.protocol };
         if let Some(owner) = desired.owners.get(&frontend) {
@@ -139,7 +213,8 @@ fn claim(desired: &mut Desired, service: &Service, key: &PortKey) -> BTreeSet<Fr
             ));
         } else {
             desired.owners.insert(frontend, key.clone());
-            claimed.insert(frontend);
+            let uses = Use { kind: Kind::ClusterIp, inside: Set::Cluster, outside: Set::Cluster, flags: 0 };
+            claimed.insert(frontend, uses);
         }
     }
     claimed

@@ -13,6 +13,8 @@ fn slice(node: &str, ready: bool) -> Slice {
         serving: ready,
         terminating: false,
         node: Some(node.into()),
+        hint_zones: Vec::new(),
+        hint_nodes: Vec::new(),
         uid_hash: 0,
     };
     Slice {
@@ -25,7 +27,7 @@ fn slice(node: &str, ready: bool) -> Slice {
 }
 
 fn of(slices: &[&Slice], node: Option<&str>) -> DesiredEndpoint {
-    let port = ServicePort { name: String::new(), port: 80, protocol: Protocol::Tcp };
+    let port = ServicePort { name: String::new(), port: 80, protocol: Protocol::Tcp, node_port: None };
     let found = endpoints::of_port(slices, &port, &BTreeSet::from([Family::V4]), node);
     assert_eq!(found.len(), 1);
     *found.values().next().unwrap()
@@ -37,9 +39,9 @@ fn of_two_entries_for_one_endpoint_the_local_one_counts_then_the_ready_one() {
     let (here, there) = (slice("n1", false), slice("n2", true));
     for slices in [[&here, &there], [&there, &here]] {
         let found = of(&slices, Some("n1"));
-        assert!(found.local && found.state == EndpointState::NotReady && !found.selected);
+        assert!(found.local && found.state == EndpointState::NotReady && !found.in_cluster_set);
         let found = of(&slices, Some("n3"));
-        assert!(!found.local && found.state == EndpointState::Ready && found.selected);
+        assert!(!found.local && found.state == EndpointState::Ready && found.in_cluster_set);
     }
 }
 

@@ -8,8 +8,8 @@ use std::{
 use lb_common::abi::{self, backend_state};
 
 use super::{
-    BackendId, BackendRecord, Book, BookedService, Desired, DesiredEndpoint, DesiredService, Frontend, Op,
-    PlanSettings, PortKey, Range,
+    BackendId, BackendRecord, Book, BookedService, Desired, DesiredEndpoint, DesiredService, Frontend, Kind, Op,
+    PlanSettings, PortKey, Range, Ranges, Set, Use,
     ids::SlotPool,
     life::{self, Step},
     order,
@@ -108,7 +108,7 @@ impl Draft<'_> {
         for address in addresses {
             let endpoint = endpoints.get(&address).copied();
             let record = current.get(&address).and_then(|id| Some((*id, *book.backends.get(id)?)));
-            let is_selected = endpoint.is_some_and(|endpoint| endpoint.selected);
+            let is_selected = endpoint.is_some_and(|endpoint| endpoint.in_cluster_set);
             let pool = &mut free[usize::from(Family::of(address.ip()) == Family::V6)];
             let stays = self.backend(address, record, endpoint, pool)?;
             if let Some(stays) = stays.filter(|_| is_selected) {
@@ -132,7 +132,7 @@ impl Draft<'_> {
             (Step::Keep, Some((id, record)), _) => Ok(Some((id, record.generation))),
             (Step::Write(record), Some((id, _)), _) => {
                 // What new flows may be sent to is written before they are, and what not after they no longer are.
-                self.ops.push(if endpoint.is_some_and(|endpoint| endpoint.selected) {
+                self.ops.push(if endpoint.is_some_and(|endpoint| endpoint.in_cluster_set) {
                     Op::WriteBackend { id, record }
                 } else {
                     Op::RetireBackend { id, record }
@@ -200,7 +200,7 @@ impl Draft<'_> {
             // Also those that are ours until another service takes them over: they must not lead to what we retire.
             let ours = self.service.map(|service| service.frontends.clone()).unwrap_or_default();
             let ours = ours.into_iter().filter(|frontend| desired.owners.contains_key(frontend));
-            let all: BTreeSet<Frontend> = wanted.frontends.iter().copied().chain(ours).collect();
+            let all: BTreeSet<Frontend> = wanted.frontends.keys().copied().chain(ours).collect();
             let frontends: Vec<Frontend> = all.into_iter().filter(|f| Family::of(f.address) == family).collect();
             if frontends.is_empty() {
                 continue;
@@ -219,7 +219,14 @@ impl Draft<'_> {
                 (self.write_slots(&mut pool, count, generation, &targets)?, generation)
             };
             for frontend in frontends {
-                let entry = frontend.entry(self.id, generation, range, wanted.affinity_timeout_s);
+                let uses = wanted.frontends.get(&frontend).copied().unwrap_or(Use {
+                    kind: Kind::ClusterIp,
+                    inside: Set::Cluster,
+                    outside: Set::Cluster,
+                    flags: 0,
+                });
+                let ranges = Ranges { cluster: range, local: Range::default() };
+                let entry = frontend.entry(self.id, generation, uses, ranges, wanted.affinity_timeout_s);
                 if self.book.frontends.get(&frontend) != Some(&entry) {
                     self.ops.push(Op::WriteFrontend { frontend, entry });
                 }

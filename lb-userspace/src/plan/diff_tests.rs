@@ -7,6 +7,7 @@ use crate::{
     maps::from_chars,
     model::{
         Endpoint, Exposure, ObjectName, Protocol, Service as ModelService, ServicePort, Slice, SlicePort, Snapshot,
+        TrafficPolicy,
     },
     plan::{Capacities, plan},
 };
@@ -22,7 +23,13 @@ fn snapshot(endpoints: &[&str]) -> Snapshot {
         exposure: Exposure::Addresses,
         proxy_name: None,
         cluster_ips: vec![address],
-        ports: vec![ServicePort { name: "http".into(), port: 80, protocol: Protocol::Tcp }],
+        ports: vec![ServicePort { name: "http".into(), port: 80, protocol: Protocol::Tcp, node_port: None }],
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        source_ranges: None,
+        health_check_node_port: None,
         affinity_timeout_s: 30,
         created_s: None,
     };
@@ -32,6 +39,8 @@ fn snapshot(endpoints: &[&str]) -> Snapshot {
         serving: true,
         terminating: false,
         node: None,
+        hint_zones: Vec::new(),
+        hint_nodes: Vec::new(),
         uid_hash: 9,
     };
     let slice = Slice {
@@ -43,8 +52,9 @@ fn snapshot(endpoints: &[&str]) -> Snapshot {
     };
     Snapshot {
         revision: 1,
-        services: [(name.clone(), Arc::new(service))].into(),
-        slices: [(name, Arc::new(slice))].into(),
+        services: [(name.clone(), Arc::new(service))].into_iter().collect(),
+        slices: [(slice.key(), Arc::new(slice))].into_iter().collect(),
+        node: None,
     }
 }
 
@@ -95,13 +105,16 @@ fn a_new_service_is_written_from_its_name_to_its_entry() {
         generation: 1,
         slot_base: 0,
         slot_count: 2,
-        seal: abi::seal(&key, 1, 1, 0, 2),
+        outside_base: 0,
+        outside_count: 2,
+        seal: 0,
         affinity_timeout_s: 30,
         scheduler: abi::scheduler::RANDOM,
         flags: 0,
         kind: abi::frontend_kind::CLUSTER_IP,
         pad: 0,
     };
+    let entry = abi::Service { seal: abi::seal(&key, &entry), ..entry };
     let frontend = Frontend { address: "10.96.0.1".parse().unwrap(), port: 80, protocol: Protocol::Tcp };
     assert_eq!(last, &Op::WriteFrontend { frontend, entry });
 }

@@ -6,6 +6,7 @@ use std::{
     net::SocketAddr,
 };
 
+use super::Set;
 use crate::model::{Endpoint, Family, ServicePort, Slice};
 
 /// What the API says of an endpoint.
@@ -21,13 +22,25 @@ pub enum EndpointState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DesiredEndpoint {
     pub state: EndpointState,
-    /// It takes new flows.
-    pub selected: bool,
+    /// It takes new flows of the cluster set.
+    pub in_cluster_set: bool,
+    /// It takes new flows of this node's set.
+    pub in_local_set: bool,
     /// It is on this node.
     pub local: bool,
     pub serving: bool,
     /// 0: no UID known.
     pub uid_hash: u32,
+}
+
+impl DesiredEndpoint {
+    /// It takes new flows of this set.
+    pub fn is_in(&self, set: Set) -> bool {
+        match set {
+            Set::Cluster => self.in_cluster_set,
+            Set::Local => self.in_local_set,
+        }
+    }
 }
 
 /// The endpoints of `port` in the slices of its service, of the given families.
@@ -68,7 +81,8 @@ fn read(listed: &Endpoint, node_name: Option<&str>) -> DesiredEndpoint {
     };
     DesiredEndpoint {
         state,
-        selected: false,
+        in_cluster_set: false,
+        in_local_set: false,
         local: node_name.is_some() && listed.node.as_deref() == node_name,
         serving: listed.serving,
         uid_hash: listed.uid_hash,
@@ -86,6 +100,6 @@ fn select(endpoints: &mut BTreeMap<SocketAddr, DesiredEndpoint>, family: Family)
     let fallback = |endpoint: &DesiredEndpoint| endpoint.state == EndpointState::Terminating && endpoint.serving;
     let any_ready = endpoints.iter().any(|(address, endpoint)| of_family(address) && ready(endpoint));
     for (_, endpoint) in endpoints.iter_mut().filter(|(address, _)| of_family(address)) {
-        endpoint.selected = if any_ready { ready(endpoint) } else { fallback(endpoint) };
+        endpoint.in_cluster_set = if any_ready { ready(endpoint) } else { fallback(endpoint) };
     }
 }

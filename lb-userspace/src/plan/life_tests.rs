@@ -20,7 +20,14 @@ fn record(state: u8, deadline_s: u32) -> BackendRecord {
 }
 
 fn wanted(state: EndpointState) -> DesiredEndpoint {
-    DesiredEndpoint { state, selected: state == EndpointState::Ready, local: false, serving: false, uid_hash: 1 }
+    DesiredEndpoint {
+        state,
+        in_cluster_set: state == EndpointState::Ready,
+        in_local_set: false,
+        local: false,
+        serving: false,
+        uid_hash: 1,
+    }
 }
 
 fn next(current: &BackendRecord, wanted: Option<DesiredEndpoint>) -> Step {

@@ -15,7 +15,7 @@ mod sweep;
 use std::time::Duration;
 
 pub use book::{Book, BookedService, Capacities};
-pub use desired::{Desired, DesiredService, Frontend, PortKey, plan};
+pub use desired::{Desired, DesiredService, Frontend, Kind, PortKey, Ranges, Set, Use, plan};
 pub use diff::{diff_service, evictions};
 pub use endpoints::{DesiredEndpoint, EndpointState};
 pub use ids::Range;

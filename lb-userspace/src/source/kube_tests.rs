@@ -131,7 +131,10 @@ impl Api {
 
     fn names(&self) -> Option<Vec<String>> {
         let snapshot = self.source.snapshots.borrow();
-        snapshot.as_ref().map(|s| s.services.keys().chain(s.slices.keys()).map(|name| name.name.clone()).collect())
+        snapshot.as_ref().map(|s| {
+            let services = s.services.keys().map(|name| name.name.clone());
+            services.chain(s.slices.keys().map(|key| key.name.clone())).collect()
+        })
     }
 }
 

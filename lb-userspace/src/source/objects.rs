@@ -2,48 +2,91 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use imbl::OrdMap;
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 
 use super::convert::{self, Converted};
-use crate::model::{ObjectName, Refusal, Service, Slice, Snapshot};
+use crate::model::{ObjectName, Refusal, Service, Slice, SliceKey, Snapshot};
 
-/// All objects of one kind.
-#[derive(Debug)]
-pub struct Objects<T> {
-    held: BTreeMap<ObjectName, Arc<T>>,
-    refusals: BTreeMap<ObjectName, Vec<Refusal>>,
+/// What a snapshot holds by a key.
+pub trait Keyed: PartialEq {
+    type Key: Ord + Clone + std::fmt::Debug;
+
+    fn key(&self) -> Self::Key;
 }
 
-impl<T> Default for Objects<T> {
-    fn default() -> Self {
-        Self { held: BTreeMap::new(), refusals: BTreeMap::new() }
+impl Keyed for Service {
+    type Key = ObjectName;
+
+    fn key(&self) -> ObjectName {
+        self.name.clone()
     }
 }
 
-impl<T> Objects<T> {
+impl Keyed for Slice {
+    type Key = SliceKey;
+
+    fn key(&self) -> SliceKey {
+        Slice::key(self)
+    }
+}
+
+/// All objects of one kind.
+#[derive(Debug)]
+pub struct Objects<T: Keyed> {
+    held: OrdMap<T::Key, Arc<T>>,
+    /// Where the object with a name is held.
+    keys: BTreeMap<ObjectName, T::Key>,
+    refusals: BTreeMap<ObjectName, Vec<Refusal>>,
+}
+
+impl<T: Keyed> Default for Objects<T> {
+    fn default() -> Self {
+        Self { held: OrdMap::new(), keys: BTreeMap::new(), refusals: BTreeMap::new() }
+    }
+}
+
+impl<T: Keyed> Objects<T> {
+    /// What stays as it is keeps its place in memory, so that no snapshot differs by it.
     fn put(&mut self, name: ObjectName, converted: Converted<T>) {
-        self.remove(&name);
-        if let Some(object) = converted.object {
-            self.held.insert(name.clone(), Arc::new(object));
+        let key = converted.object.as_ref().map(Keyed::key);
+        if let Some(old) = self.keys.get(&name)
+            && key.as_ref() != Some(old)
+        {
+            self.held.remove(old);
+            self.keys.remove(&name);
         }
-        if !converted.refusals.is_empty() {
+        if let (Some(object), Some(key)) = (converted.object, key)
+            && self.held.get(&key).is_none_or(|held| **held != object)
+        {
+            self.held.insert(key.clone(), Arc::new(object));
+            self.keys.insert(name.clone(), key);
+        }
+        if converted.refusals.is_empty() {
+            self.refusals.remove(&name);
+        } else {
             self.refusals.insert(name, converted.refusals);
         }
     }
 
     pub fn remove(&mut self, name: &ObjectName) {
-        self.held.remove(name);
+        if let Some(key) = self.keys.remove(name) {
+            self.held.remove(&key);
+        }
         self.refusals.remove(name);
     }
 
     /// Keeps only what has a name for which `keep` is true.
     pub fn retain(&mut self, keep: impl Fn(&ObjectName) -> bool) {
-        self.held.retain(|name, _| keep(name));
-        self.refusals.retain(|name, _| keep(name));
+        let gone: Vec<ObjectName> =
+            self.keys.keys().chain(self.refusals.keys()).filter(|name| !keep(name)).cloned().collect();
+        for name in gone {
+            self.remove(&name);
+        }
     }
 
     pub fn contains(&self, name: &ObjectName) -> bool {
-        self.held.contains_key(name) || self.refusals.contains_key(name)
+        self.keys.contains_key(name) || self.refusals.contains_key(name)
     }
 }
 
@@ -61,7 +104,7 @@ impl Objects<Slice> {
 
 /// A snapshot of both kinds.
 pub fn snapshot(services: &Objects<Service>, slices: &Objects<Slice>, revision: u64) -> Snapshot {
-    Snapshot { revision, services: services.held.clone(), slices: slices.held.clone() }
+    Snapshot { revision, services: services.held.clone(), slices: slices.held.clone(), node: None }
 }
 
 /// Everything that is refused, by name.

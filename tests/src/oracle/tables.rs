@@ -132,19 +132,22 @@ where
     }
     let key = ServiceKey { address: address.ip().bytes(), port: address.port(), protocol: number(protocol), pad: 0 };
     let slot_count = u32::try_from(service.members.len())?;
-    let right = seal(&key, id, generation, slot_base, slot_count);
     let value = Service {
         id,
         generation,
         slot_base,
         slot_count,
-        seal: if service.torn { !right } else { right },
+        outside_base: slot_base,
+        outside_count: slot_count,
+        seal: 0,
         affinity_timeout_s: 0,
         scheduler: 0,
         flags: if service.drop_if_empty { service_flags::DROP_IF_EMPTY } else { 0 },
         kind: 0,
         pad: 0,
     };
+    let right = seal(&key, &value);
+    let value = Service { seal: if service.torn { !right } else { right }, ..value };
     tables.services.insert(key, value, 0).context("writing a frontend")
 }
 

@@ -15,6 +15,8 @@ pub fn service(id: u32, slot_count: u32) -> Service {
         generation: 1,
         slot_base: 0,
         slot_count,
+        outside_base: 0,
+        outside_count: slot_count,
         seal: 0,
         affinity_timeout_s: 0,
         scheduler: scheduler::RANDOM,

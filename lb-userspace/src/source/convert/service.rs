@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1 as core;
 
 use super::{Converted, HEADLESS_LABEL, PROXY_NAME_LABEL, Problem, number, object_name, protocol, unusable};
-use crate::model::{Exposure, Family, ObjectName, Refusal, Service, ServicePort};
+use crate::model::{Exposure, Family, ObjectName, Refusal, Service, ServicePort, TrafficPolicy};
 
 /// Seconds of client affinity if the Service does not say (`DefaultClientIPServiceAffinitySeconds` of Kubernetes).
 const AFFINITY_TIMEOUT_S: i32 = 10_800;
@@ -51,6 +51,12 @@ fn read_service(
         proxy_name: label(PROXY_NAME_LABEL).cloned(),
         cluster_ips: Vec::new(),
         ports: Vec::new(),
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        source_ranges: None,
+        health_check_node_port: None,
         affinity_timeout_s: 0,
         created_s: service.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
     };
@@ -126,7 +132,7 @@ fn service_ports(
         if ports.iter().any(|other| other.name == name) {
             return Err(Problem::new(format!("two ports are named {name:?}"), "give each port a name of its own"));
         }
-        ports.push(ServicePort { name, port, protocol });
+        ports.push(ServicePort { name, port, protocol, node_port: None });
     }
     if spec.ports.as_ref().is_none_or(Vec::is_empty) {
         return Err(Problem::new("it has no ports", "list at least one under spec.ports"));

@@ -94,6 +94,8 @@ fn endpoint(listed: &discovery::Endpoint, family: Family) -> Result<Endpoint, Pr
         serving: conditions.serving.unwrap_or(ready),
         terminating: conditions.terminating.unwrap_or(false),
         node: listed.node_name.clone(),
+        hint_zones: Vec::new(),
+        hint_nodes: Vec::new(),
         uid_hash: listed.target_ref.as_ref().and_then(|target| target.uid.as_deref()).map_or(0, uid_hash),
     })
 }

@@ -9,7 +9,7 @@ use super::{
     super::{
         SourceStatus,
         convert::object_name,
-        objects::{self, Objects},
+        objects::{self, Keyed, Objects},
     },
     follower::News,
 };
@@ -27,7 +27,7 @@ pub enum Message {
 }
 
 #[derive(Debug)]
-struct Resource<T> {
+struct Resource<T: Keyed> {
     name: &'static str,
     objects: Objects<T>,
     listed: bool,
@@ -35,7 +35,7 @@ struct Resource<T> {
     proof: Option<Instant>,
 }
 
-impl<T> Resource<T> {
+impl<T: Keyed> Resource<T> {
     fn new(name: &'static str) -> Self {
         Self { name, objects: Objects::default(), listed: false, error: None, proof: None }
     }

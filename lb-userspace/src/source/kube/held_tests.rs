@@ -34,7 +34,8 @@ impl Stage {
     fn names(&self) -> Option<Vec<String>> {
         let snapshot = self.snapshots.borrow();
         let names = |snapshot: &Snapshot| {
-            snapshot.services.keys().chain(snapshot.slices.keys()).map(|name| name.name.clone()).collect()
+            let services = snapshot.services.keys().map(|name| name.name.clone());
+            services.chain(snapshot.slices.keys().map(|key| key.name.clone())).collect()
         };
         snapshot.as_deref().map(names)
     }

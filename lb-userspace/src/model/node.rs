@@ -1,0 +1,18 @@
+//! The node that the agent runs on, as the API knows it.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+/// A Node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    pub name: String,
+    /// Label `topology.kubernetes.io/zone`.
+    pub zone: Option<String>,
+    /// `status.addresses` of type `InternalIP`, in their order: the first of each family is the primary one.
+    pub addresses: Vec<IpAddr>,
+    pub pod_cidrs: Vec<IpNet>,
+    /// It is being deleted, or has the taint `ToBeDeletedByClusterAutoscaler`: load balancers must not choose it any more.
+    pub is_leaving: bool,
+}
