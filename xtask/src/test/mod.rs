@@ -12,7 +12,7 @@ use duct::{Expression, cmd};
 
 pub use tally::Tally;
 
-use crate::process::{run_unseen, run_watched, say};
+use crate::process::{run_shown, run_unseen, run_watched, say};
 use crate::setup::{Level, setup};
 use crate::toolchain::{Toolchain, clean_cargo_env};
 use crate::workspace::{Workspace, is_root};
@@ -54,7 +54,20 @@ impl Rung {
             Self::Demo => "demo",
         }
     }
+
+    /// Its tests wait for time to pass, and leave the processors to others.
+    fn waits(&self) -> bool {
+        matches!(self, Self::Integration(name) if WAITING.contains(&name.as_str()))
+    }
+
+    /// It keeps the processors busy for long, and measures no time.
+    fn computes(&self) -> bool {
+        *self == Self::Mutations
+    }
 }
+
+/// Integration tests that mostly wait: for a silence to be noticed, for a deadline to strike.
+const WAITING: [&str; 3] = ["api_faults", "freshness", "incident_b"];
 
 /// What became of a rung.
 struct Outcome {
@@ -82,20 +95,56 @@ pub fn run(workspace: &Workspace, args: &TestArgs) -> Result<()> {
     let toolchain = setup(workspace, Level::Test)?;
     compile::build(workspace, toolchain, false)?;
     let prepared = started.elapsed();
-    let mut outcomes = Vec::new();
-    for rung in &rungs {
-        say(&format!("rung {}", rung.name()));
-        let started = Instant::now();
-        let mut tally = run_rung(workspace, toolchain, rung)
-            .unwrap_or_else(|error| Tally::one(&format!("{}: {error:#}", rung.name()), false));
-        if tally.passed + tally.failed == 0 {
-            tally = Tally::one(&format!("{}: ran no test", rung.name()), false);
-        }
-        let outcome = Outcome { rung: rung.name().to_owned(), tally, time: started.elapsed() };
-        say(&format!("rung {}: {} in {:.1} s", outcome.rung, outcome.tally.line(), outcome.time.as_secs_f64()));
-        outcomes.push(outcome);
-    }
+    let outcomes = climb(workspace, toolchain, &rungs)?;
     summary(prepared, &outcomes)
+}
+
+/// Runs the rungs. Those that mostly wait run beside those that mostly compute, which take as long.
+fn climb(workspace: &Workspace, toolchain: Toolchain, rungs: &[Rung]) -> Result<Vec<Outcome>> {
+    let (beside, others): (Vec<&Rung>, Vec<&Rung>) = rungs.iter().partition(|rung| rung.waits());
+    let (first, last): (Vec<&Rung>, Vec<&Rung>) = others.into_iter().partition(|rung| !rung.computes());
+    let run = |rung: &&Rung, show: Show| run_one(workspace, toolchain, rung, show);
+    let mut outcomes: Vec<Outcome> = first.iter().map(|rung| run(rung, Show::Live)).collect();
+    if last.is_empty() {
+        outcomes.extend(beside.iter().map(|rung| run(rung, Show::Live)));
+        return Ok(outcomes);
+    }
+    if !beside.is_empty() {
+        // Two calls of cargo that both compile would wait for each other.
+        build_tests(workspace)?;
+    }
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| beside.iter().map(|rung| run(rung, Show::AtTheEnd)).collect::<Vec<_>>());
+        outcomes.extend(last.iter().map(|rung| run(rung, Show::Live)));
+        outcomes.extend(waiting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+    });
+    Ok(outcomes)
+}
+
+/// When the output of a rung is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Show {
+    Live,
+    /// All at once, since another rung writes meanwhile.
+    AtTheEnd,
+}
+
+fn run_one(workspace: &Workspace, toolchain: Toolchain, rung: &Rung, show: Show) -> Outcome {
+    say(&format!("rung {}", rung.name()));
+    let started = Instant::now();
+    let mut tally = run_rung(workspace, toolchain, rung, show)
+        .unwrap_or_else(|error| Tally::one(&format!("{}: {error:#}", rung.name()), false));
+    if tally.passed + tally.failed == 0 {
+        tally = Tally::one(&format!("{}: ran no test", rung.name()), false);
+    }
+    let outcome = Outcome { rung: rung.name().to_owned(), tally, time: started.elapsed() };
+    say(&format!("rung {}: {} in {:.1} s", outcome.rung, outcome.tally.line(), outcome.time.as_secs_f64()));
+    outcome
+}
+
+fn build_tests(workspace: &Workspace) -> Result<()> {
+    let command = cmd!("cargo", "test", "--locked", "-p", "lb-tests", "--no-run");
+    run_shown("building the tests", &test_command(workspace, &command, &workspace.object()))
 }
 
 /// All rungs, in order. The binaries of `tests/` are found, so that a new one is never forgotten.
@@ -135,12 +184,12 @@ fn select(all: Vec<Rung>, wanted: &[String]) -> Result<Vec<Rung>> {
     Ok(all.into_iter().filter(|rung| wanted.iter().any(|name| rung.name() == name)).collect())
 }
 
-fn run_rung(workspace: &Workspace, toolchain: Toolchain, rung: &Rung) -> Result<Tally> {
+fn run_rung(workspace: &Workspace, toolchain: Toolchain, rung: &Rung, show: Show) -> Result<Tally> {
     match rung {
         Rung::Format => checks(&lint::format_checks(workspace)),
         Rung::Lint => checks(&lint::lint_checks(workspace)),
-        Rung::Unit => cargo_test(workspace, rung.name(), &cmd!("cargo", "test", "--locked", "--no-fail-fast")),
-        Rung::Integration(name) => cargo_test(workspace, name, &integration(name)),
+        Rung::Unit => cargo_test(workspace, rung.name(), &cmd!("cargo", "test", "--locked", "--no-fail-fast"), show),
+        Rung::Integration(name) => cargo_test(workspace, name, &integration(name), show),
         Rung::Mutations => mutate::run_all(workspace, toolchain),
         Rung::Demo => demo(workspace),
     }
@@ -152,10 +201,21 @@ pub fn integration(name: &str) -> Expression {
 }
 
 /// Runs a `cargo test` command with the environment that the tests expect, and counts.
-pub fn cargo_test(workspace: &Workspace, name: &str, command: &Expression) -> Result<Tally> {
+fn cargo_test(workspace: &Workspace, name: &str, command: &Expression, show: Show) -> Result<Tally> {
     let command = test_command(workspace, command, &workspace.object());
     let mut tally = Tally::default();
-    let succeeded = run_watched(name, &command, |line| tally.read_line(line))?;
+    let succeeded = match show {
+        Show::Live => run_watched(name, &command, |line| tally.read_line(line))?,
+        Show::AtTheEnd => {
+            let mut lines = Vec::new();
+            let succeeded = run_unseen(name, &command, |line| {
+                tally.read_line(line);
+                lines.push(line.to_owned());
+            })?;
+            println!("{}", lines.join("\n"));
+            succeeded
+        }
+    };
     tally.close(name, succeeded);
     Ok(tally)
 }
