@@ -17,6 +17,7 @@ use lb_tests::topology::Topology;
 use lb_userspace::apply::{KernelStore, MemoryStore, Programmer, Store as _};
 use lb_userspace::model::{
     Endpoint, Exposure, Family, Monotonic, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, Snapshot,
+    TrafficPolicy,
 };
 use lb_userspace::plan::{Op, PlanSettings};
 use rustix::time::{ClockId, clock_gettime};
@@ -43,13 +44,21 @@ fn snapshot(turns: [u32; 2]) -> Snapshot {
             terminating: false,
             node: None,
             uid_hash: 0,
+            hint_zones: Vec::new(),
+            hint_nodes: Vec::new(),
         };
         let service = Service {
             name: name.clone(),
             exposure: Exposure::Addresses,
             proxy_name: None,
             cluster_ips: vec![subject.cluster_ip().into()],
-            ports: vec![ServicePort { name: String::new(), port: PORT, protocol: Protocol::Tcp }],
+            ports: vec![ServicePort { name: String::new(), port: PORT, protocol: Protocol::Tcp, node_port: None }],
+            external_ips: Vec::new(),
+            load_balancer_ips: Vec::new(),
+            internal_policy: TrafficPolicy::default(),
+            external_policy: TrafficPolicy::default(),
+            source_ranges: None,
+            health_check_node_port: None,
             affinity_timeout_s: 0,
             created_s: None,
         };
@@ -60,8 +69,8 @@ fn snapshot(turns: [u32; 2]) -> Snapshot {
             ports: vec![SlicePort { name: String::new(), port: 8080, protocol: Protocol::Tcp }],
             endpoints: ready.map(endpoint).to_vec(),
         };
-        snapshot.services.insert(name.clone(), Arc::new(service));
-        snapshot.slices.insert(name, Arc::new(slice));
+        snapshot.services.insert(name, Arc::new(service));
+        snapshot.slices.insert(slice.key(), Arc::new(slice));
     }
     snapshot
 }

@@ -55,7 +55,7 @@ pub struct Ran {
 /// Room for what a program may add to a packet: an IPv6 and an ICMP header, and then some.
 const GROWTH: usize = 256;
 /// Sizes of the maps: enough for any table of a test, quick to make.
-const SIZES: [(&str, u32); 15] = [
+const SIZES: [(&str, u32); 19] = [
     ("services4", 64),
     ("services6", 64),
     ("slots", 4096),
@@ -66,11 +66,15 @@ const SIZES: [(&str, u32); 15] = [
     ("sockets4", 64),
     ("sockets6", 64),
     ("names", 64),
+    ("sources4", 64),
+    ("sources6", 64),
+    ("vips4", 1),
+    ("vips6", 1),
     ("stats", 1024),
     ("links", 16),
     ("events", 1 << 16),
     ("config", 1),
-    ("outcomes", 24),
+    ("outcomes", Outcome::COUNT as u32),
 ];
 
 /// The loaded programs and their maps.
