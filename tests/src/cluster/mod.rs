@@ -111,6 +111,11 @@ impl ApiServer {
         self.options.at
     }
 
+    /// Where its store listens, for those that put more objects there than the server would take in a reasonable time.
+    pub fn store_address(&self) -> SocketAddr {
+        self.store_at
+    }
+
     /// A client with every right. It connects from the thread that polls it: that one must be able to reach the server.
     pub async fn client(&self) -> Result<Client> {
         let read = Kubeconfig::read_from(self.kubeconfig())?;

@@ -23,6 +23,7 @@ const TAIL_BYTES: usize = 4096;
 #[derive(Debug)]
 pub struct Process {
     name: String,
+    pid: u32,
     log: PathBuf,
     ended: Arc<OnceLock<ExitStatus>>,
     /// Dropping it tells the keeper to stop.
@@ -45,7 +46,7 @@ impl Process {
         // The death signal follows the thread that forked: it stays as long as the process.
         let keep = move || match command.spawn() {
             Ok(child) => {
-                started.send(Ok(())).ok();
+                started.send(Ok(child.id())).ok();
                 keep(child, &stopped, &set);
             }
             Err(error) => {
@@ -57,8 +58,13 @@ impl Process {
             None => std::thread::spawn(keep),
         };
         let outcome = outcome.recv().map_err(|_| anyhow!("the thread of {name} ended"))?;
-        outcome.with_context(|| format!("starting {name}"))?;
-        Ok(Self { name, log: log.to_owned(), ended, stop: Some(stop), keeper: Some(keeper) })
+        let pid = outcome.with_context(|| format!("starting {name}"))?;
+        Ok(Self { name, pid, log: log.to_owned(), ended, stop: Some(stop), keeper: Some(keeper) })
+    }
+
+    /// Its number, as long as it runs.
+    pub fn pid(&self) -> u32 {
+        self.pid
     }
 
     /// The error to show if it ended by itself.
