@@ -9,7 +9,7 @@ use lb_userspace::{
         Endpoint, Exposure, Family, Monotonic, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, Snapshot,
         TrafficPolicy,
     },
-    plan::{Capacities, PlanSettings},
+    plan::{Capacities, NodeFacts, PlanSettings},
 };
 use proptest::prelude::*;
 
@@ -168,7 +168,7 @@ impl Run {
     fn sync(&mut self) {
         self.snapshot.revision += 1;
         let (snapshot, now) = (self.snapshot.clone(), self.now);
-        self.programmer().sync(&snapshot, now);
+        self.programmer().sync(&snapshot, &NodeFacts::default(), now);
     }
 
     /// Ticks whenever something is due.

@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, fs, path::Path, sync::Arc, time::Duration};
 use lb_userspace::{
     apply::{MemoryStore, Programmer, Report},
     model::{Monotonic, ObjectName, Refusal, Service, Slice, Snapshot},
-    plan::{Capacities, PlanSettings},
+    plan::{Capacities, NodeFacts, PlanSettings},
     source::{
         convert,
         manifest::{self, Object},
@@ -151,7 +151,7 @@ impl World {
             node: None,
         };
         let now = self.now;
-        self.report = self.programmer().sync(&snapshot, now);
+        self.report = self.programmer().sync(&snapshot, &NodeFacts::default(), now);
         self.settle();
     }
 

@@ -19,7 +19,7 @@ use lb_userspace::model::{
     Endpoint, Exposure, Family, Monotonic, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, Snapshot,
     TrafficPolicy,
 };
-use lb_userspace::plan::{Op, PlanSettings};
+use lb_userspace::plan::{NodeFacts, Op, PlanSettings};
 use rustix::time::{ClockId, clock_gettime};
 
 /// How long packets are hammered where nothing may be found.
@@ -84,7 +84,7 @@ fn planned() -> Result<Vec<Vec<Op>>> {
     let mut turns = [0, 0];
     let mut updates = Vec::new();
     for update in 0..UPDATES {
-        let report = programmer.sync(&snapshot(turns), now);
+        let report = programmer.sync(&snapshot(turns), &NodeFacts::default(), now);
         ensure!(report.failures.is_empty() && report.refusals.is_empty(), "{report:?}");
         updates.push(std::mem::take(&mut programmer.store_mut().log));
         turns[update as usize % 2] += 1;
@@ -198,12 +198,12 @@ fn no_packet_is_lost_while_the_agent_updates() -> Result<()> {
     let (anvil, store) = Anvil::load(&edited("widened")?, &node.bpffs().join("hammer"))?;
     let mut programmer = Programmer::restore(store, PlanSettings::default(), now())?;
     let mut turns = [0, 0];
-    programmer.sync(&snapshot(turns), now());
+    programmer.sync(&snapshot(turns), &NodeFacts::default(), now());
     let tally = anvil.run(QUIET, never, |stop| {
         let mut count = 0;
         while !stop.load(Ordering::Relaxed) {
             turns[usize::from(count % 2 == 1)] += 1;
-            let report = programmer.sync(&snapshot(turns), now());
+            let report = programmer.sync(&snapshot(turns), &NodeFacts::default(), now());
             ensure!(report.failures.is_empty() && report.refusals.is_empty(), "{report:?}");
             count += 1;
         }

@@ -10,7 +10,7 @@ use lb_userspace::{
     apply::{KernelStore, MemoryStore, Programmer, Report, Store},
     maps::Pinned,
     model::{Monotonic, Snapshot},
-    plan::{BackendId, BackendRecord, Loaded, PlanSettings, Range},
+    plan::{BackendId, BackendRecord, Loaded, NodeFacts, PlanSettings, Range},
     source::{
         convert,
         manifest::{self, Object},
@@ -117,8 +117,8 @@ struct Both {
 
 impl Both {
     fn sync(&mut self, snapshot: &Snapshot, now: Monotonic) -> Result<Report> {
-        let report = self.kernel.sync(snapshot, now);
-        assert_eq!(report, self.memory.sync(snapshot, now));
+        let report = self.kernel.sync(snapshot, &NodeFacts::default(), now);
+        assert_eq!(report, self.memory.sync(snapshot, &NodeFacts::default(), now));
         self.compare()?;
         Ok(report)
     }

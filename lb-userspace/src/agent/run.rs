@@ -16,6 +16,7 @@ use crate::datapath::Datapath;
 use crate::model::{Refusal, Snapshot};
 use crate::observe::health::BEAT;
 use crate::observe::metrics::Metrics;
+use crate::plan::NodeFacts;
 use crate::source::SourceStatus;
 
 /// The shortest pause between two passes that only time asks for: nothing is due more exactly than this.
@@ -118,7 +119,7 @@ impl Tables {
     fn sync(&mut self, snapshot: &Snapshot) {
         let started = Instant::now();
         // Writing maps blocks, but never for long: each write is one system call.
-        let report = self.programmer.sync(snapshot, clock::monotonic());
+        let report = self.programmer.sync(snapshot, &NodeFacts::default(), clock::monotonic());
         let (revision, writes) = (report.revision, report.writes);
         if writes > 0 || !self.progress.borrow().tables.synced {
             let (services, backends, draining) = (report.services, report.backends.active, report.backends.draining);

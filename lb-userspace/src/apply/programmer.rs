@@ -10,8 +10,8 @@ use super::{ApplyError, Report, Store};
 use crate::{
     model::{Monotonic, Refusal, Snapshot},
     plan::{
-        Book, Desired, Frontend, Loaded, Op, PlanSettings, PortKey, Range, diff_service, evictions, free_unreferred,
-        plan, restore, sweep,
+        Book, Desired, Frontend, Loaded, NodeFacts, Op, PlanSettings, PortKey, Range, diff_service, evictions,
+        free_unreferred, plan, restore, sweep,
     },
 };
 
@@ -75,8 +75,8 @@ impl<S: Store> Programmer<S> {
 
     /// Brings the tables to what the snapshot wants. What fails or finds no room is in the report, and comes again with
     /// [`Self::tick`]; everything else is done.
-    pub fn sync(&mut self, snapshot: &Snapshot, now: Monotonic) -> Report {
-        let desired = Arc::new(plan(snapshot, &self.settings));
+    pub fn sync(&mut self, snapshot: &Snapshot, facts: &NodeFacts, now: Monotonic) -> Report {
+        let desired = Arc::new(plan(snapshot, facts, &self.settings));
         let mut keys = self.all_keys(&desired);
         if let (Some(wanted), None) = (&self.wanted, self.retry) {
             // All else is written as it was wanted before.

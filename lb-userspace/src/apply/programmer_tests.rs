@@ -45,7 +45,7 @@ fn at(seconds: u64) -> Monotonic {
 
 fn programmed() -> Programmer<MemoryStore> {
     let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::default(), at(10)).unwrap();
-    let report = programmer.sync(&snapshot(WEB), at(10));
+    let report = programmer.sync(&snapshot(WEB), &NodeFacts::default(), at(10));
     assert_eq!((report.revision, report.services, report.backends.active), (4, 1, 1));
     programmer
 }
@@ -53,7 +53,7 @@ fn programmed() -> Programmer<MemoryStore> {
 #[test]
 fn nothing_happens_before_the_first_snapshot_however_old_the_deadlines() {
     let mut programmer = programmed();
-    programmer.sync(&Snapshot::default(), at(20));
+    programmer.sync(&Snapshot::default(), &NodeFacts::default(), at(20));
     let store = programmer.into_store();
     let before = store.dump();
     let mut restarted = Programmer::restore(store, PlanSettings::default(), at(1000)).unwrap();
@@ -66,7 +66,7 @@ fn nothing_happens_before_the_first_snapshot_however_old_the_deadlines() {
 fn the_next_tick_is_the_next_thing_that_is_due() {
     let mut programmer = programmed();
     assert_eq!(programmer.next_tick(), None);
-    let report = programmer.sync(&Snapshot::default(), at(20));
+    let report = programmer.sync(&Snapshot::default(), &NodeFacts::default(), at(20));
     assert_eq!(report.oldest_drain, Some(Duration::ZERO));
     // The slots have rested, the drain ends, the id is looked for.
     for due in [at(21), at(50), at(110)] {
@@ -80,7 +80,7 @@ fn the_next_tick_is_the_next_thing_that_is_due() {
 #[test]
 fn the_age_of_the_oldest_drain_is_told_also_when_it_is_overdue() {
     let mut programmer = programmed();
-    programmer.sync(&Snapshot::default(), at(20));
+    programmer.sync(&Snapshot::default(), &NodeFacts::default(), at(20));
     // The release of the slots succeeds, the end of the drain does not.
     programmer.store_mut().failures = vec![1];
     let report = programmer.tick(at(55));
@@ -91,7 +91,7 @@ fn the_age_of_the_oldest_drain_is_told_also_when_it_is_overdue() {
 fn a_failure_comes_again_after_a_pause_that_doubles() {
     let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::default(), at(10)).unwrap();
     programmer.store_mut().failures = vec![0; 7];
-    let report = programmer.sync(&snapshot(WEB), at(10));
+    let report = programmer.sync(&snapshot(WEB), &NodeFacts::default(), at(10));
     assert_eq!(report.failures, ["Service default/web:80/TCP: write name of service port 1: told to fail"]);
     let mut now = at(10);
     for pause in [1, 2, 4, 8, 16, 30, 30] {
@@ -108,7 +108,7 @@ fn a_failure_comes_again_after_a_pause_that_doubles() {
 fn tables_that_are_not_complete_are_not_noted_as_programmed() {
     let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::default(), at(10)).unwrap();
     programmer.store_mut().failures = vec![2];
-    programmer.sync(&snapshot(WEB), at(10));
+    programmer.sync(&snapshot(WEB), &NodeFacts::default(), at(10));
     assert_eq!(programmer.store().programmed, None);
 }
 
@@ -117,7 +117,7 @@ fn a_name_that_was_lost_does_not_keep_its_service_alive() {
     let mut store = programmed().into_store();
     store.names.clear();
     let mut restarted = Programmer::restore(store, PlanSettings::default(), at(20)).unwrap();
-    restarted.sync(&Snapshot::default(), at(20));
+    restarted.sync(&Snapshot::default(), &NodeFacts::default(), at(20));
     assert_eq!(restarted.store().frontends.len(), 0);
     for seconds in 21..200 {
         restarted.tick(at(seconds));
@@ -130,17 +130,17 @@ fn a_name_that_was_lost_does_not_keep_its_service_alive() {
 fn a_full_table_keeps_nobody_from_ending() {
     let small = Capacities { slots: 1, frontends4: 9, frontends6: 9, backends4: 9, backends6: 9, names: 9 };
     let mut programmer = Programmer::restore(MemoryStore::new(small), PlanSettings::default(), at(10)).unwrap();
-    programmer.sync(&snapshot(WEB), at(10));
+    programmer.sync(&snapshot(WEB), &NodeFacts::default(), at(10));
     // The web goes; db takes its slot once it has rested.
     let db = snapshot(&WEB.replace("web", "db").replace("10.96.0.1", "10.96.0.2"));
-    let report = programmer.sync(&db, at(20));
+    let report = programmer.sync(&db, &NodeFacts::default(), at(20));
     assert!(report.refusals[0].reason.contains("map slots is full"), "{report:?}");
     let report = programmer.tick(at(21));
     assert_eq!((report.refusals.len(), programmer.store().frontends.len()), (0, 1));
     // db's next endpoint finds no room as long as the first one is there.
     let two =
         WEB.replace("web", "db").replace("10.96.0.1", "10.96.0.2").replace("[{addr", "[{addresses: [10.0.0.2]}, {addr");
-    programmer.sync(&snapshot(&two), at(22));
+    programmer.sync(&snapshot(&two), &NodeFacts::default(), at(22));
     let mut asked = 0;
     while let Some(due) = programmer.next_tick().filter(|due| *due <= at(120)) {
         let report = programmer.tick(due);
@@ -150,6 +150,6 @@ fn a_full_table_keeps_nobody_from_ending() {
     }
     assert!(asked < 12, "asked {asked} times");
     // Room comes.
-    programmer.sync(&db, at(130));
+    programmer.sync(&db, &NodeFacts::default(), at(130));
     assert_eq!(programmer.next_tick(), None);
 }

@@ -10,7 +10,7 @@ use std::{
 use ipnet::IpNet;
 use lb_common::abi;
 
-use super::{DesiredEndpoint, PlanSettings, Range, endpoints};
+use super::{DesiredEndpoint, NodeFacts, PlanSettings, Range, endpoints};
 use crate::model::{Exposure, Family, ObjectName, Protocol, Refusal, Service, Slice, SliceKey, Snapshot};
 
 /// One (address, port, protocol) that services are reached by.
@@ -154,12 +154,23 @@ pub struct Desired {
     pub owners: BTreeMap<Frontend, PortKey>,
     /// Addresses that are no node's own, and what becomes of packets that no frontend serves.
     pub vips: BTreeMap<IpAddr, abi::Vip>,
-    /// Claims on a frontend that an older service has.
+    /// What of the services is not served, and why.
     pub refusals: Vec<Refusal>,
+    /// Ports on which load balancers ask whether this node has endpoints (`healthCheckNodePort`).
+    pub health_checks: BTreeMap<u16, HealthCheck>,
+}
+
+/// What is answered on a health-check node port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    pub service: ObjectName,
+    /// Endpoints of this node that are ready, as distinct addresses of the family that has more of them: a pod of both
+    /// families counts once.
+    pub local_ready: usize,
 }
 
 /// Plans the whole snapshot.
-pub fn plan(snapshot: &Snapshot, settings: &PlanSettings) -> Desired {
+pub(super) fn plan_all(snapshot: &Snapshot, _facts: &NodeFacts, settings: &PlanSettings) -> Desired {
     let mut desired = Desired::default();
     for service in by_age(snapshot) {
         let slices = slices_of(snapshot, &service.name);

@@ -9,7 +9,7 @@ use crate::{
         Endpoint, Exposure, ObjectName, Protocol, Service as ModelService, ServicePort, Slice, SlicePort, Snapshot,
         TrafficPolicy,
     },
-    plan::{Capacities, plan},
+    plan::{Capacities, NodeFacts, plan},
 };
 
 const CAPACITIES: Capacities =
@@ -60,13 +60,13 @@ fn snapshot(endpoints: &[&str]) -> Snapshot {
 
 fn diff(book: &Book, endpoints: &[&str]) -> Result<Vec<Op>, Refusal> {
     let settings = PlanSettings::default();
-    let desired = plan(&snapshot(endpoints), &settings);
+    let desired = plan(&snapshot(endpoints), &NodeFacts::default(), &settings);
     let key = desired.services.keys().next().unwrap();
     diff_service(key, &desired, book, &settings, Monotonic::default())
 }
 
 fn record_all(book: &mut Book, ops: &[Op]) {
-    let desired = plan(&snapshot(&[]), &PlanSettings::default());
+    let desired = plan(&snapshot(&[]), &NodeFacts::default(), &PlanSettings::default());
     let key = desired.services.keys().next().unwrap();
     for op in ops {
         book.record(key, op, Monotonic::default(), Duration::from_secs(1));
@@ -181,7 +181,7 @@ fn slots_rest_before_they_are_released() {
         let ops = diff(&book, &endpoints).unwrap();
         record_all(&mut book, &ops);
     }
-    let desired = plan(&snapshot(&["10.0.0.2"]), &PlanSettings::default());
+    let desired = plan(&snapshot(&["10.0.0.2"]), &NodeFacts::default(), &PlanSettings::default());
     let at = |millis| Monotonic::from_duration(Duration::from_millis(millis));
     assert_eq!(crate::plan::sweep(&book, &desired, at(999)), []);
     let released: Vec<Op> = crate::plan::sweep(&book, &desired, at(1000)).into_iter().map(|(_, op)| op).collect();

@@ -20,6 +20,7 @@ pub enum EndpointState {
 
 /// One endpoint of a service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "four answers that do not depend on each other")]
 pub struct DesiredEndpoint {
     pub state: EndpointState,
     /// It takes new flows of the cluster set.

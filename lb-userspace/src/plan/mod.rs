@@ -9,25 +9,47 @@ mod endpoints;
 mod ids;
 mod life;
 mod op;
+mod planner;
 mod restore;
 mod sweep;
 
 use std::time::Duration;
 
+use ipnet::IpNet;
+
 pub use book::{Book, BookedService, Capacities};
-pub use desired::{Desired, DesiredService, Frontend, Kind, PortKey, Ranges, Set, Use, plan};
+pub use desired::{Desired, DesiredService, Frontend, HealthCheck, Kind, PortKey, Ranges, Set, Use};
 pub use diff::{diff_service, evictions};
 pub use endpoints::{DesiredEndpoint, EndpointState};
 pub use ids::Range;
 pub use op::{BackendId, BackendRecord, Op, order};
+pub use planner::{Changes, NodeFacts, Planner, plan};
 pub use restore::{Loaded, restore};
 pub use sweep::{free_unreferred, sweep};
+
+/// The node's addresses that node ports are served on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum NodePortAddresses {
+    /// All of its links.
+    #[default]
+    All,
+    /// The first `InternalIP` of each family, as the API has it.
+    Primary,
+    /// Those in one of these networks.
+    Cidrs(Vec<IpNet>),
+}
 
 /// What the plan depends on besides the snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanSettings {
     /// This node, as `nodeName` of endpoints has it; without it no endpoint counts as local.
     pub node_name: Option<String>,
+    /// The node's addresses that node ports are served on.
+    pub nodeport_addresses: NodePortAddresses,
+    /// Whether `externalIPs` are served. Whoever may write a Service may take any address with them (CVE-2020-8554).
+    pub external_ips: bool,
+    /// Services with this value of the label `service.kubernetes.io/service-proxy-name` are ours; `None`: those without it.
+    pub service_proxy_name: Option<String>,
     /// How long flows to a backend that is gone from the API may go on.
     pub drain_period: Duration,
     /// How long flows to a terminating backend may go on at most.
@@ -45,6 +67,9 @@ impl Default for PlanSettings {
     fn default() -> Self {
         Self {
             node_name: None,
+            nodeport_addresses: NodePortAddresses::All,
+            external_ips: false,
+            service_proxy_name: None,
             drain_period: Duration::from_secs(30),
             terminating_max: Duration::from_hours(1),
             slot_grace: Duration::from_secs(1),
