@@ -9,11 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use lb_tests::agent::Agent;
-use lb_tests::cluster::objects::{Endpoint, Objects};
-use lb_tests::cluster::{ApiServer, Gate, SETTLE_LIMIT};
+use lb_tests::cluster::{Hosted, SETTLE_LIMIT};
 use lb_tests::peers::{Datagrams, Stream, eventually};
-use lb_tests::topology::{NodeOptions, Outside, Place, Pod};
-use tokio::runtime::{Builder, Runtime};
+use lb_tests::topology::{NodeOptions, Pod};
 
 use stage::{Pods, Stage};
 
@@ -23,58 +21,10 @@ const MANY: usize = 40;
 /// How long the way to the API is cut: several retries.
 const BREAK: Duration = Duration::from_secs(10);
 
-/// An API server on a host of its own, used from there.
-struct Cluster {
-    place: Place,
-    runtime: Runtime,
-    server: ApiServer,
-    objects: Objects,
-}
-
-impl Cluster {
-    fn start(host: &Outside) -> Result<Self> {
-        let place = host.place().clone();
-        let runtime = Builder::new_current_thread().enable_all().build()?;
-        let (server, objects) = place.run(|| {
-            runtime.block_on(async {
-                let server = ApiServer::start_in(host.place(), host.addresses().v4.into()).await?;
-                let objects = Objects::new(&server.client().await?);
-                anyhow::Ok((server, objects))
-            })
-        })?;
-        Ok(Self { place, runtime, server, objects })
-    }
-
-    fn create_service(&self, name: &str) -> Result<Vec<IpAddr>> {
-        self.place.run(|| self.runtime.block_on(self.objects.create_service(name)))
-    }
-
-    fn delete_service(&self, name: &str) -> Result<()> {
-        self.place.run(|| self.runtime.block_on(self.objects.delete_service(name)))
-    }
-
-    fn put_endpoints(&self, service: &str, pods: &[&Pod]) -> Result<()> {
-        let endpoints: Vec<Endpoint> =
-            pods.iter().flat_map(|pod| pod.addresses().both()).map(Endpoint::ready).collect();
-        self.place.run(|| self.runtime.block_on(self.objects.put_endpoints(service, &endpoints)))
-    }
-
-    fn restart(&mut self) -> Result<()> {
-        let (place, runtime, server) = (&self.place, &self.runtime, &mut self.server);
-        place.run(|| runtime.block_on(server.restart()))
-    }
-
-    /// An agent on the stage's node that follows this API, not started yet.
-    fn agent(&self, stage: &Stage) -> Result<Agent> {
-        let kubeconfig = format!("--kubeconfig={}", self.server.kubeconfig().display());
-        Agent::prepare(&stage.node, &["--source=kube", &kubeconfig])
-    }
-}
-
-fn stage(subject: &str) -> Result<(Stage, Cluster)> {
+fn stage(subject: &str) -> Result<(Stage, Hosted)> {
     let stage = Stage::new(subject, Pods::Routed, 2, NodeOptions::default());
     let host = stage.topology.outside("api", &stage.node)?;
-    let cluster = Cluster::start(&host)?;
+    let cluster = Hosted::start(&host)?;
     Ok((stage, cluster))
 }
 
@@ -113,7 +63,7 @@ fn refused(client: &Pod, cluster_ips: &[IpAddr]) {
 #[test]
 fn traffic_follows_what_is_made_scaled_and_deleted() -> Result<()> {
     let (stage, cluster) = stage("kube")?;
-    let mut agent = cluster.agent(&stage)?;
+    let mut agent = cluster.agent(&stage.node, &[])?;
     agent.restart()?;
     let (client, [one, two]) = (&stage.client, [&stage.backends[0], &stage.backends[1]]);
 
@@ -123,16 +73,16 @@ fn traffic_follows_what_is_made_scaled_and_deleted() -> Result<()> {
 
     let cluster_ips = cluster.create_service("web")?;
     refused(client, &cluster_ips);
-    cluster.put_endpoints("web", &[one])?;
+    cluster.put_pods("web", &[one])?;
     answered_by(client, &cluster_ips, &["b0"]);
-    cluster.put_endpoints("web", &[one, two])?;
+    cluster.put_pods("web", &[one, two])?;
     answered_by(client, &cluster_ips, &["b0", "b1"]);
-    cluster.put_endpoints("web", &[two])?;
+    cluster.put_pods("web", &[two])?;
     answered_by(client, &cluster_ips, &["b1"]);
-    cluster.put_endpoints("web", &[])?;
+    cluster.put_pods("web", &[])?;
     refused(client, &cluster_ips);
 
-    cluster.put_endpoints("web", &[one])?;
+    cluster.put_pods("web", &[one])?;
     answered_by(client, &cluster_ips, &["b0"]);
     cluster.delete_service("web")?;
     eventually("default/web is gone", SETTLE_LIMIT, || (!services(&agent).ok()?.contains("web")).then_some(()));
@@ -144,17 +94,17 @@ fn traffic_follows_what_is_made_scaled_and_deleted() -> Result<()> {
 #[test]
 fn an_api_server_that_goes_away_changes_nothing_and_is_followed_again() -> Result<()> {
     let (stage, mut cluster) = stage("kube-away")?;
-    let mut agent = cluster.agent(&stage)?;
+    let mut agent = cluster.agent(&stage.node, &[])?;
     agent.restart()?;
     let (client, [one, two]) = (&stage.client, [&stage.backends[0], &stage.backends[1]]);
     let cluster_ips = cluster.create_service("web")?;
-    cluster.put_endpoints("web", &[one])?;
+    cluster.put_pods("web", &[one])?;
     answered_by(client, &cluster_ips, &["b0"]);
     let mut held = Stream::connect(client.place(), SocketAddr::new(cluster_ips[0], 80))?;
     held.ask("before").context("before")?;
     let before = tables(&agent)?;
 
-    cluster.server.stop();
+    cluster.stop();
     std::thread::sleep(Duration::from_secs(3));
     assert!(agent.alive(), "{}", agent.log());
     assert_eq!(tables(&agent)?, before);
@@ -162,7 +112,7 @@ fn an_api_server_that_goes_away_changes_nothing_and_is_followed_again() -> Resul
     held.ask("meanwhile").context("while the API is away")?;
 
     cluster.restart()?;
-    cluster.put_endpoints("web", &[one, two])?;
+    cluster.put_pods("web", &[one, two])?;
     answered_by(client, &cluster_ips, &["b0", "b1"]);
     assert!(agent.alive(), "{}", agent.log());
     assert_eq!(held.ask("after").context("with the API back")?.server, "b0", "an established connection goes on");
@@ -172,14 +122,12 @@ fn an_api_server_that_goes_away_changes_nothing_and_is_followed_again() -> Resul
 #[test]
 fn a_break_to_the_api_is_seen_in_readyz_alone_and_heals_without_any_change() -> Result<()> {
     let (stage, cluster) = stage("kube-cut")?;
-    let gate = Gate::new(&cluster.place, cluster.server.address())?;
-    let kubeconfig = format!("--kubeconfig={}", cluster.server.kubeconfig().display());
-    let api = format!("--api-server=https://{}", gate.address());
-    let mut agent = Agent::prepare(&stage.node, &["--source=kube", &kubeconfig, &api])?;
+    let gate = cluster.gate()?;
+    let mut agent = cluster.agent(&stage.node, &[&format!("--api-server=https://{}", gate.address())])?;
     agent.restart()?;
     let (client, [one, two]) = (&stage.client, [&stage.backends[0], &stage.backends[1]]);
     let cluster_ips = cluster.create_service("web")?;
-    cluster.put_endpoints("web", &[one])?;
+    cluster.put_pods("web", &[one])?;
     answered_by(client, &cluster_ips, &["b0"]);
     let mut held = Stream::connect(client.place(), SocketAddr::new(cluster_ips[0], 80))?;
     held.ask("before").context("before")?;
@@ -220,7 +168,7 @@ fn a_break_to_the_api_is_seen_in_readyz_alone_and_heals_without_any_change() -> 
         assert!(told.last().is_some_and(|text| text.contains("the API answers again")), "{log}");
     }
 
-    cluster.put_endpoints("web", &[one, two])?;
+    cluster.put_pods("web", &[one, two])?;
     answered_by(client, &cluster_ips, &["b0", "b1"]);
     Ok(())
 }
@@ -230,10 +178,10 @@ fn an_agent_without_its_api_programs_nothing_and_keeps_what_is_there() -> Result
     let (stage, mut cluster) = stage("kube-none")?;
     let client = &stage.client;
     let cluster_ips = cluster.create_service("web")?;
-    cluster.put_endpoints("web", &[&stage.backends[0]])?;
+    cluster.put_pods("web", &[&stage.backends[0]])?;
 
-    cluster.server.stop();
-    let mut agent = cluster.agent(&stage)?;
+    cluster.stop();
+    let mut agent = cluster.agent(&stage.node, &[])?;
     agent.launch()?;
     eventually("the agent is up, and not ready", SETTLE_LIMIT, || {
         matches!(agent.health("/readyz"), Ok((503, _))).then_some(())
@@ -247,7 +195,7 @@ fn an_agent_without_its_api_programs_nothing_and_keeps_what_is_there() -> Result
 
     // And the next agent, which finds tables but no API, leaves them as they are.
     let before = tables(&agent)?;
-    cluster.server.stop();
+    cluster.stop();
     agent.kill();
     agent.launch()?;
     std::thread::sleep(Duration::from_secs(3));

@@ -5,13 +5,16 @@
 //! the test. On loopback nothing of this needs root.
 
 mod gate;
+mod hosted;
 pub mod manifests;
 pub mod objects;
 mod process;
+mod silence;
+mod store;
+pub mod stub;
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -21,8 +24,12 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 
-pub use gate::Gate;
+pub use gate::{Gate, Way};
+pub use hosted::Hosted;
 pub use process::Process;
+pub use silence::Silence;
+pub use store::Backup;
+use store::Store;
 
 use crate::topology::{Place, SERVICE_NET4, SERVICE_NET6};
 
@@ -44,9 +51,8 @@ const TOKEN: &str = "ballast-tests";
 pub struct ApiServer {
     // Dropped in this order: the server before its store, the data last.
     server: Option<Process>,
-    _store: Process,
+    store: Store,
     options: Options,
-    store_at: SocketAddr,
     directory: tempfile::TempDir,
 }
 
@@ -85,10 +91,10 @@ impl ApiServer {
         let local: IpAddr = Ipv4Addr::LOCALHOST.into();
         let (store_at, peer_at) = (free_port(local, place)?, free_port(local, place)?);
         let store_at = SocketAddr::new(local, store_at);
-        let store = start_store(directory.path(), store_at, SocketAddr::new(local, peer_at), place)?;
+        let store = Store::start(directory.path(), store_at, SocketAddr::new(local, peer_at), place)?;
         let options = Options { at, place: place.cloned() };
         fs::write(directory.path().join("tokens.csv"), format!("{TOKEN},admin,admin,system:masters\n"))?;
-        let mut this = Self { server: None, _store: store, options, store_at, directory };
+        let mut this = Self { server: None, store, options, directory };
         this.launch().await?;
         Ok(this)
     }
@@ -113,7 +119,7 @@ impl ApiServer {
 
     /// Where its store listens, for those that put more objects there than the server would take in a reasonable time.
     pub fn store_address(&self) -> SocketAddr {
-        self.store_at
+        self.store.address()
     }
 
     /// A client with every right. It connects from the thread that polls it: that one must be able to reach the server.
@@ -136,13 +142,43 @@ impl ApiServer {
         self.launch().await
     }
 
+    /// Stops the server as it is: its connections stay open, new ones are accepted by the kernel, and nothing is answered.
+    pub fn freeze(&self) -> Result<()> {
+        self.server.as_ref().context("the server does not run")?.freeze()
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&self) -> Result<()> {
+        self.server.as_ref().context("the server does not run")?.thaw()
+    }
+
+    /// Makes the store forget all versions but the newest, and the server what it remembered of them: who asks for changes since
+    /// an older version is told that it is gone.
+    pub async fn forget(&mut self) -> Result<()> {
+        self.store.compact()?;
+        self.restart().await
+    }
+
+    /// What the store holds now.
+    pub fn back_up(&self) -> Result<Backup> {
+        self.store.back_up()
+    }
+
+    /// Takes the store back to what it was, as a disaster recovery does, and starts the server again over it.
+    pub async fn roll_back(&mut self, backup: &Backup) -> Result<()> {
+        self.stop();
+        self.store.roll_back(backup)?;
+        self.store.settle()?;
+        self.launch().await
+    }
+
     /// The end of what the server said.
     pub fn log(&self) -> String {
         self.server.as_ref().map(Process::tail).unwrap_or_default()
     }
 
     async fn launch(&mut self) -> Result<()> {
-        let command = server_command(self.directory.path(), self.options.at, self.store_at)?;
+        let command = server_command(self.directory.path(), self.options.at, self.store.address())?;
         let log = self.directory.path().join("kube-apiserver.log");
         let server = Process::start(command, &log, self.options.place.as_ref())?;
         let start = Instant::now();
@@ -173,25 +209,6 @@ impl ApiServer {
         Api::<Namespace>::all(client).get("default").await?;
         Ok(())
     }
-}
-
-fn start_store(directory: &Path, at: SocketAddr, peer: SocketAddr, place: Option<&Place>) -> Result<Process> {
-    let data = directory.join("etcd");
-    fs::create_dir(&data)?;
-    fs::set_permissions(&data, fs::Permissions::from_mode(0o700))?;
-    let mut command = Command::new(binary("etcd")?);
-    command
-        .arg("--name=tests")
-        .arg(format!("--data-dir={}", data.display()))
-        .arg(format!("--listen-client-urls=http://{at}"))
-        .arg(format!("--advertise-client-urls=http://{at}"))
-        .arg(format!("--listen-peer-urls=http://{peer}"))
-        .arg(format!("--initial-advertise-peer-urls=http://{peer}"))
-        .arg(format!("--initial-cluster=tests=http://{peer}"))
-        // What a test stores need not survive a power cut.
-        .arg("--unsafe-no-fsync")
-        .arg("--log-level=warn");
-    Process::start(command, &directory.join("etcd.log"), place)
 }
 
 fn server_command(directory: &Path, at: SocketAddr, store: SocketAddr) -> Result<Command> {

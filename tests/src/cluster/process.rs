@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 
 use crate::topology::Place;
 
@@ -23,7 +23,7 @@ const TAIL_BYTES: usize = 4096;
 #[derive(Debug)]
 pub struct Process {
     name: String,
-    pid: u32,
+    pid: Pid,
     log: PathBuf,
     ended: Arc<OnceLock<ExitStatus>>,
     /// Dropping it tells the keeper to stop.
@@ -59,12 +59,13 @@ impl Process {
         };
         let outcome = outcome.recv().map_err(|_| anyhow!("the thread of {name} ended"))?;
         let pid = outcome.with_context(|| format!("starting {name}"))?;
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).context("a process has a pid")?;
         Ok(Self { name, pid, log: log.to_owned(), ended, stop: Some(stop), keeper: Some(keeper) })
     }
 
     /// Its number, as long as it runs.
     pub fn pid(&self) -> u32 {
-        self.pid
+        self.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
     /// The error to show if it ended by itself.
@@ -76,6 +77,22 @@ impl Process {
                 Err(anyhow!("{} ended by itself ({how}):\n{}", self.name, self.tail()))
             }
         }
+    }
+
+    /// Stops it as it is (SIGSTOP): its connections stay open and nothing is answered.
+    pub fn freeze(&self) -> Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&self) -> Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        self.check()?;
+        // Its keeper has not waited for it, so the pid is still its own.
+        kill_process(self.pid, signal).with_context(|| format!("{signal:?} to {}", self.name))
     }
 
     /// The end of what it said.

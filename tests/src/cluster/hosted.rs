@@ -1,0 +1,112 @@
+//! An API server on a host of its own on the wire, used from there, and agents that follow it.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use anyhow::Result;
+use tokio::runtime::{Builder, Runtime};
+
+use super::objects::{Endpoint, Objects};
+use super::{ApiServer, Backup, Gate};
+use crate::agent::Agent;
+use crate::topology::{Node, Outside, Place, Pod};
+
+/// The server, and its objects as an administrator on that host changes them.
+pub struct Hosted {
+    place: Place,
+    runtime: Runtime,
+    server: ApiServer,
+    objects: Objects,
+}
+
+impl Hosted {
+    pub fn start(host: &Outside) -> Result<Self> {
+        let place = host.place().clone();
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let (server, objects) = place.run(|| {
+            runtime.block_on(async {
+                let server = ApiServer::start_in(host.place(), host.addresses().v4.into()).await?;
+                let objects = Objects::new(&server.client().await?);
+                anyhow::Ok((server, objects))
+            })
+        })?;
+        Ok(Self { place, runtime, server, objects })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.server.address()
+    }
+
+    /// A file with every right.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.server.kubeconfig()
+    }
+
+    /// A gate in front of it, on the same host.
+    pub fn gate(&self) -> Result<Gate> {
+        Gate::new(Some(&self.place), self.server.address())
+    }
+
+    /// An agent on the node that follows this API, not started yet.
+    pub fn agent(&self, node: &Node, flags: &[&str]) -> Result<Agent> {
+        let kubeconfig = format!("--kubeconfig={}", self.kubeconfig().display());
+        let flags: Vec<&str> = ["--source=kube", &kubeconfig].into_iter().chain(flags.iter().copied()).collect();
+        Agent::prepare(node, &flags)
+    }
+
+    pub fn create_service(&self, name: &str) -> Result<Vec<IpAddr>> {
+        self.on_the_host(self.objects.create_service(name))
+    }
+
+    pub fn delete_service(&self, name: &str) -> Result<()> {
+        self.on_the_host(self.objects.delete_service(name))
+    }
+
+    pub fn put_endpoints(&self, service: &str, endpoints: &[Endpoint]) -> Result<()> {
+        self.on_the_host(self.objects.put_endpoints(service, endpoints))
+    }
+
+    /// The pods, ready, with both their addresses.
+    pub fn put_pods(&self, service: &str, pods: &[&Pod]) -> Result<()> {
+        let endpoints: Vec<Endpoint> =
+            pods.iter().flat_map(|pod| pod.addresses().both()).map(Endpoint::ready).collect();
+        self.put_endpoints(service, &endpoints)
+    }
+
+    /// Kills the server and leaves its store running.
+    pub fn stop(&mut self) {
+        self.server.stop();
+    }
+
+    /// Starts it again.
+    pub fn restart(&mut self) -> Result<()> {
+        let (place, runtime, server) = (&self.place, &self.runtime, &mut self.server);
+        place.run(|| runtime.block_on(server.restart()))
+    }
+
+    /// See [`ApiServer::freeze`].
+    pub fn freeze(&self) -> Result<()> {
+        self.server.freeze()
+    }
+
+    /// See [`ApiServer::thaw`].
+    pub fn thaw(&self) -> Result<()> {
+        self.server.thaw()
+    }
+
+    /// See [`ApiServer::back_up`].
+    pub fn back_up(&self) -> Result<Backup> {
+        self.server.back_up()
+    }
+
+    /// See [`ApiServer::roll_back`].
+    pub fn roll_back(&mut self, backup: &Backup) -> Result<()> {
+        let (place, runtime, server) = (&self.place, &self.runtime, &mut self.server);
+        place.run(|| runtime.block_on(server.roll_back(backup)))
+    }
+
+    fn on_the_host<T: Send>(&self, work: impl Future<Output = Result<T>> + Send) -> Result<T> {
+        self.place.run(|| self.runtime.block_on(work))
+    }
+}

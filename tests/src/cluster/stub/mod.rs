@@ -1,0 +1,146 @@
+//! A Kubernetes API that lies on demand: lists and watches from memory over plain HTTP, for faults that no real server has.
+//!
+//! It knows Services, EndpointSlices and Nodes, versions, bookmarks and "410 Gone"; Events that are made are kept to be looked at.
+//! It does not page, select or authenticate.
+
+mod serve;
+mod world;
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use tokio::runtime::Builder;
+use tokio::sync::{oneshot, watch};
+
+use world::World;
+pub use world::{Kind, Lie, Request, Verb};
+
+use crate::topology::Place;
+
+/// A running stub. Dropped, it ends, and every connection with it.
+#[derive(Debug)]
+pub struct StubApi {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    /// Dropping it ends the thread.
+    open: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What requests read, and how they learn that it changed.
+#[derive(Debug)]
+struct Shared {
+    world: Mutex<World>,
+    changes: watch::Sender<()>,
+}
+
+impl Shared {
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl StubApi {
+    /// At an address of `place` (else of the namespace of the test), at a free port.
+    pub fn start(place: Option<&Place>, address: std::net::IpAddr) -> Result<Self> {
+        let bind = || std::net::TcpListener::bind((address, 0));
+        let listener = place.map_or_else(bind, |place| place.run(bind)).context("a port for the stub")?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let shared = Arc::new(Shared { world: Mutex::new(World::default()), changes: watch::channel(()).0 });
+        let (open, end) = oneshot::channel();
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let router = serve::router(Arc::clone(&shared));
+        let work = move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = serve::serve(listener, router) => {}
+                    _ = end => {}
+                }
+            });
+        };
+        let thread = match place {
+            Some(place) => place.spawn(work),
+            None => std::thread::spawn(work),
+        };
+        Ok(Self { address, shared, open: Some(open), thread: Some(thread) })
+    }
+
+    /// For `--api-server`.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Makes or changes an object; watches tell it.
+    pub fn put(&self, object: Value) {
+        self.change(|world| world.put(object));
+    }
+
+    /// Makes or changes an object; no open watch ever tells it, nor one that is opened later. Lists show it.
+    pub fn put_untold(&self, object: Value) {
+        self.change(|world| {
+            world.put(object);
+            world.hide_last();
+        });
+    }
+
+    /// Deletes an object; watches tell it.
+    pub fn delete(&self, kind: Kind, namespace: &str, name: &str) {
+        self.change(|world| world.delete(kind, namespace, name));
+    }
+
+    /// Deletes an object; no watch ever tells it.
+    pub fn delete_untold(&self, kind: Kind, namespace: &str, name: &str) {
+        self.change(|world| {
+            world.delete(kind, namespace, name);
+            world.hide_last();
+        });
+    }
+
+    /// Of each of the next `count` lists of the kind, the answer is this lie.
+    pub fn lie(&self, kind: Kind, lie: Lie, count: usize) {
+        self.change(|world| world.lie(kind, lie, count));
+    }
+
+    /// The watches that are open say nothing more, and do not end. New ones do as they should.
+    pub fn silence_watches(&self) {
+        self.change(World::silence_watches);
+    }
+
+    /// Ends all watches in order, without a last bookmark, and forgets the changes up to now: who asks for those is told 410.
+    pub fn forget(&self) {
+        self.change(World::forget);
+    }
+
+    /// Everything that was asked so far, oldest first.
+    pub fn requests(&self) -> Vec<Request> {
+        self.shared.world().requests().to_vec()
+    }
+
+    /// The Events that were made so far.
+    pub fn events(&self) -> Vec<Value> {
+        self.shared.world().events().to_vec()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut World)) {
+        change(&mut self.shared.world());
+        self.shared.changes.send_replace(());
+    }
+}
+
+impl Drop for StubApi {
+    fn drop(&mut self) {
+        drop(self.open.take());
+        if let Some(thread) = self.thread.take() {
+            thread.join().ok();
+        }
+    }
+}

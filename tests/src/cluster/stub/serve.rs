@@ -1,0 +1,159 @@
+//! The stub's answers over HTTP.
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{ConnectInfo, RawQuery, State};
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{get, post};
+use futures::Stream;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::time::Instant as Clock;
+
+use super::Shared;
+use super::world::{Kind, Request, Verb};
+
+/// How often a watch gets a bookmark.
+const BOOKMARK_EVERY: Duration = Duration::from_mins(1);
+/// A real server sends a last bookmark this long before it ends a watch.
+const LAST_BOOKMARK: Duration = Duration::from_secs(2);
+/// How long a watch lasts that does not say.
+const WATCH_SECONDS: u64 = 300;
+
+pub fn router(shared: Arc<Shared>) -> Router {
+    let of = |kind: Kind| {
+        get(
+            move |State(shared): State<Arc<Shared>>, ConnectInfo(peer): ConnectInfo<SocketAddr>, RawQuery(query)| async move {
+                answer(&shared, kind, peer, query.unwrap_or_default())
+            },
+        )
+    };
+    Router::new()
+        .route("/api/v1/services", of(Kind::Service))
+        .route("/apis/discovery.k8s.io/v1/endpointslices", of(Kind::Slice))
+        .route("/api/v1/nodes", of(Kind::Node))
+        .route("/api/v1/namespaces/{namespace}/events", post(event))
+        .route("/apis/events.k8s.io/v1/namespaces/{namespace}/events", post(event))
+        .with_state(shared)
+}
+
+pub async fn serve(listener: StdListener, router: Router) {
+    let listener = TcpListener::from_std(listener).expect("a runtime that does I/O");
+    axum::serve(listener, router.into_make_service_with_connect_info::<SocketAddr>()).await.ok();
+}
+
+async fn event(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
+    match serde_json::from_slice::<Value>(&body) {
+        Ok(event) => {
+            shared.world().note_event(event.clone());
+            say(StatusCode::CREATED, &event)
+        }
+        Err(error) => {
+            say(StatusCode::BAD_REQUEST, &json!({"kind": "Status", "message": error.to_string(), "code": 400}))
+        }
+    }
+}
+
+fn say(status: StatusCode, value: &Value) -> Response {
+    (status, [(CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+}
+
+fn answer(shared: &Arc<Shared>, kind: Kind, peer: SocketAddr, query: String) -> Response {
+    let parameters: BTreeMap<&str, &str> = query.split('&').filter_map(|pair| pair.split_once('=')).collect();
+    let number = |name: &str| parameters.get(name).and_then(|text| text.parse::<u64>().ok());
+    let is_watch = matches!(parameters.get("watch"), Some(&"true" | &"1"));
+    let (version, seconds) = (number("resourceVersion"), number("timeoutSeconds").unwrap_or(WATCH_SECONDS));
+    let verb = if is_watch { Verb::Watch } else { Verb::List };
+    let mut world = shared.world();
+    world.note(Request { at: Instant::now(), peer, kind, verb, query });
+    if !is_watch {
+        return say(StatusCode::OK, &world.list(kind));
+    }
+    let version = version.unwrap_or_else(|| world.version());
+    if !world.remembers(version) {
+        let gone = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "reason": "Expired",
+            "message": format!("too old resource version: {version}"), "code": 410});
+        return say(StatusCode::GONE, &gone);
+    }
+    let number = world.open_watch();
+    drop(world);
+    let end = Clock::now() + Duration::from_secs(seconds);
+    let watch = Watch { shared: Arc::clone(shared), kind, number, told: version, end, bookmarks: None };
+    Body::from_stream(watch.lines()).into_response()
+}
+
+/// An open watch.
+struct Watch {
+    shared: Arc<Shared>,
+    kind: Kind,
+    number: usize,
+    /// Everything up to this version was told, or is hidden.
+    told: u64,
+    end: Clock,
+    /// When the next one is due, once it is known.
+    bookmarks: Option<Clock>,
+}
+
+impl Watch {
+    fn lines(self) -> impl Stream<Item = Result<Bytes, std::convert::Infallible>> {
+        let changes = self.shared.changes.subscribe();
+        futures::stream::unfold((self, changes), |(mut watch, mut changes)| async move {
+            let line = watch.next(&mut changes).await?;
+            Some((Ok(Bytes::from(line)), (watch, changes)))
+        })
+    }
+
+    /// What it says next; `None` at its end.
+    async fn next(&mut self, changes: &mut watch::Receiver<()>) -> Option<String> {
+        loop {
+            let silent = {
+                changes.mark_unchanged();
+                let world = self.shared.world();
+                if world.is_ended(self.number) {
+                    return None;
+                }
+                world.is_silent(self.number)
+            };
+            if silent {
+                changes.changed().await.ok()?;
+                continue;
+            }
+            if let Some(lines) = self.news() {
+                return Some(lines);
+            }
+            let due =
+                *self.bookmarks.get_or_insert_with(|| self.end.min(Clock::now() + BOOKMARK_EVERY) - LAST_BOOKMARK);
+            tokio::select! {
+                told = changes.changed() => told.ok()?,
+                () = tokio::time::sleep_until(due.min(self.end)) => {
+                    if Clock::now() >= self.end {
+                        return None;
+                    }
+                    let next = due + BOOKMARK_EVERY;
+                    self.bookmarks = Some(if next < self.end { next } else { self.end + BOOKMARK_EVERY });
+                    return Some(format!("{}\n", self.shared.world().bookmark(self.kind)));
+                }
+            }
+        }
+    }
+
+    /// The changes that were not told yet.
+    fn news(&mut self) -> Option<String> {
+        let world = self.shared.world();
+        let mut lines = String::new();
+        for change in world.since(self.kind, self.told) {
+            lines.push_str(&change.event.to_string());
+            lines.push('\n');
+        }
+        self.told = world.version();
+        (!lines.is_empty()).then_some(lines)
+    }
+}
