@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, fs, path::Path, sync::Arc, time::Duration};
 
 use lb_userspace::{
     apply::{MemoryStore, Programmer, Report},
-    model::{Monotonic, ObjectName, Refusal, Service, Slice, Snapshot},
+    model::{Monotonic, Node, ObjectName, Refusal, Service, Slice, Snapshot},
     plan::{Capacities, NodeFacts, PlanSettings},
     source::{
         convert,
@@ -59,6 +59,7 @@ struct World {
     revision: u64,
     services: BTreeMap<ObjectName, Arc<Service>>,
     slices: BTreeMap<ObjectName, Arc<Slice>>,
+    node: Option<Arc<Node>>,
     converted: BTreeMap<String, Vec<Refusal>>,
     report: Report,
 }
@@ -79,6 +80,7 @@ impl World {
             revision: 0,
             services: BTreeMap::new(),
             slices: BTreeMap::new(),
+            node: None,
             converted: BTreeMap::new(),
             report: Report::default(),
         }
@@ -124,6 +126,11 @@ impl World {
                 self.converted.insert(format!("EndpointSlice {name}"), converted.refusals);
                 self.slices.extend(converted.object.map(|object| (name, Arc::new(object))));
             }
+            Event::Apply(Object::Node(node)) => {
+                let converted = convert::node(&node);
+                self.converted.insert("Node".into(), converted.refusals);
+                self.node = converted.object.map(Arc::new);
+            }
             Event::Apply(Object::Other(what)) => panic!("{what} in a scenario"),
             Event::Delete(what) => {
                 self.converted.remove(&what);
@@ -148,7 +155,7 @@ impl World {
             revision: self.revision,
             services: self.services.iter().map(|(name, service)| (name.clone(), Arc::clone(service))).collect(),
             slices: self.slices.values().map(|slice| (slice.key(), Arc::clone(slice))).collect(),
-            node: None,
+            node: self.node.clone(),
         };
         let now = self.now;
         self.report = self.programmer().sync(&snapshot, &NodeFacts::default(), now);

@@ -41,7 +41,7 @@ async fn status(source: &mut Source, what: &str, is_so: impl Fn(&SourceStatus) -
 
 /// Addresses of the ready endpoints of a service, from all its slices.
 fn ready(snapshot: &Snapshot, service: &str) -> Vec<IpAddr> {
-    let of_service = snapshot.slices.values().filter(|slice| slice.service == service);
+    let of_service = snapshot.slices.values().filter(|slice| &*slice.service == service);
     let endpoints = of_service.flat_map(|slice| &slice.endpoints).filter(|endpoint| endpoint.ready);
     let mut addresses: Vec<IpAddr> = endpoints.map(|endpoint| endpoint.address).collect();
     addresses.sort();

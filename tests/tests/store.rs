@@ -72,6 +72,7 @@ fn snapshot(text: &str) -> Result<Snapshot> {
                 let slice = convert::slice(&slice).object.context("refused")?;
                 snapshot.slices.insert(slice.key(), Arc::new(slice));
             }
+            Object::Node(_) => anyhow::bail!("a Node in a test"),
             Object::Other(what) => anyhow::bail!("{what} in a test"),
         }
     }

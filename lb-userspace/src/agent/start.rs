@@ -103,7 +103,7 @@ async fn with_source(
 
 async fn open_source(settings: &Settings, stop: &CancellationToken) -> anyhow::Result<Source> {
     match &settings.source {
-        Origin::File(path) => Ok(source::file::spawn(path.clone(), stop.clone())),
+        Origin::File(path) => Ok(source::file::spawn(path.clone(), settings.node_name.clone(), stop.clone())),
         Origin::Kube => {
             let api_server = settings.api_server.as_ref().map(|api_server| api_server.0.to_string());
             let kube = source::kube::KubeSettings { kubeconfig: settings.kubeconfig.clone(), api_server };

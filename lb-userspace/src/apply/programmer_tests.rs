@@ -33,7 +33,7 @@ fn snapshot(text: &str) -> Snapshot {
                 let object = convert::slice(&slice).object.unwrap();
                 snapshot.slices.insert(object.key(), Arc::new(object));
             }
-            manifest::Object::Other(_) => {}
+            manifest::Object::Node(_) | manifest::Object::Other(_) => {}
         }
     }
     snapshot

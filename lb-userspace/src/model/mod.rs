@@ -16,15 +16,15 @@ pub use service::{Exposure, Family, Protocol, Service, ServicePort, TrafficPolic
 pub use slice::{Endpoint, Slice, SliceKey, SlicePort, uid_hash};
 pub use time::Monotonic;
 
-/// Namespace and name of an object.
+/// Namespace and name of an object. A copy shares the text.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectName {
-    pub namespace: String,
-    pub name: String,
+    pub namespace: Arc<str>,
+    pub name: Arc<str>,
 }
 
 impl ObjectName {
-    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
+    pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }
 }

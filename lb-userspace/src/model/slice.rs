@@ -1,17 +1,17 @@
 //! An endpoint slice: some of the endpoints of a service, and the ports that they all serve.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::Arc};
 
 use super::{Family, ObjectName, Protocol};
 
 /// Where a slice is kept: all slices of a service are next to each other in the order of these keys.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SliceKey {
-    pub namespace: String,
+    pub namespace: Arc<str>,
     /// Name of the Service.
-    pub service: String,
+    pub service: Arc<str>,
     /// Name of the slice.
-    pub name: String,
+    pub name: Arc<str>,
 }
 
 /// An `EndpointSlice`.
@@ -19,7 +19,7 @@ pub struct SliceKey {
 pub struct Slice {
     pub name: ObjectName,
     /// Name of the Service, in the same namespace.
-    pub service: String,
+    pub service: Arc<str>,
     pub family: Family,
     pub ports: Vec<SlicePort>,
     pub endpoints: Vec<Endpoint>,
@@ -48,7 +48,7 @@ pub struct Endpoint {
     pub ready: bool,
     pub serving: bool,
     pub terminating: bool,
-    pub node: Option<String>,
+    pub node: Option<Arc<str>>,
     /// `hints.forZones` and `hints.forNodes`: where the endpoint is meant to be used.
     pub hint_zones: Vec<String>,
     pub hint_nodes: Vec<String>,

@@ -197,7 +197,7 @@ pub(super) fn plan_all(snapshot: &Snapshot, _facts: &NodeFacts, settings: &PlanS
 
 /// The slices of one service, which are next to each other.
 fn slices_of<'a>(snapshot: &'a Snapshot, service: &ObjectName) -> Vec<&'a Slice> {
-    let first = SliceKey { namespace: service.namespace.clone(), service: service.name.clone(), name: String::new() };
+    let first = SliceKey { namespace: service.namespace.clone(), service: service.name.clone(), name: "".into() };
     let of_service = |(key, slice): (&SliceKey, &'a Arc<Slice>)| {
         (key.namespace == service.namespace && key.service == service.name).then_some(slice.as_ref())
     };

@@ -16,11 +16,11 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Source, SourceError, SourceStatus,
+    Source, SourceError, SourceStatus, convert,
     manifest::{self, Object},
     objects::{self, Objects},
 };
-use crate::model::{Refusal, Service, Slice, Snapshot};
+use crate::model::{Node, Refusal, Service, Slice, Snapshot};
 
 /// Changes that follow each other closer than this are read as one: editors write in several steps.
 const DEBOUNCE: Duration = Duration::from_millis(100);
@@ -30,13 +30,13 @@ const SETTLE_READS: usize = 50;
 /// may be replaced as a whole. Each reading proves that the tables hold what the file says.
 const REREAD: Duration = Duration::from_secs(2);
 
-/// Follows the file or folder `path` until `stop` is cancelled.
-pub fn spawn(path: PathBuf, stop: CancellationToken) -> Source {
+/// Follows the file or folder `path` until `stop` is cancelled. Of its Nodes the one named `node_name` counts.
+pub fn spawn(path: PathBuf, node_name: String, stop: CancellationToken) -> Source {
     let origin = path.display().to_string();
     let (snapshots_to, snapshots) = watch::channel(None);
     let (status_to, status) = watch::channel(SourceStatus { kind: "file", origin, ..SourceStatus::default() });
     let task = tokio::spawn(async move {
-        let follow = Follow { path, read: None, snapshots: snapshots_to, status: status_to };
+        let follow = Follow { path, node_name, read: None, snapshots: snapshots_to, status: status_to };
         tokio::select! {
             () = stop.cancelled() => {}
             () = follow.run() => {}
@@ -50,6 +50,7 @@ type Texts = BTreeMap<PathBuf, String>;
 
 struct Follow {
     path: PathBuf,
+    node_name: String,
     /// What was read last, good or bad.
     read: Option<Texts>,
     snapshots: watch::Sender<Option<Arc<Snapshot>>>,
@@ -88,7 +89,7 @@ impl Follow {
             });
             return;
         }
-        match load(&texts) {
+        match load(&texts, &self.node_name) {
             Ok(loaded) => self.publish(&loaded),
             Err(error) => self.fail(&error),
         }
@@ -122,8 +123,9 @@ impl Follow {
     fn publish(&self, loaded: &Loaded) {
         let revision = self.status.borrow().revision + 1;
         let mut refusals = objects::refusals(&loaded.services, &loaded.slices);
-        refusals.extend(loaded.duplicates.iter().cloned());
-        self.snapshots.send_replace(Some(Arc::new(objects::snapshot(&loaded.services, &loaded.slices, revision))));
+        refusals.extend(loaded.refusals.iter().cloned());
+        let snapshot = objects::snapshot(&loaded.services, &loaded.slices, loaded.node.as_ref(), revision);
+        self.snapshots.send_replace(Some(Arc::new(snapshot)));
         self.status.send_modify(|status| {
             status.synced = true;
             status.revision = revision;
@@ -208,47 +210,58 @@ fn is_manifest(path: &Path) -> bool {
 pub struct Loaded {
     pub(super) services: Objects<Service>,
     pub(super) slices: Objects<Slice>,
-    pub(super) duplicates: Vec<Refusal>,
+    pub(super) node: Option<Arc<Node>>,
+    /// Of the node, and what is there more than once.
+    pub(super) refusals: Vec<Refusal>,
     pub(super) notes: Vec<String>,
 }
 
 /// Reads texts into objects; one text that is no YAML spoils all, one object that is bad only itself.
-fn load(texts: &Texts) -> Result<Loaded, SourceError> {
+fn load(texts: &Texts, node_name: &str) -> Result<Loaded, SourceError> {
     let mut loaded = Loaded::default();
     for (path, text) in texts {
         let path = path.display().to_string();
         for object in manifest::parse(&path, text)? {
-            loaded.add(&path, &object);
+            loaded.add(&path, &object, node_name);
         }
     }
     Ok(loaded)
 }
 
 impl Loaded {
-    fn add(&mut self, path: &str, object: &Object) {
-        use super::convert::object_name;
+    fn add(&mut self, path: &str, object: &Object, node_name: &str) {
         let duplicate = match object {
             Object::Service(service) => {
-                let name = object_name(&service.metadata);
+                let name = convert::object_name(&service.metadata);
                 if !self.services.contains(&name) {
                     return self.services.put_service(service);
                 }
                 format!("Service {name}")
             }
             Object::Slice(slice) => {
-                let name = object_name(&slice.metadata);
+                let name = convert::object_name(&slice.metadata);
                 if !self.slices.contains(&name) {
                     return self.slices.put_slice(slice);
                 }
                 format!("EndpointSlice {name}")
             }
+            Object::Node(node) if node.metadata.name.as_deref() != Some(node_name) => return,
+            Object::Node(node) => {
+                if self.node.is_none() {
+                    let converted = convert::node(node);
+                    self.node = converted.object.map(Arc::new);
+                    return self.refusals.extend(converted.refusals);
+                }
+                format!("Node {node_name}")
+            }
             Object::Other(what) => {
-                self.notes.push(format!("{path}: {what} is ignored: only Service and EndpointSlice are read"));
+                let read = "only Service, EndpointSlice and Node are read";
+                self.notes.push(format!("{path}: {what} is ignored: {read}"));
                 return;
             }
         };
         let reason = format!("it is there more than once, again in {path}; the first is served");
-        self.duplicates.push(Refusal::new(duplicate, reason, "remove one of them"));
+        self.refusals.push(Refusal::new(duplicate, reason, "remove one of them"));
     }
 }
 

@@ -34,7 +34,7 @@ fn watched(name: &str, files: &[(&str, &str)]) -> Watched {
     }
     let stop = CancellationToken::new();
     let path = if name.is_empty() { dir.path().to_owned() } else { dir.path().join(name) };
-    let source = spawn(path, stop.clone());
+    let source = spawn(path, "n1".into(), stop.clone());
     Watched { dir, source, stop }
 }
 
@@ -107,7 +107,7 @@ async fn a_folder_is_the_sum_of_its_manifests() {
     assert_eq!(watched.services().unwrap(), ["default/web"]);
     assert_eq!(status.refusals.len(), 1);
     assert_eq!(status.refusals[0].object, "Service default/bad");
-    assert!(status.notes[0].ends_with("c.json: Pod p is ignored: only Service and EndpointSlice are read"));
+    assert!(status.notes[0].ends_with("c.json: Pod p is ignored: only Service, EndpointSlice and Node are read"));
 
     watched.write("d.yaml", WEB);
     let status = watched.until(|status| status.revision == 2).await;
@@ -128,7 +128,7 @@ async fn an_exchanged_folder_is_read_again() {
     let data = dir.path().join("data");
     std::os::unix::fs::symlink("v1", &data).unwrap();
     std::os::unix::fs::symlink("data/web.yaml", dir.path().join("web.yaml")).unwrap();
-    let source = spawn(dir.path().join("web.yaml"), CancellationToken::new());
+    let source = spawn(dir.path().join("web.yaml"), "n1".into(), CancellationToken::new());
     let mut watched = Watched { dir, source, stop: CancellationToken::new() };
     watched.until(|status| status.revision == 1).await;
     std::os::unix::fs::symlink("v2", watched.dir.path().join("new")).unwrap();
@@ -151,4 +151,22 @@ async fn it_stops_when_told() {
     watched.until(|status| status.synced).await;
     watched.stop.cancel();
     watched.source.task.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_the_nodes_in_a_manifest_this_one_counts() {
+    let node = |name: &str, zone: &str| {
+        format!(
+            "---\napiVersion: v1\nkind: Node\nmetadata: {{name: {name}, labels: {{topology.kubernetes.io/zone: {zone}}}}}\n"
+        )
+    };
+    let text = format!("{WEB}{}{}", node("n2", "b"), node("n1", "a"));
+    let mut watched = watched("web.yaml", &[("web.yaml", &text)]);
+    let status = watched.until(|status| status.revision == 1).await;
+    assert_eq!((status.refusals, status.notes), (Vec::new(), Vec::new()));
+    let zone = watched.source.snapshots.borrow().as_ref().unwrap().node.as_ref().unwrap().zone.clone();
+    assert_eq!(zone.as_deref(), Some("a"));
+    watched.write("web.yaml", &format!("{text}{}", node("n1", "c")));
+    let status = watched.until(|status| status.revision == 2).await;
+    assert!(status.refusals[0].to_string().starts_with("Node n1: it is there more than once"));
 }

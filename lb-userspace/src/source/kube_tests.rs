@@ -132,8 +132,8 @@ impl Api {
     fn names(&self) -> Option<Vec<String>> {
         let snapshot = self.source.snapshots.borrow();
         snapshot.as_ref().map(|s| {
-            let services = s.services.keys().map(|name| name.name.clone());
-            services.chain(s.slices.keys().map(|key| key.name.clone())).collect()
+            let services = s.services.keys().map(|name| name.name.to_string());
+            services.chain(s.slices.keys().map(|key| key.name.to_string())).collect()
         })
     }
 }

@@ -1,6 +1,9 @@
 //! Kubernetes YAML as text: documents in, objects out; an error says line, column and what was expected.
 
-use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
+use k8s_openapi::api::{
+    core::v1::{Node, Service},
+    discovery::v1::EndpointSlice,
+};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_saphyr::{Location, Spanned};
 
@@ -11,6 +14,7 @@ use super::SourceError;
 pub enum Object {
     Service(Box<Service>),
     Slice(Box<EndpointSlice>),
+    Node(Box<Node>),
     /// Of a kind that is of no concern here.
     Other(String),
 }
@@ -43,6 +47,7 @@ struct List {
 enum Kind {
     Service,
     Slice,
+    Node,
     /// A list, and the header that its items inherit (`ServiceList`: `v1`, `Service`).
     List(Option<(&'static str, &'static str)>),
     Other,
@@ -63,6 +68,7 @@ fn parse_document(document: &Document<'_>, objects: &mut Vec<Object>) -> Result<
     match kind_of(document.path, document.place(header.referenced), &header.value)? {
         Kind::Service => objects.push(Object::Service(Box::new(document.yaml()?))),
         Kind::Slice => objects.push(Object::Slice(Box::new(document.yaml()?))),
+        Kind::Node => objects.push(Object::Node(Box::new(document.yaml()?))),
         Kind::Other => objects.push(other(&header.value)),
         Kind::List(inherited) => {
             for item in document.yaml::<List>()?.items.unwrap_or_default() {
@@ -87,6 +93,7 @@ fn parse_item(
     match kind_of(path, place, &header)? {
         Kind::Service => Ok(Object::Service(Box::new(json(path, place, value)?))),
         Kind::Slice => Ok(Object::Slice(Box::new(json(path, place, value)?))),
+        Kind::Node => Ok(Object::Node(Box::new(json(path, place, value)?))),
         Kind::List(_) => Err(error(path, place, "a list in a list: expected an object")),
         Kind::Other => Ok(other(&header)),
     }
@@ -106,10 +113,14 @@ fn kind_of(path: &str, place: (u64, u64), header: &Header) -> Result<Kind, Sourc
     match (version, kind) {
         ("v1", "Service") => Ok(Kind::Service),
         ("discovery.k8s.io/v1", "EndpointSlice") => Ok(Kind::Slice),
+        ("v1", "Node") => Ok(Kind::Node),
         ("v1", "List") => Ok(Kind::List(None)),
         ("v1", "ServiceList") => Ok(Kind::List(Some(("v1", "Service")))),
         ("discovery.k8s.io/v1", "EndpointSliceList") => Ok(Kind::List(Some(("discovery.k8s.io/v1", "EndpointSlice")))),
-        (version, "Service") => Err(error(path, place, &format!("Service of apiVersion {version:?}: expected v1"))),
+        ("v1", "NodeList") => Ok(Kind::List(Some(("v1", "Node")))),
+        (version, kind @ ("Service" | "Node")) => {
+            Err(error(path, place, &format!("{kind} of apiVersion {version:?}: expected v1")))
+        }
         (version, "EndpointSlice") => {
             Err(error(path, place, &format!("EndpointSlice of apiVersion {version:?}: expected discovery.k8s.io/v1")))
         }

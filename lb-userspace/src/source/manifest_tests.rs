@@ -10,6 +10,7 @@ fn kinds(text: &str) -> Vec<String> {
     let name = |object: &Object| match object {
         Object::Service(service) => format!("Service {}", service.metadata.name.as_deref().unwrap_or("?")),
         Object::Slice(slice) => format!("EndpointSlice {}", slice.metadata.name.as_deref().unwrap_or("?")),
+        Object::Node(node) => format!("Node {}", node.metadata.name.as_deref().unwrap_or("?")),
         Object::Other(text) => format!("other {text}"),
     };
     parse("web.yaml", text).unwrap().iter().map(name).collect()
@@ -40,6 +41,8 @@ fn lists_are_unpacked() {
     assert_eq!(kinds(text), ["Service a", "other Secret s"]);
     let text = "apiVersion: v1\nkind: ServiceList\nitems:\n- metadata: {name: a}\n- metadata: {name: b}\n";
     assert_eq!(kinds(text), ["Service a", "Service b"]);
+    let text = "apiVersion: v1\nkind: NodeList\nitems:\n- metadata: {name: n1}\n";
+    assert_eq!(kinds(text), ["Node n1"]);
 }
 
 #[test]

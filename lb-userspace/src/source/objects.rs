@@ -6,7 +6,7 @@ use imbl::OrdMap;
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 
 use super::convert::{self, Converted};
-use crate::model::{ObjectName, Refusal, Service, Slice, SliceKey, Snapshot};
+use crate::model::{Node, ObjectName, Refusal, Service, Slice, SliceKey, Snapshot};
 
 /// What a snapshot holds by a key.
 pub trait Keyed: PartialEq {
@@ -102,9 +102,14 @@ impl Objects<Slice> {
     }
 }
 
-/// A snapshot of both kinds.
-pub fn snapshot(services: &Objects<Service>, slices: &Objects<Slice>, revision: u64) -> Snapshot {
-    Snapshot { revision, services: services.held.clone(), slices: slices.held.clone(), node: None }
+/// A snapshot of both kinds, and of this node if it is known.
+pub fn snapshot(
+    services: &Objects<Service>,
+    slices: &Objects<Slice>,
+    node: Option<&Arc<Node>>,
+    revision: u64,
+) -> Snapshot {
+    Snapshot { revision, services: services.held.clone(), slices: slices.held.clone(), node: node.cloned() }
 }
 
 /// Everything that is refused, by name.

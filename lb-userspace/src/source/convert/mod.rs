@@ -1,14 +1,18 @@
 //! From Kubernetes' types to the model. What is bad is refused by name; what is good is served.
 
+mod external;
+mod node;
 mod service;
 mod slice;
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::model::{ObjectName, Protocol, Refusal};
 
+pub use node::node;
 pub use service::service;
 pub use slice::slice;
 
@@ -48,23 +52,40 @@ impl Problem {
     }
 }
 
-fn number(port: i32) -> Result<u16, Problem> {
+fn number(field: &str, port: i32) -> Result<u16, Problem> {
     u16::try_from(port)
         .ok()
         .filter(|port| *port != 0)
-        .ok_or_else(|| Problem::new(format!("port {port}: expected 1 to 65535"), "correct the port"))
+        .ok_or_else(|| Problem::new(format!("{field} {port}: expected 1 to 65535"), "correct the port"))
 }
 
-/// `None` for SCTP, which Kubernetes knows and Ballast does not balance.
-fn protocol(text: Option<&str>) -> Result<Option<Protocol>, Problem> {
+fn protocol(text: Option<&str>) -> Result<Protocol, Problem> {
     match text {
-        None | Some("" | "TCP") => Ok(Some(Protocol::Tcp)),
-        Some("UDP") => Ok(Some(Protocol::Udp)),
-        Some("SCTP") => Ok(None),
+        None | Some("" | "TCP") => Ok(Protocol::Tcp),
+        Some("UDP") => Ok(Protocol::Udp),
+        Some("SCTP") => Ok(Protocol::Sctp),
         Some(other) => {
             Err(Problem::new(format!("protocol {other:?}: expected TCP, UDP or SCTP"), "correct the protocol"))
         }
     }
+}
+
+/// An address that packets may be sent to.
+fn address(field: &str, text: &str) -> Result<IpAddr, Problem> {
+    let address: IpAddr = text.parse().map_err(|_| {
+        Problem::new(format!("{field} {text:?}: expected an IPv4 or IPv6 address"), "correct the address")
+    })?;
+    match unusable(address) {
+        Some(what) => Err(Problem::new(format!("{field} {address} is {what}"), "use another address")),
+        None => Ok(address),
+    }
+}
+
+/// A network; bits beyond its prefix are cleared.
+fn network(field: &str, text: &str) -> Result<IpNet, Problem> {
+    text.parse::<IpNet>().map(|network| network.trunc()).map_err(|_| {
+        Problem::new(format!("{field} {text:?}: expected a network, as 192.0.2.0/24"), "correct the network")
+    })
 }
 
 /// Says what is wrong with an address that no packet may be sent to.

@@ -1,10 +1,10 @@
 //! A Service, read and checked.
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use k8s_openapi::api::core::v1 as core;
 
-use super::{Converted, HEADLESS_LABEL, PROXY_NAME_LABEL, Problem, number, object_name, protocol, unusable};
+use super::{Converted, HEADLESS_LABEL, PROXY_NAME_LABEL, Problem, address, external, number, object_name, protocol};
 use crate::model::{Exposure, Family, ObjectName, Refusal, Service, ServicePort, TrafficPolicy};
 
 /// Seconds of client affinity if the Service does not say (`DefaultClientIPServiceAffinitySeconds` of Kubernetes).
@@ -36,7 +36,8 @@ fn read_service(
 ) -> Result<Service, Problem> {
     check_name("metadata.name", &name.name)?;
     check_name("metadata.namespace", &name.namespace)?;
-    let spec = service.spec.clone().unwrap_or_default();
+    let nothing = core::ServiceSpec::default();
+    let spec = service.spec.as_ref().unwrap_or(&nothing);
     let label = |key: &str| service.metadata.labels.as_ref().and_then(|labels| labels.get(key));
     let exposure = if spec.type_.as_deref() == Some("ExternalName") {
         Exposure::ExternalName
@@ -61,9 +62,12 @@ fn read_service(
         created_s: service.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
     };
     if exposure == Exposure::Addresses {
-        read.cluster_ips = cluster_ips(&spec)?;
-        read.ports = service_ports(&spec, object, refusals)?;
-        read.affinity_timeout_s = affinity_timeout_s(&spec)?;
+        let mut refuse = |problem: Problem| refusals.push(problem.refuse(object.to_owned()));
+        read.cluster_ips = cluster_ips(spec, &mut refuse)?;
+        read.ports = service_ports(spec, &mut refuse)?;
+        // A service that cannot remember its clients still serves them.
+        read.affinity_timeout_s = affinity_timeout_s(spec).map_err(refuse).unwrap_or_default();
+        external::read(service, object, &mut read, refusals);
     }
     Ok(read)
 }
@@ -79,65 +83,91 @@ fn check_name(field: &str, name: &str) -> Result<(), Problem> {
     Ok(())
 }
 
-fn cluster_ips(spec: &core::ServiceSpec) -> Result<Vec<IpAddr>, Problem> {
-    let listed = spec.cluster_ips.iter().flatten();
-    let single = spec.cluster_ip.iter();
-    let texts: Vec<&String> = if spec.cluster_ips.as_ref().is_some_and(|ips| !ips.is_empty()) {
-        listed.collect()
-    } else {
-        single.filter(|ip| !ip.is_empty()).collect()
-    };
-    if texts.is_empty() {
-        return Err(Problem::new(
-            "it has no clusterIP",
-            "set spec.clusterIP or spec.clusterIPs: only an API server allocates them",
-        ));
-    }
+/// One that is bad is refused, the other one is served; if none is good, the service is refused.
+fn cluster_ips(spec: &core::ServiceSpec, refuse: &mut impl FnMut(Problem)) -> Result<Vec<IpAddr>, Problem> {
+    let listed = spec.cluster_ips.as_deref().filter(|ips| !ips.is_empty());
+    let single = || spec.cluster_ip.as_ref().filter(|ip| !ip.is_empty());
+    let texts: Vec<&String> = listed.map_or_else(|| single().into_iter().collect(), |ips| ips.iter().collect());
     let mut ips: Vec<IpAddr> = Vec::new();
+    let mut bad = None;
     for text in texts {
-        let ip: IpAddr = text.parse().map_err(|_| {
-            Problem::new(format!("clusterIP {text:?}: expected an IPv4 or IPv6 address"), "correct the address")
-        })?;
-        if let Some(what) = unusable(ip) {
-            return Err(Problem::new(format!("clusterIP {ip} is {what}"), "use an address of your service network"));
+        let ip = address("clusterIP", text).and_then(|ip| {
+            if ips.iter().any(|other| Family::of(*other) == Family::of(ip)) {
+                let reason = format!("clusterIP {ip} is the second one of its family");
+                return Err(Problem::new(reason, "keep at most one of each family"));
+            }
+            Ok(ip)
+        });
+        match ip {
+            Ok(ip) => ips.push(ip),
+            Err(problem) => bad.replace(problem).into_iter().for_each(&mut *refuse),
         }
-        if ips.iter().any(|other| Family::of(*other) == Family::of(ip)) {
-            return Err(Problem::new("clusterIPs has two addresses of one family", "keep at most one of each family"));
-        }
-        ips.push(ip);
     }
-    Ok(ips)
+    if !ips.is_empty() {
+        bad.into_iter().for_each(refuse);
+        return Ok(ips);
+    }
+    Err(bad.unwrap_or_else(|| {
+        Problem::new("it has no clusterIP", "set spec.clusterIP or spec.clusterIPs: only an API server allocates them")
+    }))
 }
 
-fn service_ports(
-    spec: &core::ServiceSpec,
-    object: &str,
-    refusals: &mut Vec<Refusal>,
-) -> Result<Vec<ServicePort>, Problem> {
+/// Ports that are bad are refused, the others are served; if none is good, the service is refused.
+fn service_ports(spec: &core::ServiceSpec, refuse: &mut impl FnMut(Problem)) -> Result<Vec<ServicePort>, Problem> {
+    let listed = spec.ports.as_deref().unwrap_or_default();
+    let has_node_ports = matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"));
     let mut ports: Vec<ServicePort> = Vec::new();
-    for listed in spec.ports.iter().flatten() {
-        let port = number(listed.port)?;
-        let name = listed.name.clone().unwrap_or_default();
-        let Some(protocol) = protocol(listed.protocol.as_deref())? else {
-            refusals.push(Refusal::new(
-                format!("{object} port {port}/SCTP"),
-                "SCTP is not balanced",
-                "use TCP or UDP; the other ports of the service are served",
-            ));
-            continue;
-        };
-        if ports.iter().any(|other| other.port == port && other.protocol == protocol) {
-            return Err(Problem::new(format!("port {port}/{protocol} is listed twice"), "remove one of them"));
+    let mut keys = BTreeSet::new();
+    let mut names = BTreeSet::new();
+    let mut bad = None;
+    for listed in listed {
+        let read = service_port(listed, has_node_ports, refuse).and_then(|read| {
+            let (port, protocol) = (read.port, read.protocol);
+            if keys.contains(&(port, protocol)) {
+                return Err(Problem::new(format!("port {port}/{protocol} is listed twice"), "remove one of them"));
+            }
+            if names.contains(&read.name) {
+                let reason = format!("two ports are named {:?}", read.name);
+                return Err(Problem::new(reason, "give each port a name of its own"));
+            }
+            Ok(read)
+        });
+        match read {
+            Ok(read) => {
+                keys.insert((read.port, read.protocol));
+                names.insert(read.name.clone());
+                ports.push(read);
+            }
+            Err(problem) => bad.replace(problem).into_iter().for_each(&mut *refuse),
         }
-        if ports.iter().any(|other| other.name == name) {
-            return Err(Problem::new(format!("two ports are named {name:?}"), "give each port a name of its own"));
+    }
+    if !ports.is_empty() {
+        bad.into_iter().for_each(refuse);
+        return Ok(ports);
+    }
+    Err(bad.unwrap_or_else(|| Problem::new("it has no ports", "list at least one under spec.ports")))
+}
+
+fn service_port(
+    listed: &core::ServicePort,
+    has_node_port: bool,
+    refuse: &mut impl FnMut(Problem),
+) -> Result<ServicePort, Problem> {
+    let node_port = match listed.node_port.filter(|port| *port != 0) {
+        Some(port) if !has_node_port => {
+            let remedy = "set the type to NodePort or LoadBalancer; the other addresses are served";
+            refuse(Problem::new(format!("nodePort {port} of a service of another type"), remedy));
+            None
         }
-        ports.push(ServicePort { name, port, protocol, node_port: None });
-    }
-    if spec.ports.as_ref().is_none_or(Vec::is_empty) {
-        return Err(Problem::new("it has no ports", "list at least one under spec.ports"));
-    }
-    Ok(ports)
+        Some(port) => number("nodePort", port).map_err(refuse).ok(),
+        None => None,
+    };
+    Ok(ServicePort {
+        name: listed.name.clone().unwrap_or_default(),
+        port: number("port", listed.port)?,
+        protocol: protocol(listed.protocol.as_deref())?,
+        node_port,
+    })
 }
 
 fn affinity_timeout_s(spec: &core::ServiceSpec) -> Result<u32, Problem> {
@@ -149,7 +179,7 @@ fn affinity_timeout_s(spec: &core::ServiceSpec) -> Result<u32, Problem> {
             u32::try_from(seconds).ok().filter(|s| (1..=AFFINITY_TIMEOUT_MAX_S.cast_unsigned()).contains(s)).ok_or_else(
                 || {
                     Problem::new(
-                        format!("affinity timeoutSeconds is {seconds}, expected 1 to {AFFINITY_TIMEOUT_MAX_S}"),
+                        format!("affinity timeoutSeconds is {seconds}: expected 1 to {AFFINITY_TIMEOUT_MAX_S}"),
                         "correct spec.sessionAffinityConfig.clientIP.timeoutSeconds",
                     )
                 },

@@ -4,15 +4,18 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::discovery::v1 as discovery;
 
-use super::{Converted, Problem, number, object_name, protocol, unusable};
+use super::{Converted, HEADLESS_LABEL, Problem, number, object_name, protocol, unusable};
 use crate::model::{Endpoint, Family, ObjectName, Refusal, Slice, SlicePort, uid_hash};
 
 /// Label of a slice: the Service that it belongs to.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 
-/// An `EndpointSlice`.
+/// An `EndpointSlice`; nothing, if it is of a headless service.
 pub fn slice(slice: &discovery::EndpointSlice) -> Converted<Slice> {
     let mut refusals = Vec::new();
+    if slice.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(HEADLESS_LABEL)) {
+        return Converted { object: None, refusals };
+    }
     let name = object_name(&slice.metadata);
     let object = format!("EndpointSlice {name}");
     match read_slice(slice, name, &object, &mut refusals) {
@@ -46,9 +49,7 @@ fn read_slice(
     let mut ports = Vec::new();
     for listed in slice.ports.iter().flatten() {
         match slice_port(listed) {
-            Ok(Some(port)) => ports.push(port),
-            // The Service's own port says that SCTP is not balanced.
-            Ok(None) => {}
+            Ok(port) => ports.push(port),
             Err(problem) => {
                 let name = listed.name.as_deref().unwrap_or_default();
                 refusals.push(problem.refuse(format!("{object} port {name:?}")));
@@ -62,16 +63,16 @@ fn read_slice(
             Err(problem) => refusals.push(problem.refuse(format!("{object} endpoint {index}"))),
         }
     }
-    Ok(Slice { name, service: service.clone(), family, ports, endpoints })
+    Ok(Slice { name, service: service.as_str().into(), family, ports, endpoints })
 }
 
-fn slice_port(listed: &discovery::EndpointPort) -> Result<Option<SlicePort>, Problem> {
+fn slice_port(listed: &discovery::EndpointPort) -> Result<SlicePort, Problem> {
     let Some(port) = listed.port else {
         return Err(Problem::new("it has no number, which would mean every port", "give the port's number"));
     };
-    let port = number(port)?;
+    let port = number("port", port)?;
     let name = listed.name.clone().unwrap_or_default();
-    Ok(protocol(listed.protocol.as_deref())?.map(|protocol| SlicePort { name, port, protocol }))
+    Ok(SlicePort { name, port, protocol: protocol(listed.protocol.as_deref())? })
 }
 
 fn endpoint(listed: &discovery::Endpoint, family: Family) -> Result<Endpoint, Problem> {
@@ -88,14 +89,17 @@ fn endpoint(listed: &discovery::Endpoint, family: Family) -> Result<Endpoint, Pr
     }
     let conditions = listed.conditions.clone().unwrap_or_default();
     let ready = conditions.ready.unwrap_or(true);
+    let hints = listed.hints.as_ref();
+    let zones = hints.and_then(|hints| hints.for_zones.as_ref());
+    let nodes = hints.and_then(|hints| hints.for_nodes.as_ref());
     Ok(Endpoint {
         address,
         ready,
         serving: conditions.serving.unwrap_or(ready),
         terminating: conditions.terminating.unwrap_or(false),
-        node: listed.node_name.clone(),
-        hint_zones: Vec::new(),
-        hint_nodes: Vec::new(),
+        node: listed.node_name.as_deref().map(Into::into),
+        hint_zones: zones.into_iter().flatten().map(|zone| zone.name.clone()).collect(),
+        hint_nodes: nodes.into_iter().flatten().map(|node| node.name.clone()).collect(),
         uid_hash: listed.target_ref.as_ref().and_then(|target| target.uid.as_deref()).map_or(0, uid_hash),
     })
 }

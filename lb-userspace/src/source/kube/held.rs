@@ -104,7 +104,7 @@ impl Held {
         let published = synced && std::mem::take(&mut self.changed);
         if published {
             self.revision += 1;
-            let snapshot = objects::snapshot(&self.services.objects, &self.slices.objects, self.revision);
+            let snapshot = objects::snapshot(&self.services.objects, &self.slices.objects, None, self.revision);
             snapshots.send_replace(Some(Arc::new(snapshot)));
         }
         status.send_modify(|status| {

@@ -34,8 +34,8 @@ impl Stage {
     fn names(&self) -> Option<Vec<String>> {
         let snapshot = self.snapshots.borrow();
         let names = |snapshot: &Snapshot| {
-            let services = snapshot.services.keys().map(|name| name.name.clone());
-            services.chain(snapshot.slices.keys().map(|key| key.name.clone())).collect()
+            let services = snapshot.services.keys().map(|name| name.name.to_string());
+            services.chain(snapshot.slices.keys().map(|key| key.name.to_string())).collect()
         };
         snapshot.as_deref().map(names)
     }
