@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 const AGENT_USER: &str = "system:serviceaccount:kube-system:ballast";
 
 async fn source(kubeconfig: &Path) -> Result<Source> {
-    let settings = KubeSettings { kubeconfig: Some(kubeconfig.to_owned()), api_server: None };
+    let settings = KubeSettings { kubeconfig: Some(kubeconfig.to_owned()), ..KubeSettings::default() };
     Ok(spawn(settings, CancellationToken::new()).await?)
 }
 

@@ -106,7 +106,9 @@ async fn open_source(settings: &Settings, stop: &CancellationToken) -> anyhow::R
         Origin::File(path) => Ok(source::file::spawn(path.clone(), settings.node_name.clone(), stop.clone())),
         Origin::Kube => {
             let api_server = settings.api_server.as_ref().map(|api_server| api_server.0.to_string());
-            let kube = source::kube::KubeSettings { kubeconfig: settings.kubeconfig.clone(), api_server };
+            let kubeconfig = settings.kubeconfig.clone();
+            let expects_objects = tables_exist(&settings.bpffs);
+            let kube = source::kube::KubeSettings { kubeconfig, api_server, expects_objects, ..Default::default() };
             Ok(source::kube::spawn(kube, stop.clone()).await?)
         }
     }

@@ -25,17 +25,42 @@ use super::{
 const POD_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 /// How long a connection to the API may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Defaults of [`KubeSettings`].
+pub const SILENCE: Duration = Duration::from_secs(30);
+pub const COMPARE_INTERVAL: Duration = Duration::from_mins(5);
 /// How much news at most goes into one snapshot.
 const MESSAGES_MAX: usize = 4096;
 
 /// Where the API is, and who we are there.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct KubeSettings {
     /// A kubeconfig file; without one, the credentials of the pod that we run in.
     pub kubeconfig: Option<PathBuf>,
     /// URL of the API, instead of the one in the kubeconfig or the pod's environment: Ballast serves the latter's address, so
     /// it must not depend on it.
     pub api_server: Option<String>,
+    /// The Node that we are; without it, the snapshots hold none.
+    pub node_name: Option<String>,
+    /// How long a watch may be silent before a probe, on average: each round is up to a quarter shorter or longer, so that not all
+    /// nodes ask at once.
+    pub silence: Duration,
+    /// Mean time from one comparison with a complete list to the next, a fifth less or more; `None`: never.
+    pub compare_interval: Option<Duration>,
+    /// Tables exist already: an API without any object is then not believed at once.
+    pub expects_objects: bool,
+}
+
+impl Default for KubeSettings {
+    fn default() -> Self {
+        Self {
+            kubeconfig: None,
+            api_server: None,
+            node_name: None,
+            silence: SILENCE,
+            compare_interval: Some(COMPARE_INTERVAL),
+            expects_objects: false,
+        }
+    }
 }
 
 /// Follows the API until `stop` is cancelled. An API that cannot be reached is no error here but a status: it is tried again.

@@ -240,8 +240,8 @@ async fn an_api_that_hangs_is_found_out() {
 #[tokio::test]
 async fn a_wrong_way_to_the_api_is_said_with_the_remedy() {
     let start = async |settings| spawn(settings, CancellationToken::new()).await.unwrap_err().to_string();
-    let text = start(KubeSettings { kubeconfig: Some("/nowhere/config".into()), api_server: None }).await;
+    let text = start(KubeSettings { kubeconfig: Some("/nowhere/config".into()), ..KubeSettings::default() }).await;
     assert!(text.contains("/nowhere/config") && text.contains("--kubeconfig FILE"), "{text}");
-    let text = start(KubeSettings { kubeconfig: None, api_server: Some("10.0.0.1:6443".into()) }).await;
+    let text = start(KubeSettings { api_server: Some("10.0.0.1:6443".into()), ..KubeSettings::default() }).await;
     assert!(text.contains("expected a URL as https://10.0.0.1:6443"), "{text}");
 }

@@ -5,12 +5,16 @@ pub mod file;
 pub mod kube;
 pub mod manifest;
 mod objects;
+mod status;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
-use tokio::{sync::watch, task::JoinHandle, time::Instant};
+use tokio::{sync::watch, task::JoinHandle};
 
-use crate::model::{Refusal, Snapshot};
+pub use self::status::{
+    Confirming, Difference, Probed, Proof, ProofKind, Reach, Relist, ResourceStatus, Restart, SourceStatus,
+};
+use crate::model::Snapshot;
 
 /// Why a source cannot be started or read.
 #[derive(Debug, thiserror::Error)]
@@ -31,25 +35,4 @@ pub struct Source {
     pub snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
     pub status: watch::Receiver<SourceStatus>,
     pub task: JoinHandle<()>,
-}
-
-/// How much the source knows, and since when.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SourceStatus {
-    /// `file` or `kube`.
-    pub kind: &'static str,
-    /// What is read: the path, or the URL of the API.
-    pub origin: String,
-    /// Services and slices have both been listed once.
-    pub synced: bool,
-    /// Revision of the last snapshot; 0: none yet.
-    pub revision: u64,
-    /// When each resource was last known to be true (`file`, or `services` and `endpointslices`).
-    pub last_proof: BTreeMap<&'static str, Instant>,
-    /// The last error, until it is overcome.
-    pub last_error: Option<String>,
-    /// Objects that are not served, and why.
-    pub refusals: Vec<Refusal>,
-    /// Objects of the manifest that are of no concern here.
-    pub notes: Vec<String>,
 }
