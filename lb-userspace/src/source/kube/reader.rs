@@ -83,6 +83,7 @@ where
     async fn list(&mut self) -> Answer<K> {
         // Without a version the answer is what the store holds now, not what some server remembers.
         let parameters = ListParams::default().labels(&self.selector);
+        tracing::debug!(source = "kube", url = self.api.resource_url(), "listing");
         match limited(self.api.list(&parameters)).await {
             Ok(list) => Answer::Listed(list),
             Err(failure) => Answer::Failed(failure),
