@@ -1,11 +1,12 @@
 //! The maps, as `bpftool` shows them. Capacities are defaults; the agent may load others.
 
 use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
+use aya_ebpf::btf_maps::lpm_trie::Key;
 use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf};
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
-    Backend, Config, Event, Flow, FlowKey, Link, Service, ServiceKey, ServiceName, Slot, SocketKey, SocketPeer, Source,
-    SourceKey, StatKey, Vip, VipKey,
+    Backend, Config, Event, Flow, FlowKey, Link, SOURCE_SERVICE_BITS, Service, ServiceKey, ServiceName, Slot,
+    SocketKey, SocketPeer, Source, SourceKey, StatKey, Vip, VipKey,
 };
 use lb_common::decide::Work;
 use lb_common::limits;
@@ -69,13 +70,14 @@ pub trait Family<const N: usize> {
     fn flow(key: &FlowKey<N>) -> Option<*mut Flow<N>>;
     fn insert_flow(key: &FlowKey<N>, flow: &Flow<N>, flags: u64) -> Result<(), i32>;
     fn remove_flow(key: &FlowKey<N>);
+    fn admitted(key: &SourceKey<N>) -> bool;
     fn socket(key: &SocketKey<N>) -> Option<SocketPeer<N>>;
     fn insert_socket(key: &SocketKey<N>, peer: &SocketPeer<N>);
     fn remove_socket(key: &SocketKey<N>);
 }
 
 macro_rules! family {
-    ($n:literal, $services:ident, $backends:ident, $flows:ident, $sockets:ident, $scratch:ident) => {
+    ($n:literal, $services:ident, $backends:ident, $flows:ident, $sources:ident, $sockets:ident, $scratch:ident) => {
         impl Family<$n> for crate::tables::Kernel {
             #[inline(always)]
             fn services() -> &'static HashMap<ServiceKey<$n>, Service, { limits::SERVICES as usize }, ON_DEMAND> {
@@ -104,6 +106,13 @@ macro_rules! family {
                 let _ = $flows.remove(key);
             }
             #[inline(always)]
+            fn admitted(key: &SourceKey<$n>) -> bool {
+                // The service must match whole. A recycled element may show another one's id: denied, the next try finds its own.
+                $sources
+                    .get(&Key::new(SOURCE_SERVICE_BITS + 8 * $n, *key))
+                    .is_some_and(|source| source.service == key.service)
+            }
+            #[inline(always)]
             fn socket(key: &SocketKey<$n>) -> Option<SocketPeer<$n>> {
                 // SAFETY: the value is copied at once; a recycled element shows at worst another socket's peer, whose
                 // backend is checked by its generation.
@@ -122,5 +131,5 @@ macro_rules! family {
     };
 }
 
-family!(4, SERVICES4, BACKENDS4, FLOWS4, SOCKETS4, SCRATCH4);
-family!(16, SERVICES6, BACKENDS6, FLOWS6, SOCKETS6, SCRATCH6);
+family!(4, SERVICES4, BACKENDS4, FLOWS4, SOURCES4, SOCKETS4, SCRATCH4);
+family!(16, SERVICES6, BACKENDS6, FLOWS6, SOURCES6, SOCKETS6, SCRATCH6);

@@ -4,7 +4,7 @@ use aya_ebpf::Global;
 use aya_ebpf::bindings::bpf_sock_addr;
 use aya_ebpf::helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval};
 use lb_common::abi::{FlowKey, SocketKey, SocketPeer, TCP, UDP, hook, service_flags, socket_direction};
-use lb_common::decide::{Now, Picked, Tables, pick};
+use lb_common::decide::{Client, Now, Picked, Tables, pick};
 use lb_common::outcome::Outcome;
 use lb_common::state;
 
@@ -42,6 +42,13 @@ pub fn is_ours(context: *mut bpf_sock_addr) -> bool {
         1 => unsafe { bpf_get_netns_cookie(context.cast()) == HOST_NETNS.load() },
         _ => true,
     }
+}
+
+/// Whether the socket is in the node's own network namespace, not in a pod's.
+#[inline(always)]
+fn is_on_node(context: *mut bpf_sock_addr) -> bool {
+    // SAFETY: a helper on the program's own context.
+    SOCKET_LB.load() == 1 || unsafe { bpf_get_netns_cookie(context.cast()) == HOST_NETNS.load() }
 }
 
 /// connect(): the socket's peer becomes a backend. `None`: not for a service.
@@ -94,8 +101,12 @@ where
 {
     let key = FlowKey { src: [0; N], dst: to.address, src_port: 0, dst_port: to.port, protocol, pad: [0; 3] };
     let mut tables = Kernel { context: context.cast(), ifindex: 0 };
-    match pick::<N, Kernel>(&mut tables, &key) {
-        Picked::NoService => {
+    let on_node = is_on_node(context);
+    // A pod's address is held against the source ranges where its packets come by its link.
+    let client = Client::Process(if on_node { service_flags::NODE_ALLOWED } else { 0 });
+    match pick::<N, Kernel>(&mut tables, &key, client) {
+        Picked::Denied(service) if on_node => fail(&key, service, Outcome::DroppedSourceRange, ECONNREFUSED),
+        Picked::NoService | Picked::Denied(_) => {
             if outcome as u8 == Outcome::SocketConnected as u8 || !is_named_by_kernel::<N>(context) {
                 disown(context, protocol, to);
             }

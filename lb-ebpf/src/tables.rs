@@ -7,7 +7,7 @@ use aya_ebpf::bindings::{
     bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2,
 };
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns, bpf_sk_release, bpf_skc_lookup_tcp};
-use lb_common::abi::{Backend, Flow, FlowKey, Service, ServiceKey, Slot, tag};
+use lb_common::abi::{Backend, Flow, FlowKey, Service, ServiceKey, Slot, SourceKey, tag};
 use lb_common::decide::{NotInserted, Tables};
 
 use crate::maps::{Family, LINKS, SLOTS};
@@ -90,6 +90,11 @@ where
     #[inline(always)]
     fn remove_flow(&mut self, key: &FlowKey<N>) {
         <Kernel as Family<N>>::remove_flow(key);
+    }
+
+    #[inline(always)]
+    fn admitted(&mut self, service: u32, address: &[u8; N]) -> bool {
+        <Kernel as Family<N>>::admitted(&SourceKey { service, address: *address })
     }
 
     #[inline(always)]

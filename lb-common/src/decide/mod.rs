@@ -4,10 +4,12 @@
 //! parsing and rewriting belong to the hook. Work is bounded: at most [`crate::limits::SERVICE_LOOKUPS`] service look-ups and
 //! [`crate::limits::PORT_ATTEMPTS`] source ports.
 
+mod client;
 mod direct;
 mod known;
 mod select;
 
+pub use client::Client;
 pub use select::{Picked, pick};
 
 use crate::abi::{Backend, Flow, FlowKey, Service, ServiceKey, Slot};
@@ -31,6 +33,8 @@ pub trait Tables<const N: usize> {
     /// Writes an entry; without `replace` an existing one is left alone and refused.
     fn insert_flow(&mut self, key: &FlowKey<N>, flow: &Flow<N>, replace: bool) -> Result<(), NotInserted>;
     fn remove_flow(&mut self, key: &FlowKey<N>);
+    /// Whether a source range of this service port holds the address.
+    fn admitted(&mut self, service: u32, address: &[u8; N]) -> bool;
     /// Whether the client (a local one) has a live TCP connection of its own whose answers have this tuple.
     fn direct_connection(&mut self, reply: &FlowKey<N>) -> bool;
 }

@@ -1,5 +1,6 @@
 //! The first packet of a flow: look the service up, pick a slot, check that both belong together, write the flow.
 
+use super::client::{Admission, Client, admission};
 use super::{Action, Hook, NotInserted, Now, Tables, Work, forget_owner, pair_key};
 use crate::abi::{
     Backend, Flow, FlowKey, Service, ServiceKey, Slot, TCP, backend_flags, flow_flags, flow_state, seal, service_flags,
@@ -9,7 +10,7 @@ use crate::limits::{PORT_ATTEMPTS, SERVICE_LOOKUPS, SOURCE_PORT_COUNT, SOURCE_PO
 use crate::outcome::Outcome;
 use crate::state;
 
-/// `false`: the destination is no service's.
+/// `false`: the destination is no service's, or no service of this client's.
 #[inline(always)]
 pub(super) fn select<const N: usize, T: Tables<N>>(
     tables: &mut T,
@@ -17,8 +18,12 @@ pub(super) fn select<const N: usize, T: Tables<N>>(
     hook: Hook,
     outcome: Outcome,
 ) -> bool {
-    match pick(tables, &work.packet.key) {
+    match pick(tables, &work.packet.key, Client::at(hook)) {
         Picked::NoService => return false,
+        Picked::Denied(service) => {
+            work.verdict.service = service;
+            work.settle(Action::Drop, Outcome::DroppedSourceRange);
+        }
         Picked::Torn(service) => {
             work.verdict.service = service;
             work.settle(Action::Drop, Outcome::DroppedTorn);
@@ -41,7 +46,10 @@ pub(super) fn select<const N: usize, T: Tables<N>>(
 
 /// What a look-up of the service came to.
 pub enum Picked<const N: usize> {
+    /// Nor one that serves this client.
     NoService,
+    /// The client is in none of its source ranges; the service's id.
+    Denied(u32),
     /// The tables kept changing underneath; the service's id.
     Torn(u32),
     /// No endpoint; the service's id and flags.
@@ -49,9 +57,10 @@ pub enum Picked<const N: usize> {
     Backend(Slot, Backend<N>),
 }
 
-/// Looks a frontend up and picks a backend, consistent even while the agent replaces the service.
+/// Looks a frontend up for this client and picks a backend of the set that serves clients inside, consistent even while the agent
+/// replaces the service.
 #[inline(always)]
-pub fn pick<const N: usize, T: Tables<N>>(tables: &mut T, key: &FlowKey<N>) -> Picked<N> {
+pub fn pick<const N: usize, T: Tables<N>>(tables: &mut T, key: &FlowKey<N>, client: Client) -> Picked<N> {
     let frontend = ServiceKey { address: key.dst, port: key.dst_port, protocol: key.protocol, pad: 0 };
     let mut torn = 0;
     for _ in 0..SERVICE_LOOKUPS {
@@ -59,6 +68,11 @@ pub fn pick<const N: usize, T: Tables<N>>(tables: &mut T, key: &FlowKey<N>) -> P
         torn = service.id;
         if !is_whole(&frontend, &service) {
             continue;
+        }
+        match admission(tables, &service, key, client) {
+            Admission::Served => {}
+            Admission::NotServed => return Picked::NoService,
+            Admission::Denied => return Picked::Denied(service.id),
         }
         if service.slot_count == 0 {
             return Picked::Empty(service.id, service.flags);

@@ -11,6 +11,8 @@ pub struct Memory {
     pub slots: HashMap<u32, Slot>,
     pub backends: HashMap<u32, Backend<4>>,
     pub flows: HashMap<FlowKey<4>, Flow<4>>,
+    /// Admitted networks: service port, address, bits.
+    pub sources: Vec<(u32, [u8; 4], u32)>,
     /// How many flow entries fit.
     pub capacity: usize,
     pub now_ns: u64,
@@ -26,6 +28,7 @@ impl Default for Memory {
             slots: HashMap::new(),
             backends: HashMap::new(),
             flows: HashMap::new(),
+            sources: Vec::new(),
             capacity: usize::MAX,
             now_ns: 1_000_000_000_000,
             seed: 1,
@@ -83,6 +86,11 @@ impl Tables<4> for Memory {
 
     fn remove_flow(&mut self, key: &FlowKey<4>) {
         self.flows.remove(key);
+    }
+
+    fn admitted(&mut self, service: u32, address: &[u8; 4]) -> bool {
+        let network = |address: &[u8; 4], bits: u32| u64::from(u32::from_be_bytes(*address)) >> (32 - bits);
+        self.sources.iter().any(|(id, range, bits)| *id == service && network(range, *bits) == network(address, *bits))
     }
 
     fn direct_connection(&mut self, reply: &FlowKey<4>) -> bool {

@@ -2,6 +2,7 @@
 //!
 //! `BPF_PROG_TEST_RUN` attaches nothing: the kernel hands the bytes to the program and says verdict and bytes afterwards.
 
+mod sockets;
 mod tables;
 
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use aya::{Ebpf, EbpfLoader};
 use lb_common::abi::{Event, StatKey};
 use lb_common::outcome::Outcome;
 
+pub use sockets::Whose;
 pub use tables::{Family, Of, Tables};
 
 /// Where a packet meets a program.
@@ -55,7 +57,7 @@ pub struct Ran {
 /// Room for what a program may add to a packet: an IPv6 and an ICMP header, and then some.
 const GROWTH: usize = 256;
 /// Sizes of the maps: enough for any table of a test, quick to make.
-const SIZES: [(&str, u32); 19] = [
+const SIZES: [(&str, u32); 18] = [
     ("services4", 64),
     ("services6", 64),
     ("slots", 4096),
@@ -74,7 +76,6 @@ const SIZES: [(&str, u32); 19] = [
     ("links", 16),
     ("events", 1 << 16),
     ("config", 1),
-    ("outcomes", Outcome::COUNT as u32),
 ];
 
 /// The loaded programs and their maps.
@@ -90,9 +91,12 @@ pub struct Live {
 impl Live {
     /// Loads them. The calling thread's namespace becomes that of all packets: routes and links are looked up there.
     pub fn load() -> Result<Self> {
+        Self::load_by(&mut EbpfLoader::new())
+    }
+
+    fn load_by(loader: &mut EbpfLoader<'_>) -> Result<Self> {
         let path = object()?;
         let bytes = std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
-        let mut loader = EbpfLoader::new();
         for (name, entries) in SIZES {
             loader.map_max_entries(name, entries);
         }

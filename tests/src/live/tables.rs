@@ -1,9 +1,10 @@
 //! The maps of one address family, as the programs read them.
 
 use anyhow::Result;
-use aya::maps::{Array, HashMap, MapData};
+use aya::maps::lpm_trie::Key;
+use aya::maps::{Array, HashMap, LpmTrie, MapData};
 use aya::{Ebpf, Pod};
-use lb_common::abi::{Backend, Flow, FlowKey, Service, ServiceKey, Slot, map_name};
+use lb_common::abi::{Backend, Flow, FlowKey, Service, ServiceKey, Slot, Source, SourceKey, map_name};
 
 use super::{keys, take};
 
@@ -12,6 +13,7 @@ pub trait Family {
     const SERVICES: &str;
     const BACKENDS: &str;
     const FLOWS: &str;
+    const SOURCES: &str;
 }
 
 /// Names the maps of a family by the length of its addresses.
@@ -21,26 +23,30 @@ impl Family for Of<4> {
     const SERVICES: &str = map_name::SERVICES4;
     const BACKENDS: &str = map_name::BACKENDS4;
     const FLOWS: &str = map_name::FLOWS4;
+    const SOURCES: &str = map_name::SOURCES4;
 }
 
 impl Family for Of<16> {
     const SERVICES: &str = map_name::SERVICES6;
     const BACKENDS: &str = map_name::BACKENDS6;
     const FLOWS: &str = map_name::FLOWS6;
+    const SOURCES: &str = map_name::SOURCES6;
 }
 
-/// Services, slots, backends and flows of one family.
+/// Services, slots, backends, flows and source ranges of one family.
 pub struct Tables<const N: usize>
 where
     ServiceKey<N>: Pod,
     Backend<N>: Pod,
     FlowKey<N>: Pod,
     Flow<N>: Pod,
+    SourceKey<N>: Pod,
 {
     pub services: HashMap<MapData, ServiceKey<N>, Service>,
     pub slots: Array<MapData, Slot>,
     pub backends: Array<MapData, Backend<N>>,
     pub flows: HashMap<MapData, FlowKey<N>, Flow<N>>,
+    pub sources: LpmTrie<MapData, SourceKey<N>, Source>,
 }
 
 impl<const N: usize> Tables<N>
@@ -50,6 +56,7 @@ where
     Backend<N>: Pod,
     FlowKey<N>: Pod,
     Flow<N>: Pod,
+    SourceKey<N>: Pod,
 {
     pub(super) fn take(ebpf: &mut Ebpf, slots: MapData) -> Result<Self> {
         Ok(Self {
@@ -57,16 +64,30 @@ where
             slots: aya::maps::Map::Array(slots).try_into()?,
             backends: take(ebpf, Of::<N>::BACKENDS)?.try_into()?,
             flows: take(ebpf, Of::<N>::FLOWS)?.try_into()?,
+            sources: take(ebpf, Of::<N>::SOURCES)?.try_into()?,
         })
     }
 
-    /// Removes services and flows; slots and backends are overwritten by whoever uses them.
+    /// Removes the source ranges of one service port.
+    pub fn clear_sources(&mut self, service: u32) -> Result<()> {
+        let keys: Vec<Key<SourceKey<N>>> = self.sources.keys().collect::<Result<_, _>>()?;
+        for key in keys.iter().filter(|key| key.data().service == service) {
+            self.sources.remove(key)?;
+        }
+        Ok(())
+    }
+
+    /// Removes services, flows and source ranges; slots and backends are overwritten by whoever uses them.
     pub fn clear(&mut self) -> Result<()> {
         for key in keys(&self.services)? {
             self.services.remove(&key)?;
         }
         for key in keys(&self.flows)? {
             self.flows.remove(&key)?;
+        }
+        let keys: Vec<Key<SourceKey<N>>> = self.sources.keys().collect::<Result<_, _>>()?;
+        for key in keys {
+            self.sources.remove(&key)?;
         }
         Ok(())
     }

@@ -2,8 +2,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use lb_common::abi::service_flags;
+
 use super::wire::{ACK, FIN, Frame, Protocol, RST, SYN};
-use super::world::{Backend, Life, Service, World};
+use super::world::{Backend, Kind, Life, Range, Service, Torn, World};
 use crate::random::Random;
 
 const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
@@ -33,7 +35,16 @@ pub fn world(random: &mut Random, v6: bool, now_s: u32) -> World {
                 let backend = backend(random, v6, id, nth % 4);
                 world.backends.insert(number, backend);
             }
-            let service = Service { id, members: Vec::new(), drop_if_empty: false, torn: false };
+            let service = Service {
+                id,
+                kind: if random.one_in(3) { *random.of(&Kind::EXTERNAL) } else { Kind::ClusterIp },
+                members: Vec::new(),
+                members_outside: Vec::new(),
+                drop_if_empty: false,
+                ranges: None,
+                other_flags: 0,
+                torn: Torn::Whole,
+            };
             world.services.insert((SocketAddr::new(address(v6, 3, host), 80), protocol), service);
         }
     }
@@ -58,9 +69,25 @@ fn backend(random: &mut Random, v6: bool, service: u32, nth: usize) -> Backend {
     }
 }
 
+/// Networks of which some hold some clients.
+fn ranges(random: &mut Random, v6: bool) -> Vec<Range> {
+    let whole = if v6 { 128 } else { 32 };
+    let (clients, backends, nobody) = (address(v6, 1, 2), address(v6, 2, 0), address(v6, 9, 0));
+    let pool = [
+        Range { address: clients, bits: whole },
+        Range { address: clients, bits: whole - 1 },
+        Range { address: address(v6, 1, 0), bits: whole - 8 },
+        Range { address: backends, bits: whole - 8 },
+        Range { address: nobody, bits: whole - 8 },
+        Range { address: if v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() }, bits: 0 },
+    ];
+    let count = random.below(3);
+    (0..count).map(|_| *random.of(&pool)).collect()
+}
+
 /// Gives a service the members that its backends' states allow, or others: the tables are judged as they stand.
 pub fn rewrite_service(random: &mut Random, world: &mut World, key: (SocketAddr, Protocol)) {
-    let id = world.services[&key].id;
+    let Service { id, kind, .. } = world.services[&key];
     let mut members: Vec<(u32, u32)> = world
         .backends
         .iter()
@@ -70,8 +97,24 @@ pub fn rewrite_service(random: &mut Random, world: &mut World, key: (SocketAddr,
     if random.one_in(10) {
         members.clear();
     }
-    let drop_if_empty = random.one_in(4);
-    world.services.insert(key, Service { id, members, drop_if_empty, torn: random.one_in(20) });
+    // A cluster IP has one set for all. Elsewhere the sets may have nothing in common.
+    let mut members_outside = members.clone();
+    if kind != Kind::ClusterIp {
+        members.retain(|_| !random.one_in(4));
+        members_outside.retain(|_| !random.one_in(4));
+    }
+    let has_ranges = matches!(kind, Kind::ExternalIp | Kind::LoadBalancer) && random.one_in(2);
+    let ranges = has_ranges.then(|| ranges(random, key.0.is_ipv6()));
+    let others = [0, service_flags::NODE_ALLOWED, service_flags::OUTSIDE_LOCAL, service_flags::DROP_OUTSIDE_IF_EMPTY];
+    let torn = match random.below(40) {
+        0 => Torn::Entry,
+        1 => Torn::Generation,
+        2 => Torn::Service,
+        _ => Torn::Whole,
+    };
+    let (drop_if_empty, other_flags) = (random.one_in(4), *random.of(&others));
+    let service = Service { id, kind, members, members_outside, drop_if_empty, ranges, other_flags, torn };
+    world.services.insert(key, service);
 }
 
 /// Something that the agent does to a backend.

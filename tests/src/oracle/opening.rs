@@ -5,7 +5,7 @@ use lb_common::outcome::Outcome;
 
 use super::rules::{Asked, Expected, Fate, Hint, PASS};
 use super::wire::Protocol;
-use super::world::{Connection, Ended, Half, State, World};
+use super::world::{Connection, Ended, Half, Kind, State, Torn, World};
 use crate::live::Hook;
 
 /// Translated source ports come from here.
@@ -15,17 +15,30 @@ const TRANSLATED: std::ops::Range<u16> = 61_000..65_096;
 pub fn open(world: &mut World, asked: Asked, why: Outcome, hint: Hint) -> Result<Option<Expected>> {
     let Some(service) = world.services.get(&(asked.dst, asked.protocol)) else { return Ok(None) };
     let id = service.id;
-    let stale = |&(backend, generation): &(u32, u32)| world.backends[&backend].generation != generation;
-    let all_stale = !service.members.is_empty() && service.members.iter().all(stale);
-    if service.torn || all_stale || (hint.torn && service.members.iter().any(stale)) {
-        return Ok(Some(Expected { fate: Fate::Drop, outcome: Outcome::DroppedTorn, service: id, backend: 0 }));
+    let drop = |outcome| Expected { fate: Fate::Drop, outcome, service: id, backend: 0 };
+    if service.torn == Torn::Entry {
+        return Ok(Some(drop(Outcome::DroppedTorn)));
+    }
+    if service.kind != Kind::ClusterIp {
+        // Nobody serves clients outside there yet, and who comes by another link than a pod's own may be one.
+        if asked.hook != Hook::PodIn {
+            return Ok(None);
+        }
+        if !service.admits(asked.src.ip()) {
+            return Ok(Some(drop(Outcome::DroppedSourceRange)));
+        }
     }
     if service.members.is_empty() {
         return Ok(Some(if service.drop_if_empty {
-            Expected { fate: Fate::Drop, outcome: Outcome::DroppedNoLocalEndpoint, service: id, backend: 0 }
+            drop(Outcome::DroppedNoLocalEndpoint)
         } else {
             asked.refuse(Outcome::RefusedNoEndpoint, id, 0)
         }));
+    }
+    let stale = |&(backend, generation): &(u32, u32)| world.backends[&backend].generation != generation;
+    let torn = service.torn != Torn::Whole || service.members.iter().all(stale);
+    if torn || (hint.torn && service.members.iter().any(stale)) {
+        return Ok(Some(drop(Outcome::DroppedTorn)));
     }
     let usable: Vec<u32> =
         service.members.iter().filter(|member| !stale(member)).map(|&(backend, _)| backend).collect();

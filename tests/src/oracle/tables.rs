@@ -5,13 +5,14 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
 use aya::Pod;
+use aya::maps::lpm_trie::Key;
 use lb_common::abi::{
-    Backend, Flow, FlowKey, Service, ServiceKey, Slot, TCP, UDP, backend_flags, backend_state, flow_flags, flow_state,
-    seal, service_flags,
+    Backend, Flow, FlowKey, SOURCE_SERVICE_BITS, Service, ServiceKey, Slot, Source, SourceKey, TCP, UDP, backend_flags,
+    backend_state, flow_flags, flow_state, frontend_kind, seal, service_flags,
 };
 
 use super::wire::Protocol;
-use super::world::{self, Life, State, World};
+use super::world::{self, Kind, Life, State, Torn, World};
 use crate::live::{Family, Live, Of, Tables};
 
 /// Slots of a service begin at its id times this.
@@ -125,30 +126,67 @@ where
     Backend<N>: Pod,
     FlowKey<N>: Pod,
     Flow<N>: Pod,
+    SourceKey<N>: Pod,
 {
     let (id, generation, slot_base) = (service.id, service.id + 100, service.id * SLOTS_PER_SERVICE);
-    for (slot, &(backend, backend_generation)) in (slot_base..).zip(&service.members) {
-        tables.slots.set(slot, Slot { backend, backend_generation, service: id, generation }, 0)?;
+    let outside_base = slot_base + SLOTS_PER_SERVICE / 2;
+    let (said_id, said_generation) = match service.torn {
+        Torn::Whole | Torn::Entry => (id, generation),
+        Torn::Generation => (id, generation + 1),
+        Torn::Service => (id + 1, generation),
+    };
+    for (base, members) in [(slot_base, &service.members), (outside_base, &service.members_outside)] {
+        for (slot, &(backend, backend_generation)) in (base..).zip(members) {
+            let value = Slot { backend, backend_generation, service: said_id, generation: said_generation };
+            tables.slots.set(slot, value, 0)?;
+        }
     }
+    write_ranges(tables, service)?;
     let key = ServiceKey { address: address.ip().bytes(), port: address.port(), protocol: number(protocol), pad: 0 };
-    let slot_count = u32::try_from(service.members.len())?;
     let value = Service {
         id,
         generation,
         slot_base,
-        slot_count,
-        outside_base: slot_base,
-        outside_count: slot_count,
+        slot_count: u32::try_from(service.members.len())?,
+        outside_base,
+        outside_count: u32::try_from(service.members_outside.len())?,
         seal: 0,
         affinity_timeout_s: 0,
         scheduler: 0,
-        flags: if service.drop_if_empty { service_flags::DROP_IF_EMPTY } else { 0 },
-        kind: 0,
+        flags: service.other_flags
+            | if service.drop_if_empty { service_flags::DROP_IF_EMPTY } else { 0 }
+            | if service.ranges.is_some() { service_flags::SOURCE_RANGES } else { 0 },
+        kind: match service.kind {
+            Kind::ClusterIp => frontend_kind::CLUSTER_IP,
+            Kind::ExternalIp => frontend_kind::EXTERNAL_IP,
+            Kind::LoadBalancer => frontend_kind::LOAD_BALANCER,
+            Kind::NodePort => frontend_kind::NODE_PORT,
+        },
         pad: 0,
     };
     let right = seal(&key, &value);
-    let value = Service { seal: if service.torn { !right } else { right }, ..value };
+    let value = Service { seal: if service.torn == Torn::Entry { !right } else { right }, ..value };
     tables.services.insert(key, value, 0).context("writing a frontend")
+}
+
+/// Writes the networks that the service admits in place of those that it admitted before.
+fn write_ranges<const N: usize>(tables: &mut Tables<N>, service: &world::Service) -> Result<()>
+where
+    IpAddr: Bytes<N>,
+    Of<N>: Family,
+    ServiceKey<N>: Pod,
+    Backend<N>: Pod,
+    FlowKey<N>: Pod,
+    Flow<N>: Pod,
+    SourceKey<N>: Pod,
+{
+    tables.clear_sources(service.id)?;
+    for range in service.ranges.iter().flatten() {
+        let key = SourceKey { service: service.id, address: range.address.bytes() };
+        let key = Key::new(SOURCE_SERVICE_BITS + range.bits, key);
+        tables.sources.insert(&key, Source { service: service.id }, 0).context("writing a source range")?;
+    }
+    Ok(())
 }
 
 /// Removes a frontend.

@@ -1,7 +1,7 @@
 //! The model's world: services, backends and connections in plain collections.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::wire::Protocol;
 
@@ -19,12 +19,71 @@ pub struct World {
 #[derive(Clone, Debug)]
 pub struct Service {
     pub id: u32,
-    /// Backends with the generation they had when the service was written.
+    pub kind: Kind,
+    /// Backends for clients inside, with the generation they had when the service was written.
     pub members: Vec<(u32, u32)>,
+    /// The same for clients outside.
+    pub members_outside: Vec<(u32, u32)>,
     /// No endpoint is allowed here, though some exist: drop.
     pub drop_if_empty: bool,
-    /// The entry does not go with its key: what a reader meets in the midst of an update.
-    pub torn: bool,
+    /// The networks whose clients may pass; `None`: everybody may.
+    pub ranges: Option<Vec<Range>>,
+    /// Bits of the entry that must not matter to a pod's packets.
+    pub other_flags: u8,
+    pub torn: Torn,
+}
+
+/// What sort of address a frontend has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    ClusterIp,
+    ExternalIp,
+    LoadBalancer,
+    NodePort,
+}
+
+impl Kind {
+    /// Those that are reached from outside, too.
+    pub const EXTERNAL: [Self; 3] = [Self::ExternalIp, Self::LoadBalancer, Self::NodePort];
+}
+
+/// What a reader meets in the midst of an update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Torn {
+    /// Nothing: all is whole.
+    Whole,
+    /// The entry does not go with its key.
+    Entry,
+    /// The slots are of another generation of the service.
+    Generation,
+    /// The slots are another service's.
+    Service,
+}
+
+/// A network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    pub address: IpAddr,
+    pub bits: u32,
+}
+
+impl Range {
+    /// Whether the address is in it: as many of the first bits are the same.
+    pub fn holds(self, address: IpAddr) -> bool {
+        let same = match (self.address, address) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => (u32::from(a) ^ u32::from(b)).leading_zeros(),
+            (IpAddr::V6(a), IpAddr::V6(b)) => (u128::from(a) ^ u128::from(b)).leading_zeros(),
+            _ => return false,
+        };
+        same >= self.bits
+    }
+}
+
+impl Service {
+    /// Whether a client with this address may pass.
+    pub fn admits(&self, address: IpAddr) -> bool {
+        self.ranges.as_ref().is_none_or(|ranges| ranges.iter().any(|range| range.holds(address)))
+    }
 }
 
 /// An endpoint of a service.

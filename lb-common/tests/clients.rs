@@ -1,0 +1,150 @@
+//! Whom a frontend serves: external kinds clients inside alone, source ranges whoever is in them, over plain tables.
+
+// Tests may unwrap: a panic is a failed test.
+#![allow(clippy::unwrap_used)]
+
+mod memory;
+
+use lb_common::abi::{FlowKey, Service, ServiceKey, TCP, UDP, backend_state, frontend_kind, seal, service_flags};
+use lb_common::decide::{Action, Client, Hook, Picked, pick};
+use lb_common::limits;
+use lb_common::outcome::Outcome;
+use lb_common::state::tcp_flag::{ACK, RST, SYN};
+use memory::Memory;
+
+const CLIENT: [u8; 4] = [10, 0, 1, 2];
+const FRONTEND: [u8; 4] = [192, 0, 2, 10];
+const INSIDE: [u8; 4] = [10, 0, 1, 11];
+const OUTSIDE: [u8; 4] = [10, 0, 2, 12];
+const EXTERNAL: [u8; 3] = [frontend_kind::EXTERNAL_IP, frontend_kind::LOAD_BALANCER, frontend_kind::NODE_PORT];
+const OFF_THE_CLIENTS_LINK: [Hook; 4] = [Hook::BRIDGE_IN, Hook::NODE_IN, Hook::NODE_OUT, Hook::XDP];
+
+fn frontend(protocol: u8) -> ServiceKey<4> {
+    ServiceKey { address: FRONTEND, port: 80, protocol, pad: 0 }
+}
+
+fn from(client: [u8; 4], protocol: u8, port: u16) -> FlowKey<4> {
+    FlowKey { src: client, dst: FRONTEND, src_port: port, dst_port: 80, protocol, pad: [0; 3] }
+}
+
+/// Service 1, TCP and UDP: one backend serves clients inside, another one those outside.
+fn serving(kind: u8, flags: u8) -> Memory {
+    let mut tables = Memory::default();
+    for (base, protocol) in [(0, TCP), (10, UDP)] {
+        tables.serve(1, base, frontend(protocol), &[INSIDE, OUTSIDE], 8080);
+        edit(&mut tables, protocol, |service| {
+            let (outside_base, outside_count) = (service.slot_base + 1, 1);
+            *service = Service { kind, flags, slot_count: 1, outside_base, outside_count, ..*service };
+        });
+    }
+    tables
+}
+
+fn edit(tables: &mut Memory, protocol: u8, edit: impl FnOnce(&mut Service)) {
+    let key = frontend(protocol);
+    let service = tables.services.get_mut(&key).unwrap();
+    edit(service);
+    service.seal = seal(&key, service);
+}
+
+#[test]
+fn every_kind_serves_a_pod_from_the_inside_set() {
+    for kind in EXTERNAL.into_iter().chain([frontend_kind::CLUSTER_IP]) {
+        for (protocol, flags) in [(TCP, SYN), (UDP, 0)] {
+            let mut tables = serving(kind, 0);
+            for port in 4000..4020 {
+                let verdict = tables.ask(from(CLIENT, protocol, port), flags, Hook::POD_IN);
+                assert_eq!((verdict.action, verdict.outcome), (Action::ToBackend, Outcome::Selected));
+                assert_eq!(verdict.address, INSIDE);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_external_kind_is_no_service_where_clients_outside_may_come_by() {
+    for hook in OFF_THE_CLIENTS_LINK {
+        for kind in EXTERNAL {
+            let mut tables = serving(kind, service_flags::SOURCE_RANGES);
+            for empty in [false, true] {
+                edit(&mut tables, TCP, |service| service.slot_count = u32::from(!empty));
+                for flags in [SYN, ACK, RST] {
+                    let verdict = tables.ask(from(CLIENT, TCP, 4000), flags, hook);
+                    assert_eq!((verdict.action, verdict.outcome), (Action::Pass, Outcome::Passed));
+                    assert_eq!((verdict.service, verdict.backend), (0, 0), "not counted for the service");
+                }
+            }
+            assert!(tables.flows.is_empty());
+        }
+        let verdict = serving(frontend_kind::CLUSTER_IP, 0).ask(from(CLIENT, TCP, 4000), SYN, hook);
+        assert_eq!(verdict.action, Action::ToBackend, "a cluster IP is served");
+    }
+}
+
+#[test]
+fn a_pod_in_no_source_range_is_dropped_and_counted_for_the_service() {
+    for (protocol, flags) in [(TCP, SYN), (TCP, ACK), (UDP, 0)] {
+        let mut tables = serving(frontend_kind::LOAD_BALANCER, service_flags::SOURCE_RANGES);
+        // Ranges of another service, and of others' networks.
+        tables.sources = vec![(2, CLIENT, 32), (1, [10, 0, 2, 0], 24), (1, [10, 0, 1, 3], 32)];
+        let verdict = tables.ask(from(CLIENT, protocol, 4000), flags, Hook::POD_IN);
+        assert_eq!((verdict.action, verdict.outcome), (Action::Drop, Outcome::DroppedSourceRange));
+        assert_eq!((verdict.service, verdict.backend), (1, 0));
+        assert!(tables.flows.is_empty());
+        tables.sources.push((1, [10, 0, 0, 0], 23));
+        let verdict = tables.ask(from(CLIENT, protocol, 4000), flags, Hook::POD_IN);
+        assert_ne!(verdict.outcome, Outcome::DroppedSourceRange, "now it is in one");
+    }
+}
+
+#[test]
+fn who_may_not_pass_is_not_told_that_nobody_serves() {
+    let mut tables = serving(frontend_kind::LOAD_BALANCER, service_flags::SOURCE_RANGES);
+    edit(&mut tables, TCP, |service| service.slot_count = 0);
+    assert_eq!(tables.ask(from(CLIENT, TCP, 4000), SYN, Hook::POD_IN).outcome, Outcome::DroppedSourceRange);
+    tables.sources.push((1, CLIENT, 32));
+    let refused = tables.ask(from(CLIENT, TCP, 4000), SYN, Hook::POD_IN);
+    assert_eq!((refused.action, refused.outcome), (Action::Refuse, Outcome::RefusedNoEndpoint));
+    edit(&mut tables, TCP, |service| service.flags |= service_flags::DROP_IF_EMPTY);
+    let dropped = tables.ask(from(CLIENT, TCP, 4000), SYN, Hook::POD_IN);
+    assert_eq!((dropped.action, dropped.outcome), (Action::Drop, Outcome::DroppedNoLocalEndpoint));
+    edit(&mut tables, TCP, |service| service.flags = service_flags::DROP_OUTSIDE_IF_EMPTY);
+    assert_eq!(tables.ask(from(CLIENT, TCP, 4000), SYN, Hook::POD_IN).action, Action::Refuse, "of clients outside");
+}
+
+#[test]
+fn a_range_that_is_taken_away_ends_no_flow_and_lets_no_new_one_begin() {
+    let mut tables = serving(frontend_kind::LOAD_BALANCER, service_flags::SOURCE_RANGES);
+    tables.sources = vec![(1, CLIENT, 32)];
+    assert_eq!(tables.ask(from(CLIENT, TCP, 4000), SYN, Hook::POD_IN).outcome, Outcome::Selected);
+    assert_eq!(tables.ask(from(CLIENT, UDP, 4000), 0, Hook::POD_IN).outcome, Outcome::Selected);
+    tables.sources.clear();
+    assert_eq!(tables.ask(from(CLIENT, TCP, 4000), ACK, Hook::POD_IN).outcome, Outcome::Forwarded);
+    assert_eq!(tables.ask(from(CLIENT, UDP, 4000), 0, Hook::POD_IN).outcome, Outcome::Forwarded);
+    assert_eq!(tables.ask(from(CLIENT, TCP, 4001), SYN, Hook::POD_IN).outcome, Outcome::DroppedSourceRange);
+    // Nobody speaks of it any more: the next datagram begins a new flow.
+    tables.pass_seconds(u64::from(limits::UDP_REPLIED_TIMEOUT_S) + 1);
+    assert_eq!(tables.ask(from(CLIENT, UDP, 4000), 0, Hook::POD_IN).outcome, Outcome::DroppedSourceRange);
+    // Nor does a connection move on to another backend.
+    tables.backends.values_mut().for_each(|backend| backend.state = backend_state::GONE);
+    assert_eq!(tables.ask(from(CLIENT, TCP, 4000), SYN, Hook::POD_IN).outcome, Outcome::DroppedSourceRange);
+}
+
+#[test]
+fn a_process_is_admitted_by_its_flag_alone() {
+    let asked = |flags: u8, client: Client| {
+        let mut tables = serving(frontend_kind::LOAD_BALANCER, flags);
+        // What would admit the address that a socket call does not know yet.
+        tables.sources = vec![(1, [0; 4], 1)];
+        match pick(&mut tables, &from([0; 4], TCP, 0), client) {
+            Picked::Backend(_, backend) => Ok(backend.address),
+            Picked::Denied(service) => Err(service),
+            Picked::NoService | Picked::Torn(_) | Picked::Empty(..) => panic!("served, whole and not empty"),
+        }
+    };
+    let (ranges, node) = (service_flags::SOURCE_RANGES, service_flags::NODE_ALLOWED);
+    let (on_node, in_a_pod) = (Client::Process(node), Client::Process(0));
+    assert_eq!([asked(0, on_node), asked(0, in_a_pod)], [Ok(INSIDE); 2]);
+    assert_eq!([asked(ranges, on_node), asked(ranges, in_a_pod)], [Err(1); 2]);
+    assert_eq!([asked(ranges | node, on_node), asked(ranges | node, in_a_pod)], [Ok(INSIDE), Err(1)]);
+}
