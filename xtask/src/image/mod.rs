@@ -38,7 +38,7 @@ pub fn run(workspace: &Workspace, args: &ImageArgs) -> Result<()> {
         &workspace.target().join("ebpf"),
         &workspace.object(),
     )?;
-    let path = binary::build(workspace)?;
+    let path = build_static(workspace)?;
     let program = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     ensure!(
         binary::is_static(&program)?,
@@ -62,6 +62,11 @@ pub fn run(workspace: &Workspace, args: &ImageArgs) -> Result<()> {
     say(&format!("image: {} ({} bytes)", output.display(), packed.archive.len()));
     say(&format!("name: {}, digest: {}", image.name, packed.digest));
     Ok(())
+}
+
+/// The agent as it is released: static, with optimisation. The programs must have been built.
+pub fn build_static(workspace: &Workspace) -> Result<PathBuf> {
+    binary::build(workspace)
 }
 
 /// Runs the packed program once: an image that cannot start is none.

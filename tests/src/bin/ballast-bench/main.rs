@@ -1,11 +1,12 @@
 //! `ballast-bench`, which `cargo xtask bench` starts: what Ballast costs, as ratios measured side by side in one run.
 //!
-//! A connection made through a cluster IP, one made to the same backend directly, and one on a node without Ballast take
+//! `connect`: a connection made through a cluster IP, one made to the same backend directly, and one on a node without Ballast take
 //! turns (A B B A), so that whatever else the machine does falls on all of them alike. A comparison of a thing with itself
 //! shows how much of a ratio is noise. Clients and servers share one CPU: the work on the way is compared, not the
 //! scheduler's luck (waking another CPU takes several times as long as all the rest).
 
 mod connect;
+mod control;
 mod network;
 mod statistics;
 mod table;
@@ -42,6 +43,8 @@ struct Arguments {
 enum What {
     /// TCP connect + request + response through a cluster IP, as a ratio to direct.
     Connect(ConnectArguments),
+    /// Starts, changes and memory with ten thousand services, beside kube-proxy.
+    Control(control::ControlArguments),
 }
 
 #[derive(Debug, clap::Args)]
@@ -78,7 +81,10 @@ fn run(arguments: &Arguments, signals: SigSet) -> Result<()> {
         let _ = signals.wait();
         stopped.store(true, Ordering::Relaxed);
     });
-    let What::Connect(asked) = &arguments.what;
+    let asked = match &arguments.what {
+        What::Connect(asked) => asked,
+        What::Control(asked) => return control::run(asked, &arguments.agent, &stop),
+    };
     stay_on_one_cpu()?;
     let network = Network::new(&arguments.agent, &stop)?;
     let results = connect::measure(&network, asked.rounds, asked.connections, &stop)?;

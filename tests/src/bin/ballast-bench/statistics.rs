@@ -26,6 +26,22 @@ impl Samples {
         }
         [middle(&self.0[..half]), middle(&self.0[self.0.len() - half..])]
     }
+
+    /// The smallest sample that is not below this share (0 to 1) of all: 0.99 of 100 samples is the second largest, 1 the
+    /// largest.
+    pub fn quantile(&self, share: f64) -> f64 {
+        let not_above =
+            self.0.iter().enumerate().find(|(index, _)| precise(index + 1) >= share * precise(self.0.len()));
+        not_above.map_or(f64::NAN, |(_, sample)| *sample)
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+fn precise(count: usize) -> f64 {
+    u32::try_from(count).map_or(f64::INFINITY, f64::from)
 }
 
 fn middle(sorted: &[f64]) -> f64 {
@@ -45,6 +61,17 @@ mod tests {
         let calm: Samples = [1.0, 1.1, 0.9, 1.0, 1.0].into_iter().collect();
         let disturbed: Samples = [1.0, 1.1, 0.9, 1.0, 50.0].into_iter().collect();
         assert!((calm.median() - 1.0).abs() < 1e-9 && (disturbed.median() - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn quantiles_are_samples() {
+        let samples: Samples = (1..=100).map(f64::from).rev().collect();
+        for (share, sample) in [(0.0, 1.0), (0.5, 50.0), (0.99, 99.0), (1.0, 100.0)] {
+            assert!((samples.quantile(share) - sample).abs() < 1e-9, "{share}");
+        }
+        let few: Samples = [2.0, 1.0].into_iter().collect();
+        assert!((few.quantile(0.99) - 2.0).abs() < 1e-9 && few.len() == 2);
+        assert!(Samples::from_iter([]).quantile(0.5).is_nan());
     }
 
     #[test]
