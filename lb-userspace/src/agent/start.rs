@@ -12,14 +12,14 @@ use tokio_util::task::AbortOnDropHandle;
 use super::state::{Progress, State};
 use super::{clock, ring, run};
 use crate::apply::{KernelStore, Programmer};
-use crate::config::{CgroupRoot, Settings, Source as Origin};
+use crate::config::{self, CgroupRoot, Settings, Source as Origin};
 use crate::datapath::{self, Datapath, maps_dir};
 use crate::maps::Pinned;
 use crate::observe::contents::{Contents, Wanted};
 use crate::observe::metrics::Metrics;
 use crate::observe::series::{self, Series};
 use crate::observe::{http, report_socket};
-use crate::plan::PlanSettings;
+use crate::plan::{self, PlanSettings};
 use crate::source::{self, Source};
 
 type Task = AbortOnDropHandle<()>;
@@ -108,7 +108,14 @@ async fn open_source(settings: &Settings, stop: &CancellationToken) -> anyhow::R
             let api_server = settings.api_server.as_ref().map(|api_server| api_server.0.to_string());
             let kubeconfig = settings.kubeconfig.clone();
             let expects_objects = tables_exist(&settings.bpffs);
-            let kube = source::kube::KubeSettings { kubeconfig, api_server, expects_objects, ..Default::default() };
+            let kube = source::kube::KubeSettings {
+                kubeconfig,
+                api_server,
+                node_name: Some(settings.node_name.clone()),
+                silence: settings.watch_silence,
+                compare_interval: settings.resync_interval,
+                expects_objects,
+            };
             Ok(source::kube::spawn(kube, stop.clone()).await?)
         }
     }
@@ -145,6 +152,7 @@ fn datapath_settings(settings: &Settings) -> datapath::Settings {
         xdp_mode: settings.xdp_mode,
         pod_interfaces: settings.pod_interfaces.clone(),
         external_interfaces: settings.external_interfaces.clone(),
+        sizes: settings.map_sizes,
         program_log_level: settings.program_log_level.as_number(),
         ..datapath::Settings::default()
     }
@@ -153,7 +161,15 @@ fn datapath_settings(settings: &Settings) -> datapath::Settings {
 fn plan_settings(settings: &Settings) -> PlanSettings {
     PlanSettings {
         node_name: Some(settings.node_name.clone()),
+        nodeport_addresses: match &settings.nodeport_addresses {
+            config::NodePortAddresses::All => plan::NodePortAddresses::All,
+            config::NodePortAddresses::Primary => plan::NodePortAddresses::Primary,
+            config::NodePortAddresses::Cidrs(networks) => plan::NodePortAddresses::Cidrs(networks.clone()),
+        },
+        external_ips: settings.external_ips,
+        service_proxy_name: settings.service_proxy_name.clone(),
         drain_period: settings.drain_period,
+        terminating_max: settings.terminating_max,
         ..PlanSettings::default()
     }
 }

@@ -1,15 +1,21 @@
 //! The agent's settings: flags, and a YAML file with the same names; flags win.
 
+mod durations;
+mod nodeports;
 mod options;
+mod settings;
+mod sizes;
 mod values;
 
-use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
+pub use durations::{Bounds, Period};
+pub use nodeports::{NodePortAddresses, ProxyName};
 pub use options::{ConfigError, Options};
+pub use settings::Settings;
+pub use sizes::{MAX_MAP_ENTRIES, MIN_MAP_ENTRIES, MapSizes};
 pub use values::{
-    ApiServer, CgroupRoot, Interfaces, LogFormat, LogLevel, SocketLb, Source, TcAttach, ValueError, XdpMode,
+    ApiServer, CgroupRoot, Interfaces, LogFormat, LogLevel, SocketLb, Source, Switch, TcAttach, ValueError, XdpMode,
 };
 
 /// Where bpffs is mounted, unless `--bpffs` says otherwise.
@@ -22,28 +28,17 @@ pub const DEFAULT_METRICS_BIND: &str = "127.0.0.1:10249";
 pub const DEFAULT_HEALTH_BIND: &str = "0.0.0.0:10256";
 /// How long the flows of a vanished backend may go on.
 pub const DEFAULT_DRAIN_PERIOD: Duration = Duration::from_secs(30);
-/// The longest drain period: deadlines are kept in tenths of a second in 32 bits, and a drain must end.
-pub const MAX_DRAIN_PERIOD: Duration = Duration::from_hours(24);
-
-/// What the agent runs with: every option has a value.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
-    pub source: Source,
-    pub kubeconfig: Option<PathBuf>,
-    pub api_server: Option<ApiServer>,
-    pub node_name: String,
-    pub pod_interfaces: Interfaces,
-    pub external_interfaces: Interfaces,
-    pub bpffs: PathBuf,
-    pub cgroup_root: CgroupRoot,
-    pub socket_lb: SocketLb,
-    pub drain_period: Duration,
-    pub run_dir: PathBuf,
-    pub metrics_bind: SocketAddr,
-    pub health_bind: SocketAddr,
-    pub tc_attach: TcAttach,
-    pub xdp_mode: XdpMode,
-    pub log_format: LogFormat,
-    pub log_level: LogLevel,
-    pub program_log_level: LogLevel,
-}
+/// How long flows to a terminating backend may go on at most.
+pub const DEFAULT_TERMINATING_MAX: Duration = Duration::from_hours(1);
+/// How often the tables are read back and compared with the plan.
+pub const DEFAULT_AUDIT_INTERVAL: Duration = Duration::from_secs(30);
+/// How often what is held of the API is compared with a fresh list.
+pub const DEFAULT_RESYNC_INTERVAL: Duration = Duration::from_mins(5);
+/// How long a watch may be silent before a probe.
+pub const DEFAULT_WATCH_SILENCE: Duration = Duration::from_secs(30);
+/// A runtime that has not turned for this long is stuck.
+pub const DEFAULT_STUCK_AFTER: Duration = Duration::from_mins(1);
+/// A change that could not be written for this long makes the node unhealthy: several attempts have failed then.
+pub const DEFAULT_BEHIND_AFTER: Duration = Duration::from_secs(15);
+/// How long a restarted agent may take to list everything while the tables of the one before serve.
+pub const DEFAULT_FIRST_SYNC_GRACE: Duration = Duration::from_mins(1);

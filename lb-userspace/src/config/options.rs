@@ -8,9 +8,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, de};
 
+use super::durations::{
+    audit_interval, behind_after, drain_period, fail_stale, first_sync_grace, resync_interval, stuck_after,
+    terminating_max, watch_silence,
+};
 use super::{
-    ApiServer, CgroupRoot, DEFAULT_BPFFS, DEFAULT_DRAIN_PERIOD, DEFAULT_HEALTH_BIND, DEFAULT_METRICS_BIND,
-    DEFAULT_RUN_DIR, Interfaces, LogFormat, LogLevel, MAX_DRAIN_PERIOD, Settings, SocketLb, Source, TcAttach, XdpMode,
+    ApiServer, CgroupRoot, Interfaces, LogFormat, LogLevel, MapSizes, NodePortAddresses, Period, ProxyName, SocketLb,
+    Source, Switch, TcAttach, XdpMode,
 };
 
 /// Why there are no settings.
@@ -77,9 +81,67 @@ pub struct Options {
     pub socket_lb: Option<SocketLb>,
 
     /// How long flows of a vanished backend may go on, at most 24h [default: 30s]
-    #[arg(long, value_name = "DURATION", value_parser = drain_period)]
-    #[serde(deserialize_with = "drain_period_text")]
+    #[arg(long, value_name = "DURATION", value_parser = drain_period::parse)]
+    #[serde(deserialize_with = "drain_period::deserialize")]
     pub drain_period: Option<Duration>,
+
+    /// How long flows of a terminating backend may go on, 1s to 24h [default: 1h]
+    #[arg(long, value_name = "DURATION", value_parser = terminating_max::parse)]
+    #[serde(deserialize_with = "terminating_max::deserialize")]
+    pub terminating_max: Option<Duration>,
+
+    /// Node addresses that serve node ports: all, the first InternalIP of each family, or networks [default: all]
+    #[arg(long, value_name = "all|primary|CIDR,…")]
+    pub nodeport_addresses: Option<NodePortAddresses>,
+
+    /// Serve externalIPs: whoever may write a Service may take any address with them [default: off]
+    #[arg(long, value_name = "on|off")]
+    #[serde(deserialize_with = "text")]
+    pub external_ips: Option<Switch>,
+
+    /// Serve Services with this service-proxy-name label, not those without [default: those without]
+    #[arg(long, value_name = "NAME")]
+    #[serde(deserialize_with = "text")]
+    pub service_proxy_name: Option<ProxyName>,
+
+    /// Entries of the maps: services, backends, slots, flows4, flows6, sockets, names, stats, sources, vips
+    #[arg(long, value_name = "NAME=N,…")]
+    pub map_sizes: Option<MapSizes>,
+
+    /// How often the tables are compared with the plan, 1s to 1h, or off [default: 30s]
+    #[arg(long, value_name = "DURATION|off", value_parser = audit_interval::parse)]
+    #[serde(deserialize_with = "audit_interval::deserialize")]
+    pub audit_interval: Option<Period>,
+
+    /// How often what is held is compared with a list of the API, 1s to 24h, or off [default: 5m]
+    #[arg(long, value_name = "DURATION|off", value_parser = resync_interval::parse)]
+    #[serde(deserialize_with = "resync_interval::deserialize")]
+    pub resync_interval: Option<Period>,
+
+    /// How long a watch of the API may be silent before a probe, 1s to 10m [default: 30s]
+    #[arg(long, value_name = "DURATION", value_parser = watch_silence::parse)]
+    #[serde(deserialize_with = "watch_silence::deserialize")]
+    pub watch_silence: Option<Duration>,
+
+    /// Fail /healthz, too, once the source is stale for this long, 1s to 24h, or off [default: off]
+    #[arg(long, value_name = "DURATION|off", value_parser = fail_stale::parse)]
+    #[serde(deserialize_with = "fail_stale::deserialize")]
+    pub healthz_fail_stale: Option<Period>,
+
+    /// Fail every probe once the agent has not turned for this long, 10s to 10m [default: 1m]
+    #[arg(long, value_name = "DURATION", value_parser = stuck_after::parse)]
+    #[serde(deserialize_with = "stuck_after::deserialize")]
+    pub stuck_after: Option<Duration>,
+
+    /// Fail /healthz and /livez once a change cannot be written for this long, 1s to 1h [default: 15s]
+    #[arg(long, value_name = "DURATION", value_parser = behind_after::parse)]
+    #[serde(deserialize_with = "behind_after::deserialize")]
+    pub behind_after: Option<Duration>,
+
+    /// How long a restarted agent may take to list everything, at most 1h [default: 1m]
+    #[arg(long, value_name = "DURATION", value_parser = first_sync_grace::parse)]
+    #[serde(deserialize_with = "first_sync_grace::deserialize")]
+    pub first_sync_grace: Option<Duration>,
 
     /// Folder of the agent's lock and socket [default: /run/ballast]
     #[arg(long, value_name = "DIR")]
@@ -139,83 +201,6 @@ impl Options {
             line.strip_prefix("error: ").unwrap_or(line).to_owned()
         })
     }
-
-    /// These options where given, else the other's.
-    #[must_use]
-    pub fn or(self, other: Self) -> Self {
-        Self {
-            source: self.source.or(other.source),
-            kubeconfig: self.kubeconfig.or(other.kubeconfig),
-            api_server: self.api_server.or(other.api_server),
-            node_name: self.node_name.or(other.node_name),
-            pod_interfaces: self.pod_interfaces.or(other.pod_interfaces),
-            external_interfaces: self.external_interfaces.or(other.external_interfaces),
-            bpffs: self.bpffs.or(other.bpffs),
-            cgroup_root: self.cgroup_root.or(other.cgroup_root),
-            socket_lb: self.socket_lb.or(other.socket_lb),
-            drain_period: self.drain_period.or(other.drain_period),
-            run_dir: self.run_dir.or(other.run_dir),
-            metrics_bind: self.metrics_bind.or(other.metrics_bind),
-            health_bind: self.health_bind.or(other.health_bind),
-            tc_attach: self.tc_attach.or(other.tc_attach),
-            xdp_mode: self.xdp_mode.or(other.xdp_mode),
-            log_format: self.log_format.or(other.log_format),
-            log_level: self.log_level.or(other.log_level),
-            program_log_level: self.program_log_level.or(other.program_log_level),
-        }
-    }
-
-    /// Fills in the defaults. `host_name` stands in for `--node-name`.
-    pub fn settle(self, host_name: Option<&str>) -> Result<Settings, ConfigError> {
-        let source = self.source.ok_or(ConfigError::NoSource)?;
-        if source != Source::Kube {
-            for (flag, given) in [("kubeconfig", self.kubeconfig.is_some()), ("api-server", self.api_server.is_some())]
-            {
-                if given {
-                    return Err(ConfigError::NotForSource { flag, source_text: source.to_string() });
-                }
-            }
-        }
-        let node_name = self.node_name.as_deref().or(host_name).filter(|name| !name.is_empty());
-        let node_name = node_name.ok_or(ConfigError::NoNodeName)?.to_owned();
-        Ok(Settings {
-            source,
-            kubeconfig: self.kubeconfig,
-            api_server: self.api_server,
-            node_name,
-            pod_interfaces: self.pod_interfaces.unwrap_or_default(),
-            external_interfaces: self.external_interfaces.unwrap_or_default(),
-            bpffs: self.bpffs.unwrap_or_else(|| DEFAULT_BPFFS.into()),
-            cgroup_root: self.cgroup_root.unwrap_or_default(),
-            socket_lb: self.socket_lb.unwrap_or(SocketLb::Host),
-            drain_period: self.drain_period.unwrap_or(DEFAULT_DRAIN_PERIOD),
-            run_dir: self.run_dir.unwrap_or_else(|| DEFAULT_RUN_DIR.into()),
-            metrics_bind: self.metrics_bind.unwrap_or_else(|| constant(DEFAULT_METRICS_BIND)),
-            health_bind: self.health_bind.unwrap_or_else(|| constant(DEFAULT_HEALTH_BIND)),
-            tc_attach: self.tc_attach.unwrap_or(TcAttach::Auto),
-            xdp_mode: self.xdp_mode.unwrap_or(XdpMode::Auto),
-            log_format: self.log_format.unwrap_or(LogFormat::Text),
-            log_level: self.log_level.unwrap_or(LogLevel::Info),
-            program_log_level: self.program_log_level.unwrap_or(LogLevel::Off),
-        })
-    }
-}
-
-fn constant(address: &str) -> SocketAddr {
-    address.parse().expect("the default addresses are valid: tested")
-}
-
-fn drain_period(text: &str) -> Result<Duration, String> {
-    match humantime::parse_duration(text) {
-        Ok(period) if period <= MAX_DRAIN_PERIOD => Ok(period),
-        Ok(_) => Err("a drain must end: at most 24h".into()),
-        Err(error) => Err(format!("expected a duration like 30s or 5m: {error}")),
-    }
-}
-
-fn drain_period_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
-    let text = Option::<String>::deserialize(deserializer)?;
-    text.map(|text| drain_period(&text).map_err(de::Error::custom)).transpose()
 }
 
 /// A value written as on the command line.

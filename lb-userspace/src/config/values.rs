@@ -201,6 +201,10 @@ choice!(
     }
 );
 choice!(
+    /// A switch.
+    Switch, "a switch", "on or off", { On = "on", Off = "off" }
+);
+choice!(
     /// How log lines are written.
     LogFormat, "a log format", "text or json", { Text = "text", Json = "json" }
 );

@@ -2,10 +2,7 @@
 
 use std::path::PathBuf;
 
-use lb_common::limits;
-use serde::{Deserialize, Serialize};
-
-pub use crate::config::{Interfaces, SocketLb, TcAttach, XdpMode};
+pub use crate::config::{Interfaces, MapSizes, SocketLb, TcAttach, XdpMode};
 
 /// Everything that [`super::Datapath::open`] needs to know.
 #[derive(Clone, Debug)]
@@ -82,59 +79,6 @@ fn matches(glob: &[u8], name: &[u8]) -> bool {
         (Some((b'?', glob)), Some((_, name))) => matches(glob, name),
         (Some((wanted, glob)), Some((found, name))) => wanted == found && matches(glob, name),
         _ => false,
-    }
-}
-
-/// Capacities of the maps, in entries; the defaults are those of [`lb_common::limits`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct MapSizes {
-    pub services: u32,
-    pub backends: u32,
-    pub slots: u32,
-    pub flows4: u32,
-    pub flows6: u32,
-    pub sockets: u32,
-    pub names: u32,
-    pub stats: u32,
-    pub sources: u32,
-    pub vips: u32,
-}
-
-impl Default for MapSizes {
-    fn default() -> Self {
-        Self {
-            services: limits::SERVICES,
-            backends: limits::BACKENDS,
-            slots: limits::SLOTS,
-            flows4: limits::FLOWS4,
-            flows6: limits::FLOWS6,
-            sockets: limits::SOCKETS,
-            names: limits::NAMES,
-            stats: limits::STATS,
-            sources: limits::SOURCES,
-            vips: limits::VIPS,
-        }
-    }
-}
-
-impl MapSizes {
-    /// The capacity for a map; `None`: as the programs declare it.
-    pub fn of(&self, map: &str) -> Option<u32> {
-        use lb_common::abi::map_name as name;
-        Some(match map {
-            name::SERVICES4 | name::SERVICES6 => self.services,
-            name::BACKENDS4 | name::BACKENDS6 => self.backends,
-            name::SLOTS => self.slots,
-            name::FLOWS4 => self.flows4,
-            name::FLOWS6 => self.flows6,
-            name::SOCKETS4 | name::SOCKETS6 => self.sockets,
-            name::NAMES => self.names,
-            name::STATS => self.stats,
-            name::SOURCES4 | name::SOURCES6 => self.sources,
-            name::VIPS4 | name::VIPS6 => self.vips,
-            _ => return None,
-        })
     }
 }
 

@@ -10,7 +10,7 @@ fn from_flags(flags: &[&str]) -> Options {
     Options::from_arg_matches(&matches).expect("valid flags")
 }
 
-const FLAGS: [&str; 18] = [
+const FLAGS: [&str; 30] = [
     "--source=kube",
     "--kubeconfig=/k",
     "--api-server=https://10.0.0.1:6443",
@@ -21,6 +21,18 @@ const FLAGS: [&str; 18] = [
     "--cgroup-root=/c",
     "--socket-lb=all",
     "--drain-period=90s",
+    "--terminating-max=2h",
+    "--nodeport-addresses=10.0.0.0/8,fd00::/8",
+    "--external-ips=on",
+    "--service-proxy-name=ballast",
+    "--map-sizes=services=100,flows4=2048",
+    "--audit-interval=off",
+    "--resync-interval=1m",
+    "--watch-silence=5s",
+    "--healthz-fail-stale=10m",
+    "--stuck-after=20s",
+    "--behind-after=5s",
+    "--first-sync-grace=0s",
     "--run-dir=/r",
     "--metrics-bind=127.0.0.1:1",
     "--health-bind=[::1]:2",
@@ -67,6 +79,17 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(settings.metrics_bind.to_string(), "127.0.0.1:10249");
     assert_eq!(settings.health_bind.to_string(), "0.0.0.0:10256");
     assert_eq!(settings.drain_period, Duration::from_secs(30));
+    assert_eq!(settings.terminating_max, Duration::from_hours(1));
+    assert_eq!(settings.nodeport_addresses, NodePortAddresses::All);
+    assert!(!settings.external_ips && settings.service_proxy_name.is_none());
+    assert_eq!(settings.map_sizes, MapSizes::default());
+    assert_eq!(settings.audit_interval, Some(Duration::from_secs(30)));
+    assert_eq!(settings.resync_interval, Some(Duration::from_mins(5)));
+    assert_eq!(settings.watch_silence, Duration::from_secs(30));
+    assert_eq!(settings.healthz_fail_stale, None);
+    assert_eq!(settings.stuck_after, Duration::from_mins(1));
+    assert_eq!(settings.behind_after, Duration::from_secs(15));
+    assert_eq!(settings.first_sync_grace, Duration::from_mins(1));
     assert_eq!(settings.socket_lb, SocketLb::Host);
     assert_eq!(settings.tc_attach, TcAttach::Auto);
     assert_eq!(settings.program_log_level, LogLevel::Off);
@@ -77,6 +100,9 @@ fn lists_may_be_yaml_lists() {
     let options = Options::parse("pod-interfaces: [veth*, cali*]\nexternal-interfaces: auto\n").expect("valid");
     assert_eq!(options.pod_interfaces, Some(Interfaces::Named(vec!["veth*".into(), "cali*".into()])));
     assert_eq!(options.external_interfaces, Some(Interfaces::Auto));
+    let options = Options::parse("nodeport-addresses: [10.0.0.0/8]\nmap-sizes:\n  services: 64\n").expect("valid");
+    assert!(matches!(options.nodeport_addresses, Some(NodePortAddresses::Cidrs(networks)) if networks.len() == 1));
+    assert_eq!(options.map_sizes.map(|sizes| sizes.services), Some(64));
 }
 
 #[test]
@@ -96,7 +122,9 @@ fn bad_value_is_refused_with_its_place() {
     let error = Options::parse("source: kube\nsocket-lb: some\n").expect_err("bad value");
     assert!(error.contains("host, all or off") && error.contains("line 2"), "{error}");
     let error = Options::parse("drain-period: 25h\n").expect_err("too long");
-    assert!(error.contains("at most 24h") && error.contains("line 1"), "{error}");
+    assert!(error.contains("0s to 1day") && error.contains("line 1"), "{error}");
+    let error = Options::parse("stuck-after: 1s\n").expect_err("too short");
+    assert!(error.contains("10s to 10m"), "{error}");
     let error = Options::parse("pod-interfaces: auto,veth0\n").expect_err("contradiction");
     assert!(error.contains("auto alone"), "{error}");
 }
@@ -109,4 +137,11 @@ fn source_is_required_and_kube_flags_need_kube() {
         from_flags(&["--source=file=/m", "--kubeconfig=/k"]).settle(Some("host")).expect_err("kubeconfig with a file");
     assert!(error.to_string().contains("--kubeconfig"), "{error}");
     assert!(matches!(from_flags(&["--source=kube"]).settle(None), Err(ConfigError::NoNodeName)));
+}
+
+#[test]
+fn off_is_off_and_not_the_default() {
+    let settings = from_flags(&["--source=kube", "--audit-interval=off", "--resync-interval=off"]);
+    let settings = settings.settle(Some("host")).expect("complete");
+    assert_eq!((settings.audit_interval, settings.resync_interval), (None, None));
 }

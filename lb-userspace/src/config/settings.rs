@@ -1,0 +1,148 @@
+//! What the agent runs with: options merged, then filled up with the defaults.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::{
+    self as defaults, ApiServer, CgroupRoot, ConfigError, Interfaces, LogFormat, LogLevel, MapSizes, NodePortAddresses,
+    Options, Period, SocketLb, Source, Switch, TcAttach, XdpMode,
+};
+
+/// What the agent runs with: every option has a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    pub source: Source,
+    pub kubeconfig: Option<PathBuf>,
+    pub api_server: Option<ApiServer>,
+    pub node_name: String,
+    pub pod_interfaces: Interfaces,
+    pub external_interfaces: Interfaces,
+    pub bpffs: PathBuf,
+    pub cgroup_root: CgroupRoot,
+    pub socket_lb: SocketLb,
+    pub drain_period: Duration,
+    pub terminating_max: Duration,
+    pub nodeport_addresses: NodePortAddresses,
+    pub external_ips: bool,
+    pub service_proxy_name: Option<String>,
+    pub map_sizes: MapSizes,
+    /// `None`: off.
+    pub audit_interval: Option<Duration>,
+    /// `None`: off.
+    pub resync_interval: Option<Duration>,
+    pub watch_silence: Duration,
+    /// `None`: a stale source never fails `/healthz`.
+    pub healthz_fail_stale: Option<Duration>,
+    pub stuck_after: Duration,
+    pub behind_after: Duration,
+    pub first_sync_grace: Duration,
+    pub run_dir: PathBuf,
+    pub metrics_bind: SocketAddr,
+    pub health_bind: SocketAddr,
+    pub tc_attach: TcAttach,
+    pub xdp_mode: XdpMode,
+    pub log_format: LogFormat,
+    pub log_level: LogLevel,
+    pub program_log_level: LogLevel,
+}
+
+impl Options {
+    /// These options where given, else the other's.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            source: self.source.or(other.source),
+            kubeconfig: self.kubeconfig.or(other.kubeconfig),
+            api_server: self.api_server.or(other.api_server),
+            node_name: self.node_name.or(other.node_name),
+            pod_interfaces: self.pod_interfaces.or(other.pod_interfaces),
+            external_interfaces: self.external_interfaces.or(other.external_interfaces),
+            bpffs: self.bpffs.or(other.bpffs),
+            cgroup_root: self.cgroup_root.or(other.cgroup_root),
+            socket_lb: self.socket_lb.or(other.socket_lb),
+            drain_period: self.drain_period.or(other.drain_period),
+            terminating_max: self.terminating_max.or(other.terminating_max),
+            nodeport_addresses: self.nodeport_addresses.or(other.nodeport_addresses),
+            external_ips: self.external_ips.or(other.external_ips),
+            service_proxy_name: self.service_proxy_name.or(other.service_proxy_name),
+            map_sizes: self.map_sizes.or(other.map_sizes),
+            audit_interval: self.audit_interval.or(other.audit_interval),
+            resync_interval: self.resync_interval.or(other.resync_interval),
+            watch_silence: self.watch_silence.or(other.watch_silence),
+            healthz_fail_stale: self.healthz_fail_stale.or(other.healthz_fail_stale),
+            stuck_after: self.stuck_after.or(other.stuck_after),
+            behind_after: self.behind_after.or(other.behind_after),
+            first_sync_grace: self.first_sync_grace.or(other.first_sync_grace),
+            run_dir: self.run_dir.or(other.run_dir),
+            metrics_bind: self.metrics_bind.or(other.metrics_bind),
+            health_bind: self.health_bind.or(other.health_bind),
+            tc_attach: self.tc_attach.or(other.tc_attach),
+            xdp_mode: self.xdp_mode.or(other.xdp_mode),
+            log_format: self.log_format.or(other.log_format),
+            log_level: self.log_level.or(other.log_level),
+            program_log_level: self.program_log_level.or(other.program_log_level),
+        }
+    }
+
+    /// Fills in the defaults. `host_name` stands in for `--node-name`.
+    pub fn settle(self, host_name: Option<&str>) -> Result<Settings, ConfigError> {
+        let source = self.source.ok_or(ConfigError::NoSource)?;
+        if source != Source::Kube {
+            let of_kube = [
+                ("kubeconfig", self.kubeconfig.is_some()),
+                ("api-server", self.api_server.is_some()),
+                ("resync-interval", self.resync_interval.is_some()),
+                ("watch-silence", self.watch_silence.is_some()),
+            ];
+            for (flag, given) in of_kube {
+                if given {
+                    return Err(ConfigError::NotForSource { flag, source_text: source.to_string() });
+                }
+            }
+        }
+        let node_name = self.node_name.as_deref().or(host_name).filter(|name| !name.is_empty());
+        let node_name = node_name.ok_or(ConfigError::NoNodeName)?.to_owned();
+        Ok(Settings {
+            source,
+            kubeconfig: self.kubeconfig,
+            api_server: self.api_server,
+            node_name,
+            pod_interfaces: self.pod_interfaces.unwrap_or_default(),
+            external_interfaces: self.external_interfaces.unwrap_or_default(),
+            bpffs: self.bpffs.unwrap_or_else(|| defaults::DEFAULT_BPFFS.into()),
+            cgroup_root: self.cgroup_root.unwrap_or_default(),
+            socket_lb: self.socket_lb.unwrap_or(SocketLb::Host),
+            drain_period: self.drain_period.unwrap_or(defaults::DEFAULT_DRAIN_PERIOD),
+            terminating_max: self.terminating_max.unwrap_or(defaults::DEFAULT_TERMINATING_MAX),
+            nodeport_addresses: self.nodeport_addresses.unwrap_or_default(),
+            external_ips: self.external_ips == Some(Switch::On),
+            service_proxy_name: self.service_proxy_name.map(|name| name.0),
+            map_sizes: self.map_sizes.unwrap_or_default(),
+            audit_interval: period(self.audit_interval, Some(defaults::DEFAULT_AUDIT_INTERVAL)),
+            resync_interval: period(self.resync_interval, Some(defaults::DEFAULT_RESYNC_INTERVAL)),
+            watch_silence: self.watch_silence.unwrap_or(defaults::DEFAULT_WATCH_SILENCE),
+            healthz_fail_stale: period(self.healthz_fail_stale, None),
+            stuck_after: self.stuck_after.unwrap_or(defaults::DEFAULT_STUCK_AFTER),
+            behind_after: self.behind_after.unwrap_or(defaults::DEFAULT_BEHIND_AFTER),
+            first_sync_grace: self.first_sync_grace.unwrap_or(defaults::DEFAULT_FIRST_SYNC_GRACE),
+            run_dir: self.run_dir.unwrap_or_else(|| defaults::DEFAULT_RUN_DIR.into()),
+            metrics_bind: self.metrics_bind.unwrap_or_else(|| constant(defaults::DEFAULT_METRICS_BIND)),
+            health_bind: self.health_bind.unwrap_or_else(|| constant(defaults::DEFAULT_HEALTH_BIND)),
+            tc_attach: self.tc_attach.unwrap_or(TcAttach::Auto),
+            xdp_mode: self.xdp_mode.unwrap_or(XdpMode::Auto),
+            log_format: self.log_format.unwrap_or(LogFormat::Text),
+            log_level: self.log_level.unwrap_or(LogLevel::Info),
+            program_log_level: self.program_log_level.unwrap_or(LogLevel::Off),
+        })
+    }
+}
+
+/// What is given wins over the default, also if it is `off`.
+fn period(given: Option<Period>, default: Option<Duration>) -> Option<Duration> {
+    given.map_or(default, Period::duration)
+}
+
+fn constant(address: &str) -> SocketAddr {
+    address.parse().expect("the default addresses are valid: tested")
+}

@@ -1,0 +1,173 @@
+//! `--map-sizes`: how many entries the maps hold.
+
+use std::str::FromStr;
+
+use lb_common::limits;
+use serde::Deserialize;
+use serde::de::{self, Deserializer, MapAccess, Visitor};
+
+use super::ValueError;
+
+/// The least that a map works with: id 0 of the backends is never used.
+pub const MIN_MAP_ENTRIES: u32 = 2;
+/// The most that a map may be given. At 16 M entries the largest records take a gigabyte, which is a mistake at any node's size.
+pub const MAX_MAP_ENTRIES: u32 = 1 << 24;
+
+/// Capacities of the maps, in entries; the defaults are those of [`lb_common::limits`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapSizes {
+    /// Each `services` map.
+    pub services: u32,
+    /// Each `backends` map.
+    pub backends: u32,
+    pub slots: u32,
+    pub flows4: u32,
+    pub flows6: u32,
+    /// Each `sockets` map.
+    pub sockets: u32,
+    pub names: u32,
+    pub stats: u32,
+    /// Each `sources` map.
+    pub sources: u32,
+    /// Each `vips` map.
+    pub vips: u32,
+}
+
+impl Default for MapSizes {
+    fn default() -> Self {
+        Self {
+            services: limits::SERVICES,
+            backends: limits::BACKENDS,
+            slots: limits::SLOTS,
+            flows4: limits::FLOWS4,
+            flows6: limits::FLOWS6,
+            sockets: limits::SOCKETS,
+            names: limits::NAMES,
+            stats: limits::STATS,
+            sources: limits::SOURCES,
+            vips: limits::VIPS,
+        }
+    }
+}
+
+impl MapSizes {
+    /// The capacity for a map; `None`: as the programs declare it.
+    pub fn of(&self, map: &str) -> Option<u32> {
+        use lb_common::abi::map_name as name;
+        Some(match map {
+            name::SERVICES4 | name::SERVICES6 => self.services,
+            name::BACKENDS4 | name::BACKENDS6 => self.backends,
+            name::SLOTS => self.slots,
+            name::FLOWS4 => self.flows4,
+            name::FLOWS6 => self.flows6,
+            name::SOCKETS4 | name::SOCKETS6 => self.sockets,
+            name::NAMES => self.names,
+            name::STATS => self.stats,
+            name::SOURCES4 | name::SOURCES6 => self.sources,
+            name::VIPS4 | name::VIPS6 => self.vips,
+            _ => return None,
+        })
+    }
+
+    fn field(&mut self, name: &str) -> Option<&mut u32> {
+        Some(match name {
+            "services" => &mut self.services,
+            "backends" => &mut self.backends,
+            "slots" => &mut self.slots,
+            "flows4" => &mut self.flows4,
+            "flows6" => &mut self.flows6,
+            "sockets" => &mut self.sockets,
+            "names" => &mut self.names,
+            "stats" => &mut self.stats,
+            "sources" => &mut self.sources,
+            "vips" => &mut self.vips,
+            _ => return None,
+        })
+    }
+
+    fn set(&mut self, name: &str, entries: u32) -> Result<(), ValueError> {
+        let wrong = |what, expected| ValueError { given: format!("{name}={entries}"), what, expected };
+        let field = self.field(name).ok_or_else(|| {
+            wrong(
+                "the size of a map",
+                "services, backends, slots, flows4, flows6, sockets, names, stats, sources or vips",
+            )
+        })?;
+        if !(MIN_MAP_ENTRIES..=MAX_MAP_ENTRIES).contains(&entries) {
+            return Err(wrong("a size that a map can have", "2 to 16777216 entries"));
+        }
+        *field = entries;
+        Ok(())
+    }
+}
+
+impl FromStr for MapSizes {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let mut sizes = Self::default();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let parsed = part.split_once('=').and_then(|(name, count)| Some((name.trim(), count.trim().parse().ok()?)));
+            let (name, count) = parsed.ok_or_else(|| ValueError {
+                given: part.into(),
+                what: "the size of a map",
+                expected: "NAME=ENTRIES, as services=65536",
+            })?;
+            sizes.set(name, count)?;
+        }
+        Ok(sizes)
+    }
+}
+
+impl<'de> Deserialize<'de> for MapSizes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TextOrMap;
+        impl<'de> Visitor<'de> for TextOrMap {
+            type Value = MapSizes;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("sizes of maps: services: 65536 and so on")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<MapSizes, E> {
+                text.parse().map_err(E::custom)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<MapSizes, A::Error> {
+                let mut sizes = MapSizes::default();
+                while let Some((name, entries)) = map.next_entry::<String, u32>()? {
+                    sizes.set(&name, entries).map_err(de::Error::custom)?;
+                }
+                Ok(sizes)
+            }
+        }
+        deserializer.deserialize_any(TextOrMap)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_named_keeps_its_default() {
+        let sizes: MapSizes = "services=100, flows4=2048".parse().expect("valid");
+        assert_eq!((sizes.services, sizes.flows4), (100, 2048));
+        assert_eq!(MapSizes { services: limits::SERVICES, flows4: limits::FLOWS4, ..sizes }, MapSizes::default());
+    }
+
+    #[test]
+    fn a_wrong_size_is_named_with_what_would_do() {
+        for (text, told) in [
+            ("service=1", "services, backends"),
+            ("services", "NAME=ENTRIES"),
+            ("services=many", "NAME=ENTRIES"),
+            ("services=1", "2 to 16777216"),
+            ("slots=16777217", "2 to 16777216"),
+        ] {
+            let error = text.parse::<MapSizes>().expect_err("wrong").to_string();
+            assert!(error.contains(told) && error.contains(text), "{text}: {error}");
+        }
+        assert_eq!((MIN_MAP_ENTRIES, MAX_MAP_ENTRIES), (2, 16_777_216), "as the error says");
+    }
+}
