@@ -3,22 +3,20 @@
 //! Opening compares each map's type, key size and value size with the records of [`lb_common::abi`].
 //! Minimum kernel: 5.8 (ring buffer); the programs behind the maps need more.
 
+mod table;
+
 use std::{
     io,
     path::{Path, PathBuf},
 };
 
-use aya::{
-    Pod,
-    maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuHashMap},
-};
+use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuHashMap, lpm_trie::Key};
 use lb_common::abi::{
-    Backend, Config, Flow, FlowKey, Link, Service, ServiceKey, ServiceName, Slot, SocketKey, SocketPeer, StatKey, V4,
-    V6, map_name,
+    Backend, Config, Flow, FlowKey, Link, Service, ServiceKey, ServiceName, Slot, SocketKey, SocketPeer, Source,
+    SourceKey, StatKey, V4, V6, Vip, VipKey, map_name,
 };
 
-/// A pinned hash or LRU hash map.
-pub type Hash<K, V> = HashMap<MapData, K, V>;
+pub use table::{Calls, Table};
 
 /// Why a pinned map cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -40,97 +38,67 @@ pub enum MapError {
     Access { map: &'static str, action: &'static str, source: aya::maps::MapError },
 }
 
-impl MapError {
-    /// True if the map has no room for another element (`E2BIG`, `ENOSPC`).
-    pub fn is_full(&self) -> bool {
-        match self {
-            Self::Access { source: aya::maps::MapError::SyscallError(error), .. } => {
-                matches!(error.io_error.raw_os_error(), Some(libc::E2BIG | libc::ENOSPC))
-            }
-            Self::Access { source: aya::maps::MapError::OutOfBounds { .. }, .. } => true,
-            _ => false,
-        }
-    }
-}
-
 /// Every map of Ballast but the event ring, opened for reading and writing.
 pub struct Pinned {
-    pub services4: Hash<ServiceKey<V4>, Service>,
-    pub services6: Hash<ServiceKey<V6>, Service>,
-    pub slots: Array<MapData, Slot>,
+    pub services4: Table<ServiceKey<V4>, Service>,
+    pub services6: Table<ServiceKey<V6>, Service>,
+    pub slots: Table<u32, Slot>,
     /// By backend id; id 0 is never used.
-    pub backends4: Array<MapData, Backend<V4>>,
+    pub backends4: Table<u32, Backend<V4>>,
     /// By backend id; id 0 is never used.
-    pub backends6: Array<MapData, Backend<V6>>,
-    pub flows4: Hash<FlowKey<V4>, Flow<V4>>,
-    pub flows6: Hash<FlowKey<V6>, Flow<V6>>,
-    pub sockets4: Hash<SocketKey<V4>, SocketPeer<V4>>,
-    pub sockets6: Hash<SocketKey<V6>, SocketPeer<V6>>,
+    pub backends6: Table<u32, Backend<V6>>,
+    pub flows4: Table<FlowKey<V4>, Flow<V4>>,
+    pub flows6: Table<FlowKey<V6>, Flow<V6>>,
+    pub sockets4: Table<SocketKey<V4>, SocketPeer<V4>>,
+    pub sockets6: Table<SocketKey<V6>, SocketPeer<V6>>,
     /// By service port id.
-    pub names: Hash<u32, ServiceName>,
+    pub names: Table<u32, ServiceName>,
+    pub sources4: Table<Key<SourceKey<V4>>, Source>,
+    pub sources6: Table<Key<SourceKey<V6>>, Source>,
+    pub vips4: Table<VipKey<V4>, Vip>,
+    pub vips6: Table<VipKey<V6>, Vip>,
     /// By [`lb_common::outcome::Outcome`] as a number; one counter for each CPU.
     pub outcomes: PerCpuArray<MapData, u64>,
     /// One counter for each CPU.
     pub stats: PerCpuHashMap<MapData, StatKey, u64>,
+    /// Capacity of [`Self::stats`], in elements.
+    pub stats_capacity: u32,
     /// By interface index.
-    pub links: Hash<u32, Link>,
+    pub links: HashMap<MapData, u32, Link>,
     /// One element.
     pub config: Array<MapData, Config>,
     /// Where the event ring is pinned; see [`Pinned::open_events`].
     pub events: PathBuf,
-    /// Capacities, in elements.
-    pub capacity: Capacity,
-}
-
-/// How many elements the maps hold, as pinned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capacity {
-    pub services4: u32,
-    pub services6: u32,
-    pub slots: u32,
-    pub backends4: u32,
-    pub backends6: u32,
-    pub flows4: u32,
-    pub flows6: u32,
-    pub sockets4: u32,
-    pub sockets6: u32,
-    pub names: u32,
-    pub stats: u32,
+    /// System calls of the [`Table`]s so far.
+    pub calls: Calls,
 }
 
 impl Pinned {
     /// Opens every map pinned in `dir`, the folder `<bpffs>/ballast`.
     pub fn open(dir: &Path) -> Result<Self, MapError> {
-        let capacity = Capacity {
-            services4: max_entries(dir, map_name::SERVICES4)?,
-            services6: max_entries(dir, map_name::SERVICES6)?,
-            slots: max_entries(dir, map_name::SLOTS)?,
-            backends4: max_entries(dir, map_name::BACKENDS4)?,
-            backends6: max_entries(dir, map_name::BACKENDS6)?,
-            flows4: max_entries(dir, map_name::FLOWS4)?,
-            flows6: max_entries(dir, map_name::FLOWS6)?,
-            sockets4: max_entries(dir, map_name::SOCKETS4)?,
-            sockets6: max_entries(dir, map_name::SOCKETS6)?,
-            names: max_entries(dir, map_name::NAMES)?,
-            stats: max_entries(dir, map_name::STATS)?,
-        };
+        let calls = Calls::default();
         Ok(Self {
-            services4: open(dir, map_name::SERVICES4)?,
-            services6: open(dir, map_name::SERVICES6)?,
-            slots: open(dir, map_name::SLOTS)?,
-            backends4: open(dir, map_name::BACKENDS4)?,
-            backends6: open(dir, map_name::BACKENDS6)?,
-            flows4: open(dir, map_name::FLOWS4)?,
-            flows6: open(dir, map_name::FLOWS6)?,
-            sockets4: open(dir, map_name::SOCKETS4)?,
-            sockets6: open(dir, map_name::SOCKETS6)?,
-            names: open(dir, map_name::NAMES)?,
+            services4: Table::open(dir, map_name::SERVICES4, &calls)?,
+            services6: Table::open(dir, map_name::SERVICES6, &calls)?,
+            slots: Table::open(dir, map_name::SLOTS, &calls)?,
+            backends4: Table::open(dir, map_name::BACKENDS4, &calls)?,
+            backends6: Table::open(dir, map_name::BACKENDS6, &calls)?,
+            flows4: Table::open(dir, map_name::FLOWS4, &calls)?,
+            flows6: Table::open(dir, map_name::FLOWS6, &calls)?,
+            sockets4: Table::open(dir, map_name::SOCKETS4, &calls)?,
+            sockets6: Table::open(dir, map_name::SOCKETS6, &calls)?,
+            names: Table::open(dir, map_name::NAMES, &calls)?,
+            sources4: Table::open(dir, map_name::SOURCES4, &calls)?,
+            sources6: Table::open(dir, map_name::SOURCES6, &calls)?,
+            vips4: Table::open(dir, map_name::VIPS4, &calls)?,
+            vips6: Table::open(dir, map_name::VIPS6, &calls)?,
             outcomes: open(dir, map_name::OUTCOMES)?,
             stats: open(dir, map_name::STATS)?,
+            stats_capacity: max_entries(dir, map_name::STATS)?,
             links: open(dir, map_name::LINKS)?,
             config: open(dir, map_name::CONFIG)?,
             events: dir.join(map_name::EVENTS),
-            capacity,
+            calls,
         })
     }
 
@@ -139,18 +107,6 @@ impl Pinned {
         let dir = self.events.parent().unwrap_or(Path::new("/"));
         open(dir, map_name::EVENTS)
     }
-}
-
-/// All elements of a hash map that other writers may change meanwhile.
-///
-/// Deleting the element that an iteration stands on starts it over, so the number of steps is bounded by twice `capacity`; an
-/// element may be missing or be there twice, as in any look at a live table.
-pub fn elements<K: Pod, V: Pod>(map: &Hash<K, V>, name: &'static str, capacity: u32) -> Result<Vec<(K, V)>, MapError> {
-    let mut found = Vec::new();
-    for element in map.iter().take(2 * capacity as usize) {
-        found.push(element.map_err(|source| MapError::Access { map: name, action: "reading", source })?);
-    }
-    Ok(found)
 }
 
 fn path_of(dir: &Path, map: &'static str) -> PathBuf {

@@ -246,7 +246,7 @@ proptest! {
     #[test]
     fn small_tables_never_break_what_a_reader_sees(steps in steps(), slots in 1u32..12, backends in 2u32..8, names in 1u32..5) {
         let capacities =
-            Capacities { frontends4: 3, frontends6: 2, backends4: backends, backends6: backends, slots, names };
+            Capacities { frontends4: 3, frontends6: 2, backends4: backends, backends6: backends, slots, names, ..Capacities::all(2) };
         let mut run = Run::new(Some(capacities));
         for step in &steps {
             run.step(step);

@@ -273,13 +273,14 @@ fn run(path: &Path, way: Way) {
 fn capacities(argument: &str) -> Capacities {
     let (map, count) = argument.split_once(' ').expect("a map and a number");
     let count = count.parse().expect("a number");
-    let mut all =
-        Capacities { frontends4: 100, frontends6: 100, backends4: 100, backends6: 100, slots: 1000, names: 100 };
+    let mut all = Capacities { slots: 1000, ..Capacities::all(100) };
     match map {
         "services4" => all.frontends4 = count,
         "backends4" => all.backends4 = count,
         "slots" => all.slots = count,
         "names" => all.names = count,
+        "sources4" => all.sources4 = count,
+        "vips4" => all.vips4 = count,
         other => panic!("unknown map {other}"),
     }
     all

@@ -10,7 +10,7 @@ use lb_userspace::{
     apply::{KernelStore, MemoryStore, Programmer, Report, Store},
     maps::Pinned,
     model::{Monotonic, Snapshot},
-    plan::{BackendId, BackendRecord, Loaded, NodeFacts, PlanSettings, Range},
+    plan::{BackendId, BackendRecord, Loaded, NodeFacts, PlanSettings},
     source::{
         convert,
         manifest::{self, Object},
@@ -21,7 +21,7 @@ use nix::{
     sched::{CloneFlags, unshare},
 };
 
-const SIZES: [(&str, u32); 11] = [
+const SIZES: [(&str, u32); 15] = [
     (map_name::SERVICES4, 16),
     (map_name::SERVICES6, 16),
     (map_name::SLOTS, 64),
@@ -33,6 +33,10 @@ const SIZES: [(&str, u32); 11] = [
     (map_name::SOCKETS6, 64),
     (map_name::NAMES, 16),
     (map_name::STATS, 64),
+    (map_name::SOURCES4, 16),
+    (map_name::SOURCES6, 16),
+    (map_name::VIPS4, 16),
+    (map_name::VIPS6, 16),
 ];
 
 fn manifest_of(endpoints4: &str, endpoints6: &str) -> String {
@@ -105,8 +109,9 @@ fn content(store: &impl Store) -> Result<Content> {
     loaded.frontends.sort_by_key(|(frontend, _)| *frontend);
     let (free, used): (Vec<_>, Vec<_>) =
         std::mem::take(&mut loaded.backends).into_iter().partition(|(_, record)| record.state == backend_state::FREE);
-    let ranges = loaded.frontends.iter().map(|(_, entry)| Range { base: entry.slot_base, count: entry.slot_count });
-    let slots = ranges.map(|range| store.slots(range)).collect::<Result<_, _>>()?;
+    loaded.sources.sort_by_key(|(id, network, _)| (*id, *network));
+    loaded.vips.sort_by_key(|(address, _)| *address);
+    let slots = store.slots(&loaded.ranges(store.capacities().slots))?;
     let generations = free.into_iter().map(|(id, record)| (id, record.generation)).collect();
     Ok((loaded, used.into_iter().collect(), slots, generations))
 }
@@ -136,6 +141,8 @@ impl Both {
         let (kernel, memory) = (content(self.kernel.store())?, content(self.memory.store())?);
         assert_eq!(kernel.0.names, memory.0.names);
         assert_eq!(kernel.0.frontends, memory.0.frontends);
+        assert_eq!((&kernel.0.sources, &kernel.0.vips), (&memory.0.sources, &memory.0.vips));
+        assert_eq!(kernel.0.strays, []);
         assert_eq!((kernel.1, kernel.2, kernel.3), (memory.1, memory.2, memory.3));
         assert_eq!(self.memory.store().problems(), Vec::<String>::new());
         Ok(())

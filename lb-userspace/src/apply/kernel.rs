@@ -1,30 +1,31 @@
-//! The kernel's maps as a store.
+//! The kernel's maps as a store: what there is much of goes in batches.
 
-use std::{
-    collections::BTreeSet,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-};
+use std::{collections::BTreeSet, io, net::IpAddr};
 
-use aya::{
-    Pod,
-    maps::{Array, MapData},
-};
+use aya::Pod;
 use lb_common::{
-    abi::{self, Backend, ServiceKey, Slot, V4, V6, backend_state, map_name, stat_kind},
+    abi::{self, Slot, map_name, stat_kind},
     outcome::Outcome,
 };
 
-use super::{Store, StoreError};
+use super::{Store, StoreError, load, records};
 use crate::{
-    maps::{Hash, MapError, Pinned, elements},
-    model::{Family, Protocol},
-    plan::{BackendId, BackendRecord, Capacities, Frontend, Loaded, Op, Range},
+    maps::{MapError, Pinned, Table},
+    model::Family,
+    plan::{BackendId, BackendRecord, Capacities, Loaded, Op, Range},
 };
+
+/// Slots between two ranges that are read along rather than in a call of their own.
+const GAP: u32 = 64;
+/// Ids that are given up one by one delete each counter that they may have; more at once look which there are.
+const FEW: usize = 4;
 
 /// Writes pinned maps.
 pub struct KernelStore {
     maps: Pinned,
 }
+
+type Results = Vec<Result<(), StoreError>>;
 
 impl KernelStore {
     pub fn new(maps: Pinned) -> Self {
@@ -35,132 +36,243 @@ impl KernelStore {
         &self.maps
     }
 
-    fn write_backend(&mut self, id: BackendId, record: &BackendRecord) -> Result<(), StoreError> {
-        let written = match record.address.ip() {
-            IpAddr::V4(v4) => self.maps.backends4.set(id.id, to_abi(record, v4.octets()), 0),
-            IpAddr::V6(v6) => self.maps.backends6.set(id.id, to_abi(record, v6.octets()), 0),
-        };
-        written.map_err(|error| failed(backends_name(id.family), "writing", error))
+    /// How many map system calls were made so far.
+    pub fn calls(&self) -> u64 {
+        self.maps.calls.count()
     }
 
-    fn free_backend(&mut self, id: BackendId, generation: u32) -> Result<(), StoreError> {
-        let unspecified = match id.family {
-            Family::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-            Family::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-        };
-        let record = BackendRecord {
-            address: SocketAddr::new(unspecified, 0),
-            state: backend_state::FREE,
-            flags: 0,
-            generation,
-            service: 0,
-            deadline_ds: 0,
-            uid_hash: 0,
-            weight: 0,
-        };
-        let kind = if id.family == Family::V4 { stat_kind::BACKEND4 } else { stat_kind::BACKEND6 };
-        self.remove_stats(id.id, kind)?;
-        self.write_backend(id, &record)
-    }
-
-    fn write_slots(&mut self, base: u32, slots: &[Slot]) -> Result<(), StoreError> {
-        for (index, slot) in (base..).zip(slots) {
-            self.maps.slots.set(index, slot, 0).map_err(|error| failed(map_name::SLOTS, "writing", error))?;
-        }
-        Ok(())
-    }
-
-    fn write_frontend(&mut self, frontend: Frontend, entry: &abi::Service) -> Result<(), StoreError> {
-        let (map, written) = match frontend.address {
-            IpAddr::V4(v4) => (map_name::SERVICES4, self.maps.services4.insert(frontend.key(v4.octets()), entry, 0)),
-            IpAddr::V6(v6) => (map_name::SERVICES6, self.maps.services6.insert(frontend.key(v6.octets()), entry, 0)),
-        };
-        written.map_err(|error| failed(map, "writing", error))
-    }
-
-    fn remove_frontend(&mut self, frontend: Frontend) -> Result<(), StoreError> {
-        match frontend.address {
-            IpAddr::V4(v4) => remove(&mut self.maps.services4, map_name::SERVICES4, &frontend.key(v4.octets())),
-            IpAddr::V6(v6) => remove(&mut self.maps.services6, map_name::SERVICES6, &frontend.key(v6.octets())),
-        }
-    }
-
-    /// Counters of an id that is given up, so that its next owner starts at zero.
-    fn remove_stats(&mut self, id: u32, kind: u8) -> Result<(), StoreError> {
-        for outcome in Outcome::ALL {
-            let key = abi::StatKey { id, kind, outcome: outcome as u8, pad: 0 };
-            if let Err(error) = self.maps.stats.remove(&key)
-                && !is_missing(&error)
-            {
-                return Err(failed(map_name::STATS, "deleting", error));
+    /// Operations of one kind each, in their order; `rest` is done one by one.
+    fn sort<'a>(ops: &[&'a Op]) -> Sorted<'a> {
+        let mut sorted = Sorted::default();
+        for (index, op) in ops.iter().copied().enumerate() {
+            match op {
+                Op::WriteName { id, name } => sorted.names.push(index, *id, *name),
+                Op::WriteBackend { id, record } | Op::RetireBackend { id, record } => {
+                    sorted.backend(index, *id, record);
+                }
+                Op::FreeBackend { id, generation } => {
+                    sorted.backend(index, *id, &records::free(id.family, *generation));
+                    let kind = if id.family == Family::V4 { stat_kind::BACKEND4 } else { stat_kind::BACKEND6 };
+                    sorted.stats.push((index, id.id, kind));
+                }
+                Op::ForgetService { id } => {
+                    sorted.stats.push((index, *id, stat_kind::SERVICE));
+                    sorted.rest.push((index, op));
+                }
+                Op::WriteSlots { base, slots } => {
+                    for (slot, value) in (*base..).zip(slots) {
+                        sorted.slots.push(index, slot, *value);
+                    }
+                }
+                Op::WriteFrontend { frontend, entry, .. } => match frontend.address {
+                    IpAddr::V4(v4) => sorted.services4.push(index, frontend.key(v4.octets()), *entry),
+                    IpAddr::V6(v6) => sorted.services6.push(index, frontend.key(v6.octets()), *entry),
+                },
+                Op::WriteSource { id, network } => {
+                    let value = abi::Source { service: *id };
+                    match network.addr() {
+                        IpAddr::V4(v4) => {
+                            sorted.sources4.push(index, records::source_key(*id, *network, v4.octets()), value);
+                        }
+                        IpAddr::V6(v6) => {
+                            sorted.sources6.push(index, records::source_key(*id, *network, v6.octets()), value);
+                        }
+                    }
+                }
+                Op::WriteVip { address, vip } => match address {
+                    IpAddr::V4(v4) => sorted.vips4.push(index, abi::VipKey { address: v4.octets() }, *vip),
+                    IpAddr::V6(v6) => sorted.vips6.push(index, abi::VipKey { address: v6.octets() }, *vip),
+                },
+                // The content of released slots stays; it is written over when the range is used again.
+                Op::ReleaseSlots { .. } => {}
+                Op::RemoveFrontend { .. } | Op::RemoveSource { .. } | Op::RemoveVip { .. } | Op::WriteConfig { .. } => {
+                    sorted.rest.push((index, op));
+                }
             }
         }
-        Ok(())
+        sorted
     }
 
-    fn write_config(&mut self, revision: u64, programmed_ds: u32) -> Result<(), StoreError> {
-        let low = u32::try_from(revision & u64::from(u32::MAX)).unwrap_or_default();
-        let high = u32::try_from(revision >> 32).unwrap_or_default();
-        let config =
-            abi::Config { abi_version: abi::ABI_VERSION, programmed_ds, revision_low: low, revision_high: high };
-        self.maps.config.set(0, config, 0).map_err(|error| failed(map_name::CONFIG, "writing", error))
+    /// What is not done in batches.
+    fn single(&mut self, op: &Op) -> Result<(), StoreError> {
+        let maps = &mut self.maps;
+        match op {
+            Op::RemoveFrontend { frontend } => match frontend.address {
+                IpAddr::V4(v4) => remove(&maps.services4, &frontend.key(v4.octets())),
+                IpAddr::V6(v6) => remove(&maps.services6, &frontend.key(v6.octets())),
+            },
+            Op::RemoveSource { id, network } => match network.addr() {
+                IpAddr::V4(v4) => remove(&maps.sources4, &records::source_key(*id, *network, v4.octets())),
+                IpAddr::V6(v6) => remove(&maps.sources6, &records::source_key(*id, *network, v6.octets())),
+            },
+            Op::RemoveVip { address } => match address {
+                IpAddr::V4(v4) => remove(&maps.vips4, &abi::VipKey { address: v4.octets() }),
+                IpAddr::V6(v6) => remove(&maps.vips6, &abi::VipKey { address: v6.octets() }),
+            },
+            Op::ForgetService { id } => remove(&maps.names, id),
+            Op::WriteConfig { revision, programmed_ds } => {
+                maps.calls.add();
+                let config = crate::plan::config(*revision, *programmed_ds);
+                maps.config.set(0, config, 0).map_err(|source| {
+                    failed_access(&MapError::Access { map: map_name::CONFIG, action: "writing", source })
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Counters of ids that are given up, so that their next owners start at zero.
+    fn remove_stats(&mut self, owners: &[(usize, u32, u8)], results: &mut Results) {
+        let keys: Vec<(usize, abi::StatKey)> = if owners.len() <= FEW {
+            let key = |(index, id, kind): &(usize, u32, u8), outcome: Outcome| {
+                (*index, abi::StatKey { id: *id, kind: *kind, outcome: outcome as u8, pad: 0 })
+            };
+            owners.iter().flat_map(|owner| Outcome::ALL.into_iter().map(move |outcome| key(owner, outcome))).collect()
+        } else {
+            let index: std::collections::BTreeMap<(u32, u8), usize> =
+                owners.iter().map(|(index, id, kind)| ((*id, *kind), *index)).collect();
+            let there = self.maps.stats.keys().take(2 * self.maps.stats_capacity as usize).flatten();
+            there.filter_map(|key| Some((*index.get(&(key.id, key.kind))?, key))).collect()
+        };
+        for (index, key) in keys {
+            self.maps.calls.add();
+            if let Err(source) = self.maps.stats.remove(&key)
+                && !is_missing(&source)
+            {
+                let error = MapError::Access { map: map_name::STATS, action: "deleting", source };
+                results[index] = Err(failed_access(&error));
+            }
+        }
+    }
+}
+
+/// Elements to be written, by map, each with the operation that it is of.
+#[derive(Default)]
+struct Sorted<'a> {
+    names: Elements<u32, abi::ServiceName>,
+    backends4: Elements<u32, abi::Backend<4>>,
+    backends6: Elements<u32, abi::Backend<16>>,
+    slots: Elements<u32, Slot>,
+    sources4: Elements<aya::maps::lpm_trie::Key<abi::SourceKey<4>>, abi::Source>,
+    sources6: Elements<aya::maps::lpm_trie::Key<abi::SourceKey<16>>, abi::Source>,
+    services4: Elements<abi::ServiceKey<4>, abi::Service>,
+    services6: Elements<abi::ServiceKey<16>, abi::Service>,
+    vips4: Elements<abi::VipKey<4>, abi::Vip>,
+    vips6: Elements<abi::VipKey<16>, abi::Vip>,
+    /// Operation, id and kind.
+    stats: Vec<(usize, u32, u8)>,
+    rest: Vec<(usize, &'a Op)>,
+}
+
+impl Sorted<'_> {
+    fn backend(&mut self, index: usize, id: BackendId, record: &BackendRecord) {
+        match record.address.ip() {
+            IpAddr::V4(v4) => self.backends4.push(index, id.id, records::backend(record, v4.octets())),
+            IpAddr::V6(v6) => self.backends6.push(index, id.id, records::backend(record, v6.octets())),
+        }
+    }
+}
+
+struct Elements<K, V> {
+    ops: Vec<usize>,
+    keys: Vec<K>,
+    values: Vec<V>,
+}
+
+impl<K, V> Default for Elements<K, V> {
+    fn default() -> Self {
+        Self { ops: Vec::new(), keys: Vec::new(), values: Vec::new() }
+    }
+}
+
+impl<K: Pod, V: Pod> Elements<K, V> {
+    fn push(&mut self, op: usize, key: K, value: V) {
+        self.ops.push(op);
+        self.keys.push(key);
+        self.values.push(value);
+    }
+
+    fn write(&self, table: &Table<K, V>, results: &mut Results) {
+        for (op, result) in self.ops.iter().zip(table.put_all(&self.keys, &self.values)) {
+            if let Err(error) = result {
+                results[*op] = Err(failed(table.name(), "writing", &error));
+            }
+        }
     }
 }
 
 impl Store for KernelStore {
     fn capacities(&self) -> Capacities {
-        let capacity = &self.maps.capacity;
+        let maps = &self.maps;
         Capacities {
-            frontends4: capacity.services4,
-            frontends6: capacity.services6,
-            backends4: capacity.backends4,
-            backends6: capacity.backends6,
-            slots: capacity.slots,
-            names: capacity.names,
+            frontends4: maps.services4.capacity(),
+            frontends6: maps.services6.capacity(),
+            backends4: maps.backends4.capacity(),
+            backends6: maps.backends6.capacity(),
+            slots: maps.slots.capacity(),
+            names: maps.names.capacity(),
+            sources4: maps.sources4.capacity(),
+            sources6: maps.sources6.capacity(),
+            vips4: maps.vips4.capacity(),
+            vips6: maps.vips6.capacity(),
         }
     }
 
     fn load(&self) -> Result<Loaded, StoreError> {
-        let capacity = &self.maps.capacity;
-        let mut loaded = Loaded {
-            names: elements(&self.maps.names, map_name::NAMES, capacity.names).map_err(|error| unreadable(&error))?,
-            ..Loaded::default()
-        };
-        let services = elements(&self.maps.services4, map_name::SERVICES4, capacity.services4)
-            .map_err(|error| unreadable(&error))?;
-        loaded.frontends.extend(services.iter().filter_map(|(key, entry)| Some((frontend(key)?, *entry))));
-        let services = elements(&self.maps.services6, map_name::SERVICES6, capacity.services6)
-            .map_err(|error| unreadable(&error))?;
-        loaded.frontends.extend(services.iter().filter_map(|(key, entry)| Some((frontend(key)?, *entry))));
-        load_backends(&self.maps.backends4, Family::V4, &mut loaded)?;
-        load_backends(&self.maps.backends6, Family::V6, &mut loaded)?;
-        Ok(loaded)
+        load::load(&self.maps)
     }
 
-    fn slots(&self, range: Range) -> Result<Vec<Slot>, StoreError> {
-        let indices = range.base..range.base.saturating_add(range.count);
-        let read = |index| self.maps.slots.get(&index, 0).map_err(|error| failed(map_name::SLOTS, "reading", error));
-        indices.map(read).collect()
+    fn slots(&self, ranges: &[Range]) -> Result<Vec<Vec<Slot>>, StoreError> {
+        let mut read = Vec::with_capacity(ranges.len());
+        let mut rest = ranges;
+        while let Some(first) = rest.first() {
+            // Ranges that lie close to each other are read together.
+            let (mut end, mut together) = (first.end(), 1);
+            while let Some(next) = rest.get(together)
+                && next.base >= first.base
+                && next.base <= end.saturating_add(GAP)
+            {
+                end = end.max(next.end());
+                together += 1;
+            }
+            let slots = self.maps.slots.read_range(first.base, end - first.base);
+            let slots = slots.map_err(|error| failed(map_name::SLOTS, "reading", &error))?;
+            for range in &rest[..together] {
+                let from = (range.base - first.base) as usize;
+                let part = slots.get(from..from + range.count as usize);
+                read.push(part.ok_or(StoreError::Full(map_name::SLOTS))?.to_vec());
+            }
+            rest = &rest[together..];
+        }
+        Ok(read)
     }
 
     fn apply(&mut self, op: &Op) -> Result<(), StoreError> {
-        match op {
-            Op::WriteName { id, name } => {
-                self.maps.names.insert(id, name, 0).map_err(|error| failed(map_name::NAMES, "writing", error))
-            }
-            Op::WriteBackend { id, record } | Op::RetireBackend { id, record } => self.write_backend(*id, record),
-            Op::WriteSlots { base, slots } => self.write_slots(*base, slots),
-            Op::WriteFrontend { frontend, entry } => self.write_frontend(*frontend, entry),
-            Op::RemoveFrontend { frontend } => self.remove_frontend(*frontend),
-            Op::FreeBackend { id, generation } => self.free_backend(*id, *generation),
-            // The content stays; it is written over when the range is used again.
-            Op::ReleaseSlots { .. } => Ok(()),
-            Op::ForgetService { id } => {
-                self.remove_stats(*id, stat_kind::SERVICE)?;
-                remove(&mut self.maps.names, map_name::NAMES, id)
-            }
-            Op::WriteConfig { revision, programmed_ds } => self.write_config(*revision, *programmed_ds),
+        self.apply_all(&[op]).pop().unwrap_or(Ok(()))
+    }
+
+    fn apply_all(&mut self, ops: &[&Op]) -> Results {
+        let sorted = Self::sort(ops);
+        let mut results: Results = ops.iter().map(|_| Ok(())).collect();
+        if !sorted.stats.is_empty() {
+            self.remove_stats(&sorted.stats, &mut results);
         }
+        sorted.names.write(&self.maps.names, &mut results);
+        sorted.backends4.write(&self.maps.backends4, &mut results);
+        sorted.backends6.write(&self.maps.backends6, &mut results);
+        sorted.slots.write(&self.maps.slots, &mut results);
+        sorted.sources4.write(&self.maps.sources4, &mut results);
+        sorted.sources6.write(&self.maps.sources6, &mut results);
+        sorted.services4.write(&self.maps.services4, &mut results);
+        sorted.services6.write(&self.maps.services6, &mut results);
+        sorted.vips4.write(&self.maps.vips4, &mut results);
+        sorted.vips6.write(&self.maps.vips6, &mut results);
+        for (index, op) in sorted.rest {
+            if results[index].is_ok() {
+                results[index] = self.single(op);
+            }
+        }
+        results
     }
 
     fn referred(&self, ids: &BTreeSet<BackendId>) -> Result<BTreeSet<BackendId>, StoreError> {
@@ -168,10 +280,10 @@ impl Store for KernelStore {
         let mut found = BTreeSet::new();
         let v4 = Asked { ids, family: Family::V4 };
         let v6 = Asked { ids, family: Family::V6 };
-        v4.scan(&maps.flows4, map_name::FLOWS4, maps.capacity.flows4, |flow| flow.backend, &mut found)?;
-        v6.scan(&maps.flows6, map_name::FLOWS6, maps.capacity.flows6, |flow| flow.backend, &mut found)?;
-        v4.scan(&maps.sockets4, map_name::SOCKETS4, maps.capacity.sockets4, |peer| peer.backend, &mut found)?;
-        v6.scan(&maps.sockets6, map_name::SOCKETS6, maps.capacity.sockets6, |peer| peer.backend, &mut found)?;
+        v4.scan(&maps.flows4, |flow| flow.backend, &mut found)?;
+        v6.scan(&maps.flows6, |flow| flow.backend, &mut found)?;
+        v4.scan(&maps.sockets4, |peer| peer.backend, &mut found)?;
+        v6.scan(&maps.sockets6, |peer| peer.backend, &mut found)?;
         Ok(found)
     }
 }
@@ -185,102 +297,31 @@ struct Asked<'a> {
 impl Asked<'_> {
     fn scan<K: Pod, V: Pod>(
         &self,
-        map: &Hash<K, V>,
-        name: &'static str,
-        capacity: u32,
+        table: &Table<K, V>,
         backend: impl Fn(&V) -> u32,
         found: &mut BTreeSet<BackendId>,
     ) -> Result<(), StoreError> {
-        if !self.ids.iter().any(|id| id.family == self.family) {
+        let of_family = || self.ids.iter().filter(|id| id.family == self.family);
+        if of_family().next().is_none() {
             return Ok(());
         }
-        let read = elements(map, name, capacity).map_err(|error| unreadable(&error))?;
-        if read.len() >= 2 * capacity as usize {
+        let whole = table.each(|_, value| {
+            let id = BackendId { family: self.family, id: backend(value) };
+            if self.ids.contains(&id) {
+                found.insert(id);
+            }
+        });
+        if !whole.map_err(|error| failed(table.name(), "reading", &error))? {
             // It changed faster than it could be read: any of them may be there.
-            found.extend(self.ids.iter().filter(|id| id.family == self.family));
-            return Ok(());
+            found.extend(of_family());
         }
-        let ids = read.iter().map(|(_, value)| BackendId { family: self.family, id: backend(value) });
-        found.extend(ids.filter(|id| self.ids.contains(id)));
         Ok(())
     }
 }
 
-fn load_backends<const N: usize>(
-    map: &Array<MapData, Backend<N>>,
-    family: Family,
-    loaded: &mut Loaded,
-) -> Result<(), StoreError>
-where
-    Backend<N>: Pod,
-{
-    for (id, record) in (0..).zip(map.iter()) {
-        let record = record.map_err(|error| failed(backends_name(family), "reading", error))?;
-        // Id 0 is never used; generation 0 means that this one never was.
-        if id != 0
-            && record.generation != 0
-            && let Some(address) = address(&record.address)
-        {
-            loaded.backends.push((BackendId { family, id }, from_abi(&record, address)));
-        }
-    }
-    Ok(())
-}
-
-fn to_abi<const N: usize>(record: &BackendRecord, address: [u8; N]) -> Backend<N> {
-    Backend {
-        address,
-        port: record.address.port(),
-        state: record.state,
-        flags: record.flags,
-        generation: record.generation,
-        service: record.service,
-        deadline_ds: record.deadline_ds,
-        uid_hash: record.uid_hash,
-        weight: record.weight,
-        pad: 0,
-    }
-}
-
-fn from_abi<const N: usize>(record: &Backend<N>, address: IpAddr) -> BackendRecord {
-    BackendRecord {
-        address: SocketAddr::new(address, record.port),
-        state: record.state,
-        flags: record.flags,
-        generation: record.generation,
-        service: record.service,
-        deadline_ds: record.deadline_ds,
-        uid_hash: record.uid_hash,
-        weight: record.weight,
-    }
-}
-
-fn frontend<const N: usize>(key: &ServiceKey<N>) -> Option<Frontend> {
-    let protocol = Protocol::from_number(key.protocol)?;
-    Some(Frontend { address: address(&key.address)?, port: key.port, protocol })
-}
-
-fn address(octets: &[u8]) -> Option<IpAddr> {
-    match octets.len() {
-        V4 => Some(IpAddr::from(<[u8; V4]>::try_from(octets).ok()?)),
-        V6 => Some(IpAddr::from(<[u8; V6]>::try_from(octets).ok()?)),
-        _ => None,
-    }
-}
-
-fn backends_name(family: Family) -> &'static str {
-    match family {
-        Family::V4 => map_name::BACKENDS4,
-        Family::V6 => map_name::BACKENDS6,
-    }
-}
-
-fn remove<K: Pod, V: Pod>(map: &mut Hash<K, V>, name: &'static str, key: &K) -> Result<(), StoreError> {
-    match map.remove(key) {
-        // An operation that is repeated finds its work done.
-        Err(error) if is_missing(&error) => Ok(()),
-        result => result.map_err(|error| failed(name, "deleting", error)),
-    }
+fn remove<K: Pod, V: Pod>(table: &Table<K, V>, key: &K) -> Result<(), StoreError> {
+    // An operation that is repeated finds its work done.
+    table.remove(key).map(drop).map_err(|error| failed(table.name(), "deleting", &error))
 }
 
 fn is_missing(error: &aya::maps::MapError) -> bool {
@@ -292,11 +333,13 @@ fn is_missing(error: &aya::maps::MapError) -> bool {
     }
 }
 
-fn failed(map: &'static str, action: &'static str, source: aya::maps::MapError) -> StoreError {
-    let error = MapError::Access { map, action, source };
-    if error.is_full() { StoreError::Full(map) } else { StoreError::Failed(error.to_string()) }
+pub(super) fn failed(map: &'static str, action: &str, error: &io::Error) -> StoreError {
+    match error.raw_os_error() {
+        Some(libc::E2BIG | libc::ENOSPC) => StoreError::Full(map),
+        _ => StoreError::Failed(format!("map {map}: {action} failed: {error}")),
+    }
 }
 
-fn unreadable(error: &MapError) -> StoreError {
+pub(super) fn failed_access(error: &MapError) -> StoreError {
     StoreError::Failed(error.to_string())
 }

@@ -1,13 +1,17 @@
 //! Tables in memory: for tests, and for a dry run. Refuses what the kernel would refuse, and fails when told to.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    net::IpAddr,
+};
 
+use ipnet::IpNet;
 use lb_common::abi::{self, backend_state};
 
 use super::{Store, StoreError};
 use crate::{
     model::Family,
-    plan::{BackendId, BackendRecord, Capacities, Frontend, Loaded, Op, Range},
+    plan::{BackendId, BackendRecord, Capacities, Frontend, Loaded, Op, Range, config},
 };
 
 /// How many old entries readers may hold.
@@ -21,6 +25,8 @@ pub struct MemoryStore {
     pub frontends: BTreeMap<Frontend, abi::Service>,
     pub backends: BTreeMap<BackendId, BackendRecord>,
     pub slots: BTreeMap<u32, abi::Slot>,
+    pub sources: BTreeMap<(u32, IpNet), abi::Source>,
+    pub vips: BTreeMap<IpAddr, abi::Vip>,
     /// Revision and time of the last complete run.
     pub programmed: Option<(u64, u32)>,
     /// Backends that some flow refers to.
@@ -44,6 +50,8 @@ impl MemoryStore {
             frontends: BTreeMap::new(),
             backends: BTreeMap::new(),
             slots: BTreeMap::new(),
+            sources: BTreeMap::new(),
+            vips: BTreeMap::new(),
             programmed: None,
             flows: BTreeSet::new(),
             log: Vec::new(),
@@ -55,14 +63,7 @@ impl MemoryStore {
 
     /// A size for tests: large enough not to matter.
     pub fn roomy() -> Self {
-        Self::new(Capacities {
-            frontends4: 1000,
-            frontends6: 1000,
-            backends4: 1000,
-            backends6: 1000,
-            slots: 10_000,
-            names: 1000,
-        })
+        Self::new(Capacities { slots: 10_000, ..Capacities::all(1000) })
     }
 
     fn fail_if_told(&mut self) -> Result<(), StoreError> {
@@ -92,6 +93,26 @@ impl MemoryStore {
         }
         Ok(())
     }
+
+    fn put_source(&mut self, id: u32, network: IpNet) -> Result<(), StoreError> {
+        let family = Family::of(network.addr());
+        let used = self.sources.keys().filter(|(_, other)| Family::of(other.addr()) == family).count();
+        if !self.sources.contains_key(&(id, network)) && used >= self.capacities.sources(family) as usize {
+            return Err(StoreError::Full("sources"));
+        }
+        self.sources.insert((id, network), abi::Source { service: id });
+        Ok(())
+    }
+
+    fn put_vip(&mut self, address: IpAddr, vip: abi::Vip) -> Result<(), StoreError> {
+        let family = Family::of(address);
+        let used = self.vips.keys().filter(|other| Family::of(**other) == family).count();
+        if !self.vips.contains_key(&address) && used >= self.capacities.vips(family) as usize {
+            return Err(StoreError::Full("vips"));
+        }
+        self.vips.insert(address, vip);
+        Ok(())
+    }
 }
 
 impl Store for MemoryStore {
@@ -105,12 +126,16 @@ impl Store for MemoryStore {
             frontends: self.frontends.iter().map(|(frontend, entry)| (*frontend, *entry)).collect(),
             backends: self.backends.iter().map(|(id, record)| (*id, *record)).collect(),
             slots: Vec::new(),
+            sources: self.sources.iter().map(|((id, network), source)| (*id, *network, *source)).collect(),
+            vips: self.vips.iter().map(|(address, vip)| (*address, *vip)).collect(),
+            config: self.programmed.map(|(revision, programmed_ds)| config(revision, programmed_ds)),
+            strays: Vec::new(),
         })
     }
 
-    fn slots(&self, range: Range) -> Result<Vec<abi::Slot>, StoreError> {
+    fn slots(&self, ranges: &[Range]) -> Result<Vec<Vec<abi::Slot>>, StoreError> {
         let slot = |index| self.slots.get(&index).copied().unwrap_or_default();
-        Ok((range.base..range.base + range.count).map(slot).collect())
+        Ok(ranges.iter().map(|range| (range.base..range.end()).map(slot).collect()).collect())
     }
 
     fn apply(&mut self, op: &Op) -> Result<(), StoreError> {
@@ -125,7 +150,15 @@ impl Store for MemoryStore {
             Op::WriteSlots { base, slots } => {
                 self.slots.extend((*base..).zip(slots.iter().copied()));
             }
-            Op::WriteFrontend { frontend, entry } => self.put_frontend(*frontend, *entry)?,
+            Op::WriteSource { id, network } => self.put_source(*id, *network)?,
+            Op::RemoveSource { id, network } => {
+                self.sources.remove(&(*id, *network));
+            }
+            Op::WriteVip { address, vip } => self.put_vip(*address, *vip)?,
+            Op::RemoveVip { address } => {
+                self.vips.remove(address);
+            }
+            Op::WriteFrontend { frontend, entry, .. } => self.put_frontend(*frontend, *entry)?,
             Op::RemoveFrontend { frontend } => {
                 self.frontends.remove(frontend);
             }

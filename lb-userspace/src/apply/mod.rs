@@ -2,10 +2,14 @@
 
 mod dump;
 mod kernel;
+mod load;
 mod memory;
+mod pending;
 mod programmer;
+mod records;
 mod report;
 mod store;
+mod writer;
 
 pub use kernel::KernelStore;
 pub use memory::MemoryStore;

@@ -2,252 +2,287 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
+    net::IpAddr,
 };
 
-use super::{ApplyError, Report, Store};
+use super::{
+    ApplyError, Report, Store,
+    pending::Pending,
+    writer::{BATCH, Change, Subject, Writer},
+};
 use crate::{
-    model::{Monotonic, Refusal, Snapshot},
+    model::{Monotonic, Snapshot},
     plan::{
-        Book, Desired, Frontend, Loaded, NodeFacts, Op, PlanSettings, PortKey, Range, diff_service, evictions,
-        free_unreferred, plan, restore, sweep,
+        Book, Changes, Desired, NodeFacts, Op, PlanSettings, Planner, PortKey, diff_service, diff_vip, evictions,
+        free_unreferred, restore, sweep,
     },
 };
 
 /// Writes the tables of one store.
 #[derive(Debug)]
 pub struct Programmer<S> {
-    store: S,
+    writer: Writer<S>,
     settings: PlanSettings,
-    book: Book,
-    /// `None` until the first snapshot: nothing is programmed, and nothing removed, before.
-    wanted: Option<Wanted>,
-    retry: Option<Retry>,
-    /// Changes that a table has no room for.
-    no_room: BTreeMap<PortKey, Refusal>,
+    planner: Planner,
+    /// Of the last snapshot. `None` until the first one: nothing is programmed, and nothing removed, before.
+    revision: Option<u64>,
+    pending: Pending,
     last_run: Monotonic,
     /// When ids of backends that are gone are next looked for in the flow tables.
     reclaim_at: Option<Monotonic>,
 }
 
-#[derive(Debug)]
-struct Wanted {
-    revision: u64,
-    desired: Arc<Desired>,
-}
-
-/// Something failed or found no room.
-#[derive(Clone, Copy, Debug)]
-struct Retry {
-    at: Monotonic,
-    pause: Duration,
-}
-
 impl<S: Store> Programmer<S> {
     /// Takes over what the tables hold. Writes nothing.
     pub fn restore(store: S, settings: PlanSettings, now: Monotonic) -> Result<Self, ApplyError> {
-        let mut loaded: Loaded = store.load()?;
+        let mut loaded = store.load()?;
         let capacities = store.capacities();
-        let ranges: BTreeMap<u32, u32> = loaded
-            .frontends
-            .iter()
-            .map(|(_, entry)| (entry.slot_base, entry.slot_count))
-            .filter(|(base, count)| *count > 0 && base.checked_add(*count).is_some_and(|end| end <= capacities.slots))
-            .collect();
-        for (base, count) in ranges {
-            let range = Range { base, count };
-            loaded.slots.push((range, store.slots(range)?));
-        }
+        // Two that begin alike cannot both be ours: the larger one tells which frontends to write again.
+        let ranges: BTreeMap<u32, _> =
+            loaded.ranges(capacities.slots).into_iter().map(|range| (range.base, range)).collect();
+        let ranges: Vec<_> = ranges.into_values().collect();
+        let slots = store.slots(&ranges)?;
+        loaded.slots = ranges.into_iter().zip(slots).collect();
         let book = restore(capacities, loaded);
         let reclaim_at = (!book.gone.is_empty()).then(|| now + settings.reclaim_interval);
         Ok(Self {
-            store,
+            writer: Writer { store, book, grace: settings.slot_grace },
+            planner: Planner::new(settings.clone()),
             settings,
-            book,
-            wanted: None,
-            retry: None,
-            no_room: BTreeMap::new(),
+            revision: None,
+            pending: Pending::default(),
             last_run: now,
             reclaim_at,
         })
     }
 
-    /// Brings the tables to what the snapshot wants. What fails or finds no room is in the report, and comes again with
-    /// [`Self::tick`]; everything else is done.
+    /// Brings the tables to what the snapshot wants; costs what it changes. What fails or finds no room is in the report, and
+    /// comes again with [`Self::tick`]; everything else is done.
     pub fn sync(&mut self, snapshot: &Snapshot, facts: &NodeFacts, now: Monotonic) -> Report {
-        let desired = Arc::new(plan(snapshot, facts, &self.settings));
-        let mut keys = self.all_keys(&desired);
-        if let (Some(wanted), None) = (&self.wanted, self.retry) {
-            // All else is written as it was wanted before.
-            let before = &wanted.desired.services;
-            keys.retain(|key| before.get(key) != desired.services.get(key));
+        let mut changes = self.planner.update(snapshot, facts);
+        if self.revision.replace(snapshot.revision).is_none() {
+            // Whatever an agent before this one left.
+            changes.services.extend(self.writer.book.service_ids.keys().cloned());
+            changes.vips.extend(self.writer.book.vips.keys().copied());
         }
-        self.wanted = Some(Wanted { revision: snapshot.revision, desired: Arc::clone(&desired) });
-        self.run(&desired, &keys, true, now)
+        self.add_pending(&mut changes, true, now);
+        self.run(changes, now)
     }
 
     /// Does what time has brought about: deadlines that struck, ranges that have rested, retries. Does nothing before the
     /// first snapshot.
     pub fn tick(&mut self, now: Monotonic) -> Report {
-        let Some(wanted) = &self.wanted else { return Report::default() };
-        let desired = Arc::clone(&wanted.desired);
-        if self.retry.is_some_and(|retry| retry.at <= now) {
-            let keys = self.all_keys(&desired);
-            return self.run(&desired, &keys, true, now);
+        if self.revision.is_none() {
+            return Report::default();
         }
-        let keys = self.struck(now);
-        self.run(&desired, &keys, self.retry.is_none(), now)
+        let mut changes = Changes { services: self.struck(now), ..Changes::default() };
+        self.add_pending(&mut changes, false, now);
+        self.run(changes, now)
     }
 
     /// When [`Self::tick`] has something to do; `None`: not before the next snapshot.
     pub fn next_tick(&self) -> Option<Monotonic> {
-        self.wanted.as_ref()?;
+        self.revision?;
         // What was due and is still there comes with the retry.
-        let due = |at: Monotonic| match self.retry {
+        let due = |at: Monotonic| match self.pending.retry_at() {
             _ if at > self.last_run => at,
-            Some(retry) => retry.at,
+            Some(retry) => retry,
             None => self.last_run + self.settings.retry_min,
         };
-        let deadlines = || self.book.deadlines.iter().map(|(tenths, _)| Monotonic::from_tenths(*tenths));
-        let first = deadlines().next();
-        let next = deadlines().find(|at| *at > self.last_run);
-        let release = self.book.resting.values().min().copied();
+        let book = &self.writer.book;
+        let deadline = |(tenths, _): &(u32, _)| Monotonic::from_tenths(*tenths);
+        let first = book.deadlines.first().map(deadline);
+        let next = book.deadlines.iter().map(deadline).find(|at| *at > self.last_run);
+        let release = book.resting.first().map(|(until, _)| *until);
         let timed = [first, next, release, self.reclaim_at].into_iter().flatten().map(due);
-        timed.chain(self.retry.map(|retry| retry.at)).min()
+        timed.chain(self.pending.retry_at()).min()
     }
 
     pub fn store(&self) -> &S {
-        &self.store
+        &self.writer.store
     }
 
     pub fn store_mut(&mut self) -> &mut S {
-        &mut self.store
+        &mut self.writer.store
     }
 
     pub fn into_store(self) -> S {
-        self.store
+        self.writer.store
     }
 
     pub fn book(&self) -> &Book {
-        &self.book
+        &self.writer.book
     }
 
-    /// Every service port, wanted or written. Those that take a frontend over come first, so that it always leads somewhere;
-    /// then those that are removed, which makes room.
-    fn all_keys(&self, desired: &Desired) -> Vec<PortKey> {
-        let takes_over = |frontend: &Frontend, key: &PortKey| {
-            let written = self.book.frontends.get(frontend).and_then(|entry| self.book.services.get(&entry.id));
-            written.is_some_and(|owner| owner.key != *key)
-        };
-        let takers = desired.owners.iter().filter(|(frontend, key)| takes_over(frontend, key));
-        let takers: BTreeSet<&PortKey> = takers.map(|(_, key)| key).collect();
-        let removed = self.book.service_ids.keys().filter(|key| !desired.services.contains_key(key));
-        let others = desired.services.keys().filter(|key| !takers.contains(key));
-        takers.iter().copied().chain(removed).chain(others).cloned().collect()
+    /// What is wanted.
+    pub fn desired(&self) -> &Desired {
+        self.planner.desired()
+    }
+
+    /// What failed is tried with each snapshot; what found no room, when its retry is due.
+    fn add_pending(&self, changes: &mut Changes, snapshot: bool, now: Monotonic) {
+        let due = self.pending.is_due(now);
+        let failed = self.pending.failed.iter().filter(|_| due || snapshot);
+        for subject in failed.chain(self.pending.no_room.keys().filter(|_| due)) {
+            match subject {
+                Subject::Service(key) => drop(changes.services.insert(key.clone())),
+                Subject::Vip(address) => drop(changes.vips.insert(*address)),
+            }
+        }
     }
 
     /// The service ports of backends whose deadline struck.
-    fn struck(&self, now: Monotonic) -> Vec<PortKey> {
-        let due = self.book.deadlines.iter().take_while(|(tenths, _)| Monotonic::from_tenths(*tenths) <= now);
+    fn struck(&self, now: Monotonic) -> BTreeSet<PortKey> {
+        let book = &self.writer.book;
+        let due = book.deadlines.iter().take_while(|(tenths, _)| Monotonic::from_tenths(*tenths) <= now);
         let services: BTreeSet<u32> =
-            due.filter_map(|(_, id)| self.book.backends.get(id)).map(|record| record.service).collect();
-        services.iter().filter_map(|id| self.book.services.get(id)).map(|service| service.key.clone()).collect()
+            due.filter_map(|(_, id)| book.backends.get(id)).map(|record| record.service).collect();
+        services.iter().filter_map(|id| book.services.get(id)).map(|service| service.key.clone()).collect()
     }
 
-    /// Brings the service ports `keys` to what is wanted. `whole`: all others already are.
-    fn run(&mut self, desired: &Desired, keys: &[PortKey], whole: bool, now: Monotonic) -> Report {
+    /// Brings what changed to what is wanted; all else already is, or is pending.
+    fn run(&mut self, changes: Changes, now: Monotonic) -> Report {
         self.last_run = now;
-        let mut report = Report { refusals: desired.refusals.clone(), ..Report::default() };
-        if whole {
-            self.no_room.clear();
-        }
+        let mut run = Run { report: Report::default(), fresh: false, now };
         // What has rested makes room, and what is given up below leaves nothing behind.
-        self.sweep(desired, now, &mut report);
-        for key in keys {
-            self.no_room.remove(key);
-            match diff_service(key, desired, &self.book, &self.settings, now) {
-                Ok(ops) => self.apply(key, &ops, now, &mut report),
-                Err(refusal) => {
-                    self.no_room.insert(key.clone(), refusal);
-                    self.apply(key, &evictions(key, &self.book, now), now, &mut report);
-                }
-            }
-        }
-        self.reclaim(desired, now, &mut report);
-        self.sweep(desired, now, &mut report);
-        report.refusals.extend(self.no_room.values().cloned());
-        let clean = report.failures.is_empty() && self.no_room.is_empty();
-        self.note_programmed(whole && clean, now, &mut report);
-        if whole || self.retry.is_none() {
-            self.schedule(clean && report.failures.is_empty(), now);
-        }
-        report.describe(&self.book, &self.settings, now);
+        self.sweep(&mut run);
+        self.services(changes.services, &mut run);
+        self.vips(changes.vips, &mut run);
+        self.reclaim(&mut run);
+        self.sweep(&mut run);
+        self.note_programmed(&mut run);
+        let Run { mut report, fresh, .. } = run;
+        let trouble = !report.failures.is_empty() || !self.pending.is_empty();
+        self.pending.schedule(trouble, fresh, &self.settings, now);
+        report.refusals.extend(self.desired().refusals.iter().chain(self.pending.no_room.values()).cloned());
+        report.describe(&self.writer.book, &self.settings, now);
         report
     }
 
-    /// Carries operations out until one fails: what follows it may depend on it.
-    fn apply(&mut self, key: &PortKey, ops: &[Op], now: Monotonic, report: &mut Report) {
-        for op in ops {
-            if let Err(error) = self.store.apply(op) {
-                report.failures.push(format!("Service {key}: {op}: {error}"));
-                return;
+    /// Those that take a frontend over come first, one by one, so that it always leads somewhere; then those that are removed,
+    /// which makes room; then all others.
+    fn services(&mut self, keys: BTreeSet<PortKey>, run: &mut Run) {
+        let (mut removed, mut others) = (BTreeSet::new(), BTreeSet::new());
+        for key in keys {
+            let losers = self.losers(&key);
+            if losers.is_empty() {
+                let group = if self.desired().services.contains_key(&key) { &mut others } else { &mut removed };
+                group.insert(key);
+            } else {
+                self.change([Subject::Service(key)], run);
+                // What a loser kept for the frontend may go now.
+                others.extend(losers.into_iter().filter(|loser| self.desired().services.contains_key(loser)));
             }
-            self.book.record(key, op, now, self.settings.slot_grace);
-            report.writes += 1;
+        }
+        self.change(removed.into_iter().map(Subject::Service), run);
+        self.change(others.into_iter().map(Subject::Service), run);
+    }
+
+    /// Service ports that hold a frontend which `key` is to have.
+    fn losers(&self, key: &PortKey) -> Vec<PortKey> {
+        let book = &self.writer.book;
+        let wanted = self.desired().services.get(key);
+        let frontends = wanted.into_iter().flat_map(|wanted| wanted.frontends.keys());
+        let holders = frontends.filter_map(|frontend| book.services.get(&book.frontends.get(frontend)?.id));
+        holders.filter(|holder| holder.key != *key).map(|holder| holder.key.clone()).collect()
+    }
+
+    fn vips(&mut self, addresses: BTreeSet<IpAddr>, run: &mut Run) {
+        let (others, removed): (Vec<_>, Vec<_>) =
+            addresses.into_iter().partition(|address| self.desired().vips.contains_key(address));
+        self.change(removed.into_iter().map(Subject::Vip), run);
+        self.change(others.into_iter().map(Subject::Vip), run);
+    }
+
+    /// Plans and writes changes that do not wait for one another.
+    fn change(&mut self, subjects: impl IntoIterator<Item = Subject>, run: &mut Run) {
+        let (mut changes, mut planned) = (Vec::new(), 0);
+        for subject in subjects {
+            let again = self.pending.take(&subject);
+            let (desired, book) = (self.planner.desired(), &self.writer.book);
+            let ops = match &subject {
+                Subject::Service(key) => diff_service(key, desired, book, &self.settings, run.now),
+                Subject::Vip(address) => diff_vip(*address, desired, book).map(|op| op.into_iter().collect()),
+            };
+            let ops = ops.unwrap_or_else(|refusal| {
+                run.fresh |= !again;
+                self.pending.no_room.insert(subject.clone(), refusal);
+                match &subject {
+                    Subject::Service(key) => evictions(key, book, run.now),
+                    Subject::Vip(_) => Vec::new(),
+                }
+            });
+            let change = Change { subject, ops, again };
+            self.writer.reserve(&change);
+            planned += change.ops.len();
+            changes.push(change);
+            if planned >= BATCH {
+                self.write(std::mem::take(&mut changes), run);
+                planned = 0;
+            }
+        }
+        self.write(changes, run);
+    }
+
+    fn write(&mut self, changes: Vec<Change>, run: &mut Run) {
+        for change in self.writer.write(changes, run.now, &mut run.report) {
+            run.fresh |= !change.again;
+            self.pending.failed.insert(change.subject);
         }
     }
 
-    fn sweep(&mut self, desired: &Desired, now: Monotonic, report: &mut Report) {
-        for (key, op) in sweep(&self.book, desired, now) {
-            self.apply(&key, &[op], now, report);
-        }
+    fn sweep(&mut self, run: &mut Run) {
+        self.release(sweep(&self.writer.book, self.planner.desired(), run.now), run);
     }
 
     /// Frees the ids that no flow refers to any more, if it is time to look.
-    fn reclaim(&mut self, desired: &Desired, now: Monotonic, report: &mut Report) {
-        if self.book.gone.is_empty() {
+    fn reclaim(&mut self, run: &mut Run) {
+        let gone = &self.writer.book.gone;
+        if gone.is_empty() {
             self.reclaim_at = None;
             return;
         }
-        let at = *self.reclaim_at.get_or_insert(now + self.settings.reclaim_interval);
-        if at > now {
+        let at = *self.reclaim_at.get_or_insert(run.now + self.settings.reclaim_interval);
+        if at > run.now {
             return;
         }
-        self.reclaim_at = Some(now + self.settings.reclaim_interval);
-        match self.store.referred(&self.book.gone) {
+        self.reclaim_at = Some(run.now + self.settings.reclaim_interval);
+        match self.writer.store.referred(gone) {
             Ok(referred) => {
-                for (key, op) in free_unreferred(&self.book, desired, &referred) {
-                    self.apply(&key, &[op], now, report);
-                }
+                self.release(free_unreferred(&self.writer.book, self.planner.desired(), &referred), run);
             }
-            Err(error) => report.failures.push(format!("looking for flows of backends that are gone: {error}")),
+            Err(error) => run.report.failures.push(format!("looking for flows of backends that are gone: {error}")),
         }
-        if self.book.gone.is_empty() {
+        if self.writer.book.gone.is_empty() {
             self.reclaim_at = None;
         }
     }
 
-    fn note_programmed(&mut self, clean: bool, now: Monotonic, report: &mut Report) {
-        let Some(wanted) = &self.wanted else { return };
-        report.revision = wanted.revision;
-        if !clean {
-            return;
-        }
-        if let Err(error) =
-            self.store.apply(&Op::WriteConfig { revision: wanted.revision, programmed_ds: now.to_tenths() })
-        {
-            report.failures.push(format!("noting the revision: {error}"));
-        }
+    /// Releases that failed are found again by the next look; nothing else waits for them.
+    fn release(&mut self, ops: Vec<(PortKey, Op)>, run: &mut Run) {
+        let change = |(key, op)| Change { subject: Subject::Service(key), ops: vec![op], again: true };
+        self.writer.write(ops.into_iter().map(change).collect(), run.now, &mut run.report);
     }
 
-    fn schedule(&mut self, clean: bool, now: Monotonic) {
-        self.retry = (!clean).then(|| {
-            let pause =
-                self.retry.map_or(self.settings.retry_min, |retry| (retry.pause * 2).min(self.settings.retry_max));
-            Retry { at: now + pause, pause }
-        });
+    fn note_programmed(&mut self, run: &mut Run) {
+        let Some(revision) = self.revision else { return };
+        run.report.revision = revision;
+        if !run.report.failures.is_empty() || !self.pending.is_empty() {
+            return;
+        }
+        let note = Op::WriteConfig { revision, programmed_ds: run.now.to_tenths() };
+        if let Err(error) = self.writer.note(&note) {
+            run.report.failures.push(format!("noting the revision: {error}"));
+        }
     }
+}
+
+/// One run under way.
+struct Run {
+    report: Report,
+    /// Something went wrong that had not before.
+    fresh: bool,
+    now: Monotonic,
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! When the programmer works, when it waits, and when it comes again.
 
+use std::{sync::Arc, time::Duration};
+
 use super::*;
 use crate::{
     apply::MemoryStore,
@@ -128,7 +130,7 @@ fn a_name_that_was_lost_does_not_keep_its_service_alive() {
 /// One table without room delays nobody else's drain, and is not asked without end.
 #[test]
 fn a_full_table_keeps_nobody_from_ending() {
-    let small = Capacities { slots: 1, frontends4: 9, frontends6: 9, backends4: 9, backends6: 9, names: 9 };
+    let small = Capacities { slots: 1, ..Capacities::all(9) };
     let mut programmer = Programmer::restore(MemoryStore::new(small), PlanSettings::default(), at(10)).unwrap();
     programmer.sync(&snapshot(WEB), &NodeFacts::default(), at(10));
     // The web goes; db takes its slot once it has rested.

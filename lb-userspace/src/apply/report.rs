@@ -40,27 +40,18 @@ pub struct BackendCounts {
 
 impl Report {
     pub(super) fn describe(&mut self, book: &Book, settings: &PlanSettings, now: Monotonic) {
-        self.services = book.services.values().filter(|service| !service.frontends.is_empty()).count();
-        self.backends = BackendCounts::default();
-        let counts = &mut self.backends;
-        let mut first_deadline: Option<u32> = None;
-        for record in book.backends.values() {
-            match record.state {
-                backend_state::ACTIVE => counts.active += 1,
-                backend_state::RESTING => counts.resting += 1,
-                backend_state::TERMINATING => counts.terminating += 1,
-                backend_state::DRAINING => {
-                    counts.draining += 1;
-                    first_deadline =
-                        Some(first_deadline.map_or(record.deadline_ds, |first| first.min(record.deadline_ds)));
-                }
-                backend_state::MAINTENANCE => counts.maintenance += 1,
-                _ => counts.gone += 1,
-            }
-        }
-        self.oldest_drain = first_deadline.map(|deadline| {
-            let left = Monotonic::from_tenths(deadline).since(now);
-            let late = now.since(Monotonic::from_tenths(deadline));
+        self.services = book.served();
+        self.backends = BackendCounts {
+            active: book.count_in(backend_state::ACTIVE),
+            resting: book.count_in(backend_state::RESTING),
+            terminating: book.count_in(backend_state::TERMINATING),
+            draining: book.count_in(backend_state::DRAINING),
+            maintenance: book.count_in(backend_state::MAINTENANCE),
+            gone: book.count_in(backend_state::GONE),
+        };
+        self.oldest_drain = book.drains.first().map(|(deadline, _)| {
+            let left = Monotonic::from_tenths(*deadline).since(now);
+            let late = now.since(Monotonic::from_tenths(*deadline));
             settings.drain_period.saturating_sub(left) + late
         });
     }

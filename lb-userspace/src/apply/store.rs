@@ -23,10 +23,17 @@ pub trait Store {
     /// Everything but the slots.
     fn load(&self) -> Result<Loaded, StoreError>;
 
-    fn slots(&self, range: Range) -> Result<Vec<Slot>, StoreError>;
+    /// What the slots of each range hold, in the order of the ranges.
+    fn slots(&self, ranges: &[Range]) -> Result<Vec<Vec<Slot>>, StoreError>;
 
     /// Carries one operation out. An operation that failed may be done in part, where readers do not see it; it can be repeated.
     fn apply(&mut self, op: &Op) -> Result<(), StoreError>;
+
+    /// Carries out operations of which none depends on another one; a result for each. One that fails keeps no other from being
+    /// done.
+    fn apply_all(&mut self, ops: &[&Op]) -> Vec<Result<(), StoreError>> {
+        ops.iter().map(|op| self.apply(op)).collect()
+    }
 
     /// Which of these backends some flow or socket still refers to. Names one too many rather than one too few.
     fn referred(&self, ids: &BTreeSet<BackendId>) -> Result<BTreeSet<BackendId>, StoreError>;

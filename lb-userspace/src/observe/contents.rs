@@ -85,7 +85,7 @@ pub fn outcomes(pinned: &Pinned) -> Result<Vec<(Outcome, u64)>, MapError> {
 /// Sums of the counters by service, backend and outcome.
 pub fn stats(pinned: &Pinned) -> Result<Vec<(StatKey, u64)>, MapError> {
     // Bounded: a deleted key starts the iteration over.
-    let counters = pinned.stats.iter().take(2 * pinned.capacity.stats as usize);
+    let counters = pinned.stats.iter().take(2 * pinned.stats_capacity as usize);
     let sum = |counter: Result<(StatKey, aya::maps::PerCpuValues<u64>), aya::maps::MapError>| {
         counter.map(|(key, cpus)| (key, cpus.iter().sum())).map_err(reading(map_name::STATS))
     };

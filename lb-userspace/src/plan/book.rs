@@ -1,19 +1,26 @@
 //! The agent's book of what the tables hold: changed by an operation only after its write succeeded.
+//!
+//! Everything that is asked for at each change is counted as it changes: no look at the book walks all of it.
+
+mod backends;
+mod ranges;
+mod reserve;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     time::Duration,
 };
 
-use lb_common::abi::{self, backend_state};
+use ipnet::IpNet;
+use lb_common::abi;
 
 use super::{
-    BackendId, BackendRecord, Frontend, Op, PortKey, Range,
+    BackendId, BackendRecord, Frontend, Op, PortKey, Use,
     ids::{IdPool, SlotPool},
-    op::next_generation,
 };
 use crate::model::{Family, Monotonic};
+use reserve::Reserved;
 
 /// How much the tables hold, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,14 +31,60 @@ pub struct Capacities {
     pub backends6: u32,
     pub slots: u32,
     pub names: u32,
+    pub sources4: u32,
+    pub sources6: u32,
+    pub vips4: u32,
+    pub vips6: u32,
 }
 
 impl Capacities {
-    pub fn frontends(&self, family: Family) -> u32 {
-        match family {
-            Family::V4 => self.frontends4,
-            Family::V6 => self.frontends6,
+    /// The same room in every table.
+    pub const fn all(count: u32) -> Self {
+        Self {
+            frontends4: count,
+            frontends6: count,
+            backends4: count,
+            backends6: count,
+            slots: count,
+            names: count,
+            sources4: count,
+            sources6: count,
+            vips4: count,
+            vips6: count,
         }
+    }
+
+    pub fn frontends(&self, family: Family) -> u32 {
+        of(family, self.frontends4, self.frontends6)
+    }
+
+    pub fn sources(&self, family: Family) -> u32 {
+        of(family, self.sources4, self.sources6)
+    }
+
+    pub fn vips(&self, family: Family) -> u32 {
+        of(family, self.vips4, self.vips6)
+    }
+}
+
+fn of(family: Family, v4: u32, v6: u32) -> u32 {
+    match family {
+        Family::V4 => v4,
+        Family::V6 => v6,
+    }
+}
+
+/// One number for each family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct PerFamily([u32; 2]);
+
+impl PerFamily {
+    pub fn get(self, family: Family) -> u32 {
+        of(family, self.0[0], self.0[1])
+    }
+
+    pub fn slot(&mut self, family: Family) -> &mut u32 {
+        &mut self.0[usize::from(family == Family::V6)]
     }
 }
 
@@ -46,6 +99,14 @@ pub struct BookedService {
     pub backends: BTreeSet<BackendId>,
     /// The record that counts for each address: never one that is gone while another is there.
     pub current: BTreeMap<SocketAddr, BackendId>,
+    /// Networks that it admits where a frontend asks for it.
+    pub sources: BTreeSet<IpNet>,
+}
+
+impl BookedService {
+    fn is_empty(&self) -> bool {
+        self.frontends.is_empty() && self.backends.is_empty() && self.sources.is_empty()
+    }
 }
 
 /// What the tables hold.
@@ -55,26 +116,44 @@ pub struct Book {
     pub services: BTreeMap<u32, BookedService>,
     pub service_ids: BTreeMap<PortKey, u32>,
     pub frontends: BTreeMap<Frontend, abi::Service>,
+    /// How each frontend uses its service port.
+    pub uses: BTreeMap<Frontend, Use>,
     /// Records in use, by id.
     pub backends: BTreeMap<BackendId, BackendRecord>,
     /// Slot ranges in use or at rest, by first slot.
     pub ranges: BTreeMap<u32, Vec<abi::Slot>>,
-    /// Ranges that no frontend leads to any more, and when they may be written again.
-    pub resting: BTreeMap<u32, Monotonic>,
+    /// Ranges that no frontend leads to any more, by when they may be written again.
+    pub resting: BTreeSet<(Monotonic, u32)>,
+    pub vips: BTreeMap<IpAddr, abi::Vip>,
+    /// What was noted last.
+    pub config: Option<abi::Config>,
     /// The last generation of slots.
     pub generation: u32,
     /// Backends with a deadline, the next one first.
     pub deadlines: BTreeSet<(u32, BackendId)>,
+    /// Those of them that drain.
+    pub drains: BTreeSet<(u32, BackendId)>,
     /// Backends that are gone, and may still be referred to by flows.
     pub gone: BTreeSet<BackendId>,
-    pub(super) slots: SlotPool,
+    /// Service ports that have nothing left.
+    pub empty: BTreeSet<u32>,
+    /// Last generation of ids that are free again.
+    pub generations: BTreeMap<BackendId, u32>,
+    slots: SlotPool,
+    /// When each range at rest may be written again.
+    rest_until: BTreeMap<u32, Monotonic>,
     /// How many frontends lead to each range.
     users: BTreeMap<u32, u32>,
-    counts: BTreeMap<Family, u32>,
+    /// Records by state.
+    states: BTreeMap<u8, usize>,
+    /// Service ports with a frontend.
+    served: usize,
+    frontend_counts: PerFamily,
+    source_counts: PerFamily,
+    vip_counts: PerFamily,
     service_pool: IdPool,
     pools: [IdPool; 2],
-    /// Last generation of ids that are free again.
-    generations: BTreeMap<BackendId, u32>,
+    reserved: Reserved,
 }
 
 impl Book {
@@ -85,90 +164,68 @@ impl Book {
             services: BTreeMap::new(),
             service_ids: BTreeMap::new(),
             frontends: BTreeMap::new(),
+            uses: BTreeMap::new(),
             backends: BTreeMap::new(),
             ranges: BTreeMap::new(),
-            resting: BTreeMap::new(),
+            resting: BTreeSet::new(),
+            vips: BTreeMap::new(),
+            config: None,
             generation: 0,
             deadlines: BTreeSet::new(),
+            drains: BTreeSet::new(),
             gone: BTreeSet::new(),
+            empty: BTreeSet::new(),
+            generations: BTreeMap::new(),
             slots: SlotPool::new(capacities.slots),
+            rest_until: BTreeMap::new(),
             users: BTreeMap::new(),
-            counts: BTreeMap::new(),
+            states: BTreeMap::new(),
+            served: 0,
+            frontend_counts: PerFamily::default(),
+            source_counts: PerFamily::default(),
+            vip_counts: PerFamily::default(),
             service_pool: IdPool::new(u32::MAX),
             pools: [IdPool::new(capacities.backends4), IdPool::new(capacities.backends6)],
-            generations: BTreeMap::new(),
+            reserved: Reserved::default(),
         }
     }
 
-    /// Takes a successful operation for the service port `key` down. A range that no frontend leads to rests for `grace`.
+    /// Takes a successful operation for the service port `key` down, which [`Self::reserve`] has seen before. A range that no
+    /// frontend leads to rests for `grace`.
     pub fn record(&mut self, key: &PortKey, op: &Op, now: Monotonic, grace: Duration) {
+        self.keep(op);
         match op {
             Op::WriteName { id, name } => self.service_mut(*id, key).name = Some(*name),
             Op::WriteBackend { id, record } | Op::RetireBackend { id, record } => self.put_backend(*id, *record, key),
             Op::WriteSlots { base, slots } => {
                 // It rests until a frontend leads to it, in case that the write of the frontend fails.
-                self.put_range(*base, slots.clone());
-                self.resting.insert(*base, now + grace);
+                self.ranges.insert(*base, slots.clone());
+                self.rest(*base, now + grace);
             }
-            Op::WriteFrontend { frontend, entry } => {
+            Op::WriteSource { id, network } => self.put_source(*id, *network, key),
+            Op::WriteFrontend { frontend, entry, uses } => {
                 self.remove_frontend(*frontend, now + grace);
-                self.put_frontend(*frontend, *entry, key);
+                self.put_frontend(*frontend, *entry, *uses, key);
             }
             Op::RemoveFrontend { frontend } => self.remove_frontend(*frontend, now + grace),
+            Op::RemoveSource { id, network } => self.remove_source(*id, *network),
             Op::FreeBackend { id, generation } => self.free_backend(*id, *generation),
-            Op::ReleaseSlots { range } => {
-                self.ranges.remove(&range.base);
-                self.resting.remove(&range.base);
-                self.slots.give_back(*range);
-            }
+            Op::ReleaseSlots { range } => self.release(*range),
             Op::ForgetService { id } => self.forget(*id),
-            Op::WriteConfig { .. } => {}
+            Op::WriteVip { .. } | Op::RemoveVip { .. } | Op::WriteConfig { .. } => self.record_global(op),
         }
     }
 
-    pub(super) fn put_range(&mut self, base: u32, slots: Vec<abi::Slot>) -> bool {
-        let count = u32::try_from(slots.len()).unwrap_or(u32::MAX);
-        if !self.slots.take(Range { base, count }) {
-            return false;
-        }
-        self.generation = slots.first().map_or(self.generation, |slot| slot.generation.max(self.generation));
-        self.ranges.insert(base, slots);
-        true
-    }
-
-    pub(super) fn put_frontend(&mut self, frontend: Frontend, entry: abi::Service, key: &PortKey) {
-        self.service_mut(entry.id, key).frontends.insert(frontend);
-        self.generation = self.generation.max(entry.generation);
-        self.frontends.insert(frontend, entry);
-        *self.counts.entry(Family::of(frontend.address)).or_default() += 1;
-        if entry.slot_count > 0 {
-            *self.users.entry(entry.slot_base).or_default() += 1;
-            self.resting.remove(&entry.slot_base);
-        }
-    }
-
-    fn remove_frontend(&mut self, frontend: Frontend, rest_until: Monotonic) {
-        let Some(entry) = self.frontends.remove(&frontend) else { return };
-        *self.counts.entry(Family::of(frontend.address)).or_default() -= 1;
-        if let Some(service) = self.services.get_mut(&entry.id) {
-            service.frontends.remove(&frontend);
-        }
-        if entry.slot_count == 0 {
-            return;
-        }
-        let users = self.users.entry(entry.slot_base).or_default();
-        *users = users.saturating_sub(1);
-        if *users == 0 {
-            self.users.remove(&entry.slot_base);
-            if self.ranges.contains_key(&entry.slot_base) {
-                self.resting.insert(entry.slot_base, rest_until);
+    /// Takes down what is no service port's.
+    pub fn record_global(&mut self, op: &Op) {
+        match op {
+            Op::WriteVip { address, vip } => self.put_vip(*address, *vip),
+            Op::RemoveVip { address } => self.remove_vip(*address),
+            Op::WriteConfig { revision, programmed_ds } => {
+                self.config = Some(super::op::config(*revision, *programmed_ds));
             }
+            _ => {}
         }
-    }
-
-    /// How many frontends of a family there are.
-    pub fn frontend_count(&self, family: Family) -> u32 {
-        self.counts.get(&family).copied().unwrap_or_default()
     }
 
     /// The service with this id; made if it is new.
@@ -176,82 +233,67 @@ impl Book {
         self.services.entry(id).or_insert_with(|| {
             self.service_pool.take(id);
             self.service_ids.insert(key.clone(), id);
+            self.empty.insert(id);
             BookedService {
                 key: key.clone(),
                 name: None,
                 frontends: BTreeSet::new(),
                 backends: BTreeSet::new(),
                 current: BTreeMap::new(),
+                sources: BTreeSet::new(),
             }
         })
     }
 
+    /// Notes whether the service port has anything left.
+    fn settle(&mut self, id: u32) {
+        if self.services.get(&id).is_some_and(BookedService::is_empty) {
+            self.empty.insert(id);
+        } else {
+            self.empty.remove(&id);
+        }
+    }
+
     fn forget(&mut self, id: u32) {
         if let Some(service) = self.services.remove(&id) {
+            self.empty.remove(&id);
             self.service_ids.remove(&service.key);
             self.service_pool.give_back(id);
         }
     }
 
-    pub(super) fn put_backend(&mut self, id: BackendId, record: BackendRecord, key: &PortKey) {
-        if let Some(old) = self.backends.insert(id, record) {
-            self.deadlines.remove(&(old.deadline_ds, id));
+    pub(super) fn put_source(&mut self, id: u32, network: IpNet, key: &PortKey) {
+        if self.service_mut(id, key).sources.insert(network) {
+            *self.source_counts.slot(Family::of(network.addr())) += 1;
         }
-        self.pool_mut(id.family).take(id.id);
-        self.generations.remove(&id);
-        let gone = record.state == backend_state::GONE;
-        if record.deadline_ds != 0 && !gone {
-            self.deadlines.insert((record.deadline_ds, id));
-        }
-        if gone {
-            self.gone.insert(id);
-        }
-        let service = self.service_mut(record.service, key);
-        service.backends.insert(id);
-        let current = service.current.entry(record.address).or_insert(id);
-        if !gone {
-            *current = id;
-        }
+        self.settle(id);
     }
 
-    fn free_backend(&mut self, id: BackendId, generation: u32) {
-        self.gone.remove(&id);
-        self.put_free_generation(id, generation);
-        self.pool_mut(id.family).give_back(id.id);
-        let Some(record) = self.backends.remove(&id) else { return };
-        self.deadlines.remove(&(record.deadline_ds, id));
-        if let Some(service) = self.services.get_mut(&record.service) {
-            service.backends.remove(&id);
-            if service.current.get(&record.address) == Some(&id) {
-                service.current.remove(&record.address);
-            }
+    fn remove_source(&mut self, id: u32, network: IpNet) {
+        if self.services.get_mut(&id).is_some_and(|service| service.sources.remove(&network)) {
+            *self.source_counts.slot(Family::of(network.addr())) -= 1;
+        }
+        self.settle(id);
+    }
+
+    pub(super) fn put_vip(&mut self, address: IpAddr, vip: abi::Vip) {
+        if self.vips.insert(address, vip).is_none() {
+            *self.vip_counts.slot(Family::of(address)) += 1;
         }
     }
 
-    /// Remembers the generation of an id that is not in use.
-    pub(super) fn put_free_generation(&mut self, id: BackendId, generation: u32) {
-        self.generations.insert(id, generation);
+    fn remove_vip(&mut self, address: IpAddr) {
+        if self.vips.remove(&address).is_some() {
+            *self.vip_counts.slot(Family::of(address)) -= 1;
+        }
     }
 
-    /// Free backend ids, each with the generation that its next use has.
-    pub fn free_backends(&self, family: Family) -> impl Iterator<Item = (BackendId, u32)> + '_ {
-        self.pool(family).free().map(move |id| {
-            let id = BackendId { family, id };
-            (id, next_generation(self.generations.get(&id).copied().unwrap_or_default()))
-        })
+    pub fn vip_count(&self, family: Family) -> u32 {
+        self.vip_counts.get(family)
     }
 
-    /// An id for a new service port.
-    pub fn free_service_id(&self) -> Option<u32> {
-        let room = self.services.len() < self.capacities.names as usize;
-        room.then(|| self.service_pool.free().next()).flatten()
-    }
-
-    fn pool(&self, family: Family) -> &IdPool {
-        &self.pools[usize::from(family == Family::V6)]
-    }
-
-    fn pool_mut(&mut self, family: Family) -> &mut IdPool {
-        &mut self.pools[usize::from(family == Family::V6)]
+    /// How many service ports have a frontend.
+    pub fn served(&self) -> usize {
+        self.served
     }
 }

@@ -95,6 +95,16 @@ impl Kind {
             Self::NodePort => abi::frontend_kind::NODE_PORT,
         }
     }
+
+    /// The kind with this number; one that there is not counts as a cluster IP.
+    pub fn from_number(number: u8) -> Self {
+        match number {
+            abi::frontend_kind::EXTERNAL_IP => Self::ExternalIp,
+            abi::frontend_kind::LOAD_BALANCER => Self::LoadBalancer,
+            abi::frontend_kind::NODE_PORT => Self::NodePort,
+            _ => Self::ClusterIp,
+        }
+    }
 }
 
 /// One of the two sets of endpoints of a service port.

@@ -1,16 +1,18 @@
 //! From the book to what is wanted: the operations for one service port, in order, or why they cannot be done.
 
+mod frontends;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::SocketAddr,
+    fmt,
+    net::{IpAddr, SocketAddr},
 };
 
 use lb_common::abi::{self, backend_state};
 
 use super::{
-    BackendId, BackendRecord, Book, BookedService, Desired, DesiredEndpoint, DesiredService, Frontend, Kind, Op,
-    PlanSettings, PortKey, Range, Ranges, Set, Use,
-    ids::SlotPool,
+    BackendId, BackendRecord, Book, BookedService, Desired, DesiredEndpoint, DesiredService, Op, PlanSettings, PortKey,
+    Set,
     life::{self, Step},
     order,
 };
@@ -33,7 +35,7 @@ pub fn diff_service(
     let id = match (known, wanted) {
         (Some(id), _) => id,
         (None, None) => return Ok(Vec::new()),
-        (None, Some(_)) => book.free_service_id().ok_or_else(|| full(key, "names", book.capacities.names))?,
+        (None, Some(_)) => book.free_service_id().ok_or_else(|| full_for(key, "names", book.capacities.names))?,
     };
     let mut draft = Draft { key, id, book, settings, now, service: book.services.get(&id), ops: Vec::new() };
     if let Some(wanted) = wanted {
@@ -44,6 +46,7 @@ pub fn diff_service(
         draft.frontends(wanted, desired, &selected)?;
     }
     draft.remove_frontends(wanted.and(Some(desired)));
+    draft.sources(wanted, desired)?;
     let mut ops = draft.ops;
     order(&mut ops);
     Ok(ops)
@@ -61,16 +64,45 @@ pub fn evictions(key: &PortKey, book: &Book, now: Monotonic) -> Vec<Op> {
     over.collect()
 }
 
-fn full(key: &PortKey, map: &str, capacity: u32) -> Refusal {
+/// The operation that brings what becomes of unserved packets to `address` to what is wanted; `None`: it is there.
+pub fn diff_vip(address: IpAddr, desired: &Desired, book: &Book) -> Result<Option<Op>, Refusal> {
+    let (wanted, written) = (desired.vips.get(&address).copied(), book.vips.get(&address).copied());
+    let family = Family::of(address);
+    match (wanted, written) {
+        (Some(wanted), Some(written)) if wanted == written => Ok(None),
+        (Some(_), None) if book.vip_count(family) >= book.capacities.vips(family) => {
+            let map = if family == Family::V4 { "vips4" } else { "vips6" };
+            Err(full(format_args!("address {address}"), map, book.capacities.vips(family)))
+        }
+        (Some(vip), _) => Ok(Some(Op::WriteVip { address, vip })),
+        (None, Some(_)) => Ok(Some(Op::RemoveVip { address })),
+        (None, None) => Ok(None),
+    }
+}
+
+fn full_for(key: &PortKey, map: &str, capacity: u32) -> Refusal {
+    full(format_args!("Service {key}"), map, capacity)
+}
+
+fn full(what: impl fmt::Display, map: &str, capacity: u32) -> Refusal {
     Refusal::new(
-        format!("Service {key}"),
+        what.to_string(),
         format!("map {map} is full ({capacity} elements); the old state is kept"),
         "remove services or endpoints, or raise the map's size",
     )
 }
 
-/// The backends that take new flows, by address: id and generation.
-type Selected = BTreeMap<SocketAddr, (BackendId, u32)>;
+/// A backend that takes new flows of some set.
+#[derive(Clone, Copy)]
+struct Selected {
+    id: BackendId,
+    generation: u32,
+    endpoint: DesiredEndpoint,
+}
+
+fn is_selected(endpoint: Option<DesiredEndpoint>) -> bool {
+    endpoint.is_some_and(|endpoint| endpoint.is_in(Set::Cluster) || endpoint.is_in(Set::Local))
+}
 
 struct Draft<'a> {
     key: &'a PortKey,
@@ -97,22 +129,24 @@ impl Draft<'_> {
         }
     }
 
-    fn backends(&mut self, wanted: Option<&DesiredService>) -> Result<Selected, Refusal> {
-        let none = BTreeMap::new();
-        let endpoints = wanted.map_or(&none, |wanted| &wanted.endpoints);
-        let current = self.service.map(|service| service.current.clone()).unwrap_or_default();
+    /// The backends that take new flows afterwards, in the order of their addresses.
+    fn backends(&mut self, wanted: Option<&DesiredService>) -> Result<Vec<Selected>, Refusal> {
+        let (no_endpoints, no_records) = (BTreeMap::new(), BTreeMap::new());
+        let endpoints = wanted.map_or(&no_endpoints, |wanted| &wanted.endpoints);
+        let current = self.service.map_or(&no_records, |service| &service.current);
         let addresses: BTreeSet<SocketAddr> = endpoints.keys().chain(current.keys()).copied().collect();
         let book = self.book;
         let mut free = Family::BOTH.map(|family| book.free_backends(family));
-        let mut selected = Selected::new();
+        let mut selected = Vec::new();
         for address in addresses {
             let endpoint = endpoints.get(&address).copied();
             let record = current.get(&address).and_then(|id| Some((*id, *book.backends.get(id)?)));
-            let is_selected = endpoint.is_some_and(|endpoint| endpoint.in_cluster_set);
             let pool = &mut free[usize::from(Family::of(address.ip()) == Family::V6)];
             let stays = self.backend(address, record, endpoint, pool)?;
-            if let Some(stays) = stays.filter(|_| is_selected) {
-                selected.insert(address, stays);
+            if let (Some((id, generation)), Some(endpoint)) =
+                (stays, endpoint.filter(|listed| is_selected(Some(*listed))))
+            {
+                selected.push(Selected { id, generation, endpoint });
             }
         }
         self.retire_superseded();
@@ -132,7 +166,7 @@ impl Draft<'_> {
             (Step::Keep, Some((id, record)), _) => Ok(Some((id, record.generation))),
             (Step::Write(record), Some((id, _)), _) => {
                 // What new flows may be sent to is written before they are, and what not after they no longer are.
-                self.ops.push(if endpoint.is_some_and(|endpoint| endpoint.in_cluster_set) {
+                self.ops.push(if is_selected(endpoint) {
                     Op::WriteBackend { id, record }
                 } else {
                     Op::RetireBackend { id, record }
@@ -160,8 +194,8 @@ impl Draft<'_> {
     ) -> Result<(BackendId, u32), Refusal> {
         let Some((id, generation)) = free else {
             return Err(match Family::of(address.ip()) {
-                Family::V4 => full(self.key, "backends4", self.book.capacities.backends4),
-                Family::V6 => full(self.key, "backends6", self.book.capacities.backends6),
+                Family::V4 => full_for(self.key, "backends4", self.book.capacities.backends4),
+                Family::V6 => full_for(self.key, "backends6", self.book.capacities.backends6),
             });
         };
         let blank = BackendRecord {
@@ -188,114 +222,6 @@ impl Draft<'_> {
                 && service.current.get(&record.address) != Some(id)
             {
                 self.ops.push(Op::RetireBackend { id: *id, record: record.gone() });
-            }
-        }
-    }
-
-    fn frontends(&mut self, wanted: &DesiredService, desired: &Desired, selected: &Selected) -> Result<(), Refusal> {
-        // Taken out of a copy, made when the first range is needed: the second must not be the same.
-        let mut pool = None;
-        let mut generation = self.book.generation;
-        for family in Family::BOTH {
-            // Also those that are ours until another service takes them over: they must not lead to what we retire.
-            let ours = self.service.map(|service| service.frontends.clone()).unwrap_or_default();
-            let ours = ours.into_iter().filter(|frontend| desired.owners.contains_key(frontend));
-            let all: BTreeSet<Frontend> = wanted.frontends.keys().copied().chain(ours).collect();
-            let frontends: Vec<Frontend> = all.into_iter().filter(|f| Family::of(f.address) == family).collect();
-            if frontends.is_empty() {
-                continue;
-            }
-            self.check_room(family, &frontends)?;
-            let targets: Vec<(u32, u32)> = selected
-                .iter()
-                .filter(|(address, _)| Family::of(address.ip()) == family)
-                .map(|(_, (id, generation))| (id.id, *generation))
-                .collect();
-            let (range, generation) = if let Some(written) = self.written_range(family, &targets) {
-                written
-            } else {
-                generation = generation.checked_add(1).unwrap_or(1);
-                let count = u32::try_from(targets.len()).unwrap_or(u32::MAX);
-                (self.write_slots(&mut pool, count, generation, &targets)?, generation)
-            };
-            for frontend in frontends {
-                let uses = wanted.frontends.get(&frontend).copied().unwrap_or(Use {
-                    kind: Kind::ClusterIp,
-                    inside: Set::Cluster,
-                    outside: Set::Cluster,
-                    flags: 0,
-                });
-                let ranges = Ranges { cluster: range, local: Range::default() };
-                let entry = frontend.entry(self.id, generation, uses, ranges, wanted.affinity_timeout_s);
-                if self.book.frontends.get(&frontend) != Some(&entry) {
-                    self.ops.push(Op::WriteFrontend { frontend, entry });
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn check_room(&self, family: Family, frontends: &[Frontend]) -> Result<(), Refusal> {
-        let new = frontends.iter().filter(|frontend| !self.book.frontends.contains_key(frontend)).count();
-        let capacity = self.book.capacities.frontends(family);
-        if new > 0 && self.book.frontend_count(family) as usize + new > capacity as usize {
-            let map = if family == Family::V4 { "services4" } else { "services6" };
-            return Err(full(self.key, map, capacity));
-        }
-        Ok(())
-    }
-
-    /// The range that already holds these targets, and that one of our frontends leads to.
-    fn written_range(&self, family: Family, targets: &[(u32, u32)]) -> Option<(Range, u32)> {
-        let ours = self.service?.frontends.iter().filter(|frontend| Family::of(frontend.address) == family);
-        ours.filter_map(|frontend| self.book.frontends.get(frontend)).find_map(|entry| {
-            let range = Range { base: entry.slot_base, count: entry.slot_count };
-            if range.count == 0 {
-                return (targets.is_empty() && range.base == 0).then_some((range, entry.generation));
-            }
-            let slots = self.book.ranges.get(&range.base).filter(|slots| slots.len() == targets.len())?;
-            let same = slots.iter().zip(targets).all(|(slot, (backend, backend_generation))| {
-                let wanted = abi::Slot {
-                    backend: *backend,
-                    backend_generation: *backend_generation,
-                    service: self.id,
-                    generation: entry.generation,
-                };
-                *slot == wanted
-            });
-            (same && range.count as usize == targets.len()).then_some((range, entry.generation))
-        })
-    }
-
-    fn write_slots(
-        &mut self,
-        pool: &mut Option<SlotPool>,
-        count: u32,
-        generation: u32,
-        targets: &[(u32, u32)],
-    ) -> Result<Range, Refusal> {
-        if count == 0 {
-            return Ok(Range::default());
-        }
-        let pool = pool.get_or_insert_with(|| self.book.slots.clone());
-        let range = pool.find(count).ok_or_else(|| full(self.key, "slots", self.book.capacities.slots))?;
-        pool.take(range);
-        let slot = |(backend, backend_generation): &(u32, u32)| abi::Slot {
-            backend: *backend,
-            backend_generation: *backend_generation,
-            service: self.id,
-            generation,
-        };
-        self.ops.push(Op::WriteSlots { base: range.base, slots: targets.iter().map(slot).collect() });
-        Ok(range)
-    }
-
-    /// Frontends of ours that nobody wants, or all if we are not wanted.
-    fn remove_frontends(&mut self, desired: Option<&Desired>) {
-        let Some(service) = self.service else { return };
-        for frontend in &service.frontends {
-            if desired.is_none_or(|desired| !desired.owners.contains_key(frontend)) {
-                self.ops.push(Op::RemoveFrontend { frontend: *frontend });
             }
         }
     }

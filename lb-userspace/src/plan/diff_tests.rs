@@ -9,11 +9,10 @@ use crate::{
         Endpoint, Exposure, ObjectName, Protocol, Service as ModelService, ServicePort, Slice, SlicePort, Snapshot,
         TrafficPolicy,
     },
-    plan::{Capacities, NodeFacts, plan},
+    plan::{Capacities, Frontend, Kind, NodeFacts, Range, Use, plan},
 };
 
-const CAPACITIES: Capacities =
-    Capacities { frontends4: 2, frontends6: 2, backends4: 4, backends6: 4, slots: 4, names: 2 };
+const CAPACITIES: Capacities = Capacities { backends4: 4, backends6: 4, slots: 4, ..Capacities::all(2) };
 
 fn snapshot(endpoints: &[&str]) -> Snapshot {
     let name = ObjectName::new("default", "web");
@@ -68,6 +67,7 @@ fn diff(book: &Book, endpoints: &[&str]) -> Result<Vec<Op>, Refusal> {
 fn record_all(book: &mut Book, ops: &[Op]) {
     let desired = plan(&snapshot(&[]), &NodeFacts::default(), &PlanSettings::default());
     let key = desired.services.keys().next().unwrap();
+    book.reserve(ops);
     for op in ops {
         book.record(key, op, Monotonic::default(), Duration::from_secs(1));
     }
@@ -116,7 +116,8 @@ fn a_new_service_is_written_from_its_name_to_its_entry() {
     };
     let entry = abi::Service { seal: abi::seal(&key, &entry), ..entry };
     let frontend = Frontend { address: "10.96.0.1".parse().unwrap(), port: 80, protocol: Protocol::Tcp };
-    assert_eq!(last, &Op::WriteFrontend { frontend, entry });
+    let uses = Use { kind: Kind::ClusterIp, inside: Set::Cluster, outside: Set::Cluster, flags: 0 };
+    assert_eq!(last, &Op::WriteFrontend { frontend, entry, uses });
 }
 
 #[test]

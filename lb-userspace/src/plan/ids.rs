@@ -1,4 +1,4 @@
-//! Which ids and slot ranges are in use: pools that forget nothing and hand out the lowest free one.
+//! Which ids and slot ranges are in use: pools of free runs that forget nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,13 +9,17 @@ pub struct Range {
     pub count: u32,
 }
 
-/// Ids from 1 up to a bound.
+impl Range {
+    /// The first number behind it.
+    pub fn end(self) -> u32 {
+        self.base.saturating_add(self.count)
+    }
+}
+
+/// Ids from 1 up to a bound, the lowest free one first.
 #[derive(Clone, Debug)]
 pub struct IdPool {
-    /// Below `unused`, and not taken.
-    free: BTreeSet<u32>,
-    /// No id from here on was ever taken.
-    unused: u32,
+    free: Runs,
     /// The first id that there is not.
     end: u32,
 }
@@ -23,83 +27,120 @@ pub struct IdPool {
 impl IdPool {
     /// Ids 1 to `end` - 1.
     pub fn new(end: u32) -> Self {
-        Self { free: BTreeSet::new(), unused: 1, end }
+        Self { free: Runs::new(Range { base: 1, count: end.saturating_sub(1) }), end }
     }
 
     /// The free ids, the lowest first. Reading takes none.
     pub fn free(&self) -> impl Iterator<Item = u32> + '_ {
-        self.free.iter().copied().chain(self.unused..self.end)
+        self.free.by_base.iter().flat_map(|(base, count)| *base..*base + *count)
     }
 
+    /// One that is taken already, or out of bounds, changes nothing.
     pub fn take(&mut self, id: u32) {
-        if id >= self.unused {
-            self.free.extend(self.unused..id);
-            self.unused = id + 1;
-        } else {
-            self.free.remove(&id);
-        }
+        self.free.take(Range { base: id, count: 1 });
     }
 
     pub fn give_back(&mut self, id: u32) {
-        self.free.insert(id);
+        if (1..self.end).contains(&id) {
+            self.free.give_back(Range { base: id, count: 1 });
+        }
     }
 }
 
 /// Runs of free slots.
 #[derive(Clone, Debug)]
 pub struct SlotPool {
-    /// First slot → how many. Neighbours are always joined.
-    free: BTreeMap<u32, u32>,
+    free: Runs,
 }
 
 impl SlotPool {
     pub fn new(capacity: u32) -> Self {
-        Self { free: if capacity == 0 { BTreeMap::new() } else { BTreeMap::from([(0, capacity)]) } }
+        Self { free: Runs::new(Range { base: 0, count: capacity }) }
     }
 
-    /// The first free range of this size. Reading takes none.
-    pub fn find(&self, count: u32) -> Option<Range> {
-        let (base, _) = self.free.iter().find(|(_, free)| **free >= count)?;
-        Some(Range { base: *base, count })
+    /// A free range of this size beside those in `promised`, from the smallest run that holds it: large runs stay whole.
+    /// Reading takes none; what was found before for the same change is promised.
+    pub fn find(&self, count: u32, promised: &[Range]) -> Option<Range> {
+        let runs = self.free.by_count.range((count, 0)..);
+        runs.into_iter().find_map(|(free, base)| {
+            let run = Range { base: *base, count: *free };
+            // Ranges are found at the front of a run, so what is promised of it ends at one place.
+            let inside = promised.iter().filter(|range| range.base >= run.base && range.end() <= run.end());
+            let base = inside.map(|range| range.end()).max().unwrap_or(run.base);
+            (run.end() - base >= count).then_some(Range { base, count })
+        })
     }
 
     /// Takes a range out. False if some of it is not free; then nothing changes.
     pub fn take(&mut self, range: Range) -> bool {
-        let Some((&base, &count)) = self.free.range(..=range.base).next_back() else { return range.count == 0 };
-        let (Some(end), free_end) = (range.base.checked_add(range.count), base + count) else { return false };
-        if range.count == 0 {
-            return true;
-        }
-        if end > free_end {
-            return false;
-        }
-        self.free.remove(&base);
-        if range.base > base {
-            self.free.insert(base, range.base - base);
-        }
-        if free_end > end {
-            self.free.insert(end, free_end - end);
-        }
-        true
+        self.free.take(range)
     }
 
     /// Gives back a range that was taken.
     pub fn give_back(&mut self, range: Range) {
+        self.free.give_back(range);
+    }
+}
+
+/// Free runs; neighbours are always joined.
+#[derive(Clone, Debug, Default)]
+struct Runs {
+    by_base: BTreeMap<u32, u32>,
+    /// The same runs as (count, base).
+    by_count: BTreeSet<(u32, u32)>,
+}
+
+impl Runs {
+    fn new(all: Range) -> Self {
+        let mut runs = Self::default();
+        runs.insert(all.base, all.count);
+        runs
+    }
+
+    fn insert(&mut self, base: u32, count: u32) {
+        if count > 0 {
+            self.by_base.insert(base, count);
+            self.by_count.insert((count, base));
+        }
+    }
+
+    fn remove(&mut self, base: u32) -> Option<u32> {
+        let count = self.by_base.remove(&base)?;
+        self.by_count.remove(&(count, base));
+        Some(count)
+    }
+
+    fn take(&mut self, range: Range) -> bool {
+        if range.count == 0 {
+            return true;
+        }
+        let Some((&base, &count)) = self.by_base.range(..=range.base).next_back() else { return false };
+        let (Some(end), free_end) = (range.base.checked_add(range.count), base + count) else { return false };
+        if end > free_end {
+            return false;
+        }
+        self.remove(base);
+        self.insert(base, range.base - base);
+        self.insert(end, free_end - end);
+        true
+    }
+
+    fn give_back(&mut self, range: Range) {
         if range.count == 0 {
             return;
         }
         let Range { mut base, mut count } = range;
-        if let Some((&before, &free)) = self.free.range(..base).next_back()
+        if let Some((&before, &free)) = self.by_base.range(..base).next_back()
             && before + free == base
         {
-            self.free.remove(&before);
+            self.remove(before);
             base = before;
             count += free;
         }
-        if let Some(free) = self.free.remove(&(base + count)) {
+        if let Some(free) = self.remove(base + count) {
             count += free;
         }
-        self.free.insert(base, count);
+        self.insert(base, count);
     }
 }
 

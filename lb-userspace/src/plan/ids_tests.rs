@@ -26,8 +26,21 @@ fn a_range_that_is_not_free_is_not_taken() {
     assert!(!pool.take(Range { base: 4, count: 2 }));
     assert!(!pool.take(Range { base: 8, count: 3 }));
     assert!(!pool.take(Range { base: u32::MAX, count: 3 }));
-    assert_eq!(pool.find(5), Some(Range { base: 5, count: 5 }));
-    assert_eq!(pool.find(6), None);
+    assert_eq!(pool.find(5, &[]), Some(Range { base: 5, count: 5 }));
+    assert_eq!(pool.find(6, &[]), None);
+}
+
+#[test]
+fn what_is_promised_is_not_found_again_and_the_smallest_run_is_used() {
+    let mut pool = SlotPool::new(20);
+    assert!(pool.take(Range { base: 4, count: 6 }));
+    let small = Range { base: 0, count: 3 };
+    assert_eq!(pool.find(3, &[]), Some(small));
+    let large = Range { base: 10, count: 3 };
+    assert_eq!(pool.find(3, &[small]), Some(large));
+    assert_eq!(pool.find(3, &[small, large]), Some(Range { base: 13, count: 3 }));
+    assert_eq!(pool.find(1, &[small, large]), Some(Range { base: 3, count: 1 }));
+    assert_eq!(pool.find(8, &[large]), None);
 }
 
 proptest! {
@@ -38,7 +51,7 @@ proptest! {
         for (size, give_back) in sizes {
             if give_back && !taken.is_empty() {
                 pool.give_back(taken.remove(size as usize % taken.len()));
-            } else if let Some(range) = pool.find(size) {
+            } else if let Some(range) = pool.find(size, &[]) {
                 prop_assert!(pool.take(range));
                 taken.push(range);
             }
@@ -49,6 +62,6 @@ proptest! {
         for range in taken {
             pool.give_back(range);
         }
-        prop_assert_eq!(pool.find(100), Some(Range { base: 0, count: 100 }));
+        prop_assert_eq!(pool.find(100, &[]), Some(Range { base: 0, count: 100 }));
     }
 }

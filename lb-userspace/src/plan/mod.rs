@@ -19,12 +19,12 @@ use ipnet::IpNet;
 
 pub use book::{Book, BookedService, Capacities};
 pub use desired::{Desired, DesiredService, Frontend, HealthCheck, Kind, PortKey, Ranges, Set, Use};
-pub use diff::{diff_service, evictions};
+pub use diff::{diff_service, diff_vip, evictions};
 pub use endpoints::{DesiredEndpoint, EndpointState};
 pub use ids::Range;
-pub use op::{BackendId, BackendRecord, Op, order};
+pub use op::{BackendId, BackendRecord, Op, config, order};
 pub use planner::{Changes, NodeFacts, Planner, plan};
-pub use restore::{Loaded, restore};
+pub use restore::{Loaded, Stray, restore};
 pub use sweep::{free_unreferred, sweep};
 
 /// The node's addresses that node ports are served on.

@@ -1,10 +1,14 @@
 //! One change of the tables, as data, and the order that keeps readers safe.
 
-use std::{fmt, net::SocketAddr};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
 
+use ipnet::IpNet;
 use lb_common::abi;
 
-use super::{Frontend, Range};
+use super::{Frontend, Range, Use};
 use crate::model::{Family, Monotonic};
 
 /// Index into `backends4` or `backends6`.
@@ -52,6 +56,16 @@ pub fn next_generation(generation: u32) -> u32 {
     generation.checked_add(1).unwrap_or(1)
 }
 
+/// The note of what the tables hold.
+pub fn config(revision: u64, programmed_ds: u32) -> abi::Config {
+    abi::Config {
+        abi_version: abi::ABI_VERSION,
+        programmed_ds,
+        revision_low: u32::try_from(revision & u64::from(u32::MAX)).unwrap_or_default(),
+        revision_high: u32::try_from(revision >> 32).unwrap_or_default(),
+    }
+}
+
 /// One change of the tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
@@ -68,10 +82,17 @@ pub enum Op {
         base: u32,
         slots: Vec<abi::Slot>,
     },
+    /// A network that the frontends to come admit.
+    WriteSource {
+        id: u32,
+        network: IpNet,
+    },
     /// The one entry that makes an update visible.
     WriteFrontend {
         frontend: Frontend,
         entry: abi::Service,
+        /// Which sets the entry's ranges are; for the book.
+        uses: Use,
     },
     RemoveFrontend {
         frontend: Frontend,
@@ -80,6 +101,11 @@ pub enum Op {
     RetireBackend {
         id: BackendId,
         record: BackendRecord,
+    },
+    /// No frontend of this service port admits the network any more.
+    RemoveSource {
+        id: u32,
+        network: IpNet,
     },
     /// Nothing refers to this id any more; its generation is kept, so that the next use has another one.
     FreeBackend {
@@ -94,6 +120,14 @@ pub enum Op {
     ForgetService {
         id: u32,
     },
+    /// What becomes of packets to this address that no frontend serves.
+    WriteVip {
+        address: IpAddr,
+        vip: abi::Vip,
+    },
+    RemoveVip {
+        address: IpAddr,
+    },
     /// The tables hold this revision.
     WriteConfig {
         revision: u64,
@@ -104,16 +138,20 @@ pub enum Op {
 impl Op {
     /// Place in the order: what a reader may reach is complete before the entry that leads there is written, and nothing is
     /// taken away before no entry leads there any more.
-    fn rank(&self) -> u8 {
+    pub fn rank(&self) -> u8 {
         match self {
             Self::WriteName { .. } => 0,
             Self::WriteBackend { .. } => 1,
             Self::WriteSlots { .. } => 2,
-            Self::WriteFrontend { .. } => 3,
-            Self::RemoveFrontend { .. } => 4,
-            Self::RetireBackend { .. } => 5,
-            Self::FreeBackend { .. } | Self::ReleaseSlots { .. } | Self::ForgetService { .. } => 6,
-            Self::WriteConfig { .. } => 7,
+            Self::WriteSource { .. } => 3,
+            Self::WriteFrontend { .. } => 4,
+            Self::RemoveFrontend { .. } => 5,
+            Self::RetireBackend { .. } => 6,
+            Self::RemoveSource { .. } => 7,
+            Self::FreeBackend { .. } | Self::ReleaseSlots { .. } | Self::ForgetService { .. } => 8,
+            // An address refuses what no frontend serves, so its frontends come first.
+            Self::WriteVip { .. } | Self::RemoveVip { .. } => 9,
+            Self::WriteConfig { .. } => 10,
         }
     }
 }
@@ -129,12 +167,16 @@ impl fmt::Display for Op {
             Self::WriteName { id, .. } => write!(f, "write name of service port {id}"),
             Self::WriteBackend { record, .. } => write!(f, "write backend {}", record.address),
             Self::WriteSlots { base, slots } => write!(f, "write {} slots from {base}", slots.len()),
+            Self::WriteSource { network, .. } => write!(f, "write source range {network}"),
             Self::WriteFrontend { frontend, .. } => write!(f, "write frontend {frontend}"),
             Self::RemoveFrontend { frontend } => write!(f, "remove frontend {frontend}"),
             Self::RetireBackend { record, .. } => write!(f, "retire backend {}", record.address),
+            Self::RemoveSource { network, .. } => write!(f, "remove source range {network}"),
             Self::FreeBackend { id, .. } => write!(f, "free backend id {}", id.id),
             Self::ReleaseSlots { range } => write!(f, "release {} slots from {}", range.count, range.base),
             Self::ForgetService { id } => write!(f, "forget service port {id}"),
+            Self::WriteVip { address, .. } => write!(f, "write address {address}"),
+            Self::RemoveVip { address } => write!(f, "remove address {address}"),
             Self::WriteConfig { revision, .. } => write!(f, "note revision {revision}"),
         }
     }
@@ -165,11 +207,15 @@ mod tests {
         let entry = frontend.entry(1, 1, uses, ranges, 0);
         let backend = Op::WriteBackend { id, record };
         let slots = Op::WriteSlots { base: 0, slots: vec![abi::Slot::default()] };
-        let service = Op::WriteFrontend { frontend, entry };
+        let service = Op::WriteFrontend { frontend, entry, uses };
+        let network = "192.0.2.0/24".parse().unwrap();
+        let (admit, no_more) = (Op::WriteSource { id: 1, network }, Op::RemoveSource { id: 1, network });
+        let vip = Op::WriteVip { address: frontend.address, vip: abi::Vip { flags: 0 } };
         let retire = Op::RetireBackend { id, record };
         let release = Op::ReleaseSlots { range: Range { base: 5, count: 1 } };
-        let wanted = [backend.clone(), slots.clone(), service.clone(), retire.clone(), release.clone()];
-        let mut ops = vec![release, retire, service, slots, backend];
+        let wanted = [backend, slots, admit, service, retire, no_more, release, vip];
+        let mut ops = wanted.to_vec();
+        ops.reverse();
         order(&mut ops);
         assert_eq!(ops, wanted);
     }

@@ -1,8 +1,11 @@
 //! The book of a restarted agent, from what the tables hold: ids, generations, ranges, states and deadlines go on.
 
+use std::{collections::BTreeSet, net::IpAddr};
+
+use ipnet::IpNet;
 use lb_common::abi::{self, backend_state};
 
-use super::{BackendId, BackendRecord, Book, Capacities, Frontend, PortKey, Range};
+use super::{BackendId, BackendRecord, Book, Capacities, Frontend, Kind, PortKey, Range, Set, Use};
 use crate::{
     maps::from_chars,
     model::{ObjectName, Protocol},
@@ -17,6 +20,49 @@ pub struct Loaded {
     pub backends: Vec<(BackendId, BackendRecord)>,
     /// The slots of every range that a frontend leads to.
     pub slots: Vec<(Range, Vec<abi::Slot>)>,
+    /// Networks that service ports admit.
+    pub sources: Vec<(u32, IpNet, abi::Source)>,
+    pub vips: Vec<(IpAddr, abi::Vip)>,
+    pub config: Option<abi::Config>,
+    /// Elements that nothing of ours can be.
+    pub strays: Vec<Stray>,
+}
+
+/// An element that nothing of ours can be: not even its key makes sense.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Stray {
+    /// Name of its map.
+    pub table: &'static str,
+    pub key: Vec<u8>,
+}
+
+impl Loaded {
+    /// The ranges that entries lead to and that `capacity` slots have, each once.
+    pub fn ranges(&self, capacity: u32) -> Vec<Range> {
+        let both = self.frontends.iter().flat_map(|(_, entry)| ranges_of(entry));
+        let found: BTreeSet<Range> = both.filter(|range| range.count > 0 && range.count <= capacity).collect();
+        found.into_iter().filter(|range| range.base <= capacity - range.count).collect()
+    }
+}
+
+/// Where an entry leads clients inside and outside.
+pub(super) fn ranges_of(entry: &abi::Service) -> [Range; 2] {
+    [
+        Range { base: entry.slot_base, count: entry.slot_count },
+        Range { base: entry.outside_base, count: entry.outside_count },
+    ]
+}
+
+/// How an entry uses its service port, as far as it shows: an agent that ended while another service was taking the frontend
+/// over has to go by it.
+fn use_of(entry: &abi::Service) -> Use {
+    let set = |flag: u8| if entry.flags & flag == 0 { Set::Cluster } else { Set::Local };
+    Use {
+        kind: Kind::from_number(entry.kind),
+        inside: set(abi::service_flags::DROP_IF_EMPTY),
+        outside: set(abi::service_flags::OUTSIDE_LOCAL),
+        flags: entry.flags,
+    }
 }
 
 /// The book of tables with this content. Ranges that no frontend leads to are free: a restart takes longer than any program
@@ -24,9 +70,9 @@ pub struct Loaded {
 pub fn restore(capacities: Capacities, loaded: Loaded) -> Book {
     let mut book = Book::new(capacities);
     for (id, name) in loaded.names {
-        if let Some(key) = key_of(&name) {
-            book.service_mut(id, &key).name = Some(name);
-        }
+        // One that is there twice was not written by us twice: the second is nobody's.
+        let key = key_of(&name).filter(|key| !book.service_ids.contains_key(key)).unwrap_or_else(|| nameless(id));
+        book.service_mut(id, &key).name = Some(name);
     }
     for (range, slots) in loaded.slots {
         // One that overlaps another is no range of ours: it stays out, so that its frontend gets a new one.
@@ -35,7 +81,7 @@ pub fn restore(capacities: Capacities, loaded: Loaded) -> Book {
         }
     }
     for (frontend, entry) in loaded.frontends {
-        book.put_frontend(frontend, entry, &nameless(entry.id));
+        book.put_frontend(frontend, entry, use_of(&entry), &nameless(entry.id));
     }
     for (id, record) in loaded.backends {
         if record.state == backend_state::FREE {
@@ -44,6 +90,13 @@ pub fn restore(capacities: Capacities, loaded: Loaded) -> Book {
             book.put_backend(id, record, &nameless(record.service));
         }
     }
+    for (id, network, _) in loaded.sources {
+        book.put_source(id, network, &nameless(id));
+    }
+    for (address, vip) in loaded.vips {
+        book.put_vip(address, vip);
+    }
+    book.config = loaded.config;
     book
 }
 

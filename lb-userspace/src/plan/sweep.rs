@@ -8,18 +8,14 @@ use crate::model::Monotonic;
 /// Releases that need no look at the flows, each with the service port that it is for.
 pub fn sweep(book: &Book, desired: &Desired, now: Monotonic) -> Vec<(PortKey, Op)> {
     let mut ops = Vec::new();
-    for (base, until) in &book.resting {
-        if *until > now {
-            continue;
-        }
+    for (_, base) in book.resting.iter().take_while(|(until, _)| *until <= now) {
         let Some(slots) = book.ranges.get(base) else { continue };
         let service = slots.first().map_or(0, |slot| slot.service);
         let count = u32::try_from(slots.len()).unwrap_or(u32::MAX);
         ops.push((key_of(book, service), Op::ReleaseSlots { range: Range { base: *base, count } }));
     }
-    for (id, service) in &book.services {
-        let empty = service.frontends.is_empty() && service.backends.is_empty();
-        if empty && !desired.services.contains_key(&service.key) {
+    for (id, service) in book.empty.iter().filter_map(|id| Some((id, book.services.get(id)?))) {
+        if !desired.services.contains_key(&service.key) {
             ops.push((service.key.clone(), Op::ForgetService { id: *id }));
         }
     }

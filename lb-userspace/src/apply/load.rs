@@ -1,0 +1,106 @@
+//! Reads back all that the plan owns.
+
+use aya::{Pod, maps::lpm_trie::Key};
+use lb_common::abi::{Backend, Service, ServiceKey, Source, SourceKey, Vip, VipKey, map_name};
+
+use super::{
+    StoreError,
+    kernel::{failed, failed_access},
+    records,
+};
+use crate::{
+    maps::{MapError, Pinned, Table},
+    model::Family,
+    plan::{BackendId, Loaded, Stray},
+};
+
+/// Everything but the slots.
+pub(super) fn load(maps: &Pinned) -> Result<Loaded, StoreError> {
+    let mut loaded = Loaded { names: read(&maps.names)?, ..Loaded::default() };
+    services(&maps.services4, &mut loaded)?;
+    services(&maps.services6, &mut loaded)?;
+    backends(&maps.backends4, Family::V4, &mut loaded)?;
+    backends(&maps.backends6, Family::V6, &mut loaded)?;
+    sources(&maps.sources4, &mut loaded)?;
+    sources(&maps.sources6, &mut loaded)?;
+    vips(&maps.vips4, &mut loaded)?;
+    vips(&maps.vips6, &mut loaded)?;
+    maps.calls.add();
+    let config = maps.config.get(&0, 0);
+    let unread = |source| failed_access(&MapError::Access { map: map_name::CONFIG, action: "reading", source });
+    loaded.config = Some(config.map_err(unread)?);
+    Ok(loaded)
+}
+
+fn read<K: Pod, V: Pod>(table: &Table<K, V>) -> Result<Vec<(K, V)>, StoreError> {
+    table.read().map_err(|error| failed(table.name(), "reading", &error))
+}
+
+fn services<const N: usize>(table: &Table<ServiceKey<N>, Service>, loaded: &mut Loaded) -> Result<(), StoreError>
+where
+    ServiceKey<N>: Pod,
+{
+    for (key, entry) in read(table)? {
+        match records::frontend(&key) {
+            Some(frontend) => loaded.frontends.push((frontend, entry)),
+            None => loaded.strays.push(stray(table.name(), &key)),
+        }
+    }
+    Ok(())
+}
+
+fn backends<const N: usize>(
+    table: &Table<u32, Backend<N>>,
+    family: Family,
+    loaded: &mut Loaded,
+) -> Result<(), StoreError>
+where
+    Backend<N>: Pod,
+{
+    let mut first_is_used = false;
+    let read = table.each(|id, record| {
+        // Generation 0 means that this id never was in use.
+        if record.generation != 0
+            && let Some(plain) = records::from_backend(record)
+        {
+            if *id == 0 {
+                first_is_used = true;
+            } else {
+                loaded.backends.push((BackendId { family, id: *id }, plain));
+            }
+        }
+    });
+    read.map_err(|error| failed(table.name(), "reading", &error))?;
+    if first_is_used {
+        loaded.strays.push(stray(table.name(), &0_u32));
+    }
+    Ok(())
+}
+
+fn sources<const N: usize>(table: &Table<Key<SourceKey<N>>, Source>, loaded: &mut Loaded) -> Result<(), StoreError>
+where
+    SourceKey<N>: Pod,
+{
+    for (key, source) in read(table)? {
+        match records::source(&key) {
+            Some((service, network)) => loaded.sources.push((service, network, source)),
+            None => loaded.strays.push(stray(table.name(), &key)),
+        }
+    }
+    Ok(())
+}
+
+fn vips<const N: usize>(table: &Table<VipKey<N>, Vip>, loaded: &mut Loaded) -> Result<(), StoreError>
+where
+    VipKey<N>: Pod,
+{
+    let found = read(table)?;
+    loaded.vips.extend(found.iter().filter_map(|(key, vip)| Some((records::vip(key)?, *vip))));
+    Ok(())
+}
+
+fn stray<K: Pod>(table: &'static str, key: &K) -> Stray {
+    // SAFETY: a `Pod` is plain bytes without padding.
+    let bytes = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(key).cast::<u8>(), size_of::<K>()) };
+    Stray { table, key: bytes.to_vec() }
+}

@@ -1,0 +1,113 @@
+//! Carries operations out, many changes at a time, in the order that keeps readers safe, and keeps the book true whatever fails.
+
+use std::{fmt, net::IpAddr, time::Duration};
+
+use super::{Report, Store, StoreError};
+use crate::{
+    model::Monotonic,
+    plan::{Book, Op, PortKey},
+};
+
+/// How many operations are planned before they are written: enough for full batches, and bounded.
+pub(super) const BATCH: usize = 16_384;
+
+/// What a change is for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Subject {
+    Service(PortKey),
+    Vip(IpAddr),
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Service(key) => write!(f, "Service {key}"),
+            Self::Vip(address) => write!(f, "address {address}"),
+        }
+    }
+}
+
+/// The operations of one change, in order.
+#[derive(Debug)]
+pub(super) struct Change {
+    pub subject: Subject,
+    pub ops: Vec<Op>,
+    /// It failed or found no room before.
+    pub again: bool,
+}
+
+/// The tables and the book of them.
+#[derive(Debug)]
+pub(super) struct Writer<S> {
+    pub store: S,
+    pub book: Book,
+    /// How long slots rest that no frontend leads to any more.
+    pub grace: Duration,
+}
+
+impl<S: Store> Writer<S> {
+    /// Sets aside what a change needs, so that the next one is planned beside it.
+    pub fn reserve(&mut self, change: &Change) {
+        self.book.reserve(&change.ops);
+    }
+
+    /// Carries reserved changes out: step by step, all of them together, so that each step is few system calls. A change ends
+    /// at its first failure, as what follows may depend on it; the others go on. Returns the changes that failed.
+    pub fn write(&mut self, changes: Vec<Change>, now: Monotonic, report: &mut Report) -> Vec<Change> {
+        // For each change how far it has come, and whether it goes on.
+        let mut state: Vec<(usize, bool)> = vec![(0, true); changes.len()];
+        while let Some(rank) = next_rank(&changes, &state) {
+            let mut step: Vec<(usize, &Op)> = Vec::new();
+            for (index, change) in changes.iter().enumerate() {
+                let (from, goes_on) = state[index];
+                let ops = change.ops[from..].iter().take_while(|op| goes_on && op.rank() == rank);
+                step.extend(ops.map(|op| (index, op)));
+            }
+            let ops: Vec<&Op> = step.iter().map(|(_, op)| *op).collect();
+            let results = self.store.apply_all(&ops);
+            for ((index, op), result) in step.into_iter().zip(results) {
+                let change = &changes[index];
+                state[index].0 += 1;
+                match result {
+                    Ok(()) => {
+                        self.record(&change.subject, op, now);
+                        report.writes += 1;
+                    }
+                    Err(error) => {
+                        self.book.give_up(op);
+                        state[index].1 = false;
+                        report.failures.push(format!("{}: {op}: {error}", change.subject));
+                    }
+                }
+            }
+        }
+        let mut failed = Vec::new();
+        for (change, (done, goes_on)) in changes.into_iter().zip(state) {
+            if !goes_on {
+                change.ops[done..].iter().for_each(|op| self.book.give_up(op));
+                failed.push(change);
+            }
+        }
+        failed
+    }
+
+    /// Notes what the tables hold. No write of the tables, so it is not counted as one.
+    pub fn note(&mut self, config: &Op) -> Result<(), StoreError> {
+        self.store.apply(config)?;
+        self.book.record_global(config);
+        Ok(())
+    }
+
+    fn record(&mut self, subject: &Subject, op: &Op, now: Monotonic) {
+        match subject {
+            Subject::Service(key) => self.book.record(key, op, now, self.grace),
+            Subject::Vip(_) => self.book.record_global(op),
+        }
+    }
+}
+
+/// The first step that some change has still before it.
+fn next_rank(changes: &[Change], state: &[(usize, bool)]) -> Option<u8> {
+    let going_on = changes.iter().zip(state).filter(|(_, (_, goes_on))| *goes_on);
+    going_on.filter_map(|(change, (done, _))| change.ops.get(*done)).map(Op::rank).min()
+}

@@ -1,0 +1,92 @@
+//! The book's records of backends: who counts for an address, whose deadline is next, how many there are of each state.
+
+use lb_common::abi::backend_state;
+
+use super::Book;
+use crate::{
+    model::Family,
+    plan::{BackendId, BackendRecord, PortKey, ids::IdPool, op::next_generation},
+};
+
+impl Book {
+    pub(in crate::plan) fn put_backend(&mut self, id: BackendId, record: BackendRecord, key: &PortKey) {
+        if let Some(old) = self.backends.insert(id, record) {
+            self.uncount(id, &old);
+            if (old.service, old.address) != (record.service, record.address) {
+                self.leave(id, &old);
+            }
+        }
+        *self.states.entry(record.state).or_default() += 1;
+        self.pool_mut(id.family).take(id.id);
+        self.generations.remove(&id);
+        let gone = record.state == backend_state::GONE;
+        if gone {
+            self.gone.insert(id);
+        } else if record.deadline_ds != 0 {
+            self.deadlines.insert((record.deadline_ds, id));
+            if record.state == backend_state::DRAINING {
+                self.drains.insert((record.deadline_ds, id));
+            }
+        }
+        let service = self.service_mut(record.service, key);
+        service.backends.insert(id);
+        let current = service.current.entry(record.address).or_insert(id);
+        if !gone {
+            *current = id;
+        }
+        self.settle(record.service);
+    }
+
+    pub(super) fn free_backend(&mut self, id: BackendId, generation: u32) {
+        self.put_free_generation(id, generation);
+        let Some(record) = self.backends.remove(&id) else { return };
+        self.pool_mut(id.family).give_back(id.id);
+        self.uncount(id, &record);
+        self.leave(id, &record);
+    }
+
+    fn uncount(&mut self, id: BackendId, record: &BackendRecord) {
+        if let Some(count) = self.states.get_mut(&record.state) {
+            *count = count.saturating_sub(1);
+        }
+        self.deadlines.remove(&(record.deadline_ds, id));
+        self.drains.remove(&(record.deadline_ds, id));
+        self.gone.remove(&id);
+    }
+
+    fn leave(&mut self, id: BackendId, record: &BackendRecord) {
+        if let Some(service) = self.services.get_mut(&record.service) {
+            service.backends.remove(&id);
+            if service.current.get(&record.address) == Some(&id) {
+                service.current.remove(&record.address);
+            }
+        }
+        self.settle(record.service);
+    }
+
+    /// How many records are in this state, one of [`backend_state`].
+    pub fn count_in(&self, state: u8) -> usize {
+        self.states.get(&state).copied().unwrap_or_default()
+    }
+
+    /// Remembers the generation of an id that is not in use.
+    pub(in crate::plan) fn put_free_generation(&mut self, id: BackendId, generation: u32) {
+        self.generations.insert(id, generation);
+    }
+
+    /// Free backend ids, each with the generation that its next use has.
+    pub fn free_backends(&self, family: Family) -> impl Iterator<Item = (BackendId, u32)> + '_ {
+        self.pool(family).free().map(move |id| {
+            let id = BackendId { family, id };
+            (id, next_generation(self.generations.get(&id).copied().unwrap_or_default()))
+        })
+    }
+
+    fn pool(&self, family: Family) -> &IdPool {
+        &self.pools[usize::from(family == Family::V6)]
+    }
+
+    pub(super) fn pool_mut(&mut self, family: Family) -> &mut IdPool {
+        &mut self.pools[usize::from(family == Family::V6)]
+    }
+}

@@ -1,0 +1,95 @@
+//! The book's frontends and the slot ranges that they lead to: a range that nobody leads to rests, then it is free.
+
+use lb_common::abi;
+
+use super::Book;
+use crate::{
+    model::{Family, Monotonic},
+    plan::{Frontend, PortKey, Range, Use, restore::ranges_of},
+};
+
+impl Book {
+    /// A range that the tables held already. False if it overlaps another one, or what there is.
+    pub(in crate::plan) fn put_range(&mut self, base: u32, slots: Vec<abi::Slot>) -> bool {
+        let count = u32::try_from(slots.len()).unwrap_or(u32::MAX);
+        if !self.slots.take(Range { base, count }) {
+            return false;
+        }
+        self.generation = slots.first().map_or(self.generation, |slot| slot.generation.max(self.generation));
+        self.ranges.insert(base, slots);
+        true
+    }
+
+    pub(in crate::plan) fn put_frontend(&mut self, frontend: Frontend, entry: abi::Service, uses: Use, key: &PortKey) {
+        let frontends = &mut self.service_mut(entry.id, key).frontends;
+        let first = frontends.is_empty();
+        frontends.insert(frontend);
+        self.served += usize::from(first);
+        self.settle(entry.id);
+        self.generation = self.generation.max(entry.generation);
+        self.frontends.insert(frontend, entry);
+        self.uses.insert(frontend, uses);
+        *self.frontend_counts.slot(Family::of(frontend.address)) += 1;
+        for base in bases(&entry) {
+            *self.users.entry(base).or_default() += 1;
+            self.wake(base);
+        }
+    }
+
+    pub(super) fn remove_frontend(&mut self, frontend: Frontend, rest_until: Monotonic) {
+        let Some(entry) = self.frontends.remove(&frontend) else { return };
+        self.uses.remove(&frontend);
+        *self.frontend_counts.slot(Family::of(frontend.address)) -= 1;
+        if let Some(service) = self.services.get_mut(&entry.id) {
+            service.frontends.remove(&frontend);
+            self.served -= usize::from(service.frontends.is_empty());
+        }
+        self.settle(entry.id);
+        for base in bases(&entry) {
+            let users = self.users.entry(base).or_default();
+            *users = users.saturating_sub(1);
+            if *users == 0 {
+                self.users.remove(&base);
+                if self.ranges.contains_key(&base) {
+                    self.rest(base, rest_until);
+                }
+            }
+        }
+    }
+
+    pub(super) fn rest(&mut self, base: u32, until: Monotonic) {
+        self.wake(base);
+        self.rest_until.insert(base, until);
+        self.resting.insert((until, base));
+    }
+
+    fn wake(&mut self, base: u32) {
+        if let Some(until) = self.rest_until.remove(&base) {
+            self.resting.remove(&(until, base));
+        }
+    }
+
+    pub(super) fn release(&mut self, range: Range) {
+        self.wake(range.base);
+        if self.ranges.remove(&range.base).is_some() {
+            self.slots.give_back(range);
+        }
+    }
+
+    /// The ranges that frontends lead to, with what they hold.
+    pub fn live_ranges(&self) -> impl Iterator<Item = (u32, &Vec<abi::Slot>)> + '_ {
+        self.users.keys().filter_map(|base| Some((*base, self.ranges.get(base)?)))
+    }
+
+    /// A free range of this size beside those that are promised already.
+    pub(in crate::plan) fn find_slots(&self, count: u32, promised: &[Range]) -> Option<Range> {
+        self.slots.find(count, promised)
+    }
+}
+
+/// First slots of the ranges that an entry leads to, each once.
+fn bases(entry: &abi::Service) -> impl Iterator<Item = u32> + use<> {
+    let [inside, outside] = ranges_of(entry);
+    let second = Some(outside).filter(|range| range.count > 0 && (inside.count == 0 || range.base != inside.base));
+    Some(inside).filter(|range| range.count > 0).into_iter().chain(second).map(|range| range.base)
+}

@@ -1,0 +1,176 @@
+//! The slot ranges of a service port, the frontends that lead there, and the clients that they admit.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lb_common::abi::{self, service_flags};
+
+use super::{Draft, Selected, full_for};
+use crate::{
+    model::{Family, Refusal},
+    plan::{BackendId, Desired, DesiredService, Frontend, Op, Range, Ranges, Set, Use, restore::ranges_of},
+};
+
+/// What the slots of one set hold: ids and generations of backends.
+type Targets = Vec<(BackendId, u32)>;
+
+impl Draft<'_> {
+    pub(super) fn frontends(
+        &mut self,
+        wanted: &DesiredService,
+        desired: &Desired,
+        selected: &[Selected],
+    ) -> Result<(), Refusal> {
+        let mut generation = self.book.generation;
+        let mut promised = Vec::new();
+        for family in Family::BOTH {
+            let frontends = self.of_family(family, wanted, desired);
+            if frontends.is_empty() {
+                continue;
+            }
+            self.check_room(family, frontends.keys())?;
+            // A set that no frontend uses takes no slots.
+            let used: BTreeSet<Set> = frontends.values().flat_map(|uses| [uses.inside, uses.outside]).collect();
+            let of_set = |set: Set| {
+                let targets = selected.iter().filter(|one| one.id.family == family && one.endpoint.is_in(set));
+                (set, targets.map(|one| (one.id, one.generation)).collect::<Targets>())
+            };
+            let sets: BTreeMap<Set, Targets> = used.into_iter().map(of_set).collect();
+            let (ranges, generation) = if let Some(written) = self.written(&frontends, &sets) {
+                written
+            } else {
+                generation = generation.checked_add(1).unwrap_or(1);
+                (self.write(&mut promised, generation, &sets)?, generation)
+            };
+            for (frontend, uses) in frontends {
+                let entry = frontend.entry(self.id, generation, uses, ranges, wanted.affinity_timeout_s);
+                if self.book.frontends.get(&frontend) != Some(&entry) {
+                    self.ops.push(Op::WriteFrontend { frontend, entry, uses });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The frontends that are wanted, and those that are ours until another service takes them over: these must not lead to what
+    /// we retire, and stay what they are.
+    fn of_family(&self, family: Family, wanted: &DesiredService, desired: &Desired) -> BTreeMap<Frontend, Use> {
+        let kept = self.kept(wanted, desired).filter_map(|frontend| Some((frontend, *self.book.uses.get(&frontend)?)));
+        let wanted = wanted.frontends.iter().map(|(frontend, uses)| (*frontend, *uses));
+        wanted.chain(kept).filter(|(frontend, _)| Family::of(frontend.address) == family).collect()
+    }
+
+    /// Frontends that are still ours, but wanted by another service.
+    fn kept<'a>(&'a self, wanted: &'a DesiredService, desired: &'a Desired) -> impl Iterator<Item = Frontend> + 'a {
+        let ours = self.service.into_iter().flat_map(|service| &service.frontends).copied();
+        ours.filter(|frontend| !wanted.frontends.contains_key(frontend) && desired.owners.contains_key(frontend))
+    }
+
+    fn check_room<'f>(&self, family: Family, frontends: impl Iterator<Item = &'f Frontend>) -> Result<(), Refusal> {
+        let new = frontends.filter(|frontend| !self.book.frontends.contains_key(frontend)).count();
+        let capacity = self.book.capacities.frontends(family);
+        if new > 0 && self.book.frontend_count(family) as usize + new > capacity as usize {
+            let map = if family == Family::V4 { "services4" } else { "services6" };
+            return Err(full_for(self.key, map, capacity));
+        }
+        Ok(())
+    }
+
+    /// The ranges that already hold these targets, all of one generation, and that frontends of ours lead to.
+    fn written(&self, frontends: &BTreeMap<Frontend, Use>, sets: &BTreeMap<Set, Targets>) -> Option<(Ranges, u32)> {
+        let service = self.service?;
+        let ours = frontends.keys().filter(|frontend| service.frontends.contains(frontend));
+        let entries: Vec<&abi::Service> = ours.filter_map(|frontend| self.book.frontends.get(frontend)).collect();
+        let generations: BTreeSet<u32> = entries.iter().map(|entry| entry.generation).collect();
+        generations.into_iter().find_map(|generation| {
+            let of_generation = entries.iter().filter(|entry| entry.generation == generation);
+            let known: BTreeSet<Range> = of_generation.flat_map(|entry| ranges_of(entry)).collect();
+            let mut ranges = Ranges::default();
+            for (set, targets) in sets.iter().filter(|(_, targets)| !targets.is_empty()) {
+                let slots = self.slots(targets, generation);
+                let holds = |range: &&Range| {
+                    range.count as usize == slots.len() && self.book.ranges.get(&range.base) == Some(&slots)
+                };
+                let range = *known.iter().find(holds)?;
+                put(&mut ranges, *set, range);
+            }
+            Some((ranges, generation))
+        })
+    }
+
+    /// Writes the sets into ranges of their own; two that are the same share one.
+    fn write(
+        &mut self,
+        promised: &mut Vec<Range>,
+        generation: u32,
+        sets: &BTreeMap<Set, Targets>,
+    ) -> Result<Ranges, Refusal> {
+        let (mut ranges, mut before) = (Ranges::default(), None::<(&Targets, Range)>);
+        for (set, targets) in sets.iter().filter(|(_, targets)| !targets.is_empty()) {
+            let range = match before {
+                Some((same, range)) if same == targets => range,
+                _ => {
+                    let count = u32::try_from(targets.len()).unwrap_or(u32::MAX);
+                    let found = self.book.find_slots(count, promised);
+                    let range = found.ok_or_else(|| full_for(self.key, "slots", self.book.capacities.slots))?;
+                    promised.push(range);
+                    self.ops.push(Op::WriteSlots { base: range.base, slots: self.slots(targets, generation) });
+                    range
+                }
+            };
+            before = Some((targets, range));
+            put(&mut ranges, *set, range);
+        }
+        Ok(ranges)
+    }
+
+    fn slots(&self, targets: &Targets, generation: u32) -> Vec<abi::Slot> {
+        let slot = |(backend, backend_generation): &(BackendId, u32)| abi::Slot {
+            backend: backend.id,
+            backend_generation: *backend_generation,
+            service: self.id,
+            generation,
+        };
+        targets.iter().map(slot).collect()
+    }
+
+    /// Frontends of ours that nobody wants, or all if we are not wanted.
+    pub(super) fn remove_frontends(&mut self, desired: Option<&Desired>) {
+        let Some(service) = self.service else { return };
+        for frontend in &service.frontends {
+            if desired.is_none_or(|desired| !desired.owners.contains_key(frontend)) {
+                self.ops.push(Op::RemoveFrontend { frontend: *frontend });
+            }
+        }
+    }
+
+    /// The networks that our frontends admit: new ones before a frontend asks for them, old ones as long as one does.
+    pub(super) fn sources(&mut self, wanted: Option<&DesiredService>, desired: &Desired) -> Result<(), Refusal> {
+        let none = BTreeSet::new();
+        let written = self.service.map_or(&none, |service| &service.sources);
+        let networks = wanted.map_or(&none, |wanted| &wanted.sources);
+        for family in Family::BOTH {
+            let new = networks.difference(written).filter(|network| Family::of(network.addr()) == family).count();
+            let capacity = self.book.capacities.sources(family);
+            if new > 0 && self.book.source_count(family) as usize + new > capacity as usize {
+                let map = if family == Family::V4 { "sources4" } else { "sources6" };
+                return Err(full_for(self.key, map, capacity));
+            }
+        }
+        let id = self.id;
+        self.ops.extend(networks.difference(written).map(|network| Op::WriteSource { id, network: *network }));
+        let asks = |frontend: Frontend| {
+            self.book.frontends.get(&frontend).is_some_and(|entry| entry.flags & service_flags::SOURCE_RANGES != 0)
+        };
+        if !wanted.is_some_and(|wanted| self.kept(wanted, desired).any(asks)) {
+            self.ops.extend(written.difference(networks).map(|network| Op::RemoveSource { id, network: *network }));
+        }
+        Ok(())
+    }
+}
+
+fn put(ranges: &mut Ranges, set: Set, range: Range) {
+    match set {
+        Set::Cluster => ranges.cluster = range,
+        Set::Local => ranges.local = range,
+    }
+}
