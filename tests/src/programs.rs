@@ -14,8 +14,8 @@ use crate::live::workspace;
 
 /// Debian's core library for BPF; without it the programs are built by rustup's nightly.
 const DEBIAN_LIBRARY: &str = "/usr/lib/rustlib/bpfel-unknown-none/lib";
-/// As `cargo xtask build` has it.
-const RUSTFLAGS: &str = "-Dwarnings -Cdebuginfo=2 -Clink-arg=--btf -Ctarget-cpu=v3";
+/// Code generation for the programs, the same as `cargo xtask build` has.
+const RUSTFLAGS: &str = include_str!("../../lb-ebpf/rustflags");
 /// What the outer cargo says about itself would steer the inner one to the wrong compiler.
 const OUTER: [&str; 6] = ["CARGO", "RUSTUP_TOOLCHAIN", "RUSTC", "RUSTDOC", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"];
 
@@ -92,7 +92,7 @@ fn fingerprint(mutation: &Mutation) -> Result<u64> {
         read_folder(&workspace().join(part), &mut files)?;
     }
     let mut hasher = DefaultHasher::new();
-    (files, workspace_of_one()?, RUSTFLAGS).hash(&mut hasher);
+    (files, workspace_of_one()?).hash(&mut hasher);
     for edit in &mutation.edits {
         (&edit.file, &edit.find, &edit.replace).hash(&mut hasher);
     }
@@ -150,7 +150,7 @@ fn compile(programs: &Path, target: &Path) -> Result<()> {
         command.args(["+nightly", "build", "-Zbuild-std=core"]);
     }
     command.args(["--release", "--locked", "--target", "bpfel-unknown-none"]);
-    command.env("RUSTFLAGS", RUSTFLAGS).env("CARGO_TARGET_DIR", target).env("PATH", path_with_tools()?);
+    command.env("RUSTFLAGS", RUSTFLAGS.trim_end()).env("CARGO_TARGET_DIR", target).env("PATH", path_with_tools()?);
     let output = command.current_dir(programs).output().context("starting cargo")?;
     if !output.status.success() {
         bail!("the programs do not build:\n{}", String::from_utf8_lossy(&output.stderr));

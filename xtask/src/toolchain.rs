@@ -14,7 +14,7 @@ pub const DEBIAN_PACKAGES: [&str; 7] =
 pub const DEBIAN_LLVM: &str = "/usr/lib/llvm-22";
 
 /// Code generation for the programs: line numbers and types (BTF) in the object, and 32-bit jumps and atomics (`v3`).
-const RUSTFLAGS: &str = "-Dwarnings -Cdebuginfo=2 -Clink-arg=--btf -Ctarget-cpu=v3";
+const RUSTFLAGS: &str = include_str!("../../lb-ebpf/rustflags");
 
 /// A compiler for the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +116,7 @@ impl Toolchain {
 }
 
 fn rustc_flags(workspace: &Workspace) -> Vec<String> {
-    RUSTFLAGS.split(' ').map(str::to_owned).chain(anonymous_paths(&workspace.root)).collect()
+    RUSTFLAGS.split_ascii_whitespace().map(str::to_owned).chain(anonymous_paths(&workspace.root)).collect()
 }
 
 /// Compiler flags that keep this machine's paths out of what is shipped: they are renamed.
