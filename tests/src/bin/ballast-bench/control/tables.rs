@@ -64,7 +64,7 @@ pub fn measure(ballast: &Ballast<'_>, stage: &Stage, folder: &Path, stop: &Atomi
     let (grown_before, counters_before) = (maps.bytes(&growing)?, maps.bytes(&[map_name::STATS])?);
     let (_server, open) = connect(stage, serving, stop)?;
     let pinned = maps.open()?;
-    let flows = f64::from(u32::try_from(pinned.flows4.keys().flatten().count())?) / f64::from(CONNECTIONS);
+    let flows = f64::from(u32::try_from(pinned.flows4.read()?.len())?) / f64::from(CONNECTIONS);
     let counters = u32::try_from(pinned.stats.keys().flatten().count())?;
     let per_counter = (maps.bytes(&[map_name::STATS])? - counters_before) / f64::from(counters);
     drop(open);
@@ -130,7 +130,7 @@ impl Maps {
     fn holds(&self, services: usize) -> Option<()> {
         let maps = self.open().ok()?;
         let count = |found: usize| found == services;
-        (count(maps.names.keys().flatten().count()) && count(maps.services4.keys().flatten().count())).then_some(())
+        (count(maps.names.read().ok()?.len()) && count(maps.services4.read().ok()?.len())).then_some(())
     }
 
     /// What these maps take together.
