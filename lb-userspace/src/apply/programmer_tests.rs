@@ -92,9 +92,16 @@ fn the_age_of_the_oldest_drain_is_told_also_when_it_is_overdue() {
 #[test]
 fn a_failure_comes_again_after_a_pause_that_doubles() {
     let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::default(), at(10)).unwrap();
-    programmer.store_mut().failures = vec![0; 7];
+    // The name and the address, seven times each.
+    programmer.store_mut().failures = vec![0; 14];
     let report = programmer.sync(&snapshot(WEB), &NodeFacts::default(), at(10));
-    assert_eq!(report.failures, ["Service default/web:80/TCP: write name of service port 1: told to fail"]);
+    assert_eq!(
+        report.failures,
+        [
+            "Service default/web:80/TCP: write name of service port 1: told to fail",
+            "address 10.96.0.1: write address 10.96.0.1: told to fail"
+        ]
+    );
     let mut now = at(10);
     for pause in [1, 2, 4, 8, 16, 30, 30] {
         now = now + Duration::from_secs(pause);

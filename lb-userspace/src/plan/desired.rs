@@ -1,17 +1,16 @@
-//! Snapshot in, desired tables out: which frontends there are, who owns each, and which endpoints serve them.
+//! What the tables should hold: which frontends there are, who owns each, and which endpoints serve them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     net::{IpAddr, SocketAddr},
-    sync::Arc,
 };
 
 use ipnet::IpNet;
 use lb_common::abi;
 
-use super::{DesiredEndpoint, NodeFacts, PlanSettings, Range, endpoints};
-use crate::model::{Exposure, Family, ObjectName, Protocol, Refusal, Service, Slice, SliceKey, Snapshot};
+use super::{DesiredEndpoint, Range};
+use crate::model::{ObjectName, Protocol, Refusal};
 
 /// One (address, port, protocol) that services are reached by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -76,12 +75,12 @@ impl fmt::Display for PortKey {
     }
 }
 
-/// What a frontend is, in the order in which one shadows another: a cluster IP yields to nothing.
+/// What a frontend is. Where one service has an address by several kinds, the first in this order counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     ClusterIp,
-    ExternalIp,
     LoadBalancer,
+    ExternalIp,
     NodePort,
 }
 
@@ -178,69 +177,3 @@ pub struct HealthCheck {
     /// families counts once.
     pub local_ready: usize,
 }
-
-/// Plans the whole snapshot.
-pub(super) fn plan_all(snapshot: &Snapshot, _facts: &NodeFacts, settings: &PlanSettings) -> Desired {
-    let mut desired = Desired::default();
-    for service in by_age(snapshot) {
-        let slices = slices_of(snapshot, &service.name);
-        for port in &service.ports {
-            let key = PortKey { service: service.name.clone(), port: port.port, protocol: port.protocol };
-            let frontends = claim(&mut desired, service, &key);
-            if frontends.is_empty() {
-                continue;
-            }
-            let families: BTreeSet<Family> = frontends.keys().map(|f| Family::of(f.address)).collect();
-            let endpoints = endpoints::of_port(&slices, port, &families, settings.node_name.as_deref());
-            let service = DesiredService {
-                port_name: port.name.clone(),
-                affinity_timeout_s: service.affinity_timeout_s,
-                frontends,
-                endpoints,
-                sources: BTreeSet::new(),
-            };
-            desired.services.insert(key, service);
-        }
-    }
-    desired
-}
-
-/// The slices of one service, which are next to each other.
-fn slices_of<'a>(snapshot: &'a Snapshot, service: &ObjectName) -> Vec<&'a Slice> {
-    let first = SliceKey { namespace: service.namespace.clone(), service: service.name.clone(), name: "".into() };
-    let of_service = |(key, slice): (&SliceKey, &'a Arc<Slice>)| {
-        (key.namespace == service.namespace && key.service == service.name).then_some(slice.as_ref())
-    };
-    snapshot.slices.range(first..).map_while(of_service).collect()
-}
-
-/// The services that are ours, the oldest first: it wins where two claim one frontend. The order is the same after a restart.
-fn by_age(snapshot: &Snapshot) -> Vec<&Service> {
-    let ours = |service: &&Service| service.exposure == Exposure::Addresses && service.proxy_name.is_none();
-    let mut services: Vec<&Service> = snapshot.services.values().map(AsRef::as_ref).filter(ours).collect();
-    services.sort_by_key(|service| (service.created_s.unwrap_or(i64::MIN), &service.name));
-    services
-}
-
-fn claim(desired: &mut Desired, service: &Service, key: &PortKey) -> BTreeMap<Frontend, Use> {
-    let mut claimed = BTreeMap::new();
-    for address in &service.cluster_ips {
-        let frontend = Frontend { address: *address, port: key.port, protocol: key.protocol };
-        if let Some(owner) = desired.owners.get(&frontend) {
-            desired.refusals.push(Refusal::new(
-                format!("Service {}", service.name),
-                format!("{frontend} belongs to Service {}, which is older", owner.service),
-                "give one of them another address or port",
-            ));
-        } else {
-            desired.owners.insert(frontend, key.clone());
-            let uses = Use { kind: Kind::ClusterIp, inside: Set::Cluster, outside: Set::Cluster, flags: 0 };
-            claimed.insert(frontend, uses);
-        }
-    }
-    claimed
-}
-
-#[cfg(test)]
-#[path = "desired_tests.rs"]
-mod tests;

@@ -1,13 +1,9 @@
-//! Which endpoints a service port has, and which of them take new flows.
+//! Which endpoints a service port has, and which of them take new flows (as kube-proxy's `CategorizeEndpoints`).
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BTreeSet},
-    net::SocketAddr,
-};
+use std::{cmp::Reverse, collections::BTreeMap, net::SocketAddr};
 
-use super::Set;
-use crate::model::{Endpoint, Family, ServicePort, Slice};
+use super::{Rule, Set, Tally, place::Place};
+use crate::model::{Endpoint, Family, Protocol, ServicePort, Slice};
 
 /// What the API says of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,9 +19,9 @@ pub enum EndpointState {
 #[expect(clippy::struct_excessive_bools, reason = "four answers that do not depend on each other")]
 pub struct DesiredEndpoint {
     pub state: EndpointState,
-    /// It takes new flows of the cluster set.
+    /// It takes new flows of the cluster set. Never, if no frontend uses that set.
     pub in_cluster_set: bool,
-    /// It takes new flows of this node's set.
+    /// It takes new flows of this node's set. Never, if no frontend uses that set.
     pub in_local_set: bool,
     /// It is on this node.
     pub local: bool,
@@ -42,65 +38,217 @@ impl DesiredEndpoint {
             Set::Local => self.in_local_set,
         }
     }
+
+    fn is_ready(&self) -> bool {
+        self.state == EndpointState::Ready
+    }
+
+    /// It is of use where none is ready (KEP-1669).
+    fn is_last_resort(&self) -> bool {
+        self.state == EndpointState::Terminating && self.serving
+    }
 }
 
-/// The endpoints of `port` in the slices of its service, of the given families.
-pub fn of_port(
-    slices: &[&Slice],
-    port: &ServicePort,
-    families: &BTreeSet<Family>,
-    node_name: Option<&str>,
-) -> BTreeMap<SocketAddr, DesiredEndpoint> {
-    let mut endpoints = BTreeMap::new();
-    for slice in slices.iter().filter(|slice| families.contains(&slice.family)) {
-        let matching = slice.ports.iter().filter(|p| p.name == port.name && p.protocol == port.protocol);
-        for (listed, at) in matching.flat_map(|p| slice.endpoints.iter().map(move |endpoint| (endpoint, p.port))) {
-            let address = SocketAddr::new(listed.address, at);
-            let found = read(listed, node_name);
-            // One that is in several slices: the local one counts, then the best, whatever the order of the slices.
-            endpoints
-                .entry(address)
-                .and_modify(|held| {
-                    if precedence(found) < precedence(*held) {
-                        *held = found;
-                    }
-                })
-                .or_insert(found);
+/// Which sets the frontends of one family use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Needs {
+    pub cluster: bool,
+    pub local: bool,
+}
+
+impl Needs {
+    pub fn add(&mut self, set: Set) {
+        match set {
+            Set::Cluster => self.cluster = true,
+            Set::Local => self.local = true,
         }
     }
-    for family in families {
-        select(&mut endpoints, *family);
+
+    fn any(self) -> bool {
+        self.cluster || self.local
     }
-    endpoints
 }
 
-fn read(listed: &Endpoint, node_name: Option<&str>) -> DesiredEndpoint {
-    let state = match (listed.ready, listed.terminating) {
-        (true, _) => EndpointState::Ready,
-        (false, true) => EndpointState::Terminating,
-        (false, false) => EndpointState::NotReady,
+/// The slices of a service, found by the ports that they serve.
+pub(super) struct Listed<'a> {
+    slices: Vec<&'a Slice>,
+    by_port: BTreeMap<(&'a str, Protocol), Vec<(usize, u16)>>,
+}
+
+impl<'a> Listed<'a> {
+    pub fn new(slices: Vec<&'a Slice>) -> Self {
+        let mut by_port: BTreeMap<(&str, Protocol), Vec<(usize, u16)>> = BTreeMap::new();
+        for (index, slice) in slices.iter().enumerate() {
+            for port in &slice.ports {
+                by_port.entry((port.name.as_str(), port.protocol)).or_default().push((index, port.port));
+            }
+        }
+        Self { slices, by_port }
+    }
+
+    pub fn slices(&self) -> &[&'a Slice] {
+        &self.slices
+    }
+
+    /// The endpoints of `port`, of the families whose sets are in need (first IPv4, then IPv6).
+    pub fn of_port(
+        &self,
+        port: &ServicePort,
+        needs: [Needs; 2],
+        place: &Place,
+        tally: &mut Tally,
+    ) -> BTreeMap<SocketAddr, DesiredEndpoint> {
+        let needs_of = |family| needs[usize::from(family == Family::V6)];
+        let at = self.by_port.get(&(port.name.as_str(), port.protocol)).map_or(&[][..], Vec::as_slice);
+        tally.hit_if(at.is_empty() && !self.slices.is_empty(), Rule::NoPortOfName);
+        tally.hit_if(at.len() > 1, Rule::SeveralSlices);
+        let mut found: Vec<Candidate<'_>> = Vec::new();
+        for (index, number) in at {
+            let slice = self.slices[*index];
+            if needs_of(slice.family).any() {
+                found.extend(slice.endpoints.iter().map(|endpoint| Candidate::new(endpoint, *number, place)));
+            } else {
+                tally.hit(Rule::OtherFamily);
+            }
+        }
+        // One that is listed more than once: the first in the order counts, whatever the order of the slices.
+        found.sort_unstable_by(|one, other| one.precedence().cmp(&other.precedence()));
+        let all = found.len();
+        found.dedup_by_key(|candidate| candidate.address);
+        tally.hit_if(found.len() < all, Rule::Duplicate);
+        let second = found.partition_point(|candidate| candidate.address.is_ipv4());
+        let (v4, v6) = found.split_at_mut(second);
+        for (family, needs) in [v4, v6].into_iter().zip(needs) {
+            select(family, needs, place, tally);
+        }
+        found.into_iter().map(|candidate| (candidate.address, candidate.endpoint)).collect()
+    }
+}
+
+/// An endpoint that is listed in a slice.
+struct Candidate<'a> {
+    address: SocketAddr,
+    endpoint: DesiredEndpoint,
+    listed: &'a Endpoint,
+}
+
+impl<'a> Candidate<'a> {
+    fn new(listed: &'a Endpoint, port: u16, place: &Place) -> Self {
+        let state = match (listed.ready, listed.terminating) {
+            (true, _) => EndpointState::Ready,
+            (false, true) => EndpointState::Terminating,
+            (false, false) => EndpointState::NotReady,
+        };
+        let endpoint = DesiredEndpoint {
+            state,
+            in_cluster_set: false,
+            in_local_set: false,
+            local: place.is_here(listed),
+            serving: listed.serving,
+            uid_hash: listed.uid_hash,
+        };
+        Self { address: SocketAddr::new(listed.address, port), endpoint, listed }
+    }
+
+    /// The local one first; then the pod that runs before the one that ends and whose address it has; then the best. Hints
+    /// come last, so that equals are equal in all that matters.
+    fn precedence(&self) -> impl Ord + '_ {
+        let (endpoint, listed) = (self.endpoint, self.listed);
+        (
+            self.address,
+            (Reverse(endpoint.local), listed.terminating, endpoint.state, Reverse(endpoint.serving)),
+            (Reverse(endpoint.uid_hash), &listed.hint_nodes, &listed.hint_zones),
+        )
+    }
+}
+
+/// Whom topology hints choose among the endpoints that are ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Topology {
+    Everybody,
+    Node,
+    Zone,
+}
+
+/// Chooses the endpoints of one family that take new flows.
+fn select(found: &mut [Candidate<'_>], needs: Needs, place: &Place, tally: &mut Tally) {
+    tally.hit_if(found.iter().any(|c| c.listed.ready && c.listed.terminating), Rule::NotReadyPublished);
+    if needs.cluster {
+        let any_ready = found.iter().any(|candidate| candidate.endpoint.is_ready());
+        let topology = if any_ready { topology(found, place, tally) } else { Topology::Everybody };
+        for Candidate { endpoint, listed, .. } in found.iter_mut() {
+            endpoint.in_cluster_set = if any_ready {
+                endpoint.is_ready() && is_meant(listed, topology, place)
+            } else {
+                endpoint.is_last_resort()
+            };
+        }
+        tally.hit_if(!any_ready && found.iter().any(|c| c.endpoint.in_cluster_set), Rule::ClusterTerminating);
+    }
+    if needs.local {
+        let any_ready = found.iter().any(|candidate| candidate.endpoint.local && candidate.endpoint.is_ready());
+        for Candidate { endpoint, .. } in found.iter_mut() {
+            let takes = if any_ready { endpoint.is_ready() } else { endpoint.is_last_resort() };
+            endpoint.in_local_set = endpoint.local && takes;
+        }
+        tally.hit_if(any_ready, Rule::LocalReady);
+        tally.hit_if(!any_ready && found.iter().any(|c| c.endpoint.in_local_set), Rule::LocalTerminating);
+    }
+}
+
+/// Hints count if every endpoint that is ready has one, and one of them is meant for here: of nodes first, then of zones.
+fn topology(found: &[Candidate<'_>], place: &Place, tally: &mut Tally) -> Topology {
+    let ready = || found.iter().filter(|c| c.endpoint.is_ready()).map(|c| c.listed);
+    for (topology, rule) in [(Topology::Node, Rule::NodeHints), (Topology::Zone, Rule::ZoneHints)] {
+        let hinted = ready().filter(|endpoint| !hints(endpoint, topology).is_empty()).count();
+        let complete = hinted == ready().count();
+        if complete && ready().any(|endpoint| is_meant(endpoint, topology, place)) {
+            tally.hit(rule);
+            return topology;
+        }
+        tally.hit_if(complete, Rule::HintsForOthers);
+        tally.hit_if(!complete && hinted > 0, Rule::HintsIncomplete);
+    }
+    Topology::Everybody
+}
+
+fn hints(endpoint: &Endpoint, topology: Topology) -> &[String] {
+    match topology {
+        Topology::Everybody => &[],
+        Topology::Node => &endpoint.hint_nodes,
+        Topology::Zone => &endpoint.hint_zones,
+    }
+}
+
+fn is_meant(endpoint: &Endpoint, topology: Topology, place: &Place) -> bool {
+    let here = match topology {
+        Topology::Everybody => return true,
+        Topology::Node => &place.node_name,
+        Topology::Zone => &place.zone,
     };
-    DesiredEndpoint {
-        state,
-        in_cluster_set: false,
-        in_local_set: false,
-        local: node_name.is_some() && listed.node.as_deref() == node_name,
-        serving: listed.serving,
-        uid_hash: listed.uid_hash,
-    }
+    here.as_ref().is_some_and(|here| hints(endpoint, topology).contains(here))
 }
 
-fn precedence(endpoint: DesiredEndpoint) -> (Reverse<bool>, EndpointState, Reverse<bool>, Reverse<u32>) {
-    (Reverse(endpoint.local), endpoint.state, Reverse(endpoint.serving), Reverse(endpoint.uid_hash))
+/// Which sets of one family have endpoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Filled {
+    pub cluster: bool,
+    pub local: bool,
+    /// There is an endpoint that could serve, somewhere.
+    pub usable: bool,
 }
 
-/// All that are ready; if none is, all that terminate but still serve (KEP-1669).
-fn select(endpoints: &mut BTreeMap<SocketAddr, DesiredEndpoint>, family: Family) {
-    let of_family = |address: &SocketAddr| Family::of(address.ip()) == family;
-    let ready = |endpoint: &DesiredEndpoint| endpoint.state == EndpointState::Ready;
-    let fallback = |endpoint: &DesiredEndpoint| endpoint.state == EndpointState::Terminating && endpoint.serving;
-    let any_ready = endpoints.iter().any(|(address, endpoint)| of_family(address) && ready(endpoint));
-    for (_, endpoint) in endpoints.iter_mut().filter(|(address, _)| of_family(address)) {
-        endpoint.in_cluster_set = if any_ready { ready(endpoint) } else { fallback(endpoint) };
+/// What the sets of a family came to.
+pub(super) fn filled(endpoints: &BTreeMap<SocketAddr, DesiredEndpoint>, family: Family) -> Filled {
+    let mut filled = Filled::default();
+    for (_, endpoint) in endpoints.iter().filter(|(address, _)| Family::of(address.ip()) == family) {
+        filled.cluster |= endpoint.in_cluster_set;
+        filled.local |= endpoint.in_local_set;
+        filled.usable |= endpoint.is_ready() || endpoint.is_last_resort();
     }
+    filled
 }
+
+#[cfg(test)]
+#[path = "endpoints_tests.rs"]
+mod tests;

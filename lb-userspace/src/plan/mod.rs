@@ -3,14 +3,19 @@
 //! No clock, no I/O, no map. [`plan`] says what is wanted, [`Book`] what is written, [`diff_service`] the way between.
 
 mod book;
+mod claims;
 mod desired;
 mod diff;
 mod endpoints;
+mod frontends;
 mod ids;
 mod life;
 mod op;
+mod place;
 mod planner;
 mod restore;
+mod rule;
+mod service;
 mod sweep;
 
 use std::time::Duration;
@@ -25,6 +30,7 @@ pub use ids::Range;
 pub use op::{BackendId, BackendRecord, Op, config, order};
 pub use planner::{Changes, NodeFacts, Planner, plan};
 pub use restore::{Loaded, Stray, restore};
+pub use rule::{Rule, Tally};
 pub use sweep::{free_unreferred, sweep};
 
 /// The node's addresses that node ports are served on.

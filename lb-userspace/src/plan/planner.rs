@@ -1,20 +1,30 @@
-//! Keeps what is wanted at the last snapshot, and says what a new one changes.
+//! Keeps what is wanted at the last snapshot: a new one is compared with it, and only what changed is planned again.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
 };
 
-use super::{Desired, PlanSettings, PortKey, desired::plan_all};
-use crate::model::{Protocol, Snapshot};
+use imbl::ordmap::DiffItem;
+use lb_common::abi::{self, vip_flags};
+
+use super::{
+    Desired, DesiredService, Frontend, HealthCheck, Kind, PlanSettings, PortKey, Rule, Tally,
+    claims::{Claim, Claims, HealthClaim, health_claim},
+    endpoints::Listed,
+    frontends,
+    place::Place,
+    service,
+};
+use crate::model::{ObjectName, Protocol, Refusal, Service, Slice, SliceKey, Snapshot};
 
 /// What the node itself knows, beside the API.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
     /// Addresses of its links; no loopback, no link-local ones.
     pub addresses: BTreeSet<IpAddr>,
-    /// What no service may take: the API server, the kubelet, ports of our own. An unspecified address means every address of
-    /// the node.
+    /// What no node port, load balancer or external IP may take: the API server, the kubelet, ports of our own. An unspecified
+    /// address means every address of the node.
     pub reserved: BTreeSet<(IpAddr, u16, Protocol)>,
 }
 
@@ -23,31 +33,228 @@ pub struct NodeFacts {
 pub struct Changes {
     pub services: BTreeSet<PortKey>,
     pub vips: BTreeSet<IpAddr>,
+    pub health_checks: bool,
+    pub refusals: bool,
 }
 
 /// What is wanted for the last snapshot.
 #[derive(Debug)]
 pub struct Planner {
     settings: PlanSettings,
+    place: Place,
+    snapshot: Snapshot,
+    frontends: Claims<Frontend, Claim>,
+    health: Claims<u16, HealthClaim>,
+    refusals: BTreeMap<ObjectName, Vec<Refusal>>,
     desired: Desired,
+    tally: Tally,
 }
 
 impl Planner {
     pub fn new(settings: PlanSettings) -> Self {
-        Self { settings, desired: Desired::default() }
+        Self {
+            place: Place::new(None, &NodeFacts::default(), &settings),
+            settings,
+            snapshot: Snapshot::default(),
+            frontends: Claims::default(),
+            health: Claims::default(),
+            refusals: BTreeMap::new(),
+            desired: Desired::default(),
+            tally: Tally::default(),
+        }
     }
 
-    /// Plans the snapshot, and says what differs from the one before.
+    /// Plans the snapshot, and says what differs from the one before. What it costs grows with what changed; another place (the
+    /// node's addresses, its zone, what is reserved on it) means to plan everything again.
     pub fn update(&mut self, snapshot: &Snapshot, facts: &NodeFacts) -> Changes {
-        let before = std::mem::replace(&mut self.desired, plan_all(snapshot, facts, &self.settings));
+        let place = Place::new(snapshot.node.as_deref(), facts, &self.settings);
+        if place == self.place {
+            return self.follow(snapshot);
+        }
+        let tally = std::mem::take(&mut self.tally);
+        let fresh = Self { place, tally, ..Self::new(self.settings.clone()) };
+        let before = std::mem::replace(self, fresh).desired;
+        self.follow(snapshot);
         Changes {
             services: differing(&before.services, &self.desired.services),
             vips: differing(&before.vips, &self.desired.vips),
+            health_checks: before.health_checks != self.desired.health_checks,
+            refusals: before.refusals != self.desired.refusals,
         }
     }
 
     pub fn desired(&self) -> &Desired {
         &self.desired
+    }
+
+    /// How often each rule had a say since this planner was made.
+    pub fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
+    /// Plans what differs between the last snapshot and this one, at the same place.
+    fn follow(&mut self, snapshot: &Snapshot) -> Changes {
+        let before = std::mem::replace(&mut self.snapshot, snapshot.clone());
+        let mut dirty = BTreeSet::new();
+        for change in before.services.diff(&snapshot.services) {
+            let (old, new) = match change {
+                DiffItem::Add(_, new) => (None, Some(new)),
+                DiffItem::Update { old, new } => (Some(old.1), Some(new.1)),
+                DiffItem::Remove(_, old) => (Some(old), None),
+            };
+            if let Some(old) = old {
+                self.release(old);
+            }
+            if let Some(new) = new {
+                self.claim(new);
+            }
+            dirty.extend(old.or(new).map(|service| service.name.clone()));
+        }
+        for change in before.slices.diff(&snapshot.slices) {
+            let (DiffItem::Add(key, _) | DiffItem::Update { old: (key, _), .. } | DiffItem::Remove(key, _)) = change;
+            dirty.insert(ObjectName { namespace: key.namespace.clone(), name: key.service.clone() });
+        }
+        let mut changes = Changes::default();
+        self.settle_claims(&mut dirty, &mut changes);
+        for name in &dirty {
+            self.plan_service(name, &mut changes);
+        }
+        if changes.refusals {
+            self.desired.refusals = self.refusals.values().flatten().cloned().collect();
+        }
+        changes
+    }
+
+    fn release(&mut self, service: &Service) {
+        if frontends::is_ours(service, &self.place) {
+            for (frontend, claim) in frontends::claims(service, &self.place) {
+                self.frontends.remove(&frontend, &claim);
+            }
+            if let Some((port, claim)) = health_claim(service) {
+                self.health.remove(&port, &claim);
+            }
+        }
+    }
+
+    fn claim(&mut self, service: &Service) {
+        if frontends::is_ours(service, &self.place) {
+            for (frontend, claim) in frontends::claims(service, &self.place) {
+                self.frontends.put(frontend, claim);
+            }
+            if let Some((port, claim)) = health_claim(service) {
+                self.health.put(port, claim);
+            }
+        }
+    }
+
+    /// Gives what came to another claim to its new owner. All that claim it are to be planned again.
+    fn settle_claims(&mut self, dirty: &mut BTreeSet<ObjectName>, changes: &mut Changes) {
+        let mut addresses = BTreeSet::new();
+        for frontend in self.frontends.take_changed() {
+            match self.frontends.first(&frontend) {
+                Some(first) => self.desired.owners.insert(frontend, first.key()),
+                None => self.desired.owners.remove(&frontend),
+            };
+            dirty.extend(self.frontends.all(&frontend).map(|claim| claim.service.clone()));
+            addresses.insert(frontend.address);
+        }
+        for address in addresses {
+            let vip = self.vip(address);
+            if self.desired.vips.get(&address) != vip.as_ref() {
+                changes.vips.insert(address);
+                match vip {
+                    Some(vip) => self.desired.vips.insert(address, vip),
+                    None => self.desired.vips.remove(&address),
+                };
+            }
+        }
+        for port in self.health.take_changed() {
+            dirty.extend(self.health.all(&port).map(|(_, name)| name.clone()));
+            self.desired.health_checks.remove(&port);
+            changes.health_checks = true;
+        }
+    }
+
+    /// What becomes of packets to this address that no frontend serves. A node's own address keeps its own life.
+    fn vip(&mut self, address: IpAddr) -> Option<abi::Vip> {
+        if self.place.addresses.contains(&address) {
+            return None;
+        }
+        let from = self.frontends.from(Frontend { address, port: 0, protocol: Protocol::Tcp });
+        let mut kinds = from.take_while(|(at, _)| at.address == address).map(|(_, claim)| claim.kind).peekable();
+        kinds.peek()?;
+        let is_refused = kinds.any(|kind| matches!(kind, Kind::ClusterIp | Kind::LoadBalancer));
+        self.tally.hit(Rule::Echo);
+        self.tally.hit_if(is_refused, Rule::RefuseUnserved);
+        Some(abi::Vip { flags: vip_flags::ECHO | if is_refused { vip_flags::REFUSE_UNSERVED } else { 0 } })
+    }
+
+    fn plan_service(&mut self, name: &ObjectName, changes: &mut Changes) {
+        let Self { place, snapshot, frontends, tally, .. } = self;
+        let service = snapshot.services.get(name).map(AsRef::as_ref);
+        if let Some(service) = service {
+            frontends::tally_ours(service, place, tally);
+        }
+        let service = service.filter(|service| frontends::is_ours(service, place));
+        let Some(service) = service else {
+            self.put_ports(name, Vec::new(), changes);
+            self.put_refusals(name, Vec::new(), changes);
+            return;
+        };
+        let listed = Listed::new(slices_of(snapshot, name));
+        let mut planned = service::plan(service, &listed, frontends, place, tally);
+        if let Some((port, claim)) = health_claim(service) {
+            match self.health.first(&port) {
+                Some(first) if *first != claim => {
+                    tally.hit(Rule::HealthCheckTaken);
+                    planned.refusals.push(Refusal::new(
+                        format!("Service {name}"),
+                        format!("healthCheckNodePort {port} belongs to Service {}, which is older", first.1),
+                        "give one of them another port",
+                    ));
+                }
+                _ => {
+                    tally.hit(Rule::HealthCheck);
+                    let check =
+                        HealthCheck { service: name.clone(), local_ready: service::local_ready(&listed, place) };
+                    let is_new = self.desired.health_checks.get(&port) != Some(&check);
+                    changes.health_checks |= is_new;
+                    self.desired.health_checks.insert(port, check);
+                }
+            }
+        }
+        self.put_ports(name, planned.ports, changes);
+        self.put_refusals(name, planned.refusals, changes);
+    }
+
+    fn put_ports(&mut self, name: &ObjectName, ports: Vec<(PortKey, DesiredService)>, changes: &mut Changes) {
+        let services = &mut self.desired.services;
+        let first = PortKey { service: name.clone(), port: 0, protocol: Protocol::Tcp };
+        let held = services.range(first..).take_while(|(key, _)| key.service == *name).map(|(key, _)| key);
+        let gone: Vec<PortKey> =
+            held.filter(|key| ports.binary_search_by(|(port, _)| port.cmp(key)).is_err()).cloned().collect();
+        for key in gone {
+            services.remove(&key);
+            changes.services.insert(key);
+        }
+        for (key, port) in ports {
+            if services.get(&key) != Some(&port) {
+                changes.services.insert(key.clone());
+                services.insert(key, port);
+            }
+        }
+    }
+
+    fn put_refusals(&mut self, name: &ObjectName, refusals: Vec<Refusal>, changes: &mut Changes) {
+        if self.refusals.get(name).map_or(&[][..], Vec::as_slice) == refusals {
+            return;
+        }
+        changes.refusals = true;
+        if refusals.is_empty() {
+            self.refusals.remove(name);
+        } else {
+            self.refusals.insert(name.clone(), refusals);
+        }
     }
 }
 
@@ -56,6 +263,15 @@ pub fn plan(snapshot: &Snapshot, facts: &NodeFacts, settings: &PlanSettings) -> 
     let mut planner = Planner::new(settings.clone());
     planner.update(snapshot, facts);
     planner.desired
+}
+
+/// The slices of one service, which are next to each other.
+fn slices_of<'a>(snapshot: &'a Snapshot, service: &ObjectName) -> Vec<&'a Slice> {
+    let ObjectName { namespace, name } = service;
+    let first = SliceKey { namespace: namespace.clone(), service: name.clone(), name: "".into() };
+    let all = snapshot.slices.range(first..);
+    let own = all.take_while(|(key, _)| key.namespace == *namespace && key.service == *name);
+    own.map(|(_, slice)| slice.as_ref()).collect()
 }
 
 fn differing<K: Ord + Clone, V: PartialEq>(before: &BTreeMap<K, V>, after: &BTreeMap<K, V>) -> BTreeSet<K> {

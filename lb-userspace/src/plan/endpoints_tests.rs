@@ -1,0 +1,81 @@
+//! What is wanted of duplicates, of hints and of nodes.
+
+use super::*;
+use crate::model::{ObjectName, SlicePort};
+
+fn endpoint(node: &str, ready: bool) -> Endpoint {
+    Endpoint {
+        address: "10.0.0.1".parse().unwrap(),
+        ready,
+        serving: ready,
+        terminating: false,
+        node: Some(node.into()),
+        hint_zones: Vec::new(),
+        hint_nodes: Vec::new(),
+        uid_hash: 0,
+    }
+}
+
+fn slice(endpoint: Endpoint) -> Slice {
+    Slice {
+        name: ObjectName::new("default", "web-1"),
+        service: "web".into(),
+        family: Family::V4,
+        ports: vec![SlicePort { name: String::new(), port: 80, protocol: Protocol::Tcp }],
+        endpoints: vec![endpoint],
+    }
+}
+
+fn of(slices: &[&Slice], node_name: Option<&str>) -> (DesiredEndpoint, Tally) {
+    let port = ServicePort { name: String::new(), port: 80, protocol: Protocol::Tcp, node_port: None };
+    let place = Place { node_name: node_name.map(str::to_owned), ..Place::default() };
+    let needs = [Needs { cluster: true, local: true }, Needs::default()];
+    let mut tally = Tally::default();
+    let found = Listed::new(slices.to_vec()).of_port(&port, needs, &place, &mut tally);
+    assert_eq!(found.len(), 1);
+    (*found.values().next().unwrap(), tally)
+}
+
+#[test]
+fn of_two_entries_for_one_endpoint_the_local_one_counts_then_the_ready_one() {
+    let (here, there) = (slice(endpoint("n1", false)), slice(endpoint("n2", true)));
+    for slices in [[&here, &there], [&there, &here]] {
+        let (found, tally) = of(&slices, Some("n1"));
+        assert!(found.local && found.state == EndpointState::NotReady && !found.in_cluster_set && !found.in_local_set);
+        assert_eq!(tally.of(Rule::Duplicate), 1);
+        let (found, _) = of(&slices, Some("n3"));
+        assert!(!found.local && found.state == EndpointState::Ready && found.in_cluster_set && !found.in_local_set);
+    }
+}
+
+/// kube-proxy: endpointslicecache, "prefer the running pod over the terminating one" where a pod's address is used again.
+#[test]
+fn a_pod_that_runs_counts_before_one_that_ends_at_the_same_address() {
+    let ends = Endpoint { serving: true, terminating: true, uid_hash: 1, ..endpoint("n1", true) };
+    let runs = Endpoint { uid_hash: 2, ..endpoint("n1", false) };
+    let (ends, runs) = (slice(ends), slice(runs));
+    for slices in [[&ends, &runs], [&runs, &ends]] {
+        assert_eq!(of(&slices, Some("n1")).0.uid_hash, 2);
+    }
+}
+
+#[test]
+fn without_a_node_name_nothing_is_local() {
+    let (found, _) = of(&[&slice(endpoint("n1", true))], None);
+    assert!(!found.local && found.in_cluster_set && !found.in_local_set);
+}
+
+#[test]
+fn a_set_that_no_frontend_uses_is_empty() {
+    let port = ServicePort { name: String::new(), port: 80, protocol: Protocol::Tcp, node_port: None };
+    let place = Place { node_name: Some("n1".into()), ..Place::default() };
+    let slice = slice(endpoint("n1", true));
+    let listed = Listed::new(vec![&slice]);
+    let in_sets = |needs| {
+        let found = listed.of_port(&port, [needs, Needs::default()], &place, &mut Tally::default());
+        found.values().map(|endpoint| (endpoint.in_cluster_set, endpoint.in_local_set)).collect::<Vec<_>>()
+    };
+    assert_eq!(in_sets(Needs { cluster: true, local: false }), [(true, false)]);
+    assert_eq!(in_sets(Needs { cluster: false, local: true }), [(false, true)]);
+    assert_eq!(in_sets(Needs::default()), []);
+}

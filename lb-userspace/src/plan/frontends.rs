@@ -1,0 +1,166 @@
+//! The frontends that a service claims, and how each of them is used.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use ipnet::IpNet;
+use lb_common::abi::service_flags;
+
+use super::{Frontend, Kind, Rule, Set, Tally, Use, claims::Claim, place::Place};
+use crate::model::{Exposure, Family, Refusal, Service, ServicePort, TrafficPolicy};
+
+/// True if the service is for this proxy to serve.
+pub(super) fn is_ours(service: &Service, place: &Place) -> bool {
+    service.exposure == Exposure::Addresses && service.proxy_name == place.proxy_name
+}
+
+/// Notes why a service is ours or not.
+pub(super) fn tally_ours(service: &Service, place: &Place, tally: &mut Tally) {
+    match service.exposure {
+        Exposure::Headless => tally.hit(Rule::Headless),
+        Exposure::ExternalName => tally.hit(Rule::ExternalName),
+        Exposure::Addresses if service.proxy_name != place.proxy_name => tally.hit(Rule::OtherProxy),
+        Exposure::Addresses => tally.hit_if(service.proxy_name.is_some(), Rule::OurProxyName),
+    }
+}
+
+/// Everything that a service claims.
+pub(super) fn claims(service: &Service, place: &Place) -> Vec<(Frontend, Claim)> {
+    let addresses = addresses(service, place);
+    let mut all = Vec::with_capacity(service.ports.len() * addresses.len());
+    for port in &service.ports {
+        for (frontend, kind) in of_port(port, &addresses, place) {
+            if kind == Kind::ClusterIp || !place.is_reserved(&frontend) {
+                all.push((frontend, Claim::new(service, &frontend, kind, port.port)));
+            }
+        }
+    }
+    all
+}
+
+/// What of a service's frontends is not even claimed.
+pub(super) fn unclaimed(service: &Service, place: &Place, tally: &mut Tally) -> Vec<Refusal> {
+    let object = || format!("Service {}", service.name);
+    let mut refusals = Vec::new();
+    if !service.external_ips.is_empty() && !place.external_ips {
+        tally.hit(Rule::ExternalIpsOff);
+        refusals.push(Refusal::new(
+            object(),
+            "its external IPs are not served: --external-ips is off",
+            "turn it on, if everybody who may write Services may take any address (CVE-2020-8554)",
+        ));
+    }
+    let external = service.external_ips.iter().filter(|_| place.external_ips);
+    for address in external.chain(&service.load_balancer_ips).filter(|address| !has_family(service, **address)) {
+        tally.hit(Rule::NoClusterIpOfFamily);
+        refusals.push(Refusal::new(
+            object(),
+            format!("{address} is not served: the service has no cluster IP of this family"),
+            "make the service dual-stack (spec.ipFamilyPolicy)",
+        ));
+    }
+    let has_node_port = service.ports.iter().any(|port| port.node_port.is_some());
+    let node_ports_served = place.node_port_addresses.iter().any(|address| has_family(service, *address));
+    if has_node_port && !node_ports_served {
+        tally.hit(Rule::NodePortNowhere);
+        refusals.push(Refusal::new(
+            object(),
+            "its node ports are served on no address: this node has none that --nodeport-addresses admits",
+            "correct --nodeport-addresses, or give the node such an address",
+        ));
+    }
+    let addresses = addresses(service, place);
+    let claimed = service.ports.iter().flat_map(|port| of_port(port, &addresses, place));
+    for (frontend, _) in claimed.filter(|(f, kind)| *kind != Kind::ClusterIp && place.is_reserved(f)) {
+        tally.hit(Rule::Reserved);
+        refusals.push(Refusal::new(
+            object(),
+            format!("{frontend} is in use by the node itself (API server, kubelet or Ballast)"),
+            "use another port or address",
+        ));
+    }
+    refusals
+}
+
+fn has_family(service: &Service, address: IpAddr) -> bool {
+    service.cluster_ips.iter().any(|ip| Family::of(*ip) == Family::of(address))
+}
+
+/// The addresses that every port of a service is reached by. Where one is of several kinds, the first of them counts.
+fn addresses(service: &Service, place: &Place) -> BTreeMap<IpAddr, Kind> {
+    let cluster = service.cluster_ips.iter().map(|ip| (*ip, Kind::ClusterIp));
+    let balanced = service.load_balancer_ips.iter().map(|ip| (*ip, Kind::LoadBalancer));
+    let external = service.external_ips.iter().filter(|_| place.external_ips).map(|ip| (*ip, Kind::ExternalIp));
+    let mut addresses = BTreeMap::new();
+    for (address, kind) in cluster.chain(balanced).chain(external).filter(|(ip, _)| has_family(service, *ip)) {
+        addresses.entry(address).or_insert(kind);
+    }
+    addresses
+}
+
+fn of_port<'a>(
+    port: &'a ServicePort,
+    addresses: &'a BTreeMap<IpAddr, Kind>,
+    place: &'a Place,
+) -> impl Iterator<Item = (Frontend, Kind)> + 'a {
+    let protocol = port.protocol;
+    let own = addresses.iter().map(move |(ip, kind)| (Frontend { address: *ip, port: port.port, protocol }, *kind));
+    let families: BTreeSet<Family> =
+        addresses.iter().filter(|(_, kind)| **kind == Kind::ClusterIp).map(|(ip, _)| Family::of(*ip)).collect();
+    let on_nodes = port.node_port.into_iter().flat_map(move |node_port| {
+        let families = families.clone();
+        let served = place.node_port_addresses.iter().filter(move |ip| families.contains(&Family::of(**ip)));
+        // The same port at the same address by another kind is claimed already.
+        let new = served.filter(move |ip| node_port != port.port || !addresses.contains_key(ip));
+        new.map(move |ip| (Frontend { address: *ip, port: node_port, protocol }, Kind::NodePort))
+    });
+    own.chain(on_nodes)
+}
+
+/// The sets that a frontend of this kind uses, and the flags that do not depend on endpoints.
+pub(super) fn use_of(service: &Service, kind: Kind) -> Use {
+    let set = |policy| if policy == TrafficPolicy::Local { Set::Local } else { Set::Cluster };
+    if kind == Kind::ClusterIp {
+        let set = set(service.internal_policy);
+        return Use { kind, inside: set, outside: set, flags: 0 };
+    }
+    let outside = set(service.external_policy);
+    let flags = if outside == Set::Local { service_flags::OUTSIDE_LOCAL } else { 0 };
+    // Pods and processes of the cluster reach every endpoint, whatever the policy for those outside.
+    Use { kind, inside: Set::Cluster, outside, flags }
+}
+
+/// Who may pass the guarded frontends of a service.
+pub(super) struct Guard<'a> {
+    ranges: Option<&'a [IpNet]>,
+    node_allowed: [bool; 2],
+}
+
+impl<'a> Guard<'a> {
+    pub fn of(service: &'a Service, place: &Place) -> Self {
+        let ranges = service.source_ranges.as_deref();
+        let admits = |ip: &IpAddr| ranges.into_iter().flatten().any(|range| range.contains(ip));
+        let allowed = |family| place.addresses.iter().any(|ip| Family::of(*ip) == family && admits(ip));
+        let node_allowed = if ranges.is_some() { Family::BOTH.map(allowed) } else { [false; 2] };
+        Self { ranges, node_allowed }
+    }
+
+    /// The flags of a frontend; load balancers and external IPs are guarded.
+    pub fn flags(&self, kind: Kind, family: Family) -> u8 {
+        match kind {
+            Kind::LoadBalancer | Kind::ExternalIp if self.ranges.is_some() => {
+                let node_allowed = self.node_allowed[usize::from(family == Family::V6)];
+                service_flags::SOURCE_RANGES | if node_allowed { service_flags::NODE_ALLOWED } else { 0 }
+            }
+            _ => 0,
+        }
+    }
+
+    /// The ranges of a family.
+    pub fn ranges(&self, family: Family) -> impl Iterator<Item = IpNet> {
+        let all = self.ranges.into_iter().flatten();
+        all.filter(move |range| Family::of(range.addr()) == family).map(IpNet::trunc)
+    }
+}

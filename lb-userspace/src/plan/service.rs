@@ -1,0 +1,177 @@
+//! One service planned: its ports with the frontends that it has, their endpoints and source ranges; and what it is refused.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use lb_common::abi::service_flags;
+
+use super::{
+    DesiredService, Frontend, Kind, PortKey, Rule, Set, Tally, Use,
+    claims::{Claim, Claims},
+    endpoints::{Filled, Listed, Needs, filled},
+    frontends::{self, Guard},
+    place::Place,
+};
+use crate::model::{Family, Protocol, Refusal, Service, ServicePort};
+
+/// What is wanted of one service.
+#[derive(Debug, Default)]
+pub(super) struct Planned {
+    /// In the order of the keys.
+    pub ports: Vec<(PortKey, DesiredService)>,
+    pub refusals: Vec<Refusal>,
+}
+
+/// Plans a service that is ours.
+pub(super) fn plan(
+    service: &Service,
+    listed: &Listed<'_>,
+    claims: &Claims<Frontend, Claim>,
+    place: &Place,
+    tally: &mut Tally,
+) -> Planned {
+    let mut refusals = frontends::unclaimed(service, place, tally);
+    let mut won: BTreeMap<(u16, Protocol), BTreeMap<Frontend, Kind>> = BTreeMap::new();
+    for (frontend, claim) in frontends::claims(service, place) {
+        match claims.first(&frontend) {
+            Some(first) if *first == claim => {
+                won.entry((claim.port, claim.protocol)).or_default().insert(frontend, claim.kind);
+            }
+            Some(first) => refusals.push(taken(service, &frontend, &claim, first, tally)),
+            // Every claim is put before anything is planned.
+            None => {}
+        }
+    }
+    let mut draft = Draft { service, listed, place, tally, guard: Guard::of(service, place) };
+    let by_key: BTreeMap<(u16, Protocol), &ServicePort> =
+        service.ports.iter().map(|port| ((port.port, port.protocol), port)).collect();
+    let ports = won.into_iter().filter_map(|((port, protocol), won)| {
+        let key = PortKey { service: service.name.clone(), port, protocol };
+        Some((key, draft.port(by_key.get(&(port, protocol))?, won)))
+    });
+    let ports: Vec<_> = ports.collect();
+    refusals.extend(draft.unguarded(&ports));
+    Planned { ports, refusals }
+}
+
+fn taken(service: &Service, frontend: &Frontend, claim: &Claim, first: &Claim, tally: &mut Tally) -> Refusal {
+    let by_cluster_ip = first.kind == Kind::ClusterIp && claim.kind != Kind::ClusterIp;
+    tally.hit(if by_cluster_ip { Rule::TakenByClusterIp } else { Rule::TakenByOlder });
+    let why = match () {
+        () if first.service == claim.service => format!("port {}/{} of the same service", first.port, first.protocol),
+        () if by_cluster_ip => format!("Service {}, whose cluster IP it is", first.service),
+        () => format!("Service {}, which is older", first.service),
+    };
+    Refusal::new(
+        format!("Service {}", service.name),
+        format!("{frontend} belongs to {why}"),
+        "give one of them another address or port",
+    )
+}
+
+struct Draft<'a> {
+    service: &'a Service,
+    listed: &'a Listed<'a>,
+    place: &'a Place,
+    tally: &'a mut Tally,
+    guard: Guard<'a>,
+}
+
+impl Draft<'_> {
+    fn port(&mut self, port: &ServicePort, won: BTreeMap<Frontend, Kind>) -> DesiredService {
+        let mut needs = [Needs::default(); 2];
+        let mut uses: BTreeMap<Frontend, Use> = BTreeMap::new();
+        for (frontend, kind) in won {
+            let plain = frontends::use_of(self.service, kind);
+            let needs = &mut needs[index(Family::of(frontend.address))];
+            needs.add(plain.inside);
+            needs.add(plain.outside);
+            uses.insert(frontend, plain);
+        }
+        let endpoints = self.listed.of_port(port, needs, self.place, self.tally);
+        let filled = Family::BOTH.map(|family| filled(&endpoints, family));
+        let mut guarded = [false; 2];
+        for (frontend, used) in &mut uses {
+            let family = Family::of(frontend.address);
+            let guard = self.guard.flags(used.kind, family);
+            guarded[index(family)] |= guard != 0;
+            used.flags |= guard | drops(*used, filled[index(family)]);
+            self.note(frontend.address, *used, filled[index(family)]);
+        }
+        self.tally.hit_if(port.protocol == Protocol::Sctp, Rule::Sctp);
+        self.tally.hit_if(self.service.affinity_timeout_s > 0, Rule::Affinity);
+        let guarded = Family::BOTH.into_iter().filter(|family| guarded[index(*family)]);
+        DesiredService {
+            port_name: port.name.clone(),
+            affinity_timeout_s: self.service.affinity_timeout_s,
+            frontends: uses,
+            endpoints,
+            sources: guarded.flat_map(|family| self.guard.ranges(family)).collect(),
+        }
+    }
+
+    fn note(&mut self, address: IpAddr, used: Use, filled: Filled) {
+        let has = |flag| used.flags & flag != 0;
+        let tally = &mut *self.tally;
+        tally.hit(match used.kind {
+            Kind::ClusterIp => Rule::ClusterIp,
+            Kind::LoadBalancer => Rule::LoadBalancerIp,
+            Kind::ExternalIp => Rule::ExternalIp,
+            Kind::NodePort => Rule::NodePort,
+        });
+        let is_balanced = matches!(used.kind, Kind::LoadBalancer | Kind::ExternalIp);
+        tally.hit_if(is_balanced && self.place.addresses.contains(&address), Rule::NodeAddress);
+        tally.hit_if(!filled.usable, Rule::RefuseWithoutEndpoint);
+        tally.hit_if(has(service_flags::DROP_IF_EMPTY), Rule::DropInside);
+        tally.hit_if(has(service_flags::DROP_OUTSIDE_IF_EMPTY), Rule::DropOutside);
+        tally.hit_if(has(service_flags::OUTSIDE_LOCAL) && filled.cluster, Rule::ShortCircuit);
+        tally.hit_if(has(service_flags::SOURCE_RANGES), Rule::SourceRanges);
+        tally.hit_if(has(service_flags::NODE_ALLOWED), Rule::NodeAllowed);
+    }
+
+    /// Families in which ranges were given for another family only: nobody passes.
+    fn unguarded(&mut self, ports: &[(PortKey, DesiredService)]) -> Vec<Refusal> {
+        let uses = ports.iter().flat_map(|(_, port)| &port.frontends);
+        let guarded = uses.filter(|(_, used)| used.flags & service_flags::SOURCE_RANGES != 0);
+        let families: BTreeSet<Family> = guarded.map(|(frontend, _)| Family::of(frontend.address)).collect();
+        let empty = families.into_iter().filter(|family| self.guard.ranges(*family).next().is_none());
+        let empty: Vec<Family> = empty.collect();
+        let refusal = |family: Family| {
+            self.tally.hit(Rule::NoRangeOfFamily);
+            let family = if family == Family::V4 { "IPv4" } else { "IPv6" };
+            Refusal::new(
+                format!("Service {}", self.service.name),
+                format!(
+                    "nobody passes its external {family} addresses: loadBalancerSourceRanges has no {family} range"
+                ),
+                format!("add an {family} range"),
+            )
+        };
+        empty.into_iter().map(refusal).collect()
+    }
+}
+
+/// Endpoints could serve, but none of those that the policy allows: drop, as kube-proxy does, since a refusal would be a lie.
+fn drops(used: Use, filled: Filled) -> u8 {
+    let is_dropped = |set| set == Set::Local && filled.usable && !filled.local;
+    let inside = if is_dropped(used.inside) { service_flags::DROP_IF_EMPTY } else { 0 };
+    let outside = if is_dropped(used.outside) { service_flags::DROP_OUTSIDE_IF_EMPTY } else { 0 };
+    inside | outside
+}
+
+fn index(family: Family) -> usize {
+    usize::from(family == Family::V6)
+}
+
+/// How many endpoints of a service are on this node and ready: distinct addresses of the family that has more of them, so that
+/// a pod of both families counts once.
+pub(super) fn local_ready(listed: &Listed<'_>, place: &Place) -> usize {
+    let slices = listed.slices().iter().filter(|slice| !slice.ports.is_empty());
+    let endpoints = slices.flat_map(|slice| &slice.endpoints);
+    let here = endpoints.filter(|endpoint| endpoint.ready && place.is_here(endpoint));
+    let addresses: BTreeSet<IpAddr> = here.map(|endpoint| endpoint.address).collect();
+    let v4 = addresses.iter().filter(|address| address.is_ipv4()).count();
+    v4.max(addresses.len() - v4)
+}
