@@ -147,6 +147,7 @@ impl Tables {
 
     fn note(&mut self, report: &Report, took: Duration) {
         self.metrics.synced(took, report.writes, report.failures.len());
+        self.metrics.called(self.programmer.store().calls());
         let (now, wall) = (clock::monotonic(), clock::wall());
         self.progress.send_modify(|progress| {
             progress.beat = now;

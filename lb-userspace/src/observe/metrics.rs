@@ -28,6 +28,7 @@ pub struct Metrics {
     last_sync: Gauge<f64, std::sync::atomic::AtomicU64>,
     writes: Counter,
     failures: Counter,
+    calls: Counter,
     healthz: Family<Label, Counter>,
     livez: Family<Label, Counter>,
     readyz: Family<Label, Counter>,
@@ -44,6 +45,7 @@ impl Metrics {
             last_sync: Gauge::default(),
             writes: Counter::default(),
             failures: Counter::default(),
+            calls: Counter::default(),
             healthz: Family::default(),
             livez: Family::default(),
             readyz: Family::default(),
@@ -64,6 +66,7 @@ impl Metrics {
         registry.register("ballast_readyz", "Answers of /readyz by code", self.readyz.clone());
         registry.register("ballast_table_writes", "Operations carried out on the tables", self.writes.clone());
         registry.register("ballast_table_failures", "Operations on the tables that failed", self.failures.clone());
+        registry.register("ballast_table_calls", "System calls made for the tables", self.calls.clone());
         registry.register("ballast_events", "Records read from the event ring by outcome", self.events.clone());
         registry.register_collector(readings);
         registry
@@ -74,6 +77,11 @@ impl Metrics {
         self.sync_duration.observe(took.as_secs_f64());
         self.writes.inc_by(writes as u64);
         self.failures.inc_by(failures as u64);
+    }
+
+    /// So many system calls were made for the tables since the start.
+    pub fn called(&self, total: u64) {
+        self.calls.inner().store(total, std::sync::atomic::Ordering::Relaxed);
     }
 
     /// The tables are in step with the source.
