@@ -12,7 +12,7 @@ use super::{Store, StoreError, load, records};
 use crate::{
     maps::{MapError, Pinned, Table},
     model::Family,
-    plan::{BackendId, BackendRecord, Capacities, Loaded, Op, Range},
+    plan::{BackendId, BackendRecord, Capacities, Loaded, Op, Part, Range, Stray},
 };
 
 /// Slots between two ranges that are read along rather than in a call of their own.
@@ -218,8 +218,12 @@ impl Store for KernelStore {
         }
     }
 
-    fn load(&self) -> Result<Loaded, StoreError> {
-        load::load(&self.maps)
+    fn load_part(&self, part: Part, loaded: &mut Loaded) -> Result<(), StoreError> {
+        load::load(&self.maps, part, loaded)
+    }
+
+    fn remove_stray(&mut self, stray: &Stray) -> Result<(), StoreError> {
+        load::remove_stray(&self.maps, stray)
     }
 
     fn slots(&self, ranges: &[Range]) -> Result<Vec<Vec<Slot>>, StoreError> {

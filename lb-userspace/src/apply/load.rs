@@ -1,7 +1,7 @@
 //! Reads back all that the plan owns.
 
 use aya::{Pod, maps::lpm_trie::Key};
-use lb_common::abi::{Backend, Service, ServiceKey, Source, SourceKey, Vip, VipKey, map_name};
+use lb_common::abi::{Backend, Service, ServiceKey, Source, SourceKey, V4, V6, Vip, VipKey, map_name};
 
 use super::{
     StoreError,
@@ -11,25 +11,45 @@ use super::{
 use crate::{
     maps::{MapError, Pinned, Table},
     model::Family,
-    plan::{BackendId, Loaded, Stray},
+    plan::{BackendId, Loaded, Part, Stray},
 };
 
-/// Everything but the slots.
-pub(super) fn load(maps: &Pinned) -> Result<Loaded, StoreError> {
-    let mut loaded = Loaded { names: read(&maps.names)?, ..Loaded::default() };
-    services(&maps.services4, &mut loaded)?;
-    services(&maps.services6, &mut loaded)?;
-    backends(&maps.backends4, Family::V4, &mut loaded)?;
-    backends(&maps.backends6, Family::V6, &mut loaded)?;
-    sources(&maps.sources4, &mut loaded)?;
-    sources(&maps.sources6, &mut loaded)?;
-    vips(&maps.vips4, &mut loaded)?;
-    vips(&maps.vips6, &mut loaded)?;
-    maps.calls.add();
-    let config = maps.config.get(&0, 0);
-    let unread = |source| failed_access(&MapError::Access { map: map_name::CONFIG, action: "reading", source });
-    loaded.config = Some(config.map_err(unread)?);
-    Ok(loaded)
+/// Adds what one part holds.
+pub(super) fn load(maps: &Pinned, part: Part, loaded: &mut Loaded) -> Result<(), StoreError> {
+    match part {
+        Part::Names => loaded.names = read(&maps.names)?,
+        Part::Services(Family::V4) => services(&maps.services4, loaded)?,
+        Part::Services(Family::V6) => services(&maps.services6, loaded)?,
+        Part::Backends(Family::V4) => backends(&maps.backends4, Family::V4, loaded)?,
+        Part::Backends(Family::V6) => backends(&maps.backends6, Family::V6, loaded)?,
+        Part::Sources(Family::V4) => sources(&maps.sources4, loaded)?,
+        Part::Sources(Family::V6) => sources(&maps.sources6, loaded)?,
+        Part::Vips(Family::V4) => vips(&maps.vips4, loaded)?,
+        Part::Vips(Family::V6) => vips(&maps.vips6, loaded)?,
+        Part::Config => {
+            maps.calls.add();
+            let config = maps.config.get(&0, 0);
+            let unread = |source| failed_access(&MapError::Access { map: map_name::CONFIG, action: "reading", source });
+            loaded.config = Some(config.map_err(unread)?);
+        }
+        Part::Slots | Part::Plan => {}
+    }
+    Ok(())
+}
+
+/// Takes out an element that nothing of ours can be. One of an array is emptied.
+pub(super) fn remove_stray(maps: &Pinned, stray: &Stray) -> Result<(), StoreError> {
+    let key = stray.key.as_slice();
+    let removed = match stray.table {
+        map_name::SERVICES4 => maps.services4.remove_bytes(key),
+        map_name::SERVICES6 => maps.services6.remove_bytes(key),
+        map_name::SOURCES4 => maps.sources4.remove_bytes(key),
+        map_name::SOURCES6 => maps.sources6.remove_bytes(key),
+        map_name::BACKENDS4 => maps.backends4.put(&0, &records::backend(&records::free(Family::V4, 0), [0; V4])),
+        map_name::BACKENDS6 => maps.backends6.put(&0, &records::backend(&records::free(Family::V6, 0), [0; V6])),
+        _ => Ok(()),
+    };
+    removed.map_err(|error| failed(stray.table, "deleting", &error))
 }
 
 fn read<K: Pod, V: Pod>(table: &Table<K, V>) -> Result<Vec<(K, V)>, StoreError> {

@@ -6,12 +6,12 @@ use std::{
 };
 
 use ipnet::IpNet;
-use lb_common::abi::{self, backend_state};
+use lb_common::abi;
 
-use super::{Store, StoreError};
+use super::{Store, StoreError, records};
 use crate::{
     model::Family,
-    plan::{BackendId, BackendRecord, Capacities, Frontend, Loaded, Op, Range, config},
+    plan::{BackendId, BackendRecord, Capacities, Frontend, Loaded, Op, Part, Range, Stray, config},
 };
 
 /// How many old entries readers may hold.
@@ -120,17 +120,38 @@ impl Store for MemoryStore {
         self.capacities
     }
 
-    fn load(&self) -> Result<Loaded, StoreError> {
-        Ok(Loaded {
-            names: self.names.iter().map(|(id, name)| (*id, *name)).collect(),
-            frontends: self.frontends.iter().map(|(frontend, entry)| (*frontend, *entry)).collect(),
-            backends: self.backends.iter().map(|(id, record)| (*id, *record)).collect(),
-            slots: Vec::new(),
-            sources: self.sources.iter().map(|((id, network), source)| (*id, *network, *source)).collect(),
-            vips: self.vips.iter().map(|(address, vip)| (*address, *vip)).collect(),
-            config: self.programmed.map(|(revision, programmed_ds)| config(revision, programmed_ds)),
-            strays: Vec::new(),
-        })
+    fn load_part(&self, part: Part, loaded: &mut Loaded) -> Result<(), StoreError> {
+        match part {
+            Part::Names => loaded.names = self.names.iter().map(|(id, name)| (*id, *name)).collect(),
+            Part::Services(family) => {
+                let of_family = self.frontends.iter().filter(|(frontend, _)| Family::of(frontend.address) == family);
+                loaded.frontends.extend(of_family.map(|(frontend, entry)| (*frontend, *entry)));
+            }
+            Part::Backends(family) => {
+                let of_family =
+                    self.backends.iter().filter(|(id, record)| id.family == family && record.generation != 0);
+                loaded.backends.extend(of_family.map(|(id, record)| (*id, *record)));
+            }
+            Part::Sources(family) => {
+                let of_family = self.sources.iter().filter(|((_, network), _)| Family::of(network.addr()) == family);
+                loaded.sources.extend(of_family.map(|((id, network), source)| (*id, *network, *source)));
+            }
+            Part::Vips(family) => {
+                let of_family = self.vips.iter().filter(|(address, _)| Family::of(**address) == family);
+                loaded.vips.extend(of_family.map(|(address, vip)| (*address, *vip)));
+            }
+            Part::Config => {
+                let (revision, programmed_ds) = self.programmed.unwrap_or_default();
+                loaded.config = Some(config(revision, programmed_ds));
+            }
+            Part::Slots | Part::Plan => {}
+        }
+        Ok(())
+    }
+
+    /// None of the keys here can be one.
+    fn remove_stray(&mut self, _: &Stray) -> Result<(), StoreError> {
+        Ok(())
     }
 
     fn slots(&self, ranges: &[Range]) -> Result<Vec<Vec<abi::Slot>>, StoreError> {
@@ -163,10 +184,7 @@ impl Store for MemoryStore {
                 self.frontends.remove(frontend);
             }
             Op::FreeBackend { id, generation } => {
-                if let Some(record) = self.backends.get_mut(id) {
-                    record.state = backend_state::FREE;
-                    record.generation = *generation;
-                }
+                self.backends.insert(*id, records::free(id.family, *generation));
             }
             // The kernel's slots keep their content, too.
             Op::ReleaseSlots { .. } => {}

@@ -1,5 +1,6 @@
 //! The only writer of the tables: carries plans out over a store, keeps the book, retries, and watches deadlines.
 
+mod audit;
 mod dump;
 mod kernel;
 mod load;
@@ -11,6 +12,7 @@ mod report;
 mod store;
 mod writer;
 
+pub use audit::{Audit, AuditReport, Finding, FindingKind, inspect};
 pub use kernel::KernelStore;
 pub use memory::MemoryStore;
 pub use programmer::Programmer;

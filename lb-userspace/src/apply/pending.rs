@@ -2,13 +2,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     time::Duration,
 };
 
 use super::writer::Subject;
 use crate::{
     model::{Monotonic, Refusal},
-    plan::PlanSettings,
+    plan::{PlanSettings, PortKey},
 };
 
 /// Changes that failed, or that a table has no room for.
@@ -29,6 +30,18 @@ struct Retry {
 impl Pending {
     pub fn is_empty(&self) -> bool {
         self.failed.is_empty() && self.no_room.is_empty()
+    }
+
+    pub fn has_service(&self, key: &PortKey) -> bool {
+        self.has(&Subject::Service(key.clone()))
+    }
+
+    pub fn has_vip(&self, address: IpAddr) -> bool {
+        self.has(&Subject::Vip(address))
+    }
+
+    fn has(&self, subject: &Subject) -> bool {
+        self.failed.contains(subject) || self.no_room.contains_key(subject)
     }
 
     /// Takes one out that is being tried. True if it was there.

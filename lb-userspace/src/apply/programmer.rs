@@ -21,12 +21,12 @@ use crate::{
 /// Writes the tables of one store.
 #[derive(Debug)]
 pub struct Programmer<S> {
-    writer: Writer<S>,
-    settings: PlanSettings,
-    planner: Planner,
+    pub(super) writer: Writer<S>,
+    pub(super) settings: PlanSettings,
+    pub(super) planner: Planner,
     /// Of the last snapshot. `None` until the first one: nothing is programmed, and nothing removed, before.
     revision: Option<u64>,
-    pending: Pending,
+    pub(super) pending: Pending,
     last_run: Monotonic,
     /// When ids of backends that are gone are next looked for in the flow tables.
     reclaim_at: Option<Monotonic>,
@@ -131,8 +131,13 @@ impl<S: Store> Programmer<S> {
         }
     }
 
+    /// Whether there is anything that the tables should hold.
+    pub(super) fn has_snapshot(&self) -> bool {
+        self.revision.is_some()
+    }
+
     /// The service ports of backends whose deadline struck.
-    fn struck(&self, now: Monotonic) -> BTreeSet<PortKey> {
+    pub(super) fn struck(&self, now: Monotonic) -> BTreeSet<PortKey> {
         let book = &self.writer.book;
         let due = book.deadlines.iter().take_while(|(tenths, _)| Monotonic::from_tenths(*tenths) <= now);
         let services: BTreeSet<u32> =
@@ -141,7 +146,7 @@ impl<S: Store> Programmer<S> {
     }
 
     /// Brings what changed to what is wanted; all else already is, or is pending.
-    fn run(&mut self, changes: Changes, now: Monotonic) -> Report {
+    pub(super) fn run(&mut self, changes: Changes, now: Monotonic) -> Report {
         self.last_run = now;
         let mut run = Run { report: Report::default(), fresh: false, now };
         // What has rested makes room, and what is given up below leaves nothing behind.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use lb_common::abi::Slot;
 
-use crate::plan::{BackendId, Capacities, Loaded, Op, Range};
+use crate::plan::{BackendId, Capacities, Loaded, Op, Part, Range, Stray};
 
 /// Why one access failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -20,8 +20,15 @@ pub enum StoreError {
 pub trait Store {
     fn capacities(&self) -> Capacities;
 
+    /// Adds what one part holds; nothing for the slots, which are read by range.
+    fn load_part(&self, part: Part, loaded: &mut Loaded) -> Result<(), StoreError>;
+
     /// Everything but the slots.
-    fn load(&self) -> Result<Loaded, StoreError>;
+    fn load(&self) -> Result<Loaded, StoreError> {
+        let mut loaded = Loaded::default();
+        Part::ALL.into_iter().try_for_each(|part| self.load_part(part, &mut loaded))?;
+        Ok(loaded)
+    }
 
     /// What the slots of each range hold, in the order of the ranges.
     fn slots(&self, ranges: &[Range]) -> Result<Vec<Vec<Slot>>, StoreError>;
@@ -34,6 +41,9 @@ pub trait Store {
     fn apply_all(&mut self, ops: &[&Op]) -> Vec<Result<(), StoreError>> {
         ops.iter().map(|op| self.apply(op)).collect()
     }
+
+    /// Takes out an element that nothing of ours can be.
+    fn remove_stray(&mut self, stray: &Stray) -> Result<(), StoreError>;
 
     /// Which of these backends some flow or socket still refers to. Names one too many rather than one too few.
     fn referred(&self, ids: &BTreeSet<BackendId>) -> Result<BTreeSet<BackendId>, StoreError>;

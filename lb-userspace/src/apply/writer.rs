@@ -4,7 +4,7 @@ use std::{fmt, net::IpAddr, time::Duration};
 
 use super::{Report, Store, StoreError};
 use crate::{
-    model::Monotonic,
+    model::{Monotonic, ObjectName, Protocol},
     plan::{Book, Op, PortKey},
 };
 
@@ -96,6 +96,12 @@ impl<S: Store> Writer<S> {
         self.store.apply(config)?;
         self.book.record_global(config);
         Ok(())
+    }
+
+    /// Takes down that an id is free which somebody else had used.
+    pub fn note_free(&mut self, free: &Op, now: Monotonic) {
+        let nobody = PortKey { service: ObjectName::new("", ""), port: 0, protocol: Protocol::Tcp };
+        self.book.record(&nobody, free, now, self.grace);
     }
 
     fn record(&mut self, subject: &Subject, op: &Op, now: Monotonic) {

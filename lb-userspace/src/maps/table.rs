@@ -160,6 +160,14 @@ impl<K: Pod, V: Pod> Table<K, V> {
         present(self.element(bpf_cmd::BPF_MAP_DELETE_ELEM, address(key), 0))
     }
 
+    /// The same for a key that may make no sense. One of another size is nowhere.
+    pub fn remove_bytes(&self, key: &[u8]) -> io::Result<()> {
+        if key.len() != size_of::<K>() {
+            return Ok(());
+        }
+        present(self.element(bpf_cmd::BPF_MAP_DELETE_ELEM, key.as_ptr() as u64, 0)).map(drop)
+    }
+
     /// Passes every element to `take`: each once, if nothing comes or goes meanwhile. False if the table changed faster than it
     /// could be read to its end.
     pub fn each(&self, mut take: impl FnMut(&K, &V)) -> io::Result<bool> {

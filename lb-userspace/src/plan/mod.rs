@@ -29,7 +29,7 @@ pub use endpoints::{DesiredEndpoint, EndpointState};
 pub use ids::Range;
 pub use op::{BackendId, BackendRecord, Op, config, order};
 pub use planner::{Changes, NodeFacts, Planner, plan};
-pub use restore::{Loaded, Stray, restore};
+pub use restore::{Loaded, Part, Stray, restore};
 pub use rule::{Rule, Tally};
 pub use sweep::{free_unreferred, sweep};
 

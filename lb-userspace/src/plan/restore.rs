@@ -8,7 +8,7 @@ use lb_common::abi::{self, backend_state};
 use super::{BackendId, BackendRecord, Book, Capacities, Frontend, Kind, PortKey, Range, Set, Use};
 use crate::{
     maps::from_chars,
-    model::{ObjectName, Protocol},
+    model::{Family, ObjectName, Protocol},
 };
 
 /// What was read from the tables.
@@ -34,6 +34,37 @@ pub struct Stray {
     /// Name of its map.
     pub table: &'static str,
     pub key: Vec<u8>,
+}
+
+/// A part of the tables that is read at once, in the order in which an audit puts right: what is led to before what leads there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    Names,
+    Backends(Family),
+    Slots,
+    Sources(Family),
+    Services(Family),
+    Vips(Family),
+    Config,
+    /// No table: what is written against what is wanted.
+    Plan,
+}
+
+impl Part {
+    pub const ALL: [Self; 12] = [
+        Self::Names,
+        Self::Backends(Family::V4),
+        Self::Backends(Family::V6),
+        Self::Slots,
+        Self::Sources(Family::V4),
+        Self::Sources(Family::V6),
+        Self::Services(Family::V4),
+        Self::Services(Family::V6),
+        Self::Vips(Family::V4),
+        Self::Vips(Family::V6),
+        Self::Config,
+        Self::Plan,
+    ];
 }
 
 impl Loaded {

@@ -1,0 +1,266 @@
+//! The comparison itself, without effects: what one part of the tables holds against the book.
+
+use std::collections::BTreeMap;
+
+use lb_common::abi::{self, map_name};
+
+use super::{
+    Finding, FindingKind, by_family,
+    fields::{backend_fields, difference, name_fields, service_fields, slot_fields},
+};
+use crate::{
+    apply::records,
+    model::Family,
+    plan::{BackendId, BackendRecord, Book, Loaded, Op, Part, Stray},
+};
+
+/// A difference, and what puts it right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub finding: Finding,
+    pub repair: Repair,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Repair {
+    Write(Op),
+    /// An id that somebody else used is free again, and its generation is noted.
+    Free(Op),
+    Stray(Stray),
+}
+
+/// How many entries a part should hold.
+pub(super) fn size(part: Part, book: &Book) -> usize {
+    match part {
+        Part::Names => book.services.len(),
+        Part::Backends(family) => book.backends.keys().filter(|id| id.family == family).count(),
+        Part::Slots => book.live_ranges().map(|(_, slots)| slots.len()).sum(),
+        Part::Sources(family) => book.source_count(family) as usize,
+        Part::Services(family) => book.frontend_count(family) as usize,
+        Part::Vips(family) => book.vip_count(family) as usize,
+        Part::Config => 1,
+        Part::Plan => 0,
+    }
+}
+
+/// Everything in which `loaded`, one part of the tables, differs from the book.
+pub(super) fn compare(part: Part, book: &Book, loaded: &Loaded) -> Vec<Found> {
+    let of_family = |family| move |id: &BackendId| id.family == family;
+    let mut found = match part {
+        Part::Names => names(book, loaded),
+        Part::Backends(family) => backends(book, loaded, family, of_family(family)),
+        Part::Slots => slots(book, loaded),
+        Part::Sources(family) => sources(book, loaded, family),
+        Part::Services(family) => services(book, loaded, family),
+        Part::Vips(family) => vips(book, loaded, family),
+        Part::Config => config(book, loaded),
+        Part::Plan => Vec::new(),
+    };
+    found.extend(loaded.strays.iter().map(|stray| Found {
+        finding: Finding {
+            kind: FindingKind::Foreign,
+            table: stray.table.to_owned(),
+            entry: format!("key {}", stray.key.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ")),
+            service: None,
+            difference: String::new(),
+        },
+        repair: Repair::Stray(stray.clone()),
+    }));
+    found
+}
+
+/// The name of a service port as a user knows it.
+fn owner(book: &Book, id: u32) -> Option<String> {
+    book.services.get(&id).map(|service| service.key.to_string())
+}
+
+struct Place<'a> {
+    table: &'a str,
+    name: String,
+    service: Option<String>,
+}
+
+impl Place<'_> {
+    fn found(self, kind: FindingKind, difference: String, repair: Op) -> Found {
+        let Self { table, name: entry, service } = self;
+        Found {
+            finding: Finding { kind, table: table.to_owned(), entry, service, difference },
+            repair: Repair::Write(repair),
+        }
+    }
+}
+
+fn names(book: &Book, loaded: &Loaded) -> Vec<Found> {
+    let there: BTreeMap<u32, abi::ServiceName> = loaded.names.iter().copied().collect();
+    let entry = |id: u32| Place { table: map_name::NAMES, name: format!("id {id}"), service: owner(book, id) };
+    let booked = book.services.iter().filter_map(|(id, service)| Some((*id, service.name?)));
+    let mut found: Vec<Found> = booked
+        .filter_map(|(id, name)| {
+            let write = Op::WriteName { id, name };
+            match there.get(&id) {
+                None => Some(entry(id).found(FindingKind::Missing, String::new(), write)),
+                Some(other) if *other != name => Some(entry(id).found(
+                    FindingKind::Edited,
+                    difference(&name_fields(&name), &name_fields(other)),
+                    write,
+                )),
+                Some(_) => None,
+            }
+        })
+        .collect();
+    let foreign = there.keys().filter(|id| book.services.get(id).is_none_or(|service| service.name.is_none()));
+    found
+        .extend(foreign.map(|id| entry(*id).found(FindingKind::Foreign, String::new(), Op::ForgetService { id: *id })));
+    found
+}
+
+fn backends(book: &Book, loaded: &Loaded, family: Family, of_family: impl Fn(&BackendId) -> bool) -> Vec<Found> {
+    let there: BTreeMap<BackendId, BackendRecord> = loaded.backends.iter().copied().collect();
+    let table = by_family(family, map_name::BACKENDS4, map_name::BACKENDS6);
+    let entry = |id: BackendId, record: Option<&BackendRecord>| Place {
+        table,
+        name: record.map_or_else(|| format!("id {}", id.id), |record| format!("id {} ({})", id.id, record.address)),
+        service: record.and_then(|record| owner(book, record.service)),
+    };
+    let kind = |other: Option<&BackendRecord>| other.map_or(FindingKind::Missing, |_| FindingKind::Edited);
+    let differs = |wanted: &BackendRecord, other: Option<&BackendRecord>| {
+        other.map_or_else(String::new, |other| difference(&backend_fields(wanted), &backend_fields(other)))
+    };
+    let mut found = Vec::new();
+    for (id, record) in book.backends.iter().filter(|(id, _)| of_family(id)) {
+        let other = there.get(id);
+        if other != Some(record) {
+            let write = Op::WriteBackend { id: *id, record: *record };
+            found.push(entry(*id, Some(record)).found(kind(other), differs(record, other), write));
+        }
+    }
+    for (id, generation) in book.generations.iter().filter(|(id, _)| of_family(id)) {
+        let (free, other) = (records::free(family, *generation), there.get(id));
+        if other != Some(&free) {
+            let write = Op::FreeBackend { id: *id, generation: *generation };
+            found.push(entry(*id, None).found(kind(other), differs(&free, other), write));
+        }
+    }
+    let booked = |id: &BackendId| book.backends.contains_key(id) || book.generations.contains_key(id);
+    for (id, record) in there.iter().filter(|(id, _)| !booked(id)) {
+        let free = Op::FreeBackend { id: *id, generation: record.generation };
+        let Found { finding, .. } = entry(*id, Some(record)).found(FindingKind::Foreign, String::new(), free.clone());
+        found.push(Found { finding, repair: Repair::Free(free) });
+    }
+    found
+}
+
+fn slots(book: &Book, loaded: &Loaded) -> Vec<Found> {
+    let mut found = Vec::new();
+    for (range, there) in &loaded.slots {
+        let Some(wanted) = book.ranges.get(&range.base) else { continue };
+        for ((index, wanted), other) in
+            (range.base..).zip(wanted).zip(there).filter(|((_, wanted), other)| wanted != other)
+        {
+            let kind = match other {
+                empty if *empty == abi::Slot::default() => FindingKind::Missing,
+                // Another range's slot: a reader takes it for half an update.
+                other if (other.service, other.generation) != (wanted.service, wanted.generation) => FindingKind::Torn,
+                _ => FindingKind::Edited,
+            };
+            let entry =
+                Place { table: map_name::SLOTS, name: format!("index {index}"), service: owner(book, wanted.service) };
+            let differs = difference(&slot_fields(wanted), &slot_fields(other));
+            found.push(entry.found(kind, differs, Op::WriteSlots { base: index, slots: vec![*wanted] }));
+        }
+    }
+    found
+}
+
+fn sources(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found> {
+    let there: BTreeMap<_, _> = loaded.sources.iter().map(|(id, network, source)| ((*id, *network), *source)).collect();
+    let table = by_family(family, map_name::SOURCES4, map_name::SOURCES6);
+    let entry = |id: u32, network| Place { table, name: format!("{network}"), service: owner(book, id) };
+    let booked = book.services.iter().flat_map(|(id, service)| service.sources.iter().map(|network| (*id, *network)));
+    let mut found = Vec::new();
+    for (id, network) in booked.filter(|(_, network)| Family::of(network.addr()) == family) {
+        let write = Op::WriteSource { id, network };
+        match there.get(&(id, network)) {
+            None => found.push(entry(id, network).found(FindingKind::Missing, String::new(), write)),
+            Some(source) if source.service != id => {
+                let differs = format!("service {}, expected {id}", source.service);
+                found.push(entry(id, network).found(FindingKind::Torn, differs, write));
+            }
+            Some(_) => {}
+        }
+    }
+    for (id, network) in there.keys() {
+        if !book.services.get(id).is_some_and(|service| service.sources.contains(network)) {
+            let remove = Op::RemoveSource { id: *id, network: *network };
+            found.push(entry(*id, *network).found(FindingKind::Foreign, String::new(), remove));
+        }
+    }
+    found
+}
+
+fn services(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found> {
+    let there: BTreeMap<_, _> = loaded.frontends.iter().copied().collect();
+    let table = by_family(family, map_name::SERVICES4, map_name::SERVICES6);
+    let mut found = Vec::new();
+    for (frontend, wanted) in book.frontends.iter().filter(|(frontend, _)| Family::of(frontend.address) == family) {
+        let Some(uses) = book.uses.get(frontend).copied() else { continue };
+        let entry = Place { table, name: frontend.to_string(), service: owner(book, wanted.id) };
+        let write = Op::WriteFrontend { frontend: *frontend, entry: *wanted, uses };
+        match there.get(frontend) {
+            None => found.push(entry.found(FindingKind::Missing, String::new(), write)),
+            Some(other) if other != wanted => {
+                let sealed = frontend.seal(other) == other.seal;
+                let kind = if sealed { FindingKind::Edited } else { FindingKind::Torn };
+                found.push(entry.found(kind, difference(&service_fields(wanted), &service_fields(other)), write));
+            }
+            Some(_) => {}
+        }
+    }
+    for (frontend, other) in there.iter().filter(|(frontend, _)| !book.frontends.contains_key(frontend)) {
+        let entry = Place { table, name: frontend.to_string(), service: owner(book, other.id) };
+        found.push(entry.found(FindingKind::Foreign, String::new(), Op::RemoveFrontend { frontend: *frontend }));
+    }
+    found
+}
+
+fn vips(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found> {
+    let there: BTreeMap<_, _> = loaded.vips.iter().copied().collect();
+    let table = by_family(family, map_name::VIPS4, map_name::VIPS6);
+    let entry = |address| Place { table, name: format!("{address}"), service: None };
+    let mut found = Vec::new();
+    for (address, vip) in book.vips.iter().filter(|(address, _)| Family::of(**address) == family) {
+        let write = Op::WriteVip { address: *address, vip: *vip };
+        match there.get(address) {
+            None => found.push(entry(*address).found(FindingKind::Missing, String::new(), write)),
+            Some(other) if other != vip => {
+                let differs = format!("flags {}, expected {}", other.flags, vip.flags);
+                found.push(entry(*address).found(FindingKind::Edited, differs, write));
+            }
+            Some(_) => {}
+        }
+    }
+    for address in there.keys().filter(|address| !book.vips.contains_key(address)) {
+        found.push(entry(*address).found(FindingKind::Foreign, String::new(), Op::RemoveVip { address: *address }));
+    }
+    found
+}
+
+fn config(book: &Book, loaded: &Loaded) -> Vec<Found> {
+    let (Some(wanted), Some(other)) = (book.config, loaded.config) else { return Vec::new() };
+    if wanted == other {
+        return Vec::new();
+    }
+    let empty = other.abi_version == 0 && other.programmed_ds == 0;
+    let kind = if empty { FindingKind::Missing } else { FindingKind::Edited };
+    let fields = |config: &abi::Config| {
+        vec![
+            ("abi_version", config.abi_version.to_string()),
+            ("programmed_ds", config.programmed_ds.to_string()),
+            ("revision", (u64::from(config.revision_high) << 32 | u64::from(config.revision_low)).to_string()),
+        ]
+    };
+    let revision = u64::from(wanted.revision_high) << 32 | u64::from(wanted.revision_low);
+    let entry = Place { table: map_name::CONFIG, name: "index 0".to_owned(), service: None };
+    let write = Op::WriteConfig { revision, programmed_ds: wanted.programmed_ds };
+    vec![entry.found(kind, difference(&fields(&wanted), &fields(&other)), write)]
+}

@@ -1,0 +1,373 @@
+//! Whatever is done to the tables is found, called by its name, and put right; what is as it should be is left alone.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use lb_common::abi::{self, backend_state};
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    apply::MemoryStore,
+    model::Snapshot,
+    plan::{BackendId, Frontend, NodeFacts, PlanSettings},
+    source::{convert, manifest},
+};
+
+const OBJECTS: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec:
+  type: LoadBalancer
+  clusterIPs: [10.96.0.1, 'fd00::1']
+  externalTrafficPolicy: Local
+  loadBalancerSourceRanges: [192.0.2.0/24, '2001:db8::/32']
+  ports: [{name: http, port: 80, nodePort: 30080}]
+status: {loadBalancer: {ingress: [{ip: 198.51.100.1}, {ip: '2001:db8:1::1'}]}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: db, namespace: shop}
+spec: {clusterIP: 10.96.0.2, ports: [{port: 5432}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-4, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080}]
+endpoints: [{addresses: [10.0.0.1], nodeName: n1}, {addresses: [10.0.0.2], nodeName: n2}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-6, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv6
+ports: [{name: http, port: 8080}]
+endpoints: [{addresses: ['fd01::1'], nodeName: n2}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: db-4, namespace: shop, labels: {kubernetes.io/service-name: db}}
+addressType: IPv4
+ports: [{port: 5432}]
+endpoints: [{addresses: [10.0.0.3]}, {addresses: [10.0.0.4]}]
+";
+
+fn snapshot(text: &str) -> Snapshot {
+    let mut snapshot = Snapshot { revision: 7, ..Snapshot::default() };
+    for object in manifest::parse("test", text).unwrap() {
+        match object {
+            manifest::Object::Service(service) => {
+                let object = convert::service(&service).object.unwrap();
+                snapshot.services.insert(object.name.clone(), Arc::new(object));
+            }
+            manifest::Object::Slice(slice) => {
+                let object = convert::slice(&slice).object.unwrap();
+                snapshot.slices.insert(object.key(), Arc::new(object));
+            }
+            _ => {}
+        }
+    }
+    snapshot
+}
+
+fn at(seconds: u64) -> Monotonic {
+    Monotonic::from_duration(Duration::from_secs(seconds))
+}
+
+fn facts() -> NodeFacts {
+    NodeFacts { addresses: ["192.0.2.9".parse().unwrap()].into(), ..NodeFacts::default() }
+}
+
+/// Tables with a bit of everything: frontends of all kinds, both sets, source ranges, a drain, an id that is free again.
+fn programmed() -> Programmer<MemoryStore> {
+    let settings = PlanSettings { node_name: Some("n1".into()), ..PlanSettings::default() };
+    let mut programmer = Programmer::restore(MemoryStore::roomy(), settings, at(10)).unwrap();
+    programmer.sync(&snapshot(&OBJECTS.replace("[10.0.0.4]", "[10.0.0.9]")), &facts(), at(10));
+    programmer.sync(&snapshot(OBJECTS), &facts(), at(20));
+    while let Some(due) = programmer.next_tick() {
+        programmer.tick(due);
+    }
+    let report = programmer.sync(&snapshot(&OBJECTS.replace("{addresses: [10.0.0.3]}, ", "")), &facts(), at(200));
+    assert_eq!((report.failures.len(), report.refusals.len(), report.backends.draining), (0, 0, 1), "{report:?}");
+    let book = programmer.book();
+    assert!(!book.generations.is_empty() && book.frontends.len() >= 5 && !book.vips.is_empty(), "{book:?}");
+    assert_eq!(book.services.values().map(|service| service.sources.len()).sum::<usize>(), 2);
+    programmer
+}
+
+/// What readers and the next agent go by.
+fn content(programmer: &Programmer<MemoryStore>) -> impl PartialEq + std::fmt::Debug + use<> {
+    let store = programmer.store();
+    let used = store.backends.iter().filter(|(_, record)| record.state != backend_state::FREE);
+    let used: BTreeMap<_, _> = used.map(|(id, record)| (*id, *record)).collect();
+    let live = programmer.book().live_ranges();
+    let slots: Vec<_> =
+        live.flat_map(|(base, slots)| (base..).zip(slots).map(|(i, _)| store.slots.get(&i).copied())).collect();
+    let MemoryStore { names, frontends, sources, vips, programmed, .. } = store.clone();
+    (names, frontends, used, slots, sources, vips, programmed)
+}
+
+/// What is done to one entry, the `n`-th of its table.
+#[derive(Clone, Debug)]
+enum Damage {
+    Delete(Target, usize),
+    Edit(Target, usize),
+    Add(Target, u8),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Target {
+    Names,
+    Backends,
+    Slots,
+    Sources,
+    Services,
+    Vips,
+    Config,
+}
+
+/// `None`: nothing is left.
+fn nth<K: Ord + Clone, V>(map: &BTreeMap<K, V>, n: usize) -> Option<K> {
+    map.keys().nth(n % map.len().max(1)).cloned()
+}
+
+impl Damage {
+    /// The table and the kind that it must be found as; `None`: nothing was done.
+    fn carry_out(&self, programmer: &mut Programmer<MemoryStore>) -> Option<(Target, FindingKind)> {
+        let live: Vec<u32> =
+            programmer.book().live_ranges().flat_map(|(base, slots)| (base..).take(slots.len())).collect();
+        let free: Vec<BackendId> = programmer.book().generations.keys().copied().collect();
+        let store = programmer.store_mut();
+        Some(match self {
+            Self::Delete(target, n) => {
+                match target {
+                    Target::Names => drop(store.names.remove(&nth(&store.names, *n)?)),
+                    Target::Backends => {
+                        store.backends.remove(&nth(&store.backends, *n)?)?;
+                    }
+                    Target::Slots => drop(store.slots.insert(live[n % live.len()], abi::Slot::default())),
+                    Target::Sources => drop(store.sources.remove(&nth(&store.sources, *n)?)),
+                    Target::Services => drop(store.frontends.remove(&nth(&store.frontends, *n)?)),
+                    Target::Vips => drop(store.vips.remove(&nth(&store.vips, *n)?)),
+                    Target::Config => return None,
+                }
+                (*target, FindingKind::Missing)
+            }
+            Self::Edit(target, n) => match target {
+                Target::Names => {
+                    store.names.get_mut(&nth(&store.names, *n)?)?.port ^= 1;
+                    (*target, FindingKind::Edited)
+                }
+                Target::Backends => {
+                    let id = nth(&store.backends, *n)?;
+                    let record = store.backends.get_mut(&id)?;
+                    if n % 2 == 0 || free.contains(&id) {
+                        record.generation += 1;
+                    } else {
+                        record.state ^= 3;
+                    }
+                    (*target, FindingKind::Edited)
+                }
+                Target::Slots => {
+                    let slot = store.slots.get_mut(&live[n % live.len()])?;
+                    if n % 2 == 0 {
+                        slot.generation += 1;
+                        (*target, FindingKind::Torn)
+                    } else {
+                        slot.backend += 1;
+                        (*target, FindingKind::Edited)
+                    }
+                }
+                Target::Sources => {
+                    store.sources.get_mut(&nth(&store.sources, *n)?)?.service += 1;
+                    (*target, FindingKind::Torn)
+                }
+                Target::Services => {
+                    let frontend = nth(&store.frontends, *n)?;
+                    let entry = store.frontends.get_mut(&frontend)?;
+                    entry.slot_count += 1;
+                    if n % 2 == 0 {
+                        return Some((*target, FindingKind::Torn));
+                    }
+                    entry.seal = frontend.seal(entry);
+                    (*target, FindingKind::Edited)
+                }
+                Target::Vips => {
+                    store.vips.get_mut(&nth(&store.vips, *n)?)?.flags ^= 2;
+                    (*target, FindingKind::Edited)
+                }
+                Target::Config => {
+                    store.programmed.as_mut()?.0 += 1;
+                    (*target, FindingKind::Edited)
+                }
+            },
+            Self::Add(target, n) => {
+                match target {
+                    Target::Names => {
+                        let name = *store.names.values().next()?;
+                        store.names.insert(500 + u32::from(*n), name);
+                    }
+                    Target::Backends => {
+                        let record = *store.backends.values().next()?;
+                        let id = BackendId { family: Family::V4, id: 500 + u32::from(*n) };
+                        store.backends.insert(id, record);
+                    }
+                    Target::Sources => {
+                        let network = format!("203.0.113.{n}/32").parse().unwrap();
+                        store.sources.insert((1, network), abi::Source { service: 1 });
+                    }
+                    Target::Services => {
+                        let (frontend, entry) = store.frontends.iter().next().map(|(key, entry)| (*key, *entry))?;
+                        store.frontends.insert(Frontend { port: 9000 + u16::from(*n), ..frontend }, entry);
+                    }
+                    Target::Vips => {
+                        store.vips.insert([203, 0, 113, *n].into(), abi::Vip { flags: 1 });
+                    }
+                    Target::Slots | Target::Config => return None,
+                }
+                (*target, FindingKind::Foreign)
+            }
+        })
+    }
+}
+
+fn table_of(finding: &Finding) -> Target {
+    match finding.table.as_str() {
+        "names" => Target::Names,
+        "backends4" | "backends6" => Target::Backends,
+        "slots" => Target::Slots,
+        "sources4" | "sources6" => Target::Sources,
+        "services4" | "services6" => Target::Services,
+        "vips4" | "vips6" => Target::Vips,
+        "config" => Target::Config,
+        other => panic!("{other} was not touched"),
+    }
+}
+
+fn damage() -> impl Strategy<Value = Damage> {
+    let target = prop::sample::select(vec![
+        Target::Names,
+        Target::Backends,
+        Target::Slots,
+        Target::Sources,
+        Target::Services,
+        Target::Vips,
+        Target::Config,
+    ]);
+    prop_oneof![
+        (target.clone(), any::<usize>()).prop_map(|(target, n)| Damage::Delete(target, n)),
+        (target.clone(), any::<usize>()).prop_map(|(target, n)| Damage::Edit(target, n)),
+        (target, any::<u8>()).prop_map(|(target, n)| Damage::Add(target, n)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn one_damage_is_one_finding_of_its_kind(damage in damage()) {
+        let mut programmer = programmed();
+        let before = content(&programmer);
+        let Some((target, kind)) = damage.carry_out(&mut programmer) else { return Ok(()) };
+        let seen = programmer.audit(true, at(201));
+        prop_assert_eq!(seen.findings.iter().map(|finding| (table_of(finding), finding.kind)).collect::<Vec<_>>(), [(target, kind)]);
+        let report = programmer.audit(false, at(201));
+        prop_assert_eq!((&report.findings, report.repaired), (&seen.findings, 1));
+        prop_assert_eq!(content(&programmer), before);
+    }
+
+    #[test]
+    fn whatever_is_done_is_put_right(damages in prop::collection::vec(damage(), 1..30)) {
+        let mut programmer = programmed();
+        let before = content(&programmer);
+        for damage in &damages {
+            damage.carry_out(&mut programmer);
+        }
+        let report = programmer.audit(false, at(201));
+        prop_assert_eq!((report.failures.len(), report.repaired), (0, report.findings.len()));
+        prop_assert_eq!(content(&programmer), before);
+        prop_assert_eq!(programmer.audit(false, at(201)).findings, []);
+    }
+}
+
+#[test]
+fn what_is_right_is_left_alone_also_while_it_drains_and_after_a_restart() {
+    let mut programmer = programmed();
+    let writes = programmer.store().log.len();
+    let report = programmer.audit(false, at(201));
+    assert!(report.findings.is_empty() && report.failures.is_empty() && report.checked > 20, "{report:?}");
+    assert_eq!(programmer.store().log.len(), writes, "nothing was written");
+    // The drain goes on to its end.
+    for seconds in 202..240 {
+        programmer.tick(at(seconds));
+        let report = programmer.audit(false, at(seconds));
+        assert_eq!(report.findings, [], "at {seconds} s");
+    }
+    assert_eq!(programmer.book().count_in(backend_state::DRAINING), 0);
+    let settings = PlanSettings { node_name: Some("n1".into()), ..PlanSettings::default() };
+    let mut restarted = Programmer::restore(programmer.into_store(), settings, at(300)).unwrap();
+    assert_eq!(restarted.audit(false, at(300)), AuditReport::default(), "without a snapshot nothing is judged");
+    restarted.sync(&snapshot(&OBJECTS.replace("{addresses: [10.0.0.3]}, ", "")), &facts(), at(301));
+    assert_eq!(restarted.audit(false, at(301)).findings, []);
+}
+
+#[test]
+fn a_finding_speaks_of_the_service() {
+    let mut programmer = programmed();
+    let frontend = Frontend { address: "10.96.0.1".parse().unwrap(), port: 80, protocol: crate::model::Protocol::Tcp };
+    programmer.store_mut().frontends.get_mut(&frontend).unwrap().affinity_timeout_s = 5;
+    let report = programmer.audit(true, at(201));
+    assert_eq!(
+        report.findings[0].to_string(),
+        "services4 10.96.0.1:80/TCP: edited (Service shop/web:80/TCP), affinity_timeout_s 5, expected 0"
+    );
+    assert_eq!(report.counts(), BTreeMap::from([(("services4", FindingKind::Edited), 1)]));
+}
+
+#[test]
+fn a_repair_that_fails_is_told_and_comes_with_the_next_audit() {
+    let mut programmer = programmed();
+    programmer.store_mut().names.clear();
+    programmer.store_mut().failures = vec![0];
+    let report = programmer.audit(false, at(201));
+    assert_eq!((report.findings.len(), report.repaired, report.failures.len()), (2, 1, 1), "{report:?}");
+    assert_eq!(programmer.audit(false, at(202)).repaired, 1);
+}
+
+/// An id that somebody else used must not be given out with a generation that a flow of his may hold.
+#[test]
+fn a_foreign_backend_s_generation_is_not_used_again() {
+    let mut programmer = programmed();
+    let id = programmer.book().free_backends(Family::V4).find(|(_, generation)| *generation == 1).unwrap().0;
+    let record = *programmer.store().backends.values().next().unwrap();
+    programmer.store_mut().backends.insert(id, crate::plan::BackendRecord { generation: 1, ..record });
+    programmer.audit(false, at(201));
+    assert_eq!(programmer.book().free_backends(Family::V4).find(|(free, _)| *free == id), Some((id, 2)));
+}
+
+#[test]
+fn tables_are_told_from_broken_ones_without_an_agent() {
+    let load = |store: &MemoryStore| {
+        let mut loaded = store.load().unwrap();
+        let ranges = loaded.ranges(store.capacities().slots);
+        loaded.slots = ranges.iter().copied().zip(store.slots(&ranges).unwrap()).collect();
+        inspect(&loaded)
+    };
+    let whole = programmed().into_store();
+    assert_eq!(load(&whole), []);
+    let mut torn = whole.clone();
+    torn.frontends.values_mut().next().unwrap().slot_count += 1;
+    assert_eq!(load(&torn).iter().map(|finding| finding.kind).collect::<Vec<_>>(), [FindingKind::Torn]);
+    let mut unnamed = whole.clone();
+    unnamed.names.clear();
+    assert!(load(&unnamed).iter().all(|finding| finding.table == "names" || finding.table.starts_with("sources")));
+    let mut strange = whole.clone();
+    for record in strange.backends.values_mut() {
+        record.generation += 1;
+    }
+    let found = load(&strange);
+    assert!(
+        !found.is_empty() && found.iter().all(|f| f.table == "slots" && f.kind == FindingKind::Edited),
+        "{found:?}"
+    );
+}
