@@ -1,222 +1,28 @@
 //! Scenario files: objects and commands in, tables out; each is run in several ways that must all end alike.
 //!
 //! A file in `tests/scenarios/` holds sections, each headed by `-- COMMAND --`:
-//! `apply` (YAML, each document an event), `delete` (`Service NS/NAME` lines, each an event), `advance SECONDS`, `restart`,
-//! `flows ADDRESS` (a flow refers to the backends at this address; without an address: none does any more), `full NAME N` and `node NAME`
-//! (settings, at the head only), `tables` and `refusals` (what must hold now). Events between two other commands may come in
-//! any order.
+//! * at the head only, settings: `node NAME`, `nodeport-addresses all|primary|NETWORKS`, `external-ips on`,
+//!   `service-proxy-name NAME`, `full MAP N`
+//! * events, in any order between two other commands: `apply` (YAML, each document an event), `delete` (lines
+//!   `Service NS/NAME`, `EndpointSlice NS/NAME` or `Node`)
+//! * `addresses ADDRESS…` (of the node's links), `reserve ADDRESS PORT` (the node itself listens there), `advance SECONDS`,
+//!   `restart`, `flows ADDRESS` (a flow refers to the backends at this address; without an address: none does any more)
+//! * what must hold now: `tables`, `refusals`, `health` (health-check node ports and their local endpoints)
 
-use std::{collections::BTreeMap, fs, path::Path, sync::Arc, time::Duration};
+use std::{fs, path::Path};
 
 use lb_userspace::{
-    apply::{MemoryStore, Programmer, Report},
-    model::{Monotonic, Node, ObjectName, Refusal, Service, Slice, Snapshot},
-    plan::{Capacities, NodeFacts, PlanSettings},
-    source::{
-        convert,
-        manifest::{self, Object},
-    },
+    plan::{Capacities, NodePortAddresses, PlanSettings},
+    source::manifest,
 };
 
-/// How the events between two commands are brought in.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Way {
-    /// One after the other, as they stand.
-    Forward,
-    /// The last one first.
-    Backward,
-    /// All in one snapshot.
-    AtOnce,
-    /// One after the other, with a restart of the agent after each.
-    Restarting,
-    /// One after the other, where the n-th write after each failure fails.
-    Failing(usize),
-}
+#[path = "scenarios/world.rs"]
+mod world;
 
-const WAYS: [Way; 8] = [
-    Way::Forward,
-    Way::Backward,
-    Way::AtOnce,
-    Way::Restarting,
-    Way::Failing(0),
-    Way::Failing(1),
-    Way::Failing(2),
-    Way::Failing(5),
-];
+use world::{Event, WAYS, Way, World};
 
-#[derive(Clone, Debug)]
-enum Event {
-    Apply(Object),
-    Delete(String),
-}
-
-struct World {
-    way: Way,
-    settings: PlanSettings,
-    /// Taken only within a restart.
-    programmer: Option<Programmer<MemoryStore>>,
-    now: Monotonic,
-    revision: u64,
-    services: BTreeMap<ObjectName, Arc<Service>>,
-    slices: BTreeMap<ObjectName, Arc<Slice>>,
-    node: Option<Arc<Node>>,
-    converted: BTreeMap<String, Vec<Refusal>>,
-    report: Report,
-}
-
-impl World {
-    fn new(way: Way, capacities: Option<Capacities>, node_name: Option<String>) -> Self {
-        let settings =
-            PlanSettings { node_name, retry_min: Duration::ZERO, retry_max: Duration::ZERO, ..PlanSettings::default() };
-        let mut store = capacities.map_or_else(MemoryStore::roomy, MemoryStore::new);
-        store.check_each_write = true;
-        let now = Monotonic::default();
-        let programmer = Programmer::restore(store, settings.clone(), now).expect("memory can be read");
-        Self {
-            way,
-            settings,
-            programmer: Some(programmer),
-            now,
-            revision: 0,
-            services: BTreeMap::new(),
-            slices: BTreeMap::new(),
-            node: None,
-            converted: BTreeMap::new(),
-            report: Report::default(),
-        }
-    }
-
-    fn programmer(&mut self) -> &mut Programmer<MemoryStore> {
-        self.programmer.as_mut().expect("it is only taken within a restart")
-    }
-
-    fn store(&mut self) -> &mut MemoryStore {
-        self.programmer().store_mut()
-    }
-
-    fn events(&mut self, mut events: Vec<Event>) {
-        if self.way == Way::Backward {
-            events.reverse();
-        }
-        let count = events.len();
-        for (index, event) in events.into_iter().enumerate() {
-            self.take(event);
-            if self.way != Way::AtOnce || index + 1 == count {
-                self.sync();
-            }
-            if self.way == Way::Restarting {
-                self.restart();
-            }
-        }
-    }
-
-    fn take(&mut self, event: Event) {
-        match event {
-            Event::Apply(Object::Service(service)) => {
-                let name = convert::object_name(&service.metadata);
-                let converted = convert::service(&service);
-                self.services.remove(&name);
-                self.converted.insert(format!("Service {name}"), converted.refusals);
-                self.services.extend(converted.object.map(|object| (name, Arc::new(object))));
-            }
-            Event::Apply(Object::Slice(slice)) => {
-                let name = convert::object_name(&slice.metadata);
-                let converted = convert::slice(&slice);
-                self.slices.remove(&name);
-                self.converted.insert(format!("EndpointSlice {name}"), converted.refusals);
-                self.slices.extend(converted.object.map(|object| (name, Arc::new(object))));
-            }
-            Event::Apply(Object::Node(node)) => {
-                let converted = convert::node(&node);
-                self.converted.insert("Node".into(), converted.refusals);
-                self.node = converted.object.map(Arc::new);
-            }
-            Event::Apply(Object::Other(what)) => panic!("{what} in a scenario"),
-            Event::Delete(what) => {
-                self.converted.remove(&what);
-                let (kind, name) = what.split_once(' ').expect("a kind and a name");
-                let (namespace, name) = name.split_once('/').expect("a namespace and a name");
-                let name = ObjectName::new(namespace, name);
-                let known = match kind {
-                    "Service" => self.services.remove(&name).is_some(),
-                    _ => self.slices.remove(&name).is_some(),
-                };
-                assert!(known, "{what} is not there");
-            }
-        }
-    }
-
-    fn sync(&mut self) {
-        if let Way::Failing(after) = self.way {
-            self.store().failures = vec![after; 3];
-        }
-        self.revision += 1;
-        let snapshot = Snapshot {
-            revision: self.revision,
-            services: self.services.iter().map(|(name, service)| (name.clone(), Arc::clone(service))).collect(),
-            slices: self.slices.values().map(|slice| (slice.key(), Arc::clone(slice))).collect(),
-            node: self.node.clone(),
-        };
-        let now = self.now;
-        self.report = self.programmer().sync(&snapshot, &NodeFacts::default(), now);
-        self.settle();
-    }
-
-    /// Ticks as the agent would, until nothing is due at this moment.
-    fn settle(&mut self) {
-        for _ in 0..100 {
-            let now = self.now;
-            let programmer = self.programmer();
-            if programmer.next_tick().is_none_or(|at| at > now) {
-                break;
-            }
-            let report = programmer.tick(now);
-            let stuck = report == self.report && report.failures.is_empty() && report.writes == 0;
-            self.report = report;
-            if stuck {
-                break;
-            }
-        }
-        assert_eq!(self.report.failures, Vec::<String>::new(), "failures that no retry overcame");
-        self.store().failures.clear();
-    }
-
-    fn advance(&mut self, seconds: u64) {
-        // Second by second, as ticks come.
-        for _ in 0..seconds {
-            self.now = self.now + Duration::from_secs(1);
-            self.settle();
-        }
-    }
-
-    fn restart(&mut self) {
-        let store = self.programmer.take().expect("it is only taken here").into_store();
-        let before = store.dump();
-        let restored = Programmer::restore(store, self.settings.clone(), self.now).expect("memory can be read");
-        assert_eq!(restored.store().dump(), before, "a start alone changes nothing");
-        self.programmer = Some(restored);
-        let writes_before = self.store().log.len();
-        self.sync();
-        let store = self.store();
-        let new: Vec<String> = store.log[writes_before..].iter().map(ToString::to_string).collect();
-        let notes = |op: &&String| !op.starts_with("note revision") && !op.starts_with("forget");
-        let new: Vec<&String> = new.iter().filter(notes).collect();
-        assert!(new.is_empty(), "a restart with nothing new wrote {new:?}");
-    }
-
-    fn refer(&mut self, address: &str) {
-        let store = self.store();
-        store.flows.clear();
-        let at = store.backends.iter().filter(|(_, record)| record.address.ip().to_string() == address);
-        let ids: Vec<_> = at.map(|(id, _)| *id).collect();
-        store.flows.extend(ids);
-    }
-
-    fn refusals(&self) -> String {
-        let all = self.converted.values().flatten().chain(&self.report.refusals);
-        all.map(ToString::to_string).collect::<Vec<_>>().join("\n")
-    }
-}
+/// Sections that say what must hold.
+const CHECKS: [&str; 3] = ["-- tables --", "-- refusals --", "-- health --"];
 
 /// Sections: command, body, line.
 fn sections(text: &str) -> Vec<(String, String, usize)> {
@@ -238,7 +44,15 @@ fn run(path: &Path, way: Way) {
     let text = fs::read_to_string(path).expect("a readable scenario");
     let all = sections(&text);
     let head = |wanted: &str| all.iter().find_map(|(command, ..)| command.strip_prefix(wanted));
-    let mut world = World::new(way, head("full ").map(capacities), head("node ").map(str::to_owned));
+    let settings = PlanSettings {
+        node_name: head("node ").map(str::to_owned),
+        nodeport_addresses: head("nodeport-addresses ").map(nodeport_addresses).unwrap_or_default(),
+        external_ips: head("external-ips ") == Some("on"),
+        service_proxy_name: head("service-proxy-name ").map(str::to_owned),
+        ..PlanSettings::default()
+    };
+    let mut world = World::new(way, head("full ").map(capacities), settings);
+    let mut found = Vec::new();
     let mut events = Vec::new();
     for (command, body, line) in &all {
         let place = format!("{}:{line} {way:?}", path.display());
@@ -251,22 +65,62 @@ fn run(path: &Path, way: Way) {
             _ => world.events(std::mem::take(&mut events)),
         }
         match verb {
-            "apply" | "delete" | "node" | "full" => {}
+            "apply" | "delete" | "node" | "full" | "nodeport-addresses" | "external-ips" | "service-proxy-name" => {}
+            "addresses" => world.address(argument),
+            "reserve" => world.reserve(argument),
             "advance" => world.advance(argument.parse().expect("seconds")),
             "restart" => world.restart(),
             "flows" => world.refer(argument),
-            "tables" => {
-                let dump = world.store().dump();
-                assert_eq!(dump.trim(), body.trim(), "{place}\nthe tables are\n{dump}");
-            }
-            "refusals" => {
-                let refusals = world.refusals();
-                assert_eq!(refusals.trim(), body.trim(), "{place}\nrefused is\n{refusals}");
-            }
+            "tables" => check(&place, body, &world.store().dump(), &mut found),
+            "refusals" => check(&place, body, &world.refusals(), &mut found),
+            "health" => check(&place, body, &world.health(), &mut found),
             other => panic!("{place}: unknown command {other:?}"),
         }
     }
     assert!(events.is_empty(), "{}: events after the last check", path.display());
+    if is_blessing() && way == Way::Forward {
+        fs::write(path, bless(&text, &found)).expect("a scenario that can be written");
+    }
+}
+
+/// What must hold now.
+fn check(place: &str, wanted: &str, is: &str, found: &mut Vec<String>) {
+    if is_blessing() {
+        found.push(is.trim().to_owned());
+    } else {
+        assert_eq!(is.trim(), wanted.trim(), "{place}\nit is\n{is}");
+    }
+}
+
+/// With `BALLAST_BLESS` set, what holds is what must: the files are written anew, for a look at the difference.
+fn is_blessing() -> bool {
+    std::env::var_os("BALLAST_BLESS").is_some()
+}
+
+fn bless(text: &str, found: &[String]) -> String {
+    let mut found = found.iter();
+    let (mut lines, mut skips) = (Vec::new(), false);
+    for line in text.lines() {
+        let is_command = line.starts_with("-- ");
+        skips &= !is_command;
+        if !skips || line.starts_with("# ") {
+            lines.push(line);
+        }
+        if is_command && CHECKS.contains(&line) {
+            lines.extend(found.next().into_iter().flat_map(|body| body.lines()));
+            skips = true;
+        }
+    }
+    lines.join("\n") + "\n"
+}
+
+/// `all`, `primary` or networks, as the option has it.
+fn nodeport_addresses(argument: &str) -> NodePortAddresses {
+    match argument {
+        "all" => NodePortAddresses::All,
+        "primary" => NodePortAddresses::Primary,
+        networks => NodePortAddresses::Cidrs(networks.split(',').map(|n| n.parse().expect("a network")).collect()),
+    }
 }
 
 /// `MAP N`: that map holds N elements, all others plenty.
@@ -289,7 +143,8 @@ fn capacities(argument: &str) -> Capacities {
 #[test]
 fn every_scenario_ends_alike_whatever_the_way() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios");
-    let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut paths: Vec<std::path::PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|end| end == "txt"));
     paths.sort();
     assert!(paths.len() >= 10, "scenarios are missing");
     for path in paths {

@@ -1,8 +1,12 @@
 //! Tables in memory as text, and the look of a reader at them.
 
-use std::{fmt::Write, net::SocketAddr};
+use std::{
+    fmt::Write,
+    net::{IpAddr, SocketAddr},
+    ops::Range as StdRange,
+};
 
-use lb_common::abi::{self, backend_flags, backend_state};
+use lb_common::abi::{self, backend_flags, backend_state, frontend_kind, service_flags, vip_flags};
 
 use super::MemoryStore;
 use crate::{
@@ -12,42 +16,67 @@ use crate::{
 };
 
 impl MemoryStore {
-    /// What the tables hold, without ids: one line for each frontend, then one for each backend that is in use. Tables that
-    /// serve alike read alike, however they came about.
+    /// What the tables hold, without ids: a line for each frontend, each network that a service admits, each virtual address,
+    /// and each backend that is in use. Tables that serve alike read alike, however they came about.
     pub fn dump(&self) -> String {
-        let mut lines: Vec<String> =
-            self.frontends.iter().map(|(frontend, entry)| self.frontend(*frontend, entry)).collect();
-        lines.sort();
-        let used = self.backends.iter().filter(|(_, record)| record.state != backend_state::FREE);
-        let mut backends: Vec<String> = used.map(|(_, record)| self.backend(record)).collect();
-        backends.sort();
-        lines.extend(backends);
-        lines.into_iter().fold(String::new(), |mut text, line| {
-            let _ = writeln!(text, "{line}");
-            text
-        })
+        let frontends = self.frontends.iter().map(|(frontend, entry)| self.frontend(*frontend, entry));
+        let sources = self.sources.iter().map(|((id, network), _)| format!("source {} {network}", self.name(*id)));
+        let vips = self.vips.iter().map(|(address, vip)| described(*address, *vip));
+        let used = self.backends.values().filter(|record| record.state != backend_state::FREE);
+        let backends = used.map(|record| self.backend(record));
+        let groups: [Vec<String>; 4] = [frontends.collect(), sources.collect(), vips.collect(), backends.collect()];
+        let mut text = String::new();
+        for mut group in groups {
+            group.sort();
+            for line in group {
+                let _ = writeln!(text, "{line}");
+            }
+        }
+        text
     }
 
+    /// Kind, service port and what else its entry says; then the set for clients inside, and after `|` the one for those outside
+    /// where it may be another one.
     fn frontend(&self, frontend: Frontend, entry: &abi::Service) -> String {
-        let mut text = format!("frontend {frontend} {}", self.name(entry.id));
+        let has = |flag| entry.flags & flag != 0;
+        let kind = match entry.kind {
+            frontend_kind::EXTERNAL_IP => "external",
+            frontend_kind::LOAD_BALANCER => "balancer",
+            frontend_kind::NODE_PORT => "node-port",
+            _ => "cluster",
+        };
+        let mut text = format!("frontend {frontend} {kind} {}", self.name(entry.id));
         if entry.affinity_timeout_s > 0 {
             let _ = write!(text, " affinity {}s", entry.affinity_timeout_s);
         }
-        let family = Family::of(frontend.address);
-        let mut targets: Vec<SocketAddr> = (entry.slot_base..entry.slot_base + entry.slot_count)
-            .filter_map(|index| self.slots.get(&index))
-            .filter_map(|slot| self.backends.get(&BackendId { family, id: slot.backend }))
-            .map(|record| record.address)
-            .collect();
-        targets.sort();
-        text.push_str(" ->");
-        for target in &targets {
-            let _ = write!(text, " {target}");
+        for (flag, word) in [
+            (service_flags::OUTSIDE_LOCAL, "local"),
+            (service_flags::SOURCE_RANGES, "sources"),
+            (service_flags::NODE_ALLOWED, "node-allowed"),
+        ] {
+            text.push_str(if has(flag) { " " } else { "" });
+            text.push_str(if has(flag) { word } else { "" });
         }
-        if targets.is_empty() {
-            text.push_str(" nothing");
+        let family = Family::of(frontend.address);
+        let inside = self.targets(family, inside(entry), has(service_flags::DROP_IF_EMPTY));
+        let outside = self.targets(family, outside(entry), has(service_flags::DROP_OUTSIDE_IF_EMPTY));
+        let _ = write!(text, " ->{inside}");
+        if entry.kind != frontend_kind::CLUSTER_IP || outside != inside {
+            let _ = write!(text, " |{outside}");
         }
         text
+    }
+
+    fn targets(&self, family: Family, range: StdRange<u32>, drops: bool) -> String {
+        let slots = range.filter_map(|index| self.slots.get(&index));
+        let records = slots.filter_map(|slot| self.backends.get(&BackendId { family, id: slot.backend }));
+        let mut targets: Vec<SocketAddr> = records.map(|record| record.address).collect();
+        targets.sort();
+        match (targets.is_empty(), drops) {
+            (true, true) => " dropped".to_owned(),
+            (true, false) => " refused".to_owned(),
+            (false, _) => targets.iter().map(|target| format!(" {target}")).collect(),
+        }
     }
 
     fn backend(&self, record: &BackendRecord) -> String {
@@ -91,7 +120,7 @@ impl MemoryStore {
     }
 
     fn problems_of_old(&self, frontend: Frontend, entry: &abi::Service) -> Vec<String> {
-        let slots = (entry.slot_base..entry.slot_base + entry.slot_count).filter_map(|index| self.slots.get(&index));
+        let slots = inside(entry).chain(outside(entry)).filter_map(|index| self.slots.get(&index));
         let own = slots.filter(|slot| slot.service == entry.id && slot.generation == entry.generation);
         let taken = own.filter_map(|slot| {
             let record = self.backends.get(&BackendId { family: Family::of(frontend.address), id: slot.backend })?;
@@ -112,7 +141,10 @@ impl MemoryStore {
         if !self.names.contains_key(&entry.id) {
             problems.push(format!("{frontend}: service port {} has no name", entry.id));
         }
-        for index in entry.slot_base..entry.slot_base + entry.slot_count {
+        if entry.flags & service_flags::SOURCE_RANGES == 0 && entry.flags & service_flags::NODE_ALLOWED != 0 {
+            problems.push(format!("{frontend}: the node is allowed where everybody is"));
+        }
+        for index in inside(entry).chain(outside(entry)) {
             let Some(slot) = self.slots.get(&index) else {
                 problems.push(format!("{frontend}: slot {index} was never written"));
                 continue;
@@ -128,4 +160,22 @@ impl MemoryStore {
         }
         problems
     }
+}
+
+/// The slots for clients inside.
+fn inside(entry: &abi::Service) -> StdRange<u32> {
+    entry.slot_base..entry.slot_base + entry.slot_count
+}
+
+/// The slots for clients outside.
+fn outside(entry: &abi::Service) -> StdRange<u32> {
+    entry.outside_base..entry.outside_base + entry.outside_count
+}
+
+fn described(address: IpAddr, vip: abi::Vip) -> String {
+    let mut text = format!("vip {address}");
+    for (flag, word) in [(vip_flags::REFUSE_UNSERVED, " refuses"), (vip_flags::ECHO, " echoes")] {
+        text.push_str(if vip.flags & flag == 0 { "" } else { word });
+    }
+    text
 }
