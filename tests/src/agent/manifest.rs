@@ -95,6 +95,40 @@ impl Endpoint {
     }
 }
 
+/// What a service is reached by besides its cluster IPs.
+#[derive(Clone, Debug, Default)]
+pub struct External {
+    pub external_ips: Vec<IpAddr>,
+    /// Ingress addresses of its load balancer.
+    pub load_balancer_ips: Vec<IpAddr>,
+    /// In the order of the service's ports; fewer: the rest has none.
+    pub node_ports: Vec<u16>,
+    /// `loadBalancerSourceRanges`.
+    pub source_ranges: Vec<String>,
+}
+
+impl External {
+    fn write(&self, service: &mut Value) {
+        let spec = &mut service["spec"];
+        for (index, port) in self.node_ports.iter().enumerate() {
+            spec["ports"][index]["nodePort"] = json!(port);
+        }
+        if !self.external_ips.is_empty() {
+            spec["externalIPs"] = json!(self.external_ips);
+        }
+        if !self.source_ranges.is_empty() {
+            spec["loadBalancerSourceRanges"] = json!(self.source_ranges);
+        }
+        if !self.load_balancer_ips.is_empty() {
+            spec["type"] = json!("LoadBalancer");
+            let ingress: Vec<Value> = self.load_balancer_ips.iter().map(|ip| json!({"ip": ip})).collect();
+            service["status"] = json!({"loadBalancer": {"ingress": ingress}});
+        } else if !self.node_ports.is_empty() {
+            spec["type"] = json!("NodePort");
+        }
+    }
+}
+
 /// A service with its cluster IPs, ports and endpoints.
 #[derive(Clone, Debug)]
 pub struct Service {
@@ -102,6 +136,7 @@ pub struct Service {
     pub cluster_ips: Addresses,
     pub ports: Vec<Port>,
     pub endpoints: Vec<Endpoint>,
+    pub external: External,
 }
 
 impl Service {
@@ -123,7 +158,14 @@ impl Service {
                 Port { name: "dns", protocol: Protocol::Udp, port: 53, target: 5353 },
             ],
             endpoints,
+            external: External::default(),
         }
+    }
+
+    /// The same service, reached by more.
+    #[must_use]
+    pub fn with(self, external: External) -> Self {
+        Self { external, ..self }
     }
 
     /// The frontends of one protocol, one of each family.
@@ -144,6 +186,7 @@ impl Service {
             "metadata": {"name": self.name, "namespace": "test"},
             "spec": {"clusterIP": v4, "clusterIPs": [v4, v6], "ipFamilies": ["IPv4", "IPv6"], "ports": ports},
         })];
+        self.external.write(&mut documents[0]);
         for (family, suffix) in [("IPv4", "4"), ("IPv6", "6")] {
             let ports: Vec<Value> = self
                 .ports

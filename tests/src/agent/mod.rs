@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-pub use manifest::{Endpoint, Manifest, Port, Protocol, Service};
+pub use manifest::{Endpoint, External, Manifest, Port, Protocol, Service};
 
 use crate::peers::eventually;
 use crate::topology::{Node, Place};
