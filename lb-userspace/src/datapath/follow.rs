@@ -129,6 +129,13 @@ impl Datapath {
             // Each attachment waits for an RCU grace period: let others run in between.
             tokio::task::yield_now().await;
         }
+        let addresses = net.reachable();
+        if work >= Due::Round {
+            self.addresses = addresses;
+        } else {
+            // One that a lease takes away for a moment ends no node port's flows; what is gone for good is seen in the round.
+            self.addresses.extend(addresses);
+        }
         self.names = wanted.into_iter().map(|(ifindex, link)| (ifindex, (link.name, link.role))).collect();
         self.publish(None);
         Ok(())

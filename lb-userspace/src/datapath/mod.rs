@@ -28,8 +28,9 @@ mod shape;
 mod status;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     future::Future,
+    net::IpAddr,
     os::fd::BorrowedFd,
     path::{Path, PathBuf},
 };
@@ -65,6 +66,8 @@ pub struct Datapath {
     kernel: Kernel,
     attacher: Attacher,
     names: BTreeMap<u32, (String, Role)>,
+    /// By which others reach this node, as last seen.
+    addresses: BTreeSet<IpAddr>,
     /// What the `links` map holds.
     mapped: BTreeMap<u32, Link>,
     status: watch::Sender<Status>,
@@ -108,7 +111,9 @@ impl Datapath {
         }
         created.keep();
 
+        let addresses = own_addresses()?;
         let status = watch::Sender::new(Status {
+            addresses: addresses.clone(),
             tc,
             socket_lb: settings.socket_lb.text(),
             cgroup: cgroup.map(|root| root.path.display().to_string()),
@@ -117,7 +122,8 @@ impl Datapath {
             problems: Vec::new(),
         });
         let attacher = Attacher::new(pins, tc, settings.xdp_mode);
-        Ok(Self { settings, kernel, attacher, names: BTreeMap::new(), mapped: BTreeMap::new(), status, _lock: lock })
+        let (names, mapped) = (BTreeMap::new(), BTreeMap::new());
+        Ok(Self { settings, kernel, attacher, names, addresses, mapped, status, _lock: lock })
     }
 
     /// The folder of the pinned maps.
@@ -163,12 +169,25 @@ impl Datapath {
         let problems = trouble.iter().chain(self.attacher.problems.values()).cloned().collect();
         self.status.send_if_modified(|status| {
             let synced = status.synced || trouble.is_none();
-            let new = Status { synced, links: links.into_values().collect(), problems, ..status.clone() };
+            let (links, addresses) = (links.into_values().collect(), self.addresses.clone());
+            let new = Status { synced, addresses, links, problems, ..status.clone() };
             let changed = *status != new;
             *status = new;
             changed
         });
     }
+}
+
+/// The addresses at this moment: the plan must not begin without them, or it would take every node port away.
+fn own_addresses() -> Result<BTreeSet<IpAddr>, DatapathError> {
+    let found = nix::ifaddrs::getifaddrs().map_err(std::io::Error::from);
+    let found = found.map_err(DatapathError::kernel("read the addresses of the interfaces"))?;
+    let addresses = found.filter_map(|interface| {
+        let address = interface.address?;
+        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
+        v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::from(v6.ip())))
+    });
+    Ok(addresses.filter(|address| net::is_node_address(*address)).collect())
 }
 
 fn check_named(settings: &Settings) -> Result<(), DatapathError> {

@@ -90,6 +90,11 @@ impl Net {
         self.links.contains_key(&ifindex)
     }
 
+    /// Addresses of the node by which others reach it.
+    pub fn reachable(&self) -> BTreeSet<IpAddr> {
+        self.addresses.values().flatten().copied().filter(|address| is_node_address(*address)).collect()
+    }
+
     /// The interfaces that get programs.
     pub fn wanted(&self, pods: &Interfaces, external: &Interfaces) -> BTreeMap<u32, Wanted> {
         let wanted = |(&ifindex, link): (&u32, &Interface)| {
@@ -177,6 +182,16 @@ impl Net {
         let before = self.uplinks.len();
         self.uplinks.extend(default_interfaces(message));
         if self.uplinks.len() == before { Effect::Nothing } else { Effect::Changed }
+    }
+}
+
+/// Whether an address is one that clients elsewhere may use for the node: no loopback, no link-local one.
+pub fn is_node_address(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => !(v4.is_loopback() || v4.is_link_local() || v4.is_unspecified() || v4.is_multicast()),
+        IpAddr::V6(v6) => {
+            !(v6.is_loopback() || v6.is_unicast_link_local() || v6.is_unspecified() || v6.is_multicast())
+        }
     }
 }
 

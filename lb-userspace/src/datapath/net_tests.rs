@@ -169,3 +169,20 @@ fn a_new_listing_forgets_what_is_gone() {
     assert!(net.contains(2) && !net.contains(3));
     assert_eq!(role(&net, 2), Some(Role::External));
 }
+
+#[test]
+fn the_nodes_addresses_are_those_that_others_reach() {
+    let at = |address: &str| {
+        let mut message = AddressMessage::default();
+        message.header.index = 2;
+        message.header.scope = AddressScope::Universe;
+        message.attributes.push(AddressAttribute::Local(address.parse().expect("an address")));
+        message
+    };
+    let all = ["192.0.2.1", "2001:db8::1", "127.0.0.1", "::1", "169.254.1.1", "fe80::1"];
+    let mut net = net(all.map(|address| RouteNetlinkMessage::NewAddress(at(address))));
+    let shown = |net: &Net| net.reachable().iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(shown(&net), ["192.0.2.1", "2001:db8::1"]);
+    assert_eq!(net.take(&RouteNetlinkMessage::DelAddress(at("192.0.2.1"))), Effect::Changed);
+    assert_eq!(shown(&net), ["2001:db8::1"]);
+}

@@ -1,6 +1,10 @@
 //! What is attached where and how: told by the running agent, or read from the pins when none runs.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    path::Path,
+};
 
 use aya::maps::{HashMap, Map, MapData};
 use lb_common::abi::{Link, map_name};
@@ -26,6 +30,8 @@ pub struct Status {
     pub socket_lb: &'static str,
     /// Root of the cgroup hierarchy that is served; `None`: off.
     pub cgroup: Option<String>,
+    /// By which others reach this node: no loopback, no link-local ones.
+    pub addresses: BTreeSet<IpAddr>,
     /// True once every interface was looked at.
     pub synced: bool,
     pub links: Vec<LinkStatus>,

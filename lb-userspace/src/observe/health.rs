@@ -1,8 +1,8 @@
 //! Healthy or not, and why: pure judgement over what the runtime knows.
 //!
 //! `/healthz` is probed by load balancers, so it fails only for this node's own faults: a lost API reddens `/readyz`, or one API
-//! outage would take every node out of every load balancer. `/livez` fails only if the runtime no longer turns, because a restart
-//! heals nothing else.
+//! outage would take every node out of every load balancer. `/livez` fails only for what a restart may heal: a runtime that no
+//! longer turns, and writes that fail for long.
 
 use std::time::Duration;
 
@@ -11,10 +11,21 @@ use serde::Serialize;
 
 use super::report::{HealthReport, Report};
 
-/// A runtime that has not turned for this long is stuck: it turns at least every [`BEAT`].
-pub const STUCK_AFTER: Duration = Duration::from_mins(1);
 /// How often the runtime turns at least.
 pub const BEAT: Duration = Duration::from_secs(5);
+
+/// From when on something is a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Thresholds {
+    /// A runtime that has not turned for this long is stuck: it turns at least every [`BEAT`].
+    pub stuck_after: Duration,
+    /// A change that could not be written for this long: several attempts have failed.
+    pub behind_after: Duration,
+    /// How long the first sync may take where the tables of the agent before serve meanwhile.
+    pub first_sync_grace: Duration,
+    /// How old the last proof of a stale source may be for `/healthz`; `None`: it is no matter of `/healthz`.
+    pub fail_stale: Option<Duration>,
+}
 
 /// One of the questions that the health server answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,131 +49,105 @@ pub struct Answer {
     pub faults: Vec<String>,
 }
 
-/// Faults of this node itself.
-pub fn own_faults(report: &Report) -> Vec<String> {
+/// What a restart may heal. `since_beat`: how long ago the runtime turned.
+pub fn dead(report: &Report, since_beat: Duration, thresholds: &Thresholds) -> Vec<String> {
     let mut faults = Vec::new();
-    if !report.tables.synced {
+    if since_beat > thresholds.stuck_after {
+        faults.push(format!("the agent's runtime has not turned for {} s", since_beat.as_secs()));
+    }
+    if let (Some(seconds), Some(error)) = (report.tables.behind_seconds, &report.tables.last_error)
+        && seconds >= thresholds.behind_after.as_secs_f64()
+    {
+        faults.push(format!("the tables are behind for {seconds:.0} s: {error}"));
+    }
+    faults
+}
+
+/// Faults of this node itself; that it is leaving is none.
+pub fn own_faults(report: &Report, since_beat: Duration, thresholds: &Thresholds) -> Vec<String> {
+    let mut faults = dead(report, since_beat, thresholds);
+    // What the agent before left behind serves on: load balancers need not hear of a restart.
+    let in_grace = report.tables.inherited && report.uptime_seconds < thresholds.first_sync_grace.as_secs_f64();
+    if !report.tables.synced && !in_grace && !(report.tables.inherited && source_lost(report)) {
         faults.push("the first sync is not finished: services and endpoints have not both been listed".to_owned());
     }
-    faults.extend(report.tables.last_error.iter().map(|error| format!("the tables are behind: {error}")));
-    if !report.datapath.synced {
+    if !report.datapath.synced && !in_grace {
         faults.push("interfaces have not been looked at yet".to_owned());
     }
     faults.extend(report.datapath.problems.iter().map(|problem| format!("not attached: {problem}")));
+    if let Some(seconds) = report.source.wedged_seconds {
+        faults.push(format!(
+            "a watch is dead for {seconds:.0} s, though the API answers other requests: endpoints may be out of date here alone"
+        ));
+    }
+    if let (Some(limit), Some(reason)) = (thresholds.fail_stale, &report.source.stale)
+        && report.source.oldest_age_seconds() >= limit.as_secs_f64()
+    {
+        faults.push(format!("the source is stale for longer than --healthz-fail-stale allows: {reason}"));
+    }
     faults
 }
 
-/// What makes this node not ready: its own faults, and a stale source.
-pub fn unready(report: &Report) -> Vec<String> {
-    let mut faults = own_faults(report);
-    faults.extend(report.source.stale.iter().map(|reason| format!("the source is stale: {reason}")));
+/// Nothing can be listed, here or (with an API) on any other node.
+fn source_lost(report: &Report) -> bool {
+    match report.source.api_reachable {
+        Some(reachable) => !reachable,
+        // A file that is missing or broken: what was read last goes on.
+        None => report.source.last_error.is_some(),
+    }
+}
+
+/// What makes this node not ready: its own faults, a change that is not written yet, and a stale source.
+pub fn unready(report: &Report, since_beat: Duration, thresholds: &Thresholds) -> Vec<String> {
+    let mut faults = own_faults(report, since_beat, thresholds);
+    let behind = report.tables.behind_seconds.is_some_and(|seconds| seconds < thresholds.behind_after.as_secs_f64());
+    if let (true, Some(error)) = (behind, &report.tables.last_error) {
+        faults.push(format!("the tables are behind: {error}"));
+    }
+    // Not ready from the first moment on, though load balancers need not hear of it yet.
+    if !report.tables.synced && !faults.iter().any(|fault| fault.contains("first sync")) {
+        faults.push("the first sync is not finished; what the agent before left in the tables is served".to_owned());
+    }
+    if report.source.wedged_seconds.is_none() {
+        faults.extend(report.source.stale.iter().map(|reason| format!("the source is stale: {reason}")));
+    }
     faults
 }
 
-/// Both answers, for the report.
-pub fn judge(report: &Report) -> HealthReport {
-    let faults = unready(report);
-    HealthReport { healthz: own_faults(report).is_empty(), readyz: faults.is_empty(), faults }
+/// All answers, for the report.
+pub fn judge(report: &Report, since_beat: Duration, thresholds: &Thresholds) -> HealthReport {
+    let faults = unready(report, since_beat, thresholds);
+    let own = own_faults(report, since_beat, thresholds);
+    HealthReport {
+        healthz: own.is_empty() && !report.node_leaving,
+        livez: dead(report, since_beat, thresholds).is_empty(),
+        readyz: faults.is_empty(),
+        service_proxy_healthy: own.is_empty(),
+        faults,
+    }
 }
 
-/// The answer to a probe and whether it is a good one. `since_beat`: how long ago the runtime turned.
+/// The answer to a probe and whether it is a good one.
 pub fn answer(
     probe: Probe,
     report: &Report,
     since_beat: Duration,
+    thresholds: &Thresholds,
     now: Timestamp,
     last_in_step: Option<Timestamp>,
 ) -> (bool, Answer) {
-    let stuck = since_beat > STUCK_AFTER;
-    let mut faults = match probe {
-        Probe::Healthz => own_faults(report),
-        Probe::Readyz => unready(report),
-        Probe::Livez => Vec::new(),
+    let faults = match probe {
+        Probe::Healthz => own_faults(report, since_beat, thresholds),
+        Probe::Readyz => unready(report, since_beat, thresholds),
+        Probe::Livez => dead(report, since_beat, thresholds),
     };
-    if stuck {
-        faults.push(format!("the agent's runtime has not turned for {} s", since_beat.as_secs()));
-    }
-    let good = faults.is_empty();
+    let eligible = !report.node_leaving;
+    let good = faults.is_empty() && (eligible || probe != Probe::Healthz);
     let last_updated = if good { now } else { last_in_step.unwrap_or(Timestamp::UNIX_EPOCH) };
-    let node_eligible = (probe != Probe::Livez).then_some(true);
+    let node_eligible = (probe != Probe::Livez).then_some(eligible);
     (good, Answer { last_updated, current_time: now, node_eligible, faults })
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const QUICK: Duration = Duration::from_secs(1);
-
-    fn healthy() -> Report {
-        let mut report = Report::default();
-        (report.tables.synced, report.datapath.synced, report.source.synced) = (true, true, true);
-        report
-    }
-
-    fn good(probe: Probe, report: &Report) -> bool {
-        answer(probe, report, QUICK, Timestamp::UNIX_EPOCH, None).0
-    }
-
-    #[test]
-    fn all_is_well() {
-        for probe in [Probe::Healthz, Probe::Livez, Probe::Readyz] {
-            assert!(good(probe, &healthy()));
-        }
-    }
-
-    #[test]
-    fn a_lost_api_reddens_readyz_alone() {
-        let mut report = healthy();
-        report.source.stale = Some("connection refused".into());
-        assert!(good(Probe::Healthz, &report) && good(Probe::Livez, &report));
-        assert!(!good(Probe::Readyz, &report));
-        assert!(judge(&report).healthz && !judge(&report).readyz);
-    }
-
-    #[test]
-    fn own_faults_redden_healthz_but_no_restart_is_asked_for() {
-        let faults: [fn(&mut Report); 4] = [
-            |report| report.tables.synced = false,
-            |report| report.tables.last_error = Some("map full".into()),
-            |report| report.datapath.synced = false,
-            |report| report.datapath.problems = vec!["eth0".into()],
-        ];
-        for fault in faults {
-            let mut report = healthy();
-            fault(&mut report);
-            assert!(!good(Probe::Healthz, &report) && !good(Probe::Readyz, &report) && good(Probe::Livez, &report));
-        }
-    }
-
-    #[test]
-    fn a_stuck_runtime_fails_every_probe() {
-        for probe in [Probe::Healthz, Probe::Livez, Probe::Readyz] {
-            assert!(!answer(probe, &healthy(), STUCK_AFTER + QUICK, Timestamp::UNIX_EPOCH, None).0);
-        }
-    }
-
-    #[test]
-    fn json_has_the_shape_of_kube_proxys() {
-        let now: Timestamp = "2026-11-21T04:00:00Z".parse().expect("valid");
-        let (_, body) = answer(Probe::Healthz, &healthy(), QUICK, now, None);
-        assert_eq!(
-            serde_json::to_value(body).expect("plain data"),
-            serde_json::json!({
-                "lastUpdated": "2026-11-21T04:00:00Z", "currentTime": "2026-11-21T04:00:00Z", "nodeEligible": true,
-            })
-        );
-        let (_, body) = answer(Probe::Livez, &healthy(), QUICK, now, None);
-        assert!(serde_json::to_value(body).expect("plain data").get("nodeEligible").is_none());
-    }
-
-    #[test]
-    fn a_bad_answer_says_when_all_was_well_and_what_is_wrong() {
-        let mut report = healthy();
-        report.tables.last_error = Some("map services4 is full".into());
-        let (now, before) = (Timestamp::from_second(100).expect("valid"), Timestamp::from_second(40).expect("valid"));
-        let (_, body) = answer(Probe::Healthz, &report, QUICK, now, Some(before));
-        assert_eq!(body.last_updated, before);
-        assert!(body.faults[0].contains("services4"), "{body:?}");
-    }
-}
+#[path = "health_tests.rs"]
+mod tests;

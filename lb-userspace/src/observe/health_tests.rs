@@ -1,0 +1,160 @@
+//! Which fault reddens which answer.
+
+use super::*;
+
+const QUICK: Duration = Duration::from_secs(1);
+const THRESHOLDS: Thresholds = Thresholds {
+    stuck_after: Duration::from_mins(1),
+    behind_after: Duration::from_secs(15),
+    first_sync_grace: Duration::from_mins(1),
+    fail_stale: None,
+};
+
+fn healthy() -> Report {
+    let mut report = Report { uptime_seconds: 1000.0, ..Report::default() };
+    (report.tables.synced, report.datapath.synced, report.source.synced) = (true, true, true);
+    report
+}
+
+fn good(probe: Probe, report: &Report) -> bool {
+    answer(probe, report, QUICK, &THRESHOLDS, Timestamp::UNIX_EPOCH, None).0
+}
+
+/// `/healthz`, `/livez`, `/readyz`.
+fn answers(report: &Report) -> [bool; 3] {
+    let answers = [Probe::Healthz, Probe::Livez, Probe::Readyz].map(|probe| good(probe, report));
+    let judged = judge(report, QUICK, &THRESHOLDS);
+    assert_eq!(answers, [judged.healthz, judged.livez, judged.readyz], "status says the same");
+    answers
+}
+
+fn with(change: impl FnOnce(&mut Report)) -> Report {
+    let mut report = healthy();
+    change(&mut report);
+    report
+}
+
+#[test]
+fn all_is_well() {
+    assert_eq!(answers(&healthy()), [true; 3]);
+}
+
+#[test]
+fn a_lost_api_reddens_readyz_alone() {
+    let mut report = healthy();
+    report.source.stale = Some("connection refused".into());
+    report.source.api_reachable = Some(false);
+    report.source.age_seconds.insert("services".into(), 100_000.0);
+    assert_eq!(answers(&report), [true, true, false]);
+}
+
+#[test]
+fn a_lost_api_reddens_healthz_where_that_is_asked_for() {
+    let mut report = healthy();
+    report.source.stale = Some("connection refused".into());
+    let thresholds = Thresholds { fail_stale: Some(Duration::from_secs(600)), ..THRESHOLDS };
+    for (age, is_good) in [(599.0, true), (600.0, false)] {
+        report.source.age_seconds.insert("services".into(), age);
+        assert_eq!(own_faults(&report, QUICK, &thresholds).is_empty(), is_good, "{age} s");
+    }
+    report.source.stale = None;
+    assert!(own_faults(&report, QUICK, &thresholds).is_empty(), "a file that never changes is not stale");
+}
+
+#[test]
+fn a_wedged_watch_is_this_nodes_fault() {
+    let mut report = healthy();
+    report.source.wedged_seconds = Some(3.0);
+    report.source.stale = Some("the watch of services is wedged".into());
+    report.source.api_reachable = Some(true);
+    assert_eq!(answers(&report), [false, true, false]);
+}
+
+#[test]
+fn own_faults_redden_healthz_but_no_restart_is_asked_for() {
+    assert_eq!(answers(&with(|report| report.tables.synced = false)), [false, true, false]);
+    assert_eq!(answers(&with(|report| report.datapath.synced = false)), [false, true, false]);
+    assert_eq!(answers(&with(|report| report.datapath.problems = vec!["eth0".into()])), [false, true, false]);
+}
+
+#[test]
+fn one_failed_write_is_no_fault_yet_many_are_one_that_a_restart_may_heal() {
+    let behind = |seconds| {
+        with(|report| {
+            report.tables.last_error = Some("EPERM".into());
+            report.tables.behind_seconds = Some(seconds);
+        })
+    };
+    assert_eq!(answers(&behind(14.0)), [true, true, false]);
+    assert_eq!(answers(&behind(15.0)), [false; 3]);
+}
+
+#[test]
+fn a_restart_is_not_told_to_load_balancers_until_the_grace_is_over() {
+    let restarted = |uptime| {
+        with(|report| {
+            (report.tables.synced, report.tables.inherited, report.datapath.synced) = (false, true, false);
+            report.uptime_seconds = uptime;
+        })
+    };
+    assert_eq!(answers(&restarted(59.0)), [true, true, false]);
+    assert_eq!(answers(&restarted(60.0)), [false, true, false], "a first sync that never ends");
+    let mut fresh = restarted(1.0);
+    fresh.tables.inherited = false;
+    assert_eq!(answers(&fresh), [false, true, false], "nothing is served on a node that never listed");
+}
+
+#[test]
+fn an_agent_that_restarts_while_the_api_is_lost_stays_healthy_on_its_tables() {
+    let mut report = with(|report| {
+        (report.tables.synced, report.tables.inherited) = (false, true);
+        report.source.stale = Some("connection refused".into());
+        report.source.api_reachable = Some(false);
+    });
+    assert_eq!(answers(&report), [true, true, false]);
+    report.tables.inherited = false;
+    assert_eq!(answers(&report), [false, true, false]);
+}
+
+#[test]
+fn a_stuck_runtime_fails_every_probe() {
+    for probe in [Probe::Healthz, Probe::Livez, Probe::Readyz] {
+        let since_beat = THRESHOLDS.stuck_after + QUICK;
+        assert!(!answer(probe, &healthy(), since_beat, &THRESHOLDS, Timestamp::UNIX_EPOCH, None).0);
+    }
+}
+
+#[test]
+fn a_node_that_leaves_fails_healthz_alone() {
+    let report = with(|report| report.node_leaving = true);
+    assert_eq!(answers(&report), [false, true, true]);
+    let (_, body) = answer(Probe::Healthz, &report, QUICK, &THRESHOLDS, Timestamp::UNIX_EPOCH, None);
+    assert_eq!(body.node_eligible, Some(false));
+    assert!(judge(&report, QUICK, &THRESHOLDS).service_proxy_healthy);
+}
+
+#[test]
+fn json_has_the_shape_of_kube_proxys() {
+    let now: Timestamp = "2026-11-21T04:00:00Z".parse().expect("valid");
+    let (_, body) = answer(Probe::Healthz, &healthy(), QUICK, &THRESHOLDS, now, None);
+    assert_eq!(
+        serde_json::to_value(body).expect("plain data"),
+        serde_json::json!({
+            "lastUpdated": "2026-11-21T04:00:00Z", "currentTime": "2026-11-21T04:00:00Z", "nodeEligible": true,
+        })
+    );
+    let (_, body) = answer(Probe::Livez, &healthy(), QUICK, &THRESHOLDS, now, None);
+    assert!(serde_json::to_value(body).expect("plain data").get("nodeEligible").is_none());
+}
+
+#[test]
+fn a_bad_answer_says_when_all_was_well_and_what_is_wrong() {
+    let report = with(|report| {
+        report.tables.last_error = Some("map services4: EPERM".into());
+        report.tables.behind_seconds = Some(60.0);
+    });
+    let (now, before) = (Timestamp::from_second(100).expect("valid"), Timestamp::from_second(40).expect("valid"));
+    let (_, body) = answer(Probe::Healthz, &report, QUICK, &THRESHOLDS, now, Some(before));
+    assert_eq!(body.last_updated, before);
+    assert!(body.faults[0].contains("services4"), "{body:?}");
+}
