@@ -25,7 +25,9 @@ pub(super) async fn reserved(settings: &Settings, origin: &str) -> Reserved {
     if let Some((host, port)) = endpoint(origin) {
         match timeout(RESOLVE_LIMIT, tokio::net::lookup_host((host.as_str(), port))).await {
             Ok(Ok(found)) => reserved.extend(found.map(|at| (at.ip(), at.port(), Protocol::Tcp))),
-            Ok(Err(_)) | Err(_) => tracing::warn!(host, "the API server's name is not known here: its address is not protected"),
+            Ok(Err(_)) | Err(_) => {
+                tracing::warn!(host, "the API server's name is not known here: its address is not protected")
+            }
         }
     }
     reserved
@@ -73,7 +75,9 @@ mod tests {
     #[tokio::test]
     async fn the_api_server_the_kubelet_and_our_own_ports_are_reserved() {
         let reserved = reserved(&settings(), "https://192.0.2.7:6443/").await;
-        for (address, port) in [("192.0.2.7", 6443), ("0.0.0.0", 10_250), ("::", 10_250), ("0.0.0.0", 10_256), ("127.0.0.1", 10_249)] {
+        for (address, port) in
+            [("192.0.2.7", 6443), ("0.0.0.0", 10_250), ("::", 10_250), ("0.0.0.0", 10_256), ("127.0.0.1", 10_249)]
+        {
             assert!(reserved.contains(&(address.parse().expect("valid"), port, Protocol::Tcp)), "{address}:{port}");
         }
     }

@@ -3,11 +3,16 @@
 //! Only this module reads clocks and signals.
 
 pub mod clock;
+mod facts;
+mod health_checks;
 mod logging;
 mod ring;
 mod run;
+mod scrape;
 mod start;
 mod state;
+mod tables;
+mod told;
 
 use std::path::Path;
 

@@ -1,6 +1,7 @@
 //! Starts the parts in an order in which a failure leaves nothing behind: addresses, source, data path, tables, then the loop.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use lb_common::abi::map_name;
@@ -9,18 +10,24 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::health_checks::HealthChecks;
+use super::scrape::Scrape;
 use super::state::{Progress, State};
-use super::{clock, ring, run};
+use super::tables::Tables;
+use super::{clock, facts, ring, run};
 use crate::apply::{KernelStore, Programmer};
 use crate::config::{self, CgroupRoot, Settings, Source as Origin};
 use crate::datapath::{self, Datapath, maps_dir};
 use crate::maps::Pinned;
-use crate::observe::contents::{Contents, Wanted};
+use crate::observe::health::Thresholds;
 use crate::observe::metrics::Metrics;
-use crate::observe::series::{self, Series};
+use crate::observe::report::TablesReport;
 use crate::observe::{http, report_socket};
 use crate::plan::{self, PlanSettings};
 use crate::source::{self, Source};
+
+/// How long a probe of a silent watch, and its replacement, may take before what it follows counts as stale anyhow.
+const PROBE_PATIENCE: Duration = Duration::from_secs(15);
 
 type Task = AbortOnDropHandle<()>;
 
@@ -64,17 +71,24 @@ async fn with_source(
     listeners: Listeners,
     stop: &CancellationToken,
 ) -> anyhow::Result<()> {
-    if !tables_exist(&settings.bpffs) {
+    let inherited = tables_exist(&settings.bpffs);
+    if !inherited {
         first_reading(settings, source).await?;
     }
 
     let mut datapath = Datapath::open(datapath_settings(settings))?;
     let pinned = Pinned::open(&datapath.maps_dir())?;
     let events = pinned.open_events()?;
-    let programmer = Programmer::restore(KernelStore::new(pinned), plan_settings(settings), clock::monotonic())?;
-    let progress = watch::Sender::new(Progress { beat: clock::monotonic(), ..Progress::default() });
+    let now = clock::monotonic();
+    let programmer = Programmer::restore(KernelStore::new(pinned), plan_settings(settings), now)?;
+    let progress =
+        Progress { beat: now, tables: TablesReport { inherited, ..TablesReport::default() }, ..Progress::default() };
+    let progress = watch::Sender::new(progress);
     let state = State {
         node_name: settings.node_name.as_str().into(),
+        started: now,
+        thresholds: thresholds(settings),
+        proof_limit: 2 * settings.watch_silence + PROBE_PATIENCE,
         source: source.status.clone(),
         datapath: datapath.status(),
         programs: datapath.program_sizes().into(),
@@ -84,6 +98,10 @@ async fn with_source(
     let mut tasks = serve(&state, &metrics, listeners, &settings.run_dir)?;
     tasks.push(spawn(ring::follow(events, metrics.clone())));
     tasks.extend(datapath.take_program_log().map(program_log));
+    let origin = source.status.borrow().origin.clone();
+    let facts = facts::facts(&state.datapath.borrow().addresses, &facts::reserved(settings, &origin).await);
+    let health_checks = HealthChecks::new(move || state.node_health());
+    let tables = Tables::new(programmer, progress, metrics, facts, health_checks);
 
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
@@ -93,9 +111,7 @@ async fn with_source(
         "started"
     );
     let (snapshots, status, stop) = (source.snapshots.clone(), source.status.clone(), stop.clone());
-    let ended =
-        run::run(run::Parts { datapath, snapshots, source: status, programmer, progress, metrics, signals, stop })
-            .await;
+    let ended = run::run(run::Parts { datapath, snapshots, source: status, tables, signals, stop }).await;
     drop(tasks);
     report_socket::remove(&settings.run_dir);
     ended
@@ -174,16 +190,18 @@ fn plan_settings(settings: &Settings) -> PlanSettings {
     }
 }
 
+fn thresholds(settings: &Settings) -> Thresholds {
+    Thresholds {
+        stuck_after: settings.stuck_after,
+        behind_after: settings.behind_after,
+        first_sync_grace: settings.first_sync_grace,
+        fail_stale: settings.healthz_fail_stale,
+    }
+}
+
 fn metrics(state: &State, settings: &Settings) -> Metrics {
-    let (state, maps) = (state.clone(), maps_dir(&settings.bpffs));
-    Metrics::new(move || {
-        let mut all: Vec<Series> = series::of_report(&state.report());
-        match Contents::read(&maps, Wanted { stats: true, ..Wanted::default() }) {
-            Ok(contents) => all.extend(series::of_tables(&contents, clock::monotonic())),
-            Err(error) => tracing::warn!("metrics without the tables: {error}"),
-        }
-        all
-    })
+    let (state, scrape) = (state.clone(), Scrape::new(maps_dir(&settings.bpffs)));
+    Metrics::new(move || scrape.series(&state.report()))
 }
 
 fn serve(state: &State, metrics: &Metrics, listeners: Listeners, run_dir: &Path) -> anyhow::Result<Vec<Task>> {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::sync::watch;
@@ -11,9 +12,11 @@ use super::clock;
 use crate::apply;
 use crate::datapath;
 use crate::model::Monotonic;
-use crate::observe::health;
+use crate::observe::health::{self, Thresholds};
+use crate::observe::health_check::NodeHealth;
 use crate::observe::http::Look;
-use crate::observe::report::{DatapathReport, KernelReport, Report, SourceReport, TablesReport};
+use crate::observe::inventory::BackendTotals;
+use crate::observe::report::{DatapathReport, KernelReport, Report, ResourceReport, SourceReport, TablesReport};
 use crate::source::SourceStatus;
 
 /// What the runtime did last.
@@ -24,6 +27,13 @@ pub struct Progress {
     pub tables: TablesReport,
     /// When the tables were last in step with the source.
     pub in_step: Option<(Monotonic, Timestamp)>,
+    /// Since when a change could not be written.
+    pub behind_since: Option<Monotonic>,
+    /// When the drain that goes on longest began.
+    pub oldest_drain: Option<Monotonic>,
+    /// When the last audit ended.
+    pub audited: Option<Monotonic>,
+    pub node_leaving: bool,
 }
 
 impl Progress {
@@ -34,10 +44,38 @@ impl Progress {
         self.tables.revision = report.revision;
         self.tables.refusals = report.refusals.iter().map(ToString::to_string).collect();
         self.tables.last_error = failed.then(|| summary(&report.failures));
+        self.tables.services = report.services as u64;
+        self.tables.backends = totals(&report.backends);
+        self.behind_since = failed.then(|| self.behind_since.unwrap_or(now));
+        self.oldest_drain = report.oldest_drain.map(|age| now.before(age));
         if report.revision != 0 && !failed {
             self.tables.synced = true;
             self.in_step = Some((now, wall));
         }
+    }
+
+    /// The report of a moment.
+    fn report(&self, now: Monotonic) -> TablesReport {
+        let age = |since: Monotonic| now.since(since).as_secs_f64();
+        let mut tables = self.tables.clone();
+        tables.age_seconds = self.in_step.map(|(at, _)| age(at));
+        tables.behind_seconds = self.behind_since.map(age);
+        tables.drains.oldest_seconds = self.oldest_drain.map(age);
+        if let (Some(audit), Some(at)) = (&mut tables.audit, self.audited) {
+            audit.age_seconds = age(at);
+        }
+        tables
+    }
+}
+
+fn totals(counts: &apply::BackendCounts) -> BackendTotals {
+    BackendTotals {
+        active: counts.active as u64,
+        resting: counts.resting as u64,
+        terminating: counts.terminating as u64,
+        draining: counts.draining as u64,
+        maintenance: counts.maintenance as u64,
+        gone: counts.gone as u64,
     }
 }
 
@@ -54,6 +92,10 @@ fn summary(failures: &[String]) -> String {
 #[derive(Clone, Debug)]
 pub struct State {
     pub node_name: Arc<str>,
+    pub started: Monotonic,
+    pub thresholds: Thresholds,
+    /// A resource of the API without a proof for longer than this is stale, whatever else is said.
+    pub proof_limit: Duration,
     pub source: watch::Receiver<SourceStatus>,
     pub datapath: watch::Receiver<datapath::Status>,
     pub programs: Arc<[datapath::ProgramSize]>,
@@ -63,22 +105,29 @@ pub struct State {
 impl State {
     /// The report of this moment.
     pub fn report(&self) -> Report {
+        let now = clock::monotonic();
         let progress = self.progress.borrow().clone();
         let datapath = self.datapath.borrow().clone();
-        let mut tables = progress.tables;
-        tables.age_seconds = progress.in_step.map(|(at, _)| clock::monotonic().since(at).as_secs_f64());
         let mut report = Report {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             node_name: self.node_name.to_string(),
+            node_leaving: progress.node_leaving,
+            uptime_seconds: now.since(self.started).as_secs_f64(),
             kernel: kernel(&datapath),
-            source: source(&self.source.borrow(), Instant::now()),
-            tables,
+            source: source(&self.source.borrow(), self.proof_limit, Instant::now()),
+            tables: progress.report(now),
             datapath: DatapathReport::new(&datapath, &self.programs),
             ..Report::default()
         };
-        report.health = health::judge(&report);
+        report.health = health::judge(&report, now.since(progress.beat), &self.thresholds);
         report
+    }
+
+    /// What health-check node ports say of the node.
+    pub fn node_health(&self) -> NodeHealth {
+        let report = self.report();
+        NodeHealth { healthy: report.health.service_proxy_healthy, leaving: report.node_leaving }
     }
 
     /// What the health server judges by.
@@ -90,6 +139,7 @@ impl State {
         Look {
             report: Arc::new(self.report()),
             since_beat: clock::monotonic().since(beat),
+            thresholds: self.thresholds,
             now: clock::wall(),
             last_in_step: in_step.map(|(_, wall)| wall),
         }
@@ -110,28 +160,60 @@ fn kernel(datapath: &datapath::Status) -> KernelReport {
     }
 }
 
-fn source(status: &SourceStatus, now: Instant) -> SourceReport {
-    let ages = status.last_proof.iter();
-    let ages: BTreeMap<_, _> =
-        ages.map(|(name, at)| ((*name).to_owned(), now.saturating_duration_since(*at).as_secs_f64())).collect();
+fn source(status: &SourceStatus, proof_limit: Duration, now: Instant) -> SourceReport {
+    let seconds = |since: Instant| now.saturating_duration_since(since).as_secs_f64();
+    let ages: BTreeMap<_, _> = status.last_proof.iter().map(|(name, at)| ((*name).to_owned(), seconds(*at))).collect();
     SourceReport {
         kind: status.kind.to_owned(),
         origin: status.origin.clone(),
         synced: status.synced,
-        stale: status.last_error.clone(),
+        stale: stale(status, proof_limit, now),
         revision: status.revision,
         age_seconds: ages,
+        api_reachable: status.api.map(|reach| reach.reachable),
+        api_seconds: status.api.map(|reach| seconds(reach.since)),
+        wedged_seconds: status.wedged_since().map(seconds),
+        resources: status
+            .resources
+            .iter()
+            .map(|(name, resource)| ((*name).to_owned(), ResourceReport::new(resource, now)))
+            .collect(),
         last_error: status.last_error.clone(),
         refusals: status.refusals.iter().map(ToString::to_string).collect(),
         notes: status.notes.clone(),
     }
 }
 
+/// Why the source cannot be taken as fresh. What is known for certain comes first; last, that nothing at all was proven for long.
+fn stale(status: &SourceStatus, proof_limit: Duration, now: Instant) -> Option<String> {
+    let wedged = status.resources.iter().find_map(|(name, resource)| {
+        let seconds = now.saturating_duration_since(resource.wedged_since?).as_secs();
+        Some(format!("the watch of {name} is dead for {seconds} s, though the API answers other requests"))
+    });
+    let lost = status.api.filter(|reach| !reach.reachable).map(|reach| {
+        let seconds = now.saturating_duration_since(reach.since).as_secs();
+        format!("the API does not answer for {seconds} s")
+    });
+    let reason = match (lost, &status.last_error) {
+        (Some(lost), Some(error)) => Some(format!("{lost}: {error}")),
+        (lost, error) => lost.or_else(|| error.clone()),
+    };
+    let unproven = || {
+        // A file is true as long as it can be read, however old it is. The own Node may be proven more rarely.
+        let watched = status.resources.keys().filter(|name| **name != "nodes");
+        let mut old = watched.filter_map(|name| {
+            let age = now.saturating_duration_since(*status.last_proof.get(name)?);
+            (age > proof_limit).then(|| format!("{name} are not proven for {} s", age.as_secs()))
+        });
+        old.next()
+    };
+    wedged.or(reason).or_else(unproven)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
+    use crate::source::{Reach, ResourceStatus};
 
     fn pass(revision: u64, failures: &[&str]) -> apply::Report {
         let failures = failures.iter().map(|failure| (*failure).to_owned()).collect();
@@ -165,8 +247,48 @@ mod tests {
             last_error: Some("connection refused".into()),
             ..SourceStatus::default()
         };
-        let report = source(&status, Instant::now());
+        let report = source(&status, Duration::from_secs(75), Instant::now());
         assert_eq!(report.stale.as_deref(), Some("connection refused"));
         assert_eq!(report.age_seconds.get("services"), Some(&61.0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lost_and_wedged_are_told_apart_and_silence_of_any_kind_is_stale_in_the_end() {
+        let then = Instant::now();
+        let resource = |wedged_since| ResourceStatus { wedged_since, ..ResourceStatus::default() };
+        let status = |wedged: Option<Instant>, reachable| SourceStatus {
+            kind: "kube",
+            synced: true,
+            last_proof: [("services", then)].into(),
+            resources: [("services", resource(wedged))].into(),
+            api: Some(Reach { reachable, since: then }),
+            ..SourceStatus::default()
+        };
+        tokio::time::advance(Duration::from_secs(10)).await;
+        let (now, limit) = (Instant::now(), Duration::from_secs(75));
+        assert_eq!(source(&status(None, true), limit, now).stale, None);
+        let lost = source(&status(None, false), limit, now);
+        assert!(
+            lost.stale.is_some_and(|reason| reason.contains("does not answer for 10 s"))
+                && lost.wedged_seconds.is_none()
+        );
+        let wedged = source(&status(Some(then), true), limit, now);
+        assert!(wedged.stale.is_some_and(|reason| reason.contains("watch of services is dead")));
+        assert_eq!(wedged.wedged_seconds, Some(10.0));
+        tokio::time::advance(Duration::from_secs(66)).await;
+        let silent = source(&status(None, true), limit, Instant::now());
+        assert!(silent.stale.is_some_and(|reason| reason.contains("services are not proven for 76 s")));
+    }
+
+    #[test]
+    fn being_behind_is_timed_from_the_first_failure_to_the_first_clean_pass() {
+        let at = |seconds| Monotonic::from_duration(Duration::from_secs(seconds));
+        let mut progress = Progress::default();
+        progress.took(&pass(1, &["EPERM"]), at(10), Timestamp::UNIX_EPOCH);
+        progress.took(&pass(1, &["EPERM"]), at(20), Timestamp::UNIX_EPOCH);
+        assert_eq!(progress.report(at(30)).behind_seconds, Some(20.0));
+        progress.took(&pass(1, &[]), at(31), Timestamp::UNIX_EPOCH);
+        assert_eq!(progress.report(at(40)).behind_seconds, None);
+        assert_eq!(progress.report(at(40)).age_seconds, Some(9.0));
     }
 }

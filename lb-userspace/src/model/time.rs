@@ -31,6 +31,14 @@ impl Monotonic {
     }
 }
 
+impl Monotonic {
+    /// The moment that lies `age` before this one, or the clock's start.
+    #[must_use]
+    pub fn before(self, age: Duration) -> Self {
+        Self(self.0.saturating_sub(age))
+    }
+}
+
 impl Add<Duration> for Monotonic {
     type Output = Self;
 

@@ -31,6 +31,19 @@ struct BatchAttributes {
 ///
 /// `K` and `V` must be as large as the map's keys and values; a map of other sizes is refused.
 pub fn read<K: Pod, V: Pod>(path: &Path) -> io::Result<Vec<(K, V)>> {
+    let mut elements = Vec::new();
+    each_batch(path, |keys: Vec<K>, values: Vec<V>| elements.extend(keys.into_iter().zip(values)))?;
+    Ok(elements)
+}
+
+/// How many elements a hash or LRU hash map holds. Keeps none of them.
+pub fn count<K: Pod, V: Pod>(path: &Path) -> io::Result<u64> {
+    let mut count = 0;
+    each_batch(path, |keys: Vec<K>, _: Vec<V>| count += keys.len() as u64)?;
+    Ok(count)
+}
+
+fn each_batch<K: Pod, V: Pod>(path: &Path, mut take: impl FnMut(Vec<K>, Vec<V>)) -> io::Result<()> {
     let map = MapData::from_pin(path).map_err(io::Error::other)?;
     let info = map.info().map_err(io::Error::other)?;
     if info.key_size() as usize != size_of::<K>() || info.value_size() as usize != size_of::<V>() {
@@ -46,14 +59,14 @@ pub fn read<K: Pod, V: Pod>(path: &Path) -> io::Result<Vec<(K, V)>> {
             ),
         ));
     }
-    let (mut elements, mut position, mut count) = (Vec::new(), None, FIRST_COUNT);
+    let (mut position, mut count) = (None, FIRST_COUNT);
     loop {
         let (mut keys, mut values) = (Vec::<K>::new(), Vec::<V>::new());
         match next(map.fd(), &mut position, &mut keys, &mut values, count) {
             Ok(more) => {
-                elements.extend(keys.into_iter().zip(values));
+                take(keys, values);
                 if !more {
-                    return Ok(elements);
+                    return Ok(());
                 }
             }
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && count < info.max_entries() => count *= 2,

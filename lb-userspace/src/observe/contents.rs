@@ -10,6 +10,7 @@ use lb_common::abi::{
 use lb_common::outcome::Outcome;
 
 use super::batch;
+use super::report::FillReport;
 use crate::maps::{MapError, Pinned};
 
 /// The tables of one address family.
@@ -95,6 +96,22 @@ pub fn stats(pinned: &Pinned) -> Result<Vec<(StatKey, u64)>, MapError> {
     Ok(counters)
 }
 
+/// How many entries the tables of the programs hold: flows and sockets. Walks them, by batches of keys.
+pub fn count_flows(dir: &Path) -> Result<Vec<(&'static str, FillReport)>, MapError> {
+    let (pinned, reader) = (Pinned::open(dir)?, Reader { dir });
+    let fill = |entries: u64, capacity: u32| FillReport { entries, capacity: capacity.into() };
+    let flows4 = reader.count::<FlowKey<V4>, Flow<V4>>(map_name::FLOWS4)?;
+    let flows6 = reader.count::<FlowKey<V6>, Flow<V6>>(map_name::FLOWS6)?;
+    let sockets4 = reader.count::<SocketKey<V4>, SocketPeer<V4>>(map_name::SOCKETS4)?;
+    let sockets6 = reader.count::<SocketKey<V6>, SocketPeer<V6>>(map_name::SOCKETS6)?;
+    Ok(vec![
+        (map_name::FLOWS4, fill(flows4, pinned.flows4.capacity())),
+        (map_name::FLOWS6, fill(flows6, pinned.flows6.capacity())),
+        (map_name::SOCKETS4, fill(sockets4, pinned.sockets4.capacity())),
+        (map_name::SOCKETS6, fill(sockets6, pinned.sockets6.capacity())),
+    ])
+}
+
 struct Reader<'a> {
     dir: &'a Path,
 }
@@ -123,6 +140,11 @@ impl Reader<'_> {
             family.sockets = self.all(sockets)?;
         }
         Ok(family)
+    }
+
+    fn count<K: Pod, V: Pod>(&self, map: &'static str) -> Result<u64, MapError> {
+        let path = self.dir.join(map);
+        batch::count::<K, V>(&path).map_err(|source| MapError::Open { map, path, source })
     }
 
     fn all<K: Pod, V: Pod>(&self, map: &'static str) -> Result<Vec<(K, V)>, MapError> {

@@ -13,11 +13,11 @@ use axum::routing::get;
 use jiff::Timestamp;
 use tokio::net::TcpListener;
 
-use super::health::{self, Probe};
+use super::health::{self, Probe, Thresholds};
 use super::report::Report;
 
-/// Content type of the text that Prometheus reads.
-const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// Content type of Prometheus' text format.
+const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Why an address cannot be listened on.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +50,7 @@ pub struct Look {
     pub report: Arc<Report>,
     /// How long ago the runtime turned.
     pub since_beat: Duration,
+    pub thresholds: Thresholds,
     pub now: Timestamp,
     /// When the tables were last in step with the source.
     pub last_in_step: Option<Timestamp>,
@@ -74,8 +75,8 @@ pub fn health_router(
 }
 
 fn answer(probe: Probe, look: &Looker, count: &Counter) -> Response {
-    let Look { report, since_beat, now, last_in_step } = look();
-    let (good, answer) = health::answer(probe, &report, since_beat, now, last_in_step);
+    let Look { report, since_beat, thresholds, now, last_in_step } = look();
+    let (good, answer) = health::answer(probe, &report, since_beat, &thresholds, now, last_in_step);
     let code = if good { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     count(probe, code);
     let body = serde_json::to_string(&answer).unwrap_or_default();
@@ -90,7 +91,7 @@ pub fn metrics_router(encode: impl Fn() -> String + Send + Sync + 'static) -> Ro
         "/metrics",
         get(move || async move {
             match tokio::task::spawn_blocking(move || encode()).await {
-                Ok(text) => ([(header::CONTENT_TYPE, OPENMETRICS)], text).into_response(),
+                Ok(text) => ([(header::CONTENT_TYPE, PROMETHEUS)], text).into_response(),
                 Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
             }
         }),
@@ -120,7 +121,18 @@ mod tests {
         let mut report = Report::default();
         (report.tables.synced, report.datapath.synced) = (true, true);
         report.source.stale = Some("connection refused".into());
-        Look { report: Arc::new(report), since_beat: Duration::ZERO, now: Timestamp::UNIX_EPOCH, last_in_step: None }
+        Look {
+            report: Arc::new(report),
+            since_beat: Duration::ZERO,
+            thresholds: Thresholds {
+                stuck_after: Duration::from_mins(1),
+                behind_after: Duration::from_secs(15),
+                first_sync_grace: Duration::ZERO,
+                fail_stale: None,
+            },
+            now: Timestamp::UNIX_EPOCH,
+            last_in_step: None,
+        }
     }
 
     #[tokio::test]
@@ -135,9 +147,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn metrics_are_openmetrics() {
-        let text = ask(metrics_router(|| "ballast_up 1\n# EOF\n".into()), "/metrics").await;
-        assert!(text.contains("openmetrics-text") && text.ends_with("# EOF\n"), "{text}");
+    async fn metrics_are_prometheus_text() {
+        let text = ask(metrics_router(|| "ballast_up 1\n".into()), "/metrics").await;
+        assert!(text.contains("text/plain; version=0.0.4") && text.ends_with("ballast_up 1\n"), "{text}");
     }
 
     #[tokio::test]

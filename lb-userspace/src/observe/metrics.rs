@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::http::StatusCode;
@@ -16,6 +17,7 @@ use prometheus_client::metrics::{MetricType, TypedMetric as _};
 use prometheus_client::registry::Registry;
 
 use super::health::Probe;
+use super::report::PassReport;
 use super::series::{Kind, Series};
 
 type Label = [(&'static str, String); 1];
@@ -25,7 +27,13 @@ type Label = [(&'static str, String); 1];
 pub struct Metrics {
     registry: Arc<Registry>,
     sync_duration: Histogram,
-    last_sync: Gauge<f64, std::sync::atomic::AtomicU64>,
+    full_sync_duration: Histogram,
+    partial_sync_duration: Histogram,
+    network_programming: Histogram,
+    last_sync: Gauge<f64, AtomicU64>,
+    last_queued: Gauge<f64, AtomicU64>,
+    service_changes: Counter,
+    endpoint_changes: Counter,
     writes: Counter,
     failures: Counter,
     calls: Counter,
@@ -38,11 +46,18 @@ pub struct Metrics {
 impl Metrics {
     /// `read` gives the series to add at each scrape.
     pub fn new(read: impl Fn() -> Vec<Series> + Send + Sync + 'static) -> Self {
+        // 1 ms to 16 s, as kube-proxy.
+        let sync = || Histogram::new(exponential_buckets(0.001, 2.0, 15));
         let mut metrics = Self {
             registry: Arc::default(),
-            // 1 ms to 16 s, as kube-proxy.
-            sync_duration: Histogram::new(exponential_buckets(0.001, 2.0, 15)),
+            sync_duration: sync(),
+            full_sync_duration: sync(),
+            partial_sync_duration: sync(),
+            network_programming: Histogram::new(programming_buckets()),
             last_sync: Gauge::default(),
+            last_queued: Gauge::default(),
+            service_changes: Counter::default(),
+            endpoint_changes: Counter::default(),
             writes: Counter::default(),
             failures: Counter::default(),
             calls: Counter::default(),
@@ -56,32 +71,67 @@ impl Metrics {
     }
 
     fn register(&self, readings: Box<Readings>) -> Registry {
-        let mut registry = Registry::default();
-        let duration = "Seconds that one pass over the tables took";
-        registry.register("kubeproxy_sync_proxy_rules_duration_seconds", duration, self.sync_duration.clone());
-        let last = "When the tables were last in step with the source, in seconds since the epoch";
-        registry.register("kubeproxy_sync_proxy_rules_last_timestamp_seconds", last, self.last_sync.clone());
-        registry.register("kubeproxy_proxy_healthz", "Answers of /healthz by code", self.healthz.clone());
-        registry.register("kubeproxy_proxy_livez", "Answers of /livez by code", self.livez.clone());
-        registry.register("ballast_readyz", "Answers of /readyz by code", self.readyz.clone());
-        registry.register("ballast_table_writes", "Operations carried out on the tables", self.writes.clone());
-        registry.register("ballast_table_failures", "Operations on the tables that failed", self.failures.clone());
-        registry.register("ballast_table_calls", "System calls made for the tables", self.calls.clone());
-        registry.register("ballast_events", "Records read from the event ring by outcome", self.events.clone());
-        registry.register_collector(readings);
-        registry
+        let mut all = Registry::default();
+        self.register_kube_proxys(&mut all);
+        all.register("ballast_readyz", "Answers of /readyz by code", self.readyz.clone());
+        all.register("ballast_table_writes", "Operations carried out on the tables", self.writes.clone());
+        all.register("ballast_table_failures", "Operations on the tables that failed", self.failures.clone());
+        all.register("ballast_table_calls", "System calls made for the tables", self.calls.clone());
+        all.register("ballast_events", "Records read from the event ring by outcome", self.events.clone());
+        all.register_collector(readings);
+        all
     }
 
-    /// A pass over the tables is over.
-    pub fn synced(&self, took: Duration, writes: usize, failures: usize) {
-        self.sync_duration.observe(took.as_secs_f64());
+    /// Under kube-proxy's names, so that its dashboards and alerts go on working.
+    fn register_kube_proxys(&self, all: &mut Registry) {
+        let sync = "Seconds that one pass over the tables took";
+        all.register("kubeproxy_sync_proxy_rules_duration_seconds", sync, self.sync_duration.clone());
+        let full = "Seconds that the first pass over all services took";
+        all.register("kubeproxy_sync_full_proxy_rules_duration_seconds", full, self.full_sync_duration.clone());
+        let partial = "Seconds that a pass over what changed took";
+        all.register(
+            "kubeproxy_sync_partial_proxy_rules_duration_seconds",
+            partial,
+            self.partial_sync_duration.clone(),
+        );
+        let programming = "Seconds from the change that the endpoint controller saw to its being in the tables";
+        all.register("kubeproxy_network_programming_duration_seconds", programming, self.network_programming.clone());
+        let last = "When the tables were last in step with the source, in seconds since the epoch";
+        all.register("kubeproxy_sync_proxy_rules_last_timestamp_seconds", last, self.last_sync.clone());
+        let queued = "When the source last told of a change, in seconds since the epoch";
+        all.register("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", queued, self.last_queued.clone());
+        let services = "Changes of services seen";
+        all.register("kubeproxy_sync_proxy_rules_service_changes", services, self.service_changes.clone());
+        let slices = "Changes of endpoint slices seen";
+        all.register("kubeproxy_sync_proxy_rules_endpoint_changes", slices, self.endpoint_changes.clone());
+        all.register("kubeproxy_proxy_healthz", "Answers of /healthz by code", self.healthz.clone());
+        all.register("kubeproxy_proxy_livez", "Answers of /livez by code", self.livez.clone());
+    }
+
+    /// A snapshot came, at a moment of the wall clock.
+    pub fn changed(&self, changes: PassReport, seconds_since_epoch: f64) {
+        self.service_changes.inc_by(changes.services);
+        self.endpoint_changes.inc_by(changes.slices);
+        self.last_queued.set(seconds_since_epoch);
+    }
+
+    /// A pass over the tables is over. `whole`: over all services, not only over what changed.
+    pub fn synced(&self, took: Duration, whole: bool, writes: usize, failures: usize) {
+        let took = took.as_secs_f64();
+        self.sync_duration.observe(took);
+        if whole { &self.full_sync_duration } else { &self.partial_sync_duration }.observe(took);
         self.writes.inc_by(writes as u64);
         self.failures.inc_by(failures as u64);
     }
 
     /// So many system calls were made for the tables since the start.
     pub fn called(&self, total: u64) {
-        self.calls.inner().store(total, std::sync::atomic::Ordering::Relaxed);
+        self.calls.inner().store(total, Ordering::Relaxed);
+    }
+
+    /// A change of endpoints is in the tables, this long after it happened.
+    pub fn programmed(&self, seconds: f64) {
+        self.network_programming.observe(seconds);
     }
 
     /// The tables are in step with the source.
@@ -109,8 +159,42 @@ impl Metrics {
         let mut text = String::new();
         // Writing to a string does not fail; a collector's series are plain data.
         let _ = text::encode(&mut text, &self.registry);
-        text
+        prometheus(&text)
     }
+}
+
+/// From OpenMetrics to Prometheus' own text format, as kube-proxy has it: there, the name of a counter ends in `_total` also
+/// where its help and type are told, and nothing marks the end.
+fn prometheus(open_metrics: &str) -> String {
+    let mut text = String::with_capacity(open_metrics.len() + 1024);
+    let mut counter = "";
+    // Help comes before the type, so the type is looked up in the next line.
+    let mut lines = open_metrics.lines().peekable();
+    while let Some(line) = lines.next() {
+        if line == "# EOF" {
+            break;
+        }
+        let described = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' '));
+        if let Some((name, help)) = described {
+            let is_counter =
+                lines.peek().is_some_and(|next| next.strip_prefix("# TYPE ") == Some(&format!("{name} counter")));
+            counter = if is_counter { "_total" } else { "" };
+            text += &format!("# HELP {name}{counter} {help}\n");
+        } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+            text += &format!("# TYPE {name}{counter} {kind}\n");
+        } else {
+            text += line;
+            text.push('\n');
+        }
+    }
+    text
+}
+
+/// kube-proxy's: quarters of a second, then seconds to a minute, then five and thirty seconds.
+fn programming_buckets() -> impl Iterator<Item = f64> {
+    let (seconds, fives, thirties) =
+        ((1..60).map(f64::from), (12..24).map(|n| 5.0 * f64::from(n)), (4..11).map(|n| 30.0 * f64::from(n)));
+    [0.25, 0.5].into_iter().chain(seconds).chain(fives).chain(thirties)
 }
 
 struct Readings {
@@ -159,7 +243,9 @@ mod tests {
         });
         metrics.probed(Probe::Healthz, StatusCode::SERVICE_UNAVAILABLE);
         metrics.event(Outcome::Evicted);
-        metrics.synced(Duration::from_millis(3), 12, 1);
+        metrics.synced(Duration::from_millis(3), false, 12, 1);
+        metrics.changed(PassReport { services: 2, slices: 5 }, 1.0);
+        metrics.programmed(0.3);
         let text = metrics.encode();
         for line in [
             "ballast_outcomes_total{outcome=\"selected\"} 3.0",
@@ -169,9 +255,25 @@ mod tests {
             "ballast_table_failures_total 1",
             "kubeproxy_sync_proxy_rules_duration_seconds_count 1",
             "ballast_ready 1.0",
-            "# EOF",
+            "kubeproxy_sync_proxy_rules_endpoint_changes_total 5",
+            "# TYPE kubeproxy_sync_proxy_rules_endpoint_changes_total counter",
+            "# HELP kubeproxy_proxy_healthz_total Answers of /healthz by code.",
+            "# TYPE kubeproxy_sync_proxy_rules_duration_seconds histogram",
+            "kubeproxy_sync_partial_proxy_rules_duration_seconds_count 1",
+            "kubeproxy_sync_full_proxy_rules_duration_seconds_count 0",
+            "kubeproxy_network_programming_duration_seconds_bucket{le=\"0.5\"} 1",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
         }
+        assert!(!text.contains("EOF"));
+    }
+
+    #[test]
+    fn buckets_are_kube_proxys() {
+        let buckets: Vec<_> = programming_buckets().collect();
+        assert_eq!(
+            (buckets.len(), buckets[2], buckets[60], buckets[61], buckets[72], buckets[73], buckets[79]),
+            (80, 1.0, 59.0, 60.0, 115.0, 120.0, 300.0)
+        );
     }
 }

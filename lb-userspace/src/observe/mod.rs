@@ -4,6 +4,7 @@ pub mod batch;
 pub mod contents;
 pub mod events;
 pub mod health;
+pub mod health_check;
 pub mod http;
 pub mod inventory;
 pub mod metrics;

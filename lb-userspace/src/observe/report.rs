@@ -6,6 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::datapath;
 
+mod following;
+mod tables;
+
+pub use following::{ConfirmingReport, ProofReport, ResourceReport};
+pub use tables::{AuditReport, DrainReport, FillReport, HealthCheckReport, PassReport, TablesReport};
+
 /// Everything, at one moment. Ages are in seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -13,6 +19,9 @@ pub struct Report {
     pub pid: u32,
     pub version: String,
     pub node_name: String,
+    /// The node is being deleted or drained by the autoscaler: load balancers must not choose it.
+    pub node_leaving: bool,
+    pub uptime_seconds: f64,
     pub kernel: KernelReport,
     pub source: SourceReport,
     pub tables: TablesReport,
@@ -45,6 +54,14 @@ pub struct SourceReport {
     pub revision: u64,
     /// Seconds since each resource was last known to be true.
     pub age_seconds: BTreeMap<String, f64>,
+    /// Whether the API answers requests on new connections; null: a file, or nothing was heard yet.
+    pub api_reachable: Option<bool>,
+    /// Since when that is so.
+    pub api_seconds: Option<f64>,
+    /// How long a watch has been dead while the API answers others; null: none is.
+    pub wedged_seconds: Option<f64>,
+    /// How each resource of the API is followed; empty for a file.
+    pub resources: BTreeMap<String, ResourceReport>,
     pub last_error: Option<String>,
     /// Objects that are not served, and why.
     pub refusals: Vec<String>,
@@ -52,22 +69,11 @@ pub struct SourceReport {
     pub notes: Vec<String>,
 }
 
-/// How far the tables follow the source.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct TablesReport {
-    /// The first snapshot is in the tables.
-    pub synced: bool,
-    /// Number of the snapshot in the tables.
-    pub revision: u64,
-    /// Writes to the tables, ever.
-    pub writes: u64,
-    /// Why the last attempt was not carried out in full; null: it was.
-    pub last_error: Option<String>,
-    /// Services that could not be programmed, and why.
-    pub refusals: Vec<String>,
-    /// Seconds since the tables were last in step with the source.
-    pub age_seconds: Option<f64>,
+impl SourceReport {
+    /// Age of the oldest proof; 0: there is none.
+    pub fn oldest_age_seconds(&self) -> f64 {
+        self.age_seconds.values().copied().fold(0.0, f64::max)
+    }
 }
 
 /// What is attached where.
@@ -124,7 +130,10 @@ pub struct ProgramReport {
 #[serde(rename_all = "camelCase", default)]
 pub struct HealthReport {
     pub healthz: bool,
+    pub livez: bool,
     pub readyz: bool,
+    /// No fault of this node's own: what health-check node ports say. A node that leaves is still healthy.
+    pub service_proxy_healthy: bool,
     /// Why not.
     pub faults: Vec<String>,
 }

@@ -1,0 +1,190 @@
+//! Health-check node ports: a listener for each, opened and closed as services change, on every address of the node.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+use axum::Router;
+use axum::http::header;
+use axum::response::{IntoResponse as _, Response};
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::observe::health_check::{self, NodeHealth, WEIGHT_HEADER};
+use crate::plan::HealthCheck;
+
+/// Connections that wait to be accepted on one port.
+const BACKLOG: i32 = 64;
+
+type Asks = Arc<dyn Fn() -> NodeHealth + Send + Sync>;
+type Checks = BTreeMap<u16, HealthCheck>;
+
+/// The servers.
+pub(super) struct HealthChecks {
+    node: Asks,
+    wanted: watch::Sender<Checks>,
+    open: BTreeMap<u16, Vec<AbortOnDropHandle<()>>>,
+    /// Why a port is not open.
+    problems: BTreeMap<u16, String>,
+}
+
+impl HealthChecks {
+    /// `node` is asked at each request.
+    pub fn new(node: impl Fn() -> NodeHealth + Send + Sync + 'static) -> Self {
+        let (wanted, _) = watch::channel(Checks::default());
+        Self { node: Arc::new(node), wanted, open: BTreeMap::new(), problems: BTreeMap::new() }
+    }
+
+    /// Opens and closes ports until they are these. What cannot be opened is tried again by the next call.
+    pub fn set(&mut self, wanted: &Checks) {
+        if *self.wanted.borrow() != *wanted {
+            self.wanted.send_replace(wanted.clone());
+        }
+        self.open.retain(|port, _| wanted.contains_key(port));
+        self.problems.retain(|port, _| wanted.contains_key(port));
+        for (port, check) in wanted {
+            if self.open.contains_key(port) {
+                continue;
+            }
+            match listen(*port) {
+                Ok(listeners) => {
+                    let servers = listeners.into_iter().map(|listener| self.serve(*port, listener));
+                    self.open.insert(*port, servers.collect());
+                    self.problems.remove(port);
+                }
+                Err(error) => {
+                    let problem = format!(
+                        "healthCheckNodePort {port} of Service {} cannot be opened: {error}; free the port, or give the Service another one",
+                        check.service
+                    );
+                    self.problems.insert(*port, problem);
+                }
+            }
+        }
+    }
+
+    /// Why ports are not open.
+    pub fn problems(&self) -> &BTreeMap<u16, String> {
+        &self.problems
+    }
+
+    fn serve(&self, port: u16, listener: TcpListener) -> AbortOnDropHandle<()> {
+        let (node, wanted) = (self.node.clone(), self.wanted.subscribe());
+        let router = Router::new().fallback(move || {
+            let answer = answer(wanted.borrow().get(&port), &node);
+            async move { answer }
+        });
+        AbortOnDropHandle::new(tokio::spawn(async move { axum::serve(listener, router).await.unwrap_or_default() }))
+    }
+}
+
+fn answer(check: Option<&HealthCheck>, node: &Asks) -> Response {
+    // A connection that outlived its port.
+    let Some(check) = check else { return axum::http::StatusCode::SERVICE_UNAVAILABLE.into_response() };
+    let (code, body) = health_check::answer(check, node());
+    let headers = [
+        (header::CONTENT_TYPE.as_str(), "application/json".to_owned()),
+        (header::X_CONTENT_TYPE_OPTIONS.as_str(), "nosniff".to_owned()),
+        (WEIGHT_HEADER, body.local_endpoints.to_string()),
+    ];
+    (code, headers, serde_json::to_string(&body).unwrap_or_default()).into_response()
+}
+
+/// On every address of both families; a kernel without IPv6 has only one.
+fn listen(port: u16) -> io::Result<Vec<TcpListener>> {
+    let mut listeners = vec![bind(IpAddr::from(Ipv4Addr::UNSPECIFIED), port)?];
+    match bind(IpAddr::from(Ipv6Addr::UNSPECIFIED), port) {
+        Ok(listener) => listeners.push(listener),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL)) => {}
+        Err(error) => return Err(error),
+    }
+    Ok(listeners)
+}
+
+fn bind(address: IpAddr, port: u16) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(SocketAddr::new(address, port)), Type::STREAM, Some(Protocol::TCP))?;
+    // Connections of the agent before this one may still be in TIME_WAIT.
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&SocketAddr::new(address, port).into())?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
+
+    use super::*;
+    use crate::model::ObjectName;
+
+    fn checks(port: u16, local_ready: usize) -> Checks {
+        [(port, HealthCheck { service: ObjectName::new("demo", "web"), local_ready })].into()
+    }
+
+    async fn ask(address: IpAddr, port: u16) -> io::Result<String> {
+        let mut stream = TcpStream::connect((address, port)).await?;
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n").await?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await?;
+        Ok(text.to_lowercase())
+    }
+
+    async fn free_port() -> u16 {
+        TcpListener::bind("0.0.0.0:0").await.and_then(|listener| listener.local_addr()).expect("a free port").port()
+    }
+
+    const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    #[tokio::test]
+    async fn a_port_follows_its_service() {
+        let healthy = Arc::new(AtomicBool::new(true));
+        let of_node = healthy.clone();
+        let mut servers =
+            HealthChecks::new(move || NodeHealth { healthy: of_node.load(Ordering::Relaxed), leaving: false });
+        let port = free_port().await;
+        servers.set(&checks(port, 3));
+        assert!(servers.problems().is_empty(), "{:?}", servers.problems());
+        for address in [LOCAL, IpAddr::V6(Ipv6Addr::LOCALHOST)] {
+            let text = ask(address, port).await.expect("open");
+            assert!(text.starts_with("http/1.1 200"), "{text}");
+            assert!(text.contains("x-load-balancing-endpoint-weight: 3"), "{text}");
+        }
+        healthy.store(false, Ordering::Relaxed);
+        let text = ask(LOCAL, port).await.expect("open");
+        assert!(text.starts_with("http/1.1 503") && text.contains(r#""serviceproxyhealthy":false"#), "{text}");
+        healthy.store(true, Ordering::Relaxed);
+        servers.set(&checks(port, 0));
+        let text = ask(LOCAL, port).await.expect("still open");
+        assert!(text.starts_with("http/1.1 503") && text.contains(r#""localendpoints":0"#), "{text}");
+        servers.set(&Checks::default());
+        // The task ends when it is next polled.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(ask(LOCAL, port).await.expect_err("closed").kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[tokio::test]
+    async fn a_port_in_use_is_named_and_tried_again() {
+        let taken = TcpListener::bind("0.0.0.0:0").await.expect("a free port");
+        let port = taken.local_addr().expect("bound").port();
+        let mut servers = HealthChecks::new(|| NodeHealth { healthy: true, leaving: false });
+        servers.set(&checks(port, 1));
+        let problem = servers.problems().get(&port).expect("a problem").clone();
+        assert!(problem.contains("demo/web") && problem.contains(&port.to_string()), "{problem}");
+        drop(taken);
+        servers.set(&checks(port, 1));
+        assert!(servers.problems().is_empty());
+        assert!(ask(LOCAL, port).await.expect("open").starts_with("http/1.1 200"));
+    }
+}

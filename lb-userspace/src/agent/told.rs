@@ -1,0 +1,17 @@
+//! What the log has been told, so that a retry does not repeat it.
+
+use std::collections::BTreeSet;
+
+/// Failures and refusals that are in the log already.
+#[derive(Debug, Default)]
+pub(super) struct Told(BTreeSet<String>);
+
+impl Told {
+    /// Logs what was not there before.
+    pub fn warn(&mut self, now: BTreeSet<String>) {
+        for new in now.difference(&self.0) {
+            tracing::warn!("{new}");
+        }
+        self.0 = now;
+    }
+}

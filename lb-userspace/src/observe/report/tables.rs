@@ -1,0 +1,106 @@
+//! How far the tables follow the source, and what became of them, as the report has it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::observe::inventory::BackendTotals;
+
+/// The tables, as the agent that writes them knows them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TablesReport {
+    /// The first snapshot is in the tables.
+    pub synced: bool,
+    /// An agent before this one left tables, which serve until the first snapshot is there.
+    pub inherited: bool,
+    /// Number of the snapshot in the tables.
+    pub revision: u64,
+    /// Writes to the tables, ever.
+    pub writes: u64,
+    /// Why the last attempt was not carried out in full; null: it was.
+    pub last_error: Option<String>,
+    /// How long a change could not be written; null: all are.
+    pub behind_seconds: Option<f64>,
+    /// Services that could not be programmed, and why.
+    pub refusals: Vec<String>,
+    /// Seconds since the tables were last in step with the source.
+    pub age_seconds: Option<f64>,
+    /// Changes of the source that are not in the tables in full.
+    pub pending: PassReport,
+    /// Service ports in the tables.
+    pub services: u64,
+    pub backends: BackendTotals,
+    pub drains: DrainReport,
+    /// How full each table is, counted by what was written.
+    pub fill: BTreeMap<String, FillReport>,
+    /// Null: switched off, or not run yet.
+    pub audit: Option<AuditReport>,
+    /// `healthCheckNodePort`s, by port.
+    pub health_checks: BTreeMap<u16, HealthCheckReport>,
+}
+
+/// Changes of the source, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PassReport {
+    pub services: u64,
+    /// Endpoint slices.
+    pub slices: u64,
+}
+
+/// Backends that are gone from the source, whose flows may still end.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DrainReport {
+    /// How long the drain that goes on longest has gone on; null: nothing drains.
+    pub oldest_seconds: Option<f64>,
+    /// Backends whose deadline struck, but which are still in the tables. The programs already evict their flows.
+    pub overdue: u64,
+}
+
+/// A table's entries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct FillReport {
+    pub entries: u64,
+    pub capacity: u64,
+}
+
+/// What audits of the tables found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AuditReport {
+    /// Seconds since the last one ended.
+    pub age_seconds: f64,
+    /// How long it took.
+    pub took_seconds: f64,
+    pub runs: u64,
+    /// What the last one found, in words; at most [`AuditReport::FINDINGS`] of them.
+    pub findings: Vec<String>,
+    /// How many the last one found.
+    pub found: u64,
+    /// Found ever, by table, then by kind.
+    pub drift: BTreeMap<String, BTreeMap<String, u64>>,
+    /// Repaired ever, likewise.
+    pub repaired: BTreeMap<String, BTreeMap<String, u64>>,
+    /// Why the last one could not be carried out in full; null: it was.
+    pub last_error: Option<String>,
+}
+
+impl AuditReport {
+    /// How many findings are told in words.
+    pub const FINDINGS: usize = 20;
+}
+
+/// A health-check node port.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HealthCheckReport {
+    /// Namespace and name of the Service.
+    pub service: String,
+    /// Endpoints of this node that are ready.
+    pub local_endpoints: u64,
+    /// Why nothing listens there; null: it is open.
+    pub problem: Option<String>,
+}
