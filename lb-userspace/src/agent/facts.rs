@@ -26,7 +26,7 @@ pub(super) async fn reserved(settings: &Settings, origin: &str) -> Reserved {
         match timeout(RESOLVE_LIMIT, tokio::net::lookup_host((host.as_str(), port))).await {
             Ok(Ok(found)) => reserved.extend(found.map(|at| (at.ip(), at.port(), Protocol::Tcp))),
             Ok(Err(_)) | Err(_) => {
-                tracing::warn!(host, "the API server's name is not known here: its address is not protected")
+                tracing::warn!(host, "the API server's name is not known here: its address is not protected");
             }
         }
     }

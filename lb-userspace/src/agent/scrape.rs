@@ -16,13 +16,16 @@ use crate::observe::series::{self, Series};
 /// into no scrape. `ballast get services -o wide` shows them all.
 const SERVICE_SERIES_MAX: u64 = 1_000;
 /// How often flows are counted at most: that walks their tables, which the programs own.
-const COUNT_EVERY: Duration = Duration::from_secs(60);
+const COUNT_EVERY: Duration = Duration::from_mins(1);
+
+/// When flows were counted, and by map how many there were.
+type Counted = (Instant, Vec<(&'static str, FillReport)>);
 
 /// Reads the pinned maps for scrapes.
 #[derive(Debug)]
 pub(super) struct Scrape {
     maps: PathBuf,
-    counted: Mutex<Option<(Instant, Vec<(&'static str, FillReport)>)>>,
+    counted: Mutex<Option<Counted>>,
 }
 
 impl Scrape {

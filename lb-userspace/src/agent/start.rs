@@ -50,7 +50,7 @@ pub(super) async fn start(settings: Settings) -> anyhow::Result<()> {
         }
     };
     let mut source = open_source(&settings, &stop).await?;
-    let ended = with_source(&settings, &mut source, signals, listeners, &stop).await;
+    let ended = Box::pin(with_source(&settings, &mut source, signals, listeners, &stop)).await;
     stop.cancel();
     // Whatever it ended with has been told by its status.
     let _ = source.task.await;

@@ -126,8 +126,9 @@ impl State {
 
     /// What health-check node ports say of the node.
     pub fn node_health(&self) -> NodeHealth {
-        let report = self.report();
-        NodeHealth { healthy: report.health.service_proxy_healthy, leaving: report.node_leaving }
+        let Look { report, since_beat, thresholds, .. } = self.look();
+        let healthy = health::own_faults(&report, since_beat, &thresholds).is_empty();
+        NodeHealth { healthy, leaving: report.node_leaving }
     }
 
     /// What the health server judges by.

@@ -170,7 +170,7 @@ impl Datapath {
         self.status.send_if_modified(|status| {
             let synced = status.synced || trouble.is_none();
             let (links, addresses) = (links.into_values().collect(), self.addresses.clone());
-            let new = Status { synced, addresses, links, problems, ..status.clone() };
+            let new = Status { addresses, synced, links, problems, ..status.clone() };
             let changed = *status != new;
             *status = new;
             changed

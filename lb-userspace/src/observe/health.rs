@@ -68,7 +68,8 @@ pub fn own_faults(report: &Report, since_beat: Duration, thresholds: &Thresholds
     let mut faults = dead(report, since_beat, thresholds);
     // What the agent before left behind serves on: load balancers need not hear of a restart.
     let in_grace = report.tables.inherited && report.uptime_seconds < thresholds.first_sync_grace.as_secs_f64();
-    if !report.tables.synced && !in_grace && !(report.tables.inherited && source_lost(report)) {
+    let excused = in_grace || (report.tables.inherited && source_lost(report));
+    if !report.tables.synced && !excused {
         faults.push("the first sync is not finished: services and endpoints have not both been listed".to_owned());
     }
     if !report.datapath.synced && !in_grace {
@@ -122,7 +123,6 @@ pub fn judge(report: &Report, since_beat: Duration, thresholds: &Thresholds) -> 
         healthz: own.is_empty() && !report.node_leaving,
         livez: dead(report, since_beat, thresholds).is_empty(),
         readyz: faults.is_empty(),
-        service_proxy_healthy: own.is_empty(),
         faults,
     }
 }

@@ -1,6 +1,6 @@
 //! The metrics registry: what the agent counts itself, and the series read at each scrape. Names of kube-proxy, and ours.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -167,6 +167,7 @@ impl Metrics {
 /// where its help and type are told, and nothing marks the end.
 fn prometheus(open_metrics: &str) -> String {
     let mut text = String::with_capacity(open_metrics.len() + 1024);
+    // Writing to a string does not fail.
     let mut counter = "";
     // Help comes before the type, so the type is looked up in the next line.
     let mut lines = open_metrics.lines().peekable();
@@ -179,9 +180,9 @@ fn prometheus(open_metrics: &str) -> String {
             let is_counter =
                 lines.peek().is_some_and(|next| next.strip_prefix("# TYPE ") == Some(&format!("{name} counter")));
             counter = if is_counter { "_total" } else { "" };
-            text += &format!("# HELP {name}{counter} {help}\n");
+            let _ = writeln!(text, "# HELP {name}{counter} {help}");
         } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
-            text += &format!("# TYPE {name}{counter} {kind}\n");
+            let _ = writeln!(text, "# TYPE {name}{counter} {kind}");
         } else {
             text += line;
             text.push('\n');

@@ -132,8 +132,6 @@ pub struct HealthReport {
     pub healthz: bool,
     pub livez: bool,
     pub readyz: bool,
-    /// No fault of this node's own: what health-check node ports say. A node that leaves is still healthy.
-    pub service_proxy_healthy: bool,
     /// Why not.
     pub faults: Vec<String>,
 }
