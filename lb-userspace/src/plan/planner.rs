@@ -215,8 +215,10 @@ impl Planner {
                 }
                 _ => {
                     tally.hit(Rule::HealthCheck);
-                    let check =
-                        HealthCheck { service: name.clone(), local_ready: service::local_ready(&listed, place) };
+                    let check = HealthCheck {
+                        service: name.clone(),
+                        local_ready: service::local_ready(service, &listed, place),
+                    };
                     let is_new = self.desired.health_checks.get(&port) != Some(&check);
                     changes.health_checks |= is_new;
                     self.desired.health_checks.insert(port, check);

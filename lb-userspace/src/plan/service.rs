@@ -166,9 +166,10 @@ fn index(family: Family) -> usize {
 }
 
 /// How many endpoints of a service are on this node and ready: distinct addresses of the family that has more of them, so that
-/// a pod of both families counts once.
-pub(super) fn local_ready(listed: &Listed<'_>, place: &Place) -> usize {
-    let slices = listed.slices().iter().filter(|slice| !slice.ports.is_empty());
+/// a pod of both families counts once. Only families of its cluster IPs count, since it serves no other.
+pub(super) fn local_ready(service: &Service, listed: &Listed<'_>, place: &Place) -> usize {
+    let is_served = |family| service.cluster_ips.iter().any(|ip| Family::of(*ip) == family);
+    let slices = listed.slices().iter().filter(|slice| !slice.ports.is_empty() && is_served(slice.family));
     let endpoints = slices.flat_map(|slice| &slice.endpoints);
     let here = endpoints.filter(|endpoint| endpoint.ready && place.is_here(endpoint));
     let addresses: BTreeSet<IpAddr> = here.map(|endpoint| endpoint.address).collect();
