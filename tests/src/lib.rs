@@ -3,6 +3,7 @@
 //! * [`topology`] makes nodes, pods and outside hosts as network namespaces and removes them again;
 //! * [`agent`] runs the real agent on a node;
 //! * [`cluster`] starts and stops a real API server;
+//! * [`differ`] compares the plan with the rules of the real kube-proxy;
 //! * [`hammer`] changes tables while packets meet them;
 //! * [`peers`] are the servers and clients that run in them;
 //! * [`programs`] builds edited eBPF programs for tests of the tests.
@@ -12,6 +13,7 @@
 
 pub mod agent;
 pub mod cluster;
+pub mod differ;
 pub mod hammer;
 pub mod live;
 pub mod oracle;

@@ -235,7 +235,7 @@ fn server_command(directory: &Path, at: SocketAddr, store: SocketAddr) -> Result
 }
 
 /// The program, from `KUBEBUILDER_ASSETS`, else from the cache.
-fn binary(name: &str) -> Result<PathBuf> {
+pub fn binary(name: &str) -> Result<PathBuf> {
     let path = set("KUBEBUILDER_ASSETS").map_or_else(tools, Ok)?.join(name);
     if !path.is_file() {
         bail!("{} is missing: run `cargo xtask setup`, or set KUBEBUILDER_ASSETS to a folder with it", path.display());

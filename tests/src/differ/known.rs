@@ -1,0 +1,233 @@
+//! Where Ballast means to differ from kube-proxy. Whatever else differs is a bug.
+//!
+//! docs/src/kube-proxy.md holds the same list for users.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use ipnet::IpNet;
+use lb_userspace::plan::{Frontend, Kind, NodePortAddresses};
+use serde_json::{Value, json};
+
+use super::case::{Case, Told};
+use super::cluster::Cluster;
+use super::packet::{Client, Position};
+use super::probes::{source_ranges, vips};
+use super::verdict::{Answer, Fate};
+use super::{duplicates, node};
+
+/// A difference that is meant.
+#[derive(Debug)]
+pub struct Known {
+    pub name: &'static str,
+    pub reason: &'static str,
+    /// Whether it may be the cause in this case.
+    pub concerns: fn(&Case<'_>) -> bool,
+    /// What kube-proxy makes of what it is told.
+    pub as_kube_proxy: Reading,
+}
+
+/// How kube-proxy's answer is checked, where a decision may be the cause.
+#[derive(Clone, Copy, Debug)]
+pub enum Reading {
+    /// Ballast gives the same answer if it is told so.
+    Otherwise(fn(&mut Told)),
+    /// Ballast gives the same answer if it is told one of these.
+    Chance(fn(&Case<'_>, &Told) -> Vec<Told>),
+    /// By the decision alone.
+    Unchecked,
+}
+
+/// All of them.
+pub const KNOWN: [Known; 11] = [
+    Known {
+        name: "overlapping claims",
+        reason: "two service ports claim one address, port and protocol: kube-proxy serves one of them or a mixture, by chance; Ballast serves the oldest",
+        concerns: |case| {
+            let ports: BTreeSet<_> = case.served_claims().map(|claim| (claim.service, claim.port)).collect();
+            ports.len() > 1
+        },
+        as_kube_proxy: Reading::Unchecked,
+    },
+    Known {
+        name: "contradicting duplicates",
+        reason: "an endpoint is in several slices with different conditions: kube-proxy takes one by chance; Ballast the local, then the best",
+        concerns: |case| !duplicates::of(case, case.told).is_empty(),
+        as_kube_proxy: Reading::Chance(duplicates::each_kept_alone),
+    },
+    Known {
+        name: "headless label",
+        reason: "a Service with a cluster IP and the label service.kubernetes.io/headless: kube-proxy rejects what is sent to it, for it sees no endpoints; to Ballast it is none of its services",
+        concerns: |case| {
+            let address = case.probe.frontend.address;
+            let claiming =
+                case.told.cluster.services.iter().filter(|service| vips(service).iter().any(|(ip, ..)| *ip == address));
+            let mut labels = claiming.chain(case.claimants()).map(|service| &service["metadata"]["labels"]);
+            labels.any(|labels| !labels["service.kubernetes.io/headless"].is_null())
+                && case.reference.fate == Fate::Rejected
+                && case.subject.fate == Fate::Passed
+        },
+        as_kube_proxy: Reading::Unchecked,
+    },
+    Known {
+        name: "unserved ports",
+        reason: "a port that no service has on an external address: kube-proxy lets the packet go on, and it may come back; Ballast rejects it",
+        concerns: |case| {
+            let external =
+                case.told.cluster.services.iter().flat_map(vips).filter(|(_, kind, _)| *kind != Kind::ClusterIp);
+            let address = case.probe.frontend.address;
+            external.map(|(ip, ..)| ip).any(|ip| ip == address)
+                && case.served_claims().next().is_none()
+                && case.reference.fate == Fate::Passed
+                && case.subject.fate == Fate::Rejected
+        },
+        as_kube_proxy: Reading::Unchecked,
+    },
+    Known {
+        name: "source ranges of external IPs",
+        reason: "kube-proxy guards only the load balancer's addresses by loadBalancerSourceRanges; Ballast externalIPs, too",
+        concerns: |case| {
+            case.only_as(Kind::ExternalIp) && case.claimants().any(|service| !source_ranges(service).is_empty())
+        },
+        as_kube_proxy: Reading::Otherwise(|told| {
+            for service in &mut told.cluster.services {
+                service["spec"]["loadBalancerSourceRanges"] = Value::Null;
+            }
+        }),
+    },
+    Known {
+        name: "source ranges of one family",
+        reason: "ranges of one family alone leave the other open in kube-proxy; Ballast denies it",
+        concerns: |case| {
+            let v4 = case.probe.frontend.address.is_ipv4();
+            let missing =
+                |ranges: &[IpNet]| !ranges.is_empty() && ranges.iter().all(|range| range.addr().is_ipv4() != v4);
+            case.claimants().any(|service| missing(&source_ranges(service)))
+        },
+        as_kube_proxy: Reading::Otherwise(open_missing_families),
+    },
+    Known {
+        name: "source ranges and this node",
+        reason: "kube-proxy looks at the address that a process of the node sends from; Ballast lets it pass if any address of the node is in a range",
+        concerns: |case| {
+            let Client { position, address } = case.probe.client;
+            let ranges: Vec<IpNet> = case.claimants().flat_map(source_ranges).collect();
+            position == Position::Node
+                && !ranges.iter().any(|range| range.contains(&address))
+                && ranges.iter().any(|range| node::addresses().iter().any(|own| range.contains(own)))
+        },
+        as_kube_proxy: Reading::Otherwise(|told| {
+            for range in source_ranges_mut(&mut told.cluster) {
+                let net: Option<IpNet> = range.as_str().and_then(|text| text.trim().parse().ok());
+                if let Some(net) = net.filter(|net| !net.contains(&node::primary(net.addr().is_ipv4()))) {
+                    *range = if net.addr().is_ipv4() { "198.18.0.0/32" } else { "fd00:198::/128" }.into();
+                }
+            }
+        }),
+    },
+    Known {
+        name: "node port addresses of one family",
+        reason: "nodePortAddresses of one family alone leave the other unrestricted in kube-proxy; in Ballast they name all addresses that there are",
+        concerns: |case| match &case.told.settings.nodeport_addresses {
+            NodePortAddresses::Cidrs(nets) => {
+                let v4 = case.probe.frontend.address.is_ipv4();
+                case.only_as(Kind::NodePort) && nets.iter().all(|net| net.addr().is_ipv4() != v4)
+            }
+            _ => false,
+        },
+        as_kube_proxy: Reading::Otherwise(|told| told.settings.nodeport_addresses = NodePortAddresses::All),
+    },
+    Known {
+        name: "refused endpoint addresses",
+        reason: "endpoints with loopback, link-local, multicast or unspecified addresses: kube-proxy sends packets there; Ballast refuses and reports them",
+        concerns: |case| case.endpoints().any(has_stand_in),
+        as_kube_proxy: Reading::Otherwise(|told| {
+            for endpoint in endpoints_mut(&mut told.cluster) {
+                if let Some(other) = stand_in(endpoint) {
+                    endpoint["addresses"] = json!([other]);
+                }
+            }
+        }),
+    },
+    Known {
+        name: "serving not said",
+        reason: "an endpoint that terminates and does not say whether it serves: to kube-proxy it does; to Ballast as it is ready",
+        concerns: |case| case.endpoints().any(is_silent),
+        as_kube_proxy: Reading::Otherwise(|told| {
+            for endpoint in endpoints_mut(&mut told.cluster) {
+                if is_silent(endpoint) {
+                    endpoint["conditions"]["serving"] = true.into();
+                }
+            }
+        }),
+    },
+    Known {
+        name: "ports of the node",
+        reason: "a node port or external address on which the node itself listens (API server, kubelet, Ballast): kube-proxy takes it from the node; Ballast leaves it",
+        concerns: |case| {
+            let Frontend { port, protocol, .. } = case.probe.frontend;
+            case.told.settings.reserved.iter().any(|(_, reserved, of)| *reserved == port && *of == protocol)
+        },
+        as_kube_proxy: Reading::Otherwise(|told| told.settings.reserved.clear()),
+    },
+];
+
+fn endpoints_mut(cluster: &mut Cluster) -> impl Iterator<Item = &mut Value> {
+    cluster.slices.iter_mut().flat_map(|slice| slice["endpoints"].as_array_mut().into_iter().flatten())
+}
+
+fn source_ranges_mut(cluster: &mut Cluster) -> impl Iterator<Item = &mut Value> {
+    let specs = cluster.services.iter_mut().map(|service| &mut service["spec"]);
+    specs.filter_map(|spec| spec["loadBalancerSourceRanges"].as_array_mut()).flatten()
+}
+
+fn is_silent(endpoint: &Value) -> bool {
+    let conditions = &endpoint["conditions"];
+    conditions["serving"].is_null() && conditions["ready"] == false && conditions["terminating"] == true
+}
+
+/// Addresses that Ballast refuses, and what stands for them when it is asked what it would do otherwise.
+const STAND_INS: [(&str, &str); 6] = [
+    ("127.0.0.1", "10.250.0.1"),
+    ("169.254.1.1", "10.250.0.2"),
+    ("224.0.0.1", "10.250.0.3"),
+    ("::1", "fd00:250::1"),
+    ("fe80::1", "fd00:250::2"),
+    ("ff02::1", "fd00:250::3"),
+];
+
+/// Whether Ballast refuses the endpoint for its address.
+pub fn has_stand_in(endpoint: &Value) -> bool {
+    stand_in(endpoint).is_some()
+}
+
+fn stand_in(endpoint: &Value) -> Option<&'static str> {
+    let address = endpoint["addresses"][0].as_str()?;
+    STAND_INS.iter().find(|(refused, _)| *refused == address).map(|(_, other)| *other)
+}
+
+/// The answer with the addresses that were stood in for.
+pub fn without_stand_ins(answer: Answer) -> Answer {
+    let real = |socket: SocketAddr| {
+        let found = STAND_INS.iter().find(|(_, other)| node::address(other) == socket.ip());
+        found.map_or(socket, |(refused, _)| SocketAddr::new(node::address(refused), socket.port()))
+    };
+    match answer.fate {
+        Fate::Served(endpoints) => Answer { fate: Fate::Served(endpoints.into_iter().map(real).collect()), ..answer },
+        _ => answer,
+    }
+}
+
+fn open_missing_families(told: &mut Told) {
+    for service in &mut told.cluster.services {
+        let ranges = source_ranges(service);
+        for (v4, all) in [(true, "0.0.0.0/0"), (false, "::/0")] {
+            if !ranges.is_empty()
+                && ranges.iter().all(|range| range.addr().is_ipv4() != v4)
+                && let Some(listed) = service["spec"]["loadBalancerSourceRanges"].as_array_mut()
+            {
+                listed.push(all.into());
+            }
+        }
+    }
+}

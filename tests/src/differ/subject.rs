@@ -1,0 +1,133 @@
+//! Ballast: the same objects through its conversion, its plan and its tables, and what these say of a packet.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use lb_common::abi::{service_flags, vip_flags};
+use lb_userspace::apply::{MemoryStore, Programmer};
+use lb_userspace::model::{Family, Monotonic, Node, Snapshot};
+use lb_userspace::plan::{BackendId, Desired, NodeFacts, PlanSettings, Planner};
+use lb_userspace::source::convert;
+
+use super::case::Told;
+use super::node;
+use super::packet::{Position, Probe};
+use super::verdict::{Answer, Fate};
+
+/// What a plan is made of.
+struct World {
+    snapshot: Snapshot,
+    facts: NodeFacts,
+    settings: PlanSettings,
+}
+
+fn world(told: &Told, zone: Option<&str>) -> Result<World> {
+    let Told { cluster, settings } = told;
+    let mut snapshot = Snapshot { revision: 1, node: Some(Arc::new(this_node(zone)?)), ..Snapshot::default() };
+    for object in &cluster.services {
+        let service = serde_json::from_value(object.clone()).context("a Service")?;
+        if let Some(service) = convert::service(&service).object {
+            snapshot.services.insert(service.name.clone(), Arc::new(service));
+        }
+    }
+    for object in &cluster.slices {
+        let slice = serde_json::from_value(object.clone()).context("an EndpointSlice")?;
+        if let Some(slice) = convert::slice(&slice).object {
+            snapshot.slices.insert(slice.key(), Arc::new(slice));
+        }
+    }
+    let facts = NodeFacts { addresses: node::addresses().clone(), reserved: settings.reserved.clone() };
+    let settings = PlanSettings {
+        node_name: Some(node::NAME.to_owned()),
+        nodeport_addresses: settings.nodeport_addresses.clone(),
+        external_ips: settings.external_ips,
+        service_proxy_name: settings.proxy_name.map(str::to_owned),
+        ..PlanSettings::default()
+    };
+    Ok(World { snapshot, facts, settings })
+}
+
+fn this_node(zone: Option<&str>) -> Result<Node> {
+    let object = serde_json::from_value(node::object(zone)).context("a Node")?;
+    convert::node(&object).object.context("the Node was refused")
+}
+
+/// Ballast's plan for a cluster.
+pub fn planned(told: &Told, zone: Option<&str>) -> Result<Planner> {
+    let World { snapshot, facts, settings } = world(told, zone)?;
+    let mut planner = Planner::new(settings);
+    planner.update(&snapshot, &facts);
+    Ok(planner)
+}
+
+/// The tables that are written for a cluster.
+pub fn written(told: &Told, zone: Option<&str>) -> Result<MemoryStore> {
+    let World { snapshot, facts, settings } = world(told, zone)?;
+    let now = Monotonic::from_nanos(1);
+    let mut programmer = Programmer::restore(MemoryStore::roomy(), settings, now)?;
+    let report = programmer.sync(&snapshot, &facts, now);
+    ensure!(report.failures.is_empty(), "the tables could not be written: {:?}", report.failures);
+    Ok(programmer.into_store())
+}
+
+/// What becomes of a packet by this plan.
+pub fn fate(desired: &Desired, probe: &Probe) -> Answer {
+    let frontend = probe.frontend;
+    let Some((service, uses)) = desired
+        .owners
+        .get(&frontend)
+        .and_then(|key| desired.services.get(key))
+        .and_then(|service| service.frontends.get(&frontend).map(|uses| (service, uses)))
+    else {
+        return unserved(desired.vips.get(&frontend.address).map(|vip| vip.flags));
+    };
+    let inside = probe.client.position.is_inside();
+    let set = if inside { uses.inside } else { uses.outside };
+    let of_family = |address: &SocketAddr| address.is_ipv4() == frontend.address.is_ipv4();
+    let serving = service.endpoints.iter().filter(|(address, endpoint)| of_family(address) && endpoint.is_in(set));
+    let endpoints = serving.map(|(address, _)| *address).collect();
+    let admitted = service.sources.iter().any(|range| range.contains(&probe.client.address));
+    served(probe, uses.flags, admitted, endpoints, service.affinity_timeout_s)
+}
+
+/// What becomes of a packet by these tables.
+pub fn fate_by_tables(tables: &MemoryStore, probe: &Probe) -> Result<Answer> {
+    let frontend = probe.frontend;
+    let Some(entry) = tables.frontends.get(&frontend) else {
+        return Ok(unserved(tables.vips.get(&frontend.address).map(|vip| vip.flags)));
+    };
+    let inside = probe.client.position.is_inside();
+    let (base, count) =
+        if inside { (entry.slot_base, entry.slot_count) } else { (entry.outside_base, entry.outside_count) };
+    let backend = |position: u32| -> Result<SocketAddr> {
+        let slot = tables.slots.get(&position).with_context(|| format!("{frontend}: no slot {position}"))?;
+        let id = BackendId { family: Family::of(frontend.address), id: slot.backend };
+        Ok(tables.backends.get(&id).with_context(|| format!("{frontend}: no backend {id:?}"))?.address)
+    };
+    let endpoints = (base..base + count).map(backend).collect::<Result<_>>()?;
+    let mut sources = tables.sources.keys().filter(|(service, _)| *service == entry.id);
+    let admitted = sources.any(|(_, range)| range.contains(&probe.client.address));
+    Ok(served(probe, entry.flags, admitted, endpoints, entry.affinity_timeout_s))
+}
+
+fn unserved(vip: Option<u32>) -> Answer {
+    let refuses = vip.is_some_and(|flags| flags & vip_flags::REFUSE_UNSERVED != 0);
+    Answer::plain(if refuses { Fate::Rejected } else { Fate::Passed })
+}
+
+/// The frontend is there; `admitted`: the client is in a source range.
+fn served(probe: &Probe, flags: u8, admitted: bool, endpoints: BTreeSet<SocketAddr>, affinity_s: u32) -> Answer {
+    let is = |flag: u8| flags & flag != 0;
+    let position = probe.client.position;
+    let admitted = admitted || (position == Position::Node && is(service_flags::NODE_ALLOWED));
+    if is(service_flags::SOURCE_RANGES) && !admitted {
+        return Answer::plain(Fate::Dropped);
+    }
+    if !endpoints.is_empty() {
+        return Answer { fate: Fate::Served(endpoints), affinity_s: (affinity_s > 0).then_some(affinity_s) };
+    }
+    let drop = if position.is_inside() { service_flags::DROP_IF_EMPTY } else { service_flags::DROP_OUTSIDE_IF_EMPTY };
+    Answer::plain(if is(drop) { Fate::Dropped } else { Fate::Rejected })
+}
