@@ -75,7 +75,7 @@ impl MemoryStore {
         match (targets.is_empty(), drops) {
             (true, true) => " dropped".to_owned(),
             (true, false) => " refused".to_owned(),
-            (false, _) => targets.iter().map(|target| format!(" {target}")).collect(),
+            (false, _) => targets.iter().fold(String::new(), |text, target| text + " " + &target.to_string()),
         }
     }
 

@@ -129,6 +129,13 @@ impl Tally {
         self.0[rule as usize] += u64::from(is_so);
     }
 
+    /// Counts what `other` counted, too.
+    pub fn add(&mut self, other: &Self) {
+        for (own, others) in self.0.iter_mut().zip(other.0) {
+            *own += others;
+        }
+    }
+
     pub fn of(&self, rule: Rule) -> u64 {
         self.0[rule as usize]
     }

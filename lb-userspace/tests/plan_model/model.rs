@@ -1,0 +1,265 @@
+//! The rules of Services, written down once more: as short as can be, from the rules alone, with no care for speed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+};
+
+use ipnet::IpNet;
+use lb_userspace::{
+    model::{Endpoint, Exposure, Family, ObjectName, Protocol, Service, ServicePort, Snapshot, TrafficPolicy},
+    plan::{Frontend, Kind, NodeFacts, NodePortAddresses, PlanSettings, PortKey},
+};
+
+/// What a client meets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Served {
+    By(BTreeSet<SocketAddr>),
+    Refused,
+    Dropped,
+}
+
+/// Who may pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Guarded {
+    pub networks: BTreeSet<IpNet>,
+    pub node: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown {
+    pub owner: PortKey,
+    pub kind: Kind,
+    pub inside: Served,
+    pub outside: Served,
+    /// A client outside keeps its address.
+    pub keeps_client: bool,
+    pub guarded: Option<Guarded>,
+    pub affinity_timeout_s: u32,
+}
+
+/// Everything that a user would notice of a plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct View {
+    pub frontends: BTreeMap<Frontend, Shown>,
+    /// Virtual addresses: whether ports that nobody serves are refused.
+    pub vips: BTreeMap<IpAddr, bool>,
+    /// Port, service, endpoints of this node that are ready.
+    pub health: BTreeMap<u16, (ObjectName, usize)>,
+}
+
+pub struct World<'a> {
+    pub snapshot: &'a Snapshot,
+    pub facts: &'a NodeFacts,
+    pub settings: &'a PlanSettings,
+}
+
+/// A port of a service that wants a frontend to be of a kind.
+type Claim<'a> = (&'a Service, &'a ServicePort, Kind);
+
+impl World<'_> {
+    pub fn view(&self) -> View {
+        let mut claims: BTreeMap<Frontend, Vec<Claim<'_>>> = BTreeMap::new();
+        for service in self.ours() {
+            for port in &service.ports {
+                for (frontend, kind) in self.wanted(service, port) {
+                    claims.entry(frontend).or_default().push((service, port, kind));
+                }
+            }
+        }
+        let mut view = View::default();
+        for (frontend, claims) in claims {
+            let (service, port, kind) = winner(&claims);
+            view.frontends.insert(frontend, self.shown(service, port, kind, Family::of(frontend.address)));
+            if !self.is_own(frontend.address) {
+                let refuses = matches!(kind, Kind::ClusterIp | Kind::LoadBalancer);
+                *view.vips.entry(frontend.address).or_default() |= refuses;
+            }
+        }
+        view.health = self.health();
+        view
+    }
+
+    fn ours(&self) -> impl Iterator<Item = &Service> {
+        let services = self.snapshot.services.values().map(AsRef::as_ref);
+        services.filter(|s| s.exposure == Exposure::Addresses && s.proxy_name == self.settings.service_proxy_name)
+    }
+
+    fn is_own(&self, address: IpAddr) -> bool {
+        let named = self.snapshot.node.iter().flat_map(|node| &node.addresses);
+        self.facts.addresses.iter().chain(named).any(|own| *own == address)
+    }
+
+    fn is_reserved(&self, frontend: Frontend) -> bool {
+        self.facts.reserved.iter().any(|(address, port, protocol)| {
+            let here = *address == frontend.address || address.is_unspecified() && self.is_own(frontend.address);
+            here && *port == frontend.port && *protocol == frontend.protocol
+        })
+    }
+
+    /// The frontends that a port wants, leaving aside what is never given: addresses of a family without a cluster IP, external
+    /// IPs where they are off, and what the node itself listens on.
+    fn wanted(&self, service: &Service, port: &ServicePort) -> Vec<(Frontend, Kind)> {
+        let at =
+            |address: &IpAddr, port_number| Frontend { address: *address, port: port_number, protocol: port.protocol };
+        let mut wanted: Vec<(Frontend, Kind)> = Vec::new();
+        wanted.extend(service.cluster_ips.iter().map(|ip| (at(ip, port.port), Kind::ClusterIp)));
+        wanted.extend(service.load_balancer_ips.iter().map(|ip| (at(ip, port.port), Kind::LoadBalancer)));
+        if self.settings.external_ips {
+            wanted.extend(service.external_ips.iter().map(|ip| (at(ip, port.port), Kind::ExternalIp)));
+        }
+        if let Some(node_port) = port.node_port {
+            let serving = self.facts.addresses.iter().filter(|ip| self.serves_node_ports(**ip));
+            wanted.extend(serving.map(|ip| (at(ip, node_port), Kind::NodePort)));
+        }
+        let has_family = |ip: IpAddr| service.cluster_ips.iter().any(|own| own.is_ipv4() == ip.is_ipv4());
+        wanted.retain(|(frontend, _)| has_family(frontend.address));
+        wanted.retain(|(frontend, kind)| *kind == Kind::ClusterIp || !self.is_reserved(*frontend));
+        wanted
+    }
+
+    fn serves_node_ports(&self, address: IpAddr) -> bool {
+        match &self.settings.nodeport_addresses {
+            NodePortAddresses::All => true,
+            NodePortAddresses::Cidrs(networks) => networks.iter().any(|network| network.contains(&address)),
+            NodePortAddresses::Primary => {
+                let named = self.snapshot.node.iter().flat_map(|node| node.addresses.clone());
+                named.into_iter().find(|ip| ip.is_ipv4() == address.is_ipv4()) == Some(address)
+            }
+        }
+    }
+
+    fn shown(&self, service: &Service, port: &ServicePort, kind: Kind, family: Family) -> Shown {
+        let endpoints = self.endpoints(service, port, family);
+        let usable = endpoints.values().any(|e| e.ready || e.serving && e.terminating);
+        let serve = |policy| {
+            let set = match policy {
+                TrafficPolicy::Cluster => self.cluster_set(&endpoints),
+                TrafficPolicy::Local => fallback(endpoints.iter().filter(|(_, e)| self.is_local(e))),
+            };
+            match (set.is_empty(), usable) {
+                (false, _) => Served::By(set),
+                (true, true) => Served::Dropped,
+                (true, false) => Served::Refused,
+            }
+        };
+        let is_external = kind != Kind::ClusterIp;
+        let guard = matches!(kind, Kind::LoadBalancer | Kind::ExternalIp).then_some(service.source_ranges.as_ref());
+        let guarded = guard.flatten().map(|ranges| {
+            let of_family = ranges.iter().map(IpNet::trunc).filter(|range| Family::of(range.addr()) == family);
+            let networks: BTreeSet<IpNet> = of_family.collect();
+            let named = self.snapshot.node.iter().flat_map(|node| &node.addresses);
+            let mut own = self.facts.addresses.iter().chain(named);
+            Guarded { node: own.any(|ip| networks.iter().any(|network| network.contains(ip))), networks }
+        });
+        Shown {
+            owner: PortKey { service: service.name.clone(), port: port.port, protocol: port.protocol },
+            kind,
+            inside: serve(if is_external { TrafficPolicy::Cluster } else { service.internal_policy }),
+            outside: serve(if is_external { service.external_policy } else { service.internal_policy }),
+            keeps_client: is_external && service.external_policy == TrafficPolicy::Local,
+            guarded,
+            affinity_timeout_s: service.affinity_timeout_s,
+        }
+    }
+
+    fn is_local(&self, endpoint: &Endpoint) -> bool {
+        self.settings.node_name.is_some() && endpoint.node.as_deref() == self.settings.node_name.as_deref()
+    }
+
+    /// The endpoints of a port, one for each address and number.
+    fn endpoints(&self, service: &Service, port: &ServicePort, family: Family) -> BTreeMap<SocketAddr, &Endpoint> {
+        let mut listed: BTreeMap<SocketAddr, Vec<&Endpoint>> = BTreeMap::new();
+        for slice in self.snapshot.slices.values() {
+            let own = slice.name.namespace == service.name.namespace && slice.service == service.name.name;
+            for at in slice.ports.iter().filter(|at| at.name == port.name && at.protocol == port.protocol) {
+                for endpoint in slice.endpoints.iter().filter(|_| own && slice.family == family) {
+                    listed.entry(SocketAddr::new(endpoint.address, at.port)).or_default().push(endpoint);
+                }
+            }
+        }
+        listed.into_iter().map(|(address, all)| (address, self.best(all))).collect()
+    }
+
+    /// Of several entries for one endpoint: the local one, the one that does not end, the one that is ready, then any, as long
+    /// as it is always the same.
+    fn best<'e>(&self, mut all: Vec<&'e Endpoint>) -> &'e Endpoint {
+        let mut prefer = |is_better: &dyn Fn(&Endpoint) -> bool| {
+            if all.iter().any(|endpoint| is_better(endpoint)) {
+                all.retain(|endpoint| is_better(endpoint));
+            }
+        };
+        prefer(&|endpoint| self.is_local(endpoint));
+        prefer(&|endpoint| !endpoint.terminating);
+        prefer(&|endpoint| endpoint.ready);
+        prefer(&|endpoint| endpoint.serving);
+        let last = |e: &&Endpoint| (std::cmp::Reverse(e.uid_hash), e.hint_nodes.clone(), e.hint_zones.clone());
+        all.into_iter().min_by_key(last).expect("an address is there because an endpoint is")
+    }
+
+    /// The ready ones that hints choose; hints count only if all have one and one of them is for here.
+    fn cluster_set(&self, endpoints: &BTreeMap<SocketAddr, &Endpoint>) -> BTreeSet<SocketAddr> {
+        let zone = self.snapshot.node.as_ref().and_then(|node| node.zone.as_ref());
+        let ready: Vec<_> = endpoints.iter().filter(|(_, endpoint)| endpoint.ready).collect();
+        let by_node: Vec<&[String]> = ready.iter().map(|(_, e)| e.hint_nodes.as_slice()).collect();
+        let by_zone: Vec<&[String]> = ready.iter().map(|(_, e)| e.hint_zones.as_slice()).collect();
+        for (here, hints) in [(self.settings.node_name.as_ref(), by_node), (zone, by_zone)] {
+            let Some(here) = here else { continue };
+            let all_hinted = hints.iter().all(|hint| !hint.is_empty());
+            if all_hinted && hints.iter().any(|hint| hint.contains(here)) {
+                let chosen = ready.iter().zip(&hints).filter(|(_, hint)| hint.contains(here));
+                return chosen.map(|((address, _), _)| **address).collect();
+            }
+        }
+        fallback(endpoints.iter())
+    }
+
+    fn health(&self) -> BTreeMap<u16, (ObjectName, usize)> {
+        let mut health: BTreeMap<u16, &Service> = BTreeMap::new();
+        for service in self.ours() {
+            let Some(port) = service.health_check_node_port else { continue };
+            let first = health.entry(port).or_insert(service);
+            if age(service) < age(first) {
+                *first = service;
+            }
+        }
+        let count = |service: &Service, family| {
+            let slices = self.snapshot.slices.values().filter(|slice| {
+                (&slice.name.namespace, &slice.service) == (&service.name.namespace, &service.name.name)
+                    && !slice.ports.is_empty()
+            });
+            let endpoints = slices.flat_map(|slice| &slice.endpoints);
+            let here = endpoints.filter(|e| e.ready && self.is_local(e) && Family::of(e.address) == family);
+            here.map(|endpoint| endpoint.address).collect::<BTreeSet<IpAddr>>().len()
+        };
+        let counted = |service: &Service| count(service, Family::V4).max(count(service, Family::V6));
+        health.into_iter().map(|(port, service)| (port, (service.name.clone(), counted(service)))).collect()
+    }
+}
+
+/// All that are ready; if none is, all that end but still serve.
+fn fallback<'a>(endpoints: impl Iterator<Item = (&'a SocketAddr, &'a &'a Endpoint)> + Clone) -> BTreeSet<SocketAddr> {
+    let ready: BTreeSet<SocketAddr> = endpoints.clone().filter(|(_, e)| e.ready).map(|(a, _)| *a).collect();
+    if !ready.is_empty() {
+        return ready;
+    }
+    endpoints.filter(|(_, e)| e.serving && e.terminating).map(|(a, _)| *a).collect()
+}
+
+fn age(service: &Service) -> (i64, &ObjectName) {
+    (service.created_s.unwrap_or(i64::MIN), &service.name)
+}
+
+/// A cluster IP before all else; then the oldest service; within it by kind, then by port.
+fn winner<'a>(claims: &[Claim<'a>]) -> Claim<'a> {
+    let kinds = [Kind::ClusterIp, Kind::LoadBalancer, Kind::ExternalIp, Kind::NodePort];
+    let rank = |kind: Kind| kinds.iter().position(|other| *other == kind);
+    let order = |(service, port, kind): &Claim<'a>| {
+        (*kind != Kind::ClusterIp, age(service), rank(*kind), port.port, number(port.protocol))
+    };
+    *claims.iter().min_by(|a, b| order(a).cmp(&order(b))).expect("a frontend is there because it is claimed")
+}
+
+fn number(protocol: Protocol) -> u8 {
+    protocol.number()
+}
