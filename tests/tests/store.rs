@@ -9,7 +9,10 @@ use lb_tests::live::object;
 use lb_userspace::{
     apply::{KernelStore, MemoryStore, Programmer, Report, Store},
     maps::Pinned,
-    model::{Monotonic, Snapshot},
+    model::{
+        Endpoint, Exposure, Family, Monotonic, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, Snapshot,
+        TrafficPolicy,
+    },
     plan::{BackendId, BackendRecord, Loaded, NodeFacts, PlanSettings},
     source::{
         convert,
@@ -84,14 +87,14 @@ fn snapshot(text: &str) -> Result<Snapshot> {
 }
 
 /// Makes the maps of the programs' object and pins them in `dir`, on a bpffs that only this thread sees.
-fn pin_maps(dir: &Path) -> Result<()> {
+fn pin_maps(dir: &Path, sizes: &[(&str, u32)]) -> Result<()> {
     unshare(CloneFlags::CLONE_NEWNS)?;
     let none: Option<&str> = None;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
     mount(Some("bpf"), dir, Some("bpf"), MsFlags::empty(), none).context("mounting a bpffs")?;
     let mut loader = EbpfLoader::new();
-    for (name, entries) in SIZES {
-        loader.map_max_entries(name, entries);
+    for (name, entries) in sizes {
+        loader.map_max_entries(name, *entries);
     }
     let mut ebpf = loader.load(&std::fs::read(object()?)?)?;
     for name in map_name::ALL {
@@ -152,7 +155,7 @@ impl Both {
 #[test]
 fn the_kernel_holds_what_memory_holds() -> Result<()> {
     let dir = tempfile::tempdir()?;
-    pin_maps(dir.path())?;
+    pin_maps(dir.path(), &SIZES)?;
     let at = |seconds| Monotonic::from_duration(Duration::from_secs(seconds));
     let settings = PlanSettings::default();
     let kernel = KernelStore::new(Pinned::open(dir.path())?);
@@ -185,5 +188,116 @@ fn the_kernel_holds_what_memory_holds() -> Result<()> {
     assert_eq!(both.kernel.next_tick(), None);
     let (loaded, used, ..) = content(both.kernel.store())?;
     assert!(loaded.names.is_empty() && loaded.frontends.is_empty() && used.is_empty());
+    Ok(())
+}
+
+/// `count` services with four endpoints each.
+fn many(count: u32) -> Snapshot {
+    let mut snapshot = Snapshot { revision: 1, ..Snapshot::default() };
+    for index in 0..count {
+        let address = |net: u8, low: u32| -> std::net::IpAddr {
+            let [_, b, c, d] = low.to_be_bytes();
+            [net, b, c, d].into()
+        };
+        let name = ObjectName::new("default", format!("s{index}"));
+        let service = Service {
+            name: name.clone(),
+            exposure: Exposure::Addresses,
+            proxy_name: None,
+            cluster_ips: vec![address(172, index + 1)],
+            ports: vec![ServicePort { name: "".into(), port: 80, protocol: Protocol::Tcp, node_port: None }],
+            external_ips: Vec::new(),
+            load_balancer_ips: Vec::new(),
+            internal_policy: TrafficPolicy::Cluster,
+            external_policy: TrafficPolicy::Cluster,
+            source_ranges: None,
+            health_check_node_port: None,
+            affinity_timeout_s: 0,
+            created_s: None,
+        };
+        let own = |n: u32| address(11, index * 4 + n);
+        let endpoint = |address| Endpoint {
+            address,
+            ready: true,
+            serving: true,
+            terminating: false,
+            node: None,
+            hint_zones: Vec::new(),
+            hint_nodes: Vec::new(),
+            uid_hash: 0,
+        };
+        let slice = Slice {
+            name: name.clone(),
+            service: name.name.clone(),
+            family: Family::V4,
+            ports: vec![SlicePort { name: "".into(), port: 8080, protocol: Protocol::Tcp }],
+            endpoints: [own(1), own(2), own(3), own(4)].map(endpoint).to_vec(),
+        };
+        snapshot.services.insert(name, Arc::new(service));
+        snapshot.slices.insert(slice.key(), Arc::new(slice));
+    }
+    snapshot
+}
+
+/// One endpoint is another one; all else is shared with the snapshot before.
+fn with_another_endpoint(snapshot: &Snapshot) -> Result<Snapshot> {
+    let mut next = snapshot.clone();
+    next.revision += 1;
+    let (key, slice) = snapshot.slices.iter().next().context("no slice")?;
+    let mut slice = slice.as_ref().clone();
+    slice.endpoints[3].address = [10, 9, 9, 9].into();
+    next.slices.insert(key.clone(), Arc::new(slice));
+    Ok(next)
+}
+
+/// Map system calls of one endpoint that is replaced by another one, and of what time does about it, with `count` services.
+fn calls_of_a_change(count: u32) -> Result<[u64; 3]> {
+    let dir = tempfile::tempdir()?;
+    pin_maps(dir.path(), &[])?;
+    let at = |seconds| Monotonic::from_duration(Duration::from_secs(seconds));
+    let facts = NodeFacts::default();
+    let open = || Ok::<_, anyhow::Error>(KernelStore::new(Pinned::open(dir.path())?));
+    let mut programmer = Programmer::restore(open()?, PlanSettings::default(), at(1))?;
+    let first = many(count);
+    let started = std::time::Instant::now();
+    let report = programmer.sync(&first, &facts, at(1));
+    println!("{count} services: {:?} to the last write, {} calls", started.elapsed(), programmer.store().calls());
+    assert_eq!((report.services, report.failures.len(), report.refusals.len()), (count as usize, 0, 0));
+    assert!(programmer.store().calls() < u64::from(count) / 10 + 300, "bulk goes in batches");
+    let mut calls = programmer.store().calls();
+    let mut since = |programmer: &Programmer<KernelStore>| {
+        let before = std::mem::replace(&mut calls, programmer.store().calls());
+        calls - before
+    };
+    let next = with_another_endpoint(&first)?;
+    let started = std::time::Instant::now();
+    programmer.sync(&next, &facts, at(10));
+    println!("one endpoint: {:?}", started.elapsed());
+    let change = since(&programmer);
+    // The old slots are free again, then the drain ends.
+    programmer.tick(at(11));
+    let release = since(&programmer);
+    programmer.tick(at(41));
+    let drained = since(&programmer);
+    let started = std::time::Instant::now();
+    let audit = programmer.audit(false, at(42));
+    println!("audit of {} entries: {:?}, {} calls", audit.checked, started.elapsed(), since(&programmer));
+    assert_eq!((audit.findings, audit.failures), (vec![], vec![]));
+    let started = std::time::Instant::now();
+    let mut restarted = Programmer::restore(open()?, PlanSettings::default(), at(50))?;
+    println!("restore: {:?}, {} calls", started.elapsed(), restarted.store().calls());
+    assert_eq!(restarted.sync(&next, &facts, at(50)).writes, 0);
+    println!("restart to in step: {:?}", started.elapsed());
+    Ok([change, release, drained])
+}
+
+#[test]
+fn a_change_costs_the_same_calls_however_many_services_there_are() -> Result<()> {
+    let few = calls_of_a_change(10)?;
+    assert_eq!(calls_of_a_change(1_000)?, few);
+    let many = std::env::var("BALLAST_TEST_SERVICES").ok().and_then(|count| count.parse().ok()).unwrap_or(5_000);
+    assert_eq!(calls_of_a_change(many)?, few);
+    println!("calls of a change, of the release of its slots, of the end of the drain: {few:?}");
+    assert!(few[0] <= 6, "{few:?}");
     Ok(())
 }

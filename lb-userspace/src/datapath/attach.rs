@@ -91,6 +91,10 @@ impl Attacher {
         Self { pins, tc, xdp, attached, before, problems, clsact: BTreeSet::new() }
     }
 
+    pub fn pins(&self) -> &Pins {
+        &self.pins
+    }
+
     /// Before a full round: nothing is believed that was not looked at again.
     pub async fn distrust(&mut self, handle: &mut Handle) -> Result<(), DatapathError> {
         self.clsact = clsact::interfaces(handle).await?.into_iter().collect();

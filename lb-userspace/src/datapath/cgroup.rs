@@ -15,6 +15,7 @@ const CGROUP2_SUPER_MAGIC: i64 = 0x6367_7270;
 const ROOT_INODE: u64 = 1;
 
 /// An opened cgroup v2 folder.
+#[derive(Debug)]
 pub(super) struct CgroupRoot {
     pub path: PathBuf,
     pub folder: File,

@@ -8,6 +8,7 @@ use super::{
     DatapathError,
     bpf_link::{self, BpfLink, LinkTarget},
     cgroup::CgroupRoot,
+    faults::Fault,
     load::Loaded,
     pins::{Created, Pins},
 };
@@ -52,6 +53,22 @@ pub(super) fn attach(
         link.pin(&path).map_err(failed())?;
     }
     Ok(())
+}
+
+/// Programs that are not attached any more, or that others took the place of.
+pub(super) fn faults(root: &CgroupRoot, programs: &BTreeMap<&'static str, Loaded>, pins: &Pins) -> Vec<Fault> {
+    let look = |(name, _): (&str, At)| {
+        let facts = BpfLink::open(&pins.cgroup(name)).ok().flatten().and_then(|link| link.facts().ok());
+        let hangs = facts.filter(|facts| facts.target == LinkTarget::Cgroup { id: root.id });
+        let wanted = programs.get(name).map(|program| program.id);
+        (hangs.map(|facts| facts.program_id) != wanted).then(|| Fault {
+            place: format!("cgroup {}", root.path.display()),
+            program: name.to_owned(),
+            is_replaced: hangs.is_some(),
+            is_repaired: false,
+        })
+    };
+    PROGRAMS.into_iter().filter_map(look).collect()
 }
 
 /// Detaches all of them: socket load balancing was turned off.

@@ -16,6 +16,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use super::{
     Datapath, DatapathError,
+    faults::{self, Fault},
     net::{Effect, Net, Wanted},
 };
 
@@ -95,6 +96,12 @@ impl Datapath {
                         due = Some((due.map_or(new, |(known, _)| known.max(new)), at.min(next_round)));
                     }
                 }
+                Some(question) = self.questions.1.recv() => {
+                    session.list(&mut net, Due::Round).await?;
+                    let faults = self.answer(&mut session.handle, &net, question.dry_run).await?;
+                    // Who asked may have gone.
+                    let _ = question.reply.send(faults);
+                }
                 () = tokio::time::sleep_until(at) => {
                     due = None;
                     if work >= Due::Round {
@@ -107,10 +114,22 @@ impl Datapath {
         }
     }
 
+    /// Faults of this moment; put right by a round, unless in a dry run.
+    async fn answer(&mut self, handle: &mut Handle, net: &Net, dry_run: bool) -> Result<Vec<Fault>, DatapathError> {
+        if dry_run {
+            return Ok(faults::plain(self.look_for_faults(handle, net).await?));
+        }
+        self.settle(handle, net, Due::Round).await?;
+        Ok(self.take_faults())
+    }
+
     /// Makes the attachments and the `links` map what the interfaces ask for.
     async fn settle(&mut self, handle: &mut Handle, net: &Net, work: Due) -> Result<(), DatapathError> {
         let wanted = net.wanted(&self.settings.pod_interfaces, &self.settings.external_interfaces);
+        let mut faults = Vec::new();
         if work >= Due::Round {
+            faults = self.look_for_faults(handle, net).await?;
+            self.repair_cgroup(&mut faults);
             self.attacher.distrust(handle).await?;
         }
         for ifindex in self.known(work)? {
@@ -136,6 +155,7 @@ impl Datapath {
             // One that a lease takes away for a moment ends no node port's flows; what is gone for good is seen in the round.
             self.addresses.extend(addresses);
         }
+        self.keep_faults(faults);
         self.names = wanted.into_iter().map(|(ifindex, link)| (ifindex, (link.name, link.role))).collect();
         self.publish(None);
         Ok(())

@@ -14,6 +14,7 @@ mod cgroup_links;
 mod cleanup;
 mod clsact;
 mod error;
+mod faults;
 mod features;
 mod follow;
 mod load;
@@ -36,7 +37,7 @@ use std::{
 };
 
 use lb_common::abi::Link;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use attach::Attacher;
 use load::Kernel;
@@ -47,6 +48,7 @@ use pins::{Created, Pins};
 pub use attach::{Attachment, How};
 pub use cleanup::{Removed, cleanup};
 pub use error::DatapathError;
+pub use faults::{Auditor, Fault};
 pub use features::{TcMechanism, kernel_release};
 pub use object::is_embedded;
 pub use point::{Point, Role};
@@ -71,6 +73,10 @@ pub struct Datapath {
     /// What the `links` map holds.
     mapped: BTreeMap<u32, Link>,
     status: watch::Sender<Status>,
+    cgroup: Option<cgroup::CgroupRoot>,
+    /// Attachments that somebody else changed and that nobody has asked for yet.
+    faults: Vec<Fault>,
+    questions: (mpsc::Sender<faults::Request>, mpsc::Receiver<faults::Request>),
     _lock: AgentLock,
 }
 
@@ -116,14 +122,25 @@ impl Datapath {
             addresses: addresses.clone(),
             tc,
             socket_lb: settings.socket_lb.text(),
-            cgroup: cgroup.map(|root| root.path.display().to_string()),
+            cgroup: cgroup.as_ref().map(|root| root.path.display().to_string()),
             synced: false,
             links: Vec::new(),
             problems: Vec::new(),
         });
         let attacher = Attacher::new(pins, tc, settings.xdp_mode);
-        let (names, mapped) = (BTreeMap::new(), BTreeMap::new());
-        Ok(Self { settings, kernel, attacher, names, addresses, mapped, status, _lock: lock })
+        Ok(Self {
+            settings,
+            kernel,
+            attacher,
+            names: BTreeMap::new(),
+            addresses,
+            mapped: BTreeMap::new(),
+            status,
+            cgroup,
+            faults: Vec::new(),
+            questions: mpsc::channel(4),
+            _lock: lock,
+        })
     }
 
     /// The folder of the pinned maps.

@@ -63,6 +63,7 @@ pub(super) fn compare(part: Part, book: &Book, loaded: &Loaded) -> Vec<Found> {
             entry: format!("key {}", stray.key.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ")),
             service: None,
             difference: String::new(),
+            repaired: false,
         },
         repair: Repair::Stray(stray.clone()),
     }));
@@ -84,7 +85,7 @@ impl Place<'_> {
     fn found(self, kind: FindingKind, difference: String, repair: Op) -> Found {
         let Self { table, name: entry, service } = self;
         Found {
-            finding: Finding { kind, table: table.to_owned(), entry, service, difference },
+            finding: Finding { kind, table: table.to_owned(), entry, service, difference, repaired: false },
             repair: Repair::Write(repair),
         }
     }

@@ -45,7 +45,7 @@ struct Tables<'a> {
 
 impl Tables<'_> {
     fn finding(&self, kind: FindingKind, table: &str, entry: String, service: u32, difference: String) -> Finding {
-        Finding { kind, table: table.to_owned(), entry, service: self.owner(service), difference }
+        Finding { kind, table: table.to_owned(), entry, service: self.owner(service), difference, repaired: false }
     }
 
     fn owner(&self, id: u32) -> Option<String> {

@@ -82,9 +82,9 @@ impl<S: Store> Programmer<S> {
             report.findings.extend(found.into_iter().map(|found| found.finding));
             return;
         }
-        for Found { finding, repair } in found {
+        for Found { mut finding, repair } in found {
             match self.repair(&repair, now) {
-                Ok(()) => report.repaired += 1,
+                Ok(()) => finding.repaired = true,
                 Err(error) => report.failures.push(format!("{finding}: {error}")),
             }
             report.findings.push(finding);
@@ -144,15 +144,19 @@ impl<S: Store> Programmer<S> {
             entry,
             service: None,
             difference: "what is written is not what is wanted".to_owned(),
+            repaired: false,
         };
         let services = behind.services.iter().map(|key| of(format!("Service {key}")));
-        report.findings.extend(services.chain(behind.vips.iter().map(|address| of(format!("address {address}")))));
-        let count = behind.services.len() + behind.vips.len();
-        if !dry_run && count > 0 {
+        let mut findings: Vec<Finding> =
+            services.chain(behind.vips.iter().map(|address| of(format!("address {address}")))).collect();
+        if !dry_run && !findings.is_empty() {
             let run = self.run(behind, now);
-            report.repaired += if run.failures.is_empty() { count } else { 0 };
+            for finding in &mut findings {
+                finding.repaired = run.failures.is_empty();
+            }
             report.failures.extend(run.failures);
         }
+        report.findings.extend(findings);
     }
 }
 

@@ -55,6 +55,9 @@ pub struct Finding {
     pub service: Option<String>,
     /// What differs; empty: the whole entry.
     pub difference: String,
+    /// It was put right.
+    #[serde(default)]
+    pub repaired: bool,
 }
 
 impl fmt::Display for Finding {
@@ -79,8 +82,6 @@ pub struct AuditReport {
     /// How many entries were compared.
     pub checked: usize,
     pub findings: Vec<Finding>,
-    /// How many of the findings were put right.
-    pub repaired: usize,
     /// What could not be read or put right.
     pub failures: Vec<String>,
 }
@@ -88,10 +89,24 @@ pub struct AuditReport {
 impl AuditReport {
     /// How many findings there are, by table and kind.
     pub fn counts(&self) -> BTreeMap<(&str, FindingKind), u64> {
-        let mut counts = BTreeMap::new();
-        for finding in &self.findings {
-            *counts.entry((finding.table.as_str(), finding.kind)).or_default() += 1;
-        }
-        counts
+        count(self.findings.iter())
     }
+
+    /// How many of them were put right, likewise.
+    pub fn repairs(&self) -> BTreeMap<(&str, FindingKind), u64> {
+        count(self.findings.iter().filter(|finding| finding.repaired))
+    }
+
+    /// How many were put right.
+    pub fn repaired(&self) -> usize {
+        self.findings.iter().filter(|finding| finding.repaired).count()
+    }
+}
+
+fn count<'a>(findings: impl Iterator<Item = &'a Finding>) -> BTreeMap<(&'a str, FindingKind), u64> {
+    let mut counts = BTreeMap::new();
+    for finding in findings {
+        *counts.entry((finding.table.as_str(), finding.kind)).or_default() += 1;
+    }
+    counts
 }

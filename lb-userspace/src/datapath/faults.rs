@@ -1,0 +1,151 @@
+//! Attachments that somebody else took away or changed: found by looking at each, told by name, put right by the next round.
+
+use rtnetlink::Handle;
+use tokio::sync::{mpsc, oneshot};
+
+use super::{
+    Datapath, DatapathError,
+    attach::{Attacher, Attachment, How},
+    bpf_link::{BpfLink, LinkTarget},
+    cgroup_links, clsact,
+    net::Net,
+    pins::Created,
+    point::Point,
+};
+
+/// Faults that nobody has asked for yet; more are counted in the log alone.
+const KEPT: usize = 1024;
+
+/// A program that is not where it was attached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// `eth0 (in, tcx)`, or a socket program's place on the cgroup.
+    pub place: String,
+    pub program: String,
+    /// Another program hangs there; otherwise none of ours does.
+    pub is_replaced: bool,
+    /// It is attached again.
+    pub is_repaired: bool,
+}
+
+/// Asks a running data path for its faults.
+#[derive(Clone, Debug)]
+pub struct Auditor(pub(super) mpsc::Sender<Request>);
+
+/// A question for faults.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub dry_run: bool,
+    pub reply: oneshot::Sender<Vec<Fault>>,
+}
+
+impl Auditor {
+    /// Looks at every attachment now. Unless `dry_run`, what is missing is attached again, and faults that rounds have put right
+    /// since the last call are told, too. `None`: the data path is not followed any more.
+    pub async fn audit(&self, dry_run: bool) -> Option<Vec<Fault>> {
+        let (reply, answer) = oneshot::channel();
+        self.0.send(Request { dry_run, reply }).await.ok()?;
+        answer.await.ok()
+    }
+}
+
+/// One fault, and where to look whether it is repaired.
+pub(super) struct Found {
+    fault: Fault,
+    /// `None`: on the cgroup.
+    at: Option<(u32, Point)>,
+}
+
+impl Datapath {
+    /// A handle for questions while the interfaces are followed.
+    pub fn auditor(&self) -> Auditor {
+        Auditor(self.questions.0.clone())
+    }
+
+    /// What is not as it was attached, on interfaces that are still there.
+    pub(super) async fn look_for_faults(&self, handle: &mut Handle, net: &Net) -> Result<Vec<Found>, DatapathError> {
+        let mut found = Vec::new();
+        for ((ifindex, point), attachment) in
+            self.attacher.attached.iter().filter(|((ifindex, _), _)| net.contains(*ifindex))
+        {
+            let hangs = self.attacher.hangs(handle, *ifindex, attachment).await?;
+            let wanted = self.kernel.programs.get(attachment.program.as_str()).map(|program| program.id);
+            if hangs == wanted {
+                continue;
+            }
+            let name = self.names.get(ifindex).map_or_else(|| ifindex.to_string(), |(name, _)| name.clone());
+            let fault = Fault {
+                place: format!("{name} ({point}, {})", attachment.how),
+                program: attachment.program.clone(),
+                is_replaced: hangs.is_some(),
+                is_repaired: false,
+            };
+            found.push(Found { fault, at: Some((*ifindex, *point)) });
+        }
+        if let Some(root) = &self.cgroup {
+            let faults = cgroup_links::faults(root, &self.kernel.programs, self.attacher.pins());
+            found.extend(faults.into_iter().map(|fault| Found { fault, at: None }));
+        }
+        Ok(found)
+    }
+
+    /// Attaches the socket programs again, if one of them is at fault.
+    pub(super) fn repair_cgroup(&self, found: &mut [Found]) {
+        let Some(root) = self.cgroup.as_ref().filter(|_| found.iter().any(|one| one.at.is_none())) else { return };
+        let mut created = Created::default();
+        let done = cgroup_links::attach(root, &self.kernel.programs, self.attacher.pins(), &mut created);
+        created.keep();
+        if let Err(error) = &done {
+            tracing::warn!(%error, "socket programs are not attached again");
+        }
+        for one in found.iter_mut().filter(|one| one.at.is_none()) {
+            one.fault.is_repaired = done.is_ok();
+        }
+    }
+
+    /// After a round: those that it has put right are kept for who asks; one whose interface went is none.
+    pub(super) fn keep_faults(&mut self, found: Vec<Found>) {
+        for Found { mut fault, at } in found {
+            if let Some(at) = at {
+                fault.is_repaired = self.attacher.attached.contains_key(&at);
+                if !fault.is_repaired && !self.attacher.problems.contains_key(&at) {
+                    continue;
+                }
+            }
+            let Fault { place, program, is_replaced, is_repaired } = &fault;
+            tracing::warn!(place, program, is_replaced, is_repaired, "somebody else changed an attachment");
+            if self.faults.len() < KEPT {
+                self.faults.push(fault);
+            }
+        }
+    }
+
+    pub(super) fn take_faults(&mut self) -> Vec<Fault> {
+        std::mem::take(&mut self.faults)
+    }
+}
+
+/// Those of a dry run.
+pub(super) fn plain(found: Vec<Found>) -> Vec<Fault> {
+    found.into_iter().map(|one| one.fault).collect()
+}
+
+impl Attacher {
+    /// Id of the program that hangs where this attachment should; `None`: none does.
+    async fn hangs(
+        &self,
+        handle: &mut Handle,
+        ifindex: u32,
+        attachment: &Attachment,
+    ) -> Result<Option<u32>, DatapathError> {
+        if attachment.how == How::Clsact {
+            let side = clsact::side(handle, ifindex, attachment.point).await?;
+            return Ok(side.ours.map(|filter| filter.program_id));
+        }
+        let path = self.pins().interface(ifindex, attachment.point, &attachment.how.to_string());
+        let link = BpfLink::open(&path).map_err(DatapathError::file("open", &path))?;
+        let facts = link.and_then(|link| link.facts().ok());
+        let here = |target| matches!(target, LinkTarget::Tcx { ifindex: at } | LinkTarget::Xdp { ifindex: at } if at == ifindex);
+        Ok(facts.filter(|facts| here(facts.target)).map(|facts| facts.program_id))
+    }
+}
