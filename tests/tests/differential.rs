@@ -30,6 +30,16 @@ fn ballast_serves_what_kube_proxy_serves() {
     }
 }
 
+/// Told of one thing less, Ballast serves otherwise, and it shows.
+#[test]
+fn whatever_ballast_misses_is_found() {
+    let found = differ::run_distorted(SEED).expect("a comparison");
+    for (name, differences) in found {
+        println!("without {name}: {differences} packets differ");
+        assert_eq!(differences == 0, name == "nothing", "without {name}");
+    }
+}
+
 #[test]
 fn the_manual_lists_every_known_difference() {
     let page = include_str!("../../docs/src/kube-proxy.md");

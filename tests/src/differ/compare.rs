@@ -9,13 +9,14 @@ use lb_userspace::model::Protocol;
 use lb_userspace::plan::{Desired, Frontend, Kind, Planner, Rule};
 
 use super::case::{Case, Told};
+use super::evaluate;
 use super::health::{self, Counts};
 use super::known::{KNOWN, Reading, without_stand_ins};
 use super::packet::{Position, Probe};
 use super::probes::{claims, probes};
 use super::ruleset::Ruleset;
+use super::subject::{self, Subject};
 use super::verdict::{Answer, Fate};
-use super::{evaluate, subject};
 use crate::topology::Place;
 
 /// One packet that meets different fates, and no decision explains it.
@@ -57,18 +58,18 @@ impl Comparison {
         rules: &Ruleset,
         told: &Told,
         zone: Option<&str>,
-        desired: &Desired,
+        ballast: &Subject,
         asked: &mut HashSet<(IpAddr, Protocol, u16)>,
     ) -> Result<Vec<Difference>> {
         let claims = claims(&told.cluster);
         let nobody = BTreeSet::new();
         let mut differences = Vec::new();
         self.clusters += 1;
-        let tables = subject::written(told, zone)?;
+        let desired = ballast.planner.desired();
         for probe in probes(&told.cluster, desired.owners.keys().copied()) {
             let reference = evaluate::fate(rules, &probe)?;
             let subject = subject::fate(desired, &probe);
-            let by_tables = subject::fate_by_tables(&tables, &probe)?;
+            let by_tables = subject::fate_by_tables(&ballast.tables, &probe)?;
             ensure!(by_tables == subject, "{probe}: by the plan {subject}, by the tables {by_tables}");
             let claims = claims.get(&probe.frontend).unwrap_or(&nobody);
             self.packets += 1;
@@ -173,8 +174,8 @@ fn explanation(case: &Case<'_>, zone: Option<&str>) -> Result<Option<&'static st
     }
     let Some(first) = concerned.first() else { return Ok(None) };
     for told in &readings {
-        let planned = subject::planned(told, zone)?;
-        if same(case.reference, &without_stand_ins(subject::fate(planned.desired(), &case.probe))) {
+        let answer = subject::fate_if_told(told, zone, &case.probe)?;
+        if same(case.reference, &without_stand_ins(answer)) {
             return Ok(Some(first.name));
         }
     }

@@ -7,6 +7,7 @@ mod api;
 mod case;
 mod cluster;
 pub mod compare;
+pub mod distort;
 mod duplicates;
 pub mod evaluate;
 mod generate;
@@ -28,4 +29,4 @@ pub mod verdict;
 
 pub use api::{Resource, StubApi};
 pub use reference::Reference;
-pub use run::{Differing, run};
+pub use run::{Differing, run, run_distorted};

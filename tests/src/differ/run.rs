@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::case::Told;
 use super::compare::{Comparison, Difference};
+use super::distort::{DISTORTIONS, Distortion};
 use super::health::Counts;
 use super::node::ZONES;
 use super::settings::Settings;
@@ -53,13 +54,9 @@ pub fn run(clusters: usize, first_seed: u64) -> Result<(Comparison, Vec<Differin
     let all = Settings::all();
     for (number, settings) in all.iter().enumerate() {
         let mut reference = Reference::start(settings)?;
-        for batch in 0..(batches + all.len() - 1 - number) / all.len() {
-            let zone = [Some(ZONES[0]), None, Some(ZONES[1]), Some(ZONES[2])][batch % 4];
-            let told = (0..BATCH).map(|place| Told {
-                cluster: settings.adapt(generate::cluster(seed + u64::from(place), place)),
-                settings: settings.clone(),
-            });
-            let told: Vec<Told> = told.collect();
+        for turn in 0..(batches + all.len() - 1 - number) / all.len() {
+            let zone = [Some(ZONES[0]), None, Some(ZONES[1]), Some(ZONES[2])][turn % 4];
+            let told: Vec<Told> = batch(settings, seed).collect();
             seed += u64::from(BATCH);
             differing.extend(compare_batch(&mut comparison, &mut reference, &told, zone)?);
             if differing.len() >= DIFFERING_MAX {
@@ -68,6 +65,35 @@ pub fn run(clusters: usize, first_seed: u64) -> Result<(Comparison, Vec<Differin
         }
     }
     Ok((comparison, differing))
+}
+
+/// How many packets differ in one batch by each distortion; the first line is without any.
+pub fn run_distorted(seed: u64) -> Result<Vec<(&'static str, usize)>> {
+    let settings = &Settings::all()[0];
+    let zone = Some(ZONES[0]);
+    let told: Vec<Told> = batch(settings, seed).collect();
+    let services: Vec<_> = told.iter().flat_map(|told| told.cluster.served_services(settings)).collect();
+    let slices: Vec<_> = told.iter().flat_map(|told| told.cluster.served_slices()).collect();
+    let rules = Reference::start(settings)?.rules_for(zone, &services, &slices)?;
+    let truth = Distortion { name: "nothing", apply: |_| {} };
+    let found = |distortion: &Distortion| {
+        let mut comparison = Comparison::default();
+        for told in &told {
+            let mut distorted = told.clone();
+            (distortion.apply)(&mut distorted);
+            let ballast = subject::told(&distorted, zone)?;
+            comparison.compare(&rules, told, zone, &ballast, &mut HashSet::new())?;
+        }
+        Ok((distortion.name, comparison.differences))
+    };
+    [&truth].into_iter().chain(&DISTORTIONS).map(found).collect()
+}
+
+fn batch(settings: &Settings, seed: u64) -> impl Iterator<Item = Told> {
+    (0..BATCH).map(move |place| Told {
+        cluster: settings.adapt(generate::cluster(seed + u64::from(place), place)),
+        settings: settings.clone(),
+    })
 }
 
 fn compare_batch(
@@ -85,10 +111,10 @@ fn compare_batch(
     let mut found = Vec::new();
     for told in told {
         let asking = || format!("cluster of seed {}:\n{}", told.cluster.seed, told.cluster.yaml());
-        let planned = subject::planned(told, zone).with_context(asking)?;
-        let differences = comparison.compare(&rules, told, zone, planned.desired(), &mut asked).with_context(asking)?;
-        let health = comparison.compare_health(reference.place(), told, planned.desired());
-        comparison.count_rules(&planned);
+        let ballast = subject::told(told, zone).with_context(asking)?;
+        let differences = comparison.compare(&rules, told, zone, &ballast, &mut asked).with_context(asking)?;
+        let health = comparison.compare_health(reference.place(), told, ballast.planner.desired());
+        comparison.count_rules(&ballast.planner);
         if !differences.is_empty() || !health.is_empty() {
             found.push((told, differences, health));
         }

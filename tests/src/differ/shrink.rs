@@ -54,9 +54,8 @@ fn smaller(
         let cluster = &candidate.cluster;
         let rules =
             reference.rules_for(zone, &cluster.served_services(&candidate.settings), &cluster.served_slices())?;
-        let planned = subject::planned(&candidate, zone)?;
-        let differences =
-            Comparison::default().compare(&rules, &candidate, zone, planned.desired(), &mut HashSet::new())?;
+        let ballast = subject::told(&candidate, zone)?;
+        let differences = Comparison::default().compare(&rules, &candidate, zone, &ballast, &mut HashSet::new())?;
         if !differences.is_empty() {
             return Ok(Some((candidate, differences)));
         }

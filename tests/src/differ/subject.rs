@@ -54,22 +54,32 @@ fn this_node(zone: Option<&str>) -> Result<Node> {
     convert::node(&object).object.context("the Node was refused")
 }
 
-/// Ballast's plan for a cluster.
-pub fn planned(told: &Told, zone: Option<&str>) -> Result<Planner> {
-    let World { snapshot, facts, settings } = world(told, zone)?;
-    let mut planner = Planner::new(settings);
-    planner.update(&snapshot, &facts);
-    Ok(planner)
+/// Ballast's plan for a cluster, and the tables that it writes.
+#[derive(Debug)]
+pub struct Subject {
+    pub planner: Planner,
+    pub tables: MemoryStore,
 }
 
-/// The tables that are written for a cluster.
-pub fn written(told: &Told, zone: Option<&str>) -> Result<MemoryStore> {
-    let World { snapshot, facts, settings } = world(told, zone)?;
+/// What Ballast makes of a cluster.
+pub fn told(told: &Told, zone: Option<&str>) -> Result<Subject> {
+    let world = world(told, zone)?;
     let now = Monotonic::from_nanos(1);
-    let mut programmer = Programmer::restore(MemoryStore::roomy(), settings, now)?;
-    let report = programmer.sync(&snapshot, &facts, now);
+    let mut programmer = Programmer::restore(MemoryStore::roomy(), world.settings.clone(), now)?;
+    let report = programmer.sync(&world.snapshot, &world.facts, now);
     ensure!(report.failures.is_empty(), "the tables could not be written: {:?}", report.failures);
-    Ok(programmer.into_store())
+    Ok(Subject { planner: planned(&world), tables: programmer.into_store() })
+}
+
+/// What Ballast would do with a packet if it were told this.
+pub fn fate_if_told(told: &Told, zone: Option<&str>, probe: &Probe) -> Result<Answer> {
+    Ok(fate(planned(&world(told, zone)?).desired(), probe))
+}
+
+fn planned(world: &World) -> Planner {
+    let mut planner = Planner::new(world.settings.clone());
+    planner.update(&world.snapshot, &world.facts);
+    planner
 }
 
 /// What becomes of a packet by this plan.
