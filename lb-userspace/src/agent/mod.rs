@@ -2,6 +2,7 @@
 //!
 //! Only this module reads clocks and signals.
 
+mod auditor;
 pub mod clock;
 mod facts;
 mod health_checks;

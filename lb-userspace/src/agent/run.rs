@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 
+use super::auditor::Request;
 use super::tables::Tables;
 use super::told::Told;
 use crate::datapath::{self, Datapath};
@@ -19,6 +20,8 @@ pub(super) struct Parts {
     pub snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
     pub source: watch::Receiver<SourceStatus>,
     pub tables: Tables,
+    /// Who wants an audit now.
+    pub audits: mpsc::Receiver<Request>,
     pub signals: Signals,
     pub stop: CancellationToken,
 }
@@ -45,7 +48,7 @@ impl Signals {
 
 /// Runs until a signal. Leaves everything pinned and attached: traffic flows on.
 pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
-    let Parts { mut datapath, mut snapshots, mut source, mut tables, mut signals, stop } = parts;
+    let Parts { mut datapath, mut snapshots, mut source, mut tables, mut audits, mut signals, stop } = parts;
     let mut node: watch::Receiver<datapath::Status> = datapath.status();
     let links = stop.clone();
     // The task owns the data path, and with it the lock, until the end.
@@ -76,6 +79,7 @@ pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
                 let addresses = node.borrow_and_update().addresses.clone();
                 tables.readdress(&addresses);
             }
+            Some(request) = audits.recv() => tables.request_audit(request),
             () = sleep_until(tables.due()) => tables.tick(),
             ended = &mut following => {
                 break match ended {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use lb_common::abi::map_name;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -14,7 +14,7 @@ use super::health_checks::HealthChecks;
 use super::scrape::Scrape;
 use super::state::{Progress, State};
 use super::tables::Tables;
-use super::{clock, facts, ring, run};
+use super::{auditor, clock, facts, ring, run};
 use crate::apply::{KernelStore, Programmer};
 use crate::config::{self, CgroupRoot, Settings, Source as Origin};
 use crate::datapath::{self, Datapath, maps_dir};
@@ -22,6 +22,7 @@ use crate::maps::Pinned;
 use crate::observe::health::Thresholds;
 use crate::observe::metrics::Metrics;
 use crate::observe::report::TablesReport;
+use crate::observe::report_socket::Question;
 use crate::observe::{http, report_socket};
 use crate::plan::{self, PlanSettings};
 use crate::source::{self, Source};
@@ -95,13 +96,14 @@ async fn with_source(
         progress: progress.subscribe(),
     };
     let metrics = metrics(&state, settings);
-    let mut tasks = serve(&state, &metrics, listeners, &settings.run_dir)?;
+    let (ask, audits) = mpsc::channel(auditor::REQUESTS);
+    let mut tasks = serve(&state, &metrics, listeners, &settings.run_dir, ask)?;
     tasks.push(spawn(ring::follow(events, metrics.clone())));
     tasks.extend(datapath.take_program_log().map(program_log));
     let origin = source.status.borrow().origin.clone();
     let facts = facts::facts(&state.datapath.borrow().addresses, &facts::reserved(settings, &origin).await);
     let health_checks = HealthChecks::new(move || state.node_health());
-    let tables = Tables::new(programmer, progress, metrics, facts, health_checks);
+    let tables = Tables::new(programmer, progress, metrics, facts, health_checks, settings.audit_interval);
 
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
@@ -111,7 +113,7 @@ async fn with_source(
         "started"
     );
     let (snapshots, status, stop) = (source.snapshots.clone(), source.status.clone(), stop.clone());
-    let ended = run::run(run::Parts { datapath, snapshots, source: status, tables, signals, stop }).await;
+    let ended = run::run(run::Parts { datapath, snapshots, source: status, tables, audits, signals, stop }).await;
     drop(tasks);
     report_socket::remove(&settings.run_dir);
     ended
@@ -204,18 +206,39 @@ fn metrics(state: &State, settings: &Settings) -> Metrics {
     Metrics::new(move || scrape.series(&state.report()))
 }
 
-fn serve(state: &State, metrics: &Metrics, listeners: Listeners, run_dir: &Path) -> anyhow::Result<Vec<Task>> {
+fn serve(
+    state: &State,
+    metrics: &Metrics,
+    listeners: Listeners,
+    run_dir: &Path,
+    audits: auditor::Requests,
+) -> anyhow::Result<Vec<Task>> {
     let reports = report_socket::listen(run_dir)
         .with_context(|| format!("cannot listen in {}: choose another --run-dir", run_dir.display()))?;
     let (looked, reported) = (state.clone(), state.clone());
     let (probed, scraped) = (metrics.clone(), metrics.clone());
     let health = http::health_router(move || looked.look(), move |probe, code| probed.probed(probe, code));
     let scrape = http::metrics_router(move || scraped.encode());
+    let answer = move |question| answer(question, reported.clone(), audits.clone());
     Ok(vec![
         spawn(async move { axum::serve(listeners.health, health).await.unwrap_or_default() }),
         spawn(async move { axum::serve(listeners.metrics, scrape).await.unwrap_or_default() }),
-        spawn(report_socket::serve(reports, move || reported.report())),
+        spawn(report_socket::serve(reports, answer)),
     ])
+}
+
+/// What the command line asked over the socket, as JSON.
+async fn answer(question: Question, state: State, audits: auditor::Requests) -> Vec<u8> {
+    let dry_run = match question {
+        Question::Report => return serde_json::to_vec(&state.report()).unwrap_or_default(),
+        Question::Audit => false,
+        Question::AuditDryRun => true,
+    };
+    let (reply, found) = oneshot::channel();
+    if audits.send(auditor::Request { dry_run, reply }).await.is_err() {
+        return Vec::new();
+    }
+    found.await.map_or_else(|_| Vec::new(), |found| serde_json::to_vec(&found).unwrap_or_default())
 }
 
 fn program_log(log: datapath::ProgramLog) -> Task {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::auditor::{Auditor, Request};
 use super::clock;
 use super::health_checks::HealthChecks;
 use super::state::Progress;
@@ -30,6 +31,7 @@ pub(super) struct Tables {
     pub told: Told,
     pub facts: NodeFacts,
     pub health_checks: HealthChecks,
+    auditor: Auditor,
     /// What was planned last.
     snapshot: Option<Arc<Snapshot>>,
     /// Changes that are not written in full.
@@ -46,6 +48,7 @@ impl Tables {
         metrics: Metrics,
         facts: NodeFacts,
         health_checks: HealthChecks,
+        audit_interval: Option<Duration>,
     ) -> Self {
         Self {
             programmer,
@@ -54,6 +57,7 @@ impl Tables {
             told: Told::default(),
             facts,
             health_checks,
+            auditor: Auditor::new(audit_interval, Instant::now()),
             snapshot: None,
             pending: PassReport::default(),
             next_beat: Instant::now(),
@@ -63,8 +67,10 @@ impl Tables {
 
     /// When something is due: a deadline, a retry or the next beat. News that come meanwhile do not put it off.
     pub fn due(&self) -> Instant {
-        let timed = self.programmer.next_tick().map(|at| Instant::now() + at.since(clock::monotonic()).min(BEAT));
-        timed.map_or(self.next_beat, |at| at.min(self.next_beat)).max(self.last_tick + MIN_PAUSE)
+        let now = Instant::now();
+        let timed = self.programmer.next_tick().map(|at| now + at.since(clock::monotonic()).min(BEAT));
+        let audit = self.auditor.due(now);
+        timed.into_iter().chain(audit).fold(self.next_beat, Instant::min).max(self.last_tick + MIN_PAUSE)
     }
 
     /// A new snapshot came.
@@ -127,7 +133,29 @@ impl Tables {
                 progress.tables.drains.overdue = overdue;
             });
         }
+        self.audit(started);
         self.progress.send_modify(|progress| progress.beat = clock::monotonic());
+    }
+
+    /// Somebody wants an audit now.
+    pub fn request_audit(&mut self, request: Request) {
+        self.auditor.request(request);
+    }
+
+    /// A step of the audit that runs, or is due.
+    fn audit(&mut self, now: Instant) {
+        let Some(found) = self.auditor.step(&mut self.programmer, now) else { return };
+        for finding in &found.findings {
+            tracing::warn!("the tables differed from the plan: {finding}");
+        }
+        if let Some(error) = &found.last_error {
+            tracing::warn!("the audit could not be carried out in full: {error}");
+        }
+        self.metrics.called(self.programmer.store().calls());
+        self.progress.send_modify(|progress| {
+            progress.audited = Some(clock::monotonic());
+            progress.tables.audit = Some(found);
+        });
     }
 
     /// Backends past their deadline: the next pass takes them out, if it can.

@@ -1,5 +1,6 @@
 //! The command line: arguments to calls, errors to one sentence and an exit code.
 
+mod audit;
 mod cleanup;
 mod get;
 mod output;
@@ -31,6 +32,8 @@ enum Command {
     Status(status::Arguments),
     /// List services, backends or connections from the pinned maps; works without an agent, too
     Get(get::Arguments),
+    /// Compare the tables with the plan and repair what differs; exit code 2 if something still does
+    Audit(audit::Arguments),
     /// Remove everything that the agent left in the kernel and on disk
     Cleanup(cleanup::Arguments),
     /// Print the version
@@ -67,6 +70,10 @@ pub fn main() -> ExitCode {
         Command::Agent(arguments) => agent::run(arguments.config.as_deref(), arguments.options),
         Command::Status(arguments) => status::run(&arguments),
         Command::Get(arguments) => get::run(&arguments),
+        Command::Audit(arguments) => match audit::run(&arguments) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
         Command::Cleanup(arguments) => cleanup::run(&arguments),
         Command::Version => print(&format!("ballast {}\n", env!("CARGO_PKG_VERSION"))),
         Command::Completion { shell } => completion(shell),

@@ -1,16 +1,19 @@
-//! The agent's report over a unix socket in `--run-dir`: each connection gets one JSON document, then the end.
+//! What the command line asks of the agent over a unix socket in `--run-dir`: one word, answered by one JSON document.
 
-use std::io::{self, Read as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt as _;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixListener;
 use tokio::sync::Semaphore;
 
 use super::report::Report;
+use crate::apply::AuditReport;
 
 /// Name of the socket in `--run-dir`.
 pub const SOCKET: &str = "agent.sock";
@@ -18,6 +21,9 @@ pub const SOCKET: &str = "agent.sock";
 const MAX_REPORT_BYTES: u64 = 64 << 20;
 /// An agent that does not answer in this time is stuck.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// An audit goes between other work: with the largest tables it takes some seconds.
+const AUDIT_TIMEOUT: Duration = Duration::from_mins(1);
+const MAX_QUESTION_BYTES: u64 = 64;
 /// How many readers are served at a time.
 const READERS: usize = 8;
 
@@ -32,16 +38,57 @@ pub enum AskError {
     NoReport { path: PathBuf, error: io::Error },
 }
 
-/// Asks the agent.
+/// What can be asked: one word and a newline. Whoever says nothing gets the report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// The agent's own [`Report`].
+    Report,
+    /// An audit of the tables that repairs what differs.
+    Audit,
+    /// One that only names it.
+    AuditDryRun,
+}
+
+impl Question {
+    const ALL: [Self; 3] = [Self::Report, Self::Audit, Self::AuditDryRun];
+
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Report => "report",
+            Self::Audit => "audit",
+            Self::AuditDryRun => "audit-dry-run",
+        }
+    }
+
+    fn parse(line: &str) -> Option<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|question| question.word() == line.trim())
+            .or(line.is_empty().then_some(Self::Report))
+    }
+}
+
+/// Asks the agent for its report.
 pub fn ask(run_dir: &Path) -> Result<Report, AskError> {
+    question(run_dir, Question::Report, ANSWER_TIMEOUT)
+}
+
+/// Asks the agent for an audit, and waits for it.
+pub fn audit(run_dir: &Path, dry_run: bool) -> Result<AuditReport, AskError> {
+    question(run_dir, if dry_run { Question::AuditDryRun } else { Question::Audit }, AUDIT_TIMEOUT)
+}
+
+fn question<T: DeserializeOwned>(run_dir: &Path, question: Question, limit: Duration) -> Result<T, AskError> {
     let path = run_dir.join(SOCKET);
     let stream = UnixStream::connect(&path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => AskError::NotRunning { path: path.clone() },
         io::ErrorKind::PermissionDenied => AskError::Denied { path: path.clone() },
         _ => AskError::NoReport { path: path.clone(), error },
     })?;
-    let read = || -> io::Result<Report> {
-        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+    let read = || -> io::Result<T> {
+        stream.set_read_timeout(Some(limit))?;
+        (&stream).write_all(question.word().as_bytes())?;
+        stream.shutdown(std::net::Shutdown::Write)?;
         let mut json = Vec::new();
         (&stream).take(MAX_REPORT_BYTES).read_to_end(&mut json)?;
         Ok(serde_json::from_slice(&json)?)
@@ -67,23 +114,37 @@ pub fn remove(run_dir: &Path) {
     let _ = std::fs::remove_file(run_dir.join(SOCKET));
 }
 
-/// Answers every connection with a fresh report, until dropped.
-pub async fn serve(listener: UnixListener, report: impl Fn() -> Report + Send + Sync + 'static) {
-    let (report, readers) = (std::sync::Arc::new(report), std::sync::Arc::new(Semaphore::new(READERS)));
+/// Answers every connection, until dropped.
+pub async fn serve<F>(listener: UnixListener, answer: impl Fn(Question) -> F + Send + Sync + 'static)
+where
+    F: Future<Output = Vec<u8>> + Send + 'static,
+{
+    let (answer, readers) = (Arc::new(answer), Arc::new(Semaphore::new(READERS)));
     loop {
-        let Ok((mut stream, _)) = listener.accept().await else {
+        let Ok((stream, _)) = listener.accept().await else {
             // Out of descriptors, most likely: let others give some back.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let (report, readers) = (report.clone(), readers.clone());
+        let (answer, readers) = (answer.clone(), readers.clone());
         tokio::spawn(async move {
             let Ok(_permit) = readers.acquire().await else { return };
-            let json = serde_json::to_vec(&report()).unwrap_or_default();
             // A reader that went away, or does not read, is its own problem.
-            let _ = tokio::time::timeout(ANSWER_TIMEOUT, stream.write_all(&json)).await;
+            let _ = converse(stream, &*answer).await;
         });
     }
+}
+
+async fn converse<F: Future<Output = Vec<u8>>>(
+    mut stream: tokio::net::UnixStream,
+    answer: &(impl Fn(Question) -> F + Sync),
+) -> io::Result<()> {
+    let mut asked = String::new();
+    let mut question = (&mut stream).take(MAX_QUESTION_BYTES);
+    tokio::time::timeout(ANSWER_TIMEOUT, question.read_to_string(&mut asked)).await??;
+    let Some(question) = Question::parse(&asked) else { return Ok(()) };
+    let json = answer(question).await;
+    tokio::time::timeout(ANSWER_TIMEOUT, stream.write_all(&json)).await?
 }
 
 #[cfg(test)]
@@ -94,10 +155,23 @@ mod tests {
     async fn reader_gets_the_report() {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let listener = listen(dir.path()).expect("a socket");
-        tokio::spawn(serve(listener, || Report { pid: 42, node_name: "n1".into(), ..Report::default() }));
+        tokio::spawn(serve(listener, |question| async move {
+            let report = Report { pid: 42, node_name: "n1".into(), ..Report::default() };
+            let audit =
+                AuditReport { dry_run: question == Question::AuditDryRun, checked: 7, ..AuditReport::default() };
+            let json =
+                if question == Question::Report { serde_json::to_vec(&report) } else { serde_json::to_vec(&audit) };
+            json.expect("plain data")
+        }));
         let path = dir.path().to_owned();
         let report = tokio::task::spawn_blocking(move || ask(&path)).await.expect("no panic").expect("a report");
         assert_eq!((report.pid, report.node_name.as_str()), (42, "n1"));
+        for dry_run in [true, false] {
+            let path = dir.path().to_owned();
+            let found = tokio::task::spawn_blocking(move || audit(&path, dry_run)).await.expect("no panic");
+            let found = found.expect("a report");
+            assert_eq!((found.dry_run, found.checked), (dry_run, 7));
+        }
     }
 
     #[tokio::test]

@@ -182,7 +182,12 @@ fn of_audit(audit: &AuditReport) -> Vec<Series> {
         ),
         series("ballast_audits", "Audits of the tables", Kind::Counter, vec![(Vec::new(), precise(audit.runs))]),
         series("ballast_drift", "Entries that differed from the plan", Kind::Counter, counters(&audit.drift)),
-        series("ballast_repairs", "Entries that an audit repaired", Kind::Counter, counters(&audit.repaired)),
+        series(
+            "ballast_repairs",
+            "Entries that an audit repaired",
+            Kind::Counter,
+            vec![(Vec::new(), precise(audit.repaired))],
+        ),
     ]
 }
 
@@ -224,12 +229,11 @@ mod tests {
         let mut report = Report::default();
         report.tables.fill.insert("services4".into(), FillReport { entries: 3, capacity: 8 });
         let drift: BTreeMap<_, _> = [("services4".to_owned(), [("edited".to_owned(), 2)].into())].into();
-        report.tables.audit =
-            Some(AuditReport { runs: 4, drift: drift.clone(), repaired: drift, ..AuditReport::default() });
+        report.tables.audit = Some(AuditReport { runs: 4, drift, ..AuditReport::default() });
         let all = of_report(&report);
         assert_eq!(value(&all, "ballast_map_entries", "services4"), Some(3.0));
         assert_eq!(value(&all, "ballast_map_capacity", "services4"), Some(8.0));
-        assert_eq!(value(&all, "ballast_repairs", "edited"), Some(2.0));
+        assert_eq!(value(&all, "ballast_drift", "edited"), Some(2.0));
         assert_eq!(plain(&all, "ballast_audits"), Some(4.0));
     }
 }
