@@ -75,8 +75,8 @@ pub struct Results {
     /// Seconds a bare client takes for both lists, and their bytes.
     list_seconds: Samples,
     list_bytes: u64,
-    /// Table writes for each change of an endpoint, with few services and with all.
-    writes_per_change: [f64; 2],
+    /// System calls for each change of an endpoint, with few services and with all.
+    calls_per_change: [f64; 2],
     ballast_starts: Vec<Start>,
     kube_proxy_starts: Vec<Start>,
     most_start: Option<Start>,

@@ -57,8 +57,8 @@ pub fn print(results: &Results) {
     for Row { what, ballast, kube_proxy, ratio, goal } in rows {
         println!("| {what} | {ballast} | {kube_proxy} | {ratio} | {goal} |");
     }
-    let [few, all] = results.writes_per_change;
-    println!("\nA change of an endpoint: {few} table writes with few services, {all} with {}.", results.services);
+    let [few, all] = results.calls_per_change;
+    println!("\nA change of an endpoint: {few} system calls for the tables with few services, {all} with {}.", results.services);
     println!(
         "A bare client gets both lists ({:.1} MiB) in {:.2} s.",
         mib(results.list_bytes),
@@ -167,7 +167,7 @@ pub fn json(results: &Results) -> Result<Value> {
         "services": results.services,
         "endpointsPerService": ENDPOINTS,
         "latencies": latencies,
-        "tableWritesPerChange": {"fewServices": results.writes_per_change[0], "all": results.writes_per_change[1]},
+        "tableCallsPerChange": {"fewServices": results.calls_per_change[0], "all": results.calls_per_change[1]},
         "starts": {
             "ballast": starts(&results.ballast_starts),
             "kubeProxy": starts(&results.kube_proxy_starts),

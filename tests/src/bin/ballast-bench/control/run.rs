@@ -55,7 +55,7 @@ impl Bench<'_> {
         say("changes among few services");
         self.fill(0..FEW)?;
         let agent = self.start_ballast(&probe)?.0;
-        let few = self.writes_per_change(&mut probe)?;
+        let few = self.calls_per_change(&mut probe)?;
         self.end_ballast(agent)?;
         say(&format!("{services} services"));
         self.fill(FEW..services)?;
@@ -94,7 +94,7 @@ impl Bench<'_> {
         for change in [Change::Endpoint, Change::Service] {
             latencies.push(probe.measure(change, amounts.alone, false, PAUSE_ALONE)?);
         }
-        let writes_per_change = [few, self.writes_per_change(&mut probe)?];
+        let calls_per_change = [few, self.calls_per_change(&mut probe)?];
         probe.remove_new()?;
         say(&format!("{} changes", amounts.many));
         let changes_per_second = self.change_many(services, amounts.many)?;
@@ -110,7 +110,7 @@ impl Bench<'_> {
             load_after: load(),
             list_seconds,
             list_bytes,
-            writes_per_change,
+            calls_per_change,
             ballast_starts,
             kube_proxy_starts,
             most_start,
@@ -168,17 +168,17 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Table writes for one change of an endpoint: the median, so that a backend that has drained meanwhile does not count.
-    fn writes_per_change(&self, probe: &mut Probe<'_>) -> Result<f64> {
+    /// System calls for one change of an endpoint: the median, so that a backend that has drained meanwhile does not count.
+    fn calls_per_change(&self, probe: &mut Probe<'_>) -> Result<f64> {
         const CHANGES: usize = 9;
         let ballast = self.ballast();
-        let mut writes = Vec::new();
+        let mut calls = Vec::new();
         for _ in 0..CHANGES {
-            let before = ballast.metric("ballast_table_writes_total")?;
+            let before = ballast.metric("ballast_table_calls_total")?;
             probe.measure(Change::Endpoint, 1, false, PAUSE_ALONE)?;
-            writes.push(ballast.metric("ballast_table_writes_total")? - before);
+            calls.push(ballast.metric("ballast_table_calls_total")? - before);
         }
-        Ok(writes.into_iter().collect::<Samples>().median())
+        Ok(calls.into_iter().collect::<Samples>().median())
     }
 
     /// Both lists as a bare client gets them, without reading what is in them.
