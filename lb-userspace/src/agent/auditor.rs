@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::clock;
-use crate::apply::{Audit, AuditReport, Programmer, Store};
+use crate::apply::{Audit, AuditReport, FindingKind, Programmer, Store};
 use crate::observe::report;
 
 /// How many may wait for an audit of their own.
@@ -93,14 +93,17 @@ impl Auditor {
         seen.took_seconds = took.as_secs_f64();
         seen.checked = found.checked as u64;
         seen.found = found.findings.len() as u64;
-        seen.repaired += found.repaired as u64;
         let findings = found.findings.iter().take(report::AuditReport::FINDINGS);
         seen.findings = findings.map(ToString::to_string).collect();
         seen.last_error = found.failures.first().cloned();
-        for ((table, kind), count) in found.counts() {
-            let kinds: &mut BTreeMap<String, u64> = seen.drift.entry(table.to_owned()).or_default();
-            *kinds.entry(kind.name().to_owned()).or_default() += count;
-        }
+        add(&mut seen.drift, found.counts());
+        add(&mut seen.repaired, found.repairs());
+    }
+}
+
+fn add(totals: &mut BTreeMap<String, BTreeMap<String, u64>>, counts: BTreeMap<(&str, FindingKind), u64>) {
+    for ((table, kind), count) in counts {
+        *totals.entry(table.to_owned()).or_default().entry(kind.name().to_owned()).or_default() += count;
     }
 }
 

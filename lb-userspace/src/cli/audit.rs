@@ -44,7 +44,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 fn is_right(report: &AuditReport) -> bool {
-    report.failures.is_empty() && report.findings.len() == report.repaired
+    report.failures.is_empty() && report.findings.len() == report.repaired()
 }
 
 /// Without an agent nobody knows the plan: the tables are compared with themselves.
@@ -72,7 +72,7 @@ fn text(report: &AuditReport) -> String {
     let verdict = match (report.findings.len(), report.dry_run) {
         (0, _) => "nothing differs".to_owned(),
         (found, true) => format!("{found} differ"),
-        (found, false) => format!("{found} differed, {} repaired", report.repaired),
+        (found, false) => format!("{found} differed, {} repaired", report.repaired()),
     };
     text + &format!("{} entries compared: {verdict}\n", report.checked)
 }
@@ -90,13 +90,14 @@ mod tests {
             entry: "10.96.0.1:80/TCP".into(),
             service: Some("demo/web:80/TCP".into()),
             difference: "generation 9, expected 3".into(),
+            repaired: false,
         };
         let mut report = AuditReport { checked: 12, ..AuditReport::default() };
         assert_eq!(text(&report), "12 entries compared: nothing differs\n");
         assert!(is_right(&report));
         report.findings.push(finding);
         assert!(!is_right(&report));
-        report.repaired = 1;
+        report.findings[0].repaired = true;
         assert!(is_right(&report));
         let told = text(&report);
         assert!(told.starts_with("services4 10.96.0.1:80/TCP: edited (Service demo/web:80/TCP)"), "{told}");

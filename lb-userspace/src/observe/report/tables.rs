@@ -84,8 +84,8 @@ pub struct AuditReport {
     pub checked: u64,
     /// Found ever, by table, then by kind.
     pub drift: BTreeMap<String, BTreeMap<String, u64>>,
-    /// Repaired ever.
-    pub repaired: u64,
+    /// Repaired ever, likewise.
+    pub repaired: BTreeMap<String, BTreeMap<String, u64>>,
     /// Why the last one could not be carried out in full; null: it was.
     pub last_error: Option<String>,
 }

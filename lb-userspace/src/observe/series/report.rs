@@ -182,12 +182,7 @@ fn of_audit(audit: &AuditReport) -> Vec<Series> {
         ),
         series("ballast_audits", "Audits of the tables", Kind::Counter, vec![(Vec::new(), precise(audit.runs))]),
         series("ballast_drift", "Entries that differed from the plan", Kind::Counter, counters(&audit.drift)),
-        series(
-            "ballast_repairs",
-            "Entries that an audit repaired",
-            Kind::Counter,
-            vec![(Vec::new(), precise(audit.repaired))],
-        ),
+        series("ballast_repairs", "Entries that an audit repaired", Kind::Counter, counters(&audit.repaired)),
     ]
 }
 
