@@ -1,37 +1,36 @@
-//! The source `kube`: Services and `EndpointSlices` of a Kubernetes API, by watches with bookmarks.
+//! The source `kube`: Services, `EndpointSlices` and the own Node of a Kubernetes API, by watches that are proven to be alive.
 
+mod bounds;
+mod calls;
+mod connect;
 mod follower;
 mod held;
 mod reader;
+mod version;
 
 use std::{path::PathBuf, pin::pin, time::Duration};
 
-use futures::{Stream, StreamExt};
-use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
-use kube::{
-    Api, Client, Config,
-    config::{KubeConfigOptions, Kubeconfig},
-};
-use tokio::{sync::watch, time::Instant};
+use futures::{Stream, StreamExt, stream};
+use kube::Client;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use self::held::{Held, Message};
+use self::{
+    follower::Settings,
+    held::{Held, Message},
+    reader::{Selection, read},
+};
 use super::{
     Source, SourceError, SourceStatus,
     convert::{HEADLESS_LABEL, PROXY_NAME_LABEL},
 };
 
-/// Where a pod finds its own credentials.
-const POD_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
-/// How long a connection to the API may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Defaults of [`KubeSettings`].
-pub const SILENCE: Duration = Duration::from_secs(30);
-pub const COMPARE_INTERVAL: Duration = Duration::from_mins(5);
 /// How much news at most goes into one snapshot.
 const MESSAGES_MAX: usize = 4096;
+/// The own Node is probed that many times as rarely: nothing that is forwarded waits for it.
+const NODE_PATIENCE: u32 = 5;
 
-/// Where the API is, and who we are there.
+/// Where the API is, who we are there, and how it is followed.
 #[derive(Clone, Debug)]
 pub struct KubeSettings {
     /// A kubeconfig file; without one, the credentials of the pod that we run in.
@@ -56,8 +55,8 @@ impl Default for KubeSettings {
             kubeconfig: None,
             api_server: None,
             node_name: None,
-            silence: SILENCE,
-            compare_interval: Some(COMPARE_INTERVAL),
+            silence: bounds::SILENCE,
+            compare_interval: Some(bounds::COMPARE_INTERVAL),
             expects_objects: false,
         }
     }
@@ -65,56 +64,37 @@ impl Default for KubeSettings {
 
 /// Follows the API until `stop` is cancelled. An API that cannot be reached is no error here but a status: it is tried again.
 pub async fn spawn(settings: KubeSettings, stop: CancellationToken) -> Result<Source, SourceError> {
-    let config = config(&settings).await?;
+    let config = connect::config(&settings).await?;
     let origin = config.cluster_url.to_string();
-    let client = Client::try_from(config).map_err(access)?;
-    Ok(follow(origin, messages(&client), stop))
+    let client = connect::client(&config)?;
+    Ok(follow(origin, messages(&client, &settings), stop))
 }
 
-/// News of both resources.
-fn messages(client: &Client) -> impl Stream<Item = Message> + Send + 'static {
+/// News of all resources.
+fn messages(client: &Client, settings: &KubeSettings) -> impl Stream<Item = Message> + Send + 'static {
     // The API server leaves out what no proxy or another one serves, as for kube-proxy.
-    let selector = format!("!{HEADLESS_LABEL},!{PROXY_NAME_LABEL}");
-    let services = reader::read(Api::<core::Service>::all(client.clone()), selector.clone());
-    let slices = reader::read(Api::<discovery::EndpointSlice>::all(client.clone()), selector);
-    futures::stream::select(
-        services.map(|news| Message::Service(Box::new(news))),
-        slices.map(|news| Message::Slice(Box::new(news))),
-    )
-}
-
-async fn config(settings: &KubeSettings) -> Result<Config, SourceError> {
-    let mut config = if let Some(path) = &settings.kubeconfig {
-        let read = Kubeconfig::read_from(path).map_err(access)?;
-        Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await.map_err(access)?
-    } else if std::path::Path::new(POD_TOKEN).exists() {
-        // The address comes from the flag below, else from the environment.
-        if settings.api_server.is_some() { Config::incluster_dns() } else { Config::incluster() }.map_err(access)?
-    } else if let Some(url) = &settings.api_server {
-        Config::new(parse_url(url)?)
-    } else {
-        let reason = format!("no kubeconfig is given, and there is no {POD_TOKEN}");
-        return Err(SourceError::ApiAccess { reason });
+    let labels = Some(format!("!{HEADLESS_LABEL},!{PROXY_NAME_LABEL}"));
+    let selection = Selection { labels, fields: None };
+    let follow = Settings {
+        silence: settings.silence,
+        compare_interval: settings.compare_interval,
+        expects_objects: settings.expects_objects,
     };
-    if let Some(url) = &settings.api_server {
-        config.cluster_url = parse_url(url)?;
-    }
-    config.connect_timeout = Some(CONNECT_TIMEOUT);
-    Ok(config)
-}
-
-fn parse_url(url: &str) -> Result<http::Uri, SourceError> {
-    let parsed: http::Uri =
-        url.parse().map_err(|error| SourceError::ApiAccess { reason: format!("--api-server {url}: {error}") })?;
-    if parsed.scheme().is_none() || parsed.authority().is_none() {
-        let reason = format!("--api-server {url}: expected a URL as https://10.0.0.1:6443");
-        return Err(SourceError::ApiAccess { reason });
-    }
-    Ok(parsed)
-}
-
-fn access(error: impl std::error::Error) -> SourceError {
-    SourceError::ApiAccess { reason: reason(&error) }
+    let services = read(client.clone(), selection.clone(), follow);
+    let slices = read(client.clone(), selection, follow);
+    let node = settings.node_name.as_ref().map(|name| {
+        let selection = Selection { labels: None, fields: Some(format!("metadata.name={name}")) };
+        let silence = settings.silence * NODE_PATIENCE;
+        read(client.clone(), selection, Settings { silence, expects_objects: false, ..follow })
+    });
+    let node = node.map_or_else(|| stream::pending().boxed(), StreamExt::boxed);
+    futures::stream::select(
+        futures::stream::select(
+            services.map(|told| Message::Service(Box::new(told))),
+            slices.map(|told| Message::Slice(Box::new(told))),
+        ),
+        node.map(|told| Message::Node(Box::new(told))),
+    )
 }
 
 /// An error with its causes.
@@ -132,7 +112,7 @@ fn reason(error: &dyn std::error::Error) -> String {
     reason
 }
 
-/// Turns news of both resources into snapshots and a status, until `stop`.
+/// Turns news of all resources into snapshots and a status, until `stop`.
 fn follow(origin: String, messages: impl Stream<Item = Message> + Send + 'static, stop: CancellationToken) -> Source {
     let (snapshots_to, snapshots) = watch::channel(None);
     let (status_to, status) = watch::channel(SourceStatus { kind: "kube", origin, ..SourceStatus::default() });
@@ -146,7 +126,7 @@ fn follow(origin: String, messages: impl Stream<Item = Message> + Send + 'static
             };
             let Some(chunk) = chunk else { return };
             for message in chunk {
-                held.take(message, Instant::now());
+                held.take(message);
             }
             held.publish(&snapshots_to, &status_to);
         }

@@ -5,13 +5,14 @@ use std::convert::Infallible;
 use axum::{body::Body, extract::Request, response::Response};
 use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use serde_json::{Value, json};
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::Instant};
 
 use super::{
-    follower::{PROBE_SECONDS, WATCH_SECONDS},
+    bounds::{FOUND_LIMIT, PROBE_SECONDS},
     held::{SERVICES, SLICES},
     *,
 };
+use crate::source::Relist;
 
 /// A question to the API that waits for its answer.
 struct Asked {
@@ -35,10 +36,13 @@ impl Asked {
         self.answer.send(Response::new(Body::from(list.to_string()))).unwrap();
     }
 
-    fn watch(self, version: &str, seconds: u32) -> Watch {
+    fn is_probe(&self) -> bool {
+        self.has(&format!("timeoutSeconds={PROBE_SECONDS}"))
+    }
+
+    fn watch(self, version: &str) -> Watch {
         assert!(!self.is_list(), "a list came instead of a watch from {version}");
         assert!(self.has(&format!("resourceVersion={version}")) && self.has("allowWatchBookmarks=true"));
-        assert!(self.has(&format!("timeoutSeconds={seconds}")), "{}", self.query);
         let (lines, body) = unbounded::<Result<String, std::io::Error>>();
         self.answer.send(Response::new(Body::from_stream(body))).unwrap();
         Watch(lines)
@@ -96,7 +100,8 @@ impl Api {
             }
         });
         let client = Client::new(handler, "default");
-        let source = follow("https://test".into(), messages(&client), CancellationToken::new());
+        let settings = KubeSettings { compare_interval: None, ..KubeSettings::default() };
+        let source = follow("https://test".into(), messages(&client, &settings), CancellationToken::new());
         Self { services, slices, source }
     }
 
@@ -105,8 +110,7 @@ impl Api {
         let mut api = Self::new();
         api.service().await.list("5", &[service("web")]);
         api.slice().await.list("5", &[slice("web-1")]);
-        let (services, slices) =
-            (api.service().await.watch("5", WATCH_SECONDS), api.slice().await.watch("5", WATCH_SECONDS));
+        let (services, slices) = (api.service().await.watch("5"), api.slice().await.watch("5"));
         api.settle().await;
         assert_eq!(api.names().unwrap(), ["web", "web-1"]);
         (api, services, slices)
@@ -140,12 +144,18 @@ impl Api {
 
 fn service(name: &str) -> Value {
     let spec = json!({"clusterIP": "10.96.0.1", "ports": [{"port": 80}]});
-    json!({"metadata": {"name": name, "namespace": "default", "resourceVersion": "6"}, "spec": spec})
+    json!({"metadata": {"name": name, "namespace": "default", "resourceVersion": "4"}, "spec": spec})
 }
 
 fn slice(name: &str) -> Value {
     let labels = json!({"kubernetes.io/service-name": "web"});
     json!({"metadata": {"name": name, "namespace": "default", "labels": labels}, "addressType": "IPv4", "endpoints": []})
+}
+
+/// The object in a later version.
+fn at(version: &str, mut object: Value) -> Value {
+    object["metadata"]["resourceVersion"] = version.into();
+    object
 }
 
 #[tokio::test(start_paused = true)]
@@ -159,23 +169,22 @@ async fn an_api_that_was_cut_off_for_a_while_is_proven_again_without_any_change(
         let status = api.status();
         assert!(status.last_error.unwrap().starts_with("services: "), "stale");
         assert!(status.last_proof[SERVICES] <= before);
-        asked.reset();
+        asked.refuse(503);
     }
-    let probe = api.service().await.watch("5", PROBE_SECONDS);
     api.settle().await;
-    assert!(api.status().last_error.is_some(), "an open connection proves nothing");
-    probe.bookmark("9");
+    assert!(!api.status().api.unwrap().reachable);
+    let watch = api.service().await.watch("5");
+    let asked = api.service().await;
+    assert!(asked.is_probe() && api.status().last_error.is_some(), "an open connection proves nothing");
+    asked.watch("5").bookmark("9");
     api.settle().await;
     let status = api.status();
-    assert_eq!((status.last_error, status.revision), (None, 1), "fresh, and nothing new");
-    assert!(status.last_proof[SERVICES] > before);
+    assert_eq!((&status.resources[SERVICES].last_error, status.revision), (&None, 1), "fresh, and nothing new");
+    assert!(status.last_proof[SERVICES] > before && status.api.unwrap().reachable);
     assert_eq!(api.names().unwrap(), ["web", "web-1"]);
-    // From here on as before, with what came after the proof.
-    tokio::time::sleep(Duration::from_secs(PROBE_SECONDS.into())).await;
-    drop(probe);
-    let services = api.service().await.watch("9", WATCH_SECONDS);
-    services.event("ADDED", &service("api"));
-    services.event("DELETED", &service("web"));
+    // From here on as before.
+    watch.event("ADDED", &at("10", service("api")));
+    watch.event("DELETED", &at("11", service("web")));
     api.settle().await;
     assert_eq!(api.names().unwrap(), ["api", "web-1"]);
 }
@@ -200,7 +209,7 @@ async fn an_api_that_is_out_of_reach_from_the_start_proves_nothing() {
     api.slice().await.list("5", &[]);
     api.settle().await;
     let status = api.status();
-    assert_eq!((status.last_error, status.last_proof.contains_key(SLICES)), (None, true));
+    assert!(status.resources[SLICES].last_error.is_none() && status.last_proof.contains_key(SLICES));
     assert!(api.names().unwrap().is_empty(), "two lists say so");
 }
 
@@ -215,7 +224,7 @@ async fn what_was_missed_for_too_long_comes_by_a_new_list_and_nothing_goes_befor
     let list = api.service().await;
     assert_eq!(api.names().unwrap(), ["web", "web-1"]);
     list.list("90", &[service("db")]);
-    let _services = api.service().await.watch("90", WATCH_SECONDS);
+    let _services = api.service().await.watch("90");
     assert_eq!(api.names().unwrap(), ["db", "web-1"]);
     assert_eq!(api.status().last_error, None);
 }
@@ -223,18 +232,93 @@ async fn what_was_missed_for_too_long_comes_by_a_new_list_and_nothing_goes_befor
 #[tokio::test(start_paused = true)]
 async fn an_api_that_hangs_is_found_out() {
     let (mut api, _services, slices) = Api::listed().await;
-    let kept = slices.0.clone();
+    let begin = Instant::now();
     let asked = api.slice().await;
-    assert_eq!(api.status().last_error, None, "silence alone is no trouble");
-    assert!(asked.has("timeoutSeconds=5"));
+    assert!(asked.is_probe());
+    assert_eq!(api.status().resources[SLICES].last_error, None, "silence alone is no trouble");
     // No answer at all.
     drop(asked);
     let again = api.slice().await;
-    assert!(api.status().last_error.unwrap().contains("no answer within 30s"));
-    again.watch("5", PROBE_SECONDS).bookmark("5");
+    let status = api.status();
+    assert!(status.resources[SLICES].last_error.as_ref().unwrap().contains("no answer within 6s"));
+    let lost = status.api.unwrap();
+    assert!(!lost.reachable && lost.since - begin <= FOUND_LIMIT);
+    again.watch("5").bookmark("5");
     api.settle().await;
     assert!(!api.status().last_error.is_some_and(|error| error.starts_with("endpointslices")));
-    assert!(kept.is_closed(), "the silent connection is left");
+    assert!(!slices.0.is_closed(), "the API was to blame");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_watch_is_left_for_one_on_a_new_connection() {
+    let (mut api, _services, slices) = Api::listed().await;
+    let probe = api.slice().await.watch("5");
+    probe.event("DELETED", &at("6", slice("web-1")));
+    api.settle().await;
+    assert_eq!(api.names().unwrap(), ["web"]);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(slices.0.is_closed());
+    assert!(api.status().wedged_since().is_some());
+    drop(probe);
+    let slices = api.slice().await.watch("6");
+    api.settle().await;
+    assert_eq!(api.status().wedged_since(), None);
+    slices.event("ADDED", &at("7", slice("web-2")));
+    api.settle().await;
+    assert_eq!(api.names().unwrap(), ["web", "web-2"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_in_pages_is_put_together() {
+    let mut api = Api::new();
+    api.slice().await.list("5", &[]);
+    let asked = api.service().await;
+    assert!(asked.has("limit=500"));
+    let meta = json!({"resourceVersion": "5", "continue": "more"});
+    let list = json!({"apiVersion": "v1", "kind": "List", "metadata": meta, "items": [service("a")]});
+    asked.answer.send(Response::new(Body::from(list.to_string()))).unwrap();
+    let asked = api.service().await;
+    assert!(asked.has("continue=more") && api.names().is_none());
+    asked.list("5", &[service("b")]);
+    api.settle().await;
+    assert_eq!(api.names().unwrap(), ["a", "b"]);
+    assert_eq!(api.status().resources[SERVICES].relists, [(Relist::First, 1)].into());
+}
+
+/// Counts TCP connections to a server that answers every question with an empty list or an endless watch.
+#[tokio::test]
+async fn every_call_has_a_connection_of_its_own() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let handler = axum::routing::any(async |request: Request| {
+        if request.uri().query().unwrap_or_default().contains("watch=true") {
+            return Response::new(Body::from_stream(futures::stream::pending::<Result<String, std::io::Error>>()));
+        }
+        let list = json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": "1"}, "items": []});
+        Response::new(Body::from(list.to_string()))
+    });
+    let (peers_to, mut peers) = unbounded();
+    let app = axum::Router::new().fallback_service(handler).layer(axum::middleware::from_fn(
+        move |axum::extract::ConnectInfo(peer): axum::extract::ConnectInfo<std::net::SocketAddr>,
+              request,
+              next: axum::middleware::Next| {
+            peers_to.unbounded_send(peer).unwrap();
+            next.run(request)
+        },
+    ));
+    let app = app.into_make_service_with_connect_info::<std::net::SocketAddr>();
+    let server = tokio::spawn(async move { axum::serve(listener, app).await });
+    let stop = CancellationToken::new();
+    let settings =
+        KubeSettings { api_server: Some(url), silence: Duration::from_millis(50), ..KubeSettings::default() };
+    let _source = spawn(settings, stop.clone()).await.unwrap();
+    // Two lists, two watches, two probes.
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..6 {
+        assert!(seen.insert(peers.next().await.unwrap()), "a connection was used twice");
+    }
+    stop.cancel();
+    server.abort();
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! The objects that a source holds at the moment, already converted, and what was refused of them.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use imbl::OrdMap;
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
@@ -31,18 +31,33 @@ impl Keyed for Slice {
     }
 }
 
+impl Keyed for Node {
+    type Key = String;
+
+    fn key(&self) -> String {
+        self.name.clone()
+    }
+}
+
 /// All objects of one kind.
 #[derive(Debug)]
 pub struct Objects<T: Keyed> {
     held: OrdMap<T::Key, Arc<T>>,
     /// Where the object with a name is held.
-    keys: BTreeMap<ObjectName, T::Key>,
-    refusals: BTreeMap<ObjectName, Vec<Refusal>>,
+    keys: OrdMap<ObjectName, T::Key>,
+    refusals: OrdMap<ObjectName, Vec<Refusal>>,
 }
 
 impl<T: Keyed> Default for Objects<T> {
     fn default() -> Self {
-        Self { held: OrdMap::new(), keys: BTreeMap::new(), refusals: BTreeMap::new() }
+        Self { held: OrdMap::new(), keys: OrdMap::new(), refusals: OrdMap::new() }
+    }
+}
+
+/// Costs nothing: a copy shares what it has in common.
+impl<T: Keyed> Clone for Objects<T> {
+    fn clone(&self) -> Self {
+        Self { held: self.held.clone(), keys: self.keys.clone(), refusals: self.refusals.clone() }
     }
 }
 
@@ -99,6 +114,17 @@ impl Objects<Service> {
 impl Objects<Slice> {
     pub fn put_slice(&mut self, slice: &discovery::EndpointSlice) {
         self.put(convert::object_name(&slice.metadata), convert::slice(slice));
+    }
+}
+
+impl Objects<Node> {
+    pub fn put_node(&mut self, node: &core::Node) {
+        self.put(convert::object_name(&node.metadata), convert::node(node));
+    }
+
+    /// The only one, where one is selected.
+    pub fn first(&self) -> Option<&Arc<Node>> {
+        self.held.values().next()
     }
 }
 

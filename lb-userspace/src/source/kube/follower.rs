@@ -1,190 +1,234 @@
-//! What to ask the API next, given what it answered about one resource. Pure: the answer and the time are values.
+//! What to ask the API next about one resource, given what was heard of it. Pure: what was heard and the time are values.
+//!
+//! Either a complete list is due (`listing`), or a watch is followed (`watching`), probed when it is silent (`probing`), and
+//! compared with a fresh list now and then (`comparing`). Nothing is ever deleted but by a delete event or a complete list that is believed.
 
-use std::time::Duration;
+mod comparing;
+mod listing;
+mod probing;
+mod watching;
 
-use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
-use kube::{
-    Resource, ResourceExt as _,
-    api::{ObjectList, WatchEvent},
-};
+use std::{collections::BTreeMap, fmt::Debug, time::Duration};
+
+use kube::Resource;
 use tokio::time::Instant;
 
-/// How long a watch lasts until the server ends it. It sends a bookmark about once a minute.
-pub const WATCH_SECONDS: u32 = 290;
-/// Length of a watch that shall show soon whether nothing was missed: the last thing that a server sends on a watch, two seconds
-/// before its end, is a bookmark.
-pub const PROBE_SECONDS: u32 = 5;
-/// The first pause after a failure, and the longest; jitter adds up to as much again.
-const PAUSE_MIN: Duration = Duration::from_millis(500);
-const PAUSE_MAX: Duration = Duration::from_secs(15);
+use self::{
+    comparing::Comparison,
+    listing::Listing,
+    probing::Probe,
+    watching::{Line, Watch},
+};
+use super::{
+    bounds::{self, Pauses},
+    calls::{Call, Effect, Failure, Heard, News, Told},
+    version::Version,
+};
+use crate::{
+    model::ObjectName,
+    source::{Proof, ProofKind, Reach, Relist, ResourceStatus, convert::object_name},
+};
+
 /// "Gone": the server no longer knows the changes since the version that was asked for.
 const HTTP_GONE: u16 = 410;
 
-/// What came of a question.
-#[derive(Debug)]
-pub enum Answer<K: Clone> {
-    /// A complete list.
-    Listed(ObjectList<K>),
-    Event(WatchEvent<K>),
-    /// The server ended the watch in order.
-    Ended,
-    /// The watch said nothing for so long that a bookmark is overdue.
-    Silent,
-    Failed(Failure),
+/// How a resource is to be followed; see [`super::KubeSettings`].
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    pub silence: Duration,
+    pub compare_interval: Option<Duration>,
+    pub expects_objects: bool,
 }
 
-/// Why there is no answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    /// HTTP status, if the server sent one.
-    pub status: Option<u16>,
-    pub reason: String,
-}
-
-/// The next question.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Question {
-    List,
-    /// A new watch of the changes after a version.
-    Watch {
-        version: String,
-        seconds: u32,
-    },
-    /// The next event of the open watch.
-    Next,
-}
-
-/// What an answer tells about the resource. All but [`News::Trouble`] prove what is held.
-#[derive(Debug)]
-pub enum News<K> {
-    /// All objects.
-    All(Vec<K>),
-    Changed(K),
-    Deleted(K),
-    /// Nothing was missed.
-    Bookmark,
-    Trouble(String),
-}
-
-/// What to do after an answer: tell, wait, ask.
-#[derive(Debug)]
-pub struct Step<K> {
-    pub news: Option<News<K>>,
-    pub pause: Duration,
-    pub question: Question,
-}
+/// The names held, and in what version.
+type Known = BTreeMap<ObjectName, Version>;
 
 /// Where one resource stands.
 #[derive(Debug)]
-pub struct Follower {
-    /// Everything up to this version is known; without one, a list is due.
-    version: Option<String>,
+pub struct Follower<K> {
+    settings: Settings,
+    pauses: Pauses,
+    status: ResourceStatus,
+    reach: Option<Reach>,
+    known: Known,
+    /// Everything up to this version is known.
+    version: Option<Version>,
+    /// A complete list is due, and no watch is open.
+    listing: Option<Listing>,
     watch: Watch,
-    retries: ExponentialBuilder,
-    backoff: ExponentialBackoff,
+    probe: Option<Probe>,
+    probe_at: Instant,
+    /// Replacements of dead watches that brought nothing so far.
+    replacements: u32,
+    compare_at: Option<Instant>,
+    comparison: Option<Comparison<K>>,
 }
 
-/// The watch that is open or was asked for last.
-#[derive(Clone, Copy, Debug)]
-struct Watch {
-    is_probe: bool,
-    /// When the server ends it.
-    end: Instant,
-    /// It brought an event or a bookmark.
-    proven: bool,
+impl<K: Resource> Follower<K> {
+    /// `seed`: of all that is drawn by lot, another one on each node and for each resource.
+    pub fn new(settings: Settings, seed: u64, now: Instant) -> Self {
+        Self {
+            settings,
+            pauses: Pauses::new(seed),
+            status: ResourceStatus::default(),
+            reach: None,
+            known: Known::new(),
+            version: None,
+            listing: Some(Listing::new(Relist::First, now)),
+            watch: Watch::closed(now),
+            probe: None,
+            probe_at: now,
+            replacements: 0,
+            compare_at: None,
+            comparison: None,
+        }
+    }
+
+    #[cfg(test)]
+    pub fn status(&self) -> &ResourceStatus {
+        &self.status
+    }
+
+    /// News with where we stand.
+    pub fn told(&self, news: Vec<News<K>>) -> Told<K> {
+        Told { news, status: self.status.clone(), reach: self.reach }
+    }
+
+    /// When [`Self::tick`] is due.
+    pub fn due(&self) -> Instant {
+        if let Some(listing) = &self.listing {
+            return listing.due();
+        }
+        let others = [self.probe_due(), self.comparison_due()];
+        others.into_iter().flatten().fold(self.watch.due(), Instant::min)
+    }
+
+    /// Time has passed.
+    pub fn tick(&mut self, now: Instant) -> Vec<Effect<K>> {
+        if self.listing.is_some() {
+            return self.list_tick(now);
+        }
+        let mut effects = self.watch_tick(now);
+        if self.listing.is_none() {
+            effects.extend(self.probe_tick(now));
+        }
+        if self.listing.is_none() {
+            effects.extend(self.comparison_tick(now));
+        }
+        effects
+    }
+
+    /// A call that is open brought something.
+    pub fn hear(&mut self, call: Call, heard: Heard<K>, now: Instant) -> Vec<Effect<K>> {
+        self.note_reach(call, &heard, now);
+        match (&self.listing, call) {
+            (Some(_), Call::List) => self.list_heard(heard, now),
+            // It was left alone.
+            (Some(_), _) => Vec::new(),
+            (None, Call::Watch) => self.watch_heard(heard, now),
+            (None, Call::Probe) => self.probe_heard(heard, now),
+            (None, Call::List) => self.comparison_heard(heard, now),
+        }
+    }
+
+    /// An answer is an answer, also a refusal; none, or one of a server that cannot, is none. A watch that is cut off says
+    /// nothing about the next question.
+    fn note_reach(&mut self, call: Call, heard: &Heard<K>, now: Instant) {
+        let reachable = match heard {
+            Heard::Failed(failure) => match failure.status {
+                Some(status) => status < 500,
+                None if call == Call::Watch && self.watch.line == Line::Open => return,
+                None => false,
+            },
+            Heard::Ended => return,
+            _ => true,
+        };
+        self.reached(reachable, now);
+    }
+
+    fn reached(&mut self, reachable: bool, now: Instant) {
+        self.reach = Some(Reach { reachable, since: now });
+        if !reachable {
+            // What is wrong now is not this node's watch alone.
+            self.status.wedged_since = None;
+        }
+    }
+
+    /// Everything up to now is known.
+    fn prove(&mut self, kind: ProofKind, now: Instant) {
+        self.status.proof = Some(Proof { at: now, kind });
+        self.status.last_error = None;
+        if kind == ProofKind::List {
+            self.pauses.answered();
+        } else {
+            self.pauses.reset();
+        }
+        self.probe_at = now + self.pauses.around(self.settings.silence, 4);
+    }
+
+    fn trouble(&mut self, reason: String) {
+        self.status.last_error = Some(reason);
+    }
+
+    /// Leaves everything, and lists anew.
+    fn relist(&mut self, reason: Relist, now: Instant) -> Vec<Effect<K>> {
+        let pause = self.pauses.before_list();
+        self.listing = Some(Listing::new(reason, now + pause));
+        self.watch = Watch::closed(now);
+        self.probe = None;
+        self.comparison = None;
+        [Call::Watch, Call::Probe, Call::List].map(Effect::Close).into()
+    }
+
+    /// A change that is not known yet, from whatever call.
+    fn changed(&mut self, change: Change<K>, version: Option<Version>) -> News<K> {
+        self.version = version.clone().or(self.version.take());
+        let name = object_name(change.object().meta());
+        if let Some(comparison) = &mut self.comparison {
+            comparison.touched(&name);
+        }
+        let news = match change {
+            Change::Put(object) => {
+                self.known.insert(name, version.unwrap_or_else(Version::unknown));
+                News::Changed(object)
+            }
+            Change::Delete(_) => {
+                self.known.remove(&name);
+                News::Deleted(name)
+            }
+        };
+        self.status.objects = self.known.len();
+        news
+    }
 }
 
-impl Follower {
-    /// Begins with [`Question::List`]. `seed`: of the jitter, another one on each node.
-    pub fn new(seed: u64, now: Instant) -> Self {
-        let retries = ExponentialBuilder::new()
-            .with_min_delay(PAUSE_MIN)
-            .with_max_delay(PAUSE_MAX)
-            .without_max_times()
-            .with_jitter()
-            .with_jitter_seed(seed);
-        let watch = Watch { is_probe: false, end: now, proven: false };
-        Self { version: None, watch, retries, backoff: retries.build() }
-    }
+/// What a watch brings of one object.
+#[derive(Debug)]
+enum Change<K> {
+    Put(Box<K>),
+    Delete(Box<K>),
+}
 
-    pub fn step<K: Resource + Clone>(&mut self, answer: Answer<K>, now: Instant) -> Step<K> {
-        match answer {
-            Answer::Listed(list) => self.listed(list, now),
-            Answer::Event(event) => self.event(event, now),
-            Answer::Ended => self.ended(now),
-            Answer::Silent if self.watch.is_probe => self.list_again(),
-            Answer::Silent => self.watch_again(None, Duration::ZERO, true, now),
-            Answer::Failed(failure) => self.failed(failure, now),
+impl<K> Change<K> {
+    fn object(&self) -> &K {
+        match self {
+            Self::Put(object) | Self::Delete(object) => object,
         }
     }
+}
 
-    fn listed<K>(&mut self, list: ObjectList<K>, now: Instant) -> Step<K>
-    where
-        K: Clone,
-    {
-        self.version = list.metadata.resource_version.filter(|version| !version.is_empty());
-        if self.version.is_none() {
-            let news = Some(News::Trouble("the API's list has no resourceVersion".into()));
-            return Step { news, pause: self.pause(), question: Question::List };
-        }
-        // Only a watch that brings something ends the growth of pauses: lists in a loop must not come fast.
-        self.watch_again(Some(News::All(list.items)), Duration::ZERO, false, now)
+/// Whether the server says that a version is none that it can go on from, and why.
+fn unusable_version(failure: &Failure) -> Option<Relist> {
+    match failure.status {
+        Some(HTTP_GONE) => Some(Relist::Gone),
+        Some(504) if failure.reason.contains("Too large resource version") => Some(Relist::RolledBack),
+        Some(400) => Some(Relist::Unproven),
+        _ => None,
     }
+}
 
-    fn event<K: Resource + Clone>(&mut self, event: WatchEvent<K>, now: Instant) -> Step<K> {
-        let (version, news) = match event {
-            WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                (object.resource_version(), News::Changed(object))
-            }
-            WatchEvent::Deleted(object) => (object.resource_version(), News::Deleted(object)),
-            WatchEvent::Bookmark(bookmark) => (Some(bookmark.metadata.resource_version), News::Bookmark),
-            WatchEvent::Error(status) => {
-                return self.failed(Failure { status: Some(status.code), reason: status.to_string() }, now);
-            }
-        };
-        // A server that leaves it out makes us see this change once more after the next break.
-        self.version = version.filter(|version| !version.is_empty()).or(self.version.take());
-        self.watch.proven = true;
-        self.backoff = self.retries.build();
-        Step { news: Some(news), pause: Duration::ZERO, question: Question::Next }
-    }
-
-    fn ended<K>(&mut self, now: Instant) -> Step<K> {
-        if !self.watch.proven {
-            return self.list_again();
-        }
-        // Before its time it was cut off, and those of all other nodes with it.
-        let pause = if now >= self.watch.end { Duration::ZERO } else { self.pause() };
-        self.watch_again(None, pause, false, now)
-    }
-
-    fn failed<K>(&mut self, failure: Failure, now: Instant) -> Step<K> {
-        if failure.status == Some(HTTP_GONE) {
-            return self.list_again();
-        }
-        let pause = self.pause();
-        self.watch_again(Some(News::Trouble(failure.reason)), pause, true, now)
-    }
-
-    fn list_again<K>(&mut self) -> Step<K> {
-        self.version = None;
-        Step { news: None, pause: self.pause(), question: Question::List }
-    }
-
-    /// Goes on from the last version; without one, by a list.
-    fn watch_again<K>(&mut self, news: Option<News<K>>, pause: Duration, is_probe: bool, now: Instant) -> Step<K> {
-        let seconds = if is_probe { PROBE_SECONDS } else { WATCH_SECONDS };
-        self.watch = Watch { is_probe, end: now + pause + Duration::from_secs(seconds.into()), proven: false };
-        let question = match &self.version {
-            Some(version) => Question::Watch { version: version.clone(), seconds },
-            None => Question::List,
-        };
-        Step { news, pause, question }
-    }
-
-    fn pause(&mut self) -> Duration {
-        self.backoff.next().unwrap_or(PAUSE_MAX)
-    }
+fn no_answer(limit: Duration) -> String {
+    format!("the API gave no answer within {limit:?}")
 }
 
 #[cfg(test)]

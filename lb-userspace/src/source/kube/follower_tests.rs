@@ -1,115 +1,240 @@
-//! The questions that follow each kind of answer.
+//! Every fault of the API as a story: what is asked, what is held, what the status says, and how long it takes.
+
+use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::Service;
+use kube::api::WatchEvent;
 use serde_json::json;
 
-use super::*;
+use super::{super::calls::Page, *};
+use crate::source::{Difference, Probed, ProofKind, Restart};
 
-fn follower() -> (Follower, Instant) {
-    let now = Instant::now();
-    (Follower::new(1, now), now)
+/// A question to the API.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Asked {
+    Watch(String, u32),
+    List(Option<String>),
 }
 
-fn listed(version: &str) -> Answer<Service> {
-    let list = json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": version}, "items": []});
-    Answer::Listed(serde_json::from_value(list).unwrap())
+/// A follower with the objects that its news leave, in time that passes as a test says.
+struct Stage {
+    follower: Follower<Service>,
+    now: Instant,
+    held: BTreeSet<String>,
+    staged: BTreeSet<String>,
+    /// Questions since they were last looked at.
+    asked: Vec<(Call, Asked)>,
+    open: BTreeSet<&'static str>,
+    asked_in_all: usize,
+    /// Of the page that was asked for last.
+    token: Option<String>,
+    /// When the server ends the watch.
+    ends: Instant,
 }
 
-fn event(kind: &str, version: &str) -> Answer<Service> {
-    let object =
-        json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web", "resourceVersion": version}});
-    Answer::Event(serde_json::from_value(json!({"type": kind, "object": object})).unwrap())
-}
+const SETTINGS: Settings = Settings { silence: bounds::SILENCE, compare_interval: None, expects_objects: false };
 
-fn failed(status: Option<u16>) -> Answer<Service> {
-    Answer::Failed(Failure { status, reason: "no".into() })
-}
-
-fn watch(version: &str, seconds: u32) -> Question {
-    Question::Watch { version: version.into(), seconds }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_watch_goes_on_from_the_last_event_or_bookmark() {
-    let (mut follower, mut now) = follower();
-    let step = follower.step(listed("5"), now);
-    assert!(matches!(step.news, Some(News::All(_))));
-    assert_eq!((step.pause, step.question), (Duration::ZERO, watch("5", WATCH_SECONDS)));
-    for (kind, version) in [("ADDED", "6"), ("MODIFIED", "7"), ("DELETED", "8"), ("BOOKMARK", "9")] {
-        let step = follower.step(event(kind, version), now);
-        assert!(step.news.is_some());
-        assert_eq!((step.pause, step.question), (Duration::ZERO, Question::Next));
-    }
-    // In its time it is followed at once, cut off it is not.
-    now += Duration::from_secs(WATCH_SECONDS.into());
-    let step = follower.step(Answer::<Service>::Ended, now);
-    assert_eq!((step.pause, step.question), (Duration::ZERO, watch("9", WATCH_SECONDS)));
-    follower.step(event("BOOKMARK", "10"), now);
-    let step = follower.step(Answer::<Service>::Ended, now);
-    assert!(step.pause >= PAUSE_MIN && step.news.is_none());
-    assert_eq!(step.question, watch("10", WATCH_SECONDS));
-}
-
-#[tokio::test(start_paused = true)]
-async fn after_a_failure_a_short_watch_probes_and_a_list_follows_when_it_proves_nothing() {
-    let (mut follower, now) = follower();
-    follower.step(listed("5"), now);
-    let step = follower.step(failed(None), now);
-    assert!(matches!(step.news, Some(News::Trouble(_))));
-    assert_eq!(step.question, watch("5", PROBE_SECONDS));
-    assert!(step.pause >= PAUSE_MIN);
-    for unproven in [Answer::<Service>::Ended, Answer::Silent] {
-        let step = follower.step(unproven, now);
-        assert!(step.news.is_none() && step.pause >= PAUSE_MIN);
-        assert_eq!(step.question, Question::List);
-        follower.step(listed("6"), now);
-        follower.step(failed(None), now);
-    }
-    follower.step(event("BOOKMARK", "7"), now);
-    let step = follower.step(Answer::<Service>::Ended, now + Duration::from_mins(1));
-    assert_eq!((step.pause, step.question), (Duration::ZERO, watch("7", WATCH_SECONDS)));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_silent_watch_is_probed_from_where_it_was() {
-    let (mut follower, now) = follower();
-    follower.step(listed("5"), now);
-    follower.step(event("MODIFIED", "6"), now);
-    let step = follower.step(Answer::<Service>::Silent, now);
-    assert!(step.news.is_none(), "silence alone is no trouble");
-    assert_eq!((step.pause, step.question), (Duration::ZERO, watch("6", PROBE_SECONDS)));
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_the_server_forgot_is_listed_without_being_trouble() {
-    let (mut follower, now) = follower();
-    let status = json!({"type": "ERROR", "object": {"status": "Failure", "code": 410, "message": "too old", "reason": "Expired"}});
-    let in_the_watch = Answer::Event(serde_json::from_value(status).unwrap());
-    for gone in [failed(Some(HTTP_GONE)), in_the_watch] {
-        follower.step(listed("5"), now);
-        let step = follower.step(gone, now);
-        assert!(step.news.is_none());
-        assert_eq!(step.question, Question::List);
+fn name_of(call: Call) -> &'static str {
+    match call {
+        Call::Watch => "watch",
+        Call::Probe => "probe",
+        Call::List => "list",
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn pauses_grow_up_to_a_bound_until_a_watch_brings_something() {
-    let (mut follower, now) = follower();
-    let pauses: Vec<Duration> = (0..20).map(|_| follower.step(failed(None), now).pause).collect();
-    assert!(pauses[0] >= PAUSE_MIN && pauses[0] <= 2 * PAUSE_MIN, "{pauses:?}");
-    assert!(pauses[10..].iter().all(|pause| (PAUSE_MAX..=2 * PAUSE_MAX).contains(pause)), "{pauses:?}");
-    assert!(pauses[10] != pauses[11], "jitter");
-    follower.step(listed("5"), now);
-    assert!(follower.step(failed(None), now).pause >= PAUSE_MAX, "lists alone come no faster");
-    follower.step(event("BOOKMARK", "6"), now);
-    assert!(follower.step(failed(None), now).pause <= 2 * PAUSE_MIN);
+fn object(name: &str, version: &str) -> Service {
+    let meta = json!({"name": name, "namespace": "default", "resourceVersion": version});
+    serde_json::from_value(json!({"metadata": meta})).unwrap()
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_list_without_a_version_is_not_taken() {
-    let (mut follower, now) = follower();
-    let step = follower.step(listed(""), now);
-    assert!(matches!(step.news, Some(News::Trouble(_))));
-    assert_eq!(step.question, Question::List);
+fn failure(status: Option<u16>) -> Failure {
+    Failure { status, reason: "no".into() }
 }
+
+impl Stage {
+    fn new(settings: Settings) -> Self {
+        Self::seeded(settings, 1)
+    }
+
+    fn seeded(settings: Settings, seed: u64) -> Self {
+        let now = Instant::now();
+        Self {
+            follower: Follower::new(settings, seed, now),
+            now,
+            held: BTreeSet::new(),
+            staged: BTreeSet::new(),
+            asked: Vec::new(),
+            open: BTreeSet::new(),
+            asked_in_all: 0,
+            token: None,
+            ends: now,
+        }
+    }
+
+    /// Listed in version 100, with the watch open.
+    fn watching(settings: Settings, names: &[&str]) -> Self {
+        let mut stage = Self::new(settings);
+        stage.pass(Duration::ZERO);
+        stage.take_list();
+        stage.list("100", names);
+        stage.pass(Duration::ZERO);
+        assert!(matches!(&stage.asked[..], [(Call::Watch, Asked::Watch(version, _))] if version == "100"));
+        stage.asked.clear();
+        stage.hear(Call::Watch, Heard::Opened);
+        stage
+    }
+
+    fn perform(&mut self, effects: Vec<Effect<Service>>) {
+        for effect in effects {
+            match effect {
+                Effect::Watch { call, version, seconds } => {
+                    self.open.insert(name_of(call));
+                    if call == Call::Watch {
+                        self.ends = self.now + Duration::from_secs(seconds.into());
+                    }
+                    self.ask(call, Asked::Watch(version.to_string(), seconds));
+                }
+                Effect::List { token } => {
+                    self.open.insert("list");
+                    self.token.clone_from(&token);
+                    self.ask(Call::List, Asked::List(token));
+                }
+                Effect::Close(call) => {
+                    self.open.remove(name_of(call));
+                }
+                Effect::Promote => {
+                    assert!(self.open.remove("probe"), "what is promoted is open");
+                    self.open.insert("watch");
+                }
+                Effect::Tell(news) => self.tell(news),
+            }
+        }
+    }
+
+    fn ask(&mut self, call: Call, asked: Asked) {
+        self.asked_in_all += 1;
+        self.asked.push((call, asked));
+    }
+
+    fn tell(&mut self, news: News<Service>) {
+        match news {
+            News::Page(page) => self.staged.extend(page.iter().map(|object| object.metadata.name.clone().unwrap())),
+            News::Complete => self.held = std::mem::take(&mut self.staged),
+            News::Abandoned => self.staged.clear(),
+            News::Changed(object) => {
+                self.held.insert(object.metadata.name.unwrap());
+            }
+            News::Deleted(name) => {
+                self.held.remove(&*name.name);
+            }
+            News::Difference(..) => {}
+        }
+    }
+
+    fn hear(&mut self, call: Call, heard: Heard<Service>) {
+        let is_over = matches!(heard, Heard::Ended | Heard::Failed(_) | Heard::Page(_));
+        assert!(!is_over || self.open.remove(name_of(call)), "{call:?} is not open");
+        let effects = self.follower.hear(call, heard, self.now);
+        self.perform(effects);
+    }
+
+    /// Ticks whenever it is due.
+    fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        let mut ticks = 0;
+        while self.follower.due() <= end {
+            self.now = self.now.max(self.follower.due());
+            let effects = self.follower.tick(self.now);
+            self.perform(effects);
+            ticks += 1;
+            assert!(ticks < 10_000, "a loop without end");
+        }
+        self.now = end;
+    }
+
+    fn seconds(&mut self, seconds: u64) {
+        self.pass(Duration::from_secs(seconds));
+    }
+
+    /// Passes time until something is asked for; what, and how long it took.
+    fn next(&mut self) -> (Call, Asked, Duration) {
+        let begin = self.now;
+        self.pass(Duration::ZERO);
+        while self.asked.is_empty() {
+            assert!(self.now - begin < Duration::from_hours(1), "nothing is asked for");
+            self.pass(Duration::from_millis(10));
+        }
+        let (call, asked) = self.asked.remove(0);
+        (call, asked, self.now - begin)
+    }
+
+    fn take_list(&mut self) -> Duration {
+        let (call, asked, after) = self.next();
+        assert_eq!((call, asked), (Call::List, Asked::List(None)));
+        after
+    }
+
+    /// Waits for a watch, opens it.
+    fn take_watch(&mut self, call: Call, version: &str) -> Duration {
+        let (by, asked, after) = self.next();
+        assert!(by == call && matches!(&asked, Asked::Watch(from, _) if from == version), "{by:?} {asked:?}");
+        self.hear(call, Heard::Opened);
+        after
+    }
+
+    fn page(&mut self, version: &str, names: &[&str], token: Option<&str>) {
+        let objects = names.iter().map(|name| object(name, "50")).collect();
+        let page = Page { objects, version: Some(version.into()), token: token.map(Into::into) };
+        self.hear(Call::List, Heard::Page(page));
+    }
+
+    fn list(&mut self, version: &str, names: &[&str]) {
+        self.page(version, names, None);
+    }
+
+    fn put(&mut self, call: Call, name: &str, version: &str) {
+        self.hear(call, Heard::Event(WatchEvent::Modified(object(name, version))));
+    }
+
+    fn delete(&mut self, call: Call, name: &str, version: &str) {
+        self.hear(call, Heard::Event(WatchEvent::Deleted(object(name, version))));
+    }
+
+    fn bookmark(&mut self, call: Call, version: &str) {
+        let text = json!({"type": "BOOKMARK", "object": {"apiVersion": "v1", "kind": "Service", "metadata": {"resourceVersion": version}}});
+        self.hear(call, Heard::Event(serde_json::from_value(text).unwrap()));
+    }
+
+    fn fail(&mut self, call: Call, status: Option<u16>) {
+        self.hear(call, Heard::Failed(failure(status)));
+    }
+
+    fn status(&self) -> &ResourceStatus {
+        self.follower.status()
+    }
+
+    fn held(&self) -> Vec<&str> {
+        self.held.iter().map(String::as_str).collect()
+    }
+
+    fn age(&self) -> Duration {
+        self.now - self.status().proof.unwrap().at
+    }
+
+    fn is_reachable(&self) -> bool {
+        self.follower.told(Vec::new()).reach.unwrap().reachable
+    }
+}
+
+fn names(count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("s{number:03}")).collect()
+}
+
+#[path = "comparison_tests.rs"]
+mod comparisons;
+#[path = "list_tests.rs"]
+mod lists;
+#[path = "random_tests.rs"]
+mod random;
+#[path = "story_tests.rs"]
+mod stories;

@@ -1,8 +1,10 @@
 //! What becomes of news: snapshots, proofs, errors, refusals.
 
 use serde_json::json;
+use tokio::time::Instant;
 
 use super::*;
+use crate::source::{Difference, Proof, ProofKind};
 
 struct Stage {
     held: Held,
@@ -18,17 +20,37 @@ impl Stage {
     }
 
     fn tell(&mut self, message: Message) -> SourceStatus {
-        self.held.take(message, self.now);
+        self.held.take(message);
         self.held.publish(&self.snapshots, &self.status);
         self.status.borrow().clone()
     }
 
+    fn told<K>(&self, news: Vec<News<K>>) -> Box<Told<K>> {
+        let proof = Some(Proof { at: self.now, kind: ProofKind::List });
+        let reach = Some(Reach { reachable: true, since: self.now });
+        Box::new(Told { news, status: ResourceStatus { proof, ..ResourceStatus::default() }, reach })
+    }
+
+    fn failed<K>(&self, reason: &str) -> Box<Told<K>> {
+        let reach = Some(Reach { reachable: false, since: self.now });
+        let status = ResourceStatus { last_error: Some(reason.into()), ..ResourceStatus::default() };
+        Box::new(Told { news: Vec::new(), status, reach })
+    }
+
     fn service(&mut self, news: News<core::Service>) -> SourceStatus {
-        self.tell(Message::Service(Box::new(news)))
+        self.tell(Message::Service(self.told(vec![news])))
+    }
+
+    fn services(&mut self, all: Vec<core::Service>) -> SourceStatus {
+        self.tell(Message::Service(self.told(vec![News::Page(all), News::Complete])))
     }
 
     fn slice(&mut self, news: News<discovery::EndpointSlice>) -> SourceStatus {
-        self.tell(Message::Slice(Box::new(news)))
+        self.tell(Message::Slice(self.told(vec![news])))
+    }
+
+    fn slices(&mut self, all: Vec<discovery::EndpointSlice>) -> SourceStatus {
+        self.tell(Message::Slice(self.told(vec![News::Page(all), News::Complete])))
     }
 
     fn names(&self) -> Option<Vec<String>> {
@@ -62,12 +84,12 @@ fn slice(name: &str) -> discovery::EndpointSlice {
 #[tokio::test(start_paused = true)]
 async fn there_is_no_snapshot_before_both_have_been_listed() {
     let mut stage = Stage::new();
-    let status = stage.service(News::All(vec![web("web")]));
+    let status = stage.services(vec![web("web")]);
     assert!(!status.synced && stage.names().is_none());
-    let status = stage.slice(News::Trouble("forbidden".into()));
+    let status = stage.tell(Message::Slice(stage.failed("forbidden")));
     assert!(!status.synced && stage.names().is_none());
     assert_eq!(status.last_proof.keys().copied().collect::<Vec<_>>(), [SERVICES]);
-    let status = stage.slice(News::All(Vec::new()));
+    let status = stage.slices(Vec::new());
     assert_eq!(stage.names().unwrap(), ["web"]);
     assert!(status.synced && status.revision == 1);
 }
@@ -75,38 +97,88 @@ async fn there_is_no_snapshot_before_both_have_been_listed() {
 #[tokio::test(start_paused = true)]
 async fn changes_follow_and_a_list_removes_what_it_does_not_hold() {
     let mut stage = Stage::new();
-    stage.slice(News::All(Vec::new()));
-    stage.service(News::All(vec![web("web")]));
-    stage.service(News::Changed(web("api")));
-    stage.service(News::Deleted(web("web")));
-    stage.slice(News::Changed(slice("web-1")));
+    stage.slices(Vec::new());
+    stage.services(vec![web("web")]);
+    stage.service(News::Changed(Box::new(web("api"))));
+    stage.service(News::Deleted(ObjectName::new("default", "web")));
+    stage.slice(News::Changed(Box::new(slice("web-1"))));
     assert_eq!(stage.names().unwrap(), ["api", "web-1"]);
-    stage.service(News::All(vec![web("db")]));
+    stage.services(vec![web("db")]);
     assert_eq!(stage.names().unwrap(), ["db", "web-1"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn trouble_changes_and_proves_nothing_and_a_bookmark_ends_it() {
+async fn a_list_counts_when_it_is_complete_and_what_did_not_change_keeps_its_place() {
     let mut stage = Stage::new();
-    stage.service(News::All(vec![web("web")]));
-    let before = stage.slice(News::All(Vec::new()));
-    stage.now += std::time::Duration::from_secs(10);
-    let status = stage.service(News::Trouble("connection reset".into()));
-    assert_eq!(status.last_error.as_deref(), Some("services: connection reset"));
-    assert_eq!((status.last_proof.clone(), status.revision), (before.last_proof, 1));
-    assert_eq!(stage.names().unwrap(), ["web"]);
-    // The other resource says nothing about this one.
-    let status = stage.slice(News::Bookmark);
-    assert!(status.last_error.is_some() && status.last_proof[SERVICES] < stage.now);
-    let status = stage.service(News::Bookmark);
-    assert_eq!((status.last_error, status.last_proof[SERVICES], status.revision), (None, stage.now, 1));
+    stage.slices(Vec::new());
+    stage.services(vec![web("a"), web("b")]);
+    let place = |stage: &Stage| {
+        let snapshot = stage.snapshots.borrow().clone().unwrap();
+        Arc::as_ptr(&snapshot.services[&ObjectName::new("default", "b")])
+    };
+    let before = place(&stage);
+    stage.service(News::Page(vec![web("b")]));
+    assert_eq!(stage.names().unwrap(), ["a", "b"]);
+    stage.service(News::Abandoned);
+    assert_eq!(stage.status.borrow().revision, 1);
+    stage.service(News::Page(vec![web("c")]));
+    stage.service(News::Page(vec![web("b")]));
+    assert_eq!(stage.names().unwrap(), ["a", "b"]);
+    stage.service(News::Complete);
+    assert_eq!(stage.names().unwrap(), ["b", "c"]);
+    assert_eq!(place(&stage), before);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_bad_object_is_refused_by_name() {
+async fn trouble_changes_and_proves_nothing() {
     let mut stage = Stage::new();
-    stage.slice(News::All(Vec::new()));
-    let status = stage.service(News::All(vec![service("bad", "nowhere"), web("web")]));
+    stage.services(vec![web("web")]);
+    let before = stage.slices(Vec::new());
+    assert_eq!(before.api.map(|api| (api.reachable, api.since)), Some((true, stage.now)));
+    stage.now += std::time::Duration::from_secs(10);
+    let status = stage.tell(Message::Service(stage.failed("connection reset")));
+    assert_eq!(status.last_error.as_deref(), Some("services: connection reset"));
+    assert_eq!((status.last_proof.clone(), status.revision), (before.last_proof, 1));
+    assert_eq!(stage.names().unwrap(), ["web"]);
+    let lost = status.api.unwrap();
+    assert!(!lost.reachable && lost.since == stage.now);
+    // Another failure is no new loss.
+    stage.now += std::time::Duration::from_secs(10);
+    let status = stage.tell(Message::Slice(stage.failed("connection reset")));
+    assert_eq!(status.api, Some(lost));
+    let status = stage.tell(Message::Service(stage.told(Vec::new())));
+    assert_eq!(
+        (status.last_error.unwrap().as_str(), status.last_proof[SERVICES]),
+        ("endpointslices: connection reset", stage.now)
+    );
+    assert!(status.api.unwrap().reachable);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_own_node_comes_with_the_snapshot_and_its_lack_only_degrades() {
+    let mut stage = Stage::new();
+    stage.slices(Vec::new());
+    stage.services(vec![web("web")]);
+    let status = stage.tell(Message::Node(stage.failed("forbidden")));
+    assert!(status.synced && status.last_error.is_none());
+    assert_eq!(status.notes, ["nodes: forbidden"]);
+    assert_eq!(status.resources[NODES].last_error.as_deref(), Some("forbidden"));
+    let node = json!({"metadata": {"name": "n1", "labels": {"topology.kubernetes.io/zone": "a"}}});
+    let page = News::Page(vec![serde_json::from_value(node).unwrap()]);
+    let status = stage.tell(Message::Node(stage.told(vec![page, News::Complete])));
+    assert!(status.notes.is_empty());
+    let snapshot = stage.snapshots.borrow().clone().unwrap();
+    assert_eq!(snapshot.node.as_ref().unwrap().zone.as_deref(), Some("a"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bad_object_is_refused_by_name_and_a_difference_alone_changes_nothing() {
+    let mut stage = Stage::new();
+    stage.slices(Vec::new());
+    let status = stage.services(vec![service("bad", "nowhere"), web("web")]);
     assert_eq!(stage.names().unwrap(), ["web"]);
     assert_eq!(status.refusals[0].object, "Service default/bad");
+    let revision = status.revision;
+    let status = stage.service(News::Difference(Difference::Extra, ObjectName::new("default", "web")));
+    assert_eq!(status.revision, revision);
 }

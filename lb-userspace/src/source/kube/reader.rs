@@ -1,122 +1,248 @@
-//! Asks the API about one resource, again and again, and tells what is new.
+//! Puts the questions of a [`Follower`] to the API, each on a connection of its own, and tells what is new.
 
 use std::{
     fmt::Debug,
     hash::{BuildHasher as _, RandomState},
-    time::Duration,
+    pin::Pin,
+    task::{Context, Poll},
 };
 
-use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
+use futures::{AsyncReadExt as _, Stream, StreamExt as _, stream, stream::BoxStream};
 use kube::{
-    Api, Resource,
-    api::{ListParams, WatchEvent, WatchParams},
+    Client, Resource,
+    api::{ListParams, ObjectList, WatchParams},
+    core::request::Request,
 };
 use serde::de::DeserializeOwned;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep_until};
 
 use super::{
-    follower::{Answer, Failure, Follower, News, Question},
+    bounds::PAGE_OBJECTS,
+    calls::{Call, Effect, Failure, Heard, Page, Told},
+    follower::{Follower, Settings},
     reason,
+    version::Version,
 };
 
-/// How long the API may take to begin a watch, or for a complete list.
-const ANSWER_LIMIT: Duration = Duration::from_secs(30);
-/// How long a watch may be silent: a bookmark comes about once a minute.
-const SILENCE_LIMIT: Duration = Duration::from_secs(90);
-/// How much later than announced the server may end a watch.
-const END_LIMIT: Duration = Duration::from_secs(5);
+/// What is read of a list at once.
+const CHUNK: usize = 64 * 1024;
 
-/// News of everything that the selector leaves in, without end.
-pub fn read<K>(api: Api<K>, selector: String) -> impl Stream<Item = News<K>> + Send + 'static
+/// What to follow.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    pub labels: Option<String>,
+    pub fields: Option<String>,
+}
+
+/// News of everything selected, without end.
+pub fn read<K>(client: Client, selection: Selection, settings: Settings) -> impl Stream<Item = Told<K>> + Send + 'static
 where
-    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     // The keys of the standard library's hash are random numbers.
-    let follower = Follower::new(RandomState::new().hash_one(0), Instant::now());
-    let reader = Reader {
-        api,
-        selector,
-        follower,
-        question: Question::List,
-        pause: Duration::ZERO,
-        silence: SILENCE_LIMIT,
-        open: None,
-    };
-    stream::unfold(reader, |mut reader| async move { Some((reader.news().await, reader)) })
+    let follower = Follower::new(settings, RandomState::new().hash_one(0), Instant::now());
+    let api = Api { client, request: Request::new(K::url_path(&(), None)), selection };
+    let reader = Reader { api, follower, watch: Open::none(), probe: Open::none(), list: Open::none() };
+    stream::unfold(reader, |mut reader| async move { Some((reader.told().await, reader)) })
 }
 
 struct Reader<K> {
-    api: Api<K>,
-    selector: String,
-    follower: Follower,
-    question: Question,
-    /// Before the question.
-    pause: Duration,
-    /// How long the open watch may say nothing.
-    silence: Duration,
-    open: Option<BoxStream<'static, kube::Result<WatchEvent<K>>>>,
+    api: Api,
+    follower: Follower<K>,
+    watch: Open<K>,
+    probe: Open<K>,
+    list: Open<K>,
 }
 
 impl<K> Reader<K>
 where
-    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    async fn news(&mut self) -> News<K> {
+    /// Waits for something that changes where we stand.
+    async fn told(&mut self) -> Told<K> {
         loop {
-            sleep(self.pause).await;
-            let answer = match self.question.clone() {
-                Question::List => self.list().await,
-                Question::Watch { version, seconds } => self.watch(&version, seconds).await,
-                Question::Next => self.next().await,
+            let due = self.follower.due();
+            let effects = tokio::select! {
+                heard = self.watch.next() => self.follower.hear(Call::Watch, heard, Instant::now()),
+                heard = self.probe.next() => self.follower.hear(Call::Probe, heard, Instant::now()),
+                heard = self.list.next() => {
+                    // A chunk of a page is no news.
+                    let is_progress = matches!(heard, Heard::Progress);
+                    let effects = self.follower.hear(Call::List, heard, Instant::now());
+                    if is_progress {
+                        continue;
+                    }
+                    effects
+                }
+                () = sleep_until(due) => self.follower.tick(Instant::now()),
             };
-            let step = self.follower.step(answer, Instant::now());
-            (self.pause, self.question) = (step.pause, step.question);
-            if self.question != Question::Next {
-                self.open = None;
-            }
-            if let Some(news) = step.news {
-                return news;
-            }
+            let news = effects.into_iter().filter_map(|effect| self.perform(effect)).collect();
+            return self.follower.told(news);
         }
     }
 
-    async fn list(&mut self) -> Answer<K> {
-        // Without a version the answer is what the store holds now, not what some server remembers.
-        let parameters = ListParams::default().labels(&self.selector);
-        tracing::debug!(source = "kube", url = self.api.resource_url(), "listing");
-        match limited(self.api.list(&parameters)).await {
-            Ok(list) => Answer::Listed(list),
-            Err(failure) => Answer::Failed(failure),
+    fn perform(&mut self, effect: Effect<K>) -> Option<super::calls::News<K>> {
+        match effect {
+            Effect::Watch { call, version, seconds } => *self.open(call) = Open(self.api.watch(&version, seconds)),
+            Effect::List { token } => self.list = Open(self.api.list(token)),
+            Effect::Close(call) => *self.open(call) = Open::none(),
+            Effect::Promote => self.watch = std::mem::replace(&mut self.probe, Open::none()),
+            Effect::Tell(news) => return Some(news),
         }
+        None
     }
 
-    async fn watch(&mut self, version: &str, seconds: u32) -> Answer<K> {
-        // Bookmarks are on by default.
-        let parameters = WatchParams::default().labels(&self.selector).timeout(seconds);
-        self.silence = SILENCE_LIMIT.min(Duration::from_secs(seconds.into()) + END_LIMIT);
-        match limited(self.api.watch(&parameters, version)).await {
-            Ok(open) => self.open = Some(open.boxed()),
-            Err(failure) => return Answer::Failed(failure),
-        }
-        self.next().await
-    }
-
-    async fn next(&mut self) -> Answer<K> {
-        let Some(open) = &mut self.open else { return Answer::Ended };
-        match timeout(self.silence, open.next()).await {
-            Ok(Some(Ok(event))) => Answer::Event(event),
-            Ok(Some(Err(error))) => Answer::Failed(failure(&error)),
-            Ok(None) => Answer::Ended,
-            Err(_) => Answer::Silent,
+    fn open(&mut self, call: Call) -> &mut Open<K> {
+        match call {
+            Call::Watch => &mut self.watch,
+            Call::Probe => &mut self.probe,
+            Call::List => &mut self.list,
         }
     }
 }
 
-async fn limited<T>(answer: impl Future<Output = kube::Result<T>>) -> Result<T, Failure> {
-    match timeout(ANSWER_LIMIT, answer).await {
-        Ok(answer) => answer.map_err(|error| failure(&error)),
-        Err(_) => Err(Failure { status: None, reason: format!("the API gave no answer within {ANSWER_LIMIT:?}") }),
+/// A call, if one is open. Dropping it closes its connection.
+struct Open<K>(BoxStream<'static, Heard<K>>);
+
+impl<K: Send + 'static> Open<K> {
+    fn none() -> Self {
+        Self(stream::pending().boxed())
     }
+
+    /// What comes next; never, when the call is over.
+    fn next(&mut self) -> NextHeard<'_, K> {
+        NextHeard(self)
+    }
+}
+
+struct NextHeard<'a, K>(&'a mut Open<K>);
+
+impl<K: Send + 'static> Future for NextHeard<'_, K> {
+    type Output = Heard<K>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Heard<K>> {
+        match self.0.0.poll_next_unpin(context) {
+            Poll::Ready(Some(heard)) => Poll::Ready(heard),
+            Poll::Ready(None) => {
+                *self.0 = Open::none();
+                Poll::Pending
+            }
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+/// The API of one resource.
+struct Api {
+    client: Client,
+    request: Request,
+    selection: Selection,
+}
+
+impl Api {
+    fn watch<K>(&self, version: &Version, seconds: u32) -> BoxStream<'static, Heard<K>>
+    where
+        K: Clone + Debug + DeserializeOwned + Send + 'static,
+    {
+        // Bookmarks are on by default.
+        let parameters = WatchParams {
+            label_selector: self.selection.labels.clone(),
+            field_selector: self.selection.fields.clone(),
+            timeout: Some(seconds),
+            ..WatchParams::default()
+        };
+        let request = match self.request.watch(&parameters, &version.to_string()) {
+            Ok(request) => request,
+            Err(error) => return failed(&kube::Error::BuildRequest(error)).boxed(),
+        };
+        let client = self.client.clone();
+        let events = async move {
+            match client.request_events::<K>(request).await {
+                Ok(events) => {
+                    let events = events.map(|event| match event {
+                        Ok(event) => Heard::Event(event),
+                        Err(error) => Heard::Failed(failure(&error)),
+                    });
+                    let opened = stream::once(async { Heard::Opened });
+                    opened.chain(events).chain(stream::once(async { Heard::Ended })).boxed()
+                }
+                Err(error) => failed(&error).boxed(),
+            }
+        };
+        stream::once(events).flatten().boxed()
+    }
+
+    /// One page of the list, with a word about its progress now and then.
+    fn list<K>(&self, token: Option<String>) -> BoxStream<'static, Heard<K>>
+    where
+        K: Clone + DeserializeOwned + Send + 'static,
+    {
+        // Without a version the answer is what the store holds now, not what some server remembers.
+        let parameters = ListParams {
+            label_selector: self.selection.labels.clone(),
+            field_selector: self.selection.fields.clone(),
+            limit: Some(PAGE_OBJECTS),
+            continue_token: token,
+            ..ListParams::default()
+        };
+        let request = match self.request.list(&parameters) {
+            Ok(request) => request,
+            Err(error) => return failed(&kube::Error::BuildRequest(error)).boxed(),
+        };
+        tracing::debug!(source = "kube", url = self.request.url_path, "listing");
+        let client = self.client.clone();
+        let body = async move {
+            match client.request_stream(request).await {
+                Ok(body) => chunks(Box::pin(body)).boxed(),
+                Err(error) => failed(&error).boxed(),
+            }
+        };
+        stream::once(body).flatten().boxed()
+    }
+}
+
+/// Reads the body of a page and, at its end, the objects in it.
+fn chunks<K>(body: Pin<Box<impl futures::AsyncBufRead + Send + 'static>>) -> impl Stream<Item = Heard<K>> + Send
+where
+    K: Clone + DeserializeOwned,
+{
+    stream::unfold(Some((body, Vec::new())), |reading| async move {
+        let (mut body, mut text) = reading?;
+        let end = text.len();
+        text.resize(end + CHUNK, 0);
+        match body.read(&mut text[end..]).await {
+            Ok(0) => {
+                text.truncate(end);
+                Some((page(&text), None))
+            }
+            Ok(read) => {
+                text.truncate(end + read);
+                Some((Heard::Progress, Some((body, text))))
+            }
+            Err(error) => Some((Heard::Failed(Failure { status: None, reason: reason(&error) }), None)),
+        }
+    })
+}
+
+fn page<K: Clone + DeserializeOwned>(text: &[u8]) -> Heard<K> {
+    match serde_json::from_slice::<ObjectList<K>>(text) {
+        Ok(list) => Heard::Page(Page {
+            objects: list.items,
+            version: list.metadata.resource_version,
+            token: list.metadata.continue_.filter(|token| !token.is_empty()),
+        }),
+        Err(error) => {
+            Heard::Failed(Failure { status: None, reason: format!("the API's list cannot be read: {error}") })
+        }
+    }
+}
+
+fn failed<K>(error: &kube::Error) -> impl Stream<Item = Heard<K>> + Send + use<K>
+where
+    K: Send + 'static,
+{
+    let heard = Heard::Failed(failure(error));
+    stream::once(async { heard })
 }
 
 fn failure(error: &kube::Error) -> Failure {

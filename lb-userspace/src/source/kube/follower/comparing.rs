@@ -1,0 +1,208 @@
+//! The store is compared with a fresh list: whatever the watch should have brought and did not is counted, named and repaired.
+//!
+//! Two lists must show a difference, and no event may have touched the object meanwhile: what is only on its way is none.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kube::Resource;
+use tokio::time::Instant;
+
+use super::{Call, Effect, Follower, HTTP_GONE, Heard, Known, Line, News, Version, bounds, object_name};
+use crate::{
+    model::ObjectName,
+    source::{Difference, ProofKind, Relist, Restart, kube::calls::Page},
+};
+
+/// A comparison under way.
+#[derive(Debug)]
+pub struct Comparison<K> {
+    stage: Stage,
+    /// What was known when the list was asked for.
+    from: Option<Version>,
+    seen: Known,
+    /// Objects that an event changed since the beginning.
+    touched: BTreeSet<ObjectName>,
+    /// What the first list shows.
+    found: BTreeMap<ObjectName, Difference>,
+    /// Of the second list, what the repair takes.
+    objects: BTreeMap<ObjectName, K>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The first or second list; when something came of it last.
+    Listing { is_second: bool, last: Instant },
+    /// What was found may still come by the watch.
+    Settling { until: Instant },
+}
+
+impl<K> Comparison<K> {
+    fn new(from: Option<Version>, now: Instant) -> Self {
+        Self {
+            stage: Stage::Listing { is_second: false, last: now },
+            from,
+            seen: Known::new(),
+            touched: BTreeSet::new(),
+            found: BTreeMap::new(),
+            objects: BTreeMap::new(),
+        }
+    }
+
+    pub fn touched(&mut self, name: &ObjectName) {
+        self.touched.insert(name.clone());
+    }
+
+    fn due(&self) -> Instant {
+        match self.stage {
+            Stage::Listing { last, .. } => last + bounds::LIST_SILENCE_LIMIT,
+            Stage::Settling { until } => until,
+        }
+    }
+
+    /// What differs between the list, which is of a version, and what is held.
+    fn differences(&self, known: &Known, list: &Version) -> BTreeMap<ObjectName, Difference> {
+        let listed = self.seen.iter().filter_map(|(name, version)| match known.get(name) {
+            None => Some((name, Difference::Missing)),
+            Some(held) if held == version || version < held => None,
+            Some(_) => Some((name, Difference::Stale)),
+        });
+        let extra = known.iter().filter(|(name, held)| {
+            let is_newer = list < *held;
+            !self.seen.contains_key(*name) && !is_newer
+        });
+        let all = listed.chain(extra.map(|(name, _)| (name, Difference::Extra)));
+        all.filter(|(name, _)| !self.touched.contains(*name)).map(|(name, kind)| (name.clone(), kind)).collect()
+    }
+}
+
+impl<K: Resource> Follower<K> {
+    pub(super) fn schedule_comparison(&mut self, now: Instant) {
+        self.comparison = None;
+        self.compare_at = self.settings.compare_interval.map(|interval| now + self.pauses.around(interval, 5));
+    }
+
+    /// A comparison begins only while the watch is open.
+    pub(super) fn comparison_due(&self) -> Option<Instant> {
+        match &self.comparison {
+            Some(comparison) => Some(comparison.due()),
+            None => self.compare_at.filter(|_| self.watch.line == Line::Open),
+        }
+    }
+
+    pub(super) fn comparison_tick(&mut self, now: Instant) -> Vec<Effect<K>> {
+        if self.comparison_due().is_none_or(|due| due > now) {
+            return Vec::new();
+        }
+        let Some(comparison) = &mut self.comparison else {
+            self.comparison = Some(Comparison::new(self.version.clone(), now));
+            return vec![Effect::List { token: None }];
+        };
+        match comparison.stage {
+            Stage::Settling { .. } => {
+                comparison.stage = Stage::Listing { is_second: true, last: now };
+                comparison.from.clone_from(&self.version);
+                vec![Effect::List { token: None }]
+            }
+            Stage::Listing { .. } => {
+                self.reached(false, now);
+                let reason = format!("nothing came of a list for {:?}", bounds::LIST_SILENCE_LIMIT);
+                self.comparison_failed(Some(reason), now)
+            }
+        }
+    }
+
+    pub(super) fn comparison_heard(&mut self, heard: Heard<K>, now: Instant) -> Vec<Effect<K>> {
+        match heard {
+            Heard::Page(page) => self.compare_page(page, now),
+            Heard::Failed(failure) if failure.status == Some(HTTP_GONE) => self.comparison_failed(None, now),
+            Heard::Failed(failure) => self.comparison_failed(Some(failure.reason), now),
+            Heard::Opened | Heard::Progress | Heard::Event(_) | Heard::Ended => {
+                if let Some(Comparison { stage: Stage::Listing { last, .. }, .. }) = &mut self.comparison {
+                    *last = now;
+                }
+                Vec::new()
+            }
+        }
+    }
+
+    /// It is tried again soon; what is held and the watch stay as they are.
+    fn comparison_failed(&mut self, reason: Option<String>, now: Instant) -> Vec<Effect<K>> {
+        let (from, to) = bounds::COMPARE_PAUSE;
+        self.comparison = None;
+        self.compare_at = Some(now + self.pauses.between(from, to));
+        if let Some(reason) = reason {
+            self.trouble(format!("comparison with a complete list: {reason}"));
+        }
+        vec![Effect::Close(Call::List)]
+    }
+
+    fn compare_page(&mut self, page: Page<K>, now: Instant) -> Vec<Effect<K>> {
+        let Some(comparison) = &mut self.comparison else { return Vec::new() };
+        let Stage::Listing { is_second, .. } = comparison.stage else { return Vec::new() };
+        for object in page.objects {
+            let name = object_name(object.meta());
+            let version = Version::parse(object.meta().resource_version.as_deref());
+            if comparison.found.contains_key(&name) {
+                comparison.objects.insert(name.clone(), object);
+            }
+            comparison.seen.insert(name, version.unwrap_or_else(Version::unknown));
+        }
+        if page.token.is_some() {
+            comparison.stage = Stage::Listing { is_second, last: now };
+            return vec![Effect::List { token: page.token }];
+        }
+        let Some(version) = Version::parse(page.version.as_deref()) else {
+            return self.comparison_failed(Some("the API's list has no resourceVersion".into()), now);
+        };
+        if comparison.from.as_ref().is_some_and(|from| version < *from) {
+            return self.relist(Relist::RolledBack, now);
+        }
+        let differences = comparison.differences(&self.known, &version);
+        comparison.seen.clear();
+        if is_second {
+            return self.repair(&differences, now);
+        }
+        if differences.is_empty() {
+            self.compared(now);
+            return Vec::new();
+        }
+        comparison.found = differences;
+        comparison.stage = Stage::Settling { until: now + bounds::COMPARE_GRACE };
+        Vec::new()
+    }
+
+    /// Repairs what both lists show.
+    fn repair(&mut self, second: &BTreeMap<ObjectName, Difference>, now: Instant) -> Vec<Effect<K>> {
+        let Some(mut comparison) = self.comparison.take() else { return Vec::new() };
+        let mut effects = Vec::new();
+        for (name, kind) in &comparison.found {
+            if second.get(name) != Some(kind) {
+                continue;
+            }
+            *self.status.differences.entry(*kind).or_default() += 1;
+            effects.push(Effect::Tell(News::Difference(*kind, name.clone())));
+            if let Some(object) = comparison.objects.remove(name) {
+                let version = Version::parse(object.meta().resource_version.as_deref());
+                self.known.insert(name.clone(), version.unwrap_or_else(Version::unknown));
+                effects.push(Effect::Tell(News::Changed(Box::new(object))));
+            } else {
+                self.known.remove(name);
+                effects.push(Effect::Tell(News::Deleted(name.clone())));
+            }
+        }
+        self.status.objects = self.known.len();
+        self.compared(now);
+        if !effects.is_empty() {
+            // The watch should have brought this.
+            effects.extend(self.condemn(Restart::Compare, now));
+        }
+        effects
+    }
+
+    /// What is held is what the list says.
+    fn compared(&mut self, now: Instant) {
+        self.status.compares += 1;
+        self.prove(ProofKind::List, now);
+        self.schedule_comparison(now);
+    }
+}

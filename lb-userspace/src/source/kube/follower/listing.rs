@@ -1,0 +1,180 @@
+//! A complete list, page by page, and whether it is believed.
+
+use std::collections::BTreeSet;
+
+use kube::Resource;
+use tokio::time::Instant;
+
+use super::{
+    Call, Effect, Failure, Follower, HTTP_GONE, Heard, Known, News, Version, bounds, object_name, watching::Watch,
+};
+use crate::{
+    model::ObjectName,
+    source::{Confirming, ProofKind, Relist, kube::calls::Page},
+};
+
+/// A list that deletes at most so many objects is no mass deletion.
+const FEW: usize = 10;
+
+/// A complete list in the making.
+#[derive(Debug)]
+pub struct Listing {
+    reason: Relist,
+    asked: Asked,
+    /// Of the page that is due.
+    token: Option<String>,
+    seen: Known,
+    /// A list that would delete nearly everything, and waits for a second one.
+    doubted: Option<Doubted>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Asked {
+    /// The question waits until then.
+    Not(Instant),
+    /// When something came of it, or it was put.
+    Since(Instant),
+}
+
+#[derive(Debug)]
+struct Doubted {
+    /// What is held and was not in it.
+    absent: BTreeSet<ObjectName>,
+    version: Version,
+}
+
+impl Listing {
+    pub fn new(reason: Relist, at: Instant) -> Self {
+        Self { reason, asked: Asked::Not(at), token: None, seen: Known::new(), doubted: None }
+    }
+
+    pub fn due(&self) -> Instant {
+        match self.asked {
+            Asked::Not(until) => until,
+            Asked::Since(last) => last + bounds::LIST_SILENCE_LIMIT,
+        }
+    }
+
+    /// From the first page again.
+    fn start_over(&mut self, reason: Relist, at: Instant) {
+        (self.reason, self.asked, self.token) = (reason, Asked::Not(at), None);
+        self.seen.clear();
+    }
+}
+
+impl<K: Resource> Follower<K> {
+    pub(super) fn list_tick(&mut self, now: Instant) -> Vec<Effect<K>> {
+        let Some(listing) = self.listing.as_mut().filter(|listing| listing.due() <= now) else { return Vec::new() };
+        if let Asked::Since(_) = listing.asked {
+            self.reached(false, now);
+            let reason = format!("nothing came of a list for {:?}", bounds::LIST_SILENCE_LIMIT);
+            let mut effects = vec![Effect::Close(Call::List)];
+            effects.extend(self.list_failed(Failure { status: None, reason }, now));
+            return effects;
+        }
+        listing.asked = Asked::Since(now);
+        if listing.token.is_none() {
+            *self.status.relists.entry(listing.reason).or_default() += 1;
+        }
+        vec![Effect::List { token: listing.token.clone() }]
+    }
+
+    pub(super) fn list_heard(&mut self, heard: Heard<K>, now: Instant) -> Vec<Effect<K>> {
+        match heard {
+            Heard::Opened | Heard::Progress | Heard::Event(_) | Heard::Ended => {
+                if let Some(listing) = &mut self.listing {
+                    listing.asked = Asked::Since(now);
+                }
+                Vec::new()
+            }
+            Heard::Page(page) => self.page(page, now),
+            Heard::Failed(failure) => self.list_failed(failure, now),
+        }
+    }
+
+    /// A page that failed is asked for again, so that a long list gets on; one that the server no longer knows ends the list.
+    fn list_failed(&mut self, failure: Failure, now: Instant) -> Vec<Effect<K>> {
+        let Some(listing) = &mut self.listing else { return Vec::new() };
+        let begun = listing.token.is_some();
+        if begun && failure.status == Some(HTTP_GONE) {
+            listing.start_over(Relist::Retry, now + self.pauses.before_list());
+            return vec![Effect::Tell(News::Abandoned)];
+        }
+        if !begun {
+            listing.reason = Relist::Retry;
+        }
+        listing.asked = Asked::Not(now + self.pauses.after_failure());
+        self.trouble(failure.reason);
+        Vec::new()
+    }
+
+    fn page(&mut self, page: Page<K>, now: Instant) -> Vec<Effect<K>> {
+        let Some(listing) = &mut self.listing else { return Vec::new() };
+        for object in &page.objects {
+            let version = Version::parse(object.meta().resource_version.as_deref());
+            listing.seen.insert(object_name(object.meta()), version.unwrap_or_else(Version::unknown));
+        }
+        let mut effects = vec![Effect::Tell(News::Page(page.objects))];
+        if page.token.is_some() {
+            (listing.token, listing.asked) = (page.token, Asked::Since(now));
+            effects.push(Effect::List { token: listing.token.clone() });
+            return effects;
+        }
+        let believed = if let Some(version) = Version::parse(page.version.as_deref()) {
+            self.believe(version, now)
+        } else {
+            listing.start_over(Relist::Retry, now + self.pauses.after_failure());
+            self.trouble("the API's list has no resourceVersion".into());
+            false
+        };
+        effects.push(Effect::Tell(if believed { News::Complete } else { News::Abandoned }));
+        effects
+    }
+
+    /// Takes the list as the truth unless it is doubtful; then a second one on a new connection must say the same. If it does
+    /// not, neither counts.
+    fn believe(&mut self, version: Version, now: Instant) -> bool {
+        let Some(listing) = &mut self.listing else { return false };
+        let absent: BTreeSet<ObjectName> =
+            self.known.keys().filter(|name| !listing.seen.contains_key(name)).cloned().collect();
+        let (held, listed) = (self.known.len(), listing.seen.len());
+        let rolled_back = self.version.as_ref().is_some_and(|held| version < *held);
+        let empty = listed == 0 && (held > 0 || self.settings.expects_objects);
+        let shrunk = absent.len() > FEW && absent.len() * 2 > held;
+        let doubt = rolled_back || empty || shrunk;
+        let agreed = match &listing.doubted {
+            None => !doubt,
+            Some(first) => doubt && absent.is_subset(&first.absent) && !version.is_before(&first.version),
+        };
+        if agreed {
+            self.known = std::mem::take(&mut listing.seen);
+            self.take_list(version, now);
+            return true;
+        }
+        let is_first = listing.doubted.is_none();
+        let pause = if is_first { self.pauses.before_list() } else { self.pauses.after_failure() };
+        let reason = match (rolled_back, is_first) {
+            (_, false) => "two lists of the API contradict each other".to_owned(),
+            (true, true) => format!("the API went back to version {version}"),
+            (false, true) => format!("the API lists {listed} objects, held are {held}"),
+        };
+        listing.doubted = (doubt && is_first).then_some(Doubted { absent, version });
+        listing.start_over(if rolled_back && is_first { Relist::RolledBack } else { Relist::Confirm }, now + pause);
+        let since = self.status.confirming.map_or(now, |confirming| confirming.since);
+        self.status.confirming = Some(Confirming { since, held, listed });
+        self.trouble(format!("{reason}; nothing is deleted before a second list confirms it"));
+        false
+    }
+
+    /// What was listed is known now; a watch follows from there.
+    fn take_list(&mut self, version: Version, now: Instant) {
+        self.listing = None;
+        self.version = Some(version);
+        self.status.objects = self.known.len();
+        self.status.confirming = None;
+        self.settings.expects_objects = false;
+        self.prove(ProofKind::List, now);
+        self.watch = Watch::waiting(now);
+        self.schedule_comparison(now);
+    }
+}

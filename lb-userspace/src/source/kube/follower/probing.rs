@@ -1,0 +1,127 @@
+//! The probe, which tells a watch with nothing to say from a dead one.
+
+use kube::{Resource, api::WatchEvent};
+use tokio::time::Instant;
+
+use super::{Call, Change, Effect, Failure, Follower, Heard, Line, Version, bounds, no_answer, unusable_version};
+use crate::source::{Probed, ProofKind, Relist, Restart};
+
+/// A second watch from where the first one is.
+#[derive(Debug)]
+pub struct Probe {
+    pub asked: Instant,
+    pub opened: Option<Instant>,
+    from: Version,
+    /// The first change that the watch did not bring, and when it came.
+    pub missed: Option<(Instant, Version)>,
+    /// Only the verdict is due.
+    pub over: bool,
+}
+
+impl Probe {
+    fn due(&self) -> Instant {
+        match (&self.missed, self.opened) {
+            (Some((since, _)), _) => *since + bounds::LATE_LIMIT,
+            (None, Some(opened)) => opened + bounds::PROBE_LIMIT,
+            (None, None) => self.asked + bounds::ANSWER_LIMIT,
+        }
+    }
+}
+
+impl<K: Resource> Follower<K> {
+    /// While the watch is closed there is nothing to probe.
+    pub(super) fn probe_due(&self) -> Option<Instant> {
+        match &self.probe {
+            Some(probe) => Some(probe.due()),
+            None => (self.watch.line == Line::Open && !self.watch.is_short).then_some(self.probe_at),
+        }
+    }
+
+    pub(super) fn probe_tick(&mut self, now: Instant) -> Vec<Effect<K>> {
+        if self.probe_due().is_none_or(|due| due > now) {
+            return Vec::new();
+        }
+        let Some(probe) = &self.probe else {
+            let Some(from) = self.version.clone() else { return Vec::new() };
+            let probe = Probe { asked: now, opened: None, from: from.clone(), missed: None, over: false };
+            self.probe = Some(probe);
+            return vec![Effect::Watch { call: Call::Probe, version: from, seconds: bounds::PROBE_SECONDS }];
+        };
+        if probe.missed.is_some() {
+            *self.status.probes.entry(Probed::MissedEvents).or_default() += 1;
+            return self.condemn(Restart::MissedEvents, now);
+        }
+        let limit = if probe.opened.is_some() { bounds::PROBE_LIMIT } else { bounds::ANSWER_LIMIT };
+        self.reached(false, now);
+        self.probe_failed(Failure { status: None, reason: no_answer(limit) }, now)
+    }
+
+    pub(super) fn probe_heard(&mut self, heard: Heard<K>, now: Instant) -> Vec<Effect<K>> {
+        let Some(probe) = &mut self.probe else { return Vec::new() };
+        match heard {
+            Heard::Opened => probe.opened = Some(now),
+            Heard::Event(WatchEvent::Error(status)) => {
+                return self.probe_failed(Failure { status: Some(status.code), reason: status.to_string() }, now);
+            }
+            Heard::Event(WatchEvent::Bookmark(bookmark)) => {
+                let version = Version::parse(Some(&bookmark.metadata.resource_version));
+                if version.as_ref().is_some_and(|version| *version < probe.from) {
+                    return self.relist(Relist::RolledBack, now);
+                }
+                if probe.missed.is_none() {
+                    return self.probed_fresh(version, now);
+                }
+            }
+            Heard::Event(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
+                let version = Version::parse(object.meta().resource_version.as_deref());
+                return self.probe_told(Change::Put(Box::new(object)), version, now);
+            }
+            Heard::Event(WatchEvent::Deleted(object)) => {
+                let version = Version::parse(object.meta().resource_version.as_deref());
+                return self.probe_told(Change::Delete(Box::new(object)), version, now);
+            }
+            Heard::Ended | Heard::Failed(_) if probe.missed.is_some() => probe.over = true,
+            Heard::Ended => {
+                *self.status.probes.entry(Probed::Unproven).or_default() += 1;
+                return self.relist(Relist::Unproven, now);
+            }
+            Heard::Failed(failure) => return self.probe_failed(failure, now),
+            Heard::Progress | Heard::Page(_) => {}
+        }
+        Vec::new()
+    }
+
+    /// A change that the watch has not brought (yet).
+    fn probe_told(&mut self, change: Change<K>, version: Option<Version>, now: Instant) -> Vec<Effect<K>> {
+        let Some(effect) = self.unless_known(Some(change), version) else { return Vec::new() };
+        if let (Some(probe), Some(version)) = (&mut self.probe, &self.version) {
+            probe.missed.get_or_insert((now, version.clone()));
+        }
+        self.prove(ProofKind::Probe, now);
+        vec![effect]
+    }
+
+    fn probed_fresh(&mut self, version: Option<Version>, now: Instant) -> Vec<Effect<K>> {
+        *self.status.probes.entry(Probed::Fresh).or_default() += 1;
+        self.probe = None;
+        let _nothing: Option<Effect<K>> = self.unless_known(None, version);
+        self.prove(ProofKind::Probe, now);
+        let overdue = bounds::OVERDUE_LIMIT.max(self.settings.silence * 4);
+        if now.saturating_duration_since(self.watch.heard) >= overdue {
+            return self.condemn(Restart::Overdue, now);
+        }
+        vec![Effect::Close(Call::Probe)]
+    }
+
+    /// The API is to blame: the watch stays as it is.
+    fn probe_failed(&mut self, failure: Failure, now: Instant) -> Vec<Effect<K>> {
+        *self.status.probes.entry(Probed::Failed).or_default() += 1;
+        if let Some(reason) = unusable_version(&failure) {
+            return self.relist(reason, now);
+        }
+        self.trouble(failure.reason);
+        self.probe = None;
+        self.probe_at = now + self.pauses.after_failure();
+        vec![Effect::Close(Call::Probe)]
+    }
+}

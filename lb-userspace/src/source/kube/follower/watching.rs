@@ -1,0 +1,219 @@
+//! The watch: asked for, followed, replaced.
+
+use std::time::Duration;
+
+use kube::{Resource, api::WatchEvent};
+use tokio::time::Instant;
+
+use super::{Call, Change, Effect, Failure, Follower, Heard, Version, bounds, no_answer, unusable_version};
+use crate::source::{Probed, ProofKind, Relist, Restart};
+
+/// The one watch that is followed.
+#[derive(Debug)]
+pub struct Watch {
+    pub line: Line,
+    /// Where it is by its own words.
+    pub at: Option<Version>,
+    /// When the server ends it.
+    ends: Instant,
+    /// The last event or bookmark, or its opening.
+    pub heard: Instant,
+    /// It brought an event or a bookmark.
+    proven: bool,
+    /// It was opened as a probe, and is as short.
+    pub is_short: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Line {
+    Closed,
+    /// It is asked for then.
+    Waiting(Instant),
+    Asked(Instant),
+    Open,
+}
+
+impl Watch {
+    pub fn closed(now: Instant) -> Self {
+        Self { line: Line::Closed, at: None, ends: now, heard: now, proven: false, is_short: false }
+    }
+
+    pub fn waiting(until: Instant) -> Self {
+        Self { line: Line::Waiting(until), ..Self::closed(until) }
+    }
+
+    pub fn due(&self) -> Instant {
+        match self.line {
+            // Only while a list is due.
+            Line::Closed => self.ends,
+            Line::Waiting(until) => until,
+            Line::Asked(at) => at + bounds::ANSWER_LIMIT,
+            Line::Open => self.ends + bounds::END_LIMIT,
+        }
+    }
+}
+
+impl<K: Resource> Follower<K> {
+    pub(super) fn watch_tick(&mut self, now: Instant) -> Vec<Effect<K>> {
+        if self.watch.due() > now {
+            return Vec::new();
+        }
+        match self.watch.line {
+            Line::Closed => Vec::new(),
+            Line::Waiting(_) => {
+                let Some(version) = self.version.clone() else { return self.relist(Relist::Retry, now) };
+                let seconds = self.pauses.watch_seconds();
+                self.watch = Watch {
+                    line: Line::Asked(now),
+                    at: self.version.clone(),
+                    ends: now + Duration::from_secs(seconds.into()),
+                    ..Watch::closed(now)
+                };
+                vec![Effect::Watch { call: Call::Watch, version, seconds }]
+            }
+            Line::Asked(_) => {
+                self.reached(false, now);
+                self.watch_failed(Failure { status: None, reason: no_answer(bounds::ANSWER_LIMIT) }, now)
+            }
+            Line::Open => self.watch_lost(now),
+        }
+    }
+
+    pub(super) fn watch_heard(&mut self, heard: Heard<K>, now: Instant) -> Vec<Effect<K>> {
+        match heard {
+            Heard::Opened => self.watch_opened(now),
+            Heard::Event(WatchEvent::Error(status)) => {
+                self.watch_failed(Failure { status: Some(status.code), reason: status.to_string() }, now)
+            }
+            Heard::Event(WatchEvent::Bookmark(bookmark)) => {
+                self.watch_told(None, Version::parse(Some(&bookmark.metadata.resource_version)), now)
+            }
+            Heard::Event(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
+                let version = Version::parse(object.meta().resource_version.as_deref());
+                self.watch_told(Some(Change::Put(Box::new(object))), version, now)
+            }
+            Heard::Event(WatchEvent::Deleted(object)) => {
+                let version = Version::parse(object.meta().resource_version.as_deref());
+                self.watch_told(Some(Change::Delete(Box::new(object))), version, now)
+            }
+            Heard::Ended if self.watch.is_short && !self.watch.proven => self.relist(Relist::Unproven, now),
+            // Servers end a watch a little before or after the time.
+            Heard::Ended if now + Duration::from_secs(1) >= self.watch.ends => {
+                self.watch = Watch::waiting(now);
+                vec![Effect::Close(Call::Watch)]
+            }
+            Heard::Ended => self.watch_lost(now),
+            Heard::Failed(failure) => self.watch_failed(failure, now),
+            Heard::Progress | Heard::Page(_) => Vec::new(),
+        }
+    }
+
+    fn watch_opened(&mut self, now: Instant) -> Vec<Effect<K>> {
+        (self.watch.line, self.watch.heard) = (Line::Open, now);
+        // A replacement is trusted once. One in place of another that brought nothing must bring something.
+        if !self.watch.is_short && self.replacements <= 1 {
+            self.status.wedged_since = None;
+        }
+        let proof_age = self.status.proof.map(|proof| now.saturating_duration_since(proof.at));
+        let is_old = proof_age.is_none_or(|age| age > self.settings.silence);
+        if self.status.last_error.is_some() {
+            let most = if is_old { bounds::OLD_PROBE_MAX } else { bounds::REOPENED_PROBE_MAX };
+            self.probe_at = self.probe_at.min(now + self.pauses.between(Duration::ZERO, most));
+        }
+        Vec::new()
+    }
+
+    /// The watch brought a change, or a bookmark.
+    fn watch_told(&mut self, change: Option<Change<K>>, version: Option<Version>, now: Instant) -> Vec<Effect<K>> {
+        if let (Some(new), Some(at)) = (&version, &self.watch.at)
+            && new < at
+        {
+            return self.relist(Relist::RolledBack, now);
+        }
+        self.watch.heard = now;
+        self.watch.proven = true;
+        self.watch.at = version.clone().or(self.watch.at.take());
+        if !self.watch.is_short {
+            (self.replacements, self.status.wedged_since) = (0, None);
+        }
+        let mut effects = Vec::new();
+        if let Some(probe) = &self.probe {
+            let caught_up = probe.missed.as_ref().is_none_or(|(_, missed)| version.as_ref() >= Some(missed));
+            if caught_up {
+                if probe.missed.is_some() {
+                    *self.status.probes.entry(Probed::Late).or_default() += 1;
+                }
+                self.probe = None;
+                effects.push(Effect::Close(Call::Probe));
+            }
+        }
+        self.prove(if change.is_some() { ProofKind::Event } else { ProofKind::Bookmark }, now);
+        effects.extend(self.unless_known(change, version));
+        effects
+    }
+
+    /// What the other call already brought is no news.
+    pub(super) fn unless_known(&mut self, change: Option<Change<K>>, version: Option<Version>) -> Option<Effect<K>> {
+        if let (Some(new), Some(held)) = (&version, &self.version)
+            && new <= held
+        {
+            return None;
+        }
+        if let Some(change) = change {
+            return Some(Effect::Tell(self.changed(change, version)));
+        }
+        self.version = version.or(self.version.take());
+        None
+    }
+
+    fn watch_failed(&mut self, failure: Failure, now: Instant) -> Vec<Effect<K>> {
+        if let Some(reason) = unusable_version(&failure) {
+            return self.relist(reason, now);
+        }
+        let was_open = self.watch.line == Line::Open;
+        self.trouble(failure.reason);
+        if was_open {
+            return self.watch_lost(now);
+        }
+        self.watch = Watch::waiting(now + self.pauses.after_failure());
+        vec![Effect::Close(Call::Watch)]
+    }
+
+    /// An open watch is no more, and those of all other nodes perhaps with it. A probe that is under way takes its place.
+    fn watch_lost(&mut self, now: Instant) -> Vec<Effect<K>> {
+        *self.status.watch_restarts.entry(Restart::Cut).or_default() += 1;
+        if self.status.last_error.is_none() {
+            self.trouble("the watch was cut off".into());
+        }
+        if let Some(effects) = self.promote_probe() {
+            return effects;
+        }
+        self.watch = Watch::waiting(now + self.pauses.after_failure());
+        self.probe = None;
+        vec![Effect::Close(Call::Watch), Effect::Close(Call::Probe)]
+    }
+
+    fn promote_probe(&mut self) -> Option<Vec<Effect<K>>> {
+        let probe = self.probe.take().filter(|probe| !probe.over)?;
+        self.watch = Watch {
+            line: if probe.opened.is_some() { Line::Open } else { Line::Asked(probe.asked) },
+            at: self.version.clone(),
+            ends: probe.opened.unwrap_or(probe.asked) + Duration::from_secs(bounds::PROBE_SECONDS.into()),
+            heard: probe.opened.unwrap_or(probe.asked),
+            proven: probe.missed.is_some(),
+            is_short: true,
+        };
+        Some(vec![Effect::Promote])
+    }
+
+    /// The watch is dead, though the API answers: it is replaced by another one on a new connection.
+    pub(super) fn condemn(&mut self, reason: Restart, now: Instant) -> Vec<Effect<K>> {
+        *self.status.watch_restarts.entry(reason).or_default() += 1;
+        self.status.wedged_since.get_or_insert(now);
+        self.replacements += 1;
+        self.promote_probe().unwrap_or_else(|| {
+            self.watch = Watch::waiting(now);
+            vec![Effect::Close(Call::Watch), Effect::Close(Call::Probe)]
+        })
+    }
+}
