@@ -6,8 +6,8 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 use lb_userspace::{
     apply::{MemoryStore, Programmer},
     model::{
-        Endpoint, Exposure, Family, Monotonic, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, Snapshot,
-        TrafficPolicy,
+        Endpoint, Exposure, Family, Monotonic, Node, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort,
+        Snapshot, TrafficPolicy,
     },
     plan::{Capacities, NodeFacts, PlanSettings},
 };
@@ -25,6 +25,8 @@ enum Step {
     Restart,
     /// Tenths of a second go by.
     Wait(u16),
+    /// The node has other addresses, and is in another zone.
+    Node(u8),
 }
 
 #[derive(Clone, Debug)]
@@ -34,6 +36,10 @@ struct ServiceShape {
     dual: bool,
     ports: u8,
     affinity: bool,
+    /// Which external frontends it has: bit 0 a node port, 1 a load balancer, 2 an external IP, 3 source ranges.
+    external: u8,
+    /// Bit 0: internal policy Local; 1: external policy Local.
+    policies: u8,
 }
 
 #[derive(Clone, Debug)]
@@ -45,8 +51,17 @@ struct SliceShape {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let shape = (0u8..3, any::<bool>(), 1u8..4, any::<bool>())
-        .prop_map(|(address, dual, ports, affinity)| ServiceShape { address, dual, ports, affinity });
+    let external = prop_oneof![1 => Just(0u8), 2 => 0u8..16];
+    let shape = (0u8..3, any::<bool>(), 1u8..4, any::<bool>(), external, 0u8..4).prop_map(
+        |(address, dual, ports, affinity, external, policies)| ServiceShape {
+            address,
+            dual,
+            ports,
+            affinity,
+            external,
+            policies,
+        },
+    );
     let endpoints = prop::collection::vec((1u8..6, 0u8..5, 0u8..3), 0..5);
     let slice =
         (0u8..3, any::<bool>(), endpoints).prop_map(|(service, v6, endpoints)| SliceShape { service, v6, endpoints });
@@ -57,6 +72,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => (0usize..6).prop_map(Step::Fail),
         1 => Just(Step::Restart),
         2 => (1u16..400).prop_map(Step::Wait),
+        1 => (0u8..4).prop_map(Step::Node),
     ];
     prop::collection::vec(step, 1..60)
 }
@@ -67,23 +83,32 @@ fn service(index: u8, shape: &ServiceShape) -> Service {
         cluster_ips.push(format!("fd00::{}", shape.address).parse().expect("an address"));
     }
     let ports = [("a", 80, Protocol::Tcp), ("b", 80, Protocol::Udp), ("c", 81, Protocol::Tcp)];
+    let has = |bit: u8| shape.external & (1 << bit) != 0;
     let port = |(name, port, protocol): &(&str, u16, Protocol)| ServicePort {
         name: (*name).to_owned(),
         port: *port,
         protocol: *protocol,
-        node_port: None,
+        node_port: has(0).then_some(30_000 + port),
     };
+    let policy = |bit: u8| {
+        let is_local = shape.policies & (1 << bit) != 0;
+        if is_local { TrafficPolicy::Local } else { TrafficPolicy::Cluster }
+    };
+    // Also the node's own address, and a cluster IP of another service.
+    let balanced: [IpAddr; 2] = [[192, 0, 2, 1].into(), [192, 168, 0, 1].into()];
+    let taken: IpAddr = [10, 96, 0, 1].into();
+    let networks = ["10.0.0.0/8", "192.168.0.0/16", "fd00::/8"].map(|network| network.parse().expect("a network"));
     Service {
         name: name("s", index),
         exposure: Exposure::Addresses,
         proxy_name: None,
         cluster_ips,
         ports: ports.iter().take(shape.ports.into()).map(port).collect(),
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        source_ranges: None,
+        external_ips: if has(2) { vec![taken] } else { Vec::new() },
+        load_balancer_ips: if has(1) { balanced.to_vec() } else { Vec::new() },
+        internal_policy: policy(0),
+        external_policy: policy(1),
+        source_ranges: has(3).then(|| networks[usize::from(shape.affinity)..].to_vec()),
         health_check_node_port: None,
         affinity_timeout_s: if shape.affinity { 60 } else { 0 },
         created_s: None,
@@ -100,8 +125,8 @@ fn slice(index: u8, shape: &SliceShape) -> Slice {
         ready: *condition < 2,
         serving: *condition < 4,
         terminating: *condition == 3 || *condition == 4,
-        node: None,
-        hint_zones: Vec::new(),
+        node: Some(format!("n{}", address % 2).into()),
+        hint_zones: vec![format!("z{}", pod % 2)],
         hint_nodes: Vec::new(),
         uid_hash: u32::from(*pod),
     };
@@ -123,18 +148,26 @@ struct Run {
     settings: PlanSettings,
     programmer: Option<Programmer<MemoryStore>>,
     snapshot: Snapshot,
+    facts: NodeFacts,
     now: Monotonic,
 }
 
 impl Run {
     fn new(capacities: Option<Capacities>) -> Self {
         let retry = Duration::from_secs(1);
-        let settings = PlanSettings { retry_min: retry, retry_max: retry, ..PlanSettings::default() };
+        let settings = PlanSettings {
+            node_name: Some("n1".to_owned()),
+            external_ips: true,
+            retry_min: retry,
+            retry_max: retry,
+            ..PlanSettings::default()
+        };
         let mut store = capacities.map_or_else(MemoryStore::roomy, MemoryStore::new);
         store.check_each_write = true;
         let programmer =
             Programmer::restore(store, settings.clone(), Monotonic::default()).expect("memory can be read");
-        Self { settings, programmer: Some(programmer), snapshot: Snapshot::default(), now: Monotonic::default() }
+        let (snapshot, facts, now) = (Snapshot::default(), NodeFacts::default(), Monotonic::default());
+        Self { settings, programmer: Some(programmer), snapshot, facts, now }
     }
 
     fn programmer(&mut self) -> &mut Programmer<MemoryStore> {
@@ -154,6 +187,12 @@ impl Run {
                 let made = shape.as_ref().map(|shape| slice(*index, shape));
                 self.snapshot.slices.extend(made.map(|slice| (slice.key(), Arc::new(slice))));
             }
+            Step::Node(shape) => {
+                let addresses: [IpAddr; 2] = [[192, 168, 0, 1].into(), [192, 168, 0, 2].into()];
+                self.facts.addresses = addresses[..usize::from(shape % 3)].iter().copied().collect();
+                let zone = Some(format!("z{}", shape / 2));
+                self.snapshot.node = Some(Arc::new(Node { name: "n1".into(), zone, ..Node::default() }));
+            }
             Step::Sync => self.sync(),
             Step::Fail(after) => self.programmer().store_mut().failures = vec![*after],
             Step::Restart => {
@@ -167,8 +206,8 @@ impl Run {
 
     fn sync(&mut self) {
         self.snapshot.revision += 1;
-        let (snapshot, now) = (self.snapshot.clone(), self.now);
-        self.programmer().sync(&snapshot, &NodeFacts::default(), now);
+        let (snapshot, facts, now) = (self.snapshot.clone(), self.facts.clone(), self.now);
+        self.programmer().sync(&snapshot, &facts, now);
     }
 
     /// Ticks whenever something is due.
@@ -216,6 +255,7 @@ proptest! {
         run.settle();
         let mut fresh = Run::new(None);
         fresh.snapshot = run.snapshot.clone();
+        fresh.facts = run.facts.clone();
         fresh.settle();
         prop_assert_eq!(timeless(&run.dump()), timeless(&fresh.dump()));
         // A restart finds everything as it was left.

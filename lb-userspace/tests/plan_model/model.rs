@@ -232,7 +232,11 @@ impl World<'_> {
             let here = endpoints.filter(|e| e.ready && self.is_local(e) && Family::of(e.address) == family);
             here.map(|endpoint| endpoint.address).collect::<BTreeSet<IpAddr>>().len()
         };
-        let counted = |service: &Service| count(service, Family::V4).max(count(service, Family::V6));
+        // Of the families that the service has; a pod of both families counts once.
+        let counted = |service: &Service| {
+            let families = service.cluster_ips.iter().map(|ip| Family::of(*ip));
+            families.map(|family| count(service, family)).max().unwrap_or_default()
+        };
         health.into_iter().map(|(port, service)| (port, (service.name.clone(), counted(service)))).collect()
     }
 }

@@ -233,6 +233,19 @@ fn a_port_without_a_number_is_refused_and_the_others_serve() {
 }
 
 #[test]
+fn the_second_port_of_one_name_is_refused() {
+    let value = json!({
+        "addressType": "IPv4", "endpoints": [],
+        "metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+        "ports": [{"name": "a", "port": 80}, {"name": "a", "port": 81}, {"name": "a", "port": 80, "protocol": "UDP"}],
+    });
+    let read = slice(&serde_json::from_value(value).unwrap());
+    assert!(read.refusals[0].to_string().starts_with("EndpointSlice default/web-1 port \"a\": two TCP ports"));
+    let ports: Vec<_> = read.object.unwrap().ports.iter().map(|port| (port.port, port.protocol)).collect();
+    assert_eq!(ports, [(80, Protocol::Tcp), (80, Protocol::Udp)]);
+}
+
+#[test]
 fn slices_of_nobody_or_of_names_are_refused() {
     let mut value = json!({
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",

@@ -1,11 +1,11 @@
 //! An `EndpointSlice`, read and checked.
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use k8s_openapi::api::discovery::v1 as discovery;
 
 use super::{Converted, HEADLESS_LABEL, Problem, number, object_name, protocol, unusable};
-use crate::model::{Endpoint, Family, ObjectName, Refusal, Slice, SlicePort, uid_hash};
+use crate::model::{Endpoint, Family, ObjectName, Protocol, Refusal, Slice, SlicePort, uid_hash};
 
 /// Label of a slice: the Service that it belongs to.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
@@ -47,8 +47,9 @@ fn read_slice(
         }
     };
     let mut ports = Vec::new();
+    let mut names = BTreeSet::new();
     for listed in slice.ports.iter().flatten() {
-        match slice_port(listed) {
+        match slice_port(listed).and_then(|port| not_listed_before(port, &mut names)) {
             Ok(port) => ports.push(port),
             Err(problem) => {
                 let name = listed.name.as_deref().unwrap_or_default();
@@ -73,6 +74,15 @@ fn slice_port(listed: &discovery::EndpointPort) -> Result<SlicePort, Problem> {
     let port = number("port", port)?;
     let name = listed.name.clone().unwrap_or_default();
     Ok(SlicePort { name, port, protocol: protocol(listed.protocol.as_deref())? })
+}
+
+/// A name is given once for each protocol: every port of a slice is a port of all its endpoints.
+fn not_listed_before(port: SlicePort, names: &mut BTreeSet<(String, Protocol)>) -> Result<SlicePort, Problem> {
+    if names.insert((port.name.clone(), port.protocol)) {
+        Ok(port)
+    } else {
+        Err(Problem::new(format!("two {} ports have this name", port.protocol), "give each port a name of its own"))
+    }
 }
 
 fn endpoint(listed: &discovery::Endpoint, family: Family) -> Result<Endpoint, Problem> {
