@@ -61,6 +61,8 @@ pub enum Effect<K> {
     List {
         token: Option<String>,
     },
+    /// Asks in place of the probe for one object, as the store holds it now: the answer tells the store's version.
+    Look,
     /// Leaves the call alone.
     Close(Call),
     /// The probe becomes the watch.

@@ -14,6 +14,7 @@ use crate::source::{Difference, Probed, ProofKind, Restart};
 enum Asked {
     Watch(String, u32),
     List(Option<String>),
+    Look,
 }
 
 /// A follower with the objects that its news leave, in time that passes as a test says.
@@ -99,6 +100,10 @@ impl Stage {
                     self.token.clone_from(&token);
                     self.ask(Call::List, Asked::List(token));
                 }
+                Effect::Look => {
+                    self.open.insert("probe");
+                    self.ask(Call::Probe, Asked::Look);
+                }
                 Effect::Close(call) => {
                     self.open.remove(name_of(call));
                 }
@@ -180,6 +185,16 @@ impl Stage {
         assert!(by == call && matches!(&asked, Asked::Watch(from, _) if from == version), "{by:?} {asked:?}");
         self.hear(call, Heard::Opened);
         after
+    }
+
+    /// A probe that is open ends without a word; what the store holds is asked for, and is of this version.
+    fn look(&mut self, version: &str) {
+        self.seconds(5);
+        self.hear(Call::Probe, Heard::Ended);
+        let (call, asked, after) = self.next();
+        assert_eq!((call, asked, after), (Call::Probe, Asked::Look, Duration::ZERO));
+        let page = Page { objects: vec![object("a", "50")], version: Some(version.into()), token: Some("more".into()) };
+        self.hear(Call::Probe, Heard::Page(page));
     }
 
     fn page(&mut self, version: &str, names: &[&str], token: Option<&str>) {

@@ -84,7 +84,8 @@ where
     fn perform(&mut self, effect: Effect<K>) -> Option<super::calls::News<K>> {
         match effect {
             Effect::Watch { call, version, seconds } => *self.open(call) = Open(self.api.watch(&version, seconds)),
-            Effect::List { token } => self.list = Open(self.api.list(token)),
+            Effect::List { token } => self.list = Open(self.api.list(token, PAGE_OBJECTS)),
+            Effect::Look => self.probe = Open(self.api.list(None, 1)),
             Effect::Close(call) => *self.open(call) = Open::none(),
             Effect::Promote => self.watch = std::mem::replace(&mut self.probe, Open::none()),
             Effect::Tell(news) => return Some(news),
@@ -173,7 +174,7 @@ impl Api {
     }
 
     /// One page of the list, with a word about its progress now and then.
-    fn list<K>(&self, token: Option<String>) -> BoxStream<'static, Heard<K>>
+    fn list<K>(&self, token: Option<String>, objects: u32) -> BoxStream<'static, Heard<K>>
     where
         K: Clone + DeserializeOwned + Send + 'static,
     {
@@ -181,7 +182,7 @@ impl Api {
         let parameters = ListParams {
             label_selector: self.selection.labels.clone(),
             field_selector: self.selection.fields.clone(),
-            limit: Some(PAGE_OBJECTS),
+            limit: Some(objects),
             continue_token: token,
             ..ListParams::default()
         };

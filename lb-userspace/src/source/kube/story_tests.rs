@@ -170,6 +170,7 @@ fn proof_after_outage(seed: u64, outage: Duration, refuses: bool, is_gone: bool)
         for (call, question) in std::mem::take(&mut stage.asked) {
             match question {
                 Asked::List(_) => stage.list("900", &["a"]),
+                Asked::Look => panic!("every probe brings a bookmark here"),
                 Asked::Watch(version, _) if is_gone && version == "100" => stage.fail(call, Some(410)),
                 Asked::Watch(..) => {
                     stage.hear(call, Heard::Opened);
@@ -222,4 +223,33 @@ async fn an_error_on_the_watch_is_a_cut_and_a_refusal_is_an_answer() {
     stage.fail(Call::Watch, Some(503));
     assert!(!stage.is_reachable(), "a proxy without a server behind it");
     assert_eq!(stage.held(), ["a"]);
+}
+
+/// kube-apiserver has no bookmark to send where nothing happened, nor for a resource that is quiet while others change.
+#[tokio::test(start_paused = true)]
+async fn a_quiet_api_is_proven_fresh_by_its_version_and_is_not_listed() {
+    let mut stage = Stage::watching(SETTINGS, &["a"]);
+    // Longer than a watch may be without a word from an API that has something to say.
+    for _ in 0..5 {
+        stage.take_watch(Call::Probe, "100");
+        stage.look("100");
+        assert_eq!((stage.age(), stage.status().proof.unwrap().kind), (Duration::ZERO, ProofKind::Probe));
+    }
+    // Others changed. The server knows by now, and says so.
+    stage.take_watch(Call::Probe, "100");
+    stage.look("107");
+    assert_eq!(stage.take_watch(Call::Probe, "100"), Duration::ZERO);
+    stage.bookmark(Call::Probe, "107");
+    assert_eq!(stage.age(), Duration::ZERO);
+    stage.take_watch(Call::Probe, "107");
+    // A server that does not even then is not understood: what it holds is listed.
+    stage.look("110");
+    stage.take_watch(Call::Probe, "107");
+    stage.seconds(5);
+    stage.hear(Call::Probe, Heard::Ended);
+    stage.take_list();
+    let status = stage.status();
+    assert_eq!(status.probes, [(Probed::Fresh, 6), (Probed::Unproven, 1)].into());
+    assert_eq!(status.relists, [(Relist::First, 1), (Relist::Unproven, 1)].into());
+    assert_eq!((status.watch_restarts.len(), status.wedged_since), (0, None));
 }

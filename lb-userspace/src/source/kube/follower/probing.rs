@@ -16,9 +16,27 @@ pub struct Probe {
     pub missed: Option<(Instant, Version)>,
     /// Only the verdict is due.
     pub over: bool,
+    look: Look,
+}
+
+/// What a probe that ended without a word still needs. A server sends no bookmark where nothing happened since the version that
+/// it was asked for, nor one for a resource of which it heard nothing while others changed: until somebody asks what the store
+/// holds now, it does not know how far the store is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Look {
+    NotYet,
+    /// The store's version was asked for.
+    Asked,
+    /// The server knows the store's version: this probe must bring a bookmark.
+    Done,
 }
 
 impl Probe {
+    /// It is no watch at the moment.
+    pub fn is_looking(&self) -> bool {
+        self.look == Look::Asked
+    }
+
     fn due(&self) -> Instant {
         match (&self.missed, self.opened) {
             (Some((since, _)), _) => *since + bounds::LATE_LIMIT,
@@ -43,7 +61,8 @@ impl<K: Resource> Follower<K> {
         }
         let Some(probe) = &self.probe else {
             let Some(from) = self.version.clone() else { return Vec::new() };
-            let probe = Probe { asked: now, opened: None, from: from.clone(), missed: None, over: false };
+            let probe =
+                Probe { asked: now, opened: None, from: from.clone(), missed: None, over: false, look: Look::NotYet };
             self.probe = Some(probe);
             return vec![Effect::Watch { call: Call::Probe, version: from, seconds: bounds::PROBE_SECONDS }];
         };
@@ -81,9 +100,16 @@ impl<K: Resource> Follower<K> {
                 return self.probe_told(Change::Delete(Box::new(object)), version, now);
             }
             Heard::Ended | Heard::Failed(_) if probe.missed.is_some() => probe.over = true,
+            Heard::Ended if probe.look == Look::NotYet => {
+                (probe.look, probe.asked, probe.opened) = (Look::Asked, now, None);
+                return vec![Effect::Look];
+            }
             Heard::Ended => {
                 *self.status.probes.entry(Probed::Unproven).or_default() += 1;
                 return self.relist(Relist::Unproven, now);
+            }
+            Heard::Page(page) if probe.look == Look::Asked => {
+                return self.looked(Version::parse(page.version.as_deref()), now);
             }
             Heard::Failed(failure) => return self.probe_failed(failure, now),
             Heard::Progress | Heard::Page(_) => {}
@@ -99,6 +125,25 @@ impl<K: Resource> Follower<K> {
         }
         self.prove(ProofKind::Probe, now);
         vec![effect]
+    }
+
+    /// The store's version: nothing happened since ours, or a second probe shows what did.
+    fn looked(&mut self, store: Option<Version>, now: Instant) -> Vec<Effect<K>> {
+        let (Some(store), Some(held)) = (store, self.version.clone()) else {
+            let reason = "the API's list has no resourceVersion".to_owned();
+            return self.probe_failed(Failure { status: None, reason }, now);
+        };
+        if store == held {
+            // The watch has nothing to say.
+            self.watch.heard = now;
+            return self.probed_fresh(Some(store), now);
+        }
+        if store < held {
+            return self.relist(Relist::RolledBack, now);
+        }
+        let probe = Probe { asked: now, opened: None, from: held.clone(), missed: None, over: false, look: Look::Done };
+        self.probe = Some(probe);
+        vec![Effect::Watch { call: Call::Probe, version: held, seconds: bounds::PROBE_SECONDS }]
     }
 
     fn probed_fresh(&mut self, version: Option<Version>, now: Instant) -> Vec<Effect<K>> {

@@ -194,7 +194,7 @@ impl<K: Resource> Follower<K> {
     }
 
     fn promote_probe(&mut self) -> Option<Vec<Effect<K>>> {
-        let probe = self.probe.take().filter(|probe| !probe.over)?;
+        let probe = self.probe.take().filter(|probe| !probe.over && !probe.is_looking())?;
         self.watch = Watch {
             line: if probe.opened.is_some() { Line::Open } else { Line::Asked(probe.asked) },
             at: self.version.clone(),
