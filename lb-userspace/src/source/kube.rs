@@ -5,6 +5,7 @@ mod calls;
 mod connect;
 mod follower;
 mod held;
+pub mod lean;
 mod reader;
 mod version;
 

@@ -7,10 +7,10 @@ use std::{
     task::{Context, Poll},
 };
 
-use futures::{AsyncReadExt as _, Stream, StreamExt as _, stream, stream::BoxStream};
+use futures::{AsyncBufReadExt as _, Stream, StreamExt as _, stream, stream::BoxStream};
 use kube::{
     Client, Resource,
-    api::{ListParams, ObjectList, WatchParams},
+    api::{ListParams, WatchParams},
     core::request::Request,
 };
 use serde::de::DeserializeOwned;
@@ -20,12 +20,10 @@ use super::{
     bounds::PAGE_OBJECTS,
     calls::{Call, Effect, Failure, Heard, Page, Told},
     follower::{Follower, Settings},
+    lean::{Lean, read_list},
     reason,
     version::Version,
 };
-
-/// What is read of a list at once.
-const CHUNK: usize = 64 * 1024;
 
 /// What to follow.
 #[derive(Clone, Debug, Default)]
@@ -37,7 +35,7 @@ pub struct Selection {
 /// News of everything selected, without end.
 pub fn read<K>(client: Client, selection: Selection, settings: Settings) -> impl Stream<Item = Told<K>> + Send + 'static
 where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+    K: Lean + Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     // The keys of the standard library's hash are random numbers.
     let follower = Follower::new(settings, RandomState::new().hash_one(0), Instant::now());
@@ -56,7 +54,7 @@ struct Reader<K> {
 
 impl<K> Reader<K>
 where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+    K: Lean + Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     /// Waits for something that changes where we stand.
     async fn told(&mut self) -> Told<K> {
@@ -176,7 +174,7 @@ impl Api {
     /// One page of the list, with a word about its progress now and then.
     fn list<K>(&self, token: Option<String>, objects: u32) -> BoxStream<'static, Heard<K>>
     where
-        K: Clone + DeserializeOwned + Send + 'static,
+        K: Lean + Send + 'static,
     {
         // Without a version the answer is what the store holds now, not what some server remembers.
         let parameters = ListParams {
@@ -205,19 +203,16 @@ impl Api {
 /// Reads the body of a page and, at its end, the objects in it.
 fn chunks<K>(body: Pin<Box<impl futures::AsyncBufRead + Send + 'static>>) -> impl Stream<Item = Heard<K>> + Send
 where
-    K: Clone + DeserializeOwned,
+    K: Lean,
 {
     stream::unfold(Some((body, Vec::new())), |reading| async move {
         let (mut body, mut text) = reading?;
-        let end = text.len();
-        text.resize(end + CHUNK, 0);
-        match body.read(&mut text[end..]).await {
-            Ok(0) => {
-                text.truncate(end);
-                Some((page(&text), None))
-            }
+        match body.fill_buf().await {
+            Ok([]) => Some((page(&text), None)),
             Ok(read) => {
-                text.truncate(end + read);
+                let length = read.len();
+                text.extend_from_slice(read);
+                body.consume_unpin(length);
                 Some((Heard::Progress, Some((body, text))))
             }
             Err(error) => Some((Heard::Failed(Failure { status: None, reason: reason(&error) }), None)),
@@ -225,12 +220,12 @@ where
     })
 }
 
-fn page<K: Clone + DeserializeOwned>(text: &[u8]) -> Heard<K> {
-    match serde_json::from_slice::<ObjectList<K>>(text) {
-        Ok(list) => Heard::Page(Page {
-            objects: list.items,
-            version: list.metadata.resource_version,
-            token: list.metadata.continue_.filter(|token| !token.is_empty()),
+fn page<K: Lean>(text: &[u8]) -> Heard<K> {
+    match read_list(text) {
+        Ok((list, objects)) => Heard::Page(Page {
+            objects,
+            version: list.resource_version,
+            token: list.continue_.filter(|token| !token.is_empty()),
         }),
         Err(error) => {
             Heard::Failed(Failure { status: None, reason: format!("the API's list cannot be read: {error}") })
