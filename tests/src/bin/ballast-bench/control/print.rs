@@ -58,7 +58,10 @@ pub fn print(results: &Results) {
         println!("| {what} | {ballast} | {kube_proxy} | {ratio} | {goal} |");
     }
     let [few, all] = results.calls_per_change;
-    println!("\nA change of an endpoint: {few} system calls for the tables with few services, {all} with {}.", results.services);
+    println!(
+        "\nA change of an endpoint: {few} system calls for the tables with few services, {all} with {}.",
+        results.services
+    );
     println!(
         "A bare client gets both lists ({:.1} MiB) in {:.2} s.",
         mib(results.list_bytes),
@@ -128,6 +131,13 @@ fn memory_rows(results: &Results) -> Vec<Row> {
     let mut rows = vec![
         Row::against("resident memory", mib(started.rss), theirs(|memory| memory.rss), "MiB", "≤ 64 MiB"),
         Row::against("same, shared pages divided", mib(started.pss), theirs(|memory| memory.pss), "MiB", ""),
+        Row::against(
+            "of it its own, not of a file",
+            mib(started.anonymous),
+            theirs(|memory| memory.anonymous),
+            "MiB",
+            "",
+        ),
         Row::against("most that was resident at the start", mib(started.peak), theirs(|memory| memory.peak), "MiB", ""),
         Row::new(
             format!("resident memory after {many} changes / before"),

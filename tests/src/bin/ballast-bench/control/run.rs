@@ -30,7 +30,7 @@ const PAUSE_BOTH: Duration = Duration::from_millis(1500);
 /// Between changes of Ballast alone.
 const PAUSE_ALONE: Duration = Duration::from_millis(20);
 /// The room that the largest start needs.
-const MOST_SIZES: &str = "--map-sizes=services=131072,names=131072,backends=524288,slots=1048576";
+const MOST_SIZES: &str = "--map-sizes=services=131072,names=131072,backends=524288,slots=1048576,vips=131072";
 
 /// The run.
 pub struct Bench<'a> {
