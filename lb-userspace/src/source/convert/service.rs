@@ -105,6 +105,7 @@ fn cluster_ips(spec: &core::ServiceSpec, refuse: &mut impl FnMut(Problem)) -> Re
     }
     if !ips.is_empty() {
         bad.into_iter().for_each(refuse);
+        ips.shrink_to_fit();
         return Ok(ips);
     }
     Err(bad.unwrap_or_else(|| {
@@ -143,6 +144,7 @@ fn service_ports(spec: &core::ServiceSpec, refuse: &mut impl FnMut(Problem)) -> 
     }
     if !ports.is_empty() {
         bad.into_iter().for_each(refuse);
+        ports.shrink_to_fit();
         return Ok(ports);
     }
     Err(bad.unwrap_or_else(|| Problem::new("it has no ports", "list at least one under spec.ports")))

@@ -64,6 +64,9 @@ fn read_slice(
             Err(problem) => refusals.push(problem.refuse(format!("{object} endpoint {index}"))),
         }
     }
+    // Tens of thousands are held for as long as they are there.
+    ports.shrink_to_fit();
+    endpoints.shrink_to_fit();
     Ok(Slice { name, service: service.as_str().into(), family, ports, endpoints })
 }
 
