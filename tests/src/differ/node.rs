@@ -8,7 +8,7 @@ use anyhow::Result;
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
-use crate::topology::{Namespace, PREFIX};
+use crate::topology::{Namespace, PREFIX, sweep};
 
 /// Name of the node.
 pub const NAME: &str = "node-a";
@@ -21,8 +21,9 @@ pub const ADDRESSES: [[&str; 2]; 2] = [["192.0.2.10", "2001:db8:1::10"], ["198.5
 /// An address of each family that is neither a pod's nor the node's.
 pub const OUTSIDE: [&str; 2] = ["203.0.113.7", "2001:db8:f::7"];
 
-/// A network namespace with the node's links.
+/// A network namespace with the node's links. What an earlier run left behind is removed first.
 pub fn namespace() -> Result<Namespace> {
+    sweep()?;
     let namespace = Namespace::new(&format!("{PREFIX}{}-kube-proxy", std::process::id()))?;
     namespace.sysctl("net/ipv6/conf/default/accept_dad", "0")?;
     namespace.ip("link set lo up")?;

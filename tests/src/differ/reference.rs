@@ -45,7 +45,11 @@ impl Reference {
         let mut command = Command::new(binary("kube-proxy")?);
         command.arg("--config").arg(&config);
         let process = Process::start(command, &directory.path().join("log"), Some(namespace.place()))?;
-        Ok(Self { process, api, namespace, _directory: directory, shown: 0 })
+        let mut this = Self { process, api, namespace, _directory: directory, shown: 0 };
+        // kube-proxy looks at its node before it says whom to tell of the zone: one that it has from the start may be lost
+        // (NewNodeTopologyConfig, then RegisterEventHandler). Here it has none until it runs.
+        this.rules_for(None, &[], &[]).context("kube-proxy does not start")?;
+        Ok(this)
     }
 
     /// Shows it these objects in place of all others, and returns the rules that it makes of them.
@@ -110,7 +114,7 @@ fn kubeconfig_of(url: &str) -> Value {
     })
 }
 
-/// It writes no sysctl, and syncs as soon as it may.
+/// It writes no sysctl, syncs as soon as it may, and tries again after a second (`syncPeriod`) if that failed.
 fn configuration(kubeconfig: &str, settings: &Settings) -> Value {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
@@ -126,7 +130,7 @@ fn configuration(kubeconfig: &str, settings: &Settings) -> Value {
         "detectLocalMode": "ClusterCIDR",
         "nodePortAddresses": settings.nodeport_addresses(),
         "featureGates": {"AllowServiceExternalIPs": settings.external_ips},
-        "nftables": {"minSyncPeriod": "50ms", "syncPeriod": "1h"},
+        "nftables": {"minSyncPeriod": "50ms", "syncPeriod": "1s"},
         "healthzBindAddress": "127.0.0.1:10256",
         "metricsBindAddress": "127.0.0.1:10249",
         "oomScoreAdj": 0,
