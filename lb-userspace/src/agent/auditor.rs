@@ -3,11 +3,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::clock;
-use crate::apply::{Audit, AuditReport, FindingKind, Programmer, Store};
+use crate::apply::{Audit, AuditReport, Finding, FindingKind, Programmer, Store};
+use crate::datapath::{self, Fault};
 use crate::observe::report;
 
 /// How many may wait for an audit of their own.
@@ -32,6 +34,8 @@ pub(super) struct Auditor {
     next: Option<Instant>,
     waiting: VecDeque<Request>,
     running: Option<Running>,
+    /// Who looks at the attachments; `None`: nobody.
+    attachments: Option<datapath::Auditor>,
     seen: report::AuditReport,
 }
 
@@ -40,12 +44,69 @@ struct Running {
     audit: Audit,
     started: Instant,
     reply: Option<oneshot::Sender<AuditReport>>,
+    /// What was found in the tables, once all of them were looked at.
+    tables: Option<AuditReport>,
+    /// The answer of who looks at the attachments.
+    attachments: Option<oneshot::Receiver<Vec<Fault>>>,
+}
+
+impl Running {
+    fn new(request: Option<Request>, attachments: Option<&datapath::Auditor>, now: Instant) -> Self {
+        let dry_run = request.as_ref().is_some_and(|request| request.dry_run);
+        Self {
+            audit: Audit::new(dry_run),
+            started: now,
+            reply: request.map(|request| request.reply),
+            tables: None,
+            attachments: attachments.map(|attachments| attachments.ask(dry_run)),
+        }
+    }
+
+    /// One part of the tables; then the attachments, when their answer is there.
+    fn step<S: Store>(&mut self, programmer: &mut Programmer<S>) -> Option<AuditReport> {
+        if self.tables.is_none() {
+            self.tables = self.audit.step(programmer, clock::monotonic());
+        }
+        let mut found = self.tables.take()?;
+        match self.attachments.as_mut().map(oneshot::Receiver::try_recv) {
+            None => {}
+            Some(Ok(faults)) => found.findings.extend(faults.iter().map(finding)),
+            Some(Err(TryRecvError::Empty)) => {
+                self.tables = Some(found);
+                return None;
+            }
+            Some(Err(TryRecvError::Closed)) => {
+                found
+                    .failures
+                    .push("the attachments could not be looked at: the interfaces are not followed".to_owned());
+            }
+        }
+        Some(found)
+    }
+}
+
+fn finding(fault: &Fault) -> Finding {
+    Finding {
+        kind: if fault.is_replaced { FindingKind::Edited } else { FindingKind::Missing },
+        table: "attachments".to_owned(),
+        entry: format!("{} on {}", fault.program, fault.place),
+        service: None,
+        difference: if fault.is_replaced { "another program hangs there".to_owned() } else { String::new() },
+        repaired: fault.is_repaired,
+    }
 }
 
 impl Auditor {
-    pub fn new(interval: Option<Duration>, now: Instant) -> Self {
+    pub fn new(interval: Option<Duration>, attachments: Option<datapath::Auditor>, now: Instant) -> Self {
         let next = interval.map(|interval| now + interval);
-        Self { interval, next, waiting: VecDeque::new(), running: None, seen: report::AuditReport::default() }
+        Self {
+            interval,
+            next,
+            waiting: VecDeque::new(),
+            running: None,
+            attachments,
+            seen: report::AuditReport::default(),
+        }
     }
 
     pub fn request(&mut self, request: Request) {
@@ -60,7 +121,7 @@ impl Auditor {
     /// Does one step, if one is due. What an audit on the timer, or one that repairs, found is in the result when it ends.
     pub fn step<S: Store>(&mut self, programmer: &mut Programmer<S>, now: Instant) -> Option<report::AuditReport> {
         let mut running = self.running.take().or_else(|| self.start(now))?;
-        let Some(found) = running.audit.step(programmer, clock::monotonic()) else {
+        let Some(found) = running.step(programmer) else {
             self.running = Some(running);
             return None;
         };
@@ -78,13 +139,13 @@ impl Auditor {
 
     fn start(&mut self, now: Instant) -> Option<Running> {
         if let Some(request) = self.waiting.pop_front() {
-            return Some(Running { audit: Audit::new(request.dry_run), started: now, reply: Some(request.reply) });
+            return Some(Running::new(Some(request), self.attachments.as_ref(), now));
         }
         if self.next.is_none_or(|at| at > now) {
             return None;
         }
         self.next = self.interval.map(|interval| now + interval);
-        Some(Running { audit: Audit::new(false), started: now, reply: None })
+        Some(Running::new(None, self.attachments.as_ref(), now))
     }
 
     fn note(&mut self, found: &AuditReport, took: Duration) {
@@ -131,7 +192,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_audit_comes_with_its_period_and_in_slices() {
         let (mut programmer, start) = (programmer(), Instant::now());
-        let mut auditor = Auditor::new(Some(Duration::from_secs(30)), start);
+        let mut auditor = Auditor::new(Some(Duration::from_secs(30)), None, start);
         assert_eq!(auditor.due(start), Some(start + Duration::from_secs(30)));
         assert!(auditor.step(&mut programmer, start).is_none());
         let later = start + Duration::from_secs(31);
@@ -143,7 +204,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_asks_is_answered_also_when_the_timer_is_off() {
         let (mut programmer, now) = (programmer(), Instant::now());
-        let mut auditor = Auditor::new(None, now);
+        let mut auditor = Auditor::new(None, None, now);
         assert_eq!(auditor.due(now), None);
         let (reply, mut answer) = oneshot::channel();
         auditor.request(Request { dry_run: true, reply });

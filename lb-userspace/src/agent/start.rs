@@ -7,9 +7,11 @@ use anyhow::Context as _;
 use lb_common::abi::map_name;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::auditor::Auditor;
 use super::health_checks::HealthChecks;
 use super::scrape::Scrape;
 use super::state::{Progress, State};
@@ -103,7 +105,8 @@ async fn with_source(
     let origin = source.status.borrow().origin.clone();
     let facts = facts::facts(&state.datapath.borrow().addresses, &facts::reserved(settings, &origin).await);
     let health_checks = HealthChecks::new(move || state.node_health());
-    let tables = Tables::new(programmer, progress, metrics, facts, health_checks, settings.audit_interval);
+    let auditor = Auditor::new(settings.audit_interval, Some(datapath.auditor()), Instant::now());
+    let tables = Tables::new(programmer, progress, metrics, facts, health_checks, auditor);
 
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),

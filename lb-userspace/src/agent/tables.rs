@@ -48,7 +48,7 @@ impl Tables {
         metrics: Metrics,
         facts: NodeFacts,
         health_checks: HealthChecks,
-        audit_interval: Option<Duration>,
+        auditor: Auditor,
     ) -> Self {
         Self {
             programmer,
@@ -57,7 +57,7 @@ impl Tables {
             told: Told::default(),
             facts,
             health_checks,
-            auditor: Auditor::new(audit_interval, Instant::now()),
+            auditor,
             snapshot: None,
             pending: PassReport::default(),
             next_beat: Instant::now(),

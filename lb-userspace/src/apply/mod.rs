@@ -12,7 +12,7 @@ mod report;
 mod store;
 mod writer;
 
-pub use audit::{Audit, AuditReport, Finding, FindingKind, inspect};
+pub use audit::{Audit, AuditReport, Finding, FindingKind, inspect, read_all};
 pub use kernel::KernelStore;
 pub use memory::MemoryStore;
 pub use programmer::Programmer;

@@ -1,22 +1,27 @@
-//! `ballast audit`: compares the tables with the plan now, and puts right what differs.
+//! `ballast audit`: asks the agent to compare what is in the kernel with its plan; without one, the tables with themselves.
 
+use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use clap::Args;
+use serde::Serialize;
 
 use super::output::{Format, render};
 use super::{Place, print};
-use crate::apply::{AuditReport, KernelStore, Store as _, inspect};
+use crate::apply::{self, AuditReport, KernelStore};
 use crate::datapath::maps_dir;
 use crate::maps::Pinned;
 use crate::observe::report_socket::{self, AskError};
+use crate::observe::table::{aligned, or_dash};
 
-/// Something differs, and was not put right.
-const DIFFERS: u8 = 2;
+/// Something differed.
+const FOUND: u8 = 1;
+/// The audit could not be made, or not in full.
+const FAILED: u8 = 2;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// Only say what differs
+    /// Name what differs and leave it; without an agent the tables are compared with themselves
     #[arg(long)]
     dry_run: bool,
 
@@ -27,54 +32,85 @@ pub(super) struct Arguments {
     place: Place,
 }
 
-/// The exit code is 0 if nothing differs any more, 2 if something does.
-pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let report = match report_socket::audit(&arguments.place.run_dir, arguments.dry_run) {
-        Ok(report) => report,
-        Err(AskError::NotRunning { .. }) if arguments.dry_run => alone(&arguments.place)?,
-        Err(error @ AskError::NotRunning { .. }) => {
-            return Err(
-                anyhow::Error::new(error).context("only an agent repairs the tables; --dry-run works without one")
-            );
+/// An audit, and who made it.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Audited {
+    /// Null: the agent did.
+    agent_error: Option<String>,
+    #[serde(flatten)]
+    report: AuditReport,
+}
+
+/// 0: nothing differs; 1: something did, and was put right unless it was a dry run; 2: it could not be found out in full, or
+/// not be put right.
+pub(super) fn run(arguments: &Arguments) -> ExitCode {
+    let shown = audit(arguments).and_then(|audited| {
+        print(&render(arguments.output, &audited, |_| text(&audited))?)?;
+        Ok(code(&audited.report))
+    });
+    shown.unwrap_or_else(|error| {
+        eprintln!("ballast: {}", super::sentence(&error));
+        ExitCode::from(FAILED)
+    })
+}
+
+fn code(report: &AuditReport) -> ExitCode {
+    if !report.failures.is_empty() {
+        ExitCode::from(FAILED)
+    } else if report.findings.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(FOUND)
+    }
+}
+
+fn audit(arguments: &Arguments) -> anyhow::Result<Audited> {
+    match report_socket::audit(&arguments.place.run_dir, arguments.dry_run) {
+        Ok(report) => Ok(Audited { agent_error: None, report }),
+        Err(error @ AskError::NotRunning { .. }) if arguments.dry_run => {
+            Ok(Audited { agent_error: Some(error.to_string()), report: alone(&arguments.place)? })
         }
-        Err(error) => return Err(error.into()),
-    };
-    print(&render(arguments.output, &report, |_| text(&report))?)?;
-    Ok(if is_right(&report) { ExitCode::SUCCESS } else { ExitCode::from(DIFFERS) })
+        Err(error @ AskError::NotRunning { .. }) => {
+            Err(anyhow::anyhow!("{error}; with --dry-run the tables are compared with themselves"))
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
-fn is_right(report: &AuditReport) -> bool {
-    report.failures.is_empty() && report.findings.len() == report.repaired()
-}
-
-/// Without an agent nobody knows the plan: the tables are compared with themselves.
+/// What can be told without the plan.
 fn alone(place: &Place) -> anyhow::Result<AuditReport> {
     let store = KernelStore::new(Pinned::open(&maps_dir(&place.bpffs))?);
-    let mut loaded = store.load()?;
-    let ranges = loaded.ranges(store.capacities().slots);
-    let slots = store.slots(&ranges)?;
-    let checked = loaded.frontends.len() + loaded.backends.len() + slots.iter().map(Vec::len).sum::<usize>();
-    loaded.slots = ranges.into_iter().zip(slots).collect();
-    Ok(AuditReport { dry_run: true, checked, findings: inspect(&loaded), ..AuditReport::default() })
+    let (loaded, checked) = apply::read_all(&store)?;
+    Ok(AuditReport { dry_run: true, checked, findings: apply::inspect(&loaded), failures: Vec::new() })
 }
 
-fn text(report: &AuditReport) -> String {
+fn text(audited: &Audited) -> String {
+    let report = &audited.report;
     let mut text = String::new();
-    for finding in &report.findings {
-        text += &finding.to_string();
-        text.push('\n');
+    if let Some(error) = &audited.agent_error {
+        let _ = writeln!(text, "{error}: the tables are compared with themselves");
+    }
+    if !report.findings.is_empty() {
+        let row = |finding: &apply::Finding| {
+            vec![
+                finding.table.clone(),
+                finding.entry.clone(),
+                finding.kind.to_string(),
+                if finding.repaired { "yes" } else { "no" }.to_owned(),
+                or_dash(finding.service.as_ref()),
+                or_dash(Some(&finding.difference).filter(|difference| !difference.is_empty())),
+            ]
+        };
+        let header = ["TABLE", "ENTRY", "FINDING", "REPAIRED", "SERVICE", "DIFFERENCE"];
+        text.push_str(&aligned(&header, report.findings.iter().map(row)));
     }
     for failure in &report.failures {
-        text += "failed: ";
-        text += failure;
-        text.push('\n');
+        let _ = writeln!(text, "failed: {failure}");
     }
-    let verdict = match (report.findings.len(), report.dry_run) {
-        (0, _) => "nothing differs".to_owned(),
-        (found, true) => format!("{found} differ"),
-        (found, false) => format!("{found} differed, {} repaired", report.repaired()),
-    };
-    text + &format!("{} entries compared: {verdict}\n", report.checked)
+    let (found, repaired) = (report.findings.len(), report.repaired());
+    let _ = writeln!(text, "{} entries compared, {found} differ, {repaired} repaired", report.checked);
+    text
 }
 
 #[cfg(test)]
@@ -83,24 +119,19 @@ mod tests {
     use crate::apply::{Finding, FindingKind};
 
     #[test]
-    fn what_differed_is_told_and_whether_it_is_right_now() {
+    fn the_table_names_what_differs_and_whether_it_was_put_right() {
         let finding = Finding {
             kind: FindingKind::Edited,
             table: "services4".into(),
             entry: "10.96.0.1:80/TCP".into(),
-            service: Some("demo/web:80/TCP".into()),
-            difference: "generation 9, expected 3".into(),
-            repaired: false,
+            service: Some("shop/web:80/TCP".into()),
+            difference: "id 3, expected 1".into(),
+            repaired: true,
         };
-        let mut report = AuditReport { checked: 12, ..AuditReport::default() };
-        assert_eq!(text(&report), "12 entries compared: nothing differs\n");
-        assert!(is_right(&report));
-        report.findings.push(finding);
-        assert!(!is_right(&report));
-        report.findings[0].repaired = true;
-        assert!(is_right(&report));
-        let told = text(&report);
-        assert!(told.starts_with("services4 10.96.0.1:80/TCP: edited (Service demo/web:80/TCP)"), "{told}");
-        assert!(told.ends_with("12 entries compared: 1 differed, 1 repaired\n"), "{told}");
+        let report = AuditReport { checked: 12, findings: vec![finding], ..AuditReport::default() };
+        let text = text(&Audited { agent_error: None, report });
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].starts_with("TABLE") && lines[1].contains("services4  10.96.0.1:80/TCP  edited"), "{text}");
+        assert_eq!(lines[2], "12 entries compared, 1 differ, 1 repaired");
     }
 }

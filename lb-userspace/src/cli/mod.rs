@@ -70,10 +70,7 @@ pub fn main() -> ExitCode {
         Command::Agent(arguments) => agent::run(arguments.config.as_deref(), arguments.options),
         Command::Status(arguments) => status::run(&arguments),
         Command::Get(arguments) => get::run(&arguments),
-        Command::Audit(arguments) => match audit::run(&arguments) {
-            Ok(code) => return code,
-            Err(error) => Err(error),
-        },
+        Command::Audit(arguments) => return audit::run(&arguments),
         Command::Cleanup(arguments) => cleanup::run(&arguments),
         Command::Version => print(&format!("ballast {}\n", env!("CARGO_PKG_VERSION"))),
         Command::Completion { shell } => completion(shell),

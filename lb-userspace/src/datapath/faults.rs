@@ -40,12 +40,14 @@ pub(super) struct Request {
 }
 
 impl Auditor {
-    /// Looks at every attachment now. Unless `dry_run`, what is missing is attached again, and faults that rounds have put right
-    /// since the last call are told, too. `None`: the data path is not followed any more.
-    pub async fn audit(&self, dry_run: bool) -> Option<Vec<Fault>> {
+    /// Has every attachment looked at now; the answer comes when that is done. Unless `dry_run`, what is missing is attached
+    /// again, and faults that rounds have put right since the last question are told, too. No answer: the data path is not
+    /// followed any more, or busy with other questions.
+    pub fn ask(&self, dry_run: bool) -> oneshot::Receiver<Vec<Fault>> {
         let (reply, answer) = oneshot::channel();
-        self.0.send(Request { dry_run, reply }).await.ok()?;
-        answer.await.ok()
+        // What cannot be asked has no answer: the receiver sees its end.
+        let _ = self.0.try_send(Request { dry_run, reply });
+        answer
     }
 }
 

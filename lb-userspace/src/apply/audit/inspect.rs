@@ -6,10 +6,26 @@ use lb_common::abi::{self, map_name};
 
 use super::{Finding, FindingKind, by_family};
 use crate::{
+    apply::{Store, StoreError},
     maps::from_chars,
     model::{Family, Protocol},
     plan::{BackendId, BackendRecord, Frontend, Loaded, Range},
 };
+
+/// All that a store holds, and how many entries that is.
+pub fn read_all(store: &impl Store) -> Result<(Loaded, usize), StoreError> {
+    let mut loaded = store.load()?;
+    let ranges = loaded.ranges(store.capacities().slots);
+    let slots = store.slots(&ranges)?;
+    let checked = loaded.names.len()
+        + loaded.frontends.len()
+        + loaded.backends.len()
+        + loaded.sources.len()
+        + loaded.vips.len()
+        + slots.iter().map(Vec::len).sum::<usize>();
+    loaded.slots = ranges.into_iter().zip(slots).collect();
+    Ok((loaded, checked))
+}
 
 /// Everything that cannot have been written as it stands.
 pub fn inspect(loaded: &Loaded) -> Vec<Finding> {

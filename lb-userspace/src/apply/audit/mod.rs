@@ -15,7 +15,7 @@ use crate::{
 };
 use compare::{Found, Repair};
 
-pub use inspect::inspect;
+pub use inspect::{inspect, read_all};
 pub use report::{AuditReport, Finding, FindingKind};
 
 /// One look at everything that the plan owns, part by part.

@@ -349,12 +349,7 @@ fn a_foreign_backend_s_generation_is_not_used_again() {
 
 #[test]
 fn tables_are_told_from_broken_ones_without_an_agent() {
-    let load = |store: &MemoryStore| {
-        let mut loaded = store.load().unwrap();
-        let ranges = loaded.ranges(store.capacities().slots);
-        loaded.slots = ranges.iter().copied().zip(store.slots(&ranges).unwrap()).collect();
-        inspect(&loaded)
-    };
+    let load = |store: &MemoryStore| inspect(&read_all(store).unwrap().0);
     let whole = programmed().into_store();
     assert_eq!(load(&whole), []);
     let mut torn = whole.clone();
