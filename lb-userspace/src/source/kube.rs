@@ -28,7 +28,7 @@ use super::{
 
 /// How much news at most goes into one snapshot.
 const MESSAGES_MAX: usize = 4096;
-/// The own Node is probed that many times as rarely: nothing that is forwarded waits for it.
+/// The own Node is probed and asked for that many times as rarely: nothing that is forwarded waits for it.
 const NODE_PATIENCE: u32 = 5;
 
 /// Where the API is, who we are there, and how it is followed.
@@ -77,6 +77,7 @@ fn messages(client: &Client, settings: &KubeSettings) -> impl Stream<Item = Mess
     let labels = Some(format!("!{HEADLESS_LABEL},!{PROXY_NAME_LABEL}"));
     let selection = Selection { labels, fields: None };
     let follow = Settings {
+        patience: 1,
         silence: settings.silence,
         compare_interval: settings.compare_interval,
         expects_objects: settings.expects_objects,
@@ -85,8 +86,7 @@ fn messages(client: &Client, settings: &KubeSettings) -> impl Stream<Item = Mess
     let slices = read(client.clone(), selection, follow);
     let node = settings.node_name.as_ref().map(|name| {
         let selection = Selection { labels: None, fields: Some(format!("metadata.name={name}")) };
-        let silence = settings.silence * NODE_PATIENCE;
-        read(client.clone(), selection, Settings { silence, expects_objects: false, ..follow })
+        read(client.clone(), selection, Settings { patience: NODE_PATIENCE, expects_objects: false, ..follow })
     });
     let node = node.map_or_else(|| stream::pending().boxed(), StreamExt::boxed);
     futures::stream::select(

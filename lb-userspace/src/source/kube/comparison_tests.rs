@@ -2,8 +2,12 @@
 
 use super::*;
 
-const EVERY: Settings =
-    Settings { silence: bounds::SILENCE, compare_interval: Some(bounds::COMPARE_INTERVAL), expects_objects: false };
+const EVERY: Settings = Settings {
+    patience: 1,
+    silence: bounds::SILENCE,
+    compare_interval: Some(bounds::COMPARE_INTERVAL),
+    expects_objects: false,
+};
 
 /// Waits for the first question of a comparison, while the watch is alive.
 fn begun(stage: &mut Stage) -> Duration {

@@ -35,6 +35,8 @@ const HTTP_GONE: u16 = 410;
 /// How a resource is to be followed; see [`super::KubeSettings`].
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
+    /// Silences and pauses are that many times as long: nothing waits for this resource. Otherwise 1.
+    pub patience: u32,
     pub silence: Duration,
     pub compare_interval: Option<Duration>,
     pub expects_objects: bool,
@@ -66,10 +68,11 @@ pub struct Follower<K> {
 
 impl<K: Resource> Follower<K> {
     /// `seed`: of all that is drawn by lot, another one on each node and for each resource.
-    pub fn new(settings: Settings, seed: u64, now: Instant) -> Self {
+    pub fn new(mut settings: Settings, seed: u64, now: Instant) -> Self {
+        settings.silence *= settings.patience;
         Self {
             settings,
-            pauses: Pauses::new(seed),
+            pauses: Pauses::new(seed, settings.patience),
             status: ResourceStatus::default(),
             reach: None,
             known: Known::new(),
@@ -231,6 +234,9 @@ fn no_answer(limit: Duration) -> String {
     format!("the API gave no answer within {limit:?}")
 }
 
+#[cfg(test)]
+#[path = "stampede_tests.rs"]
+mod stampede;
 #[cfg(test)]
 #[path = "follower_tests.rs"]
 mod tests;

@@ -33,7 +33,8 @@ struct Stage {
     ends: Instant,
 }
 
-const SETTINGS: Settings = Settings { silence: bounds::SILENCE, compare_interval: None, expects_objects: false };
+const SETTINGS: Settings =
+    Settings { patience: 1, silence: bounds::SILENCE, compare_interval: None, expects_objects: false };
 
 fn name_of(call: Call) -> &'static str {
     match call {

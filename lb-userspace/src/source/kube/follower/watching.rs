@@ -114,11 +114,18 @@ impl<K: Resource> Follower<K> {
         if !self.watch.is_short && self.replacements <= 1 {
             self.status.wedged_since = None;
         }
+        if self.compare_at.is_some_and(|at| at <= now)
+            && let Some(interval) = self.settings.compare_interval
+        {
+            self.compare_at = Some(now + self.pauses.between(Duration::ZERO, interval));
+        }
         let proof_age = self.status.proof.map(|proof| now.saturating_duration_since(proof.at));
         let is_old = proof_age.is_none_or(|age| age > self.settings.silence);
         if self.status.last_error.is_some() {
             let most = if is_old { bounds::OLD_PROBE_MAX } else { bounds::REOPENED_PROBE_MAX };
-            self.probe_at = self.probe_at.min(now + self.pauses.between(Duration::ZERO, most));
+            let soon = now + self.pauses.within(most);
+            // What is overdue on all nodes must not be done by all at once.
+            self.probe_at = if self.probe_at > now { self.probe_at.min(soon) } else { soon };
         }
         Vec::new()
     }
