@@ -21,7 +21,7 @@ use crate::{compile, lint, mutate};
 /// `cargo xtask test`
 #[derive(Debug, Args)]
 pub struct TestArgs {
-    /// Run only these rungs (repeatable): format, lint, unit, mutations, demo, or a test binary of `tests/`.
+    /// Run only these rungs (repeatable): format, lint, unit, harness, mutations, demo, or a test binary of `tests/`.
     #[arg(long = "rung", value_name = "NAME")]
     rungs: Vec<String>,
     /// List the rungs and exit.
@@ -36,6 +36,8 @@ enum Rung {
     Lint,
     /// Unit and property tests: no root, no BPF tools, no cluster.
     Unit,
+    /// Unit tests of what the integration tests, the demo and the bench are built from.
+    Harness,
     /// A test binary of the `tests` package: root, real programs.
     Integration(String),
     Mutations,
@@ -49,6 +51,7 @@ impl Rung {
             Self::Format => "format",
             Self::Lint => "lint",
             Self::Unit => "unit",
+            Self::Harness => "harness",
             Self::Integration(name) => name,
             Self::Mutations => "mutations",
             Self::Demo => "demo",
@@ -149,7 +152,7 @@ fn build_tests(workspace: &Workspace) -> Result<()> {
 
 /// All rungs, in order. The binaries of `tests/` are found, so that a new one is never forgotten.
 fn ladder(workspace: &Workspace) -> Result<Vec<Rung>> {
-    let mut rungs = vec![Rung::Format, Rung::Lint, Rung::Unit];
+    let mut rungs = vec![Rung::Format, Rung::Lint, Rung::Unit, Rung::Harness];
     let folder = workspace.root.join("tests/tests");
     let mut names = Vec::new();
     if folder.exists() {
@@ -189,6 +192,12 @@ fn run_rung(workspace: &Workspace, toolchain: Toolchain, rung: &Rung, show: Show
         Rung::Format => checks(&lint::format_checks(workspace)),
         Rung::Lint => checks(&lint::lint_checks(workspace)),
         Rung::Unit => cargo_test(workspace, rung.name(), &cmd!("cargo", "test", "--locked", "--no-fail-fast"), show),
+        Rung::Harness => cargo_test(
+            workspace,
+            rung.name(),
+            &cmd!("cargo", "test", "--locked", "-p", "lb-tests", "--lib", "--bins"),
+            show,
+        ),
         Rung::Integration(name) => cargo_test(workspace, name, &integration(name), show),
         Rung::Mutations => mutate::run_all(workspace, toolchain),
         Rung::Demo => demo(workspace),
