@@ -1,6 +1,7 @@
 //! Ballast, the service load balancer: sources of truth, the plan, the tables, and the programs that read them.
 
 pub mod agent;
+pub mod announce;
 pub mod apply;
 pub mod cli;
 pub mod config;

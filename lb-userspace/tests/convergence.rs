@@ -132,6 +132,7 @@ fn slice(index: u8, shape: &SliceShape) -> Slice {
     };
     let port = |(name, port, protocol): (&str, u16, Protocol)| SlicePort { name: name.to_owned(), port, protocol };
     Slice {
+        changed_at: None,
         name: name("slice", index),
         service: name("s", shape.service).name,
         family,

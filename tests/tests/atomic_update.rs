@@ -63,6 +63,7 @@ fn snapshot(turns: [u32; 2]) -> Snapshot {
             created_s: None,
         };
         let slice = Slice {
+            changed_at: None,
             name: name.clone(),
             service: name.name.clone(),
             family: Family::V4,

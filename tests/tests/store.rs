@@ -227,6 +227,7 @@ fn many(count: u32) -> Snapshot {
             uid_hash: 0,
         };
         let slice = Slice {
+            changed_at: None,
             name: name.clone(),
             service: name.name.clone(),
             family: Family::V4,

@@ -3,13 +3,16 @@
 //! Only this module reads clocks and signals.
 
 mod auditor;
+mod changes;
 pub mod clock;
 mod facts;
 mod health_checks;
 mod logging;
+mod notices;
 mod ring;
 mod run;
 mod scrape;
+mod servers;
 mod start;
 mod state;
 mod tables;

@@ -73,6 +73,7 @@ pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
             }
             Ok(()) = source.changed() => {
                 let status = source.borrow_and_update().clone();
+                tables.notices.of_source(&status.refusals);
                 refused.warn(status.refusals.iter().map(|refusal| format!("refused: {refusal}")).collect());
             }
             Ok(()) = node.changed() => {

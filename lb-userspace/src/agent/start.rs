@@ -1,22 +1,25 @@
 //! Starts the parts in an order in which a failure leaves nothing behind: addresses, source, data path, tables, then the loop.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use lb_common::abi::map_name;
-use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::auditor::Auditor;
 use super::health_checks::HealthChecks;
+use super::notices::Notices;
 use super::scrape::Scrape;
+use super::servers::{Listeners, listen, serve};
 use super::state::{Progress, State};
 use super::tables::Tables;
 use super::{auditor, clock, facts, ring, run};
+use crate::announce::{self, Notice};
 use crate::apply::{KernelStore, Programmer};
 use crate::config::{self, CgroupRoot, Settings, Source as Origin};
 use crate::datapath::{self, Datapath, maps_dir};
@@ -24,21 +27,14 @@ use crate::maps::Pinned;
 use crate::observe::health::Thresholds;
 use crate::observe::metrics::Metrics;
 use crate::observe::report::TablesReport;
-use crate::observe::report_socket::Question;
-use crate::observe::{http, report_socket};
+use crate::observe::report_socket;
 use crate::plan::{self, PlanSettings};
 use crate::source::{self, Source};
 
 /// How long a probe of a silent watch, and its replacement, may take before what it follows counts as stale anyhow.
 const PROBE_PATIENCE: Duration = Duration::from_secs(15);
 
-type Task = AbortOnDropHandle<()>;
-
-/// The servers' listeners: bound before anything is attached.
-struct Listeners {
-    health: TcpListener,
-    metrics: TcpListener,
-}
+pub(super) type Task = AbortOnDropHandle<()>;
 
 /// Starts everything and runs it to its end.
 pub(super) async fn start(settings: Settings) -> anyhow::Result<()> {
@@ -58,13 +54,6 @@ pub(super) async fn start(settings: Settings) -> anyhow::Result<()> {
     // Whatever it ended with has been told by its status.
     let _ = source.task.await;
     ended
-}
-
-async fn listen(settings: &Settings) -> Result<Listeners, http::ListenError> {
-    Ok(Listeners {
-        health: http::listen("health-bind", settings.health_bind).await?,
-        metrics: http::listen("metrics-bind", settings.metrics_bind).await?,
-    })
 }
 
 async fn with_source(
@@ -105,8 +94,9 @@ async fn with_source(
     let origin = source.status.borrow().origin.clone();
     let facts = facts::facts(&state.datapath.borrow().addresses, &facts::reserved(settings, &origin).await);
     let health_checks = HealthChecks::new(move || state.node_health());
+    let notices = Notices::new(&settings.node_name, announce(settings, &mut tasks).await?);
     let auditor = Auditor::new(settings.audit_interval, Some(datapath.auditor()), Instant::now());
-    let tables = Tables::new(programmer, progress, metrics, facts, health_checks, auditor);
+    let tables = Tables::new(programmer, progress, metrics, facts, health_checks, auditor, notices);
 
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
@@ -125,21 +115,34 @@ async fn with_source(
 async fn open_source(settings: &Settings, stop: &CancellationToken) -> anyhow::Result<Source> {
     match &settings.source {
         Origin::File(path) => Ok(source::file::spawn(path.clone(), settings.node_name.clone(), stop.clone())),
-        Origin::Kube => {
-            let api_server = settings.api_server.as_ref().map(|api_server| api_server.0.to_string());
-            let kubeconfig = settings.kubeconfig.clone();
-            let expects_objects = tables_exist(&settings.bpffs);
-            let kube = source::kube::KubeSettings {
-                kubeconfig,
-                api_server,
-                node_name: Some(settings.node_name.clone()),
-                silence: settings.watch_silence,
-                compare_interval: settings.resync_interval,
-                expects_objects,
-            };
-            Ok(source::kube::spawn(kube, stop.clone()).await?)
-        }
+        Origin::Kube => Ok(source::kube::spawn(kube_settings(settings), stop.clone()).await?),
     }
+}
+
+fn kube_settings(settings: &Settings) -> source::kube::KubeSettings {
+    source::kube::KubeSettings {
+        kubeconfig: settings.kubeconfig.clone(),
+        api_server: settings.api_server.as_ref().map(|api_server| api_server.0.to_string()),
+        proxy_name: settings.service_proxy_name.clone(),
+        node_name: Some(settings.node_name.clone()),
+        silence: settings.watch_silence,
+        compare_interval: settings.resync_interval,
+        expects_objects: tables_exist(&settings.bpffs),
+    }
+}
+
+/// Events about refused objects go to the API that they come from.
+async fn announce(
+    settings: &Settings,
+    tasks: &mut Vec<Task>,
+) -> anyhow::Result<Option<watch::Sender<BTreeSet<Notice>>>> {
+    if settings.source != Origin::Kube {
+        return Ok(None);
+    }
+    let client = source::kube::client(&kube_settings(settings)).await?;
+    let (to, notices) = watch::channel(BTreeSet::new());
+    tasks.push(spawn(announce::run(client, settings.node_name.clone(), notices, clock::wall)));
+    Ok(Some(to))
 }
 
 /// Whether an agent has been here: then its tables go on serving whatever is wrong with the source.
@@ -209,41 +212,6 @@ fn metrics(state: &State, settings: &Settings) -> Metrics {
     Metrics::new(move || scrape.series(&state.report()))
 }
 
-fn serve(
-    state: &State,
-    metrics: &Metrics,
-    listeners: Listeners,
-    run_dir: &Path,
-    audits: auditor::Requests,
-) -> anyhow::Result<Vec<Task>> {
-    let reports = report_socket::listen(run_dir)
-        .with_context(|| format!("cannot listen in {}: choose another --run-dir", run_dir.display()))?;
-    let (looked, reported) = (state.clone(), state.clone());
-    let (probed, scraped) = (metrics.clone(), metrics.clone());
-    let health = http::health_router(move || looked.look(), move |probe, code| probed.probed(probe, code));
-    let scrape = http::metrics_router(move || scraped.encode());
-    let answer = move |question| answer(question, reported.clone(), audits.clone());
-    Ok(vec![
-        spawn(async move { axum::serve(listeners.health, health).await.unwrap_or_default() }),
-        spawn(async move { axum::serve(listeners.metrics, scrape).await.unwrap_or_default() }),
-        spawn(report_socket::serve(reports, answer)),
-    ])
-}
-
-/// What the command line asked over the socket, as JSON.
-async fn answer(question: Question, state: State, audits: auditor::Requests) -> Vec<u8> {
-    let dry_run = match question {
-        Question::Report => return serde_json::to_vec(&state.report()).unwrap_or_default(),
-        Question::Audit => false,
-        Question::AuditDryRun => true,
-    };
-    let (reply, found) = oneshot::channel();
-    if audits.send(auditor::Request { dry_run, reply }).await.is_err() {
-        return Vec::new();
-    }
-    found.await.map_or_else(|_| Vec::new(), |found| serde_json::to_vec(&found).unwrap_or_default())
-}
-
 fn program_log(log: datapath::ProgramLog) -> Task {
     spawn(async move {
         if let Err(error) = log.run().await {
@@ -252,7 +220,7 @@ fn program_log(log: datapath::ProgramLog) -> Task {
     })
 }
 
-fn spawn(task: impl Future<Output = ()> + Send + 'static) -> Task {
+pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) -> Task {
     AbortOnDropHandle::new(tokio::spawn(task))
 }
 

@@ -5,23 +5,29 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::auditor::{Auditor, Request};
+use super::changes::{difference, fill, happened, whole};
 use super::clock;
 use super::health_checks::HealthChecks;
+use super::notices::Notices;
 use super::state::Progress;
 use super::told::Told;
 use crate::apply::{KernelStore, Programmer, Report};
 use crate::model::{Monotonic, Snapshot};
 use crate::observe::health::BEAT;
 use crate::observe::metrics::Metrics;
-use crate::observe::report::{FillReport, HealthCheckReport, PassReport};
-use crate::plan::{Book, NodeFacts};
+use crate::observe::report::{HealthCheckReport, PassReport};
+use crate::plan::NodeFacts;
 
 /// The shortest pause between two passes that only time asks for: nothing is due more exactly than this.
 const MIN_PAUSE: Duration = Duration::from_millis(20);
+
+/// How many changes of endpoints are timed at once: more happen only while nothing can be written.
+const PROGRAMMING_MAX: usize = 4096;
 
 /// The tables and what is told of them.
 pub(super) struct Tables {
@@ -32,10 +38,15 @@ pub(super) struct Tables {
     pub facts: NodeFacts,
     pub health_checks: HealthChecks,
     auditor: Auditor,
+    pub notices: Notices,
     /// What was planned last.
     snapshot: Option<Arc<Snapshot>>,
     /// Changes that are not written in full.
     pending: PassReport,
+    /// When the changes of endpoints happened that are not written in full; at most [`PROGRAMMING_MAX`].
+    programming: Vec<Timestamp>,
+    /// What happened before is no matter of this agent's speed.
+    started: Timestamp,
     /// When the report's slow parts are next brought up to date.
     next_beat: Instant,
     last_tick: Instant,
@@ -49,6 +60,7 @@ impl Tables {
         facts: NodeFacts,
         health_checks: HealthChecks,
         auditor: Auditor,
+        notices: Notices,
     ) -> Self {
         Self {
             programmer,
@@ -58,8 +70,11 @@ impl Tables {
             facts,
             health_checks,
             auditor,
+            notices,
             snapshot: None,
             pending: PassReport::default(),
+            programming: Vec::new(),
+            started: clock::wall(),
             next_beat: Instant::now(),
             last_tick: Instant::now(),
         }
@@ -79,6 +94,10 @@ impl Tables {
         self.metrics.changed(changed, clock::wall().as_duration().as_secs_f64());
         self.pending.services += changed.services;
         self.pending.slices += changed.slices;
+        if let Some(before) = &self.snapshot {
+            let times = happened(before, &snapshot).filter(|at| *at >= self.started);
+            self.programming.extend(times.take(PROGRAMMING_MAX - self.programming.len()));
+        }
         let leaving = snapshot.node.as_ref().is_some_and(|node| node.is_leaving);
         self.progress.send_modify(|progress| progress.node_leaving = leaving);
         self.snapshot = Some(snapshot);
@@ -172,6 +191,9 @@ impl Tables {
         let (now, wall) = (clock::monotonic(), clock::wall());
         if !failed {
             self.pending = PassReport::default();
+            for at in self.programming.drain(..) {
+                self.metrics.programmed(wall.duration_since(at).as_secs_f64().max(0.0));
+            }
             self.metrics.in_step(wall.as_duration().as_secs_f64());
         }
         let pending = self.pending;
@@ -180,6 +202,7 @@ impl Tables {
             progress.took(report, now, wall);
             progress.tables.pending = pending;
         });
+        self.notices.of_tables(&report.refusals);
         let failures = report.failures.iter().map(|failure| format!("not written, will be tried again: {failure}"));
         self.told.warn(failures.chain(report.refusals.iter().map(|refusal| format!("refused: {refusal}"))).collect());
     }
@@ -207,62 +230,9 @@ impl Tables {
             for problem in problems.values() {
                 tracing::warn!("{problem}");
             }
+            let told = shown.values().filter_map(|check| Some((check.service.as_str(), check.problem.as_deref()?)));
+            self.notices.of_health_checks(told);
             self.progress.send_modify(|progress| progress.tables.health_checks = shown);
         }
-    }
-}
-
-fn whole(snapshot: &Snapshot) -> PassReport {
-    PassReport { services: snapshot.services.len() as u64, slices: snapshot.slices.len() as u64 }
-}
-
-/// Costs what differs.
-fn difference(before: &Snapshot, after: &Snapshot) -> PassReport {
-    PassReport {
-        services: before.services.diff(&after.services).count() as u64,
-        slices: before.slices.diff(&after.slices).count() as u64,
-    }
-}
-
-/// How full the tables are, by what was written to them.
-fn fill(book: &Book) -> BTreeMap<String, FillReport> {
-    use crate::model::Family::{V4, V6};
-    use lb_common::abi::map_name as name;
-    let capacities = &book.capacities;
-    let backends = |family| book.backends.keys().filter(|id| id.family == family).count() as u64;
-    let slots: usize = book.ranges.values().map(Vec::len).sum();
-    let tables = [
-        (name::SERVICES4, u64::from(book.frontend_count(V4)), capacities.frontends4),
-        (name::SERVICES6, u64::from(book.frontend_count(V6)), capacities.frontends6),
-        (name::BACKENDS4, backends(V4), capacities.backends4),
-        (name::BACKENDS6, backends(V6), capacities.backends6),
-        (name::SLOTS, slots as u64, capacities.slots),
-        (name::NAMES, book.services.values().filter(|service| service.name.is_some()).count() as u64, capacities.names),
-        (name::SOURCES4, u64::from(book.source_count(V4)), capacities.sources4),
-        (name::SOURCES6, u64::from(book.source_count(V6)), capacities.sources6),
-        (name::VIPS4, u64::from(book.vip_count(V4)), capacities.vips4),
-        (name::VIPS6, u64::from(book.vip_count(V6)), capacities.vips6),
-    ];
-    let report = |(name, entries, capacity): (&str, u64, u32)| {
-        (name.to_owned(), FillReport { entries, capacity: capacity.into() })
-    };
-    tables.into_iter().map(report).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::plan::Capacities;
-
-    #[test]
-    fn empty_tables_are_empty_and_every_one_is_told() {
-        let fill = fill(&Book::new(Capacities::all(7)));
-        assert_eq!(fill.len(), 10);
-        assert!(fill.values().all(|fill| *fill == FillReport { entries: 0, capacity: 7 }));
-    }
-
-    #[test]
-    fn a_snapshot_differs_by_what_changed() {
-        assert_eq!(difference(&Snapshot::default(), &Snapshot::default()), PassReport::default());
     }
 }

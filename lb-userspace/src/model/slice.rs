@@ -2,6 +2,8 @@
 
 use std::{net::IpAddr, sync::Arc};
 
+use jiff::Timestamp;
+
 use super::{Family, ObjectName, Protocol};
 
 /// Where a slice is kept: all slices of a service are next to each other in the order of these keys.
@@ -23,6 +25,8 @@ pub struct Slice {
     pub family: Family,
     pub ports: Vec<SlicePort>,
     pub endpoints: Vec<Endpoint>,
+    /// When what the slice tells happened, by the wall clock of whoever wrote it: for a metric, never for a decision.
+    pub changed_at: Option<Timestamp>,
 }
 
 impl Slice {

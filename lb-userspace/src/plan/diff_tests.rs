@@ -43,6 +43,7 @@ fn snapshot(endpoints: &[&str]) -> Snapshot {
         uid_hash: 9,
     };
     let slice = Slice {
+        changed_at: None,
         name: name.clone(),
         service: "web".into(),
         family: Family::V4,

@@ -18,6 +18,7 @@ fn endpoint(node: &str, ready: bool) -> Endpoint {
 
 fn slice(endpoint: Endpoint) -> Slice {
     Slice {
+        changed_at: None,
         name: ObjectName::new("default", "web-1"),
         service: "web".into(),
         family: Family::V4,

@@ -39,6 +39,8 @@ pub struct KubeSettings {
     /// URL of the API, instead of the one in the kubeconfig or the pod's environment: Ballast serves the latter's address, so
     /// it must not depend on it.
     pub api_server: Option<String>,
+    /// Services with this value of the label `service.kubernetes.io/service-proxy-name` are asked for; `None`: those without it.
+    pub proxy_name: Option<String>,
     /// The Node that we are; without it, the snapshots hold none.
     pub node_name: Option<String>,
     /// How long a watch may be silent before a probe, on average: each round is up to a quarter shorter or longer, so that not all
@@ -55,6 +57,7 @@ impl Default for KubeSettings {
         Self {
             kubeconfig: None,
             api_server: None,
+            proxy_name: None,
             node_name: None,
             silence: bounds::SILENCE,
             compare_interval: Some(bounds::COMPARE_INTERVAL),
@@ -71,19 +74,28 @@ pub async fn spawn(settings: KubeSettings, stop: CancellationToken) -> Result<So
     Ok(follow(origin, messages(&client, &settings), stop))
 }
 
+/// A client of the same API, for what goes there.
+pub async fn client(settings: &KubeSettings) -> Result<Client, SourceError> {
+    connect::client(&connect::config(settings).await?)
+}
+
 /// News of all resources.
 fn messages(client: &Client, settings: &KubeSettings) -> impl Stream<Item = Message> + Send + 'static {
     // The API server leaves out what no proxy or another one serves, as for kube-proxy.
-    let labels = Some(format!("!{HEADLESS_LABEL},!{PROXY_NAME_LABEL}"));
-    let selection = Selection { labels, fields: None };
+    let (of_services, of_slices) = match &settings.proxy_name {
+        None => (format!("!{HEADLESS_LABEL},!{PROXY_NAME_LABEL}"), format!("!{HEADLESS_LABEL},!{PROXY_NAME_LABEL}")),
+        // Whoever writes slices need not copy the Service's label.
+        Some(name) => (format!("!{HEADLESS_LABEL},{PROXY_NAME_LABEL}={name}"), format!("!{HEADLESS_LABEL}")),
+    };
+    let labelled = |labels| Selection { labels: Some(labels), fields: None };
     let follow = Settings {
         patience: 1,
         silence: settings.silence,
         compare_interval: settings.compare_interval,
         expects_objects: settings.expects_objects,
     };
-    let services = read(client.clone(), selection.clone(), follow);
-    let slices = read(client.clone(), selection, follow);
+    let services = read(client.clone(), labelled(of_services), follow);
+    let slices = read(client.clone(), labelled(of_slices), follow);
     let node = settings.node_name.as_ref().map(|name| {
         let selection = Selection { labels: None, fields: Some(format!("metadata.name={name}")) };
         read(client.clone(), selection, Settings { patience: NODE_PATIENCE, expects_objects: false, ..follow })

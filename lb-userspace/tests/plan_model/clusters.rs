@@ -176,6 +176,7 @@ fn slice() -> impl Strategy<Value = Slice> {
     let hints = prop_oneof![2 => Just((true, true)), 2 => Just((true, false)), 3 => Just((false, false))];
     (0u8..5, prop::bool::weighted(0.3), ports, prop::collection::vec(endpoint(), 0..6), hints, 0u8..5).prop_map(
         |(service, v6, ports, endpoints, (zones, nodes), phase)| Slice {
+            changed_at: None,
             name: ObjectName::new("", ""),
             service: service_name(service).name,
             family: if v6 { Family::V6 } else { Family::V4 },

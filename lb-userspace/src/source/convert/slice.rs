@@ -10,6 +10,9 @@ use crate::model::{Endpoint, Family, ObjectName, Protocol, Refusal, Slice, Slice
 /// Label of a slice: the Service that it belongs to.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 
+/// Annotation of a slice: when the pod or Service changed that it was written for.
+const CHANGE_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+
 /// An `EndpointSlice`; nothing, if it is of a headless service.
 pub fn slice(slice: &discovery::EndpointSlice) -> Converted<Slice> {
     let mut refusals = Vec::new();
@@ -67,7 +70,9 @@ fn read_slice(
     // Tens of thousands are held for as long as they are there.
     ports.shrink_to_fit();
     endpoints.shrink_to_fit();
-    Ok(Slice { name, service: service.as_str().into(), family, ports, endpoints })
+    let annotations = slice.metadata.annotations.as_ref();
+    let changed_at = annotations.and_then(|all| all.get(CHANGE_ANNOTATION)).and_then(|time| time.parse().ok());
+    Ok(Slice { name, service: service.as_str().into(), family, ports, endpoints, changed_at })
 }
 
 fn slice_port(listed: &discovery::EndpointPort) -> Result<SlicePort, Problem> {

@@ -1,0 +1,105 @@
+//! What is told of snapshots and tables in numbers: what changed, when it happened, how full the tables are. Pure.
+
+use std::collections::BTreeMap;
+
+use imbl::ordmap::DiffItem;
+use jiff::Timestamp;
+
+use crate::model::Snapshot;
+use crate::observe::report::{FillReport, PassReport};
+use crate::plan::Book;
+
+/// All of it.
+pub(super) fn whole(snapshot: &Snapshot) -> PassReport {
+    PassReport { services: snapshot.services.len() as u64, slices: snapshot.slices.len() as u64 }
+}
+
+/// When the changes of endpoints between two snapshots happened, where their writer told it.
+pub(super) fn happened(before: &Snapshot, after: &Snapshot) -> impl Iterator<Item = Timestamp> {
+    before.slices.diff(&after.slices).filter_map(|change| match change {
+        DiffItem::Add(_, slice) => slice.changed_at,
+        // Without a new time it is not about endpoints.
+        DiffItem::Update { old: (_, old), new: (_, new) } => new.changed_at.filter(|at| old.changed_at != Some(*at)),
+        DiffItem::Remove(..) => None,
+    })
+}
+
+/// Costs what differs.
+pub(super) fn difference(before: &Snapshot, after: &Snapshot) -> PassReport {
+    PassReport {
+        services: before.services.diff(&after.services).count() as u64,
+        slices: before.slices.diff(&after.slices).count() as u64,
+    }
+}
+
+/// How full the tables are, by what was written to them.
+pub(super) fn fill(book: &Book) -> BTreeMap<String, FillReport> {
+    use crate::model::Family::{V4, V6};
+    use lb_common::abi::map_name as name;
+    let capacities = &book.capacities;
+    let backends = |family| book.backends.keys().filter(|id| id.family == family).count() as u64;
+    let slots: usize = book.ranges.values().map(Vec::len).sum();
+    let tables = [
+        (name::SERVICES4, u64::from(book.frontend_count(V4)), capacities.frontends4),
+        (name::SERVICES6, u64::from(book.frontend_count(V6)), capacities.frontends6),
+        (name::BACKENDS4, backends(V4), capacities.backends4),
+        (name::BACKENDS6, backends(V6), capacities.backends6),
+        (name::SLOTS, slots as u64, capacities.slots),
+        (name::NAMES, book.services.values().filter(|service| service.name.is_some()).count() as u64, capacities.names),
+        (name::SOURCES4, u64::from(book.source_count(V4)), capacities.sources4),
+        (name::SOURCES6, u64::from(book.source_count(V6)), capacities.sources6),
+        (name::VIPS4, u64::from(book.vip_count(V4)), capacities.vips4),
+        (name::VIPS6, u64::from(book.vip_count(V6)), capacities.vips6),
+    ];
+    let report = |(name, entries, capacity): (&str, u64, u32)| {
+        (name.to_owned(), FillReport { entries, capacity: capacity.into() })
+    };
+    tables.into_iter().map(report).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::model::{Family, ObjectName, Slice};
+    use crate::plan::Capacities;
+
+    #[test]
+    fn empty_tables_are_empty_and_every_one_is_told() {
+        let fill = fill(&Book::new(Capacities::all(7)));
+        assert_eq!(fill.len(), 10);
+        assert!(fill.values().all(|fill| *fill == FillReport { entries: 0, capacity: 7 }));
+    }
+
+    fn snapshot(changed_at: &str) -> Snapshot {
+        let slice = Slice {
+            name: ObjectName::new("demo", "web-1"),
+            service: "web".into(),
+            family: Family::V4,
+            ports: Vec::new(),
+            endpoints: Vec::new(),
+            changed_at: changed_at.parse().ok(),
+        };
+        Snapshot { slices: [(slice.key(), Arc::new(slice))].into_iter().collect(), ..Snapshot::default() }
+    }
+
+    #[test]
+    fn a_snapshot_differs_by_what_changed() {
+        let (empty, one) = (Snapshot::default(), snapshot("2026-11-21T08:00:00Z"));
+        assert_eq!(difference(&empty, &empty), PassReport::default());
+        assert_eq!(difference(&empty, &one), PassReport { services: 0, slices: 1 });
+    }
+
+    #[test]
+    fn a_change_of_endpoints_is_timed_once() {
+        let (empty, one, later) =
+            (Snapshot::default(), snapshot("2026-11-21T08:00:00Z"), snapshot("2026-11-21T08:00:05Z"));
+        assert_eq!(happened(&empty, &one).count(), 1);
+        assert_eq!(happened(&one, &later).map(|at| at.to_string()).collect::<Vec<_>>(), ["2026-11-21T08:00:05Z"]);
+        assert_eq!(
+            happened(&one, &one).count() + happened(&later, &snapshot("none")).count() + happened(&one, &empty).count(),
+            0
+        );
+    }
+}

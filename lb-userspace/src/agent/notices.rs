@@ -1,0 +1,77 @@
+//! Gathers what is to be told about objects, from the source, the tables and the health-check node ports.
+
+use std::collections::BTreeSet;
+
+use tokio::sync::watch;
+
+use crate::announce::Notice;
+use crate::model::Refusal;
+
+/// Everything that is to be told at the moment; nothing is kept where nobody posts it.
+pub(super) struct Notices {
+    to: Option<watch::Sender<BTreeSet<Notice>>>,
+    node: String,
+    source: BTreeSet<Notice>,
+    tables: BTreeSet<Notice>,
+    health_checks: BTreeSet<Notice>,
+}
+
+impl Notices {
+    /// `to`: who posts it; `None`: nobody.
+    pub fn new(node: &str, to: Option<watch::Sender<BTreeSet<Notice>>>) -> Self {
+        let (source, tables, health_checks) = Default::default();
+        Self { to, node: node.to_owned(), source, tables, health_checks }
+    }
+
+    /// Objects that the source refused.
+    pub fn of_source(&mut self, refusals: &[Refusal]) {
+        if self.to.is_some() {
+            let new = refusals.iter().filter_map(Notice::of_refusal).collect();
+            let changed = std::mem::replace(&mut self.source, new) != self.source;
+            self.publish(changed);
+        }
+    }
+
+    /// Services that the plan or the tables refused.
+    pub fn of_tables(&mut self, refusals: &[Refusal]) {
+        if self.to.is_some() {
+            let new = refusals.iter().filter_map(Notice::of_refusal).collect();
+            let changed = std::mem::replace(&mut self.tables, new) != self.tables;
+            self.publish(changed);
+        }
+    }
+
+    /// Namespace and name of Services whose health-check node port could not be opened, and why.
+    pub fn of_health_checks<'a>(&mut self, problems: impl Iterator<Item = (&'a str, &'a str)>) {
+        if self.to.is_some() {
+            let node = &self.node;
+            let new =
+                problems.filter_map(|(service, problem)| Notice::of_health_check(service, node, problem)).collect();
+            let changed = std::mem::replace(&mut self.health_checks, new) != self.health_checks;
+            self.publish(changed);
+        }
+    }
+
+    fn publish(&self, changed: bool) {
+        if let (true, Some(to)) = (changed, &self.to) {
+            to.send_replace(&(&self.source | &self.tables) | &self.health_checks);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_over_is_no_longer_told() {
+        let (to, told) = watch::channel(BTreeSet::new());
+        let mut notices = Notices::new("n1", Some(to));
+        notices.of_source(&[Refusal::new("Service demo/web", "bad", "mend it")]);
+        notices.of_health_checks([("demo/api", "in use")].into_iter());
+        let names = || told.borrow().iter().map(|notice| notice.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(), ["api", "web"]);
+        notices.of_source(&[]);
+        assert_eq!(names(), ["api"]);
+    }
+}

@@ -1,0 +1,65 @@
+//! The agent's servers: health, metrics, and the socket of the command line.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+use super::auditor;
+use super::start::{Task, spawn};
+use super::state::State;
+use crate::config::Settings;
+use crate::observe::metrics::Metrics;
+use crate::observe::report_socket::Question;
+use crate::observe::{http, report_socket};
+
+/// The servers' listeners: bound before anything is attached.
+pub(super) struct Listeners {
+    health: TcpListener,
+    metrics: TcpListener,
+}
+
+/// Binds both.
+pub(super) async fn listen(settings: &Settings) -> Result<Listeners, http::ListenError> {
+    Ok(Listeners {
+        health: http::listen("health-bind", settings.health_bind).await?,
+        metrics: http::listen("metrics-bind", settings.metrics_bind).await?,
+    })
+}
+
+/// Serves everything, each in a task of its own.
+pub(super) fn serve(
+    state: &State,
+    metrics: &Metrics,
+    listeners: Listeners,
+    run_dir: &Path,
+    audits: auditor::Requests,
+) -> anyhow::Result<Vec<Task>> {
+    let reports = report_socket::listen(run_dir)
+        .with_context(|| format!("cannot listen in {}: choose another --run-dir", run_dir.display()))?;
+    let (looked, reported) = (state.clone(), state.clone());
+    let (probed, scraped) = (metrics.clone(), metrics.clone());
+    let health = http::health_router(move || looked.look(), move |probe, code| probed.probed(probe, code));
+    let scrape = http::metrics_router(move || scraped.encode());
+    let answer = move |question| answer(question, reported.clone(), audits.clone());
+    Ok(vec![
+        spawn(async move { axum::serve(listeners.health, health).await.unwrap_or_default() }),
+        spawn(async move { axum::serve(listeners.metrics, scrape).await.unwrap_or_default() }),
+        spawn(report_socket::serve(reports, answer)),
+    ])
+}
+
+/// What the command line asked over the socket, as JSON.
+async fn answer(question: Question, state: State, audits: auditor::Requests) -> Vec<u8> {
+    let dry_run = match question {
+        Question::Report => return serde_json::to_vec(&state.report()).unwrap_or_default(),
+        Question::Audit => false,
+        Question::AuditDryRun => true,
+    };
+    let (reply, found) = oneshot::channel();
+    if audits.send(auditor::Request { dry_run, reply }).await.is_err() {
+        return Vec::new();
+    }
+    found.await.map_or_else(|_| Vec::new(), |found| serde_json::to_vec(&found).unwrap_or_default())
+}

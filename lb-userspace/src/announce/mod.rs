@@ -1,0 +1,11 @@
+//! Kubernetes Events about objects that are refused or degraded: who is told what, how often, and the posting of it.
+//!
+//! It never holds anything up: what cannot be posted now is posted later or, beyond a bound, not at all. The log, metrics and
+//! `ballast status` have it all.
+
+mod notice;
+mod post;
+mod schedule;
+
+pub use notice::Notice;
+pub use post::run;

@@ -1,0 +1,92 @@
+//! What an Event says, and about which object.
+
+use crate::model::{Refusal, uid_hash};
+
+/// The longest note that the API takes.
+const NOTE_MAX: usize = 1024;
+/// The longest name of an object: the Event's is made of it.
+const NAME_MAX: usize = 240;
+
+/// Something to be told about an object.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Notice {
+    /// `Service` or `EndpointSlice`.
+    pub kind: &'static str,
+    pub namespace: String,
+    pub name: String,
+    /// One word, as `Refused`.
+    pub reason: &'static str,
+    pub note: String,
+}
+
+impl Notice {
+    /// About a part of the truth that is not served. `None`: it is about no object that an Event can be about.
+    pub fn of_refusal(refusal: &Refusal) -> Option<Self> {
+        let note = format!("{}: {}; {}", refusal.object, refusal.reason, refusal.remedy);
+        Self::about(&refusal.object, "Refused", note)
+    }
+
+    /// About a health-check node port that a node could not open.
+    pub fn of_health_check(service: &str, node: &str, problem: &str) -> Option<Self> {
+        let object = format!("Service {service}");
+        Self::about(&object, "HealthCheckNodePortFailed", format!("node {node}: {problem}"))
+    }
+
+    /// `object` begins as `Service default/web`.
+    fn about(object: &str, reason: &'static str, mut note: String) -> Option<Self> {
+        let mut words = object.split_whitespace();
+        let kind = ["Service", "EndpointSlice"].into_iter().find(|kind| words.clone().next() == Some(kind))?;
+        let (namespace, rest) = words.nth(1)?.split_once('/')?;
+        // A service port follows the name after a colon: no name has one.
+        let name = rest.split(':').next()?;
+        if namespace.is_empty() || name.is_empty() || name.len() > NAME_MAX {
+            return None;
+        }
+        let mut end = note.len().min(NOTE_MAX);
+        while !note.is_char_boundary(end) {
+            end -= 1;
+        }
+        note.truncate(end);
+        Some(Self { kind, namespace: namespace.to_owned(), name: name.to_owned(), reason, note })
+    }
+
+    /// Name of the Event: the same on every node that says the same, so that a thousand nodes make one Event.
+    pub fn event_name(&self) -> String {
+        format!("{}.ballast-{:08x}", self.name, uid_hash(&format!("{}/{}/{}", self.kind, self.reason, self.note)))
+    }
+
+    /// API group and version of the object.
+    pub fn api_version(&self) -> &'static str {
+        if self.kind == "EndpointSlice" { "discovery.k8s.io/v1" } else { "v1" }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_named_as_refusals_name_them() {
+        for (object, kind, name) in [
+            ("Service default/web", "Service", "web"),
+            ("Service default/web:80/TCP", "Service", "web"),
+            ("EndpointSlice default/web-1 endpoint 3", "EndpointSlice", "web-1"),
+        ] {
+            let notice = Notice::of_refusal(&Refusal::new(object, "bad", "mend it")).expect("an object");
+            assert_eq!((notice.kind, notice.namespace.as_str(), notice.name.as_str()), (kind, "default", name));
+        }
+        for object in ["Node n1", "Service", "Service web", "map services4"] {
+            assert!(Notice::of_refusal(&Refusal::new(object, "bad", "mend it")).is_none(), "{object}");
+        }
+    }
+
+    #[test]
+    fn a_note_is_cut_and_every_node_gives_it_the_same_name() {
+        let notice =
+            |reason: &str| Notice::of_refusal(&Refusal::new("Service d/web", reason, "mend it")).expect("an object");
+        let length = notice(&"é".repeat(2000)).note.len();
+        assert!((NOTE_MAX - 1..=NOTE_MAX).contains(&length), "{length}");
+        assert_eq!(notice("bad").event_name(), notice("bad").event_name());
+        assert_ne!(notice("bad").event_name(), notice("worse").event_name());
+    }
+}

@@ -1,0 +1,106 @@
+//! Posts Events (`events.k8s.io/v1`) as they fall due.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::Notice;
+use super::schedule::{Post, Posted, Schedule};
+
+/// Who says it.
+const CONTROLLER: &str = "ballast";
+/// How long the API may take for one Event.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+const HTTP_CONFLICT: u16 = 409;
+const HTTP_NOT_FOUND: u16 = 404;
+
+/// Posts what `notices` holds, until its sender is gone. `wall` is the wall clock.
+pub async fn run(
+    client: Client,
+    node: String,
+    mut notices: watch::Receiver<BTreeSet<Notice>>,
+    wall: fn() -> Timestamp,
+) {
+    let mut schedule = Schedule::new(Instant::now());
+    let (mut failing, mut dropped) = (false, 0);
+    loop {
+        let now = Instant::now();
+        let due = schedule.due(now);
+        tokio::select! {
+            changed = notices.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                schedule.set(&notices.borrow_and_update(), now);
+                if schedule.dropped() > dropped {
+                    dropped = schedule.dropped();
+                    tracing::warn!(dropped, "more objects are refused than there is room for Events; status has them all");
+                }
+            }
+            () = sleep_until(due.unwrap_or(now)), if due.is_some() => {
+                let Some(post) = schedule.next(Instant::now()) else { continue };
+                let (posted, error) = send(&client, &node, &post, wall()).await;
+                if let (Some(error), false) = (&error, failing) {
+                    tracing::warn!("an Event could not be posted: {error}");
+                }
+                failing = error.is_some();
+                schedule.posted(&post, posted, Instant::now());
+            }
+        }
+    }
+}
+
+async fn send(client: &Client, node: &str, post: &Post, now: Timestamp) -> (Posted, Option<String>) {
+    let api: Api<Event> = Api::namespaced(client.clone(), &post.notice().namespace);
+    let answer = timeout(ANSWER_LIMIT, async {
+        match post {
+            Post::Create(notice) => api.create(&PostParams::default(), &event(notice, node, now)).await.map(drop),
+            Post::Again { notice, count } => {
+                let series = serde_json::json!({"series": {"count": count, "lastObservedTime": MicroTime(now)}});
+                api.patch(&notice.event_name(), &PatchParams::default(), &Patch::Merge(series)).await.map(drop)
+            }
+        }
+    });
+    match answer.await {
+        Ok(Ok(())) => (Posted::Done, None),
+        Ok(Err(kube::Error::Api(status))) if status.code == HTTP_CONFLICT => (Posted::Known, None),
+        Ok(Err(kube::Error::Api(status))) if status.code == HTTP_NOT_FOUND && matches!(post, Post::Again { .. }) => {
+            (Posted::Forgotten, None)
+        }
+        Ok(Err(error)) => (Posted::Failed, Some(error.to_string())),
+        Err(_) => (Posted::Failed, Some(format!("the API gave no answer within {ANSWER_LIMIT:?}"))),
+    }
+}
+
+fn event(notice: &Notice, node: &str, now: Timestamp) -> Event {
+    Event {
+        metadata: ObjectMeta {
+            name: Some(notice.event_name()),
+            namespace: Some(notice.namespace.clone()),
+            ..ObjectMeta::default()
+        },
+        event_time: Some(MicroTime(now)),
+        action: Some("Program".to_owned()),
+        reason: Some(notice.reason.to_owned()),
+        note: Some(notice.note.clone()),
+        type_: Some("Warning".to_owned()),
+        reporting_controller: Some(CONTROLLER.to_owned()),
+        reporting_instance: Some(node.to_owned()),
+        regarding: Some(ObjectReference {
+            api_version: Some(notice.api_version().to_owned()),
+            kind: Some(notice.kind.to_owned()),
+            namespace: Some(notice.namespace.clone()),
+            name: Some(notice.name.clone()),
+            ..ObjectReference::default()
+        }),
+        ..Event::default()
+    }
+}

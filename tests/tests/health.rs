@@ -1,0 +1,286 @@
+//! What health, readiness, health-check node ports and metrics say as things go wrong. Needs root, BPF, kube-apiserver, promtool.
+
+mod stage;
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use lb_tests::agent::{Agent, SOON};
+use lb_tests::cluster::{self, Hosted, SETTLE_LIMIT, Way};
+use lb_tests::peers::eventually;
+use lb_tests::topology::{Node, NodeOptions};
+use serde_json::{Value, json};
+
+use stage::{Pods, Stage};
+
+/// How long the API stays away: many retries, and far longer than a probe.
+const LONG: Duration = Duration::from_secs(40);
+const CHECK_PORT: u16 = 32_100;
+
+fn code(agent: &Agent, path: &str) -> Option<u16> {
+    agent.health(path).ok().map(|(code, _)| code)
+}
+
+/// The value of a metric without labels, or of the series that has all of `labels`.
+fn metric(agent: &Agent, name: &str, labels: &str) -> Option<f64> {
+    let text = agent.metrics().ok()?;
+    let line = text.lines().find(|line| {
+        line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{'])) && line.contains(labels)
+    })?;
+    line.rsplit(' ').next()?.parse().ok()
+}
+
+fn kube_stage(subject: &str) -> Result<(Stage, Hosted)> {
+    let stage = Stage::new(subject, Pods::Routed, 2, NodeOptions::default());
+    let host = stage.topology.outside("api", &stage.node)?;
+    let cluster = Hosted::start(&host)?;
+    Ok((stage, cluster))
+}
+
+#[test]
+fn an_api_that_is_away_for_long_reddens_readiness_alone() -> Result<()> {
+    let (stage, mut cluster) = kube_stage("health-api")?;
+    let mut agent = cluster.agent(&stage.node, &["--watch-silence=2s"])?;
+    agent.restart()?;
+    cluster.create_service("web")?;
+    cluster.put_pods("web", &[&stage.backends[0]])?;
+    assert_eq!(code(&agent, "/healthz"), Some(200));
+
+    cluster.stop();
+    eventually("not ready", SETTLE_LIMIT, || (code(&agent, "/readyz") == Some(503)).then_some(()));
+    let away = Instant::now();
+    while away.elapsed() < LONG {
+        let (healthz, body) = agent.health("/healthz")?;
+        assert_eq!(healthz, 200, "after {:?}: {body}", away.elapsed());
+        assert_eq!(code(&agent, "/livez"), Some(200));
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert_eq!(code(&agent, "/readyz"), Some(503));
+    assert_eq!(metric(&agent, "ballast_source_stale", ""), Some(1.0));
+    assert_eq!(metric(&agent, "ballast_source_wedged", ""), Some(0.0), "lost is not wedged");
+    let age = metric(&agent, "ballast_source_age_seconds", "resource=\"services\"").context("an age")?;
+    assert!(age > LONG.as_secs_f64(), "{age}");
+
+    // A restart changes nothing of this: the tables serve.
+    agent.launch()?;
+    let first = eventually("an answer", SOON, || code(&agent, "/healthz"));
+    assert_eq!((first, code(&agent, "/readyz")), (200, Some(503)), "{:?}", agent.health("/healthz"));
+    cluster.restart()?;
+    eventually("ready again", SETTLE_LIMIT, || (code(&agent, "/readyz") == Some(200)).then_some(()));
+    Ok(())
+}
+
+#[test]
+fn a_dead_watch_reddens_health_while_the_api_answers_and_heals() -> Result<()> {
+    let (stage, cluster) = kube_stage("health-wedge")?;
+    let gate = cluster.gate()?;
+    let server = format!("--api-server=https://{}", gate.address());
+    let mut agent = cluster.agent(&stage.node, &[&server, "--watch-silence=2s"])?;
+    agent.restart()?;
+    cluster.create_service("web")?;
+    cluster.put_pods("web", &[&stage.backends[0]])?;
+    eventually("b0 is in the tables", SETTLE_LIMIT, || (agent.states().ok()?.len() >= 3).then_some(()));
+
+    // The watches begin right after the lists that were in the tables; they need no second to be open.
+    std::thread::sleep(Duration::from_secs(1));
+    // Nobody is told, and nothing is closed: the watches are silent from now on. What is new passes.
+    assert!(gate.set_old(Way::Mute) > 0);
+    cluster.put_pods("web", &[&stage.backends[0], &stage.backends[1]])?;
+    let (seen_red, done) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                if let Ok((503, body)) = agent.health("/healthz") {
+                    assert!(body.contains("a watch is dead"), "{body}");
+                    seen_red.store(true, Ordering::Relaxed);
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
+        let healed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            eventually("the change is in the tables", SETTLE_LIMIT, || (agent.states().ok()?.len() >= 5).then_some(()));
+        }));
+        done.store(true, Ordering::Relaxed);
+        healed.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+    assert!(seen_red.load(Ordering::Relaxed), "/healthz never told:\n{}", agent.log());
+    eventually("healthy again", SETTLE_LIMIT, || (code(&agent, "/healthz") == Some(200)).then_some(()));
+    let restarts = metric(&agent, "ballast_source_watch_restarts_total", "reason=\"missed-events\"");
+    assert!(restarts >= Some(1.0), "{restarts:?}");
+    Ok(())
+}
+
+/// A Service with a health-check node port, its endpoints (address, node, ready), and this node.
+fn manifest(node: &Node, port: u16, endpoints: &[(&str, &str, bool)], leaving: bool) -> String {
+    let taints =
+        if leaving { json!([{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]) } else { json!([]) };
+    let endpoints = endpoints.iter().map(|(address, node, ready)| {
+        json!({"addresses": [address], "nodeName": node, "conditions": {"ready": ready, "serving": ready}})
+    });
+    let documents = [
+        json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.node_name()}, "spec": {"taints": taints}}),
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "demo", "name": "web"}, "spec": {
+            "type": "LoadBalancer", "clusterIP": "10.96.0.7", "clusterIPs": ["10.96.0.7"], "externalTrafficPolicy": "Local",
+            "healthCheckNodePort": port, "ports": [{"port": 80, "targetPort": 8080, "nodePort": 30_080, "protocol": "TCP"}],
+        }, "status": {"loadBalancer": {"ingress": [{"ip": "198.51.100.7"}]}}}),
+        json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+            "metadata": {"namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+            "ports": [{"port": 8080, "protocol": "TCP"}], "endpoints": endpoints.collect::<Vec<_>>()}),
+    ];
+    documents.map(|document| format!("---\n{document}\n")).concat()
+}
+
+/// Status, weight and body of a health-check node port.
+fn check(node: &Node, port: u16) -> Option<(u16, String, Value)> {
+    let at = SocketAddr::new(node.addresses().v4.into(), port);
+    let text = node.place().run(|| -> std::io::Result<String> {
+        let mut stream = TcpStream::connect_timeout(&at, Duration::from_secs(1))?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        write!(stream, "GET /healthz HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        Ok(text)
+    });
+    let text = text.ok()?;
+    let (head, body) = text.split_once("\r\n\r\n")?;
+    let header = |line: &str| Some(line.to_lowercase().strip_prefix("x-load-balancing-endpoint-weight: ")?.to_owned());
+    let weight = head.lines().find_map(header)?;
+    Some((head.split(' ').nth(1)?.parse().ok()?, weight, serde_json::from_str(body).ok()?))
+}
+
+fn answers(node: &Node, port: u16, code: u16, weight: &str) {
+    let mut last = None;
+    let what = format!("health-check node port {port} says {code} with weight {weight}");
+    eventually(&what, SOON, || {
+        last = check(node, port);
+        last.as_ref().filter(|(found, count, _)| *found == code && count == weight).map(|_| ())
+    });
+}
+
+#[test]
+fn health_check_node_ports_follow_services_nodes_and_restarts() -> Result<()> {
+    let stage = Stage::new("health-check", Pods::Routed, 0, NodeOptions::default());
+    let (node, here) = (&stage.node, stage.node.node_name());
+    let mut agent = Agent::prepare(node, &[])?;
+    let two = [("10.1.0.2", here.as_str(), true), ("10.1.0.3", here.as_str(), true), ("10.1.0.4", "elsewhere", true)];
+    agent.write_text(&manifest(node, CHECK_PORT, &two, false))?;
+    agent.restart()?;
+    answers(node, CHECK_PORT, 200, "2");
+    let (_, _, body) = check(node, CHECK_PORT).context("an answer")?;
+    let expected = json!({
+        "service": {"namespace": "demo", "name": "web"}, "localEndpoints": 2, "serviceProxyHealthy": true,
+    });
+    assert_eq!(body, expected);
+
+    let none = [("10.1.0.2", here.as_str(), false), ("10.1.0.4", "elsewhere", true)];
+    agent.write_text(&manifest(node, CHECK_PORT, &none, false))?;
+    answers(node, CHECK_PORT, 503, "0");
+    agent.write_text(&manifest(node, CHECK_PORT + 1, &two, false))?;
+    answers(node, CHECK_PORT + 1, 200, "2");
+    assert!(check(node, CHECK_PORT).is_none(), "the old port is closed");
+
+    agent.kill();
+    assert!(check(node, CHECK_PORT + 1).is_none());
+    agent.restart()?;
+    answers(node, CHECK_PORT + 1, 200, "2");
+
+    agent.write_text(&manifest(node, CHECK_PORT + 1, &two, true))?;
+    answers(node, CHECK_PORT + 1, 503, "2");
+    let (code, body) = agent.health("/healthz")?;
+    assert!(code == 503 && body.contains(r#""nodeEligible":false"#), "{code} {body}");
+    assert_eq!(agent.health("/livez")?.0, 200);
+    Ok(())
+}
+
+#[test]
+fn a_health_check_node_port_in_use_is_told_and_opened_when_it_is_free() -> Result<()> {
+    let stage = Stage::new("health-taken", Pods::Routed, 0, NodeOptions::default());
+    let (node, here) = (&stage.node, stage.node.node_name());
+    let taken = node.place().run(|| std::net::TcpListener::bind(("0.0.0.0", CHECK_PORT)))?;
+    let mut agent = Agent::prepare(node, &[])?;
+    agent.write_text(&manifest(node, CHECK_PORT, &[("10.1.0.2", &here, true)], false))?;
+    agent.restart()?;
+    let problem = || {
+        let status = agent.json(&["status"]).ok()?;
+        status["agent"]["tables"]["healthChecks"][CHECK_PORT.to_string()]["problem"].as_str().map(str::to_owned)
+    };
+    let told = eventually("the port is told", SOON, problem);
+    assert!(told.contains("demo/web") && told.contains("32100"), "{told}");
+    assert_eq!(metric(&agent, "ballast_health_check_problems", ""), Some(1.0));
+    assert_eq!(agent.health("/healthz")?.0, 200, "one service's port is not the node's fault");
+    drop(taken);
+    answers(node, CHECK_PORT, 200, "1");
+    assert!(problem().is_none());
+    Ok(())
+}
+
+#[test]
+fn promtool_finds_nothing_to_complain_about() -> Result<()> {
+    let stage = Stage::new("health-metrics", Pods::Routed, 1, NodeOptions::default());
+    let node = &stage.node;
+    let mut agent = Agent::prepare(node, &["--audit-interval=1s"])?;
+    agent.write_text(&manifest(node, CHECK_PORT, &[("10.1.0.2", &node.node_name(), true)], false))?;
+    agent.restart()?;
+    eventually("an audit", SOON, || metric(&agent, "ballast_audits_total", "").filter(|runs| *runs >= 1.0));
+    eventually("how full the maps are", SOON, || metric(&agent, "ballast_map_entries", "map=\"services4\""));
+    let text = agent.metrics()?;
+    for name in [
+        "kubeproxy_sync_proxy_rules_duration_seconds_count",
+        "kubeproxy_sync_full_proxy_rules_duration_seconds_count",
+        "kubeproxy_sync_partial_proxy_rules_duration_seconds_count",
+        "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+        "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+        "kubeproxy_sync_proxy_rules_service_changes_total",
+        "kubeproxy_sync_proxy_rules_endpoint_changes_total",
+        "kubeproxy_sync_proxy_rules_endpoint_changes_pending",
+        "kubeproxy_network_programming_duration_seconds_count",
+        "ballast_map_capacity",
+        "ballast_service_backends",
+    ] {
+        assert!(text.lines().any(|line| line.starts_with(name)), "{name} is not in\n{text}");
+    }
+    assert!(text.contains("ballast_map_entries{map=\"flows4\"}"), "{text}");
+    let found = promtool(&["check", "metrics"], Some(&text))?;
+    let said = format!("{}{}", String::from_utf8_lossy(&found.stdout), String::from_utf8_lossy(&found.stderr));
+    assert!(found.status.success() && said.trim().is_empty(), "{said}\n{text}");
+    Ok(())
+}
+
+#[test]
+fn the_alerts_are_valid_and_ask_for_metrics_that_there_are() -> Result<()> {
+    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/alerts/ballast.yaml");
+    let found = promtool(&["check", "rules", rules.to_str().context("UTF-8")?], None)?;
+    assert!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
+    let stage = Stage::new("health-alerts", Pods::Routed, 0, NodeOptions::default());
+    let mut agent = Agent::prepare(&stage.node, &["--audit-interval=1s"])?;
+    agent.write_text("# nothing\n")?;
+    agent.restart()?;
+    eventually("an audit", SOON, || metric(&agent, "ballast_audits_total", ""));
+    eventually("how full the maps are", SOON, || metric(&agent, "ballast_map_entries", "map=\"services4\""));
+    let text = agent.metrics()?;
+    let rules = std::fs::read_to_string(rules)?;
+    let words = rules.lines().filter_map(|line| line.trim().strip_prefix("expr: ")).flat_map(|expression| {
+        expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).filter(|word| word.starts_with("ballast_"))
+    });
+    for name in words {
+        // A counter that nothing was counted in is told by no series.
+        let described = text.contains(&format!("# TYPE {name} "));
+        assert!(described, "{name} is not in\n{text}");
+    }
+    Ok(())
+}
+
+fn promtool(arguments: &[&str], input: Option<&str>) -> Result<Output> {
+    let mut command = Command::new(cluster::binary("promtool")?);
+    let mut child =
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let mut stdin = child.stdin.take().context("piped")?;
+    stdin.write_all(input.unwrap_or_default().as_bytes())?;
+    drop(stdin);
+    Ok(child.wait_with_output()?)
+}
