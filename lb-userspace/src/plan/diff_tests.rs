@@ -189,3 +189,59 @@ fn slots_rest_before_they_are_released() {
     let released: Vec<Op> = crate::plan::sweep(&book, &desired, at(1000)).into_iter().map(|(_, op)| op).collect();
     assert_eq!(released, [Op::ReleaseSlots { range: Range { base: 0, count: 1 } }]);
 }
+
+/// A load balancer for this node's endpoints alone, for two networks.
+fn balanced() -> Desired {
+    let mut snapshot = snapshot(&["10.0.0.1", "10.0.0.2"]);
+    let mut service = snapshot.services.values().next().unwrap().as_ref().clone();
+    service.load_balancer_ips = vec!["198.51.100.1".parse().unwrap()];
+    service.external_policy = TrafficPolicy::Local;
+    service.source_ranges = Some(vec!["192.0.2.0/24".parse().unwrap(), "203.0.113.0/24".parse().unwrap()]);
+    snapshot.services.insert(service.name.clone(), Arc::new(service));
+    let mut slice = snapshot.slices.values().next().unwrap().as_ref().clone();
+    slice.endpoints[0].node = Some("n1".into());
+    snapshot.slices.insert(slice.key(), Arc::new(slice));
+    let settings = PlanSettings { node_name: Some("n1".into()), ..PlanSettings::default() };
+    plan(&snapshot, &NodeFacts::default(), &settings)
+}
+
+fn ops_for(desired: &Desired, book: &Book) -> Result<Vec<Op>, Refusal> {
+    let key = desired.services.keys().next().unwrap();
+    diff_service(key, desired, book, &PlanSettings::default(), Monotonic::default())
+}
+
+#[test]
+fn both_sets_are_written_where_they_differ_and_networks_before_who_asks_for_them() {
+    let mut book = Book::new(Capacities::all(9));
+    let desired = balanced();
+    let ops = ops_for(&desired, &book).unwrap();
+    let ranges = ops.iter().filter_map(|op| match op {
+        Op::WriteSlots { base, slots } => Some((*base, slots.len())),
+        _ => None,
+    });
+    assert_eq!(ranges.collect::<Vec<_>>(), [(0, 2), (2, 1)]);
+    let place = |wanted: fn(&Op) -> bool| ops.iter().position(wanted).unwrap();
+    assert!(place(|op| matches!(op, Op::WriteSource { .. })) < place(|op| matches!(op, Op::WriteFrontend { .. })));
+    record_all(&mut book, &ops);
+    assert_eq!(ops_for(&desired, &book).unwrap(), []);
+    // Open to everybody again: the networks go after the frontend has stopped to ask for them.
+    let mut open = desired;
+    let service = open.services.values_mut().next().unwrap();
+    service.sources.clear();
+    service.frontends.values_mut().for_each(|uses| uses.flags &= !abi::service_flags::SOURCE_RANGES);
+    let ops = ops_for(&open, &book).unwrap();
+    assert!(
+        matches!(ops.as_slice(), [Op::WriteFrontend { .. }, Op::RemoveSource { .. }, Op::RemoveSource { .. }]),
+        "{ops:?}"
+    );
+}
+
+#[test]
+fn networks_and_addresses_without_room_are_refused_by_name() {
+    let desired = balanced();
+    let refusal = ops_for(&desired, &Book::new(Capacities { sources4: 1, ..Capacities::all(9) })).unwrap_err();
+    assert!(refusal.reason.contains("map sources4 is full (1 elements)"), "{refusal}");
+    let address = *desired.vips.keys().next().unwrap();
+    let refusal = diff_vip(address, &desired, &Book::new(Capacities { vips4: 0, ..Capacities::all(9) })).unwrap_err();
+    assert!(refusal.object.contains(&address.to_string()) && refusal.reason.contains("map vips4 is full"), "{refusal}");
+}
