@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result};
 use lb_tests::agent::{Agent, SOON};
 use lb_tests::cluster::{self, Hosted, SETTLE_LIMIT, Way};
 use lb_tests::peers::eventually;
-use lb_tests::topology::{Node, NodeOptions};
+use lb_tests::topology::{Node, NodeOptions, Pod};
 use serde_json::{Value, json};
 
 use stage::{Pods, Stage};
@@ -84,7 +84,11 @@ fn a_dead_watch_reddens_health_while_the_api_answers_and_heals() -> Result<()> {
     agent.restart()?;
     cluster.create_service("web")?;
     cluster.put_pods("web", &[&stage.backends[0]])?;
-    eventually("b0 is in the tables", SETTLE_LIMIT, || (agent.states().ok()?.len() >= 3).then_some(()));
+    let served = |pod: &Pod| {
+        let address = pod.addresses().v4.to_string();
+        agent.states().is_ok_and(|states| states.iter().any(|(_, at, _)| at.starts_with(&format!("{address}:"))))
+    };
+    eventually("b0 is in the tables", SETTLE_LIMIT, || served(&stage.backends[0]).then_some(()));
 
     // The watches begin right after the lists that were in the tables; they need no second to be open.
     std::thread::sleep(Duration::from_secs(1));
@@ -103,7 +107,7 @@ fn a_dead_watch_reddens_health_while_the_api_answers_and_heals() -> Result<()> {
             }
         });
         let healed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            eventually("the change is in the tables", SETTLE_LIMIT, || (agent.states().ok()?.len() >= 5).then_some(()));
+            eventually("b1 is in the tables", SETTLE_LIMIT, || served(&stage.backends[1]).then_some(()));
         }));
         done.store(true, Ordering::Relaxed);
         healed.unwrap_or_else(|panic| std::panic::resume_unwind(panic));

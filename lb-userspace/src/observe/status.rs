@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::inventory::Totals;
-use super::report::{LinkReport, Report};
+use super::report::{LinkReport, Report, SourceReport, TablesReport};
 use super::table::{aligned, or_dash};
 
 /// Everything that `status` shows.
@@ -89,11 +89,11 @@ fn agent(lines: &mut Lines, report: &Report) {
         (None, true) => "fresh",
     };
     lines.add("Source", &format!("{} {}, revision {}, {fresh}", source.kind, source.origin, source.revision));
-    let ages: Vec<_> = source.age_seconds.iter().map(|(what, age)| format!("{what} proven {age:.1}s ago")).collect();
-    lines.list("", &ages);
+    lines.list("", &freshness(source));
     lines.list("Last error", source.last_error.as_slice());
     lines.list("Behind", report.tables.last_error.as_slice());
     lines.list("Refused", &[source.refusals.as_slice(), report.tables.refusals.as_slice()].concat());
+    maintenance(lines, &report.tables);
     lines.add(
         "Socket LB",
         &match &report.datapath.cgroup {
@@ -106,6 +106,53 @@ fn agent(lines: &mut Lines, report: &Report) {
         report.kernel.features.iter().map(|(name, used)| format!("{name} {}", if *used { "yes" } else { "no" }));
     let features: Vec<_> = features.collect();
     lines.add("Kernel", &format!("{}: {}", report.kernel.release, features.join(", ")));
+}
+
+/// Each resource with the kind and age of its last proof; the API, where it does not answer; what comparisons found.
+fn freshness(source: &SourceReport) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let (Some(false), Some(seconds)) = (source.api_reachable, source.api_seconds) {
+        lines.push(format!("the API does not answer for {seconds:.0}s"));
+    }
+    for (name, age) in &source.age_seconds {
+        let mut line = format!("{name} proven {age:.1}s ago");
+        if let Some(resource) = source.resources.get(name) {
+            if let Some(proof) = &resource.proof {
+                let _ = write!(line, " by {}", proof.kind);
+            }
+            let _ = write!(line, ", {} objects", resource.objects);
+            let differences: u64 = resource.differences.values().sum();
+            if resource.compares > 0 {
+                let _ = write!(line, ", {} compares found {differences} differences", resource.compares);
+            }
+            if let Some(seconds) = resource.wedged_seconds {
+                let _ = write!(line, "; its watch is dead for {seconds:.0}s");
+            }
+        }
+        lines.push(line);
+    }
+    lines
+}
+
+/// From this share on a table is shown without being asked for.
+const FULL_PERCENT: u64 = 50;
+
+/// Audits, drains, tables that fill up, health-check node ports that could not be opened.
+fn maintenance(lines: &mut Lines, tables: &TablesReport) {
+    if let Some(audit) = &tables.audit {
+        let (age, checked, found) = (audit.age_seconds, audit.checked, audit.found);
+        lines.add("Audit", &format!("{age:.0}s ago, {checked} compared, {found} differed, {} audits", audit.runs));
+        lines.list("", &audit.findings);
+        lines.list("", audit.last_error.as_slice());
+    }
+    if let Some(seconds) = tables.drains.oldest_seconds {
+        lines.add("Oldest drain", &format!("{seconds:.0}s"));
+    }
+    let full = tables.fill.iter().filter(|(_, fill)| fill.entries * 100 >= fill.capacity * FULL_PERCENT);
+    let full: Vec<_> = full.map(|(map, fill)| format!("{map}: {} of {}", fill.entries, fill.capacity)).collect();
+    lines.list("Filling up", &full);
+    let problems: Vec<_> = tables.health_checks.values().filter_map(|check| check.problem.clone()).collect();
+    lines.list("Health ports", &problems);
 }
 
 fn tables(lines: &mut Lines, status: &Status) {
@@ -166,6 +213,9 @@ fn add_wide(text: &mut String, status: &Status) {
     });
     let _ = write!(text, "\n{}", aligned(&["INTERFACE", "ROLE", "POINT", "PROGRAM", "HOW"], rows));
     if let Some(report) = &status.agent {
+        let fill = report.tables.fill.iter();
+        let rows = fill.map(|(map, fill)| vec![map.clone(), fill.entries.to_string(), fill.capacity.to_string()]);
+        let _ = write!(text, "\n{}", aligned(&["MAP", "ENTRIES", "CAPACITY"], rows));
         let rows = report.datapath.programs.iter().map(|program| {
             vec![program.name.clone(), program.verified_instructions.to_string(), program.jited_bytes.to_string()]
         });
