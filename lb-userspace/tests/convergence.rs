@@ -4,7 +4,7 @@
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use lb_userspace::{
-    apply::{MemoryStore, Programmer},
+    apply::{MemoryStore, Programmer, Report},
     model::{
         Endpoint, Exposure, Family, Monotonic, Node, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort,
         Snapshot, TrafficPolicy,
@@ -27,6 +27,8 @@ enum Step {
     Wait(u16),
     /// The node has other addresses, and is in another zone.
     Node(u8),
+    /// The tables are looked at.
+    Audit,
 }
 
 #[derive(Clone, Debug)]
@@ -73,6 +75,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::Restart),
         2 => (1u16..400).prop_map(Step::Wait),
         1 => (0u8..4).prop_map(Step::Node),
+        2 => Just(Step::Audit),
     ];
     prop::collection::vec(step, 1..60)
 }
@@ -151,6 +154,8 @@ struct Run {
     snapshot: Snapshot,
     facts: NodeFacts,
     now: Monotonic,
+    /// Writes were told to fail.
+    fails: bool,
 }
 
 impl Run {
@@ -168,7 +173,7 @@ impl Run {
         let programmer =
             Programmer::restore(store, settings.clone(), Monotonic::default()).expect("memory can be read");
         let (snapshot, facts, now) = (Snapshot::default(), NodeFacts::default(), Monotonic::default());
-        Self { settings, programmer: Some(programmer), snapshot, facts, now }
+        Self { settings, programmer: Some(programmer), snapshot, facts, now, fails: false }
     }
 
     fn programmer(&mut self) -> &mut Programmer<MemoryStore> {
@@ -195,11 +200,20 @@ impl Run {
                 self.snapshot.node = Some(Arc::new(Node { name: "n1".into(), zone, ..Node::default() }));
             }
             Step::Sync => self.sync(),
-            Step::Fail(after) => self.programmer().store_mut().failures = vec![*after],
+            Step::Fail(after) => {
+                self.fails = true;
+                self.programmer().store_mut().failures = vec![*after];
+            }
             Step::Restart => {
                 let store = self.programmer.take().expect("it is only taken here").into_store();
                 self.programmer =
                     Some(Programmer::restore(store, self.settings.clone(), self.now).expect("memory can be read"));
+            }
+            Step::Audit => {
+                // Nobody else writes here, and what waits or goes on is no difference.
+                let now = self.now;
+                let report = self.programmer().audit(true, now);
+                assert!(report.findings.is_empty() && report.failures.is_empty(), "{report:?}");
             }
             Step::Wait(tenths) => self.wait(Duration::from_millis(u64::from(*tenths) * 100)),
         }
@@ -208,7 +222,13 @@ impl Run {
     fn sync(&mut self) {
         self.snapshot.revision += 1;
         let (snapshot, facts, now) = (self.snapshot.clone(), self.facts.clone(), self.now);
-        self.programmer().sync(&snapshot, &facts, now);
+        let report = self.programmer().sync(&snapshot, &facts, now);
+        self.check(&report);
+    }
+
+    /// A table without room is no failure: what finds none is refused by name, and all else is written.
+    fn check(&self, report: &Report) {
+        assert!(self.fails || report.failures.is_empty(), "{:?}", report.failures);
     }
 
     /// Ticks whenever something is due.
@@ -221,7 +241,8 @@ impl Run {
             };
             self.now = self.now.max(at);
             let now = self.now;
-            self.programmer().tick(now);
+            let report = self.programmer().tick(now);
+            self.check(&report);
         }
         panic!("ticks without end");
     }

@@ -60,6 +60,11 @@ impl<S: Store> Programmer<S> {
     /// comes again with [`Self::tick`]; everything else is done.
     pub fn sync(&mut self, snapshot: &Snapshot, facts: &NodeFacts, now: Monotonic) -> Report {
         let mut changes = self.planner.update(snapshot, facts);
+        let book = &self.writer.book;
+        // Also from those who kept one for another service port that never got it.
+        let holders =
+            changes.unwanted.iter().filter_map(|frontend| book.services.get(&book.frontends.get(frontend)?.id));
+        changes.services.extend(holders.map(|holder| holder.key.clone()));
         if self.revision.replace(snapshot.revision).is_none() {
             // Whatever an agent before this one left.
             changes.services.extend(self.writer.book.service_ids.keys().cloned());

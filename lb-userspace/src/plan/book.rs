@@ -218,6 +218,7 @@ impl Book {
 
     /// Takes down what is no service port's.
     pub fn record_global(&mut self, op: &Op) {
+        self.keep(op);
         match op {
             Op::WriteVip { address, vip } => self.put_vip(*address, *vip),
             Op::RemoveVip { address } => self.remove_vip(*address),
@@ -286,10 +287,6 @@ impl Book {
         if self.vips.remove(&address).is_some() {
             *self.vip_counts.slot(Family::of(address)) -= 1;
         }
-    }
-
-    pub fn vip_count(&self, family: Family) -> u32 {
-        self.vip_counts.get(family)
     }
 
     /// How many service ports have a frontend.

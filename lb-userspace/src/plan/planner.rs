@@ -33,6 +33,8 @@ pub struct NodeFacts {
 pub struct Changes {
     pub services: BTreeSet<PortKey>,
     pub vips: BTreeSet<IpAddr>,
+    /// Frontends that nobody wants any more. One may still be held by a service port that was to lose it to another.
+    pub unwanted: BTreeSet<Frontend>,
     pub health_checks: bool,
     pub refusals: bool,
 }
@@ -78,6 +80,7 @@ impl Planner {
         Changes {
             services: differing(&before.services, &self.desired.services),
             vips: differing(&before.vips, &self.desired.vips),
+            unwanted: before.owners.into_keys().filter(|one| !self.desired.owners.contains_key(one)).collect(),
             health_checks: before.health_checks != self.desired.health_checks,
             refusals: before.refusals != self.desired.refusals,
         }
@@ -151,10 +154,12 @@ impl Planner {
     fn settle_claims(&mut self, dirty: &mut BTreeSet<ObjectName>, changes: &mut Changes) {
         let mut addresses = BTreeSet::new();
         for frontend in self.frontends.take_changed() {
-            match self.frontends.first(&frontend) {
-                Some(first) => self.desired.owners.insert(frontend, first.key()),
-                None => self.desired.owners.remove(&frontend),
-            };
+            if let Some(first) = self.frontends.first(&frontend) {
+                self.desired.owners.insert(frontend, first.key());
+            } else {
+                self.desired.owners.remove(&frontend);
+                changes.unwanted.insert(frontend);
+            }
             dirty.extend(self.frontends.all(&frontend).map(|claim| claim.service.clone()));
             addresses.insert(frontend.address);
         }

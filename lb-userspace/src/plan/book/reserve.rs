@@ -1,7 +1,7 @@
 //! What operations that are planned but not carried out yet will take: many changes are planned before the first is written,
 //! and none may be given the ids, slots or room of another.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
 
@@ -20,8 +20,10 @@ pub(super) struct Reserved {
     ranges: BTreeSet<u32>,
     frontends: BTreeSet<Frontend>,
     sources: BTreeSet<(u32, IpNet)>,
+    vips: BTreeSet<IpAddr>,
     frontend_counts: PerFamily,
     source_counts: PerFamily,
+    vip_counts: PerFamily,
 }
 
 impl Book {
@@ -51,6 +53,9 @@ impl Book {
                 }
                 Op::WriteSource { id, network } if reserved.sources.insert((*id, *network)) => {
                     *reserved.source_counts.slot(Family::of(network.addr())) += 1;
+                }
+                Op::WriteVip { address, .. } if !self.vips.contains_key(address) && reserved.vips.insert(*address) => {
+                    *reserved.vip_counts.slot(Family::of(*address)) += 1;
                 }
                 _ => {}
             }
@@ -87,6 +92,11 @@ impl Book {
                 *reserved.source_counts.slot(Family::of(network.addr())) -= u32::from(was);
                 was
             }
+            Op::WriteVip { address, .. } => {
+                let was = reserved.vips.remove(address);
+                *reserved.vip_counts.slot(Family::of(*address)) -= u32::from(was);
+                was
+            }
             _ => false,
         }
     }
@@ -99,6 +109,11 @@ impl Book {
     /// How many source ranges of a family there are, or will be.
     pub fn source_count(&self, family: Family) -> u32 {
         self.source_counts.get(family) + self.reserved.source_counts.get(family)
+    }
+
+    /// How many addresses of a family there are, or will be.
+    pub fn vip_count(&self, family: Family) -> u32 {
+        self.vip_counts.get(family) + self.reserved.vip_counts.get(family)
     }
 
     /// An id for a new service port.
