@@ -109,6 +109,9 @@ pub fn unready(report: &Report, since_beat: Duration, thresholds: &Thresholds) -
     if !report.tables.synced && !faults.iter().any(|fault| fault.contains("first sync")) {
         faults.push("the first sync is not finished; what the agent before left in the tables is served".to_owned());
     }
+    if !report.datapath.synced && !faults.iter().any(|fault| fault.contains("interfaces have not")) {
+        faults.push("interfaces have not been looked at yet; what the agent before attached is at work".to_owned());
+    }
     if report.source.wedged_seconds.is_none() {
         faults.extend(report.source.stale.iter().map(|reason| format!("the source is stale: {reason}")));
     }
