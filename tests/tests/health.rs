@@ -2,6 +2,7 @@
 
 mod stage;
 
+use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
@@ -10,11 +11,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use k8s_openapi::api::events::v1::Event;
+use kube::Api;
+use kube::api::ListParams;
 use lb_tests::agent::{Agent, SOON};
-use lb_tests::cluster::{self, Hosted, SETTLE_LIMIT, Way};
+use lb_tests::cluster::{self, ApiServer, Hosted, SETTLE_LIMIT, Way};
 use lb_tests::peers::eventually;
 use lb_tests::topology::{Node, NodeOptions, Pod};
+use lb_userspace::agent::clock;
+use lb_userspace::announce::{self, Notice};
+use lb_userspace::model::Refusal;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use stage::{Pods, Stage};
 
@@ -277,6 +285,44 @@ fn the_alerts_are_valid_and_ask_for_metrics_that_there_are() -> Result<()> {
         let described = text.contains(&format!("# TYPE {name} "));
         assert!(described, "{name} is not in\n{text}");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn every_node_says_it_and_there_is_one_event() -> Result<()> {
+    let server = ApiServer::start().await?;
+    let client = server.client().await?;
+    let refusal = Refusal::new("Service default/web", "clusterIP 127.0.0.1 is a loopback address", "give another one");
+    let notices: BTreeSet<Notice> = Notice::of_refusal(&refusal).into_iter().collect();
+    let posted = async |node: &str| {
+        let (to, notices_of) = watch::channel(BTreeSet::new());
+        let task = tokio::spawn(announce::run(client.clone(), node.to_owned(), notices_of, clock::wall));
+        to.send_replace(notices.clone());
+        (to, task)
+    };
+    let (_first, _task) = posted("n1").await;
+    let api: Api<Event> = Api::namespaced(client.clone(), "default");
+    let ours = async || -> Result<Vec<Event>> {
+        let events = api.list(&ListParams::default()).await?.items;
+        Ok(events.into_iter().filter(|event| event.reporting_controller.as_deref() == Some("ballast")).collect())
+    };
+    let mut events = Vec::new();
+    for _ in 0..600 {
+        events = ours().await?;
+        if !events.is_empty() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let event = events.first().context("an Event")?;
+    let regarding = event.regarding.as_ref().context("an object")?;
+    assert_eq!((regarding.kind.as_deref(), regarding.name.as_deref()), (Some("Service"), Some("web")));
+    assert_eq!((event.reason.as_deref(), event.reporting_instance.as_deref()), (Some("Refused"), Some("n1")));
+    assert!(event.note.as_ref().is_some_and(|note| note.contains("loopback") && note.contains("give another one")));
+
+    let (_second, _task) = posted("n2").await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(ours().await?.len(), 1);
     Ok(())
 }
 
