@@ -168,3 +168,34 @@ async fn a_list_without_a_version_is_not_taken() {
     assert!(stage.held().is_empty() && stage.status().last_error.is_some());
     stage.take_list();
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_page_that_is_refused_again_and_again_is_not_asked_for_without_end() {
+    // As a store does that went back in time in the middle of a list: it does not know the version of the rest yet.
+    let mut stage = Stage::new(SETTINGS);
+    stage.take_list();
+    stage.page("900", &["a"], Some("rest"));
+    let mut asked = stage.next();
+    for _ in 0..20 {
+        if asked.1 == Asked::List(None) {
+            break;
+        }
+        stage.fail(Call::List, Some(500));
+        asked = stage.next();
+        assert!(asked.2 > Duration::ZERO, "not in a loop");
+    }
+    assert_eq!(asked.1, Asked::List(None));
+    stage.list("70", &["b"]);
+    assert_eq!(stage.held(), ["b"], "nothing of the list that broke off");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_goes_on_where_it_was_when_the_api_was_only_away_or_busy() {
+    let mut stage = Stage::new(SETTINGS);
+    stage.take_list();
+    stage.page("900", &["a"], Some("rest"));
+    for status in [None, Some(429), Some(503)].into_iter().cycle().take(30) {
+        assert_eq!(stage.next().1, Asked::List(Some("rest".into())));
+        stage.fail(Call::List, status);
+    }
+}

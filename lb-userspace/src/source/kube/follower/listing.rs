@@ -16,6 +16,11 @@ use crate::{
 /// A list that deletes at most so many objects is no mass deletion.
 const FEW: usize = 10;
 
+/// A page that the server answers with so many errors in a row is not to be had: the list begins anew.
+const PAGE_REFUSALS_MAX: u32 = 5;
+/// Statuses of a server that only has too much to do.
+const BUSY: [u16; 2] = [429, 503];
+
 /// A complete list in the making.
 #[derive(Debug)]
 pub struct Listing {
@@ -23,6 +28,8 @@ pub struct Listing {
     asked: Asked,
     /// Of the page that is due.
     token: Option<String>,
+    /// How often that page was answered with an error.
+    refusals: u32,
     seen: Known,
     /// A list that would delete nearly everything, and waits for a second one.
     doubted: Option<Doubted>,
@@ -45,7 +52,7 @@ struct Doubted {
 
 impl Listing {
     pub fn new(reason: Relist, at: Instant) -> Self {
-        Self { reason, asked: Asked::Not(at), token: None, seen: Known::new(), doubted: None }
+        Self { reason, asked: Asked::Not(at), token: None, refusals: 0, seen: Known::new(), doubted: None }
     }
 
     pub fn due(&self) -> Instant {
@@ -57,7 +64,7 @@ impl Listing {
 
     /// From the first page again.
     fn start_over(&mut self, reason: Relist, at: Instant) {
-        (self.reason, self.asked, self.token) = (reason, Asked::Not(at), None);
+        (self.reason, self.asked, self.token, self.refusals) = (reason, Asked::Not(at), None, 0);
         self.seen.clear();
     }
 }
@@ -92,12 +99,18 @@ impl<K: Resource> Follower<K> {
         }
     }
 
-    /// A page that failed is asked for again, so that a long list gets on; one that the server no longer knows ends the list.
+    /// A page that failed is asked for again, so that a long list gets on; one that the server no longer knows ends the list, and so
+    /// does one that the server refuses again and again (as after a store went back in time: it does not know the token's version).
     fn list_failed(&mut self, failure: Failure, now: Instant) -> Vec<Effect<K>> {
         let Some(listing) = &mut self.listing else { return Vec::new() };
         let begun = listing.token.is_some();
-        if begun && failure.status == Some(HTTP_GONE) {
+        listing.refusals += u32::from(failure.status.is_some_and(|status| !BUSY.contains(&status)));
+        let is_gone = failure.status == Some(HTTP_GONE);
+        if begun && (is_gone || listing.refusals >= PAGE_REFUSALS_MAX) {
             listing.start_over(Relist::Retry, now + self.pauses.before_list());
+            if !is_gone {
+                self.trouble(failure.reason);
+            }
             return vec![Effect::Tell(News::Abandoned)];
         }
         if !begun {
@@ -116,7 +129,7 @@ impl<K: Resource> Follower<K> {
         }
         let mut effects = vec![Effect::Tell(News::Page(page.objects))];
         if page.token.is_some() {
-            (listing.token, listing.asked) = (page.token, Asked::Since(now));
+            (listing.token, listing.asked, listing.refusals) = (page.token, Asked::Since(now), 0);
             effects.push(Effect::List { token: listing.token.clone() });
             return effects;
         }
