@@ -118,3 +118,14 @@ async fn a_comparison_that_fails_changes_nothing_and_comes_again() {
     assert_eq!((stage.held(), stage.status().compares), (vec!["a"], 0));
     assert!(stage.open.contains("watch"));
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_changes_while_the_watch_is_cut_off_is_no_difference() {
+    let mut stage = Stage::watching(EVERY, &["a"]);
+    begun(&mut stage);
+    stage.fail(Call::Watch, None);
+    assert!(!stage.open.contains("list"), "without a watch there is nothing to compare");
+    stage.seconds(15);
+    assert!(stage.status().wedged_since.is_none() && stage.status().differences.is_empty());
+    assert!(stage.asked.iter().all(|(call, _)| *call == Call::Watch), "{:?}", stage.asked);
+}

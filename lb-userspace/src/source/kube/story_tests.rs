@@ -253,3 +253,25 @@ async fn a_quiet_api_is_proven_fresh_by_its_version_and_is_not_listed() {
     assert_eq!(status.relists, [(Relist::First, 1), (Relist::Unproven, 1)].into());
     assert_eq!((status.watch_restarts.len(), status.wedged_since), (0, None));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_whose_time_is_up_is_not_taken_for_dead_because_of_a_probe() {
+    let mut stage = Stage::watching(SETTINGS, &["a"]);
+    let near = |stage: &Stage| (stage.ends - Duration::from_secs(4)..stage.ends).contains(&stage.follower.probe_at);
+    while !near(&stage) {
+        stage.seconds(1);
+        stage.bookmark(Call::Watch, "100");
+        assert!(stage.now < stage.ends, "choose another seed");
+    }
+    stage.take_watch(Call::Probe, "100");
+    stage.pass(stage.ends - stage.now);
+    stage.hear(Call::Watch, Heard::Ended);
+    let (call, asked, _) = stage.next();
+    assert!(call == Call::Watch && matches!(asked, Asked::Watch(..)), "{asked:?}");
+    // The new one is not answered at once, and something changes.
+    stage.fail(Call::Watch, Some(503));
+    stage.put(Call::Probe, "b", "120");
+    stage.seconds(3);
+    assert!(stage.status().wedged_since.is_none());
+    assert!(!stage.status().watch_restarts.contains_key(&Restart::MissedEvents));
+}

@@ -136,6 +136,11 @@ impl<K: Resource> Follower<K> {
         vec![Effect::Close(Call::List)]
     }
 
+    /// While no watch is open, everything that changes would look like a difference.
+    pub(super) fn break_off_comparison(&mut self, now: Instant) -> Vec<Effect<K>> {
+        if self.comparison.is_some() { self.comparison_failed(None, now) } else { Vec::new() }
+    }
+
     fn compare_page(&mut self, page: Page<K>, now: Instant) -> Vec<Effect<K>> {
         let Some(comparison) = &mut self.comparison else { return Vec::new() };
         let Stage::Listing { is_second, .. } = comparison.stage else { return Vec::new() };

@@ -100,7 +100,9 @@ impl<K: Resource> Follower<K> {
             // Servers end a watch a little before or after the time.
             Heard::Ended if now + Duration::from_secs(1) >= self.watch.ends => {
                 self.watch = Watch::waiting(now);
-                vec![Effect::Close(Call::Watch)]
+                // What a probe brings from here on, no watch could have brought.
+                self.probe = None;
+                vec![Effect::Close(Call::Watch), Effect::Close(Call::Probe)]
             }
             Heard::Ended => self.watch_lost(now),
             Heard::Failed(failure) => self.watch_failed(failure, now),
@@ -183,7 +185,9 @@ impl<K: Resource> Follower<K> {
             return self.watch_lost(now);
         }
         self.watch = Watch::waiting(now + self.pauses.after_failure());
-        vec![Effect::Close(Call::Watch)]
+        let mut effects = self.break_off_comparison(now);
+        effects.push(Effect::Close(Call::Watch));
+        effects
     }
 
     /// An open watch is no more, and those of all other nodes perhaps with it. A probe that is under way takes its place.
@@ -192,12 +196,15 @@ impl<K: Resource> Follower<K> {
         if self.status.last_error.is_none() {
             self.trouble("the watch was cut off".into());
         }
-        if let Some(effects) = self.promote_probe() {
+        let mut effects = self.break_off_comparison(now);
+        if let Some(promoted) = self.promote_probe() {
+            effects.extend(promoted);
             return effects;
         }
         self.watch = Watch::waiting(now + self.pauses.after_failure());
         self.probe = None;
-        vec![Effect::Close(Call::Watch), Effect::Close(Call::Probe)]
+        effects.extend([Effect::Close(Call::Watch), Effect::Close(Call::Probe)]);
+        effects
     }
 
     fn promote_probe(&mut self) -> Option<Vec<Effect<K>>> {
