@@ -158,3 +158,15 @@ fn a_bad_answer_says_when_all_was_well_and_what_is_wrong() {
     assert_eq!(body.last_updated, before);
     assert!(body.faults[0].contains("services4"), "{body:?}");
 }
+
+#[test]
+fn the_own_node_which_is_asked_for_rarely_does_not_make_a_source_stale_for_long() {
+    let thresholds = Thresholds { fail_stale: Some(Duration::from_mins(1)), ..THRESHOLDS };
+    let mut report = healthy();
+    report.source.stale = Some("services: the watch was cut off".into());
+    report.source.age_seconds =
+        [("services".into(), 2.0), ("endpointslices".into(), 3.0), ("nodes".into(), 170.0)].into();
+    assert_eq!(own_faults(&report, QUICK, &thresholds), Vec::<String>::new());
+    report.source.age_seconds.insert("endpointslices".into(), 61.0);
+    assert_eq!(own_faults(&report, QUICK, &thresholds).len(), 1);
+}

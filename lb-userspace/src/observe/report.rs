@@ -70,9 +70,10 @@ pub struct SourceReport {
 }
 
 impl SourceReport {
-    /// Age of the oldest proof; 0: there is none.
+    /// Age of the oldest proof; 0: there is none. The own Node is asked for rarely: nothing that is forwarded waits for it.
     pub fn oldest_age_seconds(&self) -> f64 {
-        self.age_seconds.values().copied().fold(0.0, f64::max)
+        let forwarded = self.age_seconds.iter().filter(|(resource, _)| *resource != "nodes");
+        forwarded.map(|(_, age)| *age).fold(0.0, f64::max)
     }
 }
 
