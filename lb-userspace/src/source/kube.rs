@@ -94,11 +94,17 @@ fn messages(client: &Client, settings: &KubeSettings) -> impl Stream<Item = Mess
         compare_interval: settings.compare_interval,
         expects_objects: settings.expects_objects,
     };
-    let services = read(client.clone(), labelled(of_services), follow);
-    let slices = read(client.clone(), labelled(of_slices), follow);
+    let went_back = watch::Sender::new(0);
+    let services = read(client.clone(), went_back.clone(), labelled(of_services), follow);
+    let slices = read(client.clone(), went_back.clone(), labelled(of_slices), follow);
     let node = settings.node_name.as_ref().map(|name| {
         let selection = Selection { labels: None, fields: Some(format!("metadata.name={name}")) };
-        read(client.clone(), selection, Settings { patience: NODE_PATIENCE, expects_objects: false, ..follow })
+        read(
+            client.clone(),
+            went_back,
+            selection,
+            Settings { patience: NODE_PATIENCE, expects_objects: false, ..follow },
+        )
     });
     let node = node.map_or_else(|| stream::pending().boxed(), StreamExt::boxed);
     futures::stream::select(

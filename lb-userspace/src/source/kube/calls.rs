@@ -63,6 +63,8 @@ pub enum Effect<K> {
     },
     /// Asks in place of the probe for one object, as the store holds it now: the answer tells the store's version.
     Look,
+    /// The store went back in time: the other resources are of it, too.
+    WentBack,
     /// Leaves the call alone.
     Close(Call),
     /// The probe becomes the watch.

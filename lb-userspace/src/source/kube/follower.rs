@@ -180,7 +180,22 @@ impl<K: Resource> Follower<K> {
         self.watch = Watch::closed(now);
         self.probe = None;
         self.comparison = None;
-        [Call::Watch, Call::Probe, Call::List].map(Effect::Close).into()
+        let mut effects: Vec<Effect<K>> = [Call::Watch, Call::Probe, Call::List].map(Effect::Close).into();
+        if reason == Relist::RolledBack {
+            effects.push(Effect::WentBack);
+        }
+        effects
+    }
+
+    /// Another resource showed that the store went back. What we hold may be of a version that the store has overtaken since, so
+    /// ours would never tell.
+    pub fn went_back_elsewhere(&mut self, now: Instant) -> Vec<Effect<K>> {
+        if self.listing.is_some() {
+            return Vec::new();
+        }
+        let mut effects = self.relist(Relist::RolledBack, now);
+        effects.retain(|effect| !matches!(effect, Effect::WentBack));
+        effects
     }
 
     /// A change that is not known yet, from whatever call.

@@ -27,6 +27,8 @@ struct Stage {
     asked: Vec<(Call, Asked)>,
     open: BTreeSet<&'static str>,
     asked_in_all: usize,
+    /// How often it was told that the store went back.
+    went_back: usize,
     /// Of the page that was asked for last.
     token: Option<String>,
     /// When the server ends the watch.
@@ -68,6 +70,7 @@ impl Stage {
             asked: Vec::new(),
             open: BTreeSet::new(),
             asked_in_all: 0,
+            went_back: 0,
             token: None,
             ends: now,
         }
@@ -101,6 +104,7 @@ impl Stage {
                     self.token.clone_from(&token);
                     self.ask(Call::List, Asked::List(token));
                 }
+                Effect::WentBack => self.went_back += 1,
                 Effect::Look => {
                     self.open.insert("probe");
                     self.ask(Call::Probe, Asked::Look);

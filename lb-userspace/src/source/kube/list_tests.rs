@@ -41,6 +41,22 @@ async fn a_store_that_went_back_in_time_is_believed_by_two_lists() {
     stage.take_watch(Call::Watch, "71");
     let relists = [(Relist::First, 1), (Relist::RolledBack, 2)];
     assert_eq!(stage.status().relists, relists.into());
+    assert_eq!(stage.went_back, 2, "the others hear of it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_overtook_our_version_after_it_went_back_is_listed_when_another_resource_noticed() {
+    let mut stage = Stage::watching(SETTINGS, &["a", "b"]);
+    let effects = stage.follower.went_back_elsewhere(stage.now);
+    stage.perform(effects);
+    assert_eq!((stage.held(), stage.went_back), (vec!["a", "b"], 0), "no echo");
+    stage.take_list();
+    stage.list("130", &["a"]);
+    assert_eq!(stage.held(), ["a"]);
+    // While a list is due anyway, there is nothing more to do.
+    stage.take_watch(Call::Watch, "130");
+    stage.fail(Call::Watch, Some(410));
+    assert!(stage.follower.went_back_elsewhere(stage.now).is_empty());
 }
 
 #[tokio::test(start_paused = true)]

@@ -14,7 +14,10 @@ use kube::{
     core::request::Request,
 };
 use serde::de::DeserializeOwned;
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
 
 use super::{
     bounds::PAGE_OBJECTS,
@@ -32,15 +35,25 @@ pub struct Selection {
     pub fields: Option<String>,
 }
 
+/// How often any resource showed that the store went back in time. All resources share it.
+pub type WentBack = watch::Sender<u64>;
+
 /// News of everything selected, without end.
-pub fn read<K>(client: Client, selection: Selection, settings: Settings) -> impl Stream<Item = Told<K>> + Send + 'static
+pub fn read<K>(
+    client: Client,
+    went_back: WentBack,
+    selection: Selection,
+    settings: Settings,
+) -> impl Stream<Item = Told<K>> + Send + 'static
 where
     K: Lean + Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     // The keys of the standard library's hash are random numbers.
     let follower = Follower::new(settings, RandomState::new().hash_one(0), Instant::now());
     let api = Api { client, request: Request::new(K::url_path(&(), None)), selection };
-    let reader = Reader { api, follower, watch: Open::none(), probe: Open::none(), list: Open::none() };
+    let elsewhere = went_back.subscribe();
+    let (watch, probe, list) = (Open::none(), Open::none(), Open::none());
+    let reader = Reader { api, follower, watch, probe, list, went_back, elsewhere };
     stream::unfold(reader, |mut reader| async move { Some((reader.told().await, reader)) })
 }
 
@@ -50,6 +63,8 @@ struct Reader<K> {
     watch: Open<K>,
     probe: Open<K>,
     list: Open<K>,
+    went_back: WentBack,
+    elsewhere: watch::Receiver<u64>,
 }
 
 impl<K> Reader<K>
@@ -72,6 +87,7 @@ where
                     }
                     effects
                 }
+                Ok(()) = self.elsewhere.changed() => self.follower.went_back_elsewhere(Instant::now()),
                 () = sleep_until(due) => self.follower.tick(Instant::now()),
             };
             let news = effects.into_iter().filter_map(|effect| self.perform(effect)).collect();
@@ -84,6 +100,10 @@ where
             Effect::Watch { call, version, seconds } => *self.open(call) = Open(self.api.watch(&version, seconds)),
             Effect::List { token } => self.list = Open(self.api.list(token, PAGE_OBJECTS)),
             Effect::Look => self.probe = Open(self.api.list(None, 1)),
+            Effect::WentBack => {
+                self.went_back.send_modify(|times| *times += 1);
+                self.elsewhere.mark_unchanged();
+            }
             Effect::Close(call) => *self.open(call) = Open::none(),
             Effect::Promote => self.watch = std::mem::replace(&mut self.probe, Open::none()),
             Effect::Tell(news) => return Some(news),

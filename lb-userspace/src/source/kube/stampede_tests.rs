@@ -226,7 +226,7 @@ impl World {
                         self.queue.push(Reverse((end - 2 * SECOND, index, Next::Bookmark(0, asked))));
                     }
                 }
-                Effect::Tell(_) => {}
+                Effect::WentBack | Effect::Tell(_) => {}
             }
         }
         let due = micros(self.agents[index].follower.due().saturating_duration_since(self.begin)).max(self.now);

@@ -140,6 +140,9 @@ impl<K: Resource> Follower<K> {
             self.trouble("the API's list has no resourceVersion".into());
             false
         };
+        if self.listing.as_ref().is_some_and(|listing| listing.reason == Relist::RolledBack) {
+            effects.push(Effect::WentBack);
+        }
         effects.push(Effect::Tell(if believed { News::Complete } else { News::Abandoned }));
         effects
     }
