@@ -1,6 +1,7 @@
-//! What the agent tells of a fault that only a lying API has: a difference that no watch told.
+//! What the agent tells of faults that only a lying API has: a difference that no watch told, an object that is refused.
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use anyhow::Result;
 use lb_tests::agent::Agent;
@@ -75,5 +76,34 @@ fn a_change_that_no_watch_told_is_found_named_counted_and_served() -> Result<()>
     eventually("it is counted", SETTLE_LIMIT, || {
         (metric(&agent, &["difference", "endpointslices", "stale"])? >= 1.0).then_some(())
     });
+    Ok(())
+}
+
+#[test]
+fn a_refused_object_gets_an_event_and_not_a_flood_of_them() -> Result<()> {
+    let (stage, api, agent, web) = scene("refused")?;
+    api.put(slice("web-names", "FQDN", "example.com"));
+    let about = |event: &Value| {
+        let object = if event["regarding"].is_object() { &event["regarding"] } else { &event["involvedObject"] };
+        object["name"] == "web-names" && object["kind"] == "EndpointSlice" && object["namespace"] == "default"
+    };
+    let event =
+        eventually("an Event on the object", SETTLE_LIMIT, || api.events().into_iter().find(|event| about(event)));
+    assert_eq!(event["type"], "Warning", "{event:#}");
+    let text = event["note"].as_str().or(event["message"].as_str()).unwrap_or_default();
+    assert!(text.contains("FQDN"), "{event:#}");
+    assert_eq!(event["metadata"]["namespace"], "default", "{event:#}");
+
+    // It changes, and is as bad as before.
+    for round in 0..50 {
+        api.put(slice("web-names", "FQDN", &format!("example{round}.com")));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::thread::sleep(Duration::from_secs(3));
+    let events = api.events().len();
+    assert!(events <= 5, "{events} Events for one object");
+    // And the rest is served all along.
+    answered(&stage, web, "b0");
+    assert!(agent.health("/healthz")?.0 == 200, "one bad object is no fault of the node");
     Ok(())
 }
