@@ -90,7 +90,10 @@ where
             }
         }
     });
-    read.map_err(|error| failed(table.name(), "reading", &error))?;
+    if !read.map_err(|error| failed(table.name(), "reading", &error))? {
+        let error = std::io::Error::other("it changed faster than it could be read");
+        return Err(failed(table.name(), "reading", &error));
+    }
     if first_is_used {
         loaded.strays.push(stray(table.name(), &0_u32));
     }
