@@ -180,15 +180,20 @@ impl Planner {
         }
     }
 
-    /// What becomes of packets to this address that no frontend serves. A node's own address keeps its own life.
+    /// What becomes of packets to this address that no frontend serves. A node's own address keeps its own life, and so does that of
+    /// the API server, where some load balancer names it: its port is no frontend's, and must not be refused.
     fn vip(&mut self, address: IpAddr) -> Option<abi::Vip> {
         if self.place.addresses.contains(&address) {
             return None;
         }
         let from = self.frontends.from(Frontend { address, port: 0, protocol: Protocol::Tcp });
-        let mut kinds = from.take_while(|(at, _)| at.address == address).map(|(_, claim)| claim.kind).peekable();
-        kinds.peek()?;
-        let is_refused = kinds.any(|kind| matches!(kind, Kind::ClusterIp | Kind::LoadBalancer));
+        let kinds: BTreeSet<Kind> =
+            from.take_while(|(at, _)| at.address == address).map(|(_, claim)| claim.kind).collect();
+        let is_cluster_ip = kinds.contains(&Kind::ClusterIp);
+        if kinds.is_empty() || !is_cluster_ip && self.place.reserved.iter().any(|(at, ..)| *at == address) {
+            return None;
+        }
+        let is_refused = is_cluster_ip || kinds.contains(&Kind::LoadBalancer);
         self.tally.hit(Rule::Echo);
         self.tally.hit_if(is_refused, Rule::RefuseUnserved);
         Some(abi::Vip { flags: vip_flags::ECHO | if is_refused { vip_flags::REFUSE_UNSERVED } else { 0 } })

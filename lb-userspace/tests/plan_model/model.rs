@@ -76,6 +76,12 @@ impl World<'_> {
                 *view.vips.entry(frontend.address).or_default() |= refuses;
             }
         }
+        // Something of somebody else's listens at an address that is reserved: only a cluster IP makes it a service's all the same.
+        let is_free = |address: &IpAddr| self.facts.reserved.iter().all(|(reserved, ..)| reserved != address);
+        let is_cluster_ip = |address: &IpAddr| {
+            view.frontends.iter().any(|(frontend, shown)| frontend.address == *address && shown.kind == Kind::ClusterIp)
+        };
+        view.vips.retain(|address, _| is_free(address) || is_cluster_ip(address));
         view.health = self.health();
         view
     }
