@@ -126,7 +126,8 @@ impl Schedule {
             Posted::Done => *told = Told { due: now + AGAIN, count: told.count + 1 },
             Posted::Known => *told = Told { due: now + AGAIN, count: 0 },
             Posted::Forgotten => *told = Told { due: now, count: 0 },
-            Posted::Failed => {}
+            // Others first: this may be one that the API never takes.
+            Posted::Failed => told.due = now + PAUSE,
         }
     }
 }
@@ -209,5 +210,23 @@ mod tests {
         assert!(schedule.next(start).is_none());
         assert_eq!(schedule.due(start), Some(start + PAUSE));
         assert_eq!(schedule.next(start + PAUSE), Some(post));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_the_api_never_takes_does_not_hold_up_the_others() {
+        let start = Instant::now();
+        let mut schedule = Schedule::new(start);
+        schedule.set(&notices(3), start);
+        let (mut now, mut posted) = (start, BTreeSet::new());
+        for _ in 0..10 {
+            now = schedule.due(now).expect("something is always due").max(now);
+            let Some(post) = schedule.next(now) else { continue };
+            let is_bad = post.notice().name == "web-00000";
+            schedule.posted(&post, if is_bad { Posted::Failed } else { Posted::Done }, now);
+            if !is_bad {
+                posted.insert(post.notice().name.clone());
+            }
+        }
+        assert_eq!(posted.len(), 2, "{posted:?}");
     }
 }
