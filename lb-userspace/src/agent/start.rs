@@ -1,6 +1,7 @@
 //! Starts the parts in an order in which a failure leaves nothing behind: addresses, source, data path, tables, then the loop.
 
 use std::collections::BTreeSet;
+use std::hash::{BuildHasher as _, RandomState};
 use std::path::Path;
 use std::time::Duration;
 
@@ -33,6 +34,9 @@ use crate::source::{self, Source};
 
 /// How long a probe of a silent watch, and its replacement, may take before what it follows counts as stale anyhow.
 const PROBE_PATIENCE: Duration = Duration::from_secs(15);
+
+/// All nodes see a refused object at once: over how many milliseconds they spread their Events about it.
+const EVENTS_SPREAD_MS: u64 = 10_000;
 
 pub(super) type Task = AbortOnDropHandle<()>;
 
@@ -131,6 +135,12 @@ fn kube_settings(settings: &Settings) -> source::kube::KubeSettings {
     }
 }
 
+/// How much later than it comes up this node posts an Event: a time by lot, so that not all nodes post the same one at once.
+fn events_later() -> Duration {
+    // The keys of the standard library's hash are random numbers.
+    Duration::from_millis(RandomState::new().hash_one(0) % EVENTS_SPREAD_MS)
+}
+
 /// Events about refused objects go to the API that they come from.
 async fn announce(
     settings: &Settings,
@@ -141,7 +151,7 @@ async fn announce(
     }
     let client = source::kube::client(&kube_settings(settings)).await?;
     let (to, notices) = watch::channel(BTreeSet::new());
-    tasks.push(spawn(announce::run(client, settings.node_name.clone(), notices, clock::wall)));
+    tasks.push(spawn(announce::run(client, settings.node_name.clone(), notices, events_later(), clock::wall)));
     Ok(Some(to))
 }
 

@@ -22,11 +22,13 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 const HTTP_CONFLICT: u16 = 409;
 const HTTP_NOT_FOUND: u16 = 404;
 
-/// Posts what `notices` holds, until its sender is gone. `wall` is the wall clock.
+/// Posts what `notices` holds, each `later` than it came up, until its sender is gone: all nodes see the same objects at the same
+/// time. `wall` is the wall clock.
 pub async fn run(
     client: Client,
     node: String,
     mut notices: watch::Receiver<BTreeSet<Notice>>,
+    later: Duration,
     wall: fn() -> Timestamp,
 ) {
     let mut schedule = Schedule::new(Instant::now());
@@ -39,7 +41,7 @@ pub async fn run(
                 if changed.is_err() {
                     return;
                 }
-                schedule.set(&notices.borrow_and_update(), now);
+                schedule.set(&notices.borrow_and_update(), now + later);
                 if schedule.dropped() > dropped {
                     dropped = schedule.dropped();
                     tracing::warn!(dropped, "more objects are refused than there is room for Events; status has them all");
