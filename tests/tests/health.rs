@@ -296,7 +296,8 @@ async fn every_node_says_it_and_there_is_one_event() -> Result<()> {
     let notices: BTreeSet<Notice> = Notice::of_refusal(&refusal).into_iter().collect();
     let posted = async |node: &str| {
         let (to, notices_of) = watch::channel(BTreeSet::new());
-        let task = tokio::spawn(announce::run(client.clone(), node.to_owned(), notices_of, Duration::ZERO, clock::wall));
+        let task =
+            tokio::spawn(announce::run(client.clone(), node.to_owned(), notices_of, Duration::ZERO, clock::wall));
         to.send_replace(notices.clone());
         (to, task)
     };
