@@ -131,7 +131,7 @@ fn kube_settings(settings: &Settings) -> source::kube::KubeSettings {
         node_name: Some(settings.node_name.clone()),
         silence: settings.watch_silence,
         compare_interval: settings.resync_interval,
-        expects_objects: tables_exist(&settings.bpffs),
+        expected_services: services_in_tables(&settings.bpffs),
     }
 }
 
@@ -158,6 +158,17 @@ async fn announce(
 /// Whether an agent has been here: then its tables go on serving whatever is wrong with the source.
 fn tables_exist(bpffs: &Path) -> bool {
     maps_dir(bpffs).join(map_name::CONFIG).exists()
+}
+
+/// How many services an agent before this one left in the tables. Tables that cannot be read are refused elsewhere, by name.
+fn services_in_tables(bpffs: &Path) -> usize {
+    if !tables_exist(bpffs) {
+        return 0;
+    }
+    let names = Pinned::open(&maps_dir(bpffs)).ok().and_then(|maps| maps.names.read().ok()).unwrap_or_default();
+    let services: BTreeSet<_> = names.iter().map(|(_, name)| (name.namespace, name.name)).collect();
+    // Tables without any service were once in step with an API that had none, or never: either way an empty list is no news.
+    services.len()
 }
 
 /// At the very first start a manifest that cannot be read is a mistake to be told at once. An API may be late.

@@ -199,6 +199,7 @@ impl Datapath {
 fn own_addresses() -> Result<BTreeSet<IpAddr>, DatapathError> {
     let found = nix::ifaddrs::getifaddrs().map_err(std::io::Error::from);
     let found = found.map_err(DatapathError::kernel("read the addresses of the interfaces"))?;
+    let found = found.filter(|interface| net::carries_node_addresses(&interface.interface_name));
     let addresses = found.filter_map(|interface| {
         let address = interface.address?;
         let v4 = address.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));

@@ -92,7 +92,9 @@ impl Net {
 
     /// Addresses of the node by which others reach it.
     pub fn reachable(&self) -> BTreeSet<IpAddr> {
-        self.addresses.values().flatten().copied().filter(|address| is_node_address(*address)).collect()
+        let named = |ifindex| self.links.get(ifindex).is_none_or(|link| carries_node_addresses(&link.name));
+        let on_links = self.addresses.iter().filter(|(ifindex, _)| named(*ifindex));
+        on_links.flat_map(|(_, all)| all).copied().filter(|address| is_node_address(*address)).collect()
     }
 
     /// The interfaces that get programs.
@@ -183,6 +185,12 @@ impl Net {
         self.uplinks.extend(default_interfaces(message));
         if self.uplinks.len() == before { Effect::Nothing } else { Effect::Changed }
     }
+}
+
+/// Whether the addresses of an interface are the node's. kube-proxy in IPVS mode leaves every cluster IP on one of its own behind:
+/// taken for node addresses, each of them would get every node port.
+pub fn carries_node_addresses(interface: &str) -> bool {
+    interface != "kube-ipvs0"
 }
 
 /// Whether an address is one that clients elsewhere may use for the node: no loopback, no link-local one.

@@ -183,6 +183,12 @@ fn the_nodes_addresses_are_those_that_others_reach() {
     let mut net = net(all.map(|address| RouteNetlinkMessage::NewAddress(at(address))));
     let shown = |net: &Net| net.reachable().iter().map(ToString::to_string).collect::<Vec<_>>();
     assert_eq!(shown(&net), ["192.0.2.1", "2001:db8::1"]);
+    // What kube-proxy in IPVS mode left behind: every cluster IP, none of them the node's.
+    net.take(&RouteNetlinkMessage::NewLink(link(7, "kube-ipvs0", Some(InfoKind::Dummy))));
+    let mut cluster_ip = at("10.96.0.1");
+    cluster_ip.header.index = 7;
+    net.take(&RouteNetlinkMessage::NewAddress(cluster_ip));
+    assert_eq!(shown(&net), ["192.0.2.1", "2001:db8::1"]);
     assert_eq!(net.take(&RouteNetlinkMessage::DelAddress(at("192.0.2.1"))), Effect::Changed);
     assert_eq!(shown(&net), ["2001:db8::1"]);
 }

@@ -48,8 +48,8 @@ pub struct KubeSettings {
     pub silence: Duration,
     /// Mean time from one comparison with a complete list to the next, a fifth less or more; `None`: never.
     pub compare_interval: Option<Duration>,
-    /// Tables exist already: an API without any object is then not believed at once.
-    pub expects_objects: bool,
+    /// How many services the tables hold already: an API that lists none, or suddenly few, is then not believed at once.
+    pub expected_services: usize,
 }
 
 impl Default for KubeSettings {
@@ -61,7 +61,7 @@ impl Default for KubeSettings {
             node_name: None,
             silence: bounds::SILENCE,
             compare_interval: Some(bounds::COMPARE_INTERVAL),
-            expects_objects: false,
+            expected_services: 0,
         }
     }
 }
@@ -69,7 +69,7 @@ impl Default for KubeSettings {
 /// Follows the API until `stop` is cancelled. An API that cannot be reached is no error here but a status: it is tried again.
 pub async fn spawn(settings: KubeSettings, stop: CancellationToken) -> Result<Source, SourceError> {
     let config = connect::config(&settings).await?;
-    let origin = config.cluster_url.to_string();
+    let origin = connect::shown(&config.cluster_url);
     let client = connect::client(&config)?;
     Ok(follow(origin, messages(&client, &settings), stop))
 }
@@ -92,19 +92,16 @@ fn messages(client: &Client, settings: &KubeSettings) -> impl Stream<Item = Mess
         patience: 1,
         silence: settings.silence,
         compare_interval: settings.compare_interval,
-        expects_objects: settings.expects_objects,
+        expected_objects: settings.expected_services,
     };
+    // How many slices there were is not in the tables; some, if there were services.
+    let follow_slices = Settings { expected_objects: settings.expected_services.min(1), ..follow };
     let went_back = watch::Sender::new(0);
     let services = read(client.clone(), went_back.clone(), labelled(of_services), follow);
-    let slices = read(client.clone(), went_back.clone(), labelled(of_slices), follow);
+    let slices = read(client.clone(), went_back.clone(), labelled(of_slices), follow_slices);
     let node = settings.node_name.as_ref().map(|name| {
         let selection = Selection { labels: None, fields: Some(format!("metadata.name={name}")) };
-        read(
-            client.clone(),
-            went_back,
-            selection,
-            Settings { patience: NODE_PATIENCE, expects_objects: false, ..follow },
-        )
+        read(client.clone(), went_back, selection, Settings { patience: NODE_PATIENCE, expected_objects: 0, ..follow })
     });
     let node = node.map_or_else(|| stream::pending().boxed(), StreamExt::boxed);
     futures::stream::select(

@@ -6,7 +6,7 @@ const EVERY: Settings = Settings {
     patience: 1,
     silence: bounds::SILENCE,
     compare_interval: Some(bounds::COMPARE_INTERVAL),
-    expects_objects: false,
+    expected_objects: 0,
 };
 
 /// Waits for the first question of a comparison, while the watch is alive.

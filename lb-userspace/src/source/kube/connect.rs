@@ -44,11 +44,17 @@ pub async fn config(settings: &KubeSettings) -> Result<Config, SourceError> {
     Ok(config)
 }
 
+/// A URL without the user and the password that may stand in it.
+pub fn shown(url: &http::Uri) -> String {
+    let host = url.authority().map_or("", |authority| authority.as_str().rsplit('@').next().unwrap_or_default());
+    format!("{}://{host}{}", url.scheme_str().unwrap_or_default(), url.path())
+}
+
 /// A client that opens a TCP connection for each request (HTTP/1.1, none is kept), so that no two calls ever share one that
 /// died. TLS sessions are resumed where the server allows it.
 pub fn client(config: &Config) -> Result<Client, SourceError> {
     if let Some(proxy) = &config.proxy_url {
-        let reason = format!("proxy {proxy}: proxies are not supported");
+        let reason = format!("proxy {}: proxies are not supported", shown(proxy));
         return Err(SourceError::ApiAccess { reason });
     }
     let mut connector = HttpConnector::new();
@@ -83,4 +89,16 @@ fn parse_url(url: &str) -> Result<http::Uri, SourceError> {
 
 fn access(error: impl std::error::Error) -> SourceError {
     SourceError::ApiAccess { reason: reason(&error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_password_is_shown() {
+        let shown = |url: &str| shown(&url.parse().expect("a URL"));
+        assert_eq!(shown("https://user:secret@192.0.2.1:6443/"), "https://192.0.2.1:6443/");
+        assert_eq!(shown("https://[2001:db8::1]:6443/"), "https://[2001:db8::1]:6443/");
+    }
 }

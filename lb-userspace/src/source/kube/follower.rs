@@ -39,7 +39,8 @@ pub struct Settings {
     pub patience: u32,
     pub silence: Duration,
     pub compare_interval: Option<Duration>,
-    pub expects_objects: bool,
+    /// How many objects were known before the first list; 0: none.
+    pub expected_objects: usize,
 }
 
 /// The names held, and in what version.

@@ -36,7 +36,7 @@ struct Stage {
 }
 
 const SETTINGS: Settings =
-    Settings { patience: 1, silence: bounds::SILENCE, compare_interval: None, expects_objects: false };
+    Settings { patience: 1, silence: bounds::SILENCE, compare_interval: None, expected_objects: 0 };
 
 fn name_of(call: Call) -> &'static str {
     match call {

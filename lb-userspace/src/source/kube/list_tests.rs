@@ -121,7 +121,7 @@ async fn a_list_that_lost_most_is_confirmed_and_one_that_lost_some_is_not_doubte
 
 #[tokio::test(start_paused = true)]
 async fn the_first_list_is_doubted_when_empty_while_tables_exist() {
-    let mut stage = Stage::new(Settings { expects_objects: true, ..SETTINGS });
+    let mut stage = Stage::new(Settings { expected_objects: 1, ..SETTINGS });
     stage.take_list();
     stage.list("5", &[]);
     assert!(stage.status().confirming.is_some() && stage.status().proof.is_none());
@@ -132,6 +132,23 @@ async fn the_first_list_is_doubted_when_empty_while_tables_exist() {
     let mut stage = Stage::new(SETTINGS);
     stage.take_list();
     stage.list("5", &[]);
+    stage.take_watch(Call::Watch, "5");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_list_is_doubted_when_far_shorter_than_the_tables() {
+    let all: Vec<String> = (0..30).map(|index| format!("s{index:02}")).collect();
+    let mut stage = Stage::new(Settings { expected_objects: 30, ..SETTINGS });
+    stage.take_list();
+    stage.list("5", &refs(&all[..3]));
+    assert!(stage.status().confirming.is_some() && stage.held().is_empty(), "not believed at once");
+    stage.take_list();
+    stage.list("6", &refs(&all[..3]));
+    stage.take_watch(Call::Watch, "6");
+    assert_eq!(stage.held().len(), 3);
+    let mut stage = Stage::new(Settings { expected_objects: 30, ..SETTINGS });
+    stage.take_list();
+    stage.list("5", &refs(&all[..20]));
     stage.take_watch(Call::Watch, "5");
 }
 

@@ -98,7 +98,7 @@ impl World {
                     patience,
                     silence: bounds::SILENCE,
                     compare_interval: Some(bounds::COMPARE_INTERVAL),
-                    expects_objects: false,
+                    expected_objects: 0,
                 };
                 // Nodes come up over a minute and a half.
                 let start = agent * 90 * SECOND / AGENTS;

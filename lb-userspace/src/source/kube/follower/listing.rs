@@ -153,10 +153,13 @@ impl<K: Resource> Follower<K> {
         let Some(listing) = &mut self.listing else { return false };
         let absent: BTreeSet<ObjectName> =
             self.known.keys().filter(|name| !listing.seen.contains_key(name)).cloned().collect();
-        let (held, listed) = (self.known.len(), listing.seen.len());
+        // Before the first list, what the tables hold stands for what is known.
+        let expected = self.settings.expected_objects;
+        let (held, listed) = (self.known.len().max(expected), listing.seen.len());
         let rolled_back = self.version.as_ref().is_some_and(|held| version < *held);
-        let empty = listed == 0 && (held > 0 || self.settings.expects_objects);
-        let shrunk = absent.len() > FEW && absent.len() * 2 > held;
+        let lost = absent.len().max(expected.saturating_sub(listed));
+        let empty = listed == 0 && held > 0;
+        let shrunk = lost > FEW && lost * 2 > held;
         let doubt = rolled_back || empty || shrunk;
         let agreed = match &listing.doubted {
             None => !doubt,
@@ -188,7 +191,7 @@ impl<K: Resource> Follower<K> {
         self.version = Some(version);
         self.status.objects = self.known.len();
         self.status.confirming = None;
-        self.settings.expects_objects = false;
+        self.settings.expected_objects = 0;
         self.prove(ProofKind::List, now);
         self.watch = Watch::waiting(now);
         self.schedule_comparison(now);
