@@ -92,11 +92,11 @@ fn a_dead_watch_reddens_health_while_the_api_answers_and_heals() -> Result<()> {
     agent.restart()?;
     cluster.create_service("web")?;
     cluster.put_pods("web", &[&stage.backends[0]])?;
-    let served = |pod: &Pod| {
+    let in_tables = |pod: &Pod| {
         let address = pod.addresses().v4.to_string();
         agent.states().is_ok_and(|states| states.iter().any(|(_, at, _)| at.starts_with(&format!("{address}:"))))
     };
-    eventually("b0 is in the tables", SETTLE_LIMIT, || served(&stage.backends[0]).then_some(()));
+    eventually("b0 is in the tables", SETTLE_LIMIT, || in_tables(&stage.backends[0]).then_some(()));
 
     // The watches begin right after the lists that were in the tables; they need no second to be open.
     std::thread::sleep(Duration::from_secs(1));
@@ -115,7 +115,7 @@ fn a_dead_watch_reddens_health_while_the_api_answers_and_heals() -> Result<()> {
             }
         });
         let healed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            eventually("b1 is in the tables", SETTLE_LIMIT, || served(&stage.backends[1]).then_some(()));
+            eventually("b1 is in the tables", SETTLE_LIMIT, || in_tables(&stage.backends[1]).then_some(()));
             // What was missed is served at once; the watch is dead until another one is proven.
             eventually("/healthz tells", SETTLE_LIMIT, || seen_red.load(Ordering::Relaxed).then_some(()));
         }));
@@ -190,8 +190,8 @@ fn health_check_node_ports_follow_services_nodes_and_restarts() -> Result<()> {
     });
     assert_eq!(body, expected);
 
-    let none = [("10.1.0.2", here.as_str(), false), ("10.1.0.4", "elsewhere", true)];
-    agent.write_text(&manifest(node, CHECK_PORT, &none, false))?;
+    let unready = [("10.1.0.2", here.as_str(), false), ("10.1.0.4", "elsewhere", true)];
+    agent.write_text(&manifest(node, CHECK_PORT, &unready, false))?;
     answers(node, CHECK_PORT, 503, "0");
     agent.write_text(&manifest(node, CHECK_PORT + 1, &two, false))?;
     answers(node, CHECK_PORT + 1, 200, "2");

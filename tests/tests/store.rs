@@ -205,7 +205,7 @@ fn many(count: u32) -> Snapshot {
             exposure: Exposure::Addresses,
             proxy_name: None,
             cluster_ips: vec![address(172, index + 1)],
-            ports: vec![ServicePort { name: "".into(), port: 80, protocol: Protocol::Tcp, node_port: None }],
+            ports: vec![ServicePort { name: String::new(), port: 80, protocol: Protocol::Tcp, node_port: None }],
             external_ips: Vec::new(),
             load_balancer_ips: Vec::new(),
             internal_policy: TrafficPolicy::Cluster,
@@ -231,7 +231,7 @@ fn many(count: u32) -> Snapshot {
             name: name.clone(),
             service: name.name.clone(),
             family: Family::V4,
-            ports: vec![SlicePort { name: "".into(), port: 8080, protocol: Protocol::Tcp }],
+            ports: vec![SlicePort { name: String::new(), port: 8080, protocol: Protocol::Tcp }],
             endpoints: [own(1), own(2), own(3), own(4)].map(endpoint).to_vec(),
         };
         snapshot.services.insert(name, Arc::new(service));

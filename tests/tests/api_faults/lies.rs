@@ -133,7 +133,7 @@ async fn a_first_list_that_is_empty_is_not_believed_where_tables_exist() -> Resu
     for kind in [Kind::Service, Kind::Slice] {
         api.lie(kind, Lie::Empty, 1);
     }
-    let settings = lb_userspace::source::kube::KubeSettings { expects_objects: true, ..stub(&api) };
+    let settings = lb_userspace::source::kube::KubeSettings { expected_services: 1, ..stub(&api) };
     let mut source = Followed::start(settings).await?;
     source.until("everything", is_full).await?;
     source.insist_since(0, "complete from the start", is_full);
