@@ -103,7 +103,12 @@ async fn an_api_that_comes_back_is_followed_again_and_nothing_is_forgotten_meanw
     let mut source = source(&server.kubeconfig()).await?;
     objects.create_service("web").await?;
     objects.put_endpoints("web", &endpoints(&["10.244.1.1"])).await?;
-    let before = snapshot(&mut source, "one endpoint", |snapshot| ready(snapshot, "web").len() == 1).await?;
+    // A slice for each family, the second one without endpoints: it may come later.
+    let before = snapshot(&mut source, "one endpoint, and both slices", |snapshot| {
+        let slices = snapshot.slices.keys().filter(|key| key.service.as_ref() == "web").count();
+        ready(snapshot, "web").len() == 1 && slices == 2
+    });
+    let before = before.await?;
 
     server.stop();
     status(&mut source, "an error", |status| status.last_error.is_some()).await?;
