@@ -8,7 +8,7 @@
 //! A change of any record here is a change of [`ABI_VERSION`].
 
 /// Version of everything in this module; compared before any pinned map is reused.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 
 /// Bytes of an IPv4 address.
 pub const V4: usize = 4;
@@ -43,11 +43,23 @@ pub mod map_name {
     pub const SOURCES6: &str = "sources6";
     pub const VIPS4: &str = "vips4";
     pub const VIPS6: &str = "vips6";
+    pub const HALF_OPEN4: &str = "half_open4";
+    pub const HALF_OPEN6: &str = "half_open6";
+    pub const HEALTH4: &str = "health4";
+    pub const HEALTH6: &str = "health6";
+    pub const AFFINITY4: &str = "affinity4";
+    pub const AFFINITY6: &str = "affinity6";
+    pub const TURNS: &str = "turns";
+    pub const FRAGMENTS4: &str = "fragments4";
+    pub const FRAGMENTS6: &str = "fragments6";
+    pub const TRAFFIC4: &str = "traffic4";
+    pub const TRAFFIC6: &str = "traffic6";
 
     /// All of them.
-    pub const ALL: [&str; 19] = [
+    pub const ALL: [&str; 30] = [
         SERVICES4, SERVICES6, SLOTS, BACKENDS4, BACKENDS6, FLOWS4, FLOWS6, SOCKETS4, SOCKETS6, NAMES, OUTCOMES, STATS,
-        EVENTS, LINKS, CONFIG, SOURCES4, SOURCES6, VIPS4, VIPS6,
+        EVENTS, LINKS, CONFIG, SOURCES4, SOURCES6, VIPS4, VIPS6, HALF_OPEN4, HALF_OPEN6, HEALTH4, HEALTH6, AFFINITY4,
+        AFFINITY6, TURNS, FRAGMENTS4, FRAGMENTS6, TRAFFIC4, TRAFFIC6,
     ];
 
     const _: () = {
@@ -102,6 +114,16 @@ pub struct Service {
 pub mod scheduler {
     /// Any slot, with equal chance.
     pub const RANDOM: u8 = 0;
+    /// One slot after the other (`turns`).
+    pub const ROUND_ROBIN: u8 = 1;
+    /// As round robin, over slots that name each backend as often as its weight asks.
+    pub const WEIGHTED: u8 = 2;
+    /// Of two slots drawn, the one whose backend has fewer connections for its weight (power of two choices).
+    pub const LEAST_CONNECTIONS: u8 = 3;
+    /// By the client's address.
+    pub const SOURCE_HASH: u8 = 4;
+    /// By the tuple, over a table that moves few flows when the backends change.
+    pub const MAGLEV: u8 = 5;
 }
 
 /// Bits of [`Service::flags`].
@@ -116,6 +138,8 @@ pub mod service_flags {
     pub const NODE_ALLOWED: u8 = 8;
     /// `externalTrafficPolicy: Local`: a client outside keeps its address.
     pub const OUTSIDE_LOCAL: u8 = 16;
+    /// Connections that nobody answers stay with their backend, and refusals are passed at once.
+    pub const NO_RETRY: u8 = 32;
 }
 
 /// Values of [`Service::kind`].
@@ -235,6 +259,8 @@ pub mod backend_flags {
     pub const LOCAL: u8 = 1;
     /// The endpoint serves (EndpointSlice condition `serving`): UDP flows may stay while it rests or terminates.
     pub const SERVING: u8 = 2;
+    /// Its active checks fail: no new flows, no probe.
+    pub const QUARANTINED: u8 = 4;
 }
 
 /// Key of `flows4` / `flows6`: the tuple as it stands in the packet before it is rewritten.
@@ -278,6 +304,10 @@ pub struct Flow<const N: usize> {
     pub backend: u32,
     /// When the last packet was seen, seconds of `CLOCK_MONOTONIC`.
     pub seen_s: u32,
+    /// When the first packet was seen, seconds of `CLOCK_MONOTONIC`.
+    pub since_s: u32,
+    /// TCP: the client's initial sequence number; SCTP: its initiate tag; UDP: 0.
+    pub isn: u32,
     pub address: [u8; N],
     pub port: u16,
     /// Forward: the source port as the backend sees it. Reply: the client's own port.
@@ -292,14 +322,16 @@ pub struct Flow<const N: usize> {
 
 /// Values of [`Flow::state`].
 pub mod flow_state {
-    /// TCP: no answer yet. UDP: no answer yet.
+    /// No answer yet.
     pub const HALF_OPEN: u8 = 1;
     /// Answered.
     pub const OPEN: u8 = 2;
-    /// TCP: a FIN or a RST was seen.
-    pub const CLOSING: u8 = 3;
+    /// UDP: answered, and asked again after that.
+    pub const STREAM: u8 = 3;
+    /// TCP, SCTP: an end was seen (FIN, RST; SHUTDOWN, ABORT).
+    pub const CLOSING: u8 = 4;
     /// The backend is gone: each side is told at its next segment.
-    pub const EVICTED: u8 = 4;
+    pub const EVICTED: u8 = 5;
 }
 
 /// Bits of [`Flow::flags`].
@@ -318,6 +350,116 @@ pub mod flow_flags {
     pub const BACKEND_ENDED: u8 = 32;
     /// Both: the connection is over, and another one may take its tuple.
     pub const ENDED: u8 = CLIENT_ENDED | BACKEND_ENDED;
+    /// The backend is the client itself: each direction carries the service's address as its source.
+    pub const HAIRPIN: u8 = 64;
+    /// The flow is among its backend's [`Health::connections`].
+    pub const COUNTED: u8 = 128;
+}
+
+/// Value of `half_open4` / `half_open6`, under the same keys as `flows4` / `flows6`: a flow that nobody has answered.
+///
+/// Apart from the answered ones, so that a flood of SYNs evicts none of those. The first answer moves both entries there.
+/// Under a client's tuple whose flow is answered, it holds a SYN that asks for another connection.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HalfOpen<const N: usize> {
+    pub flow: Flow<N>,
+    /// Backends that left it unanswered or refused it; 0: none.
+    pub tried: [u32; MOST_MOVES],
+    /// SYNs (UDP: datagrams, up to 255) since the flow has its backend.
+    pub segments: u8,
+    /// How often it was moved to another backend.
+    pub moves: u8,
+    /// [`half_open_flags`].
+    pub flags: u8,
+    pub pad: u8,
+}
+
+/// How often a flow that nobody answers is moved, at most.
+pub const MOST_MOVES: usize = 3;
+
+/// Bits of [`HalfOpen::flags`].
+pub mod half_open_flags {
+    /// The entry of a reply direction that the flow has left: a late answer is refused, never delivered.
+    pub const LEFT: u8 = 1;
+    /// Under the tuple of an answered flow: a SYN with another initial sequence number.
+    pub const SECOND: u8 = 2;
+    /// A refusal was withheld: the next SYN goes to another backend.
+    pub const REFUSED: u8 = 4;
+}
+
+/// Value of `health4` / `health6`, by backend id: what the programs have seen of a backend. Written by the programs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Health {
+    /// The backend's generation; with another one, all of this is about an earlier backend and counts as zero.
+    pub generation: u32,
+    /// When it last answered a flow's first packet, seconds of `CLOCK_MONOTONIC`; 0: never.
+    pub answered_s: u32,
+    /// Since when it is suspect: it left a flow unanswered that another backend answered, or refused one; 0: it is not.
+    pub suspect_s: u32,
+    /// When a new flow was last sent there to see whether it answers again.
+    pub probe_s: u32,
+    /// UDP: new flows since it last answered one.
+    pub unanswered: u32,
+    /// Connections counted for [`scheduler::LEAST_CONNECTIONS`]; recounted by the agent.
+    pub connections: u32,
+}
+
+/// Key of `affinity4` / `affinity6`: a client of a service port with client affinity.
+#[repr(C, align(4))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AffinityKey<const N: usize> {
+    /// The client; zeroes for processes of a network namespace, whose address is not known at connect.
+    pub client: [u8; N],
+    /// Id of the service port.
+    pub service: u32,
+    /// Processes: low half of the cookie of their network namespace. Packets: 0.
+    pub netns: u32,
+}
+
+/// Value of `affinity4` / `affinity6`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Affinity {
+    /// [`affinity_tag`] of the key: LRU elements are recycled while a reader may hold them.
+    pub tag: u32,
+    pub backend: u32,
+    /// The backend's generation.
+    pub generation: u32,
+    /// When the last connection was made, tenths of a second of `CLOCK_MONOTONIC`.
+    pub seen_ds: u32,
+}
+
+/// Key of `fragments4` / `fragments6`: a datagram in fragments.
+#[repr(C, align(4))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FragmentKey<const N: usize> {
+    pub src: [u8; N],
+    pub dst: [u8; N],
+    pub id: u32,
+    pub protocol: u8,
+    pub pad: [u8; 3],
+}
+
+/// Value of `fragments4` / `fragments6`: what only the first fragment says.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fragment {
+    /// [`fragment_tag`] of the key: LRU elements are recycled while a reader may hold them.
+    pub tag: u32,
+    pub src_port: u16,
+    pub dst_port: u16,
+    /// When the first fragment was seen, seconds of `CLOCK_MONOTONIC`.
+    pub seen_s: u32,
+}
+
+/// Value of `traffic4` / `traffic6`, under the keys of `flows4` / `flows6`: counted with `--flow-counters`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Traffic {
+    pub packets: u64,
+    pub bytes: u64,
 }
 
 /// Key of `sockets4` / `sockets6`: a host socket and the address that it knows or that answers it.
@@ -478,6 +620,20 @@ pub fn tag<const N: usize>(key: &FlowKey<N>) -> u32 {
     mix(hash, key.protocol as u32)
 }
 
+/// A number that tells one client's affinity from another's.
+#[inline(always)]
+pub fn affinity_tag<const N: usize>(key: &AffinityKey<N>) -> u32 {
+    let hash = mix_address(0xc2b2_ae35, &key.client);
+    mix(mix(hash, key.service), key.netns)
+}
+
+/// A number that tells one datagram's fragments from another's.
+#[inline(always)]
+pub fn fragment_tag<const N: usize>(key: &FragmentKey<N>) -> u32 {
+    let hash = mix_address(mix_address(0x27d4_eb2f, &key.src), &key.dst);
+    mix(mix(hash, key.id), key.protocol as u32)
+}
+
 #[inline(always)]
 fn mix_address<const N: usize>(mut hash: u32, address: &[u8; N]) -> u32 {
     let mut i = 0;
@@ -521,8 +677,18 @@ sizes! {
     Backend<16> = 40,
     FlowKey<4> = 16,
     FlowKey<16> = 40,
-    Flow<4> = 24,
-    Flow<16> = 36,
+    Flow<4> = 32,
+    Flow<16> = 44,
+    HalfOpen<4> = 48,
+    HalfOpen<16> = 60,
+    Health = 24,
+    AffinityKey<4> = 12,
+    AffinityKey<16> = 24,
+    Affinity = 16,
+    FragmentKey<4> = 16,
+    FragmentKey<16> = 40,
+    Fragment = 12,
+    Traffic = 16,
     SocketKey<4> = 16,
     SocketKey<16> = 28,
     SocketPeer<4> = 20,

@@ -28,6 +28,26 @@ pub const LINKS: u32 = 16_384;
 /// Size of the event ring in bytes: a power of two and a multiple of the page size.
 pub const EVENTS_BYTES: u32 = 262_144;
 
+/// Default capacity of each `half_open` map, in entries: a flow that nobody has answered takes two.
+pub const HALF_OPEN: u32 = 65_536;
+/// Default capacity of each `affinity` map, in (client, service port) pairs.
+pub const AFFINITY: u32 = 65_536;
+/// Capacity of each `fragments` map, in datagrams whose fragments are under way.
+pub const FRAGMENTS: u32 = 8_192;
+/// Capacity of `turns`: a power of two. Service ports whose ids differ by it share a turn, which changes no distribution by much.
+pub const TURNS: u32 = 4_096;
+
+/// A suspect backend is sent one new flow every so many seconds, to see whether it answers again.
+pub const PROBE_INTERVAL_S: u32 = 10;
+/// A backend that answered within this many seconds has answered lately.
+pub const ANSWERED_LATELY_S: u32 = 30;
+/// So many new UDP flows without an answer, where others answer, make a backend suspect.
+pub const UDP_UNANSWERED_FLOWS: u32 = 3;
+/// How many slots are looked at in search of a backend that is neither suspect nor tried.
+pub const SLOT_ATTEMPTS: u32 = 8;
+/// A datagram's later fragments follow its first one within this many seconds (`net.ipv4.ipfrag_time`).
+pub const FRAGMENT_TIMEOUT_S: u32 = 30;
+
 /// A half-open TCP flow that nobody answered is forgotten after this many seconds without a packet.
 pub const TCP_HALF_OPEN_TIMEOUT_S: u32 = 60;
 /// An open TCP flow is forgotten after this many seconds without a packet (conntrack's five days are far too long for a
@@ -37,8 +57,10 @@ pub const TCP_OPEN_TIMEOUT_S: u32 = 8_100;
 pub const TCP_CLOSING_TIMEOUT_S: u32 = 120;
 /// A UDP flow without an answer is forgotten after this many seconds (`nf_conntrack_udp_timeout`).
 pub const UDP_UNREPLIED_TIMEOUT_S: u32 = 30;
-/// A UDP flow with answers is forgotten after this many seconds (`nf_conntrack_udp_timeout_stream`).
-pub const UDP_REPLIED_TIMEOUT_S: u32 = 120;
+/// A UDP flow with answers is forgotten after this many seconds (`nf_conntrack_udp_timeout`).
+pub const UDP_REPLIED_TIMEOUT_S: u32 = 30;
+/// A UDP flow that asked again after an answer is forgotten after this many seconds (`nf_conntrack_udp_timeout_stream`).
+pub const UDP_STREAM_TIMEOUT_S: u32 = 120;
 
 /// How many source ports are tried when a flow's translated tuple is taken.
 pub const PORT_ATTEMPTS: u32 = 8;
@@ -50,6 +72,7 @@ pub const SOURCE_PORT_COUNT: u16 = 4_096;
 /// How often a packet looks its service up again after it met a half-written update.
 pub const SERVICE_LOOKUPS: u32 = 2;
 
+const _: () = assert!(TURNS.is_power_of_two());
 const _: () = assert!(SOURCE_PORT_COUNT.is_power_of_two());
 const _: () = assert!(SOURCE_PORT_FIRST as u32 + SOURCE_PORT_COUNT as u32 <= u16::MAX as u32);
 const _: () = assert!(EVENTS_BYTES.is_power_of_two() && EVENTS_BYTES.is_multiple_of(4096));

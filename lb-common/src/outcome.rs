@@ -34,7 +34,7 @@ pub enum Outcome {
     DroppedTableFull = 13,
     /// Tables kept changing under the look-up: dropped (a sender's retransmit finds them at rest).
     DroppedTorn = 14,
-    /// Headers that contradict each other, sent to a service: dropped. Kept for it; no program returns it yet, they pass.
+    /// Headers that contradict each other, sent to a service: dropped.
     DroppedMalformed = 15,
     /// The kernel refused to rewrite or to send the packet: dropped.
     DroppedRewrite = 16,
@@ -48,17 +48,41 @@ pub enum Outcome {
     SocketReplied = 20,
     /// connect() or sendmsg() of a host process to a service without endpoints: ECONNREFUSED.
     SocketRefused = 21,
-    /// Later fragment: carries no ports; left alone.
+    /// Later fragment that is not for a service, or whose first fragment is not known: left alone.
     Fragment = 22,
     /// The event ring was full: an event was lost (its counter was not).
     EventLost = 23,
     /// The client is in none of the service's source ranges: dropped (a host socket: ECONNREFUSED).
     DroppedSourceRange = 24,
+    /// SYN of a connection that nobody has answered, sent again: moved to another backend.
+    Retried = 25,
+    /// A backend refused a connection while another one may take it: the refusal is kept from the client.
+    WithheldRefusal = 26,
+    /// Answer of a backend that the connection has left meanwhile: refused with RST, never delivered.
+    RefusedLate = 27,
+    /// First packet of a flow, sent to a suspect backend to see whether it answers again.
+    Probed = 28,
+    /// A backend became suspect: it left a connection unanswered that another one answered, or refused one.
+    Suspected = 29,
+    /// A suspect backend answered: it is suspect no more.
+    Cleared = 30,
+    /// A port that an address of services does not serve: refused.
+    RefusedUnserved = 31,
+    /// ICMP echo request to an address of services: answered.
+    EchoReplied = 32,
+    /// ICMP error about a flow: its outer header and the packet that it quotes were translated.
+    IcmpTranslated = 33,
+    /// Later fragment, sent where its first fragment went.
+    FragmentFollowed = 34,
+    /// Later fragment to an address of services whose first fragment is not known: dropped.
+    DroppedFragment = 35,
+    /// Datagram of a host socket sent to another backend: the one before takes no more.
+    SocketMoved = 36,
 }
 
 impl Outcome {
     /// How many there are.
-    pub const COUNT: usize = 25;
+    pub const COUNT: usize = 37;
 
     /// All of them, in the order of their numbers.
     pub const ALL: [Outcome; Self::COUNT] = [
@@ -87,6 +111,18 @@ impl Outcome {
         Self::Fragment,
         Self::EventLost,
         Self::DroppedSourceRange,
+        Self::Retried,
+        Self::WithheldRefusal,
+        Self::RefusedLate,
+        Self::Probed,
+        Self::Suspected,
+        Self::Cleared,
+        Self::RefusedUnserved,
+        Self::EchoReplied,
+        Self::IcmpTranslated,
+        Self::FragmentFollowed,
+        Self::DroppedFragment,
+        Self::SocketMoved,
     ];
 
     /// The outcome with this number.
@@ -122,6 +158,18 @@ impl Outcome {
             Self::Fragment => "fragment",
             Self::EventLost => "event_lost",
             Self::DroppedSourceRange => "dropped_source_range",
+            Self::Retried => "retried",
+            Self::WithheldRefusal => "withheld_refusal",
+            Self::RefusedLate => "refused_late",
+            Self::Probed => "probed",
+            Self::Suspected => "suspected",
+            Self::Cleared => "cleared",
+            Self::RefusedUnserved => "refused_unserved",
+            Self::EchoReplied => "echo_replied",
+            Self::IcmpTranslated => "icmp_translated",
+            Self::FragmentFollowed => "fragment_followed",
+            Self::DroppedFragment => "dropped_fragment",
+            Self::SocketMoved => "socket_moved",
         }
     }
 }

@@ -1,8 +1,9 @@
 //! The life of a flow and of a backend as one packet sees it: pure functions of state, event and time.
 
-use crate::abi::{Backend, Flow, TCP, backend_flags, backend_state, flow_flags, flow_state};
+use crate::abi::{Backend, Flow, TCP, UDP, backend_flags, backend_state, flow_flags, flow_state};
 use crate::limits::{
-    TCP_CLOSING_TIMEOUT_S, TCP_HALF_OPEN_TIMEOUT_S, TCP_OPEN_TIMEOUT_S, UDP_REPLIED_TIMEOUT_S, UDP_UNREPLIED_TIMEOUT_S,
+    TCP_CLOSING_TIMEOUT_S, TCP_HALF_OPEN_TIMEOUT_S, TCP_OPEN_TIMEOUT_S, UDP_REPLIED_TIMEOUT_S, UDP_STREAM_TIMEOUT_S,
+    UDP_UNREPLIED_TIMEOUT_S,
 };
 
 /// TCP flag bits as they stand in the header's fourteenth byte (RFC 9293, section 3.1).
@@ -32,22 +33,52 @@ pub const fn closes(tcp_flags: u8) -> bool {
     tcp_flags & (tcp_flag::FIN | tcp_flag::RST) != 0
 }
 
-/// Seconds without a packet after which a flow in this state is forgotten.
-#[inline(always)]
-pub const fn timeout_s(protocol: u8, state: u8) -> u32 {
-    match (protocol == TCP, state) {
-        (true, flow_state::HALF_OPEN) => TCP_HALF_OPEN_TIMEOUT_S,
-        (true, flow_state::OPEN) => TCP_OPEN_TIMEOUT_S,
-        (true, _) => TCP_CLOSING_TIMEOUT_S,
-        (false, flow_state::OPEN) => UDP_REPLIED_TIMEOUT_S,
-        (false, _) => UDP_UNREPLIED_TIMEOUT_S,
+/// Seconds without a packet after which a flow is forgotten. Set when the programs are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    pub half_open_s: u32,
+    pub open_s: u32,
+    pub closing_s: u32,
+    pub udp_unreplied_s: u32,
+    pub udp_replied_s: u32,
+    pub udp_stream_s: u32,
+}
+
+impl Timeouts {
+    pub const DEFAULT: Self = Self {
+        half_open_s: TCP_HALF_OPEN_TIMEOUT_S,
+        open_s: TCP_OPEN_TIMEOUT_S,
+        closing_s: TCP_CLOSING_TIMEOUT_S,
+        udp_unreplied_s: UDP_UNREPLIED_TIMEOUT_S,
+        udp_replied_s: UDP_REPLIED_TIMEOUT_S,
+        udp_stream_s: UDP_STREAM_TIMEOUT_S,
+    };
+
+    /// The one of a flow in this state. SCTP has those of TCP.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of(&self, protocol: u8, state: u8) -> u32 {
+        match (protocol == UDP, state) {
+            (false, flow_state::HALF_OPEN) => self.half_open_s,
+            (false, flow_state::OPEN) => self.open_s,
+            (false, _) => self.closing_s,
+            (true, flow_state::STREAM) => self.udp_stream_s,
+            (true, flow_state::OPEN) => self.udp_replied_s,
+            (true, _) => self.udp_unreplied_s,
+        }
     }
 }
 
-/// Whether a flow has been silent for longer than its state allows.
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+/// Whether a flow has been silent for longer than this.
 #[inline(always)]
-pub const fn expired<const N: usize>(flow: &Flow<N>, protocol: u8, now_s: u32) -> bool {
-    now_s.wrapping_sub(flow.seen_s) > timeout_s(protocol, flow.state) && now_s > flow.seen_s
+pub const fn expired<const N: usize>(flow: &Flow<N>, timeout_s: u32, now_s: u32) -> bool {
+    now_s.wrapping_sub(flow.seen_s) > timeout_s && now_s > flow.seen_s
 }
 
 /// The state of the client's direction after one of its packets.
@@ -88,8 +119,8 @@ pub const fn ends(protocol: u8, tcp_flags: u8, own_direction: u8) -> u8 {
 
 /// Whether a flow no longer needs its tuple: it is over, or nobody remembers it.
 #[inline(always)]
-pub const fn yields<const N: usize>(flow: &Flow<N>, protocol: u8, now_s: u32) -> bool {
-    flow.flags & flow_flags::ENDED == flow_flags::ENDED || expired(flow, protocol, now_s)
+pub const fn yields<const N: usize>(flow: &Flow<N>, timeout_s: u32, now_s: u32) -> bool {
+    flow.flags & flow_flags::ENDED == flow_flags::ENDED || expired(flow, timeout_s, now_s)
 }
 
 /// Whether the deadline of a drain has struck. Holds with the agent dead: the deadline stands in the table.
@@ -119,7 +150,19 @@ mod tests {
     use super::*;
 
     fn flow(state: u8, seen_s: u32) -> Flow<4> {
-        Flow { tag: 0, backend: 1, seen_s, address: [0; 4], port: 0, client_port: 0, generation: 0, state, flags: 0 }
+        Flow {
+            tag: 0,
+            backend: 1,
+            seen_s,
+            since_s: 0,
+            isn: 0,
+            address: [0; 4],
+            port: 0,
+            client_port: 0,
+            generation: 0,
+            state,
+            flags: 0,
+        }
     }
 
     #[test]
@@ -135,9 +178,9 @@ mod tests {
     #[test]
     fn expiry_is_exact_and_a_clock_behind_the_flow_expires_nothing() {
         let open = flow(flow_state::OPEN, 1_000);
-        assert!(!expired(&open, TCP, 1_000 + TCP_OPEN_TIMEOUT_S));
-        assert!(expired(&open, TCP, 1_001 + TCP_OPEN_TIMEOUT_S));
-        assert!(!expired(&open, TCP, 999), "another CPU may have written a later second");
+        assert!(!expired(&open, TCP_OPEN_TIMEOUT_S, 1_000 + TCP_OPEN_TIMEOUT_S));
+        assert!(expired(&open, TCP_OPEN_TIMEOUT_S, 1_001 + TCP_OPEN_TIMEOUT_S));
+        assert!(!expired(&open, TCP_OPEN_TIMEOUT_S, 999), "another CPU may have written a later second");
     }
 
     #[test]

@@ -14,6 +14,10 @@ use crate::maps::{EVENTS, OUTCOMES, STATS};
 #[unsafe(no_mangle)]
 pub static EVENTS_ON: Global<u8> = Global::new(1);
 
+/// Whether packets and bytes of each flow are counted: set at load.
+#[unsafe(no_mangle)]
+pub static FLOW_COUNTERS: Global<u8> = Global::new(0);
+
 /// Who counts: programs that nothing on their CPU interrupts, or socket hooks, which another task's may.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Counter {

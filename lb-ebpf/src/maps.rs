@@ -5,8 +5,9 @@ use aya_ebpf::btf_maps::lpm_trie::Key;
 use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf};
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
-    Backend, Config, Event, Flow, FlowKey, Link, SOURCE_SERVICE_BITS, Service, ServiceKey, ServiceName, Slot,
-    SocketKey, SocketPeer, Source, SourceKey, StatKey, Vip, VipKey,
+    Affinity, AffinityKey, Backend, Config, Event, Flow, FlowKey, Fragment, FragmentKey, HalfOpen, Health, Link,
+    SOURCE_SERVICE_BITS, Service, ServiceKey, ServiceName, Slot, SocketKey, SocketPeer, Source, SourceKey, StatKey,
+    Traffic, Vip, VipKey,
 };
 use lb_common::decide::Work;
 use lb_common::limits;
@@ -56,6 +57,33 @@ pub static VIPS4: HashMap<VipKey<4>, Vip, { limits::VIPS as usize }, ON_DEMAND> 
 #[btf_map(name = "vips6")]
 pub static VIPS6: HashMap<VipKey<16>, Vip, { limits::VIPS as usize }, ON_DEMAND> = HashMap::new();
 
+#[btf_map(name = "half_open4")]
+pub static HALF_OPEN4: LruHashMap<FlowKey<4>, HalfOpen<4>, { limits::HALF_OPEN as usize }> = LruHashMap::new();
+#[btf_map(name = "half_open6")]
+pub static HALF_OPEN6: LruHashMap<FlowKey<16>, HalfOpen<16>, { limits::HALF_OPEN as usize }> = LruHashMap::new();
+/// Capacity as that of `backends4`.
+#[btf_map(name = "health4")]
+pub static HEALTH4: Array<Health, { limits::BACKENDS as usize }> = Array::new();
+/// Capacity as that of `backends6`.
+#[btf_map(name = "health6")]
+pub static HEALTH6: Array<Health, { limits::BACKENDS as usize }> = Array::new();
+#[btf_map(name = "affinity4")]
+pub static AFFINITY4: LruHashMap<AffinityKey<4>, Affinity, { limits::AFFINITY as usize }> = LruHashMap::new();
+#[btf_map(name = "affinity6")]
+pub static AFFINITY6: LruHashMap<AffinityKey<16>, Affinity, { limits::AFFINITY as usize }> = LruHashMap::new();
+#[btf_map(name = "turns")]
+pub static TURNS: Array<u64, { limits::TURNS as usize }> = Array::new();
+#[btf_map(name = "fragments4")]
+pub static FRAGMENTS4: LruHashMap<FragmentKey<4>, Fragment, { limits::FRAGMENTS as usize }> = LruHashMap::new();
+#[btf_map(name = "fragments6")]
+pub static FRAGMENTS6: LruHashMap<FragmentKey<16>, Fragment, { limits::FRAGMENTS as usize }> = LruHashMap::new();
+/// Capacity as that of `flows4` with `--flow-counters`, else 1.
+#[btf_map(name = "traffic4")]
+pub static TRAFFIC4: LruHashMap<FlowKey<4>, Traffic, 1> = LruHashMap::new();
+/// Capacity as that of `flows6` with `--flow-counters`, else 1.
+#[btf_map(name = "traffic6")]
+pub static TRAFFIC6: LruHashMap<FlowKey<16>, Traffic, 1> = LruHashMap::new();
+
 /// Room for one decision (see [`Work`]): tc and XDP programs run to their end before another starts on the same CPU.
 #[btf_map(name = "scratch4")]
 pub static SCRATCH4: PerCpuArray<Work<4>, 1> = PerCpuArray::new();
@@ -71,13 +99,21 @@ pub trait Family<const N: usize> {
     fn insert_flow(key: &FlowKey<N>, flow: &Flow<N>, flags: u64) -> Result<(), i32>;
     fn remove_flow(key: &FlowKey<N>);
     fn admitted(key: &SourceKey<N>) -> bool;
+    fn half_open(key: &FlowKey<N>) -> Option<*mut HalfOpen<N>>;
+    fn insert_half_open(key: &FlowKey<N>, entry: &HalfOpen<N>, flags: u64) -> Result<(), i32>;
+    fn remove_half_open(key: &FlowKey<N>);
+    fn health(backend: u32) -> Option<*mut Health>;
+    fn affinity(key: &AffinityKey<N>) -> Option<*mut Affinity>;
+    fn insert_affinity(key: &AffinityKey<N>, affinity: &Affinity);
+    fn vip(key: &VipKey<N>) -> Option<Vip>;
     fn socket(key: &SocketKey<N>) -> Option<SocketPeer<N>>;
     fn insert_socket(key: &SocketKey<N>, peer: &SocketPeer<N>);
     fn remove_socket(key: &SocketKey<N>);
 }
 
 macro_rules! family {
-    ($n:literal, $services:ident, $backends:ident, $flows:ident, $sources:ident, $sockets:ident, $scratch:ident) => {
+    ($n:literal, $services:ident, $backends:ident, $flows:ident, $sources:ident, $sockets:ident, $scratch:ident,
+     $half_open:ident, $health:ident, $affinity:ident, $vips:ident) => {
         impl Family<$n> for crate::tables::Kernel {
             #[inline(always)]
             fn services() -> &'static HashMap<ServiceKey<$n>, Service, { limits::SERVICES as usize }, ON_DEMAND> {
@@ -113,6 +149,36 @@ macro_rules! family {
                     .is_some_and(|source| source.service == key.service)
             }
             #[inline(always)]
+            fn half_open(key: &FlowKey<$n>) -> Option<*mut HalfOpen<$n>> {
+                $half_open.get_ptr_mut(key)
+            }
+            #[inline(always)]
+            fn insert_half_open(key: &FlowKey<$n>, entry: &HalfOpen<$n>, flags: u64) -> Result<(), i32> {
+                $half_open.insert(key, entry, flags)
+            }
+            #[inline(always)]
+            fn remove_half_open(key: &FlowKey<$n>) {
+                let _ = $half_open.remove(key);
+            }
+            #[inline(always)]
+            fn health(backend: u32) -> Option<*mut Health> {
+                $health.get_ptr_mut(backend)
+            }
+            #[inline(always)]
+            fn affinity(key: &AffinityKey<$n>) -> Option<*mut Affinity> {
+                $affinity.get_ptr_mut(key)
+            }
+            #[inline(always)]
+            fn insert_affinity(key: &AffinityKey<$n>, affinity: &Affinity) {
+                // A full LRU map makes room by itself.
+                let _ = $affinity.insert(key, affinity, 0);
+            }
+            #[inline(always)]
+            fn vip(key: &VipKey<$n>) -> Option<Vip> {
+                // SAFETY: one word, copied at once.
+                unsafe { $vips.get(key) }.copied()
+            }
+            #[inline(always)]
             fn socket(key: &SocketKey<$n>) -> Option<SocketPeer<$n>> {
                 // SAFETY: the value is copied at once; a recycled element shows at worst another socket's peer, whose
                 // backend is checked by its generation.
@@ -131,5 +197,9 @@ macro_rules! family {
     };
 }
 
-family!(4, SERVICES4, BACKENDS4, FLOWS4, SOURCES4, SOCKETS4, SCRATCH4);
-family!(16, SERVICES6, BACKENDS6, FLOWS6, SOURCES6, SOCKETS6, SCRATCH6);
+family!(
+    4, SERVICES4, BACKENDS4, FLOWS4, SOURCES4, SOCKETS4, SCRATCH4, HALF_OPEN4, HEALTH4, AFFINITY4, VIPS4
+);
+family!(
+    16, SERVICES6, BACKENDS6, FLOWS6, SOURCES6, SOCKETS6, SCRATCH6, HALF_OPEN6, HEALTH6, AFFINITY6, VIPS6
+);

@@ -1,16 +1,39 @@
 //! The decision's tables over the kernel's maps.
 
+use core::arch::asm;
 use core::ffi::c_void;
 
+use aya_ebpf::Global;
 use aya_ebpf::bindings::{
     BPF_ANY, BPF_NOEXIST, bpf_sock_tuple, bpf_sock_tuple__bindgen_ty_1, bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1,
     bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2,
 };
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns, bpf_sk_release, bpf_skc_lookup_tcp};
-use lb_common::abi::{Backend, Flow, FlowKey, Service, ServiceKey, Slot, SourceKey, tag};
+use lb_common::abi::{
+    Affinity, AffinityKey, Backend, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot, SourceKey, Vip, VipKey,
+    affinity_tag, tag,
+};
 use lb_common::decide::{NotInserted, Tables};
+use lb_common::limits;
+use lb_common::outcome::Outcome;
+use lb_common::state::Timeouts;
 
-use crate::maps::{Family, LINKS, SLOTS};
+use crate::count::{self, Counter};
+use crate::maps::{Family, LINKS, SLOTS, TURNS};
+
+/// Seconds without a packet after which a flow is forgotten (see [`Timeouts`]). Set at load.
+#[unsafe(no_mangle)]
+pub static TIMEOUT_HALF_OPEN_S: Global<u32> = Global::new(Timeouts::DEFAULT.half_open_s);
+#[unsafe(no_mangle)]
+pub static TIMEOUT_OPEN_S: Global<u32> = Global::new(Timeouts::DEFAULT.open_s);
+#[unsafe(no_mangle)]
+pub static TIMEOUT_CLOSING_S: Global<u32> = Global::new(Timeouts::DEFAULT.closing_s);
+#[unsafe(no_mangle)]
+pub static TIMEOUT_UDP_UNREPLIED_S: Global<u32> = Global::new(Timeouts::DEFAULT.udp_unreplied_s);
+#[unsafe(no_mangle)]
+pub static TIMEOUT_UDP_REPLIED_S: Global<u32> = Global::new(Timeouts::DEFAULT.udp_replied_s);
+#[unsafe(no_mangle)]
+pub static TIMEOUT_UDP_STREAM_S: Global<u32> = Global::new(Timeouts::DEFAULT.udp_stream_s);
 
 /// The maps, and the context that helpers want.
 pub struct Kernel {
@@ -95,6 +118,116 @@ where
     #[inline(always)]
     fn admitted(&mut self, service: u32, address: &[u8; N]) -> bool {
         <Kernel as Family<N>>::admitted(&SourceKey { service, address: *address })
+    }
+
+    #[inline(always)]
+    fn half_open(&mut self, key: &FlowKey<N>, into: &mut HalfOpen<N>) -> bool {
+        let Some(entry) = <Kernel as Family<N>>::half_open(key) else { return false };
+        // SAFETY: a map value for the whole run of the program; copied at once, and the tag tells whether it is the key's.
+        *into = unsafe { *entry };
+        into.flow.tag == tag(key)
+    }
+
+    #[inline(always)]
+    fn insert_half_open(&mut self, key: &FlowKey<N>, entry: &HalfOpen<N>, replace: bool) -> Result<(), NotInserted> {
+        let flags = if replace { BPF_ANY } else { BPF_NOEXIST };
+        match <Kernel as Family<N>>::insert_half_open(key, entry, u64::from(flags)) {
+            Ok(()) => Ok(()),
+            Err(error) if error == -EEXIST => Err(NotInserted::Exists),
+            Err(_) => Err(NotInserted::Full),
+        }
+    }
+
+    #[inline(always)]
+    fn remove_half_open(&mut self, key: &FlowKey<N>) {
+        <Kernel as Family<N>>::remove_half_open(key);
+    }
+
+    #[inline(always)]
+    fn health(&mut self, backend: u32, generation: u32) -> Option<Health> {
+        let entry = <Kernel as Family<N>>::health(backend)?;
+        // SAFETY: an element of an array, never recycled; each word is whole, and none decides over another.
+        let health = unsafe { *entry };
+        if health.generation == generation { Some(health) } else { Some(Health { generation, ..Health::default() }) }
+    }
+
+    #[inline(always)]
+    fn set_health(&mut self, backend: u32, health: &Health) {
+        let Some(entry) = <Kernel as Family<N>>::health(backend) else { return };
+        // SAFETY: an element of an array; other CPUs may write it at the same time, and the last word stands.
+        unsafe {
+            if (*entry).generation != health.generation {
+                (*entry).connections = 0;
+                (*entry).generation = health.generation;
+            }
+            (*entry).answered_s = health.answered_s;
+            (*entry).suspect_s = health.suspect_s;
+            (*entry).probe_s = health.probe_s;
+            (*entry).unanswered = health.unanswered;
+        }
+    }
+
+    #[inline(always)]
+    fn count_connection(&mut self, backend: u32, generation: u32, change: i32) {
+        let Some(entry) = <Kernel as Family<N>>::health(backend) else { return };
+        // SAFETY: an element of an array, aligned to words; the addition is atomic.
+        unsafe {
+            if (*entry).generation != generation {
+                *entry = Health { generation, ..Health::default() };
+            }
+            if change >= 0 || (*entry).connections != 0 {
+                let counter = &raw mut (*entry).connections;
+                asm!("lock *(u32 *)({counter} + 0) += {change}", counter = in(reg) counter, change = in(reg) i64::from(change));
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn affinity(&mut self, key: &AffinityKey<N>) -> Option<Affinity> {
+        let entry = <Kernel as Family<N>>::affinity(key)?;
+        // SAFETY: as for flows: copied at once, and the tag tells whether it is the key's.
+        let affinity = unsafe { *entry };
+        (affinity.tag == affinity_tag(key)).then_some(affinity)
+    }
+
+    #[inline(always)]
+    fn set_affinity(&mut self, key: &AffinityKey<N>, affinity: &Affinity) {
+        <Kernel as Family<N>>::insert_affinity(key, affinity);
+    }
+
+    #[inline(always)]
+    fn turn(&mut self, service: u32) -> u32 {
+        let Some(turn) = TURNS.get_ptr_mut(service & (limits::TURNS - 1)) else { return 0 };
+        let mut given = 1_u64;
+        // SAFETY: an element of an array, aligned to words. Since Linux 5.12 (`BPF_ATOMIC | BPF_FETCH`).
+        unsafe {
+            asm!("{given} = atomic_fetch_add((u64 *)({turn} + 0), {given})", turn = in(reg) turn, given = inout(reg) given);
+        }
+        given as u32
+    }
+
+    #[inline(always)]
+    fn vip(&mut self, key: &VipKey<N>) -> Option<Vip> {
+        <Kernel as Family<N>>::vip(key)
+    }
+
+    #[inline(always)]
+    fn timeout_s(&mut self, protocol: u8, state: u8) -> u32 {
+        Timeouts {
+            half_open_s: TIMEOUT_HALF_OPEN_S.load(),
+            open_s: TIMEOUT_OPEN_S.load(),
+            closing_s: TIMEOUT_CLOSING_S.load(),
+            udp_unreplied_s: TIMEOUT_UDP_UNREPLIED_S.load(),
+            udp_replied_s: TIMEOUT_UDP_REPLIED_S.load(),
+            udp_stream_s: TIMEOUT_UDP_STREAM_S.load(),
+        }
+        .of(protocol, state)
+    }
+
+    #[inline(always)]
+    fn note(&mut self, backend: u32, outcome: Outcome) {
+        count::outcome(outcome, Counter::Packet);
+        count::about::<N>(0, backend, outcome, Counter::Packet);
     }
 
     #[inline(always)]

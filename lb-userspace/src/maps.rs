@@ -12,8 +12,8 @@ use std::{
 
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuHashMap, lpm_trie::Key};
 use lb_common::abi::{
-    Backend, Config, Flow, FlowKey, Link, Service, ServiceKey, ServiceName, Slot, SocketKey, SocketPeer, Source,
-    SourceKey, StatKey, V4, V6, Vip, VipKey, map_name,
+    Affinity, AffinityKey, Backend, Config, Flow, FlowKey, HalfOpen, Health, Link, Service, ServiceKey, ServiceName,
+    Slot, SocketKey, SocketPeer, Source, SourceKey, StatKey, Traffic, V4, V6, Vip, VipKey, map_name,
 };
 
 pub use table::{Calls, Table};
@@ -57,6 +57,18 @@ pub struct Pinned {
     pub sources6: Table<Key<SourceKey<V6>>, Source>,
     pub vips4: Table<VipKey<V4>, Vip>,
     pub vips6: Table<VipKey<V6>, Vip>,
+    pub half_open4: Table<FlowKey<V4>, HalfOpen<V4>>,
+    pub half_open6: Table<FlowKey<V6>, HalfOpen<V6>>,
+    /// By backend id.
+    pub health4: Table<u32, Health>,
+    /// By backend id.
+    pub health6: Table<u32, Health>,
+    pub affinity4: Table<AffinityKey<V4>, Affinity>,
+    pub affinity6: Table<AffinityKey<V6>, Affinity>,
+    /// Holds something with `--flow-counters` only.
+    pub traffic4: Table<FlowKey<V4>, Traffic>,
+    /// Holds something with `--flow-counters` only.
+    pub traffic6: Table<FlowKey<V6>, Traffic>,
     /// By [`lb_common::outcome::Outcome`] as a number; one counter for each CPU.
     pub outcomes: PerCpuArray<MapData, u64>,
     /// One counter for each CPU.
@@ -92,6 +104,14 @@ impl Pinned {
             sources6: Table::open(dir, map_name::SOURCES6, &calls)?,
             vips4: Table::open(dir, map_name::VIPS4, &calls)?,
             vips6: Table::open(dir, map_name::VIPS6, &calls)?,
+            half_open4: Table::open(dir, map_name::HALF_OPEN4, &calls)?,
+            half_open6: Table::open(dir, map_name::HALF_OPEN6, &calls)?,
+            health4: Table::open(dir, map_name::HEALTH4, &calls)?,
+            health6: Table::open(dir, map_name::HEALTH6, &calls)?,
+            affinity4: Table::open(dir, map_name::AFFINITY4, &calls)?,
+            affinity6: Table::open(dir, map_name::AFFINITY6, &calls)?,
+            traffic4: Table::open(dir, map_name::TRAFFIC4, &calls)?,
+            traffic6: Table::open(dir, map_name::TRAFFIC6, &calls)?,
             outcomes: open(dir, map_name::OUTCOMES)?,
             stats: open(dir, map_name::STATS)?,
             stats_capacity: max_entries(dir, map_name::STATS)?,

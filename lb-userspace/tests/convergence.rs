@@ -114,6 +114,7 @@ fn service(index: u8, shape: &ServiceShape) -> Service {
         source_ranges: has(3).then(|| networks[usize::from(shape.affinity)..].to_vec()),
         health_check_node_port: None,
         affinity_timeout_s: if shape.affinity { 60 } else { 0 },
+        options: None,
         created_s: None,
     }
 }

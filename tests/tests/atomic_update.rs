@@ -60,6 +60,7 @@ fn snapshot(turns: [u32; 2]) -> Snapshot {
             source_ranges: None,
             health_check_node_port: None,
             affinity_timeout_s: 0,
+            options: None,
             created_s: None,
         };
         let slice = Slice {

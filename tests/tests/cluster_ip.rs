@@ -7,12 +7,20 @@ mod stage;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use lb_tests::agent::{Endpoint, Manifest, Protocol, Service};
 use lb_tests::peers::{Datagrams, Stream};
 use lb_tests::topology::{Checksums, NodeOptions, Place, set_checksums};
 use stage::{Pods, Stage};
+
+/// A source port that this process has not used before. A datagram from one that was used belongs to the flow that it began, and
+/// that stays with its backend while the backend serves.
+fn fresh_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(10_000);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
 
 /// Asks each frontend until every backend has answered, and checks what both ends believe.
 fn reaches_all(from: &Place, service: &Service, backends: usize, client_seen: bool) {
@@ -32,10 +40,10 @@ fn reaches_all(from: &Place, service: &Service, backends: usize, client_seen: bo
     for to in service.frontends(Protocol::Udp) {
         let mut servers = BTreeSet::new();
         for _ in 0..60 {
-            let socket = Datagrams::connected(from, 0, to).unwrap();
+            let socket = Datagrams::connected(from, fresh_port(), to).unwrap();
             let answer = socket.ask("hello").unwrap_or_else(|error| panic!("udp {to}: {error}"));
             servers.insert(answer.server);
-            let socket = Datagrams::unconnected(from, 0, to).unwrap();
+            let socket = Datagrams::unconnected(from, fresh_port(), to).unwrap();
             let first = socket.ask_at(to, "one").unwrap_or_else(|error| panic!("udp {to}: {error}"));
             let second = socket.ask_at(to, "two").unwrap();
             assert_eq!(first.server, second.server, "a socket's datagrams stay with one backend");

@@ -213,6 +213,7 @@ fn many(count: u32) -> Snapshot {
             source_ranges: None,
             health_check_node_port: None,
             affinity_timeout_s: 0,
+            options: None,
             created_s: None,
         };
         let own = |n: u32| address(11, index * 4 + n);

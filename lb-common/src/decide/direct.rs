@@ -23,7 +23,8 @@ pub(super) fn decide<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
     }
     let now = Now::from_ns(tables.now_ns());
     let owner = pair_key(&work.pair_key, &holder);
-    let yields = state::yields(&holder, owner.protocol, now.s);
+    let timeout_s = tables.timeout_s(owner.protocol, holder.state);
+    let yields = state::yields(&holder, timeout_s, now.s);
     if yields || owner.protocol == UDP {
         tables.remove_flow(&work.pair_key);
         if yields {
@@ -40,6 +41,8 @@ pub(super) fn decide<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
         tag: tag(&work.packet.key),
         backend: 0,
         seen_s: now.s,
+        since_s: now.s,
+        isn: 0,
         address: work.packet.key.dst,
         port: work.packet.key.dst_port,
         client_port: work.packet.key.src_port,

@@ -26,7 +26,7 @@ pub(super) fn decide<const N: usize, T: Tables<N>>(
     if flags & flow_flags::REPLY != 0 {
         let early = hook.has(Hook::EARLY_REPLIES) && flags & flow_flags::EARLY != 0;
         if early || hook.has(Hook::REPLIES) {
-            if is_left_over(work, now) {
+            if is_left_over(tables, work, now) {
                 forget(tables, work);
             } else {
                 reply(tables, work, entry, now, early);
@@ -66,7 +66,8 @@ enum Standing {
 fn standing<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook: Hook, now: Now) -> Standing {
     let flow = &work.flow;
     let protocol = work.packet.key.protocol;
-    let over = state::expired(flow, protocol, now.s) || flow.state == flow_state::CLOSING;
+    let timeout_s = tables.timeout_s(protocol, flow.state);
+    let over = state::expired(flow, timeout_s, now.s) || flow.state == flow_state::CLOSING;
     let opens = protocol == TCP && state::opens(work.packet.tcp_flags);
     if flow.backend == 0 {
         return if opens && over {
@@ -98,9 +99,10 @@ fn standing<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook: 
 /// Whether this answer belongs to a direct connection on the ports of a service flow that is over, of a client whose requests no
 /// hook can tell apart: a service flow that begins anew would have written its entries anew.
 #[inline(always)]
-fn is_left_over<const N: usize>(work: &Work<N>, now: Now) -> bool {
+fn is_left_over<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, now: Now) -> bool {
     let protocol = work.packet.key.protocol;
-    (protocol != TCP || state::accepts(work.packet.tcp_flags)) && state::yields(&work.flow, protocol, now.s)
+    (protocol != TCP || state::accepts(work.packet.tcp_flags))
+        && state::yields(&work.flow, tables.timeout_s(protocol, work.flow.state), now.s)
 }
 
 /// A packet of the backend.

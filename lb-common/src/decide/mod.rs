@@ -4,15 +4,19 @@
 //! parsing and rewriting belong to the hook. Work is bounded: at most [`crate::limits::SERVICE_LOOKUPS`] service look-ups and
 //! [`crate::limits::PORT_ATTEMPTS`] source ports.
 
+mod affinity;
 mod client;
 mod direct;
 mod known;
+mod schedule;
 mod select;
 
 pub use client::Client;
 pub use select::{Picked, pick};
 
-use crate::abi::{Backend, Flow, FlowKey, Service, ServiceKey, Slot};
+use crate::abi::{
+    Affinity, AffinityKey, Backend, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot, Vip, VipKey,
+};
 use crate::outcome::Outcome;
 
 /// What the decision reads and writes. Implemented by the eBPF maps and by plain hash maps.
@@ -35,6 +39,27 @@ pub trait Tables<const N: usize> {
     fn remove_flow(&mut self, key: &FlowKey<N>);
     /// Whether a source range of this service port holds the address.
     fn admitted(&mut self, service: u32, address: &[u8; N]) -> bool;
+    /// Copies the half-open entry under this key to `into`, its tag checked; `false`: there is none.
+    fn half_open(&mut self, key: &FlowKey<N>, into: &mut HalfOpen<N>) -> bool;
+    /// Writes a half-open entry; without `replace` an existing one is left alone and refused.
+    fn insert_half_open(&mut self, key: &FlowKey<N>, entry: &HalfOpen<N>, replace: bool) -> Result<(), NotInserted>;
+    fn remove_half_open(&mut self, key: &FlowKey<N>);
+    /// What was seen of a backend; zeroes, if that was an earlier one of its id. `None`: there is no such id.
+    fn health(&mut self, backend: u32, generation: u32) -> Option<Health>;
+    /// Writes what was seen of a backend, but for its connections.
+    fn set_health(&mut self, backend: u32, health: &Health);
+    /// Adds to the connections of a backend; what an earlier one of its id had counts as zero.
+    fn count_connection(&mut self, backend: u32, generation: u32, change: i32);
+    /// The affinity of a client, its tag checked.
+    fn affinity(&mut self, key: &AffinityKey<N>) -> Option<Affinity>;
+    fn set_affinity(&mut self, key: &AffinityKey<N>, affinity: &Affinity);
+    /// The next number of a service port's turn; each is given once (wrapping).
+    fn turn(&mut self, service: u32) -> u32;
+    fn vip(&mut self, key: &VipKey<N>) -> Option<Vip>;
+    /// Seconds without a packet after which a flow in this state is forgotten.
+    fn timeout_s(&mut self, protocol: u8, state: u8) -> u32;
+    /// Counts what the decision learnt about a backend beside its verdict.
+    fn note(&mut self, backend: u32, outcome: Outcome);
     /// Whether the client (a local one) has a live TCP connection of its own whose answers have this tuple.
     fn direct_connection(&mut self, reply: &FlowKey<N>) -> bool;
 }
@@ -149,6 +174,8 @@ impl<const N: usize> Work<N> {
             tag: 0,
             backend: 0,
             seen_s: 0,
+            since_s: 0,
+            isn: 0,
             address: [0; N],
             port: 0,
             client_port: 0,

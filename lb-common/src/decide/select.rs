@@ -1,7 +1,7 @@
 //! The first packet of a flow: look the service up, pick a slot, check that both belong together, write the flow.
 
 use super::client::{Admission, Client, admission};
-use super::{Action, Hook, NotInserted, Now, Tables, Work, forget_owner, pair_key};
+use super::{Action, Hook, NotInserted, Now, Tables, Work, forget_owner, pair_key, schedule};
 use crate::abi::{
     Backend, Flow, FlowKey, Service, ServiceKey, Slot, TCP, backend_flags, flow_flags, flow_state, seal, service_flags,
     tag,
@@ -77,8 +77,8 @@ pub fn pick<const N: usize, T: Tables<N>>(tables: &mut T, key: &FlowKey<N>, clie
         if service.slot_count == 0 {
             return Picked::Empty(service.id, service.flags);
         }
-        let index = (u64::from(tables.random()) * u64::from(service.slot_count)) >> 32;
-        let Some(slot) = tables.slot(service.slot_base.wrapping_add(index as u32)) else { continue };
+        let position = schedule::position(tables, &service, key, 0);
+        let Some(slot) = tables.slot(service.slot_base.wrapping_add(position)) else { continue };
         if slot.service != service.id || slot.generation != service.generation {
             continue;
         }
@@ -126,6 +126,8 @@ fn found<const N: usize, T: Tables<N>>(
         tag: tag(&work.packet.key),
         backend: slot.backend,
         seen_s: now.s,
+        since_s: now.s,
+        isn: 0,
         address: backend.address,
         port: backend.port,
         client_port: work.packet.key.src_port,
@@ -215,7 +217,8 @@ fn reserve<const N: usize, T: Tables<N>>(
     }
     let owner = pair_key(&work.pair_key, &holder);
     if owner != work.packet.key {
-        if !state::yields(&holder, owner.protocol, now.s) {
+        let timeout_s = tables.timeout_s(owner.protocol, holder.state);
+        if !state::yields(&holder, timeout_s, now.s) {
             return Ok(false);
         }
         forget_owner(tables, &owner, &work.pair_key);

@@ -2,8 +2,13 @@
 
 use std::collections::HashMap;
 
-use lb_common::abi::{Backend, Flow, FlowKey, Service, ServiceKey, Slot, backend_flags, backend_state, seal, tag};
+use lb_common::abi::{
+    Affinity, AffinityKey, Backend, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot, Vip, VipKey,
+    affinity_tag, backend_flags, backend_state, seal, tag,
+};
 use lb_common::decide::{Hook, NotInserted, Packet, Tables, Verdict, Work, decide};
+use lb_common::outcome::Outcome;
+use lb_common::state::Timeouts;
 
 /// Tables for IPv4, a clock that stands still until told, and a fixed sequence of random numbers.
 pub struct Memory {
@@ -11,6 +16,14 @@ pub struct Memory {
     pub slots: HashMap<u32, Slot>,
     pub backends: HashMap<u32, Backend<4>>,
     pub flows: HashMap<FlowKey<4>, Flow<4>>,
+    pub half_open: HashMap<FlowKey<4>, HalfOpen<4>>,
+    pub health: HashMap<u32, Health>,
+    pub affinity: HashMap<AffinityKey<4>, Affinity>,
+    pub turns: HashMap<u32, u32>,
+    pub vips: HashMap<VipKey<4>, Vip>,
+    pub timeouts: Timeouts,
+    /// What the decision learnt about backends.
+    pub notes: Vec<(u32, Outcome)>,
     /// Admitted networks: service port, address, bits.
     pub sources: Vec<(u32, [u8; 4], u32)>,
     /// How many flow entries fit.
@@ -28,6 +41,13 @@ impl Default for Memory {
             slots: HashMap::new(),
             backends: HashMap::new(),
             flows: HashMap::new(),
+            half_open: HashMap::new(),
+            health: HashMap::new(),
+            affinity: HashMap::new(),
+            turns: HashMap::new(),
+            vips: HashMap::new(),
+            timeouts: Timeouts::DEFAULT,
+            notes: Vec::new(),
             sources: Vec::new(),
             capacity: usize::MAX,
             now_ns: 1_000_000_000_000,
@@ -91,6 +111,75 @@ impl Tables<4> for Memory {
     fn admitted(&mut self, service: u32, address: &[u8; 4]) -> bool {
         let network = |address: &[u8; 4], bits: u32| u64::from(u32::from_be_bytes(*address)) >> (32 - bits);
         self.sources.iter().any(|(id, range, bits)| *id == service && network(range, *bits) == network(address, *bits))
+    }
+
+    fn half_open(&mut self, key: &FlowKey<4>, into: &mut HalfOpen<4>) -> bool {
+        let found = self.half_open.get(key).filter(|entry| entry.flow.tag == tag(key));
+        if let Some(entry) = found {
+            *into = *entry;
+        }
+        found.is_some()
+    }
+
+    fn insert_half_open(&mut self, key: &FlowKey<4>, entry: &HalfOpen<4>, replace: bool) -> Result<(), NotInserted> {
+        let exists = self.half_open.contains_key(key);
+        if exists && !replace {
+            return Err(NotInserted::Exists);
+        }
+        if !exists && self.half_open.len() >= self.capacity {
+            return Err(NotInserted::Full);
+        }
+        self.half_open.insert(*key, *entry);
+        Ok(())
+    }
+
+    fn remove_half_open(&mut self, key: &FlowKey<4>) {
+        self.half_open.remove(key);
+    }
+
+    fn health(&mut self, backend: u32, generation: u32) -> Option<Health> {
+        let health = self.health.get(&backend).copied().unwrap_or_default();
+        Some(if health.generation == generation { health } else { Health { generation, ..Health::default() } })
+    }
+
+    fn set_health(&mut self, backend: u32, health: &Health) {
+        let entry = self.health.entry(backend).or_default();
+        let connections = if entry.generation == health.generation { entry.connections } else { 0 };
+        *entry = Health { connections, ..*health };
+    }
+
+    fn count_connection(&mut self, backend: u32, generation: u32, change: i32) {
+        let entry = self.health.entry(backend).or_default();
+        if entry.generation != generation {
+            *entry = Health { generation, ..Health::default() };
+        }
+        entry.connections = entry.connections.saturating_add_signed(change);
+    }
+
+    fn affinity(&mut self, key: &AffinityKey<4>) -> Option<Affinity> {
+        self.affinity.get(key).filter(|affinity| affinity.tag == affinity_tag(key)).copied()
+    }
+
+    fn set_affinity(&mut self, key: &AffinityKey<4>, affinity: &Affinity) {
+        self.affinity.insert(*key, *affinity);
+    }
+
+    fn turn(&mut self, service: u32) -> u32 {
+        let turn = self.turns.entry(service).or_default();
+        *turn += 1;
+        *turn - 1
+    }
+
+    fn vip(&mut self, key: &VipKey<4>) -> Option<Vip> {
+        self.vips.get(key).copied()
+    }
+
+    fn timeout_s(&mut self, protocol: u8, state: u8) -> u32 {
+        self.timeouts.of(protocol, state)
+    }
+
+    fn note(&mut self, backend: u32, outcome: Outcome) {
+        self.notes.push((backend, outcome));
     }
 
     fn direct_connection(&mut self, reply: &FlowKey<4>) -> bool {

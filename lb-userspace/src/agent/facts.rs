@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use crate::config::Settings;
 use crate::model::Protocol;
-use crate::plan::NodeFacts;
+use crate::plan::{Marks, NodeFacts};
 
 /// The kubelet's own port: through it the API server reaches into pods.
 const KUBELET_PORT: u16 = 10_250;
@@ -35,7 +35,7 @@ pub(super) async fn reserved(settings: &Settings, origin: &str) -> Reserved {
 
 /// The node's facts with these addresses.
 pub(super) fn facts(addresses: &BTreeSet<IpAddr>, reserved: &Reserved) -> NodeFacts {
-    NodeFacts { addresses: addresses.clone(), reserved: reserved.clone() }
+    NodeFacts { addresses: addresses.clone(), reserved: reserved.clone(), marks: Marks::default() }
 }
 
 fn own(settings: &Settings) -> Reserved {

@@ -104,7 +104,8 @@ pub struct Options {
     #[serde(deserialize_with = "text")]
     pub service_proxy_name: Option<ProxyName>,
 
-    /// Entries of the maps: services, backends, slots, flows4, flows6, sockets, names, stats, sources, vips
+    /// Entries of the maps: services, backends, slots, flows4, flows6, sockets, names, stats, sources, vips,
+    /// half_open, affinity
     #[arg(long, value_name = "NAME=N,…")]
     pub map_sizes: Option<MapSizes>,
 

@@ -31,6 +31,10 @@ pub struct MapSizes {
     pub sources: u32,
     /// Each `vips` map.
     pub vips: u32,
+    /// Each `half_open` map.
+    pub half_open: u32,
+    /// Each `affinity` map.
+    pub affinity: u32,
 }
 
 impl Default for MapSizes {
@@ -46,6 +50,8 @@ impl Default for MapSizes {
             stats: limits::STATS,
             sources: limits::SOURCES,
             vips: limits::VIPS,
+            half_open: limits::HALF_OPEN,
+            affinity: limits::AFFINITY,
         }
     }
 }
@@ -56,7 +62,7 @@ impl MapSizes {
         use lb_common::abi::map_name as name;
         Some(match map {
             name::SERVICES4 | name::SERVICES6 => self.services,
-            name::BACKENDS4 | name::BACKENDS6 => self.backends,
+            name::BACKENDS4 | name::BACKENDS6 | name::HEALTH4 | name::HEALTH6 => self.backends,
             name::SLOTS => self.slots,
             name::FLOWS4 => self.flows4,
             name::FLOWS6 => self.flows6,
@@ -65,6 +71,8 @@ impl MapSizes {
             name::STATS => self.stats,
             name::SOURCES4 | name::SOURCES6 => self.sources,
             name::VIPS4 | name::VIPS6 => self.vips,
+            name::HALF_OPEN4 | name::HALF_OPEN6 => self.half_open,
+            name::AFFINITY4 | name::AFFINITY6 => self.affinity,
             _ => return None,
         })
     }
@@ -81,6 +89,8 @@ impl MapSizes {
             "stats" => &mut self.stats,
             "sources" => &mut self.sources,
             "vips" => &mut self.vips,
+            "half_open" => &mut self.half_open,
+            "affinity" => &mut self.affinity,
             _ => return None,
         })
     }
@@ -90,7 +100,7 @@ impl MapSizes {
         let field = self.field(name).ok_or_else(|| {
             wrong(
                 "the size of a map",
-                "services, backends, slots, flows4, flows6, sockets, names, stats, sources or vips",
+                "services, backends, slots, flows4, flows6, sockets, names, stats, sources, vips, half_open or affinity",
             )
         })?;
         if !(MIN_MAP_ENTRIES..=MAX_MAP_ENTRIES).contains(&entries) {

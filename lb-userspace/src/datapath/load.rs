@@ -52,7 +52,7 @@ const INTERFACE_PROGRAMS: [&str; 8] =
 /// Checks what is pinned, makes what is missing, loads every program. Attaches nothing.
 pub(super) fn load(settings: &Settings, pins: &Pins, created: &mut Created) -> Result<Kernel, DatapathError> {
     let elf = object::embedded()?;
-    let shapes = object::shapes(&elf, &settings.sizes)?;
+    let shapes = object::shapes(&elf, settings)?;
     for (name, path) in map_name::ALL.map(|name| (name, pins.map(name))) {
         let shape =
             shapes.get(name).ok_or_else(|| DatapathError::BadObject { reason: format!("map {name} is missing") })?;
@@ -63,10 +63,11 @@ pub(super) fn load(settings: &Settings, pins: &Pins, created: &mut Created) -> R
 
     let (socket_lb, events, namespace) =
         (socket_lb_number(settings.socket_lb), u8::from(settings.events), namespace_cookie()?);
+    let flow_counters = u8::from(settings.flow_counters);
     let mut loader = EbpfLoader::new();
     for name in map_name::ALL {
         loader.map_pin_path(name, pins.map(name));
-        if let Some(entries) = settings.sizes.of(name) {
+        if let Some(entries) = settings.entries(name) {
             loader.map_max_entries(name, entries);
         }
     }
@@ -74,6 +75,13 @@ pub(super) fn load(settings: &Settings, pins: &Pins, created: &mut Created) -> R
         .override_global("SOCKET_LB", &socket_lb, true)
         .override_global("HOST_NETNS", &namespace, true)
         .override_global("EVENTS_ON", &events, true)
+        .override_global("FLOW_COUNTERS", &flow_counters, true)
+        .override_global("TIMEOUT_HALF_OPEN_S", &settings.timeouts.half_open_s, true)
+        .override_global("TIMEOUT_OPEN_S", &settings.timeouts.open_s, true)
+        .override_global("TIMEOUT_CLOSING_S", &settings.timeouts.closing_s, true)
+        .override_global("TIMEOUT_UDP_UNREPLIED_S", &settings.timeouts.udp_unreplied_s, true)
+        .override_global("TIMEOUT_UDP_REPLIED_S", &settings.timeouts.udp_replied_s, true)
+        .override_global("TIMEOUT_UDP_STREAM_S", &settings.timeouts.udp_stream_s, true)
         .override_global(aya_log::LEVEL, &settings.program_log_level, false);
     let mut ebpf = loader.load(&elf)?;
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use aya_obj::generated::bpf_map_type;
 use object::{Object as _, ObjectSection as _};
 
-use super::{DatapathError, settings::MapSizes, shape::Shape};
+use super::{DatapathError, settings::Settings, shape::Shape};
 
 static EMBEDDED: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ballast.o"));
 
@@ -33,7 +33,7 @@ pub(super) fn embedded() -> Result<Vec<u8>, DatapathError> {
 }
 
 /// The shape of each map that the programs of this object want, with the sizes asked for.
-pub(super) fn shapes(elf: &[u8], sizes: &MapSizes) -> Result<BTreeMap<String, Shape>, DatapathError> {
+pub(super) fn shapes(elf: &[u8], settings: &Settings) -> Result<BTreeMap<String, Shape>, DatapathError> {
     let object = aya_obj::Object::parse(elf).map_err(|error| bad(&error))?;
     Ok(object
         .maps
@@ -47,7 +47,7 @@ pub(super) fn shapes(elf: &[u8], sizes: &MapSizes) -> Result<BTreeMap<String, Sh
                 } else {
                     map.value_size()
                 },
-                max_entries: sizes.of(name).unwrap_or(map.max_entries()),
+                max_entries: settings.entries(name).unwrap_or(map.max_entries()),
                 flags: map.map_flags(),
             };
             (name.clone(), shape)

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use lb_common::{abi::map_name, state::Timeouts};
+
 pub use crate::config::{Interfaces, MapSizes, SocketLb, TcAttach, XdpMode};
 
 /// Everything that [`super::Datapath::open`] needs to know.
@@ -19,6 +21,10 @@ pub struct Settings {
     pub pod_interfaces: Interfaces,
     pub external_interfaces: Interfaces,
     pub sizes: MapSizes,
+    /// How long flows are remembered.
+    pub timeouts: Timeouts,
+    /// Whether packets and bytes of each flow are counted.
+    pub flow_counters: bool,
     /// Whether the programs write event records to the ring.
     pub events: bool,
     /// Level of the programs' own log (aya-log): 0 off, 1 error, 2 warn, 3 info, 4 debug, 5 trace. 0 costs nothing.
@@ -39,9 +45,22 @@ impl Default for Settings {
             pod_interfaces: Interfaces::Auto,
             external_interfaces: Interfaces::Auto,
             sizes: MapSizes::default(),
+            timeouts: Timeouts::DEFAULT,
+            flow_counters: false,
             events: true,
             program_log_level: 0,
             netlink_buffer_bytes: 1 << 20,
+        }
+    }
+}
+
+impl Settings {
+    /// The capacity for a map; `None`: as the programs declare it.
+    pub(super) fn entries(&self, map: &str) -> Option<u32> {
+        match map {
+            map_name::TRAFFIC4 if self.flow_counters => Some(self.sizes.flows4),
+            map_name::TRAFFIC6 if self.flow_counters => Some(self.sizes.flows6),
+            _ => self.sizes.of(map),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The truth as plain data: services and slices, with no Kubernetes types and no clock.
 
 mod node;
+mod options;
 mod refusal;
 mod service;
 mod slice;
@@ -11,6 +12,7 @@ use std::{fmt, sync::Arc};
 use imbl::OrdMap;
 
 pub use node::Node;
+pub use options::{Check, Question, Scheduler, ServiceOptions, UnknownScheduler, Weighed};
 pub use refusal::Refusal;
 pub use service::{Exposure, Family, Protocol, Service, ServicePort, TrafficPolicy};
 pub use slice::{Endpoint, Slice, SliceKey, SlicePort, uid_hash};

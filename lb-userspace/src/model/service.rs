@@ -5,7 +5,7 @@ use std::{fmt, net::IpAddr};
 use ipnet::IpNet;
 use lb_common::abi;
 
-use super::ObjectName;
+use super::{ObjectName, ServiceOptions};
 
 /// IPv4 or IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -108,6 +108,8 @@ pub struct Service {
     pub health_check_node_port: Option<u16>,
     /// Seconds of client affinity; 0: none.
     pub affinity_timeout_s: u32,
+    /// What annotations say; `None`: nothing.
+    pub options: Option<Box<ServiceOptions>>,
     /// Seconds since the epoch, for the order of age only; `None` where the source knows none (a file).
     pub created_s: Option<i64>,
 }

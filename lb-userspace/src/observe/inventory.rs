@@ -11,7 +11,7 @@ use std::net::IpAddr;
 
 use lb_common::abi::{self, backend_state, flow_flags, stat_kind};
 use lb_common::outcome::Outcome;
-use lb_common::state;
+use lb_common::state::{self, Timeouts};
 use serde::Serialize;
 
 use super::contents::{Contents, FamilyContents};
@@ -171,7 +171,7 @@ impl BackendTotals {
 
 fn count_flows<const N: usize>(family: &FamilyContents<N>, now: Monotonic, counts: &mut HashMap<BackendKey, u64>) {
     for (key, flow) in &family.flows {
-        if is_forward(flow) && !state::expired(flow, key.protocol, seconds(now)) {
+        if is_forward(flow) && !state::expired(flow, Timeouts::DEFAULT.of(key.protocol, flow.state), seconds(now)) {
             *counts.entry(backend_key::<N>(flow.backend, flow.generation)).or_default() += 1;
         }
     }

@@ -4,13 +4,14 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     net::{IpAddr, SocketAddr},
+    time::Duration,
 };
 
 use ipnet::IpNet;
 use lb_common::abi;
 
 use super::{DesiredEndpoint, Range};
-use crate::model::{ObjectName, Protocol, Refusal};
+use crate::model::{ObjectName, Protocol, Refusal, Scheduler};
 
 /// One (address, port, protocol) that services are reached by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -22,7 +23,15 @@ pub struct Frontend {
 
 impl Frontend {
     /// The entry that leads from here to the slot ranges, sealed.
-    pub fn entry(self, id: u32, generation: u32, uses: Use, ranges: Ranges, affinity_timeout_s: u32) -> abi::Service {
+    pub fn entry(
+        self,
+        id: u32,
+        generation: u32,
+        uses: Use,
+        ranges: Ranges,
+        affinity_timeout_s: u32,
+        scheduler: Scheduler,
+    ) -> abi::Service {
         let (inside, outside) = (ranges.of(uses.inside), ranges.of(uses.outside));
         let entry = abi::Service {
             id,
@@ -33,7 +42,7 @@ impl Frontend {
             outside_count: outside.count,
             seal: 0,
             affinity_timeout_s,
-            scheduler: abi::scheduler::RANDOM,
+            scheduler: scheduler.number(),
             flags: uses.flags,
             kind: uses.kind.number(),
             pad: 0,
@@ -148,6 +157,11 @@ pub struct Use {
 pub struct DesiredService {
     pub port_name: String,
     pub affinity_timeout_s: u32,
+    pub scheduler: Scheduler,
+    /// Slots of a Maglev table; `None`: by the number of endpoints.
+    pub maglev_size: Option<u32>,
+    /// `None`: the agent's own setting.
+    pub drain_period: Option<Duration>,
     /// At least one.
     pub frontends: BTreeMap<Frontend, Use>,
     /// Of the families of the frontends.

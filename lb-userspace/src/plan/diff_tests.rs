@@ -30,6 +30,7 @@ fn snapshot(endpoints: &[&str]) -> Snapshot {
         source_ranges: None,
         health_check_node_port: None,
         affinity_timeout_s: 30,
+        options: None,
         created_s: None,
     };
     let endpoint = |text: &&str| Endpoint {

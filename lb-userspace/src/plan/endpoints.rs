@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap, net::SocketAddr};
 
-use super::{Rule, Set, Tally, place::Place};
+use super::{Mark, Rule, Set, Tally, place::Place};
 use crate::model::{Endpoint, Family, Protocol, ServicePort, Slice};
 
 /// What the API says of an endpoint.
@@ -28,6 +28,9 @@ pub struct DesiredEndpoint {
     pub serving: bool,
     /// 0: no UID known.
     pub uid_hash: u32,
+    /// Never 0.
+    pub weight: u16,
+    pub mark: Mark,
 }
 
 impl DesiredEndpoint {
@@ -146,6 +149,8 @@ impl<'a> Candidate<'a> {
             local: place.is_here(listed),
             serving: listed.serving,
             uid_hash: listed.uid_hash,
+            weight: 1,
+            mark: Mark::None,
         };
         Self { address: SocketAddr::new(listed.address, port), endpoint, listed }
     }

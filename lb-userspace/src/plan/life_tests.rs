@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::plan::Mark;
 
 const NOW: Monotonic = Monotonic::from_duration(Duration::from_secs(100));
 
@@ -27,6 +28,8 @@ fn wanted(state: EndpointState) -> DesiredEndpoint {
         local: false,
         serving: false,
         uid_hash: 1,
+        weight: 1,
+        mark: Mark::None,
     }
 }
 

@@ -10,6 +10,7 @@ mod endpoints;
 mod frontends;
 mod ids;
 mod life;
+mod marks;
 mod op;
 mod place;
 mod planner;
@@ -22,11 +23,14 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
+use crate::model::Scheduler;
+
 pub use book::{Book, BookedService, Capacities};
 pub use desired::{Desired, DesiredService, Frontend, HealthCheck, Kind, PortKey, Ranges, Set, Use};
 pub use diff::{diff_service, diff_vip, evictions};
 pub use endpoints::{DesiredEndpoint, EndpointState};
 pub use ids::Range;
+pub use marks::{Mark, Marks, Target};
 pub use op::{BackendId, BackendRecord, Op, config, order};
 pub use planner::{Changes, NodeFacts, Planner, plan};
 pub use restore::{Loaded, Part, Stray, restore};
@@ -56,6 +60,10 @@ pub struct PlanSettings {
     pub external_ips: bool,
     /// Services with this value of the label `service.kubernetes.io/service-proxy-name` are ours; `None`: those without it.
     pub service_proxy_name: Option<String>,
+    /// How new flows are spread where the Service says nothing.
+    pub scheduler: Scheduler,
+    /// Whether connections that nobody answers are moved to another backend, where the Service says nothing.
+    pub retry: bool,
     /// How long flows to a backend that is gone from the API may go on.
     pub drain_period: Duration,
     /// How long flows to a terminating backend may go on at most.
@@ -76,6 +84,8 @@ impl Default for PlanSettings {
             nodeport_addresses: NodePortAddresses::All,
             external_ips: false,
             service_proxy_name: None,
+            scheduler: Scheduler::Random,
+            retry: true,
             drain_period: Duration::from_secs(30),
             terminating_max: Duration::from_hours(1),
             slot_grace: Duration::from_secs(1),

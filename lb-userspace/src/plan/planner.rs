@@ -9,7 +9,7 @@ use imbl::ordmap::DiffItem;
 use lb_common::abi::{self, vip_flags};
 
 use super::{
-    Desired, DesiredService, Frontend, HealthCheck, Kind, PlanSettings, PortKey, Rule, Tally,
+    Desired, DesiredService, Frontend, HealthCheck, Kind, Marks, PlanSettings, PortKey, Rule, Tally,
     claims::{Claim, Claims, HealthClaim, health_claim},
     endpoints::Listed,
     frontends,
@@ -26,6 +26,7 @@ pub struct NodeFacts {
     /// What no node port, load balancer or external IP may take: the API server, the kubelet, ports of our own. An unspecified
     /// address means every address of the node.
     pub reserved: BTreeSet<(IpAddr, u16, Protocol)>,
+    pub marks: Marks,
 }
 
 /// What is wanted otherwise than before.

@@ -14,7 +14,7 @@ use super::{
     frontends::{self, Guard},
     place::Place,
 };
-use crate::model::{Family, Protocol, Refusal, Service, ServicePort};
+use crate::model::{Family, Protocol, Refusal, Scheduler, Service, ServicePort};
 
 /// What is wanted of one service.
 #[derive(Debug, Default)]
@@ -106,6 +106,9 @@ impl Draft<'_> {
         DesiredService {
             port_name: port.name.clone(),
             affinity_timeout_s: self.service.affinity_timeout_s,
+            scheduler: Scheduler::Random,
+            maglev_size: None,
+            drain_period: None,
             frontends: uses,
             endpoints,
             sources: guarded.flat_map(|family| self.guard.ranges(family)).collect(),

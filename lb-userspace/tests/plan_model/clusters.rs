@@ -6,7 +6,7 @@ use lb_userspace::{
     model::{
         Endpoint, Exposure, Family, Node, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, TrafficPolicy,
     },
-    plan::{NodeFacts, NodePortAddresses, PlanSettings},
+    plan::{Marks, NodeFacts, NodePortAddresses, PlanSettings},
 };
 use proptest::{option, prelude::*, sample::subsequence};
 
@@ -128,6 +128,7 @@ fn service() -> impl Strategy<Value = Service> {
             source_ranges: external.2.map(|all| all.iter().map(|range| range.parse().expect("a network")).collect()),
             health_check_node_port: external.3,
             affinity_timeout_s: rest.0,
+            options: None,
             created_s: rest.1,
         },
     )
@@ -219,6 +220,7 @@ fn facts() -> impl Strategy<Value = NodeFacts> {
         0..2,
     );
     (addresses, reserved, prop::sample::select(vec![80u16, 30080])).prop_map(|(addresses, reserved, port)| NodeFacts {
+        marks: Marks::default(),
         addresses: addresses.into_iter().collect(),
         reserved: reserved.into_iter().map(|(address, protocol)| (address, port, protocol)).collect(),
     })

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use lb_common::abi::{service_flags, vip_flags};
 use lb_userspace::apply::{MemoryStore, Programmer};
 use lb_userspace::model::{Family, Monotonic, Node, Snapshot};
-use lb_userspace::plan::{BackendId, Desired, NodeFacts, PlanSettings, Planner};
+use lb_userspace::plan::{BackendId, Desired, Marks, NodeFacts, PlanSettings, Planner};
 use lb_userspace::source::convert;
 
 use super::case::Told;
@@ -38,7 +38,11 @@ fn world(told: &Told, zone: Option<&str>) -> Result<World> {
             snapshot.slices.insert(slice.key(), Arc::new(slice));
         }
     }
-    let facts = NodeFacts { addresses: node::addresses().clone(), reserved: settings.reserved.clone() };
+    let facts = NodeFacts {
+        addresses: node::addresses().clone(),
+        reserved: settings.reserved.clone(),
+        marks: Marks::default(),
+    };
     let settings = PlanSettings {
         node_name: Some(node::NAME.to_owned()),
         nodeport_addresses: settings.nodeport_addresses.clone(),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use lb_common::abi::{self, flow_state, socket_direction};
-use lb_common::state;
+use lb_common::state::{self, Timeouts};
 use serde::Serialize;
 
 use super::{FamilyContents, Inventory, backend_key, ip, is_forward, low_bits, protocol_name, seconds};
@@ -64,13 +64,15 @@ impl Inventory<'_> {
             .collect();
         let now_s = seconds(self.now);
         let living = family.flows.iter();
-        let living = living.filter(|(key, flow)| is_forward(flow) && !state::expired(flow, key.protocol, now_s));
+        let living = living.filter(|(key, flow)| {
+            is_forward(flow) && !state::expired(flow, Timeouts::DEFAULT.of(key.protocol, flow.state), now_s)
+        });
         living
             .map(|(key, flow)| {
                 let service = services.get(&backend_key::<N>(flow.backend, flow.generation));
                 let name = self.name(service.copied().unwrap_or(0));
                 let idle_s = now_s.saturating_sub(flow.seen_s);
-                let left_s = state::timeout_s(key.protocol, flow.state).saturating_sub(idle_s);
+                let left_s = Timeouts::DEFAULT.of(key.protocol, flow.state).saturating_sub(idle_s);
                 ConnectionView {
                     namespace: name.namespace,
                     service: name.service,

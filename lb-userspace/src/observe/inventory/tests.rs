@@ -65,6 +65,8 @@ pub fn flow(client_port: u16, backend: u32, seen_s: u32, flags: u8) -> (FlowKey<
         tag: 0,
         backend,
         seen_s,
+        since_s: 0,
+        isn: 0,
         address: [10, 1, 0, 2],
         port: 8080,
         client_port,

@@ -42,7 +42,8 @@ impl Draft<'_> {
                 (self.write(&mut promised, generation, &sets)?, generation)
             };
             for (frontend, uses) in frontends {
-                let entry = frontend.entry(self.id, generation, uses, ranges, wanted.affinity_timeout_s);
+                let entry =
+                    frontend.entry(self.id, generation, uses, ranges, wanted.affinity_timeout_s, wanted.scheduler);
                 if self.book.frontends.get(&frontend) != Some(&entry) {
                     self.ops.push(Op::WriteFrontend { frontend, entry, uses });
                 }

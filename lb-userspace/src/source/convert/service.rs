@@ -59,6 +59,7 @@ fn read_service(
         source_ranges: None,
         health_check_node_port: None,
         affinity_timeout_s: 0,
+        options: None,
         created_s: service.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
     };
     if exposure == Exposure::Addresses {

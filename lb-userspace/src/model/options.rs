@@ -1,0 +1,125 @@
+//! What a Service asks of this load balancer by its annotations, beyond the API's own fields.
+
+use std::{fmt, net::IpAddr, str::FromStr, time::Duration};
+
+use lb_common::abi;
+
+/// How new flows are spread over a service's backends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Scheduler {
+    /// Any backend, with equal chance.
+    #[default]
+    Random,
+    /// One backend after the other.
+    RoundRobin,
+    /// One after the other, each as often as its weight asks.
+    Weighted,
+    /// Of two backends drawn, the one with fewer connections for its weight.
+    LeastConnections,
+    /// By the client's address.
+    SourceHash,
+    /// By the tuple, over a table that moves few flows when the backends change.
+    Maglev,
+}
+
+impl Scheduler {
+    pub const ALL: [Self; 6] =
+        [Self::Random, Self::RoundRobin, Self::Weighted, Self::LeastConnections, Self::SourceHash, Self::Maglev];
+
+    /// [`abi::scheduler`].
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Random => abi::scheduler::RANDOM,
+            Self::RoundRobin => abi::scheduler::ROUND_ROBIN,
+            Self::Weighted => abi::scheduler::WEIGHTED,
+            Self::LeastConnections => abi::scheduler::LEAST_CONNECTIONS,
+            Self::SourceHash => abi::scheduler::SOURCE_HASH,
+            Self::Maglev => abi::scheduler::MAGLEV,
+        }
+    }
+
+    /// The one with this number.
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|one| one.number() == number)
+    }
+
+    /// Name in annotations, options and output.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Random => "random",
+            Self::RoundRobin => "round-robin",
+            Self::Weighted => "weighted",
+            Self::LeastConnections => "least-connections",
+            Self::SourceHash => "source-hash",
+            Self::Maglev => "maglev",
+        }
+    }
+}
+
+impl fmt::Display for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// There is no scheduler of this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{given:?} is no scheduler; there are random, round-robin, weighted, least-connections, source-hash and maglev"
+)]
+pub struct UnknownScheduler {
+    given: String,
+}
+
+impl FromStr for Scheduler {
+    type Err = UnknownScheduler;
+
+    fn from_str(text: &str) -> Result<Self, UnknownScheduler> {
+        Self::ALL.into_iter().find(|one| one.name() == text).ok_or_else(|| UnknownScheduler { given: text.into() })
+    }
+}
+
+/// Whose weight it is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Weighed {
+    Address(IpAddr),
+    /// Endpoints in this zone (`topology.kubernetes.io/zone`), unless their address has a weight of its own.
+    Zone(String),
+}
+
+/// What an active check asks.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Question {
+    /// Whether a TCP connection is accepted.
+    Tcp,
+    /// Whether GET of this path is answered with a status from 200 to 399.
+    Http { path: String },
+}
+
+/// Active checks of a service's endpoints, made by this node.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Check {
+    pub question: Question,
+    /// `None`: the endpoint's own port.
+    pub port: Option<u16>,
+    pub interval: Duration,
+    pub timeout: Duration,
+    /// So many failures in a row take a backend out.
+    pub failures: u8,
+    /// So many successes in a row bring it back.
+    pub successes: u8,
+}
+
+/// Everything that annotations of a Service say; `None` and empty: the agent's own setting.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServiceOptions {
+    pub scheduler: Option<Scheduler>,
+    /// Slots of a Maglev table; `None`: by the number of endpoints.
+    pub maglev_size: Option<u32>,
+    /// At most one for each address and zone. What has none weighs 1.
+    pub weights: Vec<(Weighed, u16)>,
+    pub drain_period: Option<Duration>,
+    /// Whether connections that nobody answers are moved, and refusals withheld.
+    pub retry: Option<bool>,
+    pub check: Option<Check>,
+}
