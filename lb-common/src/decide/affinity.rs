@@ -5,7 +5,7 @@ use crate::abi::{Affinity, AffinityKey, Service, affinity_tag};
 
 /// The backend that this client had last, if its time is not over. Whether it still takes new flows is for the caller to see.
 #[inline(always)]
-pub(super) fn recall<const N: usize, T: Tables<N>>(
+pub fn recall<const N: usize, T: Tables<N>>(
     tables: &mut T,
     service: &Service,
     key: &AffinityKey<N>,
@@ -18,7 +18,7 @@ pub(super) fn recall<const N: usize, T: Tables<N>>(
 
 /// Remembers the backend of a new connection.
 #[inline(always)]
-pub(super) fn remember<const N: usize, T: Tables<N>>(
+pub fn remember<const N: usize, T: Tables<N>>(
     tables: &mut T,
     key: &AffinityKey<N>,
     backend: u32,

@@ -11,6 +11,7 @@ mod known;
 mod schedule;
 mod select;
 
+pub use affinity::{recall, remember};
 pub use client::Client;
 pub use select::{Picked, pick};
 
