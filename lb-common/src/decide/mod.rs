@@ -10,10 +10,12 @@ mod direct;
 mod known;
 mod schedule;
 mod select;
+mod vip;
 
 pub use affinity::{recall, remember};
 pub use client::Client;
 pub use select::{Picked, pick};
+pub use vip::{echoes, is_vip};
 
 use crate::abi::{
     Affinity, AffinityKey, Backend, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot, Vip, VipKey,
@@ -251,7 +253,10 @@ pub fn decide<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, 
     } else if !hook.has(Hook::REQUESTS) {
         return;
     }
-    if !select::select(tables, work, hook, outcome) && hook.has(Hook::FROM_CLIENT) {
+    if select::select(tables, work, hook, outcome) || vip::unserved(tables, work, hook) {
+        return;
+    }
+    if hook.has(Hook::FROM_CLIENT) {
         direct::decide(tables, work);
     }
 }
