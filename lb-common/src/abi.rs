@@ -54,12 +54,13 @@ pub mod map_name {
     pub const FRAGMENTS6: &str = "fragments6";
     pub const TRAFFIC4: &str = "traffic4";
     pub const TRAFFIC6: &str = "traffic6";
+    pub const SETTINGS: &str = "settings";
 
     /// All of them.
-    pub const ALL: [&str; 30] = [
+    pub const ALL: [&str; 31] = [
         SERVICES4, SERVICES6, SLOTS, BACKENDS4, BACKENDS6, FLOWS4, FLOWS6, SOCKETS4, SOCKETS6, NAMES, OUTCOMES, STATS,
         EVENTS, LINKS, CONFIG, SOURCES4, SOURCES6, VIPS4, VIPS6, HALF_OPEN4, HALF_OPEN6, HEALTH4, HEALTH6, AFFINITY4,
-        AFFINITY6, TURNS, FRAGMENTS4, FRAGMENTS6, TRAFFIC4, TRAFFIC6,
+        AFFINITY6, TURNS, FRAGMENTS4, FRAGMENTS6, TRAFFIC4, TRAFFIC6, SETTINGS,
     ];
 
     const _: () = {
@@ -458,7 +459,11 @@ pub struct Fragment {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Traffic {
+    /// As in the [`Flow`]: counts of an earlier flow of the tuple are not this one's.
+    pub since_s: u32,
+    pub pad: u32,
     pub packets: u64,
+    /// Of the network header and what follows it.
     pub bytes: u64,
 }
 
@@ -556,6 +561,21 @@ pub struct Config {
     /// Revision of the snapshot that the tables hold.
     pub revision_low: u32,
     pub revision_high: u32,
+}
+
+/// Value of `settings` (one element): what the programs were loaded with, as far as a reader of their tables must know it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct LoadSettings {
+    /// Seconds without a packet after which a flow is forgotten (see `state::Timeouts`); 0: not known.
+    pub half_open_s: u32,
+    pub open_s: u32,
+    pub closing_s: u32,
+    pub udp_unreplied_s: u32,
+    pub udp_replied_s: u32,
+    pub udp_stream_s: u32,
+    /// 1: `traffic4` and `traffic6` count the packets and bytes of each flow.
+    pub flow_counters: u32,
 }
 
 /// A record in the `events` ring.
@@ -688,7 +708,7 @@ sizes! {
     FragmentKey<4> = 16,
     FragmentKey<16> = 40,
     Fragment = 12,
-    Traffic = 16,
+    Traffic = 24,
     SocketKey<4> = 16,
     SocketKey<16> = 28,
     SocketPeer<4> = 20,
@@ -697,5 +717,6 @@ sizes! {
     StatKey = 8,
     Link = 8,
     Config = 16,
+    LoadSettings = 28,
     Event = 64,
 }

@@ -1,6 +1,6 @@
 //! The life of a flow and of a backend as one packet sees it: pure functions of state, event and time.
 
-use crate::abi::{Backend, Flow, TCP, UDP, backend_flags, backend_state, flow_flags, flow_state};
+use crate::abi::{Backend, Flow, LoadSettings, TCP, UDP, backend_flags, backend_state, flow_flags, flow_state};
 use crate::limits::{
     TCP_CLOSING_TIMEOUT_S, TCP_HALF_OPEN_TIMEOUT_S, TCP_OPEN_TIMEOUT_S, UDP_REPLIED_TIMEOUT_S, UDP_STREAM_TIMEOUT_S,
     UDP_UNREPLIED_TIMEOUT_S,
@@ -53,6 +53,34 @@ impl Timeouts {
         udp_replied_s: UDP_REPLIED_TIMEOUT_S,
         udp_stream_s: UDP_STREAM_TIMEOUT_S,
     };
+
+    /// As noted in the tables by who loaded the programs; the default where nothing is.
+    pub const fn noted(settings: &LoadSettings) -> Self {
+        const fn or(noted_s: u32, default_s: u32) -> u32 {
+            if noted_s == 0 { default_s } else { noted_s }
+        }
+        Self {
+            half_open_s: or(settings.half_open_s, Self::DEFAULT.half_open_s),
+            open_s: or(settings.open_s, Self::DEFAULT.open_s),
+            closing_s: or(settings.closing_s, Self::DEFAULT.closing_s),
+            udp_unreplied_s: or(settings.udp_unreplied_s, Self::DEFAULT.udp_unreplied_s),
+            udp_replied_s: or(settings.udp_replied_s, Self::DEFAULT.udp_replied_s),
+            udp_stream_s: or(settings.udp_stream_s, Self::DEFAULT.udp_stream_s),
+        }
+    }
+
+    /// What is to be noted of these in the tables.
+    pub const fn note(&self, flow_counters: bool) -> LoadSettings {
+        LoadSettings {
+            half_open_s: self.half_open_s,
+            open_s: self.open_s,
+            closing_s: self.closing_s,
+            udp_unreplied_s: self.udp_unreplied_s,
+            udp_replied_s: self.udp_replied_s,
+            udp_stream_s: self.udp_stream_s,
+            flow_counters: flow_counters as u32,
+        }
+    }
 
     /// The one of a flow in this state. SCTP has those of TCP.
     #[inline(always)]
@@ -189,6 +217,13 @@ mod tests {
         assert_eq!(closing, flow_state::CLOSING);
         assert_eq!(after_forward(closing, TCP, tcp_flag::ACK), flow_state::CLOSING);
         assert_eq!(after_reply(closing, TCP, tcp_flag::ACK), flow_state::CLOSING);
+    }
+
+    #[test]
+    fn what_is_noted_in_the_tables_is_read_again() {
+        let timeouts = Timeouts { half_open_s: 7, udp_stream_s: 9, ..Timeouts::DEFAULT };
+        assert_eq!(Timeouts::noted(&timeouts.note(true)), timeouts);
+        assert_eq!(Timeouts::noted(&LoadSettings::default()), Timeouts::DEFAULT);
     }
 
     #[test]

@@ -4,11 +4,12 @@ use core::arch::asm;
 
 use aya_ebpf::Global;
 use aya_ebpf::bindings::BPF_NOEXIST;
-use lb_common::abi::{Event, FlowKey, StatKey, stat_kind};
-use lb_common::decide::Work;
+use lb_common::abi::{Event, FlowKey, StatKey, Traffic, stat_kind};
+use lb_common::decide::{Action, Work};
 use lb_common::outcome::Outcome;
 
-use crate::maps::{EVENTS, OUTCOMES, STATS};
+use crate::maps::{EVENTS, Family, OUTCOMES, STATS};
+use crate::tables::Kernel;
 
 /// Whether event records are written: set at load.
 #[unsafe(no_mangle)]
@@ -91,16 +92,43 @@ const fn is_event(outcome: Outcome) -> bool {
 }
 
 /// Counts a verdict: its outcome, and what it says of service and backend. A backend belongs to one service, so that a known flow's
-/// packets are counted by backend only.
+/// packets are counted by backend only. `bytes`: of the network header and what follows it.
 #[inline(always)]
-pub fn packet<const N: usize>(work: &Work<N>, hook: u8, ifindex: u32) {
+pub fn packet<const N: usize>(work: &Work<N>, hook: u8, ifindex: u32, bytes: u32)
+where
+    Kernel: Family<N>,
+{
     let verdict = &work.verdict;
+    if FLOW_COUNTERS.load() != 0 && matches!(verdict.action, Action::ToBackend | Action::ToClient) {
+        traffic(work, bytes);
+    }
     outcome(verdict.outcome, Counter::Packet);
     match verdict.outcome {
         Outcome::Passed => {}
         Outcome::Forwarded | Outcome::Replied => about::<N>(0, verdict.backend, verdict.outcome, Counter::Packet),
         _ => self::verdict(work, hook, ifindex),
     }
+}
+
+/// Counts a packet of a flow in its own direction. A function of its own: most agents are loaded without it.
+#[inline(never)]
+fn traffic<const N: usize>(work: &Work<N>, bytes: u32)
+where
+    Kernel: Family<N>,
+{
+    let (key, since_s) = (&work.packet.key, work.since_s());
+    if let Some(entry) = <Kernel as Family<N>>::traffic(key) {
+        // SAFETY: a live map value, aligned to eight bytes; other CPUs add at the same time.
+        unsafe {
+            if (*entry).since_s == since_s {
+                let (packets, total) = (&raw mut (*entry).packets, &raw mut (*entry).bytes);
+                asm!("lock *(u64 *)({packets} + 0) += {one}", packets = in(reg) packets, one = in(reg) 1_u64);
+                asm!("lock *(u64 *)({total} + 0) += {bytes}", total = in(reg) total, bytes = in(reg) u64::from(bytes));
+                return;
+            }
+        }
+    }
+    <Kernel as Family<N>>::insert_traffic(key, &Traffic { since_s, pad: 0, packets: 1, bytes: u64::from(bytes) });
 }
 
 /// Counts a verdict in full. A function of its own: off the known flow's path, and out of its stack.

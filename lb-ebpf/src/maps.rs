@@ -6,7 +6,7 @@ use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCp
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, Config, Event, Flow, FlowKey, Fragment, FragmentKey, HalfOpen, Health, Link,
-    SOURCE_SERVICE_BITS, Service, ServiceKey, ServiceName, Slot, SocketKey, SocketPeer, Source, SourceKey, StatKey,
+    LoadSettings, SOURCE_SERVICE_BITS, Service, ServiceKey, ServiceName, Slot, SocketKey, SocketPeer, Source, SourceKey, StatKey,
     Traffic, Vip, VipKey,
 };
 use lb_common::decide::Work;
@@ -47,6 +47,9 @@ pub static EVENTS: RingBuf<Event, { limits::EVENTS_BYTES as usize }> = RingBuf::
 pub static LINKS: HashMap<u32, Link, { limits::LINKS as usize }, ON_DEMAND> = HashMap::new();
 #[btf_map(name = "config")]
 pub static CONFIG: Array<Config, 1> = Array::new();
+/// Written by who loads the programs: its readers know what these were loaded with also when no agent runs.
+#[btf_map(name = "settings")]
+pub static SETTINGS: Array<LoadSettings, 1> = Array::new();
 
 #[btf_map(name = "sources4")]
 pub static SOURCES4: LpmTrie<SourceKey<4>, Source, { limits::SOURCES as usize }> = LpmTrie::new();
@@ -106,6 +109,8 @@ pub trait Family<const N: usize> {
     fn affinity(key: &AffinityKey<N>) -> Option<*mut Affinity>;
     fn insert_affinity(key: &AffinityKey<N>, affinity: &Affinity);
     fn vip(key: &VipKey<N>) -> Option<Vip>;
+    fn traffic(key: &FlowKey<N>) -> Option<*mut Traffic>;
+    fn insert_traffic(key: &FlowKey<N>, traffic: &Traffic);
     fn socket(key: &SocketKey<N>) -> Option<SocketPeer<N>>;
     fn insert_socket(key: &SocketKey<N>, peer: &SocketPeer<N>);
     fn remove_socket(key: &SocketKey<N>);
@@ -113,7 +118,7 @@ pub trait Family<const N: usize> {
 
 macro_rules! family {
     ($n:literal, $services:ident, $backends:ident, $flows:ident, $sources:ident, $sockets:ident, $scratch:ident,
-     $half_open:ident, $health:ident, $affinity:ident, $vips:ident) => {
+     $half_open:ident, $health:ident, $affinity:ident, $vips:ident, $traffic:ident) => {
         impl Family<$n> for crate::tables::Kernel {
             #[inline(always)]
             fn services() -> &'static HashMap<ServiceKey<$n>, Service, { limits::SERVICES as usize }, ON_DEMAND> {
@@ -179,6 +184,15 @@ macro_rules! family {
                 unsafe { $vips.get(key) }.copied()
             }
             #[inline(always)]
+            fn traffic(key: &FlowKey<$n>) -> Option<*mut Traffic> {
+                $traffic.get_ptr_mut(key)
+            }
+            #[inline(always)]
+            fn insert_traffic(key: &FlowKey<$n>, traffic: &Traffic) {
+                // A full LRU map makes room by itself.
+                let _ = $traffic.insert(key, traffic, 0);
+            }
+            #[inline(always)]
             fn socket(key: &SocketKey<$n>) -> Option<SocketPeer<$n>> {
                 // SAFETY: the value is copied at once; a recycled element shows at worst another socket's peer, whose
                 // backend is checked by its generation.
@@ -198,8 +212,8 @@ macro_rules! family {
 }
 
 family!(
-    4, SERVICES4, BACKENDS4, FLOWS4, SOURCES4, SOCKETS4, SCRATCH4, HALF_OPEN4, HEALTH4, AFFINITY4, VIPS4
+    4, SERVICES4, BACKENDS4, FLOWS4, SOURCES4, SOCKETS4, SCRATCH4, HALF_OPEN4, HEALTH4, AFFINITY4, VIPS4, TRAFFIC4
 );
 family!(
-    16, SERVICES6, BACKENDS6, FLOWS6, SOURCES6, SOCKETS6, SCRATCH6, HALF_OPEN6, HEALTH6, AFFINITY6, VIPS6
+    16, SERVICES6, BACKENDS6, FLOWS6, SOURCES6, SOCKETS6, SCRATCH6, HALF_OPEN6, HEALTH6, AFFINITY6, VIPS6, TRAFFIC6
 );

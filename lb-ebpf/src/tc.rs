@@ -75,7 +75,9 @@ where
     let ifindex = unsafe { (*skb).ifindex };
     let mut tables = Kernel { context: skb.cast(), ifindex };
     decide::<N, Kernel>(&mut tables, work, P::HOOK);
-    count::packet(work, P::ID, ifindex);
+    // SAFETY: reads the context.
+    let bytes = unsafe { (*skb).len }.saturating_sub(P::NETWORK as u32);
+    count::packet(work, P::ID, ifindex, bytes);
     let verdict = &work.verdict;
     debug!(
         skb,

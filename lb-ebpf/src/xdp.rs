@@ -50,7 +50,8 @@ where
         }
         Action::Drop | Action::ToBackend => {}
     }
-    count::packet(work, hook::XDP, ifindex);
+    let Bytes { start, end } = bytes(context);
+    count::packet(work, hook::XDP, ifindex, end.saturating_sub(start + ETHERNET) as u32);
     let verdict = &work.verdict;
     if verdict.action == Action::Drop {
         return XDP_DROP;

@@ -12,8 +12,8 @@ use std::{
 
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuHashMap, lpm_trie::Key};
 use lb_common::abi::{
-    Affinity, AffinityKey, Backend, Config, Flow, FlowKey, HalfOpen, Health, Link, Service, ServiceKey, ServiceName,
-    Slot, SocketKey, SocketPeer, Source, SourceKey, StatKey, Traffic, V4, V6, Vip, VipKey, map_name,
+    Affinity, AffinityKey, Backend, Config, Flow, FlowKey, HalfOpen, Health, Link, LoadSettings, Service, ServiceKey,
+    ServiceName, Slot, SocketKey, SocketPeer, Source, SourceKey, StatKey, Traffic, V4, V6, Vip, VipKey, map_name,
 };
 
 pub use table::{Calls, Table};
@@ -79,6 +79,8 @@ pub struct Pinned {
     pub links: HashMap<MapData, u32, Link>,
     /// One element.
     pub config: Array<MapData, Config>,
+    /// One element.
+    pub settings: Array<MapData, LoadSettings>,
     /// Where the event ring is pinned; see [`Pinned::open_events`].
     pub events: PathBuf,
     /// System calls of the [`Table`]s so far.
@@ -117,6 +119,7 @@ impl Pinned {
             stats_capacity: max_entries(dir, map_name::STATS)?,
             links: open(dir, map_name::LINKS)?,
             config: open(dir, map_name::CONFIG)?,
+            settings: open(dir, map_name::SETTINGS)?,
             events: dir.join(map_name::EVENTS),
             calls,
         })

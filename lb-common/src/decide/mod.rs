@@ -199,6 +199,12 @@ impl<const N: usize> Work<N> {
         Self { packet, verdict, flow, pair_key: packet.key, pair: flow }
     }
 
+    /// When the flow of a packet that goes on was first seen, seconds of `CLOCK_MONOTONIC`.
+    #[inline(always)]
+    pub const fn since_s(&self) -> u32 {
+        self.flow.since_s
+    }
+
     /// Records a verdict that rewrites nothing.
     #[inline(always)]
     fn settle(&mut self, action: Action, outcome: Outcome) {

@@ -110,7 +110,8 @@ async fn with_source(
         "started"
     );
     let (snapshots, status, stop) = (source.snapshots.clone(), source.status.clone(), stop.clone());
-    let ended = run::run(run::Parts { datapath, snapshots, source: status, tables, audits, signals, stop }).await;
+    let parts = run::Parts { datapath, snapshots, source: status, tables, audits, signals, stop };
+    let ended = Box::pin(run::run(parts)).await;
     drop(tasks);
     report_socket::remove(&settings.run_dir);
     ended
@@ -198,6 +199,8 @@ fn datapath_settings(settings: &Settings) -> datapath::Settings {
         pod_interfaces: settings.pod_interfaces.clone(),
         external_interfaces: settings.external_interfaces.clone(),
         sizes: settings.map_sizes,
+        timeouts: settings.flow_timeouts.0,
+        flow_counters: settings.flow_counters,
         program_log_level: settings.program_log_level.as_number(),
         ..datapath::Settings::default()
     }

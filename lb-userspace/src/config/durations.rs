@@ -61,7 +61,7 @@ pub const FAIL_STALE: Bounds = Bounds {
 
 impl Bounds {
     /// Reads `30s`, `5m`, `1h30m`.
-    fn parse(self, text: &str) -> Result<Duration, String> {
+    pub(super) fn parse(self, text: &str) -> Result<Duration, String> {
         match humantime::parse_duration(text) {
             Ok(duration) if (self.min..=self.max).contains(&duration) => Ok(duration),
             Ok(duration) => Err(format!(

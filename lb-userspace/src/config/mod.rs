@@ -1,6 +1,9 @@
 //! The agent's settings: flags, and a YAML file with the same names; flags win.
 
+mod check_limits;
 mod durations;
+mod flow_timeouts;
+mod named;
 mod nodeports;
 mod options;
 mod settings;
@@ -9,7 +12,10 @@ mod values;
 
 use std::time::Duration;
 
+pub use check_limits::CheckLimits;
 pub use durations::{Bounds, Period};
+pub use flow_timeouts::FlowTimeouts;
+pub use named::NamedError;
 pub use nodeports::{NodePortAddresses, ProxyName};
 pub use options::{ConfigError, Options};
 pub use settings::Settings;

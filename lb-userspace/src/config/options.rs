@@ -13,8 +13,8 @@ use super::durations::{
     terminating_max, watch_silence,
 };
 use super::{
-    ApiServer, CgroupRoot, Interfaces, LogFormat, LogLevel, MapSizes, NodePortAddresses, Period, ProxyName, SocketLb,
-    Source, Switch, TcAttach, XdpMode,
+    ApiServer, CgroupRoot, CheckLimits, FlowTimeouts, Interfaces, LogFormat, LogLevel, MapSizes, NodePortAddresses,
+    Period, ProxyName, SocketLb, Source, Switch, TcAttach, XdpMode,
 };
 
 /// Why there are no settings.
@@ -103,6 +103,20 @@ pub struct Options {
     #[arg(long, value_name = "NAME")]
     #[serde(deserialize_with = "text")]
     pub service_proxy_name: Option<ProxyName>,
+
+    /// Seconds without a packet after which a flow is forgotten: half-open, open, closing, udp-unreplied,
+    /// udp-replied, udp-stream [default: half-open=60s,open=2h15m,closing=2m,udp-unreplied=30s,udp-replied=30s,udp-stream=2m]
+    #[arg(long, value_name = "NAME=DURATION,…")]
+    pub flow_timeouts: Option<FlowTimeouts>,
+
+    /// Count packets and bytes of each flow; set when the programs are loaded, costs nothing when off [default: off]
+    #[arg(long, value_name = "on|off")]
+    #[serde(deserialize_with = "text")]
+    pub flow_counters: Option<Switch>,
+
+    /// How many active checks are made in a second and at the same time [default: per-second=200,in-flight=128]
+    #[arg(long, value_name = "NAME=N,…")]
+    pub check_limits: Option<CheckLimits>,
 
     /// Entries of the maps: services, backends, slots, flows4, flows6, sockets, names, stats, sources, vips,
     /// half_open, affinity

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{
-    self as defaults, ApiServer, CgroupRoot, ConfigError, Interfaces, LogFormat, LogLevel, MapSizes, NodePortAddresses,
-    Options, Period, SocketLb, Source, Switch, TcAttach, XdpMode,
+    self as defaults, ApiServer, CgroupRoot, CheckLimits, ConfigError, FlowTimeouts, Interfaces, LogFormat, LogLevel,
+    MapSizes, NodePortAddresses, Options, Period, SocketLb, Source, Switch, TcAttach, XdpMode,
 };
 
 /// What the agent runs with: every option has a value.
@@ -26,6 +26,9 @@ pub struct Settings {
     pub nodeport_addresses: NodePortAddresses,
     pub external_ips: bool,
     pub service_proxy_name: Option<String>,
+    pub flow_timeouts: FlowTimeouts,
+    pub flow_counters: bool,
+    pub check_limits: CheckLimits,
     pub map_sizes: MapSizes,
     /// `None`: off.
     pub audit_interval: Option<Duration>,
@@ -66,6 +69,9 @@ impl Options {
             nodeport_addresses: self.nodeport_addresses.or(other.nodeport_addresses),
             external_ips: self.external_ips.or(other.external_ips),
             service_proxy_name: self.service_proxy_name.or(other.service_proxy_name),
+            flow_timeouts: self.flow_timeouts.or(other.flow_timeouts),
+            flow_counters: self.flow_counters.or(other.flow_counters),
+            check_limits: self.check_limits.or(other.check_limits),
             map_sizes: self.map_sizes.or(other.map_sizes),
             audit_interval: self.audit_interval.or(other.audit_interval),
             resync_interval: self.resync_interval.or(other.resync_interval),
@@ -118,6 +124,9 @@ impl Options {
             nodeport_addresses: self.nodeport_addresses.unwrap_or_default(),
             external_ips: self.external_ips == Some(Switch::On),
             service_proxy_name: self.service_proxy_name.map(|name| name.0),
+            flow_timeouts: self.flow_timeouts.unwrap_or_default(),
+            flow_counters: self.flow_counters == Some(Switch::On),
+            check_limits: self.check_limits.unwrap_or_default(),
             map_sizes: self.map_sizes.unwrap_or_default(),
             audit_interval: period(self.audit_interval, Some(defaults::DEFAULT_AUDIT_INTERVAL)),
             resync_interval: period(self.resync_interval, Some(defaults::DEFAULT_RESYNC_INTERVAL)),

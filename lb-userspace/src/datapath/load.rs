@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    fs,
     os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
 };
 
@@ -10,7 +11,7 @@ use aya::{
     maps::{HashMap, Map, MapData},
     programs::{Program, ProgramInfo},
 };
-use lb_common::abi::{ABI_VERSION, Config, Link, map_name};
+use lb_common::abi::{ABI_VERSION, Config, Link, LoadSettings, map_name};
 
 use super::{
     DatapathError, cgroup_links, object,
@@ -49,17 +50,30 @@ pub(super) struct Kernel {
 const INTERFACE_PROGRAMS: [&str; 8] =
     ["pod_in", "pod_out", "bridge_in", "node_in", "node_out", "node_in_l3", "node_out_l3", "xdp_node"];
 
+/// Maps that hold nothing but counts, so that others of another size may take their place: `--flow-counters` changes it.
+const COUNTERS: [&str; 2] = [map_name::TRAFFIC4, map_name::TRAFFIC6];
+
 /// Checks what is pinned, makes what is missing, loads every program. Attaches nothing.
 pub(super) fn load(settings: &Settings, pins: &Pins, created: &mut Created) -> Result<Kernel, DatapathError> {
     let elf = object::embedded()?;
     let shapes = object::shapes(&elf, settings)?;
+    let mut outgrown = Vec::new();
     for (name, path) in map_name::ALL.map(|name| (name, pins.map(name))) {
         let shape =
             shapes.get(name).ok_or_else(|| DatapathError::BadObject { reason: format!("map {name} is missing") })?;
-        shape::check_pin(name, &path, shape)?;
+        match shape::check_pin(name, &path, shape) {
+            Err(DatapathError::MapMismatch { field: "max_entries", .. }) if COUNTERS.contains(&name) => {
+                outgrown.push(path.clone());
+            }
+            checked => checked?,
+        }
         created.expect(path);
     }
     shape::check_version(&pins.map(map_name::CONFIG))?;
+    for path in outgrown {
+        // The programs at work keep theirs until they are replaced.
+        fs::remove_file(&path).map_err(DatapathError::file("remove", &path))?;
+    }
 
     let (socket_lb, events, namespace) =
         (socket_lb_number(settings.socket_lb), u8::from(settings.events), namespace_cookie()?);
@@ -92,6 +106,7 @@ pub(super) fn load(settings: &Settings, pins: &Pins, created: &mut Created) -> R
         programs.insert(name, load_program(&mut ebpf, name)?);
     }
     write_version(&mut ebpf)?;
+    note_settings(&mut ebpf, settings)?;
     let links = take(&mut ebpf, map_name::LINKS)?.try_into().map_err(aya::EbpfError::MapError)?;
     Ok(Kernel { programs, links, log: program_log(&mut ebpf, settings.program_log_level)? })
 }
@@ -131,6 +146,14 @@ fn write_version(ebpf: &mut Ebpf) -> Result<(), DatapathError> {
         }
         config.set(0, Config { abi_version: ABI_VERSION, ..found }, 0)
     });
+    written.map_err(|error| aya::EbpfError::MapError(error).into())
+}
+
+/// Tells readers of the tables what the programs were loaded with.
+fn note_settings(ebpf: &mut Ebpf, settings: &Settings) -> Result<(), DatapathError> {
+    let mut noted: aya::maps::Array<MapData, LoadSettings> =
+        take(ebpf, map_name::SETTINGS)?.try_into().map_err(aya::EbpfError::MapError)?;
+    let written = noted.set(0, settings.timeouts.note(settings.flow_counters), 0);
     written.map_err(|error| aya::EbpfError::MapError(error).into())
 }
 

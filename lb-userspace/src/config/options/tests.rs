@@ -10,7 +10,7 @@ fn from_flags(flags: &[&str]) -> Options {
     Options::from_arg_matches(&matches).expect("valid flags")
 }
 
-const FLAGS: [&str; 30] = [
+const FLAGS: [&str; 33] = [
     "--source=kube",
     "--kubeconfig=/k",
     "--api-server=https://10.0.0.1:6443",
@@ -25,6 +25,9 @@ const FLAGS: [&str; 30] = [
     "--nodeport-addresses=10.0.0.0/8,fd00::/8",
     "--external-ips=on",
     "--service-proxy-name=ballast",
+    "--flow-timeouts=open=2h,udp-stream=1m",
+    "--flow-counters=on",
+    "--check-limits=per-second=10,in-flight=3",
     "--map-sizes=services=100,flows4=2048",
     "--audit-interval=off",
     "--resync-interval=1m",
@@ -83,6 +86,9 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(settings.nodeport_addresses, NodePortAddresses::All);
     assert!(!settings.external_ips && settings.service_proxy_name.is_none());
     assert_eq!(settings.map_sizes, MapSizes::default());
+    assert_eq!(settings.flow_timeouts.0, lb_common::state::Timeouts::DEFAULT);
+    assert!(!settings.flow_counters);
+    assert_eq!((settings.check_limits.per_second.get(), settings.check_limits.in_flight.get()), (200, 128));
     assert_eq!(settings.audit_interval, Some(Duration::from_secs(30)));
     assert_eq!(settings.resync_interval, Some(Duration::from_mins(5)));
     assert_eq!(settings.watch_silence, Duration::from_secs(30));

@@ -1,0 +1,109 @@
+//! `--flow-timeouts`: after how long without a packet a flow is forgotten, by its state.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use lb_common::state::Timeouts;
+use serde::{Deserialize, Deserializer};
+
+use super::durations::Bounds;
+use super::named::{self, Named, NamedError};
+
+/// Timeouts as they are loaded with the programs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowTimeouts(pub Timeouts);
+
+const MINUTE: Duration = Duration::from_mins(1);
+
+/// Shorter ones would forget a flow between two retransmits of its SYN (1 s, then 2 s).
+const HALF_OPEN: Bounds = Bounds {
+    min: Duration::from_secs(4),
+    max: Duration::from_mins(10),
+    because: "a SYN is sent again after 1s and 2s",
+};
+/// The longest is conntrack's five days.
+const OPEN: Bounds =
+    Bounds { min: MINUTE, max: Duration::from_hours(120), because: "an idle connection that is forgotten is refused" };
+const CLOSING: Bounds =
+    Bounds { min: Duration::from_secs(1), max: Duration::from_hours(1), because: "the last segments must get through" };
+const UDP: Bounds = Bounds {
+    min: Duration::from_secs(1),
+    max: Duration::from_hours(1),
+    because: "nothing tells that a UDP flow is over",
+};
+
+impl Named for FlowTimeouts {
+    const WHAT: &'static str = "the timeout of a flow";
+    const WRITTEN: &'static str = "NAME=DURATION, as open=2h";
+
+    fn set(&mut self, name: &str, value: &str) -> Result<(), NamedError> {
+        let timeouts = &mut self.0;
+        let (field, bounds) = match name {
+            "half-open" => (&mut timeouts.half_open_s, HALF_OPEN),
+            "open" => (&mut timeouts.open_s, OPEN),
+            "closing" => (&mut timeouts.closing_s, CLOSING),
+            "udp-unreplied" => (&mut timeouts.udp_unreplied_s, UDP),
+            "udp-replied" => (&mut timeouts.udp_replied_s, UDP),
+            "udp-stream" => (&mut timeouts.udp_stream_s, UDP),
+            _ => {
+                return Err(NamedError::new(
+                    name,
+                    "the timeout of a flow",
+                    "half-open, open, closing, udp-unreplied, udp-replied or udp-stream",
+                ));
+            }
+        };
+        let wrong = |expected: String| NamedError::new(&format!("{name}={value}"), "the timeout of a flow", &expected);
+        let duration = bounds.parse(value).map_err(&wrong)?;
+        if duration.subsec_nanos() != 0 {
+            return Err(wrong("whole seconds".into()));
+        }
+        *field = u32::try_from(duration.as_secs()).map_err(|error| wrong(error.to_string()))?;
+        Ok(())
+    }
+}
+
+impl FromStr for FlowTimeouts {
+    type Err = NamedError;
+
+    fn from_str(text: &str) -> Result<Self, NamedError> {
+        named::parse(text)
+    }
+}
+
+impl<'de> Deserialize<'de> for FlowTimeouts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        named::deserialize(deserializer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_named_keeps_its_default() {
+        let FlowTimeouts(timeouts) = "open=2h, udp-stream=5m".parse().expect("valid");
+        assert_eq!(timeouts, Timeouts { open_s: 7_200, udp_stream_s: 300, ..Timeouts::DEFAULT });
+        let FlowTimeouts(timeouts) =
+            serde_saphyr::from_str("half-open: 30s\nclosing: 10s\n").expect("a mapping does as well");
+        assert_eq!(timeouts, Timeouts { half_open_s: 30, closing_s: 10, ..Timeouts::DEFAULT });
+    }
+
+    #[test]
+    fn a_wrong_timeout_is_named_with_what_would_do() {
+        for (text, told) in [
+            ("opened=1h", "half-open, open, closing"),
+            ("open", "NAME=DURATION"),
+            ("open=30s", "1m to 5days"),
+            ("half-open=3s", "4s to 10m"),
+            ("closing=2h", "1s to 1h"),
+            ("udp-stream=0s", "1s to 1h"),
+            ("udp-replied=1500ms", "whole seconds"),
+            ("udp-unreplied=soon", "a duration like"),
+        ] {
+            let error = text.parse::<FlowTimeouts>().expect_err("wrong").to_string();
+            assert!(error.contains(told), "{text}: {error}");
+        }
+    }
+}
