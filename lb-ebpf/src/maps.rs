@@ -6,8 +6,8 @@ use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCp
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, Config, Event, Flow, FlowKey, Fragment, FragmentKey, HalfOpen, Health, Link,
-    LoadSettings, SOURCE_SERVICE_BITS, Service, ServiceKey, ServiceName, Slot, SocketKey, SocketPeer, Source, SourceKey, StatKey,
-    Traffic, Vip, VipKey,
+    LoadSettings, SOURCE_SERVICE_BITS, Service, ServiceKey, ServiceName, Slot, SocketKey, SocketPeer, Source,
+    SourceKey, StatKey, Traffic, Vip, VipKey,
 };
 use lb_common::decide::Work;
 use lb_common::limits;
@@ -211,9 +211,7 @@ macro_rules! family {
     };
 }
 
-family!(
-    4, SERVICES4, BACKENDS4, FLOWS4, SOURCES4, SOCKETS4, SCRATCH4, HALF_OPEN4, HEALTH4, AFFINITY4, VIPS4, TRAFFIC4
-);
+family!(4, SERVICES4, BACKENDS4, FLOWS4, SOURCES4, SOCKETS4, SCRATCH4, HALF_OPEN4, HEALTH4, AFFINITY4, VIPS4, TRAFFIC4);
 family!(
     16, SERVICES6, BACKENDS6, FLOWS6, SOURCES6, SOCKETS6, SCRATCH6, HALF_OPEN6, HEALTH6, AFFINITY6, VIPS6, TRAFFIC6
 );

@@ -10,32 +10,33 @@ use lb_common::decide::{Hook, NotInserted, Packet, Tables, Verdict, Work, decide
 use lb_common::outcome::Outcome;
 use lb_common::state::Timeouts;
 
-/// Tables for IPv4, a clock that stands still until told, and a fixed sequence of random numbers.
-pub struct Memory {
-    pub services: HashMap<ServiceKey<4>, Service>,
+/// Tables for one family, a clock that stands still until told, and a fixed sequence of random numbers.
+pub struct Memory<const N: usize = 4> {
+    pub services: HashMap<ServiceKey<N>, Service>,
     pub slots: HashMap<u32, Slot>,
-    pub backends: HashMap<u32, Backend<4>>,
-    pub flows: HashMap<FlowKey<4>, Flow<4>>,
-    pub half_open: HashMap<FlowKey<4>, HalfOpen<4>>,
+    pub backends: HashMap<u32, Backend<N>>,
+    pub flows: HashMap<FlowKey<N>, Flow<N>>,
+    pub half_open: HashMap<FlowKey<N>, HalfOpen<N>>,
     pub health: HashMap<u32, Health>,
-    pub affinity: HashMap<AffinityKey<4>, Affinity>,
+    pub affinity: HashMap<AffinityKey<N>, Affinity>,
     pub turns: HashMap<u32, u32>,
-    pub vips: HashMap<VipKey<4>, Vip>,
+    pub vips: HashMap<VipKey<N>, Vip>,
     pub timeouts: Timeouts,
     /// What the decision learnt about backends.
     pub notes: Vec<(u32, Outcome)>,
     /// Admitted networks: service port, address, bits.
-    pub sources: Vec<(u32, [u8; 4], u32)>,
+    pub sources: Vec<(u32, [u8; N], u32)>,
     /// How many flow entries fit.
     pub capacity: usize,
     pub now_ns: u64,
     pub seed: u32,
     /// Live direct connections of local clients, client → server.
-    pub direct: Vec<FlowKey<4>>,
+    pub direct: Vec<FlowKey<N>>,
 }
 
-impl Default for Memory {
-    fn default() -> Self {
+impl<const N: usize> Memory<N> {
+    /// Empty tables.
+    pub fn empty() -> Self {
         Self {
             services: HashMap::new(),
             slots: HashMap::new(),
@@ -57,8 +58,14 @@ impl Default for Memory {
     }
 }
 
-impl Tables<4> for Memory {
-    type FlowRef = FlowKey<4>;
+impl Default for Memory<4> {
+    fn default() -> Self {
+        Self::empty()
+    }
+}
+
+impl<const N: usize> Tables<N> for Memory<N> {
+    type FlowRef = FlowKey<N>;
 
     fn now_ns(&mut self) -> u64 {
         self.now_ns
@@ -70,7 +77,7 @@ impl Tables<4> for Memory {
         self.seed
     }
 
-    fn service(&mut self, key: &ServiceKey<4>) -> Option<Service> {
+    fn service(&mut self, key: &ServiceKey<N>) -> Option<Service> {
         self.services.get(key).copied()
     }
 
@@ -78,21 +85,21 @@ impl Tables<4> for Memory {
         self.slots.get(&index).copied()
     }
 
-    fn backend(&mut self, id: u32) -> Option<Backend<4>> {
+    fn backend(&mut self, id: u32) -> Option<Backend<N>> {
         self.backends.get(&id).copied()
     }
 
-    fn flow(&mut self, key: &FlowKey<4>) -> Option<(FlowKey<4>, Flow<4>)> {
+    fn flow(&mut self, key: &FlowKey<N>) -> Option<(FlowKey<N>, Flow<N>)> {
         self.flows.get(key).filter(|flow| flow.tag == tag(key)).map(|flow| (*key, *flow))
     }
 
-    fn touch(&mut self, entry: FlowKey<4>, tag: u32, seen_s: u32, state: u8, flags: u8) {
+    fn touch(&mut self, entry: FlowKey<N>, tag: u32, seen_s: u32, state: u8, flags: u8) {
         if let Some(flow) = self.flows.get_mut(&entry).filter(|flow| flow.tag == tag) {
             *flow = Flow { seen_s, state, flags, ..*flow };
         }
     }
 
-    fn insert_flow(&mut self, key: &FlowKey<4>, flow: &Flow<4>, replace: bool) -> Result<(), NotInserted> {
+    fn insert_flow(&mut self, key: &FlowKey<N>, flow: &Flow<N>, replace: bool) -> Result<(), NotInserted> {
         let exists = self.flows.contains_key(key);
         if exists && !replace {
             return Err(NotInserted::Exists);
@@ -104,16 +111,17 @@ impl Tables<4> for Memory {
         Ok(())
     }
 
-    fn remove_flow(&mut self, key: &FlowKey<4>) {
+    fn remove_flow(&mut self, key: &FlowKey<N>) {
         self.flows.remove(key);
     }
 
-    fn admitted(&mut self, service: u32, address: &[u8; 4]) -> bool {
-        let network = |address: &[u8; 4], bits: u32| u64::from(u32::from_be_bytes(*address)) >> (32 - bits);
-        self.sources.iter().any(|(id, range, bits)| *id == service && network(range, *bits) == network(address, *bits))
+    fn admitted(&mut self, service: u32, address: &[u8; N]) -> bool {
+        let bit = |address: &[u8; N], at: u32| address[at as usize / 8] >> (7 - at % 8) & 1;
+        let holds = |range: &[u8; N], bits: u32| (0..bits).all(|at| bit(range, at) == bit(address, at));
+        self.sources.iter().any(|(id, range, bits)| *id == service && holds(range, *bits))
     }
 
-    fn half_open(&mut self, key: &FlowKey<4>, into: &mut HalfOpen<4>) -> bool {
+    fn half_open(&mut self, key: &FlowKey<N>, into: &mut HalfOpen<N>) -> bool {
         let found = self.half_open.get(key).filter(|entry| entry.flow.tag == tag(key));
         if let Some(entry) = found {
             *into = *entry;
@@ -121,7 +129,7 @@ impl Tables<4> for Memory {
         found.is_some()
     }
 
-    fn insert_half_open(&mut self, key: &FlowKey<4>, entry: &HalfOpen<4>, replace: bool) -> Result<(), NotInserted> {
+    fn insert_half_open(&mut self, key: &FlowKey<N>, entry: &HalfOpen<N>, replace: bool) -> Result<(), NotInserted> {
         let exists = self.half_open.contains_key(key);
         if exists && !replace {
             return Err(NotInserted::Exists);
@@ -133,7 +141,7 @@ impl Tables<4> for Memory {
         Ok(())
     }
 
-    fn remove_half_open(&mut self, key: &FlowKey<4>) {
+    fn remove_half_open(&mut self, key: &FlowKey<N>) {
         self.half_open.remove(key);
     }
 
@@ -156,11 +164,11 @@ impl Tables<4> for Memory {
         entry.connections = entry.connections.saturating_add_signed(change);
     }
 
-    fn affinity(&mut self, key: &AffinityKey<4>) -> Option<Affinity> {
+    fn affinity(&mut self, key: &AffinityKey<N>) -> Option<Affinity> {
         self.affinity.get(key).filter(|affinity| affinity.tag == affinity_tag(key)).copied()
     }
 
-    fn set_affinity(&mut self, key: &AffinityKey<4>, affinity: &Affinity) {
+    fn set_affinity(&mut self, key: &AffinityKey<N>, affinity: &Affinity) {
         self.affinity.insert(*key, *affinity);
     }
 
@@ -170,7 +178,7 @@ impl Tables<4> for Memory {
         *turn - 1
     }
 
-    fn vip(&mut self, key: &VipKey<4>) -> Option<Vip> {
+    fn vip(&mut self, key: &VipKey<N>) -> Option<Vip> {
         self.vips.get(key).copied()
     }
 
@@ -182,12 +190,12 @@ impl Tables<4> for Memory {
         self.notes.push((backend, outcome));
     }
 
-    fn direct_connection(&mut self, reply: &FlowKey<4>) -> bool {
+    fn direct_connection(&mut self, reply: &FlowKey<N>) -> bool {
         self.direct.contains(&reply.reversed())
     }
 }
 
-impl Memory {
+impl Memory<4> {
     /// Puts a service with these backends into the tables: service `id`, slots from `base`, backend ids from `base` + 1.
     pub fn serve(&mut self, id: u32, base: u32, frontend: ServiceKey<4>, addresses: &[[u8; 4]], port: u16) {
         let generation = id + 100;
