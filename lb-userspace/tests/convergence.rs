@@ -130,6 +130,7 @@ fn slice(index: u8, shape: &SliceShape) -> Slice {
         serving: *condition < 4,
         terminating: *condition == 3 || *condition == 4,
         node: Some(format!("n{}", address % 2).into()),
+        zone: None,
         hint_zones: vec![format!("z{}", pod % 2)],
         hint_nodes: Vec::new(),
         uid_hash: u32::from(*pod),

@@ -1,7 +1,10 @@
 //! The planner against a small model of the same rules, and against itself: planned change by change or from scratch, it must
 //! come to the same. How often each rule had a say is printed, and none may have had none.
 
-use std::{cell::RefCell, collections::BTreeSet};
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use lb_common::abi::{service_flags, vip_flags};
 use lb_userspace::{
@@ -39,6 +42,8 @@ fn view(desired: &Desired) -> View {
                 keeps_client: has(service_flags::OUTSIDE_LOCAL),
                 guarded: has(service_flags::SOURCE_RANGES).then_some(guarded),
                 affinity_timeout_s: service.affinity_timeout_s,
+                scheduler: service.scheduler,
+                retries: !has(service_flags::NO_RETRY),
             };
             view.frontends.insert(*frontend, shown);
         }
@@ -56,7 +61,8 @@ fn view(desired: &Desired) -> View {
 
 fn served(service: &DesiredService, family: Family, set: Set, drops: bool) -> Served {
     let of_family = service.endpoints.iter().filter(|(address, _)| Family::of(address.ip()) == family);
-    let targets: BTreeSet<_> = of_family.filter(|(_, e)| e.is_in(set)).map(|(address, _)| *address).collect();
+    let targets: BTreeMap<_, _> =
+        of_family.filter(|(_, e)| e.is_in(set)).map(|(address, endpoint)| (*address, endpoint.weight)).collect();
     match (targets.is_empty(), drops) {
         (false, false) => Served::By(targets),
         (true, true) => Served::Dropped,

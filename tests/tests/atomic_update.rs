@@ -44,6 +44,7 @@ fn snapshot(turns: [u32; 2]) -> Snapshot {
             terminating: false,
             node: None,
             uid_hash: 0,
+            zone: None,
             hint_zones: Vec::new(),
             hint_nodes: Vec::new(),
         };

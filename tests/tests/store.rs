@@ -223,6 +223,7 @@ fn many(count: u32) -> Snapshot {
             serving: true,
             terminating: false,
             node: None,
+            zone: None,
             hint_zones: Vec::new(),
             hint_nodes: Vec::new(),
             uid_hash: 0,

@@ -216,6 +216,8 @@ fn plan_settings(settings: &Settings) -> PlanSettings {
         },
         external_ips: settings.external_ips,
         service_proxy_name: settings.service_proxy_name.clone(),
+        scheduler: settings.scheduler,
+        retry: settings.retry,
         drain_period: settings.drain_period,
         terminating_max: settings.terminating_max,
         ..PlanSettings::default()

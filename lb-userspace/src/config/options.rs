@@ -16,6 +16,7 @@ use super::{
     ApiServer, CgroupRoot, CheckLimits, FlowTimeouts, Interfaces, LogFormat, LogLevel, MapSizes, NodePortAddresses,
     Period, ProxyName, SocketLb, Source, Switch, TcAttach, XdpMode,
 };
+use crate::model::Scheduler;
 
 /// Why there are no settings.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +80,17 @@ pub struct Options {
     #[arg(long, value_name = "host|all|off")]
     #[serde(deserialize_with = "text")]
     pub socket_lb: Option<SocketLb>,
+
+    /// How new flows are spread where the Service does not say: random, round-robin, weighted, least-connections,
+    /// source-hash or maglev [default: random]
+    #[arg(long, value_name = "NAME")]
+    #[serde(deserialize_with = "text")]
+    pub scheduler: Option<Scheduler>,
+
+    /// Move connections that nobody answers to another backend where the Service does not say [default: on]
+    #[arg(long, value_name = "on|off")]
+    #[serde(deserialize_with = "text")]
+    pub retry: Option<Switch>,
 
     /// How long flows of a vanished backend may go on, at most 24h [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = drain_period::parse)]

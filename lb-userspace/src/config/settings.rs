@@ -8,6 +8,7 @@ use super::{
     self as defaults, ApiServer, CgroupRoot, CheckLimits, ConfigError, FlowTimeouts, Interfaces, LogFormat, LogLevel,
     MapSizes, NodePortAddresses, Options, Period, SocketLb, Source, Switch, TcAttach, XdpMode,
 };
+use crate::model::Scheduler;
 
 /// What the agent runs with: every option has a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub struct Settings {
     pub bpffs: PathBuf,
     pub cgroup_root: CgroupRoot,
     pub socket_lb: SocketLb,
+    pub scheduler: Scheduler,
+    pub retry: bool,
     pub drain_period: Duration,
     pub terminating_max: Duration,
     pub nodeport_addresses: NodePortAddresses,
@@ -64,6 +67,8 @@ impl Options {
             bpffs: self.bpffs.or(other.bpffs),
             cgroup_root: self.cgroup_root.or(other.cgroup_root),
             socket_lb: self.socket_lb.or(other.socket_lb),
+            scheduler: self.scheduler.or(other.scheduler),
+            retry: self.retry.or(other.retry),
             drain_period: self.drain_period.or(other.drain_period),
             terminating_max: self.terminating_max.or(other.terminating_max),
             nodeport_addresses: self.nodeport_addresses.or(other.nodeport_addresses),
@@ -119,6 +124,8 @@ impl Options {
             bpffs: self.bpffs.unwrap_or_else(|| defaults::DEFAULT_BPFFS.into()),
             cgroup_root: self.cgroup_root.unwrap_or_default(),
             socket_lb: self.socket_lb.unwrap_or(SocketLb::Host),
+            scheduler: self.scheduler.unwrap_or_default(),
+            retry: self.retry != Some(Switch::Off),
             drain_period: self.drain_period.unwrap_or(defaults::DEFAULT_DRAIN_PERIOD),
             terminating_max: self.terminating_max.unwrap_or(defaults::DEFAULT_TERMINATING_MAX),
             nodeport_addresses: self.nodeport_addresses.unwrap_or_default(),

@@ -4,6 +4,12 @@ use std::{fmt, net::IpAddr, str::FromStr, time::Duration};
 
 use lb_common::abi;
 
+/// The sizes that a Maglev table can have: primes, each several times the one before, so that few changes of the number of
+/// endpoints change the size.
+pub const MAGLEV_SIZES: [u32; 4] = [251, 1_021, 16_381, 131_071];
+/// The largest weight of an endpoint.
+pub const WEIGHT_MAX: u16 = 1_000;
+
 /// How new flows are spread over a service's backends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scheduler {
@@ -36,6 +42,11 @@ impl Scheduler {
             Self::SourceHash => abi::scheduler::SOURCE_HASH,
             Self::Maglev => abi::scheduler::MAGLEV,
         }
+    }
+
+    /// Whether weights of endpoints count.
+    pub const fn is_weighed(self) -> bool {
+        matches!(self, Self::Weighted | Self::LeastConnections | Self::Maglev)
     }
 
     /// The one with this number.
@@ -122,4 +133,16 @@ pub struct ServiceOptions {
     /// Whether connections that nobody answers are moved, and refusals withheld.
     pub retry: Option<bool>,
     pub check: Option<Check>,
+}
+
+impl ServiceOptions {
+    /// The weight of an endpoint: that of its address, else that of its zone, else 1.
+    pub fn weight(&self, address: IpAddr, zone: Option<&str>) -> u16 {
+        let of = |is_meant: &dyn Fn(&Weighed) -> bool| {
+            self.weights.iter().find(|(whose, _)| is_meant(whose)).map(|(_, weight)| *weight)
+        };
+        let of_address = of(&|whose| matches!(whose, Weighed::Address(one) if *one == address));
+        let of_zone = || of(&|whose| matches!(whose, Weighed::Zone(one) if Some(one.as_str()) == zone));
+        of_address.or_else(of_zone).unwrap_or(1)
+    }
 }

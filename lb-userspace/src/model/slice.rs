@@ -53,6 +53,8 @@ pub struct Endpoint {
     pub serving: bool,
     pub terminating: bool,
     pub node: Option<Arc<str>>,
+    /// `topology.kubernetes.io/zone` of its node.
+    pub zone: Option<Arc<str>>,
     /// `hints.forZones` and `hints.forNodes`: where the endpoint is meant to be used.
     pub hint_zones: Vec<String>,
     pub hint_nodes: Vec<String>,

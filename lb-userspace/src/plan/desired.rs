@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use lb_common::abi;
 
 use super::{DesiredEndpoint, Range};
-use crate::model::{ObjectName, Protocol, Refusal, Scheduler};
+use crate::model::{Check, ObjectName, Protocol, Refusal, Scheduler};
 
 /// One (address, port, protocol) that services are reached by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -162,6 +162,8 @@ pub struct DesiredService {
     pub maglev_size: Option<u32>,
     /// `None`: the agent's own setting.
     pub drain_period: Option<Duration>,
+    /// How this node checks its endpoints; `None`: it does not.
+    pub check: Option<Check>,
     /// At least one.
     pub frontends: BTreeMap<Frontend, Use>,
     /// Of the families of the frontends.

@@ -39,6 +39,7 @@ fn snapshot(endpoints: &[&str]) -> Snapshot {
         serving: true,
         terminating: false,
         node: None,
+        zone: None,
         hint_zones: Vec::new(),
         hint_nodes: Vec::new(),
         uid_hash: 9,

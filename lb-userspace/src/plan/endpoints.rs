@@ -3,7 +3,7 @@
 use std::{cmp::Reverse, collections::BTreeMap, net::SocketAddr};
 
 use super::{Mark, Rule, Set, Tally, place::Place};
-use crate::model::{Endpoint, Family, Protocol, ServicePort, Slice};
+use crate::model::{Endpoint, Family, Protocol, ServiceOptions, ServicePort, Slice};
 
 /// What the API says of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -98,6 +98,7 @@ impl<'a> Listed<'a> {
         &self,
         port: &ServicePort,
         needs: [Needs; 2],
+        options: Option<&ServiceOptions>,
         place: &Place,
         tally: &mut Tally,
     ) -> BTreeMap<SocketAddr, DesiredEndpoint> {
@@ -109,7 +110,7 @@ impl<'a> Listed<'a> {
         for (index, number) in at {
             let slice = self.slices[*index];
             if needs_of(slice.family).any() {
-                found.extend(slice.endpoints.iter().map(|endpoint| Candidate::new(endpoint, *number, place)));
+                found.extend(slice.endpoints.iter().map(|endpoint| Candidate::new(endpoint, *number, options, place)));
             } else {
                 tally.hit(Rule::OtherFamily);
             }
@@ -136,7 +137,7 @@ struct Candidate<'a> {
 }
 
 impl<'a> Candidate<'a> {
-    fn new(listed: &'a Endpoint, port: u16, place: &Place) -> Self {
+    fn new(listed: &'a Endpoint, port: u16, options: Option<&ServiceOptions>, place: &Place) -> Self {
         let state = match (listed.ready, listed.terminating) {
             (true, _) => EndpointState::Ready,
             (false, true) => EndpointState::Terminating,
@@ -149,7 +150,7 @@ impl<'a> Candidate<'a> {
             local: place.is_here(listed),
             serving: listed.serving,
             uid_hash: listed.uid_hash,
-            weight: 1,
+            weight: options.map_or(1, |options| options.weight(listed.address, listed.zone.as_deref())),
             mark: Mark::None,
         };
         Self { address: SocketAddr::new(listed.address, port), endpoint, listed }
@@ -162,7 +163,7 @@ impl<'a> Candidate<'a> {
         (
             self.address,
             (Reverse(endpoint.local), listed.terminating, endpoint.state, Reverse(endpoint.serving)),
-            (Reverse(endpoint.uid_hash), &listed.hint_nodes, &listed.hint_zones),
+            (Reverse(endpoint.uid_hash), &listed.hint_nodes, &listed.hint_zones, &listed.zone),
         )
     }
 }

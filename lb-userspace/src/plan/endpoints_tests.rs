@@ -10,6 +10,7 @@ fn endpoint(node: &str, ready: bool) -> Endpoint {
         serving: ready,
         terminating: false,
         node: Some(node.into()),
+        zone: None,
         hint_zones: Vec::new(),
         hint_nodes: Vec::new(),
         uid_hash: 0,
@@ -32,7 +33,7 @@ fn of(slices: &[&Slice], node_name: Option<&str>) -> (DesiredEndpoint, Tally) {
     let place = Place { node_name: node_name.map(str::to_owned), ..Place::default() };
     let needs = [Needs { cluster: true, local: true }, Needs::default()];
     let mut tally = Tally::default();
-    let found = Listed::new(slices.to_vec()).of_port(&port, needs, &place, &mut tally);
+    let found = Listed::new(slices.to_vec()).of_port(&port, needs, None, &place, &mut tally);
     assert_eq!(found.len(), 1);
     (*found.values().next().unwrap(), tally)
 }
@@ -73,7 +74,7 @@ fn a_set_that_no_frontend_uses_is_empty() {
     let slice = slice(endpoint("n1", true));
     let listed = Listed::new(vec![&slice]);
     let in_sets = |needs| {
-        let found = listed.of_port(&port, [needs, Needs::default()], &place, &mut Tally::default());
+        let found = listed.of_port(&port, [needs, Needs::default()], None, &place, &mut Tally::default());
         found.values().map(|endpoint| (endpoint.in_cluster_set, endpoint.in_local_set)).collect::<Vec<_>>()
     };
     assert_eq!(in_sets(Needs { cluster: true, local: false }), [(true, false)]);

@@ -96,7 +96,7 @@ pub fn describe(
         flags: local | serving,
         deadline_ds,
         uid_hash: if wanted.uid_hash == 0 { record.uid_hash } else { wanted.uid_hash },
-        weight: 1,
+        weight: wanted.weight,
         ..*record
     }
 }

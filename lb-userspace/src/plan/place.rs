@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use super::{Frontend, NodeFacts, NodePortAddresses, PlanSettings};
-use crate::model::{Endpoint, Family, Node, Protocol};
+use crate::model::{Endpoint, Family, Node, Protocol, Scheduler};
 
 /// This node.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -15,6 +15,10 @@ pub(super) struct Place {
     /// Those that node ports are served on.
     pub node_port_addresses: BTreeSet<IpAddr>,
     pub external_ips: bool,
+    /// Where a Service says nothing.
+    pub scheduler: Scheduler,
+    /// Where a Service says nothing.
+    pub retry: bool,
     /// Label value of the services that are ours; `None`: those without the label.
     pub proxy_name: Option<String>,
     pub reserved: BTreeSet<(IpAddr, u16, Protocol)>,
@@ -35,6 +39,8 @@ impl Place {
             addresses: facts.addresses.iter().chain(named).copied().collect(),
             node_port_addresses: facts.addresses.iter().copied().filter(serves_node_ports).collect(),
             external_ips: settings.external_ips,
+            scheduler: settings.scheduler,
+            retry: settings.retry,
             proxy_name: settings.service_proxy_name.clone(),
             reserved: facts.reserved.clone(),
         }

@@ -26,6 +26,10 @@ pub enum Rule {
     TakenByClusterIp,
     Sctp,
     Affinity,
+    /// A scheduler that is not the agent's own.
+    OwnScheduler,
+    NoRetry,
+    Weights,
     // Which endpoints.
     NotReadyPublished,
     Duplicate,
@@ -58,7 +62,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    pub const ALL: [Self; 40] = [
+    pub const ALL: [Self; 43] = [
         Self::Headless,
         Self::ExternalName,
         Self::OtherProxy,
@@ -76,6 +80,9 @@ impl Rule {
         Self::TakenByClusterIp,
         Self::Sctp,
         Self::Affinity,
+        Self::OwnScheduler,
+        Self::NoRetry,
+        Self::Weights,
         Self::NotReadyPublished,
         Self::Duplicate,
         Self::SeveralSlices,

@@ -53,7 +53,27 @@ pub(super) fn plan(
     });
     let ports: Vec<_> = ports.collect();
     refusals.extend(draft.unguarded(&ports));
+    refusals.extend(unweighed(service, place, tally));
     Planned { ports, refusals }
+}
+
+/// How new flows of the service are spread.
+fn scheduler(service: &Service, place: &Place) -> Scheduler {
+    service.options.as_ref().and_then(|options| options.scheduler).unwrap_or(place.scheduler)
+}
+
+/// Weights under a scheduler that knows none.
+fn unweighed(service: &Service, place: &Place, tally: &mut Tally) -> Option<Refusal> {
+    let scheduler = scheduler(service, place);
+    let is_weighed = service.options.as_ref().is_some_and(|options| !options.weights.is_empty());
+    tally.hit_if(is_weighed, Rule::Weights);
+    (is_weighed && !scheduler.is_weighed()).then(|| {
+        Refusal::new(
+            format!("Service {}", service.name),
+            format!("its weights have no say: the scheduler is {scheduler}"),
+            "set the annotation ballast.dev/scheduler to weighted, least-connections or maglev",
+        )
+    })
 }
 
 fn taken(service: &Service, frontend: &Frontend, claim: &Claim, first: &Claim, tally: &mut Tally) -> Refusal {
@@ -81,6 +101,9 @@ struct Draft<'a> {
 
 impl Draft<'_> {
     fn port(&mut self, port: &ServicePort, won: BTreeMap<Frontend, Kind>) -> DesiredService {
+        let options = self.service.options.as_deref();
+        let scheduler = scheduler(self.service, self.place);
+        let retry = options.and_then(|options| options.retry).unwrap_or(self.place.retry);
         let mut needs = [Needs::default(); 2];
         let mut uses: BTreeMap<Frontend, Use> = BTreeMap::new();
         for (frontend, kind) in won {
@@ -90,25 +113,28 @@ impl Draft<'_> {
             needs.add(plain.outside);
             uses.insert(frontend, plain);
         }
-        let endpoints = self.listed.of_port(port, needs, self.place, self.tally);
+        let endpoints = self.listed.of_port(port, needs, options, self.place, self.tally);
         let filled = Family::BOTH.map(|family| filled(&endpoints, family));
         let mut guarded = [false; 2];
         for (frontend, used) in &mut uses {
             let family = Family::of(frontend.address);
             let guard = self.guard.flags(used.kind, family);
             guarded[index(family)] |= guard != 0;
-            used.flags |= guard | drops(*used, filled[index(family)]);
+            used.flags |= guard | drops(*used, filled[index(family)]) | if retry { 0 } else { service_flags::NO_RETRY };
             self.note(frontend.address, *used, filled[index(family)]);
         }
         self.tally.hit_if(port.protocol == Protocol::Sctp, Rule::Sctp);
         self.tally.hit_if(self.service.affinity_timeout_s > 0, Rule::Affinity);
+        self.tally.hit_if(scheduler != self.place.scheduler, Rule::OwnScheduler);
+        self.tally.hit_if(!retry, Rule::NoRetry);
         let guarded = Family::BOTH.into_iter().filter(|family| guarded[index(*family)]);
         DesiredService {
             port_name: port.name.clone(),
             affinity_timeout_s: self.service.affinity_timeout_s,
-            scheduler: Scheduler::Random,
-            maglev_size: None,
-            drain_period: None,
+            scheduler,
+            maglev_size: options.and_then(|options| options.maglev_size),
+            drain_period: options.and_then(|options| options.drain_period),
+            check: options.and_then(|options| options.check.clone()),
             frontends: uses,
             endpoints,
             sources: guarded.flat_map(|family| self.guard.ranges(family)).collect(),

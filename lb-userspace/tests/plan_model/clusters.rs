@@ -4,7 +4,8 @@ use std::{net::IpAddr, sync::Arc};
 
 use lb_userspace::{
     model::{
-        Endpoint, Exposure, Family, Node, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, TrafficPolicy,
+        Endpoint, Exposure, Family, Node, ObjectName, Protocol, Scheduler, Service, ServiceOptions, ServicePort, Slice,
+        SlicePort, TrafficPolicy, Weighed,
     },
     plan::{Marks, NodeFacts, NodePortAddresses, PlanSettings},
 };
@@ -113,7 +114,7 @@ fn service() -> impl Strategy<Value = Service> {
         subsequence(["10.0.0.0/8", "192.168.0.0/16", "0.0.0.0/0", "fd00::/8", "198.51.100.7/24"].to_vec(), 0..3),
     );
     let external = (external, balanced, ranges, option::weighted(0.2, 32000u16..32002));
-    let rest = (prop_oneof![Just(0u32), Just(60u32)], option::of(0i64..3));
+    let rest = (prop_oneof![Just(0u32), Just(60u32)], option::of(0i64..3), option::weighted(0.3, options()));
     (exposure, proxy_name, cluster_ips(), ports(), external, policy(), policy(), rest).prop_map(
         |(exposure, proxy_name, cluster_ips, ports, external, internal_policy, external_policy, rest)| Service {
             name: ObjectName::new("", ""),
@@ -128,10 +129,26 @@ fn service() -> impl Strategy<Value = Service> {
             source_ranges: external.2.map(|all| all.iter().map(|range| range.parse().expect("a network")).collect()),
             health_check_node_port: external.3,
             affinity_timeout_s: rest.0,
-            options: None,
+            options: rest.2.map(Box::new),
             created_s: rest.1,
         },
     )
+}
+
+fn options() -> impl Strategy<Value = ServiceOptions> {
+    let whose = prop::sample::select(vec![
+        Weighed::Address(ip("10.0.0.1")),
+        Weighed::Address(ip("10.0.0.2")),
+        Weighed::Zone("a".to_owned()),
+    ]);
+    let weights = prop::collection::btree_map(whose, 1u16..5, 0..3);
+    let scheduler = option::of(prop::sample::select(Scheduler::ALL.to_vec()));
+    (scheduler, weights, option::of(any::<bool>())).prop_map(|(scheduler, weights, retry)| ServiceOptions {
+        scheduler,
+        weights: weights.into_iter().collect(),
+        retry,
+        ..ServiceOptions::default()
+    })
 }
 
 fn endpoint() -> impl Strategy<Value = (u8, Endpoint)> {
@@ -152,14 +169,16 @@ fn endpoint() -> impl Strategy<Value = (u8, Endpoint)> {
     ];
     let zones = subsequence(vec!["a".to_owned(), "b".to_owned()], 1..=2);
     let nodes = subsequence(vec!["n1".to_owned(), "n2".to_owned()], 1..=1);
-    (1u8..7, conditions, node, hints, zones, nodes, 0u32..3).prop_map(
-        |(address, (ready, serving, terminating), node, (hinted_zone, hinted_node), zones, nodes, uid_hash)| {
+    let zone = option::of(prop::sample::select(vec!["a", "b"]));
+    (1u8..7, conditions, node, hints, (zone, zones), nodes, 0u32..3).prop_map(
+        |(address, (ready, serving, terminating), node, (hinted_zone, hinted_node), (zone, zones), nodes, uid_hash)| {
             let endpoint = Endpoint {
                 address: [10, 0, 0, address].into(),
                 ready,
                 serving,
                 terminating,
                 node: node.map(Into::into),
+                zone: zone.map(Into::into),
                 hint_zones: if hinted_zone { zones } else { Vec::new() },
                 hint_nodes: if hinted_node { nodes } else { Vec::new() },
                 uid_hash,

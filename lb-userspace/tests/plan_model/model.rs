@@ -7,14 +7,18 @@ use std::{
 
 use ipnet::IpNet;
 use lb_userspace::{
-    model::{Endpoint, Exposure, Family, ObjectName, Protocol, Service, ServicePort, Snapshot, TrafficPolicy},
+    model::{
+        Endpoint, Exposure, Family, ObjectName, Protocol, Scheduler, Service, ServicePort, Snapshot, TrafficPolicy,
+        Weighed,
+    },
     plan::{Frontend, Kind, NodeFacts, NodePortAddresses, PlanSettings, PortKey},
 };
 
 /// What a client meets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Served {
-    By(BTreeSet<SocketAddr>),
+    /// Each with its weight.
+    By(BTreeMap<SocketAddr, u16>),
     Refused,
     Dropped,
 }
@@ -36,6 +40,8 @@ pub struct Shown {
     pub keeps_client: bool,
     pub guarded: Option<Guarded>,
     pub affinity_timeout_s: u32,
+    pub scheduler: Scheduler,
+    pub retries: bool,
 }
 
 /// Everything that a user would notice of a plan.
@@ -144,7 +150,7 @@ impl World<'_> {
                 TrafficPolicy::Local => fallback(endpoints.iter().filter(|(_, e)| self.is_local(e))),
             };
             match (set.is_empty(), usable) {
-                (false, _) => Served::By(set),
+                (false, _) => Served::By(set.into_iter().map(|at| (at, weight(service, endpoints[&at]))).collect()),
                 (true, true) => Served::Dropped,
                 (true, false) => Served::Refused,
             }
@@ -166,6 +172,8 @@ impl World<'_> {
             keeps_client: is_external && service.external_policy == TrafficPolicy::Local,
             guarded,
             affinity_timeout_s: service.affinity_timeout_s,
+            scheduler: service.options.as_ref().and_then(|o| o.scheduler).unwrap_or(self.settings.scheduler),
+            retries: service.options.as_ref().and_then(|o| o.retry).unwrap_or(self.settings.retry),
         }
     }
 
@@ -199,7 +207,8 @@ impl World<'_> {
         prefer(&|endpoint| !endpoint.terminating);
         prefer(&|endpoint| endpoint.ready);
         prefer(&|endpoint| endpoint.serving);
-        let last = |e: &&Endpoint| (std::cmp::Reverse(e.uid_hash), e.hint_nodes.clone(), e.hint_zones.clone());
+        let last =
+            |e: &&Endpoint| (std::cmp::Reverse(e.uid_hash), e.hint_nodes.clone(), e.hint_zones.clone(), e.zone.clone());
         all.into_iter().min_by_key(last).expect("an address is there because an endpoint is")
     }
 
@@ -254,6 +263,20 @@ fn fallback<'a>(endpoints: impl Iterator<Item = (&'a SocketAddr, &'a &'a Endpoin
         return ready;
     }
     endpoints.filter(|(_, e)| e.serving && e.terminating).map(|(a, _)| *a).collect()
+}
+
+/// That of its address before that of its zone.
+fn weight(service: &Service, endpoint: &Endpoint) -> u16 {
+    let weights = service.options.iter().flat_map(|options| &options.weights);
+    let (mut of_address, mut of_zone) = (None, None);
+    for (whose, weight) in weights {
+        match whose {
+            Weighed::Address(address) if *address == endpoint.address => of_address = Some(*weight),
+            Weighed::Zone(zone) if endpoint.zone.as_deref() == Some(zone) => of_zone = Some(*weight),
+            _ => {}
+        }
+    }
+    of_address.or(of_zone).unwrap_or(1)
 }
 
 fn age(service: &Service) -> (i64, &ObjectName) {

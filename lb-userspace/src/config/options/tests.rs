@@ -10,7 +10,7 @@ fn from_flags(flags: &[&str]) -> Options {
     Options::from_arg_matches(&matches).expect("valid flags")
 }
 
-const FLAGS: [&str; 33] = [
+const FLAGS: [&str; 35] = [
     "--source=kube",
     "--kubeconfig=/k",
     "--api-server=https://10.0.0.1:6443",
@@ -20,6 +20,8 @@ const FLAGS: [&str; 33] = [
     "--bpffs=/b",
     "--cgroup-root=/c",
     "--socket-lb=all",
+    "--scheduler=maglev",
+    "--retry=off",
     "--drain-period=90s",
     "--terminating-max=2h",
     "--nodeport-addresses=10.0.0.0/8,fd00::/8",
@@ -81,6 +83,7 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(settings.run_dir, Path::new("/run/ballast"));
     assert_eq!(settings.metrics_bind.to_string(), "127.0.0.1:10249");
     assert_eq!(settings.health_bind.to_string(), "0.0.0.0:10256");
+    assert_eq!((settings.scheduler, settings.retry), (crate::model::Scheduler::Random, true));
     assert_eq!(settings.drain_period, Duration::from_secs(30));
     assert_eq!(settings.terminating_max, Duration::from_hours(1));
     assert_eq!(settings.nodeport_addresses, NodePortAddresses::All);

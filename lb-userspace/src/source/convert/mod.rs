@@ -2,6 +2,7 @@
 
 mod external;
 mod node;
+mod options;
 mod service;
 mod slice;
 

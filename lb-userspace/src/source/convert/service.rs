@@ -4,7 +4,9 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use k8s_openapi::api::core::v1 as core;
 
-use super::{Converted, HEADLESS_LABEL, PROXY_NAME_LABEL, Problem, address, external, number, object_name, protocol};
+use super::{
+    Converted, HEADLESS_LABEL, PROXY_NAME_LABEL, Problem, address, external, number, object_name, options, protocol,
+};
 use crate::model::{Exposure, Family, ObjectName, Refusal, Service, ServicePort, TrafficPolicy};
 
 /// Seconds of client affinity if the Service does not say (`DefaultClientIPServiceAffinitySeconds` of Kubernetes).
@@ -67,7 +69,8 @@ fn read_service(
         read.cluster_ips = cluster_ips(spec, &mut refuse)?;
         read.ports = service_ports(spec, &mut refuse)?;
         // A service that cannot remember its clients still serves them.
-        read.affinity_timeout_s = affinity_timeout_s(spec).map_err(refuse).unwrap_or_default();
+        read.affinity_timeout_s = affinity_timeout_s(spec).map_err(&mut refuse).unwrap_or_default();
+        read.options = options::read(service.metadata.annotations.as_ref(), &mut refuse);
         external::read(service, object, &mut read, refusals);
     }
     Ok(read)

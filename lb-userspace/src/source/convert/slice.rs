@@ -60,10 +60,15 @@ fn read_slice(
             }
         }
     }
-    let mut endpoints = Vec::new();
+    let mut endpoints: Vec<Endpoint> = Vec::new();
     for (index, listed) in slice.endpoints.iter().flatten().enumerate() {
         match endpoint(listed, family) {
-            Ok(endpoint) => endpoints.push(endpoint),
+            Ok(endpoint) => {
+                // Few zones, many endpoints: they share the text.
+                let known = endpoints.iter().rev().find(|other| other.zone == endpoint.zone);
+                let zone = known.map_or_else(|| endpoint.zone.clone(), |known| known.zone.clone());
+                endpoints.push(Endpoint { zone, ..endpoint });
+            }
             Err(problem) => refusals.push(problem.refuse(format!("{object} endpoint {index}"))),
         }
     }
@@ -116,6 +121,7 @@ fn endpoint(listed: &discovery::Endpoint, family: Family) -> Result<Endpoint, Pr
         serving: conditions.serving.unwrap_or(ready),
         terminating: conditions.terminating.unwrap_or(false),
         node: listed.node_name.as_deref().map(Into::into),
+        zone: listed.zone.as_deref().map(Into::into),
         hint_zones: zones.into_iter().flatten().map(|zone| zone.name.clone()).collect(),
         hint_nodes: nodes.into_iter().flatten().map(|node| node.name.clone()).collect(),
         uid_hash: listed.target_ref.as_ref().and_then(|target| target.uid.as_deref()).map_or(0, uid_hash),
