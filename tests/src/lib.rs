@@ -4,6 +4,7 @@
 //! * [`agent`] runs the real agent on a node;
 //! * [`cluster`] starts and stops a real API server;
 //! * [`differ`] compares the plan with the rules of the real kube-proxy;
+//! * [`incident`] makes many backends that vanish, and many clients;
 //! * [`hammer`] changes tables while packets meet them;
 //! * [`peers`] are the servers and clients that run in them;
 //! * [`programs`] builds edited eBPF programs for tests of the tests.
@@ -15,6 +16,7 @@ pub mod agent;
 pub mod cluster;
 pub mod differ;
 pub mod hammer;
+pub mod incident;
 pub mod live;
 pub mod oracle;
 pub mod peers;

@@ -55,6 +55,10 @@ impl Hosted {
         Agent::prepare(node, &flags)
     }
 
+    pub fn create_node(&self, node: &Node) -> Result<()> {
+        self.on_the_host(self.objects.create_node(node))
+    }
+
     pub fn create_service(&self, name: &str) -> Result<Vec<IpAddr>> {
         self.on_the_host(self.objects.create_service(name))
     }

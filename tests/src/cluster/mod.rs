@@ -6,6 +6,7 @@
 
 mod gate;
 mod hosted;
+mod kube_proxy;
 pub mod manifests;
 pub mod objects;
 mod process;
@@ -26,6 +27,7 @@ use kube::{Api, Client, Config};
 
 pub use gate::{Gate, Way};
 pub use hosted::Hosted;
+pub use kube_proxy::KubeProxy;
 pub use process::Process;
 pub use silence::Silence;
 pub use store::Backup;

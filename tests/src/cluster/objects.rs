@@ -3,11 +3,13 @@
 use std::net::IpAddr;
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Node as KubeNode, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
+
+use crate::topology::Node;
 
 /// The namespace that the tests' objects are in.
 pub const NAMESPACE: &str = "default";
@@ -36,6 +38,7 @@ impl Endpoint {
 /// Makes objects, changes and deletes them.
 #[derive(Clone)]
 pub struct Objects {
+    nodes: Api<KubeNode>,
     services: Api<Service>,
     slices: Api<EndpointSlice>,
 }
@@ -43,6 +46,7 @@ pub struct Objects {
 impl Objects {
     pub fn new(client: &Client) -> Self {
         Self {
+            nodes: Api::all(client.clone()),
             services: Api::namespaced(client.clone(), NAMESPACE),
             slices: Api::namespaced(client.clone(), NAMESPACE),
         }
@@ -60,6 +64,19 @@ impl Objects {
         let made = self.services.create(&PostParams::default(), &service).await?;
         let addresses = made.spec.and_then(|spec| spec.cluster_ips).context("no cluster IPs")?;
         addresses.iter().map(|address| address.parse().with_context(|| address.clone())).collect()
+    }
+
+    /// Makes the node's object: kube-proxy does not start without its own.
+    pub async fn create_node(&self, node: &Node) -> Result<()> {
+        let name = node.node_name();
+        let object: KubeNode = serde_json::from_value(json!({
+            "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+            "spec": {"podCIDR": node.pod_net4(), "podCIDRs": [node.pod_net4()]},
+        }))?;
+        let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": node.addresses().v4}]}});
+        self.nodes.create(&PostParams::default(), &object).await?;
+        self.nodes.patch_status(&name, &PatchParams::default(), &Patch::Merge(&status)).await?;
+        Ok(())
     }
 
     pub async fn delete_service(&self, name: &str) -> Result<()> {

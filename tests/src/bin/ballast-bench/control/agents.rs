@@ -1,4 +1,4 @@
-//! The two agents as processes: started, stopped, cleaned up, asked for their memory.
+//! Ballast's agent as a process: started, cleaned up, asked for its metrics and, as any other, for its memory.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -7,10 +7,9 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lb_tests::cluster::{Process, tools};
+use lb_tests::cluster::Process;
 use lb_tests::topology::Node;
 use serde::Serialize;
-use serde_json::json;
 
 /// How long an agent's HTTP server may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -106,56 +105,6 @@ fn get(node: &Node, path: &str) -> Result<String> {
         Ok(())
     })?;
     Ok(text)
-}
-
-/// How kube-proxy is started: in nftables mode, with its defaults but for what no namespace may change.
-pub struct KubeProxy<'a> {
-    pub node: &'a Node,
-    pub kubeconfig: String,
-    /// For its configuration and its log.
-    pub folder: PathBuf,
-}
-
-impl KubeProxy<'_> {
-    pub fn start(&self) -> Result<Process> {
-        let file = self.folder.join("kube-proxy.json");
-        let config = json!({
-            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
-            "mode": "nftables",
-            "hostnameOverride": self.node.node_name(),
-            "bindAddress": "0.0.0.0",
-            "healthzBindAddress": "127.0.0.1:10256", "metricsBindAddress": "127.0.0.1:10249",
-            "clientConnection": {"kubeconfig": self.kubeconfig, "contentType": "application/vnd.kubernetes.protobuf"},
-            // Those of the machine are not a namespace's to change.
-            "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
-            "oomScoreAdj": 0,
-        });
-        std::fs::write(&file, config.to_string()).with_context(|| file.display().to_string())?;
-        let mut command = Command::new(program()?);
-        command.arg("--config").arg(&file);
-        Process::start(command, &self.folder.join("kube-proxy.log"), Some(self.node.place()))
-    }
-
-    /// Removes its rules, and what connections they made the kernel remember.
-    pub fn clean_up(&self) -> Result<()> {
-        let mut command = Command::new("nft");
-        // Deleting what is not there is an error, and older versions have no `destroy`.
-        command.arg("add table ip kube-proxy; delete table ip kube-proxy").stdin(Stdio::null());
-        let status = self.node.place().run(|| command.status()).context("nft")?;
-        ensure!(status.success(), "nft ended with {status}");
-        Ok(())
-    }
-}
-
-/// kube-proxy's binary, which `cargo xtask setup` gets.
-pub fn program() -> Result<PathBuf> {
-    let path = match std::env::var_os("KUBEBUILDER_ASSETS").filter(|value| !value.is_empty()) {
-        Some(folder) => PathBuf::from(folder),
-        None => tools()?,
-    }
-    .join("kube-proxy");
-    ensure!(path.is_file(), "{} is missing: run `cargo xtask setup`", path.display());
-    Ok(path)
 }
 
 #[cfg(test)]

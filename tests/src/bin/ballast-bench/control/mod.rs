@@ -94,7 +94,7 @@ pub struct Results {
 pub fn run(arguments: &ControlArguments, agent: &Path, stop: &AtomicBool) -> Result<()> {
     let program = arguments.program.as_deref().unwrap_or(agent);
     if !arguments.alone {
-        agents::program()?;
+        lb_tests::cluster::binary("kube-proxy")?;
     }
     let folder = tempfile::Builder::new().prefix("blt-control-").tempdir()?;
     let stage = Stage::new().context("setting the stage")?;

@@ -6,9 +6,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use lb_tests::cluster::Process;
+use lb_tests::cluster::{KubeProxy, Process};
 
-use super::agents::{Ballast, KubeProxy, Memory};
+use super::agents::{Ballast, Memory};
 use super::latency::{Change, Probe};
 use super::objects::{stored, stored_slice};
 use super::probe::wait_for;

@@ -1,0 +1,9 @@
+//! What the replays of the incidents are made of: pods that stand for many backends and vanish, and many clients.
+
+mod clients;
+mod counters;
+mod crowd;
+
+pub use clients::{Attempt, Clients, Round};
+pub use counters::Counters;
+pub use crowd::{Crowd, Way};
