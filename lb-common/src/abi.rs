@@ -55,12 +55,42 @@ pub mod map_name {
     pub const TRAFFIC4: &str = "traffic4";
     pub const TRAFFIC6: &str = "traffic6";
     pub const SETTINGS: &str = "settings";
+    pub const SOCKET_ENTRIES: &str = "socket_entries";
 
     /// All of them.
-    pub const ALL: [&str; 31] = [
-        SERVICES4, SERVICES6, SLOTS, BACKENDS4, BACKENDS6, FLOWS4, FLOWS6, SOCKETS4, SOCKETS6, NAMES, OUTCOMES, STATS,
-        EVENTS, LINKS, CONFIG, SOURCES4, SOURCES6, VIPS4, VIPS6, HALF_OPEN4, HALF_OPEN6, HEALTH4, HEALTH6, AFFINITY4,
-        AFFINITY6, TURNS, FRAGMENTS4, FRAGMENTS6, TRAFFIC4, TRAFFIC6, SETTINGS,
+    pub const ALL: [&str; 32] = [
+        SERVICES4,
+        SERVICES6,
+        SLOTS,
+        BACKENDS4,
+        BACKENDS6,
+        FLOWS4,
+        FLOWS6,
+        SOCKETS4,
+        SOCKETS6,
+        NAMES,
+        OUTCOMES,
+        STATS,
+        EVENTS,
+        LINKS,
+        CONFIG,
+        SOURCES4,
+        SOURCES6,
+        VIPS4,
+        VIPS6,
+        HALF_OPEN4,
+        HALF_OPEN6,
+        HEALTH4,
+        HEALTH6,
+        AFFINITY4,
+        AFFINITY6,
+        TURNS,
+        FRAGMENTS4,
+        FRAGMENTS6,
+        TRAFFIC4,
+        TRAFFIC6,
+        SETTINGS,
+        SOCKET_ENTRIES,
     ];
 
     const _: () = {
@@ -500,6 +530,35 @@ pub struct SocketPeer<const N: usize> {
     pub service: u32,
 }
 
+/// How many pairs of addresses a socket's own record names. A socket that uses more leaves entries to the LRU maps' own eviction.
+pub const SOCKET_PAIRS: usize = 8;
+
+/// Value of `socket_entries`, the storage of one socket: which entries of `sockets4` and `sockets6` go with it when it is closed.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SocketEntries {
+    pub pairs: [SocketPair; SOCKET_PAIRS],
+    /// How many were noted so far; the next one stands at this number modulo [`SOCKET_PAIRS`].
+    pub noted: u32,
+    pub pad: u32,
+}
+
+/// The keys of a socket's two entries. IPv4 addresses stand in the first word.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SocketPair {
+    /// What the process asked for: the key of the forward entry.
+    pub service: [u32; 4],
+    /// What it got: the key of the reply entry.
+    pub backend: [u32; 4],
+    pub service_port: u16,
+    pub backend_port: u16,
+    pub protocol: u8,
+    /// 4 or 6; 0: none.
+    pub family: u8,
+    pub pad: u16,
+}
+
 /// Value of `names`, by service port id. Text is NUL-terminated; `i8` is shown as text by `bpftool`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -713,6 +772,8 @@ sizes! {
     SocketKey<16> = 28,
     SocketPeer<4> = 20,
     SocketPeer<16> = 32,
+    SocketPair = 40,
+    SocketEntries = 328,
     ServiceName = 148,
     StatKey = 8,
     Link = 8,

@@ -11,14 +11,15 @@ mod forward;
 mod maps;
 mod parse;
 mod reject;
+mod release;
 mod rewrite;
 mod socket;
 mod tables;
 mod tc;
 mod xdp;
 
-use aya_ebpf::macros::{cgroup_sock_addr, classifier, xdp};
-use aya_ebpf::programs::{SockAddrContext, TcContext, XdpContext};
+use aya_ebpf::macros::{cgroup_sock, cgroup_sock_addr, classifier, xdp};
+use aya_ebpf::programs::{SockAddrContext, SockContext, TcContext, XdpContext};
 use lb_common::abi::{TCP, UDP, hook};
 use lb_common::decide::Hook;
 use lb_common::outcome::Outcome;
@@ -166,6 +167,13 @@ pub fn getpeername4(context: SockAddrContext) -> i32 {
 pub fn getpeername6(context: SockAddrContext) -> i32 {
     let protocol = socket::protocol(context.sock_addr).unwrap_or(TCP);
     show6(context, protocol)
+}
+
+/// The last descriptor of a socket is closed. Since Linux 5.9.
+#[cgroup_sock(sock_release)]
+pub fn sock_release(context: SockContext) -> i32 {
+    release::release(context.sock);
+    ALLOW
 }
 
 /// Shows the service's address where the kernel knows the backend's.

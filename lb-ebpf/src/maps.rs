@@ -2,12 +2,12 @@
 
 use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
 use aya_ebpf::btf_maps::lpm_trie::Key;
-use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf};
+use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf, SkStorage};
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, Config, Event, Flow, FlowKey, Fragment, FragmentKey, HalfOpen, Health, Link,
-    LoadSettings, SOURCE_SERVICE_BITS, Service, ServiceKey, ServiceName, Slot, SocketKey, SocketPeer, Source,
-    SourceKey, StatKey, Traffic, Vip, VipKey,
+    LoadSettings, SOURCE_SERVICE_BITS, Service, ServiceKey, ServiceName, Slot, SocketEntries, SocketKey, SocketPeer,
+    Source, SourceKey, StatKey, Traffic, Vip, VipKey,
 };
 use lb_common::decide::Work;
 use lb_common::limits;
@@ -34,6 +34,9 @@ pub static FLOWS6: LruHashMap<FlowKey<16>, Flow<16>, { limits::FLOWS6 as usize }
 pub static SOCKETS4: LruHashMap<SocketKey<4>, SocketPeer<4>, { limits::SOCKETS as usize }> = LruHashMap::new();
 #[btf_map(name = "sockets6")]
 pub static SOCKETS6: LruHashMap<SocketKey<16>, SocketPeer<16>, { limits::SOCKETS as usize }> = LruHashMap::new();
+/// Goes with its socket by itself.
+#[btf_map(name = "socket_entries")]
+pub static SOCKET_ENTRIES: SkStorage<SocketEntries> = SkStorage::new();
 /// Written by the agent only: inspection works with the agent dead.
 #[btf_map(name = "names")]
 pub static NAMES: HashMap<u32, ServiceName, { limits::NAMES as usize }, ON_DEMAND> = HashMap::new();

@@ -4,12 +4,13 @@ use aya_ebpf::Global;
 use aya_ebpf::bindings::bpf_sock_addr;
 use aya_ebpf::helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval};
 use lb_common::abi::{FlowKey, SocketKey, SocketPeer, TCP, UDP, hook, service_flags, socket_direction};
-use lb_common::decide::{Client, Now, Picked, Tables, pick};
+use lb_common::decide::{Client, Now, Picked, Tables, is_unserved, pick};
 use lb_common::outcome::Outcome;
 use lb_common::state;
 
 use crate::count::{self, Counter};
 use crate::maps::Family;
+use crate::release;
 use crate::tables::Kernel;
 
 /// Whose sockets are translated: 0 none, 1 those of the agent's own network namespace, 2 all. Set at load.
@@ -67,22 +68,35 @@ where
     Kernel: Family<N> + Tables<N>,
 {
     let key = socket_key(context, UDP, to, socket_direction::FORWARD);
-    if let Some(peer) = <Kernel as Family<N>>::socket(&key)
-        && serves(context, &peer)
-    {
-        let used = Peer { address: peer.address, port: peer.port };
-        let key = socket_key(context, UDP, used, socket_direction::REPLY);
-        // The last address asked owns the answers: another service, or the backend itself, may have been asked meanwhile.
-        if !<Kernel as Family<N>>::socket(&key)
-            .is_some_and(|shown| shown.address == to.address && shown.port == to.port)
-        {
+    let outcome = match <Kernel as Family<N>>::socket(&key) {
+        Some(peer) if serves(context, &peer) => {
+            let used = Peer { address: peer.address, port: peer.port };
+            let key = socket_key(context, UDP, used, socket_direction::REPLY);
             let shown = SocketPeer { address: to.address, port: to.port, ..peer };
-            <Kernel as Family<N>>::insert_socket(&key, &shown);
+            own_answers(&key, &shown);
+            count::outcome(Outcome::SocketSent, Counter::Socket);
+            return Answer::Use(used);
         }
-        count::outcome(Outcome::SocketSent, Counter::Socket);
-        return Answer::Use(used);
+        Some(_) => Outcome::SocketMoved,
+        None => Outcome::SocketSent,
+    };
+    choose(context, UDP, to, outcome)
+}
+
+/// The last address asked owns the answers: another service, or the backend itself, may have been asked meanwhile.
+#[inline(always)]
+fn own_answers<const N: usize>(key: &SocketKey<N>, shown: &SocketPeer<N>)
+where
+    Kernel: Family<N>,
+{
+    let before = <Kernel as Family<N>>::socket(key);
+    if before.is_some_and(|before| before.address == shown.address && before.port == shown.port) {
+        return;
     }
-    choose(context, UDP, to, Outcome::SocketSent)
+    if before.is_some() {
+        count::outcome(Outcome::AmbiguousUdp, Counter::Socket);
+    }
+    <Kernel as Family<N>>::insert_socket(key, shown);
 }
 
 /// What becomes of a socket call.
@@ -106,6 +120,7 @@ where
     let client = Client::Process(if on_node { service_flags::NODE_ALLOWED } else { 0 });
     match pick::<N, Kernel>(&mut tables, &key, client) {
         Picked::Denied(service) if on_node => fail(&key, service, Outcome::DroppedSourceRange, ECONNREFUSED),
+        Picked::NoService if is_unserved(&mut tables, &key) => fail(&key, 0, Outcome::RefusedUnserved, ECONNREFUSED),
         Picked::NoService | Picked::Denied(_) => {
             if outcome as u8 == Outcome::SocketConnected as u8 || !is_named_by_kernel::<N>(context) {
                 disown(context, protocol, to);
@@ -121,16 +136,20 @@ where
             let peer = Peer { address: backend.address, port: backend.port };
             let (backend, backend_generation, service) = (slot.backend, slot.backend_generation, slot.service);
             let shown = SocketPeer { address: to.address, port: to.port, pad: 0, backend, backend_generation, service };
-            let key = socket_key(context, protocol, peer, socket_direction::REPLY);
-            <Kernel as Family<N>>::insert_socket(&key, &shown);
+            let answers = socket_key(context, protocol, peer, socket_direction::REPLY);
+            <Kernel as Family<N>>::insert_socket(&answers, &shown);
             // A connected socket may name its peer again: the datagram must go where the answers are taken from.
             if protocol == UDP {
-                let key = socket_key(context, protocol, to, socket_direction::FORWARD);
+                let asks = socket_key(context, protocol, to, socket_direction::FORWARD);
                 let used = SocketPeer { address: peer.address, port: peer.port, ..shown };
-                <Kernel as Family<N>>::insert_socket(&key, &used);
+                <Kernel as Family<N>>::insert_socket(&asks, &used);
             }
+            release::note(context, protocol, to, peer);
             count::outcome(outcome, Counter::Socket);
             count::about::<N>(service, backend, outcome, Counter::Socket);
+            if outcome as u8 == Outcome::SocketMoved as u8 && count::EVENTS_ON.load() != 0 {
+                count::event(&key, service, backend, outcome, hook::SOCKET, 0, Counter::Socket);
+            }
             Answer::Use(peer)
         }
     }

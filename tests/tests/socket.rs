@@ -89,6 +89,30 @@ fn a_host_process_is_refused_at_once_where_nobody_serves() {
 }
 
 #[test]
+fn a_host_process_is_refused_at_once_at_a_port_that_the_service_does_not_have() {
+    let stage = Stage::new("hostport", Pods::Routed, 1, NodeOptions::default());
+    let service = stage.web();
+    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let before = count(&agent, "refused_unserved");
+    for address in service.cluster_ips.both() {
+        let to = SocketAddr::new(address, 81);
+        let mapped = lb_tests::peers::mapped(to);
+        for to in [to, mapped] {
+            assert_eq!(Stream::connect(stage.node.place(), to).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+            let error = Datagrams::connected(stage.node.place(), 0, to).expect_err("connect fails itself");
+            assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+        }
+        let socket = Datagrams::unconnected(stage.node.place(), 0, to).unwrap();
+        assert_eq!(socket.send_at(to, "hello").unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    }
+    assert_eq!(count(&agent, "refused_unserved") - before, 2 * 5);
+    // A port of the node itself is nobody's to refuse: its own kernel does.
+    let own = SocketAddr::new(stage.node.addresses().v4.into(), 81);
+    assert_eq!(Stream::connect(stage.node.place(), own).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    assert_eq!(count(&agent, "refused_unserved") - before, 2 * 5);
+}
+
+#[test]
 fn an_unconnected_socket_leaves_a_backend_that_is_gone_and_no_other() {
     let stage = Stage::new("hostudp", Pods::Routed, 3, NodeOptions::default());
     let service = stage.web();
@@ -104,10 +128,13 @@ fn an_unconnected_socket_leaves_a_backend_that_is_gone_and_no_other() {
         let first = ask(&sockets, "one");
         assert_eq!(first.iter().collect::<BTreeSet<_>>().len(), 3, "12 sockets use all backends: {first:?}");
         agent.apply(&Manifest::of([Service::web(endpoints[1..].to_vec())])).unwrap();
+        let moved = count(&agent, "socket_moved");
         for (before, now) in first.iter().zip(ask(&sockets, "two")) {
             assert!(now != "b0", "b0 is gone");
             assert!(before == "b0" || *before == now, "{before} stayed, but its socket went to {now}");
         }
+        let left = first.iter().filter(|server| *server == "b0").count();
+        assert_eq!(count(&agent, "socket_moved") - moved, left as u64);
     }
 }
 

@@ -15,7 +15,7 @@ mod vip;
 pub use affinity::{recall, remember};
 pub use client::Client;
 pub use select::{Picked, pick};
-pub use vip::{echoes, is_vip};
+pub use vip::{echoes, is_unserved, is_vip};
 
 use crate::abi::{
     Affinity, AffinityKey, Backend, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot, Vip, VipKey,

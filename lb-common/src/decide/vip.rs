@@ -4,7 +4,7 @@
 //! might come back by it.
 
 use super::{Action, Hook, Tables, Work};
-use crate::abi::{ServiceKey, TCP, VipKey, vip_flags};
+use crate::abi::{FlowKey, ServiceKey, TCP, VipKey, vip_flags};
 use crate::outcome::Outcome;
 use crate::state;
 
@@ -14,17 +14,20 @@ use crate::state;
 /// begin with sends none.
 #[inline(always)]
 pub(super) fn unserved<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> bool {
-    let key = &work.packet.key;
+    let key = work.packet.key;
     let begins = key.protocol != TCP || state::opens(work.packet.tcp_flags);
-    if !begins || !hook.has(Hook::REQUESTS) || !has(tables, &key.dst, vip_flags::REFUSE_UNSERVED) {
-        return false;
-    }
-    let frontend = ServiceKey { address: key.dst, port: key.dst_port, protocol: key.protocol, pad: 0 };
-    if tables.service(&frontend).is_some() {
+    if !begins || !hook.has(Hook::REQUESTS) || !is_unserved(tables, &key) {
         return false;
     }
     work.settle(Action::Refuse, Outcome::RefusedUnserved);
     true
+}
+
+/// Whether the destination is a port that no frontend has, at an address where such ports are refused.
+#[inline(always)]
+pub fn is_unserved<const N: usize, T: Tables<N>>(tables: &mut T, key: &FlowKey<N>) -> bool {
+    let frontend = ServiceKey { address: key.dst, port: key.dst_port, protocol: key.protocol, pad: 0 };
+    has(tables, &key.dst, vip_flags::REFUSE_UNSERVED) && tables.service(&frontend).is_none()
 }
 
 /// Whether an ICMP echo request to this address is answered in its name.

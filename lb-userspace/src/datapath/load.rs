@@ -120,6 +120,7 @@ fn load_program(ebpf: &mut Ebpf, name: &'static str) -> Result<Loaded, DatapathE
         Program::SchedClassifier(program) => program.load(),
         Program::Xdp(program) => program.load(),
         Program::CgroupSockAddr(program) => program.load(),
+        Program::CgroupSock(program) => program.load(),
         other => {
             let reason = format!("program {name} has the type {:?}", other.prog_type());
             return Err(DatapathError::BadObject { reason });

@@ -5,7 +5,7 @@
 mod client;
 mod server;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 pub use client::{Datagrams, Stream};
@@ -42,6 +42,14 @@ impl Answer {
             local: words.next()?.parse().ok()?,
             text: words.next()?.to_owned(),
         })
+    }
+}
+
+/// The same for a socket of IPv6: an IPv4 address as an IPv4-mapped one.
+pub fn mapped(to: SocketAddr) -> SocketAddr {
+    match to.ip() {
+        IpAddr::V4(v4) => SocketAddr::new(v4.to_ipv6_mapped().into(), to.port()),
+        IpAddr::V6(_) => to,
     }
 }
 
