@@ -34,8 +34,8 @@ pub(super) async fn reserved(settings: &Settings, origin: &str) -> Reserved {
 }
 
 /// The node's facts with these addresses.
-pub(super) fn facts(addresses: &BTreeSet<IpAddr>, reserved: &Reserved) -> NodeFacts {
-    NodeFacts { addresses: addresses.clone(), reserved: reserved.clone(), marks: Marks::default() }
+pub(super) fn facts(addresses: &BTreeSet<IpAddr>, reserved: &Reserved, marks: Marks) -> NodeFacts {
+    NodeFacts { addresses: addresses.clone(), reserved: reserved.clone(), marks }
 }
 
 fn own(settings: &Settings) -> Reserved {

@@ -8,6 +8,7 @@ pub mod clock;
 mod facts;
 mod health_checks;
 mod logging;
+pub mod marks;
 mod notices;
 mod ring;
 mod run;

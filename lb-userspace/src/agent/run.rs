@@ -8,6 +8,7 @@ use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 
 use super::auditor::Request;
+use super::marks::{self, Quarantined};
 use super::tables::Tables;
 use super::told::Told;
 use crate::datapath::{self, Datapath};
@@ -22,6 +23,10 @@ pub(super) struct Parts {
     pub tables: Tables,
     /// Who wants an audit now.
     pub audits: mpsc::Receiver<Request>,
+    /// Orders about maintenance.
+    pub orders: mpsc::Receiver<marks::Request>,
+    /// Endpoints whose active checks fail.
+    pub quarantined: watch::Receiver<Quarantined>,
     pub signals: Signals,
     pub stop: CancellationToken,
 }
@@ -48,7 +53,8 @@ impl Signals {
 
 /// Runs until a signal. Leaves everything pinned and attached: traffic flows on.
 pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
-    let Parts { mut datapath, mut snapshots, mut source, mut tables, mut audits, mut signals, stop } = parts;
+    let Parts { mut datapath, mut snapshots, mut source, mut tables, mut signals, stop, .. } = parts;
+    let (mut audits, mut orders, mut quarantined) = (parts.audits, parts.orders, parts.quarantined);
     let mut node: watch::Receiver<datapath::Status> = datapath.status();
     let links = stop.clone();
     // The task owns the data path, and with it the lock, until the end.
@@ -81,6 +87,11 @@ pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
                 tables.readdress(&addresses);
             }
             Some(request) = audits.recv() => tables.request_audit(request),
+            Some(request) = orders.recv() => tables.maintain(request),
+            Ok(()) = quarantined.changed() => {
+                let endpoints = quarantined.borrow_and_update().clone();
+                tables.quarantine(endpoints);
+            }
             () = sleep_until(tables.due()) => tables.tick(),
             ended = &mut following => {
                 break match ended {

@@ -6,10 +6,11 @@ use anyhow::Context as _;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
-use super::auditor;
 use super::start::{Task, spawn};
 use super::state::State;
+use super::{auditor, marks};
 use crate::config::Settings;
+use crate::observe::maintenance::Order;
 use crate::observe::metrics::Metrics;
 use crate::observe::report_socket::Question;
 use crate::observe::{http, report_socket};
@@ -28,13 +29,20 @@ pub(super) async fn listen(settings: &Settings) -> Result<Listeners, http::Liste
     })
 }
 
+/// The ways to ask the loop for something.
+#[derive(Clone)]
+pub(super) struct Ways {
+    pub audits: auditor::Requests,
+    pub orders: marks::Requests,
+}
+
 /// Serves everything, each in a task of its own.
 pub(super) fn serve(
     state: &State,
     metrics: &Metrics,
     listeners: Listeners,
     run_dir: &Path,
-    audits: auditor::Requests,
+    ways: Ways,
 ) -> anyhow::Result<Vec<Task>> {
     let reports = report_socket::listen(run_dir)
         .with_context(|| format!("cannot listen in {}: choose another --run-dir", run_dir.display()))?;
@@ -42,7 +50,7 @@ pub(super) fn serve(
     let (probed, scraped) = (metrics.clone(), metrics.clone());
     let health = http::health_router(move || looked.look(), move |probe, code| probed.probed(probe, code));
     let scrape = http::metrics_router(move || scraped.encode());
-    let answer = move |question| answer(question, reported.clone(), audits.clone());
+    let answer = move |question| answer(question, reported.clone(), ways.clone());
     Ok(vec![
         spawn(async move { axum::serve(listeners.health, health).await.unwrap_or_default() }),
         spawn(async move { axum::serve(listeners.metrics, scrape).await.unwrap_or_default() }),
@@ -51,15 +59,24 @@ pub(super) fn serve(
 }
 
 /// What the command line asked over the socket, as JSON.
-async fn answer(question: Question, state: State, audits: auditor::Requests) -> Vec<u8> {
+async fn answer(question: Question, state: State, ways: Ways) -> Vec<u8> {
     let dry_run = match question {
         Question::Report => return serde_json::to_vec(&state.report()).unwrap_or_default(),
         Question::Audit => false,
         Question::AuditDryRun => true,
+        Question::Maintenance(order) => return maintain(order, ways.orders).await,
     };
     let (reply, found) = oneshot::channel();
-    if audits.send(auditor::Request { dry_run, reply }).await.is_err() {
+    if ways.audits.send(auditor::Request { dry_run, reply }).await.is_err() {
         return Vec::new();
     }
     found.await.map_or_else(|_| Vec::new(), |found| serde_json::to_vec(&found).unwrap_or_default())
+}
+
+async fn maintain(order: Order, orders: marks::Requests) -> Vec<u8> {
+    let (reply, done) = oneshot::channel();
+    if orders.send(marks::Request { order, reply }).await.is_err() {
+        return Vec::new();
+    }
+    done.await.map_or_else(|_| Vec::new(), |answer| serde_json::to_vec(&answer).unwrap_or_default())
 }

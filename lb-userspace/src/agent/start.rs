@@ -14,11 +14,12 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::auditor::Auditor;
 use super::health_checks::HealthChecks;
+use super::marks::{self, Maintenance, Quarantined};
 use super::notices::Notices;
 use super::scrape::Scrape;
-use super::servers::{Listeners, listen, serve};
+use super::servers::{Listeners, Ways, listen, serve};
 use super::state::{Progress, State};
-use super::tables::Tables;
+use super::tables::{Beside, Tables};
 use super::{auditor, clock, facts, ring, run};
 use crate::announce::{self, Notice};
 use crate::apply::{KernelStore, Programmer};
@@ -29,7 +30,7 @@ use crate::observe::health::Thresholds;
 use crate::observe::metrics::Metrics;
 use crate::observe::report::TablesReport;
 use crate::observe::report_socket;
-use crate::plan::{self, PlanSettings};
+use crate::plan::{self, Marks, PlanSettings};
 use crate::source::{self, Source};
 
 /// How long a probe of a silent watch, and its replacement, may take before what it follows counts as stale anyhow.
@@ -92,15 +93,22 @@ async fn with_source(
     };
     let metrics = metrics(&state, settings);
     let (ask, audits) = mpsc::channel(auditor::REQUESTS);
-    let mut tasks = serve(&state, &metrics, listeners, &settings.run_dir, ask)?;
+    let (order, orders) = mpsc::channel(marks::ORDERS);
+    let ways = Ways { audits: ask, orders: order };
+    let mut tasks = serve(&state, &metrics, listeners, &settings.run_dir, ways)?;
     tasks.push(spawn(ring::follow(events, metrics.clone())));
     tasks.extend(datapath.take_program_log().map(program_log));
     let origin = source.status.borrow().origin.clone();
-    let facts = facts::facts(&state.datapath.borrow().addresses, &facts::reserved(settings, &origin).await);
+    let maintenance = Maintenance::open(&settings.run_dir)
+        .with_context(|| format!("what is in maintenance cannot be read in {}", settings.run_dir.display()))?;
+    let marks = Marks { maintenance: maintenance.targets().clone(), ..Marks::default() };
+    let (_quarantine, quarantined) = watch::channel(Quarantined::default());
+    let facts = facts::facts(&state.datapath.borrow().addresses, &facts::reserved(settings, &origin).await, marks);
     let health_checks = HealthChecks::new(move || state.node_health());
     let notices = Notices::new(&settings.node_name, announce(settings, &mut tasks).await?);
     let auditor = Auditor::new(settings.audit_interval, Some(datapath.auditor()), Instant::now());
-    let tables = Tables::new(programmer, progress, metrics, facts, health_checks, auditor, notices);
+    let tables =
+        Tables::new(programmer, progress, metrics, facts, Beside { health_checks, auditor, notices, maintenance });
 
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
@@ -110,7 +118,8 @@ async fn with_source(
         "started"
     );
     let (snapshots, status, stop) = (source.snapshots.clone(), source.status.clone(), stop.clone());
-    let parts = run::Parts { datapath, snapshots, source: status, tables, audits, signals, stop };
+    let source = status;
+    let parts = run::Parts { datapath, snapshots, source, tables, audits, orders, quarantined, signals, stop };
     let ended = Box::pin(run::run(parts)).await;
     drop(tasks);
     report_socket::remove(&settings.run_dir);

@@ -13,6 +13,7 @@ use super::auditor::{Auditor, Request};
 use super::changes::{difference, fill, happened, whole};
 use super::clock;
 use super::health_checks::HealthChecks;
+use super::marks::{self, Maintenance, Quarantined};
 use super::notices::Notices;
 use super::state::Progress;
 use super::told::Told;
@@ -39,6 +40,7 @@ pub(super) struct Tables {
     pub health_checks: HealthChecks,
     auditor: Auditor,
     pub notices: Notices,
+    maintenance: Maintenance,
     /// What was planned last.
     snapshot: Option<Arc<Snapshot>>,
     /// Changes that are not written in full.
@@ -52,16 +54,23 @@ pub(super) struct Tables {
     last_tick: Instant,
 }
 
+/// What turns with the tables.
+pub(super) struct Beside {
+    pub health_checks: HealthChecks,
+    pub auditor: Auditor,
+    pub notices: Notices,
+    pub maintenance: Maintenance,
+}
+
 impl Tables {
     pub fn new(
         programmer: Programmer<KernelStore>,
         progress: watch::Sender<Progress>,
         metrics: Metrics,
         facts: NodeFacts,
-        health_checks: HealthChecks,
-        auditor: Auditor,
-        notices: Notices,
+        beside: Beside,
     ) -> Self {
+        let Beside { health_checks, auditor, notices, maintenance } = beside;
         Self {
             programmer,
             progress,
@@ -71,6 +80,7 @@ impl Tables {
             health_checks,
             auditor,
             notices,
+            maintenance,
             snapshot: None,
             pending: PassReport::default(),
             programming: Vec::new(),
@@ -111,6 +121,29 @@ impl Tables {
             self.facts.addresses.clone_from(addresses);
             self.sync();
         }
+    }
+
+    /// The active checks of these endpoints fail, and of no others.
+    pub fn quarantine(&mut self, endpoints: Quarantined) {
+        if self.facts.marks.quarantined != endpoints {
+            self.facts.marks.quarantined = endpoints;
+            self.sync();
+        }
+    }
+
+    /// An order about maintenance. Answered when the tables hold it.
+    pub fn maintain(&mut self, request: marks::Request) {
+        let done = self.maintenance.obey(request.order);
+        let changed = *done.as_ref().unwrap_or(&false);
+        if changed {
+            tracing::info!(order = ?request.order, "maintenance");
+            self.facts.marks.maintenance.clone_from(self.maintenance.targets());
+            self.sync();
+        }
+        let mut answer = marks::answer(self.maintenance.targets(), self.programmer.book(), changed);
+        answer.error = done.err().map(|error| format!("cannot be written down in the run folder: {error}"));
+        // Who asked may have gone away.
+        let _ = request.reply.send(answer);
     }
 
     fn sync(&mut self) {

@@ -96,6 +96,9 @@ impl MemoryStore {
         if record.flags & backend_flags::SERVING != 0 {
             text.push_str(" serving");
         }
+        if record.flags & backend_flags::QUARANTINED != 0 {
+            text.push_str(" quarantined");
+        }
         if record.deadline_ds != 0 && record.state != backend_state::GONE {
             let until = Monotonic::from_tenths(record.deadline_ds).since(Monotonic::default());
             let _ = write!(text, " until {}s", until.as_secs_f64());

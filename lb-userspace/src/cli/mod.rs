@@ -3,6 +3,7 @@
 mod audit;
 mod cleanup;
 mod get;
+mod maintenance;
 mod output;
 mod status;
 
@@ -34,6 +35,8 @@ enum Command {
     Get(get::Arguments),
     /// Compare the tables with the plan and repair what differs; exit code 2 if something still does
     Audit(audit::Arguments),
+    /// Take backends out by hand, and bring them back: no new flows, those that there are stay
+    Maintenance(maintenance::Arguments),
     /// Remove everything that the agent left in the kernel and on disk
     Cleanup(cleanup::Arguments),
     /// Print the version
@@ -71,6 +74,7 @@ pub fn main() -> ExitCode {
         Command::Status(arguments) => status::run(&arguments),
         Command::Get(arguments) => get::run(&arguments),
         Command::Audit(arguments) => return audit::run(&arguments),
+        Command::Maintenance(arguments) => maintenance::run(&arguments),
         Command::Cleanup(arguments) => cleanup::run(&arguments),
         Command::Version => print(&format!("ballast {}\n", env!("CARGO_PKG_VERSION"))),
         Command::Completion { shell } => completion(shell),
@@ -140,6 +144,19 @@ mod tests {
         assert_eq!(sentence(&error), "cannot write: no room; delete something");
         let error = anyhow::Error::new(cause()).context("cannot write");
         assert_eq!(sentence(&error), "cannot write: no room");
+    }
+
+    #[test]
+    fn maintenance_takes_a_target_and_a_switch() {
+        for good in ["list", "10.0.0.1 on", "[2001:db8::1]:80 off", "10.0.0.1 on -o json"] {
+            assert!(
+                Cli::try_parse_from(["ballast", "maintenance"].into_iter().chain(good.split(' '))).is_ok(),
+                "{good}"
+            );
+        }
+        let error = Cli::try_parse_from(["ballast", "maintenance", "web", "on"]).expect_err("bad").to_string();
+        assert!(error.contains("neither `list` nor an address"), "{error}");
+        assert!(Cli::try_parse_from(["ballast", "maintenance", "10.0.0.1", "maybe"]).is_err());
     }
 
     #[test]

@@ -7,6 +7,7 @@ pub mod health;
 pub mod health_check;
 pub mod http;
 pub mod inventory;
+pub mod maintenance;
 pub mod metrics;
 pub mod report;
 pub mod report_socket;

@@ -12,6 +12,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixListener;
 use tokio::sync::Semaphore;
 
+use super::maintenance::{Answer, Order};
 use super::report::Report;
 use crate::apply::AuditReport;
 
@@ -23,7 +24,7 @@ const MAX_REPORT_BYTES: u64 = 64 << 20;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// An audit goes between other work: with the largest tables it takes some seconds.
 const AUDIT_TIMEOUT: Duration = Duration::from_mins(1);
-const MAX_QUESTION_BYTES: u64 = 64;
+const MAX_QUESTION_BYTES: u64 = 128;
 /// How many readers are served at a time.
 const READERS: usize = 8;
 
@@ -38,7 +39,7 @@ pub enum AskError {
     NoReport { path: PathBuf, error: io::Error },
 }
 
-/// What can be asked: one word and a newline. Whoever says nothing gets the report.
+/// What can be asked: some words and a newline. Whoever says nothing gets the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
     /// The agent's own [`Report`].
@@ -47,23 +48,27 @@ pub enum Question {
     Audit,
     /// One that only names it.
     AuditDryRun,
+    /// An order about maintenance.
+    Maintenance(Order),
 }
 
 impl Question {
-    const ALL: [Self; 3] = [Self::Report, Self::Audit, Self::AuditDryRun];
+    const PLAIN: [Self; 3] = [Self::Report, Self::Audit, Self::AuditDryRun];
 
-    const fn word(self) -> &'static str {
+    fn words(self) -> String {
         match self {
-            Self::Report => "report",
-            Self::Audit => "audit",
-            Self::AuditDryRun => "audit-dry-run",
+            Self::Report => "report".to_owned(),
+            Self::Audit => "audit".to_owned(),
+            Self::AuditDryRun => "audit-dry-run".to_owned(),
+            Self::Maintenance(order) => order.words(),
         }
     }
 
     fn parse(line: &str) -> Option<Self> {
-        Self::ALL
+        Self::PLAIN
             .into_iter()
-            .find(|question| question.word() == line.trim())
+            .find(|question| question.words() == line.trim())
+            .or(Order::parse(line).map(Self::Maintenance))
             .or(line.is_empty().then_some(Self::Report))
     }
 }
@@ -78,6 +83,11 @@ pub fn audit(run_dir: &Path, dry_run: bool) -> Result<AuditReport, AskError> {
     question(run_dir, if dry_run { Question::AuditDryRun } else { Question::Audit }, AUDIT_TIMEOUT)
 }
 
+/// Gives the agent an order about maintenance; answered when the tables hold it.
+pub fn order(run_dir: &Path, order: Order) -> Result<Answer, AskError> {
+    question(run_dir, Question::Maintenance(order), ANSWER_TIMEOUT)
+}
+
 fn question<T: DeserializeOwned>(run_dir: &Path, question: Question, limit: Duration) -> Result<T, AskError> {
     let path = run_dir.join(SOCKET);
     let stream = UnixStream::connect(&path).map_err(|error| match error.kind() {
@@ -87,7 +97,7 @@ fn question<T: DeserializeOwned>(run_dir: &Path, question: Question, limit: Dura
     })?;
     let read = || -> io::Result<T> {
         stream.set_read_timeout(Some(limit))?;
-        (&stream).write_all(question.word().as_bytes())?;
+        (&stream).write_all(question.words().as_bytes())?;
         stream.shutdown(std::net::Shutdown::Write)?;
         let mut json = Vec::new();
         (&stream).take(MAX_REPORT_BYTES).read_to_end(&mut json)?;
@@ -180,6 +190,18 @@ mod tests {
         drop(listen(dir.path()).expect("a socket"));
         assert!(matches!(ask(dir.path()), Err(AskError::NotRunning { .. })));
         listen(dir.path()).expect("replaced");
+    }
+
+    #[test]
+    fn every_question_is_understood_as_it_is_asked() {
+        let target = "[2001:db8:ffff:ffff:ffff:ffff:ffff:ffff]:65535".parse().expect("an address");
+        let orders = [Order::List, Order::On(target), Order::Off(target)].map(Question::Maintenance);
+        for question in Question::PLAIN.into_iter().chain(orders) {
+            let words = question.words();
+            assert!(words.len() as u64 <= MAX_QUESTION_BYTES);
+            assert_eq!(Question::parse(&words), Some(question));
+        }
+        assert_eq!(Question::parse("maintenance on everything"), None);
     }
 
     #[test]

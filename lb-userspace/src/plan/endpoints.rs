@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap, net::SocketAddr};
 
-use super::{Mark, Rule, Set, Tally, place::Place};
+use super::{Mark, Rule, Set, Tally, marks::PortMarks, place::Place};
 use crate::model::{Endpoint, Family, Protocol, ServiceOptions, ServicePort, Slice};
 
 /// What the API says of an endpoint.
@@ -42,14 +42,23 @@ impl DesiredEndpoint {
         }
     }
 
-    fn is_ready(&self) -> bool {
-        self.state == EndpointState::Ready
+    /// How well it may take new flows, the best first: one that is ready, one that is but is quarantined, then those of use where
+    /// none is ready (KEP-1669). `None`: not at all. Only the best that there are take any, so that quarantined ones do if all are.
+    fn rank(&self) -> Option<Rank> {
+        let quarantined = self.mark == Mark::Quarantined;
+        match self.state {
+            _ if self.mark == Mark::Maintenance => None,
+            EndpointState::Ready => Some(Rank { terminating: false, quarantined }),
+            EndpointState::Terminating if self.serving => Some(Rank { terminating: true, quarantined }),
+            EndpointState::Terminating | EndpointState::NotReady => None,
+        }
     }
+}
 
-    /// It is of use where none is ready (KEP-1669).
-    fn is_last_resort(&self) -> bool {
-        self.state == EndpointState::Terminating && self.serving
-    }
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    terminating: bool,
+    quarantined: bool,
 }
 
 /// Which sets the frontends of one family use.
@@ -100,6 +109,7 @@ impl<'a> Listed<'a> {
         needs: [Needs; 2],
         options: Option<&ServiceOptions>,
         place: &Place,
+        marks: &PortMarks<'_>,
         tally: &mut Tally,
     ) -> BTreeMap<SocketAddr, DesiredEndpoint> {
         let needs_of = |family| needs[usize::from(family == Family::V6)];
@@ -120,6 +130,9 @@ impl<'a> Listed<'a> {
         let all = found.len();
         found.dedup_by_key(|candidate| candidate.address);
         tally.hit_if(found.len() < all, Rule::Duplicate);
+        for candidate in &mut found {
+            candidate.endpoint.mark = marks.of(candidate.address);
+        }
         let second = found.partition_point(|candidate| candidate.address.is_ipv4());
         let (v4, v6) = found.split_at_mut(second);
         for (family, needs) in [v4, v6].into_iter().zip(needs) {
@@ -179,32 +192,39 @@ enum Topology {
 /// Chooses the endpoints of one family that take new flows.
 fn select(found: &mut [Candidate<'_>], needs: Needs, place: &Place, tally: &mut Tally) {
     tally.hit_if(found.iter().any(|c| c.listed.ready && c.listed.terminating), Rule::NotReadyPublished);
+    tally.hit_if(found.iter().any(|c| c.endpoint.mark == Mark::Maintenance), Rule::Maintenance);
     if needs.cluster {
-        let any_ready = found.iter().any(|candidate| candidate.endpoint.is_ready());
-        let topology = if any_ready { topology(found, place, tally) } else { Topology::Everybody };
+        let best = best(found.iter().map(|c| c.endpoint), tally);
+        let any_ready = best.is_some_and(|rank| !rank.terminating);
+        let topology = if any_ready { topology(found, best, place, tally) } else { Topology::Everybody };
         for Candidate { endpoint, listed, .. } in found.iter_mut() {
-            endpoint.in_cluster_set = if any_ready {
-                endpoint.is_ready() && is_meant(listed, topology, place)
-            } else {
-                endpoint.is_last_resort()
-            };
+            endpoint.in_cluster_set = best.is_some() && endpoint.rank() == best && is_meant(listed, topology, place);
         }
-        tally.hit_if(!any_ready && found.iter().any(|c| c.endpoint.in_cluster_set), Rule::ClusterTerminating);
+        tally.hit_if(!any_ready && best.is_some(), Rule::ClusterTerminating);
     }
     if needs.local {
-        let any_ready = found.iter().any(|candidate| candidate.endpoint.local && candidate.endpoint.is_ready());
+        let best = best(found.iter().map(|c| c.endpoint).filter(|endpoint| endpoint.local), tally);
         for Candidate { endpoint, .. } in found.iter_mut() {
-            let takes = if any_ready { endpoint.is_ready() } else { endpoint.is_last_resort() };
-            endpoint.in_local_set = endpoint.local && takes;
+            endpoint.in_local_set = endpoint.local && best.is_some() && endpoint.rank() == best;
         }
-        tally.hit_if(any_ready, Rule::LocalReady);
-        tally.hit_if(!any_ready && found.iter().any(|c| c.endpoint.in_local_set), Rule::LocalTerminating);
+        tally.hit_if(best.is_some_and(|rank| !rank.terminating), Rule::LocalReady);
+        tally.hit_if(best.is_some_and(|rank| rank.terminating), Rule::LocalTerminating);
     }
 }
 
-/// Hints count if every endpoint that is ready has one, and one of them is meant for here: of nodes first, then of zones.
-fn topology(found: &[Candidate<'_>], place: &Place, tally: &mut Tally) -> Topology {
-    let ready = || found.iter().filter(|c| c.endpoint.is_ready()).map(|c| c.listed);
+/// The best that there are.
+fn best(endpoints: impl Iterator<Item = DesiredEndpoint> + Clone, tally: &mut Tally) -> Option<Rank> {
+    let best = endpoints.clone().filter_map(|endpoint| endpoint.rank()).min();
+    let all = best.is_some_and(|rank| rank.quarantined);
+    tally.hit_if(all, Rule::AllQuarantined);
+    tally.hit_if(!all && endpoints.into_iter().any(|endpoint| endpoint.mark == Mark::Quarantined), Rule::Quarantined);
+    best
+}
+
+/// Hints count if every endpoint that is ready has one, and one of them is meant for here: of nodes first, then of zones. One that
+/// is kept from new flows counts as one that is not ready.
+fn topology(found: &[Candidate<'_>], best: Option<Rank>, place: &Place, tally: &mut Tally) -> Topology {
+    let ready = || found.iter().filter(|c| c.endpoint.rank() == best).map(|c| c.listed);
     for (topology, rule) in [(Topology::Node, Rule::NodeHints), (Topology::Zone, Rule::ZoneHints)] {
         let hinted = ready().filter(|endpoint| !hints(endpoint, topology).is_empty()).count();
         let complete = hinted == ready().count();
@@ -250,7 +270,7 @@ pub(super) fn filled(endpoints: &BTreeMap<SocketAddr, DesiredEndpoint>, family: 
     for (_, endpoint) in endpoints.iter().filter(|(address, _)| Family::of(address.ip()) == family) {
         filled.cluster |= endpoint.in_cluster_set;
         filled.local |= endpoint.in_local_set;
-        filled.usable |= endpoint.is_ready() || endpoint.is_last_resort();
+        filled.usable |= endpoint.rank().is_some();
     }
     filled
 }

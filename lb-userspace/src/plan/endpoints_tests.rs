@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::model::{ObjectName, SlicePort};
+use crate::plan::{Marks, PortKey};
 
 fn endpoint(node: &str, ready: bool) -> Endpoint {
     Endpoint {
@@ -32,8 +33,9 @@ fn of(slices: &[&Slice], node_name: Option<&str>) -> (DesiredEndpoint, Tally) {
     let port = ServicePort { name: String::new(), port: 80, protocol: Protocol::Tcp, node_port: None };
     let place = Place { node_name: node_name.map(str::to_owned), ..Place::default() };
     let needs = [Needs { cluster: true, local: true }, Needs::default()];
-    let mut tally = Tally::default();
-    let found = Listed::new(slices.to_vec()).of_port(&port, needs, None, &place, &mut tally);
+    let key = PortKey { service: ObjectName::new("default", "web"), port: 80, protocol: Protocol::Tcp };
+    let (marks, mut tally) = (Marks::default(), Tally::default());
+    let found = Listed::new(slices.to_vec()).of_port(&port, needs, None, &place, &marks.of_port(&key), &mut tally);
     assert_eq!(found.len(), 1);
     (*found.values().next().unwrap(), tally)
 }
@@ -74,7 +76,10 @@ fn a_set_that_no_frontend_uses_is_empty() {
     let slice = slice(endpoint("n1", true));
     let listed = Listed::new(vec![&slice]);
     let in_sets = |needs| {
-        let found = listed.of_port(&port, [needs, Needs::default()], None, &place, &mut Tally::default());
+        let key = PortKey { service: ObjectName::new("default", "web"), port: 80, protocol: Protocol::Tcp };
+        let (marks, mut tally) = (Marks::default(), Tally::default());
+        let needs = [needs, Needs::default()];
+        let found = listed.of_port(&port, needs, None, &place, &marks.of_port(&key), &mut tally);
         found.values().map(|endpoint| (endpoint.in_cluster_set, endpoint.in_local_set)).collect::<Vec<_>>()
     };
     assert_eq!(in_sets(Needs { cluster: true, local: false }), [(true, false)]);

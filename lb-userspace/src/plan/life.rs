@@ -2,7 +2,7 @@
 
 use lb_common::abi::{backend_flags, backend_state};
 
-use super::{BackendRecord, DesiredEndpoint, EndpointState, PlanSettings};
+use super::{BackendRecord, DesiredEndpoint, EndpointState, Mark, PlanSettings, Set};
 use crate::model::Monotonic;
 
 /// What to do with the record of one endpoint.
@@ -79,10 +79,12 @@ pub fn describe(
     now: Monotonic,
     settings: &PlanSettings,
 ) -> BackendRecord {
-    let state = match wanted.state {
-        EndpointState::Ready => backend_state::ACTIVE,
-        EndpointState::NotReady => backend_state::RESTING,
-        EndpointState::Terminating => backend_state::TERMINATING,
+    // One that is not ready, or terminates, goes its own way also in maintenance: its UDP flows, or its deadline, depend on it.
+    let state = match (wanted.state, wanted.mark) {
+        (EndpointState::Ready, Mark::Maintenance) => backend_state::MAINTENANCE,
+        (EndpointState::Ready, _) => backend_state::ACTIVE,
+        (EndpointState::NotReady, _) => backend_state::RESTING,
+        (EndpointState::Terminating, _) => backend_state::TERMINATING,
     };
     let deadline_ds = match (state, record.state) {
         (backend_state::TERMINATING, backend_state::TERMINATING) if record.deadline_ds != 0 => record.deadline_ds,
@@ -91,9 +93,12 @@ pub fn describe(
     };
     let local = if wanted.local { backend_flags::LOCAL } else { 0 };
     let serving = if wanted.serving { backend_flags::SERVING } else { 0 };
+    // One that takes new flows all the same, as all of its set are quarantined, is not to be avoided by the programs either.
+    let is_kept_out = wanted.mark == Mark::Quarantined && !wanted.is_in(Set::Cluster) && !wanted.is_in(Set::Local);
+    let quarantined = if is_kept_out { backend_flags::QUARANTINED } else { 0 };
     BackendRecord {
         state,
-        flags: local | serving,
+        flags: local | serving | quarantined,
         deadline_ds,
         uid_hash: if wanted.uid_hash == 0 { record.uid_hash } else { wanted.uid_hash },
         weight: wanted.weight,

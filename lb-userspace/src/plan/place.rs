@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use super::{Frontend, NodeFacts, NodePortAddresses, PlanSettings};
+use super::{Frontend, Marks, NodeFacts, NodePortAddresses, PlanSettings};
 use crate::model::{Endpoint, Family, Node, Protocol, Scheduler};
 
 /// This node.
@@ -22,6 +22,7 @@ pub(super) struct Place {
     /// Label value of the services that are ours; `None`: those without the label.
     pub proxy_name: Option<String>,
     pub reserved: BTreeSet<(IpAddr, u16, Protocol)>,
+    pub marks: Marks,
 }
 
 impl Place {
@@ -43,6 +44,7 @@ impl Place {
             retry: settings.retry,
             proxy_name: settings.service_proxy_name.clone(),
             reserved: facts.reserved.clone(),
+            marks: facts.marks.clone(),
         }
     }
 

@@ -67,17 +67,21 @@ impl Planner {
         }
     }
 
-    /// Plans the snapshot, and says what differs from the one before. What it costs grows with what changed; another place (the
-    /// node's addresses, its zone, what is reserved on it) means to plan everything again.
+    /// Plans the snapshot, and says what differs from the one before. What it costs grows with what changed, marks included;
+    /// another place (the node's addresses, its zone, what is reserved on it) means to plan everything again.
     pub fn update(&mut self, snapshot: &Snapshot, facts: &NodeFacts) -> Changes {
-        let place = Place::new(snapshot.node.as_deref(), facts, &self.settings);
+        let mut place = Place::new(snapshot.node.as_deref(), facts, &self.settings);
+        std::mem::swap(&mut place.marks, &mut self.place.marks);
+        // From here on the marks are the new ones, and those in `place` the ones before.
+        let marked = self.place.marks.differing(&place.marks, &self.snapshot);
+        place.marks.clone_from(&self.place.marks);
         if place == self.place {
-            return self.follow(snapshot);
+            return self.follow(snapshot, marked);
         }
         let tally = std::mem::take(&mut self.tally);
         let fresh = Self { place, tally, ..Self::new(self.settings.clone()) };
         let before = std::mem::replace(self, fresh).desired;
-        self.follow(snapshot);
+        self.follow(snapshot, BTreeSet::new());
         Changes {
             services: differing(&before.services, &self.desired.services),
             vips: differing(&before.vips, &self.desired.vips),
@@ -96,10 +100,9 @@ impl Planner {
         &self.tally
     }
 
-    /// Plans what differs between the last snapshot and this one, at the same place.
-    fn follow(&mut self, snapshot: &Snapshot) -> Changes {
+    /// Plans what differs between the last snapshot and this one, at the same place, and the services that are `dirty` besides.
+    fn follow(&mut self, snapshot: &Snapshot, mut dirty: BTreeSet<ObjectName>) -> Changes {
         let before = std::mem::replace(&mut self.snapshot, snapshot.clone());
-        let mut dirty = BTreeSet::new();
         for change in before.services.diff(&snapshot.services) {
             let (old, new) = match change {
                 DiffItem::Add(_, new) => (None, Some(new)),

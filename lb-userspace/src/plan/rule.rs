@@ -45,6 +45,12 @@ pub enum Rule {
     ClusterTerminating,
     LocalReady,
     LocalTerminating,
+    /// An endpoint is taken out by hand.
+    Maintenance,
+    /// An endpoint's active checks fail, and others serve in its place.
+    Quarantined,
+    /// Those of all fail: then they serve.
+    AllQuarantined,
     RefuseWithoutEndpoint,
     DropInside,
     DropOutside,
@@ -62,7 +68,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    pub const ALL: [Self; 43] = [
+    pub const ALL: [Self; 46] = [
         Self::Headless,
         Self::ExternalName,
         Self::OtherProxy,
@@ -95,6 +101,9 @@ impl Rule {
         Self::ClusterTerminating,
         Self::LocalReady,
         Self::LocalTerminating,
+        Self::Maintenance,
+        Self::Quarantined,
+        Self::AllQuarantined,
         Self::RefuseWithoutEndpoint,
         Self::DropInside,
         Self::DropOutside,

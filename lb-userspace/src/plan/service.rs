@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
 };
 
 use lb_common::abi::service_flags;
@@ -14,7 +14,7 @@ use super::{
     frontends::{self, Guard},
     place::Place,
 };
-use crate::model::{Family, Protocol, Refusal, Scheduler, Service, ServicePort};
+use crate::model::{Endpoint, Family, Protocol, Refusal, Scheduler, Service, ServicePort, Slice};
 
 /// What is wanted of one service.
 #[derive(Debug, Default)]
@@ -113,7 +113,9 @@ impl Draft<'_> {
             needs.add(plain.outside);
             uses.insert(frontend, plain);
         }
-        let endpoints = self.listed.of_port(port, needs, options, self.place, self.tally);
+        let key = PortKey { service: self.service.name.clone(), port: port.port, protocol: port.protocol };
+        let marks = self.place.marks.of_port(&key);
+        let endpoints = self.listed.of_port(port, needs, options, self.place, &marks, self.tally);
         let filled = Family::BOTH.map(|family| filled(&endpoints, family));
         let mut guarded = [false; 2];
         for (frontend, used) in &mut uses {
@@ -199,8 +201,14 @@ fn index(family: Family) -> usize {
 pub(super) fn local_ready(service: &Service, listed: &Listed<'_>, place: &Place) -> usize {
     let is_served = |family| service.cluster_ips.iter().any(|ip| Family::of(*ip) == family);
     let slices = listed.slices().iter().filter(|slice| !slice.ports.is_empty() && is_served(slice.family));
-    let endpoints = slices.flat_map(|slice| &slice.endpoints);
-    let here = endpoints.filter(|endpoint| endpoint.ready && place.is_here(endpoint));
+    // One that is in maintenance by all of its ports takes no new flows: load balancers are not to count on it.
+    let is_open = |slice: &Slice, endpoint: &Endpoint| {
+        slice.ports.iter().any(|port| !place.marks.maintains(SocketAddr::new(endpoint.address, port.port)))
+    };
+    let here = slices.flat_map(|slice| {
+        let ready = slice.endpoints.iter().filter(|endpoint| endpoint.ready && place.is_here(endpoint));
+        ready.filter(|endpoint| is_open(slice, endpoint))
+    });
     let addresses: BTreeSet<IpAddr> = here.map(|endpoint| endpoint.address).collect();
     let v4 = addresses.iter().filter(|address| address.is_ipv4()).count();
     v4.max(addresses.len() - v4)

@@ -1,13 +1,16 @@
 //! Random clusters, small enough that everything meets everything: few addresses, few ports, few names.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use lb_userspace::{
     model::{
         Endpoint, Exposure, Family, Node, ObjectName, Protocol, Scheduler, Service, ServiceOptions, ServicePort, Slice,
         SlicePort, TrafficPolicy, Weighed,
     },
-    plan::{Marks, NodeFacts, NodePortAddresses, PlanSettings},
+    plan::{Marks, NodeFacts, NodePortAddresses, PlanSettings, PortKey, Target},
 };
 use proptest::{option, prelude::*, sample::subsequence};
 
@@ -18,6 +21,7 @@ pub enum Event {
     Slice(u8, Option<Box<Slice>>),
     Node(Option<Box<Node>>),
     Facts(NodeFacts),
+    Marks(Marks),
 }
 
 pub fn events(count: std::ops::Range<usize>) -> impl Strategy<Value = Vec<Event>> {
@@ -32,6 +36,7 @@ pub fn events(count: std::ops::Range<usize>) -> impl Strategy<Value = Vec<Event>
         }),
         2 => option::weighted(0.9, node()).prop_map(|node| Event::Node(node.map(Box::new))),
         2 => facts().prop_map(Event::Facts),
+        4 => marks().prop_map(Event::Marks),
     ];
     prop::collection::vec(event, count)
 }
@@ -245,6 +250,20 @@ fn facts() -> impl Strategy<Value = NodeFacts> {
     })
 }
 
+fn marks() -> impl Strategy<Value = Marks> {
+    let address = || {
+        (1u8..7, prop::bool::weighted(0.3))
+            .prop_map(|(index, v6)| if v6 { ip(&format!("fd01::{index}")) } else { [10, 0, 0, index].into() })
+    };
+    let endpoint = || (address(), 8080u16..8082).prop_map(|(address, port)| SocketAddr::new(address, port));
+    let target = prop_oneof![address().prop_map(Target::Address), endpoint().prop_map(Target::Endpoint)];
+    let port = (0u8..4, prop::sample::select(vec![80, 81, 30080]), Just(Protocol::Tcp))
+        .prop_map(|(index, port, protocol)| PortKey { service: service_name(index), port, protocol });
+    let maintenance = prop::collection::btree_set(target, 0..3);
+    let quarantined = prop::collection::btree_set((port, endpoint()), 0..24);
+    (maintenance, quarantined).prop_map(|(maintenance, quarantined)| Marks { maintenance, quarantined })
+}
+
 /// A snapshot and what the node knows, as events make them.
 #[derive(Clone, Debug, Default)]
 pub struct Cluster {
@@ -273,7 +292,8 @@ impl Cluster {
                 }
             }
             Event::Node(node) => self.snapshot.node = node.as_ref().map(|node| Arc::new(Node::clone(node))),
-            Event::Facts(facts) => self.facts = facts.clone(),
+            Event::Facts(facts) => self.facts = NodeFacts { marks: self.facts.marks.clone(), ..facts.clone() },
+            Event::Marks(marks) => self.facts.marks = marks.clone(),
         }
     }
 }

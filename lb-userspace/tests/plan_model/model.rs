@@ -11,7 +11,7 @@ use lb_userspace::{
         Endpoint, Exposure, Family, ObjectName, Protocol, Scheduler, Service, ServicePort, Snapshot, TrafficPolicy,
         Weighed,
     },
-    plan::{Frontend, Kind, NodeFacts, NodePortAddresses, PlanSettings, PortKey},
+    plan::{Frontend, Kind, NodeFacts, NodePortAddresses, PlanSettings, PortKey, Target},
 };
 
 /// What a client meets.
@@ -142,12 +142,20 @@ impl World<'_> {
     }
 
     fn shown(&self, service: &Service, port: &ServicePort, kind: Kind, family: Family) -> Shown {
-        let endpoints = self.endpoints(service, port, family);
+        let mut endpoints = self.endpoints(service, port, family);
+        // What is in maintenance might as well not be there.
+        endpoints.retain(|address, _| !self.is_maintained(*address));
         let usable = endpoints.values().any(|e| e.ready || e.serving && e.terminating);
+        let key = PortKey { service: service.name.clone(), port: port.port, protocol: port.protocol };
+        let is_healthy = |address: &SocketAddr| !self.facts.marks.quarantined.contains(&(key.clone(), *address));
         let serve = |policy| {
             let set = match policy {
-                TrafficPolicy::Cluster => self.cluster_set(&endpoints),
-                TrafficPolicy::Local => fallback(endpoints.iter().filter(|(_, e)| self.is_local(e))),
+                TrafficPolicy::Cluster => self.cluster_set(&preferred(endpoints.clone(), is_healthy)),
+                TrafficPolicy::Local => {
+                    let mut local = endpoints.clone();
+                    local.retain(|_, endpoint| self.is_local(endpoint));
+                    fallback(preferred(local, is_healthy).iter())
+                }
             };
             match (set.is_empty(), usable) {
                 (false, _) => Served::By(set.into_iter().map(|at| (at, weight(service, endpoints[&at]))).collect()),
@@ -165,7 +173,7 @@ impl World<'_> {
             Guarded { node: own.any(|ip| networks.iter().any(|network| network.contains(ip))), networks }
         });
         Shown {
-            owner: PortKey { service: service.name.clone(), port: port.port, protocol: port.protocol },
+            owner: key.clone(),
             kind,
             inside: serve(if is_external { TrafficPolicy::Cluster } else { service.internal_policy }),
             outside: serve(if is_external { service.external_policy } else { service.internal_policy }),
@@ -175,6 +183,13 @@ impl World<'_> {
             scheduler: service.options.as_ref().and_then(|o| o.scheduler).unwrap_or(self.settings.scheduler),
             retries: service.options.as_ref().and_then(|o| o.retry).unwrap_or(self.settings.retry),
         }
+    }
+
+    fn is_maintained(&self, endpoint: SocketAddr) -> bool {
+        self.facts.marks.maintenance.iter().any(|target| match target {
+            Target::Address(address) => *address == endpoint.ip(),
+            Target::Endpoint(at) => *at == endpoint,
+        })
     }
 
     fn is_local(&self, endpoint: &Endpoint) -> bool {
@@ -243,8 +258,12 @@ impl World<'_> {
                 (&slice.name.namespace, &slice.service) == (&service.name.namespace, &service.name.name)
                     && !slice.ports.is_empty()
             });
-            let endpoints = slices.flat_map(|slice| &slice.endpoints);
-            let here = endpoints.filter(|e| e.ready && self.is_local(e) && Family::of(e.address) == family);
+            let endpoints = slices.flat_map(|slice| slice.endpoints.iter().map(move |endpoint| (slice, endpoint)));
+            let open = endpoints.filter(|(slice, e)| {
+                slice.ports.iter().any(|port| !self.is_maintained(SocketAddr::new(e.address, port.port)))
+            });
+            let here = open.map(|(_, e)| e);
+            let here = here.filter(|e| e.ready && self.is_local(e) && Family::of(e.address) == family);
             here.map(|endpoint| endpoint.address).collect::<BTreeSet<IpAddr>>().len()
         };
         // Of the families that the service has; a pod of both families counts once.
@@ -254,6 +273,18 @@ impl World<'_> {
         };
         health.into_iter().map(|(port, service)| (port, (service.name.clone(), counted(service)))).collect()
     }
+}
+
+/// Without those whose checks fail, unless that leaves none that would do as well.
+fn preferred(
+    endpoints: BTreeMap<SocketAddr, &Endpoint>,
+    is_healthy: impl Fn(&SocketAddr) -> bool,
+) -> BTreeMap<SocketAddr, &Endpoint> {
+    let mut left = endpoints.clone();
+    left.retain(|address, _| is_healthy(address));
+    let ready = |all: &BTreeMap<SocketAddr, &Endpoint>| all.values().any(|endpoint| endpoint.ready);
+    let usable = |all: &BTreeMap<SocketAddr, &Endpoint>| !fallback(all.iter()).is_empty();
+    if usable(&left) && ready(&left) == ready(&endpoints) { left } else { endpoints }
 }
 
 /// All that are ready; if none is, all that end but still serve.

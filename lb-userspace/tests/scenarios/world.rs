@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use lb_userspace::{
     apply::{MemoryStore, Programmer, Report},
     model::{Monotonic, Node, ObjectName, Protocol, Refusal, Service, Slice, Snapshot},
-    plan::{Capacities, HealthCheck, NodeFacts, PlanSettings, plan},
+    plan::{Capacities, HealthCheck, NodeFacts, PlanSettings, PortKey, plan},
     source::{convert, manifest::Object},
 };
 
@@ -173,6 +173,32 @@ impl World {
         let [address, port] = words[..] else { panic!("{argument}: expected an address and a port") };
         let (address, port) = (address.parse().expect("an address"), port.parse().expect("a port"));
         self.facts.reserved.insert((address, port, Protocol::Tcp));
+        self.sync();
+    }
+
+    /// A hand takes something out, or brings it back.
+    pub fn maintenance(&mut self, argument: &str) {
+        let (switch, target) = argument.split_once(' ').expect("a switch and a target");
+        let target = target.parse().expect("an address");
+        match switch {
+            "on" => self.facts.marks.maintenance.insert(target),
+            _ => self.facts.marks.maintenance.remove(&target),
+        };
+        self.sync();
+    }
+
+    /// The active checks of an endpoint fail, or no longer do.
+    pub fn quarantine(&mut self, argument: &str) {
+        let words: Vec<&str> = argument.split_whitespace().collect();
+        let [switch, service, port, endpoint] = words[..] else { panic!("{argument}: expected four words") };
+        let (namespace, name) = service.split_once('/').expect("a namespace and a name");
+        let port = port.parse().expect("a port");
+        let key = PortKey { service: ObjectName::new(namespace, name), port, protocol: Protocol::Tcp };
+        let mark = (key, endpoint.parse().expect("an address and a port"));
+        match switch {
+            "on" => self.facts.marks.quarantined.insert(mark),
+            _ => self.facts.marks.quarantined.remove(&mark),
+        };
         self.sync();
     }
 

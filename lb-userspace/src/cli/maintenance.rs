@@ -1,0 +1,102 @@
+//! `ballast maintenance`: takes backends out by hand and brings them back; the flows that they have stay.
+
+use anyhow::bail;
+use clap::{Args, ValueEnum};
+
+use super::output::{Format, render};
+use super::{Place, print};
+use crate::agent::marks;
+use crate::observe::maintenance::{Answer, Order, State};
+use crate::observe::report_socket;
+use crate::observe::table::aligned;
+use crate::plan::Target;
+
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// `list`, or an address (every endpoint there), or an address and a port; it need not be any endpoint's yet
+    #[arg(value_name = "list|ADDRESS|ADDRESS:PORT")]
+    what: What,
+
+    /// Whether it takes no new flows any more, or takes them again
+    #[arg(value_enum)]
+    switch: Option<Switch>,
+
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+
+    #[command(flatten)]
+    place: Place,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    List,
+    Target(Target),
+}
+
+impl std::str::FromStr for What {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "list" => Ok(Self::List),
+            _ => text.parse().map(Self::Target).map_err(|_| {
+                format!("{text:?} is neither `list` nor an address (10.0.0.1, 10.0.0.1:8080, [2001:db8::1]:8080)")
+            }),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Switch {
+    On,
+    Off,
+}
+
+pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let order = match (arguments.what, arguments.switch) {
+        (What::List, None) => Order::List,
+        (What::List, Some(_)) => bail!("`list` takes no more; give an address to switch"),
+        (What::Target(_), None) => bail!("say `on` or `off` behind the address"),
+        (What::Target(target), Some(Switch::On)) => Order::On(target),
+        (What::Target(target), Some(Switch::Off)) => Order::Off(target),
+    };
+    let run_dir = &arguments.place.run_dir;
+    let answer = match report_socket::order(run_dir, order) {
+        // What the next agent will keep out can be read without one.
+        Err(report_socket::AskError::NotRunning { .. }) if order == Order::List => written(run_dir)?,
+        answer => answer?,
+    };
+    if let Some(error) = &answer.error {
+        bail!("{error}");
+    }
+    let told = match order {
+        Order::On(_) if !answer.changed => "It was in maintenance already.\n",
+        Order::Off(_) if !answer.changed => "It was not in maintenance.\n",
+        _ => "",
+    };
+    let unserved = match order {
+        Order::On(target) => {
+            answer.targets.iter().any(|state| state.target == target.to_string() && state.endpoints == 0)
+        }
+        _ => false,
+    };
+    let nobody =
+        if unserved { "No service has an endpoint there yet; one that comes takes no new flows.\n" } else { "" };
+    let text = |_| format!("{}{told}{nobody}", table(&answer));
+    print(&render(arguments.output, &answer, text)?)
+}
+
+fn written(run_dir: &std::path::Path) -> anyhow::Result<Answer> {
+    let state = |target: Target| State { target: target.to_string(), endpoints: 0 };
+    let targets = marks::read(run_dir)?.into_iter().map(state).collect();
+    Ok(Answer { targets, ..Answer::default() })
+}
+
+fn table(answer: &Answer) -> String {
+    if answer.targets.is_empty() {
+        return "Nothing is in maintenance.\n".to_owned();
+    }
+    let rows = answer.targets.iter().map(|state| vec![state.target.clone(), state.endpoints.to_string()]);
+    aligned(&["TARGET", "ENDPOINTS"], rows)
+}
