@@ -2,6 +2,7 @@
 //!
 //! `BPF_PROG_TEST_RUN` attaches nothing: the kernel hands the bytes to the program and says verdict and bytes afterwards.
 
+mod life;
 mod sockets;
 mod tables;
 
@@ -14,6 +15,7 @@ use aya::{Ebpf, EbpfLoader};
 use lb_common::abi::{Event, StatKey};
 use lb_common::outcome::Outcome;
 
+pub use life::Life;
 pub use sockets::Whose;
 pub use tables::{Family, Of, Tables};
 
@@ -57,7 +59,7 @@ pub struct Ran {
 /// Room for what a program may add to a packet: an IPv6 and an ICMP header, and then some.
 const GROWTH: usize = 256;
 /// Sizes of the maps: enough for any table of a test, quick to make.
-const SIZES: [(&str, u32); 18] = [
+const SIZES: [(&str, u32); 28] = [
     ("services4", 64),
     ("services6", 64),
     ("slots", 4096),
@@ -70,8 +72,18 @@ const SIZES: [(&str, u32); 18] = [
     ("names", 64),
     ("sources4", 64),
     ("sources6", 64),
-    ("vips4", 1),
-    ("vips6", 1),
+    ("vips4", 16),
+    ("vips6", 16),
+    ("half_open4", 4096),
+    ("half_open6", 4096),
+    ("health4", 256),
+    ("health6", 256),
+    ("affinity4", 4096),
+    ("affinity6", 4096),
+    ("fragments4", 64),
+    ("fragments6", 64),
+    ("traffic4", 1),
+    ("traffic6", 1),
     ("stats", 1024),
     ("links", 16),
     ("events", 1 << 16),
@@ -83,6 +95,8 @@ pub struct Live {
     ebpf: Ebpf,
     pub tables4: Tables<4>,
     pub tables6: Tables<16>,
+    pub life4: Life<4>,
+    pub life6: Life<16>,
     outcomes: PerCpuArray<MapData, u64>,
     stats: aya::maps::PerCpuHashMap<MapData, StatKey, u64>,
     events: RingBuf<MapData>,
@@ -91,12 +105,16 @@ pub struct Live {
 impl Live {
     /// Loads them. The calling thread's namespace becomes that of all packets: routes and links are looked up there.
     pub fn load() -> Result<Self> {
-        Self::load_by(&mut EbpfLoader::new())
+        Self::load_by(&mut EbpfLoader::new(), &object()?)
     }
 
-    fn load_by(loader: &mut EbpfLoader<'_>) -> Result<Self> {
-        let path = object()?;
-        let bytes = std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+    /// Loads those of another object.
+    pub fn load_from(object: &Path) -> Result<Self> {
+        Self::load_by(&mut EbpfLoader::new(), object)
+    }
+
+    fn load_by(loader: &mut EbpfLoader<'_>, path: &Path) -> Result<Self> {
+        let bytes = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
         for (name, entries) in SIZES {
             loader.map_max_entries(name, entries);
         }
@@ -111,10 +129,11 @@ impl Live {
         let slots = MapData::from_id(map_id(&ebpf, "slots")?)?;
         let tables4 = Tables::take(&mut ebpf, MapData::from_id(slots.info()?.id())?)?;
         let tables6 = Tables::take(&mut ebpf, slots)?;
+        let (life4, life6) = (Life::take(&mut ebpf)?, Life::take(&mut ebpf)?);
         let outcomes = take(&mut ebpf, "outcomes")?.try_into()?;
         let stats = take(&mut ebpf, "stats")?.try_into()?;
         let events = take(&mut ebpf, "events")?.try_into()?;
-        Ok(Self { ebpf, tables4, tables6, outcomes, stats, events })
+        Ok(Self { ebpf, tables4, tables6, life4, life6, outcomes, stats, events })
     }
 
     /// Runs the program of a hook on a packet. `None`: the kernel takes no such packet for a test run.
@@ -168,10 +187,17 @@ impl Live {
         events
     }
 
+    /// A map that only an edited copy of the programs has.
+    pub fn take_map(&mut self, name: &str) -> Result<Map> {
+        take(&mut self.ebpf, name)
+    }
+
     /// Empties all tables but the counters.
     pub fn clear(&mut self) -> Result<()> {
         self.tables4.clear()?;
         self.tables6.clear()?;
+        self.life4.clear()?;
+        self.life6.clear()?;
         self.take_stats().map(drop)
     }
 }

@@ -26,7 +26,7 @@ impl Live {
         let mut loader = EbpfLoader::new();
         let whose = whose as u8;
         loader.override_global("SOCKET_LB", &whose, true).override_global("HOST_NETNS", &cookie, true);
-        let mut live = Self::load_by(&mut loader)?;
+        let mut live = Self::load_by(&mut loader, &super::object()?)?;
         let cgroup = File::open(cgroup).with_context(|| cgroup.display().to_string())?;
         for name in ["connect4", "connect6", "sendmsg4", "sendmsg6"] {
             let program: &mut CgroupSockAddr =

@@ -208,8 +208,8 @@ impl Connection {
         let limit = match (self.protocol, half.state) {
             (Protocol::Tcp, State::HalfOpen) => 60,
             (Protocol::Tcp, State::Open) => 8_100,
-            (Protocol::Udp, State::HalfOpen | State::Closing | State::Evicted) => 30,
-            (Protocol::Tcp, State::Closing | State::Evicted) | (Protocol::Udp, State::Open) => 120,
+            (Protocol::Udp, _) => 30,
+            (Protocol::Tcp, State::Closing | State::Evicted) => 120,
         };
         now_s.saturating_sub(half.seen_s) > limit
     }

@@ -1,0 +1,67 @@
+//! What the programs of one address family remember beside the flows: half-open ones, backends' health, affinities; and what
+//! they are told of addresses of services.
+
+use anyhow::Result;
+use aya::maps::{Array, HashMap, MapData};
+use aya::{Ebpf, Pod};
+use lb_common::abi::{Affinity, AffinityKey, FlowKey, HalfOpen, Health, Vip, VipKey, map_name};
+
+use super::{keys, take};
+
+/// Half-open flows, health, affinities and vips of one family.
+pub struct Life<const N: usize>
+where
+    FlowKey<N>: Pod,
+    HalfOpen<N>: Pod,
+    AffinityKey<N>: Pod,
+    VipKey<N>: Pod,
+{
+    pub half_open: HashMap<MapData, FlowKey<N>, HalfOpen<N>>,
+    pub health: Array<MapData, Health>,
+    pub affinity: HashMap<MapData, AffinityKey<N>, Affinity>,
+    pub vips: HashMap<MapData, VipKey<N>, Vip>,
+}
+
+impl<const N: usize> Life<N>
+where
+    FlowKey<N>: Pod,
+    HalfOpen<N>: Pod,
+    AffinityKey<N>: Pod,
+    VipKey<N>: Pod,
+{
+    pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self> {
+        let [half_open, health, affinity, vips] = if N == 4 {
+            [map_name::HALF_OPEN4, map_name::HEALTH4, map_name::AFFINITY4, map_name::VIPS4]
+        } else {
+            [map_name::HALF_OPEN6, map_name::HEALTH6, map_name::AFFINITY6, map_name::VIPS6]
+        };
+        Ok(Self {
+            half_open: take(ebpf, half_open)?.try_into()?,
+            health: take(ebpf, health)?.try_into()?,
+            affinity: take(ebpf, affinity)?.try_into()?,
+            vips: take(ebpf, vips)?.try_into()?,
+        })
+    }
+
+    /// Forgets all of it.
+    pub fn clear(&mut self) -> Result<()> {
+        for key in keys(&self.half_open)? {
+            self.half_open.remove(&key)?;
+        }
+        for key in keys(&self.affinity)? {
+            self.affinity.remove(&key)?;
+        }
+        for key in keys(&self.vips)? {
+            self.vips.remove(&key)?;
+        }
+        for backend in 0..self.health.len() {
+            self.health.set(backend, Health::default(), 0)?;
+        }
+        Ok(())
+    }
+
+    /// All half-open entries.
+    pub fn all_half_open(&self) -> Result<Vec<(FlowKey<N>, HalfOpen<N>)>> {
+        Ok(self.half_open.iter().collect::<Result<_, _>>()?)
+    }
+}
