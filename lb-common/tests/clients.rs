@@ -6,7 +6,7 @@
 mod memory;
 
 use lb_common::abi::{FlowKey, Service, ServiceKey, TCP, UDP, backend_state, frontend_kind, seal, service_flags};
-use lb_common::decide::{Action, Client, Hook, Picked, pick};
+use lb_common::decide::{Action, Client, Hook, Pick, Picked, pick};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, RST, SYN};
@@ -136,10 +136,11 @@ fn a_process_is_admitted_by_its_flag_alone() {
         let mut tables = serving(frontend_kind::LOAD_BALANCER, flags);
         // What would admit the address that a socket call does not know yet.
         tables.sources = vec![(1, [0; 4], 1)];
-        match pick(&mut tables, &from([0; 4], TCP, 0), client) {
-            Picked::Backend(_, backend) => Ok(backend.address),
-            Picked::Denied(service) => Err(service),
-            Picked::NoService | Picked::Torn(_) | Picked::Empty(..) => panic!("served, whole and not empty"),
+        let mut found = Pick::NONE;
+        match pick(&mut tables, &from([0; 4], TCP, 0), client, &mut found) {
+            Picked::Backend => Ok(found.backend.address),
+            Picked::Denied => Err(found.service.id),
+            other => panic!("served, whole and not empty, but {other:?}"),
         }
     };
     let (ranges, node) = (service_flags::SOURCE_RANGES, service_flags::NODE_ALLOWED);

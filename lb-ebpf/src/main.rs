@@ -14,6 +14,7 @@ mod reject;
 mod release;
 mod rewrite;
 mod socket;
+mod steps;
 mod tables;
 mod tc;
 mod xdp;

@@ -22,6 +22,8 @@ pub const UDP_HEADER: usize = 8;
 pub struct Bytes {
     pub start: usize,
     pub end: usize,
+    /// Of the whole packet, link-layer header included.
+    pub length: u32,
 }
 
 impl Bytes {
@@ -122,7 +124,16 @@ fn transport<const N: usize>(
     packet: &mut Packet<N>,
 ) -> Result<Offsets, Other> {
     let ports: [u8; 4] = bytes.read(transport).ok_or(Other::Short)?;
-    packet.tcp_flags = if protocol == TCP { bytes.read::<u8>(transport + 13).ok_or(Other::Short)? } else { 0 };
+    let (mut numbers, mut tcp_flags) = ([0_u32; 2], 0);
+    if protocol == TCP {
+        numbers = bytes.read(transport + 4).ok_or(Other::Short)?;
+        tcp_flags = bytes.read(transport + 13).ok_or(Other::Short)?;
+    }
+    packet.seq = u32::from_be(numbers[0]);
+    packet.ack = u32::from_be(numbers[1]);
+    packet.tcp_flags = tcp_flags;
+    packet.pad = [0; 3];
+    packet.length = bytes.length.saturating_sub(network as u32);
     packet.key.src_port = u16::from_be_bytes([ports[0], ports[1]]);
     packet.key.dst_port = u16::from_be_bytes([ports[2], ports[3]]);
     packet.key.protocol = protocol;

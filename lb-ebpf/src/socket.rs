@@ -4,7 +4,7 @@ use aya_ebpf::Global;
 use aya_ebpf::bindings::bpf_sock_addr;
 use aya_ebpf::helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval};
 use lb_common::abi::{FlowKey, SocketKey, SocketPeer, TCP, UDP, hook, service_flags, socket_direction};
-use lb_common::decide::{Client, Now, Picked, Tables, is_unserved, pick};
+use lb_common::decide::{self, Client, Now, Pick, Picked, Tables, is_unserved};
 use lb_common::outcome::Outcome;
 use lb_common::state;
 
@@ -118,23 +118,28 @@ where
     let on_node = is_on_node(context);
     // A pod's address is held against the source ranges where its packets come by its link.
     let client = Client::Process(if on_node { service_flags::NODE_ALLOWED } else { 0 });
-    match pick::<N, Kernel>(&mut tables, &key, client) {
-        Picked::Denied(service) if on_node => fail(&key, service, Outcome::DroppedSourceRange, ECONNREFUSED),
-        Picked::NoService if is_unserved(&mut tables, &key) => fail(&key, 0, Outcome::RefusedUnserved, ECONNREFUSED),
-        Picked::NoService | Picked::Denied(_) => {
+    let mut pick = Pick::NONE;
+    let picked = decide::pick::<N, Kernel>(&mut tables, &key, client, &mut pick);
+    let service = pick.service.id;
+    match picked {
+        Picked::Denied if on_node => fail(&key, service, Outcome::DroppedSourceRange, ECONNREFUSED),
+        Picked::NoService if is_unserved(&mut tables, &key.dst) => {
+            fail(&key, 0, Outcome::RefusedUnserved, ECONNREFUSED)
+        }
+        Picked::NoService | Picked::NotServed | Picked::Denied => {
             if outcome as u8 == Outcome::SocketConnected as u8 || !is_named_by_kernel::<N>(context) {
                 disown(context, protocol, to);
             }
             Answer::Leave
         }
-        Picked::Torn(service) => fail(&key, service, Outcome::DroppedTorn, EHOSTUNREACH),
-        Picked::Empty(service, flags) if flags & service_flags::DROP_IF_EMPTY != 0 => {
+        Picked::Torn => fail(&key, service, Outcome::DroppedTorn, EHOSTUNREACH),
+        Picked::Empty if pick.service.flags & service_flags::DROP_IF_EMPTY != 0 => {
             fail(&key, service, Outcome::DroppedNoLocalEndpoint, EHOSTUNREACH)
         }
-        Picked::Empty(service, _) => fail(&key, service, Outcome::SocketRefused, ECONNREFUSED),
-        Picked::Backend(slot, backend) => {
-            let peer = Peer { address: backend.address, port: backend.port };
-            let (backend, backend_generation, service) = (slot.backend, slot.backend_generation, slot.service);
+        Picked::Empty => fail(&key, service, Outcome::SocketRefused, ECONNREFUSED),
+        Picked::Backend => {
+            let peer = Peer { address: pick.backend.address, port: pick.backend.port };
+            let (backend, backend_generation) = (pick.slot.backend, pick.slot.backend_generation);
             let shown = SocketPeer { address: to.address, port: to.port, pad: 0, backend, backend_generation, service };
             let answers = socket_key(context, protocol, peer, socket_direction::REPLY);
             <Kernel as Family<N>>::insert_socket(&answers, &shown);

@@ -60,9 +60,11 @@ where
     }
 
     #[inline(always)]
-    fn service(&mut self, key: &ServiceKey<N>) -> Option<Service> {
+    fn service(&mut self, key: &ServiceKey<N>, into: &mut Service) -> bool {
         // SAFETY: copied at once; the seal tells whether the copy is whole and belongs to the key.
-        unsafe { <Kernel as Family<N>>::services().get(key) }.copied()
+        let Some(service) = (unsafe { <Kernel as Family<N>>::services().get(key) }) else { return false };
+        *into = *service;
+        true
     }
 
     #[inline(always)]
@@ -81,11 +83,11 @@ where
     }
 
     #[inline(always)]
-    fn flow(&mut self, key: &FlowKey<N>) -> Option<(Self::FlowRef, Flow<N>)> {
+    fn flow(&mut self, key: &FlowKey<N>, into: &mut Flow<N>) -> Option<Self::FlowRef> {
         let entry = <Kernel as Family<N>>::flow(key)?;
         // SAFETY: the verifier knows the pointer as a map value; copied at once, and the tag tells whether it is the key's.
-        let flow = unsafe { *entry };
-        (flow.tag == tag(key)).then_some((entry, flow))
+        *into = unsafe { *entry };
+        (into.tag == tag(key)).then_some(entry)
     }
 
     #[inline(always)]

@@ -1,17 +1,23 @@
 //! One packet at tc: parse, decide, act, count.
+//!
+//! `family` is the way of a known flow, inline and short. All that happens seldom is a global function of its own (see `steps`), so
+//! that neither its stack nor its paths count here: the decision's further steps, refusals. What else turns up seldom hangs in the
+//! same way: a packet that `parse` leaves aside (an ICMP error, an echo request, a later fragment) where `family` has matched its
+//! `Err`, another way to write a packet (hairpin) in `act`. Such a function takes the context and one number, asks
+//! `Family::work()` for the scratch record itself, and returns a number; nothing that holds the record is kept across the call.
 
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::helpers::generated::bpf_skb_pull_data;
 use aya_log_ebpf::debug;
-use lb_common::decide::{Action, Hook, Tables, Work, decide};
+use lb_common::decide::{Action, Hook, Step, Tables, Work, begin};
 use lb_common::outcome::Outcome;
 
 use crate::count::{self, Counter};
 use crate::forward::{self, DROP, NEXT};
 use crate::maps::Family;
 use crate::parse::{Bytes, ETHERNET, IPV4, IPV6, Offsets, Other, TCP_HEADER, parse};
-use crate::reject;
 use crate::rewrite::{self, End};
+use crate::steps;
 use crate::tables::Kernel;
 
 /// A hook as the entry points name it: [`Hook`]'s bits and the number in events, known at compile time.
@@ -63,7 +69,7 @@ where
 #[inline(always)]
 fn bytes(skb: *mut __sk_buff) -> Bytes {
     // SAFETY: reads the context.
-    unsafe { Bytes { start: (*skb).data as usize, end: (*skb).data_end as usize } }
+    unsafe { Bytes { start: (*skb).data as usize, end: (*skb).data_end as usize, length: (*skb).len } }
 }
 
 #[inline(always)]
@@ -74,10 +80,13 @@ where
     // SAFETY: reads the context.
     let ifindex = unsafe { (*skb).ifindex };
     let mut tables = Kernel { context: skb.cast(), ifindex };
-    decide::<N, Kernel>(&mut tables, work, P::HOOK);
-    // SAFETY: reads the context.
-    let bytes = unsafe { (*skb).len }.saturating_sub(P::NETWORK as u32);
-    count::packet(work, P::ID, ifindex, bytes);
+    let step = begin::<N, Kernel>(&mut tables, work, P::HOOK);
+    if step != Step::Decided {
+        steps::tc::<N>(skb, step, P::HOOK);
+    }
+    // Anew: the steps work in the same record.
+    let Some(work) = <Kernel as Family<N>>::work() else { return NEXT };
+    count::packet(work, P::ID, ifindex, work.packet.length);
     let verdict = &work.verdict;
     debug!(
         skb,
@@ -96,7 +105,7 @@ fn act<const N: usize, P: Place>(skb: *mut __sk_buff, work: &mut Work<N>, offset
     let done = match action {
         Action::Pass => return NEXT,
         Action::Drop => return DROP,
-        Action::Refuse => reject::answer(skb, &work.packet, offsets),
+        Action::Refuse => steps::refuse::<N>(skb, offsets),
         Action::ToBackend => rewrite::skb(skb, offsets, work, End::Destination),
         Action::ToClient => rewrite::skb(skb, offsets, work, End::Source),
     };

@@ -3,13 +3,14 @@
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::bindings::xdp_md;
 use lb_common::abi::hook;
-use lb_common::decide::{Action, Hook, Tables, decide};
+use lb_common::decide::{Action, Hook, Step, Tables, begin};
 use lb_common::outcome::Outcome;
 
 use crate::count::{self, Counter};
 use crate::maps::Family;
 use crate::parse::{Bytes, ETHERNET, ETHERTYPE, IPV4, IPV6, parse};
 use crate::rewrite::{self, End};
+use crate::steps;
 use crate::tables::Kernel;
 
 #[inline(always)]
@@ -24,7 +25,8 @@ pub fn handle(context: *mut xdp_md) -> u32 {
 #[inline(always)]
 fn bytes(context: *mut xdp_md) -> Bytes {
     // SAFETY: reads the context.
-    unsafe { Bytes { start: (*context).data as usize, end: (*context).data_end as usize } }
+    let (start, end) = unsafe { ((*context).data as usize, (*context).data_end as usize) };
+    Bytes { start, end, length: end.wrapping_sub(start) as u32 }
 }
 
 #[inline(never)]
@@ -38,7 +40,12 @@ where
     // SAFETY: reads the context.
     let ifindex = unsafe { (*context).ingress_ifindex };
     let mut tables = Kernel { context: context.cast(), ifindex };
-    decide::<N, Kernel>(&mut tables, work, Hook::XDP);
+    let step = begin::<N, Kernel>(&mut tables, work, Hook::XDP);
+    if step != Step::Decided {
+        steps::xdp::<N>(context, step);
+    }
+    // Anew: the steps work in the same record.
+    let Some(work) = <Kernel as Family<N>>::work() else { return XDP_PASS };
     let verdict = &work.verdict;
     match verdict.action {
         // tc counts what passes; a packet is counted once.
@@ -50,8 +57,7 @@ where
         }
         Action::Drop | Action::ToBackend => {}
     }
-    let Bytes { start, end } = bytes(context);
-    count::packet(work, hook::XDP, ifindex, end.saturating_sub(start + ETHERNET) as u32);
+    count::packet(work, hook::XDP, ifindex, work.packet.length);
     let verdict = &work.verdict;
     if verdict.action == Action::Drop {
         return XDP_DROP;

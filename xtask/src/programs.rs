@@ -83,6 +83,7 @@ fn load(ebpf: &mut Ebpf) -> Result<Vec<ProgramSize>> {
             Program::SchedClassifier(program) => program.load(),
             Program::Xdp(program) => program.load(),
             Program::CgroupSockAddr(program) => program.load(),
+            Program::CgroupSock(program) => program.load(),
             other => bail!("program {name} has the type {:?}, which the agent does not load", other.prog_type()),
         }
         .with_context(|| format!("the kernel refuses program {name}"))?;

@@ -17,21 +17,26 @@ pub(super) fn decide<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
         return;
     }
     work.pair_key = key.reversed();
-    let Some((_, holder)) = tables.flow(&work.pair_key) else { return };
+    if tables.flow(&work.pair_key, &mut work.other).is_none() {
+        return;
+    }
+    let holder = &work.other;
     if holder.flags & flow_flags::REPLY == 0 {
         return;
     }
     let now = Now::from_ns(tables.now_ns());
-    let owner = pair_key(&work.pair_key, &holder);
-    let timeout_s = tables.timeout_s(owner.protocol, holder.state);
-    let yields = state::yields(&holder, timeout_s, now.s);
-    if yields || owner.protocol == UDP {
+    work.owner = pair_key(&work.pair_key, holder);
+    let protocol = work.owner.protocol;
+    let timeout_s = tables.timeout_s(protocol, holder.state);
+    let yields = state::yields(holder, timeout_s, now.s);
+    if yields || protocol == UDP {
         tables.remove_flow(&work.pair_key);
         if yields {
-            return forget_owner(tables, &owner, &work.pair_key);
+            return forget_owner(tables, work);
         }
-        if let Some((entry, flow)) = tables.flow(&owner)
-            && pair_key(&owner, &flow) == work.pair_key
+        let flow = &mut work.other;
+        if let Some(entry) = tables.flow(&work.owner, flow)
+            && pair_key(&work.owner, flow) == work.pair_key
         {
             tables.touch(entry, flow.tag, flow.seen_s, flow.state, flow.flags | flow_flags::REPLY_LOST);
         }

@@ -2,17 +2,10 @@
 //!
 //! `work.flow` is the entry found under the packet's tuple, `work.pair_key` the key of the other direction.
 
-use super::{Action, Hook, Now, Tables, Work, forget, pair_key};
+use super::{Action, Hook, Now, Step, Tables, Work, pair_key};
 use crate::abi::{Backend, Flow, TCP, backend_flags, flow_flags, flow_state, tag};
 use crate::outcome::Outcome;
 use crate::state;
-
-/// What a known flow's packet came to.
-pub(super) enum Known {
-    Decided,
-    /// The flow is over: forget it and select anew, counted as this.
-    Anew(Outcome),
-}
 
 #[inline(always)]
 pub(super) fn decide<const N: usize, T: Tables<N>>(
@@ -20,35 +13,37 @@ pub(super) fn decide<const N: usize, T: Tables<N>>(
     work: &mut Work<N>,
     hook: Hook,
     entry: T::FlowRef,
-) -> Known {
+) -> Step {
     let now = Now::from_ns(tables.now_ns());
     let flags = work.flow.flags;
     if flags & flow_flags::REPLY != 0 {
         let early = hook.has(Hook::EARLY_REPLIES) && flags & flow_flags::EARLY != 0;
         if early || hook.has(Hook::REPLIES) {
             if is_left_over(tables, work, now) {
-                forget(tables, work);
-            } else {
-                reply(tables, work, entry, now, early);
+                return Step::Forget;
             }
+            return reply(tables, work, entry, now, early);
         }
-        return Known::Decided;
+        return Step::Decided;
     }
     // A translated packet looks like the direct one of the same tuple: only the client's own link can tell them apart.
     if !hook.has(Hook::REQUESTS) || (flags & flow_flags::DIRECT != 0 && !hook.has(Hook::FROM_CLIENT)) {
-        return Known::Decided;
+        return Step::Decided;
     }
     match standing(tables, work, hook, now) {
         Standing::Stays(outcome) => {
             let state = state::after_forward(work.flow.state, work.packet.key.protocol, work.packet.tcp_flags);
-            keep_books(tables, work, entry, now, state);
             work.rewrite(Action::ToBackend, outcome, hook.has(Hook::ROUTED));
+            return keep_books(tables, work, entry, now, state);
         }
-        Standing::Over(outcome) => return Known::Anew(outcome),
+        Standing::Over(outcome) => {
+            work.beginning = outcome;
+            return Step::Anew;
+        }
         Standing::Gone => evicted(tables, work, entry, now),
         Standing::Elsewhere => work.settle(Action::Pass, Outcome::HandedToTc),
     }
-    Known::Decided
+    Step::Decided
 }
 
 /// How a flow stands when its client's packet arrives.
@@ -107,20 +102,27 @@ fn is_left_over<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, no
 
 /// A packet of the backend.
 #[inline(always)]
-fn reply<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, entry: T::FlowRef, now: Now, early: bool) {
+fn reply<const N: usize, T: Tables<N>>(
+    tables: &mut T,
+    work: &mut Work<N>,
+    entry: T::FlowRef,
+    now: Now,
+    early: bool,
+) -> Step {
     if work.flow.backend != 0 {
         let backend = tables.backend(work.flow.backend);
         if !matches!(&backend, Some(backend) if is_of(backend, &work.flow) && state::keeps_flows(backend, now.ds)) {
-            return evicted(tables, work, entry, now);
+            evicted(tables, work, entry, now);
+            return Step::Decided;
         }
     }
     let state = state::after_reply(work.flow.state, work.packet.key.protocol, work.packet.tcp_flags);
-    keep_books(tables, work, entry, now, state);
     work.rewrite(Action::ToClient, Outcome::Replied, early);
+    keep_books(tables, work, entry, now, state)
 }
 
-/// Writes time and state into both directions' entries, and writes the other one again if it is missing. At most once a second
-/// and flow, and when the state changes.
+/// Writes time and state into this direction's entry, at most once a second and flow, and when the state changes. The other one's
+/// follow in [`books`].
 #[inline(always)]
 fn keep_books<const N: usize, T: Tables<N>>(
     tables: &mut T,
@@ -128,36 +130,43 @@ fn keep_books<const N: usize, T: Tables<N>>(
     entry: T::FlowRef,
     now: Now,
     state: u8,
-) {
-    let flow = work.flow;
+) -> Step {
+    let flow = &mut work.flow;
     let is_reply = flow.flags & flow_flags::REPLY != 0;
     let own_direction = if is_reply { flow_flags::BACKEND_ENDED } else { flow_flags::CLIENT_ENDED };
     let ended = state::ends(work.packet.key.protocol, work.packet.tcp_flags, own_direction);
     let flags = (flow.flags & !flow_flags::REPLY_LOST) | ended;
     if state == flow.state && flow.seen_s == now.s && flags == flow.flags {
-        return;
+        return Step::Decided;
     }
     tables.touch(entry, flow.tag, now.s, state, flags);
-    if let Some((entry, other)) = tables.flow(&work.pair_key) {
+    (flow.seen_s, flow.state, flow.flags) = (now.s, state, flags);
+    Step::Books
+}
+
+/// Writes time and state of this direction, `work.flow`, into the entry of the other one, and writes that again if it is missing.
+#[inline(always)]
+pub(super) fn books<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) {
+    let (flow, other) = (&work.flow, &mut work.other);
+    if let Some(entry) = tables.flow(&work.pair_key, other) {
         let ours =
-            pair_key(&work.pair_key, &other) == work.packet.key && (other.flags ^ flow.flags) & flow_flags::REPLY != 0;
+            pair_key(&work.pair_key, other) == work.packet.key && (other.flags ^ flow.flags) & flow_flags::REPLY != 0;
         // States only grow: what one direction learnt, the other keeps.
-        if ours && other.state <= state {
-            tables.touch(entry, other.tag, now.s, state, other.flags | ended);
+        if ours && other.state <= flow.state {
+            let flags = other.flags | flow.flags & flow_flags::ENDED;
+            tables.touch(entry, other.tag, flow.seen_s, flow.state, flags);
         }
         return;
     }
+    let is_reply = flow.flags & flow_flags::REPLY != 0;
     let key = &work.packet.key;
-    work.pair = Flow {
-        tag: tag(&work.pair_key),
-        seen_s: now.s,
-        address: if is_reply { key.src } else { key.dst },
-        port: if is_reply { key.src_port } else { key.dst_port },
-        client_port: if is_reply { key.dst_port } else { key.src_port },
-        state,
-        flags: flags ^ flow_flags::REPLY,
-        ..flow
-    };
+    let pair = &mut work.pair;
+    *pair = *flow;
+    pair.tag = tag(&work.pair_key);
+    pair.address = if is_reply { key.src } else { key.dst };
+    pair.port = if is_reply { key.src_port } else { key.dst_port };
+    pair.client_port = if is_reply { key.dst_port } else { key.src_port };
+    pair.flags = flow.flags ^ flow_flags::REPLY;
     // Lost again if the table is full: the next second tries once more.
     let _ = tables.insert_flow(&work.pair_key, &work.pair, false);
 }

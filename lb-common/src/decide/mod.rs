@@ -14,7 +14,7 @@ mod vip;
 
 pub use affinity::{recall, remember};
 pub use client::Client;
-pub use select::{Picked, pick};
+pub use select::{Pick, Picked, pick};
 pub use vip::{echoes, is_unserved, is_vip};
 
 use crate::abi::{
@@ -30,11 +30,12 @@ pub trait Tables<const N: usize> {
     /// `CLOCK_MONOTONIC` in nanoseconds.
     fn now_ns(&mut self) -> u64;
     fn random(&mut self) -> u32;
-    fn service(&mut self, key: &ServiceKey<N>) -> Option<Service>;
+    /// Copies the frontend under this key to `into`; `false`: there is none.
+    fn service(&mut self, key: &ServiceKey<N>, into: &mut Service) -> bool;
     fn slot(&mut self, index: u32) -> Option<Slot>;
     fn backend(&mut self, id: u32) -> Option<Backend<N>>;
-    /// The entry under this key, with its tag checked.
-    fn flow(&mut self, key: &FlowKey<N>) -> Option<(Self::FlowRef, Flow<N>)>;
+    /// Copies the entry under this key to `into`, its tag checked.
+    fn flow(&mut self, key: &FlowKey<N>, into: &mut Flow<N>) -> Option<Self::FlowRef>;
     /// Sets time, state and flags of an entry in place, if it still is the one with this tag.
     fn touch(&mut self, entry: Self::FlowRef, tag: u32, seen_s: u32, state: u8, flags: u8);
     /// Writes an entry; without `replace` an existing one is left alone and refused.
@@ -118,8 +119,23 @@ impl Hook {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<const N: usize> {
     pub key: FlowKey<N>,
-    /// The TCP header's flag byte; 0 for UDP.
+    /// TCP: the header's flag byte. SCTP: the flag that means the same as the first chunk. UDP: 0.
     pub tcp_flags: u8,
+    pub pad: [u8; 3],
+    /// TCP: the sequence number. SCTP: the initiate tag of an INIT. Else 0.
+    pub seq: u32,
+    /// TCP: the acknowledgement number. SCTP: the verification tag + 1, so that what answers an INIT acknowledges its tag as a SYN's
+    /// number. Else 0.
+    pub ack: u32,
+    /// Bytes from the network header on, as the packet was received; several segments in one, where the kernel joined them.
+    pub length: u32,
+}
+
+impl<const N: usize> Packet<N> {
+    /// A packet of these ports and flags, its numbers zero.
+    pub const fn new(key: FlowKey<N>, tcp_flags: u8) -> Self {
+        Self { key, tcp_flags, pad: [0; 3], seq: 0, ack: 0, length: 0 }
+    }
 }
 
 /// What the hook must do.
@@ -145,6 +161,9 @@ pub struct Verdict<const N: usize> {
     pub outcome: Outcome,
     /// The packet's further way does not lead on from this hook: route it from here.
     pub route: bool,
+    /// The backend is the client itself: source and destination address trade places, both ways, so that each end sees the service's
+    /// address as the other's; ports are written as ever. The packet goes back over the link that it came by.
+    pub hairpin: bool,
     pub address: [u8; N],
     pub port: u16,
     pub client_port: u16,
@@ -164,11 +183,19 @@ pub struct Work<const N: usize> {
     pub packet: Packet<N>,
     /// Out: the verdict.
     pub verdict: Verdict<N>,
+    /// The service that was looked up, and the backend picked.
+    pick: Pick<N>,
+    /// What a new flow counts as.
+    beginning: Outcome,
     /// Entry for the packet's own direction.
     flow: Flow<N>,
     /// Key and entry of the other direction.
     pair_key: FlowKey<N>,
     pair: Flow<N>,
+    /// The client's tuple of another flow, which holds a tuple that is asked for.
+    owner: FlowKey<N>,
+    /// An entry of another flow, or one to compare with.
+    other: Flow<N>,
 }
 
 impl<const N: usize> Work<N> {
@@ -190,13 +217,24 @@ impl<const N: usize> Work<N> {
             action: Action::Pass,
             outcome: Outcome::Passed,
             route: false,
+            hairpin: false,
             address: [0; N],
             port: 0,
             client_port: 0,
             service: 0,
             backend: 0,
         };
-        Self { packet, verdict, flow, pair_key: packet.key, pair: flow }
+        Self {
+            packet,
+            verdict,
+            pick: Pick::NONE,
+            beginning: Outcome::Selected,
+            flow,
+            pair_key: packet.key,
+            pair: flow,
+            owner: packet.key,
+            other: flow,
+        }
     }
 
     /// When the flow of a packet that goes on was first seen, seconds of `CLOCK_MONOTONIC`.
@@ -239,53 +277,127 @@ impl Now {
     }
 }
 
+/// What is left to do over a packet: the next function to call, in the order of the names. Each is small enough to be verified by
+/// itself, and hands over in `work`.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The verdict stands in `work`.
+    Decided = 0,
+    /// [`keep`]: the verdict stands, the other direction's entry is behind.
+    Books = 1,
+    /// [`keep`]: the flow that was found is over, and the packet is none of its.
+    Forget = 2,
+    /// [`keep`]: as above, then [`select`].
+    Anew = 3,
+    /// [`select`]: the first packet of a flow.
+    Select = 4,
+    /// [`direct`]: the destination is no service's.
+    Direct = 5,
+}
+
+impl Step {
+    /// From the number that crosses the border between two functions of the programs.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_number(number: u8) -> Self {
+        match number {
+            1 => Self::Books,
+            2 => Self::Forget,
+            3 => Self::Anew,
+            4 => Self::Select,
+            5 => Self::Direct,
+            _ => Self::Decided,
+        }
+    }
+
+    /// Whether [`keep`] is next.
+    #[inline(always)]
+    #[must_use]
+    pub const fn keeps(self) -> bool {
+        matches!(self, Self::Books | Self::Forget | Self::Anew)
+    }
+}
+
 /// Decides over the packet in `work`; the verdict stands there afterwards.
+///
+/// The programs call the steps themselves: [`begin`] inline, each other one as a function that the kernel verifies by itself.
 #[inline(always)]
 pub fn decide<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) {
+    let mut step = begin(tables, work, hook);
+    if step.keeps() {
+        step = keep(tables, work, hook, step);
+    }
+    if step == Step::Select {
+        step = select(tables, work, hook, step);
+    }
+    if step == Step::Direct {
+        direct(tables, work, hook, step);
+    }
+}
+
+/// The first step, and the only one for most packets of a known flow.
+#[inline(always)]
+pub fn begin<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
     work.settle(Action::Pass, Outcome::Passed);
+    work.verdict.hairpin = false;
     work.verdict.service = 0;
     work.verdict.backend = 0;
-    let mut outcome = Outcome::Selected;
-    if let Some((entry, flow)) = tables.flow(&work.packet.key) {
-        work.flow = flow;
-        work.pair_key = pair_key(&work.packet.key, &flow);
-        match known::decide(tables, work, hook, entry) {
-            known::Known::Decided => return,
-            known::Known::Anew(why) => {
-                forget(tables, work);
-                outcome = why;
-            }
-        }
-    } else if !hook.has(Hook::REQUESTS) {
-        return;
+    work.beginning = Outcome::Selected;
+    if let Some(entry) = tables.flow(&work.packet.key, &mut work.flow) {
+        work.pair_key = pair_key(&work.packet.key, &work.flow);
+        return known::decide(tables, work, hook, entry);
     }
-    if select::select(tables, work, hook, outcome) || vip::unserved(tables, work, hook) {
-        return;
+    if hook.has(Hook::REQUESTS) { Step::Select } else { Step::Decided }
+}
+
+/// What a known flow's packet leaves to do seldom: keeping both entries alike, and forgetting them.
+#[inline(always)]
+pub fn keep<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, _: Hook, step: Step) -> Step {
+    if step == Step::Books {
+        known::books(tables, work);
+        return Step::Decided;
     }
+    forget(tables, work);
+    if step == Step::Anew { Step::Select } else { Step::Decided }
+}
+
+/// The first packet of a flow: to a backend of the service that it asks for.
+#[inline(always)]
+pub fn select<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, _: Step) -> Step {
+    match select::select(tables, work, hook) {
+        Picked::NoService if vip::unserved(tables, work, hook) => Step::Decided,
+        Picked::NoService | Picked::NotServed => Step::Direct,
+        _ => Step::Decided,
+    }
+}
+
+/// A packet that no service is meant by: whether it collides with a flow of its sender's, if that is a client.
+#[inline(always)]
+pub fn direct<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, _: Step) -> Step {
     if hook.has(Hook::FROM_CLIENT) {
         direct::decide(tables, work);
     }
+    Step::Decided
 }
 
 /// Removes both directions of a flow, so that its packet counts as a first one.
 #[inline(always)]
 fn forget<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) {
-    if let Some((_, other)) = tables.flow(&work.pair_key)
-        && pair_key(&work.pair_key, &other) == work.packet.key
+    if tables.flow(&work.pair_key, &mut work.other).is_some()
+        && pair_key(&work.pair_key, &work.other) == work.packet.key
     {
         tables.remove_flow(&work.pair_key);
     }
     tables.remove_flow(&work.packet.key);
 }
 
-/// Removes the client's half of a flow whose reply entry stood under `reply`: only if it still is that flow's. The client may
-/// have begun another one on the same tuple since, whose half is not to be touched.
+/// Removes the client's half, under `work.owner`, of a flow whose reply entry stood under `work.pair_key`: only if it still is that
+/// flow's. The client may have begun another one on the same tuple since, whose half is not to be touched.
 #[inline(always)]
-fn forget_owner<const N: usize, T: Tables<N>>(tables: &mut T, owner: &FlowKey<N>, reply: &FlowKey<N>) {
-    if let Some((_, flow)) = tables.flow(owner)
-        && pair_key(owner, &flow) == *reply
-    {
-        tables.remove_flow(owner);
+fn forget_owner<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) {
+    if tables.flow(&work.owner, &mut work.other).is_some() && pair_key(&work.owner, &work.other) == work.pair_key {
+        tables.remove_flow(&work.owner);
     }
 }
 

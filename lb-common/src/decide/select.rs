@@ -10,85 +10,127 @@ use crate::limits::{PORT_ATTEMPTS, SERVICE_LOOKUPS, SOURCE_PORT_COUNT, SOURCE_PO
 use crate::outcome::Outcome;
 use crate::state;
 
-/// `false`: the destination is no service's, or no service of this client's.
+/// Decides, unless the destination is no service's, or no service of this client's.
 #[inline(always)]
-pub(super) fn select<const N: usize, T: Tables<N>>(
-    tables: &mut T,
-    work: &mut Work<N>,
-    hook: Hook,
-    outcome: Outcome,
-) -> bool {
-    match pick(tables, &work.packet.key, Client::at(hook)) {
-        Picked::NoService => return false,
-        Picked::Denied(service) => {
-            work.verdict.service = service;
-            work.settle(Action::Drop, Outcome::DroppedSourceRange);
-        }
-        Picked::Torn(service) => {
-            work.verdict.service = service;
-            work.settle(Action::Drop, Outcome::DroppedTorn);
-        }
-        Picked::Empty(service, flags) => {
-            work.verdict.service = service;
-            if flags & service_flags::DROP_IF_EMPTY != 0 {
-                work.settle(Action::Drop, Outcome::DroppedNoLocalEndpoint);
-            } else {
-                refuse(work, Outcome::RefusedNoEndpoint);
-            }
-        }
-        Picked::Backend(slot, backend) => {
-            work.verdict.service = slot.service;
-            found(tables, work, hook, outcome, &slot, &backend);
-        }
+pub(super) fn select<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Picked {
+    let picked = pick(tables, &work.packet.key, Client::at(hook), &mut work.pick);
+    if picked == Picked::NoService || picked == Picked::NotServed {
+        return picked;
     }
-    true
+    work.verdict.service = work.pick.service.id;
+    match picked {
+        Picked::Denied => work.settle(Action::Drop, Outcome::DroppedSourceRange),
+        Picked::Empty if work.pick.service.flags & service_flags::DROP_IF_EMPTY != 0 => {
+            work.settle(Action::Drop, Outcome::DroppedNoLocalEndpoint);
+        }
+        Picked::Empty => refuse(work, Outcome::RefusedNoEndpoint),
+        Picked::Backend => found(tables, work, hook),
+        _ => work.settle(Action::Drop, Outcome::DroppedTorn),
+    }
+    picked
 }
 
-/// What a look-up of the service came to.
-pub enum Picked<const N: usize> {
-    /// Nor one that serves this client.
-    NoService,
-    /// The client is in none of its source ranges; the service's id.
-    Denied(u32),
-    /// The tables kept changing underneath; the service's id.
-    Torn(u32),
-    /// No endpoint; the service's id and flags.
-    Empty(u32, u8),
-    Backend(Slot, Backend<N>),
+/// What a look-up of a service came to; the records are in the [`Pick`]. A plain number: what a variant would hold and another
+/// one would not, the compiler may copy all the same, and the verifier refuses to read what nobody wrote.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Picked {
+    /// No frontend has this address and port.
+    NoService = 0,
+    /// A frontend has, but it serves no such client.
+    NotServed,
+    /// The client is in none of the service's source ranges.
+    Denied,
+    /// The tables kept changing underneath.
+    Torn,
+    /// The service has no endpoint.
+    Empty,
+    /// [`Pick::slot`] and [`Pick::backend`] hold one.
+    Backend,
+}
+
+/// Where a look-up leaves what it found.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pick<const N: usize> {
+    /// Valid unless [`Picked::NoService`]; if [`Picked::Torn`], only its id, for the counters.
+    pub service: Service,
+    pub slot: Slot,
+    pub backend: Backend<N>,
+}
+
+impl<const N: usize> Pick<N> {
+    /// Nothing found yet.
+    pub const NONE: Self = Self {
+        service: Service {
+            id: 0,
+            generation: 0,
+            slot_base: 0,
+            slot_count: 0,
+            outside_base: 0,
+            outside_count: 0,
+            seal: 0,
+            affinity_timeout_s: 0,
+            scheduler: 0,
+            flags: 0,
+            kind: 0,
+            pad: 0,
+        },
+        slot: Slot { backend: 0, generation: 0, service: 0, backend_generation: 0 },
+        backend: Backend {
+            address: [0; N],
+            port: 0,
+            state: 0,
+            flags: 0,
+            generation: 0,
+            service: 0,
+            deadline_ds: 0,
+            uid_hash: 0,
+            weight: 0,
+            pad: 0,
+        },
+    };
 }
 
 /// Looks a frontend up for this client and picks a backend of the set that serves clients inside, consistent even while the agent
 /// replaces the service.
 #[inline(always)]
-pub fn pick<const N: usize, T: Tables<N>>(tables: &mut T, key: &FlowKey<N>, client: Client) -> Picked<N> {
+pub fn pick<const N: usize, T: Tables<N>>(
+    tables: &mut T,
+    key: &FlowKey<N>,
+    client: Client,
+    pick: &mut Pick<N>,
+) -> Picked {
     let frontend = ServiceKey { address: key.dst, port: key.dst_port, protocol: key.protocol, pad: 0 };
-    let mut torn = 0;
     for _ in 0..SERVICE_LOOKUPS {
-        let Some(service) = tables.service(&frontend) else { return Picked::NoService };
-        torn = service.id;
-        if !is_whole(&frontend, &service) {
+        if !tables.service(&frontend, &mut pick.service) {
+            return Picked::NoService;
+        }
+        if !is_whole(&frontend, &pick.service) {
             continue;
         }
-        match admission(tables, &service, key, client) {
+        match admission(tables, &pick.service, key, client) {
             Admission::Served => {}
-            Admission::NotServed => return Picked::NoService,
-            Admission::Denied => return Picked::Denied(service.id),
+            Admission::NotServed => return Picked::NotServed,
+            Admission::Denied => return Picked::Denied,
         }
-        if service.slot_count == 0 {
-            return Picked::Empty(service.id, service.flags);
+        if pick.service.slot_count == 0 {
+            return Picked::Empty;
         }
-        let position = schedule::position(tables, &service, key, 0);
-        let Some(slot) = tables.slot(service.slot_base.wrapping_add(position)) else { continue };
-        if slot.service != service.id || slot.generation != service.generation {
+        let position = schedule::position(tables, &pick.service, key, 0);
+        let Some(slot) = tables.slot(pick.service.slot_base.wrapping_add(position)) else { continue };
+        if slot.service != pick.service.id || slot.generation != pick.service.generation {
             continue;
         }
+        pick.slot = slot;
         let Some(backend) = tables.backend(slot.backend) else { continue };
         if backend.generation != slot.backend_generation {
             continue;
         }
-        return Picked::Backend(slot, backend);
+        pick.backend = backend;
+        return Picked::Backend;
     }
-    Picked::Torn(torn)
+    Picked::Torn
 }
 
 /// Whether the value belongs to the key and was read in one piece.
@@ -106,14 +148,8 @@ fn refuse<const N: usize>(work: &mut Work<N>, outcome: Outcome) {
 
 /// A backend is chosen: write both directions and send the packet there.
 #[inline(always)]
-fn found<const N: usize, T: Tables<N>>(
-    tables: &mut T,
-    work: &mut Work<N>,
-    hook: Hook,
-    outcome: Outcome,
-    slot: &Slot,
-    backend: &Backend<N>,
-) {
+fn found<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) {
+    let (slot, backend) = (work.pick.slot, &work.pick.backend);
     if hook.has(Hook::LOCAL_ONLY) && backend.flags & backend_flags::LOCAL == 0 {
         return work.settle(Action::Pass, Outcome::HandedToTc);
     }
@@ -140,7 +176,7 @@ fn found<const N: usize, T: Tables<N>>(
     match install(tables, work, true, sockets, now) {
         Ok(()) => {
             let own = work.flow.client_port == work.packet.key.src_port;
-            let outcome = if own { outcome } else { Outcome::PortTranslated };
+            let outcome = if own { work.beginning } else { Outcome::PortTranslated };
             work.rewrite(Action::ToBackend, outcome, hook.has(Hook::ROUTED));
         }
         Err(outcome) => {
@@ -211,17 +247,20 @@ fn reserve<const N: usize, T: Tables<N>>(
         Err(NotInserted::Full) => return Err(Outcome::DroppedTableFull),
         Err(NotInserted::Exists) => {}
     }
-    let Some((_, holder)) = tables.flow(&work.pair_key) else { return Ok(false) };
+    if tables.flow(&work.pair_key, &mut work.other).is_none() {
+        return Ok(false);
+    }
+    let holder = &work.other;
     if holder.flags & flow_flags::REPLY == 0 {
         return Ok(false);
     }
-    let owner = pair_key(&work.pair_key, &holder);
-    if owner != work.packet.key {
-        let timeout_s = tables.timeout_s(owner.protocol, holder.state);
-        if !state::yields(&holder, timeout_s, now.s) {
+    work.owner = pair_key(&work.pair_key, holder);
+    if work.owner != work.packet.key {
+        let timeout_s = tables.timeout_s(work.owner.protocol, holder.state);
+        if !state::yields(holder, timeout_s, now.s) {
             return Ok(false);
         }
-        forget_owner(tables, &owner, &work.pair_key);
+        forget_owner(tables, work);
     }
     match tables.insert_flow(&work.pair_key, &work.pair, true) {
         Ok(()) => Ok(true),

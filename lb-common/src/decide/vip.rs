@@ -4,30 +4,29 @@
 //! might come back by it.
 
 use super::{Action, Hook, Tables, Work};
-use crate::abi::{FlowKey, ServiceKey, TCP, VipKey, vip_flags};
+use crate::abi::{TCP, VipKey, vip_flags};
 use crate::outcome::Outcome;
 use crate::state;
 
-/// Refuses a packet that would begin a flow at a port that no frontend has. `true`: the verdict stands.
+/// Refuses a packet that would begin a flow, and whose destination no frontend has. `true`: the verdict stands.
 ///
-/// A port whose frontend does not serve this client is left alone. Later segments of TCP cost no look-up: whoever had no flow to
+/// Not for a port whose frontend does not serve this client, which is left alone. Later segments of TCP cost no look-up: whoever had no flow to
 /// begin with sends none.
 #[inline(always)]
 pub(super) fn unserved<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> bool {
-    let key = work.packet.key;
+    let key = &work.packet.key;
     let begins = key.protocol != TCP || state::opens(work.packet.tcp_flags);
-    if !begins || !hook.has(Hook::REQUESTS) || !is_unserved(tables, &key) {
+    if !begins || !hook.has(Hook::REQUESTS) || !is_unserved(tables, &key.dst) {
         return false;
     }
     work.settle(Action::Refuse, Outcome::RefusedUnserved);
     true
 }
 
-/// Whether the destination is a port that no frontend has, at an address where such ports are refused.
+/// Whether a port that no frontend has is refused at this address.
 #[inline(always)]
-pub fn is_unserved<const N: usize, T: Tables<N>>(tables: &mut T, key: &FlowKey<N>) -> bool {
-    let frontend = ServiceKey { address: key.dst, port: key.dst_port, protocol: key.protocol, pad: 0 };
-    has(tables, &key.dst, vip_flags::REFUSE_UNSERVED) && tables.service(&frontend).is_none()
+pub fn is_unserved<const N: usize, T: Tables<N>>(tables: &mut T, address: &[u8; N]) -> bool {
+    has(tables, address, vip_flags::REFUSE_UNSERVED)
 }
 
 /// Whether an ICMP echo request to this address is answered in its name.

@@ -77,8 +77,8 @@ impl<const N: usize> Tables<N> for Memory<N> {
         self.seed
     }
 
-    fn service(&mut self, key: &ServiceKey<N>) -> Option<Service> {
-        self.services.get(key).copied()
+    fn service(&mut self, key: &ServiceKey<N>, into: &mut Service) -> bool {
+        self.services.get(key).map(|service| *into = *service).is_some()
     }
 
     fn slot(&mut self, index: u32) -> Option<Slot> {
@@ -89,8 +89,9 @@ impl<const N: usize> Tables<N> for Memory<N> {
         self.backends.get(&id).copied()
     }
 
-    fn flow(&mut self, key: &FlowKey<N>) -> Option<(FlowKey<N>, Flow<N>)> {
-        self.flows.get(key).filter(|flow| flow.tag == tag(key)).map(|flow| (*key, *flow))
+    fn flow(&mut self, key: &FlowKey<N>, into: &mut Flow<N>) -> Option<FlowKey<N>> {
+        *into = *self.flows.get(key)?;
+        (into.tag == tag(key)).then_some(*key)
     }
 
     fn touch(&mut self, entry: FlowKey<N>, tag: u32, seen_s: u32, state: u8, flags: u8) {
@@ -235,7 +236,7 @@ impl Memory<4> {
     }
 
     pub fn ask(&mut self, key: FlowKey<4>, tcp_flags: u8, hook: Hook) -> Verdict<4> {
-        let mut work = Work::new(Packet { key, tcp_flags });
+        let mut work = Work::new(Packet::new(key, tcp_flags));
         decide(self, &mut work, hook);
         work.verdict
     }
