@@ -2,11 +2,12 @@
 
 use clap::{Args, ValueEnum};
 
+use super::filter::Filter;
 use super::output::{Format, render};
 use super::{Place, print};
 use crate::agent::clock;
 use crate::datapath::maps_dir;
-use crate::observe::contents::{Contents, Wanted};
+use crate::observe::contents::{Contents, Wanted, WantedFlows};
 use crate::observe::inventory::{Inventory, Items};
 use crate::observe::text;
 
@@ -14,13 +15,8 @@ use crate::observe::text;
 pub(super) struct Arguments {
     what: What,
 
-    /// Only this namespace [default: all of them]
-    #[arg(short, long, value_name = "NAMESPACE")]
-    namespace: Option<String>,
-
-    /// Services of all namespaces
-    #[arg(short = 'A', long, conflicts_with = "namespace")]
-    all_namespaces: bool,
+    #[command(flatten)]
+    filter: Filter,
 
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
@@ -41,12 +37,21 @@ enum What {
     /// Endpoints of service ports, grouped by address
     #[value(alias = "backend")]
     Backends,
+    /// Backends that give up their connections at a deadline, the next one first
+    #[value(alias = "drain")]
+    Drains,
     /// Connections of clients to services
     #[value(alias = "connection", alias = "flows")]
     Connections,
 }
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    match arguments.what {
+        What::Services => arguments.filter.check_services()?,
+        What::Backends => arguments.filter.check_backends("backends")?,
+        What::Drains => arguments.filter.check_backends("drains")?,
+        What::Connections => arguments.filter.check_connections()?,
+    }
     let contents = Contents::read(&maps_dir(&arguments.place.bpffs), arguments.wanted())?;
     print(&list(arguments, &Inventory::new(&contents, clock::monotonic()))?)
 }
@@ -54,37 +59,42 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 impl Arguments {
     fn wanted(&self) -> Wanted {
         let table = matches!(self.output, Format::Table | Format::Wide);
+        let connections = self.what == What::Connections;
         Wanted {
-            flows: self.what != What::Services || table,
-            sockets: self.what == What::Connections && self.sockets,
-            stats: self.output == Format::Wide && self.what != What::Connections,
+            flows: match (self.what, table) {
+                (What::Connections, _) if self.output != Format::Table => WantedFlows::WithTraffic,
+                (What::Services, false) => WantedFlows::None,
+                _ => WantedFlows::All,
+            },
+            health: !connections,
+            sockets: connections && self.sockets,
+            stats: self.output == Format::Wide && !connections,
         }
-    }
-
-    fn wants(&self, namespace: &str) -> bool {
-        self.namespace.as_deref().is_none_or(|wanted| wanted == namespace)
     }
 }
 
 fn list(arguments: &Arguments, inventory: &Inventory<'_>) -> anyhow::Result<String> {
+    let (filter, output) = (&arguments.filter, arguments.output);
     match arguments.what {
         What::Services => {
             let mut items = inventory.services();
-            items.retain(|item| arguments.wants(&item.namespace));
+            items.retain(|item| filter.service(item));
             let items = Items { items };
-            render(arguments.output, &items, |wide| text::services(&items.items, wide))
+            render(output, &items, |wide| text::services(&items.items, wide))
         }
-        What::Backends => {
-            let mut items = inventory.backends();
-            items.retain(|item| arguments.wants(&item.namespace));
+        What::Backends | What::Drains => {
+            let drains = arguments.what == What::Drains;
+            let mut items = if drains { inventory.drains() } else { inventory.backends() };
+            items.retain(|item| filter.backend(item));
             let items = Items { items };
-            render(arguments.output, &items, |wide| text::backends(&items.items, wide))
+            let table = if drains { text::drains } else { text::backends };
+            render(output, &items, |wide| table(&items.items, wide))
         }
         What::Connections => {
             let mut items = inventory.connections();
-            items.retain(|item| arguments.wants(&item.namespace));
+            items.retain(|item| filter.connection(item));
             let items = Items { items };
-            render(arguments.output, &items, |wide| text::connections(&items.items, wide))
+            render(output, &items, |wide| text::connections(&items.items, wide))
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod audit;
 mod cleanup;
+mod filter;
 mod get;
 mod maintenance;
 mod output;

@@ -6,7 +6,7 @@ use super::output::{Format, render};
 use super::{Place, print};
 use crate::agent::clock;
 use crate::datapath::{self, maps_dir};
-use crate::observe::contents::{Contents, Wanted};
+use crate::observe::contents::{Contents, Wanted, WantedFlows};
 use crate::observe::inventory::Inventory;
 use crate::observe::report::LinkReport;
 use crate::observe::report_socket;
@@ -33,7 +33,8 @@ fn gather(place: &Place) -> Status {
         Ok(report) => status.agent = Some(report),
         Err(error) => status.agent_error = Some(error.to_string()),
     }
-    match Contents::read(&maps_dir(&place.bpffs), Wanted { flows: true, ..Wanted::default() }) {
+    match Contents::read(&maps_dir(&place.bpffs), Wanted { flows: WantedFlows::All, health: true, ..Wanted::default() })
+    {
         Ok(contents) => add_tables(&mut status, &contents),
         Err(error) => status.tables_error = Some(error.to_string()),
     }

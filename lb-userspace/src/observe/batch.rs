@@ -32,18 +32,42 @@ struct BatchAttributes {
 /// `K` and `V` must be as large as the map's keys and values; a map of other sizes is refused.
 pub fn read<K: Pod, V: Pod>(path: &Path) -> io::Result<Vec<(K, V)>> {
     let mut elements = Vec::new();
-    each_batch(path, |keys: Vec<K>, values: Vec<V>| elements.extend(keys.into_iter().zip(values)))?;
+    batches(path, FIRST_COUNT, |keys: Vec<K>, values: Vec<V>| {
+        elements.extend(keys.into_iter().zip(values));
+        true
+    })?;
     Ok(elements)
+}
+
+/// The first elements of the array pinned at `path`, in the order of their indices.
+pub fn read_first<V: Pod>(path: &Path, elements: u32) -> io::Result<Vec<V>> {
+    let mut first = Vec::new();
+    if elements > 0 {
+        let wanted = elements as usize;
+        batches(path, elements.min(FIRST_COUNT), |_: Vec<u32>, values: Vec<V>| {
+            first.extend(values);
+            first.len() < wanted
+        })?;
+    }
+    Ok(first)
 }
 
 /// How many elements a hash or LRU hash map holds. Keeps none of them.
 pub fn count<K: Pod, V: Pod>(path: &Path) -> io::Result<u64> {
     let mut count = 0;
-    each_batch(path, |keys: Vec<K>, _: Vec<V>| count += keys.len() as u64)?;
+    batches(path, FIRST_COUNT, |keys: Vec<K>, _: Vec<V>| {
+        count += keys.len() as u64;
+        true
+    })?;
     Ok(count)
 }
 
-fn each_batch<K: Pod, V: Pod>(path: &Path, mut take: impl FnMut(Vec<K>, Vec<V>)) -> io::Result<()> {
+/// Gives batch after batch to `take`, until that wants no more.
+fn batches<K: Pod, V: Pod>(
+    path: &Path,
+    first_count: u32,
+    mut take: impl FnMut(Vec<K>, Vec<V>) -> bool,
+) -> io::Result<()> {
     let map = MapData::from_pin(path).map_err(io::Error::other)?;
     let info = map.info().map_err(io::Error::other)?;
     if info.key_size() as usize != size_of::<K>() || info.value_size() as usize != size_of::<V>() {
@@ -59,13 +83,12 @@ fn each_batch<K: Pod, V: Pod>(path: &Path, mut take: impl FnMut(Vec<K>, Vec<V>))
             ),
         ));
     }
-    let (mut position, mut count) = (None, FIRST_COUNT);
+    let (mut position, mut count) = (None, first_count);
     loop {
         let (mut keys, mut values) = (Vec::<K>::new(), Vec::<V>::new());
         match next(map.fd(), &mut position, &mut keys, &mut values, count) {
             Ok(more) => {
-                take(keys, values);
-                if !more {
+                if !take(keys, values) || !more {
                     return Ok(());
                 }
             }

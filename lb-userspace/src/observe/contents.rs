@@ -4,8 +4,8 @@ use std::path::Path;
 
 use aya::Pod;
 use lb_common::abi::{
-    Backend, Config, Flow, FlowKey, Link, Service, ServiceKey, ServiceName, SocketKey, SocketPeer, StatKey, V4, V6,
-    backend_state, map_name,
+    Backend, Config, Flow, FlowKey, HalfOpen, Health, Link, LoadSettings, Service, ServiceKey, ServiceName, SocketKey,
+    SocketPeer, StatKey, Traffic, V4, V6, backend_state, map_name,
 };
 use lb_common::outcome::Outcome;
 
@@ -20,12 +20,24 @@ pub struct FamilyContents<const N: usize> {
     /// By id, those in use.
     pub backends: Vec<(u32, Backend<N>)>,
     pub flows: Vec<(FlowKey<N>, Flow<N>)>,
+    pub half_open: Vec<(FlowKey<N>, HalfOpen<N>)>,
+    /// By backend id, at least up to the last one in use.
+    pub health: Vec<Health>,
+    pub traffic: Vec<(FlowKey<N>, Traffic)>,
     pub sockets: Vec<(SocketKey<N>, SocketPeer<N>)>,
 }
 
 impl<const N: usize> Default for FamilyContents<N> {
     fn default() -> Self {
-        Self { services: Vec::new(), backends: Vec::new(), flows: Vec::new(), sockets: Vec::new() }
+        Self {
+            services: Vec::new(),
+            backends: Vec::new(),
+            flows: Vec::new(),
+            half_open: Vec::new(),
+            health: Vec::new(),
+            traffic: Vec::new(),
+            sockets: Vec::new(),
+        }
     }
 }
 
@@ -41,15 +53,59 @@ pub struct Contents {
     pub outcomes: Vec<(Outcome, u64)>,
     pub links: Vec<(u32, Link)>,
     pub config: Option<Config>,
+    /// What the programs were loaded with.
+    pub settings: LoadSettings,
 }
 
 /// Which of the large tables are wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
-    pub flows: bool,
+    pub flows: WantedFlows,
+    pub health: bool,
     pub sockets: bool,
     pub stats: bool,
 }
+
+/// How much of the flows is wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WantedFlows {
+    #[default]
+    None,
+    /// Also the half-open ones.
+    All,
+    /// With their packets and bytes.
+    WithTraffic,
+}
+
+/// The maps of a family.
+struct FamilyNames {
+    services: &'static str,
+    backends: &'static str,
+    flows: &'static str,
+    half_open: &'static str,
+    health: &'static str,
+    traffic: &'static str,
+    sockets: &'static str,
+}
+
+const NAMES4: FamilyNames = FamilyNames {
+    services: map_name::SERVICES4,
+    backends: map_name::BACKENDS4,
+    flows: map_name::FLOWS4,
+    half_open: map_name::HALF_OPEN4,
+    health: map_name::HEALTH4,
+    traffic: map_name::TRAFFIC4,
+    sockets: map_name::SOCKETS4,
+};
+const NAMES6: FamilyNames = FamilyNames {
+    services: map_name::SERVICES6,
+    backends: map_name::BACKENDS6,
+    flows: map_name::FLOWS6,
+    half_open: map_name::HALF_OPEN6,
+    health: map_name::HEALTH6,
+    traffic: map_name::TRAFFIC6,
+    sockets: map_name::SOCKETS6,
+};
 
 impl Contents {
     /// Reads the maps pinned in `dir`, the folder `<bpffs>/ballast`.
@@ -57,14 +113,13 @@ impl Contents {
         let pinned = Pinned::open(dir)?;
         let reader = Reader { dir };
         let mut contents = Self {
-            v4: reader
-                .family(wanted, [map_name::SERVICES4, map_name::BACKENDS4, map_name::FLOWS4, map_name::SOCKETS4])?,
-            v6: reader
-                .family(wanted, [map_name::SERVICES6, map_name::BACKENDS6, map_name::FLOWS6, map_name::SOCKETS6])?,
+            v4: reader.family(wanted, &NAMES4)?,
+            v6: reader.family(wanted, &NAMES6)?,
             names: reader.all(map_name::NAMES)?,
             links: reader.all(map_name::LINKS)?,
             outcomes: outcomes(&pinned)?,
             config: pinned.config.get(&0, 0).ok(),
+            settings: pinned.settings.get(&0, 0).map_err(reading(map_name::SETTINGS))?,
             stats: Vec::new(),
         };
         if wanted.stats {
@@ -96,17 +151,21 @@ pub fn stats(pinned: &Pinned) -> Result<Vec<(StatKey, u64)>, MapError> {
     Ok(counters)
 }
 
-/// How many entries the tables of the programs hold: flows and sockets. Walks them, by batches of keys.
+/// How many entries the tables of the programs hold: flows, half-open ones, and sockets. Walks them, by batches of keys.
 pub fn count_flows(dir: &Path) -> Result<Vec<(&'static str, FillReport)>, MapError> {
     let (pinned, reader) = (Pinned::open(dir)?, Reader { dir });
     let fill = |entries: u64, capacity: u32| FillReport { entries, capacity: capacity.into() };
     let flows4 = reader.count::<FlowKey<V4>, Flow<V4>>(map_name::FLOWS4)?;
     let flows6 = reader.count::<FlowKey<V6>, Flow<V6>>(map_name::FLOWS6)?;
+    let half_open4 = reader.count::<FlowKey<V4>, HalfOpen<V4>>(map_name::HALF_OPEN4)?;
+    let half_open6 = reader.count::<FlowKey<V6>, HalfOpen<V6>>(map_name::HALF_OPEN6)?;
     let sockets4 = reader.count::<SocketKey<V4>, SocketPeer<V4>>(map_name::SOCKETS4)?;
     let sockets6 = reader.count::<SocketKey<V6>, SocketPeer<V6>>(map_name::SOCKETS6)?;
     Ok(vec![
         (map_name::FLOWS4, fill(flows4, pinned.flows4.capacity())),
         (map_name::FLOWS6, fill(flows6, pinned.flows6.capacity())),
+        (map_name::HALF_OPEN4, fill(half_open4, pinned.half_open4.capacity())),
+        (map_name::HALF_OPEN6, fill(half_open6, pinned.half_open6.capacity())),
         (map_name::SOCKETS4, fill(sockets4, pinned.sockets4.capacity())),
         (map_name::SOCKETS6, fill(sockets6, pinned.sockets6.capacity())),
     ])
@@ -117,27 +176,36 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn family<const N: usize>(&self, wanted: Wanted, names: [&'static str; 4]) -> Result<FamilyContents<N>, MapError>
+    fn family<const N: usize>(&self, wanted: Wanted, names: &FamilyNames) -> Result<FamilyContents<N>, MapError>
     where
         ServiceKey<N>: Pod,
         Backend<N>: Pod,
         FlowKey<N>: Pod,
         Flow<N>: Pod,
+        HalfOpen<N>: Pod,
         SocketKey<N>: Pod,
         SocketPeer<N>: Pod,
     {
-        let [services, backends, flows, sockets] = names;
         let mut family = FamilyContents {
-            services: self.all(services)?,
-            backends: self.all(backends)?,
+            services: self.all(names.services)?,
+            backends: self.all(names.backends)?,
             ..FamilyContents::default()
         };
         family.backends.retain(|(_, backend)| backend.state != backend_state::FREE);
-        if wanted.flows {
-            family.flows = self.all(flows)?;
+        if wanted.flows != WantedFlows::None {
+            // Half-open ones first: what is answered meanwhile is seen twice rather than not at all.
+            family.half_open = self.all(names.half_open)?;
+            family.flows = self.all(names.flows)?;
+        }
+        if wanted.flows == WantedFlows::WithTraffic {
+            family.traffic = self.all(names.traffic)?;
+        }
+        if wanted.health {
+            let used = family.backends.iter().map(|(id, _)| id + 1).max().unwrap_or(0);
+            family.health = self.first(names.health, used)?;
         }
         if wanted.sockets {
-            family.sockets = self.all(sockets)?;
+            family.sockets = self.all(names.sockets)?;
         }
         Ok(family)
     }
@@ -145,6 +213,12 @@ impl Reader<'_> {
     fn count<K: Pod, V: Pod>(&self, map: &'static str) -> Result<u64, MapError> {
         let path = self.dir.join(map);
         batch::count::<K, V>(&path).map_err(|source| MapError::Open { map, path, source })
+    }
+
+    /// The first elements of an array.
+    fn first<V: Pod>(&self, map: &'static str, elements: u32) -> Result<Vec<V>, MapError> {
+        let path = self.dir.join(map);
+        batch::read_first(&path, elements).map_err(|source| MapError::Open { map, path, source })
     }
 
     fn all<K: Pod, V: Pod>(&self, map: &'static str) -> Result<Vec<(K, V)>, MapError> {

@@ -9,7 +9,7 @@ mod services;
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use lb_common::abi::{self, backend_state, flow_flags, stat_kind};
+use lb_common::abi::{self, backend_flags, backend_state, flow_flags, half_open_flags, stat_kind};
 use lb_common::outcome::Outcome;
 use lb_common::state::{self, Timeouts};
 use serde::Serialize;
@@ -44,9 +44,18 @@ pub struct Inventory<'a> {
     contents: &'a Contents,
     now: Monotonic,
     names: HashMap<u32, Name>,
+    timeouts: Timeouts,
     /// Flows that have not expired, by backend.
-    flows: HashMap<BackendKey, u64>,
+    flows: HashMap<BackendKey, FlowCounts>,
     counters: HashMap<(u8, u32), Vec<(Outcome, u64)>>,
+}
+
+/// How many flows a backend has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct FlowCounts {
+    all: u64,
+    /// Those of them that nobody has answered.
+    half_open: u64,
 }
 
 /// A backend's id is unique in its family; the generation tells it from the id's earlier bearers.
@@ -60,9 +69,9 @@ struct BackendKey {
 impl<'a> Inventory<'a> {
     /// `now` is the moment at which `contents` was read.
     pub fn new(contents: &'a Contents, now: Monotonic) -> Self {
-        let mut flows = HashMap::new();
-        count_flows(&contents.v4, now, &mut flows);
-        count_flows(&contents.v6, now, &mut flows);
+        let (timeouts, mut flows) = (Timeouts::noted(&contents.settings), HashMap::new());
+        count_flows(&contents.v4, &timeouts, now, &mut flows);
+        count_flows(&contents.v6, &timeouts, now, &mut flows);
         let names = contents.names.iter().map(|(id, name)| (*id, name_of(name))).collect();
         let mut counters: HashMap<_, Vec<_>> = HashMap::new();
         for (key, count) in &contents.stats {
@@ -70,7 +79,7 @@ impl<'a> Inventory<'a> {
                 counters.entry((key.kind, key.id)).or_default().push((outcome, *count));
             }
         }
-        Self { contents, now, names, flows, counters }
+        Self { contents, now, names, timeouts, flows, counters }
     }
 
     /// The name of a service port; its id where the name is gone.
@@ -84,8 +93,8 @@ impl<'a> Inventory<'a> {
         })
     }
 
-    fn flows_of<const N: usize>(&self, id: u32, backend: &abi::Backend<N>) -> u64 {
-        self.flows.get(&backend_key::<N>(id, low_bits(backend.generation))).copied().unwrap_or(0)
+    fn flows_of<const N: usize>(&self, id: u32, backend: &abi::Backend<N>) -> FlowCounts {
+        self.flows.get(&backend_key::<N>(id, low_bits(backend.generation))).copied().unwrap_or_default()
     }
 
     fn counted(&self, kind: u8, id: u32, outcome: Outcome) -> u64 {
@@ -98,7 +107,10 @@ impl<'a> Inventory<'a> {
         let mut totals = Totals {
             services: self.service_ids().len() as u64,
             frontends: (self.contents.v4.services.len() + self.contents.v6.services.len()) as u64,
-            flows: self.flows.values().sum(),
+            flows: self.flows.values().map(|flows| flows.all).sum(),
+            half_open: self.flows.values().map(|flows| flows.half_open).sum(),
+            suspects: backends::suspects(&self.contents.v4) + backends::suspects(&self.contents.v6),
+            quarantined: quarantined(&self.contents.v4) + quarantined(&self.contents.v6),
             ..Totals::default()
         };
         let backends = self.contents.v4.backends.iter().map(|(_, backend)| (backend.state, backend.deadline_ds));
@@ -138,6 +150,12 @@ pub struct Totals {
     pub backends: BackendTotals,
     /// Connections through the packet programs that have not expired.
     pub flows: u64,
+    /// Those of them that nobody has answered.
+    pub half_open: u64,
+    /// Backends that are suspect: they left a connection unanswered that another one answered, or refused one.
+    pub suspects: u64,
+    /// Backends whose active checks fail.
+    pub quarantined: u64,
     /// Backends whose deadline has struck, but which the agent has not taken out yet. The programs already evict their flows.
     pub overdue: u64,
 }
@@ -169,12 +187,56 @@ impl BackendTotals {
     }
 }
 
-fn count_flows<const N: usize>(family: &FamilyContents<N>, now: Monotonic, counts: &mut HashMap<BackendKey, u64>) {
-    for (key, flow) in &family.flows {
-        if is_forward(flow) && !state::expired(flow, Timeouts::DEFAULT.of(key.protocol, flow.state), seconds(now)) {
-            *counts.entry(backend_key::<N>(flow.backend, flow.generation)).or_default() += 1;
-        }
+fn count_flows<const N: usize>(
+    family: &FamilyContents<N>,
+    timeouts: &Timeouts,
+    now: Monotonic,
+    counts: &mut HashMap<BackendKey, FlowCounts>,
+) {
+    for (_, flow) in living(family.flows.iter(), timeouts, now) {
+        counts.entry(backend_key::<N>(flow.backend, flow.generation)).or_default().all += 1;
     }
+    for (_, entry) in half_open(family, timeouts, now) {
+        let counts = counts.entry(backend_key::<N>(entry.flow.backend, entry.flow.generation)).or_default();
+        counts.all += 1;
+        counts.half_open += 1;
+    }
+}
+
+/// Connections that have not expired: of the two entries of each, the one that the client's packets find.
+fn living<'a, const N: usize, I>(
+    entries: I,
+    timeouts: &Timeouts,
+    now: Monotonic,
+) -> impl Iterator<Item = (&'a abi::FlowKey<N>, &'a abi::Flow<N>)>
+where
+    I: Iterator<Item = &'a (abi::FlowKey<N>, abi::Flow<N>)>,
+{
+    entries.map(|(key, flow)| (key, flow)).filter(move |(key, flow)| is_living(key, flow, timeouts, now))
+}
+
+/// Connections that nobody has answered and that have not expired.
+fn half_open<'a, const N: usize>(
+    family: &'a FamilyContents<N>,
+    timeouts: &Timeouts,
+    now: Monotonic,
+) -> impl Iterator<Item = (&'a abi::FlowKey<N>, &'a abi::HalfOpen<N>)> {
+    // A second SYN under the tuple of an answered flow is no connection yet.
+    let first = family.half_open.iter().filter(|(_, entry)| entry.flags & half_open_flags::SECOND == 0);
+    first.map(|(key, entry)| (key, entry)).filter(move |(key, entry)| is_living(key, &entry.flow, timeouts, now))
+}
+
+fn is_living<const N: usize>(key: &abi::FlowKey<N>, flow: &abi::Flow<N>, timeouts: &Timeouts, now: Monotonic) -> bool {
+    is_forward(flow) && !state::expired(flow, timeouts.of(key.protocol, flow.state), seconds(now))
+}
+
+fn quarantined<const N: usize>(family: &FamilyContents<N>) -> u64 {
+    family.backends.iter().filter(|(_, backend)| is_quarantined(backend)).count() as u64
+}
+
+/// Its active checks fail, as the agent last wrote it.
+fn is_quarantined<const N: usize>(backend: &abi::Backend<N>) -> bool {
+    backend.state != backend_state::GONE && backend.flags & backend_flags::QUARANTINED != 0
 }
 
 /// The direction from client to service: one such entry is one connection.
@@ -216,6 +278,7 @@ pub(super) fn protocol_name(protocol: u8) -> &'static str {
     match protocol {
         abi::TCP => "TCP",
         abi::UDP => "UDP",
+        abi::SCTP => "SCTP",
         _ => "?",
     }
 }
@@ -238,4 +301,4 @@ const fn backend_stat_kind<const N: usize>() -> u8 {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;

@@ -172,7 +172,14 @@ fn tables(lines: &mut Lines, status: &Status) {
     if totals.overdue > 0 {
         lines.add("Overdue", &format!("{} past their deadline: the agent must take them out", totals.overdue));
     }
-    lines.add("Flows", &totals.flows.to_string());
+    let avoided = [(totals.suspects, "suspect"), (totals.quarantined, "quarantined")];
+    let avoided: Vec<_> = avoided.iter().filter(|(count, _)| *count > 0).collect();
+    if !avoided.is_empty() {
+        let parts: Vec<_> = avoided.iter().map(|(count, mark)| format!("{count} {mark}")).collect();
+        lines.add("Avoided", &format!("{}: `ballast get backends` shows them", parts.join(", ")));
+    }
+    let half_open = if totals.half_open > 0 { format!(", {} half-open", totals.half_open) } else { String::new() };
+    lines.add("Flows", &format!("{}{half_open}", totals.flows));
 }
 
 fn attachments(lines: &mut Lines, status: &Status) {
@@ -234,7 +241,15 @@ mod tests {
     fn dead_agent_still_shows_what_is_pinned() {
         let status = Status {
             agent_error: Some("no agent is running with this --run-dir".into()),
-            tables: Some(Totals { services: 2, frontends: 3, flows: 5, overdue: 1, ..Totals::default() }),
+            tables: Some(Totals {
+                services: 2,
+                frontends: 3,
+                flows: 5,
+                half_open: 2,
+                suspects: 3,
+                overdue: 1,
+                ..Totals::default()
+            }),
             revision: Some(7),
             programmed_seconds: Some(12.34),
             links: vec![LinkReport {
@@ -252,7 +267,8 @@ mod tests {
         Services:      2 with 3 frontends
         Backends:      0 active
         Overdue:       1 past their deadline: the agent must take them out
-        Flows:         5
+        Avoided:       3 suspect: `ballast get backends` shows them
+        Flows:         5, 2 half-open
         Attached:      1 pod (tcx), 1 socket programs
         ");
     }

@@ -34,7 +34,9 @@ fn service_rows(service: &ServiceView, wide: bool) -> Vec<Vec<String>> {
     }
     for backend in &service.backends {
         let mut row = vec![String::new(); 3];
-        row.extend([format!("-> {}", place(backend.address, backend.port)), backend.state.to_owned()]);
+        let marks = backend.suspect.then_some("suspect").into_iter();
+        let state = marked(backend.state, marks.chain(backend.quarantined.then_some("quarantined")));
+        row.extend([format!("-> {}", place(backend.address, backend.port)), state]);
         row.extend([backend.flows.to_string(), in_seconds(backend.deadline_seconds)]);
         rows.push(row);
     }
@@ -45,7 +47,7 @@ fn service_rows(service: &ServiceView, wide: bool) -> Vec<Vec<String>> {
 pub fn backends(backends: &[BackendView], wide: bool) -> String {
     let mut header = vec!["ADDRESS", "NAMESPACE", "SERVICE", "PORT", "STATE", "FLOWS", "DEADLINE"];
     if wide {
-        header.extend(["LOCAL", "SERVING", "WEIGHT", "SELECTED", "ID", "GENERATION"]);
+        header.extend(["ANSWERED", "HALF-OPEN", "LOCAL", "SERVING", "WEIGHT", "SELECTED", "LEFT", "ID", "GENERATION"]);
     }
     let mut last = None;
     let rows = backends.iter().map(|backend| {
@@ -53,21 +55,47 @@ pub fn backends(backends: &[BackendView], wide: bool) -> String {
         let shown = if last.replace(address) == Some(address) { String::new() } else { place(address.0, address.1) };
         let port = format!("{}/{}", backend.service_port, backend.protocol);
         let mut row = vec![shown, backend.namespace.clone(), backend.service.clone(), port];
-        row.extend([backend.state.to_owned(), backend.flows.to_string(), in_seconds(backend.deadline_seconds)]);
+        let state = marked(backend.state, backend.marks());
+        row.extend([state, backend.flows.to_string(), in_seconds(backend.deadline_seconds)]);
         if wide {
+            row.extend([ago(backend.answered_seconds), backend.half_open_flows.to_string()]);
             row.extend([yes(backend.local), yes(backend.serving), backend.weight.to_string()]);
-            row.extend([backend.selected.to_string(), backend.id.to_string(), backend.generation.to_string()]);
+            row.extend([
+                backend.selected.to_string(),
+                backend.left.to_string(),
+                backend.id.to_string(),
+                backend.generation.to_string(),
+            ]);
         }
         row
     });
     aligned(&header, rows.collect::<Vec<_>>())
 }
 
+/// Backends that give up their flows, in the order of their deadlines.
+pub fn drains(backends: &[BackendView], wide: bool) -> String {
+    let mut header = vec!["DEADLINE", "ADDRESS", "NAMESPACE", "SERVICE", "PORT", "STATE", "FLOWS"];
+    if wide {
+        header.extend(["HALF-OPEN", "ID", "GENERATION"]);
+    }
+    let rows = backends.iter().map(|backend| {
+        let port = format!("{}/{}", backend.service_port, backend.protocol);
+        let mut row = vec![in_seconds(backend.deadline_seconds), place(backend.address, backend.port)];
+        row.extend([backend.namespace.clone(), backend.service.clone(), port]);
+        row.extend([marked(backend.state, backend.marks()), backend.flows.to_string()]);
+        if wide {
+            row.extend([backend.half_open_flows, backend.id.into(), backend.generation.into()].map(|n| n.to_string()));
+        }
+        row
+    });
+    aligned(&header, rows)
+}
+
 /// Connections, one a line.
 pub fn connections(connections: &[ConnectionView], wide: bool) -> String {
     let mut header = vec!["NAMESPACE", "SERVICE", "PORT", "CLIENT", "FRONTEND", "BACKEND", "STATE", "IDLE"];
     if wide {
-        header.extend(["EXPIRES", "VIA", "TRANSLATED PORT"]);
+        header.extend(["AGE", "EXPIRES", "MOVES", "TRIED", "REQUESTS", "REPLIES", "VIA", "TRANSLATED PORT"]);
     }
     let rows = connections.iter().map(|connection| {
         let port = format!("{}/{}", connection.service_port, connection.protocol);
@@ -80,7 +108,12 @@ pub fn connections(connections: &[ConnectionView], wide: bool) -> String {
         row.push(place(connection.backend_address, connection.backend_port));
         row.extend([connection.state.to_owned(), in_seconds(connection.idle_seconds)]);
         if wide {
-            row.extend([in_seconds(connection.expires_seconds), connection.via.to_owned()]);
+            row.extend([in_seconds(connection.age_seconds), in_seconds(connection.expires_seconds)]);
+            let tried = Some(connection.tried.join(",")).filter(|tried| !tried.is_empty());
+            row.extend([or_dash(connection.moves), or_dash(tried)]);
+            row.push(counted(connection.request_packets, connection.request_bytes));
+            row.push(counted(connection.reply_packets, connection.reply_bytes));
+            row.push(connection.via.to_owned());
             row.push(or_dash(connection.translated_port));
         }
         row
@@ -95,6 +128,20 @@ fn port_text(service: &ServiceView) -> String {
 
 fn in_seconds(seconds: Option<u64>) -> String {
     or_dash(seconds.map(|seconds| format!("{seconds}s")))
+}
+
+fn ago(seconds: Option<u64>) -> String {
+    or_dash(seconds.map(|seconds| format!("{seconds}s ago")))
+}
+
+/// A state, and what lies over it.
+fn marked(state: &str, marks: impl Iterator<Item = &'static str>) -> String {
+    marks.fold(state.to_owned(), |state, mark| format!("{state}, {mark}"))
+}
+
+/// Packets and bytes, where they are counted.
+fn counted(packets: Option<u64>, bytes: Option<u64>) -> String {
+    or_dash(packets.zip(bytes).map(|(packets, bytes)| format!("{packets} ({bytes} B)")))
 }
 
 fn yes(value: bool) -> String {

@@ -2,11 +2,11 @@
 
 use std::net::IpAddr;
 
-use lb_common::abi::{Backend, backend_flags, backend_state};
+use lb_common::abi::{Backend, Health, backend_flags, backend_state};
 use lb_common::outcome::Outcome;
 use serde::Serialize;
 
-use super::{FamilyContents, Inventory, backend_stat_kind, ip, state_name};
+use super::{FamilyContents, Inventory, backend_stat_kind, ip, is_quarantined, seconds, state_name};
 use crate::model::Monotonic;
 
 /// A backend: an endpoint of a service port.
@@ -21,6 +21,15 @@ pub struct BackendView {
     pub state: &'static str,
     /// Connections through the packet programs that have not expired. Host processes translated at connect have none.
     pub flows: u64,
+    /// Those of them that nobody has answered.
+    pub half_open_flows: u64,
+    pub weight: u16,
+    /// Its active checks fail: it takes no new flows.
+    pub quarantined: bool,
+    /// Seconds since it became suspect: it left a flow unanswered that another backend answered, or refused one. null: it is not.
+    pub suspect_seconds: Option<u64>,
+    /// Seconds since it last answered the first packet of a flow; null: never, or not since the maps were made.
+    pub answered_seconds: Option<u64>,
     /// Seconds until its flows are evicted, rounded up; null: no deadline.
     pub deadline_seconds: Option<u64>,
     #[serde(skip)]
@@ -30,14 +39,23 @@ pub struct BackendView {
     #[serde(skip)]
     pub generation: u32,
     #[serde(skip)]
-    pub weight: u16,
-    #[serde(skip)]
     pub local: bool,
     #[serde(skip)]
     pub serving: bool,
     /// Flows that were given this backend, ever.
     #[serde(skip)]
     pub selected: u64,
+    /// Connections that left it because it did not answer, or whose refusal by it was withheld, ever.
+    #[serde(skip)]
+    pub left: u64,
+}
+
+impl BackendView {
+    /// What lies over its state.
+    pub fn marks(&self) -> impl Iterator<Item = &'static str> {
+        let suspect = self.suspect_seconds.map(|_| "suspect");
+        suspect.into_iter().chain(self.quarantined.then_some("quarantined"))
+    }
 }
 
 impl Inventory<'_> {
@@ -55,10 +73,21 @@ impl Inventory<'_> {
 
     fn backends_of<const N: usize>(&self, family: &FamilyContents<N>) -> Vec<BackendView> {
         let living = family.backends.iter().filter(|(_, backend)| backend.state != backend_state::GONE);
-        living.map(|(id, backend)| self.backend(*id, backend)).collect()
+        living.map(|(id, backend)| self.backend(*id, backend, health_of(family, *id, backend))).collect()
     }
 
-    fn backend<const N: usize>(&self, id: u32, backend: &Backend<N>) -> BackendView {
+    /// Those that give up their flows at a deadline, the next one first.
+    pub fn drains(&self) -> Vec<BackendView> {
+        let mut views = self.backends();
+        let drains =
+            |state| state == state_name(backend_state::DRAINING) || state == state_name(backend_state::TERMINATING);
+        views.retain(|view| drains(view.state) && view.deadline_seconds.is_some());
+        views.sort_by_key(|view| view.deadline_seconds);
+        views
+    }
+
+    fn backend<const N: usize>(&self, id: u32, backend: &Backend<N>, health: Health) -> BackendView {
+        let flows = self.flows_of(id, backend);
         let name = self.name(backend.service);
         let count = |outcome| self.counted(backend_stat_kind::<N>(), id, outcome);
         BackendView {
@@ -68,16 +97,26 @@ impl Inventory<'_> {
             address: ip(backend.address),
             port: backend.port,
             state: state_name(backend.state),
-            flows: self.flows_of(id, backend),
+            flows: flows.all,
+            half_open_flows: flows.half_open,
+            weight: backend.weight,
+            quarantined: is_quarantined(backend),
+            suspect_seconds: self.seconds_since(health.suspect_s),
+            answered_seconds: self.seconds_since(health.answered_s),
             deadline_seconds: self.deadline_seconds(backend.deadline_ds),
             protocol: name.protocol,
             id,
             generation: backend.generation,
-            weight: backend.weight,
             local: backend.flags & backend_flags::LOCAL != 0,
             serving: backend.flags & backend_flags::SERVING != 0,
             selected: count(Outcome::Selected) + count(Outcome::SocketConnected) + count(Outcome::SocketSent),
+            left: count(Outcome::Retried) + count(Outcome::WithheldRefusal),
         }
+    }
+
+    /// 0 is no moment.
+    fn seconds_since(&self, moment_s: u32) -> Option<u64> {
+        (moment_s != 0).then(|| seconds(self.now).saturating_sub(moment_s).into())
     }
 
     /// Seconds from now until the deadline, rounded up; 0 once it has struck, `None` where there is none.
@@ -85,4 +124,16 @@ impl Inventory<'_> {
         let left = Monotonic::from_tenths(deadline_ds).since(self.now);
         (deadline_ds != 0).then(|| u64::try_from(left.as_millis().div_ceil(1000)).unwrap_or(u64::MAX))
     }
+}
+
+/// What was seen of a backend; nothing, where that was of an earlier one of its id.
+pub(super) fn health_of<const N: usize>(family: &FamilyContents<N>, id: u32, backend: &Backend<N>) -> Health {
+    let found = usize::try_from(id).ok().and_then(|index| family.health.get(index));
+    found.filter(|health| health.generation == backend.generation).copied().unwrap_or_default()
+}
+
+/// How many are suspect.
+pub(super) fn suspects<const N: usize>(family: &FamilyContents<N>) -> u64 {
+    let living = family.backends.iter().filter(|(_, backend)| backend.state != backend_state::GONE);
+    living.filter(|(id, backend)| health_of(family, *id, backend).suspect_s != 0).count() as u64
 }

@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use lb_common::abi::{backend_state, frontend_kind, scheduler, stat_kind};
+use lb_common::abi::{backend_state, frontend_kind, stat_kind};
 use lb_common::outcome::Outcome;
 use serde::Serialize;
 
-use super::{FamilyContents, Inventory, ip, state_name};
+use super::backends::health_of;
+use super::{FamilyContents, Inventory, ip, is_quarantined, state_name};
+use crate::model::Scheduler;
 
 /// A service port.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
@@ -21,11 +23,11 @@ pub struct ServiceView {
     pub scheduler: &'static str,
     pub frontends: Vec<FrontendView>,
     pub backends: Vec<BackendOfService>,
+    /// How long a client stays with its backend after its last new connection; 0: no client affinity.
+    #[serde(rename = "affinitySeconds")]
+    pub affinity_timeout_s: u32,
     #[serde(skip)]
     pub port_name: String,
-    /// 0: none.
-    #[serde(skip)]
-    pub affinity_timeout_s: u32,
     /// Flows that were given a backend, ever.
     #[serde(skip)]
     pub selected: u64,
@@ -51,6 +53,10 @@ pub struct BackendOfService {
     pub address: IpAddr,
     pub port: u16,
     pub state: &'static str,
+    #[serde(skip)]
+    pub suspect: bool,
+    #[serde(skip)]
+    pub quarantined: bool,
     #[serde(skip)]
     pub flows: u64,
     #[serde(skip)]
@@ -97,7 +103,9 @@ impl Inventory<'_> {
                     address: ip(backend.address),
                     port: backend.port,
                     state: state_name(backend.state),
-                    flows: self.flows_of(*id, backend),
+                    suspect: health_of(family, *id, backend).suspect_s != 0,
+                    quarantined: is_quarantined(backend),
+                    flows: self.flows_of(*id, backend).all,
                     deadline_seconds: self.deadline_seconds(backend.deadline_ds),
                 });
             }
@@ -125,10 +133,7 @@ impl Inventory<'_> {
 }
 
 fn scheduler_name(number: u8) -> &'static str {
-    match number {
-        scheduler::RANDOM => "random",
-        _ => "unknown",
-    }
+    Scheduler::from_number(number).map_or("unknown", Scheduler::name)
 }
 
 fn kind_name(kind: u8) -> &'static str {

@@ -111,7 +111,7 @@ fn json_of_services_is_the_documented_one() {
         json,
         serde_json::json!({"items": [
             {
-                "namespace": "demo", "name": "web", "port": 80, "protocol": "TCP", "id": 1, "scheduler": "random",
+                "namespace": "demo", "name": "web", "port": 80, "protocol": "TCP", "id": 1, "scheduler": "random", "affinitySeconds": 0,
                 "frontends": [
                     {"address": "10.96.0.1", "port": 80, "kind": "ClusterIP"},
                     {"address": "fd00::1", "port": 80, "kind": "ClusterIP"},
@@ -123,7 +123,7 @@ fn json_of_services_is_the_documented_one() {
                 ],
             },
             {
-                "namespace": "other", "name": "empty", "port": 80, "protocol": "TCP", "id": 2, "scheduler": "random",
+                "namespace": "other", "name": "empty", "port": 80, "protocol": "TCP", "id": 2, "scheduler": "random", "affinitySeconds": 0,
                 "frontends": [{"address": "10.96.0.2", "port": 80, "kind": "ClusterIP"}],
                 "backends": [],
             },
@@ -138,7 +138,8 @@ fn json_of_backends_is_the_documented_one() {
     let backend = |address: &str, state: &str, flows: u64, deadline: Option<u64>| {
         serde_json::json!({
             "namespace": "demo", "service": "web", "servicePort": 80, "address": address, "port": 8080,
-            "state": state, "flows": flows, "deadlineSeconds": deadline,
+            "state": state, "flows": flows, "halfOpenFlows": 0, "weight": 1, "quarantined": false,
+            "suspectSeconds": null, "answeredSeconds": null, "deadlineSeconds": deadline,
         })
     };
     assert_eq!(
@@ -162,7 +163,8 @@ fn json_of_connections_is_the_documented_one() {
             "namespace": "demo", "service": "web", "servicePort": 80, "protocol": "TCP", "via": "packet",
             "clientAddress": "10.1.0.9", "clientPort": 40001, "socketCookie": null,
             "frontendAddress": "10.96.0.1", "frontendPort": 80, "backendAddress": "10.1.0.2", "backendPort": 8080,
-            "state": "open", "idleSeconds": 0, "expiresSeconds": 8100,
+            "state": "open", "ageSeconds": 100, "idleSeconds": 0, "expiresSeconds": 8100, "moves": null, "tried": [],
+            "requestPackets": null, "requestBytes": null, "replyPackets": null, "replyBytes": null,
         }]})
     );
 }
@@ -176,6 +178,84 @@ fn an_expired_flow_and_one_of_the_ids_former_bearer_are_not_counted() {
         flow.generation = 7;
     }
     assert_eq!(Inventory::new(&contents, NOW).backends()[0].flows, 0);
+}
+
+#[test]
+fn a_half_open_connection_shows_how_often_it_was_moved_and_from_whom() {
+    let mut contents = contents();
+    let (key, flow) = flow(40_009, 1, 99, 0);
+    let flow = Flow { state: flow_state::HALF_OPEN, since_s: 97, ..flow };
+    let entry = HalfOpen { flow, tried: [2, 77, 0], segments: 1, moves: 2, flags: 0, pad: 0 };
+    let second = FlowKey { src_port: 40_001, ..key };
+    let reply = HalfOpen { flow: Flow { flags: flow_flags::REPLY, ..flow }, ..entry };
+    contents.v4.half_open = vec![
+        (key, entry),
+        (second, HalfOpen { flags: half_open_flags::SECOND, ..entry }),
+        (key.reversed(), HalfOpen { flags: half_open_flags::LEFT, ..reply }),
+    ];
+    let inventory = Inventory::new(&contents, NOW);
+    let shown: Vec<_> = inventory.connections().into_iter().filter(|view| view.state == "half-open").collect();
+    assert_eq!(shown.len(), 1);
+    assert_eq!((shown[0].moves, shown[0].client_port, shown[0].age_seconds), (Some(2), Some(40_009), Some(3)));
+    assert_eq!(shown[0].tried, ["10.1.0.3:8080", "#77"]);
+    assert_eq!(shown[0].expires_seconds, Some(59));
+    let backend = &inventory.backends()[0];
+    assert_eq!((backend.flows, backend.half_open_flows), (3, 1));
+    assert_eq!((inventory.totals().flows, inventory.totals().half_open), (4, 1));
+    let later = Monotonic::from_duration(Duration::from_secs(160));
+    assert_eq!(Inventory::new(&contents, later).totals().half_open, 0, "forgotten after a minute");
+}
+
+#[test]
+fn expiry_follows_the_timeouts_that_the_programs_were_loaded_with() {
+    let mut contents = contents();
+    contents.settings.open_s = 50;
+    let inventory = Inventory::new(&contents, NOW);
+    assert_eq!(inventory.totals().flows, 2, "one was last seen 60 s ago");
+    assert_eq!(inventory.connections()[0].expires_seconds, Some(50));
+}
+
+#[test]
+fn traffic_is_that_of_this_flow_and_of_both_directions() {
+    let mut contents = contents();
+    contents.settings.flow_counters = 1;
+    let (key, flow) = contents.v4.flows[0];
+    let reply = lb_common::decide::pair_key(&key, &flow);
+    let earlier = contents.v4.flows[1].0;
+    let traffic = |since_s, packets, bytes| Traffic { since_s, pad: 0, packets, bytes };
+    contents.v4.traffic = vec![(key, traffic(0, 3, 300)), (reply, traffic(0, 2, 4000)), (earlier, traffic(9, 8, 8))];
+    let shown = Inventory::new(&contents, NOW).connections();
+    assert_eq!((shown[0].request_packets, shown[0].request_bytes), (Some(3), Some(300)));
+    assert_eq!((shown[0].reply_packets, shown[0].reply_bytes), (Some(2), Some(4000)));
+    assert_eq!(shown[1].request_packets, Some(0), "what was counted was an earlier flow's");
+    contents.settings.flow_counters = 0;
+    assert_eq!(Inventory::new(&contents, NOW).connections()[0].request_packets, None);
+}
+
+#[test]
+fn marks_lie_over_the_state_and_are_those_of_this_bearer_of_the_id() {
+    let mut contents = contents();
+    let seen = Health { generation: 0x10001, answered_s: 80, suspect_s: 98, ..Health::default() };
+    contents.v4.health = vec![Health::default(), seen, Health { generation: 7, ..seen }];
+    contents.v4.backends[1].1.flags |= backend_flags::QUARANTINED;
+    let inventory = Inventory::new(&contents, NOW);
+    let backends = inventory.backends();
+    assert_eq!((backends[0].suspect_seconds, backends[0].answered_seconds), (Some(2), Some(20)));
+    assert_eq!(backends[0].marks().collect::<Vec<_>>(), ["suspect"]);
+    assert_eq!((backends[1].suspect_seconds, backends[1].answered_seconds), (None, None));
+    assert_eq!(backends[1].marks().collect::<Vec<_>>(), ["quarantined"]);
+    let totals = inventory.totals();
+    assert_eq!((totals.suspects, totals.quarantined), (1, 1));
+}
+
+#[test]
+fn drains_come_in_the_order_of_their_deadlines() {
+    let mut contents = contents();
+    contents.v4.backends.push((4, backend([10, 1, 0, 5], backend_state::TERMINATING, 1, 1_100)));
+    contents.v4.backends.push((5, backend([10, 1, 0, 6], backend_state::TERMINATING, 1, 0)));
+    let drains = Inventory::new(&contents, NOW).drains();
+    let shown: Vec<_> = drains.iter().map(|view| (view.address.to_string(), view.deadline_seconds)).collect();
+    assert_eq!(shown, [("10.1.0.5".into(), Some(10)), ("10.1.0.3".into(), Some(30))]);
 }
 
 #[test]
