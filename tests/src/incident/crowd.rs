@@ -121,7 +121,8 @@ fn lines(action: &str, rest: &str, numbers: impl IntoIterator<Item = u8>) -> Str
     numbers.into_iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-fn mac_of(namespace: &Namespace) -> Result<String> {
+/// The link-layer address of a pod's `eth0`.
+pub(super) fn mac_of(namespace: &Namespace) -> Result<String> {
     let shown = namespace.ip_show(&["-o", "link", "show", "eth0"])?;
     let mut words = shown.split_whitespace().skip_while(|word| *word != "link/ether");
     words.nth(1).map(str::to_owned).ok_or_else(|| anyhow::anyhow!("no MAC in {shown:?}"))

@@ -3,6 +3,7 @@
 mod clients;
 mod counters;
 mod crowd;
+pub mod hand;
 
 pub use clients::{Attempt, Clients, Round};
 pub use counters::Counters;

@@ -1,0 +1,234 @@
+//! TCP by hand: a pod's packets made and seen one by one, at addresses that its kernel does not answer for.
+
+use std::io::{Error, Result};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::time::{Duration, Instant};
+
+use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TransportSlice};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+use crate::topology::{Addresses, Node, Place, Pod};
+
+/// Longest packet.
+const PACKET: usize = 65_535;
+/// `PACKET_OUTGOING`: what this host sent itself.
+const OUTGOING: u8 = 4;
+/// How long one look at the link may wait.
+const TICK: Duration = Duration::from_millis(20);
+
+pub const FIN: u8 = 1;
+pub const SYN: u8 = 2;
+pub const RST: u8 = 4;
+pub const ACK: u8 = 16;
+
+/// A TCP segment, with as much of it as the tests look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    pub from: SocketAddr,
+    pub to: SocketAddr,
+    pub flags: u8,
+    pub seq: u32,
+    pub ack: u32,
+    /// Bytes of data.
+    pub length: usize,
+}
+
+impl Segment {
+    /// The first segment of a connection.
+    pub fn syn(from: SocketAddr, to: SocketAddr, isn: u32) -> Self {
+        Self { from, to, flags: SYN, seq: isn, ack: 0, length: 0 }
+    }
+
+    /// An answer to this segment, from whom it was for.
+    #[must_use]
+    pub fn answer(&self, flags: u8, seq: u32) -> Self {
+        let taken = u32::try_from(self.length).unwrap_or(u32::MAX) + u32::from(self.flags & (SYN | FIN) != 0);
+        Self { from: self.to, to: self.from, flags, seq, ack: self.seq.wrapping_add(taken), length: 0 }
+    }
+
+    /// The same with data.
+    #[must_use]
+    pub fn with_data(self, length: usize) -> Self {
+        Self { length, ..self }
+    }
+
+    pub fn is(&self, flags: u8) -> bool {
+        self.flags & (FIN | SYN | RST | ACK) == flags
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let ip = match (self.from.ip(), self.to.ip()) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => PacketBuilder::ipv4(from.octets(), to.octets(), 64),
+            (IpAddr::V6(from), IpAddr::V6(to)) => PacketBuilder::ipv6(from.octets(), to.octets(), 64),
+            _ => panic!("{} and {} are of two families", self.from, self.to),
+        };
+        let mut tcp = ip.tcp(self.from.port(), self.to.port(), self.seq, 64_240);
+        for (bit, set) in [(FIN, 0), (SYN, 1), (RST, 2)] {
+            if self.flags & bit != 0 {
+                tcp = match set {
+                    0 => tcp.fin(),
+                    1 => tcp.syn(),
+                    _ => tcp.rst(),
+                };
+            }
+        }
+        if self.flags & ACK != 0 {
+            tcp = tcp.ack(self.ack);
+        }
+        let mut bytes = Vec::with_capacity(tcp.size(self.length));
+        tcp.write(&mut bytes, &vec![b'x'; self.length]).expect("a buffer takes every write");
+        bytes
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let packet = SlicedPacket::from_ip(bytes).ok()?;
+        let (from, to): (IpAddr, IpAddr) = match packet.net? {
+            NetSlice::Ipv4(ip) => (ip.header().source_addr().into(), ip.header().destination_addr().into()),
+            NetSlice::Ipv6(ip) => (ip.header().source_addr().into(), ip.header().destination_addr().into()),
+            NetSlice::Arp(_) => return None,
+        };
+        let Some(TransportSlice::Tcp(tcp)) = packet.transport else { return None };
+        let flags = [(FIN, tcp.fin()), (SYN, tcp.syn()), (RST, tcp.rst()), (ACK, tcp.ack())];
+        Some(Self {
+            from: SocketAddr::new(from, tcp.source_port()),
+            to: SocketAddr::new(to, tcp.destination_port()),
+            flags: flags.iter().filter(|(_, set)| *set).map(|(bit, _)| bit).sum(),
+            seq: tcp.sequence_number(),
+            ack: tcp.acknowledgment_number(),
+            length: tcp.payload().len(),
+        })
+    }
+}
+
+/// A pod's link: segments are sent as they are, and those that arrive are seen.
+#[derive(Debug)]
+pub struct Hand {
+    link: OwnedFd,
+    senders: [Socket; 2],
+}
+
+impl Hand {
+    /// On the link `eth0` of a pod.
+    pub fn new(place: &Place) -> Result<Self> {
+        place.run(|| {
+            let sender = |domain| Socket::new(domain, Type::RAW, Some(Protocol::from(libc::IPPROTO_RAW)));
+            Ok(Self { link: link()?, senders: [sender(Domain::IPV4)?, sender(Domain::IPV6)?] })
+        })
+    }
+
+    pub fn send(&self, segment: &Segment) {
+        let to = SocketAddr::new(segment.to.ip(), 0);
+        let sender = &self.senders[usize::from(to.is_ipv6())];
+        let sent = sender.send_to(&segment.bytes(), &SockAddr::from(to));
+        sent.unwrap_or_else(|error| panic!("sending {segment:?}: {error}"));
+    }
+
+    /// The next segment that `wanted` says yes to, within `limit`; others are forgotten.
+    pub fn receive(&self, limit: Duration, wanted: impl Fn(&Segment) -> bool) -> Option<Segment> {
+        let start = Instant::now();
+        loop {
+            if let Some(segment) = self.next().filter(&wanted) {
+                return Some(segment);
+            }
+            if start.elapsed() >= limit {
+                return None;
+            }
+        }
+    }
+
+    /// Forgets what has arrived so far.
+    pub fn drain(&self) {
+        while receive(&self.link, true).is_some() {}
+    }
+
+    fn next(&self) -> Option<Segment> {
+        receive(&self.link, false).and_then(|bytes| Segment::parse(&bytes))
+    }
+}
+
+/// The bytes of a packet from its IP header on; empty for one that this host sent. `None`: nothing within a tick.
+fn receive(link: &OwnedFd, at_once: bool) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; PACKET];
+    // SAFETY: zeroes are a valid address of this plain record.
+    let mut from: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    let mut size = libc::socklen_t::try_from(size_of_val(&from)).expect("a small record");
+    let flags = if at_once { libc::MSG_DONTWAIT } else { 0 };
+    // SAFETY: buffer and address are valid for writes of the sizes given.
+    let length = unsafe {
+        libc::recvfrom(
+            link.as_raw_fd(),
+            bytes.as_mut_ptr().cast(),
+            bytes.len(),
+            flags,
+            (&raw mut from).cast(),
+            &raw mut size,
+        )
+    };
+    bytes.truncate(usize::try_from(length).ok()?);
+    if from.sll_pkttype == OUTGOING {
+        bytes.clear();
+    }
+    Some(bytes)
+}
+
+/// A packet socket on `eth0` of the thread's namespace.
+fn link() -> Result<OwnedFd> {
+    let every = u16::try_from(libc::ETH_P_ALL).expect("16 bits").to_be();
+    // SAFETY: makes a descriptor, which is owned from here on.
+    let link = unsafe {
+        let raw = libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, i32::from(every));
+        if raw < 0 {
+            return Err(Error::last_os_error());
+        }
+        OwnedFd::from_raw_fd(raw)
+    };
+    // SAFETY: the name is NUL-terminated.
+    let index = unsafe { libc::if_nametoindex(c"eth0".as_ptr()) };
+    // SAFETY: zeroes are a valid address of this plain record.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = u16::try_from(libc::AF_PACKET).expect("16 bits");
+    address.sll_protocol = every;
+    address.sll_ifindex = i32::try_from(index).map_err(Error::other)?;
+    let size = libc::socklen_t::try_from(size_of_val(&address)).expect("a small record");
+    // SAFETY: the address is valid for its size.
+    if unsafe { libc::bind(link.as_raw_fd(), (&raw const address).cast(), size) } < 0 {
+        return Err(Error::last_os_error());
+    }
+    socket2::SockRef::from(&link).set_read_timeout(Some(TICK))?;
+    Ok(link)
+}
+
+/// Addresses that a pod's link carries and that its kernel does not know, so that it answers nothing for them.
+pub fn lend(node: &Node, pod: &Pod, numbers: std::ops::Range<u8>) -> anyhow::Result<Vec<Addresses>> {
+    let mac = super::crowd::mac_of(pod.namespace())?;
+    let (mut lines, mut lent) = (Vec::new(), Vec::new());
+    for number in numbers {
+        let addresses =
+            Addresses { v4: super::Crowd::address(number), v6: format!("fd00:244:1:9::{number:x}").parse()? };
+        for (address, bits) in addresses.both().into_iter().zip([32, 128]) {
+            lines.push(format!("route add {address}/{bits} dev {}", pod.link()));
+            lines.push(format!("neigh replace {address} lladdr {mac} dev {} nud permanent", pod.link()));
+        }
+        lent.push(addresses);
+    }
+    node.namespace().ip(&lines.join("\n"))?;
+    Ok(lent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_survives_its_bytes() {
+        for [from, to] in [["10.0.0.1:5", "10.0.0.2:80"], ["[fd00::1]:5", "[fd00::2]:80"]] {
+            let syn = Segment::syn(from.parse().unwrap(), to.parse().unwrap(), u32::MAX);
+            assert_eq!(Segment::parse(&syn.bytes()), Some(syn));
+            let answer = syn.answer(SYN | ACK, 7);
+            assert_eq!((answer.from, answer.ack), (syn.to, 0), "a SYN takes one number");
+            let data = answer.with_data(3);
+            assert_eq!(Segment::parse(&data.bytes()), Some(data));
+        }
+    }
+}
