@@ -7,6 +7,7 @@
 //! * [`incident`] makes many backends that vanish, and many clients;
 //! * [`hammer`] changes tables while packets meet them;
 //! * [`peers`] are the servers and clients that run in them;
+//! * [`twin`] plays one world in the kernel and on the host;
 //! * [`programs`] builds edited eBPF programs for tests of the tests.
 //!
 //! All but [`cluster`] on loopback needs root and `ip` (iproute2); nothing touches the links and
@@ -23,3 +24,4 @@ pub mod peers;
 pub mod programs;
 pub mod random;
 pub mod topology;
+pub mod twin;

@@ -187,7 +187,7 @@ impl Live {
         events
     }
 
-    /// A map that only an edited copy of the programs has.
+    /// A map that only an edited copy of the programs has; `.bss` holds its variables.
     pub fn take_map(&mut self, name: &str) -> Result<Map> {
         take(&mut self.ebpf, name)
     }

@@ -1,0 +1,259 @@
+//! One world twice: in the kernel's maps and in plain ones. The same packets go through the programs and through the decision on
+//! the host, whose clock and chance are the same; verdicts, counters and tables must be.
+//!
+//! The programs are an edited copy that reads time and random numbers from a variable (`tests/mutations/driven`).
+
+mod chance;
+mod frame;
+mod maps;
+#[allow(clippy::unwrap_used, dead_code)] // The tables of lb-common's own tests, which need more of them.
+#[path = "../../../lb-common/tests/memory/mod.rs"]
+mod memory;
+mod scene;
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use aya::maps::{Array, MapData};
+use lb_common::decide::{Action, Hook as Bits, Packet, Verdict, Work, decide};
+use lb_common::outcome::Outcome;
+
+pub use maps::Maps;
+use memory::Memory;
+
+use crate::live::{Hook, Live};
+use crate::programs;
+use crate::random::Random;
+
+/// How many packets go by between two comparisons of all tables.
+const APART: usize = 64;
+/// Packets of one world.
+pub const STEPS: usize = 4_000;
+
+/// What was compared.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    pub steps: u64,
+    /// Packets, and changes of the tables between them.
+    pub changes: u64,
+    pub comparisons: u64,
+    /// Entries compared in all comparisons.
+    pub entries: u64,
+    pub outcomes: BTreeMap<&'static str, u64>,
+}
+
+/// The programs, driven.
+pub struct Driven {
+    live: Live,
+    clock: Array<MapData, [u64; 2]>,
+    pub tally: Tally,
+}
+
+impl Driven {
+    /// Builds and loads them. The calling thread's namespace must have a default route and forwarding on.
+    pub fn new() -> Result<Self> {
+        let object = programs::build(&programs::mutation("driven/driven.toml", "driven")?)?;
+        let mut live = Live::load_from(&object)?;
+        let clock = live.take_map(".bss")?.try_into()?;
+        Ok(Self { live, clock, tally: Tally::default() })
+    }
+
+    /// One random world of one family. On a difference it is played again, compared after every packet.
+    pub fn world<const N: usize>(&mut self, seed: u64, steps: usize) -> Result<()>
+    where
+        Live: Maps<N>,
+    {
+        let Err(error) = self.play::<N>(seed, steps, APART) else { return Ok(()) };
+        self.play::<N>(seed, steps, 1).and(Err(error))
+    }
+
+    fn play<const N: usize>(&mut self, seed: u64, steps: usize, apart: usize) -> Result<()>
+    where
+        Live: Maps<N>,
+    {
+        let mut random = Random::new(seed);
+        self.live.clear()?;
+        self.live.take_events();
+        let mut twins = Twins::<N> {
+            memory: Memory::empty(),
+            counted: BTreeMap::new(),
+            before: self.live.outcomes()?,
+            talk: chance::Talk::default(),
+            story: Vec::new(),
+        };
+        twins.memory.seed = u32::try_from(random.any() >> 32)?;
+        scene::set(&mut random, self, &mut twins)?;
+        twins.drive(self)?;
+        for step in 1..=steps {
+            twins
+                .step(&mut random, self)
+                .and_then(|()| if step % apart == 0 || step == steps { twins.compare(self) } else { Ok(()) })
+                .with_context(|| {
+                    format!("IPv{}, seed {seed}, step {step}\n{}", if N == 4 { 4 } else { 6 }, twins.story.join("\n"))
+                })?;
+        }
+        for (outcome, count) in twins.counted {
+            *self.tally.outcomes.entry(outcome.name()).or_default() += count;
+        }
+        Ok(())
+    }
+}
+
+/// The world of one family in memory, and what was counted in it.
+pub struct Twins<const N: usize> {
+    memory: Memory<N>,
+    counted: BTreeMap<Outcome, u64>,
+    before: Vec<u64>,
+    talk: chance::Talk<N>,
+    /// The last packets, for a report.
+    story: Vec<String>,
+}
+
+/// So many of the last packets are told when one went wrong.
+const TOLD: usize = 12;
+
+impl<const N: usize> Twins<N>
+where
+    Live: Maps<N>,
+{
+    /// A change now and then, a packet always.
+    fn step(&mut self, random: &mut Random, driven: &mut Driven) -> Result<()> {
+        if random.one_in(6) {
+            driven.tally.changes += 1;
+            scene::change(random, driven, self)?;
+            self.drive(driven)?;
+        }
+        let (hook, packet) = self.talk.packet(random);
+        let bytes = frame::bytes(&packet);
+        let ran = driven.live.run(hook, &bytes)?.context("the kernel runs every whole packet")?;
+        let verdict = self.decide(hook, packet);
+        driven.tally.steps += 1;
+        if self.story.len() == TOLD {
+            self.story.remove(0);
+        }
+        self.story.push(format!("{hook:?} {packet:?}\n    {verdict:?}"));
+        let demanded = demanded(hook, &packet, &verdict);
+        ensure!(ran.verdict == demanded.0, "the program says {}, the host {demanded:?}", ran.verdict);
+        if let Some(key) = demanded.1 {
+            let came = frame::key(&ran.bytes).context("a packet came out")?;
+            ensure!(came == key, "out came {came:?}, the host says {key:?}");
+        }
+        self.talk.heard(&packet, &verdict);
+        Ok(())
+    }
+
+    fn decide(&mut self, hook: Hook, packet: Packet<N>) -> Verdict<N> {
+        let mut work = Work::new(packet);
+        decide(&mut self.memory, &mut work, bits(hook));
+        let verdict = work.verdict;
+        let xdp = hook == Hook::Xdp;
+        let counted = match verdict.action {
+            Action::Pass if xdp && verdict.outcome == Outcome::Passed => None,
+            Action::Pass | Action::Refuse | Action::ToClient if xdp => Some(Outcome::HandedToTc),
+            _ => Some(verdict.outcome),
+        };
+        for outcome in counted.into_iter().chain(self.memory.notes.drain(..).map(|(_, outcome)| outcome)) {
+            *self.counted.entry(outcome).or_default() += 1;
+        }
+        verdict
+    }
+
+    /// Gives the programs the clock and the chance of the memory.
+    fn drive(&self, driven: &mut Driven) -> Result<()> {
+        Ok(driven.clock.set(0, [self.memory.now_ns, u64::from(self.memory.seed)], 0)?)
+    }
+
+    /// Everything that both hold.
+    fn compare(&mut self, driven: &mut Driven) -> Result<()> {
+        let live = &mut driven.live;
+        live.take_events();
+        let flows = live.flows()?;
+        let half_open = live.half_open()?;
+        let affinity = live.affinity()?;
+        driven.tally.comparisons += 1;
+        driven.tally.entries += (flows.len() + half_open.len() + affinity.len()) as u64;
+        same("flow", &flows, &self.memory.flows)?;
+        same("half-open", &half_open, &self.memory.half_open)?;
+        same("affinity", &affinity, &self.memory.affinity)?;
+        for backend in 1..=scene::BACKENDS {
+            let (held, demanded) =
+                (live.health(backend)?, self.memory.health.get(&backend).copied().unwrap_or_default());
+            ensure!(held == demanded, "health of backend {backend}: kernel {held:?}, host {demanded:?}");
+        }
+        let after = live.outcomes()?;
+        for outcome in Outcome::ALL {
+            let more = after[outcome as usize] - self.before[outcome as usize];
+            let demanded = self.counted.get(&outcome).copied().unwrap_or_default();
+            ensure!(more == demanded, "{}: the programs counted {more}, the host {demanded}", outcome.name());
+        }
+        Ok(())
+    }
+}
+
+fn same<K, V>(
+    what: &str,
+    kernel: &std::collections::HashMap<K, V>,
+    host: &std::collections::HashMap<K, V>,
+) -> Result<()>
+where
+    K: Eq + std::hash::Hash + std::fmt::Debug,
+    V: PartialEq + std::fmt::Debug,
+{
+    for (key, value) in kernel {
+        ensure!(host.get(key) == Some(value), "{what} {key:?}\n  kernel {value:?}\n  host   {:?}", host.get(key));
+    }
+    for (key, value) in host {
+        ensure!(kernel.contains_key(key), "{what} {key:?}\n  kernel nothing\n  host   {value:?}");
+    }
+    Ok(())
+}
+
+/// The program's return value, and the tuple of the packet that comes out; `None`: nothing to compare.
+fn demanded<const N: usize>(
+    hook: Hook,
+    packet: &Packet<N>,
+    verdict: &Verdict<N>,
+) -> (i32, Option<lb_common::abi::FlowKey<N>>) {
+    /// `TCX_NEXT`, `TC_ACT_SHOT`, `TC_ACT_REDIRECT`.
+    const TC: [i32; 3] = [-1, 2, 7];
+    /// `XDP_PASS`, `XDP_DROP`.
+    const XDP: [i32; 2] = [2, 1];
+    let key = packet.key;
+    let mut out = key;
+    match verdict.action {
+        Action::ToBackend => {
+            (out.dst, out.dst_port, out.src_port) = (verdict.address, verdict.port, verdict.client_port)
+        }
+        Action::ToClient => {
+            (out.src, out.src_port, out.dst_port) = (verdict.address, verdict.port, verdict.client_port)
+        }
+        _ => {}
+    }
+    if verdict.hairpin {
+        (out.src, out.dst) = (key.dst, key.src);
+    }
+    if hook == Hook::Xdp {
+        return match verdict.action {
+            Action::Drop => (XDP[1], None),
+            Action::ToBackend => (XDP[0], Some(out)),
+            Action::Pass | Action::Refuse | Action::ToClient => (XDP[0], Some(key)),
+        };
+    }
+    match verdict.action {
+        Action::Pass => (TC[0], Some(key)),
+        Action::Drop => (TC[1], None),
+        Action::Refuse => (TC[2], None),
+        Action::ToBackend | Action::ToClient => (TC[if verdict.route || verdict.hairpin { 2 } else { 0 }], Some(out)),
+    }
+}
+
+fn bits(hook: Hook) -> Bits {
+    match hook {
+        Hook::PodIn => Bits::POD_IN,
+        Hook::PodOut => Bits::POD_OUT,
+        Hook::BridgeIn => Bits::BRIDGE_IN,
+        Hook::NodeIn => Bits::NODE_IN,
+        Hook::NodeOut => Bits::NODE_OUT,
+        Hook::Xdp => Bits::XDP,
+    }
+}

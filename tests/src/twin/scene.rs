@@ -1,0 +1,204 @@
+//! The tables of a random world, and what the agent, the network and a full table do to them; always to both twins.
+
+use anyhow::Result;
+use lb_common::abi::{
+    Backend, FlowKey, Service, ServiceKey, Slot, TCP, UDP, Vip, VipKey, backend_flags, backend_state, seal,
+    service_flags, vip_flags,
+};
+
+use super::{Driven, Maps, Twins};
+use crate::live::Live;
+use crate::random::Random;
+
+/// Backend ids go from 1 to this.
+pub const BACKENDS: u32 = 48;
+/// Port of all frontends.
+pub const PORT: u16 = 80;
+/// Backends of one service.
+const EACH: u32 = 6;
+/// Slots of a service begin at its id times this.
+const RANGE: u32 = 64;
+
+/// An address of this net: 1 clients, 2 backends, 3 frontends. The last byte tells hosts apart.
+pub fn address<const N: usize>(net: u8, host: u8) -> [u8; N] {
+    let mut address = [0; N];
+    (address[0], address[1], address[N - 1]) = (if N == 4 { 10 } else { 0xfd }, net, host);
+    address
+}
+
+pub fn frontend<const N: usize>(number: usize) -> [u8; N] {
+    address(3, u8::try_from(number).expect("few"))
+}
+
+/// A client; some are backends themselves.
+pub fn client<const N: usize>(random: &mut Random) -> [u8; N] {
+    let host = 1 + u8::try_from(random.below(3)).expect("few");
+    if random.one_in(12) { address(2, host) } else { address(1, host) }
+}
+
+/// Eight frontends, TCP and UDP, with backends in all states.
+pub fn set<const N: usize>(random: &mut Random, driven: &mut Driven, twins: &mut Twins<N>) -> Result<()>
+where
+    Live: Maps<N>,
+{
+    for id in 1..=BACKENDS {
+        write_backend(random, driven, twins, id)?;
+    }
+    for service in 1..=8 {
+        write_service(random, driven, twins, service)?;
+    }
+    for number in 1..=4 {
+        if random.one_in(3) {
+            continue;
+        }
+        let (key, value) = (VipKey { address: frontend(number) }, Vip { flags: vip_flags::REFUSE_UNSERVED });
+        driven.live.set_vip(key, value)?;
+        twins.memory.vips.insert(key, value);
+    }
+    Ok(())
+}
+
+/// Something happens beside the packets.
+pub fn change<const N: usize>(random: &mut Random, driven: &mut Driven, twins: &mut Twins<N>) -> Result<()>
+where
+    Live: Maps<N>,
+{
+    match random.below(16) {
+        0..=8 => {
+            let seconds = *random.of(&[0, 0, 1, 1, 2, 5, 11, 29, 31, 59, 61, 119, 121, 9_000]);
+            twins.memory.now_ns += seconds * 1_000_000_000 + random.any() % 900_000_000;
+        }
+        9 | 10 => {
+            let id = 1 + u32::try_from(random.below(BACKENDS as usize)).expect("few");
+            write_backend(random, driven, twins, id)?;
+        }
+        11 | 12 => {
+            let service = 1 + u32::try_from(random.below(8)).expect("few");
+            write_service(random, driven, twins, service)?;
+        }
+        13 => {
+            let service = 1 + u32::try_from(random.below(8)).expect("few");
+            let key = service_key(service);
+            driven.live.remove_service(key)?;
+            twins.memory.services.remove(&key);
+        }
+        14 => {
+            if let Some(key) = any_key(random, twins.memory.flows.keys()) {
+                driven.live.remove_flow(key)?;
+                twins.memory.flows.remove(&key);
+            }
+        }
+        _ => {
+            if let Some(key) = any_key(random, twins.memory.half_open.keys()) {
+                driven.live.remove_half_open(key)?;
+                twins.memory.half_open.remove(&key);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One of them, the same for the same seed: the plain maps have no order.
+fn any_key<'a, const N: usize>(random: &mut Random, keys: impl Iterator<Item = &'a FlowKey<N>>) -> Option<FlowKey<N>> {
+    let mut keys: Vec<FlowKey<N>> = keys.copied().collect();
+    keys.sort_unstable();
+    (!keys.is_empty()).then(|| *random.of(&keys))
+}
+
+fn write_backend<const N: usize>(random: &mut Random, driven: &mut Driven, twins: &mut Twins<N>, id: u32) -> Result<()>
+where
+    Live: Maps<N>,
+{
+    let now_ds = u32::try_from(twins.memory.now_ns / 100_000_000).expect("years");
+    let states = [
+        backend_state::RESTING,
+        backend_state::TERMINATING,
+        backend_state::DRAINING,
+        backend_state::MAINTENANCE,
+        backend_state::GONE,
+        backend_state::FREE,
+    ];
+    let state = if random.one_in(4) { *random.of(&states) } else { backend_state::ACTIVE };
+    let before = twins.memory.backends.get(&id).map_or(1, |backend| backend.generation);
+    let in_service = (id - 1) % EACH;
+    let value = Backend {
+        // Services share addresses.
+        address: address(2, 1 + u8::try_from(in_service / 2).expect("few")),
+        port: 8080 + u16::try_from(in_service % 2).expect("few"),
+        state,
+        flags: if random.one_in(3) { 0 } else { backend_flags::LOCAL }
+            | if random.one_in(2) { backend_flags::SERVING } else { 0 }
+            | if random.one_in(10) { backend_flags::QUARANTINED } else { 0 },
+        generation: before + u32::from(random.one_in(4)),
+        service: 1 + (id - 1) / EACH,
+        deadline_ds: match (state == backend_state::DRAINING, random.one_in(12)) {
+            (_, true) => now_ds - 1,
+            (true, _) => now_ds + 300,
+            _ => 0,
+        },
+        uid_hash: 7,
+        weight: 1,
+        pad: 0,
+    };
+    driven.live.set_backend(id, value)?;
+    twins.memory.backends.insert(id, value);
+    Ok(())
+}
+
+fn service_key<const N: usize>(service: u32) -> ServiceKey<N> {
+    let protocol = if service.is_multiple_of(2) { TCP } else { UDP };
+    ServiceKey { address: frontend(1 + (service as usize - 1) / 2), port: PORT, protocol, pad: 0 }
+}
+
+fn write_service<const N: usize>(random: &mut Random, driven: &mut Driven, twins: &mut Twins<N>, id: u32) -> Result<()>
+where
+    Live: Maps<N>,
+{
+    let key = service_key::<N>(id);
+    let generation = twins.memory.services.get(&key).map_or(100, |service| service.generation) + 1;
+    let slot_base = RANGE * id;
+    let mut slot_count = 0;
+    for backend in (id - 1) * EACH + 1..=id * EACH {
+        if random.one_in(4) {
+            continue;
+        }
+        let backend_generation = twins.memory.backends[&backend].generation + u32::from(random.one_in(40));
+        // Now and then a range that is written anew meanwhile.
+        let slot_generation = generation + u32::from(random.one_in(60));
+        let slot = Slot { backend, generation: slot_generation, service: id, backend_generation };
+        driven.live.set_slot(slot_base + slot_count, slot)?;
+        twins.memory.slots.insert(slot_base + slot_count, slot);
+        slot_count += 1;
+    }
+    if random.one_in(10) {
+        slot_count = 0;
+    }
+    let flag = |random: &mut Random, flag: u8, times: usize| if random.one_in(times) { flag } else { 0 };
+    let mut flags = flag(random, service_flags::DROP_IF_EMPTY, 3) | flag(random, service_flags::NO_RETRY, 4);
+    let kind = if random.one_in(4) { 1 + random.byte() % 3 } else { 0 };
+    if kind != 0 && random.one_in(2) {
+        flags |= service_flags::SOURCE_RANGES;
+        let (range, bits) = (address::<N>(1, 0), u32::try_from(8 * N - random.below(9))?);
+        driven.live.set_source(id, range, bits)?;
+        twins.memory.sources.push((id, range, bits));
+    }
+    let value = Service {
+        id,
+        generation,
+        slot_base,
+        slot_count,
+        outside_base: slot_base,
+        outside_count: slot_count,
+        seal: 0,
+        affinity_timeout_s: *random.of(&[0, 0, 10, 10_800]),
+        scheduler: u8::try_from(random.below(6)).expect("few"),
+        flags,
+        kind,
+        pad: 0,
+    };
+    let right = seal(&key, &value);
+    let value = Service { seal: if random.one_in(40) { !right } else { right }, ..value };
+    driven.live.set_service(key, value)?;
+    twins.memory.services.insert(key, value);
+    Ok(())
+}

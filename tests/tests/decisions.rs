@@ -1,0 +1,71 @@
+//! The decision in the kernel and the decision on the host: the same, over many random steps.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use lb_tests::topology::Topology;
+use lb_tests::twin::{Driven, STEPS};
+
+/// How long the steps may take; `BALLAST_TEST_STEPS` asks for a number of steps instead.
+const TIME: Duration = Duration::from_secs(75);
+/// So many at least must have been compared by then, however slow the machine.
+const LEAST: u64 = 100_000;
+
+/// What must come up among the steps, or too little was asked.
+const ASKED: [&str; 16] = [
+    "passed",
+    "selected",
+    "forwarded",
+    "replied",
+    "refused_no_endpoint",
+    "dropped_no_local_endpoint",
+    "refused_no_flow",
+    "evicted",
+    "moved",
+    "direct_translated",
+    "port_translated",
+    "ambiguous_udp",
+    "dropped_torn",
+    "handed_to_tc",
+    "dropped_source_range",
+    "refused_unserved",
+];
+
+#[test]
+fn kernel_and_host_decide_alike() -> Result<()> {
+    let steps: Option<u64> = match std::env::var("BALLAST_TEST_STEPS") {
+        Ok(steps) => Some(steps.parse().context("BALLAST_TEST_STEPS")?),
+        Err(_) => None,
+    };
+    // `BALLAST_TEST_SEED` repeats one world.
+    let only: Option<u64> = match std::env::var("BALLAST_TEST_SEED") {
+        Ok(seed) => Some(seed.parse().context("BALLAST_TEST_SEED")?),
+        Err(_) => None,
+    };
+    let topology = Topology::new("decisions")?;
+    let node = topology.node()?;
+    // The programs ask the routing table of the namespace that the packet is in.
+    node.place().run(|| {
+        let mut driven = Driven::new()?;
+        let start = Instant::now();
+        for seed in only.unwrap_or(0).. {
+            if seed % 2 == 0 {
+                driven.world::<4>(seed, STEPS)?
+            } else {
+                driven.world::<16>(seed, STEPS)?
+            }
+            let enough = match steps {
+                Some(steps) => driven.tally.steps >= steps,
+                None => start.elapsed() > TIME && driven.tally.steps >= LEAST,
+            };
+            if enough || only.is_some() {
+                break;
+            }
+        }
+        println!("in {:.1?}: {:#?}", start.elapsed(), driven.tally);
+        for outcome in ASKED.iter().filter(|_| only.is_none()) {
+            assert!(driven.tally.outcomes.contains_key(outcome), "no packet came to {outcome}");
+        }
+        Ok(())
+    })
+}
