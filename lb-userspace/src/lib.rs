@@ -10,4 +10,5 @@ pub mod maps;
 pub mod model;
 pub mod observe;
 pub mod plan;
+pub mod sockets;
 pub mod source;

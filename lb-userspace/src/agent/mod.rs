@@ -14,6 +14,7 @@ mod ring;
 mod run;
 mod scrape;
 mod servers;
+mod sockets;
 mod start;
 mod state;
 mod tables;

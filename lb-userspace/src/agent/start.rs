@@ -20,7 +20,7 @@ use super::scrape::Scrape;
 use super::servers::{Listeners, Ways, listen, serve};
 use super::state::{Progress, State};
 use super::tables::{Beside, Tables};
-use super::{auditor, clock, facts, ring, run};
+use super::{auditor, clock, facts, ring, run, sockets};
 use crate::announce::{self, Notice};
 use crate::apply::{KernelStore, Programmer};
 use crate::config::{self, CgroupRoot, Settings, Source as Origin};
@@ -31,6 +31,7 @@ use crate::observe::metrics::Metrics;
 use crate::observe::report::TablesReport;
 use crate::observe::report_socket;
 use crate::plan::{self, Marks, PlanSettings};
+use crate::sockets::Destroyer;
 use crate::source::{self, Source};
 
 /// How long a probe of a silent watch, and its replacement, may take before what it follows counts as stale anyhow.
@@ -81,6 +82,7 @@ async fn with_source(
     let progress =
         Progress { beat: now, tables: TablesReport { inherited, ..TablesReport::default() }, ..Progress::default() };
     let progress = watch::Sender::new(progress);
+    let sockets = sockets::start(settings);
     let state = State {
         node_name: settings.node_name.as_str().into(),
         started: now,
@@ -90,6 +92,7 @@ async fn with_source(
         datapath: datapath.status(),
         programs: datapath.program_sizes().into(),
         progress: progress.subscribe(),
+        sockets: sockets.as_ref().map(Destroyer::totals),
     };
     let metrics = metrics(&state, settings);
     let (ask, audits) = mpsc::channel(auditor::REQUESTS);
@@ -107,8 +110,13 @@ async fn with_source(
     let health_checks = HealthChecks::new(move || state.node_health());
     let notices = Notices::new(&settings.node_name, announce(settings, &mut tasks).await?);
     let auditor = Auditor::new(settings.audit_interval, Some(datapath.auditor()), Instant::now());
-    let tables =
-        Tables::new(programmer, progress, metrics, facts, Beside { health_checks, auditor, notices, maintenance });
+    let tables = Tables::new(
+        programmer,
+        progress,
+        metrics,
+        facts,
+        Beside { health_checks, auditor, notices, maintenance, sockets },
+    );
 
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::clock;
+use super::{clock, sockets};
 use crate::apply;
 use crate::datapath;
 use crate::model::Monotonic;
@@ -17,6 +17,7 @@ use crate::observe::health_check::NodeHealth;
 use crate::observe::http::Look;
 use crate::observe::inventory::BackendTotals;
 use crate::observe::report::{DatapathReport, KernelReport, Report, ResourceReport, SourceReport, TablesReport};
+use crate::sockets::Totals;
 use crate::source::SourceStatus;
 
 /// What the runtime did last.
@@ -100,6 +101,8 @@ pub struct State {
     pub datapath: watch::Receiver<datapath::Status>,
     pub programs: Arc<[datapath::ProgramSize]>,
     pub progress: watch::Receiver<Progress>,
+    /// `None`: no sockets are translated.
+    pub sockets: Option<Totals>,
 }
 
 impl State {
@@ -118,6 +121,7 @@ impl State {
             source: source(&self.source.borrow(), self.proof_limit, Instant::now()),
             tables: progress.report(now),
             datapath: DatapathReport::new(&datapath, &self.programs),
+            sockets: self.sockets.as_ref().map(|totals| sockets::report(totals.read())).unwrap_or_default(),
             ..Report::default()
         };
         report.health = health::judge(&report, now.since(progress.beat), &self.thresholds);

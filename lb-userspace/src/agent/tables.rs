@@ -23,6 +23,7 @@ use crate::observe::health::BEAT;
 use crate::observe::metrics::Metrics;
 use crate::observe::report::{HealthCheckReport, PassReport};
 use crate::plan::NodeFacts;
+use crate::sockets::Destroyer;
 
 /// The shortest pause between two passes that only time asks for: nothing is due more exactly than this.
 const MIN_PAUSE: Duration = Duration::from_millis(20);
@@ -41,6 +42,7 @@ pub(super) struct Tables {
     auditor: Auditor,
     pub notices: Notices,
     maintenance: Maintenance,
+    sockets: Option<Destroyer>,
     /// What was planned last.
     snapshot: Option<Arc<Snapshot>>,
     /// Changes that are not written in full.
@@ -60,6 +62,7 @@ pub(super) struct Beside {
     pub auditor: Auditor,
     pub notices: Notices,
     pub maintenance: Maintenance,
+    pub sockets: Option<Destroyer>,
 }
 
 impl Tables {
@@ -70,7 +73,7 @@ impl Tables {
         facts: NodeFacts,
         beside: Beside,
     ) -> Self {
-        let Beside { health_checks, auditor, notices, maintenance } = beside;
+        let Beside { health_checks, auditor, notices, maintenance, sockets } = beside;
         Self {
             programmer,
             progress,
@@ -81,6 +84,7 @@ impl Tables {
             auditor,
             notices,
             maintenance,
+            sockets,
             snapshot: None,
             pending: PassReport::default(),
             programming: Vec::new(),
@@ -219,6 +223,9 @@ impl Tables {
 
     fn note(&mut self, report: &Report, took: Duration, whole: bool) {
         let failed = !report.failures.is_empty();
+        if let Some(sockets) = self.sockets.as_ref().filter(|_| report.writes > 0 || whole) {
+            sockets.look();
+        }
         self.metrics.synced(took, whole, report.writes, report.failures.len());
         self.metrics.called(self.programmer.store().calls());
         let (now, wall) = (clock::monotonic(), clock::wall());

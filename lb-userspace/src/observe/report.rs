@@ -7,9 +7,11 @@ use serde::{Deserialize, Serialize};
 use crate::datapath;
 
 mod following;
+mod sockets;
 mod tables;
 
 pub use following::{ConfirmingReport, ProofReport, ResourceReport};
+pub use sockets::SocketsReport;
 pub use tables::{AuditReport, DrainReport, FillReport, HealthCheckReport, PassReport, TablesReport};
 
 /// Everything, at one moment. Ages are in seconds.
@@ -26,6 +28,7 @@ pub struct Report {
     pub source: SourceReport,
     pub tables: TablesReport,
     pub datapath: DatapathReport,
+    pub sockets: SocketsReport,
     pub health: HealthReport,
 }
 

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::inventory::Totals;
-use super::report::{LinkReport, Report, SourceReport, TablesReport};
+use super::report::{LinkReport, Report, SocketsReport, SourceReport, TablesReport};
 use super::table::{aligned, or_dash};
 
 /// Everything that `status` shows.
@@ -101,11 +101,26 @@ fn agent(lines: &mut Lines, report: &Report) {
             None => report.datapath.socket_lb.clone(),
         },
     );
+    lines.list("", &sockets(&report.sockets));
     lines.add("tc", &report.datapath.tc);
     let features =
         report.kernel.features.iter().map(|(name, used)| format!("{name} {}", if *used { "yes" } else { "no" }));
     let features: Vec<_> = features.collect();
     lines.add("Kernel", &format!("{}: {}", report.kernel.release, features.join(", ")));
+}
+
+/// What was done about sockets whose backend is gone, if anything was.
+fn sockets(report: &SocketsReport) -> Vec<String> {
+    let destroyed: Vec<_> = report
+        .destroyed
+        .iter()
+        .filter(|(_, count)| **count > 0)
+        .map(|(protocol, count)| format!("{count} {}", protocol.to_uppercase()))
+        .collect();
+    let done =
+        (!destroyed.is_empty()).then(|| format!("{} sockets of evicted backends destroyed", destroyed.join(", ")));
+    let problem = report.problem.as_ref().map(|problem| format!("sockets may keep a backend that is gone: {problem}"));
+    done.into_iter().chain(problem).collect()
 }
 
 /// Each resource with the kind and age of its last proof; the API, where it does not answer; what comparisons found.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Kind, Labels, Series, count, gauge, optional, precise, series, truth};
-use crate::observe::report::{AuditReport, Report, ResourceReport, SourceReport, TablesReport};
+use crate::observe::report::{AuditReport, Report, ResourceReport, SocketsReport, SourceReport, TablesReport};
 
 /// Everything that the report tells in numbers.
 pub fn of_report(report: &Report) -> Vec<Series> {
@@ -26,6 +26,7 @@ pub fn of_report(report: &Report) -> Vec<Series> {
     all.extend(of_following(&report.source.resources));
     all.extend(of_tables(&report.tables));
     all.extend(report.tables.audit.as_ref().map(of_audit).unwrap_or_default());
+    all.extend(of_sockets(&report.sockets));
     let mut roles = BTreeMap::<&str, usize>::new();
     for link in &report.datapath.links {
         *roles.entry(&link.role).or_default() += 1;
@@ -33,6 +34,25 @@ pub fn of_report(report: &Report) -> Vec<Series> {
     let roles = roles.into_iter().map(|(role, links)| (vec![("role", role.to_owned())], count(links)));
     all.push(series("ballast_links", "Interfaces with programs, by role", Kind::Gauge, roles.collect()));
     all
+}
+
+fn of_sockets(sockets: &SocketsReport) -> Vec<Series> {
+    let destroyed = sockets.destroyed.iter();
+    let destroyed = destroyed.map(|(protocol, count)| (vec![("protocol", protocol.clone())], precise(*count)));
+    vec![
+        series(
+            "ballast_sockets_destroyed",
+            "Sockets of host processes that were destroyed because their backend is gone",
+            Kind::Counter,
+            destroyed.collect(),
+        ),
+        series(
+            "ballast_socket_failures",
+            "Attempts to find or destroy such sockets that failed",
+            Kind::Counter,
+            vec![(Vec::new(), precise(sockets.failures))],
+        ),
+    ]
 }
 
 fn of_source(source: &SourceReport) -> Vec<Series> {

@@ -1,0 +1,230 @@
+//! The thread that ends sockets: it looks when it is told to, a few times more for what it does not find, and counts.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use lb_common::abi::{TCP, UDP};
+
+use super::entries::{self, Entry, Stale};
+use super::kernel::{self, Ended};
+use super::namespaces;
+use super::netlink::Connection;
+use crate::maps::{MapError, Pinned};
+use crate::model::Monotonic;
+
+/// Where sockets are looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// In the agent's own network namespace: `--socket-lb host`.
+    Own,
+    /// In the namespaces of all processes: `--socket-lb all`.
+    Everywhere,
+}
+
+/// What was done so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Destroyed {
+    pub tcp: u64,
+    pub udp: u64,
+    /// Attempts that failed.
+    pub failures: u64,
+    /// Why sockets of evicted backends are not ended; `None`: they are.
+    pub problem: Option<String>,
+}
+
+/// How often a socket that is not found is looked for: its process may be about to connect it.
+const LOOKS: u8 = 3;
+/// Pause before another look at the same sockets.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Changes may come in quick succession: looks are at least so far apart.
+const REST: Duration = Duration::from_millis(100);
+
+/// The handle of the thread. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Destroyer {
+    look: SyncSender<()>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    tcp: AtomicU64,
+    udp: AtomicU64,
+    failures: AtomicU64,
+    problem: Mutex<Option<String>>,
+}
+
+/// Reads what was done so far.
+#[derive(Clone, Debug)]
+pub struct Totals(Arc<Shared>);
+
+impl Totals {
+    pub fn read(&self) -> Destroyed {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let problem = self.0.problem.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Destroyed { tcp: count(&self.0.tcp), udp: count(&self.0.udp), failures: count(&self.0.failures), problem }
+    }
+}
+
+impl Destroyer {
+    /// Starts the thread, in the caller's network namespace. Minimum kernel: 4.5, with `CONFIG_INET_DIAG_DESTROY` and
+    /// `CONFIG_INET_UDP_DIAG`; needs `CAP_NET_ADMIN`, and `CAP_SYS_ADMIN` for [`Reach::Everywhere`].
+    pub fn start(maps_dir: &Path, reach: Reach, now: fn() -> Monotonic) -> io::Result<Self> {
+        let (look, asked) = sync_channel(1);
+        let shared = Arc::new(Shared::default());
+        let mut worker = Worker {
+            maps_dir: maps_dir.to_owned(),
+            maps: None,
+            reach,
+            now,
+            shared: shared.clone(),
+            looks: HashMap::new(),
+        };
+        std::thread::Builder::new().name("sockets".to_owned()).spawn(move || worker.run(&asked))?;
+        Ok(Self { look, shared })
+    }
+
+    /// Backends changed: sockets may have to go. Returns at once.
+    pub fn look(&self) {
+        // Full: a look is about to begin, and will see this change as well.
+        let _ = self.look.try_send(());
+    }
+
+    pub fn totals(&self) -> Totals {
+        Totals(self.shared.clone())
+    }
+}
+
+struct Worker {
+    maps_dir: PathBuf,
+    maps: Option<Pinned>,
+    reach: Reach,
+    now: fn() -> Monotonic,
+    shared: Arc<Shared>,
+    /// How often each entry was looked for, by whether its backend was evicted then.
+    looks: HashMap<(Entry, bool), u8>,
+}
+
+impl Worker {
+    fn run(&mut self, asked: &Receiver<()>) {
+        let able = Connection::open().and_then(|mut kernel| [TCP, UDP].iter().try_for_each(|of| kernel.probe(*of)));
+        if let Err(error) = able {
+            self.trouble(&error.to_string());
+        }
+        let mut again = false;
+        loop {
+            let woken = if again { asked.recv_timeout(LOOK_AGAIN) } else { asked.recv().map_err(Into::into) };
+            if woken == Err(RecvTimeoutError::Disconnected) {
+                return;
+            }
+            again = self.look().unwrap_or_else(|error| {
+                self.failed(&error.to_string());
+                true
+            });
+            // A thread of its own, that nobody unparks.
+            std::thread::park_timeout(REST);
+        }
+    }
+
+    /// `true`: something was not found that may be there soon.
+    fn look(&mut self) -> Result<bool, LookError> {
+        let maps = match self.maps.take() {
+            Some(maps) => maps,
+            None => Pinned::open(&self.maps_dir)?,
+        };
+        let maps = &*self.maps.insert(maps);
+        let now_ds = u32::try_from((self.now)().since(Monotonic::default()).as_millis() / 100).unwrap_or(u32::MAX);
+        let stale = entries::stale(maps, now_ds).map_err(LookError::Table)?;
+        let mut before = std::mem::take(&mut self.looks);
+        self.looks = stale.iter().map(key).map(|key| (key, before.remove(&key).unwrap_or(0))).collect();
+        let open: Vec<&Stale> = stale.iter().filter(|stale| self.looks.get(&key(stale)) < Some(&LOOKS)).collect();
+        if open.is_empty() {
+            return Ok(false);
+        }
+        let ended = destroy(self.reach, &open);
+        for stale in &ended.destroyed {
+            entries::remove(maps, &stale.entry).map_err(LookError::Table)?;
+            self.looks.remove(&key(stale));
+        }
+        for stale in open {
+            let Some(looks) = self.looks.get_mut(&key(stale)) else { continue };
+            *looks += 1;
+            // Nobody is connected to it, and what it would name is gone: its id may be used again.
+            if *looks == LOOKS && stale.is_evicted && ended.failures.is_empty() {
+                entries::remove(maps, &stale.entry).map_err(LookError::Table)?;
+            }
+        }
+        self.note(&ended);
+        Ok(self.looks.values().any(|looks| *looks < LOOKS))
+    }
+
+    fn note(&self, ended: &Ended<'_>) {
+        let of = |protocol| ended.destroyed.iter().filter(|stale| stale.protocol == protocol).count() as u64;
+        let (tcp, udp) = (of(TCP), of(UDP));
+        if tcp + udp > 0 {
+            tracing::info!(tcp, udp, "sockets of evicted backends destroyed");
+        }
+        self.shared.tcp.fetch_add(tcp, Ordering::Relaxed);
+        self.shared.udp.fetch_add(udp, Ordering::Relaxed);
+        for failure in &ended.failures {
+            self.failed(&failure.to_string());
+        }
+        if ended.failures.is_empty() && tcp + udp > 0 {
+            *self.shared.problem.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+    }
+
+    fn failed(&self, reason: &str) {
+        self.shared.failures.fetch_add(1, Ordering::Relaxed);
+        self.trouble(reason);
+    }
+
+    /// Told when it is new.
+    fn trouble(&self, reason: &str) {
+        let mut problem = self.shared.problem.lock().unwrap_or_else(PoisonError::into_inner);
+        if problem.as_deref() != Some(reason) {
+            tracing::warn!("host sockets may keep a backend that is gone: {reason}");
+            *problem = Some(reason.to_owned());
+        }
+    }
+}
+
+fn destroy<'a>(reach: Reach, stale: &[&'a Stale]) -> Ended<'a> {
+    if reach == Reach::Own {
+        return kernel::destroy(stale);
+    }
+    let mut all = Ended::default();
+    for namespace in namespaces::all(Path::new("/proc")) {
+        let ended = enter(&namespace)
+            .map_or_else(|error| Ended { failures: vec![error], ..Ended::default() }, |()| kernel::destroy(stale));
+        all.destroyed.extend(ended.destroyed);
+        all.failures.extend(ended.failures);
+    }
+    all
+}
+
+fn key(stale: &Stale) -> (Entry, bool) {
+    (stale.entry, stale.is_evicted)
+}
+
+fn enter(namespace: &File) -> Result<(), super::DiagError> {
+    namespaces::enter(namespace).map_err(|source| super::DiagError::Socket {
+        action: "a pod's network namespace (needs CAP_SYS_ADMIN)",
+        source,
+    })
+}
+
+/// Why a look could not be carried out.
+#[derive(Debug, thiserror::Error)]
+enum LookError {
+    #[error(transparent)]
+    Maps(#[from] MapError),
+    #[error("the socket tables cannot be read or changed: {0}")]
+    Table(io::Error),
+}

@@ -1,0 +1,54 @@
+//! Finds sockets in the kernel's list by cookie and peer, and destroys them.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::SocketAddr;
+
+use super::diag::{self, DiagError, Kind, Listed};
+use super::entries::Stale;
+use super::netlink::Connection;
+
+/// What was done in one network namespace.
+#[derive(Debug, Default)]
+pub struct Ended<'a> {
+    pub destroyed: Vec<&'a Stale>,
+    pub failures: Vec<DiagError>,
+}
+
+/// Destroys those of these sockets that are connected in the thread's network namespace.
+pub fn destroy<'a>(stale: &[&'a Stale]) -> Ended<'a> {
+    let mut ended = Ended::default();
+    let mut connection = match Connection::open() {
+        Ok(connection) => connection,
+        Err(error) => {
+            ended.failures.push(error);
+            return ended;
+        }
+    };
+    // An address alone, or a cookie alone, is not enough: the process may talk to somebody else by now.
+    let wanted: HashMap<(u64, u8, SocketAddr), &'a Stale> =
+        stale.iter().map(|stale| ((stale.cookie, stale.protocol, stale.peer), *stale)).collect();
+    for kind in kinds(stale) {
+        let mut found: Vec<(Listed, &'a Stale)> = Vec::new();
+        let listed = connection.list(kind, |socket| {
+            if let Some(stale) = wanted.get(&(socket.cookie, socket.kind.protocol, socket.peer)) {
+                found.push((socket, stale));
+            }
+        });
+        if let Err(error) = listed {
+            ended.failures.push(error);
+        }
+        for (socket, stale) in found {
+            match connection.destroy(&socket) {
+                Ok(true) => ended.destroyed.push(stale),
+                Ok(false) => {}
+                Err(error) => ended.failures.push(error),
+            }
+        }
+    }
+    ended
+}
+
+/// What must be listed to find them.
+fn kinds(stale: &[&Stale]) -> BTreeSet<Kind> {
+    stale.iter().flat_map(|stale| diag::kinds(stale.protocol, stale.peer.is_ipv4())).collect()
+}
