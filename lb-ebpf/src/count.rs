@@ -88,6 +88,7 @@ const fn is_event(outcome: Outcome) -> bool {
             | Outcome::SocketSent
             | Outcome::SocketReplied
             | Outcome::Fragment
+            | Outcome::FragmentFollowed
     )
 }
 

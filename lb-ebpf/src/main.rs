@@ -6,13 +6,21 @@
 #![feature(asm_experimental_arch)]
 
 mod address;
+mod aside;
 mod count;
+mod echo;
 mod forward;
+mod fragments;
+mod hairpin;
+mod headers;
+mod icmp;
 mod maps;
 mod parse;
 mod reject;
 mod release;
 mod rewrite;
+mod sctp;
+mod skb;
 mod socket;
 mod steps;
 mod tables;

@@ -13,6 +13,8 @@ use lb_common::decide::Work;
 use lb_common::limits;
 use lb_common::outcome::Outcome;
 
+use crate::icmp::IcmpMessage;
+
 /// Elements are allocated as they are used: an idle node pays for what it holds.
 const ON_DEMAND: usize = BPF_F_NO_PREALLOC as usize;
 
@@ -89,6 +91,17 @@ pub static TRAFFIC4: LruHashMap<FlowKey<4>, Traffic, 1> = LruHashMap::new();
 /// Capacity as that of `flows6` with `--flow-counters`, else 1.
 #[btf_map(name = "traffic6")]
 pub static TRAFFIC6: LruHashMap<FlowKey<16>, Traffic, 1> = LruHashMap::new();
+
+/// The most bytes of a packet that a refusal quotes: whole words, and all ones in binary but for them, so that a mask bounds a length.
+pub const MOST_QUOTED: usize = 508;
+/// Room for what is known of an ICMP message, as [`SCRATCH4`] is for a decision.
+#[btf_map(name = "icmp4")]
+pub static ICMP4: PerCpuArray<IcmpMessage<4>, 1> = PerCpuArray::new();
+#[btf_map(name = "icmp6")]
+pub static ICMP6: PerCpuArray<IcmpMessage<16>, 1> = PerCpuArray::new();
+/// Room for a quotation.
+#[btf_map(name = "quote")]
+pub static QUOTE: PerCpuArray<[u8; 512], 1> = PerCpuArray::new();
 
 /// Room for one decision (see [`Work`]): tc and XDP programs run to their end before another starts on the same CPU.
 #[btf_map(name = "scratch4")]
@@ -218,3 +231,50 @@ family!(4, SERVICES4, BACKENDS4, FLOWS4, SOURCES4, SOCKETS4, SCRATCH4, HALF_OPEN
 family!(
     16, SERVICES6, BACKENDS6, FLOWS6, SOURCES6, SOCKETS6, SCRATCH6, HALF_OPEN6, HEALTH6, AFFINITY6, VIPS6, TRAFFIC6
 );
+
+/// Where a program keeps what it knows of one family's packet.
+pub trait Rooms<const N: usize> {
+    fn message() -> Option<&'static mut IcmpMessage<N>>;
+}
+
+impl Rooms<4> for crate::tables::Kernel {
+    #[inline(always)]
+    fn message() -> Option<&'static mut IcmpMessage<4>> {
+        // SAFETY: this CPU's own element, used by one program at a time.
+        ICMP4.get_ptr_mut(0).map(|message| unsafe { &mut *message })
+    }
+}
+
+impl Rooms<16> for crate::tables::Kernel {
+    #[inline(always)]
+    fn message() -> Option<&'static mut IcmpMessage<16>> {
+        // SAFETY: as above.
+        ICMP6.get_ptr_mut(0).map(|message| unsafe { &mut *message })
+    }
+}
+
+/// The map of one family's datagrams in fragments.
+pub trait Fragments<const N: usize> {
+    fn get(key: &FragmentKey<N>) -> Option<Fragment>;
+    fn insert(key: &FragmentKey<N>, fragment: &Fragment);
+}
+
+macro_rules! fragments {
+    ($n:literal, $fragments:ident) => {
+        impl Fragments<$n> for crate::tables::Kernel {
+            #[inline(always)]
+            fn get(key: &FragmentKey<$n>) -> Option<Fragment> {
+                // SAFETY: copied at once, and the tag tells whether it is the key's.
+                unsafe { $fragments.get(key) }.copied()
+            }
+            #[inline(always)]
+            fn insert(key: &FragmentKey<$n>, fragment: &Fragment) {
+                // A full LRU map makes room by itself.
+                let _ = $fragments.insert(key, fragment, 0);
+            }
+        }
+    };
+}
+
+fragments!(4, FRAGMENTS4);
+fragments!(16, FRAGMENTS6);

@@ -51,6 +51,20 @@ impl Bytes {
         Some(())
     }
 
+    /// Reads words as they stand in the packet, which may be unaligned: see [`Bytes::words`].
+    #[inline(always)]
+    fn get<const W: usize>(self, offset: usize) -> Option<[u32; W]> {
+        let from: *const u32 = self.at::<[[u8; 4]; W]>(offset)?.cast();
+        let mut to = [0; W];
+        let mut i = 0;
+        while i < W {
+            // SAFETY: `at` compared with the packet's end.
+            to[i] = unsafe { from.add(i).read() };
+            i += 1;
+        }
+        Some(to)
+    }
+
     #[inline(always)]
     pub fn read<T: Copy>(self, offset: usize) -> Option<T> {
         // SAFETY: `at` compared with the packet's end; packets have no alignment.
@@ -65,15 +79,13 @@ pub struct Offsets {
     pub transport: usize,
 }
 
-/// Why a packet is none that a service could be meant by.
+/// Why a packet is not read here.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Other {
     /// The linear part ends within a header that matters: pull it in and try again.
     Short,
-    /// Another protocol, or headers that we leave alone.
-    Foreign,
-    /// A later fragment: no ports.
-    Fragment,
+    /// No whole packet of TCP or UDP behind a network header of its own, or one that contradicts itself: see `aside`.
+    Aside,
 }
 
 /// Reads the tuple of a packet whose network header begins at `network`.
@@ -89,17 +101,17 @@ fn parse4<const N: usize>(bytes: Bytes, network: usize, packet: &mut Packet<N>) 
     let first: u8 = bytes.read(network).ok_or(Other::Short)?;
     let protocol: u8 = bytes.read(network + 9).ok_or(Other::Short)?;
     let length = usize::from(first & 0x0f) * 4;
-    if first >> 4 != 4 || length < IPV4_HEADER || (protocol != TCP && protocol != UDP) {
-        return Err(Other::Foreign);
-    }
     let fragment: [u8; 2] = bytes.read(network + 6).ok_or(Other::Short)?;
-    // The offset's thirteen bits: all but the three flags.
-    if u16::from_be_bytes(fragment) & 0x1fff != 0 {
-        return Err(Other::Fragment);
+    // The offset's thirteen bits, and the flag that more follow.
+    let is_piece = u16::from_be_bytes(fragment) & 0x3fff != 0;
+    if first >> 4 != 4 || length < IPV4_HEADER || is_piece || (protocol != TCP && protocol != UDP) {
+        return Err(Other::Aside);
     }
+    let total: [u8; 2] = bytes.read(network + 2).ok_or(Other::Short)?;
+    let total = u32::from(u16::from_be_bytes(total));
     bytes.words(network + 12, &mut packet.key.src).ok_or(Other::Short)?;
     bytes.words(network + 16, &mut packet.key.dst).ok_or(Other::Short)?;
-    transport(bytes, network, network + length, protocol, packet)
+    transport(bytes, network, length, total, protocol, packet)
 }
 
 #[inline(always)]
@@ -108,34 +120,50 @@ fn parse6<const N: usize>(bytes: Bytes, network: usize, packet: &mut Packet<N>) 
     let first: u8 = bytes.read(network).ok_or(Other::Short)?;
     let protocol: u8 = bytes.read(network + 6).ok_or(Other::Short)?;
     if first >> 4 != 6 || (protocol != TCP && protocol != UDP) {
-        return Err(Other::Foreign);
+        return Err(Other::Aside);
     }
+    let payload: [u8; 2] = bytes.read(network + 4).ok_or(Other::Short)?;
+    let total = u32::from(u16::from_be_bytes(payload)) + IPV6_HEADER as u32;
     bytes.words(network + 8, &mut packet.key.src).ok_or(Other::Short)?;
     bytes.words(network + 24, &mut packet.key.dst).ok_or(Other::Short)?;
-    transport(bytes, network, network + IPV6_HEADER, protocol, packet)
+    transport(bytes, network, IPV6_HEADER, total, protocol, packet)
 }
 
+/// `length`: of the network header; `total`: of the packet from there on, by its own words.
 #[inline(always)]
 fn transport<const N: usize>(
     bytes: Bytes,
     network: usize,
-    transport: usize,
+    length: usize,
+    total: u32,
     protocol: u8,
     packet: &mut Packet<N>,
 ) -> Result<Offsets, Other> {
-    let ports: [u8; 4] = bytes.read(transport).ok_or(Other::Short)?;
-    let (mut numbers, mut tcp_flags) = ([0_u32; 2], 0);
-    if protocol == TCP {
-        numbers = bytes.read(transport + 4).ok_or(Other::Short)?;
-        tcp_flags = bytes.read(transport + 13).ok_or(Other::Short)?;
+    let transport = network + length;
+    // Both ports; of UDP its length and checksum.
+    let [ports, second] = bytes.get(transport).ok_or(Other::Short)?;
+    let mut numbers = [0, 0];
+    let mut tcp_flags = 0;
+    let own_length = if protocol == TCP {
+        let [seq, ack, third] = bytes.get(transport + 4).ok_or(Other::Short)?;
+        let [offset, flags, ..] = third.to_ne_bytes();
+        numbers = [seq, ack];
+        tcp_flags = flags;
+        u32::from(offset >> 4) * 4
+    } else {
+        u32::from_be(second) >> 16
+    };
+    let shortest = if protocol == TCP { TCP_HEADER } else { UDP_HEADER } as u32;
+    packet.length = bytes.length.saturating_sub(network as u32);
+    if own_length < shortest || length as u32 + own_length > total || total > packet.length {
+        return Err(Other::Aside);
     }
     packet.seq = u32::from_be(numbers[0]);
     packet.ack = u32::from_be(numbers[1]);
     packet.tcp_flags = tcp_flags;
     packet.pad = [0; 3];
-    packet.length = bytes.length.saturating_sub(network as u32);
-    packet.key.src_port = u16::from_be_bytes([ports[0], ports[1]]);
-    packet.key.dst_port = u16::from_be_bytes([ports[2], ports[3]]);
+    packet.key.src_port = (u32::from_be(ports) >> 16) as u16;
+    packet.key.dst_port = u32::from_be(ports) as u16;
     packet.key.protocol = protocol;
     packet.key.pad = [0; 3];
     Ok(Offsets { network, transport })

@@ -1,36 +1,72 @@
 //! Answers in a service's name: TCP RST, ICMP port unreachable. The packet itself becomes the answer and goes back.
 
+use core::arch::asm;
+
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
-use aya_ebpf::helpers::generated::{
-    bpf_csum_diff, bpf_l4_csum_replace, bpf_skb_adjust_room, bpf_skb_change_tail, bpf_skb_load_bytes,
-    bpf_skb_store_bytes,
-};
-use lb_common::abi::TCP;
+use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_l4_csum_replace, bpf_skb_adjust_room, bpf_skb_load_bytes};
+use lb_common::abi::{TCP, UDP};
 use lb_common::checksum;
 use lb_common::decide::Packet;
+use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag;
 
+use crate::aside::Spot;
+use crate::count::{self, Counter};
+use crate::forward::{self, DROP};
+use crate::icmp::ICMP_HEADER;
+use crate::maps::{Family, MOST_QUOTED, QUOTE};
 use crate::parse::{IPV4_HEADER, IPV6_HEADER, Offsets, TCP_HEADER, UDP_HEADER};
 use crate::rewrite::Refused;
+use crate::skb::{load, resize, store};
+use crate::tables::Kernel;
 
 /// Hop limit of what we make ourselves (RFC 1700's default, as Linux).
-const HOPS: u8 = 64;
+pub const HOPS: u8 = 64;
 /// ICMP: destination unreachable, port unreachable (RFC 792).
 const ICMP4_PORT_UNREACHABLE: [u8; 2] = [3, 3];
 /// ICMPv6: destination unreachable, port unreachable (RFC 4443, section 3.1).
 const ICMP6_PORT_UNREACHABLE: [u8; 2] = [1, 4];
-const ICMP_HEADER: usize = 8;
 /// Where the checksum stands in the headers.
 const TCP_CHECKSUM: u32 = 16;
 const UDP_CHECKSUM: u32 = 6;
 const ICMP4: u8 = 1;
 const ICMP6: u8 = 58;
 
-/// Turns the packet into the answer that refuses it.
+/// Turns the packet of the scratch record into the answer that refuses it, and sends it back; gives the verdict.
+///
+/// A *global* function, as the steps are: off the ordinary path's stack.
 #[inline(always)]
-pub fn answer<const N: usize>(skb: *mut __sk_buff, packet: &Packet<N>, offsets: Offsets) -> Result<(), Refused> {
-    if packet.key.protocol == TCP { reset(skb, packet, offsets) } else { unreachable(skb, packet, offsets) }
+pub fn answer<const N: usize>(skb: *mut __sk_buff, spot: u32, transport: u32) -> i32 {
+    if N == 4 { refuse4(skb, spot, transport) } else { refuse6(skb, spot, transport) }
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn refuse4(skb: *mut __sk_buff, spot: u32, transport: u32) -> i32 {
+    refuse::<4>(skb, Spot::from_number(spot), transport as usize)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn refuse6(skb: *mut __sk_buff, spot: u32, transport: u32) -> i32 {
+    refuse::<16>(skb, Spot::from_number(spot), transport as usize)
+}
+
+#[inline(always)]
+fn refuse<const N: usize>(skb: *mut __sk_buff, spot: Spot, transport: usize) -> i32
+where
+    Kernel: Family<N>,
+{
+    let Some(work) = <Kernel as Family<N>>::work() else { return DROP };
+    let packet = &work.packet;
+    let offsets = Offsets { network: spot.network, transport };
+    let done = if packet.key.protocol == TCP { reset(skb, packet, offsets) } else { unreachable(skb, packet, offsets) };
+    if done.is_err() {
+        count::outcome(Outcome::DroppedRewrite, Counter::Packet);
+        return DROP;
+    }
+    forward::back(skb, spot.network, spot.ingress)
 }
 
 /// RST as RFC 9293, section 3.10.7.1: sequence from the acknowledgement, or acknowledging what came.
@@ -75,30 +111,39 @@ fn segment_length<const N: usize>(
     let mut total = [0u8; 2];
     load(skb, offsets.network + if N == 4 { 2 } else { 4 }, &mut total)?;
     let total = u32::from(u16::from_be_bytes(total));
-    let headers =
-        u32::from(segment[12] >> 4) * 4 + if N == 4 { (offsets.transport - offsets.network) as u32 } else { 0 };
+    // IPv6 counts its own header out, but not those behind it.
+    let network_length = (offsets.transport - offsets.network) as u32 - if N == 4 { 0 } else { IPV6_HEADER as u32 };
+    let headers = u32::from(segment[12] >> 4) * 4 + network_length;
     let flags = packet.tcp_flags;
     let control = u32::from(flags & tcp_flag::SYN != 0) + u32::from(flags & tcp_flag::FIN != 0);
     Ok(total.saturating_sub(headers) + control)
 }
 
-/// ICMP port unreachable, quoting the network header and the first eight bytes behind it.
+/// ICMP port unreachable, quoting the packet from its network header on, as much as has room in the scratch record.
 #[inline(always)]
 fn unreachable<const N: usize>(skb: *mut __sk_buff, packet: &Packet<N>, offsets: Offsets) -> Result<(), Refused> {
     let network_length = if N == 4 { IPV4_HEADER } else { IPV6_HEADER };
-    // A quotation of an IPv4 header with options would be of variable length; such datagrams are dropped, counted.
-    if offsets.transport - offsets.network != network_length {
+    let mut total = [0u8; 2];
+    load(skb, offsets.network + if N == 4 { 2 } else { 4 }, &mut total)?;
+    let total = usize::from(u16::from_be_bytes(total)) + if N == 4 { 0 } else { IPV6_HEADER };
+    // Whole words, without what a link padded.
+    let quoted = if total > MOST_QUOTED { MOST_QUOTED } else { total } & !3;
+    if quoted < offsets.transport - offsets.network + UDP_HEADER {
         return Err(Refused);
     }
-    resize(skb, offsets.transport + UDP_HEADER)?;
+    resize(skb, offsets.network + quoted)?;
     let mut message = [0u8; ICMP_HEADER];
     let kind = if N == 4 { ICMP4_PORT_UNREACHABLE } else { ICMP6_PORT_UNREACHABLE };
     message[0..2].copy_from_slice(&kind);
-    let quoted = quotation_sum::<N>(skb, offsets)? + completion(skb, offsets.transport as u32);
-    let length = ICMP_HEADER + network_length + UDP_HEADER;
+    let end = offsets.network + quoted;
+    let mut sum = quotation_sum(skb, offsets.network, end)?;
+    if packet.key.protocol == UDP {
+        sum += completion(skb, offsets.transport as u32, end as u32);
+    }
+    let length = ICMP_HEADER + quoted;
     let protocol = if N == 4 { ICMP4 } else { ICMP6 };
-    let sum = if N == 4 { 0 } else { pseudo_header(packet, ICMP6, length as u32) };
-    let sum = !checksum::fold(checksum::add(sum, &message) + quoted);
+    let pseudo = if N == 4 { 0 } else { pseudo_header(packet, ICMP6, length as u32) };
+    let sum = !checksum::fold(checksum::add(pseudo, &message) + sum);
     message[2..4].copy_from_slice(&sum.to_be_bytes());
     // SAFETY: a helper on the program's own packet.
     let grown = unsafe { bpf_skb_adjust_room(skb, (network_length + ICMP_HEADER) as i32, BPF_ADJ_ROOM_MAC, 0) };
@@ -127,41 +172,40 @@ fn is_partial(skb: *mut __sk_buff, checksum_at: u32) -> bool {
     asked.is_ok() && store(skb, at, &before).is_ok() && before == after
 }
 
-/// What the sum of a quoted UDP header grows by when its checksum, if it is a partial one P, is completed to the complement of
-/// the header's sum U: from U to U - P + ~U, which is ~P, as U + ~U is nothing. The answer's own checksum covers what is quoted in
-/// the end. A function of its own as above.
+/// What the sum of a quoted datagram grows by when its checksum, if it is a partial one P, is completed to the complement of the
+/// sum U of what is quoted of it: from U to U - P + ~U, which is ~P, as U + ~U is nothing. The answer's own checksum covers what is
+/// quoted in the end. A function of its own as above.
 #[inline(never)]
-fn completion(skb: *mut __sk_buff, transport: u32) -> u32 {
-    let mut header = [0u8; UDP_HEADER];
-    if !is_partial(skb, transport + UDP_CHECKSUM) || load(skb, transport as usize, &mut header).is_err() {
+fn completion(skb: *mut __sk_buff, transport: u32, end: u32) -> u32 {
+    let mut partial = [0u8; 2];
+    let at = transport + UDP_CHECKSUM;
+    if !is_partial(skb, at) || load(skb, at as usize, &mut partial).is_err() {
         return 0;
     }
-    let partial = u16::from_be_bytes([header[6], header[7]]);
-    let sum = checksum::fold(checksum::add(0, &header));
-    u32::from(!sum) + u32::from(!partial)
+    let Ok(sum) = quotation_sum(skb, transport as usize, end as usize) else { return 0 };
+    u32::from(!checksum::fold(sum)) + u32::from(!u16::from_be_bytes(partial))
 }
 
-/// Sum of the bytes that the message quotes, in host order of 16-bit words.
+/// Sum of the packet's bytes between two offsets, whole words, in host order of 16-bit words.
 #[inline(always)]
-fn quotation_sum<const N: usize>(skb: *mut __sk_buff, offsets: Offsets) -> Result<u32, Refused> {
-    let sum = if N == 4 {
-        let mut quoted = [0u8; IPV4_HEADER + UDP_HEADER];
-        load(skb, offsets.network, &mut quoted)?;
-        sum_of(&mut quoted)
-    } else {
-        let mut quoted = [0u8; IPV6_HEADER + UDP_HEADER];
-        load(skb, offsets.network, &mut quoted)?;
-        sum_of(&mut quoted)
+fn quotation_sum(skb: *mut __sk_buff, from: usize, end: usize) -> Result<u32, Refused> {
+    let Some(room) = QUOTE.get_ptr_mut(0) else { return Err(Refused) };
+    let mut length = end.wrapping_sub(from) as u64;
+    // The compiler knows that it is not zero, and would spare the question whose answer the verifier wants.
+    // SAFETY: moves a number to itself.
+    unsafe { asm!("{0} = {0}", inout(reg) length, options(pure, nomem, nostack)) };
+    let length = length as u32 & MOST_QUOTED as u32;
+    if length == 0 {
+        return Err(Refused);
+    }
+    // SAFETY: the room is this CPU's own and longer than `length`, which is a multiple of four.
+    let sum = unsafe {
+        if bpf_skb_load_bytes(skb.cast(), from as u32, room.cast(), length) != 0 {
+            return Err(Refused);
+        }
+        bpf_csum_diff(core::ptr::null_mut(), 0, room.cast(), length, 0)
     };
-    Ok(u32::from(checksum::fold(sum).to_be()))
-}
-
-/// Running sum by the kernel's helper, in memory order.
-#[inline(always)]
-fn sum_of<const L: usize>(bytes: &mut [u8; L]) -> u32 {
-    // SAFETY: the array lives on this stack; its length is a multiple of four.
-    let sum = unsafe { bpf_csum_diff(core::ptr::null_mut(), 0, bytes.as_mut_ptr().cast(), L as u32, 0) };
-    u32::from(checksum::fold(sum as u32))
+    Ok(u32::from(checksum::fold(sum as u32).to_be()))
 }
 
 /// Sum of the pseudo-header of the answer. It does not change when source and destination trade places.
@@ -204,24 +248,4 @@ fn network_header<const N: usize>(
         store(skb, offsets.network + 8, &key.dst)?;
         store(skb, offsets.network + 24, &key.src)
     }
-}
-
-#[inline(always)]
-fn resize(skb: *mut __sk_buff, length: usize) -> Result<(), Refused> {
-    // SAFETY: a helper on the program's own packet. It also ends segmentation offload: the answer is one packet.
-    if unsafe { bpf_skb_change_tail(skb, length as u32, 0) } == 0 { Ok(()) } else { Err(Refused) }
-}
-
-#[inline(always)]
-fn load<const L: usize>(skb: *mut __sk_buff, offset: usize, bytes: &mut [u8; L]) -> Result<(), Refused> {
-    // SAFETY: the helper checks offset and length against the packet; the array lives on the stack.
-    let failed = unsafe { bpf_skb_load_bytes(skb.cast(), offset as u32, bytes.as_mut_ptr().cast(), L as u32) };
-    if failed == 0 { Ok(()) } else { Err(Refused) }
-}
-
-#[inline(always)]
-fn store<const L: usize>(skb: *mut __sk_buff, offset: usize, bytes: &[u8; L]) -> Result<(), Refused> {
-    // SAFETY: as for `load`.
-    let failed = unsafe { bpf_skb_store_bytes(skb, offset as u32, bytes.as_ptr().cast(), L as u32, 0) };
-    if failed == 0 { Ok(()) } else { Err(Refused) }
 }

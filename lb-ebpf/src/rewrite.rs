@@ -9,6 +9,7 @@ use lb_common::checksum;
 use lb_common::decide::Work;
 
 use crate::parse::{Bytes, Offsets};
+use crate::skb::{store, store_summed};
 
 /// Which end of the packet a verdict rewrites.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -37,23 +38,31 @@ struct Change<const N: usize> {
 fn change<const N: usize>(offsets: Offsets, work: &Work<N>, end: End) -> Change<N> {
     let (key, verdict) = (&work.packet.key, &work.verdict);
     let source_at = offsets.network + if N == 4 { 12 } else { 8 };
-    let (src_port, dst_port) = match end {
-        End::Destination => (verdict.client_port, verdict.port),
-        End::Source => (verdict.port, verdict.client_port),
-    };
-    let ports = |src: u16, dst: u16| {
-        let (src, dst) = (src.to_be_bytes(), dst.to_be_bytes());
-        [src[0], src[1], dst[0], dst[1]]
-    };
+    let (old_ports, new_ports) = ports(work, end);
     Change {
         address_at: if end == End::Source { source_at } else { source_at + N },
         old: if end == End::Source { key.src } else { key.dst },
         new: verdict.address,
         ports_at: offsets.transport,
         checksum_at: offsets.transport + if key.protocol == UDP { 6 } else { 16 },
-        old_ports: ports(key.src_port, key.dst_port),
-        new_ports: ports(src_port, dst_port),
+        old_ports,
+        new_ports,
     }
+}
+
+/// Both ports as they stand in the header, before and after.
+#[inline(always)]
+pub fn ports<const N: usize>(work: &Work<N>, end: End) -> ([u8; 4], [u8; 4]) {
+    let (key, verdict) = (&work.packet.key, &work.verdict);
+    let (src_port, dst_port) = match end {
+        End::Destination => (verdict.client_port, verdict.port),
+        End::Source => (verdict.port, verdict.client_port),
+    };
+    let bytes = |src: u16, dst: u16| {
+        let (src, dst) = (src.to_be_bytes(), dst.to_be_bytes());
+        [src[0], src[1], dst[0], dst[1]]
+    };
+    (bytes(key.src_port, key.dst_port), bytes(src_port, dst_port))
 }
 
 /// Rewrites at tc.
@@ -90,6 +99,29 @@ pub fn skb<const N: usize>(skb: *mut __sk_buff, offsets: Offsets, work: &Work<N>
         }
     }
     if failed == 0 { Ok(()) } else { Err(Refused) }
+}
+
+/// Writes the address that changes, where no checksum of the transport covers it or is there.
+#[inline(always)]
+pub fn readdress<const N: usize>(skb: *mut __sk_buff, network: usize, work: &Work<N>, end: End) -> Result<(), Refused> {
+    let source_at = network + if N == 4 { 12 } else { 8 };
+    let (at, old) = match end {
+        End::Source => (source_at, &work.packet.key.src),
+        End::Destination => (source_at + N, &work.packet.key.dst),
+    };
+    let new = &work.verdict.address;
+    if N != 4 {
+        return store_summed(skb, at, new);
+    }
+    // SAFETY: the helper checks the offset against the packet.
+    if unsafe {
+        bpf_l3_csum_replace(skb, network as u32 + 10, u64::from(first_word(old)), u64::from(first_word(new)), 4)
+    } != 0
+    {
+        return Err(Refused);
+    }
+    // The header's checksum makes up for the address.
+    store(skb, at, new)
 }
 
 #[inline(always)]

@@ -11,9 +11,6 @@ use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use lb_common::decide::{self, Hook, Step, Tables, Work};
 
 use crate::maps::Family;
-use crate::parse::Offsets;
-use crate::reject;
-use crate::rewrite::Refused;
 use crate::tables::Kernel;
 
 /// A step over the scratch record, as `lb_common` has it.
@@ -105,29 +102,3 @@ pub fn xdp<const N: usize>(context: *mut xdp_md, mut step: Step) {
         };
     }
 }
-
-/// Turns the packet into the answer that refuses it.
-#[inline(always)]
-pub fn refuse<const N: usize>(skb: *mut __sk_buff, offsets: Offsets) -> Result<(), Refused> {
-    let (network, transport) = (offsets.network as u32, offsets.transport as u32);
-    let done = if N == 4 { refuse4(skb, network, transport) } else { refuse6(skb, network, transport) };
-    if done == DONE { Ok(()) } else { Err(Refused) }
-}
-
-const DONE: u32 = 0;
-const FAILED: u32 = 1;
-
-macro_rules! refuse {
-    ($name:ident, $n:literal) => {
-        #[unsafe(no_mangle)]
-        #[inline(never)]
-        extern "C" fn $name(skb: *mut __sk_buff, network: u32, transport: u32) -> u32 {
-            let Some(work) = <Kernel as Family<$n>>::work() else { return FAILED };
-            let offsets = Offsets { network: network as usize, transport: transport as usize };
-            if reject::answer(skb, &work.packet, offsets).is_ok() { DONE } else { FAILED }
-        }
-    };
-}
-
-refuse!(refuse4, 4);
-refuse!(refuse6, 16);

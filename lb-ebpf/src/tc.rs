@@ -9,14 +9,19 @@
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::helpers::generated::bpf_skb_pull_data;
 use aya_log_ebpf::debug;
+use lb_common::abi::SCTP;
 use lb_common::decide::{Action, Hook, Step, Tables, Work, begin};
 use lb_common::outcome::Outcome;
 
+use crate::aside::{self, LEAST_TRANSPORT, Spot};
 use crate::count::{self, Counter};
 use crate::forward::{self, DROP, NEXT};
+use crate::hairpin;
 use crate::maps::Family;
 use crate::parse::{Bytes, ETHERNET, IPV4, IPV6, Offsets, Other, TCP_HEADER, parse};
+use crate::reject;
 use crate::rewrite::{self, End};
+use crate::sctp;
 use crate::steps;
 use crate::tables::Kernel;
 
@@ -37,33 +42,55 @@ const LONGEST_HEADERS: usize = 60 + TCP_HEADER;
 pub fn handle<P: Place>(skb: *mut __sk_buff) -> i32 {
     // SAFETY: reads the context.
     match u16::from_be(unsafe { (*skb).protocol } as u16) {
-        IPV4 => family::<4, P>(skb),
-        IPV6 => family::<16, P>(skb),
+        IPV4 => either_way::<4, P>(skb),
+        IPV6 => either_way::<16, P>(skb),
         _ => NEXT,
     }
 }
 
-/// One family in a function of its own: both in one would not fit the stack.
+/// No verdict at tc: the packet was left aside.
+const ASIDE: i32 = -100;
+
+/// The ordinary path, or for what it leaves aside the other one, which may lead back.
+#[inline(always)]
+fn either_way<const N: usize, P: Place>(skb: *mut __sk_buff) -> i32
+where
+    Kernel: Family<N> + Tables<N>,
+{
+    let verdict = family::<N, P>(skb, 0);
+    if verdict != ASIDE {
+        return verdict;
+    }
+    let verdict = aside::handle::<N>(skb, Spot::number::<P>());
+    if verdict < LEAST_TRANSPORT { verdict } else { family::<N, P>(skb, verdict as u32) }
+}
+
+/// One family in a function of its own: both in one would not fit the stack. `transport`: where the transport header of a packet begins
+/// that the scratch record holds already; else 0.
 #[inline(never)]
-fn family<const N: usize, P: Place>(skb: *mut __sk_buff) -> i32
+fn family<const N: usize, P: Place>(skb: *mut __sk_buff, transport: u32) -> i32
 where
     Kernel: Family<N> + Tables<N>,
 {
     let Some(work) = <Kernel as Family<N>>::work() else { return NEXT };
-    let mut offsets = parse(bytes(skb), P::NETWORK, &mut work.packet);
-    if let Err(Other::Short) = offsets {
-        // SAFETY: reads the context, calls a helper on the program's own packet. What does not fit is not there.
-        unsafe { bpf_skb_pull_data(skb, (*skb).len.min((P::NETWORK + LONGEST_HEADERS) as u32)) };
-        offsets = parse(bytes(skb), P::NETWORK, &mut work.packet);
-    }
-    match offsets {
-        Ok(offsets) => serve::<N, P>(skb, work, offsets),
-        Err(other) => {
-            let outcome = if other == Other::Fragment { Outcome::Fragment } else { Outcome::Passed };
-            count::outcome(outcome, Counter::Packet);
-            NEXT
+    let offsets = if transport != 0 {
+        Offsets { network: P::NETWORK, transport: transport as usize }
+    } else {
+        match read::<N, P>(skb, work) {
+            Ok(offsets) => offsets,
+            Err(_) => return ASIDE,
         }
-    }
+    };
+    serve::<N, P>(skb, work, offsets)
+}
+
+#[inline(always)]
+fn read<const N: usize, P: Place>(skb: *mut __sk_buff, work: &mut Work<N>) -> Result<Offsets, Other> {
+    let offsets = parse(bytes(skb), P::NETWORK, &mut work.packet);
+    let Err(Other::Short) = offsets else { return offsets };
+    // SAFETY: reads the context, calls a helper on the program's own packet. What does not fit is not there.
+    unsafe { bpf_skb_pull_data(skb, (*skb).len.min((P::NETWORK + LONGEST_HEADERS) as u32)) };
+    parse(bytes(skb), P::NETWORK, &mut work.packet)
 }
 
 #[inline(always)]
@@ -102,19 +129,24 @@ where
 #[inline(always)]
 fn act<const N: usize, P: Place>(skb: *mut __sk_buff, work: &mut Work<N>, offsets: Offsets) -> i32 {
     let action = work.verdict.action;
-    let done = match action {
+    let end = match action {
         Action::Pass => return NEXT,
         Action::Drop => return DROP,
-        Action::Refuse => steps::refuse::<N>(skb, offsets),
-        Action::ToBackend => rewrite::skb(skb, offsets, work, End::Destination),
-        Action::ToClient => rewrite::skb(skb, offsets, work, End::Source),
+        Action::Refuse => return reject::answer::<N>(skb, Spot::number::<P>(), offsets.transport as u32),
+        Action::ToBackend => End::Destination,
+        Action::ToClient => End::Source,
     };
-    if done.is_err() {
+    if work.verdict.hairpin {
+        return hairpin::turn::<N>(skb, Spot::number::<P>(), offsets.transport as u32);
+    }
+    if work.packet.key.protocol == SCTP {
+        let verdict = sctp::rewrite::<N>(skb, Spot::number::<P>(), offsets.transport as u32);
+        if verdict != sctp::DONE {
+            return verdict;
+        }
+    } else if rewrite::skb(skb, offsets, work, end).is_err() {
         count::outcome(Outcome::DroppedRewrite, Counter::Packet);
         return DROP;
-    }
-    if action == Action::Refuse {
-        return forward::back(skb, P::NETWORK, P::INGRESS);
     }
     if !work.verdict.route {
         return NEXT;

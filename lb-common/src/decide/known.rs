@@ -185,6 +185,6 @@ fn evicted<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, ent
 
 /// Whether the record under the flow's backend id still is the backend that the flow was made for.
 #[inline(always)]
-fn is_of<const N: usize>(backend: &Backend<N>, flow: &Flow<N>) -> bool {
+pub(super) fn is_of<const N: usize>(backend: &Backend<N>, flow: &Flow<N>) -> bool {
     backend.generation as u16 == flow.generation
 }

@@ -5,15 +5,19 @@
 //! [`crate::limits::PORT_ATTEMPTS`] source ports.
 
 mod affinity;
+mod beside;
 mod client;
 mod direct;
 mod known;
+mod quoted;
 mod schedule;
 mod select;
 mod vip;
 
 pub use affinity::{recall, remember};
+pub use beside::{concerns, later_fragment, malformed, stray_fragment};
 pub use client::Client;
+pub use quoted::{IcmpError, quoted};
 pub use select::{Pick, Picked, pick};
 pub use vip::{echoes, is_unserved, is_vip};
 
@@ -200,19 +204,7 @@ pub struct Work<const N: usize> {
 
 impl<const N: usize> Work<N> {
     pub const fn new(packet: Packet<N>) -> Self {
-        let flow = Flow {
-            tag: 0,
-            backend: 0,
-            seen_s: 0,
-            since_s: 0,
-            isn: 0,
-            address: [0; N],
-            port: 0,
-            client_port: 0,
-            generation: 0,
-            state: 0,
-            flags: 0,
-        };
+        let flow = no_flow();
         let verdict = Verdict {
             action: Action::Pass,
             outcome: Outcome::Passed,
@@ -241,6 +233,15 @@ impl<const N: usize> Work<N> {
     #[inline(always)]
     pub const fn since_s(&self) -> u32 {
         self.flow.since_s
+    }
+
+    /// Starts from nothing: the packet passes, and is no service's.
+    #[inline(always)]
+    fn clear(&mut self) {
+        self.settle(Action::Pass, Outcome::Passed);
+        self.verdict.hairpin = false;
+        self.verdict.service = 0;
+        self.verdict.backend = 0;
     }
 
     /// Records a verdict that rewrites nothing.
@@ -339,10 +340,7 @@ pub fn decide<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, 
 /// The first step, and the only one for most packets of a known flow.
 #[inline(always)]
 pub fn begin<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
-    work.settle(Action::Pass, Outcome::Passed);
-    work.verdict.hairpin = false;
-    work.verdict.service = 0;
-    work.verdict.backend = 0;
+    work.clear();
     work.beginning = Outcome::Selected;
     if let Some(entry) = tables.flow(&work.packet.key, &mut work.flow) {
         work.pair_key = pair_key(&work.packet.key, &work.flow);
@@ -398,6 +396,23 @@ fn forget<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) {
 fn forget_owner<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) {
     if tables.flow(&work.owner, &mut work.other).is_some() && pair_key(&work.owner, &work.other) == work.pair_key {
         tables.remove_flow(&work.owner);
+    }
+}
+
+/// An entry that says nothing.
+const fn no_flow<const N: usize>() -> Flow<N> {
+    Flow {
+        tag: 0,
+        backend: 0,
+        seen_s: 0,
+        since_s: 0,
+        isn: 0,
+        address: [0; N],
+        port: 0,
+        client_port: 0,
+        generation: 0,
+        state: 0,
+        flags: 0,
     }
 }
 

@@ -34,6 +34,11 @@ pub fn judge(
         ensure!(counted == counts, "a later fragment was counted as {counted:?}");
         return Ok(());
     }
+    if xdp && frame.more_fragments && frame.src.is_ipv4() {
+        // tc remembers it for the later ones.
+        ensure!(ran.bytes == bytes && ran.verdict == XDP[0] && counted.is_empty(), "a first fragment is left to tc");
+        return Ok(());
+    }
     let (src, dst) = ends(frame, &ran.bytes);
     let dropped = ran.verdict == if xdp { XDP[1] } else { TC[1] };
     let hint = Hint { src, dst, dropped, torn: counted.contains(&Outcome::DroppedTorn) };

@@ -20,6 +20,9 @@ pub const SYN: u8 = 2;
 pub const RST: u8 = 4;
 pub const ACK: u8 = 16;
 
+/// The most bytes that a refusal by ICMP quotes.
+const MOST_QUOTED: usize = 508;
+
 /// Everything that makes up a packet.
 #[derive(Clone, Debug)]
 pub struct Frame {
@@ -102,10 +105,10 @@ impl Frame {
             (Protocol::Udp, true) => IpNumber::ICMP,
             (Protocol::Udp, false) => IpNumber::IPV6_ICMP,
         };
-        if self.protocol == Protocol::Udp && !self.ip_options.is_empty() {
-            return None;
-        }
         let original = self.bytes();
+        // Whole words of the packet without its padding, as many as a refusal quotes.
+        let network_length = original.len() - self.padding - 14;
+        let quoted = &original[14..14 + (network_length.min(MOST_QUOTED) & !3)];
         // From the one who was asked to the one who asked.
         match (self.dst, self.src) {
             (SocketAddr::V4(from), SocketAddr::V4(to)) => {
@@ -115,7 +118,6 @@ impl Frame {
                     tcp.checksum = tcp.calc_checksum_ipv4_raw(from, to, &[]).expect("short");
                     tcp.to_bytes().to_vec()
                 } else {
-                    let quoted = &original[14..14 + 20 + 8];
                     let kind = Icmpv4Type::DestinationUnreachable(icmpv4::DestUnreachableHeader::Port);
                     [&*Icmpv4Header::with_checksum(kind, quoted).to_bytes(), quoted].concat()
                 };
@@ -132,7 +134,6 @@ impl Frame {
                     tcp.checksum = tcp.calc_checksum_ipv6_raw(from, to, &[]).expect("short");
                     tcp.to_bytes().to_vec()
                 } else {
-                    let quoted = &original[14..14 + 40 + 8];
                     let kind = Icmpv6Type::DestinationUnreachable(icmpv6::DestUnreachableCode::Port);
                     let header = Icmpv6Header::with_checksum(kind, from, to, quoted).expect("short");
                     [&*header.to_bytes(), quoted].concat()

@@ -1,0 +1,48 @@
+//! ICMP errors about a flow's packet: translated with what they quote, both ways.
+//!
+//! The error travels against the packet that it quotes, so it goes the way of the quoted tuple reversed, which is what `work.packet`
+//! holds. What a verdict writes into a packet of that tuple is written into the quotation reversed.
+
+use super::beside::{Way, translate};
+use super::{Action, Hook, Now, Tables, Work};
+use crate::abi::{UDP, flow_flags};
+use crate::outcome::Outcome;
+
+/// What the error says, beside the tuple that it quotes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IcmpError {
+    /// The destination cannot be reached (not: the packet was too big, or took too many hops).
+    pub is_refusal: bool,
+    /// It comes from the quoted packet's destination itself.
+    pub from_destination: bool,
+    /// TCP: the sequence number of the quoted segment; SCTP: its verification tag; else 0.
+    pub sequence: u32,
+}
+
+/// Decides over an error; the verdict stands in `work` afterwards.
+#[inline(always)]
+pub fn quoted<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, error: IcmpError) {
+    work.clear();
+    if translate(tables, work, hook, Outcome::IcmpTranslated) != Way::Translated {
+        return;
+    }
+    let from_backend = work.verdict.action == Action::ToClient && work.flow.flags & flow_flags::DIRECT == 0;
+    if from_backend && error.is_refusal && error.from_destination && work.packet.key.protocol == UDP {
+        suspect(tables, work);
+    }
+}
+
+/// The backend itself says that nobody is at its port: new flows avoid it from now on.
+#[inline(always)]
+fn suspect<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>) {
+    let now = Now::from_ns(tables.now_ns());
+    let id = work.flow.backend;
+    let Some(backend) = tables.backend(id) else { return };
+    if let Some(mut health) = tables.health(id, backend.generation)
+        && health.suspect_s == 0
+    {
+        health.suspect_s = now.s.max(1);
+        tables.set_health(id, &health);
+        tables.note(id, Outcome::Suspected);
+    }
+}

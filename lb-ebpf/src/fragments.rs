@@ -1,0 +1,92 @@
+//! Later fragments follow the first: it alone says the ports.
+
+use aya_ebpf::bindings::__sk_buff;
+use lb_common::abi::{FlowKey, Fragment, FragmentKey, fragment_tag};
+use lb_common::decide::{self, Action, Now, Tables, Work};
+use lb_common::limits::FRAGMENT_TIMEOUT_S;
+use lb_common::outcome::Outcome;
+
+use crate::aside::{Spot, settled};
+use crate::count::{self, Counter};
+use crate::forward::{self, DROP, NEXT};
+use crate::hairpin;
+use crate::headers::Headers;
+use crate::maps::{Family, Fragments};
+use crate::rewrite::{End, readdress};
+use crate::tables::Kernel;
+
+#[inline(always)]
+fn key_of<const N: usize>(key: &FlowKey<N>, headers: &Headers) -> FragmentKey<N> {
+    FragmentKey { src: key.src, dst: key.dst, id: headers.id, protocol: headers.protocol, pad: [0; 3] }
+}
+
+/// Notes the ports of a first fragment, if it is a flow's or a service's. A full table forgets what was not used for longest.
+#[inline(always)]
+pub fn remember<const N: usize>(tables: &mut Kernel, work: &mut Work<N>, headers: &Headers)
+where
+    Kernel: Family<N> + Tables<N> + Fragments<N>,
+{
+    // The later ones name the first of those headers, not the transport.
+    if headers.more_headers || !decide::concerns(tables, work) {
+        return;
+    }
+    let key = &work.packet.key;
+    let fragment_key = key_of(key, headers);
+    let now = Now::from_ns(<Kernel as Tables<N>>::now_ns(tables));
+    let fragment =
+        Fragment { tag: fragment_tag(&fragment_key), src_port: key.src_port, dst_port: key.dst_port, seen_s: now.s };
+    <Kernel as Fragments<N>>::insert(&fragment_key, &fragment);
+}
+
+/// Puts the ports of the first fragment into the key; `false`: it is not known.
+#[inline(always)]
+pub fn recall<const N: usize>(tables: &mut Kernel, key: &mut FlowKey<N>, headers: &Headers) -> bool
+where
+    Kernel: Family<N> + Tables<N> + Fragments<N>,
+{
+    let fragment_key = key_of(key, headers);
+    let Some(fragment) = <Kernel as Fragments<N>>::get(&fragment_key) else { return false };
+    let now = Now::from_ns(<Kernel as Tables<N>>::now_ns(tables));
+    if fragment.tag != fragment_tag(&fragment_key) || now.s.wrapping_sub(fragment.seen_s) > FRAGMENT_TIMEOUT_S {
+        return false;
+    }
+    key.src_port = fragment.src_port;
+    key.dst_port = fragment.dst_port;
+    true
+}
+
+/// Does as the verdict over a later fragment says: addresses alone, no port and no checksum of the transport is in it.
+#[inline(always)]
+pub fn act<const N: usize>(skb: *mut __sk_buff, work: &mut Work<N>, spot: Spot) -> i32
+where
+    Kernel: Family<N> + Tables<N>,
+{
+    // SAFETY: reads the context.
+    let ifindex = unsafe { (*skb).ifindex };
+    let action = work.verdict.action;
+    if action != Action::ToBackend && action != Action::ToClient {
+        return settled(work, spot, ifindex);
+    }
+    count::packet(work, spot.id, ifindex, work.packet.length);
+    let end = if action == Action::ToBackend { End::Destination } else { End::Source };
+    let written = if work.verdict.hairpin {
+        hairpin::swap(skb, spot.network, &work.packet.key.src, &work.packet.key.dst)
+    } else {
+        readdress(skb, spot.network, work, end)
+    };
+    if written.is_err() {
+        count::outcome(Outcome::DroppedRewrite, Counter::Packet);
+        return DROP;
+    }
+    if work.verdict.hairpin {
+        return forward::back(skb, spot.network, spot.ingress);
+    }
+    if !work.verdict.route {
+        return NEXT;
+    }
+    match end {
+        End::Destination => work.packet.key.dst = work.verdict.address,
+        End::Source => work.packet.key.src = work.verdict.address,
+    }
+    forward::route(skb, &work.packet.key, spot.network, spot.ingress)
+}

@@ -1,0 +1,294 @@
+//! ICMP: errors about a flow's packet are translated with what they quote, echo requests to an address of services answered.
+
+use aya_ebpf::bindings::__sk_buff;
+use lb_common::abi::{SCTP, TCP, UDP};
+use lb_common::checksum;
+use lb_common::decide::{self, Action, IcmpError, Tables, Work};
+use lb_common::outcome::Outcome;
+
+use crate::aside::{Spot, pass, settled};
+use crate::count::{self, Counter};
+use crate::echo;
+use crate::forward::{self, DROP, NEXT};
+use crate::hairpin;
+use crate::headers::{self, Extent, Piece};
+use crate::maps::{Family, Rooms};
+use crate::parse::UDP_HEADER;
+use crate::rewrite::Refused;
+use crate::skb::{load, store_summed};
+use crate::tables::Kernel;
+
+pub const ICMP_HEADER: usize = 8;
+
+/// Types and codes of ICMP (RFC 792) and ICMPv6 (RFC 4443).
+mod kind {
+    pub const UNREACHABLE4: u8 = 3;
+    /// A code of [`UNREACHABLE4`]: the packet was too big and may not be fragmented.
+    pub const TOO_BIG4: u8 = 4;
+    pub const TIME_EXCEEDED4: u8 = 11;
+    pub const PARAMETER4: u8 = 12;
+    pub const ECHO_REQUEST4: u8 = 8;
+    pub const UNREACHABLE6: u8 = 1;
+    pub const PARAMETER6: u8 = 4;
+    pub const ECHO_REQUEST6: u8 = 128;
+}
+
+/// What a message is to us.
+enum Kind {
+    EchoRequest,
+    Error { is_refusal: bool },
+    Other,
+}
+
+#[inline(always)]
+fn kind_of<const N: usize>(kind: u8, code: u8) -> Kind {
+    match (N, kind) {
+        (4, kind::ECHO_REQUEST4) | (16, kind::ECHO_REQUEST6) => Kind::EchoRequest,
+        (4, kind::UNREACHABLE4) => Kind::Error { is_refusal: code != kind::TOO_BIG4 },
+        (4, kind::TIME_EXCEEDED4 | kind::PARAMETER4) => Kind::Error { is_refusal: false },
+        (16, kind::UNREACHABLE6..=kind::PARAMETER6) => Kind::Error { is_refusal: kind == kind::UNREACHABLE6 },
+        _ => Kind::Other,
+    }
+}
+
+/// Handles the message that `aside` has found; gives its verdict.
+#[inline(always)]
+pub fn handle<const N: usize>(skb: *mut __sk_buff, spot: u32) -> i32 {
+    let verdict = if N == 4 { message4(skb, spot) } else { message6(skb, spot) };
+    if verdict != TRANSLATE {
+        return verdict;
+    }
+    if N == 4 { quoted4(skb, spot) } else { quoted6(skb, spot) }
+}
+
+/// No verdict at tc: the verdict in the scratch record is to be written into an error.
+const TRANSLATE: i32 = -102;
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn message4(skb: *mut __sk_buff, spot: u32) -> i32 {
+    serve::<4>(skb, Spot::from_number(spot))
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn message6(skb: *mut __sk_buff, spot: u32) -> i32 {
+    serve::<16>(skb, Spot::from_number(spot))
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn quoted4(skb: *mut __sk_buff, spot: u32) -> i32 {
+    translate::<4>(skb, Spot::from_number(spot))
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn quoted6(skb: *mut __sk_buff, spot: u32) -> i32 {
+    translate::<16>(skb, Spot::from_number(spot))
+}
+
+#[inline(always)]
+fn serve<const N: usize>(skb: *mut __sk_buff, spot: Spot) -> i32
+where
+    Kernel: Family<N> + Tables<N> + Rooms<N>,
+{
+    let (Some(work), Some(message)) = (<Kernel as Family<N>>::work(), <Kernel as Rooms<N>>::message()) else {
+        return NEXT;
+    };
+    // SAFETY: reads the context.
+    let ifindex = unsafe { (*skb).ifindex };
+    let mut tables = Kernel { context: skb.cast(), ifindex };
+    let mut header = [0u8; ICMP_HEADER];
+    if message.icmp + ICMP_HEADER as u32 > message.end || load(skb, message.icmp as usize, &mut header).is_err() {
+        decide::malformed(&mut tables, work);
+        return settled(work, spot, ifindex);
+    }
+    let is_refusal = match kind_of::<N>(header[0], header[1]) {
+        Kind::EchoRequest => return echo::answer(skb, &mut tables, work, message.icmp as usize, &header, spot),
+        Kind::Error { is_refusal } => is_refusal,
+        Kind::Other => return pass(Outcome::Passed),
+    };
+    message.src = work.packet.key.src;
+    message.dst = work.packet.key.dst;
+    message.sum = [header[2], header[3]];
+    let Some(sequence) = quotation(skb, message, work) else {
+        // Nothing that could be translated is quoted.
+        return pass(Outcome::Passed);
+    };
+    let from_destination = message.src == work.packet.key.src;
+    decide::quoted(&mut tables, work, spot.hook, IcmpError { is_refusal, from_destination, sequence });
+    match work.verdict.action {
+        Action::ToBackend | Action::ToClient => {
+            count::packet(work, spot.id, ifindex, work.packet.length);
+            TRANSLATE
+        }
+        _ => settled(work, spot, ifindex),
+    }
+}
+
+/// A message and where its parts begin.
+#[repr(C)]
+pub struct IcmpMessage<const N: usize> {
+    /// Its addresses.
+    src: [u8; N],
+    dst: [u8; N],
+    /// Where its header begins.
+    pub icmp: u32,
+    /// Where the packet ends.
+    pub end: u32,
+    /// Where the transport header of the packet that it quotes begins.
+    quoted: u32,
+    /// Its checksum.
+    sum: [u8; 2],
+    pad: [u8; 2],
+}
+
+/// Reads the quotation; `work.packet` gets its tuple reversed. `None`: it quotes no packet with ports.
+#[inline(always)]
+fn quotation<const N: usize>(skb: *mut __sk_buff, message: &mut IcmpMessage<N>, work: &mut Work<N>) -> Option<u32> {
+    let key = &mut work.packet.key;
+    let extent = Extent::Quotation(message.end as usize);
+    let headers = headers::network(skb, message.icmp as usize + ICMP_HEADER, extent, key).ok()?;
+    let protocol = headers.protocol;
+    if headers.piece == Piece::Later || !matches!(protocol, TCP | UDP | SCTP) {
+        return None;
+    }
+    let mut first = [0u8; UDP_HEADER];
+    if headers.transport + UDP_HEADER > headers.end || load(skb, headers.transport, &mut first).is_err() {
+        return None;
+    }
+    message.quoted = headers.transport as u32;
+    key.src_port = u16::from_be_bytes([first[0], first[1]]);
+    key.dst_port = u16::from_be_bytes([first[2], first[3]]);
+    *key = key.reversed();
+    work.packet.tcp_flags = 0;
+    let number = u32::from_be_bytes([first[4], first[5], first[6], first[7]]);
+    Some(if protocol == UDP { 0 } else { number })
+}
+
+/// Does as the verdict says: the error goes the way of the flow.
+#[inline(always)]
+fn translate<const N: usize>(skb: *mut __sk_buff, spot: Spot) -> i32
+where
+    Kernel: Family<N> + Rooms<N>,
+{
+    let (Some(work), Some(message)) = (<Kernel as Family<N>>::work(), <Kernel as Rooms<N>>::message()) else {
+        return DROP;
+    };
+    let error = Error { skb, spot, message };
+    if error.rewrite(work).is_err() {
+        count::outcome(Outcome::DroppedRewrite, Counter::Packet);
+        return DROP;
+    }
+    if work.verdict.hairpin {
+        return forward::back(skb, spot.network, spot.ingress);
+    }
+    if !work.verdict.route {
+        return NEXT;
+    }
+    forward::route(skb, &work.packet.key, spot.network, spot.ingress)
+}
+
+/// An error under translation.
+struct Error<'a, const N: usize> {
+    skb: *mut __sk_buff,
+    spot: Spot,
+    message: &'a IcmpMessage<N>,
+}
+
+impl<const N: usize> Error<'_, N> {
+    /// Writes the verdict into the quotation, reversed, and into the error's own header. The key gets the error's addresses as they
+    /// are then.
+    #[inline(always)]
+    fn rewrite(&self, work: &mut Work<N>) -> Result<(), Refused> {
+        let (skb, message) = (self.skb, self.message);
+        let (key, verdict) = (&work.packet.key, &work.verdict);
+        let to_backend = verdict.action == Action::ToBackend;
+        let inner = message.icmp as usize + ICMP_HEADER;
+        let quoted = message.quoted as usize;
+        let source_at = if N == 4 { 12 } else { 8 };
+        let old_ports = ports(key.dst_port, key.src_port);
+        let new_ports = if to_backend {
+            ports(verdict.port, verdict.client_port)
+        } else {
+            ports(verdict.client_port, verdict.port)
+        };
+        // One address of the quotation changes; if the backend is the client, they trade places, which no sum notices.
+        let old = if to_backend { key.dst } else { key.src };
+        let (old_address, new_address) = if verdict.hairpin {
+            hairpin::swap(skb, inner, &key.dst, &key.src)?;
+            (0, 0)
+        } else {
+            store_summed(skb, inner + source_at + if to_backend { 0 } else { N }, &verdict.address)?;
+            (checksum::add(0, &old), checksum::add(0, &verdict.address))
+        };
+        // What changes of all that the error's checksum covers. The quoted IPv4 header makes up for its address itself.
+        let (mut before, mut after) = (checksum::add(0, &old_ports), checksum::add(0, &new_ports));
+        let sums = self.transport_sum(key.protocol, (old_address + before, new_address + after))?;
+        store_summed(skb, quoted, &new_ports)?;
+        before += sums.0;
+        after += sums.1;
+        if N == 4 {
+            resum(skb, inner + 10, old_address, new_address)?;
+        } else {
+            before += old_address;
+            after += new_address;
+        }
+        // The error's own addresses: the one that the quotation had, too; the others are a router's.
+        let network = self.spot.network;
+        let (mut src, mut dst) = (message.src, message.dst);
+        if verdict.hairpin {
+            hairpin::swap(skb, network, &src, &dst)?;
+            core::mem::swap(&mut src, &mut dst);
+        } else if old == if to_backend { dst } else { src } {
+            *(if to_backend { &mut dst } else { &mut src }) = verdict.address;
+            if N == 4 {
+                resum(skb, network + 10, old_address, new_address)?;
+            } else {
+                // ICMPv6 sums up the addresses, too.
+                before += old_address;
+                after += new_address;
+            }
+            store_summed(skb, network + source_at + if to_backend { N } else { 0 }, &verdict.address)?;
+        }
+        let sum = checksum::replace(u16::from_be_bytes(message.sum), before, after);
+        work.packet.key.src = src;
+        work.packet.key.dst = dst;
+        store_summed(skb, message.icmp as usize + 2, &sum.to_be_bytes())
+    }
+
+    /// Brings the quoted packet's own checksum along, if it is quoted; gives its sum before and after.
+    #[inline(always)]
+    fn transport_sum(&self, protocol: u8, (before, after): (u32, u32)) -> Result<(u32, u32), Refused> {
+        let at = self.message.quoted as usize + if protocol == UDP { 6 } else { 16 };
+        let mut sum = [0u8; 2];
+        // SCTP's is no sum, and covers more than is quoted.
+        if protocol == SCTP || at + 2 > self.message.end as usize || load(self.skb, at, &mut sum).is_err() {
+            return Ok((0, 0));
+        }
+        let old = u16::from_be_bytes(sum);
+        if protocol == UDP && old == 0 {
+            return Ok((0, 0));
+        }
+        let new = checksum::replace(old, before, after);
+        let new = if protocol == UDP && new == 0 { 0xffff } else { new };
+        store_summed(self.skb, at, &new.to_be_bytes())?;
+        Ok((u32::from(old), u32::from(new)))
+    }
+}
+
+/// Brings an IPv4 header's checksum along.
+#[inline(always)]
+pub fn resum(skb: *mut __sk_buff, at: usize, before: u32, after: u32) -> Result<(), Refused> {
+    let mut sum = [0u8; 2];
+    load(skb, at, &mut sum)?;
+    let new = checksum::replace(u16::from_be_bytes(sum), before, after);
+    store_summed(skb, at, &new.to_be_bytes())
+}
+
+#[inline(always)]
+fn ports(src: u16, dst: u16) -> [u8; 4] {
+    let (src, dst) = (src.to_be_bytes(), dst.to_be_bytes());
+    [src[0], src[1], dst[0], dst[1]]
+}
