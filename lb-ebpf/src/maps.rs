@@ -1,6 +1,6 @@
 //! The maps, as `bpftool` shows them. Capacities are defaults; the agent may load others.
 
-use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
+use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
 use aya_ebpf::btf_maps::lpm_trie::Key;
 use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf, SkStorage};
 use aya_ebpf::macros::btf_map;
@@ -17,6 +17,8 @@ use crate::icmp::IcmpMessage;
 
 /// Elements are allocated as they are used: an idle node pays for what it holds.
 const ON_DEMAND: usize = BPF_F_NO_PREALLOC as usize;
+/// The agent changes single words of what programs write at the same time.
+const SHARED: usize = BPF_F_MMAPABLE as usize;
 
 #[btf_map(name = "services4")]
 pub static SERVICES4: HashMap<ServiceKey<4>, Service, { limits::SERVICES as usize }, ON_DEMAND> = HashMap::new();
@@ -71,10 +73,10 @@ pub static HALF_OPEN4: LruHashMap<FlowKey<4>, HalfOpen<4>, { limits::HALF_OPEN a
 pub static HALF_OPEN6: LruHashMap<FlowKey<16>, HalfOpen<16>, { limits::HALF_OPEN as usize }> = LruHashMap::new();
 /// Capacity as that of `backends4`.
 #[btf_map(name = "health4")]
-pub static HEALTH4: Array<Health, { limits::BACKENDS as usize }> = Array::new();
+pub static HEALTH4: Array<Health, { limits::BACKENDS as usize }, SHARED> = Array::new();
 /// Capacity as that of `backends6`.
 #[btf_map(name = "health6")]
-pub static HEALTH6: Array<Health, { limits::BACKENDS as usize }> = Array::new();
+pub static HEALTH6: Array<Health, { limits::BACKENDS as usize }, SHARED> = Array::new();
 #[btf_map(name = "affinity4")]
 pub static AFFINITY4: LruHashMap<AffinityKey<4>, Affinity, { limits::AFFINITY as usize }> = LruHashMap::new();
 #[btf_map(name = "affinity6")]

@@ -12,3 +12,4 @@ pub mod observe;
 pub mod plan;
 pub mod sockets;
 pub mod source;
+pub mod sweep;

@@ -3,6 +3,7 @@
 //! Opening compares each map's type, key size and value size with the records of [`lb_common::abi`].
 //! Minimum kernel: 5.8 (ring buffer); the programs behind the maps need more.
 
+mod connections;
 mod table;
 
 use std::{
@@ -16,7 +17,8 @@ use lb_common::abi::{
     ServiceName, Slot, SocketKey, SocketPeer, Source, SourceKey, StatKey, Traffic, V4, V6, Vip, VipKey, map_name,
 };
 
-pub use table::{Calls, Table};
+pub use connections::Connections;
+pub use table::{Calls, Cursor, Table};
 
 /// Why a pinned map cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -17,6 +17,7 @@ mod servers;
 mod sockets;
 mod start;
 mod state;
+mod sweeper;
 mod tables;
 mod told;
 

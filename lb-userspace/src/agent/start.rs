@@ -19,6 +19,7 @@ use super::notices::Notices;
 use super::scrape::Scrape;
 use super::servers::{Listeners, Ways, listen, serve};
 use super::state::{Progress, State};
+use super::sweeper::Sweeper;
 use super::tables::{Beside, Tables};
 use super::{auditor, clock, facts, ring, run, sockets};
 use crate::announce::{self, Notice};
@@ -78,6 +79,9 @@ async fn with_source(
     let pinned = Pinned::open(&datapath.maps_dir())?;
     let events = pinned.open_events()?;
     let now = clock::monotonic();
+    let sweeper = Sweeper::new(&pinned, settings.flow_timeouts.0, now, lot).context(
+        "the connections of backends cannot be mapped: it needs Linux 5.5 and the pinned maps of this version",
+    )?;
     let programmer = Programmer::restore(KernelStore::new(pinned), plan_settings(settings), now)?;
     let progress =
         Progress { beat: now, tables: TablesReport { inherited, ..TablesReport::default() }, ..Progress::default() };
@@ -110,13 +114,8 @@ async fn with_source(
     let health_checks = HealthChecks::new(move || state.node_health());
     let notices = Notices::new(&settings.node_name, announce(settings, &mut tasks).await?);
     let auditor = Auditor::new(settings.audit_interval, Some(datapath.auditor()), Instant::now());
-    let tables = Tables::new(
-        programmer,
-        progress,
-        metrics,
-        facts,
-        Beside { health_checks, auditor, notices, maintenance, sockets },
-    );
+    let beside = Beside { health_checks, auditor, notices, maintenance, sockets, sweeper };
+    let tables = Tables::new(programmer, progress, metrics, facts, beside);
 
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
@@ -151,6 +150,12 @@ fn kube_settings(settings: &Settings) -> source::kube::KubeSettings {
         compare_interval: settings.resync_interval,
         expected_services: services_in_tables(&settings.bpffs),
     }
+}
+
+/// A number by lot.
+fn lot() -> u32 {
+    // The keys of the standard library's hash are random numbers.
+    (RandomState::new().hash_one(0) >> 32) as u32
 }
 
 /// How much later than it comes up this node posts an Event: a time by lot, so that not all nodes post the same one at once.

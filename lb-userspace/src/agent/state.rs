@@ -17,6 +17,7 @@ use crate::observe::health_check::NodeHealth;
 use crate::observe::http::Look;
 use crate::observe::inventory::BackendTotals;
 use crate::observe::report::{DatapathReport, KernelReport, Report, ResourceReport, SourceReport, TablesReport};
+use crate::plan::DrainEnds;
 use crate::sockets::Totals;
 use crate::source::SourceStatus;
 
@@ -34,6 +35,8 @@ pub struct Progress {
     pub oldest_drain: Option<Monotonic>,
     /// When the last audit ended.
     pub audited: Option<Monotonic>,
+    /// When the last round of the sweep ended.
+    pub swept: Option<Monotonic>,
     pub node_leaving: bool,
 }
 
@@ -49,6 +52,7 @@ impl Progress {
         self.tables.backends = totals(&report.backends);
         self.behind_since = failed.then(|| self.behind_since.unwrap_or(now));
         self.oldest_drain = report.oldest_drain.map(|age| now.before(age));
+        self.tables.drains.ends = ends(report.drain_ends);
         if report.revision != 0 && !failed {
             self.tables.synced = true;
             self.in_step = Some((now, wall));
@@ -62,6 +66,7 @@ impl Progress {
         tables.age_seconds = self.in_step.map(|(at, _)| age(at));
         tables.behind_seconds = self.behind_since.map(age);
         tables.drains.oldest_seconds = self.oldest_drain.map(age);
+        tables.sweep.age_seconds = self.swept.map(age);
         if let (Some(audit), Some(at)) = (&mut tables.audit, self.audited) {
             audit.age_seconds = age(at);
         }
@@ -78,6 +83,12 @@ fn totals(counts: &apply::BackendCounts) -> BackendTotals {
         maintenance: counts.maintenance as u64,
         gone: counts.gone as u64,
     }
+}
+
+fn ends(ends: DrainEnds) -> BTreeMap<String, u64> {
+    let DrainEnds { empty, deadline, returned, replaced } = ends;
+    let ends = [("empty", empty), ("deadline", deadline), ("returned", returned), ("replaced", replaced)];
+    ends.map(|(end, count)| (end.to_owned(), count)).into()
 }
 
 /// The first of many, and how many more there are.

@@ -16,6 +16,7 @@ use super::health_checks::HealthChecks;
 use super::marks::{self, Maintenance, Quarantined};
 use super::notices::Notices;
 use super::state::Progress;
+use super::sweeper::Sweeper;
 use super::told::Told;
 use crate::apply::{KernelStore, Programmer, Report};
 use crate::model::{Monotonic, Snapshot};
@@ -37,12 +38,15 @@ pub(super) struct Tables {
     pub progress: watch::Sender<Progress>,
     pub metrics: Metrics,
     pub told: Told,
+    /// Failures of the sweep that the log has been told.
+    swept: Told,
     pub facts: NodeFacts,
     pub health_checks: HealthChecks,
     auditor: Auditor,
     pub notices: Notices,
     maintenance: Maintenance,
     sockets: Option<Destroyer>,
+    sweeper: Sweeper,
     /// What was planned last.
     snapshot: Option<Arc<Snapshot>>,
     /// Changes that are not written in full.
@@ -63,6 +67,7 @@ pub(super) struct Beside {
     pub notices: Notices,
     pub maintenance: Maintenance,
     pub sockets: Option<Destroyer>,
+    pub sweeper: Sweeper,
 }
 
 impl Tables {
@@ -73,18 +78,20 @@ impl Tables {
         facts: NodeFacts,
         beside: Beside,
     ) -> Self {
-        let Beside { health_checks, auditor, notices, maintenance, sockets } = beside;
+        let Beside { health_checks, auditor, notices, maintenance, sockets, sweeper } = beside;
         Self {
             programmer,
             progress,
             metrics,
             told: Told::default(),
+            swept: Told::default(),
             facts,
             health_checks,
             auditor,
             notices,
             maintenance,
             sockets,
+            sweeper,
             snapshot: None,
             pending: PassReport::default(),
             programming: Vec::new(),
@@ -97,7 +104,8 @@ impl Tables {
     /// When something is due: a deadline, a retry or the next beat. News that come meanwhile do not put it off.
     pub fn due(&self) -> Instant {
         let now = Instant::now();
-        let timed = self.programmer.next_tick().map(|at| now + at.since(clock::monotonic()).min(BEAT));
+        let timed = self.programmer.next_tick().into_iter().chain([self.sweeper.due()]);
+        let timed = timed.min().map(|at| now + at.since(clock::monotonic()).min(BEAT));
         let audit = self.auditor.due(now);
         timed.into_iter().chain(audit).fold(self.next_beat, Instant::min).max(self.last_tick + MIN_PAUSE)
     }
@@ -190,7 +198,19 @@ impl Tables {
             });
         }
         self.audit(started);
+        self.sweep();
         self.progress.send_modify(|progress| progress.beat = clock::monotonic());
+    }
+
+    /// A part of the sweep, if one is due.
+    fn sweep(&mut self) {
+        let now = clock::monotonic();
+        let Some(report) = self.sweeper.step(&mut self.programmer, now) else { return };
+        self.swept.warn(report.last_error.iter().map(|error| format!("the sweep cannot go on: {error}")).collect());
+        self.progress.send_modify(|progress| {
+            progress.swept = Some(now);
+            progress.tables.sweep.clone_from(report);
+        });
     }
 
     /// Somebody wants an audit now.

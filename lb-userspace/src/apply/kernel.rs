@@ -23,13 +23,20 @@ const FEW: usize = 4;
 /// Writes pinned maps.
 pub struct KernelStore {
     maps: Pinned,
+    /// Ids that were gone when a round of the sweep began, and that it met nowhere.
+    unreferred: BTreeSet<BackendId>,
 }
 
 type Results = Vec<Result<(), StoreError>>;
 
 impl KernelStore {
     pub fn new(maps: Pinned) -> Self {
-        Self { maps }
+        Self { maps, unreferred: BTreeSet::new() }
+    }
+
+    /// A round of the sweep began when these ids were gone, and met them nowhere.
+    pub fn note_unreferred(&mut self, ids: BTreeSet<BackendId>) {
+        self.unreferred = ids;
     }
 
     pub fn maps(&self) -> &Pinned {
@@ -279,47 +286,10 @@ impl Store for KernelStore {
         results
     }
 
-    fn referred(&self, ids: &BTreeSet<BackendId>) -> Result<BTreeSet<BackendId>, StoreError> {
-        let maps = &self.maps;
-        let mut found = BTreeSet::new();
-        let v4 = Asked { ids, family: Family::V4 };
-        let v6 = Asked { ids, family: Family::V6 };
-        v4.scan(&maps.flows4, |flow| flow.backend, &mut found)?;
-        v6.scan(&maps.flows6, |flow| flow.backend, &mut found)?;
-        v4.scan(&maps.sockets4, |peer| peer.backend, &mut found)?;
-        v6.scan(&maps.sockets6, |peer| peer.backend, &mut found)?;
-        Ok(found)
-    }
-}
-
-/// The ids of one family that are looked for.
-struct Asked<'a> {
-    ids: &'a BTreeSet<BackendId>,
-    family: Family,
-}
-
-impl Asked<'_> {
-    fn scan<K: Pod, V: Pod>(
-        &self,
-        table: &Table<K, V>,
-        backend: impl Fn(&V) -> u32,
-        found: &mut BTreeSet<BackendId>,
-    ) -> Result<(), StoreError> {
-        let of_family = || self.ids.iter().filter(|id| id.family == self.family);
-        if of_family().next().is_none() {
-            return Ok(());
-        }
-        let whole = table.each(|_, value| {
-            let id = BackendId { family: self.family, id: backend(value) };
-            if self.ids.contains(&id) {
-                found.insert(id);
-            }
-        });
-        if !whole.map_err(|error| failed(table.name(), "reading", &error))? {
-            // It changed faster than it could be read: any of them may be there.
-            found.extend(of_family());
-        }
-        Ok(())
+    /// By what the last round of the sweep saw, which is used once: an id that is free may be given away again.
+    fn referred(&mut self, ids: &BTreeSet<BackendId>) -> Result<BTreeSet<BackendId>, StoreError> {
+        let unreferred = std::mem::take(&mut self.unreferred);
+        Ok(ids - &unreferred)
     }
 }
 

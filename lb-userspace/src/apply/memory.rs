@@ -201,7 +201,7 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    fn referred(&self, ids: &BTreeSet<BackendId>) -> Result<BTreeSet<BackendId>, StoreError> {
+    fn referred(&mut self, ids: &BTreeSet<BackendId>) -> Result<BTreeSet<BackendId>, StoreError> {
         Ok(ids.intersection(&self.flows).copied().collect())
     }
 }

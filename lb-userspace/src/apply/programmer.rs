@@ -13,8 +13,8 @@ use super::{
 use crate::{
     model::{Monotonic, Snapshot},
     plan::{
-        Book, Changes, Desired, NodeFacts, Op, PlanSettings, Planner, PortKey, diff_service, diff_vip, evictions,
-        free_unreferred, restore, sweep,
+        BackendId, Book, Changes, Desired, NodeFacts, Op, PlanSettings, Planner, PortKey, diff_service, diff_vip,
+        evictions, free_unreferred, restore, sweep,
     },
 };
 
@@ -43,7 +43,8 @@ impl<S: Store> Programmer<S> {
         let ranges: Vec<_> = ranges.into_values().collect();
         let slots = store.slots(&ranges)?;
         loaded.slots = ranges.into_iter().zip(slots).collect();
-        let book = restore(capacities, loaded);
+        let mut book = restore(capacities, loaded);
+        book.guess_drains(settings.drain_period);
         let reclaim_at = (!book.gone.is_empty()).then(|| now + settings.reclaim_interval);
         Ok(Self {
             writer: Writer { store, book, grace: settings.slot_grace },
@@ -119,6 +120,18 @@ impl<S: Store> Programmer<S> {
         &self.writer.book
     }
 
+    /// Takes down which of the backends that drain have no flow left.
+    pub fn note_idle(&mut self, idle: &BTreeSet<BackendId>) {
+        self.writer.book.note_idle(idle);
+    }
+
+    /// Ids of backends that are gone are looked for with the next tick: the store knows more of them now.
+    pub fn reclaim_soon(&mut self, now: Monotonic) {
+        if !self.writer.book.gone.is_empty() {
+            self.reclaim_at = Some(now);
+        }
+    }
+
     /// What is wanted.
     pub fn desired(&self) -> &Desired {
         self.planner.desired()
@@ -165,7 +178,7 @@ impl<S: Store> Programmer<S> {
         let trouble = !report.failures.is_empty() || !self.pending.is_empty();
         self.pending.schedule(trouble, fresh, &self.settings, now);
         report.refusals.extend(self.desired().refusals.iter().chain(self.pending.no_room.values()).cloned());
-        report.describe(&self.writer.book, &self.settings, now);
+        report.describe(&self.writer.book, now);
         report
     }
 
@@ -173,6 +186,7 @@ impl<S: Store> Programmer<S> {
     /// which makes room; then all others.
     fn services(&mut self, keys: BTreeSet<PortKey>, run: &mut Run) {
         let (mut removed, mut others) = (BTreeSet::new(), BTreeSet::new());
+        let planned = keys.clone();
         for key in keys {
             let losers = self.losers(&key);
             if losers.is_empty() {
@@ -186,6 +200,11 @@ impl<S: Store> Programmer<S> {
         }
         self.change(removed.into_iter().map(Subject::Service), run);
         self.change(others.into_iter().map(Subject::Service), run);
+        for key in planned {
+            if let Some(wanted) = self.planner.desired().services.get(&key) {
+                self.writer.book.put_drain_period(&key, wanted.drain_period);
+            }
+        }
     }
 
     /// Service ports that hold a frontend which `key` is to have.

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::*;
 use crate::{
     apply::MemoryStore,
-    plan::Capacities,
+    plan::{Capacities, DrainEnds},
     source::{convert, manifest},
 };
 
@@ -77,6 +77,37 @@ fn the_next_tick_is_the_next_thing_that_is_due() {
     }
     assert_eq!(programmer.next_tick(), None);
     assert_eq!(programmer.store().dump(), "");
+}
+
+/// Each drain has one end, whatever came between.
+#[test]
+fn drains_are_counted_by_how_they_ended() {
+    let pod = |uid: &str| {
+        let text = format!("[10.0.0.1], targetRef: {{kind: Pod, name: {uid}, uid: {uid}}}");
+        snapshot(&WEB.replace("[10.0.0.1]", &text))
+    };
+    let (none, facts) = (Snapshot::default(), NodeFacts::default());
+    let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::default(), at(10)).unwrap();
+    let mut sync = |snapshot: &Snapshot, seconds| programmer.sync(snapshot, &facts, at(seconds));
+    sync(&pod("a"), 10);
+    sync(&none, 20);
+    let ends = sync(&pod("a"), 21).drain_ends;
+    assert_eq!(ends, DrainEnds { returned: 1, ..DrainEnds::default() });
+    sync(&none, 30);
+    let ends = sync(&pod("b"), 31).drain_ends;
+    assert_eq!(ends, DrainEnds { returned: 1, replaced: 1, ..DrainEnds::default() });
+    sync(&none, 40);
+    // Another agent goes on with it, and knows its age.
+    let mut programmer = Programmer::restore(programmer.into_store(), PlanSettings::default(), at(50)).unwrap();
+    assert_eq!(programmer.sync(&none, &facts, at(60)).oldest_drain, Some(Duration::from_secs(20)));
+    let report = programmer.tick(at(70));
+    assert_eq!((report.oldest_drain, report.drain_ends), (None, DrainEnds { deadline: 1, ..DrainEnds::default() }));
+    // One that is known to have no flow left was empty at its end.
+    programmer.sync(&pod("c"), &facts, at(80));
+    programmer.sync(&none, &facts, at(90));
+    let idle = programmer.book().drains.ids().collect();
+    programmer.note_idle(&idle);
+    assert_eq!(programmer.tick(at(120)).drain_ends, DrainEnds { deadline: 1, empty: 1, ..DrainEnds::default() });
 }
 
 #[test]

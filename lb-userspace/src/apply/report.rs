@@ -6,7 +6,7 @@ use lb_common::abi::backend_state;
 
 use crate::{
     model::{Monotonic, Refusal},
-    plan::{Book, PlanSettings},
+    plan::{Book, DrainEnds},
 };
 
 /// Result of a sync or a tick.
@@ -25,6 +25,8 @@ pub struct Report {
     pub backends: BackendCounts,
     /// Age of the drain that goes on longest; `None`: nothing drains.
     pub oldest_drain: Option<Duration>,
+    /// How drains ended, since this agent runs.
+    pub drain_ends: DrainEnds,
 }
 
 /// How many backends there are, by state.
@@ -39,7 +41,7 @@ pub struct BackendCounts {
 }
 
 impl Report {
-    pub(super) fn describe(&mut self, book: &Book, settings: &PlanSettings, now: Monotonic) {
+    pub(super) fn describe(&mut self, book: &Book, now: Monotonic) {
         self.services = book.served();
         self.backends = BackendCounts {
             active: book.count_in(backend_state::ACTIVE),
@@ -49,10 +51,7 @@ impl Report {
             maintenance: book.count_in(backend_state::MAINTENANCE),
             gone: book.count_in(backend_state::GONE),
         };
-        self.oldest_drain = book.drains.first().map(|(deadline, _)| {
-            let left = Monotonic::from_tenths(*deadline).since(now);
-            let late = now.since(Monotonic::from_tenths(*deadline));
-            settings.drain_period.saturating_sub(left) + late
-        });
+        self.oldest_drain = book.drains.oldest().map(|began| now.since(began));
+        self.drain_ends = book.drains.ends;
     }
 }

@@ -45,6 +45,6 @@ pub trait Store {
     /// Takes out an element that nothing of ours can be.
     fn remove_stray(&mut self, stray: &Stray) -> Result<(), StoreError>;
 
-    /// Which of these backends some flow or socket still refers to. Names one too many rather than one too few.
-    fn referred(&self, ids: &BTreeSet<BackendId>) -> Result<BTreeSet<BackendId>, StoreError>;
+    /// Which of these backends some flow, socket or affinity still refers to. Names one too many rather than one too few.
+    fn referred(&mut self, ids: &BTreeSet<BackendId>) -> Result<BTreeSet<BackendId>, StoreError>;
 }

@@ -16,7 +16,10 @@ use std::{
 use aya::{Pod, maps::MapData};
 use aya_obj::generated::bpf_cmd;
 
+mod part;
+
 use super::{MapError, data};
+pub use part::Cursor;
 
 /// Elements in one call: bounded, so that no other map user waits long.
 const BATCH: usize = 4096;
@@ -99,6 +102,10 @@ impl<K: Pod, V: Pod> Table<K, V> {
 
     pub fn capacity(&self) -> u32 {
         self.capacity
+    }
+
+    pub(super) fn raw_descriptor(&self) -> i32 {
+        self.map.fd().as_fd().as_raw_fd()
     }
 
     /// `None`: not there.

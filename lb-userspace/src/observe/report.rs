@@ -12,7 +12,7 @@ mod tables;
 
 pub use following::{ConfirmingReport, ProofReport, ResourceReport};
 pub use sockets::SocketsReport;
-pub use tables::{AuditReport, DrainReport, FillReport, HealthCheckReport, PassReport, TablesReport};
+pub use tables::{AuditReport, DrainReport, FillReport, HealthCheckReport, PassReport, SweepReport, TablesReport};
 
 /// Everything, at one moment. Ages are in seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -3,6 +3,7 @@
 //! Everything that is asked for at each change is counted as it changes: no look at the book walks all of it.
 
 mod backends;
+mod drains;
 mod ranges;
 mod reserve;
 
@@ -20,6 +21,7 @@ use super::{
     ids::{IdPool, SlotPool},
 };
 use crate::model::{Family, Monotonic};
+pub use drains::{DrainEnds, Drains};
 use reserve::Reserved;
 
 /// How much the tables hold, in elements.
@@ -131,8 +133,9 @@ pub struct Book {
     pub generation: u32,
     /// Backends with a deadline, the next one first.
     pub deadlines: BTreeSet<(u32, BackendId)>,
-    /// Those of them that drain.
-    pub drains: BTreeSet<(u32, BackendId)>,
+    pub drains: Drains,
+    /// Services' own drain periods, as last wanted: they hold for what is deleted, too.
+    pub drain_periods: BTreeMap<u32, Duration>,
     /// Backends that are gone, and may still be referred to by flows.
     pub gone: BTreeSet<BackendId>,
     /// Service ports that have nothing left.
@@ -172,7 +175,8 @@ impl Book {
             config: None,
             generation: 0,
             deadlines: BTreeSet::new(),
-            drains: BTreeSet::new(),
+            drains: Drains::default(),
+            drain_periods: BTreeMap::new(),
             gone: BTreeSet::new(),
             empty: BTreeSet::new(),
             generations: BTreeMap::new(),
@@ -196,7 +200,10 @@ impl Book {
         self.keep(op);
         match op {
             Op::WriteName { id, name } => self.service_mut(*id, key).name = Some(*name),
-            Op::WriteBackend { id, record } | Op::RetireBackend { id, record } => self.put_backend(*id, *record, key),
+            Op::WriteBackend { id, record } | Op::RetireBackend { id, record } => {
+                self.note_drain(*id, record, now);
+                self.put_backend(*id, *record, key);
+            }
             Op::WriteSlots { base, slots } => {
                 // It rests until a frontend leads to it, in case that the write of the frontend fails.
                 self.ranges.insert(*base, slots.clone());
@@ -258,6 +265,7 @@ impl Book {
     fn forget(&mut self, id: u32) {
         if let Some(service) = self.services.remove(&id) {
             self.empty.remove(&id);
+            self.drain_periods.remove(&id);
             self.service_ids.remove(&service.key);
             self.service_pool.give_back(id);
         }
@@ -287,6 +295,15 @@ impl Book {
         if self.vips.remove(&address).is_some() {
             *self.vip_counts.slot(Family::of(address)) -= 1;
         }
+    }
+
+    /// Takes down the service port's own drain period; `None`: it has none.
+    pub fn put_drain_period(&mut self, key: &PortKey, period: Option<Duration>) {
+        let Some(id) = self.service_ids.get(key) else { return };
+        match period {
+            Some(period) => self.drain_periods.insert(*id, period),
+            None => self.drain_periods.remove(id),
+        };
     }
 
     /// How many service ports have a frontend.

@@ -6,6 +6,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     net::{IpAddr, SocketAddr},
+    time::Duration,
 };
 
 use lb_common::abi::{self, backend_state};
@@ -37,7 +38,10 @@ pub fn diff_service(
         (None, None) => return Ok(Vec::new()),
         (None, Some(_)) => book.free_service_id().ok_or_else(|| full_for(key, "names", book.capacities.names))?,
     };
-    let mut draft = Draft { key, id, book, settings, now, service: book.services.get(&id), ops: Vec::new() };
+    let own = wanted.map_or_else(|| book.drain_periods.get(&id).copied(), |wanted| wanted.drain_period);
+    let drain_period = own.unwrap_or(settings.drain_period);
+    let service = book.services.get(&id);
+    let mut draft = Draft { key, id, book, settings, drain_period, now, service, ops: Vec::new() };
     if let Some(wanted) = wanted {
         draft.name(wanted);
     }
@@ -109,6 +113,7 @@ struct Draft<'a> {
     id: u32,
     book: &'a Book,
     settings: &'a PlanSettings,
+    drain_period: Duration,
     now: Monotonic,
     service: Option<&'a BookedService>,
     ops: Vec<Op>,
@@ -161,7 +166,8 @@ impl Draft<'_> {
         endpoint: Option<DesiredEndpoint>,
         free: &mut impl Iterator<Item = (BackendId, u32)>,
     ) -> Result<Option<(BackendId, u32)>, Refusal> {
-        let step = life::step(record.as_ref().map(|(_, record)| record), endpoint, self.now, self.settings);
+        let step =
+            life::step(record.as_ref().map(|(_, record)| record), endpoint, self.drain_period, self.now, self.settings);
         match (step, record, endpoint) {
             (Step::Keep, Some((id, record)), _) => Ok(Some((id, record.generation))),
             (Step::Write(record), Some((id, _)), _) => {

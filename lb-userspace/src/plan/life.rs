@@ -1,5 +1,7 @@
 //! The life of a backend: what becomes of its record, from what the API says now and what was written before.
 
+use std::time::Duration;
+
 use lb_common::abi::{backend_flags, backend_state};
 
 use super::{BackendRecord, DesiredEndpoint, EndpointState, Mark, PlanSettings, Set};
@@ -22,22 +24,23 @@ pub enum Step {
     Replace(BackendRecord),
 }
 
-/// The next step of the backend at one address.
+/// The next step of the backend at one address. `drain_period`: how long its flows may go on once it is gone from the API.
 pub fn step(
     current: Option<&BackendRecord>,
     wanted: Option<DesiredEndpoint>,
+    drain_period: Duration,
     now: Monotonic,
     settings: &PlanSettings,
 ) -> Step {
     match (current, wanted) {
         (None, None) => Step::Nothing,
         (None, Some(_)) => Step::New,
-        (Some(record), None) => leave(record, now, settings),
+        (Some(record), None) => leave(record, drain_period, now),
         (Some(record), Some(wanted)) => stay(record, wanted, now, settings),
     }
 }
 
-fn leave(record: &BackendRecord, now: Monotonic, settings: &PlanSettings) -> Step {
+fn leave(record: &BackendRecord, drain_period: Duration, now: Monotonic) -> Step {
     if record.state == backend_state::GONE {
         return Step::Nothing;
     }
@@ -47,7 +50,7 @@ fn leave(record: &BackendRecord, now: Monotonic, settings: &PlanSettings) -> Ste
     if record.state == backend_state::DRAINING {
         return Step::Keep;
     }
-    let mut deadline_ds = (now + settings.drain_period).to_tenths();
+    let mut deadline_ds = (now + drain_period).to_tenths();
     if record.deadline_ds != 0 {
         deadline_ds = deadline_ds.min(record.deadline_ds);
     }

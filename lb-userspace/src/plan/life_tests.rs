@@ -1,7 +1,5 @@
 //! The table of a backend's life, line by line.
 
-use std::time::Duration;
-
 use super::*;
 use crate::plan::Mark;
 
@@ -34,7 +32,8 @@ fn wanted(state: EndpointState) -> DesiredEndpoint {
 }
 
 fn next(current: &BackendRecord, wanted: Option<DesiredEndpoint>) -> Step {
-    step(Some(current), wanted, NOW, &PlanSettings::default())
+    let settings = PlanSettings::default();
+    step(Some(current), wanted, settings.drain_period, NOW, &settings)
 }
 
 #[test]
@@ -54,6 +53,36 @@ fn a_deadline_is_never_put_off() {
     let terminating = record(backend_state::TERMINATING, 110);
     assert_eq!(next(&terminating, Some(wanted(EndpointState::Terminating))), Step::Keep);
     assert_eq!(next(&terminating, None), Step::Write(record(backend_state::DRAINING, 110)));
+}
+
+#[test]
+fn a_service_may_have_a_period_of_its_own() {
+    let settings = PlanSettings::default();
+    for (period, deadline) in [(0, 100), (7, 107), (300, 400)] {
+        let next = step(Some(&record(backend_state::ACTIVE, 0)), None, Duration::from_secs(period), NOW, &settings);
+        assert_eq!(next, Step::Write(record(backend_state::DRAINING, deadline)));
+    }
+}
+
+#[test]
+fn what_is_in_maintenance_drains_and_returns_like_any_other() {
+    let by_hand = DesiredEndpoint { in_cluster_set: false, mark: Mark::Maintenance, ..wanted(EndpointState::Ready) };
+    let maintained = record(backend_state::MAINTENANCE, 0);
+    assert_eq!(next(&record(backend_state::ACTIVE, 0), Some(by_hand)), Step::Write(maintained));
+    assert_eq!(next(&maintained, None), Step::Write(record(backend_state::DRAINING, 130)));
+    assert_eq!(next(&maintained, Some(wanted(EndpointState::Ready))), Step::Write(record(backend_state::ACTIVE, 0)));
+    // Its end comes as if no hand had touched it.
+    let terminating = DesiredEndpoint { state: EndpointState::Terminating, ..by_hand };
+    assert_eq!(next(&maintained, Some(terminating)), Step::Write(record(backend_state::TERMINATING, 3700)));
+}
+
+#[test]
+fn the_flag_of_a_quarantined_one_says_whether_it_is_kept_out() {
+    let failing = DesiredEndpoint { mark: Mark::Quarantined, ..wanted(EndpointState::Ready) };
+    assert_eq!(next(&record(backend_state::ACTIVE, 0), Some(failing)), Step::Keep, "it serves, as all fail");
+    let kept_out = DesiredEndpoint { in_cluster_set: false, ..failing };
+    let flagged = BackendRecord { flags: backend_flags::QUARANTINED, ..record(backend_state::ACTIVE, 0) };
+    assert_eq!(next(&record(backend_state::ACTIVE, 0), Some(kept_out)), Step::Write(flagged));
 }
 
 #[test]

@@ -25,7 +25,7 @@ use ipnet::IpNet;
 
 use crate::model::Scheduler;
 
-pub use book::{Book, BookedService, Capacities};
+pub use book::{Book, BookedService, Capacities, DrainEnds};
 pub use desired::{Desired, DesiredService, Frontend, HealthCheck, Kind, PortKey, Ranges, Set, Use};
 pub use diff::{diff_service, diff_vip, evictions};
 pub use endpoints::{DesiredEndpoint, EndpointState};

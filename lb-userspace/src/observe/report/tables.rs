@@ -36,6 +36,7 @@ pub struct TablesReport {
     pub fill: BTreeMap<String, FillReport>,
     /// Null: switched off, or not run yet.
     pub audit: Option<AuditReport>,
+    pub sweep: SweepReport,
     /// `healthCheckNodePort`s, by port.
     pub health_checks: BTreeMap<u16, HealthCheckReport>,
 }
@@ -57,6 +58,9 @@ pub struct DrainReport {
     pub oldest_seconds: Option<f64>,
     /// Backends whose deadline struck, but which are still in the tables. The programs already evict their flows.
     pub overdue: u64,
+    /// How many ended since this agent runs, by how: `empty` (at the deadline, no flow was left), `deadline`, `returned`,
+    /// `replaced` (another pod came to the address).
+    pub ends: BTreeMap<String, u64>,
 }
 
 /// A table's entries.
@@ -93,6 +97,25 @@ pub struct AuditReport {
 impl AuditReport {
     /// How many findings are told in words.
     pub const FINDINGS: usize = 20;
+}
+
+/// What was taken out of the programs' tables because it was over, since this agent runs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SweepReport {
+    /// Seconds since the last round ended; null: none has.
+    pub age_seconds: Option<f64>,
+    /// How long it took.
+    pub took_seconds: f64,
+    pub rounds: u64,
+    /// Entries that were looked at.
+    pub looked: u64,
+    /// Entries that were taken out, by map.
+    pub swept: BTreeMap<String, u64>,
+    /// Connections by which the programs' counts were corrected.
+    pub recounted: u64,
+    /// Why the last round could not go on; null: it ended.
+    pub last_error: Option<String>,
 }
 
 /// A health-check node port.

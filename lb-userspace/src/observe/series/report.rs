@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::{Kind, Labels, Series, count, gauge, optional, precise, series, truth};
-use crate::observe::report::{AuditReport, Report, ResourceReport, SocketsReport, SourceReport, TablesReport};
+use crate::observe::report::{
+    AuditReport, Report, ResourceReport, SocketsReport, SourceReport, SweepReport, TablesReport,
+};
 
 /// Everything that the report tells in numbers.
 pub fn of_report(report: &Report) -> Vec<Series> {
@@ -25,6 +27,7 @@ pub fn of_report(report: &Report) -> Vec<Series> {
     all.extend(of_source(&report.source));
     all.extend(of_following(&report.source.resources));
     all.extend(of_tables(&report.tables));
+    all.extend(of_sweep(&report.tables.sweep));
     all.extend(report.tables.audit.as_ref().map(of_audit).unwrap_or_default());
     all.extend(of_sockets(&report.sockets));
     let mut roles = BTreeMap::<&str, usize>::new();
@@ -169,6 +172,12 @@ fn of_tables(tables: &TablesReport) -> Vec<Series> {
             "Backends whose deadline struck, but which are still in the tables",
             precise(tables.drains.overdue),
         ),
+        series(
+            "ballast_drains_ended",
+            "Drains that ended, by how: empty, deadline, returned, replaced",
+            Kind::Counter,
+            tables.drains.ends.iter().map(|(end, count)| (vec![("end", end.clone())], precise(*count))).collect(),
+        ),
         series("ballast_map_entries", "Entries of a map", Kind::Gauge, fill(|fill| fill.entries)),
         series("ballast_map_capacity", "Entries that a map has room for", Kind::Gauge, fill(|fill| fill.capacity)),
         gauge(
@@ -203,6 +212,33 @@ fn of_audit(audit: &AuditReport) -> Vec<Series> {
         series("ballast_audits", "Audits of the tables", Kind::Counter, vec![(Vec::new(), precise(audit.runs))]),
         series("ballast_drift", "Entries that differed from the plan", Kind::Counter, counters(&audit.drift)),
         series("ballast_repairs", "Entries that an audit repaired", Kind::Counter, counters(&audit.repaired)),
+    ]
+}
+
+fn of_sweep(sweep: &SweepReport) -> Vec<Series> {
+    let swept = sweep.swept.iter().map(|(map, total)| (vec![("map", map.clone())], precise(*total)));
+    let counter = |name, help, total| series(name, help, Kind::Counter, vec![(Vec::new(), precise(total))]);
+    vec![
+        optional(
+            "ballast_sweep_age_seconds",
+            "Seconds since the last round over the programs' tables ended",
+            sweep.age_seconds,
+        ),
+        gauge("ballast_sweep_duration_seconds", "How long the last round took", sweep.took_seconds),
+        gauge("ballast_sweep_failed", "1 if the last round could not go on", truth(sweep.last_error.is_some())),
+        counter("ballast_sweeps", "Rounds over the programs' tables", sweep.rounds),
+        counter("ballast_sweep_looked", "Entries that rounds looked at", sweep.looked),
+        series(
+            "ballast_swept",
+            "Entries taken out of the programs' tables because they were over, by map",
+            Kind::Counter,
+            swept.collect(),
+        ),
+        counter(
+            "ballast_recounted_connections",
+            "Connections by which the programs' counts of their backends were corrected",
+            sweep.recounted,
+        ),
     ]
 }
 

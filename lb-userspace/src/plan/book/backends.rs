@@ -24,9 +24,6 @@ impl Book {
             self.gone.insert(id);
         } else if record.deadline_ds != 0 {
             self.deadlines.insert((record.deadline_ds, id));
-            if record.state == backend_state::DRAINING {
-                self.drains.insert((record.deadline_ds, id));
-            }
         }
         let service = self.service_mut(record.service, key);
         service.backends.insert(id);
@@ -50,7 +47,6 @@ impl Book {
             *count = count.saturating_sub(1);
         }
         self.deadlines.remove(&(record.deadline_ds, id));
-        self.drains.remove(&(record.deadline_ds, id));
         self.gone.remove(&id);
     }
 

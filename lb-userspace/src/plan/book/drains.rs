@@ -1,0 +1,102 @@
+//! The book's drains: since when each goes on, and what became of those that ended.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use lb_common::abi::backend_state;
+
+use super::Book;
+use crate::{
+    model::Monotonic,
+    plan::{BackendId, BackendRecord},
+};
+
+/// How drains ended, ever.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DrainEnds {
+    /// At the deadline, with no flow left.
+    pub empty: u64,
+    /// At the deadline, with flows left, or not known to have none.
+    pub deadline: u64,
+    /// The backend came back.
+    pub returned: u64,
+    /// Another pod came to its address.
+    pub replaced: u64,
+}
+
+/// Backends that drain.
+#[derive(Clone, Debug, Default)]
+pub struct Drains {
+    /// Since when, the oldest first.
+    by_age: BTreeSet<(Monotonic, BackendId)>,
+    since: BTreeMap<BackendId, Monotonic>,
+    /// Those that were looked at and had no flow left.
+    idle: BTreeSet<BackendId>,
+    pub ends: DrainEnds,
+}
+
+impl Drains {
+    /// When the drain that goes on longest began.
+    pub fn oldest(&self) -> Option<Monotonic> {
+        self.by_age.first().map(|(since, _)| *since)
+    }
+
+    pub fn ids(&self) -> impl Iterator<Item = BackendId> + '_ {
+        self.since.keys().copied()
+    }
+
+    fn begin(&mut self, id: BackendId, since: Monotonic) {
+        self.since.insert(id, since);
+        self.by_age.insert((since, id));
+    }
+
+    fn end(&mut self, id: BackendId) {
+        self.idle.remove(&id);
+        if let Some(since) = self.since.remove(&id) {
+            self.by_age.remove(&(since, id));
+        }
+    }
+}
+
+impl Book {
+    /// Takes down what becomes of a drain by the write of `new` over what is there.
+    pub(super) fn note_drain(&mut self, id: BackendId, new: &BackendRecord, now: Monotonic) {
+        let drains = new.state == backend_state::DRAINING;
+        let drained = self.drains.since.contains_key(&id);
+        if drains && !drained {
+            self.drains.begin(id, now);
+        } else if drained && !drains {
+            let struck = self.backends.get(&id).is_some_and(|old| old.is_struck(now));
+            let idle = self.drains.idle.contains(&id);
+            let ends = &mut self.drains.ends;
+            *match new.state {
+                backend_state::GONE if struck && idle => &mut ends.empty,
+                backend_state::GONE if struck => &mut ends.deadline,
+                backend_state::GONE => &mut ends.replaced,
+                _ => &mut ends.returned,
+            } += 1;
+            self.drains.end(id);
+        }
+    }
+
+    /// Drains that went on before this agent: each is taken to have begun its period before its deadline, as the tables do not
+    /// say. One that is cut short by an earlier deadline is younger than that.
+    pub fn guess_drains(&mut self, period: Duration) {
+        let drain = |(id, record): (&BackendId, &BackendRecord)| {
+            let began = Monotonic::from_tenths(record.deadline_ds).before(period);
+            (record.state == backend_state::DRAINING).then_some((*id, began))
+        };
+        let found: Vec<_> = self.backends.iter().filter_map(drain).collect();
+        for (id, began) in found {
+            self.drains.begin(id, began);
+        }
+    }
+
+    /// Takes down which of the backends that drain have no flow left.
+    pub fn note_idle(&mut self, idle: &BTreeSet<BackendId>) {
+        let drains = &mut self.drains;
+        drains.idle = idle.iter().filter(|id| drains.since.contains_key(id)).copied().collect();
+    }
+}

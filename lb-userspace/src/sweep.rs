@@ -1,0 +1,96 @@
+//! What flows leave behind is taken out of the programs' tables, a bounded part at a time, and what is seen on the way is told.
+//!
+//! A round looks at every entry of `half_open`, `flows`, `sockets`, `affinity` and `traffic` of both families, at most
+//! [`RATE`] entries a second, and then rests for [`PAUSE`], a fifth more or less. `half_open` comes before `flows`: flows move
+//! from the one to the other only, so none is missed between the two.
+//!
+//! **The race.** A packet may come for an entry while it is taken out. An entry is over if it was silent for its timeout *and* the
+//! entry of the other direction is over or not there; it is taken out by one call that returns what it held at that moment, and
+//! if a packet had touched it since it was read, it is put back. So a flow that comes to life loses an entry only if a packet
+//! comes between that call and the next instruction of the agent, after a silence of the whole timeout (2 h 15 min for TCP); and
+//! never both: the programs touch or write again the other direction's entry with the same packet, and that one is looked at anew
+//! before it is taken out in its turn.
+//!
+//! **By the way** a round counts each backend's connections (eviction from a full table runs no code, so the programs' own counts
+//! drift), finds which ids of backends that are gone are still referred to, and which drains have no flow left.
+
+mod part;
+mod recount;
+mod rounds;
+mod rules;
+mod seen;
+
+use std::time::Duration;
+
+pub use part::{Look, Part, Place};
+pub use recount::correction;
+pub use rounds::{Order, Rounds};
+pub use seen::{Seen, Start};
+
+/// Entries looked at in a second, at most; an entry taken out counts as [`REMOVAL`].
+pub const RATE: u64 = 50_000;
+/// Entries looked at in one go, about.
+pub const PART: usize = 1_000;
+/// Calls that an entry costs which is taken out.
+const REMOVAL: usize = 4;
+/// Pause between two rounds; by lot up to a fifth more or less, so that not all nodes sweep at once.
+pub const PAUSE: Duration = Duration::from_secs(5);
+
+/// The tables of a round, in the order in which they are looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    HalfOpen4,
+    HalfOpen6,
+    Flows4,
+    Flows6,
+    Sockets4,
+    Sockets6,
+    Affinity4,
+    Affinity6,
+    Traffic4,
+    Traffic6,
+}
+
+impl Kind {
+    pub const ALL: [Self; 10] = [
+        Self::HalfOpen4,
+        Self::HalfOpen6,
+        Self::Flows4,
+        Self::Flows6,
+        Self::Sockets4,
+        Self::Sockets6,
+        Self::Affinity4,
+        Self::Affinity6,
+        Self::Traffic4,
+        Self::Traffic6,
+    ];
+
+    /// Name of its map.
+    pub const fn name(self) -> &'static str {
+        use lb_common::abi::map_name as name;
+        match self {
+            Self::HalfOpen4 => name::HALF_OPEN4,
+            Self::HalfOpen6 => name::HALF_OPEN6,
+            Self::Flows4 => name::FLOWS4,
+            Self::Flows6 => name::FLOWS6,
+            Self::Sockets4 => name::SOCKETS4,
+            Self::Sockets6 => name::SOCKETS6,
+            Self::Affinity4 => name::AFFINITY4,
+            Self::Affinity6 => name::AFFINITY6,
+            Self::Traffic4 => name::TRAFFIC4,
+            Self::Traffic6 => name::TRAFFIC6,
+        }
+    }
+
+    fn after(self) -> Option<Self> {
+        Self::ALL.get(self as usize + 1).copied()
+    }
+}
+
+const _: () = {
+    let mut i = 0;
+    while i < Kind::ALL.len() {
+        assert!(Kind::ALL[i] as usize == i, "ALL is in the order of the kinds");
+        i += 1;
+    }
+};

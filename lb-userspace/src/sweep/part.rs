@@ -1,0 +1,205 @@
+//! The thin part that does it: reads some entries of one table, takes out what is over, and tells the round what stays.
+
+use std::{any::Any, io};
+
+use aya::Pod;
+use lb_common::{
+    abi::{Affinity, AffinityKey, Flow, FlowKey, HalfOpen, SocketKey, SocketPeer, Traffic},
+    decide::{Now, pair_key},
+    state::Timeouts,
+};
+
+use super::{Kind, Seen, rules};
+use crate::{
+    maps::{Cursor, Pinned, Table},
+    model::Family,
+    plan::{BackendId, Book},
+};
+
+/// What one part came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Part {
+    pub looked: usize,
+    pub removed: usize,
+    /// The table has no more.
+    pub is_last: bool,
+}
+
+/// What a part looks with.
+#[derive(Clone, Copy)]
+pub struct Look<'a> {
+    pub maps: &'a Pinned,
+    pub book: &'a Book,
+    pub timeouts: &'a Timeouts,
+    pub now: Now,
+}
+
+/// Where a table's reader is, whatever its keys; empty at the start of each table.
+pub type Place = Option<Box<dyn Any + Send>>;
+
+impl Look<'_> {
+    /// Looks at up to `count` entries of one table, from `place` on.
+    pub fn part(&self, kind: Kind, place: &mut Place, count: usize, seen: &mut Seen) -> io::Result<Part> {
+        let maps = self.maps;
+        match kind {
+            Kind::HalfOpen4 => self.half_open(&maps.half_open4, Family::V4, place, count, seen),
+            Kind::HalfOpen6 => self.half_open(&maps.half_open6, Family::V6, place, count, seen),
+            Kind::Flows4 => self.flows(&maps.flows4, Family::V4, place, count, seen),
+            Kind::Flows6 => self.flows(&maps.flows6, Family::V6, place, count, seen),
+            Kind::Sockets4 => sockets(&maps.sockets4, Family::V4, place, count, seen),
+            Kind::Sockets6 => sockets(&maps.sockets6, Family::V6, place, count, seen),
+            Kind::Affinity4 => self.affinity(&maps.affinity4, Family::V4, place, count, seen),
+            Kind::Affinity6 => self.affinity(&maps.affinity6, Family::V6, place, count, seen),
+            Kind::Traffic4 => traffic(&maps.traffic4, &maps.flows4, &maps.half_open4, place, count),
+            Kind::Traffic6 => traffic(&maps.traffic6, &maps.flows6, &maps.half_open6, place, count),
+        }
+    }
+
+    fn flows<const N: usize>(
+        &self,
+        table: &Table<FlowKey<N>, Flow<N>>,
+        family: Family,
+        place: &mut Place,
+        count: usize,
+        seen: &mut Seen,
+    ) -> io::Result<Part>
+    where
+        FlowKey<N>: Pod,
+        Flow<N>: Pod,
+    {
+        let is_silent = |key: &FlowKey<N>, flow: &Flow<N>| rules::is_silent(key, flow, self.timeouts, self.now);
+        pass(table, place, count, |key, flow| {
+            if is_silent(key, flow) {
+                let other = pair_key(key, flow);
+                let pair = table.get(&other)?.filter(|pair| rules::is_pair(key, flow, pair));
+                let is_over = pair.is_none_or(|pair| is_silent(&other, &pair));
+                if is_over && take(table, key, |now| is_silent(key, now))? {
+                    return Ok(true);
+                }
+            }
+            seen.flow(family, flow);
+            Ok(false)
+        })
+    }
+
+    fn half_open<const N: usize>(
+        &self,
+        table: &Table<FlowKey<N>, HalfOpen<N>>,
+        family: Family,
+        place: &mut Place,
+        count: usize,
+        seen: &mut Seen,
+    ) -> io::Result<Part>
+    where
+        FlowKey<N>: Pod,
+        HalfOpen<N>: Pod,
+    {
+        let is_silent =
+            |key: &FlowKey<N>, entry: &HalfOpen<N>| rules::is_half_open_silent(key, entry, self.timeouts, self.now);
+        pass(table, place, count, |key, entry| {
+            if is_silent(key, entry) {
+                let other = pair_key(key, &entry.flow);
+                let pair = if rules::is_alone(entry) { None } else { table.get(&other)? };
+                let pair = pair.filter(|pair| rules::is_pair(key, &entry.flow, &pair.flow));
+                let is_over = pair.is_none_or(|pair| is_silent(&other, &pair));
+                if is_over && take(table, key, |now| is_silent(key, now))? {
+                    return Ok(true);
+                }
+            }
+            seen.half_open(family, entry);
+            Ok(false)
+        })
+    }
+
+    fn affinity<const N: usize>(
+        &self,
+        table: &Table<AffinityKey<N>, Affinity>,
+        family: Family,
+        place: &mut Place,
+        count: usize,
+        seen: &mut Seen,
+    ) -> io::Result<Part>
+    where
+        AffinityKey<N>: Pod,
+    {
+        let is_over = |key: &AffinityKey<N>, affinity: &Affinity| {
+            let frontends = self.book.services.get(&key.service).into_iter().flat_map(|service| &service.frontends);
+            let entries = frontends.filter_map(|frontend| self.book.frontends.get(frontend));
+            let timeout_s = entries.map(|entry| entry.affinity_timeout_s).max().unwrap_or_default();
+            let id = BackendId { family, id: affinity.backend };
+            let generation = self.book.backends.get(&id).map(|record| record.generation);
+            rules::is_affinity_over(key, affinity, timeout_s, generation, self.now)
+        };
+        pass(table, place, count, |key, affinity| {
+            if is_over(key, affinity) && take(table, key, |now| is_over(key, now))? {
+                return Ok(true);
+            }
+            seen.refer(BackendId { family, id: affinity.backend });
+            Ok(false)
+        })
+    }
+}
+
+/// A closed socket's entries are taken out as it is closed: here they are only looked at.
+fn sockets<const N: usize>(
+    table: &Table<SocketKey<N>, SocketPeer<N>>,
+    family: Family,
+    place: &mut Place,
+    count: usize,
+    seen: &mut Seen,
+) -> io::Result<Part>
+where
+    SocketKey<N>: Pod,
+    SocketPeer<N>: Pod,
+{
+    pass(table, place, count, |_, peer| {
+        seen.socket(BackendId { family, id: peer.backend });
+        Ok(false)
+    })
+}
+
+/// Counters of flows that are no more.
+fn traffic<const N: usize>(
+    table: &Table<FlowKey<N>, Traffic>,
+    flows: &Table<FlowKey<N>, Flow<N>>,
+    half_open: &Table<FlowKey<N>, HalfOpen<N>>,
+    place: &mut Place,
+    count: usize,
+) -> io::Result<Part>
+where
+    FlowKey<N>: Pod,
+    Flow<N>: Pod,
+    HalfOpen<N>: Pod,
+{
+    pass(table, place, count / 2, |key, _| {
+        let is_over = flows.get(key)?.is_none() && half_open.get(key)?.is_none();
+        if is_over { table.remove(key) } else { Ok(false) }
+    })
+}
+
+/// Reads on from `place`; `visit` says of each entry whether it was taken out.
+fn pass<K: Pod + Send, V: Pod>(
+    table: &Table<K, V>,
+    place: &mut Place,
+    count: usize,
+    mut visit: impl FnMut(&K, &V) -> io::Result<bool>,
+) -> io::Result<Part> {
+    let own = place.take().and_then(|place| place.downcast::<Cursor<K>>().ok());
+    let mut cursor = own.unwrap_or_else(|| Box::new(table.cursor()));
+    let (keys, values) = table.read_part(&mut cursor, count)?;
+    let mut part = Part { looked: keys.len(), removed: 0, is_last: cursor.is_done() };
+    for (key, value) in keys.iter().zip(&values) {
+        part.removed += usize::from(visit(key, value)?);
+    }
+    *place = Some(cursor).filter(|_| !part.is_last).map(|cursor| cursor as Box<dyn Any + Send>);
+    Ok(part)
+}
+
+/// Takes an entry out that is over. One that came to life since it was read is put back, unless a packet has written it anew.
+fn take<K: Pod, V: Pod>(table: &Table<K, V>, key: &K, is_over: impl Fn(&V) -> bool) -> io::Result<bool> {
+    let Some(taken) = table.take(key)? else { return Ok(true) };
+    if is_over(&taken) {
+        return Ok(true);
+    }
+    table.put_new(key, &taken).map(|_| false)
+}

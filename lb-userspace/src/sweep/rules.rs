@@ -1,0 +1,153 @@
+//! When an entry is over: pure functions of the entry, what stands beside it, and the time.
+
+use lb_common::{
+    abi::{Affinity, Flow, FlowKey, HalfOpen, affinity_tag, flow_flags, flow_state, half_open_flags, tag},
+    decide::{Now, pair_key},
+    state::{Timeouts, expired},
+};
+
+/// Whether a flow's entry was silent for its timeout. One whose tag is another key's is being written at this moment.
+pub fn is_silent<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>, timeouts: &Timeouts, now: Now) -> bool {
+    flow.tag == tag(key) && expired(flow, timeouts.of(key.protocol, flow.state), now.s)
+}
+
+/// Whether the entry under `pair_key(key, flow)` belongs to the same flow.
+pub fn is_pair<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>, pair: &Flow<N>) -> bool {
+    pair_key(&pair_key(key, flow), pair) == *key && (pair.flags ^ flow.flags) & flow_flags::REPLY != 0
+}
+
+/// Whether a half-open entry was silent for its timeout.
+pub fn is_half_open_silent<const N: usize>(
+    key: &FlowKey<N>,
+    entry: &HalfOpen<N>,
+    timeouts: &Timeouts,
+    now: Now,
+) -> bool {
+    // Under the tuple of an answered flow the entry is about a SYN, whatever the state of that flow.
+    let limit = timeouts.of(key.protocol, flow_state::HALF_OPEN);
+    entry.flow.tag == tag(key) && expired(&entry.flow, limit, now.s)
+}
+
+/// Whether a half-open entry stands for itself, with no other direction that could keep it alive.
+pub fn is_alone<const N: usize>(entry: &HalfOpen<N>) -> bool {
+    entry.flags & (half_open_flags::LEFT | half_open_flags::SECOND) != 0
+}
+
+/// Whether a flow may still carry something: it is what a drain waits for.
+pub fn is_alive<const N: usize>(flow: &Flow<N>) -> bool {
+    flow.backend != 0 && flow.state != flow_state::EVICTED && flow.flags & flow_flags::ENDED != flow_flags::ENDED
+}
+
+/// Whether a flow counts as a connection of its backend: once, by the client's direction.
+pub fn is_connection<const N: usize>(flow: &Flow<N>) -> bool {
+    is_alive(flow) && flow.flags & flow_flags::COUNTED != 0 && flow.flags & flow_flags::REPLY == 0
+}
+
+/// Whether an affinity is over. `timeout_s` is its service's; 0: that has none any more. `generation` is that of the backend's
+/// record: with another one the entry is about a backend that is gone.
+pub fn is_affinity_over<const N: usize>(
+    key: &lb_common::abi::AffinityKey<N>,
+    affinity: &Affinity,
+    timeout_s: u32,
+    generation: Option<u32>,
+    now: Now,
+) -> bool {
+    if affinity.tag != affinity_tag(key) {
+        return false;
+    }
+    let age_ds = now.ds.saturating_sub(affinity.seen_ds);
+    timeout_s == 0 || generation != Some(affinity.generation) || age_ds > timeout_s.saturating_mul(10)
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::abi::{AffinityKey, TCP, UDP};
+
+    use super::*;
+
+    const TIMEOUTS: Timeouts = Timeouts::DEFAULT;
+
+    fn now(seconds: u32) -> Now {
+        Now { s: seconds, ds: seconds * 10 }
+    }
+
+    fn key(protocol: u8) -> FlowKey<4> {
+        let (src, dst) = ([10, 0, 0, 9], [10, 96, 0, 1]);
+        FlowKey { src, dst, src_port: 4000, dst_port: 80, protocol, pad: [0; 3] }
+    }
+
+    /// Both directions of a flow to 10.0.0.1:8080.
+    fn flow(protocol: u8, state: u8, seen_s: u32) -> ((FlowKey<4>, Flow<4>), (FlowKey<4>, Flow<4>)) {
+        let key = key(protocol);
+        let forward = Flow {
+            tag: tag(&key),
+            backend: 7,
+            seen_s,
+            since_s: 1,
+            isn: 0,
+            address: [10, 0, 0, 1],
+            port: 8080,
+            client_port: 4000,
+            generation: 1,
+            state,
+            flags: flow_flags::COUNTED,
+        };
+        let other = pair_key(&key, &forward);
+        let (address, port, flags) = (key.dst, key.dst_port, forward.flags | flow_flags::REPLY);
+        ((key, forward), (other, Flow { tag: tag(&other), address, port, flags, ..forward }))
+    }
+
+    #[test]
+    fn silence_is_measured_by_the_state() {
+        for (protocol, state, timeout) in [
+            (TCP, flow_state::OPEN, TIMEOUTS.open_s),
+            (TCP, flow_state::CLOSING, TIMEOUTS.closing_s),
+            (TCP, flow_state::EVICTED, TIMEOUTS.closing_s),
+            (UDP, flow_state::OPEN, TIMEOUTS.udp_replied_s),
+            (UDP, flow_state::STREAM, TIMEOUTS.udp_stream_s),
+        ] {
+            let ((key, forward), (other, reply)) = flow(protocol, state, 100);
+            for (key, flow) in [(key, forward), (other, reply)] {
+                assert!(!is_silent(&key, &flow, &TIMEOUTS, now(100 + timeout)));
+                assert!(is_silent(&key, &flow, &TIMEOUTS, now(101 + timeout)));
+                assert!(!is_silent(&key, &Flow { tag: 0, ..flow }, &TIMEOUTS, now(101 + timeout)), "half a write");
+            }
+        }
+    }
+
+    #[test]
+    fn the_other_direction_is_known_by_leading_back() {
+        let ((key, forward), (other, reply)) = flow(TCP, flow_state::OPEN, 100);
+        assert!(is_pair(&key, &forward, &reply) && is_pair(&other, &reply, &forward));
+        let stranger = Flow { client_port: 4001, ..reply };
+        assert!(!is_pair(&key, &forward, &stranger), "another client's");
+        assert!(!is_pair(&key, &forward, &forward), "the same direction");
+    }
+
+    #[test]
+    fn a_connection_counts_once_and_not_after_its_end() {
+        let ((_, forward), (_, reply)) = flow(TCP, flow_state::OPEN, 100);
+        assert!(is_connection(&forward) && !is_connection(&reply));
+        assert!(!is_connection(&Flow { flags: forward.flags | flow_flags::ENDED, ..forward }));
+        assert!(
+            is_connection(&Flow { flags: forward.flags | flow_flags::CLIENT_ENDED, ..forward }),
+            "one side is open"
+        );
+        assert!(!is_connection(&Flow { state: flow_state::EVICTED, ..forward }));
+        assert!(!is_connection(&Flow { flags: 0, ..forward }), "its service does not count");
+    }
+
+    #[test]
+    fn an_affinity_ends_by_time_with_its_service_and_with_its_backend() {
+        let key = AffinityKey { client: [10, 0, 0, 9], service: 3, netns: 0 };
+        let affinity = Affinity { tag: affinity_tag(&key), backend: 7, generation: 2, seen_ds: 1000 };
+        let over =
+            |timeout_s, generation, seconds| is_affinity_over(&key, &affinity, timeout_s, generation, now(seconds));
+        assert!(!over(60, Some(2), 160) && over(60, Some(2), 161));
+        assert!(over(0, Some(2), 101), "the service has none any more");
+        assert!(over(60, Some(3), 101) && over(60, None, 101), "the backend is gone");
+        assert!(!over(60, Some(2), 50), "another CPU may have written a later time");
+        let torn = Affinity { tag: 1, ..affinity };
+        assert!(!is_affinity_over(&key, &torn, 0, None, now(999)));
+    }
+}

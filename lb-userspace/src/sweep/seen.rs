@@ -1,0 +1,121 @@
+//! What a round saw of backends, and what follows once it has seen everything.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lb_common::abi::{Flow, HalfOpen};
+
+use super::rules;
+use crate::{model::Family, plan::BackendId};
+
+/// What is asked of a round, as it was when the round began.
+#[derive(Clone, Debug, Default)]
+pub struct Start {
+    /// Backends that are gone.
+    pub gone: BTreeSet<BackendId>,
+    /// Backends that drain.
+    pub draining: BTreeSet<BackendId>,
+    /// Connections of each backend that has any, as the programs count them.
+    pub connections: BTreeMap<BackendId, u32>,
+}
+
+/// What a round has seen so far.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    pub start: Start,
+    /// Of those that are gone: still referred to.
+    pub referred: BTreeSet<BackendId>,
+    /// Of those that drain: with a flow or a socket left.
+    busy: BTreeSet<BackendId>,
+    /// Connections of each backend.
+    pub counted: BTreeMap<BackendId, u32>,
+}
+
+impl Seen {
+    pub fn new(start: Start) -> Self {
+        Self { start, ..Self::default() }
+    }
+
+    pub(super) fn flow<const N: usize>(&mut self, family: Family, flow: &Flow<N>) {
+        let id = BackendId { family, id: flow.backend };
+        self.refer(id);
+        if rules::is_alive(flow) && self.start.draining.contains(&id) {
+            self.busy.insert(id);
+        }
+        if rules::is_connection(flow) {
+            *self.counted.entry(id).or_default() += 1;
+        }
+    }
+
+    pub(super) fn half_open<const N: usize>(&mut self, family: Family, entry: &HalfOpen<N>) {
+        self.flow(family, &entry.flow);
+        for id in entry.tried {
+            self.refer(BackendId { family, id });
+        }
+    }
+
+    pub(super) fn socket(&mut self, id: BackendId) {
+        self.refer(id);
+        if self.start.draining.contains(&id) {
+            self.busy.insert(id);
+        }
+    }
+
+    pub(super) fn refer(&mut self, id: BackendId) {
+        if self.start.gone.contains(&id) {
+            self.referred.insert(id);
+        }
+    }
+
+    /// At the end of the round: backends that drained from its start on, and have no flow left.
+    pub fn idle(&self) -> BTreeSet<BackendId> {
+        &self.start.draining - &self.busy
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::abi::{flow_flags, flow_state};
+
+    use super::*;
+
+    fn id(id: u32) -> BackendId {
+        BackendId { family: Family::V4, id }
+    }
+
+    fn flow(backend: u32, flags: u8) -> Flow<4> {
+        Flow {
+            tag: 0,
+            backend,
+            seen_s: 0,
+            since_s: 0,
+            isn: 0,
+            address: [0; 4],
+            port: 0,
+            client_port: 0,
+            generation: 0,
+            state: flow_state::OPEN,
+            flags,
+        }
+    }
+
+    #[test]
+    fn a_round_tells_who_is_referred_to_who_is_idle_and_how_many_connections_there_are() {
+        let start = Start {
+            gone: [id(1), id(2), id(3), id(4)].into(),
+            draining: [id(5), id(6), id(7)].into(),
+            connections: BTreeMap::new(),
+        };
+        let mut seen = Seen::new(start);
+        seen.flow(Family::V4, &flow(1, flow_flags::REPLY));
+        let tried = HalfOpen { flow: flow(9, 0), tried: [2, 0, 0], segments: 1, moves: 1, flags: 0, pad: 0 };
+        seen.half_open(Family::V4, &tried);
+        seen.socket(id(3));
+        seen.flow(Family::V4, &flow(5, flow_flags::COUNTED));
+        seen.flow(Family::V4, &flow(5, flow_flags::COUNTED | flow_flags::REPLY));
+        seen.flow(Family::V4, &flow(6, flow_flags::ENDED));
+        seen.flow(Family::V6, &flow(7, 0));
+        assert_eq!(seen.referred, [id(1), id(2), id(3)].into());
+        assert_eq!(seen.idle(), [id(6), id(7)].into(), "the other family's flow is another backend's");
+        assert_eq!(seen.counted, [(id(5), 1)].into());
+    }
+}
