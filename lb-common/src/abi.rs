@@ -699,6 +699,12 @@ pub fn tag<const N: usize>(key: &FlowKey<N>) -> u32 {
     mix(hash, key.protocol as u32)
 }
 
+/// A number that tells one address from another.
+#[inline(always)]
+pub fn address_tag<const N: usize>(address: &[u8; N]) -> u32 {
+    mix_address(0x1656_67b1, address)
+}
+
 /// A number that tells one client's affinity from another's.
 #[inline(always)]
 pub fn affinity_tag<const N: usize>(key: &AffinityKey<N>) -> u32 {
