@@ -20,11 +20,15 @@ fn counters_are_switched_by_a_restart_that_breaks_no_connection() {
         .into_iter()
         .map(|to| Stream::connect(stage.client.place(), to).unwrap())
         .collect();
-    held.iter_mut().for_each(|stream| drop(stream.ask("before").unwrap()));
+    for stream in &mut held {
+        stream.ask("before").unwrap();
+    }
     for switch in ["on", "off", "on"] {
         agent.kill();
         agent =
             stage.agent(&Manifest::of([service.clone()]), &["--flow-counters", switch, "--flow-timeouts", "open=2h"]);
-        held.iter_mut().for_each(|stream| drop(stream.ask(switch).unwrap()));
+        for stream in &mut held {
+            stream.ask(switch).unwrap();
+        }
     }
 }

@@ -4,9 +4,11 @@
 
 mod auditor;
 mod changes;
+mod checks;
 pub mod clock;
 mod facts;
 mod health_checks;
+mod log_bound;
 mod logging;
 pub mod marks;
 mod notices;

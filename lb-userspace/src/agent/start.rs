@@ -14,14 +14,14 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::auditor::Auditor;
 use super::health_checks::HealthChecks;
-use super::marks::{self, Maintenance, Quarantined};
+use super::marks::{self, Maintenance};
 use super::notices::Notices;
 use super::scrape::Scrape;
 use super::servers::{Listeners, Ways, listen, serve};
 use super::state::{Progress, State};
 use super::sweeper::Sweeper;
 use super::tables::{Beside, Tables};
-use super::{auditor, clock, facts, ring, run, sockets};
+use super::{auditor, checks, clock, facts, ring, run, sockets};
 use crate::announce::{self, Notice};
 use crate::apply::{KernelStore, Programmer};
 use crate::config::{self, CgroupRoot, Settings, Source as Origin};
@@ -29,7 +29,7 @@ use crate::datapath::{self, Datapath, maps_dir};
 use crate::maps::Pinned;
 use crate::observe::health::Thresholds;
 use crate::observe::metrics::Metrics;
-use crate::observe::report::TablesReport;
+use crate::observe::report::{ChecksReport, TablesReport};
 use crate::observe::report_socket;
 use crate::plan::{self, Marks, PlanSettings};
 use crate::sockets::Destroyer;
@@ -87,6 +87,7 @@ async fn with_source(
         Progress { beat: now, tables: TablesReport { inherited, ..TablesReport::default() }, ..Progress::default() };
     let progress = watch::Sender::new(progress);
     let sockets = sockets::start(settings);
+    let checked = watch::Sender::new(ChecksReport::default());
     let state = State {
         node_name: settings.node_name.as_str().into(),
         started: now,
@@ -97,6 +98,7 @@ async fn with_source(
         programs: datapath.program_sizes().into(),
         progress: progress.subscribe(),
         sockets: sockets.as_ref().map(Destroyer::totals),
+        checks: checked.subscribe(),
     };
     let metrics = metrics(&state, settings);
     let (ask, audits) = mpsc::channel(auditor::REQUESTS);
@@ -108,13 +110,25 @@ async fn with_source(
     let origin = source.status.borrow().origin.clone();
     let maintenance = Maintenance::open(&settings.run_dir)
         .with_context(|| format!("what is in maintenance cannot be read in {}", settings.run_dir.display()))?;
-    let marks = Marks { maintenance: maintenance.targets().clone(), ..Marks::default() };
-    let (_quarantine, quarantined) = watch::channel(Quarantined::default());
+    // Who was kept out stays so until this agent's own checks say otherwise.
+    let restored = marks::restored(programmer.book());
+    let marks = Marks { maintenance: maintenance.targets().clone(), quarantined: restored.clone() };
+    let (quarantine, quarantined) = watch::channel(restored.clone());
+    let (checks, wanted) = watch::channel(None);
+    tasks.push(spawn(checks::run(checks::Parts {
+        limits: settings.check_limits,
+        wanted,
+        restored,
+        seed: RandomState::new().hash_one(0),
+        quarantine,
+        report: checked,
+        metrics: metrics.clone(),
+    })));
     let facts = facts::facts(&state.datapath.borrow().addresses, &facts::reserved(settings, &origin).await, marks);
     let health_checks = HealthChecks::new(move || state.node_health());
     let notices = Notices::new(&settings.node_name, announce(settings, &mut tasks).await?);
     let auditor = Auditor::new(settings.audit_interval, Some(datapath.auditor()), Instant::now());
-    let beside = Beside { health_checks, auditor, notices, maintenance, sockets, sweeper };
+    let beside = Beside { health_checks, auditor, notices, maintenance, sockets, sweeper, checks };
     let tables = Tables::new(programmer, progress, metrics, facts, beside);
 
     tracing::info!(

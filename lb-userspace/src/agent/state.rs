@@ -16,7 +16,9 @@ use crate::observe::health::{self, Thresholds};
 use crate::observe::health_check::NodeHealth;
 use crate::observe::http::Look;
 use crate::observe::inventory::BackendTotals;
-use crate::observe::report::{DatapathReport, KernelReport, Report, ResourceReport, SourceReport, TablesReport};
+use crate::observe::report::{
+    ChecksReport, DatapathReport, KernelReport, Report, ResourceReport, SourceReport, TablesReport,
+};
 use crate::plan::DrainEnds;
 use crate::sockets::Totals;
 use crate::source::SourceStatus;
@@ -114,6 +116,7 @@ pub struct State {
     pub progress: watch::Receiver<Progress>,
     /// `None`: no sockets are translated.
     pub sockets: Option<Totals>,
+    pub checks: watch::Receiver<ChecksReport>,
 }
 
 impl State {
@@ -133,6 +136,7 @@ impl State {
             tables: progress.report(now),
             datapath: DatapathReport::new(&datapath, &self.programs),
             sockets: self.sockets.as_ref().map(|totals| sockets::report(totals.read())).unwrap_or_default(),
+            checks: self.checks.borrow().clone(),
             ..Report::default()
         };
         report.health = health::judge(&report, now.since(progress.beat), &self.thresholds);

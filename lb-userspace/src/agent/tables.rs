@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::auditor::{Auditor, Request};
 use super::changes::{difference, fill, happened, whole};
+use super::checks::{self, Wanted};
 use super::clock;
 use super::health_checks::HealthChecks;
 use super::marks::{self, Maintenance, Quarantined};
@@ -47,6 +48,7 @@ pub(super) struct Tables {
     maintenance: Maintenance,
     sockets: Option<Destroyer>,
     sweeper: Sweeper,
+    checks: watch::Sender<Option<Wanted>>,
     /// What was planned last.
     snapshot: Option<Arc<Snapshot>>,
     /// Changes that are not written in full.
@@ -68,6 +70,8 @@ pub(super) struct Beside {
     pub maintenance: Maintenance,
     pub sockets: Option<Destroyer>,
     pub sweeper: Sweeper,
+    /// What is to be checked, once it is planned.
+    pub checks: watch::Sender<Option<Wanted>>,
 }
 
 impl Tables {
@@ -78,7 +82,7 @@ impl Tables {
         facts: NodeFacts,
         beside: Beside,
     ) -> Self {
-        let Beside { health_checks, auditor, notices, maintenance, sockets, sweeper } = beside;
+        let Beside { health_checks, auditor, notices, maintenance, sockets, sweeper, checks } = beside;
         Self {
             programmer,
             progress,
@@ -92,6 +96,7 @@ impl Tables {
             maintenance,
             sockets,
             sweeper,
+            checks,
             snapshot: None,
             pending: PassReport::default(),
             programming: Vec::new(),
@@ -173,6 +178,17 @@ impl Tables {
         }
         self.note(&report, started.elapsed(), first);
         self.open_health_checks();
+        self.want_checks();
+    }
+
+    /// Says which endpoints are to be checked.
+    fn want_checks(&self) {
+        let wanted = checks::wanted(self.programmer.checked(), self.programmer.desired());
+        self.checks.send_if_modified(|known| {
+            let changed = known.as_ref() != Some(&wanted);
+            *known = Some(wanted);
+            changed
+        });
     }
 
     /// What time asks for.

@@ -13,8 +13,8 @@ use super::{
 use crate::{
     model::{Monotonic, Snapshot},
     plan::{
-        BackendId, Book, Changes, Desired, NodeFacts, Op, PlanSettings, Planner, PortKey, diff_service, diff_vip,
-        evictions, free_unreferred, restore, sweep,
+        BackendId, Book, Changes, Desired, DesiredService, NodeFacts, Op, PlanSettings, Planner, PortKey, diff_service,
+        diff_vip, evictions, free_unreferred, restore, sweep,
     },
 };
 
@@ -135,6 +135,11 @@ impl<S: Store> Programmer<S> {
     /// What is wanted.
     pub fn desired(&self) -> &Desired {
         self.planner.desired()
+    }
+
+    /// Wanted service ports whose endpoints are checked.
+    pub fn checked(&self) -> impl Iterator<Item = (&PortKey, &DesiredService)> {
+        self.planner.checked()
     }
 
     /// What failed is tried with each snapshot; what found no room, when its retry is due.

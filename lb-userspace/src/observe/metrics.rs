@@ -41,6 +41,7 @@ pub struct Metrics {
     livez: Family<Label, Counter>,
     readyz: Family<Label, Counter>,
     events: Family<Label, Counter>,
+    checks: Family<Label, Counter>,
 }
 
 impl Metrics {
@@ -65,6 +66,7 @@ impl Metrics {
             livez: Family::default(),
             readyz: Family::default(),
             events: Family::default(),
+            checks: Family::default(),
         };
         metrics.registry = Arc::new(metrics.register(Box::new(Readings { read: Box::new(read) })));
         metrics
@@ -78,6 +80,7 @@ impl Metrics {
         all.register("ballast_table_failures", "Operations on the tables that failed", self.failures.clone());
         all.register("ballast_table_calls", "System calls made for the tables", self.calls.clone());
         all.register("ballast_events", "Records read from the event ring by outcome", self.events.clone());
+        all.register("ballast_checks", "Active checks that ended, by result", self.checks.clone());
         all.register_collector(readings);
         all
     }
@@ -152,6 +155,11 @@ impl Metrics {
     /// A record of the event ring was read.
     pub fn event(&self, outcome: Outcome) {
         self.events.get_or_create(&[("outcome", outcome.name().to_owned())]).inc();
+    }
+
+    /// An active check ended.
+    pub fn checked(&self, result: &str) {
+        self.checks.get_or_create(&[("result", result.to_owned())]).inc();
     }
 
     /// Everything, as Prometheus reads it.

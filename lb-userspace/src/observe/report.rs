@@ -29,7 +29,23 @@ pub struct Report {
     pub tables: TablesReport,
     pub datapath: DatapathReport,
     pub sockets: SocketsReport,
+    pub checks: ChecksReport,
     pub health: HealthReport,
+}
+
+/// Active checks of endpoints.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ChecksReport {
+    /// How many are checked, each of one service port.
+    pub endpoints: u64,
+    /// Those of them whose checks fail: they are quarantined.
+    pub failing: u64,
+    pub under_way: u64,
+    /// How long the check that waits longest has waited beyond its turn: long, if --check-limits are too low.
+    pub late_seconds: f64,
+    /// Some of those that fail, each with its service port and the reason.
+    pub failures: Vec<String>,
 }
 
 /// What this kernel is and offers.

@@ -94,6 +94,11 @@ fn agent(lines: &mut Lines, report: &Report) {
     lines.list("Behind", report.tables.last_error.as_slice());
     lines.list("Refused", &[source.refusals.as_slice(), report.tables.refusals.as_slice()].concat());
     maintenance(lines, &report.tables);
+    if report.checks.endpoints > 0 {
+        let (endpoints, failing) = (report.checks.endpoints, report.checks.failing);
+        lines.add("Checks", &format!("{endpoints} endpoints, {failing} fail"));
+        lines.list("", &report.checks.failures);
+    }
     lines.add(
         "Socket LB",
         &match &report.datapath.cgroup {

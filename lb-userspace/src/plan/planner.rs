@@ -50,6 +50,8 @@ pub struct Planner {
     health: Claims<u16, HealthClaim>,
     refusals: BTreeMap<ObjectName, Vec<Refusal>>,
     desired: Desired,
+    /// Service ports whose endpoints are checked.
+    checked: BTreeSet<PortKey>,
     tally: Tally,
 }
 
@@ -63,6 +65,7 @@ impl Planner {
             health: Claims::default(),
             refusals: BTreeMap::new(),
             desired: Desired::default(),
+            checked: BTreeSet::new(),
             tally: Tally::default(),
         }
     }
@@ -93,6 +96,11 @@ impl Planner {
 
     pub fn desired(&self) -> &Desired {
         &self.desired
+    }
+
+    /// Service ports whose endpoints are checked: few among many.
+    pub fn checked(&self) -> impl Iterator<Item = (&PortKey, &DesiredService)> {
+        self.checked.iter().filter_map(|key| self.desired.services.get_key_value(key))
     }
 
     /// How often each rule had a say since this planner was made.
@@ -251,11 +259,17 @@ impl Planner {
             held.filter(|key| ports.binary_search_by(|(port, _)| port.cmp(key)).is_err()).cloned().collect();
         for key in gone {
             services.remove(&key);
+            self.checked.remove(&key);
             changes.services.insert(key);
         }
         for (key, port) in ports {
             if services.get(&key) != Some(&port) {
                 changes.services.insert(key.clone());
+                if port.check.is_some() {
+                    self.checked.insert(key.clone());
+                } else {
+                    self.checked.remove(&key);
+                }
                 services.insert(key, port);
             }
         }

@@ -137,6 +137,8 @@ pub struct Service {
     pub ports: Vec<Port>,
     pub endpoints: Vec<Endpoint>,
     pub external: External,
+    /// Names without the prefix `ballast.dev/`, and values.
+    pub annotations: Vec<(&'static str, String)>,
 }
 
 impl Service {
@@ -159,7 +161,15 @@ impl Service {
             ],
             endpoints,
             external: External::default(),
+            annotations: Vec::new(),
         }
+    }
+
+    /// The same service with another annotation.
+    #[must_use]
+    pub fn annotated(mut self, name: &'static str, value: &str) -> Self {
+        self.annotations.push((name, value.to_owned()));
+        self
     }
 
     /// The same service, reached by more.
@@ -186,6 +196,9 @@ impl Service {
             "metadata": {"name": self.name, "namespace": "test"},
             "spec": {"clusterIP": v4, "clusterIPs": [v4, v6], "ipFamilies": ["IPv4", "IPv6"], "ports": ports},
         })];
+        for (name, value) in &self.annotations {
+            documents[0]["metadata"]["annotations"][format!("ballast.dev/{name}")] = json!(value);
+        }
         self.external.write(&mut documents[0]);
         for (family, suffix) in [("IPv4", "4"), ("IPv6", "6")] {
             let ports: Vec<Value> = self

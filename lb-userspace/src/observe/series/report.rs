@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Kind, Labels, Series, count, gauge, optional, precise, series, truth};
 use crate::observe::report::{
-    AuditReport, Report, ResourceReport, SocketsReport, SourceReport, SweepReport, TablesReport,
+    AuditReport, ChecksReport, Report, ResourceReport, SocketsReport, SourceReport, SweepReport, TablesReport,
 };
 
 /// Everything that the report tells in numbers.
@@ -30,6 +30,7 @@ pub fn of_report(report: &Report) -> Vec<Series> {
     all.extend(of_sweep(&report.tables.sweep));
     all.extend(report.tables.audit.as_ref().map(of_audit).unwrap_or_default());
     all.extend(of_sockets(&report.sockets));
+    all.extend(of_checks(&report.checks));
     let mut roles = BTreeMap::<&str, usize>::new();
     for link in &report.datapath.links {
         *roles.entry(&link.role).or_default() += 1;
@@ -189,6 +190,23 @@ fn of_tables(tables: &TablesReport) -> Vec<Series> {
             "ballast_health_check_problems",
             "Health-check node ports that could not be opened",
             count(tables.health_checks.values().filter(|check| check.problem.is_some()).count()),
+        ),
+    ]
+}
+
+fn of_checks(checks: &ChecksReport) -> Vec<Series> {
+    vec![
+        gauge("ballast_check_endpoints", "Endpoints that are checked actively", precise(checks.endpoints)),
+        gauge(
+            "ballast_check_failing",
+            "Those of them that are quarantined: their checks fail",
+            precise(checks.failing),
+        ),
+        gauge("ballast_checks_under_way", "Active checks that have begun and not ended", precise(checks.under_way)),
+        gauge(
+            "ballast_check_late_seconds",
+            "How long the check that waits longest has waited beyond its turn",
+            checks.late_seconds,
         ),
     ]
 }

@@ -1,0 +1,192 @@
+//! When which endpoint is asked: by turns, with jitter, so many in a second and at the same time. Pure: it is told the time.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::endpoint::{Answer, Effect, Endpoint, Event};
+use super::wanted::{Wanted, target};
+use crate::agent::marks::Quarantined;
+use crate::config::CheckLimits;
+use crate::model::Check;
+use crate::plan::PortKey;
+
+/// Timers are not finer than milliseconds: checks due within this time may begin together.
+const BURST: Duration = Duration::from_millis(10);
+/// A period is this much longer or shorter, at most, so that checks that fell together drift apart.
+const JITTER: f64 = 0.1;
+
+/// An endpoint of a service port.
+pub type Subject = (PortKey, SocketAddr);
+
+/// A check that is to be made now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ask {
+    pub id: u64,
+    pub target: SocketAddr,
+    pub check: Check,
+}
+
+/// An endpoint is quarantined, or no longer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    pub subject: Subject,
+    pub is_failing: bool,
+}
+
+#[derive(Debug)]
+struct Entry {
+    subject: Subject,
+    check: Check,
+    endpoint: Endpoint,
+}
+
+/// All endpoints that are checked.
+#[derive(Debug)]
+pub struct Schedule {
+    limits: CheckLimits,
+    ids: BTreeMap<Subject, u64>,
+    entries: HashMap<u64, Entry>,
+    /// Those that wait for their turn.
+    queue: BTreeSet<(Instant, u64)>,
+    last_id: u64,
+    under_way: u32,
+    /// When the next check may begin; at most [`BURST`] ago.
+    free_at: Instant,
+    /// Quarantined by an agent before this one, and not known to be checked yet.
+    restored: Quarantined,
+    lot: u64,
+}
+
+impl Schedule {
+    /// `seed`: any number; schedules with different ones ask at different times.
+    pub fn new(limits: CheckLimits, restored: Quarantined, seed: u64, now: Instant) -> Self {
+        Self {
+            limits,
+            ids: BTreeMap::new(),
+            entries: HashMap::new(),
+            queue: BTreeSet::new(),
+            last_id: 0,
+            under_way: 0,
+            free_at: now,
+            restored,
+            // Zero would stay zero.
+            lot: seed | 1,
+        }
+    }
+
+    /// What is to be checked from now on. An endpoint whose question changed begins anew; so does one that comes back.
+    pub fn set(&mut self, wanted: &Wanted, now: Instant) {
+        let is_wanted =
+            |(key, address): &Subject| wanted.get(key).is_some_and(|service| service.endpoints.contains(address));
+        let gone: Vec<Subject> = self.ids.keys().filter(|subject| !is_wanted(subject)).cloned().collect();
+        for subject in gone {
+            self.forget(&subject);
+        }
+        for (key, service) in wanted {
+            for address in &service.endpoints {
+                self.want((key.clone(), *address), &service.check, now);
+            }
+        }
+        // What is not checked any more is nobody's to keep out.
+        self.restored.clear();
+    }
+
+    fn want(&mut self, subject: Subject, check: &Check, now: Instant) {
+        if let Some(entry) = self.ids.get(&subject).and_then(|id| self.entries.get_mut(id)) {
+            if (&entry.check.question, entry.check.port) == (&check.question, check.port) {
+                entry.check.clone_from(check);
+                return;
+            }
+            self.forget(&subject);
+        }
+        self.last_id += 1;
+        let due = now + check.interval.mul_f64(self.draw());
+        let endpoint = Endpoint::new(due, self.restored.contains(&subject));
+        self.queue.insert((due, self.last_id));
+        self.ids.insert(subject.clone(), self.last_id);
+        self.entries.insert(self.last_id, Entry { subject, check: check.clone(), endpoint });
+    }
+
+    fn forget(&mut self, subject: &Subject) {
+        let Some(id) = self.ids.remove(subject) else { return };
+        if let Some(due) = self.entries.remove(&id).and_then(|entry| entry.endpoint.due()) {
+            self.queue.remove(&(due, id));
+        }
+    }
+
+    /// When [`Self::next`] may have something; `None`: not before an answer or a change.
+    pub fn due(&self) -> Option<Instant> {
+        let (due, _) = self.queue.first()?;
+        (self.under_way < self.limits.in_flight.get()).then(|| self.free_at.max(*due))
+    }
+
+    /// The next check that is to be made, if one is and may be. Each one is to be followed by [`Self::over`].
+    pub fn next(&mut self, now: Instant) -> Option<Ask> {
+        if self.due()? > now {
+            return None;
+        }
+        let (_, id) = self.queue.pop_first()?;
+        let entry = self.entries.get_mut(&id)?;
+        let (endpoint, effect) = entry.endpoint.step(Event::Turn, now, &entry.check);
+        entry.endpoint = endpoint;
+        debug_assert_eq!(effect, Some(Effect::Ask), "only those that wait are in the queue");
+        self.under_way += 1;
+        let spacing = Duration::from_secs(1) / self.limits.per_second.get();
+        self.free_at = self.free_at.max(now.checked_sub(BURST).unwrap_or(now)) + spacing;
+        Some(Ask { id, target: target(entry.subject.1, &entry.check), check: entry.check.clone() })
+    }
+
+    /// A check has ended.
+    pub fn over(&mut self, id: u64, answer: Answer, now: Instant) -> Option<Change> {
+        self.under_way = self.under_way.saturating_sub(1);
+        let jitter = 1.0 + JITTER * (2.0 * self.draw() - 1.0);
+        // Nobody wants to know any more, if it is gone.
+        let entry = self.entries.get_mut(&id)?;
+        let pause = entry.check.interval.mul_f64(jitter);
+        let (endpoint, effect) = entry.endpoint.step(Event::Over { answer, pause }, now, &entry.check);
+        entry.endpoint = endpoint;
+        self.queue.extend(endpoint.due().map(|due| (due, id)));
+        let is_failing = match effect? {
+            Effect::Quarantine => true,
+            Effect::Clear => false,
+            Effect::Ask => return None,
+        };
+        Some(Change { subject: entry.subject.clone(), is_failing })
+    }
+
+    /// Those whose checks fail.
+    pub fn failing(&self) -> Quarantined {
+        let failing = self.entries.values().filter(|entry| entry.endpoint.is_failing());
+        failing.map(|entry| entry.subject.clone()).collect()
+    }
+
+    /// How many endpoints are checked.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Checks that have begun and not ended.
+    pub fn under_way(&self) -> u32 {
+        self.under_way
+    }
+
+    /// How long the one that waits longest has waited beyond its turn.
+    pub fn late(&self, now: Instant) -> Duration {
+        self.queue.first().map_or(Duration::ZERO, |(due, _)| now.saturating_duration_since(*due))
+    }
+
+    /// From 0 to 1 (xorshift64*, Vigna 2016): good enough to keep checks apart.
+    fn draw(&mut self) -> f64 {
+        self.lot ^= self.lot >> 12;
+        self.lot ^= self.lot << 25;
+        self.lot ^= self.lot >> 27;
+        let high = u32::try_from(self.lot.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32).unwrap_or(u32::MAX);
+        f64::from(high) / f64::from(u32::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests;
