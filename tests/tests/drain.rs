@@ -19,6 +19,77 @@ fn broken(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe)
 }
 
+/// How many drains ended like this.
+fn ends(agent: &lb_tests::agent::Agent, end: &str) -> u64 {
+    let status = agent.json(&["status"]).unwrap();
+    status["agent"]["tables"]["drains"]["ends"][end].as_u64().unwrap_or_default()
+}
+
+/// A manifest whose Services have a drain period of their own.
+fn with_period(manifest: &Manifest, period: &str) -> String {
+    let head = "\"kind\": \"Service\",\n  \"metadata\": {";
+    let yaml = manifest.yaml();
+    assert!(yaml.contains(head), "{yaml}");
+    yaml.replace(head, &format!("{head} \"annotations\": {{\"ballast.dev/drain-period\": \"{period}\"}},"))
+}
+
+/// A service's own period counts, also after the Service is deleted and with the agent dead; the log does not repeat itself.
+#[test]
+fn a_service_has_a_period_of_its_own_also_when_it_is_gone() {
+    let stage = Stage::new("period", Pods::Routed, 1, NodeOptions::default());
+    let service = stage.web();
+    let mut agent = stage.agent(&Manifest::of([service.clone()]), &["--drain-period", "1s"]);
+    agent.write_text(&with_period(&Manifest::of([service.clone()]), "20s")).unwrap();
+    let to = service.frontends(Protocol::Tcp)[0];
+    let mut stream = Stream::connect(stage.client.place(), to).unwrap();
+    stream.ask("one").unwrap();
+    // The annotation is in the tables with the next revision, which writes nothing that shows.
+    eventually("it is read", SOON, || {
+        (agent.json(&["status"]).ok()?["agent"]["source"]["revision"].as_u64()? >= 2).then_some(())
+    });
+    let deleted = std::time::Instant::now();
+    agent.apply(&Manifest::default()).unwrap();
+    let draining = || agent.states().unwrap().iter().filter(|(_, _, state)| state == "draining").count();
+    assert_eq!(draining(), 4);
+    let lines = agent.log().lines().count();
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(stream.ask("two").unwrap().server, "b0", "the agent's second has passed, the service's twenty have not");
+    assert_eq!(agent.log().lines().count(), lines, "an agent that waits says nothing: {}", agent.log());
+    agent.kill();
+    let error = eventually("it is told", 2 * SOON, || {
+        std::thread::sleep(Duration::from_millis(100));
+        stream.ask("three").err()
+    });
+    assert!(broken(&error), "{error}");
+    assert!(deleted.elapsed() >= Duration::from_secs(19), "not before its time: {:?}", deleted.elapsed());
+    agent.restart().unwrap();
+    eventually("the drains are over", SOON, || (ends(&agent, "deadline") + ends(&agent, "empty") >= 4).then_some(()));
+}
+
+/// A drain that no flow waits for is told apart from one that cut flows off, and from one that was called off.
+#[test]
+fn drains_are_counted_by_their_ends() {
+    let stage = Stage::new("ends", Pods::Routed, 2, NodeOptions::default());
+    let mut both = stage.web();
+    both.ports.truncate(1);
+    let service = |endpoints| Service { endpoints, ..both.clone() };
+    let agent = stage.agent(&Manifest::of([both.clone()]), &["--drain-period", "20s"]);
+    // b0 keeps a connection to its IPv4 address, b1 has none.
+    let to = both.frontends(Protocol::Tcp)[0];
+    let mut held = eventually("a connection to b0", SOON, || {
+        let mut stream = Stream::connect(stage.client.place(), to).ok()?;
+        (stream.ask("who").ok()?.server == "b0").then_some(stream)
+    });
+    agent.apply(&Manifest::of([service(vec![])])).unwrap();
+    agent.apply(&Manifest::of([both.clone()])).unwrap();
+    assert_eq!(ends(&agent, "returned"), 4);
+    agent.apply(&Manifest::of([service(vec![])])).unwrap();
+    eventually("they end", 2 * SOON, || held.ask("still").err());
+    eventually("three were empty, one was not", SOON, || {
+        ((ends(&agent, "empty"), ends(&agent, "deadline")) == (3, 1)).then_some(())
+    });
+}
+
 #[test]
 fn a_vanished_backend_keeps_its_connections_until_the_deadline_and_not_longer() {
     let stage = Stage::new("drain", Pods::Routed, 2, NodeOptions::default());
@@ -90,6 +161,8 @@ fn an_address_that_comes_back_as_another_pod_gets_none_of_the_old_flows() {
     let to = first.frontends(Protocol::Tcp)[0];
     let mut old = Stream::connect(stage.client.place(), to).unwrap();
     old.ask("one").unwrap();
+    let answers = || stage.servers[0].iter().map(lb_tests::peers::Server::answers).sum::<u32>();
+    let before = answers();
     let second = Service::web(vec![endpoint.pod("bbbb")]);
     agent.write(&Manifest::of([second])).unwrap();
     let error = eventually("the old flow is told", SOON, || {
@@ -97,8 +170,13 @@ fn an_address_that_comes_back_as_another_pod_gets_none_of_the_old_flows() {
         old.ask("two").err()
     });
     assert!(broken(&error), "{error}");
+    // The tables hold the newcomer from the first refused question on: asked until then were only those of the old pod.
+    let asked = answers() - before;
+    stage.servers[0].iter().for_each(|server| server.push("to the old one"));
     let mut new = Stream::connect(stage.client.place(), to).unwrap();
     assert_eq!(new.ask("three").unwrap().server, "b0");
+    assert_eq!(answers() - before, asked + 1, "nothing of the old flow got through after its end");
+    assert_eq!(ends(&agent, "replaced"), 0, "it did not drain: it ended at once");
 }
 
 #[test]
