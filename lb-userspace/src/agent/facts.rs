@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
+use ipnet::IpNet;
+use nix::sys::socket::SockaddrStorage;
 use tokio::time::timeout;
 
 use crate::config::Settings;
@@ -35,7 +37,22 @@ pub(super) async fn reserved(settings: &Settings, origin: &str) -> Reserved {
 
 /// The node's facts with these addresses.
 pub(super) fn facts(addresses: &BTreeSet<IpAddr>, reserved: &Reserved, marks: Marks) -> NodeFacts {
-    NodeFacts { addresses: addresses.clone(), reserved: reserved.clone(), marks }
+    NodeFacts { addresses: addresses.clone(), networks: networks(), reserved: reserved.clone(), marks }
+}
+
+/// The networks that the node's links are in; empty if the kernel does not tell.
+pub(super) fn networks() -> BTreeSet<IpNet> {
+    let Ok(found) = nix::ifaddrs::getifaddrs() else { return BTreeSet::new() };
+    let networks = found.filter_map(|interface| {
+        let (address, mask) = (ip(interface.address?)?, ip(interface.netmask?)?);
+        IpNet::with_netmask(address, mask).ok().map(|network| network.trunc())
+    });
+    networks.filter(|network| network.prefix_len() < network.max_prefix_len()).collect()
+}
+
+fn ip(address: SockaddrStorage) -> Option<IpAddr> {
+    let v4 = address.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
+    v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::from(v6.ip())))
 }
 
 fn own(settings: &Settings) -> Reserved {

@@ -13,6 +13,7 @@ use super::auditor::{Auditor, Request};
 use super::changes::{difference, fill, happened, whole};
 use super::checks::{self, Wanted};
 use super::clock;
+use super::facts;
 use super::health_checks::HealthChecks;
 use super::marks::{self, Maintenance, Quarantined};
 use super::notices::Notices;
@@ -136,6 +137,7 @@ impl Tables {
         if self.facts.addresses != *addresses {
             tracing::info!(addresses = ?addresses, "the node's addresses");
             self.facts.addresses.clone_from(addresses);
+            self.facts.networks = facts::networks();
             self.sync();
         }
     }

@@ -88,6 +88,13 @@ fn has_family(service: &Service, address: IpAddr) -> bool {
     service.cluster_ips.iter().any(|ip| Family::of(*ip) == Family::of(address))
 }
 
+/// The addresses that a service is published at, beside its cluster IPs.
+pub(super) fn published(service: &Service, place: &Place) -> impl Iterator<Item = IpAddr> {
+    let external = service.external_ips.iter().filter(|_| place.external_ips);
+    let published = service.load_balancer_ips.iter().chain(external).copied();
+    published.filter(|ip| has_family(service, *ip)).collect::<Vec<_>>().into_iter()
+}
+
 /// The addresses that every port of a service is reached by. Where one is of several kinds, the first of them counts.
 fn addresses(service: &Service, place: &Place) -> BTreeMap<IpAddr, Kind> {
     let cluster = service.cluster_ips.iter().map(|ip| (*ip, Kind::ClusterIp));

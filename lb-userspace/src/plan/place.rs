@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
+use ipnet::IpNet;
+
 use super::{Frontend, Marks, NodeFacts, NodePortAddresses, PlanSettings};
 use crate::model::{Endpoint, Family, Node, Protocol, Scheduler};
 
@@ -12,6 +14,8 @@ pub(super) struct Place {
     pub zone: Option<String>,
     /// Addresses that are the node's own, by its links or by the API.
     pub addresses: BTreeSet<IpAddr>,
+    /// Networks that its links are in.
+    pub networks: BTreeSet<IpNet>,
     /// Those that node ports are served on.
     pub node_port_addresses: BTreeSet<IpAddr>,
     pub external_ips: bool,
@@ -38,6 +42,7 @@ impl Place {
             node_name: settings.node_name.clone(),
             zone: node.and_then(|node| node.zone.clone()),
             addresses: facts.addresses.iter().chain(named).copied().collect(),
+            networks: facts.networks.clone(),
             node_port_addresses: facts.addresses.iter().copied().filter(serves_node_ports).collect(),
             external_ips: settings.external_ips,
             scheduler: settings.scheduler,

@@ -6,6 +6,7 @@ use std::{
 };
 
 use imbl::ordmap::DiffItem;
+use ipnet::IpNet;
 use lb_common::abi::{self, vip_flags};
 
 use super::{
@@ -23,6 +24,8 @@ use crate::model::{ObjectName, Protocol, Refusal, Service, Slice, SliceKey, Snap
 pub struct NodeFacts {
     /// Addresses of its links; no loopback, no link-local ones.
     pub addresses: BTreeSet<IpAddr>,
+    /// Networks that its links are in: whoever has an address there is its neighbour.
+    pub networks: BTreeSet<IpNet>,
     /// What no node port, load balancer or external IP may take: the API server, the kubelet, ports of our own. An unspecified
     /// address means every address of the node.
     pub reserved: BTreeSet<(IpAddr, u16, Protocol)>,
@@ -111,6 +114,7 @@ impl Planner {
     /// Plans what differs between the last snapshot and this one, at the same place, and the services that are `dirty` besides.
     fn follow(&mut self, snapshot: &Snapshot, mut dirty: BTreeSet<ObjectName>) -> Changes {
         let before = std::mem::replace(&mut self.snapshot, snapshot.clone());
+        let mut named = BTreeSet::new();
         for change in before.services.diff(&snapshot.services) {
             let (old, new) = match change {
                 DiffItem::Add(_, new) => (None, Some(new)),
@@ -123,6 +127,7 @@ impl Planner {
             if let Some(new) = new {
                 self.claim(new);
             }
+            named.extend(old.into_iter().chain(new).flat_map(|service| frontends::published(service, &self.place)));
             dirty.extend(old.or(new).map(|service| service.name.clone()));
         }
         for change in before.slices.diff(&snapshot.slices) {
@@ -130,7 +135,7 @@ impl Planner {
             dirty.insert(ObjectName { namespace: key.namespace.clone(), name: key.service.clone() });
         }
         let mut changes = Changes::default();
-        self.settle_claims(&mut dirty, &mut changes);
+        self.settle_claims(&mut dirty, named, &mut changes);
         for name in &dirty {
             self.plan_service(name, &mut changes);
         }
@@ -162,9 +167,14 @@ impl Planner {
         }
     }
 
-    /// Gives what came to another claim to its new owner. All that claim it are to be planned again.
-    fn settle_claims(&mut self, dirty: &mut BTreeSet<ObjectName>, changes: &mut Changes) {
-        let mut addresses = BTreeSet::new();
+    /// Gives what came to another claim to its new owner. All that claim it are to be planned again. `addresses`: published by the
+    /// services that changed.
+    fn settle_claims(
+        &mut self,
+        dirty: &mut BTreeSet<ObjectName>,
+        mut addresses: BTreeSet<IpAddr>,
+        changes: &mut Changes,
+    ) {
         for frontend in self.frontends.take_changed() {
             if let Some(first) = self.frontends.first(&frontend) {
                 self.desired.owners.insert(frontend, first.key());
@@ -194,21 +204,35 @@ impl Planner {
 
     /// What becomes of packets to this address that no frontend serves. A node's own address keeps its own life, and so does that of
     /// the API server, where some load balancer names it: its port is no frontend's, and must not be refused.
+    ///
+    /// A load balancer may also publish the addresses of other nodes (ADR 0013).
     fn vip(&mut self, address: IpAddr) -> Option<abi::Vip> {
         if self.place.addresses.contains(&address) {
             return None;
         }
         let from = self.frontends.from(Frontend { address, port: 0, protocol: Protocol::Tcp });
-        let kinds: BTreeSet<Kind> =
-            from.take_while(|(at, _)| at.address == address).map(|(_, claim)| claim.kind).collect();
-        let is_cluster_ip = kinds.contains(&Kind::ClusterIp);
-        if kinds.is_empty() || !is_cluster_ip && self.place.reserved.iter().any(|(at, ..)| *at == address) {
-            return None;
+        let claims: Vec<&Claim> = from.take_while(|(at, _)| at.address == address).map(|(_, claim)| claim).collect();
+        let has = |kind| claims.iter().any(|claim| claim.kind == kind);
+        if !has(Kind::ClusterIp) {
+            let may_be_a_nodes = claims.is_empty()
+                || self.place.reserved.iter().any(|(at, ..)| *at == address)
+                || self.place.networks.iter().any(|network| network.contains(&address))
+                || claims.iter().any(|claim| self.publishes_node(&claim.service));
+            if may_be_a_nodes {
+                return None;
+            }
         }
-        let is_refused = is_cluster_ip || kinds.contains(&Kind::LoadBalancer);
+        let is_refused = has(Kind::ClusterIp) || has(Kind::LoadBalancer);
         self.tally.hit(Rule::Echo);
         self.tally.hit_if(is_refused, Rule::RefuseUnserved);
         Some(abi::Vip { flags: vip_flags::ECHO | if is_refused { vip_flags::REFUSE_UNSERVED } else { 0 } })
+    }
+
+    /// Whether a service is published at an address of this node: its others may be those of other nodes.
+    fn publishes_node(&self, name: &ObjectName) -> bool {
+        let service = self.snapshot.services.get(name);
+        let mut published = service.into_iter().flat_map(|service| frontends::published(service, &self.place));
+        published.any(|address| self.place.addresses.contains(&address))
     }
 
     fn plan_service(&mut self, name: &ObjectName, changes: &mut Changes) {

@@ -243,9 +243,12 @@ fn facts() -> impl Strategy<Value = NodeFacts> {
         (prop::sample::select(vec![ip("0.0.0.0"), ip("::"), ip("192.0.2.1"), ip("10.96.0.1")]), protocol()),
         0..2,
     );
-    (addresses, reserved, prop::sample::select(vec![80u16, 30080])).prop_map(|(addresses, reserved, port)| NodeFacts {
+    let networks = subsequence(["192.0.2.0/24", "198.51.100.0/28", "2001:db8::/64", "172.16.0.0/12"].to_vec(), 0..2);
+    let port = prop::sample::select(vec![80u16, 30080]);
+    (addresses, networks, reserved, port).prop_map(|(addresses, networks, reserved, port)| NodeFacts {
         marks: Marks::default(),
         addresses: addresses.into_iter().collect(),
+        networks: networks.into_iter().map(|network| network.parse().expect("a network")).collect(),
         reserved: reserved.into_iter().map(|(address, protocol)| (address, port, protocol)).collect(),
     })
 }

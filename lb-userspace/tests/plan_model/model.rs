@@ -87,9 +87,25 @@ impl World<'_> {
         let is_cluster_ip = |address: &IpAddr| {
             view.frontends.iter().any(|(frontend, shown)| frontend.address == *address && shown.kind == Kind::ClusterIp)
         };
-        view.vips.retain(|address, _| is_free(address) || is_cluster_ip(address));
+        // A neighbour's address, or one beside this node's own, may be another node's.
+        let is_far = |address: &IpAddr| !self.facts.networks.iter().any(|network| network.contains(address));
+        let is_alone = |address: &IpAddr| {
+            let owners = view.frontends.iter().filter(|(frontend, _)| frontend.address == *address);
+            let mut published =
+                owners.flat_map(|(_, shown)| self.published(&self.snapshot.services[&shown.owner.service]));
+            !published.any(|one| self.is_own(one))
+        };
+        view.vips.retain(|at, _| is_free(at) && is_far(at) && is_alone(at) || is_cluster_ip(at));
         view.health = self.health();
         view
+    }
+
+    /// Where a service is reached beside its cluster IPs.
+    fn published(&self, service: &Service) -> Vec<IpAddr> {
+        let external = if self.settings.external_ips { service.external_ips.as_slice() } else { &[] };
+        let mut published = [&service.load_balancer_ips, external].concat();
+        published.retain(|at| service.cluster_ips.iter().any(|ip| Family::of(*ip) == Family::of(*at)));
+        published
     }
 
     fn ours(&self) -> impl Iterator<Item = &Service> {

@@ -40,6 +40,7 @@ fn world(told: &Told, zone: Option<&str>) -> Result<World> {
     }
     let facts = NodeFacts {
         addresses: node::addresses().clone(),
+        networks: std::collections::BTreeSet::new(),
         reserved: settings.reserved.clone(),
         marks: Marks::default(),
     };
