@@ -6,9 +6,10 @@
 mod stage;
 
 use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use lb_tests::agent::{Endpoint, Manifest, Protocol, SOON, Service};
+use lb_tests::agent::{Endpoint, External, Manifest, Protocol, SOON, Service};
 use lb_tests::peers::{Datagrams, Stream, eventually};
 use lb_tests::topology::NodeOptions;
 use stage::{Pods, Stage};
@@ -90,6 +91,48 @@ fn drains_are_counted_by_their_ends() {
     });
 }
 
+/// A node port is taken away while its Service stays: connections by it drain, those by the cluster IP do not.
+#[test]
+fn a_deleted_frontend_drains_the_connections_that_came_by_it() {
+    const NODE_PORT: u16 = 30_080;
+    let stage = Stage::new("frontend", Pods::Routed, 1, NodeOptions::default());
+    let plain = stage.web();
+    let exposed = plain.clone().with(External { node_ports: vec![NODE_PORT], ..External::default() });
+    let agent = stage.agent(&Manifest::of([exposed]), &["--drain-period", "3s"]);
+    let cluster_ips = plain.frontends(Protocol::Tcp);
+    let node_ports = stage.node.addresses().both().map(|ip| SocketAddr::new(ip, NODE_PORT));
+    let connect = |to: &SocketAddr| Stream::connect(stage.client.place(), *to).unwrap();
+    let mut stay: Vec<Stream> = cluster_ips.iter().map(connect).collect();
+    let mut go: Vec<Stream> = node_ports.iter().map(connect).collect();
+    for stream in stay.iter_mut().chain(&mut go) {
+        stream.ask("one").unwrap();
+    }
+    agent.write(&Manifest::of([plain])).unwrap();
+    eventually("the node port is refused", SOON, || Stream::connect(stage.client.place(), node_ports[0]).err());
+    for stream in &mut go {
+        stream.ask("two").unwrap();
+    }
+    let broken_before: u32 = stage.servers[0].iter().map(lb_tests::peers::Server::broken).sum();
+    for stream in &mut go {
+        let error = eventually("it is told", 2 * SOON, || {
+            std::thread::sleep(Duration::from_millis(200));
+            stream.ask("three").err()
+        });
+        assert!(broken(&error), "{error}");
+    }
+    eventually("the backend is told, too", SOON, || {
+        stage.servers[0].iter().for_each(|server| server.push("anybody?"));
+        let now: u32 = stage.servers[0].iter().map(lb_tests::peers::Server::broken).sum();
+        (now >= broken_before + 2).then_some(())
+    });
+    for stream in &mut stay {
+        // What the server said unasked comes first.
+        let answer =
+            eventually("the answer", SOON, || stream.read_line().ok().filter(|line| line.contains("anybody?")));
+        assert!(!answer.is_empty(), "by the cluster IP it goes on");
+    }
+}
+
 #[test]
 fn a_vanished_backend_keeps_its_connections_until_the_deadline_and_not_longer() {
     let stage = Stage::new("drain", Pods::Routed, 2, NodeOptions::default());
@@ -161,21 +204,23 @@ fn an_address_that_comes_back_as_another_pod_gets_none_of_the_old_flows() {
     let to = first.frontends(Protocol::Tcp)[0];
     let mut old = Stream::connect(stage.client.place(), to).unwrap();
     old.ask("one").unwrap();
-    let answers = || stage.servers[0].iter().map(lb_tests::peers::Server::answers).sum::<u32>();
-    let before = answers();
+    let mut answered = 1;
     let second = Service::web(vec![endpoint.pod("bbbb")]);
     agent.write(&Manifest::of([second])).unwrap();
     let error = eventually("the old flow is told", SOON, || {
         std::thread::sleep(Duration::from_millis(100));
+        answered += 1;
         old.ask("two").err()
     });
+    answered -= 1;
     assert!(broken(&error), "{error}");
-    // The tables hold the newcomer from the first refused question on: asked until then were only those of the old pod.
-    let asked = answers() - before;
     stage.servers[0].iter().for_each(|server| server.push("to the old one"));
     let mut new = Stream::connect(stage.client.place(), to).unwrap();
     assert_eq!(new.ask("three").unwrap().server, "b0");
-    assert_eq!(answers() - before, asked + 1, "nothing of the old flow got through after its end");
+    // Every question that the pod answered was one that its client heard answered: no other got there.
+    let answers = || stage.servers[0].iter().map(lb_tests::peers::Server::answers).sum::<u32>();
+    eventually("the last answer is counted", SOON, || (answers() > answered).then_some(()));
+    assert_eq!(answers(), answered + 1, "nothing of the old flow got through after its end");
     assert_eq!(ends(&agent, "replaced"), 0, "it did not drain: it ended at once");
 }
 

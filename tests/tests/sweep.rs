@@ -86,7 +86,14 @@ fn sweep(
 ) -> Result<(Seen, Vec<(&'static str, usize)>)> {
     let mut rounds = Rounds::new(Monotonic::default(), 0);
     let (mut seen, mut place, mut swept) = (Seen::new(start), None, Vec::new());
-    let look = Look { maps, book: programmer.book(), timeouts: &TIMEOUTS, now: Now { s: NOW, ds: NOW * 10 } };
+    let look = Look {
+        maps,
+        book: programmer.book(),
+        timeouts: &TIMEOUTS,
+        now: Now { s: NOW, ds: NOW * 10 },
+        at: Monotonic::from_duration(Duration::from_secs(NOW.into())),
+        drain_period: Duration::from_secs(30),
+    };
     loop {
         let now = rounds.due();
         let order = rounds.next(now).context("due")?;

@@ -79,7 +79,7 @@ async fn with_source(
     let pinned = Pinned::open(&datapath.maps_dir())?;
     let events = pinned.open_events()?;
     let now = clock::monotonic();
-    let sweeper = Sweeper::new(&pinned, settings.flow_timeouts.0, now, lot).context(
+    let sweeper = Sweeper::new(&pinned, settings, now, lot).context(
         "the connections of backends cannot be mapped: it needs Linux 5.5 and the pinned maps of this version",
     )?;
     let programmer = Programmer::restore(KernelStore::new(pinned), plan_settings(settings), now)?;

@@ -1,25 +1,31 @@
 //! The sweep of the running agent: parts of rounds between other work, and what follows from a round that has seen everything.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::time::Duration;
 
 use lb_common::decide::Now;
 use lb_common::state::Timeouts;
 
 use super::clock;
 use crate::apply::{KernelStore, Programmer};
+use crate::config::Settings;
 use crate::maps::{Connections, Pinned};
 use crate::model::{Family, Monotonic};
 use crate::observe::report::SweepReport;
-use crate::plan::{BackendId, Book};
+use crate::plan::{BackendId, Book, Frontend};
 use crate::sweep::{Look, Order, Part, Place, Rounds, Seen, Start, correction};
 
 /// Sweeps the programs' tables.
 pub(super) struct Sweeper {
     rounds: Rounds,
     timeouts: Timeouts,
+    /// Of services that have none of their own.
+    drain_period: Duration,
     seen: Seen,
     place: Place,
+    /// Frontends that are no more and that the last round met in flows, and since when.
+    unserved: BTreeMap<Frontend, Monotonic>,
     connections4: Connections,
     connections6: Connections,
     report: SweepReport,
@@ -28,12 +34,14 @@ pub(super) struct Sweeper {
 
 impl Sweeper {
     /// `lots` draws numbers for the rests between rounds.
-    pub fn new(maps: &Pinned, timeouts: Timeouts, now: Monotonic, lots: fn() -> u32) -> io::Result<Self> {
+    pub fn new(maps: &Pinned, settings: &Settings, now: Monotonic, lots: fn() -> u32) -> io::Result<Self> {
         Ok(Self {
             rounds: Rounds::new(now, lots()),
-            timeouts,
+            timeouts: settings.flow_timeouts.0,
+            drain_period: settings.drain_period,
             seen: Seen::default(),
             place: None,
+            unserved: BTreeMap::new(),
             connections4: Connections::map(&maps.health4)?,
             connections6: Connections::map(&maps.health6)?,
             report: SweepReport::default(),
@@ -81,8 +89,14 @@ impl Sweeper {
             self.seen = Seen::new(self.start(book));
         }
         let since_boot = now.since(Monotonic::default());
-        let now = Now { s: since_boot.as_secs().try_into().unwrap_or(u32::MAX), ds: now.to_tenths() };
-        let look = Look { maps: programmer.store().maps(), book, timeouts: &self.timeouts, now };
+        let look = Look {
+            maps: programmer.store().maps(),
+            book,
+            timeouts: &self.timeouts,
+            now: Now { s: since_boot.as_secs().try_into().unwrap_or(u32::MAX), ds: now.to_tenths() },
+            at: now,
+            drain_period: self.drain_period,
+        };
         look.part(order.kind, &mut self.place, order.count, &mut self.seen)
     }
 
@@ -92,6 +106,7 @@ impl Sweeper {
             gone: book.gone.clone(),
             draining: book.drains.ids().collect(),
             connections: counts.filter(|(_, count)| *count > 0).collect(),
+            unserved: self.unserved.clone(),
         }
     }
 
@@ -106,6 +121,8 @@ impl Sweeper {
     fn finish(&mut self, programmer: &mut Programmer<KernelStore>, now: Monotonic) {
         let seen = std::mem::take(&mut self.seen);
         self.recount(&seen, programmer.book());
+        self.report.cut += seen.cut;
+        self.unserved.clone_from(&seen.unserved);
         programmer.note_idle(&seen.idle());
         programmer.store_mut().note_unreferred(&seen.start.gone - &seen.referred);
         programmer.reclaim_soon(now);
@@ -116,7 +133,7 @@ impl Sweeper {
         let ids: BTreeSet<BackendId> = seen.start.connections.keys().chain(seen.counted.keys()).copied().collect();
         for id in ids {
             let Some(record) = book.backends.get(&id) else { continue };
-            let count = |counts: &std::collections::BTreeMap<BackendId, u32>| counts.get(&id).copied().unwrap_or(0);
+            let count = |counts: &BTreeMap<BackendId, u32>| counts.get(&id).copied().unwrap_or(0);
             let after = self.of(id).of(id.id, record.generation);
             let change = correction(count(&seen.start.connections), after, count(&seen.counted));
             if change != 0 && self.of(id).change(id.id, record.generation, change) {

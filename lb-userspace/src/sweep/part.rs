@@ -1,10 +1,10 @@
 //! The thin part that does it: reads some entries of one table, takes out what is over, and tells the round what stays.
 
-use std::{any::Any, io};
+use std::{any::Any, io, net::IpAddr, time::Duration};
 
 use aya::Pod;
 use lb_common::{
-    abi::{Affinity, AffinityKey, Flow, FlowKey, HalfOpen, SocketKey, SocketPeer, Traffic},
+    abi::{Affinity, AffinityKey, Flow, FlowKey, HalfOpen, SocketKey, SocketPeer, Traffic, UDP},
     decide::{Now, pair_key},
     state::Timeouts,
 };
@@ -12,8 +12,8 @@ use lb_common::{
 use super::{Kind, Seen, rules};
 use crate::{
     maps::{Cursor, Pinned, Table},
-    model::Family,
-    plan::{BackendId, Book},
+    model::{Family, Monotonic},
+    plan::{BackendId, Book, Frontend},
 };
 
 /// What one part came to.
@@ -32,6 +32,10 @@ pub struct Look<'a> {
     pub book: &'a Book,
     pub timeouts: &'a Timeouts,
     pub now: Now,
+    /// The same moment.
+    pub at: Monotonic,
+    /// Of services that have none of their own.
+    pub drain_period: Duration,
 }
 
 /// Where a table's reader is, whatever its keys; empty at the start of each table.
@@ -66,6 +70,7 @@ impl Look<'_> {
     where
         FlowKey<N>: Pod,
         Flow<N>: Pod,
+        IpAddr: From<[u8; N]>,
     {
         let is_silent = |key: &FlowKey<N>, flow: &Flow<N>| rules::is_silent(key, flow, self.timeouts, self.now);
         pass(table, place, count, |key, flow| {
@@ -77,9 +82,48 @@ impl Look<'_> {
                     return Ok(true);
                 }
             }
+            let unserved = rules::frontend(key, flow).filter(|at| !self.book.frontends.contains_key(at));
+            if let Some(frontend) = unserved
+                && self.drain(table, frontend, (key, flow), BackendId { family, id: flow.backend }, seen)?
+            {
+                return Ok(true);
+            }
             seen.flow(family, flow);
             Ok(false)
         })
+    }
+
+    /// The flow came by a frontend that is no more. UDP goes with it: its next packet finds no service. TCP goes on for the drain
+    /// period from the first round that met it; then each side is told at its next segment. True if the entry was taken out.
+    fn drain<const N: usize>(
+        &self,
+        table: &Table<FlowKey<N>, Flow<N>>,
+        frontend: Frontend,
+        (key, flow): (&FlowKey<N>, &Flow<N>),
+        backend: BackendId,
+        seen: &mut Seen,
+    ) -> io::Result<bool>
+    where
+        FlowKey<N>: Pod,
+        Flow<N>: Pod,
+    {
+        let other = pair_key(key, flow);
+        let pair = table.get(&other)?.filter(|pair| rules::is_pair(key, flow, pair));
+        if key.protocol == UDP {
+            if pair.is_some() {
+                table.remove(&other)?;
+            }
+            return table.remove(key);
+        }
+        let service = self.book.backends.get(&backend).map(|record| record.service);
+        let own = service.and_then(|id| self.book.drain_periods.get(&id)).copied();
+        if seen.unserved(frontend, self.at) + own.unwrap_or(self.drain_period) <= self.at {
+            if let Some(pair) = pair {
+                table.replace(&other, &rules::cut(&pair))?;
+            }
+            seen.cut += u64::from(table.replace(key, &rules::cut(flow))?);
+        }
+        Ok(false)
     }
 
     fn half_open<const N: usize>(

@@ -1,10 +1,14 @@
 //! When an entry is over: pure functions of the entry, what stands beside it, and the time.
 
+use std::net::IpAddr;
+
 use lb_common::{
     abi::{Affinity, Flow, FlowKey, HalfOpen, affinity_tag, flow_flags, flow_state, half_open_flags, tag},
     decide::{Now, pair_key},
     state::{Timeouts, expired},
 };
+
+use crate::{model::Protocol, plan::Frontend};
 
 /// Whether a flow's entry was silent for its timeout. One whose tag is another key's is being written at this moment.
 pub fn is_silent<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>, timeouts: &Timeouts, now: Now) -> bool {
@@ -41,6 +45,23 @@ pub fn is_alive<const N: usize>(flow: &Flow<N>) -> bool {
 /// Whether a flow counts as a connection of its backend: once, by the client's direction.
 pub fn is_connection<const N: usize>(flow: &Flow<N>) -> bool {
     is_alive(flow) && flow.flags & flow_flags::COUNTED != 0 && flow.flags & flow_flags::REPLY == 0
+}
+
+/// The frontend that a flow came by, if it is a client's direction that leads to a backend and goes on.
+pub fn frontend<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>) -> Option<Frontend>
+where
+    IpAddr: From<[u8; N]>,
+{
+    if !is_alive(flow) || flow.flags & (flow_flags::REPLY | flow_flags::DIRECT) != 0 {
+        return None;
+    }
+    Some(Frontend { address: key.dst.into(), port: key.dst_port, protocol: Protocol::from_number(key.protocol)? })
+}
+
+/// The entry of a flow that is cut off: programs tell each side, as if its backend were gone. They keep everything else of it.
+pub fn cut<const N: usize>(flow: &Flow<N>) -> Flow<N> {
+    // No generation that its backend will have soon.
+    Flow { state: flow_state::EVICTED, generation: flow.generation ^ (1 << 15), ..*flow }
 }
 
 /// Whether an affinity is over. `timeout_s` is its service's; 0: that has none any more. `generation` is that of the backend's
@@ -135,6 +156,18 @@ mod tests {
         );
         assert!(!is_connection(&Flow { state: flow_state::EVICTED, ..forward }));
         assert!(!is_connection(&Flow { flags: 0, ..forward }), "its service does not count");
+    }
+
+    #[test]
+    fn a_flow_is_known_by_its_frontend_until_it_is_cut() {
+        let ((key, forward), (other, reply)) = flow(TCP, flow_state::OPEN, 100);
+        let at = frontend(&key, &forward).unwrap();
+        assert_eq!(at.to_string(), "10.96.0.1:80/TCP");
+        assert_eq!(frontend(&other, &reply), None);
+        let direct = Flow { flags: flow_flags::DIRECT, backend: 0, ..forward };
+        assert_eq!((frontend(&key, &direct), frontend(&key, &cut(&forward))), (None, None));
+        assert!(is_pair(&key, &cut(&forward), &reply), "the other direction is found as before");
+        assert_ne!(cut(&forward).generation, forward.generation);
     }
 
     #[test]

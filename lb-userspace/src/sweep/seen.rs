@@ -5,7 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use lb_common::abi::{Flow, HalfOpen};
 
 use super::rules;
-use crate::{model::Family, plan::BackendId};
+use crate::{
+    model::{Family, Monotonic},
+    plan::{BackendId, Frontend},
+};
 
 /// What is asked of a round, as it was when the round began.
 #[derive(Clone, Debug, Default)]
@@ -16,6 +19,8 @@ pub struct Start {
     pub draining: BTreeSet<BackendId>,
     /// Connections of each backend that has any, as the programs count them.
     pub connections: BTreeMap<BackendId, u32>,
+    /// Frontends that are no more and that the round before met in flows, and since when.
+    pub unserved: BTreeMap<Frontend, Monotonic>,
 }
 
 /// What a round has seen so far.
@@ -28,6 +33,10 @@ pub struct Seen {
     busy: BTreeSet<BackendId>,
     /// Connections of each backend.
     pub counted: BTreeMap<BackendId, u32>,
+    /// Frontends that are no more and that flows came by, and since when.
+    pub unserved: BTreeMap<Frontend, Monotonic>,
+    /// Flows that were cut off.
+    pub cut: u64,
 }
 
 impl Seen {
@@ -64,6 +73,12 @@ impl Seen {
         if self.start.gone.contains(&id) {
             self.referred.insert(id);
         }
+    }
+
+    /// A flow came by a frontend that is no more. Returns since when that is known.
+    pub(super) fn unserved(&mut self, frontend: Frontend, now: Monotonic) -> Monotonic {
+        let since = self.start.unserved.get(&frontend).copied().unwrap_or(now);
+        *self.unserved.entry(frontend).or_insert(since)
     }
 
     /// At the end of the round: backends that drained from its start on, and have no flow left.
@@ -103,7 +118,7 @@ mod tests {
         let start = Start {
             gone: [id(1), id(2), id(3), id(4)].into(),
             draining: [id(5), id(6), id(7)].into(),
-            connections: BTreeMap::new(),
+            ..Start::default()
         };
         let mut seen = Seen::new(start);
         seen.flow(Family::V4, &flow(1, flow_flags::REPLY));

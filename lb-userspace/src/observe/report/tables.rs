@@ -114,6 +114,8 @@ pub struct SweepReport {
     pub swept: BTreeMap<String, u64>,
     /// Connections by which the programs' counts were corrected.
     pub recounted: u64,
+    /// TCP flows that were cut off because the frontend that they came by was no more, for the drain period.
+    pub cut: u64,
     /// Why the last round could not go on; null: it ended.
     pub last_error: Option<String>,
 }

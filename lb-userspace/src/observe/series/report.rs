@@ -253,6 +253,11 @@ fn of_sweep(sweep: &SweepReport) -> Vec<Series> {
             swept.collect(),
         ),
         counter(
+            "ballast_cut_flows",
+            "TCP flows cut off because the frontend that they came by was no more, for the drain period",
+            sweep.cut,
+        ),
+        counter(
             "ballast_recounted_connections",
             "Connections by which the programs' counts of their backends were corrected",
             sweep.recounted,
