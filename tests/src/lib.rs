@@ -2,6 +2,7 @@
 //!
 //! * [`topology`] makes nodes, pods and outside hosts as network namespaces and removes them again;
 //! * [`agent`] runs the real agent on a node;
+//! * [`churn`] lets backends come and go under load, and watches packets and tables meanwhile;
 //! * [`cluster`] starts and stops a real API server;
 //! * [`differ`] compares the plan with the rules of the real kube-proxy;
 //! * [`incident`] makes many backends that vanish, and many clients;
@@ -14,6 +15,7 @@
 //! addresses of the namespace it is started in.
 
 pub mod agent;
+pub mod churn;
 pub mod cluster;
 pub mod differ;
 pub mod hammer;

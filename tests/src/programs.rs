@@ -76,6 +76,14 @@ pub fn build(mutation: &Mutation) -> Result<PathBuf> {
     Ok(object)
 }
 
+/// Builds the programs that Ballast's are measured against, `tests/yardstick`. Cargo knows whether there is anything to do.
+pub fn build_yardstick() -> Result<PathBuf> {
+    let _one_at_a_time = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
+    let target = workspace().join("target/yardstick");
+    compile(&workspace().join("tests/yardstick"), &target).context("tests/yardstick")?;
+    Ok(target.join("bpfel-unknown-none/release/yardstick"))
+}
+
 /// The workspace's manifest with lb-common as its one member: what that one inherits is there.
 fn workspace_of_one() -> Result<String> {
     let mut manifest: toml::Table = fs::read_to_string(workspace().join("Cargo.toml"))?.parse()?;

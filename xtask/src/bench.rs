@@ -20,8 +20,8 @@ use crate::workspace::{Workspace, is_root};
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true)]
 pub struct BenchArgs {
-    /// What to measure, with its options: `connect`, `control`, `connect --help`
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "connect|control")]
+    /// What to measure, with its options: `connect`, `control`, `packet`, `connect --help`
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "connect|control|packet")]
     what: Vec<OsString>,
 }
 

@@ -16,9 +16,11 @@ pub struct Check {
 /// `cargo fmt --check` for the workspace and for the programs, which are a workspace of their own.
 pub fn format_checks(workspace: &Workspace) -> Vec<Check> {
     let programs = workspace.root.join("lb-ebpf/Cargo.toml");
+    let yardstick = workspace.root.join("tests/yardstick/Cargo.toml");
     vec![
         check(workspace, "format", &cmd!("cargo", "fmt", "--all", "--check")),
         check(workspace, "format of the programs", &cmd!("cargo", "fmt", "--manifest-path", programs, "--check")),
+        check(workspace, "format of the yardstick", &cmd!("cargo", "fmt", "--manifest-path", yardstick, "--check")),
     ]
 }
 

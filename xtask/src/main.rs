@@ -9,6 +9,7 @@ mod process;
 mod programs;
 mod run;
 mod setup;
+mod soak;
 mod test;
 mod toolchain;
 mod workspace;
@@ -55,6 +56,8 @@ enum Command {
     Image(image::ImageArgs),
     /// Measure what Ballast costs on network namespaces of its own (root).
     Bench(bench::BenchArgs),
+    /// Let backends come and go a million times, under load, and see what is left (root).
+    Soak(soak::SoakArgs),
     /// What the verifier says about the programs, and the kernel memory of the idle maps (root).
     Programs(programs::ProgramsArgs),
 }
@@ -83,6 +86,7 @@ fn dispatch(cli: &Cli) -> Result<()> {
         Command::Mutate(args) => mutate::run(&workspace, args),
         Command::Image(args) => image::run(&workspace, args),
         Command::Bench(args) => bench::run(&workspace, args),
+        Command::Soak(args) => soak::run(&workspace, args),
         Command::Programs(args) => programs::run(&workspace, args),
     }
 }

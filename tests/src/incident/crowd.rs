@@ -40,16 +40,22 @@ impl Way {
 /// The pod with the server, and one that has all addresses and no server.
 #[derive(Debug)]
 pub struct Crowd {
-    server: Server,
+    _server: Option<Server>,
     pod: Pod,
     closed: Pod,
-    count: u8,
 }
 
 impl Crowd {
     /// That many addresses, all alive, in two pods of the node. At most 126 of them.
     pub fn new(node: &Node, count: u8) -> Result<Self> {
-        assert!(count <= 126, "the upper half of the pods' network holds {count} addresses");
+        let this = Self::without_server(node, count)?;
+        let server = Server::tcp(this.pod.place(), "crowd", SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), PORT))?;
+        Ok(Self { _server: Some(server), ..this })
+    }
+
+    /// The same for a server of the caller's.
+    pub fn without_server(node: &Node, count: u8) -> Result<Self> {
+        assert!(count <= 126, "the upper half of the pods' network has no {count} addresses");
         let (pod, closed) = (node.pod("crowd")?, node.pod("closed")?);
         node.namespace().ip(&format!("route add {}/25 dev {}", Self::address(0), pod.link()))?;
         for of in [&pod, &closed] {
@@ -60,8 +66,7 @@ impl Crowd {
             let neighbours: Vec<String> = (0..count).map(Self::address).map(neighbour).collect();
             node.namespace().ip(&neighbours.join("\n"))?;
         }
-        let server = Server::tcp(pod.place(), "crowd", SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), PORT))?;
-        Ok(Self { server, pod, closed, count })
+        Ok(Self { _server: None, pod, closed })
     }
 
     /// The address of this number: the same on every node, which only its own pods know.
@@ -69,24 +74,9 @@ impl Crowd {
         Ipv4Addr::new(10, 244, 1, FIRST + number)
     }
 
-    /// The number of an address.
-    pub fn number(address: Ipv4Addr) -> Option<u8> {
-        let [10, 244, 1, last] = address.octets() else { return None };
-        last.checked_sub(FIRST)
-    }
-
-    /// How many there are.
-    pub fn count(&self) -> u8 {
-        self.count
-    }
-
     /// Where the server runs.
     pub fn place(&self) -> &Place {
         self.pod.place()
-    }
-
-    pub fn server(&self) -> &Server {
-        &self.server
     }
 
     /// These backends go.

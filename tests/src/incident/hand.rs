@@ -1,11 +1,12 @@
 //! TCP by hand: a pod's packets made and seen one by one, at addresses that its kernel does not answer for.
 
 use std::io::{Error, Result};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
 use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TransportSlice};
+use rustix::time::{ClockId, clock_gettime};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::topology::{Addresses, Node, Place, Pod};
@@ -14,6 +15,8 @@ use crate::topology::{Addresses, Node, Place, Pod};
 const PACKET: usize = 65_535;
 /// `PACKET_OUTGOING`: what this host sent itself.
 const OUTGOING: u8 = 4;
+/// `SIOCGSTAMPNS`: the time of the last packet that was read.
+const SIOCGSTAMPNS: libc::Ioctl = 0x8907;
 /// How long one look at the link may wait.
 const TICK: Duration = Duration::from_millis(20);
 
@@ -104,7 +107,7 @@ impl Segment {
 /// A pod's link: segments are sent as they are, and those that arrive are seen.
 #[derive(Debug)]
 pub struct Hand {
-    link: OwnedFd,
+    link: Link,
     senders: [Socket; 2],
 }
 
@@ -113,7 +116,7 @@ impl Hand {
     pub fn new(place: &Place) -> Result<Self> {
         place.run(|| {
             let sender = |domain| Socket::new(domain, Type::RAW, Some(Protocol::from(libc::IPPROTO_RAW)));
-            Ok(Self { link: link()?, senders: [sender(Domain::IPV4)?, sender(Domain::IPV6)?] })
+            Ok(Self { link: Link(link()?), senders: [sender(Domain::IPV4)?, sender(Domain::IPV6)?] })
         })
     }
 
@@ -128,7 +131,7 @@ impl Hand {
     pub fn receive(&self, limit: Duration, wanted: impl Fn(&Segment) -> bool) -> Option<Segment> {
         let start = Instant::now();
         loop {
-            if let Some(segment) = self.next().filter(&wanted) {
+            if let Some(segment) = self.link.next().filter(&wanted) {
                 return Some(segment);
             }
             if start.elapsed() >= limit {
@@ -139,12 +142,47 @@ impl Hand {
 
     /// Forgets what has arrived so far.
     pub fn drain(&self) {
-        while receive(&self.link, true).is_some() {}
+        while receive(&self.link.0, true).is_some() {}
+    }
+}
+
+/// The receiving half alone.
+#[derive(Debug)]
+pub struct Link(OwnedFd);
+
+impl Link {
+    /// Of `eth0` of a pod.
+    pub fn open(place: &Place) -> Result<Self> {
+        place.run(link).map(Self)
     }
 
+    /// The next segment; `None`: no TCP came within a moment.
     fn next(&self) -> Option<Segment> {
-        receive(&self.link, false).and_then(|bytes| Segment::parse(&bytes))
+        receive(&self.0, false).and_then(|bytes| Segment::parse(&bytes))
     }
+
+    /// The same with the kernel's time of its arrival, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub fn next_timed(&self) -> Option<(Segment, u64)> {
+        let segment = self.next()?;
+        // The kernel stamps packets by the wall clock. What both clocks say now tells what the other one said then.
+        let (arrived, wall, monotonic) = (self.stamp()?, clock_ns(ClockId::Realtime), clock_ns(ClockId::Monotonic));
+        Some((segment, monotonic.saturating_sub(wall.saturating_sub(arrived))))
+    }
+
+    /// When the last packet arrived, by the wall clock.
+    fn stamp(&self) -> Option<u64> {
+        let mut stamp = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the request writes one `timespec`.
+        let done = unsafe { libc::ioctl(self.0.as_raw_fd(), SIOCGSTAMPNS, &raw mut stamp) };
+        let (s, ns) = (u64::try_from(stamp.tv_sec).ok()?, u64::try_from(stamp.tv_nsec).ok()?);
+        (done == 0).then_some(s * 1_000_000_000 + ns)
+    }
+}
+
+fn clock_ns(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
+    let (s, ns) = (u64::try_from(now.tv_sec).unwrap_or(0), u64::try_from(now.tv_nsec).unwrap_or(0));
+    s * 1_000_000_000 + ns
 }
 
 /// The bytes of a packet from its IP header on; empty for one that this host sent. `None`: nothing within a tick.
@@ -197,6 +235,25 @@ fn link() -> Result<OwnedFd> {
     }
     socket2::SockRef::from(&link).set_read_timeout(Some(TICK))?;
     Ok(link)
+}
+
+/// Sends SYNs that nobody means, as fast as it can.
+#[derive(Debug)]
+pub struct Flood(Socket);
+
+impl Flood {
+    /// From the calling thread's namespace.
+    pub fn new() -> Result<Self> {
+        Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(libc::IPPROTO_RAW))).map(Self)
+    }
+
+    /// One from this address; each number is another port and initial sequence number.
+    pub fn syn(&self, from: Ipv4Addr, number: u32, to: SocketAddrV4) {
+        let port = 1_024 + u16::try_from(number % 60_000).expect("below 60000");
+        let syn = Segment::syn(SocketAddr::new(from.into(), port), to.into(), number);
+        // A full queue loses one, as a wire would.
+        self.0.send_to(&syn.bytes(), &SockAddr::from(SocketAddr::new((*to.ip()).into(), 0))).ok();
+    }
 }
 
 /// Addresses that a pod's link carries and that its kernel does not know, so that it answers nothing for them.

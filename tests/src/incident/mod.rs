@@ -4,7 +4,9 @@ mod clients;
 mod counters;
 mod crowd;
 pub mod hand;
+mod load;
 
 pub use clients::{Attempt, Clients, Round};
 pub use counters::Counters;
 pub use crowd::{Crowd, Way};
+pub use load::Load;

@@ -8,6 +8,7 @@
 mod connect;
 mod control;
 mod network;
+mod packet;
 mod statistics;
 mod table;
 
@@ -45,6 +46,8 @@ enum What {
     Connect(ConnectArguments),
     /// Starts, changes and memory with ten thousand services, beside kube-proxy.
     Control(control::ControlArguments),
+    /// What the programs take of the processor for one packet, as ratios to the least that any program needs.
+    Packet(packet::PacketArguments),
 }
 
 #[derive(Debug, clap::Args)]
@@ -84,6 +87,7 @@ fn run(arguments: &Arguments, signals: SigSet) -> Result<()> {
     let asked = match &arguments.what {
         What::Connect(asked) => asked,
         What::Control(asked) => return control::run(asked, &arguments.agent, &stop),
+        What::Packet(asked) => return packet::run(asked, &arguments.agent, &stop),
     };
     stay_on_one_cpu()?;
     let network = Network::new(&arguments.agent, &stop)?;

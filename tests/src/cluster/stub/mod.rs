@@ -120,6 +120,12 @@ impl StubApi {
         self.change(World::forget);
     }
 
+    /// Forgets the changes up to now, so that its memory does not grow. Every open watch must have told them: whoever has not is
+    /// told nothing of them.
+    pub fn forget_told(&self) {
+        self.shared.world().forget_told();
+    }
+
     /// Everything that was asked so far, oldest first.
     pub fn requests(&self) -> Vec<Request> {
         self.shared.world().requests().to_vec()

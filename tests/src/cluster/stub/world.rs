@@ -151,6 +151,12 @@ impl World {
         self.forgotten = self.version;
     }
 
+    /// Forgets the changes up to now without ending a watch.
+    pub fn forget_told(&mut self) {
+        self.history.clear();
+        self.forgotten = self.version;
+    }
+
     pub fn version(&self) -> u64 {
         self.version
     }

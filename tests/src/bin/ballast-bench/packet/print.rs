@@ -1,0 +1,26 @@
+//! The result for people.
+
+use super::Results;
+
+/// Prints a table.
+pub fn print(results: &Results) {
+    println!(
+        "Programs on one packet (BPF_PROG_TEST_RUN, repeat 1), less a program that does nothing; {} rounds of {} packets, taking \
+         turns.\nKernel {}, {} CPUs, load average {} before and {} after.\n",
+        results.rounds,
+        results.packets_per_round,
+        results.kernel,
+        results.cpus,
+        results.load_before,
+        results.load_after
+    );
+    println!("| version | family | packet | ns | the least, ns | ratio | middle half |");
+    println!("|---|---|---|---:|---:|---:|---:|");
+    for figures in &results.figures {
+        let [low, high] = figures.quartiles;
+        println!(
+            "| {} | {} | {} | {:.0} | {:.0} | **{:.2}** | {low:.2} – {high:.2} |",
+            figures.version, figures.family, figures.kind, figures.ns, figures.least_ns, figures.ratio
+        );
+    }
+}

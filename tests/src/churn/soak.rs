@@ -1,0 +1,108 @@
+//! Days of churn in minutes: as many changes as the agent follows, while incident A goes on beside them. What is sampled on the way
+//! shows whether anything grows.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+
+use super::{Bulk, Churned, Scene, Settings};
+
+/// So many changes are made before the agent is waited for.
+const BATCH: u64 = 500;
+/// Services that nobody uses, whose backends change.
+const SERVICES: u8 = 20;
+/// Changes of incident A's service for each batch, and how often the agent is killed: once in so many batches.
+const CHANGES_IN_USE: usize = 2;
+const BATCHES_PER_KILL: u64 = 40;
+/// How long the agent may take to follow a batch. Generous: a test machine may be busy.
+const FOLLOW_LIMIT: Duration = Duration::from_mins(2);
+
+/// The state of things after some changes.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Sample {
+    pub changes: u64,
+    pub seconds: f64,
+    /// The agent's resident memory.
+    pub rss_kib: u64,
+    /// Records of backends in use, and those of them that drain.
+    pub records: usize,
+    pub draining: usize,
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub struct Soaked {
+    pub samples: Vec<Sample>,
+    pub changes: u64,
+    pub took: Duration,
+    pub churned: Churned,
+}
+
+/// Makes so many changes; `tell` hears of every sample.
+pub fn soak(changes: u64, seed: u64, mut tell: impl FnMut(&Sample)) -> Result<Soaked> {
+    let mut scene = Scene::new("soak", Settings { seed, ..Settings::default() })?;
+    let mut bulk = Bulk::start(&scene.api, SERVICES, seed);
+    wait(&mut scene, bulk.listed())?;
+    // From here on, what is in use beyond this has leaked.
+    scene.mark_start();
+    let start = Instant::now();
+    let mut samples = vec![sample(&scene, 0, start)?];
+    let total = |scene: &Scene, bulk: &Bulk| scene.changes() + bulk.changes();
+    let mut batch = 0;
+    while total(&scene, &bulk) < changes {
+        batch += 1;
+        for _ in 0..BATCH.min(changes) {
+            bulk.change(&scene.api);
+        }
+        for _ in 0..CHANGES_IN_USE {
+            scene.change()?;
+        }
+        if batch % BATCHES_PER_KILL == 0 {
+            scene.kill();
+        }
+        scene.start()?;
+        wait(&mut scene, bulk.listed())?;
+        scene.api.forget_told();
+        let sample = sample(&scene, total(&scene, &bulk), start)?;
+        tell(&sample);
+        samples.push(sample);
+    }
+    bulk.restore(&scene.api);
+    let churned = scene.end()?;
+    let changes = total(&scene, &bulk);
+    samples.push(sample(&scene, changes, start)?);
+    Ok(Soaked { samples, changes, took: start.elapsed(), churned })
+}
+
+/// Waits until the tables hold as many backends of the bulk as the API lists.
+fn wait(scene: &mut Scene, listed: usize) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        scene.look_at_agent();
+        let states = scene.agent.states().unwrap_or_default();
+        let active = states.iter().filter(|(service, _, state)| Bulk::owns(service) && state == "active").count();
+        if active == listed && scene.is_current() {
+            return Ok(());
+        }
+        ensure!(scene.agent.alive(), "the agent ended:\n{}", scene.agent.log());
+        ensure!(start.elapsed() < FOLLOW_LIMIT, "{active} of {listed} backends in the tables after {FOLLOW_LIMIT:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn sample(scene: &Scene, changes: u64, start: Instant) -> Result<Sample> {
+    let pid = scene.agent.pid().context("the agent runs")?;
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    let rss_kib = line.trim().trim_end_matches("kB").trim().parse()?;
+    let drains = scene.tables.drains();
+    Ok(Sample {
+        changes,
+        seconds: start.elapsed().as_secs_f64(),
+        rss_kib,
+        records: drains.in_use,
+        draining: drains.draining,
+    })
+}

@@ -1,0 +1,79 @@
+//! Incident A: backends vanish without a FIN while connections are stuck open, under load, and the agent is killed at random. Drains
+//! end by their deadline all the same, nothing is forwarded after it, and nothing is left behind. Needs root.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use lb_tests::churn::{Churned, Scene, Settings};
+
+/// How long backends come and go.
+const DURATION: Duration = Duration::from_secs(20);
+/// Seeds of the runs.
+const SEEDS: [u64; 1] = [1];
+/// Lines that an agent may write when it starts, and for a change of the API.
+const LINES_PER_START: u64 = 30;
+const LINES_PER_CHANGE: u64 = 2;
+
+#[test]
+fn drains_end_by_their_deadline_whatever_happens_to_connections_and_agent() -> Result<()> {
+    for seed in SEEDS {
+        let settings = Settings { seed, ..Settings::default() };
+        let period_ds = settings.drain_period.as_secs() * 10;
+        let mut scene = Scene::new("incident-a", settings)?;
+        scene.churn(DURATION)?;
+        let churned = scene.end()?;
+        report(seed, &churned);
+        check(&churned, period_ds);
+        println!("  log: {:?}", scene.agent.log().lines().last());
+    }
+    Ok(())
+}
+
+fn report(seed: u64, churned: &Churned) {
+    let Churned { changes, kills, log_lines, seen, drains, held, load, in_use } = churned;
+    println!("incident A, seed {seed}: {changes} changes, the agent killed {kills} times, {log_lines} lines of log");
+    println!(
+        "  {} packets seen at the backends: {} after a deadline, {} of an earlier pod's connection; the closest {} ms before one",
+        seen.packets,
+        seen.stale,
+        seen.inherited,
+        seen.closest_ns.map_or_else(|| "-".into(), |ns| (ns / 1_000_000).to_string())
+    );
+    println!(
+        "  {} drains: the oldest went on for {:.1} s, {} put off, overdue at most {:.1} s",
+        drains.begun,
+        precise(drains.oldest_ds) / 10.0,
+        drains.put_off,
+        precise(drains.overdue_ds) / 10.0
+    );
+    println!(
+        "  held connections: {} made, {} told by a RST, {} ended otherwise, {} not made; load: {} served, {} failed",
+        held.made, held.told, held.otherwise, held.failed, load.0, load.1
+    );
+    println!("  records in use: {} before, {} after", in_use[0], in_use[1]);
+}
+
+fn precise(number: u64) -> f64 {
+    u32::try_from(number).map_or(f64::INFINITY, f64::from)
+}
+
+fn check(churned: &Churned, period_ds: u64) {
+    let Churned { changes, kills, log_lines, seen, drains, held, in_use, .. } = churned;
+    assert!(
+        *kills > 0 && drains.begun > 20 && held.told > 20 && seen.packets > 5_000,
+        "too little happened: {churned:#?}"
+    );
+    assert_eq!((seen.stale, seen.inherited), (0, 0), "{:#?}", seen.violations);
+    assert!(drains.oldest_ds <= period_ds + 10, "a drain went on for {} tenths of a second", drains.oldest_ds);
+    assert!(drains.longest_ds <= period_ds + 10, "a deadline lay {} tenths of a second ahead", drains.longest_ds);
+    assert_eq!(drains.put_off, 0, "a deadline was put off");
+    assert!(drains.overdue_ds <= 100, "a record outlived its deadline by {} tenths of a second", drains.overdue_ds);
+    assert_eq!(drains.draining, 0);
+    assert_eq!(held.otherwise, 0, "a held connection ended, and not by a RST");
+    assert_eq!(in_use[0], in_use[1], "ids were leaked");
+    let most = LINES_PER_START * (kills + 1) + LINES_PER_CHANGE * changes;
+    assert!(
+        u64::try_from(*log_lines).is_ok_and(|lines| lines <= most),
+        "{log_lines} lines of log, at most {most} expected"
+    );
+}
