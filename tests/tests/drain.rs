@@ -98,7 +98,7 @@ fn a_deleted_frontend_drains_the_connections_that_came_by_it() {
     let stage = Stage::new("frontend", Pods::Routed, 1, NodeOptions::default());
     let plain = stage.web();
     let exposed = plain.clone().with(External { node_ports: vec![NODE_PORT], ..External::default() });
-    let agent = stage.agent(&Manifest::of([exposed]), &["--drain-period", "3s"]);
+    let agent = stage.agent(&Manifest::of([exposed]), &["--drain-period", "10s"]);
     let cluster_ips = plain.frontends(Protocol::Tcp);
     let node_ports = stage.node.addresses().both().map(|ip| SocketAddr::new(ip, NODE_PORT));
     let connect = |to: &SocketAddr| Stream::connect(stage.client.place(), *to).unwrap();
