@@ -397,7 +397,7 @@ pub struct HalfOpen<const N: usize> {
     pub flow: Flow<N>,
     /// Backends that left it unanswered or refused it; 0: none.
     pub tried: [u32; MOST_MOVES],
-    /// SYNs (UDP: datagrams, up to 255) since the flow has its backend.
+    /// SYNs since the flow has its backend, up to 255; UDP: 1.
     pub segments: u8,
     /// How often it was moved to another backend.
     pub moves: u8,
@@ -417,6 +417,8 @@ pub mod half_open_flags {
     pub const SECOND: u8 = 2;
     /// A refusal was withheld: the next SYN goes to another backend.
     pub const REFUSED: u8 = 4;
+    /// Requests and answers both pass the client's link, and its service lets connections move.
+    pub const MOVES: u8 = 8;
 }
 
 /// Value of `health4` / `health6`, by backend id: what the programs have seen of a backend. Written by the programs.

@@ -13,3 +13,4 @@ pub mod decide;
 pub mod limits;
 pub mod outcome;
 pub mod state;
+pub mod words;

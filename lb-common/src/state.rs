@@ -1,6 +1,6 @@
 //! The life of a flow and of a backend as one packet sees it: pure functions of state, event and time.
 
-use crate::abi::{Backend, Flow, LoadSettings, TCP, UDP, backend_flags, backend_state, flow_flags, flow_state};
+use crate::abi::{Backend, Flow, LoadSettings, UDP, backend_flags, backend_state, flow_flags, flow_state};
 use crate::limits::{
     TCP_CLOSING_TIMEOUT_S, TCP_HALF_OPEN_TIMEOUT_S, TCP_OPEN_TIMEOUT_S, UDP_REPLIED_TIMEOUT_S, UDP_STREAM_TIMEOUT_S,
     UDP_UNREPLIED_TIMEOUT_S,
@@ -109,32 +109,27 @@ pub const fn expired<const N: usize>(flow: &Flow<N>, timeout_s: u32, now_s: u32)
     now_s.wrapping_sub(flow.seen_s) > timeout_s && now_s > flow.seen_s
 }
 
-/// The state of the client's direction after one of its packets.
+/// The state of an answered flow after a packet of its client. States only grow.
+///
+/// SCTP's chunks are told by the flags of TCP that mean the same (see `decide::Packet`).
 #[inline(always)]
 pub const fn after_forward(state: u8, protocol: u8, tcp_flags: u8) -> u8 {
-    if protocol != TCP || state == flow_state::EVICTED || state == flow_state::CLOSING {
-        return state;
+    if protocol == UDP {
+        return if state == flow_state::OPEN { flow_state::STREAM } else { state };
     }
-    if closes(tcp_flags) {
-        return flow_state::CLOSING;
-    }
-    // A bare ACK of the client means that it saw an answer; a retransmitted SYN means nothing.
-    if tcp_flags & tcp_flag::SYN == 0 { flow_state::OPEN } else { state }
+    if state < flow_state::CLOSING && closes(tcp_flags) { flow_state::CLOSING } else { state }
 }
 
-/// The state of the backend's direction after one of its packets.
+/// The state of an answered flow after a packet of its backend. States only grow.
 #[inline(always)]
 pub const fn after_reply(state: u8, protocol: u8, tcp_flags: u8) -> u8 {
-    if state == flow_state::EVICTED || state == flow_state::CLOSING {
-        return state;
-    }
-    if protocol == TCP && closes(tcp_flags) { flow_state::CLOSING } else { flow_state::OPEN }
+    if protocol != UDP && state < flow_state::CLOSING && closes(tcp_flags) { flow_state::CLOSING } else { state }
 }
 
 /// Which directions a segment ends: bits of [`flow_flags::ENDED`].
 #[inline(always)]
 pub const fn ends(protocol: u8, tcp_flags: u8, own_direction: u8) -> u8 {
-    if protocol != TCP {
+    if protocol == UDP {
         0
     } else if tcp_flags & tcp_flag::RST != 0 {
         flow_flags::ENDED
@@ -143,6 +138,12 @@ pub const fn ends(protocol: u8, tcp_flags: u8, own_direction: u8) -> u8 {
     } else {
         0
     }
+}
+
+/// The flags of a flow once its end was seen: a connection that is over is not among its backend's.
+#[inline(always)]
+pub const fn counted_after(flags: u8) -> u8 {
+    if flags & flow_flags::ENDED == flow_flags::ENDED { flags & !flow_flags::COUNTED } else { flags }
 }
 
 /// Whether a flow no longer needs its tuple: it is over, or nobody remembers it.
@@ -176,6 +177,7 @@ pub const fn udp_moves<const N: usize>(backend: &Backend<N>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::abi::TCP;
 
     fn flow(state: u8, seen_s: u32) -> Flow<4> {
         Flow {
@@ -217,18 +219,21 @@ mod tests {
         assert_eq!(closing, flow_state::CLOSING);
         assert_eq!(after_forward(closing, TCP, tcp_flag::ACK), flow_state::CLOSING);
         assert_eq!(after_reply(closing, TCP, tcp_flag::ACK), flow_state::CLOSING);
+        assert_eq!(after_reply(flow_state::EVICTED, TCP, tcp_flag::RST), flow_state::EVICTED);
     }
 
     #[test]
-    fn what_is_noted_in_the_tables_is_read_again() {
-        let timeouts = Timeouts { half_open_s: 7, udp_stream_s: 9, ..Timeouts::DEFAULT };
-        assert_eq!(Timeouts::noted(&timeouts.note(true)), timeouts);
-        assert_eq!(Timeouts::noted(&LoadSettings::default()), Timeouts::DEFAULT);
+    fn a_datagram_after_an_answer_makes_a_stream_and_no_answer_unmakes_it() {
+        let stream = after_forward(flow_state::OPEN, UDP, 0);
+        assert_eq!(stream, flow_state::STREAM);
+        assert_eq!(after_reply(stream, UDP, 0), flow_state::STREAM);
+        assert_eq!(after_reply(flow_state::OPEN, UDP, 0), flow_state::OPEN, "it was not asked again");
     }
 
     #[test]
-    fn a_retransmitted_syn_opens_nothing() {
-        assert_eq!(after_forward(flow_state::HALF_OPEN, TCP, tcp_flag::SYN), flow_state::HALF_OPEN);
-        assert_eq!(after_forward(flow_state::HALF_OPEN, TCP, tcp_flag::ACK), flow_state::OPEN);
+    fn what_is_over_is_not_counted() {
+        let open = flow_flags::COUNTED | flow_flags::CLIENT_ENDED;
+        assert_eq!(counted_after(open), open);
+        assert_eq!(counted_after(open | flow_flags::BACKEND_ENDED), flow_flags::ENDED);
     }
 }

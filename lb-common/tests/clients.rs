@@ -6,7 +6,7 @@
 mod memory;
 
 use lb_common::abi::{FlowKey, Service, ServiceKey, TCP, UDP, backend_state, frontend_kind, seal, service_flags};
-use lb_common::decide::{Action, Client, Hook, Pick, Picked, pick};
+use lb_common::decide::{Action, Client, Hook, Now, Pick, Picked, Wish, pick};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, RST, SYN};
@@ -137,7 +137,8 @@ fn a_process_is_admitted_by_its_flag_alone() {
         // What would admit the address that a socket call does not know yet.
         tables.sources = vec![(1, [0; 4], 1)];
         let mut found = Pick::NONE;
-        match pick(&mut tables, &from([0; 4], TCP, 0), client, &mut found) {
+        let now = Now::from_ns(tables.now_ns);
+        match pick(&mut tables, &from([0; 4], TCP, 0), client, 1, Wish::SAFE, now, &mut found) {
             Picked::Backend => Ok(found.backend.address),
             Picked::Denied => Err(found.service.id),
             other => panic!("served, whole and not empty, but {other:?}"),

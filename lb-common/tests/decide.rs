@@ -10,7 +10,7 @@ use lb_common::decide::{Action, Hook, Verdict};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
-use memory::Memory;
+use memory::{ISN, Memory};
 use proptest::prelude::*;
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];
@@ -308,7 +308,8 @@ fn a_reused_source_port_selects_anew_once_the_old_connection_closes() {
     );
     let reset = tables.ask(answer(to_vip(TCP, 40_000), &syn), RST, Hook::POD_OUT);
     assert_eq!(reset.action, Action::ToClient);
-    assert_eq!(tables.ask(to_vip(TCP, 40_000), SYN, Hook::POD_IN).outcome, Outcome::Selected);
+    let again = tables.ask_numbered(to_vip(TCP, 40_000), SYN, ISN + 77_777, 0, Hook::POD_IN);
+    assert_eq!(again.outcome, Outcome::Selected);
 }
 
 #[test]
@@ -414,7 +415,7 @@ proptest! {
             }
             for (peer, (client, believed)) in &sockets {
                 let reply = key(TCP, (BACKENDS[0], 8080), *peer);
-                let verdict = tables.ask(reply, ACK, Hook::POD_OUT);
+                let verdict = tables.ask(reply, SYN | ACK, Hook::POD_OUT);
                 let seen = match verdict.action {
                     Action::ToClient => ((peer.0, verdict.client_port), (verdict.address, verdict.port)),
                     Action::Pass => (*peer, (BACKENDS[0], 8080)),

@@ -161,10 +161,8 @@ fn transport<const N: usize>(
     packet.seq = u32::from_be(numbers[0]);
     packet.ack = u32::from_be(numbers[1]);
     packet.tcp_flags = tcp_flags;
-    packet.pad = [0; 3];
     packet.key.src_port = (u32::from_be(ports) >> 16) as u16;
     packet.key.dst_port = u32::from_be(ports) as u16;
     packet.key.protocol = protocol;
-    packet.key.pad = [0; 3];
     Ok(Offsets { network, transport })
 }

@@ -11,8 +11,10 @@ use crate::tables::Kernel;
 
 /// Notes that the socket has entries for this service and this backend. Without memory for it, they stay until their room is
 /// needed.
-#[inline(always)]
-pub fn note<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, service: Peer<N>, backend: Peer<N>) {
+///
+/// A function of its own: off the stack of those that call it.
+#[inline(never)]
+pub fn note<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, service: &Peer<N>, backend: &Peer<N>) {
     let pair = SocketPair {
         service: words(&service.address),
         backend: words(&backend.address),

@@ -4,7 +4,7 @@ use aya_ebpf::Global;
 use aya_ebpf::bindings::bpf_sock_addr;
 use aya_ebpf::helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval};
 use lb_common::abi::{FlowKey, SocketKey, SocketPeer, TCP, UDP, hook, service_flags, socket_direction};
-use lb_common::decide::{self, Client, Now, Pick, Picked, Tables, is_unserved};
+use lb_common::decide::{self, Client, Now, Pick, Picked, Tables, Wish, is_unserved, stick};
 use lb_common::outcome::Outcome;
 use lb_common::state;
 
@@ -58,7 +58,7 @@ pub fn connect<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: Pe
 where
     Kernel: Family<N> + Tables<N>,
 {
-    choose(context, protocol, to, Outcome::SocketConnected)
+    noted(context, protocol, &to, Outcome::SocketConnected)
 }
 
 /// sendmsg() of an unconnected socket: stays with the backend of the last datagram while that one serves.
@@ -67,20 +67,60 @@ pub fn send<const N: usize>(context: *mut bpf_sock_addr, to: Peer<N>) -> Answer<
 where
     Kernel: Family<N> + Tables<N>,
 {
-    let key = socket_key(context, UDP, to, socket_direction::FORWARD);
-    let outcome = match <Kernel as Family<N>>::socket(&key) {
-        Some(peer) if serves(context, &peer) => {
-            let used = Peer { address: peer.address, port: peer.port };
-            let key = socket_key(context, UDP, used, socket_direction::REPLY);
-            let shown = SocketPeer { address: to.address, port: to.port, ..peer };
-            own_answers(&key, &shown);
+    let mut used = to;
+    match again(context, &mut used) {
+        Again::Same => {
             count::outcome(Outcome::SocketSent, Counter::Socket);
-            return Answer::Use(used);
+            Answer::Use(used)
         }
-        Some(_) => Outcome::SocketMoved,
-        None => Outcome::SocketSent,
-    };
-    choose(context, UDP, to, outcome)
+        Again::Moves => noted(context, UDP, &to, Outcome::SocketMoved),
+        Again::First => noted(context, UDP, &to, Outcome::SocketSent),
+    }
+}
+
+/// A backend for the socket, and a note of what it leaves behind.
+#[inline(always)]
+fn noted<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: &Peer<N>, outcome: Outcome) -> Answer<N>
+where
+    Kernel: Family<N> + Tables<N>,
+{
+    let answer = choose(context, protocol, to, outcome);
+    if let Answer::Use(peer) = &answer {
+        release::note(context, protocol, to, peer);
+    }
+    answer
+}
+
+/// What a socket's datagram before says of this one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Again {
+    First = 0,
+    /// To the backend of the one before.
+    Same,
+    /// That backend takes no more.
+    Moves,
+}
+
+/// Where the datagram before went: `peer` is the address asked, and becomes that of its backend.
+///
+/// A function of its own: off the stack of the search.
+#[inline(never)]
+fn again<const N: usize>(context: *mut bpf_sock_addr, peer: &mut Peer<N>) -> Again
+where
+    Kernel: Family<N> + Tables<N>,
+{
+    let key = socket_key(context, UDP, *peer, socket_direction::FORWARD);
+    let Some(mut used) = <Kernel as Family<N>>::socket(&key) else { return Again::First };
+    if !serves(context, &used) {
+        return Again::Moves;
+    }
+    let asked = *peer;
+    *peer = Peer { address: used.address, port: used.port };
+    let key = socket_key(context, UDP, *peer, socket_direction::REPLY);
+    (used.address, used.port) = (asked.address, asked.port);
+    own_answers(&key, &used);
+    Again::Same
 }
 
 /// The last address asked owns the answers: another service, or the backend itself, may have been asked meanwhile.
@@ -108,8 +148,31 @@ pub enum Answer<const N: usize> {
     Fail(i32),
 }
 
-#[inline(always)]
-fn choose<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: Peer<N>, outcome: Outcome) -> Answer<N>
+/// Asks for a backend, as a process whose source ranges these flags admit; one that is not suspect, as nobody moves the connection
+/// later. Clients of client affinity are told apart by their network namespace.
+///
+///
+/// A function of its own: off the stack of what follows.
+#[inline(never)]
+fn picked<const N: usize>(context: *mut bpf_sock_addr, key: &FlowKey<N>, admitting: u8, pick: &mut Pick<N>) -> Picked
+where
+    Kernel: Family<N> + Tables<N>,
+{
+    let mut tables = Kernel { context: context.cast(), ifindex: 0 };
+    let now = Now::from_ns(<Kernel as Tables<N>>::now_ns(&mut tables));
+    // SAFETY: a helper on the program's own context. The low half tells namespaces apart: they are numbered in turn.
+    let netns = unsafe { bpf_get_netns_cookie(context.cast()) } as u32;
+    let client = Client::Process(admitting);
+    let picked = decide::pick::<N, Kernel>(&mut tables, key, client, netns, Wish::SAFE, now, pick);
+    if picked == Picked::Backend {
+        stick::<N, Kernel>(&mut tables, pick, key, netns, now.ds);
+    }
+    picked
+}
+
+/// A function of its own: with what calls it it would not fit the stack.
+#[inline(never)]
+fn choose<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: &Peer<N>, outcome: Outcome) -> Answer<N>
 where
     Kernel: Family<N> + Tables<N>,
 {
@@ -117,46 +180,71 @@ where
     let mut tables = Kernel { context: context.cast(), ifindex: 0 };
     let on_node = is_on_node(context);
     // A pod's address is held against the source ranges where its packets come by its link.
-    let client = Client::Process(if on_node { service_flags::NODE_ALLOWED } else { 0 });
+    let admitting = if on_node { service_flags::NODE_ALLOWED } else { 0 };
     let mut pick = Pick::NONE;
-    let picked = decide::pick::<N, Kernel>(&mut tables, &key, client, &mut pick);
+    let picked = picked(context, &key, admitting, &mut pick);
     let service = pick.service.id;
     match picked {
-        Picked::Denied if on_node => fail(&key, service, Outcome::DroppedSourceRange, ECONNREFUSED),
-        Picked::NoService if is_unserved(&mut tables, &key.dst) => {
-            fail(&key, 0, Outcome::RefusedUnserved, ECONNREFUSED)
+        Picked::Denied if on_node => {
+            fail(&key, service, Outcome::DroppedSourceRange as u8);
+            Answer::Fail(ECONNREFUSED)
         }
-        Picked::NoService | Picked::NotServed | Picked::Denied => {
+        Picked::NoService if is_unserved(&mut tables, &key.dst) => {
+            fail(&key, 0, Outcome::RefusedUnserved as u8);
+            Answer::Fail(ECONNREFUSED)
+        }
+        Picked::NoService | Picked::NotServed | Picked::Unasked | Picked::Denied => {
             if outcome as u8 == Outcome::SocketConnected as u8 || !is_named_by_kernel::<N>(context) {
                 disown(context, protocol, to);
             }
             Answer::Leave
         }
-        Picked::Torn => fail(&key, service, Outcome::DroppedTorn, EHOSTUNREACH),
-        Picked::Empty if pick.service.flags & service_flags::DROP_IF_EMPTY != 0 => {
-            fail(&key, service, Outcome::DroppedNoLocalEndpoint, EHOSTUNREACH)
+        Picked::Torn => {
+            fail(&key, service, Outcome::DroppedTorn as u8);
+            Answer::Fail(EHOSTUNREACH)
         }
-        Picked::Empty => fail(&key, service, Outcome::SocketRefused, ECONNREFUSED),
+        Picked::Empty if pick.service.flags & service_flags::DROP_IF_EMPTY != 0 => {
+            fail(&key, service, Outcome::DroppedNoLocalEndpoint as u8);
+            Answer::Fail(EHOSTUNREACH)
+        }
+        Picked::Empty => {
+            fail(&key, service, Outcome::SocketRefused as u8);
+            Answer::Fail(ECONNREFUSED)
+        }
         Picked::Backend => {
             let peer = Peer { address: pick.backend.address, port: pick.backend.port };
-            let (backend, backend_generation) = (pick.slot.backend, pick.slot.backend_generation);
-            let shown = SocketPeer { address: to.address, port: to.port, pad: 0, backend, backend_generation, service };
-            let answers = socket_key(context, protocol, peer, socket_direction::REPLY);
-            <Kernel as Family<N>>::insert_socket(&answers, &shown);
-            // A connected socket may name its peer again: the datagram must go where the answers are taken from.
-            if protocol == UDP {
-                let asks = socket_key(context, protocol, to, socket_direction::FORWARD);
-                let used = SocketPeer { address: peer.address, port: peer.port, ..shown };
-                <Kernel as Family<N>>::insert_socket(&asks, &used);
-            }
-            release::note(context, protocol, to, peer);
-            count::outcome(outcome, Counter::Socket);
-            count::about::<N>(service, backend, outcome, Counter::Socket);
-            if outcome as u8 == Outcome::SocketMoved as u8 && count::EVENTS_ON.load() != 0 {
-                count::event(&key, service, backend, outcome, hook::SOCKET, 0, Counter::Socket);
-            }
+            bind(context, &key, &pick, outcome as u8);
             Answer::Use(peer)
         }
+    }
+}
+
+/// Writes which backend the socket uses, and counts that.
+///
+/// A function of its own: off the stack of the search.
+#[inline(never)]
+fn bind<const N: usize>(context: *mut bpf_sock_addr, asked: &FlowKey<N>, pick: &Pick<N>, outcome: u8)
+where
+    Kernel: Family<N>,
+{
+    let protocol = asked.protocol;
+    let to = Peer { address: asked.dst, port: asked.dst_port };
+    let peer = Peer { address: pick.backend.address, port: pick.backend.port };
+    let (backend, backend_generation, service) = (pick.slot.backend, pick.slot.backend_generation, pick.service.id);
+    let mut value = SocketPeer { address: to.address, port: to.port, pad: 0, backend, backend_generation, service };
+    let answers = socket_key(context, protocol, peer, socket_direction::REPLY);
+    <Kernel as Family<N>>::insert_socket(&answers, &value);
+    // A connected socket may name its peer again: the datagram must go where the answers are taken from.
+    if protocol == UDP {
+        let asks = socket_key(context, protocol, to, socket_direction::FORWARD);
+        (value.address, value.port) = (peer.address, peer.port);
+        <Kernel as Family<N>>::insert_socket(&asks, &value);
+    }
+    let outcome = Outcome::from_number(outcome).unwrap_or(Outcome::SocketSent);
+    count::outcome(outcome, Counter::Socket);
+    count::about::<N>(service, backend, outcome, Counter::Socket);
+    if outcome as u8 == Outcome::SocketMoved as u8 && count::EVENTS_ON.load() != 0 {
+        count::event(asked, service, backend, outcome, hook::SOCKET, 0, Counter::Socket);
     }
 }
 
@@ -170,26 +258,31 @@ fn is_named_by_kernel<const N: usize>(context: *mut bpf_sock_addr) -> bool {
 }
 
 /// The socket asks this address itself: should it be a backend that answered the socket in a service's name, it no longer does.
-#[inline(always)]
-fn disown<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: Peer<N>)
+///
+/// A function of its own: off the stack of those that call it.
+#[inline(never)]
+fn disown<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: &Peer<N>)
 where
     Kernel: Family<N>,
 {
-    let key = socket_key(context, protocol, to, socket_direction::REPLY);
+    let key = socket_key(context, protocol, *to, socket_direction::REPLY);
     // Most sockets have no such entry, and looking takes no lock.
     if <Kernel as Family<N>>::socket(&key).is_some() {
         <Kernel as Family<N>>::remove_socket(&key);
     }
 }
 
-#[inline(always)]
-fn fail<const N: usize>(key: &FlowKey<N>, service: u32, outcome: Outcome, errno: i32) -> Answer<N> {
+/// Counts a call that fails.
+///
+/// A function of its own: off the stack of those that call it.
+#[inline(never)]
+fn fail<const N: usize>(key: &FlowKey<N>, service: u32, outcome: u8) {
+    let outcome = Outcome::from_number(outcome).unwrap_or(Outcome::SocketRefused);
     count::outcome(outcome, Counter::Socket);
     count::about::<N>(service, 0, outcome, Counter::Socket);
     if count::EVENTS_ON.load() != 0 {
         count::event(key, service, 0, outcome, hook::SOCKET, 0, Counter::Socket);
     }
-    Answer::Fail(errno)
 }
 
 /// The service's address for one that a backend answers from. `None`: the peer is no backend of this socket.

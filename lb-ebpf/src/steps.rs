@@ -8,7 +8,8 @@
 use core::ffi::c_void;
 
 use aya_ebpf::bindings::{__sk_buff, xdp_md};
-use lb_common::decide::{self, Hook, Step, Tables, Work};
+use lb_common::abi::FlowKey;
+use lb_common::decide::{self, Hook, Pick, Step, Tables, Work};
 
 use crate::maps::Family;
 use crate::tables::Kernel;
@@ -49,56 +50,121 @@ macro_rules! steps {
 
 steps! {
     __sk_buff, ifindex:
+    syn4 = decide::syn, 4;
+    syn6 = decide::syn, 16;
     keep4 = decide::keep, 4;
     keep6 = decide::keep, 16;
+    open4 = decide::open, 4;
+    open6 = decide::open, 16;
+    retry4 = decide::retry, 4;
+    retry6 = decide::retry, 16;
     select4 = decide::select, 4;
     select6 = decide::select, 16;
     direct4 = decide::direct, 4;
     direct6 = decide::direct, 16;
+    place4 = decide::place, 4;
+    place6 = decide::place, 16;
 }
 
+// No client sends directly at XDP: its connections do not move, and a direct packet is none to look at.
 steps! {
     xdp_md, ingress_ifindex:
+    xdp_syn4 = decide::syn, 4;
+    xdp_syn6 = decide::syn, 16;
     xdp_keep4 = decide::keep, 4;
     xdp_keep6 = decide::keep, 16;
+    xdp_open4 = decide::open, 4;
+    xdp_open6 = decide::open, 16;
     xdp_select4 = decide::select, 4;
     xdp_select6 = decide::select, 16;
+    xdp_place4 = decide::place, 4;
+    xdp_place6 = decide::place, 16;
+}
+
+/// Calls one step and names the next.
+macro_rules! call {
+    ($step:ident, $hook:ident, $context:ident, $n:ident: $four:ident, $six:ident) => {{
+        let task = task($hook, $step);
+        Step::from_number(if $n == 4 { $four($context, task) } else { $six($context, task) } as u8)
+    }};
 }
 
 /// Goes through the steps that are left, at tc.
 #[inline(always)]
 pub fn tc<const N: usize>(skb: *mut __sk_buff, mut step: Step, hook: Hook) {
+    if step == Step::Syn {
+        step = call!(step, hook, skb, N: syn4, syn6);
+    }
     if step.keeps() {
-        let task = task(hook, step);
-        step = Step::from_number(if N == 4 { keep4(skb, task) } else { keep6(skb, task) } as u8);
+        step = call!(step, hook, skb, N: keep4, keep6);
+    }
+    if step == Step::Open {
+        step = call!(step, hook, skb, N: open4, open6);
+    }
+    if step == Step::Retry {
+        step = call!(step, hook, skb, N: retry4, retry6);
     }
     if step == Step::Select {
-        let task = task(hook, step);
-        step = Step::from_number(if N == 4 { select4(skb, task) } else { select6(skb, task) } as u8);
+        step = call!(step, hook, skb, N: select4, select6);
+    }
+    if step == Step::Unseen {
+        step = call!(step, hook, skb, N: open4, open6);
     }
     if step == Step::Direct {
-        let task = task(hook, step);
-        if N == 4 {
-            direct4(skb, task)
-        } else {
-            direct6(skb, task)
-        };
+        step = call!(step, hook, skb, N: direct4, direct6);
+    }
+    if step == Step::Place {
+        let _ = call!(step, hook, skb, N: place4, place6);
     }
 }
 
-/// Goes through the steps that are left, at XDP. No client sends directly there: a direct packet is none to look at.
+/// Goes through the steps that are left, at XDP.
 #[inline(always)]
 pub fn xdp<const N: usize>(context: *mut xdp_md, mut step: Step) {
+    let hook = Hook::XDP;
+    if step == Step::Syn {
+        step = call!(step, hook, context, N: xdp_syn4, xdp_syn6);
+    }
     if step.keeps() {
-        let task = task(Hook::XDP, step);
-        step = Step::from_number(if N == 4 { xdp_keep4(context, task) } else { xdp_keep6(context, task) } as u8);
+        step = call!(step, hook, context, N: xdp_keep4, xdp_keep6);
+    }
+    if step == Step::Open {
+        step = call!(step, hook, context, N: xdp_open4, xdp_open6);
     }
     if step == Step::Select {
-        let task = task(Hook::XDP, step);
-        if N == 4 {
-            xdp_select4(context, task)
-        } else {
-            xdp_select6(context, task)
-        };
+        step = call!(step, hook, context, N: xdp_select4, xdp_select6);
+    }
+    if step == Step::Unseen {
+        step = call!(step, hook, context, N: xdp_open4, xdp_open6);
+    }
+    if step == Step::Place {
+        let _ = call!(step, hook, context, N: xdp_place4, xdp_place6);
     }
 }
+
+/// Looks at one slot in search of a backend ([`decide::look`]), at every kind of hook.
+#[inline(always)]
+pub fn look<const N: usize>(key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_s: u32) -> bool {
+    let (key, pick) = (core::ptr::from_ref(key), core::ptr::from_mut(pick));
+    // The same types, as the constant says.
+    let found =
+        if N == 4 { look4(key.cast(), pick.cast(), how, now_s) } else { look6(key.cast(), pick.cast(), how, now_s) };
+    found != 0
+}
+
+macro_rules! look {
+    ($name:ident, $n:literal) => {
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $name(key: *const FlowKey<$n>, pick: *mut Pick<$n>, how: u32, now_s: u32) -> u32 {
+            // SAFETY: the caller's own records; the verifier knows of them no more than their sizes.
+            let (Some(key), Some(pick)) = (unsafe { key.as_ref() }, unsafe { pick.as_mut() }) else { return 0 };
+            // No look at a slot asks for the context.
+            let mut tables = Kernel { context: core::ptr::null_mut(), ifindex: 0 };
+            u32::from(decide::look(&mut tables, key, pick, how, now_s))
+        }
+    };
+}
+
+look!(look4, 4);
+look!(look6, 16);

@@ -13,13 +13,15 @@ use lb_common::abi::{
     Affinity, AffinityKey, Backend, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot, SourceKey, Vip, VipKey,
     affinity_tag, tag,
 };
-use lb_common::decide::{NotInserted, Tables};
+use lb_common::decide::{NotInserted, Pick, Tables};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
 use lb_common::state::Timeouts;
+use lb_common::words;
 
 use crate::count::{self, Counter};
 use crate::maps::{Family, LINKS, SLOTS, TURNS};
+use crate::steps;
 
 /// Seconds without a packet after which a flow is forgotten (see [`Timeouts`]). Set at load.
 #[unsafe(no_mangle)]
@@ -63,7 +65,7 @@ where
     fn service(&mut self, key: &ServiceKey<N>, into: &mut Service) -> bool {
         // SAFETY: copied at once; the seal tells whether the copy is whole and belongs to the key.
         let Some(service) = (unsafe { <Kernel as Family<N>>::services().get(key) }) else { return false };
-        *into = *service;
+        words::copy(service, into);
         true
     }
 
@@ -83,10 +85,15 @@ where
     }
 
     #[inline(always)]
+    fn copy_backend(&mut self, id: u32, into: &mut Backend<N>) -> bool {
+        <Kernel as Family<N>>::backend(id).map(|backend| words::copy(backend, into)).is_some()
+    }
+
+    #[inline(always)]
     fn flow(&mut self, key: &FlowKey<N>, into: &mut Flow<N>) -> Option<Self::FlowRef> {
         let entry = <Kernel as Family<N>>::flow(key)?;
         // SAFETY: the verifier knows the pointer as a map value; copied at once, and the tag tells whether it is the key's.
-        *into = unsafe { *entry };
+        words::copy(unsafe { &*entry }, into);
         (into.tag == tag(key)).then_some(entry)
     }
 
@@ -126,7 +133,7 @@ where
     fn half_open(&mut self, key: &FlowKey<N>, into: &mut HalfOpen<N>) -> bool {
         let Some(entry) = <Kernel as Family<N>>::half_open(key) else { return false };
         // SAFETY: a map value for the whole run of the program; copied at once, and the tag tells whether it is the key's.
-        *into = unsafe { *entry };
+        words::copy(unsafe { &*entry }, into);
         into.flow.tag == tag(key)
     }
 
@@ -198,6 +205,11 @@ where
     }
 
     #[inline(always)]
+    fn look(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_s: u32) -> bool {
+        steps::look(key, pick, how, now_s)
+    }
+
+    #[inline(always)]
     fn turn(&mut self, service: u32) -> u32 {
         let Some(turn) = TURNS.get_ptr_mut(service & (limits::TURNS - 1)) else { return 0 };
         let mut given = 1_u64;
@@ -228,8 +240,10 @@ where
 
     #[inline(always)]
     fn note(&mut self, backend: u32, outcome: Outcome) {
-        count::outcome(outcome, Counter::Packet);
-        count::about::<N>(0, backend, outcome, Counter::Packet);
+        // A packet has come by a link; a socket call has not.
+        let by = if self.ifindex == 0 { Counter::Socket } else { Counter::Packet };
+        count::outcome(outcome, by);
+        count::about::<N>(0, backend, outcome, by);
     }
 
     #[inline(always)]

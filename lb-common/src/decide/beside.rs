@@ -1,11 +1,12 @@
 //! Packets that concern a flow without being one of its own: ICMP errors about it, later fragments, headers that contradict each
 //! other. They go the flow's way, or not at all, and change nothing of it.
 
-use super::known::is_of;
-use super::{Action, Hook, Now, Tables, Work, is_vip, no_flow};
-use crate::abi::{Flow, FlowKey, HalfOpen, MOST_MOVES, ServiceKey, flow_flags, flow_state, half_open_flags};
+use super::answer::rewrites;
+use super::entries::is_of;
+use super::{Action, Hook, Now, Tables, Work, is_vip};
+use crate::abi::{ServiceKey, flow_flags, flow_state, half_open_flags};
 use crate::outcome::Outcome;
-use crate::state;
+use crate::{state, words};
 
 /// What the packet's tuple came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,18 +28,17 @@ pub(super) fn translate<const N: usize, T: Tables<N>>(
     outcome: Outcome,
 ) -> Way {
     let now = Now::from_ns(tables.now_ns());
-    let key = work.packet.key;
-    if !find(tables, &key, &mut work.flow) {
+    if !find(tables, work) {
         return Way::Unknown;
     }
     let flow = &work.flow;
-    if state::expired(flow, tables.timeout_s(key.protocol, flow.state), now.s) {
+    if state::expired(flow, tables.timeout_s(work.packet.key.protocol, flow.state), now.s) {
         return Way::Unknown;
     }
     let is_reply = flow.flags & flow_flags::REPLY != 0;
-    let early = hook.has(Hook::EARLY_REPLIES) && flow.flags & flow_flags::EARLY != 0;
+    let rewritten = rewrites(hook, flow.flags);
     let here = if is_reply {
-        early || hook.has(Hook::REPLIES)
+        rewritten.is_some()
     } else {
         // A translated packet looks like the direct one of the same tuple: only the client's own link can tell them apart.
         hook.has(Hook::REQUESTS) && (flow.flags & flow_flags::DIRECT == 0 || hook.has(Hook::FROM_CLIENT))
@@ -55,23 +55,25 @@ pub(super) fn translate<const N: usize, T: Tables<N>>(
             return Way::NotHere;
         }
     }
-    let (action, route) =
-        if is_reply { (Action::ToClient, early) } else { (Action::ToBackend, hook.has(Hook::ROUTED)) };
+    let (action, route) = if is_reply {
+        (Action::ToClient, rewritten == Some(true))
+    } else {
+        (Action::ToBackend, hook.has(Hook::ROUTED))
+    };
     work.rewrite(action, outcome, route);
     Way::Translated
 }
 
-/// Copies the flow of this tuple to `into`, answered or not; `false`: there is none.
+/// Finds the flow of the packet's tuple, answered or not, in `work.flow`; `false`: there is none.
 #[inline(always)]
-fn find<const N: usize, T: Tables<N>>(tables: &mut T, key: &FlowKey<N>, into: &mut Flow<N>) -> bool {
-    if tables.flow(key, into).is_some() {
+fn find<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
+    if tables.flow(&work.packet.key, &mut work.flow).is_some() {
         return true;
     }
-    let mut entry = HalfOpen { flow: no_flow(), tried: [0; MOST_MOVES], segments: 0, moves: 0, flags: 0, pad: 0 };
     // What is LEFT has no way to the client any more; a SECOND is of a flow that is answered, and was found above.
-    let found =
-        tables.half_open(key, &mut entry) && entry.flags & (half_open_flags::LEFT | half_open_flags::SECOND) == 0;
-    *into = entry.flow;
+    let found = tables.half_open(&work.packet.key, &mut work.half)
+        && work.half.flags & (half_open_flags::LEFT | half_open_flags::SECOND) == 0;
+    words::copy(&work.half.flow, &mut work.flow);
     found
 }
 
@@ -108,7 +110,7 @@ pub fn malformed<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N
 /// Whether this packet is a flow's, or may begin one.
 #[inline(always)]
 pub fn concerns<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
-    let key = work.packet.key;
+    let key = &work.packet.key;
     let frontend = ServiceKey { address: key.dst, port: key.dst_port, protocol: key.protocol, pad: 0 };
-    find(tables, &key, &mut work.flow) || tables.service(&frontend, &mut work.pick.service)
+    find(tables, work) || tables.service(&frontend, &mut work.pick.service)
 }

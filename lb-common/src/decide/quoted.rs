@@ -4,7 +4,7 @@
 //! holds. What a verdict writes into a packet of that tuple is written into the quotation reversed.
 
 use super::beside::{Way, translate};
-use super::{Action, Hook, Now, Tables, Work};
+use super::{Action, Hook, Now, Tables, Work, accuse};
 use crate::abi::{UDP, flow_flags};
 use crate::outcome::Outcome;
 
@@ -38,11 +38,5 @@ fn suspect<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>) {
     let now = Now::from_ns(tables.now_ns());
     let id = work.flow.backend;
     let Some(backend) = tables.backend(id) else { return };
-    if let Some(mut health) = tables.health(id, backend.generation)
-        && health.suspect_s == 0
-    {
-        health.suspect_s = now.s.max(1);
-        tables.set_health(id, &health);
-        tables.note(id, Outcome::Suspected);
-    }
+    accuse(tables, id, backend.generation, now);
 }

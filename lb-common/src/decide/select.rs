@@ -1,19 +1,23 @@
 //! The first packet of a flow: look the service up, pick a slot, check that both belong together, write the flow.
 
 use super::client::{Admission, Client, admission};
-use super::{Action, Hook, NotInserted, Now, Tables, Work, forget_owner, pair_key, schedule};
+use super::health;
+use super::opening::{begins, refuse};
+use super::place::{aim, placing};
+use super::search::{choose, complete};
+use super::{Action, Hook, Now, Pick, Picked, Step, Tables, Wish, Work, recall, remember};
 use crate::abi::{
-    Backend, Flow, FlowKey, Service, ServiceKey, Slot, TCP, backend_flags, flow_flags, flow_state, seal, service_flags,
-    tag,
+    AffinityKey, FlowKey, Service, ServiceKey, Slot, UDP, backend_flags, backend_state, flow_flags, flow_state,
+    half_open_flags, seal, service_flags, tag,
 };
-use crate::limits::{PORT_ATTEMPTS, SERVICE_LOOKUPS, SOURCE_PORT_COUNT, SOURCE_PORT_FIRST};
+use crate::limits::SERVICE_LOOKUPS;
 use crate::outcome::Outcome;
-use crate::state;
+use crate::words;
 
-/// Decides, unless the destination is no service's, or no service of this client's.
+/// Decides, unless the destination is no service's, or no service of this client's, or the packet begins no flow.
 #[inline(always)]
 pub(super) fn select<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Picked {
-    let picked = pick(tables, &work.packet.key, Client::at(hook), &mut work.pick);
+    let picked = asked(tables, work, hook);
     if picked == Picked::NoService || picked == Picked::NotServed {
         return picked;
     }
@@ -24,89 +28,41 @@ pub(super) fn select<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
             work.settle(Action::Drop, Outcome::DroppedNoLocalEndpoint);
         }
         Picked::Empty => refuse(work, Outcome::RefusedNoEndpoint),
-        Picked::Backend => found(tables, work, hook),
+        Picked::Backend => {}
+        Picked::Unasked => refuse(work, Outcome::RefusedNoFlow),
         _ => work.settle(Action::Drop, Outcome::DroppedTorn),
     }
     picked
 }
 
-/// What a look-up of a service came to; the records are in the [`Pick`]. A plain number: what a variant would hold and another
-/// one would not, the compiler may copy all the same, and the verifier refuses to read what nobody wrote.
-#[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Picked {
-    /// No frontend has this address and port.
-    NoService = 0,
-    /// A frontend has, but it serves no such client.
-    NotServed,
-    /// The client is in none of the service's source ranges.
-    Denied,
-    /// The tables kept changing underneath.
-    Torn,
-    /// The service has no endpoint.
-    Empty,
-    /// [`Pick::slot`] and [`Pick::backend`] hold one.
-    Backend,
-}
-
-/// Where a look-up leaves what it found.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pick<const N: usize> {
-    /// Valid unless [`Picked::NoService`]; if [`Picked::Torn`], only its id, for the counters.
-    pub service: Service,
-    pub slot: Slot,
-    pub backend: Backend<N>,
-}
-
-impl<const N: usize> Pick<N> {
-    /// Nothing found yet.
-    pub const NONE: Self = Self {
-        service: Service {
-            id: 0,
-            generation: 0,
-            slot_base: 0,
-            slot_count: 0,
-            outside_base: 0,
-            outside_count: 0,
-            seal: 0,
-            affinity_timeout_s: 0,
-            scheduler: 0,
-            flags: 0,
-            kind: 0,
-            pad: 0,
-        },
-        slot: Slot { backend: 0, generation: 0, service: 0, backend_generation: 0 },
-        backend: Backend {
-            address: [0; N],
-            port: 0,
-            state: 0,
-            flags: 0,
-            generation: 0,
-            service: 0,
-            deadline_ds: 0,
-            uid_hash: 0,
-            weight: 0,
-            pad: 0,
-        },
-    };
+#[inline(always)]
+fn asked<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Picked {
+    let now = Now::from_ns(tables.now_ns());
+    let wish = if begins(work) { Wish::PROBE } else { Wish::NONE };
+    pick(tables, &work.packet.key, Client::at(hook), 0, wish, now, &mut work.pick)
 }
 
 /// Looks a frontend up for this client and picks a backend of the set that serves clients inside, consistent even while the agent
 /// replaces the service.
+///
+/// Under client affinity it is the backend that the client had last (`netns`: see [`AffinityKey::netns`]), while that one takes new
+/// flows; [`stick`] remembers the one that was used in the end. Suspect and quarantined backends are avoided.
 #[inline(always)]
 pub fn pick<const N: usize, T: Tables<N>>(
     tables: &mut T,
     key: &FlowKey<N>,
     client: Client,
+    netns: u32,
+    wish: Wish,
+    now: Now,
     pick: &mut Pick<N>,
 ) -> Picked {
-    let frontend = ServiceKey { address: key.dst, port: key.dst_port, protocol: key.protocol, pad: 0 };
+    let asked = ServiceKey { address: key.dst, port: key.dst_port, protocol: key.protocol, pad: 0 };
     for _ in 0..SERVICE_LOOKUPS {
-        if !tables.service(&frontend, &mut pick.service) {
+        if !tables.service(&asked, &mut pick.service) {
             return Picked::NoService;
         }
-        if !is_whole(&frontend, &pick.service) {
+        if !is_whole(&asked, &pick.service) {
             continue;
         }
         match admission(tables, &pick.service, key, client) {
@@ -117,20 +73,77 @@ pub fn pick<const N: usize, T: Tables<N>>(
         if pick.service.slot_count == 0 {
             return Picked::Empty;
         }
-        let position = schedule::position(tables, &pick.service, key, 0);
-        let Some(slot) = tables.slot(pick.service.slot_base.wrapping_add(position)) else { continue };
-        if slot.service != pick.service.id || slot.generation != pick.service.generation {
-            continue;
+        if wish == Wish::NONE {
+            return Picked::Unasked;
         }
-        pick.slot = slot;
-        let Some(backend) = tables.backend(slot.backend) else { continue };
-        if backend.generation != slot.backend_generation {
-            continue;
+        if pick.service.affinity_timeout_s != 0 && stuck(tables, key, netns, now.ds, pick) {
+            return Picked::Backend;
         }
-        pick.backend = backend;
-        return Picked::Backend;
+        if choose(tables, key, wish == Wish::PROBE, now, pick) {
+            return Picked::Backend;
+        }
     }
     Picked::Torn
+}
+
+/// Remembers the backend of a new connection, where the service has client affinity.
+///
+/// A function of its own: off the stack of those that ask.
+#[inline(never)]
+pub fn stick<const N: usize, T: Tables<N>>(tables: &mut T, pick: &Pick<N>, key: &FlowKey<N>, netns: u32, now_ds: u32) {
+    let now = Now::from_ds(now_ds);
+    if pick.service.affinity_timeout_s != 0 {
+        let key = AffinityKey { client: key.src, service: pick.service.id, netns };
+        remember(tables, &key, pick.slot.backend, pick.backend.generation, now);
+    }
+}
+
+/// The backend that the client had last, if it takes new flows.
+///
+/// A function of its own: off the stack of those that ask.
+#[inline(never)]
+fn stuck<const N: usize, T: Tables<N>>(
+    tables: &mut T,
+    key: &FlowKey<N>,
+    netns: u32,
+    now_ds: u32,
+    pick: &mut Pick<N>,
+) -> bool {
+    let now = Now::from_ds(now_ds);
+    let service = &pick.service;
+    let key = AffinityKey { client: key.src, service: service.id, netns };
+    let Some(affinity) = recall(tables, service, &key, now) else { return false };
+    let Some(backend) = tables.backend(affinity.backend) else { return false };
+    if backend.generation != affinity.generation
+        || backend.service != service.id
+        || backend.state != backend_state::ACTIVE
+        || backend.flags & backend_flags::QUARANTINED != 0
+        || health::is_suspect(tables, affinity.backend, backend.generation)
+    {
+        return false;
+    }
+    pick.slot = Slot {
+        backend: affinity.backend,
+        generation: service.generation,
+        service: service.id,
+        backend_generation: backend.generation,
+    };
+    pick.probes = 0;
+    complete(tables, pick)
+}
+
+/// Copies a frontend to `into`. `false`: there is none, or the agent is at it.
+#[inline(always)]
+pub(super) fn frontend<const N: usize, T: Tables<N>>(tables: &mut T, key: &ServiceKey<N>, into: &mut Service) -> bool {
+    for _ in 0..SERVICE_LOOKUPS {
+        if !tables.service(key, into) {
+            return false;
+        }
+        if is_whole(key, into) {
+            return into.slot_count != 0;
+        }
+    }
+    false
 }
 
 /// Whether the value belongs to the key and was read in one piece.
@@ -139,131 +152,28 @@ fn is_whole<const N: usize>(key: &ServiceKey<N>, service: &Service) -> bool {
     service.seal == seal(key, service)
 }
 
-/// A RST is never answered by a RST (RFC 9293, section 3.10.7.1).
+/// A backend is chosen: the flow's entry, but for its place.
 #[inline(always)]
-fn refuse<const N: usize>(work: &mut Work<N>, outcome: Outcome) {
-    let silent = work.packet.key.protocol == TCP && work.packet.tcp_flags & state::tcp_flag::RST != 0;
-    work.settle(if silent { Action::Drop } else { Action::Refuse }, outcome);
-}
-
-/// A backend is chosen: write both directions and send the packet there.
-#[inline(always)]
-fn found<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) {
-    let (slot, backend) = (work.pick.slot, &work.pick.backend);
-    if hook.has(Hook::LOCAL_ONLY) && backend.flags & backend_flags::LOCAL == 0 {
-        return work.settle(Action::Pass, Outcome::HandedToTc);
-    }
-    let is_tcp = work.packet.key.protocol == TCP;
-    if is_tcp && !state::opens(work.packet.tcp_flags) {
-        return refuse(work, Outcome::RefusedNoFlow);
+pub(super) fn found<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
+    if hook.has(Hook::LOCAL_ONLY) && work.pick.backend.flags & backend_flags::LOCAL == 0 {
+        work.settle(Action::Pass, Outcome::HandedToTc);
+        return Step::Decided;
     }
     let now = Now::from_ns(tables.now_ns());
-    work.flow = Flow {
-        tag: tag(&work.packet.key),
-        backend: slot.backend,
-        seen_s: now.s,
-        since_s: now.s,
-        isn: 0,
-        address: backend.address,
-        port: backend.port,
-        client_port: work.packet.key.src_port,
-        generation: backend.generation as u16,
-        state: flow_state::HALF_OPEN,
-        flags: if hook.has(Hook::CATCH_ALL) { flow_flags::EARLY } else { 0 },
-    };
-    // Only the client's own link names its namespace.
-    let sockets = hook.has(Hook::FROM_CLIENT) && is_tcp;
-    match install(tables, work, true, sockets, now) {
-        Ok(()) => {
-            let own = work.flow.client_port == work.packet.key.src_port;
-            let outcome = if own { work.beginning } else { Outcome::PortTranslated };
-            work.rewrite(Action::ToBackend, outcome, hook.has(Hook::ROUTED));
-        }
-        Err(outcome) => {
-            work.settle(Action::Drop, outcome);
-            work.verdict.backend = slot.backend;
-        }
-    }
-}
-
-/// Writes `work.flow` and the entry of the other direction, under a translated source port if the client's own is taken or not
-/// to be kept. `sockets`: what the client's own TCP sockets hold is taken, too.
-#[inline(always)]
-pub(super) fn install<const N: usize, T: Tables<N>>(
-    tables: &mut T,
-    work: &mut Work<N>,
-    keep_port: bool,
-    sockets: bool,
-    now: Now,
-) -> Result<(), Outcome> {
-    work.pair_key = pair_key(&work.packet.key, &work.flow);
-    work.pair = Flow {
-        tag: tag(&work.pair_key),
-        address: work.packet.key.dst,
-        port: work.packet.key.dst_port,
-        client_port: work.packet.key.src_port,
-        flags: work.flow.flags | flow_flags::REPLY,
-        ..work.flow
-    };
-    let mut placed = keep_port && reserve(tables, work, sockets, now)?;
-    if !placed {
-        let start = tables.random();
-        for attempt in 0..PORT_ATTEMPTS {
-            let offset = start.wrapping_add(attempt.wrapping_mul(0x9e37_79b1)) as u16 & (SOURCE_PORT_COUNT - 1);
-            work.pair_key.dst_port = SOURCE_PORT_FIRST + offset;
-            work.pair.tag = tag(&work.pair_key);
-            if reserve(tables, work, sockets, now)? {
-                placed = true;
-                break;
-            }
-        }
-        work.flow.client_port = work.pair_key.dst_port;
-    }
-    if !placed {
-        return Err(Outcome::DroppedNoPort);
-    }
-    if tables.insert_flow(&work.packet.key, &work.flow, true).is_err() {
-        tables.remove_flow(&work.pair_key);
-        return Err(Outcome::DroppedTableFull);
-    }
-    Ok(())
-}
-
-/// Claims the reply tuple for `work.pair`. `Ok(false)`: a live flow, or a socket of the client's own, holds it.
-///
-/// A function of its own: it is tried once per source port, and the verifier would walk every copy.
-#[inline(never)]
-fn reserve<const N: usize, T: Tables<N>>(
-    tables: &mut T,
-    work: &mut Work<N>,
-    sockets: bool,
-    now: Now,
-) -> Result<bool, Outcome> {
-    if sockets && tables.direct_connection(&work.pair_key) {
-        return Ok(false);
-    }
-    match tables.insert_flow(&work.pair_key, &work.pair, false) {
-        Ok(()) => return Ok(true),
-        Err(NotInserted::Full) => return Err(Outcome::DroppedTableFull),
-        Err(NotInserted::Exists) => {}
-    }
-    if tables.flow(&work.pair_key, &mut work.other).is_none() {
-        return Ok(false);
-    }
-    let holder = &work.other;
-    if holder.flags & flow_flags::REPLY == 0 {
-        return Ok(false);
-    }
-    work.owner = pair_key(&work.pair_key, holder);
-    if work.owner != work.packet.key {
-        let timeout_s = tables.timeout_s(work.owner.protocol, holder.state);
-        if !state::yields(holder, timeout_s, now.s) {
-            return Ok(false);
-        }
-        forget_owner(tables, work);
-    }
-    match tables.insert_flow(&work.pair_key, &work.pair, true) {
-        Ok(()) => Ok(true),
-        Err(_) => Err(Outcome::DroppedTableFull),
-    }
+    let protocol = work.packet.key.protocol;
+    let half = &mut work.half;
+    words::clear(half);
+    half.segments = 1;
+    let moves =
+        protocol != UDP && hook.has(Hook::FROM_CLIENT) && work.pick.service.flags & service_flags::NO_RETRY == 0;
+    half.flags = if moves { half_open_flags::MOVES } else { 0 };
+    half.flow.tag = tag(&work.packet.key);
+    half.flow.seen_s = now.s;
+    half.flow.since_s = now.s;
+    half.flow.isn = if protocol == UDP { 0 } else { work.packet.seq };
+    half.flow.state = flow_state::HALF_OPEN;
+    half.flow.flags = if hook.has(Hook::CATCH_ALL) { flow_flags::EARLY } else { 0 };
+    aim(work);
+    work.placing = placing::NEW | placing::KEEP_PORT;
+    Step::Place
 }

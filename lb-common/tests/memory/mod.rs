@@ -3,12 +3,16 @@
 use std::collections::HashMap;
 
 use lb_common::abi::{
-    Affinity, AffinityKey, Backend, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot, Vip, VipKey,
+    Affinity, AffinityKey, Backend, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot, UDP, Vip, VipKey,
     affinity_tag, backend_flags, backend_state, seal, tag,
 };
 use lb_common::decide::{Hook, NotInserted, Packet, Tables, Verdict, Work, decide};
 use lb_common::outcome::Outcome;
 use lb_common::state::Timeouts;
+use lb_common::state::tcp_flag::{ACK, SYN};
+
+/// The initial sequence number of whoever says no other.
+pub const ISN: u32 = 1_000;
 
 /// Tables for one family, a clock that stands still until told, and a fixed sequence of random numbers.
 pub struct Memory<const N: usize = 4> {
@@ -87,6 +91,10 @@ impl<const N: usize> Tables<N> for Memory<N> {
 
     fn backend(&mut self, id: u32) -> Option<Backend<N>> {
         self.backends.get(&id).copied()
+    }
+
+    fn copy_backend(&mut self, id: u32, into: &mut Backend<N>) -> bool {
+        self.backends.get(&id).map(|backend| *into = *backend).is_some()
     }
 
     fn flow(&mut self, key: &FlowKey<N>, into: &mut Flow<N>) -> Option<FlowKey<N>> {
@@ -236,7 +244,15 @@ impl Memory<4> {
     }
 
     pub fn ask(&mut self, key: FlowKey<4>, tcp_flags: u8, hook: Hook) -> Verdict<4> {
-        let mut work = Work::new(Packet::new(key, tcp_flags));
+        // Of a client whose initial sequence number is always the same one, and what answers it.
+        let syn = tcp_flags & SYN != 0 && tcp_flags & ACK == 0;
+        self.ask_numbered(key, tcp_flags, if syn { ISN } else { ISN + 1 }, ISN + 1, hook)
+    }
+
+    /// As [`Memory::ask`], of a segment with these sequence and acknowledgement numbers.
+    pub fn ask_numbered(&mut self, key: FlowKey<4>, tcp_flags: u8, seq: u32, ack: u32, hook: Hook) -> Verdict<4> {
+        let (seq, ack) = if key.protocol == UDP { (0, 0) } else { (seq, ack) };
+        let mut work = Work::new(Packet { seq, ack, ..Packet::new(key, tcp_flags) });
         decide(self, &mut work, hook);
         work.verdict
     }

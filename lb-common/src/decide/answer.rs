@@ -1,0 +1,156 @@
+//! What comes back for a flow that nobody has answered yet: the answer that makes it an open one, a refusal, or something late.
+//!
+//! `work.half` is the reply entry found under the packet's tuple, `work.pair_key` the client's.
+
+use super::entries::{forget_half, kept_by, leads_to, pair_of};
+use super::{Action, Hook, NotInserted, Now, Step, Tables, Work, health, opening};
+use crate::abi::{UDP, flow_flags, flow_state, half_open_flags};
+use crate::outcome::Outcome;
+use crate::state;
+
+/// Whether replies of a flow with these flags are rewritten at this hook; and if so, whether they are sent on from here.
+///
+/// The client's link is where a backend that is its own client answers.
+#[inline(always)]
+pub(super) const fn rewrites(hook: Hook, flags: u8) -> Option<bool> {
+    let early = hook.has(Hook::EARLY_REPLIES) && flags & (flow_flags::EARLY | flow_flags::HAIRPIN) != 0;
+    if early || hook.has(Hook::REPLIES) { Some(early) } else { None }
+}
+
+#[inline(always)]
+pub(super) fn answer<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now: Now) -> Step {
+    let Some(route) = rewrites(hook, work.flow.flags) else { return Step::Decided };
+    let protocol = work.packet.key.protocol;
+    let flags = work.packet.tcp_flags;
+    let timeout_s = tables.timeout_s(protocol, flow_state::HALF_OPEN);
+    if state::expired(&work.flow, timeout_s, now.s) {
+        // Nobody remembers the question: the packet is of another connection on these ports.
+        forget_half(tables, work);
+        return Step::Decided;
+    }
+    if work.half.flags & half_open_flags::LEFT != 0 {
+        late(work);
+        return Step::Decided;
+    }
+    let mut generation = 0;
+    if work.flow.backend != 0 {
+        let Some(kept) = kept_by(tables, &work.flow, now) else {
+            opening::refuse(work, Outcome::Evicted);
+            if protocol == UDP {
+                work.settle(Action::Drop, Outcome::Evicted);
+            }
+            work.verdict.backend = work.flow.backend;
+            return Step::Decided;
+        };
+        generation = kept;
+    }
+    work.rewrite(Action::ToClient, Outcome::Replied, route);
+    if protocol != UDP {
+        // Of another attempt on the same tuple, or forged: the client judges.
+        if work.packet.ack != work.flow.isn.wrapping_add(1) {
+            return Step::Decided;
+        }
+        if !state::accepts(flags) {
+            return refusal(tables, work, generation, now);
+        }
+    }
+    work.flow.state = flow_state::OPEN;
+    match promote(tables, work, true, generation, now) {
+        Promoted::Yes => {
+            if generation != 0 {
+                health::answered(tables, work.flow.backend, generation, now);
+            }
+        }
+        Promoted::Left => late(work),
+        Promoted::Full => work.settle(Action::Drop, Outcome::DroppedTableFull),
+    }
+    Step::Decided
+}
+
+/// The backend refuses the connection: the next step says whether the client is told.
+#[inline(always)]
+fn refusal<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, generation: u32, now: Now) -> Step {
+    if work.flow.backend == 0 {
+        forget_half(tables, work);
+        return Step::Decided;
+    }
+    health::accuse(tables, work.flow.backend, generation, now);
+    Step::Retry
+}
+
+/// The answer of a backend that the flow has left: it is told that the connection is not wanted.
+#[inline(always)]
+fn late<const N: usize>(work: &mut Work<N>) {
+    let accepts = state::accepts(work.packet.tcp_flags);
+    work.settle(if accepts { Action::Refuse } else { Action::Drop }, Outcome::RefusedLate);
+    work.verdict.backend = work.flow.backend;
+}
+
+/// What became of a half-open flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Promoted {
+    Yes = 0,
+    /// The flow is another backend's meanwhile.
+    Left,
+    Full,
+}
+
+/// Makes the half-open flow an answered one. `work.flow` is the entry of the packet's direction as it is to be: with its new state.
+///
+/// Other CPUs may move the flow, or make it another backend's, at the same time: whoever writes the client's entry among the answered
+/// flows first has decided whose it is.
+#[inline(always)]
+pub(super) fn promote<const N: usize, T: Tables<N>>(
+    tables: &mut T,
+    work: &mut Work<N>,
+    is_reply: bool,
+    generation: u32,
+    now: Now,
+) -> Promoted {
+    // The client's half says whom the flow is with, and who left it unanswered.
+    let known = is_reply && tables.half_open(&work.pair_key, &mut work.pair_half);
+    if known && work.pair_half.flags & half_open_flags::SECOND == 0 {
+        if !leads_to(&work.pair_key, &work.pair_half.flow, &work.packet.key) {
+            return Promoted::Left;
+        }
+    }
+    work.flow.seen_s = now.s;
+    if generation != 0 && work.flow.flags & flow_flags::ENDED != flow_flags::ENDED {
+        work.flow.flags |= flow_flags::COUNTED;
+    }
+    pair_of(&work.packet.key, &work.flow, &work.pair_key, &mut work.pair);
+    let (client, reply) =
+        if is_reply { (&work.pair_key, &work.packet.key) } else { (&work.packet.key, &work.pair_key) };
+    let (forward, answer) = if is_reply { (&work.pair, &work.flow) } else { (&work.flow, &work.pair) };
+    let mut counts = work.flow.flags & flow_flags::COUNTED != 0;
+    match tables.insert_flow(client, forward, false) {
+        Ok(()) => {}
+        Err(NotInserted::Full) => return Promoted::Full,
+        Err(NotInserted::Exists) => {
+            if tables.flow(client, &mut work.other).is_some() {
+                let timeout_s = tables.timeout_s(client.protocol, work.other.state);
+                let ours = leads_to(client, &work.other, reply);
+                if !ours && !state::yields(&work.other, timeout_s, now.s) {
+                    return Promoted::Left;
+                }
+                counts &= !ours;
+            }
+            if tables.insert_flow(client, forward, true).is_err() {
+                return Promoted::Full;
+            }
+        }
+    }
+    if tables.insert_flow(reply, answer, true).is_err() {
+        return Promoted::Full;
+    }
+    tables.remove_half_open(client);
+    tables.remove_half_open(reply);
+    if counts {
+        tables.count_connection(work.flow.backend, generation, 1);
+        if known {
+            health::accuse_silent(tables, work, now);
+        }
+    }
+    Promoted::Yes
+}

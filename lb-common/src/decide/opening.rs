@@ -1,0 +1,154 @@
+//! Packets of a flow that nobody has answered yet, from the client's side.
+//!
+//! `work.half` is the entry found under the packet's tuple, `work.pair_key` the key of the other direction.
+
+use super::entries::{forget_half, kept_by, set_pair_key};
+use super::place::answer_half;
+use super::{Action, Hook, Now, Step, Tables, Work, answer};
+use crate::abi::{MOST_MOVES, TCP, UDP, backend_flags, flow_flags, flow_state, half_open_flags};
+use crate::outcome::Outcome;
+use crate::{state, words};
+
+/// A packet of no answered flow that may belong to one that is not answered yet.
+#[inline(always)]
+pub(super) fn open<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
+    let new = if hook.has(Hook::REQUESTS) { Step::Select } else { Step::Decided };
+    if !tables.half_open(&work.packet.key, &mut work.half) {
+        return new;
+    }
+    words::copy(&work.half.flow, &mut work.flow);
+    set_pair_key(&work.packet.key, &work.flow, &mut work.pair_key);
+    let now = Now::from_ns(tables.now_ns());
+    if work.flow.flags & flow_flags::REPLY != 0 {
+        return answer::answer(tables, work, hook, now);
+    }
+    // A translated packet looks like the direct one of the same tuple: only the client's own link can tell them apart.
+    if new == Step::Decided || (work.flow.flags & flow_flags::DIRECT != 0 && !hook.has(Hook::FROM_CLIENT)) {
+        return Step::Decided;
+    }
+    again(tables, work, hook, now)
+}
+
+/// The client sends once more.
+#[inline(always)]
+fn again<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now: Now) -> Step {
+    let protocol = work.packet.key.protocol;
+    let opens = protocol != UDP && state::opens(work.packet.tcp_flags);
+    let timeout_s = tables.timeout_s(protocol, flow_state::HALF_OPEN);
+    let other_attempt = opens && work.flow.isn != work.packet.seq;
+    if other_attempt || work.half.flags & half_open_flags::SECOND != 0 || state::expired(&work.flow, timeout_s, now.s) {
+        forget_half(tables, work);
+        return Step::Select;
+    }
+    if work.flow.backend != 0 {
+        let Some(backend) = tables.backend(work.flow.backend) else { return gone(tables, work) };
+        if kept_by(tables, &work.flow, now).is_none() || (protocol == UDP && state::udp_moves(&backend)) {
+            return gone(tables, work);
+        }
+        if hook.has(Hook::LOCAL_ONLY) && backend.flags & backend_flags::LOCAL == 0 {
+            work.settle(Action::Pass, Outcome::HandedToTc);
+            return Step::Decided;
+        }
+    }
+    if opens {
+        work.half.segments = work.half.segments.saturating_add(1);
+        let moves = work.half.flags & half_open_flags::MOVES != 0 && (work.half.moves as usize) < MOST_MOVES;
+        if moves && hook.has(Hook::FROM_CLIENT) {
+            return Step::Retry;
+        }
+    }
+    stay(tables, work, hook, now);
+    Step::Decided
+}
+
+/// The backend takes no more of the flow, and nobody has answered it: it begins anew.
+#[inline(always)]
+fn gone<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> Step {
+    forget_half(tables, work);
+    if work.packet.key.protocol == UDP {
+        work.beginning = Outcome::Moved;
+    }
+    Step::Select
+}
+
+/// The flow stays with its backend.
+#[inline(always)]
+pub(super) fn stay<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now: Now) {
+    let is_udp = work.packet.key.protocol == UDP;
+    let counts = !is_udp && state::opens(work.packet.tcp_flags);
+    let lost = work.flow.flags & flow_flags::REPLY_LOST != 0;
+    // Datagrams may be many: their time is written once a second. A RST of the client changes nothing.
+    if counts || (is_udp && (lost || work.flow.seen_s != now.s)) {
+        work.half.flow.seen_s = now.s;
+        work.half.flow.flags &= !flow_flags::REPLY_LOST;
+        answer_half(work);
+        // What is lost when the table is full is written again with the next packet.
+        let _ = tables.insert_half_open(&work.packet.key, &work.half, true);
+        if tables.flow(&work.pair_key, &mut work.other).is_none() {
+            let _ = tables.insert_half_open(&work.pair_key, &work.pair_half, true);
+        }
+    }
+    let direct = work.flow.flags & flow_flags::DIRECT != 0;
+    let outcome = if direct { Outcome::DirectTranslated } else { Outcome::Forwarded };
+    work.rewrite(Action::ToBackend, outcome, hook.has(Hook::ROUTED));
+}
+
+/// Whether the packet begins a flow.
+#[inline(always)]
+pub(super) const fn begins<const N: usize>(work: &Work<N>) -> bool {
+    work.packet.key.protocol == UDP || state::opens(work.packet.tcp_flags)
+}
+
+/// A client's segment of a service, but of no answered flow: it belongs to a half-open one whose answer no hook has seen, or to none,
+/// for which the verdict is in `work` already.
+#[inline(always)]
+pub(super) fn unseen<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
+    let now = Now::from_ns(tables.now_ns());
+    if !tables.half_open(&work.packet.key, &mut work.half) || !follows(tables, work, now) {
+        return Step::Decided;
+    }
+    words::copy(&work.half.flow, &mut work.flow);
+    set_pair_key(&work.packet.key, &work.flow, &mut work.pair_key);
+    let Some(backend) = tables.backend(work.flow.backend) else {
+        refuse(work, Outcome::Evicted);
+        return Step::Decided;
+    };
+    let Some(generation) = kept_by(tables, &work.flow, now) else {
+        refuse(work, Outcome::Evicted);
+        return Step::Decided;
+    };
+    if hook.has(Hook::LOCAL_ONLY) && backend.flags & backend_flags::LOCAL == 0 {
+        work.settle(Action::Pass, Outcome::HandedToTc);
+        return Step::Decided;
+    }
+    let flags = work.packet.tcp_flags;
+    work.flow.state = state::after_forward(flow_state::OPEN, work.packet.key.protocol, flags);
+    work.flow.flags |= state::ends(work.packet.key.protocol, flags, flow_flags::CLIENT_ENDED);
+    match answer::promote(tables, work, false, generation, now) {
+        answer::Promoted::Yes => work.rewrite(Action::ToBackend, Outcome::Forwarded, hook.has(Hook::ROUTED)),
+        _ => refuse(work, Outcome::RefusedNoFlow),
+    }
+    Step::Decided
+}
+
+/// Whether the segment may follow the SYN of `work.half`.
+#[inline(always)]
+fn follows<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, now: Now) -> bool {
+    /// No window is larger (RFC 7323, section 2.3).
+    const LARGEST_WINDOW: u32 = 1 << 30;
+    let flow = &work.half.flow;
+    let protocol = work.packet.key.protocol;
+    let distance = work.packet.seq.wrapping_sub(flow.isn.wrapping_add(1));
+    let timeout_s = tables.timeout_s(protocol, flow_state::HALF_OPEN);
+    flow.flags & flow_flags::REPLY == 0
+        && work.half.flags & half_open_flags::SECOND == 0
+        && (protocol != TCP || distance <= LARGEST_WINDOW)
+        && !state::expired(flow, timeout_s, now.s)
+}
+
+/// Tells the sender. A RST is never answered by a RST (RFC 9293, section 3.10.7.1).
+#[inline(always)]
+pub(super) fn refuse<const N: usize>(work: &mut Work<N>, outcome: Outcome) {
+    let silent = work.packet.key.protocol != UDP && work.packet.tcp_flags & state::tcp_flag::RST != 0;
+    work.settle(if silent { Action::Drop } else { Action::Refuse }, outcome);
+}

@@ -1,0 +1,215 @@
+//! A new flow gets its entries: half-open ones, and a tuple of its own for the answers.
+
+use super::entries::{forget_owner, leads_to, pair_of, same, set_pair_key};
+use super::select::stick;
+use super::{Action, Hook, NotInserted, Now, Tables, Work, health};
+use crate::abi::{FlowKey, HalfOpen, TCP, flow_flags, tag};
+use crate::limits::{PORT_ATTEMPTS, SOURCE_PORT_COUNT, SOURCE_PORT_FIRST};
+use crate::outcome::Outcome;
+use crate::{state, words};
+
+/// What [`Work::placing`] says: for what a flow gets its entries, and which tuples will do.
+pub(super) mod placing {
+    /// The flow's first packet.
+    pub(in super::super) const NEW: u32 = 1;
+    /// The flow goes to another backend.
+    pub(in super::super) const MOVED: u32 = 2;
+    /// A direct connection that gives way.
+    pub(in super::super) const DIRECT: u32 = 4;
+    /// The client's own port, if it is free.
+    pub(in super::super) const KEEP_PORT: u32 = 8;
+}
+
+/// Gives the flow in `work.half` its entries, and sends the packet to where it leads.
+#[inline(always)]
+pub(super) fn place<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) {
+    let now = Now::from_ns(tables.now_ns());
+    let hairpin = work.half.flow.flags & flow_flags::HAIRPIN != 0;
+    // Only the client's own link names its namespace, and only TCP has sockets that the kernel can be asked for.
+    let sockets = hook.has(Hook::FROM_CLIENT) && work.packet.key.protocol == TCP && !hairpin;
+    if let Err(outcome) = write(tables, work, sockets, now) {
+        work.settle(Action::Drop, outcome);
+        work.verdict.backend = work.half.flow.backend;
+        return;
+    }
+    let mut outcome = Outcome::DirectTranslated;
+    let mut route = hook.has(Hook::ROUTED);
+    if work.placing & placing::DIRECT != 0 {
+        route = false;
+    } else {
+        if work.placing & placing::MOVED != 0 {
+            keep_left(tables, work);
+            outcome = Outcome::Retried;
+        } else {
+            health::begun(tables, work, now);
+            let own = work.half.flow.client_port == work.packet.key.src_port;
+            outcome = match (own, work.pick.probes != 0) {
+                (false, _) => Outcome::PortTranslated,
+                (true, true) => Outcome::Probed,
+                (true, false) => work.beginning,
+            };
+        }
+        stick(tables, &work.pick, &work.packet.key, 0, now.ds);
+    }
+    words::copy(&work.half.flow, &mut work.flow);
+    work.rewrite(Action::ToBackend, outcome, route);
+}
+
+/// Keeps the entry of the answers of the backend that the flow has left, so that a late answer is known as one.
+#[inline(always)]
+fn keep_left<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) {
+    // Another flow may have claimed the tuple since the entry was lost.
+    let taken = tables.half_open(&work.left_key, &mut work.other_half)
+        && !leads_to(&work.left_key, &work.other_half.flow, &work.packet.key);
+    if !taken && !same(&work.left_key, &work.pair_key) {
+        // Lost, a late answer passes untouched, and the client refuses it itself.
+        let _ = tables.insert_half_open(&work.left_key, &work.left, true);
+    }
+}
+
+/// Writes `work.half` and the entry of the other direction, under a translated source port if the client's own is taken or not
+/// to be kept. `sockets`: what the client's own TCP sockets hold is taken, too.
+#[inline(always)]
+fn write<const N: usize, T: Tables<N>>(
+    tables: &mut T,
+    work: &mut Work<N>,
+    sockets: bool,
+    now: Now,
+) -> Result<(), Outcome> {
+    set_pair_key(&work.packet.key, &work.half.flow, &mut work.pair_key);
+    answer_half(work);
+    let mut placed = work.placing & placing::KEEP_PORT != 0 && reserve(tables, work, sockets, now)?;
+    if !placed {
+        let start = tables.random();
+        for attempt in 0..PORT_ATTEMPTS {
+            let offset = start.wrapping_add(attempt.wrapping_mul(0x9e37_79b1)) as u16 & (SOURCE_PORT_COUNT - 1);
+            work.pair_key.dst_port = SOURCE_PORT_FIRST + offset;
+            work.pair_half.flow.tag = tag(&work.pair_key);
+            if reserve(tables, work, sockets, now)? {
+                placed = true;
+                break;
+            }
+        }
+        work.half.flow.client_port = work.pair_key.dst_port;
+    }
+    if !placed {
+        return Err(Outcome::DroppedNoPort);
+    }
+    if tables.insert_half_open(&work.packet.key, &work.half, true).is_err() {
+        tables.remove_half_open(&work.pair_key);
+        return Err(Outcome::DroppedTableFull);
+    }
+    Ok(())
+}
+
+/// Points `work.half` at the backend in `work.pick`, from the client's own port.
+#[inline(always)]
+pub(super) fn aim<const N: usize>(work: &mut Work<N>) {
+    let (key, flow) = (&work.packet.key, &mut work.half.flow);
+    flow.backend = work.pick.slot.backend;
+    words::address(&work.pick.backend.address, &mut flow.address);
+    flow.port = work.pick.backend.port;
+    flow.generation = work.pick.backend.generation as u16;
+    flow.client_port = key.src_port;
+    let hairpin = words::same(&work.pick.backend.address, &key.src);
+    flow.flags = flow.flags & !flow_flags::HAIRPIN | if hairpin { flow_flags::HAIRPIN } else { 0 };
+}
+
+/// Makes `work.pair_half` the entry of the answers to `work.half`.
+#[inline(always)]
+pub(super) fn answer_half<const N: usize>(work: &mut Work<N>) {
+    words::clear(&mut work.pair_half);
+    pair_of(&work.packet.key, &work.half.flow, &work.pair_key, &mut work.pair_half.flow);
+}
+
+/// Claims the answers' tuple for `work.pair_half`. `Ok(false)`: a live flow, or a socket of the client's own, holds it.
+///
+/// First the claim among the half-open flows, then a look at the answered ones: another flow's claim is to be seen in one of the two
+/// at any time, as it is written there before it is removed here.
+///
+/// A function of its own: it is tried once per source port, and the verifier would walk every copy.
+#[inline(never)]
+fn reserve<const N: usize, T: Tables<N>>(
+    tables: &mut T,
+    work: &mut Work<N>,
+    sockets: bool,
+    now: Now,
+) -> Result<bool, Outcome> {
+    if sockets && tables.direct_connection(&work.pair_key) {
+        return Ok(false);
+    }
+    match tables.insert_half_open(&work.pair_key, &work.pair_half, false) {
+        Ok(()) => {}
+        Err(NotInserted::Full) => return Err(Outcome::DroppedTableFull),
+        Err(NotInserted::Exists) => {
+            if !half_yields(tables, work, now) {
+                return Ok(false);
+            }
+            if tables.insert_half_open(&work.pair_key, &work.pair_half, true).is_err() {
+                return Err(Outcome::DroppedTableFull);
+            }
+        }
+    }
+    if open_yields(tables, work, now) {
+        return Ok(true);
+    }
+    tables.remove_half_open(&work.pair_key);
+    Ok(false)
+}
+
+/// Whether the half-open flow that holds the tuple is this client's own attempt before, or one that is over.
+#[inline(always)]
+fn half_yields<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) -> bool {
+    if !tables.half_open(&work.pair_key, &mut work.other_half) {
+        return false;
+    }
+    let holder = &work.other_half.flow;
+    if holder.flags & flow_flags::REPLY == 0 {
+        return false;
+    }
+    set_pair_key(&work.pair_key, holder, &mut work.owner);
+    if same(&work.owner, &work.packet.key) {
+        return true;
+    }
+    let timeout_s = tables.timeout_s(work.owner.protocol, holder.state);
+    if !state::yields(holder, timeout_s, now.s) {
+        return false;
+    }
+    forget_half_owner(tables, &work.owner, &work.pair_key, &mut work.other_half);
+    true
+}
+
+/// Whether no answered flow holds the tuple: none at all, this client's own one before, or one that is over.
+#[inline(always)]
+fn open_yields<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) -> bool {
+    if tables.flow(&work.pair_key, &mut work.other).is_none() {
+        return true;
+    }
+    let holder = &work.other;
+    if holder.flags & flow_flags::REPLY == 0 {
+        return false;
+    }
+    set_pair_key(&work.pair_key, holder, &mut work.owner);
+    if !same(&work.owner, &work.packet.key) {
+        let timeout_s = tables.timeout_s(work.owner.protocol, holder.state);
+        if !state::yields(holder, timeout_s, now.s) {
+            return false;
+        }
+        forget_owner(tables, work);
+    }
+    tables.remove_flow(&work.pair_key);
+    true
+}
+
+/// Removes the client's half-open entry, under `owner`, of a flow whose reply entry stood under `reply`, if it still is that flow's.
+#[inline(always)]
+pub(super) fn forget_half_owner<const N: usize, T: Tables<N>>(
+    tables: &mut T,
+    owner: &FlowKey<N>,
+    reply: &FlowKey<N>,
+    found: &mut HalfOpen<N>,
+) {
+    if tables.half_open(owner, found) && leads_to(owner, &found.flow, reply) {
+        tables.remove_half_open(owner);
+    }
+}

@@ -1,0 +1,142 @@
+//! The search for a backend among a service's slots: the scheduler's choice, and others where that one is to be avoided.
+
+use super::health::{self, Worth};
+use super::{Now, Pick, Tables, Work, schedule};
+use crate::abi::{FlowKey, MOST_MOVES};
+use crate::limits::SLOT_ATTEMPTS;
+use crate::words;
+
+/// What a search has come to. In memory, not in registers: the verifier forgets what it knows of it, and so walks each attempt once.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Search {
+    /// Backends that are not wanted; 0: none.
+    avoid: [u32; MOST_MOVES + 1],
+    /// Worth of the backend picked so far, and 1; 0: none yet.
+    best: u32,
+    /// The last position looked at.
+    position: u32,
+    /// The first backend passed over as it may not answer, and its generation; 0: none.
+    doubtful: u32,
+    doubtful_generation: u32,
+}
+
+impl Search {
+    pub(super) const NONE: Self =
+        Self { avoid: [0; MOST_MOVES + 1], best: 0, position: 0, doubtful: 0, doubtful_generation: 0 };
+}
+
+/// How to search: bits, beside the number of the attempt.
+const ATTEMPT: u32 = 0xff;
+/// A suspect backend will do, if it is time to see whether it answers again.
+const PROBES: u32 = 0x100;
+/// No suspect one.
+const UNSUSPECTED: u32 = 0x200;
+/// One that answered lately is preferred.
+const PREFERS_PROVEN: u32 = 0x400;
+
+/// A backend for a new flow, in `pick`. `false`: service, slots and backends do not fit together.
+#[inline(always)]
+pub(super) fn choose<const N: usize, T: Tables<N>>(
+    tables: &mut T,
+    key: &FlowKey<N>,
+    probes: bool,
+    now: Now,
+    pick: &mut Pick<N>,
+) -> bool {
+    words::clear(&mut pick.search);
+    let how = if probes { PROBES } else { 0 };
+    for attempt in 0..SLOT_ATTEMPTS {
+        if tables.look(key, pick, how | attempt, now.s) {
+            break;
+        }
+    }
+    let Search { best, doubtful, doubtful_generation, .. } = pick.search;
+    if doubtful != 0 && best == Worth::Proven as u32 + 1 {
+        health::accuse(tables, doubtful, doubtful_generation, now);
+    }
+    best != 0 && complete(tables, pick)
+}
+
+/// Another backend of the service `work.pick.service` for the flow of the client's tuple `work.owner`, whose entry is `work.half`:
+/// one that was not tried. `unsuspected`: no suspect one either.
+#[inline(always)]
+pub(super) fn another<const N: usize, T: Tables<N>>(
+    tables: &mut T,
+    work: &mut Work<N>,
+    unsuspected: bool,
+    now: Now,
+) -> bool {
+    let (pick, half) = (&mut work.pick, &work.half);
+    words::clear(&mut pick.search);
+    let [first, second, third] = half.tried;
+    pick.search.avoid = [first, second, third, half.flow.backend];
+    let how = PREFERS_PROVEN | if unsuspected { UNSUSPECTED } else { 0 };
+    for attempt in 1..=SLOT_ATTEMPTS {
+        if tables.look(&work.owner, pick, how | attempt, now.s) {
+            break;
+        }
+    }
+    pick.search.best != 0 && complete(tables, pick)
+}
+
+/// Looks at one slot. `true`: its backend is good enough to end the search.
+///
+/// The programs have it as a function that is verified once and by itself ([`Tables::look`]).
+#[inline(always)]
+pub fn look<const N: usize, T: Tables<N>>(
+    tables: &mut T,
+    key: &FlowKey<N>,
+    pick: &mut Pick<N>,
+    how: u32,
+    now_s: u32,
+) -> bool {
+    let service = &pick.service;
+    let attempt = how & ATTEMPT;
+    // After some draws the search goes on from slot to slot: chance may name the same few over and over, and a service may have no
+    // more than two.
+    let mut position = pick.search.position.wrapping_add(1);
+    if attempt <= SLOT_ATTEMPTS / 2 {
+        position = schedule::position(tables, service, key, attempt);
+    } else if position >= service.slot_count {
+        position = 0;
+    }
+    pick.search.position = position;
+    let Some(slot) = tables.slot(service.slot_base.wrapping_add(position)) else { return false };
+    let id = slot.backend;
+    let [a, b, c, d] = pick.search.avoid;
+    let fits = slot.service == service.id && slot.generation == service.generation;
+    if !fits || id == a || id == b || id == c || id == d {
+        return false;
+    }
+    let Some(backend) = tables.backend(id) else { return false };
+    if backend.generation != slot.backend_generation {
+        return false;
+    }
+    let mut worth = health::worth(tables, id, backend.generation, backend.flags, key.protocol, now_s);
+    if worth == Worth::ToProbe && how & PROBES == 0 {
+        worth = Worth::Shunned;
+    }
+    if worth == Worth::Shunned && how & UNSUSPECTED != 0 {
+        return false;
+    }
+    let rank = worth as u32 + 1;
+    if rank > pick.search.best {
+        pick.search.best = rank;
+        words::copy(&slot, &mut pick.slot);
+        pick.probes = (worth == Worth::ToProbe) as u32;
+    }
+    if worth == Worth::Doubtful && pick.search.doubtful == 0 {
+        pick.search.doubtful = id;
+        pick.search.doubtful_generation = slot.backend_generation;
+    }
+    // A doubtful one is left for one that is proven to answer; else nobody may answer there.
+    let needs_proof = how & PREFERS_PROVEN != 0 || pick.search.doubtful != 0;
+    worth >= if needs_proof { Worth::Proven } else { Worth::Fit }
+}
+
+/// Reads the backend of the slot that was picked. `false`: it is another one by now.
+#[inline(always)]
+pub(super) fn complete<const N: usize, T: Tables<N>>(tables: &mut T, pick: &mut Pick<N>) -> bool {
+    tables.copy_backend(pick.slot.backend, &mut pick.backend) && pick.backend.generation == pick.slot.backend_generation
+}

@@ -1,0 +1,69 @@
+//! What the decision reads and writes.
+
+use super::{Pick, look};
+use crate::abi::{
+    Affinity, AffinityKey, Backend, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot, Vip, VipKey,
+};
+use crate::outcome::Outcome;
+
+/// What the decision reads and writes. Implemented by the eBPF maps and by plain hash maps.
+pub trait Tables<const N: usize> {
+    /// Names a flow entry that was found, for [`Tables::touch`].
+    type FlowRef: Copy;
+
+    /// `CLOCK_MONOTONIC` in nanoseconds.
+    fn now_ns(&mut self) -> u64;
+    fn random(&mut self) -> u32;
+    /// Copies the frontend under this key to `into`; `false`: there is none.
+    fn service(&mut self, key: &ServiceKey<N>, into: &mut Service) -> bool;
+    fn slot(&mut self, index: u32) -> Option<Slot>;
+    fn backend(&mut self, id: u32) -> Option<Backend<N>>;
+    /// Copies a backend's record to `into`; `false`: there is no such id.
+    fn copy_backend(&mut self, id: u32, into: &mut Backend<N>) -> bool;
+    /// Copies the entry under this key to `into`, its tag checked.
+    fn flow(&mut self, key: &FlowKey<N>, into: &mut Flow<N>) -> Option<Self::FlowRef>;
+    /// Sets time, state and flags of an entry in place, if it still is the one with this tag.
+    fn touch(&mut self, entry: Self::FlowRef, tag: u32, seen_s: u32, state: u8, flags: u8);
+    /// Writes an entry; without `replace` an existing one is left alone and refused.
+    fn insert_flow(&mut self, key: &FlowKey<N>, flow: &Flow<N>, replace: bool) -> Result<(), NotInserted>;
+    fn remove_flow(&mut self, key: &FlowKey<N>);
+    /// Whether a source range of this service port holds the address.
+    fn admitted(&mut self, service: u32, address: &[u8; N]) -> bool;
+    /// Copies the half-open entry under this key to `into`, its tag checked; `false`: there is none.
+    fn half_open(&mut self, key: &FlowKey<N>, into: &mut HalfOpen<N>) -> bool;
+    /// Writes a half-open entry; without `replace` an existing one is left alone and refused.
+    fn insert_half_open(&mut self, key: &FlowKey<N>, entry: &HalfOpen<N>, replace: bool) -> Result<(), NotInserted>;
+    fn remove_half_open(&mut self, key: &FlowKey<N>);
+    /// What was seen of a backend; zeroes, if that was an earlier one of its id. `None`: there is no such id.
+    fn health(&mut self, backend: u32, generation: u32) -> Option<Health>;
+    /// Writes what was seen of a backend, but for its connections.
+    fn set_health(&mut self, backend: u32, health: &Health);
+    /// Adds to the connections of a backend; what an earlier one of its id had counts as zero.
+    fn count_connection(&mut self, backend: u32, generation: u32, change: i32);
+    /// The affinity of a client, its tag checked.
+    fn affinity(&mut self, key: &AffinityKey<N>) -> Option<Affinity>;
+    fn set_affinity(&mut self, key: &AffinityKey<N>, affinity: &Affinity);
+    /// Looks at one slot in search of a backend, as [`look`] does: the programs call a function of their own.
+    fn look(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_s: u32) -> bool
+    where
+        Self: Sized,
+    {
+        look(self, key, pick, how, now_s)
+    }
+    /// The next number of a service port's turn; each is given once (wrapping).
+    fn turn(&mut self, service: u32) -> u32;
+    fn vip(&mut self, key: &VipKey<N>) -> Option<Vip>;
+    /// Seconds without a packet after which a flow in this state is forgotten.
+    fn timeout_s(&mut self, protocol: u8, state: u8) -> u32;
+    /// Counts what the decision learnt about a backend beside its verdict.
+    fn note(&mut self, backend: u32, outcome: Outcome);
+    /// Whether the client (a local one) has a live TCP connection of its own whose answers have this tuple.
+    fn direct_connection(&mut self, reply: &FlowKey<N>) -> bool;
+}
+
+/// Why [`Tables::insert_flow`] wrote nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotInserted {
+    Exists,
+    Full,
+}
