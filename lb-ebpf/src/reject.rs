@@ -1,12 +1,13 @@
-//! Answers in a service's name: TCP RST, ICMP port unreachable. The packet itself becomes the answer and goes back.
+//! Answers in a service's name: TCP RST, SCTP ABORT, ICMP port unreachable. The packet itself becomes the answer and goes back.
 
 use core::arch::asm;
 
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
 use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_l4_csum_replace, bpf_skb_adjust_room, bpf_skb_load_bytes};
-use lb_common::abi::{TCP, UDP};
+use lb_common::abi::{SCTP, TCP, UDP};
 use lb_common::checksum;
+use lb_common::crc32c;
 use lb_common::decide::Packet;
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag;
@@ -61,7 +62,13 @@ where
     let Some(work) = <Kernel as Family<N>>::work() else { return DROP };
     let packet = &work.packet;
     let offsets = Offsets { network: spot.network, transport };
-    let done = if packet.key.protocol == TCP { reset(skb, packet, offsets) } else { unreachable(skb, packet, offsets) };
+    let belongs_nowhere =
+        matches!(work.verdict.outcome, Outcome::RefusedNoFlow | Outcome::Evicted | Outcome::RefusedLate);
+    let done = match packet.key.protocol {
+        TCP => reset(skb, packet, offsets),
+        SCTP if belongs_nowhere => abort(skb, packet, offsets),
+        _ => unreachable(skb, packet, offsets),
+    };
     if done.is_err() {
         count::outcome(Outcome::DroppedRewrite, Counter::Packet);
         return DROP;
@@ -98,6 +105,27 @@ fn reset<const N: usize>(skb: *mut __sk_buff, packet: &Packet<N>, offsets: Offse
     resize(skb, offsets.network + network_length + TCP_HEADER)?;
     network_header(skb, packet, offsets, TCP, TCP_HEADER)?;
     store(skb, offsets.network + network_length, &header)
+}
+
+/// ABORT of SCTP to a packet that belongs to no association: with its own verification tag, and the T bit that says so (RFC 9260,
+/// section 8.4).
+#[inline(always)]
+fn abort<const N: usize>(skb: *mut __sk_buff, packet: &Packet<N>, offsets: Offsets) -> Result<(), Refused> {
+    const LENGTH: usize = 16;
+    let mut tag = [0u8; 4];
+    load(skb, offsets.transport + 4, &mut tag)?;
+    let mut answer = [0u8; LENGTH];
+    answer[0..2].copy_from_slice(&packet.key.dst_port.to_be_bytes());
+    answer[2..4].copy_from_slice(&packet.key.src_port.to_be_bytes());
+    answer[4..8].copy_from_slice(&tag);
+    // Type ABORT, the T bit, and the chunk's length.
+    answer[12..16].copy_from_slice(&[6, 1, 0, 4]);
+    let sum = crc32c::full(&answer);
+    answer[8..12].copy_from_slice(&sum.to_le_bytes());
+    let network_length = if N == 4 { IPV4_HEADER } else { IPV6_HEADER };
+    resize(skb, offsets.network + network_length + LENGTH)?;
+    network_header(skb, packet, offsets, SCTP, LENGTH)?;
+    store(skb, offsets.network + network_length, &answer)
 }
 
 /// What the segment occupies in sequence space: its payload, SYN and FIN.
