@@ -2,7 +2,7 @@
 //!
 //! `work.half` is the entry found under the packet's tuple, `work.pair_key` the key of the other direction.
 
-use super::entries::{forget_half, kept_by, set_pair_key};
+use super::entries::{forget_half, kept_by, leads_to, set_pair_key};
 use super::place::answer_half;
 use super::{Action, Hook, Now, Step, Tables, Work, answer};
 use crate::abi::{MOST_MOVES, TCP, UDP, backend_flags, flow_flags, flow_state, half_open_flags};
@@ -50,7 +50,8 @@ fn again<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook:
             return Step::Decided;
         }
     }
-    if opens {
+    // No stack sends a SYN again within the second (RFC 6298, section 2): the network has doubled it.
+    if opens && work.flow.seen_s != now.s {
         work.half.segments = work.half.segments.saturating_add(1);
         let moves = work.half.flags & half_open_flags::MOVES != 0 && (work.half.moves as usize) < MOST_MOVES;
         if moves && hook.has(Hook::FROM_CLIENT) {
@@ -84,7 +85,11 @@ pub(super) fn stay<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work
         answer_half(work);
         // What is lost when the table is full is written again with the next packet.
         let _ = tables.insert_half_open(&work.packet.key, &work.half, true);
-        if tables.flow(&work.pair_key, &mut work.other).is_none() {
+        // Another flow may have claimed the tuple since the entry was lost.
+        let taken = tables.flow(&work.pair_key, &mut work.other).is_some()
+            || (tables.half_open(&work.pair_key, &mut work.other_half)
+                && !leads_to(&work.pair_key, &work.other_half.flow, &work.packet.key));
+        if !taken {
             let _ = tables.insert_half_open(&work.pair_key, &work.pair_half, true);
         }
     }

@@ -4,7 +4,7 @@ use super::health::{self, Worth};
 use super::{Now, Pick, Tables, Work, schedule};
 use crate::abi::{FlowKey, MOST_MOVES};
 use crate::limits::SLOT_ATTEMPTS;
-use crate::words;
+use crate::{state, words};
 
 /// What a search has come to. In memory, not in registers: the verifier forgets what it knows of it, and so walks each attempt once.
 #[repr(C)]
@@ -55,7 +55,7 @@ pub(super) fn choose<const N: usize, T: Tables<N>>(
     if doubtful != 0 && best == Worth::Proven as u32 + 1 {
         health::accuse(tables, doubtful, doubtful_generation, now);
     }
-    best != 0 && complete(tables, pick)
+    best != 0 && complete(tables, pick, now)
 }
 
 /// Another backend of the service `work.pick.service` for the flow of the client's tuple `work.owner`, whose entry is `work.half`:
@@ -77,7 +77,7 @@ pub(super) fn another<const N: usize, T: Tables<N>>(
             break;
         }
     }
-    pick.search.best != 0 && complete(tables, pick)
+    pick.search.best != 0 && complete(tables, pick, now)
 }
 
 /// Looks at one slot. `true`: its backend is good enough to end the search.
@@ -110,7 +110,8 @@ pub fn look<const N: usize, T: Tables<N>>(
         return false;
     }
     let Some(backend) = tables.backend(id) else { return false };
-    if backend.generation != slot.backend_generation {
+    // With the agent dead, a slot may lead to a backend whose deadline has struck.
+    if backend.generation != slot.backend_generation || !state::keeps_flows(&backend, now_s.saturating_mul(10)) {
         return false;
     }
     let mut worth = health::worth(tables, id, backend.generation, backend.flags, key.protocol, now_s);
@@ -135,8 +136,10 @@ pub fn look<const N: usize, T: Tables<N>>(
     worth >= if needs_proof { Worth::Proven } else { Worth::Fit }
 }
 
-/// Reads the backend of the slot that was picked. `false`: it is another one by now.
+/// Reads the backend of the slot that was picked. `false`: it is another one by now, or gone.
 #[inline(always)]
-pub(super) fn complete<const N: usize, T: Tables<N>>(tables: &mut T, pick: &mut Pick<N>) -> bool {
-    tables.copy_backend(pick.slot.backend, &mut pick.backend) && pick.backend.generation == pick.slot.backend_generation
+pub(super) fn complete<const N: usize, T: Tables<N>>(tables: &mut T, pick: &mut Pick<N>, now: Now) -> bool {
+    tables.copy_backend(pick.slot.backend, &mut pick.backend)
+        && pick.backend.generation == pick.slot.backend_generation
+        && state::keeps_flows(&pick.backend, now.ds)
 }

@@ -129,7 +129,7 @@ fn stuck<const N: usize, T: Tables<N>>(
         backend_generation: backend.generation,
     };
     pick.probes = 0;
-    complete(tables, pick)
+    complete(tables, pick, now)
 }
 
 /// Copies a frontend to `into`. `false`: there is none, or the agent is at it.

@@ -3,7 +3,7 @@
 //! `work.flow` is the entry found under the packet's tuple, `work.pair_key` the key of the other direction.
 
 use super::answer::rewrites;
-use super::entries::{forget, kept_by};
+use super::entries::{forget, kept_by, leads_to};
 use super::{Action, Hook, Now, Step, Tables, Work, health, known};
 use crate::abi::{backend_flags, flow_flags, flow_state, half_open_flags};
 use crate::outcome::Outcome;
@@ -101,7 +101,8 @@ fn accepted<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, ho
     work.rewrite(Action::ToClient, Outcome::Replied, route);
     let takes_over = tables.half_open(&work.pair_key, &mut work.pair_half)
         && work.pair_half.flags & half_open_flags::SECOND != 0
-        && work.pair_half.flow.isn.wrapping_add(1) == work.packet.ack;
+        && work.pair_half.flow.isn.wrapping_add(1) == work.packet.ack
+        && leads_to(&work.pair_key, &work.pair_half.flow, &work.packet.key);
     if takes_over {
         take_over(tables, work, generation, now);
     }

@@ -1,0 +1,11 @@
+//! Bytes as a script of packets, changes and passing time over plain tables.
+#![no_main]
+#![allow(clippy::unwrap_used)]
+
+#[path = "../src/decide.rs"]
+mod decide;
+#[allow(dead_code)]
+#[path = "../../lb-common/tests/memory/mod.rs"]
+mod memory;
+
+libfuzzer_sys::fuzz_target!(|script: &[u8]| decide::play(script));

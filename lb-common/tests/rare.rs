@@ -1,0 +1,120 @@
+//! What the models of the packet path once found: rare orders of events, each by itself.
+
+// Tests may unwrap: a panic is a failed test.
+#![allow(clippy::unwrap_used)]
+
+// Shared with tests that need more of it.
+#[allow(dead_code)]
+mod memory;
+
+use lb_common::abi::{FlowKey, ServiceKey, TCP, backend_state};
+use lb_common::decide::{Action, Hook, Packet, Verdict, Work, decide, pair_key};
+use lb_common::outcome::Outcome;
+use lb_common::state::tcp_flag::{ACK, SYN};
+use memory::Memory;
+
+const CLIENT: [u8; 4] = [10, 0, 1, 2];
+const VIPS: [[u8; 4]; 2] = [[10, 96, 0, 10], [10, 96, 0, 11]];
+const BACKENDS: [[u8; 4]; 2] = [[10, 0, 2, 1], [10, 0, 2, 2]];
+const ISN: u32 = 7_000;
+
+fn serving(backends: &[[u8; 4]]) -> Memory {
+    let mut tables = Memory::default();
+    for (id, address) in [(1, VIPS[0]), (2, VIPS[1])] {
+        tables.serve(id, 16 * id, ServiceKey { address, port: 80, protocol: TCP, pad: 0 }, backends, 8080);
+    }
+    tables
+}
+
+fn asks(vip: usize) -> FlowKey<4> {
+    FlowKey { src: CLIENT, dst: VIPS[vip], src_port: 40_000, dst_port: 80, protocol: TCP, pad: [0; 3] }
+}
+
+fn sent(tables: &mut Memory, packet: Packet<4>, hook: Hook) -> Verdict<4> {
+    let mut work = Work::new(packet);
+    decide(tables, &mut work, hook);
+    work.verdict
+}
+
+fn syn(tables: &mut Memory, vip: usize, isn: u32) -> Verdict<4> {
+    sent(tables, Packet { seq: isn, ..Packet::new(asks(vip), SYN) }, Hook::POD_IN)
+}
+
+/// The SYN+ACK of a backend, to the port by which it knows the client.
+fn accepts(tables: &mut Memory, verdict: &Verdict<4>, isn: u32) -> Verdict<4> {
+    let key = FlowKey {
+        src: verdict.address,
+        dst: CLIENT,
+        src_port: 8080,
+        dst_port: verdict.client_port,
+        protocol: TCP,
+        pad: [0; 3],
+    };
+    sent(tables, Packet { ack: isn + 1, ..Packet::new(key, SYN | ACK) }, Hook::POD_OUT)
+}
+
+#[test]
+fn a_syn_that_the_network_doubled_moves_nothing() {
+    let mut tables = serving(&BACKENDS);
+    let first = syn(&mut tables, 0, ISN);
+    let second = syn(&mut tables, 0, ISN);
+    assert_eq!((second.outcome, second.address), (Outcome::Forwarded, first.address));
+    assert_eq!(accepts(&mut tables, &first, ISN).action, Action::ToClient, "the live backend's answer is no late one");
+    let mut tables = serving(&BACKENDS);
+    let first = syn(&mut tables, 0, ISN);
+    tables.pass_seconds(1);
+    let second = syn(&mut tables, 0, ISN);
+    assert_eq!(second.outcome, Outcome::Retried, "a second later it is the client's own");
+    assert_ne!(second.address, first.address);
+}
+
+#[test]
+fn a_lost_entry_for_answers_is_not_written_over_another_flows() {
+    let mut tables = serving(&BACKENDS[..1]);
+    let first = syn(&mut tables, 0, ISN);
+    // The table made room; a flow through another service has the place now.
+    let answers = pair_key(&asks(0), &tables.half_open[&asks(0)].flow);
+    tables.half_open.remove(&answers);
+    let other = syn(&mut tables, 1, ISN);
+    assert_eq!((other.address, other.client_port), (first.address, first.client_port));
+    tables.pass_seconds(1);
+    assert_eq!(syn(&mut tables, 0, ISN).action, Action::ToBackend);
+    let answer = accepts(&mut tables, &other, ISN);
+    assert_eq!((answer.action, answer.address), (Action::ToClient, VIPS[1]), "not as the first service's");
+}
+
+#[test]
+fn no_new_flow_goes_to_a_backend_whose_deadline_struck_before_the_slots_were_written() {
+    let mut tables = serving(&BACKENDS);
+    let now_ds = u32::try_from(tables.now_ns / 100_000_000).unwrap();
+    let draining = tables.backends.get_mut(&17).unwrap();
+    (draining.state, draining.deadline_ds) = (backend_state::DRAINING, now_ds);
+    let gone = draining.address;
+    for isn in 0..50 {
+        let verdict = syn(&mut tables, 0, isn * 1_000);
+        assert_ne!((verdict.action, verdict.address), (Action::ToBackend, gone));
+    }
+    tables.backends.values_mut().for_each(|backend| backend.state = backend_state::GONE);
+    assert_eq!(syn(&mut tables, 0, 1).outcome, Outcome::DroppedTorn, "the slots lead nowhere");
+}
+
+#[test]
+fn a_second_connection_is_accepted_by_the_flows_own_backend_alone() {
+    let mut tables = serving(&BACKENDS);
+    let first = syn(&mut tables, 0, ISN);
+    assert_eq!(accepts(&mut tables, &first, ISN).action, Action::ToClient);
+    // What another backend's flow on the same tuple left behind: the answers' half alone.
+    let other = BACKENDS.into_iter().find(|address| *address != first.address).unwrap();
+    let flow = tables.flows[&asks(0)];
+    let answers = pair_key(&asks(0), &flow);
+    let stale = FlowKey { src: other, ..answers };
+    let backend =
+        tables.backends.iter().find(|(id, backend)| **id < 32 && backend.address == other).map(|(id, _)| *id).unwrap();
+    let entry = tables.flows[&answers];
+    tables.flows.insert(stale, lb_common::abi::Flow { tag: lb_common::abi::tag(&stale), backend, ..entry });
+    assert_eq!(syn(&mut tables, 0, ISN + 5_000).outcome, Outcome::Forwarded);
+    accepts(&mut tables, &Verdict { address: other, ..first }, ISN + 5_000);
+    assert_eq!(tables.flows[&asks(0)], flow, "the flow is with its backend still");
+    accepts(&mut tables, &first, ISN + 5_000);
+    assert_eq!(tables.flows[&asks(0)].isn, ISN + 5_000);
+}
