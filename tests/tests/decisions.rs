@@ -12,7 +12,7 @@ const TIME: Duration = Duration::from_secs(75);
 const LEAST: u64 = 100_000;
 
 /// What must come up among the steps, or too little was asked.
-const ASKED: [&str; 16] = [
+const ASKED: [&str; 22] = [
     "passed",
     "selected",
     "forwarded",
@@ -29,6 +29,12 @@ const ASKED: [&str; 16] = [
     "handed_to_tc",
     "dropped_source_range",
     "refused_unserved",
+    "retried",
+    "withheld_refusal",
+    "refused_late",
+    "probed",
+    "suspected",
+    "cleared",
 ];
 
 #[test]

@@ -10,7 +10,7 @@ const WORLDS: u64 = 400;
 const PACKETS: usize = 60;
 
 /// What must come up among the packets, or the examination asked too little.
-const ASKED: [&str; 15] = [
+const ASKED: [&str; 21] = [
     "passed",
     "selected",
     "forwarded",
@@ -26,6 +26,12 @@ const ASKED: [&str; 15] = [
     "dropped_torn",
     "handed_to_tc",
     "dropped_source_range",
+    "retried",
+    "withheld_refusal",
+    "refused_late",
+    "probed",
+    "suspected",
+    "cleared",
 ];
 
 fn exam(subject: &str, must_come_up: &[&str], ask: impl Fn(&mut Exam, u64) -> Result<()> + Sync) -> Result<()> {

@@ -9,7 +9,7 @@ mod tables;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use aya::maps::{HashMap, Map, MapData, PerCpuArray, RingBuf};
+use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf};
 use aya::programs::{Program, SchedClassifier, TestRun as _, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use lb_common::abi::{Event, StatKey};
@@ -97,6 +97,7 @@ pub struct Live {
     pub tables6: Tables<16>,
     pub life4: Life<4>,
     pub life6: Life<16>,
+    turns: Array<MapData, u64>,
     outcomes: PerCpuArray<MapData, u64>,
     stats: aya::maps::PerCpuHashMap<MapData, StatKey, u64>,
     events: RingBuf<MapData>,
@@ -130,10 +131,11 @@ impl Live {
         let tables4 = Tables::take(&mut ebpf, MapData::from_id(slots.info()?.id())?)?;
         let tables6 = Tables::take(&mut ebpf, slots)?;
         let (life4, life6) = (Life::take(&mut ebpf)?, Life::take(&mut ebpf)?);
+        let turns = take(&mut ebpf, "turns")?.try_into()?;
         let outcomes = take(&mut ebpf, "outcomes")?.try_into()?;
         let stats = take(&mut ebpf, "stats")?.try_into()?;
         let events = take(&mut ebpf, "events")?.try_into()?;
-        Ok(Self { ebpf, tables4, tables6, life4, life6, outcomes, stats, events })
+        Ok(Self { ebpf, tables4, tables6, life4, life6, turns, outcomes, stats, events })
     }
 
     /// Runs the program of a hook on a packet. `None`: the kernel takes no such packet for a test run.
@@ -198,6 +200,10 @@ impl Live {
         self.tables6.clear()?;
         self.life4.clear()?;
         self.life6.clear()?;
+        // Tests number few services, from 1.
+        for service in 0..64 {
+            self.turns.set(service, 0, 0)?;
+        }
         self.take_stats().map(drop)
     }
 }

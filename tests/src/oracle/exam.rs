@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use lb_common::outcome::Outcome;
 use nix::time::{ClockId, clock_gettime};
 
 use super::judge::{Books, judge, judge_broken};
 use super::world::World;
-use super::{generate, tables};
-use crate::live::{Hook, Live};
+use super::{entries, generate, tables};
+use crate::live::Live;
 use crate::random::Random;
 
 /// What was examined: that an exam asked something is part of its result.
@@ -68,8 +68,7 @@ impl Exam {
         let world = generate::world(&mut random, v6, now_s());
         tables::write(&mut self.live, &world)?;
         for number in 0..packets {
-            let hook = *random.of(&Hook::ALL);
-            let frame = generate::frame(&mut random, v6, &world);
+            let (hook, frame) = generate::packet(&mut random, v6, &world);
             let bytes = generate::broken(&mut random, &frame);
             let before: u64 = self.live.outcomes()?.iter().sum();
             let Some(ran) = self.live.run(hook, &bytes)? else {
@@ -89,9 +88,8 @@ impl Exam {
     /// A change or two, then a packet. `false`: the clock's second struck meanwhile, nobody can tell what is right.
     fn packet(&mut self, random: &mut Random, v6: bool, world: &mut World) -> Result<bool> {
         self.change(random, world)?;
-        self.age(world, *random.of(&AGES_S))?;
-        let frame = generate::frame(random, v6, world);
-        let hook = *random.of(&Hook::ALL);
+        entries::age(&mut self.live, world, *random.of(&AGES_S))?;
+        let (hook, frame) = generate::packet(random, v6, world);
         let bytes = frame.bytes();
         let before = self.live.outcomes()?;
         let start = now_s();
@@ -118,7 +116,7 @@ impl Exam {
             || format!("{hook:?} {frame:?}\nran: verdict {}, counted {counted:?}\nworld: {world:#?}", ran.verdict);
         let told = story();
         judge(world, hook, &frame, &bytes, &ran, &counted, &books).with_context(|| told.clone())?;
-        self.compare(world).context(told)?;
+        entries::compare(&self.live, world).context(told)?;
         for outcome in counted {
             *self.tally.outcomes.entry(outcome.name()).or_default() += 1;
         }
@@ -147,37 +145,14 @@ impl Exam {
         if random.one_in(10) && !world.connections.is_empty() {
             let at = random.below(world.connections.len());
             let connection = &mut world.connections[at];
-            let protocol = tables::number(connection.protocol);
+            let (protocol, half_open) = (tables::number(connection.protocol), connection.opening.is_some());
             if random.one_in(2) && connection.forward.take().is_some() {
-                tables::remove_flow(&mut self.live, (protocol, connection.client, connection.target))?;
+                entries::remove(&mut self.live, (protocol, connection.client, connection.target), half_open)?;
             } else if connection.reply.take().is_some() {
-                tables::remove_flow(&mut self.live, (protocol, connection.answerer, connection.seen_client()))?;
+                let answers = (protocol, connection.answerer, connection.seen_client());
+                entries::remove(&mut self.live, answers, half_open)?;
             }
             world.tidy();
-        }
-        Ok(())
-    }
-
-    fn age(&mut self, world: &mut World, seconds: u32) -> Result<()> {
-        for connection in &mut world.connections {
-            for half in [&mut connection.forward, &mut connection.reply].into_iter().flatten() {
-                half.seen_s = half.seen_s.saturating_sub(seconds);
-            }
-        }
-        tables::age(&mut self.live, seconds)
-    }
-
-    fn compare(&self, world: &World) -> Result<()> {
-        let (demanded, held) = (tables::demanded(world), tables::held(&self.live)?);
-        for (tuple, entry) in &demanded {
-            ensure!(
-                held.get(tuple) == Some(entry),
-                "flow {tuple:?}\n  must be {entry:?}\n  but is  {:?}",
-                held.get(tuple)
-            );
-        }
-        for (tuple, entry) in &held {
-            ensure!(demanded.contains_key(tuple), "flow {tuple:?} must not be there, but is {entry:?}");
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ use lb_common::abi::service_flags;
 
 use super::wire::{ACK, FIN, Frame, Protocol, RST, SYN};
 use super::world::{Backend, Kind, Life, Range, Service, Torn, World};
+use crate::live::Hook;
 use crate::random::Random;
 
 const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
@@ -30,7 +31,7 @@ pub fn world(random: &mut Random, v6: bool, now_s: u32) -> World {
             let id = u32::try_from(world.services.len()).expect("few") + 1;
             // Every backend of a service has another address; services share them.
             let first = random.below(4);
-            for nth in first..first + random.below(4) {
+            for nth in first..=first + random.below(3) {
                 let number = u32::try_from(world.backends.len()).expect("few") + 1;
                 let backend = backend(random, v6, id, nth % 4);
                 world.backends.insert(number, backend);
@@ -41,6 +42,7 @@ pub fn world(random: &mut Random, v6: bool, now_s: u32) -> World {
                 members: Vec::new(),
                 members_outside: Vec::new(),
                 drop_if_empty: false,
+                retries: true,
                 ranges: None,
                 other_flags: 0,
                 torn: Torn::Whole,
@@ -112,8 +114,8 @@ pub fn rewrite_service(random: &mut Random, world: &mut World, key: (SocketAddr,
         2 => Torn::Service,
         _ => Torn::Whole,
     };
-    let (drop_if_empty, other_flags) = (random.one_in(4), *random.of(&others));
-    let service = Service { id, kind, members, members_outside, drop_if_empty, ranges, other_flags, torn };
+    let (drop_if_empty, retries, other_flags) = (random.one_in(4), !random.one_in(5), *random.of(&others));
+    let service = Service { id, kind, members, members_outside, drop_if_empty, retries, ranges, other_flags, torn };
     world.services.insert(key, service);
 }
 
@@ -127,8 +129,35 @@ pub fn change_backend(random: &mut Random, backend: &mut Backend) {
     }
 }
 
-/// A packet that may or may not concern a service or a connection of the world.
-pub fn frame(random: &mut Random, v6: bool, world: &World) -> Frame {
+/// A packet that may or may not concern a service or a connection of the world, and a hook that it comes by.
+pub fn packet(random: &mut Random, v6: bool, world: &World) -> (Hook, Frame) {
+    let anywhere = *random.of(&Hook::ALL);
+    let connection = (!world.connections.is_empty()).then(|| random.of(&world.connections).clone());
+    let left = (!world.left.is_empty() && random.one_in(3)).then(|| random.of(&world.left).clone());
+    if let Some(left) = left {
+        let mut frame = shaped(random, v6, left.protocol, left.answerer, left.seen_client);
+        answers(random, &mut frame, left.isn);
+        return (if random.one_in(3) { anywhere } else { Hook::PodOut }, frame);
+    }
+    let roll = random.below(12);
+    if let (Some(connection), 0..=7) = (&connection, roll) {
+        let protocol = connection.protocol;
+        if roll <= 3 {
+            // A connection goes on, or its tuple is used again.
+            let mut frame = shaped(random, v6, protocol, connection.client, connection.target);
+            let second =
+                world.seconds.iter().find(|it| (it.client, it.target) == (connection.client, connection.target));
+            let isn = second.filter(|_| !random.one_in(3)).map_or(connection.isn, |second| second.isn);
+            asks(random, &mut frame, isn);
+            return (if random.one_in(3) { anywhere } else { Hook::PodIn }, frame);
+        }
+        // It is answered.
+        let mut frame = shaped(random, v6, protocol, connection.answerer, connection.seen_client());
+        let second = world.seconds.iter().find(|it| (it.client, it.target) == (connection.client, connection.target));
+        let isn = second.filter(|_| random.one_in(2)).map_or(connection.isn, |second| second.isn);
+        answers(random, &mut frame, isn);
+        return (if random.one_in(3) { anywhere } else { Hook::PodOut }, frame);
+    }
     let client_host = 1 + u8::try_from(random.below(2)).expect("few");
     let client_port = 4000 + u16::try_from(random.below(3)).expect("few");
     let client = SocketAddr::new(address(v6, 1, client_host), client_port);
@@ -136,46 +165,50 @@ pub fn frame(random: &mut Random, v6: bool, world: &World) -> Frame {
     let somebody = |random: &mut Random| {
         if backends.is_empty() { SocketAddr::new(address(v6, 4, 1), 80) } else { *random.of(&backends) }
     };
-    let mut protocol = *random.of(&PROTOCOLS);
-    let (src, dst) = match random.below(12) {
-        // A connection goes on, or its tuple is used again.
-        0..=3 if !world.connections.is_empty() => {
-            let connection = random.of(&world.connections);
-            protocol = connection.protocol;
-            (connection.client, connection.target)
-        }
-        // It is answered.
-        4..=7 if !world.connections.is_empty() => {
-            let connection = random.of(&world.connections);
-            protocol = connection.protocol;
-            (connection.answerer, connection.seen_client())
-        }
-        // A client talks to a backend directly, one that answers it as a service meanwhile before all.
-        8 if !world.connections.is_empty() && !random.one_in(3) => {
-            let connection = random.of(&world.connections);
-            protocol = connection.protocol;
-            (connection.client, connection.answerer)
-        }
-        8 => (client, somebody(random)),
-        // A client that has a connection asks another service from the same port.
-        9 if !world.connections.is_empty() && !random.one_in(3) => {
-            let connection = random.of(&world.connections);
-            protocol = connection.protocol;
-            let host = 1 + u8::try_from(random.below(4)).expect("few");
-            (connection.client, SocketAddr::new(address(v6, 3, host), 80))
-        }
-        9 => (somebody(random), client),
-        10 if random.one_in(4) => (somebody(random), client),
-        // Nothing to do with any service.
-        10 if random.one_in(3) => (client, SocketAddr::new(address(v6, 3, 1), 81)),
-        10 if random.one_in(2) => (client, SocketAddr::new(address(v6, 4, 1), 80)),
-        // A client asks a service.
-        _ => {
-            let host = 1 + u8::try_from(random.below(4)).expect("few");
-            (client, SocketAddr::new(address(v6, 3, host), 80))
-        }
+    let service = |random: &mut Random| {
+        let host = 1 + u8::try_from(random.below(4)).expect("few");
+        SocketAddr::new(address(v6, 3, host), 80)
     };
-    shaped(random, v6, protocol, src, dst)
+    let known = connection.filter(|_| !random.one_in(3));
+    let protocol = known.as_ref().map_or_else(|| *random.of(&PROTOCOLS), |connection| connection.protocol);
+    let (src, dst) = match (roll, known) {
+        // A client talks to a backend directly, one that answers it as a service meanwhile before all.
+        (8, Some(connection)) => (connection.client, connection.answerer),
+        (8, None) => (client, somebody(random)),
+        // A client that has a connection asks another service from the same port.
+        (9, Some(connection)) => (connection.client, service(random)),
+        (9, None) => (somebody(random), client),
+        (10, _) if random.one_in(4) => (somebody(random), client),
+        // Nothing to do with any service.
+        (10, _) if random.one_in(3) => (client, SocketAddr::new(address(v6, 3, 1), 81)),
+        (10, _) if random.one_in(2) => (client, SocketAddr::new(address(v6, 4, 1), 80)),
+        // A client asks a service.
+        _ => (client, service(random)),
+    };
+    (if random.one_in(2) { anywhere } else { Hook::PodIn }, shaped(random, v6, protocol, src, dst))
+}
+
+/// The same SYN again, or what follows it; now and then another number.
+fn asks(random: &mut Random, frame: &mut Frame, isn: u32) {
+    if random.one_in(3) {
+        frame.tcp_flags = SYN;
+    }
+    if random.one_in(5) {
+        return;
+    }
+    frame.sequence = if frame.tcp_flags & SYN != 0 { isn } else { isn.wrapping_add(1 + u32::from(random.byte())) };
+}
+
+/// What answers a SYN, or follows the answer; now and then another number.
+fn answers(random: &mut Random, frame: &mut Frame, isn: u32) {
+    match random.below(5) {
+        0 | 1 => frame.tcp_flags = SYN | ACK,
+        2 => frame.tcp_flags = RST | ACK,
+        _ => {}
+    }
+    if !random.one_in(6) {
+        frame.acknowledgement = isn.wrapping_add(1);
+    }
 }
 
 /// A packet with everything that must not matter chosen at random.

@@ -41,9 +41,12 @@ pub fn judge(
     }
     let (src, dst) = ends(frame, &ran.bytes);
     let dropped = ran.verdict == if xdp { XDP[1] } else { TC[1] };
-    let hint = Hint { src, dst, dropped, torn: counted.contains(&Outcome::DroppedTorn) };
+    let suspected = books.stats.iter().find(|(key, _)| key.outcome == Outcome::Suspected as u8).map(|(key, _)| key.id);
+    let hint = Hint { src, dst, dropped, torn: counted.contains(&Outcome::DroppedTorn), suspected };
     let tcp_flags = if frame.protocol == Protocol::Tcp { frame.tcp_flags } else { 0 };
-    let asked = Asked { hook, protocol: frame.protocol, src: frame.src, dst: frame.dst, tcp_flags };
+    let (sequence, acknowledgement) = (frame.sequence, frame.acknowledgement);
+    let asked =
+        Asked { hook, protocol: frame.protocol, src: frame.src, dst: frame.dst, tcp_flags, sequence, acknowledgement };
     let expected = decide(world, asked, hint)?;
     let refusal = if expected.fate == Fate::Refuse { frame.refusal() } else { None };
     let unanswerable = expected.fate == Fate::Refuse && refusal.is_none();
@@ -76,6 +79,8 @@ pub fn judge(
     if xdp && expected.outcome == Outcome::Passed {
         counts.clear(); // tc counts it.
     }
+    counts.extend(expected.notes.iter().map(|(_, outcome)| *outcome));
+    counts.sort_unstable();
     ensure!(counted == counts, "counted {counted:?} instead of {counts:?}");
     compare_stats(&expected, frame.src.ip(), &books.stats)?;
     compare_events(&expected, asked, &books.events)
@@ -165,6 +170,10 @@ fn compare_stats(expected: &Expected, family: IpAddr, stats: &[(StatKey, u64)]) 
                 demanded.push((StatKey { id, kind, outcome, pad: 0 }, 1));
             }
         }
+    }
+    for &(id, outcome) in &expected.notes {
+        let kind = if family.is_ipv4() { stat_kind::BACKEND4 } else { stat_kind::BACKEND6 };
+        demanded.push((StatKey { id, kind, outcome: outcome as u8, pad: 0 }, 1));
     }
     let mut stats = stats.to_vec();
     stats.sort_unstable();

@@ -4,12 +4,17 @@
 //! expected packet from scratch by a packet library, checksums computed in full. It shares no code with the programs' decision.
 //! Random choices (which backend, which translated port) are read off the result and checked for being allowed.
 
+mod answered;
+mod connection;
+mod entries;
 mod exam;
 mod generate;
+mod health;
 mod judge;
 mod opening;
 mod rules;
 mod tables;
+mod unanswered;
 mod wire;
 mod world;
 

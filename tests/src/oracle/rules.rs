@@ -5,9 +5,11 @@ use std::net::SocketAddr;
 use anyhow::Result;
 use lb_common::outcome::Outcome;
 
+use super::connection::{Connection, Ended, Second};
 use super::opening::{direct, open};
 use super::wire::{ACK, FIN, Protocol, RST, SYN};
-use super::world::{Connection, Ended, Half, State, World};
+use super::world::World;
+use super::{answered, unanswered};
 use crate::live::Hook;
 
 /// A packet as far as the rules look at it.
@@ -18,6 +20,8 @@ pub struct Asked {
     pub src: SocketAddr,
     pub dst: SocketAddr,
     pub tcp_flags: u8,
+    pub sequence: u32,
+    pub acknowledgement: u32,
 }
 
 /// What was seen of the random choices: the addresses in the packet that came out, and whether it was dropped, or counted as torn.
@@ -27,6 +31,8 @@ pub struct Hint {
     pub dst: SocketAddr,
     pub torn: bool,
     pub dropped: bool,
+    /// The backend that was counted as suspected.
+    pub suspected: Option<u32>,
 }
 
 /// What must happen to the packet.
@@ -44,26 +50,29 @@ pub enum Fate {
 }
 
 /// What must happen, and how it is counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
     pub fate: Fate,
     pub outcome: Outcome,
     /// Service and backend it is counted for; 0: none.
     pub service: u32,
     pub backend: u32,
+    /// What was learnt of backends beside it.
+    pub notes: Vec<(u32, Outcome)>,
 }
 
 /// Left alone.
-pub const PASS: Expected = Expected { fate: Fate::Pass, outcome: Outcome::Passed, service: 0, backend: 0 };
+pub const PASS: Expected =
+    Expected { fate: Fate::Pass, outcome: Outcome::Passed, service: 0, backend: 0, notes: Vec::new() };
 
 impl Asked {
     /// Translates requests.
-    fn serves_clients(self) -> bool {
+    pub fn serves_clients(self) -> bool {
         self.hook != Hook::PodOut
     }
 
     /// The link is the client's own.
-    fn is_clients_link(self) -> bool {
+    pub fn is_clients_link(self) -> bool {
         self.hook == Hook::PodIn
     }
 
@@ -77,20 +86,39 @@ impl Asked {
         self.protocol == Protocol::Udp || self.opens()
     }
 
-    fn opens(self) -> bool {
+    pub fn opens(self) -> bool {
         self.protocol == Protocol::Tcp && self.tcp_flags & (SYN | ACK | RST | FIN) == SYN
     }
 
-    fn accepts(self) -> bool {
-        self.tcp_flags & (SYN | ACK | RST | FIN) == SYN | ACK
+    pub fn accepts(self) -> bool {
+        self.protocol == Protocol::Tcp && self.tcp_flags & (SYN | ACK | RST | FIN) == SYN | ACK
     }
 
-    fn closes(self) -> bool {
+    pub fn closes(self) -> bool {
         self.protocol == Protocol::Tcp && self.tcp_flags & (FIN | RST) != 0
     }
 
+    /// The sequence number that a connection begins with; UDP has none.
+    pub fn isn(self) -> u32 {
+        if self.protocol == Protocol::Tcp { self.sequence } else { 0 }
+    }
+
+    /// Whether answers of such a connection are translated at this hook; if so, whether they are sent on from here.
+    pub fn sees_answers(self, early: bool) -> Option<bool> {
+        let early = early && matches!(self.hook, Hook::PodIn | Hook::BridgeIn | Hook::NodeIn);
+        (early || matches!(self.hook, Hook::PodOut | Hook::NodeOut)).then_some(early)
+    }
+
+    /// Told that the backend is gone; a datagram is dropped.
+    pub fn evicted(self, backend: u32) -> Expected {
+        match self.protocol {
+            Protocol::Tcp => self.refuse(Outcome::Evicted, 0, backend),
+            Protocol::Udp => Expected { fate: Fate::Drop, outcome: Outcome::Evicted, backend, ..PASS },
+        }
+    }
+
     /// Which ends this packet ends: a FIN its sender's, a RST both.
-    fn ended(self, by_client: bool) -> Ended {
+    pub fn ended(self, by_client: bool) -> Ended {
         let tcp = self.protocol == Protocol::Tcp;
         let (fin, rst) = (tcp && self.tcp_flags & FIN != 0, tcp && self.tcp_flags & RST != 0);
         Ended { client: rst || (fin && by_client), answerer: rst || (fin && !by_client) }
@@ -100,7 +128,7 @@ impl Asked {
     pub fn refuse(self, outcome: Outcome, service: u32, backend: u32) -> Expected {
         // A RST is never answered.
         let silent = self.protocol == Protocol::Tcp && self.tcp_flags & RST != 0;
-        Expected { fate: if silent { Fate::Drop } else { Fate::Refuse }, outcome, service, backend }
+        Expected { fate: if silent { Fate::Drop } else { Fate::Refuse }, outcome, service, backend, notes: Vec::new() }
     }
 
     /// Sent to the connection's answerer.
@@ -110,7 +138,7 @@ impl Asked {
             dst: connection.answerer,
             routed: self.hook == Hook::NodeOut,
         };
-        Expected { fate, outcome, service, backend: connection.backend.map_or(0, |(id, _)| id) }
+        Expected { fate, outcome, service, backend: connection.backend.map_or(0, |(id, _)| id), notes: Vec::new() }
     }
 }
 
@@ -123,19 +151,27 @@ pub fn decide(world: &mut World, asked: Asked, hint: Hint) -> Result<Expected> {
 }
 
 fn at_any_hook(world: &mut World, asked: Asked, hint: Hint) -> Result<Expected> {
+    let Asked { protocol, src, dst, .. } = asked;
     let mut why = Outcome::Selected;
-    if let Some(at) = world.asked(asked.protocol, asked.src, asked.dst) {
-        match ask(world, asked, at) {
-            Turn::Decided(expected) => return Ok(expected),
-            Turn::Anew(outcome) => {
-                world.connections.remove(at);
-                why = outcome;
-            }
-        }
-    } else if let Some(at) = world.answered(asked.protocol, asked.src, asked.dst) {
-        return Ok(answer(world, asked, at));
-    } else if !asked.serves_clients() {
+    let turn = if let Some(at) = world.asked(protocol, src, dst) {
+        (at, answered::ask(world, asked, at))
+    } else if let Some(at) = world.answered(protocol, src, dst) {
+        return Ok(answered::answer(world, asked, at));
+    } else if let Some(turn) = half_open(world, asked, hint)? {
+        turn
+    } else if asked.serves_clients() {
+        (usize::MAX, Turn::Anew(why))
+    } else {
         return Ok(PASS);
+    };
+    match turn {
+        (_, Turn::Decided(expected)) => return Ok(expected),
+        (at, Turn::Anew(outcome)) => {
+            if at != usize::MAX {
+                world.connections.remove(at);
+            }
+            why = outcome;
+        }
     }
     if let Some(expected) = open(world, asked, why, hint)? {
         return Ok(expected);
@@ -143,135 +179,34 @@ fn at_any_hook(world: &mut World, asked: Asked, hint: Hint) -> Result<Expected> 
     if asked.is_clients_link() { direct(world, asked, hint) } else { Ok(PASS) }
 }
 
-enum Turn {
+/// What nobody has answered yet is looked for by what may begin or answer it. `None`: nothing was found.
+fn half_open(world: &mut World, asked: Asked, hint: Hint) -> Result<Option<(usize, Turn)>> {
+    let Asked { protocol, src, dst, .. } = asked;
+    let rst = protocol == Protocol::Tcp && asked.tcp_flags & RST != 0;
+    if !asked.opens_or_udp() && !asked.accepts() && !rst {
+        return Ok(None);
+    }
+    if let Some(at) = world.asking(protocol, src, dst) {
+        return Ok(Some((at, unanswered::ask(world, asked, at, hint)?)));
+    }
+    if let Some(at) = world.answering(protocol, src, dst) {
+        return Ok(Some((at, Turn::Decided(unanswered::answer(world, asked, at, hint)?))));
+    }
+    let tuple = (protocol, src, dst);
+    if let Some(at) = world.left.iter().position(|left| (left.protocol, left.answerer, left.seen_client) == tuple) {
+        return Ok(Some((at, Turn::Decided(unanswered::answer_left(world, asked, at)))));
+    }
+    if protocol == Protocol::Tcp && asked.serves_clients() {
+        // The connection that the second SYN was beside is no more.
+        let known = |second: &Second| !second.direct || asked.is_clients_link();
+        world.seconds.retain(|second| (second.client, second.target) != (src, dst) || !known(second));
+    }
+    Ok(None)
+}
+
+/// What became of a client's packet on a connection.
+pub enum Turn {
     Decided(Expected),
+    /// It is over: the packet is a first one, and counts as this.
     Anew(Outcome),
-}
-
-/// A client's packet on a connection that is known.
-fn ask(world: &mut World, asked: Asked, at: usize) -> Turn {
-    let connection = &world.connections[at];
-    let half = connection.forward.expect("asked by its forward half");
-    if !asked.serves_clients() || (connection.backend.is_none() && !asked.is_clients_link()) {
-        return Turn::Decided(PASS);
-    }
-    let silent = connection.is_silent(half, world.now_s);
-    let over = silent || half.state == State::Closing;
-    let Some((id, generation)) = connection.backend else {
-        if asked.opens() && over {
-            return Turn::Anew(Outcome::Selected);
-        }
-        remember(world, asked, at, true, forward_state(half.state, asked));
-        return Turn::Decided(asked.to_answerer(&world.connections[at], Outcome::DirectTranslated, 0));
-    };
-    let backend = &world.backends[&id];
-    let keeps = backend.generation == generation && backend.keeps_flows();
-    match asked.protocol {
-        Protocol::Tcp if asked.opens() && (over || !keeps || half.state == State::Evicted) => {
-            return Turn::Anew(Outcome::Selected);
-        }
-        Protocol::Tcp if !keeps => return Turn::Decided(evict(world, asked, at, true)),
-        Protocol::Udp if !keeps || backend.sheds_udp() => return Turn::Anew(Outcome::Moved),
-        Protocol::Udp if over => return Turn::Anew(Outcome::Selected),
-        _ => {}
-    }
-    if asked.hook == Hook::Xdp && !backend.local {
-        return Turn::Decided(Expected { outcome: Outcome::HandedToTc, ..PASS });
-    }
-    remember(world, asked, at, true, forward_state(half.state, asked));
-    Turn::Decided(asked.to_answerer(&world.connections[at], Outcome::Forwarded, 0))
-}
-
-fn forward_state(state: State, asked: Asked) -> State {
-    match state {
-        State::HalfOpen | State::Open if asked.closes() => State::Closing,
-        // A client that sends anything but a SYN has seen an answer.
-        State::HalfOpen if asked.protocol == Protocol::Tcp && asked.tcp_flags & SYN == 0 => State::Open,
-        _ => state,
-    }
-}
-
-/// An answerer's packet on a connection that is known.
-fn answer(world: &mut World, asked: Asked, at: usize) -> Expected {
-    let connection = &world.connections[at];
-    let half = connection.reply.expect("answered by its reply half");
-    let early = connection.early && matches!(asked.hook, Hook::PodIn | Hook::BridgeIn | Hook::NodeIn);
-    if !early && !matches!(asked.hook, Hook::PodOut | Hook::NodeOut) {
-        return PASS;
-    }
-    // What is over is answered no more: this is the answer to a direct packet on the same ports.
-    if (asked.protocol == Protocol::Udp || asked.accepts()) && connection.yields(half, world.now_s) {
-        world.connections.remove(at);
-        return PASS;
-    }
-    if let Some((id, generation)) = connection.backend {
-        let backend = &world.backends[&id];
-        if backend.generation != generation || !backend.keeps_flows() {
-            return evict(world, asked, at, false);
-        }
-    }
-    let state = match half.state {
-        State::HalfOpen | State::Open => {
-            if asked.closes() {
-                State::Closing
-            } else {
-                State::Open
-            }
-        }
-        state => state,
-    };
-    remember(world, asked, at, false, state);
-    let connection = &world.connections[at];
-    Expected {
-        fate: Fate::Rewrite { src: connection.target, dst: connection.client, routed: early },
-        outcome: Outcome::Replied,
-        service: 0,
-        backend: connection.backend.map_or(0, |(id, _)| id),
-    }
-}
-
-/// The backend is gone: nothing is forwarded, and whoever sent is told.
-fn evict(world: &mut World, asked: Asked, at: usize, forward: bool) -> Expected {
-    let now_s = world.now_s;
-    let connection = &mut world.connections[at];
-    let half = if forward { &mut connection.forward } else { &mut connection.reply };
-    let half = half.as_mut().expect("the half that was found");
-    if half.state != State::Evicted {
-        *half = Half { state: State::Evicted, seen_s: now_s, ..*half };
-    }
-    let backend = connection.backend.map_or(0, |(id, _)| id);
-    match asked.protocol {
-        Protocol::Tcp => asked.refuse(Outcome::Evicted, 0, backend),
-        Protocol::Udp => Expected { fate: Fate::Drop, outcome: Outcome::Evicted, service: 0, backend },
-    }
-}
-
-/// Writes down that a packet passed: in its own half, in the other, which heals if it is missing.
-fn remember(world: &mut World, asked: Asked, at: usize, forward: bool, state: State) {
-    let now_s = world.now_s;
-    let connection = &world.connections[at];
-    let (client, target) = (connection.client, connection.target);
-    let (answerer, seen_client) = (connection.answerer, connection.seen_client());
-    // The place of the missing half may be another connection's by now.
-    let foreign = if forward {
-        world.answered(connection.protocol, answerer, seen_client).is_some_and(|other| other != at)
-    } else {
-        world.asked(connection.protocol, client, target).is_some_and(|other| other != at)
-    };
-    let said = asked.ended(forward);
-    let connection = &mut world.connections[at];
-    let (own, other) = if forward {
-        (&mut connection.forward, &mut connection.reply)
-    } else {
-        (&mut connection.reply, &mut connection.forward)
-    };
-    let ended = own.map_or(said, |half| half.ended.or(said));
-    let fresh = Half { state, seen_s: now_s, lost: false, ended };
-    *own = Some(fresh);
-    match other {
-        Some(half) if half.state <= state => *half = Half { lost: half.lost, ended: half.ended.or(said), ..fresh },
-        Some(_) => {}
-        None if foreign => {}
-        None => *other = Some(fresh),
-    }
 }

@@ -1,6 +1,5 @@
 //! The world as the maps hold it: written before a packet, compared after it.
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
@@ -8,33 +7,18 @@ use aya::Pod;
 use aya::maps::lpm_trie::Key;
 use lb_common::abi::{
     Backend, Flow, FlowKey, SOURCE_SERVICE_BITS, Service, ServiceKey, Slot, Source, SourceKey, TCP, UDP, backend_flags,
-    backend_state, flow_flags, flow_state, frontend_kind, seal, service_flags,
+    backend_state, frontend_kind, seal, service_flags,
 };
 
 use super::wire::Protocol;
-use super::world::{self, Kind, Life, State, Torn, World};
+use super::world::{self, Kind, Life, Torn, World};
 use crate::live::{Family, Live, Of, Tables};
 
 /// Slots of a service begin at its id times this.
 pub const SLOTS_PER_SERVICE: u32 = 16;
 
-/// A flow entry in the words of the table, for comparison.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
-    pub backend: u32,
-    pub seen_s: u32,
-    pub address: SocketAddr,
-    pub client_port: u16,
-    pub generation: u16,
-    pub state: u8,
-    pub flags: u8,
-}
-
-/// Key of an entry: protocol, source, destination.
-pub type Tuple = (u8, SocketAddr, SocketAddr);
-
 /// An address as bytes of one family.
-trait Bytes<const N: usize> {
+pub trait Bytes<const N: usize> {
     fn bytes(self) -> [u8; N];
 }
 
@@ -154,6 +138,7 @@ where
         affinity_timeout_s: 0,
         scheduler: 0,
         flags: service.other_flags
+            | if service.retries { 0 } else { service_flags::NO_RETRY }
             | if service.drop_if_empty { service_flags::DROP_IF_EMPTY } else { 0 }
             | if service.ranges.is_some() { service_flags::SOURCE_RANGES } else { 0 },
         kind: match service.kind {
@@ -200,103 +185,7 @@ pub fn remove_service(live: &mut Live, address: SocketAddr, protocol: Protocol) 
     Ok(())
 }
 
-/// The flow entries that the world demands.
-pub fn demanded(world: &World) -> BTreeMap<Tuple, Entry> {
-    let mut entries = BTreeMap::new();
-    for connection in &world.connections {
-        let early = if connection.early { flow_flags::EARLY } else { 0 };
-        let direct = if connection.backend.is_none() { flow_flags::DIRECT } else { 0 };
-        let (backend, generation) = connection.backend.unwrap_or((0, 0));
-        let mut add = |half: Option<world::Half>, key: (SocketAddr, SocketAddr), address, client_port, flags| {
-            let Some(half) = half else { return };
-            let entry = Entry {
-                backend,
-                seen_s: half.seen_s,
-                address,
-                client_port,
-                generation: u16::try_from(generation & 0xffff).expect("16 bits"),
-                state: state_number(half.state),
-                flags: flags
-                    | early
-                    | direct
-                    | if half.lost { flow_flags::REPLY_LOST } else { 0 }
-                    | if half.ended.client { flow_flags::CLIENT_ENDED } else { 0 }
-                    | if half.ended.answerer { flow_flags::BACKEND_ENDED } else { 0 },
-            };
-            entries.insert((number(connection.protocol), key.0, key.1), entry);
-        };
-        add(connection.forward, (connection.client, connection.target), connection.answerer, connection.port, 0);
-        add(
-            connection.reply,
-            (connection.answerer, connection.seen_client()),
-            connection.target,
-            connection.client.port(),
-            flow_flags::REPLY,
-        );
-    }
-    entries
-}
-
-/// The flow entries that the maps hold.
-pub fn held(live: &Live) -> Result<BTreeMap<Tuple, Entry>> {
-    let four = live.tables4.all_flows()?.into_iter().map(|(key, flow)| read(&key, &flow));
-    let six = live.tables6.all_flows()?.into_iter().map(|(key, flow)| read(&key, &flow));
-    Ok(four.chain(six).collect())
-}
-
-fn read<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>) -> (Tuple, Entry)
-where
-    IpAddr: From<[u8; N]>,
-{
-    let tuple =
-        (key.protocol, SocketAddr::new(key.src.into(), key.src_port), SocketAddr::new(key.dst.into(), key.dst_port));
-    let entry = Entry {
-        backend: flow.backend,
-        seen_s: flow.seen_s,
-        address: SocketAddr::new(flow.address.into(), flow.port),
-        client_port: flow.client_port,
-        generation: flow.generation,
-        state: flow.state,
-        flags: flow.flags,
-    };
-    (tuple, entry)
-}
-
-/// Makes every flow of the maps look `seconds` older.
-pub fn age(live: &mut Live, seconds: u32) -> Result<()> {
-    for (key, flow) in live.tables4.all_flows()? {
-        live.tables4.flows.insert(key, Flow { seen_s: flow.seen_s.saturating_sub(seconds), ..flow }, 0)?;
-    }
-    for (key, flow) in live.tables6.all_flows()? {
-        live.tables6.flows.insert(key, Flow { seen_s: flow.seen_s.saturating_sub(seconds), ..flow }, 0)?;
-    }
-    Ok(())
-}
-
-/// Removes one entry, as the table does that makes room.
-pub fn remove_flow(live: &mut Live, (protocol, src, dst): Tuple) -> Result<()> {
-    let (src_port, dst_port, pad) = (src.port(), dst.port(), [0; 3]);
-    let (src, dst) = (src.ip(), dst.ip());
-    if src.is_ipv4() {
-        let key = FlowKey { src: src.bytes(), dst: dst.bytes(), src_port, dst_port, protocol, pad };
-        live.tables4.flows.remove(&key)?;
-    } else {
-        let key = FlowKey { src: src.bytes(), dst: dst.bytes(), src_port, dst_port, protocol, pad };
-        live.tables6.flows.remove(&key)?;
-    }
-    Ok(())
-}
-
 /// The protocol's number in headers and keys.
 pub fn number(protocol: Protocol) -> u8 {
     if protocol == Protocol::Tcp { TCP } else { UDP }
-}
-
-fn state_number(state: State) -> u8 {
-    match state {
-        State::HalfOpen => flow_state::HALF_OPEN,
-        State::Open => flow_state::OPEN,
-        State::Closing => flow_state::CLOSING,
-        State::Evicted => flow_state::EVICTED,
-    }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
+use super::connection::{Connection, Left, Second};
 use super::wire::Protocol;
 
 /// All that the model knows.
@@ -11,6 +12,12 @@ pub struct World {
     pub services: BTreeMap<(SocketAddr, Protocol), Service>,
     pub backends: BTreeMap<u32, Backend>,
     pub connections: Vec<Connection>,
+    /// Tuples of answers that half-open connections have left for another backend.
+    pub left: Vec<Left>,
+    /// SYNs that ask for another connection under the tuple of an answered one.
+    pub seconds: Vec<Second>,
+    /// By backend.
+    pub health: BTreeMap<u32, Health>,
     /// `CLOCK_MONOTONIC` in seconds.
     pub now_s: u32,
 }
@@ -28,6 +35,8 @@ pub struct Service {
     pub drop_if_empty: bool,
     /// The networks whose clients may pass; `None`: everybody may.
     pub ranges: Option<Vec<Range>>,
+    /// Unanswered connections may be moved, refusals withheld.
+    pub retries: bool,
     /// Bits of the entry that must not matter to a pod's packets.
     pub other_flags: u8,
     pub torn: Torn,
@@ -134,103 +143,46 @@ impl Backend {
     }
 }
 
-/// One connection, with the halves of it that the tables hold.
-#[derive(Clone, Debug)]
-pub struct Connection {
-    pub protocol: Protocol,
-    pub client: SocketAddr,
-    /// What the client asked for: a frontend, or for a direct connection the other end itself.
-    pub target: SocketAddr,
-    /// Who answers.
-    pub answerer: SocketAddr,
-    /// The backend's id and generation; `None`: a direct connection under a translated port.
-    pub backend: Option<(u32, u32)>,
-    /// The client's port as the answerer sees it.
-    pub port: u16,
-    /// Made where the client's own link has no program.
-    pub early: bool,
-    pub forward: Option<Half>,
-    pub reply: Option<Half>,
-}
-
-/// What is remembered of one direction.
-#[derive(Clone, Copy, Debug)]
-pub struct Half {
-    pub state: State,
-    pub seen_s: u32,
-    /// The other half was given away and is due to be written again.
-    pub lost: bool,
-    pub ended: Ended,
-}
-
-/// Which ends of a TCP connection have said that they are done.
+/// What was seen of a backend. With another generation it is about another backend, and nothing is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ended {
-    pub client: bool,
-    pub answerer: bool,
-}
-
-impl Ended {
-    /// What either of the two knew.
-    #[must_use]
-    pub fn or(self, other: Self) -> Self {
-        Self { client: self.client || other.client, answerer: self.answerer || other.answerer }
-    }
-}
-
-/// States only grow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum State {
-    HalfOpen,
-    Open,
-    Closing,
-    Evicted,
-}
-
-impl Connection {
-    /// The client as the answerer sees it.
-    pub fn seen_client(&self) -> SocketAddr {
-        SocketAddr::new(self.client.ip(), self.port)
-    }
-
-    /// Whether this packet is the client's.
-    pub fn asks(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> bool {
-        self.protocol == protocol && self.forward.is_some() && self.client == src && self.target == dst
-    }
-
-    /// Whether this packet is the answerer's.
-    pub fn answers(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> bool {
-        self.protocol == protocol && self.reply.is_some() && self.answerer == src && self.seen_client() == dst
-    }
-
-    /// Whether a half has been silent for longer than its state allows.
-    pub fn is_silent(&self, half: Half, now_s: u32) -> bool {
-        let limit = match (self.protocol, half.state) {
-            (Protocol::Tcp, State::HalfOpen) => 60,
-            (Protocol::Tcp, State::Open) => 8_100,
-            (Protocol::Udp, _) => 30,
-            (Protocol::Tcp, State::Closing | State::Evicted) => 120,
-        };
-        now_s.saturating_sub(half.seen_s) > limit
-    }
-}
-
-impl Connection {
-    /// Whether another connection may have the place of this one's replies: it is over, or silent for too long.
-    pub fn yields(&self, reply: Half, now_s: u32) -> bool {
-        (reply.ended.client && reply.ended.answerer) || self.is_silent(reply, now_s)
-    }
+pub struct Health {
+    pub generation: u32,
+    pub answered_s: Option<u32>,
+    pub suspect_s: Option<u32>,
+    pub probe_s: Option<u32>,
+    pub unanswered: u32,
 }
 
 impl World {
-    /// The connection that this packet of a client belongs to.
+    /// The answered connection that this packet of a client belongs to.
     pub fn asked(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Option<usize> {
-        self.connections.iter().position(|connection| connection.asks(protocol, src, dst))
+        self.find(|it| it.opening.is_none() && it.asks(protocol, src, dst))
     }
 
-    /// The connection that this packet of an answerer belongs to.
+    /// The answered connection that this packet of an answerer belongs to.
     pub fn answered(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Option<usize> {
-        self.connections.iter().position(|connection| connection.answers(protocol, src, dst))
+        self.find(|it| it.opening.is_none() && it.answers(protocol, src, dst))
+    }
+
+    /// The unanswered connection that this packet of a client belongs to.
+    pub fn asking(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Option<usize> {
+        self.find(|it| it.opening.is_some() && it.asks(protocol, src, dst))
+    }
+
+    /// The unanswered connection that this packet of an answerer belongs to.
+    pub fn answering(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Option<usize> {
+        self.find(|it| it.opening.is_some() && it.answers(protocol, src, dst))
+    }
+
+    fn find(&self, is: impl Fn(&Connection) -> bool) -> Option<usize> {
+        self.connections.iter().position(is)
+    }
+
+    /// What is known of a backend.
+    pub fn health(&self, backend: u32) -> Health {
+        let generation = self.backends[&backend].generation;
+        let known = self.health.get(&backend).copied().unwrap_or_default();
+        if known.generation == generation { known } else { Health { generation, ..Health::default() } }
     }
 
     /// Drops connections of which nothing is left.

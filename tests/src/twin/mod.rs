@@ -222,10 +222,10 @@ fn demanded<const N: usize>(
     let mut out = key;
     match verdict.action {
         Action::ToBackend => {
-            (out.dst, out.dst_port, out.src_port) = (verdict.address, verdict.port, verdict.client_port)
+            (out.dst, out.dst_port, out.src_port) = (verdict.address, verdict.port, verdict.client_port);
         }
         Action::ToClient => {
-            (out.src, out.src_port, out.dst_port) = (verdict.address, verdict.port, verdict.client_port)
+            (out.src, out.src_port, out.dst_port) = (verdict.address, verdict.port, verdict.client_port);
         }
         _ => {}
     }

@@ -1,0 +1,143 @@
+//! The model's connections: what is remembered of each, answered or not.
+
+use std::net::SocketAddr;
+
+use super::wire::Protocol;
+
+/// One connection, with the halves of it that the tables hold.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    pub protocol: Protocol,
+    pub client: SocketAddr,
+    /// What the client asked for: a frontend, or for a direct connection the other end itself.
+    pub target: SocketAddr,
+    /// Who answers.
+    pub answerer: SocketAddr,
+    /// The backend's id and generation; `None`: a direct connection under a translated port.
+    pub backend: Option<(u32, u32)>,
+    /// The client's port as the answerer sees it.
+    pub port: u16,
+    /// Made where the client's own link has no program.
+    pub early: bool,
+    /// The sequence number of its SYN.
+    pub isn: u32,
+    /// When its first packet came.
+    pub since_s: u32,
+    /// What is remembered while nobody has answered.
+    pub opening: Option<Opening>,
+    pub forward: Option<Half>,
+    pub reply: Option<Half>,
+}
+
+/// A connection that nobody has answered yet.
+#[derive(Clone, Debug, Default)]
+pub struct Opening {
+    /// Made at the client's own link, for a service that lets connections move.
+    pub moves: bool,
+    /// The backends that it has left.
+    pub tried: Vec<u32>,
+    /// SYNs since it has its backend.
+    pub segments: u8,
+    /// Its backend has refused it, and the client was not told.
+    pub refused: bool,
+}
+
+/// Whose answers are late.
+#[derive(Clone, Debug)]
+pub struct Left {
+    pub protocol: Protocol,
+    pub answerer: SocketAddr,
+    pub seen_client: SocketAddr,
+    pub client: SocketAddr,
+    pub target: SocketAddr,
+    pub backend: (u32, u32),
+    pub early: bool,
+    pub isn: u32,
+    pub since_s: u32,
+    pub seen_s: u32,
+}
+
+/// A SYN with another sequence number under the tuple of an answered connection.
+#[derive(Clone, Debug)]
+pub struct Second {
+    pub client: SocketAddr,
+    pub target: SocketAddr,
+    pub isn: u32,
+    pub seen_s: u32,
+    pub segments: u8,
+    /// Who was asked, and whom it sees asking.
+    pub sent: (SocketAddr, SocketAddr),
+    /// The connection is a direct one: only the client's own link knows it.
+    pub direct: bool,
+}
+
+/// What is remembered of one direction.
+#[derive(Clone, Copy, Debug)]
+pub struct Half {
+    pub state: State,
+    pub seen_s: u32,
+    /// The other half was given away and is due to be written again.
+    pub lost: bool,
+    pub ended: Ended,
+}
+
+/// Which ends of a TCP connection have said that they are done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ended {
+    pub client: bool,
+    pub answerer: bool,
+}
+
+impl Ended {
+    /// What either of the two knew.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self { client: self.client || other.client, answerer: self.answerer || other.answerer }
+    }
+}
+
+/// States only grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    HalfOpen,
+    Open,
+    Stream,
+    Closing,
+    Evicted,
+}
+
+impl Connection {
+    /// The client as the answerer sees it.
+    pub fn seen_client(&self) -> SocketAddr {
+        SocketAddr::new(self.client.ip(), self.port)
+    }
+
+    /// Whether this packet is the client's.
+    pub fn asks(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> bool {
+        self.protocol == protocol && self.forward.is_some() && self.client == src && self.target == dst
+    }
+
+    /// Whether this packet is the answerer's.
+    pub fn answers(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> bool {
+        self.protocol == protocol && self.reply.is_some() && self.answerer == src && self.seen_client() == dst
+    }
+
+    /// Whether a half has been silent for longer than its state allows.
+    pub fn is_silent(&self, half: Half, now_s: u32) -> bool {
+        let limit = match (self.protocol, half.state) {
+            (Protocol::Tcp, State::HalfOpen) => 60,
+            (Protocol::Tcp, State::Open | State::Stream) => 8_100,
+            (Protocol::Udp, State::Stream) => 120,
+            (Protocol::Udp, _) => 30,
+            (Protocol::Tcp, State::Closing | State::Evicted) => 120,
+        };
+        now_s.saturating_sub(half.seen_s) > limit
+    }
+}
+
+impl Connection {
+    /// Whether another connection may have the place of this one's replies: it is over, or silent for too long.
+    pub fn yields(&self, reply: Half, now_s: u32) -> bool {
+        (reply.ended.client && reply.ended.answerer) || self.is_silent(reply, now_s)
+    }
+}

@@ -1,0 +1,303 @@
+//! What the programs have written: the flows, half-open ones and health that the world demands, and those that the maps hold.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Result, ensure};
+use lb_common::abi::{self, Affinity, Flow, FlowKey, HalfOpen, MOST_MOVES, flow_flags, flow_state, half_open_flags};
+
+use super::connection::{Connection, Ended, Half, State};
+use super::tables::{Bytes, number};
+use super::world::{self, World};
+use crate::live::Live;
+
+/// Key of an entry: protocol, source, destination.
+pub type Tuple = (u8, SocketAddr, SocketAddr);
+
+/// A flow entry in the words of the table, for comparison.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub backend: u32,
+    pub seen_s: u32,
+    pub since_s: u32,
+    pub isn: u32,
+    pub address: SocketAddr,
+    pub client_port: u16,
+    pub generation: u16,
+    pub state: u8,
+    pub flags: u8,
+}
+
+/// A half-open entry likewise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HalfEntry {
+    Flow {
+        entry: Entry,
+        tried: [u32; MOST_MOVES],
+        segments: u8,
+        moves: u8,
+        refused: bool,
+    },
+    /// An answer that comes there is late.
+    Left {
+        entry: Entry,
+    },
+    /// Of another connection's SYN only what it asks for matters.
+    Second {
+        isn: u32,
+        seen_s: u32,
+        segments: u8,
+    },
+}
+
+/// All entries of both tables.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Entries {
+    pub flows: BTreeMap<Tuple, Entry>,
+    pub half_open: BTreeMap<Tuple, HalfEntry>,
+}
+
+/// Holds what the maps hold against what the world demands.
+pub fn compare(live: &Live, world: &World) -> Result<()> {
+    let (demanded, held) = (demanded(world), held(live)?);
+    same("flow", &demanded.flows, &held.flows)?;
+    same("half-open flow", &demanded.half_open, &held.half_open)?;
+    for &id in world.backends.keys() {
+        let v6 = world.backends[&id].address.is_ipv6();
+        let held = if v6 { live.life6.health.get(&id, 0)? } else { live.life4.health.get(&id, 0)? };
+        let time = |time_s: u32| (time_s != 0).then_some(time_s);
+        let held = world::Health {
+            generation: held.generation,
+            answered_s: time(held.answered_s),
+            suspect_s: time(held.suspect_s),
+            probe_s: time(held.probe_s),
+            unanswered: held.unanswered,
+        };
+        let about = |health: world::Health| {
+            if health.generation == world.backends[&id].generation { health } else { world::Health::default() }
+        };
+        let demanded = about(world.health.get(&id).copied().unwrap_or_default());
+        let held = world::Health { generation: demanded.generation, ..about(held) };
+        ensure!(held == demanded, "of backend {id} must be known {demanded:?}\n  but is {held:?}");
+    }
+    Ok(())
+}
+
+fn same<E: std::fmt::Debug + PartialEq>(
+    what: &str,
+    demanded: &BTreeMap<Tuple, E>,
+    held: &BTreeMap<Tuple, E>,
+) -> Result<()> {
+    for (tuple, entry) in demanded {
+        let is = held.get(tuple);
+        ensure!(is == Some(entry), "{what} {tuple:?}\n  must be {entry:?}\n  but is  {is:?}");
+    }
+    for (tuple, entry) in held {
+        ensure!(demanded.contains_key(tuple), "{what} {tuple:?} must not be there, but is {entry:?}");
+    }
+    Ok(())
+}
+
+fn demanded(world: &World) -> Entries {
+    let mut entries = Entries::default();
+    for connection in &world.connections {
+        let protocol = number(connection.protocol);
+        let asks = (protocol, connection.client, connection.target);
+        let answers = (protocol, connection.answerer, connection.seen_client());
+        let forward = connection.forward.map(|half| entry(connection, half, connection.answerer, connection.port, 0));
+        let reply = connection
+            .reply
+            .map(|half| entry(connection, half, connection.target, connection.client.port(), flow_flags::REPLY));
+        let Some(opening) = &connection.opening else {
+            entries.flows.extend(forward.map(|entry| (asks, entry)));
+            entries.flows.extend(reply.map(|entry| (answers, entry)));
+            continue;
+        };
+        let mut tried = [0; MOST_MOVES];
+        tried.iter_mut().zip(&opening.tried).for_each(|(place, id)| *place = *id);
+        let moves = u8::try_from(opening.tried.len()).expect("few");
+        let (segments, refused) = (opening.segments, opening.refused);
+        let forward = forward.map(|entry| HalfEntry::Flow { entry, tried, segments, moves, refused });
+        let reply =
+            reply.map(|entry| HalfEntry::Flow { entry, tried: [0; MOST_MOVES], segments: 0, moves: 0, refused: false });
+        entries.half_open.extend(forward.map(|entry| (asks, entry)));
+        entries.half_open.extend(reply.map(|entry| (answers, entry)));
+    }
+    for left in &world.left {
+        let (backend, generation) = left.backend;
+        let entry = Entry {
+            backend,
+            seen_s: left.seen_s,
+            since_s: left.since_s,
+            isn: left.isn,
+            address: left.target,
+            client_port: left.client.port(),
+            generation: u16::try_from(generation & 0xffff).expect("16 bits"),
+            state: flow_state::HALF_OPEN,
+            flags: flow_flags::REPLY | if left.early { flow_flags::EARLY } else { 0 },
+        };
+        entries.half_open.insert((number(left.protocol), left.answerer, left.seen_client), HalfEntry::Left { entry });
+    }
+    for second in &world.seconds {
+        let entry = HalfEntry::Second { isn: second.isn, seen_s: second.seen_s, segments: second.segments };
+        entries.half_open.insert((abi::TCP, second.client, second.target), entry);
+    }
+    entries
+}
+
+fn entry(connection: &Connection, half: Half, address: SocketAddr, client_port: u16, flags: u8) -> Entry {
+    let (backend, generation) = connection.backend.unwrap_or((0, 0));
+    let Ended { client, answerer } = half.ended;
+    let bit = |is: bool, bit: u8| if is { bit } else { 0 };
+    Entry {
+        backend,
+        seen_s: half.seen_s,
+        since_s: connection.since_s,
+        isn: connection.isn,
+        address,
+        client_port,
+        generation: u16::try_from(generation & 0xffff).expect("16 bits"),
+        state: state_number(half.state),
+        flags: flags
+            | bit(connection.early, flow_flags::EARLY)
+            | bit(connection.backend.is_none(), flow_flags::DIRECT)
+            | bit(half.lost, flow_flags::REPLY_LOST)
+            | bit(client, flow_flags::CLIENT_ENDED)
+            | bit(answerer, flow_flags::BACKEND_ENDED),
+    }
+}
+
+fn held(live: &Live) -> Result<Entries> {
+    let mut entries = Entries::default();
+    entries.flows.extend(live.tables4.all_flows()?.iter().map(|(key, flow)| (tuple(key), read(flow))));
+    entries.flows.extend(live.tables6.all_flows()?.iter().map(|(key, flow)| (tuple(key), read(flow))));
+    entries.half_open.extend(live.life4.all_half_open()?.iter().map(|(key, half)| (tuple(key), read_half(half))));
+    entries.half_open.extend(live.life6.all_half_open()?.iter().map(|(key, half)| (tuple(key), read_half(half))));
+    Ok(entries)
+}
+
+fn tuple<const N: usize>(key: &FlowKey<N>) -> Tuple
+where
+    IpAddr: From<[u8; N]>,
+{
+    (key.protocol, SocketAddr::new(key.src.into(), key.src_port), SocketAddr::new(key.dst.into(), key.dst_port))
+}
+
+fn read<const N: usize>(flow: &Flow<N>) -> Entry
+where
+    IpAddr: From<[u8; N]>,
+{
+    Entry {
+        backend: flow.backend,
+        seen_s: flow.seen_s,
+        since_s: flow.since_s,
+        isn: flow.isn,
+        address: SocketAddr::new(flow.address.into(), flow.port),
+        client_port: flow.client_port,
+        generation: flow.generation,
+        state: flow.state,
+        // Counting connections is the schedulers' own matter.
+        flags: flow.flags & !flow_flags::COUNTED,
+    }
+}
+
+fn read_half<const N: usize>(half: &HalfOpen<N>) -> HalfEntry
+where
+    IpAddr: From<[u8; N]>,
+{
+    let entry = read(&half.flow);
+    if half.flags & half_open_flags::LEFT != 0 {
+        return HalfEntry::Left { entry };
+    }
+    if half.flags & half_open_flags::SECOND != 0 {
+        return HalfEntry::Second { isn: entry.isn, seen_s: entry.seen_s, segments: half.segments };
+    }
+    let refused = half.flags & half_open_flags::REFUSED != 0;
+    HalfEntry::Flow { entry, tried: half.tried, segments: half.segments, moves: half.moves, refused }
+}
+
+fn older(time_s: u32, seconds: u32) -> u32 {
+    time_s.saturating_sub(seconds).max(1)
+}
+
+/// Makes everything that the world has seen look older.
+fn age_world(world: &mut World, seconds: u32) {
+    let older = |time_s: u32| older(time_s, seconds);
+    for connection in &mut world.connections {
+        connection.since_s = older(connection.since_s);
+        for half in [&mut connection.forward, &mut connection.reply].into_iter().flatten() {
+            half.seen_s = older(half.seen_s);
+        }
+    }
+    for left in &mut world.left {
+        (left.seen_s, left.since_s) = (older(left.seen_s), older(left.since_s));
+    }
+    for second in &mut world.seconds {
+        second.seen_s = older(second.seen_s);
+    }
+    for health in world.health.values_mut() {
+        for time in [&mut health.answered_s, &mut health.suspect_s, &mut health.probe_s] {
+            *time = time.map(older);
+        }
+    }
+}
+
+/// Makes everything that was seen, in the maps and in the world, look `seconds` older.
+pub fn age(live: &mut Live, world: &mut World, seconds: u32) -> Result<()> {
+    age_world(world, seconds);
+    let older = |time_s: u32| older(time_s, seconds);
+    macro_rules! family {
+        ($tables:ident, $life:ident) => {
+            for (key, flow) in live.$tables.all_flows()? {
+                let flow = Flow { seen_s: older(flow.seen_s), since_s: older(flow.since_s), ..flow };
+                live.$tables.flows.insert(key, flow, 0)?;
+            }
+            for (key, half) in live.$life.all_half_open()? {
+                let flow = Flow { seen_s: older(half.flow.seen_s), since_s: older(half.flow.since_s), ..half.flow };
+                live.$life.half_open.insert(key, HalfOpen { flow, ..half }, 0)?;
+            }
+            for &id in world.backends.keys() {
+                let mut health = live.$life.health.get(&id, 0)?;
+                for time_s in [&mut health.answered_s, &mut health.suspect_s, &mut health.probe_s] {
+                    *time_s = if *time_s == 0 { 0 } else { older(*time_s) };
+                }
+                live.$life.health.set(id, health, 0)?;
+            }
+            for item in live.$life.affinity.iter().collect::<Result<Vec<_>, _>>()? {
+                let (key, affinity) = item;
+                let seen_ds = affinity.seen_ds.saturating_sub(10 * seconds).max(1);
+                live.$life.affinity.insert(key, Affinity { seen_ds, ..affinity }, 0)?;
+            }
+        };
+    }
+    if world.backends.values().any(|backend| backend.address.is_ipv6()) {
+        family!(tables6, life6);
+    } else {
+        family!(tables4, life4);
+    }
+    Ok(())
+}
+
+/// Removes one entry, as the table does that makes room.
+pub fn remove(live: &mut Live, (protocol, src, dst): Tuple, half_open: bool) -> Result<()> {
+    let (src_port, dst_port, pad) = (src.port(), dst.port(), [0; 3]);
+    let (src, dst) = (src.ip(), dst.ip());
+    if src.is_ipv4() {
+        let key = FlowKey { src: src.bytes(), dst: dst.bytes(), src_port, dst_port, protocol, pad };
+        if half_open { live.life4.half_open.remove(&key)? } else { live.tables4.flows.remove(&key)? }
+    } else {
+        let key = FlowKey { src: src.bytes(), dst: dst.bytes(), src_port, dst_port, protocol, pad };
+        if half_open { live.life6.half_open.remove(&key)? } else { live.tables6.flows.remove(&key)? }
+    }
+    Ok(())
+}
+
+fn state_number(state: State) -> u8 {
+    match state {
+        State::HalfOpen => flow_state::HALF_OPEN,
+        State::Open => flow_state::OPEN,
+        State::Stream => flow_state::STREAM,
+        State::Closing => flow_state::CLOSING,
+        State::Evicted => flow_state::EVICTED,
+    }
+}

@@ -1,0 +1,320 @@
+//! A connection that nobody has answered yet: asked again, moved, answered, refused, answered late.
+
+use anyhow::{Result, ensure};
+use lb_common::outcome::Outcome;
+
+use super::connection::{Connection, Ended, Half, Left, Opening, State};
+use super::health::{hears, suspects};
+use super::opening::{settle, usable};
+use super::rules::{Asked, Expected, Fate, Hint, PASS, Turn};
+use super::wire::Protocol;
+use super::world::{Torn, World};
+use crate::live::Hook;
+
+/// How often a connection may be moved.
+const MOST_MOVES: usize = 3;
+/// No window is larger.
+const WINDOW: u32 = 1 << 30;
+
+/// The client sends again.
+pub fn ask(world: &mut World, asked: Asked, at: usize, hint: Hint) -> Result<Turn> {
+    let connection = &world.connections[at];
+    let half = connection.forward.expect("asks by its forward half");
+    if !asked.serves_clients() || (connection.backend.is_none() && !asked.is_clients_link()) {
+        return Ok(Turn::Decided(PASS));
+    }
+    if (asked.opens() && connection.isn != asked.isn()) || connection.is_silent(half, world.now_s) {
+        return Ok(Turn::Anew(Outcome::Selected));
+    }
+    if let Some((id, generation)) = connection.backend {
+        let backend = &world.backends[&id];
+        let keeps = backend.generation == generation && backend.keeps_flows();
+        match asked.protocol {
+            Protocol::Tcp if !keeps => return Ok(Turn::Anew(Outcome::Selected)),
+            Protocol::Udp if !keeps || backend.sheds_udp() => return Ok(Turn::Anew(Outcome::Moved)),
+            _ => {}
+        }
+        if asked.hook == Hook::Xdp && !backend.local {
+            return Ok(Turn::Decided(Expected { outcome: Outcome::HandedToTc, ..PASS }));
+        }
+    }
+    if asked.opens() {
+        let opening = world.connections[at].opening.as_mut().expect("nobody has answered");
+        opening.segments = opening.segments.saturating_add(1);
+        if let Some(expected) = retry(world, asked, at, hint)? {
+            return Ok(Turn::Decided(expected));
+        }
+    }
+    stay(world, asked, at);
+    let connection = &world.connections[at];
+    let outcome = if connection.backend.is_none() { Outcome::DirectTranslated } else { Outcome::Forwarded };
+    Ok(Turn::Decided(asked.to_answerer(connection, outcome, 0)))
+}
+
+/// A SYN or a datagram is remembered in both halves, and heals what is missing; a RST of the client changes nothing.
+fn stay(world: &mut World, asked: Asked, at: usize) {
+    let now_s = world.now_s;
+    let connection = &world.connections[at];
+    let half = connection.forward.expect("asks by its forward half");
+    let datagram = asked.protocol == Protocol::Udp && (half.lost || half.seen_s != now_s);
+    if !asked.opens() && !datagram {
+        return;
+    }
+    let (protocol, answerer, seen_client) = (connection.protocol, connection.answerer, connection.seen_client());
+    // The place of the missing half may be another connection's by now.
+    let other = |found: Option<usize>| found.is_some_and(|other| other != at);
+    let foreign = other(world.answered(protocol, answerer, seen_client))
+        || other(world.answering(protocol, answerer, seen_client))
+        || world
+            .left
+            .iter()
+            .any(|left| (left.protocol, left.answerer, left.seen_client) == (protocol, answerer, seen_client));
+    let connection = &mut world.connections[at];
+    let fresh = Half { seen_s: now_s, lost: false, ..half };
+    connection.forward = Some(fresh);
+    if connection.reply.is_some() || !foreign {
+        connection.reply = Some(fresh);
+    }
+}
+
+/// The backends that it might be moved to. `None`: it may not be.
+fn candidates(world: &World, at: usize) -> Option<Vec<u32>> {
+    let connection = &world.connections[at];
+    let opening = connection.opening.as_ref()?;
+    let service = world.services.get(&(connection.target, connection.protocol))?;
+    if !opening.moves || opening.tried.len() >= MOST_MOVES || !service.retries || service.torn == Torn::Entry {
+        return None;
+    }
+    if service.torn != Torn::Whole {
+        return Some(Vec::new());
+    }
+    let (current, _) = connection.backend?;
+    let mut all = usable(world, service);
+    all.retain(|id| *id != current && !opening.tried.contains(id));
+    Some(all)
+}
+
+/// Whether the same SYN, sent again, went to another backend; the result says to which.
+fn retry(world: &mut World, asked: Asked, at: usize, hint: Hint) -> Result<Option<Expected>> {
+    if !asked.is_clients_link() {
+        return Ok(None);
+    }
+    let Some(candidates) = candidates(world, at) else { return Ok(None) };
+    let connection = world.connections[at].clone();
+    if hint.dst == connection.answerer {
+        // So few members are all looked at.
+        ensure!(candidates.is_empty(), "not moved, though {candidates:?} are untried");
+        return Ok(None);
+    }
+    let shunned = |id: &u32| world.health(*id).suspect_s.is_some();
+    let proven = |id: &u32| {
+        let answered_s = world.health(*id).answered_s;
+        !shunned(id) && answered_s.is_some_and(|answered_s| world.now_s.saturating_sub(answered_s) <= 30)
+    };
+    let best = |is: &dyn Fn(&u32) -> bool| candidates.iter().any(is);
+    let Some(&chosen) = candidates.iter().find(|id| world.backends[id].address == hint.dst) else {
+        anyhow::bail!("moved to {}, which is none of the untried {candidates:?}", hint.dst);
+    };
+    ensure!(proven(&chosen) || !best(&proven), "moved to {chosen}, though another one answered lately");
+    ensure!(
+        !shunned(&chosen) || best(&shunned) && candidates.iter().all(shunned),
+        "moved to {chosen}, which is suspect"
+    );
+    let service = world.services[&(connection.target, connection.protocol)].id;
+    let before = connection.backend.expect("a service's");
+    let left = Left {
+        protocol: connection.protocol,
+        answerer: connection.answerer,
+        seen_client: connection.seen_client(),
+        client: connection.client,
+        target: connection.target,
+        backend: before,
+        early: connection.early,
+        isn: connection.isn,
+        since_s: connection.since_s,
+        seen_s: connection.forward.expect("asks").seen_s,
+    };
+    let opening = connection.opening.clone().expect("nobody has answered");
+    let mut tried = opening.tried;
+    tried.push(before.0);
+    let backend = &world.backends[&chosen];
+    let moved = Connection {
+        answerer: backend.address,
+        backend: Some((chosen, backend.generation)),
+        port: connection.client.port(),
+        opening: Some(Opening { tried, segments: 1, refused: false, moves: opening.moves }),
+        forward: None,
+        reply: None,
+        ..connection
+    };
+    world.connections.remove(at);
+    let made = settle(world, moved, false, hint)?;
+    // Another connection may have the place of the answers' half by now.
+    let (protocol, tuple) = (left.protocol, (left.answerer, left.seen_client));
+    let here = |other: &Left| other.protocol == protocol && (other.answerer, other.seen_client) == tuple;
+    let own = |other: &Left| (other.client, other.target) == (left.client, left.target);
+    let taken = world.answering(protocol, tuple.0, tuple.1).is_some()
+        || world.left.iter().any(|other| here(other) && !own(other));
+    if !taken {
+        world.left.retain(|other| !here(other));
+        world.left.push(left);
+    }
+    let expected = asked.to_answerer(&made, Outcome::Retried, service);
+    Ok(Some(expected))
+}
+
+/// A backend's packet on a connection that awaits one.
+pub fn answer(world: &mut World, asked: Asked, at: usize, hint: Hint) -> Result<Expected> {
+    let connection = &world.connections[at];
+    let half = connection.reply.expect("answers by its reply half");
+    let Some(early) = asked.sees_answers(connection.early) else { return Ok(PASS) };
+    if connection.is_silent(half, world.now_s) {
+        world.connections.remove(at);
+        return Ok(PASS);
+    }
+    let backend = connection.backend.map_or(0, |(id, _)| id);
+    if let Some((id, generation)) = connection.backend {
+        let record = &world.backends[&id];
+        if record.generation != generation || !record.keeps_flows() {
+            return Ok(asked.evicted(backend));
+        }
+    }
+    let replied = Expected {
+        fate: Fate::Rewrite { src: connection.target, dst: connection.client, routed: early },
+        outcome: Outcome::Replied,
+        backend,
+        ..PASS
+    };
+    if asked.protocol == Protocol::Tcp {
+        if asked.acknowledgement != connection.isn.wrapping_add(1) {
+            return Ok(replied); // Of another attempt, or forged: the client judges.
+        }
+        if !asked.accepts() {
+            return refused(world, at, hint, replied);
+        }
+    }
+    match promote(world, at, State::Open, true) {
+        Some(mut notes) => {
+            if backend != 0 {
+                notes.extend(hears(world, backend));
+            }
+            Ok(Expected { notes, ..replied })
+        }
+        None => Ok(late(asked, backend)),
+    }
+}
+
+/// The backend has refused.
+fn refused(world: &mut World, at: usize, hint: Hint, replied: Expected) -> Result<Expected> {
+    let Some((id, _)) = world.connections[at].backend else {
+        world.connections.remove(at);
+        return Ok(replied);
+    };
+    let notes = suspects(world, id);
+    let fit = |world: &World, id: &u32| world.health(*id).suspect_s.is_none();
+    let mut candidates = if world.connections[at].forward.is_some() { candidates(world, at) } else { None };
+    if let Some(candidates) = &mut candidates {
+        candidates.retain(|id| fit(world, id));
+    }
+    let withhold = candidates.as_ref().is_some_and(|some| !some.is_empty());
+    ensure!(hint.dropped == withhold, "withheld: {}, and {candidates:?} could take it", hint.dropped);
+    if hint.dropped {
+        let connection = &mut world.connections[at];
+        connection.opening.as_mut().expect("nobody has answered").refused = true;
+        let service = world.services[&(connection.target, connection.protocol)].id;
+        let outcome = Outcome::WithheldRefusal;
+        return Ok(Expected { fate: Fate::Drop, outcome, service, backend: replied.backend, notes });
+    }
+    world.connections.remove(at);
+    Ok(Expected { notes, ..replied })
+}
+
+/// The answer of a backend that its connection has left.
+pub fn answer_left(world: &mut World, asked: Asked, at: usize) -> Expected {
+    let left = &world.left[at];
+    if asked.sees_answers(left.early).is_none() {
+        return PASS;
+    }
+    if world.now_s.saturating_sub(left.seen_s) > 60 {
+        world.left.remove(at);
+        return PASS;
+    }
+    late(asked, left.backend.0)
+}
+
+fn late(asked: Asked, backend: u32) -> Expected {
+    let fate = if asked.accepts() { Fate::Refuse } else { Fate::Drop };
+    Expected { fate, outcome: Outcome::RefusedLate, backend, ..PASS }
+}
+
+/// A client's segment without SYN on a connection whose answer no hook has seen. `None`: on no such connection.
+pub fn unseen(world: &mut World, asked: Asked, service: u32) -> Option<Expected> {
+    let at = world.asking(asked.protocol, asked.src, asked.dst)?;
+    let connection = &world.connections[at];
+    let half = connection.forward.expect("asks by its forward half");
+    let distance = asked.sequence.wrapping_sub(connection.isn.wrapping_add(1));
+    if distance > WINDOW || connection.is_silent(half, world.now_s) {
+        return None;
+    }
+    let (id, generation) = connection.backend?;
+    let backend = &world.backends[&id];
+    if backend.generation != generation || !backend.keeps_flows() {
+        return Some(asked.refuse(Outcome::Evicted, service, 0));
+    }
+    if asked.hook == Hook::Xdp && !backend.local {
+        return Some(Expected { outcome: Outcome::HandedToTc, ..PASS });
+    }
+    let state = if asked.closes() { State::Closing } else { State::Open };
+    let notes = promote(world, at, state, false)?;
+    let at = world.asked(asked.protocol, asked.src, asked.dst).expect("promoted");
+    let ended = asked.ended(true);
+    let connection = &mut world.connections[at];
+    for half in [&mut connection.forward, &mut connection.reply].into_iter().flatten() {
+        half.ended = ended;
+    }
+    Some(Expected { notes, ..asked.to_answerer(connection, Outcome::Forwarded, 0) })
+}
+
+/// The connection is an answered one from now on. `None`: its tuple is another live one's, or it is with another backend meanwhile.
+fn promote(world: &mut World, at: usize, state: State, by_answer: bool) -> Option<Vec<(u32, Outcome)>> {
+    let now_s = world.now_s;
+    let connection = world.connections[at].clone();
+    let (protocol, client, target) = (connection.protocol, connection.client, connection.target);
+    let (answerer, seen_client) = (connection.answerer, connection.seen_client());
+    if by_answer && connection.forward.is_none() && world.asking(protocol, client, target).is_some() {
+        return None; // Under the client's tuple stands another attempt.
+    }
+    let mut fresh = true;
+    if let Some(before) = world.asked(protocol, client, target) {
+        let other = &world.connections[before];
+        let ours = other.answerer == answerer && other.seen_client() == seen_client;
+        if !ours && !other.yields(other.forward.expect("asks"), now_s) {
+            return None;
+        }
+        fresh = !ours;
+        world.connections[before].forward = None;
+    }
+    if let Some(before) = world.answered(protocol, answerer, seen_client) {
+        world.connections[before].reply = None;
+    }
+    let connection = &mut world.connections[at];
+    let known = by_answer && connection.forward.is_some();
+    let half = Half { state, seen_s: now_s, lost: false, ended: Ended::default() };
+    (connection.forward, connection.reply) = (Some(half), Some(half));
+    let opening = connection.opening.take().unwrap_or_default();
+    let (since_s, of_service) = (connection.since_s, connection.backend.is_some());
+    if protocol == Protocol::Tcp {
+        world.seconds.retain(|second| (second.client, second.target) != (client, target));
+    }
+    world.tidy();
+    let mut notes = Vec::new();
+    if known && fresh && of_service {
+        for id in opening.tried {
+            // It has answered nobody since: another one did what it left undone.
+            if world.health(id).answered_s.is_none_or(|answered_s| answered_s < since_s) {
+                notes.extend(suspects(world, id));
+            }
+        }
+    }
+    Some(notes)
+}
