@@ -171,6 +171,8 @@ pub mod service_flags {
     pub const OUTSIDE_LOCAL: u8 = 16;
     /// Connections that nobody answers stay with their backend, and refusals are passed at once.
     pub const NO_RETRY: u8 = 32;
+    /// Clients inside are served by the endpoints of this node alone (`internalTrafficPolicy: Local`).
+    pub const INSIDE_LOCAL: u8 = 64;
 }
 
 /// Values of [`Service::kind`].
@@ -292,6 +294,10 @@ pub mod backend_flags {
     pub const SERVING: u8 = 2;
     /// Its active checks fail: no new flows, no probe.
     pub const QUARANTINED: u8 = 4;
+    /// It takes new flows of the set of the whole cluster.
+    pub const IN_CLUSTER_SET: u8 = 8;
+    /// It takes new flows of this node's set.
+    pub const IN_LOCAL_SET: u8 = 16;
 }
 
 /// Key of `flows4` / `flows6`: the tuple as it stands in the packet before it is rewritten.

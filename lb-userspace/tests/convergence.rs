@@ -320,3 +320,28 @@ proptest! {
         prop_assert_eq!(run.dump(), "");
     }
 }
+
+/// Two services exchange frontends, and a write of the first fails: what the other kept for it goes all the same.
+#[test]
+fn services_that_exchange_frontends_while_a_write_fails_leave_nothing_behind() {
+    let shape =
+        |address, external| ServiceShape { address, dual: false, ports: 1, affinity: false, external, policies: 0 };
+    for fails_after in 0..10 {
+        let mut run = Run::new(None);
+        for step in [
+            Step::Service(1, Some(shape(0, 10))),
+            Step::Service(0, Some(shape(0, 0))),
+            Step::Sync,
+            Step::Service(0, Some(shape(1, 10))),
+            Step::Fail(fails_after),
+            Step::Sync,
+        ] {
+            run.step(&step);
+        }
+        run.settle();
+        let mut fresh = Run::new(None);
+        fresh.snapshot = run.snapshot.clone();
+        fresh.settle();
+        assert_eq!(timeless(&run.dump()), timeless(&fresh.dump()), "the write after {fails_after} others fails");
+    }
+}

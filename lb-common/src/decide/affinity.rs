@@ -1,7 +1,8 @@
 //! Client affinity: the backend that a client had last, while it is remembered.
 
 use super::{Now, Tables};
-use crate::abi::{Affinity, AffinityKey, Service, affinity_tag};
+use crate::abi::{Affinity, AffinityKey, Backend, Service, affinity_tag, backend_flags, service_flags};
+use crate::state;
 
 /// The backend that this client had last, if its time is not over. Whether it still takes new flows is for the caller to see.
 #[inline(always)]
@@ -14,6 +15,20 @@ pub fn recall<const N: usize, T: Tables<N>>(
     let affinity = tables.affinity(key)?;
     let age_ds = now.ds.saturating_sub(affinity.seen_ds);
     (age_ds <= service.affinity_timeout_s.saturating_mul(10)).then_some(affinity)
+}
+
+/// Whether the backend of an affinity still is the one that was meant, and of the set that serves clients inside. Whether it is suspect
+/// is for the caller to see.
+///
+/// A set may be left without a change of state: by hints, by a policy, or as others become ready.
+#[inline(always)]
+pub fn holds<const N: usize>(affinity: &Affinity, service: &Service, backend: &Backend<N>, now: Now) -> bool {
+    let is_local = service.flags & service_flags::INSIDE_LOCAL != 0;
+    let set = if is_local { backend_flags::IN_LOCAL_SET } else { backend_flags::IN_CLUSTER_SET };
+    backend.generation == affinity.generation
+        && backend.service == service.id
+        && backend.flags & (set | backend_flags::QUARANTINED) == set
+        && state::keeps_flows(backend, now.ds)
 }
 
 /// Remembers the backend of a new connection.

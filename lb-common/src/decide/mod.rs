@@ -26,7 +26,7 @@ mod tables;
 mod vip;
 mod work;
 
-pub use affinity::{recall, remember};
+pub use affinity::{holds, recall, remember};
 pub use beside::{concerns, later_fragment, malformed, stray_fragment};
 pub use client::Client;
 pub use entries::pair_key;

@@ -53,10 +53,10 @@ fn least_connections<const N: usize, T: Tables<N>>(tables: &mut T, base: u32, co
 /// counts as idle: whoever asks for the position looks at the slot again.
 #[inline(always)]
 fn load_at<const N: usize, T: Tables<N>>(tables: &mut T, index: u32) -> u64 {
-    let Some(slot) = tables.slot(index) else { return 1 << 16 | 1 };
+    let Some(slot) = tables.slot(index) else { return (1 << 16) | 1 };
     let weight = tables.backend(slot.backend).map_or(1, |backend| backend.weight).max(1);
     let connections = tables.health(slot.backend, slot.backend_generation).map_or(0, |health| health.connections);
-    (u64::from(connections) + 1) << 16 | u64::from(weight)
+    ((u64::from(connections) + 1) << 16) | u64::from(weight)
 }
 
 #[inline(always)]

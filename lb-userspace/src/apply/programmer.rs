@@ -204,6 +204,14 @@ impl<S: Store> Programmer<S> {
             }
         }
         self.change(removed.into_iter().map(Subject::Service), run);
+        // One whose write failed just now takes over what it did not get, and its losers come after it.
+        let takers: Vec<PortKey> = others.iter().filter(|key| !self.losers(key).is_empty()).cloned().collect();
+        for key in takers {
+            let losers = self.losers(&key);
+            others.remove(&key);
+            self.change([Subject::Service(key)], run);
+            others.extend(losers.into_iter().filter(|loser| self.desired().services.contains_key(loser)));
+        }
         self.change(others.into_iter().map(Subject::Service), run);
         for key in planned {
             if let Some(wanted) = self.planner.desired().services.get(&key) {

@@ -101,6 +101,7 @@ fn full(what: impl fmt::Display, map: &str, capacity: u32) -> Refusal {
 struct Selected {
     id: BackendId,
     generation: u32,
+    address: SocketAddr,
     endpoint: DesiredEndpoint,
 }
 
@@ -151,7 +152,7 @@ impl Draft<'_> {
             if let (Some((id, generation)), Some(endpoint)) =
                 (stays, endpoint.filter(|listed| is_selected(Some(*listed))))
             {
-                selected.push(Selected { id, generation, endpoint });
+                selected.push(Selected { id, generation, address, endpoint });
             }
         }
         self.retire_superseded();

@@ -6,8 +6,8 @@ use super::*;
 use crate::{
     maps::from_chars,
     model::{
-        Endpoint, Exposure, ObjectName, Protocol, Service as ModelService, ServicePort, Slice, SlicePort, Snapshot,
-        TrafficPolicy,
+        Endpoint, Exposure, ObjectName, Protocol, Scheduler, Service as ModelService, ServicePort, Slice, SlicePort,
+        Snapshot, TrafficPolicy,
     },
     plan::{Capacities, Frontend, Kind, NodeFacts, Range, Use, plan},
 };
@@ -87,7 +87,7 @@ fn a_new_service_is_written_from_its_name_to_its_entry() {
     let record = BackendRecord {
         address: "10.0.0.1:8080".parse().unwrap(),
         state: backend_state::ACTIVE,
-        flags: abi::backend_flags::SERVING,
+        flags: abi::backend_flags::SERVING | abi::backend_flags::IN_CLUSTER_SET,
         generation: 1,
         service: 1,
         deadline_ds: 0,
@@ -246,4 +246,55 @@ fn networks_and_addresses_without_room_are_refused_by_name() {
     let address = *desired.vips.keys().next().unwrap();
     let refusal = diff_vip(address, &desired, &Book::new(Capacities { vips4: 0, ..Capacities::all(9) })).unwrap_err();
     assert!(refusal.object.contains(&address.to_string()) && refusal.reason.contains("map vips4 is full"), "{refusal}");
+}
+
+/// The plan of these endpoints under a scheduler.
+fn scheduled(endpoints: &[&str], scheduler: Scheduler) -> Desired {
+    plan(&snapshot(endpoints), &NodeFacts::default(), &PlanSettings { scheduler, ..PlanSettings::default() })
+}
+
+fn write(desired: &Desired, book: &mut Book) {
+    let ops = ops_for(desired, book).unwrap();
+    record_all(book, &ops);
+}
+
+#[test]
+fn another_scheduler_over_the_same_slots_rewrites_the_entry_alone() {
+    let mut book = Book::new(Capacities::all(2_000));
+    write(&scheduled(&["10.0.0.1", "10.0.0.2"], Scheduler::Random), &mut book);
+    for scheduler in [Scheduler::RoundRobin, Scheduler::LeastConnections, Scheduler::SourceHash, Scheduler::Weighted] {
+        let desired = scheduled(&["10.0.0.1", "10.0.0.2"], scheduler);
+        let ops = ops_for(&desired, &book).unwrap();
+        let [Op::WriteFrontend { entry, .. }] = ops.as_slice() else { panic!("{scheduler}: {ops:?}") };
+        assert_eq!(entry.scheduler, scheduler.number());
+        record_all(&mut book, &ops);
+    }
+}
+
+#[test]
+fn an_endpoint_of_a_maglev_service_costs_one_table_and_nothing_else_does() {
+    let mut book = Book::new(Capacities::all(2_000));
+    let two = scheduled(&["10.0.0.1", "10.0.0.2"], Scheduler::Maglev);
+    write(&two, &mut book);
+    assert_eq!(ops_for(&two, &book).unwrap(), []);
+    let mut drained = two.clone();
+    drained.services.values_mut().for_each(|service| service.affinity_timeout_s = 99);
+    assert!(matches!(ops_for(&drained, &book).unwrap().as_slice(), [Op::WriteFrontend { .. }]));
+    let ops = ops_for(&scheduled(&["10.0.0.1", "10.0.0.2", "10.0.0.3"], Scheduler::Maglev), &book).unwrap();
+    let [Op::WriteBackend { .. }, Op::WriteSlots { slots, .. }, Op::WriteFrontend { entry, .. }] = ops.as_slice()
+    else {
+        panic!("{ops:?}");
+    };
+    assert_eq!((slots.len(), entry.slot_count), (251, 251));
+}
+
+#[test]
+fn a_table_without_room_is_refused_as_a_whole() {
+    let mut book = Book::new(Capacities { slots: 253, ..Capacities::all(20) });
+    let random = scheduled(&["10.0.0.1", "10.0.0.2"], Scheduler::Random);
+    write(&random, &mut book);
+    write(&scheduled(&["10.0.0.1", "10.0.0.2"], Scheduler::Maglev), &mut book);
+    // The one before rests, and two do not fit.
+    let refusal = ops_for(&scheduled(&["10.0.0.1"], Scheduler::Maglev), &book).unwrap_err();
+    assert!(refusal.reason.contains("map slots is full (253 elements)"), "{refusal}");
 }

@@ -131,7 +131,8 @@ pub(super) fn use_of(service: &Service, kind: Kind) -> Use {
     let set = |policy| if policy == TrafficPolicy::Local { Set::Local } else { Set::Cluster };
     if kind == Kind::ClusterIp {
         let set = set(service.internal_policy);
-        return Use { kind, inside: set, outside: set, flags: 0 };
+        let flags = if set == Set::Local { service_flags::INSIDE_LOCAL } else { 0 };
+        return Use { kind, inside: set, outside: set, flags };
     }
     let outside = set(service.external_policy);
     let flags = if outside == Set::Local { service_flags::OUTSIDE_LOCAL } else { 0 };

@@ -54,7 +54,7 @@ fn leave(record: &BackendRecord, drain_period: Duration, now: Monotonic) -> Step
     if record.deadline_ds != 0 {
         deadline_ds = deadline_ds.min(record.deadline_ds);
     }
-    Step::Write(BackendRecord { state: backend_state::DRAINING, deadline_ds, ..*record })
+    Step::Write(record.draining(deadline_ds))
 }
 
 fn stay(record: &BackendRecord, wanted: DesiredEndpoint, now: Monotonic, settings: &PlanSettings) -> Step {
@@ -99,9 +99,11 @@ pub fn describe(
     // One that takes new flows all the same, as all of its set are quarantined, is not to be avoided by the programs either.
     let is_kept_out = wanted.mark == Mark::Quarantined && !wanted.is_in(Set::Cluster) && !wanted.is_in(Set::Local);
     let quarantined = if is_kept_out { backend_flags::QUARANTINED } else { 0 };
+    let in_cluster_set = if wanted.is_in(Set::Cluster) { backend_flags::IN_CLUSTER_SET } else { 0 };
+    let in_local_set = if wanted.is_in(Set::Local) { backend_flags::IN_LOCAL_SET } else { 0 };
     BackendRecord {
         state,
-        flags: local | serving | quarantined,
+        flags: local | serving | quarantined | in_cluster_set | in_local_set,
         deadline_ds,
         uid_hash: if wanted.uid_hash == 0 { record.uid_hash } else { wanted.uid_hash },
         weight: wanted.weight,

@@ -9,7 +9,7 @@ fn record(state: u8, deadline_s: u32) -> BackendRecord {
     BackendRecord {
         address: "10.0.0.1:80".parse().unwrap(),
         state,
-        flags: 0,
+        flags: if state == backend_state::ACTIVE { backend_flags::IN_CLUSTER_SET } else { 0 },
         generation: 7,
         service: 3,
         deadline_ds: deadline_s * 10,

@@ -9,6 +9,7 @@ mod diff;
 mod endpoints;
 mod frontends;
 mod ids;
+mod layout;
 mod life;
 mod marks;
 mod op;

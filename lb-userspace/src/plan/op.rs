@@ -35,6 +35,9 @@ pub struct BackendRecord {
     pub weight: u16,
 }
 
+/// Flags of a backend that takes new flows.
+const IN_SETS: u8 = abi::backend_flags::IN_CLUSTER_SET | abi::backend_flags::IN_LOCAL_SET;
+
 impl BackendRecord {
     /// The same backend after its end: no flow of its generation is forwarded any more. One that was terminating keeps its
     /// deadline: as long as the API lists it, it has had its time.
@@ -42,7 +45,13 @@ impl BackendRecord {
     pub fn gone(self) -> Self {
         let generation = next_generation(self.generation);
         let deadline_ds = if self.state == abi::backend_state::TERMINATING { self.deadline_ds } else { 0 };
-        Self { state: abi::backend_state::GONE, deadline_ds, generation, ..self }
+        Self { state: abi::backend_state::GONE, flags: self.flags & !IN_SETS, deadline_ds, generation, ..self }
+    }
+
+    /// The same backend after it left every slice.
+    #[must_use]
+    pub fn draining(self, deadline_ds: u32) -> Self {
+        Self { state: abi::backend_state::DRAINING, flags: self.flags & !IN_SETS, deadline_ds, ..self }
     }
 
     /// True if `now` is at or after the deadline.

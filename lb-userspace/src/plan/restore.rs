@@ -90,7 +90,7 @@ fn use_of(entry: &abi::Service) -> Use {
     let set = |flag: u8| if entry.flags & flag == 0 { Set::Cluster } else { Set::Local };
     Use {
         kind: Kind::from_number(entry.kind),
-        inside: set(abi::service_flags::DROP_IF_EMPTY),
+        inside: set(abi::service_flags::INSIDE_LOCAL),
         outside: set(abi::service_flags::OUTSIDE_LOCAL),
         flags: entry.flags,
     }

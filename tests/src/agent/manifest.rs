@@ -139,6 +139,8 @@ pub struct Service {
     pub external: External,
     /// Names without the prefix `ballast.dev/`, and values.
     pub annotations: Vec<(&'static str, String)>,
+    /// Seconds of client affinity; 0: none.
+    pub affinity_s: u32,
 }
 
 impl Service {
@@ -162,6 +164,7 @@ impl Service {
             endpoints,
             external: External::default(),
             annotations: Vec::new(),
+            affinity_s: 0,
         }
     }
 
@@ -170,6 +173,12 @@ impl Service {
     pub fn annotated(mut self, name: &'static str, value: &str) -> Self {
         self.annotations.push((name, value.to_owned()));
         self
+    }
+
+    /// The same service with client affinity.
+    #[must_use]
+    pub fn remembering(self, affinity_s: u32) -> Self {
+        Self { affinity_s, ..self }
     }
 
     /// The same service, reached by more.
@@ -198,6 +207,10 @@ impl Service {
         })];
         for (name, value) in &self.annotations {
             documents[0]["metadata"]["annotations"][format!("ballast.dev/{name}")] = json!(value);
+        }
+        if self.affinity_s != 0 {
+            documents[0]["spec"]["sessionAffinity"] = json!("ClientIP");
+            documents[0]["spec"]["sessionAffinityConfig"] = json!({"clientIP": {"timeoutSeconds": self.affinity_s}});
         }
         self.external.write(&mut documents[0]);
         for (family, suffix) in [("IPv4", "4"), ("IPv6", "6")] {

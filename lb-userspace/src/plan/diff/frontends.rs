@@ -7,10 +7,14 @@ use lb_common::abi::{self, service_flags};
 use super::{Draft, Selected, full_for};
 use crate::{
     model::{Family, Refusal},
-    plan::{BackendId, Desired, DesiredService, Frontend, Op, Range, Ranges, Set, Use, restore::ranges_of},
+    plan::{
+        BackendId, Desired, DesiredService, Frontend, Op, Range, Ranges, Set, Use,
+        layout::{Member, layout},
+        restore::ranges_of,
+    },
 };
 
-/// What the slots of one set hold: ids and generations of backends.
+/// What the slots of one set hold, one after the other: ids and generations of backends.
 type Targets = Vec<(BackendId, u32)>;
 
 impl Draft<'_> {
@@ -31,8 +35,8 @@ impl Draft<'_> {
             // A set that no frontend uses takes no slots.
             let used: BTreeSet<Set> = frontends.values().flat_map(|uses| [uses.inside, uses.outside]).collect();
             let of_set = |set: Set| {
-                let targets = selected.iter().filter(|one| one.id.family == family && one.endpoint.is_in(set));
-                (set, targets.map(|one| (one.id, one.generation)).collect::<Targets>())
+                let of_set = selected.iter().filter(|one| one.id.family == family && one.endpoint.is_in(set));
+                (set, targets(wanted, of_set))
             };
             let sets: BTreeMap<Set, Targets> = used.into_iter().map(of_set).collect();
             let (ranges, generation) = if let Some(written) = self.written(&frontends, &sets) {
@@ -167,6 +171,19 @@ impl Draft<'_> {
         }
         Ok(())
     }
+}
+
+fn targets<'s>(wanted: &DesiredService, of_set: impl Iterator<Item = &'s Selected>) -> Targets {
+    let member = |one: &Selected| Member {
+        id: one.id,
+        generation: one.generation,
+        address: one.address,
+        weight: one.endpoint.weight,
+    };
+    let members: Vec<Member> = of_set.map(member).collect();
+    let indices = layout(wanted.scheduler, wanted.maglev_size, &members);
+    let member = |index: &u32| members.get(*index as usize).map(|member| (member.id, member.generation));
+    indices.iter().filter_map(member).collect()
 }
 
 fn put(ranges: &mut Ranges, set: Set, range: Range) {

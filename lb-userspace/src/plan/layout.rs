@@ -1,0 +1,144 @@
+//! What the slots of a set hold: its backends once each, as often as their weights ask, or as a Maglev table.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::BackendId;
+use crate::model::{MAGLEV_SIZES, Scheduler};
+
+/// So many slots that no backend of a Maglev table has 5 % more of them than its share: at least this many for each.
+const MAGLEV_SLOTS_EACH: u32 = 20;
+/// Slots of a weighted set: as many as the weights ask, but not more than the larger of these two. Weights that ask for more are
+/// rounded, to less than half a percent.
+const WEIGHTED_SLOTS: u64 = 240;
+const WEIGHTED_SLOTS_EACH: u64 = 16;
+
+/// A backend of a set: it takes new flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Member {
+    pub id: BackendId,
+    pub generation: u32,
+    pub address: SocketAddr,
+    /// Never 0.
+    pub weight: u16,
+}
+
+/// What the slots hold, as indices into `members`, which are in the order of their addresses.
+///
+/// It depends on addresses, ports and weights alone, so that every node comes to the same.
+pub(super) fn layout(scheduler: Scheduler, maglev_size: Option<u32>, members: &[Member]) -> Vec<u32> {
+    let once = || (0..count(members)).collect();
+    match scheduler {
+        Scheduler::Weighted => weighted(members),
+        Scheduler::Maglev => table_size(count(members), maglev_size).map_or_else(once, |size| maglev(members, size)),
+        Scheduler::Random | Scheduler::RoundRobin | Scheduler::LeastConnections | Scheduler::SourceHash => once(),
+    }
+}
+
+fn count(members: &[Member]) -> u32 {
+    u32::try_from(members.len()).unwrap_or(u32::MAX)
+}
+
+/// The size of the Maglev table of so many endpoints: the one that is asked for, or the next that holds them. `None`: no table, as
+/// there is no endpoint, or more of them than any table holds.
+pub(super) fn table_size(endpoints: u32, asked: Option<u32>) -> Option<u32> {
+    let [.., largest] = MAGLEV_SIZES;
+    let by_count = || MAGLEV_SIZES.into_iter().find(|size| endpoints <= size / MAGLEV_SLOTS_EACH).unwrap_or(largest);
+    let wanted = asked.unwrap_or_else(by_count);
+    MAGLEV_SIZES.into_iter().find(|size| endpoints > 0 && *size >= wanted && *size >= endpoints)
+}
+
+/// Each as often as its weight asks, as far apart as can be.
+fn weighted(members: &[Member]) -> Vec<u32> {
+    let shares = shares(members);
+    // The k-th turn of a backend comes when (k + 1/2) / share of the whole has passed.
+    let turns = (0..).zip(&shares).flat_map(|(index, share)| (0..*share).map(move |k| (2 * k + 1, *share, index)));
+    let mut turns: Vec<(u64, u64, u32)> = turns.collect();
+    turns.sort_unstable_by(|(a, of_a, one), (b, of_b, other)| (a * of_b, one).cmp(&(b * of_a, other)));
+    turns.into_iter().map(|(_, _, index)| index).collect()
+}
+
+/// How many slots each gets: never none, in proportion to its weight.
+fn shares(members: &[Member]) -> Vec<u64> {
+    let weights = || members.iter().map(|member| u64::from(member.weight.max(1)));
+    let common = weights().fold(0, gcd).max(1);
+    let sum: u64 = weights().sum::<u64>() / common;
+    let room = WEIGHTED_SLOTS.max(WEIGHTED_SLOTS_EACH * u64::from(count(members)));
+    if sum <= room {
+        return weights().map(|weight| weight / common).collect();
+    }
+    weights().map(|weight| ((2 * weight / common * room + sum) / (2 * sum)).max(1)).collect()
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// The table of section 3.4 of "Maglev: A Fast and Reliable Software Network Load Balancer" (NSDI 2016): each backend has an order of
+/// its own in which it prefers the slots, and in turn takes the first one that is free. With weights, a backend has a turn in as
+/// many rounds as its share of the largest weight.
+fn maglev(members: &[Member], size: u32) -> Vec<u32> {
+    const FREE: u32 = u32::MAX;
+    let mut preferences: Vec<Preference> = members.iter().map(|member| Preference::new(member.address, size)).collect();
+    let largest = members.iter().map(|member| u64::from(member.weight)).max().unwrap_or(1).max(1);
+    let mut table = vec![FREE; size as usize];
+    let mut left = size;
+    for round in 0_u64.. {
+        for ((index, preference), member) in (0..).zip(&mut preferences).zip(members) {
+            let weight = u64::from(member.weight.max(1));
+            // In the first round everybody has one.
+            if ((round + 1) * weight).div_ceil(largest) == (round * weight).div_ceil(largest) {
+                continue;
+            }
+            // There is a free one: every slot comes up once in `size` steps, as the size is a prime.
+            let slot = loop {
+                let slot = preference.next(size) as usize;
+                if table[slot] == FREE {
+                    break slot;
+                }
+            };
+            table[slot] = index;
+            left -= 1;
+            if left == 0 {
+                return table;
+            }
+        }
+    }
+    table
+}
+
+/// The order in which a backend prefers the slots.
+struct Preference {
+    slot: u32,
+    skip: u32,
+}
+
+impl Preference {
+    fn new(address: SocketAddr, size: u32) -> Self {
+        let below = |hash: u64, bound: u32| u32::try_from(hash % u64::from(bound)).unwrap_or_default();
+        Self { slot: below(hash(address, 1), size), skip: below(hash(address, 2), size - 1) + 1 }
+    }
+
+    fn next(&mut self, size: u32) -> u32 {
+        let slot = self.slot;
+        self.slot = (slot + self.skip) % size;
+        slot
+    }
+}
+
+/// FNV-1a over address and port, then the finalizer of `SplitMix64`. It must never change: nodes of different builds share clients.
+fn hash(address: SocketAddr, seed: u8) -> u64 {
+    let octets = match address.ip() {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    };
+    let bytes = [seed].into_iter().chain(octets).chain(address.port().to_be_bytes());
+    let fnv =
+        bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    let mixed = (fnv ^ (fnv >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+#[cfg(test)]
+#[path = "layout_tests.rs"]
+mod tests;
