@@ -55,6 +55,11 @@ where
             count::outcome(Outcome::HandedToTc, Counter::Packet);
             return XDP_PASS;
         }
+        // Nor does XDP swap addresses, which a backend that is its own client needs.
+        Action::ToBackend if verdict.hairpin => {
+            count::outcome(Outcome::HandedToTc, Counter::Packet);
+            return XDP_PASS;
+        }
         Action::Drop | Action::ToBackend => {}
     }
     count::packet(work, hook::XDP, ifindex, work.packet.length);

@@ -150,6 +150,7 @@ where
         let counted = match verdict.action {
             Action::Pass if xdp && verdict.outcome == Outcome::Passed => None,
             Action::Pass | Action::Refuse | Action::ToClient if xdp => Some(Outcome::HandedToTc),
+            Action::ToBackend if xdp && verdict.hairpin => Some(Outcome::HandedToTc),
             _ => Some(verdict.outcome),
         };
         for outcome in counted.into_iter().chain(self.memory.notes.drain(..).map(|(_, outcome)| outcome)) {
@@ -235,8 +236,8 @@ fn demanded<const N: usize>(
     if hook == Hook::Xdp {
         return match verdict.action {
             Action::Drop => (XDP[1], None),
-            Action::ToBackend => (XDP[0], Some(out)),
-            Action::Pass | Action::Refuse | Action::ToClient => (XDP[0], Some(key)),
+            Action::ToBackend if !verdict.hairpin => (XDP[0], Some(out)),
+            Action::ToBackend | Action::Pass | Action::Refuse | Action::ToClient => (XDP[0], Some(key)),
         };
     }
     match verdict.action {
