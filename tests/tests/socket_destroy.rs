@@ -153,6 +153,26 @@ fn a_connected_udp_sender_is_told_at_once_and_finds_another_backend_from_the_sam
 }
 
 #[test]
+fn an_idle_unconnected_socket_holds_no_backend_that_is_gone() {
+    let stage = Stage::new("idle", Pods::Routed, 2, NodeOptions::default());
+    let service = stage.web();
+    let agent = stage.agent(&Manifest::of([service.clone()]), &["--drain-period", "1s"]);
+    let maps = Pinned::open(&agent.bpffs().join("ballast")).unwrap();
+    let to = service.frontends(Protocol::Udp)[0];
+    let sockets: Vec<_> = (0..8).map(|_| Datagrams::unconnected(stage.node.place(), 0, to).unwrap()).collect();
+    let servers: Vec<_> = sockets.iter().map(|socket| socket.ask_at(to, "before").unwrap().server).collect();
+    agent.apply(&Manifest::of([Service::web(stage.endpoints()[..1].to_vec())])).unwrap();
+    let live = 2 * servers.iter().filter(|server| *server == "b0").count();
+    eventually("the entries of the others are gone", SOON, || {
+        (maps.sockets4.read().unwrap().len() == live).then_some(())
+    });
+    for socket in &sockets {
+        assert_eq!(socket.ask_at(to, "after").unwrap().server, "b0");
+    }
+    assert_eq!(destroyed(&agent, "udp"), 0, "no unconnected socket is destroyed");
+}
+
+#[test]
 fn a_udp_socket_that_waits_for_an_answer_is_woken() {
     let stage = Stage::new("woken", Pods::Routed, 1, NodeOptions::default());
     let service = stage.web();

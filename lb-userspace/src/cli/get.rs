@@ -21,7 +21,7 @@ pub(super) struct Arguments {
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
 
-    /// Connections only: also host sockets translated at connect, some of which may be closed already
+    /// Connections only: also open host sockets that were translated at connect
     #[arg(long)]
     sockets: bool,
 

@@ -10,13 +10,13 @@ use lb_common::state;
 
 use crate::maps::{Pinned, Table};
 
-/// An entry of the reply direction whose backend is no longer the socket's.
+/// An entry whose backend is no longer the socket's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stale {
     pub cookie: u64,
     pub protocol: u8,
-    /// Whom a connected socket talks to.
-    pub peer: SocketAddr,
+    /// Whom the socket talks to if it is connected; `None`: only what an unconnected one sends is kept in this entry.
+    pub peer: Option<SocketAddr>,
     /// The backend is gone, for TCP as well; else it only takes no more datagrams.
     pub is_evicted: bool,
     pub entry: Entry,
@@ -73,25 +73,23 @@ where
     Backend<N>: Pod,
     IpAddr: From<[u8; N]>,
 {
-    let mut replies = Vec::new();
+    let mut entries = Vec::new();
     // Half of a table will do: what is missed now is found by the next look.
-    let _ = sockets.each(|key, peer| {
-        if key.direction == socket_direction::REPLY {
-            replies.push((*key, *peer));
-        }
-    })?;
+    let _ = sockets.each(|key, peer| entries.push((*key, *peer)))?;
     let mut known: HashMap<u32, Option<Backend<N>>> = HashMap::new();
-    for (key, peer) in replies {
+    for (key, peer) in entries {
         let backend = match known.get(&peer.backend) {
             Some(backend) => *backend,
             None => *known.entry(peer.backend).or_insert(backends.get(&peer.backend)?),
         };
         let fate = fate(key.protocol, &peer, backend.as_ref(), now_ds);
-        if fate != Fate::Stays {
+        let is_reply = key.direction == socket_direction::REPLY;
+        // A datagram that goes elsewhere next time needs nobody's help, until the backend's id is to be used again.
+        if fate == Fate::Evicted || fate == Fate::Moves && is_reply {
             found.push(Stale {
                 cookie: u64::from(key.cookie_low) | u64::from(key.cookie_high) << 32,
                 protocol: key.protocol,
-                peer: SocketAddr::new(key.address.into(), key.port),
+                peer: is_reply.then(|| SocketAddr::new(key.address.into(), key.port)),
                 is_evicted: fate == Fate::Evicted,
                 entry: entry(key, peer),
             });
@@ -119,7 +117,11 @@ where
 {
     let same =
         |found: &SocketPeer<N>| (found.backend, found.backend_generation) == (peer.backend, peer.backend_generation);
-    let other = SocketKey { address: peer.address, port: peer.port, direction: socket_direction::FORWARD, ..*key };
+    let direction = match key.direction {
+        socket_direction::REPLY => socket_direction::FORWARD,
+        _ => socket_direction::REPLY,
+    };
+    let other = SocketKey { address: peer.address, port: peer.port, direction, ..*key };
     for key in [key, &other] {
         // The process may have asked anew meanwhile.
         if sockets.get(key)?.as_ref().is_some_and(same) {

@@ -17,6 +17,12 @@ pub struct Ended<'a> {
 /// Destroys those of these sockets that are connected in the thread's network namespace.
 pub fn destroy<'a>(stale: &[&'a Stale]) -> Ended<'a> {
     let mut ended = Ended::default();
+    // An address alone, or a cookie alone, is not enough: the process may talk to somebody else by now.
+    let wanted: HashMap<(u64, u8, SocketAddr), &'a Stale> =
+        stale.iter().filter_map(|stale| Some(((stale.cookie, stale.protocol, stale.peer?), *stale))).collect();
+    if wanted.is_empty() {
+        return ended;
+    }
     let mut connection = match Connection::open() {
         Ok(connection) => connection,
         Err(error) => {
@@ -24,10 +30,9 @@ pub fn destroy<'a>(stale: &[&'a Stale]) -> Ended<'a> {
             return ended;
         }
     };
-    // An address alone, or a cookie alone, is not enough: the process may talk to somebody else by now.
-    let wanted: HashMap<(u64, u8, SocketAddr), &'a Stale> =
-        stale.iter().map(|stale| ((stale.cookie, stale.protocol, stale.peer), *stale)).collect();
-    for kind in kinds(stale) {
+    let kinds: BTreeSet<Kind> =
+        wanted.keys().flat_map(|(_, protocol, peer)| diag::kinds(*protocol, peer.is_ipv4())).collect();
+    for kind in kinds {
         let mut found: Vec<(Listed, &'a Stale)> = Vec::new();
         let listed = connection.list(kind, |socket| {
             if let Some(stale) = wanted.get(&(socket.cookie, socket.kind.protocol, socket.peer)) {
@@ -46,9 +51,4 @@ pub fn destroy<'a>(stale: &[&'a Stale]) -> Ended<'a> {
         }
     }
     ended
-}
-
-/// What must be listed to find them.
-fn kinds(stale: &[&Stale]) -> BTreeSet<Kind> {
-    stale.iter().flat_map(|stale| diag::kinds(stale.protocol, stale.peer.is_ipv4())).collect()
 }
