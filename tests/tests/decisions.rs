@@ -56,9 +56,9 @@ fn kernel_and_host_decide_alike() -> Result<()> {
         let start = Instant::now();
         for seed in only.unwrap_or(0).. {
             if seed % 2 == 0 {
-                driven.world::<4>(seed, STEPS)?
+                driven.world::<4>(seed, STEPS)?;
             } else {
-                driven.world::<16>(seed, STEPS)?
+                driven.world::<16>(seed, STEPS)?;
             }
             let enough = match steps {
                 Some(steps) => driven.tally.steps >= steps,

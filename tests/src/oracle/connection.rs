@@ -127,9 +127,8 @@ impl Connection {
         let limit = match (self.protocol, half.state) {
             (Protocol::Tcp, State::HalfOpen) => 60,
             (Protocol::Tcp, State::Open | State::Stream) => 8_100,
-            (Protocol::Udp, State::Stream) => 120,
+            (Protocol::Udp, State::Stream) | (Protocol::Tcp, State::Closing | State::Evicted) => 120,
             (Protocol::Udp, _) => 30,
-            (Protocol::Tcp, State::Closing | State::Evicted) => 120,
         };
         now_s.saturating_sub(half.seen_s) > limit
     }

@@ -115,7 +115,7 @@ pub fn rewrite_service(random: &mut Random, world: &mut World, key: (SocketAddr,
         _ => Torn::Whole,
     };
     let (drop_if_empty, retries, other_flags) = (random.one_in(4), !random.one_in(5), *random.of(&others));
-    let service = Service { id, kind, members, members_outside, drop_if_empty, retries, ranges, other_flags, torn };
+    let service = Service { id, kind, members, members_outside, drop_if_empty, ranges, retries, other_flags, torn };
     world.services.insert(key, service);
 }
 
