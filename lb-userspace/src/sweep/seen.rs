@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lb_common::abi::{Flow, HalfOpen};
+use lb_common::abi::{Flow, HalfOpen, half_open_flags};
 
 use super::rules;
 use crate::{
@@ -56,7 +56,12 @@ impl Seen {
     }
 
     pub(super) fn half_open<const N: usize>(&mut self, family: Family, entry: &HalfOpen<N>) {
-        self.flow(family, &entry.flow);
+        // A second SYN on an answered flow is noted in a copy of that flow, which counts by itself.
+        if entry.flags & half_open_flags::SECOND == 0 {
+            self.flow(family, &entry.flow);
+        } else {
+            self.refer(BackendId { family, id: entry.flow.backend });
+        }
         for id in entry.tried {
             self.refer(BackendId { family, id });
         }
@@ -127,6 +132,8 @@ mod tests {
         seen.socket(id(3));
         seen.flow(Family::V4, &flow(5, flow_flags::COUNTED));
         seen.flow(Family::V4, &flow(5, flow_flags::COUNTED | flow_flags::REPLY));
+        let second = HalfOpen { flow: flow(5, flow_flags::COUNTED), flags: half_open_flags::SECOND, ..tried };
+        seen.half_open(Family::V4, &second);
         seen.flow(Family::V4, &flow(6, flow_flags::ENDED));
         seen.flow(Family::V6, &flow(7, 0));
         assert_eq!(seen.referred, [id(1), id(2), id(3)].into());
