@@ -671,6 +671,8 @@ pub struct Event {
 
 /// Values of [`Event::hook`].
 pub mod hook {
+    /// The event is about a backend, whatever packet it was learnt from; it has no addresses.
+    pub const NOT_TOLD: u8 = 0;
     pub const POD_IN: u8 = 1;
     pub const POD_OUT: u8 = 2;
     pub const NODE_IN: u8 = 3;

@@ -4,7 +4,7 @@ use core::arch::asm;
 
 use aya_ebpf::Global;
 use aya_ebpf::bindings::BPF_NOEXIST;
-use lb_common::abi::{Event, FlowKey, StatKey, Traffic, stat_kind};
+use lb_common::abi::{Event, FlowKey, StatKey, Traffic, hook, stat_kind};
 use lb_common::decide::{Action, Work};
 use lb_common::outcome::Outcome;
 
@@ -139,6 +139,17 @@ fn verdict<const N: usize>(work: &Work<N>, hook: u8, ifindex: u32) {
     about::<N>(verdict.service, verdict.backend, verdict.outcome, Counter::Packet);
     if EVENTS_ON.load() != 0 && is_event(verdict.outcome) {
         event(key, verdict.service, verdict.backend, verdict.outcome, hook, ifindex, Counter::Packet);
+    }
+}
+
+/// Counts and tells what was learnt of a backend beside a packet's own verdict.
+#[inline(never)]
+pub fn note<const N: usize>(backend: u32, what: Outcome, ifindex: u32, by: Counter) {
+    outcome(what, by);
+    about::<N>(0, backend, what, by);
+    if EVENTS_ON.load() != 0 {
+        let nobody = FlowKey { src: [0; N], dst: [0; N], src_port: 0, dst_port: 0, protocol: 0, pad: [0; 3] };
+        event(&nobody, 0, backend, what, hook::NOT_TOLD, ifindex, by);
     }
 }
 

@@ -242,8 +242,7 @@ where
     fn note(&mut self, backend: u32, outcome: Outcome) {
         // A packet has come by a link; a socket call has not.
         let by = if self.ifindex == 0 { Counter::Socket } else { Counter::Packet };
-        count::outcome(outcome, by);
-        count::about::<N>(0, backend, outcome, by);
+        count::note::<N>(backend, outcome, self.ifindex, by);
     }
 
     #[inline(always)]

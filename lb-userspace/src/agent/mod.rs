@@ -19,6 +19,7 @@ mod servers;
 mod sockets;
 mod start;
 mod state;
+mod suspects;
 mod sweeper;
 mod tables;
 mod told;

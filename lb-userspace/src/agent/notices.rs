@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use tokio::sync::watch;
 
+use super::suspects::Subject;
 use crate::announce::Notice;
 use crate::model::Refusal;
 
@@ -14,13 +15,14 @@ pub(super) struct Notices {
     source: BTreeSet<Notice>,
     tables: BTreeSet<Notice>,
     health_checks: BTreeSet<Notice>,
+    avoided: BTreeSet<Notice>,
 }
 
 impl Notices {
     /// `to`: who posts it; `None`: nobody.
     pub fn new(node: &str, to: Option<watch::Sender<BTreeSet<Notice>>>) -> Self {
-        let (source, tables, health_checks) = Default::default();
-        Self { to, node: node.to_owned(), source, tables, health_checks }
+        let (source, tables, health_checks, avoided) = Default::default();
+        Self { to, node: node.to_owned(), source, tables, health_checks, avoided }
     }
 
     /// Objects that the source refused.
@@ -52,9 +54,22 @@ impl Notices {
         }
     }
 
+    /// Backends that new flows avoid: suspect ones, and those whose checks fail.
+    pub fn of_avoided<'a>(&mut self, suspects: impl Iterator<Item = &'a Subject>, quarantined: &BTreeSet<Subject>) {
+        if self.to.is_some() {
+            let suspects = suspects.filter_map(|(service, endpoint)| Notice::of_suspect(service, *endpoint));
+            let failing =
+                quarantined.iter().filter_map(|(service, endpoint)| Notice::of_quarantined(service, *endpoint));
+            let new = suspects.chain(failing).collect();
+            let changed = std::mem::replace(&mut self.avoided, new) != self.avoided;
+            self.publish(changed);
+        }
+    }
+
     fn publish(&self, changed: bool) {
         if let (true, Some(to)) = (changed, &self.to) {
-            to.send_replace(&(&self.source | &self.tables) | &self.health_checks);
+            let refused = &self.source | &self.tables;
+            to.send_replace(&(&refused | &self.health_checks) | &self.avoided);
         }
     }
 }
@@ -62,6 +77,8 @@ impl Notices {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{ObjectName, Protocol};
+    use crate::plan::PortKey;
 
     #[test]
     fn what_is_over_is_no_longer_told() {
@@ -72,6 +89,12 @@ mod tests {
         let names = || told.borrow().iter().map(|notice| notice.name.clone()).collect::<Vec<_>>();
         assert_eq!(names(), ["api", "web"]);
         notices.of_source(&[]);
+        assert_eq!(names(), ["api"]);
+        let key = PortKey { service: ObjectName::new("demo", "slow"), port: 80, protocol: Protocol::Tcp };
+        let subject = (key, "10.0.0.1:8080".parse().expect("valid"));
+        notices.of_avoided([&subject].into_iter(), &BTreeSet::from([subject.clone()]));
+        assert_eq!(names(), ["api", "slow", "slow"], "it is suspect, and its checks fail");
+        notices.of_avoided([].into_iter(), &BTreeSet::new());
         assert_eq!(names(), ["api"]);
     }
 }

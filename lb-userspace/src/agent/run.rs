@@ -13,6 +13,7 @@ use super::tables::Tables;
 use super::told::Told;
 use crate::datapath::{self, Datapath};
 use crate::model::Snapshot;
+use crate::plan::BackendId;
 use crate::source::SourceStatus;
 
 /// What the loop turns.
@@ -27,6 +28,8 @@ pub(super) struct Parts {
     pub orders: mpsc::Receiver<marks::Request>,
     /// Endpoints whose active checks fail.
     pub quarantined: watch::Receiver<Quarantined>,
+    /// Backends that became suspect, or are no longer.
+    pub learnt: mpsc::Receiver<BackendId>,
     pub signals: Signals,
     pub stop: CancellationToken,
 }
@@ -54,7 +57,8 @@ impl Signals {
 /// Runs until a signal. Leaves everything pinned and attached: traffic flows on.
 pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
     let Parts { mut datapath, mut snapshots, mut source, mut tables, mut signals, stop, .. } = parts;
-    let (mut audits, mut orders, mut quarantined) = (parts.audits, parts.orders, parts.quarantined);
+    let (mut audits, mut orders) = (parts.audits, parts.orders);
+    let (mut quarantined, mut learnt) = (parts.quarantined, parts.learnt);
     let mut node: watch::Receiver<datapath::Status> = datapath.status();
     let links = stop.clone();
     // The task owns the data path, and with it the lock, until the end.
@@ -92,6 +96,7 @@ pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
                 let endpoints = quarantined.borrow_and_update().clone();
                 tables.quarantine(endpoints);
             }
+            Some(backend) = learnt.recv() => tables.learn(backend),
             () = sleep_until(tables.due()) => tables.tick(),
             ended = &mut following => {
                 break match ended {

@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use super::clock;
 use crate::maps::{MapError, Pinned};
-use crate::observe::contents::{self, Contents, Wanted};
-use crate::observe::report::{FillReport, Report};
+use crate::observe::contents::{self, Contents, Counted, Wanted};
+use crate::observe::report::Report;
 use crate::observe::series::{self, Series};
 
 /// Up to how many service ports each has its own series: what would be thirty thousand series with ten thousand of them belongs
@@ -18,14 +18,12 @@ const SERVICE_SERIES_MAX: u64 = 1_000;
 /// How often flows are counted at most: that walks their tables, which the programs own.
 const COUNT_EVERY: Duration = Duration::from_mins(1);
 
-/// When flows were counted, and by map how many there were.
-type Counted = (Instant, Vec<(&'static str, FillReport)>);
-
 /// Reads the pinned maps for scrapes.
 #[derive(Debug)]
 pub(super) struct Scrape {
     maps: PathBuf,
-    counted: Mutex<Option<Counted>>,
+    /// And when that was.
+    counted: Mutex<Option<(Instant, Counted)>>,
 }
 
 impl Scrape {
@@ -36,11 +34,16 @@ impl Scrape {
     /// All series of this moment. One scrape at a time: others wait for it.
     pub fn series(&self, report: &Report) -> Vec<Series> {
         let mut report = report.clone();
+        let mut states = Vec::new();
         match self.flows() {
-            Ok(counted) => report.tables.fill.extend(counted.into_iter().map(|(map, fill)| (map.to_owned(), fill))),
+            Ok(Counted { fill, states: counted }) => {
+                report.tables.fill.extend(fill.into_iter().map(|(map, fill)| (map.to_owned(), fill)));
+                states = counted;
+            }
             Err(error) => tracing::warn!("metrics without the number of flows: {error}"),
         }
         let mut all = series::of_report(&report);
+        all.extend(series::of_states(&states));
         let each = report.tables.services <= SERVICE_SERIES_MAX;
         all.extend(series::of_omitted(!each));
         match read(&self.maps, each) {
@@ -50,22 +53,22 @@ impl Scrape {
         all
     }
 
-    fn flows(&self) -> Result<Vec<(&'static str, FillReport)>, MapError> {
+    fn flows(&self) -> Result<Counted, MapError> {
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, fill)) = &*counted
+        if let Some((at, known)) = &*counted
             && at.elapsed() < COUNT_EVERY
         {
-            return Ok(fill.clone());
+            return Ok(known.clone());
         }
-        let fill = contents::count_flows(&self.maps)?;
-        *counted = Some((Instant::now(), fill.clone()));
-        Ok(fill)
+        let new = contents::count_flows(&self.maps)?;
+        *counted = Some((Instant::now(), new.clone()));
+        Ok(new)
     }
 }
 
 fn read(maps: &Path, each_service: bool) -> Result<Vec<Series>, MapError> {
     if each_service {
-        let contents = Contents::read(maps, Wanted { stats: true, ..Wanted::default() })?;
+        let contents = Contents::read(maps, Wanted { stats: true, health: true, ..Wanted::default() })?;
         let mut all = series::of_outcomes(&contents.outcomes);
         all.extend(series::of_services(&contents, clock::monotonic()));
         return Ok(all);

@@ -105,7 +105,8 @@ async fn with_source(
     let (order, orders) = mpsc::channel(marks::ORDERS);
     let ways = Ways { audits: ask, orders: order };
     let mut tasks = serve(&state, &metrics, listeners, &settings.run_dir, ways)?;
-    tasks.push(spawn(ring::follow(events, metrics.clone())));
+    let (learn, learnt) = mpsc::channel(ring::LEARNT);
+    tasks.push(spawn(ring::follow(events, metrics.clone(), learn)));
     tasks.extend(datapath.take_program_log().map(program_log));
     let origin = source.status.borrow().origin.clone();
     let maintenance = Maintenance::open(&settings.run_dir)
@@ -140,7 +141,7 @@ async fn with_source(
     );
     let (snapshots, status, stop) = (source.snapshots.clone(), source.status.clone(), stop.clone());
     let source = status;
-    let parts = run::Parts { datapath, snapshots, source, tables, audits, orders, quarantined, signals, stop };
+    let parts = run::Parts { datapath, snapshots, source, tables, audits, orders, quarantined, learnt, signals, stop };
     let ended = Box::pin(run::run(parts)).await;
     drop(tasks);
     report_socket::remove(&settings.run_dir);

@@ -110,6 +110,11 @@ impl Sweeper {
         }
     }
 
+    /// Whether the programs hold this generation of the backend for suspect.
+    pub fn is_suspect(&self, id: BackendId, generation: u32) -> bool {
+        self.of(id).is_suspect(id.id, generation)
+    }
+
     fn of(&self, id: BackendId) -> &Connections {
         match id.family {
             Family::V4 => &self.connections4,

@@ -18,6 +18,7 @@ use super::health_checks::HealthChecks;
 use super::marks::{self, Maintenance, Quarantined};
 use super::notices::Notices;
 use super::state::Progress;
+use super::suspects::Suspects;
 use super::sweeper::Sweeper;
 use super::told::Told;
 use crate::apply::{KernelStore, Programmer, Report};
@@ -25,7 +26,7 @@ use crate::model::{Monotonic, Snapshot};
 use crate::observe::health::BEAT;
 use crate::observe::metrics::Metrics;
 use crate::observe::report::{HealthCheckReport, PassReport};
-use crate::plan::NodeFacts;
+use crate::plan::{BackendId, NodeFacts};
 use crate::sockets::Destroyer;
 
 /// The shortest pause between two passes that only time asks for: nothing is due more exactly than this.
@@ -50,6 +51,7 @@ pub(super) struct Tables {
     sockets: Option<Destroyer>,
     sweeper: Sweeper,
     checks: watch::Sender<Option<Wanted>>,
+    suspects: Suspects,
     /// What was planned last.
     snapshot: Option<Arc<Snapshot>>,
     /// Changes that are not written in full.
@@ -98,6 +100,7 @@ impl Tables {
             sockets,
             sweeper,
             checks,
+            suspects: Suspects::default(),
             snapshot: None,
             pending: PassReport::default(),
             programming: Vec::new(),
@@ -147,6 +150,7 @@ impl Tables {
         if self.facts.marks.quarantined != endpoints {
             self.facts.marks.quarantined = endpoints;
             self.sync();
+            self.tell_avoided();
         }
     }
 
@@ -209,6 +213,10 @@ impl Tables {
         if self.next_beat <= started {
             self.next_beat = started + BEAT;
             self.open_health_checks();
+            let (book, sweeper) = (self.programmer.book(), &self.sweeper);
+            if self.suspects.review(book, |id, generation| sweeper.is_suspect(id, generation), started) {
+                self.tell_avoided();
+            }
             let (fill, overdue) = (fill(self.programmer.book()), self.overdue());
             self.progress.send_modify(|progress| {
                 progress.tables.fill = fill;
@@ -229,6 +237,21 @@ impl Tables {
             progress.swept = Some(now);
             progress.tables.sweep.clone_from(report);
         });
+    }
+
+    /// A backend became suspect, or is no longer.
+    pub fn learn(&mut self, backend: BackendId) {
+        let (book, sweeper) = (self.programmer.book(), &self.sweeper);
+        if self.suspects.look(backend, book, |id, generation| sweeper.is_suspect(id, generation), Instant::now()) {
+            self.tell_avoided();
+        }
+    }
+
+    /// Which backends new flows avoid, where others shall know.
+    fn tell_avoided(&mut self) {
+        let suspects = self.suspects.known().count() as u64;
+        self.progress.send_modify(|progress| progress.tables.suspects = suspects);
+        self.notices.of_avoided(self.suspects.known(), &self.facts.marks.quarantined);
     }
 
     /// Somebody wants an audit now.

@@ -1,6 +1,9 @@
 //! What an Event says, and about which object.
 
+use std::net::SocketAddr;
+
 use crate::model::{Refusal, uid_hash};
+use crate::plan::PortKey;
 
 /// The longest note that the API takes.
 const NOTE_MAX: usize = 1024;
@@ -32,6 +35,26 @@ impl Notice {
         Self::about(&object, "HealthCheckNodePortFailed", format!("node {node}: {problem}"))
     }
 
+    /// About an endpoint that the programs found not to answer.
+    pub fn of_suspect(service: &PortKey, endpoint: SocketAddr) -> Option<Self> {
+        let why = "left a connection unanswered that another backend answered, or refused one";
+        Self::about(
+            &format!("Service {service}"),
+            "BackendSuspect",
+            format!("{}: {endpoint} {why}; new flows avoid it", port(service)),
+        )
+    }
+
+    /// About an endpoint whose active checks fail.
+    pub fn of_quarantined(service: &PortKey, endpoint: SocketAddr) -> Option<Self> {
+        let what = "fails its active checks; it gets no new flows";
+        Self::about(
+            &format!("Service {service}"),
+            "BackendQuarantined",
+            format!("{}: {endpoint} {what}", port(service)),
+        )
+    }
+
     /// `object` begins as `Service default/web`.
     fn about(object: &str, reason: &'static str, mut note: String) -> Option<Self> {
         let mut words = object.split_whitespace();
@@ -59,6 +82,10 @@ impl Notice {
     pub fn api_version(&self) -> &'static str {
         if self.kind == "EndpointSlice" { "discovery.k8s.io/v1" } else { "v1" }
     }
+}
+
+fn port(service: &PortKey) -> String {
+    format!("port {}/{}", service.port, service.protocol)
 }
 
 #[cfg(test)]

@@ -45,6 +45,13 @@ impl Connections {
         if own == Some(generation) { count.unwrap_or_default() } else { 0 }
     }
 
+    /// Whether the programs hold this generation of the backend for suspect.
+    pub fn is_suspect(&self, id: u32, generation: u32) -> bool {
+        let word = |offset| self.word(id, offset).map(|word| word.load(Ordering::Relaxed));
+        word(offset_of!(Health, generation)) == Some(generation)
+            && word(offset_of!(Health, suspect_s)).is_some_and(|since_s| since_s != 0)
+    }
+
     /// Adds to them, down to zero; what programs add at the same time is kept. False if what stands there is not about this
     /// generation of the backend.
     pub fn change(&self, id: u32, generation: u32, change: i32) -> bool {

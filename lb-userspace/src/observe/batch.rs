@@ -54,9 +54,15 @@ pub fn read_first<V: Pod>(path: &Path, elements: u32) -> io::Result<Vec<V>> {
 
 /// How many elements a hash or LRU hash map holds. Keeps none of them.
 pub fn count<K: Pod, V: Pod>(path: &Path) -> io::Result<u64> {
+    walk::<K, V>(path, |_| ())
+}
+
+/// Shows each value of a hash or LRU hash map to `look`, and counts them. Keeps none of them.
+pub fn walk<K: Pod, V: Pod>(path: &Path, mut look: impl FnMut(&V)) -> io::Result<u64> {
     let mut count = 0;
-    batches(path, FIRST_COUNT, |keys: Vec<K>, _: Vec<V>| {
+    batches(path, FIRST_COUNT, |keys: Vec<K>, values: Vec<V>| {
         count += keys.len() as u64;
+        values.iter().for_each(&mut look);
         true
     })?;
     Ok(count)

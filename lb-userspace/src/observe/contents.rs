@@ -5,12 +5,12 @@ use std::path::Path;
 use aya::Pod;
 use lb_common::abi::{
     Backend, Config, Flow, FlowKey, HalfOpen, Health, Link, LoadSettings, Service, ServiceKey, ServiceName, SocketKey,
-    SocketPeer, StatKey, Traffic, V4, V6, backend_state, map_name,
+    SocketPeer, StatKey, Traffic, V4, V6, backend_state, flow_flags, flow_state, map_name,
 };
 use lb_common::outcome::Outcome;
 
-use super::batch;
 use super::report::FillReport;
+use super::{batch, inventory};
 use crate::maps::{MapError, Pinned};
 
 /// The tables of one address family.
@@ -151,24 +151,50 @@ pub fn stats(pinned: &Pinned) -> Result<Vec<(StatKey, u64)>, MapError> {
     Ok(counters)
 }
 
-/// How many entries the tables of the programs hold: flows, half-open ones, and sockets. Walks them, by batches of keys.
-pub fn count_flows(dir: &Path) -> Result<Vec<(&'static str, FillReport)>, MapError> {
+/// What the tables of the programs hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// Entries by map.
+    pub fill: Vec<(&'static str, FillReport)>,
+    /// Connections by the name of their state.
+    pub states: Vec<(&'static str, u64)>,
+}
+
+/// Counts flows, half-open ones, and sockets. Walks their tables, by batches.
+pub fn count_flows(dir: &Path) -> Result<Counted, MapError> {
     let (pinned, reader) = (Pinned::open(dir)?, Reader { dir });
-    let fill = |entries: u64, capacity: u32| FillReport { entries, capacity: capacity.into() };
-    let flows4 = reader.count::<FlowKey<V4>, Flow<V4>>(map_name::FLOWS4)?;
-    let flows6 = reader.count::<FlowKey<V6>, Flow<V6>>(map_name::FLOWS6)?;
-    let half_open4 = reader.count::<FlowKey<V4>, HalfOpen<V4>>(map_name::HALF_OPEN4)?;
-    let half_open6 = reader.count::<FlowKey<V6>, HalfOpen<V6>>(map_name::HALF_OPEN6)?;
+    let mut states = [0; STATES.len()];
+    let half_open4 = reader
+        .walk::<FlowKey<V4>, _>(map_name::HALF_OPEN4, |entry: &HalfOpen<V4>| count_state(&entry.flow, &mut states))?;
+    let half_open6 = reader
+        .walk::<FlowKey<V6>, _>(map_name::HALF_OPEN6, |entry: &HalfOpen<V6>| count_state(&entry.flow, &mut states))?;
+    let flows4 = reader.walk::<FlowKey<V4>, _>(map_name::FLOWS4, |flow: &Flow<V4>| count_state(flow, &mut states))?;
+    let flows6 = reader.walk::<FlowKey<V6>, _>(map_name::FLOWS6, |flow: &Flow<V6>| count_state(flow, &mut states))?;
     let sockets4 = reader.count::<SocketKey<V4>, SocketPeer<V4>>(map_name::SOCKETS4)?;
     let sockets6 = reader.count::<SocketKey<V6>, SocketPeer<V6>>(map_name::SOCKETS6)?;
-    Ok(vec![
-        (map_name::FLOWS4, fill(flows4, pinned.flows4.capacity())),
-        (map_name::FLOWS6, fill(flows6, pinned.flows6.capacity())),
+    let fill = |entries: u64, capacity: u32| FillReport { entries, capacity: capacity.into() };
+    let fill = vec![
         (map_name::HALF_OPEN4, fill(half_open4, pinned.half_open4.capacity())),
         (map_name::HALF_OPEN6, fill(half_open6, pinned.half_open6.capacity())),
+        (map_name::FLOWS4, fill(flows4, pinned.flows4.capacity())),
+        (map_name::FLOWS6, fill(flows6, pinned.flows6.capacity())),
         (map_name::SOCKETS4, fill(sockets4, pinned.sockets4.capacity())),
         (map_name::SOCKETS6, fill(sockets6, pinned.sockets6.capacity())),
-    ])
+    ];
+    let named = STATES.into_iter().map(inventory::flow_state_name).zip(states);
+    Ok(Counted { fill, states: named.collect() })
+}
+
+const STATES: [u8; 5] =
+    [flow_state::HALF_OPEN, flow_state::OPEN, flow_state::STREAM, flow_state::CLOSING, flow_state::EVICTED];
+
+/// Of the two entries of a connection, counts the one that the client's packets find.
+fn count_state<const N: usize>(flow: &Flow<N>, states: &mut [u64; STATES.len()]) {
+    if flow.flags & (flow_flags::REPLY | flow_flags::DIRECT) == 0
+        && let Some(index) = STATES.iter().position(|state| *state == flow.state)
+    {
+        states[index] += 1;
+    }
 }
 
 struct Reader<'a> {
@@ -208,6 +234,12 @@ impl Reader<'_> {
             family.sockets = self.all(names.sockets)?;
         }
         Ok(family)
+    }
+
+    /// Shows each flow to `look`, and counts them.
+    fn walk<K: Pod, V: Pod>(&self, map: &'static str, look: impl FnMut(&V)) -> Result<u64, MapError> {
+        let path = self.dir.join(map);
+        batch::walk::<K, V>(&path, look).map_err(|source| MapError::Open { map, path, source })
     }
 
     fn count<K: Pod, V: Pod>(&self, map: &'static str) -> Result<u64, MapError> {

@@ -66,6 +66,9 @@ impl Event {
 
 impl std::fmt::Display for Event {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.hook == NO_HOOK {
+            return write!(f, "{} backend {}", self.outcome.name(), self.backend);
+        }
         let (src, dst) = (place(self.src.0, self.src.1), place(self.dst.0, self.dst.1));
         write!(f, "{} {} {src} → {dst} at {}", self.outcome.name(), protocol_name(self.protocol), self.hook)
     }
@@ -79,8 +82,12 @@ fn address(bytes: [u8; abi::V6], family: u8) -> Result<IpAddr, EventError> {
     }
 }
 
+/// Stands for the hook of an event that is about a backend, not about a packet.
+const NO_HOOK: &str = "-";
+
 fn hook_name(number: u8) -> Option<&'static str> {
     Some(match number {
+        hook::NOT_TOLD => NO_HOOK,
         hook::POD_IN => "pod_in",
         hook::POD_OUT => "pod_out",
         hook::NODE_IN => "node_in",
@@ -121,6 +128,12 @@ mod tests {
         assert_eq!(event.time_ns, 7_000_000_001);
         assert_eq!((event.service, event.backend, event.ifindex), (3, 4, 12));
         assert_eq!(event.to_string(), "refused_no_endpoint TCP 10.0.0.1:40000 → 10.96.0.1:80 at pod_in");
+    }
+
+    #[test]
+    fn what_was_learnt_of_a_backend_names_no_packet() {
+        let event = Event::decode(record(4, Outcome::Suspected as u8, hook::NOT_TOLD)).expect("valid");
+        assert_eq!(event.to_string(), "suspected backend 4");
     }
 
     #[test]

@@ -9,7 +9,7 @@ mod services;
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use lb_common::abi::{self, backend_flags, backend_state, flow_flags, half_open_flags, stat_kind};
+use lb_common::abi::{self, backend_flags, backend_state, flow_flags, flow_state, half_open_flags, stat_kind};
 use lb_common::outcome::Outcome;
 use lb_common::state::{self, Timeouts};
 use serde::Serialize;
@@ -19,8 +19,8 @@ use crate::maps::from_chars;
 use crate::model::Monotonic;
 
 pub use backends::BackendView;
-pub use connections::ConnectionView;
-pub use services::{BackendOfService, FrontendView, ServiceView};
+pub use connections::{ConnectionView, flow_state_name};
+pub use services::{BackendOfService, FARES, FrontendView, ServiceView};
 
 /// A list as `ballast get` prints it.
 #[derive(Debug, Serialize, PartialEq, Eq)]
@@ -194,7 +194,9 @@ fn count_flows<const N: usize>(
     counts: &mut HashMap<BackendKey, FlowCounts>,
 ) {
     for (_, flow) in living(family.flows.iter(), timeouts, now) {
-        counts.entry(backend_key::<N>(flow.backend, flow.generation)).or_default().all += 1;
+        let counts = counts.entry(backend_key::<N>(flow.backend, flow.generation)).or_default();
+        counts.all += 1;
+        counts.half_open += u64::from(flow.state == flow_state::HALF_OPEN);
     }
     for (_, entry) in half_open(family, timeouts, now) {
         let counts = counts.entry(backend_key::<N>(entry.flow.backend, entry.flow.generation)).or_default();

@@ -4,7 +4,7 @@ mod report;
 mod tables;
 
 pub use report::of_report;
-pub use tables::{of_omitted, of_outcomes, of_services};
+pub use tables::{of_omitted, of_outcomes, of_services, of_states};
 
 /// What a metric is to Prometheus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -199,7 +199,8 @@ impl<'a, const N: usize> Flows<'a, N> {
     }
 }
 
-fn flow_state_name(state: u8) -> &'static str {
+/// Name of a connection's state in tables, JSON and metrics.
+pub fn flow_state_name(state: u8) -> &'static str {
     match state {
         flow_state::HALF_OPEN => "half-open",
         flow_state::OPEN => "open",

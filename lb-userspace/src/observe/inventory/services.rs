@@ -8,7 +8,7 @@ use lb_common::outcome::Outcome;
 use serde::Serialize;
 
 use super::backends::health_of;
-use super::{FamilyContents, Inventory, ip, is_quarantined, state_name};
+use super::{FamilyContents, Inventory, backend_stat_kind, ip, is_quarantined, state_name};
 use crate::model::Scheduler;
 
 /// A service port.
@@ -47,6 +47,16 @@ pub struct FrontendView {
     pub refuses: bool,
 }
 
+/// Outcomes that tell how a backend fares.
+pub const FARES: [Outcome; 6] = [
+    Outcome::Retried,
+    Outcome::WithheldRefusal,
+    Outcome::RefusedLate,
+    Outcome::Probed,
+    Outcome::Suspected,
+    Outcome::Cleared,
+];
+
 /// A backend, within its service.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BackendOfService {
@@ -57,6 +67,9 @@ pub struct BackendOfService {
     pub suspect: bool,
     #[serde(skip)]
     pub quarantined: bool,
+    /// What became of packets about it, as far as it tells how it fares: [`FARES`].
+    #[serde(skip)]
+    pub fares: [u64; FARES.len()],
     #[serde(skip)]
     pub flows: u64,
     #[serde(skip)]
@@ -105,6 +118,7 @@ impl Inventory<'_> {
                     state: state_name(backend.state),
                     suspect: health_of(family, *id, backend).suspect_s != 0,
                     quarantined: is_quarantined(backend),
+                    fares: FARES.map(|outcome| self.counted(backend_stat_kind::<N>(), *id, outcome)),
                     flows: self.flows_of(*id, backend).all,
                     deadline_seconds: self.deadline_seconds(backend.deadline_ds),
                 });

@@ -31,6 +31,8 @@ pub struct TablesReport {
     /// Service ports in the tables.
     pub services: u64,
     pub backends: BackendTotals,
+    /// Backends that are suspect: new flows avoid them.
+    pub suspects: u64,
     pub drains: DrainReport,
     /// How full each table is, counted by what was written.
     pub fill: BTreeMap<String, FillReport>,

@@ -163,6 +163,7 @@ fn of_tables(tables: &TablesReport) -> Vec<Series> {
         ),
         gauge("ballast_services", "Service ports in the tables", precise(tables.services)),
         series("ballast_backends", "Backends in the tables, by state", Kind::Gauge, states.to_vec()),
+        gauge("ballast_suspect_backends", "Backends that are suspect: new flows avoid them", precise(tables.suspects)),
         gauge(
             "ballast_oldest_drain_seconds",
             "How long the drain that goes on longest has gone on; 0: nothing drains",

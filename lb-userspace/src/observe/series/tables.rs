@@ -5,7 +5,7 @@ use lb_common::outcome::Outcome;
 use super::{Kind, Labels, Series, gauge, precise, series, truth};
 use crate::model::Monotonic;
 use crate::observe::contents::Contents;
-use crate::observe::inventory::{Inventory, ServiceView};
+use crate::observe::inventory::{FARES, Inventory, ServiceView};
 
 /// Packets and socket calls, by what became of them.
 pub fn of_outcomes(outcomes: &[(Outcome, u64)]) -> Vec<Series> {
@@ -20,7 +20,7 @@ pub fn of_omitted(omitted: bool) -> Vec<Series> {
     vec![gauge("ballast_service_series_omitted", help, truth(omitted))]
 }
 
-/// Three series for each service port. Work grows with what the tables hold, but for flows, which are not looked at.
+/// Some series for each service port. Work grows with what the tables hold, but for flows, which are not looked at.
 pub fn of_services(contents: &Contents, now: Monotonic) -> Vec<Series> {
     let services = Inventory::new(contents, now).services();
     let points = |value: fn(&ServiceView) -> u64| {
@@ -45,7 +45,37 @@ pub fn of_services(contents: &Contents, now: Monotonic) -> Vec<Series> {
             Kind::Gauge,
             points(|service| service.backends.iter().filter(|backend| backend.state == "active").count() as u64),
         ),
+        series(
+            "ballast_service_suspects",
+            "Backends of the service that are suspect",
+            Kind::Gauge,
+            points(|service| service.backends.iter().filter(|backend| backend.suspect).count() as u64),
+        ),
+        series(
+            "ballast_service_detours",
+            "What was done about backends of the service that do not answer, by outcome",
+            Kind::Counter,
+            services.iter().flat_map(detours).collect(),
+        ),
     ]
+}
+
+/// Those that ever happened: most services have none.
+fn detours(service: &ServiceView) -> impl Iterator<Item = (Labels, f64)> {
+    let total = |index: usize| service.backends.iter().map(|backend| backend.fares[index]).sum::<u64>();
+    let counted = FARES.into_iter().enumerate().map(move |(index, outcome)| (outcome, total(index)));
+    counted.filter(|(_, count)| *count > 0).map(|(outcome, count)| {
+        let mut labels = service_labels(service);
+        labels.push(("outcome", outcome.name().to_owned()));
+        (labels, precise(count))
+    })
+}
+
+/// Connections by their state.
+pub fn of_states(states: &[(&'static str, u64)]) -> Vec<Series> {
+    let points = states.iter().map(|(state, flows)| (vec![("state", (*state).to_owned())], precise(*flows)));
+    let help = "Connections in the tables by state, those that have expired and are not swept yet included";
+    vec![series("ballast_flows", help, Kind::Gauge, points.collect())]
 }
 
 fn service_labels(service: &ServiceView) -> Labels {
@@ -59,7 +89,7 @@ fn service_labels(service: &ServiceView) -> Labels {
 
 #[cfg(test)]
 mod tests {
-    use lb_common::abi::{StatKey, stat_kind};
+    use lb_common::abi::{Health, StatKey, stat_kind};
 
     use super::*;
     use crate::observe::inventory::tests::{NOW, contents};
@@ -73,11 +103,17 @@ mod tests {
             (key(stat_kind::SERVICE, Outcome::Selected), 5),
             (key(stat_kind::SERVICE, Outcome::SocketConnected), 2),
             (key(stat_kind::BACKEND4, Outcome::Selected), 100),
+            (key(stat_kind::BACKEND4, Outcome::Retried), 4),
         ];
+        contents.v4.health = vec![Health::default(), Health { generation: 0x10001, suspect_s: 7, ..Health::default() }];
         let all = of_services(&contents, NOW);
         assert_eq!(value(&all, "ballast_service_selections", "web"), Some(7.0));
         assert_eq!(value(&all, "ballast_service_backends", "web"), Some(2.0));
         assert_eq!(value(&all, "ballast_service_backends", "empty"), Some(0.0));
+        assert_eq!(value(&all, "ballast_service_suspects", "web"), Some(1.0));
+        assert_eq!(value(&all, "ballast_service_detours", "retried"), Some(4.0));
+        assert_eq!(value(&all, "ballast_service_detours", "withheld_refusal"), None);
+        assert_eq!(value(&of_states(&[("open", 3)]), "ballast_flows", "open"), Some(3.0));
         assert_eq!(value(&of_outcomes(&[(Outcome::Selected, 7)]), "ballast_outcomes", "selected"), Some(7.0));
     }
 }

@@ -1,0 +1,128 @@
+//! Which backends are suspect, as the running agent knows it: told by the event ring, and looked through now and then, since a full
+//! ring loses records. The tables alone decide; this is for the log, Events and numbers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use tokio::time::Instant;
+
+use super::log_bound::LogBound;
+use crate::plan::{BackendId, Book, PortKey};
+
+/// An endpoint of a service port.
+pub type Subject = (PortKey, SocketAddr);
+
+/// Backends that are suspect.
+#[derive(Debug, Default)]
+pub(super) struct Suspects {
+    known: BTreeMap<BackendId, (u32, Subject)>,
+    log: LogBound,
+}
+
+impl Suspects {
+    /// Takes in what the tables say of one backend, by id and generation. Returns whether that is new.
+    pub fn look(
+        &mut self,
+        id: BackendId,
+        book: &Book,
+        is_suspect: impl Fn(BackendId, u32) -> bool,
+        now: Instant,
+    ) -> bool {
+        let record = book.backends.get(&id).filter(|record| is_suspect(id, record.generation));
+        let found = record.and_then(|record| {
+            let service = book.services.get(&record.service)?;
+            Some((record.generation, (service.key.clone(), record.address)))
+        });
+        let before = self.known.get(&id);
+        if before == found.as_ref() {
+            return false;
+        }
+        if let Some((_, subject)) = before.filter(|_| found.is_none()) {
+            // One that is no more is told by what ended it.
+            if book.backends.get(&id).is_some_and(|record| Some(record.generation) == before.map(|(known, _)| *known)) {
+                tell(&mut self.log, subject, false, now);
+            }
+        }
+        match found {
+            Some(found) => {
+                tell(&mut self.log, &found.1, true, now);
+                self.known.insert(id, found);
+            }
+            None => drop(self.known.remove(&id)),
+        }
+        true
+    }
+
+    /// Looks at all backends. Returns whether anything is new.
+    pub fn review(&mut self, book: &Book, is_suspect: impl Fn(BackendId, u32) -> bool, now: Instant) -> bool {
+        let suspect =
+            book.backends.iter().filter(|(id, record)| is_suspect(**id, record.generation)).map(|(id, _)| *id);
+        let ids: BTreeSet<BackendId> = suspect.chain(self.known.keys().copied()).collect();
+        // Each is looked at, also after the first that is new.
+        ids.into_iter().filter(|id| self.look(*id, book, &is_suspect, now)).count() > 0
+    }
+
+    /// All of them.
+    pub fn known(&self) -> impl Iterator<Item = &Subject> {
+        self.known.values().map(|(_, subject)| subject)
+    }
+}
+
+fn tell(log: &mut LogBound, (service, endpoint): &Subject, is_suspect: bool, now: Instant) {
+    let Some(unsaid) = log.admits(now) else { return };
+    if is_suspect {
+        let why = "it left a connection unanswered that another backend answered, or refused one";
+        tracing::warn!(%service, %endpoint, unsaid, "suspect, new flows avoid it: {why}");
+    } else {
+        tracing::info!(%service, %endpoint, unsaid, "no longer suspect: it answers");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Family, ObjectName, Protocol};
+    use crate::plan::{BackendRecord, BookedService, Capacities};
+
+    const ID: BackendId = BackendId { family: Family::V4, id: 3 };
+
+    fn book(generation: u32) -> Book {
+        let mut book = Book::new(Capacities::all(8));
+        let key = PortKey { service: ObjectName::new("demo", "web"), port: 80, protocol: Protocol::Tcp };
+        let service = BookedService {
+            key,
+            name: None,
+            frontends: BTreeSet::new(),
+            backends: [ID].into(),
+            current: BTreeMap::new(),
+            sources: BTreeSet::new(),
+        };
+        let record = BackendRecord {
+            address: "10.0.0.1:8080".parse().expect("valid"),
+            state: 1,
+            flags: 0,
+            generation,
+            service: 1,
+            deadline_ds: 0,
+            uid_hash: 0,
+            weight: 1,
+        };
+        book.services.insert(1, service);
+        book.backends.insert(ID, record);
+        book
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_told_twice_is_new_once_and_what_was_missed_is_found() {
+        let (mut suspects, now) = (Suspects::default(), Instant::now());
+        let (yes, no) = (|_: BackendId, _: u32| true, |_: BackendId, _: u32| false);
+        assert!(suspects.look(ID, &book(1), yes, now));
+        assert!(!suspects.look(ID, &book(1), yes, now));
+        assert_eq!(suspects.known().map(|(_, endpoint)| endpoint.to_string()).collect::<Vec<_>>(), ["10.0.0.1:8080"]);
+        assert!(suspects.review(&book(1), no, now), "the record that said so was lost");
+        assert_eq!(suspects.known().count(), 0);
+        assert!(suspects.review(&book(1), yes, now) && !suspects.review(&book(1), yes, now));
+        assert!(suspects.review(&book(2), |_, generation| generation == 1, now), "another backend has its id");
+        assert_eq!(suspects.known().count(), 0);
+    }
+}
