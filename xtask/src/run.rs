@@ -65,7 +65,8 @@ fn build_demo(workspace: &Workspace) -> Result<()> {
 
 fn demo(workspace: &Workspace, args: &RunArgs) -> Command {
     let mut command = Command::new(workspace.target().join("debug/ballast-demo"));
-    command.arg("--agent").arg(workspace.agent(false));
+    // The replays of the incidents start the agent as the tests do.
+    command.arg("--agent").arg(workspace.agent(false)).env("BALLAST_BIN", workspace.agent(false));
     command.arg("--sample").arg(workspace.root.join("deploy/sample.yaml"));
     for (given, flag) in [(args.once, "--once"), (args.json, "--json")] {
         if given {

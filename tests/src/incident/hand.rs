@@ -15,6 +15,8 @@ use crate::topology::{Addresses, Node, Place, Pod};
 const PACKET: usize = 65_535;
 /// `PACKET_OUTGOING`: what this host sent itself.
 const OUTGOING: u8 = 4;
+/// Packets that wait to be read.
+const RECEIVE_BYTES: libc::c_int = 64 << 20;
 /// `SIOCGSTAMPNS`: the time of the last packet that was read.
 const SIOCGSTAMPNS: libc::Ioctl = 0x8907;
 /// How long one look at the link may wait.
@@ -234,6 +236,14 @@ fn link() -> Result<OwnedFd> {
         return Err(Error::last_os_error());
     }
     socket2::SockRef::from(&link).set_read_timeout(Some(TICK))?;
+    // What is not read in time is lost: a busy machine shall not make a connection's first packet one of those.
+    let size: libc::c_int = RECEIVE_BYTES;
+    let length = libc::socklen_t::try_from(size_of_val(&size)).expect("a small number");
+    // SAFETY: the option's value is valid for its size.
+    unsafe {
+        let value = (&raw const size).cast();
+        libc::setsockopt(link.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, value, length);
+    }
     Ok(link)
 }
 
