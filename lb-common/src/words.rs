@@ -32,6 +32,7 @@ pub fn clear<T: Copy>(record: &mut T) {
 
 /// Copies an address from one record to another: in each it stands at a word's boundary.
 #[inline(always)]
+#[allow(clippy::cast_ptr_alignment, reason = "addresses of records stand at a word's boundary")]
 pub fn address<const N: usize>(from: &[u8; N], into: &mut [u8; N]) {
     let (from, into) = (from.as_ptr().cast::<u32>(), into.as_mut_ptr().cast::<u32>());
     debug_assert!(from.is_aligned() && into.is_aligned(), "an address of a record");

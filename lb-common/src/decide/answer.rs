@@ -110,10 +110,11 @@ pub(super) fn promote<const N: usize, T: Tables<N>>(
 ) -> Promoted {
     // The client's half says whom the flow is with, and who left it unanswered.
     let known = is_reply && tables.half_open(&work.pair_key, &mut work.pair_half);
-    if known && work.pair_half.flags & half_open_flags::SECOND == 0 {
-        if !leads_to(&work.pair_key, &work.pair_half.flow, &work.packet.key) {
-            return Promoted::Left;
-        }
+    if known
+        && work.pair_half.flags & half_open_flags::SECOND == 0
+        && !leads_to(&work.pair_key, &work.pair_half.flow, &work.packet.key)
+    {
+        return Promoted::Left;
     }
     work.flow.seen_s = now.s;
     if generation != 0 && work.flow.flags & flow_flags::ENDED != flow_flags::ENDED {

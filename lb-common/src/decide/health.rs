@@ -80,12 +80,12 @@ pub fn answered<const N: usize, T: Tables<N>>(tables: &mut T, id: u32, generatio
 pub(super) fn begun<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, now: Now) {
     let (id, generation) = (work.pick.slot.backend, work.pick.backend.generation);
     let is_udp = work.packet.key.protocol == UDP;
-    let probes = work.pick.probes != 0;
-    if !is_udp && !probes {
+    let is_probe = work.pick.probes != 0;
+    if !is_udp && !is_probe {
         return;
     }
     let Some(health) = tables.health(id, generation) else { return };
-    let probe_s = if probes { now.s } else { health.probe_s };
+    let probe_s = if is_probe { now.s } else { health.probe_s };
     let unanswered = if is_udp { health.unanswered.saturating_add(1) } else { health.unanswered };
     tables.set_health(id, &Health { probe_s, unanswered, ..health });
 }

@@ -1,0 +1,298 @@
+//! How a connection opens: half-open until it is answered, moved while nobody does, refused late; who is suspect and who is probed.
+
+// Tests may unwrap: a panic is a failed test.
+#![allow(clippy::unwrap_used)]
+
+mod memory;
+
+use lb_common::abi::{
+    FlowKey, ServiceKey, TCP, UDP, backend_flags, backend_state, flow_flags, flow_state, half_open_flags, seal,
+    service_flags,
+};
+use lb_common::decide::{Action, Hook, Verdict};
+use lb_common::limits;
+use lb_common::outcome::Outcome;
+use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
+use memory::{ISN, Memory};
+use proptest::prelude::*;
+
+const CLIENT: [u8; 4] = [10, 0, 1, 2];
+const VIP: [u8; 4] = [10, 96, 0, 10];
+const BACKENDS: [[u8; 4]; 4] = [[10, 0, 1, 11], [10, 0, 1, 12], [10, 0, 2, 13], [10, 0, 2, 14]];
+
+fn frontend(protocol: u8) -> ServiceKey<4> {
+    ServiceKey { address: VIP, port: 80, protocol, pad: 0 }
+}
+
+fn serving(count: usize) -> Memory {
+    let mut tables = Memory::default();
+    tables.serve(1, 0, frontend(TCP), &BACKENDS[..count], 8080);
+    tables.serve(2, 10, frontend(UDP), &BACKENDS[..count], 5353);
+    tables
+}
+
+fn edit(tables: &mut Memory, edit: impl FnOnce(&mut lb_common::abi::Service)) {
+    let key = frontend(TCP);
+    let service = tables.services.get_mut(&key).unwrap();
+    edit(service);
+    service.seal = seal(&key, service);
+}
+
+fn asks(protocol: u8, port: u16) -> FlowKey<4> {
+    FlowKey { src: CLIENT, dst: VIP, src_port: port, dst_port: 80, protocol, pad: [0; 3] }
+}
+
+fn answers(sent: FlowKey<4>, verdict: &Verdict<4>) -> FlowKey<4> {
+    let (src, dst) = (verdict.address, if verdict.hairpin { sent.dst } else { sent.src });
+    FlowKey { src, dst, src_port: verdict.port, dst_port: verdict.client_port, protocol: sent.protocol, pad: [0; 3] }
+}
+
+fn syn(tables: &mut Memory, port: u16) -> Verdict<4> {
+    tables.ask(asks(TCP, port), SYN, Hook::POD_IN)
+}
+
+fn accept(tables: &mut Memory, port: u16, sent: &Verdict<4>) -> Verdict<4> {
+    tables.ask(answers(asks(TCP, port), sent), SYN | ACK, Hook::POD_OUT)
+}
+
+#[test]
+fn the_first_answer_moves_both_entries_among_the_answered_ones() {
+    let mut tables = serving(1);
+    let sent = syn(&mut tables, 4000);
+    assert_eq!((tables.half_open.len(), tables.flows.len()), (2, 0));
+    assert_eq!(accept(&mut tables, 4000, &sent).outcome, Outcome::Replied);
+    assert_eq!((tables.half_open.len(), tables.flows.len()), (0, 2));
+    assert!(tables.flows.values().all(|flow| flow.state == flow_state::OPEN && flow.isn == ISN));
+    assert_eq!(tables.health[&sent.backend].connections, 1);
+    tables.ask(asks(TCP, 4000), RST, Hook::POD_IN);
+    assert_eq!(tables.health[&sent.backend].connections, 0, "a connection that is over is not counted");
+}
+
+#[test]
+fn a_client_that_saw_an_answer_which_no_hook_saw_is_believed() {
+    let mut tables = serving(1);
+    syn(&mut tables, 4000);
+    let stray = tables.ask_numbered(asks(TCP, 4000), ACK, ISN.wrapping_sub(9), 0, Hook::POD_IN);
+    assert_eq!(stray.outcome, Outcome::RefusedNoFlow, "it is not of this connection");
+    assert_eq!(tables.ask(asks(TCP, 4000), ACK, Hook::POD_IN).outcome, Outcome::Forwarded);
+    assert_eq!((tables.half_open.len(), tables.flows.len()), (0, 2));
+}
+
+#[test]
+fn a_syn_again_goes_to_backends_not_yet_tried_at_most_three_times() {
+    let mut tables = serving(4);
+    let mut seen = vec![syn(&mut tables, 4000).address];
+    for _ in 0..3 {
+        let again = syn(&mut tables, 4000);
+        assert_eq!(again.outcome, Outcome::Retried);
+        assert!(!seen.contains(&again.address), "{:?} was tried", again.address);
+        seen.push(again.address);
+    }
+    let last = syn(&mut tables, 4000);
+    assert_eq!((last.outcome, last.address), (Outcome::Forwarded, seen[3]));
+}
+
+#[test]
+fn whoever_answers_too_late_is_refused_and_was_silent() {
+    let mut tables = serving(2);
+    let first = syn(&mut tables, 4000);
+    let second = syn(&mut tables, 4000);
+    let late = accept(&mut tables, 4000, &first);
+    assert_eq!((late.action, late.outcome), (Action::Refuse, Outcome::RefusedLate));
+    let reset = tables.ask(answers(asks(TCP, 4000), &first), RST | ACK, Hook::POD_OUT);
+    assert_eq!(reset.action, Action::Drop, "nothing of it reaches the client");
+    assert_eq!(accept(&mut tables, 4000, &second).outcome, Outcome::Replied);
+    assert_eq!(tables.notes, [(first.backend, Outcome::Suspected)]);
+    assert_eq!(accept(&mut tables, 4000, &first).outcome, Outcome::RefusedLate, "then as well");
+    // Others avoid it, but for a probe.
+    let to_first = |tables: &mut Memory| (5000..5100).filter(|p| syn(tables, *p).backend == first.backend).count();
+    assert_eq!(to_first(&mut tables), 0);
+    tables.pass_seconds(u64::from(limits::PROBE_INTERVAL_S));
+    let probes: Vec<_> = (5200..5300).map(|p| syn(&mut tables, p)).filter(|v| v.backend == first.backend).collect();
+    assert_eq!(probes.len(), 1);
+    assert_eq!(probes[0].outcome, Outcome::Probed);
+}
+
+#[test]
+fn a_suspect_that_answers_is_cleared() {
+    let mut tables = serving(2);
+    let first = syn(&mut tables, 4000);
+    let second = syn(&mut tables, 4000);
+    accept(&mut tables, 4000, &second);
+    tables.pass_seconds(u64::from(limits::PROBE_INTERVAL_S));
+    let probe =
+        (5000..5100).map(|port| (port, syn(&mut tables, port))).find(|(_, sent)| sent.outcome == Outcome::Probed);
+    let (port, sent) = probe.unwrap();
+    accept(&mut tables, port, &sent);
+    assert_eq!(tables.notes, [(first.backend, Outcome::Suspected), (first.backend, Outcome::Cleared)]);
+}
+
+#[test]
+fn a_client_whom_nobody_answers_accuses_nobody() {
+    let mut tables = serving(4);
+    for port in 4000..4050 {
+        for _ in 0..6 {
+            syn(&mut tables, port);
+        }
+    }
+    assert!(tables.notes.is_empty());
+}
+
+#[test]
+fn a_refusal_is_withheld_while_another_backend_may_take_the_connection() {
+    let mut tables = serving(2);
+    let first = syn(&mut tables, 4000);
+    let forged =
+        tables.ask_numbered(answers(asks(TCP, 4000), &first), RST | ACK, 0, ISN.wrapping_add(99), Hook::POD_OUT);
+    assert_eq!(forged.action, Action::ToClient, "the client judges");
+    assert!(tables.notes.is_empty());
+    let refused = tables.ask(answers(asks(TCP, 4000), &first), RST | ACK, Hook::POD_OUT);
+    assert_eq!((refused.action, refused.outcome), (Action::Drop, Outcome::WithheldRefusal));
+    let second = syn(&mut tables, 4000);
+    assert_eq!(second.outcome, Outcome::Retried);
+    let passed = tables.ask(answers(asks(TCP, 4000), &second), RST | ACK, Hook::POD_OUT);
+    assert_eq!((passed.action, passed.address), (Action::ToClient, VIP));
+    assert_eq!(tables.notes.len(), 2);
+    assert!(tables.half_open.values().all(|half| half.flags & half_open_flags::LEFT != 0), "the flow is forgotten");
+}
+
+#[test]
+fn a_service_that_asks_for_no_retry_gets_none() {
+    let mut tables = serving(3);
+    edit(&mut tables, |service| service.flags |= service_flags::NO_RETRY);
+    let first = syn(&mut tables, 4000);
+    assert_eq!(syn(&mut tables, 4000).outcome, Outcome::Forwarded);
+    let refused = tables.ask(answers(asks(TCP, 4000), &first), RST | ACK, Hook::POD_OUT);
+    assert_eq!((refused.action, refused.outcome), (Action::ToClient, Outcome::Replied));
+    assert!(tables.half_open.is_empty());
+}
+
+#[test]
+fn what_no_hook_sees_both_ways_does_not_move() {
+    for hook in [Hook::NODE_IN, Hook::NODE_OUT, Hook::BRIDGE_IN, Hook::XDP] {
+        let mut tables = serving(4);
+        let first = tables.ask(asks(TCP, 4000), SYN, hook);
+        let again = tables.ask(asks(TCP, 4000), SYN, hook);
+        assert_eq!((again.outcome, again.backend), (Outcome::Forwarded, first.backend));
+    }
+}
+
+#[test]
+fn a_client_under_affinity_leaves_its_backend_at_the_second_retransmit_and_sticks_to_the_other() {
+    let mut tables = serving(4);
+    edit(&mut tables, |service| service.affinity_timeout_s = 60);
+    let first = syn(&mut tables, 4000);
+    assert!((4001..4050).all(|port| syn(&mut tables, port).backend == first.backend));
+    assert_eq!(syn(&mut tables, 4000).outcome, Outcome::Forwarded);
+    let moved = syn(&mut tables, 4000);
+    assert_eq!(moved.outcome, Outcome::Retried);
+    assert!((4051..4099).all(|port| syn(&mut tables, port).backend == moved.backend));
+    tables.backends.get_mut(&moved.backend).unwrap().flags |= backend_flags::QUARANTINED;
+    let next = (4100..4200).map(|port| syn(&mut tables, port).backend).collect::<Vec<_>>();
+    assert!(next.iter().all(|backend| *backend == next[0] && *backend != moved.backend), "it sticks again: {next:?}");
+}
+
+#[test]
+fn another_connection_on_a_live_flows_ports_moves_it_at_the_third_syn_only() {
+    let mut tables = serving(1);
+    let sent = syn(&mut tables, 4000);
+    accept(&mut tables, 4000, &sent);
+    let other = |tables: &mut Memory| tables.ask_numbered(asks(TCP, 4000), SYN, 77, 0, Hook::POD_IN).outcome;
+    assert_eq!([other(&mut tables), other(&mut tables)], [Outcome::Forwarded; 2]);
+    assert!(tables.flows.values().all(|flow| flow.isn == ISN && flow.state == flow_state::OPEN));
+    assert_eq!(other(&mut tables), Outcome::Selected);
+
+    let mut tables = serving(1);
+    let sent = syn(&mut tables, 4000);
+    accept(&mut tables, 4000, &sent);
+    other(&mut tables);
+    tables.ask_numbered(answers(asks(TCP, 4000), &sent), SYN | ACK, 5, 78, Hook::POD_OUT);
+    assert!(tables.flows.values().all(|flow| flow.isn == 77), "the backend has taken it for the old one");
+}
+
+#[test]
+fn udp_becomes_a_stream_and_a_silent_backend_is_avoided_where_others_answer() {
+    let mut tables = serving(2);
+    let sent = tables.ask(asks(UDP, 4000), 0, Hook::POD_IN);
+    tables.ask(answers(asks(UDP, 4000), &sent), 0, Hook::POD_OUT);
+    assert!(tables.flows.values().all(|flow| flow.state == flow_state::OPEN));
+    tables.ask(asks(UDP, 4000), 0, Hook::POD_IN);
+    assert!(tables.flows.values().all(|flow| flow.state == flow_state::STREAM));
+    for port in 4001..4100 {
+        let verdict = tables.ask(asks(UDP, port), 0, Hook::POD_IN);
+        if verdict.backend == sent.backend {
+            tables.ask(answers(asks(UDP, port), &verdict), 0, Hook::POD_OUT);
+        }
+    }
+    assert_eq!(tables.notes.iter().filter(|(_, what)| *what == Outcome::Suspected).count(), 1);
+    assert!((4200..4300).all(|port| tables.ask(asks(UDP, port), 0, Hook::POD_IN).backend == sent.backend));
+}
+
+#[test]
+fn a_service_that_never_answers_keeps_all_its_backends() {
+    let mut tables = serving(2);
+    let backends: std::collections::BTreeSet<_> =
+        (4000..4200).map(|port| tables.ask(asks(UDP, port), 0, Hook::POD_IN).backend).collect();
+    assert_eq!(backends.len(), 2);
+    assert!(tables.notes.is_empty());
+}
+
+#[test]
+fn a_half_open_flow_begins_anew_when_its_backend_is_gone_or_nobody_remembers_it() {
+    let mut tables = serving(1);
+    let sent = syn(&mut tables, 4000);
+    tables.backends.get_mut(&sent.backend).unwrap().state = backend_state::GONE;
+    let refused = accept(&mut tables, 4000, &sent);
+    assert_eq!((refused.action, refused.outcome), (Action::Refuse, Outcome::Evicted));
+    tables.serve(1, 20, frontend(TCP), &BACKENDS[1..2], 8080);
+    let anew = syn(&mut tables, 4000);
+    assert_eq!((anew.outcome, anew.address), (Outcome::Selected, BACKENDS[1]));
+    tables.pass_seconds(u64::from(limits::TCP_HALF_OPEN_TIMEOUT_S) + 1);
+    let direct = answers(asks(TCP, 4000), &anew).reversed();
+    assert_eq!(tables.ask(direct, SYN, Hook::POD_IN).action, Action::Pass, "an old one blocks no tuple");
+}
+
+#[test]
+fn a_backend_that_is_its_own_client_meets_the_service_at_the_other_end() {
+    let mut tables = Memory::default();
+    tables.serve(1, 0, frontend(TCP), &[CLIENT], 8080);
+    let sent = syn(&mut tables, 4000);
+    assert!(sent.hairpin);
+    assert_eq!((sent.address, sent.port, sent.client_port), (CLIENT, 8080, 4000));
+    let reply = tables.ask(answers(asks(TCP, 4000), &sent), SYN | ACK, Hook::POD_IN);
+    assert_eq!((reply.action, reply.hairpin, reply.route), (Action::ToClient, true, true));
+    assert_eq!((reply.address, reply.port, reply.client_port), (VIP, 80, 4000));
+    assert!(tables.flows.values().all(|flow| flow.flags & flow_flags::HAIRPIN != 0));
+}
+
+proptest! {
+    /// Whatever is sent, an answered flow's state only grows and it stays with its backend, until it is forgotten.
+    #[test]
+    fn states_only_grow_and_an_answered_flow_never_moves(steps in prop::collection::vec((0u8..8, 0u64..2), 1..60)) {
+        let mut tables = serving(4);
+        let mut sent = syn(&mut tables, 4000);
+        let key = asks(TCP, 4000);
+        for (what, seconds) in steps {
+            tables.pass_seconds(seconds);
+            let before = tables.flows.get(&key).copied();
+            let verdict = match what {
+                0 | 1 => tables.ask(key, SYN, Hook::POD_IN),
+                2 => tables.ask(key, ACK, Hook::POD_IN),
+                3 => tables.ask(key, FIN | ACK, Hook::POD_IN),
+                4 => tables.ask(answers(key, &sent), SYN | ACK, Hook::POD_OUT),
+                5 => tables.ask(answers(key, &sent), FIN | ACK, Hook::POD_OUT),
+                6 => tables.ask(answers(key, &sent), RST | ACK, Hook::POD_OUT),
+                _ => tables.ask(answers(key, &sent), ACK, Hook::POD_OUT),
+            };
+            if verdict.action == Action::ToBackend {
+                sent = verdict;
+            }
+            let after = tables.flows.get(&key);
+            if let (Some(before), Some(after)) = (before, after) {
+                prop_assert!(after.state >= before.state);
+                prop_assert_eq!((after.backend, after.isn, after.since_s), (before.backend, before.isn, before.since_s));
+                prop_assert_ne!(verdict.outcome, Outcome::Retried);
+            }
+        }
+    }
+}
