@@ -134,7 +134,8 @@ fn a_connection_that_nobody_answers_is_shown_half_open() {
     assert_eq!(shown.len(), 2, "{shown:?}");
     for item in &shown {
         let tried = item["tried"].as_array().unwrap();
-        assert_eq!(item["moves"].as_u64().unwrap_or(0), tried.len() as u64, "{item}");
+        // Its SYN is sent again after a second: there is another backend to try.
+        assert!(number(item, "moves") >= 1 && number(item, "moves") == tried.len() as u64, "{item}");
         assert!(number(item, "expiresSeconds") > 60, "as the programs were loaded: {item}");
     }
     let flows: u64 =
@@ -168,7 +169,7 @@ fn a_suspect_backend_is_shown_logged_and_counted_and_so_is_its_end() {
     let service = stage.web();
     let mut agent = stage.agent(&Manifest::of([service.clone()]), &[]);
     let (id, generation) = identity(&agent);
-    let now_s = u32::try_from(lb_userspace::agent::clock::monotonic().to_tenths() / 10).unwrap();
+    let now_s = lb_userspace::agent::clock::monotonic().to_tenths() / 10;
     write_health(&stage, id, |seen| Health { generation, suspect_s: now_s - 7, answered_s: now_s - 9, ..seen });
 
     let shown = items(&agent, &["backends", "--state", "suspect"]);
