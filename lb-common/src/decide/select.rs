@@ -5,10 +5,10 @@ use super::health;
 use super::opening::{begins, refuse};
 use super::place::{aim, placing};
 use super::search::{choose, complete};
-use super::{Action, Hook, Now, Pick, Picked, Step, Tables, Wish, Work, recall, remember};
+use super::{Action, Hook, Now, Pick, Picked, Step, Tables, Wish, Work, holds, recall, remember};
 use crate::abi::{
-    AffinityKey, FlowKey, Service, ServiceKey, Slot, UDP, backend_flags, backend_state, flow_flags, flow_state,
-    half_open_flags, seal, service_flags, tag,
+    AffinityKey, FlowKey, Service, ServiceKey, Slot, UDP, backend_flags, flow_flags, flow_state, half_open_flags, seal,
+    service_flags, tag,
 };
 use crate::limits::SERVICE_LOOKUPS;
 use crate::outcome::Outcome;
@@ -114,12 +114,7 @@ fn stuck<const N: usize, T: Tables<N>>(
     let key = AffinityKey { client: key.src, service: service.id, netns };
     let Some(affinity) = recall(tables, service, &key, now) else { return false };
     let Some(backend) = tables.backend(affinity.backend) else { return false };
-    if backend.generation != affinity.generation
-        || backend.service != service.id
-        || backend.state != backend_state::ACTIVE
-        || backend.flags & backend_flags::QUARANTINED != 0
-        || health::is_suspect(tables, affinity.backend, backend.generation)
-    {
+    if !holds(&affinity, service, &backend, now) || health::is_suspect(tables, affinity.backend, backend.generation) {
         return false;
     }
     pick.slot = Slot {

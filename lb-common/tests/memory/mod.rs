@@ -214,7 +214,7 @@ impl Memory<4> {
                 address: *address,
                 port,
                 state: backend_state::ACTIVE,
-                flags: backend_flags::SERVING | backend_flags::LOCAL,
+                flags: backend_flags::SERVING | backend_flags::LOCAL | backend_flags::IN_CLUSTER_SET,
                 generation: 1,
                 service: id,
                 deadline_ds: 0,

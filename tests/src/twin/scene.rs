@@ -128,6 +128,7 @@ where
         state,
         flags: if random.one_in(3) { 0 } else { backend_flags::LOCAL }
             | if random.one_in(2) { backend_flags::SERVING } else { 0 }
+            | if random.one_in(5) { 0 } else { backend_flags::IN_CLUSTER_SET }
             | if random.one_in(10) { backend_flags::QUARANTINED } else { 0 },
         generation: before + u32::from(random.one_in(4)),
         service: 1 + (id - 1) / EACH,
