@@ -15,7 +15,7 @@ use lb_tests::topology::{NodeOptions, Pod};
 use stage::{Pods, Stage};
 
 /// Longer than any test takes: a pod that cannot connect has moved on by then, at the latest.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_mins(1);
 
 fn count(agent: &Agent, outcome: &str) -> u64 {
     let metrics = agent.metrics().unwrap();
