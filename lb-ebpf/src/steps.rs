@@ -89,9 +89,10 @@ macro_rules! call {
     }};
 }
 
-/// Goes through the steps that are left, at tc.
+/// Goes through the steps that are left, at tc. A step that no packet of this hook comes to is not loaded with it.
 #[inline(always)]
 pub fn tc<const N: usize>(skb: *mut __sk_buff, mut step: Step, hook: Hook) {
+    let (requests, from_client) = (hook.has(Hook::REQUESTS), hook.has(Hook::FROM_CLIENT));
     if step == Step::Syn {
         step = call!(step, hook, skb, N: syn4, syn6);
     }
@@ -101,19 +102,20 @@ pub fn tc<const N: usize>(skb: *mut __sk_buff, mut step: Step, hook: Hook) {
     if step == Step::Open {
         step = call!(step, hook, skb, N: open4, open6);
     }
+    // Connections of a client's own link move, and a backend's refusal is seen where replies are rewritten.
     if step == Step::Retry {
         step = call!(step, hook, skb, N: retry4, retry6);
     }
-    if step == Step::Select {
+    if requests && step == Step::Select {
         step = call!(step, hook, skb, N: select4, select6);
     }
-    if step == Step::Unseen {
+    if requests && step == Step::Unseen {
         step = call!(step, hook, skb, N: open4, open6);
     }
-    if step == Step::Direct {
+    if from_client && step == Step::Direct {
         step = call!(step, hook, skb, N: direct4, direct6);
     }
-    if step == Step::Place {
+    if requests && step == Step::Place {
         let _ = call!(step, hook, skb, N: place4, place6);
     }
 }
