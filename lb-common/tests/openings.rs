@@ -51,6 +51,12 @@ fn syn(tables: &mut Memory, port: u16) -> Verdict<4> {
     tables.ask(asks(TCP, port), SYN, Hook::POD_IN)
 }
 
+/// The same SYN, sent again as a client's stack does: a second later. One that comes at once is the network's own double.
+fn syn_again(tables: &mut Memory, port: u16) -> Verdict<4> {
+    tables.pass_seconds(1);
+    syn(tables, port)
+}
+
 fn accept(tables: &mut Memory, port: u16, sent: &Verdict<4>) -> Verdict<4> {
     tables.ask(answers(asks(TCP, port), sent), SYN | ACK, Hook::POD_OUT)
 }
@@ -83,12 +89,12 @@ fn a_syn_again_goes_to_backends_not_yet_tried_at_most_three_times() {
     let mut tables = serving(4);
     let mut seen = vec![syn(&mut tables, 4000).address];
     for _ in 0..3 {
-        let again = syn(&mut tables, 4000);
+        let again = syn_again(&mut tables, 4000);
         assert_eq!(again.outcome, Outcome::Retried);
         assert!(!seen.contains(&again.address), "{:?} was tried", again.address);
         seen.push(again.address);
     }
-    let last = syn(&mut tables, 4000);
+    let last = syn_again(&mut tables, 4000);
     assert_eq!((last.outcome, last.address), (Outcome::Forwarded, seen[3]));
 }
 
@@ -96,7 +102,7 @@ fn a_syn_again_goes_to_backends_not_yet_tried_at_most_three_times() {
 fn whoever_answers_too_late_is_refused_and_was_silent() {
     let mut tables = serving(2);
     let first = syn(&mut tables, 4000);
-    let second = syn(&mut tables, 4000);
+    let second = syn_again(&mut tables, 4000);
     let late = accept(&mut tables, 4000, &first);
     assert_eq!((late.action, late.outcome), (Action::Refuse, Outcome::RefusedLate));
     let reset = tables.ask(answers(asks(TCP, 4000), &first), RST | ACK, Hook::POD_OUT);
@@ -117,7 +123,7 @@ fn whoever_answers_too_late_is_refused_and_was_silent() {
 fn a_suspect_that_answers_is_cleared() {
     let mut tables = serving(2);
     let first = syn(&mut tables, 4000);
-    let second = syn(&mut tables, 4000);
+    let second = syn_again(&mut tables, 4000);
     accept(&mut tables, 4000, &second);
     tables.pass_seconds(u64::from(limits::PROBE_INTERVAL_S));
     let probe =
@@ -132,7 +138,7 @@ fn a_client_whom_nobody_answers_accuses_nobody() {
     let mut tables = serving(4);
     for port in 4000..4050 {
         for _ in 0..6 {
-            syn(&mut tables, port);
+            syn_again(&mut tables, port);
         }
     }
     assert!(tables.notes.is_empty());
@@ -148,7 +154,7 @@ fn a_refusal_is_withheld_while_another_backend_may_take_the_connection() {
     assert!(tables.notes.is_empty());
     let refused = tables.ask(answers(asks(TCP, 4000), &first), RST | ACK, Hook::POD_OUT);
     assert_eq!((refused.action, refused.outcome), (Action::Drop, Outcome::WithheldRefusal));
-    let second = syn(&mut tables, 4000);
+    let second = syn_again(&mut tables, 4000);
     assert_eq!(second.outcome, Outcome::Retried);
     let passed = tables.ask(answers(asks(TCP, 4000), &second), RST | ACK, Hook::POD_OUT);
     assert_eq!((passed.action, passed.address), (Action::ToClient, VIP));
@@ -161,7 +167,7 @@ fn a_service_that_asks_for_no_retry_gets_none() {
     let mut tables = serving(3);
     edit(&mut tables, |service| service.flags |= service_flags::NO_RETRY);
     let first = syn(&mut tables, 4000);
-    assert_eq!(syn(&mut tables, 4000).outcome, Outcome::Forwarded);
+    assert_eq!(syn_again(&mut tables, 4000).outcome, Outcome::Forwarded);
     let refused = tables.ask(answers(asks(TCP, 4000), &first), RST | ACK, Hook::POD_OUT);
     assert_eq!((refused.action, refused.outcome), (Action::ToClient, Outcome::Replied));
     assert!(tables.half_open.is_empty());
@@ -172,6 +178,7 @@ fn what_no_hook_sees_both_ways_does_not_move() {
     for hook in [Hook::NODE_IN, Hook::NODE_OUT, Hook::BRIDGE_IN, Hook::XDP] {
         let mut tables = serving(4);
         let first = tables.ask(asks(TCP, 4000), SYN, hook);
+        tables.pass_seconds(1);
         let again = tables.ask(asks(TCP, 4000), SYN, hook);
         assert_eq!((again.outcome, again.backend), (Outcome::Forwarded, first.backend));
     }
@@ -183,8 +190,8 @@ fn a_client_under_affinity_leaves_its_backend_at_the_second_retransmit_and_stick
     edit(&mut tables, |service| service.affinity_timeout_s = 60);
     let first = syn(&mut tables, 4000);
     assert!((4001..4050).all(|port| syn(&mut tables, port).backend == first.backend));
-    assert_eq!(syn(&mut tables, 4000).outcome, Outcome::Forwarded);
-    let moved = syn(&mut tables, 4000);
+    assert_eq!(syn_again(&mut tables, 4000).outcome, Outcome::Forwarded);
+    let moved = syn_again(&mut tables, 4000);
     assert_eq!(moved.outcome, Outcome::Retried);
     assert!((4051..4099).all(|port| syn(&mut tables, port).backend == moved.backend));
     tables.backends.get_mut(&moved.backend).unwrap().flags |= backend_flags::QUARANTINED;

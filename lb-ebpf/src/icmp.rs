@@ -16,6 +16,7 @@ use crate::maps::{Family, Rooms};
 use crate::parse::UDP_HEADER;
 use crate::rewrite::Refused;
 use crate::skb::{load, store_summed};
+use crate::steps;
 use crate::tables::Kernel;
 
 pub const ICMP_HEADER: usize = 8;
@@ -54,7 +55,11 @@ fn kind_of<const N: usize>(kind: u8, code: u8) -> Kind {
 /// Handles the message that `aside` has found; gives its verdict.
 #[inline(always)]
 pub fn handle<const N: usize>(skb: *mut __sk_buff, spot: u32) -> i32 {
-    let verdict = if N == 4 { message4(skb, spot) } else { message6(skb, spot) };
+    let mut verdict = if N == 4 { message4(skb, spot) } else { message6(skb, spot) };
+    if verdict == ASK {
+        steps::refusal::<N>(skb, Spot::from_number(spot).hook);
+        verdict = if N == 4 { judged4(skb, spot) } else { judged6(skb, spot) };
+    }
     if verdict != TRANSLATE {
         return verdict;
     }
@@ -63,6 +68,21 @@ pub fn handle<const N: usize>(skb: *mut __sk_buff, spot: u32) -> i32 {
 
 /// No verdict at tc: the verdict in the scratch record is to be written into an error.
 const TRANSLATE: i32 = -102;
+
+/// No verdict at tc: a refusal that may be a half-open flow's.
+const ASK: i32 = -103;
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn judged4(skb: *mut __sk_buff, spot: u32) -> i32 {
+    judged::<4>(skb, Spot::from_number(spot))
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn judged6(skb: *mut __sk_buff, spot: u32) -> i32 {
+    judged::<16>(skb, Spot::from_number(spot))
+}
 
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -116,8 +136,52 @@ where
         // Nothing that could be translated is quoted.
         return pass(Outcome::Passed);
     };
-    let from_destination = message.src == work.packet.key.src;
-    decide::quoted(&mut tables, work, spot.hook, IcmpError { is_refusal, from_destination, sequence });
+    message.sequence = sequence;
+    message.is_refusal = u8::from(is_refusal);
+    if is_refusal && work.packet.key.protocol == TCP {
+        decide::as_refusal(work, sequence);
+        return ASK;
+    }
+    decided(skb, work, message, spot)
+}
+
+/// What the steps for half-open flows made of a refusal; if nothing, it is an error like any other.
+#[inline(always)]
+fn judged<const N: usize>(skb: *mut __sk_buff, spot: Spot) -> i32
+where
+    Kernel: Family<N> + Tables<N> + Rooms<N>,
+{
+    let (Some(work), Some(message)) = (<Kernel as Family<N>>::work(), <Kernel as Rooms<N>>::message()) else {
+        return NEXT;
+    };
+    if !decide::refused(work) {
+        work.packet.tcp_flags = 0;
+        return decided(skb, work, message, spot);
+    }
+    // SAFETY: reads the context.
+    let ifindex = unsafe { (*skb).ifindex };
+    if work.verdict.action != Action::ToClient {
+        return settled(work, spot, ifindex);
+    }
+    count::packet(work, spot.id, ifindex, work.packet.length);
+    TRANSLATE
+}
+
+/// Decides over an error about a flow.
+#[inline(always)]
+fn decided<const N: usize>(skb: *mut __sk_buff, work: &mut Work<N>, message: &IcmpMessage<N>, spot: Spot) -> i32
+where
+    Kernel: Family<N> + Tables<N>,
+{
+    // SAFETY: reads the context.
+    let ifindex = unsafe { (*skb).ifindex };
+    let mut tables = Kernel { context: skb.cast(), ifindex };
+    let error = IcmpError {
+        is_refusal: message.is_refusal != 0,
+        from_destination: message.src == work.packet.key.src,
+        sequence: message.sequence,
+    };
+    decide::quoted(&mut tables, work, spot.hook, error);
     match work.verdict.action {
         Action::ToBackend | Action::ToClient => {
             count::packet(work, spot.id, ifindex, work.packet.length);
@@ -139,9 +203,13 @@ pub struct IcmpMessage<const N: usize> {
     pub end: u32,
     /// Where the transport header of the packet that it quotes begins.
     quoted: u32,
+    /// [`IcmpError::sequence`].
+    sequence: u32,
     /// Its checksum.
     sum: [u8; 2],
-    pad: [u8; 2],
+    /// [`IcmpError::is_refusal`], as a number.
+    is_refusal: u8,
+    pad: u8,
 }
 
 /// Reads the quotation; `work.packet` gets its tuple reversed. `None`: it quotes no packet with ports.

@@ -120,6 +120,16 @@ pub fn tc<const N: usize>(skb: *mut __sk_buff, mut step: Step, hook: Hook) {
     }
 }
 
+/// Goes through the steps that know half-open flows, for a refusal that the scratch record holds.
+#[inline(always)]
+pub fn refusal<const N: usize>(skb: *mut __sk_buff, hook: Hook) {
+    let mut step = Step::Open;
+    step = call!(step, hook, skb, N: open4, open6);
+    if step == Step::Retry {
+        let _ = call!(step, hook, skb, N: retry4, retry6);
+    }
+}
+
 /// Goes through the steps that are left, at XDP.
 #[inline(always)]
 pub fn xdp<const N: usize>(context: *mut xdp_md, mut step: Step) {

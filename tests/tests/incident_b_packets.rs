@@ -155,17 +155,15 @@ fn with_api_and_agent_dead_no_connection_fails_because_twelve_backends_go() -> R
         );
         report("Ballast, client on the host", &on_host);
         report("kube-proxy, client in a pod", &other);
-        // An ICMP error about a SYN is translated, not withheld: what the node has no route to may fail a connection at once. Its
-        // round is reported only.
-        let is_strict = way != Way::NoRoute;
-        if is_strict && pod.failed() > 0 {
+        if pod.failed() > 0 {
             failed.push(format!("{}: {}, the first: {:?}", way.name(), pod.line(), pod.first_error()));
         }
         if after.since(&before, Outcome::Retried) == 0 {
             failed.push(format!("{}: no connection was moved, so none of the dead was met", way.name()));
         }
         // The contrast is one only if kube-proxy's node met the same.
-        assert!(!is_strict || other.failed() > 0, "kube-proxy, {}: {}", way.name(), other.line());
+        // Where the node has no route, a client's stack goes on for as long as it waits for a neighbour: few of its connections fail.
+        assert!(way == Way::NoRoute || other.failed() > 0, "kube-proxy, {}: {}", way.name(), other.line());
         crowd.return_to(&stage.node, 0..GONE, way)?;
         contrast.crowd.return_to(&contrast.node, 0..GONE, way)?;
     }

@@ -32,7 +32,7 @@ pub use client::Client;
 pub use entries::pair_key;
 pub use health::{accuse, answered, is_suspect};
 pub use pick::{Pick, Picked, Wish};
-pub use quoted::{IcmpError, quoted};
+pub use quoted::{IcmpError, as_refusal, quoted, refused};
 pub use search::look;
 pub use select::{pick, stick};
 pub use step::{Step, begin, decide, direct, keep, open, place, retry, select, syn};

@@ -7,6 +7,7 @@ use super::beside::{Way, translate};
 use super::{Action, Hook, Now, Tables, Work, accuse};
 use crate::abi::{UDP, flow_flags};
 use crate::outcome::Outcome;
+use crate::state::tcp_flag;
 
 /// What the error says, beside the tuple that it quotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +18,27 @@ pub struct IcmpError {
     pub from_destination: bool,
     /// TCP: the sequence number of the quoted segment; SCTP: its verification tag; else 0.
     pub sequence: u32,
+}
+
+/// Makes the packet in `work` the RST that a refusal stands for which quotes a connection's first segment: for [`super::open`] and
+/// [`super::retry`], which know the half-open flows. [`refused`] says what came of it.
+#[inline(always)]
+pub fn as_refusal<const N: usize>(work: &mut Work<N>, sequence: u32) {
+    work.clear();
+    work.packet.tcp_flags = tcp_flag::RST | tcp_flag::ACK;
+    work.packet.ack = sequence.wrapping_add(1);
+}
+
+/// What the steps said of a refusal: `true`, if it was a half-open flow's, and the verdict holds for the error.
+#[inline(always)]
+pub fn refused<const N: usize>(work: &mut Work<N>) -> bool {
+    match work.verdict.action {
+        // The flow is forgotten, and the client is told.
+        Action::ToClient => work.verdict.outcome = Outcome::IcmpTranslated,
+        Action::Drop => {}
+        _ => return false,
+    }
+    true
 }
 
 /// Decides over an error; the verdict stands in `work` afterwards.
