@@ -192,6 +192,14 @@ impl Scene {
 
     /// Everything comes back, and comes to rest: all backends as in the beginning, no drain, no connection, no id in use more.
     pub fn end(&mut self) -> Result<Churned> {
+        let churned = self.settle()?;
+        let at_start = self.in_use_at_start;
+        self.wait("all ids are free again", |this| this.tables.drains().in_use == at_start)?;
+        Ok(Churned { in_use: [at_start, at_start], log_lines: self.agent.log().lines().count(), ..churned })
+    }
+
+    /// The same, but for the ids: those rest until nothing in the tables names them.
+    pub fn settle(&mut self) -> Result<Churned> {
         self.start()?;
         let start = Instant::now();
         while let Some(number) = (0..self.settings.backends).find(|number| self.pods[usize::from(*number)].is_none()) {
@@ -211,14 +219,12 @@ impl Scene {
         self.wait("the tables hold all backends again", Self::is_complete)?;
         let held = self.holders.take().map(|holders| holders.held()).unwrap_or_default();
         let load = self.load.take().map(|load| load.counts()).unwrap_or_default();
-        let at_start = self.in_use_at_start;
-        self.wait("all ids are free again", |this| this.tables.drains().in_use == at_start)?;
         let (seen, drains) = (self.packets.seen(), self.tables.drains());
         Ok(Churned {
             changes: self.changes,
             kills: self.kills,
             log_lines: self.agent.log().lines().count(),
-            in_use: [at_start, drains.in_use],
+            in_use: [self.in_use_at_start, drains.in_use],
             seen,
             drains,
             held,

@@ -1,5 +1,6 @@
 //! `ballast-demo`, which `cargo xtask run` starts: Ballast on a small network, a tour of what it does, and time to play.
 
+mod incidents;
 mod manifest;
 mod report;
 mod stage;
@@ -68,6 +69,7 @@ fn run(arguments: Arguments, signals: SigSet) -> Result<()> {
     let mut stage = Stage::new(setting)?;
     let signal = watch(signals, &report)?;
     tour::tour(&mut stage, &mut report);
+    incidents::replay(&mut report);
     let interrupted = report.interrupted.swap(false, Ordering::Relaxed);
     let log = std::fs::read_to_string(stage.log()).unwrap_or_default();
     if report.verdict().is_err() {
