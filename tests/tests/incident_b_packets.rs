@@ -109,6 +109,10 @@ fn with_api_and_agent_dead_no_connection_fails_because_twelve_backends_go() -> R
     let stage = Stage::new("incident-bp", Pods::Routed, 0, NodeOptions::default());
     let crowd = Crowd::new(&stage.node, BACKENDS)?;
     let contrast = Contrast::new(&stage)?;
+    for node in [&stage.node, &contrast.node] {
+        // Every client is told that there is no route, not just a few.
+        node.namespace().sysctl("net/ipv4/icmp_ratemask", "0")?;
+    }
     let host = stage.topology.outside("api", &stage.node)?;
     let mut cluster = Hosted::start(&host)?;
     cluster.create_node(&contrast.node)?;

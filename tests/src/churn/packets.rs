@@ -108,6 +108,10 @@ impl State {
         if segment.is(SYN) {
             self.begun.insert(connection, at_ns);
         }
+        // A RST delivers nothing: it is what the programs answer to segments of a connection that is over.
+        if segment.flags & RST != 0 {
+            return;
+        }
         if let Some(deadline) = self.deadlines.get(&backend) {
             if at_ns > deadline + ALLOWED_NS {
                 self.seen.stale += 1;
@@ -119,8 +123,6 @@ impl State {
         }
         if let Some(returned) = self.returned.get(&backend)
             && !segment.is(SYN)
-            // A RST delivers nothing: it is what the programs answer to segments of a connection that is over.
-            && segment.flags & RST == 0
             && at_ns > *returned
             && !self.begun.contains_key(&connection)
         {

@@ -59,7 +59,8 @@ pub fn soak(changes: u64, seed: u64, mut tell: impl FnMut(&Sample)) -> Result<So
         for _ in 0..CHANGES_IN_USE {
             scene.change()?;
         }
-        if batch % BATCHES_PER_KILL == 0 {
+        // The first time at once: an agent that found its tables full is compared with others of that kind.
+        if batch % BATCHES_PER_KILL == 1 {
             scene.kill();
         }
         scene.start()?;
