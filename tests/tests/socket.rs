@@ -121,12 +121,12 @@ fn an_unconnected_socket_leaves_a_backend_that_is_gone_and_no_other() {
         let endpoints = stage.endpoints();
         agent.apply(&Manifest::of([service.clone()])).unwrap();
         let sockets: Vec<Datagrams> =
-            (0..12).map(|_| Datagrams::unconnected(stage.node.place(), 0, to).unwrap()).collect();
+            (0..48).map(|_| Datagrams::unconnected(stage.node.place(), 0, to).unwrap()).collect();
         let ask = |sockets: &[Datagrams], text: &str| -> Vec<String> {
             sockets.iter().map(|socket| socket.ask_at(to, text).unwrap().server).collect()
         };
         let first = ask(&sockets, "one");
-        assert_eq!(first.iter().collect::<BTreeSet<_>>().len(), 3, "12 sockets use all backends: {first:?}");
+        assert_eq!(first.iter().collect::<BTreeSet<_>>().len(), 3, "48 sockets use all backends: {first:?}");
         agent.apply(&Manifest::of([Service::web(endpoints[1..].to_vec())])).unwrap();
         let moved = count(&agent, "socket_moved");
         for (before, now) in first.iter().zip(ask(&sockets, "two")) {
