@@ -6,8 +6,10 @@
 
 mod stage;
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
 
 use lb_tests::agent::{Agent, Manifest, Protocol, Service};
 use lb_tests::peers::{Datagrams, PATIENCE, Stream};
@@ -61,6 +63,18 @@ fn pairs(ways: [SocketAddr; 3]) -> Vec<[SocketAddr; 2]> {
 fn connect(from: &Place, port: u16, to: SocketAddr, case: &str) -> Stream {
     Stream::connect_from(from, port, to, PATIENCE)
         .unwrap_or_else(|error| panic!("{case}, port {port} to {to}: {error}"))
+}
+
+/// As [`connect`], once the kernel lets go of the tuple: to it, both ways are one tuple, and a socket just closed may hold it for a
+/// moment.
+fn connect_when_free(from: &Place, port: u16, to: SocketAddr, case: &str) -> Stream {
+    for _ in 0..250 {
+        match Stream::connect_from(from, port, to, PATIENCE) {
+            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => std::thread::sleep(Duration::from_millis(20)),
+            other => return other.unwrap_or_else(|error| panic!("{case}, port {port} to {to}: {error}")),
+        }
+    }
+    panic!("{case}, port {port} to {to}: the tuple stays taken")
 }
 
 /// Asks, and checks that each side believes what it should.
@@ -171,7 +185,7 @@ fn processes_of_the_host_use_one_port_through_both_services_and_directly() {
         for turn in 0..TURNS {
             let to = if turn % 2 == 0 { one } else { two };
             let case = format!("host, turn {turn} of {one} and {two}");
-            let mut stream = connect(host, port, to, &case);
+            let mut stream = connect_when_free(host, port, to, &case);
             assert_eq!(stream.peer().unwrap(), to, "{case}");
             stream.ask(&case).unwrap_or_else(|error| panic!("{case}: {error}"));
             stream.reset().unwrap();
