@@ -47,7 +47,7 @@ pub fn run(workspace: &Workspace, args: &MutateArgs) -> Result<()> {
     let tally = run_each(workspace, toolchain, &mutations)?;
     println!("\n{}", tally.line());
     if tally.failed > 0 {
-        bail!("{} mutations went unnoticed: {}", tally.failed, tally.failures.join("; "));
+        bail!("{} mutations: {}", tally.failed, tally.failures.join("; "));
     }
     Ok(())
 }
@@ -65,18 +65,18 @@ fn read(workspace: &Workspace) -> Result<Vec<Mutation>> {
     table::read(&workspace.root.join("tests/mutations"))
 }
 
-/// A mutation passes if a test noticed it.
+/// A mutation passes if a test noticed it. One that cannot be tried fails, and the others are tried none the less.
 fn run_each(workspace: &Workspace, toolchain: Toolchain, mutations: &[Mutation]) -> Result<Tally> {
     let mut tally = Tally::default();
     for mutation in mutations {
         let started = Instant::now();
-        let noticed =
-            run_one(workspace, toolchain, mutation).with_context(|| format!("mutation {:?}", mutation.name))?;
-        let word = if noticed.is_some() { "noticed" } else { "UNNOTICED" };
-        let by = noticed.map(|test| format!(" by {test}")).unwrap_or_default();
-        say(&format!("mutation {:?}: {word}{by} in {:.1} s", mutation.name, started.elapsed().as_secs_f64()));
-        tally +=
-            Tally::one(&format!("mutation {:?} went unnoticed: {}", mutation.name, mutation.breaks), !by.is_empty());
+        let (word, noticed) = match run_one(workspace, toolchain, mutation) {
+            Ok(Some(test)) => (format!("noticed by {test}"), true),
+            Ok(None) => (format!("went unnoticed: {}", mutation.breaks), false),
+            Err(error) => (format!("could not be tried: {error:#}"), false),
+        };
+        say(&format!("mutation {:?}: {word} in {:.1} s", mutation.name, started.elapsed().as_secs_f64()));
+        tally += Tally::one(&format!("mutation {:?} {word}", mutation.name), noticed);
     }
     Ok(tally)
 }
