@@ -8,7 +8,7 @@
 //! A change of any record here is a change of [`ABI_VERSION`].
 
 /// Version of everything in this module; compared before any pinned map is reused.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 
 /// Bytes of an IPv4 address.
 pub const V4: usize = 4;
@@ -56,9 +56,13 @@ pub mod map_name {
     pub const TRAFFIC6: &str = "traffic6";
     pub const SETTINGS: &str = "settings";
     pub const SOCKET_ENTRIES: &str = "socket_entries";
+    pub const NETWORKS4: &str = "networks4";
+    pub const NETWORKS6: &str = "networks6";
+    pub const MASQUERADE4: &str = "masquerade4";
+    pub const MASQUERADE6: &str = "masquerade6";
 
     /// All of them.
-    pub const ALL: [&str; 32] = [
+    pub const ALL: [&str; 36] = [
         SERVICES4,
         SERVICES6,
         SLOTS,
@@ -91,6 +95,10 @@ pub mod map_name {
         TRAFFIC6,
         SETTINGS,
         SOCKET_ENTRIES,
+        NETWORKS4,
+        NETWORKS6,
+        MASQUERADE4,
+        MASQUERADE6,
     ];
 
     const _: () = {
@@ -229,6 +237,40 @@ pub mod vip_flags {
     pub const ECHO: u32 = 2;
 }
 
+/// Data of a key of `networks4` / `networks6` (longest prefix match): a network that clients may be in.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NetworkKey<const N: usize> {
+    /// Network address; bits beyond the prefix are zero.
+    pub address: [u8; N],
+}
+
+/// Value of `networks4` / `networks6`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Network {
+    /// [`network_flags`].
+    pub flags: u32,
+}
+
+/// Bits of [`Network::flags`].
+pub mod network_flags {
+    /// Pods of the cluster, of this node or another one.
+    pub const PODS: u32 = 1;
+    /// An address of this node.
+    pub const NODE: u32 = 2;
+    /// An address of another node of the cluster.
+    pub const PEER: u32 = 4;
+}
+
+/// Value of `masquerade4` / `masquerade6`, by the index of the interface that leads to the backend; 0: of any other.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Masquerade<const N: usize> {
+    /// An address of this node: the source that masqueraded packets get.
+    pub address: [u8; N],
+}
+
 /// Value of `slots`: one position in a service's range.
 ///
 /// A range may be written again while a reader is between its two words of eight bytes, which the kernel copies one by one:
@@ -330,8 +372,8 @@ impl<const N: usize> FlowKey<N> {
 
 /// Value of `flows4` / `flows6`: what to rewrite, and for whom.
 ///
-/// Forward (client → service): the destination becomes `address:port`, the source port `client_port`.
-/// Reply (backend → client): the source becomes `address:port` (the service's), the destination port `client_port`.
+/// Forward (client → service): the destination becomes `address:port`, the source `client:client_port`.
+/// Reply (backend → client): the source becomes `address:port` (the service's), the destination `client:client_port`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flow<const N: usize> {
@@ -346,6 +388,8 @@ pub struct Flow<const N: usize> {
     /// TCP: the client's initial sequence number; SCTP: its initiate tag; UDP: 0.
     pub isn: u32,
     pub address: [u8; N],
+    /// Forward: the source address as the backend sees it; the packet's own, unless the flow is masqueraded. Reply: the client's own.
+    pub client: [u8; N],
     pub port: u16,
     /// Forward: the source port as the backend sees it. Reply: the client's own port.
     pub client_port: u16,
@@ -387,8 +431,9 @@ pub mod flow_flags {
     pub const BACKEND_ENDED: u8 = 32;
     /// Both: the connection is over, and another one may take its tuple.
     pub const ENDED: u8 = CLIENT_ENDED | BACKEND_ENDED;
-    /// The backend is the client itself: each direction carries the service's address as its source.
-    pub const HAIRPIN: u8 = 64;
+    /// The backend sees another source address than the client's own: one of this node, or, where the backend is the client itself,
+    /// the service's.
+    pub const MASQUERADED: u8 = 64;
     /// The flow is among its backend's [`Health::connections`].
     pub const COUNTED: u8 = 128;
 }
@@ -607,6 +652,14 @@ pub struct Link {
     pub peer_netns_id: i32,
     /// [`link_role`].
     pub role: u32,
+    /// [`link_flags`].
+    pub flags: u32,
+}
+
+/// Bits of [`Link::flags`].
+pub mod link_flags {
+    /// Frames that XDP redirects to this link leave by it: its driver sends them, or XDP is generic.
+    pub const XDP_SENDS: u32 = 1;
 }
 
 /// Values of [`Link::role`].
@@ -767,15 +820,20 @@ sizes! {
     VipKey<4> = 4,
     VipKey<16> = 16,
     Vip = 4,
+    NetworkKey<4> = 4,
+    NetworkKey<16> = 16,
+    Network = 4,
+    Masquerade<4> = 4,
+    Masquerade<16> = 16,
     Slot = 16,
     Backend<4> = 28,
     Backend<16> = 40,
     FlowKey<4> = 16,
     FlowKey<16> = 40,
-    Flow<4> = 32,
-    Flow<16> = 44,
-    HalfOpen<4> = 48,
-    HalfOpen<16> = 60,
+    Flow<4> = 36,
+    Flow<16> = 60,
+    HalfOpen<4> = 52,
+    HalfOpen<16> = 76,
     Health = 24,
     AffinityKey<4> = 12,
     AffinityKey<16> = 24,
@@ -792,7 +850,7 @@ sizes! {
     SocketEntries = 328,
     ServiceName = 148,
     StatKey = 8,
-    Link = 8,
+    Link = 12,
     Config = 16,
     LoadSettings = 28,
     Event = 64,

@@ -63,17 +63,28 @@ pub const UDP_REPLIED_TIMEOUT_S: u32 = 30;
 pub const UDP_STREAM_TIMEOUT_S: u32 = 120;
 
 /// How many source ports are tried when a flow's translated tuple is taken.
-pub const PORT_ATTEMPTS: u32 = 8;
-/// First source port of the range tried for a translated source port. Disjoint from the node ports' default range.
+pub const PORT_ATTEMPTS: u32 = 32;
+/// The same where each time the client's own sockets are asked for, too.
+pub const SOCKET_ATTEMPTS: u32 = 8;
+/// Default first source port of the range tried for a translated source port (`--snat-ports`). Disjoint from the node ports' default
+/// range and from the kernel's own (`net.ipv4.ip_local_port_range`).
 pub const SOURCE_PORT_FIRST: u16 = 61_000;
-/// How many source ports the range holds (61000 to 65095): a power of two, so that a mask picks one.
-pub const SOURCE_PORT_COUNT: u16 = 4_096;
+/// How many source ports the default range holds: up to 65535.
+pub const SOURCE_PORT_COUNT: u16 = 4_536;
+/// Default range of the node ports (`--service-node-port-range` of the API server).
+pub const NODE_PORT_FIRST: u16 = 30_000;
+pub const NODE_PORT_LAST: u16 = 32_767;
+/// Default range of the ports that the kernel gives to sockets (`net.ipv4.ip_local_port_range`).
+pub const LOCAL_PORT_FIRST: u16 = 32_768;
+pub const LOCAL_PORT_LAST: u16 = 60_999;
+/// Capacity of each `networks` map, in networks: those of the pods, and the nodes' addresses.
+pub const NETWORKS: u32 = 16_384;
 
 /// How often a packet looks its service up again after it met a half-written update.
 pub const SERVICE_LOOKUPS: u32 = 2;
 
 const _: () = assert!(TURNS.is_power_of_two());
-const _: () = assert!(SOURCE_PORT_COUNT.is_power_of_two());
-const _: () = assert!(SOURCE_PORT_FIRST as u32 + SOURCE_PORT_COUNT as u32 <= u16::MAX as u32);
+const _: () = assert!(SOURCE_PORT_FIRST as u32 + SOURCE_PORT_COUNT as u32 == u16::MAX as u32 + 1);
+const _: () = assert!(NODE_PORT_LAST < LOCAL_PORT_FIRST && LOCAL_PORT_LAST < SOURCE_PORT_FIRST);
 const _: () = assert!(EVENTS_BYTES.is_power_of_two() && EVENTS_BYTES.is_multiple_of(4096));
 const _: () = assert!(TCP_HALF_OPEN_TIMEOUT_S < TCP_OPEN_TIMEOUT_S);

@@ -78,11 +78,21 @@ pub enum Outcome {
     DroppedFragment = 35,
     /// Datagram of a host socket sent to another backend: the one before takes no more.
     SocketMoved = 36,
+    /// First packet of a flow, sent from an address of this node so that its answers come back.
+    Masqueraded = 37,
+    /// The flow must be masqueraded, and this node has no address of the family to do it with: dropped.
+    DroppedNoAddress = 38,
+    /// From the wire with a source that cannot be out there (loopback, this node, a service): dropped.
+    DroppedMartian = 39,
+    /// Larger than the link towards the backend takes: the sender was told (ICMP fragmentation needed, packet too big).
+    RefusedTooBig = 40,
+    /// The last hop that its sender allowed: dropped.
+    DroppedHopLimit = 41,
 }
 
 impl Outcome {
     /// How many there are.
-    pub const COUNT: usize = 37;
+    pub const COUNT: usize = 42;
 
     /// All of them, in the order of their numbers.
     pub const ALL: [Outcome; Self::COUNT] = [
@@ -123,6 +133,11 @@ impl Outcome {
         Self::FragmentFollowed,
         Self::DroppedFragment,
         Self::SocketMoved,
+        Self::Masqueraded,
+        Self::DroppedNoAddress,
+        Self::DroppedMartian,
+        Self::RefusedTooBig,
+        Self::DroppedHopLimit,
     ];
 
     /// The outcome with this number.
@@ -170,6 +185,11 @@ impl Outcome {
             Self::FragmentFollowed => "fragment_followed",
             Self::DroppedFragment => "dropped_fragment",
             Self::SocketMoved => "socket_moved",
+            Self::Masqueraded => "masqueraded",
+            Self::DroppedNoAddress => "dropped_no_address",
+            Self::DroppedMartian => "dropped_martian",
+            Self::RefusedTooBig => "refused_too_big",
+            Self::DroppedHopLimit => "dropped_hop_limit",
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::abi::{Backend, Flow, LoadSettings, UDP, backend_flags, backend_state, flow_flags, flow_state};
 use crate::limits::{
+    LOCAL_PORT_FIRST, LOCAL_PORT_LAST, NODE_PORT_FIRST, NODE_PORT_LAST, SOURCE_PORT_COUNT, SOURCE_PORT_FIRST,
     TCP_CLOSING_TIMEOUT_S, TCP_HALF_OPEN_TIMEOUT_S, TCP_OPEN_TIMEOUT_S, UDP_REPLIED_TIMEOUT_S, UDP_STREAM_TIMEOUT_S,
     UDP_UNREPLIED_TIMEOUT_S,
 };
@@ -103,6 +104,50 @@ impl Default for Timeouts {
     }
 }
 
+/// The source ports of masqueraded and of translated flows. Set when the programs are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourcePorts {
+    /// First port of the range that translated ports are taken from (`--snat-ports`).
+    pub first: u16,
+    /// How many it holds; not 0.
+    pub count: u16,
+    /// The ports that this node's kernel gives to its own sockets.
+    pub local_first: u16,
+    pub local_last: u16,
+}
+
+impl SourcePorts {
+    pub const DEFAULT: Self = Self {
+        first: SOURCE_PORT_FIRST,
+        count: SOURCE_PORT_COUNT,
+        local_first: LOCAL_PORT_FIRST,
+        local_last: LOCAL_PORT_LAST,
+    };
+
+    /// Whether a masqueraded flow may keep its client's port: not one that a socket of this node may take, or a frontend has.
+    #[inline(always)]
+    #[must_use]
+    pub const fn keeps(&self, port: u16) -> bool {
+        const FIRST_UNPRIVILEGED: u16 = 1024;
+        port >= FIRST_UNPRIVILEGED
+            && !(port >= self.local_first && port <= self.local_last)
+            && !(port >= NODE_PORT_FIRST && port <= NODE_PORT_LAST)
+    }
+
+    /// A port of the range, by any number.
+    #[inline(always)]
+    #[must_use]
+    pub const fn pick(&self, number: u32) -> u16 {
+        self.first.wrapping_add((((number >> 16) * self.count as u32) >> 16) as u16)
+    }
+}
+
+impl Default for SourcePorts {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
 /// Whether a flow has been silent for longer than this.
 #[inline(always)]
 pub const fn expired<const N: usize>(flow: &Flow<N>, timeout_s: u32, now_s: u32) -> bool {
@@ -187,6 +232,7 @@ mod tests {
             since_s: 0,
             isn: 0,
             address: [0; 4],
+            client: [0; 4],
             port: 0,
             client_port: 0,
             generation: 0,

@@ -1,4 +1,4 @@
-//! Whom a frontend serves: external kinds clients inside alone, source ranges whoever is in them, over plain tables.
+//! Whom a frontend serves: source ranges admit whoever is in them, over plain tables.
 
 // Tests may unwrap: a panic is a failed test.
 #![allow(clippy::unwrap_used)]
@@ -6,10 +6,10 @@
 mod memory;
 
 use lb_common::abi::{FlowKey, Service, ServiceKey, TCP, UDP, backend_state, frontend_kind, seal, service_flags};
-use lb_common::decide::{Action, Client, Hook, Now, Pick, Picked, Wish, pick};
+use lb_common::decide::{Action, Asker, Hook, Now, Pick, Picked, Wish, pick};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
-use lb_common::state::tcp_flag::{ACK, RST, SYN};
+use lb_common::state::tcp_flag::{ACK, SYN};
 use memory::Memory;
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];
@@ -17,7 +17,6 @@ const FRONTEND: [u8; 4] = [192, 0, 2, 10];
 const INSIDE: [u8; 4] = [10, 0, 1, 11];
 const OUTSIDE: [u8; 4] = [10, 0, 2, 12];
 const EXTERNAL: [u8; 3] = [frontend_kind::EXTERNAL_IP, frontend_kind::LOAD_BALANCER, frontend_kind::NODE_PORT];
-const OFF_THE_CLIENTS_LINK: [Hook; 4] = [Hook::BRIDGE_IN, Hook::NODE_IN, Hook::NODE_OUT, Hook::XDP];
 
 fn frontend(protocol: u8) -> ServiceKey<4> {
     ServiceKey { address: FRONTEND, port: 80, protocol, pad: 0 }
@@ -58,26 +57,6 @@ fn every_kind_serves_a_pod_from_the_inside_set() {
                 assert_eq!(verdict.address, INSIDE);
             }
         }
-    }
-}
-
-#[test]
-fn an_external_kind_is_no_service_where_clients_outside_may_come_by() {
-    for hook in OFF_THE_CLIENTS_LINK {
-        for kind in EXTERNAL {
-            let mut tables = serving(kind, service_flags::SOURCE_RANGES);
-            for empty in [false, true] {
-                edit(&mut tables, TCP, |service| service.slot_count = u32::from(!empty));
-                for flags in [SYN, ACK, RST] {
-                    let verdict = tables.ask(from(CLIENT, TCP, 4000), flags, hook);
-                    assert_eq!((verdict.action, verdict.outcome), (Action::Pass, Outcome::Passed));
-                    assert_eq!((verdict.service, verdict.backend), (0, 0), "not counted for the service");
-                }
-            }
-            assert!(tables.flows.is_empty());
-        }
-        let verdict = serving(frontend_kind::CLUSTER_IP, 0).ask(from(CLIENT, TCP, 4000), SYN, hook);
-        assert_eq!(verdict.action, Action::ToBackend, "a cluster IP is served");
     }
 }
 
@@ -132,7 +111,7 @@ fn a_range_that_is_taken_away_ends_no_flow_and_lets_no_new_one_begin() {
 
 #[test]
 fn a_process_is_admitted_by_its_flag_alone() {
-    let asked = |flags: u8, client: Client| {
+    let asked = |flags: u8, client: Asker| {
         let mut tables = serving(frontend_kind::LOAD_BALANCER, flags);
         // What would admit the address that a socket call does not know yet.
         tables.sources = vec![(1, [0; 4], 1)];
@@ -145,7 +124,7 @@ fn a_process_is_admitted_by_its_flag_alone() {
         }
     };
     let (ranges, node) = (service_flags::SOURCE_RANGES, service_flags::NODE_ALLOWED);
-    let (on_node, in_a_pod) = (Client::Process(node), Client::Process(0));
+    let (on_node, in_a_pod) = (Asker::Process(node), Asker::Process(0));
     assert_eq!([asked(0, on_node), asked(0, in_a_pod)], [Ok(INSIDE); 2]);
     assert_eq!([asked(ranges, on_node), asked(ranges, in_a_pod)], [Err(1); 2]);
     assert_eq!([asked(ranges | node, on_node), asked(ranges | node, in_a_pod)], [Ok(INSIDE), Err(1)]);

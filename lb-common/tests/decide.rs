@@ -5,7 +5,7 @@
 
 mod memory;
 
-use lb_common::abi::{FlowKey, ServiceKey, TCP, UDP, backend_flags, backend_state};
+use lb_common::abi::{FlowKey, ServiceKey, TCP, UDP, backend_flags, backend_state, network_flags};
 use lb_common::decide::{Action, Hook, Verdict};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
@@ -231,10 +231,11 @@ fn a_connection_that_is_over_gives_its_tuple_up_and_a_half_closed_one_keeps_it()
 
 #[test]
 fn what_a_service_flow_leaves_behind_rewrites_no_direct_connection_of_any_client() {
-    // Clients without a link of their own here: from outside, and of the host. No hook sees their direct requests as such.
+    // Clients without a link of their own here: of another node, and of the host. No hook sees their direct requests as such.
     for (request, answers) in [(Hook::NODE_IN, Hook::NODE_OUT), (Hook::NODE_OUT, Hook::POD_IN)] {
         for by_reset in [false, true] {
             let mut tables = serving(&BACKENDS[..1]);
+            tables.networks = vec![(CLIENT, 32, network_flags::PODS)];
             let syn = tables.ask(to_vip(TCP, 40_000), SYN, request);
             let reply = answer(to_vip(TCP, 40_000), &syn);
             assert_eq!(tables.ask(reply, SYN | ACK, answers).action, Action::ToClient);
@@ -250,6 +251,7 @@ fn what_a_service_flow_leaves_behind_rewrites_no_direct_connection_of_any_client
             assert!(tables.flows.is_empty());
         }
         let mut tables = serving(&BACKENDS[..1]);
+        tables.networks = vec![(CLIENT, 32, network_flags::PODS)];
         let sent = tables.ask(to_vip(UDP, 40_000), 0, request);
         let reply = answer(to_vip(UDP, 40_000), &sent);
         assert_eq!(tables.ask(reply, 0, answers).action, Action::ToClient);
@@ -274,7 +276,7 @@ fn a_direct_connection_on_a_translated_port_gives_way_too() {
 #[test]
 fn no_port_is_translated_to_that_the_client_itself_uses() {
     let mut tables = serving(&BACKENDS[..1]);
-    let last = limits::SOURCE_PORT_FIRST + limits::SOURCE_PORT_COUNT - 1;
+    let last = limits::SOURCE_PORT_FIRST + (limits::SOURCE_PORT_COUNT - 1);
     let own: Vec<u16> = std::iter::once(40_000).chain(limits::SOURCE_PORT_FIRST..=last).filter(|p| p % 4 < 2).collect();
     tables.direct.extend(own.iter().map(|port| key(TCP, (CLIENT, *port), (BACKENDS[0], 8080))));
     for _ in 0..50 {
@@ -341,16 +343,6 @@ fn an_unhooked_clients_reply_is_rewritten_where_it_is_first_seen() {
     let mut tables = serving(&BACKENDS[..1]);
     let syn = tables.ask(to_vip(TCP, 40_000), SYN, Hook::POD_IN);
     assert_eq!(tables.ask(answer(to_vip(TCP, 40_000), &syn), SYN | ACK, Hook::POD_IN).action, Action::Pass);
-}
-
-#[test]
-fn xdp_serves_local_backends_only() {
-    let mut tables = serving(&BACKENDS[..1]);
-    assert_eq!(tables.ask(to_vip(TCP, 40_000), SYN, Hook::XDP).action, Action::ToBackend);
-    tables.backends.get_mut(&1).unwrap().flags = 0;
-    let known = tables.ask(to_vip(TCP, 40_000), ACK, Hook::XDP);
-    let new = tables.ask(to_vip(TCP, 40_001), SYN, Hook::XDP);
-    assert_eq!((known.outcome, new.outcome), (Outcome::HandedToTc, Outcome::HandedToTc));
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn asks(protocol: u8, port: u16) -> FlowKey<4> {
 }
 
 fn answers(sent: FlowKey<4>, verdict: &Verdict<4>) -> FlowKey<4> {
-    let (src, dst) = (verdict.address, if verdict.hairpin { sent.dst } else { sent.src });
+    let (src, dst) = (verdict.address, verdict.client);
     FlowKey { src, dst, src_port: verdict.port, dst_port: verdict.client_port, protocol: sent.protocol, pad: [0; 3] }
 }
 
@@ -177,6 +177,7 @@ fn a_service_that_asks_for_no_retry_gets_none() {
 fn what_no_hook_sees_both_ways_does_not_move() {
     for hook in [Hook::NODE_IN, Hook::NODE_OUT, Hook::BRIDGE_IN, Hook::XDP] {
         let mut tables = serving(4);
+        tables.own = Some([192, 0, 2, 1]);
         let first = tables.ask(asks(TCP, 4000), SYN, hook);
         tables.pass_seconds(1);
         let again = tables.ask(asks(TCP, 4000), SYN, hook);
@@ -264,12 +265,12 @@ fn a_backend_that_is_its_own_client_meets_the_service_at_the_other_end() {
     let mut tables = Memory::default();
     tables.serve(1, 0, frontend(TCP), &[CLIENT], 8080);
     let sent = syn(&mut tables, 4000);
-    assert!(sent.hairpin);
+    assert!(sent.masquerade);
     assert_eq!((sent.address, sent.port, sent.client_port), (CLIENT, 8080, 4000));
     let reply = tables.ask(answers(asks(TCP, 4000), &sent), SYN | ACK, Hook::POD_IN);
-    assert_eq!((reply.action, reply.hairpin, reply.route), (Action::ToClient, true, true));
+    assert_eq!((reply.action, reply.masquerade, reply.route), (Action::ToClient, true, true));
     assert_eq!((reply.address, reply.port, reply.client_port), (VIP, 80, 4000));
-    assert!(tables.flows.values().all(|flow| flow.flags & flow_flags::HAIRPIN != 0));
+    assert!(tables.flows.values().all(|flow| flow.flags & flow_flags::MASQUERADED != 0));
 }
 
 proptest! {

@@ -4,15 +4,19 @@ use core::ffi::c_void;
 
 use aya_ebpf::bindings::{
     __sk_buff, BPF_F_INGRESS, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, TC_ACT_SHOT,
-    bpf_fib_lookup as FibQuery,
+    bpf_fib_lookup as FibQuery, xdp_md,
 };
 use aya_ebpf::helpers::generated::{
-    bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_head, bpf_skb_change_type, bpf_skb_load_bytes,
-    bpf_skb_store_bytes,
+    bpf_fib_lookup, bpf_l3_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_head, bpf_skb_change_type,
+    bpf_skb_load_bytes, bpf_skb_store_bytes,
 };
-use lb_common::abi::FlowKey;
+use lb_common::abi::{FlowKey, link_flags};
+use lb_common::outcome::Outcome;
 
+use crate::count::{self, Counter};
+use crate::maps::LINKS;
 use crate::parse::ETHERNET;
+use crate::skb::{load, store};
 
 /// Verdicts at tc. `NEXT` (TCX_NEXT, and TC_ACT_UNSPEC for clsact) leaves the packet to the programs behind us.
 pub const NEXT: i32 = -1;
@@ -61,6 +65,10 @@ pub fn route<const N: usize>(skb: *mut __sk_buff, key: &FlowKey<N>, network: usi
         // For this host: at ingress the stack delivers it. At egress it would leave: turn it round.
         return if ingress { NEXT } else { back(skb, network, false) };
     };
+    // At egress the stack has counted the hop already.
+    if ingress && hop::<N>(skb, network).is_err() {
+        return DROP;
+    }
     // The helper takes a link-layer header off before it puts the new one on, and drops a packet that has none.
     // SAFETY: a helper on the program's own packet.
     if network == 0 && unsafe { bpf_skb_change_head(skb, ETHERNET as u32, 0) } != 0 {
@@ -74,22 +82,106 @@ pub fn route<const N: usize>(skb: *mut __sk_buff, key: &FlowKey<N>, network: usi
     }
 }
 
-/// The link towards the packet's destination; `None` if it is an address of this host, or unreachable.
+/// Takes a hop off the packet's limit. An error: it was the last one.
 #[inline(always)]
-fn next_link<const N: usize>(skb: *mut __sk_buff, key: &FlowKey<N>) -> Option<u32> {
+fn hop<const N: usize>(skb: *mut __sk_buff, network: usize) -> Result<(), ()> {
+    let at = network + hop_limit_at::<N>();
+    let mut limit = [0u8; 2];
+    load(skb, at, &mut limit).map_err(|_| ())?;
+    let [left, protocol] = limit;
+    if left <= 1 {
+        count::outcome(Outcome::DroppedHopLimit, Counter::Packet);
+        return Err(());
+    }
+    let new = [left - 1, protocol];
+    if N == 4 {
+        let (old, new) = (u64::from(u16::from_ne_bytes(limit)), u64::from(u16::from_ne_bytes(new)));
+        // SAFETY: the helper checks the offset against the packet.
+        if unsafe { bpf_l3_csum_replace(skb, network as u32 + 10, old, new, 2) } != 0 {
+            return Err(());
+        }
+    }
+    store(skb, at, &[left - 1]).map_err(|_| ())
+}
+
+/// Where the hop limit stands in the network header.
+#[inline(always)]
+pub const fn hop_limit_at<const N: usize>() -> usize {
+    if N == 4 { 8 } else { 7 }
+}
+
+/// Where a frame goes from XDP, and its link-layer addresses there.
+pub struct Way {
+    pub ifindex: u32,
+    pub destination: [u8; 6],
+    pub source: [u8; 6],
+}
+
+/// The way of a packet of so many bytes to its destination; `None`: the stack is asked, for it has no neighbour yet, is not to forward,
+/// must fragment, or takes the packet itself.
+#[inline(always)]
+pub fn way<const N: usize>(
+    context: *mut xdp_md,
+    src: &[u8; N],
+    dst: &[u8; N],
+    protocol: u8,
+    length: u32,
+) -> Option<Way> {
+    let mut query = query(src, dst, protocol);
+    query.__bindgen_anon_1.tot_len = u16::try_from(length).ok()?;
+    // SAFETY: reads the context.
+    let came_by = unsafe { (*context).ingress_ifindex };
+    query.ifindex = came_by;
+    // SAFETY: the query lives on this stack and its size is told.
+    let found = unsafe { bpf_fib_lookup(context.cast::<c_void>(), &raw mut query, size_of::<FibQuery>() as i32, 0) };
+    if found != i64::from(BPF_FIB_LKUP_RET_SUCCESS) || !(query.ifindex == came_by || sends(query.ifindex)) {
+        return None;
+    }
+    Some(Way { ifindex: query.ifindex, destination: query.dmac, source: query.smac })
+}
+
+/// Whether a frame that XDP redirects to the link leaves by it.
+#[inline(always)]
+fn sends(ifindex: u32) -> bool {
+    // SAFETY: one word, copied at once.
+    unsafe { LINKS.get(&ifindex) }.is_some_and(|link| link.flags & link_flags::XDP_SENDS != 0)
+}
+
+/// The index of the link towards an address of which nothing else is known; 0: there is none.
+///
+/// A function of its own: off the stack of those that ask.
+#[inline(never)]
+pub fn link_to<const N: usize>(context: *mut c_void, ifindex: u32, address: &[u8; N]) -> u32 {
+    let mut query = query(&[0; N], address, 0);
+    query.ifindex = ifindex;
+    // SAFETY: the query lives on this stack and its size is told.
+    let found = unsafe { bpf_fib_lookup(context, &raw mut query, size_of::<FibQuery>() as i32, 0) };
+    let known = found == i64::from(BPF_FIB_LKUP_RET_SUCCESS) || found == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH);
+    if known { query.ifindex } else { 0 }
+}
+
+#[inline(always)]
+fn query<const N: usize>(src: &[u8; N], dst: &[u8; N], protocol: u8) -> FibQuery {
     // SAFETY: zeroes are a valid query; the union's members are written for the family at hand.
     let mut query: FibQuery = unsafe { core::mem::zeroed() };
     query.family = if N == 4 { AF_INET } else { AF_INET6 };
-    query.l4_protocol = key.protocol;
+    query.l4_protocol = protocol;
+    if N == 4 {
+        query.__bindgen_anon_3.ipv4_src = u32::from_ne_bytes([src[0], src[1], src[2], src[3]]);
+        query.__bindgen_anon_4.ipv4_dst = u32::from_ne_bytes([dst[0], dst[1], dst[2], dst[3]]);
+    } else {
+        query.__bindgen_anon_3.ipv6_src = words(src);
+        query.__bindgen_anon_4.ipv6_dst = words(dst);
+    }
+    query
+}
+
+/// The link towards the packet's destination; `None` if it is an address of this host, or unreachable.
+#[inline(always)]
+fn next_link<const N: usize>(skb: *mut __sk_buff, key: &FlowKey<N>) -> Option<u32> {
+    let mut query = query(&key.src, &key.dst, key.protocol);
     // SAFETY: reads the context.
     query.ifindex = unsafe { (*skb).ifindex };
-    if N == 4 {
-        query.__bindgen_anon_3.ipv4_src = u32::from_ne_bytes([key.src[0], key.src[1], key.src[2], key.src[3]]);
-        query.__bindgen_anon_4.ipv4_dst = u32::from_ne_bytes([key.dst[0], key.dst[1], key.dst[2], key.dst[3]]);
-    } else {
-        query.__bindgen_anon_3.ipv6_src = words(&key.src);
-        query.__bindgen_anon_4.ipv6_dst = words(&key.dst);
-    }
     // SAFETY: the query lives on this stack and its size is told.
     let found = unsafe { bpf_fib_lookup(skb.cast::<c_void>(), &raw mut query, size_of::<FibQuery>() as i32, 0) };
     let known = found == i64::from(BPF_FIB_LKUP_RET_SUCCESS) || found == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH);

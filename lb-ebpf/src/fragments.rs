@@ -8,11 +8,10 @@ use lb_common::outcome::Outcome;
 
 use crate::aside::{Spot, settled};
 use crate::count::{self, Counter};
-use crate::forward::{self, DROP, NEXT};
-use crate::hairpin;
+use crate::forward::{DROP, NEXT};
 use crate::headers::Headers;
 use crate::maps::{Family, Fragments};
-use crate::rewrite::{End, readdress};
+use crate::masquerade;
 use crate::tables::Kernel;
 
 #[inline(always)]
@@ -68,25 +67,12 @@ where
         return settled(work, spot, ifindex);
     }
     count::packet(work, spot.id, ifindex, work.packet.length);
-    let end = if action == Action::ToBackend { End::Destination } else { End::Source };
-    let written = if work.verdict.hairpin {
-        hairpin::swap(skb, spot.network, &work.packet.key.src, &work.packet.key.dst)
-    } else {
-        readdress(skb, spot.network, work, end)
-    };
-    if written.is_err() {
+    if masquerade::addresses(skb, spot.network, work, None).is_err() {
         count::outcome(Outcome::DroppedRewrite, Counter::Packet);
         return DROP;
-    }
-    if work.verdict.hairpin {
-        return forward::back(skb, spot.network, spot.ingress);
     }
     if !work.verdict.route {
         return NEXT;
     }
-    match end {
-        End::Destination => work.packet.key.dst = work.verdict.address,
-        End::Source => work.packet.key.src = work.verdict.address,
-    }
-    forward::route(skb, &work.packet.key, spot.network, spot.ingress)
+    masquerade::go(skb, spot, work)
 }

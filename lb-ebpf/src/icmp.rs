@@ -10,9 +10,9 @@ use crate::aside::{Spot, pass, settled};
 use crate::count::{self, Counter};
 use crate::echo;
 use crate::forward::{self, DROP, NEXT};
-use crate::hairpin;
 use crate::headers::{self, Extent, Piece};
 use crate::maps::{Family, Rooms};
+use crate::masquerade;
 use crate::parse::UDP_HEADER;
 use crate::rewrite::Refused;
 use crate::skb::{load, store_summed};
@@ -244,16 +244,17 @@ where
     let (Some(work), Some(message)) = (<Kernel as Family<N>>::work(), <Kernel as Rooms<N>>::message()) else {
         return DROP;
     };
+    let turns_back = work.verdict.turns_back(&work.packet.key);
     let error = Error { skb, spot, message };
     if error.rewrite(work).is_err() {
         count::outcome(Outcome::DroppedRewrite, Counter::Packet);
         return DROP;
     }
-    if work.verdict.hairpin {
-        return forward::back(skb, spot.network, spot.ingress);
-    }
     if !work.verdict.route {
         return NEXT;
+    }
+    if turns_back {
+        return forward::back(skb, spot.network, spot.ingress);
     }
     forward::route(skb, &work.packet.key, spot.network, spot.ingress)
 }
@@ -274,7 +275,6 @@ impl<const N: usize> Error<'_, N> {
         let (key, verdict) = (&work.packet.key, &work.verdict);
         let to_backend = verdict.action == Action::ToBackend;
         let inner = message.icmp as usize + ICMP_HEADER;
-        let quoted = message.quoted as usize;
         let source_at = if N == 4 { 12 } else { 8 };
         let old_ports = ports(key.dst_port, key.src_port);
         let new_ports = if to_backend {
@@ -282,44 +282,43 @@ impl<const N: usize> Error<'_, N> {
         } else {
             ports(verdict.client_port, verdict.port)
         };
-        // One address of the quotation changes; if the backend is the client, they trade places, which no sum notices.
-        let old = if to_backend { key.dst } else { key.src };
-        let (old_address, new_address) = if verdict.hairpin {
-            hairpin::swap(skb, inner, &key.dst, &key.src)?;
-            (0, 0)
-        } else {
-            store_summed(skb, inner + source_at + if to_backend { 0 } else { N }, &verdict.address)?;
-            (checksum::add(0, &old), checksum::add(0, &verdict.address))
-        };
-        // What changes of all that the error's checksum covers. The quoted IPv4 header makes up for its address itself.
+        // The quotation goes the other way than the error: its source is where the error goes to.
+        let (new_src, new_dst) = masquerade::ends(verdict);
+        store_summed(skb, inner + source_at, new_dst)?;
+        store_summed(skb, inner + source_at + N, new_src)?;
+        let (old_src_sum, new_src_sum) = (checksum::add(0, &key.src), checksum::add(0, new_src));
+        let (old_dst_sum, new_dst_sum) = (checksum::add(0, &key.dst), checksum::add(0, new_dst));
+        let (old_addresses, new_addresses) = (old_src_sum + old_dst_sum, new_src_sum + new_dst_sum);
+        // What changes of all that the error's checksum covers. The quoted IPv4 header makes up for its addresses itself.
         let (mut before, mut after) = (checksum::add(0, &old_ports), checksum::add(0, &new_ports));
-        let sums = self.transport_sum(key.protocol, (old_address + before, new_address + after))?;
-        store_summed(skb, quoted, &new_ports)?;
+        let sums = self.transport_sum(key.protocol, (old_addresses + before, new_addresses + after))?;
+        store_summed(skb, message.quoted as usize, &new_ports)?;
         before += sums.0;
         after += sums.1;
         if N == 4 {
-            resum(skb, inner + 10, old_address, new_address)?;
+            resum(skb, inner + 10, old_addresses, new_addresses)?;
         } else {
-            before += old_address;
-            after += new_address;
+            before += old_addresses;
+            after += new_addresses;
         }
-        // The error's own addresses: the one that the quotation had, too; the others are a router's.
+        // The error's own addresses: it goes to where the quotation came from; it may be the other end's own, or a router's.
         let network = self.spot.network;
-        let (mut src, mut dst) = (message.src, message.dst);
-        if verdict.hairpin {
-            hairpin::swap(skb, network, &src, &dst)?;
-            core::mem::swap(&mut src, &mut dst);
-        } else if old == if to_backend { dst } else { src } {
-            *(if to_backend { &mut dst } else { &mut src }) = verdict.address;
-            if N == 4 {
-                resum(skb, network + 10, old_address, new_address)?;
-            } else {
-                // ICMPv6 sums up the addresses, too.
-                before += old_address;
-                after += new_address;
-            }
-            store_summed(skb, network + source_at + if to_backend { N } else { 0 }, &verdict.address)?;
+        let (src, dst) = if key.src == message.src { (new_src, new_dst) } else { (&message.src, new_dst) };
+        let (mut old_outer, mut new_outer) = (old_dst_sum, new_dst_sum);
+        if key.src == message.src {
+            old_outer += old_src_sum;
+            new_outer += new_src_sum;
         }
+        if N == 4 {
+            resum(skb, network + 10, old_outer, new_outer)?;
+        } else {
+            // ICMPv6 sums up the addresses, too.
+            before += old_outer;
+            after += new_outer;
+        }
+        store_summed(skb, network + source_at, src)?;
+        store_summed(skb, network + source_at + N, dst)?;
+        let (src, dst) = (*src, *dst);
         let sum = checksum::replace(u16::from_be_bytes(message.sum), before, after);
         work.packet.key.src = src;
         work.packet.key.dst = dst;

@@ -6,8 +6,8 @@ use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCp
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, Config, Event, Flow, FlowKey, Fragment, FragmentKey, HalfOpen, Health, Link,
-    LoadSettings, SOURCE_SERVICE_BITS, Service, ServiceKey, ServiceName, Slot, SocketEntries, SocketKey, SocketPeer,
-    Source, SourceKey, StatKey, Traffic, Vip, VipKey,
+    LoadSettings, Masquerade, Network, NetworkKey, SOURCE_SERVICE_BITS, Service, ServiceKey, ServiceName, Slot,
+    SocketEntries, SocketKey, SocketPeer, Source, SourceKey, StatKey, Traffic, Vip, VipKey,
 };
 use lb_common::decide::Work;
 use lb_common::limits;
@@ -66,6 +66,15 @@ pub static SOURCES6: LpmTrie<SourceKey<16>, Source, { limits::SOURCES as usize }
 pub static VIPS4: HashMap<VipKey<4>, Vip, { limits::VIPS as usize }, ON_DEMAND> = HashMap::new();
 #[btf_map(name = "vips6")]
 pub static VIPS6: HashMap<VipKey<16>, Vip, { limits::VIPS as usize }, ON_DEMAND> = HashMap::new();
+
+#[btf_map(name = "networks4")]
+pub static NETWORKS4: LpmTrie<NetworkKey<4>, Network, { limits::NETWORKS as usize }> = LpmTrie::new();
+#[btf_map(name = "networks6")]
+pub static NETWORKS6: LpmTrie<NetworkKey<16>, Network, { limits::NETWORKS as usize }> = LpmTrie::new();
+#[btf_map(name = "masquerade4")]
+pub static MASQUERADE4: HashMap<u32, Masquerade<4>, { limits::LINKS as usize }, ON_DEMAND> = HashMap::new();
+#[btf_map(name = "masquerade6")]
+pub static MASQUERADE6: HashMap<u32, Masquerade<16>, { limits::LINKS as usize }, ON_DEMAND> = HashMap::new();
 
 #[btf_map(name = "half_open4")]
 pub static HALF_OPEN4: LruHashMap<FlowKey<4>, HalfOpen<4>, { limits::HALF_OPEN as usize }> = LruHashMap::new();
@@ -127,6 +136,8 @@ pub trait Family<const N: usize> {
     fn affinity(key: &AffinityKey<N>) -> Option<*mut Affinity>;
     fn insert_affinity(key: &AffinityKey<N>, affinity: &Affinity);
     fn vip(key: &VipKey<N>) -> Option<Vip>;
+    fn network(address: &[u8; N]) -> u32;
+    fn masquerade(ifindex: u32) -> Option<&'static Masquerade<N>>;
     fn traffic(key: &FlowKey<N>) -> Option<*mut Traffic>;
     fn insert_traffic(key: &FlowKey<N>, traffic: &Traffic);
     fn socket(key: &SocketKey<N>) -> Option<SocketPeer<N>>;
@@ -136,7 +147,8 @@ pub trait Family<const N: usize> {
 
 macro_rules! family {
     ($n:literal, $services:ident, $backends:ident, $flows:ident, $sources:ident, $sockets:ident, $scratch:ident,
-     $half_open:ident, $health:ident, $affinity:ident, $vips:ident, $traffic:ident) => {
+     $half_open:ident, $health:ident, $affinity:ident, $vips:ident, $traffic:ident,
+     $networks:ident, $masquerade:ident) => {
         impl Family<$n> for crate::tables::Kernel {
             #[inline(always)]
             fn services() -> &'static HashMap<ServiceKey<$n>, Service, { limits::SERVICES as usize }, ON_DEMAND> {
@@ -202,6 +214,16 @@ macro_rules! family {
                 unsafe { $vips.get(key) }.copied()
             }
             #[inline(always)]
+            fn network(address: &[u8; $n]) -> u32 {
+                // One word, copied at once.
+                $networks.get(&Key::new(8 * $n, NetworkKey { address: *address })).map_or(0, |network| network.flags)
+            }
+            #[inline(always)]
+            fn masquerade(ifindex: u32) -> Option<&'static Masquerade<$n>> {
+                // SAFETY: copied at once by who asks; a record is replaced as a whole.
+                unsafe { $masquerade.get(&ifindex) }
+            }
+            #[inline(always)]
             fn traffic(key: &FlowKey<$n>) -> Option<*mut Traffic> {
                 $traffic.get_ptr_mut(key)
             }
@@ -229,9 +251,37 @@ macro_rules! family {
     };
 }
 
-family!(4, SERVICES4, BACKENDS4, FLOWS4, SOURCES4, SOCKETS4, SCRATCH4, HALF_OPEN4, HEALTH4, AFFINITY4, VIPS4, TRAFFIC4);
 family!(
-    16, SERVICES6, BACKENDS6, FLOWS6, SOURCES6, SOCKETS6, SCRATCH6, HALF_OPEN6, HEALTH6, AFFINITY6, VIPS6, TRAFFIC6
+    4,
+    SERVICES4,
+    BACKENDS4,
+    FLOWS4,
+    SOURCES4,
+    SOCKETS4,
+    SCRATCH4,
+    HALF_OPEN4,
+    HEALTH4,
+    AFFINITY4,
+    VIPS4,
+    TRAFFIC4,
+    NETWORKS4,
+    MASQUERADE4
+);
+family!(
+    16,
+    SERVICES6,
+    BACKENDS6,
+    FLOWS6,
+    SOURCES6,
+    SOCKETS6,
+    SCRATCH6,
+    HALF_OPEN6,
+    HEALTH6,
+    AFFINITY6,
+    VIPS6,
+    TRAFFIC6,
+    NETWORKS6,
+    MASQUERADE6
 );
 
 /// Where a program keeps what it knows of one family's packet.

@@ -4,7 +4,7 @@ use aya_ebpf::Global;
 use aya_ebpf::bindings::bpf_sock_addr;
 use aya_ebpf::helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval};
 use lb_common::abi::{FlowKey, SocketKey, SocketPeer, TCP, UDP, hook, service_flags, socket_direction};
-use lb_common::decide::{self, Client, Now, Pick, Picked, Tables, Wish, is_unserved, stick};
+use lb_common::decide::{self, Asker, Now, Pick, Picked, Tables, Wish, is_unserved, stick};
 use lb_common::outcome::Outcome;
 use lb_common::state;
 
@@ -162,8 +162,8 @@ where
     let now = Now::from_ns(<Kernel as Tables<N>>::now_ns(&mut tables));
     // SAFETY: a helper on the program's own context. The low half tells namespaces apart: they are numbered in turn.
     let netns = unsafe { bpf_get_netns_cookie(context.cast()) } as u32;
-    let client = Client::Process(admitting);
-    let picked = decide::pick::<N, Kernel>(&mut tables, key, client, netns, Wish::SAFE, now, pick);
+    let asker = Asker::Process(admitting);
+    let picked = decide::pick::<N, Kernel>(&mut tables, key, asker, netns, Wish::SAFE, now, pick);
     if picked == Picked::Backend {
         stick::<N, Kernel>(&mut tables, pick, key, netns, now.ds);
     }
@@ -193,7 +193,7 @@ where
             fail(&key, 0, Outcome::RefusedUnserved as u8);
             Answer::Fail(ECONNREFUSED)
         }
-        Picked::NoService | Picked::NotServed | Picked::Unasked | Picked::Denied => {
+        Picked::NoService | Picked::Martian | Picked::Unasked | Picked::Denied => {
             if outcome as u8 == Outcome::SocketConnected as u8 || !is_named_by_kernel::<N>(context) {
                 disown(context, protocol, to);
             }

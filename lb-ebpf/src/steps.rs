@@ -9,7 +9,7 @@ use core::ffi::c_void;
 
 use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use lb_common::abi::FlowKey;
-use lb_common::decide::{self, Hook, Pick, Step, Tables, Work};
+use lb_common::decide::{self, Hook, Pick, Reserved, Step, Tables, Work};
 
 use crate::maps::Family;
 use crate::tables::Kernel;
@@ -130,9 +130,9 @@ pub fn refusal<const N: usize>(skb: *mut __sk_buff, hook: Hook) {
     }
 }
 
-/// Goes through the steps that are left, at XDP.
+/// Goes through the steps that are left, at XDP; gives the one that only tc has.
 #[inline(always)]
-pub fn xdp<const N: usize>(context: *mut xdp_md, mut step: Step) {
+pub fn xdp<const N: usize>(context: *mut xdp_md, mut step: Step) -> Step {
     let hook = Hook::XDP;
     if step == Step::Syn {
         step = call!(step, hook, context, N: xdp_syn4, xdp_syn6);
@@ -150,8 +150,10 @@ pub fn xdp<const N: usize>(context: *mut xdp_md, mut step: Step) {
         step = call!(step, hook, context, N: xdp_open4, xdp_open6);
     }
     if step == Step::Place {
-        let _ = call!(step, hook, context, N: xdp_place4, xdp_place6);
+        step = call!(step, hook, context, N: xdp_place4, xdp_place6);
     }
+    // A packet that no service is meant by.
+    if step == Step::Direct { Step::Decided } else { step }
 }
 
 /// Looks at one slot in search of a backend ([`decide::look`]), at every kind of hook.
@@ -180,3 +182,28 @@ macro_rules! look {
 
 look!(look4, 4);
 look!(look6, 16);
+
+/// Claims the tuple of a flow's answers ([`decide::reserve`]), at every kind of hook.
+#[inline(always)]
+pub fn reserve<const N: usize>(work: &mut Work<N>, now_s: u32) -> Reserved {
+    let work = core::ptr::from_mut(work);
+    // The same type, as the constant says.
+    Reserved::from_number(if N == 4 { reserve4(work.cast(), now_s) } else { reserve6(work.cast(), now_s) })
+}
+
+macro_rules! reserve {
+    ($name:ident, $n:literal) => {
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $name(work: *mut Work<$n>, now_s: u32) -> u32 {
+            // SAFETY: the caller's own record; the verifier knows of it no more than its size.
+            let Some(work) = (unsafe { work.as_mut() }) else { return 0 };
+            // No claim asks for the context.
+            let mut tables = Kernel { context: core::ptr::null_mut(), ifindex: 0 };
+            decide::reserve(&mut tables, work, now_s) as u32
+        }
+    };
+}
+
+reserve!(reserve4, 4);
+reserve!(reserve6, 16);

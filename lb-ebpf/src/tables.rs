@@ -13,13 +13,14 @@ use lb_common::abi::{
     Affinity, AffinityKey, Backend, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot, SourceKey, Vip, VipKey,
     affinity_tag, tag,
 };
-use lb_common::decide::{NotInserted, Pick, Tables};
+use lb_common::decide::{NotInserted, Pick, Reserved, Tables, Work};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
-use lb_common::state::Timeouts;
+use lb_common::state::{SourcePorts, Timeouts};
 use lb_common::words;
 
 use crate::count::{self, Counter};
+use crate::forward;
 use crate::maps::{Family, LINKS, SLOTS, TURNS};
 use crate::steps;
 
@@ -36,6 +37,16 @@ pub static TIMEOUT_UDP_UNREPLIED_S: Global<u32> = Global::new(Timeouts::DEFAULT.
 pub static TIMEOUT_UDP_REPLIED_S: Global<u32> = Global::new(Timeouts::DEFAULT.udp_replied_s);
 #[unsafe(no_mangle)]
 pub static TIMEOUT_UDP_STREAM_S: Global<u32> = Global::new(Timeouts::DEFAULT.udp_stream_s);
+
+/// The source ports of translated flows (see [`SourcePorts`]). Set at load.
+#[unsafe(no_mangle)]
+pub static SNAT_PORT_FIRST: Global<u16> = Global::new(SourcePorts::DEFAULT.first);
+#[unsafe(no_mangle)]
+pub static SNAT_PORT_COUNT: Global<u16> = Global::new(SourcePorts::DEFAULT.count);
+#[unsafe(no_mangle)]
+pub static LOCAL_PORT_FIRST: Global<u16> = Global::new(SourcePorts::DEFAULT.local_first);
+#[unsafe(no_mangle)]
+pub static LOCAL_PORT_LAST: Global<u16> = Global::new(SourcePorts::DEFAULT.local_last);
 
 /// The maps, and the context that helpers want.
 pub struct Kernel {
@@ -226,6 +237,33 @@ where
     }
 
     #[inline(always)]
+    fn network(&mut self, address: &[u8; N]) -> u32 {
+        <Kernel as Family<N>>::network(address)
+    }
+
+    #[inline(always)]
+    fn masquerade(&mut self, backend: &[u8; N], into: &mut [u8; N]) -> bool {
+        let link = forward::link_to(self.context, self.ifindex, backend);
+        let found = <Kernel as Family<N>>::masquerade(link).or_else(|| <Kernel as Family<N>>::masquerade(0));
+        found.map(|own| words::address(&own.address, into)).is_some()
+    }
+
+    #[inline(always)]
+    fn source_ports(&mut self) -> SourcePorts {
+        SourcePorts {
+            first: SNAT_PORT_FIRST.load(),
+            count: SNAT_PORT_COUNT.load(),
+            local_first: LOCAL_PORT_FIRST.load(),
+            local_last: LOCAL_PORT_LAST.load(),
+        }
+    }
+
+    #[inline(always)]
+    fn reserve(&mut self, work: &mut Work<N>, now_s: u32) -> Reserved {
+        steps::reserve(work, now_s)
+    }
+
+    #[inline(always)]
     fn timeout_s(&mut self, protocol: u8, state: u8) -> u32 {
         Timeouts {
             half_open_s: TIMEOUT_HALF_OPEN_S.load(),
@@ -306,5 +344,6 @@ fn word<const N: usize>(address: &[u8; N], at: usize) -> u32 {
     if at + 4 > N {
         return 0;
     }
-    u32::from_ne_bytes([address[at], address[at + 1], address[at + 2], address[at + 3]])
+    // SAFETY: four bytes of an address of a key, which stands at a word's boundary.
+    unsafe { address.as_ptr().add(at).cast::<u32>().read() }
 }

@@ -3,7 +3,7 @@
 //! `family` is the way of a known flow, inline and short. All that happens seldom is a global function of its own (see `steps`), so
 //! that neither its stack nor its paths count here: the decision's further steps, refusals. What else turns up seldom hangs in the
 //! same way: a packet that `parse` leaves aside (an ICMP error, an echo request, a later fragment) where `family` has matched its
-//! `Err`, another way to write a packet (hairpin) in `act`. Such a function takes the context and one number, asks
+//! `Err`, another way to write a packet (both addresses) in `act`. Such a function takes the context and one number, asks
 //! `Family::work()` for the scratch record itself, and returns a number; nothing that holds the record is kept across the call.
 
 use aya_ebpf::bindings::__sk_buff;
@@ -16,8 +16,8 @@ use lb_common::outcome::Outcome;
 use crate::aside::{self, LEAST_TRANSPORT, Spot};
 use crate::count::{self, Counter};
 use crate::forward::{self, DROP, NEXT};
-use crate::hairpin;
 use crate::maps::Family;
+use crate::masquerade;
 use crate::parse::{Bytes, ETHERNET, IPV4, IPV6, Offsets, Other, TCP_HEADER, parse};
 use crate::reject;
 use crate::rewrite::{self, End};
@@ -136,8 +136,8 @@ fn act<const N: usize, P: Place>(skb: *mut __sk_buff, work: &mut Work<N>, offset
         Action::ToBackend => End::Destination,
         Action::ToClient => End::Source,
     };
-    if work.verdict.hairpin {
-        return hairpin::turn::<N>(skb, Spot::number::<P>(), offsets.transport as u32);
+    if work.verdict.masquerade {
+        return masquerade::send::<N>(skb, Spot::number::<P>(), offsets.transport as u32);
     }
     if work.packet.key.protocol == SCTP {
         let verdict = sctp::rewrite::<N>(skb, Spot::number::<P>(), offsets.transport as u32);

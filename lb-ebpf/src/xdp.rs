@@ -1,15 +1,20 @@
-//! One packet at XDP: service addresses from outside, towards backends of this node. All else is left to tc, unmodified.
+//! One packet at XDP, from outside. Towards a backend of this node it goes up the stack, rewritten; towards another node, or back from
+//! one to a client outside, it leaves from here. What cannot be finished here is left to tc, unmodified.
 
-use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
+use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS, XDP_TX};
 use aya_ebpf::bindings::xdp_md;
+use aya_ebpf::helpers::generated::bpf_redirect;
 use lb_common::abi::hook;
+use lb_common::checksum;
 use lb_common::decide::{Action, Hook, Step, Tables, begin};
 use lb_common::outcome::Outcome;
 
 use crate::count::{self, Counter};
+use crate::forward::{Way, hop_limit_at, way};
 use crate::maps::Family;
-use crate::parse::{Bytes, ETHERNET, ETHERTYPE, IPV4, IPV6, parse};
-use crate::rewrite::{self, End};
+use crate::masquerade::ends;
+use crate::parse::{Bytes, ETHERNET, ETHERTYPE, IPV4, IPV6, Offsets, parse};
+use crate::rewrite::{self, End, Refused};
 use crate::steps;
 use crate::tables::Kernel;
 
@@ -40,36 +45,116 @@ where
     // SAFETY: reads the context.
     let ifindex = unsafe { (*context).ingress_ifindex };
     let mut tables = Kernel { context: context.cast(), ifindex };
-    let step = begin::<N, Kernel>(&mut tables, work, Hook::XDP);
+    let mut step = begin::<N, Kernel>(&mut tables, work, Hook::XDP);
     if step != Step::Decided {
-        steps::xdp::<N>(context, step);
+        step = steps::xdp::<N>(context, step);
     }
     // Anew: the steps work in the same record.
     let Some(work) = <Kernel as Family<N>>::work() else { return XDP_PASS };
-    let verdict = &work.verdict;
-    match verdict.action {
+    match work.verdict.action {
+        // No client's link is an external one: what is left to do, tc does.
+        _ if step != Step::Decided => leave_to_tc(),
         // tc counts what passes; a packet is counted once.
-        Action::Pass if verdict.outcome == Outcome::Passed => return XDP_PASS,
-        // Only tc can turn a packet into its answer.
-        Action::Pass | Action::Refuse | Action::ToClient => {
-            count::outcome(Outcome::HandedToTc, Counter::Packet);
-            return XDP_PASS;
+        Action::Pass if work.verdict.outcome == Outcome::Passed => XDP_PASS,
+        // Only tc can turn a packet into its answer, or swap its ends.
+        Action::Pass | Action::Refuse => leave_to_tc(),
+        Action::Drop => {
+            count::packet(work, hook::XDP, ifindex, work.packet.length);
+            XDP_DROP
         }
-        // Nor does XDP swap addresses, which a backend that is its own client needs.
-        Action::ToBackend if verdict.hairpin => {
-            count::outcome(Outcome::HandedToTc, Counter::Packet);
-            return XDP_PASS;
+        Action::ToBackend | Action::ToClient if work.verdict.turns_back(&work.packet.key) => leave_to_tc(),
+        Action::ToBackend | Action::ToClient if work.verdict.route => send::<N>(context, offsets.transport as u32),
+        Action::ToBackend | Action::ToClient => {
+            count::packet(work, hook::XDP, ifindex, work.packet.length);
+            let end = if work.verdict.action == Action::ToBackend { End::Destination } else { End::Source };
+            written(rewrite::xdp(bytes(context), offsets, work, end))
         }
-        Action::Drop | Action::ToBackend => {}
+    }
+}
+
+#[inline(always)]
+fn leave_to_tc() -> u32 {
+    count::outcome(Outcome::HandedToTc, Counter::Packet);
+    XDP_PASS
+}
+
+#[inline(always)]
+fn written(done: Result<(), Refused>) -> u32 {
+    if done.is_ok() {
+        return XDP_PASS;
+    }
+    count::outcome(Outcome::DroppedRewrite, Counter::Packet);
+    XDP_DROP
+}
+
+/// Sends the packet of the scratch record out from here, if its way is known. A *global* function, as the steps are.
+#[inline(always)]
+fn send<const N: usize>(context: *mut xdp_md, transport: u32) -> u32 {
+    if N == 4 { xdp_send4(context, transport) } else { xdp_send6(context, transport) }
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn xdp_send4(context: *mut xdp_md, transport: u32) -> u32 {
+    send_on::<4>(context, transport as usize & TRANSPORT_MASK)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn xdp_send6(context: *mut xdp_md, transport: u32) -> u32 {
+    send_on::<16>(context, transport as usize & TRANSPORT_MASK)
+}
+
+/// No header that is read here begins beyond: the verifier knows nothing of an argument.
+const TRANSPORT_MASK: usize = 0x7f;
+const _: () = assert!(ETHERNET + 60 <= TRANSPORT_MASK);
+
+/// Nothing is written before the way is known.
+#[inline(always)]
+fn send_on<const N: usize>(context: *mut xdp_md, transport: usize) -> u32
+where
+    Kernel: Family<N>,
+{
+    let Some(work) = <Kernel as Family<N>>::work() else { return XDP_PASS };
+    let offsets = Offsets { network: ETHERNET, transport };
+    // SAFETY: reads the context.
+    let ifindex = unsafe { (*context).ingress_ifindex };
+    let (src, dst) = ends(&work.verdict);
+    let Some(limit) = bytes(context).read::<u8>(offsets.network + hop_limit_at::<N>()) else { return leave_to_tc() };
+    let Some(way) = way(context, src, dst, work.packet.key.protocol, work.packet.length) else { return leave_to_tc() };
+    if limit <= 1 {
+        return leave_to_tc();
     }
     count::packet(work, hook::XDP, ifindex, work.packet.length);
-    let verdict = &work.verdict;
-    if verdict.action == Action::Drop {
-        return XDP_DROP;
+    let end = if work.verdict.action == Action::ToBackend { End::Destination } else { End::Source };
+    let done = rewrite::xdp_both(bytes(context), offsets, work, end)
+        .and_then(|()| link_layer::<N>(bytes(context), offsets.network, limit, &way));
+    if done.is_err() {
+        return written(done);
     }
-    if rewrite::xdp(bytes(context), offsets, work, End::Destination).is_err() {
-        count::outcome(Outcome::DroppedRewrite, Counter::Packet);
-        return XDP_DROP;
+    if way.ifindex == ifindex {
+        return XDP_TX;
     }
-    XDP_PASS
+    // SAFETY: a helper that reads its arguments.
+    unsafe { bpf_redirect(way.ifindex, 0) as u32 }
+}
+
+/// Writes the frame's new link-layer addresses, and takes a hop off its limit.
+#[inline(always)]
+fn link_layer<const N: usize>(bytes: Bytes, network: usize, limit: u8, way: &Way) -> Result<(), Refused> {
+    let frame = bytes.at::<[[u8; 6]; 2]>(0).ok_or(Refused)?;
+    let hops = bytes.at::<u8>(network + hop_limit_at::<N>()).ok_or(Refused)?;
+    let sum = if N == 4 { Some(bytes.at::<[u8; 2]>(network + 10).ok_or(Refused)?) } else { None };
+    // SAFETY: all within the packet, as `at` has checked.
+    unsafe {
+        (*frame)[0] = way.destination;
+        (*frame)[1] = way.source;
+        hops.write(limit - 1);
+        if let Some(sum) = sum {
+            // The limit is the upper half of its word.
+            let (old, new) = (u32::from(limit) << 8, u32::from(limit - 1) << 8);
+            sum.write(checksum::replace(u16::from_be_bytes(sum.read()), old, new).to_be_bytes());
+        }
+    }
+    Ok(())
 }

@@ -67,6 +67,7 @@ fn flow(index: u16, backend: u32, state: u8, seen_s: u32) -> [Half; 2] {
         since_s: 1,
         isn: 1,
         address: [10, 2, 0, 1],
+        client: src,
         port: 8080,
         client_port: key.src_port,
         generation: 1,

@@ -9,11 +9,9 @@ use crate::outcome::Outcome;
 use crate::state;
 
 /// Whether replies of a flow with these flags are rewritten at this hook; and if so, whether they are sent on from here.
-///
-/// The client's link is where a backend that is its own client answers.
 #[inline(always)]
 pub(super) const fn rewrites(hook: Hook, flags: u8) -> Option<bool> {
-    let early = hook.has(Hook::EARLY_REPLIES) && flags & (flow_flags::EARLY | flow_flags::HAIRPIN) != 0;
+    let early = hook.has(Hook::EARLY_REPLIES) && flags & flow_flags::EARLY != 0;
     if early || hook.has(Hook::REPLIES) { Some(early) } else { None }
 }
 

@@ -1,54 +1,102 @@
-//! Who asks for a service, and whether a frontend serves it.
+//! Who asks for a service, whether a frontend serves it, and from which of its sets.
 
-use super::{Hook, Tables};
-use crate::abi::{FlowKey, Service, frontend_kind, service_flags};
+use super::{Hook, Tables, is_vip};
+use crate::abi::{FlowKey, Service, frontend_kind, network_flags, service_flags};
 
 /// Who asks, as far as the hook can know.
+#[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Client {
-    /// A pod, at its own link: known by its address.
+    /// A pod or a process of this node: what answers it passes here by itself.
+    Near = 0,
+    /// A pod of another node.
     Pod,
+    /// Somebody outside.
+    Outside,
+    /// Nobody: packets with this source cannot come from the wire.
+    Martian,
+}
+
+/// Who asks, before anything was looked up about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asker {
+    /// Who sends a packet that is seen at this hook.
+    Packet(Hook),
     /// A process in a socket call, when its address is not known yet: by the bit of [`Service::flags`] that admits it where source
     /// ranges are, 0 for none.
     Process(u8),
-    /// Somebody outside, or a pod whose link has no program.
-    Outside,
 }
 
-impl Client {
-    /// The client of a packet at this hook.
+impl Asker {
     #[inline(always)]
-    pub const fn at(hook: Hook) -> Self {
-        if hook.has(Hook::FROM_CLIENT) { Self::Pod } else { Self::Outside }
+    pub(super) fn client<const N: usize, T: Tables<N>>(self, tables: &mut T, address: &[u8; N]) -> Client {
+        match self {
+            Self::Packet(hook) if hook.has(Hook::FROM_OUTSIDE) => from_outside(tables, address),
+            _ => Client::Near,
+        }
     }
 }
 
-/// What a frontend is for a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Admission {
-    Served,
-    /// No service here: the packet, or the call, is left as it is.
-    NotServed,
-    /// The client is in none of the service's source ranges.
-    Denied,
+/// Whose address this is, where it comes from the wire.
+///
+/// A function of its own: off the stack of those that ask.
+#[inline(never)]
+fn from_outside<const N: usize, T: Tables<N>>(tables: &mut T, address: &[u8; N]) -> Client {
+    let network = tables.network(address);
+    if network & network_flags::NODE != 0 || is_loopback(address) || is_vip(tables, address) {
+        Client::Martian
+    } else if network & network_flags::PODS != 0 {
+        Client::Pod
+    } else {
+        Client::Outside
+    }
 }
 
-/// Node ports, addresses of load balancers and external IPs serve clients inside only. Source ranges hold for whoever comes by a
-/// frontend that has them, before it is asked whether the service has an endpoint.
+/// 127.0.0.0/8 and `::1` (RFC 1122, section 3.2.1.3; RFC 4291, section 2.5.3).
 #[inline(always)]
-pub(super) fn admission<const N: usize, T: Tables<N>>(
+pub(super) const fn is_loopback<const N: usize>(address: &[u8; N]) -> bool {
+    if N == 4 {
+        return address[0] == 127;
+    }
+    let mut i = 0;
+    while i < N - 1 {
+        if address[i] != 0 {
+            return false;
+        }
+        i += 1;
+    }
+    address[N - 1] == 1
+}
+
+/// Whether the service admits the client. Source ranges hold for whoever comes by a frontend that has them, before it is asked whether
+/// the service has an endpoint.
+#[inline(always)]
+pub(super) fn admits<const N: usize, T: Tables<N>>(
     tables: &mut T,
     service: &Service,
     key: &FlowKey<N>,
-    client: Client,
-) -> Admission {
-    let admitted = match client {
-        // A cluster IP has no source ranges.
-        Client::Outside if service.kind == frontend_kind::CLUSTER_IP => true,
-        Client::Outside => return Admission::NotServed,
+    asker: Asker,
+) -> bool {
+    match asker {
         _ if service.flags & service_flags::SOURCE_RANGES == 0 => true,
-        Client::Process(bit) => service.flags & bit != 0,
-        Client::Pod => tables.admitted(service.id, &key.src),
-    };
-    if admitted { Admission::Served } else { Admission::Denied }
+        Asker::Process(bit) => service.flags & bit != 0,
+        Asker::Packet(_) => tables.admitted(service.id, &key.src),
+    }
+}
+
+/// Makes the set that serves clients outside the service's first one, where the client is one of these.
+#[inline(always)]
+pub(super) fn serve_from(service: &mut Service, client: Client) {
+    // A cluster IP has one set for all.
+    if client as u8 != Client::Outside as u8 || service.kind == frontend_kind::CLUSTER_IP {
+        return;
+    }
+    service.slot_base = service.outside_base;
+    service.slot_count = service.outside_count;
+    let flags = service.flags;
+    let local = flags & service_flags::OUTSIDE_LOCAL != 0;
+    let drops = flags & service_flags::DROP_OUTSIDE_IF_EMPTY != 0;
+    service.flags = flags & !(service_flags::INSIDE_LOCAL | service_flags::DROP_IF_EMPTY)
+        | if local { service_flags::INSIDE_LOCAL } else { 0 }
+        | if drops { service_flags::DROP_IF_EMPTY } else { 0 };
 }

@@ -47,6 +47,7 @@ fn begin<const N: usize>(work: &mut Work<N>, now: Now) {
     flow.since_s = now.s;
     flow.isn = work.packet.seq;
     words::address(&key.dst, &mut flow.address);
+    words::address(&key.src, &mut flow.client);
     flow.port = key.dst_port;
     flow.client_port = key.src_port;
     flow.state = flow_state::HALF_OPEN;

@@ -5,12 +5,10 @@ use crate::abi::{Backend, Flow, FlowKey, flow_flags, tag};
 use crate::{state, words};
 
 /// The key of the other direction's entry.
-///
-/// A flow whose backend is its client ([`flow_flags::HAIRPIN`]) has the service's address in the client's place, both ways.
 #[inline(always)]
 #[must_use]
 pub const fn pair_key<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>) -> FlowKey<N> {
-    let Ends { src, dst, src_port, dst_port } = ends(key, flow);
+    let Ends { src, dst, src_port, dst_port } = ends(flow);
     FlowKey { src: *src, dst: *dst, src_port, dst_port, protocol: key.protocol, pad: [0; 3] }
 }
 
@@ -23,21 +21,19 @@ struct Ends<'a, const N: usize> {
 }
 
 #[inline(always)]
-const fn ends<'a, const N: usize>(key: &'a FlowKey<N>, flow: &'a Flow<N>) -> Ends<'a, N> {
-    let hairpin = flow.flags & flow_flags::HAIRPIN != 0;
+const fn ends<const N: usize>(flow: &Flow<N>) -> Ends<'_, N> {
+    let (address, client) = (&flow.address, &flow.client);
     if flow.flags & flow_flags::REPLY == 0 {
-        let dst = if hairpin { &key.dst } else { &key.src };
-        Ends { src: &flow.address, dst, src_port: flow.port, dst_port: flow.client_port }
+        Ends { src: address, dst: client, src_port: flow.port, dst_port: flow.client_port }
     } else {
-        let src = if hairpin { &key.src } else { &key.dst };
-        Ends { src, dst: &flow.address, src_port: flow.client_port, dst_port: flow.port }
+        Ends { src: client, dst: address, src_port: flow.client_port, dst_port: flow.port }
     }
 }
 
 /// Writes the key of the other direction's entry to `into`, whose padding is zero.
 #[inline(never)]
 pub(super) fn set_pair_key<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>, into: &mut FlowKey<N>) {
-    let Ends { src, dst, src_port, dst_port } = ends(key, flow);
+    let Ends { src, dst, src_port, dst_port } = ends(flow);
     words::address(src, &mut into.src);
     words::address(dst, &mut into.dst);
     into.src_port = src_port;
@@ -48,7 +44,7 @@ pub(super) fn set_pair_key<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>, int
 /// Whether the flow that stands under `key` has its other direction's entry under `other`.
 #[inline(never)]
 pub(super) fn leads_to<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>, other: &FlowKey<N>) -> bool {
-    let Ends { src, dst, src_port, dst_port } = ends(key, flow);
+    let Ends { src, dst, src_port, dst_port } = ends(flow);
     src_port == other.src_port
         && dst_port == other.dst_port
         && key.protocol == other.protocol
@@ -66,6 +62,7 @@ pub(super) fn pair_of<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>, other_ke
     into.since_s = flow.since_s;
     into.isn = flow.isn;
     words::address(if is_reply { &key.src } else { &key.dst }, &mut into.address);
+    words::address(if is_reply { &key.dst } else { &key.src }, &mut into.client);
     into.port = if is_reply { key.src_port } else { key.dst_port };
     into.client_port = if is_reply { key.dst_port } else { key.src_port };
     into.generation = flow.generation;

@@ -6,7 +6,7 @@
 use super::answer::rewrites;
 use super::entries::{is_of, leads_to, pair_of, uncount};
 use super::{Action, Hook, Now, Step, Tables, Work};
-use crate::abi::{UDP, backend_flags, flow_flags, flow_state};
+use crate::abi::{UDP, flow_flags, flow_state};
 use crate::outcome::Outcome;
 use crate::state;
 
@@ -44,11 +44,9 @@ fn request<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hoo
     if flow.backend != 0 {
         let mut keeps = false;
         let mut moves = false;
-        let mut is_local = false;
         if let Some(backend) = tables.backend(flow.backend) {
             keeps = is_of(&backend, flow) && state::keeps_flows(&backend, now.ds) && flow.state != flow_state::EVICTED;
             moves = state::udp_moves(&backend);
-            is_local = backend.flags & backend_flags::LOCAL != 0;
         }
         if protocol != UDP {
             if !keeps {
@@ -59,10 +57,6 @@ fn request<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hoo
             return Step::Anew;
         } else if state::expired(flow, tables.timeout_s(protocol, flow.state), now.s) {
             return Step::Anew;
-        }
-        if hook.has(Hook::LOCAL_ONLY) && !is_local {
-            work.settle(Action::Pass, Outcome::HandedToTc);
-            return Step::Decided;
         }
         outcome = Outcome::Forwarded;
     }

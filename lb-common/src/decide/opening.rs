@@ -5,7 +5,7 @@
 use super::entries::{forget_half, kept_by, leads_to, set_pair_key};
 use super::place::answer_half;
 use super::{Action, Hook, Now, Step, Tables, Work, answer};
-use crate::abi::{MOST_MOVES, TCP, UDP, backend_flags, flow_flags, flow_state, half_open_flags};
+use crate::abi::{MOST_MOVES, TCP, UDP, flow_flags, flow_state, half_open_flags};
 use crate::outcome::Outcome;
 use crate::{state, words};
 
@@ -44,10 +44,6 @@ fn again<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook:
         let Some(backend) = tables.backend(work.flow.backend) else { return gone(tables, work) };
         if kept_by(tables, &work.flow, now).is_none() || (protocol == UDP && state::udp_moves(&backend)) {
             return gone(tables, work);
-        }
-        if hook.has(Hook::LOCAL_ONLY) && backend.flags & backend_flags::LOCAL == 0 {
-            work.settle(Action::Pass, Outcome::HandedToTc);
-            return Step::Decided;
         }
     }
     // No stack sends a SYN again within the second (RFC 6298, section 2): the network has doubled it.
@@ -114,18 +110,10 @@ pub(super) fn unseen<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
     }
     words::copy(&work.half.flow, &mut work.flow);
     set_pair_key(&work.packet.key, &work.flow, &mut work.pair_key);
-    let Some(backend) = tables.backend(work.flow.backend) else {
-        refuse(work, Outcome::Evicted);
-        return Step::Decided;
-    };
     let Some(generation) = kept_by(tables, &work.flow, now) else {
         refuse(work, Outcome::Evicted);
         return Step::Decided;
     };
-    if hook.has(Hook::LOCAL_ONLY) && backend.flags & backend_flags::LOCAL == 0 {
-        work.settle(Action::Pass, Outcome::HandedToTc);
-        return Step::Decided;
-    }
     let flags = work.packet.tcp_flags;
     work.flow.state = state::after_forward(flow_state::OPEN, work.packet.key.protocol, flags);
     work.flow.flags |= state::ends(work.packet.key.protocol, flags, flow_flags::CLIENT_ENDED);

@@ -23,10 +23,10 @@ impl Wish {
 pub enum Picked {
     /// No frontend has this address and port.
     NoService = 0,
-    /// A frontend has, but it serves no such client.
-    NotServed,
     /// The client is in none of the service's source ranges.
     Denied,
+    /// A packet from the wire, whose source cannot be out there.
+    Martian,
     /// The tables kept changing underneath.
     Torn,
     /// The service has no endpoint.
@@ -41,12 +41,15 @@ pub enum Picked {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pick<const N: usize> {
-    /// Valid unless [`Picked::NoService`]; if [`Picked::Torn`], only its id, for the counters.
+    /// Valid unless [`Picked::NoService`]; if [`Picked::Torn`], only its id, for the counters. Its first set of slots, and what its flags
+    /// say of that, are those that serve the client.
     pub service: Service,
     pub slot: Slot,
     pub backend: Backend<N>,
     /// Not 0: the backend is suspect, and this flow shows whether it answers again.
     pub probes: u32,
+    /// Who asks: a [`Client`](super::Client) as a number.
+    pub(super) client: u32,
     pub(super) search: Search,
 }
 
@@ -81,6 +84,7 @@ impl<const N: usize> Pick<N> {
             pad: 0,
         },
         probes: 0,
+        client: 0,
         search: Search::NONE,
     };
 }

@@ -2,9 +2,9 @@
 
 use super::entries::{forget_owner, leads_to, pair_of, same, set_pair_key};
 use super::select::stick;
-use super::{Action, Hook, NotInserted, Now, Tables, Work, health};
+use super::{Action, Hook, NotInserted, Now, Tables, Work, health, masquerade};
 use crate::abi::{FlowKey, HalfOpen, TCP, flow_flags, tag};
-use crate::limits::{PORT_ATTEMPTS, SOURCE_PORT_COUNT, SOURCE_PORT_FIRST};
+use crate::limits::{PORT_ATTEMPTS, SOCKET_ATTEMPTS};
 use crate::outcome::Outcome;
 use crate::{state, words};
 
@@ -24,9 +24,9 @@ pub(super) mod placing {
 #[inline(always)]
 pub(super) fn place<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) {
     let now = Now::from_ns(tables.now_ns());
-    let hairpin = work.half.flow.flags & flow_flags::HAIRPIN != 0;
+    let masqueraded = work.half.flow.flags & flow_flags::MASQUERADED != 0;
     // Only the client's own link names its namespace, and only TCP has sockets that the kernel can be asked for.
-    let sockets = hook.has(Hook::FROM_CLIENT) && work.packet.key.protocol == TCP && !hairpin;
+    let sockets = hook.has(Hook::FROM_CLIENT) && work.packet.key.protocol == TCP && !masqueraded;
     if let Err(outcome) = write(tables, work, sockets, now) {
         work.settle(Action::Drop, outcome);
         work.verdict.backend = work.half.flow.backend;
@@ -44,9 +44,10 @@ pub(super) fn place<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wor
             health::begun(tables, work, now);
             let own = work.half.flow.client_port == work.packet.key.src_port;
             outcome = match (own, work.pick.probes != 0) {
+                (_, true) => Outcome::Probed,
+                _ if from_node(work) => Outcome::Masqueraded,
                 (false, _) => Outcome::PortTranslated,
-                (true, true) => Outcome::Probed,
-                (true, false) => work.beginning,
+                (true, _) => work.beginning,
             };
         }
         stick(tables, &work.pick, &work.packet.key, 0, now.ds);
@@ -78,23 +79,61 @@ fn write<const N: usize, T: Tables<N>>(
 ) -> Result<(), Outcome> {
     set_pair_key(&work.packet.key, &work.half.flow, &mut work.pair_key);
     answer_half(work);
-    let mut placed = work.placing & placing::KEEP_PORT != 0 && reserve(tables, work, sockets, now)?;
-    if !placed {
-        let start = tables.random();
-        for attempt in 0..PORT_ATTEMPTS {
-            let offset = start.wrapping_add(attempt.wrapping_mul(0x9e37_79b1)) as u16 & (SOURCE_PORT_COUNT - 1);
-            work.pair_key.dst_port = SOURCE_PORT_FIRST + offset;
+    let ports = tables.source_ports();
+    let keeps = work.placing & placing::KEEP_PORT != 0 && (!from_node(work) || ports.keeps(work.packet.key.src_port));
+    let found = if sockets {
+        find::<N, T, SOCKET_ATTEMPTS, true>(tables, work, keeps, now)
+    } else {
+        find::<N, T, PORT_ATTEMPTS, false>(tables, work, keeps, now)
+    };
+    match found {
+        Reserved::Yes => enter(tables, work),
+        Reserved::Taken => Err(Outcome::DroppedNoPort),
+        Reserved::Full => Err(Outcome::DroppedTableFull),
+    }
+}
+
+/// Claims the answers' tuple, at the client's own port if it is to be kept, else at one of the range. With `SOCKETS`, what the client's
+/// own sockets hold is taken, too: it is dear to ask.
+#[inline(always)]
+fn find<const N: usize, T: Tables<N>, const ATTEMPTS: u32, const SOCKETS: bool>(
+    tables: &mut T,
+    work: &mut Work<N>,
+    keeps: bool,
+    now: Now,
+) -> Reserved {
+    let ports = tables.source_ports();
+    let start = tables.random();
+    let mut attempt = u32::from(!keeps);
+    while attempt <= ATTEMPTS {
+        if attempt != 0 {
+            work.pair_key.dst_port = ports.pick(start.wrapping_add(attempt.wrapping_mul(0x9e37_79b1)));
             work.pair_half.flow.tag = tag(&work.pair_key);
-            if reserve(tables, work, sockets, now)? {
-                placed = true;
-                break;
-            }
         }
-        work.half.flow.client_port = work.pair_key.dst_port;
+        attempt += 1;
+        if SOCKETS && tables.direct_connection(&work.pair_key) {
+            continue;
+        }
+        let reserved = tables.reserve(work, now.s);
+        if reserved != Reserved::Taken {
+            return reserved;
+        }
     }
-    if !placed {
-        return Err(Outcome::DroppedNoPort);
-    }
+    Reserved::Taken
+}
+
+/// Whether the flow's backend sees an address of this node, and not the service's because it is the client itself.
+#[inline(always)]
+fn from_node<const N: usize>(work: &Work<N>) -> bool {
+    let (key, flow) = (&work.packet.key, &work.half.flow);
+    flow.flags & flow_flags::MASQUERADED != 0
+        && !(words::same(&flow.address, &key.src) && words::same(&flow.client, &key.dst))
+}
+
+/// Writes the client's entry of a flow whose answers' tuple is claimed.
+#[inline(always)]
+fn enter<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> Result<(), Outcome> {
+    work.half.flow.client_port = work.pair_key.dst_port;
     if tables.insert_half_open(&work.packet.key, &work.half, true).is_err() {
         tables.remove_half_open(&work.pair_key);
         return Err(Outcome::DroppedTableFull);
@@ -104,15 +143,14 @@ fn write<const N: usize, T: Tables<N>>(
 
 /// Points `work.half` at the backend in `work.pick`, from the client's own port.
 #[inline(always)]
-pub(super) fn aim<const N: usize>(work: &mut Work<N>) {
+pub(super) fn aim<const N: usize>(work: &mut Work<N>, hook: Hook) {
     let (key, flow) = (&work.packet.key, &mut work.half.flow);
     flow.backend = work.pick.slot.backend;
     words::address(&work.pick.backend.address, &mut flow.address);
     flow.port = work.pick.backend.port;
     flow.generation = work.pick.backend.generation as u16;
     flow.client_port = key.src_port;
-    let hairpin = words::same(&work.pick.backend.address, &key.src);
-    flow.flags = flow.flags & !flow_flags::HAIRPIN | if hairpin { flow_flags::HAIRPIN } else { 0 };
+    masquerade::own_source(work, hook);
 }
 
 /// Makes `work.pair_half` the entry of the answers to `work.half`.
@@ -122,39 +160,56 @@ pub(super) fn answer_half<const N: usize>(work: &mut Work<N>) {
     pair_of(&work.packet.key, &work.half.flow, &work.pair_key, &mut work.pair_half.flow);
 }
 
-/// Claims the answers' tuple for `work.pair_half`. `Ok(false)`: a live flow, or a socket of the client's own, holds it.
+/// What became of a claim.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reserved {
+    /// A live flow holds the tuple.
+    Taken = 0,
+    Yes,
+    /// The table has no room for the claim.
+    Full,
+}
+
+impl Reserved {
+    /// From the number that crosses the border between two functions of the programs.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_number(number: u32) -> Self {
+        match number {
+            1 => Self::Yes,
+            2 => Self::Full,
+            _ => Self::Taken,
+        }
+    }
+}
+
+/// Claims the answers' tuple `work.pair_key` for `work.pair_half`.
 ///
 /// First the claim among the half-open flows, then a look at the answered ones: another flow's claim is to be seen in one of the two
 /// at any time, as it is written there before it is removed here.
 ///
-/// A function of its own: it is tried once per source port, and the verifier would walk every copy.
-#[inline(never)]
-fn reserve<const N: usize, T: Tables<N>>(
-    tables: &mut T,
-    work: &mut Work<N>,
-    sockets: bool,
-    now: Now,
-) -> Result<bool, Outcome> {
-    if sockets && tables.direct_connection(&work.pair_key) {
-        return Ok(false);
-    }
+/// The programs have it as a function that is verified once and by itself ([`Tables::reserve`]).
+#[inline(always)]
+pub fn reserve<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, now_s: u32) -> Reserved {
+    let now = Now::from_ds(now_s.saturating_mul(10));
     match tables.insert_half_open(&work.pair_key, &work.pair_half, false) {
         Ok(()) => {}
-        Err(NotInserted::Full) => return Err(Outcome::DroppedTableFull),
+        Err(NotInserted::Full) => return Reserved::Full,
         Err(NotInserted::Exists) => {
             if !half_yields(tables, work, now) {
-                return Ok(false);
+                return Reserved::Taken;
             }
             if tables.insert_half_open(&work.pair_key, &work.pair_half, true).is_err() {
-                return Err(Outcome::DroppedTableFull);
+                return Reserved::Full;
             }
         }
     }
     if open_yields(tables, work, now) {
-        return Ok(true);
+        return Reserved::Yes;
     }
     tables.remove_half_open(&work.pair_key);
-    Ok(false)
+    Reserved::Taken
 }
 
 /// Whether the half-open flow that holds the tuple is this client's own attempt before, or one that is over.

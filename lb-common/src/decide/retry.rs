@@ -20,7 +20,7 @@ pub(super) fn retry<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wor
     if work.flow.flags & flow_flags::REPLY != 0 {
         refused(tables, work, now);
     } else if may_leave(tables, work) && another(tables, work, false, now) {
-        leave(work, now);
+        leave(work, hook, now);
         return Step::Place;
     } else {
         opening::stay(tables, work, hook, now);
@@ -79,7 +79,7 @@ fn refused<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, now
 
 /// To the backend in `work.pick`. The answers' entry of the one before stays, so that a late answer is known as one.
 #[inline(always)]
-fn leave<const N: usize>(work: &mut Work<N>, now: Now) {
+fn leave<const N: usize>(work: &mut Work<N>, hook: Hook, now: Now) {
     answer_half(work);
     words::copy(&work.pair_key, &mut work.left_key);
     words::copy(&work.pair_half, &mut work.left);
@@ -94,7 +94,7 @@ fn leave<const N: usize>(work: &mut Work<N>, now: Now) {
     half.segments = 1;
     half.flags &= !half_open_flags::REFUSED;
     half.flow.seen_s = now.s;
-    aim(work);
+    aim(work, hook);
     work.verdict.service = work.pick.service.id;
     work.placing = placing::MOVED | placing::KEEP_PORT;
 }

@@ -1,28 +1,30 @@
 //! The first packet of a flow: look the service up, pick a slot, check that both belong together, write the flow.
 
-use super::client::{Admission, Client, admission};
+use super::client::{admits, serve_from};
 use super::health;
 use super::opening::{begins, refuse};
 use super::place::{aim, placing};
 use super::search::{choose, complete};
-use super::{Action, Hook, Now, Pick, Picked, Step, Tables, Wish, Work, holds, recall, remember};
+use super::{
+    Action, Asker, Client, Hook, Now, Pick, Picked, Step, Tables, Wish, Work, holds, masquerade, recall, remember,
+};
 use crate::abi::{
-    AffinityKey, FlowKey, Service, ServiceKey, Slot, UDP, backend_flags, flow_flags, flow_state, half_open_flags, seal,
-    service_flags, tag,
+    AffinityKey, FlowKey, Service, ServiceKey, Slot, UDP, flow_state, half_open_flags, seal, service_flags, tag,
 };
 use crate::limits::SERVICE_LOOKUPS;
 use crate::outcome::Outcome;
 use crate::words;
 
-/// Decides, unless the destination is no service's, or no service of this client's, or the packet begins no flow.
+/// Decides, unless the destination is no service's, or the packet begins no flow.
 #[inline(always)]
 pub(super) fn select<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Picked {
     let picked = asked(tables, work, hook);
-    if picked == Picked::NoService || picked == Picked::NotServed {
+    if picked == Picked::NoService {
         return picked;
     }
     work.verdict.service = work.pick.service.id;
     match picked {
+        Picked::Martian => work.settle(Action::Drop, Outcome::DroppedMartian),
         Picked::Denied => work.settle(Action::Drop, Outcome::DroppedSourceRange),
         Picked::Empty if work.pick.service.flags & service_flags::DROP_IF_EMPTY != 0 => {
             work.settle(Action::Drop, Outcome::DroppedNoLocalEndpoint);
@@ -39,11 +41,11 @@ pub(super) fn select<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
 fn asked<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Picked {
     let now = Now::from_ns(tables.now_ns());
     let wish = if begins(work) { Wish::PROBE } else { Wish::NONE };
-    pick(tables, &work.packet.key, Client::at(hook), 0, wish, now, &mut work.pick)
+    pick(tables, &work.packet.key, Asker::Packet(hook), 0, wish, now, &mut work.pick)
 }
 
-/// Looks a frontend up for this client and picks a backend of the set that serves clients inside, consistent even while the agent
-/// replaces the service.
+/// Looks a frontend up for this client and picks a backend of the set that serves it, consistent even while the agent replaces the
+/// service.
 ///
 /// Under client affinity it is the backend that the client had last (`netns`: see [`AffinityKey::netns`]), while that one takes new
 /// flows; [`stick`] remembers the one that was used in the end. Suspect and quarantined backends are avoided.
@@ -51,25 +53,29 @@ fn asked<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook:
 pub fn pick<const N: usize, T: Tables<N>>(
     tables: &mut T,
     key: &FlowKey<N>,
-    client: Client,
+    asker: Asker,
     netns: u32,
     wish: Wish,
     now: Now,
     pick: &mut Pick<N>,
 ) -> Picked {
-    let asked = ServiceKey { address: key.dst, port: key.dst_port, protocol: key.protocol, pad: 0 };
+    let frontend = ServiceKey { address: key.dst, port: key.dst_port, protocol: key.protocol, pad: 0 };
     for _ in 0..SERVICE_LOOKUPS {
-        if !tables.service(&asked, &mut pick.service) {
+        if !tables.service(&frontend, &mut pick.service) {
             return Picked::NoService;
         }
-        if !is_whole(&asked, &pick.service) {
+        if !is_whole(&frontend, &pick.service) {
             continue;
         }
-        match admission(tables, &pick.service, key, client) {
-            Admission::Served => {}
-            Admission::NotServed => return Picked::NotServed,
-            Admission::Denied => return Picked::Denied,
+        let client = asker.client(tables, &key.src);
+        if client == Client::Martian {
+            return Picked::Martian;
         }
+        if !admits(tables, &pick.service, key, asker) {
+            return Picked::Denied;
+        }
+        serve_from(&mut pick.service, client);
+        pick.client = client as u32;
         if pick.service.slot_count == 0 {
             return Picked::Empty;
         }
@@ -150,10 +156,6 @@ fn is_whole<const N: usize>(key: &ServiceKey<N>, service: &Service) -> bool {
 /// A backend is chosen: the flow's entry, but for its place.
 #[inline(always)]
 pub(super) fn found<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
-    if hook.has(Hook::LOCAL_ONLY) && work.pick.backend.flags & backend_flags::LOCAL == 0 {
-        work.settle(Action::Pass, Outcome::HandedToTc);
-        return Step::Decided;
-    }
     let now = Now::from_ns(tables.now_ns());
     let protocol = work.packet.key.protocol;
     let half = &mut work.half;
@@ -167,8 +169,11 @@ pub(super) fn found<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wor
     half.flow.since_s = now.s;
     half.flow.isn = if protocol == UDP { 0 } else { work.packet.seq };
     half.flow.state = flow_state::HALF_OPEN;
-    half.flow.flags = if hook.has(Hook::CATCH_ALL) { flow_flags::EARLY } else { 0 };
-    aim(work);
+    aim(work, hook);
+    if !masquerade::source(tables, work) {
+        work.settle(Action::Drop, Outcome::DroppedNoAddress);
+        return Step::Decided;
+    }
     work.placing = placing::NEW | placing::KEEP_PORT;
     Step::Place
 }

@@ -174,7 +174,7 @@ pub fn retry<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, h
 pub fn select<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, _: Step) -> Step {
     match selection::select(tables, work, hook) {
         Picked::NoService if vip::unserved(tables, work, hook) => Step::Decided,
-        Picked::NoService | Picked::NotServed => Step::Direct,
+        Picked::NoService => Step::Direct,
         Picked::Backend => selection::found(tables, work, hook),
         // What the verdict says by now holds if there is no such flow.
         Picked::Denied | Picked::Empty | Picked::Unasked if !opening::begins(work) => Step::Unseen,

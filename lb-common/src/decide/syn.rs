@@ -5,7 +5,7 @@
 use super::answer::rewrites;
 use super::entries::{forget, kept_by, leads_to};
 use super::{Action, Hook, Now, Step, Tables, Work, health, known};
-use crate::abi::{backend_flags, flow_flags, flow_state, half_open_flags};
+use crate::abi::{flow_flags, flow_state, half_open_flags};
 use crate::outcome::Outcome;
 use crate::{state, words};
 
@@ -37,11 +37,6 @@ fn asked<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook:
         let Some(generation) = kept_by(tables, &work.flow, now) else { return Step::Anew };
         if other && health::is_suspect(tables, work.flow.backend, generation) {
             return Step::Anew;
-        }
-        let Some(backend) = tables.backend(work.flow.backend) else { return Step::Anew };
-        if hook.has(Hook::LOCAL_ONLY) && backend.flags & backend_flags::LOCAL == 0 {
-            work.settle(Action::Pass, Outcome::HandedToTc);
-            return Step::Decided;
         }
     }
     if other && !second(tables, work, now) {

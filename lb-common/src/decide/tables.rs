@@ -1,10 +1,11 @@
 //! What the decision reads and writes.
 
-use super::{Pick, look};
+use super::{Pick, Reserved, Work, look, reserve};
 use crate::abi::{
     Affinity, AffinityKey, Backend, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot, Vip, VipKey,
 };
 use crate::outcome::Outcome;
+use crate::state::SourcePorts;
 
 /// What the decision reads and writes. Implemented by the eBPF maps and by plain hash maps.
 pub trait Tables<const N: usize> {
@@ -53,6 +54,19 @@ pub trait Tables<const N: usize> {
     /// The next number of a service port's turn; each is given once (wrapping).
     fn turn(&mut self, service: u32) -> u32;
     fn vip(&mut self, key: &VipKey<N>) -> Option<Vip>;
+    /// What is known of a client's address: bits of [`crate::abi::network_flags`]; 0: nothing.
+    fn network(&mut self, address: &[u8; N]) -> u32;
+    /// Writes the address of this node that packets to `backend` are to come from, if they cannot come from the client, to `into`;
+    /// `false`: there is none.
+    fn masquerade(&mut self, backend: &[u8; N], into: &mut [u8; N]) -> bool;
+    fn source_ports(&mut self) -> SourcePorts;
+    /// Claims the tuple of a flow's answers, as [`Reserved`] says: the programs call a function of their own.
+    fn reserve(&mut self, work: &mut Work<N>, now_s: u32) -> Reserved
+    where
+        Self: Sized,
+    {
+        reserve(self, work, now_s)
+    }
     /// Seconds without a packet after which a flow in this state is forgotten.
     fn timeout_s(&mut self, protocol: u8, state: u8) -> u32;
     /// Counts what the decision learnt about a backend beside its verdict.

@@ -20,8 +20,8 @@ impl Hook {
     pub const REPLIES: u8 = 8;
     /// Translates requests.
     pub const REQUESTS: u8 = 16;
-    /// Only towards backends of this node; all else is left to tc.
-    pub const LOCAL_ONLY: u8 = 32;
+    /// Packets come from beyond this node's links.
+    pub const FROM_OUTSIDE: u8 = 32;
     /// The packet has been routed already, to where its old destination lies.
     pub const ROUTED: u8 = 64;
 
@@ -32,11 +32,11 @@ impl Hook {
     /// tc ingress of a bridge.
     pub const BRIDGE_IN: Self = Self(Self::REQUESTS | Self::CATCH_ALL | Self::EARLY_REPLIES);
     /// tc ingress of an external or tunnel link.
-    pub const NODE_IN: Self = Self(Self::REQUESTS | Self::EARLY_REPLIES);
+    pub const NODE_IN: Self = Self(Self::REQUESTS | Self::EARLY_REPLIES | Self::FROM_OUTSIDE);
     /// tc egress of an external or tunnel link.
     pub const NODE_OUT: Self = Self(Self::REQUESTS | Self::CATCH_ALL | Self::REPLIES | Self::ROUTED);
     /// XDP on an external link.
-    pub const XDP: Self = Self(Self::REQUESTS | Self::LOCAL_ONLY);
+    pub const XDP: Self = Self(Self::REQUESTS | Self::EARLY_REPLIES | Self::FROM_OUTSIDE);
 
     #[inline(always)]
     pub const fn has(self, bit: u8) -> bool {
@@ -74,9 +74,9 @@ impl<const N: usize> Packet<N> {
 pub enum Action {
     /// Leave it as it is.
     Pass = 0,
-    /// Write `address:port` as destination and `client_port` as source port; send it on its way.
+    /// Write `address:port` as destination and `client:client_port` as source; send it on its way.
     ToBackend,
-    /// Write `address:port` as source and `client_port` as destination port; send it on its way.
+    /// Write `address:port` as source and `client:client_port` as destination; send it on its way.
     ToClient,
     /// Tell the sender: TCP RST, else ICMP port unreachable.
     Refuse,
@@ -91,10 +91,10 @@ pub struct Verdict<const N: usize> {
     pub outcome: Outcome,
     /// The packet's further way does not lead on from this hook: route it from here.
     pub route: bool,
-    /// The backend is the client itself: source and destination address trade places, both ways, so that each end sees the service's
-    /// address as the other's; ports are written as ever. The packet goes back over the link that it came by.
-    pub hairpin: bool,
+    /// The packet's other address changes, too: else `client` is what it has already. Such a packet is routed from this hook.
+    pub masquerade: bool,
     pub address: [u8; N],
+    pub client: [u8; N],
     pub port: u16,
     pub client_port: u16,
     /// Service port id, where one was looked up; else 0.
@@ -137,6 +137,20 @@ pub struct Work<const N: usize> {
     pub(super) left: HalfOpen<N>,
 }
 
+impl<const N: usize> Verdict<N> {
+    /// Whether both addresses of the packet trade places: the backend is the client itself, and the packet goes back over the link that
+    /// it came by.
+    #[inline(always)]
+    pub fn turns_back(&self, key: &FlowKey<N>) -> bool {
+        let (to, from) = if self.action as u8 == Action::ToBackend as u8 {
+            (&self.address, &self.client)
+        } else {
+            (&self.client, &self.address)
+        };
+        self.masquerade && words::same(to, &key.src) && words::same(from, &key.dst)
+    }
+}
+
 impl<const N: usize> Work<N> {
     pub const fn new(packet: Packet<N>) -> Self {
         let flow = Flow {
@@ -146,6 +160,7 @@ impl<const N: usize> Work<N> {
             since_s: 0,
             isn: 0,
             address: [0; N],
+            client: [0; N],
             port: 0,
             client_port: 0,
             generation: 0,
@@ -157,8 +172,9 @@ impl<const N: usize> Work<N> {
             action: Action::Pass,
             outcome: Outcome::Passed,
             route: false,
-            hairpin: false,
+            masquerade: false,
             address: [0; N],
+            client: [0; N],
             port: 0,
             client_port: 0,
             service: 0,
@@ -193,7 +209,7 @@ impl<const N: usize> Work<N> {
     #[inline(always)]
     pub(super) fn clear(&mut self) {
         self.settle(Action::Pass, Outcome::Passed);
-        self.verdict.hairpin = false;
+        self.verdict.masquerade = false;
         self.verdict.service = 0;
         self.verdict.backend = 0;
     }
@@ -209,9 +225,10 @@ impl<const N: usize> Work<N> {
     #[inline(always)]
     pub(super) fn rewrite(&mut self, action: Action, outcome: Outcome, route: bool) {
         self.settle(action, outcome);
-        self.verdict.route = route;
-        self.verdict.hairpin = self.flow.flags & flow_flags::HAIRPIN != 0;
+        self.verdict.masquerade = self.flow.flags & flow_flags::MASQUERADED != 0;
+        self.verdict.route = route || self.verdict.masquerade;
         words::address(&self.flow.address, &mut self.verdict.address);
+        words::address(&self.flow.client, &mut self.verdict.client);
         self.verdict.port = self.flow.port;
         self.verdict.client_port = self.flow.client_port;
         self.verdict.backend = self.flow.backend;

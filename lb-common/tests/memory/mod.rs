@@ -8,8 +8,8 @@ use lb_common::abi::{
 };
 use lb_common::decide::{Hook, NotInserted, Packet, Tables, Verdict, Work, decide};
 use lb_common::outcome::Outcome;
-use lb_common::state::Timeouts;
 use lb_common::state::tcp_flag::{ACK, SYN};
+use lb_common::state::{SourcePorts, Timeouts};
 
 /// The initial sequence number of whoever says no other.
 pub const ISN: u32 = 1_000;
@@ -26,6 +26,11 @@ pub struct Memory<const N: usize = 4> {
     pub turns: HashMap<u32, u32>,
     pub vips: HashMap<VipKey<N>, Vip>,
     pub timeouts: Timeouts,
+    pub ports: SourcePorts,
+    /// Networks by address and bits, with [`lb_common::abi::network_flags`].
+    pub networks: Vec<([u8; N], u32, u32)>,
+    /// The address of this node that masqueraded packets come from.
+    pub own: Option<[u8; N]>,
     /// What the decision learnt about backends.
     pub notes: Vec<(u32, Outcome)>,
     /// Admitted networks: service port, address, bits.
@@ -52,6 +57,9 @@ impl<const N: usize> Memory<N> {
             turns: HashMap::new(),
             vips: HashMap::new(),
             timeouts: Timeouts::DEFAULT,
+            ports: SourcePorts::DEFAULT,
+            networks: Vec::new(),
+            own: None,
             notes: Vec::new(),
             sources: Vec::new(),
             capacity: usize::MAX,
@@ -66,6 +74,12 @@ impl Default for Memory<4> {
     fn default() -> Self {
         Self::empty()
     }
+}
+
+/// Whether the network of so many bits holds the address.
+fn holds<const N: usize>(network: &[u8; N], bits: u32, address: &[u8; N]) -> bool {
+    let bit = |address: &[u8; N], at: u32| address[at as usize / 8] >> (7 - at % 8) & 1;
+    (0..bits).all(|at| bit(network, at) == bit(address, at))
 }
 
 impl<const N: usize> Tables<N> for Memory<N> {
@@ -125,9 +139,7 @@ impl<const N: usize> Tables<N> for Memory<N> {
     }
 
     fn admitted(&mut self, service: u32, address: &[u8; N]) -> bool {
-        let bit = |address: &[u8; N], at: u32| address[at as usize / 8] >> (7 - at % 8) & 1;
-        let holds = |range: &[u8; N], bits: u32| (0..bits).all(|at| bit(range, at) == bit(address, at));
-        self.sources.iter().any(|(id, range, bits)| *id == service && holds(range, *bits))
+        self.sources.iter().any(|(id, range, bits)| *id == service && holds(range, *bits, address))
     }
 
     fn half_open(&mut self, key: &FlowKey<N>, into: &mut HalfOpen<N>) -> bool {
@@ -189,6 +201,19 @@ impl<const N: usize> Tables<N> for Memory<N> {
 
     fn vip(&mut self, key: &VipKey<N>) -> Option<Vip> {
         self.vips.get(key).copied()
+    }
+
+    fn network(&mut self, address: &[u8; N]) -> u32 {
+        let found = self.networks.iter().filter(|(network, bits, _)| holds(network, *bits, address));
+        found.max_by_key(|(_, bits, _)| *bits).map_or(0, |(.., flags)| *flags)
+    }
+
+    fn masquerade(&mut self, _: &[u8; N], into: &mut [u8; N]) -> bool {
+        self.own.map(|own| *into = own).is_some()
+    }
+
+    fn source_ports(&mut self) -> SourcePorts {
+        self.ports
     }
 
     fn timeout_s(&mut self, protocol: u8, state: u8) -> u32 {

@@ -162,7 +162,7 @@ impl Datapath {
     }
 
     fn map(&mut self, wanted: &Wanted) -> Result<(), DatapathError> {
-        let link = Link { peer_netns_id: wanted.peer_netns_id, role: wanted.role.as_number() };
+        let link = Link { peer_netns_id: wanted.peer_netns_id, role: wanted.role.as_number(), flags: 0 };
         if self.mapped.get(&wanted.ifindex) != Some(&link) {
             self.kernel.links.insert(wanted.ifindex, link, 0).map_err(aya::EbpfError::MapError)?;
             self.mapped.insert(wanted.ifindex, link);

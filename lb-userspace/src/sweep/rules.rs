@@ -107,6 +107,7 @@ mod tests {
             since_s: 1,
             isn: 0,
             address: [10, 0, 0, 1],
+            client: [10, 0, 0, 9],
             port: 8080,
             client_port: 4000,
             generation: 1,

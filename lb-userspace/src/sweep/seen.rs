@@ -110,6 +110,7 @@ mod tests {
             since_s: 0,
             isn: 0,
             address: [0; 4],
+            client: [0; 4],
             port: 0,
             client_port: 0,
             generation: 0,

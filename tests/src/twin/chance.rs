@@ -38,11 +38,8 @@ impl<const N: usize> Talk<N> {
         if verdict.action != Action::ToBackend {
             return;
         }
-        let mut sent =
-            FlowKey { dst: verdict.address, dst_port: verdict.port, src_port: verdict.client_port, ..packet.key };
-        if verdict.hairpin {
-            (sent.src, sent.dst) = (packet.key.dst, packet.key.src);
-        }
+        let (src, dst) = (verdict.client, verdict.address);
+        let sent = FlowKey { src, dst, dst_port: verdict.port, src_port: verdict.client_port, ..packet.key };
         let known = self.said.iter().rev().find(|said| said.key == packet.key).map_or(packet.seq, |said| said.isn);
         let isn = if packet.tcp_flags & SYN == 0 { known } else { packet.seq };
         let said = Said { key: packet.key, answer: sent.reversed(), isn };

@@ -149,8 +149,9 @@ where
         let xdp = hook == Hook::Xdp;
         let counted = match verdict.action {
             Action::Pass if xdp && verdict.outcome == Outcome::Passed => None,
-            Action::Pass | Action::Refuse | Action::ToClient if xdp => Some(Outcome::HandedToTc),
-            Action::ToBackend if xdp && verdict.hairpin => Some(Outcome::HandedToTc),
+            Action::Pass | Action::Refuse if xdp => Some(Outcome::HandedToTc),
+            // No way out is known where packets are handed to programs by hand.
+            Action::ToBackend | Action::ToClient if xdp && verdict.route => Some(Outcome::HandedToTc),
             _ => Some(verdict.outcome),
         };
         for outcome in counted.into_iter().chain(self.memory.notes.drain(..).map(|(_, outcome)| outcome)) {
@@ -223,20 +224,19 @@ fn demanded<const N: usize>(
     let mut out = key;
     match verdict.action {
         Action::ToBackend => {
-            (out.dst, out.dst_port, out.src_port) = (verdict.address, verdict.port, verdict.client_port);
+            (out.dst, out.dst_port) = (verdict.address, verdict.port);
+            (out.src, out.src_port) = (verdict.client, verdict.client_port);
         }
         Action::ToClient => {
-            (out.src, out.src_port, out.dst_port) = (verdict.address, verdict.port, verdict.client_port);
+            (out.src, out.src_port) = (verdict.address, verdict.port);
+            (out.dst, out.dst_port) = (verdict.client, verdict.client_port);
         }
         _ => {}
-    }
-    if verdict.hairpin {
-        (out.src, out.dst) = (key.dst, key.src);
     }
     if hook == Hook::Xdp {
         return match verdict.action {
             Action::Drop => (XDP[1], None),
-            Action::ToBackend if !verdict.hairpin => (XDP[0], Some(out)),
+            Action::ToBackend | Action::ToClient if !verdict.route => (XDP[0], Some(out)),
             Action::ToBackend | Action::Pass | Action::Refuse | Action::ToClient => (XDP[0], Some(key)),
         };
     }
@@ -244,7 +244,7 @@ fn demanded<const N: usize>(
         Action::Pass => (TC[0], Some(key)),
         Action::Drop => (TC[1], None),
         Action::Refuse => (TC[2], None),
-        Action::ToBackend | Action::ToClient => (TC[if verdict.route || verdict.hairpin { 2 } else { 0 }], Some(out)),
+        Action::ToBackend | Action::ToClient => (TC[if verdict.route { 2 } else { 0 }], Some(out)),
     }
 }
 

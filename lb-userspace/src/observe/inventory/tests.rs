@@ -68,6 +68,7 @@ pub fn flow(client_port: u16, backend: u32, seen_s: u32, flags: u8) -> (FlowKey<
         since_s: 0,
         isn: 0,
         address: [10, 1, 0, 2],
+        client: [10, 1, 0, 9],
         port: 8080,
         client_port,
         generation: 1,

@@ -1,0 +1,206 @@
+//! Clients outside: which set serves them, whose address the backend sees, and how its answers come back, over plain tables.
+
+// Tests may unwrap: a panic is a failed test.
+#![allow(clippy::unwrap_used)]
+
+mod memory;
+
+use lb_common::abi::{
+    FlowKey, Service, ServiceKey, TCP, UDP, VipKey, backend_flags, frontend_kind, network_flags, seal, service_flags,
+};
+use lb_common::abi::{Vip, vip_flags};
+use lb_common::decide::{Action, Hook, Verdict};
+use lb_common::limits::{SOURCE_PORT_COUNT, SOURCE_PORT_FIRST};
+use lb_common::outcome::Outcome;
+use lb_common::state::tcp_flag::{ACK, SYN};
+use memory::Memory;
+
+const CLIENT: [u8; 4] = [198, 51, 100, 7];
+const POD: [u8; 4] = [10, 0, 2, 9];
+const NODE: [u8; 4] = [192, 0, 2, 1];
+const LOCAL: [u8; 4] = [10, 0, 1, 11];
+const REMOTE: [u8; 4] = [10, 0, 2, 12];
+const NODE_PORT: u16 = 30_080;
+const FROM_THE_WIRE: [Hook; 2] = [Hook::NODE_IN, Hook::XDP];
+const EXTERNAL: [u8; 3] = [frontend_kind::EXTERNAL_IP, frontend_kind::LOAD_BALANCER, frontend_kind::NODE_PORT];
+
+fn frontend(protocol: u8) -> ServiceKey<4> {
+    ServiceKey { address: NODE, port: NODE_PORT, protocol, pad: 0 }
+}
+
+fn from(client: [u8; 4], port: u16, protocol: u8) -> FlowKey<4> {
+    FlowKey { src: client, dst: NODE, src_port: port, dst_port: NODE_PORT, protocol, pad: [0; 3] }
+}
+
+/// What the backend sends back to what the verdict made of a request.
+fn answer(protocol: u8, sent: &Verdict<4>) -> FlowKey<4> {
+    let (src, dst) = (sent.address, sent.client);
+    FlowKey { src, dst, src_port: sent.port, dst_port: sent.client_port, protocol, pad: [0; 3] }
+}
+
+/// One backend serves clients inside, another one those outside; whether that is local is told.
+fn serving(kind: u8, flags: u8, outside_is_local: bool) -> Memory {
+    let networks = vec![([10, 0, 0, 0], 16, network_flags::PODS), (NODE, 32, network_flags::NODE)];
+    let mut tables = Memory { own: Some(NODE), networks, ..Memory::default() };
+    for (base, protocol) in [(0, TCP), (10, UDP)] {
+        let outside = if outside_is_local { LOCAL } else { REMOTE };
+        tables.serve(1, base, frontend(protocol), &[REMOTE, outside], 8080);
+        for id in [base + 1, base + 2] {
+            let backend = tables.backends.get_mut(&id).unwrap();
+            if backend.address == REMOTE {
+                backend.flags &= !backend_flags::LOCAL;
+            }
+        }
+        let key = frontend(protocol);
+        let service = tables.services.get_mut(&key).unwrap();
+        let (outside_base, outside_count) = (service.slot_base + 1, 1);
+        *service = Service { kind, flags, slot_count: 1, outside_base, outside_count, ..*service };
+        service.seal = seal(&key, service);
+    }
+    tables
+}
+
+#[test]
+fn a_remote_backend_sees_the_node_and_its_answers_come_back_through_it() {
+    for hook in FROM_THE_WIRE {
+        for kind in EXTERNAL {
+            for (protocol, asks, answers) in [(TCP, SYN, SYN | ACK), (UDP, 0, 0)] {
+                let mut tables = serving(kind, 0, false);
+                let sent = tables.ask(from(CLIENT, 40_000, protocol), asks, hook);
+                assert_eq!((sent.action, sent.outcome), (Action::ToBackend, Outcome::Masqueraded));
+                assert_eq!((sent.address, sent.client, sent.route), (REMOTE, NODE, true));
+                assert!((SOURCE_PORT_FIRST..=SOURCE_PORT_FIRST + (SOURCE_PORT_COUNT - 1)).contains(&sent.client_port));
+                let back = tables.ask(answer(protocol, &sent), answers, hook);
+                assert_eq!((back.action, back.route, back.masquerade), (Action::ToClient, true, true));
+                assert_eq!((back.address, back.port), (NODE, NODE_PORT));
+                assert_eq!((back.client, back.client_port), (CLIENT, 40_000));
+                let again = tables.ask(from(CLIENT, 40_000, protocol), if protocol == TCP { ACK } else { 0 }, hook);
+                assert_eq!((again.client, again.client_port), (sent.client, sent.client_port));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_backend_of_this_node_sees_the_client() {
+    for kind in EXTERNAL {
+        let mut tables = serving(kind, 0, true);
+        let sent = tables.ask(from(CLIENT, 40_000, TCP), SYN, Hook::NODE_IN);
+        assert_eq!((sent.address, sent.client, sent.client_port), (LOCAL, CLIENT, 40_000));
+        assert_eq!((sent.masquerade, sent.route), (false, false));
+        let back = tables.ask(answer(TCP, &sent), SYN | ACK, Hook::NODE_OUT);
+        assert_eq!((back.action, back.address, back.client, back.route), (Action::ToClient, NODE, CLIENT, false));
+    }
+}
+
+#[test]
+fn a_pod_of_another_node_is_served_from_the_inside_set_and_gets_its_answer() {
+    let mut tables = serving(frontend_kind::NODE_PORT, service_flags::OUTSIDE_LOCAL, true);
+    let sent = tables.ask(from(POD, 40_000, TCP), SYN, Hook::NODE_IN);
+    assert_eq!((sent.address, sent.client), (REMOTE, NODE), "the backend's answer must come back here");
+}
+
+#[test]
+fn a_cluster_ip_shows_pods_and_hides_others() {
+    for hook in FROM_THE_WIRE {
+        let mut tables = serving(frontend_kind::CLUSTER_IP, 0, true);
+        assert_eq!(tables.ask(from(POD, 40_000, TCP), SYN, hook).client, POD);
+        let sent = tables.ask(from(CLIENT, 40_001, TCP), SYN, hook);
+        assert_eq!((sent.client, sent.masquerade), (NODE, true));
+    }
+    let mut tables = serving(frontend_kind::CLUSTER_IP, 0, true);
+    for hook in [Hook::POD_IN, Hook::BRIDGE_IN, Hook::NODE_OUT] {
+        assert_eq!(tables.ask(from(CLIENT, 40_000, TCP), SYN, hook).client, CLIENT, "its link is one of this node");
+    }
+}
+
+#[test]
+fn a_process_of_this_node_as_backend_of_a_cluster_ip_sees_the_client() {
+    let mut tables = serving(frontend_kind::CLUSTER_IP, 0, true);
+    tables.networks.push((REMOTE, 32, network_flags::NODE));
+    let backend = tables.backends.get_mut(&1).unwrap();
+    backend.flags |= backend_flags::LOCAL;
+    let sent = tables.ask(from(CLIENT, 40_000, TCP), SYN, Hook::NODE_IN);
+    assert_eq!((sent.client, sent.masquerade), (CLIENT, false), "the node's stack takes nothing from its own address");
+}
+
+#[test]
+fn a_port_that_no_socket_of_the_node_may_take_is_kept() {
+    for (port, kept) in [(20_000, true), (62_000, true), (40_000, false), (32_768, false), (30_100, false), (80, false)]
+    {
+        let mut tables = serving(frontend_kind::NODE_PORT, 0, false);
+        let sent = tables.ask(from(CLIENT, port, TCP), SYN, Hook::NODE_IN);
+        assert_eq!(sent.client_port == port, kept, "{port}");
+        // The next client on this port gets another one.
+        let next = tables.ask(from([198, 51, 100, 8], port, TCP), SYN, Hook::NODE_IN);
+        assert_ne!(next.client_port, sent.client_port, "{port}");
+        assert_eq!(next.action, Action::ToBackend);
+    }
+}
+
+#[test]
+fn used_up_ports_are_counted_and_freed_ones_are_found() {
+    let mut tables = serving(frontend_kind::NODE_PORT, 0, false);
+    tables.ports.count = 16;
+    let mut placed = Vec::new();
+    let full = (1..=100_u8).find(|last| {
+        let verdict = tables.ask(from([198, 51, 100, *last], 40_000, TCP), SYN, Hook::NODE_IN);
+        placed.push(verdict.client_port);
+        verdict.outcome == Outcome::DroppedNoPort
+    });
+    let full = full.expect("sixteen ports serve no hundred clients");
+    placed.pop();
+    placed.sort_unstable();
+    placed.dedup();
+    assert_eq!(placed.len(), usize::from(full) - 1, "no two clients have the same");
+    assert!(placed.len() >= 8, "{} of 16 ports were found", placed.len());
+    tables.pass_seconds(u64::from(lb_common::limits::TCP_HALF_OPEN_TIMEOUT_S) + 1);
+    let verdict = tables.ask(from([198, 51, 100, 200], 40_000, TCP), SYN, Hook::NODE_IN);
+    assert_eq!(verdict.outcome, Outcome::Masqueraded, "nobody remembers the others");
+}
+
+#[test]
+fn without_an_address_of_the_family_nothing_is_sent() {
+    let mut tables = serving(frontend_kind::NODE_PORT, 0, false);
+    tables.own = None;
+    let verdict = tables.ask(from(CLIENT, 40_000, TCP), SYN, Hook::NODE_IN);
+    assert_eq!((verdict.action, verdict.outcome), (Action::Drop, Outcome::DroppedNoAddress));
+    assert!(tables.half_open.is_empty() && tables.flows.is_empty());
+}
+
+#[test]
+fn an_empty_local_set_drops_those_outside_alone() {
+    for (flags, action) in [(service_flags::DROP_OUTSIDE_IF_EMPTY, Action::Drop), (0, Action::Refuse)] {
+        let mut tables = serving(frontend_kind::LOAD_BALANCER, flags | service_flags::OUTSIDE_LOCAL, true);
+        let key = frontend(TCP);
+        let service = tables.services.get_mut(&key).unwrap();
+        service.outside_count = 0;
+        service.seal = seal(&key, service);
+        assert_eq!(tables.ask(from(CLIENT, 40_000, TCP), SYN, Hook::NODE_IN).action, action);
+        assert_eq!(tables.ask(from(POD, 40_000, TCP), SYN, Hook::POD_IN).action, Action::ToBackend);
+    }
+}
+
+#[test]
+fn a_source_that_cannot_be_out_there_is_dropped_and_counted() {
+    let service = [10, 96, 0, 10];
+    for hook in FROM_THE_WIRE {
+        for source in [NODE, [127, 0, 0, 1], service] {
+            let mut tables = serving(frontend_kind::NODE_PORT, 0, false);
+            tables.vips.insert(VipKey { address: service }, Vip { flags: vip_flags::REFUSE_UNSERVED });
+            let verdict = tables.ask(from(source, 40_000, TCP), SYN, hook);
+            assert_eq!((verdict.action, verdict.outcome), (Action::Drop, Outcome::DroppedMartian), "{source:?}");
+        }
+    }
+}
+
+#[test]
+fn two_clients_of_one_port_never_share_a_tuple() {
+    let mut tables = serving(frontend_kind::NODE_PORT, 0, false);
+    let first = tables.ask(from(CLIENT, 20_000, UDP), 0, Hook::NODE_IN);
+    let second = tables.ask(from([198, 51, 100, 8], 20_000, UDP), 0, Hook::NODE_IN);
+    for (sent, client) in [(first, CLIENT), (second, [198, 51, 100, 8])] {
+        let back = tables.ask(answer(UDP, &sent), 0, Hook::NODE_IN);
+        assert_eq!((back.client, back.client_port), (client, 20_000));
+    }
+}

@@ -1,0 +1,152 @@
+//! Packets both of whose addresses change: towards a backend that sees another address than its client's, and back.
+//!
+//! The source becomes an address of this node, or of a service, so the packet is sent on from here: the stack would take it for a
+//! martian.
+
+use aya_ebpf::bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
+use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_l3_csum_replace, bpf_l4_csum_replace};
+use lb_common::abi::{FlowKey, SCTP, UDP};
+use lb_common::decide::{Action, Verdict, Work};
+use lb_common::outcome::Outcome;
+use lb_common::words;
+
+use crate::aside::Spot;
+use crate::count::{self, Counter};
+use crate::forward::{self, DROP};
+use crate::maps::Family;
+use crate::rewrite::{End, Refused, ports};
+use crate::sctp;
+use crate::skb::{store, store_summed};
+use crate::tables::Kernel;
+
+/// Does as a verdict with `masquerade` says; gives the verdict at tc. A *global* function, as the steps are.
+#[inline(always)]
+pub fn send<const N: usize>(skb: *mut __sk_buff, spot: u32, transport: u32) -> i32 {
+    if N == 4 { write_ends4(skb, spot, transport) } else { write_ends6(skb, spot, transport) }
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn write_ends4(skb: *mut __sk_buff, spot: u32, transport: u32) -> i32 {
+    write_and_send::<4>(skb, Spot::from_number(spot), transport as usize)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn write_ends6(skb: *mut __sk_buff, spot: u32, transport: u32) -> i32 {
+    write_and_send::<16>(skb, Spot::from_number(spot), transport as usize)
+}
+
+#[inline(always)]
+fn write_and_send<const N: usize>(skb: *mut __sk_buff, spot: Spot, transport: usize) -> i32
+where
+    Kernel: Family<N>,
+{
+    let Some(work) = <Kernel as Family<N>>::work() else { return DROP };
+    if write(skb, spot.network, transport, work).is_err() {
+        count::outcome(Outcome::DroppedRewrite, Counter::Packet);
+        return DROP;
+    }
+    go(skb, spot, work)
+}
+
+/// Sends the packet of the scratch record, written as its verdict says, on its way.
+#[inline(always)]
+pub fn go<const N: usize>(skb: *mut __sk_buff, spot: Spot, work: &mut Work<N>) -> i32 {
+    if work.verdict.turns_back(&work.packet.key) {
+        return forward::back(skb, spot.network, spot.ingress);
+    }
+    readdress_key(&work.verdict, &mut work.packet.key);
+    forward::route(skb, &work.packet.key, spot.network, spot.ingress)
+}
+
+/// Gives the key the addresses that the verdict says.
+#[inline(always)]
+pub fn readdress_key<const N: usize>(verdict: &Verdict<N>, key: &mut FlowKey<N>) {
+    let (src, dst) = ends(verdict);
+    words::address(src, &mut key.src);
+    words::address(dst, &mut key.dst);
+}
+
+/// Source and destination address as the verdict says.
+#[inline(always)]
+pub fn ends<const N: usize>(verdict: &Verdict<N>) -> (&[u8; N], &[u8; N]) {
+    if verdict.action == Action::ToBackend {
+        (&verdict.client, &verdict.address)
+    } else {
+        (&verdict.address, &verdict.client)
+    }
+}
+
+#[inline(always)]
+fn write<const N: usize>(skb: *mut __sk_buff, network: usize, transport: usize, work: &Work<N>) -> Result<(), Refused> {
+    let key = &work.packet.key;
+    let end = if work.verdict.action == Action::ToBackend { End::Destination } else { End::Source };
+    let (old, new) = ports(work, end);
+    if key.protocol == SCTP {
+        sctp::write_ports(skb, transport, work, old, new)?;
+        return addresses(skb, network, work, None);
+    }
+    let (at, mangled) = if key.protocol == UDP { (6, u64::from(BPF_F_MARK_MANGLED_0)) } else { (16, 0) };
+    let sum = Sum { at: (transport + at) as u32, flags: u64::from(BPF_F_PSEUDO_HDR) | mangled };
+    if old != new {
+        let (from, to) = (u64::from(u32::from_ne_bytes(old)), u64::from(u32::from_ne_bytes(new)));
+        // SAFETY: the helper checks the offset against the packet.
+        if unsafe { bpf_l4_csum_replace(skb, sum.at, from, to, mangled | 4) } != 0 {
+            return Err(Refused);
+        }
+        store(skb, transport, &new)?;
+    }
+    addresses(skb, network, work, Some(sum))
+}
+
+/// A transport's checksum that covers the addresses.
+pub struct Sum {
+    at: u32,
+    flags: u64,
+}
+
+/// Both addresses, copied by words.
+#[repr(C, align(4))]
+struct Pair<const N: usize>([[u8; N]; 2]);
+
+/// Writes both addresses, which follow each other in either header.
+#[inline(always)]
+pub fn addresses<const N: usize>(
+    skb: *mut __sk_buff,
+    network: usize,
+    work: &Work<N>,
+    sum: Option<Sum>,
+) -> Result<(), Refused> {
+    let mut old = Pair::<N>([[0; N]; 2]);
+    let mut new = Pair::<N>([[0; N]; 2]);
+    let (src, dst) = ends(&work.verdict);
+    words::address(&work.packet.key.src, &mut old.0[0]);
+    words::address(&work.packet.key.dst, &mut old.0[1]);
+    words::address(src, &mut new.0[0]);
+    words::address(dst, &mut new.0[1]);
+    let length = 2 * N as u32;
+    let mut failed = 0;
+    // SAFETY: the arrays live on this stack and are as long as is said; the helpers check offsets against the packet.
+    unsafe {
+        let difference = bpf_csum_diff(old.0.as_mut_ptr().cast(), length, new.0.as_mut_ptr().cast(), length, 0) as u64;
+        if let Some(Sum { at, flags }) = sum {
+            failed |= bpf_l4_csum_replace(skb, at, 0, difference, flags);
+        }
+        if N == 4 {
+            failed |= bpf_l3_csum_replace(skb, network as u32 + 10, 0, difference, 0);
+        }
+    }
+    if failed != 0 {
+        return Err(Refused);
+    }
+    let source_at = network + if N == 4 { 12 } else { 8 };
+    if N == 4 {
+        // The header's checksum makes up for the addresses.
+        store(skb, source_at, &new.0[0])?;
+        store(skb, source_at + N, &new.0[1])
+    } else {
+        store_summed(skb, source_at, &new.0[0])?;
+        store_summed(skb, source_at + N, &new.0[1])
+    }
+}
