@@ -58,15 +58,26 @@ impl Rung {
         }
     }
 
-    /// Its tests wait for time to pass, and leave the processors to others.
-    fn waits(&self) -> bool {
-        matches!(self, Self::Integration(name) if WAITING.contains(&name.as_str()))
+    /// Which of the lanes it runs in, beside the other one.
+    fn lane(&self) -> Lane {
+        match self {
+            Self::Format | Self::Lint | Self::Unit | Self::Harness => Lane::Before,
+            Self::Integration(name) if WAITING.contains(&name.as_str()) => Lane::Beside,
+            Self::Mutations => Lane::Beside,
+            Self::Integration(_) | Self::Demo => Lane::Networks,
+        }
     }
+}
 
-    /// It keeps the processors busy for long, and measures no time.
-    fn computes(&self) -> bool {
-        *self == Self::Mutations
-    }
+/// What runs at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lane {
+    /// Compiles, and uses all processors by itself: alone.
+    Before,
+    /// Makes networks and waits for packets: one at a time.
+    Networks,
+    /// Makes none. It computes, or waits for silences: it takes a processor that the networks leave idle.
+    Beside,
 }
 
 /// Integration tests that mostly wait: for a silence to be noticed, for a deadline to strike.
@@ -102,24 +113,22 @@ pub fn run(workspace: &Workspace, args: &TestArgs) -> Result<()> {
     summary(prepared, &outcomes)
 }
 
-/// Runs the rungs. Those that mostly wait run beside those that mostly compute, which take as long.
+/// Runs the rungs: the cheapest alone, then those with networks beside those without. Either takes about half an hour.
 fn climb(workspace: &Workspace, toolchain: Toolchain, rungs: &[Rung]) -> Result<Vec<Outcome>> {
-    let (beside, others): (Vec<&Rung>, Vec<&Rung>) = rungs.iter().partition(|rung| rung.waits());
-    let (first, last): (Vec<&Rung>, Vec<&Rung>) = others.into_iter().partition(|rung| !rung.computes());
-    let run = |rung: &&Rung, show: Show| run_one(workspace, toolchain, rung, show);
-    let mut outcomes: Vec<Outcome> = first.iter().map(|rung| run(rung, Show::Live)).collect();
-    if last.is_empty() {
-        outcomes.extend(beside.iter().map(|rung| run(rung, Show::Live)));
+    let of = |lane: Lane| rungs.iter().filter(move |rung| rung.lane() == lane);
+    let run = |rung: &Rung, show: Show| run_one(workspace, toolchain, rung, show);
+    let mut outcomes: Vec<Outcome> = of(Lane::Before).map(|rung| run(rung, Show::Live)).collect();
+    if of(Lane::Networks).next().is_none() || of(Lane::Beside).next().is_none() {
+        let alone = of(Lane::Networks).chain(of(Lane::Beside));
+        outcomes.extend(alone.map(|rung| run(rung, Show::Live)));
         return Ok(outcomes);
     }
-    if !beside.is_empty() {
-        // Two calls of cargo that both compile would wait for each other.
-        build_tests(workspace)?;
-    }
+    // Two calls of cargo that both compile would wait for each other.
+    build_tests(workspace)?;
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| beside.iter().map(|rung| run(rung, Show::AtTheEnd)).collect::<Vec<_>>());
-        outcomes.extend(last.iter().map(|rung| run(rung, Show::Live)));
-        outcomes.extend(waiting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        let beside = scope.spawn(|| of(Lane::Beside).map(|rung| run(rung, Show::AtTheEnd)).collect::<Vec<_>>());
+        outcomes.extend(of(Lane::Networks).map(|rung| run(rung, Show::Live)));
+        outcomes.extend(beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
     });
     Ok(outcomes)
 }
@@ -308,6 +317,14 @@ mod tests {
         let mut names = vec!["kube", "restart", "packets", "namespaces"];
         names.sort_by_key(|name| (rank(name), (*name).to_owned()));
         assert_eq!(names, ["packets", "namespaces", "kube", "restart"]);
+    }
+
+    #[test]
+    fn what_makes_networks_has_its_lane_to_itself() {
+        assert_eq!(Rung::Integration("two_nodes".into()).lane(), Lane::Networks);
+        for rung in [Rung::Mutations, Rung::Integration("freshness".into())] {
+            assert_eq!(rung.lane(), Lane::Beside, "{}", rung.name());
+        }
     }
 
     #[test]
