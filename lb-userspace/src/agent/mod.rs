@@ -11,6 +11,7 @@ mod health_checks;
 mod log_bound;
 mod logging;
 pub mod marks;
+mod neighbours;
 mod notices;
 mod ring;
 mod run;

@@ -15,6 +15,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::auditor::Auditor;
 use super::health_checks::HealthChecks;
 use super::marks::{self, Maintenance};
+use super::neighbours::Neighbours;
 use super::notices::Notices;
 use super::scrape::Scrape;
 use super::servers::{Listeners, Ways, listen, serve};
@@ -129,7 +130,8 @@ async fn with_source(
     let health_checks = HealthChecks::new(move || state.node_health());
     let notices = Notices::new(&settings.node_name, announce(settings, &mut tasks).await?);
     let auditor = Auditor::new(settings.audit_interval, Some(datapath.auditor()), Instant::now());
-    let beside = Beside { health_checks, auditor, notices, maintenance, sockets, sweeper, checks };
+    let neighbours = Neighbours::new(datapath.surroundings(), settings.source == Origin::Kube);
+    let beside = Beside { health_checks, auditor, notices, maintenance, sockets, sweeper, checks, neighbours };
     let tables = Tables::new(programmer, progress, metrics, facts, beside);
 
     tracing::info!(
@@ -235,6 +237,8 @@ fn datapath_settings(settings: &Settings) -> datapath::Settings {
         xdp_mode: settings.xdp_mode,
         pod_interfaces: settings.pod_interfaces.clone(),
         external_interfaces: settings.external_interfaces.clone(),
+        cluster_cidrs: settings.cluster_cidr.clone(),
+        snat_addresses: settings.snat_addresses.clone(),
         sizes: settings.map_sizes,
         timeouts: settings.flow_timeouts.0,
         flow_counters: settings.flow_counters,

@@ -16,6 +16,7 @@ use super::clock;
 use super::facts;
 use super::health_checks::HealthChecks;
 use super::marks::{self, Maintenance, Quarantined};
+use super::neighbours::Neighbours;
 use super::notices::Notices;
 use super::state::Progress;
 use super::suspects::Suspects;
@@ -51,6 +52,7 @@ pub(super) struct Tables {
     sockets: Option<Destroyer>,
     sweeper: Sweeper,
     checks: watch::Sender<Option<Wanted>>,
+    neighbours: Neighbours,
     suspects: Suspects,
     /// What was planned last.
     snapshot: Option<Arc<Snapshot>>,
@@ -75,6 +77,8 @@ pub(super) struct Beside {
     pub sweeper: Sweeper,
     /// What is to be checked, once it is planned.
     pub checks: watch::Sender<Option<Wanted>>,
+    /// Tells the data path of the cluster's networks.
+    pub neighbours: Neighbours,
 }
 
 impl Tables {
@@ -85,7 +89,8 @@ impl Tables {
         facts: NodeFacts,
         beside: Beside,
     ) -> Self {
-        let Beside { health_checks, auditor, notices, maintenance, sockets, sweeper, checks } = beside;
+        let Beside { health_checks, auditor, notices, maintenance, sockets, sweeper, checks, neighbours } = beside;
+        neighbours.tell(None, programmer.book(), &facts.addresses);
         Self {
             programmer,
             progress,
@@ -100,6 +105,7 @@ impl Tables {
             sockets,
             sweeper,
             checks,
+            neighbours,
             suspects: Suspects::default(),
             snapshot: None,
             pending: PassReport::default(),
@@ -182,6 +188,7 @@ impl Tables {
         } else {
             tracing::debug!(revision, "nothing to write");
         }
+        self.neighbours.tell(Some(&snapshot), self.programmer.book(), &self.facts.addresses);
         self.note(&report, started.elapsed(), first);
         self.open_health_checks();
         self.want_checks();

@@ -4,6 +4,7 @@ mod check_limits;
 mod durations;
 mod flow_timeouts;
 mod named;
+mod networks;
 mod nodeports;
 mod options;
 mod settings;

@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
 
 use super::durations::{
     audit_interval, behind_after, drain_period, fail_stale, first_sync_grace, resync_interval, stuck_after,
     terminating_max, watch_silence,
 };
+use super::networks::{network, networks};
 use super::{
     ApiServer, CgroupRoot, CheckLimits, FlowTimeouts, Interfaces, LogFormat, LogLevel, MapSizes, NodePortAddresses,
     Period, ProxyName, SocketLb, Source, Switch, TcAttach, XdpMode,
@@ -105,6 +107,16 @@ pub struct Options {
     /// Node addresses that serve node ports: all, the first InternalIP of each family, or networks [default: all]
     #[arg(long, value_name = "all|primary|CIDR,…")]
     pub nodeport_addresses: Option<NodePortAddresses>,
+
+    /// Networks of the cluster's pods, whose clients keep their addresses [default: those of the Node object]
+    #[arg(long, value_name = "CIDR,…", value_delimiter = ',', value_parser = network)]
+    #[serde(deserialize_with = "networks")]
+    pub cluster_cidr: Option<Vec<IpNet>>,
+
+    /// Node addresses that stand in for clients outside where a backend is elsewhere [default: those of all links]
+    #[arg(long, value_name = "CIDR,…", value_delimiter = ',', value_parser = network)]
+    #[serde(deserialize_with = "networks")]
+    pub snat_addresses: Option<Vec<IpNet>>,
 
     /// Serve externalIPs: whoever may write a Service may take any address with them [default: off]
     #[arg(long, value_name = "on|off")]

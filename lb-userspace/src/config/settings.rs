@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ipnet::IpNet;
+
 use super::{
     self as defaults, ApiServer, CgroupRoot, CheckLimits, ConfigError, FlowTimeouts, Interfaces, LogFormat, LogLevel,
     MapSizes, NodePortAddresses, Options, Period, SocketLb, Source, Switch, TcAttach, XdpMode,
@@ -27,6 +29,8 @@ pub struct Settings {
     pub drain_period: Duration,
     pub terminating_max: Duration,
     pub nodeport_addresses: NodePortAddresses,
+    pub cluster_cidr: Vec<IpNet>,
+    pub snat_addresses: Vec<IpNet>,
     pub external_ips: bool,
     pub service_proxy_name: Option<String>,
     pub flow_timeouts: FlowTimeouts,
@@ -72,6 +76,8 @@ impl Options {
             drain_period: self.drain_period.or(other.drain_period),
             terminating_max: self.terminating_max.or(other.terminating_max),
             nodeport_addresses: self.nodeport_addresses.or(other.nodeport_addresses),
+            cluster_cidr: self.cluster_cidr.or(other.cluster_cidr),
+            snat_addresses: self.snat_addresses.or(other.snat_addresses),
             external_ips: self.external_ips.or(other.external_ips),
             service_proxy_name: self.service_proxy_name.or(other.service_proxy_name),
             flow_timeouts: self.flow_timeouts.or(other.flow_timeouts),
@@ -129,6 +135,8 @@ impl Options {
             drain_period: self.drain_period.unwrap_or(defaults::DEFAULT_DRAIN_PERIOD),
             terminating_max: self.terminating_max.unwrap_or(defaults::DEFAULT_TERMINATING_MAX),
             nodeport_addresses: self.nodeport_addresses.unwrap_or_default(),
+            cluster_cidr: self.cluster_cidr.unwrap_or_default(),
+            snat_addresses: self.snat_addresses.unwrap_or_default(),
             external_ips: self.external_ips == Some(Switch::On),
             service_proxy_name: self.service_proxy_name.map(|name| name.0),
             flow_timeouts: self.flow_timeouts.unwrap_or_default(),

@@ -18,6 +18,7 @@ use super::{
     Datapath, DatapathError,
     faults::{self, Fault},
     net::{Effect, Net, Wanted},
+    sources,
 };
 
 /// Changes come in bursts (a link, its address, its flags): gathered this long.
@@ -96,6 +97,7 @@ impl Datapath {
                         due = Some((due.map_or(new, |(known, _)| known.max(new)), at.min(next_round)));
                     }
                 }
+                Ok(()) = self.surroundings.1.changed() => due = Some((due.map_or(Due::Changes, |(known, _)| known), Instant::now())),
                 Some(question) = self.questions.1.recv() => {
                     session.list(&mut net, Due::Round).await?;
                     let faults = self.answer(&mut session.handle, &net, question.dry_run).await?;
@@ -132,6 +134,15 @@ impl Datapath {
             self.repair_cgroup(&mut faults);
             self.attacher.distrust(handle).await?;
         }
+        let addresses = net.reachable();
+        if work >= Due::Round {
+            self.addresses = addresses;
+        } else {
+            // One that a lease takes away for a moment ends no node port's flows; what is gone for good is seen in the round.
+            self.addresses.extend(addresses);
+        }
+        // Before programs are attached that need it.
+        self.tell_sources(net, work)?;
         for ifindex in self.known(work)? {
             if !net.contains(ifindex) {
                 self.attacher.forget(ifindex)?;
@@ -148,17 +159,28 @@ impl Datapath {
             // Each attachment waits for an RCU grace period: let others run in between.
             tokio::task::yield_now().await;
         }
-        let addresses = net.reachable();
-        if work >= Due::Round {
-            self.addresses = addresses;
-        } else {
-            // One that a lease takes away for a moment ends no node port's flows; what is gone for good is seen in the round.
-            self.addresses.extend(addresses);
-        }
         self.keep_faults(faults);
         self.names = wanted.into_iter().map(|(ifindex, link)| (ifindex, (link.name, link.role))).collect();
         self.publish(None);
         Ok(())
+    }
+
+    /// Tells the programs who clients are and who stands in for them; in a round the tables are looked at first.
+    fn tell_sources(&mut self, net: &Net, work: Due) -> Result<(), DatapathError> {
+        if work >= Due::Round {
+            for (table, entry) in self.sources.read()? {
+                tracing::warn!(table, entry, "somebody else changed an entry");
+            }
+        }
+        let wanted = sources::wanted(
+            &net.candidates(),
+            &self.addresses,
+            &self.settings.cluster_cidrs,
+            &self.settings.snat_addresses,
+            &self.surroundings.1.borrow_and_update().clone(),
+            &self.sources.networks(),
+        );
+        self.sources.set(&wanted)
     }
 
     fn map(&mut self, wanted: &Wanted) -> Result<(), DatapathError> {

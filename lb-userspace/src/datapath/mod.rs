@@ -17,6 +17,7 @@ mod error;
 mod faults;
 mod features;
 mod follow;
+mod kept;
 mod load;
 mod lock;
 mod net;
@@ -26,6 +27,7 @@ mod point;
 mod program_log;
 mod settings;
 mod shape;
+mod sources;
 mod status;
 
 use std::{
@@ -40,6 +42,7 @@ use lb_common::abi::Link;
 use tokio::sync::{mpsc, watch};
 
 use attach::Attacher;
+use kept::Sources;
 use load::Kernel;
 use lock::AgentLock;
 pub use lock::check_alone;
@@ -54,6 +57,7 @@ pub use object::is_embedded;
 pub use point::{Point, Role};
 pub use program_log::ProgramLog;
 pub use settings::{Interfaces, MapSizes, Settings, SocketLb, TcAttach, XdpMode};
+pub use sources::Surroundings;
 pub use status::{Attached, LinkStatus, Status, read_attached};
 
 /// The folder of the pinned maps under a bpf file system.
@@ -72,6 +76,9 @@ pub struct Datapath {
     addresses: BTreeSet<IpAddr>,
     /// What the `links` map holds.
     mapped: BTreeMap<u32, Link>,
+    /// Who clients are, and who stands in for them.
+    sources: Sources,
+    surroundings: (watch::Sender<Surroundings>, watch::Receiver<Surroundings>),
     status: watch::Sender<Status>,
     cgroup: Option<cgroup::CgroupRoot>,
     /// Attachments that somebody else changed and that nobody has asked for yet.
@@ -111,6 +118,7 @@ impl Datapath {
         let lock = AgentLock::take(Some(&settings.run_dir), Some(pins.maps()))?;
         created.folder(pins.links())?;
         let kernel = load::load(&settings, &pins, &mut created)?;
+        let sources = Sources::open(pins.maps())?;
         match &cgroup {
             Some(root) => cgroup_links::attach(root, &kernel.programs, &pins, &mut created)?,
             None => cgroup_links::detach(&pins)?,
@@ -135,6 +143,8 @@ impl Datapath {
             names: BTreeMap::new(),
             addresses,
             mapped: BTreeMap::new(),
+            sources,
+            surroundings: watch::channel(Surroundings::default()),
             status,
             cgroup,
             faults: Vec::new(),
@@ -151,6 +161,11 @@ impl Datapath {
     /// What is attached where and how; changes with every change of an interface.
     pub fn status(&self) -> watch::Receiver<Status> {
         self.status.subscribe()
+    }
+
+    /// Where to tell what the links do not: taken up at once while they are followed.
+    pub fn surroundings(&self) -> watch::Sender<Surroundings> {
+        self.surroundings.0.clone()
     }
 
     /// The programs' own log, once; `None` if its level is off.

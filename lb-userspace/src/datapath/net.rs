@@ -7,7 +7,7 @@ use std::{
 
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
-    address::{AddressAttribute, AddressMessage, AddressScope},
+    address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope},
     link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage},
     route::{RouteAttribute, RouteMessage, RouteType},
 };
@@ -22,7 +22,7 @@ use super::{
 pub(super) struct Net {
     links: BTreeMap<u32, Interface>,
     /// Addresses that others can reach, by interface.
-    addresses: BTreeMap<u32, BTreeSet<IpAddr>>,
+    addresses: BTreeMap<u32, BTreeMap<IpAddr, Standing>>,
     /// Interfaces that carried the default route since they appeared. Losing it (a lease that is renewed, a link that flaps, of
     /// which the kernel says nothing for IPv4) is no reason to take the programs away.
     uplinks: BTreeSet<u32>,
@@ -38,6 +38,29 @@ pub(super) struct Interface {
     pub loopback: bool,
     /// Id of the peer's network namespace, if the peer is in another one.
     pub peer_netns_id: Option<i32>,
+}
+
+/// How fit an address is to be the source of packets; the best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Standing {
+    Primary,
+    /// A second one of its network (IPv4), or one that is soon given up for privacy (IPv6).
+    Secondary,
+    /// Deprecated, or not proven to be the only one yet.
+    Passing,
+    /// Another one on the link has it, too.
+    Duplicate,
+}
+
+/// An address that packets may leave the node with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Candidate {
+    pub ifindex: u32,
+    pub address: IpAddr,
+    pub standing: Standing,
+    /// Its link carries, or carried, a default route.
+    pub is_uplink: bool,
+    pub is_loopback: bool,
 }
 
 /// What a message asks for beyond what it says.
@@ -94,7 +117,24 @@ impl Net {
     pub fn reachable(&self) -> BTreeSet<IpAddr> {
         let named = |ifindex| self.links.get(ifindex).is_none_or(|link| carries_node_addresses(&link.name));
         let on_links = self.addresses.iter().filter(|(ifindex, _)| named(*ifindex));
-        on_links.flat_map(|(_, all)| all).copied().filter(|address| is_node_address(*address)).collect()
+        on_links.flat_map(|(_, all)| all.keys()).copied().filter(|address| is_node_address(*address)).collect()
+    }
+
+    /// The same by link, but those that another host uses, too.
+    pub fn candidates(&self) -> Vec<Candidate> {
+        let of_link = |(&ifindex, all): (&u32, &BTreeMap<IpAddr, Standing>)| {
+            let link = self.links.get(&ifindex).filter(|link| carries_node_addresses(&link.name))?;
+            let candidate = |(&address, &standing): (&IpAddr, &Standing)| Candidate {
+                ifindex,
+                address,
+                standing,
+                is_uplink: self.uplinks.contains(&ifindex),
+                is_loopback: link.loopback,
+            };
+            Some(all.iter().map(candidate).collect::<Vec<_>>())
+        };
+        let all = self.addresses.iter().filter_map(of_link).flatten();
+        all.filter(|found| found.standing != Standing::Duplicate && is_node_address(found.address)).collect()
     }
 
     /// The interfaces that get programs.
@@ -176,7 +216,12 @@ impl Net {
             || find(|attribute| if let AddressAttribute::Address(address) = attribute { Some(*address) } else { None });
         let Some(address) = local.or_else(other) else { return Effect::Nothing };
         let addresses = self.addresses.entry(message.header.index).or_default();
-        let changed = if there { addresses.insert(address) } else { addresses.remove(&address) };
+        let standing = standing(message);
+        let changed = if there {
+            addresses.insert(address, standing) != Some(standing)
+        } else {
+            addresses.remove(&address).is_some()
+        };
         if changed { Effect::Changed } else { Effect::Nothing }
     }
 
@@ -198,6 +243,24 @@ pub fn is_node_address(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => !(v4.is_loopback() || v4.is_link_local() || v4.is_unspecified() || v4.is_multicast()),
         IpAddr::V6(v6) => !(v6.is_loopback() || v6.is_unicast_link_local() || v6.is_unspecified() || v6.is_multicast()),
+    }
+}
+
+fn standing(message: &AddressMessage) -> Standing {
+    let flags = message.attributes.iter().find_map(|attribute| match attribute {
+        AddressAttribute::Flags(flags) => Some(*flags),
+        _ => None,
+    });
+    // The header has room for the first eight of them.
+    let flags = flags.unwrap_or_else(|| AddressFlags::from_bits_retain(message.header.flags.bits().into()));
+    if flags.contains(AddressFlags::Dadfailed) {
+        Standing::Duplicate
+    } else if flags.intersects(AddressFlags::Deprecated | AddressFlags::Tentative | AddressFlags::Optimistic) {
+        Standing::Passing
+    } else if flags.contains(AddressFlags::Secondary) {
+        Standing::Secondary
+    } else {
+        Standing::Primary
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use ipnet::IpNet;
 use lb_common::{abi::map_name, state::Timeouts};
 
 pub use crate::config::{Interfaces, MapSizes, SocketLb, TcAttach, XdpMode};
@@ -20,6 +21,10 @@ pub struct Settings {
     pub xdp_mode: XdpMode,
     pub pod_interfaces: Interfaces,
     pub external_interfaces: Interfaces,
+    /// Networks of the cluster's pods, beside those that the Node object names.
+    pub cluster_cidrs: Vec<IpNet>,
+    /// Where the addresses are taken from that stand in for clients; empty: from all of the node's.
+    pub snat_addresses: Vec<IpNet>,
     pub sizes: MapSizes,
     /// How long flows are remembered.
     pub timeouts: Timeouts,
@@ -44,6 +49,8 @@ impl Default for Settings {
             xdp_mode: XdpMode::Auto,
             pod_interfaces: Interfaces::Auto,
             external_interfaces: Interfaces::Auto,
+            cluster_cidrs: Vec::new(),
+            snat_addresses: Vec::new(),
             sizes: MapSizes::default(),
             timeouts: Timeouts::DEFAULT,
             flow_counters: false,

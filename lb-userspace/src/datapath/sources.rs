@@ -1,0 +1,95 @@
+//! What the programs must know to serve clients outside: who they are, and which address of this node stands in for them. Pure.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use ipnet::IpNet;
+use lb_common::abi::network_flags;
+
+use super::net::Candidate;
+
+/// Key of `masquerade4` and `masquerade6` for links that have none of their own.
+pub(super) const ANY_LINK: u32 = 0;
+
+/// What the rest of the agent knows of the cluster's network, and the links do not tell.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Surroundings {
+    /// Networks of the pods that the Node object names; `None`: not known yet.
+    pub pods: Option<BTreeSet<IpNet>>,
+    /// The node's own addresses as the Node object has them.
+    pub primary: BTreeSet<IpAddr>,
+    /// Addresses of this node that services are published at: they may move to another node.
+    pub published: BTreeSet<IpAddr>,
+}
+
+/// What both pairs of tables should hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub networks: BTreeMap<IpNet, u32>,
+    pub masquerade4: BTreeMap<u32, Ipv4Addr>,
+    pub masquerade6: BTreeMap<u32, Ipv6Addr>,
+}
+
+/// `cluster`: networks of the pods by the settings. `allowed`: where addresses that stand in for clients may be taken from; empty:
+/// anywhere. `held`: what is in the tables, of which the networks of pods stay while nothing else is known.
+pub(super) fn wanted(
+    candidates: &[Candidate],
+    own: &BTreeSet<IpAddr>,
+    cluster: &[IpNet],
+    allowed: &[IpNet],
+    surroundings: &Surroundings,
+    held: &BTreeMap<IpNet, u32>,
+) -> Wanted {
+    let mut wanted = Wanted::default();
+    let kept = held.iter().filter(|(_, flags)| **flags & network_flags::PODS != 0).map(|(network, _)| *network);
+    let pods =
+        surroundings.pods.as_ref().map_or_else(|| kept.collect(), |pods| pods.iter().copied().collect::<Vec<_>>());
+    let pods = pods.iter().chain(cluster).map(|network| (*network, network_flags::PODS));
+    for (network, flag) in pods.chain(own.iter().map(|address| (IpNet::from(*address), network_flags::NODE))) {
+        *wanted.networks.entry(network.trunc()).or_default() |= flag;
+    }
+
+    let is_allowed =
+        |found: &&Candidate| allowed.is_empty() || allowed.iter().any(|network| network.contains(&found.address));
+    let allowed: Vec<&Candidate> = candidates.iter().filter(is_allowed).collect();
+    for is_v4 in [true, false] {
+        let family: Vec<&Candidate> =
+            allowed.iter().copied().filter(|found| found.address.is_ipv4() == is_v4).collect();
+        for (ifindex, address) in by_link(&family, surroundings) {
+            match address {
+                IpAddr::V4(v4) => wanted.masquerade4.insert(ifindex, v4).map(drop),
+                IpAddr::V6(v6) => wanted.masquerade6.insert(ifindex, v6).map(drop),
+            };
+        }
+    }
+    wanted
+}
+
+/// The address of each link that has one, and of all others.
+fn by_link(family: &[&Candidate], surroundings: &Surroundings) -> BTreeMap<u32, IpAddr> {
+    let is_primary = |found: &Candidate| surroundings.primary.contains(&found.address);
+    // The node's own address does not move, whatever is published there.
+    let is_published = |found: &Candidate| surroundings.published.contains(&found.address) && !is_primary(found);
+    let mut best: BTreeMap<u32, &Candidate> = BTreeMap::new();
+    let rank = |found: &Candidate| (found.standing, !is_primary(found), found.address);
+    for found in family.iter().filter(|found| !found.is_loopback && !is_published(found)) {
+        let kept = best.entry(found.ifindex).or_insert(found);
+        if rank(found) < rank(kept) {
+            *kept = found;
+        }
+    }
+    let any = family.iter().min_by_key(|found| {
+        // One that may move serves better than none.
+        (is_published(found), !found.is_uplink, !is_primary(found), found.standing, found.ifindex, found.address)
+    });
+    let mut addresses: BTreeMap<u32, IpAddr> =
+        best.into_iter().map(|(ifindex, found)| (ifindex, found.address)).collect();
+    addresses.extend(any.map(|found| (ANY_LINK, found.address)));
+    addresses
+}
+
+#[cfg(test)]
+#[path = "sources_tests.rs"]
+mod tests;

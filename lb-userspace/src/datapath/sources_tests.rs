@@ -1,0 +1,86 @@
+//! Which networks are told, and which address stands in for clients by each link.
+
+use super::super::net::Standing;
+use super::*;
+
+fn candidate(ifindex: u32, address: &str) -> Candidate {
+    let address = address.parse().expect("an address");
+    Candidate { ifindex, address, standing: Standing::Primary, is_uplink: false, is_loopback: false }
+}
+
+fn of(candidates: &[Candidate], allowed: &[&str], surroundings: &Surroundings) -> Wanted {
+    let allowed: Vec<IpNet> = allowed.iter().map(|text| text.parse().expect("a network")).collect();
+    let own = candidates.iter().map(|found| found.address).collect();
+    wanted(candidates, &own, &[], &allowed, surroundings, &BTreeMap::new())
+}
+
+fn shown<A: ToString>(addresses: &BTreeMap<u32, A>) -> Vec<(u32, String)> {
+    addresses.iter().map(|(ifindex, address)| (*ifindex, address.to_string())).collect()
+}
+
+fn pairs(expected: &[(u32, &str)]) -> Vec<(u32, String)> {
+    expected.iter().map(|(ifindex, address)| (*ifindex, (*address).to_owned())).collect()
+}
+
+#[test]
+fn each_link_has_its_own_address_and_the_uplinks_serves_the_rest() {
+    let mut uplink = candidate(3, "192.0.2.1");
+    uplink.is_uplink = true;
+    let mut loopback = candidate(1, "10.255.0.1");
+    loopback.is_loopback = true;
+    let all = [candidate(2, "10.0.0.1"), uplink, candidate(4, "2001:db8::1"), loopback];
+    let wanted = of(&all, &[], &Surroundings::default());
+    assert_eq!(shown(&wanted.masquerade4), pairs(&[(0, "192.0.2.1"), (2, "10.0.0.1"), (3, "192.0.2.1")]));
+    assert_eq!(shown(&wanted.masquerade6), pairs(&[(0, "2001:db8::1"), (4, "2001:db8::1")]));
+    let wanted = of(&all, &["10.0.0.0/24"], &Surroundings::default());
+    assert_eq!(shown(&wanted.masquerade4), pairs(&[(0, "10.0.0.1"), (2, "10.0.0.1")]));
+    assert!(wanted.masquerade6.is_empty());
+}
+
+#[test]
+fn of_several_the_nodes_own_one_is_taken_and_none_that_will_not_last() {
+    let mut passing = candidate(2, "2001:db8::1");
+    passing.standing = Standing::Passing;
+    let mut private = candidate(2, "2001:db8::2");
+    private.standing = Standing::Secondary;
+    let lasting = [candidate(2, "2001:db8::4"), candidate(2, "2001:db8::3")];
+    let all = [passing, private, lasting[0], lasting[1]];
+    let mut surroundings = Surroundings::default();
+    assert_eq!(shown(&of(&all, &[], &surroundings).masquerade6)[1].1, "2001:db8::3");
+    surroundings.primary = ["2001:db8::4".parse().expect("an address")].into();
+    assert_eq!(shown(&of(&all, &[], &surroundings).masquerade6), pairs(&[(0, "2001:db8::4"), (2, "2001:db8::4")]));
+}
+
+#[test]
+fn an_address_that_a_service_is_published_at_is_the_last_choice() {
+    let published =
+        |text: &str| Surroundings { published: [text.parse().expect("an address")].into(), ..Surroundings::default() };
+    let all = [candidate(2, "192.0.2.1"), candidate(2, "192.0.2.2"), candidate(3, "198.51.100.1")];
+    let wanted = of(&all, &[], &published("192.0.2.1"));
+    assert_eq!(shown(&wanted.masquerade4), pairs(&[(0, "192.0.2.2"), (2, "192.0.2.2"), (3, "198.51.100.1")]));
+    let wanted = of(&all, &[], &published("198.51.100.1"));
+    assert_eq!(shown(&wanted.masquerade4), pairs(&[(0, "192.0.2.1"), (2, "192.0.2.1")]), "no entry: that of any link");
+    let only = [candidate(2, "192.0.2.1")];
+    assert_eq!(shown(&of(&only, &[], &published("192.0.2.1")).masquerade4), pairs(&[(0, "192.0.2.1")]));
+    // The node's own address does not move.
+    let own = Surroundings { primary: ["192.0.2.1".parse().expect("an address")].into(), ..published("192.0.2.1") };
+    assert_eq!(shown(&of(&only, &[], &own).masquerade4), pairs(&[(0, "192.0.2.1"), (2, "192.0.2.1")]));
+}
+
+#[test]
+fn networks_of_pods_stay_while_the_node_is_not_known() {
+    let network = |text: &str| text.parse::<IpNet>().expect("a network");
+    let held = BTreeMap::from([
+        (network("10.244.1.0/24"), network_flags::PODS),
+        (network("192.0.2.9/32"), network_flags::NODE),
+    ]);
+    let own = BTreeSet::from(["192.0.2.1".parse().expect("an address")]);
+    let told =
+        |surroundings: &Surroundings| wanted(&[], &own, &[network("fd00:10::/56")], &[], surroundings, &held).networks;
+    let mut surroundings = Surroundings::default();
+    let node = (network("192.0.2.1/32"), network_flags::NODE);
+    let cluster = (network("fd00:10::/56"), network_flags::PODS);
+    assert_eq!(told(&surroundings), [(network("10.244.1.0/24"), network_flags::PODS), node, cluster].into());
+    surroundings.pods = Some([network("10.244.2.0/24")].into());
+    assert_eq!(told(&surroundings), [(network("10.244.2.0/24"), network_flags::PODS), node, cluster].into());
+}
