@@ -1,10 +1,9 @@
-//! What health, readiness, health-check node ports and metrics say as things go wrong. Needs root, BPF, kube-apiserver, promtool.
+//! What health, readiness and metrics say as things go wrong. Needs root, BPF, kube-apiserver, promtool.
 
 mod stage;
 
 use std::collections::BTreeSet;
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,13 +16,13 @@ use kube::api::ListParams;
 use lb_tests::agent::{Agent, SOON};
 use lb_tests::cluster::{self, ApiServer, Hosted, SETTLE_LIMIT, Way};
 use lb_tests::peers::eventually;
-use lb_tests::topology::{Node, NodeOptions, Pod};
+use lb_tests::topology::{NodeOptions, Pod};
 use lb_userspace::agent::clock;
 use lb_userspace::announce::{self, Notice};
 use lb_userspace::model::Refusal;
-use serde_json::{Value, json};
 use tokio::sync::watch;
 
+use stage::checked::manifest;
 use stage::{Pods, Stage};
 
 /// How long the API stays away: many retries, and far longer than a probe.
@@ -125,110 +124,6 @@ fn a_dead_watch_reddens_health_while_the_api_answers_and_heals() -> Result<()> {
     eventually("healthy again", SETTLE_LIMIT, || (code(&agent, "/healthz") == Some(200)).then_some(()));
     let restarts = metric(&agent, "ballast_source_watch_restarts_total", "reason=\"missed-events\"");
     assert!(restarts >= Some(1.0), "{restarts:?}");
-    Ok(())
-}
-
-/// A Service with a health-check node port, its endpoints (address, node, ready), and this node.
-fn manifest(node: &Node, port: u16, endpoints: &[(&str, &str, bool)], leaving: bool) -> String {
-    let taints =
-        if leaving { json!([{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]) } else { json!([]) };
-    let endpoints = endpoints.iter().map(|(address, node, ready)| {
-        json!({"addresses": [address], "nodeName": node, "conditions": {"ready": ready, "serving": ready}})
-    });
-    let documents = [
-        json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.node_name()}, "spec": {"taints": taints}}),
-        json!({"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "demo", "name": "web"}, "spec": {
-            "type": "LoadBalancer", "clusterIP": "10.96.0.7", "clusterIPs": ["10.96.0.7"], "externalTrafficPolicy": "Local",
-            "healthCheckNodePort": port, "ports": [{"port": 80, "targetPort": 8080, "nodePort": 30_080, "protocol": "TCP"}],
-        }, "status": {"loadBalancer": {"ingress": [{"ip": "198.51.100.7"}]}}}),
-        json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-            "metadata": {"namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
-            "ports": [{"port": 8080, "protocol": "TCP"}], "endpoints": endpoints.collect::<Vec<_>>()}),
-    ];
-    documents.map(|document| format!("---\n{document}\n")).concat()
-}
-
-/// Status, weight and body of a health-check node port.
-fn check(node: &Node, port: u16) -> Option<(u16, String, Value)> {
-    let at = SocketAddr::new(node.addresses().v4.into(), port);
-    let text = node.place().run(|| -> std::io::Result<String> {
-        let mut stream = TcpStream::connect_timeout(&at, Duration::from_secs(1))?;
-        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-        write!(stream, "GET /healthz HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
-        Ok(text)
-    });
-    let text = text.ok()?;
-    let (head, body) = text.split_once("\r\n\r\n")?;
-    let header = |line: &str| Some(line.to_lowercase().strip_prefix("x-load-balancing-endpoint-weight: ")?.to_owned());
-    let weight = head.lines().find_map(header)?;
-    Some((head.split(' ').nth(1)?.parse().ok()?, weight, serde_json::from_str(body).ok()?))
-}
-
-fn answers(node: &Node, port: u16, code: u16, weight: &str) {
-    let mut last = None;
-    let what = format!("health-check node port {port} says {code} with weight {weight}");
-    eventually(&what, SOON, || {
-        last = check(node, port);
-        last.as_ref().filter(|(found, count, _)| *found == code && count == weight).map(|_| ())
-    });
-}
-
-#[test]
-fn health_check_node_ports_follow_services_nodes_and_restarts() -> Result<()> {
-    let stage = Stage::new("health-check", Pods::Routed, 0, NodeOptions::default());
-    let (node, here) = (&stage.node, stage.node.node_name());
-    let mut agent = Agent::prepare(node, &[])?;
-    let two = [("10.1.0.2", here.as_str(), true), ("10.1.0.3", here.as_str(), true), ("10.1.0.4", "elsewhere", true)];
-    agent.write_text(&manifest(node, CHECK_PORT, &two, false))?;
-    agent.restart()?;
-    answers(node, CHECK_PORT, 200, "2");
-    let (_, _, body) = check(node, CHECK_PORT).context("an answer")?;
-    let expected = json!({
-        "service": {"namespace": "demo", "name": "web"}, "localEndpoints": 2, "serviceProxyHealthy": true,
-    });
-    assert_eq!(body, expected);
-
-    let unready = [("10.1.0.2", here.as_str(), false), ("10.1.0.4", "elsewhere", true)];
-    agent.write_text(&manifest(node, CHECK_PORT, &unready, false))?;
-    answers(node, CHECK_PORT, 503, "0");
-    agent.write_text(&manifest(node, CHECK_PORT + 1, &two, false))?;
-    answers(node, CHECK_PORT + 1, 200, "2");
-    assert!(check(node, CHECK_PORT).is_none(), "the old port is closed");
-
-    agent.kill();
-    assert!(check(node, CHECK_PORT + 1).is_none());
-    agent.restart()?;
-    answers(node, CHECK_PORT + 1, 200, "2");
-
-    agent.write_text(&manifest(node, CHECK_PORT + 1, &two, true))?;
-    answers(node, CHECK_PORT + 1, 503, "2");
-    let (code, body) = agent.health("/healthz")?;
-    assert!(code == 503 && body.contains(r#""nodeEligible":false"#), "{code} {body}");
-    assert_eq!(agent.health("/livez")?.0, 200);
-    Ok(())
-}
-
-#[test]
-fn a_health_check_node_port_in_use_is_told_and_opened_when_it_is_free() -> Result<()> {
-    let stage = Stage::new("health-taken", Pods::Routed, 0, NodeOptions::default());
-    let (node, here) = (&stage.node, stage.node.node_name());
-    let taken = node.place().run(|| std::net::TcpListener::bind(("0.0.0.0", CHECK_PORT)))?;
-    let mut agent = Agent::prepare(node, &[])?;
-    agent.write_text(&manifest(node, CHECK_PORT, &[("10.1.0.2", &here, true)], false))?;
-    agent.restart()?;
-    let problem = || {
-        let status = agent.json(&["status"]).ok()?;
-        status["agent"]["tables"]["healthChecks"][CHECK_PORT.to_string()]["problem"].as_str().map(str::to_owned)
-    };
-    let told = eventually("the port is told", SOON, problem);
-    assert!(told.contains("demo/web") && told.contains("32100"), "{told}");
-    assert_eq!(metric(&agent, "ballast_health_check_problems", ""), Some(1.0));
-    assert_eq!(agent.health("/healthz")?.0, 200, "one service's port is not the node's fault");
-    drop(taken);
-    answers(node, CHECK_PORT, 200, "1");
-    assert!(problem().is_none());
     Ok(())
 }
 

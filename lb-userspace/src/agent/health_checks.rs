@@ -1,9 +1,14 @@
 //! Health-check node ports: a listener for each, opened and closed as services change, on every address of the node.
+//!
+//! Those of the agent before this one are served first of all, and answered as it did until the source has spoken: a restart costs
+//! load balancers no more than the time in which there is no process.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use axum::Router;
 use axum::http::header;
@@ -13,18 +18,24 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::health_memory::{Answers, Memory};
 use crate::observe::health_check::{self, NodeHealth, WEIGHT_HEADER};
 use crate::plan::HealthCheck;
 
 /// Connections that wait to be accepted on one port.
 const BACKLOG: i32 = 64;
 
-type Asks = Arc<dyn Fn() -> NodeHealth + Send + Sync>;
+type Asks = Box<dyn Fn() -> NodeHealth + Send + Sync>;
 type Checks = BTreeMap<u16, HealthCheck>;
 
 /// The servers.
 pub(super) struct HealthChecks {
-    node: Asks,
+    node: Arc<OnceLock<Asks>>,
+    memory: Memory,
+    /// Why the answers could not be written down.
+    forgetful: Option<String>,
+    /// The node was leaving when the agent before this one ended; until the source has spoken.
+    was_leaving: Arc<AtomicBool>,
     wanted: watch::Sender<Checks>,
     open: BTreeMap<u16, Vec<AbortOnDropHandle<()>>>,
     /// Why a port is not open.
@@ -32,19 +43,46 @@ pub(super) struct HealthChecks {
 }
 
 impl HealthChecks {
-    /// `node` is asked at each request.
-    pub fn new(node: impl Fn() -> NodeHealth + Send + Sync + 'static) -> Self {
-        let (wanted, _) = watch::channel(Checks::default());
-        Self { node: Arc::new(node), wanted, open: BTreeMap::new(), problems: BTreeMap::new() }
+    /// Serves what an agent before this one answered, by its notes in the run folder. `tables`: they are there, and serve on.
+    ///
+    /// Until [`Self::follow`] the node counts as healthy: what that agent programmed works without any.
+    pub fn inherit(run_dir: &Path, tables: bool) -> Self {
+        let memory = Memory::open(run_dir);
+        let Answers { checks, leaving } = if tables { memory.answers().clone() } else { Answers::default() };
+        let (wanted, _) = watch::channel(checks.clone());
+        let mut servers = Self {
+            node: Arc::default(),
+            memory,
+            forgetful: None,
+            was_leaving: Arc::new(AtomicBool::new(leaving)),
+            wanted,
+            open: BTreeMap::new(),
+            problems: BTreeMap::new(),
+        };
+        // What cannot be opened is told when the source has spoken.
+        servers.open(&checks);
+        servers
+    }
+
+    /// From now on `node` is asked at each request.
+    pub fn follow(&mut self, node: impl Fn() -> NodeHealth + Send + Sync + 'static) {
+        // There is one node: whoever came first is that one.
+        let _ = self.node.set(Box::new(node));
     }
 
     /// Opens and closes ports until they are these. What cannot be opened is tried again by the next call.
     pub fn set(&mut self, wanted: &Checks) {
+        self.was_leaving.store(false, Ordering::Relaxed);
+        self.remember(wanted);
         if *self.wanted.borrow() != *wanted {
             self.wanted.send_replace(wanted.clone());
         }
         self.open.retain(|port, _| wanted.contains_key(port));
         self.problems.retain(|port, _| wanted.contains_key(port));
+        self.open(wanted);
+    }
+
+    fn open(&mut self, wanted: &Checks) {
         for (port, check) in wanted {
             if self.open.contains_key(port) {
                 continue;
@@ -66,25 +104,45 @@ impl HealthChecks {
         }
     }
 
+    /// Writes down what is answered now; that it cannot be is told once.
+    fn remember(&mut self, wanted: &Checks) {
+        let answers = Answers { checks: wanted.clone(), leaving: health(&self.node).leaving };
+        let problem = self.memory.keep(&answers).err().map(|error| error.to_string());
+        if let Some(error) = problem.as_ref().filter(|_| self.forgetful != problem) {
+            tracing::warn!(
+                error,
+                "answers of health-check node ports are not kept for a restart: the run folder refuses them"
+            );
+        }
+        self.forgetful = problem;
+    }
+
     /// Why ports are not open.
     pub fn problems(&self) -> &BTreeMap<u16, String> {
         &self.problems
     }
 
     fn serve(&self, port: u16, listener: TcpListener) -> AbortOnDropHandle<()> {
-        let (node, wanted) = (self.node.clone(), self.wanted.subscribe());
+        let (node, was_leaving) = (self.node.clone(), self.was_leaving.clone());
+        let wanted = self.wanted.subscribe();
         let router = Router::new().fallback(move || {
-            let answer = answer(wanted.borrow().get(&port), &node);
+            let health = health(&node);
+            let health = NodeHealth { leaving: health.leaving || was_leaving.load(Ordering::Relaxed), ..health };
+            let answer = answer(wanted.borrow().get(&port), health);
             async move { answer }
         });
         AbortOnDropHandle::new(tokio::spawn(async move { axum::serve(listener, router).await.unwrap_or_default() }))
     }
 }
 
-fn answer(check: Option<&HealthCheck>, node: &Asks) -> Response {
+fn health(node: &OnceLock<Asks>) -> NodeHealth {
+    node.get().map_or(NodeHealth { healthy: true, leaving: false }, |node| node())
+}
+
+fn answer(check: Option<&HealthCheck>, node: NodeHealth) -> Response {
     // A connection that outlived its port.
     let Some(check) = check else { return axum::http::StatusCode::SERVICE_UNAVAILABLE.into_response() };
-    let (code, body) = health_check::answer(check, node());
+    let (code, body) = health_check::answer(check, node);
     let headers = [
         (header::CONTENT_TYPE.as_str(), "application/json".to_owned()),
         (header::X_CONTENT_TYPE_OPTIONS.as_str(), "nosniff".to_owned()),
@@ -119,8 +177,6 @@ fn bind(address: IpAddr, port: u16) -> io::Result<TcpListener> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpStream;
 
@@ -145,12 +201,52 @@ mod tests {
 
     const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
+    /// Lets the tasks that were dropped end.
+    async fn settle() {
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn the_next_agent_answers_as_this_one_did_until_it_knows_better() {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let port = free_port().await;
+        let mut first = HealthChecks::inherit(dir.path(), false);
+        first.set(&checks(port, 2));
+        drop(first);
+        settle().await;
+        {
+            let _second = HealthChecks::inherit(dir.path(), true);
+            let text = ask(LOCAL, port).await.expect("open before anybody said so");
+            assert!(text.starts_with("http/1.1 200") && text.contains("x-load-balancing-endpoint-weight: 2"), "{text}");
+        }
+        settle().await;
+        {
+            let _without_tables = HealthChecks::inherit(dir.path(), false);
+            ask(LOCAL, port).await.expect_err("nothing serves");
+        }
+        settle().await;
+        let mut third = HealthChecks::inherit(dir.path(), true);
+        third.follow(|| NodeHealth { healthy: true, leaving: true });
+        third.set(&checks(port, 2));
+        drop(third);
+        settle().await;
+        let mut fourth = HealthChecks::inherit(dir.path(), true);
+        let text = ask(LOCAL, port).await.expect("open");
+        assert!(text.starts_with("http/1.1 503"), "the node was leaving: {text}");
+        fourth.set(&checks(port, 2));
+        let text = ask(LOCAL, port).await.expect("open");
+        assert!(text.starts_with("http/1.1 200"), "it stays after all: {text}");
+    }
+
     #[tokio::test]
     async fn a_port_follows_its_service() {
         let healthy = Arc::new(AtomicBool::new(true));
         let of_node = healthy.clone();
-        let mut servers =
-            HealthChecks::new(move || NodeHealth { healthy: of_node.load(Ordering::Relaxed), leaving: false });
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let mut servers = HealthChecks::inherit(dir.path(), true);
+        servers.follow(move || NodeHealth { healthy: of_node.load(Ordering::Relaxed), leaving: false });
         let port = free_port().await;
         servers.set(&checks(port, 3));
         assert!(servers.problems().is_empty(), "{:?}", servers.problems());
@@ -167,10 +263,7 @@ mod tests {
         let text = ask(LOCAL, port).await.expect("still open");
         assert!(text.starts_with("http/1.1 503") && text.contains(r#""localendpoints":0"#), "{text}");
         servers.set(&Checks::default());
-        // The task ends when it is next polled.
-        for _ in 0..100 {
-            tokio::task::yield_now().await;
-        }
+        settle().await;
         assert_eq!(ask(LOCAL, port).await.expect_err("closed").kind(), io::ErrorKind::ConnectionRefused);
     }
 
@@ -178,7 +271,8 @@ mod tests {
     async fn a_port_in_use_is_named_and_tried_again() {
         let taken = TcpListener::bind("0.0.0.0:0").await.expect("a free port");
         let port = taken.local_addr().expect("bound").port();
-        let mut servers = HealthChecks::new(|| NodeHealth { healthy: true, leaving: false });
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let mut servers = HealthChecks::inherit(dir.path(), true);
         servers.set(&checks(port, 1));
         let problem = servers.problems().get(&port).expect("a problem").clone();
         assert!(problem.contains("demo/web") && problem.contains(&port.to_string()), "{problem}");

@@ -8,6 +8,7 @@ mod checks;
 pub mod clock;
 mod facts;
 mod health_checks;
+mod health_memory;
 mod log_bound;
 mod logging;
 pub mod marks;

@@ -56,8 +56,10 @@ pub(super) async fn start(settings: Settings) -> anyhow::Result<()> {
             return Err(error.into());
         }
     };
+    // First of all, so that nobody who asks them is turned away while the rest starts.
+    let health_checks = HealthChecks::inherit(&settings.run_dir, tables_exist(&settings.bpffs));
     let mut source = open_source(&settings, &stop).await?;
-    let ended = Box::pin(with_source(&settings, &mut source, signals, listeners, &stop)).await;
+    let ended = Box::pin(with_source(&settings, &mut source, signals, listeners, health_checks, &stop)).await;
     stop.cancel();
     // Whatever it ended with has been told by its status.
     let _ = source.task.await;
@@ -69,6 +71,7 @@ async fn with_source(
     source: &mut Source,
     signals: run::Signals,
     listeners: Listeners,
+    mut health_checks: HealthChecks,
     stop: &CancellationToken,
 ) -> anyhow::Result<()> {
     let inherited = tables_exist(&settings.bpffs);
@@ -127,7 +130,7 @@ async fn with_source(
         metrics: metrics.clone(),
     })));
     let facts = facts::facts(&state.datapath.borrow().addresses, &facts::reserved(settings, &origin).await, marks);
-    let health_checks = HealthChecks::new(move || state.node_health());
+    health_checks.follow(move || state.node_health());
     let notices = Notices::new(&settings.node_name, announce(settings, &mut tasks).await?);
     let auditor = Auditor::new(settings.audit_interval, Some(datapath.auditor()), Instant::now());
     let neighbours = Neighbours::new(datapath.surroundings(), settings.source == Origin::Kube);

@@ -3,6 +3,8 @@
 // Each test file uses a part of it.
 #![allow(dead_code)]
 
+pub mod checked;
+
 use std::net::SocketAddr;
 
 use lb_tests::agent::{Agent, Endpoint, Manifest, Service};
