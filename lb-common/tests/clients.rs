@@ -5,7 +5,10 @@
 
 mod memory;
 
-use lb_common::abi::{FlowKey, Service, ServiceKey, TCP, UDP, backend_state, frontend_kind, seal, service_flags};
+use lb_common::abi::{
+    FlowKey, Service, ServiceKey, TCP, UDP, backend_flags, backend_state, frontend_kind, network_flags, seal,
+    service_flags,
+};
 use lb_common::decide::{Action, Asker, Hook, Now, Pick, Picked, Wish, pick};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
@@ -128,4 +131,20 @@ fn a_process_is_admitted_by_its_flag_alone() {
     assert_eq!([asked(0, on_node), asked(0, in_a_pod)], [Ok(INSIDE); 2]);
     assert_eq!([asked(ranges, on_node), asked(ranges, in_a_pod)], [Err(1); 2]);
     assert_eq!([asked(ranges | node, on_node), asked(ranges | node, in_a_pod)], [Ok(INSIDE), Err(1)]);
+}
+
+#[test]
+fn a_client_that_is_its_own_backend_elsewhere_keeps_no_port_of_the_node() {
+    // The node port is at the very address that the flow is masqueraded by, and the backend at the client's.
+    let networks = vec![([10, 0, 0, 0], 8, network_flags::PODS)];
+    for (port, kept) in [(20_000, true), (40_000, false), (30_080, false), (80, false)] {
+        let mut tables = serving(frontend_kind::NODE_PORT, 0);
+        (tables.own, tables.networks) = (Some(FRONTEND), networks.clone());
+        for backend in tables.backends.values_mut() {
+            backend.flags &= !backend_flags::LOCAL;
+        }
+        let verdict = tables.ask(from(INSIDE, TCP, port), SYN, Hook::NODE_IN);
+        assert_eq!((verdict.address, verdict.client, verdict.outcome), (INSIDE, FRONTEND, Outcome::Masqueraded));
+        assert_eq!(verdict.client_port == port, kept, "a socket of the node may have {port}");
+    }
 }

@@ -5,7 +5,9 @@
 
 mod memory;
 
-use lb_common::abi::{FlowKey, SCTP, ServiceKey, TCP, UDP, Vip, VipKey, frontend_kind, vip_flags};
+use lb_common::abi::{
+    FlowKey, SCTP, ServiceKey, TCP, UDP, Vip, VipKey, frontend_kind, network_flags, seal, service_flags, vip_flags,
+};
 use lb_common::decide::{Action, Hook, echoes, is_vip};
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, RST, SYN};
@@ -21,7 +23,7 @@ fn to(protocol: u8, port: u16) -> FlowKey<4> {
 
 /// TCP port 80 is served at the address, which has these flags.
 fn vip(flags: u32) -> Memory {
-    let mut tables = Memory::default();
+    let mut tables = Memory { networks: vec![([10, 0, 1, 0], 24, network_flags::PODS)], ..Memory::default() };
     tables.serve(1, 0, ServiceKey { address: VIP, port: 80, protocol: TCP, pad: 0 }, &[[10, 0, 1, 11]], 8080);
     tables.vips.insert(VipKey { address: VIP }, Vip { flags });
     tables
@@ -66,14 +68,19 @@ fn the_hook_of_replies_refuses_nothing() {
 }
 
 #[test]
-fn a_frontend_that_does_not_serve_this_client_passes() {
-    let mut tables = vip(vip_flags::REFUSE_UNSERVED);
+fn a_frontend_says_itself_what_becomes_of_a_client_that_it_does_not_serve() {
     let key = ServiceKey { address: VIP, port: 80, protocol: TCP, pad: 0 };
-    if let Some(service) = tables.services.get_mut(&key) {
-        service.kind = frontend_kind::LOAD_BALANCER;
-        service.seal = lb_common::abi::seal(&key, service);
+    let outside = FlowKey { src: [198, 51, 100, 7], ..to(TCP, 80) };
+    for (flags, outcome) in
+        [(0, Outcome::RefusedNoEndpoint), (service_flags::DROP_OUTSIDE_IF_EMPTY, Outcome::DroppedNoLocalEndpoint)]
+    {
+        let mut tables = vip(vip_flags::REFUSE_UNSERVED);
+        let service = tables.services.get_mut(&key).unwrap();
+        (service.kind, service.outside_count, service.flags) = (frontend_kind::LOAD_BALANCER, 0, flags);
+        service.seal = seal(&key, service);
+        assert_eq!(tables.ask(outside, SYN, Hook::NODE_IN).outcome, outcome);
+        assert_eq!(tables.ask(to(TCP, 80), SYN, Hook::POD_IN).action, Action::ToBackend);
     }
-    assert_eq!(tables.ask(to(TCP, 80), SYN, Hook::NODE_IN).action, Action::Pass);
 }
 
 #[test]

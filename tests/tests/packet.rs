@@ -1,7 +1,7 @@
 //! Thousands of random tables and packets through the live programs, judged by an independent model.
 
 use anyhow::{Context as _, Result};
-use lb_tests::oracle::Exam;
+use lb_tests::oracle::{Exam, Ways};
 use lb_tests::topology::Topology;
 
 /// Worlds for each family.
@@ -10,7 +10,7 @@ const WORLDS: u64 = 400;
 const PACKETS: usize = 60;
 
 /// What must come up among the packets, or the examination asked too little.
-const ASKED: [&str; 21] = [
+const ASKED: [&str; 26] = [
     "passed",
     "selected",
     "forwarded",
@@ -32,9 +32,25 @@ const ASKED: [&str; 21] = [
     "probed",
     "suspected",
     "cleared",
+    "refused_unserved",
+    "masqueraded",
+    "dropped_no_address",
+    "dropped_martian",
+    "dropped_hop_limit",
 ];
 
-fn exam(subject: &str, must_come_up: &[&str], ask: impl Fn(&mut Exam, u64) -> Result<()> + Sync) -> Result<()> {
+/// What must come up where there are few ports to translate to.
+const ASKED_OF_FEW_PORTS: [&str; 3] = ["masqueraded", "port_translated", "dropped_no_port"];
+
+/// Loads the programs.
+type Load = fn(Ways) -> Result<Exam>;
+
+fn exam(
+    subject: &str,
+    load: Load,
+    must_come_up: &[&str],
+    ask: impl Fn(&mut Exam, u64) -> Result<()> + Sync,
+) -> Result<()> {
     // `BALLAST_TEST_SEED` repeats one world.
     let seeds: Vec<u64> = match std::env::var("BALLAST_TEST_SEED") {
         Ok(seed) => vec![seed.parse().context("BALLAST_TEST_SEED")?],
@@ -43,8 +59,9 @@ fn exam(subject: &str, must_come_up: &[&str], ask: impl Fn(&mut Exam, u64) -> Re
     let topology = Topology::new(subject)?;
     let node = topology.node()?;
     // The programs ask the routing table of the namespace that the packet is in.
+    let ways = Ways::make(node.namespace())?;
     node.place().run(|| {
-        let mut exam = Exam::new()?;
+        let mut exam = load(ways)?;
         for seed in &seeds {
             ask(&mut exam, *seed)?;
         }
@@ -58,15 +75,24 @@ fn exam(subject: &str, must_come_up: &[&str], ask: impl Fn(&mut Exam, u64) -> Re
 
 #[test]
 fn ipv4_packets_become_what_the_model_says() -> Result<()> {
-    exam("packets4", &ASKED, |exam, seed| exam.world(seed, false, PACKETS))
+    exam("packets4", Exam::new, &ASKED, |exam, seed| exam.world(seed, false, PACKETS))
 }
 
 #[test]
 fn ipv6_packets_become_what_the_model_says() -> Result<()> {
-    exam("packets6", &ASKED, |exam, seed| exam.world(seed, true, PACKETS))
+    exam("packets6", Exam::new, &ASKED, |exam, seed| exam.world(seed, true, PACKETS))
 }
 
 #[test]
 fn broken_packets_are_never_misdelivered() -> Result<()> {
-    exam("broken", &[], |exam, seed| exam.broken(seed, seed % 2 == 1, PACKETS))
+    exam("broken", Exam::new, &[], |exam, seed| exam.broken(seed, seed % 2 == 1, PACKETS))
+}
+
+#[test]
+fn used_up_ports_are_found_out_and_counted() -> Result<()> {
+    // A quarter of the worlds.
+    exam("few-ports", Exam::with_few_ports, &ASKED_OF_FEW_PORTS, |exam, seed| match seed % 4 {
+        0 => exam.world(seed, seed % 8 == 0, PACKETS),
+        _ => Ok(()),
+    })
 }

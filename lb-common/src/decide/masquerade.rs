@@ -1,5 +1,6 @@
 //! Whether a new flow's backend sees an address of this node in the client's place, so that its answers come back here.
 
+use super::place::placing;
 use super::{Client, Hook, Tables, Work};
 use crate::abi::{backend_flags, flow_flags, frontend_kind, network_flags};
 use crate::words;
@@ -12,6 +13,7 @@ pub(super) fn source<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
     if !is_needed(tables, work) {
         return true;
     }
+    work.placing |= placing::FROM_NODE;
     let flow = &mut work.half.flow;
     flow.flags |= flow_flags::MASQUERADED | flow_flags::EARLY;
     tables.masquerade(&work.pick.backend.address, &mut flow.client)

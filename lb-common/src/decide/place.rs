@@ -18,6 +18,8 @@ pub(super) mod placing {
     pub(in super::super) const DIRECT: u32 = 4;
     /// The client's own port, if it is free.
     pub(in super::super) const KEEP_PORT: u32 = 8;
+    /// The backend sees an address of this node. (Where it is the client itself, that may be the service's, too.)
+    pub(in super::super) const FROM_NODE: u32 = 16;
 }
 
 /// Gives the flow in `work.half` its entries, and sends the packet to where it leads.
@@ -45,7 +47,7 @@ pub(super) fn place<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wor
             let own = work.half.flow.client_port == work.packet.key.src_port;
             outcome = match (own, work.pick.probes != 0) {
                 (_, true) => Outcome::Probed,
-                _ if from_node(work) => Outcome::Masqueraded,
+                _ if work.placing & placing::FROM_NODE != 0 => Outcome::Masqueraded,
                 (false, _) => Outcome::PortTranslated,
                 (true, _) => work.beginning,
             };
@@ -80,7 +82,8 @@ fn write<const N: usize, T: Tables<N>>(
     set_pair_key(&work.packet.key, &work.half.flow, &mut work.pair_key);
     answer_half(work);
     let ports = tables.source_ports();
-    let keeps = work.placing & placing::KEEP_PORT != 0 && (!from_node(work) || ports.keeps(work.packet.key.src_port));
+    let keeps = work.placing & placing::KEEP_PORT != 0
+        && (work.placing & placing::FROM_NODE == 0 || ports.keeps(work.packet.key.src_port));
     let found = if sockets {
         find::<N, T, SOCKET_ATTEMPTS, true>(tables, work, keeps, now)
     } else {
@@ -120,14 +123,6 @@ fn find<const N: usize, T: Tables<N>, const ATTEMPTS: u32, const SOCKETS: bool>(
         }
     }
     Reserved::Taken
-}
-
-/// Whether the flow's backend sees an address of this node, and not the service's because it is the client itself.
-#[inline(always)]
-fn from_node<const N: usize>(work: &Work<N>) -> bool {
-    let (key, flow) = (&work.packet.key, &work.half.flow);
-    flow.flags & flow_flags::MASQUERADED != 0
-        && !(words::same(&flow.address, &key.src) && words::same(&flow.client, &key.dst))
 }
 
 /// Writes the client's entry of a flow whose answers' tuple is claimed.

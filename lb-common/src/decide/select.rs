@@ -170,10 +170,10 @@ pub(super) fn found<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wor
     half.flow.isn = if protocol == UDP { 0 } else { work.packet.seq };
     half.flow.state = flow_state::HALF_OPEN;
     aim(work, hook);
+    work.placing = placing::NEW | placing::KEEP_PORT;
     if !masquerade::source(tables, work) {
         work.settle(Action::Drop, Outcome::DroppedNoAddress);
         return Step::Decided;
     }
-    work.placing = placing::NEW | placing::KEEP_PORT;
     Step::Place
 }

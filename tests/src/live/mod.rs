@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf};
 use aya::programs::{Program, SchedClassifier, TestRun as _, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfLoader};
-use lb_common::abi::{Event, StatKey};
+use lb_common::abi::{Event, Link, StatKey, link_flags, link_role, map_name};
 use lb_common::outcome::Outcome;
 
 pub use life::Life;
@@ -59,7 +59,7 @@ pub struct Ran {
 /// Room for what a program may add to a packet: an IPv6 and an ICMP header, and then some.
 const GROWTH: usize = 256;
 /// Sizes of the maps: enough for any table of a test, quick to make.
-const SIZES: [(&str, u32); 28] = [
+const SIZES: [(&str, u32); 32] = [
     ("services4", 64),
     ("services6", 64),
     ("slots", 4096),
@@ -74,6 +74,10 @@ const SIZES: [(&str, u32); 28] = [
     ("sources6", 64),
     ("vips4", 16),
     ("vips6", 16),
+    ("networks4", 64),
+    ("networks6", 64),
+    ("masquerade4", 16),
+    ("masquerade6", 16),
     ("half_open4", 4096),
     ("half_open6", 4096),
     ("health4", 256),
@@ -97,7 +101,10 @@ pub struct Live {
     pub tables6: Tables<16>,
     pub life4: Life<4>,
     pub life6: Life<16>,
+    links: HashMap<MapData, u32, Link>,
     turns: Array<MapData, u64>,
+    /// Index of the link that packets arrive by at XDP; 0: the loopback.
+    arrives_by: u32,
     outcomes: PerCpuArray<MapData, u64>,
     stats: aya::maps::PerCpuHashMap<MapData, StatKey, u64>,
     events: RingBuf<MapData>,
@@ -107,6 +114,13 @@ impl Live {
     /// Loads them. The calling thread's namespace becomes that of all packets: routes and links are looked up there.
     pub fn load() -> Result<Self> {
         Self::load_by(&mut EbpfLoader::new(), &object()?)
+    }
+
+    /// Loads them with another range of ports to translate to.
+    pub fn load_with_ports(first: u16, count: u16) -> Result<Self> {
+        let mut loader = EbpfLoader::new();
+        loader.override_global("SNAT_PORT_FIRST", &first, true).override_global("SNAT_PORT_COUNT", &count, true);
+        Self::load_by(&mut loader, &object()?)
     }
 
     /// Loads those of another object.
@@ -131,11 +145,23 @@ impl Live {
         let tables4 = Tables::take(&mut ebpf, MapData::from_id(slots.info()?.id())?)?;
         let tables6 = Tables::take(&mut ebpf, slots)?;
         let (life4, life6) = (Life::take(&mut ebpf)?, Life::take(&mut ebpf)?);
+        let links = take(&mut ebpf, map_name::LINKS)?.try_into()?;
         let turns = take(&mut ebpf, "turns")?.try_into()?;
         let outcomes = take(&mut ebpf, "outcomes")?.try_into()?;
         let stats = take(&mut ebpf, "stats")?.try_into()?;
         let events = take(&mut ebpf, "events")?.try_into()?;
-        Ok(Self { ebpf, tables4, tables6, life4, life6, turns, outcomes, stats, events })
+        Ok(Self { ebpf, tables4, tables6, life4, life6, links, turns, arrives_by: 0, outcomes, stats, events })
+    }
+
+    /// Packets arrive by this link at XDP from now on; one that leaves by it again is sent, not redirected.
+    pub fn arrive_by(&mut self, link: u32) {
+        self.arrives_by = link;
+    }
+
+    /// Tells the programs that XDP may redirect packets to this link.
+    pub fn set_sends(&mut self, link: u32) -> Result<()> {
+        let value = Link { peer_netns_id: -1, role: link_role::EXTERNAL, flags: link_flags::XDP_SENDS };
+        Ok(self.links.insert(link, value, 0)?)
     }
 
     /// Runs the program of a hook on a packet. `None`: the kernel takes no such packet for a test run.
@@ -143,8 +169,11 @@ impl Live {
         let mut bytes = vec![0; packet.len() + GROWTH];
         let options = TestRunOptions { data_in: Some(packet), data_out: Some(&mut bytes), ..TestRunOptions::default() };
         let program = self.ebpf.program(hook.program()).context("loaded")?;
+        // `struct xdp_md`: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
+        let arrival: Vec<u8> =
+            [0, u32::try_from(packet.len())?, 0, self.arrives_by, 0, 0].map(u32::to_ne_bytes).concat();
         let result = match hook {
-            Hook::Xdp => <&Xdp>::try_from(program)?.test_run(options),
+            Hook::Xdp => <&Xdp>::try_from(program)?.test_run(TestRunOptions { ctx_in: Some(&arrival), ..options }),
             _ => <&SchedClassifier>::try_from(program)?.test_run(options),
         };
         let result = match result {

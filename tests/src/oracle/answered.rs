@@ -6,10 +6,9 @@ use lb_common::outcome::Outcome;
 
 use super::connection::{Ended, Half, Second, State};
 use super::health::hears;
-use super::rules::{Asked, Expected, Fate, PASS, Turn};
+use super::rules::{Asked, Expected, PASS, Turn};
 use super::wire::Protocol;
 use super::world::World;
-use crate::live::Hook;
 
 /// A client's packet on a connection that was answered.
 pub fn ask(world: &mut World, asked: Asked, at: usize) -> Turn {
@@ -30,9 +29,6 @@ pub fn ask(world: &mut World, asked: Asked, at: usize) -> Turn {
             Protocol::Udp if !keeps || backend.sheds_udp() => return Turn::Anew(Outcome::Moved),
             Protocol::Udp if silent => return Turn::Anew(Outcome::Selected),
             _ => {}
-        }
-        if asked.hook == Hook::Xdp && !backend.local {
-            return Turn::Decided(Expected { outcome: Outcome::HandedToTc, ..PASS });
         }
         Outcome::Forwarded
     } else {
@@ -57,12 +53,9 @@ fn ask_to_open(world: &mut World, asked: Asked, at: usize) -> Turn {
         if gone || (other && world.health(id).suspect_s.is_some()) {
             return Turn::Anew(Outcome::Selected);
         }
-        if asked.hook == Hook::Xdp && !backend.local {
-            return Turn::Decided(Expected { outcome: Outcome::HandedToTc, ..PASS });
-        }
     }
     let direct = connection.backend.is_none();
-    let sent = (connection.answerer, connection.seen_client());
+    let sent = (connection.answerer, connection.seen_client);
     if other && !second(world, asked, sent, direct) {
         return Turn::Anew(Outcome::Selected);
     }
@@ -133,21 +126,14 @@ pub fn answer(world: &mut World, asked: Asked, at: usize) -> Expected {
         };
         remember(world, asked, at, false, state);
     }
-    let connection = &world.connections[at];
-    Expected {
-        fate: Fate::Rewrite { src: connection.target, dst: connection.client, routed: early },
-        outcome: Outcome::Replied,
-        service: 0,
-        backend: connection.backend.map_or(0, |(id, _)| id),
-        notes,
-    }
+    Expected { notes, ..asked.to_client(&world.connections[at], early) }
 }
 
 /// A SYN+ACK changes nothing, unless it accepts the other connection that was asked for.
 fn accept(world: &mut World, asked: Asked, at: usize) -> Vec<(u32, Outcome)> {
     let connection = &world.connections[at];
     let (client, target) = (connection.client, connection.target);
-    let sent = (connection.answerer, connection.seen_client());
+    let sent = (connection.answerer, connection.seen_client);
     let accepted = world.seconds.iter().find(|second| {
         second.sent == sent
             && (second.client, second.target) == (client, target)
@@ -181,7 +167,7 @@ fn remember(world: &mut World, asked: Asked, at: usize, forward: bool, state: St
     let now_s = world.now_s;
     let connection = &world.connections[at];
     let (client, target) = (connection.client, connection.target);
-    let (answerer, seen_client) = (connection.answerer, connection.seen_client());
+    let (answerer, seen_client) = (connection.answerer, connection.seen_client);
     // The place of the missing half may be another connection's by now.
     let foreign = if forward {
         world.answered(connection.protocol, answerer, seen_client).is_some_and(|other| other != at)

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use super::wire::Protocol;
+use crate::live::Hook;
 
 /// One connection, with the halves of it that the tables hold.
 #[derive(Clone, Debug)]
@@ -15,10 +16,17 @@ pub struct Connection {
     pub answerer: SocketAddr,
     /// The backend's id and generation; `None`: a direct connection under a translated port.
     pub backend: Option<(u32, u32)>,
-    /// The client's port as the answerer sees it.
-    pub port: u16,
-    /// Made where the client's own link has no program.
+    /// The client as the answerer sees it.
+    pub seen_client: SocketAddr,
+    /// That is another address than the client's own.
+    pub masqueraded: bool,
+    /// It is one of this node: its port must be none that the node may use itself.
+    pub behind_node: bool,
+    /// Answers are translated at the first hook that sees them: the client's own link has no program, or they come back to this node
+    /// alone.
     pub early: bool,
+    /// Where its first packet came by.
+    pub hook: Hook,
     /// The sequence number of its SYN.
     pub isn: u32,
     /// When its first packet came.
@@ -52,6 +60,7 @@ pub struct Left {
     pub target: SocketAddr,
     pub backend: (u32, u32),
     pub early: bool,
+    pub masqueraded: bool,
     pub isn: u32,
     pub since_s: u32,
     pub seen_s: u32,
@@ -107,11 +116,6 @@ pub enum State {
 }
 
 impl Connection {
-    /// The client as the answerer sees it.
-    pub fn seen_client(&self) -> SocketAddr {
-        SocketAddr::new(self.client.ip(), self.port)
-    }
-
     /// Whether this packet is the client's.
     pub fn asks(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> bool {
         self.protocol == protocol && self.forward.is_some() && self.client == src && self.target == dst
@@ -119,7 +123,7 @@ impl Connection {
 
     /// Whether this packet is the answerer's.
     pub fn answers(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> bool {
-        self.protocol == protocol && self.reply.is_some() && self.answerer == src && self.seen_client() == dst
+        self.protocol == protocol && self.reply.is_some() && self.answerer == src && self.seen_client == dst
     }
 
     /// Whether a half has been silent for longer than its state allows.

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, ensure};
-use lb_common::abi::{self, Affinity, Flow, FlowKey, HalfOpen, MOST_MOVES, flow_flags, flow_state, half_open_flags};
+use lb_common::abi::{self, Flow, FlowKey, HalfOpen, MOST_MOVES, flow_flags, flow_state, half_open_flags};
 
-use super::connection::{Connection, Ended, Half, State};
+use super::connection::{Connection, Half, State};
 use super::tables::{Bytes, number};
 use super::world::{self, World};
 use crate::live::Live;
@@ -22,7 +22,7 @@ pub struct Entry {
     pub since_s: u32,
     pub isn: u32,
     pub address: SocketAddr,
-    pub client_port: u16,
+    pub client: SocketAddr,
     pub generation: u16,
     pub state: u8,
     pub flags: u8,
@@ -103,11 +103,12 @@ fn demanded(world: &World) -> Entries {
     for connection in &world.connections {
         let protocol = number(connection.protocol);
         let asks = (protocol, connection.client, connection.target);
-        let answers = (protocol, connection.answerer, connection.seen_client());
-        let forward = connection.forward.map(|half| entry(connection, half, connection.answerer, connection.port, 0));
+        let answers = (protocol, connection.answerer, connection.seen_client);
+        let forward =
+            connection.forward.map(|half| entry(connection, half, connection.answerer, connection.seen_client, 0));
         let reply = connection
             .reply
-            .map(|half| entry(connection, half, connection.target, connection.client.port(), flow_flags::REPLY));
+            .map(|half| entry(connection, half, connection.target, connection.client, flow_flags::REPLY));
         let Some(opening) = &connection.opening else {
             entries.flows.extend(forward.map(|entry| (asks, entry)));
             entries.flows.extend(reply.map(|entry| (answers, entry)));
@@ -131,10 +132,12 @@ fn demanded(world: &World) -> Entries {
             since_s: left.since_s,
             isn: left.isn,
             address: left.target,
-            client_port: left.client.port(),
+            client: left.client,
             generation: u16::try_from(generation & 0xffff).expect("16 bits"),
             state: flow_state::HALF_OPEN,
-            flags: flow_flags::REPLY | if left.early { flow_flags::EARLY } else { 0 },
+            flags: flow_flags::REPLY
+                | if left.early { flow_flags::EARLY } else { 0 }
+                | if left.masqueraded { flow_flags::MASQUERADED } else { 0 },
         };
         entries.half_open.insert((number(left.protocol), left.answerer, left.seen_client), HalfEntry::Left { entry });
     }
@@ -145,9 +148,8 @@ fn demanded(world: &World) -> Entries {
     entries
 }
 
-fn entry(connection: &Connection, half: Half, address: SocketAddr, client_port: u16, flags: u8) -> Entry {
+fn entry(connection: &Connection, half: Half, address: SocketAddr, client: SocketAddr, flags: u8) -> Entry {
     let (backend, generation) = connection.backend.unwrap_or((0, 0));
-    let Ended { client, answerer } = half.ended;
     let bit = |is: bool, bit: u8| if is { bit } else { 0 };
     Entry {
         backend,
@@ -155,15 +157,16 @@ fn entry(connection: &Connection, half: Half, address: SocketAddr, client_port: 
         since_s: connection.since_s,
         isn: connection.isn,
         address,
-        client_port,
+        client,
         generation: u16::try_from(generation & 0xffff).expect("16 bits"),
         state: state_number(half.state),
         flags: flags
             | bit(connection.early, flow_flags::EARLY)
+            | bit(connection.masqueraded, flow_flags::MASQUERADED)
             | bit(connection.backend.is_none(), flow_flags::DIRECT)
             | bit(half.lost, flow_flags::REPLY_LOST)
-            | bit(client, flow_flags::CLIENT_ENDED)
-            | bit(answerer, flow_flags::BACKEND_ENDED),
+            | bit(half.ended.client, flow_flags::CLIENT_ENDED)
+            | bit(half.ended.answerer, flow_flags::BACKEND_ENDED),
     }
 }
 
@@ -174,6 +177,19 @@ fn held(live: &Live) -> Result<Entries> {
     entries.half_open.extend(live.life4.all_half_open()?.iter().map(|(key, half)| (tuple(key), read_half(half))));
     entries.half_open.extend(live.life6.all_half_open()?.iter().map(|(key, half)| (tuple(key), read_half(half))));
     Ok(entries)
+}
+
+/// The ends that the tables say a packet of this client gets: source and destination. `None`: nobody has answered it, and no entry says.
+pub fn sent(live: &Live, (protocol, src, dst): Tuple) -> Option<(SocketAddr, SocketAddr)> {
+    let (src_port, dst_port, pad) = (src.port(), dst.port(), [0; 3]);
+    let entry = if src.is_ipv4() {
+        let key = FlowKey { src: src.ip().bytes(), dst: dst.ip().bytes(), src_port, dst_port, protocol, pad };
+        live.life4.half_open.get(&key, 0).ok().map(|half| read(&half.flow))
+    } else {
+        let key = FlowKey { src: src.ip().bytes(), dst: dst.ip().bytes(), src_port, dst_port, protocol, pad };
+        live.life6.half_open.get(&key, 0).ok().map(|half| read(&half.flow))
+    };
+    entry.filter(|entry| entry.flags & flow_flags::REPLY == 0).map(|entry| (entry.client, entry.address))
 }
 
 fn tuple<const N: usize>(key: &FlowKey<N>) -> Tuple
@@ -193,7 +209,7 @@ where
         since_s: flow.since_s,
         isn: flow.isn,
         address: SocketAddr::new(flow.address.into(), flow.port),
-        client_port: flow.client_port,
+        client: SocketAddr::new(flow.client.into(), flow.client_port),
         generation: flow.generation,
         state: flow.state,
         // Counting connections is the schedulers' own matter.
@@ -214,82 +230,6 @@ where
     }
     let refused = half.flags & half_open_flags::REFUSED != 0;
     HalfEntry::Flow { entry, tried: half.tried, segments: half.segments, moves: half.moves, refused }
-}
-
-fn older(time_s: u32, seconds: u32) -> u32 {
-    time_s.saturating_sub(seconds).max(1)
-}
-
-/// Makes everything that the world has seen look older.
-fn age_world(world: &mut World, seconds: u32) {
-    let older = |time_s: u32| older(time_s, seconds);
-    for connection in &mut world.connections {
-        connection.since_s = older(connection.since_s);
-        for half in [&mut connection.forward, &mut connection.reply].into_iter().flatten() {
-            half.seen_s = older(half.seen_s);
-        }
-    }
-    for left in &mut world.left {
-        (left.seen_s, left.since_s) = (older(left.seen_s), older(left.since_s));
-    }
-    for second in &mut world.seconds {
-        second.seen_s = older(second.seen_s);
-    }
-    for health in world.health.values_mut() {
-        for time in [&mut health.answered_s, &mut health.suspect_s, &mut health.probe_s] {
-            *time = time.map(older);
-        }
-    }
-}
-
-/// Makes everything that was seen, in the maps and in the world, look `seconds` older.
-pub fn age(live: &mut Live, world: &mut World, seconds: u32) -> Result<()> {
-    age_world(world, seconds);
-    let older = |time_s: u32| older(time_s, seconds);
-    macro_rules! family {
-        ($tables:ident, $life:ident) => {
-            for (key, flow) in live.$tables.all_flows()? {
-                let flow = Flow { seen_s: older(flow.seen_s), since_s: older(flow.since_s), ..flow };
-                live.$tables.flows.insert(key, flow, 0)?;
-            }
-            for (key, half) in live.$life.all_half_open()? {
-                let flow = Flow { seen_s: older(half.flow.seen_s), since_s: older(half.flow.since_s), ..half.flow };
-                live.$life.half_open.insert(key, HalfOpen { flow, ..half }, 0)?;
-            }
-            for &id in world.backends.keys() {
-                let mut health = live.$life.health.get(&id, 0)?;
-                for time_s in [&mut health.answered_s, &mut health.suspect_s, &mut health.probe_s] {
-                    *time_s = if *time_s == 0 { 0 } else { older(*time_s) };
-                }
-                live.$life.health.set(id, health, 0)?;
-            }
-            for item in live.$life.affinity.iter().collect::<Result<Vec<_>, _>>()? {
-                let (key, affinity) = item;
-                let seen_ds = affinity.seen_ds.saturating_sub(10 * seconds).max(1);
-                live.$life.affinity.insert(key, Affinity { seen_ds, ..affinity }, 0)?;
-            }
-        };
-    }
-    if world.backends.values().any(|backend| backend.address.is_ipv6()) {
-        family!(tables6, life6);
-    } else {
-        family!(tables4, life4);
-    }
-    Ok(())
-}
-
-/// Removes one entry, as the table does that makes room.
-pub fn remove(live: &mut Live, (protocol, src, dst): Tuple, half_open: bool) -> Result<()> {
-    let (src_port, dst_port, pad) = (src.port(), dst.port(), [0; 3]);
-    let (src, dst) = (src.ip(), dst.ip());
-    if src.is_ipv4() {
-        let key = FlowKey { src: src.bytes(), dst: dst.bytes(), src_port, dst_port, protocol, pad };
-        if half_open { live.life4.half_open.remove(&key)? } else { live.tables4.flows.remove(&key)? }
-    } else {
-        let key = FlowKey { src: src.bytes(), dst: dst.bytes(), src_port, dst_port, protocol, pad };
-        if half_open { live.life6.half_open.remove(&key)? } else { live.tables6.flows.remove(&key)? }
-    }
-    Ok(())
 }
 
 fn state_number(state: State) -> u8 {

@@ -7,8 +7,9 @@ use lb_common::outcome::Outcome;
 use nix::time::{ClockId, clock_gettime};
 
 use super::judge::{Books, judge, judge_broken};
+use super::ways::Ways;
 use super::world::World;
-use super::{entries, generate, tables};
+use super::{ageing, entries, generate, tables, traffic};
 use crate::live::Live;
 use crate::random::Random;
 
@@ -27,6 +28,9 @@ pub struct Tally {
 /// An examination: live programs, and a tally.
 pub struct Exam {
     live: Live,
+    ways: Ways,
+    /// First and last port to translate to.
+    ports: (u16, u16),
     tally: Tally,
 }
 
@@ -34,9 +38,20 @@ pub struct Exam {
 const AGES_S: [u32; 8] = [2, 2, 2, 2, 20, 50, 100, 200];
 
 impl Exam {
-    /// Loads the programs; the calling thread's namespace must have a default route and forwarding on.
-    pub fn new() -> Result<Self> {
-        Ok(Self { live: Live::load()?, tally: Tally::default() })
+    /// Loads the programs; the calling thread's namespace must be that of the ways.
+    pub fn new(ways: Ways) -> Result<Self> {
+        Self::of(Live::load()?, ways, (61_000, u16::MAX))
+    }
+
+    /// The same with so few ports to translate to that they are used up.
+    pub fn with_few_ports(ways: Ways) -> Result<Self> {
+        let (first, count) = (61_000, 2);
+        Self::of(Live::load_with_ports(first, count)?, ways, (first, first + (count - 1)))
+    }
+
+    fn of(mut live: Live, ways: Ways, ports: (u16, u16)) -> Result<Self> {
+        ways.tell(&mut live)?;
+        Ok(Self { live, ways, ports, tally: Tally::default() })
     }
 
     /// What was examined so far.
@@ -44,11 +59,18 @@ impl Exam {
         &self.tally
     }
 
+    fn generate(&self, random: &mut Random, v6: bool) -> World {
+        let mut world = generate::world(random, v6, now_s());
+        (world.ports, world.ways) = (self.ports, Some(self.ways.clone()));
+        generate::set_addresses(random, v6, &mut world, self.ways.links());
+        world
+    }
+
     /// One world of one family with this many packets.
     pub fn world(&mut self, seed: u64, v6: bool, packets: usize) -> Result<()> {
         let mut random = Random::new(seed);
         self.live.clear()?;
-        let mut world = generate::world(&mut random, v6, now_s());
+        let mut world = self.generate(&mut random, v6);
         tables::write(&mut self.live, &world)?;
         for number in 0..packets {
             let go_on = self
@@ -65,11 +87,11 @@ impl Exam {
     pub fn broken(&mut self, seed: u64, v6: bool, packets: usize) -> Result<()> {
         let mut random = Random::new(seed);
         self.live.clear()?;
-        let world = generate::world(&mut random, v6, now_s());
+        let world = self.generate(&mut random, v6);
         tables::write(&mut self.live, &world)?;
         for number in 0..packets {
-            let (hook, frame) = generate::packet(&mut random, v6, &world);
-            let bytes = generate::broken(&mut random, &frame);
+            let (hook, frame) = traffic::packet(&mut random, v6, &world);
+            let bytes = traffic::broken(&mut random, &frame);
             let before: u64 = self.live.outcomes()?.iter().sum();
             let Some(ran) = self.live.run(hook, &bytes)? else {
                 self.tally.refused_by_kernel += 1;
@@ -88,8 +110,8 @@ impl Exam {
     /// A change or two, then a packet. `false`: the clock's second struck meanwhile, nobody can tell what is right.
     fn packet(&mut self, random: &mut Random, v6: bool, world: &mut World) -> Result<bool> {
         self.change(random, world)?;
-        entries::age(&mut self.live, world, *random.of(&AGES_S))?;
-        let (hook, frame) = generate::packet(random, v6, world);
+        ageing::age(&mut self.live, world, *random.of(&AGES_S))?;
+        let (hook, frame) = traffic::packet(random, v6, world);
         let bytes = frame.bytes();
         let before = self.live.outcomes()?;
         let start = now_s();
@@ -99,7 +121,8 @@ impl Exam {
             return Ok(true);
         };
         let after = self.live.outcomes()?;
-        let books = Books { stats: self.live.take_stats()?, events: self.live.take_events() };
+        let sent = entries::sent(&self.live, (tables::number(frame.protocol), frame.src, frame.dst));
+        let books = Books { stats: self.live.take_stats()?, events: self.live.take_events(), sent };
         if now_s() != start {
             self.tally.at_the_second += 1;
             return Ok(false);
@@ -147,10 +170,10 @@ impl Exam {
             let connection = &mut world.connections[at];
             let (protocol, half_open) = (tables::number(connection.protocol), connection.opening.is_some());
             if random.one_in(2) && connection.forward.take().is_some() {
-                entries::remove(&mut self.live, (protocol, connection.client, connection.target), half_open)?;
+                ageing::remove(&mut self.live, (protocol, connection.client, connection.target), half_open)?;
             } else if connection.reply.take().is_some() {
-                let answers = (protocol, connection.answerer, connection.seen_client());
-                entries::remove(&mut self.live, answers, half_open)?;
+                let answers = (protocol, connection.answerer, connection.seen_client);
+                ageing::remove(&mut self.live, answers, half_open)?;
             }
             world.tidy();
         }

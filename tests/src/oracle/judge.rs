@@ -6,15 +6,16 @@ use anyhow::{Result, ensure};
 use lb_common::abi::{Event, StatKey, hook, stat_kind};
 use lb_common::outcome::Outcome;
 
-use super::rules::{Asked, Expected, Fate, Hint, decide};
+use super::rules::{Asked, Expected, Fate, Hint, Onward, decide};
 use super::tables;
+use super::ways::{Link, Way};
 use super::wire::{Frame, Protocol};
-use super::world::World;
+use super::world::{Service, World};
 use crate::live::{Hook, Ran};
 
-/// Verdicts: `TCX_NEXT`, `TC_ACT_SHOT`, `TC_ACT_REDIRECT`; `XDP_PASS`, `XDP_DROP`.
+/// Verdicts: `TCX_NEXT`, `TC_ACT_SHOT`, `TC_ACT_REDIRECT`; `XDP_PASS`, `XDP_DROP`, `XDP_TX`, `XDP_REDIRECT`.
 const TC: [i32; 3] = [-1, 2, 7];
-const XDP: [i32; 2] = [2, 1];
+const XDP: [i32; 4] = [2, 1, 3, 4];
 
 /// Judges a packet and changes the world as it must change.
 pub fn judge(
@@ -28,9 +29,13 @@ pub fn judge(
 ) -> Result<()> {
     let xdp = hook == Hook::Xdp;
     if frame.fragment_offset != 0 {
-        // No ports in it: nobody can say whose it is.
-        let counts: &[Outcome] = if xdp { &[] } else { &[Outcome::Fragment] };
-        ensure!(ran.bytes == bytes && ran.verdict == if xdp { XDP[0] } else { TC[0] }, "a later fragment was touched");
+        // No ports in it: nobody can say whose it is, but an address of services is nobody else's.
+        let (verdict, counts): (i32, &[Outcome]) = match (xdp, world.vips.contains_key(&frame.dst.ip())) {
+            (true, _) => (XDP[0], &[]),
+            (false, true) => (TC[1], &[Outcome::DroppedFragment]),
+            (false, false) => (TC[0], &[Outcome::Fragment]),
+        };
+        ensure!(ran.bytes == bytes && ran.verdict == verdict, "a later fragment was touched");
         ensure!(counted == counts, "a later fragment was counted as {counted:?}");
         return Ok(());
     }
@@ -39,32 +44,28 @@ pub fn judge(
         ensure!(ran.bytes == bytes && ran.verdict == XDP[0] && counted.is_empty(), "a first fragment is left to tc");
         return Ok(());
     }
-    let (src, dst) = ends(frame, &ran.bytes);
-    let dropped = ran.verdict == if xdp { XDP[1] } else { TC[1] };
-    let suspected = books.stats.iter().find(|(key, _)| key.outcome == Outcome::Suspected as u8).map(|(key, _)| key.id);
-    let hint = Hint { src, dst, dropped, torn: counted.contains(&Outcome::DroppedTorn), suspected };
+    let hint = hint(frame, ran, counted, books);
     let tcp_flags = if frame.protocol == Protocol::Tcp { frame.tcp_flags } else { 0 };
     let (sequence, acknowledgement) = (frame.sequence, frame.acknowledgement);
-    let asked =
-        Asked { hook, protocol: frame.protocol, src: frame.src, dst: frame.dst, tcp_flags, sequence, acknowledgement };
+    let Frame { protocol, src, dst, hops, .. } = *frame;
+    let asked = Asked { hook, protocol, src, dst, tcp_flags, sequence, acknowledgement, hops };
     let expected = decide(world, asked, hint)?;
     let refusal = if expected.fate == Fate::Refuse { frame.refusal() } else { None };
     let unanswerable = expected.fate == Fate::Refuse && refusal.is_none();
 
+    let mut counts = vec![expected.outcome];
     let (verdict, packet) = match expected.fate {
         Fate::Pass => (if xdp { XDP[0] } else { TC[0] }, Some(bytes.to_vec())),
         Fate::Drop => (if xdp { XDP[1] } else { TC[1] }, None),
         Fate::Refuse if unanswerable => (TC[1], None),
         Fate::Refuse => (TC[2], refusal),
-        Fate::Rewrite { src, dst, routed } => {
-            let verdict = if xdp {
-                XDP[0]
-            } else if routed {
-                TC[2]
-            } else {
-                TC[0]
-            };
-            (verdict, Some(Frame { src, dst, ..frame.clone() }.bytes()))
+        Fate::Rewrite { src, dst, onward } => {
+            let rewritten = Frame { src, dst, ..frame.clone() };
+            let (verdict, frame) = goes(hook, rewritten, onward, world.ways().to(dst.ip()), world.ways().arrival());
+            if frame.is_none() {
+                counts.push(Outcome::DroppedHopLimit);
+            }
+            (verdict, frame.map(|frame| frame.bytes()))
         }
     };
     ensure!(ran.verdict == verdict, "verdict {} instead of {verdict}: expected {expected:?}", ran.verdict);
@@ -72,7 +73,6 @@ pub fn judge(
         ensure!(ran.bytes == packet, "expected {expected:?}\n  must be {packet:02x?}\n  but is  {:02x?}", ran.bytes);
     }
 
-    let mut counts = vec![expected.outcome];
     if unanswerable {
         counts.push(Outcome::DroppedRewrite);
     }
@@ -104,21 +104,71 @@ pub fn judge_broken(world: &World, hook: Hook, frame: &Frame, bytes: &[u8], ran:
     let (_, asked) = ends(frame, bytes);
     let (_, got) = ends(frame, &ran.bytes);
     let right = world.services.iter().any(|(key, service)| {
-        key.0 == asked && service.members.iter().any(|(backend, _)| world.backends[backend].address == got)
+        key.0 == asked && members(service).any(|(backend, _)| world.backends[backend].address == got)
     });
     // A flipped header length moves the ports; then the address alone tells.
     let near = world.services.iter().any(|(key, service)| {
         key.0.ip() == asked.ip()
-            && service.members.iter().any(|(backend, _)| world.backends[backend].address.ip() == got.ip())
+            && members(service).any(|(backend, _)| world.backends[backend].address.ip() == got.ip())
     });
     ensure!(right || near || asked == got, "asked {asked}, sent to {got}");
     Ok(())
 }
 
-/// What a packet left behind beside the flows.
+/// The backends that serve clients inside or outside.
+fn members(service: &Service) -> impl Iterator<Item = &(u32, u32)> {
+    service.members.iter().chain(&service.members_outside)
+}
+
+/// What a packet left behind.
 pub struct Books {
     pub stats: Vec<(StatKey, u64)>,
     pub events: Vec<Event>,
+    /// Source and destination that the half-open entry of its tuple gives it, where there is one.
+    pub sent: Option<(SocketAddr, SocketAddr)>,
+}
+
+/// What was seen of the random choices.
+fn hint(frame: &Frame, ran: &Ran, counted: &[Outcome], books: &Books) -> Hint {
+    let handed = counted.contains(&Outcome::HandedToTc);
+    let (src, dst) = books.sent.filter(|_| handed).unwrap_or_else(|| ends(frame, &ran.bytes));
+    let about = |outcome: Outcome, kind: Option<u8>| {
+        let is = |key: &StatKey| key.outcome == outcome as u8 && kind.is_none_or(|kind| key.kind == kind);
+        books.stats.iter().find(|(key, _)| is(key)).map(|(key, _)| key.id)
+    };
+    let backend = if frame.src.is_ipv4() { stat_kind::BACKEND4 } else { stat_kind::BACKEND6 };
+    let no_port = counted.contains(&Outcome::DroppedNoPort);
+    Hint {
+        src,
+        dst,
+        withheld: counted.contains(&Outcome::WithheldRefusal),
+        torn: counted.contains(&Outcome::DroppedTorn),
+        no_address: counted.contains(&Outcome::DroppedNoAddress),
+        no_port: no_port.then(|| about(Outcome::DroppedNoPort, Some(backend)).unwrap_or_default()),
+        suspected: about(Outcome::Suspected, None),
+    }
+}
+
+/// How a rewritten packet leaves the hook: the verdict, and the frame; `None`: it was the last hop.
+fn goes(hook: Hook, frame: Frame, onward: Onward, way: Way, arrival: u32) -> (i32, Option<Frame>) {
+    let (source, destination) = frame.macs;
+    let ingress = hook != Hook::NodeOut && hook != Hook::PodOut;
+    let back = Frame { macs: (destination, source), ..frame.clone() };
+    let hop_less = Frame { hops: frame.hops - 1, ..frame.clone() };
+    match (onward, way) {
+        (Onward::Stack, _) => (if hook == Hook::Xdp { XDP[0] } else { TC[0] }, Some(frame)),
+        // The stack routes towards nowhere as it sees fit; at egress that would be out by this link.
+        (Onward::Routed, Way::Nowhere) if ingress => (TC[0], Some(frame)),
+        (Onward::Back, _) | (Onward::Routed, Way::Nowhere) => (TC[2], Some(back)),
+        // The stack has counted the hop.
+        (Onward::Routed, _) if !ingress => (TC[2], Some(frame)),
+        (Onward::Routed, _) if frame.hops <= 1 => (TC[1], None),
+        (Onward::Routed, Way::Known(Link { index, own_mac, neighbour_mac, .. })) if hook == Hook::Xdp => {
+            let verdict = if index == arrival { XDP[2] } else { XDP[3] };
+            (verdict, Some(Frame { macs: (own_mac, neighbour_mac), ..hop_less }))
+        }
+        (Onward::Routed, _) => (TC[2], Some(hop_less)),
+    }
 }
 
 /// A record in the ring for what a user would ask about, and for nothing that every packet does.

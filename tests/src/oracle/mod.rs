@@ -4,7 +4,9 @@
 //! expected packet from scratch by a packet library, checksums computed in full. It shares no code with the programs' decision.
 //! Random choices (which backend, which translated port) are read off the result and checked for being allowed.
 
+mod ageing;
 mod answered;
+mod client;
 mod connection;
 mod entries;
 mod exam;
@@ -14,9 +16,12 @@ mod judge;
 mod opening;
 mod rules;
 mod tables;
+mod traffic;
 mod unanswered;
+mod ways;
 mod wire;
 mod world;
 
 pub use exam::{Exam, Tally};
+pub use ways::Ways;
 pub use wire::{Frame, Protocol};

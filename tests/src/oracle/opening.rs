@@ -1,109 +1,138 @@
 //! The first packet of a connection: which backend it may go to, under which port, and what becomes of connections in its way.
 
+use std::net::SocketAddr;
+
 use anyhow::{Result, ensure};
 use lb_common::outcome::Outcome;
 
+use super::client::{Client, Seen, keeps_port, seen, who};
 use super::connection::{Connection, Ended, Half, Left, Opening, State};
 use super::health::{begin, doubt};
 use super::rules::{Asked, Expected, Fate, Hint, PASS};
 use super::wire::Protocol;
-use super::world::{Kind, Service, Torn, World};
+use super::world::{Service, Torn, World};
 use crate::live::Hook;
 
-/// Translated source ports come from here.
-const TRANSLATED: std::ops::Range<u16> = 61_000..65_096;
-
-/// The first packet of a connection. `None`: not for a service.
+/// The first packet of a connection, or one of a service and of no connection. `None`: not for a service.
 pub fn open(world: &mut World, asked: Asked, why: Outcome, hint: Hint) -> Result<Option<Expected>> {
     let Some(service) = world.services.get(&(asked.dst, asked.protocol)) else { return Ok(None) };
+    let service = service.clone();
     let id = service.id;
     let drop = |outcome| Expected { fate: Fate::Drop, outcome, service: id, ..PASS };
     if service.torn == Torn::Entry {
         return Ok(Some(drop(Outcome::DroppedTorn)));
     }
-    if service.kind != Kind::ClusterIp {
-        // Nobody serves clients outside there yet, and who comes by another link than a pod's own may be one.
-        if asked.hook != Hook::PodIn {
-            return Ok(None);
-        }
-        if !service.admits(asked.src.ip()) {
-            return Ok(Some(drop(Outcome::DroppedSourceRange)));
-        }
+    let client = who(world, asked);
+    if client == Client::Martian {
+        return Ok(Some(drop(Outcome::DroppedMartian)));
     }
-    if service.members.is_empty() {
-        return Ok(Some(if service.drop_if_empty {
-            drop(Outcome::DroppedNoLocalEndpoint)
-        } else {
-            asked.refuse(Outcome::RefusedNoEndpoint, id, 0)
-        }));
+    let (members, drops) = service.set(client);
+    let unserved = if !service.admits(asked.src.ip()) {
+        Some(drop(Outcome::DroppedSourceRange))
+    } else if members.is_empty() && drops {
+        Some(drop(Outcome::DroppedNoLocalEndpoint))
+    } else if members.is_empty() {
+        Some(asked.refuse(Outcome::RefusedNoEndpoint, id, 0))
+    } else if asked.opens_or_udp() {
+        None
+    } else {
+        Some(asked.refuse(Outcome::RefusedNoFlow, id, 0))
+    };
+    if let Some(unserved) = unserved {
+        let known = if asked.opens_or_udp() { None } else { super::unanswered::unseen(world, asked, id) };
+        return Ok(Some(known.unwrap_or(unserved)));
     }
-    if !asked.opens_or_udp() {
-        let expected = super::unanswered::unseen(world, asked, id);
-        return Ok(Some(expected.unwrap_or_else(|| asked.refuse(Outcome::RefusedNoFlow, id, 0))));
-    }
-    let usable = usable(world, service);
+    let usable = usable(world, members);
     // A search that finds the tables changing may be given up, one that finds nobody must be.
     let torn = service.torn != Torn::Whole || usable.is_empty();
-    if torn || (hint.torn && usable.len() < service.members.len()) {
+    if torn || (hint.torn && usable.len() < members.len()) {
         return Ok(Some(drop(Outcome::DroppedTorn)));
     }
-    let fits = |backend: &&u32| asked.hook != Hook::Xdp || world.backends[*backend].local;
-    let handed = Expected { outcome: Outcome::HandedToTc, ..PASS };
-    if asked.hook == Hook::Xdp && !hint.dropped && hint.dst == asked.dst && !usable.iter().all(|backend| fits(&backend))
-    {
-        // A backend that is not on this node was picked.
-        let elsewhere: Vec<u32> = usable.iter().filter(|backend| !fits(backend)).copied().collect();
-        let notes = doubt(world, asked, hint, &elsewhere)?;
-        return Ok(Some(Expected { notes, ..handed }));
+    if hint.no_address {
+        let unseen = |id: &&u32| seen(world, asked, service.kind, client, &world.backends[*id]) == Seen::Nobody;
+        let without: Vec<u32> = usable.iter().filter(unseen).copied().collect();
+        ensure!(!without.is_empty(), "there is an address for each of {usable:?}");
+        let notes = doubt(world, asked, hint, &without)?;
+        return Ok(Some(Expected { notes, ..drop(Outcome::DroppedNoAddress) }));
     }
-    let chosen = usable.iter().filter(fits).find(|backend| world.backends[backend].address == hint.dst);
+    let chosen = match hint.no_port {
+        Some(backend) => usable.iter().find(|id| **id == backend),
+        None => usable.iter().find(|id| world.backends[id].address == hint.dst),
+    };
     let Some(&chosen) = chosen else {
         anyhow::bail!("sent to {}, which is no usable backend of service {id}: {usable:?}", hint.dst);
     };
+    let notes = doubt(world, asked, hint, &[chosen])?;
+    let connection = connection(world, asked, &service, client, chosen)?;
+    let Some(made) = settle(world, connection, false, hint)? else {
+        return Ok(Some(Expected { notes, backend: chosen, ..drop(Outcome::DroppedNoPort) }));
+    };
+    let probed = begin(world, chosen, asked.protocol, &usable)?;
+    let outcome = match (made.behind_node, made.seen_client.port() == asked.src.port()) {
+        _ if probed => Outcome::Probed,
+        (true, _) => Outcome::Masqueraded,
+        (false, false) => Outcome::PortTranslated,
+        (false, true) => why,
+    };
+    Ok(Some(Expected { notes, ..asked.to_answerer(&made, outcome, id) }))
+}
+
+/// A new connection with this backend, at the client's own port.
+fn connection(world: &World, asked: Asked, service: &Service, client: Client, chosen: u32) -> Result<Connection> {
+    let backend = &world.backends[&chosen];
+    let seen = seen(world, asked, service.kind, client, backend);
+    let address = match seen {
+        Seen::Client => asked.src.ip(),
+        Seen::Service => asked.dst.ip(),
+        Seen::Node(address) => address,
+        Seen::Nobody => anyhow::bail!("sent to {chosen}, though there is no address to send it from"),
+    };
     // Answers pass where the request came only at a pod's own link.
     let moves = service.retries && asked.protocol == Protocol::Tcp && asked.hook == Hook::PodIn;
-    let notes = doubt(world, asked, hint, &[chosen])?;
-    let probed = begin(world, chosen, asked.protocol, &usable)?;
-    let backend = &world.backends[&chosen];
-    let connection = Connection {
+    Ok(Connection {
         protocol: asked.protocol,
         client: asked.src,
         target: asked.dst,
         answerer: backend.address,
         backend: Some((chosen, backend.generation)),
-        port: asked.src.port(),
-        early: asked.catches_all(),
+        seen_client: SocketAddr::new(address, asked.src.port()),
+        masqueraded: seen != Seen::Client,
+        behind_node: matches!(seen, Seen::Node(_)),
+        early: seen != Seen::Client || asked.catches_all(),
+        hook: asked.hook,
         isn: asked.isn(),
         since_s: world.now_s,
         opening: Some(Opening { moves, segments: 1, ..Opening::default() }),
         forward: None,
         reply: None,
-    };
-    let made = settle(world, connection, false, hint)?;
-    let outcome = match (made.port == asked.src.port(), probed) {
-        (false, _) => Outcome::PortTranslated,
-        (true, true) => Outcome::Probed,
-        (true, false) => why,
-    };
-    Ok(Some(Expected { notes, ..asked.to_answerer(&made, outcome, id) }))
+    })
 }
 
 /// The members that are what they were when the service was written, and not gone.
-pub fn usable(world: &World, service: &Service) -> Vec<u32> {
+pub fn usable(world: &World, members: &[(u32, u32)]) -> Vec<u32> {
     let still = |&&(backend, generation): &&(u32, u32)| {
         world.backends[&backend].generation == generation && world.backends[&backend].keeps_flows()
     };
-    service.members.iter().filter(still).map(|&(backend, _)| backend).collect()
+    members.iter().filter(still).map(|&(backend, _)| backend).collect()
 }
 
-/// Writes a new connection down, under a translated port if another live one has its answers.
-pub fn settle(world: &mut World, mut connection: Connection, taken: bool, hint: Hint) -> Result<Connection> {
-    if taken || !is_free(world, &connection) {
-        connection.port = hint.src.port();
-        ensure!(TRANSLATED.contains(&connection.port), "port {} is not one to translate to", connection.port);
-        ensure!(is_free(world, &connection), "port {} is another live connection's", connection.port);
+/// Writes a new connection down, under a translated port if another live one has its answers. `None`: there is no port for it.
+pub fn settle(world: &mut World, mut connection: Connection, taken: bool, hint: Hint) -> Result<Option<Connection>> {
+    let kept = !connection.behind_node || keeps_port(connection.client.port());
+    if taken || !kept || !is_free(world, &connection) {
+        if hint.no_port.is_some() {
+            let free = free_port(world, &connection);
+            ensure!(free.is_none(), "no port was found, though {free:?} is free");
+            return Ok(None);
+        }
+        let port = hint.src.port();
+        connection.seen_client.set_port(port);
+        let (first, last) = world.ports;
+        ensure!((first..=last).contains(&port), "port {port} is not one to translate to");
+        ensure!(is_free(world, &connection), "port {port} is another live connection's");
     }
-    let (protocol, answerer, seen_client) = (connection.protocol, connection.answerer, connection.seen_client());
+    ensure!(hint.no_port.is_none(), "no port was found, though the client's own is free");
+    let (protocol, answerer, seen_client) = (connection.protocol, connection.answerer, connection.seen_client);
     let (client, target) = (connection.client, connection.target);
     // Whoever had the answers' tuple is over, or this client's attempt before: an answered one is forgotten whole.
     if let Some(at) = world.answered(protocol, answerer, seen_client) {
@@ -126,12 +155,24 @@ pub fn settle(world: &mut World, mut connection: Connection, taken: bool, hint: 
     let half = Half { state: State::HalfOpen, seen_s: world.now_s, lost: false, ended: Ended::default() };
     (connection.forward, connection.reply) = (Some(half), Some(half));
     world.connections.push(connection.clone());
-    Ok(connection)
+    Ok(Some(connection))
+}
+
+/// A port to translate to that a search must find.
+fn free_port(world: &World, connection: &Connection) -> Option<u16> {
+    let (first, last) = world.ports;
+    let is_free = |port: &u16| {
+        let seen_client = SocketAddr::new(connection.seen_client.ip(), *port);
+        is_free(world, &Connection { seen_client, ..connection.clone() })
+    };
+    let free: Vec<u16> = (first..=last).filter(is_free).collect();
+    let found = world.has_few_ports() || free.len() * 2 > usize::from(last - first);
+    free.first().copied().filter(|_| found)
 }
 
 /// Whether no live connection of somebody else has the answers' tuple, nor awaits an answer there.
 fn is_free(world: &World, connection: &Connection) -> bool {
-    let (protocol, answerer, seen_client) = (connection.protocol, connection.answerer, connection.seen_client());
+    let (protocol, answerer, seen_client) = (connection.protocol, connection.answerer, connection.seen_client);
     let yields = |at: usize| {
         let holder = &world.connections[at];
         let same = holder.client == connection.client && holder.target == connection.target;
@@ -194,14 +235,19 @@ pub fn direct(world: &mut World, asked: Asked, hint: Hint) -> Result<Expected> {
         target: asked.dst,
         answerer: asked.dst,
         backend: None,
-        port: asked.src.port(),
+        seen_client: asked.src,
+        masqueraded: false,
+        behind_node: false,
         early: false,
+        hook: asked.hook,
         isn: asked.isn(),
         since_s: world.now_s,
         opening: Some(Opening { segments: 1, ..Opening::default() }),
         forward: None,
         reply: None,
     };
-    let made = settle(world, connection, true, hint)?;
+    let Some(made) = settle(world, connection, true, hint)? else {
+        return Ok(Expected { fate: Fate::Drop, outcome: Outcome::DroppedNoPort, ..PASS });
+    };
     Ok(asked.to_answerer(&made, Outcome::DirectTranslated, 0))
 }

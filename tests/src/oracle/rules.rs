@@ -7,6 +7,7 @@ use lb_common::outcome::Outcome;
 
 use super::connection::{Connection, Ended, Second};
 use super::opening::{direct, open};
+use super::ways::Way;
 use super::wire::{ACK, FIN, Protocol, RST, SYN};
 use super::world::World;
 use super::{answered, unanswered};
@@ -22,15 +23,23 @@ pub struct Asked {
     pub tcp_flags: u8,
     pub sequence: u32,
     pub acknowledgement: u32,
+    /// How many hops the packet may take.
+    pub hops: u8,
 }
 
-/// What was seen of the random choices: the addresses in the packet that came out, and whether it was dropped, or counted as torn.
+/// What was seen of the random choices: the addresses in the packet that came out, or that the tables say it is to get, and what it was counted
+/// as.
 #[derive(Clone, Copy, Debug)]
 pub struct Hint {
     pub src: SocketAddr,
     pub dst: SocketAddr,
     pub torn: bool,
-    pub dropped: bool,
+    /// It was counted as a refusal that the client is not told.
+    pub withheld: bool,
+    /// It was counted as one that needs an address of this node in vain.
+    pub no_address: bool,
+    /// It was counted as one that needs a port in vain: for this backend, 0 for none.
+    pub no_port: Option<u32>,
     /// The backend that was counted as suspected.
     pub suspected: Option<u32>,
 }
@@ -41,12 +50,23 @@ pub enum Fate {
     Pass,
     Drop,
     Refuse,
-    /// These addresses; `routed`: sent on from the hook, not left to the stack.
+    /// These addresses.
     Rewrite {
         src: SocketAddr,
         dst: SocketAddr,
-        routed: bool,
+        onward: Onward,
     },
+}
+
+/// Where a rewritten packet goes from the hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Onward {
+    /// It goes on as it would have.
+    Stack,
+    /// Out by the routing table.
+    Routed,
+    /// Back over the link that it came by: its two ends have traded places.
+    Back,
 }
 
 /// What must happen, and how it is counted.
@@ -65,7 +85,33 @@ pub struct Expected {
 pub const PASS: Expected =
     Expected { fate: Fate::Pass, outcome: Outcome::Passed, service: 0, backend: 0, notes: Vec::new() };
 
+impl Expected {
+    /// Left to tc as it came: only what was learnt of backends is counted here.
+    pub fn handed(self) -> Self {
+        Self { notes: self.notes, outcome: Outcome::HandedToTc, ..PASS }
+    }
+}
+
 impl Asked {
+    /// Where the packet goes with these ends.
+    fn onward(self, src: SocketAddr, dst: SocketAddr, masqueraded: bool, routed: bool) -> Onward {
+        if masqueraded && (src.ip(), dst.ip()) == (self.dst.ip(), self.src.ip()) {
+            Onward::Back
+        } else if masqueraded || routed {
+            Onward::Routed
+        } else {
+            Onward::Stack
+        }
+    }
+
+    /// Back to the client, as the service; `early`: sent on from the hook.
+    pub fn to_client(self, connection: &Connection, early: bool) -> Expected {
+        let (src, dst) = (connection.target, connection.client);
+        let onward = self.onward(src, dst, connection.masqueraded, early);
+        let backend = connection.backend.map_or(0, |(id, _)| id);
+        Expected { fate: Fate::Rewrite { src, dst, onward }, outcome: Outcome::Replied, backend, ..PASS }
+    }
+
     /// Translates requests.
     pub fn serves_clients(self) -> bool {
         self.hook != Hook::PodOut
@@ -105,7 +151,7 @@ impl Asked {
 
     /// Whether answers of such a connection are translated at this hook; if so, whether they are sent on from here.
     pub fn sees_answers(self, early: bool) -> Option<bool> {
-        let early = early && matches!(self.hook, Hook::PodIn | Hook::BridgeIn | Hook::NodeIn);
+        let early = early && matches!(self.hook, Hook::PodIn | Hook::BridgeIn | Hook::NodeIn | Hook::Xdp);
         (early || matches!(self.hook, Hook::PodOut | Hook::NodeOut)).then_some(early)
     }
 
@@ -133,11 +179,9 @@ impl Asked {
 
     /// Sent to the connection's answerer.
     pub fn to_answerer(self, connection: &Connection, outcome: Outcome, service: u32) -> Expected {
-        let fate = Fate::Rewrite {
-            src: connection.seen_client(),
-            dst: connection.answerer,
-            routed: self.hook == Hook::NodeOut,
-        };
+        let (src, dst) = (connection.seen_client, connection.answerer);
+        let onward = self.onward(src, dst, connection.masqueraded, self.hook == Hook::NodeOut);
+        let fate = Fate::Rewrite { src, dst, onward };
         Expected { fate, outcome, service, backend: connection.backend.map_or(0, |(id, _)| id), notes: Vec::new() }
     }
 }
@@ -145,9 +189,17 @@ impl Asked {
 /// Decides over a packet and changes the world as it must change.
 pub fn decide(world: &mut World, asked: Asked, hint: Hint) -> Result<Expected> {
     let expected = at_any_hook(world, asked, hint)?;
-    // XDP cannot turn a packet into its answer: tc will.
-    let handed = asked.hook == Hook::Xdp && expected.fate == Fate::Refuse;
-    Ok(if handed { Expected { outcome: Outcome::HandedToTc, ..PASS } } else { expected })
+    let handed = asked.hook == Hook::Xdp
+        && match expected.fate {
+            // XDP cannot turn a packet into its answer: tc will.
+            Fate::Refuse | Fate::Rewrite { onward: Onward::Back, .. } => true,
+            // Nor can it ask for a neighbour, or leave by a link that sends nothing for it.
+            Fate::Rewrite { dst, onward: Onward::Routed, .. } => {
+                asked.hops <= 1 || !matches!(world.ways().to(dst.ip()), Way::Known(link) if link.sends)
+            }
+            _ => false,
+        };
+    Ok(if handed { expected.handed() } else { expected })
 }
 
 fn at_any_hook(world: &mut World, asked: Asked, hint: Hint) -> Result<Expected> {
@@ -175,6 +227,9 @@ fn at_any_hook(world: &mut World, asked: Asked, hint: Hint) -> Result<Expected> 
     }
     if let Some(expected) = open(world, asked, why, hint)? {
         return Ok(expected);
+    }
+    if asked.opens_or_udp() && world.vips.get(&dst.ip()) == Some(&true) {
+        return Ok(asked.refuse(Outcome::RefusedUnserved, 0, 0));
     }
     if asked.is_clients_link() { direct(world, asked, hint) } else { Ok(PASS) }
 }

@@ -6,12 +6,13 @@ use anyhow::{Context, Result};
 use aya::Pod;
 use aya::maps::lpm_trie::Key;
 use lb_common::abi::{
-    Backend, Flow, FlowKey, SOURCE_SERVICE_BITS, Service, ServiceKey, Slot, Source, SourceKey, TCP, UDP, backend_flags,
-    backend_state, frontend_kind, seal, service_flags,
+    Backend, Flow, FlowKey, Masquerade, Network, NetworkKey, SOURCE_SERVICE_BITS, Service, ServiceKey, Slot, Source,
+    SourceKey, TCP, UDP, Vip, VipKey, backend_flags, backend_state, frontend_kind, network_flags, seal, service_flags,
+    vip_flags,
 };
 
 use super::wire::Protocol;
-use super::world::{self, Kind, Life, Torn, World};
+use super::world::{self, Kind, Life, Torn, Whose, World};
 use crate::live::{Family, Live, Of, Tables};
 
 /// Slots of a service begin at its id times this.
@@ -44,6 +45,33 @@ pub fn write(live: &mut Live, world: &World) -> Result<()> {
     for (&(address, protocol), service) in &world.services {
         write_service(live, address, protocol, service)?;
     }
+    write_addresses(live, world)
+}
+
+/// Writes what the programs are told of addresses.
+fn write_addresses(live: &mut Live, world: &World) -> Result<()> {
+    macro_rules! family {
+        ($v6:literal, $life:ident) => {
+            for (network, whose) in world.networks.iter().filter(|(network, _)| network.address.is_ipv6() == $v6) {
+                let flags = match whose {
+                    Whose::Pods => network_flags::PODS,
+                    Whose::Node => network_flags::NODE,
+                    Whose::Peer => network_flags::PEER,
+                };
+                let key = Key::new(network.bits, NetworkKey { address: network.address.bytes() });
+                live.$life.networks.insert(&key, Network { flags }, 0).context("writing a network")?;
+            }
+            for (address, refuses) in world.vips.iter().filter(|(address, _)| address.is_ipv6() == $v6) {
+                let flags = vip_flags::ECHO | if *refuses { vip_flags::REFUSE_UNSERVED } else { 0 };
+                live.$life.vips.insert(VipKey { address: address.bytes() }, Vip { flags }, 0)?;
+            }
+            for (link, address) in world.own_addresses.iter().filter(|(_, address)| address.is_ipv6() == $v6) {
+                live.$life.masquerade.insert(link, Masquerade { address: address.bytes() }, 0)?;
+            }
+        };
+    }
+    family!(false, life4);
+    family!(true, life6);
     Ok(())
 }
 
@@ -140,6 +168,7 @@ where
         flags: service.other_flags
             | if service.retries { 0 } else { service_flags::NO_RETRY }
             | if service.drop_if_empty { service_flags::DROP_IF_EMPTY } else { 0 }
+            | if service.drop_outside_if_empty { service_flags::DROP_OUTSIDE_IF_EMPTY } else { 0 }
             | if service.ranges.is_some() { service_flags::SOURCE_RANGES } else { 0 },
         kind: match service.kind {
             Kind::ClusterIp => frontend_kind::CLUSTER_IP,

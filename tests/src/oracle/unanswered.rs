@@ -1,5 +1,7 @@
 //! A connection that nobody has answered yet: asked again, moved, answered, refused, answered late.
 
+use std::net::SocketAddr;
+
 use anyhow::{Result, ensure};
 use lb_common::outcome::Outcome;
 
@@ -34,9 +36,6 @@ pub fn ask(world: &mut World, asked: Asked, at: usize, hint: Hint) -> Result<Tur
             Protocol::Udp if !keeps || backend.sheds_udp() => return Ok(Turn::Anew(Outcome::Moved)),
             _ => {}
         }
-        if asked.hook == Hook::Xdp && !backend.local {
-            return Ok(Turn::Decided(Expected { outcome: Outcome::HandedToTc, ..PASS }));
-        }
     }
     if asked.opens() {
         let opening = world.connections[at].opening.as_mut().expect("nobody has answered");
@@ -60,7 +59,7 @@ fn stay(world: &mut World, asked: Asked, at: usize) {
     if !asked.opens() && !datagram {
         return;
     }
-    let (protocol, answerer, seen_client) = (connection.protocol, connection.answerer, connection.seen_client());
+    let (protocol, answerer, seen_client) = (connection.protocol, connection.answerer, connection.seen_client);
     // The place of the missing half may be another connection's by now.
     let other = |found: Option<usize>| found.is_some_and(|other| other != at);
     let foreign = other(world.answered(protocol, answerer, seen_client))
@@ -89,7 +88,7 @@ fn candidates(world: &World, at: usize) -> Option<Vec<u32>> {
         return Some(Vec::new());
     }
     let (current, _) = connection.backend?;
-    let mut all = usable(world, service);
+    let mut all = usable(world, &service.members);
     all.retain(|id| *id != current && !opening.tried.contains(id));
     Some(all)
 }
@@ -101,7 +100,7 @@ fn retry(world: &mut World, asked: Asked, at: usize, hint: Hint) -> Result<Optio
     }
     let Some(candidates) = candidates(world, at) else { return Ok(None) };
     let connection = world.connections[at].clone();
-    if hint.dst == connection.answerer {
+    if hint.no_port.is_none() && hint.dst == connection.answerer {
         // So few members are all looked at.
         ensure!(candidates.is_empty(), "not moved, though {candidates:?} are untried");
         return Ok(None);
@@ -112,7 +111,8 @@ fn retry(world: &mut World, asked: Asked, at: usize, hint: Hint) -> Result<Optio
         !shunned(id) && answered_s.is_some_and(|answered_s| world.now_s.saturating_sub(answered_s) <= 30)
     };
     let best = |is: &dyn Fn(&u32) -> bool| candidates.iter().any(is);
-    let Some(&chosen) = candidates.iter().find(|id| world.backends[id].address == hint.dst) else {
+    let is_chosen = |id: &&u32| hint.no_port.map_or(world.backends[*id].address == hint.dst, |backend| **id == backend);
+    let Some(&chosen) = candidates.iter().find(is_chosen) else {
         anyhow::bail!("moved to {}, which is none of the untried {candidates:?}", hint.dst);
     };
     ensure!(proven(&chosen) || !best(&proven), "moved to {chosen}, though another one answered lately");
@@ -125,30 +125,49 @@ fn retry(world: &mut World, asked: Asked, at: usize, hint: Hint) -> Result<Optio
     let left = Left {
         protocol: connection.protocol,
         answerer: connection.answerer,
-        seen_client: connection.seen_client(),
+        seen_client: connection.seen_client,
         client: connection.client,
         target: connection.target,
         backend: before,
         early: connection.early,
+        masqueraded: connection.masqueraded,
         isn: connection.isn,
         since_s: connection.since_s,
         seen_s: connection.forward.expect("asks").seen_s,
     };
     let opening = connection.opening.clone().expect("nobody has answered");
+    let fewer = Opening { segments: opening.segments - 1, ..opening.clone() };
+    let unmoved = Connection { opening: Some(fewer), ..connection.clone() };
     let mut tried = opening.tried;
     tried.push(before.0);
     let backend = &world.backends[&chosen];
+    // A client of this node may be the backend itself.
+    let itself = backend.address.ip() == connection.client.ip();
+    let seen_address = if itself { connection.target.ip() } else { connection.client.ip() };
     let moved = Connection {
         answerer: backend.address,
         backend: Some((chosen, backend.generation)),
-        port: connection.client.port(),
+        seen_client: SocketAddr::new(seen_address, connection.client.port()),
+        masqueraded: itself,
+        behind_node: false,
+        early: itself,
         opening: Some(Opening { tried, segments: 1, refused: false, moves: opening.moves }),
         forward: None,
         reply: None,
         ..connection
     };
     world.connections.remove(at);
-    let made = settle(world, moved, false, hint)?;
+    let Some(made) = settle(world, moved, false, hint)? else {
+        // The packet is lost, as if the network had lost it.
+        world.connections.push(unmoved);
+        return Ok(Some(Expected {
+            fate: Fate::Drop,
+            outcome: Outcome::DroppedNoPort,
+            service,
+            backend: chosen,
+            ..PASS
+        }));
+    };
     // Another connection may have the place of the answers' half by now.
     let (protocol, tuple) = (left.protocol, (left.answerer, left.seen_client));
     let here = |other: &Left| other.protocol == protocol && (other.answerer, other.seen_client) == tuple;
@@ -179,18 +198,13 @@ pub fn answer(world: &mut World, asked: Asked, at: usize, hint: Hint) -> Result<
             return Ok(asked.evicted(backend));
         }
     }
-    let replied = Expected {
-        fate: Fate::Rewrite { src: connection.target, dst: connection.client, routed: early },
-        outcome: Outcome::Replied,
-        backend,
-        ..PASS
-    };
+    let replied = asked.to_client(connection, early);
     if asked.protocol == Protocol::Tcp {
         if asked.acknowledgement != connection.isn.wrapping_add(1) {
             return Ok(replied); // Of another attempt, or forged: the client judges.
         }
         if !asked.accepts() {
-            return refused(world, at, hint, replied);
+            return refused(world, asked, at, hint, replied);
         }
     }
     match promote(world, at, State::Open, true) {
@@ -205,20 +219,24 @@ pub fn answer(world: &mut World, asked: Asked, at: usize, hint: Hint) -> Result<
 }
 
 /// The backend has refused.
-fn refused(world: &mut World, at: usize, hint: Hint, replied: Expected) -> Result<Expected> {
+fn refused(world: &mut World, asked: Asked, at: usize, hint: Hint, replied: Expected) -> Result<Expected> {
     let Some((id, _)) = world.connections[at].backend else {
         world.connections.remove(at);
         return Ok(replied);
     };
     let notes = suspects(world, id);
+    if asked.hook == Hook::Xdp {
+        // Whether the client is told is for tc to say.
+        return Ok(Expected { notes, ..PASS }.handed());
+    }
     let fit = |world: &World, id: &u32| world.health(*id).suspect_s.is_none();
     let mut candidates = if world.connections[at].forward.is_some() { candidates(world, at) } else { None };
     if let Some(candidates) = &mut candidates {
         candidates.retain(|id| fit(world, id));
     }
     let withhold = candidates.as_ref().is_some_and(|some| !some.is_empty());
-    ensure!(hint.dropped == withhold, "withheld: {}, and {candidates:?} could take it", hint.dropped);
-    if hint.dropped {
+    ensure!(hint.withheld == withhold, "withheld: {}, and {candidates:?} could take it", hint.withheld);
+    if hint.withheld {
         let connection = &mut world.connections[at];
         connection.opening.as_mut().expect("nobody has answered").refused = true;
         let service = world.services[&(connection.target, connection.protocol)].id;
@@ -261,11 +279,10 @@ pub fn unseen(world: &mut World, asked: Asked, service: u32) -> Option<Expected>
     if backend.generation != generation || !backend.keeps_flows() {
         return Some(asked.refuse(Outcome::Evicted, service, 0));
     }
-    if asked.hook == Hook::Xdp && !backend.local {
-        return Some(Expected { outcome: Outcome::HandedToTc, ..PASS });
-    }
     let state = if asked.closes() { State::Closing } else { State::Open };
-    let notes = promote(world, at, state, false)?;
+    let Some(notes) = promote(world, at, state, false) else {
+        return Some(asked.refuse(Outcome::RefusedNoFlow, service, 0));
+    };
     let at = world.asked(asked.protocol, asked.src, asked.dst).expect("promoted");
     let ended = asked.ended(true);
     let connection = &mut world.connections[at];
@@ -280,14 +297,14 @@ fn promote(world: &mut World, at: usize, state: State, by_answer: bool) -> Optio
     let now_s = world.now_s;
     let connection = world.connections[at].clone();
     let (protocol, client, target) = (connection.protocol, connection.client, connection.target);
-    let (answerer, seen_client) = (connection.answerer, connection.seen_client());
+    let (answerer, seen_client) = (connection.answerer, connection.seen_client);
     if by_answer && connection.forward.is_none() && world.asking(protocol, client, target).is_some() {
         return None; // Under the client's tuple stands another attempt.
     }
     let mut fresh = true;
     if let Some(before) = world.asked(protocol, client, target) {
         let other = &world.connections[before];
-        let ours = other.answerer == answerer && other.seen_client() == seen_client;
+        let ours = other.answerer == answerer && other.seen_client == seen_client;
         if !ours && !other.yields(other.forward.expect("asks"), now_s) {
             return None;
         }

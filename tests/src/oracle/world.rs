@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use super::connection::{Connection, Left, Second};
+use super::ways::Ways;
 use super::wire::Protocol;
 
 /// All that the model knows.
@@ -16,6 +17,16 @@ pub struct World {
     pub left: Vec<Left>,
     /// SYNs that ask for another connection under the tuple of an answered one.
     pub seconds: Vec<Second>,
+    /// Networks that clients may be in; the longest one that holds an address says whose it is.
+    pub networks: Vec<(Range, Whose)>,
+    /// Addresses of services that no node has; whether their unserved ports are refused.
+    pub vips: BTreeMap<IpAddr, bool>,
+    /// Addresses of this node to masquerade by, by the link towards the backend; 0: by any other.
+    pub own_addresses: BTreeMap<u32, IpAddr>,
+    /// First and last port to translate to.
+    pub ports: (u16, u16),
+    /// Where packets go that leave.
+    pub ways: Option<Ways>,
     /// By backend.
     pub health: BTreeMap<u32, Health>,
     /// `CLOCK_MONOTONIC` in seconds.
@@ -31,13 +42,15 @@ pub struct Service {
     pub members: Vec<(u32, u32)>,
     /// The same for clients outside.
     pub members_outside: Vec<(u32, u32)>,
-    /// No endpoint is allowed here, though some exist: drop.
+    /// No endpoint is allowed here, though some exist: clients inside are dropped.
     pub drop_if_empty: bool,
+    /// The same of clients outside.
+    pub drop_outside_if_empty: bool,
     /// The networks whose clients may pass; `None`: everybody may.
     pub ranges: Option<Vec<Range>>,
     /// Unanswered connections may be moved, refusals withheld.
     pub retries: bool,
-    /// Bits of the entry that must not matter to a pod's packets.
+    /// Bits of the entry that must not matter to packets.
     pub other_flags: u8,
     pub torn: Torn,
 }
@@ -54,6 +67,16 @@ pub enum Kind {
 impl Kind {
     /// Those that are reached from outside, too.
     pub const EXTERNAL: [Self; 3] = [Self::ExternalIp, Self::LoadBalancer, Self::NodePort];
+}
+
+/// Whose addresses a network has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    Pods,
+    /// This node's own.
+    Node,
+    /// Another node's.
+    Peer,
 }
 
 /// What a reader meets in the midst of an update.
@@ -172,6 +195,22 @@ impl World {
     /// The unanswered connection that this packet of an answerer belongs to.
     pub fn answering(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Option<usize> {
         self.find(|it| it.opening.is_some() && it.answers(protocol, src, dst))
+    }
+
+    /// Where packets go that leave.
+    pub fn ways(&self) -> &Ways {
+        self.ways.as_ref().expect("an exam has links")
+    }
+
+    /// Whether a search for a port to translate to tries each of them.
+    pub fn has_few_ports(&self) -> bool {
+        self.ports.1 - self.ports.0 < 8
+    }
+
+    /// Whose an address is.
+    pub fn whose(&self, address: IpAddr) -> Option<Whose> {
+        let holding = self.networks.iter().filter(|(network, _)| network.holds(address));
+        holding.max_by_key(|(network, _)| network.bits).map(|(_, whose)| *whose)
     }
 
     fn find(&self, is: impl Fn(&Connection) -> bool) -> Option<usize> {

@@ -1,0 +1,90 @@
+//! Who asks for a service, from which of its sets he is served, and whom the backend sees asking.
+
+use std::net::IpAddr;
+
+use super::rules::Asked;
+use super::ways::Way;
+use super::world::{Backend, Kind, Service, Whose, World};
+use crate::live::Hook;
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Client {
+    /// A pod or a process of this node.
+    Near,
+    /// A pod of another node.
+    Pod,
+    Outside,
+    /// Nobody out there can have this address.
+    Martian,
+}
+
+/// Who sends a packet, as far as its hook and its source say.
+pub fn who(world: &World, asked: Asked) -> Client {
+    if !matches!(asked.hook, Hook::NodeIn | Hook::Xdp) {
+        return Client::Near;
+    }
+    let src = asked.src.ip();
+    match world.whose(src) {
+        Some(Whose::Node) => Client::Martian,
+        _ if src.is_loopback() || world.vips.contains_key(&src) => Client::Martian,
+        Some(Whose::Pods) => Client::Pod,
+        Some(Whose::Peer) | None => Client::Outside,
+    }
+}
+
+impl Service {
+    /// The backends that serve this client, and whether he is dropped where there are none.
+    pub fn set(&self, client: Client) -> (&[(u32, u32)], bool) {
+        if client == Client::Outside && self.kind != Kind::ClusterIp {
+            (&self.members_outside, self.drop_outside_if_empty)
+        } else {
+            (&self.members, self.drop_if_empty)
+        }
+    }
+}
+
+/// Whom the backend sees asking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// The client itself.
+    Client,
+    /// The service's address, since the backend is the client.
+    Service,
+    /// An address of this node.
+    Node(IpAddr),
+    /// It would have to be an address of this node, which has none of the family.
+    Nobody,
+}
+
+/// Whom this backend sees.
+pub fn seen(world: &World, asked: Asked, kind: Kind, client: Client, backend: &Backend) -> Seen {
+    let address = backend.address.ip();
+    let returns = match (client, kind) {
+        // What answers a client of this node passes by this node in any case; a pod gets the answers of whoever it asked by a
+        // cluster IP, as the backend's node is one of this cluster, too.
+        (Client::Near, _) | (Client::Pod, Kind::ClusterIp) => true,
+        // kube-proxy masquerades here, whatever the backend. A process of this node cannot be asked by its own node's address.
+        (_, Kind::ClusterIp) => backend.local && world.whose(address) == Some(Whose::Node),
+        (_, Kind::NodePort | Kind::LoadBalancer | Kind::ExternalIp) => backend.local,
+    };
+    if !returns {
+        return own_address(world, address).map_or(Seen::Nobody, Seen::Node);
+    }
+    if address == asked.src.ip() { Seen::Service } else { Seen::Client }
+}
+
+/// The address of this node that packets to `backend` come from: that of the link that leads there, else that of any.
+fn own_address(world: &World, backend: IpAddr) -> Option<IpAddr> {
+    let link = match world.ways().to(backend) {
+        Way::Known(link) => link.index,
+        Way::Default | Way::Nowhere => 0,
+    };
+    world.own_addresses.get(&link).or_else(|| world.own_addresses.get(&0)).copied()
+}
+
+/// Whether a client behind an address of this node may keep its port: it is unprivileged, no socket of this node may be given it
+/// (`net.ipv4.ip_local_port_range`), and it is no node port.
+pub fn keeps_port(port: u16) -> bool {
+    matches!(port, 1024..=29_999 | 61_000..)
+}
