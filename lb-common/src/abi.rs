@@ -149,6 +149,24 @@ pub struct Service {
     pub pad: u8,
 }
 
+impl Service {
+    /// All zeroes: no service.
+    pub const NONE: Self = Self {
+        id: 0,
+        generation: 0,
+        slot_base: 0,
+        slot_count: 0,
+        outside_base: 0,
+        outside_count: 0,
+        seal: 0,
+        affinity_timeout_s: 0,
+        scheduler: 0,
+        flags: 0,
+        kind: 0,
+        pad: 0,
+    };
+}
+
 /// Values of [`Service::scheduler`].
 pub mod scheduler {
     /// Any slot, with equal chance.
@@ -189,6 +207,9 @@ pub mod frontend_kind {
     pub const EXTERNAL_IP: u8 = 1;
     pub const LOAD_BALANCER: u8 = 2;
     pub const NODE_PORT: u8 = 3;
+    /// A node port as sockets of the node's own processes see it, by no packet: loopback leads to it, and nobody may bind it. Its
+    /// address is the unspecified one, and stands for all of the node's.
+    pub const HOST_SOCKET: u8 = 4;
 }
 
 /// Data of a key of `sources4` / `sources6` (longest prefix match): a client that a service port admits.

@@ -88,11 +88,13 @@ pub enum Outcome {
     RefusedTooBig = 40,
     /// The last hop that its sender allowed: dropped.
     DroppedHopLimit = 41,
+    /// bind() of a host process to a port that the node serves for a service: EADDRINUSE.
+    RefusedBind = 42,
 }
 
 impl Outcome {
     /// How many there are.
-    pub const COUNT: usize = 42;
+    pub const COUNT: usize = 43;
 
     /// All of them, in the order of their numbers.
     pub const ALL: [Outcome; Self::COUNT] = [
@@ -138,6 +140,7 @@ impl Outcome {
         Self::DroppedMartian,
         Self::RefusedTooBig,
         Self::DroppedHopLimit,
+        Self::RefusedBind,
     ];
 
     /// The outcome with this number.
@@ -190,6 +193,7 @@ impl Outcome {
             Self::DroppedMartian => "dropped_martian",
             Self::RefusedTooBig => "refused_too_big",
             Self::DroppedHopLimit => "dropped_hop_limit",
+            Self::RefusedBind => "refused_bind",
         }
     }
 }

@@ -7,6 +7,7 @@
 
 mod address;
 mod aside;
+mod bind;
 mod count;
 mod echo;
 mod forward;
@@ -176,6 +177,18 @@ pub fn getpeername4(context: SockAddrContext) -> i32 {
 pub fn getpeername6(context: SockAddrContext) -> i32 {
     let protocol = socket::protocol(context.sock_addr).unwrap_or(TCP);
     show6(context, protocol)
+}
+
+/// A socket has bound an IPv4 address and port.
+#[cgroup_sock(post_bind4)]
+pub fn post_bind4(context: SockContext) -> i32 {
+    bind::bound4(context.sock)
+}
+
+/// A socket has bound an IPv6 address and port.
+#[cgroup_sock(post_bind6)]
+pub fn post_bind6(context: SockContext) -> i32 {
+    bind::bound6(context.sock)
 }
 
 /// The last descriptor of a socket is closed. Since Linux 5.9.

@@ -4,7 +4,9 @@ use aya_ebpf::Global;
 use aya_ebpf::bindings::bpf_sock_addr;
 use aya_ebpf::helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval};
 use lb_common::abi::{FlowKey, SocketKey, SocketPeer, TCP, UDP, hook, service_flags, socket_direction};
-use lb_common::decide::{self, Asker, Now, Pick, Picked, Tables, Wish, is_unserved, stick};
+use lb_common::decide::{
+    self, Asker, Now, Pick, Picked, Tables, Wish, is_this_node, is_unserved, is_unspecified, loopback, stick,
+};
 use lb_common::outcome::Outcome;
 use lb_common::state;
 
@@ -19,6 +21,10 @@ pub static SOCKET_LB: Global<u8> = Global::new(1);
 /// Cookie of the agent's network namespace (`SO_NETNS_COOKIE`, since Linux 5.14). Set at load.
 #[unsafe(no_mangle)]
 pub static HOST_NETNS: Global<u64> = Global::new(0);
+
+/// Families whose node ports are reached at loopback: 1 IPv4, 2 IPv6. Set at load.
+#[unsafe(no_mangle)]
+pub static LOOPBACK_NODE_PORTS: Global<u8> = Global::new(0);
 
 /// Verdicts of the hook.
 pub const ALLOW: i32 = 1;
@@ -58,7 +64,7 @@ pub fn connect<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: Pe
 where
     Kernel: Family<N> + Tables<N>,
 {
-    noted(context, protocol, &to, Outcome::SocketConnected)
+    noted(context, protocol, &named(to), Outcome::SocketConnected)
 }
 
 /// sendmsg() of an unconnected socket: stays with the backend of the last datagram while that one serves.
@@ -67,6 +73,7 @@ pub fn send<const N: usize>(context: *mut bpf_sock_addr, to: Peer<N>) -> Answer<
 where
     Kernel: Family<N> + Tables<N>,
 {
+    let to = named(to);
     let mut used = to;
     match again(context, &mut used) {
         Again::Same => {
@@ -76,6 +83,23 @@ where
         Again::Moves => noted(context, UDP, &to, Outcome::SocketMoved),
         Again::First => noted(context, UDP, &to, Outcome::SocketSent),
     }
+}
+
+/// Whom the process means: the kernel takes no address for loopback, and shows the peer by that.
+#[inline(always)]
+fn named<const N: usize>(to: Peer<N>) -> Peer<N> {
+    if is_unspecified(&to.address) { Peer { address: loopback(), ..to } } else { to }
+}
+
+/// The address in whose name a frontend serves this one, for processes of the node: loopback is any address of it. `None`: nobody
+/// serves it.
+#[inline(always)]
+pub fn served_as<const N: usize>(address: &[u8; N], on_node: bool) -> Option<[u8; N]> {
+    if !is_this_node(address) {
+        return Some(*address);
+    }
+    let family = if N == 4 { 1 } else { 2 };
+    (on_node && LOOPBACK_NODE_PORTS.load() & family != 0).then_some([0; N])
 }
 
 /// A backend for the socket, and a note of what it leaves behind.
@@ -176,13 +200,20 @@ fn choose<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: &Peer<N
 where
     Kernel: Family<N> + Tables<N>,
 {
-    let key = FlowKey { src: [0; N], dst: to.address, src_port: 0, dst_port: to.port, protocol, pad: [0; 3] };
+    let mut key = FlowKey { src: [0; N], dst: to.address, src_port: 0, dst_port: to.port, protocol, pad: [0; 3] };
     let mut tables = Kernel { context: context.cast(), ifindex: 0 };
     let on_node = is_on_node(context);
     // A pod's address is held against the source ranges where its packets come by its link.
     let admitting = if on_node { service_flags::NODE_ALLOWED } else { 0 };
     let mut pick = Pick::NONE;
-    let picked = picked(context, &key, admitting, &mut pick);
+    let picked = match served_as(&to.address, on_node) {
+        Some(address) => {
+            key.dst = address;
+            picked(context, &key, admitting, &mut pick)
+        }
+        None => Picked::NoService,
+    };
+    key.dst = to.address;
     let service = pick.service.id;
     match picked {
         Picked::Denied if on_node => {

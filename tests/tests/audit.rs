@@ -38,10 +38,10 @@ const TABLES: [(&str, usize, &str); 12] = [
 /// Reached by frontends of every kind, some of them for a few clients only.
 fn everything(stage: &Stage) -> Service {
     stage.web().with(External {
-        external_ips: Vec::new(),
         load_balancer_ips: vec!["198.51.100.7".parse().unwrap(), "2001:db8:7::7".parse().unwrap()],
         node_ports: vec![30080, 30053],
         source_ranges: vec!["10.0.0.0/8".into(), "fd00::/8".into()],
+        ..External::default()
     })
 }
 

@@ -56,20 +56,7 @@ pub struct Pick<const N: usize> {
 impl<const N: usize> Pick<N> {
     /// Nothing found yet.
     pub const NONE: Self = Self {
-        service: Service {
-            id: 0,
-            generation: 0,
-            slot_base: 0,
-            slot_count: 0,
-            outside_base: 0,
-            outside_count: 0,
-            seal: 0,
-            affinity_timeout_s: 0,
-            scheduler: 0,
-            flags: 0,
-            kind: 0,
-            pad: 0,
-        },
+        service: Service::NONE,
         slot: Slot { backend: 0, generation: 0, service: 0, backend_generation: 0 },
         backend: Backend {
             address: [0; N],

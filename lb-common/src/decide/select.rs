@@ -2,6 +2,7 @@
 
 use super::client::{admits, serve_from};
 use super::health;
+use super::node_port::serves;
 use super::opening::{begins, refuse};
 use super::place::{aim, placing};
 use super::search::{choose, complete};
@@ -66,6 +67,9 @@ pub fn pick<const N: usize, T: Tables<N>>(
         }
         if !is_whole(&frontend, &pick.service) {
             continue;
+        }
+        if !serves(&pick.service, asker) {
+            return Picked::NoService;
         }
         let client = asker.client(tables, &key.src);
         if client == Client::Martian {
@@ -149,7 +153,7 @@ pub(super) fn frontend<const N: usize, T: Tables<N>>(tables: &mut T, key: &Servi
 
 /// Whether the value belongs to the key and was read in one piece.
 #[inline(always)]
-fn is_whole<const N: usize>(key: &ServiceKey<N>, service: &Service) -> bool {
+pub(super) fn is_whole<const N: usize>(key: &ServiceKey<N>, service: &Service) -> bool {
     service.seal == seal(key, service)
 }
 

@@ -236,6 +236,8 @@ fn datapath_settings(settings: &Settings) -> datapath::Settings {
         },
         run_dir: settings.run_dir.clone(),
         socket_lb: settings.socket_lb,
+        loopback_node_ports: settings.nodeport_addresses.loopback(),
+        protect_node_ports: settings.protect_node_ports == config::Switch::On,
         tc_attach: settings.tc_attach,
         xdp_mode: settings.xdp_mode,
         pod_interfaces: settings.pod_interfaces.clone(),

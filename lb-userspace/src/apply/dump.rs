@@ -43,6 +43,7 @@ impl MemoryStore {
             frontend_kind::EXTERNAL_IP => "external",
             frontend_kind::LOAD_BALANCER => "balancer",
             frontend_kind::NODE_PORT => "node-port",
+            frontend_kind::HOST_SOCKET => "host-socket",
             _ => "cluster",
         };
         let mut text = format!("frontend {frontend} {kind} {}", self.name(entry.id));

@@ -1,5 +1,6 @@
 //! `--nodeport-addresses`, and the name of the proxy that a Service asks for.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
 use ipnet::IpNet;
@@ -24,6 +25,16 @@ pub enum NodePortAddresses {
 }
 
 impl NodePortAddresses {
+    /// Whether node ports are reached at loopback, in IPv4 and in IPv6: all addresses have it among them, networks may.
+    pub fn loopback(&self) -> [bool; 2] {
+        let loopback = [IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)];
+        loopback.map(|address| match self {
+            Self::All => true,
+            Self::Primary => false,
+            Self::Cidrs(networks) => networks.iter().any(|network| network.contains(&address)),
+        })
+    }
+
     fn from_parts(parts: &[&str]) -> Result<Self, ValueError> {
         let wrong = || ValueError {
             given: parts.join(","),

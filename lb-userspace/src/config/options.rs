@@ -108,6 +108,11 @@ pub struct Options {
     #[arg(long, value_name = "all|primary|CIDR,…")]
     pub nodeport_addresses: Option<NodePortAddresses>,
 
+    /// Refuse processes of the node a port that is a node port: bind() says that it is in use [default: on]
+    #[arg(long, value_name = "on|off")]
+    #[serde(deserialize_with = "text")]
+    pub protect_node_ports: Option<Switch>,
+
     /// Networks of the cluster's pods, whose clients keep their addresses [default: those of the Node object]
     #[arg(long, value_name = "CIDR,…", value_delimiter = ',', value_parser = network)]
     #[serde(deserialize_with = "networks")]

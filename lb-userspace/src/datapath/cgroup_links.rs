@@ -14,7 +14,7 @@ use super::{
 };
 
 /// Each socket program and where it is attached.
-pub(super) const PROGRAMS: [(&str, At); 9] = [
+pub(super) const PROGRAMS: [(&str, At); 11] = [
     ("connect4", At::BPF_CGROUP_INET4_CONNECT),
     ("connect6", At::BPF_CGROUP_INET6_CONNECT),
     ("sendmsg4", At::BPF_CGROUP_UDP4_SENDMSG),
@@ -23,6 +23,8 @@ pub(super) const PROGRAMS: [(&str, At); 9] = [
     ("recvmsg6", At::BPF_CGROUP_UDP6_RECVMSG),
     ("getpeername4", At::BPF_CGROUP_INET4_GETPEERNAME),
     ("getpeername6", At::BPF_CGROUP_INET6_GETPEERNAME),
+    ("post_bind4", At::BPF_CGROUP_INET4_POST_BIND),
+    ("post_bind6", At::BPF_CGROUP_INET6_POST_BIND),
     ("sock_release", At::BPF_CGROUP_INET_SOCK_RELEASE),
 ];
 

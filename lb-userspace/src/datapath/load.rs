@@ -78,6 +78,8 @@ pub(super) fn load(settings: &Settings, pins: &Pins, created: &mut Created) -> R
     let (socket_lb, events, namespace) =
         (socket_lb_number(settings.socket_lb), u8::from(settings.events), namespace_cookie()?);
     let flow_counters = u8::from(settings.flow_counters);
+    let protect = u8::from(settings.protect_node_ports);
+    let loopback = u8::from(settings.loopback_node_ports[0]) | u8::from(settings.loopback_node_ports[1]) << 1;
     let mut loader = EbpfLoader::new();
     for name in map_name::ALL {
         loader.map_pin_path(name, pins.map(name));
@@ -88,6 +90,8 @@ pub(super) fn load(settings: &Settings, pins: &Pins, created: &mut Created) -> R
     loader
         .override_global("SOCKET_LB", &socket_lb, true)
         .override_global("HOST_NETNS", &namespace, true)
+        .override_global("LOOPBACK_NODE_PORTS", &loopback, true)
+        .override_global("PROTECT_NODE_PORTS", &protect, true)
         .override_global("EVENTS_ON", &events, true)
         .override_global("FLOW_COUNTERS", &flow_counters, true)
         .override_global("TIMEOUT_HALF_OPEN_S", &settings.timeouts.half_open_s, true)

@@ -17,6 +17,10 @@ pub struct Settings {
     /// Folder of the agent's lock.
     pub run_dir: PathBuf,
     pub socket_lb: SocketLb,
+    /// Whether node ports are reached at loopback, in IPv4 and in IPv6.
+    pub loopback_node_ports: [bool; 2],
+    /// Whether processes of the node are kept from binding node ports.
+    pub protect_node_ports: bool,
     pub tc_attach: TcAttach,
     pub xdp_mode: XdpMode,
     pub pod_interfaces: Interfaces,
@@ -45,6 +49,8 @@ impl Default for Settings {
             cgroup_root: None,
             run_dir: "/run/ballast".into(),
             socket_lb: SocketLb::Host,
+            loopback_node_ports: [true; 2],
+            protect_node_ports: true,
             tc_attach: TcAttach::Auto,
             xdp_mode: XdpMode::Auto,
             pod_interfaces: Interfaces::Auto,

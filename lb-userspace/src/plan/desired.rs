@@ -91,6 +91,8 @@ pub enum Kind {
     LoadBalancer,
     ExternalIp,
     NodePort,
+    /// A node port as sockets of this node's processes see it, at any address of the node: its own is the unspecified one.
+    HostSocket,
 }
 
 impl Kind {
@@ -101,6 +103,7 @@ impl Kind {
             Self::ExternalIp => abi::frontend_kind::EXTERNAL_IP,
             Self::LoadBalancer => abi::frontend_kind::LOAD_BALANCER,
             Self::NodePort => abi::frontend_kind::NODE_PORT,
+            Self::HostSocket => abi::frontend_kind::HOST_SOCKET,
         }
     }
 
@@ -110,6 +113,7 @@ impl Kind {
             abi::frontend_kind::EXTERNAL_IP => Self::ExternalIp,
             abi::frontend_kind::LOAD_BALANCER => Self::LoadBalancer,
             abi::frontend_kind::NODE_PORT => Self::NodePort,
+            abi::frontend_kind::HOST_SOCKET => Self::HostSocket,
             _ => Self::ClusterIp,
         }
     }

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use lb_common::abi::service_flags;
 
 use super::{Frontend, Kind, Rule, Set, Tally, Use, claims::Claim, place::Place};
-use crate::model::{Exposure, Family, Refusal, Service, ServicePort, TrafficPolicy};
+use crate::model::{Exposure, Family, Protocol, Refusal, Service, ServicePort, TrafficPolicy};
 
 /// True if the service is for this proxy to serve.
 pub(super) fn is_ours(service: &Service, place: &Place) -> bool {
@@ -73,7 +73,9 @@ pub(super) fn unclaimed(service: &Service, place: &Place, tally: &mut Tally) -> 
     }
     let addresses = addresses(service, place);
     let claimed = service.ports.iter().flat_map(|port| of_port(port, &addresses, place));
-    for (frontend, _) in claimed.filter(|(f, kind)| *kind != Kind::ClusterIp && place.is_reserved(f)) {
+    for (frontend, _) in
+        claimed.filter(|(f, kind)| !matches!(kind, Kind::ClusterIp | Kind::HostSocket) && place.is_reserved(f))
+    {
         tally.hit(Rule::Reserved);
         refusals.push(Refusal::new(
             object(),
@@ -117,11 +119,16 @@ fn of_port<'a>(
     let families: BTreeSet<Family> =
         addresses.iter().filter(|(_, kind)| **kind == Kind::ClusterIp).map(|(ip, _)| Family::of(*ip)).collect();
     let on_nodes = port.node_port.into_iter().flat_map(move |node_port| {
-        let families = families.clone();
+        let (families, of_hosts) = (families.clone(), families.clone());
         let served = place.node_port_addresses.iter().filter(move |ip| families.contains(&Family::of(**ip)));
         // The same port at the same address by another kind is claimed already.
         let new = served.filter(move |ip| node_port != port.port || !addresses.contains_key(ip));
-        new.map(move |ip| (Frontend { address: *ip, port: node_port, protocol }, Kind::NodePort))
+        let new = new.map(move |ip| (Frontend { address: *ip, port: node_port, protocol }, Kind::NodePort));
+        // The hook knows no protocol but these.
+        let by_socket = place.host_sockets.iter().filter(move |ip| {
+            matches!(protocol, Protocol::Tcp | Protocol::Udp) && of_hosts.contains(&Family::of(**ip))
+        });
+        new.chain(by_socket.map(move |ip| (Frontend { address: *ip, port: node_port, protocol }, Kind::HostSocket)))
     });
     own.chain(on_nodes)
 }

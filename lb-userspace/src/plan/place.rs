@@ -1,11 +1,17 @@
 //! Where the plan is made for: this node as far as a plan depends on it. Another place needs another plan.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 use ipnet::IpNet;
 
 use super::{Frontend, Marks, NodeFacts, NodePortAddresses, PlanSettings};
 use crate::model::{Endpoint, Family, Node, Protocol, Scheduler};
+
+const UNSPECIFIED: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
+const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
 /// This node.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -18,6 +24,8 @@ pub(super) struct Place {
     pub networks: BTreeSet<IpNet>,
     /// Those that node ports are served on.
     pub node_port_addresses: BTreeSet<IpAddr>,
+    /// The unspecified address of each family in which sockets of this node's processes meet node ports.
+    pub host_sockets: BTreeSet<IpAddr>,
     pub external_ips: bool,
     /// Where a Service says nothing.
     pub scheduler: Scheduler,
@@ -38,12 +46,19 @@ impl Place {
             NodePortAddresses::Primary => primary(Family::of(*address)) == Some(*address),
             NodePortAddresses::Cidrs(networks) => networks.iter().any(|network| network.contains(address)),
         };
+        let node_port_addresses: BTreeSet<IpAddr> = facts.addresses.iter().copied().filter(serves_node_ports).collect();
+        let unspecified = UNSPECIFIED.into_iter().zip(LOOPBACK);
+        let host_sockets = unspecified.filter(|(any, loopback)| {
+            let served = node_port_addresses.iter().any(|address| Family::of(*address) == Family::of(*any));
+            served || serves_node_ports(loopback)
+        });
         Self {
+            host_sockets: host_sockets.map(|(any, _)| any).collect(),
             node_name: settings.node_name.clone(),
             zone: node.and_then(|node| node.zone.clone()),
             addresses: facts.addresses.iter().chain(named).copied().collect(),
             networks: facts.networks.clone(),
-            node_port_addresses: facts.addresses.iter().copied().filter(serves_node_ports).collect(),
+            node_port_addresses,
             external_ips: settings.external_ips,
             scheduler: settings.scheduler,
             retry: settings.retry,
@@ -61,10 +76,11 @@ impl Place {
     /// True if no service may take the frontend: something of the node's own listens there.
     pub fn is_reserved(&self, frontend: &Frontend) -> bool {
         let (port, protocol) = (frontend.port, frontend.protocol);
-        let anywhere = || {
-            let unspecified = [IpAddr::from([0; 4]), IpAddr::from([0; 16])];
-            unspecified.into_iter().any(|address| self.reserved.contains(&(address, port, protocol)))
-        };
+        if frontend.address.is_unspecified() {
+            let is_here = |at: &IpAddr| at.is_unspecified() || at.is_loopback() || self.addresses.contains(at);
+            return self.reserved.iter().any(|(at, number, of)| (*number, *of) == (port, protocol) && is_here(at));
+        }
+        let anywhere = || UNSPECIFIED.into_iter().any(|address| self.reserved.contains(&(address, port, protocol)));
         self.reserved.contains(&(frontend.address, port, protocol))
             || self.addresses.contains(&frontend.address) && anywhere()
     }

@@ -207,7 +207,7 @@ impl Planner {
     ///
     /// A load balancer may also publish the addresses of other nodes (ADR 0013).
     fn vip(&mut self, address: IpAddr) -> Option<abi::Vip> {
-        if self.place.addresses.contains(&address) {
+        if address.is_unspecified() || self.place.addresses.contains(&address) {
             return None;
         }
         let from = self.frontends.from(Frontend { address, port: 0, protocol: Protocol::Tcp });

@@ -39,6 +39,8 @@ pub(super) fn plan(
             Some(first) if *first == claim => {
                 won.entry((claim.port, claim.protocol)).or_default().insert(frontend, claim.kind);
             }
+            // Told of the addresses that it stands for.
+            Some(_) if claim.kind == Kind::HostSocket => {}
             Some(first) => refusals.push(taken(service, &frontend, &claim, first, tally)),
             // Every claim is put before anything is planned.
             None => {}
@@ -150,7 +152,7 @@ impl Draft<'_> {
             Kind::ClusterIp => Rule::ClusterIp,
             Kind::LoadBalancer => Rule::LoadBalancerIp,
             Kind::ExternalIp => Rule::ExternalIp,
-            Kind::NodePort => Rule::NodePort,
+            Kind::NodePort | Kind::HostSocket => Rule::NodePort,
         });
         let is_balanced = matches!(used.kind, Kind::LoadBalancer | Kind::ExternalIp);
         tally.hit_if(is_balanced && self.place.addresses.contains(&address), Rule::NodeAddress);

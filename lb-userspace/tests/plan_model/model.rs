@@ -77,7 +77,7 @@ impl World<'_> {
         for (frontend, claims) in claims {
             let (service, port, kind) = winner(&claims);
             view.frontends.insert(frontend, self.shown(service, port, kind, Family::of(frontend.address)));
-            if !self.is_own(frontend.address) {
+            if !self.is_own(frontend.address) && kind != Kind::HostSocket {
                 let refuses = matches!(kind, Kind::ClusterIp | Kind::LoadBalancer);
                 *view.vips.entry(frontend.address).or_default() |= refuses;
             }
@@ -120,7 +120,10 @@ impl World<'_> {
 
     fn is_reserved(&self, frontend: Frontend) -> bool {
         self.facts.reserved.iter().any(|(address, port, protocol)| {
-            let here = *address == frontend.address || address.is_unspecified() && self.is_own(frontend.address);
+            let is_nodes = address.is_unspecified() || address.is_loopback() || self.is_own(*address);
+            let here = frontend.address.is_unspecified() && is_nodes
+                || *address == frontend.address
+                || address.is_unspecified() && self.is_own(frontend.address);
             here && *port == frontend.port && *protocol == frontend.protocol
         })
     }
@@ -139,6 +142,14 @@ impl World<'_> {
         if let Some(node_port) = port.node_port {
             let serving = self.facts.addresses.iter().filter(|ip| self.serves_node_ports(**ip));
             wanted.extend(serving.map(|ip| (at(ip, node_port), Kind::NodePort)));
+            // Sockets of the node meet it at loopback, and where they bind every address.
+            for (any, loopback) in [("0.0.0.0", "127.0.0.1"), ("::", "::1")].map(|(a, b)| (ip(a), ip(b))) {
+                let mut own = self.facts.addresses.iter().filter(|at| at.is_ipv4() == any.is_ipv4());
+                let is_met = own.any(|at| self.serves_node_ports(*at)) || self.serves_node_ports(loopback);
+                if is_met && port.protocol != Protocol::Sctp {
+                    wanted.push((at(&any, node_port), Kind::HostSocket));
+                }
+            }
         }
         let has_family = |ip: IpAddr| service.cluster_ips.iter().any(|own| own.is_ipv4() == ip.is_ipv4());
         wanted.retain(|(frontend, _)| has_family(frontend.address));
@@ -291,6 +302,10 @@ impl World<'_> {
     }
 }
 
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
 /// Without those whose checks fail, unless that leaves none that would do as well.
 fn preferred(
     endpoints: BTreeMap<SocketAddr, &Endpoint>,
@@ -332,7 +347,7 @@ fn age(service: &Service) -> (i64, &ObjectName) {
 
 /// A cluster IP before all else; then the oldest service; within it by kind, then by port.
 fn winner<'a>(claims: &[Claim<'a>]) -> Claim<'a> {
-    let kinds = [Kind::ClusterIp, Kind::LoadBalancer, Kind::ExternalIp, Kind::NodePort];
+    let kinds = [Kind::ClusterIp, Kind::LoadBalancer, Kind::ExternalIp, Kind::NodePort, Kind::HostSocket];
     let rank = |kind: Kind| kinds.iter().position(|other| *other == kind);
     let order = |(service, port, kind): &Claim<'a>| {
         (*kind != Kind::ClusterIp, age(service), rank(*kind), port.port, number(port.protocol))

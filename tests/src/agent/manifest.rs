@@ -105,6 +105,8 @@ pub struct External {
     pub node_ports: Vec<u16>,
     /// `loadBalancerSourceRanges`.
     pub source_ranges: Vec<String>,
+    /// externalTrafficPolicy Local; else Cluster.
+    pub local: bool,
 }
 
 impl External {
@@ -125,6 +127,9 @@ impl External {
             service["status"] = json!({"loadBalancer": {"ingress": ingress}});
         } else if !self.node_ports.is_empty() {
             spec["type"] = json!("NodePort");
+        }
+        if self.local {
+            service["spec"]["externalTrafficPolicy"] = json!("Local");
         }
     }
 }

@@ -156,6 +156,7 @@ fn kind_name(kind: u8) -> &'static str {
         frontend_kind::EXTERNAL_IP => "ExternalIP",
         frontend_kind::LOAD_BALANCER => "LoadBalancer",
         frontend_kind::NODE_PORT => "NodePort",
+        frontend_kind::HOST_SOCKET => "HostSocket",
         _ => "unknown",
     }
 }

@@ -1,0 +1,61 @@
+//! Node ports as sockets of the node meet them: served to whoever asks by a socket call, to no packet.
+
+// Tests may unwrap: a panic is a failed test.
+#![allow(clippy::unwrap_used)]
+
+mod memory;
+
+use lb_common::abi::{FlowKey, Service, ServiceKey, TCP, UDP, frontend_kind, seal};
+use lb_common::decide::{Action, Asker, Hook, Now, Pick, Picked, Wish, node_port, pick};
+use lb_common::state::tcp_flag::SYN;
+use memory::Memory;
+
+const ANY: [u8; 4] = [0; 4];
+const PORT: u16 = 30_080;
+const KEY: ServiceKey<4> = ServiceKey { address: ANY, port: PORT, protocol: TCP, pad: 0 };
+const ASKED: FlowKey<4> =
+    FlowKey { src: [10, 0, 1, 5], dst: ANY, src_port: 40_000, dst_port: PORT, protocol: TCP, pad: [0; 3] };
+
+fn serving(kind: u8) -> Memory {
+    let mut tables = Memory::default();
+    tables.serve(1, 0, KEY, &[[10, 0, 1, 11]], 8080);
+    let service = tables.services.get_mut(&KEY).unwrap();
+    service.kind = kind;
+    service.seal = seal(&KEY, service);
+    tables
+}
+
+#[test]
+fn a_packet_that_names_no_address_is_not_for_a_service() {
+    let mut tables = serving(frontend_kind::HOST_SOCKET);
+    for hook in [Hook::POD_IN, Hook::BRIDGE_IN, Hook::NODE_IN, Hook::NODE_OUT, Hook::POD_OUT, Hook::XDP] {
+        assert_eq!(tables.ask(ASKED, SYN, hook).action, Action::Pass, "{hook:?}");
+        assert!(tables.flows.is_empty());
+        tables.pass_seconds(1);
+    }
+}
+
+#[test]
+fn a_process_is_served() {
+    let mut tables = serving(frontend_kind::HOST_SOCKET);
+    let (asker, now) = (Asker::Process(0), Now::from_ns(1_000_000_000));
+    let mut found = Pick::NONE;
+    assert_eq!(pick(&mut tables, &ASKED, asker, 0, Wish::SAFE, now, &mut found), Picked::Backend);
+    assert_eq!(found.backend.address, [10, 0, 1, 11]);
+}
+
+#[test]
+fn only_node_ports_are_kept_from_processes() {
+    let kinds = [frontend_kind::CLUSTER_IP, frontend_kind::EXTERNAL_IP, frontend_kind::LOAD_BALANCER];
+    for (kind, id) in kinds.map(|kind| (kind, 0)).into_iter().chain([(frontend_kind::NODE_PORT, 1)]) {
+        assert_eq!(node_port(&mut serving(kind), &KEY, &mut Service::NONE.clone()), id, "kind {kind}");
+    }
+    let mut tables = serving(frontend_kind::HOST_SOCKET);
+    assert_eq!(node_port(&mut tables, &KEY, &mut Service::NONE.clone()), 1);
+    for other in [ServiceKey { port: PORT + 1, ..KEY }, ServiceKey { protocol: UDP, ..KEY }] {
+        assert_eq!(node_port(&mut tables, &other, &mut Service::NONE.clone()), 0);
+    }
+    // Half of another entry says nothing.
+    tables.services.get_mut(&KEY).unwrap().seal ^= 1;
+    assert_eq!(node_port(&mut tables, &KEY, &mut Service::NONE.clone()), 0);
+}
