@@ -9,6 +9,7 @@
 //! * [`hammer`] changes tables while packets meet them;
 //! * [`peers`] are the servers and clients that run in them;
 //! * [`twin`] plays one world in the kernel and on the host;
+//! * [`routed`] asks for every kind of frontend from everywhere, over routes and a tunnel;
 //! * [`programs`] builds edited eBPF programs for tests of the tests.
 //!
 //! All but [`cluster`] on loopback needs root and `ip` (iproute2); nothing touches the links and
@@ -25,5 +26,6 @@ pub mod oracle;
 pub mod peers;
 pub mod programs;
 pub mod random;
+pub mod routed;
 pub mod topology;
 pub mod twin;

@@ -62,7 +62,8 @@ impl Segment {
         self.flags & (FIN | SYN | RST | ACK) == flags
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    /// The packet, from its IP header on.
+    pub fn bytes(&self) -> Vec<u8> {
         let ip = match (self.from.ip(), self.to.ip()) {
             (IpAddr::V4(from), IpAddr::V4(to)) => PacketBuilder::ipv4(from.octets(), to.octets(), 64),
             (IpAddr::V6(from), IpAddr::V6(to)) => PacketBuilder::ipv6(from.octets(), to.octets(), 64),

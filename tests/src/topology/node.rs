@@ -79,6 +79,11 @@ impl Node {
         format!("node{}", self.number)
     }
 
+    /// Name of the wire's end of its link.
+    pub fn port(&self) -> String {
+        format!("port{}", self.number)
+    }
+
     /// Directory for `--cgroup-root`.
     pub fn cgroup(&self) -> &Path {
         self.cgroup.path()

@@ -1,0 +1,233 @@
+//! One cell of the table: who asks for what, and what is due to it by the rules.
+
+use std::net::{IpAddr, SocketAddr};
+
+use crate::agent::Protocol;
+use crate::topology::Addresses;
+
+/// By what address a service is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    ClusterIp,
+    /// At node 1's address.
+    NodePort,
+    LoadBalancer,
+    ExternalIp,
+}
+
+impl Kind {
+    pub const ALL: [Self; 4] = [Self::ClusterIp, Self::NodePort, Self::LoadBalancer, Self::ExternalIp];
+
+    /// The addresses that the service with this number has by this kind, one of each family.
+    pub fn addresses(self, number: u8) -> Vec<IpAddr> {
+        let last = u16::from_str_radix(&number.to_string(), 16).expect("decimal digits are hexadecimal ones");
+        let (v4, v6): (IpAddr, IpAddr) = match self {
+            Self::ClusterIp => ([10, 96, 0, number].into(), [0xfd00, 0x96, 0, 0, 0, 0, 0, last].into()),
+            Self::LoadBalancer => ([198, 51, 100, number].into(), [0x2001, 0xdb8, 5, 0, 0, 0, 0, last].into()),
+            Self::ExternalIp => ([203, 0, 113, number].into(), [0x2001, 0xdb8, 7, 0, 0, 0, 0, last].into()),
+            Self::NodePort => return Vec::new(),
+        };
+        vec![v4, v6]
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    pub fn of(self, addresses: Addresses) -> IpAddr {
+        addresses.both()[self as usize]
+    }
+}
+
+/// externalTrafficPolicy
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    Cluster,
+    Local,
+}
+
+impl Policy {
+    pub const ALL: [Self; 2] = [Self::Cluster, Self::Local];
+}
+
+/// Where the client is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Client {
+    /// Behind the router.
+    Outside,
+    /// On node 1.
+    Pod,
+    /// On node 2.
+    PodByRoute,
+    /// On node 3.
+    PodByTunnel,
+    /// On node 1, with the node's network.
+    Process,
+    /// On node 2, with the node's network.
+    ProcessOfPeer,
+}
+
+impl Client {
+    pub const ALL: [Self; 6] =
+        [Self::Outside, Self::Pod, Self::PodByRoute, Self::PodByTunnel, Self::Process, Self::ProcessOfPeer];
+
+    /// The node that it is on.
+    const fn node(self) -> Option<usize> {
+        match self {
+            Self::Outside => None,
+            Self::Pod | Self::Process => Some(0),
+            Self::PodByRoute | Self::ProcessOfPeer => Some(1),
+            Self::PodByTunnel => Some(2),
+        }
+    }
+
+    /// A process of a node, which has many addresses.
+    pub const fn is_process(self) -> bool {
+        matches!(self, Self::Process | Self::ProcessOfPeer)
+    }
+}
+
+/// Where the service's only backend is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// On node 1.
+    Pod,
+    /// On node 2, by a plain route.
+    PodByRoute,
+    /// On node 3, through the tunnel.
+    PodByTunnel,
+    /// Node 1 itself.
+    Host,
+    /// Node 2 itself.
+    PeerHost,
+    /// There is none.
+    None,
+}
+
+impl Backend {
+    pub const ALL: [Self; 6] = [Self::Pod, Self::PodByRoute, Self::PodByTunnel, Self::Host, Self::PeerHost, Self::None];
+
+    /// The node that it is on.
+    pub const fn node(self) -> Option<usize> {
+        match self {
+            Self::Pod | Self::Host => Some(0),
+            Self::PodByRoute | Self::PeerHost => Some(1),
+            Self::PodByTunnel => Some(2),
+            Self::None => None,
+        }
+    }
+
+    /// How its server calls itself.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pod => "pod",
+            Self::PodByRoute => "pod-by-route",
+            Self::PodByTunnel => "pod-by-tunnel",
+            Self::Host => "host",
+            Self::PeerHost => "peer-host",
+            Self::None => "nobody",
+        }
+    }
+}
+
+/// The service of this backend and policy: last number of its addresses.
+pub fn service_number(backend: Backend, policy: Policy) -> u8 {
+    20 + 2 * backend as u8 + policy as u8
+}
+
+pub fn service_name(backend: Backend, policy: Policy) -> &'static str {
+    const NAMES: [[&str; 2]; 6] = [
+        ["pod", "pod-local"],
+        ["pod-by-route", "pod-by-route-local"],
+        ["pod-by-tunnel", "pod-by-tunnel-local"],
+        ["host", "host-local"],
+        ["peer-host", "peer-host-local"],
+        ["nobody", "nobody-local"],
+    ];
+    NAMES[backend as usize][policy as usize]
+}
+
+pub fn node_port(number: u8, protocol: Protocol) -> u16 {
+    30_000 + 2 * u16::from(number) + u16::from(protocol == Protocol::Udp)
+}
+
+/// What a client is to find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// The backend sees the client's own address.
+    Own,
+    /// The backend sees an address of node 1.
+    Masqueraded,
+    /// Silence.
+    Dropped,
+    /// Told at once that nobody serves.
+    Refused,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cell {
+    pub kind: Kind,
+    pub protocol: Protocol,
+    pub family: Family,
+    pub policy: Policy,
+    pub client: Client,
+    pub backend: Backend,
+}
+
+impl Cell {
+    /// Every combination.
+    pub fn all() -> Vec<Self> {
+        let mut all = Vec::new();
+        for client in Client::ALL {
+            for (kind, backend) in Kind::ALL.into_iter().flat_map(|kind| Backend::ALL.map(|backend| (kind, backend))) {
+                for (policy, family) in Policy::ALL.into_iter().flat_map(|policy| Family::ALL.map(|f| (policy, f))) {
+                    for protocol in [Protocol::Tcp, Protocol::Udp] {
+                        all.push(Self { kind, protocol, family, policy, client, backend });
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    /// What the client asks.
+    pub fn frontend(self, node: Addresses) -> SocketAddr {
+        let number = service_number(self.backend, self.policy);
+        if self.kind == Kind::NodePort {
+            return SocketAddr::new(self.family.of(node), node_port(number, self.protocol));
+        }
+        let port = if self.protocol == Protocol::Tcp { 80 } else { 53 };
+        SocketAddr::new(self.kind.addresses(number)[self.family as usize], port)
+    }
+
+    /// The node whose agent serves the client: its own, or node 1 for clients outside and for node 1's port.
+    const fn entry(self) -> usize {
+        match (self.kind, self.client.node()) {
+            (Kind::NodePort, _) | (_, None) => 0,
+            (_, Some(node)) => node,
+        }
+    }
+
+    /// By the rules of the manual, page "North–south", and no more of the code than they tell.
+    pub fn due(self) -> Due {
+        let Some(backend) = self.backend.node() else { return Due::Refused };
+        if self.client.node() == Some(self.entry()) {
+            return Due::Own;
+        }
+        let is_pod = matches!(self.client, Client::PodByRoute | Client::PodByTunnel);
+        if self.kind == Kind::ClusterIp {
+            // Who answers with the node's own stack could not be answered from an address of that stack.
+            return if self.backend == Backend::Host { Due::Own } else { Due::Masqueraded };
+        }
+        if backend == self.entry() {
+            return Due::Own;
+        }
+        if self.policy == Policy::Local && !is_pod { Due::Dropped } else { Due::Masqueraded }
+    }
+}

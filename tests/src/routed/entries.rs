@@ -1,0 +1,39 @@
+//! What the programs' tables of a node hold: nothing, once every flow is over.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Result;
+use lb_userspace::maps::Pinned;
+
+use super::Network;
+
+/// The longest that the timeouts of a test and a few rounds of the sweep may take on a busy machine.
+const OVER: Duration = Duration::from_secs(90);
+
+/// Entries of flows, answered and half-open, of both families, in the tables below this bpffs; each told in words.
+pub fn left(bpffs: &Path) -> Result<Vec<String>> {
+    let pinned = Pinned::open(&bpffs.join("ballast"))?;
+    let mut all = Vec::new();
+    pinned.flows4.each(|key, flow| all.push(format!("{key:?} {flow:?}")))?;
+    pinned.flows6.each(|key, flow| all.push(format!("{key:?} {flow:?}")))?;
+    pinned.half_open4.each(|key, half| all.push(format!("{key:?} {half:?}")))?;
+    pinned.half_open6.each(|key, half| all.push(format!("{key:?} {half:?}")))?;
+    Ok(all)
+}
+
+/// Waits until no node has an entry left.
+pub fn eventually_empty(network: &Network) {
+    let start = std::time::Instant::now();
+    for node in &network.nodes {
+        loop {
+            let left = left(node.bpffs()).unwrap_or_else(|error| panic!("tables of {}: {error:#}", node.node_name()));
+            if left.is_empty() {
+                break;
+            }
+            let name = node.node_name();
+            assert!(start.elapsed() < OVER, "{} entries are left on {name}, the first: {:?}", left.len(), left.first());
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+}

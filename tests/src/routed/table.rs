@@ -1,0 +1,124 @@
+//! Asks for every cell of a table with real traffic, the clients side by side.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use super::{Cell, Client, Due, Network};
+use crate::agent::Protocol;
+use crate::peers::{Answer, Datagrams, PATIENCE, Stream};
+
+/// How long an answer is waited for that must not come. Short: that the packet was dropped is counted, too.
+const SILENCE: Duration = Duration::from_millis(150);
+
+/// How long a connection is tried for that must come about.
+const CONNECT: Duration = Duration::from_secs(15);
+/// How often a datagram is sent before its answer counts as lost. Nobody but the client repeats it, and a busy machine is late.
+const DATAGRAMS: usize = 5;
+
+/// A cell that was asked for, and what was wrong with it.
+#[derive(Debug)]
+pub struct Row {
+    pub cell: Cell,
+    pub wrong: Option<String>,
+}
+
+/// A source port that this process has not used before: what was sent from one before is no concern of the next cell.
+fn fresh_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(11_000);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Asks for all of these cells.
+pub fn run(network: &Network, cells: &[Cell]) -> Vec<Row> {
+    std::thread::scope(|scope| {
+        let askers: Vec<_> = Client::ALL
+            .into_iter()
+            .map(|client| {
+                let own = cells.iter().filter(move |cell| cell.client == client);
+                scope.spawn(move || own.map(|cell| Row { cell: *cell, wrong: asked(network, *cell).err() }).collect())
+            })
+            .collect();
+        let rows =
+            askers.into_iter().map(|asker| asker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        rows.collect::<Vec<Vec<Row>>>().into_iter().flatten().collect()
+    })
+}
+
+/// What was said: the server's words, and the client's own address.
+type Said = std::io::Result<(Answer, SocketAddr)>;
+
+fn asked(network: &Network, cell: Cell) -> Result<(), String> {
+    let due = cell.due();
+    let silent = due == Due::Dropped;
+    let said = match cell.protocol {
+        Protocol::Tcp => stream(network, cell, if silent { SILENCE } else { CONNECT }),
+        Protocol::Udp => datagram(network, cell, silent),
+    };
+    match (due, said) {
+        (Due::Dropped, Err(error)) if is_silence(&error) => Ok(()),
+        (Due::Refused, Err(error)) if error.kind() == ErrorKind::ConnectionRefused => Ok(()),
+        (Due::Own | Due::Masqueraded, Ok((answer, local))) => judge(network, cell, &answer, local),
+        (_, said) => Err(format!("{due:?} is due, found {said:?}")),
+    }
+}
+
+fn is_silence(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock)
+}
+
+fn stream(network: &Network, cell: Cell, limit: Duration) -> Said {
+    let to = cell.frontend(network.nodes[0].addresses());
+    let mut stream = Stream::connect_from(network.client(cell.client), 0, to, limit)?;
+    let answer = stream.ask("hello")?;
+    let (peer, local) = (stream.peer()?, stream.local()?);
+    if peer != to {
+        return Err(std::io::Error::other(format!("the client believes that it talks to {peer}")));
+    }
+    Ok((answer, local))
+}
+
+fn datagram(network: &Network, cell: Cell, silent: bool) -> Said {
+    let to = cell.frontend(network.nodes[0].addresses());
+    let place = network.client(cell.client);
+    // Only a connected socket is told of a refusal, and only it knows its own address.
+    let socket = Datagrams::connected(place, fresh_port(), to)?;
+    let answer = repeated(&socket, to, silent)?;
+    let (peer, local) = (socket.peer()?, socket.local()?);
+    if peer != to {
+        return Err(std::io::Error::other(format!("the client believes that it talks to {peer}")));
+    }
+    // Another one sees whom the answer came from.
+    repeated(&Datagrams::unconnected(place, fresh_port(), to)?, to, silent)?;
+    Ok((answer, local))
+}
+
+fn repeated(socket: &Datagrams, to: SocketAddr, silent: bool) -> std::io::Result<Answer> {
+    let (times, limit) = if silent { (1, SILENCE) } else { (DATAGRAMS, PATIENCE) };
+    socket.set_patience(limit)?;
+    let mut said = socket.ask_at(to, "1");
+    for time in 2..=times {
+        if said.as_ref().is_err_and(is_silence) {
+            said = socket.ask_at(to, &time.to_string());
+        }
+    }
+    said
+}
+
+/// The right server, which has seen the right client.
+fn judge(network: &Network, cell: Cell, answer: &Answer, local: SocketAddr) -> Result<(), String> {
+    if answer.server != cell.backend.name() {
+        return Err(format!("answered by {}", answer.server));
+    }
+    if !cell.client.is_process() && local.ip() != cell.family.of(network.client_addresses(cell.client)) {
+        return Err(format!("the client's own address is {local}"));
+    }
+    let seen = answer.peer.ip();
+    let right = match cell.due() {
+        Due::Own => seen == local.ip(),
+        _ if cell.backend == super::Backend::Pod => network.is_of_node(0, seen),
+        _ => seen == cell.family.of(network.masqueraded(cell.backend)),
+    };
+    if right { Ok(()) } else { Err(format!("the server sees {}, the client is {local}", answer.peer)) }
+}
