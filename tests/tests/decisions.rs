@@ -12,7 +12,7 @@ const TIME: Duration = Duration::from_secs(75);
 const LEAST: u64 = 100_000;
 
 /// What must come up among the steps, or too little was asked.
-const ASKED: [&str; 22] = [
+const ASKED: [&str; 25] = [
     "passed",
     "selected",
     "forwarded",
@@ -35,6 +35,9 @@ const ASKED: [&str; 22] = [
     "probed",
     "suspected",
     "cleared",
+    "masqueraded",
+    "dropped_no_address",
+    "dropped_martian",
 ];
 
 #[test]

@@ -86,13 +86,20 @@ impl<const N: usize> Talk<N> {
 
 /// Mostly where clients are.
 fn asking(random: &mut Random) -> Hook {
-    if random.one_in(3) { *random.of(&Hook::ALL) } else { Hook::PodIn }
+    match random.below(8) {
+        0..=3 => Hook::PodIn,
+        4 => Hook::NodeIn,
+        5 => Hook::Xdp,
+        _ => *random.of(&Hook::ALL),
+    }
 }
 
 fn answer<const N: usize>(random: &mut Random, said: Said<N>) -> (Hook, Packet<N>) {
     let flags = *random.of(&[SYN | ACK, SYN | ACK, SYN | ACK, ACK, ACK, RST | ACK, RST, FIN | ACK]);
     let hook = match random.below(8) {
-        0..=4 => Hook::PodOut,
+        0..=2 => Hook::PodOut,
+        3 => Hook::NodeIn,
+        4 => Hook::Xdp,
         5 => Hook::NodeOut,
         _ => *random.of(&Hook::ALL),
     };
@@ -111,7 +118,11 @@ fn first<const N: usize>(random: &mut Random) -> Packet<N> {
     let key = FlowKey {
         src: scene::client(random),
         dst: scene::frontend(1 + random.below(4)),
-        src_port: 4_000 + u16::try_from(random.below(4)).expect("few"),
+        src_port: if random.one_in(8) {
+            *random.of(&[80, 30_000, 40_000, 61_000, u16::MAX])
+        } else {
+            4_000 + u16::try_from(random.below(4)).expect("few")
+        },
         dst_port,
         protocol,
         pad: [0; 3],

@@ -6,8 +6,8 @@ use anyhow::Result;
 use aya::maps::MapError;
 use aya::maps::lpm_trie::Key;
 use lb_common::abi::{
-    Affinity, AffinityKey, Backend, Flow, FlowKey, HalfOpen, Health, SOURCE_SERVICE_BITS, Service, ServiceKey, Slot,
-    Source, SourceKey, Vip, VipKey,
+    Affinity, AffinityKey, Backend, Flow, FlowKey, HalfOpen, Health, Masquerade, Network, NetworkKey,
+    SOURCE_SERVICE_BITS, Service, ServiceKey, Slot, Source, SourceKey, Vip, VipKey,
 };
 
 use crate::live::Live;
@@ -20,6 +20,9 @@ pub trait Maps<const N: usize> {
     fn set_backend(&mut self, id: u32, value: Backend<N>) -> Result<()>;
     fn set_source(&mut self, service: u32, address: [u8; N], bits: u32) -> Result<()>;
     fn set_vip(&mut self, key: VipKey<N>, value: Vip) -> Result<()>;
+    fn set_network(&mut self, address: [u8; N], bits: u32, flags: u32) -> Result<()>;
+    /// The address that packets are masqueraded by, whichever link they leave by.
+    fn set_own(&mut self, address: Option<[u8; N]>) -> Result<()>;
     fn remove_flow(&mut self, key: FlowKey<N>) -> Result<()>;
     fn remove_half_open(&mut self, key: FlowKey<N>) -> Result<()>;
     fn flows(&self) -> Result<HashMap<FlowKey<N>, Flow<N>>>;
@@ -58,6 +61,15 @@ macro_rules! maps {
             }
             fn set_vip(&mut self, key: VipKey<$n>, value: Vip) -> Result<()> {
                 Ok(self.$life.vips.insert(key, value, 0)?)
+            }
+            fn set_network(&mut self, address: [u8; $n], bits: u32, flags: u32) -> Result<()> {
+                Ok(self.$life.networks.insert(&Key::new(bits, NetworkKey { address }), Network { flags }, 0)?)
+            }
+            fn set_own(&mut self, address: Option<[u8; $n]>) -> Result<()> {
+                match address {
+                    Some(address) => Ok(self.$life.masquerade.insert(0, Masquerade { address }, 0)?),
+                    None => gone(self.$life.masquerade.remove(&0)),
+                }
             }
             fn remove_flow(&mut self, key: FlowKey<$n>) -> Result<()> {
                 gone(self.$tables.flows.remove(&key))

@@ -15,7 +15,9 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use aya::maps::{Array, MapData};
-use lb_common::decide::{Action, Hook as Bits, Packet, Verdict, Work, decide};
+use lb_common::decide::{
+    Action, Hook as Bits, Packet, Step, Verdict, Work, begin, decide, keep, open, place, select, syn,
+};
 use lb_common::outcome::Outcome;
 
 pub use maps::Maps;
@@ -144,9 +146,13 @@ where
 
     fn decide(&mut self, hook: Hook, packet: Packet<N>) -> Verdict<N> {
         let mut work = Work::new(packet);
-        decide(&mut self.memory, &mut work, bits(hook));
-        let verdict = work.verdict;
         let xdp = hook == Hook::Xdp;
+        if xdp {
+            decide_at_xdp(&mut self.memory, &mut work);
+        } else {
+            decide(&mut self.memory, &mut work, bits(hook));
+        }
+        let verdict = work.verdict;
         let counted = match verdict.action {
             Action::Pass if xdp && verdict.outcome == Outcome::Passed => None,
             Action::Pass | Action::Refuse if xdp => Some(Outcome::HandedToTc),
@@ -189,6 +195,32 @@ where
             ensure!(more == demanded, "{}: the programs counted {more}, the host {demanded}", outcome.name());
         }
         Ok(())
+    }
+}
+
+/// As [`decide`], but for the steps that XDP leaves to tc: the packet passes, and is counted as refused there.
+fn decide_at_xdp<const N: usize>(memory: &mut Memory<N>, work: &mut Work<N>) {
+    let mut step = begin(memory, work, Bits::XDP);
+    if step == Step::Syn {
+        step = syn(memory, work, Bits::XDP, step);
+    }
+    if step.keeps() {
+        step = keep(memory, work, Bits::XDP, step);
+    }
+    if step == Step::Open {
+        step = open(memory, work, Bits::XDP, step);
+    }
+    if step == Step::Select {
+        step = select(memory, work, Bits::XDP, step);
+    }
+    if step == Step::Unseen {
+        step = open(memory, work, Bits::XDP, step);
+    }
+    if step == Step::Place {
+        step = place(memory, work, Bits::XDP, step);
+    }
+    if step == Step::Retry {
+        work.verdict.action = Action::Refuse;
     }
 }
 

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use lb_common::abi::{
-    Backend, FlowKey, Service, ServiceKey, Slot, TCP, UDP, Vip, VipKey, backend_flags, backend_state, seal,
-    service_flags, vip_flags,
+    Backend, FlowKey, Service, ServiceKey, Slot, TCP, UDP, Vip, VipKey, backend_flags, backend_state, network_flags,
+    seal, service_flags, vip_flags,
 };
 
 use super::{Driven, Maps, Twins};
@@ -19,7 +19,7 @@ const EACH: u32 = 6;
 /// Slots of a service begin at its id times this.
 const RANGE: u32 = 64;
 
-/// An address of this net: 1 clients, 2 backends, 3 frontends. The last byte tells hosts apart.
+/// An address of this net: 1 clients, 2 backends, 3 frontends, 5 clients outside, 6 this node. The last byte tells hosts apart.
 pub fn address<const N: usize>(net: u8, host: u8) -> [u8; N] {
     let mut address = [0; N];
     (address[0], address[1], address[N - 1]) = (if N == 4 { 10 } else { 0xfd }, net, host);
@@ -30,10 +30,48 @@ pub fn frontend<const N: usize>(number: usize) -> [u8; N] {
     address(3, u8::try_from(number).expect("few"))
 }
 
-/// A client; some are backends themselves.
+/// A client; some are backends themselves, some cannot be out there.
 pub fn client<const N: usize>(random: &mut Random) -> [u8; N] {
     let host = 1 + u8::try_from(random.below(3)).expect("few");
-    if random.one_in(12) { address(2, host) } else { address(1, host) }
+    match random.below(24) {
+        0 | 1 => address(2, host),
+        2 => address(3, host),
+        3 => address(6, 1),
+        4..=12 => address(5, host),
+        _ => address(1, host),
+    }
+}
+
+/// Whose addresses are, as the agent would say it; here and there as it would not.
+fn set_networks<const N: usize>(random: &mut Random, driven: &mut Driven, twins: &mut Twins<N>) -> Result<()>
+where
+    Live: Maps<N>,
+{
+    let whole = 8 * u32::try_from(N)?;
+    let pool = [
+        (address::<N>(1, 0), whole - 8, network_flags::PODS),
+        (address(2, 0), whole - 8, network_flags::PODS),
+        (address(1, 2), whole, network_flags::PEER),
+        (address(2, 2), whole, network_flags::NODE),
+        (address(6, 1), whole, network_flags::NODE),
+    ];
+    for (address, bits, flags) in pool {
+        if !random.one_in(4) {
+            driven.live.set_network(address, bits, flags)?;
+            twins.memory.networks.push((address, bits, flags));
+        }
+    }
+    set_own(random, driven, twins)
+}
+
+/// The node gets another address to masquerade by, or loses the one that it has.
+fn set_own<const N: usize>(random: &mut Random, driven: &mut Driven, twins: &mut Twins<N>) -> Result<()>
+where
+    Live: Maps<N>,
+{
+    let own = if random.one_in(6) { None } else { Some(*random.of(&[address(6, 1), address(6, 2), frontend(4)])) };
+    twins.memory.own = own;
+    driven.live.set_own(own)
 }
 
 /// Eight frontends, TCP and UDP, with backends in all states.
@@ -47,6 +85,7 @@ where
     for service in 1..=8 {
         write_service(random, driven, twins, service)?;
     }
+    set_networks(random, driven, twins)?;
     for number in 1..=4 {
         if random.one_in(3) {
             continue;
@@ -63,7 +102,8 @@ pub fn change<const N: usize>(random: &mut Random, driven: &mut Driven, twins: &
 where
     Live: Maps<N>,
 {
-    match random.below(16) {
+    match random.below(17) {
+        16 => set_own(random, driven, twins)?,
         0..=8 => {
             let seconds = *random.of(&[0, 0, 1, 1, 2, 5, 11, 29, 31, 59, 61, 119, 121, 9_000]);
             twins.memory.now_ns += seconds * 1_000_000_000 + random.any() % 900_000_000;
@@ -129,6 +169,7 @@ where
         flags: if random.one_in(3) { 0 } else { backend_flags::LOCAL }
             | if random.one_in(2) { backend_flags::SERVING } else { 0 }
             | if random.one_in(5) { 0 } else { backend_flags::IN_CLUSTER_SET }
+            | if random.one_in(2) { 0 } else { backend_flags::IN_LOCAL_SET }
             | if random.one_in(10) { backend_flags::QUARANTINED } else { 0 },
         generation: before + u32::from(random.one_in(4)),
         service: 1 + (id - 1) / EACH,
@@ -151,14 +192,19 @@ fn service_key<const N: usize>(service: u32) -> ServiceKey<N> {
     ServiceKey { address: frontend(1 + (service as usize - 1) / 2), port: PORT, protocol, pad: 0 }
 }
 
-fn write_service<const N: usize>(random: &mut Random, driven: &mut Driven, twins: &mut Twins<N>, id: u32) -> Result<()>
+/// A range of slots with some of the service's backends; says how many.
+fn write_slots<const N: usize>(
+    random: &mut Random,
+    driven: &mut Driven,
+    twins: &mut Twins<N>,
+    id: u32,
+    generation: u32,
+    base: u32,
+) -> Result<u32>
 where
     Live: Maps<N>,
 {
-    let key = service_key::<N>(id);
-    let generation = twins.memory.services.get(&key).map_or(100, |service| service.generation) + 1;
-    let slot_base = RANGE * id;
-    let mut slot_count = 0;
+    let mut count = 0;
     for backend in (id - 1) * EACH + 1..=id * EACH {
         if random.one_in(4) {
             continue;
@@ -167,19 +213,32 @@ where
         // Now and then a range that is written anew meanwhile.
         let slot_generation = generation + u32::from(random.one_in(60));
         let slot = Slot { backend, generation: slot_generation, service: id, backend_generation };
-        driven.live.set_slot(slot_base + slot_count, slot)?;
-        twins.memory.slots.insert(slot_base + slot_count, slot);
-        slot_count += 1;
+        driven.live.set_slot(base + count, slot)?;
+        twins.memory.slots.insert(base + count, slot);
+        count += 1;
     }
-    if random.one_in(10) {
-        slot_count = 0;
-    }
+    Ok(if random.one_in(10) { 0 } else { count })
+}
+
+fn write_service<const N: usize>(random: &mut Random, driven: &mut Driven, twins: &mut Twins<N>, id: u32) -> Result<()>
+where
+    Live: Maps<N>,
+{
+    let key = service_key::<N>(id);
+    let generation = twins.memory.services.get(&key).map_or(100, |service| service.generation) + 1;
+    let (slot_base, outside_base) = (RANGE * id, RANGE * id + RANGE / 2);
+    let slot_count = write_slots(random, driven, twins, id, generation, slot_base)?;
+    let outside_count = write_slots(random, driven, twins, id, generation, outside_base)?;
     let flag = |random: &mut Random, flag: u8, times: usize| if random.one_in(times) { flag } else { 0 };
-    let mut flags = flag(random, service_flags::DROP_IF_EMPTY, 3) | flag(random, service_flags::NO_RETRY, 4);
-    let kind = if random.one_in(4) { 1 + random.byte() % 3 } else { 0 };
+    let mut flags = flag(random, service_flags::DROP_IF_EMPTY, 3)
+        | flag(random, service_flags::NO_RETRY, 4)
+        | flag(random, service_flags::DROP_OUTSIDE_IF_EMPTY, 3)
+        | flag(random, service_flags::OUTSIDE_LOCAL, 4)
+        | flag(random, service_flags::INSIDE_LOCAL, 4);
+    let kind = if random.one_in(2) { 1 + random.byte() % 3 } else { 0 };
     if kind != 0 && random.one_in(2) {
         flags |= service_flags::SOURCE_RANGES;
-        let (range, bits) = (address::<N>(1, 0), u32::try_from(8 * N - random.below(9))?);
+        let (range, bits) = (address::<N>(*random.of(&[1, 5]), 0), u32::try_from(8 * N - random.below(9))?);
         driven.live.set_source(id, range, bits)?;
         twins.memory.sources.push((id, range, bits));
     }
@@ -188,8 +247,8 @@ where
         generation,
         slot_base,
         slot_count,
-        outside_base: slot_base,
-        outside_count: slot_count,
+        outside_base,
+        outside_count,
         seal: 0,
         affinity_timeout_s: *random.of(&[0, 0, 10, 10_800]),
         scheduler: u8::try_from(random.below(6)).expect("few"),
