@@ -88,10 +88,14 @@ impl Running {
 fn finding(fault: &Fault) -> Finding {
     Finding {
         kind: if fault.is_replaced { FindingKind::Edited } else { FindingKind::Missing },
-        table: "attachments".to_owned(),
-        entry: format!("{} on {}", fault.program, fault.place),
+        table: fault.table.to_owned(),
+        entry: fault.entry.clone(),
         service: None,
-        difference: if fault.is_replaced { "another program hangs there".to_owned() } else { String::new() },
+        difference: match fault.table {
+            _ if !fault.is_replaced => String::new(),
+            Fault::ATTACHMENTS => "another program hangs there".to_owned(),
+            _ => "it is not as it was written".to_owned(),
+        },
         repaired: fault.is_repaired,
     }
 }

@@ -7,7 +7,7 @@ use lb_common::abi::frontend_kind;
 use tokio::sync::watch;
 
 use crate::datapath::Surroundings;
-use crate::model::Snapshot;
+use crate::model::{Family, Snapshot};
 use crate::plan::Book;
 
 /// Who tells.
@@ -23,27 +23,35 @@ impl Neighbours {
         Self { to, may_be_late }
     }
 
-    /// What is known now. `snapshot`: `None` before the first one.
-    pub fn tell(&self, snapshot: Option<&Snapshot>, book: &Book, own: &BTreeSet<IpAddr>) {
-        let published = published(book, own);
-        self.to.send_if_modified(|known| {
-            let mut new = Surroundings { published, ..known.clone() };
-            if let Some(node) = snapshot.and_then(|snapshot| snapshot.node.as_ref()) {
-                new.pods = Some(node.pod_cidrs.iter().copied().collect());
-                new.primary = node.addresses.iter().copied().collect();
-            } else if snapshot.is_some() && !self.may_be_late {
-                new.pods = Some(BTreeSet::new());
-                new.primary = BTreeSet::new();
+    /// The networks of the pods, and the node's own addresses.
+    pub fn tell_node(&self, snapshot: &Snapshot) {
+        let node = match &snapshot.node {
+            Some(node) => (node.pod_cidrs.iter().copied().collect(), node.addresses.iter().copied().collect()),
+            None if self.may_be_late => return,
+            None => (BTreeSet::new(), BTreeSet::new()),
+        };
+        let (pods, primary) = node;
+        self.tell(|known| Surroundings { pods: Some(pods), primary, ..known.clone() });
+    }
+
+    /// What is published for clients outside; `own`: the node's addresses. Looks at every frontend.
+    pub fn tell_published(&self, book: &Book, own: &BTreeSet<IpAddr>) {
+        let (mut published, mut families) = (BTreeSet::new(), BTreeSet::new());
+        for (frontend, entry) in book.frontends.iter().filter(|(_, entry)| entry.kind != frontend_kind::CLUSTER_IP) {
+            families.insert(Family::of(frontend.address));
+            if entry.kind != frontend_kind::NODE_PORT && own.contains(&frontend.address) {
+                published.insert(frontend.address);
             }
+        }
+        self.tell(|known| Surroundings { published, families, ..known.clone() });
+    }
+
+    fn tell(&self, update: impl FnOnce(&Surroundings) -> Surroundings) {
+        self.to.send_if_modified(|known| {
+            let new = update(known);
             let changed = *known != new;
             *known = new;
             changed
         });
     }
-}
-
-fn published(book: &Book, own: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
-    let outer = |kind: u8| kind == frontend_kind::LOAD_BALANCER || kind == frontend_kind::EXTERNAL_IP;
-    let frontends = book.frontends.iter().filter(|(_, entry)| outer(entry.kind));
-    frontends.map(|(frontend, _)| frontend.address).filter(|address| own.contains(address)).collect()
 }

@@ -244,6 +244,7 @@ fn datapath_settings(settings: &Settings) -> datapath::Settings {
         external_interfaces: settings.external_interfaces.clone(),
         cluster_cidrs: settings.cluster_cidr.clone(),
         snat_addresses: settings.snat_addresses.clone(),
+        snat_ports: settings.snat_ports,
         sizes: settings.map_sizes,
         timeouts: settings.flow_timeouts.0,
         flow_counters: settings.flow_counters,

@@ -127,6 +127,7 @@ impl Sweeper {
         let seen = std::mem::take(&mut self.seen);
         self.recount(&seen, programmer.book());
         self.report.cut += seen.cut;
+        self.report.masqueraded = seen.masqueraded;
         self.unserved.clone_from(&seen.unserved);
         programmer.note_idle(&seen.idle());
         programmer.store_mut().note_unreferred(&seen.start.gone - &seen.referred);

@@ -90,7 +90,7 @@ impl Tables {
         beside: Beside,
     ) -> Self {
         let Beside { health_checks, auditor, notices, maintenance, sockets, sweeper, checks, neighbours } = beside;
-        neighbours.tell(None, programmer.book(), &facts.addresses);
+        neighbours.tell_published(programmer.book(), &facts.addresses);
         Self {
             programmer,
             progress,
@@ -188,7 +188,10 @@ impl Tables {
         } else {
             tracing::debug!(revision, "nothing to write");
         }
-        self.neighbours.tell(Some(&snapshot), self.programmer.book(), &self.facts.addresses);
+        self.neighbours.tell_node(&snapshot);
+        if first {
+            self.neighbours.tell_published(self.programmer.book(), &self.facts.addresses);
+        }
         self.note(&report, started.elapsed(), first);
         self.open_health_checks();
         self.want_checks();
@@ -220,6 +223,7 @@ impl Tables {
         if self.next_beat <= started {
             self.next_beat = started + BEAT;
             self.open_health_checks();
+            self.neighbours.tell_published(self.programmer.book(), &self.facts.addresses);
             let (book, sweeper) = (self.programmer.book(), &self.sweeper);
             if self.suspects.review(book, |id, generation| sweeper.is_suspect(id, generation), started) {
                 self.tell_avoided();

@@ -7,6 +7,7 @@ mod named;
 mod networks;
 mod nodeports;
 mod options;
+mod port_range;
 mod settings;
 mod sizes;
 mod values;
@@ -19,6 +20,7 @@ pub use flow_timeouts::FlowTimeouts;
 pub use named::NamedError;
 pub use nodeports::{NodePortAddresses, ProxyName};
 pub use options::{ConfigError, Options};
+pub use port_range::PortRange;
 pub use settings::Settings;
 pub use sizes::{MAX_MAP_ENTRIES, MIN_MAP_ENTRIES, MapSizes};
 pub use values::{

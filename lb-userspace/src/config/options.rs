@@ -16,7 +16,7 @@ use super::durations::{
 use super::networks::{network, networks};
 use super::{
     ApiServer, CgroupRoot, CheckLimits, FlowTimeouts, Interfaces, LogFormat, LogLevel, MapSizes, NodePortAddresses,
-    Period, ProxyName, SocketLb, Source, Switch, TcAttach, XdpMode,
+    Period, PortRange, ProxyName, SocketLb, Source, Switch, TcAttach, XdpMode,
 };
 use crate::model::Scheduler;
 
@@ -122,6 +122,11 @@ pub struct Options {
     #[arg(long, value_name = "CIDR,…", value_delimiter = ',', value_parser = network)]
     #[serde(deserialize_with = "networks")]
     pub snat_addresses: Option<Vec<IpNet>>,
+
+    /// Source ports of these where clients' own are taken; not those of the node's sockets [default: 61000-65535]
+    #[arg(long, value_name = "FIRST-LAST")]
+    #[serde(deserialize_with = "text")]
+    pub snat_ports: Option<PortRange>,
 
     /// Serve externalIPs: whoever may write a Service may take any address with them [default: off]
     #[arg(long, value_name = "on|off")]

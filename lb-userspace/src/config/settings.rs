@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 use super::{
     self as defaults, ApiServer, CgroupRoot, CheckLimits, ConfigError, FlowTimeouts, Interfaces, LogFormat, LogLevel,
-    MapSizes, NodePortAddresses, Options, Period, SocketLb, Source, Switch, TcAttach, XdpMode,
+    MapSizes, NodePortAddresses, Options, Period, PortRange, SocketLb, Source, Switch, TcAttach, XdpMode,
 };
 use crate::model::Scheduler;
 
@@ -32,6 +32,8 @@ pub struct Settings {
     pub cluster_cidr: Vec<IpNet>,
     pub snat_addresses: Vec<IpNet>,
     pub protect_node_ports: Switch,
+    /// `None`: the default, as far as it is free.
+    pub snat_ports: Option<PortRange>,
     pub external_ips: bool,
     pub service_proxy_name: Option<String>,
     pub flow_timeouts: FlowTimeouts,
@@ -80,6 +82,7 @@ impl Options {
             cluster_cidr: self.cluster_cidr.or(other.cluster_cidr),
             snat_addresses: self.snat_addresses.or(other.snat_addresses),
             protect_node_ports: self.protect_node_ports.or(other.protect_node_ports),
+            snat_ports: self.snat_ports.or(other.snat_ports),
             external_ips: self.external_ips.or(other.external_ips),
             service_proxy_name: self.service_proxy_name.or(other.service_proxy_name),
             flow_timeouts: self.flow_timeouts.or(other.flow_timeouts),
@@ -140,6 +143,7 @@ impl Options {
             cluster_cidr: self.cluster_cidr.unwrap_or_default(),
             snat_addresses: self.snat_addresses.unwrap_or_default(),
             protect_node_ports: self.protect_node_ports.unwrap_or(Switch::On),
+            snat_ports: self.snat_ports,
             external_ips: self.external_ips == Some(Switch::On),
             service_proxy_name: self.service_proxy_name.map(|name| name.0),
             flow_timeouts: self.flow_timeouts.unwrap_or_default(),

@@ -79,6 +79,8 @@ pub(super) struct Attacher {
     xdp: XdpMode,
     pub attached: BTreeMap<(u32, Point), Attachment>,
     pub problems: BTreeMap<(u32, Point), String>,
+    /// Why XDP is not native, by interface.
+    pub xdp_reasons: BTreeMap<u32, String>,
     /// What was attached before the round, to tell news from the confirmed.
     before: BTreeMap<(u32, Point), Attachment>,
     /// Interfaces with a clsact qdisc, where filters of an earlier start may hang.
@@ -88,7 +90,7 @@ pub(super) struct Attacher {
 impl Attacher {
     pub fn new(pins: Pins, tc: TcMechanism, xdp: XdpMode) -> Self {
         let (attached, before, problems) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { pins, tc, xdp, attached, before, problems, clsact: BTreeSet::new() }
+        Self { pins, tc, xdp, attached, before, problems, xdp_reasons: BTreeMap::new(), clsact: BTreeSet::new() }
     }
 
     pub fn pins(&self) -> &Pins {
@@ -148,6 +150,7 @@ impl Attacher {
             self.attached.remove(&(ifindex, point));
             self.problems.remove(&(ifindex, point));
         }
+        self.xdp_reasons.remove(&ifindex);
         self.clsact.remove(&ifindex);
         Ok(())
     }
@@ -217,7 +220,7 @@ impl Attacher {
         Ok(())
     }
 
-    fn xdp(&self, wanted: &Wanted, name: &str, program: &Loaded) -> Result<Option<How>, DatapathError> {
+    fn xdp(&mut self, wanted: &Wanted, name: &str, program: &Loaded) -> Result<Option<How>, DatapathError> {
         let modes = xdp_modes(self.xdp, wanted.virtual_pair);
         let pin = |how: How| self.pins.interface(wanted.ifindex, Point::Xdp, &how.to_string());
         for how in [How::Native, How::Generic].into_iter().filter(|how| !modes.contains(how)) {
@@ -229,11 +232,40 @@ impl Attacher {
         let mut refused = None;
         for how in modes {
             match self.link(wanted, Point::Xdp, how, name, program) {
-                Ok(()) => return Ok(Some(how)),
+                Ok(()) => {
+                    self.note_reason(wanted, how, refused.as_ref());
+                    return Ok(Some(how));
+                }
                 Err(error) => refused = Some(error),
             }
         }
+        let why = match self.xdp {
+            XdpMode::Off => "--xdp-mode is off".to_owned(),
+            _ if refused.is_some() => "it can be attached in no mode: see the problems".to_owned(),
+            _ => "its other end is on this host, whose packets have partial checksums that XDP would break; where they are \
+                  complete, --xdp-mode native or generic"
+                .to_owned(),
+        };
+        self.xdp_reasons.insert(wanted.ifindex, why);
         refused.map_or(Ok(None), Err)
+    }
+
+    /// Why XDP came to hang there in this mode.
+    fn note_reason(&mut self, wanted: &Wanted, how: How, refused: Option<&DatapathError>) {
+        let why = match (how, refused) {
+            (How::Native, _) => {
+                self.xdp_reasons.remove(&wanted.ifindex);
+                return;
+            }
+            (_, Some(error)) => format!("native XDP is not to be had: {error}"),
+            _ if self.xdp == XdpMode::Generic => "--xdp-mode is generic".to_owned(),
+            // What hangs there is kept: it was tried when it was attached.
+            _ => "native XDP was not to be had when it was attached; it is tried again after `ballast cleanup`"
+                .to_owned(),
+        };
+        if refused.is_some() || !self.xdp_reasons.contains_key(&wanted.ifindex) {
+            self.xdp_reasons.insert(wanted.ifindex, why);
+        }
     }
 
     /// One pinned link: its program replaced if it lives, made new if the interface under it vanished or somebody detached it.

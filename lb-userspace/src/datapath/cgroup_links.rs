@@ -64,12 +64,8 @@ pub(super) fn faults(root: &CgroupRoot, programs: &BTreeMap<&'static str, Loaded
         let facts = BpfLink::open(&pins.cgroup(name)).ok().flatten().and_then(|link| link.facts().ok());
         let hangs = facts.filter(|facts| facts.target == LinkTarget::Cgroup { id: root.id });
         let wanted = programs.get(name).map(|program| program.id);
-        (hangs.map(|facts| facts.program_id) != wanted).then(|| Fault {
-            place: format!("cgroup {}", root.path.display()),
-            program: name.to_owned(),
-            is_replaced: hangs.is_some(),
-            is_repaired: false,
-        })
+        let place = format!("cgroup {}", root.path.display());
+        (hangs.map(|facts| facts.program_id) != wanted).then(|| Fault::of_program(name, &place, hangs.is_some()))
     };
     PROGRAMS.into_iter().filter_map(look).collect()
 }

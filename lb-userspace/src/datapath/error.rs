@@ -4,6 +4,8 @@ use std::{io, path::PathBuf};
 
 use aya::{EbpfError, programs::ProgramError};
 
+use crate::config::PortRange;
+
 /// Why the programs or their maps could not be put in place. Nothing half-attached is left behind by any of these.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -30,6 +32,10 @@ pub enum DatapathError {
         "--{flag} names the interface {name}, which is not there; check `ip link`, or give a glob ({name}*) if it comes later"
     )]
     NoInterface { flag: &'static str, name: String },
+    #[error(
+        "--snat-ports {ports}: sockets of this node may take {taken}, which are in net.ipv4.ip_local_port_range ({local}); choose ports outside of it, or keep sockets off by sysctl net.ipv4.ip_local_reserved_ports={ports}"
+    )]
+    SourcePorts { ports: PortRange, taken: PortRange, local: PortRange },
     #[error("another agent{holder} already holds {what}; stop it first: one agent per node")]
     Locked { what: String, holder: String },
     #[error("--run-dir {run_dir} cannot be made: {source}; choose a folder that can be written", run_dir = run_dir.display())]

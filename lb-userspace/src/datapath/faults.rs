@@ -1,4 +1,4 @@
-//! Attachments that somebody else took away or changed: found by looking at each, told by name, put right by the next round.
+//! Attachments and entries that somebody else took away or changed: found by looking at each, told by name, put right by the next round.
 
 use rtnetlink::Handle;
 use tokio::sync::{mpsc, oneshot};
@@ -16,16 +16,27 @@ use super::{
 /// Faults that nobody has asked for yet; more are counted in the log alone.
 const KEPT: usize = 1024;
 
-/// A program that is not where it was attached.
+/// A program that is not where it was attached, or an entry that is not as it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// `eth0 (in, tcx)`, or a socket program's place on the cgroup.
-    pub place: String,
-    pub program: String,
-    /// Another program hangs there; otherwise none of ours does.
+    /// A map, or [`Fault::ATTACHMENTS`].
+    pub table: &'static str,
+    /// `node_in on eth0 (in, tcx)`, a socket program on the cgroup, or an entry's key.
+    pub entry: String,
+    /// Something else is there; otherwise nothing is.
     pub is_replaced: bool,
     /// It is attached again.
     pub is_repaired: bool,
+}
+
+impl Fault {
+    pub const ATTACHMENTS: &'static str = "attachments";
+
+    /// A program that does not hang where it should.
+    pub(super) fn of_program(program: &str, place: &str, is_replaced: bool) -> Self {
+        let entry = format!("{program} on {place}");
+        Self { table: Self::ATTACHMENTS, entry, is_replaced, is_repaired: false }
+    }
 }
 
 /// Asks a running data path for its faults.
@@ -76,12 +87,8 @@ impl Datapath {
                 continue;
             }
             let name = self.names.get(ifindex).map_or_else(|| ifindex.to_string(), |(name, _)| name.clone());
-            let fault = Fault {
-                place: format!("{name} ({point}, {})", attachment.how),
-                program: attachment.program.clone(),
-                is_replaced: hangs.is_some(),
-                is_repaired: false,
-            };
+            let place = format!("{name} ({point}, {})", attachment.how);
+            let fault = Fault::of_program(&attachment.program, &place, hangs.is_some());
             found.push(Found { fault, at: Some((*ifindex, *point)) });
         }
         if let Some(root) = &self.cgroup {
@@ -114,11 +121,15 @@ impl Datapath {
                     continue;
                 }
             }
-            let Fault { place, program, is_replaced, is_repaired } = &fault;
-            tracing::warn!(place, program, is_replaced, is_repaired, "somebody else changed an attachment");
-            if self.faults.len() < KEPT {
-                self.faults.push(fault);
-            }
+            self.keep_fault(fault);
+        }
+    }
+
+    pub(super) fn keep_fault(&mut self, fault: Fault) {
+        let Fault { table, entry, is_replaced, is_repaired } = &fault;
+        tracing::warn!(table, entry, is_replaced, is_repaired, "somebody else changed what is ours");
+        if self.faults.len() < KEPT {
+            self.faults.push(fault);
         }
     }
 

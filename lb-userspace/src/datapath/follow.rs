@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use aya::maps::MapError as AyaMapError;
 use futures::{Stream, StreamExt as _, TryStreamExt as _, channel::mpsc::UnboundedReceiver};
-use lb_common::abi::Link;
+use lb_common::abi::{Link, link_flags};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage, route::RouteMessage};
 use rtnetlink::{
     Handle, MulticastGroup,
@@ -18,7 +18,7 @@ use super::{
     Datapath, DatapathError,
     faults::{self, Fault},
     net::{Effect, Net, Wanted},
-    sources,
+    serving, sources,
 };
 
 /// Changes come in bursts (a link, its address, its flags): gathered this long.
@@ -119,7 +119,9 @@ impl Datapath {
     /// Faults of this moment; put right by a round, unless in a dry run.
     async fn answer(&mut self, handle: &mut Handle, net: &Net, dry_run: bool) -> Result<Vec<Fault>, DatapathError> {
         if dry_run {
-            return Ok(faults::plain(self.look_for_faults(handle, net).await?));
+            let mut faults = faults::plain(self.look_for_faults(handle, net).await?);
+            faults.extend(self.sources.look(false)?);
+            return Ok(faults);
         }
         self.settle(handle, net, Due::Round).await?;
         Ok(self.take_faults())
@@ -142,7 +144,7 @@ impl Datapath {
             self.addresses.extend(addresses);
         }
         // Before programs are attached that need it.
-        self.tell_sources(net, work)?;
+        let told = self.tell_sources(net, work)?;
         for ifindex in self.known(work)? {
             if !net.contains(ifindex) {
                 self.attacher.forget(ifindex)?;
@@ -159,6 +161,11 @@ impl Datapath {
             // Each attachment waits for an RCU grace period: let others run in between.
             tokio::task::yield_now().await;
         }
+        self.senders = serving::senders(&wanted, &self.attacher);
+        wanted.values().try_for_each(|link| self.map(link))?;
+        self.served = serving::served(&wanted, &self.attacher);
+        let published = self.surroundings.1.borrow().families.clone();
+        self.warnings.1 = serving::warnings(&wanted, &net.candidates(), &told, &published, serving::forwards);
         self.keep_faults(faults);
         self.names = wanted.into_iter().map(|(ifindex, link)| (ifindex, (link.name, link.role))).collect();
         self.publish(None);
@@ -166,12 +173,8 @@ impl Datapath {
     }
 
     /// Tells the programs who clients are and who stands in for them; in a round the tables are looked at first.
-    fn tell_sources(&mut self, net: &Net, work: Due) -> Result<(), DatapathError> {
-        if work >= Due::Round {
-            for (table, entry) in self.sources.read()? {
-                tracing::warn!(table, entry, "somebody else changed an entry");
-            }
-        }
+    fn tell_sources(&mut self, net: &Net, work: Due) -> Result<sources::Wanted, DatapathError> {
+        let faults = if work >= Due::Round { self.sources.look(true)? } else { Vec::new() };
         let wanted = sources::wanted(
             &net.candidates(),
             &self.addresses,
@@ -180,11 +183,16 @@ impl Datapath {
             &self.surroundings.1.borrow_and_update().clone(),
             &self.sources.networks(),
         );
-        self.sources.set(&wanted)
+        self.sources.set(&wanted)?;
+        for fault in faults {
+            self.keep_fault(Fault { is_repaired: true, ..fault });
+        }
+        Ok(wanted)
     }
 
     fn map(&mut self, wanted: &Wanted) -> Result<(), DatapathError> {
-        let link = Link { peer_netns_id: wanted.peer_netns_id, role: wanted.role.as_number(), flags: 0 };
+        let flags = if self.senders.contains(&wanted.ifindex) { link_flags::XDP_SENDS } else { 0 };
+        let link = Link { peer_netns_id: wanted.peer_netns_id, role: wanted.role.as_number(), flags };
         if self.mapped.get(&wanted.ifindex) != Some(&link) {
             self.kernel.links.insert(wanted.ifindex, link, 0).map_err(aya::EbpfError::MapError)?;
             self.mapped.insert(wanted.ifindex, link);

@@ -6,7 +6,7 @@ use aya::{Pod, maps::lpm_trie::Key};
 use ipnet::IpNet;
 use lb_common::abi::{Masquerade, Network, NetworkKey, map_name};
 
-use super::{DatapathError, sources::Wanted};
+use super::{DatapathError, Fault, sources::Wanted};
 use crate::maps::{Calls, MapError, Table};
 
 /// A table, and what was last read of it or written to it. `I` stands for the key, which has no order of its own.
@@ -21,19 +21,37 @@ impl<I: Clone + Ord, K: Pod, V: Pod + PartialEq> Kept<I, K, V> {
     fn open(dir: &Path, name: &'static str, key: fn(&I) -> Option<K>, id: fn(K) -> I) -> Result<Self, DatapathError> {
         let table = Table::open(dir, name, &Calls::default()).map_err(unusable)?;
         let mut kept = Self { table, held: BTreeMap::new(), key, id };
-        kept.read()?;
+        kept.held = kept.found()?;
         Ok(kept)
     }
 
-    /// Looks at the table itself; gives what is not as it was left.
-    fn read(&mut self) -> Result<Vec<I>, DatapathError> {
+    /// What the table itself holds.
+    fn found(&self) -> Result<BTreeMap<I, V>, DatapathError> {
         let found = self.table.read().map_err(self.failed("read"))?;
-        let found: BTreeMap<I, V> = found.iter().map(|(key, value)| ((self.id)(*key), *value)).collect();
-        let before = std::mem::replace(&mut self.held, found);
-        let held = &self.held;
-        let mut strange: Vec<I> = before.iter().filter(|(id, value)| held.get(id) != Some(value)).map(first).collect();
-        strange.extend(held.keys().filter(|id| !before.contains_key(id)).cloned());
-        Ok(strange)
+        Ok(found.iter().map(|(key, value)| ((self.id)(*key), *value)).collect())
+    }
+
+    /// What is not as it was left, and whether something is there.
+    fn strange(&self, found: &BTreeMap<I, V>, text: fn(&I) -> String) -> Vec<Fault> {
+        let changed = self.held.iter().filter(|(id, value)| found.get(id) != Some(value)).map(|(id, _)| id);
+        let added = found.keys().filter(|id| !self.held.contains_key(id));
+        let fault = |id: &I| Fault {
+            table: self.table.name(),
+            entry: text(id),
+            is_replaced: found.contains_key(id),
+            is_repaired: false,
+        };
+        changed.chain(added).map(fault).collect()
+    }
+
+    /// Looks at the table; believes what is there if `takes` says so.
+    fn look(&mut self, takes: bool, text: fn(&I) -> String, faults: &mut Vec<Fault>) -> Result<(), DatapathError> {
+        let found = self.found()?;
+        faults.extend(self.strange(&found, text));
+        if takes {
+            self.held = found;
+        }
+        Ok(())
     }
 
     /// What is new comes before what is old goes.
@@ -58,10 +76,6 @@ impl<I: Clone + Ord, K: Pod, V: Pod + PartialEq> Kept<I, K, V> {
     fn failed(&self, action: &str) -> impl FnOnce(io::Error) -> DatapathError + use<I, K, V> {
         DatapathError::kernel(format!("{action} map {}", self.table.name()))
     }
-}
-
-fn first<I: Clone, V>((id, _): (&I, &V)) -> I {
-    id.clone()
 }
 
 fn unusable(error: MapError) -> DatapathError {
@@ -99,16 +113,14 @@ impl Sources {
         all.map(|(network, value)| (*network, value.flags)).collect()
     }
 
-    /// Looks at the tables themselves; what somebody else changed, as table and entry.
-    pub fn read(&mut self) -> Result<Vec<(&'static str, String)>, DatapathError> {
-        let mut strange = Vec::new();
-        let text = |network: &IpNet| network.to_string();
-        let link = |ifindex: &u32| format!("interface {ifindex}");
-        strange.extend(self.networks4.read()?.iter().map(|id| (map_name::NETWORKS4, text(id))));
-        strange.extend(self.networks6.read()?.iter().map(|id| (map_name::NETWORKS6, text(id))));
-        strange.extend(self.masquerade4.read()?.iter().map(|id| (map_name::MASQUERADE4, link(id))));
-        strange.extend(self.masquerade6.read()?.iter().map(|id| (map_name::MASQUERADE6, link(id))));
-        Ok(strange)
+    /// What somebody else changed. `takes`: from here on what is there counts, for the next [`Self::set`] to put it right.
+    pub fn look(&mut self, takes: bool) -> Result<Vec<Fault>, DatapathError> {
+        let mut faults = Vec::new();
+        self.networks4.look(takes, ToString::to_string, &mut faults)?;
+        self.networks6.look(takes, ToString::to_string, &mut faults)?;
+        self.masquerade4.look(takes, |ifindex| format!("interface {ifindex}"), &mut faults)?;
+        self.masquerade6.look(takes, |ifindex| format!("interface {ifindex}"), &mut faults)?;
+        Ok(faults)
     }
 
     pub fn set(&mut self, wanted: &Wanted) -> Result<(), DatapathError> {

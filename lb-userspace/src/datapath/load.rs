@@ -11,7 +11,10 @@ use aya::{
     maps::{HashMap, Map, MapData},
     programs::{Program, ProgramInfo},
 };
-use lb_common::abi::{ABI_VERSION, Config, Link, LoadSettings, map_name};
+use lb_common::{
+    abi::{ABI_VERSION, Config, Link, LoadSettings, map_name},
+    state::SourcePorts,
+};
 
 use super::{
     DatapathError, cgroup_links, object,
@@ -54,7 +57,12 @@ const INTERFACE_PROGRAMS: [&str; 8] =
 const COUNTERS: [&str; 2] = [map_name::TRAFFIC4, map_name::TRAFFIC6];
 
 /// Checks what is pinned, makes what is missing, loads every program. Attaches nothing.
-pub(super) fn load(settings: &Settings, pins: &Pins, created: &mut Created) -> Result<Kernel, DatapathError> {
+pub(super) fn load(
+    settings: &Settings,
+    pins: &Pins,
+    ports: SourcePorts,
+    created: &mut Created,
+) -> Result<Kernel, DatapathError> {
     let elf = object::embedded()?;
     let shapes = object::shapes(&elf, settings)?;
     let mut outgrown = Vec::new();
@@ -94,6 +102,10 @@ pub(super) fn load(settings: &Settings, pins: &Pins, created: &mut Created) -> R
         .override_global("PROTECT_NODE_PORTS", &protect, true)
         .override_global("EVENTS_ON", &events, true)
         .override_global("FLOW_COUNTERS", &flow_counters, true)
+        .override_global("SNAT_PORT_FIRST", &ports.first, true)
+        .override_global("SNAT_PORT_COUNT", &ports.count, true)
+        .override_global("LOCAL_PORT_FIRST", &ports.local_first, true)
+        .override_global("LOCAL_PORT_LAST", &ports.local_last, true)
         .override_global("TIMEOUT_HALF_OPEN_S", &settings.timeouts.half_open_s, true)
         .override_global("TIMEOUT_OPEN_S", &settings.timeouts.open_s, true)
         .override_global("TIMEOUT_CLOSING_S", &settings.timeouts.closing_s, true)

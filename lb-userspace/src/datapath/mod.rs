@@ -25,8 +25,10 @@ mod object;
 mod pins;
 mod point;
 mod program_log;
+mod serving;
 mod settings;
 mod shape;
+mod source_ports;
 mod sources;
 mod status;
 
@@ -38,7 +40,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use lb_common::abi::Link;
+use lb_common::abi::{Link, link_flags};
 use tokio::sync::{mpsc, watch};
 
 use attach::Attacher;
@@ -56,6 +58,7 @@ pub use features::{TcMechanism, kernel_release};
 pub use object::is_embedded;
 pub use point::{Point, Role};
 pub use program_log::ProgramLog;
+pub use serving::Served;
 pub use settings::{Interfaces, MapSizes, Settings, SocketLb, TcAttach, XdpMode};
 pub use sources::Surroundings;
 pub use status::{Attached, LinkStatus, Status, read_attached};
@@ -78,6 +81,11 @@ pub struct Datapath {
     mapped: BTreeMap<u32, Link>,
     /// Who clients are, and who stands in for them.
     sources: Sources,
+    served: BTreeMap<u32, Served>,
+    /// Links that send what XDP redirects to them.
+    senders: BTreeSet<u32>,
+    /// Of the source ports, and of what keeps clients outside from being served.
+    warnings: (Option<String>, Vec<String>),
     surroundings: (watch::Sender<Surroundings>, watch::Receiver<Surroundings>),
     status: watch::Sender<Status>,
     cgroup: Option<cgroup::CgroupRoot>,
@@ -106,6 +114,7 @@ impl Datapath {
         features::check()?;
         check_named(&settings)?;
         let tc = features::tc_mechanism(settings.tc_attach)?;
+        let (ports, ports_warning) = source_ports::choose(settings.snat_ports, source_ports::Local::read().as_ref())?;
         let cgroup = match settings.socket_lb {
             SocketLb::Off => None,
             SocketLb::Host | SocketLb::All => Some(cgroup::open(settings.cgroup_root.as_deref())?),
@@ -117,8 +126,8 @@ impl Datapath {
         created.folder(pins.maps())?;
         let lock = AgentLock::take(Some(&settings.run_dir), Some(pins.maps()))?;
         created.folder(pins.links())?;
-        let kernel = load::load(&settings, &pins, &mut created)?;
-        let sources = Sources::open(pins.maps())?;
+        let kernel = load::load(&settings, &pins, ports, &mut created)?;
+        let (sources, senders) = (Sources::open(pins.maps())?, sending(&kernel));
         match &cgroup {
             Some(root) => cgroup_links::attach(root, &kernel.programs, &pins, &mut created)?,
             None => cgroup_links::detach(&pins)?,
@@ -134,6 +143,8 @@ impl Datapath {
             synced: false,
             links: Vec::new(),
             problems: Vec::new(),
+            warnings: Vec::new(),
+            source_ports: ports.count,
         });
         let attacher = Attacher::new(pins, tc, settings.xdp_mode);
         Ok(Self {
@@ -144,6 +155,9 @@ impl Datapath {
             addresses,
             mapped: BTreeMap::new(),
             sources,
+            served: BTreeMap::new(),
+            senders,
+            warnings: (ports_warning, Vec::new()),
             surroundings: watch::channel(Surroundings::default()),
             status,
             cgroup,
@@ -193,7 +207,8 @@ impl Datapath {
         for ((ifindex, _), attachment) in &self.attacher.attached {
             let link = links.entry(*ifindex).or_insert_with(|| {
                 let (name, role) = self.names.get(ifindex).cloned().unzip();
-                LinkStatus { ifindex: *ifindex, name: name.unwrap_or_default(), role, programs: Vec::new() }
+                let served = self.served.get(ifindex).cloned();
+                LinkStatus { ifindex: *ifindex, name: name.unwrap_or_default(), role, served, programs: Vec::new() }
             });
             link.programs.push(attachment.clone());
         }
@@ -202,12 +217,19 @@ impl Datapath {
         self.status.send_if_modified(|status| {
             let synced = status.synced || trouble.is_none();
             let (links, addresses) = (links.into_values().collect(), self.addresses.clone());
-            let new = Status { addresses, synced, links, problems, ..status.clone() };
+            let warnings = self.warnings.0.iter().chain(&self.warnings.1).cloned().collect();
+            let new = Status { addresses, synced, links, problems, warnings, ..status.clone() };
             let changed = *status != new;
             *status = new;
             changed
         });
     }
+}
+
+/// Links that an agent before this one found to send.
+fn sending(kernel: &Kernel) -> BTreeSet<u32> {
+    let links = kernel.links.iter().flatten();
+    links.filter(|(_, link)| link.flags & link_flags::XDP_SENDS != 0).map(|(ifindex, _)| ifindex).collect()
 }
 
 /// The addresses at this moment: the plan must not begin without them, or it would take every node port away.

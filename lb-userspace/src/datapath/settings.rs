@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use ipnet::IpNet;
 use lb_common::{abi::map_name, state::Timeouts};
 
-pub use crate::config::{Interfaces, MapSizes, SocketLb, TcAttach, XdpMode};
+pub use crate::config::{Interfaces, MapSizes, PortRange, SocketLb, TcAttach, XdpMode};
 
 /// Everything that [`super::Datapath::open`] needs to know.
 #[derive(Clone, Debug)]
@@ -29,6 +29,8 @@ pub struct Settings {
     pub cluster_cidrs: Vec<IpNet>,
     /// Where the addresses are taken from that stand in for clients; empty: from all of the node's.
     pub snat_addresses: Vec<IpNet>,
+    /// Source ports of masqueraded flows; `None`: the default, as far as it is free.
+    pub snat_ports: Option<PortRange>,
     pub sizes: MapSizes,
     /// How long flows are remembered.
     pub timeouts: Timeouts,
@@ -57,6 +59,7 @@ impl Default for Settings {
             external_interfaces: Interfaces::Auto,
             cluster_cidrs: Vec::new(),
             snat_addresses: Vec::new(),
+            snat_ports: None,
             sizes: MapSizes::default(),
             timeouts: Timeouts::DEFAULT,
             flow_counters: false,

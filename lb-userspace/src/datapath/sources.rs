@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use lb_common::abi::network_flags;
 
 use super::net::Candidate;
+use crate::model::Family;
 
 /// Key of `masquerade4` and `masquerade6` for links that have none of their own.
 pub(super) const ANY_LINK: u32 = 0;
@@ -22,6 +23,8 @@ pub struct Surroundings {
     pub primary: BTreeSet<IpAddr>,
     /// Addresses of this node that services are published at: they may move to another node.
     pub published: BTreeSet<IpAddr>,
+    /// Families in which something is published for clients outside.
+    pub families: BTreeSet<Family>,
 }
 
 /// What both pairs of tables should hold.

@@ -19,6 +19,7 @@ use super::{
     netlink_thread,
     pins::Pins,
     point::{Point, Role},
+    serving::Served,
 };
 
 /// The agent's own view.
@@ -37,6 +38,10 @@ pub struct Status {
     pub links: Vec<LinkStatus>,
     /// What could not be attached, and why.
     pub problems: Vec<String>,
+    /// What keeps clients outside from being served.
+    pub warnings: Vec<String>,
+    /// How many source ports there are for masqueraded flows that cannot keep their client's.
+    pub source_ports: u16,
 }
 
 /// An interface with programs.
@@ -47,6 +52,8 @@ pub struct LinkStatus {
     /// Empty: no interface of this network namespace has the index any more.
     pub name: String,
     pub role: Option<Role>,
+    /// Links to the outside; `None`: any other, or not known.
+    pub served: Option<Served>,
     pub programs: Vec<Attachment>,
 }
 
@@ -84,7 +91,8 @@ pub fn read_attached(bpffs: &Path) -> Result<Attached, DatapathError> {
     }
     let links = links.into_iter().map(|(ifindex, programs)| {
         let name = nix::net::if_::if_indextoname(ifindex).ok().and_then(|name| name.into_string().ok());
-        LinkStatus { ifindex, name: name.unwrap_or_default(), role: roles.get(&ifindex).copied(), programs }
+        let role = roles.get(&ifindex).copied();
+        LinkStatus { ifindex, name: name.unwrap_or_default(), role, served: None, programs }
     });
     let sockets = pins.cgroups().into_iter().map(|(_, program)| program);
     Ok(Attached { links: links.collect(), sockets: sockets.collect() })

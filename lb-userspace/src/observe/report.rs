@@ -111,6 +111,10 @@ pub struct DatapathReport {
     pub links: Vec<LinkReport>,
     /// What could not be attached, and why.
     pub problems: Vec<String>,
+    /// What keeps clients outside from being served.
+    pub warnings: Vec<String>,
+    /// How many source ports there are for masqueraded flows that cannot keep their client's.
+    pub source_ports: u16,
     pub programs: Vec<ProgramReport>,
 }
 
@@ -122,6 +126,10 @@ pub struct LinkReport {
     pub ifindex: u32,
     /// `pod`, `bridge`, `external` or `tunnel`; empty: not known.
     pub role: String,
+    /// How clients outside are served on a link to the outside: `native` or `generic` (XDP), or `tc`; null: another link.
+    pub served_by: Option<String>,
+    /// Why not by native XDP; null: it is.
+    pub served_reason: Option<String>,
     pub programs: Vec<AttachmentReport>,
 }
 
@@ -167,6 +175,8 @@ impl From<&datapath::LinkStatus> for LinkReport {
             name: link.name.clone(),
             ifindex: link.ifindex,
             role: link.role.map(word).unwrap_or_default(),
+            served_by: link.served.as_ref().map(|served| served.by.to_owned()),
+            served_reason: link.served.as_ref().and_then(|served| served.reason.clone()),
             programs: programs.collect(),
         }
     }
@@ -182,6 +192,8 @@ impl DatapathReport {
             synced: status.synced,
             links: status.links.iter().map(LinkReport::from).collect(),
             problems: status.problems.clone(),
+            warnings: status.warnings.clone(),
+            source_ports: status.source_ports,
             programs: programs.iter().map(ProgramReport::from).collect(),
         }
     }

@@ -222,7 +222,14 @@ fn attachments(lines: &mut Lines, status: &Status) {
     }
     lines.add("Attached", if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") }.as_str());
     if let Some(report) = &status.agent {
+        let external = report.datapath.links.iter().filter_map(|link| Some((link, link.served_by.as_ref()?)));
+        let served = external.map(|(link, by)| match &link.served_reason {
+            Some(reason) => format!("{} by {by}: {reason}", link.name),
+            None => format!("{} by {by} XDP", link.name),
+        });
+        lines.list("Outside", &served.collect::<Vec<_>>());
         lines.list("Problems", &report.datapath.problems);
+        lines.list("Warnings", &report.datapath.warnings);
     }
 }
 
@@ -276,6 +283,8 @@ mod tests {
                 name: "veth0".into(),
                 ifindex: 4,
                 role: "pod".into(),
+                served_by: None,
+                served_reason: None,
                 programs: vec![AttachmentReport { point: "in".into(), program: "pod_in".into(), how: "tcx".into() }],
             }],
             socket_programs: vec!["connect4".into()],
@@ -305,6 +314,15 @@ mod tests {
         report.health.faults = vec!["the source is stale: connection refused".into()];
         report.datapath.tc = "tcx".into();
         report.datapath.socket_lb = "off".into();
+        let link = |name: &str, by: &str, reason: Option<&str>| LinkReport {
+            name: name.to_owned(),
+            role: "external".into(),
+            served_by: Some(by.to_owned()),
+            served_reason: reason.map(ToOwned::to_owned),
+            ..LinkReport::default()
+        };
+        report.datapath.links = vec![link("eth0", "native", None), link("eth1", "tc", Some("--xdp-mode is off"))];
+        report.datapath.warnings = vec!["eth0: forwarding of IPv4 is off".into()];
         report.kernel.release = "6.12.0".into();
         report.kernel.features.insert("tcx".into(), true);
         let status = Status {
@@ -323,6 +341,9 @@ mod tests {
         Kernel:        6.12.0: tcx yes
         Tables:        none: map services4 is not pinned
         Attached:      nothing
+        Outside:       eth0 by native XDP
+                       eth1 by tc: --xdp-mode is off
+        Warnings:      eth0: forwarding of IPv4 is off
         ");
     }
 }

@@ -89,6 +89,7 @@ impl Look<'_> {
                 return Ok(true);
             }
             seen.flow(family, flow);
+            seen.masqueraded += u64::from(rules::is_masqueraded(key, flow));
             Ok(false)
         })
     }

@@ -47,6 +47,11 @@ pub fn is_connection<const N: usize>(flow: &Flow<N>) -> bool {
     is_alive(flow) && flow.flags & flow_flags::COUNTED != 0 && flow.flags & flow_flags::REPLY == 0
 }
 
+/// Whether a flow holds a source port of this node: by the client's direction, and but for hairpins, which bear the service's address.
+pub fn is_masqueraded<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>) -> bool {
+    flow.flags & (flow_flags::MASQUERADED | flow_flags::REPLY) == flow_flags::MASQUERADED && flow.client != key.dst
+}
+
 /// The frontend that a flow came by, if it is a client's direction that leads to a backend and goes on.
 pub fn frontend<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>) -> Option<Frontend>
 where

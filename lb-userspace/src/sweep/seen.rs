@@ -37,6 +37,8 @@ pub struct Seen {
     pub unserved: BTreeMap<Frontend, Monotonic>,
     /// Flows that were cut off.
     pub cut: u64,
+    /// Flows whose backend sees an address of this node in the client's place.
+    pub masqueraded: u64,
 }
 
 impl Seen {

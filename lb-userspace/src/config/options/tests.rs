@@ -10,7 +10,7 @@ fn from_flags(flags: &[&str]) -> Options {
     Options::from_arg_matches(&matches).expect("valid flags")
 }
 
-const FLAGS: [&str; 37] = [
+const FLAGS: [&str; 39] = [
     "--source=kube",
     "--kubeconfig=/k",
     "--api-server=https://10.0.0.1:6443",
@@ -25,8 +25,10 @@ const FLAGS: [&str; 37] = [
     "--drain-period=90s",
     "--terminating-max=2h",
     "--nodeport-addresses=10.0.0.0/8,fd00::/8",
+    "--protect-node-ports=off",
     "--cluster-cidr=10.244.0.0/16,fd00:10::/56",
     "--snat-addresses=192.0.2.0/24",
+    "--snat-ports=61000-61999",
     "--external-ips=on",
     "--service-proxy-name=ballast",
     "--flow-timeouts=open=2h,udp-stream=1m",

@@ -118,6 +118,8 @@ pub struct SweepReport {
     pub recounted: u64,
     /// TCP flows that were cut off because the frontend that they came by was no more, for the drain period.
     pub cut: u64,
+    /// Answered flows that the last round met whose backend sees an address of this node in the client's place.
+    pub masqueraded: u64,
     /// Why the last round could not go on; null: it ended.
     pub last_error: Option<String>,
 }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use super::{Kind, Labels, Series, count, gauge, optional, precise, series, truth};
 use crate::observe::report::{
-    AuditReport, ChecksReport, Report, ResourceReport, SocketsReport, SourceReport, SweepReport, TablesReport,
+    AuditReport, ChecksReport, DatapathReport, Report, ResourceReport, SocketsReport, SourceReport, SweepReport,
+    TablesReport,
 };
 
 /// Everything that the report tells in numbers.
@@ -24,6 +25,7 @@ pub fn of_report(report: &Report) -> Vec<Series> {
             count(report.datapath.problems.len()),
         ),
     ];
+    all.extend(of_outside(&report.datapath));
     all.extend(of_source(&report.source));
     all.extend(of_following(&report.source.resources));
     all.extend(of_tables(&report.tables));
@@ -38,6 +40,33 @@ pub fn of_report(report: &Report) -> Vec<Series> {
     let roles = roles.into_iter().map(|(role, links)| (vec![("role", role.to_owned())], count(links)));
     all.push(series("ballast_links", "Interfaces with programs, by role", Kind::Gauge, roles.collect()));
     all
+}
+
+/// How clients outside are served.
+fn of_outside(datapath: &DatapathReport) -> Vec<Series> {
+    let mut served = BTreeMap::<&str, usize>::new();
+    for by in datapath.links.iter().filter_map(|link| link.served_by.as_deref()) {
+        *served.entry(by).or_default() += 1;
+    }
+    let served = served.into_iter().map(|(by, links)| (vec![("by", by.to_owned())], count(links)));
+    vec![
+        gauge(
+            "ballast_warnings",
+            "Settings of the node that keep clients outside from being served; status names them",
+            count(datapath.warnings.len()),
+        ),
+        gauge(
+            "ballast_source_ports",
+            "Source ports for masqueraded flows that cannot keep their client's",
+            f64::from(datapath.source_ports),
+        ),
+        series(
+            "ballast_external_links",
+            "Links to the outside, by how they are served: native or generic XDP, or tc",
+            Kind::Gauge,
+            served.collect(),
+        ),
+    ]
 }
 
 fn of_sockets(sockets: &SocketsReport) -> Vec<Series> {
@@ -257,6 +286,11 @@ fn of_sweep(sweep: &SweepReport) -> Vec<Series> {
             "ballast_cut_flows",
             "TCP flows cut off because the frontend that they came by was no more, for the drain period",
             sweep.cut,
+        ),
+        gauge(
+            "ballast_masqueraded_flows",
+            "Answered flows whose backend sees an address of this node in the client's place",
+            precise(sweep.masqueraded),
         ),
         counter(
             "ballast_recounted_connections",
