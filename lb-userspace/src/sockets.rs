@@ -7,9 +7,11 @@
 mod destroyer;
 mod diag;
 mod entries;
+mod holders;
 mod kernel;
 mod namespaces;
 mod netlink;
 
 pub use destroyer::{Destroyed, Destroyer, Reach, Totals};
 pub use diag::DiagError;
+pub use holders::{Holder, holders};

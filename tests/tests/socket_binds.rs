@@ -8,7 +8,8 @@ mod stage;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 
-use lb_tests::agent::{Agent, External, Manifest, Service};
+use lb_tests::agent::{Agent, External, Manifest, SOON, Service};
+use lb_tests::peers::{Stream, eventually};
 use lb_tests::topology::{NodeOptions, Place};
 use stage::{Pods, Stage};
 
@@ -88,14 +89,34 @@ fn a_node_port_is_in_use_for_every_process_of_the_node() {
 }
 
 #[test]
-fn a_refusal_names_the_service() {
-    let (stage, web) = stage("bindnames");
-    let agent = stage.agent(&Manifest::of([web]), &[]);
-    let at = SocketAddr::new("0.0.0.0".parse().unwrap(), HTTP);
-    assert_eq!(take(stage.node.place(), "tcp", at).err(), Some(ErrorKind::AddrInUse));
-    let services = agent.cli(&["get", "services", "-A", "-o", "wide"]).unwrap();
-    let text = String::from_utf8(services.stdout).unwrap();
-    assert!(text.contains(&HTTP.to_string()), "{text}");
+fn who_had_the_port_before_the_service_is_named() {
+    let (stage, web) = stage("bindheld");
+    let agent = stage.agent(&Manifest::of([stage.web()]), &[]);
+    let held: Vec<_> = [("tcp", "0.0.0.0", HTTP), ("udp", "::", DNS), ("tcp", "127.0.0.1", 81)]
+        .map(|(protocol, at, port)| (protocol, SocketAddr::new(at.parse().unwrap(), port)))
+        .map(|(protocol, at)| take(stage.node.place(), protocol, at).unwrap())
+        .into();
+    let told = |wanted: usize| {
+        eventually("status names the sockets", SOON, || {
+            let status = agent.json(&["status"]).unwrap();
+            let told = status["agent"]["tables"]["heldPorts"].as_array().cloned().unwrap_or_default();
+            (told.len() == wanted).then(|| told.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+        })
+    };
+    told(0);
+    agent.apply(&Manifest::of([web])).unwrap();
+    let text = told(2);
+    for part in ["0.0.0.0:30080/TCP", "[::]:30053/UDP", "test/web:80/TCP", "test/web:53/UDP"] {
+        assert!(text.contains(part) && agent.log().contains(part), "{part}: {text}");
+    }
+    assert!(agent.metrics().unwrap().contains("ballast_held_ports 2"));
+    // Clients of the service reach it all the same.
+    let to = SocketAddr::new(stage.node.addresses().v4.into(), HTTP);
+    for from in [stage.client.place(), stage.node.place()] {
+        assert_eq!(Stream::connect(from, to).unwrap().ask("hello").unwrap().server, "b0");
+    }
+    drop(held);
+    told(0);
 }
 
 #[test]

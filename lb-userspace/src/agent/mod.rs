@@ -9,6 +9,7 @@ pub mod clock;
 mod facts;
 mod health_checks;
 mod health_memory;
+mod held_ports;
 mod log_bound;
 mod logging;
 pub mod marks;

@@ -14,6 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::auditor::Auditor;
 use super::health_checks::HealthChecks;
+use super::held_ports::HeldPorts;
 use super::marks::{self, Maintenance};
 use super::neighbours::Neighbours;
 use super::notices::Notices;
@@ -134,7 +135,9 @@ async fn with_source(
     let notices = Notices::new(&settings.node_name, announce(settings, &mut tasks).await?);
     let auditor = Auditor::new(settings.audit_interval, Some(datapath.auditor()), Instant::now());
     let neighbours = Neighbours::new(datapath.surroundings(), settings.source == Origin::Kube);
-    let beside = Beside { health_checks, auditor, notices, maintenance, sockets, sweeper, checks, neighbours };
+    let held_ports = HeldPorts::new(settings);
+    let beside =
+        Beside { health_checks, auditor, notices, maintenance, sockets, sweeper, checks, neighbours, held_ports };
     let tables = Tables::new(programmer, progress, metrics, facts, beside);
 
     tracing::info!(

@@ -15,6 +15,7 @@ use super::checks::{self, Wanted};
 use super::clock;
 use super::facts;
 use super::health_checks::HealthChecks;
+use super::held_ports::HeldPorts;
 use super::marks::{self, Maintenance, Quarantined};
 use super::neighbours::Neighbours;
 use super::notices::Notices;
@@ -53,6 +54,7 @@ pub(super) struct Tables {
     sweeper: Sweeper,
     checks: watch::Sender<Option<Wanted>>,
     neighbours: Neighbours,
+    held_ports: HeldPorts,
     suspects: Suspects,
     /// What was planned last.
     snapshot: Option<Arc<Snapshot>>,
@@ -79,6 +81,7 @@ pub(super) struct Beside {
     pub checks: watch::Sender<Option<Wanted>>,
     /// Tells the data path of the cluster's networks.
     pub neighbours: Neighbours,
+    pub held_ports: HeldPorts,
 }
 
 impl Tables {
@@ -89,7 +92,8 @@ impl Tables {
         facts: NodeFacts,
         beside: Beside,
     ) -> Self {
-        let Beside { health_checks, auditor, notices, maintenance, sockets, sweeper, checks, neighbours } = beside;
+        let Beside { health_checks, auditor, notices, maintenance, sockets, sweeper, checks, neighbours, held_ports } =
+            beside;
         neighbours.tell_published(programmer.book(), &facts.addresses);
         Self {
             programmer,
@@ -106,6 +110,7 @@ impl Tables {
             sweeper,
             checks,
             neighbours,
+            held_ports,
             suspects: Suspects::default(),
             snapshot: None,
             pending: PassReport::default(),
@@ -229,8 +234,10 @@ impl Tables {
                 self.tell_avoided();
             }
             let (fill, overdue) = (fill(self.programmer.book()), self.overdue());
+            let held_ports = self.held_ports.look(self.programmer.desired());
             self.progress.send_modify(|progress| {
                 progress.tables.fill = fill;
+                progress.tables.held_ports = held_ports;
                 progress.tables.drains.overdue = overdue;
             });
         }

@@ -173,6 +173,7 @@ fn maintenance(lines: &mut Lines, tables: &TablesReport) {
     lines.list("Filling up", &full);
     let problems: Vec<_> = tables.health_checks.values().filter_map(|check| check.problem.clone()).collect();
     lines.list("Health ports", &problems);
+    lines.list("Held ports", &tables.held_ports);
 }
 
 fn tables(lines: &mut Lines, status: &Status) {

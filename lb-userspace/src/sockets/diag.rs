@@ -38,10 +38,13 @@ const ID: usize = 48;
 const REQUEST: usize = 8 + ID;
 /// `struct inet_diag_msg` up to the end of the id.
 const ANSWER: usize = 4 + ID;
+/// Its `idiag_uid`: after the id come three other words.
+const UID: usize = ANSWER + 12;
 
 /// Kernel numbers of socket states (`net/tcp_states.h`).
 const ESTABLISHED: u32 = 1;
 const TIME_WAIT: u32 = 6;
+const CLOSE: u32 = 7;
 const LISTEN: u32 = 10;
 
 /// A protocol and an address family, as the kernel lists sockets.
@@ -74,6 +77,10 @@ pub struct Listed {
     pub cookie: u64,
     /// An IPv4-mapped address stands as the IPv4 one.
     pub peer: SocketAddr,
+    /// The same of what it is bound to.
+    pub local: SocketAddr,
+    /// Of its owner.
+    pub uid: u32,
     /// As the kernel wrote it, for [`destroy`].
     id: [u8; ID],
 }
@@ -81,6 +88,12 @@ pub struct Listed {
 /// Asks for all sockets of a kind. `only_probe`: for none of them, to see whether the kernel answers.
 pub fn list(kind: Kind, only_probe: bool) -> Vec<u8> {
     let states = if only_probe { 0 } else { kind.states() };
+    request(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, kind, states, &[0; ID])
+}
+
+/// Asks for those that wait for whoever comes: listeners, and UDP sockets without a peer.
+pub fn list_waiting(kind: Kind) -> Vec<u8> {
+    let states = if kind.protocol == UDP { 1 << CLOSE } else { 1 << LISTEN };
     request(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, kind, states, &[0; ID])
 }
 
@@ -140,18 +153,25 @@ pub fn read(mut bytes: &[u8], protocol: u8) -> Option<Vec<Message>> {
 fn listed(body: &[u8], protocol: u8) -> Option<Listed> {
     let v6 = *body.first()? == AF_INET6;
     let id: [u8; ID] = body.get(4..ANSWER)?.try_into().ok()?;
-    let port = u16::from_be_bytes([id[2], id[3]]);
-    let address = if v6 {
-        let octets: [u8; 16] = id.get(20..36)?.try_into().ok()?;
-        Ipv6Addr::from(octets).to_canonical()
-    } else {
-        let octets: [u8; 4] = id.get(20..24)?.try_into().ok()?;
-        IpAddr::V4(Ipv4Addr::from(octets))
-    };
+    let uid = u32::from_ne_bytes(body.get(UID..UID + 4)?.try_into().ok()?);
+    let (local, peer) = (place(&id, v6, 0, 4)?, place(&id, v6, 2, 20)?);
     // Two words, the lower one first, each as the machine has it.
     let word = |at: usize| Some(u64::from(u32::from_ne_bytes(id.get(at..at + 4)?.try_into().ok()?)));
     let cookie = word(40)? | word(44)? << 32;
-    Some(Listed { kind: Kind { protocol, v6 }, cookie, peer: SocketAddr::new(address, port), id })
+    Some(Listed { kind: Kind { protocol, v6 }, cookie, peer, local, uid, id })
+}
+
+/// The port and the address that begin there.
+fn place(id: &[u8; ID], v6: bool, port: usize, address: usize) -> Option<SocketAddr> {
+    let port = u16::from_be_bytes(id.get(port..port + 2)?.try_into().ok()?);
+    let address = if v6 {
+        let octets: [u8; 16] = id.get(address..address + 16)?.try_into().ok()?;
+        Ipv6Addr::from(octets).to_canonical()
+    } else {
+        let octets: [u8; 4] = id.get(address..address + 4)?.try_into().ok()?;
+        IpAddr::V4(Ipv4Addr::from(octets))
+    };
+    Some(SocketAddr::new(address, port))
 }
 
 /// The kinds among which the sockets of a protocol are that talk to an address of this family.

@@ -35,6 +35,11 @@ impl Connection {
         self.converse("list sockets", &diag::list(kind, false), kind.protocol, take)
     }
 
+    /// Passes every socket of this kind that waits for whoever comes to `take`.
+    pub fn holders(&mut self, kind: Kind, take: impl FnMut(Listed)) -> Result<(), DiagError> {
+        self.converse("list sockets", &diag::list_waiting(kind), kind.protocol, take)
+    }
+
     /// Destroys a socket; `false`: it is gone already.
     pub fn destroy(&mut self, socket: &Listed) -> Result<bool, DiagError> {
         let request = diag::destroy(socket);

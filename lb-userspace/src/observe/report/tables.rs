@@ -41,6 +41,8 @@ pub struct TablesReport {
     pub sweep: SweepReport,
     /// `healthCheckNodePort`s, by port.
     pub health_checks: BTreeMap<u16, HealthCheckReport>,
+    /// Node ports that sockets of this node hold, each with its service.
+    pub held_ports: Vec<String>,
 }
 
 /// Changes of the source, by kind.

@@ -221,6 +221,7 @@ fn of_tables(tables: &TablesReport) -> Vec<Series> {
             "Health-check node ports that could not be opened",
             count(tables.health_checks.values().filter(|check| check.problem.is_some()).count()),
         ),
+        gauge("ballast_held_ports", "Sockets of this node that hold a node port", count(tables.held_ports.len())),
     ]
 }
 
