@@ -66,7 +66,7 @@ pub enum Outcome {
     Suspected = 29,
     /// A suspect backend answered: it is suspect no more.
     Cleared = 30,
-    /// A port that an address of services does not serve: refused.
+    /// To an address of services, and nothing there serves it: refused, or dropped where nothing can be said.
     RefusedUnserved = 31,
     /// ICMP echo request to an address of services: answered.
     EchoReplied = 32,

@@ -5,9 +5,8 @@
 use aya_ebpf::bindings::__sk_buff;
 use lb_common::abi::{SCTP, TCP, UDP};
 use lb_common::decide::{self, Action, Hook, Tables, Work};
-use lb_common::outcome::Outcome;
 
-use crate::count::{self, Counter};
+use crate::count;
 use crate::forward::{DROP, NEXT};
 use crate::headers::{self, Extent, Headers, Odd, Piece};
 use crate::maps::{Family, Fragments, Rooms};
@@ -95,7 +94,7 @@ where
     });
     let headers = match found {
         Ok(headers) => headers,
-        Err(Odd::Foreign) => return pass(Outcome::Passed),
+        Err(Odd::Foreign) => return foreign(&mut tables, work, spot),
         Err(Odd::Malformed) => {
             decide::malformed(&mut tables, work);
             return settled(work, spot, ifindex);
@@ -138,15 +137,18 @@ where
             message.end = headers.end as u32;
             ICMP
         }
-        _ => pass(Outcome::Passed),
+        _ => foreign(tables, work, spot),
     }
 }
 
-/// Leaves the packet alone, counted.
+/// Leaves a packet alone that no flow is meant by, unless it would go round.
 #[inline(always)]
-pub fn pass(outcome: Outcome) -> i32 {
-    count::outcome(outcome, Counter::Packet);
-    NEXT
+pub fn foreign<const N: usize>(tables: &mut Kernel, work: &mut Work<N>, spot: Spot) -> i32
+where
+    Kernel: Family<N> + Tables<N>,
+{
+    decide::foreign(tables, work, spot.hook);
+    settled(work, spot, tables.ifindex)
 }
 
 /// A verdict that changes nothing of the packet, counted.

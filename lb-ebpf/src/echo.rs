@@ -5,7 +5,7 @@ use lb_common::checksum;
 use lb_common::decide::{self, Hook, Tables, Work};
 use lb_common::outcome::Outcome;
 
-use crate::aside::{Spot, pass};
+use crate::aside::{Spot, foreign};
 use crate::count::{self, Counter};
 use crate::forward::{self, DROP};
 use crate::icmp::{ICMP_HEADER, resum};
@@ -33,7 +33,7 @@ where
     Kernel: Family<N> + Tables<N>,
 {
     if !spot.hook.has(Hook::REQUESTS) || !decide::echoes(tables, &work.packet.key.dst) {
-        return pass(Outcome::Passed);
+        return foreign(tables, work, spot);
     }
     if turn(skb, work, transport, header, spot.network).is_err() {
         count::outcome(Outcome::DroppedRewrite, Counter::Packet);

@@ -6,7 +6,7 @@ use lb_common::checksum;
 use lb_common::decide::{self, Action, IcmpError, Tables, Work};
 use lb_common::outcome::Outcome;
 
-use crate::aside::{Spot, pass, settled};
+use crate::aside::{Spot, foreign, settled};
 use crate::count::{self, Counter};
 use crate::echo;
 use crate::forward::{self, DROP, NEXT};
@@ -127,14 +127,15 @@ where
     let is_refusal = match kind_of::<N>(header[0], header[1]) {
         Kind::EchoRequest => return echo::answer(skb, &mut tables, work, message.icmp as usize, &header, spot),
         Kind::Error { is_refusal } => is_refusal,
-        Kind::Other => return pass(Outcome::Passed),
+        Kind::Other => return foreign(&mut tables, work, spot),
     };
     message.src = work.packet.key.src;
     message.dst = work.packet.key.dst;
     message.sum = [header[2], header[3]];
     let Some(sequence) = quotation(skb, message, work) else {
         // Nothing that could be translated is quoted.
-        return pass(Outcome::Passed);
+        work.packet.key.dst = message.dst;
+        return foreign(&mut tables, work, spot);
     };
     message.sequence = sequence;
     message.is_refusal = u8::from(is_refusal);
@@ -186,6 +187,10 @@ where
         Action::ToBackend | Action::ToClient => {
             count::packet(work, spot.id, ifindex, work.packet.length);
             TRANSLATE
+        }
+        Action::Pass => {
+            work.packet.key.dst = message.dst;
+            foreign(&mut tables, work, spot)
         }
         _ => settled(work, spot, ifindex),
     }

@@ -3,6 +3,7 @@
 
 use super::answer::rewrites;
 use super::entries::is_of;
+use super::vip::ends_here;
 use super::{Action, Hook, Now, Tables, Work, is_vip};
 use crate::abi::{ServiceKey, flow_flags, flow_state, half_open_flags};
 use crate::outcome::Outcome;
@@ -104,6 +105,16 @@ pub fn malformed<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N
     work.clear();
     if is_vip(tables, &work.packet.key.dst) || concerns(tables, work) {
         work.settle(Action::Drop, Outcome::DroppedMalformed);
+    }
+}
+
+/// A packet of a protocol that is not balanced, or a message about no flow: it passes, but does not go round where it was sent to an
+/// address of services.
+#[inline(always)]
+pub fn foreign<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) {
+    work.clear();
+    if ends_here(tables, &work.packet.key.dst, hook) {
+        work.settle(Action::Drop, Outcome::RefusedUnserved);
     }
 }
 

@@ -29,7 +29,7 @@ mod vip;
 mod work;
 
 pub use affinity::{holds, recall, remember};
-pub use beside::{concerns, later_fragment, malformed, stray_fragment};
+pub use beside::{concerns, foreign, later_fragment, malformed, stray_fragment};
 pub use client::{Asker, Client};
 pub use entries::pair_key;
 pub use health::{accuse, answered, is_suspect};

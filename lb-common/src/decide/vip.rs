@@ -3,24 +3,34 @@
 //! Such an address is no node's own, so that nobody but us could answer; sent on, the packet would leave by the default route and
 //! might come back by it.
 
-use super::{Action, Hook, Tables, Work};
+use super::opening::refuse;
+use super::{Hook, Tables, Work};
 use crate::abi::{TCP, VipKey, vip_flags};
 use crate::outcome::Outcome;
 use crate::state;
 
-/// Refuses a packet that would begin a flow, and whose destination no frontend has. `true`: the verdict stands.
+/// Refuses a packet whose destination no frontend has. `true`: the verdict stands.
 ///
-/// Not for a port whose frontend does not serve this client, which is left alone. Later segments of TCP cost no look-up: whoever had no flow to
-/// begin with sends none.
+/// Not for a port whose frontend does not serve this client, which is left alone. Later segments of TCP cost no look-up at a client's own
+/// link: whoever had no flow to begin with sends none. Those that come from the wire, or leave by it, might go round.
 #[inline(always)]
 pub(super) fn unserved<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> bool {
     let key = &work.packet.key;
     let begins = key.protocol != TCP || state::opens(work.packet.tcp_flags);
-    if !begins || !hook.has(Hook::REQUESTS) || !is_unserved(tables, &key.dst) {
+    if !(begins || hook.has(Hook::FROM_OUTSIDE | Hook::ROUTED)) || !ends_here(tables, &key.dst, hook) {
         return false;
     }
-    work.settle(Action::Refuse, Outcome::RefusedUnserved);
+    refuse(work, Outcome::RefusedUnserved);
     true
+}
+
+/// Whether a packet to this address that nothing serves goes no further. One from the wire never does where the address is services': we
+/// are who it was sent to, and by the routing table it would go back. A client of this node may reach the other ports of an external IP:
+/// it may be somebody's own.
+#[inline(always)]
+pub(super) fn ends_here<const N: usize, T: Tables<N>>(tables: &mut T, address: &[u8; N], hook: Hook) -> bool {
+    let any = hook.has(Hook::FROM_OUTSIDE);
+    hook.has(Hook::REQUESTS) && if any { is_vip(tables, address) } else { is_unserved(tables, address) }
 }
 
 /// Whether a port that no frontend has is refused at this address.

@@ -96,7 +96,7 @@ pub fn fate(desired: &Desired, probe: &Probe) -> Answer {
         .and_then(|key| desired.services.get(key))
         .and_then(|service| service.frontends.get(&frontend).map(|uses| (service, uses)))
     else {
-        return unserved(desired.vips.get(&frontend.address).map(|vip| vip.flags));
+        return unserved(probe, desired.vips.get(&frontend.address).map(|vip| vip.flags));
     };
     let inside = probe.client.position.is_inside();
     let set = if inside { uses.inside } else { uses.outside };
@@ -111,7 +111,7 @@ pub fn fate(desired: &Desired, probe: &Probe) -> Answer {
 pub fn fate_by_tables(tables: &MemoryStore, probe: &Probe) -> Result<Answer> {
     let frontend = probe.frontend;
     let Some(entry) = tables.frontends.get(&frontend) else {
-        return Ok(unserved(tables.vips.get(&frontend.address).map(|vip| vip.flags)));
+        return Ok(unserved(probe, tables.vips.get(&frontend.address).map(|vip| vip.flags)));
     };
     let inside = probe.client.position.is_inside();
     let (base, count) =
@@ -127,8 +127,10 @@ pub fn fate_by_tables(tables: &MemoryStore, probe: &Probe) -> Result<Answer> {
     Ok(served(probe, entry.flags, admitted, endpoints, entry.affinity_timeout_s))
 }
 
-fn unserved(vip: Option<u32>) -> Answer {
-    let refuses = vip.is_some_and(|flags| flags & vip_flags::REFUSE_UNSERVED != 0);
+/// From the wire nothing that is sent to an address of services goes on.
+fn unserved(probe: &Probe, vip: Option<u32>) -> Answer {
+    let from_wire = !probe.client.position.is_inside();
+    let refuses = vip.is_some_and(|flags| from_wire || flags & vip_flags::REFUSE_UNSERVED != 0);
     Answer::plain(if refuses { Fate::Rejected } else { Fate::Passed })
 }
 
