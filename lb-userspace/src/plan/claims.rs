@@ -1,6 +1,7 @@
 //! Who claims what, and who has it: the first in the order of the claims, whatever the order in which they came.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use super::{Frontend, Kind, PortKey};
 use crate::model::{ObjectName, Protocol, Service};
@@ -108,11 +109,42 @@ impl Claim {
     }
 }
 
-/// A claim on a health-check node port: the older service comes first.
-pub(super) type HealthClaim = (i64, ObjectName);
+/// A claim of a whole service on something: the older service comes first.
+pub(super) type ServiceClaim = (i64, ObjectName);
 
-pub(super) fn health_claim(service: &Service) -> Option<(u16, HealthClaim)> {
-    Some((service.health_check_node_port?, (age(service), service.name.clone())))
+pub(super) fn service_claim(service: &Service) -> ServiceClaim {
+    (age(service), service.name.clone())
+}
+
+/// All claims of the services that are ours.
+#[derive(Debug, Default)]
+pub(super) struct Claimed {
+    pub frontends: Claims<Frontend, Claim>,
+    /// Addresses that are cluster IPs: no load balancer or external IP of another service shadows one, not even at a port that it does not
+    /// serve.
+    pub cluster_ips: Claims<IpAddr, ServiceClaim>,
+    /// Health-check node ports.
+    pub health: Claims<u16, ServiceClaim>,
+}
+
+impl Claimed {
+    /// Who has the frontend; `None`: nobody.
+    pub fn owner(&self, frontend: &Frontend) -> Option<&Claim> {
+        self.frontends.all(frontend).find(|claim| self.shadowed(frontend, claim).is_none())
+    }
+
+    /// The service whose cluster IP the claim would shadow.
+    pub fn shadowed(&self, frontend: &Frontend, claim: &Claim) -> Option<&ObjectName> {
+        let (_, owner) = self.cluster_ips.first(&frontend.address)?;
+        let shadows = claim.kind != Kind::ClusterIp && *owner != claim.service;
+        shadows.then_some(owner)
+    }
+
+    /// All claims at an address.
+    pub fn at(&self, address: IpAddr) -> impl Iterator<Item = (&Frontend, &Claim)> {
+        let from = self.frontends.from(Frontend { address, port: 0, protocol: Protocol::Tcp });
+        from.take_while(move |(frontend, _)| frontend.address == address)
+    }
 }
 
 /// Less is older. A source that knows no age makes all equally old: the name decides.

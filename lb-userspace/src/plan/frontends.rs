@@ -70,6 +70,16 @@ pub(super) fn unclaimed(service: &Service, place: &Place, tally: &mut Tally) -> 
             "its node ports are served on no address: this node has none that --nodeport-addresses admits",
             "correct --nodeport-addresses, or give the node such an address",
         ));
+    } else if has_node_port {
+        let lacks = |family: &Family| place.addresses.iter().all(|address| Family::of(*address) != *family);
+        for family in Family::BOTH.into_iter().filter(|family| serves(service, *family)).filter(lacks) {
+            tally.hit(Rule::NodePortNowhere);
+            refusals.push(Refusal::new(
+                object(),
+                format!("its node ports are served on no {family} address: this node has none"),
+                format!("give the node an {family} address, or make the service single-stack (spec.ipFamilyPolicy)"),
+            ));
+        }
     }
     let addresses = addresses(service, place);
     let claimed = service.ports.iter().flat_map(|port| of_port(port, &addresses, place));
@@ -87,7 +97,11 @@ pub(super) fn unclaimed(service: &Service, place: &Place, tally: &mut Tally) -> 
 }
 
 fn has_family(service: &Service, address: IpAddr) -> bool {
-    service.cluster_ips.iter().any(|ip| Family::of(*ip) == Family::of(address))
+    serves(service, Family::of(address))
+}
+
+fn serves(service: &Service, family: Family) -> bool {
+    service.cluster_ips.iter().any(|ip| Family::of(*ip) == family)
 }
 
 /// The addresses that a service is published at, beside its cluster IPs.

@@ -8,6 +8,7 @@ mod desired;
 mod diff;
 mod endpoints;
 mod frontends;
+mod health_check;
 mod ids;
 mod layout;
 mod life;

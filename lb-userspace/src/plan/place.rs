@@ -7,8 +7,8 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::{Frontend, Marks, NodeFacts, NodePortAddresses, PlanSettings};
-use crate::model::{Endpoint, Family, Node, Protocol, Scheduler};
+use super::{Frontend, Marks, NodeFacts, NodePortAddresses, PlanSettings, planner::slices_of};
+use crate::model::{Endpoint, Family, ObjectName, Protocol, Scheduler, Snapshot};
 
 const UNSPECIFIED: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
 const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
@@ -38,7 +38,8 @@ pub(super) struct Place {
 }
 
 impl Place {
-    pub fn new(node: Option<&Node>, facts: &NodeFacts, settings: &PlanSettings) -> Self {
+    pub fn new(snapshot: &Snapshot, facts: &NodeFacts, settings: &PlanSettings) -> Self {
+        let node = snapshot.node.as_deref();
         let named = node.map(|node| node.addresses.as_slice()).unwrap_or_default();
         let primary = |family| named.iter().copied().find(|address| Family::of(*address) == family);
         let serves_node_ports = |address: &IpAddr| match &settings.nodeport_addresses {
@@ -63,7 +64,7 @@ impl Place {
             scheduler: settings.scheduler,
             retry: settings.retry,
             proxy_name: settings.service_proxy_name.clone(),
-            reserved: facts.reserved.clone(),
+            reserved: facts.reserved.iter().copied().chain(api_servers(snapshot)).collect(),
             marks: facts.marks.clone(),
         }
     }
@@ -73,15 +74,31 @@ impl Place {
         self.node_name.is_some() && endpoint.node.as_deref() == self.node_name.as_deref()
     }
 
+    /// True if the node itself listens on this port, at whichever of its addresses.
+    pub fn listens(&self, port: u16, protocol: Protocol) -> bool {
+        let is_here = |at: &IpAddr| at.is_unspecified() || at.is_loopback() || self.addresses.contains(at);
+        self.reserved.iter().any(|(at, number, of)| (*number, *of) == (port, protocol) && is_here(at))
+    }
+
     /// True if no service may take the frontend: something of the node's own listens there.
     pub fn is_reserved(&self, frontend: &Frontend) -> bool {
         let (port, protocol) = (frontend.port, frontend.protocol);
         if frontend.address.is_unspecified() {
-            let is_here = |at: &IpAddr| at.is_unspecified() || at.is_loopback() || self.addresses.contains(at);
-            return self.reserved.iter().any(|(at, number, of)| (*number, *of) == (port, protocol) && is_here(at));
+            return self.listens(port, protocol);
         }
         let anywhere = || UNSPECIFIED.into_iter().any(|address| self.reserved.contains(&(address, port, protocol)));
         self.reserved.contains(&(frontend.address, port, protocol))
             || self.addresses.contains(&frontend.address) && anywhere()
     }
+}
+
+/// Where the API servers listen, as the cluster knows it: the endpoints of the Service `default/kubernetes`. An agent that reaches them by
+/// that Service's cluster IP has no other way to know.
+fn api_servers(snapshot: &Snapshot) -> BTreeSet<(IpAddr, u16, Protocol)> {
+    let slices = slices_of(snapshot, &ObjectName::new("default", "kubernetes"));
+    let listening = slices.into_iter().flat_map(|slice| {
+        let ports = slice.ports.iter().map(|port| (port.port, port.protocol));
+        ports.flat_map(|(port, protocol)| slice.endpoints.iter().map(move |at| (at.address, port, protocol)))
+    });
+    listening.collect()
 }

@@ -11,9 +11,9 @@ use lb_common::abi::{self, vip_flags};
 
 use super::{
     Desired, DesiredService, Frontend, HealthCheck, Kind, Marks, PlanSettings, PortKey, Rule, Tally,
-    claims::{Claim, Claims, HealthClaim, health_claim},
+    claims::{Claim, Claimed, service_claim},
     endpoints::Listed,
-    frontends,
+    frontends, health_check,
     place::Place,
     service,
 };
@@ -49,8 +49,7 @@ pub struct Planner {
     settings: PlanSettings,
     place: Place,
     snapshot: Snapshot,
-    frontends: Claims<Frontend, Claim>,
-    health: Claims<u16, HealthClaim>,
+    claimed: Claimed,
     refusals: BTreeMap<ObjectName, Vec<Refusal>>,
     desired: Desired,
     /// Service ports whose endpoints are checked.
@@ -61,11 +60,10 @@ pub struct Planner {
 impl Planner {
     pub fn new(settings: PlanSettings) -> Self {
         Self {
-            place: Place::new(None, &NodeFacts::default(), &settings),
+            place: Place::new(&Snapshot::default(), &NodeFacts::default(), &settings),
             settings,
             snapshot: Snapshot::default(),
-            frontends: Claims::default(),
-            health: Claims::default(),
+            claimed: Claimed::default(),
             refusals: BTreeMap::new(),
             desired: Desired::default(),
             checked: BTreeSet::new(),
@@ -76,7 +74,7 @@ impl Planner {
     /// Plans the snapshot, and says what differs from the one before. What it costs grows with what changed, marks included;
     /// another place (the node's addresses, its zone, what is reserved on it) means to plan everything again.
     pub fn update(&mut self, snapshot: &Snapshot, facts: &NodeFacts) -> Changes {
-        let mut place = Place::new(snapshot.node.as_deref(), facts, &self.settings);
+        let mut place = Place::new(snapshot, facts, &self.settings);
         std::mem::swap(&mut place.marks, &mut self.place.marks);
         // From here on the marks are the new ones, and those in `place` the ones before.
         let marked = self.place.marks.differing(&place.marks, &self.snapshot);
@@ -148,10 +146,13 @@ impl Planner {
     fn release(&mut self, service: &Service) {
         if frontends::is_ours(service, &self.place) {
             for (frontend, claim) in frontends::claims(service, &self.place) {
-                self.frontends.remove(&frontend, &claim);
+                self.claimed.frontends.remove(&frontend, &claim);
             }
-            if let Some((port, claim)) = health_claim(service) {
-                self.health.remove(&port, &claim);
+            for address in &service.cluster_ips {
+                self.claimed.cluster_ips.remove(address, &service_claim(service));
+            }
+            if let Some(port) = service.health_check_node_port {
+                self.claimed.health.remove(&port, &service_claim(service));
             }
         }
     }
@@ -159,10 +160,13 @@ impl Planner {
     fn claim(&mut self, service: &Service) {
         if frontends::is_ours(service, &self.place) {
             for (frontend, claim) in frontends::claims(service, &self.place) {
-                self.frontends.put(frontend, claim);
+                self.claimed.frontends.put(frontend, claim);
             }
-            if let Some((port, claim)) = health_claim(service) {
-                self.health.put(port, claim);
+            for address in &service.cluster_ips {
+                self.claimed.cluster_ips.put(*address, service_claim(service));
+            }
+            if let Some(port) = service.health_check_node_port {
+                self.claimed.health.put(port, service_claim(service));
             }
         }
     }
@@ -175,14 +179,20 @@ impl Planner {
         mut addresses: BTreeSet<IpAddr>,
         changes: &mut Changes,
     ) {
-        for frontend in self.frontends.take_changed() {
-            if let Some(first) = self.frontends.first(&frontend) {
-                self.desired.owners.insert(frontend, first.key());
+        let mut touched = self.claimed.frontends.take_changed();
+        for address in self.claimed.cluster_ips.take_changed() {
+            touched.extend(self.claimed.at(address).map(|(frontend, _)| *frontend));
+        }
+        for frontend in touched {
+            if let Some(owner) = self.claimed.owner(&frontend) {
+                self.desired.owners.insert(frontend, owner.key());
             } else {
                 self.desired.owners.remove(&frontend);
                 changes.unwanted.insert(frontend);
             }
-            dirty.extend(self.frontends.all(&frontend).map(|claim| claim.service.clone()));
+            dirty.extend(self.claimed.frontends.all(&frontend).map(|claim| claim.service.clone()));
+            // A health check on this port has to give way, or may come back.
+            dirty.extend(self.claimed.health.all(&frontend.port).map(|(_, name)| name.clone()));
             addresses.insert(frontend.address);
         }
         for address in addresses {
@@ -195,8 +205,8 @@ impl Planner {
                 };
             }
         }
-        for port in self.health.take_changed() {
-            dirty.extend(self.health.all(&port).map(|(_, name)| name.clone()));
+        for port in self.claimed.health.take_changed() {
+            dirty.extend(self.claimed.health.all(&port).map(|(_, name)| name.clone()));
             self.desired.health_checks.remove(&port);
             changes.health_checks = true;
         }
@@ -210,8 +220,7 @@ impl Planner {
         if address.is_unspecified() || self.place.addresses.contains(&address) {
             return None;
         }
-        let from = self.frontends.from(Frontend { address, port: 0, protocol: Protocol::Tcp });
-        let claims: Vec<&Claim> = from.take_while(|(at, _)| at.address == address).map(|(_, claim)| claim).collect();
+        let claims: Vec<&Claim> = self.claimed.at(address).map(|(_, claim)| claim).collect();
         let has = |kind| claims.iter().any(|claim| claim.kind == kind);
         if !has(Kind::ClusterIp) {
             let may_be_a_nodes = claims.is_empty()
@@ -236,7 +245,7 @@ impl Planner {
     }
 
     fn plan_service(&mut self, name: &ObjectName, changes: &mut Changes) {
-        let Self { place, snapshot, frontends, tally, .. } = self;
+        let Self { place, snapshot, claimed, tally, .. } = self;
         let service = snapshot.services.get(name).map(AsRef::as_ref);
         if let Some(service) = service {
             frontends::tally_ours(service, place, tally);
@@ -248,27 +257,21 @@ impl Planner {
             return;
         };
         let listed = Listed::new(slices_of(snapshot, name));
-        let mut planned = service::plan(service, &listed, frontends, place, tally);
-        if let Some((port, claim)) = health_claim(service) {
-            match self.health.first(&port) {
-                Some(first) if *first != claim => {
-                    tally.hit(Rule::HealthCheckTaken);
-                    planned.refusals.push(Refusal::new(
-                        format!("Service {name}"),
-                        format!("healthCheckNodePort {port} belongs to Service {}, which is older", first.1),
-                        "give one of them another port",
-                    ));
-                }
-                _ => {
-                    tally.hit(Rule::HealthCheck);
-                    let check = HealthCheck {
-                        service: name.clone(),
-                        local_ready: service::local_ready(service, &listed, place),
-                    };
-                    let is_new = self.desired.health_checks.get(&port) != Some(&check);
-                    changes.health_checks |= is_new;
-                    self.desired.health_checks.insert(port, check);
-                }
+        let mut planned = service::plan(service, &listed, claimed, place, tally);
+        if let Some(port) = service.health_check_node_port {
+            let checks = &mut self.desired.health_checks;
+            if let Some(refusal) = health_check::refused(service, port, claimed, place) {
+                tally.hit(Rule::HealthCheckTaken);
+                planned.refusals.push(refusal);
+                // If it had the port until now, nobody has it.
+                let had = checks.get(&port).is_some_and(|check| check.service == *name);
+                changes.health_checks |= had && checks.remove(&port).is_some();
+            } else {
+                tally.hit(Rule::HealthCheck);
+                let local_ready = health_check::local_ready(service, &listed, place);
+                let check = HealthCheck { service: name.clone(), local_ready };
+                let before = checks.insert(port, check.clone());
+                changes.health_checks |= before != Some(check);
             }
         }
         self.put_ports(name, planned.ports, changes);
@@ -320,7 +323,7 @@ pub fn plan(snapshot: &Snapshot, facts: &NodeFacts, settings: &PlanSettings) -> 
 }
 
 /// The slices of one service, which are next to each other.
-fn slices_of<'a>(snapshot: &'a Snapshot, service: &ObjectName) -> Vec<&'a Slice> {
+pub(super) fn slices_of<'a>(snapshot: &'a Snapshot, service: &ObjectName) -> Vec<&'a Slice> {
     let ObjectName { namespace, name } = service;
     let first = SliceKey { namespace: namespace.clone(), service: name.clone(), name: "".into() };
     let all = snapshot.slices.range(first..);

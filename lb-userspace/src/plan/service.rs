@@ -2,19 +2,19 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
 };
 
 use lb_common::abi::service_flags;
 
 use super::{
     DesiredService, Frontend, Kind, PortKey, Rule, Set, Tally, Use,
-    claims::{Claim, Claims},
+    claims::{Claim, Claimed},
     endpoints::{Filled, Listed, Needs, filled},
     frontends::{self, Guard},
     place::Place,
 };
-use crate::model::{Endpoint, Family, Protocol, Refusal, Scheduler, Service, ServicePort, Slice};
+use crate::model::{Family, Protocol, Refusal, Scheduler, Service, ServicePort};
 
 /// What is wanted of one service.
 #[derive(Debug, Default)]
@@ -28,22 +28,26 @@ pub(super) struct Planned {
 pub(super) fn plan(
     service: &Service,
     listed: &Listed<'_>,
-    claims: &Claims<Frontend, Claim>,
+    claimed: &Claimed,
     place: &Place,
     tally: &mut Tally,
 ) -> Planned {
     let mut refusals = frontends::unclaimed(service, place, tally);
     let mut won: BTreeMap<(u16, Protocol), BTreeMap<Frontend, Kind>> = BTreeMap::new();
     for (frontend, claim) in frontends::claims(service, place) {
-        match claims.first(&frontend) {
-            Some(first) if *first == claim => {
+        match (claimed.shadowed(&frontend, &claim), claimed.owner(&frontend)) {
+            (Some(owner), _) => {
+                tally.hit(Rule::TakenByClusterIp);
+                refusals.push(belongs(service, &frontend, &format!("Service {owner}, whose cluster IP it is")));
+            }
+            (None, Some(first)) if *first == claim => {
                 won.entry((claim.port, claim.protocol)).or_default().insert(frontend, claim.kind);
             }
             // Told of the addresses that it stands for.
-            Some(_) if claim.kind == Kind::HostSocket => {}
-            Some(first) => refusals.push(taken(service, &frontend, &claim, first, tally)),
+            (None, Some(_)) if claim.kind == Kind::HostSocket => {}
+            (None, Some(first)) => refusals.push(taken(service, &frontend, &claim, first, tally)),
             // Every claim is put before anything is planned.
-            None => {}
+            (None, None) => {}
         }
     }
     let mut draft = Draft { service, listed, place, tally, guard: Guard::of(service, place) };
@@ -86,9 +90,13 @@ fn taken(service: &Service, frontend: &Frontend, claim: &Claim, first: &Claim, t
         () if by_cluster_ip => format!("Service {}, whose cluster IP it is", first.service),
         () => format!("Service {}, which is older", first.service),
     };
+    belongs(service, frontend, &why)
+}
+
+fn belongs(service: &Service, frontend: &Frontend, whose: &str) -> Refusal {
     Refusal::new(
         format!("Service {}", service.name),
-        format!("{frontend} belongs to {why}"),
+        format!("{frontend} belongs to {whose}"),
         "give one of them another address or port",
     )
 }
@@ -173,7 +181,6 @@ impl Draft<'_> {
         let empty: Vec<Family> = empty.collect();
         let refusal = |family: Family| {
             self.tally.hit(Rule::NoRangeOfFamily);
-            let family = if family == Family::V4 { "IPv4" } else { "IPv6" };
             Refusal::new(
                 format!("Service {}", self.service.name),
                 format!(
@@ -196,22 +203,4 @@ fn drops(used: Use, filled: Filled) -> u8 {
 
 fn index(family: Family) -> usize {
     usize::from(family == Family::V6)
-}
-
-/// How many endpoints of a service are on this node and ready: distinct addresses of the family that has more of them, so that
-/// a pod of both families counts once. Only families of its cluster IPs count, since it serves no other.
-pub(super) fn local_ready(service: &Service, listed: &Listed<'_>, place: &Place) -> usize {
-    let is_served = |family| service.cluster_ips.iter().any(|ip| Family::of(*ip) == family);
-    let slices = listed.slices().iter().filter(|slice| !slice.ports.is_empty() && is_served(slice.family));
-    // One that is in maintenance by all of its ports takes no new flows: load balancers are not to count on it.
-    let is_open = |slice: &Slice, endpoint: &Endpoint| {
-        slice.ports.iter().any(|port| !place.marks.maintains(SocketAddr::new(endpoint.address, port.port)))
-    };
-    let here = slices.flat_map(|slice| {
-        let ready = slice.endpoints.iter().filter(|endpoint| endpoint.ready && place.is_here(endpoint));
-        ready.filter(|endpoint| is_open(slice, endpoint))
-    });
-    let addresses: BTreeSet<IpAddr> = here.map(|endpoint| endpoint.address).collect();
-    let v4 = addresses.iter().filter(|address| address.is_ipv4()).count();
-    v4.max(addresses.len() - v4)
 }

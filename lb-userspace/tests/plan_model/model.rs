@@ -73,8 +73,22 @@ impl World<'_> {
                 }
             }
         }
+        // What is a service's cluster IP is nobody else's load balancer, at any port.
+        let cluster_ips: BTreeMap<IpAddr, &Service> = {
+            let mut owned: Vec<(&Service, IpAddr)> =
+                self.ours().flat_map(|service| service.cluster_ips.iter().map(move |ip| (service, *ip))).collect();
+            owned.sort_by(|(a, _), (b, _)| age(b).cmp(&age(a)));
+            owned.into_iter().map(|(service, ip)| (ip, service)).collect()
+        };
         let mut view = View::default();
-        for (frontend, claims) in claims {
+        for (frontend, mut claims) in claims {
+            let owner = cluster_ips.get(&frontend.address);
+            claims.retain(|(service, _, kind)| {
+                *kind == Kind::ClusterIp || owner.is_none_or(|owner| owner.name == service.name)
+            });
+            if claims.is_empty() {
+                continue;
+            }
             let (service, port, kind) = winner(&claims);
             view.frontends.insert(frontend, self.shown(service, port, kind, Family::of(frontend.address)));
             if !self.is_own(frontend.address) && kind != Kind::HostSocket {
@@ -97,6 +111,21 @@ impl World<'_> {
         };
         view.vips.retain(|at, _| is_free(at) && is_far(at) && is_alone(at) || is_cluster_ip(at));
         view.health = self.health();
+        let listened = |port: u16| {
+            let own = self
+                .facts
+                .reserved
+                .iter()
+                .filter(|(at, ..)| at.is_unspecified() || at.is_loopback() || self.is_own(*at));
+            own.into_iter().any(|(_, reserved, protocol)| (*reserved, *protocol) == (port, Protocol::Tcp))
+        };
+        let served: BTreeSet<u16> = view
+            .frontends
+            .keys()
+            .filter(|at| at.protocol == Protocol::Tcp && self.is_own(at.address))
+            .map(|at| at.port)
+            .collect();
+        view.health.retain(|port, _| !served.contains(port) && !listened(*port));
         view
     }
 

@@ -39,7 +39,7 @@ pub enum Reading {
 }
 
 /// All of them.
-pub const KNOWN: [Known; 11] = [
+pub const KNOWN: [Known; 12] = [
     Known {
         name: "overlapping claims",
         reason: "two service ports claim one address, port and protocol: kube-proxy serves one of them or a mixture, by chance; Ballast serves the oldest",
@@ -79,6 +79,24 @@ pub const KNOWN: [Known; 11] = [
             external.map(|(ip, ..)| ip).any(|ip| ip == address)
                 && case.served_claims().next().is_none()
                 && case.reference.fate == Fate::Passed
+                && case.subject.fate == Fate::Rejected
+        },
+        as_kube_proxy: Reading::Unchecked,
+    },
+    Known {
+        name: "cluster IPs of others",
+        reason: "a load balancer's or external address that is another service's cluster IP: kube-proxy serves it at ports that the other one leaves free; Ballast never does",
+        concerns: |case| {
+            let address = case.probe.frontend.address;
+            let is_theirs = |service: &&Value| {
+                let mut addresses = vips(service).into_iter();
+                case.told.settings.is_served(service)
+                    && addresses.any(|(ip, kind, _)| (ip, kind) == (address, Kind::ClusterIp))
+            };
+            let mut kinds = case.served_claims().map(|claim| claim.kind).peekable();
+            case.told.cluster.services.iter().any(|service| is_theirs(&service))
+                && kinds.peek().is_some()
+                && kinds.all(|kind| matches!(kind, Kind::LoadBalancer | Kind::ExternalIp))
                 && case.subject.fate == Fate::Rejected
         },
         as_kube_proxy: Reading::Unchecked,

@@ -84,9 +84,13 @@ fn address(field: &str, text: &str) -> Result<IpAddr, Problem> {
 
 /// A network; bits beyond its prefix are cleared.
 fn network(field: &str, text: &str) -> Result<IpNet, Problem> {
-    text.parse::<IpNet>().map(|network| network.trunc()).map_err(|_| {
+    let network: IpNet = text.parse().map_err(|_| {
         Problem::new(format!("{field} {text:?}: expected a network, as 192.0.2.0/24"), "correct the network")
-    })
+    })?;
+    if matches!(network.addr(), IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some()) {
+        return Err(Problem::new(format!("{field} {network} is an IPv4 network written as IPv6"), "write it as IPv4"));
+    }
+    Ok(network.trunc())
 }
 
 /// Says what is wrong with an address that no packet may be sent to.
