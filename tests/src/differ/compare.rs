@@ -66,7 +66,9 @@ impl Comparison {
         let mut differences = Vec::new();
         self.clusters += 1;
         let desired = ballast.planner.desired();
-        for probe in probes(&told.cluster, desired.owners.keys().copied()) {
+        // No packet goes to the unspecified address: what is served there is for sockets alone.
+        let owned = desired.owners.keys().copied().filter(|frontend| !frontend.address.is_unspecified());
+        for probe in probes(&told.cluster, owned) {
             let reference = evaluate::fate(rules, &probe)?;
             let subject = subject::fate(desired, &probe);
             let by_tables = subject::fate_by_tables(&ballast.tables, &probe)?;
