@@ -8,14 +8,19 @@ mod memory;
 use lb_common::abi::{
     FlowKey, SCTP, ServiceKey, TCP, UDP, Vip, VipKey, frontend_kind, network_flags, seal, service_flags, vip_flags,
 };
-use lb_common::decide::{Action, Hook, echoes, is_vip};
+use lb_common::decide::{Action, Hook, Packet, Work, echoes, foreign, is_vip};
 use lb_common::outcome::Outcome;
-use lb_common::state::tcp_flag::{ACK, RST, SYN};
+use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
 use memory::Memory;
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];
 const VIP: [u8; 4] = [192, 0, 2, 10];
 const REQUESTS: [Hook; 5] = [Hook::POD_IN, Hook::BRIDGE_IN, Hook::NODE_IN, Hook::NODE_OUT, Hook::XDP];
+const GRE: u8 = 47;
+const FROM_THE_WIRE: [Hook; 2] = [Hook::NODE_IN, Hook::XDP];
+/// A cluster IP or a load balancer's address; an external IP.
+const OURS: u32 = vip_flags::REFUSE_UNSERVED | vip_flags::ECHO;
+const EXTERNAL: u32 = vip_flags::ECHO;
 
 fn to(protocol: u8, port: u16) -> FlowKey<4> {
     FlowKey { src: CLIENT, dst: VIP, src_port: 4000, dst_port: port, protocol, pad: [0; 3] }
@@ -90,4 +95,45 @@ fn echo_is_answered_where_the_address_says_so() {
     assert!(!echoes(&mut tables, &CLIENT) && !is_vip(&mut tables, &CLIENT));
     let mut tables = vip(vip_flags::REFUSE_UNSERVED);
     assert!(!echoes(&mut tables, &VIP) && is_vip(&mut tables, &VIP));
+}
+
+/// What becomes of a packet of a protocol that is not balanced.
+fn unbalanced(flags: u32, hook: Hook) -> (Action, Outcome) {
+    let mut work = Work::new(Packet::new(to(GRE, 81), 0));
+    foreign(&mut vip(flags), &mut work, hook);
+    (work.verdict.action, work.verdict.outcome)
+}
+
+#[test]
+fn what_comes_from_the_wire_ends_here() {
+    for hook in FROM_THE_WIRE {
+        for flags in [OURS, EXTERNAL] {
+            for (protocol, tcp_flags) in [(TCP, SYN), (TCP, ACK), (TCP, FIN | ACK), (UDP, 0)] {
+                let verdict = vip(flags).ask(to(protocol, 81), tcp_flags, hook);
+                assert_eq!((verdict.action, verdict.outcome), (Action::Refuse, Outcome::RefusedUnserved));
+            }
+            let verdict = vip(flags).ask(to(TCP, 81), RST, hook);
+            assert_eq!((verdict.action, verdict.outcome), (Action::Drop, Outcome::RefusedUnserved), "no RST for a RST");
+            assert_eq!(unbalanced(flags, hook), (Action::Drop, Outcome::RefusedUnserved));
+        }
+        assert_eq!(vip(0).ask(to(TCP, 81), ACK, hook).action, Action::Pass);
+        assert_eq!(unbalanced(0, hook), (Action::Pass, Outcome::Passed));
+    }
+}
+
+#[test]
+fn what_would_leave_by_the_wire_ends_here_but_for_the_other_ports_of_an_external_ip() {
+    let hook = Hook::NODE_OUT;
+    for tcp_flags in [SYN, ACK] {
+        assert_eq!(vip(OURS).ask(to(TCP, 81), tcp_flags, hook).outcome, Outcome::RefusedUnserved);
+        assert_eq!(vip(EXTERNAL).ask(to(TCP, 81), tcp_flags, hook).outcome, Outcome::Passed);
+    }
+    assert_eq!(unbalanced(OURS, hook), (Action::Drop, Outcome::RefusedUnserved));
+    assert_eq!(unbalanced(EXTERNAL, hook), (Action::Pass, Outcome::Passed));
+}
+
+#[test]
+fn the_hook_of_replies_leaves_everything_alone() {
+    assert_eq!(vip(OURS).ask(to(TCP, 81), ACK, Hook::POD_OUT).action, Action::Pass);
+    assert_eq!(unbalanced(OURS, Hook::POD_OUT), (Action::Pass, Outcome::Passed));
 }
