@@ -12,6 +12,7 @@ mod setup;
 mod soak;
 mod test;
 mod toolchain;
+mod vm;
 mod workspace;
 
 use std::process::ExitCode;
@@ -60,6 +61,8 @@ enum Command {
     Soak(soak::SoakArgs),
     /// What the verifier says about the programs, and the kernel memory of the idle maps (root).
     Programs(programs::ProgramsArgs),
+    /// Run tests on other kernels, in virtual machines (root).
+    Vm(vm::VmArgs),
 }
 
 fn main() -> ExitCode {
@@ -88,6 +91,7 @@ fn dispatch(cli: &Cli) -> Result<()> {
         Command::Bench(args) => bench::run(&workspace, args),
         Command::Soak(args) => soak::run(&workspace, args),
         Command::Programs(args) => programs::run(&workspace, args),
+        Command::Vm(args) => vm::run(&workspace, args),
     }
 }
 

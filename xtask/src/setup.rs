@@ -46,7 +46,7 @@ enum Install {
     Go(&'static str, &'static str, &'static str),
 }
 
-const NEEDS: [Need; 11] = [
+const NEEDS: [Need; 14] = [
     Need {
         name: "C compiler",
         why: "crates with C parts (ring) and the final link",
@@ -124,6 +124,27 @@ const NEEDS: [Need; 11] = [
         level: Level::Test,
         present: |_| which("nft").is_some(),
         install: Install::Apt(&["nftables"]),
+    },
+    Need {
+        name: "qemu-system-x86_64",
+        why: "boots other kernels: SCTP, and what older ones refuse",
+        level: Level::Test,
+        present: |_| which("qemu-system-x86_64").is_some(),
+        install: Install::Apt(&["qemu-system-x86"]),
+    },
+    Need {
+        name: "xz",
+        why: "reads the modules of these kernels",
+        level: Level::Test,
+        present: |_| which("xz").is_some(),
+        install: Install::Apt(&["xz-utils"]),
+    },
+    Need {
+        name: "strip",
+        why: "makes what these kernels load small",
+        level: Level::Test,
+        present: |_| which("strip").is_some(),
+        install: Install::Apt(&["binutils"]),
     },
     Need {
         name: "cargo-deny",

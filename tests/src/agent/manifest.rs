@@ -10,6 +10,8 @@ use crate::topology::Addresses;
 pub enum Protocol {
     Tcp,
     Udp,
+    /// Needs a kernel that speaks it.
+    Sctp,
 }
 
 impl Protocol {
@@ -17,6 +19,7 @@ impl Protocol {
         match self {
             Self::Tcp => "TCP",
             Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
         }
     }
 }

@@ -19,6 +19,8 @@ use crate::topology::{Node, Place};
 
 /// How long an agent may take to do what it was told. Generous: a test machine may be busy.
 pub const SOON: Duration = Duration::from_secs(20);
+/// How long an agent may take to start: in an emulated machine the verifier alone takes minutes.
+const START: Duration = Duration::from_mins(8);
 
 /// An agent, alive or dead, and the folder that it takes its manifest from. Dropped, it is killed and its things are removed.
 #[derive(Debug)]
@@ -85,7 +87,7 @@ impl Agent {
             if self.ready() {
                 return Ok(());
             }
-            ensure!(start.elapsed() < SOON, "the agent is not ready within {SOON:?}:\n{}", self.log());
+            ensure!(start.elapsed() < START, "the agent is not ready within {START:?}:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(30));
         }
     }

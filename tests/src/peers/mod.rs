@@ -1,14 +1,16 @@
-//! Servers that say who they are and whom they saw, and clients that ask them: TCP and UDP, both families, bounded in time.
+//! Servers that say who they are and whom they saw, and clients that ask them: TCP, UDP and SCTP, both families, bounded in time.
 //!
 //! One line asked, one line answered: `NAME SAW-PEER SAW-LOCAL TEXT`.
 
 mod client;
+mod sctp;
 mod server;
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 pub use client::{Datagrams, Stream};
+pub use sctp::Association;
 pub use server::Server;
 
 /// How long any one step of a client may take before it counts as no answer.

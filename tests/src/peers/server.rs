@@ -1,4 +1,4 @@
-//! Servers: a TCP listener or a UDP socket in some place, answering every line with an [`Answer`].
+//! Servers: a TCP or SCTP listener or a UDP socket in some place, answering every line with an [`Answer`].
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use socket2::SockRef;
 
-use super::Answer;
+use super::{Answer, sctp};
 use crate::topology::Place;
 
 /// How often a waiting server looks whether it shall stop.
@@ -46,6 +46,17 @@ impl Server {
         let listener = place
             .run(|| TcpListener::bind(address))
             .with_context(|| format!("server {name} on tcp {address} in {}", place.name()))?;
+        Self::listening(place, name, listener)
+    }
+
+    /// The same for SCTP, if the kernel speaks it.
+    pub fn sctp(place: &Place, name: &str, address: SocketAddr) -> Result<Self> {
+        let listener = sctp::listen(place, address)
+            .with_context(|| format!("server {name} on sctp {address} in {}", place.name()))?;
+        Self::listening(place, name, listener)
+    }
+
+    fn listening(place: &Place, name: &str, listener: TcpListener) -> Result<Self> {
         SockRef::from(&listener).set_read_timeout(Some(TICK))?; // Bounds accept().
         Ok(Self::start(place, name, listener.local_addr()?, move |name, shared| {
             accept(&listener, &name, &shared);

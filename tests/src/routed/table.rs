@@ -55,6 +55,7 @@ fn asked(network: &Network, cell: Cell) -> Result<(), String> {
     let said = match cell.protocol {
         Protocol::Tcp => stream(network, cell, if silent { SILENCE } else { CONNECT }),
         Protocol::Udp => datagram(network, cell, silent),
+        Protocol::Sctp => return Err("SCTP is tried in a virtual machine, where the kernel speaks it".to_owned()),
     };
     match (due, said) {
         (Due::Dropped, Err(error)) if is_silence(&error) => Ok(()),

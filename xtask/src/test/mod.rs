@@ -16,12 +16,12 @@ use crate::process::{run_shown, run_unseen, run_watched, say};
 use crate::setup::{Level, setup};
 use crate::toolchain::{Toolchain, clean_cargo_env};
 use crate::workspace::{Workspace, is_root};
-use crate::{compile, lint, mutate};
+use crate::{compile, lint, mutate, vm};
 
 /// `cargo xtask test`
 #[derive(Debug, Args)]
 pub struct TestArgs {
-    /// Run only these rungs (repeatable): format, lint, unit, harness, mutations, demo, or a test binary of `tests/`.
+    /// Run only these rungs (repeatable): format, lint, unit, harness, guests, mutations, demo, or a test binary of `tests/`.
     #[arg(long = "rung", value_name = "NAME")]
     rungs: Vec<String>,
     /// List the rungs and exit.
@@ -40,6 +40,8 @@ enum Rung {
     Harness,
     /// A test binary of the `tests` package: root, real programs.
     Integration(String),
+    /// Test binaries for other kernels, in virtual machines.
+    Guests,
     Mutations,
     /// The tour of `cargo xtask run --once`: each of its steps counts.
     Demo,
@@ -53,6 +55,7 @@ impl Rung {
             Self::Unit => "unit",
             Self::Harness => "harness",
             Self::Integration(name) => name,
+            Self::Guests => "guests",
             Self::Mutations => "mutations",
             Self::Demo => "demo",
         }
@@ -63,7 +66,7 @@ impl Rung {
         match self {
             Self::Format | Self::Lint | Self::Unit | Self::Harness => Lane::Before,
             Self::Integration(name) if WAITING.contains(&name.as_str()) => Lane::Beside,
-            Self::Mutations => Lane::Beside,
+            Self::Guests | Self::Mutations => Lane::Beside,
             Self::Integration(_) | Self::Demo => Lane::Networks,
         }
     }
@@ -168,12 +171,13 @@ fn ladder(workspace: &Workspace) -> Result<Vec<Rung>> {
         for entry in fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))? {
             let path = entry?.path();
             let is_target = path.join("main.rs").exists() || path.extension().is_some_and(|e| e == "rs");
-            names.extend(path.file_stem().filter(|_| is_target).map(|name| name.to_string_lossy().into_owned()));
+            let name = path.file_stem().filter(|name| !name.to_string_lossy().starts_with(vm::GUEST_PREFIX));
+            names.extend(name.filter(|_| is_target).map(|name| name.to_string_lossy().into_owned()));
         }
     }
     names.sort_by_key(|name| (rank(name), name.clone()));
     rungs.extend(names.into_iter().map(Rung::Integration));
-    rungs.extend([Rung::Mutations, Rung::Demo]);
+    rungs.extend([Rung::Guests, Rung::Mutations, Rung::Demo]);
     Ok(rungs)
 }
 
@@ -208,6 +212,7 @@ fn run_rung(workspace: &Workspace, toolchain: Toolchain, rung: &Rung, show: Show
             show,
         ),
         Rung::Integration(name) => cargo_test(workspace, name, &integration(name), show),
+        Rung::Guests => guests(workspace, show),
         Rung::Mutations => mutate::run_all(workspace, toolchain),
         Rung::Demo => demo(workspace),
     }
@@ -240,6 +245,16 @@ fn cargo_test(workspace: &Workspace, name: &str, command: &Expression, show: Sho
     };
     tally.close(name, succeeded);
     Ok(tally)
+}
+
+fn guests(workspace: &Workspace, show: Show) -> Result<Tally> {
+    let mut lines = Vec::new();
+    let tally = vm::run_all(workspace, |line| match show {
+        Show::Live => println!("{line}"),
+        Show::AtTheEnd => lines.push(line.to_owned()),
+    });
+    println!("{}", lines.join("\n"));
+    tally
 }
 
 /// The same on other programs than the workspace's own, with nothing shown: what fails there shall fail.

@@ -1,0 +1,96 @@
+//! `ballast-guest`, the first process of the virtual machines of `cargo xtask vm`: runs the test binaries that lie in `/tests`.
+//!
+//! The kernel starts it as `/init` from the initial file system, and shows its output on the serial console, where xtask reads it.
+//! It is never run on a machine that lives: it ends by switching off.
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, ensure};
+use nix::mount::{MsFlags, mount};
+use nix::sys::reboot::{RebootMode, reboot};
+
+/// The first line of what it says: xtask waits for it.
+const BEGUN: &str = "guest: begun";
+/// The last line, if every test binary was run to its end, whatever came of it.
+const DONE: &str = "guest: done";
+/// Modules in the order in which they are loaded, one file name a line.
+const MODULES: &str = "/modules/order";
+/// `MODULE_INIT_COMPRESSED_FILE` of `finit_module`: since 5.17.
+const COMPRESSED: libc::c_uint = 4;
+
+fn main() -> ExitCode {
+    if std::process::id() != 1 {
+        eprintln!("error: this is the first process of a virtual machine: run `cargo xtask vm`");
+        return ExitCode::FAILURE;
+    }
+    println!("{BEGUN}");
+    match prepare().and_then(|()| run_tests()) {
+        Ok(()) => println!("{DONE}"),
+        Err(error) => println!("error: {error:#}"),
+    }
+    // A first process that ends is a panic of the kernel: also an end, and a message nobody needs.
+    let Err(error) = reboot(RebootMode::RB_AUTOBOOT);
+    println!("error: the machine cannot be switched off: {error}");
+    ExitCode::FAILURE
+}
+
+/// What a booted system has.
+fn prepare() -> Result<()> {
+    for (kind, path) in [
+        ("proc", "/proc"),
+        ("sysfs", "/sys"),
+        ("devtmpfs", "/dev"),
+        ("tmpfs", "/run"),
+        ("tmpfs", "/tmp"),
+        ("bpf", "/sys/fs/bpf"),
+        ("cgroup2", "/sys/fs/cgroup"),
+    ] {
+        fs::create_dir_all(path).with_context(|| format!("cannot make {path}"))?;
+        mount(Some(kind), path, Some(kind), MsFlags::empty(), None::<&str>)
+            .with_context(|| format!("cannot mount {kind} at {path}"))?;
+    }
+    let order = fs::read_to_string(MODULES).with_context(|| format!("cannot read {MODULES}"))?;
+    for name in order.lines() {
+        load_module(&Path::new(MODULES).with_file_name(name))?;
+    }
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").context("cannot read the kernel's version")?;
+    println!("guest: Linux {}", kernel.trim());
+    Ok(())
+}
+
+fn load_module(path: &Path) -> Result<()> {
+    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    let flags = if path.extension().is_some_and(|kind| kind == "ko") { 0 } else { COMPRESSED };
+    let options = CString::default();
+    // SAFETY: the descriptor is open and the options are a string that ends in NUL; both live across the call.
+    let answer = unsafe { libc::syscall(libc::SYS_finit_module, file.as_raw_fd(), options.as_ptr(), flags) };
+    if answer != 0 {
+        let error = std::io::Error::last_os_error();
+        // It may be part of the kernel, or have come with another one.
+        ensure!(error.raw_os_error() == Some(libc::EEXIST), "the kernel refuses module {}: {error}", path.display());
+    }
+    Ok(())
+}
+
+/// Runs every file of `/tests`, in the order of their names, each to its end.
+fn run_tests() -> Result<()> {
+    let mut tests: Vec<PathBuf> =
+        fs::read_dir("/tests").context("no tests")?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    tests.sort();
+    ensure!(!tests.is_empty(), "/tests is empty");
+    for test in tests {
+        println!("guest: running {}", test.display());
+        let status = Command::new(&test)
+            .arg("--test-threads=1")
+            .env("PATH", "/bin")
+            .env("BALLAST_BIN", "/bin/ballast")
+            .status()
+            .with_context(|| format!("cannot run {}", test.display()))?;
+        println!("guest: {} ended with {status}", test.display());
+    }
+    Ok(())
+}

@@ -1,0 +1,162 @@
+//! `cargo xtask vm`: tests on other kernels than this machine's, in virtual machines.
+
+mod cpio;
+mod kernel;
+mod machine;
+mod tree;
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use duct::cmd;
+use serde_json::Value;
+
+use self::kernel::{KERNELS, Kernel};
+use self::machine::Machine;
+use self::tree::Programs;
+use crate::compile;
+use crate::process::{run_shown, say};
+use crate::setup::{Level, setup};
+use crate::test::Tally;
+use crate::toolchain::clean_cargo_env;
+use crate::workspace::Workspace;
+
+/// Test binaries with this prefix need what only a guest has: they are none of the host's rungs.
+pub const GUEST_PREFIX: &str = "guest_";
+/// What a guest may use, its file system and all.
+const MEMORY_MIB: u32 = 1024;
+/// How long one guest may take. An emulated machine is ten times slower, on a busy one ten times more.
+const LIMIT: Duration = Duration::from_mins(15);
+
+/// `cargo xtask vm`
+#[derive(Debug, Args)]
+pub struct VmArgs {
+    /// Only on this kernel (repeatable) [default: those that the programs are known to load on]
+    #[arg(long = "kernel", value_name = "NAME")]
+    kernels: Vec<String>,
+    /// Only this test binary of `tests/tests` (repeatable); any may be named [default: those that begin with `guest_`]
+    #[arg(long = "test", value_name = "NAME")]
+    tests: Vec<String>,
+}
+
+/// Builds all, boots each kernel and runs the tests in it.
+pub fn run(workspace: &Workspace, args: &VmArgs) -> Result<()> {
+    let kernels = if args.kernels.is_empty() {
+        proven()
+    } else {
+        args.kernels.iter().map(|name| Kernel::named(name)).collect::<Result<_>>()?
+    };
+    let toolchain = setup(workspace, Level::Test)?;
+    compile::build(workspace, toolchain, false)?;
+    let tally = run_on(workspace, &kernels, &args.tests, |line| println!("{line}"))?;
+    println!("\n{}", tally.line());
+    ensure!(tally.failed == 0, "failed: {}", tally.failures.join(", "));
+    Ok(())
+}
+
+/// The rung: the guests' own tests on every kernel that the programs are known to load on. The agent must have been built.
+pub fn run_all(workspace: &Workspace, show: impl FnMut(&str)) -> Result<Tally> {
+    run_on(workspace, &proven(), &[], show)
+}
+
+fn proven() -> Vec<Kernel> {
+    KERNELS.into_iter().filter(|kernel| kernel.proven).collect()
+}
+
+fn run_on(workspace: &Workspace, kernels: &[Kernel], tests: &[String], mut show: impl FnMut(&str)) -> Result<Tally> {
+    if std::env::consts::ARCH != "x86_64" {
+        bail!("guests run on x86_64 only, and this is {}", std::env::consts::ARCH);
+    }
+    let tests = if tests.is_empty() { guest_tests(workspace)? } else { tests.to_vec() };
+    let folder = workspace.target().join("vm");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let programs = build(workspace, &tests)?.collect(&folder)?;
+    let mut total = Tally::default();
+    for kernel in kernels {
+        let started = Instant::now();
+        let unpacked = kernel.unpacked(workspace)?;
+        let files = folder.join(format!("{}.cpio", kernel.name));
+        fs::write(&files, tree::archive(&programs, &unpacked)?)
+            .with_context(|| format!("cannot write {}", files.display()))?;
+        let machine = Machine { image: &unpacked.image, files: &files, memory_mib: MEMORY_MIB, limit: LIMIT };
+        let mut tally = Tally::default();
+        let ended = machine.run(|line| {
+            show(&format!("{:>5} | {line}", kernel.name));
+            tally.read_line(line);
+        });
+        fs::remove_file(&files).ok();
+        tally.failures.iter_mut().for_each(|name| *name = format!("{} on Linux {}", name, kernel.name));
+        if let Err(error) = ended {
+            tally += Tally::one(&format!("Linux {}: {error:#}", kernel.name), false);
+        }
+        say(&format!("Linux {}: {} in {:.1} s", kernel.name, tally.line(), started.elapsed().as_secs_f64()));
+        total += tally;
+    }
+    Ok(total)
+}
+
+/// Test binaries whose names say that they are for guests.
+fn guest_tests(workspace: &Workspace) -> Result<Vec<String>> {
+    let folder = workspace.root.join("tests/tests");
+    let mut names = Vec::new();
+    for entry in fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))? {
+        let name = entry?.path().file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        if name.starts_with(GUEST_PREFIX) {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Builds the first process and the tests.
+fn build(workspace: &Workspace, tests: &[String]) -> Result<Programs> {
+    let environment = |command: duct::Expression| {
+        clean_cargo_env(command.env("BALLAST_EBPF_OBJECT", workspace.object()).dir(&workspace.root))
+    };
+    let init = cmd!("cargo", "build", "--locked", "-p", "lb-tests", "--bin", "ballast-guest").stdout_to_stderr();
+    run_shown("building the guests' first process", &environment(init))?;
+    let mut arguments =
+        vec!["test", "--locked", "-p", "lb-tests", "--no-run", "--message-format=json-render-diagnostics"];
+    for test in tests {
+        arguments.extend(["--test", test]);
+    }
+    let built = environment(cmd("cargo", arguments)).read().context("building the guests' tests")?;
+    let mut programs = Programs {
+        init: workspace.target().join("debug/ballast-guest"),
+        agent: workspace.agent(false),
+        tests: tests.iter().filter_map(|name| Some((name.clone(), executable(&built, name)?))).collect(),
+    };
+    ensure!(programs.tests.len() == tests.len(), "cargo built {:?} of {tests:?}", programs.tests);
+    programs.tests.sort();
+    Ok(programs)
+}
+
+/// Where cargo says that it put the test binary of this name.
+fn executable(messages: &str, name: &str) -> Option<PathBuf> {
+    messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).find_map(|message| {
+        let is_it = message["target"]["name"] == name && message["target"]["kind"][0] == "test";
+        message["executable"].as_str().filter(|_| is_it).map(PathBuf::from)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cargo_says_where_a_test_is() {
+        let messages = concat!(
+            r#"{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"guest_sctp"},"executable":null}"#,
+            "\n",
+            r#"{"reason":"compiler-artifact","target":{"kind":["test"],"name":"guest_sctp"},"executable":"/t/guest_sctp-1"}"#,
+            "\n",
+            r#"{"reason":"build-finished","success":true}"#,
+        );
+        assert_eq!(executable(messages, "guest_sctp"), Some(PathBuf::from("/t/guest_sctp-1")));
+        assert_eq!(executable(messages, "guest_agent"), None);
+    }
+}

@@ -1,0 +1,117 @@
+//! A guest's first file system: the agent, the tests, `ip`, their shared libraries, and the kernel's modules.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use duct::cmd;
+
+use super::cpio::Archive;
+use super::kernel::Unpacked;
+use crate::workspace::which;
+
+/// What goes into it.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    /// The first process.
+    pub init: PathBuf,
+    pub agent: PathBuf,
+    /// Test binaries, by name.
+    pub tests: Vec<(String, PathBuf)>,
+}
+
+impl Programs {
+    /// What stands in each guest, whatever its kernel: programs by their paths there, debug information taken out.
+    ///
+    /// They are linked dynamically: the libraries of this machine go with them.
+    pub fn collect(&self, scratch: &Path) -> Result<Vec<(String, Vec<u8>)>> {
+        let ip = which("ip").context("ip is missing: install iproute2")?;
+        let mut programs = vec![
+            ("init".to_owned(), self.init.clone()),
+            ("bin/ballast".to_owned(), self.agent.clone()),
+            ("bin/ip".to_owned(), ip),
+        ];
+        programs.extend(self.tests.iter().map(|(name, path)| (format!("tests/{name}"), path.clone())));
+        let mut libraries = BTreeSet::new();
+        let mut files = Vec::new();
+        for (place, path) in programs {
+            libraries.extend(libraries_of(&path)?);
+            files.push((place, stripped(&path, scratch)?));
+        }
+        for library in libraries {
+            let contents = fs::read(&library).with_context(|| format!("cannot read {}", library.display()))?;
+            files.push((library.to_string_lossy().trim_start_matches('/').to_owned(), contents));
+        }
+        Ok(files)
+    }
+}
+
+/// The archive for one kernel.
+pub fn archive(programs: &[(String, Vec<u8>)], kernel: &Unpacked) -> Result<Vec<u8>> {
+    let mut archive = Archive::default();
+    archive.device("dev/console", (5, 1));
+    for folder in ["proc", "sys", "run", "tmp"] {
+        archive.folder(folder);
+    }
+    for (path, contents) in programs {
+        archive.file(path, contents);
+    }
+    let mut order = Vec::new();
+    for module in &kernel.modules {
+        let name = module.file_name().context("a module has a name")?.to_string_lossy();
+        let contents = fs::read(module).with_context(|| format!("cannot read {}", module.display()))?;
+        archive.file(&format!("modules/{name}"), &contents);
+        order.push(name);
+    }
+    archive.file("modules/order", order.join("\n").as_bytes());
+    Ok(archive.finish())
+}
+
+/// Four fifths of a test binary are line tables, and all of it goes through an emulated machine's memory.
+fn stripped(path: &Path, scratch: &Path) -> Result<Vec<u8>> {
+    let to = scratch.join("stripped");
+    cmd!("strip", "--strip-debug", "-o", &to, path)
+        .run()
+        .with_context(|| format!("cannot strip {}: install binutils", path.display()))?;
+    let bytes = fs::read(&to).with_context(|| format!("cannot read {}", to.display()))?;
+    fs::remove_file(&to).ok();
+    Ok(bytes)
+}
+
+/// The loader and the libraries that a program runs with, at the paths where the loader looks for them.
+fn libraries_of(program: &Path) -> Result<Vec<PathBuf>> {
+    let output = cmd!("ldd", program)
+        .stderr_to_stdout()
+        .unchecked()
+        .read()
+        .with_context(|| format!("cannot ask for the libraries of {}: ldd is missing", program.display()))?;
+    read_libraries(&output).with_context(|| format!("libraries of {}", program.display()))
+}
+
+/// Lines as `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x…)` and `/lib64/ld-linux-x86-64.so.2 (0x…)`.
+fn read_libraries(output: &str) -> Result<Vec<PathBuf>> {
+    let mut libraries = Vec::new();
+    for line in output.lines() {
+        if line.contains("not found") {
+            bail!("the loader does not find one: {}", line.trim());
+        }
+        libraries.extend(line.split_whitespace().find(|word| word.starts_with('/')).map(PathBuf::from));
+    }
+    Ok(libraries)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_read_from_what_the_loader_says() {
+        let output = "\tlinux-vdso.so.1 (0x00007ffd)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f)\n\
+                      \t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
+        let libraries = read_libraries(output).expect("found");
+        assert_eq!(libraries, ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from));
+        assert!(read_libraries("\tstatically linked\n").expect("none").is_empty());
+        assert!(read_libraries("\tlibbpf.so.1 => not found\n").is_err());
+    }
+}
