@@ -144,7 +144,7 @@ pub fn way<const N: usize>(
 #[inline(always)]
 fn sends(ifindex: u32) -> bool {
     // SAFETY: one word, copied at once.
-    unsafe { LINKS.get(&ifindex) }.is_some_and(|link| link.flags & link_flags::XDP_SENDS != 0)
+    unsafe { LINKS.get(ifindex) }.is_some_and(|link| link.flags & link_flags::XDP_SENDS != 0)
 }
 
 /// The index of the link towards an address of which nothing else is known; 0: there is none.

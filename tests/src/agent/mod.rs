@@ -18,7 +18,7 @@ use crate::peers::eventually;
 use crate::topology::{Node, Place};
 
 /// How long an agent may take to do what it was told. Generous: a test machine may be busy.
-pub const SOON: Duration = Duration::from_secs(60);
+pub const SOON: Duration = Duration::from_mins(1);
 /// How long an agent may take to start: in an emulated machine the verifier alone takes minutes.
 const START: Duration = Duration::from_mins(8);
 
