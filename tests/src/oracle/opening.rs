@@ -183,8 +183,13 @@ fn is_free(world: &World, connection: &Connection) -> bool {
             && (left.client, left.target) != (connection.client, connection.target)
             && world.now_s.saturating_sub(left.seen_s) <= 60
     };
-    // A second SYN stands under the client's tuple, which may be the one that answers here would have.
-    world.answered(protocol, answerer, seen_client).is_none_or(yields)
+    // Who answers here may ask from the same port whom the client seems to be: that is the same tuple.
+    let asks = world.asked(protocol, answerer, seen_client).is_some()
+        || world.asking(protocol, answerer, seen_client).is_some()
+        || protocol == Protocol::Tcp
+            && world.seconds.iter().any(|second| (second.client, second.target) == (answerer, seen_client));
+    !asks
+        && world.answered(protocol, answerer, seen_client).is_none_or(yields)
         && world.answering(protocol, answerer, seen_client).is_none_or(yields)
         && !world.left.iter().any(left)
 }

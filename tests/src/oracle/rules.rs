@@ -228,10 +228,22 @@ fn at_any_hook(world: &mut World, asked: Asked, hint: Hint) -> Result<Expected> 
     if let Some(expected) = open(world, asked, why, hint)? {
         return Ok(expected);
     }
-    if asked.opens_or_udp() && world.vips.get(&dst.ip()) == Some(&true) {
+    if unserved(world, asked) {
         return Ok(asked.refuse(Outcome::RefusedUnserved, 0, 0));
     }
     if asked.is_clients_link() { direct(world, asked, hint) } else { Ok(PASS) }
+}
+
+/// Whether the packet is for an address of services at a port that nobody serves, and goes no further.
+fn unserved(world: &World, asked: Asked) -> bool {
+    let vip = world.vips.get(&asked.dst.ip());
+    match asked.hook {
+        // Whatever comes from the wire for such an address would go back there.
+        Hook::NodeIn | Hook::Xdp => vip.is_some(),
+        // Nor may anything leave for one; the other ports of an external IP may be somebody's own.
+        Hook::NodeOut => vip == Some(&true),
+        _ => vip == Some(&true) && asked.opens_or_udp(),
+    }
 }
 
 /// What nobody has answered yet is looked for by what may begin or answer it. `None`: nothing was found.

@@ -13,7 +13,7 @@ use crate::random::Random;
 pub fn packet(random: &mut Random, v6: bool, world: &World) -> (Hook, Frame) {
     let anywhere = *random.of(&Hook::ALL);
     let connection = (!world.connections.is_empty()).then(|| random.of(&world.connections).clone());
-    let left = (!world.left.is_empty() && random.one_in(3)).then(|| random.of(&world.left).clone());
+    let left = (!world.left.is_empty() && random.one_in(2)).then(|| random.of(&world.left).clone());
     if let Some(left) = left {
         let mut frame = shaped(random, v6, left.protocol, left.answerer, left.seen_client);
         answers(random, &mut frame, left.isn);
@@ -27,7 +27,7 @@ pub fn packet(random: &mut Random, v6: bool, world: &World) -> (Hook, Frame) {
         frame.tcp_flags = SYN;
         return (hook, frame);
     }
-    match (connection, random.below(12)) {
+    match (connection, random.below(14)) {
         (Some(connection), 0..=7) => known(random, v6, world, &connection),
         (connection, roll) => {
             let known = connection.filter(|_| !random.one_in(3));
@@ -84,7 +84,7 @@ fn first(random: &mut Random, v6: bool, world: &World, known: Option<Connection>
         (8, Some(connection)) => (connection.client, connection.answerer),
         (8, None) => (client, somebody(random)),
         // A client that has a connection asks another service from the same port.
-        (9, Some(connection)) => (connection.client, service(random)),
+        (9 | 12 | 13, Some(connection)) => (connection.client, service(random)),
         (9, None) => (somebody(random), client),
         (10, _) if random.one_in(4) => (somebody(random), client),
         // Nothing to do with any service.
@@ -167,7 +167,7 @@ fn shaped(random: &mut Random, v6: bool, protocol: Protocol, src: SocketAddr, ds
         ip_options,
         tcp_options: words(random, 10),
         payload: random.bytes(length),
-        hops: 1 + random.byte() % 255,
+        hops: if random.one_in(10) { 1 } else { 1 + random.byte() % 255 },
         identification: u16::from(random.byte()) << 8 | u16::from(random.byte()),
         dont_fragment: random.one_in(2),
         more_fragments: !v6 && random.one_in(30),
