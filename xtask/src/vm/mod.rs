@@ -49,7 +49,7 @@ pub fn run(workspace: &Workspace, args: &VmArgs) -> Result<()> {
     } else {
         args.kernels.iter().map(|name| Kernel::named(name)).collect::<Result<_>>()?
     };
-    let toolchain = setup(workspace, Level::Test)?;
+    let toolchain = setup(workspace, Level::Guests)?;
     compile::build(workspace, toolchain, false)?;
     let tally = run_on(workspace, &kernels, &args.tests, |line| println!("{line}"))?;
     println!("\n{}", tally.line());
