@@ -75,7 +75,8 @@ fn at(seconds: u64) -> Monotonic {
 }
 
 fn facts() -> NodeFacts {
-    NodeFacts { addresses: ["192.0.2.9".parse().unwrap()].into(), ..NodeFacts::default() }
+    let addresses = ["192.0.2.9", "2001:db8::9"].map(|address| address.parse().unwrap());
+    NodeFacts { addresses: addresses.into(), ..NodeFacts::default() }
 }
 
 /// Tables with a bit of everything: frontends of all kinds, both sets, source ranges, a drain, an id that is free again.
