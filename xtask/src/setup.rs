@@ -14,6 +14,10 @@ use crate::workspace::{Workspace, is_root, which};
 const BPF_LINKER_VERSION: &str = "0.13.0";
 const CARGO_DENY_VERSION: &str = "0.20.2";
 
+/// Disk, in bytes, that a fresh checkout fills: to build the agent, and to build and run all tests.
+const BUILD_ROOM: u64 = 3 << 30;
+const TEST_ROOM: u64 = 10 << 30;
+
 /// How much a command needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
@@ -162,6 +166,9 @@ pub fn setup(workspace: &Workspace, level: Level) -> Result<Toolchain> {
     let facts = Facts::gather();
     let toolchain = choose(facts)?;
     say(&format!("eBPF toolchain: {}", toolchain.describe()));
+    if let Some(warning) = room_warning(room(&workspace.root)?, level) {
+        say(&warning);
+    }
     fs::create_dir_all(&workspace.tools).with_context(|| format!("cannot make {}", workspace.tools.display()))?;
     let missing: Vec<&Need> = NEEDS.iter().filter(|n| n.level <= level && !(n.present)(workspace)).collect();
     install_packages(workspace, toolchain, facts, &missing)?;
@@ -175,6 +182,27 @@ pub fn setup(workspace: &Workspace, level: Level) -> Result<Toolchain> {
         }
     }
     Ok(toolchain)
+}
+
+/// Bytes that are free on the checkout's file system.
+fn room(checkout: &Path) -> Result<u64> {
+    let stat =
+        rustix::fs::statvfs(checkout).with_context(|| format!("cannot read the space at {}", checkout.display()))?;
+    Ok(stat.f_bavail * stat.f_frsize)
+}
+
+/// A linker that runs out of disk dies with a bus error and no word about the disk: said before.
+fn room_warning(free: u64, level: Level) -> Option<String> {
+    const GIB: u64 = 1 << 30;
+    let wanted = if level >= Level::Test { TEST_ROOM } else { BUILD_ROOM };
+    (free < wanted).then(|| {
+        format!(
+            "only {} GiB are free on the disk of this checkout; all that is built from nothing takes up to {} GiB: \
+             a linker that ends with a bus error (signal 7) has run out of it",
+            free / GIB,
+            wanted / GIB
+        )
+    })
 }
 
 /// One call of apt-get for the compiler's packages and everything else that Debian has; rustup for the other toolchain.
@@ -292,6 +320,14 @@ fn llvm(toolchain: Toolchain) -> Result<(PathBuf, &'static str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_disk_too_small_is_named_before_a_linker_dies_of_it() {
+        assert_eq!(room_warning(64 << 30, Level::Guests), None);
+        assert_eq!(room_warning(4 << 30, Level::Run), None);
+        let warning = room_warning(7 << 30, Level::Test).expect("too small for the tests");
+        assert!(warning.contains("7 GiB are free") && warning.contains("10 GiB"), "{warning}");
+    }
 
     #[test]
     fn every_need_says_why_and_belongs_to_a_level() {

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use duct::cmd;
 
 use self::table::Mutation;
 use crate::compile::build_programs;
@@ -19,6 +20,10 @@ use crate::workspace::{Workspace, is_root};
 
 /// At least so many mutations must be there: a ladder that lost its mutations would pass in silence.
 const MUTATIONS_MIN: usize = 10;
+
+/// So many are tried in a run of the ladder, each of which costs a build of the programs. Which ones, the commit decides:
+/// each commit tries others, and the same commit the same ones. `cargo xtask mutate` tries all.
+const MUTATIONS_A_RUN: usize = 16;
 
 /// `cargo xtask mutate`
 #[derive(Debug, Args)]
@@ -52,13 +57,30 @@ pub fn run(workspace: &Workspace, args: &MutateArgs) -> Result<()> {
     Ok(())
 }
 
-/// Runs all mutations, as a rung of the ladder.
-pub fn run_all(workspace: &Workspace, toolchain: Toolchain) -> Result<Tally> {
+/// Runs this commit's share of the mutations, as a rung of the ladder.
+pub fn run_share(workspace: &Workspace, toolchain: Toolchain) -> Result<Tally> {
     let mutations = read(workspace)?;
     if mutations.len() < MUTATIONS_MIN {
         bail!("{} mutations in tests/mutations, expected at least {MUTATIONS_MIN}", mutations.len());
     }
-    Ok(run_each(workspace, toolchain, &mutations))
+    let all = mutations.len();
+    let share = share(mutations, &commit(workspace));
+    say(&format!("{} of {all} mutations, this commit's share; `cargo xtask mutate` tries all", share.len()));
+    Ok(run_each(workspace, toolchain, &share))
+}
+
+/// The commit that is checked out; nothing where there is no git.
+fn commit(workspace: &Workspace) -> String {
+    let head = cmd!("git", "rev-parse", "HEAD").dir(&workspace.root).stderr_null();
+    head.read().unwrap_or_default()
+}
+
+/// Every n-th mutation from a start that the commit decides: neighbours in the file, which break like things, are
+/// spread over the commits.
+fn share(mutations: Vec<Mutation>, commit: &str) -> Vec<Mutation> {
+    let step = mutations.len().div_ceil(MUTATIONS_A_RUN).max(1);
+    let start = commit.bytes().fold(0_usize, |sum, byte| (sum * 31 + usize::from(byte)) % step);
+    mutations.into_iter().skip(start).step_by(step).collect()
 }
 
 fn read(workspace: &Workspace) -> Result<Vec<Mutation>> {
@@ -138,6 +160,23 @@ fn copy_folder(from: &Path, to: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_shares_of_all_commits_are_all_mutations() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/mutations");
+        let all = || table::read(&folder).expect("the table");
+        let mut missed: Vec<String> = all().into_iter().map(|mutation| mutation.name).collect();
+        for commit in 0..64 {
+            let share = share(all(), &format!("{commit:x}"));
+            assert!(
+                share.len() <= MUTATIONS_A_RUN && share.len() + 1 >= MUTATIONS_A_RUN / 2,
+                "{} in a share",
+                share.len()
+            );
+            missed.retain(|name| share.iter().all(|mutation| mutation.name != *name));
+        }
+        assert!(missed.is_empty(), "no commit tries {missed:?}");
+    }
 
     #[test]
     fn the_copy_holds_the_programs_and_a_workspace_of_lb_common_alone() {

@@ -215,7 +215,7 @@ fn run_rung(workspace: &Workspace, toolchain: Toolchain, rung: &Rung, show: Show
         ),
         Rung::Integration(name) => cargo_test(workspace, name, &integration(name), show),
         Rung::Guests => guests(workspace, show),
-        Rung::Mutations => mutate::run_all(workspace, toolchain),
+        Rung::Mutations => mutate::run_share(workspace, toolchain),
         Rung::Demo => demo(workspace),
     }
 }
