@@ -84,9 +84,9 @@ pub enum Outcome {
     DroppedNoAddress = 38,
     /// From the wire with a source that cannot be out there (loopback, this node, a service): dropped.
     DroppedMartian = 39,
-    /// Larger than the link towards the backend takes: the sender was told (ICMP fragmentation needed, packet too big).
+    /// Larger than its further way takes: dropped, and the sender told (ICMP fragmentation needed, packet too big).
     RefusedTooBig = 40,
-    /// The last hop that its sender allowed: dropped.
+    /// It has come as far as its sender allowed: dropped, and the sender told (ICMP time exceeded).
     DroppedHopLimit = 41,
     /// bind() of a host process to a port that the node serves for a service: EADDRINUSE.
     RefusedBind = 42,

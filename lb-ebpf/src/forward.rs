@@ -3,19 +3,22 @@
 use core::ffi::c_void;
 
 use aya_ebpf::bindings::{
-    __sk_buff, BPF_F_INGRESS, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, TC_ACT_SHOT,
-    bpf_fib_lookup as FibQuery, xdp_md,
+    __sk_buff, BPF_F_INGRESS, BPF_FIB_LKUP_RET_FRAG_NEEDED, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS,
+    TC_ACT_SHOT, bpf_fib_lookup as FibQuery, xdp_md,
 };
 use aya_ebpf::helpers::generated::{
     bpf_fib_lookup, bpf_l3_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_head, bpf_skb_change_type,
     bpf_skb_load_bytes, bpf_skb_store_bytes,
 };
-use lb_common::abi::{FlowKey, link_flags};
+use lb_common::abi::{FlowKey, TCP, link_flags};
+use lb_common::decide::Packet;
 use lb_common::outcome::Outcome;
 
+use crate::aside::Spot;
 use crate::count::{self, Counter};
 use crate::maps::LINKS;
-use crate::parse::ETHERNET;
+use crate::parse::{ETHERNET, Offsets, UDP_HEADER};
+use crate::rewrite::Refused;
 use crate::skb::{load, store};
 
 /// Verdicts at tc. `NEXT` (TCX_NEXT, and TC_ACT_UNSPEC for clsact) leaves the packet to the programs behind us.
@@ -26,6 +29,10 @@ const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 /// `skb->pkt_type` of a packet for this host.
 const PACKET_HOST: u32 = 0;
+/// `gso_size` of a packet whose segments have lengths of their own (SCTP).
+const GSO_BY_FRAGMENTS: u32 = 0xffff;
+/// Longest packet that a length field of 16 bits can tell.
+const LONGEST: u32 = 65_535;
 
 /// Sends the packet back over the link that it came by: out of it at ingress, into it at egress.
 #[inline(always)]
@@ -56,23 +63,45 @@ fn swap_ethernet(skb: *mut __sk_buff) -> Result<(), ()> {
     Ok(())
 }
 
-/// Sends a rewritten packet out by the routing table, resolving the neighbour; up the stack if it is for this host.
+/// No verdicts at tc: a packet that is not sent on as it is, and whose sender may be told why.
+pub const TOO_BIG: i32 = -104;
+pub const EXPIRED: i32 = -105;
+
+/// Sends a packet of known length on, written as it is to be, by the routing table; up the stack if it is for this host.
 ///
 /// Since Linux 5.10 (`bpf_redirect_neigh`).
+#[inline(always)]
+pub fn route<const N: usize>(skb: *mut __sk_buff, key: &FlowKey<N>, length: u32, spot: Spot) -> i32 {
+    if is_expired::<N>(skb, spot) {
+        return dropped(EXPIRED);
+    }
+    let next = next(skb, &key.src, &key.dst, key.protocol, length);
+    if next < 0 { dropped(TOO_BIG) } else { send::<N>(skb, next as u32, spot.network as u32, spot.ingress) }
+}
+
+/// Drops a packet whose sender is not told.
+#[inline(always)]
+pub fn dropped(why: i32) -> i32 {
+    count::outcome(if why == TOO_BIG { Outcome::RefusedTooBig } else { Outcome::DroppedHopLimit }, Counter::Packet);
+    DROP
+}
+
+/// Sends a packet, written as it is to be, out by the link that [`next`] gave.
 #[inline(never)]
-pub fn route<const N: usize>(skb: *mut __sk_buff, key: &FlowKey<N>, network: usize, ingress: bool) -> i32 {
-    let Some(ifindex) = next_link(skb, key) else {
+pub fn send<const N: usize>(skb: *mut __sk_buff, ifindex: u32, network: u32, ingress: bool) -> i32 {
+    let network = network as usize;
+    if ifindex == 0 {
         // For this host: at ingress the stack delivers it. At egress it would leave: turn it round.
         return if ingress { NEXT } else { back(skb, network, false) };
-    };
+    }
     // At egress the stack has counted the hop already.
     if ingress && hop::<N>(skb, network).is_err() {
-        return DROP;
+        return lost();
     }
     // The helper takes a link-layer header off before it puts the new one on, and drops a packet that has none.
     // SAFETY: a helper on the program's own packet.
     if network == 0 && unsafe { bpf_skb_change_head(skb, ETHERNET as u32, 0) } != 0 {
-        return DROP;
+        return lost();
     }
     // SAFETY: helpers on the program's own packet.
     unsafe {
@@ -82,26 +111,36 @@ pub fn route<const N: usize>(skb: *mut __sk_buff, key: &FlowKey<N>, network: usi
     }
 }
 
-/// Takes a hop off the packet's limit. An error: it was the last one.
+/// Drops a packet that the kernel refused to write or to send.
 #[inline(always)]
-fn hop<const N: usize>(skb: *mut __sk_buff, network: usize) -> Result<(), ()> {
+pub fn lost() -> i32 {
+    count::outcome(Outcome::DroppedRewrite, Counter::Packet);
+    DROP
+}
+
+/// Whether the packet, if it is sent on from here, was to come no further. At egress the stack has seen to that.
+#[inline(always)]
+pub fn is_expired<const N: usize>(skb: *mut __sk_buff, spot: Spot) -> bool {
+    let mut limit = [0u8; 1];
+    spot.ingress && (load(skb, spot.network + hop_limit_at::<N>(), &mut limit).is_err() || limit[0] <= 1)
+}
+
+/// Takes a hop off the packet's limit, which is more than one.
+#[inline(always)]
+fn hop<const N: usize>(skb: *mut __sk_buff, network: usize) -> Result<(), Refused> {
     let at = network + hop_limit_at::<N>();
     let mut limit = [0u8; 2];
-    load(skb, at, &mut limit).map_err(|_| ())?;
+    load(skb, at, &mut limit)?;
     let [left, protocol] = limit;
-    if left <= 1 {
-        count::outcome(Outcome::DroppedHopLimit, Counter::Packet);
-        return Err(());
-    }
-    let new = [left - 1, protocol];
+    let left = left.wrapping_sub(1);
     if N == 4 {
-        let (old, new) = (u64::from(u16::from_ne_bytes(limit)), u64::from(u16::from_ne_bytes(new)));
+        let (old, new) = (u64::from(u16::from_ne_bytes(limit)), u64::from(u16::from_ne_bytes([left, protocol])));
         // SAFETY: the helper checks the offset against the packet.
         if unsafe { bpf_l3_csum_replace(skb, network as u32 + 10, old, new, 2) } != 0 {
-            return Err(());
+            return Err(Refused);
         }
     }
-    store(skb, at, &[left - 1]).map_err(|_| ())
+    store(skb, at, &[left])
 }
 
 /// Where the hop limit stands in the network header.
@@ -176,16 +215,44 @@ fn query<const N: usize>(src: &[u8; N], dst: &[u8; N], protocol: u8) -> FibQuery
     query
 }
 
-/// The link towards the packet's destination; `None` if it is an address of this host, or unreachable.
-#[inline(always)]
-fn next_link<const N: usize>(skb: *mut __sk_buff, key: &FlowKey<N>) -> Option<u32> {
-    let mut query = query(&key.src, &key.dst, key.protocol);
+/// The link by which a packet of so many bytes leaves; 0: none, for it is for this host or has no way. Below 0: it is too big, and
+/// this is the most that its way takes, negated.
+///
+/// A function of its own: off the stack of those that ask. Since Linux 5.12 the answer tells the way's MTU.
+#[inline(never)]
+pub fn next<const N: usize>(skb: *mut __sk_buff, src: &[u8; N], dst: &[u8; N], protocol: u8, length: u32) -> i32 {
+    let mut query = query(src, dst, protocol);
+    // No packet of the wire is longer than the field can tell.
+    query.__bindgen_anon_1.tot_len = if length > LONGEST { 0 } else { length as u16 };
     // SAFETY: reads the context.
     query.ifindex = unsafe { (*skb).ifindex };
     // SAFETY: the query lives on this stack and its size is told.
     let found = unsafe { bpf_fib_lookup(skb.cast::<c_void>(), &raw mut query, size_of::<FibQuery>() as i32, 0) };
+    if found == i64::from(BPF_FIB_LKUP_RET_FRAG_NEEDED) {
+        // SAFETY: two names of the same number, in and out.
+        return -i32::from(unsafe { query.__bindgen_anon_1.mtu_result });
+    }
     let known = found == i64::from(BPF_FIB_LKUP_RET_SUCCESS) || found == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH);
-    known.then_some(query.ifindex)
+    if known { query.ifindex as i32 } else { 0 }
+}
+
+/// How long the packet is on the wire, from its network header on: of several segments that the kernel has joined, the longest.
+/// 0: not known.
+#[inline(always)]
+pub fn wire_length<const N: usize>(skb: *mut __sk_buff, packet: &Packet<N>, offsets: Offsets) -> u32 {
+    // SAFETY: reads the context.
+    let payload = unsafe { (*skb).gso_size };
+    if payload == 0 {
+        return packet.length;
+    }
+    if payload == GSO_BY_FRAGMENTS {
+        return 0;
+    }
+    let mut words = [(UDP_HEADER as u8 / 4) << 4];
+    if packet.key.protocol == TCP && load(skb, offsets.transport + 12, &mut words).is_err() {
+        return 0;
+    }
+    (offsets.transport - offsets.network) as u32 + u32::from(words[0] >> 4) * 4 + payload
 }
 
 #[inline(always)]

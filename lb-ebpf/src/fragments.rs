@@ -4,11 +4,10 @@ use aya_ebpf::bindings::__sk_buff;
 use lb_common::abi::{FlowKey, Fragment, FragmentKey, fragment_tag};
 use lb_common::decide::{self, Action, Now, Tables, Work};
 use lb_common::limits::FRAGMENT_TIMEOUT_S;
-use lb_common::outcome::Outcome;
 
 use crate::aside::{Spot, settled};
-use crate::count::{self, Counter};
-use crate::forward::{DROP, NEXT};
+use crate::count;
+use crate::forward::{self, NEXT};
 use crate::headers::Headers;
 use crate::maps::{Family, Fragments};
 use crate::masquerade;
@@ -67,12 +66,13 @@ where
         return settled(work, spot, ifindex);
     }
     count::packet(work, spot.id, ifindex, work.packet.length);
+    let way = if work.verdict.route { masquerade::way(skb, work, work.packet.length, spot) } else { 0 };
+    if way < 0 {
+        // Nobody is told of a later fragment (RFC 1812, section 4.3.2.7).
+        return forward::dropped(way);
+    }
     if masquerade::addresses(skb, spot.network, work, None).is_err() {
-        count::outcome(Outcome::DroppedRewrite, Counter::Packet);
-        return DROP;
+        return forward::lost();
     }
-    if !work.verdict.route {
-        return NEXT;
-    }
-    masquerade::go(skb, spot, work)
+    if work.verdict.route { masquerade::go(skb, spot, work, way) } else { NEXT }
 }

@@ -261,7 +261,8 @@ where
     if turns_back {
         return forward::back(skb, spot.network, spot.ingress);
     }
-    forward::route(skb, &work.packet.key, spot.network, spot.ingress)
+    let key = &work.packet.key;
+    forward::route(skb, key, work.packet.length, spot)
 }
 
 /// An error under translation.
@@ -306,12 +307,15 @@ impl<const N: usize> Error<'_, N> {
             before += old_addresses;
             after += new_addresses;
         }
-        // The error's own addresses: it goes to where the quotation came from; it may be the other end's own, or a router's.
+        // The error's own addresses: it goes to where the quotation came from; it may be the other end's own, or a router's. Who talks
+        // to another address than the packet's own may have no way to the router, or none that its filters believe: it hears of the
+        // error from whom it talks to, as by the translation of Linux.
         let network = self.spot.network;
-        let (src, dst) = if key.src == message.src { (new_src, new_dst) } else { (&message.src, new_dst) };
+        let is_own = verdict.masquerade || key.src == message.src;
+        let (src, dst) = if is_own { (new_src, new_dst) } else { (&message.src, new_dst) };
         let (mut old_outer, mut new_outer) = (old_dst_sum, new_dst_sum);
-        if key.src == message.src {
-            old_outer += old_src_sum;
+        if is_own {
+            old_outer += checksum::add(0, &message.src);
             new_outer += new_src_sum;
         }
         if N == 4 {

@@ -26,6 +26,7 @@ mod socket;
 mod steps;
 mod tables;
 mod tc;
+mod tell;
 mod xdp;
 
 use aya_ebpf::macros::{cgroup_sock, cgroup_sock_addr, classifier, xdp};

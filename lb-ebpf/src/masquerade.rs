@@ -1,28 +1,30 @@
-//! Packets both of whose addresses change: towards a backend that sees another address than its client's, and back.
+//! Packets that are sent on from here, both of their addresses written: towards a backend that sees another address than its client's,
+//! and back; and whatever else the stack would lead astray.
 //!
-//! The source becomes an address of this node, or of a service, so the packet is sent on from here: the stack would take it for a
-//! martian.
+//! Where the source becomes an address of this node, or of a service, the stack would take the packet for a martian. Nothing is
+//! written before the way is known: a packet that is too big for it, or has come too far, is quoted to its sender as it came.
 
 use aya_ebpf::bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
 use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_l3_csum_replace, bpf_l4_csum_replace};
-use lb_common::abi::{FlowKey, SCTP, UDP};
+use lb_common::abi::{SCTP, UDP};
 use lb_common::decide::{Action, Verdict, Work};
-use lb_common::outcome::Outcome;
 use lb_common::words;
 
 use crate::aside::Spot;
-use crate::count::{self, Counter};
-use crate::forward::{self, DROP};
+use crate::forward::{self, DROP, EXPIRED, TOO_BIG};
 use crate::maps::Family;
+use crate::parse::Offsets;
 use crate::rewrite::{End, Refused, ports};
 use crate::sctp;
 use crate::skb::{store, store_summed};
 use crate::tables::Kernel;
+use crate::tell;
 
-/// Does as a verdict with `masquerade` says; gives the verdict at tc. A *global* function, as the steps are.
+/// Does as a verdict with `route` says; gives the verdict at tc. A *global* function, as the steps are.
 #[inline(always)]
 pub fn send<const N: usize>(skb: *mut __sk_buff, spot: u32, transport: u32) -> i32 {
-    if N == 4 { write_ends4(skb, spot, transport) } else { write_ends6(skb, spot, transport) }
+    let verdict = if N == 4 { write_ends4(skb, spot, transport) } else { write_ends6(skb, spot, transport) };
+    if matches!(verdict, TOO_BIG | EXPIRED) { tell::unsent::<N>(skb, spot, transport, verdict) } else { verdict }
 }
 
 #[unsafe(no_mangle)]
@@ -43,29 +45,51 @@ where
     Kernel: Family<N>,
 {
     let Some(work) = <Kernel as Family<N>>::work() else { return DROP };
-    if write(skb, spot.network, transport, work).is_err() {
-        count::outcome(Outcome::DroppedRewrite, Counter::Packet);
-        return DROP;
+    let length = forward::wire_length(skb, &work.packet, Offsets { network: spot.network, transport });
+    let way = way(skb, work, length, spot);
+    if way < 0 {
+        return way;
     }
-    go(skb, spot, work)
+    if write(skb, spot.network, transport, work).is_err() {
+        return forward::lost();
+    }
+    go(skb, spot, work, way)
 }
+
+/// The link by which the packet of so many bytes is to leave as its verdict says, and [`HERE`] for one that stays on this host; below 0:
+/// why it is not sent on.
+#[inline(always)]
+pub fn way<const N: usize>(skb: *mut __sk_buff, work: &Work<N>, length: u32, spot: Spot) -> i32 {
+    let verdict = &work.verdict;
+    if verdict.turns_back(&work.packet.key) {
+        return HERE;
+    }
+    let (src, dst) = ends(verdict);
+    let next = forward::next(skb, src, dst, work.packet.key.protocol, length);
+    if next < 0 {
+        return TOO_BIG;
+    }
+    if next != HERE && forward::is_expired::<N>(skb, spot) { EXPIRED } else { next }
+}
+
+/// No link: the packet goes back over its own one, or up the stack.
+const HERE: i32 = 0;
 
 /// Sends the packet of the scratch record, written as its verdict says, on its way.
 #[inline(always)]
-pub fn go<const N: usize>(skb: *mut __sk_buff, spot: Spot, work: &mut Work<N>) -> i32 {
+pub fn go<const N: usize>(skb: *mut __sk_buff, spot: Spot, work: &Work<N>, way: i32) -> i32 {
+    if way != HERE {
+        return forward::send::<N>(skb, way as u32, spot.network as u32, spot.ingress);
+    }
     if work.verdict.turns_back(&work.packet.key) {
         return forward::back(skb, spot.network, spot.ingress);
     }
-    readdress_key(&work.verdict, &mut work.packet.key);
-    forward::route(skb, &work.packet.key, spot.network, spot.ingress)
-}
-
-/// Gives the key the addresses that the verdict says.
-#[inline(always)]
-pub fn readdress_key<const N: usize>(verdict: &Verdict<N>, key: &mut FlowKey<N>) {
-    let (src, dst) = ends(verdict);
-    words::address(src, &mut key.src);
-    words::address(dst, &mut key.dst);
+    // The stack takes no packet from an address of its own.
+    if work.verdict.masquerade {
+        forward::lost()
+    } else {
+        forward::send::<N>(skb, 0, spot.network as u32, spot.ingress)
+    }
 }
 
 /// Source and destination address as the verdict says.

@@ -1,11 +1,8 @@
-//! Answers in a service's name: TCP RST, SCTP ABORT, ICMP port unreachable. The packet itself becomes the answer and goes back.
-
-use core::arch::asm;
+//! Answers in a service's name: TCP RST, SCTP ABORT, ICMP errors. The packet itself becomes the answer and goes back.
 
 use aya_ebpf::bindings::__sk_buff;
-use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
-use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_l4_csum_replace, bpf_skb_adjust_room, bpf_skb_load_bytes};
-use lb_common::abi::{SCTP, TCP, UDP};
+use aya_ebpf::helpers::generated::bpf_l4_csum_replace;
+use lb_common::abi::{SCTP, TCP};
 use lb_common::checksum;
 use lb_common::crc32c;
 use lb_common::decide::Packet;
@@ -13,33 +10,25 @@ use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag;
 
 use crate::aside::Spot;
-use crate::count::{self, Counter};
 use crate::forward::{self, DROP};
-use crate::icmp::ICMP_HEADER;
-use crate::maps::{Family, MOST_QUOTED, QUOTE};
-use crate::parse::{IPV4_HEADER, IPV6_HEADER, Offsets, TCP_HEADER, UDP_HEADER};
+use crate::maps::Family;
+use crate::parse::{IPV4_HEADER, IPV6_HEADER, Offsets, TCP_HEADER};
 use crate::rewrite::Refused;
 use crate::skb::{load, resize, store};
 use crate::tables::Kernel;
+use crate::tell::{self, LEAST_ABOUT, PORT_UNREACHABLE, about};
 
 /// Hop limit of what we make ourselves (RFC 1700's default, as Linux).
 pub const HOPS: u8 = 64;
-/// ICMP: destination unreachable, port unreachable (RFC 792).
-const ICMP4_PORT_UNREACHABLE: [u8; 2] = [3, 3];
-/// ICMPv6: destination unreachable, port unreachable (RFC 4443, section 3.1).
-const ICMP6_PORT_UNREACHABLE: [u8; 2] = [1, 4];
 /// Where the checksum stands in the headers.
-const TCP_CHECKSUM: u32 = 16;
-const UDP_CHECKSUM: u32 = 6;
-const ICMP4: u8 = 1;
-const ICMP6: u8 = 58;
-
+pub const TCP_CHECKSUM: u32 = 16;
 /// Turns the packet of the scratch record into the answer that refuses it, and sends it back; gives the verdict.
 ///
 /// A *global* function, as the steps are: off the ordinary path's stack.
 #[inline(always)]
 pub fn answer<const N: usize>(skb: *mut __sk_buff, spot: u32, transport: u32) -> i32 {
-    if N == 4 { refuse4(skb, spot, transport) } else { refuse6(skb, spot, transport) }
+    let verdict = if N == 4 { refuse4(skb, spot, transport) } else { refuse6(skb, spot, transport) };
+    if verdict < LEAST_ABOUT { verdict } else { tell::error::<N>(skb, spot, transport, verdict) }
 }
 
 #[unsafe(no_mangle)]
@@ -67,11 +56,10 @@ where
     let done = match packet.key.protocol {
         TCP => reset(skb, packet, offsets),
         SCTP if belongs_nowhere => abort(skb, packet, offsets),
-        _ => unreachable(skb, packet, offsets),
+        _ => return about::<N>(PORT_UNREACHABLE, 0),
     };
     if done.is_err() {
-        count::outcome(Outcome::DroppedRewrite, Counter::Packet);
-        return DROP;
+        return forward::lost();
     }
     forward::back(skb, spot.network, spot.ingress)
 }
@@ -147,47 +135,12 @@ fn segment_length<const N: usize>(
     Ok(total.saturating_sub(headers) + control)
 }
 
-/// ICMP port unreachable, quoting the packet from its network header on, as much as has room in the scratch record.
-#[inline(always)]
-fn unreachable<const N: usize>(skb: *mut __sk_buff, packet: &Packet<N>, offsets: Offsets) -> Result<(), Refused> {
-    let network_length = if N == 4 { IPV4_HEADER } else { IPV6_HEADER };
-    let mut total = [0u8; 2];
-    load(skb, offsets.network + if N == 4 { 2 } else { 4 }, &mut total)?;
-    let total = usize::from(u16::from_be_bytes(total)) + if N == 4 { 0 } else { IPV6_HEADER };
-    // Whole words, without what a link padded.
-    let quoted = if total > MOST_QUOTED { MOST_QUOTED } else { total } & !3;
-    if quoted < offsets.transport - offsets.network + UDP_HEADER {
-        return Err(Refused);
-    }
-    resize(skb, offsets.network + quoted)?;
-    let mut message = [0u8; ICMP_HEADER];
-    let kind = if N == 4 { ICMP4_PORT_UNREACHABLE } else { ICMP6_PORT_UNREACHABLE };
-    message[0..2].copy_from_slice(&kind);
-    let end = offsets.network + quoted;
-    let mut sum = quotation_sum(skb, offsets.network, end)?;
-    if packet.key.protocol == UDP {
-        sum += completion(skb, offsets.transport as u32, end as u32);
-    }
-    let length = ICMP_HEADER + quoted;
-    let protocol = if N == 4 { ICMP4 } else { ICMP6 };
-    let pseudo = if N == 4 { 0 } else { pseudo_header(packet, ICMP6, length as u32) };
-    let sum = !checksum::fold(checksum::add(pseudo, &message) + sum);
-    message[2..4].copy_from_slice(&sum.to_be_bytes());
-    // SAFETY: a helper on the program's own packet.
-    let grown = unsafe { bpf_skb_adjust_room(skb, (network_length + ICMP_HEADER) as i32, BPF_ADJ_ROOM_MAC, 0) };
-    if grown != 0 {
-        return Err(Refused);
-    }
-    network_header(skb, packet, offsets, protocol, length)?;
-    store(skb, offsets.network + network_length, &message)
-}
-
 /// Whether the packet's checksum is partial: the kernel notes it with the packet, and completes it where the packet leaves over a
 /// link that cannot. No field tells, but the kernel's helper leaves the checksum alone then, whatever else changes.
 ///
 /// A function of its own: off the stack of those that ask.
 #[inline(never)]
-fn is_partial(skb: *mut __sk_buff, checksum_at: u32) -> bool {
+pub fn is_partial(skb: *mut __sk_buff, checksum_at: u32) -> bool {
     let mut before = [0u8; 2];
     let mut after = [0u8; 2];
     let at = checksum_at as usize;
@@ -200,52 +153,16 @@ fn is_partial(skb: *mut __sk_buff, checksum_at: u32) -> bool {
     asked.is_ok() && store(skb, at, &before).is_ok() && before == after
 }
 
-/// What the sum of a quoted datagram grows by when its checksum, if it is a partial one P, is completed to the complement of the
-/// sum U of what is quoted of it: from U to U - P + ~U, which is ~P, as U + ~U is nothing. The answer's own checksum covers what is
-/// quoted in the end. A function of its own as above.
-#[inline(never)]
-fn completion(skb: *mut __sk_buff, transport: u32, end: u32) -> u32 {
-    let mut partial = [0u8; 2];
-    let at = transport + UDP_CHECKSUM;
-    if !is_partial(skb, at) || load(skb, at as usize, &mut partial).is_err() {
-        return 0;
-    }
-    let Ok(sum) = quotation_sum(skb, transport as usize, end as usize) else { return 0 };
-    u32::from(!checksum::fold(sum)) + u32::from(!u16::from_be_bytes(partial))
-}
-
-/// Sum of the packet's bytes between two offsets, whole words, in host order of 16-bit words.
-#[inline(always)]
-fn quotation_sum(skb: *mut __sk_buff, from: usize, end: usize) -> Result<u32, Refused> {
-    let Some(room) = QUOTE.get_ptr_mut(0) else { return Err(Refused) };
-    let mut length = end.wrapping_sub(from) as u64;
-    // The compiler knows that it is not zero, and would spare the question whose answer the verifier wants.
-    // SAFETY: moves a number to itself.
-    unsafe { asm!("{0} = {0}", inout(reg) length, options(pure, nomem, nostack)) };
-    let length = length as u32 & MOST_QUOTED as u32;
-    if length == 0 {
-        return Err(Refused);
-    }
-    // SAFETY: the room is this CPU's own and longer than `length`, which is a multiple of four.
-    let sum = unsafe {
-        if bpf_skb_load_bytes(skb.cast(), from as u32, room.cast(), length) != 0 {
-            return Err(Refused);
-        }
-        bpf_csum_diff(core::ptr::null_mut(), 0, room.cast(), length, 0)
-    };
-    Ok(u32::from(checksum::fold(sum as u32).to_be()))
-}
-
 /// Sum of the pseudo-header of the answer. It does not change when source and destination trade places.
 #[inline(always)]
-fn pseudo_header<const N: usize>(packet: &Packet<N>, protocol: u8, length: u32) -> u32 {
+pub fn pseudo_header<const N: usize>(packet: &Packet<N>, protocol: u8, length: u32) -> u32 {
     let key = &packet.key;
     checksum::add(checksum::add(u32::from(protocol) + length, &key.src), &key.dst)
 }
 
 /// A new network header, from the one who was asked to the one who asked.
 #[inline(always)]
-fn network_header<const N: usize>(
+pub fn network_header<const N: usize>(
     skb: *mut __sk_buff,
     packet: &Packet<N>,
     offsets: Offsets,

@@ -15,7 +15,7 @@ use lb_common::outcome::Outcome;
 
 use crate::aside::{self, LEAST_TRANSPORT, Spot};
 use crate::count::{self, Counter};
-use crate::forward::{self, DROP, NEXT};
+use crate::forward::{DROP, NEXT};
 use crate::maps::Family;
 use crate::masquerade;
 use crate::parse::{Bytes, ETHERNET, IPV4, IPV6, Offsets, Other, TCP_HEADER, parse};
@@ -136,7 +136,7 @@ fn act<const N: usize, P: Place>(skb: *mut __sk_buff, work: &mut Work<N>, offset
         Action::ToBackend => End::Destination,
         Action::ToClient => End::Source,
     };
-    if work.verdict.masquerade {
+    if work.verdict.route {
         return masquerade::send::<N>(skb, Spot::number::<P>(), offsets.transport as u32);
     }
     if work.packet.key.protocol == SCTP {
@@ -148,15 +148,7 @@ fn act<const N: usize, P: Place>(skb: *mut __sk_buff, work: &mut Work<N>, offset
         count::outcome(Outcome::DroppedRewrite, Counter::Packet);
         return DROP;
     }
-    if !work.verdict.route {
-        return NEXT;
-    }
-    if action == Action::ToBackend {
-        work.packet.key.dst = work.verdict.address;
-    } else {
-        work.packet.key.src = work.verdict.address;
-    }
-    forward::route(skb, &work.packet.key, P::NETWORK, P::INGRESS)
+    NEXT
 }
 
 /// Ethernet or not, as a constant of a place.

@@ -61,11 +61,19 @@ pub fn judge(
         Fate::Refuse => (TC[2], refusal),
         Fate::Rewrite { src, dst, onward } => {
             let rewritten = Frame { src, dst, ..frame.clone() };
-            let (verdict, frame) = goes(hook, rewritten, onward, world.ways().to(dst.ip()), world.ways().arrival());
-            if frame.is_none() {
-                counts.push(Outcome::DroppedHopLimit);
-            }
-            (verdict, frame.map(|frame| frame.bytes()))
+            let (verdict, gone) = goes(hook, rewritten, onward, world.ways().to(dst.ip()), world.ways().arrival());
+            let packet = match gone {
+                Ok(gone) => Some(gone.bytes()),
+                Err(Stays::Expired) => {
+                    counts.push(Outcome::DroppedHopLimit);
+                    Some(frame.expiry())
+                }
+                Err(Stays::Nowhere) => {
+                    counts.push(Outcome::DroppedRewrite);
+                    None
+                }
+            };
+            (verdict, packet)
         }
     };
     ensure!(ran.verdict == verdict, "verdict {} instead of {verdict}: expected {expected:?}", ran.verdict);
@@ -130,8 +138,10 @@ pub struct Books {
 
 /// What was seen of the random choices.
 fn hint(frame: &Frame, ran: &Ran, counted: &[Outcome], books: &Books) -> Hint {
-    let handed = counted.contains(&Outcome::HandedToTc);
-    let (src, dst) = books.sent.filter(|_| handed).unwrap_or_else(|| ends(frame, &ran.bytes));
+    // Its bytes do not tell where it was to go.
+    let stayed = [Outcome::HandedToTc, Outcome::DroppedHopLimit, Outcome::DroppedRewrite];
+    let stayed = stayed.iter().any(|outcome| counted.contains(outcome));
+    let (src, dst) = books.sent.filter(|_| stayed).unwrap_or_else(|| ends(frame, &ran.bytes));
     let about = |outcome: Outcome, kind: Option<u8>| {
         let is = |key: &StatKey| key.outcome == outcome as u8 && kind.is_none_or(|kind| key.kind == kind);
         books.stats.iter().find(|(key, _)| is(key)).map(|(key, _)| key.id)
@@ -149,25 +159,37 @@ fn hint(frame: &Frame, ran: &Ran, counted: &[Outcome], books: &Books) -> Hint {
     }
 }
 
-/// How a rewritten packet leaves the hook: the verdict, and the frame; `None`: it was the last hop.
-fn goes(hook: Hook, frame: Frame, onward: Onward, way: Way, arrival: u32) -> (i32, Option<Frame>) {
+/// Why a packet that is to be sent on is not.
+enum Stays {
+    /// It was the last hop.
+    Expired,
+    /// There is no route.
+    Nowhere,
+}
+
+/// How a rewritten packet leaves the hook: the verdict, and the frame.
+fn goes(hook: Hook, frame: Frame, onward: Onward, way: Way, arrival: u32) -> (i32, Result<Frame, Stays>) {
     let (source, destination) = frame.macs;
     let ingress = hook != Hook::NodeOut && hook != Hook::PodOut;
     let back = Frame { macs: (destination, source), ..frame.clone() };
-    let hop_less = Frame { hops: frame.hops - 1, ..frame.clone() };
+    let hop_less = Frame { hops: frame.hops.saturating_sub(1), ..frame.clone() };
     match (onward, way) {
-        (Onward::Stack, _) => (if hook == Hook::Xdp { XDP[0] } else { TC[0] }, Some(frame)),
+        (Onward::Stack, _) => (if hook == Hook::Xdp { XDP[0] } else { TC[0] }, Ok(frame)),
+        (Onward::Sent, Way::Nowhere) => (TC[1], Err(Stays::Nowhere)),
         // The stack routes towards nowhere as it sees fit; at egress that would be out by this link.
-        (Onward::Routed, Way::Nowhere) if ingress => (TC[0], Some(frame)),
-        (Onward::Back, _) | (Onward::Routed, Way::Nowhere) => (TC[2], Some(back)),
+        (Onward::Routed, Way::Nowhere) if ingress => (TC[0], Ok(frame)),
+        (Onward::Back, _) | (Onward::Routed, Way::Nowhere) => (TC[2], Ok(back)),
         // The stack has counted the hop.
-        (Onward::Routed, _) if !ingress => (TC[2], Some(frame)),
-        (Onward::Routed, _) if frame.hops <= 1 => (TC[1], None),
-        (Onward::Routed, Way::Known(Link { index, own_mac, neighbour_mac, .. })) if hook == Hook::Xdp => {
+        (Onward::Routed | Onward::Sent, _) if !ingress => (TC[2], Ok(frame)),
+        // The sender is told.
+        (Onward::Routed | Onward::Sent, _) if frame.hops <= 1 => (TC[2], Err(Stays::Expired)),
+        (Onward::Routed | Onward::Sent, Way::Known(Link { index, own_mac, neighbour_mac, .. }))
+            if hook == Hook::Xdp =>
+        {
             let verdict = if index == arrival { XDP[2] } else { XDP[3] };
-            (verdict, Some(Frame { macs: (own_mac, neighbour_mac), ..hop_less }))
+            (verdict, Ok(Frame { macs: (own_mac, neighbour_mac), ..hop_less }))
         }
-        (Onward::Routed, _) => (TC[2], Some(hop_less)),
+        (Onward::Routed | Onward::Sent, _) => (TC[2], Ok(hop_less)),
     }
 }
 

@@ -65,6 +65,8 @@ pub enum Onward {
     Stack,
     /// Out by the routing table.
     Routed,
+    /// The same, or nowhere: the stack would not take it.
+    Sent,
     /// Back over the link that it came by: its two ends have traded places.
     Back,
 }
@@ -97,7 +99,9 @@ impl Asked {
     fn onward(self, src: SocketAddr, dst: SocketAddr, masqueraded: bool, routed: bool) -> Onward {
         if masqueraded && (src.ip(), dst.ip()) == (self.dst.ip(), self.src.ip()) {
             Onward::Back
-        } else if masqueraded || routed {
+        } else if masqueraded {
+            Onward::Sent
+        } else if routed {
             Onward::Routed
         } else {
             Onward::Stack
@@ -194,7 +198,7 @@ pub fn decide(world: &mut World, asked: Asked, hint: Hint) -> Result<Expected> {
             // XDP cannot turn a packet into its answer: tc will.
             Fate::Refuse | Fate::Rewrite { onward: Onward::Back, .. } => true,
             // Nor can it ask for a neighbour, or leave by a link that sends nothing for it.
-            Fate::Rewrite { dst, onward: Onward::Routed, .. } => {
+            Fate::Rewrite { dst, onward: Onward::Routed | Onward::Sent, .. } => {
                 asked.hops <= 1 || !matches!(world.ways().to(dst.ip()), Way::Known(link) if link.sends)
             }
             _ => false,

@@ -99,11 +99,25 @@ impl Frame {
 
     /// The answer that refuses it: RST or ICMP port unreachable, back to where it came from. `None`: nothing can be answered.
     pub fn refusal(&self) -> Option<Vec<u8>> {
+        let v4 = Icmpv4Type::DestinationUnreachable(icmpv4::DestUnreachableHeader::Port);
+        let v6 = Icmpv6Type::DestinationUnreachable(icmpv6::DestUnreachableCode::Port);
+        Some(self.answer((self.protocol == Protocol::Udp).then_some((v4, v6))))
+    }
+
+    /// The answer that says that it has come too far.
+    pub fn expiry(&self) -> Vec<u8> {
+        let v4 = Icmpv4Type::TimeExceeded(icmpv4::TimeExceededCode::TtlExceededInTransit);
+        let v6 = Icmpv6Type::TimeExceeded(icmpv6::TimeExceededCode::HopLimitExceeded);
+        self.answer(Some((v4, v6)))
+    }
+
+    /// An error, or else a RST.
+    fn answer(&self, error: Option<(Icmpv4Type, Icmpv6Type)>) -> Vec<u8> {
         let mut bytes = self.ethernet(self.macs.1, self.macs.0);
-        let number = match (self.protocol, self.src.is_ipv4()) {
-            (Protocol::Tcp, _) => IpNumber::TCP,
-            (Protocol::Udp, true) => IpNumber::ICMP,
-            (Protocol::Udp, false) => IpNumber::IPV6_ICMP,
+        let number = match (&error, self.src.is_ipv4()) {
+            (None, _) => IpNumber::TCP,
+            (Some(_), true) => IpNumber::ICMP,
+            (Some(_), false) => IpNumber::IPV6_ICMP,
         };
         let original = self.bytes();
         // Whole words of the packet without its padding, as many as a refusal quotes.
@@ -113,13 +127,12 @@ impl Frame {
         match (self.dst, self.src) {
             (SocketAddr::V4(from), SocketAddr::V4(to)) => {
                 let (from, to) = (from.ip().octets(), to.ip().octets());
-                let body = if self.protocol == Protocol::Tcp {
+                let body = if let Some((kind, _)) = error {
+                    [&*Icmpv4Header::with_checksum(kind, quoted).to_bytes(), quoted].concat()
+                } else {
                     let mut tcp = self.reset();
                     tcp.checksum = tcp.calc_checksum_ipv4_raw(from, to, &[]).expect("short");
                     tcp.to_bytes().to_vec()
-                } else {
-                    let kind = Icmpv4Type::DestinationUnreachable(icmpv4::DestUnreachableHeader::Port);
-                    [&*Icmpv4Header::with_checksum(kind, quoted).to_bytes(), quoted].concat()
                 };
                 let mut ip = ipv4(body.len(), 64, number, from, to);
                 ip.dont_fragment = true;
@@ -129,21 +142,20 @@ impl Frame {
             }
             (SocketAddr::V6(from), SocketAddr::V6(to)) => {
                 let (from, to) = (from.ip().octets(), to.ip().octets());
-                let body = if self.protocol == Protocol::Tcp {
+                let body = if let Some((_, kind)) = error {
+                    let header = Icmpv6Header::with_checksum(kind, from, to, quoted).expect("short");
+                    [&*header.to_bytes(), quoted].concat()
+                } else {
                     let mut tcp = self.reset();
                     tcp.checksum = tcp.calc_checksum_ipv6_raw(from, to, &[]).expect("short");
                     tcp.to_bytes().to_vec()
-                } else {
-                    let kind = Icmpv6Type::DestinationUnreachable(icmpv6::DestUnreachableCode::Port);
-                    let header = Icmpv6Header::with_checksum(kind, from, to, quoted).expect("short");
-                    [&*header.to_bytes(), quoted].concat()
                 };
                 bytes.extend(ipv6(body.len(), 64, number, from, to).to_bytes());
                 bytes.extend(body);
             }
             _ => panic!("both ends of a packet are of one family"),
         }
-        Some(bytes)
+        bytes
     }
 
     fn number(&self) -> IpNumber {
