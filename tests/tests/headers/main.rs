@@ -12,8 +12,8 @@ use lb_common::abi::TCP;
 use lb_common::outcome::Outcome;
 use lb_tests::live::Hook;
 use lb_tests::random::Random;
-use packets::{Chunk, Net, crc32c, extensions, is_summed, sctp, tcp, udp};
-use scene::{BACK, BACKEND, CLIENT, DROP, NEXT, SERVED, TARGET, VIP};
+use packets::{Chunk, Net, Transport, crc32c, extensions, is_summed, sctp, tcp, udp};
+use scene::{BACK, BACKEND, CLIENT, DROP, NEXT, NODE, SERVED, TARGET, VIP};
 
 /// Where requests are translated.
 const REQUESTS: [Hook; 4] = [Hook::PodIn, Hook::BridgeIn, Hook::NodeIn, Hook::NodeOut];
@@ -132,6 +132,44 @@ fn an_sctp_association_is_translated_and_its_checksum_follows() -> Result<()> {
             let data = scene.run(Hook::PodIn, &out.plain(&sctp(SERVED, 0x9abc_def0, &[Chunk::data()])))?;
             assert_eq!((data.verdict, data.counted), (NEXT, vec![Outcome::Forwarded]));
             assert_eq!(crc32c(&data.bytes[at..]), data.bytes[at + 8..at + 12]);
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn an_sctp_association_to_another_node_is_masqueraded_and_its_checksum_follows() -> Result<()> {
+    scene::on_stage("sctpfar", |scene| {
+        scene.far()?;
+        for (out, back, there, here) in [
+            (Net::v4(CLIENT, VIP), Net::v4(BACKEND, NODE), Net::v4(NODE, BACKEND), Net::v4(VIP, CLIENT)),
+            (Net::v6(CLIENT, VIP), Net::v6(BACKEND, NODE), Net::v6(NODE, BACKEND), Net::v6(VIP, CLIENT)),
+        ] {
+            let at = out.transport();
+            // The packet as it must be, a hop further: its checksums are computed anew, by their definitions.
+            let expect = |net: &Net, transport: &Transport| {
+                let mut bytes = net.plain(transport);
+                bytes[net.hop_limit_at()] -= 1;
+                net.resum(&mut bytes);
+                bytes[14..].to_vec()
+            };
+            let to = (SERVED.0, TARGET);
+            let init = || [Chunk::init(0x1234_5678)];
+            let ran = scene.run(Hook::NodeIn, &out.plain(&sctp(SERVED, 0, &init())))?;
+            assert_eq!((ran.verdict, ran.counted), (BACK, vec![Outcome::Masqueraded]));
+            assert_eq!(ran.bytes[14..], expect(&there, &sctp(to, 0, &init())), "to the backend, from the node");
+
+            let answer = |(src, dst)| sctp((dst, src), 0x1234_5678, &[Chunk::init_ack(0x9abc_def0)]);
+            let ran = scene.run(Hook::NodeIn, &back.plain(&answer(to)))?;
+            assert_eq!((ran.verdict, ran.counted), (BACK, vec![Outcome::Replied]));
+            assert_eq!(ran.bytes[14..], expect(&here, &answer(SERVED)), "to the client, from the service");
+
+            // Still to be computed, by whoever sends it on.
+            let mut data = sctp(SERVED, 0x9abc_def0, &[Chunk::data()]);
+            data.bytes[8..12].fill(0);
+            let ran = scene.run(Hook::NodeIn, &out.plain(&data))?;
+            assert_eq!((ran.verdict, ran.counted), (BACK, vec![Outcome::Forwarded]));
+            assert_eq!(ran.bytes[at + 8..at + 12], [0; 4], "a checksum that is not there yet stays away");
         }
         Ok(())
     })

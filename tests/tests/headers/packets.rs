@@ -59,6 +59,11 @@ impl Net {
         if self.v6 { ETHERNET + 4 } else { ETHERNET + 2 }
     }
 
+    /// Where the hop limit stands.
+    pub fn hop_limit_at(&self) -> usize {
+        if self.v6 { ETHERNET + 7 } else { ETHERNET + 8 }
+    }
+
     /// The packet, nothing between the headers.
     pub fn plain(&self, transport: &Transport) -> Vec<u8> {
         self.behind(&[], transport)

@@ -3,14 +3,15 @@
 use anyhow::{Context as _, Result};
 use aya::Pod;
 use lb_common::abi::{
-    Backend, Flow, FlowKey, SCTP, Service, ServiceKey, Slot, SourceKey, TCP, UDP, Vip, VipKey, backend_flags,
-    backend_state, seal, vip_flags,
+    Backend, Flow, FlowKey, Masquerade, SCTP, Service, ServiceKey, Slot, SourceKey, TCP, UDP, Vip, VipKey,
+    backend_flags, backend_state, seal, vip_flags,
 };
 use lb_common::outcome::Outcome;
 use lb_tests::live::{Family, Hook, Live, Of, Tables};
 use lb_tests::topology::Topology;
 
 /// Last bytes of the addresses, of either family.
+pub const NODE: u8 = 1;
 pub const CLIENT: u8 = 2;
 pub const VIP: u8 = 10;
 pub const BACKEND: u8 = 20;
@@ -65,6 +66,21 @@ impl Scene {
         self.live.life6.vips.insert(VipKey { address: address(VIP) }, Vip { flags }, 0)?;
         serve(&mut self.live.tables4, 1)?;
         serve(&mut self.live.tables6, 11)
+    }
+
+    /// From now on the backend is another node's, and clients outside are masqueraded.
+    pub fn far(&mut self) -> Result<()> {
+        self.live.life4.masquerade.insert(0, Masquerade { address: address(NODE) }, 0)?;
+        self.live.life6.masquerade.insert(0, Masquerade { address: address(NODE) }, 0)?;
+        for id in 0..3 {
+            let backends = &mut self.live.tables4.backends;
+            let backend = backends.get(&(1 + id), 0)?;
+            backends.set(1 + id, Backend { flags: backend_flags::SERVING, ..backend }, 0)?;
+            let backends = &mut self.live.tables6.backends;
+            let backend = backends.get(&(11 + id), 0)?;
+            backends.set(11 + id, Backend { flags: backend_flags::SERVING, ..backend }, 0)?;
+        }
+        Ok(())
     }
 
     pub fn run(&mut self, hook: Hook, packet: &[u8]) -> Result<Ran> {
