@@ -60,9 +60,11 @@ pub mod map_name {
     pub const NETWORKS6: &str = "networks6";
     pub const MASQUERADE4: &str = "masquerade4";
     pub const MASQUERADE6: &str = "masquerade6";
+    pub const ENDPOINTS4: &str = "endpoints4";
+    pub const ENDPOINTS6: &str = "endpoints6";
 
     /// All of them.
-    pub const ALL: [&str; 36] = [
+    pub const ALL: [&str; 38] = [
         SERVICES4,
         SERVICES6,
         SLOTS,
@@ -99,6 +101,8 @@ pub mod map_name {
         NETWORKS6,
         MASQUERADE4,
         MASQUERADE6,
+        ENDPOINTS4,
+        ENDPOINTS6,
     ];
 
     const _: () = {
@@ -199,6 +203,8 @@ pub mod service_flags {
     pub const NO_RETRY: u8 = 32;
     /// Clients inside are served by the endpoints of this node alone (`internalTrafficPolicy: Local`).
     pub const INSIDE_LOCAL: u8 = 64;
+    /// Direct server return: packets of clients outside go whole to the backend's node, in an outer header, and are answered from there.
+    pub const DSR: u8 = 128;
 }
 
 /// Values of [`Service::kind`].
@@ -290,6 +296,25 @@ pub mod network_flags {
 pub struct Masquerade<const N: usize> {
     /// An address of this node: the source that masqueraded packets get.
     pub address: [u8; N],
+}
+
+/// Key of `endpoints4` / `endpoints6`: a backend of this node, as the node that chose it names it.
+#[repr(C, align(4))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EndpointKey<const N: usize> {
+    pub address: [u8; N],
+    /// Id of the service port.
+    pub service: u32,
+}
+
+/// Value of `endpoints4` / `endpoints6`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    /// Id of the backend.
+    pub backend: u32,
+    /// The backend's generation.
+    pub generation: u32,
 }
 
 /// Value of `slots`: one position in a service's range.
@@ -411,6 +436,7 @@ pub struct Flow<const N: usize> {
     pub address: [u8; N],
     /// Forward: the source address as the backend sees it; the packet's own, unless the flow is masqueraded. Reply: the client's own.
     pub client: [u8; N],
+    /// 0: the packet goes unchanged to the node of the backend `address`, in an outer header ([`service_flags::DSR`]).
     pub port: u16,
     /// Forward: the source port as the backend sees it. Reply: the client's own port.
     pub client_port: u16,
@@ -846,6 +872,9 @@ sizes! {
     Network = 4,
     Masquerade<4> = 4,
     Masquerade<16> = 16,
+    EndpointKey<4> = 8,
+    EndpointKey<16> = 20,
+    Endpoint = 8,
     Slot = 16,
     Backend<4> = 28,
     Backend<16> = 40,

@@ -90,11 +90,17 @@ pub enum Outcome {
     DroppedHopLimit = 41,
     /// bind() of a host process to a port that the node serves for a service: EADDRINUSE.
     RefusedBind = 42,
+    /// First packet of a flow, or one of a flow of another node, sent whole to the backend's node (direct server return).
+    Tunnelled = 43,
+    /// In an outer header for a backend of this node, from somebody who is no node of the cluster: dropped.
+    DroppedNoPeer = 44,
+    /// In an outer header, from another node, for a backend that this node does not have: dropped.
+    DroppedNotHere = 45,
 }
 
 impl Outcome {
     /// How many there are.
-    pub const COUNT: usize = 43;
+    pub const COUNT: usize = 46;
 
     /// All of them, in the order of their numbers.
     pub const ALL: [Outcome; Self::COUNT] = [
@@ -141,6 +147,9 @@ impl Outcome {
         Self::RefusedTooBig,
         Self::DroppedHopLimit,
         Self::RefusedBind,
+        Self::Tunnelled,
+        Self::DroppedNoPeer,
+        Self::DroppedNotHere,
     ];
 
     /// The outcome with this number.
@@ -194,6 +203,9 @@ impl Outcome {
             Self::RefusedTooBig => "refused_too_big",
             Self::DroppedHopLimit => "dropped_hop_limit",
             Self::RefusedBind => "refused_bind",
+            Self::Tunnelled => "tunnelled",
+            Self::DroppedNoPeer => "dropped_no_peer",
+            Self::DroppedNotHere => "dropped_not_here",
         }
     }
 }

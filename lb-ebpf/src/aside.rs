@@ -12,7 +12,7 @@ use crate::headers::{self, Extent, Headers, Odd, Piece};
 use crate::maps::{Family, Fragments, Rooms};
 use crate::tables::Kernel;
 use crate::tc::Place;
-use crate::{fragments, icmp};
+use crate::{fragments, icmp, tunnel};
 
 const ICMP4: u8 = 1;
 const ICMP6: u8 = 58;
@@ -62,6 +62,9 @@ pub fn handle<const N: usize>(skb: *mut __sk_buff, spot: u32) -> i32 {
 
 /// No verdict at tc: an ICMP message, whose place is noted.
 const ICMP: i32 = -101;
+
+/// No verdict at tc: a packet in another one, whose addresses are noted.
+pub const TUNNEL: i32 = -108;
 
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -136,6 +139,16 @@ where
             message.icmp = headers.transport as u32;
             message.end = headers.end as u32;
             ICMP
+        }
+        // What is taken out may lead back here, but not out of another one.
+        protocol
+            if protocol == tunnel::inside::<N>()
+                && spot.hook.has(Hook::FROM_OUTSIDE)
+                && headers.piece == Piece::Whole
+                && headers.transport == spot.network + tunnel::overhead::<N>()
+                && !work.is_chosen() =>
+        {
+            TUNNEL
         }
         _ => foreign(tables, work, spot),
     }

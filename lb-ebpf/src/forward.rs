@@ -127,7 +127,7 @@ pub fn is_expired<const N: usize>(skb: *mut __sk_buff, spot: Spot) -> bool {
 
 /// Takes a hop off the packet's limit, which is more than one.
 #[inline(always)]
-fn hop<const N: usize>(skb: *mut __sk_buff, network: usize) -> Result<(), Refused> {
+pub fn hop<const N: usize>(skb: *mut __sk_buff, network: usize) -> Result<(), Refused> {
     let at = network + hop_limit_at::<N>();
     let mut limit = [0u8; 2];
     load(skb, at, &mut limit)?;

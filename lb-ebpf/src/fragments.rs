@@ -53,6 +53,9 @@ where
     true
 }
 
+/// No verdict at tc: the fragment goes whole to the backend's node.
+pub const WHOLE: i32 = -106;
+
 /// Does as the verdict over a later fragment says: addresses alone, no port and no checksum of the transport is in it.
 #[inline(always)]
 pub fn act<const N: usize>(skb: *mut __sk_buff, work: &mut Work<N>, spot: Spot) -> i32
@@ -66,6 +69,9 @@ where
         return settled(work, spot, ifindex);
     }
     count::packet(work, spot.id, ifindex, work.packet.length);
+    if action == Action::ToBackend && work.verdict.port == 0 {
+        return WHOLE;
+    }
     let way = if work.verdict.route { masquerade::way(skb, work, work.packet.length, spot) } else { 0 };
     if way < 0 {
         // Nobody is told of a later fragment (RFC 1812, section 4.3.2.7).

@@ -27,6 +27,8 @@ mod steps;
 mod tables;
 mod tc;
 mod tell;
+mod tunnel;
+mod tunnel_xdp;
 mod xdp;
 
 use aya_ebpf::macros::{cgroup_sock, cgroup_sock_addr, classifier, xdp};

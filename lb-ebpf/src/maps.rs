@@ -5,9 +5,9 @@ use aya_ebpf::btf_maps::lpm_trie::Key;
 use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf, SkStorage};
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
-    Affinity, AffinityKey, Backend, Config, Event, Flow, FlowKey, Fragment, FragmentKey, HalfOpen, Health, Link,
-    LoadSettings, Masquerade, Network, NetworkKey, SOURCE_SERVICE_BITS, Service, ServiceKey, ServiceName, Slot,
-    SocketEntries, SocketKey, SocketPeer, Source, SourceKey, StatKey, Traffic, Vip, VipKey,
+    Affinity, AffinityKey, Backend, Config, Endpoint, EndpointKey, Event, Flow, FlowKey, Fragment, FragmentKey,
+    HalfOpen, Health, Link, LoadSettings, Masquerade, Network, NetworkKey, SOURCE_SERVICE_BITS, Service, ServiceKey,
+    ServiceName, Slot, SocketEntries, SocketKey, SocketPeer, Source, SourceKey, StatKey, Traffic, Vip, VipKey,
 };
 use lb_common::decide::Work;
 use lb_common::limits;
@@ -76,6 +76,11 @@ pub static MASQUERADE4: HashMap<u32, Masquerade<4>, { limits::LINKS as usize }, 
 #[btf_map(name = "masquerade6")]
 pub static MASQUERADE6: HashMap<u32, Masquerade<16>, { limits::LINKS as usize }, ON_DEMAND> = HashMap::new();
 
+#[btf_map(name = "endpoints4")]
+pub static ENDPOINTS4: HashMap<EndpointKey<4>, Endpoint, { limits::ENDPOINTS as usize }, ON_DEMAND> = HashMap::new();
+#[btf_map(name = "endpoints6")]
+pub static ENDPOINTS6: HashMap<EndpointKey<16>, Endpoint, { limits::ENDPOINTS as usize }, ON_DEMAND> = HashMap::new();
+
 #[btf_map(name = "half_open4")]
 pub static HALF_OPEN4: LruHashMap<FlowKey<4>, HalfOpen<4>, { limits::HALF_OPEN as usize }> = LruHashMap::new();
 #[btf_map(name = "half_open6")]
@@ -138,6 +143,7 @@ pub trait Family<const N: usize> {
     fn vip(key: &VipKey<N>) -> Option<Vip>;
     fn network(address: &[u8; N]) -> u32;
     fn masquerade(ifindex: u32) -> Option<&'static Masquerade<N>>;
+    fn endpoint(key: &EndpointKey<N>) -> Option<Endpoint>;
     fn traffic(key: &FlowKey<N>) -> Option<*mut Traffic>;
     fn insert_traffic(key: &FlowKey<N>, traffic: &Traffic);
     fn socket(key: &SocketKey<N>) -> Option<SocketPeer<N>>;
@@ -148,7 +154,7 @@ pub trait Family<const N: usize> {
 macro_rules! family {
     ($n:literal, $services:ident, $backends:ident, $flows:ident, $sources:ident, $sockets:ident, $scratch:ident,
      $half_open:ident, $health:ident, $affinity:ident, $vips:ident, $traffic:ident,
-     $networks:ident, $masquerade:ident) => {
+     $networks:ident, $masquerade:ident, $endpoints:ident) => {
         impl Family<$n> for crate::tables::Kernel {
             #[inline(always)]
             fn services() -> &'static HashMap<ServiceKey<$n>, Service, { limits::SERVICES as usize }, ON_DEMAND> {
@@ -224,6 +230,11 @@ macro_rules! family {
                 unsafe { $masquerade.get(&ifindex) }
             }
             #[inline(always)]
+            fn endpoint(key: &EndpointKey<$n>) -> Option<Endpoint> {
+                // SAFETY: copied at once; a recycled element shows another backend, whose service is compared.
+                unsafe { $endpoints.get(key) }.copied()
+            }
+            #[inline(always)]
             fn traffic(key: &FlowKey<$n>) -> Option<*mut Traffic> {
                 $traffic.get_ptr_mut(key)
             }
@@ -265,7 +276,8 @@ family!(
     VIPS4,
     TRAFFIC4,
     NETWORKS4,
-    MASQUERADE4
+    MASQUERADE4,
+    ENDPOINTS4
 );
 family!(
     16,
@@ -281,7 +293,8 @@ family!(
     VIPS6,
     TRAFFIC6,
     NETWORKS6,
-    MASQUERADE6
+    MASQUERADE6,
+    ENDPOINTS6
 );
 
 /// Where a program keeps what it knows of one family's packet.

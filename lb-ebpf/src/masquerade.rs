@@ -6,7 +6,7 @@
 
 use aya_ebpf::bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
 use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_l3_csum_replace, bpf_l4_csum_replace};
-use lb_common::abi::{SCTP, UDP};
+use lb_common::abi::{FlowKey, SCTP, UDP};
 use lb_common::decide::{Action, Verdict, Work};
 use lb_common::words;
 
@@ -90,6 +90,26 @@ pub fn go<const N: usize>(skb: *mut __sk_buff, spot: Spot, work: &Work<N>, way: 
     } else {
         forward::send::<N>(skb, 0, spot.network as u32, spot.ingress)
     }
+}
+
+/// Sends an answer of our own, which the packet of the scratch record has become, to its sender.
+#[inline(always)]
+pub fn home<const N: usize>(skb: *mut __sk_buff, work: &mut Work<N>, spot: Spot) -> i32 {
+    if !work.is_chosen() {
+        return forward::back(skb, spot.network, spot.ingress);
+    }
+    // The frame came from another node, not from where the sender is. No answer is too big.
+    reverse(&mut work.packet.key);
+    forward::route(skb, &work.packet.key, 0, spot)
+}
+
+/// Lets the addresses of the key trade places.
+#[inline(always)]
+pub fn reverse<const N: usize>(key: &mut FlowKey<N>) {
+    let mut src = Pair::<N>([[0; N]; 2]);
+    words::address(&key.src, &mut src.0[0]);
+    words::address(&key.dst, &mut key.src);
+    words::address(&src.0[0], &mut key.dst);
 }
 
 /// Source and destination address as the verdict says.

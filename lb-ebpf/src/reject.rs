@@ -12,6 +12,7 @@ use lb_common::state::tcp_flag;
 use crate::aside::Spot;
 use crate::forward::{self, DROP};
 use crate::maps::Family;
+use crate::masquerade;
 use crate::parse::{IPV4_HEADER, IPV6_HEADER, Offsets, TCP_HEADER};
 use crate::rewrite::Refused;
 use crate::skb::{load, resize, store};
@@ -61,7 +62,7 @@ where
     if done.is_err() {
         return forward::lost();
     }
-    forward::back(skb, spot.network, spot.ingress)
+    masquerade::home(skb, work, spot)
 }
 
 /// RST as RFC 9293, section 3.10.7.1: sequence from the acknowledgement, or acknowledging what came.

@@ -224,7 +224,7 @@ where
             fail(&key, 0, Outcome::RefusedUnserved as u8);
             Answer::Fail(ECONNREFUSED)
         }
-        Picked::NoService | Picked::Martian | Picked::Unasked | Picked::Denied => {
+        Picked::NoService | Picked::Martian | Picked::NotHere | Picked::Unasked | Picked::Denied => {
             if outcome as u8 == Outcome::SocketConnected as u8 || !is_named_by_kernel::<N>(context) {
                 disown(context, protocol, to);
             }

@@ -10,8 +10,8 @@ use aya_ebpf::bindings::{
 };
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns, bpf_sk_release, bpf_skc_lookup_tcp};
 use lb_common::abi::{
-    Affinity, AffinityKey, Backend, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot, SourceKey, Vip, VipKey,
-    affinity_tag, tag,
+    Affinity, AffinityKey, Backend, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot,
+    SourceKey, Vip, VipKey, affinity_tag, tag,
 };
 use lb_common::decide::{NotInserted, Pick, Reserved, Tables, Work};
 use lb_common::limits;
@@ -246,6 +246,11 @@ where
         let link = forward::link_to(self.context, self.ifindex, backend);
         let found = <Kernel as Family<N>>::masquerade(link).or_else(|| <Kernel as Family<N>>::masquerade(0));
         found.map(|own| words::address(&own.address, into)).is_some()
+    }
+
+    #[inline(always)]
+    fn endpoint(&mut self, key: &EndpointKey<N>) -> Option<Endpoint> {
+        <Kernel as Family<N>>::endpoint(key)
     }
 
     #[inline(always)]

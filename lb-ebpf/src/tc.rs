@@ -16,6 +16,7 @@ use lb_common::outcome::Outcome;
 use crate::aside::{self, LEAST_TRANSPORT, Spot};
 use crate::count::{self, Counter};
 use crate::forward::{DROP, NEXT};
+use crate::fragments;
 use crate::maps::Family;
 use crate::masquerade;
 use crate::parse::{Bytes, ETHERNET, IPV4, IPV6, Offsets, Other, TCP_HEADER, parse};
@@ -24,6 +25,7 @@ use crate::rewrite::{self, End};
 use crate::sctp;
 use crate::steps;
 use crate::tables::Kernel;
+use crate::tunnel;
 
 /// A hook as the entry points name it: [`Hook`]'s bits and the number in events, known at compile time.
 pub trait Place {
@@ -61,7 +63,31 @@ where
     if verdict != ASIDE {
         return verdict;
     }
+    let mut verdict = aside_then_family::<N, P>(skb);
+    if !P::HOOK.has(Hook::FROM_OUTSIDE) || verdict != aside::TUNNEL {
+        return verdict;
+    }
+    verdict = tunnel::open::<N>(skb, Spot::number::<P>());
+    if verdict == tunnel::OPENED {
+        verdict = family::<N, P>(skb, 0);
+        if verdict == ASIDE {
+            verdict = aside_then_family::<N, P>(skb);
+        }
+        tunnel::close::<N>();
+    }
+    verdict
+}
+
+/// What the ordinary path has left aside, and that again for what was read there.
+#[inline(always)]
+fn aside_then_family<const N: usize, P: Place>(skb: *mut __sk_buff) -> i32
+where
+    Kernel: Family<N> + Tables<N>,
+{
     let verdict = aside::handle::<N>(skb, Spot::number::<P>());
+    if P::HOOK.has(Hook::FROM_OUTSIDE) && verdict == fragments::WHOLE {
+        return tunnel::send::<N>(skb, Spot::number::<P>());
+    }
     if verdict < LEAST_TRANSPORT { verdict } else { family::<N, P>(skb, verdict as u32) }
 }
 
@@ -136,6 +162,9 @@ fn act<const N: usize, P: Place>(skb: *mut __sk_buff, work: &mut Work<N>, offset
         Action::ToBackend => End::Destination,
         Action::ToClient => End::Source,
     };
+    if P::HOOK.has(Hook::FROM_OUTSIDE) && action == Action::ToBackend && work.verdict.port == 0 {
+        return tunnel::send::<N>(skb, Spot::number::<P>());
+    }
     if work.verdict.route {
         return masquerade::send::<N>(skb, Spot::number::<P>(), offsets.transport as u32);
     }

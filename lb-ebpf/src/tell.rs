@@ -71,7 +71,7 @@ where
     if quote(skb, &work.packet, offsets, about).is_err() {
         return forward::lost();
     }
-    forward::back(skb, spot.network, spot.ingress)
+    masquerade::home(skb, work, spot)
 }
 
 /// Tells the sender of the packet of the scratch record why it is not sent on; gives the verdict. `why`: [`forward::TOO_BIG`] or

@@ -13,10 +13,11 @@ use crate::count::{self, Counter};
 use crate::forward::{Way, hop_limit_at, way};
 use crate::maps::Family;
 use crate::masquerade::ends;
-use crate::parse::{Bytes, ETHERNET, ETHERTYPE, IPV4, IPV6, Offsets, parse};
+use crate::parse::{Bytes, ETHERNET, ETHERTYPE, IPV4, IPV4_HEADER, IPV6, IPV6_HEADER, Offsets, parse};
 use crate::rewrite::{self, End, Refused};
 use crate::steps;
 use crate::tables::Kernel;
+use crate::{tunnel, tunnel_xdp};
 
 #[inline(always)]
 pub fn handle(context: *mut xdp_md) -> u32 {
@@ -28,7 +29,7 @@ pub fn handle(context: *mut xdp_md) -> u32 {
 }
 
 #[inline(always)]
-fn bytes(context: *mut xdp_md) -> Bytes {
+pub fn bytes(context: *mut xdp_md) -> Bytes {
     // SAFETY: reads the context.
     let (start, end) = unsafe { ((*context).data as usize, (*context).data_end as usize) };
     Bytes { start, end, length: end.wrapping_sub(start) as u32 }
@@ -41,7 +42,25 @@ where
 {
     // What cannot be read here, tc can: it may pull the rest in. It counts, too.
     let Some(work) = <Kernel as Family<N>>::work() else { return XDP_PASS };
-    let Ok(offsets) = parse(bytes(context), ETHERNET, &mut work.packet) else { return XDP_PASS };
+    if let Ok(Offsets { transport, .. }) = parse(bytes(context), ETHERNET, &mut work.packet) {
+        return serve::<N, false>(context, transport);
+    }
+    let transport = tunnel_xdp::look_inside::<N>(context) as usize & TRANSPORT_MASK;
+    if transport == 0 {
+        return XDP_PASS;
+    }
+    let verdict = serve::<N, true>(context, transport);
+    tunnel::close::<N>();
+    verdict
+}
+
+/// `INSIDE`: the packet of the scratch record is in an outer header.
+#[inline(always)]
+fn serve<const N: usize, const INSIDE: bool>(context: *mut xdp_md, transport: usize) -> u32
+where
+    Kernel: Family<N> + Tables<N>,
+{
+    let Some(work) = <Kernel as Family<N>>::work() else { return XDP_PASS };
     // SAFETY: reads the context.
     let ifindex = unsafe { (*context).ingress_ifindex };
     let mut tables = Kernel { context: context.cast(), ifindex };
@@ -56,24 +75,35 @@ where
         _ if step != Step::Decided => leave_to_tc(),
         // tc counts what passes; a packet is counted once.
         Action::Pass if work.verdict.outcome == Outcome::Passed => XDP_PASS,
-        // Only tc can turn a packet into its answer, or swap its ends.
+        // Only tc can turn a packet into its answer.
         Action::Pass | Action::Refuse => leave_to_tc(),
         Action::Drop => {
             count::packet(work, hook::XDP, ifindex, work.packet.length);
             XDP_DROP
         }
+        // What came in an outer header is for a backend of this node.
+        Action::ToBackend | Action::ToClient if INSIDE && work.verdict.route => leave_to_tc(),
+        Action::ToBackend if work.verdict.port == 0 => tunnel_xdp::send::<N>(context),
+        // Only tc can swap a packet's ends.
         Action::ToBackend | Action::ToClient if work.verdict.turns_back(&work.packet.key) => leave_to_tc(),
-        Action::ToBackend | Action::ToClient if work.verdict.route => send::<N>(context, offsets.transport as u32),
+        Action::ToBackend | Action::ToClient if work.verdict.route => send::<N>(context, transport as u32),
         Action::ToBackend | Action::ToClient => {
             count::packet(work, hook::XDP, ifindex, work.packet.length);
             let end = if work.verdict.action == Action::ToBackend { End::Destination } else { End::Source };
+            let mut offsets = Offsets { network: ETHERNET, transport };
+            if INSIDE {
+                if tunnel_xdp::unwrap::<N>(context).is_err() {
+                    return written(Err(Refused));
+                }
+                offsets.transport = transport.wrapping_sub(tunnel::overhead::<N>()) & TRANSPORT_MASK;
+            }
             written(rewrite::xdp(bytes(context), offsets, work, end))
         }
     }
 }
 
 #[inline(always)]
-fn leave_to_tc() -> u32 {
+pub fn leave_to_tc() -> u32 {
     count::outcome(Outcome::HandedToTc, Counter::Packet);
     XDP_PASS
 }
@@ -107,7 +137,7 @@ extern "C" fn xdp_send6(context: *mut xdp_md, transport: u32) -> u32 {
 
 /// No header that is read here begins beyond: the verifier knows nothing of an argument.
 const TRANSPORT_MASK: usize = 0x7f;
-const _: () = assert!(ETHERNET + 60 <= TRANSPORT_MASK);
+const _: () = assert!(ETHERNET + IPV4_HEADER + 60 <= TRANSPORT_MASK && ETHERNET + 2 * IPV6_HEADER <= TRANSPORT_MASK);
 
 /// Nothing is written before the way is known.
 #[inline(always)]
@@ -143,12 +173,21 @@ where
 #[inline(always)]
 fn link_layer<const N: usize>(bytes: Bytes, network: usize, limit: u8, way: &Way) -> Result<(), Refused> {
     let frame = bytes.at::<[[u8; 6]; 2]>(0).ok_or(Refused)?;
+    // SAFETY: within the packet, as `at` has checked.
+    unsafe {
+        (*frame)[0] = way.destination;
+        (*frame)[1] = way.source;
+    }
+    one_hop_less::<N>(bytes, network, limit)
+}
+
+/// Takes a hop off the packet's limit, which is not the last one.
+#[inline(always)]
+pub fn one_hop_less<const N: usize>(bytes: Bytes, network: usize, limit: u8) -> Result<(), Refused> {
     let hops = bytes.at::<u8>(network + hop_limit_at::<N>()).ok_or(Refused)?;
     let sum = if N == 4 { Some(bytes.at::<[u8; 2]>(network + 10).ok_or(Refused)?) } else { None };
     // SAFETY: all within the packet, as `at` has checked.
     unsafe {
-        (*frame)[0] = way.destination;
-        (*frame)[1] = way.source;
         hops.write(limit - 1);
         if let Some(sum) = sum {
             // The limit is the upper half of its word.

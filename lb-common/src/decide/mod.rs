@@ -25,6 +25,7 @@ mod select;
 mod step;
 mod syn;
 mod tables;
+mod tunnel;
 mod vip;
 mod work;
 
@@ -41,5 +42,6 @@ pub use search::look;
 pub use select::{pick, stick};
 pub use step::{Step, begin, decide, direct, keep, open, place, retry, select, syn};
 pub use tables::{NotInserted, Tables};
+pub use tunnel::is_tunnelled;
 pub use vip::{echoes, is_unserved, is_vip};
 pub use work::{Action, Hook, Now, Packet, Verdict, Work};

@@ -4,7 +4,7 @@
 
 use super::entries::{forget_half, kept_by, leads_to, set_pair_key};
 use super::place::answer_half;
-use super::{Action, Hook, Now, Step, Tables, Work, answer};
+use super::{Action, Hook, Now, Step, Tables, Work, answer, tunnel};
 use crate::abi::{MOST_MOVES, TCP, UDP, flow_flags, flow_state, half_open_flags};
 use crate::outcome::Outcome;
 use crate::{state, words};
@@ -106,6 +106,7 @@ pub(super) const fn begins<const N: usize>(work: &Work<N>) -> bool {
 pub(super) fn unseen<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
     let now = Now::from_ns(tables.now_ns());
     if !tables.half_open(&work.packet.key, &mut work.half) || !follows(tables, work, now) {
+        tunnel::follow(tables, work, hook, now.s);
         return Step::Decided;
     }
     words::copy(&work.half.flow, &mut work.flow);

@@ -27,6 +27,8 @@ pub enum Picked {
     Denied,
     /// A packet from the wire, whose source cannot be out there.
     Martian,
+    /// Another node has chosen a backend that this one does not have.
+    NotHere,
     /// The tables kept changing underneath.
     Torn,
     /// The service has no endpoint.

@@ -43,9 +43,14 @@ pub(super) fn place<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wor
             keep_left(tables, work);
             outcome = Outcome::Retried;
         } else {
-            health::begun(tables, work, now);
+            // No answer passes here of what goes whole to the backend's node.
+            let is_tunnelled = work.half.flow.port == 0;
+            if !is_tunnelled {
+                health::begun(tables, work, now);
+            }
             let own = work.half.flow.client_port == work.packet.key.src_port;
             outcome = match (own, work.pick.probes != 0) {
+                _ if is_tunnelled => Outcome::Tunnelled,
                 (_, true) => Outcome::Probed,
                 _ if work.placing & placing::FROM_NODE != 0 => Outcome::Masqueraded,
                 (false, _) => Outcome::PortTranslated,

@@ -29,23 +29,24 @@ impl Search {
 /// How to search: bits, beside the number of the attempt.
 const ATTEMPT: u32 = 0xff;
 /// A suspect backend will do, if it is time to see whether it answers again.
-const PROBES: u32 = 0x100;
+pub(super) const PROBES: u32 = 0x100;
 /// No suspect one.
 const UNSUSPECTED: u32 = 0x200;
 /// One that answered lately is preferred.
 const PREFERS_PROVEN: u32 = 0x400;
+/// Whatever this node has seen of the backends: every node finds the same one.
+pub(super) const AS_ANY_NODE: u32 = 0x800;
 
-/// A backend for a new flow, in `pick`. `false`: service, slots and backends do not fit together.
+/// A backend for a new flow, in `pick`; how to search: [`PROBES`] or [`AS_ANY_NODE`]. `false`: service, slots and backends do not fit together.
 #[inline(always)]
 pub(super) fn choose<const N: usize, T: Tables<N>>(
     tables: &mut T,
     key: &FlowKey<N>,
-    probes: bool,
+    how: u32,
     now: Now,
     pick: &mut Pick<N>,
 ) -> bool {
     words::clear(&mut pick.search);
-    let how = if probes { PROBES } else { 0 };
     for attempt in 0..SLOT_ATTEMPTS {
         if tables.look(key, pick, how | attempt, now.s) {
             break;
@@ -114,7 +115,10 @@ pub fn look<const N: usize, T: Tables<N>>(
     if backend.generation != slot.backend_generation || !state::keeps_flows(&backend, now_s.saturating_mul(10)) {
         return false;
     }
-    let mut worth = health::worth(tables, id, backend.generation, backend.flags, key.protocol, now_s);
+    let mut worth = Worth::Fit;
+    if how & AS_ANY_NODE == 0 {
+        worth = health::worth(tables, id, backend.generation, backend.flags, key.protocol, now_s);
+    }
     if worth == Worth::ToProbe && how & PROBES == 0 {
         worth = Worth::Shunned;
     }

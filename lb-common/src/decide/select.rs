@@ -5,9 +5,10 @@ use super::health;
 use super::node_port::serves;
 use super::opening::{begins, refuse};
 use super::place::{aim, placing};
-use super::search::{choose, complete};
+use super::search::{AS_ANY_NODE, PROBES, choose, complete};
 use super::{
     Action, Asker, Client, Hook, Now, Pick, Picked, Step, Tables, Wish, Work, holds, masquerade, recall, remember,
+    tunnel,
 };
 use crate::abi::{
     AffinityKey, FlowKey, Service, ServiceKey, Slot, UDP, flow_state, half_open_flags, seal, service_flags, tag,
@@ -25,6 +26,7 @@ pub(super) fn select<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
     }
     work.verdict.service = work.pick.service.id;
     match picked {
+        Picked::NotHere => work.settle(Action::Drop, Outcome::DroppedNotHere),
         Picked::Martian => work.settle(Action::Drop, Outcome::DroppedMartian),
         Picked::Denied => work.settle(Action::Drop, Outcome::DroppedSourceRange),
         Picked::Empty if work.pick.service.flags & service_flags::DROP_IF_EMPTY != 0 => {
@@ -41,6 +43,10 @@ pub(super) fn select<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
 #[inline(always)]
 fn asked<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Picked {
     let now = Now::from_ns(tables.now_ns());
+    if work.is_chosen() {
+        let begins = begins(work);
+        return tunnel::arrived(tables, work, hook, begins);
+    }
     let wish = if begins(work) { Wish::PROBE } else { Wish::NONE };
     pick(tables, &work.packet.key, Asker::Packet(hook), 0, wish, now, &mut work.pick)
 }
@@ -89,11 +95,22 @@ pub fn pick<const N: usize, T: Tables<N>>(
         if pick.service.affinity_timeout_s != 0 && stuck(tables, key, netns, now.ds, pick) {
             return Picked::Backend;
         }
-        if choose(tables, key, wish == Wish::PROBE, now, pick) {
+        let how = match wish {
+            _ if as_any_node(&pick.service, client) => AS_ANY_NODE,
+            Wish::PROBE => PROBES,
+            _ => 0,
+        };
+        if choose(tables, key, how, now, pick) {
             return Picked::Backend;
         }
     }
     Picked::Torn
+}
+
+/// Whether another node may meet the flow's packets, and must lead them to the same backend.
+#[inline(always)]
+fn as_any_node(service: &Service, client: Client) -> bool {
+    service.flags & service_flags::DSR != 0 && client != Client::Near
 }
 
 /// Remembers the backend of a new connection, where the service has client affinity.
@@ -175,7 +192,9 @@ pub(super) fn found<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wor
     half.flow.state = flow_state::HALF_OPEN;
     aim(work, hook);
     work.placing = placing::NEW | placing::KEEP_PORT;
-    if !masquerade::source(tables, work) {
+    if hook.has(Hook::FROM_OUTSIDE) && tunnel::is_meant(work) {
+        tunnel::aim(work);
+    } else if !masquerade::source(tables, work) {
         work.settle(Action::Drop, Outcome::DroppedNoAddress);
         return Step::Decided;
     }

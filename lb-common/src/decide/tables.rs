@@ -2,7 +2,8 @@
 
 use super::{Pick, Reserved, Work, look, reserve};
 use crate::abi::{
-    Affinity, AffinityKey, Backend, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot, Vip, VipKey,
+    Affinity, AffinityKey, Backend, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot,
+    Vip, VipKey,
 };
 use crate::outcome::Outcome;
 use crate::state::SourcePorts;
@@ -59,6 +60,8 @@ pub trait Tables<const N: usize> {
     /// Writes the address of this node that packets to `backend` are to come from, if they cannot come from the client, to `into`;
     /// `false`: there is none.
     fn masquerade(&mut self, backend: &[u8; N], into: &mut [u8; N]) -> bool;
+    /// The backend of this node that another node has chosen.
+    fn endpoint(&mut self, key: &EndpointKey<N>) -> Option<Endpoint>;
     fn source_ports(&mut self) -> SourcePorts;
     /// Claims the tuple of a flow's answers, as [`Reserved`] says: the programs call a function of their own.
     fn reserve(&mut self, work: &mut Work<N>, now_s: u32) -> Reserved

@@ -74,7 +74,8 @@ impl<const N: usize> Packet<N> {
 pub enum Action {
     /// Leave it as it is.
     Pass = 0,
-    /// Write `address:port` as destination and `client:client_port` as source; send it on its way.
+    /// Write `address:port` as destination and `client:client_port` as source; send it on its way. Port 0: leave it as it is, and send it
+    /// to `address` in an outer header.
     ToBackend,
     /// Write `address:port` as source and `client:client_port` as destination; send it on its way.
     ToClient,
@@ -111,6 +112,9 @@ pub struct Verdict<const N: usize> {
 pub struct Work<const N: usize> {
     /// In: the packet.
     pub packet: Packet<N>,
+    /// In: not zero: the packet came in an outer header for this backend of this node, which another node has chosen. Nothing of the
+    /// decision clears it.
+    pub chosen: [u8; N],
     /// Out: the verdict.
     pub verdict: Verdict<N>,
     /// The service that was looked up, and the backend picked.
@@ -182,6 +186,7 @@ impl<const N: usize> Work<N> {
         };
         Self {
             packet,
+            chosen: [0; N],
             verdict,
             pick: Pick::NONE,
             placing: 0,
@@ -205,6 +210,12 @@ impl<const N: usize> Work<N> {
         self.flow.since_s
     }
 
+    /// Whether another node has chosen the backend.
+    #[inline(always)]
+    pub fn is_chosen(&self) -> bool {
+        !words::same(&self.chosen, &[0; N])
+    }
+
     /// Starts from nothing: the packet passes, and is no service's.
     #[inline(always)]
     pub(super) fn clear(&mut self) {
@@ -226,7 +237,7 @@ impl<const N: usize> Work<N> {
     pub(super) fn rewrite(&mut self, action: Action, outcome: Outcome, route: bool) {
         self.settle(action, outcome);
         self.verdict.masquerade = self.flow.flags & flow_flags::MASQUERADED != 0;
-        self.verdict.route = route || self.verdict.masquerade;
+        self.verdict.route = route || self.verdict.masquerade || self.flow.port == 0;
         words::address(&self.flow.address, &mut self.verdict.address);
         words::address(&self.flow.client, &mut self.verdict.client);
         self.verdict.port = self.flow.port;

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use lb_common::abi::{
-    Affinity, AffinityKey, Backend, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot, UDP, Vip, VipKey,
-    affinity_tag, backend_flags, backend_state, seal, tag,
+    Affinity, AffinityKey, Backend, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot,
+    UDP, Vip, VipKey, affinity_tag, backend_flags, backend_state, seal, tag,
 };
 use lb_common::decide::{Hook, NotInserted, Packet, Tables, Verdict, Work, decide};
 use lb_common::outcome::Outcome;
@@ -29,6 +29,7 @@ pub struct Memory<const N: usize = 4> {
     pub ports: SourcePorts,
     /// Networks by address and bits, with [`lb_common::abi::network_flags`].
     pub networks: Vec<([u8; N], u32, u32)>,
+    pub endpoints: HashMap<EndpointKey<N>, Endpoint>,
     /// The address of this node that masqueraded packets come from.
     pub own: Option<[u8; N]>,
     /// What the decision learnt about backends.
@@ -59,6 +60,7 @@ impl<const N: usize> Memory<N> {
             timeouts: Timeouts::DEFAULT,
             ports: SourcePorts::DEFAULT,
             networks: Vec::new(),
+            endpoints: HashMap::new(),
             own: None,
             notes: Vec::new(),
             sources: Vec::new(),
@@ -210,6 +212,10 @@ impl<const N: usize> Tables<N> for Memory<N> {
 
     fn masquerade(&mut self, _: &[u8; N], into: &mut [u8; N]) -> bool {
         self.own.map(|own| *into = own).is_some()
+    }
+
+    fn endpoint(&mut self, key: &EndpointKey<N>) -> Option<Endpoint> {
+        self.endpoints.get(key).copied()
     }
 
     fn source_ports(&mut self) -> SourcePorts {

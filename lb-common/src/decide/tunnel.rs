@@ -1,0 +1,119 @@
+//! Direct server return: the first node chooses the backend and sends the packet whole to the backend's node; that one, to which the
+//! outer header names the backend, does all the rest, and its answers go straight to the client.
+//!
+//! No answer passes the first node. It keeps a flow once the client's own segment shows that it saw an answer; until then, and for
+//! segments of flows that another node has kept, Maglev says the same backend on every node.
+
+use super::client::{Asker, Client, admits, serve_from};
+use super::search::{AS_ANY_NODE, choose, complete};
+use super::select::is_whole;
+use super::{Action, Hook, Now, Picked, Tables, Work};
+use crate::abi::{
+    EndpointKey, FlowKey, Service, ServiceKey, Slot, backend_flags, flow_flags, frontend_kind, service_flags,
+};
+use crate::outcome::Outcome;
+use crate::words;
+
+/// Whether packets of the client to the backend in `work.pick` go whole to its node.
+#[inline(always)]
+pub(super) fn is_meant<const N: usize>(work: &Work<N>) -> bool {
+    let service = &work.pick.service;
+    service.flags & service_flags::DSR != 0
+        && service.kind != frontend_kind::CLUSTER_IP
+        && work.pick.backend.flags & backend_flags::LOCAL == 0
+}
+
+/// A segment of a service that belongs to no flow of this node: it may be one of another node's, which Maglev leads to its backend.
+/// `false`: it is not for this service, or for a backend of this node, which would know it.
+///
+/// A function of its own: off the stack of those that ask.
+#[inline(never)]
+pub(super) fn follow<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now_s: u32) -> bool {
+    let now = Now::from_ds(now_s.saturating_mul(10));
+    if !hook.has(Hook::FROM_OUTSIDE)
+        || work.is_chosen()
+        || work.pick.service.flags & service_flags::DSR == 0
+        || work.pick.service.slot_count == 0
+        || !choose(tables, &work.packet.key, AS_ANY_NODE, now, &mut work.pick)
+        || !is_meant(work)
+    {
+        return false;
+    }
+    words::clear(&mut work.half);
+    let flow = &mut work.half.flow;
+    words::address(&work.pick.backend.address, &mut flow.address);
+    words::address(&work.packet.key.src, &mut flow.client);
+    flow.backend = work.pick.slot.backend;
+    words::copy(&work.half.flow, &mut work.flow);
+    work.rewrite(Action::ToBackend, Outcome::Tunnelled, true);
+    true
+}
+
+/// Whether this node serves the packet's destination with direct server return.
+#[inline(always)]
+pub fn is_tunnelled<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
+    let key = &work.packet.key;
+    frontend(tables, key, &mut work.pick.service).is_some_and(|whole| whole)
+        && work.pick.service.flags & service_flags::DSR != 0
+}
+
+/// Copies the frontend of a packet that came in an outer header: a node port is served at any node's address, all zeroes. `false`: the
+/// agent is at it.
+#[inline(always)]
+fn frontend<const N: usize, T: Tables<N>>(tables: &mut T, key: &FlowKey<N>, service: &mut Service) -> Option<bool> {
+    let mut frontend = ServiceKey { address: key.dst, port: key.dst_port, protocol: key.protocol, pad: 0 };
+    if !tables.service(&frontend, service) {
+        frontend.address = [0; N];
+        if !tables.service(&frontend, service) {
+            return None;
+        }
+    }
+    Some(is_whole(&frontend, service))
+}
+
+/// Looks up the frontend and the backend that another node has chosen. A node port is served at any node's address.
+///
+/// A function of its own: off the stack of those that ask.
+#[inline(never)]
+pub(super) fn arrived<const N: usize, T: Tables<N>>(
+    tables: &mut T,
+    work: &mut Work<N>,
+    hook: Hook,
+    begins: bool,
+) -> Picked {
+    let key = &work.packet.key;
+    let service = &mut work.pick.service;
+    match frontend(tables, key, service) {
+        None => return Picked::NoService,
+        Some(false) => return Picked::Torn,
+        Some(true) => {}
+    }
+    let asker = Asker::Packet(hook);
+    let client = asker.client(tables, &key.src);
+    if client == Client::Martian {
+        return Picked::Martian;
+    }
+    if !admits(tables, service, key, asker) {
+        return Picked::Denied;
+    }
+    serve_from(service, client);
+    work.pick.client = client as u32;
+    if !begins {
+        return Picked::Unasked;
+    }
+    let named = EndpointKey { address: work.chosen, service: service.id };
+    let Some(endpoint) = tables.endpoint(&named) else { return Picked::NotHere };
+    let (generation, service) = (service.generation, service.id);
+    work.pick.slot = Slot { backend: endpoint.backend, generation, service, backend_generation: endpoint.generation };
+    work.pick.probes = 0;
+    let now = Now::from_ns(tables.now_ns());
+    if complete(tables, &mut work.pick, now) { Picked::Backend } else { Picked::NotHere }
+}
+
+/// The new flow goes whole to the backend's node.
+#[inline(always)]
+pub(super) fn aim<const N: usize>(work: &mut Work<N>) {
+    let flow = &mut work.half.flow;
+    flow.port = 0;
+    flow.flags &= !(flow_flags::MASQUERADED | flow_flags::EARLY);
+}

@@ -1,0 +1,182 @@
+//! Direct server return over plain tables: the node that a client's packets come by, the backend's node, and one that takes over.
+
+// Tests may unwrap: a panic is a failed test.
+#![allow(clippy::unwrap_used)]
+
+mod memory;
+
+use lb_common::abi::{
+    Endpoint, EndpointKey, FlowKey, Service, ServiceKey, TCP, UDP, backend_flags, backend_state, frontend_kind,
+    network_flags, scheduler, seal, service_flags,
+};
+use lb_common::decide::{Action, Hook, Now, Packet, Verdict, Work, accuse, decide};
+use lb_common::outcome::Outcome;
+use lb_common::state::tcp_flag::{ACK, RST, SYN};
+use memory::{ISN, Memory};
+
+const CLIENT: [u8; 4] = [198, 51, 100, 7];
+const VIP: [u8; 4] = [203, 0, 113, 80];
+const PODS: [[u8; 4]; 3] = [[10, 0, 1, 11], [10, 0, 2, 12], [10, 0, 3, 13]];
+
+fn from(port: u16, protocol: u8) -> FlowKey<4> {
+    FlowKey { src: CLIENT, dst: VIP, src_port: port, dst_port: 80, protocol, pad: [0; 3] }
+}
+
+fn edit(tables: &mut Memory, edit: impl Fn(&mut Service)) {
+    for (key, service) in &mut tables.services {
+        edit(service);
+        service.seal = seal(key, service);
+    }
+}
+
+/// The tables of the node with this pod: ids are its own, the slots' order is every node's.
+fn node(own: usize) -> Memory {
+    let base = u32::try_from(own).unwrap() * 100;
+    let networks = vec![([10, 0, 0, 0], 8, network_flags::PODS)];
+    let mut tables = Memory { own: Some([192, 0, 2, 1]), networks, ..Memory::default() };
+    for (id, protocol) in [(1 + base, TCP), (2 + base, UDP)] {
+        let frontend = ServiceKey { address: VIP, port: 80, protocol, pad: 0 };
+        tables.serve(id, id * 50, frontend, &PODS, 8080);
+        for (pod, backend) in PODS.iter().zip(id * 50 + 1..) {
+            if *pod == PODS[own] {
+                let key = EndpointKey { address: *pod, service: id };
+                tables.endpoints.insert(key, Endpoint { backend, generation: 1 });
+            } else {
+                tables.backends.get_mut(&backend).unwrap().flags &= !backend_flags::LOCAL;
+            }
+        }
+    }
+    edit(&mut tables, |service| {
+        service.kind = frontend_kind::LOAD_BALANCER;
+        service.scheduler = scheduler::MAGLEV;
+        service.flags = service_flags::DSR;
+    });
+    tables
+}
+
+/// The packet as it comes in the outer header, for this pod.
+fn arrives(tables: &mut Memory, key: FlowKey<4>, tcp_flags: u8, chosen: [u8; 4]) -> Verdict<4> {
+    let seq = if tcp_flags & SYN != 0 { ISN } else { ISN + 1 };
+    let mut work = Work::new(Packet { seq, ack: ISN + 1, ..Packet::new(key, tcp_flags) });
+    work.chosen = chosen;
+    decide(tables, &mut work, Hook::NODE_IN);
+    work.verdict
+}
+
+fn is_whole(verdict: &Verdict<4>) -> bool {
+    verdict.action == Action::ToBackend && verdict.port == 0 && verdict.route && !verdict.masquerade
+}
+
+/// A port whose connection a node sends to another one's pod.
+fn tunnelled(tables: &mut Memory) -> (u16, Verdict<4>) {
+    let verdicts = (4000..4100).map(|port| (port, tables.ask(from(port, TCP), SYN, Hook::NODE_IN)));
+    verdicts.into_iter().find(|(_, verdict)| is_whole(verdict)).unwrap()
+}
+
+#[test]
+fn a_packet_goes_whole_to_the_pods_node_and_is_kept_there_once_the_client_saw_an_answer() {
+    for hook in [Hook::NODE_IN, Hook::XDP] {
+        let mut tables = node(0);
+        let (port, sent) = tunnelled(&mut tables);
+        assert_eq!(sent.outcome, Outcome::Tunnelled);
+        assert!(tables.flows.is_empty(), "a SYN evicts no flow");
+        let acked = tables.ask(from(port, TCP), ACK, hook);
+        assert!(is_whole(&acked) && acked.address == sent.address);
+        assert!(!tables.flows.is_empty(), "the client saw an answer");
+        // From now on nothing that happens to the others matters.
+        edit(&mut tables, |service| service.slot_count = 1);
+        let kept = tables.ask(from(port, TCP), ACK, hook);
+        assert_eq!((kept.address, kept.outcome), (sent.address, Outcome::Forwarded));
+    }
+}
+
+#[test]
+fn every_node_leads_a_segment_that_it_does_not_know_to_the_same_pod() {
+    let (mut first, mut second) = (node(0), node(1));
+    let mut led = 0;
+    for port in 4000..4300 {
+        let sent = first.ask(from(port, TCP), SYN, Hook::NODE_IN);
+        for flags in [ACK, RST] {
+            let taken_over = second.ask(from(port, TCP), flags, Hook::XDP);
+            if is_whole(&sent) && is_whole(&taken_over) {
+                assert_eq!(taken_over.address, sent.address);
+                led += 1;
+            }
+        }
+    }
+    assert!(led > 100, "{led}");
+    assert!(second.flows.is_empty() && second.half_open.is_empty(), "what nobody has answered here takes no room");
+}
+
+#[test]
+fn what_this_node_has_seen_of_a_pod_moves_nothing() {
+    let mut tables = node(0);
+    let before: Vec<_> = (4000..4200).map(|port| tables.ask(from(port, TCP), SYN, Hook::NODE_IN).address).collect();
+    let mut seen = node(0);
+    let now = Now::from_ns(seen.now_ns);
+    for id in seen.backends.keys().copied().collect::<Vec<_>>() {
+        accuse(&mut seen, id, 1, now);
+    }
+    let after: Vec<_> = (4000..4200).map(|port| seen.ask(from(port, TCP), SYN, Hook::NODE_IN).address).collect();
+    assert_eq!(before, after);
+}
+
+#[test]
+fn the_pods_node_takes_the_choice_and_answers_by_itself() {
+    let mut tables = node(1);
+    let sent = arrives(&mut tables, from(4000, TCP), SYN, PODS[1]);
+    assert_eq!((sent.action, sent.address, sent.port), (Action::ToBackend, PODS[1], 8080));
+    assert_eq!((sent.client, sent.client_port, sent.masquerade), (CLIENT, 4000, false));
+    let answer = FlowKey { src: PODS[1], dst: CLIENT, src_port: 8080, dst_port: 4000, protocol: TCP, pad: [0; 3] };
+    let back = tables.ask(answer, SYN | ACK, Hook::NODE_OUT);
+    assert_eq!((back.action, back.address, back.port), (Action::ToClient, VIP, 80));
+    assert_eq!(arrives(&mut tables, from(4000, TCP), ACK, PODS[1]).outcome, Outcome::Forwarded);
+}
+
+#[test]
+fn a_node_port_is_known_by_its_number_at_any_nodes_address() {
+    let mut tables = node(1);
+    let (key, service) = tables.services.iter().find(|(key, _)| key.protocol == TCP).map(|(k, s)| (*k, *s)).unwrap();
+    let any = ServiceKey { address: [0; 4], port: 30_080, ..key };
+    let service = Service { kind: frontend_kind::NODE_PORT, ..service };
+    tables.services.insert(any, Service { seal: seal(&any, &service), ..service });
+    let asked = FlowKey { dst: [192, 0, 2, 77], dst_port: 30_080, ..from(4000, TCP) };
+    let sent = arrives(&mut tables, asked, SYN, PODS[1]);
+    assert_eq!((sent.action, sent.address), (Action::ToBackend, PODS[1]));
+    let direct = tables.ask(FlowKey { src_port: 4001, ..asked }, SYN, Hook::NODE_IN);
+    assert_eq!(direct.action, Action::Pass, "only in an outer header");
+}
+
+#[test]
+fn a_pod_that_is_not_here_is_told_to_nobody_and_counted() {
+    let mut tables = node(1);
+    let lost = arrives(&mut tables, from(4000, TCP), SYN, PODS[0]);
+    assert_eq!((lost.action, lost.outcome), (Action::Drop, Outcome::DroppedNotHere));
+    // Gone meanwhile: the same.
+    for backend in tables.backends.values_mut() {
+        backend.state = backend_state::GONE;
+    }
+    let gone = arrives(&mut tables, from(4001, TCP), SYN, PODS[1]);
+    assert_eq!((gone.action, gone.outcome), (Action::Drop, Outcome::DroppedNotHere));
+    assert!(tables.flows.is_empty() && tables.half_open.is_empty());
+    // A segment that begins nothing is nobody's: its sender is told.
+    assert_eq!(arrives(&mut node(1), from(4002, TCP), ACK, PODS[1]).action, Action::Refuse);
+}
+
+#[test]
+fn a_pod_of_this_node_is_served_as_ever() {
+    let mut tables = node(0);
+    let own = (4000..4100).map(|port| tables.ask(from(port, TCP), SYN, Hook::NODE_IN)).find(|v| v.address == PODS[0]);
+    let own = own.unwrap();
+    assert_eq!((own.port, own.client, own.route), (8080, CLIENT, false));
+}
+
+#[test]
+fn datagrams_stay_with_their_pod_and_say_nothing_about_it() {
+    let mut tables = node(0);
+    let port = (4000..4100).find(|port| is_whole(&tables.ask(from(*port, UDP), 0, Hook::NODE_IN))).unwrap();
+    let first = tables.ask(from(port, UDP), 0, Hook::NODE_IN);
+    edit(&mut tables, |service| service.slot_count = 1);
+    assert_eq!(tables.ask(from(port, UDP), 0, Hook::NODE_IN).address, first.address);
+    assert!(tables.health.values().all(|health| health.unanswered == 0), "no answer is to be seen here");
+}
