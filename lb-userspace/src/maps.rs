@@ -13,8 +13,9 @@ use std::{
 
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuHashMap, lpm_trie::Key};
 use lb_common::abi::{
-    Affinity, AffinityKey, Backend, Config, Flow, FlowKey, HalfOpen, Health, Link, LoadSettings, Service, ServiceKey,
-    ServiceName, Slot, SocketKey, SocketPeer, Source, SourceKey, StatKey, Traffic, V4, V6, Vip, VipKey, map_name,
+    Affinity, AffinityKey, Backend, Config, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Link, LoadSettings,
+    Service, ServiceKey, ServiceName, Slot, SocketKey, SocketPeer, Source, SourceKey, StatKey, Traffic, V4, V6, Vip,
+    VipKey, map_name,
 };
 
 pub use connections::Connections;
@@ -57,6 +58,8 @@ pub struct Pinned {
     pub names: Table<u32, ServiceName>,
     pub sources4: Table<Key<SourceKey<V4>>, Source>,
     pub sources6: Table<Key<SourceKey<V6>>, Source>,
+    pub endpoints4: Table<EndpointKey<V4>, Endpoint>,
+    pub endpoints6: Table<EndpointKey<V6>, Endpoint>,
     pub vips4: Table<VipKey<V4>, Vip>,
     pub vips6: Table<VipKey<V6>, Vip>,
     pub half_open4: Table<FlowKey<V4>, HalfOpen<V4>>,
@@ -106,6 +109,8 @@ impl Pinned {
             names: Table::open(dir, map_name::NAMES, &calls)?,
             sources4: Table::open(dir, map_name::SOURCES4, &calls)?,
             sources6: Table::open(dir, map_name::SOURCES6, &calls)?,
+            endpoints4: Table::open(dir, map_name::ENDPOINTS4, &calls)?,
+            endpoints6: Table::open(dir, map_name::ENDPOINTS6, &calls)?,
             vips4: Table::open(dir, map_name::VIPS4, &calls)?,
             vips6: Table::open(dir, map_name::VIPS6, &calls)?,
             half_open4: Table::open(dir, map_name::HALF_OPEN4, &calls)?,

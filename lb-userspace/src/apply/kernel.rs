@@ -56,6 +56,7 @@ impl KernelStore {
                 Op::WriteName { id, name } => sorted.names.push(index, *id, *name),
                 Op::WriteBackend { id, record } | Op::RetireBackend { id, record } => {
                     sorted.backend(index, *id, record);
+                    sorted.endpoint(index, *id, record);
                 }
                 Op::FreeBackend { id, generation } => {
                     sorted.backend(index, *id, &records::free(id.family, *generation));
@@ -128,6 +129,15 @@ impl KernelStore {
         }
     }
 
+    /// Takes out what leads another node's choice to an id that is given up. What stays leads nowhere: its generation is over.
+    fn forget_endpoint(&self, id: BackendId) {
+        let maps = &self.maps;
+        let _ = match id.family {
+            Family::V4 => forget(&maps.backends4, &maps.endpoints4, id.id),
+            Family::V6 => forget(&maps.backends6, &maps.endpoints6, id.id),
+        };
+    }
+
     /// Counters of ids that are given up, so that their next owners start at zero.
     fn remove_stats(&mut self, owners: &[(usize, u32, u8)], results: &mut Results) {
         let keys: Vec<(usize, abi::StatKey)> = if owners.len() <= FEW {
@@ -164,6 +174,8 @@ struct Sorted<'a> {
     sources6: Elements<aya::maps::lpm_trie::Key<abi::SourceKey<16>>, abi::Source>,
     services4: Elements<abi::ServiceKey<4>, abi::Service>,
     services6: Elements<abi::ServiceKey<16>, abi::Service>,
+    endpoints4: Elements<abi::EndpointKey<4>, abi::Endpoint>,
+    endpoints6: Elements<abi::EndpointKey<16>, abi::Endpoint>,
     vips4: Elements<abi::VipKey<4>, abi::Vip>,
     vips6: Elements<abi::VipKey<16>, abi::Vip>,
     /// Operation, id and kind.
@@ -176,6 +188,20 @@ impl Sorted<'_> {
         match record.address.ip() {
             IpAddr::V4(v4) => self.backends4.push(index, id.id, records::backend(record, v4.octets())),
             IpAddr::V6(v6) => self.backends6.push(index, id.id, records::backend(record, v6.octets())),
+        }
+    }
+}
+
+impl Sorted<'_> {
+    /// A backend of this node can be named by another node.
+    fn endpoint(&mut self, index: usize, id: BackendId, record: &BackendRecord) {
+        if record.flags & abi::backend_flags::LOCAL == 0 {
+            return;
+        }
+        let (service, value) = (record.service, abi::Endpoint { backend: id.id, generation: record.generation });
+        match record.address.ip() {
+            IpAddr::V4(v4) => self.endpoints4.push(index, abi::EndpointKey { address: v4.octets(), service }, value),
+            IpAddr::V6(v6) => self.endpoints6.push(index, abi::EndpointKey { address: v6.octets(), service }, value),
         }
     }
 }
@@ -268,9 +294,16 @@ impl Store for KernelStore {
         if !sorted.stats.is_empty() {
             self.remove_stats(&sorted.stats, &mut results);
         }
+        for op in ops {
+            if let Op::FreeBackend { id, .. } = op {
+                self.forget_endpoint(*id);
+            }
+        }
         sorted.names.write(&self.maps.names, &mut results);
         sorted.backends4.write(&self.maps.backends4, &mut results);
         sorted.backends6.write(&self.maps.backends6, &mut results);
+        sorted.endpoints4.write(&self.maps.endpoints4, &mut results);
+        sorted.endpoints6.write(&self.maps.endpoints6, &mut results);
         sorted.slots.write(&self.maps.slots, &mut results);
         sorted.sources4.write(&self.maps.sources4, &mut results);
         sorted.sources6.write(&self.maps.sources6, &mut results);
@@ -291,6 +324,25 @@ impl Store for KernelStore {
         let unreferred = std::mem::take(&mut self.unreferred);
         Ok(ids - &unreferred)
     }
+}
+
+fn forget<const N: usize>(
+    backends: &Table<u32, abi::Backend<N>>,
+    endpoints: &Table<abi::EndpointKey<N>, abi::Endpoint>,
+    id: u32,
+) -> io::Result<()>
+where
+    abi::Backend<N>: Pod,
+    abi::EndpointKey<N>: Pod,
+{
+    let Some(backend) = backends.get(&id)?.filter(|backend| backend.flags & abi::backend_flags::LOCAL != 0) else {
+        return Ok(());
+    };
+    let key = abi::EndpointKey { address: backend.address, service: backend.service };
+    if endpoints.get(&key)?.is_some_and(|endpoint| endpoint.backend == id) {
+        endpoints.remove(&key)?;
+    }
+    Ok(())
 }
 
 fn remove<K: Pod, V: Pod>(table: &Table<K, V>, key: &K) -> Result<(), StoreError> {

@@ -18,7 +18,7 @@ use super::{
     ApiServer, CgroupRoot, CheckLimits, FlowTimeouts, Interfaces, LogFormat, LogLevel, MapSizes, NodePortAddresses,
     Period, PortRange, ProxyName, SocketLb, Source, Switch, TcAttach, XdpMode,
 };
-use crate::model::Scheduler;
+use crate::model::{Mode, Scheduler};
 
 /// Why there are no settings.
 #[derive(Debug, thiserror::Error)]
@@ -89,6 +89,12 @@ pub struct Options {
     #[serde(deserialize_with = "text")]
     pub scheduler: Option<Scheduler>,
 
+    /// How packets of clients outside reach backends of other nodes where the Service does not say: snat (from an address of this node),
+    /// dsr (whole, and answered from there) or hybrid (TCP as dsr) [default: snat]
+    #[arg(long, value_name = "snat|dsr|hybrid")]
+    #[serde(deserialize_with = "text")]
+    pub mode: Option<Mode>,
+
     /// Move connections that nobody answers to another backend where the Service does not say [default: on]
     #[arg(long, value_name = "on|off")]
     #[serde(deserialize_with = "text")]
@@ -127,6 +133,11 @@ pub struct Options {
     #[arg(long, value_name = "FIRST-LAST")]
     #[serde(deserialize_with = "text")]
     pub snat_ports: Option<PortRange>,
+
+    /// Networks of the other nodes, which may send packets of clients here in an outer header (--mode dsr) [default: none]
+    #[arg(long, value_name = "CIDR,…", value_delimiter = ',', value_parser = network)]
+    #[serde(deserialize_with = "networks")]
+    pub dsr_peers: Option<Vec<IpNet>>,
 
     /// Serve externalIPs: whoever may write a Service may take any address with them [default: off]
     #[arg(long, value_name = "on|off")]

@@ -10,7 +10,7 @@ use super::{
     self as defaults, ApiServer, CgroupRoot, CheckLimits, ConfigError, FlowTimeouts, Interfaces, LogFormat, LogLevel,
     MapSizes, NodePortAddresses, Options, Period, PortRange, SocketLb, Source, Switch, TcAttach, XdpMode,
 };
-use crate::model::Scheduler;
+use crate::model::{Mode, Scheduler};
 
 /// What the agent runs with: every option has a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +25,7 @@ pub struct Settings {
     pub cgroup_root: CgroupRoot,
     pub socket_lb: SocketLb,
     pub scheduler: Scheduler,
+    pub mode: Mode,
     pub retry: bool,
     pub drain_period: Duration,
     pub terminating_max: Duration,
@@ -34,6 +35,7 @@ pub struct Settings {
     pub protect_node_ports: Switch,
     /// `None`: the default, as far as it is free.
     pub snat_ports: Option<PortRange>,
+    pub dsr_peers: Vec<IpNet>,
     pub external_ips: bool,
     pub service_proxy_name: Option<String>,
     pub flow_timeouts: FlowTimeouts,
@@ -75,6 +77,7 @@ impl Options {
             cgroup_root: self.cgroup_root.or(other.cgroup_root),
             socket_lb: self.socket_lb.or(other.socket_lb),
             scheduler: self.scheduler.or(other.scheduler),
+            mode: self.mode.or(other.mode),
             retry: self.retry.or(other.retry),
             drain_period: self.drain_period.or(other.drain_period),
             terminating_max: self.terminating_max.or(other.terminating_max),
@@ -83,6 +86,7 @@ impl Options {
             snat_addresses: self.snat_addresses.or(other.snat_addresses),
             protect_node_ports: self.protect_node_ports.or(other.protect_node_ports),
             snat_ports: self.snat_ports.or(other.snat_ports),
+            dsr_peers: self.dsr_peers.or(other.dsr_peers),
             external_ips: self.external_ips.or(other.external_ips),
             service_proxy_name: self.service_proxy_name.or(other.service_proxy_name),
             flow_timeouts: self.flow_timeouts.or(other.flow_timeouts),
@@ -136,6 +140,7 @@ impl Options {
             cgroup_root: self.cgroup_root.unwrap_or_default(),
             socket_lb: self.socket_lb.unwrap_or(SocketLb::Host),
             scheduler: self.scheduler.unwrap_or_default(),
+            mode: self.mode.unwrap_or_default(),
             retry: self.retry != Some(Switch::Off),
             drain_period: self.drain_period.unwrap_or(defaults::DEFAULT_DRAIN_PERIOD),
             terminating_max: self.terminating_max.unwrap_or(defaults::DEFAULT_TERMINATING_MAX),
@@ -144,6 +149,7 @@ impl Options {
             snat_addresses: self.snat_addresses.unwrap_or_default(),
             protect_node_ports: self.protect_node_ports.unwrap_or(Switch::On),
             snat_ports: self.snat_ports,
+            dsr_peers: self.dsr_peers.unwrap_or_default(),
             external_ips: self.external_ips == Some(Switch::On),
             service_proxy_name: self.service_proxy_name.map(|name| name.0),
             flow_timeouts: self.flow_timeouts.unwrap_or_default(),

@@ -180,6 +180,7 @@ impl Datapath {
             &self.addresses,
             &self.settings.cluster_cidrs,
             &self.settings.snat_addresses,
+            &self.settings.dsr_peers,
             &self.surroundings.1.borrow_and_update().clone(),
             &self.sources.networks(),
         );

@@ -31,6 +31,8 @@ pub struct Settings {
     pub snat_addresses: Vec<IpNet>,
     /// Source ports of masqueraded flows; `None`: the default, as far as it is free.
     pub snat_ports: Option<PortRange>,
+    /// The other nodes, which may send packets in an outer header.
+    pub dsr_peers: Vec<IpNet>,
     pub sizes: MapSizes,
     /// How long flows are remembered.
     pub timeouts: Timeouts,
@@ -60,6 +62,7 @@ impl Default for Settings {
             cluster_cidrs: Vec::new(),
             snat_addresses: Vec::new(),
             snat_ports: None,
+            dsr_peers: Vec::new(),
             sizes: MapSizes::default(),
             timeouts: Timeouts::DEFAULT,
             flow_counters: false,

@@ -36,12 +36,13 @@ pub(super) struct Wanted {
 }
 
 /// `cluster`: networks of the pods by the settings. `allowed`: where addresses that stand in for clients may be taken from; empty:
-/// anywhere. `held`: what is in the tables, of which the networks of pods stay while nothing else is known.
+/// anywhere. `peers`: the other nodes. `held`: what is in the tables, of which the networks of pods stay while nothing else is known.
 pub(super) fn wanted(
     candidates: &[Candidate],
     own: &BTreeSet<IpAddr>,
     cluster: &[IpNet],
     allowed: &[IpNet],
+    peers: &[IpNet],
     surroundings: &Surroundings,
     held: &BTreeMap<IpNet, u32>,
 ) -> Wanted {
@@ -50,9 +51,11 @@ pub(super) fn wanted(
     let pods =
         surroundings.pods.as_ref().map_or_else(|| kept.collect(), |pods| pods.iter().copied().collect::<Vec<_>>());
     let pods = pods.iter().chain(cluster).map(|network| (*network, network_flags::PODS));
-    for (network, flag) in pods.chain(own.iter().map(|address| (IpNet::from(*address), network_flags::NODE))) {
+    let own = own.iter().map(|address| (IpNet::from(*address), network_flags::NODE));
+    for (network, flag) in pods.chain(peers.iter().map(|network| (*network, network_flags::PEER))).chain(own) {
         *wanted.networks.entry(network.trunc()).or_default() |= flag;
     }
+    inherit(&mut wanted.networks);
 
     let is_allowed =
         |found: &&Candidate| allowed.is_empty() || allowed.iter().any(|network| network.contains(&found.address));
@@ -68,6 +71,15 @@ pub(super) fn wanted(
         }
     }
     wanted
+}
+
+/// The longest prefix alone is looked at: it says what those around it say, too.
+fn inherit(networks: &mut BTreeMap<IpNet, u32>) {
+    let all = networks.clone();
+    for (network, flags) in networks {
+        let around = all.iter().filter(|(other, _)| other.contains(network));
+        *flags |= around.fold(0, |found, (_, flags)| found | flags);
+    }
 }
 
 /// The address of each link that has one, and of all others.

@@ -11,7 +11,7 @@ fn candidate(ifindex: u32, address: &str) -> Candidate {
 fn of(candidates: &[Candidate], allowed: &[&str], surroundings: &Surroundings) -> Wanted {
     let allowed: Vec<IpNet> = allowed.iter().map(|text| text.parse().expect("a network")).collect();
     let own = candidates.iter().map(|found| found.address).collect();
-    wanted(candidates, &own, &[], &allowed, surroundings, &BTreeMap::new())
+    wanted(candidates, &own, &[], &allowed, &[], surroundings, &BTreeMap::new())
 }
 
 fn shown<A: ToString>(addresses: &BTreeMap<u32, A>) -> Vec<(u32, String)> {
@@ -75,12 +75,24 @@ fn networks_of_pods_stay_while_the_node_is_not_known() {
         (network("192.0.2.9/32"), network_flags::NODE),
     ]);
     let own = BTreeSet::from(["192.0.2.1".parse().expect("an address")]);
-    let told =
-        |surroundings: &Surroundings| wanted(&[], &own, &[network("fd00:10::/56")], &[], surroundings, &held).networks;
+    let told = |surroundings: &Surroundings| {
+        wanted(&[], &own, &[network("fd00:10::/56")], &[], &[], surroundings, &held).networks
+    };
     let mut surroundings = Surroundings::default();
     let node = (network("192.0.2.1/32"), network_flags::NODE);
     let cluster = (network("fd00:10::/56"), network_flags::PODS);
     assert_eq!(told(&surroundings), [(network("10.244.1.0/24"), network_flags::PODS), node, cluster].into());
     surroundings.pods = Some([network("10.244.2.0/24")].into());
     assert_eq!(told(&surroundings), [(network("10.244.2.0/24"), network_flags::PODS), node, cluster].into());
+}
+
+#[test]
+fn a_network_within_another_one_is_both() {
+    let network = |text: &str| text.parse::<IpNet>().expect("a network");
+    let own = BTreeSet::from(["192.0.2.1".parse().expect("an address")]);
+    let (pods, peers) = ([network("192.0.0.0/16")], [network("192.0.2.0/24")]);
+    let wanted = wanted(&[], &own, &pods, &[], &peers, &Surroundings::default(), &BTreeMap::new());
+    let all = network_flags::PODS | network_flags::PEER;
+    let flags: Vec<u32> = wanted.networks.into_values().collect();
+    assert_eq!(flags, [network_flags::PODS, all, all | network_flags::NODE], "the longest prefix alone is looked at");
 }

@@ -12,7 +12,9 @@ use std::{fmt, sync::Arc};
 use imbl::OrdMap;
 
 pub use node::Node;
-pub use options::{Check, MAGLEV_SIZES, Question, Scheduler, ServiceOptions, UnknownScheduler, WEIGHT_MAX, Weighed};
+pub use options::{
+    Check, MAGLEV_SIZES, Mode, Question, Scheduler, ServiceOptions, UnknownMode, UnknownScheduler, WEIGHT_MAX, Weighed,
+};
 pub use refusal::Refusal;
 pub use service::{Exposure, Family, Protocol, Service, ServicePort, TrafficPolicy};
 pub use slice::{Endpoint, Slice, SliceKey, SlicePort, uid_hash};

@@ -4,6 +4,8 @@ use std::{fmt, net::IpAddr, str::FromStr, time::Duration};
 
 use lb_common::abi;
 
+use super::Protocol;
+
 /// The sizes that a Maglev table can have: primes, each several times the one before, so that few changes of the number of
 /// endpoints change the size.
 pub const MAGLEV_SIZES: [u32; 4] = [251, 1_021, 16_381, 131_071];
@@ -90,6 +92,57 @@ impl FromStr for Scheduler {
     }
 }
 
+/// How packets of clients outside reach backends of other nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Mode {
+    /// From an address of the node that they came by; the answers come back through it.
+    #[default]
+    Snat,
+    /// Whole, to the backend's node, which answers by itself (direct server return).
+    Dsr,
+    /// TCP as [`Self::Dsr`], all else as [`Self::Snat`].
+    Hybrid,
+}
+
+impl Mode {
+    pub const ALL: [Self; 3] = [Self::Snat, Self::Dsr, Self::Hybrid];
+
+    /// Name in annotations, options and output.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Snat => "snat",
+            Self::Dsr => "dsr",
+            Self::Hybrid => "hybrid",
+        }
+    }
+
+    /// Whether packets of this protocol go whole.
+    pub fn is_direct(self, protocol: Protocol) -> bool {
+        self == Self::Dsr || self == Self::Hybrid && protocol == Protocol::Tcp
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// There is no mode of this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{given:?} is no mode; there are snat, dsr and hybrid")]
+pub struct UnknownMode {
+    given: String,
+}
+
+impl FromStr for Mode {
+    type Err = UnknownMode;
+
+    fn from_str(text: &str) -> Result<Self, UnknownMode> {
+        Self::ALL.into_iter().find(|one| one.name() == text).ok_or_else(|| UnknownMode { given: text.into() })
+    }
+}
+
 /// Whose weight it is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Weighed {
@@ -125,6 +178,7 @@ pub struct Check {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceOptions {
     pub scheduler: Option<Scheduler>,
+    pub mode: Option<Mode>,
     /// Slots of a Maglev table; `None`: by the number of endpoints.
     pub maglev_size: Option<u32>,
     /// At most one for each address and zone. What has none weighs 1.

@@ -8,7 +8,7 @@ use std::{
 use ipnet::IpNet;
 use lb_common::abi::service_flags;
 
-use super::{Frontend, Kind, Rule, Set, Tally, Use, claims::Claim, place::Place};
+use super::{Frontend, Kind, Rule, Set, Tally, Use, claims::Claim, mode, place::Place};
 use crate::model::{Exposure, Family, Protocol, Refusal, Service, ServicePort, TrafficPolicy};
 
 /// True if the service is for this proxy to serve.
@@ -31,7 +31,7 @@ pub(super) fn claims(service: &Service, place: &Place) -> Vec<(Frontend, Claim)>
     let addresses = addresses(service, place);
     let mut all = Vec::with_capacity(service.ports.len() * addresses.len());
     for port in &service.ports {
-        for (frontend, kind) in of_port(port, &addresses, place) {
+        for (frontend, kind) in of_port(service, port, &addresses, place) {
             if kind == Kind::ClusterIp || !place.is_reserved(&frontend) {
                 all.push((frontend, Claim::new(service, &frontend, kind, port.port)));
             }
@@ -82,7 +82,7 @@ pub(super) fn unclaimed(service: &Service, place: &Place, tally: &mut Tally) -> 
         }
     }
     let addresses = addresses(service, place);
-    let claimed = service.ports.iter().flat_map(|port| of_port(port, &addresses, place));
+    let claimed = service.ports.iter().flat_map(|port| of_port(service, port, &addresses, place));
     for (frontend, _) in
         claimed.filter(|(f, kind)| !matches!(kind, Kind::ClusterIp | Kind::HostSocket) && place.is_reserved(f))
     {
@@ -124,6 +124,7 @@ fn addresses(service: &Service, place: &Place) -> BTreeMap<IpAddr, Kind> {
 }
 
 fn of_port<'a>(
+    service: &Service,
     port: &'a ServicePort,
     addresses: &'a BTreeMap<IpAddr, Kind>,
     place: &'a Place,
@@ -132,8 +133,9 @@ fn of_port<'a>(
     let own = addresses.iter().map(move |(ip, kind)| (Frontend { address: *ip, port: port.port, protocol }, *kind));
     let families: BTreeSet<Family> =
         addresses.iter().filter(|(_, kind)| **kind == Kind::ClusterIp).map(|(ip, _)| Family::of(*ip)).collect();
+    let of_nodes = families.clone();
     let on_nodes = port.node_port.into_iter().flat_map(move |node_port| {
-        let (families, of_hosts) = (families.clone(), families.clone());
+        let (families, of_hosts) = (of_nodes.clone(), of_nodes.clone());
         let served = place.node_port_addresses.iter().filter(move |ip| families.contains(&Family::of(**ip)));
         // The same port at the same address by another kind is claimed already.
         let new = served.filter(move |ip| node_port != port.port || !addresses.contains_key(ip));
@@ -144,7 +146,9 @@ fn of_port<'a>(
         });
         new.chain(by_socket.map(move |ip| (Frontend { address: *ip, port: node_port, protocol }, Kind::HostSocket)))
     });
-    own.chain(on_nodes)
+    let direct = mode::is_direct(service, protocol, place);
+    let anywhere = if direct { mode::anywhere(port, &families, place) } else { Vec::new() };
+    own.chain(on_nodes).chain(anywhere.into_iter().map(|frontend| (frontend, Kind::HostSocket)))
 }
 
 /// The sets that a frontend of this kind uses, and the flags that do not depend on endpoints.

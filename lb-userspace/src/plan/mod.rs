@@ -13,6 +13,7 @@ mod ids;
 mod layout;
 mod life;
 mod marks;
+mod mode;
 mod op;
 mod place;
 mod planner;
@@ -25,7 +26,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use crate::model::Scheduler;
+use crate::model::{Mode, Scheduler};
 
 pub use book::{Book, BookedService, Capacities, DrainEnds};
 pub use desired::{Desired, DesiredService, Frontend, HealthCheck, Kind, PortKey, Ranges, Set, Use};
@@ -64,6 +65,8 @@ pub struct PlanSettings {
     pub service_proxy_name: Option<String>,
     /// How new flows are spread where the Service says nothing.
     pub scheduler: Scheduler,
+    /// How packets of clients outside reach backends of other nodes where the Service says nothing.
+    pub mode: Mode,
     /// Whether connections that nobody answers are moved to another backend, where the Service says nothing.
     pub retry: bool,
     /// How long flows to a backend that is gone from the API may go on.
@@ -87,6 +90,7 @@ impl Default for PlanSettings {
             external_ips: false,
             service_proxy_name: None,
             scheduler: Scheduler::Random,
+            mode: Mode::Snat,
             retry: true,
             drain_period: Duration::from_secs(30),
             terminating_max: Duration::from_hours(1),

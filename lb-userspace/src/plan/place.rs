@@ -9,6 +9,8 @@ use ipnet::IpNet;
 
 use super::{Frontend, Marks, NodeFacts, NodePortAddresses, PlanSettings, planner::slices_of};
 use crate::model::{Endpoint, Family, ObjectName, Protocol, Scheduler, Snapshot};
+use super::{Frontend, Marks, NodeFacts, NodePortAddresses, PlanSettings};
+use crate::model::{Endpoint, Family, Mode, Node, Protocol, Scheduler};
 
 const UNSPECIFIED: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
 const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
@@ -29,6 +31,8 @@ pub(super) struct Place {
     pub external_ips: bool,
     /// Where a Service says nothing.
     pub scheduler: Scheduler,
+    /// Where a Service says nothing.
+    pub mode: Mode,
     /// Where a Service says nothing.
     pub retry: bool,
     /// Label value of the services that are ours; `None`: those without the label.
@@ -62,6 +66,7 @@ impl Place {
             node_port_addresses,
             external_ips: settings.external_ips,
             scheduler: settings.scheduler,
+            mode: settings.mode,
             retry: settings.retry,
             proxy_name: settings.service_proxy_name.clone(),
             reserved: facts.reserved.iter().copied().chain(api_servers(snapshot)).collect(),

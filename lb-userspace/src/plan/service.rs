@@ -12,6 +12,7 @@ use super::{
     claims::{Claim, Claimed},
     endpoints::{Filled, Listed, Needs, filled},
     frontends::{self, Guard},
+    mode,
     place::Place,
 };
 use crate::model::{Family, Protocol, Refusal, Scheduler, Service, ServicePort};
@@ -60,6 +61,7 @@ pub(super) fn plan(
     let ports: Vec<_> = ports.collect();
     refusals.extend(draft.unguarded(&ports));
     refusals.extend(unweighed(service, place, tally));
+    refusals.extend(mode::unscheduled(service, place));
     Planned { ports, refusals }
 }
 
@@ -112,7 +114,8 @@ struct Draft<'a> {
 impl Draft<'_> {
     fn port(&mut self, port: &ServicePort, won: BTreeMap<Frontend, Kind>) -> DesiredService {
         let options = self.service.options.as_deref();
-        let scheduler = scheduler(self.service, self.place);
+        let direct = mode::is_direct(self.service, port.protocol, self.place);
+        let scheduler = if direct { Scheduler::Maglev } else { scheduler(self.service, self.place) };
         let retry = options.and_then(|options| options.retry).unwrap_or(self.place.retry);
         let mut needs = [Needs::default(); 2];
         let mut uses: BTreeMap<Frontend, Use> = BTreeMap::new();
@@ -132,6 +135,7 @@ impl Draft<'_> {
             let family = Family::of(frontend.address);
             let guard = self.guard.flags(used.kind, family);
             guarded[index(family)] |= guard != 0;
+            used.flags |= if direct { mode::flags(*used) } else { 0 };
             used.flags |= guard | drops(*used, filled[index(family)]) | if retry { 0 } else { service_flags::NO_RETRY };
             self.note(frontend.address, *used, filled[index(family)]);
         }

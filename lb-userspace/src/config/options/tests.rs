@@ -10,7 +10,7 @@ fn from_flags(flags: &[&str]) -> Options {
     Options::from_arg_matches(&matches).expect("valid flags")
 }
 
-const FLAGS: [&str; 39] = [
+const FLAGS: [&str; 41] = [
     "--source=kube",
     "--kubeconfig=/k",
     "--api-server=https://10.0.0.1:6443",
@@ -21,6 +21,7 @@ const FLAGS: [&str; 39] = [
     "--cgroup-root=/c",
     "--socket-lb=all",
     "--scheduler=maglev",
+    "--mode=hybrid",
     "--retry=off",
     "--drain-period=90s",
     "--terminating-max=2h",
@@ -29,6 +30,7 @@ const FLAGS: [&str; 39] = [
     "--cluster-cidr=10.244.0.0/16,fd00:10::/56",
     "--snat-addresses=192.0.2.0/24",
     "--snat-ports=61000-61999",
+    "--dsr-peers=192.0.2.0/24,2001:db8:1::/64",
     "--external-ips=on",
     "--service-proxy-name=ballast",
     "--flow-timeouts=open=2h,udp-stream=1m",

@@ -8,8 +8,9 @@ use crate::model::{Check, MAGLEV_SIZES, Question, ServiceOptions, WEIGHT_MAX, We
 /// What the annotations begin with. Nobody else's do.
 const PREFIX: &str = "ballast.dev/";
 /// Every annotation, without the prefix.
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 13] = [
     "scheduler",
+    "mode",
     "weights",
     "maglev-size",
     "drain-period",
@@ -55,6 +56,7 @@ pub(super) fn read(
         scheduler: given
             .take("scheduler", AS_IF_ABSENT, |text| text.parse().map_err(|error| format!("{error}")))
             .good(),
+        mode: given.take("mode", AS_IF_ABSENT, |text| text.parse().map_err(|error| format!("{error}"))).good(),
         maglev_size: given.take("maglev-size", AS_IF_ABSENT, maglev_size).good(),
         weights: given.weights(),
         drain_period: given

@@ -1,7 +1,7 @@
 //! What each annotation may say, and that a bad one takes nothing else along.
 
 use super::*;
-use crate::model::Scheduler;
+use crate::model::{Mode, Scheduler};
 
 fn read_all(annotations: &[(&str, &str)]) -> (ServiceOptions, Vec<String>) {
     let given: BTreeMap<String, String> =
@@ -23,6 +23,7 @@ fn a_service_without_our_annotations_has_no_options() {
 fn every_annotation_is_read() {
     let (options, problems) = read_all(&[
         ("scheduler", "maglev"),
+        ("mode", "hybrid"),
         ("weights", "10.0.0.1=3, zone:eu-1=2,2001:db8::1 = 1000"),
         ("maglev-size", "1021"),
         ("drain-period", "1m 30s"),
@@ -47,6 +48,7 @@ fn every_annotation_is_read() {
     };
     let wanted = ServiceOptions {
         scheduler: Some(Scheduler::Maglev),
+        mode: Some(Mode::Hybrid),
         weights: vec![weight("10.0.0.1", 3), weight("2001:db8::1", 1000), (Weighed::Zone("eu-1".into()), 2)],
         maglev_size: Some(1021),
         drain_period: Some(Duration::from_secs(90)),
