@@ -62,9 +62,13 @@ where
         }
         let frame = bytes(context);
         let ethertype: [u8; 2] = frame.read(overhead::<N>() + ETHERTYPE).ok_or(Refused)?;
-        let header = frame.at::<([u8; 6], [u8; 6], [u8; 2])>(0).ok_or(Refused)?;
+        let header = frame.at::<[u8; ETHERNET]>(0).ok_or(Refused)?;
+        let mut new = [0u8; ETHERNET];
+        new[0..6].copy_from_slice(&way.destination);
+        new[6..12].copy_from_slice(&way.source);
+        new[12..14].copy_from_slice(&ethertype);
         // SAFETY: within the packet, as `at` has checked.
-        unsafe { header.write_unaligned((way.destination, way.source, ethertype)) };
+        unsafe { *header = new };
         outer(frame, inner_length, &own.address, &work.verdict.address)
     });
     if done.is_err() {
