@@ -84,7 +84,7 @@ fn a_packet_goes_whole_to_the_pods_node_and_is_kept_there_once_the_client_saw_an
         assert!(is_whole(&acked) && acked.address == sent.address);
         assert!(!tables.flows.is_empty(), "the client saw an answer");
         // From now on nothing that happens to the others matters.
-        edit(&mut tables, |service| service.slot_count = 1);
+        edit(&mut tables, |service| service.outside_count = 1);
         let kept = tables.ask(from(port, TCP), ACK, hook);
         assert_eq!((kept.address, kept.outcome), (sent.address, Outcome::Forwarded));
     }
@@ -176,7 +176,10 @@ fn datagrams_stay_with_their_pod_and_say_nothing_about_it() {
     let mut tables = node(0);
     let port = (4000..4100).find(|port| is_whole(&tables.ask(from(*port, UDP), 0, Hook::NODE_IN))).unwrap();
     let first = tables.ask(from(port, UDP), 0, Hook::NODE_IN);
-    edit(&mut tables, |service| service.slot_count = 1);
+    edit(&mut tables, |service| service.outside_count = 1);
     assert_eq!(tables.ask(from(port, UDP), 0, Hook::NODE_IN).address, first.address);
     assert!(tables.health.values().all(|health| health.unanswered == 0), "no answer is to be seen here");
+    tables.pass_seconds(u64::from(lb_common::limits::UDP_UNREPLIED_TIMEOUT_S) + 1);
+    let anew = tables.ask(from(port, UDP), 0, Hook::NODE_IN);
+    assert_eq!(anew.address, PODS[0], "nobody remembers it, and one slot is left");
 }

@@ -8,9 +8,7 @@ use std::{
 use ipnet::IpNet;
 
 use super::{Frontend, Marks, NodeFacts, NodePortAddresses, PlanSettings, planner::slices_of};
-use crate::model::{Endpoint, Family, ObjectName, Protocol, Scheduler, Snapshot};
-use super::{Frontend, Marks, NodeFacts, NodePortAddresses, PlanSettings};
-use crate::model::{Endpoint, Family, Mode, Node, Protocol, Scheduler};
+use crate::model::{Endpoint, Family, Mode, ObjectName, Protocol, Scheduler, Snapshot};
 
 const UNSPECIFIED: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
 const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
