@@ -71,6 +71,7 @@ impl Scene {
         let (port, node_port) = match protocol {
             Protocol::Tcp => (80, NODE_PORTS[0]),
             Protocol::Udp => (53, NODE_PORTS[1]),
+            Protocol::Sctp => unreachable!("a guest has it"),
         };
         let balanced = [VIP, VIP6].map(|address| SocketAddr::new(address.parse().unwrap(), port));
         let node = self.nodes[0].addresses().both().map(|address| SocketAddr::new(address, node_port));
