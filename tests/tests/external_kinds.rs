@@ -1,4 +1,4 @@
-//! Load balancers' addresses and external IPs serve pods and processes of the node, within the source ranges.
+//! Load balancers' addresses and external IPs serve pods, processes of the node and clients outside, within the source ranges.
 
 // Tests may unwrap: a panic is a failed test.
 #![allow(clippy::unwrap_used)]
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use lb_tests::agent::{Agent, External, Manifest, SOON};
 use lb_tests::peers::{Datagrams, Stream, eventually};
-use lb_tests::topology::{NodeOptions, Place, Pod};
+use lb_tests::topology::{Addresses, NodeOptions, Place};
 use stage::{Pods, Stage};
 
 const HTTP: u16 = 80;
@@ -84,9 +84,9 @@ fn a_service_without_endpoints_is_refused_at_every_kind() {
     }
 }
 
-/// The ranges that hold just this pod.
-fn only(pod: &Pod) -> Vec<String> {
-    pod.addresses().both().map(|address| format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 })).to_vec()
+/// The ranges that hold just this client.
+fn only(client: Addresses) -> Vec<String> {
+    client.both().map(|address| format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 })).to_vec()
 }
 
 fn dropped(agent: &Agent) -> u64 {
@@ -118,7 +118,7 @@ fn clients_outside_the_source_ranges_are_dropped_and_counted() {
         let external = External { load_balancer_ips: load_balancer(), source_ranges, ..External::default() };
         Manifest::of([stage.web().with(external)])
     };
-    let agent = stage.agent(&guarded(only(&stage.client)), &[]);
+    let agent = stage.agent(&guarded(only(stage.client.addresses())), &[]);
     // A pod whose link has no programs yet would be dropped as well, but not counted.
     reaches(stranger.place(), &stage.web().cluster_ips.both());
     let ingress: Vec<SocketAddr> = load_balancer().into_iter().map(|ip| SocketAddr::new(ip, HTTP)).collect();
@@ -134,10 +134,40 @@ fn clients_outside_the_source_ranges_are_dropped_and_counted() {
 
     // Established connections outlive the range that admitted them; new ones find it gone.
     let mut held: Vec<Stream> = ingress.iter().map(|to| Stream::connect(stage.client.place(), *to).unwrap()).collect();
-    agent.write(&guarded(only(&stranger))).unwrap();
+    agent.write(&guarded(only(stranger.addresses()))).unwrap();
     for (to, held) in ingress.iter().zip(&mut held) {
         eventually("the range is gone", SOON, || is_dropped(&agent, stage.client.place(), *to).then_some(()));
         held.ask("still").unwrap();
     }
     reaches(stranger.place(), &load_balancer());
+}
+
+#[test]
+fn clients_outside_reach_every_kind_within_the_source_ranges() {
+    const NODE_PORT: u16 = 30_080;
+    let stage = Stage::new("kindsoutside", Pods::Routed, 2, NodeOptions::default());
+    let [customer, stranger] = ["customer", "stranger"].map(|name| stage.topology.outside(name, &stage.node).unwrap());
+    let node = stage.node.addresses();
+    let guarded = [load_balancer(), external()].concat();
+    for (host, address) in [&customer, &stranger].into_iter().flat_map(|host| guarded.iter().map(move |ip| (host, ip)))
+    {
+        host.namespace().ip(&format!("route add {address} via {}", node.like(*address))).unwrap();
+    }
+    let own = External {
+        external_ips: external(),
+        load_balancer_ips: load_balancer(),
+        node_ports: vec![NODE_PORT],
+        source_ranges: only(customer.addresses()),
+        ..External::default()
+    };
+    let agent = stage.agent(&Manifest::of([stage.web().with(own)]), &["--external-ips", "on"]);
+    reaches(customer.place(), &guarded);
+    for to in guarded.into_iter().map(|address| SocketAddr::new(address, HTTP)) {
+        assert!(is_dropped(&agent, stranger.place(), to), "{to}: the stranger got through");
+    }
+    for to in node.both().map(|address| SocketAddr::new(address, NODE_PORT)) {
+        let mut stream = Stream::connect(stranger.place(), to).unwrap();
+        let answer = stream.ask("hello").unwrap();
+        assert_eq!(answer.peer, stream.local().unwrap(), "node ports are not guarded, and the backend is of this node");
+    }
 }

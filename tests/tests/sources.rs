@@ -1,5 +1,5 @@
-//! Who clients outside are and which address stands in for them: the agent repairs what somebody edits, and says what keeps clients
-//! out.
+//! Who clients outside are and which address stands in for them: the agent follows the node's links and addresses, repairs what
+//! somebody edits, keeps everything over its own end, and says what keeps clients out.
 
 // Tests may unwrap: a panic is a failed test.
 #![allow(clippy::unwrap_used)]
@@ -21,6 +21,12 @@ fn masquerade(node: &Node) -> BTreeMap<u32, IpAddr> {
     table.read().unwrap().into_iter().map(|(ifindex, value)| (ifindex, value.address.into())).collect()
 }
 
+fn masquerade6(node: &Node) -> BTreeMap<u32, IpAddr> {
+    let dir = node.bpffs().join("ballast");
+    let table: Table<u32, Masquerade<16>> = Table::open(&dir, map_name::MASQUERADE6, &Calls::default()).unwrap();
+    table.read().unwrap().into_iter().map(|(ifindex, value)| (ifindex, value.address.into())).collect()
+}
+
 type Networks = Table<aya::maps::lpm_trie::Key<NetworkKey<4>>, Network>;
 
 fn networks_table(node: &Node) -> Networks {
@@ -36,6 +42,10 @@ fn text(address: [u8; 4], length: u32) -> String {
     format!("{}/{length}", IpAddr::from(address))
 }
 
+fn index_of(node: &Node, link: &str) -> u32 {
+    node.place().run(|| nix::net::if_::if_nametoindex(link)).unwrap()
+}
+
 fn service() -> Service {
     let external = External { node_ports: vec![30080, 30053], ..External::default() };
     Service::standard("web", 10, vec![]).with(external)
@@ -46,6 +56,39 @@ fn finds(agent: &Agent) -> Vec<String> {
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let findings = report["findings"].as_array().unwrap();
     findings.iter().map(|finding| format!("{} {}", finding["table"].as_str().unwrap(), finding["repaired"])).collect()
+}
+
+#[test]
+fn links_and_addresses_are_followed_and_what_was_known_stays() {
+    let topology = Topology::new("sources").unwrap();
+    let node = topology.node_with(NodeOptions::default()).unwrap();
+    let mut agent = Agent::start_with(&node, &Manifest::of([service()]), &FLAGS).unwrap();
+    let (eth0, own) = (index_of(&node, "eth0"), node.addresses());
+    let own_key = format!("{}/32", own.v4);
+    eventually("the tables say who is who", SOON, || {
+        let told = networks(&node);
+        let pods = told.get("10.244.0.0/16") == Some(&network_flags::PODS);
+        let by_link = masquerade(&node);
+        let ours = told.get(&own_key) == Some(&network_flags::NODE) && by_link.get(&eth0) == Some(&own.v4.into());
+        (pods && ours && by_link.get(&0) == Some(&own.v4.into())).then_some(())
+    });
+    assert_eq!(masquerade6(&node).get(&0), Some(&own.v6.into()));
+
+    node.namespace()
+        .ip("link add d0 type veth peer name d1\naddress add 203.0.113.9/24 dev d0\nlink set d0 up")
+        .unwrap();
+    let d0 = index_of(&node, "d0");
+    eventually("a new link has its own", SOON, || {
+        let is_there = masquerade(&node).get(&d0) == Some(&"203.0.113.9".parse().unwrap());
+        (is_there && networks(&node).contains_key("203.0.113.9/32")).then_some(())
+    });
+    agent.kill();
+    assert!(masquerade(&node).contains_key(&eth0) && networks(&node).contains_key("10.244.0.0/16"), "they outlive it");
+    node.namespace().ip("link delete d0").unwrap();
+    agent.restart().unwrap();
+    eventually("what is gone is taken out", SOON, || {
+        (!masquerade(&node).contains_key(&d0) && !networks(&node).contains_key("203.0.113.9/32")).then_some(())
+    });
 }
 
 #[test]
