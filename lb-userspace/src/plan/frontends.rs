@@ -133,9 +133,9 @@ fn of_port<'a>(
     let own = addresses.iter().map(move |(ip, kind)| (Frontend { address: *ip, port: port.port, protocol }, *kind));
     let families: BTreeSet<Family> =
         addresses.iter().filter(|(_, kind)| **kind == Kind::ClusterIp).map(|(ip, _)| Family::of(*ip)).collect();
-    let of_nodes = families.clone();
+    let wanted = families.clone();
     let on_nodes = port.node_port.into_iter().flat_map(move |node_port| {
-        let (families, of_hosts) = (of_nodes.clone(), of_nodes.clone());
+        let (families, of_hosts) = (wanted.clone(), wanted.clone());
         let served = place.node_port_addresses.iter().filter(move |ip| families.contains(&Family::of(**ip)));
         // The same port at the same address by another kind is claimed already.
         let new = served.filter(move |ip| node_port != port.port || !addresses.contains_key(ip));

@@ -211,7 +211,7 @@ impl Service {
         let mut documents = vec![json!({
             "apiVersion": "v1", "kind": "Service",
             "metadata": {"name": self.name, "namespace": "test"},
-            "spec": {"clusterIP": v4, "clusterIPs": [v4, v6], "ipFamilies": ["IPv4", "IPv6"], "ports": ports},
+            "spec": {"clusterIP": v4, "clusterIPs": [v4, v6], "ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv4", "IPv6"], "ports": ports},
         })];
         for (name, value) in &self.annotations {
             documents[0]["metadata"]["annotations"][format!("ballast.dev/{name}")] = json!(value);

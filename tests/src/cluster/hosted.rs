@@ -7,8 +7,8 @@ use anyhow::Result;
 use tokio::runtime::{Builder, Runtime};
 
 use super::objects::{Endpoint, Objects};
-use super::{ApiServer, Backup, Gate};
-use crate::agent::Agent;
+use super::{ApiServer, Backup, Gate, manifests};
+use crate::agent::{Agent, Manifest};
 use crate::topology::{Node, Outside, Place, Pod};
 
 /// The server, and its objects as an administrator on that host changes them.
@@ -61,6 +61,11 @@ impl Hosted {
 
     pub fn create_service(&self, name: &str) -> Result<Vec<IpAddr>> {
         self.on_the_host(self.objects.create_service(name))
+    }
+
+    /// Makes the services of a manifest, and gives them their load balancer's addresses as its controller would.
+    pub fn create(&self, manifest: &Manifest) -> Result<()> {
+        self.on_the_host(async { manifests::create_services(&self.server.client().await?, &manifest.yaml()).await })
     }
 
     pub fn delete_service(&self, name: &str) -> Result<()> {

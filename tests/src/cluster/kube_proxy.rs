@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Process, binary};
 use crate::topology::Node;
@@ -19,8 +19,13 @@ pub struct KubeProxy<'a> {
 
 impl KubeProxy<'_> {
     pub fn start(&self) -> Result<Process> {
+        self.start_with(&json!({}))
+    }
+
+    /// The same with some fields of its configuration set otherwise.
+    pub fn start_with(&self, fields: &Value) -> Result<Process> {
         let file = self.folder.join("kube-proxy.json");
-        let config = json!({
+        let mut config = json!({
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
             "mode": "nftables",
             "hostnameOverride": self.node.node_name(),
@@ -31,6 +36,9 @@ impl KubeProxy<'_> {
             "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
             "oomScoreAdj": 0,
         });
+        for (field, value) in fields.as_object().into_iter().flatten() {
+            config[field] = value.clone();
+        }
         std::fs::write(&file, config.to_string()).with_context(|| file.display().to_string())?;
         let mut command = Command::new(binary("kube-proxy")?);
         command.arg("--config").arg(&file);

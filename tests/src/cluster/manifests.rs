@@ -5,10 +5,11 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Service;
 use kube::api::{DynamicObject, Patch, PatchParams};
 use kube::core::GroupVersionKind;
 use kube::discovery::{Scope, pinned_kind};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt as _};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -79,4 +80,22 @@ pub async fn apply(client: &Client, object: &DynamicObject, dry_run: bool) -> Re
     let mut parameters = PatchParams::apply("tests").force().validation_strict();
     parameters.dry_run = dry_run;
     api.patch(name, &parameters, &Patch::Apply(&object)).await.with_context(|| format!("{} {name}", kind.kind))
+}
+
+/// Makes the objects of a manifest of the tests, their namespaces and, since a server lets nobody write both, the status of Services.
+pub async fn create_services(client: &Client, yaml: &str) -> Result<()> {
+    for value in serde_saphyr::from_multiple::<Value>(yaml)? {
+        let object: DynamicObject = serde_json::from_value(value.clone())?;
+        if let Some(namespace) = &object.metadata.namespace {
+            let of = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
+            apply(client, &serde_json::from_value(of)?, false).await?;
+        }
+        let made = apply(client, &object, false).await?;
+        if let (Some(status), Some(name)) = (value.get("status"), &object.metadata.name) {
+            let services: Api<Service> = Api::namespaced(client.clone(), &made.namespace().unwrap_or_default());
+            let patch = Patch::Merge(json!({"status": status}));
+            services.patch_status(name, &PatchParams::default(), &patch).await.with_context(|| name.clone())?;
+        }
+    }
+    Ok(())
 }

@@ -71,9 +71,10 @@ impl Objects {
         let name = node.node_name();
         let object: KubeNode = serde_json::from_value(json!({
             "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
-            "spec": {"podCIDR": node.pod_net4(), "podCIDRs": [node.pod_net4()]},
+            "spec": {"podCIDR": node.pod_net4(), "podCIDRs": [node.pod_net4(), node.pod_net6()]},
         }))?;
-        let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": node.addresses().v4}]}});
+        let addresses = node.addresses().both().map(|address| json!({"type": "InternalIP", "address": address}));
+        let status = json!({"status": {"addresses": addresses}});
         self.nodes.create(&PostParams::default(), &object).await?;
         self.nodes.patch_status(&name, &PatchParams::default(), &Patch::Merge(&status)).await?;
         Ok(())

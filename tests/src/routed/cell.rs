@@ -78,7 +78,7 @@ impl Client {
         [Self::Outside, Self::Pod, Self::PodByRoute, Self::PodByTunnel, Self::Process, Self::ProcessOfPeer];
 
     /// The node that it is on.
-    const fn node(self) -> Option<usize> {
+    pub const fn node(self) -> Option<usize> {
         match self {
             Self::Outside => None,
             Self::Pod | Self::Process => Some(0),
@@ -207,7 +207,7 @@ impl Cell {
     }
 
     /// The node whose agent serves the client: its own, or node 1 for clients outside and for node 1's port.
-    const fn entry(self) -> usize {
+    pub const fn entry(self) -> usize {
         match (self.kind, self.client.node()) {
             (Kind::NodePort, _) | (_, None) => 0,
             (_, Some(node)) => node,

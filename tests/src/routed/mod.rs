@@ -9,6 +9,8 @@
 //! The router sends the addresses of services to node 1. Packets on the wire carry complete checksums, so that native XDP is right.
 
 mod cell;
+mod contrast;
+mod differences;
 mod entries;
 mod passing;
 mod table;
@@ -18,6 +20,8 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context as _, Result};
 
 pub use cell::{Backend, Cell, Client, Due, Family, Kind, Policy};
+pub use contrast::{Contrast, Found, KubeProxies};
+pub use differences::{DIFFERENCES, Difference, Finds};
 pub use entries::{eventually_empty, left};
 use passing::Passing;
 pub use table::{Row, run};

@@ -32,32 +32,32 @@ fn fresh_port() -> u16 {
 
 /// Asks for all of these cells.
 pub fn run(network: &Network, cells: &[Cell]) -> Vec<Row> {
+    side_by_side(cells, |cell| Row { cell, wrong: asked(network, cell).err() })
+}
+
+/// Asks for each of these cells, those of different clients at the same time.
+pub(super) fn side_by_side<T: Send>(cells: &[Cell], ask: impl Fn(Cell) -> T + Sync) -> Vec<T> {
+    let ask = &ask;
     std::thread::scope(|scope| {
         let askers: Vec<_> = Client::ALL
             .into_iter()
             .map(|client| {
                 let own = cells.iter().filter(move |cell| cell.client == client);
-                scope.spawn(move || own.map(|cell| Row { cell: *cell, wrong: asked(network, *cell).err() }).collect())
+                scope.spawn(move || own.map(|cell| ask(*cell)).collect())
             })
             .collect();
         let rows =
             askers.into_iter().map(|asker| asker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        rows.collect::<Vec<Vec<Row>>>().into_iter().flatten().collect()
+        rows.collect::<Vec<Vec<T>>>().into_iter().flatten().collect()
     })
 }
 
 /// What was said: the server's words, and the client's own address.
-type Said = std::io::Result<(Answer, SocketAddr)>;
+pub(super) type Said = std::io::Result<(Answer, SocketAddr)>;
 
 fn asked(network: &Network, cell: Cell) -> Result<(), String> {
     let due = cell.due();
-    let silent = due == Due::Dropped;
-    let said = match cell.protocol {
-        Protocol::Tcp => stream(network, cell, if silent { SILENCE } else { CONNECT }),
-        Protocol::Udp => datagram(network, cell, silent),
-        Protocol::Sctp => return Err("SCTP is tried in a virtual machine, where the kernel speaks it".to_owned()),
-    };
-    match (due, said) {
+    match (due, said(network, cell, (due == Due::Dropped).then_some(SILENCE))) {
         (Due::Dropped, Err(error)) if is_silence(&error) => Ok(()),
         (Due::Refused, Err(error)) if error.kind() == ErrorKind::ConnectionRefused => Ok(()),
         (Due::Own | Due::Masqueraded, Ok((answer, local))) => judge(network, cell, &answer, local),
@@ -65,7 +65,16 @@ fn asked(network: &Network, cell: Cell) -> Result<(), String> {
     }
 }
 
-fn is_silence(error: &std::io::Error) -> bool {
+/// Asks for a cell; `silence`: how long an answer is waited for that must not come.
+pub(super) fn said(network: &Network, cell: Cell, silence: Option<Duration>) -> Said {
+    match cell.protocol {
+        Protocol::Tcp => stream(network, cell, silence.unwrap_or(CONNECT)),
+        Protocol::Udp => datagram(network, cell, silence),
+        Protocol::Sctp => Err(std::io::Error::other("SCTP is tried in a virtual machine, where the kernel speaks it")),
+    }
+}
+
+pub(super) fn is_silence(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock)
 }
 
@@ -80,23 +89,23 @@ fn stream(network: &Network, cell: Cell, limit: Duration) -> Said {
     Ok((answer, local))
 }
 
-fn datagram(network: &Network, cell: Cell, silent: bool) -> Said {
+fn datagram(network: &Network, cell: Cell, silence: Option<Duration>) -> Said {
     let to = cell.frontend(network.nodes[0].addresses());
     let place = network.client(cell.client);
     // Only a connected socket is told of a refusal, and only it knows its own address.
     let socket = Datagrams::connected(place, fresh_port(), to)?;
-    let answer = repeated(&socket, to, silent)?;
+    let answer = repeated(&socket, to, silence)?;
     let (peer, local) = (socket.peer()?, socket.local()?);
     if peer != to {
         return Err(std::io::Error::other(format!("the client believes that it talks to {peer}")));
     }
     // Another one sees whom the answer came from.
-    repeated(&Datagrams::unconnected(place, fresh_port(), to)?, to, silent)?;
+    repeated(&Datagrams::unconnected(place, fresh_port(), to)?, to, silence)?;
     Ok((answer, local))
 }
 
-fn repeated(socket: &Datagrams, to: SocketAddr, silent: bool) -> std::io::Result<Answer> {
-    let (times, limit) = if silent { (1, SILENCE) } else { (DATAGRAMS, PATIENCE) };
+fn repeated(socket: &Datagrams, to: SocketAddr, silence: Option<Duration>) -> std::io::Result<Answer> {
+    let (times, limit) = silence.map_or((DATAGRAMS, PATIENCE), |silence| (1, silence));
     socket.set_patience(limit)?;
     let mut said = socket.ask_at(to, "1");
     for time in 2..=times {

@@ -1,0 +1,149 @@
+//! The same table with the real kube-proxy on each node in place of the agent: what differs from what is due with Ballast.
+
+use std::io::ErrorKind;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
+
+use super::differences::{DIFFERENCES, Difference, Finds};
+use super::table::{Said, is_silence, said, side_by_side};
+use super::{Cell, Due, Network, POD_NETS};
+use crate::agent::Manifest;
+use crate::cluster::{Hosted, KubeProxy, Process, SETTLE_LIMIT};
+use crate::topology::{Node, Outside};
+
+/// How long an answer is waited for that must not come: nothing but this tells silence from slowness.
+const SILENCE: Duration = Duration::from_millis(700);
+/// Pause between two looks at the rules.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// A kube-proxy on each node, and the API that they follow. Fields in the order in which they must end.
+pub struct KubeProxies {
+    processes: Vec<Process>,
+    _cluster: Hosted,
+    _host: Outside,
+}
+
+impl KubeProxies {
+    /// Starts them with these services and waits until each serves all of them.
+    pub fn start(network: &Network, manifest: &Manifest) -> Result<Self> {
+        let host = network.topology.outside("api", &network.nodes[0])?;
+        let cluster = Hosted::start(&host)?;
+        cluster.create(manifest)?;
+        let mut processes = Vec::new();
+        for node in &network.nodes {
+            cluster.create_node(node)?;
+            let kubeconfig = cluster.kubeconfig().display().to_string();
+            let kube_proxy = KubeProxy { node, kubeconfig, folder: node.run_dir().to_owned() };
+            processes.push(kube_proxy.start_with(&json!({
+                "clusterCIDR": POD_NETS, "detectLocalMode": "ClusterCIDR",
+                "featureGates": {"AllowServiceExternalIPs": true},
+            }))?);
+        }
+        let this = Self { processes, _cluster: cluster, _host: host };
+        let started = Instant::now();
+        for (node, process) in network.nodes.iter().zip(&this.processes) {
+            while !serves(node, manifest)? {
+                process.check()?;
+                ensure!(started.elapsed() < SETTLE_LIMIT, "kube-proxy does not serve them all:\n{}", process.tail());
+                std::thread::sleep(LOOK_EVERY);
+            }
+        }
+        Ok(this)
+    }
+
+    /// Whether all of them still run.
+    pub fn check(&self) -> Result<()> {
+        self.processes.iter().try_for_each(Process::check)
+    }
+}
+
+/// Whether the rules name each cluster IP. They are written all at once, after all objects were listed.
+fn serves(node: &Node, manifest: &Manifest) -> Result<bool> {
+    let mut command = std::process::Command::new("nft");
+    command.args(["list", "ruleset"]);
+    let output = node.place().run(|| command.output()).context("starting `nft`: install nftables")?;
+    let rules = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut addresses = manifest.services.iter().flat_map(|service| service.cluster_ips.both());
+    Ok(addresses.all(|address| rules.contains(&format!(" {address} . tcp . 80 "))))
+}
+
+/// What a client found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The right server answered, and what is said of the address that it saw.
+    Served {
+        own: bool,
+        of_entry: bool,
+    },
+    Silence,
+    Refused,
+    /// The kernel did not let it send.
+    NotPermitted,
+    /// Anything else, in words.
+    Other(String),
+}
+
+impl Found {
+    /// Whether this is it. A process's own address may also be that of the link.
+    fn is(&self, expected: Finds) -> bool {
+        match (self, expected) {
+            (Self::Served { own, .. }, Finds::Due(Due::Own)) => *own,
+            (Self::Served { of_entry, .. }, Finds::Due(Due::Masqueraded)) => *of_entry,
+            (Self::Silence, Finds::Due(Due::Dropped))
+            | (Self::Refused, Finds::Due(Due::Refused))
+            | (Self::NotPermitted, Finds::NotPermitted) => true,
+            _ => false,
+        }
+    }
+}
+
+/// A cell, what was found in it, and the difference that is expected there.
+#[derive(Debug)]
+pub struct Contrast {
+    pub cell: Cell,
+    pub found: Found,
+    pub expected: Option<&'static Difference>,
+}
+
+impl Contrast {
+    /// Asks for all of these cells.
+    pub fn run(network: &Network, cells: &[Cell]) -> Vec<Self> {
+        side_by_side(cells, |cell| {
+            let expected = DIFFERENCES.iter().find(|difference| (difference.concerns)(cell));
+            let silent = finds(cell, expected) == Finds::Due(Due::Dropped);
+            let said = said(network, cell, silent.then_some(SILENCE));
+            Self { cell, found: found(network, cell, said), expected }
+        })
+    }
+
+    /// Whether it is as with Ballast, or differs as it should.
+    pub fn is_right(&self) -> bool {
+        self.found.is(finds(self.cell, self.expected))
+    }
+
+    /// Whether a user would notice.
+    pub fn differs(&self) -> bool {
+        !self.found.is(Finds::Due(self.cell.due()))
+    }
+}
+
+/// What a client of kube-proxy is to find.
+fn finds(cell: Cell, expected: Option<&Difference>) -> Finds {
+    expected.map_or_else(|| Finds::Due(cell.due()), |difference| difference.kube_proxy)
+}
+
+fn found(network: &Network, cell: Cell, said: Said) -> Found {
+    match said {
+        Ok((answer, local)) if answer.server == cell.backend.name() => {
+            let seen = answer.peer.ip();
+            Found::Served { own: seen == local.ip(), of_entry: network.is_of_node(cell.entry(), seen) }
+        }
+        Ok((answer, _)) => Found::Other(format!("answered by {}", answer.server)),
+        Err(error) if is_silence(&error) => Found::Silence,
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => Found::Refused,
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => Found::NotPermitted,
+        Err(error) => Found::Other(format!("{error:?}")),
+    }
+}
