@@ -3,6 +3,8 @@
 #![no_std]
 #![no_main]
 
+mod wire;
+
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM, TC_ACT_UNSPEC};
 use aya_ebpf::btf_maps::{Array, HashMap, LruHashMap};
 use aya_ebpf::helpers::generated::{

@@ -8,6 +8,7 @@
 mod connect;
 mod control;
 mod network;
+mod outside;
 mod packet;
 mod statistics;
 mod table;
@@ -48,6 +49,9 @@ enum What {
     Control(control::ControlArguments),
     /// What the programs take of the processor for one packet, as ratios to the least that any program needs.
     Packet(packet::PacketArguments),
+    /// Clients outside: frames over a wire and packets one by one, beside kube-proxy and plain forwarding.
+    #[command(name = "north-south")]
+    NorthSouth(outside::NorthSouthArguments),
 }
 
 #[derive(Debug, clap::Args)]
@@ -88,6 +92,10 @@ fn run(arguments: &Arguments, signals: SigSet) -> Result<()> {
         What::Connect(asked) => asked,
         What::Control(asked) => return control::run(asked, &arguments.agent, &stop),
         What::Packet(asked) => return packet::run(asked, &arguments.agent, &stop),
+        What::NorthSouth(asked) => {
+            stay_on_one_cpu()?;
+            return outside::run(asked, &arguments.agent, &stop);
+        }
     };
     stay_on_one_cpu()?;
     let network = Network::new(&arguments.agent, &stop)?;

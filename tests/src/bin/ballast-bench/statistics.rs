@@ -1,4 +1,11 @@
-//! Samples of one quantity, one for each round, and their quartiles.
+//! Samples of one quantity, one for each round, their quartiles, and how sure their median is.
+
+use lb_tests::random::Random;
+
+/// How often samples are drawn anew for an interval.
+const DRAWS: usize = 2_000;
+/// Where the draws begin: equal samples give equal intervals.
+const SEED: u64 = 6;
 
 /// Samples, sorted. Never empty once there was a round.
 #[derive(Debug)]
@@ -33,6 +40,17 @@ impl Samples {
         let not_above =
             self.0.iter().enumerate().find(|(index, _)| precise(index + 1) >= share * precise(self.0.len()));
         not_above.map_or(f64::NAN, |(_, sample)| *sample)
+    }
+
+    /// Where the median lies with a probability of 95 %: bootstrap, by percentiles.
+    pub fn interval(&self) -> [f64; 2] {
+        if self.0.is_empty() {
+            return [f64::NAN; 2];
+        }
+        let mut random = Random::new(SEED);
+        let draw = |_| (0..self.0.len()).map(|_| *random.of(&self.0)).collect::<Self>().median();
+        let medians: Self = (0..DRAWS).map(draw).collect();
+        [medians.quantile(0.025), medians.quantile(0.975)]
     }
 
     pub fn len(&self) -> usize {
@@ -72,6 +90,19 @@ mod tests {
         let few: Samples = [2.0, 1.0].into_iter().collect();
         assert!((few.quantile(0.99) - 2.0).abs() < 1e-9 && few.len() == 2);
         assert!(Samples::from_iter([]).quantile(0.5).is_nan());
+    }
+
+    #[test]
+    fn an_interval_holds_the_median_and_narrows_with_samples() {
+        let spread = |count: u32| -> Samples { (0..count).map(|n| f64::from(n % 10)).collect() };
+        let [few, many] = [10, 1_000].map(|count| {
+            let samples = spread(count);
+            let [low, high] = samples.interval();
+            assert!(low <= samples.median() && samples.median() <= high);
+            high - low
+        });
+        assert!(many < few, "{many} {few}");
+        assert!(Samples::from_iter([]).interval()[0].is_nan());
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! `packet`: programs run on one packet at a time (`BPF_PROG_TEST_RUN`, `repeat` 1), less what a program takes that does nothing,
 //! as ratios to programs that do the least for the same packet. All take turns in one run.
 
-mod frames;
+pub mod frames;
 mod measure;
 mod print;
-mod runner;
+pub mod runner;
 mod subject;
 
 use std::path::{Path, PathBuf};
@@ -78,7 +78,7 @@ pub fn run(arguments: &PacketArguments, agent: &Path, stop: &AtomicBool) -> Resu
 }
 
 /// Load averages, as the kernel writes them.
-fn load() -> String {
+pub fn load() -> String {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').take(3).collect::<Vec<_>>().join(" ")
 }

@@ -1,0 +1,133 @@
+//! The frames: TCP segments of one length, whose flows differ in the source port and in nothing that a checksum sees.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, Result, bail, ensure};
+use etherparse::{IpNumber, PacketBuilder};
+
+use crate::packet::frames::{ACK, SYN};
+
+/// Length of every frame, as `tests/yardstick` sends it.
+pub const FRAME: usize = 136;
+/// Known connections that take turns: a power of two.
+pub const FLOWS: u16 = 64;
+/// Source port of the first one.
+pub const FIRST_PORT: u16 = 2_000;
+const ETHERNET: usize = 14;
+const TCP: usize = 20;
+
+/// A TCP segment between two hosts, behind link-layer addresses, perhaps in an outer header.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment {
+    pub from: SocketAddr,
+    pub to: SocketAddr,
+    /// `SYN`, `ACK`, or both.
+    pub flags: u8,
+    /// The outer header's addresses.
+    pub outer: Option<(IpAddr, IpAddr)>,
+    /// Link-layer source and destination.
+    pub links: [[u8; 6]; 2],
+}
+
+impl Segment {
+    /// The segment from another port.
+    #[must_use]
+    pub fn at_port(self, port: u16) -> Self {
+        Self { from: SocketAddr::new(self.from.ip(), port), ..self }
+    }
+
+    /// Where the source port stands, and where its complement does: in the first bytes of the data.
+    pub fn port_and_balance(&self) -> [usize; 2] {
+        let network = if self.from.is_ipv4() { 20 } else { 40 };
+        let transport = ETHERNET + network + if self.outer.is_some() { network } else { 0 };
+        [transport, transport + TCP]
+    }
+
+    /// The frame.
+    pub fn bytes(&self) -> Result<Vec<u8>> {
+        let [_, data] = self.port_and_balance();
+        let room = FRAME.checked_sub(data + 2).context("the headers leave no room")?;
+        let mut payload = vec![0; 2 + room];
+        payload[..2].copy_from_slice(&(!self.from.port()).to_be_bytes());
+        let [source, destination] = self.links;
+        let packet = self.packet(&payload)?;
+        let mut bytes = [&destination[..], &source[..]].concat();
+        bytes.extend(if self.from.is_ipv4() { [0x08, 0x00] } else { [0x86, 0xdd] });
+        match self.outer {
+            None => bytes.extend(packet),
+            Some((IpAddr::V4(from), IpAddr::V4(to))) => {
+                PacketBuilder::ipv4(from.octets(), to.octets(), 64).write(&mut bytes, IpNumber(4), &packet)?;
+            }
+            Some((IpAddr::V6(from), IpAddr::V6(to))) => {
+                PacketBuilder::ipv6(from.octets(), to.octets(), 64).write(&mut bytes, IpNumber(41), &packet)?;
+            }
+            Some((from, to)) => bail!("{from} and {to} are of two families"),
+        }
+        ensure!(bytes.len() == FRAME, "a frame of {} bytes, expected {FRAME}", bytes.len());
+        Ok(bytes)
+    }
+
+    fn packet(&self, payload: &[u8]) -> Result<Vec<u8>> {
+        let ip = match (self.from.ip(), self.to.ip()) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => PacketBuilder::ipv4(from.octets(), to.octets(), 64),
+            (IpAddr::V6(from), IpAddr::V6(to)) => PacketBuilder::ipv6(from.octets(), to.octets(), 64),
+            (from, to) => bail!("{from} and {to} are of two families"),
+        };
+        let sequence = if self.flags & SYN == 0 { 1_001 } else { 1_000 };
+        let mut tcp = ip.tcp(self.from.port(), self.to.port(), sequence, 64_240);
+        if self.flags & SYN != 0 {
+            tcp = tcp.syn();
+        }
+        if self.flags & ACK != 0 {
+            tcp = tcp.ack(if self.flags & SYN == 0 { 9_001 } else { 1_001 });
+        }
+        let mut bytes = Vec::with_capacity(tcp.size(payload.len()));
+        tcp.write(&mut bytes, payload)?;
+        Ok(bytes)
+    }
+}
+
+/// The addresses and ports of a frame without an outer header.
+pub fn ends(frame: &[u8]) -> Result<[SocketAddr; 2]> {
+    use etherparse::{NetSlice, SlicedPacket, TransportSlice};
+    let sliced = SlicedPacket::from_ethernet(frame).context("no packet came out")?;
+    let [from, to]: [IpAddr; 2] = match sliced.net {
+        Some(NetSlice::Ipv4(ip)) => [ip.header().source_addr().into(), ip.header().destination_addr().into()],
+        Some(NetSlice::Ipv6(ip)) => [ip.header().source_addr().into(), ip.header().destination_addr().into()],
+        _ => bail!("no IP came out"),
+    };
+    let Some(TransportSlice::Tcp(tcp)) = sliced.transport else { bail!("no TCP came out") };
+    Ok([SocketAddr::new(from, tcp.source_port()), SocketAddr::new(to, tcp.destination_port())])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segment(from: &str, to: &str, outer: bool) -> Segment {
+        let (from, to): (SocketAddr, SocketAddr) = (from.parse().expect("written"), to.parse().expect("written"));
+        let outer = outer.then_some((from.ip(), to.ip()));
+        Segment { from, to, flags: ACK, outer, links: [[2; 6], [4; 6]] }
+    }
+
+    /// The generator writes port and complement over one frame: what it sends is what would have been built for the port.
+    #[test]
+    fn flows_differ_in_port_and_balance_alone() {
+        for (from, to) in [("192.0.2.1:2000", "192.0.2.2:80"), ("[2001:db8::1]:2000", "[2001:db8::2]:80")] {
+            for outer in [false, true] {
+                let one = segment(from, to, outer);
+                let [port_at, balance_at] = one.port_and_balance();
+                let mut sent = one.bytes().expect("a frame");
+                sent[port_at..port_at + 2].copy_from_slice(&2_042u16.to_be_bytes());
+                sent[balance_at..balance_at + 2].copy_from_slice(&(!2_042u16).to_be_bytes());
+                assert_eq!(sent, one.at_port(2_042).bytes().expect("a frame"));
+            }
+        }
+    }
+
+    #[test]
+    fn ends_are_read_back() {
+        let one = segment("192.0.2.1:2000", "192.0.2.2:80", false);
+        assert_eq!(ends(&one.bytes().expect("a frame")).expect("TCP"), [one.from, one.to]);
+    }
+}

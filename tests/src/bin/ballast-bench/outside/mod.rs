@@ -1,0 +1,107 @@
+//! `north-south`: clients outside. Frames as fast as one CPU does all the work of their way, beside kube-proxy, plain forwarding and
+//! XDP that only sends on; and Ballast's programs on one frame at a time.
+
+mod frames;
+mod kube;
+mod lane;
+mod live;
+mod print;
+mod served;
+mod single;
+mod stage;
+mod wire;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Result, ensure};
+use nix::unistd::{SysconfVar, sysconf};
+use serde::Serialize;
+
+use self::stage::Stage;
+use crate::packet::load;
+use crate::packet::runner::Yardstick;
+
+const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
+
+#[derive(Debug, clap::Args)]
+pub struct NorthSouthArguments {
+    /// How often everything takes turns; the result is the median.
+    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..=400))]
+    rounds: u32,
+    /// Frames of one burst over a wire; there are two of each arm in a round.
+    #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(64..=1_000_000))]
+    frames: u32,
+    /// Frames of each kind in a round, one by one.
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(25..=1_000))]
+    packets: u32,
+    /// Few rounds: whether it works, not how fast.
+    #[arg(long)]
+    quick: bool,
+    /// Leave kube-proxy out: it needs an API server.
+    #[arg(long)]
+    without_kube_proxy: bool,
+    /// Also write the result as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Everything that was measured, and where.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Results {
+    bench: &'static str,
+    kernel: String,
+    cpus: i64,
+    load_before: String,
+    load_after: String,
+    rounds: u32,
+    frames_per_burst: u32,
+    frame_bytes: usize,
+    known_flows: u16,
+    packets_per_round: u32,
+    live: Vec<live::Figures>,
+    single: Vec<single::Figures>,
+}
+
+/// Measures and prints.
+pub fn run(arguments: &NorthSouthArguments, agent: &Path, stop: &AtomicBool) -> Result<()> {
+    let rounds = if arguments.quick { arguments.rounds.min(5) } else { arguments.rounds };
+    let new = (rounds + 1) * arguments.packets.next_multiple_of(25);
+    ensure!(
+        new <= single::NEW_MAX,
+        "{new} new connections of a kind, at most {}: fewer --rounds or --packets",
+        single::NEW_MAX
+    );
+    eprintln!("==> building the programs that do the least");
+    let object = lb_tests::programs::build_yardstick()?;
+    let load_before = load();
+    let cpus = sysconf(SysconfVar::_NPROCESSORS_ONLN)?.context("the kernel does not say how many CPUs there are")?;
+    let mut yardstick = Yardstick::load(&object)?;
+    let mut stage = Stage::new(&object, agent, !arguments.without_kube_proxy)?;
+    eprintln!("==> frames over the wires");
+    let live = live::measure(&mut stage, rounds, arguments.frames, stop)?;
+    eprintln!("==> frames one by one");
+    let single = single::measure(&stage, &mut yardstick, rounds, arguments.packets, stop)?;
+    drop(stage);
+    let results = Results {
+        bench: "north-south",
+        kernel: nix::sys::utsname::uname()?.release().to_string_lossy().into_owned(),
+        cpus,
+        load_before,
+        load_after: load(),
+        rounds,
+        frames_per_burst: arguments.frames,
+        frame_bytes: frames::FRAME,
+        known_flows: frames::FLOWS,
+        packets_per_round: arguments.packets,
+        live,
+        single,
+    };
+    print::print(&results);
+    if let Some(file) = &arguments.json {
+        std::fs::write(file, serde_json::to_string_pretty(&results)?)
+            .with_context(|| format!("writing {}", file.display()))?;
+    }
+    Ok(())
+}
