@@ -9,7 +9,9 @@ use lb_common::abi::{
     Endpoint, EndpointKey, FlowKey, Service, ServiceKey, TCP, UDP, backend_flags, backend_state, frontend_kind,
     network_flags, scheduler, seal, service_flags,
 };
-use lb_common::decide::{Action, Hook, Now, Packet, Verdict, Work, accuse, decide};
+use lb_common::decide::{
+    Action, Hook, Now, Packet, Verdict, Work, accuse, decide, is_about_tunnelled, quoted_elsewhere,
+};
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, RST, SYN};
 use memory::{ISN, Memory};
@@ -182,4 +184,54 @@ fn datagrams_stay_with_their_pod_and_say_nothing_about_it() {
     tables.pass_seconds(u64::from(lb_common::limits::UDP_UNREPLIED_TIMEOUT_S) + 1);
     let anew = tables.ask(from(port, UDP), 0, Hook::NODE_IN);
     assert_eq!(anew.address, PODS[0], "nobody remembers it, and one slot is left");
+}
+
+/// An error about an answer, as the programs show it: the quoted tuple reversed, which is the client's.
+fn quoted(tables: &mut Memory, key: FlowKey<4>) -> Option<Verdict<4>> {
+    let mut work = Work::new(Packet::new(key, 0));
+    quoted_elsewhere(tables, &mut work, Hook::NODE_IN).then_some(work.verdict)
+}
+
+#[test]
+fn an_error_about_an_answer_goes_whole_to_the_node_that_gave_it() {
+    let (mut first, mut second) = (node(0), node(1));
+    let mut led = 0;
+    for port in 4000..4300 {
+        let sent = first.ask(from(port, TCP), SYN, Hook::NODE_IN);
+        match quoted(&mut second, from(port, TCP)) {
+            Some(verdict) => {
+                assert!(is_whole(&verdict) && (!is_whole(&sent) || verdict.address == sent.address));
+                led += 1;
+            }
+            // A pod of its own answers by flows that it knows.
+            None => assert!(sent.address == PODS[1], "{sent:?}"),
+        }
+    }
+    assert!(led > 100, "{led}");
+    assert!(second.flows.is_empty() && second.half_open.is_empty(), "an error makes no flow");
+    // Of what no service has answered, nothing is known.
+    let other = FlowKey { dst_port: 81, ..from(4000, TCP) };
+    assert!(quoted(&mut second, other).is_none());
+    // Nor of a cluster IP, nor of a service whose answers come back here.
+    for kind in [frontend_kind::CLUSTER_IP, frontend_kind::LOAD_BALANCER] {
+        let mut tables = node(0);
+        edit(&mut tables, |service| {
+            service.kind = kind;
+            service.flags = if kind == frontend_kind::CLUSTER_IP { service_flags::DSR } else { 0 };
+        });
+        assert!((4000..4100).all(|port| quoted(&mut tables, from(port, TCP)).is_none()));
+    }
+    // A pod inside is no client of another node's answers.
+    let inside = FlowKey { src: [10, 0, 2, 99], ..from(4000, TCP) };
+    assert!(quoted(&mut second, inside).is_none());
+}
+
+#[test]
+fn an_error_about_an_outer_header_is_for_who_asked_a_service_with_direct_return() {
+    let mut tables = node(0);
+    let mut work = Work::new(Packet::new(from(4000, TCP), 0));
+    assert!(is_about_tunnelled(&mut tables, &mut work));
+    assert_eq!((work.verdict.action, work.verdict.outcome), (Action::Refuse, Outcome::IcmpTranslated));
+    edit(&mut tables, |service| service.flags = 0);
+    assert!(!is_about_tunnelled(&mut tables, &mut work), "another tunnel's");
 }

@@ -14,8 +14,8 @@ use crate::tables::Kernel;
 use crate::tc::Place;
 use crate::{fragments, icmp, tunnel};
 
-const ICMP4: u8 = 1;
-const ICMP6: u8 = 58;
+pub const ICMP4: u8 = 1;
+pub const ICMP6: u8 = 58;
 /// No transport header begins before this offset, and no verdict is as large.
 pub const LEAST_TRANSPORT: i32 = 20;
 
@@ -55,7 +55,10 @@ impl Spot {
 /// Handles the packet, and gives its verdict; or reads it, leaves it in the scratch record for the ordinary path, and gives the offset
 /// of its transport header.
 #[inline(always)]
-pub fn handle<const N: usize>(skb: *mut __sk_buff, spot: u32) -> i32 {
+pub fn handle<const N: usize>(skb: *mut __sk_buff, spot: u32) -> i32
+where
+    Kernel: Family<N>,
+{
     let verdict = if N == 4 { aside4(skb, spot) } else { aside6(skb, spot) };
     if verdict == ICMP { icmp::handle::<N>(skb, spot) } else { verdict }
 }
@@ -107,6 +110,11 @@ where
 }
 
 #[inline(always)]
+pub const fn is_icmp<const N: usize>(protocol: u8) -> bool {
+    protocol == if N == 4 { ICMP4 } else { ICMP6 }
+}
+
+#[inline(always)]
 fn dispatch<const N: usize>(
     skb: *mut __sk_buff,
     tables: &mut Kernel,
@@ -117,7 +125,7 @@ fn dispatch<const N: usize>(
 where
     Kernel: Family<N> + Tables<N> + Fragments<N> + Rooms<N>,
 {
-    let is_icmp = headers.protocol == if N == 4 { ICMP4 } else { ICMP6 };
+    let is_icmp = is_icmp::<N>(headers.protocol);
     match headers.protocol {
         TCP | UDP | SCTP if headers.piece != Piece::Later => {
             if headers.piece == Piece::First {

@@ -32,7 +32,7 @@ const PACKET_HOST: u32 = 0;
 /// `gso_size` of a packet whose segments have lengths of their own (SCTP).
 const GSO_BY_FRAGMENTS: u32 = 0xffff;
 /// Longest packet that a length field of 16 bits can tell.
-const LONGEST: u32 = 65_535;
+pub const LONGEST: u32 = 65_535;
 
 /// Sends the packet back over the link that it came by: out of it at ingress, into it at egress.
 #[inline(always)]

@@ -3,13 +3,14 @@
 use aya_ebpf::bindings::__sk_buff;
 use lb_common::abi::{SCTP, TCP, UDP};
 use lb_common::checksum;
-use lb_common::decide::{self, Action, IcmpError, Tables, Work};
+use lb_common::decide::{self, Action, Hook, IcmpError, Tables, Work};
 use lb_common::outcome::Outcome;
 
 use crate::aside::{Spot, foreign, settled};
 use crate::count::{self, Counter};
 use crate::echo;
 use crate::forward::{self, DROP, NEXT};
+use crate::fragments::WHOLE;
 use crate::headers::{self, Extent, Piece};
 use crate::maps::{Family, Rooms};
 use crate::masquerade;
@@ -18,6 +19,7 @@ use crate::rewrite::Refused;
 use crate::skb::{load, store_summed};
 use crate::steps;
 use crate::tables::Kernel;
+use crate::{tunnel, tunnel_icmp};
 
 pub const ICMP_HEADER: usize = 8;
 
@@ -30,19 +32,20 @@ mod kind {
     pub const PARAMETER4: u8 = 12;
     pub const ECHO_REQUEST4: u8 = 8;
     pub const UNREACHABLE6: u8 = 1;
+    pub const TOO_BIG6: u8 = 2;
     pub const PARAMETER6: u8 = 4;
     pub const ECHO_REQUEST6: u8 = 128;
 }
 
 /// What a message is to us.
-enum Kind {
+pub enum Kind {
     EchoRequest,
     Error { is_refusal: bool },
     Other,
 }
 
 #[inline(always)]
-fn kind_of<const N: usize>(kind: u8, code: u8) -> Kind {
+pub fn kind_of<const N: usize>(kind: u8, code: u8) -> Kind {
     match (N, kind) {
         (4, kind::ECHO_REQUEST4) | (16, kind::ECHO_REQUEST6) => Kind::EchoRequest,
         (4, kind::UNREACHABLE4) => Kind::Error { is_refusal: code != kind::TOO_BIG4 },
@@ -52,22 +55,46 @@ fn kind_of<const N: usize>(kind: u8, code: u8) -> Kind {
     }
 }
 
+/// What the way takes by an error that says so; else 0.
+#[inline(always)]
+fn mtu_of<const N: usize>(header: &[u8; ICMP_HEADER]) -> u32 {
+    let [kind, code, _, _, mtu @ ..] = *header;
+    match (N, kind, code) {
+        (4, kind::UNREACHABLE4, kind::TOO_BIG4) => u32::from_be_bytes(mtu) & 0xffff,
+        (16, kind::TOO_BIG6, _) => u32::from_be_bytes(mtu),
+        _ => 0,
+    }
+}
+
 /// Handles the message that `aside` has found; gives its verdict.
 #[inline(always)]
-pub fn handle<const N: usize>(skb: *mut __sk_buff, spot: u32) -> i32 {
+pub fn handle<const N: usize>(skb: *mut __sk_buff, spot: u32) -> i32
+where
+    Kernel: Family<N>,
+{
     let mut verdict = if N == 4 { message4(skb, spot) } else { message6(skb, spot) };
     if verdict == ASK {
         steps::refusal::<N>(skb, Spot::from_number(spot).hook);
         verdict = if N == 4 { judged4(skb, spot) } else { judged6(skb, spot) };
     }
-    if verdict != TRANSLATE {
-        return verdict;
+    match verdict {
+        TRANSLATE if N == 4 => quoted4(skb, spot),
+        TRANSLATE => quoted6(skb, spot),
+        ELSEWHERE => tunnel_icmp::elsewhere::<N>(skb, spot),
+        OUTER => tunnel_icmp::outer::<N>(skb, spot),
+        _ => verdict,
     }
-    if N == 4 { quoted4(skb, spot) } else { quoted6(skb, spot) }
 }
 
 /// No verdict at tc: the verdict in the scratch record is to be written into an error.
 const TRANSLATE: i32 = -102;
+
+/// No verdict at tc: an error about no flow of this node, from outside; the quoted tuple is noted.
+const ELSEWHERE: i32 = -109;
+
+/// No verdict at tc: a packet in an outer header was too big; what is noted is the MTU, where the packet inside begins, and the outer
+/// header's addresses.
+const OUTER: i32 = -110;
 
 /// No verdict at tc: a refusal that may be a half-open flow's.
 const ASK: i32 = -103;
@@ -133,6 +160,11 @@ where
     message.dst = work.packet.key.dst;
     message.sum = [header[2], header[3]];
     let Some(sequence) = quotation(skb, message, work) else {
+        message.sequence = mtu_of::<N>(&header);
+        let is_outer = message.quoted != 0 && work.packet.key.protocol == tunnel::inside::<N>();
+        if is_outer && message.sequence != 0 && spot.hook.has(Hook::FROM_OUTSIDE) && !work.is_chosen() {
+            return OUTER;
+        }
         // Nothing that could be translated is quoted.
         work.packet.key.dst = message.dst;
         return foreign(&mut tables, work, spot);
@@ -184,10 +216,11 @@ where
     };
     decide::quoted(&mut tables, work, spot.hook, error);
     match work.verdict.action {
-        Action::ToBackend | Action::ToClient => {
+        action @ (Action::ToBackend | Action::ToClient) => {
             count::packet(work, spot.id, ifindex, work.packet.length);
-            TRANSLATE
+            if action == Action::ToBackend && work.verdict.port == 0 { WHOLE } else { TRANSLATE }
         }
+        Action::Pass if work.verdict.outcome == Outcome::Passed && spot.hook.has(Hook::FROM_OUTSIDE) => ELSEWHERE,
         Action::Pass => {
             work.packet.key.dst = message.dst;
             foreign(&mut tables, work, spot)
@@ -201,15 +234,15 @@ where
 pub struct IcmpMessage<const N: usize> {
     /// Its addresses.
     src: [u8; N],
-    dst: [u8; N],
+    pub dst: [u8; N],
     /// Where its header begins.
     pub icmp: u32,
     /// Where the packet ends.
     pub end: u32,
     /// Where the transport header of the packet that it quotes begins.
-    quoted: u32,
-    /// [`IcmpError::sequence`].
-    sequence: u32,
+    pub quoted: u32,
+    /// [`IcmpError::sequence`]; of an error about an outer header the MTU that it tells.
+    pub sequence: u32,
     /// Its checksum.
     sum: [u8; 2],
     /// [`IcmpError::is_refusal`], as a number.
@@ -219,11 +252,13 @@ pub struct IcmpMessage<const N: usize> {
 
 /// Reads the quotation; `work.packet` gets its tuple reversed. `None`: it quotes no packet with ports.
 #[inline(always)]
-fn quotation<const N: usize>(skb: *mut __sk_buff, message: &mut IcmpMessage<N>, work: &mut Work<N>) -> Option<u32> {
+pub fn quotation<const N: usize>(skb: *mut __sk_buff, message: &mut IcmpMessage<N>, work: &mut Work<N>) -> Option<u32> {
     let key = &mut work.packet.key;
+    message.quoted = 0;
     let extent = Extent::Quotation(message.end as usize);
     let headers = headers::network(skb, message.icmp as usize + ICMP_HEADER, extent, key).ok()?;
     let protocol = headers.protocol;
+    message.quoted = headers.transport as u32;
     if headers.piece == Piece::Later || !matches!(protocol, TCP | UDP | SCTP) {
         return None;
     }
@@ -231,7 +266,6 @@ fn quotation<const N: usize>(skb: *mut __sk_buff, message: &mut IcmpMessage<N>, 
     if headers.transport + UDP_HEADER > headers.end || load(skb, headers.transport, &mut first).is_err() {
         return None;
     }
-    message.quoted = headers.transport as u32;
     key.src_port = u16::from_be_bytes([first[0], first[1]]);
     key.dst_port = u16::from_be_bytes([first[2], first[3]]);
     *key = key.reversed();

@@ -28,6 +28,7 @@ mod tables;
 mod tc;
 mod tell;
 mod tunnel;
+mod tunnel_icmp;
 mod tunnel_xdp;
 mod xdp;
 

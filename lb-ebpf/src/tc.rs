@@ -86,7 +86,7 @@ where
 {
     let verdict = aside::handle::<N>(skb, Spot::number::<P>());
     if P::HOOK.has(Hook::FROM_OUTSIDE) && verdict == fragments::WHOLE {
-        return tunnel::send::<N>(skb, Spot::number::<P>());
+        return tunnel::send::<N>(skb, Spot::number::<P>(), tunnel::UNTOLD);
     }
     if verdict < LEAST_TRANSPORT { verdict } else { family::<N, P>(skb, verdict as u32) }
 }
@@ -163,7 +163,7 @@ fn act<const N: usize, P: Place>(skb: *mut __sk_buff, work: &mut Work<N>, offset
         Action::ToClient => End::Source,
     };
     if P::HOOK.has(Hook::FROM_OUTSIDE) && action == Action::ToBackend && work.verdict.port == 0 {
-        return tunnel::send::<N>(skb, Spot::number::<P>());
+        return tunnel::send::<N>(skb, Spot::number::<P>(), offsets.transport as u32);
     }
     if work.verdict.route {
         return masquerade::send::<N>(skb, Spot::number::<P>(), offsets.transport as u32);

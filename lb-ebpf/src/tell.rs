@@ -10,7 +10,7 @@ use lb_common::checksum;
 use lb_common::decide::{Action, Packet};
 use lb_common::outcome::Outcome;
 
-use crate::aside::Spot;
+use crate::aside::{ICMP4, ICMP6, Spot};
 use crate::count::{self, Counter};
 use crate::forward::{self, DROP};
 use crate::icmp::ICMP_HEADER;
@@ -21,16 +21,18 @@ use crate::reject::{TCP_CHECKSUM, is_partial, network_header, pseudo_header};
 use crate::rewrite::Refused;
 use crate::skb::{load, resize, store};
 use crate::tables::Kernel;
+use crate::tunnel;
 
 /// What an error says: its type and code in ICMP (RFC 792, RFC 1191) and in ICMPv6 (RFC 4443, section 3).
 pub type Kind = [[u8; 2]; 2];
 pub const PORT_UNREACHABLE: Kind = [[3, 3], [1, 4]];
 const TOO_BIG: Kind = [[3, 4], [2, 0]];
 const TIME_EXCEEDED: Kind = [[11, 0], [3, 0]];
+/// The least that a way of either family takes (RFC 791, RFC 8200).
+const LEAST_MTU4: u32 = 68;
+const LEAST_MTU6: u32 = 1280;
 /// Where the checksum stands in the header.
 const UDP_CHECKSUM: u32 = 6;
-const ICMP4: u8 = 1;
-const ICMP6: u8 = 58;
 
 /// An error as a number that crosses the border between two functions of the programs: type, code and MTU. No verdict is as large as
 /// [`LEAST_ABOUT`].
@@ -108,8 +110,14 @@ where
         return about::<N>(TIME_EXCEEDED, 0);
     }
     let (src, dst) = masquerade::ends(&work.verdict);
-    let length = forward::wire_length(skb, &work.packet, Offsets { network: spot.network, transport });
-    let next = forward::next(skb, src, dst, work.packet.key.protocol, length);
+    let offsets = Offsets { network: spot.network, transport };
+    let is_whole = work.verdict.action == Action::ToBackend && work.verdict.port == 0;
+    let (length, protocol, overhead) = if is_whole {
+        (tunnel::wire_length(skb, &work.packet, offsets), tunnel::inside::<N>(), tunnel::overhead::<N>())
+    } else {
+        (forward::wire_length(skb, &work.packet, offsets), work.packet.key.protocol, 0)
+    };
+    let next = forward::next(skb, src, dst, protocol, length);
     // It has a way by now: the sender tries again.
     if next >= 0 {
         return forward::dropped(why);
@@ -118,7 +126,25 @@ where
     work.verdict.outcome = Outcome::RefusedTooBig;
     // SAFETY: reads the context.
     count::packet(work, spot.id, unsafe { (*skb).ifindex }, work.packet.length);
-    about::<N>(TOO_BIG, next.unsigned_abs() as u16)
+    too_big::<N>(next.unsigned_abs(), overhead)
+}
+
+/// What [`about`] says of a way that takes so many bytes, `overhead` of which are an outer header's.
+#[inline(always)]
+pub fn too_big<const N: usize>(mtu: u32, overhead: usize) -> i32 {
+    // Nobody sends less over IPv6 (RFC 8200, section 5).
+    let least = if N == 4 { LEAST_MTU4 } else { LEAST_MTU6 };
+    let mtu = mtu.saturating_sub(overhead as u32);
+    about::<N>(
+        TOO_BIG,
+        if mtu < least {
+            least
+        } else if mtu > forward::LONGEST {
+            forward::LONGEST
+        } else {
+            mtu
+        } as u16,
+    )
 }
 
 /// Makes the packet an error that quotes it from its network header on, as much as has room in the scratch record.
@@ -128,6 +154,9 @@ fn quote<const N: usize>(skb: *mut __sk_buff, packet: &Packet<N>, offsets: Offse
     let mut total = [0u8; 2];
     load(skb, offsets.network + if N == 4 { 2 } else { 4 }, &mut total)?;
     let total = usize::from(u16::from_be_bytes(total)) + if N == 4 { 0 } else { IPV6_HEADER };
+    // SAFETY: reads the context. Of what somebody else has quoted there is less.
+    let there = (unsafe { (*skb).len } as usize).saturating_sub(offsets.network);
+    let total = if total > there { there } else { total };
     // Whole words, without what a link padded.
     let quoted = if total > MOST_QUOTED { MOST_QUOTED } else { total } & !3;
     if quoted < offsets.transport - offsets.network + UDP_HEADER {

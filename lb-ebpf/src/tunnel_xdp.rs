@@ -54,7 +54,7 @@ where
         return leave_to_tc();
     }
     count::packet(work, hook::XDP, ifindex, work.packet.length);
-    let inner_length = work.packet.length as u16;
+    let inner_length = work.packet.length;
     let done = one_hop_less::<N>(bytes(context), ETHERNET, limit).and_then(|()| {
         // SAFETY: a helper on the program's own packet.
         if unsafe { bpf_xdp_adjust_head(context, -(overhead::<N>() as i32)) } != 0 {
@@ -83,7 +83,7 @@ where
 }
 
 #[inline(always)]
-fn outer<const N: usize>(frame: Bytes, length: u16, src: &[u8; N], dst: &[u8; N]) -> Result<(), Refused> {
+fn outer<const N: usize>(frame: Bytes, length: u32, src: &[u8; N], dst: &[u8; N]) -> Result<(), Refused> {
     if N == 4 {
         let header = frame.at(ETHERNET).ok_or(Refused)?;
         // SAFETY: within the packet, as `at` has checked.

@@ -57,6 +57,38 @@ pub fn is_tunnelled<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wor
         && work.pick.service.flags & service_flags::DSR != 0
 }
 
+/// Whether an error is about a packet that this node has sent in an outer header, which is what `work.packet` holds: its sender is to be
+/// told. The verdict counts it.
+#[inline(always)]
+pub fn is_about_tunnelled<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
+    if !is_tunnelled(tables, work) {
+        return false;
+    }
+    work.clear();
+    work.verdict.service = work.pick.service.id;
+    work.settle(Action::Refuse, Outcome::IcmpTranslated);
+    true
+}
+
+/// An error about an answer of a flow that this node does not know, `work.packet` as for [`super::quoted`]: it goes whole to the node that
+/// has answered, which Maglev finds. `false`: it is about no such flow.
+#[inline(always)]
+pub fn quoted_elsewhere<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> bool {
+    let key = &work.packet.key;
+    let frontend = ServiceKey { address: key.dst, port: key.dst_port, protocol: key.protocol, pad: 0 };
+    let service = &mut work.pick.service;
+    if !tables.service(&frontend, service) || !is_whole(&frontend, service) {
+        return false;
+    }
+    let client = Asker::Packet(hook).client(tables, &key.src);
+    if client != Client::Outside {
+        return false;
+    }
+    serve_from(service, client);
+    let now = Now::from_ns(tables.now_ns());
+    follow(tables, work, hook, now.s)
+}
+
 /// Copies the frontend of a packet that came in an outer header: a node port is served at any node's address, all zeroes. `false`: the
 /// agent is at it.
 #[inline(always)]

@@ -79,7 +79,7 @@ pub fn client_addresses() -> Addresses {
     Addresses { v4: [198, 51, 100, 2].into(), v6: "2001:db8:100::2".parse().expect("an address") }
 }
 
-fn service(backend: &Pod, on: &Node) -> Service {
+pub fn service(backend: &Pod, on: &Node) -> Service {
     let external = External {
         node_ports: vec![HTTP, DNS, SINK, ODD],
         load_balancer_ips: load_balancer().both().to_vec(),
@@ -92,7 +92,7 @@ fn service(backend: &Pod, on: &Node) -> Service {
     service
 }
 
-fn tunnel(nodes: &[Node; 2]) {
+pub fn tunnel(nodes: &[Node; 2]) {
     for (own, other) in [(0, 1), (1, 0)] {
         let (node, peer) = (&nodes[own], &nodes[other]);
         let lines = format!(
@@ -116,7 +116,7 @@ fn tunnel(nodes: &[Node; 2]) {
 }
 
 /// A host in a network of its own, which the wire's namespace routes to.
-fn far_client(topology: &Topology) -> Namespace {
+pub fn far_client(topology: &Topology) -> Namespace {
     let (wire, client) =
         (topology.wire(), Namespace::new(&format!("{}-client", topology.name())).expect("a namespace"));
     client.sysctl("net/ipv6/conf/default/accept_dad", "0").expect("a sysctl");
