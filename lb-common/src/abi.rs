@@ -8,7 +8,7 @@
 //! A change of any record here is a change of [`ABI_VERSION`].
 
 /// Version of everything in this module; compared before any pinned map is reused.
-pub const ABI_VERSION: u32 = 4;
+pub const ABI_VERSION: u32 = 5;
 
 /// Bytes of an IPv4 address.
 pub const V4: usize = 4;
@@ -294,8 +294,30 @@ pub mod network_flags {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Masquerade<const N: usize> {
-    /// An address of this node: the source that masqueraded packets get.
-    pub address: [u8; N],
+    /// Addresses of this node, the sources that masqueraded packets get: the first one, and the others in turn where a flow finds no port
+    /// at those before. Fewer than these come round again.
+    pub addresses: [[u8; N]; MASQUERADE_ADDRESSES],
+}
+
+/// How many addresses of this node stand in for clients at one link, at most: a power of two.
+pub const MASQUERADE_ADDRESSES: usize = 4;
+const _: () = assert!(MASQUERADE_ADDRESSES.is_power_of_two());
+
+impl<const N: usize> Masquerade<N> {
+    /// The first address, and those to go on to. What is more than [`MASQUERADE_ADDRESSES`] is left out.
+    #[must_use]
+    pub fn new(first: [u8; N], others: &[[u8; N]]) -> Self {
+        let count = (1 + others.len()).min(MASQUERADE_ADDRESSES);
+        let nth = |turn: usize| (turn % count).checked_sub(1).and_then(|at| others.get(at)).copied();
+        Self { addresses: core::array::from_fn(|turn| nth(turn).unwrap_or(first)) }
+    }
+
+    /// The source of a flow for which those before were tried in vain.
+    #[inline(always)]
+    #[must_use]
+    pub const fn address(&self, turn: u32) -> &[u8; N] {
+        &self.addresses[turn as usize & (MASQUERADE_ADDRESSES - 1)]
+    }
 }
 
 /// Key of `endpoints4` / `endpoints6`: a backend of this node, as the node that chose it names it.
@@ -870,8 +892,8 @@ sizes! {
     NetworkKey<4> = 4,
     NetworkKey<16> = 16,
     Network = 4,
-    Masquerade<4> = 4,
-    Masquerade<16> = 16,
+    Masquerade<4> = 16,
+    Masquerade<16> = 64,
     EndpointKey<4> = 8,
     EndpointKey<16> = 20,
     Endpoint = 8,

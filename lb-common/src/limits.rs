@@ -64,6 +64,8 @@ pub const UDP_STREAM_TIMEOUT_S: u32 = 120;
 
 /// How many source ports are tried when a flow's translated tuple is taken.
 pub const PORT_ATTEMPTS: u32 = 32;
+/// How many of these at one address that stands in for clients, before it is the next one's turn.
+pub const ADDRESS_ATTEMPTS: u32 = PORT_ATTEMPTS / crate::abi::MASQUERADE_ADDRESSES as u32;
 /// The same where each time the client's own sockets are asked for, too.
 pub const SOCKET_ATTEMPTS: u32 = 8;
 /// Default first source port of the range tried for a translated source port (`--snat-ports`). Disjoint from the node ports' default

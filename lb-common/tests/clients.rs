@@ -6,8 +6,8 @@
 mod memory;
 
 use lb_common::abi::{
-    FlowKey, Service, ServiceKey, TCP, UDP, backend_flags, backend_state, frontend_kind, network_flags, seal,
-    service_flags,
+    FlowKey, Masquerade, Service, ServiceKey, TCP, UDP, backend_flags, backend_state, frontend_kind, network_flags,
+    seal, service_flags,
 };
 use lb_common::decide::{Action, Asker, Hook, Now, Pick, Picked, Wish, pick};
 use lb_common::limits;
@@ -139,7 +139,7 @@ fn a_client_that_is_its_own_backend_elsewhere_keeps_no_port_of_the_node() {
     let networks = vec![([10, 0, 0, 0], 8, network_flags::PODS)];
     for (port, kept) in [(20_000, true), (40_000, false), (30_080, false), (80, false)] {
         let mut tables = serving(frontend_kind::NODE_PORT, 0);
-        (tables.own, tables.networks) = (Some(FRONTEND), networks.clone());
+        (tables.own, tables.networks) = (Some(Masquerade::new(FRONTEND, &[])), networks.clone());
         for backend in tables.backends.values_mut() {
             backend.flags &= !backend_flags::LOCAL;
         }

@@ -6,8 +6,8 @@
 mod memory;
 
 use lb_common::abi::{
-    FlowKey, ServiceKey, TCP, UDP, backend_flags, backend_state, flow_flags, flow_state, half_open_flags, seal,
-    service_flags,
+    FlowKey, Masquerade, ServiceKey, TCP, UDP, backend_flags, backend_state, flow_flags, flow_state, half_open_flags,
+    seal, service_flags,
 };
 use lb_common::decide::{Action, Hook, Verdict};
 use lb_common::limits;
@@ -177,7 +177,7 @@ fn a_service_that_asks_for_no_retry_gets_none() {
 fn what_no_hook_sees_both_ways_does_not_move() {
     for hook in [Hook::NODE_IN, Hook::NODE_OUT, Hook::BRIDGE_IN, Hook::XDP] {
         let mut tables = serving(4);
-        tables.own = Some([192, 0, 2, 1]);
+        tables.own = Some(Masquerade::new([192, 0, 2, 1], &[]));
         let first = tables.ask(asks(TCP, 4000), SYN, hook);
         tables.pass_seconds(1);
         let again = tables.ask(asks(TCP, 4000), SYN, hook);

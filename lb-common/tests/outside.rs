@@ -6,7 +6,8 @@
 mod memory;
 
 use lb_common::abi::{
-    FlowKey, Service, ServiceKey, TCP, UDP, VipKey, backend_flags, frontend_kind, network_flags, seal, service_flags,
+    FlowKey, Masquerade, Service, ServiceKey, TCP, UDP, VipKey, backend_flags, frontend_kind, network_flags, seal,
+    service_flags,
 };
 use lb_common::abi::{Vip, vip_flags};
 use lb_common::decide::{Action, Hook, Verdict};
@@ -18,6 +19,7 @@ use memory::Memory;
 const CLIENT: [u8; 4] = [198, 51, 100, 7];
 const POD: [u8; 4] = [10, 0, 2, 9];
 const NODE: [u8; 4] = [192, 0, 2, 1];
+const OTHER: [u8; 4] = [192, 0, 2, 2];
 const LOCAL: [u8; 4] = [10, 0, 1, 11];
 const REMOTE: [u8; 4] = [10, 0, 2, 12];
 const NODE_PORT: u16 = 30_080;
@@ -41,7 +43,7 @@ fn answer(protocol: u8, sent: &Verdict<4>) -> FlowKey<4> {
 /// One backend serves clients inside, another one those outside; whether that is local is told.
 fn serving(kind: u8, flags: u8, outside_is_local: bool) -> Memory {
     let networks = vec![([10, 0, 0, 0], 16, network_flags::PODS), (NODE, 32, network_flags::NODE)];
-    let mut tables = Memory { own: Some(NODE), networks, ..Memory::default() };
+    let mut tables = Memory { own: Some(Masquerade::new(NODE, &[])), networks, ..Memory::default() };
     for (base, protocol) in [(0, TCP), (10, UDP)] {
         let outside = if outside_is_local { LOCAL } else { REMOTE };
         tables.serve(1, base, frontend(protocol), &[REMOTE, outside], 8080);
@@ -157,6 +159,30 @@ fn used_up_ports_are_counted_and_freed_ones_are_found() {
     tables.pass_seconds(u64::from(lb_common::limits::TCP_HALF_OPEN_TIMEOUT_S) + 1);
     let verdict = tables.ask(from([198, 51, 100, 200], 40_000, TCP), SYN, Hook::NODE_IN);
     assert_eq!(verdict.outcome, Outcome::Masqueraded, "nobody remembers the others");
+}
+
+#[test]
+fn where_one_address_has_no_port_left_the_next_one_stands_in() {
+    let mut tables = serving(frontend_kind::NODE_PORT, 0, false);
+    (tables.ports.count, tables.own) = (4, Some(Masquerade::new(NODE, &[OTHER])));
+    let mut placed = Vec::new();
+    for client in 1..=8 {
+        let request = from([198, 51, 100, client], 40_000, TCP);
+        let verdict = tables.ask(request, SYN, Hook::NODE_IN);
+        assert_eq!(verdict.outcome, Outcome::Masqueraded, "{placed:?}");
+        assert_eq!(verdict.client, if client <= 4 { NODE } else { OTHER }, "the first one as long as it has ports");
+        // The tuple is claimed at the address that was taken: the answer finds its client.
+        let back = tables.ask(answer(TCP, &verdict), SYN | ACK, Hook::NODE_IN);
+        assert_eq!((back.action, back.client, back.address), (Action::ToClient, request.src, NODE));
+        placed.push((verdict.client, verdict.client_port));
+    }
+    let kept = tables.ask(from([198, 51, 100, 9], 25_000, TCP), SYN, Hook::NODE_IN);
+    assert_eq!((kept.client, kept.client_port), (NODE, 25_000), "a port that is kept is kept at the first address");
+    let none = tables.ask(from([198, 51, 100, 10], 40_000, TCP), SYN, Hook::NODE_IN);
+    assert_eq!((none.action, none.outcome), (Action::Drop, Outcome::DroppedNoPort));
+    placed.sort_unstable();
+    placed.dedup();
+    assert_eq!(placed.len(), 8, "no two clients have the same tuple");
 }
 
 #[test]

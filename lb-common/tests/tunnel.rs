@@ -6,8 +6,8 @@
 mod memory;
 
 use lb_common::abi::{
-    Endpoint, EndpointKey, FlowKey, Service, ServiceKey, TCP, UDP, backend_flags, backend_state, frontend_kind,
-    network_flags, scheduler, seal, service_flags,
+    Endpoint, EndpointKey, FlowKey, Masquerade, Service, ServiceKey, TCP, UDP, backend_flags, backend_state,
+    frontend_kind, network_flags, scheduler, seal, service_flags,
 };
 use lb_common::decide::{
     Action, Hook, Now, Packet, Verdict, Work, accuse, decide, is_about_tunnelled, quoted_elsewhere,
@@ -35,7 +35,7 @@ fn edit(tables: &mut Memory, edit: impl Fn(&mut Service)) {
 fn node(own: usize) -> Memory {
     let base = u32::try_from(own).unwrap() * 100;
     let networks = vec![([10, 0, 0, 0], 8, network_flags::PODS)];
-    let mut tables = Memory { own: Some([192, 0, 2, 1]), networks, ..Memory::default() };
+    let mut tables = Memory { own: Some(Masquerade::new([192, 0, 2, 1], &[])), networks, ..Memory::default() };
     for (id, protocol) in [(1 + base, TCP), (2 + base, UDP)] {
         let frontend = ServiceKey { address: VIP, port: 80, protocol, pad: 0 };
         tables.serve(id, id * 50, frontend, &PODS, 8080);

@@ -111,6 +111,15 @@ where
     }
 }
 
+/// Counts what a flow begins as whose first packet another program sends, as one of a known flow.
+#[inline(always)]
+pub fn beginning<const N: usize>(work: &Work<N>, hook: u8, ifindex: u32) {
+    if !matches!(work.verdict.outcome, Outcome::Forwarded | Outcome::Replied) {
+        outcome(work.verdict.outcome, Counter::Packet);
+        self::verdict(work, hook, ifindex);
+    }
+}
+
 /// Counts a packet of a flow in its own direction. A function of its own: most agents are loaded without it.
 #[inline(never)]
 fn traffic<const N: usize>(work: &Work<N>, bytes: u32)

@@ -242,10 +242,10 @@ where
     }
 
     #[inline(always)]
-    fn masquerade(&mut self, backend: &[u8; N], into: &mut [u8; N]) -> bool {
+    fn masquerade(&mut self, backend: &[u8; N], turn: u32, into: &mut [u8; N]) -> bool {
         let link = forward::link_to(self.context, self.ifindex, backend);
         let found = <Kernel as Family<N>>::masquerade(link).or_else(|| <Kernel as Family<N>>::masquerade(0));
-        found.map(|own| words::address(&own.address, into)).is_some()
+        found.map(|own| words::address(own.address(turn), into)).is_some()
     }
 
     #[inline(always)]

@@ -84,7 +84,7 @@ where
     let mut tables = Kernel { context: skb.cast(), ifindex };
     // The ends of the outer header.
     let verdict = &mut work.verdict;
-    if !<Kernel as Tables<N>>::masquerade(&mut tables, &verdict.address, &mut verdict.client) {
+    if !<Kernel as Tables<N>>::masquerade(&mut tables, &verdict.address, 0, &mut verdict.client) {
         count::outcome(Outcome::DroppedNoAddress, Counter::Packet);
         return DROP;
     }

@@ -69,7 +69,7 @@ where
         new[12..14].copy_from_slice(&ethertype);
         // SAFETY: within the packet, as `at` has checked.
         unsafe { *header = new };
-        outer(frame, inner_length, &own.address, &work.verdict.address)
+        outer(frame, inner_length, own.address(0), &work.verdict.address)
     });
     if done.is_err() {
         count::outcome(Outcome::DroppedRewrite, Counter::Packet);

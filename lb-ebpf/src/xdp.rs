@@ -6,7 +6,7 @@ use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::helpers::generated::bpf_redirect;
 use lb_common::abi::hook;
 use lb_common::checksum;
-use lb_common::decide::{Action, Hook, Step, Tables, begin};
+use lb_common::decide::{Action, Hook, Step, Tables, Work, begin};
 use lb_common::outcome::Outcome;
 
 use crate::count::{self, Counter};
@@ -82,10 +82,12 @@ where
             XDP_DROP
         }
         // What came in an outer header is for a backend of this node.
-        Action::ToBackend | Action::ToClient if INSIDE && work.verdict.route => leave_to_tc(),
+        Action::ToBackend | Action::ToClient if INSIDE && work.verdict.route => leave_known_to_tc(work, ifindex),
         Action::ToBackend if work.verdict.port == 0 => tunnel_xdp::send::<N>(context),
         // Only tc can swap a packet's ends.
-        Action::ToBackend | Action::ToClient if work.verdict.turns_back(&work.packet.key) => leave_to_tc(),
+        Action::ToBackend | Action::ToClient if work.verdict.turns_back(&work.packet.key) => {
+            leave_known_to_tc(work, ifindex)
+        }
         Action::ToBackend | Action::ToClient if work.verdict.route => send::<N>(context, transport as u32),
         Action::ToBackend | Action::ToClient => {
             count::packet(work, hook::XDP, ifindex, work.packet.length);
@@ -106,6 +108,13 @@ where
 pub fn leave_to_tc() -> u32 {
     count::outcome(Outcome::HandedToTc, Counter::Packet);
     XDP_PASS
+}
+
+/// Leaves a packet with a verdict of its own to tc, where its flow is a known one. What the flow began as is counted here.
+#[inline(always)]
+fn leave_known_to_tc<const N: usize>(work: &Work<N>, ifindex: u32) -> u32 {
+    count::beginning(work, hook::XDP, ifindex);
+    leave_to_tc()
 }
 
 #[inline(always)]
@@ -151,10 +160,8 @@ where
     let ifindex = unsafe { (*context).ingress_ifindex };
     let (src, dst) = ends(&work.verdict);
     let Some(limit) = bytes(context).read::<u8>(offsets.network + hop_limit_at::<N>()) else { return leave_to_tc() };
-    let Some(way) = way(context, src, dst, work.packet.key.protocol, work.packet.length) else { return leave_to_tc() };
-    if limit <= 1 {
-        return leave_to_tc();
-    }
+    let way = way(context, src, dst, work.packet.key.protocol, work.packet.length);
+    let Some(way) = way.filter(|_| limit > 1) else { return leave_known_to_tc(work, ifindex) };
     count::packet(work, hook::XDP, ifindex, work.packet.length);
     let end = if work.verdict.action == Action::ToBackend { End::Destination } else { End::Source };
     let done = rewrite::xdp_both(bytes(context), offsets, work, end)

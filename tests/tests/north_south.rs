@@ -4,9 +4,9 @@
 #![allow(clippy::unwrap_used)]
 
 use lb_common::outcome::Outcome;
-use lb_tests::agent::Manifest;
+use lb_tests::agent::{Manifest, Protocol};
 use lb_tests::incident::Counters;
-use lb_tests::routed::{Cell, Due, Network, Row, eventually_empty, run};
+use lb_tests::routed::{Backend, Cell, Client, Due, Family, Kind, Network, Policy, Row, eventually_empty, run};
 
 /// So short that the tables are empty soon after the traffic.
 const TIMEOUTS: &str = "--flow-timeouts=half-open=4s,closing=1s,udp-unreplied=3s,udp-replied=3s,udp-stream=3s";
@@ -21,10 +21,26 @@ fn xdp(network: &Network) -> Option<String> {
     Some(xdp["how"].as_str().unwrap().to_owned())
 }
 
-fn whole_table(mode: &str) {
-    let mut network = Network::new(&format!("ns-{mode}")).unwrap();
+/// A new flow counts as what it begins as, once, whichever program sends it: what goes into the tunnel XDP leaves to tc.
+fn a_flow_begins_once(network: &Network) {
+    let (protocol, policy, client) = (Protocol::Tcp, Policy::Cluster, Client::Outside);
+    for backend in [Backend::PodByRoute, Backend::PodByTunnel] {
+        for family in Family::ALL {
+            let cell = Cell { kind: Kind::NodePort, protocol, family, policy, client, backend };
+            let masqueraded = || Counters::read(network.nodes[0].bpffs()).unwrap().get(Outcome::Masqueraded);
+            let before = masqueraded();
+            let wrong = run(network, &[cell]).into_iter().find_map(|row| row.wrong);
+            assert_eq!(wrong, None, "{cell:?}");
+            assert_eq!(masqueraded() - before, 1, "{cell:?}");
+        }
+    }
+}
+
+fn whole_table(mode: &str, outer: Family) {
+    let mut network = Network::over(&format!("ns-{mode}"), outer).unwrap();
     let manifest = Manifest::of(network.services());
     network.start(&manifest, &[TIMEOUTS, &format!("--xdp-mode={mode}")]).unwrap();
+    a_flow_begins_once(&network);
     let cells = Cell::all();
     let rows = run(&network, &cells);
     assert_eq!(rows.len(), cells.len(), "cells that nobody asked for");
@@ -42,15 +58,15 @@ fn whole_table(mode: &str) {
 
 #[test]
 fn by_tc() {
-    whole_table("off");
+    whole_table("off", Family::V4);
 }
 
 #[test]
 fn by_native_xdp() {
-    whole_table("native");
+    whole_table("native", Family::V6);
 }
 
 #[test]
 fn by_generic_xdp() {
-    whole_table("generic");
+    whole_table("generic", Family::V6);
 }

@@ -18,13 +18,13 @@ const FLAGS: [&str; 2] = ["--cluster-cidr=10.244.0.0/16,fd00:10::/56", "--audit-
 fn masquerade(node: &Node) -> BTreeMap<u32, IpAddr> {
     let dir = node.bpffs().join("ballast");
     let table: Table<u32, Masquerade<4>> = Table::open(&dir, map_name::MASQUERADE4, &Calls::default()).unwrap();
-    table.read().unwrap().into_iter().map(|(ifindex, value)| (ifindex, value.address.into())).collect()
+    table.read().unwrap().into_iter().map(|(ifindex, value)| (ifindex, (*value.address(0)).into())).collect()
 }
 
 fn masquerade6(node: &Node) -> BTreeMap<u32, IpAddr> {
     let dir = node.bpffs().join("ballast");
     let table: Table<u32, Masquerade<16>> = Table::open(&dir, map_name::MASQUERADE6, &Calls::default()).unwrap();
-    table.read().unwrap().into_iter().map(|(ifindex, value)| (ifindex, value.address.into())).collect()
+    table.read().unwrap().into_iter().map(|(ifindex, value)| (ifindex, (*value.address(0)).into())).collect()
 }
 
 type Networks = Table<aya::maps::lpm_trie::Key<NetworkKey<4>>, Network>;
@@ -108,7 +108,7 @@ fn what_somebody_edits_is_put_right_and_told() {
     table.put(&stranger, &Network { flags: network_flags::PODS }).unwrap();
     let dir = node.bpffs().join("ballast");
     let addresses: Table<u32, Masquerade<4>> = Table::open(&dir, map_name::MASQUERADE4, &Calls::default()).unwrap();
-    addresses.put(&0, &Masquerade { address: [198, 18, 0, 1] }).unwrap();
+    addresses.put(&0, &Masquerade::new([198, 18, 0, 1], &[])).unwrap();
     // A round of the agent's own may have come in between: it tells what it repaired, too.
     let found = finds(&agent);
     assert!(

@@ -16,7 +16,18 @@ pub(super) fn source<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
     work.placing |= placing::FROM_NODE;
     let flow = &mut work.half.flow;
     flow.flags |= flow_flags::MASQUERADED | flow_flags::EARLY;
-    tables.masquerade(&work.pick.backend.address, &mut flow.client)
+    tables.masquerade(&work.pick.backend.address, 0, &mut flow.client)
+}
+
+/// Sets the source of the new flow `work.half` to the address whose turn it is, and with it the tuple of its answers.
+///
+/// A function of its own: off the stack of those that ask.
+#[inline(never)]
+pub(super) fn next_source<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, turn: u32) {
+    let flow = &mut work.half.flow;
+    // Without an answer the one before stays.
+    tables.masquerade(&flow.address, turn, &mut flow.client);
+    words::address(&work.half.flow.client, &mut work.pair_key.dst);
 }
 
 /// Clients of this node never need it. A cluster IP is masqueraded for whoever is no pod, as kube-proxy does. Of the addresses that a

@@ -4,7 +4,7 @@ use super::entries::{forget_owner, leads_to, pair_of, same, set_pair_key};
 use super::select::stick;
 use super::{Action, Hook, NotInserted, Now, Tables, Work, health, masquerade};
 use crate::abi::{FlowKey, HalfOpen, TCP, flow_flags, tag};
-use crate::limits::{PORT_ATTEMPTS, SOCKET_ATTEMPTS};
+use crate::limits::{ADDRESS_ATTEMPTS, PORT_ATTEMPTS, SOCKET_ATTEMPTS};
 use crate::outcome::Outcome;
 use crate::{state, words};
 
@@ -101,7 +101,8 @@ fn write<const N: usize, T: Tables<N>>(
     }
 }
 
-/// Claims the answers' tuple, at the client's own port if it is to be kept, else at one of the range. With `SOCKETS`, what the client's
+/// Claims the answers' tuple, at the client's own port if it is to be kept, else at one of the range, at each address that may stand in
+/// for the client in turn. With `SOCKETS`, what the client's
 /// own sockets hold is taken, too: it is dear to ask.
 #[inline(always)]
 fn find<const N: usize, T: Tables<N>, const ATTEMPTS: u32, const SOCKETS: bool>(
@@ -112,8 +113,13 @@ fn find<const N: usize, T: Tables<N>, const ATTEMPTS: u32, const SOCKETS: bool>(
 ) -> Reserved {
     let ports = tables.source_ports();
     let start = tables.random();
+    // Only a client outside has several addresses here, and no sockets that can be asked for.
+    let from_node = !SOCKETS && work.placing & placing::FROM_NODE != 0;
     let mut attempt = u32::from(!keeps);
     while attempt <= ATTEMPTS {
+        if from_node && attempt > ADDRESS_ATTEMPTS && attempt % ADDRESS_ATTEMPTS == 1 {
+            masquerade::next_source(tables, work, attempt / ADDRESS_ATTEMPTS);
+        }
         if attempt != 0 {
             work.pair_key.dst_port = ports.pick(start.wrapping_add(attempt.wrapping_mul(0x9e37_79b1)));
             work.pair_half.flow.tag = tag(&work.pair_key);

@@ -58,8 +58,8 @@ pub trait Tables<const N: usize> {
     /// What is known of a client's address: bits of [`crate::abi::network_flags`]; 0: nothing.
     fn network(&mut self, address: &[u8; N]) -> u32;
     /// Writes the address of this node that packets to `backend` are to come from, if they cannot come from the client, to `into`;
-    /// `false`: there is none.
-    fn masquerade(&mut self, backend: &[u8; N], into: &mut [u8; N]) -> bool;
+    /// `false`: there is none. `turn`: how many were tried in vain ([`crate::abi::Masquerade::address`]).
+    fn masquerade(&mut self, backend: &[u8; N], turn: u32, into: &mut [u8; N]) -> bool;
     /// The backend of this node that another node has chosen.
     fn endpoint(&mut self, key: &EndpointKey<N>) -> Option<Endpoint>;
     fn source_ports(&mut self) -> SourcePorts;

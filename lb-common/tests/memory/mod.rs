@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use lb_common::abi::{
-    Affinity, AffinityKey, Backend, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot,
-    UDP, Vip, VipKey, affinity_tag, backend_flags, backend_state, seal, tag,
+    Affinity, AffinityKey, Backend, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Masquerade, Service,
+    ServiceKey, Slot, UDP, Vip, VipKey, affinity_tag, backend_flags, backend_state, seal, tag,
 };
 use lb_common::decide::{Hook, NotInserted, Packet, Tables, Verdict, Work, decide};
 use lb_common::outcome::Outcome;
@@ -30,8 +30,8 @@ pub struct Memory<const N: usize = 4> {
     /// Networks by address and bits, with [`lb_common::abi::network_flags`].
     pub networks: Vec<([u8; N], u32, u32)>,
     pub endpoints: HashMap<EndpointKey<N>, Endpoint>,
-    /// The address of this node that masqueraded packets come from.
-    pub own: Option<[u8; N]>,
+    /// The addresses of this node that masqueraded packets come from.
+    pub own: Option<Masquerade<N>>,
     /// What the decision learnt about backends.
     pub notes: Vec<(u32, Outcome)>,
     /// Admitted networks: service port, address, bits.
@@ -210,8 +210,8 @@ impl<const N: usize> Tables<N> for Memory<N> {
         found.max_by_key(|(_, bits, _)| *bits).map_or(0, |(.., flags)| *flags)
     }
 
-    fn masquerade(&mut self, _: &[u8; N], into: &mut [u8; N]) -> bool {
-        self.own.map(|own| *into = own).is_some()
+    fn masquerade(&mut self, _: &[u8; N], turn: u32, into: &mut [u8; N]) -> bool {
+        self.own.map(|own| *into = *own.address(turn)).is_some()
     }
 
     fn endpoint(&mut self, key: &EndpointKey<N>) -> Option<Endpoint> {

@@ -130,12 +130,14 @@ impl Sources {
         };
         self.networks4.set(networks(true))?;
         self.networks6.set(networks(false))?;
-        let own =
-            |(ifindex, address): (&u32, &std::net::Ipv4Addr)| (*ifindex, Masquerade { address: address.octets() });
-        self.masquerade4.set(wanted.masquerade4.iter().map(own))?;
-        let own =
-            |(ifindex, address): (&u32, &std::net::Ipv6Addr)| (*ifindex, Masquerade { address: address.octets() });
-        self.masquerade6.set(wanted.masquerade6.iter().map(own))
+        self.masquerade4.set(wanted.masquerade4.iter().filter_map(|(ifindex, all)| {
+            let all: Vec<[u8; 4]> = all.iter().map(std::net::Ipv4Addr::octets).collect();
+            all.split_first().map(|(first, others)| (*ifindex, Masquerade::new(*first, others)))
+        }))?;
+        self.masquerade6.set(wanted.masquerade6.iter().filter_map(|(ifindex, all)| {
+            let all: Vec<[u8; 16]> = all.iter().map(std::net::Ipv6Addr::octets).collect();
+            all.split_first().map(|(first, others)| (*ifindex, Masquerade::new(*first, others)))
+        }))
     }
 }
 

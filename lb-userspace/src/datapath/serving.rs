@@ -144,7 +144,7 @@ mod tests {
         let standing = Standing::Primary;
         let candidates = [Candidate { ifindex: 2, address, standing, is_uplink: true, is_loopback: false }];
         let told = sources::Wanted {
-            masquerade4: [(ANY_LINK, "192.0.2.1".parse().expect("an address"))].into(),
+            masquerade4: [(ANY_LINK, vec!["192.0.2.1".parse().expect("an address")])].into(),
             ..sources::Wanted::default()
         };
         let warn = |published: &[Family], forwards: bool| {

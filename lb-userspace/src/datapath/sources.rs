@@ -6,9 +6,9 @@ use std::{
 };
 
 use ipnet::IpNet;
-use lb_common::abi::network_flags;
+use lb_common::abi::{MASQUERADE_ADDRESSES, network_flags};
 
-use super::net::Candidate;
+use super::net::{Candidate, Standing};
 use crate::model::Family;
 
 /// Key of `masquerade4` and `masquerade6` for links that have none of their own.
@@ -31,12 +31,13 @@ pub struct Surroundings {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub networks: BTreeMap<IpNet, u32>,
-    pub masquerade4: BTreeMap<u32, Ipv4Addr>,
-    pub masquerade6: BTreeMap<u32, Ipv6Addr>,
+    /// By link: the first address, and those to go on to.
+    pub masquerade4: BTreeMap<u32, Vec<Ipv4Addr>>,
+    pub masquerade6: BTreeMap<u32, Vec<Ipv6Addr>>,
 }
 
-/// `cluster`: networks of the pods by the settings. `allowed`: where addresses that stand in for clients may be taken from; empty:
-/// anywhere. `peers`: the other nodes. `held`: what is in the tables, of which the networks of pods stay while nothing else is known.
+/// `cluster`: networks of the pods by the settings. `allowed`: where addresses that stand in for clients are taken from, all of a link;
+/// empty: anywhere, one of each link. `peers`: the other nodes. `held`: what is in the tables, of which the networks of pods stay while nothing else is known.
 pub(super) fn wanted(
     candidates: &[Candidate],
     own: &BTreeSet<IpAddr>,
@@ -59,15 +60,18 @@ pub(super) fn wanted(
 
     let is_allowed =
         |found: &&Candidate| allowed.is_empty() || allowed.iter().any(|network| network.contains(&found.address));
+    let most = if allowed.is_empty() { 1 } else { MASQUERADE_ADDRESSES };
     let allowed: Vec<&Candidate> = candidates.iter().filter(is_allowed).collect();
     for is_v4 in [true, false] {
         let family: Vec<&Candidate> =
             allowed.iter().copied().filter(|found| found.address.is_ipv4() == is_v4).collect();
-        for (ifindex, address) in by_link(&family, surroundings) {
-            match address {
-                IpAddr::V4(v4) => wanted.masquerade4.insert(ifindex, v4).map(drop),
-                IpAddr::V6(v6) => wanted.masquerade6.insert(ifindex, v6).map(drop),
-            };
+        for (ifindex, addresses) in by_link(&family, surroundings, most) {
+            for address in addresses {
+                match address {
+                    IpAddr::V4(v4) => wanted.masquerade4.entry(ifindex).or_default().push(v4),
+                    IpAddr::V6(v6) => wanted.masquerade6.entry(ifindex).or_default().push(v6),
+                }
+            }
         }
     }
     wanted
@@ -82,26 +86,34 @@ fn inherit(networks: &mut BTreeMap<IpNet, u32>) {
     }
 }
 
-/// The address of each link that has one, and of all others.
-fn by_link(family: &[&Candidate], surroundings: &Surroundings) -> BTreeMap<u32, IpAddr> {
+/// The addresses of each link that has some, so many at most, and of all others: those of the link of the best one.
+fn by_link(family: &[&Candidate], surroundings: &Surroundings, most: usize) -> BTreeMap<u32, Vec<IpAddr>> {
     let is_primary = |found: &Candidate| surroundings.primary.contains(&found.address);
     // The node's own address does not move, whatever is published there.
     let is_published = |found: &Candidate| surroundings.published.contains(&found.address) && !is_primary(found);
-    let mut best: BTreeMap<u32, &Candidate> = BTreeMap::new();
     let rank = |found: &Candidate| (found.standing, !is_primary(found), found.address);
-    for found in family.iter().filter(|found| !found.is_loopback && !is_published(found)) {
-        let kept = best.entry(found.ifindex).or_insert(found);
-        if rank(found) < rank(kept) {
-            *kept = found;
-        }
-    }
+    let of_link = |ifindex: u32| {
+        let own = family.iter().filter(|found| found.ifindex == ifindex && !is_published(found));
+        let mut own: Vec<&Candidate> = own.copied().collect();
+        own.sort_by_key(|found| rank(found));
+        // Others than the best must last: connections of many clients would end with them.
+        let lasting = own.iter().enumerate().filter(|(at, found)| *at == 0 || found.standing != Standing::Passing);
+        lasting.map(|(_, found)| found.address).take(most).collect::<Vec<IpAddr>>()
+    };
+    let links: BTreeSet<u32> = family.iter().filter(|found| !found.is_loopback).map(|found| found.ifindex).collect();
+    let mut addresses: BTreeMap<u32, Vec<IpAddr>> =
+        links.into_iter().map(|ifindex| (ifindex, of_link(ifindex))).filter(|(_, own)| !own.is_empty()).collect();
     let any = family.iter().min_by_key(|found| {
         // One that may move serves better than none.
         (is_published(found), !found.is_uplink, !is_primary(found), found.standing, found.ifindex, found.address)
     });
-    let mut addresses: BTreeMap<u32, IpAddr> =
-        best.into_iter().map(|(ifindex, found)| (ifindex, found.address)).collect();
-    addresses.extend(any.map(|found| (ANY_LINK, found.address)));
+    if let Some(any) = any {
+        let mut all = of_link(any.ifindex);
+        all.retain(|address| *address != any.address);
+        all.insert(0, any.address);
+        all.truncate(most);
+        addresses.insert(ANY_LINK, all);
+    }
     addresses
 }
 

@@ -1,6 +1,5 @@
 //! Which networks are told, and which address stands in for clients by each link.
 
-use super::super::net::Standing;
 use super::*;
 
 fn candidate(ifindex: u32, address: &str) -> Candidate {
@@ -14,8 +13,9 @@ fn of(candidates: &[Candidate], allowed: &[&str], surroundings: &Surroundings) -
     wanted(candidates, &own, &[], &allowed, &[], surroundings, &BTreeMap::new())
 }
 
-fn shown<A: ToString>(addresses: &BTreeMap<u32, A>) -> Vec<(u32, String)> {
-    addresses.iter().map(|(ifindex, address)| (*ifindex, address.to_string())).collect()
+fn shown<A: ToString>(addresses: &BTreeMap<u32, Vec<A>>) -> Vec<(u32, String)> {
+    let texts = |all: &Vec<A>| all.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+    addresses.iter().map(|(ifindex, all)| (*ifindex, texts(all))).collect()
 }
 
 fn pairs(expected: &[(u32, &str)]) -> Vec<(u32, String)> {
@@ -49,6 +49,26 @@ fn of_several_the_nodes_own_one_is_taken_and_none_that_will_not_last() {
     assert_eq!(shown(&of(&all, &[], &surroundings).masquerade6)[1].1, "2001:db8::3");
     surroundings.primary = ["2001:db8::4".parse().expect("an address")].into();
     assert_eq!(shown(&of(&all, &[], &surroundings).masquerade6), pairs(&[(0, "2001:db8::4"), (2, "2001:db8::4")]));
+}
+
+#[test]
+fn all_addresses_of_a_link_that_are_named_stand_in_and_no_more_than_have_room() {
+    let mut own: Vec<Candidate> = (1..=6).map(|last| candidate(2, &format!("192.0.2.{last}"))).collect();
+    own[1].standing = Standing::Passing;
+    own[3].is_uplink = true;
+    own.extend((1..=2).map(|last| Candidate { is_loopback: true, ..candidate(1, &format!("203.0.113.{last}")) }));
+    let surroundings = Surroundings {
+        primary: ["192.0.2.4".parse().expect("an address")].into(),
+        published: ["192.0.2.5".parse().expect("an address")].into(),
+        ..Surroundings::default()
+    };
+    let all = "192.0.2.4 192.0.2.1 192.0.2.3 192.0.2.6";
+    let both = ["192.0.2.0/24", "203.0.113.0/24"];
+    assert_eq!(shown(&of(&own, &both, &surroundings).masquerade4), pairs(&[(0, all), (2, all)]));
+    let alone = pairs(&[(0, "192.0.2.4"), (2, "192.0.2.4")]);
+    assert_eq!(shown(&of(&own, &[], &surroundings).masquerade4), alone, "one, where none is named");
+    let loopback = pairs(&[(0, "203.0.113.1 203.0.113.2")]);
+    assert_eq!(shown(&of(&own, &both[1..], &surroundings).masquerade4), loopback, "for every link");
 }
 
 #[test]

@@ -69,18 +69,19 @@ pub fn seen(world: &World, asked: Asked, kind: Kind, client: Client, backend: &B
         (_, Kind::NodePort | Kind::LoadBalancer | Kind::ExternalIp) => backend.local,
     };
     if !returns {
-        return own_address(world, address).map_or(Seen::Nobody, Seen::Node);
+        return own_addresses(world, address).first().copied().map_or(Seen::Nobody, Seen::Node);
     }
     if address == asked.src.ip() { Seen::Service } else { Seen::Client }
 }
 
-/// The address of this node that packets to `backend` come from: that of the link that leads there, else that of any.
-fn own_address(world: &World, backend: IpAddr) -> Option<IpAddr> {
+/// The addresses of this node that packets to `backend` come from, the first one while it has ports: those of the link that leads there,
+/// else those of any.
+pub fn own_addresses(world: &World, backend: IpAddr) -> &[IpAddr] {
     let link = match world.ways().to(backend) {
         Way::Known(link) => link.index,
         Way::Default | Way::Nowhere => 0,
     };
-    world.own_addresses.get(&link).or_else(|| world.own_addresses.get(&0)).copied()
+    world.own_addresses.get(&link).or_else(|| world.own_addresses.get(&0)).map_or(&[], Vec::as_slice)
 }
 
 /// Whether a client behind an address of this node may keep its port: it is unprivileged, no socket of this node may be given it

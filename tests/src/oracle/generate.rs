@@ -96,12 +96,16 @@ pub fn set_addresses(random: &mut Random, v6: bool, world: &mut World, links: [u
     }
     // A service may be reached by the very address that masqueraded packets come from.
     if !random.one_in(5) {
-        world.own_addresses.insert(0, *random.of(&[address(v6, 6, 1), address(v6, 3, 4)]));
+        world.own_addresses.insert(0, vec![*random.of(&[address(v6, 6, 1), address(v6, 3, 4)])]);
     }
     for (host, link) in (11..).zip(links) {
         if random.one_in(2) {
-            world.own_addresses.insert(link, address(v6, 6, host));
+            world.own_addresses.insert(link, vec![address(v6, 6, host)]);
         }
+    }
+    // Those to go on to when the ports of one are used up.
+    for (all, net) in world.own_addresses.values_mut().zip(20..) {
+        all.extend((1..=3).take(random.below(4)).map(|host| address(v6, net, host)));
     }
 }
 

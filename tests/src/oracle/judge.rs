@@ -87,6 +87,9 @@ pub fn judge(
     if xdp && expected.outcome == Outcome::Passed {
         counts.clear(); // tc counts it.
     }
+    if expected.begins_at_tc {
+        counts.push(Outcome::HandedToTc);
+    }
     counts.extend(expected.notes.iter().map(|(_, outcome)| *outcome));
     counts.sort_unstable();
     ensure!(counted == counts, "counted {counted:?} instead of {counts:?}");

@@ -1,11 +1,11 @@
 //! The first packet of a connection: which backend it may go to, under which port, and what becomes of connections in its way.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, ensure};
 use lb_common::outcome::Outcome;
 
-use super::client::{Client, Seen, keeps_port, seen, who};
+use super::client::{Client, Seen, keeps_port, own_addresses, seen, who};
 use super::connection::{Connection, Ended, Half, Left, Opening, State};
 use super::health::{begin, doubt};
 use super::rules::{Asked, Expected, Fate, Hint, PASS};
@@ -120,13 +120,20 @@ pub fn usable(world: &World, members: &[(u32, u32)]) -> Vec<u32> {
 pub fn settle(world: &mut World, mut connection: Connection, taken: bool, hint: Hint) -> Result<Option<Connection>> {
     let kept = !connection.behind_node || keeps_port(connection.client.port());
     if taken || !kept || !is_free(world, &connection) {
+        let stand_ins = stand_ins(world, &connection);
         if hint.no_port.is_some() {
-            let free = free_port(world, &connection);
+            let free = stand_ins.iter().find_map(|address| free_port(world, &connection, *address));
             ensure!(free.is_none(), "no port was found, though {free:?} is free");
             return Ok(None);
         }
+        let at = stand_ins.iter().position(|address| *address == hint.src.ip());
+        let Some(at) = at else { anyhow::bail!("{} is none of the addresses {stand_ins:?}", hint.src) };
+        if world.has_few_ports() {
+            let free = stand_ins[..at].iter().find_map(|address| free_port(world, &connection, *address));
+            ensure!(free.is_none(), "sent from {}, though {free:?} is free at an address before it", hint.src);
+        }
+        connection.seen_client = hint.src;
         let port = hint.src.port();
-        connection.seen_client.set_port(port);
         let (first, last) = world.ports;
         ensure!((first..=last).contains(&port), "port {port} is not one to translate to");
         ensure!(is_free(world, &connection), "port {port} is another live connection's");
@@ -158,11 +165,20 @@ pub fn settle(world: &mut World, mut connection: Connection, taken: bool, hint: 
     Ok(Some(connection))
 }
 
-/// A port to translate to that a search must find.
-fn free_port(world: &World, connection: &Connection) -> Option<u16> {
+/// The addresses that may stand in for the client, in turn; its own, where it shows that itself.
+fn stand_ins(world: &World, connection: &Connection) -> Vec<IpAddr> {
+    if connection.behind_node {
+        own_addresses(world, connection.answerer.ip()).to_vec()
+    } else {
+        vec![connection.seen_client.ip()]
+    }
+}
+
+/// A port of this address to translate to that a search must find.
+fn free_port(world: &World, connection: &Connection, address: IpAddr) -> Option<u16> {
     let (first, last) = world.ports;
     let is_free = |port: &u16| {
-        let seen_client = SocketAddr::new(connection.seen_client.ip(), *port);
+        let seen_client = SocketAddr::new(address, *port);
         is_free(world, &Connection { seen_client, ..connection.clone() })
     };
     let free: Vec<u16> = (first..=last).filter(is_free).collect();

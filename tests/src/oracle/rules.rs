@@ -81,15 +81,27 @@ pub struct Expected {
     pub backend: u32,
     /// What was learnt of backends beside it.
     pub notes: Vec<(u32, Outcome)>,
+    /// It begins a flow, and is left to tc as it came: that counts, too.
+    pub begins_at_tc: bool,
 }
 
 /// Left alone.
-pub const PASS: Expected =
-    Expected { fate: Fate::Pass, outcome: Outcome::Passed, service: 0, backend: 0, notes: Vec::new() };
+pub const PASS: Expected = Expected {
+    fate: Fate::Pass,
+    outcome: Outcome::Passed,
+    service: 0,
+    backend: 0,
+    notes: Vec::new(),
+    begins_at_tc: false,
+};
 
 impl Expected {
-    /// Left to tc as it came: only what was learnt of backends is counted here.
+    /// Left to tc as it came: what a flow begins as is counted here, and what was learnt of backends.
     pub fn handed(self) -> Self {
+        let sent = matches!(self.fate, Fate::Rewrite { .. });
+        if sent && !matches!(self.outcome, Outcome::Forwarded | Outcome::Replied) {
+            return Self { fate: Fate::Pass, begins_at_tc: true, ..self };
+        }
         Self { notes: self.notes, outcome: Outcome::HandedToTc, ..PASS }
     }
 }
@@ -178,7 +190,7 @@ impl Asked {
     pub fn refuse(self, outcome: Outcome, service: u32, backend: u32) -> Expected {
         // A RST is never answered.
         let silent = self.protocol == Protocol::Tcp && self.tcp_flags & RST != 0;
-        Expected { fate: if silent { Fate::Drop } else { Fate::Refuse }, outcome, service, backend, notes: Vec::new() }
+        Expected { fate: if silent { Fate::Drop } else { Fate::Refuse }, outcome, service, backend, ..PASS }
     }
 
     /// Sent to the connection's answerer.
@@ -186,7 +198,7 @@ impl Asked {
         let (src, dst) = (connection.seen_client, connection.answerer);
         let onward = self.onward(src, dst, connection.masqueraded, self.hook == Hook::NodeOut);
         let fate = Fate::Rewrite { src, dst, onward };
-        Expected { fate, outcome, service, backend: connection.backend.map_or(0, |(id, _)| id), notes: Vec::new() }
+        Expected { fate, outcome, service, backend: connection.backend.map_or(0, |(id, _)| id), ..PASS }
     }
 }
 

@@ -65,8 +65,11 @@ fn write_addresses(live: &mut Live, world: &World) -> Result<()> {
                 let flags = vip_flags::ECHO | if *refuses { vip_flags::REFUSE_UNSERVED } else { 0 };
                 live.$life.vips.insert(VipKey { address: address.bytes() }, Vip { flags }, 0)?;
             }
-            for (link, address) in world.own_addresses.iter().filter(|(_, address)| address.is_ipv6() == $v6) {
-                live.$life.masquerade.insert(link, Masquerade { address: address.bytes() }, 0)?;
+            for (link, own) in &world.own_addresses {
+                let own: Vec<_> =
+                    own.iter().filter(|address| address.is_ipv6() == $v6).map(|own| own.bytes()).collect();
+                let Some((first, others)) = own.split_first() else { continue };
+                live.$life.masquerade.insert(link, Masquerade::new(*first, others), 0)?;
             }
         };
     }

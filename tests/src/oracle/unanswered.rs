@@ -241,7 +241,7 @@ fn refused(world: &mut World, asked: Asked, at: usize, hint: Hint, replied: Expe
         connection.opening.as_mut().expect("nobody has answered").refused = true;
         let service = world.services[&(connection.target, connection.protocol)].id;
         let outcome = Outcome::WithheldRefusal;
-        return Ok(Expected { fate: Fate::Drop, outcome, service, backend: replied.backend, notes });
+        return Ok(Expected { fate: Fate::Drop, outcome, service, backend: replied.backend, notes, ..PASS });
     }
     world.connections.remove(at);
     Ok(Expected { notes, ..replied })

@@ -21,8 +21,8 @@ pub struct World {
     pub networks: Vec<(Range, Whose)>,
     /// Addresses of services that no node has; whether their unserved ports are refused.
     pub vips: BTreeMap<IpAddr, bool>,
-    /// Addresses of this node to masquerade by, by the link towards the backend; 0: by any other.
-    pub own_addresses: BTreeMap<u32, IpAddr>,
+    /// Addresses of this node to masquerade by, in turn, by the link towards the backend; 0: by any other.
+    pub own_addresses: BTreeMap<u32, Vec<IpAddr>>,
     /// First and last port to translate to.
     pub ports: (u16, u16),
     /// Where packets go that leave.

@@ -71,16 +71,25 @@ pub enum Client {
     Process,
     /// On node 2, with the node's network.
     ProcessOfPeer,
+    /// The backend's own pod, wherever that is.
+    Itself,
 }
 
 impl Client {
-    pub const ALL: [Self; 6] =
-        [Self::Outside, Self::Pod, Self::PodByRoute, Self::PodByTunnel, Self::Process, Self::ProcessOfPeer];
+    pub const ALL: [Self; 7] = [
+        Self::Outside,
+        Self::Pod,
+        Self::PodByRoute,
+        Self::PodByTunnel,
+        Self::Process,
+        Self::ProcessOfPeer,
+        Self::Itself,
+    ];
 
-    /// The node that it is on.
-    pub const fn node(self) -> Option<usize> {
+    /// The node that it is on; see [`Cell::client_node`] for a client that is its own backend.
+    const fn node(self) -> Option<usize> {
         match self {
-            Self::Outside => None,
+            Self::Outside | Self::Itself => None,
             Self::Pod | Self::Process => Some(0),
             Self::PodByRoute | Self::ProcessOfPeer => Some(1),
             Self::PodByTunnel => Some(2),
@@ -121,6 +130,11 @@ impl Backend {
             Self::PodByTunnel => Some(2),
             Self::None => None,
         }
+    }
+
+    /// A pod may be its own client.
+    pub const fn is_pod(self) -> bool {
+        matches!(self, Self::Pod | Self::PodByRoute | Self::PodByTunnel)
     }
 
     /// How its server calls itself.
@@ -164,6 +178,8 @@ pub enum Due {
     Own,
     /// The backend sees an address of node 1.
     Masqueraded,
+    /// The backend, which is the client, sees the address that it asked for.
+    Service,
     /// Silence.
     Dropped,
     /// Told at once that nobody serves.
@@ -181,11 +197,14 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// Every combination.
+    /// Every combination; those without a pod as backend have no client that is the backend itself.
     pub fn all() -> Vec<Self> {
         let mut all = Vec::new();
         for client in Client::ALL {
             for (kind, backend) in Kind::ALL.into_iter().flat_map(|kind| Backend::ALL.map(|backend| (kind, backend))) {
+                if client == Client::Itself && !backend.is_pod() {
+                    continue;
+                }
                 for (policy, family) in Policy::ALL.into_iter().flat_map(|policy| Family::ALL.map(|f| (policy, f))) {
                     for protocol in [Protocol::Tcp, Protocol::Udp] {
                         all.push(Self { kind, protocol, family, policy, client, backend });
@@ -206,9 +225,14 @@ impl Cell {
         SocketAddr::new(self.kind.addresses(number)[self.family as usize], port)
     }
 
+    /// The node that the client is on.
+    pub const fn client_node(self) -> Option<usize> {
+        if matches!(self.client, Client::Itself) { self.backend.node() } else { self.client.node() }
+    }
+
     /// The node whose agent serves the client: its own, or node 1 for clients outside and for node 1's port.
     pub const fn entry(self) -> usize {
-        match (self.kind, self.client.node()) {
+        match (self.kind, self.client_node()) {
             (Kind::NodePort, _) | (_, None) => 0,
             (_, Some(node)) => node,
         }
@@ -217,10 +241,10 @@ impl Cell {
     /// By the rules of the manual, page "North–south", and no more of the code than they tell.
     pub fn due(self) -> Due {
         let Some(backend) = self.backend.node() else { return Due::Refused };
-        if self.client.node() == Some(self.entry()) {
-            return Due::Own;
+        if self.client_node() == Some(self.entry()) {
+            return if self.client == Client::Itself { Due::Service } else { Due::Own };
         }
-        let is_pod = matches!(self.client, Client::PodByRoute | Client::PodByTunnel);
+        let is_pod = matches!(self.client, Client::PodByRoute | Client::PodByTunnel | Client::Itself);
         if self.kind == Kind::ClusterIp {
             // Who answers with the node's own stack could not be answered from an address of that stack.
             return if self.backend == Backend::Host { Due::Own } else { Due::Masqueraded };

@@ -24,7 +24,12 @@ pub enum Finds {
 }
 
 /// All of them; the first that concerns a cell counts.
-pub const DIFFERENCES: [Difference; 5] = [
+pub const DIFFERENCES: [Difference; 6] = [
+    Difference {
+        name: "pods that ask for themselves",
+        concerns: |cell| cell.client == Client::Itself && is_inside(cell),
+        kube_proxy: Finds::Due(Due::Masqueraded),
+    },
     Difference {
         name: "address of processes",
         concerns: |cell| cell.client.is_process() && is_inside(cell) && is_forwarded(cell),
@@ -61,7 +66,7 @@ pub const DIFFERENCES: [Difference; 5] = [
     Difference {
         name: "pods of other nodes and `Local`",
         concerns: |cell| {
-            matches!(cell.client, Client::PodByRoute | Client::PodByTunnel)
+            matches!(cell.client, Client::PodByRoute | Client::PodByTunnel | Client::Itself)
                 && !is_inside(cell)
                 && is_external(cell)
                 && cell.policy == Policy::Local
@@ -73,7 +78,7 @@ pub const DIFFERENCES: [Difference; 5] = [
 
 /// The client is on the node that serves it.
 fn is_inside(cell: Cell) -> bool {
-    cell.client.node() == Some(cell.entry())
+    cell.client_node() == Some(cell.entry())
 }
 
 fn is_external(cell: Cell) -> bool {

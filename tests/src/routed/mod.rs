@@ -6,6 +6,8 @@
 //!                              └── node 3: pods reached from node 1, and back, through a VXLAN tunnel
 //! ```
 //!
+//! The tunnel carries both families, over either one.
+//!
 //! The router sends the addresses of services to node 1. Packets on the wire carry complete checksums, so that native XDP is right.
 
 mod cell;
@@ -50,8 +52,13 @@ pub struct Network {
 }
 
 impl Network {
-    /// The network without agents.
+    /// The network without agents, its tunnel over IPv4.
     pub fn new(subject: &str) -> Result<Self> {
+        Self::over(subject, Family::V4)
+    }
+
+    /// The network without agents, its tunnel over this family.
+    pub fn over(subject: &str, outer: Family) -> Result<Self> {
         let topology = Topology::new(subject)?;
         let options = NodeOptions { rp_filter: 2, ..NodeOptions::default() };
         let nodes = [topology.node_with(options)?, topology.node_with(options)?, topology.node_with(options)?];
@@ -59,7 +66,7 @@ impl Network {
         for (from, to) in [(one, two), (two, one), (two, three), (three, two)] {
             from.route_to(to)?;
         }
-        tunnel(one, three)?;
+        tunnel(one, three, outer)?;
         let beyond = beyond(&topology, one.addresses())?;
         let clients = [one.pod("client")?, two.bridged_pod("client")?, three.pod("client")?];
         let backends = [one.pod("backend")?, two.bridged_pod("backend")?, three.pod("backend")?];
@@ -97,27 +104,33 @@ impl Network {
         Ok(())
     }
 
-    /// Where this client runs.
-    pub fn client(&self, client: Client) -> &Place {
-        match client {
+    /// Where the client of this cell runs.
+    pub fn client(&self, cell: Cell) -> &Place {
+        match cell.client {
             Client::Outside => self.beyond.place(),
             Client::Pod => self.clients[0].place(),
             Client::PodByRoute => self.clients[1].place(),
             Client::PodByTunnel => self.clients[2].place(),
             Client::Process => self.nodes[0].place(),
             Client::ProcessOfPeer => self.nodes[1].place(),
+            Client::Itself => self.own_pod(cell).place(),
         }
     }
 
-    /// The addresses that this client has; a node has others besides.
-    pub fn client_addresses(&self, client: Client) -> Addresses {
-        match client {
+    fn own_pod(&self, cell: Cell) -> &Pod {
+        &self.backends[cell.client_node().expect("who is its own client is a pod of a node")]
+    }
+
+    /// The addresses that the client of this cell has; a node has others besides.
+    pub fn client_addresses(&self, cell: Cell) -> Addresses {
+        match cell.client {
             Client::Outside => OUTSIDE,
             Client::Pod => self.clients[0].addresses(),
             Client::PodByRoute => self.clients[1].addresses(),
             Client::PodByTunnel => self.clients[2].addresses(),
             Client::Process => self.nodes[0].addresses(),
             Client::ProcessOfPeer => self.nodes[1].addresses(),
+            Client::Itself => self.own_pod(cell).addresses(),
         }
     }
 
@@ -211,8 +224,8 @@ fn tunnel_addresses(number: u8) -> Addresses {
     Addresses { v4: [172, 30, 0, number].into(), v6: [0xfd00, 0x30, 0, 0, 0, 0, 0, number.into()].into() }
 }
 
-/// A tunnel between two nodes, and their pods' routes through it.
-fn tunnel(one: &Node, three: &Node) -> Result<()> {
+/// A tunnel between two nodes over the outer family, and their pods' routes through it.
+fn tunnel(one: &Node, three: &Node, outer: Family) -> Result<()> {
     for (node, own, peer, other) in [(one, 1, three, 2), (three, 2, one, 1)] {
         let (inside, across) = (tunnel_addresses(own), tunnel_addresses(other));
         node.namespace().ip(&format!(
@@ -222,8 +235,8 @@ fn tunnel(one: &Node, three: &Node) -> Result<()> {
              link set vx0 up\n\
              route add {} via {}\n\
              route add {} via {}",
-            node.addresses().v4,
-            peer.addresses().v4,
+            outer.of(node.addresses()),
+            outer.of(peer.addresses()),
             inside.v4,
             inside.v6,
             peer.pod_net4(),

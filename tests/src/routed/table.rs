@@ -60,7 +60,7 @@ fn asked(network: &Network, cell: Cell) -> Result<(), String> {
     match (due, said(network, cell, (due == Due::Dropped).then_some(SILENCE))) {
         (Due::Dropped, Err(error)) if is_silence(&error) => Ok(()),
         (Due::Refused, Err(error)) if error.kind() == ErrorKind::ConnectionRefused => Ok(()),
-        (Due::Own | Due::Masqueraded, Ok((answer, local))) => judge(network, cell, &answer, local),
+        (Due::Own | Due::Masqueraded | Due::Service, Ok((answer, local))) => judge(network, cell, &answer, local),
         (_, said) => Err(format!("{due:?} is due, found {said:?}")),
     }
 }
@@ -80,7 +80,7 @@ pub(super) fn is_silence(error: &std::io::Error) -> bool {
 
 fn stream(network: &Network, cell: Cell, limit: Duration) -> Said {
     let to = cell.frontend(network.nodes[0].addresses());
-    let mut stream = Stream::connect_from(network.client(cell.client), 0, to, limit)?;
+    let mut stream = Stream::connect_from(network.client(cell), 0, to, limit)?;
     let answer = stream.ask("hello")?;
     let (peer, local) = (stream.peer()?, stream.local()?);
     if peer != to {
@@ -91,7 +91,7 @@ fn stream(network: &Network, cell: Cell, limit: Duration) -> Said {
 
 fn datagram(network: &Network, cell: Cell, silence: Option<Duration>) -> Said {
     let to = cell.frontend(network.nodes[0].addresses());
-    let place = network.client(cell.client);
+    let place = network.client(cell);
     // Only a connected socket is told of a refusal, and only it knows its own address.
     let socket = Datagrams::connected(place, fresh_port(), to)?;
     let answer = repeated(&socket, to, silence)?;
@@ -121,12 +121,13 @@ fn judge(network: &Network, cell: Cell, answer: &Answer, local: SocketAddr) -> R
     if answer.server != cell.backend.name() {
         return Err(format!("answered by {}", answer.server));
     }
-    if !cell.client.is_process() && local.ip() != cell.family.of(network.client_addresses(cell.client)) {
+    if !cell.client.is_process() && local.ip() != cell.family.of(network.client_addresses(cell)) {
         return Err(format!("the client's own address is {local}"));
     }
     let seen = answer.peer.ip();
     let right = match cell.due() {
         Due::Own => seen == local.ip(),
+        Due::Service => seen == cell.frontend(network.nodes[0].addresses()).ip(),
         _ if cell.backend == super::Backend::Pod => network.is_of_node(0, seen),
         _ => seen == cell.family.of(network.masqueraded(cell.backend)),
     };

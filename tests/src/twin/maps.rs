@@ -21,8 +21,8 @@ pub trait Maps<const N: usize> {
     fn set_source(&mut self, service: u32, address: [u8; N], bits: u32) -> Result<()>;
     fn set_vip(&mut self, key: VipKey<N>, value: Vip) -> Result<()>;
     fn set_network(&mut self, address: [u8; N], bits: u32, flags: u32) -> Result<()>;
-    /// The address that packets are masqueraded by, whichever link they leave by.
-    fn set_own(&mut self, address: Option<[u8; N]>) -> Result<()>;
+    /// The addresses that packets are masqueraded by, whichever link they leave by.
+    fn set_own(&mut self, own: Option<Masquerade<N>>) -> Result<()>;
     fn remove_flow(&mut self, key: FlowKey<N>) -> Result<()>;
     fn remove_half_open(&mut self, key: FlowKey<N>) -> Result<()>;
     fn flows(&self) -> Result<HashMap<FlowKey<N>, Flow<N>>>;
@@ -65,9 +65,9 @@ macro_rules! maps {
             fn set_network(&mut self, address: [u8; $n], bits: u32, flags: u32) -> Result<()> {
                 Ok(self.$life.networks.insert(&Key::new(bits, NetworkKey { address }), Network { flags }, 0)?)
             }
-            fn set_own(&mut self, address: Option<[u8; $n]>) -> Result<()> {
-                match address {
-                    Some(address) => Ok(self.$life.masquerade.insert(0, Masquerade { address }, 0)?),
+            fn set_own(&mut self, own: Option<Masquerade<$n>>) -> Result<()> {
+                match own {
+                    Some(own) => Ok(self.$life.masquerade.insert(0, own, 0)?),
                     None => gone(self.$life.masquerade.remove(&0)),
                 }
             }

@@ -160,7 +160,11 @@ where
             Action::ToBackend | Action::ToClient if xdp && verdict.route => Some(Outcome::HandedToTc),
             _ => Some(verdict.outcome),
         };
-        for outcome in counted.into_iter().chain(self.memory.notes.drain(..).map(|(_, outcome)| outcome)) {
+        // tc meets a known flow: what it began as is counted where it began.
+        let is_known = matches!(verdict.outcome, Outcome::Forwarded | Outcome::Replied);
+        let sent = matches!(verdict.action, Action::ToBackend | Action::ToClient);
+        let begun = (xdp && sent && verdict.route && !is_known).then_some(verdict.outcome);
+        for outcome in counted.into_iter().chain(begun).chain(self.memory.notes.drain(..).map(|(_, outcome)| outcome)) {
             *self.counted.entry(outcome).or_default() += 1;
         }
         verdict

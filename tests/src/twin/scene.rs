@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use lb_common::abi::{
-    Backend, FlowKey, Service, ServiceKey, Slot, TCP, UDP, Vip, VipKey, backend_flags, backend_state, network_flags,
-    seal, service_flags, vip_flags,
+    Backend, FlowKey, Masquerade, Service, ServiceKey, Slot, TCP, UDP, Vip, VipKey, backend_flags, backend_state,
+    network_flags, seal, service_flags, vip_flags,
 };
 
 use super::{Driven, Maps, Twins};
@@ -64,12 +64,14 @@ where
     set_own(random, driven, twins)
 }
 
-/// The node gets another address to masquerade by, or loses the one that it has.
+/// The node gets other addresses to masquerade by, or loses those that it has.
 fn set_own<const N: usize>(random: &mut Random, driven: &mut Driven, twins: &mut Twins<N>) -> Result<()>
 where
     Live: Maps<N>,
 {
     let own = if random.one_in(6) { None } else { Some(*random.of(&[address(6, 1), address(6, 2), frontend(4)])) };
+    let others: &[[u8; N]] = if random.one_in(2) { &[address(6, 3), address(6, 4)] } else { &[] };
+    let own = own.map(|first| Masquerade::new(first, others));
     twins.memory.own = own;
     driven.live.set_own(own)
 }

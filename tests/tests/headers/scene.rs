@@ -70,8 +70,8 @@ impl Scene {
 
     /// From now on the backend is another node's, and clients outside are masqueraded.
     pub fn far(&mut self) -> Result<()> {
-        self.live.life4.masquerade.insert(0, Masquerade { address: address(NODE) }, 0)?;
-        self.live.life6.masquerade.insert(0, Masquerade { address: address(NODE) }, 0)?;
+        self.live.life4.masquerade.insert(0, Masquerade::new(address(NODE), &[]), 0)?;
+        self.live.life6.masquerade.insert(0, Masquerade::new(address(NODE), &[]), 0)?;
         for id in 0..3 {
             let backends = &mut self.live.tables4.backends;
             let backend = backends.get(&(1 + id), 0)?;
