@@ -53,7 +53,7 @@ fn take(mut stream: TcpStream) -> std::io::Result<()> {
     stream.write_all(b"!")
 }
 
-/// A narrow place on the way.
+/// A narrow place on the way. It stays while others of the same sender are tried after it, which are narrower.
 struct Narrow {
     what: &'static str,
     sender: Sender,
@@ -90,12 +90,12 @@ const PLACES: [Narrow; 4] = [
     Narrow {
         what: "this node's way to the client",
         sender: Sender::Backend,
-        mtu: 1_300,
+        mtu: 1_290,
         told_as: Outcome::RefusedTooBig,
         make: |beyond| {
             let node = beyond.nodes[0].namespace();
-            node.ip("route add 198.51.100.0/24 via 192.0.2.254 mtu lock 1300").unwrap();
-            node.ip("route add 2001:db8:100::/64 via 2001:db8:1::fe mtu lock 1300").unwrap();
+            node.ip("route add 198.51.100.0/24 via 192.0.2.254 mtu lock 1290").unwrap();
+            node.ip("route add 2001:db8:100::/64 via 2001:db8:1::fe mtu lock 1290").unwrap();
         },
     },
 ];
@@ -107,12 +107,14 @@ fn route(host: &Namespace, to: std::net::IpAddr) -> String {
 
 #[test]
 fn a_sender_learns_of_every_narrow_place_on_the_way_to_a_backend_of_another_node_and_back() {
+    // What one end has learnt it tells the other as its segment size: each has a network of its own.
+    let [client, backend] = [Sender::Client, Sender::Backend].map(|_| Beyond::new("narrow"));
     for Narrow { what, sender, mtu, told_as, make } in PLACES {
-        let beyond = Beyond::new("narrow");
-        make(&beyond);
+        let beyond = if sender == Sender::Client { &client } else { &backend };
+        make(beyond);
         for to in beyond.frontends(SINK) {
             let before = beyond.counters();
-            transfer(&beyond, to, sender).unwrap_or_else(|error| panic!("{what}, {to}: {error}"));
+            transfer(beyond, to, sender).unwrap_or_else(|error| panic!("{what}, {to}: {error}"));
             let after = beyond.counters();
             let line = after.line_since(&before);
             assert!(after.since(&before, told_as) >= 1, "{what}, {to}: {line}");

@@ -9,9 +9,9 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use lb_tests::agent::{Endpoint, External, Manifest, Service};
-use lb_tests::peers::{Datagrams, Stream, mapped};
-use lb_tests::topology::{NodeOptions, Place};
+use lb_tests::agent::{Agent, Endpoint, External, Manifest, Service};
+use lb_tests::peers::{Datagrams, Server, Stream, mapped};
+use lb_tests::topology::{Addresses, NodeOptions, Place};
 use stage::{Pods, Stage};
 
 const HTTP: u16 = 30_080;
@@ -22,6 +22,11 @@ const NO_ADDRESS: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(I
 
 fn node_ports() -> External {
     External { node_ports: vec![HTTP, DNS], ..External::default() }
+}
+
+/// Node ports of the service with this number.
+fn ports_of(number: u8) -> [u16; 2] {
+    [HTTP, DNS].map(|port| port + 100 * u16::from(number))
 }
 
 /// TCP, and UDP connected and not, reach a backend; the process believes throughout that it talks to `shown`.
@@ -49,22 +54,6 @@ fn refuses(from: &Place, to: SocketAddr) {
 
 fn mapped_ip(address: IpAddr) -> IpAddr {
     mapped(SocketAddr::new(address, 0)).ip()
-}
-
-#[test]
-fn a_host_process_reaches_node_ports_at_loopback() {
-    let stage = Stage::new("loopback", Pods::Routed, 2, NodeOptions::default());
-    let _agent = stage.agent(&Manifest::of([stage.web().with(node_ports())]), &[]);
-    let host = stage.node.place();
-    for address in LOOPBACK {
-        serves(host, [HTTP, DNS], address, address);
-        serves(host, [HTTP, DNS], mapped_ip(address), mapped_ip(address));
-        refuses(host, SocketAddr::new(address, HTTP + 1));
-    }
-    // Without an address the kernel means loopback, and says so.
-    for (asked, shown) in NO_ADDRESS.into_iter().zip([LOOPBACK[0], LOOPBACK[2]]) {
-        serves(host, [HTTP, DNS], asked, shown);
-    }
 }
 
 #[test]
@@ -113,109 +102,156 @@ fn loopback_is_open_where_the_addresses_of_node_ports_hold_it() {
     }
 }
 
-#[test]
-fn an_endpoint_on_the_node_itself_is_reached_by_loopback() {
-    let stage = Stage::new("loophost", Pods::Routed, 0, NodeOptions::default());
-    let _servers = stage::serve_at(stage.node.place(), stage.node.addresses(), "host");
-    let endpoint = Endpoint::ready(stage.node.addresses()).on(&stage.node.node_name());
-    let _agent = stage.agent(&Manifest::of([Service::web(vec![endpoint]).with(node_ports())]), &[]);
-    for address in LOOPBACK {
-        serves(stage.node.place(), [HTTP, DNS], address, address);
-    }
+/// Services of one node, for host processes: one agent serves them all. Fields in the order in which they must end.
+struct Host {
+    _agent: Agent,
+    _servers: Vec<Server>,
+    stage: Stage,
+    /// Cluster IPs of the service of one backend.
+    elsewhere: Addresses,
 }
 
-#[test]
-fn a_node_port_without_endpoints_is_refused_at_loopback() {
-    let stage = Stage::new("loopempty", Pods::Routed, 0, NodeOptions::default());
-    let _agent = stage.agent(&Manifest::of([stage.web().with(node_ports())]), &[]);
-    for address in LOOPBACK {
-        refuses(stage.node.place(), SocketAddr::new(address, HTTP));
-        let error = Datagrams::connected(stage.node.place(), 0, SocketAddr::new(address, DNS)).expect_err("at connect");
-        assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+const WEB: u8 = 0;
+const ON_THE_NODE: u8 = 1;
+const EMPTY: u8 = 2;
+const ELSEWHERE: u8 = 3;
+/// The node's own address is in range, of IPv4 alone and of IPv6 alone.
+const RANGES: [u8; 2] = [4, 5];
+
+impl Host {
+    fn new() -> Self {
+        let stage = Stage::new("nodeports", Pods::Routed, 2, NodeOptions::default());
+        let own = stage.node.addresses();
+        let servers = stage::serve_at(stage.node.place(), own, "host");
+        let on_the_node = vec![Endpoint::ready(own).on(&stage.node.node_name())];
+        // The one endpoint is on another node, as the policy sees it.
+        let elsewhere = vec![Endpoint::ready(stage.backends[0].addresses()).on("elsewhere")];
+        let outside = |number| External { node_ports: ports_of(number).to_vec(), ..published(number) };
+        let ranged = |number, name, range: String| {
+            let external = External { source_ranges: vec![range], ..outside(number) };
+            Service::standard(name, 10 + number, stage.endpoints()).with(external)
+        };
+        let ports = |number| External { node_ports: ports_of(number).to_vec(), ..External::default() };
+        let elsewhere = Service::standard("elsewhere", 10 + ELSEWHERE, elsewhere)
+            .with(External { local: true, ..outside(ELSEWHERE) });
+        let cluster_ips = elsewhere.cluster_ips;
+        let manifest = Manifest::of([
+            elsewhere,
+            stage.web().with(ports(WEB)),
+            Service::standard("on-the-node", 10 + ON_THE_NODE, on_the_node).with(ports(ON_THE_NODE)),
+            Service::standard("empty", 10 + EMPTY, Vec::new()).with(ports(EMPTY)),
+            ranged(RANGES[0], "ranges-4", format!("{}/32", own.v4)),
+            ranged(RANGES[1], "ranges-6", format!("{}/128", own.v6)),
+        ]);
+        let agent = stage.agent(&manifest, &["--external-ips", "on"]);
+        Self { stage, _servers: servers, _agent: agent, elsewhere: cluster_ips }
+    }
+
+    fn place(&self) -> &Place {
+        self.stage.node.place()
+    }
+
+    fn own(&self) -> [IpAddr; 2] {
+        self.stage.node.addresses().both()
     }
 }
 
 /// Addresses of a load balancer and external IPs that no node has.
-fn published() -> External {
-    let addresses = |texts: [&str; 2]| texts.map(|text| text.parse().unwrap()).to_vec();
+fn published(number: u8) -> External {
+    let last = u16::from(number) + 7;
     External {
-        load_balancer_ips: addresses(["198.51.100.10", "2001:db8:5::10"]),
-        external_ips: addresses(["203.0.113.7", "2001:db8:7::7"]),
-        ..node_ports()
+        load_balancer_ips: vec![[198, 51, 100, number + 7].into(), [0x2001, 0xdb8, 5, 0, 0, 0, 0, last].into()],
+        external_ips: vec![[203, 0, 113, number + 7].into(), [0x2001, 0xdb8, 7, 0, 0, 0, 0, last].into()],
+        ..External::default()
     }
 }
 
-#[test]
-fn a_host_process_reaches_the_whole_cluster_whatever_the_policy_for_those_outside() {
-    let stage = Stage::new("hostcluster", Pods::Routed, 1, NodeOptions::default());
-    // The one endpoint is on another node, as the policy sees it.
-    let endpoints = stage.backends.iter().map(|pod| Endpoint::ready(pod.addresses()).on("elsewhere")).collect();
-    let external = External { local: true, ..published() };
-    let ips = [external.load_balancer_ips.clone(), external.external_ips.clone()].concat();
-    let _agent = stage.agent(&Manifest::of([Service::web(endpoints).with(external)]), &["--external-ips", "on"]);
-    let host = stage.node.place();
-    for address in stage.node.addresses().both().into_iter().chain(LOOPBACK) {
-        serves(host, [HTTP, DNS], address, address);
-        serves(host, [HTTP, DNS], mapped_ip(address), mapped_ip(address));
-    }
-    for address in ips {
-        serves(host, [80, 53], address, address);
-        serves(host, [80, 53], mapped_ip(address), mapped_ip(address));
-    }
+fn ips(number: u8) -> Vec<IpAddr> {
+    let External { load_balancer_ips, external_ips, .. } = published(number);
+    [load_balancer_ips, external_ips].concat()
 }
 
 #[test]
-fn the_node_passes_source_ranges_by_its_own_address_in_each_family() {
-    let stage = Stage::new("hostranges", Pods::Routed, 1, NodeOptions::default());
-    let own = stage.node.addresses();
-    for (range, passes) in [(format!("{}/32", own.v4), own.v4.into()), (format!("{}/128", own.v6), own.v6.into())] {
-        let passes: IpAddr = passes;
-        let external = External { source_ranges: vec![range], ..published() };
-        let ips = [external.load_balancer_ips.clone(), external.external_ips.clone()].concat();
-        let _agent = stage.agent(&Manifest::of([stage.web().with(external)]), &["--external-ips", "on"]);
-        let host = stage.node.place();
-        for address in ips {
-            for address in [address, mapped_ip(address)] {
-                if address.to_canonical().is_ipv4() == passes.is_ipv4() {
-                    serves(host, [80, 53], address, address);
-                    continue;
-                }
-                // Ranges of one family leave nothing open in the other.
-                let to = SocketAddr::new(address, 80);
-                let error = Stream::connect_from(host, 0, to, Duration::from_secs(5)).expect_err("not in range");
-                assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{to}");
+fn a_host_process_reaches_node_ports_and_external_addresses() {
+    let host = Host::new();
+    node_ports_at_loopback(&host);
+    an_endpoint_on_the_node_itself(&host);
+    no_endpoints(&host);
+    the_whole_cluster_whatever_the_policy_for_those_outside(&host);
+    source_ranges_by_the_nodes_own_address_in_each_family(&host);
+    one_socket_asks_by_every_address_and_hears_from_the_last(&host);
+}
+
+fn node_ports_at_loopback(host: &Host) {
+    let ports = ports_of(WEB);
+    for address in LOOPBACK {
+        serves(host.place(), ports, address, address);
+        serves(host.place(), ports, mapped_ip(address), mapped_ip(address));
+        refuses(host.place(), SocketAddr::new(address, ports[0] + 1));
+    }
+    // Without an address the kernel means loopback, and says so.
+    for (asked, shown) in NO_ADDRESS.into_iter().zip([LOOPBACK[0], LOOPBACK[2]]) {
+        serves(host.place(), ports, asked, shown);
+    }
+}
+
+fn an_endpoint_on_the_node_itself(host: &Host) {
+    for address in LOOPBACK {
+        serves(host.place(), ports_of(ON_THE_NODE), address, address);
+    }
+}
+
+fn no_endpoints(host: &Host) {
+    let [http, dns] = ports_of(EMPTY);
+    for address in LOOPBACK {
+        refuses(host.place(), SocketAddr::new(address, http));
+        let error = Datagrams::connected(host.place(), 0, SocketAddr::new(address, dns)).expect_err("at connect");
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    }
+}
+
+fn the_whole_cluster_whatever_the_policy_for_those_outside(host: &Host) {
+    for address in host.own().into_iter().chain(LOOPBACK) {
+        serves(host.place(), ports_of(ELSEWHERE), address, address);
+        serves(host.place(), ports_of(ELSEWHERE), mapped_ip(address), mapped_ip(address));
+    }
+    for address in ips(ELSEWHERE) {
+        serves(host.place(), [80, 53], address, address);
+        serves(host.place(), [80, 53], mapped_ip(address), mapped_ip(address));
+    }
+}
+
+fn source_ranges_by_the_nodes_own_address_in_each_family(host: &Host) {
+    for (number, passes) in RANGES.into_iter().zip(host.own()) {
+        for address in ips(number).into_iter().flat_map(|address| [address, mapped_ip(address)]) {
+            if address.to_canonical().is_ipv4() == passes.is_ipv4() {
+                serves(host.place(), [80, 53], address, address);
+                continue;
             }
+            // Ranges of one family leave nothing open in the other.
+            let to = SocketAddr::new(address, 80);
+            let error = Stream::connect_from(host.place(), 0, to, Duration::from_secs(5)).expect_err("not in range");
+            assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{to}");
         }
         // Node ports are open to all.
-        for address in own.both().into_iter().chain(LOOPBACK) {
-            serves(host, [HTTP, DNS], address, address);
+        for address in host.own().into_iter().chain(LOOPBACK) {
+            serves(host.place(), ports_of(number), address, address);
         }
     }
 }
 
-#[test]
-fn one_socket_asks_by_every_address_of_the_node_and_hears_from_the_last() {
-    let stage = Stage::new("loopturns", Pods::Routed, 1, NodeOptions::default());
-    let service = stage.web();
-    let _agent = stage.agent(&Manifest::of([service.clone().with(node_ports())]), &[]);
-    let own = stage.node.addresses();
-    let backend = stage.backends[0].addresses();
-    let by_family: [[SocketAddr; 4]; 2] = [
-        [
-            (Ipv4Addr::LOCALHOST, DNS).into(),
-            (own.v4, DNS).into(),
-            (service.cluster_ips.v4, 53).into(),
-            (backend.v4, 5353).into(),
-        ],
-        [
-            (Ipv6Addr::LOCALHOST, DNS).into(),
-            (own.v6, DNS).into(),
-            (service.cluster_ips.v6, 53).into(),
-            (backend.v6, 5353).into(),
-        ],
-    ];
-    for ways in by_family {
-        let socket = Datagrams::unconnected(stage.node.place(), 0, ways[0]).unwrap();
+fn one_socket_asks_by_every_address_and_hears_from_the_last(host: &Host) {
+    // Its only backend is asked directly, too.
+    let (dns, cluster) = (ports_of(ELSEWHERE)[1], host.elsewhere);
+    let backend = host.stage.backends[0].addresses();
+    for (loopback, own) in [LOOPBACK[0], LOOPBACK[2]].into_iter().zip(host.own()) {
+        let ways: [SocketAddr; 4] = [
+            (loopback, dns).into(),
+            (own, dns).into(),
+            (cluster.like(own), 53).into(),
+            (backend.like(own), 5353).into(),
+        ];
+        let socket = Datagrams::unconnected(host.place(), 0, ways[0]).unwrap();
         for turn in 0..12 {
             // Each after each other one, in the end.
             let to = ways[(turn + turn / 4) % 4];
