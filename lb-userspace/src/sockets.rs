@@ -9,7 +9,7 @@ mod diag;
 mod entries;
 mod holders;
 mod kernel;
-mod namespaces;
+pub mod namespaces;
 mod netlink;
 
 pub use destroyer::{Destroyed, Destroyer, Reach, Totals};

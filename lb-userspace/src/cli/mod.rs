@@ -2,6 +2,7 @@
 
 mod audit;
 mod cleanup;
+mod doctor;
 mod filter;
 mod get;
 mod maintenance;
@@ -36,6 +37,8 @@ enum Command {
     Get(get::Arguments),
     /// Compare the tables with the plan and repair what differs; exit code 2 if something still does
     Audit(audit::Arguments),
+    /// Look for what on this node keeps an agent with these options from working; exit code 1 if something does
+    Doctor(Box<doctor::Arguments>),
     /// Take backends out by hand, and bring them back: no new flows, those that there are stay
     Maintenance(maintenance::Arguments),
     /// Remove everything that the agent left in the kernel and on disk
@@ -75,6 +78,7 @@ pub fn main() -> ExitCode {
         Command::Status(arguments) => status::run(&arguments),
         Command::Get(arguments) => get::run(&arguments),
         Command::Audit(arguments) => return audit::run(&arguments),
+        Command::Doctor(arguments) => return doctor::run(*arguments),
         Command::Maintenance(arguments) => maintenance::run(&arguments),
         Command::Cleanup(arguments) => cleanup::run(&arguments),
         Command::Version => print(&format!("ballast {}\n", env!("CARGO_PKG_VERSION"))),
@@ -127,6 +131,12 @@ mod tests {
             --node-name n --pod-interfaces auto --external-interfaces eth0,wlan* --bpffs /b --cgroup-root auto \
             --socket-lb all --drain-period 10s --run-dir /r --metrics-bind 127.0.0.1:0 --health-bind [::]:0 \
             --tc-attach tcx --log-format json --log-level debug --program-log-level trace";
+        assert!(Cli::try_parse_from(flags.split_whitespace()).is_ok());
+    }
+
+    #[test]
+    fn the_doctor_takes_the_agents_flags() {
+        let flags = "ballast doctor -o json --config c.yaml --xdp-mode native --mode dsr --bpffs /b --run-dir /r";
         assert!(Cli::try_parse_from(flags.split_whitespace()).is_ok());
     }
 

@@ -12,8 +12,19 @@ const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 
 /// Makes sure that `dir` is a bpf file system: mounts one on an empty folder if the mount outlives this process.
 pub(super) fn ensure(dir: &Path) -> Result<(), DatapathError> {
-    if is_bpffs(dir) {
+    if judge(dir)? {
         return Ok(());
+    }
+    rustix::mount::mount("bpf", dir, "bpf", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC, c"mode=0700")
+        .map_err(|error| DatapathError::file("mount a bpf file system on", dir)(error.into()))?;
+    tracing::info!(dir = %dir.display(), "mounted a bpf file system");
+    Ok(())
+}
+
+/// Whether `dir` is a bpf file system; `false`: one may be mounted on it. Changes nothing.
+pub(super) fn judge(dir: &Path) -> Result<bool, DatapathError> {
+    if is_bpffs(dir) {
+        return Ok(true);
     }
     let refuse = |reason: &str| {
         let make = if dir.is_dir() { String::new() } else { format!("mkdir -p {} && ", dir.display()) };
@@ -37,10 +48,7 @@ pub(super) fn ensure(dir: &Path) -> Result<(), DatapathError> {
             "a mount made in this process's own mount namespace would vanish with it, and with it every pin",
         ));
     }
-    rustix::mount::mount("bpf", dir, "bpf", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC, c"mode=0700")
-        .map_err(|error| DatapathError::file("mount a bpf file system on", dir)(error.into()))?;
-    tracing::info!(dir = %dir.display(), "mounted a bpf file system");
-    Ok(())
+    Ok(false)
 }
 
 /// Whether `dir` lies on a bpf file system.

@@ -26,10 +26,13 @@ pub enum TcMechanism {
 pub(super) fn check() -> Result<(), DatapathError> {
     check_privileges()?;
     check_kernel(&kernel_release())?;
-    if !Path::new(KERNEL_BTF).exists() {
-        return Err(DatapathError::NoKernelBtf { path: KERNEL_BTF.into() });
-    }
-    Ok(())
+    check_btf()
+}
+
+/// Refuses a kernel that does not describe its own types.
+pub(super) fn check_btf() -> Result<(), DatapathError> {
+    let path = Path::new(KERNEL_BTF);
+    if path.exists() { Ok(()) } else { Err(DatapathError::NoKernelBtf { path: path.into() }) }
 }
 
 /// The mechanism for `--tc-attach`.
@@ -63,7 +66,8 @@ pub(super) fn check_privileges() -> Result<(), DatapathError> {
     if missing.is_empty() { Ok(()) } else { Err(DatapathError::NotPrivileged { missing: missing.join(", ") }) }
 }
 
-fn check_kernel(release: &str) -> Result<(), DatapathError> {
+/// Refuses a kernel without the helpers.
+pub(super) fn check_kernel(release: &str) -> Result<(), DatapathError> {
     // A release that does not parse is no reason to refuse: loading tells.
     if version(release).is_none_or(|found| found >= OLDEST_KERNEL) {
         return Ok(());
@@ -76,7 +80,8 @@ fn check_kernel(release: &str) -> Result<(), DatapathError> {
     })
 }
 
-fn version(release: &str) -> Option<(u32, u32)> {
+/// The first two numbers of a release.
+pub(super) fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }

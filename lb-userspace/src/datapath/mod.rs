@@ -13,6 +13,7 @@ mod cgroup;
 mod cgroup_links;
 mod cleanup;
 mod clsact;
+pub mod doctor;
 mod error;
 mod faults;
 mod features;

@@ -26,7 +26,7 @@ impl Local {
         Self::parse(&fs::read_to_string(LOCAL_RANGE).ok()?, &fs::read_to_string(RESERVED).unwrap_or_default())
     }
 
-    fn parse(range: &str, reserved: &str) -> Option<Self> {
+    pub(super) fn parse(range: &str, reserved: &str) -> Option<Self> {
         let mut ends = range.split_whitespace().map(str::parse);
         let range = PortRange { first: ends.next()?.ok()?, last: ends.next()?.ok()? };
         let one = |text: &str| {
@@ -37,7 +37,7 @@ impl Local {
     }
 
     /// The first ports of the range that sockets may take.
-    fn taken(&self, ports: PortRange) -> Option<PortRange> {
+    pub(super) fn taken(&self, ports: PortRange) -> Option<PortRange> {
         let common = ports.common(self.range)?;
         let is_free = |port: &u16| self.reserved.iter().any(|range| range.first <= *port && *port <= range.last);
         let first = (common.first..=common.last).find(|port| !is_free(port))?;

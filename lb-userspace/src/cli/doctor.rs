@@ -1,0 +1,127 @@
+//! `ballast doctor`: what on this node keeps Ballast from working, each with the remedy; works without an agent.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::output::{Format, render};
+use super::print;
+use crate::config::{CgroupRoot, DEFAULT_BPFFS, DEFAULT_RUN_DIR, Options, SocketLb, TcAttach, XdpMode};
+use crate::datapath::doctor::{Finding, Level, Wishes, examine};
+use crate::observe::report_socket;
+use crate::observe::table::{aligned, or_dash};
+use crate::sockets::namespaces;
+
+/// Where `ip netns` keeps namespaces.
+const NAMED: &str = "/run/netns";
+/// Something must be put right.
+const FOUND: u8 = 1;
+/// It could not be found out.
+const FAILED: u8 = 2;
+
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+
+    /// The agent's configuration; flags win
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    #[command(flatten)]
+    options: Options,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Examined {
+    /// The worst of the findings.
+    level: Level,
+    findings: Vec<Finding>,
+}
+
+/// 0: nothing fails, warnings there may be; 1: something does; 2: it could not be found out.
+pub(super) fn run(arguments: Arguments) -> ExitCode {
+    let output = arguments.output;
+    let shown = look(arguments).and_then(|examined| {
+        print(&render(output, &examined, |_| text(&examined))?)?;
+        Ok(if examined.level == Level::Fail { ExitCode::from(FOUND) } else { ExitCode::SUCCESS })
+    });
+    shown.unwrap_or_else(|error| {
+        eprintln!("ballast: {}", super::sentence(&error));
+        ExitCode::from(FAILED)
+    })
+}
+
+fn look(arguments: Arguments) -> anyhow::Result<Examined> {
+    let options = match &arguments.config {
+        Some(path) => arguments.options.or(Options::read(path)?),
+        None => arguments.options,
+    };
+    let run_dir = options.run_dir.clone().unwrap_or_else(|| DEFAULT_RUN_DIR.into());
+    let mut findings = examine(&wishes(options));
+    findings.extend(agent(&run_dir));
+    let level = findings.iter().map(|finding| finding.level).max().unwrap_or(Level::Ok);
+    Ok(Examined { level, findings })
+}
+
+/// What the agent would be asked to do, by the same defaults.
+fn wishes(options: Options) -> Wishes {
+    let cgroup_root = match options.cgroup_root {
+        Some(CgroupRoot::At(path)) => Some(path),
+        _ => None,
+    };
+    Wishes {
+        bpffs: options.bpffs.unwrap_or_else(|| DEFAULT_BPFFS.into()),
+        cgroup_root,
+        socket_lb: options.socket_lb.unwrap_or(SocketLb::Host),
+        tc_attach: options.tc_attach.unwrap_or(TcAttach::Auto),
+        xdp_mode: options.xdp_mode.unwrap_or(XdpMode::Auto),
+        mode: options.mode.unwrap_or_default(),
+        snat_ports: options.snat_ports,
+        pod_interfaces: options.pod_interfaces.unwrap_or_default(),
+        external_interfaces: options.external_interfaces.unwrap_or_default(),
+        namespaces: namespaces::all(Path::new("/proc")).into_iter().chain(named_namespaces()).collect(),
+    }
+}
+
+/// Namespaces that have a name, and perhaps no process.
+fn named_namespaces() -> impl Iterator<Item = File> {
+    let entries = std::fs::read_dir(NAMED).into_iter().flatten().flatten();
+    entries.filter_map(|entry| File::open(entry.path()).ok())
+}
+
+/// What a running agent says itself.
+fn agent(run_dir: &Path) -> Vec<Finding> {
+    let finding = |level, found: String, remedy: Option<&str>| Finding {
+        check: "agent",
+        level,
+        found,
+        remedy: remedy.map(str::to_owned),
+    };
+    let report = match report_socket::ask(run_dir) {
+        Ok(report) => report,
+        Err(error) => return vec![finding(Level::Ok, error.to_string(), None)],
+    };
+    let told = report.datapath.problems.iter().chain(&report.datapath.warnings);
+    let told = told.map(|text| {
+        let (found, remedy) = text.split_once("; ").unwrap_or((text, "ballast status says more"));
+        finding(Level::Warn, found.to_owned(), Some(remedy))
+    });
+    [finding(Level::Ok, "runs".to_owned(), None)].into_iter().chain(told).collect()
+}
+
+fn text(examined: &Examined) -> String {
+    let rows = examined.findings.iter().map(|finding| {
+        let level = match finding.level {
+            Level::Ok => "ok",
+            Level::Warn => "warn",
+            Level::Fail => "FAIL",
+        };
+        vec![level.to_owned(), finding.check.to_owned(), finding.found.clone(), or_dash(finding.remedy.as_deref())]
+    });
+    aligned(&["LEVEL", "CHECK", "FOUND", "REMEDY"], rows)
+}
