@@ -27,13 +27,22 @@ pub struct Association {
 impl Association {
     /// Connects from this address and any port.
     pub fn connect(place: &Place, from: IpAddr, to: SocketAddr) -> Result<Self> {
+        Self::connect_within(place, from, to, PATIENCE)
+    }
+
+    /// The same within `limit`; an error of kind `TimedOut` if nobody answers.
+    pub fn connect_within(place: &Place, from: IpAddr, to: SocketAddr, limit: Duration) -> Result<Self> {
         place.run(|| {
             let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::from(SCTP)))?;
             socket.bind(&SockAddr::from(SocketAddr::new(from, 0)))?;
             // Bounds connect() too.
+            socket.set_write_timeout(Some(limit))?;
+            socket.connect(&SockAddr::from(to)).map_err(|error| match error.raw_os_error() {
+                Some(libc::EINPROGRESS) => Error::from(ErrorKind::TimedOut),
+                _ => error,
+            })?;
             socket.set_read_timeout(Some(PATIENCE))?;
             socket.set_write_timeout(Some(PATIENCE))?;
-            socket.connect(&SockAddr::from(to))?;
             Ok(Self { reader: BufReader::new(TcpStream::from(socket)) })
         })
     }

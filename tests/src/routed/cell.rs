@@ -221,7 +221,11 @@ impl Cell {
         if self.kind == Kind::NodePort {
             return SocketAddr::new(self.family.of(node), node_port(number, self.protocol));
         }
-        let port = if self.protocol == Protocol::Tcp { 80 } else { 53 };
+        let port = match self.protocol {
+            Protocol::Tcp => 80,
+            Protocol::Udp => 53,
+            Protocol::Sctp => super::sctp::PORT,
+        };
         SocketAddr::new(self.kind.addresses(number)[self.family as usize], port)
     }
 

@@ -15,6 +15,7 @@ mod contrast;
 mod differences;
 mod entries;
 mod passing;
+mod sctp;
 mod table;
 
 use std::net::{IpAddr, SocketAddr};
@@ -95,10 +96,15 @@ impl Network {
 
     /// Starts an agent on each node, all told the same.
     pub fn start(&mut self, manifest: &Manifest, flags: &[&str]) -> Result<()> {
+        self.start_first(self.nodes.len(), manifest, flags)
+    }
+
+    /// The same on the first nodes alone.
+    pub fn start_first(&mut self, count: usize, manifest: &Manifest, flags: &[&str]) -> Result<()> {
         let cidr = format!("--cluster-cidr={POD_NETS}");
         let mut all = vec!["--external-ips=on", &cidr];
         all.extend(flags);
-        for node in &self.nodes {
+        for node in &self.nodes[..count] {
             self.agents.push(Agent::start_with(node, manifest, &all).with_context(|| node.node_name())?);
         }
         Ok(())

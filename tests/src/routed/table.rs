@@ -7,13 +7,15 @@ use std::time::Duration;
 
 use super::{Cell, Client, Due, Network};
 use crate::agent::Protocol;
-use crate::peers::{Answer, Datagrams, PATIENCE, Stream};
+use crate::peers::{Answer, Association, Datagrams, PATIENCE, Stream};
 
 /// How long an answer is waited for that must not come. Short: that the packet was dropped is counted, too.
 const SILENCE: Duration = Duration::from_millis(150);
 
 /// How long a connection is tried for that must come about.
 const CONNECT: Duration = Duration::from_secs(15);
+/// The same for an association: in an emulated machine, and the first repetition comes after 3 s.
+const ASSOCIATE: Duration = Duration::from_mins(1);
 /// How often a datagram is sent before its answer counts as lost. Nobody but the client repeats it, and a busy machine is late.
 const DATAGRAMS: usize = 5;
 
@@ -70,7 +72,7 @@ pub(super) fn said(network: &Network, cell: Cell, silence: Option<Duration>) -> 
     match cell.protocol {
         Protocol::Tcp => stream(network, cell, silence.unwrap_or(CONNECT)),
         Protocol::Udp => datagram(network, cell, silence),
-        Protocol::Sctp => Err(std::io::Error::other("SCTP is tried in a virtual machine, where the kernel speaks it")),
+        Protocol::Sctp => association(network, cell, silence),
     }
 }
 
@@ -83,6 +85,19 @@ fn stream(network: &Network, cell: Cell, limit: Duration) -> Said {
     let mut stream = Stream::connect_from(network.client(cell), 0, to, limit)?;
     let answer = stream.ask("hello")?;
     let (peer, local) = (stream.peer()?, stream.local()?);
+    if peer != to {
+        return Err(std::io::Error::other(format!("the client believes that it talks to {peer}")));
+    }
+    Ok((answer, local))
+}
+
+fn association(network: &Network, cell: Cell, silence: Option<Duration>) -> Said {
+    let to = cell.frontend(network.nodes[0].addresses());
+    let own = cell.family.of(network.client_addresses(cell.client));
+    let (place, limit) = (network.client(cell.client), silence.unwrap_or(ASSOCIATE));
+    let mut association = Association::connect_within(place, own, to, limit)?;
+    let answer = association.ask("hello")?;
+    let (peer, local) = (association.peer()?, association.local()?);
     if peer != to {
         return Err(std::io::Error::other(format!("the client believes that it talks to {peer}")));
     }
