@@ -398,7 +398,7 @@ pub mod backend_state {
 
 /// Bits of [`Backend::flags`].
 pub mod backend_flags {
-    /// The endpoint is on this node.
+    /// The endpoint is on this node: the API says so, or its address is one of this node's.
     pub const LOCAL: u8 = 1;
     /// The endpoint serves (EndpointSlice condition `serving`): UDP flows may stay while it rests or terminates.
     pub const SERVING: u8 = 2;

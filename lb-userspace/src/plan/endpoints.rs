@@ -16,7 +16,7 @@ pub enum EndpointState {
 
 /// One endpoint of a service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "four answers that do not depend on each other")]
+#[expect(clippy::struct_excessive_bools, reason = "five answers that do not depend on each other")]
 pub struct DesiredEndpoint {
     pub state: EndpointState,
     /// It takes new flows of the cluster set. Never, if no frontend uses that set.
@@ -25,6 +25,8 @@ pub struct DesiredEndpoint {
     pub in_local_set: bool,
     /// It is on this node.
     pub local: bool,
+    /// Its address is one of this node's, whatever is said of where it is: the node itself answers.
+    pub own_address: bool,
     pub serving: bool,
     /// 0: no UID known.
     pub uid_hash: u32,
@@ -161,6 +163,7 @@ impl<'a> Candidate<'a> {
             in_cluster_set: false,
             in_local_set: false,
             local: place.is_here(listed),
+            own_address: place.addresses.contains(&listed.address),
             serving: listed.serving,
             uid_hash: listed.uid_hash,
             weight: options.map_or(1, |options| options.weight(listed.address, listed.zone.as_deref())),

@@ -69,6 +69,19 @@ fn without_a_node_name_nothing_is_local() {
     assert!(!found.local && found.in_cluster_set && !found.in_local_set);
 }
 
+/// As the endpoints of the Service `kubernetes`, which name no node.
+#[test]
+fn an_address_of_this_node_is_its_own_and_no_part_of_its_set() {
+    let unnamed = Endpoint { node: None, ..endpoint("n1", true) };
+    let here = Place { addresses: [unnamed.address].into(), ..Place::default() };
+    for (place, own) in [(here, true), (Place::default(), false)] {
+        let found = Candidate::new(&unnamed, 80, None, &place).endpoint;
+        assert_eq!((found.local, found.own_address), (false, own));
+    }
+    let (found, _) = of(&[&slice(unnamed)], Some("n1"));
+    assert!(!found.local && found.in_cluster_set && !found.in_local_set);
+}
+
 #[test]
 fn a_set_that_no_frontend_uses_is_empty() {
     let port = ServicePort { name: String::new(), port: 80, protocol: Protocol::Tcp, node_port: None };

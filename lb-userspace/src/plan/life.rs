@@ -94,7 +94,7 @@ pub fn describe(
         (backend_state::TERMINATING, _) => (now + settings.terminating_max).to_tenths(),
         _ => 0,
     };
-    let local = if wanted.local { backend_flags::LOCAL } else { 0 };
+    let local = if wanted.local || wanted.own_address { backend_flags::LOCAL } else { 0 };
     let serving = if wanted.serving { backend_flags::SERVING } else { 0 };
     // One that takes new flows all the same, as all of its set are quarantined, is not to be avoided by the programs either.
     let is_kept_out = wanted.mark == Mark::Quarantined && !wanted.is_in(Set::Cluster) && !wanted.is_in(Set::Local);

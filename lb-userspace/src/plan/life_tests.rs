@@ -24,6 +24,7 @@ fn wanted(state: EndpointState) -> DesiredEndpoint {
         in_cluster_set: state == EndpointState::Ready,
         in_local_set: false,
         local: false,
+        own_address: false,
         serving: false,
         uid_hash: 1,
         weight: 1,
@@ -83,6 +84,17 @@ fn the_flag_of_a_quarantined_one_says_whether_it_is_kept_out() {
     let kept_out = DesiredEndpoint { in_cluster_set: false, ..failing };
     let flagged = BackendRecord { flags: backend_flags::QUARANTINED, ..record(backend_state::ACTIVE, 0) };
     assert_eq!(next(&record(backend_state::ACTIVE, 0), Some(kept_out)), Step::Write(flagged));
+}
+
+#[test]
+fn the_programs_take_one_at_an_address_of_this_node_for_one_that_is_here() {
+    let flagged = BackendRecord { flags: backend_flags::LOCAL, ..record(backend_state::ACTIVE, 0) };
+    let elsewhere = DesiredEndpoint { in_cluster_set: false, ..wanted(EndpointState::Ready) };
+    let own = DesiredEndpoint { own_address: true, ..elsewhere };
+    let named = DesiredEndpoint { local: true, ..elsewhere };
+    for here in [own, named] {
+        assert_eq!(next(&record(backend_state::ACTIVE, 0), Some(here)), Step::Write(flagged));
+    }
 }
 
 #[test]

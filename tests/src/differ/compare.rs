@@ -158,7 +158,8 @@ fn word(fate: &Fate) -> &'static str {
 
 fn same(reference: &Answer, subject: &Answer) -> bool {
     reference.fate == subject.fate
-        && (reference.affinity_s == subject.affinity_s || !matches!(subject.fate, Fate::Served(_)))
+        && (!matches!(subject.fate, Fate::Served(_))
+            || (reference.affinity_s == subject.affinity_s && reference.masqueraded == subject.masqueraded))
 }
 
 /// The decision that explains the case: told as kube-proxy takes it, Ballast gives kube-proxy's answer.

@@ -22,6 +22,8 @@ struct Packet {
     destination: SocketAddr,
     protocol: Protocol,
     translated: bool,
+    /// Marked for it; what the node itself takes in keeps its source all the same.
+    masqueraded: bool,
     affinity_s: Option<u32>,
 }
 
@@ -44,15 +46,21 @@ pub fn fate(rules: &Ruleset, probe: &Probe) -> Result<Answer> {
         destination: SocketAddr::new(frontend.address, frontend.port),
         protocol: frontend.protocol,
         translated: false,
+        masqueraded: false,
         affinity_s: None,
     };
     let first = if probe.client.position == Position::Node { "output" } else { "prerouting" };
     let mut ends = BTreeSet::new();
     let mut affinities = BTreeSet::new();
+    let mut sources = BTreeSet::new();
     for (end, packet) in through_hook(table, first, packet)? {
         let routed = if end == End::Through { routed(table, probe, packet)? } else { vec![(end, packet)] };
         for (end, packet) in routed {
             affinities.insert(packet.affinity_s);
+            if probe.client.position == Position::Outside && end == End::Through && packet.translated {
+                let destination = packet.destination;
+                sources.insert((destination, packet.masqueraded && !is_local(destination.ip())));
+            }
             ends.insert(match end {
                 End::Dropped => Fate::Dropped,
                 End::Rejected => Fate::Rejected,
@@ -63,6 +71,9 @@ pub fn fate(rules: &Ruleset, probe: &Probe) -> Result<Answer> {
     }
     ensure!(affinities.len() == 1, "{probe}: chance decides about affinity: {affinities:?}");
     let affinity_s = affinities.pop_first().flatten();
+    let masqueraded: BTreeSet<SocketAddr> = sources.iter().filter(|(_, is)| *is).map(|(at, _)| *at).collect();
+    let own = sources.iter().find(|(at, is)| !is && masqueraded.contains(at));
+    ensure!(own.is_none(), "{probe}: chance decides whom {own:?} sees");
     let mut endpoints = BTreeSet::new();
     let mut others = Vec::new();
     for end in ends {
@@ -72,8 +83,8 @@ pub fn fate(rules: &Ruleset, probe: &Probe) -> Result<Answer> {
         }
     }
     match (others.pop(), endpoints.is_empty()) {
-        (None, false) => Ok(Answer { fate: Fate::Served(endpoints), affinity_s }),
-        (Some(other), true) if others.is_empty() => Ok(Answer { fate: other, affinity_s }),
+        (None, false) => Ok(Answer { fate: Fate::Served(endpoints), affinity_s, masqueraded }),
+        (Some(other), true) if others.is_empty() => Ok(Answer { fate: other, affinity_s, masqueraded }),
         (other, _) => bail!("{probe}: chance decides between {endpoints:?} and {other:?}"),
     }
 }
@@ -131,7 +142,10 @@ fn rest(table: &Table, rules: &[Vec<Statement>], packet: Packet, depth: usize) -
                 }
                 continue;
             }
-            Statement::Mark => continue,
+            Statement::Mark => {
+                packet.masqueraded = true;
+                continue;
+            }
             Statement::Remember(set) => {
                 let set = table.sets.get(set).with_context(|| format!("no set {set}"))?;
                 packet.affinity_s = Some(set.timeout_s.context("a set without timeout")?);

@@ -39,7 +39,7 @@ pub enum Reading {
 }
 
 /// All of them.
-pub const KNOWN: [Known; 12] = [
+pub const KNOWN: [Known; 13] = [
     Known {
         name: "overlapping claims",
         reason: "two service ports claim one address, port and protocol: kube-proxy serves one of them or a mixture, by chance; Ballast serves the oldest",
@@ -54,6 +54,28 @@ pub const KNOWN: [Known; 12] = [
         reason: "an endpoint is in several slices with different conditions: kube-proxy takes one by chance; Ballast the local, then the best",
         concerns: |case| !duplicates::of(case, case.told).is_empty(),
         as_kube_proxy: Reading::Chance(duplicates::each_kept_alone),
+    },
+    Known {
+        name: "backends of the same node",
+        reason: "a client outside, by an external frontend under the policy Cluster: kube-proxy shows every pod an address of this node; Ballast shows those of this node the client",
+        concerns: |case| {
+            case.probe.client.position == Position::Outside
+                && case.served_claims().any(|claim| claim.kind != Kind::ClusterIp)
+                && matches!(case.reference.fate, Fate::Served(_))
+                && case.reference.masqueraded != case.subject.masqueraded
+        },
+        as_kube_proxy: Reading::Otherwise(|told| {
+            let local = |service: &Value| service["spec"]["externalTrafficPolicy"] == "Local";
+            let services = told.cluster.services.iter().filter(|service| !local(service));
+            let names: BTreeSet<String> = services.map(|service| service["metadata"]["name"].to_string()).collect();
+            for slice in &mut told.cluster.slices {
+                if names.contains(&slice["metadata"]["labels"]["kubernetes.io/service-name"].to_string()) {
+                    for endpoint in slice["endpoints"].as_array_mut().into_iter().flatten() {
+                        endpoint["nodeName"] = Value::Null;
+                    }
+                }
+            }
+        }),
     },
     Known {
         name: "headless label",
@@ -230,10 +252,13 @@ pub fn without_stand_ins(answer: Answer) -> Answer {
         let found = STAND_INS.iter().find(|(_, other)| node::address(other) == socket.ip());
         found.map_or(socket, |(refused, _)| SocketAddr::new(node::address(refused), socket.port()))
     };
-    match answer.fate {
-        Fate::Served(endpoints) => Answer { fate: Fate::Served(endpoints.into_iter().map(real).collect()), ..answer },
-        _ => answer,
-    }
+    // What goes to loopback is the node's own to take.
+    let masqueraded = answer.masqueraded.into_iter().map(real).filter(|at| !at.ip().is_loopback()).collect();
+    let fate = match answer.fate {
+        Fate::Served(endpoints) => Fate::Served(endpoints.into_iter().map(real).collect()),
+        other => other,
+    };
+    Answer { fate, masqueraded, ..answer }
 }
 
 fn open_missing_families(told: &mut Told) {

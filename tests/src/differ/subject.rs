@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use lb_common::abi::{service_flags, vip_flags};
+use lb_common::abi::{backend_flags, frontend_kind, service_flags, vip_flags};
 use lb_userspace::apply::{MemoryStore, Programmer};
 use lb_userspace::model::{Family, Monotonic, Node, Snapshot};
-use lb_userspace::plan::{BackendId, Desired, Marks, NodeFacts, PlanSettings, Planner};
+use lb_userspace::plan::{BackendId, Desired, Kind, Marks, NodeFacts, PlanSettings, Planner};
 use lb_userspace::source::convert;
 
 use super::case::Told;
@@ -102,9 +102,10 @@ pub fn fate(desired: &Desired, probe: &Probe) -> Answer {
     let set = if inside { uses.inside } else { uses.outside };
     let of_family = |address: &SocketAddr| address.is_ipv4() == frontend.address.is_ipv4();
     let serving = service.endpoints.iter().filter(|(address, endpoint)| of_family(address) && endpoint.is_in(set));
-    let endpoints = serving.map(|(address, _)| *address).collect();
+    let endpoints = serving.map(|(address, endpoint)| (*address, endpoint.local || endpoint.own_address)).collect();
     let admitted = service.sources.iter().any(|range| range.contains(&probe.client.address));
-    served(probe, uses.flags, admitted, endpoints, service.affinity_timeout_s)
+    let is_cluster_ip = uses.kind == Kind::ClusterIp;
+    served(probe, (uses.flags, is_cluster_ip), admitted, &endpoints, service.affinity_timeout_s)
 }
 
 /// What becomes of a packet by these tables.
@@ -116,15 +117,17 @@ pub fn fate_by_tables(tables: &MemoryStore, probe: &Probe) -> Result<Answer> {
     let inside = probe.client.position.is_inside();
     let (base, count) =
         if inside { (entry.slot_base, entry.slot_count) } else { (entry.outside_base, entry.outside_count) };
-    let backend = |position: u32| -> Result<SocketAddr> {
+    let backend = |position: u32| -> Result<(SocketAddr, bool)> {
         let slot = tables.slots.get(&position).with_context(|| format!("{frontend}: no slot {position}"))?;
         let id = BackendId { family: Family::of(frontend.address), id: slot.backend };
-        Ok(tables.backends.get(&id).with_context(|| format!("{frontend}: no backend {id:?}"))?.address)
+        let backend = tables.backends.get(&id).with_context(|| format!("{frontend}: no backend {id:?}"))?;
+        Ok((backend.address, backend.flags & backend_flags::LOCAL != 0))
     };
     let endpoints = (base..base + count).map(backend).collect::<Result<_>>()?;
     let mut sources = tables.sources.keys().filter(|(service, _)| *service == entry.id);
     let admitted = sources.any(|(_, range)| range.contains(&probe.client.address));
-    Ok(served(probe, entry.flags, admitted, endpoints, entry.affinity_timeout_s))
+    let is_cluster_ip = entry.kind == frontend_kind::CLUSTER_IP;
+    Ok(served(probe, (entry.flags, is_cluster_ip), admitted, &endpoints, entry.affinity_timeout_s))
 }
 
 /// From the wire nothing that is sent to an address of services goes on.
@@ -134,8 +137,15 @@ fn unserved(probe: &Probe, vip: Option<u32>) -> Answer {
     Answer::plain(if refuses { Fate::Rejected } else { Fate::Passed })
 }
 
-/// The frontend is there; `admitted`: the client is in a source range.
-fn served(probe: &Probe, flags: u8, admitted: bool, endpoints: BTreeSet<SocketAddr>, affinity_s: u32) -> Answer {
+/// The frontend is there, with these flags, and perhaps a cluster IP; `admitted`: the client is in a source range; endpoints, and
+/// whether they are on this node.
+fn served(
+    probe: &Probe,
+    (flags, is_cluster_ip): (u8, bool),
+    admitted: bool,
+    endpoints: &BTreeSet<(SocketAddr, bool)>,
+    affinity_s: u32,
+) -> Answer {
     let is = |flag: u8| flags & flag != 0;
     let position = probe.client.position;
     let admitted = admitted || (position == Position::Node && is(service_flags::NODE_ALLOWED));
@@ -143,7 +153,14 @@ fn served(probe: &Probe, flags: u8, admitted: bool, endpoints: BTreeSet<SocketAd
         return Answer::plain(Fate::Dropped);
     }
     if !endpoints.is_empty() {
-        return Answer { fate: Fate::Served(endpoints), affinity_s: (affinity_s > 0).then_some(affinity_s) };
+        // As the programs have it: a cluster IP shows none but the node's own processes their clients.
+        let is_masqueraded = |(address, local): &&(SocketAddr, bool)| {
+            let shown = *local && (!is_cluster_ip || node::addresses().contains(&address.ip()));
+            position == Position::Outside && !shown
+        };
+        let masqueraded = endpoints.iter().filter(is_masqueraded).map(|(address, _)| *address).collect();
+        let fate = Fate::Served(endpoints.iter().map(|(address, _)| *address).collect());
+        return Answer { fate, affinity_s: (affinity_s > 0).then_some(affinity_s), masqueraded };
     }
     let drop = if position.is_inside() { service_flags::DROP_IF_EMPTY } else { service_flags::DROP_OUTSIDE_IF_EMPTY };
     Answer::plain(if is(drop) { Fate::Dropped } else { Fate::Rejected })

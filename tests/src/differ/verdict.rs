@@ -23,12 +23,14 @@ pub struct Answer {
     pub fate: Fate,
     /// Later flows of the client go to the same endpoint for so many seconds.
     pub affinity_s: Option<u32>,
+    /// Those of the endpoints that see an address of this node in the place of a client outside. Of other clients nothing is said.
+    pub masqueraded: BTreeSet<SocketAddr>,
 }
 
 impl Answer {
     /// An answer without affinity.
     pub fn plain(fate: Fate) -> Self {
-        Self { fate, affinity_s: None }
+        Self { fate, affinity_s: None, masqueraded: BTreeSet::new() }
     }
 }
 
@@ -39,8 +41,11 @@ impl fmt::Display for Answer {
             Fate::Rejected => f.write_str("rejected"),
             Fate::Dropped => f.write_str("dropped"),
             Fate::Served(endpoints) => {
-                let texts: Vec<String> = endpoints.iter().map(SocketAddr::to_string).collect();
-                write!(f, "served by {}", texts.join(", "))?;
+                let texts = endpoints.iter().map(|endpoint| {
+                    let masqueraded = if self.masqueraded.contains(endpoint) { " (masqueraded)" } else { "" };
+                    format!("{endpoint}{masqueraded}")
+                });
+                write!(f, "served by {}", texts.collect::<Vec<_>>().join(", "))?;
                 self.affinity_s.map_or(Ok(()), |seconds| write!(f, " (affinity {seconds} s)"))
             }
         }

@@ -55,6 +55,7 @@ mod tests {
             in_cluster_set: true,
             in_local_set: false,
             local: false,
+            own_address: false,
             serving: true,
             uid_hash: 0,
             weight: 1,
