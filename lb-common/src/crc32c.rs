@@ -22,48 +22,80 @@ const POWERS: [u32; LENGTH_BITS] = {
     powers
 };
 
-/// Product of two polynomials modulo the polynomial. Branches on no data: a verifier walks it once.
-#[inline(always)]
+/// Product of two polynomials modulo the polynomial.
 const fn multiply(one: u32, mut other: u32) -> u32 {
     let mut product = 0;
     let mut bit = 0;
     while bit < 32 {
         product ^= other & 0_u32.wrapping_sub(one << bit >> 31);
-        other = (other >> 1) ^ (POLYNOMIAL & 0_u32.wrapping_sub(other & 1));
+        other = one_bit(other);
         bit += 1;
     }
     product
 }
 
-/// The checksum, as a number read in little endian (RFC 9260, appendix A), of a packet of `length` bytes, at most 65,535, whose first
-/// four bytes changed from `old` to `new`.
+/// The polynomial times x.
+const fn one_bit(crc: u32) -> u32 {
+    (crc >> 1) ^ (POLYNOMIAL & 0_u32.wrapping_sub(crc & 1))
+}
+
+/// What half a byte becomes by the four bits behind it.
+static HALF_BYTES: [u32; 16] = {
+    let mut table = [0; 16];
+    let mut value = 0;
+    while value < 16 {
+        table[value] = one_bit(one_bit(one_bit(one_bit(value as u32))));
+        value += 1;
+    }
+    table
+};
+
+/// Products with x⁸ to the powers of two, by half bytes of the factor. By tables, for loops over single bits are many paths to a
+/// verifier that follows both values of a bit.
+static PRODUCTS: [[[u32; 16]; 8]; LENGTH_BITS] = {
+    let mut tables = [[[0; 16]; 8]; LENGTH_BITS];
+    let mut power = 0;
+    while power < LENGTH_BITS {
+        let mut place = 0;
+        while place < 8 {
+            let mut value = 0;
+            while value < 16 {
+                tables[power][place][value] = multiply((value as u32) << (4 * place), POWERS[power]);
+                value += 1;
+            }
+            place += 1;
+        }
+        power += 1;
+    }
+    tables
+};
+
+/// What the checksum, as a number read in little endian (RFC 9260, appendix A), of a packet of `length` bytes, at most 65,535, differs
+/// by (exclusive or) when its first four bytes do by `difference`, a number read in the same way.
 #[inline(always)]
 #[must_use]
-pub const fn replace(checksum: u32, old: [u8; 4], new: [u8; 4], length: u16) -> u32 {
-    let mut difference = u32::from_le_bytes(old) ^ u32::from_le_bytes(new);
-    let mut bit = 0;
-    while bit < LENGTH_BITS {
-        let is_set = 0_u32.wrapping_sub((length as u32 >> bit) & 1);
-        difference = multiply(difference, (POWERS[bit] & is_set) | (ONE & !is_set));
-        bit += 1;
+pub fn difference(mut difference: u32, length: u16) -> u32 {
+    for (power, table) in PRODUCTS.iter().enumerate() {
+        if length >> power & 1 == 1 {
+            let mut product = 0;
+            for (place, row) in table.iter().enumerate() {
+                product ^= row[(difference >> (4 * place) & 0xf) as usize];
+            }
+            difference = product;
+        }
     }
-    checksum ^ difference
+    difference
 }
 
 /// The checksum of a short packet of our own, its own place zero; to be written in little endian.
 #[inline(always)]
 #[must_use]
-pub const fn full<const N: usize>(bytes: &[u8; N]) -> u32 {
+pub fn full<const N: usize>(bytes: &[u8; N]) -> u32 {
     let mut crc = u32::MAX;
-    let mut i = 0;
-    while i < N {
-        crc ^= bytes[i] as u32;
-        let mut bit = 0;
-        while bit < 8 {
-            crc = (crc >> 1) ^ (POLYNOMIAL & 0_u32.wrapping_sub(crc & 1));
-            bit += 1;
-        }
-        i += 1;
+    for byte in bytes {
+        crc ^= u32::from(*byte);
+        crc = (crc >> 4) ^ HALF_BYTES[(crc & 0xf) as usize];
+        crc = (crc >> 4) ^ HALF_BYTES[(crc & 0xf) as usize];
     }
     !crc
 }
@@ -83,6 +115,10 @@ mod tests {
             }
         }
         !crc
+    }
+
+    fn replace(checksum: u32, old: [u8; 4], new: [u8; 4], length: u16) -> u32 {
+        checksum ^ difference(u32::from_le_bytes(old) ^ u32::from_le_bytes(new), length)
     }
 
     #[test]

@@ -37,7 +37,7 @@ impl Spot {
 
     /// As a number that crosses the border between two functions of the programs.
     #[inline(always)]
-    const fn as_number(self) -> u32 {
+    pub const fn as_number(self) -> u32 {
         self.hook.0 as u32 | (self.id as u32) << 8 | (self.network as u32) << 16 | (self.ingress as u32) << 24
     }
 

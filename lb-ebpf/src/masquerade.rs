@@ -92,9 +92,30 @@ pub fn go<const N: usize>(skb: *mut __sk_buff, spot: Spot, work: &Work<N>, way: 
     }
 }
 
-/// Sends an answer of our own, which the packet of the scratch record has become, to its sender.
+/// Sends an answer of our own, which the packet of the scratch record has become, to its sender. A *global* function, as the steps are.
 #[inline(always)]
-pub fn home<const N: usize>(skb: *mut __sk_buff, work: &mut Work<N>, spot: Spot) -> i32 {
+pub fn home<const N: usize>(skb: *mut __sk_buff, spot: Spot) -> i32 {
+    if N == 4 { home4(skb, spot.as_number()) } else { home6(skb, spot.as_number()) }
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn home4(skb: *mut __sk_buff, spot: u32) -> i32 {
+    answer::<4>(skb, Spot::from_number(spot))
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn home6(skb: *mut __sk_buff, spot: u32) -> i32 {
+    answer::<16>(skb, Spot::from_number(spot))
+}
+
+#[inline(always)]
+fn answer<const N: usize>(skb: *mut __sk_buff, spot: Spot) -> i32
+where
+    Kernel: Family<N>,
+{
+    let Some(work) = <Kernel as Family<N>>::work() else { return DROP };
     if !work.is_chosen() {
         return forward::back(skb, spot.network, spot.ingress);
     }

@@ -62,7 +62,7 @@ where
     if done.is_err() {
         return forward::lost();
     }
-    masquerade::home(skb, work, spot)
+    masquerade::home::<N>(skb, spot)
 }
 
 /// RST as RFC 9293, section 3.10.7.1: sequence from the acknowledgement, or acknowledging what came.

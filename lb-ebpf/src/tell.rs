@@ -73,7 +73,7 @@ where
     if quote(skb, &work.packet, offsets, about).is_err() {
         return forward::lost();
     }
-    masquerade::home(skb, work, spot)
+    masquerade::home::<N>(skb, spot)
 }
 
 /// Tells the sender of the packet of the scratch record why it is not sent on; gives the verdict. `why`: [`forward::TOO_BIG`] or
