@@ -40,10 +40,10 @@ impl Network {
 }
 
 impl Cell {
-    /// The cells of SCTP that an agent on node 1 alone serves. Not among them: processes of nodes, as no socket hook knows the
-    /// protocol; and services without backends, as Linux takes their refusal for a hint.
+    /// The cells of SCTP that an agent on node 1 alone serves, but for pods that ask for themselves. Not among them: processes of
+    /// nodes, as no socket hook knows the protocol; and services without backends, as Linux takes their refusal for a hint.
     pub fn all_of_sctp() -> Vec<Self> {
-        let clients = Client::ALL.into_iter().filter(|client| !client.is_process());
+        let clients = Client::ALL.into_iter().filter(|client| !client.is_process() && *client != Client::Itself);
         let backends = Backend::ALL.into_iter().filter(|backend| *backend != Backend::None);
         let mut all = Vec::new();
         for (client, backend) in clients.flat_map(|client| backends.clone().map(move |backend| (client, backend))) {

@@ -93,8 +93,8 @@ fn stream(network: &Network, cell: Cell, limit: Duration) -> Said {
 
 fn association(network: &Network, cell: Cell, silence: Option<Duration>) -> Said {
     let to = cell.frontend(network.nodes[0].addresses());
-    let own = cell.family.of(network.client_addresses(cell.client));
-    let (place, limit) = (network.client(cell.client), silence.unwrap_or(ASSOCIATE));
+    let own = cell.family.of(network.client_addresses(cell));
+    let (place, limit) = (network.client(cell), silence.unwrap_or(ASSOCIATE));
     let mut association = Association::connect_within(place, own, to, limit)?;
     let answer = association.ask("hello")?;
     let (peer, local) = (association.peer()?, association.local()?);
