@@ -24,7 +24,13 @@ pub enum Finds {
 }
 
 /// All of them; the first that concerns a cell counts.
-pub const DIFFERENCES: [Difference; 6] = [
+pub const DIFFERENCES: [Difference; 7] = [
+    Difference {
+        name: "bridged pods that ask for themselves",
+        // Node 2's pods are on a bridge.
+        concerns: |cell| cell.client == Client::Itself && is_inside(cell) && cell.backend == Backend::PodByRoute,
+        kube_proxy: Finds::Due(Due::Dropped),
+    },
     Difference {
         name: "pods that ask for themselves",
         concerns: |cell| cell.client == Client::Itself && is_inside(cell),
