@@ -509,7 +509,8 @@ pub mod flow_flags {
 
 /// Value of `half_open4` / `half_open6`, under the same keys as `flows4` / `flows6`: a flow that nobody has answered.
 ///
-/// Apart from the answered ones, so that a flood of SYNs evicts none of those. The first answer moves both entries there.
+/// Apart from the answered ones, so that a flood of SYNs evicts none of those, answered or not: both entries move there with the client's
+/// own segment after the answer (UDP: with the answer).
 /// Under a client's tuple whose flow is answered, it holds a SYN that asks for another connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -517,6 +518,9 @@ pub struct HalfOpen<const N: usize> {
     pub flow: Flow<N>,
     /// Backends that left it unanswered or refused it; 0: none.
     pub tried: [u32; MOST_MOVES],
+    /// With [`half_open_flags::ANSWERED`]: the sequence numbers of the latest two answers, the latest first (SCTP: initiate tags). One alone
+    /// stands twice.
+    pub answers: [u32; 2],
     /// SYNs since the flow has its backend, up to 255; UDP: 1.
     pub segments: u8,
     /// How often it was moved to another backend.
@@ -539,6 +543,10 @@ pub mod half_open_flags {
     pub const REFUSED: u8 = 4;
     /// Requests and answers both pass the client's link, and its service lets connections move.
     pub const MOVES: u8 = 8;
+    /// The backend has accepted the connection: it stays there. What the client sends next must acknowledge one of [`HalfOpen::answers`].
+    ///
+    /// [`HalfOpen::answers`]: super::HalfOpen::answers
+    pub const ANSWERED: u8 = 16;
 }
 
 /// Value of `health4` / `health6`, by backend id: what the programs have seen of a backend. Written by the programs.
@@ -904,8 +912,8 @@ sizes! {
     FlowKey<16> = 40,
     Flow<4> = 36,
     Flow<16> = 60,
-    HalfOpen<4> = 52,
-    HalfOpen<16> = 76,
+    HalfOpen<4> = 60,
+    HalfOpen<16> = 84,
     Health = 24,
     AffinityKey<4> = 12,
     AffinityKey<16> = 24,

@@ -98,7 +98,11 @@ fn who_may_not_pass_is_not_told_that_nobody_serves() {
 fn a_range_that_is_taken_away_ends_no_flow_and_lets_no_new_one_begin() {
     let mut tables = serving(frontend_kind::LOAD_BALANCER, service_flags::SOURCE_RANGES);
     tables.sources = vec![(1, CLIENT, 32)];
-    assert_eq!(tables.ask(from(CLIENT, TCP, 4000), SYN, Hook::POD_IN).outcome, Outcome::Selected);
+    let sent = tables.ask(from(CLIENT, TCP, 4000), SYN, Hook::POD_IN);
+    assert_eq!(sent.outcome, Outcome::Selected);
+    let (src_port, dst_port) = (sent.port, 4000);
+    let answer = FlowKey { src: sent.address, dst: CLIENT, src_port, dst_port, protocol: TCP, pad: [0; 3] };
+    assert_eq!(tables.ask(answer, SYN | ACK, Hook::POD_OUT).outcome, Outcome::Replied);
     assert_eq!(tables.ask(from(CLIENT, UDP, 4000), 0, Hook::POD_IN).outcome, Outcome::Selected);
     tables.sources.clear();
     assert_eq!(tables.ask(from(CLIENT, TCP, 4000), ACK, Hook::POD_IN).outcome, Outcome::Forwarded);

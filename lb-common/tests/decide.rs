@@ -415,6 +415,8 @@ proptest! {
                 };
                 prop_assert_eq!(seen, (*client, *believed));
             }
+            // The client has the answer.
+            tables.ask(sent, ACK, Hook::POD_IN);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How a connection opens: half-open until it is answered, moved while nobody does, refused late; who is suspect and who is probed.
+//! How a connection opens: half-open until its client has the answer, moved while nobody does, refused late; who is suspect and who is probed.
 
 // Tests may unwrap: a panic is a failed test.
 #![allow(clippy::unwrap_used)]
@@ -61,12 +61,20 @@ fn accept(tables: &mut Memory, port: u16, sent: &Verdict<4>) -> Verdict<4> {
     tables.ask(answers(asks(TCP, port), sent), SYN | ACK, Hook::POD_OUT)
 }
 
+/// The backend accepts, and the client says that it knows.
+fn opened(tables: &mut Memory, port: u16, sent: &Verdict<4>) {
+    assert_eq!(accept(tables, port, sent).outcome, Outcome::Replied);
+    assert_eq!(tables.ask(asks(TCP, port), ACK, Hook::POD_IN).outcome, Outcome::Forwarded);
+}
+
 #[test]
-fn the_first_answer_moves_both_entries_among_the_answered_ones() {
+fn the_clients_segment_after_the_answer_moves_both_entries_among_the_open_ones() {
     let mut tables = serving(1);
     let sent = syn(&mut tables, 4000);
     assert_eq!((tables.half_open.len(), tables.flows.len()), (2, 0));
     assert_eq!(accept(&mut tables, 4000, &sent).outcome, Outcome::Replied);
+    assert_eq!((tables.half_open.len(), tables.flows.len()), (2, 0), "whoever floods is answered, too");
+    assert_eq!(tables.ask(asks(TCP, 4000), ACK, Hook::POD_IN).outcome, Outcome::Forwarded);
     assert_eq!((tables.half_open.len(), tables.flows.len()), (0, 2));
     assert!(tables.flows.values().all(|flow| flow.state == flow_state::OPEN && flow.isn == ISN));
     assert_eq!(tables.health[&sent.backend].connections, 1);
@@ -75,13 +83,55 @@ fn the_first_answer_moves_both_entries_among_the_answered_ones() {
 }
 
 #[test]
-fn a_client_that_saw_an_answer_which_no_hook_saw_is_believed() {
+fn a_segment_opens_a_flow_only_if_it_acknowledges_the_answer() {
     let mut tables = serving(1);
-    syn(&mut tables, 4000);
-    let stray = tables.ask_numbered(asks(TCP, 4000), ACK, ISN.wrapping_sub(9), 0, Hook::POD_IN);
-    assert_eq!(stray.outcome, Outcome::RefusedNoFlow, "it is not of this connection");
-    assert_eq!(tables.ask(asks(TCP, 4000), ACK, Hook::POD_IN).outcome, Outcome::Forwarded);
+    let sent = syn(&mut tables, 4000);
+    assert_eq!(tables.ask(asks(TCP, 4000), ACK, Hook::POD_IN).outcome, Outcome::RefusedNoFlow, "nobody has answered");
+    accept(&mut tables, 4000, &sent);
+    let forged =
+        |tables: &mut Memory, seq, ack| tables.ask_numbered(asks(TCP, 4000), ACK, seq, ack, Hook::POD_IN).outcome;
+    assert_eq!(forged(&mut tables, ISN.wrapping_sub(9), ISN + 1), Outcome::RefusedNoFlow, "not of this connection");
+    assert_eq!(forged(&mut tables, ISN + 1, ISN + 2), Outcome::RefusedNoFlow, "it has not seen the answer");
+    // Of a backend that answers by SYN cookies, a later answer has another number.
+    let later = answers(asks(TCP, 4000), &sent);
+    for number in [77, 88] {
+        tables.ask_numbered(later, SYN | ACK, number, ISN + 1, Hook::POD_OUT);
+    }
+    assert_eq!((tables.half_open.len(), tables.flows.len()), (2, 0));
+    assert_eq!(forged(&mut tables, ISN + 1, ISN + 1), Outcome::RefusedNoFlow, "two answers are remembered");
+    assert_eq!(forged(&mut tables, ISN + 1, 78), Outcome::Forwarded);
     assert_eq!((tables.half_open.len(), tables.flows.len()), (0, 2));
+}
+
+#[test]
+fn an_answered_flow_stays_where_it_is_and_either_entry_heals() {
+    for client_lost in [false, true] {
+        let mut tables = serving(4);
+        let sent = syn(&mut tables, 4000);
+        accept(&mut tables, 4000, &sent);
+        let again = syn_again(&mut tables, 4000);
+        assert_eq!((again.outcome, again.backend), (Outcome::Forwarded, sent.backend));
+        let reset = tables.ask(answers(asks(TCP, 4000), &sent), RST | ACK, Hook::POD_OUT);
+        assert_eq!(reset.action, Action::ToClient, "no refusal that could be withheld");
+        let reply = answers(asks(TCP, 4000), &sent);
+        let lost = if client_lost { asks(TCP, 4000) } else { reply };
+        tables.half_open.remove(&lost).unwrap();
+        let again = if client_lost { accept(&mut tables, 4000, &sent) } else { syn_again(&mut tables, 4000) };
+        assert_eq!(again.backend, sent.backend);
+        assert_eq!(tables.ask(asks(TCP, 4000), ACK, Hook::POD_IN).backend, sent.backend);
+        assert_eq!((tables.half_open.len(), tables.flows.len()), (0, 2));
+        assert!(tables.notes.is_empty());
+    }
+}
+
+#[test]
+fn an_answer_to_data_in_the_syn_acknowledges_more() {
+    let mut tables = serving(1);
+    let sent = syn(&mut tables, 4000);
+    let reply = answers(asks(TCP, 4000), &sent);
+    assert_eq!(tables.ask_numbered(reply, SYN | ACK, 5, ISN + 101, Hook::POD_OUT).outcome, Outcome::Replied);
+    let next = tables.ask_numbered(asks(TCP, 4000), ACK, ISN + 101, 6, Hook::POD_IN);
+    assert_eq!((next.outcome, tables.flows.len()), (Outcome::Forwarded, 2));
 }
 
 #[test]
@@ -204,7 +254,7 @@ fn a_client_under_affinity_leaves_its_backend_at_the_second_retransmit_and_stick
 fn another_connection_on_a_live_flows_ports_moves_it_at_the_third_syn_only() {
     let mut tables = serving(1);
     let sent = syn(&mut tables, 4000);
-    accept(&mut tables, 4000, &sent);
+    opened(&mut tables, 4000, &sent);
     let other = |tables: &mut Memory| tables.ask_numbered(asks(TCP, 4000), SYN, 77, 0, Hook::POD_IN).outcome;
     assert_eq!([other(&mut tables), other(&mut tables)], [Outcome::Forwarded; 2]);
     assert!(tables.flows.values().all(|flow| flow.isn == ISN && flow.state == flow_state::OPEN));
@@ -212,7 +262,7 @@ fn another_connection_on_a_live_flows_ports_moves_it_at_the_third_syn_only() {
 
     let mut tables = serving(1);
     let sent = syn(&mut tables, 4000);
-    accept(&mut tables, 4000, &sent);
+    opened(&mut tables, 4000, &sent);
     other(&mut tables);
     tables.ask_numbered(answers(asks(TCP, 4000), &sent), SYN | ACK, 5, 78, Hook::POD_OUT);
     assert!(tables.flows.values().all(|flow| flow.isn == 77), "the backend has taken it for the old one");
@@ -270,6 +320,8 @@ fn a_backend_that_is_its_own_client_meets_the_service_at_the_other_end() {
     let reply = tables.ask(answers(asks(TCP, 4000), &sent), SYN | ACK, Hook::POD_IN);
     assert_eq!((reply.action, reply.masquerade, reply.route), (Action::ToClient, true, true));
     assert_eq!((reply.address, reply.port, reply.client_port), (VIP, 80, 4000));
+    let open = tables.ask(asks(TCP, 4000), ACK, Hook::POD_IN);
+    assert_eq!((open.outcome, tables.flows.len()), (Outcome::Forwarded, 2));
     assert!(tables.flows.values().all(|flow| flow.flags & flow_flags::MASQUERADED != 0));
 }
 

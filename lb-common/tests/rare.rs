@@ -17,6 +17,7 @@ const CLIENT: [u8; 4] = [10, 0, 1, 2];
 const VIPS: [[u8; 4]; 2] = [[10, 96, 0, 10], [10, 96, 0, 11]];
 const BACKENDS: [[u8; 4]; 2] = [[10, 0, 2, 1], [10, 0, 2, 2]];
 const ISN: u32 = 7_000;
+const BACKENDS_ISN: u32 = 900;
 
 fn serving(backends: &[[u8; 4]]) -> Memory {
     let mut tables = Memory::default();
@@ -50,7 +51,7 @@ fn accepts(tables: &mut Memory, verdict: &Verdict<4>, isn: u32) -> Verdict<4> {
         protocol: TCP,
         pad: [0; 3],
     };
-    sent(tables, Packet { ack: isn + 1, ..Packet::new(key, SYN | ACK) }, Hook::POD_OUT)
+    sent(tables, Packet { seq: BACKENDS_ISN, ack: isn + 1, ..Packet::new(key, SYN | ACK) }, Hook::POD_OUT)
 }
 
 #[test]
@@ -103,6 +104,8 @@ fn a_second_connection_is_accepted_by_the_flows_own_backend_alone() {
     let mut tables = serving(&BACKENDS);
     let first = syn(&mut tables, 0, ISN);
     assert_eq!(accepts(&mut tables, &first, ISN).action, Action::ToClient);
+    let next = Packet { seq: ISN + 1, ack: BACKENDS_ISN + 1, ..Packet::new(asks(0), ACK) };
+    assert_eq!(sent(&mut tables, next, Hook::POD_IN).outcome, Outcome::Forwarded);
     // What another backend's flow on the same tuple left behind: the answers' half alone.
     let other = BACKENDS.into_iter().find(|address| *address != first.address).unwrap();
     let flow = tables.flows[&asks(0)];

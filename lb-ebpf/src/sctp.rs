@@ -18,7 +18,7 @@ use crate::tables::Kernel;
 
 /// Common header: ports, verification tag, checksum (RFC 9260, section 3.1).
 const COMMON: usize = 12;
-/// A chunk's type, flags and length, which counts them in; and the initiate tag of an INIT.
+/// A chunk's type, flags and length, which counts them in; and the initiate tag of an INIT or INIT ACK.
 const CHUNK: usize = 4;
 const INIT_TAG: usize = 4;
 const INIT_LENGTH: usize = 20;
@@ -58,7 +58,7 @@ pub fn read<const N: usize>(skb: *mut __sk_buff, headers: &Headers, packet: &mut
         chunk::SHUTDOWN | chunk::SHUTDOWN_ACK => FIN | ACK,
         _ => ACK,
     };
-    if kind == chunk::INIT {
+    if begins {
         let mut tag = [0u8; INIT_TAG];
         load(skb, headers.transport + COMMON + CHUNK, &mut tag).map_err(|_| Odd::Malformed)?;
         packet.seq = u32::from_be_bytes(tag);

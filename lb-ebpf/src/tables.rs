@@ -11,7 +11,7 @@ use aya_ebpf::bindings::{
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns, bpf_sk_release, bpf_skc_lookup_tcp};
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot,
-    SourceKey, Vip, VipKey, affinity_tag, tag,
+    SourceKey, Vip, VipKey, affinity_tag, half_open_flags, tag,
 };
 use lb_common::decide::{NotInserted, Pick, Reserved, Tables, Work};
 use lb_common::limits;
@@ -161,6 +161,20 @@ where
     #[inline(always)]
     fn remove_half_open(&mut self, key: &FlowKey<N>) {
         <Kernel as Family<N>>::remove_half_open(key);
+    }
+
+    #[inline(always)]
+    fn mark_answered(&mut self, key: &FlowKey<N>, backend: u32, answers: [u32; 2]) -> bool {
+        let Some(entry) = <Kernel as Family<N>>::half_open(key) else { return false };
+        // SAFETY: a map value for the whole run of the program; at worst recycled, which tag and backend show.
+        unsafe {
+            if (*entry).flow.tag != tag(key) || (*entry).flow.backend != backend {
+                return false;
+            }
+            (*entry).answers = answers;
+            (*entry).flags |= half_open_flags::ANSWERED;
+        }
+        true
     }
 
     #[inline(always)]

@@ -302,7 +302,9 @@ fn a_second_connection_from_an_open_ones_port_moves_only_when_nobody_answers_it(
     let scene = Scene::new("second", 4);
     scene.each(|scene, syn| {
         let arrived = scene.arrives(&syn);
-        scene.answered(&syn, &arrived);
+        let told = scene.answered(&syn, &arrived);
+        scene.client.send(&Segment { length: 10, ..told.answer(ACK, ISN + 1) });
+        scene.backends.receive(SOON, |segment| segment.length == 10).expect("the data arrives");
         // The backend lost its memory of it: it would answer the first such SYN by a challenge. Here it is dead.
         let second = Segment { seq: ISN + 50_000, ..syn };
         assert_eq!(scene.arrives(&second).to, arrived.to, "first: to the same backend");

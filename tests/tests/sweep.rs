@@ -138,6 +138,7 @@ fn what_is_over_goes_and_what_lives_stays() -> Result<()> {
     let half_open = |half: Half, seen_s, flags, tried| HalfOpen {
         flow: Flow { seen_s, state: flow_state::HALF_OPEN, ..half.1 },
         tried,
+        answers: [0; 2],
         segments: 1,
         moves: 0,
         flags,

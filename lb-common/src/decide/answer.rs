@@ -1,12 +1,15 @@
-//! What comes back for a flow that nobody has answered yet: the answer that makes it an open one, a refusal, or something late.
+//! What comes back for a flow that nobody has answered yet: an answer, a refusal, or something late.
+//!
+//! An answer of TCP or SCTP makes no open flow: whoever floods is answered, too. It is noted in the half-open entries, and the client's own
+//! segment, which acknowledges it, opens the flow ([`super::opening::unseen`]).
 //!
 //! `work.half` is the reply entry found under the packet's tuple, `work.pair_key` the client's.
 
 use super::entries::{forget_half, kept_by, leads_to, pair_of};
 use super::{Action, Hook, NotInserted, Now, Step, Tables, Work, health, opening};
-use crate::abi::{UDP, flow_flags, flow_state, half_open_flags};
+use crate::abi::{TCP, UDP, flow_flags, flow_state, half_open_flags};
 use crate::outcome::Outcome;
-use crate::state;
+use crate::{state, words};
 
 /// Whether replies of a flow with these flags are rewritten at this hook; and if so, whether they are sent on from here.
 #[inline(always)]
@@ -44,12 +47,17 @@ pub(super) fn answer<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
     }
     work.rewrite(Action::ToClient, Outcome::Replied, route);
     if protocol != UDP {
-        // Of another attempt on the same tuple, or forged: the client judges.
-        if work.packet.ack != work.flow.isn.wrapping_add(1) {
+        let accepts = state::accepts(flags);
+        // Of another attempt on the same tuple, or forged: the client judges. So it does what follows its answer.
+        if !acknowledges(work, accepts) || (!accepts && work.half.flags & half_open_flags::ANSWERED != 0) {
             return Step::Decided;
         }
-        if !state::accepts(flags) {
+        if !accepts {
             return refusal(tables, work, generation, now);
+        }
+        if work.flow.backend != 0 {
+            accepted(tables, work, generation, now);
+            return Step::Decided;
         }
     }
     work.flow.state = flow_state::OPEN;
@@ -63,6 +71,57 @@ pub(super) fn answer<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
         Promoted::Full => work.settle(Action::Drop, Outcome::DroppedTableFull),
     }
     Step::Decided
+}
+
+/// Whether the packet answers the SYN of `work.flow`. With data in it (RFC 7413), what accepts it acknowledges that, too.
+#[inline(always)]
+fn acknowledges<const N: usize>(work: &Work<N>, accepts: bool) -> bool {
+    const MOST_DATA: u32 = u16::MAX as u32;
+    let more = work.packet.ack.wrapping_sub(work.flow.isn.wrapping_add(1));
+    more == 0 || (accepts && work.packet.key.protocol == TCP && more <= MOST_DATA)
+}
+
+/// The backend accepts the connection: noted in both entries, one that is missing written again.
+#[inline(always)]
+fn accepted<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, generation: u32, now: Now) {
+    let known = tables.half_open(&work.pair_key, &mut work.pair_half);
+    if known {
+        let second = work.pair_half.flags & half_open_flags::SECOND != 0;
+        if second || !leads_to(&work.pair_key, &work.pair_half.flow, &work.packet.key) {
+            return late(work);
+        }
+    } else if tables.flow(&work.pair_key, &mut work.other).is_some() {
+        // The client's tuple is an answered flow's.
+        if leads_to(&work.pair_key, &work.other, &work.packet.key) {
+            return;
+        }
+        let timeout_s = tables.timeout_s(work.packet.key.protocol, work.other.state);
+        if !state::yields(&work.other, timeout_s, now.s) {
+            return late(work);
+        }
+        tables.remove_flow(&work.pair_key);
+    }
+    let (half, number) = (&mut work.half, work.packet.seq);
+    let first = half.flags & half_open_flags::ANSWERED == 0;
+    if first || (half.answers[0] != number && half.answers[1] != number) {
+        half.answers = [number, if first { number } else { half.answers[0] }];
+        half.flags |= half_open_flags::ANSWERED;
+        tables.mark_answered(&work.packet.key, half.flow.backend, half.answers);
+    }
+    let (backend, answers) = (work.half.flow.backend, work.half.answers);
+    if !known {
+        words::clear(&mut work.pair_half);
+        pair_of(&work.packet.key, &work.flow, &work.pair_key, &mut work.pair_half.flow);
+        (work.pair_half.flags, work.pair_half.answers) = (half_open_flags::ANSWERED, answers);
+        // Lost if the table is full: the client asks once more.
+        let _ = tables.insert_half_open(&work.pair_key, &work.pair_half, false);
+    } else if !tables.mark_answered(&work.pair_key, backend, answers) {
+        // Moved at this very moment.
+        return late(work);
+    } else if first {
+        health::accuse_silent(tables, work, now);
+    }
+    health::answered(tables, backend, generation, now);
 }
 
 /// The backend refuses the connection: the next step says whether the client is told.
@@ -84,7 +143,7 @@ fn late<const N: usize>(work: &mut Work<N>) {
     work.verdict.backend = work.flow.backend;
 }
 
-/// What became of a half-open flow.
+/// What became of a half-open flow that is to be an open one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Promoted {
@@ -94,7 +153,7 @@ pub(super) enum Promoted {
     Full,
 }
 
-/// Makes the half-open flow an answered one. `work.flow` is the entry of the packet's direction as it is to be: with its new state.
+/// Makes the half-open flow an open one. `work.flow` is the entry of the packet's direction as it is to be: with its new state.
 ///
 /// Other CPUs may move the flow, or make it another backend's, at the same time: whoever writes the client's entry among the answered
 /// flows first has decided whose it is.
@@ -106,9 +165,9 @@ pub(super) fn promote<const N: usize, T: Tables<N>>(
     generation: u32,
     now: Now,
 ) -> Promoted {
-    // The client's half says whom the flow is with, and who left it unanswered.
-    let known = is_reply && tables.half_open(&work.pair_key, &mut work.pair_half);
-    if known
+    // The client's half says whom the flow is with.
+    if is_reply
+        && tables.half_open(&work.pair_key, &mut work.pair_half)
         && work.pair_half.flags & half_open_flags::SECOND == 0
         && !leads_to(&work.pair_key, &work.pair_half.flow, &work.packet.key)
     {
@@ -147,9 +206,6 @@ pub(super) fn promote<const N: usize, T: Tables<N>>(
     tables.remove_half_open(reply);
     if counts {
         tables.count_connection(work.flow.backend, generation, 1);
-        if known {
-            health::accuse_silent(tables, work, now);
-        }
     }
     Promoted::Yes
 }

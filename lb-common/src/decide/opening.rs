@@ -1,4 +1,4 @@
-//! Packets of a flow that nobody has answered yet, from the client's side.
+//! Packets of a flow that is half-open, from the client's side: its SYN again, and the segment that shows that it has the answer.
 //!
 //! `work.half` is the entry found under the packet's tuple, `work.pair_key` the key of the other direction.
 
@@ -7,6 +7,7 @@ use super::place::answer_half;
 use super::{Action, Hook, Now, Step, Tables, Work, answer, tunnel};
 use crate::abi::{MOST_MOVES, TCP, UDP, flow_flags, flow_state, half_open_flags};
 use crate::outcome::Outcome;
+use crate::state::tcp_flag;
 use crate::{state, words};
 
 /// A packet of no answered flow that may belong to one that is not answered yet.
@@ -49,13 +50,28 @@ fn again<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook:
     // No stack sends a SYN again within the second (RFC 6298, section 2): the network has doubled it.
     if opens && work.flow.seen_s != now.s {
         work.half.segments = work.half.segments.saturating_add(1);
-        let moves = work.half.flags & half_open_flags::MOVES != 0 && (work.half.moves as usize) < MOST_MOVES;
+        let moves = work.half.flags & (half_open_flags::MOVES | half_open_flags::ANSWERED) == half_open_flags::MOVES
+            && (work.half.moves as usize) < MOST_MOVES;
         if moves && hook.has(Hook::FROM_CLIENT) {
             return Step::Retry;
         }
     }
     stay(tables, work, hook, now);
+    if is_reset(work) {
+        forget_half(tables, work);
+    }
     Step::Decided
+}
+
+/// Whether the client wants no connection of what was answered: its RST has the number that the answer acknowledged.
+#[inline(always)]
+fn is_reset<const N: usize>(work: &Work<N>) -> bool {
+    let packet = &work.packet;
+    if packet.tcp_flags & tcp_flag::RST == 0 || work.half.flags & half_open_flags::ANSWERED == 0 {
+        return false;
+    }
+    // SCTP: what is answered names its backend's tag.
+    if packet.key.protocol == TCP { packet.seq == work.flow.isn.wrapping_add(1) } else { has_answer(work) }
 }
 
 /// The backend takes no more of the flow, and nobody has answered it: it begins anew.
@@ -100,8 +116,8 @@ pub(super) const fn begins<const N: usize>(work: &Work<N>) -> bool {
     work.packet.key.protocol == UDP || state::opens(work.packet.tcp_flags)
 }
 
-/// A client's segment of a service, but of no answered flow: it belongs to a half-open one whose answer no hook has seen, or to none,
-/// for which the verdict is in `work` already.
+/// A client's segment of a service, but of no open flow: it acknowledges the answer of a half-open one, which is open from now on; or it
+/// belongs to none, for which the verdict is in `work` already.
 #[inline(always)]
 pub(super) fn unseen<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
     let now = Now::from_ns(tables.now_ns());
@@ -125,7 +141,7 @@ pub(super) fn unseen<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
     Step::Decided
 }
 
-/// Whether the segment may follow the SYN of `work.half`.
+/// Whether the segment follows the SYN of `work.half`, and its answer. No answer passes here of what goes whole to the backend's node.
 #[inline(always)]
 fn follows<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, now: Now) -> bool {
     /// No window is larger (RFC 7323, section 2.3).
@@ -137,12 +153,21 @@ fn follows<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, now: No
     flow.flags & flow_flags::REPLY == 0
         && work.half.flags & half_open_flags::SECOND == 0
         && (protocol != TCP || distance <= LARGEST_WINDOW)
+        && (flow.port == 0 || has_answer(work))
         && !state::expired(flow, timeout_s, now.s)
+}
+
+/// Whether the segment acknowledges an answer to `work.half`: whoever forges its sender has seen none.
+#[inline(always)]
+fn has_answer<const N: usize>(work: &Work<N>) -> bool {
+    let number = work.packet.ack.wrapping_sub(1);
+    let [latest, before] = work.half.answers;
+    work.half.flags & half_open_flags::ANSWERED != 0 && (number == latest || number == before)
 }
 
 /// Tells the sender. A RST is never answered by a RST (RFC 9293, section 3.10.7.1).
 #[inline(always)]
 pub(super) fn refuse<const N: usize>(work: &mut Work<N>, outcome: Outcome) {
-    let silent = work.packet.key.protocol != UDP && work.packet.tcp_flags & state::tcp_flag::RST != 0;
+    let silent = work.packet.key.protocol != UDP && work.packet.tcp_flags & tcp_flag::RST != 0;
     work.settle(if silent { Action::Drop } else { Action::Refuse }, outcome);
 }

@@ -3,7 +3,7 @@
 use super::entries::{forget_owner, leads_to, pair_of, same, set_pair_key};
 use super::select::stick;
 use super::{Action, Hook, NotInserted, Now, Tables, Work, health, masquerade};
-use crate::abi::{FlowKey, HalfOpen, TCP, flow_flags, tag};
+use crate::abi::{FlowKey, HalfOpen, TCP, flow_flags, half_open_flags, tag};
 use crate::limits::{ADDRESS_ATTEMPTS, PORT_ATTEMPTS, SOCKET_ATTEMPTS};
 use crate::outcome::Outcome;
 use crate::{state, words};
@@ -164,6 +164,8 @@ pub(super) fn aim<const N: usize>(work: &mut Work<N>, hook: Hook) {
 pub(super) fn answer_half<const N: usize>(work: &mut Work<N>) {
     words::clear(&mut work.pair_half);
     pair_of(&work.packet.key, &work.half.flow, &work.pair_key, &mut work.pair_half.flow);
+    work.pair_half.flags = work.half.flags & half_open_flags::ANSWERED;
+    work.pair_half.answers = work.half.answers;
 }
 
 /// What became of a claim.

@@ -36,6 +36,9 @@ pub trait Tables<const N: usize> {
     /// Writes a half-open entry; without `replace` an existing one is left alone and refused.
     fn insert_half_open(&mut self, key: &FlowKey<N>, entry: &HalfOpen<N>, replace: bool) -> Result<(), NotInserted>;
     fn remove_half_open(&mut self, key: &FlowKey<N>);
+    /// Marks a half-open entry of this backend as answered in place, by these numbers ([`HalfOpen::answers`]). `false`: it is another
+    /// backend's, or not there.
+    fn mark_answered(&mut self, key: &FlowKey<N>, backend: u32, answers: [u32; 2]) -> bool;
     /// What was seen of a backend; zeroes, if that was an earlier one of its id. `None`: there is no such id.
     fn health(&mut self, backend: u32, generation: u32) -> Option<Health>;
     /// Writes what was seen of a backend, but for its connections.

@@ -52,7 +52,7 @@ pub struct Packet<const N: usize> {
     /// TCP: the header's flag byte. SCTP: the flag that means the same as the first chunk. UDP: 0.
     pub tcp_flags: u8,
     pub pad: [u8; 3],
-    /// TCP: the sequence number. SCTP: the initiate tag of an INIT. Else 0.
+    /// TCP: the sequence number. SCTP: the initiate tag of an INIT or INIT ACK. Else 0.
     pub seq: u32,
     /// TCP: the acknowledgement number. SCTP: the verification tag + 1, so that what answers an INIT acknowledges its tag as a SYN's
     /// number. Else 0.
@@ -171,7 +171,7 @@ impl<const N: usize> Work<N> {
             state: 0,
             flags: 0,
         };
-        let half = HalfOpen { flow, tried: [0; MOST_MOVES], segments: 0, moves: 0, flags: 0, pad: 0 };
+        let half = HalfOpen { flow, tried: [0; MOST_MOVES], answers: [0; 2], segments: 0, moves: 0, flags: 0, pad: 0 };
         let verdict = Verdict {
             action: Action::Pass,
             outcome: Outcome::Passed,

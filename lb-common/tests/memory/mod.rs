@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Masquerade, Service,
-    ServiceKey, Slot, UDP, Vip, VipKey, affinity_tag, backend_flags, backend_state, seal, tag,
+    ServiceKey, Slot, UDP, Vip, VipKey, affinity_tag, backend_flags, backend_state, half_open_flags, seal, tag,
 };
 use lb_common::decide::{Hook, NotInserted, Packet, Tables, Verdict, Work, decide};
 use lb_common::outcome::Outcome;
@@ -168,6 +168,12 @@ impl<const N: usize> Tables<N> for Memory<N> {
         self.half_open.remove(key);
     }
 
+    fn mark_answered(&mut self, key: &FlowKey<N>, backend: u32, answers: [u32; 2]) -> bool {
+        let found =
+            self.half_open.get_mut(key).filter(|entry| entry.flow.tag == tag(key) && entry.flow.backend == backend);
+        found.map(|entry| (entry.flags, entry.answers) = (entry.flags | half_open_flags::ANSWERED, answers)).is_some()
+    }
+
     fn health(&mut self, backend: u32, generation: u32) -> Option<Health> {
         let health = self.health.get(&backend).copied().unwrap_or_default();
         Some(if health.generation == generation { health } else { Health { generation, ..Health::default() } })
@@ -275,9 +281,10 @@ impl Memory<4> {
     }
 
     pub fn ask(&mut self, key: FlowKey<4>, tcp_flags: u8, hook: Hook) -> Verdict<4> {
-        // Of a client whose initial sequence number is always the same one, and what answers it.
+        // Of a client whose initial sequence number is always the same one as its backend's.
         let syn = tcp_flags & SYN != 0 && tcp_flags & ACK == 0;
-        self.ask_numbered(key, tcp_flags, if syn { ISN } else { ISN + 1 }, ISN + 1, hook)
+        let begins = tcp_flags & SYN != 0;
+        self.ask_numbered(key, tcp_flags, if begins { ISN } else { ISN + 1 }, if syn { 0 } else { ISN + 1 }, hook)
     }
 
     /// As [`Memory::ask`], of a segment with these sequence and acknowledgement numbers.

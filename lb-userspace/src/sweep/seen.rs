@@ -130,7 +130,8 @@ mod tests {
         };
         let mut seen = Seen::new(start);
         seen.flow(Family::V4, &flow(1, flow_flags::REPLY));
-        let tried = HalfOpen { flow: flow(9, 0), tried: [2, 0, 0], segments: 1, moves: 1, flags: 0, pad: 0 };
+        let tried =
+            HalfOpen { flow: flow(9, 0), tried: [2, 0, 0], answers: [0; 2], segments: 1, moves: 1, flags: 0, pad: 0 };
         seen.half_open(Family::V4, &tried);
         seen.socket(id(3));
         seen.flow(Family::V4, &flow(5, flow_flags::COUNTED));

@@ -31,13 +31,13 @@ pub struct Connection {
     pub isn: u32,
     /// When its first packet came.
     pub since_s: u32,
-    /// What is remembered while nobody has answered.
+    /// What is remembered until the client shows that it has an answer.
     pub opening: Option<Opening>,
     pub forward: Option<Half>,
     pub reply: Option<Half>,
 }
 
-/// A connection that nobody has answered yet.
+/// A connection of which the client has shown no answer yet.
 #[derive(Clone, Debug, Default)]
 pub struct Opening {
     /// Made at the client's own link, for a service that lets connections move.
@@ -48,6 +48,8 @@ pub struct Opening {
     pub segments: u8,
     /// Its backend has refused it, and the client was not told.
     pub refused: bool,
+    /// The numbers of the latest two answers, once there is one: the latest first.
+    pub answers: Option<[u32; 2]>,
 }
 
 /// Whose answers are late.

@@ -37,6 +37,7 @@ pub enum HalfEntry {
         segments: u8,
         moves: u8,
         refused: bool,
+        answers: Option<[u32; 2]>,
     },
     /// An answer that comes there is late.
     Left {
@@ -117,10 +118,12 @@ fn demanded(world: &World) -> Entries {
         let mut tried = [0; MOST_MOVES];
         tried.iter_mut().zip(&opening.tried).for_each(|(place, id)| *place = *id);
         let moves = u8::try_from(opening.tried.len()).expect("few");
-        let (segments, refused) = (opening.segments, opening.refused);
-        let forward = forward.map(|entry| HalfEntry::Flow { entry, tried, segments, moves, refused });
-        let reply =
-            reply.map(|entry| HalfEntry::Flow { entry, tried: [0; MOST_MOVES], segments: 0, moves: 0, refused: false });
+        let (segments, refused, seen) = (opening.segments, opening.refused, opening.answers);
+        let forward = forward.map(|entry| HalfEntry::Flow { entry, tried, segments, moves, refused, answers: seen });
+        let reply = reply.map(|entry| {
+            let (tried, segments, moves, refused) = ([0; MOST_MOVES], 0, 0, false);
+            HalfEntry::Flow { entry, tried, segments, moves, refused, answers: seen }
+        });
         entries.half_open.extend(forward.map(|entry| (asks, entry)));
         entries.half_open.extend(reply.map(|entry| (answers, entry)));
     }
@@ -229,7 +232,8 @@ where
         return HalfEntry::Second { isn: entry.isn, seen_s: entry.seen_s, segments: half.segments };
     }
     let refused = half.flags & half_open_flags::REFUSED != 0;
-    HalfEntry::Flow { entry, tried: half.tried, segments: half.segments, moves: half.moves, refused }
+    let answers = (half.flags & half_open_flags::ANSWERED != 0).then_some(half.answers);
+    HalfEntry::Flow { entry, tried: half.tried, segments: half.segments, moves: half.moves, refused, answers }
 }
 
 fn state_number(state: State) -> u8 {

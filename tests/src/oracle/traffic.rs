@@ -45,6 +45,12 @@ fn known(random: &mut Random, v6: bool, world: &World, connection: &Connection) 
         let mut frame = shaped(random, v6, connection.protocol, connection.client, connection.target);
         let isn = second.filter(|_| !random.one_in(3)).map_or(connection.isn, |second| second.isn);
         asks(random, &mut frame, isn);
+        if let Some(answers) = connection.opening.as_ref().and_then(|opening| opening.answers)
+            && !random.one_in(4)
+        {
+            let answer = *random.of(&answers);
+            opens(random, &mut frame, connection.isn, answer);
+        }
         return (if random.one_in(3) { anywhere } else { connection.hook }, frame);
     }
     // It is answered.
@@ -132,6 +138,12 @@ fn asks(random: &mut Random, frame: &mut Frame, isn: u32) {
     frame.sequence = if frame.tcp_flags & SYN != 0 { isn } else { isn.wrapping_add(1 + u32::from(random.byte())) };
 }
 
+/// What the client says that has this answer.
+fn opens(random: &mut Random, frame: &mut Frame, isn: u32, answer: u32) {
+    frame.tcp_flags = *random.of(&[ACK, ACK, ACK, ACK, FIN | ACK, RST]);
+    (frame.sequence, frame.acknowledgement) = (isn.wrapping_add(1), answer.wrapping_add(1));
+}
+
 /// What answers a SYN, or follows the answer; now and then another number.
 fn answers(random: &mut Random, frame: &mut Frame, isn: u32) {
     match random.below(5) {
@@ -140,8 +152,11 @@ fn answers(random: &mut Random, frame: &mut Frame, isn: u32) {
         _ => {}
     }
     if !random.one_in(6) {
-        frame.acknowledgement = isn.wrapping_add(1);
+        let data = if random.one_in(8) { u32::from(random.byte()) } else { 0 };
+        frame.acknowledgement = isn.wrapping_add(1 + data);
     }
+    // Answers are sent again, and some differ.
+    frame.sequence = *random.of(&[700, 700, 700, 701, u32::MAX]);
 }
 
 /// A packet with everything that must not matter chosen at random.

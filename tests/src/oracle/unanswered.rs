@@ -1,4 +1,4 @@
-//! A connection that nobody has answered yet: asked again, moved, answered, refused, answered late.
+//! A connection of which the client has shown no answer yet: asked again, moved, answered, refused, answered late, opened.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use super::connection::{Connection, Ended, Half, Left, Opening, State};
 use super::health::{hears, suspects};
 use super::opening::{settle, usable};
 use super::rules::{Asked, Expected, Fate, Hint, PASS, Turn};
-use super::wire::Protocol;
+use super::wire::{Protocol, RST};
 use super::world::{Torn, World};
 use crate::live::Hook;
 
@@ -17,6 +17,8 @@ use crate::live::Hook;
 const MOST_MOVES: usize = 3;
 /// No window is larger.
 const WINDOW: u32 = 1 << 30;
+/// What a SYN may carry, at most.
+const MOST_DATA: u32 = 65_535;
 
 /// The client sends again.
 pub fn ask(world: &mut World, asked: Asked, at: usize, hint: Hint) -> Result<Turn> {
@@ -47,7 +49,13 @@ pub fn ask(world: &mut World, asked: Asked, at: usize, hint: Hint) -> Result<Tur
     stay(world, asked, at);
     let connection = &world.connections[at];
     let outcome = if connection.backend.is_none() { Outcome::DirectTranslated } else { Outcome::Forwarded };
-    Ok(Turn::Decided(asked.to_answerer(connection, outcome, 0)))
+    let expected = asked.to_answerer(connection, outcome, 0);
+    let answered = connection.opening.as_ref().is_some_and(|opening| opening.answers.is_some());
+    let reset = asked.protocol == Protocol::Tcp && asked.tcp_flags & RST != 0;
+    if answered && reset && asked.sequence == connection.isn.wrapping_add(1) {
+        world.connections.remove(at); // The client wants no such connection.
+    }
+    Ok(Turn::Decided(expected))
 }
 
 /// A SYN or a datagram is remembered in both halves, and heals what is missing; a RST of the client changes nothing.
@@ -81,7 +89,12 @@ fn candidates(world: &World, at: usize) -> Option<Vec<u32>> {
     let connection = &world.connections[at];
     let opening = connection.opening.as_ref()?;
     let service = world.services.get(&(connection.target, connection.protocol))?;
-    if !opening.moves || opening.tried.len() >= MOST_MOVES || !service.retries || service.torn == Torn::Entry {
+    if !opening.moves
+        || opening.answers.is_some()
+        || opening.tried.len() >= MOST_MOVES
+        || !service.retries
+        || service.torn == Torn::Entry
+    {
         return None;
     }
     if service.torn != Torn::Whole {
@@ -151,7 +164,7 @@ fn retry(world: &mut World, asked: Asked, at: usize, hint: Hint) -> Result<Optio
         masqueraded: itself,
         behind_node: false,
         early: itself,
-        opening: Some(Opening { tried, segments: 1, refused: false, moves: opening.moves }),
+        opening: Some(Opening { tried, segments: 1, moves: opening.moves, ..Opening::default() }),
         forward: None,
         reply: None,
         ..connection
@@ -200,22 +213,84 @@ pub fn answer(world: &mut World, asked: Asked, at: usize, hint: Hint) -> Result<
     }
     let replied = asked.to_client(connection, early);
     if asked.protocol == Protocol::Tcp {
-        if asked.acknowledgement != connection.isn.wrapping_add(1) {
-            return Ok(replied); // Of another attempt, or forged: the client judges.
+        let more = asked.acknowledgement.wrapping_sub(connection.isn.wrapping_add(1));
+        let answered = connection.opening.as_ref().is_some_and(|opening| opening.answers.is_some());
+        if more > if asked.accepts() { MOST_DATA } else { 0 } || (answered && !asked.accepts()) {
+            return Ok(replied); // Of another attempt, or forged, or after an answer: the client judges.
         }
         if !asked.accepts() {
             return refused(world, asked, at, hint, replied);
         }
-    }
-    match promote(world, at, State::Open, true) {
-        Some(mut notes) => {
-            if backend != 0 {
-                notes.extend(hears(world, backend));
-            }
-            Ok(Expected { notes, ..replied })
+        if backend != 0 {
+            return Ok(accepted(world, asked, at, replied));
         }
-        None => Ok(late(asked, backend)),
     }
+    if !promote(world, at, State::Open, true) {
+        return Ok(late(asked, backend));
+    }
+    let notes = if backend == 0 { Vec::new() } else { hears(world, backend) };
+    Ok(Expected { notes, ..replied })
+}
+
+/// The backend has accepted: what the client must acknowledge is remembered.
+fn accepted(world: &mut World, asked: Asked, at: usize, replied: Expected) -> Expected {
+    let connection = world.connections[at].clone();
+    let (protocol, client, target) = (connection.protocol, connection.client, connection.target);
+    let (id, _) = connection.backend.expect("a service's");
+    let known = connection.forward.is_some();
+    if !known {
+        // Under the client's tuple stands another attempt, or whose answers go where this client is.
+        let left = |left: &Left| (left.protocol, left.answerer, left.seen_client) == (protocol, client, target);
+        if world.asking(protocol, client, target).is_some()
+            || world.answering(protocol, client, target).is_some()
+            || world.left.iter().any(left)
+            || world.seconds.iter().any(|second| (second.client, second.target) == (client, target))
+        {
+            return late(asked, id);
+        }
+        if let Some(before) = world.asked(protocol, client, target) {
+            let other = &world.connections[before];
+            if (other.answerer, other.seen_client) == (connection.answerer, connection.seen_client) {
+                return replied;
+            }
+            if !other.yields(other.forward.expect("asks"), world.now_s) {
+                return late(asked, id);
+            }
+            world.connections[before].forward = None;
+        } else if let Some(before) = world.answered(protocol, client, target) {
+            let other = &world.connections[before];
+            if !other.yields(other.reply.expect("answers"), world.now_s) {
+                return late(asked, id);
+            }
+            world.connections[before].reply = None;
+        }
+    }
+    let mut opening = connection.opening.clone().expect("not open");
+    let (first, number) = (opening.answers.is_none(), asked.sequence);
+    match opening.answers {
+        None => opening.answers = Some([number; 2]),
+        Some(known) if known.contains(&number) => {}
+        Some([latest, _]) => opening.answers = Some([number, latest]),
+    }
+    let tried = std::mem::take(&mut opening.tried);
+    let connection = &mut world.connections[at];
+    if known {
+        connection.opening = Some(Opening { tried: tried.clone(), ..opening });
+    } else {
+        connection.opening = Some(Opening { answers: opening.answers, ..Opening::default() });
+        connection.forward = connection.reply;
+    }
+    let since_s = connection.since_s;
+    world.tidy();
+    let mut notes = Vec::new();
+    for id in tried.into_iter().filter(|_| known && first) {
+        // It has answered nobody since: another one did what it left undone.
+        if world.health(id).answered_s.is_none_or(|answered_s| answered_s < since_s) {
+            notes.extend(suspects(world, id));
+        }
+    }
+    notes.extend(hears(world, id));
+    Expected { notes, ..replied }
 }
 
 /// The backend has refused.
@@ -265,13 +340,15 @@ fn late(asked: Asked, backend: u32) -> Expected {
     Expected { fate, outcome: Outcome::RefusedLate, backend, ..PASS }
 }
 
-/// A client's segment without SYN on a connection whose answer no hook has seen. `None`: on no such connection.
+/// A client's segment without SYN that acknowledges the answer of a connection: it is open from now on. `None`: of no such one.
 pub fn unseen(world: &mut World, asked: Asked, service: u32) -> Option<Expected> {
     let at = world.asking(asked.protocol, asked.src, asked.dst)?;
     let connection = &world.connections[at];
     let half = connection.forward.expect("asks by its forward half");
     let distance = asked.sequence.wrapping_sub(connection.isn.wrapping_add(1));
-    if distance > WINDOW || connection.is_silent(half, world.now_s) {
+    let answers = connection.opening.as_ref().and_then(|opening| opening.answers)?;
+    let has_answer = answers.contains(&asked.acknowledgement.wrapping_sub(1));
+    if !has_answer || distance > WINDOW || connection.is_silent(half, world.now_s) {
         return None;
     }
     let (id, generation) = connection.backend?;
@@ -280,58 +357,45 @@ pub fn unseen(world: &mut World, asked: Asked, service: u32) -> Option<Expected>
         return Some(asked.refuse(Outcome::Evicted, service, 0));
     }
     let state = if asked.closes() { State::Closing } else { State::Open };
-    let Some(notes) = promote(world, at, state, false) else {
+    if !promote(world, at, state, false) {
         return Some(asked.refuse(Outcome::RefusedNoFlow, service, 0));
-    };
+    }
     let at = world.asked(asked.protocol, asked.src, asked.dst).expect("promoted");
     let ended = asked.ended(true);
     let connection = &mut world.connections[at];
     for half in [&mut connection.forward, &mut connection.reply].into_iter().flatten() {
         half.ended = ended;
     }
-    Some(Expected { notes, ..asked.to_answerer(connection, Outcome::Forwarded, 0) })
+    Some(asked.to_answerer(connection, Outcome::Forwarded, 0))
 }
 
-/// The connection is an answered one from now on. `None`: its tuple is another live one's, or it is with another backend meanwhile.
-fn promote(world: &mut World, at: usize, state: State, by_answer: bool) -> Option<Vec<(u32, Outcome)>> {
+/// The connection is an open one from now on. `false`: its tuple is another live one's, or it is with another backend meanwhile.
+fn promote(world: &mut World, at: usize, state: State, by_answer: bool) -> bool {
     let now_s = world.now_s;
     let connection = world.connections[at].clone();
     let (protocol, client, target) = (connection.protocol, connection.client, connection.target);
     let (answerer, seen_client) = (connection.answerer, connection.seen_client);
     if by_answer && connection.forward.is_none() && world.asking(protocol, client, target).is_some() {
-        return None; // Under the client's tuple stands another attempt.
+        return false; // Under the client's tuple stands another attempt.
     }
-    let mut fresh = true;
     if let Some(before) = world.asked(protocol, client, target) {
         let other = &world.connections[before];
         let ours = other.answerer == answerer && other.seen_client == seen_client;
         if !ours && !other.yields(other.forward.expect("asks"), now_s) {
-            return None;
+            return false;
         }
-        fresh = !ours;
         world.connections[before].forward = None;
     }
     if let Some(before) = world.answered(protocol, answerer, seen_client) {
         world.connections[before].reply = None;
     }
     let connection = &mut world.connections[at];
-    let known = by_answer && connection.forward.is_some();
     let half = Half { state, seen_s: now_s, lost: false, ended: Ended::default() };
     (connection.forward, connection.reply) = (Some(half), Some(half));
-    let opening = connection.opening.take().unwrap_or_default();
-    let (since_s, of_service) = (connection.since_s, connection.backend.is_some());
+    connection.opening = None;
     if protocol == Protocol::Tcp {
         world.seconds.retain(|second| (second.client, second.target) != (client, target));
     }
     world.tidy();
-    let mut notes = Vec::new();
-    if known && fresh && of_service {
-        for id in opening.tried {
-            // It has answered nobody since: another one did what it left undone.
-            if world.health(id).answered_s.is_none_or(|answered_s| answered_s < since_s) {
-                notes.extend(suspects(world, id));
-            }
-        }
-    }
-    Some(notes)
+    true
 }

@@ -21,6 +21,8 @@ struct Said<const N: usize> {
     /// The tuple of its answer.
     answer: FlowKey<N>,
     isn: u32,
+    /// The number of the latest answer.
+    number: u32,
 }
 
 /// How many exchanges are remembered.
@@ -35,14 +37,19 @@ impl<const N: usize> Default for Talk<N> {
 impl<const N: usize> Talk<N> {
     /// Notes what went to a backend: it may be answered.
     pub fn heard(&mut self, packet: &Packet<N>, verdict: &Verdict<N>) {
+        if verdict.action == Action::ToClient {
+            let said = self.said.iter_mut().filter(|said| said.answer == packet.key);
+            said.for_each(|said| said.number = packet.seq);
+        }
         if verdict.action != Action::ToBackend {
             return;
         }
         let (src, dst) = (verdict.client, verdict.address);
         let sent = FlowKey { src, dst, dst_port: verdict.port, src_port: verdict.client_port, ..packet.key };
-        let known = self.said.iter().rev().find(|said| said.key == packet.key).map_or(packet.seq, |said| said.isn);
+        let before = self.said.iter().rev().find(|said| said.key == packet.key);
+        let (known, number) = before.map_or((packet.seq, 0), |said| (said.isn, said.number));
         let isn = if packet.tcp_flags & SYN == 0 { known } else { packet.seq };
-        let said = Said { key: packet.key, answer: sent.reversed(), isn };
+        let said = Said { key: packet.key, answer: sent.reversed(), isn, number };
         if self.said.len() < REMEMBERED {
             self.said.push(said);
         } else {
@@ -66,7 +73,11 @@ impl<const N: usize> Talk<N> {
             }
             10..=12 => {
                 let flags = *random.of(&[ACK, ACK, ACK, FIN | ACK, RST, RST | ACK]);
-                (asking(random), shaped(random, said.key, flags, said.isn.wrapping_add(1)))
+                let mut packet = shaped(random, said.key, flags, said.isn.wrapping_add(1));
+                if packet.key.protocol == TCP && !random.one_in(6) {
+                    packet.ack = said.number.wrapping_add(1);
+                }
+                (asking(random), packet)
             }
             13 => {
                 // Directly, as the answer's tuple reversed.

@@ -186,7 +186,7 @@ fn a_half_open_connection_shows_how_often_it_was_moved_and_from_whom() {
     let mut contents = contents();
     let (key, flow) = flow(40_009, 1, 99, 0);
     let flow = Flow { state: flow_state::HALF_OPEN, since_s: 97, ..flow };
-    let entry = HalfOpen { flow, tried: [2, 77, 0], segments: 1, moves: 2, flags: 0, pad: 0 };
+    let entry = HalfOpen { flow, tried: [2, 77, 0], answers: [0; 2], segments: 1, moves: 2, flags: 0, pad: 0 };
     let second = FlowKey { src_port: 40_001, ..key };
     let reply = HalfOpen { flow: Flow { flags: flow_flags::REPLY, ..flow }, ..entry };
     contents.v4.half_open = vec![
