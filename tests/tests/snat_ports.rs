@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use lb_tests::agent::{Manifest, Protocol};
+use lb_tests::agent::{Agent, Manifest, Protocol};
 use lb_tests::peers::{Stream, eventually};
 use lb_tests::routed::{Backend, Cell, Client, Family, Kind, Network, Policy};
 
@@ -16,6 +16,8 @@ use lb_tests::routed::{Backend, Cell, Client, Family, Kind, Network, Policy};
 const PATIENCE: Duration = Duration::from_mins(1);
 /// A connection that must fail sends more than one SYN in this time.
 const USED_UP: Duration = Duration::from_millis(1500);
+/// As [`Network::start`] says.
+const CLUSTER: &str = "--cluster-cidr=10.244.0.0/16,fd00:244::/32";
 const TIMEOUTS: &str = "--flow-timeouts=half-open=4s,closing=1s";
 
 /// Packets that found no port on node 1, as the metrics tell.
@@ -67,34 +69,30 @@ fn use_up(network: &Network, family: Family, addresses: &[IpAddr], first: u16, p
 }
 
 #[test]
-fn a_used_up_range_recovers() {
+fn a_used_up_range_recovers_and_every_address_that_is_named_stands_in() {
     let mut network = Network::new("ports").unwrap();
-    network.start(&Manifest::of(network.services()), &["--snat-ports=23000-23063", TIMEOUTS]).unwrap();
-    let family = Family::V4;
-    use_up(&network, family, &[family.of(network.nodes[0].addresses())], 23_000, 64);
-}
-
-#[test]
-fn every_address_that_is_named_stands_in_once_the_ports_of_those_before_are_used_up() {
-    let mut network = Network::new("addresses").unwrap();
     let own = network.nodes[0].addresses();
     let others: [[IpAddr; 2]; 2] = [
         [[192, 0, 2, 101].into(), [192, 0, 2, 102].into()],
         ["2001:db8:1::101".parse().unwrap(), "2001:db8:1::102".parse().unwrap()],
     ];
-    let mut flags = vec!["--snat-ports=23000-23007".to_owned(), TIMEOUTS.to_owned()];
+    let mut named = Vec::new();
     for (family, others) in Family::ALL.into_iter().zip(others) {
-        let [length, rest] = if family == Family::V4 { [24, 32] } else { [64, 128] };
+        let [network_bits, all_bits] = if family == Family::V4 { [24, 32] } else { [64, 128] };
+        let nodad = if family == Family::V6 { "nodad" } else { "" };
         for other in others {
-            let nodad = if family == Family::V6 { "nodad" } else { "" };
-            network.nodes[0].namespace().ip(&format!("address add {other}/{length} dev eth0 {nodad}")).unwrap();
+            network.nodes[0].namespace().ip(&format!("address add {other}/{network_bits} dev eth0 {nodad}")).unwrap();
         }
-        let named = [family.of(own), others[0], others[1]].map(|address| format!("{address}/{rest}"));
-        flags.push(format!("--snat-addresses={}", named.join(",")));
+        named.extend([family.of(own), others[0], others[1]].map(|address| format!("{address}/{all_bits}")));
     }
-    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-    network.start(&Manifest::of(network.services()), &flags).unwrap();
+    let manifest = Manifest::of(network.services());
+    network.start(&manifest, &["--snat-ports=23000-23063", TIMEOUTS]).unwrap();
+    use_up(&network, Family::V4, &[own.v4.into()], 23_000, 64);
+
+    let flags = [CLUSTER, "--snat-ports=23100-23107", TIMEOUTS, &format!("--snat-addresses={}", named.join(","))];
+    drop(network.agents.remove(0));
+    network.agents.insert(0, Agent::start_with(&network.nodes[0], &manifest, &flags).unwrap());
     for (family, others) in Family::ALL.into_iter().zip(others) {
-        use_up(&network, family, &[family.of(own), others[0], others[1]], 23_000, 8);
+        use_up(&network, family, &[family.of(own), others[0], others[1]], 23_100, 8);
     }
 }
