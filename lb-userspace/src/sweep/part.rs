@@ -82,7 +82,8 @@ impl Look<'_> {
                     return Ok(true);
                 }
             }
-            let unserved = rules::frontend(key, flow).filter(|at| !self.book.frontends.contains_key(at));
+            let unserved = rules::frontend(key, flow)
+                .filter(|at| !rules::is_served(*at, |frontend| self.book.frontends.contains_key(frontend)));
             if let Some(frontend) = unserved
                 && self.drain(table, frontend, (key, flow), BackendId { family, id: flow.backend }, seen)?
             {

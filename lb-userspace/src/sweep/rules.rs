@@ -1,6 +1,6 @@
 //! When an entry is over: pure functions of the entry, what stands beside it, and the time.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use lb_common::{
     abi::{Affinity, Flow, FlowKey, HalfOpen, affinity_tag, flow_flags, flow_state, half_open_flags, tag},
@@ -61,6 +61,16 @@ where
         return None;
     }
     Some(Frontend { address: key.dst.into(), port: key.dst_port, protocol: Protocol::from_number(key.protocol)? })
+}
+
+/// Whether a frontend is there still: by itself, or as a node port of another node's, which sends its clients here whole (direct server
+/// return).
+pub fn is_served(frontend: Frontend, contains: impl Fn(&Frontend) -> bool) -> bool {
+    let anywhere = match frontend.address {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    contains(&frontend) || contains(&Frontend { address: anywhere, ..frontend })
 }
 
 /// The entry of a flow that is cut off: programs tell each side, as if its backend were gone. They keep everything else of it.
@@ -174,6 +184,17 @@ mod tests {
         assert_eq!((frontend(&key, &direct), frontend(&key, &cut(&forward))), (None, None));
         assert!(is_pair(&key, &cut(&forward), &reply), "the other direction is found as before");
         assert_ne!(cut(&forward).generation, forward.generation);
+    }
+
+    #[test]
+    fn a_node_port_of_another_node_is_served_wherever_it_is() {
+        let at = |text: &str| Frontend { address: text.parse().unwrap(), port: 30_080, protocol: Protocol::Tcp };
+        for (asked, anywhere) in [("192.0.2.2", "0.0.0.0"), ("2001:db8::2", "::")] {
+            assert!(is_served(at(asked), |frontend| *frontend == at(anywhere)));
+            assert!(is_served(at(asked), |frontend| *frontend == at(asked)));
+            assert!(!is_served(at(asked), |frontend| frontend.port != 30_080));
+        }
+        assert!(!is_served(at("192.0.2.2"), |frontend| *frontend == at("::")), "the other family's");
     }
 
     #[test]
