@@ -20,10 +20,12 @@ use stage::{Pods, Stage};
 const SIZES: &str = "--map-sizes=backends=64,slots=256";
 
 /// Each table with a byte of its values that an edit changes, and what the edit is found as.
-const TABLES: [(&str, usize, &str); 12] = [
+const TABLES: [(&str, usize, &str); 14] = [
     (map_name::NAMES, 0, "edited"),
     (map_name::BACKENDS4, 6, "edited"),
     (map_name::BACKENDS6, 18, "edited"),
+    (map_name::ENDPOINTS4, 0, "edited"),
+    (map_name::ENDPOINTS6, 0, "edited"),
     (map_name::SLOTS, 0, "edited"),
     (map_name::SLOTS, 4, "torn"),
     (map_name::SOURCES4, 0, "torn"),

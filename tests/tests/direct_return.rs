@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use lb_tests::agent::{Agent, Endpoint, External, Manifest, Protocol, Service};
 use lb_tests::peers::{Datagrams, Server, Stream};
+use lb_tests::routed::Passing;
 use lb_tests::topology::{Addresses, Node, NodeOptions, Outside, Pod, Topology};
 use stage::serve;
 
@@ -24,7 +25,7 @@ struct Scene {
     backends: Vec<Pod>,
     client: Outside,
     nodes: Vec<Node>,
-    _topology: Topology,
+    topology: Topology,
 }
 
 impl Scene {
@@ -38,7 +39,7 @@ impl Scene {
         let backends = vec![nodes[2].pod("b0").unwrap(), nodes[2].bridged_pod("b1").unwrap()];
         let servers = backends.iter().zip(["b0", "b1"]).flat_map(|(pod, name)| serve(pod, name)).collect();
         let client = topology.outside("client", &nodes[0]).unwrap();
-        let scene = Self { _servers: servers, backends, client, nodes, _topology: topology };
+        let scene = Self { _servers: servers, backends, client, nodes, topology };
         scene.ask_by(0);
         scene
     }
@@ -121,6 +122,18 @@ fn the_backends_node_answers_by_itself_at_xdp() {
     let scene = Scene::new("dsr-xdp");
     let agents = scene.agents("dsr", &["--xdp-mode=generic", PEERS]);
     scene.everywhere_the_client_is_seen("xdp");
+    assert!(counted(&agents[0], "tunnelled") > 0);
+    assert_eq!(counted(&agents[0], "replied"), 0, "no answer comes back through the first node");
+}
+
+/// As on a real card: the frames leave from XDP, and are opened there.
+#[test]
+fn the_backends_node_answers_by_itself_at_native_xdp() {
+    let scene = Scene::new("dsr-native");
+    let wire = scene.topology.wire();
+    let _passing: Vec<Passing> = scene.nodes.iter().map(|node| Passing::attach(wire, &node.port()).unwrap()).collect();
+    let agents = scene.agents("dsr", &["--xdp-mode=native", PEERS]);
+    scene.everywhere_the_client_is_seen("native XDP");
     assert!(counted(&agents[0], "tunnelled") > 0);
     assert_eq!(counted(&agents[0], "replied"), 0, "no answer comes back through the first node");
 }

@@ -2,14 +2,15 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsRawFd as _;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use nix::sys::socket::SockaddrStorage;
+use nix::{net::if_::InterfaceFlags, sys::socket::SockaddrStorage};
 use tokio::time::timeout;
 
 use crate::config::Settings;
-use crate::model::Protocol;
+use crate::model::{Family, Protocol};
 use crate::plan::{Marks, NodeFacts};
 
 /// The kubelet's own port: through it the API server reaches into pods.
@@ -37,7 +38,8 @@ pub(super) async fn reserved(settings: &Settings, origin: &str) -> Reserved {
 
 /// The node's facts with these addresses.
 pub(super) fn facts(addresses: &BTreeSet<IpAddr>, reserved: &Reserved, marks: Marks) -> NodeFacts {
-    NodeFacts { addresses: addresses.clone(), networks: networks(), reserved: reserved.clone(), marks }
+    let mtu = Family::BOTH.map(widest);
+    NodeFacts { addresses: addresses.clone(), networks: networks(), reserved: reserved.clone(), marks, mtu }
 }
 
 /// The networks that the node's links are in; empty if the kernel does not tell.
@@ -48,6 +50,33 @@ pub(super) fn networks() -> BTreeSet<IpNet> {
         IpNet::with_netmask(address, mask).ok().map(|network| network.trunc())
     });
     networks.filter(|network| network.prefix_len() < network.max_prefix_len()).collect()
+}
+
+/// The most that a link with an address of this family takes, loopback apart; `None`: there is none, or the kernel does not tell.
+fn widest(family: Family) -> Option<u32> {
+    let found = nix::ifaddrs::getifaddrs().ok()?;
+    let of_family = found.filter(|interface| {
+        let address = interface.address.and_then(ip);
+        !interface.flags.contains(InterfaceFlags::IFF_LOOPBACK) && address.is_some_and(|ip| Family::of(ip) == family)
+    });
+    let names: BTreeSet<String> = of_family.map(|interface| interface.interface_name).collect();
+    names.iter().filter_map(|name| mtu(name)).max()
+}
+
+fn mtu(link: &str) -> Option<u32> {
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").or_else(|_| std::net::UdpSocket::bind("[::1]:0")).ok()?;
+    // SAFETY: an all-zero ifreq is valid: plain numbers and a union of them.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    let [name @ .., _end] = &mut request.ifr_name;
+    for (to, from) in name.iter_mut().zip(link.bytes()) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    // SAFETY: a live socket, and a request that holds a NUL-terminated name; the kernel writes a number into its union.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &raw mut request) } != 0 {
+        return None;
+    }
+    // SAFETY: the kernel has written it.
+    u32::try_from(unsafe { request.ifr_ifru.ifru_mtu }).ok()
 }
 
 fn ip(address: SockaddrStorage) -> Option<IpAddr> {

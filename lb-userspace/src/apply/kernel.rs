@@ -195,11 +195,8 @@ impl Sorted<'_> {
 impl Sorted<'_> {
     /// A backend of this node can be named by another node.
     fn endpoint(&mut self, index: usize, id: BackendId, record: &BackendRecord) {
-        if record.flags & abi::backend_flags::LOCAL == 0 {
-            return;
-        }
-        let (service, value) = (record.service, abi::Endpoint { backend: id.id, generation: record.generation });
-        match record.address.ip() {
+        let Some(((address, service), value)) = records::endpoint(id, record) else { return };
+        match address {
             IpAddr::V4(v4) => self.endpoints4.push(index, abi::EndpointKey { address: v4.octets(), service }, value),
             IpAddr::V6(v6) => self.endpoints6.push(index, abi::EndpointKey { address: v6.octets(), service }, value),
         }

@@ -1,7 +1,11 @@
 //! Reads back all that the plan owns.
 
+use std::net::IpAddr;
+
 use aya::{Pod, maps::lpm_trie::Key};
-use lb_common::abi::{Backend, Service, ServiceKey, Source, SourceKey, V4, V6, Vip, VipKey, map_name};
+use lb_common::abi::{
+    Backend, Endpoint, EndpointKey, Service, ServiceKey, Source, SourceKey, V4, V6, Vip, VipKey, map_name,
+};
 
 use super::{
     StoreError,
@@ -22,6 +26,8 @@ pub(super) fn load(maps: &Pinned, part: Part, loaded: &mut Loaded) -> Result<(),
         Part::Services(Family::V6) => services(&maps.services6, loaded)?,
         Part::Backends(Family::V4) => backends(&maps.backends4, Family::V4, loaded)?,
         Part::Backends(Family::V6) => backends(&maps.backends6, Family::V6, loaded)?,
+        Part::Endpoints(Family::V4) => endpoints(&maps.endpoints4, loaded)?,
+        Part::Endpoints(Family::V6) => endpoints(&maps.endpoints6, loaded)?,
         Part::Sources(Family::V4) => sources(&maps.sources4, loaded)?,
         Part::Sources(Family::V6) => sources(&maps.sources6, loaded)?,
         Part::Vips(Family::V4) => vips(&maps.vips4, loaded)?,
@@ -45,6 +51,8 @@ pub(super) fn remove_stray(maps: &Pinned, stray: &Stray) -> Result<(), StoreErro
         map_name::SERVICES6 => maps.services6.remove_bytes(key),
         map_name::SOURCES4 => maps.sources4.remove_bytes(key),
         map_name::SOURCES6 => maps.sources6.remove_bytes(key),
+        map_name::ENDPOINTS4 => maps.endpoints4.remove_bytes(key),
+        map_name::ENDPOINTS6 => maps.endpoints6.remove_bytes(key),
         map_name::BACKENDS4 => maps.backends4.put(&0, &records::backend(&records::free(Family::V4, 0), [0; V4])),
         map_name::BACKENDS6 => maps.backends6.put(&0, &records::backend(&records::free(Family::V6, 0), [0; V6])),
         _ => Ok(()),
@@ -97,6 +105,16 @@ where
     if first_is_used {
         loaded.strays.push(stray(table.name(), &0_u32));
     }
+    Ok(())
+}
+
+fn endpoints<const N: usize>(table: &Table<EndpointKey<N>, Endpoint>, loaded: &mut Loaded) -> Result<(), StoreError>
+where
+    EndpointKey<N>: Pod,
+    IpAddr: From<[u8; N]>,
+{
+    let found = read(table)?;
+    loaded.endpoints.extend(found.iter().map(|(key, value)| ((IpAddr::from(key.address), key.service), *value)));
     Ok(())
 }
 

@@ -24,6 +24,8 @@ pub struct MemoryStore {
     pub names: BTreeMap<u32, abi::ServiceName>,
     pub frontends: BTreeMap<Frontend, abi::Service>,
     pub backends: BTreeMap<BackendId, BackendRecord>,
+    /// By address and service port id.
+    pub endpoints: BTreeMap<(std::net::IpAddr, u32), lb_common::abi::Endpoint>,
     pub slots: BTreeMap<u32, abi::Slot>,
     pub sources: BTreeMap<(u32, IpNet), abi::Source>,
     pub vips: BTreeMap<IpAddr, abi::Vip>,
@@ -49,6 +51,7 @@ impl MemoryStore {
             names: BTreeMap::new(),
             frontends: BTreeMap::new(),
             backends: BTreeMap::new(),
+            endpoints: BTreeMap::new(),
             slots: BTreeMap::new(),
             sources: BTreeMap::new(),
             vips: BTreeMap::new(),
@@ -132,6 +135,10 @@ impl Store for MemoryStore {
                     self.backends.iter().filter(|(id, record)| id.family == family && record.generation != 0);
                 loaded.backends.extend(of_family.map(|(id, record)| (*id, *record)));
             }
+            Part::Endpoints(family) => {
+                let of_family = self.endpoints.iter().filter(|((address, _), _)| Family::of(*address) == family);
+                loaded.endpoints.extend(of_family.map(|(key, endpoint)| (*key, *endpoint)));
+            }
             Part::Sources(family) => {
                 let of_family = self.sources.iter().filter(|((_, network), _)| Family::of(network.addr()) == family);
                 loaded.sources.extend(of_family.map(|((id, network), source)| (*id, *network, *source)));
@@ -167,6 +174,7 @@ impl Store for MemoryStore {
             }
             Op::WriteBackend { id, record } | Op::RetireBackend { id, record } => {
                 self.backends.insert(*id, *record);
+                self.endpoints.extend(records::endpoint(*id, record));
             }
             Op::WriteSlots { base, slots } => {
                 self.slots.extend((*base..).zip(slots.iter().copied()));
@@ -185,6 +193,7 @@ impl Store for MemoryStore {
             }
             Op::FreeBackend { id, generation } => {
                 self.backends.insert(*id, records::free(id.family, *generation));
+                self.endpoints.retain(|(address, _), to| Family::of(*address) != id.family || to.backend != id.id);
             }
             // The kernel's slots keep their content, too.
             Op::ReleaseSlots { .. } => {}

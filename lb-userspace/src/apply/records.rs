@@ -8,7 +8,7 @@ use lb_common::abi::{self, Backend, SOURCE_SERVICE_BITS, ServiceKey, SourceKey, 
 
 use crate::{
     model::{Family, Protocol},
-    plan::{BackendRecord, Frontend},
+    plan::{BackendId, BackendRecord, Frontend},
 };
 
 /// The address of `N` bytes; `None`: not one of this family.
@@ -96,4 +96,11 @@ pub(super) fn free(family: Family, generation: u32) -> BackendRecord {
         uid_hash: 0,
         weight: 0,
     }
+}
+
+/// How another node names a backend of this one, and where that leads; `None`: it is not here, or takes nothing any more.
+pub(super) fn endpoint(id: BackendId, record: &BackendRecord) -> Option<((IpAddr, u32), abi::Endpoint)> {
+    let is_here = record.flags & abi::backend_flags::LOCAL != 0 && record.state != abi::backend_state::GONE;
+    let endpoint = abi::Endpoint { backend: id.id, generation: record.generation };
+    is_here.then(|| ((record.address.ip(), record.service), endpoint))
 }

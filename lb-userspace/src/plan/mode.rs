@@ -2,13 +2,18 @@
 
 use std::{
     collections::BTreeSet,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
 use lb_common::abi::service_flags;
 
-use super::{Frontend, Kind, Use, place::Place};
-use crate::model::{Family, Mode, Protocol, Refusal, Scheduler, Service, ServicePort};
+use super::{DesiredService, Frontend, Kind, PortKey, Use, place::Place};
+use crate::model::{Family, MAGLEV_SIZES, Mode, Protocol, Refusal, Scheduler, Service, ServicePort};
+
+/// Slots of an endpoint in that table, at least: of a table that costs little, and of a larger one.
+const SLOTS_EACH: u32 = 200;
+const SLOTS_EACH_LARGE: u32 = 50;
+const LARGE: u32 = 16_381;
 
 fn mode(service: &Service, place: &Place) -> Mode {
     service.options.as_ref().and_then(|options| options.mode).unwrap_or(place.mode)
@@ -20,8 +25,45 @@ pub(super) fn is_direct(service: &Service, protocol: Protocol, place: &Place) ->
 }
 
 /// The flags of a frontend of such a port.
-pub(super) fn flags(used: Use) -> u8 {
-    if used.kind == Kind::ClusterIp { 0 } else { service_flags::DSR }
+pub(super) fn flags(used: Use, family: Family, place: &Place) -> u8 {
+    if used.kind == Kind::ClusterIp || narrow(family, place).is_some() { 0 } else { service_flags::DSR }
+}
+
+/// What a link must take: the least that every sender may count on (RFC 791, RFC 8200), in an outer header.
+const fn least_mtu(family: Family) -> u32 {
+    match family {
+        Family::V4 => 576 + 20,
+        Family::V6 => 1_280 + 40,
+    }
+}
+
+/// What the node's widest link of the family takes, if that is too little.
+fn narrow(family: Family, place: &Place) -> Option<u32> {
+    let [v4, v6] = place.mtu;
+    let mtu = if family == Family::V4 { v4 } else { v6 };
+    mtu.filter(|mtu| *mtu < least_mtu(family))
+}
+
+/// Families in which this node has no link for outer headers.
+pub(super) fn too_narrow(service: &Service, ports: &[(PortKey, DesiredService)], place: &Place) -> Vec<Refusal> {
+    let is_asked = |family| {
+        let direct = ports.iter().filter(|(key, _)| is_direct(service, key.protocol, place));
+        let mut frontends = direct.flat_map(|(_, port)| &port.frontends);
+        frontends.any(|(frontend, used)| used.kind != Kind::ClusterIp && Family::of(frontend.address) == family)
+    };
+    let narrow = Family::BOTH.into_iter().filter_map(|family| Some((family, narrow(family, place)?)));
+    let refusal = |(family, mtu): (Family, u32)| {
+        Refusal::new(
+            format!("Service {}", service.name),
+            format!(
+                "no direct server return over {family}: no link takes more than {mtu} bytes, and an outer header asks for {}; an \
+                 address of the node stands in for clients",
+                least_mtu(family)
+            ),
+            "raise the MTU of the link between the nodes, or set the annotation ballast.dev/mode to snat",
+        )
+    };
+    narrow.filter(|(family, _)| is_asked(*family)).map(refusal).collect()
 }
 
 /// A node port as other nodes name it, who were asked at an address of their own: at no address. Where the node's sockets are served
@@ -34,6 +76,16 @@ pub(super) fn anywhere(port: &ServicePort, families: &BTreeSet<Family>, place: &
     });
     let new = every.filter(|address| protocol == Protocol::Sctp || !place.host_sockets.contains(address));
     new.zip(port.node_port.into_iter().cycle()).map(|(address, port)| Frontend { address, port, protocol }).collect()
+}
+
+/// Slots of the table that every node has: enough for each endpoint that hardly a flow is led elsewhere when another one goes, as nobody
+/// but the backend's node knows the flows that come by another node from then on.
+pub(super) fn table_size<'a>(endpoints: &(impl Iterator<Item = &'a SocketAddr> + Clone)) -> u32 {
+    let of = |family| endpoints.clone().filter(|address| Family::of(address.ip()) == family).count();
+    let most = Family::BOTH.map(of).into_iter().max().unwrap_or(0);
+    let [.., largest] = MAGLEV_SIZES;
+    let each = |size: u32| if size < LARGE { SLOTS_EACH } else { SLOTS_EACH_LARGE };
+    MAGLEV_SIZES.into_iter().find(|size| most <= (size / each(*size)) as usize).unwrap_or(largest)
 }
 
 /// A scheduler that has no say: every node must find the same backend.
@@ -75,14 +127,42 @@ status: {loadBalancer: {ingress: [{ip: 203.0.113.53}]}}
 ";
 
     fn planned(mode: Mode) -> Desired {
+        planned_with(mode, [Some(1500); 2])
+    }
+
+    fn planned_with(mode: Mode, mtu: [Option<u32>; 2]) -> Desired {
         let mut snapshot = Snapshot::default();
         for object in manifest::parse("test", DNS).unwrap() {
             let manifest::Object::Service(service) = object else { continue };
             let service = convert::service(&service).object.unwrap();
             snapshot.services.insert(service.name.clone(), Arc::new(service));
         }
-        let facts = NodeFacts { addresses: ["192.0.2.1".parse().unwrap()].into(), ..NodeFacts::default() };
+        let facts = NodeFacts { addresses: ["192.0.2.1".parse().unwrap()].into(), mtu, ..NodeFacts::default() };
         plan(&snapshot, &facts, &PlanSettings { mode, ..PlanSettings::default() })
+    }
+
+    #[test]
+    fn a_link_too_narrow_for_outer_headers_is_named_and_the_service_is_served_all_the_same() {
+        for (mtu, is_refused) in [([Some(595); 2], true), ([Some(596), None], false), ([None; 2], false)] {
+            let desired = planned_with(Mode::Dsr, mtu);
+            assert_eq!(desired.services.len(), 2);
+            let uses = desired.services.values().flat_map(|service| service.frontends.values());
+            let mut outside = uses.filter(|used| used.kind != Kind::ClusterIp);
+            assert!(outside.all(|used| (used.flags & service_flags::DSR == 0) == is_refused), "{mtu:?}");
+            let refusals: Vec<String> = desired.refusals.iter().map(ToString::to_string).collect();
+            let told = refusals.iter().any(|refusal| refusal.contains("595 bytes") && refusal.contains("596"));
+            assert_eq!(told, is_refused, "{mtu:?}: {refusals:?}");
+        }
+    }
+
+    #[test]
+    fn the_table_of_every_node_has_room_for_each_endpoint() {
+        let of = |count: u8| {
+            let at = |last| SocketAddr::new([10, 0, 0, last].into(), 80);
+            let endpoints: Vec<SocketAddr> = (0..count).map(at).collect();
+            table_size(&endpoints.iter())
+        };
+        assert_eq!([of(0), of(1), of(2), of(5), of(6), of(255)], [251, 251, 1_021, 1_021, 16_381, 16_381]);
     }
 
     #[test]

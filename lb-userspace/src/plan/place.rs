@@ -31,6 +31,8 @@ pub(super) struct Place {
     pub scheduler: Scheduler,
     /// Where a Service says nothing.
     pub mode: Mode,
+    /// The most that a link of each family takes: [`NodeFacts::mtu`].
+    pub mtu: [Option<u32>; 2],
     /// Where a Service says nothing.
     pub retry: bool,
     /// Label value of the services that are ours; `None`: those without the label.
@@ -65,6 +67,7 @@ impl Place {
             external_ips: settings.external_ips,
             scheduler: settings.scheduler,
             mode: settings.mode,
+            mtu: facts.mtu,
             retry: settings.retry,
             proxy_name: settings.service_proxy_name.clone(),
             reserved: facts.reserved.iter().copied().chain(api_servers(snapshot)).collect(),

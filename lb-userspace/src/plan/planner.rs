@@ -30,6 +30,8 @@ pub struct NodeFacts {
     /// address means every address of the node.
     pub reserved: BTreeSet<(IpAddr, u16, Protocol)>,
     pub marks: Marks,
+    /// The most that a link takes which has an address of IPv4, of IPv6; `None`: not known, or there is none.
+    pub mtu: [Option<u32>; 2],
 }
 
 /// What is wanted otherwise than before.

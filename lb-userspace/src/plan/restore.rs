@@ -23,6 +23,8 @@ pub struct Loaded {
     /// Networks that service ports admit.
     pub sources: Vec<(u32, IpNet, abi::Source)>,
     pub vips: Vec<(IpAddr, abi::Vip)>,
+    /// Backends of this node as other nodes name them: by address and service port id.
+    pub endpoints: Vec<((IpAddr, u32), abi::Endpoint)>,
     pub config: Option<abi::Config>,
     /// Elements that nothing of ours can be.
     pub strays: Vec<Stray>,
@@ -41,6 +43,7 @@ pub struct Stray {
 pub enum Part {
     Names,
     Backends(Family),
+    Endpoints(Family),
     Slots,
     Sources(Family),
     Services(Family),
@@ -51,10 +54,12 @@ pub enum Part {
 }
 
 impl Part {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Names,
         Self::Backends(Family::V4),
         Self::Backends(Family::V6),
+        Self::Endpoints(Family::V4),
+        Self::Endpoints(Family::V6),
         Self::Slots,
         Self::Sources(Family::V4),
         Self::Sources(Family::V6),

@@ -62,6 +62,7 @@ pub(super) fn plan(
     refusals.extend(draft.unguarded(&ports));
     refusals.extend(unweighed(service, place, tally));
     refusals.extend(mode::unscheduled(service, place));
+    refusals.extend(mode::too_narrow(service, &ports, place));
     Planned { ports, refusals }
 }
 
@@ -135,7 +136,7 @@ impl Draft<'_> {
             let family = Family::of(frontend.address);
             let guard = self.guard.flags(used.kind, family);
             guarded[index(family)] |= guard != 0;
-            used.flags |= if direct { mode::flags(*used) } else { 0 };
+            used.flags |= if direct { mode::flags(*used, family, self.place) } else { 0 };
             used.flags |= guard | drops(*used, filled[index(family)]) | if retry { 0 } else { service_flags::NO_RETRY };
             self.note(frontend.address, *used, filled[index(family)]);
         }
@@ -148,7 +149,9 @@ impl Draft<'_> {
             port_name: port.name.clone(),
             affinity_timeout_s: self.service.affinity_timeout_s,
             scheduler,
-            maglev_size: options.and_then(|options| options.maglev_size),
+            maglev_size: options
+                .and_then(|options| options.maglev_size)
+                .or_else(|| direct.then(|| mode::table_size(&endpoints.keys()))),
             drain_period: options.and_then(|options| options.drain_period),
             check: options.and_then(|options| options.check.clone()),
             frontends: uses,

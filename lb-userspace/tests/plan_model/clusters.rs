@@ -250,6 +250,7 @@ fn facts() -> impl Strategy<Value = NodeFacts> {
         addresses: addresses.into_iter().collect(),
         networks: networks.into_iter().map(|network| network.parse().expect("a network")).collect(),
         reserved: reserved.into_iter().map(|(address, protocol)| (address, port, protocol)).collect(),
+        mtu: [None; 2],
     })
 }
 

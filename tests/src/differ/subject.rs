@@ -43,6 +43,7 @@ fn world(told: &Told, zone: Option<&str>) -> Result<World> {
         networks: std::collections::BTreeSet::new(),
         reserved: settings.reserved.clone(),
         marks: Marks::default(),
+        mtu: [None; 2],
     };
     let settings = PlanSettings {
         node_name: Some(node::NAME.to_owned()),

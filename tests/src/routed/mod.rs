@@ -26,7 +26,7 @@ pub use cell::{Backend, Cell, Client, Due, Family, Kind, Policy};
 pub use contrast::{Contrast, Found, KubeProxies};
 pub use differences::{DIFFERENCES, Difference, Finds};
 pub use entries::{eventually_empty, left};
-use passing::Passing;
+pub use passing::Passing;
 pub use table::{Row, run};
 
 use crate::agent::{Agent, Endpoint, External, Manifest, Protocol, Service};

@@ -44,6 +44,10 @@ pub(super) fn backend_fields(record: &BackendRecord) -> Fields {
     all
 }
 
+pub(super) fn endpoint_fields(endpoint: abi::Endpoint) -> Fields {
+    fields([("backend", endpoint.backend), ("generation", endpoint.generation)])
+}
+
 pub(super) fn slot_fields(slot: &abi::Slot) -> Fields {
     fields([
         ("backend", slot.backend),

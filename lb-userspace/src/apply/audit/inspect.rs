@@ -22,6 +22,7 @@ pub fn read_all(store: &impl Store) -> Result<(Loaded, usize), StoreError> {
         + loaded.backends.len()
         + loaded.sources.len()
         + loaded.vips.len()
+        + loaded.endpoints.len()
         + slots.iter().map(Vec::len).sum::<usize>();
     loaded.slots = ranges.into_iter().zip(slots).collect();
     Ok((loaded, checked))
