@@ -73,7 +73,12 @@ impl Segment {
             (IpAddr::V6(from), IpAddr::V6(to)) => PacketBuilder::ipv6(from.octets(), to.octets(), 64),
             (from, to) => bail!("{from} and {to} are of two families"),
         };
-        let sequence = if self.flags & SYN == 0 { 1_001 } else { 1_000 };
+        // The client begins at 1,000, the backend at 9,000: each acknowledges the other.
+        let sequence = match (self.flags & SYN != 0, self.flags & ACK != 0) {
+            (true, false) => 1_000,
+            (true, true) => 9_000,
+            (false, _) => 1_001,
+        };
         let mut tcp = ip.tcp(self.from.port(), self.to.port(), sequence, 64_240);
         if self.flags & SYN != 0 {
             tcp = tcp.syn();

@@ -41,6 +41,7 @@ pub enum Program {
 /// An agent on a lane, and its programs. Fields in the order in which they must end.
 pub struct Ballast {
     pub from_outside: Program,
+    node_in: SchedClassifier,
     node_out: SchedClassifier,
     agent: Process,
     pub lane: Lane,
@@ -76,7 +77,7 @@ impl Ballast {
         command.arg(if hook == Hook::Xdp { "--xdp-mode=native" } else { "--xdp-mode=off" });
         let process = Process::start(command, &node.run_dir().join("agent.log"), Some(node.place()))?;
         let begun = Instant::now();
-        let (from_outside, node_out) = loop {
+        let (from_outside, node_in, node_out) = loop {
             process.check()?;
             match programs(node.bpffs(), hook) {
                 Ok(found) => break found,
@@ -86,7 +87,7 @@ impl Ballast {
                 Err(_) => std::thread::sleep(TICK),
             }
         };
-        let this = Self { from_outside, node_out, agent: process, lane };
+        let this = Self { from_outside, node_in, node_out, agent: process, lane };
         while let Err(error) = this.open_all() {
             ensure!(begun.elapsed() < SOON, "{error:#}, not within {SOON:?}; it said:\n{}", this.agent.tail());
             std::thread::sleep(TICK);
@@ -106,14 +107,20 @@ impl Ballast {
         Ok(())
     }
 
-    /// SYN, SYN+ACK where it comes by here, ACK. Returns where the backend's answers go.
+    /// SYN, SYN+ACK where it comes by here, ACK.
     fn open(&self, way: Way, family: usize, port: u16) -> Result<()> {
         let segment = self.lane.segment(way, family).at_port(port);
-        self.changed(Segment { flags: SYN, ..segment })?;
+        let sent = self.changed(Segment { flags: SYN, ..segment })?;
         if way != Way::NodePort(DSR) {
-            let reply = self.reply(way, family, port)?;
+            let seen = if way == Way::Arrival { segment.from } else { ends(&sent.bytes)?[0] };
+            let reply = self.lane.answer(way, family, seen);
             let ran = self.answered(way, &Segment { flags: SYN | ACK, ..reply })?;
             ensure!(ran.bytes != (Segment { flags: SYN | ACK, ..reply }).bytes()?, "the answer is left alone");
+        }
+        // XDP leaves the segment that opens the flow to tc.
+        if self.changed(segment).is_err() {
+            let (ifindex, bytes) = (self.index("lan0")?, segment.bytes()?);
+            self.within(|| run_tc(&self.node_in, ifindex, &bytes))?;
         }
         self.changed(segment).map(drop)
     }
@@ -161,14 +168,16 @@ impl Program {
     pub fn run(&self, ifindex: u32, frame: &[u8]) -> Result<Ran> {
         match self {
             Self::Xdp(program) => run_xdp(program, ifindex, frame),
-            Self::Tc(program) => {
-                // `struct __sk_buff`: the link is its eleventh word, all before it zero.
-                let context: Vec<u8> =
-                    (0..11).flat_map(|at| if at == 10 { ifindex } else { 0 }.to_ne_bytes()).collect();
-                finish(|options| Ok(program.test_run(TestRunOptions { ctx_in: Some(&context), ..options })?), frame)
-            }
+            Self::Tc(program) => run_tc(program, ifindex, frame),
         }
     }
+}
+
+/// Runs a tc program once on a frame that arrives by this link of the thread's namespace.
+fn run_tc(program: &SchedClassifier, ifindex: u32, frame: &[u8]) -> Result<Ran> {
+    // `struct __sk_buff`: the link is its eleventh word, all before it zero.
+    let context: Vec<u8> = (0..11).flat_map(|at| if at == 10 { ifindex } else { 0 }.to_ne_bytes()).collect();
+    finish(|options| Ok(program.test_run(TestRunOptions { ctx_in: Some(&context), ..options })?), frame)
 }
 
 /// Runs an XDP program once on a frame that arrives by this link of the thread's namespace.
@@ -186,28 +195,21 @@ fn finish(run: impl FnOnce(TestRunOptions<'_>) -> Result<aya::programs::TestRunR
     Ok(Ran { verdict: ran.return_value, bytes, ns: ran.duration.as_secs_f64() * 1e9 })
 }
 
-/// The programs that use the maps pinned there: the one for packets from outside, and the one for those that leave.
-fn programs(bpffs: &Path, hook: Hook) -> Result<(Program, SchedClassifier)> {
+/// The programs that use the maps pinned there: that for packets from outside, tc's for the same, and tc's for those that leave.
+fn programs(bpffs: &Path, hook: Hook) -> Result<(Program, SchedClassifier, SchedClassifier)> {
     let map = MapData::from_pin(bpffs.join("ballast/flows4")).context("no map flows4 is pinned yet")?;
     let id = map.info()?.id();
-    let (mut from_outside, mut node_out) = (None, None);
-    for info in loaded_programs() {
-        let Ok(info) = info else { continue };
-        if !info.map_ids().ok().flatten().is_some_and(|ids| ids.contains(&id)) {
-            continue;
+    let find = |wanted: &str| {
+        let loaded = loaded_programs().filter_map(Result::ok);
+        let mut ours = loaded.filter(|info| info.map_ids().ok().flatten().is_some_and(|ids| ids.contains(&id)));
+        ours.find(|info| info.name_as_str() == Some(wanted)).with_context(|| format!("{wanted} is not loaded yet"))
+    };
+    let tc = |name: &'static str| anyhow::Ok(SchedClassifier::from_program_info(find(name)?, name.into())?);
+    let from_outside = match hook {
+        Hook::Xdp => {
+            Program::Xdp(Xdp::from_program_info(find("xdp_node")?, "xdp_node".into(), XdpAttachType::Interface)?)
         }
-        let name = info.name_as_str().unwrap_or_default().to_owned();
-        match (name.as_str(), hook) {
-            ("node_out", _) => node_out = Some(SchedClassifier::from_program_info(info, "node_out".into())?),
-            ("xdp_node", Hook::Xdp) => {
-                let program = Xdp::from_program_info(info, "xdp_node".into(), XdpAttachType::Interface)?;
-                from_outside = Some(Program::Xdp(program));
-            }
-            ("node_in", Hook::Tc) => {
-                from_outside = Some(Program::Tc(SchedClassifier::from_program_info(info, "node_in".into())?));
-            }
-            _ => {}
-        }
-    }
-    from_outside.zip(node_out).context("the programs for packets from outside are not loaded yet")
+        Hook::Tc => Program::Tc(tc("node_in")?),
+    };
+    Ok((from_outside, tc("node_in")?, tc("node_out")?))
 }
