@@ -9,7 +9,7 @@ use lb_common::abi::{
     FlowKey, Masquerade, ServiceKey, TCP, UDP, backend_flags, backend_state, flow_flags, flow_state, half_open_flags,
     seal, service_flags,
 };
-use lb_common::decide::{Action, Hook, Verdict};
+use lb_common::decide::{Action, Hook, Packet, Step, Verdict, Work, begin, open, select};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
@@ -65,6 +65,35 @@ fn accept(tables: &mut Memory, port: u16, sent: &Verdict<4>) -> Verdict<4> {
 fn opened(tables: &mut Memory, port: u16, sent: &Verdict<4>) {
     assert_eq!(accept(tables, port, sent).outcome, Outcome::Replied);
     assert_eq!(tables.ask(asks(TCP, port), ACK, Hook::POD_IN).outcome, Outcome::Forwarded);
+}
+
+#[test]
+fn a_request_that_overtakes_the_acknowledgement_on_another_processor_reaches_its_backend() {
+    let mut tables = serving(1);
+    let sent = syn(&mut tables, 4000);
+    assert_eq!(accept(&mut tables, 4000, &sent).outcome, Outcome::Replied);
+    // The process's request is looked up here, the kernel's ACK opens the flow there, and the request goes on.
+    let mut request = Work::new(Packet { seq: ISN + 1, ack: ISN + 1, ..Packet::new(asks(TCP, 4000), ACK) });
+    let mut step = begin(&mut tables, &mut request, Hook::POD_IN);
+    assert_eq!(step, Step::Select);
+    step = select(&mut tables, &mut request, Hook::POD_IN, step);
+    assert_eq!(step, Step::Unseen);
+    assert_eq!(tables.ask(asks(TCP, 4000), ACK, Hook::POD_IN).outcome, Outcome::Forwarded);
+    assert_eq!(open(&mut tables, &mut request, Hook::POD_IN, step), Step::Decided);
+    assert_eq!((request.verdict.action, request.verdict.outcome), (Action::ToBackend, Outcome::Forwarded));
+    assert_eq!((request.verdict.address, request.verdict.port), (sent.address, sent.port));
+}
+
+#[test]
+fn where_the_open_flow_finds_no_room_the_client_is_not_told_that_there_is_none() {
+    let mut tables = serving(1);
+    let sent = syn(&mut tables, 4000);
+    assert_eq!(accept(&mut tables, 4000, &sent).outcome, Outcome::Replied);
+    tables.capacity = 0;
+    let dropped = tables.ask(asks(TCP, 4000), ACK, Hook::POD_IN);
+    assert_eq!((dropped.action, dropped.outcome), (Action::Drop, Outcome::DroppedTableFull), "it is sent again");
+    tables.capacity = 100;
+    assert_eq!(tables.ask(asks(TCP, 4000), ACK, Hook::POD_IN).outcome, Outcome::Forwarded);
 }
 
 #[test]

@@ -121,7 +121,11 @@ pub(super) const fn begins<const N: usize>(work: &Work<N>) -> bool {
 #[inline(always)]
 pub(super) fn unseen<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
     let now = Now::from_ns(tables.now_ns());
-    if !tables.half_open(&work.packet.key, &mut work.half) || !follows(tables, work, now) {
+    let is_half_open = tables.half_open(&work.packet.key, &mut work.half);
+    if !is_half_open && was_opened(tables, work, hook, now) {
+        return Step::Decided;
+    }
+    if !is_half_open || !follows(tables, work, now) {
         tunnel::follow(tables, work, hook, now.s);
         return Step::Decided;
     }
@@ -136,9 +140,26 @@ pub(super) fn unseen<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
     work.flow.flags |= state::ends(work.packet.key.protocol, flags, flow_flags::CLIENT_ENDED);
     match answer::promote(tables, work, false, generation, now) {
         answer::Promoted::Yes => work.rewrite(Action::ToBackend, Outcome::Forwarded, hook.has(Hook::ROUTED)),
-        _ => refuse(work, Outcome::RefusedNoFlow),
+        // The client sends it once more.
+        answer::Promoted::Full => work.settle(Action::Drop, Outcome::DroppedTableFull),
+        answer::Promoted::Left => refuse(work, Outcome::RefusedNoFlow),
     }
     Step::Decided
+}
+
+/// Whether another processor has opened the flow since it was looked for: a request may overtake the acknowledgement that opens it, as the
+/// client's kernel sends the one from where the answer came in and the other from where the process runs.
+#[inline(always)]
+fn was_opened<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now: Now) -> bool {
+    if tables.flow(&work.packet.key, &mut work.flow).is_none()
+        || work.flow.flags & (flow_flags::REPLY | flow_flags::DIRECT) != 0
+        || work.flow.state == flow_state::EVICTED
+        || kept_by(tables, &work.flow, now).is_none()
+    {
+        return false;
+    }
+    work.rewrite(Action::ToBackend, Outcome::Forwarded, hook.has(Hook::ROUTED));
+    true
 }
 
 /// Whether the segment follows the SYN of `work.half`, and its answer. No answer passes here of what goes whole to the backend's node.

@@ -38,8 +38,12 @@ pub(super) async fn reserved(settings: &Settings, origin: &str) -> Reserved {
 
 /// The node's facts with these addresses.
 pub(super) fn facts(addresses: &BTreeSet<IpAddr>, reserved: &Reserved, marks: Marks) -> NodeFacts {
-    let mtu = Family::BOTH.map(widest);
-    NodeFacts { addresses: addresses.clone(), networks: networks(), reserved: reserved.clone(), marks, mtu }
+    NodeFacts { addresses: addresses.clone(), networks: networks(), reserved: reserved.clone(), marks, mtu: mtu() }
+}
+
+/// The most that a link takes, in bytes, of IPv4 and IPv6.
+pub(super) fn mtu() -> [Option<u32>; 2] {
+    Family::BOTH.map(widest)
 }
 
 /// The networks that the node's links are in; empty if the kernel does not tell.
@@ -60,10 +64,10 @@ fn widest(family: Family) -> Option<u32> {
         !interface.flags.contains(InterfaceFlags::IFF_LOOPBACK) && address.is_some_and(|ip| Family::of(ip) == family)
     });
     let names: BTreeSet<String> = of_family.map(|interface| interface.interface_name).collect();
-    names.iter().filter_map(|name| mtu(name)).max()
+    names.iter().filter_map(|name| mtu_of(name)).max()
 }
 
-fn mtu(link: &str) -> Option<u32> {
+fn mtu_of(link: &str) -> Option<u32> {
     let socket = std::net::UdpSocket::bind("127.0.0.1:0").or_else(|_| std::net::UdpSocket::bind("[::1]:0")).ok()?;
     // SAFETY: an all-zero ifreq is valid: plain numbers and a union of them.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };

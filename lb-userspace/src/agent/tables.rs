@@ -148,8 +148,10 @@ impl Tables {
 
     /// The node's addresses changed.
     pub fn readdress(&mut self, addresses: &BTreeSet<IpAddr>) {
-        if self.facts.addresses != *addresses {
-            tracing::info!(addresses = ?addresses, "the node's addresses");
+        let mtu = facts::mtu();
+        if self.facts.addresses != *addresses || self.facts.mtu != mtu {
+            tracing::info!(addresses = ?addresses, ?mtu, "the node's addresses, and what its widest links take");
+            self.facts.mtu = mtu;
             self.facts.addresses.clone_from(addresses);
             self.facts.networks = facts::networks();
             self.sync();

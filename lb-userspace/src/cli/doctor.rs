@@ -11,7 +11,7 @@ use super::output::{Format, render};
 use super::print;
 use crate::config::{CgroupRoot, DEFAULT_BPFFS, DEFAULT_RUN_DIR, Options, SocketLb, TcAttach, XdpMode};
 use crate::datapath::doctor::{Finding, Level, Wishes, examine};
-use crate::observe::report_socket;
+use crate::observe::report_socket::{self, AskError};
 use crate::observe::table::{aligned, or_dash};
 use crate::sockets::namespaces;
 
@@ -104,7 +104,12 @@ fn agent(run_dir: &Path) -> Vec<Finding> {
     };
     let report = match report_socket::ask(run_dir) {
         Ok(report) => report,
-        Err(error) => return vec![finding(Level::Ok, error.to_string(), None)],
+        Err(error @ AskError::NotRunning { .. }) => return vec![finding(Level::Ok, error.to_string(), None)],
+        Err(error @ AskError::Denied { .. }) => return vec![finding(Level::Warn, error.to_string(), None)],
+        Err(error @ AskError::NoReport { .. }) => {
+            let remedy = "look at its log; `ballast status` must answer within seconds";
+            return vec![finding(Level::Warn, error.to_string(), Some(remedy))];
+        }
     };
     let told = report.datapath.problems.iter().chain(&report.datapath.warnings);
     let told = told.map(|text| {

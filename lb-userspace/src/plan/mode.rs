@@ -24,6 +24,11 @@ pub(super) fn is_direct(service: &Service, protocol: Protocol, place: &Place) ->
     mode(service, place).is_direct(protocol)
 }
 
+/// Whether clients outside can ask one of these at all.
+pub(super) fn has_outside<'a>(mut kinds: impl Iterator<Item = &'a Kind>) -> bool {
+    kinds.any(|kind| *kind != Kind::ClusterIp)
+}
+
 /// The flags of a frontend of such a port.
 pub(super) fn flags(used: Use, family: Family, place: &Place) -> u8 {
     if used.kind == Kind::ClusterIp || narrow(family, place).is_some() { 0 } else { service_flags::DSR }
@@ -89,9 +94,11 @@ pub(super) fn table_size<'a>(endpoints: &(impl Iterator<Item = &'a SocketAddr> +
 }
 
 /// A scheduler that has no say: every node must find the same backend.
-pub(super) fn unscheduled(service: &Service, place: &Place) -> Option<Refusal> {
+pub(super) fn unscheduled(service: &Service, ports: &[(PortKey, DesiredService)], place: &Place) -> Option<Refusal> {
     let asked = service.options.as_ref()?.scheduler.filter(|scheduler| *scheduler != Scheduler::Maglev)?;
-    let direct = service.ports.iter().any(|port| is_direct(service, port.protocol, place));
+    let direct = ports.iter().any(|(key, port)| {
+        is_direct(service, key.protocol, place) && has_outside(port.frontends.values().map(|used| &used.kind))
+    });
     direct.then(|| {
         Refusal::new(
             format!("Service {}", service.name),
@@ -131,8 +138,12 @@ status: {loadBalancer: {ingress: [{ip: 203.0.113.53}]}}
     }
 
     fn planned_with(mode: Mode, mtu: [Option<u32>; 2]) -> Desired {
+        planned_of(DNS, mode, mtu)
+    }
+
+    fn planned_of(manifest: &str, mode: Mode, mtu: [Option<u32>; 2]) -> Desired {
         let mut snapshot = Snapshot::default();
-        for object in manifest::parse("test", DNS).unwrap() {
+        for object in manifest::parse("test", manifest).unwrap() {
             let manifest::Object::Service(service) = object else { continue };
             let service = convert::service(&service).object.unwrap();
             snapshot.services.insert(service.name.clone(), Arc::new(service));
@@ -152,6 +163,29 @@ status: {loadBalancer: {ingress: [{ip: 203.0.113.53}]}}
             let refusals: Vec<String> = desired.refusals.iter().map(ToString::to_string).collect();
             let told = refusals.iter().any(|refusal| refusal.contains("595 bytes") && refusal.contains("596"));
             assert_eq!(told, is_refused, "{mtu:?}: {refusals:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_changes_for_what_nobody_outside_can_ask() {
+        let inside = DNS.replace("type: LoadBalancer", "type: ClusterIP").replace(", nodePort: 30053", "");
+        let inside = inside.lines().filter(|line| !line.starts_with("status")).collect::<Vec<_>>().join("\n");
+        let desired = planned_of(&inside, Mode::Dsr, [Some(1500); 2]);
+        assert_eq!(desired.services.len(), 2);
+        for service in desired.services.values() {
+            assert_eq!((service.scheduler, service.maglev_size), (Scheduler::RoundRobin, None), "no large table");
+        }
+        assert!(desired.refusals.is_empty(), "{:?}", desired.refusals);
+    }
+
+    #[test]
+    fn weights_have_a_say_where_maglev_is_the_scheduler_in_the_end() {
+        let weighed = DNS.replace("ballast.dev/scheduler: round-robin", "ballast.dev/weights: '10.0.0.1=3'");
+        for (mode, is_told) in [(Mode::Snat, true), (Mode::Dsr, false)] {
+            let refusals: Vec<String> =
+                planned_of(&weighed, mode, [Some(1500); 2]).refusals.iter().map(ToString::to_string).collect();
+            let told = refusals.iter().any(|refusal| refusal.contains("its weights have no say"));
+            assert_eq!(told, is_told, "{mode}: {refusals:?}");
         }
     }
 

@@ -60,8 +60,8 @@ pub(super) fn plan(
     });
     let ports: Vec<_> = ports.collect();
     refusals.extend(draft.unguarded(&ports));
-    refusals.extend(unweighed(service, place, tally));
-    refusals.extend(mode::unscheduled(service, place));
+    refusals.extend(unweighed(service, &ports, tally));
+    refusals.extend(mode::unscheduled(service, &ports, place));
     refusals.extend(mode::too_narrow(service, &ports, place));
     Planned { ports, refusals }
 }
@@ -72,11 +72,11 @@ fn scheduler(service: &Service, place: &Place) -> Scheduler {
 }
 
 /// Weights under a scheduler that knows none.
-fn unweighed(service: &Service, place: &Place, tally: &mut Tally) -> Option<Refusal> {
-    let scheduler = scheduler(service, place);
+fn unweighed(service: &Service, ports: &[(PortKey, DesiredService)], tally: &mut Tally) -> Option<Refusal> {
     let is_weighed = service.options.as_ref().is_some_and(|options| !options.weights.is_empty());
     tally.hit_if(is_weighed, Rule::Weights);
-    (is_weighed && !scheduler.is_weighed()).then(|| {
+    let deaf = ports.iter().map(|(_, port)| port.scheduler).find(|scheduler| !scheduler.is_weighed());
+    deaf.filter(|_| is_weighed).map(|scheduler| {
         Refusal::new(
             format!("Service {}", service.name),
             format!("its weights have no say: the scheduler is {scheduler}"),
@@ -115,7 +115,7 @@ struct Draft<'a> {
 impl Draft<'_> {
     fn port(&mut self, port: &ServicePort, won: BTreeMap<Frontend, Kind>) -> DesiredService {
         let options = self.service.options.as_deref();
-        let direct = mode::is_direct(self.service, port.protocol, self.place);
+        let direct = mode::is_direct(self.service, port.protocol, self.place) && mode::has_outside(won.values());
         let scheduler = if direct { Scheduler::Maglev } else { scheduler(self.service, self.place) };
         let retry = options.and_then(|options| options.retry).unwrap_or(self.place.retry);
         let mut needs = [Needs::default(); 2];

@@ -82,8 +82,9 @@ impl Look<'_> {
                     return Ok(true);
                 }
             }
-            let unserved = rules::frontend(key, flow)
-                .filter(|at| !rules::is_served(*at, |frontend| self.book.frontends.contains_key(frontend)));
+            let unserved = rules::frontend(key, flow).filter(|at| {
+                !rules::is_served(*at, |frontend| self.book.frontends.get(frontend).map(|found| found.flags))
+            });
             if let Some(frontend) = unserved
                 && self.drain(table, frontend, (key, flow), BackendId { family, id: flow.backend }, seen)?
             {

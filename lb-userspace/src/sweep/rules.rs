@@ -3,7 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use lb_common::{
-    abi::{Affinity, Flow, FlowKey, HalfOpen, affinity_tag, flow_flags, flow_state, half_open_flags, tag},
+    abi::{
+        Affinity, Flow, FlowKey, HalfOpen, affinity_tag, flow_flags, flow_state, half_open_flags, service_flags, tag,
+    },
     decide::{Now, pair_key},
     state::{Timeouts, expired},
 };
@@ -64,13 +66,14 @@ where
 }
 
 /// Whether a frontend is there still: by itself, or as a node port of another node's, which sends its clients here whole (direct server
-/// return).
-pub fn is_served(frontend: Frontend, contains: impl Fn(&Frontend) -> bool) -> bool {
+/// return). `flags`: those of a frontend that is there.
+pub fn is_served(frontend: Frontend, flags: impl Fn(&Frontend) -> Option<u8>) -> bool {
     let anywhere = match frontend.address {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    contains(&frontend) || contains(&Frontend { address: anywhere, ..frontend })
+    flags(&frontend).is_some()
+        || flags(&Frontend { address: anywhere, ..frontend }).is_some_and(|flags| flags & service_flags::DSR != 0)
 }
 
 /// The entry of a flow that is cut off: programs tell each side, as if its backend were gone. They keep everything else of it.
@@ -189,12 +192,14 @@ mod tests {
     #[test]
     fn a_node_port_of_another_node_is_served_wherever_it_is() {
         let at = |text: &str| Frontend { address: text.parse().unwrap(), port: 30_080, protocol: Protocol::Tcp };
+        let one = |there: Frontend, flags: u8| move |asked: &Frontend| (*asked == there).then_some(flags);
         for (asked, anywhere) in [("192.0.2.2", "0.0.0.0"), ("2001:db8::2", "::")] {
-            assert!(is_served(at(asked), |frontend| *frontend == at(anywhere)));
-            assert!(is_served(at(asked), |frontend| *frontend == at(asked)));
-            assert!(!is_served(at(asked), |frontend| frontend.port != 30_080));
+            assert!(is_served(at(asked), one(at(anywhere), service_flags::DSR)));
+            assert!(is_served(at(asked), one(at(asked), 0)));
+            assert!(!is_served(at(asked), one(at(anywhere), 0)), "there for the node's own sockets");
+            assert!(!is_served(at(asked), |_| None));
         }
-        assert!(!is_served(at("192.0.2.2"), |frontend| *frontend == at("::")), "the other family's");
+        assert!(!is_served(at("192.0.2.2"), one(at("::"), service_flags::DSR)), "the other family's");
     }
 
     #[test]

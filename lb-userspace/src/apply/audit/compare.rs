@@ -153,14 +153,16 @@ fn backends(book: &Book, loaded: &Loaded, family: Family, of_family: impl Fn(&Ba
     found
 }
 
-/// What other nodes are to find: each backend of this node that is not gone, and what leads to it.
-fn endpoints_of(book: &Book, family: Family) -> BTreeMap<(IpAddr, u32), (BackendId, abi::Endpoint)> {
-    let here = book.backends.iter().filter(|(id, _)| id.family == family);
-    here.filter_map(|(id, record)| {
-        let (key, endpoint) = records::endpoint(*id, record)?;
-        Some((key, (*id, endpoint)))
-    })
-    .collect()
+/// What other nodes are to find: each backend of this node that is in the API, and what leads to it. Several ports of one address have one
+/// name: either of them will do.
+fn endpoints_of(book: &Book, family: Family) -> BTreeMap<(IpAddr, u32), Vec<(BackendId, abi::Endpoint)>> {
+    let mut wanted: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for (id, record) in book.backends.iter().filter(|(id, _)| id.family == family) {
+        if let Some((key, endpoint)) = records::endpoint(*id, record) {
+            wanted.entry(key).or_default().push((*id, endpoint));
+        }
+    }
+    wanted
 }
 
 fn endpoints(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found> {
@@ -169,12 +171,13 @@ fn endpoints(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found> {
     let entry = |(address, id): (IpAddr, u32)| Place { table, name: address.to_string(), service: owner(book, id) };
     let wanted = endpoints_of(book, family);
     let mut found = Vec::new();
-    for (key, (id, endpoint)) in &wanted {
+    for (key, either) in &wanted {
+        let Some((id, endpoint)) = either.first() else { continue };
         let Some(record) = book.backends.get(id).copied() else { continue };
         let write = Op::WriteBackend { id: *id, record };
         match there.get(key) {
             None => found.push(entry(*key).found(FindingKind::Missing, String::new(), write)),
-            Some(other) if other != endpoint => {
+            Some(other) if either.iter().all(|(_, endpoint)| other != endpoint) => {
                 let differs = difference(&endpoint_fields(*endpoint), &endpoint_fields(*other));
                 found.push(entry(*key).found(FindingKind::Edited, differs, write));
             }

@@ -160,3 +160,17 @@ fn off_is_off_and_not_the_default() {
     let settings = settings.settle(Some("host")).expect("complete");
     assert_eq!((settings.audit_interval, settings.resync_interval), (None, None));
 }
+
+#[test]
+fn the_manual_names_every_option_and_annotation_of_the_mode() {
+    let manual = |page: &str| {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/src").join(page);
+        std::fs::read_to_string(&path).expect("a page of the manual")
+    };
+    let (options, annotations) = (manual("configuration.md"), manual("schedulers.md"));
+    let command = Options::augment_args(Command::new("agent"));
+    let unnamed = command.get_arguments().filter_map(|argument| argument.get_long());
+    let unnamed: Vec<&str> = unnamed.filter(|name| !options.contains(&format!("`--{name}"))).collect();
+    assert!(unnamed.is_empty(), "configuration.md does not name {unnamed:?}");
+    assert!(annotations.contains("`ballast.dev/mode`"));
+}

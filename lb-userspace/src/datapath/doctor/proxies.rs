@@ -23,9 +23,14 @@ struct Seen {
 
 /// Looks for them.
 pub(super) fn examine(bpffs: &Path) -> Vec<Finding> {
-    let found = judge(&Seen {
+    let (nftables, unseen) = match nft::list() {
+        Ok(found) => (found, None),
+        Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => (Vec::new(), None),
+        Err(error) => (Vec::new(), Some(error)),
+    };
+    let mut found = judge(&Seen {
         processes: processes(),
-        nftables: nft::list().unwrap_or_default(),
+        nftables,
         iptables: ["/proc/net/ip_tables_names", "/proc/net/ip6_tables_names"]
             .iter()
             .flat_map(|path| lines(path))
@@ -35,6 +40,10 @@ pub(super) fn examine(bpffs: &Path) -> Vec<Finding> {
             .unwrap_or_default(),
         cilium_pins: ["cilium", "tc/globals/cilium_lxc"].iter().any(|name| bpffs.join(name).exists()),
     });
+    if let Some(error) = unseen {
+        let remedy = "run as root";
+        found.push(Finding::bad("other-proxies", Level::Warn, format!("could not look at nftables: {error}"), remedy));
+    }
     if found.is_empty() { vec![Finding::ok("other-proxies", "no trace of another one")] } else { found }
 }
 
