@@ -169,6 +169,7 @@ fn kube_settings(settings: &Settings) -> source::kube::KubeSettings {
         api_server: settings.api_server.as_ref().map(|api_server| api_server.0.to_string()),
         proxy_name: settings.service_proxy_name.clone(),
         node_name: Some(settings.node_name.clone()),
+        is_direct: settings.mode.is_ever_direct(),
         silence: settings.watch_silence,
         compare_interval: settings.resync_interval,
         expected_services: services_in_tables(&settings.bpffs),

@@ -195,7 +195,7 @@ impl Tables {
         } else {
             tracing::debug!(revision, "nothing to write");
         }
-        self.neighbours.tell_node(&snapshot);
+        self.neighbours.tell_nodes(&snapshot);
         if first {
             self.neighbours.tell_published(self.programmer.book(), &self.facts.addresses);
         }

@@ -134,7 +134,8 @@ pub struct Options {
     #[serde(deserialize_with = "text")]
     pub snat_ports: Option<PortRange>,
 
-    /// Networks of the other nodes, which may send packets of clients here in an outer header (--mode dsr) [default: none]
+    /// Networks of other nodes, which may send packets of clients here in an outer header (--mode dsr), beside the addresses of Node
+    /// objects in the API [default: none]
     #[arg(long, value_name = "CIDR,…", value_delimiter = ',', value_parser = network)]
     #[serde(deserialize_with = "networks")]
     pub dsr_peers: Option<Vec<IpNet>>,

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
 };
 
 use ipnet::IpNet;
@@ -21,6 +22,8 @@ pub struct Surroundings {
     pub pods: Option<BTreeSet<IpNet>>,
     /// The node's own addresses as the Node object has them.
     pub primary: BTreeSet<IpAddr>,
+    /// Addresses of the other nodes as their objects have them, where they matter; `None`: not known yet.
+    pub peers: Option<Arc<BTreeSet<IpAddr>>>,
     /// Addresses of this node that services are published at: they may move to another node.
     pub published: BTreeSet<IpAddr>,
     /// Families in which something is published for clients outside.
@@ -37,7 +40,8 @@ pub(super) struct Wanted {
 }
 
 /// `cluster`: networks of the pods by the settings. `allowed`: where addresses that stand in for clients are taken from, all of a link;
-/// empty: anywhere, one of each link. `peers`: the other nodes. `held`: what is in the tables, of which the networks of pods stay while nothing else is known.
+/// empty: anywhere, one of each link. `peers`: networks of the other nodes by the settings. `held`: what is in the tables, of which the networks of pods and the
+/// other nodes stay while nothing else is known.
 pub(super) fn wanted(
     candidates: &[Candidate],
     own: &BTreeSet<IpAddr>,
@@ -48,12 +52,19 @@ pub(super) fn wanted(
     held: &BTreeMap<IpNet, u32>,
 ) -> Wanted {
     let mut wanted = Wanted::default();
-    let kept = held.iter().filter(|(_, flags)| **flags & network_flags::PODS != 0).map(|(network, _)| *network);
-    let pods =
-        surroundings.pods.as_ref().map_or_else(|| kept.collect(), |pods| pods.iter().copied().collect::<Vec<_>>());
+    let kept = |flag: u32| held.iter().filter(move |(_, flags)| **flags & flag != 0).map(|(network, _)| *network);
+    let known = surroundings.pods.as_ref();
+    let pods: Vec<IpNet> =
+        known.map_or_else(|| kept(network_flags::PODS).collect(), |pods| pods.iter().copied().collect());
     let pods = pods.iter().chain(cluster).map(|network| (*network, network_flags::PODS));
+    let known = surroundings.peers.as_ref();
+    let others: Vec<IpNet> = known.map_or_else(
+        || kept(network_flags::PEER).collect(),
+        |others| others.iter().map(|address| IpNet::from(*address)).collect(),
+    );
+    let peers = others.iter().chain(peers).map(|network| (*network, network_flags::PEER));
     let own = own.iter().map(|address| (IpNet::from(*address), network_flags::NODE));
-    for (network, flag) in pods.chain(peers.iter().map(|network| (*network, network_flags::PEER))).chain(own) {
+    for (network, flag) in pods.chain(peers).chain(own) {
         *wanted.networks.entry(network.trunc()).or_default() |= flag;
     }
     inherit(&mut wanted.networks);
@@ -79,10 +90,14 @@ pub(super) fn wanted(
 
 /// The longest prefix alone is looked at: it says what those around it say, too.
 fn inherit(networks: &mut BTreeMap<IpNet, u32>) {
-    let all = networks.clone();
+    // By address and then by length: what is around a network comes before it, and after all that does not hold its address.
+    let mut around: Vec<(IpNet, u32)> = Vec::new();
     for (network, flags) in networks {
-        let around = all.iter().filter(|(other, _)| other.contains(network));
-        *flags |= around.fold(0, |found, (_, flags)| found | flags);
+        while around.last().is_some_and(|(last, _)| !last.contains(network)) {
+            around.pop();
+        }
+        *flags |= around.last().map_or(0, |(_, flags)| *flags);
+        around.push((*network, *flags));
     }
 }
 

@@ -107,6 +107,61 @@ fn networks_of_pods_stay_while_the_node_is_not_known() {
 }
 
 #[test]
+fn the_other_nodes_stay_until_others_are_known_and_the_settings_add_to_them() {
+    let network = |text: &str| text.parse::<IpNet>().expect("a network");
+    let held = BTreeMap::from([
+        (network("192.0.2.7/32"), network_flags::PEER),
+        (network("192.0.2.9/32"), network_flags::NODE),
+    ]);
+    let told = |surroundings: &Surroundings| {
+        let by_settings = [network("fd00:1::/64")];
+        wanted(&[], &BTreeSet::new(), &[], &[], &by_settings, surroundings, &held)
+            .networks
+            .into_keys()
+            .collect::<Vec<_>>()
+    };
+    let pods = Some(BTreeSet::new());
+    let mut surroundings = Surroundings { pods, ..Surroundings::default() };
+    assert_eq!(told(&surroundings), [network("192.0.2.7/32"), network("fd00:1::/64")]);
+    surroundings.peers =
+        Some(Arc::new(["192.0.2.8".parse().expect("an address"), "fd00:1::8".parse().expect("an address")].into()));
+    assert_eq!(told(&surroundings), [network("192.0.2.8/32"), network("fd00:1::/64"), network("fd00:1::8/128")]);
+    surroundings.peers = Some(Arc::default());
+    assert_eq!(told(&surroundings), [network("fd00:1::/64")]);
+}
+
+/// By the definition: everything that holds a network says something of it.
+#[test]
+fn a_network_is_all_that_those_around_it_are() {
+    let texts = [
+        "0.0.0.0/0",
+        "10.0.0.0/8",
+        "10.0.0.0/16",
+        "10.0.0.0/32",
+        "10.0.1.0/24",
+        "10.0.1.9/32",
+        "10.1.0.0/16",
+        "11.0.0.1/32",
+        "::/0",
+        "fd00::/8",
+        "fd00::/64",
+        "fd00:1::1/128",
+    ];
+    let all: Vec<IpNet> = texts.iter().map(|text| text.parse().expect("a network")).collect();
+    for number in 0..1_u32 << all.len() {
+        // Which of them are there, and every third of those says one thing, …
+        let of = |at: usize| 1 << ((at + number as usize) % 3);
+        let some = || all.iter().enumerate().filter(|(at, _)| number & 1 << at != 0);
+        let mut networks: BTreeMap<IpNet, u32> = some().map(|(at, network)| (*network, of(at))).collect();
+        inherit(&mut networks);
+        for (network, flags) in networks {
+            let around = some().filter(|(_, other)| other.contains(&network));
+            assert_eq!(flags, around.fold(0, |flags, (at, _)| flags | of(at)), "{network} in {number:b}");
+        }
+    }
+}
+
+#[test]
 fn a_network_within_another_one_is_both() {
     let network = |text: &str| text.parse::<IpNet>().expect("a network");
     let own = BTreeSet::from(["192.0.2.1".parse().expect("an address")]);

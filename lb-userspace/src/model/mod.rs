@@ -7,11 +7,11 @@ mod service;
 mod slice;
 mod time;
 
-use std::{fmt, sync::Arc};
+use std::{collections::BTreeSet, fmt, net::IpAddr, sync::Arc};
 
 use imbl::OrdMap;
 
-pub use node::Node;
+pub use node::{Node, Peer};
 pub use options::{
     Check, MAGLEV_SIZES, Mode, Question, Scheduler, ServiceOptions, UnknownMode, UnknownScheduler, WEIGHT_MAX, Weighed,
 };
@@ -50,4 +50,6 @@ pub struct Snapshot {
     pub slices: OrdMap<SliceKey, Arc<Slice>>,
     /// This node; `None`: not known (a file without it, or the API has not said yet).
     pub node: Option<Arc<Node>>,
+    /// Addresses of the other nodes, as far as anybody asks for them; `None`: not known yet.
+    pub peers: Option<Arc<BTreeSet<IpAddr>>>,
 }

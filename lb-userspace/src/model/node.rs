@@ -1,4 +1,4 @@
-//! The node that the agent runs on, as the API knows it.
+//! The node that the agent runs on, and the others, as the API knows them.
 
 use std::net::IpAddr;
 
@@ -15,4 +15,12 @@ pub struct Node {
     pub pod_cidrs: Vec<IpNet>,
     /// It is being deleted, or has the taint `ToBeDeletedByClusterAutoscaler`: load balancers must not choose it any more.
     pub is_leaving: bool,
+}
+
+/// Another node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Peer {
+    pub name: String,
+    /// `status.addresses` of the types `InternalIP` and `ExternalIP`: what its packets may come from.
+    pub addresses: Vec<IpAddr>,
 }

@@ -116,6 +116,11 @@ impl Mode {
         }
     }
 
+    /// Whether packets of any protocol go whole.
+    pub fn is_ever_direct(self) -> bool {
+        self != Self::Snat
+    }
+
     /// Whether packets of this protocol go whole.
     pub fn is_direct(self, protocol: Protocol) -> bool {
         self == Self::Dsr || self == Self::Hybrid && protocol == Protocol::Tcp

@@ -56,7 +56,7 @@ fn snapshot(endpoints: &[&str]) -> Snapshot {
         revision: 1,
         services: [(name.clone(), Arc::new(service))].into_iter().collect(),
         slices: [(slice.key(), Arc::new(slice))].into_iter().collect(),
-        node: None,
+        ..Snapshot::default()
     }
 }
 

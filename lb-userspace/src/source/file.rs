@@ -124,7 +124,10 @@ impl Follow {
         let revision = self.status.borrow().revision + 1;
         let mut refusals = objects::refusals(&loaded.services, &loaded.slices);
         refusals.extend(loaded.refusals.iter().cloned());
-        let snapshot = objects::snapshot(&loaded.services, &loaded.slices, loaded.node.as_ref(), revision);
+        // A file names none: `--dsr-peers` does.
+        let no_peers = Arc::default();
+        let snapshot =
+            objects::snapshot(&loaded.services, &loaded.slices, loaded.node.as_ref(), Some(&no_peers), revision);
         self.snapshots.send_replace(Some(Arc::new(snapshot)));
         self.status.send_modify(|status| {
             status.synced = true;

@@ -1,4 +1,5 @@
-//! The source `kube`: Services, `EndpointSlices` and the own Node of a Kubernetes API, by watches that are proven to be alive.
+//! The source `kube`: Services, `EndpointSlices`, the own Node and, where they matter, the others of a Kubernetes API, by watches that are
+//! proven to be alive.
 
 mod bounds;
 mod calls;
@@ -6,6 +7,7 @@ mod connect;
 mod follower;
 mod held;
 pub mod lean;
+mod peers;
 mod reader;
 mod version;
 
@@ -43,6 +45,8 @@ pub struct KubeSettings {
     pub proxy_name: Option<String>,
     /// The Node that we are; without it, the snapshots hold none.
     pub node_name: Option<String>,
+    /// Services have direct server return unless they say otherwise: the other nodes matter.
+    pub is_direct: bool,
     /// How long a watch may be silent before a probe, on average: each round is up to a quarter shorter or longer, so that not all
     /// nodes ask at once.
     pub silence: Duration,
@@ -59,6 +63,7 @@ impl Default for KubeSettings {
             api_server: None,
             proxy_name: None,
             node_name: None,
+            is_direct: false,
             silence: bounds::SILENCE,
             compare_interval: Some(bounds::COMPARE_INTERVAL),
             expected_services: 0,
@@ -71,7 +76,8 @@ pub async fn spawn(settings: KubeSettings, stop: CancellationToken) -> Result<So
     let config = connect::config(&settings).await?;
     let origin = connect::shown(&config.cluster_url);
     let client = connect::client(&config)?;
-    Ok(follow(origin, messages(&client, &settings), stop))
+    let (want_peers, wanted) = watch::channel(settings.is_direct);
+    Ok(follow(origin, messages(&client, &settings, wanted), want_peers, stop))
 }
 
 /// A client of the same API, for what goes there.
@@ -79,8 +85,12 @@ pub async fn client(settings: &KubeSettings) -> Result<Client, SourceError> {
     connect::client(&connect::config(settings).await?)
 }
 
-/// News of all resources.
-fn messages(client: &Client, settings: &KubeSettings) -> impl Stream<Item = Message> + Send + 'static {
+/// News of all resources; of the other nodes while they are wanted.
+fn messages(
+    client: &Client,
+    settings: &KubeSettings,
+    wanted: watch::Receiver<bool>,
+) -> impl Stream<Item = Message> + Send + 'static {
     // The API server leaves out what no proxy or another one serves, as for kube-proxy.
     let (of_services, of_slices) = match &settings.proxy_name {
         None => (format!("!{HEADLESS_LABEL},!{PROXY_NAME_LABEL}"), format!("!{HEADLESS_LABEL},!{PROXY_NAME_LABEL}")),
@@ -99,6 +109,7 @@ fn messages(client: &Client, settings: &KubeSettings) -> impl Stream<Item = Mess
     let went_back = watch::Sender::new(0);
     let services = read(client.clone(), went_back.clone(), labelled(of_services), follow);
     let slices = read(client.clone(), went_back.clone(), labelled(of_slices), follow_slices);
+    let peers = peers::read(client.clone(), went_back.clone(), settings.node_name.as_deref(), follow, wanted);
     let node = settings.node_name.as_ref().map(|name| {
         let selection = Selection { labels: None, fields: Some(format!("metadata.name={name}")) };
         read(client.clone(), went_back, selection, Settings { patience: NODE_PATIENCE, expected_objects: 0, ..follow })
@@ -109,7 +120,7 @@ fn messages(client: &Client, settings: &KubeSettings) -> impl Stream<Item = Mess
             services.map(|told| Message::Service(Box::new(told))),
             slices.map(|told| Message::Slice(Box::new(told))),
         ),
-        node.map(|told| Message::Node(Box::new(told))),
+        futures::stream::select(node.map(|told| Message::Node(Box::new(told))), peers),
     )
 }
 
@@ -129,12 +140,17 @@ fn reason(error: &dyn std::error::Error) -> String {
 }
 
 /// Turns news of all resources into snapshots and a status, until `stop`.
-fn follow(origin: String, messages: impl Stream<Item = Message> + Send + 'static, stop: CancellationToken) -> Source {
+fn follow(
+    origin: String,
+    messages: impl Stream<Item = Message> + Send + 'static,
+    want_peers: watch::Sender<bool>,
+    stop: CancellationToken,
+) -> Source {
     let (snapshots_to, snapshots) = watch::channel(None);
     let (status_to, status) = watch::channel(SourceStatus { kind: "kube", origin, ..SourceStatus::default() });
     let task = tokio::spawn(async move {
         let mut chunks = pin!(messages.ready_chunks(MESSAGES_MAX));
-        let mut held = Held::new();
+        let mut held = Held::new(want_peers);
         loop {
             let chunk = tokio::select! {
                 () = stop.cancelled() => return,

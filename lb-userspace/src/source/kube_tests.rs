@@ -101,7 +101,9 @@ impl Api {
         });
         let client = Client::new(handler, "default");
         let settings = KubeSettings { compare_interval: None, ..KubeSettings::default() };
-        let source = follow("https://test".into(), messages(&client, &settings), CancellationToken::new());
+        let (want_peers, wanted) = watch::channel(false);
+        let messages = messages(&client, &settings, wanted);
+        let source = follow("https://test".into(), messages, want_peers, CancellationToken::new());
         Self { services, slices, source }
     }
 

@@ -1,12 +1,12 @@
 //! The objects that a source holds at the moment, already converted, and what was refused of them.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use imbl::OrdMap;
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 
 use super::convert::{self, Converted};
-use crate::model::{Node, ObjectName, Refusal, Service, Slice, SliceKey, Snapshot};
+use crate::model::{Node, ObjectName, Peer, Refusal, Service, Slice, SliceKey, Snapshot};
 
 /// What a snapshot holds by a key.
 pub trait Keyed: PartialEq {
@@ -32,6 +32,14 @@ impl Keyed for Slice {
 }
 
 impl Keyed for Node {
+    type Key = String;
+
+    fn key(&self) -> String {
+        self.name.clone()
+    }
+}
+
+impl Keyed for Peer {
     type Key = String;
 
     fn key(&self) -> String {
@@ -105,7 +113,18 @@ impl<T: Keyed> Objects<T> {
     }
 }
 
+impl<T: Keyed> Objects<T> {
+    /// Whether these are the same objects, at the same places.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.held.ptr_eq(&other.held)
+    }
+}
+
 impl Objects<Service> {
+    pub fn any(&self, is_so: impl Fn(&Service) -> bool) -> bool {
+        self.held.values().any(|service| is_so(service))
+    }
+
     pub fn put_service(&mut self, service: &core::Service) {
         self.put(convert::object_name(&service.metadata), convert::service(service));
     }
@@ -128,14 +147,26 @@ impl Objects<Node> {
     }
 }
 
-/// A snapshot of both kinds, and of this node if it is known.
+impl Objects<Peer> {
+    pub fn put_peer(&mut self, node: &core::Node) {
+        self.put(convert::object_name(&node.metadata), convert::peer(node));
+    }
+
+    pub fn addresses(&self) -> BTreeSet<IpAddr> {
+        self.held.values().flat_map(|peer| peer.addresses.iter().copied()).collect()
+    }
+}
+
+/// A snapshot of both kinds, and of this node and the others if they are known.
 pub fn snapshot(
     services: &Objects<Service>,
     slices: &Objects<Slice>,
     node: Option<&Arc<Node>>,
+    peers: Option<&Arc<BTreeSet<IpAddr>>>,
     revision: u64,
 ) -> Snapshot {
-    Snapshot { revision, services: services.held.clone(), slices: slices.held.clone(), node: node.cloned() }
+    let (node, peers) = (node.cloned(), peers.cloned());
+    Snapshot { revision, services: services.held.clone(), slices: slices.held.clone(), node, peers }
 }
 
 /// Everything that is refused, by name.

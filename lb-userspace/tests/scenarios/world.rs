@@ -158,6 +158,7 @@ impl World {
             services: self.services.iter().map(|(name, service)| (name.clone(), Arc::clone(service))).collect(),
             slices: self.slices.values().map(|slice| (slice.key(), Arc::clone(slice))).collect(),
             node: self.node.clone(),
+            ..Snapshot::default()
         }
     }
 

@@ -59,6 +59,10 @@ impl Hosted {
         self.on_the_host(self.objects.create_node(node))
     }
 
+    pub fn delete_node(&self, node: &Node) -> Result<()> {
+        self.on_the_host(self.objects.delete_node(node))
+    }
+
     pub fn create_service(&self, name: &str) -> Result<Vec<IpAddr>> {
         self.on_the_host(self.objects.create_service(name))
     }

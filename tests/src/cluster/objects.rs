@@ -80,6 +80,11 @@ impl Objects {
         Ok(())
     }
 
+    pub async fn delete_node(&self, node: &Node) -> Result<()> {
+        self.nodes.delete(&node.node_name(), &DeleteParams::default()).await?;
+        Ok(())
+    }
+
     pub async fn delete_service(&self, name: &str) -> Result<()> {
         self.services.delete(name, &DeleteParams::default()).await?;
         Ok(())

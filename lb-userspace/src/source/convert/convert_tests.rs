@@ -181,6 +181,10 @@ fn a_node_keeps_what_matters() {
     assert_eq!((read.name.as_str(), read.zone.as_deref(), read.is_leaving), ("n1", Some("a"), false));
     assert_eq!(read.addresses.len(), 2);
     assert_eq!(read.pod_cidrs.len(), 2);
+    let other = peer(&raw);
+    assert_eq!(other.refusals[0].reason, "InternalIP 127.0.0.1 is a loopback address");
+    let texts: Vec<String> = other.object.unwrap().addresses.iter().map(ToString::to_string).collect();
+    assert_eq!(texts, ["192.0.2.1", "10.0.0.2", "fd02::2"]);
     let taint = json!([{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]);
     raw.spec.as_mut().unwrap().taints = serde_json::from_value(taint).unwrap();
     assert!(node(&raw).object.unwrap().is_leaving);

@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::model::{ObjectName, Protocol, Refusal};
 
-pub use node::node;
+pub use node::{node, peer};
 pub use service::service;
 pub use slice::slice;
 

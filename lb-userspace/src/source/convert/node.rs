@@ -1,4 +1,4 @@
-//! A Node, read and checked.
+//! A Node, and another one, read and checked.
 
 use std::net::IpAddr;
 
@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1 as core;
 
 use super::{Converted, Problem, address, network};
-use crate::model::Node;
+use crate::model::{Node, Peer};
 
 /// Label of a Node: the zone that topology hints speak of.
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
@@ -18,7 +18,7 @@ pub fn node(node: &core::Node) -> Converted<Node> {
     let name = node.metadata.name.clone().unwrap_or_default();
     let mut refusals = Vec::new();
     let mut refuse = |problem: Problem| refusals.push(problem.refuse(format!("Node {name}")));
-    let addresses = addresses(node, &mut refuse);
+    let addresses = addresses(node, &["InternalIP"], &mut refuse);
     let pod_cidrs = pod_cidrs(node, &mut refuse);
     let zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE_LABEL));
     let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
@@ -33,10 +33,19 @@ pub fn node(node: &core::Node) -> Converted<Node> {
     Converted { object: Some(object), refusals }
 }
 
-fn addresses(node: &core::Node, refuse: &mut impl FnMut(Problem)) -> Vec<IpAddr> {
+/// Another node; never refused as a whole, either.
+pub fn peer(node: &core::Node) -> Converted<Peer> {
+    let name = node.metadata.name.clone().unwrap_or_default();
+    let mut refusals = Vec::new();
+    let mut refuse = |problem: Problem| refusals.push(problem.refuse(format!("Node {name}")));
+    let addresses = addresses(node, &["InternalIP", "ExternalIP"], &mut refuse);
+    Converted { object: Some(Peer { name: name.clone(), addresses }), refusals }
+}
+
+fn addresses(node: &core::Node, types: &[&str], refuse: &mut impl FnMut(Problem)) -> Vec<IpAddr> {
     let listed = node.status.as_ref().and_then(|status| status.addresses.as_ref());
-    let internal = listed.into_iter().flatten().filter(|listed| listed.type_ == "InternalIP");
-    internal.filter_map(|listed| address("InternalIP", &listed.address).map_err(&mut *refuse).ok()).collect()
+    let asked = listed.into_iter().flatten().filter(|listed| types.contains(&listed.type_.as_str()));
+    asked.filter_map(|listed| address(&listed.type_, &listed.address).map_err(&mut *refuse).ok()).collect()
 }
 
 fn pod_cidrs(node: &core::Node, refuse: &mut impl FnMut(Problem)) -> Vec<IpNet> {

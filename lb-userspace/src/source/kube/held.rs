@@ -1,6 +1,6 @@
 //! What is held of the API's objects, since when it is known to be true, and when there is a snapshot to give.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 use tokio::sync::watch;
@@ -13,12 +13,14 @@ use super::{
     },
     calls::{News, Told},
 };
-use crate::model::{Node, ObjectName, Service, Slice, Snapshot};
+use crate::model::{Mode, Node, ObjectName, Peer, Service, Slice, Snapshot};
 
 /// What this source proves fresh, as named in its status.
 pub const SERVICES: &str = "services";
 pub const SLICES: &str = "endpointslices";
 pub const NODES: &str = "nodes";
+/// The other nodes.
+pub const PEERS: &str = "peers";
 
 /// News of one of the resources.
 #[derive(Debug)]
@@ -26,6 +28,9 @@ pub enum Message {
     Service(Box<Told<core::Service>>),
     Slice(Box<Told<discovery::EndpointSlice>>),
     Node(Box<Told<core::Node>>),
+    Peer(Box<Told<core::Node>>),
+    /// Nobody asks for the other nodes any more.
+    NoPeers,
 }
 
 #[derive(Debug)]
@@ -112,11 +117,24 @@ impl<T: Keyed> Resource<T> {
     }
 }
 
+/// Whether the tables cannot be without this resource.
+fn is_needed(resource: &str) -> bool {
+    resource == SERVICES || resource == SLICES
+}
+
 #[derive(Debug)]
 pub struct Held {
     services: Resource<Service>,
     slices: Resource<Slice>,
     nodes: Resource<Node>,
+    peers: Resource<Peer>,
+    /// Of all of these; `None`: not listed yet.
+    peer_addresses: Option<Arc<BTreeSet<IpAddr>>>,
+    /// Whether the other nodes are to be followed.
+    want_peers: watch::Sender<bool>,
+    /// Services have direct server return unless they say otherwise.
+    always_wants: bool,
+    services_changed: bool,
     changed: bool,
     revision: u64,
     /// The last that was seen of the API, and since when it is as it is.
@@ -125,8 +143,15 @@ pub struct Held {
 }
 
 impl Held {
-    pub fn new() -> Self {
+    /// `want_peers`: says whether the other nodes are to be followed, and holds what is so whatever the services say.
+    pub fn new(want_peers: watch::Sender<bool>) -> Self {
+        let always_wants = *want_peers.borrow();
         Self {
+            peers: Resource::new(PEERS),
+            peer_addresses: None,
+            want_peers,
+            always_wants,
+            services_changed: false,
             services: Resource::new(SERVICES),
             slices: Resource::new(SLICES),
             nodes: Resource::new(NODES),
@@ -141,14 +166,52 @@ impl Held {
         let seen = match &message {
             Message::Service(told) => told.reach,
             Message::Slice(told) => told.reach,
-            Message::Node(told) => told.reach,
+            Message::Node(told) | Message::Peer(told) => told.reach,
+            Message::NoPeers => None,
         };
         self.see(seen);
         self.changed |= match message {
-            Message::Service(told) => self.services.take(*told, Objects::put_service),
+            Message::Service(told) => {
+                let changed = self.services.take(*told, Objects::put_service);
+                self.services_changed |= changed;
+                changed
+            }
             Message::Slice(told) => self.slices.take(*told, Objects::put_slice),
             Message::Node(told) => self.nodes.take(*told, Objects::put_node),
+            Message::Peer(told) => self.take_peers(*told),
+            Message::NoPeers => {
+                self.peers = Resource::new(PEERS);
+                self.peer_addresses.take().is_some()
+            }
         };
+    }
+
+    /// Nodes report all the time, and what they report is hardly ever a new address.
+    fn take_peers(&mut self, told: Told<core::Node>) -> bool {
+        let before = self.peers.objects.clone();
+        self.peers.take(told, Objects::put_peer);
+        let is_known = self.peer_addresses.is_some() && self.peers.objects.is_same(&before);
+        if !self.peers.listed || is_known {
+            return false;
+        }
+        let addresses = Some(Arc::new(self.peers.objects.addresses()));
+        let changed = addresses != self.peer_addresses;
+        if changed {
+            self.peer_addresses = addresses;
+        }
+        changed
+    }
+
+    /// Asks for the other nodes while there is a service that they matter to. Returns their addresses as a snapshot has them.
+    fn peers(&mut self) -> Option<Arc<BTreeSet<IpAddr>>> {
+        if std::mem::take(&mut self.services_changed) {
+            let asks = |service: &Service| {
+                service.options.as_ref().and_then(|options| options.mode).is_some_and(Mode::is_ever_direct)
+            };
+            let wanted = self.always_wants || self.services.objects.any(asks);
+            self.want_peers.send_if_modified(|known| std::mem::replace(known, wanted) != wanted);
+        }
+        if *self.want_peers.borrow() { self.peer_addresses.clone() } else { Some(Arc::default()) }
     }
 
     /// Whichever resource saw the API last is right.
@@ -167,8 +230,10 @@ impl Held {
         let published = synced && std::mem::take(&mut self.changed);
         if published {
             self.revision += 1;
+            let peers = self.peers();
             let node = self.nodes.objects.first();
-            let snapshot = objects::snapshot(&self.services.objects, &self.slices.objects, node, self.revision);
+            let (services, slices) = (&self.services.objects, &self.slices.objects);
+            let snapshot = objects::snapshot(services, slices, node, peers.as_ref(), self.revision);
             snapshots.send_replace(Some(Arc::new(snapshot)));
         }
         status.send_modify(|status| {
@@ -178,25 +243,34 @@ impl Held {
                 status.last_proof.extend(resource.proof.map(|proof| (name, proof.at)));
                 if *resource != ResourceStatus::default() {
                     status.resources.insert(name, resource.clone());
+                } else if name == PEERS {
+                    status.resources.remove(name);
+                    status.last_proof.remove(name);
                 }
             }
             status.api = self.reach;
             status.last_error = self.error();
-            let node_error = self.nodes.status.last_error.as_ref();
-            status.notes = node_error.map(|error| format!("{NODES}: {error}")).into_iter().collect();
+            let others = self.resources().into_iter().filter(|(name, _)| !is_needed(name));
+            let notes = others.filter_map(|(name, status)| Some(format!("{name}: {}", status.last_error.as_ref()?)));
+            status.notes = notes.collect();
             if published {
                 status.refusals = objects::refusals(&self.services.objects, &self.slices.objects);
             }
         });
     }
 
-    fn resources(&self) -> [(&'static str, &ResourceStatus); 3] {
-        [(SERVICES, &self.services.status), (SLICES, &self.slices.status), (NODES, &self.nodes.status)]
+    fn resources(&self) -> [(&'static str, &ResourceStatus); 4] {
+        [
+            (SERVICES, &self.services.status),
+            (SLICES, &self.slices.status),
+            (NODES, &self.nodes.status),
+            (PEERS, &self.peers.status),
+        ]
     }
 
     /// Of what the tables cannot be without.
     fn error(&self) -> Option<String> {
-        let errors = self.resources().into_iter().filter(|(name, _)| *name != NODES);
+        let errors = self.resources().into_iter().filter(|(name, _)| is_needed(name));
         errors.into_iter().find_map(|(name, status)| Some(format!("{name}: {}", status.last_error.as_ref()?)))
     }
 }

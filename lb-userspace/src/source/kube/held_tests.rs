@@ -8,6 +8,7 @@ use crate::source::{Difference, Proof, ProofKind};
 
 struct Stage {
     held: Held,
+    want_peers: watch::Sender<bool>,
     now: Instant,
     snapshots: watch::Sender<Option<Arc<Snapshot>>>,
     status: watch::Sender<SourceStatus>,
@@ -16,7 +17,9 @@ struct Stage {
 impl Stage {
     fn new() -> Self {
         let (snapshots, status) = (watch::channel(None).0, watch::channel(SourceStatus::default()).0);
-        Self { held: Held::new(), now: Instant::now(), snapshots, status }
+        let want_peers = watch::Sender::new(false);
+        let held = Held::new(want_peers.clone());
+        Self { held, want_peers, now: Instant::now(), snapshots, status }
     }
 
     fn tell(&mut self, message: Message) -> SourceStatus {
@@ -169,6 +172,51 @@ async fn the_own_node_comes_with_the_snapshot_and_its_lack_only_degrades() {
     assert!(status.notes.is_empty());
     let snapshot = stage.snapshots.borrow().clone().unwrap();
     assert_eq!(snapshot.node.as_ref().unwrap().zone.as_deref(), Some("a"));
+}
+
+fn node(name: &str, address: &str) -> core::Node {
+    let status = json!({"addresses": [{"type": "InternalIP", "address": address}]});
+    serde_json::from_value(json!({"metadata": {"name": name}, "status": status})).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_other_nodes_are_asked_for_while_a_service_has_direct_server_return() {
+    let mut stage = Stage::new();
+    let peers = |stage: &Stage| {
+        let snapshot = stage.snapshots.borrow().clone().unwrap();
+        snapshot.peers.as_ref().map(|all| all.iter().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    let asked = stage.want_peers.clone();
+    stage.slices(Vec::new());
+    stage.services(vec![web("web")]);
+    assert!(!*asked.borrow());
+    assert_eq!(peers(&stage), Some(Vec::new()), "nobody asks");
+    let mut direct = web("web");
+    direct.metadata.annotations = Some([("ballast.dev/mode".to_owned(), "hybrid".to_owned())].into());
+    stage.service(News::Changed(Box::new(direct)));
+    assert!(*asked.borrow());
+    assert_eq!(peers(&stage), None, "not known yet");
+
+    let page = |all: &[(&str, &str)]| News::Page(all.iter().map(|(name, address)| node(name, address)).collect());
+    let all = [("n2", "192.0.2.2"), ("n3", "192.0.2.3")];
+    let status = stage.tell(Message::Peer(stage.told(vec![page(&all), News::Complete])));
+    assert_eq!(peers(&stage).unwrap(), ["192.0.2.2", "192.0.2.3"]);
+    assert_eq!(status.last_proof[PEERS], stage.now);
+    // A report without anything new makes no snapshot.
+    let again = stage.tell(Message::Peer(stage.told(vec![News::Changed(Box::new(node("n2", "192.0.2.2")))])));
+    assert_eq!(again.revision, status.revision);
+    stage.tell(Message::Peer(stage.told(vec![News::Changed(Box::new(node("n2", "192.0.2.22")))])));
+    stage.tell(Message::Peer(stage.told(vec![News::Deleted(ObjectName::new("default", "n3"))])));
+    assert_eq!(peers(&stage).unwrap(), ["192.0.2.22"]);
+    let status = stage.tell(Message::Peer(stage.failed("forbidden")));
+    assert_eq!((status.notes.as_slice(), status.last_error), (&["peers: forbidden".to_owned()][..], None));
+    assert_eq!(peers(&stage).unwrap(), ["192.0.2.22"], "what is known stays");
+
+    stage.service(News::Changed(Box::new(web("web"))));
+    assert!(!*asked.borrow());
+    let status = stage.tell(Message::NoPeers);
+    assert!(!status.resources.contains_key(PEERS) && !status.last_proof.contains_key(PEERS));
+    assert_eq!(peers(&stage), Some(Vec::new()));
 }
 
 #[tokio::test(start_paused = true)]

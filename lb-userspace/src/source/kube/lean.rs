@@ -97,9 +97,45 @@ impl From<SliceText> for discovery::EndpointSlice {
     }
 }
 
-/// There is one, and it is read whole.
+#[derive(Deserialize)]
+pub struct NodeText {
+    metadata: Metadata,
+    spec: Option<NodeSpecText>,
+    status: Option<NodeStatusText>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct NodeSpecText {
+    #[serde(rename = "podCIDR")]
+    pod_cidr: Option<String>,
+    #[serde(rename = "podCIDRs")]
+    pod_cidrs: Option<Vec<String>>,
+    taints: Option<Vec<core::Taint>>,
+}
+
+/// The rest of it, with all images that the node holds, is most of a Node.
+#[derive(Deserialize)]
+struct NodeStatusText {
+    addresses: Option<Vec<core::NodeAddress>>,
+}
+
 impl Lean for core::Node {
-    type Text = Self;
+    type Text = NodeText;
+}
+
+impl From<NodeText> for core::Node {
+    fn from(read: NodeText) -> Self {
+        let spec = read.spec.map(|spec| core::NodeSpec {
+            pod_cidr: spec.pod_cidr,
+            pod_cidrs: spec.pod_cidrs,
+            taints: spec.taints,
+            ..core::NodeSpec::default()
+        });
+        let status =
+            read.status.map(|status| core::NodeStatus { addresses: status.addresses, ..core::NodeStatus::default() });
+        Self { metadata: read.metadata.into(), spec, status }
+    }
 }
 
 #[cfg(test)]
@@ -107,6 +143,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::source::convert;
 
     fn meta() -> serde_json::Value {
         json!({"name": "web", "namespace": "shop", "uid": "u", "resourceVersion": "7", "generation": 3,
@@ -144,6 +181,23 @@ mod tests {
         let mut whole: discovery::EndpointSlice = serde_json::from_value(object).expect("a slice");
         whole.metadata = without_the_rest(whole.metadata);
         assert_eq!(read, [whole]);
+    }
+
+    #[test]
+    fn a_node_is_read_with_what_is_converted_of_it() {
+        let object = json!({"apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": "n1", "labels": {"topology.kubernetes.io/zone": "a"}, "managedFields": [{"manager": "kubelet"}]},
+            "spec": {"podCIDR": "10.0.1.0/24", "podCIDRs": ["10.0.1.0/24"], "providerID": "p", "unschedulable": true,
+                "taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]},
+            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}, {"type": "ExternalIP", "address": "198.51.100.1"}],
+                "images": [{"names": ["i"], "sizeBytes": 1}], "conditions": [{"type": "Ready", "status": "True"}]}});
+        let text = json!({"metadata": {}, "items": [object]}).to_string();
+        let (_, read) = read_list::<core::Node>(text.as_bytes()).expect("a list");
+        let whole: core::Node = serde_json::from_value(object).expect("a node");
+        assert_eq!(read[0].status.as_ref().and_then(|status| status.images.as_ref()), None);
+        assert_eq!(convert::node(&read[0]), convert::node(&whole));
+        assert_eq!(convert::peer(&read[0]), convert::peer(&whole));
+        assert_eq!(convert::peer(&read[0]).object.expect("a peer").addresses.len(), 2);
     }
 
     #[test]

@@ -1,0 +1,58 @@
+//! The other nodes, followed only while somebody asks for them: in a large cluster each node's reports are many, and go to every agent.
+
+use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
+use k8s_openapi::api::core::v1 as core;
+use kube::Client;
+use tokio::sync::watch;
+
+use super::{
+    calls::Told,
+    follower::Settings,
+    held::Message,
+    reader::{self, Selection, WentBack},
+};
+
+/// News of all nodes but `own`, while `wanted`.
+pub fn read(
+    client: Client,
+    went_back: WentBack,
+    own: Option<&str>,
+    settings: Settings,
+    wanted: watch::Receiver<bool>,
+) -> impl Stream<Item = Message> + Send + 'static {
+    let selection = Selection { labels: None, fields: own.map(|name| format!("metadata.name!={name}")) };
+    // Other nodes' addresses are not in the tables of services.
+    let settings = Settings { expected_objects: 0, ..settings };
+    let follow = move || reader::read(client.clone(), went_back.clone(), selection.clone(), settings).boxed();
+    let peers = Peers { wanted, following: None };
+    stream::unfold((peers, follow), |(mut peers, follow)| async move {
+        let message = peers.told(&follow).await?;
+        Some((message, (peers, follow)))
+    })
+}
+
+struct Peers {
+    wanted: watch::Receiver<bool>,
+    following: Option<BoxStream<'static, Told<core::Node>>>,
+}
+
+impl Peers {
+    /// `None`: nobody will ask any more.
+    async fn told(&mut self, follow: &impl Fn() -> BoxStream<'static, Told<core::Node>>) -> Option<Message> {
+        loop {
+            let is_wanted = *self.wanted.borrow_and_update();
+            if !is_wanted && self.following.take().is_some() {
+                return Some(Message::NoPeers);
+            }
+            if !is_wanted {
+                self.wanted.changed().await.ok()?;
+                continue;
+            }
+            let following = self.following.get_or_insert_with(follow);
+            tokio::select! {
+                told = following.next() => return told.map(|told| Message::Peer(Box::new(told))),
+                changed = self.wanted.changed() => changed.ok()?,
+            }
+        }
+    }
+}
