@@ -112,7 +112,7 @@ pub fn leave_to_tc() -> u32 {
 
 /// Leaves a packet with a verdict of its own to tc, where its flow is a known one. What the flow began as is counted here.
 #[inline(always)]
-fn leave_known_to_tc<const N: usize>(work: &Work<N>, ifindex: u32) -> u32 {
+pub fn leave_known_to_tc<const N: usize>(work: &Work<N>, ifindex: u32) -> u32 {
     count::beginning(work, hook::XDP, ifindex);
     leave_to_tc()
 }

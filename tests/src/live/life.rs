@@ -1,12 +1,14 @@
 //! What the programs of one address family remember beside the flows: half-open ones, backends' health, affinities; and what
-//! they are told of addresses: those of services, of pods and nodes, and those that this node masquerades by.
+//! they are told of addresses: those of services, of pods and nodes, those that this node masquerades by, and of backends by which other
+//! nodes name them.
 
 use anyhow::Result;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, MapData};
 use aya::{Ebpf, Pod};
 use lb_common::abi::{
-    Affinity, AffinityKey, FlowKey, HalfOpen, Health, Masquerade, Network, NetworkKey, Vip, VipKey, map_name,
+    Affinity, AffinityKey, Endpoint, EndpointKey, FlowKey, HalfOpen, Health, Masquerade, Network, NetworkKey, Vip,
+    VipKey, map_name,
 };
 
 use super::{keys, take};
@@ -20,6 +22,7 @@ where
     VipKey<N>: Pod,
     NetworkKey<N>: Pod,
     Masquerade<N>: Pod,
+    EndpointKey<N>: Pod,
 {
     pub half_open: HashMap<MapData, FlowKey<N>, HalfOpen<N>>,
     pub health: Array<MapData, Health>,
@@ -27,6 +30,7 @@ where
     pub vips: HashMap<MapData, VipKey<N>, Vip>,
     pub networks: LpmTrie<MapData, NetworkKey<N>, Network>,
     pub masquerade: HashMap<MapData, u32, Masquerade<N>>,
+    pub endpoints: HashMap<MapData, EndpointKey<N>, Endpoint>,
 }
 
 impl<const N: usize> Life<N>
@@ -37,9 +41,10 @@ where
     VipKey<N>: Pod,
     NetworkKey<N>: Pod,
     Masquerade<N>: Pod,
+    EndpointKey<N>: Pod,
 {
     pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self> {
-        let [half_open, health, affinity, vips, networks, masquerade] = if N == 4 {
+        let [half_open, health, affinity, vips, networks, masquerade, endpoints] = if N == 4 {
             [
                 map_name::HALF_OPEN4,
                 map_name::HEALTH4,
@@ -47,6 +52,7 @@ where
                 map_name::VIPS4,
                 map_name::NETWORKS4,
                 map_name::MASQUERADE4,
+                map_name::ENDPOINTS4,
             ]
         } else {
             [
@@ -56,6 +62,7 @@ where
                 map_name::VIPS6,
                 map_name::NETWORKS6,
                 map_name::MASQUERADE6,
+                map_name::ENDPOINTS6,
             ]
         };
         Ok(Self {
@@ -65,6 +72,7 @@ where
             vips: take(ebpf, vips)?.try_into()?,
             networks: take(ebpf, networks)?.try_into()?,
             masquerade: take(ebpf, masquerade)?.try_into()?,
+            endpoints: take(ebpf, endpoints)?.try_into()?,
         })
     }
 
@@ -85,6 +93,9 @@ where
         }
         for key in keys(&self.masquerade)? {
             self.masquerade.remove(&key)?;
+        }
+        for key in keys(&self.endpoints)? {
+            self.endpoints.remove(&key)?;
         }
         for backend in 0..self.health.len() {
             self.health.set(backend, Health::default(), 0)?;

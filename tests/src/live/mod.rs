@@ -59,7 +59,7 @@ pub struct Ran {
 /// Room for what a program may add to a packet: an IPv6 and an ICMP header, and then some.
 const GROWTH: usize = 256;
 /// Sizes of the maps: enough for any table of a test, quick to make.
-const SIZES: [(&str, u32); 32] = [
+const SIZES: [(&str, u32); 34] = [
     ("services4", 64),
     ("services6", 64),
     ("slots", 4096),
@@ -78,6 +78,8 @@ const SIZES: [(&str, u32); 32] = [
     ("networks6", 64),
     ("masquerade4", 16),
     ("masquerade6", 16),
+    ("endpoints4", 64),
+    ("endpoints6", 64),
     ("half_open4", 4096),
     ("half_open6", 4096),
     ("health4", 256),

@@ -23,5 +23,6 @@ mod wire;
 mod world;
 
 pub use exam::{Exam, Tally};
-pub use ways::Ways;
-pub use wire::{Frame, Protocol};
+pub use generate::address;
+pub use ways::{Way, Ways};
+pub use wire::{ACK, FIN, Frame, Protocol, RST, SYN};

@@ -6,8 +6,8 @@ use anyhow::Result;
 use aya::maps::MapError;
 use aya::maps::lpm_trie::Key;
 use lb_common::abi::{
-    Affinity, AffinityKey, Backend, Flow, FlowKey, HalfOpen, Health, Masquerade, Network, NetworkKey,
-    SOURCE_SERVICE_BITS, Service, ServiceKey, Slot, Source, SourceKey, Vip, VipKey,
+    Affinity, AffinityKey, Backend, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Masquerade, Network,
+    NetworkKey, SOURCE_SERVICE_BITS, Service, ServiceKey, Slot, Source, SourceKey, Vip, VipKey,
 };
 
 use crate::live::Live;
@@ -21,6 +21,9 @@ pub trait Maps<const N: usize> {
     fn set_source(&mut self, service: u32, address: [u8; N], bits: u32) -> Result<()>;
     fn set_vip(&mut self, key: VipKey<N>, value: Vip) -> Result<()>;
     fn set_network(&mut self, address: [u8; N], bits: u32, flags: u32) -> Result<()>;
+    fn set_endpoint(&mut self, key: EndpointKey<N>, value: Endpoint) -> Result<()>;
+    fn remove_endpoint(&mut self, key: EndpointKey<N>) -> Result<()>;
+    fn set_health(&mut self, backend: u32, value: Health) -> Result<()>;
     /// The addresses that packets are masqueraded by, whichever link they leave by.
     fn set_own(&mut self, own: Option<Masquerade<N>>) -> Result<()>;
     fn remove_flow(&mut self, key: FlowKey<N>) -> Result<()>;
@@ -64,6 +67,15 @@ macro_rules! maps {
             }
             fn set_network(&mut self, address: [u8; $n], bits: u32, flags: u32) -> Result<()> {
                 Ok(self.$life.networks.insert(&Key::new(bits, NetworkKey { address }), Network { flags }, 0)?)
+            }
+            fn set_endpoint(&mut self, key: EndpointKey<$n>, value: Endpoint) -> Result<()> {
+                Ok(self.$life.endpoints.insert(key, value, 0)?)
+            }
+            fn remove_endpoint(&mut self, key: EndpointKey<$n>) -> Result<()> {
+                gone(self.$life.endpoints.remove(&key))
+            }
+            fn set_health(&mut self, backend: u32, value: Health) -> Result<()> {
+                Ok(self.$life.health.set(backend, value, 0)?)
             }
             fn set_own(&mut self, own: Option<Masquerade<$n>>) -> Result<()> {
                 match own {
