@@ -56,6 +56,34 @@ impl Policy {
     pub const ALL: [Self; 2] = [Self::Cluster, Self::Local];
 }
 
+/// How packets of clients outside get to backends of other nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    #[default]
+    Snat,
+    Dsr,
+    Hybrid,
+}
+
+impl Mode {
+    /// Value of the option.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Snat => "snat",
+            Self::Dsr => "dsr",
+            Self::Hybrid => "hybrid",
+        }
+    }
+
+    fn is_direct(self, protocol: Protocol) -> bool {
+        match self {
+            Self::Snat => false,
+            Self::Dsr => true,
+            Self::Hybrid => protocol == Protocol::Tcp,
+        }
+    }
+}
+
 /// Where the client is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Client {
@@ -239,6 +267,22 @@ impl Cell {
         match (self.kind, self.client_node()) {
             (Kind::NodePort, _) | (_, None) => 0,
             (_, Some(node)) => node,
+        }
+    }
+
+    /// The same in this mode.
+    pub fn due_in(self, mode: Mode) -> Due {
+        let due = self.due();
+        if due != Due::Masqueraded || self.kind == Kind::ClusterIp || !mode.is_direct(self.protocol) {
+            return due;
+        }
+        let comes_home = self.client_node() == self.backend.node();
+        match self.client {
+            // From another node, with an address of its own: a packet that no stack takes.
+            Client::ProcessOfPeer if comes_home => Due::Dropped,
+            // It would meet itself under its own address.
+            Client::Itself => due,
+            _ => Due::Own,
         }
     }
 

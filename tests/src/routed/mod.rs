@@ -22,7 +22,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context as _, Result};
 
-pub use cell::{Backend, Cell, Client, Due, Family, Kind, Policy};
+pub use cell::{Backend, Cell, Client, Due, Family, Kind, Mode, Policy};
 pub use contrast::{Contrast, Found, KubeProxies};
 pub use differences::{DIFFERENCES, Difference, Finds};
 pub use entries::{eventually_empty, left};
@@ -35,6 +35,8 @@ use crate::topology::{Addresses, Checksums, Namespace, Node, NodeOptions, Place,
 
 /// Networks that all pods are in.
 pub const POD_NETS: &str = "10.244.0.0/16,fd00:244::/32";
+/// Addresses that the nodes send from: on the wire, and through the tunnel.
+const PEERS: &str = "--dsr-peers=192.0.2.0/24,2001:db8:1::/64,172.30.0.0/24,fd00:30::/64";
 /// Ports of the backends.
 const HTTP: u16 = 8080;
 const DNS: u16 = 5353;
@@ -49,6 +51,8 @@ pub struct Network {
     backends: [Pod; 3],
     beyond: Namespace,
     pub nodes: [Node; 3],
+    /// What the agents are started with.
+    pub mode: Mode,
     pub topology: Topology,
 }
 
@@ -80,6 +84,7 @@ impl Network {
             backends,
             beyond,
             nodes,
+            mode: Mode::Snat,
             topology,
         };
         for backend in Backend::ALL {
@@ -102,7 +107,8 @@ impl Network {
     /// The same on the first nodes alone.
     pub fn start_first(&mut self, count: usize, manifest: &Manifest, flags: &[&str]) -> Result<()> {
         let cidr = format!("--cluster-cidr={POD_NETS}");
-        let mut all = vec!["--external-ips=on", &cidr];
+        let mode = format!("--mode={}", self.mode.name());
+        let mut all = vec!["--external-ips=on", &cidr, &mode, PEERS];
         all.extend(flags);
         for node in &self.nodes[..count] {
             self.agents.push(Agent::start_with(node, manifest, &all).with_context(|| node.node_name())?);

@@ -58,11 +58,11 @@ pub(super) fn side_by_side<T: Send>(cells: &[Cell], ask: impl Fn(Cell) -> T + Sy
 pub(super) type Said = std::io::Result<(Answer, SocketAddr)>;
 
 fn asked(network: &Network, cell: Cell) -> Result<(), String> {
-    let due = cell.due();
+    let due = cell.due_in(network.mode);
     match (due, said(network, cell, (due == Due::Dropped).then_some(SILENCE))) {
         (Due::Dropped, Err(error)) if is_silence(&error) => Ok(()),
         (Due::Refused, Err(error)) if error.kind() == ErrorKind::ConnectionRefused => Ok(()),
-        (Due::Own | Due::Masqueraded | Due::Service, Ok((answer, local))) => judge(network, cell, &answer, local),
+        (Due::Own | Due::Masqueraded | Due::Service, Ok((answer, local))) => judge(network, cell, due, &answer, local),
         (_, said) => Err(format!("{due:?} is due, found {said:?}")),
     }
 }
@@ -132,7 +132,7 @@ fn repeated(socket: &Datagrams, to: SocketAddr, silence: Option<Duration>) -> st
 }
 
 /// The right server, which has seen the right client.
-fn judge(network: &Network, cell: Cell, answer: &Answer, local: SocketAddr) -> Result<(), String> {
+fn judge(network: &Network, cell: Cell, due: Due, answer: &Answer, local: SocketAddr) -> Result<(), String> {
     if answer.server != cell.backend.name() {
         return Err(format!("answered by {}", answer.server));
     }
@@ -140,7 +140,7 @@ fn judge(network: &Network, cell: Cell, answer: &Answer, local: SocketAddr) -> R
         return Err(format!("the client's own address is {local}"));
     }
     let seen = answer.peer.ip();
-    let right = match cell.due() {
+    let right = match due {
         Due::Own => seen == local.ip(),
         Due::Service => seen == cell.frontend(network.nodes[0].addresses()).ip(),
         _ if cell.backend == super::Backend::Pod => network.is_of_node(0, seen),
