@@ -15,7 +15,7 @@ use lb_common::outcome::Outcome;
 
 use crate::aside::{self, LEAST_TRANSPORT, Spot};
 use crate::count::{self, Counter};
-use crate::forward::{DROP, NEXT};
+use crate::forward::{self, DROP, NEXT};
 use crate::fragments;
 use crate::maps::Family;
 use crate::masquerade;
@@ -162,8 +162,12 @@ fn act<const N: usize, P: Place>(skb: *mut __sk_buff, work: &mut Work<N>, offset
         Action::ToBackend => End::Destination,
         Action::ToClient => End::Source,
     };
-    if P::HOOK.has(Hook::FROM_OUTSIDE) && action == Action::ToBackend && work.verdict.port == 0 {
-        return tunnel::send::<N>(skb, Spot::number::<P>(), offsets.transport as u32);
+    if action == Action::ToBackend && work.verdict.port == 0 {
+        if P::HOOK.has(Hook::FROM_OUTSIDE) {
+            return tunnel::send::<N>(skb, Spot::number::<P>(), offsets.transport as u32);
+        }
+        // Somebody inside speaks as a client outside whose flow goes whole.
+        return forward::lost();
     }
     if work.verdict.route {
         return masquerade::send::<N>(skb, Spot::number::<P>(), offsets.transport as u32);

@@ -12,7 +12,7 @@ const TIME: Duration = Duration::from_secs(75);
 const LEAST: u64 = 100_000;
 
 /// What must come up among the steps, or too little was asked.
-const ASKED: [&str; 25] = [
+const ASKED: [&str; 26] = [
     "passed",
     "selected",
     "forwarded",
@@ -38,6 +38,7 @@ const ASKED: [&str; 25] = [
     "masqueraded",
     "dropped_no_address",
     "dropped_martian",
+    "tunnelled",
 ];
 
 #[test]

@@ -36,6 +36,16 @@ pub fn bytes<const N: usize>(packet: &Packet<N>) -> Vec<u8> {
     bytes
 }
 
+/// The addresses of the outer header of a frame, and the frame without it.
+pub fn opened<const N: usize>(bytes: &[u8]) -> Option<(([u8; N], [u8; N]), Vec<u8>)> {
+    let (protocol, inside, addresses, length) =
+        if N == 4 { (ETHERNET + 9, 4, ETHERNET + 12, 20) } else { (ETHERNET + 6, 41, ETHERNET + 8, 40) };
+    (*bytes.get(protocol)? == inside).then_some(())?;
+    let src = bytes.get(addresses..addresses + N)?.try_into().ok()?;
+    let dst = bytes.get(addresses + N..addresses + 2 * N)?.try_into().ok()?;
+    Some(((src, dst), [bytes.get(..ETHERNET)?, bytes.get(ETHERNET + length..)?].concat()))
+}
+
 /// The tuple in a frame that [`bytes`] made or a program rewrote.
 pub fn key<const N: usize>(bytes: &[u8]) -> Option<FlowKey<N>> {
     let (protocol, addresses) = if N == 4 { (ETHERNET + 9, ETHERNET + 12) } else { (ETHERNET + 6, ETHERNET + 8) };

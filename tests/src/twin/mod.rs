@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use aya::maps::{Array, MapData};
+use lb_common::abi::FlowKey;
 use lb_common::decide::{
     Action, Hook as Bits, Packet, Step, Verdict, Work, begin, decide, keep, open, place, select, syn,
 };
@@ -23,7 +24,7 @@ use lb_common::outcome::Outcome;
 pub use maps::Maps;
 use memory::Memory;
 
-use crate::live::{Hook, Live};
+use crate::live::{Hook, Live, Ran};
 use crate::programs;
 use crate::random::Random;
 
@@ -134,7 +135,10 @@ where
             self.story.remove(0);
         }
         self.story.push(format!("{hook:?} {packet:?}\n    {verdict:?}"));
-        let demanded = demanded(hook, &packet, &verdict);
+        let mut demanded = demanded(hook, &packet, &verdict);
+        if goes_whole(&verdict) && hook != Hook::Xdp {
+            demanded = self.demanded_whole(hook, &packet, &verdict, &ran)?;
+        }
         ensure!(ran.verdict == demanded.0, "the program says {}, the host {demanded:?}", ran.verdict);
         if let Some(key) = demanded.1 {
             let came = frame::key(&ran.bytes).context("a packet came out")?;
@@ -168,6 +172,27 @@ where
             *self.counted.entry(outcome).or_default() += 1;
         }
         verdict
+    }
+
+    /// What leaves in an outer header, from an address of this node to the backend, is otherwise as it came.
+    fn demanded_whole(
+        &mut self,
+        hook: Hook,
+        packet: &Packet<N>,
+        verdict: &Verdict<N>,
+        ran: &Ran,
+    ) -> Result<(i32, Option<FlowKey<N>>)> {
+        // Only from the wire, and with an address to send from.
+        let (Hook::NodeIn, Some(own)) = (hook, self.memory.own) else {
+            let why = if hook == Hook::NodeIn { Outcome::DroppedNoAddress } else { Outcome::DroppedRewrite };
+            *self.counted.entry(why).or_default() += 1;
+            return Ok((TC[1], None));
+        };
+        let (ends, inner) = frame::opened::<N>(&ran.bytes).context("an outer header")?;
+        ensure!(ends == (own.address(0).to_owned(), verdict.address), "an outer header between {ends:?}");
+        let came = frame::key(&inner).context("a packet in it")?;
+        ensure!(came == packet.key, "in an outer header came {came:?}");
+        Ok((TC[2], None))
     }
 
     /// Gives the programs the clock and the chance of the memory.
@@ -246,14 +271,16 @@ where
     Ok(())
 }
 
+/// `TCX_NEXT`, `TC_ACT_SHOT`, `TC_ACT_REDIRECT`.
+const TC: [i32; 3] = [-1, 2, 7];
+
+/// Whether the packet is for the backend's node.
+fn goes_whole<const N: usize>(verdict: &Verdict<N>) -> bool {
+    verdict.action == Action::ToBackend && verdict.port == 0
+}
+
 /// The program's return value, and the tuple of the packet that comes out; `None`: nothing to compare.
-fn demanded<const N: usize>(
-    hook: Hook,
-    packet: &Packet<N>,
-    verdict: &Verdict<N>,
-) -> (i32, Option<lb_common::abi::FlowKey<N>>) {
-    /// `TCX_NEXT`, `TC_ACT_SHOT`, `TC_ACT_REDIRECT`.
-    const TC: [i32; 3] = [-1, 2, 7];
+fn demanded<const N: usize>(hook: Hook, packet: &Packet<N>, verdict: &Verdict<N>) -> (i32, Option<FlowKey<N>>) {
     /// `XDP_PASS`, `XDP_DROP`.
     const XDP: [i32; 2] = [2, 1];
     let key = packet.key;

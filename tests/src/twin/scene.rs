@@ -238,6 +238,9 @@ where
         | flag(random, service_flags::OUTSIDE_LOCAL, 4)
         | flag(random, service_flags::INSIDE_LOCAL, 4);
     let kind = if random.one_in(2) { 1 + random.byte() % 3 } else { 0 };
+    if kind != 0 && random.one_in(3) {
+        flags |= service_flags::DSR;
+    }
     if kind != 0 && random.one_in(2) {
         flags |= service_flags::SOURCE_RANGES;
         let (range, bits) = (address::<N>(*random.of(&[1, 5]), 0), u32::try_from(8 * N - random.below(9))?);

@@ -124,7 +124,7 @@ fn a_segment_of_another_nodes_flow_goes_where_that_one_sent_it_and_is_not_kept(s
         let is_away = scene.run(Hook::NodeIn, &asked.bytes()).0.bytes == whole;
         // Another node, which has seen nothing of it but that a backend does not answer here.
         scene.reset(&backends);
-        scene.suspect(0, 1);
+        scene.suspect(0);
         for (hook, flags) in [(Hook::NodeIn, ACK), (Hook::Xdp, ACK), (Hook::NodeIn, RST | ACK)] {
             let segment = scene.asks(Protocol::Tcp, port, flags);
             let (verdict, out) = scene.sent(hook, &segment, Who::Away);
@@ -147,7 +147,7 @@ fn what_this_node_saw_of_a_backend_does_not_matter(scene: &mut Scene) {
         let asked = scene.asks(Protocol::Tcp, port, SYN);
         let before = scene.run(Hook::NodeIn, &asked.bytes()).0;
         scene.reset(&backends);
-        scene.suspect(0, 1);
+        scene.suspect(0);
         assert_eq!(scene.run(Hook::NodeIn, &asked.bytes()).0, before);
         scene.reset(&backends);
     }

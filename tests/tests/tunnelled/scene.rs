@@ -167,7 +167,9 @@ impl Scene {
     }
 
     /// This node has seen the backend leave others without an answer.
-    pub fn suspect(&mut self, at: u32, since_s: u32) {
+    pub fn suspect(&mut self, at: u32) {
+        let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).unwrap();
+        let since_s = u32::try_from(now.tv_sec()).unwrap();
         let health = Health { generation: 1, suspect_s: since_s, probe_s: since_s, ..Health::default() };
         let id = backend_id(SERVICE, at);
         if self.v6 {
