@@ -42,15 +42,17 @@ impl Scene {
             client.namespace().ip(&format!("route replace {vip} via {by}")).unwrap();
         }
         let cluster = Hosted::start(&topology.outside("api", &nodes[0]).unwrap()).unwrap();
-        nodes.iter().for_each(|node| cluster.create_node(node).unwrap());
+        for node in &nodes {
+            cluster.create_node(node).unwrap();
+        }
         let agents = nodes.iter().map(|node| {
             let mut agent = cluster.agent(node, &[]).unwrap();
             agent.restart().unwrap();
             agent
         });
         let agents = agents.collect();
-        let _servers = serve(&backend, "backend");
-        Self { agents, cluster, _servers, backend, client, nodes, _topology: topology }
+        let servers = serve(&backend, "backend");
+        Self { agents, cluster, _servers: servers, backend, client, nodes, _topology: topology }
     }
 
     fn service(&self, mode: &str) -> Manifest {

@@ -36,8 +36,11 @@ pub fn bytes<const N: usize>(packet: &Packet<N>) -> Vec<u8> {
     bytes
 }
 
+/// Source and destination.
+pub type Ends<const N: usize> = ([u8; N], [u8; N]);
+
 /// The addresses of the outer header of a frame, and the frame without it.
-pub fn opened<const N: usize>(bytes: &[u8]) -> Option<(([u8; N], [u8; N]), Vec<u8>)> {
+pub fn opened<const N: usize>(bytes: &[u8]) -> Option<(Ends<N>, Vec<u8>)> {
     let (protocol, inside, addresses, length) =
         if N == 4 { (ETHERNET + 9, 4, ETHERNET + 12, 20) } else { (ETHERNET + 6, 41, ETHERNET + 8, 40) };
     (*bytes.get(protocol)? == inside).then_some(())?;
