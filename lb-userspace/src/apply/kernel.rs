@@ -8,7 +8,7 @@ use lb_common::{
     outcome::Outcome,
 };
 
-use super::{Store, StoreError, load, records};
+use super::{Store, StoreError, endpoints, endpoints::Endpoints, load, records};
 use crate::{
     maps::{MapError, Pinned, Table},
     model::Family,
@@ -27,7 +27,7 @@ pub struct KernelStore {
     unreferred: BTreeSet<BackendId>,
 }
 
-type Results = Vec<Result<(), StoreError>>;
+pub(super) type Results = Vec<Result<(), StoreError>>;
 
 impl KernelStore {
     pub fn new(maps: Pinned) -> Self {
@@ -56,7 +56,7 @@ impl KernelStore {
                 Op::WriteName { id, name } => sorted.names.push(index, *id, *name),
                 Op::WriteBackend { id, record } | Op::RetireBackend { id, record } => {
                     sorted.backend(index, *id, record);
-                    sorted.endpoint(index, *id, record);
+                    sorted.endpoints.push(index, *id, record);
                 }
                 Op::FreeBackend { id, generation } => {
                     sorted.backend(index, *id, &records::free(id.family, *generation));
@@ -129,15 +129,6 @@ impl KernelStore {
         }
     }
 
-    /// Takes out what leads another node's choice to an id that is given up. What stays leads nowhere: its generation is over.
-    fn forget_endpoint(&self, id: BackendId) {
-        let maps = &self.maps;
-        let _ = match id.family {
-            Family::V4 => forget(&maps.backends4, &maps.endpoints4, id.id),
-            Family::V6 => forget(&maps.backends6, &maps.endpoints6, id.id),
-        };
-    }
-
     /// Counters of ids that are given up, so that their next owners start at zero.
     fn remove_stats(&mut self, owners: &[(usize, u32, u8)], results: &mut Results) {
         let keys: Vec<(usize, abi::StatKey)> = if owners.len() <= FEW {
@@ -174,8 +165,7 @@ struct Sorted<'a> {
     sources6: Elements<aya::maps::lpm_trie::Key<abi::SourceKey<16>>, abi::Source>,
     services4: Elements<abi::ServiceKey<4>, abi::Service>,
     services6: Elements<abi::ServiceKey<16>, abi::Service>,
-    endpoints4: Elements<abi::EndpointKey<4>, abi::Endpoint>,
-    endpoints6: Elements<abi::EndpointKey<16>, abi::Endpoint>,
+    endpoints: Endpoints,
     vips4: Elements<abi::VipKey<4>, abi::Vip>,
     vips6: Elements<abi::VipKey<16>, abi::Vip>,
     /// Operation, id and kind.
@@ -192,18 +182,7 @@ impl Sorted<'_> {
     }
 }
 
-impl Sorted<'_> {
-    /// A backend of this node can be named by another node.
-    fn endpoint(&mut self, index: usize, id: BackendId, record: &BackendRecord) {
-        let Some(((address, service), value)) = records::endpoint(id, record) else { return };
-        match address {
-            IpAddr::V4(v4) => self.endpoints4.push(index, abi::EndpointKey { address: v4.octets(), service }, value),
-            IpAddr::V6(v6) => self.endpoints6.push(index, abi::EndpointKey { address: v6.octets(), service }, value),
-        }
-    }
-}
-
-struct Elements<K, V> {
+pub(super) struct Elements<K, V> {
     ops: Vec<usize>,
     keys: Vec<K>,
     values: Vec<V>,
@@ -216,13 +195,13 @@ impl<K, V> Default for Elements<K, V> {
 }
 
 impl<K: Pod, V: Pod> Elements<K, V> {
-    fn push(&mut self, op: usize, key: K, value: V) {
+    pub(super) fn push(&mut self, op: usize, key: K, value: V) {
         self.ops.push(op);
         self.keys.push(key);
         self.values.push(value);
     }
 
-    fn write(&self, table: &Table<K, V>, results: &mut Results) {
+    pub(super) fn write(&self, table: &Table<K, V>, results: &mut Results) {
         for (op, result) in self.ops.iter().zip(table.put_all(&self.keys, &self.values)) {
             if let Err(error) = result {
                 results[*op] = Err(failed(table.name(), "writing", &error));
@@ -293,14 +272,13 @@ impl Store for KernelStore {
         }
         for op in ops {
             if let Op::FreeBackend { id, .. } = op {
-                self.forget_endpoint(*id);
+                endpoints::forget(&self.maps, *id);
             }
         }
         sorted.names.write(&self.maps.names, &mut results);
         sorted.backends4.write(&self.maps.backends4, &mut results);
         sorted.backends6.write(&self.maps.backends6, &mut results);
-        sorted.endpoints4.write(&self.maps.endpoints4, &mut results);
-        sorted.endpoints6.write(&self.maps.endpoints6, &mut results);
+        sorted.endpoints.write(&self.maps, &mut results);
         sorted.slots.write(&self.maps.slots, &mut results);
         sorted.sources4.write(&self.maps.sources4, &mut results);
         sorted.sources6.write(&self.maps.sources6, &mut results);
@@ -321,25 +299,6 @@ impl Store for KernelStore {
         let unreferred = std::mem::take(&mut self.unreferred);
         Ok(ids - &unreferred)
     }
-}
-
-fn forget<const N: usize>(
-    backends: &Table<u32, abi::Backend<N>>,
-    endpoints: &Table<abi::EndpointKey<N>, abi::Endpoint>,
-    id: u32,
-) -> io::Result<()>
-where
-    abi::Backend<N>: Pod,
-    abi::EndpointKey<N>: Pod,
-{
-    let Some(backend) = backends.get(&id)?.filter(|backend| backend.flags & abi::backend_flags::LOCAL != 0) else {
-        return Ok(());
-    };
-    let key = abi::EndpointKey { address: backend.address, service: backend.service };
-    if endpoints.get(&key)?.is_some_and(|endpoint| endpoint.backend == id) {
-        endpoints.remove(&key)?;
-    }
-    Ok(())
 }
 
 fn remove<K: Pod, V: Pod>(table: &Table<K, V>, key: &K) -> Result<(), StoreError> {

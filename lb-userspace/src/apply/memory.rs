@@ -8,7 +8,7 @@ use std::{
 use ipnet::IpNet;
 use lb_common::abi;
 
-use super::{Store, StoreError, records};
+use super::{Store, StoreError, endpoints, records};
 use crate::{
     model::Family,
     plan::{BackendId, BackendRecord, Capacities, Frontend, Loaded, Op, Part, Range, Stray, config},
@@ -97,6 +97,18 @@ impl MemoryStore {
         Ok(())
     }
 
+    fn name_endpoint(&mut self, id: BackendId, record: &BackendRecord) {
+        let Some(named) = endpoints::named(id, record) else { return };
+        let keeps = |entry: &abi::Endpoint| {
+            let id = BackendId { family: id.family, id: entry.backend };
+            let other = self.backends.get(&id).and_then(|record| endpoints::named(id, record));
+            other.is_some_and(|other| other.keeps(named.key, *entry))
+        };
+        if !named.yields || !self.endpoints.get(&named.key).is_some_and(keeps) {
+            self.endpoints.insert(named.key, named.endpoint);
+        }
+    }
+
     fn put_source(&mut self, id: u32, network: IpNet) -> Result<(), StoreError> {
         let family = Family::of(network.addr());
         let used = self.sources.keys().filter(|(_, other)| Family::of(other.addr()) == family).count();
@@ -174,7 +186,7 @@ impl Store for MemoryStore {
             }
             Op::WriteBackend { id, record } | Op::RetireBackend { id, record } => {
                 self.backends.insert(*id, *record);
-                self.endpoints.extend(records::endpoint(*id, record));
+                self.name_endpoint(*id, record);
             }
             Op::WriteSlots { base, slots } => {
                 self.slots.extend((*base..).zip(slots.iter().copied()));

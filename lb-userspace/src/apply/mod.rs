@@ -2,6 +2,7 @@
 
 mod audit;
 mod dump;
+mod endpoints;
 mod kernel;
 mod load;
 mod memory;

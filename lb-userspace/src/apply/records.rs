@@ -8,7 +8,7 @@ use lb_common::abi::{self, Backend, SOURCE_SERVICE_BITS, ServiceKey, SourceKey, 
 
 use crate::{
     model::{Family, Protocol},
-    plan::{BackendId, BackendRecord, Frontend},
+    plan::{BackendRecord, Frontend},
 };
 
 /// The address of `N` bytes; `None`: not one of this family.
@@ -95,38 +95,5 @@ pub(super) fn free(family: Family, generation: u32) -> BackendRecord {
         deadline_ds: 0,
         uid_hash: 0,
         weight: 0,
-    }
-}
-
-/// How another node names a backend of this one, and where that leads; `None`: it is not here, or gone from the API. The name has no
-/// port: where one follows another at the same address, the one that drains must not take its place.
-pub(super) fn endpoint(id: BackendId, record: &BackendRecord) -> Option<((IpAddr, u32), abi::Endpoint)> {
-    let is_over = matches!(record.state, abi::backend_state::DRAINING | abi::backend_state::GONE);
-    let is_here = record.flags & abi::backend_flags::LOCAL != 0 && !is_over;
-    let endpoint = abi::Endpoint { backend: id.id, generation: record.generation };
-    is_here.then(|| ((record.address.ip(), record.service), endpoint))
-}
-
-#[cfg(test)]
-mod tests {
-    use lb_common::abi::{backend_flags, backend_state};
-
-    use super::*;
-
-    #[test]
-    fn another_node_finds_no_backend_that_is_gone_from_the_api() {
-        let id = BackendId { family: Family::V4, id: 7 };
-        let mut record = free(Family::V4, 3);
-        for (state, flags, is_found) in [
-            (backend_state::ACTIVE, backend_flags::LOCAL, true),
-            (backend_state::TERMINATING, backend_flags::LOCAL, true),
-            (backend_state::ACTIVE, 0, false),
-            // Another port of the address may have come instead.
-            (backend_state::DRAINING, backend_flags::LOCAL, false),
-            (backend_state::GONE, backend_flags::LOCAL, false),
-        ] {
-            (record.state, record.flags) = (state, flags);
-            assert_eq!(endpoint(id, &record).is_some(), is_found, "state {state}, flags {flags}");
-        }
     }
 }

@@ -1,12 +1,12 @@
 //! The comparison itself, without effects: what one part of the tables holds against the book.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::collections::BTreeMap;
 
 use lb_common::abi::{self, map_name};
 
 use super::{
-    Finding, FindingKind, by_family,
-    fields::{backend_fields, difference, endpoint_fields, name_fields, service_fields, slot_fields},
+    Finding, FindingKind, by_family, endpoints,
+    fields::{backend_fields, difference, name_fields, service_fields, slot_fields},
 };
 use crate::{
     apply::records,
@@ -34,7 +34,7 @@ pub(super) fn size(part: Part, book: &Book) -> usize {
     match part {
         Part::Names => book.services.len(),
         Part::Backends(family) => book.backends.keys().filter(|id| id.family == family).count(),
-        Part::Endpoints(family) => endpoints_of(book, family).len(),
+        Part::Endpoints(family) => endpoints::count(book, family),
         Part::Slots => book.live_ranges().map(|(_, slots)| slots.len()).sum(),
         Part::Sources(family) => book.source_count(family) as usize,
         Part::Services(family) => book.frontend_count(family) as usize,
@@ -50,7 +50,7 @@ pub(super) fn compare(part: Part, book: &Book, loaded: &Loaded) -> Vec<Found> {
     let mut found = match part {
         Part::Names => names(book, loaded),
         Part::Backends(family) => backends(book, loaded, family, of_family(family)),
-        Part::Endpoints(family) => endpoints(book, loaded, family),
+        Part::Endpoints(family) => endpoints::compare(book, loaded, family),
         Part::Slots => slots(book, loaded),
         Part::Sources(family) => sources(book, loaded, family),
         Part::Services(family) => services(book, loaded, family),
@@ -73,18 +73,18 @@ pub(super) fn compare(part: Part, book: &Book, loaded: &Loaded) -> Vec<Found> {
 }
 
 /// The name of a service port as a user knows it.
-fn owner(book: &Book, id: u32) -> Option<String> {
+pub(super) fn owner(book: &Book, id: u32) -> Option<String> {
     book.services.get(&id).map(|service| service.key.to_string())
 }
 
-struct Place<'a> {
-    table: &'a str,
-    name: String,
-    service: Option<String>,
+pub(super) struct Place<'a> {
+    pub table: &'a str,
+    pub name: String,
+    pub service: Option<String>,
 }
 
 impl Place<'_> {
-    fn found(self, kind: FindingKind, difference: String, repair: Op) -> Found {
+    pub fn found(self, kind: FindingKind, difference: String, repair: Op) -> Found {
         let Self { table, name: entry, service } = self;
         Found {
             finding: Finding { kind, table: table.to_owned(), entry, service, difference, repaired: false },
@@ -149,62 +149,6 @@ fn backends(book: &Book, loaded: &Loaded, family: Family, of_family: impl Fn(&Ba
         let free = Op::FreeBackend { id: *id, generation: record.generation };
         let Found { finding, .. } = entry(*id, Some(record)).found(FindingKind::Foreign, String::new(), free.clone());
         found.push(Found { finding, repair: Repair::Free(free) });
-    }
-    found
-}
-
-/// What other nodes are to find: each backend of this node that is in the API, and what leads to it. Several ports of one address have one
-/// name: either of them will do.
-fn endpoints_of(book: &Book, family: Family) -> BTreeMap<(IpAddr, u32), Vec<(BackendId, abi::Endpoint)>> {
-    let mut wanted: BTreeMap<_, Vec<_>> = BTreeMap::new();
-    for (id, record) in book.backends.iter().filter(|(id, _)| id.family == family) {
-        if let Some((key, endpoint)) = records::endpoint(*id, record) {
-            wanted.entry(key).or_default().push((*id, endpoint));
-        }
-    }
-    wanted
-}
-
-fn endpoints(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found> {
-    let there: BTreeMap<_, _> = loaded.endpoints.iter().copied().collect();
-    let table = by_family(family, map_name::ENDPOINTS4, map_name::ENDPOINTS6);
-    let entry = |(address, id): (IpAddr, u32)| Place { table, name: address.to_string(), service: owner(book, id) };
-    let wanted = endpoints_of(book, family);
-    let mut found = Vec::new();
-    for (key, either) in &wanted {
-        let Some((id, endpoint)) = either.first() else { continue };
-        let Some(record) = book.backends.get(id).copied() else { continue };
-        let write = Op::WriteBackend { id: *id, record };
-        match there.get(key) {
-            None => found.push(entry(*key).found(FindingKind::Missing, String::new(), write)),
-            Some(other) if either.iter().all(|(_, endpoint)| other != endpoint) => {
-                let differs = difference(&endpoint_fields(*endpoint), &endpoint_fields(*other));
-                found.push(entry(*key).found(FindingKind::Edited, differs, write));
-            }
-            Some(_) => {}
-        }
-    }
-    // What leads to a backend that is gone stays until its id is given up.
-    let is_left = |(address, service): &(IpAddr, u32), endpoint: &abi::Endpoint| {
-        let record = book.backends.get(&BackendId { family, id: endpoint.backend });
-        record.is_some_and(|record| (record.address.ip(), record.service) == (*address, *service))
-    };
-    for (key, endpoint) in there.iter().filter(|(key, value)| !wanted.contains_key(key) && !is_left(key, value)) {
-        let differs = format!("leads to backend id {}", endpoint.backend);
-        let place = entry(*key);
-        let finding = Finding {
-            kind: FindingKind::Foreign,
-            table: table.to_owned(),
-            entry: place.name,
-            service: place.service,
-            difference: differs,
-            repaired: false,
-        };
-        let key = match key.0 {
-            IpAddr::V4(v4) => [v4.octets().as_slice(), &key.1.to_ne_bytes()].concat(),
-            IpAddr::V6(v6) => [v6.octets().as_slice(), &key.1.to_ne_bytes()].concat(),
-        };
-        found.push(Found { finding, repair: Repair::Stray(Stray { table, key }) });
     }
     found
 }

@@ -4,6 +4,7 @@
 //! and none holds a change up for long.
 
 mod compare;
+mod endpoints;
 mod fields;
 mod inspect;
 mod report;

@@ -9,7 +9,7 @@ use super::*;
 use crate::{
     apply::MemoryStore,
     model::Snapshot,
-    plan::{BackendId, Frontend, NodeFacts, PlanSettings},
+    plan::{BackendId, BackendRecord, Frontend, NodeFacts, Op, PlanSettings},
     source::{convert, manifest},
 };
 
@@ -368,4 +368,46 @@ fn tables_are_told_from_broken_ones_without_an_agent() {
         !found.is_empty() && found.iter().all(|f| f.table == "slots" && f.kind == FindingKind::Edited),
         "{found:?}"
     );
+}
+
+/// Where another node's choice of 10.0.0.1 leads, by what the tables say.
+fn named(programmer: &Programmer<MemoryStore>) -> Option<(u16, u8)> {
+    let store = programmer.store();
+    let entry = store.endpoints.iter().find(|((address, _), _)| address.to_string() == "10.0.0.1")?.1;
+    let record = store.backends[&BackendId { family: Family::V4, id: entry.backend }];
+    assert_eq!(record.generation, entry.generation);
+    Some((record.address.port(), record.state))
+}
+
+#[test]
+fn a_backend_that_drains_is_named_to_other_nodes_while_nobody_follows_at_its_address() {
+    let mut programmer = programmed();
+    let moved = OBJECTS.replace("port: 8080", "port: 8081");
+    let gone = OBJECTS.replace("{addresses: [10.0.0.1], nodeName: n1}, ", "");
+    let is_right = |programmer: &mut Programmer<MemoryStore>, now: Monotonic, expected: (u16, u8)| {
+        assert_eq!(named(programmer), Some(expected), "as written");
+        assert_eq!(programmer.audit(false, now).findings, []);
+        programmer.store_mut().endpoints.clear();
+        assert_eq!(programmer.audit(false, now).repaired(), 1);
+        assert_eq!(named(programmer), Some(expected), "as repaired");
+        assert_eq!(programmer.audit(false, now).findings, []);
+    };
+    is_right(&mut programmer, at(201), (8080, backend_state::ACTIVE));
+    programmer.sync(&snapshot(&gone), &facts(), at(202));
+    is_right(&mut programmer, at(202), (8080, backend_state::DRAINING));
+    programmer.sync(&snapshot(&moved), &facts(), at(203));
+    is_right(&mut programmer, at(203), (8081, backend_state::ACTIVE));
+    // The one that drains is written again: it takes nothing from the one that follows.
+    let draining = |(id, record): (&BackendId, &BackendRecord)| {
+        (record.address.to_string() == "10.0.0.1:8080").then_some((*id, *record))
+    };
+    let (id, record) = programmer.store().backends.iter().find_map(draining).unwrap();
+    programmer.store_mut().apply(&Op::WriteBackend { id, record }).unwrap();
+    is_right(&mut programmer, at(203), (8081, backend_state::ACTIVE));
+    // What leads to the wrong one of the two is put right.
+    let wrong = abi::Endpoint { backend: id.id, generation: record.generation };
+    let key = *programmer.store().endpoints.keys().next().unwrap();
+    programmer.store_mut().endpoints.insert(key, wrong);
+    assert_eq!(programmer.audit(false, at(203)).repaired(), 1);
+    assert_eq!(named(&programmer), Some((8081, backend_state::ACTIVE)));
 }

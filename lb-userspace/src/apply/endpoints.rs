@@ -1,0 +1,167 @@
+//! How other nodes name a backend of this one: by its address and the service port, which may be those of two for a while.
+
+use std::{io, net::IpAddr};
+
+use aya::Pod;
+use lb_common::abi;
+
+use super::{
+    kernel::{Elements, Results, failed},
+    records,
+};
+use crate::{
+    maps::{Pinned, Table},
+    model::Family,
+    plan::{BackendId, BackendRecord},
+};
+
+/// How another node names a backend of this one, and where that leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Named {
+    /// Address and service port.
+    pub key: (IpAddr, u32),
+    pub endpoint: abi::Endpoint,
+    /// It drains: the name has no port, so one that follows another at the same address has the name, and the one that drains has it only
+    /// where nobody follows.
+    pub yields: bool,
+}
+
+/// `None`: it is not here, or its deadline is over.
+pub(super) fn named(id: BackendId, record: &BackendRecord) -> Option<Named> {
+    let is_here = record.flags & abi::backend_flags::LOCAL != 0
+        && !matches!(record.state, abi::backend_state::GONE | abi::backend_state::FREE);
+    is_here.then(|| Named {
+        key: (record.address.ip(), record.service),
+        endpoint: abi::Endpoint { backend: id.id, generation: record.generation },
+        yields: record.state == abi::backend_state::DRAINING,
+    })
+}
+
+impl Named {
+    /// Whether `entry`, under `key` in the table, leads here and stays before one that yields.
+    pub fn keeps(&self, key: (IpAddr, u32), entry: abi::Endpoint) -> bool {
+        (self.key, self.endpoint, self.yields) == (key, entry, false)
+    }
+}
+
+/// Names to be written, each with the operation that it is of.
+#[derive(Default)]
+pub(super) struct Endpoints {
+    v4: Elements<abi::EndpointKey<4>, abi::Endpoint>,
+    v6: Elements<abi::EndpointKey<16>, abi::Endpoint>,
+    yielding: Vec<(usize, Named)>,
+}
+
+impl Endpoints {
+    pub fn push(&mut self, op: usize, id: BackendId, record: &BackendRecord) {
+        let Some(named) = named(id, record) else { return };
+        match named.key {
+            _ if named.yields => self.yielding.push((op, named)),
+            (IpAddr::V4(v4), service) => {
+                self.v4.push(op, abi::EndpointKey { address: v4.octets(), service }, named.endpoint);
+            }
+            (IpAddr::V6(v6), service) => {
+                self.v6.push(op, abi::EndpointKey { address: v6.octets(), service }, named.endpoint);
+            }
+        }
+    }
+
+    /// After the backends.
+    pub fn write(&self, maps: &Pinned, results: &mut Results) {
+        self.v4.write(&maps.endpoints4, results);
+        self.v6.write(&maps.endpoints6, results);
+        for (op, named) in &self.yielding {
+            let (service, endpoint) = (named.key.1, named.endpoint);
+            let (name, written) = match named.key.0 {
+                IpAddr::V4(v4) => {
+                    let key = abi::EndpointKey { address: v4.octets(), service };
+                    (maps.endpoints4.name(), give_way(&maps.backends4, &maps.endpoints4, &key, endpoint))
+                }
+                IpAddr::V6(v6) => {
+                    let key = abi::EndpointKey { address: v6.octets(), service };
+                    (maps.endpoints6.name(), give_way(&maps.backends6, &maps.endpoints6, &key, endpoint))
+                }
+            };
+            if let Err(error) = written {
+                results[*op] = Err(failed(name, "writing", &error));
+            }
+        }
+    }
+}
+
+/// Writes the name of one that yields, unless another keeps it.
+fn give_way<const N: usize>(
+    backends: &Table<u32, abi::Backend<N>>,
+    endpoints: &Table<abi::EndpointKey<N>, abi::Endpoint>,
+    key: &abi::EndpointKey<N>,
+    endpoint: abi::Endpoint,
+) -> io::Result<()>
+where
+    abi::Backend<N>: Pod,
+    abi::EndpointKey<N>: Pod,
+{
+    if let Some(entry) = endpoints.get(key)? {
+        let family = if N == abi::V4 { Family::V4 } else { Family::V6 };
+        let other = backends.get(&entry.backend)?.and_then(|record| records::from_backend(&record));
+        let id = BackendId { family, id: entry.backend };
+        let named = other.and_then(|record| named(id, &record));
+        let Some(address) = records::address(&key.address) else { return Ok(()) };
+        if entry == endpoint || named.is_some_and(|named| named.keeps((address, key.service), entry)) {
+            return Ok(());
+        }
+    }
+    endpoints.put(key, &endpoint)
+}
+
+/// Takes out what leads another node's choice to an id that is given up. What stays leads nowhere: its generation is over.
+pub(super) fn forget(maps: &Pinned, id: BackendId) {
+    let _ = match id.family {
+        Family::V4 => forget_of(&maps.backends4, &maps.endpoints4, id.id),
+        Family::V6 => forget_of(&maps.backends6, &maps.endpoints6, id.id),
+    };
+}
+
+fn forget_of<const N: usize>(
+    backends: &Table<u32, abi::Backend<N>>,
+    endpoints: &Table<abi::EndpointKey<N>, abi::Endpoint>,
+    id: u32,
+) -> io::Result<()>
+where
+    abi::Backend<N>: Pod,
+    abi::EndpointKey<N>: Pod,
+{
+    let Some(backend) = backends.get(&id)?.filter(|backend| backend.flags & abi::backend_flags::LOCAL != 0) else {
+        return Ok(());
+    };
+    let key = abi::EndpointKey { address: backend.address, service: backend.service };
+    if endpoints.get(&key)?.is_some_and(|endpoint| endpoint.backend == id) {
+        endpoints.remove(&key)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::abi::{backend_flags, backend_state};
+
+    use super::*;
+    use crate::apply::records::free;
+
+    #[test]
+    fn another_node_finds_a_backend_until_its_deadline() {
+        let id = BackendId { family: Family::V4, id: 7 };
+        let mut record = free(Family::V4, 3);
+        for (state, flags, yields) in [
+            (backend_state::ACTIVE, backend_flags::LOCAL, Some(false)),
+            (backend_state::TERMINATING, backend_flags::LOCAL, Some(false)),
+            (backend_state::ACTIVE, 0, None),
+            // Another port of the address may have come instead.
+            (backend_state::DRAINING, backend_flags::LOCAL, Some(true)),
+            (backend_state::GONE, backend_flags::LOCAL, None),
+            (backend_state::FREE, backend_flags::LOCAL, None),
+        ] {
+            (record.state, record.flags) = (state, flags);
+            assert_eq!(named(id, &record).map(|named| named.yields), yields, "state {state}, flags {flags}");
+        }
+    }
+}
