@@ -20,12 +20,12 @@ use crate::workspace::{Workspace, is_root};
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true)]
 pub struct BenchArgs {
-    /// What to measure, with its options: `connect`, `control`, `packet`, `north-south`, `connect --help`
+    /// What to measure, with its options: `connect`, `stream`, `control`, `packet`, `north-south`, `connect --help`
     #[arg(
         trailing_var_arg = true,
         allow_hyphen_values = true,
         required = true,
-        value_name = "connect|control|packet|north-south"
+        value_name = "connect|stream|control|packet|north-south"
     )]
     what: Vec<OsString>,
 }
@@ -52,8 +52,8 @@ pub fn run(workspace: &Workspace, args: &BenchArgs) -> Result<()> {
 fn build_agent(workspace: &Workspace, args: &BenchArgs) -> Result<PathBuf> {
     let is_control = args.what.first().is_some_and(|what| what == "control");
     let is_help = args.what.iter().any(|argument| argument == "--help" || argument == "-h");
-    // Both put kube-proxy beside it, which follows an API server.
-    let is_beside = is_control || args.what.first().is_some_and(|what| what == "north-south");
+    // All but this one put kube-proxy beside it, which follows an API server.
+    let is_beside = args.what.first().is_some_and(|what| what != "packet");
     let toolchain = setup(workspace, if is_beside { Level::Test } else { Level::Run })?;
     compile::build(workspace, toolchain, false)?;
     if is_control && !is_help { image::build_static(workspace) } else { Ok(workspace.agent(false)) }

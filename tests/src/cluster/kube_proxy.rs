@@ -1,6 +1,6 @@
 //! The real kube-proxy in nftables mode on a node of the tests, beside which Ballast is measured.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
@@ -24,6 +24,11 @@ impl KubeProxy<'_> {
 
     /// The same with some fields of its configuration set otherwise.
     pub fn start_with(&self, fields: &Value) -> Result<Process> {
+        self.start_by(fields, None)
+    }
+
+    /// The same with a folder of programs before all others: which `iptables` it finds.
+    pub fn start_by(&self, fields: &Value, programs: Option<&Path>) -> Result<Process> {
         let file = self.folder.join("kube-proxy.json");
         let mut config = json!({
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
@@ -42,6 +47,11 @@ impl KubeProxy<'_> {
         std::fs::write(&file, config.to_string()).with_context(|| file.display().to_string())?;
         let mut command = Command::new(binary("kube-proxy")?);
         command.arg("--config").arg(&file);
+        if let Some(programs) = programs {
+            let path = std::env::var_os("PATH").unwrap_or_default();
+            let folders = std::iter::once(programs.to_owned()).chain(std::env::split_paths(&path));
+            command.env("PATH", std::env::join_paths(folders)?);
+        }
         Process::start(command, &self.folder.join("kube-proxy.log"), Some(self.node.place()))
     }
 

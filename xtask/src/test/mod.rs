@@ -210,7 +210,7 @@ fn run_rung(workspace: &Workspace, toolchain: Toolchain, rung: &Rung, show: Show
         Rung::Harness => cargo_test(
             workspace,
             rung.name(),
-            &cmd!("cargo", "test", "--locked", "-p", "lb-tests", "--lib", "--bins"),
+            &cmd!("cargo", "test", "--locked", "-p", "lb-tests", "-p", "lb-load", "--lib", "--bins"),
             show,
         ),
         Rung::Integration(name) => cargo_test(workspace, name, &integration(name), show),

@@ -1,34 +1,29 @@
 //! `ballast-bench`, which `cargo xtask bench` starts: what Ballast costs, as ratios measured side by side in one run.
 //!
-//! `connect`: a connection made through a cluster IP, one made to the same backend directly, and one on a node without Ballast take
-//! turns (A B B A), so that whatever else the machine does falls on all of them alike. A comparison of a thing with itself
-//! shows how much of a ratio is noise. Clients and servers share one CPU: the work on the way is compared, not the
-//! scheduler's luck (waking another CPU takes several times as long as all the rest).
+//! All arms of a comparison take turns, there and back (A B B A), so that whatever else the machine does falls on all of them alike. A
+//! comparison of a thing with itself shows how much of a ratio is noise.
 
 mod connect;
 mod control;
-mod network;
+mod figures;
+mod history;
+mod machine;
 mod outside;
 mod packet;
+mod stage;
 mod statistics;
-mod table;
+mod targets;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
-use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::signal::{SigSet, Signal};
-use nix::unistd::Pid;
 
-use crate::network::Network;
-
-/// Bounds of what may be asked for: some minutes at most.
-const ROUNDS_MAX: u32 = 1_000;
-const CONNECTIONS_MAX: u32 = 1_000;
+use self::figures::{Figure, Part};
 
 /// Measures Ballast on network namespaces of its own.
 #[derive(Debug, Parser)]
@@ -37,14 +32,22 @@ struct Arguments {
     /// The agent to run.
     #[arg(long, value_name = "PATH")]
     agent: PathBuf,
+    /// Also write the result as JSON.
+    #[arg(long, value_name = "FILE", global = true)]
+    json: Option<PathBuf>,
+    /// An earlier result (`--json`): what has become worse by more than noise is named, and is an error.
+    #[arg(long, value_name = "FILE", global = true)]
+    previous: Option<PathBuf>,
     #[command(subcommand)]
     what: What,
 }
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// TCP connect + request + response through a cluster IP, as a ratio to direct.
-    Connect(ConnectArguments),
+    /// TCP connections and requests through a cluster IP, beside direct ones and beside kube-proxy's.
+    Connect(connect::ConnectArguments),
+    /// Bulk TCP streams, in the same way.
+    Stream(connect::ConnectArguments),
     /// Starts, changes and memory with ten thousand services, beside kube-proxy.
     Control(control::ControlArguments),
     /// What the programs take of the processor for one packet, as ratios to the least that any program needs.
@@ -52,19 +55,6 @@ enum What {
     /// Clients outside: frames over a wire and packets one by one, beside kube-proxy and plain forwarding.
     #[command(name = "north-south")]
     NorthSouth(outside::NorthSouthArguments),
-}
-
-#[derive(Debug, clap::Args)]
-struct ConnectArguments {
-    /// How often everything is measured; the result is the median.
-    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..=i64::from(ROUNDS_MAX)))]
-    rounds: u32,
-    /// Connections of each side in a round, rounded up to a multiple of 20.
-    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=i64::from(CONNECTIONS_MAX)))]
-    connections: u32,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
 }
 
 fn main() -> ExitCode {
@@ -88,32 +78,36 @@ fn run(arguments: &Arguments, signals: SigSet) -> Result<()> {
         let _ = signals.wait();
         stopped.store(true, Ordering::Relaxed);
     });
-    let asked = match &arguments.what {
-        What::Connect(asked) => asked,
-        What::Control(asked) => return control::run(asked, &arguments.agent, &stop),
-        What::Packet(asked) => return packet::run(asked, &arguments.agent, &stop),
-        What::NorthSouth(asked) => {
-            stay_on_one_cpu()?;
-            return outside::run(asked, &arguments.agent, &stop);
-        }
-    };
-    stay_on_one_cpu()?;
-    let network = Network::new(&arguments.agent, &stop)?;
-    let results = connect::measure(&network, asked.rounds, asked.connections, &stop)?;
-    drop(network);
-    if asked.json {
-        return table::print_json(asked, &results);
+    // Before anything is measured: a file that cannot be read is told at once.
+    let previous = arguments.previous.as_deref().map(history::read).transpose()?;
+    let part = measure(&arguments.what, &arguments.agent, &stop)?;
+    println!("\n{}", targets::table(&part.figures, false));
+    for reason in &part.left_out {
+        println!("Left out: {reason}.");
     }
-    table::print(asked, &results);
+    if let Some(file) = &arguments.json {
+        let text = serde_json::to_string_pretty(&part.json())? + "\n";
+        std::fs::write(file, text).with_context(|| format!("writing {}", file.display()))?;
+    }
+    previous.map_or(Ok(()), |previous| compare(&previous, &part))
+}
+
+/// An error that names what has become worse.
+fn compare(previous: &[Figure], part: &Part) -> Result<()> {
+    let noise = history::noise(&part.figures).max(history::noise(previous));
+    let worse = history::regressions(previous, &part.figures, noise);
+    let lines: Vec<String> = worse.iter().map(|regression| format!("  {regression}")).collect();
+    ensure!(worse.is_empty(), "{} figures have become worse:\n{}", worse.len(), lines.join("\n"));
+    println!("Nothing has become worse by more than noise ({:.1} %).", noise * 100.0);
     Ok(())
 }
 
-/// Binds this process and its threads to come to the last CPU that it may use; the first one serves most interrupts.
-fn stay_on_one_cpu() -> Result<()> {
-    let this_thread = Pid::from_raw(0);
-    let allowed = sched_getaffinity(this_thread).context("asking for our CPUs")?;
-    let last = (0..CpuSet::count()).rev().find(|cpu| allowed.is_set(*cpu).unwrap_or(false)).context("no CPU")?;
-    let mut one = CpuSet::new();
-    one.set(last).context("choosing a CPU")?;
-    sched_setaffinity(this_thread, &one).context("binding ourselves to a CPU")
+fn measure(what: &What, agent: &Path, stop: &AtomicBool) -> Result<Part> {
+    match what {
+        What::Connect(asked) => connect::connect(asked, &asked.stage(agent, stop)?, stop),
+        What::Stream(asked) => connect::stream(asked, &asked.stage(agent, stop)?, stop),
+        What::Control(asked) => control::run(asked, agent, stop),
+        What::Packet(asked) => packet::run(asked, agent, stop),
+        What::NorthSouth(asked) => outside::run(asked, agent, stop),
+    }
 }

@@ -2,13 +2,13 @@
 
 mod agents;
 mod latency;
-mod objects;
+pub mod objects;
 mod print;
-mod probe;
+pub mod probe;
 mod run;
-mod stage;
+pub mod stage;
 mod start;
-mod store;
+pub mod store;
 mod tables;
 mod watcher;
 
@@ -23,6 +23,7 @@ use self::run::Bench;
 use self::stage::Stage;
 use self::start::Start;
 use self::tables::KernelMemory;
+use crate::figures::Part;
 use crate::statistics::Samples;
 
 /// Most services: the cluster IPs that there are.
@@ -36,9 +37,6 @@ pub struct ControlArguments {
     /// Services in the API, of four endpoints each.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..=SERVICES_MAX))]
     services: u32,
-    /// The result as JSON, besides.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
     /// Fewer repetitions, and no start with 100,000 services: for a first look.
     #[arg(long)]
     quick: bool,
@@ -91,7 +89,7 @@ pub struct Results {
 }
 
 /// Measures everything and prints it.
-pub fn run(arguments: &ControlArguments, agent: &Path, stop: &AtomicBool) -> Result<()> {
+pub fn run(arguments: &ControlArguments, agent: &Path, stop: &AtomicBool) -> Result<Part> {
     let program = arguments.program.as_deref().unwrap_or(agent);
     if !arguments.alone {
         lb_tests::cluster::binary("kube-proxy")?;
@@ -101,9 +99,14 @@ pub fn run(arguments: &ControlArguments, agent: &Path, stop: &AtomicBool) -> Res
     let bench = Bench { arguments, program, folder: folder.path(), stage: &stage, stop };
     let results = bench.measure()?;
     print::print(&results);
-    if let Some(path) = &arguments.json {
-        let text = serde_json::to_string_pretty(&print::json(&results)?)? + "\n";
-        std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
-    }
-    Ok(())
+    Ok(Part {
+        bench: "control",
+        figures: print::figures(&results),
+        details: print::json(&results)?,
+        left_out: if arguments.quick {
+            vec![format!("control with {MOST} services: not in a quick run")]
+        } else {
+            Vec::new()
+        },
+    })
 }

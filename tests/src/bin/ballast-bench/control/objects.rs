@@ -20,11 +20,20 @@ const FIRST_CLUSTER_IP: u32 = u32::from_be_bytes([10, 96, 4, 0]);
 const FIRST_ENDPOINT: u32 = u32::from_be_bytes([172, 20, 0, 1]);
 const CREATED: &str = "2026-01-01T00:00:00Z";
 
-/// Everything that is stored for the services of these numbers: service, address, slice.
+/// Everything that is stored for the services of these numbers: service, address, slice. Nobody is at their endpoints.
 pub fn stored(numbers: std::ops::Range<usize>) -> impl Iterator<Item = Entry> {
-    numbers.flat_map(|number| {
+    stored_with(numbers, |number| stored_slice(number, 0))
+}
+
+/// The same with the same endpoints for all.
+pub fn stored_at(numbers: std::ops::Range<usize>, endpoints: [Ipv4Addr; ENDPOINTS]) -> impl Iterator<Item = Entry> {
+    stored_with(numbers, move |number| slice_of(number, 0, &endpoints))
+}
+
+fn stored_with(numbers: std::ops::Range<usize>, slice: impl Fn(usize) -> Entry) -> impl Iterator<Item = Entry> {
+    numbers.flat_map(move |number| {
         let (name, address) = (name(number), cluster_ip(number));
-        let slice = stored_slice(number, 0);
+        let slice = slice(number);
         [
             (format!("/registry/services/specs/{NAMESPACE}/{name}"), stored_service(number)),
             (format!("/registry/ipaddresses/{address}"), stored_address(&name, address, number)),
@@ -35,12 +44,18 @@ pub fn stored(numbers: std::ops::Range<usize>) -> impl Iterator<Item = Entry> {
 
 /// The slice of a service. With every other `version` its last endpoint is ready, or not.
 pub fn stored_slice(number: usize, version: usize) -> Entry {
+    let addresses: [Ipv4Addr; ENDPOINTS] = std::array::from_fn(|index| endpoint_address(number, index));
+    slice_of(number, version, &addresses)
+}
+
+fn slice_of(number: usize, version: usize, addresses: &[Ipv4Addr]) -> Entry {
     let service = name(number);
     let slice_name = format!("{service}-x{:04x}", number % 0xffff);
-    let endpoints: Vec<Value> = (0..ENDPOINTS)
-        .map(|index| {
-            let ready = index + 1 < ENDPOINTS || version.is_multiple_of(2);
-            endpoint(endpoint_address(number, index), ready, number * ENDPOINTS + index)
+    let endpoints: Vec<Value> = (0..)
+        .zip(addresses)
+        .map(|(index, address)| {
+            let ready = index + 1 < addresses.len() || version.is_multiple_of(2);
+            endpoint(*address, ready, number * ENDPOINTS + index)
         })
         .collect();
     let mut object = slice(&slice_name, &service, &endpoints);
@@ -103,11 +118,13 @@ pub fn probed_cluster_ip(number: usize) -> Ipv4Addr {
     Ipv4Addr::from(u32::from_be_bytes([10, 96, 0, 10]).saturating_add(offset))
 }
 
-fn name(number: usize) -> String {
+/// Name of one of the many services.
+pub fn name(number: usize) -> String {
     format!("service-{number:06}")
 }
 
-fn cluster_ip(number: usize) -> Ipv4Addr {
+/// Its cluster IP.
+pub fn cluster_ip(number: usize) -> Ipv4Addr {
     Ipv4Addr::from(FIRST_CLUSTER_IP.saturating_add(u32::try_from(number).unwrap_or(u32::MAX)))
 }
 

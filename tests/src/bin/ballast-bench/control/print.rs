@@ -7,6 +7,8 @@ use super::latency::{Change, Latency};
 use super::objects::ENDPOINTS;
 use super::start::Start;
 use super::{MOST, Results};
+use crate::figures::{Better, Figure};
+use crate::machine::machine;
 use crate::statistics::Samples;
 
 const MIB: f64 = 1024.0 * 1024.0;
@@ -160,6 +162,38 @@ fn memory_rows(results: &Results) -> Vec<Row> {
     rows
 }
 
+/// Those that have a goal.
+pub fn figures(results: &Results) -> Vec<Figure> {
+    let mut figures = Vec::new();
+    for latency in results.latencies.iter().filter(|latency| latency.kube_proxy.is_none()) {
+        let change = if latency.change == Change::Endpoint { "endpoint moved" } else { "new service" };
+        let name = format!("control: {change}, API confirmed → first connect");
+        let ms = |what: &str, value| Figure::single(format!("{name}, {what}"), value, "ms", Better::Less);
+        figures.push(Figure {
+            interval: Some(latency.ballast.interval()),
+            ..ms("p50", latency.ballast.median()).aims(6, 5.0)
+        });
+        figures.push(ms("p99", latency.ballast.quantile(0.99)).aims(6, 20.0));
+    }
+    let [few, all] = results.calls_per_change;
+    let name = "control: system calls for a change, all services / few";
+    figures.push(Figure::single(name, all / few, "", Better::Less).aims(6, 1.0));
+    let starts: Samples = results.ballast_starts.iter().filter_map(|start| start.list_to_written).collect();
+    let start = Figure::single("control: list → last map write", starts.median(), "s", Better::Less).aims(7, 1.0);
+    figures.push(start);
+    if let Some(most) = results.most_start {
+        let seconds = most.list_to_written.unwrap_or(f64::NAN);
+        let name = format!("control: list → last map write, {MOST} services");
+        figures.push(Figure::single(name, seconds, "s", Better::Less).aims(7, 10.0));
+    }
+    let [started, changed] = results.ballast_memory;
+    figures.push(Figure::single("control: resident memory", mib(started.rss), "MiB", Better::Less).aims(8, 64.0));
+    let growth = mib(changed.rss) / mib(started.rss);
+    let name = format!("control: resident memory after {} changes / before", results.amounts.many);
+    figures.push(Figure::single(name, growth, "", Better::Less).aims(8, 1.05));
+    figures
+}
+
 /// The same as JSON, with all that is behind the medians.
 pub fn json(results: &Results) -> Result<Value> {
     let start = |start: &Start| {
@@ -169,9 +203,7 @@ pub fn json(results: &Results) -> Result<Value> {
     let starts = |starts: &[Start]| starts.iter().map(start).collect::<Vec<_>>();
     let latencies: Vec<Value> = results.latencies.iter().map(latency_json).collect();
     Ok(json!({
-        "bench": "control",
-        "kernel": nix::sys::utsname::uname()?.release().to_string_lossy(),
-        "cpus": std::thread::available_parallelism()?,
+        "machine": machine()?,
         "loadBefore": results.load_before,
         "loadAfter": results.load_after,
         "services": results.services,

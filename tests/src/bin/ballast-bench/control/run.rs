@@ -15,6 +15,7 @@ use super::probe::wait_for;
 use super::stage::Stage;
 use super::start::{self, Start};
 use super::{ControlArguments, FULL, MOST, QUICK, Results, tables};
+use crate::machine::load;
 use crate::statistics::Samples;
 
 /// Services of a small cluster, with which the work of a change is compared.
@@ -212,12 +213,6 @@ impl Bench<'_> {
         self.end_ballast(agent)?;
         Ok((Some(start), Some(memory)))
     }
-}
-
-/// The machine's load average: how much else it had to do.
-fn load() -> String {
-    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split(' ').take(3).collect::<Vec<_>>().join(" ")
 }
 
 /// Tells how far it is.

@@ -94,7 +94,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    fn start(host: Outside) -> Result<Self> {
+    /// An empty cluster, but for the namespace of the bench.
+    pub fn start(host: Outside) -> Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let (server, client) = host.place().run(|| {
             runtime.block_on(async {
@@ -174,7 +175,8 @@ impl Cluster {
         })
     }
 
-    fn create_node(&self, node: &Node) -> Result<()> {
+    /// Tells it of a node.
+    pub fn create_node(&self, node: &Node) -> Result<()> {
         let object: KubeNode = serde_json::from_value(json!({
             "metadata": {"name": node.node_name(), "labels": {"kubernetes.io/hostname": node.node_name()}},
             "spec": {"podCIDR": node.pod_net4(), "podCIDRs": [node.pod_net4()]},

@@ -11,15 +11,15 @@ mod single;
 mod stage;
 mod wire;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use anyhow::{Context, Result, ensure};
-use nix::unistd::{SysconfVar, sysconf};
+use anyhow::{Result, ensure};
 use serde::Serialize;
 
 use self::stage::Stage;
-use crate::packet::load;
+use crate::figures::{Better, Figure, Part};
+use crate::machine::{Machine, OneCpu, load, machine};
 use crate::packet::runner::Yardstick;
 
 const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
@@ -41,18 +41,13 @@ pub struct NorthSouthArguments {
     /// Leave kube-proxy out: it needs an API server.
     #[arg(long)]
     without_kube_proxy: bool,
-    /// Also write the result as JSON.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
 }
 
 /// Everything that was measured, and where.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Results {
-    bench: &'static str,
-    kernel: String,
-    cpus: i64,
+    machine: Machine,
     load_before: String,
     load_after: String,
     rounds: u32,
@@ -65,7 +60,7 @@ struct Results {
 }
 
 /// Measures and prints.
-pub fn run(arguments: &NorthSouthArguments, agent: &Path, stop: &AtomicBool) -> Result<()> {
+pub fn run(arguments: &NorthSouthArguments, agent: &Path, stop: &AtomicBool) -> Result<Part> {
     let rounds = if arguments.quick { arguments.rounds.min(5) } else { arguments.rounds };
     let new = (rounds + 1) * arguments.packets.next_multiple_of(25);
     ensure!(
@@ -73,10 +68,10 @@ pub fn run(arguments: &NorthSouthArguments, agent: &Path, stop: &AtomicBool) -> 
         "{new} new connections of a kind, at most {}: fewer --rounds or --packets",
         single::NEW_MAX
     );
+    let _here = OneCpu::new()?;
     eprintln!("==> building the programs that do the least");
     let object = lb_tests::programs::build_yardstick()?;
     let load_before = load();
-    let cpus = sysconf(SysconfVar::_NPROCESSORS_ONLN)?.context("the kernel does not say how many CPUs there are")?;
     let mut yardstick = Yardstick::load(&object)?;
     let mut stage = Stage::new(&object, agent, !arguments.without_kube_proxy)?;
     eprintln!("==> frames over the wires");
@@ -85,9 +80,7 @@ pub fn run(arguments: &NorthSouthArguments, agent: &Path, stop: &AtomicBool) -> 
     let single = single::measure(&stage, &mut yardstick, rounds, arguments.packets, stop)?;
     drop(stage);
     let results = Results {
-        bench: "north-south",
-        kernel: nix::sys::utsname::uname()?.release().to_string_lossy().into_owned(),
-        cpus,
+        machine: machine()?,
         load_before,
         load_after: load(),
         rounds,
@@ -99,9 +92,26 @@ pub fn run(arguments: &NorthSouthArguments, agent: &Path, stop: &AtomicBool) -> 
         single,
     };
     print::print(&results);
-    if let Some(file) = &arguments.json {
-        std::fs::write(file, serde_json::to_string_pretty(&results)?)
-            .with_context(|| format!("writing {}", file.display()))?;
-    }
-    Ok(())
+    let figures = figures(&results);
+    Ok(Part { bench: "north-south", figures, details: serde_json::to_value(&results)?, left_out: Vec::new() })
+}
+
+/// What is told from run to run: none of these has a goal.
+fn figures(results: &Results) -> Vec<Figure> {
+    let figure = |name: String, ratio: &live::Ratio, better| Figure {
+        name: format!("north-south, {name}"),
+        value: ratio.median,
+        unit: String::new(),
+        better,
+        interval: Some(ratio.interval),
+        goal: None,
+    };
+    let live = results
+        .live
+        .iter()
+        .map(|row| figure(format!("{}: {} / plain forwarding", row.family, row.arm), &row.to_plain, Better::More));
+    let single = results.single.iter().map(|row| {
+        figure(format!("{}, {}: {}, one frame / the least", row.family, row.hook, row.kind), &row.ratio, Better::Less)
+    });
+    live.chain(single).collect()
 }

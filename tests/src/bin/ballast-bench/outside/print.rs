@@ -8,7 +8,7 @@ use super::stage::{AGAIN, XDP_SNAT};
 pub fn print(results: &Results) {
     println!(
         "Kernel {}, {} CPUs, load average {} before and {} after. Medians of {} rounds; in brackets where the median lies with 95 %.\n",
-        results.kernel, results.cpus, results.load_before, results.load_after, results.rounds
+        results.machine.kernel, results.machine.cpus, results.load_before, results.load_after, results.rounds
     );
     println!(
         "Frames of {} bytes of {} known flows over veth, two bursts of {} of each arm in a round, all the work on one CPU:\n",

@@ -21,6 +21,8 @@ const KNOWN: u16 = 64;
 /// Their first port; those of new connections follow behind.
 const FIRST_KNOWN: u16 = 2_000;
 const FIRST_NEW: u16 = 4_000;
+/// The kind that other packets are under way beside.
+pub const FLOODED: &str = "known flow under a SYN flood / without";
 const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
 
 /// One kind of packet through one version.
@@ -37,6 +39,8 @@ pub struct Figures {
     /// The one by the other, in each round: median and quartiles.
     pub ratio: f64,
     pub quartiles: [f64; 2],
+    #[serde(skip)]
+    pub ratios: Samples,
 }
 
 /// Samples of one kind through one version.
@@ -109,7 +113,7 @@ const KINDS: [Kind; 5] = [
     Kind { name: "known flow, reply", least: "known", packets: Packets::Reply },
     Kind { name: "new flow", least: "fresh", packets: Packets::New },
     Kind { name: "foreign packet", least: "foreign", packets: Packets::Foreign },
-    Kind { name: "known flow under a SYN flood / without", least: "", packets: Packets::Flooded },
+    Kind { name: FLOODED, least: "", packets: Packets::Flooded },
 ];
 
 struct Bench<'a> {
@@ -246,6 +250,7 @@ fn figures(row: &Row) -> Figures {
         least_ns: median(1),
         ratio: ratio.median(),
         quartiles: ratio.quartiles(),
+        ratios: ratio,
     }
 }
 

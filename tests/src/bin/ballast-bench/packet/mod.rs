@@ -13,9 +13,14 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use self::measure::Figures;
+use self::measure::{FLOODED, Figures};
 use self::subject::Subject;
+use crate::figures::{Better, Figure, Part};
+use crate::machine::{Machine, load, machine};
 use crate::packet::runner::Yardstick;
+
+/// The version that is not called `before`.
+const NOW: &str = "now";
 
 #[derive(Debug, clap::Args)]
 pub struct PacketArguments {
@@ -28,41 +33,35 @@ pub struct PacketArguments {
     /// Packets of each kind in a round.
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(10..=10_000))]
     packets: u32,
-    /// Also write the result as JSON.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
 }
 
 /// Everything that was measured, and where.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Results {
-    bench: &'static str,
-    kernel: String,
-    cpus: usize,
+    machine: Machine,
     load_before: String,
     load_after: String,
     rounds: u32,
     packets_per_round: u32,
+    #[serde(rename = "packets")]
     figures: Vec<Figures>,
 }
 
 /// Measures and prints.
-pub fn run(arguments: &PacketArguments, agent: &Path, stop: &AtomicBool) -> Result<()> {
+pub fn run(arguments: &PacketArguments, agent: &Path, stop: &AtomicBool) -> Result<Part> {
     eprintln!("==> building the programs that do the least");
     let yardstick = lb_tests::programs::build_yardstick()?;
-    let (load_before, cpus) = (load(), std::thread::available_parallelism()?.get());
+    let load_before = load();
     let mut yardstick = Yardstick::load(&yardstick)?;
-    let mut subjects = vec![Subject::start("now", agent)?];
+    let mut subjects = vec![Subject::start(NOW, agent)?];
     if let Some(before) = &arguments.before {
         subjects.push(Subject::start("before", before).with_context(|| before.display().to_string())?);
     }
     let figures = measure::measure(arguments, &mut yardstick, &subjects, stop)?;
     drop(subjects);
     let results = Results {
-        bench: "packet",
-        kernel: nix::sys::utsname::uname()?.release().to_string_lossy().into_owned(),
-        cpus,
+        machine: machine()?,
         load_before,
         load_after: load(),
         rounds: arguments.rounds,
@@ -70,15 +69,21 @@ pub fn run(arguments: &PacketArguments, agent: &Path, stop: &AtomicBool) -> Resu
         figures,
     };
     print::print(&results);
-    if let Some(file) = &arguments.json {
-        std::fs::write(file, serde_json::to_string_pretty(&results)?)
-            .with_context(|| format!("writing {}", file.display()))?;
-    }
-    Ok(())
+    Ok(Part {
+        bench: "packet",
+        figures: goals(&results.figures),
+        details: serde_json::to_value(&results)?,
+        left_out: Vec::new(),
+    })
 }
 
-/// Load averages, as the kernel writes them.
-pub fn load() -> String {
-    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split(' ').take(3).collect::<Vec<_>>().join(" ")
+/// Those of this version, each with its goal.
+fn goals(figures: &[Figures]) -> Vec<Figure> {
+    let now = figures.iter().filter(|figures| figures.version == NOW);
+    let figure = |figures: &Figures| {
+        let (family, kind) = (figures.family, figures.kind);
+        let figure = Figure::ratio(format!("packet, {family}: {kind}"), &figures.ratios, Better::Less);
+        if kind == FLOODED { figure.aims(10, 1.1) } else { figure.aims(4, 1.5) }
+    };
+    now.map(figure).collect()
 }

@@ -9,8 +9,8 @@ pub fn print(results: &Results) {
          turns.\nKernel {}, {} CPUs, load average {} before and {} after.\n",
         results.rounds,
         results.packets_per_round,
-        results.kernel,
-        results.cpus,
+        results.machine.kernel,
+        results.machine.cpus,
         results.load_before,
         results.load_after
     );
