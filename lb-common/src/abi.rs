@@ -547,6 +547,8 @@ pub mod half_open_flags {
     ///
     /// [`HalfOpen::answers`]: super::HalfOpen::answers
     pub const ANSWERED: u8 = 16;
+    /// Its first packet here was no SYN: the entries were lost, or never were. What the backend says shows whether it knows the connection.
+    pub const RESUMED: u8 = 32;
 }
 
 /// Value of `health4` / `health6`, by backend id: what the programs have seen of a backend. Written by the programs.

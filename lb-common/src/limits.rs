@@ -62,6 +62,12 @@ pub const UDP_REPLIED_TIMEOUT_S: u32 = 30;
 /// A UDP flow that asked again after an answer is forgotten after this many seconds (`nf_conntrack_udp_timeout_stream`).
 pub const UDP_STREAM_TIMEOUT_S: u32 = 120;
 
+/// The table of half-open flows should hold each for so many seconds: longer than a client takes to answer twice. New flows that would
+/// throw them out earlier are made by rule alone.
+pub const HALF_OPEN_HELD_S: u32 = 4;
+/// For so many seconds after that.
+pub const PRESSED_S: u32 = 10;
+
 /// How many source ports are tried when a flow's translated tuple is taken.
 pub const PORT_ATTEMPTS: u32 = 32;
 /// How many of these at one address that stands in for clients, before it is the next one's turn.

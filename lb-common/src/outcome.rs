@@ -96,11 +96,16 @@ pub enum Outcome {
     DroppedNoPeer = 44,
     /// In an outer header, from another node, for a backend that this node does not have: dropped.
     DroppedNotHere = 45,
+    /// First packet of a flow, at a time when half-open flows are made faster than their table holds them: a backend was selected by the
+    /// packet's tuple alone.
+    SelectedByTuple = 46,
+    /// Segment of no flow, at such a time: sent to where the first packet of its tuple goes.
+    Resumed = 47,
 }
 
 impl Outcome {
     /// How many there are.
-    pub const COUNT: usize = 46;
+    pub const COUNT: usize = 48;
 
     /// All of them, in the order of their numbers.
     pub const ALL: [Outcome; Self::COUNT] = [
@@ -150,6 +155,8 @@ impl Outcome {
         Self::Tunnelled,
         Self::DroppedNoPeer,
         Self::DroppedNotHere,
+        Self::SelectedByTuple,
+        Self::Resumed,
     ];
 
     /// The outcome with this number.
@@ -206,6 +213,8 @@ impl Outcome {
             Self::Tunnelled => "tunnelled",
             Self::DroppedNoPeer => "dropped_no_peer",
             Self::DroppedNotHere => "dropped_not_here",
+            Self::SelectedByTuple => "selected_by_tuple",
+            Self::Resumed => "resumed",
         }
     }
 }

@@ -17,6 +17,7 @@ mod icmp;
 mod maps;
 mod masquerade;
 mod parse;
+mod pressure;
 mod reject;
 mod release;
 mod rewrite;

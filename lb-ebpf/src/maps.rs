@@ -110,6 +110,14 @@ pub static TRAFFIC6: LruHashMap<FlowKey<16>, Traffic, 1> = LruHashMap::new();
 
 /// The most bytes of a packet that a refusal quotes: whole words, and all ones in binary but for them, so that a mask bounds a length.
 pub const MOST_QUOTED: usize = 508;
+
+/// Half-open flows that this CPU has made in a second: which one, how many.
+#[btf_map(name = "haste")]
+pub static HASTE: PerCpuArray<[u32; 2], 1> = PerCpuArray::new();
+/// Until when they are too many, seconds of `CLOCK_MONOTONIC`. Not pinned: new programs count for themselves.
+#[btf_map(name = "pressure")]
+pub static PRESSURE: Array<u32, 1> = Array::new();
+
 /// Room for what is known of an ICMP message, as [`SCRATCH4`] is for a decision.
 #[btf_map(name = "icmp4")]
 pub static ICMP4: PerCpuArray<IcmpMessage<4>, 1> = PerCpuArray::new();

@@ -22,6 +22,7 @@ use lb_common::words;
 use crate::count::{self, Counter};
 use crate::forward;
 use crate::maps::{Family, LINKS, SLOTS, TURNS};
+use crate::pressure;
 use crate::steps;
 
 /// Seconds without a packet after which a flow is forgotten (see [`Timeouts`]). Set at load.
@@ -175,6 +176,21 @@ where
             (*entry).flags |= half_open_flags::ANSWERED;
         }
         true
+    }
+
+    #[inline(always)]
+    fn begun(&mut self, now_s: u32) {
+        pressure::begun(now_s);
+    }
+
+    #[inline(always)]
+    fn opened(&mut self, now_s: u32) {
+        pressure::opened(now_s);
+    }
+
+    #[inline(always)]
+    fn pressed(&mut self) -> bool {
+        pressure::is_high()
     }
 
     #[inline(always)]

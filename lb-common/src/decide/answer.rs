@@ -46,10 +46,12 @@ pub(super) fn answer<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
         generation = kept;
     }
     work.rewrite(Action::ToClient, Outcome::Replied, route);
-    if protocol != UDP {
+    let resumed = work.half.flags & half_open_flags::RESUMED != 0;
+    // A backend that goes on knows the connection.
+    if protocol != UDP && !(resumed && opening::is_midway(work)) {
         let accepts = state::accepts(flags);
         // Of another attempt on the same tuple, or forged: the client judges. So it does what follows its answer.
-        if !acknowledges(work, accepts) || (!accepts && work.half.flags & half_open_flags::ANSWERED != 0) {
+        if !acknowledges(work, accepts) || (!accepts && (resumed || work.half.flags & half_open_flags::ANSWERED != 0)) {
             return Step::Decided;
         }
         if !accepts {
@@ -204,6 +206,7 @@ pub(super) fn promote<const N: usize, T: Tables<N>>(
     }
     tables.remove_half_open(client);
     tables.remove_half_open(reply);
+    tables.opened(now.s);
     if counts {
         tables.count_connection(work.flow.backend, generation, 1);
     }

@@ -4,7 +4,7 @@
 
 use super::entries::{forget_half, kept_by, leads_to, set_pair_key};
 use super::place::answer_half;
-use super::{Action, Hook, Now, Step, Tables, Work, answer, tunnel};
+use super::{Action, Hook, Now, Step, Tables, Work, answer, select, tunnel};
 use crate::abi::{MOST_MOVES, TCP, UDP, flow_flags, flow_state, half_open_flags};
 use crate::outcome::Outcome;
 use crate::state::tcp_flag;
@@ -15,6 +15,10 @@ use crate::{state, words};
 pub(super) fn open<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
     let new = if hook.has(Hook::REQUESTS) { Step::Select } else { Step::Decided };
     if !tables.half_open(&work.packet.key, &mut work.half) {
+        return new;
+    }
+    // Any other segment opens a flow, or belongs to none.
+    if is_midway(work) && work.half.flags & half_open_flags::RESUMED == 0 {
         return new;
     }
     words::copy(&work.half.flow, &mut work.flow);
@@ -28,6 +32,13 @@ pub(super) fn open<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work
         return Step::Decided;
     }
     again(tables, work, hook, now)
+}
+
+/// Whether the packet neither opens nor accepts nor resets a connection.
+#[inline(always)]
+pub(super) const fn is_midway<const N: usize>(work: &Work<N>) -> bool {
+    let flags = work.packet.tcp_flags;
+    work.packet.key.protocol != UDP && !state::opens(flags) && !state::accepts(flags) && flags & tcp_flag::RST == 0
 }
 
 /// The client sends once more.
@@ -126,8 +137,7 @@ pub(super) fn unseen<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
         return Step::Decided;
     }
     if !is_half_open || !follows(tables, work, now) {
-        tunnel::follow(tables, work, hook, now.s);
-        return Step::Decided;
+        return if tunnel::follow(tables, work, hook, now.s) { resume(tables, work, hook) } else { Step::Decided };
     }
     words::copy(&work.half.flow, &mut work.flow);
     set_pair_key(&work.packet.key, &work.flow, &mut work.pair_key);
@@ -162,6 +172,19 @@ fn was_opened<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, 
     true
 }
 
+/// The flow gets half-open entries anew, with the backend in `work.pick`: its SYN went there. What the backend says to the segment shows
+/// whether it knows the connection. If not, that is a RST, which opens nothing.
+#[inline(always)]
+fn resume<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
+    let step = select::found(tables, work, hook);
+    work.beginning = Outcome::Resumed;
+    work.half.flags = half_open_flags::RESUMED;
+    if work.packet.key.protocol == TCP {
+        work.half.flow.isn = work.packet.seq.wrapping_sub(1);
+    }
+    step
+}
+
 /// Whether the segment follows the SYN of `work.half`, and its answer. No answer passes here of what goes whole to the backend's node.
 #[inline(always)]
 fn follows<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, now: Now) -> bool {
@@ -174,7 +197,7 @@ fn follows<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, now: No
     flow.flags & flow_flags::REPLY == 0
         && work.half.flags & half_open_flags::SECOND == 0
         && (protocol != TCP || distance <= LARGEST_WINDOW)
-        && (flow.port == 0 || has_answer(work))
+        && if flow.port == 0 { !tables.pressed() } else { has_answer(work) }
         && !state::expired(flow, timeout_s, now.s)
 }
 

@@ -2,7 +2,7 @@
 
 use super::entries::{forget_owner, leads_to, pair_of, same, set_pair_key};
 use super::select::stick;
-use super::{Action, Hook, NotInserted, Now, Tables, Work, health, masquerade};
+use super::{Action, Hook, NotInserted, Now, Tables, Work, health, masquerade, schedule};
 use crate::abi::{FlowKey, HalfOpen, TCP, flow_flags, half_open_flags, tag};
 use crate::limits::{ADDRESS_ATTEMPTS, PORT_ATTEMPTS, SOCKET_ATTEMPTS};
 use crate::outcome::Outcome;
@@ -20,6 +20,8 @@ pub(super) mod placing {
     pub(in super::super) const KEEP_PORT: u32 = 8;
     /// The backend sees an address of this node. (Where it is the client itself, that may be the service's, too.)
     pub(in super::super) const FROM_NODE: u32 = 16;
+    /// A translated port is one that belongs to the tuple.
+    pub(in super::super) const BY_TUPLE: u32 = 32;
 }
 
 /// Gives the flow in `work.half` its entries, and sends the packet to where it leads.
@@ -48,10 +50,12 @@ pub(super) fn place<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wor
             if !is_tunnelled {
                 health::begun(tables, work, now);
             }
+            tables.begun(now.s);
             let own = work.half.flow.client_port == work.packet.key.src_port;
             outcome = match (own, work.pick.probes != 0) {
                 _ if is_tunnelled => Outcome::Tunnelled,
                 (_, true) => Outcome::Probed,
+                _ if work.placing & placing::BY_TUPLE != 0 => work.beginning,
                 _ if work.placing & placing::FROM_NODE != 0 => Outcome::Masqueraded,
                 (false, _) => Outcome::PortTranslated,
                 (true, _) => work.beginning,
@@ -112,7 +116,8 @@ fn find<const N: usize, T: Tables<N>, const ATTEMPTS: u32, const SOCKETS: bool>(
     now: Now,
 ) -> Reserved {
     let ports = tables.source_ports();
-    let start = tables.random();
+    let by_tuple = work.placing & placing::BY_TUPLE != 0;
+    let start = if by_tuple { schedule::of_tuple(&work.packet.key) } else { tables.random() };
     // Only a client outside has several addresses here, and no sockets that can be asked for.
     let from_node = !SOCKETS && work.placing & placing::FROM_NODE != 0;
     let mut attempt = u32::from(!keeps);
@@ -164,7 +169,7 @@ pub(super) fn aim<const N: usize>(work: &mut Work<N>, hook: Hook) {
 pub(super) fn answer_half<const N: usize>(work: &mut Work<N>) {
     words::clear(&mut work.pair_half);
     pair_of(&work.packet.key, &work.half.flow, &work.pair_key, &mut work.pair_half.flow);
-    work.pair_half.flags = work.half.flags & half_open_flags::ANSWERED;
+    work.pair_half.flags = work.half.flags & (half_open_flags::ANSWERED | half_open_flags::RESUMED);
     work.pair_half.answers = work.half.answers;
 }
 

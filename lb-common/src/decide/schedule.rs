@@ -27,6 +27,18 @@ pub(super) fn position<const N: usize, T: Tables<N>>(
     }
 }
 
+/// The position that every packet of the tuple has; under client affinity, every packet of the client.
+#[inline(always)]
+pub(super) fn by_tuple<const N: usize>(service: &Service, key: &FlowKey<N>, attempt: u32) -> u32 {
+    hashed(key, service.affinity_timeout_s == 0, attempt, service.slot_count)
+}
+
+/// A number that belongs to the tuple.
+#[inline(always)]
+pub(super) fn of_tuple<const N: usize>(key: &FlowKey<N>) -> u32 {
+    spread(tag(key), 0)
+}
+
 /// By the client's address, or by the whole tuple. A function of its own, for its room on the stack.
 #[inline(never)]
 fn hashed<const N: usize>(key: &FlowKey<N>, whole: bool, attempt: u32, count: u32) -> u32 {

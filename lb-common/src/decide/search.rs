@@ -36,6 +36,8 @@ const UNSUSPECTED: u32 = 0x200;
 const PREFERS_PROVEN: u32 = 0x400;
 /// Whatever this node has seen of the backends: every node finds the same one.
 pub(super) const AS_ANY_NODE: u32 = 0x800;
+/// By the packet's tuple alone, whatever the scheduler: the same one each time. With [`AS_ANY_NODE`].
+pub(super) const BY_TUPLE: u32 = 0x1000;
 
 /// A backend for a new flow, in `pick`; how to search: [`PROBES`] or [`AS_ANY_NODE`]. `false`: service, slots and backends do not fit together.
 #[inline(always)]
@@ -98,7 +100,11 @@ pub fn look<const N: usize, T: Tables<N>>(
     // more than two.
     let mut position = pick.search.position.wrapping_add(1);
     if attempt <= SLOT_ATTEMPTS / 2 {
-        position = schedule::position(tables, service, key, attempt);
+        position = if how & BY_TUPLE == 0 {
+            schedule::position(tables, service, key, attempt)
+        } else {
+            schedule::by_tuple(service, key, attempt)
+        };
     } else if position >= service.slot_count {
         position = 0;
     }

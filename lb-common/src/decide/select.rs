@@ -5,7 +5,7 @@ use super::health;
 use super::node_port::serves;
 use super::opening::{begins, refuse};
 use super::place::{aim, placing};
-use super::search::{AS_ANY_NODE, PROBES, choose, complete};
+use super::search::{AS_ANY_NODE, BY_TUPLE, PROBES, choose, complete};
 use super::{
     Action, Asker, Client, Hook, Now, Pick, Picked, Step, Tables, Wish, Work, holds, masquerade, recall, remember,
     tunnel,
@@ -92,11 +92,13 @@ pub fn pick<const N: usize, T: Tables<N>>(
         if wish == Wish::NONE {
             return Picked::Unasked;
         }
-        if pick.service.affinity_timeout_s != 0 && stuck(tables, key, netns, now.ds, pick) {
+        let by_tuple = client != Client::Near && tables.pressed();
+        if !by_tuple && pick.service.affinity_timeout_s != 0 && stuck(tables, key, netns, now.ds, pick) {
             return Picked::Backend;
         }
         let how = match wish {
             _ if as_any_node(&pick.service, client) => AS_ANY_NODE,
+            _ if by_tuple => AS_ANY_NODE | BY_TUPLE,
             Wish::PROBE => PROBES,
             _ => 0,
         };
@@ -192,6 +194,10 @@ pub(super) fn found<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wor
     half.flow.state = flow_state::HALF_OPEN;
     aim(work, hook);
     work.placing = placing::NEW | placing::KEEP_PORT;
+    if hook.has(Hook::FROM_OUTSIDE) && protocol != UDP && tables.pressed() {
+        work.placing |= placing::BY_TUPLE;
+        work.beginning = Outcome::SelectedByTuple;
+    }
     if hook.has(Hook::FROM_OUTSIDE) && tunnel::is_meant(work) {
         tunnel::aim(work);
     } else if !masquerade::source(tables, work) {

@@ -130,6 +130,10 @@ pub fn begin<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, h
     if work.packet.key.protocol == UDP || state::opens(flags) || state::accepts(flags) || flags & tcp_flag::RST != 0 {
         return Step::Open;
     }
+    // Or those of one that has lost its entries.
+    if tables.pressed() {
+        return Step::Open;
+    }
     if hook.has(Hook::REQUESTS) { Step::Select } else { Step::Decided }
 }
 

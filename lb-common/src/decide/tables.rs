@@ -39,6 +39,12 @@ pub trait Tables<const N: usize> {
     /// Marks a half-open entry of this backend as answered in place, by these numbers ([`HalfOpen::answers`]). `false`: it is another
     /// backend's, or not there.
     fn mark_answered(&mut self, key: &FlowKey<N>, backend: u32, answers: [u32; 2]) -> bool;
+    /// A half-open flow was made.
+    fn begun(&mut self, now_s: u32);
+    /// A half-open flow has become an open one.
+    fn opened(&mut self, now_s: u32);
+    /// Whether half-open flows are made faster than their table holds them for [`crate::limits::HALF_OPEN_HELD_S`].
+    fn pressed(&mut self) -> bool;
     /// What was seen of a backend; zeroes, if that was an earlier one of its id. `None`: there is no such id.
     fn health(&mut self, backend: u32, generation: u32) -> Option<Health>;
     /// Writes what was seen of a backend, but for its connections.

@@ -5,7 +5,7 @@
 //! segments of flows that another node has kept, Maglev says the same backend on every node.
 
 use super::client::{Asker, Client, admits, serve_from};
-use super::search::{AS_ANY_NODE, choose, complete};
+use super::search::{AS_ANY_NODE, BY_TUPLE, choose, complete};
 use super::select::is_whole;
 use super::{Action, Hook, Now, Picked, Tables, Work};
 use crate::abi::{
@@ -24,20 +24,23 @@ pub(super) fn is_meant<const N: usize>(work: &Work<N>) -> bool {
 }
 
 /// A segment of a service that belongs to no flow of this node: it may be one of another node's, which Maglev leads to its backend.
-/// `false`: it is not for this service, or for a backend of this node, which would know it.
+/// Under a flood it may be one of this node that has lost its entries. `true`: such a one, whose backend is in `work.pick`.
 ///
 /// A function of its own: off the stack of those that ask.
 #[inline(never)]
 pub(super) fn follow<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now_s: u32) -> bool {
     let now = Now::from_ds(now_s.saturating_mul(10));
-    if !hook.has(Hook::FROM_OUTSIDE)
-        || work.is_chosen()
-        || work.pick.service.flags & service_flags::DSR == 0
-        || work.pick.service.slot_count == 0
-        || !choose(tables, &work.packet.key, AS_ANY_NODE, now, &mut work.pick)
-        || !is_meant(work)
-    {
+    if !hook.has(Hook::FROM_OUTSIDE) || work.is_chosen() || work.pick.service.slot_count == 0 {
         return false;
+    }
+    let everywhere = work.pick.service.flags & service_flags::DSR != 0;
+    let resumes = work.verdict.outcome == Outcome::RefusedNoFlow && tables.pressed();
+    let how = if everywhere { AS_ANY_NODE } else { AS_ANY_NODE | BY_TUPLE };
+    if !(everywhere || resumes) || !choose(tables, &work.packet.key, how, now, &mut work.pick) {
+        return false;
+    }
+    if !is_meant(work) {
+        return resumes;
     }
     words::clear(&mut work.half);
     let flow = &mut work.half.flow;
@@ -46,7 +49,7 @@ pub(super) fn follow<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
     flow.backend = work.pick.slot.backend;
     words::copy(&work.half.flow, &mut work.flow);
     work.rewrite(Action::ToBackend, Outcome::Tunnelled, true);
-    true
+    false
 }
 
 /// Whether this node serves the packet's destination with direct server return.
@@ -86,7 +89,7 @@ pub fn quoted_elsewhere<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut
     }
     serve_from(service, client);
     let now = Now::from_ns(tables.now_ns());
-    follow(tables, work, hook, now.s)
+    !follow(tables, work, hook, now.s) && work.verdict.action as u8 == Action::ToBackend as u8
 }
 
 /// Copies the frontend of a packet that came in an outer header: a node port is served at any node's address, all zeroes. `false`: the

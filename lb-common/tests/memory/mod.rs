@@ -7,6 +7,7 @@ use lb_common::abi::{
     ServiceKey, Slot, UDP, Vip, VipKey, affinity_tag, backend_flags, backend_state, half_open_flags, seal, tag,
 };
 use lb_common::decide::{Hook, NotInserted, Packet, Tables, Verdict, Work, decide};
+use lb_common::limits::PRESSED_S;
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, SYN};
 use lb_common::state::{SourcePorts, Timeouts};
@@ -38,6 +39,12 @@ pub struct Memory<const N: usize = 4> {
     pub sources: Vec<(u32, [u8; N], u32)>,
     /// How many flow entries fit.
     pub capacity: usize,
+    /// Half-open flows made in the second: which one, how many.
+    pub haste: (u32, u32),
+    /// More of them are too many; 0: never.
+    pub most_half_open: u32,
+    /// Until when flows are made by rule alone.
+    pub pressed_until_s: u32,
     pub now_ns: u64,
     pub seed: u32,
     /// Live direct connections of local clients, client → server.
@@ -65,6 +72,9 @@ impl<const N: usize> Memory<N> {
             notes: Vec::new(),
             sources: Vec::new(),
             capacity: usize::MAX,
+            haste: (0, 0),
+            most_half_open: 0,
+            pressed_until_s: 0,
             now_ns: 1_000_000_000_000,
             seed: 1,
             direct: Vec::new(),
@@ -172,6 +182,29 @@ impl<const N: usize> Tables<N> for Memory<N> {
         let found =
             self.half_open.get_mut(key).filter(|entry| entry.flow.tag == tag(key) && entry.flow.backend == backend);
         found.map(|entry| (entry.flags, entry.answers) = (entry.flags | half_open_flags::ANSWERED, answers)).is_some()
+    }
+
+    fn begun(&mut self, now_s: u32) {
+        if self.most_half_open == 0 {
+            return;
+        }
+        if self.haste.0 != now_s {
+            self.haste = (now_s, 0);
+        }
+        self.haste.1 += 1;
+        if self.haste.1 > self.most_half_open {
+            self.pressed_until_s = now_s + PRESSED_S;
+        }
+    }
+
+    fn opened(&mut self, now_s: u32) {
+        if self.haste.0 == now_s {
+            self.haste.1 = self.haste.1.saturating_sub(1);
+        }
+    }
+
+    fn pressed(&mut self) -> bool {
+        self.pressed_until_s != 0 && self.now_ns / 1_000_000_000 <= u64::from(self.pressed_until_s)
     }
 
     fn health(&mut self, backend: u32, generation: u32) -> Option<Health> {

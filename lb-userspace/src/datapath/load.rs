@@ -20,7 +20,7 @@ use super::{
     DatapathError, cgroup_links, object,
     pins::{Created, Pins},
     program_log::ProgramLog,
-    settings::{Settings, SocketLb, socket_lb_number},
+    settings::{Settings, SocketLb, most_half_open, socket_lb_number},
     shape,
 };
 
@@ -88,6 +88,7 @@ pub(super) fn load(
     let flow_counters = u8::from(settings.flow_counters);
     let protect = u8::from(settings.protect_node_ports);
     let loopback = u8::from(settings.loopback_node_ports[0]) | u8::from(settings.loopback_node_ports[1]) << 1;
+    let most_half_open = most_half_open(settings.entries(map_name::HALF_OPEN4), aya::util::nr_cpus().unwrap_or(1));
     let mut loader = EbpfLoader::new();
     for name in map_name::ALL {
         loader.map_pin_path(name, pins.map(name));
@@ -106,6 +107,7 @@ pub(super) fn load(
         .override_global("SNAT_PORT_COUNT", &ports.count, true)
         .override_global("LOCAL_PORT_FIRST", &ports.local_first, true)
         .override_global("LOCAL_PORT_LAST", &ports.local_last, true)
+        .override_global("MOST_HALF_OPEN", &most_half_open, true)
         .override_global("TIMEOUT_HALF_OPEN_S", &settings.timeouts.half_open_s, true)
         .override_global("TIMEOUT_OPEN_S", &settings.timeouts.open_s, true)
         .override_global("TIMEOUT_CLOSING_S", &settings.timeouts.closing_s, true)

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use ipnet::IpNet;
-use lb_common::{abi::map_name, state::Timeouts};
+use lb_common::{abi::map_name, limits, state::Timeouts};
 
 pub use crate::config::{Interfaces, MapSizes, PortRange, SocketLb, TcAttach, XdpMode};
 
@@ -82,6 +82,13 @@ impl Settings {
             _ => self.sizes.of(map),
         }
     }
+}
+
+/// As many half-open flows as each CPU may add in a second: a table of so many entries, of which a flow takes two, then holds each for
+/// [`limits::HALF_OPEN_HELD_S`].
+pub(super) fn most_half_open(entries: Option<u32>, cpus: usize) -> u32 {
+    let cpus = u32::try_from(cpus).unwrap_or(u32::MAX).max(1);
+    (entries.unwrap_or(limits::HALF_OPEN) / 2 / limits::HALF_OPEN_HELD_S / cpus).max(1)
 }
 
 /// Value of the programs' `SOCKET_LB`.

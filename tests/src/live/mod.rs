@@ -125,9 +125,11 @@ impl Live {
         Self::load_by(&mut loader, &object()?)
     }
 
-    /// Loads those of another object.
-    pub fn load_from(object: &Path) -> Result<Self> {
-        Self::load_by(&mut EbpfLoader::new(), object)
+    /// Loads those of another object. More half-open flows than so many in a second are too many.
+    pub fn load_from(object: &Path, most_half_open: u32) -> Result<Self> {
+        let mut loader = EbpfLoader::new();
+        loader.override_global("MOST_HALF_OPEN", &most_half_open, true);
+        Self::load_by(&mut loader, object)
     }
 
     fn load_by(loader: &mut EbpfLoader<'_>, path: &Path) -> Result<Self> {

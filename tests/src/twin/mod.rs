@@ -14,7 +14,8 @@ mod scene;
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use aya::maps::{Array, MapData};
+use aya::maps::{Array, MapData, PerCpuArray, PerCpuValues};
+use aya::util::nr_cpus;
 use lb_common::abi::FlowKey;
 use lb_common::decide::{
     Action, Hook as Bits, Packet, Step, Verdict, Work, begin, decide, keep, open, place, select, syn,
@@ -30,6 +31,8 @@ use crate::random::Random;
 
 /// How many packets go by between two comparisons of all tables.
 const APART: usize = 64;
+/// More half-open flows in a second are too many: some worlds make them, some do not.
+const MOST_HALF_OPEN: u32 = 24;
 /// Packets of one world.
 pub const STEPS: usize = 4_000;
 
@@ -49,6 +52,8 @@ pub struct Tally {
 pub struct Driven {
     live: Live,
     clock: Array<MapData, [u64; 2]>,
+    haste: PerCpuArray<MapData, u64>,
+    pressure: Array<MapData, u32>,
     pub tally: Tally,
 }
 
@@ -56,9 +61,14 @@ impl Driven {
     /// Builds and loads them. The calling thread's namespace must have a default route and forwarding on.
     pub fn new() -> Result<Self> {
         let object = programs::build(&programs::mutation("driven/driven.toml", "driven")?)?;
-        let mut live = Live::load_from(&object)?;
+        let mut live = Live::load_from(&object, MOST_HALF_OPEN)?;
         let clock = live.take_map(".bss")?.try_into()?;
-        Ok(Self { live, clock, tally: Tally::default() })
+        let (haste, pressure) = (live.take_map("haste")?.try_into()?, live.take_map("pressure")?.try_into()?);
+        // Each CPU counts for itself.
+        let mut own = nix::sched::CpuSet::new();
+        own.set(nix::sched::sched_getcpu()?)?;
+        nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &own)?;
+        Ok(Self { live, clock, haste, pressure, tally: Tally::default() })
     }
 
     /// One random world of one family. On a difference it is played again, compared after every packet.
@@ -85,6 +95,10 @@ impl Driven {
             story: Vec::new(),
         };
         twins.memory.seed = u32::try_from(random.any() >> 32)?;
+        twins.memory.most_half_open = MOST_HALF_OPEN;
+        let none = PerCpuValues::try_from(vec![0; nr_cpus().map_err(|(_, error)| error)?])?;
+        self.haste.set(0, none, 0)?;
+        self.pressure.set(0, 0, 0)?;
         scene::set(&mut random, self, &mut twins)?;
         twins.drive(self)?;
         for step in 1..=steps {

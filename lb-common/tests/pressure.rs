@@ -1,0 +1,130 @@
+//! A flood that half-open flows do not outlive: what is chosen by rule is found again without them, and no forged segment opens a flow.
+
+// Tests may unwrap: a panic is a failed test.
+#![allow(clippy::unwrap_used)]
+
+// Shared with tests that need more of it.
+#[allow(dead_code)]
+mod memory;
+
+use lb_common::abi::{
+    FlowKey, Masquerade, Service, ServiceKey, TCP, backend_flags, flow_state, frontend_kind, scheduler, seal,
+};
+use lb_common::decide::{Action, Hook, Verdict};
+use lb_common::limits::PRESSED_S;
+use lb_common::outcome::Outcome;
+use lb_common::state::tcp_flag::{ACK, RST, SYN};
+use memory::{ISN, Memory};
+
+const CLIENT: [u8; 4] = [198, 51, 100, 7];
+const NODE: [u8; 4] = [192, 0, 2, 1];
+const BACKENDS: [[u8; 4]; 4] = [[10, 0, 1, 11], [10, 0, 1, 12], [10, 0, 2, 13], [10, 0, 2, 14]];
+const MOST: u32 = 100;
+
+/// A node port with backends of this node, or of others.
+fn serving(remote: bool, scheduler: u8) -> Memory {
+    let mut tables = Memory { most_half_open: MOST, own: Some(Masquerade::new(NODE, &[])), ..Memory::default() };
+    let frontend = ServiceKey { address: NODE, port: 30_080, protocol: TCP, pad: 0 };
+    tables.serve(1, 0, frontend, &BACKENDS, 8080);
+    let service = tables.services.get_mut(&frontend).unwrap();
+    *service = Service { kind: frontend_kind::NODE_PORT, scheduler, ..*service };
+    service.seal = seal(&frontend, service);
+    if remote {
+        tables.backends.values_mut().for_each(|backend| backend.flags &= !backend_flags::LOCAL);
+    }
+    tables
+}
+
+fn asks(port: u16) -> FlowKey<4> {
+    FlowKey { src: CLIENT, dst: NODE, src_port: port, dst_port: 30_080, protocol: TCP, pad: [0; 3] }
+}
+
+fn answers(sent: &Verdict<4>) -> FlowKey<4> {
+    let (src, dst) = (sent.address, sent.client);
+    FlowKey { src, dst, src_port: sent.port, dst_port: sent.client_port, protocol: TCP, pad: [0; 3] }
+}
+
+/// More SYNs of others than the tables take.
+fn flood(tables: &mut Memory) {
+    for number in 0..=MOST {
+        let [.., third, fourth] = number.to_be_bytes();
+        tables.ask(FlowKey { src: [203, 0, third, fourth], ..asks(4000) }, SYN, Hook::XDP);
+    }
+}
+
+/// Where answers of backends of this node, or of others, are translated.
+fn way_back(remote: bool) -> Hook {
+    if remote { Hook::XDP } else { Hook::NODE_OUT }
+}
+
+#[test]
+fn a_client_whose_entries_were_thrown_out_goes_on_with_its_backend() {
+    for (remote, scheduler) in [
+        (false, scheduler::RANDOM),
+        (true, scheduler::RANDOM),
+        (true, scheduler::ROUND_ROBIN),
+        (false, scheduler::MAGLEV),
+    ] {
+        let mut tables = serving(remote, scheduler);
+        flood(&mut tables);
+        for port in 40_000..40_100 {
+            let sent = tables.ask(asks(port), SYN, Hook::XDP);
+            assert_eq!(sent.outcome, Outcome::SelectedByTuple);
+            tables.half_open.clear();
+            let again = tables.ask(asks(port), SYN, Hook::XDP);
+            assert_eq!((again.address, again.client_port), (sent.address, sent.client_port), "the SYN again");
+            assert_eq!(tables.ask(answers(&sent), SYN | ACK, way_back(remote)).outcome, Outcome::Replied);
+            tables.half_open.clear();
+            let next = tables.ask(asks(port), ACK, Hook::XDP);
+            assert_eq!((next.action, next.outcome), (Action::ToBackend, Outcome::Resumed));
+            assert_eq!((next.address, next.client, next.client_port), (sent.address, sent.client, sent.client_port));
+            assert!(tables.flows.is_empty(), "the segment may be forged");
+            // It says more before it hears more.
+            assert_eq!(tables.ask(asks(port), ACK, Hook::XDP).address, sent.address);
+            let told = tables.ask(answers(&sent), ACK, way_back(remote));
+            assert_eq!((told.action, told.address, told.port), (Action::ToClient, NODE, 30_080));
+            assert_eq!((told.client, told.client_port), (CLIENT, port));
+            assert!(tables.flows.values().all(|flow| flow.state == flow_state::OPEN));
+            assert_eq!(tables.flows.len(), 2, "the backend knows it");
+            assert_eq!(tables.ask(asks(port), ACK, Hook::XDP).outcome, Outcome::Forwarded);
+            tables.flows.clear();
+        }
+    }
+}
+
+#[test]
+fn forged_segments_open_no_flow_and_accuse_nobody() {
+    for remote in [false, true] {
+        let mut tables = serving(remote, scheduler::RANDOM);
+        flood(&mut tables);
+        for port in 40_000..40_500 {
+            // Numbers that a refusal of a SYN would acknowledge.
+            let sent = tables.ask_numbered(asks(port), ACK, 0, 77, Hook::XDP);
+            assert_eq!(sent.outcome, Outcome::Resumed);
+            for flags in [RST, RST | ACK] {
+                let told = tables.ask_numbered(answers(&sent), flags, 77, 0, way_back(remote));
+                assert_eq!(told.action, Action::ToClient, "whoever sent it is told");
+            }
+        }
+        assert!(tables.flows.is_empty());
+        assert!(tables.notes.is_empty());
+    }
+}
+
+#[test]
+fn connections_that_open_are_no_flood_and_after_one_all_is_as_before() {
+    let mut tables = serving(false, scheduler::RANDOM);
+    for port in 40_000..40_000 + 5 * u16::try_from(MOST).unwrap() {
+        let sent = tables.ask(asks(port), SYN, Hook::XDP);
+        assert_eq!(sent.outcome, Outcome::Selected);
+        tables.ask(answers(&sent), SYN | ACK, Hook::NODE_OUT);
+        assert_eq!(tables.ask(asks(port), ACK, Hook::XDP).outcome, Outcome::Forwarded);
+    }
+    assert_eq!(tables.ask_numbered(asks(50_000), ACK, ISN, 0, Hook::XDP).outcome, Outcome::RefusedNoFlow);
+    flood(&mut tables);
+    assert_eq!(tables.ask(asks(60_000), ACK, Hook::XDP).outcome, Outcome::Resumed);
+    assert_eq!(tables.ask(asks(60_001), ACK, Hook::POD_IN).outcome, Outcome::RefusedNoFlow, "no client of this node");
+    tables.pass_seconds(u64::from(PRESSED_S) + 1);
+    assert_eq!(tables.ask(asks(60_002), SYN, Hook::XDP).outcome, Outcome::Selected);
+    assert_eq!(tables.ask(asks(60_003), ACK, Hook::XDP).outcome, Outcome::RefusedNoFlow);
+}
