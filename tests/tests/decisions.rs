@@ -12,7 +12,7 @@ const TIME: Duration = Duration::from_secs(75);
 const LEAST: u64 = 100_000;
 
 /// What must come up among the steps, or too little was asked.
-const ASKED: [&str; 26] = [
+const ASKED: [&str; 28] = [
     "passed",
     "selected",
     "forwarded",
@@ -39,6 +39,8 @@ const ASKED: [&str; 26] = [
     "dropped_no_address",
     "dropped_martian",
     "tunnelled",
+    "selected_by_tuple",
+    "resumed",
 ];
 
 #[test]

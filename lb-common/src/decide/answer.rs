@@ -48,7 +48,7 @@ pub(super) fn answer<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
     work.rewrite(Action::ToClient, Outcome::Replied, route);
     let resumed = work.half.flags & half_open_flags::RESUMED != 0;
     // A backend that goes on knows the connection.
-    if protocol != UDP && !(resumed && opening::is_midway(work)) {
+    if protocol != UDP && !(resumed && goes_on(work)) {
         let accepts = state::accepts(flags);
         // Of another attempt on the same tuple, or forged: the client judges. So it does what follows its answer.
         if !acknowledges(work, accepts) || (!accepts && (resumed || work.half.flags & half_open_flags::ANSWERED != 0)) {
@@ -75,10 +75,20 @@ pub(super) fn answer<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
     Step::Decided
 }
 
+/// What a SYN, or what a client sends before it hears anything, may carry at most.
+const MOST_DATA: u32 = u16::MAX as u32;
+
+/// Whether the packet shows that its sender knows the connection of a segment that got half-open entries anew. TCP: it acknowledges what is
+/// near that segment's number. What a host says to a number that it did not expect (RFC 5961) acknowledges another one.
+#[inline(always)]
+fn goes_on<const N: usize>(work: &Work<N>) -> bool {
+    let near = work.packet.ack.wrapping_sub(work.flow.isn.wrapping_add(1)) <= MOST_DATA;
+    opening::is_midway(work) && (near || work.packet.key.protocol != TCP)
+}
+
 /// Whether the packet answers the SYN of `work.flow`. With data in it (RFC 7413), what accepts it acknowledges that, too.
 #[inline(always)]
 fn acknowledges<const N: usize>(work: &Work<N>, accepts: bool) -> bool {
-    const MOST_DATA: u32 = u16::MAX as u32;
     let more = work.packet.ack.wrapping_sub(work.flow.isn.wrapping_add(1));
     more == 0 || (accepts && work.packet.key.protocol == TCP && more <= MOST_DATA)
 }

@@ -31,8 +31,10 @@ use crate::random::Random;
 
 /// How many packets go by between two comparisons of all tables.
 const APART: usize = 64;
-/// More half-open flows in a second are too many: some worlds make them, some do not.
+/// More half-open flows in a second are too many.
 const MOST_HALF_OPEN: u32 = 24;
+/// How long a world stays under the flood that it begins with.
+const FLOOD_S: u32 = 3_600;
 /// Packets of one world.
 pub const STEPS: usize = 4_000;
 
@@ -98,8 +100,12 @@ impl Driven {
         twins.memory.most_half_open = MOST_HALF_OPEN;
         let none = PerCpuValues::try_from(vec![0; nr_cpus().map_err(|(_, error)| error)?])?;
         self.haste.set(0, none, 0)?;
-        self.pressure.set(0, 0, 0)?;
         scene::set(&mut random, self, &mut twins)?;
+        // Some worlds begin under a flood.
+        if random.one_in(4) {
+            twins.memory.pressed_until_s = u32::try_from(twins.memory.now_ns / 1_000_000_000)? + FLOOD_S;
+        }
+        self.pressure.set(0, twins.memory.pressed_until_s, 0)?;
         twins.drive(self)?;
         for step in 1..=steps {
             twins
