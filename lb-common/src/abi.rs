@@ -8,7 +8,7 @@
 //! A change of any record here is a change of [`ABI_VERSION`].
 
 /// Version of everything in this module; compared before any pinned map is reused.
-pub const ABI_VERSION: u32 = 5;
+pub const ABI_VERSION: u32 = 6;
 
 /// Bytes of an IPv4 address.
 pub const V4: usize = 4;
@@ -151,6 +151,10 @@ pub struct Service {
     /// [`frontend_kind`].
     pub kind: u8,
     pub pad: u8,
+    /// New flows in a second that each network of clients outside may make, on average; 0: any number.
+    pub rate: u32,
+    /// How many of them may come at once. With [`Service::rate`] at least 1.
+    pub burst: u32,
 }
 
 impl Service {
@@ -168,7 +172,29 @@ impl Service {
         flags: 0,
         kind: 0,
         pad: 0,
+        rate: 0,
+        burst: 0,
     };
+}
+
+/// Key of `buckets`: a network of clients outside, and the service port that it asks for.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BucketKey {
+    /// Id of the service port.
+    pub service: u32,
+    /// Bytes of an address: 4 or 16.
+    pub family: u32,
+    /// The first [`crate::limits::LIMITED_BYTES4`] or [`crate::limits::LIMITED_BYTES6`] bytes of the address, then zeroes.
+    pub network: [u8; 8],
+}
+
+/// Value of `buckets`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Bucket {
+    /// When the next new flow is due, nanoseconds of `CLOCK_MONOTONIC`: it may come earlier by what the burst allows.
+    pub due_ns: u64,
 }
 
 /// Values of [`Service::scheduler`].
@@ -829,7 +855,9 @@ pub fn seal<const N: usize>(key: &ServiceKey<N>, service: &Service) -> u32 {
     hash = mix(hash, service.outside_base);
     hash = mix(hash, service.outside_count);
     // What decides over admission must not come from another entry either.
-    mix(hash, (service.flags as u32) << 8 | service.kind as u32)
+    hash = mix(hash, (service.flags as u32) << 8 | service.kind as u32);
+    hash = mix(hash, service.rate);
+    mix(hash, service.burst)
 }
 
 /// A number that tells one tuple's flow entry from another's.
@@ -892,7 +920,9 @@ macro_rules! sizes {
 sizes! {
     ServiceKey<4> = 8,
     ServiceKey<16> = 20,
-    Service = 36,
+    Service = 44,
+    BucketKey = 16,
+    Bucket = 8,
     SourceKey<4> = 8,
     SourceKey<16> = 20,
     Source = 4,

@@ -32,6 +32,16 @@ pub const EVENTS_BYTES: u32 = 262_144;
 pub const HALF_OPEN: u32 = 65_536;
 /// Default capacity of each `affinity` map, in (client, service port) pairs.
 pub const AFFINITY: u32 = 65_536;
+/// Capacity of `buckets`: networks of clients outside that ask for services with a rate limit.
+pub const BUCKETS: u32 = 65_536;
+/// A rate limit holds for each network of so many bytes of an IPv4 address: 24 bits.
+pub const LIMITED_BYTES4: usize = 3;
+/// The same of an IPv6 address, 56 bits: what one customer is given (RFC 6177).
+pub const LIMITED_BYTES6: usize = 7;
+/// The largest rate, in new flows per second, and the largest burst.
+pub const RATE_MAX: u32 = 1_000_000;
+/// How often a program tries to take from a bucket that others take from at the same time.
+pub const BUCKET_ATTEMPTS: u32 = 4;
 /// Capacity of each `fragments` map, in datagrams whose fragments are under way.
 pub const FRAGMENTS: u32 = 8_192;
 /// Capacity of `turns`: a power of two. Service ports whose ids differ by it share a turn, which changes no distribution by much.

@@ -101,11 +101,13 @@ pub enum Outcome {
     SelectedByTuple = 46,
     /// Segment of no flow, at such a time: sent to where the first packet of its tuple goes.
     Resumed = 47,
+    /// First packet of a flow from a network of clients outside that has made as many as the service's rate limit allows: dropped.
+    DroppedRateLimit = 48,
 }
 
 impl Outcome {
     /// How many there are.
-    pub const COUNT: usize = 48;
+    pub const COUNT: usize = 49;
 
     /// All of them, in the order of their numbers.
     pub const ALL: [Outcome; Self::COUNT] = [
@@ -157,6 +159,7 @@ impl Outcome {
         Self::DroppedNotHere,
         Self::SelectedByTuple,
         Self::Resumed,
+        Self::DroppedRateLimit,
     ];
 
     /// The outcome with this number.
@@ -215,6 +218,7 @@ impl Outcome {
             Self::DroppedNotHere => "dropped_not_here",
             Self::SelectedByTuple => "selected_by_tuple",
             Self::Resumed => "resumed",
+            Self::DroppedRateLimit => "dropped_rate_limit",
         }
     }
 }

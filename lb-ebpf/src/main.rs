@@ -7,6 +7,7 @@
 
 mod address;
 mod aside;
+mod bucket;
 mod bind;
 mod count;
 mod echo;

@@ -5,7 +5,7 @@ use aya_ebpf::btf_maps::lpm_trie::Key;
 use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf, SkStorage};
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
-    Affinity, AffinityKey, Backend, Config, Endpoint, EndpointKey, Event, Flow, FlowKey, Fragment, FragmentKey,
+    Affinity, AffinityKey, Backend, Bucket, BucketKey, Config, Endpoint, EndpointKey, Event, Flow, FlowKey, Fragment, FragmentKey,
     HalfOpen, Health, Link, LoadSettings, Masquerade, Network, NetworkKey, SOURCE_SERVICE_BITS, Service, ServiceKey,
     ServiceName, Slot, SocketEntries, SocketKey, SocketPeer, Source, SourceKey, StatKey, Traffic, Vip, VipKey,
 };
@@ -117,6 +117,10 @@ pub static HASTE: PerCpuArray<[u32; 2], 1> = PerCpuArray::new();
 /// Until when they are too many, seconds of `CLOCK_MONOTONIC`. Not pinned: new programs count for themselves.
 #[btf_map(name = "pressure")]
 pub static PRESSURE: Array<u32, 1> = Array::new();
+
+/// Not pinned: new programs begin with full buckets.
+#[btf_map(name = "buckets")]
+pub static BUCKETS: LruHashMap<BucketKey, Bucket, { limits::BUCKETS as usize }> = LruHashMap::new();
 
 /// Room for what is known of an ICMP message, as [`SCRATCH4`] is for a decision.
 #[btf_map(name = "icmp4")]

@@ -201,7 +201,6 @@ where
     Kernel: Family<N> + Tables<N>,
 {
     let mut key = FlowKey { src: [0; N], dst: to.address, src_port: 0, dst_port: to.port, protocol, pad: [0; 3] };
-    let mut tables = Kernel { context: context.cast(), ifindex: 0 };
     let on_node = is_on_node(context);
     // A pod's address is held against the source ranges where its packets come by its link.
     let admitting = if on_node { service_flags::NODE_ALLOWED } else { 0 };
@@ -220,11 +219,16 @@ where
             fail(&key, service, Outcome::DroppedSourceRange as u8);
             Answer::Fail(ECONNREFUSED)
         }
-        Picked::NoService if is_unserved(&mut tables, &key.dst) => {
+        Picked::NoService if unserved(context, &key.dst) => {
             fail(&key, 0, Outcome::RefusedUnserved as u8);
             Answer::Fail(ECONNREFUSED)
         }
-        Picked::NoService | Picked::Martian | Picked::NotHere | Picked::Unasked | Picked::Denied => {
+        Picked::NoService
+        | Picked::Martian
+        | Picked::NotHere
+        | Picked::Unasked
+        | Picked::Denied
+        | Picked::Limited => {
             if outcome as u8 == Outcome::SocketConnected as u8 || !is_named_by_kernel::<N>(context) {
                 disown(context, protocol, to);
             }
@@ -248,6 +252,17 @@ where
             Answer::Use(peer)
         }
     }
+}
+
+/// Whether a service has the address, and none this port of it.
+///
+/// A function of its own: off the stack of the search.
+#[inline(never)]
+fn unserved<const N: usize>(context: *mut bpf_sock_addr, address: &[u8; N]) -> bool
+where
+    Kernel: Family<N> + Tables<N>,
+{
+    is_unserved(&mut Kernel { context: context.cast(), ifindex: 0 }, address)
 }
 
 /// Writes which backend the socket uses, and counts that.

@@ -10,15 +10,16 @@ use aya_ebpf::bindings::{
 };
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns, bpf_sk_release, bpf_skc_lookup_tcp};
 use lb_common::abi::{
-    Affinity, AffinityKey, Backend, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot,
+    Affinity, AffinityKey, Backend, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot,
     SourceKey, Vip, VipKey, affinity_tag, half_open_flags, tag,
 };
-use lb_common::decide::{NotInserted, Pick, Reserved, Tables, Work};
+use lb_common::decide::{NotInserted, Pace, Pick, Reserved, Tables, Work};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
 use lb_common::state::{SourcePorts, Timeouts};
 use lb_common::words;
 
+use crate::bucket;
 use crate::count::{self, Counter};
 use crate::forward;
 use crate::maps::{Family, LINKS, SLOTS, TURNS};
@@ -176,6 +177,12 @@ where
             (*entry).flags |= half_open_flags::ANSWERED;
         }
         true
+    }
+
+    #[inline(always)]
+    fn take(&mut self, key: &BucketKey, pace: Pace) -> bool {
+        let now_ns = <Self as Tables<N>>::now_ns(self);
+        bucket::take(key, pace, now_ns)
     }
 
     #[inline(always)]

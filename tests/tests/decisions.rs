@@ -41,6 +41,7 @@ const ASKED: [&str; 28] = [
     "tunnelled",
     "selected_by_tuple",
     "resumed",
+    "dropped_rate_limit",
 ];
 
 #[test]

@@ -35,6 +35,8 @@ fn serve(live: &mut Live, flags: u8, backend: Addresses) {
         flags,
         kind: frontend_kind::LOAD_BALANCER,
         pad: 0,
+        rate: 0,
+        burst: 0,
     };
     let slot = Slot { backend: 1, generation: 1, service: SERVICE, backend_generation: 1 };
     live.tables4.slots.set(16, slot, 0).unwrap();

@@ -37,6 +37,8 @@ pub enum Picked {
     Backend,
     /// The service has endpoints; none was picked, as the packet begins no flow.
     Unasked,
+    /// The client's network has made as many new flows as the service's rate limit allows.
+    Limited,
 }
 
 /// Where a look-up leaves what it found.

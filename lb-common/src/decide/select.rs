@@ -2,6 +2,7 @@
 
 use super::client::{admits, serve_from};
 use super::health;
+use super::limit;
 use super::node_port::serves;
 use super::opening::{begins, refuse};
 use super::place::{aim, placing};
@@ -29,6 +30,7 @@ pub(super) fn select<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
         Picked::NotHere => work.settle(Action::Drop, Outcome::DroppedNotHere),
         Picked::Martian => work.settle(Action::Drop, Outcome::DroppedMartian),
         Picked::Denied => work.settle(Action::Drop, Outcome::DroppedSourceRange),
+        Picked::Limited => work.settle(Action::Drop, Outcome::DroppedRateLimit),
         Picked::Empty if work.pick.service.flags & service_flags::DROP_IF_EMPTY != 0 => {
             work.settle(Action::Drop, Outcome::DroppedNoLocalEndpoint);
         }
@@ -91,6 +93,10 @@ pub fn pick<const N: usize, T: Tables<N>>(
         }
         if wish == Wish::NONE {
             return Picked::Unasked;
+        }
+        let is_limited = client == Client::Outside && pick.service.rate != 0;
+        if is_limited && limit::exceeds(tables, &pick.service, &key.src) {
+            return Picked::Limited;
         }
         let by_tuple = client != Client::Near && tables.pressed();
         if !by_tuple && pick.service.affinity_timeout_s != 0 && stuck(tables, key, netns, now.ds, pick) {

@@ -1,9 +1,9 @@
 //! What the decision reads and writes.
 
-use super::{Pick, Reserved, Work, look, reserve};
+use super::{Pace, Pick, Reserved, Work, look, reserve};
 use crate::abi::{
-    Affinity, AffinityKey, Backend, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot,
-    Vip, VipKey,
+    Affinity, AffinityKey, Backend, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Service,
+    ServiceKey, Slot, Vip, VipKey,
 };
 use crate::outcome::Outcome;
 use crate::state::SourcePorts;
@@ -39,6 +39,8 @@ pub trait Tables<const N: usize> {
     /// Marks a half-open entry of this backend as answered in place, by these numbers ([`HalfOpen::answers`]). `false`: it is another
     /// backend's, or not there.
     fn mark_answered(&mut self, key: &FlowKey<N>, backend: u32, answers: [u32; 2]) -> bool;
+    /// Takes one new flow from a bucket. `false`: there is none in it.
+    fn take(&mut self, key: &BucketKey, pace: Pace) -> bool;
     /// A half-open flow was made.
     fn begun(&mut self, now_s: u32);
     /// A half-open flow has become an open one.

@@ -136,6 +136,8 @@ impl Agent {
                 flags: self.flags,
                 kind: 0,
                 pad: 0,
+                rate: 0,
+                burst: 0,
             };
             tables.services.insert(key, Service { seal: seal(&key, &value), ..value });
         }

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 
 use lb_common::abi::{
-    Affinity, AffinityKey, Backend, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Masquerade, Service,
-    ServiceKey, Slot, UDP, Vip, VipKey, affinity_tag, backend_flags, backend_state, half_open_flags, seal, tag,
+    Affinity, AffinityKey, Backend, Bucket, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health,
+    Masquerade, Service, ServiceKey, Slot, UDP, Vip, VipKey, affinity_tag, backend_flags, backend_state,
+    half_open_flags, seal, tag,
 };
-use lb_common::decide::{Hook, NotInserted, Packet, Tables, Verdict, Work, decide};
+use lb_common::decide::{Hook, NotInserted, Pace, Packet, Tables, Verdict, Work, decide};
 use lb_common::limits::PRESSED_S;
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, SYN};
@@ -25,6 +26,7 @@ pub struct Memory<const N: usize = 4> {
     pub health: HashMap<u32, Health>,
     pub affinity: HashMap<AffinityKey<N>, Affinity>,
     pub turns: HashMap<u32, u32>,
+    pub buckets: HashMap<BucketKey, Bucket>,
     pub vips: HashMap<VipKey<N>, Vip>,
     pub timeouts: Timeouts,
     pub ports: SourcePorts,
@@ -63,6 +65,7 @@ impl<const N: usize> Memory<N> {
             health: HashMap::new(),
             affinity: HashMap::new(),
             turns: HashMap::new(),
+            buckets: HashMap::new(),
             vips: HashMap::new(),
             timeouts: Timeouts::DEFAULT,
             ports: SourcePorts::DEFAULT,
@@ -182,6 +185,15 @@ impl<const N: usize> Tables<N> for Memory<N> {
         let found =
             self.half_open.get_mut(key).filter(|entry| entry.flow.tag == tag(key) && entry.flow.backend == backend);
         found.map(|entry| (entry.flags, entry.answers) = (entry.flags | half_open_flags::ANSWERED, answers)).is_some()
+    }
+
+    fn take(&mut self, key: &BucketKey, pace: Pace) -> bool {
+        let due_ns = self.buckets.get(key).map_or(0, |bucket| bucket.due_ns);
+        let after_ns = pace.after(due_ns, self.now_ns);
+        if after_ns != 0 {
+            self.buckets.insert(*key, Bucket { due_ns: after_ns });
+        }
+        after_ns != 0
     }
 
     fn begun(&mut self, now_s: u32) {
@@ -308,6 +320,8 @@ impl Memory<4> {
             flags: 0,
             kind: 0,
             pad: 0,
+            rate: 0,
+            burst: 0,
         };
         let service = Service { seal: seal(&frontend, &service), ..service };
         self.services.insert(frontend, service);

@@ -50,6 +50,9 @@ impl MemoryStore {
         if entry.affinity_timeout_s > 0 {
             let _ = write!(text, " affinity {}s", entry.affinity_timeout_s);
         }
+        if entry.rate > 0 {
+            let _ = write!(text, " limit {}/{}", entry.rate, entry.burst);
+        }
         for (flag, word) in [
             (service_flags::OUTSIDE_LOCAL, "local"),
             (service_flags::SOURCE_RANGES, "sources"),

@@ -13,7 +13,8 @@ use imbl::OrdMap;
 
 pub use node::{Node, Peer};
 pub use options::{
-    Check, MAGLEV_SIZES, Mode, Question, Scheduler, ServiceOptions, UnknownMode, UnknownScheduler, WEIGHT_MAX, Weighed,
+    Check, MAGLEV_SIZES, Mode, Question, RateLimit, Scheduler, ServiceOptions, UnknownMode, UnknownScheduler,
+    WEIGHT_MAX, Weighed,
 };
 pub use refusal::Refusal;
 pub use service::{Exposure, Family, Protocol, Service, ServicePort, TrafficPolicy};

@@ -179,6 +179,15 @@ pub struct Check {
     pub successes: u8,
 }
 
+/// How many new flows each network of clients outside may make at a service port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RateLimit {
+    /// In a second, on average; 0: any number.
+    pub rate: u32,
+    /// At once.
+    pub burst: u32,
+}
+
 /// Everything that annotations of a Service say; `None` and empty: the agent's own setting.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceOptions {
@@ -192,6 +201,7 @@ pub struct ServiceOptions {
     /// Whether connections that nobody answers are moved, and refusals withheld.
     pub retry: Option<bool>,
     pub check: Option<Check>,
+    pub rate_limit: Option<RateLimit>,
 }
 
 impl ServiceOptions {

@@ -7,7 +7,7 @@ use super::table::{aligned, or_dash, place};
 pub fn services(services: &[ServiceView], wide: bool) -> String {
     let mut header = vec!["NAMESPACE", "SERVICE", "PORT", "ADDRESS", "KIND/STATE", "FLOWS", "DEADLINE"];
     if wide {
-        header.extend(["SCHEDULER", "AFFINITY", "SELECTED", "REFUSED", "ID"]);
+        header.extend(["SCHEDULER", "AFFINITY", "RATE-LIMIT", "SELECTED", "REFUSED", "ID"]);
     }
     aligned(&header, services.iter().flat_map(|service| service_rows(service, wide)))
 }
@@ -26,7 +26,8 @@ fn service_rows(service: &ServiceView, wide: bool) -> Vec<Vec<String>> {
             row.extend([service.backends.iter().map(|backend| backend.flows).sum::<u64>().to_string(), "-".into()]);
             if wide {
                 let affinity = (service.affinity_timeout_s != 0).then(|| format!("{}s", service.affinity_timeout_s));
-                row.extend([service.scheduler.to_owned(), or_dash(affinity)]);
+                let limit = service.rate_limit.map(|limit| format!("{}/{}", limit.rate, limit.burst));
+                row.extend([service.scheduler.to_owned(), or_dash(affinity), or_dash(limit)]);
                 row.extend([service.selected.to_string(), service.refused.to_string(), service.id.to_string()]);
             }
         }
@@ -172,13 +173,13 @@ mod tests {
     fn wide_services_show_counters_and_ids() {
         let contents = contents();
         insta::assert_snapshot!(services(&Inventory::new(&contents, NOW).services(), true), @r"
-        NAMESPACE  SERVICE  PORT         ADDRESS            KIND/STATE          FLOWS  DEADLINE  SCHEDULER  AFFINITY  SELECTED  REFUSED  ID
-        demo       web      80/TCP http  10.96.0.1:80       ClusterIP           3      -         random     -         0         0        1
+        NAMESPACE  SERVICE  PORT         ADDRESS            KIND/STATE          FLOWS  DEADLINE  SCHEDULER  AFFINITY  RATE-LIMIT  SELECTED  REFUSED  ID
+        demo       web      80/TCP http  10.96.0.1:80       ClusterIP           3      -         random     -         -           0         0        1
                                          [fd00::1]:80       ClusterIP
                                          -> 10.1.0.2:8080   active              2      -
                                          -> 10.1.0.3:8080   draining            1      30s
                                          -> [fd00::2]:8080  active              0      -
-        other      empty    80/TCP       10.96.0.2:80       ClusterIP, refuses  0      -         random     -         0         0        2
+        other      empty    80/TCP       10.96.0.2:80       ClusterIP, refuses  0      -         random     -         -           0         0        2
         ");
     }
 

@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use lb_common::abi;
 
 use super::{DesiredEndpoint, Range};
-use crate::model::{Check, ObjectName, Protocol, Refusal, Scheduler};
+use crate::model::{Check, ObjectName, Protocol, RateLimit, Refusal, Scheduler};
 
 /// One (address, port, protocol) that services are reached by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,15 +23,7 @@ pub struct Frontend {
 
 impl Frontend {
     /// The entry that leads from here to the slot ranges, sealed.
-    pub fn entry(
-        self,
-        id: u32,
-        generation: u32,
-        uses: Use,
-        ranges: Ranges,
-        affinity_timeout_s: u32,
-        scheduler: Scheduler,
-    ) -> abi::Service {
+    pub fn entry(self, id: u32, generation: u32, uses: Use, ranges: Ranges, service: &DesiredService) -> abi::Service {
         let (inside, outside) = (ranges.of(uses.inside), ranges.of(uses.outside));
         let entry = abi::Service {
             id,
@@ -41,11 +33,13 @@ impl Frontend {
             outside_base: outside.base,
             outside_count: outside.count,
             seal: 0,
-            affinity_timeout_s,
-            scheduler: scheduler.number(),
+            affinity_timeout_s: service.affinity_timeout_s,
+            scheduler: service.scheduler.number(),
             flags: uses.flags,
             kind: uses.kind.number(),
             pad: 0,
+            rate: service.rate_limit.rate,
+            burst: service.rate_limit.burst,
         };
         abi::Service { seal: self.seal(&entry), ..entry }
     }
@@ -157,11 +151,12 @@ pub struct Use {
 }
 
 /// What one service port should look like.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DesiredService {
     pub port_name: String,
     pub affinity_timeout_s: u32,
     pub scheduler: Scheduler,
+    pub rate_limit: RateLimit,
     /// Slots of a Maglev table; `None`: by the number of endpoints.
     pub maglev_size: Option<u32>,
     /// `None`: the agent's own setting.

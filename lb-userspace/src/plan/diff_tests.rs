@@ -116,6 +116,8 @@ fn a_new_service_is_written_from_its_name_to_its_entry() {
         flags: 0,
         kind: abi::frontend_kind::CLUSTER_IP,
         pad: 0,
+        rate: 0,
+        burst: 0,
     };
     let entry = abi::Service { seal: abi::seal(&key, &entry), ..entry };
     let frontend = Frontend { address: "10.96.0.1".parse().unwrap(), port: 80, protocol: Protocol::Tcp };

@@ -194,8 +194,7 @@ impl fmt::Display for Op {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Scheduler;
-    use crate::plan::{Kind, Ranges, Set, Use};
+    use crate::plan::{DesiredService, Kind, Ranges, Set, Use};
 
     #[test]
     fn readers_never_reach_what_is_not_written_yet_or_no_more() {
@@ -214,7 +213,7 @@ mod tests {
             Frontend { address: "10.96.0.1".parse().unwrap(), port: 80, protocol: crate::model::Protocol::Tcp };
         let uses = Use { kind: Kind::ClusterIp, inside: Set::Cluster, outside: Set::Cluster, flags: 0 };
         let ranges = Ranges { cluster: Range { base: 0, count: 1 }, local: Range::default() };
-        let entry = frontend.entry(1, 1, uses, ranges, 0, Scheduler::Random);
+        let entry = frontend.entry(1, 1, uses, ranges, &DesiredService::default());
         let backend = Op::WriteBackend { id, record };
         let slots = Op::WriteSlots { base: 0, slots: vec![abi::Slot::default()] };
         let service = Op::WriteFrontend { frontend, entry, uses };

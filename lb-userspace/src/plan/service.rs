@@ -149,6 +149,7 @@ impl Draft<'_> {
             port_name: port.name.clone(),
             affinity_timeout_s: self.service.affinity_timeout_s,
             scheduler,
+            rate_limit: options.and_then(|options| options.rate_limit).unwrap_or_default(),
             maglev_size: options
                 .and_then(|options| options.maglev_size)
                 .or_else(|| direct.then(|| mode::table_size(&endpoints.keys()))),

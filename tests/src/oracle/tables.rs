@@ -180,6 +180,8 @@ where
             Kind::NodePort => frontend_kind::NODE_PORT,
         },
         pad: 0,
+        rate: 0,
+        burst: 0,
     };
     let right = seal(&key, &value);
     let value = Service { seal: if service.torn == Torn::Entry { !right } else { right }, ..value };

@@ -14,9 +14,9 @@ mod scene;
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use aya::maps::{Array, MapData, PerCpuArray, PerCpuValues};
+use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues};
 use aya::util::nr_cpus;
-use lb_common::abi::FlowKey;
+use lb_common::abi::{Bucket, BucketKey, FlowKey};
 use lb_common::decide::{
     Action, Hook as Bits, Packet, Step, Verdict, Work, begin, decide, keep, open, place, select, syn,
 };
@@ -56,6 +56,7 @@ pub struct Driven {
     clock: Array<MapData, [u64; 2]>,
     haste: PerCpuArray<MapData, u64>,
     pressure: Array<MapData, u32>,
+    buckets: HashMap<MapData, BucketKey, Bucket>,
     pub tally: Tally,
 }
 
@@ -66,11 +67,12 @@ impl Driven {
         let mut live = Live::load_from(&object, MOST_HALF_OPEN)?;
         let clock = live.take_map(".bss")?.try_into()?;
         let (haste, pressure) = (live.take_map("haste")?.try_into()?, live.take_map("pressure")?.try_into()?);
+        let buckets = live.take_map("buckets")?.try_into()?;
         // Each CPU counts for itself.
         let mut own = nix::sched::CpuSet::new();
         own.set(nix::sched::sched_getcpu()?)?;
         nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &own)?;
-        Ok(Self { live, clock, haste, pressure, tally: Tally::default() })
+        Ok(Self { live, clock, haste, pressure, buckets, tally: Tally::default() })
     }
 
     /// One random world of one family. On a difference it is played again, compared after every packet.
@@ -100,6 +102,9 @@ impl Driven {
         twins.memory.most_half_open = MOST_HALF_OPEN;
         let none = PerCpuValues::try_from(vec![0; nr_cpus().map_err(|(_, error)| error)?])?;
         self.haste.set(0, none, 0)?;
+        for key in self.buckets.keys().collect::<Result<Vec<_>, _>>()? {
+            self.buckets.remove(&key)?;
+        }
         scene::set(&mut random, self, &mut twins)?;
         // Some worlds begin under a flood.
         if random.one_in(4) {
@@ -232,6 +237,7 @@ where
         same("flow", &flows, &self.memory.flows)?;
         same("half-open", &half_open, &self.memory.half_open)?;
         same("affinity", &affinity, &self.memory.affinity)?;
+        same("bucket", &driven.buckets.iter().collect::<Result<_, _>>()?, &self.memory.buckets)?;
         for backend in 1..=scene::BACKENDS {
             let (held, demanded) =
                 (live.health(backend)?, self.memory.health.get(&backend).copied().unwrap_or_default());

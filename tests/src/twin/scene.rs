@@ -260,6 +260,9 @@ where
         flags,
         kind,
         pad: 0,
+        // At most some new flows of each network in the time of a world, or one after the other.
+        rate: *random.of(&[0, 0, 0, 1, 50]),
+        burst: 1 + u32::try_from(random.below(20))?,
     };
     let right = seal(&key, &value);
     let value = Service { seal: if random.one_in(40) { !right } else { right }, ..value };

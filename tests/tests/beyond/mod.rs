@@ -38,6 +38,11 @@ pub struct Beyond {
 
 impl Beyond {
     pub fn new(subject: &str) -> Self {
+        Self::with(subject, &[], |service| service)
+    }
+
+    /// With these flags of the agent, and the service as `edited`.
+    pub fn with(subject: &str, flags: &[&str], edited: impl FnOnce(Service) -> Service) -> Self {
         let topology = Topology::new(subject).expect("a topology: needs root");
         let options = NodeOptions { rp_filter: 2, ..NodeOptions::default() };
         let nodes = [(); 2].map(|()| topology.node_with(options).expect("a node"));
@@ -45,9 +50,9 @@ impl Beyond {
         let client = far_client(&topology);
         let backend = nodes[1].pod("backend").expect("a pod");
         let servers = stage::serve(&backend, "far");
-        let agent =
-            Agent::start_with(&nodes[0], &Manifest::of([service(&backend, &nodes[1])]), &["--external-ips", "on"])
-                .expect("an agent");
+        let manifest = Manifest::of([edited(service(&backend, &nodes[1]))]);
+        let flags = [&["--external-ips", "on"], flags].concat();
+        let agent = Agent::start_with(&nodes[0], &manifest, &flags).expect("an agent");
         Self { agent, servers, client, backend, nodes, topology }
     }
 

@@ -141,6 +141,8 @@ where
             flags: 0,
             kind: 0,
             pad: 0,
+            rate: 0,
+            burst: 0,
         };
         tables.services.insert(key, Service { seal: seal(&key, &service), ..service }, 0)?;
     }

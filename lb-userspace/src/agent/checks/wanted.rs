@@ -46,7 +46,7 @@ mod tests {
     use lb_common::abi::Vip;
 
     use super::*;
-    use crate::model::{ObjectName, Question, Scheduler};
+    use crate::model::{ObjectName, Question, RateLimit, Scheduler};
     use crate::plan::{DesiredEndpoint, Mark};
 
     fn endpoint(state: EndpointState) -> DesiredEndpoint {
@@ -84,6 +84,7 @@ mod tests {
         let service = DesiredService {
             port_name: String::new(),
             affinity_timeout_s: 0,
+            rate_limit: RateLimit::default(),
             scheduler: Scheduler::Random,
             maglev_size: None,
             drain_period: None,

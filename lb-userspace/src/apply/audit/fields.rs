@@ -71,5 +71,7 @@ pub(super) fn service_fields(entry: &abi::Service) -> Fields {
         ("flags", entry.flags.into()),
         ("kind", entry.kind.into()),
         ("pad", entry.pad.into()),
+        ("rate", entry.rate),
+        ("burst", entry.burst),
     ])
 }

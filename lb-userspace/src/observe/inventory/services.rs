@@ -26,6 +26,9 @@ pub struct ServiceView {
     /// How long a client stays with its backend after its last new connection; 0: no client affinity.
     #[serde(rename = "affinitySeconds")]
     pub affinity_timeout_s: u32,
+    /// New flows in a second that each network of clients outside may make, and how many at once; none: any number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate_limit: Option<RateLimitView>,
     #[serde(skip)]
     pub port_name: String,
     /// Flows that were given a backend, ever.
@@ -34,6 +37,15 @@ pub struct ServiceView {
     /// Packets and connects refused for want of an endpoint, ever.
     #[serde(skip)]
     pub refused: u64,
+}
+
+/// The rate limit of a service port.
+#[derive(Clone, Copy, Debug, Serialize, PartialEq, Eq)]
+pub struct RateLimitView {
+    pub rate: u32,
+    pub burst: u32,
+    /// First packets that were dropped by it, ever.
+    pub dropped: u64,
 }
 
 /// An address at which a service is reached.
@@ -100,6 +112,11 @@ impl Inventory<'_> {
             let view = views.entry(service.id).or_insert_with(|| self.service(service.id));
             view.scheduler = scheduler_name(service.scheduler);
             view.affinity_timeout_s = service.affinity_timeout_s;
+            view.rate_limit = (service.rate != 0).then(|| RateLimitView {
+                rate: service.rate,
+                burst: service.burst,
+                dropped: self.counted(stat_kind::SERVICE, service.id, Outcome::DroppedRateLimit),
+            });
             view.frontends.push(FrontendView {
                 address: ip(key.address),
                 port: key.port,
@@ -140,7 +157,11 @@ impl Inventory<'_> {
             backends: Vec::new(),
             port_name: name.label,
             affinity_timeout_s: 0,
-            selected: count(Outcome::Selected) + count(Outcome::SocketConnected) + count(Outcome::SocketSent),
+            rate_limit: None,
+            selected: count(Outcome::Selected)
+                + count(Outcome::SelectedByTuple)
+                + count(Outcome::SocketConnected)
+                + count(Outcome::SocketSent),
             refused: count(Outcome::RefusedNoEndpoint) + count(Outcome::SocketRefused),
         }
     }

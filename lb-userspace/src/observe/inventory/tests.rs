@@ -23,6 +23,8 @@ pub fn service(id: u32, slot_count: u32) -> Service {
         flags: 0,
         kind: frontend_kind::CLUSTER_IP,
         pad: 0,
+        rate: 0,
+        burst: 0,
     }
 }
 

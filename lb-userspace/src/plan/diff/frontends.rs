@@ -46,8 +46,7 @@ impl Draft<'_> {
                 (self.write(&mut promised, generation, &sets)?, generation)
             };
             for (frontend, uses) in frontends {
-                let entry =
-                    frontend.entry(self.id, generation, uses, ranges, wanted.affinity_timeout_s, wanted.scheduler);
+                let entry = frontend.entry(self.id, generation, uses, ranges, wanted);
                 if self.book.frontends.get(&frontend) != Some(&entry) {
                     self.ops.push(Op::WriteFrontend { frontend, entry, uses });
                 }

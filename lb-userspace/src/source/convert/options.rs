@@ -2,19 +2,22 @@
 
 use std::{collections::BTreeMap, fmt::Display, net::IpAddr, ops::RangeInclusive, str::FromStr, time::Duration};
 
+use lb_common::limits::RATE_MAX;
+
 use super::Problem;
-use crate::model::{Check, MAGLEV_SIZES, Question, ServiceOptions, WEIGHT_MAX, Weighed};
+use crate::model::{Check, MAGLEV_SIZES, Question, RateLimit, ServiceOptions, WEIGHT_MAX, Weighed};
 
 /// What the annotations begin with. Nobody else's do.
 const PREFIX: &str = "ballast.dev/";
 /// Every annotation, without the prefix.
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 14] = [
     "scheduler",
     "mode",
     "weights",
     "maglev-size",
     "drain-period",
     "retry",
+    "rate-limit",
     "check",
     "check-port",
     "check-path",
@@ -64,6 +67,7 @@ pub(super) fn read(
             .good(),
         retry: given.take("retry", AS_IF_ABSENT, switch).good(),
         check: given.check(),
+        rate_limit: given.take("rate-limit", AS_IF_ABSENT, rate_limit).good(),
     };
     (options != ServiceOptions::default()).then(|| Box::new(options))
 }
@@ -217,6 +221,15 @@ fn switch(text: &str) -> Result<bool, String> {
 fn maglev_size(text: &str) -> Result<u32, String> {
     let size = text.parse().ok().filter(|size| MAGLEV_SIZES.contains(size));
     size.ok_or_else(|| format!("{:?}: expected 251, 1021, 16381 or 131071", shown(text)))
+}
+
+/// `100`: so many new flows in a second, and as many at once; `100/500`: so many at once.
+fn rate_limit(text: &str) -> Result<RateLimit, String> {
+    let number = |text: &str| text.trim().parse().ok().filter(|number| (1..=RATE_MAX).contains(number));
+    let (rate, burst) = text.split_once('/').unwrap_or((text, text));
+    let read = number(rate).zip(number(burst)).map(|(rate, burst)| RateLimit { rate, burst });
+    let expected = || format!("new flows per second, or those / how many at once, each 1 to {RATE_MAX}");
+    read.ok_or_else(|| format!("{:?}: expected {}", shown(text), expected()))
 }
 
 fn duration(text: &str, (min, max): (Duration, Duration)) -> Result<Duration, String> {

@@ -28,6 +28,7 @@ fn every_annotation_is_read() {
         ("maglev-size", "1021"),
         ("drain-period", "1m 30s"),
         ("retry", "off"),
+        ("rate-limit", "100 / 500"),
         ("check", "http"),
         ("check-port", "8081"),
         ("check-path", "/ready?deep=1"),
@@ -54,8 +55,14 @@ fn every_annotation_is_read() {
         drain_period: Some(Duration::from_secs(90)),
         retry: Some(false),
         check: Some(check),
+        rate_limit: Some(RateLimit { rate: 100, burst: 500 }),
     };
     assert_eq!(options, wanted);
+}
+
+#[test]
+fn as_many_flows_may_come_at_once_as_in_a_second_if_nothing_else_is_said() {
+    assert_eq!(read_all(&[("rate-limit", "40")]).0.rate_limit, Some(RateLimit { rate: 40, burst: 40 }));
 }
 
 #[test]
@@ -89,6 +96,10 @@ fn a_bad_value_degrades_its_own_option_alone() {
         ("weights", "10.0.0.1=1001", "1 to 1000"),
         ("weights", "zone:=1", "zone:NAME"),
         ("weights", "a.example=1", "an address"),
+        ("rate-limit", "0", "each 1 to 1000000"),
+        ("rate-limit", "10/0", "each 1 to 1000000"),
+        ("rate-limit", "1000001", "new flows per second"),
+        ("rate-limit", "10/s", "how many at once"),
         ("check", "ping", "expected tcp, http or off"),
         ("check-port", "65536", "from 1 to 65535"),
         ("check-path", "ready", "begins with /"),

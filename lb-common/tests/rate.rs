@@ -1,0 +1,84 @@
+//! Rate limits over plain tables: whose new flows they count, how many pass, and what they leave alone.
+
+// Tests may unwrap: a panic is a failed test.
+#![allow(clippy::unwrap_used)]
+
+// Shared with tests that need more of it.
+#[allow(dead_code)]
+mod memory;
+
+use lb_common::abi::{BucketKey, FlowKey, Masquerade, Service, ServiceKey, UDP, frontend_kind, network_flags, seal};
+use lb_common::decide::{Hook, Pace, Tables};
+use lb_common::limits::RATE_MAX;
+use lb_common::outcome::Outcome;
+use memory::Memory;
+
+const NODE: [u8; 4] = [192, 0, 2, 1];
+const RATE: u32 = 2;
+const BURST: u32 = 5;
+
+/// A node port with a rate limit, and one without.
+fn serving() -> Memory {
+    let mut tables = Memory { own: Some(Masquerade::new(NODE, &[])), ..Memory::default() };
+    for (id, port, rate) in [(1, 30_053, RATE), (2, 30_054, 0)] {
+        let frontend = ServiceKey { address: NODE, port, protocol: UDP, pad: 0 };
+        tables.serve(id, 8 * id, frontend, &[[10, 0, 1, 11]], 5353);
+        let service = tables.services.get_mut(&frontend).unwrap();
+        *service = Service { kind: frontend_kind::NODE_PORT, rate, burst: BURST, ..*service };
+        service.seal = seal(&frontend, service);
+    }
+    tables.networks.push(([10, 0, 0, 0], 8, network_flags::PODS));
+    tables
+}
+
+/// How many of 20 new flows pass.
+fn passing(tables: &mut Memory, from: [u8; 4], to: u16, hook: Hook) -> usize {
+    let pass = |(tables, base): (&mut Memory, u16), number: u16| {
+        let key = FlowKey { src: from, dst: NODE, src_port: base + number, dst_port: to, protocol: UDP, pad: [0; 3] };
+        let verdict = tables.ask(key, 0, hook);
+        assert_eq!(verdict.service, if to == 30_053 { 1 } else { 2 });
+        verdict.outcome != Outcome::DroppedRateLimit
+    };
+    let base = 1_000 + u16::try_from(tables.half_open.len()).unwrap() * 32;
+    (0..20).filter(|number| pass((tables, base), *number)).count()
+}
+
+#[test]
+fn each_network_outside_has_its_burst_and_then_its_rate() {
+    for hook in [Hook::XDP, Hook::NODE_IN] {
+        let mut tables = serving();
+        assert_eq!(passing(&mut tables, [198, 51, 100, 7], 30_053, hook), 5);
+        assert_eq!(passing(&mut tables, [198, 51, 100, 200], 30_053, hook), 0, "the same network");
+        assert_eq!(passing(&mut tables, [198, 51, 101, 7], 30_053, hook), 5, "another one");
+        tables.pass_seconds(1);
+        assert_eq!(passing(&mut tables, [198, 51, 100, 8], 30_053, hook), 2);
+        tables.pass_seconds(3_600);
+        assert_eq!(passing(&mut tables, [198, 51, 100, 9], 30_053, hook), 5, "no more than the burst is saved up");
+        assert_eq!(passing(&mut tables, [198, 51, 100, 10], 30_054, hook), 20, "a service without a limit");
+    }
+}
+
+#[test]
+fn pods_and_known_flows_are_not_limited() {
+    let mut tables = serving();
+    assert_eq!(passing(&mut tables, [10, 0, 2, 9], 30_053, Hook::XDP), 20, "of another node");
+    assert_eq!(passing(&mut tables, [10, 0, 1, 9], 30_053, Hook::POD_IN), 20, "of this node");
+    let key =
+        FlowKey { src: [198, 51, 100, 7], dst: NODE, src_port: 999, dst_port: 30_053, protocol: UDP, pad: [0; 3] };
+    for _ in 0..100 {
+        assert_ne!(tables.ask(key, 0, Hook::XDP).outcome, Outcome::DroppedRateLimit, "one flow");
+    }
+    assert_eq!(passing(&mut tables, [198, 51, 100, 7], 30_053, Hook::XDP), 4, "which was one");
+}
+
+#[test]
+fn no_limit_is_so_large_or_small_that_numbers_run_over() {
+    let mut tables = Memory::empty();
+    tables.now_ns = u64::MAX / 2;
+    for (rate, burst) in [(1, RATE_MAX), (RATE_MAX, 1), (RATE_MAX, RATE_MAX), (1, 1)] {
+        let pace = Pace::of(&Service { rate, burst, ..Service::NONE });
+        let key = BucketKey { service: rate, family: burst, network: [0; 8] };
+        let taken = (0..=burst.min(1_000)).filter(|_| <Memory as Tables<4>>::take(&mut tables, &key, pace));
+        assert_eq!(taken.count(), burst.min(1_001) as usize, "{rate}/{burst}");
+    }
+}
