@@ -7,8 +7,8 @@
 
 mod address;
 mod aside;
-mod bucket;
 mod bind;
+mod bucket;
 mod count;
 mod echo;
 mod forward;

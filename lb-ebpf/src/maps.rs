@@ -5,9 +5,10 @@ use aya_ebpf::btf_maps::lpm_trie::Key;
 use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf, SkStorage};
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
-    Affinity, AffinityKey, Backend, Bucket, BucketKey, Config, Endpoint, EndpointKey, Event, Flow, FlowKey, Fragment, FragmentKey,
-    HalfOpen, Health, Link, LoadSettings, Masquerade, Network, NetworkKey, SOURCE_SERVICE_BITS, Service, ServiceKey,
-    ServiceName, Slot, SocketEntries, SocketKey, SocketPeer, Source, SourceKey, StatKey, Traffic, Vip, VipKey,
+    Affinity, AffinityKey, Backend, Bucket, BucketKey, Config, Endpoint, EndpointKey, Event, Flow, FlowKey, Fragment,
+    FragmentKey, HalfOpen, Health, Link, LoadSettings, Masquerade, Network, NetworkKey, SOURCE_SERVICE_BITS, Service,
+    ServiceKey, ServiceName, Slot, SocketEntries, SocketKey, SocketPeer, Source, SourceKey, StatKey, Traffic, Vip,
+    VipKey,
 };
 use lb_common::decide::Work;
 use lb_common::limits;

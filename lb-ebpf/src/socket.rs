@@ -223,12 +223,7 @@ where
             fail(&key, 0, Outcome::RefusedUnserved as u8);
             Answer::Fail(ECONNREFUSED)
         }
-        Picked::NoService
-        | Picked::Martian
-        | Picked::NotHere
-        | Picked::Unasked
-        | Picked::Denied
-        | Picked::Limited => {
+        Picked::NoService | Picked::Martian | Picked::NotHere | Picked::Unasked | Picked::Denied | Picked::Limited => {
             if outcome as u8 == Outcome::SocketConnected as u8 || !is_named_by_kernel::<N>(context) {
                 disown(context, protocol, to);
             }

@@ -10,8 +10,8 @@ use aya_ebpf::bindings::{
 };
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns, bpf_sk_release, bpf_skc_lookup_tcp};
 use lb_common::abi::{
-    Affinity, AffinityKey, Backend, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot,
-    SourceKey, Vip, VipKey, affinity_tag, half_open_flags, tag,
+    Affinity, AffinityKey, Backend, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Service,
+    ServiceKey, Slot, SourceKey, Vip, VipKey, affinity_tag, half_open_flags, tag,
 };
 use lb_common::decide::{NotInserted, Pace, Pick, Reserved, Tables, Work};
 use lb_common::limits;

@@ -75,7 +75,11 @@ fn limited(subject: &str, mode: &str) {
         println!("{subject}, {to}: {same} of {} of one network, at most {most}; {line}", 2 * ASKED);
         assert!((BURST..=most).contains(&(same as u64)), "{same}, not {BURST} to {most}: {line}");
         let dropped = beyond.counters().since(&before, Outcome::DroppedRateLimit);
-        assert_eq!(dropped as usize, 2 * ASKED - same, "what was not answered was dropped by the limit: {line}");
+        assert_eq!(
+            usize::try_from(dropped).unwrap(),
+            2 * ASKED - same,
+            "what was not answered was dropped by the limit: {line}"
+        );
         // Another network has a bucket of its own, TCP another one than UDP.
         assert!(answered(place, other, to) > 0, "another network");
         let mut stream = Stream::connect(place, beyond.frontends(beyond::HTTP)[at]).unwrap();

@@ -94,7 +94,9 @@ pub fn quoted_elsewhere<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut
 
 /// Copies the frontend of a packet that came in an outer header: a node port is served at any node's address, all zeroes. `false`: the
 /// agent is at it.
-#[inline(always)]
+///
+/// A function of its own: off the stack of those that ask.
+#[inline(never)]
 fn frontend<const N: usize, T: Tables<N>>(tables: &mut T, key: &FlowKey<N>, service: &mut Service) -> Option<bool> {
     let mut frontend = ServiceKey { address: key.dst, port: key.dst_port, protocol: key.protocol, pad: 0 };
     if !tables.service(&frontend, service) {
