@@ -1,7 +1,5 @@
 //! Taking a new flow from the bucket of its client's network, while other CPUs take from it, too.
 
-use core::arch::asm;
-
 use aya_ebpf::bindings::BPF_ANY;
 use lb_common::abi::BucketKey;
 use lb_common::decide::{Pace, fresh};
@@ -24,14 +22,37 @@ pub fn take(key: &BucketKey, pace: Pace, now_ns: u64) -> bool {
         if after_ns == 0 {
             return false;
         }
-        let mut seen_ns = due_ns;
-        // SAFETY: an atomic instruction (Linux 5.12) on a live map value of eight bytes; r0 holds what is expected, then what was there.
-        unsafe {
-            asm!("r0 = cmpxchg_64({bucket} + 0, r0, {after})", bucket = in(reg) bucket, after = in(reg) after_ns, inout("r0") seen_ns);
-        }
-        if seen_ns == due_ns {
+        // SAFETY: a live map value, aligned to eight bytes.
+        if unsafe { exchange(&raw mut (*bucket).due_ns, due_ns, after_ns) } == due_ns {
             return true;
         }
     }
     false
+}
+
+/// Writes `new` if `old` is there, in one instruction (Linux 5.12). What was there.
+///
+/// # Safety
+/// `word` is a live map value, aligned to eight bytes.
+#[cfg(target_arch = "bpf")]
+#[inline(always)]
+unsafe fn exchange(word: *mut u64, old: u64, new: u64) -> u64 {
+    let mut seen = old;
+    // SAFETY: as the caller says. The instruction's r0 holds what is expected, then what was there.
+    unsafe {
+        core::arch::asm!("r0 = cmpxchg_64({word} + 0, r0, {new})", word = in(reg) word, new = in(reg) new, inout("r0") seen);
+    }
+    seen
+}
+
+/// The same where the lints run, whose machine has no r0.
+///
+/// # Safety
+/// `word` is valid.
+#[cfg(not(target_arch = "bpf"))]
+unsafe fn exchange(word: *mut u64, old: u64, new: u64) -> u64 {
+    // SAFETY: as the caller says.
+    unsafe { core::sync::atomic::AtomicU64::from_ptr(word) }
+        .compare_exchange(old, new, core::sync::atomic::Ordering::Relaxed, core::sync::atomic::Ordering::Relaxed)
+        .unwrap_or_else(|seen| seen)
 }
