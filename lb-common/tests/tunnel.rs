@@ -124,6 +124,31 @@ fn what_this_node_has_seen_of_a_pod_moves_nothing() {
 }
 
 #[test]
+fn pods_of_other_nodes_are_answered_by_way_of_this_one() {
+    let mut tables = node(0);
+    let elsewhere = (4000..4100).filter(|port| {
+        let verdict = tables.ask(FlowKey { src: PODS[1], ..from(*port, TCP) }, SYN, Hook::NODE_IN);
+        assert!(!is_whole(&verdict), "a pod that is its own backend would come from the wire");
+        assert_eq!(verdict.action, Action::ToBackend);
+        verdict.masquerade
+    });
+    assert!(elsewhere.count() > 30);
+}
+
+#[test]
+fn a_client_with_affinity_has_one_backend_by_whatever_node_it_comes() {
+    let (mut first, mut second) = (node(0), node(1));
+    for tables in [&mut first, &mut second] {
+        edit(tables, |service| service.affinity_timeout_s = 60);
+    }
+    let mut asked: Vec<[u8; 4]> =
+        (4000..4050).map(|port| first.ask(from(port, TCP), SYN, Hook::NODE_IN).address).collect();
+    asked.extend((4000..4050).map(|port| second.ask(from(port, TCP), SYN, Hook::NODE_IN).address));
+    asked.dedup();
+    assert_eq!(asked.len(), 1, "{asked:?}");
+}
+
+#[test]
 fn the_pods_node_takes_the_choice_and_answers_by_itself() {
     let mut tables = node(1);
     let sent = arrives(&mut tables, from(4000, TCP), SYN, PODS[1]);
@@ -143,6 +168,8 @@ fn a_node_port_is_known_by_its_number_at_any_nodes_address() {
     let service = Service { kind: frontend_kind::NODE_PORT, ..service };
     tables.services.insert(any, Service { seal: seal(&any, &service), ..service });
     let asked = FlowKey { dst: [192, 0, 2, 77], dst_port: 30_080, ..from(4000, TCP) };
+    assert_eq!(arrives(&mut tables, asked, SYN, PODS[1]).action, Action::Pass, "an overlay of somebody else's");
+    tables.networks.push(([192, 0, 2, 0], 24, network_flags::PEER));
     let sent = arrives(&mut tables, asked, SYN, PODS[1]);
     assert_eq!((sent.action, sent.address), (Action::ToBackend, PODS[1]));
     let direct = tables.ask(FlowKey { src_port: 4001, ..asked }, SYN, Hook::NODE_IN);

@@ -89,6 +89,7 @@ const fn is_event(outcome: Outcome) -> bool {
             | Outcome::SocketReplied
             | Outcome::Fragment
             | Outcome::FragmentFollowed
+            | Outcome::Tunnelled
     )
 }
 

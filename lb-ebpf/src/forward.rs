@@ -195,7 +195,10 @@ pub fn link_to<const N: usize>(context: *mut c_void, ifindex: u32, address: &[u8
     query.ifindex = ifindex;
     // SAFETY: the query lives on this stack and its size is told.
     let found = unsafe { bpf_fib_lookup(context, &raw mut query, size_of::<FibQuery>() as i32, 0) };
-    let known = found == i64::from(BPF_FIB_LKUP_RET_SUCCESS) || found == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH);
+    // Too big for the link, it is the link none the less.
+    let known = found == i64::from(BPF_FIB_LKUP_RET_SUCCESS)
+        || found == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH)
+        || found == i64::from(BPF_FIB_LKUP_RET_FRAG_NEEDED);
     if known { query.ifindex } else { 0 }
 }
 

@@ -25,7 +25,11 @@ where
     Kernel: Family<N> + Tables<N> + Fragments<N>,
 {
     // The later ones name the first of those headers, not the transport.
-    if headers.more_headers || !decide::concerns(tables, work) {
+    if headers.more_headers {
+        return;
+    }
+    // What came in an outer header may be for a node port, which is a service's at another address here.
+    if !decide::concerns(tables, work) && !(work.is_chosen() && decide::is_tunnelled(tables, work)) {
         return;
     }
     let key = &work.packet.key;

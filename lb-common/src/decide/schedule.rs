@@ -1,7 +1,7 @@
 //! Which slot of a service's range a new flow gets. Every scheduler takes the same few steps, however many backends there are.
 
 use super::Tables;
-use crate::abi::{FlowKey, Service, address_tag, scheduler, tag};
+use crate::abi::{FlowKey, Service, address_tag, scheduler, service_flags, tag};
 
 /// The position in the range that serves clients inside. Attempt 0 is the scheduler's own choice; later ones look for another
 /// backend, which may be the same one again. A service without slots has position 0.
@@ -22,7 +22,7 @@ pub(super) fn position<const N: usize, T: Tables<N>>(
         _ if is_process(key) => scaled(tables.random(), count),
         scheduler::LEAST_CONNECTIONS => least_connections(tables, service.slot_base, count),
         scheduler::SOURCE_HASH => hashed(key, false, attempt, count),
-        scheduler::MAGLEV => hashed(key, true, attempt, count),
+        scheduler::MAGLEV => hashed(key, !sticks_by_hash(service), attempt, count),
         _ => scaled(tables.random(), count),
     }
 }
@@ -37,6 +37,12 @@ pub(super) fn by_tuple<const N: usize>(service: &Service, key: &FlowKey<N>, atte
 #[inline(always)]
 pub(super) fn of_tuple<const N: usize>(key: &FlowKey<N>) -> u32 {
     spread(tag(key), 0)
+}
+
+/// Whether client affinity is kept by the hash, so that every node keeps it alike.
+#[inline(always)]
+const fn sticks_by_hash(service: &Service) -> bool {
+    service.flags & service_flags::DSR != 0 && service.affinity_timeout_s != 0
 }
 
 /// By the client's address, or by the whole tuple. A function of its own, for its room on the stack.

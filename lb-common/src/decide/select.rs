@@ -98,12 +98,13 @@ pub fn pick<const N: usize, T: Tables<N>>(
         if is_limited && limit::exceeds(tables, &pick.service, &key.src) {
             return Picked::Limited;
         }
+        let is_shared = as_any_node(&pick.service, client);
         let by_tuple = client != Client::Near && tables.pressed();
-        if !by_tuple && pick.service.affinity_timeout_s != 0 && stuck(tables, key, netns, now.ds, pick) {
+        if !by_tuple && !is_shared && pick.service.affinity_timeout_s != 0 && stuck(tables, key, netns, now.ds, pick) {
             return Picked::Backend;
         }
         let how = match wish {
-            _ if as_any_node(&pick.service, client) => AS_ANY_NODE,
+            _ if is_shared => AS_ANY_NODE,
             _ if by_tuple => AS_ANY_NODE | BY_TUPLE,
             Wish::PROBE => PROBES,
             _ => 0,

@@ -9,18 +9,23 @@ use super::search::{AS_ANY_NODE, BY_TUPLE, choose, complete};
 use super::select::is_whole;
 use super::{Action, Hook, Now, Picked, Tables, Work};
 use crate::abi::{
-    EndpointKey, FlowKey, Service, ServiceKey, Slot, backend_flags, flow_flags, frontend_kind, service_flags,
+    EndpointKey, FlowKey, Service, ServiceKey, Slot, backend_flags, flow_flags, frontend_kind, network_flags,
+    service_flags,
 };
 use crate::outcome::Outcome;
 use crate::words;
 
-/// Whether packets of the client to the backend in `work.pick` go whole to its node.
-#[inline(always)]
+/// Whether packets of the client to the backend in `work.pick` go whole to its node: those of clients outside, not those of pods, whose
+/// answers pass here anyhow.
+///
+/// A function of its own: off the stack of those that ask.
+#[inline(never)]
 pub(super) fn is_meant<const N: usize>(work: &Work<N>) -> bool {
     let service = &work.pick.service;
     service.flags & service_flags::DSR != 0
         && service.kind != frontend_kind::CLUSTER_IP
         && work.pick.backend.flags & backend_flags::LOCAL == 0
+        && work.pick.client == Client::Outside as u32
 }
 
 /// A segment of a service that belongs to no flow of this node: it may be one of another node's, which Maglev leads to its backend.
@@ -30,7 +35,11 @@ pub(super) fn is_meant<const N: usize>(work: &Work<N>) -> bool {
 #[inline(never)]
 pub(super) fn follow<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now_s: u32) -> bool {
     let now = Now::from_ds(now_s.saturating_mul(10));
-    if !hook.has(Hook::FROM_OUTSIDE) || work.is_chosen() || work.pick.service.slot_count == 0 {
+    if !hook.has(Hook::FROM_OUTSIDE)
+        || work.is_chosen()
+        || work.pick.service.slot_count == 0
+        || work.verdict.outcome == Outcome::DroppedSourceRange
+    {
         return false;
     }
     let everywhere = work.pick.service.flags & service_flags::DSR != 0;
@@ -88,18 +97,22 @@ pub fn quoted_elsewhere<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut
         return false;
     }
     serve_from(service, client);
+    work.pick.client = client as u32;
     let now = Now::from_ns(tables.now_ns());
     !follow(tables, work, hook, now.s) && work.verdict.action as u8 == Action::ToBackend as u8
 }
 
-/// Copies the frontend of a packet that came in an outer header: a node port is served at any node's address, all zeroes. `false`: the
-/// agent is at it.
+/// Copies the frontend of a packet that came in an outer header: a node port is served at any node's address, all zeroes, and at no pod's,
+/// for overlays have such headers, too. `false`: the agent is at it.
 ///
 /// A function of its own: off the stack of those that ask.
 #[inline(never)]
 fn frontend<const N: usize, T: Tables<N>>(tables: &mut T, key: &FlowKey<N>, service: &mut Service) -> Option<bool> {
     let mut frontend = ServiceKey { address: key.dst, port: key.dst_port, protocol: key.protocol, pad: 0 };
     if !tables.service(&frontend, service) {
+        if tables.network(&key.dst) & (network_flags::NODE | network_flags::PEER) == 0 {
+            return None;
+        }
         frontend.address = [0; N];
         if !tables.service(&frontend, service) {
             return None;
