@@ -44,6 +44,20 @@ pub fn address<const N: usize>(from: &[u8; N], into: &mut [u8; N]) {
     }
 }
 
+/// Makes an address of a record zero.
+#[inline(always)]
+#[allow(clippy::cast_ptr_alignment, reason = "addresses of records stand at a word's boundary")]
+pub fn clear_address<const N: usize>(address: &mut [u8; N]) {
+    let address = address.as_mut_ptr().cast::<u32>();
+    debug_assert!(address.is_aligned(), "an address of a record");
+    let mut i = 0;
+    while i < N / 4 {
+        // SAFETY: within the address, and aligned as said.
+        unsafe { address.add(i).write_volatile(0) };
+        i += 1;
+    }
+}
+
 /// Whether two addresses are the same: compared by words, where the compiler would go byte by byte.
 #[inline(always)]
 #[must_use]

@@ -14,6 +14,7 @@ use crate::tables::Kernel;
 
 /// Whether node ports are kept from processes of the node. Set at load.
 #[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
 pub static PROTECT_NODE_PORTS: Global<u8> = Global::new(0);
 
 const EADDRINUSE: i32 = 98;

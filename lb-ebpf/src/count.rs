@@ -13,10 +13,12 @@ use crate::tables::Kernel;
 
 /// Whether event records are written: set at load.
 #[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
 pub static EVENTS_ON: Global<u8> = Global::new(1);
 
 /// Whether packets and bytes of each flow are counted: set at load.
 #[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
 pub static FLOW_COUNTERS: Global<u8> = Global::new(0);
 
 /// Who counts: programs that nothing on their CPU interrupts, or socket hooks, which another task's may.

@@ -8,6 +8,7 @@ use crate::maps::{HASTE, PRESSURE};
 
 /// As many half-open flows as a CPU may add in a second; 0: any number. Set at load, from the size of their table.
 #[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
 pub static MOST_HALF_OPEN: Global<u32> = Global::new(0);
 
 /// A half-open flow was made.

@@ -17,13 +17,16 @@ use crate::tables::Kernel;
 
 /// Whose sockets are translated: 0 none, 1 those of the agent's own network namespace, 2 all. Set at load.
 #[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
 pub static SOCKET_LB: Global<u8> = Global::new(1);
 /// Cookie of the agent's network namespace (`SO_NETNS_COOKIE`, since Linux 5.14). Set at load.
 #[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
 pub static HOST_NETNS: Global<u64> = Global::new(0);
 
 /// Families whose node ports are reached at loopback: 1 IPv4, 2 IPv6. Set at load.
 #[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
 pub static LOOPBACK_NODE_PORTS: Global<u8> = Global::new(0);
 
 /// Verdicts of the hook.

@@ -205,7 +205,7 @@ where
     Kernel: Family<N>,
 {
     if let Some(work) = <Kernel as Family<N>>::work() {
-        words::address(&[0; N], &mut work.chosen);
+        words::clear_address(&mut work.chosen);
     }
 }
 
@@ -242,7 +242,7 @@ where
     if is_open {
         return OPENED;
     }
-    words::address(&[0; N], &mut work.chosen);
+    words::clear_address(&mut work.chosen);
     count::outcome(if is_peer { Outcome::DroppedRewrite } else { Outcome::DroppedNoPeer }, Counter::Packet);
     DROP
 }

@@ -148,7 +148,7 @@ where
     words::address(&work.packet.key.dst, &mut work.chosen);
     let before = message.quoted.wrapping_sub(spot.network as u32);
     if !is_own || !is_quoted(skb, &mut tables, work, message) {
-        words::address(&[0; N], &mut work.chosen);
+        words::clear_address(&mut work.chosen);
         work.packet.key.dst = message.dst;
         return foreign(&mut tables, work, spot);
     }
@@ -156,7 +156,7 @@ where
     message.quoted = message.quoted.wrapping_sub(before);
     // SAFETY: a helper on the program's own packet.
     if unsafe { bpf_skb_adjust_room(skb, (before as i32).wrapping_neg(), BPF_ADJ_ROOM_MAC, 0) } != 0 {
-        words::address(&[0; N], &mut work.chosen);
+        words::clear_address(&mut work.chosen);
         return forward::lost();
     }
     tell::too_big::<N>(message.sequence, overhead::<N>())

@@ -134,7 +134,7 @@ where
     match parse(frame, ETHERNET + overhead::<N>(), &mut work.packet) {
         Ok(offsets) if decide::is_tunnelled(&mut tables, work) => offsets.transport as u32,
         _ => {
-            words::address(&[0; N], &mut work.chosen);
+            words::clear_address(&mut work.chosen);
             0
         }
     }

@@ -76,3 +76,28 @@ pub fn run(checks: &[Check]) -> Result<Vec<&'static str>> {
     }
     Ok(failed)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    /// Elsewhere the compiler may take a setting for any other constant of the same value, which then changes with it.
+    #[test]
+    fn what_is_set_at_load_has_a_section_of_its_own() {
+        let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lb-ebpf/src");
+        let mut settings = 0;
+        for file in std::fs::read_dir(programs).expect("the programs are beside").map(|entry| entry.expect("readable"))
+        {
+            let text = std::fs::read_to_string(file.path()).expect("source");
+            let lines: Vec<&str> = text.lines().collect();
+            for at in
+                (1..lines.len()).filter(|at| lines[*at].starts_with("pub static") && lines[*at].contains("Global<"))
+            {
+                settings += 1;
+                let section = "#[unsafe(link_section = \".rodata.set\")]";
+                assert_eq!(lines[at - 1], section, "{}: {}", file.path().display(), lines[at]);
+            }
+        }
+        assert!(settings > 10, "{settings}");
+    }
+}
