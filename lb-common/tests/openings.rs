@@ -12,7 +12,7 @@ use lb_common::abi::{
 use lb_common::decide::{Action, Hook, Packet, Step, Verdict, Work, begin, open, select};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
-use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
+use lb_common::state::tcp_flag::{ACK, FIN, PSH, RST, SYN};
 use memory::{ISN, Memory};
 use proptest::prelude::*;
 
@@ -161,6 +161,35 @@ fn an_answer_to_data_in_the_syn_acknowledges_more() {
     assert_eq!(tables.ask_numbered(reply, SYN | ACK, 5, ISN + 101, Hook::POD_OUT).outcome, Outcome::Replied);
     let next = tables.ask_numbered(asks(TCP, 4000), ACK, ISN + 101, 6, Hook::POD_IN);
     assert_eq!((next.outcome, tables.flows.len()), (Outcome::Forwarded, 2));
+}
+
+#[test]
+fn what_a_backend_sends_before_the_client_acknowledges_its_answer_comes_from_the_service() {
+    let mut tables = serving(1);
+    let sent = syn(&mut tables, 4000);
+    let reply = answers(asks(TCP, 4000), &sent);
+    tables.ask_numbered(reply, SYN | ACK, 5, ISN + 101, Hook::POD_OUT);
+    assert_eq!(tables.flows.len(), 2, "the backend took the data of the SYN, and so knows the client");
+    let data = tables.ask_numbered(reply, ACK | PSH, 6, ISN + 101, Hook::POD_OUT);
+    assert_eq!((data.action, data.outcome), (Action::ToClient, Outcome::Replied));
+    assert_eq!((data.address, data.port), (asks(TCP, 4000).dst, asks(TCP, 4000).dst_port));
+    // All of it is acknowledged at once.
+    let next = tables.ask_numbered(asks(TCP, 4000), ACK, ISN + 101, 50, Hook::POD_IN);
+    assert_eq!((next.outcome, next.backend), (Outcome::Forwarded, sent.backend));
+}
+
+#[test]
+fn an_answer_that_arrives_while_the_client_asks_again_is_not_forgotten() {
+    let mut tables = serving(4);
+    let sent = syn(&mut tables, 4000);
+    let accepted = accept(&mut tables, 4000, &sent);
+    assert_eq!(accepted.outcome, Outcome::Replied);
+    for entry in tables.half_open.values_mut() {
+        (entry.flags, entry.answers) = (entry.flags & !(half_open_flags::ANSWERED | half_open_flags::MOVES), [0; 2]);
+    }
+    tables.answered_meanwhile = Some([ISN; 2]);
+    assert_eq!(syn_again(&mut tables, 4000).outcome, Outcome::Forwarded);
+    assert_eq!(tables.ask(asks(TCP, 4000), ACK, Hook::POD_IN).outcome, Outcome::Forwarded, "it has the answer");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use aya_ebpf::bindings::{
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns, bpf_sk_release, bpf_skc_lookup_tcp};
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Service,
-    ServiceKey, Slot, SourceKey, Vip, VipKey, affinity_tag, half_open_flags, tag,
+    ServiceKey, Slot, SourceKey, Vip, VipKey, affinity_tag, flow_flags, half_open_flags, tag,
 };
 use lb_common::decide::{NotInserted, Pace, Pick, Reserved, Tables, Work};
 use lb_common::limits;
@@ -28,26 +28,36 @@ use crate::steps;
 
 /// Seconds without a packet after which a flow is forgotten (see [`Timeouts`]). Set at load.
 #[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
 pub static TIMEOUT_HALF_OPEN_S: Global<u32> = Global::new(Timeouts::DEFAULT.half_open_s);
 #[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
 pub static TIMEOUT_OPEN_S: Global<u32> = Global::new(Timeouts::DEFAULT.open_s);
 #[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
 pub static TIMEOUT_CLOSING_S: Global<u32> = Global::new(Timeouts::DEFAULT.closing_s);
 #[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
 pub static TIMEOUT_UDP_UNREPLIED_S: Global<u32> = Global::new(Timeouts::DEFAULT.udp_unreplied_s);
 #[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
 pub static TIMEOUT_UDP_REPLIED_S: Global<u32> = Global::new(Timeouts::DEFAULT.udp_replied_s);
 #[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
 pub static TIMEOUT_UDP_STREAM_S: Global<u32> = Global::new(Timeouts::DEFAULT.udp_stream_s);
 
 /// The source ports of translated flows (see [`SourcePorts`]). Set at load.
 #[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
 pub static SNAT_PORT_FIRST: Global<u16> = Global::new(SourcePorts::DEFAULT.first);
 #[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
 pub static SNAT_PORT_COUNT: Global<u16> = Global::new(SourcePorts::DEFAULT.count);
 #[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
 pub static LOCAL_PORT_FIRST: Global<u16> = Global::new(SourcePorts::DEFAULT.local_first);
 #[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
 pub static LOCAL_PORT_LAST: Global<u16> = Global::new(SourcePorts::DEFAULT.local_last);
 
 /// The maps, and the context that helpers want.
@@ -163,6 +173,21 @@ where
     #[inline(always)]
     fn remove_half_open(&mut self, key: &FlowKey<N>) {
         <Kernel as Family<N>>::remove_half_open(key);
+    }
+
+    #[inline(always)]
+    fn ask_again(&mut self, key: &FlowKey<N>, backend: u32, segments: u8, now_s: u32) -> bool {
+        let Some(entry) = <Kernel as Family<N>>::half_open(key) else { return false };
+        // SAFETY: a map value for the whole run of the program; at worst recycled, which tag and backend show.
+        unsafe {
+            if (*entry).flow.tag != tag(key) || (*entry).flow.backend != backend {
+                return false;
+            }
+            (*entry).segments = segments;
+            (*entry).flow.seen_s = now_s;
+            (*entry).flow.flags &= !flow_flags::REPLY_LOST;
+        }
+        true
     }
 
     #[inline(always)]

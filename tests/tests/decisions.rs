@@ -12,7 +12,7 @@ const TIME: Duration = Duration::from_secs(75);
 const LEAST: u64 = 100_000;
 
 /// What must come up among the steps, or too little was asked.
-const ASKED: [&str; 28] = [
+const ASKED: [&str; 29] = [
     "passed",
     "selected",
     "forwarded",

@@ -57,7 +57,7 @@ pub(super) fn answer<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
         if !accepts {
             return refusal(tables, work, generation, now);
         }
-        if work.flow.backend != 0 {
+        if work.flow.backend != 0 && !took_data(work) {
             accepted(tables, work, generation, now);
             return Step::Decided;
         }
@@ -91,6 +91,13 @@ fn goes_on<const N: usize>(work: &Work<N>) -> bool {
 fn acknowledges<const N: usize>(work: &Work<N>, accepts: bool) -> bool {
     let more = work.packet.ack.wrapping_sub(work.flow.isn.wrapping_add(1));
     more == 0 || (accepts && work.packet.key.protocol == TCP && more <= MOST_DATA)
+}
+
+/// Whether the answer acknowledges data of the SYN: the backend knows the client by its cookie, and may send before it hears from it again
+/// (RFC 7413, sections 4.1 and 4.2). So its flow is open at once.
+#[inline(always)]
+fn took_data<const N: usize>(work: &Work<N>) -> bool {
+    work.packet.key.protocol == TCP && work.packet.ack != work.flow.isn.wrapping_add(1)
 }
 
 /// The backend accepts the connection: noted in both entries, one that is missing written again.

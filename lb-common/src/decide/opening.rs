@@ -106,14 +106,18 @@ pub(super) fn stay<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work
         work.half.flow.seen_s = now.s;
         work.half.flow.flags &= !flow_flags::REPLY_LOST;
         answer_half(work);
-        // What is lost when the table is full is written again with the next packet.
-        let _ = tables.insert_half_open(&work.packet.key, &work.half, true);
+        // What is lost when the table is full is written again with the next packet. What another processor notes of an answer at this
+        // very moment stays.
+        let (backend, segments) = (work.half.flow.backend, work.half.segments);
+        if is_udp || !tables.ask_again(&work.packet.key, backend, segments, now.s) {
+            let _ = tables.insert_half_open(&work.packet.key, &work.half, is_udp);
+        }
         // Another flow may have claimed the tuple since the entry was lost.
         let taken = tables.flow(&work.pair_key, &mut work.other).is_some()
             || (tables.half_open(&work.pair_key, &mut work.other_half)
                 && !leads_to(&work.pair_key, &work.other_half.flow, &work.packet.key));
-        if !taken {
-            let _ = tables.insert_half_open(&work.pair_key, &work.pair_half, true);
+        if !taken && (is_udp || !tables.ask_again(&work.pair_key, backend, 0, now.s)) {
+            let _ = tables.insert_half_open(&work.pair_key, &work.pair_half, is_udp);
         }
     }
     let direct = work.flow.flags & flow_flags::DIRECT != 0;

@@ -36,6 +36,9 @@ pub trait Tables<const N: usize> {
     /// Writes a half-open entry; without `replace` an existing one is left alone and refused.
     fn insert_half_open(&mut self, key: &FlowKey<N>, entry: &HalfOpen<N>, replace: bool) -> Result<(), NotInserted>;
     fn remove_half_open(&mut self, key: &FlowKey<N>);
+    /// Notes in place, in a half-open entry of this backend, that its client has asked again: how often, and when. `false`: it is another
+    /// backend's, or not there.
+    fn ask_again(&mut self, key: &FlowKey<N>, backend: u32, segments: u8, now_s: u32) -> bool;
     /// Marks a half-open entry of this backend as answered in place, by these numbers ([`HalfOpen::answers`]). `false`: it is another
     /// backend's, or not there.
     fn mark_answered(&mut self, key: &FlowKey<N>, backend: u32, answers: [u32; 2]) -> bool;

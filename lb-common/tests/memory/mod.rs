@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, Bucket, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health,
-    Masquerade, Service, ServiceKey, Slot, UDP, Vip, VipKey, affinity_tag, backend_flags, backend_state,
+    Masquerade, Service, ServiceKey, Slot, UDP, Vip, VipKey, affinity_tag, backend_flags, backend_state, flow_flags,
     half_open_flags, seal, tag,
 };
 use lb_common::decide::{Hook, NotInserted, Pace, Packet, Tables, Verdict, Work, decide};
@@ -47,6 +47,8 @@ pub struct Memory<const N: usize = 4> {
     pub most_half_open: u32,
     /// Until when flows are made by rule alone.
     pub pressed_until_s: u32,
+    /// The numbers by which another processor marks all half-open entries as answered, right after the next look-up of one.
+    pub answered_meanwhile: Option<[u32; 2]>,
     pub now_ns: u64,
     pub seed: u32,
     /// Live direct connections of local clients, client → server.
@@ -78,6 +80,7 @@ impl<const N: usize> Memory<N> {
             haste: (0, 0),
             most_half_open: 0,
             pressed_until_s: 0,
+            answered_meanwhile: None,
             now_ns: 1_000_000_000_000,
             seed: 1,
             direct: Vec::new(),
@@ -162,7 +165,13 @@ impl<const N: usize> Tables<N> for Memory<N> {
         if let Some(entry) = found {
             *into = *entry;
         }
-        found.is_some()
+        let is_found = found.is_some();
+        if let Some(answers) = self.answered_meanwhile.take_if(|_| is_found) {
+            for entry in self.half_open.values_mut() {
+                (entry.flags, entry.answers) = (entry.flags | half_open_flags::ANSWERED, answers);
+            }
+        }
+        is_found
     }
 
     fn insert_half_open(&mut self, key: &FlowKey<N>, entry: &HalfOpen<N>, replace: bool) -> Result<(), NotInserted> {
@@ -179,6 +188,15 @@ impl<const N: usize> Tables<N> for Memory<N> {
 
     fn remove_half_open(&mut self, key: &FlowKey<N>) {
         self.half_open.remove(key);
+    }
+
+    fn ask_again(&mut self, key: &FlowKey<N>, backend: u32, segments: u8, now_s: u32) -> bool {
+        let found =
+            self.half_open.get_mut(key).filter(|entry| entry.flow.tag == tag(key) && entry.flow.backend == backend);
+        let Some(entry) = found else { return false };
+        (entry.segments, entry.flow.seen_s) = (segments, now_s);
+        entry.flow.flags &= !flow_flags::REPLY_LOST;
+        true
     }
 
     fn mark_answered(&mut self, key: &FlowKey<N>, backend: u32, answers: [u32; 2]) -> bool {

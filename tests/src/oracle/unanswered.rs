@@ -221,7 +221,8 @@ pub fn answer(world: &mut World, asked: Asked, at: usize, hint: Hint) -> Result<
         if !asked.accepts() {
             return refused(world, asked, at, hint, replied);
         }
-        if backend != 0 {
+        // Who takes data with the SYN knows its client: the connection is open.
+        if backend != 0 && more == 0 {
             return Ok(accepted(world, asked, at, replied));
         }
     }
