@@ -279,6 +279,8 @@ fn entry<const N: usize>(key: &ServiceKey<N>, id: u32, kind: u8, flags: u8) -> S
         flags,
         kind,
         pad: 0,
+        rate: 0,
+        burst: 0,
     };
     Service { seal: seal(key, &value), ..value }
 }
