@@ -20,12 +20,13 @@ use crate::workspace::{Workspace, is_root};
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true)]
 pub struct BenchArgs {
-    /// What to measure, with its options: `connect`, `stream`, `control`, `packet`, `north-south`, `connect --help`
+    /// What to measure, with its options: `all`, `connect`, `stream`, `packet`, `scale`, `memory`, `control`, `breakage`, `north-south`,
+    /// `connect --help`
     #[arg(
         trailing_var_arg = true,
         allow_hyphen_values = true,
         required = true,
-        value_name = "connect|stream|control|packet|north-south"
+        value_name = "all|connect|stream|packet|scale|memory|control|breakage|north-south"
     )]
     what: Vec<OsString>,
 }
@@ -43,18 +44,22 @@ pub fn run(workspace: &Workspace, args: &BenchArgs) -> Result<()> {
         .dir(&workspace.root);
     run_shown("building the measurement", &clean_cargo_env(build))?;
     let mut command = Command::new(workspace.target().join("debug/ballast-bench"));
-    command.arg("--agent").arg(agent).args(&args.what);
+    // What is tested, and not only measured, asks for it there.
+    command.env("BALLAST_BIN", &agent).arg("--agent").arg(agent).args(&args.what);
     let error = command.exec();
     Err(error).with_context(|| format!("starting {}", command.get_program().display()))
 }
 
-/// What the agent itself takes, in time and in memory, is measured on the binary that is released.
+/// Benches in which the agent itself is measured, or reads 100,000 services: they have the binary that is released. For all others the
+/// programs count, which are always built with optimisation.
+const RELEASED: [&str; 3] = ["all", "control", "scale"];
+/// Benches that put kube-proxy beside it, which follows an API server.
+const BESIDE: [&str; 5] = ["all", "connect", "control", "north-south", "stream"];
+
 fn build_agent(workspace: &Workspace, args: &BenchArgs) -> Result<PathBuf> {
-    let is_control = args.what.first().is_some_and(|what| what == "control");
+    let is_one_of = |names: &[&str]| args.what.first().is_some_and(|what| names.iter().any(|name| what == name));
     let is_help = args.what.iter().any(|argument| argument == "--help" || argument == "-h");
-    // All but this one put kube-proxy beside it, which follows an API server.
-    let is_beside = args.what.first().is_some_and(|what| what != "packet");
-    let toolchain = setup(workspace, if is_beside { Level::Test } else { Level::Run })?;
+    let toolchain = setup(workspace, if is_one_of(&BESIDE) { Level::Test } else { Level::Run })?;
     compile::build(workspace, toolchain, false)?;
-    if is_control && !is_help { image::build_static(workspace) } else { Ok(workspace.agent(false)) }
+    if is_one_of(&RELEASED) && !is_help { image::build_static(workspace) } else { Ok(workspace.agent(false)) }
 }

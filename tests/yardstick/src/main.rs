@@ -50,15 +50,15 @@ pub struct Flow<const N: usize> {
 macro_rules! family {
     ($n:literal, $flows:ident, $services:ident, $backends:ident, $slots:ident,
      $flows_name:literal, $services_name:literal, $backends_name:literal, $slots_name:literal,
-     $known:ident, $fresh:ident, $foreign:ident) => {
+     $known:ident, $fresh:ident, $foreign:ident, $hash:ident, $insert:ident, $write:ident) => {
         #[btf_map(name = $flows_name)]
         pub static $flows: LruHashMap<Key<$n>, Flow<$n>, 262_144> = LruHashMap::new();
         #[btf_map(name = $services_name)]
-        pub static $services: HashMap<Frontend<$n>, u32, 65_536, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
+        pub static $services: HashMap<Frontend<$n>, u32, 131_072, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
         #[btf_map(name = $slots_name)]
-        pub static $slots: Array<u32, 65_536> = Array::new();
+        pub static $slots: Array<u32, 1_048_576> = Array::new();
         #[btf_map(name = $backends_name)]
-        pub static $backends: Array<Flow<$n>, 65_536> = Array::new();
+        pub static $backends: Array<Flow<$n>, 262_144> = Array::new();
 
         /// One look-up in an LRU hash, and the rewrite.
         #[classifier]
@@ -108,6 +108,35 @@ macro_rules! family {
             let Some(key) = key::<$n>(&context) else { return TC_ACT_UNSPEC };
             if $flows.get_ptr(&key).is_some() { DROP } else { TC_ACT_UNSPEC }
         }
+
+        /// One look-up in a plain hash.
+        #[classifier]
+        pub fn $hash(context: TcContext) -> i32 {
+            let Some(key) = key::<$n>(&context) else { return TC_ACT_UNSPEC };
+            let frontend = Frontend { address: key.dst, port: [key.ports[2], key.ports[3]], pad: 0 };
+            if $services.get_ptr(&frontend).is_some() { TC_ACT_UNSPEC } else { DROP }
+        }
+
+        /// One look-up in an LRU hash that finds nothing, and one insert.
+        #[classifier]
+        pub fn $insert(context: TcContext) -> i32 {
+            let Some(key) = key::<$n>(&context) else { return TC_ACT_UNSPEC };
+            if $flows.get_ptr(&key).is_some() {
+                return DROP;
+            }
+            let flow = Flow { address: key.dst, ports: key.ports, seen_s: 0, rest: [0; 5] };
+            if $flows.insert(&key, &flow, 0).is_err() { DROP } else { TC_ACT_UNSPEC }
+        }
+
+        /// The rewrite alone.
+        #[classifier]
+        pub fn $write(context: TcContext) -> i32 {
+            let Some(key) = key::<$n>(&context) else { return TC_ACT_UNSPEC };
+            let mut flow = Flow { address: key.dst, ports: key.ports, seen_s: 0, rest: [0; 5] };
+            flow.address[$n - 1] ^= 1;
+            flow.ports[3] ^= 1;
+            rewrite(&context, &key, &flow)
+        }
     };
 }
 
@@ -123,7 +152,10 @@ family!(
     "y_slots4",
     known4,
     fresh4,
-    foreign4
+    foreign4,
+    hash4,
+    insert4,
+    write4
 );
 family!(
     16,
@@ -137,7 +169,10 @@ family!(
     "y_slots6",
     known6,
     fresh6,
-    foreign6
+    foreign6,
+    hash6,
+    insert6,
+    write6
 );
 
 /// Nothing: what is measured with it is the measurement.

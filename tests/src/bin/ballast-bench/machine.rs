@@ -24,19 +24,25 @@ pub fn load() -> String {
     text.split(' ').take(3).collect::<Vec<_>>().join(" ")
 }
 
-/// The calling thread, and the threads that it starts meanwhile, are on one CPU; dropped, it may use those that it might before.
+/// The CPUs that the calling thread might use: dropped, it may use them again.
 #[derive(Debug)]
-pub struct OneCpu(CpuSet);
+pub struct Cpus(CpuSet);
 
-impl OneCpu {
-    pub fn new() -> Result<Self> {
-        let allowed = sched_getaffinity(Pid::from_raw(0)).context("asking for our CPUs")?;
+impl Cpus {
+    /// Whoever chooses others from now on does so until this is dropped.
+    pub fn keep() -> Result<Self> {
+        Ok(Self(sched_getaffinity(Pid::from_raw(0)).context("asking for our CPUs")?))
+    }
+
+    /// From now on the calling thread, and the threads that it starts, are on one CPU.
+    pub fn one() -> Result<Self> {
+        let kept = Self::keep()?;
         stay_on_one_cpu()?;
-        Ok(Self(allowed))
+        Ok(kept)
     }
 }
 
-impl Drop for OneCpu {
+impl Drop for Cpus {
     fn drop(&mut self) {
         if let Err(error) = sched_setaffinity(Pid::from_raw(0), &self.0) {
             eprintln!("leaving the one CPU: {error}");

@@ -3,13 +3,19 @@
 //! All arms of a comparison take turns, there and back (A B B A), so that whatever else the machine does falls on all of them alike. A
 //! comparison of a thing with itself shows how much of a ratio is noise.
 
+mod all;
+mod breakage;
 mod connect;
 mod control;
 mod figures;
 mod history;
 mod machine;
+mod memory;
 mod outside;
 mod packet;
+mod pages;
+mod picture;
+mod scale;
 mod stage;
 mod statistics;
 mod targets;
@@ -19,9 +25,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, Subcommand};
 use nix::sys::signal::{SigSet, Signal};
+use serde_json::{Value, json};
 
 use self::figures::{Figure, Part};
 
@@ -38,12 +45,17 @@ struct Arguments {
     /// An earlier result (`--json`): what has become worse by more than noise is named, and is an error.
     #[arg(long, value_name = "FILE", global = true)]
     previous: Option<PathBuf>,
+    /// The book's sources (`docs/src`): the table of the goals and the pictures are written there.
+    #[arg(long, value_name = "FOLDER", global = true)]
+    book: Option<PathBuf>,
     #[command(subcommand)]
     what: What,
 }
 
 #[derive(Debug, Subcommand)]
 enum What {
+    /// Everything below, one after the other.
+    All(all::AllArguments),
     /// TCP connections and requests through a cluster IP, beside direct ones and beside kube-proxy's.
     Connect(connect::ConnectArguments),
     /// Bulk TCP streams, in the same way.
@@ -52,6 +64,12 @@ enum What {
     Control(control::ControlArguments),
     /// What the programs take of the processor for one packet, as ratios to the least that any program needs.
     Packet(packet::PacketArguments),
+    /// The same with 10, 10,000 and 100,000 services: what it costs that there are many.
+    Scale(scale::ScaleArguments),
+    /// What connections and services take of the kernel's memory.
+    Memory,
+    /// What a flood of SYNs and changes of other backends break, and how many flows Maglev moves.
+    Breakage(breakage::BreakageArguments),
     /// Clients outside: frames over a wire and packets one by one, beside kube-proxy and plain forwarding.
     #[command(name = "north-south")]
     NorthSouth(outside::NorthSouthArguments),
@@ -80,22 +98,53 @@ fn run(arguments: &Arguments, signals: SigSet) -> Result<()> {
     });
     // Before anything is measured: a file that cannot be read is told at once.
     let previous = arguments.previous.as_deref().map(history::read).transpose()?;
-    let part = measure(&arguments.what, &arguments.agent, &stop)?;
-    println!("\n{}", targets::table(&part.figures, false));
-    for reason in &part.left_out {
+    let (parts, heading) = measure_parts(arguments, &stop)?;
+    let is_all = matches!(arguments.what, What::All(_));
+    let figures: Vec<Figure> = parts.iter().flat_map(|part| part.figures.clone()).collect();
+    println!("\n{heading}\n\n{}", targets::table(&figures, is_all));
+    for reason in parts.iter().flat_map(|part| &part.left_out) {
         println!("Left out: {reason}.");
     }
     if let Some(file) = &arguments.json {
-        let text = serde_json::to_string_pretty(&part.json())? + "\n";
+        let value = match &parts[..] {
+            [part] => part.json(),
+            parts => all_json(parts, &figures)?,
+        };
+        let text = serde_json::to_string_pretty(&value)? + "\n";
         std::fs::write(file, text).with_context(|| format!("writing {}", file.display()))?;
     }
-    previous.map_or(Ok(()), |previous| compare(&previous, &part))
+    if let Some(book) = &arguments.book {
+        pages::write(book, &parts, &heading)?;
+    }
+    previous.map_or(Ok(()), |previous| compare(&previous, &figures))
+}
+
+/// All parts of what is asked for, and a line about where and when they were measured.
+fn measure_parts(arguments: &Arguments, stop: &AtomicBool) -> Result<(Vec<Part>, String)> {
+    let (before, machine) = (machine::load(), machine::machine()?);
+    let parts = match &arguments.what {
+        What::All(asked) => all::run(*asked, &arguments.agent, stop)?,
+        what => vec![measure(what, &arguments.agent, stop)?],
+    };
+    let heading = format!(
+        "Kernel {}, {} CPUs, load average {before} before and {} after. In brackets where the median lies with 95 %.",
+        machine.kernel,
+        machine.cpus,
+        machine::load()
+    );
+    Ok((parts, heading))
+}
+
+/// All parts, and all figures once more in one list.
+fn all_json(parts: &[Part], figures: &[Figure]) -> Result<Value> {
+    let all: Vec<Value> = parts.iter().map(Part::json).collect();
+    Ok(json!({"bench": "all", "machine": machine::machine()?, "parts": all, "figures": figures}))
 }
 
 /// An error that names what has become worse.
-fn compare(previous: &[Figure], part: &Part) -> Result<()> {
-    let noise = history::noise(&part.figures).max(history::noise(previous));
-    let worse = history::regressions(previous, &part.figures, noise);
+fn compare(previous: &[Figure], now: &[Figure]) -> Result<()> {
+    let noise = history::noise(now).max(history::noise(previous));
+    let worse = history::regressions(previous, now, noise);
     let lines: Vec<String> = worse.iter().map(|regression| format!("  {regression}")).collect();
     ensure!(worse.is_empty(), "{} figures have become worse:\n{}", worse.len(), lines.join("\n"));
     println!("Nothing has become worse by more than noise ({:.1} %).", noise * 100.0);
@@ -104,10 +153,14 @@ fn compare(previous: &[Figure], part: &Part) -> Result<()> {
 
 fn measure(what: &What, agent: &Path, stop: &AtomicBool) -> Result<Part> {
     match what {
+        What::All(_) => bail!("all is more than one bench"),
         What::Connect(asked) => connect::connect(asked, &asked.stage(agent, stop)?, stop),
         What::Stream(asked) => connect::stream(asked, &asked.stage(agent, stop)?, stop),
         What::Control(asked) => control::run(asked, agent, stop),
         What::Packet(asked) => packet::run(asked, agent, stop),
+        What::Scale(asked) => scale::run(asked, agent, stop),
+        What::Memory => memory::run(agent, stop),
+        What::Breakage(asked) => breakage::run(*asked, stop),
         What::NorthSouth(asked) => outside::run(asked, agent, stop),
     }
 }

@@ -16,9 +16,12 @@ use serde_json::{Value, json};
 
 use self::measure::{Kind, Row, measure};
 use crate::figures::{Figure, Part};
-use crate::machine::{OneCpu, load, machine};
+use crate::machine::{Cpus, load, machine};
 use crate::stage::{FAMILIES, Stage, Way};
 
+const ROUNDS: u32 = 40;
+const TURNS: u32 = 5;
+const SERVICES: u32 = 10_000;
 /// Bytes of one stream, and of one of a quick run.
 const STREAM_BYTES: u64 = 128 << 20;
 const STREAM_BYTES_QUICK: u64 = 32 << 20;
@@ -28,13 +31,13 @@ const LOADED: f64 = 0.4;
 #[derive(Clone, Debug, clap::Args)]
 pub struct ConnectArguments {
     /// How often everything takes turns; the result is the median.
-    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    #[arg(long, default_value_t = ROUNDS, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     rounds: u32,
     /// Turns of each arm in a round, there and back: of 20 connections, of 20 questions, of 100 connections by the clock.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, default_value_t = TURNS, value_parser = clap::value_parser!(u32).range(1..=100))]
     turns: u32,
     /// Services of the large clusters.
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..=60_000))]
+    #[arg(long, default_value_t = SERVICES, value_parser = clap::value_parser!(u32).range(100..=60_000))]
     services: u32,
     /// Fewer rounds.
     #[arg(long)]
@@ -45,6 +48,11 @@ pub struct ConnectArguments {
 }
 
 impl ConnectArguments {
+    /// As without any option but these.
+    pub fn of(quick: bool, without_kube_proxy: bool) -> Self {
+        Self { rounds: ROUNDS, turns: TURNS, services: SERVICES, quick, without_kube_proxy }
+    }
+
     fn rounds(&self) -> u32 {
         if self.quick { self.rounds.min(12) } else { self.rounds }
     }
@@ -58,7 +66,7 @@ impl ConnectArguments {
 /// Connections, and requests on one connection.
 pub fn connect(asked: &ConnectArguments, stage: &Stage, stop: &AtomicBool) -> Result<Part> {
     let load_before = load();
-    let _here = OneCpu::new()?;
+    let _here = Cpus::one()?;
     eprintln!("==> connections");
     let closed = measure(stage, Kind::Connect, asked.rounds(), asked.turns, stop)?;
     eprintln!("==> requests on one connection");
@@ -93,7 +101,7 @@ pub fn connect(asked: &ConnectArguments, stage: &Stage, stop: &AtomicBool) -> Re
 pub fn stream(asked: &ConnectArguments, stage: &Stage, stop: &AtomicBool) -> Result<Part> {
     let load_before = load();
     let bytes = if asked.quick { STREAM_BYTES_QUICK } else { STREAM_BYTES };
-    let _here = OneCpu::new()?;
+    let _here = Cpus::one()?;
     eprintln!("==> streams");
     let rows = measure(stage, Kind::Stream { bytes }, asked.rounds(), 1, stop)?;
     println!("One TCP stream of {} MiB:\n\n{}", bytes >> 20, table(&rows, stage.many));

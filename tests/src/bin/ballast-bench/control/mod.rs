@@ -1,6 +1,6 @@
 //! `cargo xtask bench control`: Ballast and kube-proxy beside each other, on nodes of their own, before one real API server.
 
-mod agents;
+pub mod agents;
 mod latency;
 pub mod objects;
 mod print;
@@ -9,7 +9,7 @@ mod run;
 pub mod stage;
 mod start;
 pub mod store;
-mod tables;
+pub mod tables;
 mod watcher;
 
 use std::path::{Path, PathBuf};
@@ -26,6 +26,7 @@ use self::tables::KernelMemory;
 use crate::figures::Part;
 use crate::statistics::Samples;
 
+const SERVICES: u32 = 10_000;
 /// Most services: the cluster IPs that there are.
 const SERVICES_MAX: i64 = 60_000;
 /// Services of the largest start.
@@ -35,7 +36,7 @@ const MOST: usize = 100_000;
 #[derive(Clone, Debug, clap::Args)]
 pub struct ControlArguments {
     /// Services in the API, of four endpoints each.
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..=SERVICES_MAX))]
+    #[arg(long, default_value_t = SERVICES, value_parser = clap::value_parser!(u32).range(100..=SERVICES_MAX))]
     services: u32,
     /// Fewer repetitions, and no start with 100,000 services: for a first look.
     #[arg(long)]
@@ -46,6 +47,13 @@ pub struct ControlArguments {
     /// Leave kube-proxy out.
     #[arg(long)]
     alone: bool,
+}
+
+impl ControlArguments {
+    /// As without any option but this one.
+    pub fn of(quick: bool) -> Self {
+        Self { services: SERVICES, quick, program: None, alone: false }
+    }
 }
 
 /// How often things are done.

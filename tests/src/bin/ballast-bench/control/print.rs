@@ -156,6 +156,7 @@ fn memory_rows(results: &Results) -> Vec<Row> {
         Row::new("kernel memory for an IPv4 connection", number(kernel.per_connection, "B"), "≤ 176 B"),
         Row::new("flow entries for an IPv4 connection", format!("{:.2}", kernel.entries_per_connection), ""),
         Row::new("kernel memory for a service with 10 backends", number(kernel.per_service, "B"), "≤ 1 KB"),
+        Row::new("same, with a Maglev table", number(kernel.per_maglev_service, "B"), "≤ 4 KB"),
         Row::new("kernel memory for a counter that counted", number(kernel.per_counter, "B"), ""),
         Row::new("kernel memory of all maps, idle", number(kernel.idle / MIB, "MiB"), ""),
     ]);

@@ -48,7 +48,12 @@ impl Bench<'_> {
         let amounts = if self.arguments.quick { QUICK } else { FULL };
         let load_before = load();
         say("kernel memory of the maps");
-        let kernel = tables::measure(&self.ballast(), self.stage, self.folder, self.stop)?;
+        let ground = tables::Ground {
+            client: self.stage.ballast.client.place(),
+            server: self.stage.servers.place(),
+            serving: self.stage.servers.addresses()[0],
+        };
+        let kernel = tables::measure(&self.ballast(), &ground, self.folder, self.stop)?;
         self.ballast().clean_up()?;
 
         let mut probe = Probe::new(self.stage, self.stop)?;

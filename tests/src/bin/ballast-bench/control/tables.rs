@@ -9,14 +9,14 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use aya::maps::MapData;
 use lb_common::abi::map_name;
+use lb_tests::topology::Place;
 use lb_userspace::maps::Pinned;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::agents::Ballast;
 use super::objects::{self, PORT, TARGET_PORT};
 use super::probe::{Server, wait_for};
-use super::stage::Stage;
 
 /// Services that are compared with none, and the backends of each.
 const SERVICES: u32 = 1_000;
@@ -28,6 +28,8 @@ const LIMIT: Duration = Duration::from_mins(1);
 const PATIENCE: Duration = Duration::from_secs(3);
 /// The service that is connected to.
 const ECHO: Ipv4Addr = Ipv4Addr::new(10, 96, 3, 1);
+/// The service with a Maglev table.
+const EVEN: Ipv4Addr = Ipv4Addr::new(10, 96, 3, 2);
 /// First cluster IP of the others, and first address of their backends.
 const FIRST_SERVICE: u32 = u32::from_be_bytes([10, 96, 8, 0]);
 const FIRST_BACKEND: u32 = u32::from_be_bytes([172, 20, 0, 1]);
@@ -44,15 +46,24 @@ pub struct KernelMemory {
     pub per_connection: f64,
     /// What maps that grow have grown by, and the elements that are used of those that do not.
     pub per_service: f64,
+    /// The same with a Maglev table.
+    pub per_maglev_service: f64,
     /// A counter, which exists once something was counted: one for a service and each of its backends, by outcome.
     pub per_counter: f64,
 }
 
+/// Who connects, and who serves at which address.
+#[derive(Clone, Copy)]
+pub struct Ground<'a> {
+    pub client: &'a Place,
+    pub server: &'a Place,
+    pub serving: Ipv4Addr,
+}
+
 /// Measures with an agent of its own, on a node that has none at the moment.
-pub fn measure(ballast: &Ballast<'_>, stage: &Stage, folder: &Path, stop: &AtomicBool) -> Result<KernelMemory> {
+pub fn measure(ballast: &Ballast<'_>, ground: &Ground<'_>, folder: &Path, stop: &AtomicBool) -> Result<KernelMemory> {
     let manifest = Manifest(folder.join("services.json"));
-    let serving = stage.servers.addresses()[0];
-    let echo = with_slice("echo", ECHO, &[serving]);
+    let echo = with_slice("echo", ECHO, &[ground.serving]);
     manifest.write(&echo)?;
     let agent = ballast.start(&[format!("--source=file={}", manifest.0.display())])?;
     let maps = Maps(ballast.node.bpffs().join("ballast"));
@@ -62,7 +73,7 @@ pub fn measure(ballast: &Ballast<'_>, stage: &Stage, folder: &Path, stop: &Atomi
     let idle = maps.bytes(&map_name::ALL)?;
     let growing = [map_name::SERVICES4, map_name::NAMES];
     let (grown_before, counters_before) = (maps.bytes(&growing)?, maps.bytes(&[map_name::STATS])?);
-    let (_server, open) = connect(stage, serving, stop)?;
+    let (_server, open) = connect(ground, stop)?;
     let pinned = maps.open()?;
     let flows = f64::from(u32::try_from(pinned.flows4.read()?.len())?) / f64::from(CONNECTIONS);
     let counters = u32::try_from(pinned.stats.keys().flatten().count())?;
@@ -77,23 +88,31 @@ pub fn measure(ballast: &Ballast<'_>, stage: &Stage, folder: &Path, stop: &Atomi
     manifest.write(&echo.iter().cloned().chain(many).collect::<Vec<_>>())?;
     wait_for(LIMIT, stop, || maps.holds(1 + SERVICES as usize)).with_context(late)?;
     let grown = maps.bytes(&growing)? - grown_before;
+    // A Maglev table is so many slots more.
+    let backends: Vec<Ipv4Addr> = (0..BACKENDS).map(|number| Ipv4Addr::from(FIRST_BACKEND + number)).collect();
+    let mut even = with_slice("even", EVEN, &backends);
+    even[0]["metadata"]["annotations"] = json!({"ballast.dev/scheduler": "maglev"});
+    manifest.write(&echo.iter().cloned().chain(even).collect::<Vec<_>>())?;
+    let maglev_slots = wait_for(LIMIT, stop, || maps.slots_of(EVEN)).with_context(late)?;
     let (slot, backend) = (maps.bytes_per_element(map_name::SLOTS)?, maps.bytes_per_element(map_name::BACKENDS4)?);
     Ok(KernelMemory {
         idle,
         entries_per_connection: flows,
         per_connection: flows * maps.bytes_per_element(map_name::FLOWS4)?,
         per_service: grown / f64::from(SERVICES) + f64::from(BACKENDS) * (slot + backend),
+        per_maglev_service: grown / f64::from(SERVICES)
+            + f64::from(maglev_slots) * slot
+            + f64::from(BACKENDS) * backend,
         per_counter,
     })
 }
 
 /// Opens connections through the service, to stay open until they are dropped.
-fn connect(stage: &Stage, serving: Ipv4Addr, stop: &AtomicBool) -> Result<(Server, Vec<TcpStream>)> {
-    let server = Server::holding(stage.servers.place(), SocketAddrV4::new(serving, TARGET_PORT))?;
+fn connect(ground: &Ground<'_>, stop: &AtomicBool) -> Result<(Server, Vec<TcpStream>)> {
+    let server = Server::holding(ground.server, SocketAddrV4::new(ground.serving, TARGET_PORT))?;
     let to = SocketAddr::from((ECHO, PORT));
-    let client = stage.ballast.client.place();
     let one = || TcpStream::connect_timeout(&to, PATIENCE);
-    client.run(|| {
+    ground.client.run(|| {
         let first = wait_for(LIMIT, stop, || one().ok()).context("the service of one backend is not served")?;
         let rest = (1..CONNECTIONS).map(|_| one());
         let all = std::iter::once(Ok(first)).chain(rest).collect::<std::io::Result<_>>();
@@ -131,6 +150,13 @@ impl Maps {
         let maps = self.open().ok()?;
         let count = |found: usize| found == services;
         (count(maps.names.read().ok()?.len()) && count(maps.services4.read().ok()?.len())).then_some(())
+    }
+
+    /// How many slots the service at this address has.
+    fn slots_of(&self, cluster_ip: Ipv4Addr) -> Option<u32> {
+        let services = self.open().ok()?.services4.read().ok()?;
+        let found = services.iter().find(|(key, _)| key.address == cluster_ip.octets());
+        found.map(|(_, service)| service.slot_count).filter(|count| *count > 0)
     }
 
     /// What these maps take together.

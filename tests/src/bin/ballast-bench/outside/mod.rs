@@ -1,7 +1,7 @@
 //! `north-south`: clients outside. Frames as fast as one CPU does all the work of their way, beside kube-proxy, plain forwarding and
 //! XDP that only sends on; and Ballast's programs on one frame at a time.
 
-mod frames;
+pub mod frames;
 mod kube;
 mod lane;
 mod live;
@@ -19,21 +19,25 @@ use serde::Serialize;
 
 use self::stage::Stage;
 use crate::figures::{Better, Figure, Part};
-use crate::machine::{Machine, OneCpu, load, machine};
+use crate::machine::{Cpus, Machine, load, machine};
 use crate::packet::runner::Yardstick;
 
 const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
 
+const ROUNDS: u32 = 40;
+const FRAMES: u32 = 20_000;
+const PACKETS: u32 = 200;
+
 #[derive(Debug, clap::Args)]
 pub struct NorthSouthArguments {
     /// How often everything takes turns; the result is the median.
-    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..=400))]
+    #[arg(long, default_value_t = ROUNDS, value_parser = clap::value_parser!(u32).range(1..=400))]
     rounds: u32,
     /// Frames of one burst over a wire; there are two of each arm in a round.
-    #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(64..=1_000_000))]
+    #[arg(long, default_value_t = FRAMES, value_parser = clap::value_parser!(u32).range(64..=1_000_000))]
     frames: u32,
     /// Frames of each kind in a round, one by one.
-    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(25..=1_000))]
+    #[arg(long, default_value_t = PACKETS, value_parser = clap::value_parser!(u32).range(25..=1_000))]
     packets: u32,
     /// Few rounds: whether it works, not how fast.
     #[arg(long)]
@@ -41,6 +45,13 @@ pub struct NorthSouthArguments {
     /// Leave kube-proxy out: it needs an API server.
     #[arg(long)]
     without_kube_proxy: bool,
+}
+
+impl NorthSouthArguments {
+    /// As without any option but this one.
+    pub fn of(without_kube_proxy: bool) -> Self {
+        Self { rounds: ROUNDS, frames: FRAMES, packets: PACKETS, quick: false, without_kube_proxy }
+    }
 }
 
 /// Everything that was measured, and where.
@@ -68,7 +79,7 @@ pub fn run(arguments: &NorthSouthArguments, agent: &Path, stop: &AtomicBool) -> 
         "{new} new connections of a kind, at most {}: fewer --rounds or --packets",
         single::NEW_MAX
     );
-    let _here = OneCpu::new()?;
+    let _here = Cpus::one()?;
     eprintln!("==> building the programs that do the least");
     let object = lb_tests::programs::build_yardstick()?;
     let load_before = load();

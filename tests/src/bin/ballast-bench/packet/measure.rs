@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::PacketArguments;
 use super::frames::{ACK, SYN, tcp};
+use super::pieces::{Piece, Pieces};
 use super::runner::{Yardstick, run};
 use super::subject::Subject;
 use crate::statistics::Samples;
@@ -23,7 +24,7 @@ const FIRST_KNOWN: u16 = 2_000;
 const FIRST_NEW: u16 = 4_000;
 /// The kind that other packets are under way beside.
 pub const FLOODED: &str = "known flow under a SYN flood / without";
-const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
+pub const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
 
 /// One kind of packet through one version.
 #[derive(Debug, Serialize)]
@@ -56,7 +57,7 @@ pub fn measure(
     yardstick: &mut Yardstick,
     subjects: &[Subject],
     stop: &AtomicBool,
-) -> Result<Vec<Figures>> {
+) -> Result<(Vec<Figures>, Vec<Piece>)> {
     let (here, there) = two_cpus()?;
     pin_to(here)?;
     for subject in subjects {
@@ -70,7 +71,11 @@ pub fn measure(
     }
     let mut rows: Vec<Row> = Vec::new();
     let mut bench = Bench { arguments, yardstick, new: 0, there };
-    for round in 0..=arguments.rounds {
+    let mut pieces = Pieces::default();
+    for round in 0..=arguments.rounds() {
+        for family in 0..2 {
+            bench.new = pieces.measure(&subjects[0], bench.yardstick, family, bench.new, round > 0)?;
+        }
         for subject in subjects {
             for family in 0..2 {
                 for kind in KINDS {
@@ -86,7 +91,7 @@ pub fn measure(
             }
         }
     }
-    Ok(rows.iter().map(figures).collect())
+    Ok((rows.iter().map(figures).collect(), pieces.done()))
 }
 
 /// A kind of packet, and which program does the least for it.
@@ -97,8 +102,9 @@ struct Kind {
     packets: Packets,
 }
 
+/// What packets are.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Packets {
+pub enum Packets {
     Known,
     Reply,
     New,
@@ -203,7 +209,8 @@ impl Bench<'_> {
     }
 }
 
-fn packet(subject: &Subject, family: usize, kind: Packets, number: u32, first_new: u32) -> Vec<u8> {
+/// A packet of this kind.
+pub fn packet(subject: &Subject, family: usize, kind: Packets, number: u32, first_new: u32) -> Vec<u8> {
     let service = Subject::service(family);
     let known = FIRST_KNOWN + u16::try_from(number % u32::from(KNOWN)).expect("below a u16");
     let client = subject.client(family, known);

@@ -3,9 +3,10 @@
 
 pub mod frames;
 mod measure;
+mod pieces;
 mod print;
 pub mod runner;
-mod subject;
+pub mod subject;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -14,11 +15,14 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use self::measure::{FLOODED, Figures};
+use self::pieces::Piece;
 use self::subject::Subject;
 use crate::figures::{Better, Figure, Part};
-use crate::machine::{Machine, load, machine};
+use crate::machine::{Cpus, Machine, load, machine};
 use crate::packet::runner::Yardstick;
 
+const ROUNDS: u32 = 40;
+const PACKETS: u32 = 500;
 /// The version that is not called `before`.
 const NOW: &str = "now";
 
@@ -28,11 +32,25 @@ pub struct PacketArguments {
     #[arg(long, value_name = "PATH")]
     before: Option<PathBuf>,
     /// How often all programs take turns; the result is the median.
-    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, default_value_t = ROUNDS, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
+    /// Fewer rounds.
+    #[arg(long)]
+    quick: bool,
     /// Packets of each kind in a round.
-    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(10..=10_000))]
+    #[arg(long, default_value_t = PACKETS, value_parser = clap::value_parser!(u32).range(10..=10_000))]
     packets: u32,
+}
+
+impl PacketArguments {
+    /// As without any option but this one.
+    pub fn of(quick: bool) -> Self {
+        Self { before: None, rounds: ROUNDS, quick, packets: if quick { PACKETS / 2 } else { PACKETS } }
+    }
+
+    fn rounds(&self) -> u32 {
+        if self.quick { self.rounds.min(10) } else { self.rounds }
+    }
 }
 
 /// Everything that was measured, and where.
@@ -46,10 +64,12 @@ struct Results {
     packets_per_round: u32,
     #[serde(rename = "packets")]
     figures: Vec<Figures>,
+    pieces: Vec<Piece>,
 }
 
 /// Measures and prints.
 pub fn run(arguments: &PacketArguments, agent: &Path, stop: &AtomicBool) -> Result<Part> {
+    let _before = Cpus::keep()?;
     eprintln!("==> building the programs that do the least");
     let yardstick = lb_tests::programs::build_yardstick()?;
     let load_before = load();
@@ -58,15 +78,16 @@ pub fn run(arguments: &PacketArguments, agent: &Path, stop: &AtomicBool) -> Resu
     if let Some(before) = &arguments.before {
         subjects.push(Subject::start("before", before).with_context(|| before.display().to_string())?);
     }
-    let figures = measure::measure(arguments, &mut yardstick, &subjects, stop)?;
+    let (figures, pieces) = measure::measure(arguments, &mut yardstick, &subjects, stop)?;
     drop(subjects);
     let results = Results {
         machine: machine()?,
         load_before,
         load_after: load(),
-        rounds: arguments.rounds,
+        rounds: arguments.rounds(),
         packets_per_round: arguments.packets,
         figures,
+        pieces,
     };
     print::print(&results);
     Ok(Part {

@@ -23,4 +23,8 @@ pub fn print(results: &Results) {
             figures.version, figures.family, figures.kind, figures.ns, figures.least_ns, figures.ratio
         );
     }
+    println!("\n| family | piece, of the same tables | ns |\n|---|---|---:|");
+    for piece in &results.pieces {
+        println!("| {} | {} | {:.0} |", piece.family, piece.name, piece.ns);
+    }
 }

@@ -1,6 +1,6 @@
 //! Running a loaded program on a packet, and the programs that do the least.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, SocketAddrV4};
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -8,6 +8,11 @@ use aya::maps::{Array, HashMap, MapData};
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use aya::{Ebpf, Pod};
 
+/// The programs of `tests/yardstick` at tc.
+const PROGRAMS: [&str; 13] = [
+    "nothing", "known4", "known6", "fresh4", "fresh6", "foreign4", "foreign6", "hash4", "hash6", "insert4", "insert6",
+    "write4", "write6",
+];
 /// Room for the packet afterwards.
 const ROOM: usize = 256;
 
@@ -80,7 +85,7 @@ impl Yardstick {
     pub fn load(object: &Path) -> Result<Self> {
         let bytes = std::fs::read(object).with_context(|| object.display().to_string())?;
         let mut ebpf = Ebpf::load(&bytes).context("loading the yardstick")?;
-        for name in ["nothing", "known4", "known6", "fresh4", "fresh6", "foreign4", "foreign6"] {
+        for name in PROGRAMS {
             let program: &mut SchedClassifier = ebpf.program_mut(name).context("not in the yardstick")?.try_into()?;
             program.load().with_context(|| format!("yardstick {name}"))?;
         }
@@ -103,6 +108,16 @@ impl Yardstick {
             }
             _ => anyhow::bail!("{service} and {backend} are of two families"),
         }
+    }
+
+    /// Fills the table that `hash4` looks into.
+    pub fn fill4(&mut self, services: impl Iterator<Item = SocketAddrV4>) -> Result<()> {
+        let mut table: HashMap<&mut MapData, Frontend<4>, u32> = self.map("y_services", "4")?.try_into()?;
+        for service in services {
+            let frontend = Frontend { address: service.ip().octets(), port: service.port().to_be_bytes(), pad: 0 };
+            table.insert(frontend, 7, 0)?;
+        }
+        Ok(())
     }
 
     fn put<const N: usize>(

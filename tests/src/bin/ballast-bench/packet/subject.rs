@@ -115,7 +115,7 @@ impl Subject {
 }
 
 /// `pod_in` and `pod_out` that use the maps pinned there.
-fn programs(bpffs: &Path) -> Result<[SchedClassifier; 2]> {
+pub fn programs(bpffs: &Path) -> Result<[SchedClassifier; 2]> {
     let map = MapData::from_pin(bpffs.join("ballast/flows4")).context("no map flows4 is pinned yet")?;
     let id = map.info()?.id();
     let mut found = [None, None];
