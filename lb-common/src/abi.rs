@@ -8,7 +8,7 @@
 //! A change of any record here is a change of [`ABI_VERSION`].
 
 /// Version of everything in this module; compared before any pinned map is reused.
-pub const ABI_VERSION: u32 = 6;
+pub const ABI_VERSION: u32 = 7;
 
 /// Bytes of an IPv4 address.
 pub const V4: usize = 4;
@@ -62,9 +62,11 @@ pub mod map_name {
     pub const MASQUERADE6: &str = "masquerade6";
     pub const ENDPOINTS4: &str = "endpoints4";
     pub const ENDPOINTS6: &str = "endpoints6";
+    pub const FAST_PATH: &str = "fast_path";
+    pub const BRIDGE_PORTS: &str = "bridge_ports";
 
     /// All of them.
-    pub const ALL: [&str; 38] = [
+    pub const ALL: [&str; 40] = [
         SERVICES4,
         SERVICES6,
         SLOTS,
@@ -103,6 +105,8 @@ pub mod map_name {
         MASQUERADE6,
         ENDPOINTS4,
         ENDPOINTS6,
+        FAST_PATH,
+        BRIDGE_PORTS,
     ];
 
     const _: () = {
@@ -494,6 +498,9 @@ pub struct Flow<const N: usize> {
     pub state: u8,
     /// [`flow_flags`].
     pub flags: u8,
+    /// Index of the pod's link at whose other end the packet is handed over, past the host's stack, while `fast_path` says so; 0: none.
+    /// Of both entries of a flow, or of neither.
+    pub link: u32,
 }
 
 /// Values of [`Flow::state`].
@@ -761,10 +768,30 @@ pub struct Link {
     pub flags: u32,
 }
 
+/// Key of `bridge_ports`: an address of the link layer, as a bridge knows it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BridgePortKey {
+    /// Index of the bridge.
+    pub bridge: u32,
+    pub address: [u8; 6],
+    pub pad: u16,
+}
+
+/// Value of `bridge_ports`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BridgePort {
+    /// Index of the pod's link that the address is behind.
+    pub link: u32,
+}
+
 /// Bits of [`Link::flags`].
 pub mod link_flags {
     /// Frames that XDP redirects to this link leave by it: its driver sends them, or XDP is generic.
     pub const XDP_SENDS: u32 = 1;
+    /// A pod's link with both programs, whose other end takes packets in its own namespace past this host's stack.
+    pub const HANDS_OVER: u32 = 2;
 }
 
 /// Values of [`Link::role`].
@@ -942,10 +969,10 @@ sizes! {
     Backend<16> = 40,
     FlowKey<4> = 16,
     FlowKey<16> = 40,
-    Flow<4> = 36,
-    Flow<16> = 60,
-    HalfOpen<4> = 60,
-    HalfOpen<16> = 84,
+    Flow<4> = 40,
+    Flow<16> = 64,
+    HalfOpen<4> = 64,
+    HalfOpen<16> = 88,
     Health = 24,
     AffinityKey<4> = 12,
     AffinityKey<16> = 24,
@@ -963,6 +990,8 @@ sizes! {
     ServiceName = 148,
     StatKey = 8,
     Link = 12,
+    BridgePortKey = 12,
+    BridgePort = 4,
     Config = 16,
     LoadSettings = 28,
     Event = 64,

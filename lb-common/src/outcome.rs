@@ -103,11 +103,13 @@ pub enum Outcome {
     Resumed = 47,
     /// First packet of a flow from a network of clients outside that has made as many as the service's rate limit allows: dropped.
     DroppedRateLimit = 48,
+    /// Packet of a flow handed over at the other end of a pod's link, past the host's stack. Counted beside the packet's own outcome.
+    FastPath = 49,
 }
 
 impl Outcome {
     /// How many there are.
-    pub const COUNT: usize = 49;
+    pub const COUNT: usize = 50;
 
     /// All of them, in the order of their numbers.
     pub const ALL: [Outcome; Self::COUNT] = [
@@ -160,6 +162,7 @@ impl Outcome {
         Self::SelectedByTuple,
         Self::Resumed,
         Self::DroppedRateLimit,
+        Self::FastPath,
     ];
 
     /// The outcome with this number.
@@ -219,6 +222,7 @@ impl Outcome {
             Self::SelectedByTuple => "selected_by_tuple",
             Self::Resumed => "resumed",
             Self::DroppedRateLimit => "dropped_rate_limit",
+            Self::FastPath => "fast_path",
         }
     }
 }

@@ -238,6 +238,7 @@ mod tests {
             generation: 0,
             state,
             flags: 0,
+            link: 0,
         }
     }
 

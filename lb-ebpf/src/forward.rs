@@ -28,7 +28,7 @@ pub const DROP: i32 = TC_ACT_SHOT;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 /// `skb->pkt_type` of a packet for this host.
-const PACKET_HOST: u32 = 0;
+pub const PACKET_HOST: u32 = 0;
 /// `gso_size` of a packet whose segments have lengths of their own (SCTP).
 const GSO_BY_FRAGMENTS: u32 = 0xffff;
 /// Longest packet that a length field of 16 bits can tell.
@@ -203,7 +203,7 @@ pub fn link_to<const N: usize>(context: *mut c_void, ifindex: u32, address: &[u8
 }
 
 #[inline(always)]
-fn query<const N: usize>(src: &[u8; N], dst: &[u8; N], protocol: u8) -> FibQuery {
+pub fn query<const N: usize>(src: &[u8; N], dst: &[u8; N], protocol: u8) -> FibQuery {
     // SAFETY: zeroes are a valid query; the union's members are written for the family at hand.
     let mut query: FibQuery = unsafe { core::mem::zeroed() };
     query.family = if N == 4 { AF_INET } else { AF_INET6 };

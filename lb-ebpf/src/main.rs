@@ -11,6 +11,7 @@ mod bind;
 mod bucket;
 mod count;
 mod echo;
+mod fast;
 mod forward;
 mod fragments;
 mod headers;

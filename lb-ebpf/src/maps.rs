@@ -5,10 +5,10 @@ use aya_ebpf::btf_maps::lpm_trie::Key;
 use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf, SkStorage};
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
-    Affinity, AffinityKey, Backend, Bucket, BucketKey, Config, Endpoint, EndpointKey, Event, Flow, FlowKey, Fragment,
-    FragmentKey, HalfOpen, Health, Link, LoadSettings, Masquerade, Network, NetworkKey, SOURCE_SERVICE_BITS, Service,
-    ServiceKey, ServiceName, Slot, SocketEntries, SocketKey, SocketPeer, Source, SourceKey, StatKey, Traffic, Vip,
-    VipKey,
+    Affinity, AffinityKey, Backend, BridgePort, BridgePortKey, Bucket, BucketKey, Config, Endpoint, EndpointKey, Event,
+    Flow, FlowKey, Fragment, FragmentKey, HalfOpen, Health, Link, LoadSettings, Masquerade, Network, NetworkKey,
+    SOURCE_SERVICE_BITS, Service, ServiceKey, ServiceName, Slot, SocketEntries, SocketKey, SocketPeer, Source,
+    SourceKey, StatKey, Traffic, Vip, VipKey,
 };
 use lb_common::decide::Work;
 use lb_common::limits;
@@ -58,6 +58,13 @@ pub static CONFIG: Array<Config, 1> = Array::new();
 /// Written by who loads the programs: its readers know what these were loaded with also when no agent runs.
 #[btf_map(name = "settings")]
 pub static SETTINGS: Array<LoadSettings, 1> = Array::new();
+
+/// 1: there is a fast path at this moment, 0: there is none. One word, so that all links see it change at once.
+#[btf_map(name = "fast_path")]
+pub static FAST_PATH: Array<u32, 1> = Array::new();
+/// Behind which of its ports a bridge finds a pod: known by the agent.
+#[btf_map(name = "bridge_ports")]
+pub static BRIDGE_PORTS: HashMap<BridgePortKey, BridgePort, { limits::LINKS as usize }, ON_DEMAND> = HashMap::new();
 
 #[btf_map(name = "sources4")]
 pub static SOURCES4: LpmTrie<SourceKey<4>, Source, { limits::SOURCES as usize }> = LpmTrie::new();

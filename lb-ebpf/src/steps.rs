@@ -5,12 +5,14 @@
 //! number. Nothing is known of what its arguments hold, so it looks the scratch record up anew and finds there what the step before
 //! left. Its stack counts along the chain of calls: the steps are called one after the other, never one by the other.
 
+use core::arch::asm;
 use core::ffi::c_void;
 
 use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use lb_common::abi::FlowKey;
 use lb_common::decide::{self, Hook, Pick, Reserved, Step, Tables, Work};
 
+use crate::fast::FAST_PATH_ON;
 use crate::maps::Family;
 use crate::tables::Kernel;
 
@@ -25,31 +27,40 @@ const fn task(hook: Hook, step: Step) -> u32 {
 }
 
 #[inline(always)]
-fn run<const N: usize>(context: *mut c_void, ifindex: u32, task: u32, body: Body<N>) -> u32
+fn run<const N: usize>(context: *mut c_void, ifindex: u32, hook: Hook, task: u32, body: Body<N>) -> u32
 where
     Kernel: Family<N> + Tables<N>,
 {
     let Some(work) = <Kernel as Family<N>>::work() else { return Step::Decided as u32 };
-    let (hook, step) = (Hook(task as u8), Step::from_number((task >> 8) as u8));
+    let step = Step::from_number((task >> 8) as u8);
     body(&mut Kernel { context, ifindex }, work, hook, step) as u32
 }
 
+/// The hook of a step at XDP: a constant, for what only tc can do. The number is looked at all the same.
+#[inline(always)]
+fn looked_at(task: u32) -> Hook {
+    // SAFETY: the instruction changes nothing.
+    unsafe { asm!("{task} = {task}", task = in(reg) u64::from(task)) };
+    Hook::XDP
+}
+
 macro_rules! steps {
-    ($context:ty, $ifindex:ident: $($name:ident = $body:path, $n:literal;)*) => {
+    ($context:ty, $ifindex:ident, $hook:expr; $($name:ident = $body:path, $n:literal;)*) => {
         $(
             #[unsafe(no_mangle)]
             #[inline(never)]
             extern "C" fn $name(context: *mut $context, task: u32) -> u32 {
                 // SAFETY: reads the context; volatile, so that no function is one that does not look at it.
                 let ifindex = unsafe { (&raw const (*context).$ifindex).read_volatile() };
-                run::<$n>(context.cast(), ifindex, task, $body)
+                let hook: fn(u32) -> Hook = $hook;
+                run::<$n>(context.cast(), ifindex, hook(task), task, $body)
             }
         )*
     };
 }
 
 steps! {
-    __sk_buff, ifindex:
+    __sk_buff, ifindex, |task| Hook(task as u8);
     syn4 = decide::syn, 4;
     syn6 = decide::syn, 16;
     keep4 = decide::keep, 4;
@@ -62,13 +73,15 @@ steps! {
     select6 = decide::select, 16;
     direct4 = decide::direct, 4;
     direct6 = decide::direct, 16;
+    lead4 = decide::lead, 4;
+    lead6 = decide::lead, 16;
     place4 = decide::place, 4;
     place6 = decide::place, 16;
 }
 
 // No client sends directly at XDP: its connections do not move, and a direct packet is none to look at.
 steps! {
-    xdp_md, ingress_ifindex:
+    xdp_md, ingress_ifindex, looked_at;
     xdp_syn4 = decide::syn, 4;
     xdp_syn6 = decide::syn, 16;
     xdp_keep4 = decide::keep, 4;
@@ -114,6 +127,9 @@ pub fn tc<const N: usize>(skb: *mut __sk_buff, mut step: Step, hook: Hook) {
     }
     if from_client && step == Step::Direct {
         step = call!(step, hook, skb, N: direct4, direct6);
+    }
+    if from_client && FAST_PATH_ON.load() != 0 && step == Step::Place {
+        step = call!(step, hook, skb, N: lead4, lead6);
     }
     if requests && step == Step::Place {
         let _ = call!(step, hook, skb, N: place4, place6);

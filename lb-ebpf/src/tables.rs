@@ -21,6 +21,7 @@ use lb_common::words;
 
 use crate::bucket;
 use crate::count::{self, Counter};
+use crate::fast;
 use crate::forward;
 use crate::maps::{Family, LINKS, SLOTS, TURNS};
 use crate::pressure;
@@ -328,6 +329,21 @@ where
     #[inline(always)]
     fn reserve(&mut self, work: &mut Work<N>, now_s: u32) -> Reserved {
         steps::reserve(work, now_s)
+    }
+
+    #[inline(always)]
+    fn link(&mut self) -> u32 {
+        self.ifindex
+    }
+
+    #[inline(always)]
+    fn fast_link(&mut self, client: &[u8; N], backend: &[u8; N]) -> u32 {
+        fast::link(self, client, backend)
+    }
+
+    #[inline(always)]
+    fn is_fast(&mut self, link: u32, protocol: u8) -> bool {
+        fast::takes::<N>(self.context.cast(), link, protocol)
     }
 
     #[inline(always)]

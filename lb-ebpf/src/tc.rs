@@ -15,6 +15,7 @@ use lb_common::outcome::Outcome;
 
 use crate::aside::{self, LEAST_TRANSPORT, Spot};
 use crate::count::{self, Counter};
+use crate::fast::{self, FAST_PATH_ON};
 use crate::forward::{self, DROP, NEXT};
 use crate::fragments;
 use crate::maps::Family;
@@ -180,6 +181,13 @@ fn act<const N: usize, P: Place>(skb: *mut __sk_buff, work: &mut Work<N>, offset
     } else if rewrite::skb(skb, offsets, work, end).is_err() {
         count::outcome(Outcome::DroppedRewrite, Counter::Packet);
         return DROP;
+    }
+    let (link, protocol) = (work.verdict.link, work.packet.key.protocol);
+    if P::HOOK.has(Hook::FROM_CLIENT) && FAST_PATH_ON.load() != 0 && link != 0 {
+        // An answer that is rewritten here may go no other way.
+        if action == Action::ToClient || fast::takes::<N>(skb, link, protocol) {
+            return fast::send::<N>(skb, link);
+        }
     }
     NEXT
 }

@@ -6,7 +6,7 @@
 //! `work.half` is the reply entry found under the packet's tuple, `work.pair_key` the client's.
 
 use super::entries::{forget_half, kept_by, leads_to, pair_of};
-use super::{Action, Hook, NotInserted, Now, Step, Tables, Work, health, opening};
+use super::{Action, Hook, NotInserted, Now, Step, Tables, Work, fast, health, opening};
 use crate::abi::{TCP, UDP, flow_flags, flow_state, half_open_flags};
 use crate::outcome::Outcome;
 use crate::{state, words};
@@ -20,7 +20,7 @@ pub(super) const fn rewrites(hook: Hook, flags: u8) -> Option<bool> {
 
 #[inline(always)]
 pub(super) fn answer<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now: Now) -> Step {
-    let Some(route) = rewrites(hook, work.flow.flags) else { return Step::Decided };
+    let Some(route) = fast::replies(tables, work, hook) else { return Step::Decided };
     let protocol = work.packet.key.protocol;
     let flags = work.packet.tcp_flags;
     let timeout_s = tables.timeout_s(protocol, flow_state::HALF_OPEN);
@@ -58,12 +58,12 @@ pub(super) fn answer<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
             return refusal(tables, work, generation, now);
         }
         if work.flow.backend != 0 && !took_data(work) {
-            accepted(tables, work, generation, now);
+            accepted(tables, work, hook, generation, now);
             return Step::Decided;
         }
     }
     work.flow.state = flow_state::OPEN;
-    match promote(tables, work, true, generation, now) {
+    match promote(tables, work, hook, true, generation, now) {
         Promoted::Yes => {
             if generation != 0 {
                 health::answered(tables, work.flow.backend, generation, now);
@@ -102,7 +102,7 @@ fn took_data<const N: usize>(work: &Work<N>) -> bool {
 
 /// The backend accepts the connection: noted in both entries, one that is missing written again.
 #[inline(always)]
-fn accepted<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, generation: u32, now: Now) {
+fn accepted<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, generation: u32, now: Now) {
     let known = tables.half_open(&work.pair_key, &mut work.pair_half);
     if known {
         let second = work.pair_half.flags & half_open_flags::SECOND != 0;
@@ -130,7 +130,13 @@ fn accepted<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, ge
     let (backend, answers) = (work.half.flow.backend, work.half.answers);
     if !known {
         words::clear(&mut work.pair_half);
-        pair_of(&work.packet.key, &work.flow, &work.pair_key, &mut work.pair_half.flow);
+        let link = fast::other_link(tables, &work.flow, hook);
+        if link != work.half.flow.link && link == 0 {
+            // Its own link is not known here: neither direction keeps one.
+            work.half.flow.link = 0;
+            let _ = tables.insert_half_open(&work.packet.key, &work.half, true);
+        }
+        pair_of(&work.packet.key, &work.flow, &work.pair_key, link, &mut work.pair_half.flow);
         (work.pair_half.flags, work.pair_half.answers) = (half_open_flags::ANSWERED, answers);
         // Lost if the table is full: the client asks once more.
         let _ = tables.insert_half_open(&work.pair_key, &work.pair_half, false);
@@ -180,23 +186,30 @@ pub(super) enum Promoted {
 pub(super) fn promote<const N: usize, T: Tables<N>>(
     tables: &mut T,
     work: &mut Work<N>,
+    hook: Hook,
     is_reply: bool,
     generation: u32,
     now: Now,
 ) -> Promoted {
+    let mut link = fast::other_link(tables, &work.flow, hook);
     // The client's half says whom the flow is with.
     if is_reply
         && tables.half_open(&work.pair_key, &mut work.pair_half)
         && work.pair_half.flags & half_open_flags::SECOND == 0
-        && !leads_to(&work.pair_key, &work.pair_half.flow, &work.packet.key)
     {
-        return Promoted::Left;
+        if !leads_to(&work.pair_key, &work.pair_half.flow, &work.packet.key) {
+            return Promoted::Left;
+        }
+        link = work.pair_half.flow.link;
+    }
+    if link == 0 {
+        work.flow.link = 0;
     }
     work.flow.seen_s = now.s;
     if generation != 0 && work.flow.flags & flow_flags::ENDED != flow_flags::ENDED {
         work.flow.flags |= flow_flags::COUNTED;
     }
-    pair_of(&work.packet.key, &work.flow, &work.pair_key, &mut work.pair);
+    pair_of(&work.packet.key, &work.flow, &work.pair_key, link, &mut work.pair);
     let (client, reply) =
         if is_reply { (&work.pair_key, &work.packet.key) } else { (&work.packet.key, &work.pair_key) };
     let (forward, answer) = if is_reply { (&work.pair, &work.flow) } else { (&work.flow, &work.pair) };

@@ -52,9 +52,15 @@ pub(super) fn leads_to<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>, other: 
         && words::same(dst, &other.dst)
 }
 
-/// The other direction's entry of a flow that stands under `key`, for `other_key`.
+/// The other direction's entry of a flow that stands under `key`, for `other_key`, with the link of that direction.
 #[inline(never)]
-pub(super) fn pair_of<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>, other_key: &FlowKey<N>, into: &mut Flow<N>) {
+pub(super) fn pair_of<const N: usize>(
+    key: &FlowKey<N>,
+    flow: &Flow<N>,
+    other_key: &FlowKey<N>,
+    link: u32,
+    into: &mut Flow<N>,
+) {
     let is_reply = flow.flags & flow_flags::REPLY != 0;
     into.tag = tag(other_key);
     into.backend = flow.backend;
@@ -68,6 +74,7 @@ pub(super) fn pair_of<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>, other_ke
     into.generation = flow.generation;
     into.state = flow.state;
     into.flags = flow.flags ^ flow_flags::REPLY;
+    into.link = link;
 }
 
 /// Whether the record under the flow's backend id still is the backend that the flow was made for.

@@ -3,9 +3,8 @@
 //! `work.flow` is the entry found under the packet's tuple, `work.pair_key` the key of the other direction. Short and inline: what is
 //! seldom is another step.
 
-use super::answer::rewrites;
 use super::entries::{is_of, leads_to, pair_of, uncount};
-use super::{Action, Hook, Now, Step, Tables, Work};
+use super::{Action, Hook, Now, Step, Tables, Work, fast};
 use crate::abi::{UDP, flow_flags, flow_state};
 use crate::outcome::Outcome;
 use crate::state;
@@ -21,7 +20,7 @@ pub(super) fn decide<const N: usize, T: Tables<N>>(
     let protocol = work.packet.key.protocol;
     let opens = protocol != UDP && state::opens(work.packet.tcp_flags);
     if flags & flow_flags::REPLY != 0 {
-        let Some(route) = rewrites(hook, flags) else { return Step::Decided };
+        let Some(route) = fast::replies(tables, work, hook) else { return Step::Decided };
         if protocol != UDP && state::accepts(work.packet.tcp_flags) {
             return Step::Syn;
         }
@@ -113,7 +112,7 @@ fn keep_books<const N: usize, T: Tables<N>>(
 
 /// Writes time and state of this direction, `work.flow`, into the entry of the other one, and writes that again if it is missing.
 #[inline(always)]
-pub(super) fn books<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) {
+pub(super) fn books<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) {
     let flags = state::counted_after(work.flow.flags);
     if flags != work.flow.flags {
         uncount(tables, &work.flow);
@@ -130,7 +129,13 @@ pub(super) fn books<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wor
         }
         return;
     }
-    pair_of(&work.packet.key, &work.flow, &work.pair_key, &mut work.pair);
+    let link = fast::other_link(tables, &work.flow, hook);
+    if link != work.flow.link && link == 0 {
+        // Its own link is not known here: neither direction keeps one.
+        work.flow.link = 0;
+        let _ = tables.insert_flow(&work.packet.key, &work.flow, true);
+    }
+    pair_of(&work.packet.key, &work.flow, &work.pair_key, link, &mut work.pair);
     // Lost again if the table is full: the next second tries once more.
     let _ = tables.insert_flow(&work.pair_key, &work.pair, false);
 }

@@ -4,7 +4,7 @@
 
 use super::entries::{forget_half, kept_by, leads_to, set_pair_key};
 use super::place::answer_half;
-use super::{Action, Hook, Now, Step, Tables, Work, answer, select, tunnel};
+use super::{Action, Hook, Now, Step, Tables, Work, answer, fast, select, tunnel};
 use crate::abi::{MOST_MOVES, TCP, UDP, flow_flags, flow_state, half_open_flags};
 use crate::outcome::Outcome;
 use crate::state::tcp_flag;
@@ -105,7 +105,8 @@ pub(super) fn stay<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work
     if counts || (is_udp && (lost || work.flow.seen_s != now.s)) {
         work.half.flow.seen_s = now.s;
         work.half.flow.flags &= !flow_flags::REPLY_LOST;
-        answer_half(work);
+        let link = fast::other_link(tables, &work.half.flow, hook);
+        answer_half(work, link);
         // What is lost when the table is full is written again with the next packet. What another processor notes of an answer at this
         // very moment stays.
         let (backend, segments) = (work.half.flow.backend, work.half.segments);
@@ -152,7 +153,7 @@ pub(super) fn unseen<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
     let flags = work.packet.tcp_flags;
     work.flow.state = state::after_forward(flow_state::OPEN, work.packet.key.protocol, flags);
     work.flow.flags |= state::ends(work.packet.key.protocol, flags, flow_flags::CLIENT_ENDED);
-    match answer::promote(tables, work, false, generation, now) {
+    match answer::promote(tables, work, hook, false, generation, now) {
         answer::Promoted::Yes => work.rewrite(Action::ToBackend, Outcome::Forwarded, hook.has(Hook::ROUTED)),
         // The client sends it once more.
         answer::Promoted::Full => work.settle(Action::Drop, Outcome::DroppedTableFull),

@@ -2,7 +2,7 @@
 
 use super::entries::{forget_owner, leads_to, pair_of, same, set_pair_key};
 use super::select::stick;
-use super::{Action, Hook, NotInserted, Now, Tables, Work, health, masquerade, schedule};
+use super::{Action, Hook, NotInserted, Now, Tables, Work, fast, health, masquerade, schedule};
 use crate::abi::{FlowKey, HalfOpen, TCP, flow_flags, half_open_flags, tag};
 use crate::limits::{ADDRESS_ATTEMPTS, PORT_ATTEMPTS, SOCKET_ATTEMPTS};
 use crate::outcome::Outcome;
@@ -31,7 +31,7 @@ pub(super) fn place<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wor
     let masqueraded = work.half.flow.flags & flow_flags::MASQUERADED != 0;
     // Only the client's own link names its namespace, and only TCP has sockets that the kernel can be asked for.
     let sockets = hook.has(Hook::FROM_CLIENT) && work.packet.key.protocol == TCP && !masqueraded;
-    if let Err(outcome) = write(tables, work, sockets, now) {
+    if let Err(outcome) = write(tables, work, hook, sockets, now) {
         work.settle(Action::Drop, outcome);
         work.verdict.backend = work.half.flow.backend;
         return;
@@ -85,11 +85,13 @@ fn keep_left<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) {
 fn write<const N: usize, T: Tables<N>>(
     tables: &mut T,
     work: &mut Work<N>,
+    hook: Hook,
     sockets: bool,
     now: Now,
 ) -> Result<(), Outcome> {
     set_pair_key(&work.packet.key, &work.half.flow, &mut work.pair_key);
-    answer_half(work);
+    let link = fast::other_link(tables, &work.half.flow, hook);
+    answer_half(work, link);
     let ports = tables.source_ports();
     let keeps = work.placing & placing::KEEP_PORT != 0
         && (work.placing & placing::FROM_NODE == 0 || ports.keeps(work.packet.key.src_port));
@@ -164,11 +166,11 @@ pub(super) fn aim<const N: usize>(work: &mut Work<N>, hook: Hook) {
     masquerade::own_source(work, hook);
 }
 
-/// Makes `work.pair_half` the entry of the answers to `work.half`.
+/// Makes `work.pair_half` the entry of the answers to `work.half`, with their link.
 #[inline(always)]
-pub(super) fn answer_half<const N: usize>(work: &mut Work<N>) {
+pub(super) fn answer_half<const N: usize>(work: &mut Work<N>, link: u32) {
     words::clear(&mut work.pair_half);
-    pair_of(&work.packet.key, &work.half.flow, &work.pair_key, &mut work.pair_half.flow);
+    pair_of(&work.packet.key, &work.half.flow, &work.pair_key, link, &mut work.pair_half.flow);
     work.pair_half.flags = work.half.flags & (half_open_flags::ANSWERED | half_open_flags::RESUMED);
     work.pair_half.answers = work.half.answers;
 }

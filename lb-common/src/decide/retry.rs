@@ -80,7 +80,7 @@ fn refused<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, now
 /// To the backend in `work.pick`. The answers' entry of the one before stays, so that a late answer is known as one.
 #[inline(always)]
 fn leave<const N: usize>(work: &mut Work<N>, hook: Hook, now: Now) {
-    answer_half(work);
+    answer_half(work, 0);
     words::copy(&work.pair_key, &mut work.left_key);
     words::copy(&work.pair_half, &mut work.left);
     work.left.flags = half_open_flags::LEFT;

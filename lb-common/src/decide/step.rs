@@ -1,6 +1,6 @@
 //! The decision in steps: each one small enough to be verified by itself, the next one named by the one before.
 
-use super::{Hook, Picked, Tables, Work, direct as direct_traffic, entries, known, opening, syn as second};
+use super::{Hook, Picked, Tables, Work, direct as direct_traffic, entries, fast, known, opening, syn as second};
 use super::{place as placing, retry as retrying, select as selection, vip};
 use crate::abi::UDP;
 use crate::outcome::Outcome;
@@ -113,6 +113,7 @@ pub fn decide<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, 
         step = direct(tables, work, hook, step);
     }
     if step == Step::Place {
+        step = lead(tables, work, hook, step);
         place(tables, work, hook, step);
     }
 }
@@ -146,10 +147,10 @@ pub fn syn<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hoo
 
 /// What a known flow's packet leaves to do seldom: keeping both entries alike, and forgetting them.
 #[inline(always)]
-pub fn keep<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, _: Hook, step: Step) -> Step {
+pub fn keep<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, step: Step) -> Step {
     entries::set_pair_key(&work.packet.key, &work.flow, &mut work.pair_key);
     if step == Step::Books {
-        known::books(tables, work);
+        known::books(tables, work, hook);
         return Step::Decided;
     }
     entries::forget(tables, work);
@@ -190,6 +191,13 @@ pub fn select<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, 
 #[inline(always)]
 pub fn direct<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, _: Step) -> Step {
     if hook.has(Hook::FROM_CLIENT) { direct_traffic::decide(tables, work) } else { Step::Decided }
+}
+
+/// Before [`place`]: whether packets of the flow are handed over past the host's stack, and where.
+#[inline(always)]
+pub fn lead<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, step: Step) -> Step {
+    fast::lead(tables, work, hook);
+    step
 }
 
 /// A flow gets its entries, or the packet is dropped.

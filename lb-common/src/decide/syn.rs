@@ -2,9 +2,8 @@
 //!
 //! `work.flow` is the entry found under the packet's tuple, `work.pair_key` the key of the other direction.
 
-use super::answer::rewrites;
 use super::entries::{forget, kept_by, leads_to};
-use super::{Action, Hook, Now, Step, Tables, Work, health, known};
+use super::{Action, Hook, Now, Step, Tables, Work, fast, health, known};
 use crate::abi::{flow_flags, flow_state, half_open_flags};
 use crate::outcome::Outcome;
 use crate::{state, words};
@@ -77,7 +76,7 @@ fn second<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, now:
 /// The backend accepts a connection on the tuple: the flow's, once more, or another one.
 #[inline(always)]
 fn accepted<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now: Now) -> Step {
-    let Some(route) = rewrites(hook, work.flow.flags) else { return Step::Decided };
+    let Some(route) = fast::replies(tables, work, hook) else { return Step::Decided };
     let timeout_s = tables.timeout_s(work.packet.key.protocol, work.flow.state);
     if state::yields(&work.flow, timeout_s, now.s) {
         // It answers a direct connection on these ports, of a client whose requests no hook can tell apart: a service flow that
@@ -113,7 +112,9 @@ fn take_over<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, g
     flow.seen_s = now.s;
     flow.state = flow_state::OPEN;
     flow.flags &= !flow_flags::ENDED;
-    super::entries::pair_of(&work.packet.key, &work.flow, &work.pair_key, &mut work.pair);
+    // The SYN was remembered with the flow's own link.
+    let link = work.pair_half.flow.link;
+    super::entries::pair_of(&work.packet.key, &work.flow, &work.pair_key, link, &mut work.pair);
     // Both exist: they are written over. What fails is healed by the next packets.
     let _ = tables.insert_flow(&work.pair_key, &work.pair, true);
     let _ = tables.insert_flow(&work.packet.key, &work.flow, true);

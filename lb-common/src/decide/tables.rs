@@ -84,6 +84,19 @@ pub trait Tables<const N: usize> {
     {
         reserve(self, work, now_s)
     }
+    /// Index of the link that the packet is seen at.
+    fn link(&mut self) -> u32 {
+        0
+    }
+    /// Index of the link at whose other end the backend is, if packets of a new flow of the client at [`Tables::link`] may be handed over
+    /// there, and answers at the client's; else 0.
+    fn fast_link(&mut self, _client: &[u8; N], _backend: &[u8; N]) -> u32 {
+        0
+    }
+    /// Whether this packet may be handed over at the other end of the link now.
+    fn is_fast(&mut self, _link: u32, _protocol: u8) -> bool {
+        false
+    }
     /// Seconds without a packet after which a flow in this state is forgotten.
     fn timeout_s(&mut self, protocol: u8, state: u8) -> u32;
     /// Counts what the decision learnt about a backend beside its verdict.

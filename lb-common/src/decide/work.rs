@@ -102,6 +102,8 @@ pub struct Verdict<const N: usize> {
     pub service: u32,
     /// Backend id; 0: none.
     pub backend: u32,
+    /// The flow's link ([`Flow::link`]). At a pod's own link an answer goes there; a request does, if the packet may.
+    pub link: u32,
 }
 
 /// The room that one decision works in. BPF has 512 bytes of stack, so the programs keep it in a per-CPU map.
@@ -170,6 +172,7 @@ impl<const N: usize> Work<N> {
             generation: 0,
             state: 0,
             flags: 0,
+            link: 0,
         };
         let half = HalfOpen { flow, tried: [0; MOST_MOVES], answers: [0; 2], segments: 0, moves: 0, flags: 0, pad: 0 };
         let verdict = Verdict {
@@ -183,6 +186,7 @@ impl<const N: usize> Work<N> {
             client_port: 0,
             service: 0,
             backend: 0,
+            link: 0,
         };
         Self {
             packet,
@@ -243,6 +247,7 @@ impl<const N: usize> Work<N> {
         self.verdict.port = self.flow.port;
         self.verdict.client_port = self.flow.client_port;
         self.verdict.backend = self.flow.backend;
+        self.verdict.link = self.flow.link;
     }
 }
 

@@ -244,6 +244,7 @@ fn datapath_settings(settings: &Settings) -> datapath::Settings {
         protect_node_ports: settings.protect_node_ports == config::Switch::On,
         tc_attach: settings.tc_attach,
         xdp_mode: settings.xdp_mode,
+        fast_path: settings.fast_path,
         pod_interfaces: settings.pod_interfaces.clone(),
         external_interfaces: settings.external_interfaces.clone(),
         cluster_cidrs: settings.cluster_cidr.clone(),

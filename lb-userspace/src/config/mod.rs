@@ -24,7 +24,8 @@ pub use port_range::PortRange;
 pub use settings::Settings;
 pub use sizes::{MAX_MAP_ENTRIES, MIN_MAP_ENTRIES, MapSizes};
 pub use values::{
-    ApiServer, CgroupRoot, Interfaces, LogFormat, LogLevel, SocketLb, Source, Switch, TcAttach, ValueError, XdpMode,
+    ApiServer, CgroupRoot, FastPath, Interfaces, LogFormat, LogLevel, SocketLb, Source, Switch, TcAttach, ValueError,
+    XdpMode,
 };
 
 /// Where bpffs is mounted, unless `--bpffs` says otherwise.

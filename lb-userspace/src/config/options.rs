@@ -15,8 +15,8 @@ use super::durations::{
 };
 use super::networks::{network, networks};
 use super::{
-    ApiServer, CgroupRoot, CheckLimits, FlowTimeouts, Interfaces, LogFormat, LogLevel, MapSizes, NodePortAddresses,
-    Period, PortRange, ProxyName, SocketLb, Source, Switch, TcAttach, XdpMode,
+    ApiServer, CgroupRoot, CheckLimits, FastPath, FlowTimeouts, Interfaces, LogFormat, LogLevel, MapSizes,
+    NodePortAddresses, Period, PortRange, ProxyName, SocketLb, Source, Switch, TcAttach, XdpMode,
 };
 use crate::model::{Mode, Scheduler};
 
@@ -227,6 +227,11 @@ pub struct Options {
     #[arg(long, value_name = "auto|native|generic|off")]
     #[serde(deserialize_with = "text")]
     pub xdp_mode: Option<XdpMode>,
+
+    /// Hand packets between two pods of this node over past its stack; auto: while that skips nothing [default: auto]
+    #[arg(long, value_name = "auto|on|off")]
+    #[serde(deserialize_with = "text")]
+    pub fast_path: Option<FastPath>,
 
     /// How log lines are written [default: text]
     #[arg(long, value_name = "text|json")]

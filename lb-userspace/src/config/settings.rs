@@ -7,8 +7,8 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use super::{
-    self as defaults, ApiServer, CgroupRoot, CheckLimits, ConfigError, FlowTimeouts, Interfaces, LogFormat, LogLevel,
-    MapSizes, NodePortAddresses, Options, Period, PortRange, SocketLb, Source, Switch, TcAttach, XdpMode,
+    self as defaults, ApiServer, CgroupRoot, CheckLimits, ConfigError, FastPath, FlowTimeouts, Interfaces, LogFormat,
+    LogLevel, MapSizes, NodePortAddresses, Options, Period, PortRange, SocketLb, Source, Switch, TcAttach, XdpMode,
 };
 use crate::model::{Mode, Scheduler};
 
@@ -57,6 +57,7 @@ pub struct Settings {
     pub health_bind: SocketAddr,
     pub tc_attach: TcAttach,
     pub xdp_mode: XdpMode,
+    pub fast_path: FastPath,
     pub log_format: LogFormat,
     pub log_level: LogLevel,
     pub program_log_level: LogLevel,
@@ -105,6 +106,7 @@ impl Options {
             health_bind: self.health_bind.or(other.health_bind),
             tc_attach: self.tc_attach.or(other.tc_attach),
             xdp_mode: self.xdp_mode.or(other.xdp_mode),
+            fast_path: self.fast_path.or(other.fast_path),
             log_format: self.log_format.or(other.log_format),
             log_level: self.log_level.or(other.log_level),
             program_log_level: self.program_log_level.or(other.program_log_level),
@@ -168,6 +170,7 @@ impl Options {
             health_bind: self.health_bind.unwrap_or_else(|| constant(defaults::DEFAULT_HEALTH_BIND)),
             tc_attach: self.tc_attach.unwrap_or(TcAttach::Auto),
             xdp_mode: self.xdp_mode.unwrap_or(XdpMode::Auto),
+            fast_path: self.fast_path.unwrap_or(FastPath::Auto),
             log_format: self.log_format.unwrap_or(LogFormat::Text),
             log_level: self.log_level.unwrap_or(LogLevel::Info),
             program_log_level: self.program_log_level.unwrap_or(LogLevel::Off),

@@ -201,6 +201,15 @@ choice!(
     }
 );
 choice!(
+    /// Whether packets between two pods of the node are handed over past its stack.
+    FastPath, "a mode of the fast path", "auto, on or off", {
+        /// While nothing of the node would be skipped.
+        Auto = "auto",
+        On = "on",
+        Off = "off",
+    }
+);
+choice!(
     /// A switch.
     Switch, "a switch", "on or off", { On = "on", Off = "off" }
 );

@@ -160,6 +160,11 @@ impl Attacher {
         self.attached.keys().chain(self.problems.keys()).map(|(ifindex, _)| *ifindex).collect()
     }
 
+    /// Whether programs hang at all these places of an interface.
+    pub fn serves(&self, ifindex: u32, points: &[Point]) -> bool {
+        points.iter().all(|point| self.attached.contains_key(&(ifindex, *point)))
+    }
+
     /// Interfaces that pins or filters may be left of, from any start.
     pub fn kept_interfaces(&self) -> BTreeSet<u32> {
         let pinned = self.pins.interfaces().into_iter().map(|(_, ifindex, ..)| ifindex);

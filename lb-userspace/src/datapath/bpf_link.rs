@@ -181,6 +181,26 @@ pub(super) fn has_tcx() -> bool {
     bpf(bpf_cmd::BPF_PROG_QUERY, &mut attributes).is_ok()
 }
 
+/// Ids of the programs that hang on an interface by TCX, at most this many. None: the kernel has no TCX, or the interface is gone.
+pub(super) fn tcx_programs<const MOST: usize>(ifindex: u32, attach_type: bpf_attach_type) -> io::Result<Vec<u32>> {
+    let mut ids = [0_u32; MOST];
+    let mut rest = [0; 6];
+    // The addresses of the ids, and how many there is room for.
+    (rest[0], rest[1]) = (ids.as_mut_ptr() as u64, MOST as u64);
+    let mut attributes =
+        ProgramQuery { target: ifindex, attach_type: attach_type as u32, query_flags: 0, attach_flags: 0, rest };
+    match bpf(bpf_cmd::BPF_PROG_QUERY, &mut attributes) {
+        Ok(_) => {}
+        // More than there is room for: those that fit are written.
+        Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {}
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENOENT | libc::EINVAL)) => {
+            return Ok(Vec::new());
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(ids.into_iter().take_while(|id| *id != 0).collect())
+}
+
 fn bpf<T>(command: bpf_cmd, attributes: &mut T) -> io::Result<i32> {
     // SAFETY: the attributes are a live repr(C) record that begins like `union bpf_attr` for this command, their size goes with
     // them, and every pointer in them outlives the call.

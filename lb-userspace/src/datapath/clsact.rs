@@ -82,7 +82,7 @@ pub(super) async fn detach(handle: &mut Handle, ifindex: u32, point: Point) -> R
     let (ingress, egress) = (side(handle, ifindex, Point::In).await?, side(handle, ifindex, Point::Out).await?);
     if [ingress, egress].iter().all(|side| side.ours.is_none() && side.foreign == 0) {
         let mut qdisc = at(ifindex, TcHandle::CLSACT, QDISC, 0);
-        qdisc.attributes = vec![TcAttribute::Kind("clsact".to_owned())];
+        qdisc.attributes = vec![TcAttribute::Kind(CLSACT.to_owned())];
         request(handle, RouteNetlinkMessage::DelQueueDiscipline(qdisc), 0).await.map_err(|e| failed(action(), &e))?;
     }
     Ok(true)
@@ -105,27 +105,37 @@ pub(super) async fn side(handle: &mut Handle, ifindex: u32, point: Point) -> Res
 
 /// Indexes of the interfaces with a clsact qdisc.
 pub(super) async fn interfaces(handle: &mut Handle) -> Result<Vec<u32>, DatapathError> {
+    let all = qdiscs(handle).await?;
+    Ok(all.into_iter().filter(|(_, kind)| kind == CLSACT).map(|(ifindex, _)| ifindex).collect())
+}
+
+/// Every qdisc: its interface's index and its kind.
+pub(super) async fn qdiscs(handle: &mut Handle) -> Result<Vec<(u32, String)>, DatapathError> {
     let message = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::with_index(0));
     let answers = request(handle, message, NLM_F_DUMP).await;
     let answers = answers.map_err(|error| failed("list the qdiscs".to_owned(), &error))?;
     Ok(answers
         .into_iter()
         .filter_map(|answer| match answer {
-            RouteNetlinkMessage::NewQueueDiscipline(qdisc)
-                if qdisc.attributes.contains(&TcAttribute::Kind("clsact".to_owned())) =>
-            {
-                u32::try_from(qdisc.header.index).ok()
+            RouteNetlinkMessage::NewQueueDiscipline(qdisc) => {
+                let kind = qdisc.attributes.into_iter().find_map(|attribute| match attribute {
+                    TcAttribute::Kind(kind) => Some(kind),
+                    _ => None,
+                });
+                Some((u32::try_from(qdisc.header.index).ok()?, kind?))
             }
             _ => None,
         })
         .collect())
 }
 
+/// Kind of the qdisc that holds nothing but filters.
+pub(super) const CLSACT: &str = "clsact";
 const QDISC: TcHandle = TcHandle { major: 0xffff, minor: 0 };
 
 async fn add_qdisc(handle: &mut Handle, ifindex: u32) -> Result<(), DatapathError> {
     let mut message = at(ifindex, TcHandle::CLSACT, QDISC, 0);
-    message.attributes = vec![TcAttribute::Kind("clsact".to_owned())];
+    message.attributes = vec![TcAttribute::Kind(CLSACT.to_owned())];
     match request(handle, RouteNetlinkMessage::NewQueueDiscipline(message), NLM_F_CREATE | NLM_F_EXCL).await {
         Ok(_) | Err(Failure::Kernel(libc::EEXIST)) => Ok(()),
         Err(error) => Err(failed(format!("add the clsact qdisc to interface {ifindex}"), &error)),

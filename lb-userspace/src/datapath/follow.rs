@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use super::{
-    Datapath, DatapathError,
+    Datapath, DatapathError, fast_path,
     faults::{self, Fault},
     net::{Effect, Net, Wanted},
     serving, sources,
@@ -25,6 +25,8 @@ use super::{
 const GATHER: Duration = Duration::from_millis(20);
 /// Everything is looked at again this often: heals what was missed, detached by others, or refused before.
 const ROUND: Duration = Duration::from_secs(10);
+/// What the fast path would skip is looked for again this often.
+const LOOK: Duration = Duration::from_secs(1);
 /// Pause before a new attempt after a failed one.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -83,6 +85,7 @@ impl Datapath {
         let mut net = Net::default();
         let mut due = Some((Due::Everything, Instant::now()));
         let mut next_round = Instant::now() + ROUND;
+        let mut next_look = Instant::now() + LOOK;
         loop {
             let (work, at) = due.unwrap_or((Due::Round, next_round));
             tokio::select! {
@@ -103,6 +106,10 @@ impl Datapath {
                     let faults = self.answer(&mut session.handle, &net, question.dry_run).await?;
                     // Who asked may have gone.
                     let _ = question.reply.send(faults);
+                }
+                () = tokio::time::sleep_until(next_look) => {
+                    self.look_for_skipped(&mut session.handle).await?;
+                    next_look = Instant::now() + LOOK;
                 }
                 () = tokio::time::sleep_until(at) => {
                     due = None;
@@ -162,6 +169,7 @@ impl Datapath {
             tokio::task::yield_now().await;
         }
         self.senders = serving::senders(&wanted, &self.attacher);
+        self.hands_over = fast_path::links(&wanted, &self.attacher);
         wanted.values().try_for_each(|link| self.map(link))?;
         self.served = serving::served(&wanted, &self.attacher);
         let published = self.surroundings.1.borrow().families.clone();
@@ -169,6 +177,19 @@ impl Datapath {
         self.keep_faults(faults);
         self.names = wanted.into_iter().map(|(ifindex, link)| (ifindex, (link.name, link.role))).collect();
         self.publish(None);
+        self.look_for_skipped(handle).await
+    }
+
+    /// Opens the fast path, or closes it, as what it would skip has come or gone.
+    async fn look_for_skipped(&mut self, handle: &mut Handle) -> Result<(), DatapathError> {
+        let ours: BTreeSet<u32> = self.kernel.programs.values().map(|program| program.id).collect();
+        if self
+            .fast_path
+            .look(handle, &self.names, &ours, &mut self.kernel.fast_path, &mut self.kernel.bridge_ports)
+            .await?
+        {
+            self.publish(None);
+        }
         Ok(())
     }
 
@@ -192,7 +213,8 @@ impl Datapath {
     }
 
     fn map(&mut self, wanted: &Wanted) -> Result<(), DatapathError> {
-        let flags = if self.senders.contains(&wanted.ifindex) { link_flags::XDP_SENDS } else { 0 };
+        let flag = |links: &BTreeSet<u32>, flag| if links.contains(&wanted.ifindex) { flag } else { 0 };
+        let flags = flag(&self.senders, link_flags::XDP_SENDS) | flag(&self.hands_over, link_flags::HANDS_OVER);
         let link = Link { peer_netns_id: wanted.peer_netns_id, role: wanted.role.as_number(), flags };
         if self.mapped.get(&wanted.ifindex) != Some(&link) {
             self.kernel.links.insert(wanted.ifindex, link, 0).map_err(aya::EbpfError::MapError)?;

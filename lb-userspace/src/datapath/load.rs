@@ -17,10 +17,12 @@ use lb_common::{
 };
 
 use super::{
-    DatapathError, cgroup_links, object,
+    DatapathError, cgroup_links,
+    fast_path::{BridgePorts, Word},
+    object,
     pins::{Created, Pins},
     program_log::ProgramLog,
-    settings::{Settings, SocketLb, most_half_open, socket_lb_number},
+    settings::{FastPath, Settings, SocketLb, most_half_open, socket_lb_number},
     shape,
 };
 
@@ -46,6 +48,9 @@ impl Loaded {
 pub(super) struct Kernel {
     pub programs: BTreeMap<&'static str, Loaded>,
     pub links: HashMap<MapData, u32, Link>,
+    /// One word: whether there is a fast path at this moment.
+    pub fast_path: Word,
+    pub bridge_ports: BridgePorts,
     pub log: Option<ProgramLog>,
 }
 
@@ -89,6 +94,7 @@ pub(super) fn load(
     let protect = u8::from(settings.protect_node_ports);
     let loopback = u8::from(settings.loopback_node_ports[0]) | u8::from(settings.loopback_node_ports[1]) << 1;
     let most_half_open = most_half_open(settings.entries(map_name::HALF_OPEN4), aya::util::nr_cpus().unwrap_or(1));
+    let fast_path = u8::from(settings.fast_path != FastPath::Off);
     let mut loader = EbpfLoader::new();
     for name in map_name::ALL {
         loader.map_pin_path(name, pins.map(name));
@@ -101,6 +107,7 @@ pub(super) fn load(
         .override_global("HOST_NETNS", &namespace, true)
         .override_global("LOOPBACK_NODE_PORTS", &loopback, true)
         .override_global("PROTECT_NODE_PORTS", &protect, true)
+        .override_global("FAST_PATH_ON", &fast_path, true)
         .override_global("EVENTS_ON", &events, true)
         .override_global("FLOW_COUNTERS", &flow_counters, true)
         .override_global("SNAT_PORT_FIRST", &ports.first, true)
@@ -126,7 +133,10 @@ pub(super) fn load(
     write_version(&mut ebpf)?;
     note_settings(&mut ebpf, settings)?;
     let links = take(&mut ebpf, map_name::LINKS)?.try_into().map_err(aya::EbpfError::MapError)?;
-    Ok(Kernel { programs, links, log: program_log(&mut ebpf, settings.program_log_level)? })
+    let fast_path = Word(take(&mut ebpf, map_name::FAST_PATH)?.try_into().map_err(aya::EbpfError::MapError)?);
+    let ports = take(&mut ebpf, map_name::BRIDGE_PORTS)?.try_into().map_err(aya::EbpfError::MapError)?;
+    let bridge_ports = BridgePorts::new(ports);
+    Ok(Kernel { programs, links, fast_path, bridge_ports, log: program_log(&mut ebpf, settings.program_log_level)? })
 }
 
 fn load_program(ebpf: &mut Ebpf, name: &'static str) -> Result<Loaded, DatapathError> {

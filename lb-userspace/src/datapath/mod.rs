@@ -15,6 +15,7 @@ mod cleanup;
 mod clsact;
 pub mod doctor;
 mod error;
+mod fast_path;
 mod faults;
 mod features;
 mod follow;
@@ -54,13 +55,14 @@ use pins::{Created, Pins};
 pub use attach::{Attachment, How};
 pub use cleanup::{Removed, cleanup};
 pub use error::DatapathError;
+pub use fast_path::FastPathStatus;
 pub use faults::{Auditor, Fault};
 pub use features::{TcMechanism, kernel_release};
 pub use object::is_embedded;
 pub use point::{Point, Role};
 pub use program_log::ProgramLog;
 pub use serving::Served;
-pub use settings::{Interfaces, MapSizes, Settings, SocketLb, TcAttach, XdpMode};
+pub use settings::{FastPath, Interfaces, MapSizes, Settings, SocketLb, TcAttach, XdpMode};
 pub use sources::Surroundings;
 pub use status::{Attached, LinkStatus, Status, read_attached};
 
@@ -85,6 +87,9 @@ pub struct Datapath {
     served: BTreeMap<u32, Served>,
     /// Links that send what XDP redirects to them.
     senders: BTreeSet<u32>,
+    /// Links at whose other end packets are handed over.
+    hands_over: BTreeSet<u32>,
+    fast_path: fast_path::Switch,
     /// Of the source ports, and of what keeps clients outside from being served.
     warnings: (Option<String>, Vec<String>),
     surroundings: (watch::Sender<Surroundings>, watch::Receiver<Surroundings>),
@@ -127,8 +132,11 @@ impl Datapath {
         created.folder(pins.maps())?;
         let lock = AgentLock::take(Some(&settings.run_dir), Some(pins.maps()))?;
         created.folder(pins.links())?;
-        let kernel = load::load(&settings, &pins, ports, &mut created)?;
-        let (sources, senders) = (Sources::open(pins.maps())?, sending(&kernel));
+        let mut kernel = load::load(&settings, &pins, ports, &mut created)?;
+        let (sources, senders) = (Sources::open(pins.maps())?, flagged(&kernel, link_flags::XDP_SENDS));
+        let hands_over = flagged(&kernel, link_flags::HANDS_OVER);
+        let mut fast_path = fast_path::Switch::new(settings.fast_path);
+        fast_path.begin(&mut kernel.fast_path)?;
         match &cgroup {
             Some(root) => cgroup_links::attach(root, &kernel.programs, &pins, &mut created)?,
             None => cgroup_links::detach(&pins)?,
@@ -146,6 +154,7 @@ impl Datapath {
             problems: Vec::new(),
             warnings: Vec::new(),
             source_ports: ports.count,
+            fast_path: fast_path.status(),
         });
         let attacher = Attacher::new(pins, tc, settings.xdp_mode);
         Ok(Self {
@@ -158,6 +167,8 @@ impl Datapath {
             sources,
             served: BTreeMap::new(),
             senders,
+            hands_over,
+            fast_path,
             warnings: (ports_warning, Vec::new()),
             surroundings: watch::channel(Surroundings::default()),
             status,
@@ -219,7 +230,8 @@ impl Datapath {
             let synced = status.synced || trouble.is_none();
             let (links, addresses) = (links.into_values().collect(), self.addresses.clone());
             let warnings = self.warnings.0.iter().chain(&self.warnings.1).cloned().collect();
-            let new = Status { addresses, synced, links, problems, warnings, ..status.clone() };
+            let fast_path = self.fast_path.status();
+            let new = Status { addresses, synced, links, problems, warnings, fast_path, ..status.clone() };
             let changed = *status != new;
             *status = new;
             changed
@@ -227,10 +239,10 @@ impl Datapath {
     }
 }
 
-/// Links that an agent before this one found to send.
-fn sending(kernel: &Kernel) -> BTreeSet<u32> {
+/// Links to which an agent before this one gave the flag.
+fn flagged(kernel: &Kernel, flag: u32) -> BTreeSet<u32> {
     let links = kernel.links.iter().flatten();
-    links.filter(|(_, link)| link.flags & link_flags::XDP_SENDS != 0).map(|(ifindex, _)| ifindex).collect()
+    links.filter(|(_, link)| link.flags & flag != 0).map(|(ifindex, _)| ifindex).collect()
 }
 
 /// The addresses at this moment: the plan must not begin without them, or it would take every node port away.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use ipnet::IpNet;
 use lb_common::{abi::map_name, limits, state::Timeouts};
 
-pub use crate::config::{Interfaces, MapSizes, PortRange, SocketLb, TcAttach, XdpMode};
+pub use crate::config::{FastPath, Interfaces, MapSizes, PortRange, SocketLb, TcAttach, XdpMode};
 
 /// Everything that [`super::Datapath::open`] needs to know.
 #[derive(Clone, Debug)]
@@ -23,6 +23,7 @@ pub struct Settings {
     pub protect_node_ports: bool,
     pub tc_attach: TcAttach,
     pub xdp_mode: XdpMode,
+    pub fast_path: FastPath,
     pub pod_interfaces: Interfaces,
     pub external_interfaces: Interfaces,
     /// Networks of the cluster's pods, beside those that the Node object names.
@@ -57,6 +58,7 @@ impl Default for Settings {
             protect_node_ports: true,
             tc_attach: TcAttach::Auto,
             xdp_mode: XdpMode::Auto,
+            fast_path: FastPath::Auto,
             pod_interfaces: Interfaces::Auto,
             external_interfaces: Interfaces::Auto,
             cluster_cidrs: Vec::new(),

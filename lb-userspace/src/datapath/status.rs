@@ -11,7 +11,7 @@ use lb_common::abi::{Link, map_name};
 use serde::Serialize;
 
 use super::{
-    DatapathError,
+    DatapathError, FastPathStatus,
     attach::{Attachment, How},
     bpf_link::{BpfLink, LinkFacts, LinkTarget},
     clsact,
@@ -42,6 +42,7 @@ pub struct Status {
     pub warnings: Vec<String>,
     /// How many source ports there are for masqueraded flows that cannot keep their client's.
     pub source_ports: u16,
+    pub fast_path: FastPathStatus,
 }
 
 /// An interface with programs.

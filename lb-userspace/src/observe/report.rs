@@ -115,7 +115,19 @@ pub struct DatapathReport {
     pub warnings: Vec<String>,
     /// How many source ports there are for masqueraded flows that cannot keep their client's.
     pub source_ports: u16,
+    pub fast_path: FastPathReport,
     pub programs: Vec<ProgramReport>,
+}
+
+/// Whether packets between two pods of the node are handed over past its stack.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct FastPathReport {
+    /// `auto`, `on` or `off`.
+    pub asked: String,
+    pub open: bool,
+    /// What would be skipped: under `auto` the fast path waits until it is gone.
+    pub skips: Vec<String>,
 }
 
 /// An interface with programs.
@@ -194,6 +206,11 @@ impl DatapathReport {
             problems: status.problems.clone(),
             warnings: status.warnings.clone(),
             source_ports: status.source_ports,
+            fast_path: FastPathReport {
+                asked: word(status.fast_path.asked),
+                open: status.fast_path.open,
+                skips: status.fast_path.skips.clone(),
+            },
             programs: programs.iter().map(ProgramReport::from).collect(),
         }
     }

@@ -108,6 +108,9 @@ fn agent(lines: &mut Lines, report: &Report) {
     );
     lines.list("", &sockets(&report.sockets));
     lines.add("tc", &report.datapath.tc);
+    let fast = &report.datapath.fast_path;
+    lines.add("Fast path", &format!("{} ({})", if fast.open { "on" } else { "off" }, fast.asked));
+    lines.list("", &fast.skips.iter().map(|what| format!("it would skip {what}")).collect::<Vec<_>>());
     let features =
         report.kernel.features.iter().map(|(name, used)| format!("{name} {}", if *used { "yes" } else { "no" }));
     let features: Vec<_> = features.collect();
@@ -315,6 +318,8 @@ mod tests {
         report.health.faults = vec!["the source is stale: connection refused".into()];
         report.datapath.tc = "tcx".into();
         report.datapath.socket_lb = "off".into();
+        report.datapath.fast_path.asked = "auto".into();
+        report.datapath.fast_path.skips = vec!["nftables chain ip filter FORWARD".into()];
         let link = |name: &str, by: &str, reason: Option<&str>| LinkReport {
             name: name.to_owned(),
             role: "external".into(),
@@ -339,6 +344,8 @@ mod tests {
                        services proven 61.5s ago
         Socket LB:     off
         tc:            tcx
+        Fast path:     off (auto)
+                       it would skip nftables chain ip filter FORWARD
         Kernel:        6.12.0: tcx yes
         Tables:        none: map services4 is not pinned
         Attached:      nothing

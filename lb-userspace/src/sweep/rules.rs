@@ -131,6 +131,7 @@ mod tests {
             generation: 1,
             state,
             flags: flow_flags::COUNTED,
+            link: 0,
         };
         let other = pair_key(&key, &forward);
         let (address, port, flags) = (key.dst, key.dst_port, forward.flags | flow_flags::REPLY);

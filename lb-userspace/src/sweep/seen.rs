@@ -118,6 +118,7 @@ mod tests {
             generation: 0,
             state: flow_state::OPEN,
             flags,
+            link: 0,
         }
     }
 

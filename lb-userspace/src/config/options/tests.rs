@@ -10,7 +10,7 @@ fn from_flags(flags: &[&str]) -> Options {
     Options::from_arg_matches(&matches).expect("valid flags")
 }
 
-const FLAGS: [&str; 41] = [
+const FLAGS: [&str; 42] = [
     "--source=kube",
     "--kubeconfig=/k",
     "--api-server=https://10.0.0.1:6443",
@@ -49,6 +49,7 @@ const FLAGS: [&str; 41] = [
     "--health-bind=[::1]:2",
     "--tc-attach=clsact",
     "--xdp-mode=generic",
+    "--fast-path=on",
     "--log-format=json",
     "--log-level=debug",
     "--program-log-level=trace",
@@ -106,7 +107,7 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(settings.behind_after, Duration::from_secs(15));
     assert_eq!(settings.first_sync_grace, Duration::from_mins(1));
     assert_eq!(settings.socket_lb, SocketLb::Host);
-    assert_eq!(settings.tc_attach, TcAttach::Auto);
+    assert_eq!((settings.tc_attach, settings.fast_path), (TcAttach::Auto, FastPath::Auto));
     assert_eq!(settings.program_log_level, LogLevel::Off);
 }
 

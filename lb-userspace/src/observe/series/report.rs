@@ -60,6 +60,11 @@ fn of_outside(datapath: &DatapathReport) -> Vec<Series> {
             "Source ports for masqueraded flows that cannot keep their client's",
             f64::from(datapath.source_ports),
         ),
+        gauge(
+            "ballast_fast_path",
+            "1 if new flows between two pods of the node are handed over past its stack",
+            truth(datapath.fast_path.open),
+        ),
         series(
             "ballast_external_links",
             "Links to the outside, by how they are served: native or generic XDP, or tc",
