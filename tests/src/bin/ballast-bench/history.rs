@@ -12,6 +12,9 @@ const SLACK: f64 = 0.1;
 /// Ratios may differ by this share even where their intervals are narrower: from run to run code and tables lie elsewhere in memory.
 const LEAST: f64 = 0.03;
 
+/// What is measured twice is called so.
+const AGAIN: &str = "again";
+
 /// One figure that has become worse.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Regression {
@@ -37,10 +40,13 @@ pub fn read(file: &Path) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// The figures that both have and that have become worse: neither by less than `noise` (a share), nor within the intervals of both.
-pub fn regressions(before: &[Figure], now: &[Figure], noise: f64) -> Vec<Regression> {
+/// The figures that both have and that have become worse: beyond the noise of their kind, and beyond the intervals of both.
+pub fn regressions(before: &[Figure], now: &[Figure]) -> Vec<Regression> {
     let pairs = now.iter().filter_map(|now| Some((before.iter().find(|before| before.name == now.name)?, now)));
-    let worse = pairs.filter(|(before, now)| is_worse(before, now, noise.max(LEAST)));
+    let worse = pairs.filter(|(one, other)| {
+        let noise = noise(before, &one.name).max(noise(now, &other.name));
+        is_worse(one, other, noise.max(LEAST))
+    });
     worse.map(|(before, now)| Regression { name: now.name.clone(), before: before.value, now: now.value }).collect()
 }
 
@@ -54,10 +60,15 @@ fn is_worse(before: &Figure, now: &Figure, noise: f64) -> bool {
     }
 }
 
-/// How far the same thing measured twice lies apart, at most: the share by which a ratio is noise.
-pub fn noise(figures: &[Figure]) -> f64 {
-    let twice = figures.iter().filter(|figure| figure.name.contains("again"));
+/// How far the same thing measured twice lies apart, at most, in figures of the same kind as this one: the share by which it is noise.
+pub fn noise(figures: &[Figure], name: &str) -> f64 {
+    let twice = figures.iter().filter(|figure| figure.name.contains(AGAIN) && kind(&figure.name) == kind(name));
     twice.map(|figure| (figure.value - 1.0).abs()).fold(0.0, f64::max)
+}
+
+/// What is measured, which a name begins with, and whether it is about the slowest.
+fn kind(name: &str) -> (&str, bool) {
+    (name.split([',', ':']).next().unwrap_or_default(), name.ends_with("p99"))
 }
 
 #[cfg(test)]
@@ -66,29 +77,36 @@ mod tests {
 
     fn rate(value: f64, spread: f64) -> Figure {
         let interval = Some([value - spread, value + spread]);
-        Figure { interval, ..Figure::single("rate", value, "", Better::More) }
+        Figure { interval, ..Figure::single("connect, tc / direct", value, "", Better::More) }
+    }
+
+    fn twice(name: &str, value: f64) -> Figure {
+        Figure { name: name.into(), ..rate(value, 0.0) }
     }
 
     #[test]
     fn worse_is_beyond_noise_and_intervals() {
-        let told = |before, now, noise| regressions(&[before], &[now], noise).len();
-        assert_eq!(told(rate(1.0, 0.01), rate(0.9, 0.01), 0.0), 1, "ten percent");
-        assert_eq!(told(rate(1.0, 0.01), rate(1.1, 0.01), 0.0), 0, "better");
-        assert_eq!(told(rate(1.0, 0.01), rate(0.98, 0.001), 0.0), 0, "less than code and tables make");
-        assert_eq!(told(rate(1.0, 0.06), rate(0.9, 0.06), 0.0), 0, "within the intervals");
-        assert_eq!(told(rate(1.0, 0.01), rate(0.9, 0.01), 0.15), 0, "within the noise");
+        let told = |before, now| regressions(&[before], &[now]).len();
+        assert_eq!(told(rate(1.0, 0.01), rate(0.9, 0.01)), 1, "ten percent");
+        assert_eq!(told(rate(1.0, 0.01), rate(1.1, 0.01)), 0, "better");
+        assert_eq!(told(rate(1.0, 0.01), rate(0.98, 0.001)), 0, "less than code and tables make");
+        assert_eq!(told(rate(1.0, 0.06), rate(0.9, 0.06)), 0, "within the intervals");
         let time = |value| Figure::single("time", value, "s", Better::Less);
-        assert_eq!(told(time(1.0), time(1.05), 0.0), 0, "measured once: within the slack");
-        assert_eq!(told(time(1.0), time(1.2), 0.0), 1);
+        assert_eq!(told(time(1.0), time(1.05)), 0, "measured once: within the slack");
+        assert_eq!(told(time(1.0), time(1.2)), 1);
         let other = Figure { name: "another".into(), ..rate(0.1, 0.0) };
-        assert_eq!(told(rate(1.0, 0.01), other, 0.0), 0, "what only one has is not compared");
+        assert_eq!(told(rate(1.0, 0.01), other), 0, "what only one has is not compared");
     }
 
     #[test]
-    fn the_same_thing_twice_is_noise() {
-        let again = |value| Figure { name: "direct, again / direct".into(), ..rate(value, 0.0) };
-        assert!((noise(&[again(1.02), again(0.95), rate(0.5, 0.0)]) - 0.05).abs() < 1e-9);
-        assert!(noise(&[]).abs() < 1e-9);
+    fn the_same_thing_twice_is_the_noise_of_its_kind() {
+        let noisy = twice("connect, direct, again / direct", 1.15);
+        let found = regressions(&[rate(1.0, 0.01)], &[rate(0.9, 0.01), noisy.clone()]);
+        assert!(found.is_empty(), "{found:?}");
+        let others = [twice("stream, direct, again / direct", 1.5), twice("connect, direct, again / direct, p99", 1.5)];
+        assert!((noise(&[&[noisy], &others[..]].concat(), "connect, tc / direct") - 0.15).abs() < 1e-9);
+        assert!((noise(&others, "connect, tc / direct, p99") - 0.5).abs() < 1e-9);
+        assert!(noise(&[], "connect").abs() < 1e-9);
     }
 
     #[test]

@@ -45,7 +45,7 @@ struct Arguments {
     /// An earlier result (`--json`): what has become worse by more than noise is named, and is an error.
     #[arg(long, value_name = "FILE", global = true)]
     previous: Option<PathBuf>,
-    /// The book's sources (`docs/src`): the table of the goals and the pictures are written there.
+    /// The book's sources (`docs/src`): the table of the goals and the pictures are written there. For `all`.
     #[arg(long, value_name = "FOLDER", global = true)]
     book: Option<PathBuf>,
     #[command(subcommand)]
@@ -96,10 +96,11 @@ fn run(arguments: &Arguments, signals: SigSet) -> Result<()> {
         let _ = signals.wait();
         stopped.store(true, Ordering::Relaxed);
     });
+    let is_all = matches!(arguments.what, What::All(_));
+    ensure!(arguments.book.is_none() || is_all, "--book writes the table of all goals: it goes with `bench all`");
     // Before anything is measured: a file that cannot be read is told at once.
     let previous = arguments.previous.as_deref().map(history::read).transpose()?;
     let (parts, heading) = measure_parts(arguments, &stop)?;
-    let is_all = matches!(arguments.what, What::All(_));
     let figures: Vec<Figure> = parts.iter().flat_map(|part| part.figures.clone()).collect();
     println!("\n{heading}\n\n{}", targets::table(&figures, is_all));
     for reason in parts.iter().flat_map(|part| &part.left_out) {
@@ -143,11 +144,12 @@ fn all_json(parts: &[Part], figures: &[Figure]) -> Result<Value> {
 
 /// An error that names what has become worse.
 fn compare(previous: &[Figure], now: &[Figure]) -> Result<()> {
-    let noise = history::noise(now).max(history::noise(previous));
-    let worse = history::regressions(previous, now, noise);
+    let worse = history::regressions(previous, now);
     let lines: Vec<String> = worse.iter().map(|regression| format!("  {regression}")).collect();
     ensure!(worse.is_empty(), "{} figures have become worse:\n{}", worse.len(), lines.join("\n"));
-    println!("Nothing has become worse by more than noise ({:.1} %).", noise * 100.0);
+    let compared = now.iter().filter(|now| previous.iter().any(|before| before.name == now.name)).count();
+    ensure!(compared > 0, "the earlier result has none of these figures: expected that of the same bench");
+    println!("Of {compared} figures none has become worse by more than noise.");
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use crate::figures::{Better, Figure, short};
 
 const ROW: f64 = 18.0;
-const LABELS: f64 = 470.0;
+const LABELS: f64 = 560.0;
 const CHART: f64 = 380.0;
 const VALUES: f64 = 70.0;
 const TOP: f64 = 44.0;
