@@ -10,7 +10,7 @@ use lb_common::abi::{
     frontend_kind, network_flags, scheduler, seal, service_flags,
 };
 use lb_common::decide::{
-    Action, Hook, Now, Packet, Verdict, Work, accuse, decide, is_about_tunnelled, quoted_elsewhere,
+    Action, Hook, Inside, Now, Packet, Verdict, Work, accuse, decide, inside, is_about_tunnelled, quoted_elsewhere,
 };
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, RST, SYN};
@@ -261,4 +261,27 @@ fn an_error_about_an_outer_header_is_for_who_asked_a_service_with_direct_return(
     assert_eq!((work.verdict.action, work.verdict.outcome), (Action::Refuse, Outcome::IcmpTranslated));
     edit(&mut tables, |service| service.flags = 0);
     assert!(!is_about_tunnelled(&mut tables, &mut work), "another tunnel's");
+}
+
+#[test]
+fn an_outer_header_is_for_a_service_with_direct_return_or_for_a_backend_that_is_here() {
+    let whom = |tables: &mut Memory, key: FlowKey<4>, chosen: [u8; 4]| {
+        let mut work = Work::new(Packet::new(key, SYN));
+        work.chosen = chosen;
+        inside(tables, &mut work)
+    };
+    let mut tables = node(1);
+    let (here, away, other) = (PODS[1], PODS[0], FlowKey { dst_port: 81, ..from(4000, TCP) });
+    assert_eq!(whom(&mut tables, from(4000, TCP), here), Inside::Direct);
+    assert_eq!(whom(&mut tables, from(4000, TCP), away), Inside::Direct, "counted as not here");
+    assert_eq!(whom(&mut tables, other, here), Inside::Foreign);
+    // The mode of this node is another one.
+    edit(&mut tables, |service| service.flags = 0);
+    assert_eq!(whom(&mut tables, from(4000, TCP), here), Inside::Named);
+    assert_eq!(whom(&mut tables, from(4000, TCP), away), Inside::Foreign);
+    let sent = arrives(&mut tables, from(4000, TCP), SYN, here);
+    assert_eq!((sent.action, sent.address, sent.masquerade), (Action::ToBackend, here, false));
+    // No node sends what asks for a cluster IP whole.
+    edit(&mut tables, |service| service.kind = frontend_kind::CLUSTER_IP);
+    assert_eq!(whom(&mut tables, from(4000, TCP), here), Inside::Foreign);
 }

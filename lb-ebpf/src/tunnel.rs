@@ -8,7 +8,7 @@ use aya_ebpf::bindings::{
 use aya_ebpf::helpers::generated::bpf_skb_adjust_room;
 use lb_common::abi::{FlowKey, SCTP, TCP, UDP, network_flags};
 use lb_common::checksum;
-use lb_common::decide::{self, Packet, Tables};
+use lb_common::decide::{self, Inside, Packet, Tables};
 use lb_common::outcome::Outcome;
 use lb_common::words;
 
@@ -169,19 +169,38 @@ where
     if found == MESSAGE {
         found = tunnel_icmp::inside::<N>(skb, spot);
     }
-    if found != OURS {
-        // Others have tunnels, too.
-        close::<N>();
-        count::outcome(Outcome::Passed, Counter::Packet);
-        return NEXT;
+    if found == NOT_OURS {
+        return others::<N>();
     }
-    if N == 4 { unwrap4(skb, spot) } else { unwrap6(skb, spot) }
+    if N == 4 { unwrap4(skb, spot, found) } else { unwrap6(skb, spot, found) }
 }
 
-/// What is in an outer header: for services of ours, an ICMP message whose place is noted, or neither.
+/// Others have tunnels, too.
+#[inline(always)]
+fn others<const N: usize>() -> i32
+where
+    Kernel: Family<N>,
+{
+    close::<N>();
+    count::outcome(Outcome::Passed, Counter::Packet);
+    NEXT
+}
+
+/// What is in an outer header: for a service with direct server return, an ICMP message whose place is noted, for a backend of another
+/// service if it is a node that sends it, or none of these.
 pub const OURS: i32 = 1;
 pub const MESSAGE: i32 = 2;
+const NAMED: i32 = 3;
 pub const NOT_OURS: i32 = 0;
+
+#[inline(always)]
+pub const fn whose(inside: Inside) -> i32 {
+    match inside {
+        Inside::Direct => OURS,
+        Inside::Named => NAMED,
+        Inside::Foreign => NOT_OURS,
+    }
+}
 
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -211,18 +230,18 @@ where
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn unwrap4(skb: *mut __sk_buff, spot: u32) -> i32 {
-    unwrap::<4>(skb, Spot::from_number(spot))
+extern "C" fn unwrap4(skb: *mut __sk_buff, spot: u32, found: i32) -> i32 {
+    unwrap::<4>(skb, Spot::from_number(spot), found)
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn unwrap6(skb: *mut __sk_buff, spot: u32) -> i32 {
-    unwrap::<16>(skb, Spot::from_number(spot))
+extern "C" fn unwrap6(skb: *mut __sk_buff, spot: u32, found: i32) -> i32 {
+    unwrap::<16>(skb, Spot::from_number(spot), found)
 }
 
 #[inline(always)]
-fn unwrap<const N: usize>(skb: *mut __sk_buff, spot: Spot) -> i32
+fn unwrap<const N: usize>(skb: *mut __sk_buff, spot: Spot, found: i32) -> i32
 where
     Kernel: Family<N> + Tables<N>,
 {
@@ -234,6 +253,9 @@ where
     let source_at = spot.network + if N == 4 { 12 } else { 8 };
     let is_peer = load(skb, source_at, &mut sender.0).is_ok()
         && <Kernel as Tables<N>>::network(&mut tables, &sender.0) & network_flags::PEER != 0;
+    if !is_peer && found == NAMED {
+        return others::<N>();
+    }
     // SAFETY: a helper on the program's own packet.
     let is_open = is_peer
         && unsafe {
@@ -251,7 +273,7 @@ where
 #[repr(C, align(4))]
 struct Address<const N: usize>([u8; N]);
 
-/// Whether the packet inside is for a service port with direct server return: reads it into the scratch record.
+/// Whom the packet inside is for: reads it into the scratch record.
 #[inline(always)]
 fn inside_of<const N: usize>(skb: *mut __sk_buff, spot: Spot) -> i32
 where
@@ -278,7 +300,7 @@ where
     } else {
         ports(skb, headers.transport, &mut work.packet.key).is_ok()
     };
-    if is_known && decide::is_tunnelled(&mut tables, work) { OURS } else { NOT_OURS }
+    if is_known { whose(decide::inside(&mut tables, work)) } else { NOT_OURS }
 }
 
 /// Reads both ports of a packet.

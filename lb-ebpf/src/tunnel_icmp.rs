@@ -19,7 +19,7 @@ use crate::parse::UDP_HEADER;
 use crate::skb::load;
 use crate::tables::Kernel;
 use crate::tell::{self, LEAST_ABOUT};
-use crate::tunnel::{NOT_OURS, OURS, close, overhead, ports};
+use crate::tunnel::{NOT_OURS, close, overhead, ports, whose};
 
 /// Sends an error about a flow that this node does not know whole to the node that has answered, if there is one; gives the verdict at
 /// tc, or [`WHOLE`]. A *global* function, as the steps are.
@@ -59,7 +59,7 @@ where
     foreign(&mut tables, work, spot)
 }
 
-/// Whether the message in an outer header is an error about an answer of a service port with direct server return. A *global* function,
+/// Whether the message in an outer header is an error about an answer of a service port, and of which kind. A *global* function,
 /// as the steps are.
 #[inline(always)]
 pub fn inside<const N: usize>(skb: *mut __sk_buff, spot: u32) -> i32 {
@@ -94,8 +94,10 @@ where
         return NOT_OURS;
     }
     let is_error = matches!(kind_of::<N>(header[0], header[1]), Kind::Error { .. });
-    let is_ours = is_error && quotation(skb, message, work).is_some() && decide::is_tunnelled(&mut tables, work);
-    if is_ours { OURS } else { NOT_OURS }
+    if !is_error || quotation(skb, message, work).is_none() {
+        return NOT_OURS;
+    }
+    whose(decide::inside(&mut tables, work))
 }
 
 /// Tells the sender of what was in an outer header that it was too big; gives the verdict at tc. A *global* function, as the steps are.

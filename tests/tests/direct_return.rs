@@ -51,6 +51,7 @@ impl Scene {
         self.client.namespace().ip(&routes).unwrap();
     }
 
+    /// `mode`: what its annotation says; empty: nothing.
     fn service(&self, mode: &str) -> Service {
         let node = self.nodes[2].node_name();
         let endpoints = self.backends.iter().map(|pod| Endpoint::ready(pod.addresses()).on(&node)).collect();
@@ -59,7 +60,8 @@ impl Scene {
             node_ports: NODE_PORTS.to_vec(),
             ..External::default()
         };
-        Service::web(endpoints).with(external).annotated("mode", mode)
+        let service = Service::web(endpoints).with(external);
+        if mode.is_empty() { service } else { service.annotated("mode", mode) }
     }
 
     fn agents(&self, mode: &str, flags: &[&str]) -> Vec<Agent> {
@@ -148,6 +150,23 @@ fn hybrid_is_for_tcp_alone() {
     let udp = scene.asked(Protocol::Udp)[0];
     let answer = Datagrams::connected(scene.client.place(), 0, udp).unwrap().ask("who").unwrap();
     assert_eq!(answer.peer.ip(), scene.nodes[0].addresses().like(udp.ip()), "of the first node");
+}
+
+/// Nodes are set anew one after the other: those that have no direct server return yet serve what the others send.
+#[test]
+fn nodes_may_be_set_one_after_the_other() {
+    let scene = Scene::new("dsr-rollout");
+    let manifest = Manifest::of([scene.service("")]);
+    let start = |(node, mode): (&Node, &str)| Agent::start_with(node, &manifest, &[mode, PEERS]).unwrap();
+    let agents: Vec<Agent> = scene.nodes.iter().zip(["--mode=dsr", "--mode=snat", "--mode=snat"]).map(start).collect();
+    scene.everywhere_the_client_is_seen("by the first that is set");
+    assert!(counted(&agents[0], "tunnelled") > 0);
+    assert_eq!(counted(&agents[0], "replied"), 0, "no answer comes back through the first node");
+    // One that is not set yet asks as before.
+    scene.ask_by(1);
+    let to = scene.asked(Protocol::Tcp)[0];
+    let answer = Stream::connect(scene.client.place(), to).unwrap().ask("who").unwrap();
+    assert_eq!(answer.peer.ip(), scene.nodes[1].addresses().like(to.ip()));
 }
 
 /// The router takes the first node out of its set: another one knows none of the connections, and they go on.

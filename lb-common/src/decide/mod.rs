@@ -45,6 +45,6 @@ pub use search::look;
 pub use select::{pick, stick};
 pub use step::{Step, begin, decide, direct, keep, lead, open, place, retry, select, syn};
 pub use tables::{NotInserted, Tables};
-pub use tunnel::{is_about_tunnelled, is_tunnelled, quoted_elsewhere};
+pub use tunnel::{Inside, inside, is_about_tunnelled, is_tunnelled, quoted_elsewhere};
 pub use vip::{echoes, is_unserved, is_vip};
 pub use work::{Action, Hook, Now, Packet, Verdict, Work};

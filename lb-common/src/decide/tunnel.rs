@@ -61,19 +61,55 @@ pub(super) fn follow<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
     false
 }
 
-/// Whether this node serves the packet's destination with direct server return.
+/// Whom a packet in an outer header is for.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inside {
+    /// No service of ours, or none that goes in outer headers.
+    Foreign = 0,
+    /// A service with direct server return.
+    Direct,
+    /// A backend of this node, of a service whose packets do not go whole *from* here: other nodes may be set otherwise.
+    Named,
+}
+
+/// Whom the packet, which came in an outer header to `work.chosen`, is for.
+///
+/// A function of its own: off the stack of those that ask.
+#[inline(never)]
+pub fn inside<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> Inside {
+    if !is_served(tables, work) {
+        return Inside::Foreign;
+    }
+    let service = &work.pick.service;
+    if service.flags & service_flags::DSR != 0 {
+        return Inside::Direct;
+    }
+    let named = EndpointKey { address: work.chosen, service: service.id };
+    if service.kind != frontend_kind::CLUSTER_IP && tables.endpoint(&named).is_some() {
+        Inside::Named
+    } else {
+        Inside::Foreign
+    }
+}
+
+/// Whether the packet is for a service or a backend that goes in outer headers.
 #[inline(always)]
 pub fn is_tunnelled<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
-    let key = &work.packet.key;
-    frontend(tables, key, &mut work.pick.service).is_some_and(|whole| whole)
-        && work.pick.service.flags & service_flags::DSR != 0
+    inside(tables, work) != Inside::Foreign
+}
+
+/// Looks the frontend of the packet's destination up.
+#[inline(always)]
+fn is_served<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
+    frontend(tables, &work.packet.key, &mut work.pick.service).is_some_and(|whole| whole)
 }
 
 /// Whether an error is about a packet that this node has sent in an outer header, which is what `work.packet` holds: its sender is to be
 /// told. The verdict counts it.
 #[inline(always)]
 pub fn is_about_tunnelled<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
-    if !is_tunnelled(tables, work) {
+    if !is_served(tables, work) || work.pick.service.flags & service_flags::DSR == 0 {
         return false;
     }
     work.clear();

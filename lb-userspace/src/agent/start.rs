@@ -271,6 +271,7 @@ fn plan_settings(settings: &Settings) -> PlanSettings {
         service_proxy_name: settings.service_proxy_name.clone(),
         scheduler: settings.scheduler,
         mode: settings.mode,
+        has_peers: !settings.dsr_peers.is_empty(),
         retry: settings.retry,
         drain_period: settings.drain_period,
         terminating_max: settings.terminating_max,

@@ -43,7 +43,7 @@ impl fmt::Display for ObjectName {
 /// Everything that a source knows at one moment. There is one only when services *and* slices have been listed.
 ///
 /// The maps share what two snapshots have in common: a copy costs nothing, and [`OrdMap::diff`] costs what changed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// Counts the snapshots of this source, from 1.
     pub revision: u64,
@@ -53,4 +53,11 @@ pub struct Snapshot {
     pub node: Option<Arc<Node>>,
     /// Addresses of the other nodes, as far as anybody asks for them; `None`: not known yet.
     pub peers: Option<Arc<BTreeSet<IpAddr>>>,
+}
+
+/// Nothing, and nobody asks for other nodes.
+impl Default for Snapshot {
+    fn default() -> Self {
+        Self { revision: 0, services: OrdMap::new(), slices: OrdMap::new(), node: None, peers: Some(Arc::default()) }
+    }
 }

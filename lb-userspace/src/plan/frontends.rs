@@ -146,8 +146,8 @@ fn of_port<'a>(
         });
         new.chain(by_socket.map(move |ip| (Frontend { address: *ip, port: node_port, protocol }, Kind::HostSocket)))
     });
-    let direct = mode::is_direct(service, protocol, place);
-    let anywhere = if direct { mode::anywhere(port, &families, place) } else { Vec::new() };
+    let is_named = mode::is_named_elsewhere(service, protocol, place);
+    let anywhere = if is_named { mode::anywhere(port, &families, place) } else { Vec::new() };
     own.chain(on_nodes).chain(anywhere.into_iter().map(|frontend| (frontend, Kind::HostSocket)))
 }
 

@@ -67,6 +67,8 @@ pub struct PlanSettings {
     pub scheduler: Scheduler,
     /// How packets of clients outside reach backends of other nodes where the Service says nothing.
     pub mode: Mode,
+    /// Whether other nodes are named by the settings, whatever the source knows of them.
+    pub has_peers: bool,
     /// Whether connections that nobody answers are moved to another backend, where the Service says nothing.
     pub retry: bool,
     /// How long flows to a backend that is gone from the API may go on.
@@ -91,6 +93,7 @@ impl Default for PlanSettings {
             service_proxy_name: None,
             scheduler: Scheduler::Random,
             mode: Mode::Snat,
+            has_peers: false,
             retry: true,
             drain_period: Duration::from_secs(30),
             terminating_max: Duration::from_hours(1),

@@ -29,9 +29,17 @@ pub(super) fn has_outside<'a>(mut kinds: impl Iterator<Item = &'a Kind>) -> bool
     kinds.any(|kind| *kind != Kind::ClusterIp)
 }
 
-/// The flags of a frontend of such a port.
-pub(super) fn flags(used: Use, family: Family, place: &Place) -> u8 {
-    if used.kind == Kind::ClusterIp || narrow(family, place).is_some() { 0 } else { service_flags::DSR }
+/// Whether other nodes may name a node port at their own addresses: where it has direct server return, and wherever others are known, as
+/// they may be set otherwise.
+pub(super) fn is_named_elsewhere(service: &Service, protocol: Protocol, place: &Place) -> bool {
+    place.knows_peers || is_direct(service, protocol, place)
+}
+
+/// The flags of a frontend of a port: for the packets that come by it, and at no address ([`anywhere`]) for those that other nodes send.
+pub(super) fn flags(frontend: &Frontend, used: Use, is_direct: bool, place: &Place) -> u8 {
+    let is_whole = is_direct && narrow(Family::of(frontend.address), place).is_none();
+    let is_named = frontend.address.is_unspecified() && (place.knows_peers || is_direct);
+    if used.kind != Kind::ClusterIp && (is_whole || is_named) { service_flags::DSR } else { 0 }
 }
 
 /// What a link must take: the least that every sender may count on (RFC 791, RFC 8200), in an outer header.
@@ -142,6 +150,10 @@ status: {loadBalancer: {ingress: [{ip: 203.0.113.53}]}}
     }
 
     fn planned_of(manifest: &str, mode: Mode, mtu: [Option<u32>; 2]) -> Desired {
+        planned_as(manifest, mtu, &PlanSettings { mode, ..PlanSettings::default() })
+    }
+
+    fn planned_as(manifest: &str, mtu: [Option<u32>; 2], settings: &PlanSettings) -> Desired {
         let mut snapshot = Snapshot::default();
         for object in manifest::parse("test", manifest).unwrap() {
             let manifest::Object::Service(service) = object else { continue };
@@ -149,7 +161,7 @@ status: {loadBalancer: {ingress: [{ip: 203.0.113.53}]}}
             snapshot.services.insert(service.name.clone(), Arc::new(service));
         }
         let facts = NodeFacts { addresses: ["192.0.2.1".parse().unwrap()].into(), mtu, ..NodeFacts::default() };
-        plan(&snapshot, &facts, &PlanSettings { mode, ..PlanSettings::default() })
+        plan(&snapshot, &facts, settings)
     }
 
     #[test]
@@ -158,11 +170,29 @@ status: {loadBalancer: {ingress: [{ip: 203.0.113.53}]}}
             let desired = planned_with(Mode::Dsr, mtu);
             assert_eq!(desired.services.len(), 2);
             let uses = desired.services.values().flat_map(|service| service.frontends.values());
-            let mut outside = uses.filter(|used| used.kind != Kind::ClusterIp);
+            // What other nodes send is opened all the same.
+            let mut outside = uses.filter(|used| !matches!(used.kind, Kind::ClusterIp | Kind::HostSocket));
             assert!(outside.all(|used| (used.flags & service_flags::DSR == 0) == is_refused), "{mtu:?}");
             let refusals: Vec<String> = desired.refusals.iter().map(ToString::to_string).collect();
             let told = refusals.iter().any(|refusal| refusal.contains("595 bytes") && refusal.contains("596"));
             assert_eq!(told, is_refused, "{mtu:?}: {refusals:?}");
+        }
+    }
+
+    /// What is sent whole here by a node that is set otherwise.
+    #[test]
+    fn other_nodes_name_a_node_port_wherever_they_are_known() {
+        let sctp = DNS.replace("protocol: UDP", "protocol: SCTP");
+        for (has_peers, mtu) in [(false, 1500), (true, 1500), (true, 500)] {
+            let desired = planned_as(&sctp, [Some(mtu); 2], &PlanSettings { has_peers, ..PlanSettings::default() });
+            let frontends = desired.services.values().flat_map(|service| &service.frontends);
+            let flagged: Vec<String> = frontends
+                .filter(|(_, used)| used.flags & service_flags::DSR != 0)
+                .map(|(frontend, _)| frontend.to_string())
+                .collect();
+            let expected: &[&str] = if has_peers { &["0.0.0.0:30053/TCP", "0.0.0.0:30053/SCTP"] } else { &[] };
+            assert_eq!(flagged, expected);
+            assert!(desired.services.values().all(|service| service.scheduler != Scheduler::Maglev));
         }
     }
 

@@ -31,6 +31,8 @@ pub(super) struct Place {
     pub scheduler: Scheduler,
     /// Where a Service says nothing.
     pub mode: Mode,
+    /// Whether other nodes are known, which may send packets of clients here in an outer header.
+    pub knows_peers: bool,
     /// The most that a link of each family takes: [`NodeFacts::mtu`].
     pub mtu: [Option<u32>; 2],
     /// Where a Service says nothing.
@@ -67,6 +69,8 @@ impl Place {
             external_ips: settings.external_ips,
             scheduler: settings.scheduler,
             mode: settings.mode,
+            // Not known yet: what is in the tables for them stays.
+            knows_peers: settings.has_peers || snapshot.peers.as_ref().is_none_or(|peers| !peers.is_empty()),
             mtu: facts.mtu,
             retry: settings.retry,
             proxy_name: settings.service_proxy_name.clone(),

@@ -136,7 +136,7 @@ impl Draft<'_> {
             let family = Family::of(frontend.address);
             let guard = self.guard.flags(used.kind, family);
             guarded[index(family)] |= guard != 0;
-            used.flags |= if direct { mode::flags(*used, family, self.place) } else { 0 };
+            used.flags |= mode::flags(frontend, *used, direct, self.place);
             used.flags |= guard | drops(*used, filled[index(family)]) | if retry { 0 } else { service_flags::NO_RETRY };
             self.note(frontend.address, *used, filled[index(family)]);
         }

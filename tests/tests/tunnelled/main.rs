@@ -18,7 +18,7 @@ const HOOKS: [Hook; 2] = [Hook::NodeIn, Hook::Xdp];
 /// The backends that the slots name in turn, and what is asked then.
 type Question = (&'static [Who], fn(&mut Scene));
 
-const QUESTIONS: [Question; 13] = [
+const QUESTIONS: [Question; 14] = [
     (&[Who::Away], a_connection_goes_whole_to_its_backends_node),
     (&[Who::AwayByTc], what_xdp_cannot_send_tc_does_and_its_flow_begins_once),
     (&[Who::Away, Who::Here, Who::Away], a_segment_of_another_nodes_flow_goes_where_that_one_sent_it_and_is_not_kept),
@@ -31,6 +31,7 @@ const QUESTIONS: [Question; 13] = [
     (&[Who::Here, Who::Away], a_backend_that_is_not_here_takes_nothing),
     (&[Who::Here], a_draining_backend_takes_what_another_node_sends_until_its_deadline),
     (&[Who::Here], others_tunnels_are_left_alone),
+    (&[Who::Here, Who::Away], what_another_node_sends_of_a_service_that_does_not_go_whole_from_here_is_taken_out),
     (&[Who::Here], a_client_that_cannot_be_out_there_is_dropped),
 ];
 
@@ -279,14 +280,34 @@ fn others_tunnels_are_left_alone(scene: &mut Scene) {
     let asked = scene.asks(Protocol::Tcp, 4_000, SYN);
     // Another port, a service whose packets do not go whole, and no address of services.
     let vip = asked.dst.ip();
-    for dst in [
-        SocketAddr::new(vip, PORT + 7),
-        SocketAddr::new(vip, PORT + 1),
-        SocketAddr::new(ip(scene.v6, Who::Stranger), PORT),
+    for (dst, from) in [
+        (SocketAddr::new(vip, PORT + 7), Who::Peer),
+        (SocketAddr::new(vip, PORT + 1), Who::Stranger),
+        (SocketAddr::new(ip(scene.v6, Who::Stranger), PORT), Who::Peer),
     ] {
-        let arrived = scene.wrapped(&Frame { dst, ..asked.clone() }, Who::Peer, Who::Here, 60);
+        let arrived = scene.wrapped(&Frame { dst, ..asked.clone() }, from, Who::Here, 60);
         becomes(scene, Hook::Xdp, &arrived, XDP[0], &arrived, &[]);
         becomes(scene, Hook::NodeIn, &arrived, TC[0], &arrived, &[("passed", 1)]);
+    }
+}
+
+/// Nodes may be set otherwise: what one has sent whole to a backend of this node is opened for it, and for nobody else.
+fn what_another_node_sends_of_a_service_that_does_not_go_whole_from_here_is_taken_out(scene: &mut Scene) {
+    let here = SocketAddr::new(ip(scene.v6, Who::Here), TARGET);
+    for hook in HOOKS {
+        for (flags, outcome) in [(SYN, "selected"), (SYN, "forwarded")] {
+            let mut asked = scene.asks(Protocol::Tcp, port(hook), flags);
+            asked.dst.set_port(PORT + 1);
+            let arrived = scene.wrapped(&asked, Who::Peer, Who::Here, 60);
+            let out = Frame { dst: here, ..asked.clone() };
+            becomes(scene, hook, &arrived, next(hook), &out.bytes(), &[(outcome, 1)]);
+        }
+        // The backend of another node, which is none here.
+        let mut asked = scene.asks(Protocol::Tcp, port(hook) + 1, SYN);
+        asked.dst.set_port(PORT + 1);
+        let arrived = scene.wrapped(&asked, Who::Peer, Who::Away, 60);
+        let counted: &[(&str, u64)] = if hook == Hook::Xdp { &[] } else { &[("passed", 1)] };
+        becomes(scene, hook, &arrived, next(hook), &arrived, counted);
     }
 }
 
