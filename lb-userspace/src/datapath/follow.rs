@@ -203,7 +203,7 @@ impl Datapath {
             &self.settings.snat_addresses,
             &self.settings.dsr_peers,
             &self.surroundings.1.borrow_and_update().clone(),
-            &self.sources.networks(),
+            &self.sources.held(),
         );
         self.sources.set(&wanted)?;
         for fault in faults {

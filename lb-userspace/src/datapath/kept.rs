@@ -108,9 +108,18 @@ impl Sources {
     }
 
     /// The networks in the tables.
-    pub fn networks(&self) -> BTreeMap<IpNet, u32> {
+    fn networks(&self) -> BTreeMap<IpNet, u32> {
         let all = self.networks4.held.iter().chain(&self.networks6.held);
         all.map(|(network, value)| (*network, value.flags)).collect()
+    }
+
+    /// What is in the tables; of the addresses that stand in for clients, each link's first one.
+    pub fn held(&self) -> Wanted {
+        Wanted {
+            networks: self.networks(),
+            masquerade4: firsts(&self.masquerade4.held),
+            masquerade6: firsts(&self.masquerade6.held),
+        }
     }
 
     /// What somebody else changed. `takes`: from here on what is there counts, for the next [`Self::set`] to put it right.
@@ -139,6 +148,10 @@ impl Sources {
             all.split_first().map(|(first, others)| (*ifindex, Masquerade::new(*first, others)))
         }))
     }
+}
+
+fn firsts<const N: usize, A: From<[u8; N]>>(held: &BTreeMap<u32, Masquerade<N>>) -> BTreeMap<u32, Vec<A>> {
+    held.iter().map(|(ifindex, own)| (*ifindex, vec![A::from(*own.address(0))])).collect()
 }
 
 fn key4(network: &IpNet) -> Option<Key<NetworkKey<4>>> {

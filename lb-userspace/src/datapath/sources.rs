@@ -40,8 +40,8 @@ pub(super) struct Wanted {
 }
 
 /// `cluster`: networks of the pods by the settings. `allowed`: where addresses that stand in for clients are taken from, all of a link;
-/// empty: anywhere, one of each link. `peers`: networks of the other nodes by the settings. `held`: what is in the tables, of which the networks of pods and the
-/// other nodes stay while nothing else is known.
+/// empty: anywhere, one of each link. `peers`: networks of the other nodes by the settings. `held`: what is in the tables, of which the
+/// networks of pods and the other nodes, and the addresses that stand in, stay while nothing else is known.
 pub(super) fn wanted(
     candidates: &[Candidate],
     own: &BTreeSet<IpAddr>,
@@ -49,10 +49,11 @@ pub(super) fn wanted(
     allowed: &[IpNet],
     peers: &[IpNet],
     surroundings: &Surroundings,
-    held: &BTreeMap<IpNet, u32>,
+    held: &Wanted,
 ) -> Wanted {
     let mut wanted = Wanted::default();
-    let kept = |flag: u32| held.iter().filter(move |(_, flags)| **flags & flag != 0).map(|(network, _)| *network);
+    let kept =
+        |flag: u32| held.networks.iter().filter(move |(_, flags)| **flags & flag != 0).map(|(network, _)| *network);
     let known = surroundings.pods.as_ref();
     let pods: Vec<IpNet> =
         known.map_or_else(|| kept(network_flags::PODS).collect(), |pods| pods.iter().copied().collect());
@@ -76,7 +77,8 @@ pub(super) fn wanted(
     for is_v4 in [true, false] {
         let family: Vec<&Candidate> =
             allowed.iter().copied().filter(|found| found.address.is_ipv4() == is_v4).collect();
-        for (ifindex, addresses) in by_link(&family, surroundings, most) {
+        let own = Own { surroundings, held };
+        for (ifindex, addresses) in by_link(&family, &own, most) {
             for address in addresses {
                 match address {
                     IpAddr::V4(v4) => wanted.masquerade4.entry(ifindex).or_default().push(v4),
@@ -101,16 +103,41 @@ fn inherit(networks: &mut BTreeMap<IpNet, u32>) {
     }
 }
 
+/// Which of the node's addresses are its own before others.
+struct Own<'a> {
+    surroundings: &'a Surroundings,
+    held: &'a Wanted,
+}
+
+impl Own<'_> {
+    /// Until the Node is known, as after a restart with the API away, the address that stands in stays: connections of clients live by it.
+    fn is_primary(&self, ifindex: u32, address: IpAddr) -> bool {
+        if self.surroundings.pods.is_some() || !self.surroundings.primary.is_empty() {
+            return self.surroundings.primary.contains(&address);
+        }
+        let first = match address {
+            IpAddr::V4(_) => first(&self.held.masquerade4, ifindex),
+            IpAddr::V6(_) => first(&self.held.masquerade6, ifindex),
+        };
+        first == Some(address)
+    }
+}
+
+fn first<A: Copy + Into<IpAddr>>(held: &BTreeMap<u32, Vec<A>>, ifindex: u32) -> Option<IpAddr> {
+    held.get(&ifindex)?.first().map(|address| (*address).into())
+}
+
 /// The addresses of each link that has some, so many at most, and of all others: those of the link of the best one.
-fn by_link(family: &[&Candidate], surroundings: &Surroundings, most: usize) -> BTreeMap<u32, Vec<IpAddr>> {
-    let is_primary = |found: &Candidate| surroundings.primary.contains(&found.address);
+fn by_link(family: &[&Candidate], own: &Own<'_>, most: usize) -> BTreeMap<u32, Vec<IpAddr>> {
+    let is_primary = |ifindex: u32, found: &Candidate| own.is_primary(ifindex, found.address);
     // The node's own address does not move, whatever is published there.
-    let is_published = |found: &Candidate| surroundings.published.contains(&found.address) && !is_primary(found);
-    let rank = |found: &Candidate| (found.standing, !is_primary(found), found.address);
+    let is_published = |ifindex: u32, found: &Candidate| {
+        own.surroundings.published.contains(&found.address) && !is_primary(ifindex, found)
+    };
     let of_link = |ifindex: u32| {
-        let own = family.iter().filter(|found| found.ifindex == ifindex && !is_published(found));
+        let own = family.iter().filter(|found| found.ifindex == ifindex && !is_published(ifindex, found));
         let mut own: Vec<&Candidate> = own.copied().collect();
-        own.sort_by_key(|found| rank(found));
+        own.sort_by_key(|found| (found.standing, !is_primary(ifindex, found), found.address));
         // Others than the best must last: connections of many clients would end with them. A second one of IPv6 is one for privacy.
         let lasts = |found: &Candidate| match found.standing {
             Standing::Primary => true,
@@ -125,7 +152,8 @@ fn by_link(family: &[&Candidate], surroundings: &Surroundings, most: usize) -> B
         links.into_iter().map(|ifindex| (ifindex, of_link(ifindex))).filter(|(_, own)| !own.is_empty()).collect();
     let any = family.iter().min_by_key(|found| {
         // One that may move serves better than none.
-        (is_published(found), !found.is_uplink, !is_primary(found), found.standing, found.ifindex, found.address)
+        let (is_published, is_primary) = (is_published(ANY_LINK, found), is_primary(ANY_LINK, found));
+        (is_published, !found.is_uplink, !is_primary, found.standing, found.ifindex, found.address)
     });
     if let Some(any) = any {
         let mut all = of_link(any.ifindex);

@@ -10,7 +10,7 @@ fn candidate(ifindex: u32, address: &str) -> Candidate {
 fn of(candidates: &[Candidate], allowed: &[&str], surroundings: &Surroundings) -> Wanted {
     let allowed: Vec<IpNet> = allowed.iter().map(|text| text.parse().expect("a network")).collect();
     let own = candidates.iter().map(|found| found.address).collect();
-    wanted(candidates, &own, &[], &allowed, &[], surroundings, &BTreeMap::new())
+    wanted(candidates, &own, &[], &allowed, &[], surroundings, &Wanted::default())
 }
 
 fn shown<A: ToString>(addresses: &BTreeMap<u32, Vec<A>>) -> Vec<(u32, String)> {
@@ -88,12 +88,38 @@ fn an_address_that_a_service_is_published_at_is_the_last_choice() {
 }
 
 #[test]
+fn the_address_that_stands_in_stays_while_the_node_is_not_known() {
+    let uplink = |address: &str| Candidate { is_uplink: true, ..candidate(2, address) };
+    let all = [uplink("192.0.2.1"), uplink("192.0.2.2"), candidate(3, "10.0.0.1"), candidate(3, "10.0.0.2")];
+    let own: BTreeSet<IpAddr> = all.iter().map(|found| found.address).collect();
+    let told = |all: &[Candidate], surroundings: &Surroundings, held: &Wanted| {
+        wanted(all, &own, &[], &[], &[], surroundings, held)
+    };
+    let known = Surroundings {
+        pods: Some(BTreeSet::new()),
+        primary: ["192.0.2.2".parse().expect("an address")].into(),
+        ..Surroundings::default()
+    };
+    let before = told(&all, &known, &Wanted::default());
+    let expected = pairs(&[(0, "192.0.2.2"), (2, "192.0.2.2"), (3, "10.0.0.1")]);
+    assert_eq!(shown(&before.masquerade4), expected);
+    // The agent starts anew, and the API has not told the Node yet; something is published at the address besides.
+    let unknown = Surroundings { published: known.primary.clone(), ..Surroundings::default() };
+    let after = told(&all, &unknown, &before);
+    assert_eq!(shown(&after.masquerade4), expected);
+    assert_eq!(shown(&told(&all, &unknown, &Wanted::default()).masquerade4)[1].1, "192.0.2.1", "by itself another one");
+    // One that the node has no more stands in for nobody.
+    let fewer = shown(&told(&[all[0], all[2]], &unknown, &after).masquerade4);
+    assert_eq!(fewer, pairs(&[(0, "192.0.2.1"), (2, "192.0.2.1"), (3, "10.0.0.1")]));
+    let other = Surroundings { primary: ["192.0.2.1".parse().expect("an address")].into(), ..known };
+    assert_eq!(shown(&told(&all, &other, &after).masquerade4)[1].1, "192.0.2.1", "the Node is the truth");
+}
+
+#[test]
 fn networks_of_pods_stay_while_the_node_is_not_known() {
     let network = |text: &str| text.parse::<IpNet>().expect("a network");
-    let held = BTreeMap::from([
-        (network("10.244.1.0/24"), network_flags::PODS),
-        (network("192.0.2.9/32"), network_flags::NODE),
-    ]);
+    let networks = [(network("10.244.1.0/24"), network_flags::PODS), (network("192.0.2.9/32"), network_flags::NODE)];
+    let held = Wanted { networks: networks.into(), ..Wanted::default() };
     let own = BTreeSet::from(["192.0.2.1".parse().expect("an address")]);
     let told = |surroundings: &Surroundings| {
         wanted(&[], &own, &[network("fd00:10::/56")], &[], &[], surroundings, &held).networks
@@ -109,10 +135,8 @@ fn networks_of_pods_stay_while_the_node_is_not_known() {
 #[test]
 fn the_other_nodes_stay_until_others_are_known_and_the_settings_add_to_them() {
     let network = |text: &str| text.parse::<IpNet>().expect("a network");
-    let held = BTreeMap::from([
-        (network("192.0.2.7/32"), network_flags::PEER),
-        (network("192.0.2.9/32"), network_flags::NODE),
-    ]);
+    let networks = [(network("192.0.2.7/32"), network_flags::PEER), (network("192.0.2.9/32"), network_flags::NODE)];
+    let held = Wanted { networks: networks.into(), ..Wanted::default() };
     let told = |surroundings: &Surroundings| {
         let by_settings = [network("fd00:1::/64")];
         wanted(&[], &BTreeSet::new(), &[], &[], &by_settings, surroundings, &held)
@@ -166,7 +190,7 @@ fn a_network_within_another_one_is_both() {
     let network = |text: &str| text.parse::<IpNet>().expect("a network");
     let own = BTreeSet::from(["192.0.2.1".parse().expect("an address")]);
     let (pods, peers) = ([network("192.0.0.0/16")], [network("192.0.2.0/24")]);
-    let wanted = wanted(&[], &own, &pods, &[], &peers, &Surroundings::default(), &BTreeMap::new());
+    let wanted = wanted(&[], &own, &pods, &[], &peers, &Surroundings::default(), &Wanted::default());
     let all = network_flags::PODS | network_flags::PEER;
     let flags: Vec<u32> = wanted.networks.into_values().collect();
     assert_eq!(flags, [network_flags::PODS, all, all | network_flags::NODE], "the longest prefix alone is looked at");
