@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lb_tests::agent::{Agent, Endpoint, External, Manifest, Protocol, Service};
-use lb_tests::peers::{Datagrams, Server, Stream};
+use lb_tests::peers::{Datagrams, Server, Stream, eventually};
 use lb_tests::routed::Passing;
 use lb_tests::topology::{Addresses, Node, NodeOptions, Outside, Pod, Topology};
 use stage::serve;
@@ -150,6 +150,20 @@ fn hybrid_is_for_tcp_alone() {
     let udp = scene.asked(Protocol::Udp)[0];
     let answer = Datagrams::connected(scene.client.place(), 0, udp).unwrap().ask("who").unwrap();
     assert_eq!(answer.peer.ip(), scene.nodes[0].addresses().like(udp.ip()), "of the first node");
+}
+
+/// It serves its own backends, and says what it does not.
+#[test]
+fn a_node_that_knows_no_other_is_told_so() {
+    let scene = Scene::new("dsr-alone");
+    let agent = Agent::start_with(&scene.nodes[2], &Manifest::of([scene.service("")]), &["--mode=dsr"]).unwrap();
+    let warnings = || agent.json(&["status"]).unwrap()["agent"]["datapath"]["warnings"].to_string();
+    eventually("the warning", Duration::from_secs(20), || warnings().contains("--dsr-peers").then_some(()));
+    scene.ask_by(2);
+    for to in &scene.asked(Protocol::Tcp)[..2] {
+        let mut stream = Stream::connect(scene.client.place(), *to).unwrap();
+        assert_eq!(stream.ask("who").unwrap().peer, stream.local().unwrap());
+    }
 }
 
 /// Nodes are set anew one after the other: those that have no direct server return yet serve what the others send.

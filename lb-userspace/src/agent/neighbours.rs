@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use lb_common::abi::frontend_kind;
+use lb_common::abi::{frontend_kind, service_flags};
 use tokio::sync::watch;
 
 use crate::datapath::Surroundings;
@@ -37,14 +37,15 @@ impl Neighbours {
 
     /// What is published for clients outside; `own`: the node's addresses. Looks at every frontend.
     pub fn tell_published(&self, book: &Book, own: &BTreeSet<IpAddr>) {
-        let (mut published, mut families) = (BTreeSet::new(), BTreeSet::new());
+        let (mut published, mut families, mut is_direct) = (BTreeSet::new(), BTreeSet::new(), false);
         for (frontend, entry) in book.frontends.iter().filter(|(_, entry)| entry.kind != frontend_kind::CLUSTER_IP) {
             families.insert(Family::of(frontend.address));
+            is_direct |= entry.flags & service_flags::DSR != 0 && entry.kind != frontend_kind::HOST_SOCKET;
             if entry.kind != frontend_kind::NODE_PORT && own.contains(&frontend.address) {
                 published.insert(frontend.address);
             }
         }
-        self.tell(|known| Surroundings { published, families, ..known.clone() });
+        self.tell(|known| Surroundings { published, families, is_direct, ..known.clone() });
     }
 
     fn tell(&self, update: impl FnOnce(&Surroundings) -> Surroundings) {

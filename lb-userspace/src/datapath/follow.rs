@@ -172,8 +172,8 @@ impl Datapath {
         self.hands_over = fast_path::links(&wanted, &self.attacher);
         wanted.values().try_for_each(|link| self.map(link))?;
         self.served = serving::served(&wanted, &self.attacher);
-        let published = self.surroundings.1.borrow().families.clone();
-        self.warnings.1 = serving::warnings(&wanted, &net.candidates(), &told, &published, serving::forwards);
+        let surroundings = self.surroundings.1.borrow().clone();
+        self.warnings.1 = serving::warnings(&wanted, &net.candidates(), &told, &surroundings, serving::forwards);
         self.keep_faults(faults);
         self.names = wanted.into_iter().map(|(ifindex, link)| (ifindex, (link.name, link.role))).collect();
         self.publish(None);

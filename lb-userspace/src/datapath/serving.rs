@@ -6,13 +6,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use lb_common::abi::network_flags;
 use serde::Serialize;
 
 use super::{
     attach::{Attacher, How},
     net::{Candidate, Wanted},
     point::{Point, Role},
-    sources::{self, ANY_LINK},
+    sources::{self, ANY_LINK, Surroundings},
 };
 use crate::model::Family;
 
@@ -60,15 +61,16 @@ fn xdp(attacher: &Attacher, ifindex: u32) -> Option<How> {
     attacher.attached.get(&(ifindex, Point::Xdp)).map(|attachment| attachment.how)
 }
 
-/// What keeps clients outside from being served. `published`: the families in which something is.
+/// What keeps clients outside from being served.
 pub(super) fn warnings(
     links: &BTreeMap<u32, Wanted>,
     candidates: &[Candidate],
     told: &sources::Wanted,
-    published: &BTreeSet<Family>,
+    surroundings: &Surroundings,
     forwards: impl Fn(&str, Family) -> Option<bool>,
 ) -> Vec<String> {
     let mut warnings = Vec::new();
+    let published = &surroundings.families;
     for link in links.values().filter(|link| link.role == Role::External) {
         let name = &link.name;
         for family in [Family::V4, Family::V6] {
@@ -104,6 +106,15 @@ pub(super) fn warnings(
             ));
         }
     }
+    let knows_peers = told.networks.values().any(|flags| flags & network_flags::PEER != 0);
+    if surroundings.is_direct && surroundings.peers.is_some() && !knows_peers {
+        warnings.push(
+            "direct server return is asked for, and no other node is known: what others send whole to backends of this one is dropped \
+             (dropped_no_peer); name them in --dsr-peers, or see that they have Node objects with addresses; a single node needs no \
+             --mode but snat"
+                .to_owned(),
+        );
+    }
     warnings
 }
 
@@ -127,6 +138,8 @@ fn text(family: Family) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::super::net::Standing;
     use super::*;
 
@@ -148,8 +161,9 @@ mod tests {
             ..sources::Wanted::default()
         };
         let warn = |published: &[Family], forwards: bool| {
-            let published = published.iter().copied().collect();
-            warnings(&links, &candidates, &told, &published, |_, _| Some(forwards))
+            let surroundings =
+                Surroundings { families: published.iter().copied().collect(), ..Surroundings::default() };
+            warnings(&links, &candidates, &told, &surroundings, |_, _| Some(forwards))
         };
         assert!(warn(&[Family::V4], true).is_empty());
         let found = warn(&[Family::V4], false);
@@ -159,5 +173,20 @@ mod tests {
             found.len() == 2 && found[0].contains("no address of IPv6") && found[1].contains("--snat-addresses"),
             "{found:?}"
         );
+    }
+    #[test]
+    fn a_node_that_knows_no_other_says_so_where_direct_server_return_is_asked_for() {
+        let warn = |surroundings: &Surroundings, told: &sources::Wanted| {
+            warnings(&BTreeMap::new(), &[], told, surroundings, |_, _| Some(true))
+        };
+        let (nobody, all) = (sources::Wanted::default(), "192.0.2.0/24".parse().expect("a network"));
+        let peers = sources::Wanted { networks: [(all, network_flags::PEER)].into(), ..sources::Wanted::default() };
+        let known = Surroundings { peers: Some(Arc::default()), is_direct: true, ..Surroundings::default() };
+        let found = warn(&known, &nobody);
+        assert!(found.len() == 1 && found[0].contains("--dsr-peers") && found[0].contains("Node objects"), "{found:?}");
+        assert_eq!(warn(&known, &peers), [] as [String; 0]);
+        assert_eq!(warn(&Surroundings { is_direct: false, ..known.clone() }, &nobody), [] as [String; 0]);
+        let late = Surroundings { peers: None, ..known };
+        assert_eq!(warn(&late, &nobody), [] as [String; 0], "the API has not told them yet");
     }
 }

@@ -28,6 +28,8 @@ pub struct Surroundings {
     pub published: BTreeSet<IpAddr>,
     /// Families in which something is published for clients outside.
     pub families: BTreeSet<Family>,
+    /// Whether something of that has direct server return.
+    pub is_direct: bool,
 }
 
 /// What both pairs of tables should hold.
