@@ -1,10 +1,10 @@
 //! The memory store stands for the maps in every test of the control plane: here both get the same, and hold the same.
 
-use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use aya::EbpfLoader;
-use lb_common::abi::{Slot, backend_state, map_name};
+use lb_common::abi::{Slot, backend_flags, backend_state, map_name};
 use lb_tests::live::object;
 use lb_userspace::{
     apply::{KernelStore, MemoryStore, Programmer, Report, Store},
@@ -13,7 +13,7 @@ use lb_userspace::{
         Endpoint, Exposure, Family, Monotonic, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, Snapshot,
         TrafficPolicy,
     },
-    plan::{BackendId, BackendRecord, Loaded, NodeFacts, PlanSettings},
+    plan::{BackendId, BackendRecord, Loaded, NodeFacts, Op, Part, PlanSettings},
     source::{
         convert,
         manifest::{self, Object},
@@ -191,6 +191,57 @@ fn the_kernel_holds_what_memory_holds() -> Result<()> {
     assert_eq!(both.kernel.next_tick(), None);
     let (loaded, used, ..) = content(both.kernel.store())?;
     assert!(loaded.names.is_empty() && loaded.frontends.is_empty() && used.is_empty());
+    Ok(())
+}
+
+/// Both are told, in any order, of two backends of one address and service port; the name leads to one that lives, if there is one.
+#[test]
+fn a_backend_that_drains_gives_way_in_the_kernel_as_in_memory() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    pin_maps(dir.path(), &SIZES)?;
+    let mut kernel = KernelStore::new(Pinned::open(dir.path())?);
+    let mut memory = MemoryStore::new(kernel.capacities());
+    for (family, address) in [(Family::V4, "10.0.0.1"), (Family::V6, "fd01::1")] {
+        let write = |id: u16, state: u8| Op::WriteBackend {
+            id: BackendId { family, id: id.into() },
+            record: BackendRecord {
+                address: SocketAddr::new(address.parse().expect("an address"), 8000 + id),
+                state,
+                flags: backend_flags::LOCAL,
+                generation: 1,
+                service: 7,
+                deadline_ds: 0,
+                uid_hash: 0,
+                weight: 1,
+            },
+        };
+        let (lives, drains) = (backend_state::ACTIVE, backend_state::DRAINING);
+        let free = |id: u32| Op::FreeBackend { id: BackendId { family, id }, generation: 2 };
+        for (op, expected) in [
+            (write(1, drains), Some(1)),
+            (write(2, lives), Some(2)),
+            (write(1, drains), Some(2)),
+            (write(2, drains), Some(2)),
+            (write(1, lives), Some(1)),
+            (write(2, drains), Some(1)),
+            (free(1), None),
+            (write(2, drains), Some(2)),
+            (free(2), None),
+        ] {
+            kernel.apply(&op)?;
+            memory.apply(&op)?;
+            let named = |store: &dyn Fn(&mut Loaded) -> Result<()>| -> Result<_> {
+                let mut loaded = Loaded::default();
+                store(&mut loaded)?;
+                Ok(loaded.endpoints.into_iter().map(|(key, to)| (key, to.backend, to.generation)).collect::<Vec<_>>())
+            };
+            let part = Part::Endpoints(family);
+            let found = named(&|loaded| Ok(kernel.load_part(part, loaded)?))?;
+            assert_eq!(found, named(&|loaded| Ok(memory.load_part(part, loaded)?))?, "after {op}");
+            let key = (address.parse().expect("an address"), 7);
+            assert_eq!(found, expected.map(|id| (key, id, 1)).into_iter().collect::<Vec<_>>(), "after {op}");
+        }
+    }
     Ok(())
 }
 
