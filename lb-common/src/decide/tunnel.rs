@@ -199,7 +199,9 @@ pub(super) fn arrived<const N: usize, T: Tables<N>>(
 /// The new flow goes whole to the backend's node.
 #[inline(always)]
 pub(super) fn aim<const N: usize>(work: &mut Work<N>) {
-    let flow = &mut work.half.flow;
+    let (key, flow) = (&work.packet.key, &mut work.half.flow);
     flow.port = 0;
+    // Also of one that is its own backend: nothing of the packet is changed.
+    words::address(&key.src, &mut flow.client);
     flow.flags &= !(flow_flags::MASQUERADED | flow_flags::EARLY);
 }
