@@ -285,3 +285,18 @@ fn an_outer_header_is_for_a_service_with_direct_return_or_for_a_backend_that_is_
     edit(&mut tables, |service| service.kind = frontend_kind::CLUSTER_IP);
     assert_eq!(whom(&mut tables, from(4000, TCP), here), Inside::Foreign);
 }
+
+/// Its packet would come home under its own address, which no stack takes.
+#[test]
+fn a_process_of_another_node_is_masqueraded_and_otherwise_a_client_outside() {
+    let mut tables = node(0);
+    tables.networks.push((CLIENT, 32, network_flags::PEER));
+    let verdicts: Vec<_> = (4000..4100).map(|port| tables.ask(from(port, TCP), SYN, Hook::NODE_IN)).collect();
+    let (here, away): (Vec<_>, Vec<_>) = verdicts.into_iter().partition(|verdict| verdict.address == PODS[0]);
+    assert!(here.len() > 10 && here.iter().all(|verdict| verdict.client == CLIENT));
+    assert!(away.len() > 10 && away.iter().all(|verdict| verdict.masquerade && verdict.port == 8080));
+    // A segment that no flow is known of was never sent whole.
+    assert_eq!(tables.ask(from(5000, TCP), ACK, Hook::NODE_IN).action, Action::Refuse);
+    edit(&mut tables, |service| service.outside_count = 0);
+    assert_eq!(tables.ask(from(5001, TCP), SYN, Hook::NODE_IN).outcome, Outcome::RefusedNoEndpoint);
+}

@@ -29,7 +29,8 @@ where
         return;
     }
     // What came in an outer header may be for a node port, which is a service's at another address here.
-    if !decide::concerns(tables, work) && !(work.is_chosen() && decide::is_tunnelled(tables, work)) {
+    let is_ours = decide::concerns(tables, work) || (work.is_chosen() && decide::is_tunnelled(tables, work));
+    if !is_ours {
         return;
     }
     let key = &work.packet.key;

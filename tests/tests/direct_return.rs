@@ -8,7 +8,7 @@ mod stage;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use lb_tests::agent::{Agent, Endpoint, External, Manifest, Protocol, Service};
+use lb_tests::agent::{Agent, Endpoint, External, Manifest, Protocol, Service, peers_flag};
 use lb_tests::peers::{Datagrams, Server, Stream, eventually};
 use lb_tests::routed::Passing;
 use lb_tests::topology::{Addresses, Node, NodeOptions, Outside, Pod, Topology};
@@ -17,7 +17,6 @@ use stage::serve;
 const VIP: &str = "203.0.113.80";
 const VIP6: &str = "2001:db8:113::80";
 const NODE_PORTS: [u16; 2] = [30_080, 30_053];
-const PEERS: &str = "--dsr-peers=192.0.2.0/24,2001:db8:1::/64";
 
 /// Three nodes on one wire; the backends are on the last one. A client outside asks by way of the first.
 struct Scene {
@@ -64,9 +63,12 @@ impl Scene {
         if mode.is_empty() { service } else { service.annotated("mode", mode) }
     }
 
+    /// They know each other.
     fn agents(&self, mode: &str, flags: &[&str]) -> Vec<Agent> {
         let manifest = Manifest::of([self.service(mode)]);
-        self.nodes.iter().map(|node| Agent::start_with(node, &manifest, flags).unwrap()).collect()
+        let peers = peers_flag(&self.nodes);
+        let flags = [&[peers.as_str()], flags].concat();
+        self.nodes.iter().map(|node| Agent::start_with(node, &manifest, &flags).unwrap()).collect()
     }
 
     /// Where the client may ask: the load balancer's addresses, and the first node's by its node ports.
@@ -113,7 +115,7 @@ fn counted(agent: &Agent, outcome: &str) -> u64 {
 #[test]
 fn the_backends_node_answers_by_itself_at_tc() {
     let scene = Scene::new("dsr-tc");
-    let agents = scene.agents("dsr", &["--xdp-mode=off", PEERS]);
+    let agents = scene.agents("dsr", &["--xdp-mode=off"]);
     scene.everywhere_the_client_is_seen("tc");
     assert!(counted(&agents[0], "tunnelled") > 0);
     assert_eq!(counted(&agents[0], "replied"), 0, "no answer comes back through the first node");
@@ -122,7 +124,7 @@ fn the_backends_node_answers_by_itself_at_tc() {
 #[test]
 fn the_backends_node_answers_by_itself_at_xdp() {
     let scene = Scene::new("dsr-xdp");
-    let agents = scene.agents("dsr", &["--xdp-mode=generic", PEERS]);
+    let agents = scene.agents("dsr", &["--xdp-mode=generic"]);
     scene.everywhere_the_client_is_seen("xdp");
     assert!(counted(&agents[0], "tunnelled") > 0);
     assert_eq!(counted(&agents[0], "replied"), 0, "no answer comes back through the first node");
@@ -134,7 +136,7 @@ fn the_backends_node_answers_by_itself_at_native_xdp() {
     let scene = Scene::new("dsr-native");
     let wire = scene.topology.wire();
     let _passing: Vec<Passing> = scene.nodes.iter().map(|node| Passing::attach(wire, &node.port()).unwrap()).collect();
-    let agents = scene.agents("dsr", &["--xdp-mode=native", PEERS]);
+    let agents = scene.agents("dsr", &["--xdp-mode=native"]);
     scene.everywhere_the_client_is_seen("native XDP");
     assert!(counted(&agents[0], "tunnelled") > 0);
     assert_eq!(counted(&agents[0], "replied"), 0, "no answer comes back through the first node");
@@ -143,7 +145,7 @@ fn the_backends_node_answers_by_itself_at_native_xdp() {
 #[test]
 fn hybrid_is_for_tcp_alone() {
     let scene = Scene::new("hybrid");
-    let _agents = scene.agents("hybrid", &[PEERS]);
+    let _agents = scene.agents("hybrid", &[]);
     let tcp = scene.asked(Protocol::Tcp)[0];
     let mut stream = Stream::connect(scene.client.place(), tcp).unwrap();
     assert_eq!(stream.ask("who").unwrap().peer, stream.local().unwrap());
@@ -171,7 +173,8 @@ fn a_node_that_knows_no_other_is_told_so() {
 fn nodes_may_be_set_one_after_the_other() {
     let scene = Scene::new("dsr-rollout");
     let manifest = Manifest::of([scene.service("")]);
-    let start = |(node, mode): (&Node, &str)| Agent::start_with(node, &manifest, &[mode, PEERS]).unwrap();
+    let peers = peers_flag(&scene.nodes);
+    let start = |(node, mode): (&Node, &str)| Agent::start_with(node, &manifest, &[mode, &peers]).unwrap();
     let agents: Vec<Agent> = scene.nodes.iter().zip(["--mode=dsr", "--mode=snat", "--mode=snat"]).map(start).collect();
     scene.everywhere_the_client_is_seen("by the first that is set");
     assert!(counted(&agents[0], "tunnelled") > 0);
@@ -187,7 +190,7 @@ fn nodes_may_be_set_one_after_the_other() {
 #[test]
 fn connections_go_on_by_another_node() {
     let scene = Scene::new("dsr-takeover");
-    let agents = scene.agents("dsr", &[PEERS]);
+    let agents = scene.agents("dsr", &[]);
     let to = scene.asked(Protocol::Tcp);
     let connect = |index: usize| Stream::connect(scene.client.place(), to[index % 2]).unwrap();
     let mut streams: Vec<Stream> = (0..40).map(connect).collect();
@@ -204,7 +207,10 @@ fn connections_go_on_by_another_node() {
 #[test]
 fn who_is_no_peer_is_not_served() {
     let scene = Scene::new("dsr-peers");
-    let agents = scene.agents("dsr", &["--dsr-peers=198.51.100.0/24"]);
+    let manifest = Manifest::of([scene.service("dsr")]);
+    let strangers = &["--dsr-peers=198.51.100.0/24"];
+    let agents: Vec<Agent> =
+        scene.nodes.iter().map(|node| Agent::start_with(node, &manifest, strangers).unwrap()).collect();
     let to = scene.asked(Protocol::Tcp)[0];
     let limit = Duration::from_millis(1500);
     assert!(Stream::connect_from(scene.client.place(), 0, to, limit).is_err());

@@ -7,13 +7,12 @@ mod stage;
 
 use std::net::{IpAddr, SocketAddr};
 
-use lb_tests::agent::{Agent, Endpoint, External, Manifest, Service};
+use lb_tests::agent::{Agent, Endpoint, External, Manifest, Service, peers_flag};
 use lb_tests::peers::{Server, Stream};
 use lb_tests::topology::{Node, NodeOptions, Outside, Pod, Topology};
 use stage::serve;
 
 const VIPS: [&str; 2] = ["203.0.113.80", "2001:db8:113::80"];
-const FLAGS: &[&str] = &["--mode=dsr", "--dsr-peers=192.0.2.0/24,2001:db8:1::/64"];
 /// Of each family.
 const CONNECTIONS: usize = 600;
 const BACKENDS: usize = 10;
@@ -85,7 +84,8 @@ fn a_lost_node_and_a_lost_backend_break_few_connections_of_the_others() {
     const LOST_BACKEND: usize = 3;
     let mut scene = Scene::new();
     let whole = scene.manifest(None);
-    let agents: Vec<Agent> = scene.nodes.iter().map(|node| Agent::start_with(node, &whole, FLAGS).unwrap()).collect();
+    let flags = ["--mode=dsr", &peers_flag(&scene.nodes)];
+    let agents: Vec<Agent> = scene.nodes.iter().map(|node| Agent::start_with(node, &whole, &flags).unwrap()).collect();
     let connect = |index: usize| {
         let to = SocketAddr::new(VIPS[index % 2].parse().unwrap(), 80);
         let mut stream = Stream::connect(scene.client.place(), to).unwrap();

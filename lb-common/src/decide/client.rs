@@ -13,8 +13,18 @@ pub enum Client {
     Pod,
     /// Somebody outside.
     Outside,
+    /// A process of another node, which is outside in all but one: what it asks for must not come to its own node under its own address.
+    Peer,
     /// Nobody: packets with this source cannot come from the wire.
     Martian,
+}
+
+impl Client {
+    /// Whether the client as a number, of [`Pick`](super::Pick), is no pod and no process of this node.
+    #[inline(always)]
+    pub(super) const fn is_outside(client: u32) -> bool {
+        client >= Self::Outside as u32
+    }
 }
 
 /// Who asks, before anything was looked up about it.
@@ -47,6 +57,8 @@ fn from_outside<const N: usize, T: Tables<N>>(tables: &mut T, address: &[u8; N])
         Client::Martian
     } else if network & network_flags::PODS != 0 {
         Client::Pod
+    } else if network & network_flags::PEER != 0 {
+        Client::Peer
     } else {
         Client::Outside
     }
@@ -88,7 +100,7 @@ pub(super) fn admits<const N: usize, T: Tables<N>>(
 #[inline(always)]
 pub(super) fn serve_from(service: &mut Service, client: Client) {
     // A cluster IP has one set for all.
-    if client as u8 != Client::Outside as u8 || service.kind == frontend_kind::CLUSTER_IP {
+    if !Client::is_outside(client as u32) || service.kind == frontend_kind::CLUSTER_IP {
         return;
     }
     service.slot_base = service.outside_base;

@@ -43,8 +43,7 @@ fn is_needed<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>) -> bo
         return !is_local;
     }
     // This node's own processes answer by its own stack, which takes no packet from its own address.
-    client == Client::Outside as u32
-        && !(is_local && tables.network(&work.pick.backend.address) & network_flags::NODE != 0)
+    Client::is_outside(client) && !(is_local && tables.network(&work.pick.backend.address) & network_flags::NODE != 0)
 }
 
 /// Points the flow's source at the client itself; or, where that is the backend, at the service, so that each end sees the service's

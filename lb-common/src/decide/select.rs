@@ -94,7 +94,7 @@ pub fn pick<const N: usize, T: Tables<N>>(
         if wish == Wish::NONE {
             return Picked::Unasked;
         }
-        let is_limited = client == Client::Outside && pick.service.rate != 0;
+        let is_limited = Client::is_outside(client as u32) && pick.service.rate != 0;
         if is_limited && limit::exceeds(tables, &pick.service, &key.src) {
             return Picked::Limited;
         }

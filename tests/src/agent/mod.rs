@@ -8,6 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use ipnet::IpNet;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -21,6 +22,13 @@ use crate::topology::{Node, Place};
 pub const SOON: Duration = Duration::from_mins(1);
 /// How long an agent may take to start: in an emulated machine the verifier alone takes minutes.
 const START: Duration = Duration::from_mins(8);
+
+/// The flag that names these nodes as those that may send packets in outer headers.
+pub fn peers_flag(nodes: &[Node]) -> String {
+    let addresses =
+        nodes.iter().flat_map(|node| node.addresses().both()).map(|address| IpNet::from(address).to_string());
+    format!("--dsr-peers={}", addresses.collect::<Vec<_>>().join(","))
+}
 
 /// An agent, alive or dead, and the folder that it takes its manifest from. Dropped, it is killed and its things are removed.
 #[derive(Debug)]

@@ -15,6 +15,8 @@ pub enum Client {
     /// A pod of another node.
     Pod,
     Outside,
+    /// A process of another node.
+    Peer,
     /// Nobody out there can have this address.
     Martian,
 }
@@ -29,14 +31,15 @@ pub fn who(world: &World, asked: Asked) -> Client {
         Some(Whose::Node) => Client::Martian,
         _ if src.is_loopback() || world.vips.contains_key(&src) => Client::Martian,
         Some(Whose::Pods) => Client::Pod,
-        Some(Whose::Peer) | None => Client::Outside,
+        Some(Whose::Peer) => Client::Peer,
+        None => Client::Outside,
     }
 }
 
 impl Service {
     /// The backends that serve this client, and whether he is dropped where there are none.
     pub fn set(&self, client: Client) -> (&[(u32, u32)], bool) {
-        if client == Client::Outside && self.kind != Kind::ClusterIp {
+        if matches!(client, Client::Outside | Client::Peer) && self.kind != Kind::ClusterIp {
             (&self.members_outside, self.drop_outside_if_empty)
         } else {
             (&self.members, self.drop_if_empty)

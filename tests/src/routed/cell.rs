@@ -276,14 +276,8 @@ impl Cell {
         if due != Due::Masqueraded || self.kind == Kind::ClusterIp || !mode.is_direct(self.protocol) {
             return due;
         }
-        let comes_home = self.client_node() == self.backend.node();
-        match self.client {
-            // From another node, with an address of its own: a packet that no stack takes.
-            Client::ProcessOfPeer if comes_home => Due::Dropped,
-            // It would meet itself under its own address.
-            Client::Itself => due,
-            _ => Due::Own,
-        }
+        // What others of the cluster ask might come home, with an address of that node: a packet that no stack takes.
+        if self.client == Client::Outside { Due::Own } else { due }
     }
 
     /// By the rules of the manual, page "North–south", and no more of the code than they tell.

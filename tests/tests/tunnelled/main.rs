@@ -18,13 +18,14 @@ const HOOKS: [Hook; 2] = [Hook::NodeIn, Hook::Xdp];
 /// The backends that the slots name in turn, and what is asked then.
 type Question = (&'static [Who], fn(&mut Scene));
 
-const QUESTIONS: [Question; 14] = [
+const QUESTIONS: [Question; 15] = [
     (&[Who::Away], a_connection_goes_whole_to_its_backends_node),
     (&[Who::AwayByTc], what_xdp_cannot_send_tc_does_and_its_flow_begins_once),
     (&[Who::Away, Who::Here, Who::Away], a_segment_of_another_nodes_flow_goes_where_that_one_sent_it_and_is_not_kept),
     (&[Who::Away, Who::Here], what_this_node_saw_of_a_backend_does_not_matter),
     (&[Who::Here], a_backend_of_this_node_is_served_here),
     (&[Who::Away], the_last_hop_is_told_to_the_client),
+    (&[Who::Away], a_process_of_another_node_is_masqueraded),
     (&[Who::Here, Who::Away], what_another_node_sends_is_taken_out_and_answered_from_here),
     (&[Who::Away], the_next_packet_is_nobody_elses_choice),
     (&[Who::Here], who_is_no_node_opens_nothing),
@@ -167,6 +168,20 @@ fn the_last_hop_is_told_to_the_client(scene: &mut Scene) {
     let counts = [("handed_to_tc", 1), ("tunnelled", 1)];
     becomes(scene, Hook::Xdp, &asked.bytes(), XDP[0], &asked.bytes(), &counts);
     becomes(scene, Hook::NodeIn, &asked.bytes(), TC[2], &asked.expiry(), &[("dropped_hop_limit", 1), ("forwarded", 1)]);
+}
+
+/// Its packet might come home in an outer header, under its own address.
+fn a_process_of_another_node_is_masqueraded(scene: &mut Scene) {
+    for hook in HOOKS {
+        for (protocol, flags) in [(Protocol::Tcp, SYN), (Protocol::Udp, 0)] {
+            scene.reset(&[Who::Away]);
+            let mut asked = scene.asks(protocol, port(hook), flags);
+            asked.src.set_ip(ip(scene.v6, Who::Peer));
+            let (ran, counts) = scene.run(hook, &asked.bytes());
+            assert_eq!(counts.get("masqueraded"), Some(&1), "{hook:?}: {counts:?}");
+            assert_eq!(ran.bytes.len(), asked.bytes().len(), "no outer header");
+        }
+    }
 }
 
 fn what_another_node_sends_is_taken_out_and_answered_from_here(scene: &mut Scene) {

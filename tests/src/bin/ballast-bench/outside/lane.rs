@@ -28,7 +28,7 @@ const CLIENT: [IpAddr; 2] =
 const PEER: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(198, 18, 0, 9)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x18, 0, 0, 0, 0, 9))];
 /// Networks of such nodes.
-pub const PEERS: &str = "198.18.0.0/24,2001:db8:18::/64";
+pub const PEERS: &str = "198.18.0.9/32,2001:db8:18::9/128";
 /// The backend elsewhere.
 pub const BACKEND4: Ipv4Addr = Ipv4Addr::new(10, 200, 0, 5);
 pub const BACKEND6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x200, 0, 0, 0, 0, 0, 5);
