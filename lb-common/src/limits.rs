@@ -77,6 +77,10 @@ pub const UDP_STREAM_TIMEOUT_S: u32 = 120;
 pub const HALF_OPEN_HELD_S: u32 = 4;
 /// For so many seconds after that.
 pub const PRESSED_S: u32 = 10;
+/// Flows that were made so, and have lost their entries, are found again for so many seconds more: as long as a half-open flow lives.
+pub const RESUMED_S: u32 = TCP_HALF_OPEN_TIMEOUT_S;
+/// Attempts to add to a count that other CPUs add to.
+pub const SURGE_ATTEMPTS: u32 = 4;
 
 /// How many source ports are tried when a flow's translated tuple is taken.
 pub const PORT_ATTEMPTS: u32 = 32;

@@ -8,10 +8,11 @@
 mod memory;
 
 use lb_common::abi::{
-    FlowKey, Masquerade, Service, ServiceKey, TCP, backend_flags, flow_state, frontend_kind, scheduler, seal,
+    Endpoint, EndpointKey, FlowKey, Masquerade, Service, ServiceKey, TCP, backend_flags, flow_state, frontend_kind,
+    scheduler, seal,
 };
-use lb_common::decide::{Action, Hook, Verdict};
-use lb_common::limits::PRESSED_S;
+use lb_common::decide::{Action, Hook, Packet, Verdict, Work, decide};
+use lb_common::limits::{PRESSED_S, RESUMED_S};
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, RST, SYN};
 use memory::{ISN, Memory};
@@ -129,5 +130,46 @@ fn connections_that_open_are_no_flood_and_after_one_all_is_as_before() {
     assert_eq!(tables.ask(asks(60_001), ACK, Hook::POD_IN).outcome, Outcome::RefusedNoFlow, "no client of this node");
     tables.pass_seconds(u64::from(PRESSED_S) + 1);
     assert_eq!(tables.ask(asks(60_002), SYN, Hook::XDP).outcome, Outcome::Selected);
+    tables.pass_seconds(u64::from(RESUMED_S));
     assert_eq!(tables.ask(asks(60_003), ACK, Hook::XDP).outcome, Outcome::RefusedNoFlow);
+}
+
+#[test]
+fn a_client_that_is_silent_until_the_flood_is_over_goes_on_all_the_same() {
+    for remote in [false, true] {
+        let mut tables = serving(remote, scheduler::RANDOM);
+        flood(&mut tables);
+        let sent = tables.ask(asks(40_000), SYN, Hook::XDP);
+        tables.ask(answers(&sent), SYN | ACK, way_back(remote));
+        tables.half_open.clear();
+        assert_eq!(tables.ask(asks(40_000), ACK, Hook::XDP).outcome, Outcome::Resumed);
+        tables.pass_seconds(u64::from(PRESSED_S) + 1);
+        // The answer's entry is lost as well: the segment writes it again.
+        tables.half_open.remove(&answers(&sent));
+        let next = tables.ask(asks(40_000), ACK, Hook::XDP);
+        assert_eq!((next.action, next.address, next.client_port), (Action::ToBackend, sent.address, sent.client_port));
+        assert_eq!(tables.ask(answers(&sent), ACK, way_back(remote)).action, Action::ToClient);
+        assert_eq!(tables.flows.len(), 2);
+    }
+}
+
+#[test]
+fn a_node_that_others_send_whole_packets_to_resumes_as_well() {
+    let mut tables = serving(false, scheduler::MAGLEV);
+    tables.endpoints.insert(
+        EndpointKey { address: BACKENDS[2], service: 1 },
+        Endpoint { backend: 3, generation: tables.backends[&3].generation },
+    );
+    flood(&mut tables);
+    let arrives = |tables: &mut Memory, flags| {
+        let mut work = Work::new(Packet { seq: ISN + 1, ack: ISN + 1, ..Packet::new(asks(40_000), flags) });
+        work.chosen = BACKENDS[2];
+        decide(tables, &mut work, Hook::NODE_IN);
+        work.verdict
+    };
+    let first = arrives(&mut tables, SYN);
+    assert_eq!((first.action, first.address), (Action::ToBackend, BACKENDS[2]));
+    tables.half_open.clear();
+    let next = arrives(&mut tables, ACK);
+    assert_eq!((next.action, next.address, next.outcome), (Action::ToBackend, BACKENDS[2], Outcome::Resumed));
 }

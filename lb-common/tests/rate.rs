@@ -72,6 +72,34 @@ fn pods_and_known_flows_are_not_limited() {
 }
 
 #[test]
+fn a_flow_that_moves_is_no_new_one() {
+    let mut tables = serving();
+    assert_eq!(passing(&mut tables, [198, 51, 100, 7], 30_053, Hook::XDP), 5);
+    let known =
+        FlowKey { src: [198, 51, 100, 7], dst: NODE, src_port: 1_000, dst_port: 30_053, protocol: UDP, pad: [0; 3] };
+    // Its backend has become another one.
+    tables.backends.values_mut().for_each(|backend| backend.generation += 1);
+    let generation = tables.backends.values().next().unwrap().generation;
+    tables.slots.values_mut().for_each(|slot| slot.backend_generation = generation);
+    assert_eq!(tables.ask(known, 0, Hook::XDP).outcome, Outcome::Moved);
+    assert_eq!(tables.ask(FlowKey { src_port: 999, ..known }, 0, Hook::XDP).outcome, Outcome::DroppedRateLimit);
+}
+
+#[test]
+fn another_limit_counts_from_the_moment_it_is_set() {
+    let mut tables = Memory::<4>::empty();
+    tables.now_ns = 1_000_000_000_000;
+    let key = BucketKey { service: 1, family: 4, network: [0; 8] };
+    let taken = |tables: &mut Memory<4>, rate, burst| {
+        let pace = Pace::of(&Service { rate, burst, ..Service::NONE });
+        (0..50).filter(|_| <Memory<4> as Tables<4>>::take(tables, &key, pace)).count()
+    };
+    assert_eq!(taken(&mut tables, 1, 40), 40);
+    assert_eq!(taken(&mut tables, 1_000, 10), 10, "it is not made to wait for what the limit before had lent");
+    assert_eq!(taken(&mut tables, 1_000, 10), 0);
+}
+
+#[test]
 fn no_limit_is_so_large_or_small_that_numbers_run_over() {
     let mut tables = Memory::empty();
     tables.now_ns = u64::MAX / 2;

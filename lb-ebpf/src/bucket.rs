@@ -36,7 +36,7 @@ pub fn take(key: &BucketKey, pace: Pace, now_ns: u64) -> bool {
 /// `word` is a live map value, aligned to eight bytes.
 #[cfg(target_arch = "bpf")]
 #[inline(always)]
-unsafe fn exchange(word: *mut u64, old: u64, new: u64) -> u64 {
+pub unsafe fn exchange(word: *mut u64, old: u64, new: u64) -> u64 {
     let mut seen = old;
     // SAFETY: as the caller says. The instruction's r0 holds what is expected, then what was there.
     unsafe {
@@ -50,7 +50,7 @@ unsafe fn exchange(word: *mut u64, old: u64, new: u64) -> u64 {
 /// # Safety
 /// `word` is valid.
 #[cfg(not(target_arch = "bpf"))]
-unsafe fn exchange(word: *mut u64, old: u64, new: u64) -> u64 {
+pub unsafe fn exchange(word: *mut u64, old: u64, new: u64) -> u64 {
     // SAFETY: as the caller says.
     unsafe { core::sync::atomic::AtomicU64::from_ptr(word) }
         .compare_exchange(old, new, core::sync::atomic::Ordering::Relaxed, core::sync::atomic::Ordering::Relaxed)

@@ -122,6 +122,8 @@ pub const MOST_QUOTED: usize = 508;
 /// Half-open flows that this CPU has made in a second: which one, how many.
 #[btf_map(name = "haste")]
 pub static HASTE: PerCpuArray<[u32; 2], 1> = PerCpuArray::new();
+#[btf_map(name = "surge")]
+pub static SURGE: Array<u64, 1> = Array::new();
 /// Until when they are too many, seconds of `CLOCK_MONOTONIC`. Not pinned: new programs count for themselves.
 #[btf_map(name = "pressure")]
 pub static PRESSURE: Array<u32, 1> = Array::new();

@@ -227,6 +227,11 @@ where
     }
 
     #[inline(always)]
+    fn resumes(&mut self) -> bool {
+        pressure::was_high()
+    }
+
+    #[inline(always)]
     fn health(&mut self, backend: u32, generation: u32) -> Option<Health> {
         let entry = <Kernel as Family<N>>::health(backend)?;
         // SAFETY: an element of an array, never recycled; each word is whole, and none decides over another.

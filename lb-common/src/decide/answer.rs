@@ -236,7 +236,9 @@ pub(super) fn promote<const N: usize, T: Tables<N>>(
     }
     tables.remove_half_open(client);
     tables.remove_half_open(reply);
-    tables.opened(now.s);
+    if work.flow.port != 0 {
+        tables.opened(now.s);
+    }
     if counts {
         tables.count_connection(work.flow.backend, generation, 1);
     }

@@ -25,7 +25,9 @@ impl Pace {
     #[inline(always)]
     #[must_use]
     pub const fn after(self, due_ns: u64, now_ns: u64) -> u64 {
-        let due_ns = if due_ns > now_ns { due_ns } else { now_ns };
+        // No bucket of this pace is fuller: it is one of another pace, which the service had before.
+        let is_own = due_ns > now_ns && due_ns - now_ns <= self.tolerance_ns + self.interval_ns;
+        let due_ns = if is_own { due_ns } else { now_ns };
         if due_ns - now_ns > self.tolerance_ns { 0 } else { due_ns + self.interval_ns }
     }
 }

@@ -3,7 +3,7 @@
 //! `work.half` is the entry found under the packet's tuple, `work.pair_key` the key of the other direction.
 
 use super::entries::{forget_half, kept_by, leads_to, set_pair_key};
-use super::place::answer_half;
+use super::place::{answer_half, placing};
 use super::{Action, Hook, Now, Step, Tables, Work, answer, fast, select, tunnel};
 use crate::abi::{MOST_MOVES, TCP, UDP, flow_flags, flow_state, half_open_flags};
 use crate::outcome::Outcome;
@@ -99,7 +99,8 @@ fn gone<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> Ste
 #[inline(always)]
 pub(super) fn stay<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now: Now) {
     let is_udp = work.packet.key.protocol == UDP;
-    let counts = !is_udp && state::opens(work.packet.tcp_flags);
+    let resumed = work.half.flags & half_open_flags::RESUMED != 0;
+    let counts = !is_udp && (state::opens(work.packet.tcp_flags) || resumed);
     let lost = work.flow.flags & flow_flags::REPLY_LOST != 0;
     // Datagrams may be many: their time is written once a second. A RST of the client changes nothing.
     if counts || (is_udp && (lost || work.flow.seen_s != now.s)) {
@@ -182,6 +183,7 @@ fn was_opened<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, 
 #[inline(always)]
 fn resume<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
     let step = select::found(tables, work, hook);
+    work.placing |= placing::BY_TUPLE;
     work.beginning = Outcome::Resumed;
     work.half.flags = half_open_flags::RESUMED;
     if work.packet.key.protocol == TCP {

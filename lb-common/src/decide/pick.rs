@@ -14,6 +14,8 @@ impl Wish {
     pub const SAFE: Self = Self(1);
     /// A backend; a suspect one, where it is time to see whether it answers again.
     pub const PROBE: Self = Self(2);
+    /// The same for a flow that is there, and has lost its backend: it is no new one of its client's.
+    pub const AGAIN: Self = Self(3);
 }
 
 /// What a look-up of a service came to; the records are in the [`Pick`]. A plain number: what a variant would hold and another

@@ -49,8 +49,8 @@ pub(super) fn place<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wor
             let is_tunnelled = work.half.flow.port == 0;
             if !is_tunnelled {
                 health::begun(tables, work, now);
+                tables.begun(now.s);
             }
-            tables.begun(now.s);
             let own = work.half.flow.client_port == work.packet.key.src_port;
             outcome = match (own, work.pick.probes != 0) {
                 _ if is_tunnelled => Outcome::Tunnelled,

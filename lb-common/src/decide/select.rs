@@ -44,12 +44,17 @@ pub(super) fn select<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
 
 #[inline(always)]
 fn asked<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Picked {
-    let now = Now::from_ns(tables.now_ns());
+    let begins = begins(work);
     if work.is_chosen() {
-        let begins = begins(work);
         return tunnel::arrived(tables, work, hook, begins);
     }
-    let wish = if begins(work) { Wish::PROBE } else { Wish::NONE };
+    // Most packets that come here are nobody's, and the clock takes longer than the look-up: who picks no backend asks for no time.
+    let (wish, now_ns) = match work.beginning {
+        _ if !begins => (Wish::NONE, 0),
+        Outcome::Moved => (Wish::AGAIN, tables.now_ns()),
+        _ => (Wish::PROBE, tables.now_ns()),
+    };
+    let now = Now::from_ns(now_ns);
     pick(tables, &work.packet.key, Asker::Packet(hook), 0, wish, now, &mut work.pick)
 }
 
@@ -94,19 +99,19 @@ pub fn pick<const N: usize, T: Tables<N>>(
         if wish == Wish::NONE {
             return Picked::Unasked;
         }
-        let is_limited = Client::is_outside(client as u32) && pick.service.rate != 0;
+        let is_limited = Client::is_outside(client as u32) && pick.service.rate != 0 && wish != Wish::AGAIN;
         if is_limited && limit::exceeds(tables, &pick.service, &key.src) {
             return Picked::Limited;
         }
         let is_shared = as_any_node(&pick.service, client);
-        let by_tuple = client != Client::Near && tables.pressed();
+        let by_tuple = client != Client::Near && key.protocol != UDP && tables.pressed();
         if !by_tuple && !is_shared && pick.service.affinity_timeout_s != 0 && stuck(tables, key, netns, now.ds, pick) {
             return Picked::Backend;
         }
         let how = match wish {
             _ if is_shared => AS_ANY_NODE,
             _ if by_tuple => AS_ANY_NODE | BY_TUPLE,
-            Wish::PROBE => PROBES,
+            Wish::PROBE | Wish::AGAIN => PROBES,
             _ => 0,
         };
         if choose(tables, key, how, now, pick) {

@@ -132,7 +132,7 @@ pub fn begin<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, h
         return Step::Open;
     }
     // Or those of one that has lost its entries.
-    if tables.pressed() {
+    if tables.resumes() {
         return Step::Open;
     }
     if hook.has(Hook::REQUESTS) { Step::Select } else { Step::Decided }
@@ -179,6 +179,8 @@ pub fn retry<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, h
 pub fn select<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, _: Step) -> Step {
     match selection::select(tables, work, hook) {
         Picked::NoService if vip::unserved(tables, work, hook) => Step::Decided,
+        // Later segments collide with nothing.
+        Picked::NoService if !opening::begins(work) => Step::Decided,
         Picked::NoService => Step::Direct,
         Picked::Backend => selection::found(tables, work, hook),
         // What the verdict says by now holds if there is no such flow.

@@ -50,6 +50,8 @@ pub trait Tables<const N: usize> {
     fn opened(&mut self, now_s: u32);
     /// Whether half-open flows are made faster than their table holds them for [`crate::limits::HALF_OPEN_HELD_S`].
     fn pressed(&mut self) -> bool;
+    /// Whether that was so within [`crate::limits::RESUMED_S`]: flows that were made by rule alone may have lost their entries.
+    fn resumes(&mut self) -> bool;
     /// What was seen of a backend; zeroes, if that was an earlier one of its id. `None`: there is no such id.
     fn health(&mut self, backend: u32, generation: u32) -> Option<Health>;
     /// Writes what was seen of a backend, but for its connections.

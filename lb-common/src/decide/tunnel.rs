@@ -35,15 +35,17 @@ pub(super) fn is_meant<const N: usize>(work: &Work<N>) -> bool {
 #[inline(never)]
 pub(super) fn follow<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now_s: u32) -> bool {
     let now = Now::from_ds(now_s.saturating_mul(10));
+    let resumes = work.verdict.outcome == Outcome::RefusedNoFlow && tables.resumes();
+    if work.is_chosen() {
+        return resumes && arrived(tables, work, hook, true) == Picked::Backend;
+    }
     if !hook.has(Hook::FROM_OUTSIDE)
-        || work.is_chosen()
         || work.pick.service.slot_count == 0
         || work.verdict.outcome == Outcome::DroppedSourceRange
     {
         return false;
     }
     let everywhere = work.pick.service.flags & service_flags::DSR != 0;
-    let resumes = work.verdict.outcome == Outcome::RefusedNoFlow && tables.pressed();
     let how = if everywhere { AS_ANY_NODE } else { AS_ANY_NODE | BY_TUPLE };
     if !(everywhere || resumes) || !choose(tables, &work.packet.key, how, now, &mut work.pick) {
         return false;
@@ -138,7 +140,7 @@ pub fn quoted_elsewhere<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut
     !follow(tables, work, hook, now.s) && work.verdict.action as u8 == Action::ToBackend as u8
 }
 
-/// Copies the frontend of a packet that came in an outer header: a node port is served at any node's address, all zeroes, and at no pod's,
+/// Copies the frontend of a packet that came in an outer header: a node port is served at any address, all zeroes, but at no pod's,
 /// for overlays have such headers, too. `false`: the agent is at it.
 ///
 /// A function of its own: off the stack of those that ask.
@@ -146,7 +148,8 @@ pub fn quoted_elsewhere<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut
 fn frontend<const N: usize, T: Tables<N>>(tables: &mut T, key: &FlowKey<N>, service: &mut Service) -> Option<bool> {
     let mut frontend = ServiceKey { address: key.dst, port: key.dst_port, protocol: key.protocol, pad: 0 };
     if !tables.service(&frontend, service) {
-        if tables.network(&key.dst) & (network_flags::NODE | network_flags::PEER) == 0 {
+        let to = tables.network(&key.dst);
+        if to & network_flags::PODS != 0 && to & (network_flags::NODE | network_flags::PEER) == 0 {
             return None;
         }
         frontend.address = [0; N];

@@ -8,7 +8,7 @@ use lb_common::abi::{
     half_open_flags, seal, tag,
 };
 use lb_common::decide::{Hook, NotInserted, Pace, Packet, Tables, Verdict, Work, decide};
-use lb_common::limits::PRESSED_S;
+use lb_common::limits::{PRESSED_S, RESUMED_S};
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, SYN};
 use lb_common::state::{SourcePorts, Timeouts};
@@ -235,6 +235,11 @@ impl<const N: usize> Tables<N> for Memory<N> {
 
     fn pressed(&mut self) -> bool {
         self.pressed_until_s != 0 && self.now_ns / 1_000_000_000 <= u64::from(self.pressed_until_s)
+    }
+
+    fn resumes(&mut self) -> bool {
+        self.pressed_until_s != 0
+            && self.now_ns / 1_000_000_000 <= u64::from(self.pressed_until_s) + u64::from(RESUMED_S)
     }
 
     fn health(&mut self, backend: u32, generation: u32) -> Option<Health> {

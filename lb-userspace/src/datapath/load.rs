@@ -93,7 +93,7 @@ pub(super) fn load(
     let flow_counters = u8::from(settings.flow_counters);
     let protect = u8::from(settings.protect_node_ports);
     let loopback = u8::from(settings.loopback_node_ports[0]) | u8::from(settings.loopback_node_ports[1]) << 1;
-    let most_half_open = most_half_open(settings.entries(map_name::HALF_OPEN4), aya::util::nr_cpus().unwrap_or(1));
+    let most_half_open = most_half_open(settings.entries(map_name::HALF_OPEN4));
     let fast_path = u8::from(settings.fast_path != FastPath::Off);
     let mut loader = EbpfLoader::new();
     for name in map_name::ALL {

@@ -86,11 +86,10 @@ impl Settings {
     }
 }
 
-/// As many half-open flows as each CPU may add in a second: a table of so many entries, of which a flow takes two, then holds each for
+/// As many half-open flows as may be added in a second: a table of so many entries, of which a flow takes two, then holds each for
 /// [`limits::HALF_OPEN_HELD_S`].
-pub(super) fn most_half_open(entries: Option<u32>, cpus: usize) -> u32 {
-    let cpus = u32::try_from(cpus).unwrap_or(u32::MAX).max(1);
-    (entries.unwrap_or(limits::HALF_OPEN) / 2 / limits::HALF_OPEN_HELD_S / cpus).max(1)
+pub(super) fn most_half_open(entries: Option<u32>) -> u32 {
+    (entries.unwrap_or(limits::HALF_OPEN) / 2 / limits::HALF_OPEN_HELD_S).max(1)
 }
 
 /// Value of the programs' `SOCKET_LB`.

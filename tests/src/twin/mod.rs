@@ -56,6 +56,7 @@ pub struct Driven {
     clock: Array<MapData, [u64; 2]>,
     haste: PerCpuArray<MapData, u64>,
     pressure: Array<MapData, u32>,
+    surge: Array<MapData, u64>,
     buckets: HashMap<MapData, BucketKey, Bucket>,
     pub tally: Tally,
 }
@@ -67,12 +68,13 @@ impl Driven {
         let mut live = Live::load_from(&object, MOST_HALF_OPEN)?;
         let clock = live.take_map(".bss")?.try_into()?;
         let (haste, pressure) = (live.take_map("haste")?.try_into()?, live.take_map("pressure")?.try_into()?);
+        let surge = live.take_map("surge")?.try_into()?;
         let buckets = live.take_map("buckets")?.try_into()?;
         // Each CPU counts for itself.
         let mut own = nix::sched::CpuSet::new();
         own.set(nix::sched::sched_getcpu()?)?;
         nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &own)?;
-        Ok(Self { live, clock, haste, pressure, buckets, tally: Tally::default() })
+        Ok(Self { live, clock, haste, pressure, surge, buckets, tally: Tally::default() })
     }
 
     /// One random world of one family. On a difference it is played again, compared after every packet.
@@ -102,6 +104,7 @@ impl Driven {
         twins.memory.most_half_open = MOST_HALF_OPEN;
         let none = PerCpuValues::try_from(vec![0; nr_cpus().map_err(|(_, error)| error)?])?;
         self.haste.set(0, none, 0)?;
+        self.surge.set(0, 0, 0)?;
         for key in self.buckets.keys().collect::<Result<Vec<_>, _>>()? {
             self.buckets.remove(&key)?;
         }
