@@ -6,7 +6,7 @@ use aya_ebpf::bindings::{
     __sk_buff, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, BPF_F_ADJ_ROOM_ENCAP_L3_IPV6, BPF_F_ADJ_ROOM_FIXED_GSO,
 };
 use aya_ebpf::helpers::generated::bpf_skb_adjust_room;
-use lb_common::abi::{FlowKey, SCTP, TCP, UDP, network_flags};
+use lb_common::abi::{FlowKey, Masquerade, SCTP, TCP, UDP, network_flags};
 use lb_common::checksum;
 use lb_common::decide::{self, Inside, Packet, Tables};
 use lb_common::outcome::Outcome;
@@ -72,6 +72,16 @@ extern "C" fn tunnel6(skb: *mut __sk_buff, spot: u32, transport: u32) -> i32 {
     wrap::<16>(skb, Spot::from_number(spot), transport as usize)
 }
 
+/// The sender of outer headers: the node's own address, by which the others know it, whatever link the way leads by (that of an overlay
+/// has an address that no Node object names).
+#[inline(always)]
+pub fn own<const N: usize>() -> Option<&'static Masquerade<N>>
+where
+    Kernel: Family<N>,
+{
+    <Kernel as Family<N>>::masquerade(0)
+}
+
 /// Nothing is written before the way is known.
 #[inline(always)]
 fn wrap<const N: usize>(skb: *mut __sk_buff, spot: Spot, transport: usize) -> i32
@@ -79,15 +89,12 @@ where
     Kernel: Family<N> + Tables<N>,
 {
     let Some(work) = <Kernel as Family<N>>::work() else { return DROP };
-    // SAFETY: reads the context.
-    let ifindex = unsafe { (*skb).ifindex };
-    let mut tables = Kernel { context: skb.cast(), ifindex };
     // The ends of the outer header.
-    let verdict = &mut work.verdict;
-    if !<Kernel as Tables<N>>::masquerade(&mut tables, &verdict.address, 0, &mut verdict.client) {
+    let Some(own) = own::<N>() else {
         count::outcome(Outcome::DroppedNoAddress, Counter::Packet);
         return DROP;
-    }
+    };
+    words::address(own.address(0), &mut work.verdict.client);
     if forward::is_expired::<N>(skb, spot) {
         return EXPIRED;
     }

@@ -14,7 +14,7 @@ use crate::maps::Family;
 use crate::parse::{Bytes, ETHERNET, ETHERTYPE, parse};
 use crate::rewrite::Refused;
 use crate::tables::Kernel;
-use crate::tunnel::{close, header4, header6, inside, overhead};
+use crate::tunnel::{self, close, header4, header6, inside, overhead};
 use crate::xdp::{bytes, leave_known_to_tc, leave_to_tc, one_hop_less};
 
 /// Sends the packet of the scratch record whole to the node of the backend that its verdict names; gives the verdict at XDP. A *global*
@@ -49,8 +49,7 @@ where
     let length = work.packet.length + overhead::<N>() as u32;
     let way = way(context, &[0; N], &work.verdict.address, inside::<N>(), length);
     let Some(way) = way.filter(|_| limit > 1) else { return leave_known_to_tc(work, ifindex) };
-    let own = <Kernel as Family<N>>::masquerade(way.ifindex).or_else(|| <Kernel as Family<N>>::masquerade(0));
-    let Some(own) = own else { return leave_to_tc() };
+    let Some(own) = tunnel::own::<N>() else { return leave_to_tc() };
     count::packet(work, hook::XDP, ifindex, work.packet.length);
     let inner_length = work.packet.length;
     let done = one_hop_less::<N>(bytes(context), ETHERNET, limit).and_then(|()| {

@@ -109,7 +109,8 @@ fn messages(
     let went_back = watch::Sender::new(0);
     let services = read(client.clone(), went_back.clone(), labelled(of_services), follow);
     let slices = read(client.clone(), went_back.clone(), labelled(of_slices), follow_slices);
-    let peers = peers::read(client.clone(), went_back.clone(), settings.node_name.as_deref(), follow, wanted);
+    // Tables that hold services hold other nodes, too, unless this is the only one: a list of none is confirmed.
+    let peers = peers::read(client.clone(), went_back.clone(), settings.node_name.as_deref(), follow_slices, wanted);
     let node = settings.node_name.as_ref().map(|name| {
         let selection = Selection { labels: None, fields: Some(format!("metadata.name={name}")) };
         read(client.clone(), went_back, selection, Settings { patience: NODE_PATIENCE, expected_objects: 0, ..follow })

@@ -35,8 +35,8 @@ use crate::topology::{Addresses, Checksums, Namespace, Node, NodeOptions, Place,
 
 /// Networks that all pods are in.
 pub const POD_NETS: &str = "10.244.0.0/16,fd00:244::/32";
-/// Addresses that the nodes send from: on the wire, and through the tunnel.
-const PEERS: &str = "--dsr-peers=192.0.2.0/24,2001:db8:1::/64,172.30.0.0/24,fd00:30::/64";
+/// Addresses that the nodes send outer headers from, also through the tunnel.
+const PEERS: &str = "--dsr-peers=192.0.2.0/24,2001:db8:1::/64";
 /// Ports of the backends.
 const HTTP: u16 = 8080;
 const DNS: u16 = 5353;

@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1 as core;
 
 use serde_json::{Value, json};
 
+use super::node::PEER_ADDRESSES_MAX;
 use super::*;
 use crate::model::{Service, Slice, TrafficPolicy};
 
@@ -185,6 +186,12 @@ fn a_node_keeps_what_matters() {
     assert_eq!(other.refusals[0].reason, "InternalIP 127.0.0.1 is a loopback address");
     let texts: Vec<String> = other.object.unwrap().addresses.iter().map(ToString::to_string).collect();
     assert_eq!(texts, ["192.0.2.1", "10.0.0.2", "fd02::2"]);
+    let status = raw.status.as_mut().unwrap();
+    let own = status.addresses.as_ref().unwrap()[1].clone();
+    status.addresses = Some(vec![own; PEER_ADDRESSES_MAX + 1]);
+    let many = peer(&raw);
+    assert_eq!(many.refusals[0].reason, "9 addresses: expected at most 8; the first ones count");
+    assert_eq!(many.object.unwrap().addresses.len(), PEER_ADDRESSES_MAX);
     let taint = json!([{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]);
     raw.spec.as_mut().unwrap().taints = serde_json::from_value(taint).unwrap();
     assert!(node(&raw).object.unwrap().is_leaving);

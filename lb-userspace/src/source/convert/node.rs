@@ -13,6 +13,10 @@ const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 /// Taint of a Node that the cluster autoscaler is about to delete (kube-proxy's health check fails on it, too).
 const LEAVING_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
+/// So many addresses of another node are believed: each takes a place in a table that all nodes share, and nodes say themselves what
+/// theirs are.
+pub const PEER_ADDRESSES_MAX: usize = 8;
+
 /// A Node. It is never refused as a whole: what can be read of it counts.
 pub fn node(node: &core::Node) -> Converted<Node> {
     let name = node.metadata.name.clone().unwrap_or_default();
@@ -38,7 +42,13 @@ pub fn peer(node: &core::Node) -> Converted<Peer> {
     let name = node.metadata.name.clone().unwrap_or_default();
     let mut refusals = Vec::new();
     let mut refuse = |problem: Problem| refusals.push(problem.refuse(format!("Node {name}")));
-    let addresses = addresses(node, &["InternalIP", "ExternalIP"], &mut refuse);
+    let mut addresses = addresses(node, &["InternalIP", "ExternalIP"], &mut refuse);
+    if addresses.len() > PEER_ADDRESSES_MAX {
+        let reason =
+            format!("{} addresses: expected at most {PEER_ADDRESSES_MAX}; the first ones count", addresses.len());
+        refuse(Problem::new(reason, "let the node report fewer"));
+        addresses.truncate(PEER_ADDRESSES_MAX);
+    }
     Converted { object: Some(Peer { name: name.clone(), addresses }), refusals }
 }
 

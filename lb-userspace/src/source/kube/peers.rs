@@ -21,8 +21,8 @@ pub fn read(
     wanted: watch::Receiver<bool>,
 ) -> impl Stream<Item = Message> + Send + 'static {
     let selection = Selection { labels: None, fields: own.map(|name| format!("metadata.name!={name}")) };
-    // Other nodes' addresses are not in the tables of services.
-    let settings = Settings { expected_objects: 0, ..settings };
+    // A list of all nodes is large, and goes to every agent: it is not fetched once more to compare.
+    let settings = Settings { compare_interval: None, ..settings };
     let follow = move || reader::read(client.clone(), went_back.clone(), selection.clone(), settings).boxed();
     let peers = Peers { wanted, following: None };
     stream::unfold((peers, follow), |(mut peers, follow)| async move {
