@@ -20,6 +20,7 @@ use crate::tables::Kernel;
 
 /// Whether there is a fast path at all. Set at load: without, nothing of it is left in the programs.
 #[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
 pub static FAST_PATH_ON: Global<u8> = Global::new(1);
 
 /// `BPF_MTU_CHK_SEGS`: of several segments that the kernel has joined, each one is to fit.

@@ -83,7 +83,8 @@ fn a_node_port_is_in_use_for_every_process_of_the_node() {
     agent.apply(&Manifest::of([stage.web()])).unwrap();
     for at in every(&stage) {
         for (protocol, port) in ports() {
-            take(host, protocol, SocketAddr::new(at, port)).unwrap_or_else(|e| panic!("{protocol} {at}:{port}: {e}"));
+            let what = format!("{protocol} {at}:{port} is free");
+            eventually(&what, SOON, || take(host, protocol, SocketAddr::new(at, port)).ok());
         }
     }
 }
