@@ -786,6 +786,15 @@ pub struct BridgePort {
     pub link: u32,
 }
 
+/// Value of `peer_macs`, by index of a pod's link.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PeerMac {
+    /// The address of the link's other end, as the host's neighbour table had it when a flow first led there.
+    pub address: [u8; 6],
+    pub pad: u16,
+}
+
 /// Bits of [`Link::flags`].
 pub mod link_flags {
     /// Frames that XDP redirects to this link leave by it: its driver sends them, or XDP is generic.
@@ -992,6 +1001,7 @@ sizes! {
     Link = 12,
     BridgePortKey = 12,
     BridgePort = 4,
+    PeerMac = 8,
     Config = 16,
     LoadSettings = 28,
     Event = 64,

@@ -6,14 +6,14 @@
 use core::ffi::c_void;
 
 use aya_ebpf::Global;
-use aya_ebpf::bindings::{__sk_buff, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup as FibQuery};
+use aya_ebpf::bindings::{__sk_buff, BPF_FIB_LKUP_RET_SUCCESS, BPF_NOEXIST, bpf_fib_lookup as FibQuery};
 use aya_ebpf::helpers::generated::{bpf_check_mtu, bpf_fib_lookup, bpf_redirect_peer, bpf_skb_change_type};
-use lb_common::abi::{BridgePortKey, link_flags};
+use lb_common::abi::{BridgePortKey, PeerMac, link_flags};
 use lb_common::outcome::Outcome;
 
 use crate::count::{self, Counter};
 use crate::forward::{self, PACKET_HOST};
-use crate::maps::{BRIDGE_PORTS, FAST_PATH, LINKS};
+use crate::maps::{BRIDGE_PORTS, FAST_PATH, LINKS, PEER_MACS};
 use crate::parse::{Bytes, ETHERNET};
 use crate::skb::{store, store_summed};
 use crate::tables::Kernel;
@@ -25,6 +25,8 @@ pub static FAST_PATH_ON: Global<u8> = Global::new(1);
 
 /// `BPF_MTU_CHK_SEGS`: of several segments that the kernel has joined, each one is to fit.
 const CHECK_SEGMENTS: u64 = 1;
+/// The first byte of an IPv4 header without options, which the stack may refuse.
+const WITHOUT_OPTIONS: u8 = 0x45;
 /// The bits of the second word of an IPv4 header that say that the packet is a fragment, in its first two bytes.
 const FRAGMENT: [u8; 2] = [0x3f, 0xff];
 
@@ -52,6 +54,12 @@ pub fn link<const N: usize>(kernel: &Kernel, client: &[u8; N], backend: &[u8; N]
     link
 }
 
+/// Whether the packet's sender is at the link that it came by, as the routing table has it.
+#[inline(always)]
+pub fn is_own<const N: usize>(kernel: &Kernel, sender: &[u8; N]) -> bool {
+    is_open() && to_pod(kernel.context, kernel.ifindex, sender) == kernel.ifindex
+}
+
 /// The link of the pod that has the address, by itself or as the port of a bridge; 0: none that packets are handed over by.
 ///
 /// A function of its own: off the stack of those that ask.
@@ -61,20 +69,30 @@ fn to_pod<const N: usize>(context: *mut c_void, ifindex: u32, address: &[u8; N])
     query.ifindex = ifindex;
     // SAFETY: the query lives on this stack and its size is told.
     let found = unsafe { bpf_fib_lookup(context, &raw mut query, size_of::<FibQuery>() as i32, 0) };
-    if found != i64::from(BPF_FIB_LKUP_RET_SUCCESS) && found != i64::from(BPF_FIB_LKUP_RET_NO_NEIGH) {
-        return 0;
-    }
-    if hands_over(query.ifindex) {
-        return query.ifindex;
-    }
-    // A bridge finds its port by the neighbour's address.
+    // A neighbour that is not known yet is the stack's to ask for.
     if found != i64::from(BPF_FIB_LKUP_RET_SUCCESS) {
         return 0;
     }
+    if hands_over(query.ifindex) {
+        return if is_at(query.ifindex, query.dmac) { query.ifindex } else { 0 };
+    }
+    // A bridge finds its port by the neighbour's address.
     let key = BridgePortKey { bridge: query.ifindex, address: query.dmac, pad: 0 };
     // SAFETY: one word, copied at once.
     let port = unsafe { BRIDGE_PORTS.get(key) }.map_or(0, |port| port.link);
-    if port != 0 && hands_over(port) { port } else { 0 }
+    if port != 0 && hands_over(port) && is_at(port, query.dmac) { port } else { 0 }
+}
+
+/// Whether the neighbour is the one that packets are handed over to at the other end of the link: the first that was met there. Behind a pod
+/// that bridges its link onward there may be several, and only one address fits into a frame.
+#[inline(always)]
+fn is_at(link: u32, address: [u8; 6]) -> bool {
+    let new = PeerMac { address, pad: 0 };
+    // SAFETY: copied at once; never written again.
+    match unsafe { PEER_MACS.get(link) } {
+        Some(known) => known.address == address,
+        None => PEER_MACS.insert(link, new, u64::from(BPF_NOEXIST)).is_ok(),
+    }
 }
 
 /// Whether packets are handed over at the other end of the link.
@@ -89,7 +107,8 @@ fn hands_over(ifindex: u32) -> bool {
 /// Since Linux 5.12 (`bpf_check_mtu`).
 #[inline(always)]
 pub fn takes<const N: usize>(skb: *mut __sk_buff, link: u32, protocol: u8) -> bool {
-    if !is_open() || !goes_on::<N>(skb, protocol) {
+    // SAFETY: looked at and no more.
+    if !is_open() || !goes_on::<N>(skb, protocol) || unsafe { PEER_MACS.get(link) }.is_none() {
         return false;
     }
     let mut mtu = 0_u32;
@@ -103,8 +122,9 @@ fn goes_on<const N: usize>(skb: *mut __sk_buff, protocol: u8) -> bool {
     // SAFETY: reads the context.
     let bytes = unsafe { Bytes { start: (*skb).data as usize, end: (*skb).data_end as usize, length: 0 } };
     if N == 4 {
+        let Some([first]) = bytes.read::<[u8; 1]>(ETHERNET) else { return false };
         let Some([high, low, hops, next]) = bytes.read::<[u8; 4]>(ETHERNET + 6) else { return false };
-        high & FRAGMENT[0] == 0 && low & FRAGMENT[1] == 0 && hops > 1 && next == protocol
+        first == WITHOUT_OPTIONS && high & FRAGMENT[0] == 0 && low & FRAGMENT[1] == 0 && hops > 1 && next == protocol
     } else {
         let Some([next, hops]) = bytes.read::<[u8; 2]>(ETHERNET + 6) else { return false };
         hops > 1 && next == protocol
@@ -114,7 +134,9 @@ fn goes_on<const N: usize>(skb: *mut __sk_buff, protocol: u8) -> bool {
 /// Hands the packet over, one hop taken off; gives the verdict at tc. Since Linux 5.10 (`bpf_redirect_peer`).
 #[inline(always)]
 pub fn send<const N: usize>(skb: *mut __sk_buff, link: u32) -> i32 {
-    if hop::<N>(skb).is_none() {
+    // SAFETY: copied at once; never written again.
+    let Some(peer) = unsafe { PEER_MACS.get(link) }.copied() else { return forward::lost() };
+    if hop::<N>(skb).is_none() || store(skb, 0, &peer.address).is_err() {
         return forward::lost();
     }
     count::outcome(Outcome::FastPath, Counter::Packet);

@@ -7,7 +7,7 @@ use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, BridgePort, BridgePortKey, Bucket, BucketKey, Config, Endpoint, EndpointKey, Event,
     Flow, FlowKey, Fragment, FragmentKey, HalfOpen, Health, Link, LoadSettings, Masquerade, Network, NetworkKey,
-    SOURCE_SERVICE_BITS, Service, ServiceKey, ServiceName, Slot, SocketEntries, SocketKey, SocketPeer, Source,
+    PeerMac, SOURCE_SERVICE_BITS, Service, ServiceKey, ServiceName, Slot, SocketEntries, SocketKey, SocketPeer, Source,
     SourceKey, StatKey, Traffic, Vip, VipKey,
 };
 use lb_common::decide::Work;
@@ -65,6 +65,8 @@ pub static FAST_PATH: Array<u32, 1> = Array::new();
 /// Behind which of its ports a bridge finds a pod: known by the agent.
 #[btf_map(name = "bridge_ports")]
 pub static BRIDGE_PORTS: HashMap<BridgePortKey, BridgePort, { limits::LINKS as usize }, ON_DEMAND> = HashMap::new();
+#[btf_map(name = "peer_macs")]
+pub static PEER_MACS: HashMap<u32, PeerMac, { limits::LINKS as usize }, ON_DEMAND> = HashMap::new();
 
 #[btf_map(name = "sources4")]
 pub static SOURCES4: LpmTrie<SourceKey<4>, Source, { limits::SOURCES as usize }> = LpmTrie::new();

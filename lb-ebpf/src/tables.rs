@@ -347,6 +347,11 @@ where
     }
 
     #[inline(always)]
+    fn is_own_link(&mut self, sender: &[u8; N]) -> bool {
+        fast::is_own(self, sender)
+    }
+
+    #[inline(always)]
     fn is_fast(&mut self, link: u32, protocol: u8) -> bool {
         fast::takes::<N>(self.context.cast(), link, protocol)
     }

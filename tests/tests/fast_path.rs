@@ -5,6 +5,7 @@
 
 mod stage;
 
+use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;
 use std::time::Duration;
 
@@ -152,6 +153,8 @@ fn programs_and_queues_of_others_on_pods_links_are_not_skipped() {
     let link = stage.client.link();
     let tc = |arguments: &str| at_node(&stage, "tc", &arguments.split(' ').collect::<Vec<_>>());
     let mut program = None;
+    until(&agent, true);
+    warm(&stage, &service, &agent);
     let mut open = Streams::new(&stage, &service);
     for name in ["tbf", "tc filters", "tcx program"] {
         until(&agent, true);
@@ -183,6 +186,36 @@ fn programs_and_queues_of_others_on_pods_links_are_not_skipped() {
     until(&agent, true);
 }
 
+/// As of a pod that holds a virtual machine: what comes to its link goes on to another one, by the address of the link layer.
+#[test]
+fn pods_that_bridge_their_link_onward_get_frames_addressed_to_them() {
+    let stage = Stage::new("fastonward", Pods::Routed, 1, NodeOptions::default());
+    let service = stage.web();
+    let pod = stage.client.namespace();
+    let routes = |family: &str| pod.ip_show(&[family, "route", "show", "default"]).unwrap();
+    let via = |family: &str| routes(family).split_whitespace().nth(2).unwrap().to_owned();
+    let (gateway4, gateway6) = (via("-4"), via("-6"));
+    let [v4, v6] = stage.client.addresses().both();
+    pod.ip("address flush dev eth0 scope global").unwrap();
+    pod.ip(&format!(
+        "link add vm type bridge\n\
+         link set vm address 02:00:00:00:00:77\n\
+         link set vm up\n\
+         link set eth0 master vm\n\
+         address add {v4}/32 dev vm\n\
+         address add {v6}/128 dev vm nodad\n\
+         route replace {gateway4} dev vm\n\
+         route replace default via {gateway4} dev vm\n\
+         route replace {gateway6} dev vm\n\
+         route replace ::/0 via {gateway6} dev vm"
+    ))
+    .unwrap();
+    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    until(&agent, true);
+    warm(&stage, &service, &agent);
+    serves("onward", &stage, &service);
+}
+
 #[test]
 fn off_and_on_are_as_asked_for() {
     let stage = Stage::new("fastasked", Pods::Routed, 1, NodeOptions::default());
@@ -194,6 +227,15 @@ fn off_and_on_are_as_asked_for() {
     );
     let agent = stage.agent(&Manifest::of([service.clone()]), &["--fast-path=on"]);
     until(&agent, true);
+    // The rule lets nobody but the node itself speak: it gets to know its pods.
+    for pod in [stage.client.addresses(), stage.backends[0].addresses()] {
+        for address in pod.both() {
+            let any: SocketAddr = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().unwrap();
+            stage.node.place().run(|| UdpSocket::bind(any).unwrap().send_to(b"who", (address, 9))).unwrap();
+            let known = || at_node(&stage, "ip", &["neighbour", "show", &address.to_string()]).contains("lladdr");
+            eventually("the node knows its pod", SWITCH, || known().then_some(()));
+        }
+    }
     Streams::new(&stage, &service).ask("the rule drops all the others");
     assert!(handed_over(&agent) > 0);
     drop(agent);

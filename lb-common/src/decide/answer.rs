@@ -130,7 +130,7 @@ fn accepted<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, ho
     let (backend, answers) = (work.half.flow.backend, work.half.answers);
     if !known {
         words::clear(&mut work.pair_half);
-        let link = fast::other_link(tables, &work.flow, hook);
+        let link = fast::other_link(tables, &work.flow, &work.packet.key.src, hook);
         if link != work.half.flow.link && link == 0 {
             // Its own link is not known here: neither direction keeps one.
             work.half.flow.link = 0;
@@ -191,7 +191,7 @@ pub(super) fn promote<const N: usize, T: Tables<N>>(
     generation: u32,
     now: Now,
 ) -> Promoted {
-    let mut link = fast::other_link(tables, &work.flow, hook);
+    let mut link = fast::other_link(tables, &work.flow, &work.packet.key.src, hook);
     // The client's half says whom the flow is with.
     if is_reply
         && tables.half_open(&work.pair_key, &mut work.pair_half)

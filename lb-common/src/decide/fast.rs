@@ -19,10 +19,23 @@ pub(super) fn lead<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work
     }
 }
 
-/// The link of the other direction's entry: the one that this packet came by. 0: none, or it did not come by its sender's own.
+/// The link of the other direction's entry of a new flow, whose link [`lead`] has set: the one that this packet came by.
 #[inline(always)]
-pub(super) fn other_link<const N: usize, T: Tables<N>>(tables: &mut T, flow: &Flow<N>, hook: Hook) -> u32 {
+pub(super) fn came_by<const N: usize, T: Tables<N>>(tables: &mut T, flow: &Flow<N>, hook: Hook) -> u32 {
     if flow.link != 0 && hook.has(Hook::FROM_CLIENT) { tables.link() } else { 0 }
+}
+
+/// The link of the other direction's entry of a flow that is there: the one that this packet came by. 0: none, or it did not come by its
+/// sender's own: whoever else sends in its name gets nothing of what is meant for it.
+#[inline(always)]
+pub(super) fn other_link<const N: usize, T: Tables<N>>(
+    tables: &mut T,
+    flow: &Flow<N>,
+    sender: &[u8; N],
+    hook: Hook,
+) -> u32 {
+    let is_own = flow.link != 0 && hook.has(Hook::FROM_CLIENT) && tables.is_own_link(sender);
+    if is_own { tables.link() } else { 0 }
 }
 
 /// Whether the reply `work.packet` of the flow `work.flow` is rewritten at this hook; and if so, whether it is sent on from here.

@@ -129,7 +129,7 @@ pub(super) fn books<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wor
         }
         return;
     }
-    let link = fast::other_link(tables, &work.flow, hook);
+    let link = fast::other_link(tables, &work.flow, &work.packet.key.src, hook);
     if link != work.flow.link && link == 0 {
         // Its own link is not known here: neither direction keeps one.
         work.flow.link = 0;

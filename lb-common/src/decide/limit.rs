@@ -4,6 +4,9 @@ use super::Tables;
 use crate::abi::{Bucket, BucketKey, Service};
 use crate::limits::{LIMITED_BYTES4, LIMITED_BYTES6};
 
+/// A reading of the clock is never so old when it is compared.
+const CLOCKS_APART_NS: u64 = 100_000_000;
+
 /// Time between two new flows, and how far ahead of it they may come, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
@@ -25,8 +28,10 @@ impl Pace {
     #[inline(always)]
     #[must_use]
     pub const fn after(self, due_ns: u64, now_ns: u64) -> u64 {
-        // No bucket of this pace is fuller: it is one of another pace, which the service had before.
-        let is_own = due_ns > now_ns && due_ns - now_ns <= self.tolerance_ns + self.interval_ns;
+        // No bucket of this pace is fuller, but by what another CPU's clock may be ahead: it is one of another pace, which the service had
+        // before.
+        let most_ns = self.tolerance_ns + self.interval_ns + CLOCKS_APART_NS;
+        let is_own = due_ns > now_ns && due_ns - now_ns <= most_ns;
         let due_ns = if is_own { due_ns } else { now_ns };
         if due_ns - now_ns > self.tolerance_ns { 0 } else { due_ns + self.interval_ns }
     }

@@ -106,7 +106,7 @@ pub(super) fn stay<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work
     if counts || (is_udp && (lost || work.flow.seen_s != now.s)) {
         work.half.flow.seen_s = now.s;
         work.half.flow.flags &= !flow_flags::REPLY_LOST;
-        let link = fast::other_link(tables, &work.half.flow, hook);
+        let link = fast::other_link(tables, &work.half.flow, &work.packet.key.src, hook);
         answer_half(work, link);
         // What is lost when the table is full is written again with the next packet. What another processor notes of an answer at this
         // very moment stays.

@@ -90,7 +90,7 @@ fn write<const N: usize, T: Tables<N>>(
     now: Now,
 ) -> Result<(), Outcome> {
     set_pair_key(&work.packet.key, &work.half.flow, &mut work.pair_key);
-    let link = fast::other_link(tables, &work.half.flow, hook);
+    let link = fast::came_by(tables, &work.half.flow, hook);
     answer_half(work, link);
     let ports = tables.source_ports();
     let keeps = work.placing & placing::KEEP_PORT != 0

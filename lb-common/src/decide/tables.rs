@@ -95,6 +95,10 @@ pub trait Tables<const N: usize> {
     fn fast_link(&mut self, _client: &[u8; N], _backend: &[u8; N]) -> u32 {
         0
     }
+    /// Whether the sender is a pod at [`Tables::link`], as the routing table has it, where packets may be handed over.
+    fn is_own_link(&mut self, _sender: &[u8; N]) -> bool {
+        false
+    }
     /// Whether this packet may be handed over at the other end of the link now.
     fn is_fast(&mut self, _link: u32, _protocol: u8) -> bool {
         false

@@ -104,7 +104,7 @@ pub fn is_tunnelled<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wor
 /// Looks the frontend of the packet's destination up.
 #[inline(always)]
 fn is_served<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
-    frontend(tables, &work.packet.key, &mut work.pick.service).is_some_and(|whole| whole)
+    frontend(tables, &work.packet.key, &work.chosen, &mut work.pick.service).is_some_and(|whole| whole)
 }
 
 /// Whether an error is about a packet that this node has sent in an outer header, which is what `work.packet` holds: its sender is to be
@@ -140,20 +140,27 @@ pub fn quoted_elsewhere<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut
     !follow(tables, work, hook, now.s) && work.verdict.action as u8 == Action::ToBackend as u8
 }
 
-/// Copies the frontend of a packet that came in an outer header: a node port is served at any address, all zeroes, but at no pod's,
-/// for overlays have such headers, too. `false`: the agent is at it.
+/// Copies the frontend of a packet that came in an outer header: a node port is served at any address, all zeroes, but at no pod's
+/// and at no stranger's that names no backend, for overlays have such headers, too. `false`: the agent is at it.
 ///
 /// A function of its own: off the stack of those that ask.
 #[inline(never)]
-fn frontend<const N: usize, T: Tables<N>>(tables: &mut T, key: &FlowKey<N>, service: &mut Service) -> Option<bool> {
+fn frontend<const N: usize, T: Tables<N>>(
+    tables: &mut T,
+    key: &FlowKey<N>,
+    chosen: &[u8; N],
+    service: &mut Service,
+) -> Option<bool> {
     let mut frontend = ServiceKey { address: key.dst, port: key.dst_port, protocol: key.protocol, pad: 0 };
     if !tables.service(&frontend, service) {
         let to = tables.network(&key.dst);
-        if to & network_flags::PODS != 0 && to & (network_flags::NODE | network_flags::PEER) == 0 {
+        let is_node = to & (network_flags::NODE | network_flags::PEER) != 0;
+        frontend.address = [0; N];
+        if (to & network_flags::PODS != 0 && !is_node) || !tables.service(&frontend, service) {
             return None;
         }
-        frontend.address = [0; N];
-        if !tables.service(&frontend, service) {
+        // Networks of pods need not be known. At an address that may be one of theirs, who names a backend of the service means it.
+        if !is_node && tables.endpoint(&EndpointKey { address: *chosen, service: service.id }).is_none() {
             return None;
         }
     }
@@ -172,7 +179,7 @@ pub(super) fn arrived<const N: usize, T: Tables<N>>(
 ) -> Picked {
     let key = &work.packet.key;
     let service = &mut work.pick.service;
-    match frontend(tables, key, service) {
+    match frontend(tables, key, &work.chosen, service) {
         None => return Picked::NoService,
         Some(false) => return Picked::Torn,
         Some(true) => {}

@@ -82,6 +82,8 @@ pub(super) struct Wanted {
     pub ethernet: bool,
     /// Packets of a local peer, whose checksums are completed only on a real wire.
     pub virtual_pair: bool,
+    /// A pair whose other end may be handed packets: those of others have programs of their own there.
+    pub is_veth: bool,
     pub peer_netns_id: i32,
 }
 
@@ -147,6 +149,7 @@ impl Net {
                 role,
                 ethernet: link.ethernet,
                 virtual_pair: is_pair(link),
+                is_veth: matches!(link.kind, Some(InfoKind::Veth)),
                 peer_netns_id: link.peer_netns_id.unwrap_or(-1),
             };
             Some((ifindex, wanted))

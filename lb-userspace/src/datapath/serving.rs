@@ -145,8 +145,15 @@ mod tests {
 
     fn link(ifindex: u32, name: &str) -> (u32, Wanted) {
         let name = name.to_owned();
-        let wanted =
-            Wanted { ifindex, name, role: Role::External, ethernet: true, virtual_pair: false, peer_netns_id: -1 };
+        let wanted = Wanted {
+            ifindex,
+            name,
+            role: Role::External,
+            ethernet: true,
+            virtual_pair: false,
+            is_veth: false,
+            peer_netns_id: -1,
+        };
         (ifindex, wanted)
     }
 

@@ -155,7 +155,7 @@ fn by_link(family: &[&Candidate], own: &Own<'_>, most: usize) -> BTreeMap<u32, V
     let any = family.iter().min_by_key(|found| {
         // One that may move serves better than none.
         let (is_published, is_primary) = (is_published(ANY_LINK, found), is_primary(ANY_LINK, found));
-        (is_published, !found.is_uplink, !is_primary, found.standing, found.ifindex, found.address)
+        (is_published, !is_primary, !found.is_uplink, found.standing, found.ifindex, found.address)
     });
     if let Some(any) = any {
         let mut all = of_link(any.ifindex);

@@ -212,6 +212,7 @@ mod tests {
             role: Role::External,
             ethernet: true,
             virtual_pair: pair,
+            is_veth: pair,
             peer_netns_id: 0,
         };
         Outside { wanted, mtu, peer: Some(7), families: vec![Family::V4, Family::V6] }

@@ -65,12 +65,13 @@ impl Switch {
         Self { asked, netfilter: netfilter::Watch::default(), skips: None, open: false }
     }
 
-    /// Tells the programs before they are attached. Under `auto` what the agent before found holds until this one has looked.
+    /// Tells the programs before they are attached. Under `auto` what the agent before found holds until this one has looked at everything,
+    /// unless netfilter alone says otherwise.
     pub fn begin(&mut self, word: &mut Word) -> Result<(), DatapathError> {
         match self.asked {
             FastPath::Auto => {
                 self.open = word.0.get(&0, 0).map_err(aya::EbpfError::MapError)? != 0;
-                Ok(())
+                if self.open && !self.netfilter.look().is_empty() { self.set(word, false) } else { Ok(()) }
             }
             FastPath::On => self.set(word, true),
             FastPath::Off => self.set(word, false),
@@ -91,13 +92,13 @@ impl Switch {
         word: &mut Word,
         ports: &mut BridgePorts,
     ) -> Result<bool, DatapathError> {
-        if self.asked != FastPath::Off {
-            ports.follow(handle, names).await?;
-        }
+        // Without it, flows between pods of a bridge take the stack; all else is as ever.
+        let error = if self.asked == FastPath::Off { None } else { ports.follow(handle, names).await.err() };
         if self.asked != FastPath::Auto {
             return Ok(false);
         }
         let mut skips = self.netfilter.look();
+        skips.extend(error.map(|error| format!("not known: {error}")));
         match links::look(handle, names, ours).await {
             Ok(found) => skips.extend(found),
             // Who cannot look must not skip.
@@ -125,7 +126,7 @@ impl Switch {
 
 /// The links at whose other end packets are handed over: pairs into another namespace, with both programs.
 pub(super) fn links(wanted: &BTreeMap<u32, Wanted>, attacher: &Attacher) -> BTreeSet<u32> {
-    let pods = wanted.values().filter(|link| link.role == Role::Pod && link.virtual_pair && link.ethernet);
+    let pods = wanted.values().filter(|link| link.role == Role::Pod && link.is_veth && link.ethernet);
     let elsewhere = pods.filter(|link| link.peer_netns_id >= 0).map(|link| link.ifindex);
     elsewhere.filter(|ifindex| attacher.serves(*ifindex, &[Point::In, Point::Out])).collect()
 }

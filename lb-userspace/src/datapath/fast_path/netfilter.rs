@@ -43,8 +43,11 @@ impl Watch {
             Err(error) => vec![format!("not known: nftables cannot be listed: {error}")],
         };
         for (path, what) in LEGACY {
-            let names = fs::read_to_string(path).unwrap_or_default();
-            found.extend(names.lines().map(|name| format!("{what} {name}")));
+            match fs::read_to_string(path) {
+                Ok(names) => found.extend(names.lines().map(|name| format!("{what} {name}"))),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => found.push(format!("not known: {what}: {path}: {error}")),
+            }
         }
         found
     }

@@ -44,8 +44,11 @@ impl BridgePorts {
         };
         let is_pod = |link: u32| names.get(&link).is_some_and(|(_, role)| *role == Role::Pod);
         let mut ports: Ports = before.iter().map(|(key, port)| (*key, *port)).collect();
-        ports.retain(|key, port| is_pod(port.link) && names.contains_key(&key.bridge));
-        ports.extend(list(handle).await?.into_iter().filter(|(_, port)| is_pod(port.link)));
+        let now = list(handle).await?;
+        let stays = |key: &BridgePortKey, port: &BridgePort| now.get(key).is_none_or(|seen| seen.link == port.link);
+        ports.retain(|key, port| is_pod(port.link) && names.contains_key(&key.bridge) && stays(key, port));
+        ports.extend(now.iter().filter(|(_, port)| is_pod(port.link)));
+        bound(&mut ports);
         for key in before.keys().filter(|key| !ports.contains_key(key)) {
             match self.map.remove(key) {
                 Ok(()) | Err(MapError::KeyNotFound) => {}
@@ -59,6 +62,18 @@ impl BridgePorts {
         self.told = Some(ports);
         Ok(())
     }
+}
+
+/// So many addresses are believed to be behind one link: whoever sends from any number of them fills no table.
+const ADDRESSES_MAX: u32 = 16;
+
+fn bound(ports: &mut Ports) {
+    let mut behind: BTreeMap<u32, u32> = BTreeMap::new();
+    ports.retain(|_, port| {
+        let count = behind.entry(port.link).or_default();
+        *count += 1;
+        *count <= ADDRESSES_MAX
+    });
 }
 
 async fn list(handle: &mut Handle) -> Result<Ports, DatapathError> {
@@ -98,6 +113,16 @@ mod tests {
         let mut line = NeighbourMessage::default();
         (line.header.ifindex, line.header.state, line.attributes) = (7, state, attributes);
         line
+    }
+
+    #[test]
+    fn a_pod_that_sends_from_many_addresses_has_a_few() {
+        let key = |address: u8| BridgePortKey { bridge: 3, address: [2, 0, 0, 0, 0, address], pad: 0 };
+        let many = (0..200).map(|address| (key(address), BridgePort { link: 7 }));
+        let mut ports: Ports = many.chain([(key(250), BridgePort { link: 8 })]).collect();
+        bound(&mut ports);
+        assert_eq!(ports.values().filter(|port| port.link == 7).count(), 16);
+        assert!(ports.contains_key(&key(250)), "others keep theirs");
     }
 
     #[test]

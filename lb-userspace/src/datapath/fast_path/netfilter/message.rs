@@ -88,7 +88,10 @@ pub(super) fn read(mut bytes: &[u8]) -> Vec<Answer> {
         let length = length as usize;
         let Some(message) = bytes.get(HEADER..length) else { break };
         match i32::from(kind) {
-            libc::NLMSG_DONE => answers.push(Answer::End(0)),
+            // A list that was cut ends with a number, too.
+            libc::NLMSG_DONE => {
+                answers.push(Answer::End(word(message, 0).map_or(0, |number| number.cast_signed().abs())));
+            }
             libc::NLMSG_ERROR => {
                 let number = word(message, 0).map_or(libc::EPROTO, |number| number.cast_signed().abs());
                 answers.push(Answer::End(number));
