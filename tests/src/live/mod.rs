@@ -241,10 +241,10 @@ impl Live {
     }
 }
 
-/// The object with the programs: `BALLAST_EBPF_OBJECT`, else where `cargo xtask build` leaves it.
+/// The object with the programs: `BALLAST_TEST_OBJECT`, `BALLAST_EBPF_OBJECT`, else where `cargo xtask build` leaves it.
 pub fn object() -> Result<PathBuf> {
-    let path =
-        std::env::var_os("BALLAST_EBPF_OBJECT").map_or_else(|| workspace().join("target/bpf/ballast.o"), PathBuf::from);
+    let path = ["BALLAST_TEST_OBJECT", "BALLAST_EBPF_OBJECT"].into_iter().find_map(std::env::var_os);
+    let path = path.map_or_else(|| workspace().join("target/bpf/ballast.o"), PathBuf::from);
     if !path.exists() {
         bail!("no programs at {}: run `cargo xtask build`, or set BALLAST_EBPF_OBJECT", path.display());
     }

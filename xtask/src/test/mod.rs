@@ -269,7 +269,9 @@ pub fn cargo_test_object(workspace: &Workspace, name: &str, command: &Expression
 
 fn test_command(workspace: &Workspace, command: &Expression, object: &Path) -> Expression {
     let command = command
-        .env("BALLAST_EBPF_OBJECT", object)
+        // What is compiled is the same for every rung, whatever programs its tests load: else those at the same time compile anew by turns.
+        .env("BALLAST_EBPF_OBJECT", workspace.object())
+        .env("BALLAST_TEST_OBJECT", object)
         .env("BALLAST_BIN", workspace.agent(false))
         .env("KUBEBUILDER_ASSETS", workspace.kube_assets())
         .env("PATH", workspace.path())
