@@ -4,6 +4,7 @@ mod tally;
 
 use std::fs;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -77,7 +78,7 @@ impl Rung {
 enum Lane {
     /// Compiles, and uses all processors by itself: alone.
     Before,
-    /// Makes networks and waits for packets: one at a time.
+    /// Makes networks and waits for packets: two at a time.
     Networks,
     /// Makes none. It computes, or waits for silences: it takes a processor that the networks leave idle.
     Beside,
@@ -117,7 +118,8 @@ pub fn run(workspace: &Workspace, args: &TestArgs) -> Result<()> {
     summary(prepared, &outcomes)
 }
 
-/// Runs the rungs: the cheapest alone, then those with networks beside those without. Either takes about half an hour.
+/// Runs the rungs: the cheapest alone, then those with networks, two at a time, beside those without. Networks mostly wait: two leave a
+/// processor of two idle yet, and each has names, folders and control groups of its own.
 fn climb(workspace: &Workspace, toolchain: Toolchain, rungs: &[Rung]) -> Result<Vec<Outcome>> {
     let of = |lane: Lane| rungs.iter().filter(move |rung| rung.lane() == lane);
     let run = |rung: &Rung, show: Show| run_one(workspace, toolchain, rung, show);
@@ -129,10 +131,16 @@ fn climb(workspace: &Workspace, toolchain: Toolchain, rungs: &[Rung]) -> Result<
     }
     // Two calls of cargo that both compile would wait for each other.
     build_tests(workspace)?;
+    let networks = Mutex::new(of(Lane::Networks));
+    let next = || networks.lock().unwrap_or_else(PoisonError::into_inner).next();
     std::thread::scope(|scope| {
+        let second =
+            scope.spawn(|| std::iter::from_fn(&next).map(|rung| run(rung, Show::AtTheEnd)).collect::<Vec<_>>());
         let beside = scope.spawn(|| of(Lane::Beside).map(|rung| run(rung, Show::AtTheEnd)).collect::<Vec<_>>());
-        outcomes.extend(of(Lane::Networks).map(|rung| run(rung, Show::Live)));
-        outcomes.extend(beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        outcomes.extend(std::iter::from_fn(&next).map(|rung| run(rung, Show::Live)));
+        for lane in [second, beside] {
+            outcomes.extend(lane.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
     });
     Ok(outcomes)
 }
