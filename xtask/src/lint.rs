@@ -3,6 +3,7 @@
 use anyhow::Result;
 use duct::{Expression, cmd};
 
+use crate::image;
 use crate::process::{run_watched, say};
 use crate::toolchain::clean_cargo_env;
 use crate::workspace::Workspace;
@@ -24,7 +25,7 @@ pub fn format_checks(workspace: &Workspace) -> Vec<Check> {
     ]
 }
 
-/// clippy with warnings as errors, and cargo-deny's rules that need no network.
+/// clippy with warnings as errors, the agent's types on musl, and cargo-deny's rules that need no network.
 ///
 /// The programs' target comes with no clippy: they are checked as if they were built for this machine.
 pub fn lint_checks(workspace: &Workspace) -> Vec<Check> {
@@ -46,6 +47,10 @@ pub fn lint_checks(workspace: &Workspace) -> Vec<Check> {
     .env("CARGO_TARGET_DIR", workspace.target().join("ebpf-clippy"));
     let deny = cmd!("cargo", "deny", "--log-level", "error", "check", "bans", "licenses", "sources");
     let mut checks = vec![check(workspace, "clippy", &clippy), check(workspace, "clippy of the programs", &programs)];
+    match image::binary::check(workspace) {
+        Some(musl) => checks.push(check(workspace, "static agent", &musl)),
+        None => say("no musl target here: that the agent compiles for it is not checked"),
+    }
     if workspace.has_tool("cargo-deny") {
         checks.push(check(workspace, "deny", &deny));
     } else {

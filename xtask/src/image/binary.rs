@@ -13,17 +13,32 @@ use crate::workspace::{Workspace, which};
 
 /// Builds the release binary without any shared library; returns its path.
 pub fn build(workspace: &Workspace) -> Result<PathBuf> {
-    let arch = std::env::consts::ARCH;
-    let musl = format!("{arch}-unknown-linux-musl");
-    let triple = if has_target(&musl) {
+    let triple = if let Some(musl) = musl() {
         say(&format!("static binary: {musl}"));
         musl
     } else {
-        say(&format!("static binary: glibc, linked statically (`rustup target add {musl}` is not possible here)"));
+        let arch = std::env::consts::ARCH;
+        say("static binary: glibc, linked statically (rustup cannot add the musl target here)");
         format!("{arch}-unknown-linux-gnu")
     };
-    run_shown("building the static agent", &command(workspace, &triple))?;
+    let build =
+        cmd!("cargo", "build", "--locked", "--release", "-p", "lb-userspace", "--bin", "ballast", "--target", &triple);
+    run_shown("building the static agent", &command(workspace, &triple, &build))?;
     Ok(workspace.target().join(triple).join("release/ballast"))
+}
+
+/// Compiles the agent for musl as far as types go: numbers of the C library have other types there. None: no musl target here.
+pub fn check(workspace: &Workspace) -> Option<Expression> {
+    let triple = musl()?;
+    let check =
+        cmd!("cargo", "check", "--locked", "--quiet", "-p", "lb-userspace", "--bin", "ballast", "--target", &triple);
+    Some(command(workspace, &triple, &check))
+}
+
+/// The musl target of this machine's kind, if it is there or rustup can get it.
+fn musl() -> Option<String> {
+    let triple = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
+    has_target(&triple).then_some(triple)
 }
 
 /// Whether a program runs without a dynamic loader.
@@ -33,11 +48,9 @@ pub fn is_static(program: &[u8]) -> Result<bool> {
     Ok(header.program_headers(endian, program)?.iter().all(|segment| segment.p_type(endian) != PT_INTERP))
 }
 
-fn command(workspace: &Workspace, triple: &str) -> Expression {
-    let build =
-        cmd!("cargo", "build", "--locked", "--release", "-p", "lb-userspace", "--bin", "ballast", "--target", triple)
-            .env("BALLAST_EBPF_OBJECT", workspace.object())
-            .dir(&workspace.root);
+/// A command of cargo for the agent on this target, with what such a build needs.
+fn command(workspace: &Workspace, triple: &str, build: &Expression) -> Expression {
+    let build = build.env("BALLAST_EBPF_OBJECT", workspace.object()).dir(&workspace.root);
     let build = build.env("CARGO_ENCODED_RUSTFLAGS", rustc_flags(workspace, triple).join("\u{1f}"));
     // What stands inside wins: the flags of this build are not cleaned away.
     let build = clean_cargo_env(build);

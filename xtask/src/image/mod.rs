@@ -1,7 +1,7 @@
 //! `cargo xtask image`: the static binary as an image in one file, without a container daemon.
 
 mod archive;
-mod binary;
+pub mod binary;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

@@ -102,7 +102,7 @@ fn ask(ifindex: u32) -> io::Result<(String, bool)> {
     request.ifr_ifru.ifru_data = (&raw mut value).cast();
     // SAFETY: the request holds a name that ends with a zero, and a pointer to a value that lives across the call; the command
     // writes a `struct ethtool_value`.
-    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) } != 0 {
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) } != 0 {
         return Err(io::Error::last_os_error());
     }
     Ok((name.to_string_lossy().into_owned(), value.data != 0))
