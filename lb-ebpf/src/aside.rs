@@ -90,7 +90,7 @@ where
     // SAFETY: reads the context.
     let (length, ifindex) = unsafe { ((*skb).len, (*skb).ifindex) };
     work.packet.length = length.saturating_sub(spot.network as u32);
-    let mut tables = Kernel { context: skb.cast(), ifindex };
+    let mut tables = Kernel::at(skb.cast(), ifindex);
     let found = headers::network(skb, spot.network, Extent::Packet(length as usize), &mut work.packet.key);
     let found = found.and_then(|headers| {
         if headers.piece != Piece::Later && matches!(headers.protocol, TCP | UDP | SCTP) {

@@ -89,7 +89,7 @@ where
 {
     let any = is_unspecified(address).then_some(*address);
     let Some(served) = any.or_else(|| served_as(address, true)) else { return false };
-    let mut tables = Kernel { context: socket.cast(), ifindex: 0 };
+    let mut tables = Kernel::at(socket.cast(), 0);
     let key = ServiceKey { address: served, port, protocol, pad: 0 };
     let mut service = Service::NONE;
     let id = node_port(&mut tables, &key, &mut service);

@@ -15,7 +15,7 @@ use crate::count::{self, Counter};
 use crate::forward::{self, PACKET_HOST};
 use crate::maps::{BRIDGE_PORTS, FAST_PATH, LINKS, PEER_MACS};
 use crate::parse::{Bytes, ETHERNET};
-use crate::skb::{store, store_summed};
+use crate::skb::store;
 use crate::tables::Kernel;
 
 /// Whether there is a fast path at all. Set at load: without, nothing of it is left in the programs.
@@ -102,18 +102,26 @@ fn hands_over(ifindex: u32) -> bool {
     unsafe { LINKS.get(ifindex) }.is_some_and(|link| link.flags & link_flags::HANDS_OVER != 0)
 }
 
-/// Whether the packet, seen at a pod's link, may be handed over at the other end of another one now.
+/// The address at the other end of another pod's link, if the packet, seen at a pod's link, may be handed over there now.
 ///
 /// Since Linux 5.12 (`bpf_check_mtu`).
 #[inline(always)]
-pub fn takes<const N: usize>(skb: *mut __sk_buff, link: u32, protocol: u8) -> bool {
-    // SAFETY: looked at and no more.
-    if !is_open() || !goes_on::<N>(skb, protocol) || unsafe { PEER_MACS.get(link) }.is_none() {
-        return false;
+pub fn takes<const N: usize>(skb: *mut __sk_buff, link: u32, protocol: u8) -> Option<[u8; 6]> {
+    if !is_open() || !goes_on::<N>(skb, protocol) {
+        return None;
     }
+    let peer = peer(link)?;
     let mut mtu = 0_u32;
     // SAFETY: a helper on the program's own packet; the number lives on this stack.
-    unsafe { bpf_check_mtu(skb.cast(), link, &raw mut mtu, 0, CHECK_SEGMENTS) == 0 }
+    let fits = unsafe { bpf_check_mtu(skb.cast(), link, &raw mut mtu, 0, CHECK_SEGMENTS) == 0 };
+    fits.then_some(peer)
+}
+
+/// The address at the other end of a pod's link.
+#[inline(always)]
+pub fn peer(link: u32) -> Option<[u8; 6]> {
+    // SAFETY: copied at once; never written again.
+    unsafe { PEER_MACS.get(link) }.map(|peer| peer.address)
 }
 
 /// Whether the packet is a whole one of the protocol, with no other header between, and has hops left.
@@ -131,12 +139,10 @@ fn goes_on<const N: usize>(skb: *mut __sk_buff, protocol: u8) -> bool {
     }
 }
 
-/// Hands the packet over, one hop taken off; gives the verdict at tc. Since Linux 5.10 (`bpf_redirect_peer`).
+/// Hands the packet over, which is written and has one hop less; gives the verdict at tc. Since Linux 5.10 (`bpf_redirect_peer`).
 #[inline(always)]
-pub fn send<const N: usize>(skb: *mut __sk_buff, link: u32) -> i32 {
-    // SAFETY: copied at once; never written again.
-    let Some(peer) = unsafe { PEER_MACS.get(link) }.copied() else { return forward::lost() };
-    if hop::<N>(skb).is_none() || store(skb, 0, &peer.address).is_err() {
+pub fn send(skb: *mut __sk_buff, link: u32, peer: [u8; 6]) -> i32 {
+    if store(skb, 0, &peer).is_err() {
         return forward::lost();
     }
     count::outcome(Outcome::FastPath, Counter::Packet);
@@ -148,21 +154,4 @@ pub fn send<const N: usize>(skb: *mut __sk_buff, link: u32) -> i32 {
         }
         bpf_redirect_peer(link, 0) as i32
     }
-}
-
-/// Takes a hop off the packet's limit, which is more than one.
-#[inline(always)]
-fn hop<const N: usize>(skb: *mut __sk_buff) -> Option<()> {
-    let at = ETHERNET + forward::hop_limit_at::<N>();
-    // SAFETY: reads the context, anew: the packet was written.
-    let bytes = unsafe { Bytes { start: (*skb).data as usize, end: (*skb).data_end as usize, length: 0 } };
-    if N == 4 {
-        let [hops, protocol, high, low] = bytes.read::<[u8; 4]>(at)?;
-        // The sum's complement grows by what the word loses (RFC 1141): 0x0100.
-        let sum = u32::from(u16::from_be_bytes([high, low])) + 0x0100;
-        let [high, low] = ((sum + (sum >> 16)) as u16).to_be_bytes();
-        return store(skb, at, &[hops.wrapping_sub(1), protocol, high, low]).ok();
-    }
-    let [hops] = bytes.read::<[u8; 1]>(at)?;
-    store_summed(skb, at, &[hops.wrapping_sub(1)]).ok()
 }

@@ -145,7 +145,7 @@ where
     };
     // SAFETY: reads the context.
     let ifindex = unsafe { (*skb).ifindex };
-    let mut tables = Kernel { context: skb.cast(), ifindex };
+    let mut tables = Kernel::at(skb.cast(), ifindex);
     let mut header = [0u8; ICMP_HEADER];
     if message.icmp + ICMP_HEADER as u32 > message.end || load(skb, message.icmp as usize, &mut header).is_err() {
         decide::malformed(&mut tables, work);
@@ -208,7 +208,7 @@ where
 {
     // SAFETY: reads the context.
     let ifindex = unsafe { (*skb).ifindex };
-    let mut tables = Kernel { context: skb.cast(), ifindex };
+    let mut tables = Kernel::at(skb.cast(), ifindex);
     let error = IcmpError {
         is_refusal: message.is_refusal != 0,
         from_destination: message.src == work.packet.key.src,

@@ -23,6 +23,7 @@ mod pressure;
 mod reject;
 mod release;
 mod rewrite;
+mod rewrite_tc;
 mod sctp;
 mod skb;
 mod socket;

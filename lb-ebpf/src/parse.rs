@@ -65,6 +65,12 @@ impl Bytes {
         Some(to)
     }
 
+    /// Reads a word as it stands in the packet, which may be unaligned: see [`Bytes::words`].
+    #[inline(always)]
+    pub fn word(self, offset: usize) -> Option<u32> {
+        self.get(offset).map(|[word]| word)
+    }
+
     #[inline(always)]
     pub fn read<T: Copy>(self, offset: usize) -> Option<T> {
         // SAFETY: `at` compared with the packet's end; packets have no alignment.

@@ -1,16 +1,12 @@
-//! Writes another address and port into a packet, checksums included.
-//!
-//! At tc the kernel's helpers keep partial, complete and full checksums right. XDP sees complete ones and takes the difference.
+//! What is written where when one end of a packet is rewritten; and writing it at XDP, which sees complete checksums and takes the
+//! difference. For tc see [`crate::rewrite_tc`].
 
-use aya_ebpf::bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM};
-use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_skb_store_bytes};
 use lb_common::abi::UDP;
 use lb_common::checksum;
 use lb_common::decide::Work;
 
 use crate::masquerade::ends;
 use crate::parse::{Bytes, Offsets};
-use crate::skb::{store, store_summed};
 
 /// Which end of the packet a verdict rewrites.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -25,18 +21,18 @@ pub enum End {
 pub struct Refused;
 
 /// What is written where: old and new of the address and of both ports.
-struct Change<const N: usize> {
-    address_at: usize,
-    old: [u8; N],
-    new: [u8; N],
-    ports_at: usize,
-    checksum_at: usize,
-    old_ports: [u8; 4],
-    new_ports: [u8; 4],
+pub struct Change<const N: usize> {
+    pub address_at: usize,
+    pub old: [u8; N],
+    pub new: [u8; N],
+    pub ports_at: usize,
+    pub checksum_at: usize,
+    pub old_ports: [u8; 4],
+    pub new_ports: [u8; 4],
 }
 
 #[inline(always)]
-fn change<const N: usize>(offsets: Offsets, work: &Work<N>, end: End) -> Change<N> {
+pub fn change<const N: usize>(offsets: Offsets, work: &Work<N>, end: End) -> Change<N> {
     let (key, verdict) = (&work.packet.key, &work.verdict);
     let source_at = offsets.network + if N == 4 { 12 } else { 8 };
     let (old_ports, new_ports) = ports(work, end);
@@ -64,70 +60,6 @@ pub fn ports<const N: usize>(work: &Work<N>, end: End) -> ([u8; 4], [u8; 4]) {
         [src[0], src[1], dst[0], dst[1]]
     };
     (bytes(key.src_port, key.dst_port), bytes(src_port, dst_port))
-}
-
-/// Rewrites at tc.
-#[inline(always)]
-pub fn skb<const N: usize>(skb: *mut __sk_buff, offsets: Offsets, work: &Work<N>, end: End) -> Result<(), Refused> {
-    let mut change = change(offsets, work, end);
-    let mangled = if work.packet.key.protocol == UDP { u64::from(BPF_F_MARK_MANGLED_0) } else { 0 };
-    let pseudo = u64::from(BPF_F_PSEUDO_HDR) | mangled;
-    let checksum_at = change.checksum_at as u32;
-    let mut failed = 0;
-    // SAFETY: helpers check every offset against the packet; the byte arrays live on this stack.
-    unsafe {
-        if change.old_ports != change.new_ports {
-            let old = u64::from(u32::from_ne_bytes(change.old_ports));
-            let new = u64::from(u32::from_ne_bytes(change.new_ports));
-            failed |= bpf_l4_csum_replace(skb, checksum_at, old, new, mangled | 4);
-            failed |= bpf_skb_store_bytes(skb, change.ports_at as u32, change.new_ports.as_ptr().cast(), 4, 0);
-        }
-        if N == 4 {
-            let old = u64::from(first_word(&change.old));
-            let new = u64::from(first_word(&change.new));
-            let header_checksum = offsets.network as u32 + 10;
-            failed |= bpf_l4_csum_replace(skb, checksum_at, old, new, pseudo | 4);
-            failed |= bpf_l3_csum_replace(skb, header_checksum, old, new, 4);
-            failed |= bpf_skb_store_bytes(skb, change.address_at as u32, change.new.as_ptr().cast(), 4, 0);
-        } else {
-            let length = N as u32;
-            let difference =
-                bpf_csum_diff(change.old.as_mut_ptr().cast(), length, change.new.as_mut_ptr().cast(), length, 0);
-            failed |= bpf_l4_csum_replace(skb, checksum_at, 0, difference as u64, pseudo);
-            // No header checksum makes up for the address: a complete checksum over the packet must follow it.
-            let flags = u64::from(BPF_F_RECOMPUTE_CSUM);
-            failed |= bpf_skb_store_bytes(skb, change.address_at as u32, change.new.as_ptr().cast(), length, flags);
-        }
-    }
-    if failed == 0 { Ok(()) } else { Err(Refused) }
-}
-
-/// Writes the address that changes, where no checksum of the transport covers it or is there.
-#[inline(always)]
-pub fn readdress<const N: usize>(skb: *mut __sk_buff, network: usize, work: &Work<N>, end: End) -> Result<(), Refused> {
-    let source_at = network + if N == 4 { 12 } else { 8 };
-    let (at, old) = match end {
-        End::Source => (source_at, &work.packet.key.src),
-        End::Destination => (source_at + N, &work.packet.key.dst),
-    };
-    let new = &work.verdict.address;
-    if N != 4 {
-        return store_summed(skb, at, new);
-    }
-    // SAFETY: the helper checks the offset against the packet.
-    if unsafe {
-        bpf_l3_csum_replace(skb, network as u32 + 10, u64::from(first_word(old)), u64::from(first_word(new)), 4)
-    } != 0
-    {
-        return Err(Refused);
-    }
-    // The header's checksum makes up for the address.
-    store(skb, at, new)
-}
-
-#[inline(always)]
-fn first_word<const N: usize>(bytes: &[u8; N]) -> u32 {
-    u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }
 
 /// Rewrites at XDP, where checksums are complete (on a real NIC; see the manual for veth).

@@ -12,7 +12,8 @@ use crate::forward::DROP;
 use crate::headers::{Headers, Odd, Piece};
 use crate::maps::Family;
 use crate::parse::IPV6_HEADER;
-use crate::rewrite::{End, Refused, ports, readdress};
+use crate::rewrite::{End, Refused, ports};
+use crate::rewrite_tc::readdress;
 use crate::skb::{load, store_summed};
 use crate::tables::Kernel;
 

@@ -185,7 +185,7 @@ fn picked<const N: usize>(context: *mut bpf_sock_addr, key: &FlowKey<N>, admitti
 where
     Kernel: Family<N> + Tables<N>,
 {
-    let mut tables = Kernel { context: context.cast(), ifindex: 0 };
+    let mut tables = Kernel::at(context.cast(), 0);
     let now = Now::from_ns(<Kernel as Tables<N>>::now_ns(&mut tables));
     // SAFETY: a helper on the program's own context. The low half tells namespaces apart: they are numbered in turn.
     let netns = unsafe { bpf_get_netns_cookie(context.cast()) } as u32;
@@ -260,7 +260,7 @@ fn unserved<const N: usize>(context: *mut bpf_sock_addr, address: &[u8; N]) -> b
 where
     Kernel: Family<N> + Tables<N>,
 {
-    is_unserved(&mut Kernel { context: context.cast(), ifindex: 0 }, address)
+    is_unserved(&mut Kernel::at(context.cast(), 0), address)
 }
 
 /// Writes which backend the socket uses, and counts that.
@@ -345,7 +345,7 @@ fn serves<const N: usize>(context: *mut bpf_sock_addr, peer: &SocketPeer<N>) -> 
 where
     Kernel: Family<N> + Tables<N>,
 {
-    let mut tables = Kernel { context: context.cast(), ifindex: 0 };
+    let mut tables = Kernel::at(context.cast(), 0);
     let now = Now::from_ns(<Kernel as Tables<N>>::now_ns(&mut tables));
     match <Kernel as Tables<N>>::backend(&mut tables, peer.backend) {
         Some(backend) => {

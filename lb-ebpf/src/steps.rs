@@ -33,7 +33,7 @@ where
 {
     let Some(work) = <Kernel as Family<N>>::work() else { return Step::Decided as u32 };
     let step = Step::from_number((task >> 8) as u8);
-    body(&mut Kernel { context, ifindex }, work, hook, step) as u32
+    body(&mut Kernel::at(context, ifindex), work, hook, step) as u32
 }
 
 /// The hook of a step at XDP: a constant, for what only tc can do. The number is looked at all the same.
@@ -190,7 +190,7 @@ macro_rules! look {
             // SAFETY: the caller's own records; the verifier knows of them no more than their sizes.
             let (Some(key), Some(pick)) = (unsafe { key.as_ref() }, unsafe { pick.as_mut() }) else { return 0 };
             // No look at a slot asks for the context.
-            let mut tables = Kernel { context: core::ptr::null_mut(), ifindex: 0 };
+            let mut tables = Kernel::at(core::ptr::null_mut(), 0);
             u32::from(decide::look(&mut tables, key, pick, how, now_s))
         }
     };
@@ -215,7 +215,7 @@ macro_rules! reserve {
             // SAFETY: the caller's own record; the verifier knows of it no more than its size.
             let Some(work) = (unsafe { work.as_mut() }) else { return 0 };
             // No claim asks for the context.
-            let mut tables = Kernel { context: core::ptr::null_mut(), ifindex: 0 };
+            let mut tables = Kernel::at(core::ptr::null_mut(), 0);
             decide::reserve(&mut tables, work, now_s) as u32
         }
     };

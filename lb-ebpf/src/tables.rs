@@ -65,6 +65,16 @@ pub static LOCAL_PORT_LAST: Global<u16> = Global::new(SourcePorts::DEFAULT.local
 pub struct Kernel {
     pub context: *mut c_void,
     pub ifindex: u32,
+    /// Where this packet is handed over, once the decision has asked whether it may be.
+    pub peer: Option<[u8; 6]>,
+}
+
+impl Kernel {
+    /// The maps, as a program of this context sees them at a link.
+    #[inline(always)]
+    pub const fn at(context: *mut c_void, ifindex: u32) -> Self {
+        Self { context, ifindex, peer: None }
+    }
 }
 
 impl<const N: usize> Tables<N> for Kernel
@@ -353,7 +363,8 @@ where
 
     #[inline(always)]
     fn is_fast(&mut self, link: u32, protocol: u8) -> bool {
-        fast::takes::<N>(self.context.cast(), link, protocol)
+        self.peer = fast::takes::<N>(self.context.cast(), link, protocol);
+        self.peer.is_some()
     }
 
     #[inline(always)]

@@ -11,10 +11,9 @@ use aya_ebpf::helpers::generated::bpf_skb_pull_data;
 use aya_log_ebpf::debug;
 use lb_common::abi::SCTP;
 use lb_common::decide::{Action, Hook, Step, Tables, Work, begin};
-use lb_common::outcome::Outcome;
 
 use crate::aside::{self, LEAST_TRANSPORT, Spot};
-use crate::count::{self, Counter};
+use crate::count;
 use crate::fast::{self, FAST_PATH_ON};
 use crate::forward::{self, DROP, NEXT};
 use crate::fragments;
@@ -22,7 +21,8 @@ use crate::maps::Family;
 use crate::masquerade;
 use crate::parse::{Bytes, ETHERNET, IPV4, IPV6, Offsets, Other, TCP_HEADER, parse};
 use crate::reject;
-use crate::rewrite::{self, End};
+use crate::rewrite::End;
+use crate::rewrite_tc;
 use crate::sctp;
 use crate::steps;
 use crate::tables::Kernel;
@@ -133,7 +133,7 @@ where
 {
     // SAFETY: reads the context.
     let ifindex = unsafe { (*skb).ifindex };
-    let mut tables = Kernel { context: skb.cast(), ifindex };
+    let mut tables = Kernel::at(skb.cast(), ifindex);
     let step = begin::<N, Kernel>(&mut tables, work, P::HOOK);
     if step != Step::Decided {
         steps::tc::<N>(skb, step, P::HOOK);
@@ -150,11 +150,16 @@ where
         verdict.service,
         verdict.backend
     );
-    act::<N, P>(skb, work, offsets)
+    act::<N, P>(skb, work, offsets, tables.peer)
 }
 
 #[inline(always)]
-fn act<const N: usize, P: Place>(skb: *mut __sk_buff, work: &mut Work<N>, offsets: Offsets) -> i32 {
+fn act<const N: usize, P: Place>(
+    skb: *mut __sk_buff,
+    work: &mut Work<N>,
+    offsets: Offsets,
+    peer: Option<[u8; 6]>,
+) -> i32 {
     let action = work.verdict.action;
     let end = match action {
         Action::Pass => return NEXT,
@@ -173,23 +178,29 @@ fn act<const N: usize, P: Place>(skb: *mut __sk_buff, work: &mut Work<N>, offset
     if work.verdict.route {
         return masquerade::send::<N>(skb, Spot::number::<P>(), offsets.transport as u32);
     }
-    if work.packet.key.protocol == SCTP {
-        let verdict = sctp::rewrite::<N>(skb, Spot::number::<P>(), offsets.transport as u32);
-        if verdict != sctp::DONE {
-            return verdict;
-        }
-    } else if rewrite::skb(skb, offsets, work, end).is_err() {
-        count::outcome(Outcome::DroppedRewrite, Counter::Packet);
-        return DROP;
-    }
     let (link, protocol) = (work.verdict.link, work.packet.key.protocol);
+    if protocol == SCTP {
+        let verdict = sctp::rewrite::<N>(skb, Spot::number::<P>(), offsets.transport as u32);
+        return if verdict == sctp::DONE { NEXT } else { verdict };
+    }
     if P::HOOK.has(Hook::FROM_CLIENT) && FAST_PATH_ON.load() != 0 && link != 0 {
+        let to_client = action == Action::ToClient;
+        let peer = match peer {
+            None if to_client => fast::peer(link),
+            None => fast::takes::<N>(skb, link, protocol),
+            known => known,
+        };
+        if let Some(peer) = peer {
+            let verdict = rewrite_tc::rewrite(skb, Spot::number::<P>(), offsets, work, end, 1);
+            return if verdict == rewrite_tc::DONE { fast::send(skb, link, peer) } else { verdict };
+        }
         // An answer that is rewritten here may go no other way.
-        if action == Action::ToClient || fast::takes::<N>(skb, link, protocol) {
-            return fast::send::<N>(skb, link);
+        if to_client {
+            return forward::lost();
         }
     }
-    NEXT
+    let verdict = rewrite_tc::rewrite(skb, Spot::number::<P>(), offsets, work, end, 0);
+    if verdict == rewrite_tc::DONE { NEXT } else { verdict }
 }
 
 /// Ethernet or not, as a constant of a place.

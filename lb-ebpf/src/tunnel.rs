@@ -255,7 +255,7 @@ where
     let Some(work) = <Kernel as Family<N>>::work() else { return DROP };
     // SAFETY: reads the context.
     let ifindex = unsafe { (*skb).ifindex };
-    let mut tables = Kernel { context: skb.cast(), ifindex };
+    let mut tables = Kernel::at(skb.cast(), ifindex);
     let mut sender = Address::<N>([0; N]);
     let source_at = spot.network + if N == 4 { 12 } else { 8 };
     let is_peer = load(skb, source_at, &mut sender.0).is_ok()
@@ -289,7 +289,7 @@ where
     let Some(work) = <Kernel as Family<N>>::work() else { return NOT_OURS };
     // SAFETY: reads the context.
     let (length, ifindex) = unsafe { ((*skb).len as usize, (*skb).ifindex) };
-    let mut tables = Kernel { context: skb.cast(), ifindex };
+    let mut tables = Kernel::at(skb.cast(), ifindex);
     words::address(&work.packet.key.dst, &mut work.chosen);
     let at = spot.network + overhead::<N>();
     let Ok(headers) = headers::network(skb, at, Extent::Packet(length), &mut work.packet.key) else { return NOT_OURS };

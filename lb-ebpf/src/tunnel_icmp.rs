@@ -50,7 +50,7 @@ where
     };
     // SAFETY: reads the context.
     let ifindex = unsafe { (*skb).ifindex };
-    let mut tables = Kernel { context: skb.cast(), ifindex };
+    let mut tables = Kernel::at(skb.cast(), ifindex);
     if decide::quoted_elsewhere(&mut tables, work, spot.hook) {
         count::packet(work, spot.id, ifindex, work.packet.length);
         return WHOLE;
@@ -88,7 +88,7 @@ where
     };
     // SAFETY: reads the context.
     let ifindex = unsafe { (*skb).ifindex };
-    let mut tables = Kernel { context: skb.cast(), ifindex };
+    let mut tables = Kernel::at(skb.cast(), ifindex);
     let mut header = [0u8; ICMP_HEADER];
     if (message.icmp as usize) < spot.network || load(skb, message.icmp as usize, &mut header).is_err() {
         return NOT_OURS;
@@ -144,7 +144,7 @@ where
     };
     // SAFETY: reads the context.
     let ifindex = unsafe { (*skb).ifindex };
-    let mut tables = Kernel { context: skb.cast(), ifindex };
+    let mut tables = Kernel::at(skb.cast(), ifindex);
     let is_own = words::same(&work.packet.key.src, &message.dst);
     // The error comes from another side than the sender is at.
     words::address(&work.packet.key.dst, &mut work.chosen);

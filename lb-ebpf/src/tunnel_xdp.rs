@@ -124,7 +124,7 @@ where
     let read = is_outer::<N>(frame)
         && frame.words(addresses_at, &mut key.src).is_some()
         && frame.words(addresses_at + N, &mut work.chosen).is_some();
-    let mut tables = Kernel { context: context.cast(), ifindex: 0 };
+    let mut tables = Kernel::at(context.cast(), 0);
     // Whoever is no peer, tc tells from others' tunnels.
     if !read || <Kernel as Tables<N>>::network(&mut tables, &key.src) & network_flags::PEER == 0 {
         close::<N>();

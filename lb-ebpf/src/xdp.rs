@@ -63,7 +63,7 @@ where
     let Some(work) = <Kernel as Family<N>>::work() else { return XDP_PASS };
     // SAFETY: reads the context.
     let ifindex = unsafe { (*context).ingress_ifindex };
-    let mut tables = Kernel { context: context.cast(), ifindex };
+    let mut tables = Kernel::at(context.cast(), ifindex);
     let mut step = begin::<N, Kernel>(&mut tables, work, Hook::XDP);
     if step != Step::Decided {
         step = steps::xdp::<N>(context, step);

@@ -45,12 +45,15 @@ pub struct ConnectArguments {
     /// Leave kube-proxy out: it needs an API server.
     #[arg(long)]
     without_kube_proxy: bool,
+    /// Only ways whose name holds this, and the direct ones: for a profile of one of them.
+    #[arg(long)]
+    way: Option<String>,
 }
 
 impl ConnectArguments {
     /// As without any option but these.
     pub fn of(quick: bool, without_kube_proxy: bool) -> Self {
-        Self { rounds: ROUNDS, turns: TURNS, services: SERVICES, quick, without_kube_proxy }
+        Self { rounds: ROUNDS, turns: TURNS, services: SERVICES, quick, without_kube_proxy, way: None }
     }
 
     fn rounds(&self) -> u32 {
@@ -59,7 +62,7 @@ impl ConnectArguments {
 
     /// Makes what both benches need.
     pub fn stage(&self, agent: &Path, stop: &AtomicBool) -> Result<Stage> {
-        Stage::new(agent, self.services as usize, !self.without_kube_proxy, stop)
+        Stage::new(agent, self.services as usize, !self.without_kube_proxy, self.way.as_deref(), stop)
     }
 }
 

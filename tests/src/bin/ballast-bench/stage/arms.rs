@@ -133,11 +133,13 @@ impl Stage {
 
     fn arm(&self, way: Way, family: usize) -> Option<Arm> {
         let side = self.side(way)?;
+        let is_reference = way == way.reference();
         let is_host = matches!(way, Way::FromHost | Way::Socket);
         let client = if is_host { side.host() } else { side.client() }.clone();
         let is_direct =
             matches!(way, Way::Direct | Way::Again | Way::FromHost | Way::PassingBallast | Way::PassingIptables);
         let to = if is_direct { direct(family) } else { service(family, self.number(way).ok()?) };
-        Some(Arm { way, family, client, to })
+        let arm = Arm { way, family, client, to };
+        (is_reference || arm.name(self.many).contains(&self.only)).then_some(arm)
     }
 }

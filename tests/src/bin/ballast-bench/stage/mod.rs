@@ -34,14 +34,23 @@ pub struct Stage {
     pub many: usize,
     /// What is left out, and why.
     pub left_out: Vec<String>,
+    /// What the name of a way that is looked at holds.
+    only: String,
     _topology: Topology,
 }
 
 impl Stage {
-    pub fn new(agent: &Path, many: usize, with_kube_proxy: bool, stop: &AtomicBool) -> Result<Self> {
+    pub fn new(
+        agent: &Path,
+        many: usize,
+        with_kube_proxy: bool,
+        only: Option<&str>,
+        stop: &AtomicBool,
+    ) -> Result<Self> {
         let topology = Topology::new("connect")?;
         let bare = Side::new(&topology)?;
         let mut left_out = Vec::new();
+        let only = only.unwrap_or_default().to_owned();
         let has_fast_path = knows_fast_path(agent)?;
         if !has_fast_path {
             left_out.push("fast path: this agent has no --fast-path".to_owned());
@@ -72,7 +81,7 @@ impl Stage {
         });
         eprintln!("==> letting kube-proxy make its rules");
         let proxied = install(&topology, &wanted, stop)?;
-        let this = Self { proxied, tc, fast, bare, many, left_out, _topology: topology };
+        let this = Self { proxied, tc, fast, bare, many, left_out, only, _topology: topology };
         this.wait(stop)?;
         Ok(this)
     }
