@@ -82,7 +82,7 @@ fn tell(log: &mut LogBound, (service, endpoint): &Subject, is_suspect: bool, now
 mod tests {
     use super::*;
     use crate::model::{Family, ObjectName, Protocol};
-    use crate::plan::{BackendRecord, BookedService, Capacities};
+    use crate::plan::{BackendRecord, BookedService, Capacities, SortedMap, SortedSet};
 
     const ID: BackendId = BackendId { family: Family::V4, id: 3 };
 
@@ -92,9 +92,9 @@ mod tests {
         let service = BookedService {
             key,
             name: None,
-            frontends: BTreeSet::new(),
-            backends: [ID].into(),
-            current: BTreeMap::new(),
+            frontends: SortedSet::default(),
+            backends: [ID].into_iter().collect(),
+            current: SortedMap::default(),
             sources: BTreeSet::new(),
         };
         let record = BackendRecord {

@@ -96,6 +96,8 @@ pub(super) fn load(
     let most_half_open = most_half_open(settings.entries(map_name::HALF_OPEN4));
     let fast_path = u8::from(settings.fast_path != FastPath::Off);
     let mut loader = EbpfLoader::new();
+    // No program refers to types of the kernel: their description, tens of mebibytes as it is read, goes at once.
+    loader.btf(None);
     for name in map_name::ALL {
         loader.map_pin_path(name, pins.map(name));
         if let Some(entries) = settings.entries(name) {

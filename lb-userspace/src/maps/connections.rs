@@ -4,38 +4,52 @@
 use std::{
     io,
     mem::offset_of,
+    os::fd::{AsRawFd as _, OwnedFd},
     ptr::NonNull,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use lb_common::abi::Health;
 
 use super::Table;
 
+/// Elements that are mapped together: ids are given from the lowest on, so the many that are not in use take no memory here.
+const WINDOW: u32 = 4096;
+const WINDOW_BYTES: usize = WINDOW as usize * size_of::<Health>();
+/// The largest page of the machines that we run on.
+const LARGEST_PAGE: usize = 16384;
 const _: () = assert!(size_of::<Health>().is_multiple_of(8), "elements lie one behind the other in the kernel, too");
+const _: () = assert!(WINDOW_BYTES.is_multiple_of(LARGEST_PAGE), "a window begins with a page");
 
-/// `health4` or `health6`, mapped into this process (Linux 5.5, `BPF_F_MMAPABLE`).
+/// `health4` or `health6`, mapped into this process part by part as it is asked for (Linux 5.5, `BPF_F_MMAPABLE`).
 #[derive(Debug)]
 pub struct Connections {
-    start: NonNull<libc::c_void>,
-    bytes: usize,
+    map: OwnedFd,
+    /// `None` inside: it cannot be mapped.
+    windows: Vec<OnceLock<Option<Window>>>,
     capacity: u32,
 }
 
-// SAFETY: the memory belongs to the kernel and is reached by atomic loads and stores only.
-unsafe impl Send for Connections {}
-
 impl Connections {
+    /// Maps the first part, which tells whether the kernel can.
     pub fn map(table: &Table<u32, Health>) -> io::Result<Self> {
-        let capacity = table.capacity();
-        let bytes = capacity as usize * size_of::<Health>();
-        let (protection, descriptor) = (libc::PROT_READ | libc::PROT_WRITE, table.raw_descriptor());
-        // SAFETY: a new mapping at an address of the kernel's choice; no memory of ours is touched.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, descriptor, 0) };
-        match NonNull::new(start) {
-            Some(start) if start.as_ptr() != libc::MAP_FAILED => Ok(Self { start, bytes, capacity }),
-            _ => Err(io::Error::last_os_error()),
+        let (capacity, map) = (table.capacity(), table.open_again()?);
+        let windows: Vec<_> = (0..capacity.div_ceil(WINDOW)).map(|_| OnceLock::new()).collect();
+        let connections = Self { map, windows, capacity };
+        if let Some(first) = connections.windows.first() {
+            let window = connections.open(0)?;
+            first.get_or_init(|| Some(window));
         }
+        Ok(connections)
+    }
+
+    fn open(&self, number: usize) -> io::Result<Window> {
+        let begin = number * WINDOW_BYTES;
+        let bytes = (self.capacity as usize * size_of::<Health>()).saturating_sub(begin).min(WINDOW_BYTES);
+        Window::open(&self.map, begin, bytes)
     }
 
     /// How many connections the backend has. One of another generation has none here.
@@ -67,14 +81,42 @@ impl Connections {
         if id >= self.capacity {
             return None;
         }
-        let at = id as usize * size_of::<Health>() + offset;
-        // SAFETY: within the mapping, which lives as long as `self`; aligned, as every element begins at a multiple of eight
+        let number = (id / WINDOW) as usize;
+        // One that cannot be mapped, where the first one could, has no connections that are known.
+        let window = self.windows.get(number)?.get_or_init(|| self.open(number).ok()).as_ref()?;
+        let at = (id % WINDOW) as usize * size_of::<Health>() + offset;
+        // SAFETY: within the window, which lives as long as `self`; aligned, as every element begins at a multiple of eight
         // bytes and the fields are words; programs change it word by word, too.
-        Some(unsafe { AtomicU32::from_ptr(self.start.as_ptr().cast::<u8>().add(at).cast()) })
+        Some(unsafe { AtomicU32::from_ptr(window.start.as_ptr().cast::<u8>().add(at).cast()) })
     }
 }
 
-impl Drop for Connections {
+/// A part of the map in this process.
+#[derive(Debug)]
+struct Window {
+    start: NonNull<libc::c_void>,
+    bytes: usize,
+}
+
+// SAFETY: the memory belongs to the kernel and is reached by atomic loads and stores only.
+unsafe impl Send for Window {}
+// SAFETY: as above.
+unsafe impl Sync for Window {}
+
+impl Window {
+    fn open(map: &OwnedFd, begin: usize, bytes: usize) -> io::Result<Self> {
+        let (protection, descriptor) = (libc::PROT_READ | libc::PROT_WRITE, map.as_raw_fd());
+        let begin = libc::off_t::try_from(begin).map_err(io::Error::other)?;
+        // SAFETY: a new mapping at an address of the kernel's choice; no memory of ours is touched.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, descriptor, begin) };
+        match NonNull::new(start) {
+            Some(start) if start.as_ptr() != libc::MAP_FAILED => Ok(Self { start, bytes }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+impl Drop for Window {
     fn drop(&mut self) {
         // SAFETY: the mapping made above, which nothing refers to any more.
         unsafe { libc::munmap(self.start.as_ptr(), self.bytes) };

@@ -5,7 +5,7 @@
 use std::{
     io,
     marker::PhantomData,
-    os::fd::{AsFd as _, AsRawFd as _},
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
     path::Path,
     sync::{
         Arc,
@@ -104,8 +104,9 @@ impl<K: Pod, V: Pod> Table<K, V> {
         self.capacity
     }
 
-    pub(super) fn raw_descriptor(&self) -> i32 {
-        self.map.fd().as_fd().as_raw_fd()
+    /// A descriptor of its own.
+    pub(super) fn open_again(&self) -> io::Result<OwnedFd> {
+        self.map.fd().as_fd().try_clone_to_owned()
     }
 
     /// `None`: not there.

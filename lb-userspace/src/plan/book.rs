@@ -17,7 +17,7 @@ use ipnet::IpNet;
 use lb_common::abi;
 
 use super::{
-    BackendId, BackendRecord, Frontend, Op, PortKey, Use,
+    BackendId, BackendRecord, Frontend, Op, PortKey, SortedMap, SortedSet, Use,
     ids::{IdPool, SlotPool},
 };
 use crate::model::{Family, Monotonic};
@@ -96,11 +96,11 @@ pub struct BookedService {
     pub key: PortKey,
     /// `None` until written.
     pub name: Option<abi::ServiceName>,
-    pub frontends: BTreeSet<Frontend>,
+    pub frontends: SortedSet<Frontend>,
     /// All its records, those that are gone included.
-    pub backends: BTreeSet<BackendId>,
+    pub backends: SortedSet<BackendId>,
     /// The record that counts for each address: never one that is gone while another is there.
-    pub current: BTreeMap<SocketAddr, BackendId>,
+    pub current: SortedMap<SocketAddr, BackendId>,
     /// Networks that it admits where a frontend asks for it.
     pub sources: BTreeSet<IpNet>,
 }
@@ -245,9 +245,9 @@ impl Book {
             BookedService {
                 key: key.clone(),
                 name: None,
-                frontends: BTreeSet::new(),
-                backends: BTreeSet::new(),
-                current: BTreeMap::new(),
+                frontends: SortedSet::default(),
+                backends: SortedSet::default(),
+                current: SortedMap::default(),
                 sources: BTreeSet::new(),
             }
         })

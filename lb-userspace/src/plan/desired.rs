@@ -10,7 +10,7 @@ use std::{
 use ipnet::IpNet;
 use lb_common::abi;
 
-use super::{DesiredEndpoint, Range};
+use super::{DesiredEndpoint, Range, SortedMap};
 use crate::model::{Check, ObjectName, Protocol, RateLimit, Refusal, Scheduler};
 
 /// One (address, port, protocol) that services are reached by.
@@ -164,9 +164,9 @@ pub struct DesiredService {
     /// How this node checks its endpoints; `None`: it does not.
     pub check: Option<Check>,
     /// At least one.
-    pub frontends: BTreeMap<Frontend, Use>,
+    pub frontends: SortedMap<Frontend, Use>,
     /// Of the families of the frontends.
-    pub endpoints: BTreeMap<SocketAddr, DesiredEndpoint>,
+    pub endpoints: SortedMap<SocketAddr, DesiredEndpoint>,
     /// Networks that may pass the frontends with [`abi::service_flags::SOURCE_RANGES`]; of the families of the frontends.
     pub sources: BTreeSet<IpNet>,
 }

@@ -3,7 +3,7 @@
 mod frontends;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     fmt,
     net::{IpAddr, SocketAddr},
     time::Duration,
@@ -13,7 +13,7 @@ use lb_common::abi::{self, backend_state};
 
 use super::{
     BackendId, BackendRecord, Book, BookedService, Desired, DesiredEndpoint, DesiredService, Op, PlanSettings, PortKey,
-    Set,
+    Set, SortedMap,
     life::{self, Step},
     order,
 };
@@ -137,7 +137,7 @@ impl Draft<'_> {
 
     /// The backends that take new flows afterwards, in the order of their addresses.
     fn backends(&mut self, wanted: Option<&DesiredService>) -> Result<Vec<Selected>, Refusal> {
-        let (no_endpoints, no_records) = (BTreeMap::new(), BTreeMap::new());
+        let (no_endpoints, no_records) = (SortedMap::default(), SortedMap::default());
         let endpoints = wanted.map_or(&no_endpoints, |wanted| &wanted.endpoints);
         let current = self.service.map_or(&no_records, |service| &service.current);
         let addresses: BTreeSet<SocketAddr> = endpoints.keys().chain(current.keys()).copied().collect();

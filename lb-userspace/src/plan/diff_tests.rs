@@ -232,7 +232,7 @@ fn both_sets_are_written_where_they_differ_and_networks_before_who_asks_for_them
     let mut open = desired;
     let service = open.services.values_mut().next().unwrap();
     service.sources.clear();
-    service.frontends.values_mut().for_each(|uses| uses.flags &= !abi::service_flags::SOURCE_RANGES);
+    service.frontends.iter_mut().for_each(|(_, uses)| uses.flags &= !abi::service_flags::SOURCE_RANGES);
     let ops = ops_for(&open, &book).unwrap();
     assert!(
         matches!(ops.as_slice(), [Op::WriteFrontend { .. }, Op::RemoveSource { .. }, Op::RemoveSource { .. }]),

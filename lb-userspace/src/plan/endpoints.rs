@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap, net::SocketAddr};
 
-use super::{Mark, Rule, Set, Tally, marks::PortMarks, place::Place};
+use super::{Mark, Rule, Set, SortedMap, Tally, marks::PortMarks, place::Place};
 use crate::model::{Endpoint, Family, Protocol, ServiceOptions, ServicePort, Slice};
 
 /// What the API says of an endpoint.
@@ -113,7 +113,7 @@ impl<'a> Listed<'a> {
         place: &Place,
         marks: &PortMarks<'_>,
         tally: &mut Tally,
-    ) -> BTreeMap<SocketAddr, DesiredEndpoint> {
+    ) -> SortedMap<SocketAddr, DesiredEndpoint> {
         let needs_of = |family| needs[usize::from(family == Family::V6)];
         let at = self.by_port.get(&(port.name.as_str(), port.protocol)).map_or(&[][..], Vec::as_slice);
         tally.hit_if(at.is_empty() && !self.slices.is_empty(), Rule::NoPortOfName);
@@ -268,7 +268,7 @@ pub(super) struct Filled {
 }
 
 /// What the sets of a family came to.
-pub(super) fn filled(endpoints: &BTreeMap<SocketAddr, DesiredEndpoint>, family: Family) -> Filled {
+pub(super) fn filled(endpoints: &SortedMap<SocketAddr, DesiredEndpoint>, family: Family) -> Filled {
     let mut filled = Filled::default();
     for (_, endpoint) in endpoints.iter().filter(|(address, _)| Family::of(address.ip()) == family) {
         filled.cluster |= endpoint.in_cluster_set;

@@ -20,6 +20,7 @@ mod planner;
 mod restore;
 mod rule;
 mod service;
+mod sorted;
 mod sweep;
 
 use std::time::Duration;
@@ -38,6 +39,7 @@ pub use op::{BackendId, BackendRecord, Op, config, order};
 pub use planner::{Changes, NodeFacts, Planner, plan};
 pub use restore::{Loaded, Part, Stray, restore};
 pub use rule::{Rule, Tally};
+pub use sorted::{SortedMap, SortedSet};
 pub use sweep::{free_unreferred, sweep};
 
 /// The node's addresses that node ports are served on.

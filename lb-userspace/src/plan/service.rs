@@ -8,7 +8,7 @@ use std::{
 use lb_common::abi::service_flags;
 
 use super::{
-    DesiredService, Frontend, Kind, PortKey, Rule, Set, Tally, Use,
+    DesiredService, Frontend, Kind, PortKey, Rule, Set, SortedMap, Tally, Use,
     claims::{Claim, Claimed},
     endpoints::{Filled, Listed, Needs, filled},
     frontends::{self, Guard},
@@ -119,7 +119,7 @@ impl Draft<'_> {
         let scheduler = if direct { Scheduler::Maglev } else { scheduler(self.service, self.place) };
         let retry = options.and_then(|options| options.retry).unwrap_or(self.place.retry);
         let mut needs = [Needs::default(); 2];
-        let mut uses: BTreeMap<Frontend, Use> = BTreeMap::new();
+        let mut uses: SortedMap<Frontend, Use> = SortedMap::default();
         for (frontend, kind) in won {
             let plain = frontends::use_of(self.service, kind);
             let needs = &mut needs[index(Family::of(frontend.address))];

@@ -47,7 +47,7 @@ mod tests {
 
     use super::*;
     use crate::model::{ObjectName, Question, RateLimit, Scheduler};
-    use crate::plan::{DesiredEndpoint, Mark};
+    use crate::plan::{DesiredEndpoint, Mark, SortedMap};
 
     fn endpoint(state: EndpointState) -> DesiredEndpoint {
         DesiredEndpoint {
@@ -89,8 +89,11 @@ mod tests {
             maglev_size: None,
             drain_period: None,
             check: Some(check),
-            frontends: BTreeMap::new(),
-            endpoints: endpoints.map(|(address, state)| (address.parse().expect("valid"), endpoint(state))).into(),
+            frontends: SortedMap::default(),
+            endpoints: endpoints
+                .map(|(address, state)| (address.parse().expect("valid"), endpoint(state)))
+                .into_iter()
+                .collect(),
             sources: BTreeSet::new(),
         };
         let mut desired = Desired::default();

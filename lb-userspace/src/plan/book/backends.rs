@@ -27,9 +27,8 @@ impl Book {
         }
         let service = self.service_mut(record.service, key);
         service.backends.insert(id);
-        let current = service.current.entry(record.address).or_insert(id);
-        if !gone {
-            *current = id;
+        if !gone || !service.current.contains_key(&record.address) {
+            service.current.insert(record.address, id);
         }
         self.settle(record.service);
     }
