@@ -261,13 +261,15 @@ fn figures(row: &Row) -> Figures {
     }
 }
 
-fn two_cpus() -> Result<(usize, usize)> {
+/// Two CPUs that this process may use.
+pub fn two_cpus() -> Result<(usize, usize)> {
     let allowed = sched_getaffinity(Pid::from_raw(0))?;
     let mut cpus = (0..CpuSet::count()).rev().filter(|cpu| allowed.is_set(*cpu).unwrap_or(false));
     cpus.next().zip(cpus.next()).context("a flood beside the measurement needs two CPUs")
 }
 
-fn pin_to(cpu: usize) -> Result<()> {
+/// From now on the calling thread is on this CPU.
+pub fn pin_to(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu)?;
     Ok(sched_setaffinity(Pid::from_raw(0), &set)?)

@@ -2,7 +2,7 @@
 //! as ratios to programs that do the least for the same packet. All take turns in one run.
 
 pub mod frames;
-mod measure;
+pub mod measure;
 mod pieces;
 mod print;
 pub mod runner;
