@@ -7,10 +7,13 @@ mod stage;
 
 use std::time::Duration;
 
-use lb_common::abi::{Health, map_name};
+use lb_common::abi::{Health, map_name, stat_kind};
+use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, Manifest, Protocol, SOON};
 use lb_tests::peers::{Datagrams, Stream, eventually};
 use lb_tests::topology::NodeOptions;
+use lb_userspace::maps::Pinned;
+use lb_userspace::observe::contents;
 use serde_json::Value;
 use stage::{Pods, Stage};
 
@@ -80,6 +83,16 @@ fn every_packet_of_a_flow_is_counted_once_whatever_comes_back() {
         assert_eq!((number(&shown[0], "requestPackets"), number(&shown[0], "replyPackets")), (5, 5));
         assert_eq!(number(&shown[0], "requestBytes"), sent);
         assert!(number(&shown[0], "replyBytes") > sent, "answers name the server, too");
+    }
+    // For the one backend of each family: the first packet of each direction began and opened the flow.
+    let maps = Pinned::open(&agent.bpffs().join("ballast")).unwrap();
+    let counted = contents::stats(&maps).unwrap();
+    for kind in [stat_kind::BACKEND4, stat_kind::BACKEND6] {
+        let count = |outcome: Outcome| {
+            let of = counted.iter().filter(|(key, _)| (key.kind, key.outcome) == (kind, outcome as u8));
+            of.map(|(_, count)| count).sum::<u64>()
+        };
+        assert_eq!([Outcome::Selected, Outcome::Forwarded, Outcome::Replied].map(count), [1, 4, 5], "{counted:?}");
     }
 }
 
