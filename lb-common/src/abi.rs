@@ -3,7 +3,7 @@
 //! Addresses are bytes in network order, as they stand in a packet. Ports are numbers in host order, so that
 //! `bpftool map dump` shows 80 as 80; `packet` converts at the edge. No bool, enum or Option crosses: only plain numbers.
 //! Keys are aligned to words: BPF has no unaligned access that the compiler would trust, and copies byte by byte otherwise.
-//! Times are `CLOCK_MONOTONIC` (what `bpf_ktime_get_ns` reads), never the wall clock.
+//! Times are `CLOCK_MONOTONIC` (what `bpf_ktime_get_ns` reads, and `bpf_ktime_get_coarse_ns` as of the last tick), never the wall clock.
 //!
 //! A change of any record here is a change of [`ABI_VERSION`].
 

@@ -2,7 +2,7 @@
 //! that a flow may be made on one CPU and opened on another.
 
 use aya_ebpf::Global;
-use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
+use aya_ebpf::helpers::generated::bpf_ktime_get_coarse_ns;
 use lb_common::limits::{PRESSED_S, RESUMED_S, SURGE_ATTEMPTS};
 
 use crate::bucket::exchange;
@@ -96,5 +96,5 @@ fn is_within(longer_s: u32) -> bool {
     // SAFETY: an element of an array, one whole word.
     let until_s = unsafe { until.read_volatile() };
     // SAFETY: takes no argument.
-    until_s != 0 && unsafe { bpf_ktime_get_ns() } / 1_000_000_000 <= u64::from(until_s) + u64::from(longer_s)
+    until_s != 0 && unsafe { bpf_ktime_get_coarse_ns() } / 1_000_000_000 <= u64::from(until_s) + u64::from(longer_s)
 }
