@@ -49,20 +49,25 @@ pub static TASK: PerCpuArray<Task, 1> = PerCpuArray::new();
 /// The key of this run.
 #[inline(always)]
 pub fn next<const A: usize>() -> Option<Key<A>> {
+    number().map(key)
+}
+
+/// Its number.
+#[inline(always)]
+pub fn number() -> Option<u32> {
     let task = TASK.get_ptr_mut(0)?;
     // SAFETY: this CPU's element, which is of this type.
-    let number = unsafe {
+    Some(unsafe {
         let turn = (*task).turn;
         (*task).turn = turn.wrapping_add(1);
         let place = if (*task).scatter == 0 { turn } else { mixed(turn) };
         (*task).base.wrapping_add(place & (*task).mask)
-    };
-    Some(key(number))
+    })
 }
 
 /// The key of this number: addresses differ in their last words, as those of one network do.
 #[inline(always)]
-fn key<const A: usize>(number: u32) -> Key<A> {
+pub fn key<const A: usize>(number: u32) -> Key<A> {
     let mut key = Key { src: [0xfd; A], dst: [0xfd; A], ports: 0x5000_0000 | (number & 0xffff), protocol: 6 };
     key.src[A - 1] = 0x0a00_0000 | (number >> 4);
     key.dst[A - 1] = 0x0a60_0001;

@@ -4,8 +4,12 @@
 #![no_main]
 #![feature(asm_experimental_arch)]
 
+mod calls;
+mod counters;
 mod keys;
+mod live;
 mod own;
+mod pairs;
 mod tables;
 mod write;
 

@@ -8,8 +8,8 @@ use aya_ebpf::programs::TcContext;
 use crate::keys::{Flow, Key, flow, next, tag};
 use crate::own::{Free, Locked};
 
-const FLOWS4: usize = 262_144;
-const FLOWS6: usize = 131_072;
+pub const FLOWS4: usize = 262_144;
+pub const FLOWS6: usize = 131_072;
 const PER_CPU_LISTS: usize = BPF_F_NO_COMMON_LRU as usize;
 const ON_DEMAND: usize = BPF_F_NO_PREALLOC as usize;
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use aya::maps::{MapData, PerCpuArray, PerCpuValues};
+use aya::maps::{Array, MapData, PerCpuArray, PerCpuValues};
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions, TestRunResult, Xdp};
 use aya::util::nr_cpus;
 use aya::{Ebpf, Pod};
@@ -24,6 +24,8 @@ pub struct Task {
 // SAFETY: plain numbers without padding between them.
 unsafe impl Pod for Task {}
 
+/// What programs are run on that look at no packet.
+pub const PACKET: &[u8] = &[0; 64];
 /// Keys of one CPU are as far from those of the next.
 const APART: u32 = 1 << 24;
 
@@ -33,6 +35,18 @@ pub struct Ran {
     pub ns: f64,
     pub returned: u32,
 }
+
+/// Frames that came, and when, as the programs have it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Clock {
+    pub frames: u64,
+    pub first_ns: u64,
+    pub last_ns: u64,
+}
+
+// SAFETY: plain numbers without padding between them.
+unsafe impl Pod for Clock {}
 
 /// Everything, loaded.
 pub struct Programs {
@@ -61,8 +75,20 @@ impl Programs {
         Ok(Tasks(self.ebpf.take_map("a_task").context("no a_task among the alternatives")?.try_into()?))
     }
 
+    pub fn clock(&mut self) -> Result<Array<MapData, Clock>> {
+        Ok(self.ebpf.take_map("a_clock").context("no a_clock among the alternatives")?.try_into()?)
+    }
+
     pub fn tc(&self, name: &str) -> Result<&SchedClassifier> {
         Ok(self.ebpf.program(name).with_context(|| format!("no {name} among the alternatives"))?.try_into()?)
+    }
+
+    pub fn tc_mut(&mut self, name: &str) -> Result<&mut SchedClassifier> {
+        Ok(self.ebpf.program_mut(name).with_context(|| format!("no {name} among the alternatives"))?.try_into()?)
+    }
+
+    pub fn xdp_mut(&mut self, name: &str) -> Result<&mut Xdp> {
+        Ok(self.ebpf.program_mut(name).with_context(|| format!("no {name} among the alternatives"))?.try_into()?)
     }
 
     pub fn xdp(&self, name: &str) -> Result<&Xdp> {

@@ -1,14 +1,13 @@
 //! Tables of flows: look-up, insert with delete, and insert into a full one.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use anyhow::{Result, ensure};
 use serde::Serialize;
 
+use super::REPEAT;
 use super::comparison::Comparison;
-use super::programs::{Programs, Task, Tasks, run};
-use super::{PACKET, REPEAT};
-use crate::packet::measure::{FAMILIES, pin_to};
+use super::programs::{PACKET, Task, run};
+use super::run::{Bench, beside_another};
+use crate::packet::measure::FAMILIES;
 use crate::statistics::Samples;
 
 /// What a table is, and the beginning of its programs' names.
@@ -22,11 +21,11 @@ const KINDS: [(&str, &str); 6] = [
 ];
 /// Of these, those that make room in a full table by themselves.
 const EVICTING: [usize; 4] = [0, 1, 4, 5];
-const AGAIN: &str = "the first again";
+pub const AGAIN: &str = "the first again";
 /// Entries of each table.
-const ENTRIES: [u32; 2] = [262_144, 131_072];
+pub const ENTRIES: [u32; 2] = [262_144, 131_072];
 /// Few keys, which stay in the processor's caches.
-const FEW: u32 = 64;
+pub const FEW: u32 = 64;
 /// Keys that no table holds begin here, and those that fill tables.
 const ABSENT: u32 = 1 << 21;
 const FILLING: u32 = 1 << 22;
@@ -67,16 +66,9 @@ const CASES: [Case; 3] = [
     Case { name: "insert and delete", program: "churn", base: ABSENT, many: |entries| entries * 4, returns: 1 },
 ];
 
-pub struct Bench<'a> {
-    pub programs: &'a Programs,
-    pub tasks: &'a mut Tasks,
-    pub rounds: u32,
-    pub cpus: (usize, usize),
-    pub stop: &'a AtomicBool,
-}
-
 impl Bench<'_> {
-    pub fn measure(&mut self) -> Result<(Vec<Comparison>, Vec<Full>)> {
+    /// All of it.
+    pub fn tables(&mut self) -> Result<(Vec<Comparison>, Vec<Full>)> {
         let (mut comparisons, mut full) = (Vec::new(), Vec::new());
         for (family, suffix) in [4, 6].into_iter().enumerate() {
             let entries = ENTRIES[family];
@@ -108,12 +100,6 @@ impl Bench<'_> {
             }
         }
         Ok((comparisons, full))
-    }
-
-    /// Inserts these keys, one after the other.
-    fn fill(&mut self, program: &str, base: u32, count: u32) -> Result<()> {
-        self.tasks.set(Task { base, mask: u32::MAX, scatter: 0, turn: 0 })?;
-        run(self.programs.tc(program)?, PACKET, count).map(drop)
     }
 
     /// The share of the first keys that each table still holds.
@@ -199,33 +185,4 @@ impl Bench<'_> {
         }
         Ok((comparison, singles.into_iter().map(|times| times.into_iter().collect()).collect()))
     }
-}
-
-/// Measures, while another CPU, if one is given, runs the program.
-fn beside_another(
-    there: Option<usize>,
-    program: &aya::programs::SchedClassifier,
-    measure: impl FnOnce() -> Result<f64>,
-) -> Result<f64> {
-    let Some(there) = there else { return measure() };
-    let is_over = AtomicBool::new(false);
-    let has_begun = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let other = scope.spawn(|| -> Result<()> {
-            pin_to(there)?;
-            while !is_over.load(Ordering::Relaxed) {
-                let ran = run(program, PACKET, REPEAT);
-                has_begun.store(true, Ordering::Relaxed);
-                ran?;
-            }
-            Ok(())
-        });
-        while !has_begun.load(Ordering::Relaxed) && !other.is_finished() {
-            std::hint::spin_loop();
-        }
-        let measured = measure();
-        is_over.store(true, Ordering::Relaxed);
-        other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        measured
-    })
 }

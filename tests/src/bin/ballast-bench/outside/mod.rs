@@ -9,7 +9,7 @@ mod print;
 mod served;
 mod single;
 mod stage;
-mod wire;
+pub mod wire;
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
