@@ -6,8 +6,8 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 use lb_userspace::{
     apply::{MemoryStore, Programmer, Report},
     model::{
-        Endpoint, Exposure, Family, Monotonic, Node, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort,
-        Snapshot, TrafficPolicy,
+        Endpoint, Exposure, Family, Hints, Monotonic, Node, ObjectName, Protocol, Service, ServicePort, Slice,
+        SlicePort, Snapshot, TrafficPolicy,
     },
     plan::{Capacities, NodeFacts, PlanSettings},
 };
@@ -131,8 +131,7 @@ fn slice(index: u8, shape: &SliceShape) -> Slice {
         terminating: *condition == 3 || *condition == 4,
         node: Some(format!("n{}", address % 2).into()),
         zone: None,
-        hint_zones: vec![format!("z{}", pod % 2)],
-        hint_nodes: Vec::new(),
+        hints: Hints::of(vec![format!("z{}", pod % 2)], Vec::new()),
         uid_hash: u32::from(*pod),
     };
     let port = |(name, port, protocol): (&str, u16, Protocol)| SlicePort { name: name.to_owned(), port, protocol };

@@ -43,8 +43,7 @@ fn snapshot(turns: [u32; 2]) -> Snapshot {
             node: None,
             uid_hash: 0,
             zone: None,
-            hint_zones: Vec::new(),
-            hint_nodes: Vec::new(),
+            hints: None,
         };
         let service = Service {
             name: name.clone(),

@@ -278,8 +278,7 @@ fn many(count: u32) -> Snapshot {
             terminating: false,
             node: None,
             zone: None,
-            hint_zones: Vec::new(),
-            hint_nodes: Vec::new(),
+            hints: None,
             uid_hash: 0,
         };
         let slice = Slice {

@@ -14,10 +14,11 @@ use super::{
     bpf_link::{self, BpfLink, LinkTarget},
     clsact,
     features::TcMechanism,
-    load::{Kernel, Loaded},
+    load::Kernel,
     net::Wanted,
     pins::Pins,
     point::Point,
+    programs::Loaded,
     settings::XdpMode,
 };
 

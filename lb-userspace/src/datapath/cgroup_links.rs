@@ -1,6 +1,6 @@
 //! The socket programs on the cgroup root, by pinned links that outlive the agent.
 
-use std::{collections::BTreeMap, fs, os::fd::AsFd as _};
+use std::{fs, os::fd::AsFd as _};
 
 use aya_obj::generated::bpf_attach_type as At;
 
@@ -9,8 +9,8 @@ use super::{
     bpf_link::{self, BpfLink, LinkTarget},
     cgroup::CgroupRoot,
     faults::Fault,
-    load::Loaded,
     pins::{Created, Pins},
+    programs::Programs,
 };
 
 /// Each socket program and where it is attached.
@@ -31,7 +31,7 @@ pub(super) const PROGRAMS: [(&str, At); 11] = [
 /// Attaches all of them, or replaces the programs of the links that are there.
 pub(super) fn attach(
     root: &CgroupRoot,
-    programs: &BTreeMap<&'static str, Loaded>,
+    programs: &Programs,
     pins: &Pins,
     created: &mut Created,
 ) -> Result<(), DatapathError> {
@@ -59,7 +59,7 @@ pub(super) fn attach(
 }
 
 /// Programs that are not attached any more, or that others took the place of.
-pub(super) fn faults(root: &CgroupRoot, programs: &BTreeMap<&'static str, Loaded>, pins: &Pins) -> Vec<Fault> {
+pub(super) fn faults(root: &CgroupRoot, programs: &Programs, pins: &Pins) -> Vec<Fault> {
     let look = |(name, _): (&str, At)| {
         let facts = BpfLink::open(&pins.cgroup(name)).ok().flatten().and_then(|link| link.facts().ok());
         let hangs = facts.filter(|facts| facts.target == LinkTarget::Cgroup { id: root.id });

@@ -10,7 +10,7 @@ use rtnetlink::{
     packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload},
 };
 
-use super::{DatapathError, bpf_link::descriptor, load::Loaded, point::Point};
+use super::{DatapathError, bpf_link::descriptor, point::Point, programs::Loaded};
 
 /// Place among the filters: before the 49152 that tc gives to filters without one, behind those with a low number.
 const PRIORITY: u16 = 0xba;

@@ -59,11 +59,13 @@ struct Session {
 }
 
 impl Datapath {
-    /// Attaches programs to the interfaces that need them, and follows every change, until `stop`.
+    /// Attaches programs to the cgroup and to the interfaces that need them as soon as they are loaded, and follows every change,
+    /// until `stop`.
     ///
     /// Interfaces that appear are attached within a second. When it returns, everything stays attached: traffic flows while no
     /// agent runs. Needs a tokio runtime whose threads are in the network namespace in which the data path was opened.
     pub async fn follow_links(&mut self, stop: CancellationToken) -> Result<(), DatapathError> {
+        self.finish_loading().await?;
         loop {
             let ended = tokio::select! {
                 () = stop.cancelled() => return Ok(()),

@@ -1,15 +1,10 @@
-//! Maps made or taken over, programs loaded with their settings fixed as constants.
+//! Maps made or taken over, and programs on their way into the kernel with their settings fixed as constants.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
-};
+use std::{fs, os::fd::AsRawFd as _};
 
 use aya::{
     Ebpf, EbpfLoader,
     maps::{HashMap, Map, MapData},
-    programs::{Program, ProgramInfo},
 };
 use lb_common::{
     abi::{ABI_VERSION, Config, Link, LoadSettings, map_name},
@@ -17,36 +12,21 @@ use lb_common::{
 };
 
 use super::{
-    DatapathError, cgroup_links,
+    DatapathError,
     fast_path::{BridgePorts, Word},
     object,
     pins::{Created, Pins},
     program_log::ProgramLog,
-    settings::{FastPath, Settings, SocketLb, most_half_open, socket_lb_number},
+    programs::{Loading, Programs},
+    settings::{FastPath, Settings, most_half_open, socket_lb_number},
     shape,
 };
 
-/// A program in the kernel.
-#[derive(Debug)]
-pub(super) struct Loaded {
-    descriptor: OwnedFd,
-    pub id: u32,
-    /// Instructions that the verifier walked; 0: the kernel does not say (before 5.16).
-    pub verified_instructions: u32,
-    /// Size of the machine code in bytes.
-    pub jited_bytes: u32,
-}
-
-impl Loaded {
-    pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.descriptor.as_fd()
-    }
-}
-
-/// Everything loaded.
+/// Everything in the kernel.
 #[derive(Debug)]
 pub(super) struct Kernel {
-    pub programs: BTreeMap<&'static str, Loaded>,
+    /// Empty while they are loaded.
+    pub programs: Programs,
     pub links: HashMap<MapData, u32, Link>,
     /// One word: whether there is a fast path at this moment.
     pub fast_path: Word,
@@ -54,20 +34,16 @@ pub(super) struct Kernel {
     pub log: Option<ProgramLog>,
 }
 
-/// The tc and XDP programs; those of [`cgroup_links::PROGRAMS`] come with socket load balancing.
-const INTERFACE_PROGRAMS: [&str; 8] =
-    ["pod_in", "pod_out", "bridge_in", "node_in", "node_out", "node_in_l3", "node_out_l3", "xdp_node"];
-
 /// Maps that hold nothing but counts, so that others of another size may take their place: `--flow-counters` changes it.
 const COUNTERS: [&str; 2] = [map_name::TRAFFIC4, map_name::TRAFFIC6];
 
-/// Checks what is pinned, makes what is missing, loads every program. Attaches nothing.
+/// Checks what is pinned, makes what is missing, begins to load every program. Attaches nothing.
 pub(super) fn load(
     settings: &Settings,
     pins: &Pins,
     ports: SourcePorts,
     created: &mut Created,
-) -> Result<Kernel, DatapathError> {
+) -> Result<(Kernel, Loading), DatapathError> {
     let elf = object::embedded()?;
     let shapes = object::shapes(&elf, settings)?;
     let mut outgrown = Vec::new();
@@ -126,45 +102,15 @@ pub(super) fn load(
         .override_global(aya_log::LEVEL, &settings.program_log_level, false);
     let mut ebpf = loader.load(&elf)?;
 
-    let mut programs = BTreeMap::new();
-    let sockets = cgroup_links::PROGRAMS.map(|(name, _)| name);
-    let sockets = sockets.into_iter().filter(|_| settings.socket_lb != SocketLb::Off);
-    for name in INTERFACE_PROGRAMS.into_iter().chain(sockets) {
-        programs.insert(name, load_program(&mut ebpf, name)?);
-    }
     write_version(&mut ebpf)?;
     note_settings(&mut ebpf, settings)?;
     let links = take(&mut ebpf, map_name::LINKS)?.try_into().map_err(aya::EbpfError::MapError)?;
     let fast_path = Word(take(&mut ebpf, map_name::FAST_PATH)?.try_into().map_err(aya::EbpfError::MapError)?);
     let ports = take(&mut ebpf, map_name::BRIDGE_PORTS)?.try_into().map_err(aya::EbpfError::MapError)?;
     let bridge_ports = BridgePorts::new(ports);
-    Ok(Kernel { programs, links, fast_path, bridge_ports, log: program_log(&mut ebpf, settings.program_log_level)? })
-}
-
-fn load_program(ebpf: &mut Ebpf, name: &'static str) -> Result<Loaded, DatapathError> {
-    let refused = |source| DatapathError::Program { name: name.to_owned(), source };
-    let program = ebpf
-        .program_mut(name)
-        .ok_or_else(|| DatapathError::BadObject { reason: format!("program {name} is missing") })?;
-    match program {
-        Program::SchedClassifier(program) => program.load(),
-        Program::Xdp(program) => program.load(),
-        Program::CgroupSockAddr(program) => program.load(),
-        Program::CgroupSock(program) => program.load(),
-        other => {
-            let reason = format!("program {name} has the type {:?}", other.prog_type());
-            return Err(DatapathError::BadObject { reason });
-        }
-    }
-    .map_err(refused)?;
-    let info: ProgramInfo = program.info().map_err(refused)?;
-    let descriptor = program.fd().map_err(refused)?.as_fd().try_clone_to_owned();
-    Ok(Loaded {
-        descriptor: descriptor.map_err(DatapathError::kernel("duplicate a descriptor"))?,
-        id: info.id(),
-        verified_instructions: info.verified_instruction_count().unwrap_or(0),
-        jited_bytes: info.size_jitted(),
-    })
+    let log = program_log(&mut ebpf, settings.program_log_level)?;
+    let kernel = Kernel { programs: Programs::new(), links, fast_path, bridge_ports, log };
+    Ok((kernel, Loading::begin(ebpf, settings.socket_lb)?))
 }
 
 /// Marks fresh tables as ours, so that another version refuses them.

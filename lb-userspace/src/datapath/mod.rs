@@ -1,8 +1,8 @@
 //! The data path in the kernel: programs loaded, maps and links pinned, interfaces followed.
 //!
-//! [`Datapath::open`] checks the environment, takes the locks, makes the maps or takes them over, loads the programs and attaches
-//! those of the sockets; [`Datapath::follow_links`] attaches those of the interfaces. Everything attached is pinned (or, for
-//! clsact, kept by its qdisc), so traffic flows while no agent runs, and the next agent replaces programs in place.
+//! [`Datapath::open`] checks the environment, takes the locks, makes the maps or takes them over, and begins to load the programs;
+//! [`Datapath::follow_links`] waits for these, and attaches them to the cgroup and to the interfaces. Everything attached is pinned
+//! (or, for clsact, kept by its qdisc), so traffic flows while no agent runs, and the next agent replaces programs in place.
 //!
 //! Minimum kernel: 5.18; TCX from 6.6.
 
@@ -27,6 +27,7 @@ mod object;
 mod pins;
 mod point;
 mod program_log;
+mod programs;
 mod serving;
 mod settings;
 mod shape;
@@ -38,8 +39,8 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     future::Future,
     net::IpAddr,
-    os::fd::BorrowedFd,
     path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
 };
 
 use lb_common::abi::{Link, link_flags};
@@ -51,6 +52,7 @@ use load::Kernel;
 use lock::AgentLock;
 pub use lock::check_alone;
 use pins::{Created, Pins};
+use programs::{Loaded, Loading};
 
 pub use attach::{Attachment, How};
 pub use cleanup::{Removed, cleanup};
@@ -95,6 +97,9 @@ pub struct Datapath {
     surroundings: (watch::Sender<Surroundings>, watch::Receiver<Surroundings>),
     status: watch::Sender<Status>,
     cgroup: Option<cgroup::CgroupRoot>,
+    /// Until all programs are in the kernel: what this start has made, and takes back if one is refused.
+    loading: Option<(Loading, Created)>,
+    sizes: ProgramSizes,
     /// Attachments that somebody else changed and that nobody has asked for yet.
     faults: Vec<Fault>,
     questions: (mpsc::Sender<faults::Request>, mpsc::Receiver<faults::Request>),
@@ -111,8 +116,12 @@ pub struct ProgramSize {
     pub jited_bytes: u32,
 }
 
+/// Sizes of all programs, as soon as they are in the kernel.
+pub type ProgramSizes = Arc<OnceLock<Box<[ProgramSize]>>>;
+
 impl Datapath {
-    /// Brings the data path up, or takes over the one that is there. On an error nothing new is left behind.
+    /// Makes the tables, or takes over those that are there: what is in them may be read and written while the programs are
+    /// loaded. On an error, here or in [`Self::follow_links`], nothing new is left behind.
     pub fn open(settings: Settings) -> Result<Self, DatapathError> {
         if !is_embedded() {
             return Err(DatapathError::NoPrograms);
@@ -132,17 +141,11 @@ impl Datapath {
         created.folder(pins.maps())?;
         let lock = AgentLock::take(Some(&settings.run_dir), Some(pins.maps()))?;
         created.folder(pins.links())?;
-        let mut kernel = load::load(&settings, &pins, ports, &mut created)?;
+        let (mut kernel, loading) = load::load(&settings, &pins, ports, &mut created)?;
         let (sources, senders) = (Sources::open(pins.maps())?, flagged(&kernel, link_flags::XDP_SENDS));
         let hands_over = flagged(&kernel, link_flags::HANDS_OVER);
         let mut fast_path = fast_path::Switch::new(settings.fast_path);
         fast_path.begin(&mut kernel.fast_path)?;
-        match &cgroup {
-            Some(root) => cgroup_links::attach(root, &kernel.programs, &pins, &mut created)?,
-            None => cgroup_links::detach(&pins)?,
-        }
-        created.keep();
-
         let addresses = own_addresses()?;
         let status = watch::Sender::new(Status {
             addresses: addresses.clone(),
@@ -173,6 +176,8 @@ impl Datapath {
             surroundings: watch::channel(Surroundings::default()),
             status,
             cgroup,
+            loading: Some((loading, created)),
+            sizes: ProgramSizes::default(),
             faults: Vec::new(),
             questions: mpsc::channel(4),
             _lock: lock,
@@ -199,19 +204,27 @@ impl Datapath {
         self.kernel.log.take()
     }
 
-    /// A loaded program, for test runs.
-    pub fn program(&self, name: &str) -> Option<BorrowedFd<'_>> {
-        self.kernel.programs.get(name).map(load::Loaded::descriptor)
+    /// Sizes of all programs.
+    pub fn program_sizes(&self) -> ProgramSizes {
+        self.sizes.clone()
     }
 
-    /// Sizes of all loaded programs.
-    pub fn program_sizes(&self) -> Vec<ProgramSize> {
-        let sizes = self.kernel.programs.iter().map(|(&name, program)| ProgramSize {
+    /// Waits until all programs are in the kernel, and attaches those of the sockets.
+    async fn finish_loading(&mut self) -> Result<(), DatapathError> {
+        let Some((loading, mut created)) = self.loading.take() else { return Ok(()) };
+        self.kernel.programs = loading.end().await?;
+        let size = |(&name, program): (&&'static str, &Loaded)| ProgramSize {
             name,
             verified_instructions: program.verified_instructions,
             jited_bytes: program.jited_bytes,
-        });
-        sizes.collect()
+        };
+        self.sizes.get_or_init(|| self.kernel.programs.iter().map(size).collect());
+        match &self.cgroup {
+            Some(root) => cgroup_links::attach(root, &self.kernel.programs, self.attacher.pins(), &mut created)?,
+            None => cgroup_links::detach(self.attacher.pins())?,
+        }
+        created.keep();
+        Ok(())
     }
 
     fn publish(&self, trouble: Option<&DatapathError>) {

@@ -5,6 +5,7 @@ mod options;
 mod refusal;
 mod service;
 mod slice;
+mod texts;
 mod time;
 
 use std::{collections::BTreeSet, fmt, net::IpAddr, sync::Arc};
@@ -18,7 +19,8 @@ pub use options::{
 };
 pub use refusal::Refusal;
 pub use service::{Exposure, Family, Protocol, Service, ServicePort, TrafficPolicy};
-pub use slice::{Endpoint, Slice, SliceKey, SlicePort, uid_hash};
+pub use slice::{Endpoint, Hints, Slice, SliceKey, SlicePort, uid_hash};
+pub use texts::shared;
 pub use time::Monotonic;
 
 /// Namespace and name of an object. A copy shares the text.

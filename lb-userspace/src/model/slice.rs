@@ -55,11 +55,34 @@ pub struct Endpoint {
     pub node: Option<Arc<str>>,
     /// `topology.kubernetes.io/zone` of its node.
     pub zone: Option<Arc<str>>,
-    /// `hints.forZones` and `hints.forNodes`: where the endpoint is meant to be used.
-    pub hint_zones: Vec<String>,
-    pub hint_nodes: Vec<String>,
+    /// Where the endpoint is meant to be used; `None`: no hint at all.
+    pub hints: Option<Box<Hints>>,
     /// [`uid_hash`] of the pod; 0: no UID known.
     pub uid_hash: u32,
+}
+
+impl Endpoint {
+    pub fn hint_zones(&self) -> &[String] {
+        self.hints.as_ref().map_or(&[], |hints| &hints.zones)
+    }
+
+    pub fn hint_nodes(&self) -> &[String] {
+        self.hints.as_ref().map_or(&[], |hints| &hints.nodes)
+    }
+}
+
+/// `hints.forZones` and `hints.forNodes`. Few endpoints have any.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hints {
+    pub zones: Vec<String>,
+    pub nodes: Vec<String>,
+}
+
+impl Hints {
+    /// `None`: there is neither.
+    pub fn of(zones: Vec<String>, nodes: Vec<String>) -> Option<Box<Self>> {
+        (!zones.is_empty() || !nodes.is_empty()).then(|| Box::new(Self { zones, nodes }))
+    }
 }
 
 /// A stable 32-bit hash of a pod's UID (FNV-1a); never 0, which means that no UID is known.

@@ -95,7 +95,7 @@ impl PerFamily {
 pub struct BookedService {
     pub key: PortKey,
     /// `None` until written.
-    pub name: Option<abi::ServiceName>,
+    pub name: Option<Box<abi::ServiceName>>,
     pub frontends: SortedSet<Frontend>,
     /// All its records, those that are gone included.
     pub backends: SortedSet<BackendId>,
@@ -199,7 +199,7 @@ impl Book {
     pub fn record(&mut self, key: &PortKey, op: &Op, now: Monotonic, grace: Duration) {
         self.keep(op);
         match op {
-            Op::WriteName { id, name } => self.service_mut(*id, key).name = Some(*name),
+            Op::WriteName { id, name } => self.service_mut(*id, key).name = Some(Box::new(*name)),
             Op::WriteBackend { id, record } | Op::RetireBackend { id, record } => {
                 self.note_drain(*id, record, now);
                 self.put_backend(*id, *record, key);

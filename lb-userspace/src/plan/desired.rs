@@ -162,7 +162,7 @@ pub struct DesiredService {
     /// `None`: the agent's own setting.
     pub drain_period: Option<Duration>,
     /// How this node checks its endpoints; `None`: it does not.
-    pub check: Option<Check>,
+    pub check: Option<Box<Check>>,
     /// At least one.
     pub frontends: SortedMap<Frontend, Use>,
     /// Of the families of the frontends.

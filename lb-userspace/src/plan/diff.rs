@@ -130,7 +130,7 @@ impl Draft<'_> {
             protocol: self.key.protocol.number(),
             pad: 0,
         };
-        if self.service.and_then(|service| service.name) != Some(name) {
+        if self.service.and_then(|service| service.name.as_deref()) != Some(&name) {
             self.ops.push(Op::WriteName { id: self.id, name });
         }
     }

@@ -40,8 +40,7 @@ fn snapshot(endpoints: &[&str]) -> Snapshot {
         terminating: false,
         node: None,
         zone: None,
-        hint_zones: Vec::new(),
-        hint_nodes: Vec::new(),
+        hints: None,
         uid_hash: 9,
     };
     let slice = Slice {

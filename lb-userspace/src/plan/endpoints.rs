@@ -179,7 +179,7 @@ impl<'a> Candidate<'a> {
         (
             self.address,
             (Reverse(endpoint.local), listed.terminating, endpoint.state, Reverse(endpoint.serving)),
-            (Reverse(endpoint.uid_hash), &listed.hint_nodes, &listed.hint_zones, &listed.zone),
+            (Reverse(endpoint.uid_hash), listed.hint_nodes(), listed.hint_zones(), &listed.zone),
         )
     }
 }
@@ -244,8 +244,8 @@ fn topology(found: &[Candidate<'_>], best: Option<Rank>, place: &Place, tally: &
 fn hints(endpoint: &Endpoint, topology: Topology) -> &[String] {
     match topology {
         Topology::Everybody => &[],
-        Topology::Node => &endpoint.hint_nodes,
-        Topology::Zone => &endpoint.hint_zones,
+        Topology::Node => endpoint.hint_nodes(),
+        Topology::Zone => endpoint.hint_zones(),
     }
 }
 

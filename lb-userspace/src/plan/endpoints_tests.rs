@@ -12,8 +12,7 @@ fn endpoint(node: &str, ready: bool) -> Endpoint {
         terminating: false,
         node: Some(node.into()),
         zone: None,
-        hint_zones: Vec::new(),
-        hint_nodes: Vec::new(),
+        hints: None,
         uid_hash: 0,
     }
 }

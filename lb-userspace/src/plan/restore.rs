@@ -8,7 +8,7 @@ use lb_common::abi::{self, backend_state};
 use super::{BackendId, BackendRecord, Book, Capacities, Frontend, Kind, PortKey, Range, Set, Use};
 use crate::{
     maps::from_chars,
-    model::{Family, ObjectName, Protocol},
+    model::{Family, ObjectName, Protocol, shared},
 };
 
 /// What was read from the tables.
@@ -108,7 +108,7 @@ pub fn restore(capacities: Capacities, loaded: Loaded) -> Book {
     for (id, name) in loaded.names {
         // One that is there twice was not written by us twice: the second is nobody's.
         let key = key_of(&name).filter(|key| !book.service_ids.contains_key(key)).unwrap_or_else(|| nameless(id));
-        book.service_mut(id, &key).name = Some(name);
+        book.service_mut(id, &key).name = Some(Box::new(name));
     }
     for (range, slots) in loaded.slots {
         // One that overlaps another is no range of ours: it stays out, so that its frontend gets a new one.
@@ -138,7 +138,7 @@ pub fn restore(capacities: Capacities, loaded: Loaded) -> Book {
 
 fn key_of(name: &abi::ServiceName) -> Option<PortKey> {
     let protocol = Protocol::from_number(name.protocol)?;
-    let service = ObjectName::new(from_chars(&name.namespace), from_chars(&name.name));
+    let service = ObjectName::new(shared(&from_chars(&name.namespace)), from_chars(&name.name));
     Some(PortKey { service, port: name.port, protocol })
 }
 

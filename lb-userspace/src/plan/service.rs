@@ -154,7 +154,7 @@ impl Draft<'_> {
                 .and_then(|options| options.maglev_size)
                 .or_else(|| direct.then(|| mode::table_size(&endpoints.keys()))),
             drain_period: options.and_then(|options| options.drain_period),
-            check: options.and_then(|options| options.check.clone()),
+            check: options.and_then(|options| options.check.clone()).map(Box::new),
             frontends: uses,
             endpoints,
             sources: guarded.flat_map(|family| self.guard.ranges(family)).collect(),

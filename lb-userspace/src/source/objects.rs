@@ -13,6 +13,11 @@ pub trait Keyed: PartialEq {
     type Key: Ord + Clone + std::fmt::Debug;
 
     fn key(&self) -> Self::Key;
+
+    /// Its own name, where it has one: held once.
+    fn name(&self) -> Option<&ObjectName> {
+        None
+    }
 }
 
 impl Keyed for Service {
@@ -21,6 +26,10 @@ impl Keyed for Service {
     fn key(&self) -> ObjectName {
         self.name.clone()
     }
+
+    fn name(&self) -> Option<&ObjectName> {
+        Some(&self.name)
+    }
 }
 
 impl Keyed for Slice {
@@ -28,6 +37,10 @@ impl Keyed for Slice {
 
     fn key(&self) -> SliceKey {
         Slice::key(self)
+    }
+
+    fn name(&self) -> Option<&ObjectName> {
+        Some(&self.name)
     }
 }
 
@@ -51,21 +64,21 @@ impl Keyed for Peer {
 #[derive(Debug)]
 pub struct Objects<T: Keyed> {
     held: OrdMap<T::Key, Arc<T>>,
-    /// Where the object with a name is held.
-    keys: OrdMap<ObjectName, T::Key>,
+    /// The same objects by their names.
+    by_name: OrdMap<ObjectName, Arc<T>>,
     refusals: OrdMap<ObjectName, Vec<Refusal>>,
 }
 
 impl<T: Keyed> Default for Objects<T> {
     fn default() -> Self {
-        Self { held: OrdMap::new(), keys: OrdMap::new(), refusals: OrdMap::new() }
+        Self { held: OrdMap::new(), by_name: OrdMap::new(), refusals: OrdMap::new() }
     }
 }
 
 /// Costs nothing: a copy shares what it has in common.
 impl<T: Keyed> Clone for Objects<T> {
     fn clone(&self) -> Self {
-        Self { held: self.held.clone(), keys: self.keys.clone(), refusals: self.refusals.clone() }
+        Self { held: self.held.clone(), by_name: self.by_name.clone(), refusals: self.refusals.clone() }
     }
 }
 
@@ -73,17 +86,18 @@ impl<T: Keyed> Objects<T> {
     /// What stays as it is keeps its place in memory, so that no snapshot differs by it.
     fn put(&mut self, name: ObjectName, converted: Converted<T>) {
         let key = converted.object.as_ref().map(Keyed::key);
-        if let Some(old) = self.keys.get(&name)
-            && key.as_ref() != Some(old)
+        if let Some(old) = self.by_name.get(&name).map(|old| old.key())
+            && key.as_ref() != Some(&old)
         {
-            self.held.remove(old);
-            self.keys.remove(&name);
+            self.held.remove(&old);
+            self.by_name.remove(&name);
         }
         if let (Some(object), Some(key)) = (converted.object, key)
             && self.held.get(&key).is_none_or(|held| **held != object)
         {
-            self.held.insert(key.clone(), Arc::new(object));
-            self.keys.insert(name.clone(), key);
+            let object = Arc::new(object);
+            self.by_name.insert(object.name().unwrap_or(&name).clone(), object.clone());
+            self.held.insert(key, object);
         }
         if converted.refusals.is_empty() {
             self.refusals.remove(&name);
@@ -93,8 +107,8 @@ impl<T: Keyed> Objects<T> {
     }
 
     pub fn remove(&mut self, name: &ObjectName) {
-        if let Some(key) = self.keys.remove(name) {
-            self.held.remove(&key);
+        if let Some(object) = self.by_name.remove(name) {
+            self.held.remove(&object.key());
         }
         self.refusals.remove(name);
     }
@@ -102,14 +116,14 @@ impl<T: Keyed> Objects<T> {
     /// Keeps only what has a name for which `keep` is true.
     pub fn retain(&mut self, keep: impl Fn(&ObjectName) -> bool) {
         let gone: Vec<ObjectName> =
-            self.keys.keys().chain(self.refusals.keys()).filter(|name| !keep(name)).cloned().collect();
+            self.by_name.keys().chain(self.refusals.keys()).filter(|name| !keep(name)).cloned().collect();
         for name in gone {
             self.remove(&name);
         }
     }
 
     pub fn contains(&self, name: &ObjectName) -> bool {
-        self.keys.contains_key(name) || self.refusals.contains_key(name)
+        self.by_name.contains_key(name) || self.refusals.contains_key(name)
     }
 }
 

@@ -7,8 +7,8 @@ use std::{
 
 use lb_userspace::{
     model::{
-        Endpoint, Exposure, Family, Node, ObjectName, Protocol, Scheduler, Service, ServiceOptions, ServicePort, Slice,
-        SlicePort, TrafficPolicy, Weighed,
+        Endpoint, Exposure, Family, Hints, Node, ObjectName, Protocol, Scheduler, Service, ServiceOptions, ServicePort,
+        Slice, SlicePort, TrafficPolicy, Weighed,
     },
     plan::{Marks, NodeFacts, NodePortAddresses, PlanSettings, PortKey, Target},
 };
@@ -184,8 +184,10 @@ fn endpoint() -> impl Strategy<Value = (u8, Endpoint)> {
                 terminating,
                 node: node.map(Into::into),
                 zone: zone.map(Into::into),
-                hint_zones: if hinted_zone { zones } else { Vec::new() },
-                hint_nodes: if hinted_node { nodes } else { Vec::new() },
+                hints: Hints::of(
+                    if hinted_zone { zones } else { Vec::new() },
+                    if hinted_node { nodes } else { Vec::new() },
+                ),
                 uid_hash,
             };
             (address, endpoint)
@@ -213,8 +215,10 @@ fn slice() -> impl Strategy<Value = Slice> {
                 .into_iter()
                 .map(|(index, endpoint)| Endpoint {
                     address: if v6 { ip(&format!("fd01::{index}")) } else { endpoint.address },
-                    hint_zones: if zones { endpoint.hint_zones } else { Vec::new() },
-                    hint_nodes: if nodes { endpoint.hint_nodes } else { Vec::new() },
+                    hints: Hints::of(
+                        if zones { endpoint.hint_zones().to_vec() } else { Vec::new() },
+                        if nodes { endpoint.hint_nodes().to_vec() } else { Vec::new() },
+                    ),
                     // Now and then a whole slice ends.
                     ready: endpoint.ready && phase > 0,
                     terminating: endpoint.terminating || phase == 0,

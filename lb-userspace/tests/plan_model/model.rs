@@ -278,8 +278,9 @@ impl World<'_> {
         prefer(&|endpoint| !endpoint.terminating);
         prefer(&|endpoint| endpoint.ready);
         prefer(&|endpoint| endpoint.serving);
-        let last =
-            |e: &&Endpoint| (std::cmp::Reverse(e.uid_hash), e.hint_nodes.clone(), e.hint_zones.clone(), e.zone.clone());
+        let last = |e: &&Endpoint| {
+            (std::cmp::Reverse(e.uid_hash), e.hint_nodes().to_vec(), e.hint_zones().to_vec(), e.zone.clone())
+        };
         all.into_iter().min_by_key(last).expect("an address is there because an endpoint is")
     }
 
@@ -287,8 +288,8 @@ impl World<'_> {
     fn cluster_set(&self, endpoints: &BTreeMap<SocketAddr, &Endpoint>) -> BTreeSet<SocketAddr> {
         let zone = self.snapshot.node.as_ref().and_then(|node| node.zone.as_ref());
         let ready: Vec<_> = endpoints.iter().filter(|(_, endpoint)| endpoint.ready).collect();
-        let by_node: Vec<&[String]> = ready.iter().map(|(_, e)| e.hint_nodes.as_slice()).collect();
-        let by_zone: Vec<&[String]> = ready.iter().map(|(_, e)| e.hint_zones.as_slice()).collect();
+        let by_node: Vec<&[String]> = ready.iter().map(|(_, e)| e.hint_nodes()).collect();
+        let by_zone: Vec<&[String]> = ready.iter().map(|(_, e)| e.hint_zones()).collect();
         for (here, hints) in [(self.settings.node_name.as_ref(), by_node), (zone, by_zone)] {
             let Some(here) = here else { continue };
             let all_hinted = hints.iter().all(|hint| !hint.is_empty());

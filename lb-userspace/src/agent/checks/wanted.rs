@@ -19,7 +19,7 @@ pub type Wanted = BTreeMap<PortKey, Checked>;
 /// What is to be checked, of the service ports with a check.
 pub fn wanted<'a>(checked: impl Iterator<Item = (&'a PortKey, &'a DesiredService)>, desired: &Desired) -> Wanted {
     let services = checked.filter_map(|(key, service)| {
-        let check = service.check.as_ref()?;
+        let check = service.check.as_deref()?;
         // One that is not ready or terminates takes no new flows anyhow, and fails for good reason.
         let ready = service.endpoints.iter().filter(|(_, endpoint)| endpoint.state == EndpointState::Ready);
         let asked = ready.map(|(address, _)| *address).filter(|address| !is_service(target(*address, check), desired));
@@ -88,7 +88,7 @@ mod tests {
             scheduler: Scheduler::Random,
             maglev_size: None,
             drain_period: None,
-            check: Some(check),
+            check: Some(Box::new(check)),
             frontends: SortedMap::default(),
             endpoints: endpoints
                 .map(|(address, state)| (address.parse().expect("valid"), endpoint(state)))

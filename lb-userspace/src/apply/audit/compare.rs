@@ -96,7 +96,7 @@ impl Place<'_> {
 fn names(book: &Book, loaded: &Loaded) -> Vec<Found> {
     let there: BTreeMap<u32, abi::ServiceName> = loaded.names.iter().copied().collect();
     let entry = |id: u32| Place { table: map_name::NAMES, name: format!("id {id}"), service: owner(book, id) };
-    let booked = book.services.iter().filter_map(|(id, service)| Some((*id, service.name?)));
+    let booked = book.services.iter().filter_map(|(id, service)| Some((*id, service.name.as_deref().copied()?)));
     let mut found: Vec<Found> = booked
         .filter_map(|(id, name)| {
             let write = Op::WriteName { id, name };

@@ -206,7 +206,7 @@ fn hints_are_kept() {
         "addresses": ["10.0.0.1"], "hints": {"forZones": [{"name": "a"}, {"name": "b"}], "forNodes": [{"name": "n1"}]},
     }));
     let read = &read.object.unwrap().endpoints[0];
-    assert_eq!((read.hint_zones.join(" "), read.hint_nodes.join(" ")), ("a b".into(), "n1".into()));
+    assert_eq!((read.hint_zones().join(" "), read.hint_nodes().join(" ")), ("a b".into(), "n1".into()));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::model::{ObjectName, Protocol, Refusal};
+use crate::model::{ObjectName, Protocol, Refusal, shared};
 
 pub use node::{node, peer};
 pub use service::service;
@@ -31,10 +31,7 @@ pub struct Converted<T> {
 
 /// Namespace and name; the namespace is `default` where none is given, as with kubectl.
 pub fn object_name(meta: &ObjectMeta) -> ObjectName {
-    ObjectName::new(
-        meta.namespace.clone().unwrap_or_else(|| "default".to_owned()),
-        meta.name.clone().unwrap_or_default(),
-    )
+    ObjectName::new(shared(meta.namespace.as_deref().unwrap_or("default")), meta.name.as_deref().unwrap_or_default())
 }
 
 /// A reason and a remedy, before it is known what they are about.

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use k8s_openapi::api::discovery::v1 as discovery;
 
 use super::{Converted, HEADLESS_LABEL, Problem, number, object_name, protocol, unusable};
-use crate::model::{Endpoint, Family, ObjectName, Protocol, Refusal, Slice, SlicePort, uid_hash};
+use crate::model::{Endpoint, Family, Hints, ObjectName, Protocol, Refusal, Slice, SlicePort, shared, uid_hash};
 
 /// Label of a slice: the Service that it belongs to.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
@@ -63,12 +63,7 @@ fn read_slice(
     let mut endpoints: Vec<Endpoint> = Vec::new();
     for (index, listed) in slice.endpoints.iter().flatten().enumerate() {
         match endpoint(listed, family) {
-            Ok(endpoint) => {
-                // Few zones, many endpoints: they share the text.
-                let known = endpoints.iter().rev().find(|other| other.zone == endpoint.zone);
-                let zone = known.map_or_else(|| endpoint.zone.clone(), |known| known.zone.clone());
-                endpoints.push(Endpoint { zone, ..endpoint });
-            }
+            Ok(endpoint) => endpoints.push(endpoint),
             Err(problem) => refusals.push(problem.refuse(format!("{object} endpoint {index}"))),
         }
     }
@@ -98,6 +93,12 @@ fn not_listed_before(port: SlicePort, names: &mut BTreeSet<(String, Protocol)>) 
     }
 }
 
+fn hints(listed: &discovery::EndpointHints) -> Option<Box<Hints>> {
+    let zones = listed.for_zones.iter().flatten().map(|zone| zone.name.clone());
+    let nodes = listed.for_nodes.iter().flatten().map(|node| node.name.clone());
+    Hints::of(zones.collect(), nodes.collect())
+}
+
 fn endpoint(listed: &discovery::Endpoint, family: Family) -> Result<Endpoint, Problem> {
     // Addresses beyond the first have no meaning (Kubernetes API reference, Endpoint.addresses).
     let text = listed.addresses.first().ok_or_else(|| Problem::new("it has no address", "give it one"))?;
@@ -112,18 +113,14 @@ fn endpoint(listed: &discovery::Endpoint, family: Family) -> Result<Endpoint, Pr
     }
     let conditions = listed.conditions.clone().unwrap_or_default();
     let ready = conditions.ready.unwrap_or(true);
-    let hints = listed.hints.as_ref();
-    let zones = hints.and_then(|hints| hints.for_zones.as_ref());
-    let nodes = hints.and_then(|hints| hints.for_nodes.as_ref());
     Ok(Endpoint {
         address,
         ready,
         serving: conditions.serving.unwrap_or(ready),
         terminating: conditions.terminating.unwrap_or(false),
-        node: listed.node_name.as_deref().map(Into::into),
-        zone: listed.zone.as_deref().map(Into::into),
-        hint_zones: zones.into_iter().flatten().map(|zone| zone.name.clone()).collect(),
-        hint_nodes: nodes.into_iter().flatten().map(|node| node.name.clone()).collect(),
+        node: listed.node_name.as_deref().map(shared),
+        zone: listed.zone.as_deref().map(shared),
+        hints: listed.hints.as_ref().and_then(hints),
         uid_hash: listed.target_ref.as_ref().and_then(|target| target.uid.as_deref()).map_or(0, uid_hash),
     })
 }
