@@ -498,9 +498,46 @@ pub struct Flow<const N: usize> {
     pub state: u8,
     /// [`flow_flags`].
     pub flags: u8,
-    /// Index of the pod's link at whose other end the packet is handed over, past the host's stack, while `fast_path` says so; 0: none.
-    /// Of both entries of a flow, or of neither.
+    /// The link by which the packet leaves, past the host's stack, while `fast_path` says so ([`flow_link`]); 0: none. Of both entries of a
+    /// flow, or of neither.
     pub link: u32,
+}
+
+/// [`Flow::link`] in two parts: the index of the link, and whether the flow leads to another node.
+pub mod flow_link {
+    /// The bits of the index: of a pod's link, at whose other end the packet is handed over, or of the external one that it leaves by.
+    pub const INDEX: u32 = 0x00ff_ffff;
+    /// How many external links can be told from each other.
+    const WAYS: u32 = 255;
+
+    /// The other bits, of both entries of a flow that leads to another node by this external link. Those of a flow between two pods of
+    /// this node are 0.
+    #[inline(always)]
+    #[must_use]
+    pub const fn beyond(external: u32) -> u32 {
+        (external % WAYS + 1) << 24
+    }
+
+    /// Where the flow leads: 0, or [`beyond`] of its external link.
+    #[inline(always)]
+    #[must_use]
+    pub const fn way(link: u32) -> u32 {
+        link & !INDEX
+    }
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn index(link: u32) -> u32 {
+        link & INDEX
+    }
+}
+
+/// Bits of `fast_path`: which flows have one at this moment.
+pub mod fast_path {
+    /// Between two pods of this node.
+    pub const PODS: u32 = 1;
+    /// From a pod of this node to another node.
+    pub const NODES: u32 = 2;
 }
 
 /// Values of [`Flow::state`].
@@ -801,6 +838,8 @@ pub mod link_flags {
     pub const XDP_SENDS: u32 = 1;
     /// A pod's link with both programs, whose other end takes packets in its own namespace past this host's stack.
     pub const HANDS_OVER: u32 = 2;
+    /// An external link with Ethernet and both programs, by which packets of pods leave past this host's stack.
+    pub const SENDS_ON: u32 = 4;
 }
 
 /// Values of [`Link::role`].

@@ -6,9 +6,11 @@
 use core::ffi::c_void;
 
 use aya_ebpf::Global;
-use aya_ebpf::bindings::{__sk_buff, BPF_FIB_LKUP_RET_SUCCESS, BPF_NOEXIST, bpf_fib_lookup as FibQuery};
+use aya_ebpf::bindings::{
+    __sk_buff, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, BPF_NOEXIST, bpf_fib_lookup as FibQuery,
+};
 use aya_ebpf::helpers::generated::{bpf_check_mtu, bpf_fib_lookup, bpf_redirect_peer, bpf_skb_change_type};
-use lb_common::abi::{BridgePortKey, PeerMac, link_flags};
+use lb_common::abi::{BridgePortKey, PeerMac, fast_path, flow_link, link_flags};
 use lb_common::outcome::Outcome;
 
 use crate::count::{self, Counter};
@@ -30,57 +32,75 @@ const WITHOUT_OPTIONS: u8 = 0x45;
 /// The bits of the second word of an IPv4 header that say that the packet is a fragment, in its first two bytes.
 const FRAGMENT: [u8; 2] = [0x3f, 0xff];
 
-/// Whether there is a fast path at this moment.
+/// Whether flows of this kind (bits of [`fast_path`]) have a fast path at this moment.
 #[inline(always)]
-fn is_open() -> bool {
+pub fn is_open(kind: u32) -> bool {
     let Some(open) = FAST_PATH.get_ptr_mut(0) else { return false };
     // SAFETY: an element of an array, one whole word, which the agent writes.
-    FAST_PATH_ON.load() != 0 && unsafe { open.read_volatile() } != 0
+    FAST_PATH_ON.load() != 0 && unsafe { open.read_volatile() } & kind != 0
 }
 
-/// The link of the backend, if a new flow from the client at the link `kernel.ifindex` is to take the fast path; else 0.
+/// The kind of a flow with this link ([`lb_common::abi::Flow::link`]).
+#[inline(always)]
+fn kind(link: u32) -> u32 {
+    if flow_link::way(link) == 0 { fast_path::PODS } else { fast_path::NODES }
+}
+
+/// The link to the backend, if a new flow from the client at the link `kernel.ifindex` is to take the fast path; else 0.
 ///
-/// Both must be pods' links of this node, by which the routing table reaches the two: a pod that sends from another one's address gets
-/// none of its answers here.
+/// It must be a pod's link of this node or an external one, by which the routing table reaches the backend, and the client's the one by which
+/// it is reached from there: a pod that sends from another one's address gets none of its answers here.
 #[inline(always)]
 pub fn link<const N: usize>(kernel: &Kernel, client: &[u8; N], backend: &[u8; N]) -> u32 {
-    if !is_open() || !hands_over(kernel.ifindex) {
+    let own = kernel.ifindex;
+    if !is_open(fast_path::PODS | fast_path::NODES) || own > flow_link::INDEX || !has(own, link_flags::HANDS_OVER) {
         return 0;
     }
-    let link = to_pod(kernel.context, kernel.ifindex, backend);
-    if link == 0 || link == kernel.ifindex || to_pod(kernel.context, link, client) != kernel.ifindex {
+    let link = towards(kernel.context, own, client, backend);
+    let index = flow_link::index(link);
+    if link == 0 || index == own || !is_open(kind(link)) || towards(kernel.context, index, backend, client) != own {
         return 0;
     }
     link
 }
 
-/// Whether the packet's sender is at the link that it came by, as the routing table has it.
+/// Whether the packet's sender is at the link that it came by, or beyond it, as the routing table has it.
 #[inline(always)]
 pub fn is_own<const N: usize>(kernel: &Kernel, sender: &[u8; N]) -> bool {
-    is_open() && to_pod(kernel.context, kernel.ifindex, sender) == kernel.ifindex
+    let link = towards(kernel.context, kernel.ifindex, &[0; N], sender);
+    is_open(kind(link)) && flow_link::index(link) == kernel.ifindex
 }
 
-/// The link of the pod that has the address, by itself or as the port of a bridge; 0: none that packets are handed over by.
+/// The link towards an address by which packets go past the host's stack ([`lb_common::abi::Flow::link`]): a pod's, which the pod has by
+/// itself or as the port of a bridge, or an external one; 0: none.
 ///
 /// A function of its own: off the stack of those that ask.
 #[inline(never)]
-fn to_pod<const N: usize>(context: *mut c_void, ifindex: u32, address: &[u8; N]) -> u32 {
-    let mut query = forward::query(&[0; N], address, 0);
-    query.ifindex = ifindex;
+fn towards<const N: usize>(context: *mut c_void, came_by: u32, from: &[u8; N], to: &[u8; N]) -> u32 {
+    let mut query = forward::query(from, to, 0);
+    query.ifindex = came_by;
     // SAFETY: the query lives on this stack and its size is told.
     let found = unsafe { bpf_fib_lookup(context, &raw mut query, size_of::<FibQuery>() as i32, 0) };
-    // A neighbour that is not known yet is the stack's to ask for.
-    if found != i64::from(BPF_FIB_LKUP_RET_SUCCESS) {
+    let is_known = found == i64::from(BPF_FIB_LKUP_RET_SUCCESS);
+    let link = query.ifindex;
+    if (is_known || found == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH)) && has(link, link_flags::SENDS_ON) {
+        return if link > flow_link::INDEX { 0 } else { link | flow_link::beyond(link) };
+    }
+    // A pod that is not known yet is the stack's to ask for.
+    if !is_known {
         return 0;
     }
-    if hands_over(query.ifindex) {
-        return if is_at(query.ifindex, query.dmac) { query.ifindex } else { 0 };
+    let mut pod = link;
+    if !has(link, link_flags::HANDS_OVER) {
+        // A bridge finds its port by the neighbour's address.
+        let key = BridgePortKey { bridge: link, address: query.dmac, pad: 0 };
+        // SAFETY: one word, copied at once.
+        pod = unsafe { BRIDGE_PORTS.get(key) }.map_or(0, |port| port.link);
+        if pod == 0 || !has(pod, link_flags::HANDS_OVER) {
+            return 0;
+        }
     }
-    // A bridge finds its port by the neighbour's address.
-    let key = BridgePortKey { bridge: query.ifindex, address: query.dmac, pad: 0 };
-    // SAFETY: one word, copied at once.
-    let port = unsafe { BRIDGE_PORTS.get(key) }.map_or(0, |port| port.link);
-    if port != 0 && hands_over(port) && is_at(port, query.dmac) { port } else { 0 }
+    if pod <= flow_link::INDEX && is_at(pod, query.dmac) { pod } else { 0 }
 }
 
 /// Whether the neighbour is the one that packets are handed over to at the other end of the link: the first that was met there. Behind a pod
@@ -95,22 +115,25 @@ fn is_at(link: u32, address: [u8; 6]) -> bool {
     }
 }
 
-/// Whether packets are handed over at the other end of the link.
+/// Whether the link has this flag.
 #[inline(always)]
-fn hands_over(ifindex: u32) -> bool {
+fn has(ifindex: u32, flag: u32) -> bool {
     // SAFETY: copied at once; a link's record is replaced as a whole.
-    unsafe { LINKS.get(ifindex) }.is_some_and(|link| link.flags & link_flags::HANDS_OVER != 0)
+    unsafe { LINKS.get(ifindex) }.is_some_and(|link| link.flags & flag != 0)
 }
 
-/// The address at the other end of another pod's link, if the packet, seen at a pod's link, may be handed over there now.
+/// The address at the other end of a pod's link, if the packet may be handed over there now.
 ///
 /// Since Linux 5.12 (`bpf_check_mtu`).
 #[inline(always)]
 pub fn takes<const N: usize>(skb: *mut __sk_buff, link: u32, protocol: u8) -> Option<[u8; 6]> {
-    if !is_open() || !goes_on::<N>(skb, protocol) {
+    // SAFETY: reads the context. What has a tag is not for this link, but for a VLAN on it.
+    let is_tagged = flow_link::way(link) != 0 && unsafe { (*skb).vlan_present } != 0;
+    if !is_open(kind(link)) || is_tagged || !goes_on::<N>(skb, protocol) {
         return None;
     }
     let peer = peer(link)?;
+    let link = flow_link::index(link);
     let mut mtu = 0_u32;
     // SAFETY: a helper on the program's own packet; the number lives on this stack.
     let fits = unsafe { bpf_check_mtu(skb.cast(), link, &raw mut mtu, 0, CHECK_SEGMENTS) == 0 };
@@ -121,12 +144,12 @@ pub fn takes<const N: usize>(skb: *mut __sk_buff, link: u32, protocol: u8) -> Op
 #[inline(always)]
 pub fn peer(link: u32) -> Option<[u8; 6]> {
     // SAFETY: copied at once; never written again.
-    unsafe { PEER_MACS.get(link) }.map(|peer| peer.address)
+    unsafe { PEER_MACS.get(flow_link::index(link)) }.map(|peer| peer.address)
 }
 
 /// Whether the packet is a whole one of the protocol, with no other header between, and has hops left.
 #[inline(always)]
-fn goes_on<const N: usize>(skb: *mut __sk_buff, protocol: u8) -> bool {
+pub fn goes_on<const N: usize>(skb: *mut __sk_buff, protocol: u8) -> bool {
     // SAFETY: reads the context.
     let bytes = unsafe { Bytes { start: (*skb).data as usize, end: (*skb).data_end as usize, length: 0 } };
     if N == 4 {
@@ -152,6 +175,6 @@ pub fn send(skb: *mut __sk_buff, link: u32, peer: [u8; 6]) -> i32 {
         if (*skb).pkt_type != PACKET_HOST {
             bpf_skb_change_type(skb, PACKET_HOST);
         }
-        bpf_redirect_peer(link, 0) as i32
+        bpf_redirect_peer(flow_link::index(link), 0) as i32
     }
 }

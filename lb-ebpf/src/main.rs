@@ -7,6 +7,7 @@
 
 mod address;
 mod aside;
+mod beyond;
 mod bind;
 mod bucket;
 mod count;
@@ -85,7 +86,7 @@ tc_program!(
 );
 tc_program!(
     /// Ingress of a link without link-layer header.
-    node_in_l3, NodeInL3, Hook::NODE_IN, hook::NODE_IN, WITHOUT_ETHERNET, true
+    node_in_l3, NodeInL3, Hook::NODE_IN_L3, hook::NODE_IN, WITHOUT_ETHERNET, true
 );
 tc_program!(
     /// Egress of a link without link-layer header.

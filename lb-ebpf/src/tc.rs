@@ -9,10 +9,11 @@
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::helpers::generated::bpf_skb_pull_data;
 use aya_log_ebpf::debug;
-use lb_common::abi::SCTP;
+use lb_common::abi::{SCTP, flow_link};
 use lb_common::decide::{Action, Hook, Step, Tables, Work, begin};
 
 use crate::aside::{self, LEAST_TRANSPORT, Spot};
+use crate::beyond;
 use crate::count;
 use crate::fast::{self, FAST_PATH_ON};
 use crate::forward::{self, DROP, NEXT};
@@ -183,8 +184,17 @@ fn act<const N: usize, P: Place>(
         let verdict = sctp::rewrite::<N>(skb, Spot::number::<P>(), offsets.transport as u32);
         return if verdict == sctp::DONE { NEXT } else { verdict };
     }
-    if P::HOOK.has(Hook::FROM_CLIENT) && FAST_PATH_ON.load() != 0 && link != 0 {
-        let to_client = action == Action::ToClient;
+    let to_client = action == Action::ToClient;
+    if P::HOOK.has(Hook::FROM_CLIENT) && FAST_PATH_ON.load() != 0 && !to_client && flow_link::way(link) != 0 {
+        let verdict = beyond::send::<N>(skb);
+        if verdict != NEXT {
+            return verdict;
+        }
+    } else if P::HOOK.has(Hook::HANDS_OVER)
+        && FAST_PATH_ON.load() != 0
+        && link != 0
+        && (to_client || P::HOOK.has(Hook::FROM_CLIENT))
+    {
         let peer = match peer {
             None if to_client => fast::peer(link),
             None => fast::takes::<N>(skb, link, protocol),

@@ -1,12 +1,13 @@
-//! The fast path: packets between two pods of this node are handed over at the other end of a pod's link, past the host's stack.
+//! The fast path: packets of a flow between two pods pass the host's stack by, whether both are of this node or the backend is beyond an
+//! external link.
 //!
-//! A flow gets the links of both directions with its entries, or none; then its packets are translated at the link of the pod that sends
-//! them, answers too. Whether they are handed over is asked anew for each packet, and one that is not goes the usual way, where an answer
-//! is translated at the client's link: exactly once either way.
+//! A flow gets the links of both directions with its entries, or none; then its packets are translated where they come to this node first,
+//! answers too: at the link of the pod that sends them, or at the external one. Whether they go on from there is asked anew for each packet,
+//! and one that does not goes the usual way, where an answer is translated at the client's link: exactly once either way.
 
 use super::answer::rewrites;
 use super::{Hook, Tables, Work};
-use crate::abi::{Flow, SCTP, flow_flags};
+use crate::abi::{Flow, SCTP, flow_flags, flow_link};
 
 /// Sets the link of the new flow in `work.half`, whose entries are not written yet.
 #[inline(always)]
@@ -22,7 +23,7 @@ pub(super) fn lead<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work
 /// The link of the other direction's entry of a new flow, whose link [`lead`] has set: the one that this packet came by.
 #[inline(always)]
 pub(super) fn came_by<const N: usize, T: Tables<N>>(tables: &mut T, flow: &Flow<N>, hook: Hook) -> u32 {
-    if flow.link != 0 && hook.has(Hook::FROM_CLIENT) { tables.link() } else { 0 }
+    if flow.link != 0 && hook.has(Hook::FROM_CLIENT) { tables.link() | flow_link::way(flow.link) } else { 0 }
 }
 
 /// The link of the other direction's entry of a flow that is there: the one that this packet came by. 0: none, or it did not come by its
@@ -34,8 +35,20 @@ pub(super) fn other_link<const N: usize, T: Tables<N>>(
     sender: &[u8; N],
     hook: Hook,
 ) -> u32 {
-    let is_own = flow.link != 0 && hook.has(Hook::FROM_CLIENT) && tables.is_own_link(sender);
-    if is_own { tables.link() } else { 0 }
+    let is_own = flow.link != 0 && comes_its_way(tables, flow, hook) && tables.is_own_link(sender);
+    if is_own { tables.link() | flow_link::way(flow.link) } else { 0 }
+}
+
+/// Whether this is a link by which packets of the entry's direction come, and go on past the host's stack. A pod's own link is not looked at
+/// more closely here.
+#[inline(always)]
+fn comes_its_way<const N: usize, T: Tables<N>>(tables: &mut T, flow: &Flow<N>, hook: Hook) -> bool {
+    // Of a flow to another node, answers come from beyond: by the link that the flow leads to, as the reverse path filter would have it.
+    let from_beyond = flow.flags & flow_flags::REPLY != 0 && flow_link::way(flow.link) != 0;
+    if !hook.has(Hook::HANDS_OVER) || from_beyond != hook.has(Hook::FROM_OUTSIDE) {
+        return false;
+    }
+    !from_beyond || flow_link::beyond(tables.link()) == flow_link::way(flow.link)
 }
 
 /// Whether the reply `work.packet` of the flow `work.flow` is rewritten at this hook; and if so, whether it is sent on from here.
@@ -43,6 +56,6 @@ pub(super) fn other_link<const N: usize, T: Tables<N>>(
 pub(super) fn replies<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook: Hook) -> Option<bool> {
     let flow = &work.flow;
     let usual = rewrites(hook, flow.flags);
-    let asks = usual.is_none() && hook.has(Hook::FROM_CLIENT) && flow.link != 0;
+    let asks = usual.is_none() && flow.link != 0 && comes_its_way(tables, flow, hook);
     if asks && tables.is_fast(flow.link, work.packet.key.protocol) { Some(false) } else { usual }
 }

@@ -90,16 +90,16 @@ pub trait Tables<const N: usize> {
     fn link(&mut self) -> u32 {
         0
     }
-    /// Index of the link at whose other end the backend is, if packets of a new flow of the client at [`Tables::link`] may be handed over
-    /// there, and answers at the client's; else 0.
+    /// The link to the backend ([`Flow::link`]), if packets of a new flow of the client at [`Tables::link`] may go there past the host's stack,
+    /// and answers to the client's; else 0.
     fn fast_link(&mut self, _client: &[u8; N], _backend: &[u8; N]) -> u32 {
         0
     }
-    /// Whether the sender is a pod at [`Tables::link`], as the routing table has it, where packets may be handed over.
+    /// Whether the sender is at [`Tables::link`], or beyond it, as the routing table has it, and packets may go there past the host's stack.
     fn is_own_link(&mut self, _sender: &[u8; N]) -> bool {
         false
     }
-    /// Whether this packet may be handed over at the other end of the link now.
+    /// Whether this answer may be handed over at the other end of the client's link ([`Flow::link`]) now.
     fn is_fast(&mut self, _link: u32, _protocol: u8) -> bool {
         false
     }

@@ -24,15 +24,19 @@ impl Hook {
     pub const FROM_OUTSIDE: u8 = 32;
     /// The packet has been routed already, to where its old destination lies.
     pub const ROUTED: u8 = 64;
+    /// Packets can be handed over from here, past the host's stack.
+    pub const HANDS_OVER: u8 = 128;
 
     /// tc ingress of a pod's link.
-    pub const POD_IN: Self = Self(Self::FROM_CLIENT | Self::REQUESTS | Self::EARLY_REPLIES);
+    pub const POD_IN: Self = Self(Self::FROM_CLIENT | Self::REQUESTS | Self::EARLY_REPLIES | Self::HANDS_OVER);
     /// tc egress of a pod's link.
     pub const POD_OUT: Self = Self(Self::REPLIES);
     /// tc ingress of a bridge.
     pub const BRIDGE_IN: Self = Self(Self::REQUESTS | Self::CATCH_ALL | Self::EARLY_REPLIES);
     /// tc ingress of an external or tunnel link.
-    pub const NODE_IN: Self = Self(Self::REQUESTS | Self::EARLY_REPLIES | Self::FROM_OUTSIDE);
+    pub const NODE_IN: Self = Self(Self::NODE_IN_L3.0 | Self::HANDS_OVER);
+    /// The same of a link without link-layer header.
+    pub const NODE_IN_L3: Self = Self(Self::REQUESTS | Self::EARLY_REPLIES | Self::FROM_OUTSIDE);
     /// tc egress of an external or tunnel link.
     pub const NODE_OUT: Self = Self(Self::REQUESTS | Self::CATCH_ALL | Self::REPLIES | Self::ROUTED);
     /// XDP on an external link.
@@ -102,7 +106,7 @@ pub struct Verdict<const N: usize> {
     pub service: u32,
     /// Backend id; 0: none.
     pub backend: u32,
-    /// The flow's link ([`Flow::link`]). At a pod's own link an answer goes there; a request does, if the packet may.
+    /// The flow's link ([`Flow::link`]). Where packets are handed over, an answer goes there; a pod's request does, if the packet may.
     pub link: u32,
 }
 

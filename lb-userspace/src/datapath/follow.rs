@@ -172,6 +172,7 @@ impl Datapath {
         }
         self.senders = serving::senders(&wanted, &self.attacher);
         self.hands_over = fast_path::links(&wanted, &self.attacher);
+        self.outlets = fast_path::outlets(&wanted, &self.attacher);
         wanted.values().try_for_each(|link| self.map(link))?;
         self.served = serving::served(&wanted, &self.attacher);
         let surroundings = self.surroundings.1.borrow().clone();
@@ -216,7 +217,9 @@ impl Datapath {
 
     fn map(&mut self, wanted: &Wanted) -> Result<(), DatapathError> {
         let flag = |links: &BTreeSet<u32>, flag| if links.contains(&wanted.ifindex) { flag } else { 0 };
-        let flags = flag(&self.senders, link_flags::XDP_SENDS) | flag(&self.hands_over, link_flags::HANDS_OVER);
+        let flags = flag(&self.senders, link_flags::XDP_SENDS)
+            | flag(&self.hands_over, link_flags::HANDS_OVER)
+            | flag(&self.outlets, link_flags::SENDS_ON);
         let link = Link { peer_netns_id: wanted.peer_netns_id, role: wanted.role.as_number(), flags };
         if self.mapped.get(&wanted.ifindex) != Some(&link) {
             self.kernel.links.insert(wanted.ifindex, link, 0).map_err(aya::EbpfError::MapError)?;

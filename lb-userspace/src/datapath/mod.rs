@@ -91,6 +91,8 @@ pub struct Datapath {
     senders: BTreeSet<u32>,
     /// Links at whose other end packets are handed over.
     hands_over: BTreeSet<u32>,
+    /// Links by which packets of pods leave for other nodes, past the host's stack.
+    outlets: BTreeSet<u32>,
     fast_path: fast_path::Switch,
     /// Of the source ports, and of what keeps clients outside from being served.
     warnings: (Option<String>, Vec<String>),
@@ -144,6 +146,7 @@ impl Datapath {
         let (mut kernel, loading) = load::load(&settings, &pins, ports, &mut created)?;
         let (sources, senders) = (Sources::open(pins.maps())?, flagged(&kernel, link_flags::XDP_SENDS));
         let hands_over = flagged(&kernel, link_flags::HANDS_OVER);
+        let outlets = flagged(&kernel, link_flags::SENDS_ON);
         let mut fast_path = fast_path::Switch::new(settings.fast_path);
         fast_path.begin(&mut kernel.fast_path)?;
         let addresses = own_addresses()?;
@@ -171,6 +174,7 @@ impl Datapath {
             served: BTreeMap::new(),
             senders,
             hands_over,
+            outlets,
             fast_path,
             warnings: (ports_warning, Vec::new()),
             surroundings: watch::channel(Surroundings::default()),

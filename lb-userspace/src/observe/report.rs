@@ -119,15 +119,20 @@ pub struct DatapathReport {
     pub programs: Vec<ProgramReport>,
 }
 
-/// Whether packets between two pods of the node are handed over past its stack.
+/// Whether packets of pods pass the node's stack by.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FastPathReport {
     /// `auto`, `on` or `off`.
     pub asked: String,
+    /// Between two pods of the node.
     pub open: bool,
     /// What would be skipped: under `auto` the fast path waits until it is gone.
     pub skips: Vec<String>,
+    /// Between a pod and another node.
+    pub open_to_nodes: bool,
+    /// The same of the way from other nodes alone.
+    pub skips_to_nodes: Vec<String>,
 }
 
 /// An interface with programs.
@@ -210,6 +215,8 @@ impl DatapathReport {
                 asked: word(status.fast_path.asked),
                 open: status.fast_path.open,
                 skips: status.fast_path.skips.clone(),
+                open_to_nodes: status.fast_path.open_to_nodes,
+                skips_to_nodes: status.fast_path.skips_to_nodes.clone(),
             },
             programs: programs.iter().map(ProgramReport::from).collect(),
         }

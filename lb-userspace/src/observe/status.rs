@@ -109,8 +109,15 @@ fn agent(lines: &mut Lines, report: &Report) {
     lines.list("", &sockets(&report.sockets));
     lines.add("tc", &report.datapath.tc);
     let fast = &report.datapath.fast_path;
-    lines.add("Fast path", &format!("{} ({})", if fast.open { "on" } else { "off" }, fast.asked));
+    let open = match (fast.open, fast.open_to_nodes) {
+        (true, true) => "on",
+        (true, false) => "on between pods of this node",
+        (false, _) => "off",
+    };
+    lines.add("Fast path", &format!("{open} ({})", fast.asked));
     lines.list("", &fast.skips.iter().map(|what| format!("it would skip {what}")).collect::<Vec<_>>());
+    let to_nodes = fast.skips_to_nodes.iter().map(|what| format!("to other nodes it would skip {what}"));
+    lines.list("", &to_nodes.collect::<Vec<_>>());
     let features =
         report.kernel.features.iter().map(|(name, used)| format!("{name} {}", if *used { "yes" } else { "no" }));
     let features: Vec<_> = features.collect();

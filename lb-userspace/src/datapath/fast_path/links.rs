@@ -4,9 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rtnetlink::Handle;
 
-use super::super::{
-    DatapathError, bpf_link, clsact,
-    point::{Point, Role},
+use super::{
+    super::{
+        DatapathError, bpf_link, clsact,
+        point::{Point, Role},
+    },
+    Skips,
 };
 
 /// How many programs of one place are looked at.
@@ -14,36 +17,60 @@ const MOST_PROGRAMS: usize = 16;
 /// A link without a queue of its own, as pairs and bridges are made.
 const NO_QUEUE: &str = "noqueue";
 
-/// What of others hangs on the links of pods and on bridges.
+/// The queue of what comes in alone, with filters of its own.
+const INGRESS: &str = "ingress";
+
+/// What of others hangs on the links of pods and on bridges, and what packets meet that come in by external ones.
 pub(super) async fn look(
     handle: &mut Handle,
     names: &BTreeMap<u32, (String, Role)>,
     ours: &BTreeSet<u32>,
-) -> Result<Vec<String>, DatapathError> {
-    let mut found = Vec::new();
-    let skipped = |ifindex: &u32| {
-        names.get(ifindex).filter(|(_, role)| matches!(role, Role::Pod | Role::Bridge)).map(|(name, _)| name.as_str())
-    };
+    skips: &mut Skips,
+) -> Result<(), DatapathError> {
     for (ifindex, kind) in clsact::qdiscs(handle).await? {
-        let Some(name) = skipped(&ifindex) else { continue };
+        let Some((name, role, points)) = skipped(names, ifindex) else { continue };
+        let found = skips.of(role);
         match kind.as_str() {
             NO_QUEUE => {}
             clsact::CLSACT => {
-                for point in [Point::In, Point::Out] {
-                    let foreign = clsact::side(handle, ifindex, point).await?.foreign;
+                for point in points {
+                    let foreign = clsact::side(handle, ifindex, *point).await?.foreign;
                     found.extend((foreign > 0).then(|| format!("{foreign} tc filters on {name} ({point})")));
                 }
             }
+            // Queues of what goes out are not skipped there.
+            kind if role == Role::External && kind != INGRESS => {}
             _ => found.push(format!("qdisc {kind} on {name}")),
         }
     }
-    for (ifindex, name) in names.keys().filter_map(|ifindex| Some((ifindex, skipped(ifindex)?))) {
-        for point in [Point::In, Point::Out] {
-            let programs = bpf_link::tcx_programs::<MOST_PROGRAMS>(*ifindex, point.attach_type());
+    for (name, role, points, ifindex) in names.keys().filter_map(|ifindex| {
+        let (name, role, points) = skipped(names, *ifindex)?;
+        Some((name, role, points, *ifindex))
+    }) {
+        for point in points {
+            let programs = bpf_link::tcx_programs::<MOST_PROGRAMS>(ifindex, point.attach_type());
             let programs = programs.map_err(DatapathError::kernel(format!("ask for the programs on {name}")))?;
             let foreign = programs.into_iter().filter(|id| !ours.contains(id));
-            found.extend(foreign.map(|id| format!("tcx program {id} on {name} ({point})")));
+            skips.of(role).extend(foreign.map(|id| format!("tcx program {id} on {name} ({point})")));
         }
     }
-    Ok(found)
+    Ok(())
+}
+
+/// Name and role of a link of which something is skipped, and where.
+fn skipped(names: &BTreeMap<u32, (String, Role)>, ifindex: u32) -> Option<(&str, Role, &'static [Point])> {
+    let (name, role) = names.get(&ifindex)?;
+    let points: &[Point] = match role {
+        Role::Pod | Role::Bridge => &[Point::In, Point::Out],
+        Role::External => &[Point::In],
+        Role::Tunnel => return None,
+    };
+    Some((name, *role, points))
+}
+
+impl Skips {
+    /// Those of a link of this role.
+    fn of(&mut self, role: Role) -> &mut Vec<String> {
+        if role == Role::External { &mut self.to_nodes } else { &mut self.all }
+    }
 }

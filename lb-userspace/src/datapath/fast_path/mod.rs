@@ -6,6 +6,7 @@
 mod links;
 mod netfilter;
 mod ports;
+mod transform;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,6 +14,7 @@ use std::{
 };
 
 use aya::maps::{Array, MapData};
+use lb_common::abi::fast_path as open_to;
 use rtnetlink::Handle;
 use serde::Serialize;
 
@@ -29,7 +31,7 @@ pub(super) use ports::BridgePorts;
 /// How many things that would be skipped are named.
 const MOST_NAMED: usize = 8;
 
-/// Where the programs read whether there is a fast path at this moment.
+/// Where the programs read which flows have a fast path at this moment: bits of [`open_to`].
 pub(super) struct Word(pub Array<MapData, u32>);
 
 impl fmt::Debug for Word {
@@ -44,8 +46,18 @@ pub(super) struct Switch {
     asked: FastPath,
     netfilter: netfilter::Watch,
     /// What would be skipped; `None`: nobody has looked yet.
-    skips: Option<Vec<String>>,
-    open: bool,
+    skips: Option<Skips>,
+    /// What the programs were told.
+    open: u32,
+}
+
+/// What packets that pass the host's stack by would not meet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Skips {
+    /// Of this host: all of them.
+    all: Vec<String>,
+    /// Of its external links: those of flows to other nodes.
+    to_nodes: Vec<String>,
 }
 
 /// The fast path, as `status` tells.
@@ -56,13 +68,17 @@ pub struct FastPathStatus {
     pub asked: &'static str,
     /// Whether new flows between two pods take it.
     pub open: bool,
-    /// What it would skip, or skips; looked for under `auto` alone.
+    /// What it would skip; looked for under `auto` alone.
     pub skips: Vec<String>,
+    /// Whether new flows between a pod and another node take it.
+    pub open_to_nodes: bool,
+    /// What it would skip on the way from other nodes alone.
+    pub skips_to_nodes: Vec<String>,
 }
 
 impl Switch {
     pub fn new(asked: FastPath) -> Self {
-        Self { asked, netfilter: netfilter::Watch::default(), skips: None, open: false }
+        Self { asked, netfilter: netfilter::Watch::default(), skips: None, open: 0 }
     }
 
     /// Tells the programs before they are attached. Under `auto` what the agent before found holds until this one has looked at everything,
@@ -70,17 +86,23 @@ impl Switch {
     pub fn begin(&mut self, word: &mut Word) -> Result<(), DatapathError> {
         match self.asked {
             FastPath::Auto => {
-                self.open = word.0.get(&0, 0).map_err(aya::EbpfError::MapError)? != 0;
-                if self.open && !self.netfilter.look().is_empty() { self.set(word, false) } else { Ok(()) }
+                self.open = word.0.get(&0, 0).map_err(aya::EbpfError::MapError)?;
+                if self.open != 0 && !self.netfilter.look().is_empty() { self.set(word, 0) } else { Ok(()) }
             }
-            FastPath::On => self.set(word, true),
-            FastPath::Off => self.set(word, false),
+            FastPath::On => self.set(word, open_to::PODS | open_to::NODES),
+            FastPath::Off => self.set(word, 0),
         }
     }
 
     pub fn status(&self) -> FastPathStatus {
-        let skips = self.skips.clone().unwrap_or_default();
-        FastPathStatus { asked: self.asked.text(), open: self.open, skips }
+        let Skips { all, to_nodes } = self.skips.clone().unwrap_or_default();
+        FastPathStatus {
+            asked: self.asked.text(),
+            open: self.open & open_to::PODS != 0,
+            skips: all,
+            open_to_nodes: self.open & open_to::NODES != 0,
+            skips_to_nodes: to_nodes,
+        }
     }
 
     /// Looks for what would be skipped and tells the programs; `true`: something has changed.
@@ -97,30 +119,43 @@ impl Switch {
         if self.asked != FastPath::Auto {
             return Ok(false);
         }
-        let mut skips = self.netfilter.look();
-        skips.extend(error.map(|error| format!("not known: {error}")));
-        match links::look(handle, names, ours).await {
-            Ok(found) => skips.extend(found),
+        let mut skips = Skips { all: self.netfilter.look(), to_nodes: Vec::new() };
+        skips.all.extend(transform::look());
+        skips.all.extend(error.map(|error| format!("not known: {error}")));
+        if let Err(error) = links::look(handle, names, ours, &mut skips).await {
             // Who cannot look must not skip.
-            Err(error) => skips.push(format!("not known: {error}")),
+            skips.all.push(format!("not known: {error}"));
         }
-        skips.truncate(MOST_NAMED);
-        let open = skips.is_empty();
+        let open = skips.open();
         if self.skips.as_ref() == Some(&skips) {
             return Ok(false);
         }
         if open != self.open {
-            tracing::info!(open, ?skips, "the fast path is switched");
+            let (pods, nodes) = (open & open_to::PODS != 0, open & open_to::NODES != 0);
+            tracing::info!(pods, nodes, ?skips, "the fast path is switched");
         }
         self.set(word, open)?;
         let before = self.skips.replace(skips);
         Ok(before != self.skips)
     }
 
-    fn set(&mut self, word: &mut Word, open: bool) -> Result<(), DatapathError> {
-        word.0.set(0, u32::from(open), 0).map_err(aya::EbpfError::MapError)?;
+    fn set(&mut self, word: &mut Word, open: u32) -> Result<(), DatapathError> {
+        word.0.set(0, open, 0).map_err(aya::EbpfError::MapError)?;
         self.open = open;
         Ok(())
+    }
+}
+
+impl Skips {
+    /// Which flows are to have a fast path; of what stands against it no more is kept than is told.
+    fn open(&mut self) -> u32 {
+        self.all.truncate(MOST_NAMED);
+        self.to_nodes.truncate(MOST_NAMED);
+        match (self.all.is_empty(), self.to_nodes.is_empty()) {
+            (false, _) => 0,
+            (true, false) => open_to::PODS,
+            (true, true) => open_to::PODS | open_to::NODES,
+        }
     }
 }
 
@@ -129,4 +164,26 @@ pub(super) fn links(wanted: &BTreeMap<u32, Wanted>, attacher: &Attacher) -> BTre
     let pods = wanted.values().filter(|link| link.role == Role::Pod && link.is_veth && link.ethernet);
     let elsewhere = pods.filter(|link| link.peer_netns_id >= 0).map(|link| link.ifindex);
     elsewhere.filter(|ifindex| attacher.serves(*ifindex, &[Point::In, Point::Out])).collect()
+}
+
+/// The links by which packets of pods leave for other nodes: external ones with Ethernet and both programs.
+pub(super) fn outlets(wanted: &BTreeMap<u32, Wanted>, attacher: &Attacher) -> BTreeSet<u32> {
+    let external = wanted.values().filter(|link| link.role == Role::External && link.ethernet);
+    let served = external.filter(|link| attacher.serves(link.ifindex, &[Point::In, Point::Out]));
+    served.map(|link| link.ifindex).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_hangs_on_external_links_stands_against_other_nodes_alone() {
+        let some = || vec!["a program".to_owned()];
+        let open = |all, to_nodes| Skips { all, to_nodes }.open();
+        assert_eq!(open(vec![], vec![]), open_to::PODS | open_to::NODES);
+        assert_eq!(open(vec![], some()), open_to::PODS);
+        assert_eq!(open(some(), vec![]), 0);
+        assert_eq!(open(some(), some()), 0);
+    }
 }

@@ -60,10 +60,13 @@ fn of_outside(datapath: &DatapathReport) -> Vec<Series> {
             "Source ports for masqueraded flows that cannot keep their client's",
             f64::from(datapath.source_ports),
         ),
-        gauge(
+        series(
             "ballast_fast_path",
-            "1 if new flows between two pods of the node are handed over past its stack",
-            truth(datapath.fast_path.open),
+            "1 if packets of new flows pass the node's stack by: between two pods of the node, or between a pod and another node",
+            Kind::Gauge,
+            [("pods", datapath.fast_path.open), ("nodes", datapath.fast_path.open_to_nodes)]
+                .map(|(between, open)| (vec![("between", between.to_owned())], truth(open)))
+                .into(),
         ),
         series(
             "ballast_external_links",
