@@ -64,9 +64,10 @@ pub mod map_name {
     pub const ENDPOINTS6: &str = "endpoints6";
     pub const FAST_PATH: &str = "fast_path";
     pub const BRIDGE_PORTS: &str = "bridge_ports";
+    pub const STRANGERS: &str = "strangers";
 
     /// All of them.
-    pub const ALL: [&str; 40] = [
+    pub const ALL: [&str; 41] = [
         SERVICES4,
         SERVICES6,
         SLOTS,
@@ -107,6 +108,7 @@ pub mod map_name {
         ENDPOINTS6,
         FAST_PATH,
         BRIDGE_PORTS,
+        STRANGERS,
     ];
 
     const _: () = {

@@ -13,4 +13,5 @@ pub mod decide;
 pub mod limits;
 pub mod outcome;
 pub mod state;
+pub mod strangers;
 pub mod words;

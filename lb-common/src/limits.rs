@@ -23,6 +23,8 @@ pub const STATS: u32 = 1_048_576;
 pub const SOURCES: u32 = 65_536;
 /// Default capacity of each `vips` map, in addresses.
 pub const VIPS: u32 = 65_536;
+/// Bits of `strangers`: a power of two. With 100,000 addresses of services, one stranger in forty shares a bit with one of them.
+pub const STRANGERS: u32 = 1 << 22;
 /// Capacity of `links`, in interfaces.
 pub const LINKS: u32 = 16_384;
 /// Size of the event ring in bytes: a power of two and a multiple of the page size.
@@ -107,7 +109,7 @@ pub const NETWORKS: u32 = 16_384;
 /// How often a packet looks its service up again after it met a half-written update.
 pub const SERVICE_LOOKUPS: u32 = 2;
 
-const _: () = assert!(TURNS.is_power_of_two());
+const _: () = assert!(TURNS.is_power_of_two() && STRANGERS.is_power_of_two() && STRANGERS >= 64);
 const _: () = assert!(SOURCE_PORT_FIRST as u32 + SOURCE_PORT_COUNT as u32 == u16::MAX as u32 + 1);
 const _: () = assert!(NODE_PORT_LAST < LOCAL_PORT_FIRST && LOCAL_PORT_LAST < SOURCE_PORT_FIRST);
 const _: () = assert!(EVENTS_BYTES.is_power_of_two() && EVENTS_BYTES.is_multiple_of(4096));

@@ -13,6 +13,7 @@ use lb_common::abi::{
 use lb_common::decide::Work;
 use lb_common::limits;
 use lb_common::outcome::Outcome;
+use lb_common::strangers;
 
 use crate::icmp::IcmpMessage;
 
@@ -76,6 +77,10 @@ pub static SOURCES6: LpmTrie<SourceKey<16>, Source, { limits::SOURCES as usize }
 pub static VIPS4: HashMap<VipKey<4>, Vip, { limits::VIPS as usize }, ON_DEMAND> = HashMap::new();
 #[btf_map(name = "vips6")]
 pub static VIPS6: HashMap<VipKey<16>, Vip, { limits::VIPS as usize }, ON_DEMAND> = HashMap::new();
+
+/// Bits of destinations that are certainly no service's; the agent writes them word by word, in memory that both share.
+#[btf_map(name = "strangers")]
+pub static STRANGERS: Array<[u64; strangers::WORDS], 1, SHARED> = Array::new();
 
 #[btf_map(name = "networks4")]
 pub static NETWORKS4: LpmTrie<NetworkKey<4>, Network, { limits::NETWORKS as usize }> = LpmTrie::new();

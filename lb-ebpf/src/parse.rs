@@ -104,17 +104,17 @@ pub fn parse<const N: usize>(bytes: Bytes, network: usize, packet: &mut Packet<N
 fn parse4<const N: usize>(bytes: Bytes, network: usize, packet: &mut Packet<N>) -> Result<Offsets, Other> {
     // The whole header is within the packet: one comparison.
     bytes.at::<[u8; IPV4_HEADER]>(network).ok_or(Other::Short)?;
-    let first: u8 = bytes.read(network).ok_or(Other::Short)?;
-    let protocol: u8 = bytes.read(network + 9).ok_or(Other::Short)?;
-    let length = usize::from(first & 0x0f) * 4;
-    let fragment: [u8; 2] = bytes.read(network + 6).ok_or(Other::Short)?;
+    let [first, second, third] = bytes.get(network).ok_or(Other::Short)?;
+    let [_, protocol, ..] = third.to_ne_bytes();
+    // Version and length of the header, type of service, length of the packet.
+    let first = u32::from_be(first);
+    let length = (first >> 22 & 0x3c) as usize;
     // The offset's thirteen bits, and the flag that more follow.
-    let is_piece = u16::from_be_bytes(fragment) & 0x3fff != 0;
-    if first >> 4 != 4 || length < IPV4_HEADER || is_piece || (protocol != TCP && protocol != UDP) {
+    let is_piece = second & u32::to_be(0x3fff) != 0;
+    if first >> 28 != 4 || length < IPV4_HEADER || is_piece || (protocol != TCP && protocol != UDP) {
         return Err(Other::Aside);
     }
-    let total: [u8; 2] = bytes.read(network + 2).ok_or(Other::Short)?;
-    let total = u32::from(u16::from_be_bytes(total));
+    let total = first & 0xffff;
     bytes.words(network + 12, &mut packet.key.src).ok_or(Other::Short)?;
     bytes.words(network + 16, &mut packet.key.dst).ok_or(Other::Short)?;
     transport(bytes, network, length, total, protocol, packet)

@@ -19,13 +19,14 @@ use lb_common::decide::{NotInserted, Pace, Pick, Reserved, Tables, Work};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
 use lb_common::state::{SourcePorts, Timeouts};
+use lb_common::strangers;
 use lb_common::words;
 
 use crate::bucket;
 use crate::count::{self, Counter};
 use crate::fast;
 use crate::forward;
-use crate::maps::{Family, LINKS, SLOTS, TURNS};
+use crate::maps::{Family, LINKS, SLOTS, STRANGERS, TURNS};
 use crate::pressure;
 use crate::steps;
 
@@ -165,6 +166,20 @@ where
     #[inline(always)]
     fn admitted(&mut self, service: u32, address: &[u8; N]) -> bool {
         <Kernel as Family<N>>::admitted(&SourceKey { service, address: *address })
+    }
+
+    #[inline(always)]
+    fn is_stranger(&mut self, address: &[u8; N]) -> bool {
+        let Some(words) = STRANGERS.get_ptr(0) else { return false };
+        let (at, mask) = strangers::place(strangers::bit_by_words::<N>(|i| word(address, 4 * i)));
+        let words: *const u64 = words.cast();
+        // SAFETY: the one element of an array; no place lies beyond its words. The agent may write it at this moment.
+        unsafe { words.add(at).read_volatile() & mask != 0 }
+    }
+
+    #[inline(always)]
+    fn may_be_half_open(&mut self, key: &FlowKey<N>) -> bool {
+        <Kernel as Family<N>>::half_open(key).is_some()
     }
 
     #[inline(always)]

@@ -11,10 +11,11 @@ use aya_ebpf::helpers::generated::bpf_skb_pull_data;
 use aya_log_ebpf::debug;
 use lb_common::abi::{SCTP, flow_link};
 use lb_common::decide::{Action, Hook, Step, Tables, Work, begin};
+use lb_common::outcome::Outcome;
 
 use crate::aside::{self, LEAST_TRANSPORT, Spot};
 use crate::beyond;
-use crate::count;
+use crate::count::{self, Counter};
 use crate::fast::{self, FAST_PATH_ON};
 use crate::forward::{self, DROP, NEXT};
 use crate::fragments;
@@ -136,6 +137,10 @@ where
     let ifindex = unsafe { (*skb).ifindex };
     let mut tables = Kernel::at(skb.cast(), ifindex);
     let step = begin::<N, Kernel>(&mut tables, work, P::HOOK);
+    if step == Step::Passed {
+        count::outcome(Outcome::Passed, Counter::Packet);
+        return NEXT;
+    }
     if step != Step::Decided {
         steps::tc::<N>(skb, step, P::HOOK);
     }

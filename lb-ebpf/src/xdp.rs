@@ -65,6 +65,10 @@ where
     let ifindex = unsafe { (*context).ingress_ifindex };
     let mut tables = Kernel::at(context.cast(), ifindex);
     let mut step = begin::<N, Kernel>(&mut tables, work, Hook::XDP);
+    // tc counts what passes; a packet is counted once.
+    if step == Step::Passed {
+        return XDP_PASS;
+    }
     if step != Step::Decided {
         step = steps::xdp::<N>(context, step);
     }
@@ -73,7 +77,6 @@ where
     match work.verdict.action {
         // No client's link is an external one: what is left to do, tc does.
         _ if step != Step::Decided => leave_to_tc(),
-        // tc counts what passes; a packet is counted once.
         Action::Pass if work.verdict.outcome == Outcome::Passed => XDP_PASS,
         // Only tc can turn a packet into its answer.
         Action::Pass | Action::Refuse => leave_to_tc(),

@@ -4,6 +4,7 @@
 //! Minimum kernel: 5.8 (ring buffer); the programs behind the maps need more.
 
 mod connections;
+pub mod strangers;
 mod table;
 
 use std::{
@@ -19,6 +20,7 @@ use lb_common::abi::{
 };
 
 pub use connections::Connections;
+pub use strangers::Strangers;
 pub use table::{Calls, Cursor, Table};
 
 /// Why a pinned map cannot be used.
@@ -62,6 +64,8 @@ pub struct Pinned {
     pub endpoints6: Table<EndpointKey<V6>, Endpoint>,
     pub vips4: Table<VipKey<V4>, Vip>,
     pub vips6: Table<VipKey<V6>, Vip>,
+    /// `None`: the tables are of a version without it.
+    pub strangers: Option<Strangers>,
     pub half_open4: Table<FlowKey<V4>, HalfOpen<V4>>,
     pub half_open6: Table<FlowKey<V6>, HalfOpen<V6>>,
     /// By backend id.
@@ -113,6 +117,7 @@ impl Pinned {
             endpoints6: Table::open(dir, map_name::ENDPOINTS6, &calls)?,
             vips4: Table::open(dir, map_name::VIPS4, &calls)?,
             vips6: Table::open(dir, map_name::VIPS6, &calls)?,
+            strangers: Strangers::open(dir)?,
             half_open4: Table::open(dir, map_name::HALF_OPEN4, &calls)?,
             half_open6: Table::open(dir, map_name::HALF_OPEN6, &calls)?,
             health4: Table::open(dir, map_name::HEALTH4, &calls)?,

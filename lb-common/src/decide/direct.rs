@@ -21,8 +21,8 @@ pub(super) fn decide<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
     words::address(&key.dst, &mut reply.src);
     words::address(&key.src, &mut reply.dst);
     (reply.src_port, reply.dst_port, reply.protocol) = (key.dst_port, key.src_port, key.protocol);
-    let now = Now::from_ns(tables.now_ns());
-    let held = held_open(tables, work, now) || held_half_open(tables, work, now);
+    // Most hold nothing, and the clock takes longer than a look-up: it is asked where there is an entry.
+    let held = held_open(tables, work) || held_half_open(tables, work);
     if !held {
         return Step::Decided;
     }
@@ -30,7 +30,7 @@ pub(super) fn decide<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
         work.settle(Action::Pass, Outcome::AmbiguousUdp);
         return Step::Decided;
     }
-    begin(work, now);
+    begin(work, Now::from_ns(tables.now_ns()));
     work.placing = placing::DIRECT;
     Step::Place
 }
@@ -56,10 +56,11 @@ fn begin<const N: usize>(work: &mut Work<N>, now: Now) {
 
 /// Whether an answered flow holds the tuple of the answers. One that is over is forgotten; one of UDP gives the answers up.
 #[inline(always)]
-fn held_open<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) -> bool {
+fn held_open<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
     if tables.flow(&work.pair_key, &mut work.other).is_none() || work.other.flags & flow_flags::REPLY == 0 {
         return false;
     }
+    let now = Now::from_ns(tables.now_ns());
     set_pair_key(&work.pair_key, &work.other, &mut work.owner);
     let protocol = work.owner.protocol;
     let timeout_s = tables.timeout_s(protocol, work.other.state);
@@ -82,11 +83,12 @@ fn held_open<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, n
 
 /// The same of one that nobody has answered, or that has left the backend: its answer may be under way.
 #[inline(always)]
-fn held_half_open<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) -> bool {
+fn held_half_open<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
     let half = &mut work.other_half;
     if !tables.half_open(&work.pair_key, half) || half.flow.flags & flow_flags::REPLY == 0 {
         return false;
     }
+    let now = Now::from_ns(tables.now_ns());
     set_pair_key(&work.pair_key, &half.flow, &mut work.owner);
     let protocol = work.owner.protocol;
     let timeout_s = tables.timeout_s(protocol, half.flow.state);

@@ -3,8 +3,7 @@
 use super::{Hook, Picked, Tables, Work, direct as direct_traffic, entries, fast, known, opening, syn as second};
 use super::{place as placing, retry as retrying, select as selection, vip};
 use crate::abi::UDP;
-use crate::outcome::Outcome;
-use crate::state::{self, tcp_flag};
+use crate::state::tcp_flag;
 
 /// What is left to do over a packet. A step hands over in [`Work`]; it never leads to one of a smaller number, but for
 /// [`Step::Unseen`], which is [`open`]'s and the last one.
@@ -33,10 +32,12 @@ pub enum Step {
     Direct,
     /// [`place`]: a flow is to get its entries.
     Place,
+    /// Nothing: the packet is nobody's and passes. No verdict stands in `work`. Comes from [`begin`] alone.
+    Passed,
 }
 
 impl Step {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::Decided,
         Self::Syn,
         Self::Books,
@@ -48,6 +49,7 @@ impl Step {
         Self::Unseen,
         Self::Direct,
         Self::Place,
+        Self::Passed,
     ];
 
     /// From the number that crosses the border between two functions of the programs.
@@ -65,6 +67,7 @@ impl Step {
             8 => Self::Unseen,
             9 => Self::Direct,
             10 => Self::Place,
+            11 => Self::Passed,
             _ => Self::Decided,
         }
     }
@@ -91,6 +94,9 @@ const _: () = {
 #[inline(always)]
 pub fn decide<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) {
     let mut step = begin(tables, work, hook);
+    if step == Step::Passed {
+        return work.clear();
+    }
     if step == Step::Syn {
         step = syn(tables, work, hook, step);
     }
@@ -118,24 +124,47 @@ pub fn decide<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, 
     }
 }
 
-/// The first step, and the only one for most packets of a known flow.
+/// The first step, and the only one for most packets: of a known flow, or nobody's.
 #[inline(always)]
 pub fn begin<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
-    work.clear();
-    work.beginning = Outcome::Selected;
     if let Some(entry) = tables.flow(&work.packet.key, &mut work.flow) {
+        work.begin();
         return known::decide(tables, work, hook, entry);
     }
+    let step = unknown(tables, work, hook);
+    if step != Step::Passed {
+        work.begin();
+    }
+    step
+}
+
+/// A packet of no answered flow. Most are of no service: the fewer look-ups, the better.
+#[inline(always)]
+fn unknown<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook: Hook) -> Step {
+    let key = &work.packet.key;
     // Of the segments of a connection only these may meet a half-open flow that was not asked for by way of its service.
-    let flags = work.packet.tcp_flags;
-    if work.packet.key.protocol == UDP || state::opens(flags) || state::accepts(flags) || flags & tcp_flag::RST != 0 {
+    if key.protocol != UDP && work.packet.tcp_flags & (tcp_flag::SYN | tcp_flag::RST) == 0 {
+        // Or those of one that has lost its entries.
+        if tables.resumes() && tables.may_be_half_open(key) {
+            return Step::Open;
+        }
+        return if is_foreign(tables, work, hook) { Step::Passed } else { Step::Select };
+    }
+    if tables.may_be_half_open(key) {
         return Step::Open;
     }
-    // Or those of one that has lost its entries.
-    if tables.resumes() {
-        return Step::Open;
+    if !is_foreign(tables, work, hook) {
+        return Step::Select;
     }
-    if hook.has(Hook::REQUESTS) { Step::Select } else { Step::Decided }
+    if hook.has(Hook::FROM_CLIENT) && opening::begins(work) { Step::Direct } else { Step::Passed }
+}
+
+/// Whether the packet asks for no service, or is not asked for one here.
+#[inline(always)]
+fn is_foreign<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook: Hook) -> bool {
+    // For what another node has chosen, the destination says nothing.
+    let is_chosen = hook.has(Hook::FROM_OUTSIDE) && work.is_chosen();
+    !hook.has(Hook::REQUESTS) || (!is_chosen && tables.is_stranger(&work.packet.key.dst))
 }
 
 /// A SYN of a client on the tuple of an answered flow, or what answers one.

@@ -31,6 +31,10 @@ pub trait Tables<const N: usize> {
     fn remove_flow(&mut self, key: &FlowKey<N>);
     /// Whether a source range of this service port holds the address.
     fn admitted(&mut self, service: u32, address: &[u8; N]) -> bool;
+    /// Whether the address is certainly no service's: of no frontend, and no other one that packets are refused at. `false`: it may be one.
+    fn is_stranger(&mut self, address: &[u8; N]) -> bool;
+    /// Whether there may be a half-open entry under this key.
+    fn may_be_half_open(&mut self, key: &FlowKey<N>) -> bool;
     /// Copies the half-open entry under this key to `into`, its tag checked; `false`: there is none.
     fn half_open(&mut self, key: &FlowKey<N>, into: &mut HalfOpen<N>) -> bool;
     /// Writes a half-open entry; without `replace` an existing one is left alone and refused.

@@ -224,6 +224,13 @@ impl<const N: usize> Work<N> {
         !words::same(&self.chosen, &[0; N])
     }
 
+    /// Starts from nothing, as the first packet of a flow does that begins.
+    #[inline(always)]
+    pub(super) fn begin(&mut self) {
+        self.clear();
+        self.beginning = Outcome::Selected;
+    }
+
     /// Starts from nothing: the packet passes, and is no service's.
     #[inline(always)]
     pub(super) fn clear(&mut self) {

@@ -160,6 +160,17 @@ impl<const N: usize> Tables<N> for Memory<N> {
         self.sources.iter().any(|(id, range, bits)| *id == service && holds(range, *bits, address))
     }
 
+    /// The most that the table of the programs may say: whoever is not known is a stranger.
+    fn is_stranger(&mut self, address: &[u8; N]) -> bool {
+        let is_known = self.services.keys().any(|key| key.address == *address)
+            || self.vips.contains_key(&VipKey { address: *address });
+        !is_known
+    }
+
+    fn may_be_half_open(&mut self, key: &FlowKey<N>) -> bool {
+        self.half_open.contains_key(key)
+    }
+
     fn half_open(&mut self, key: &FlowKey<N>, into: &mut HalfOpen<N>) -> bool {
         let found = self.half_open.get(key).filter(|entry| entry.flow.tag == tag(key));
         if let Some(entry) = found {

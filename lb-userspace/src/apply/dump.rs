@@ -10,7 +10,7 @@ use lb_common::abi::{self, backend_flags, backend_state, frontend_kind, service_
 
 use super::MemoryStore;
 use crate::{
-    maps::from_chars,
+    maps::{from_chars, strangers::is_stranger},
     model::{Family, Monotonic, Protocol},
     plan::{BackendId, BackendRecord, Frontend},
 };
@@ -123,7 +123,10 @@ impl MemoryStore {
     /// with a copy of an entry as it once was, take a backend that is not the service's or is gone.
     pub fn problems(&self) -> Vec<String> {
         let now = self.frontends.iter().flat_map(|(frontend, entry)| self.problems_of(*frontend, entry));
-        now.chain(self.held.iter().flat_map(|(frontend, entry)| self.problems_of_old(*frontend, entry))).collect()
+        let then = self.held.iter().flat_map(|(frontend, entry)| self.problems_of_old(*frontend, entry));
+        let addresses = self.frontends.keys().map(|frontend| frontend.address).chain(self.vips.keys().copied());
+        let passed_by = addresses.filter(|address| is_stranger(&self.strangers, *address));
+        now.chain(then).chain(passed_by.map(|address| format!("{address} is held for a stranger"))).collect()
     }
 
     fn problems_of_old(&self, frontend: Frontend, entry: &abi::Service) -> Vec<String> {

@@ -264,7 +264,16 @@ impl Store for KernelStore {
         self.apply_all(&[op]).pop().unwrap_or(Ok(()))
     }
 
+    fn write_strangers(&mut self, words: &[u64]) {
+        if let Some(strangers) = &self.maps.strangers {
+            strangers.write(words);
+        }
+    }
+
     fn apply_all(&mut self, ops: &[&Op]) -> Results {
+        if let Some(strangers) = &self.maps.strangers {
+            ops.iter().filter_map(|op| op.address()).for_each(|address| strangers.know(address));
+        }
         let sorted = Self::sort(ops);
         let mut results: Results = ops.iter().map(|_| Ok(())).collect();
         if !sorted.stats.is_empty() {

@@ -10,6 +10,7 @@ use lb_common::abi;
 
 use super::{Store, StoreError, endpoints, records};
 use crate::{
+    maps::strangers,
     model::Family,
     plan::{BackendId, BackendRecord, Capacities, Frontend, Loaded, Op, Part, Range, Stray, config},
 };
@@ -29,6 +30,8 @@ pub struct MemoryStore {
     pub slots: BTreeMap<u32, abi::Slot>,
     pub sources: BTreeMap<(u32, IpNet), abi::Source>,
     pub vips: BTreeMap<IpAddr, abi::Vip>,
+    /// In words; empty: nobody is held for one.
+    pub strangers: Vec<u64>,
     /// Revision and time of the last complete run.
     pub programmed: Option<(u64, u32)>,
     /// Backends that some flow refers to.
@@ -55,6 +58,7 @@ impl MemoryStore {
             slots: BTreeMap::new(),
             sources: BTreeMap::new(),
             vips: BTreeMap::new(),
+            strangers: Vec::new(),
             programmed: None,
             flows: BTreeSet::new(),
             log: Vec::new(),
@@ -159,6 +163,7 @@ impl Store for MemoryStore {
                 let of_family = self.vips.iter().filter(|(address, _)| Family::of(**address) == family);
                 loaded.vips.extend(of_family.map(|(address, vip)| (*address, *vip)));
             }
+            Part::Strangers => loaded.strangers.clone_from(&self.strangers),
             Part::Config => {
                 let (revision, programmed_ds) = self.programmed.unwrap_or_default();
                 loaded.config = Some(config(revision, programmed_ds));
@@ -166,6 +171,10 @@ impl Store for MemoryStore {
             Part::Slots | Part::Plan => {}
         }
         Ok(())
+    }
+
+    fn write_strangers(&mut self, words: &[u64]) {
+        self.strangers = words.to_vec();
     }
 
     /// None of the keys here can be one.
@@ -179,6 +188,9 @@ impl Store for MemoryStore {
     }
 
     fn apply(&mut self, op: &Op) -> Result<(), StoreError> {
+        if let Some(address) = op.address() {
+            strangers::know(&mut self.strangers, address);
+        }
         self.fail_if_told()?;
         match op {
             Op::WriteName { id, name } => {

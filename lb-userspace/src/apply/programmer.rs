@@ -11,6 +11,7 @@ use super::{
     writer::{BATCH, Change, Subject, Writer},
 };
 use crate::{
+    maps::strangers,
     model::{Monotonic, Snapshot},
     plan::{
         BackendId, Book, Changes, Desired, DesiredService, NodeFacts, Op, PlanSettings, Planner, PortKey, diff_service,
@@ -33,8 +34,9 @@ pub struct Programmer<S> {
 }
 
 impl<S: Store> Programmer<S> {
-    /// Takes over what the tables hold. Writes nothing.
-    pub fn restore(store: S, settings: PlanSettings, now: Monotonic) -> Result<Self, ApplyError> {
+    /// Takes over what the tables hold. Writes nothing but which addresses are strangers: what a version wrote that knows of none
+    /// counts, too, before any program of this one runs.
+    pub fn restore(mut store: S, settings: PlanSettings, now: Monotonic) -> Result<Self, ApplyError> {
         let mut loaded = store.load()?;
         let capacities = store.capacities();
         // Two that begin alike cannot both be ours: the larger one tells which frontends to write again.
@@ -43,6 +45,7 @@ impl<S: Store> Programmer<S> {
         let ranges: Vec<_> = ranges.into_values().collect();
         let slots = store.slots(&ranges)?;
         loaded.slots = ranges.into_iter().zip(slots).collect();
+        store.write_strangers(&strangers::all_but(loaded.addresses()));
         let mut book = restore(capacities, loaded);
         book.guess_drains(settings.drain_period);
         let reclaim_at = (!book.gone.is_empty()).then(|| now + settings.reclaim_interval);

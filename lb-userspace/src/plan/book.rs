@@ -306,6 +306,11 @@ impl Book {
         };
     }
 
+    /// The addresses by which services are reached, some more than once.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.frontends.keys().map(|frontend| frontend.address).chain(self.vips.keys().copied())
+    }
+
     /// How many service ports have a frontend.
     pub fn served(&self) -> usize {
         self.served

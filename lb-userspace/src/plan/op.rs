@@ -145,6 +145,15 @@ pub enum Op {
 }
 
 impl Op {
+    /// The address that a packet may find something at, once this is written.
+    pub fn address(&self) -> Option<IpAddr> {
+        match self {
+            Self::WriteFrontend { frontend, .. } => Some(frontend.address),
+            Self::WriteVip { address, .. } => Some(*address),
+            _ => None,
+        }
+    }
+
     /// Place in the order: what a reader may reach is complete before the entry that leads there is written, and nothing is
     /// taken away before no entry leads there any more.
     pub fn rank(&self) -> u8 {

@@ -25,6 +25,8 @@ pub struct Loaded {
     pub vips: Vec<(IpAddr, abi::Vip)>,
     /// Backends of this node as other nodes name them: by address and service port id.
     pub endpoints: Vec<((IpAddr, u32), abi::Endpoint)>,
+    /// Bits of addresses that are held for strangers, in words ([`lb_common::strangers`]); empty: nobody is.
+    pub strangers: Vec<u64>,
     pub config: Option<abi::Config>,
     /// Elements that nothing of ours can be.
     pub strays: Vec<Stray>,
@@ -48,13 +50,15 @@ pub enum Part {
     Sources(Family),
     Services(Family),
     Vips(Family),
+    /// Addresses that are certainly no service's: none that the parts before it hold.
+    Strangers,
     Config,
     /// No table: what is written against what is wanted.
     Plan,
 }
 
 impl Part {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Names,
         Self::Backends(Family::V4),
         Self::Backends(Family::V6),
@@ -67,12 +71,19 @@ impl Part {
         Self::Services(Family::V6),
         Self::Vips(Family::V4),
         Self::Vips(Family::V6),
+        Self::Strangers,
         Self::Config,
         Self::Plan,
     ];
 }
 
 impl Loaded {
+    /// The addresses by which services are reached, some more than once.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let frontends = self.frontends.iter().map(|(frontend, _)| frontend.address);
+        frontends.chain(self.vips.iter().map(|(address, _)| *address))
+    }
+
     /// The ranges that entries lead to and that `capacity` slots have, each once.
     pub fn ranges(&self, capacity: u32) -> Vec<Range> {
         let both = self.frontends.iter().flat_map(|(_, entry)| ranges_of(entry));

@@ -6,6 +6,7 @@ mod life;
 mod sockets;
 mod tables;
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -14,6 +15,8 @@ use aya::programs::{Program, SchedClassifier, TestRun as _, TestRunOptions, Xdp}
 use aya::{Ebpf, EbpfLoader};
 use lb_common::abi::{Event, Link, StatKey, link_flags, link_role, map_name};
 use lb_common::outcome::Outcome;
+use lb_userspace::maps::Strangers;
+use lb_userspace::maps::strangers::all_but;
 
 pub use life::Life;
 pub use sockets::Whose;
@@ -110,6 +113,8 @@ pub struct Live {
     outcomes: PerCpuArray<MapData, u64>,
     stats: aya::maps::PerCpuHashMap<MapData, StatKey, u64>,
     events: RingBuf<MapData>,
+    /// Nobody is a stranger until somebody says so.
+    strangers: Strangers,
 }
 
 impl Live {
@@ -154,7 +159,32 @@ impl Live {
         let outcomes = take(&mut ebpf, "outcomes")?.try_into()?;
         let stats = take(&mut ebpf, "stats")?.try_into()?;
         let events = take(&mut ebpf, "events")?.try_into()?;
-        Ok(Self { ebpf, tables4, tables6, life4, life6, links, turns, arrives_by: 0, outcomes, stats, events })
+        let Map::Array(strangers) = take(&mut ebpf, map_name::STRANGERS)? else { bail!("strangers is no array") };
+        let strangers = Strangers::map(&strangers)?;
+        Ok(Self {
+            strangers,
+            ebpf,
+            tables4,
+            tables6,
+            life4,
+            life6,
+            links,
+            turns,
+            arrives_by: 0,
+            outcomes,
+            stats,
+            events,
+        })
+    }
+
+    /// From here on all are strangers but those whom somebody makes known.
+    pub fn know_nobody(&self) {
+        self.strangers.write(&all_but(std::iter::empty()));
+    }
+
+    /// No stranger any more: before it is the address of a service.
+    pub fn know(&self, address: IpAddr) {
+        self.strangers.know(address);
     }
 
     /// Packets arrive by this link at XDP from now on; one that leaves by it again is sent, not redirected.

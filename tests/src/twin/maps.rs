@@ -47,6 +47,7 @@ macro_rules! maps {
     ($n:literal, $tables:ident, $life:ident) => {
         impl Maps<$n> for Live {
             fn set_service(&mut self, key: ServiceKey<$n>, value: Service) -> Result<()> {
+                self.know(key.address.into());
                 Ok(self.$tables.services.insert(key, value, 0)?)
             }
             fn remove_service(&mut self, key: ServiceKey<$n>) -> Result<()> {
@@ -63,6 +64,7 @@ macro_rules! maps {
                 Ok(self.$tables.sources.insert(&key, Source { service }, 0)?)
             }
             fn set_vip(&mut self, key: VipKey<$n>, value: Vip) -> Result<()> {
+                self.know(key.address.into());
                 Ok(self.$life.vips.insert(key, value, 0)?)
             }
             fn set_network(&mut self, address: [u8; $n], bits: u32, flags: u32) -> Result<()> {

@@ -69,6 +69,7 @@ impl Driven {
         let clock = live.take_map(".bss")?.try_into()?;
         let (haste, pressure) = (live.take_map("haste")?.try_into()?, live.take_map("pressure")?.try_into()?);
         let surge = live.take_map("surge")?.try_into()?;
+        live.know_nobody();
         let buckets = live.take_map("buckets")?.try_into()?;
         // Each CPU counts for itself.
         let mut own = nix::sched::CpuSet::new();
@@ -259,6 +260,10 @@ where
 /// As [`decide`], but for the steps that XDP leaves to tc: the packet passes, and is counted as refused there.
 fn decide_at_xdp<const N: usize>(memory: &mut Memory<N>, work: &mut Work<N>) {
     let mut step = begin(memory, work, Bits::XDP);
+    if step == Step::Passed {
+        // Nothing stands in a new record, either.
+        return;
+    }
     if step == Step::Syn {
         step = syn(memory, work, Bits::XDP, step);
     }

@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     apply::records,
+    maps::strangers::is_stranger,
     model::Family,
     plan::{BackendId, BackendRecord, Book, Loaded, Op, Part, Stray},
 };
@@ -39,6 +40,7 @@ pub(super) fn size(part: Part, book: &Book) -> usize {
         Part::Sources(family) => book.source_count(family) as usize,
         Part::Services(family) => book.frontend_count(family) as usize,
         Part::Vips(family) => book.vip_count(family) as usize,
+        Part::Strangers => book.addresses().count(),
         Part::Config => 1,
         Part::Plan => 0,
     }
@@ -55,6 +57,7 @@ pub(super) fn compare(part: Part, book: &Book, loaded: &Loaded) -> Vec<Found> {
         Part::Sources(family) => sources(book, loaded, family),
         Part::Services(family) => services(book, loaded, family),
         Part::Vips(family) => vips(book, loaded, family),
+        Part::Strangers => strangers(book, loaded),
         Part::Config => config(book, loaded),
         Part::Plan => Vec::new(),
     };
@@ -246,6 +249,25 @@ fn vips(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found> {
         found.push(entry(*address).found(FindingKind::Foreign, String::new(), Op::RemoveVip { address: *address }));
     }
     found
+}
+
+/// Addresses of services that packets are not looked up for. Those of strangers that are cost no more than a look-up.
+fn strangers(book: &Book, loaded: &Loaded) -> Vec<Found> {
+    let is_lost = |address| is_stranger(&loaded.strangers, address);
+    let entry = |name, service| Place { table: map_name::STRANGERS, name, service };
+    let found = |place: Place<'_>, write| place.found(FindingKind::Edited, "held for a stranger".to_owned(), write);
+    let frontends = book.frontends.iter().filter(|(frontend, _)| is_lost(frontend.address));
+    let frontends = frontends.filter_map(|(frontend, wanted)| {
+        let (frontend, entry_there, uses) = (*frontend, *wanted, *book.uses.get(frontend)?);
+        // Written again, it is made known first.
+        let write = Op::WriteFrontend { frontend, entry: entry_there, uses };
+        Some(found(entry(frontend.to_string(), owner(book, wanted.id)), write))
+    });
+    let vips =
+        book.vips.iter().filter(|(address, _)| is_lost(**address)).map(|(address, vip)| {
+            found(entry(address.to_string(), None), Op::WriteVip { address: *address, vip: *vip })
+        });
+    frontends.chain(vips).collect()
 }
 
 fn config(book: &Book, loaded: &Loaded) -> Vec<Found> {

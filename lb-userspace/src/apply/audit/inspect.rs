@@ -1,13 +1,14 @@
 //! The tables compared with themselves: what can be told without an agent, from seals, generations and who refers to whom.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use lb_common::abi::{self, map_name};
 
 use super::{Finding, FindingKind, by_family};
 use crate::{
     apply::{Store, StoreError},
-    maps::from_chars,
+    maps::{from_chars, strangers::is_stranger},
     model::{Family, Protocol},
     plan::{BackendId, BackendRecord, Frontend, Loaded, Range},
 };
@@ -46,6 +47,12 @@ pub fn inspect(loaded: &Loaded) -> Vec<Finding> {
             findings.push(tables.finding(FindingKind::Foreign, table, network.to_string(), *id, String::new()));
         }
     }
+    let passed_by: BTreeSet<IpAddr> =
+        loaded.addresses().filter(|address| is_stranger(&loaded.strangers, *address)).collect();
+    findings.extend(passed_by.into_iter().map(|address| {
+        let differs = "held for a stranger".to_owned();
+        tables.finding(FindingKind::Edited, map_name::STRANGERS, address.to_string(), 0, differs)
+    }));
     findings.extend(loaded.strays.iter().map(|stray| {
         tables.finding(FindingKind::Foreign, stray.table, format!("key {:02x?}", stray.key), 0, String::new())
     }));

@@ -11,6 +11,7 @@ mod report;
 
 use super::{Programmer, Store};
 use crate::{
+    maps::strangers,
     model::{Family, Monotonic},
     plan::{Changes, Loaded, Part, Range, diff_service, diff_vip},
 };
@@ -89,6 +90,10 @@ impl<S: Store> Programmer<S> {
                 Err(error) => report.failures.push(format!("{finding}: {error}")),
             }
             report.findings.push(finding);
+        }
+        if part == Part::Strangers {
+            // Addresses of services that are gone are strangers again.
+            self.writer.store.write_strangers(&strangers::all_but(self.writer.book.addresses()));
         }
     }
 
