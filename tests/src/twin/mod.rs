@@ -4,7 +4,7 @@
 //! The programs are an edited copy that reads time and random numbers from a variable (`tests/mutations/driven`).
 
 mod chance;
-mod frame;
+pub mod frame;
 mod maps;
 #[allow(clippy::unwrap_used, dead_code)] // The tables of lb-common's own tests, which need more of them.
 #[path = "../../../lb-common/tests/memory/mod.rs"]
