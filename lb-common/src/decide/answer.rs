@@ -191,17 +191,17 @@ pub(super) fn promote<const N: usize, T: Tables<N>>(
     generation: u32,
     now: Now,
 ) -> Promoted {
-    let mut link = fast::other_link(tables, &work.flow, &work.packet.key.src, hook);
-    // The client's half says whom the flow is with.
-    if is_reply
+    // The client's half says whom the flow is with; either half, by which link the other direction goes.
+    let known = (is_reply || work.flow.link != 0)
         && tables.half_open(&work.pair_key, &mut work.pair_half)
-        && work.pair_half.flags & half_open_flags::SECOND == 0
-    {
-        if !leads_to(&work.pair_key, &work.pair_half.flow, &work.packet.key) {
-            return Promoted::Left;
-        }
-        link = work.pair_half.flow.link;
-    }
+        && work.pair_half.flags & half_open_flags::SECOND == 0;
+    let link = if known && leads_to(&work.pair_key, &work.pair_half.flow, &work.packet.key) {
+        work.pair_half.flow.link
+    } else if known && is_reply {
+        return Promoted::Left;
+    } else {
+        fast::other_link(tables, &work.flow, &work.packet.key.src, hook)
+    };
     if link == 0 {
         work.flow.link = 0;
     }
