@@ -15,7 +15,10 @@ pub struct Machine {
 /// This machine.
 pub fn machine() -> Result<Machine> {
     let cpus = sysconf(SysconfVar::_NPROCESSORS_ONLN)?.context("the kernel does not say how many CPUs there are")?;
-    Ok(Machine { kernel: nix::sys::utsname::uname()?.release().to_string_lossy().into_owned(), cpus })
+    let name = nix::sys::utsname::uname()?;
+    // What follows the version names who built it.
+    let kernel = name.release().to_string_lossy().split('-').next().unwrap_or_default().to_owned();
+    Ok(Machine { kernel, cpus })
 }
 
 /// Load averages, as the kernel writes them.

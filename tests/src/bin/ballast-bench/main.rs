@@ -106,7 +106,7 @@ fn run(arguments: &Arguments, signals: SigSet) -> Result<()> {
     let (parts, heading) = measure_parts(arguments, &stop)?;
     let figures: Vec<Figure> = parts.iter().flat_map(|part| part.figures.clone()).collect();
     println!("\n{heading}\n\n{}", targets::table(&figures, is_all));
-    for reason in parts.iter().flat_map(|part| &part.left_out) {
+    for reason in pages::left_out(&parts) {
         println!("Left out: {reason}.");
     }
     if let Some(file) = &arguments.json {

@@ -22,11 +22,21 @@ const DRAWN: [(&str, &str); 5] = [
     ("north-south", "Clients outside: rates and times as ratios"),
 ];
 
+/// What was left out of them, and why, each once.
+pub fn left_out(parts: &[Part]) -> Vec<&str> {
+    let mut reasons = Vec::new();
+    for reason in parts.iter().flat_map(|part| &part.left_out) {
+        if !reasons.contains(&reason.as_str()) {
+            reasons.push(reason.as_str());
+        }
+    }
+    reasons
+}
+
 /// Writes the table of all goals and the pictures into the sources of the book.
 pub fn write(book: &Path, parts: &[Part], heading: &str) -> Result<()> {
     let figures: Vec<Figure> = parts.iter().flat_map(|part| part.figures.clone()).collect();
-    let left_out: Vec<String> =
-        parts.iter().flat_map(|part| &part.left_out).map(|reason| format!("* {reason}\n")).collect();
+    let left_out: Vec<String> = left_out(parts).into_iter().map(|reason| format!("* {reason}\n")).collect();
     let mut pictures = Vec::new();
     for (bench, title) in DRAWN {
         let own: Vec<&Figure> =
