@@ -1,5 +1,6 @@
 //! `scale`: Ballast's programs on one packet at a time with 10, 10,000 and 100,000 services, beside one look-up in a bare hash with as
-//! many entries. All sizes take turns in one run, in tables of the same capacity.
+//! many entries. All sizes take turns in one run, in tables of the same capacity. What has many services gets a million
+//! flows besides, in the end.
 
 mod sender;
 mod subject;
@@ -24,6 +25,8 @@ const ROUNDS: u32 = 40;
 const PACKETS: u32 = 400;
 /// Packets of one size before the next one's turn.
 const BLOCK: u32 = 50;
+/// Flows that are open where the most services are, once all else was measured; elsewhere there are few.
+const FLOWS: u32 = 1_000_000;
 /// Flows that each random service has before anything is measured, so that its counters and those of its backends are there.
 const BEFORE: usize = 8;
 
@@ -59,16 +62,20 @@ enum Kind {
     Bare,
     /// The first flow that a service has at all: its counters, and those of its backend, are made.
     First,
+    /// A segment that is of no service and no flow.
+    Foreign,
     /// The same measured twice: noise.
     KnownAgain,
 }
 
-const KINDS: [Kind; 6] = [Kind::Known, Kind::Hot, Kind::Any, Kind::Bare, Kind::First, Kind::KnownAgain];
+const KINDS: [Kind; 7] = [Kind::Known, Kind::Hot, Kind::Any, Kind::Bare, Kind::First, Kind::Foreign, Kind::KnownAgain];
+/// What is measured beside many flows, too.
+const BESIDE: [Kind; 2] = [Kind::Known, Kind::Foreign];
 /// Places of some of them.
 const KNOWN_AT: usize = 0;
 const ANY_AT: usize = 2;
 const BARE_AT: usize = 3;
-const AGAIN_AT: usize = 5;
+const AGAIN_AT: usize = 6;
 
 impl Kind {
     const fn name(self) -> &'static str {
@@ -78,6 +85,7 @@ impl Kind {
             Self::Any => "new flow to a random service",
             Self::Bare => "look-up of a random service in a bare hash",
             Self::First => "first flow of a service",
+            Self::Foreign => "foreign packet",
             Self::KnownAgain => "known flow, again",
         }
     }
@@ -98,20 +106,28 @@ pub fn run(asked: &ScaleArguments, agent: &Path, stop: &AtomicBool) -> Result<Pa
     }
     eprintln!("==> packets");
     let here = Cpus::one()?;
-    let samples = measure(&subjects, rounds, asked.packets, stop)?;
+    let samples = measure(&subjects, &KINDS, rounds, asked.packets, stop)?;
+    eprintln!("==> packets beside {FLOWS} flows");
+    subjects[SIZES.len() - 1].fill(FLOWS)?;
+    let beside = measure(&subjects, &BESIDE, rounds, asked.packets, stop)?;
     drop(here);
-    println!("{}", table(&samples));
+    println!("{}", table(&samples, &KINDS));
+    println!("With {FLOWS} flows where the most services are:\n\n{}", table(&beside, &BESIDE));
+    let mut figures = figures(&samples);
+    figures.extend(beside_flows(&beside));
     let details = json!({
         "machine": machine()?, "loadBefore": load_before, "loadAfter": load(), "rounds": rounds,
-        "packetsPerRound": asked.packets, "nanoseconds": nanoseconds(&samples),
+        "packetsPerRound": asked.packets, "nanoseconds": nanoseconds(&samples, &KINDS),
+        "nanosecondsBesideFlows": nanoseconds(&beside, &BESIDE), "flows": FLOWS,
     });
-    Ok(Part { bench: "scale", figures: figures(&samples), details, left_out: Vec::new() })
+    Ok(Part { bench: "scale", figures, details, left_out: Vec::new() })
 }
 
 /// Nanoseconds by kind, by size, by round; less what a program takes that does nothing.
 type Nanoseconds = [[Vec<f64>; SIZES.len()]; KINDS.len()];
 
-fn measure(subjects: &[Subject], rounds: u32, packets: u32, stop: &AtomicBool) -> Result<Nanoseconds> {
+/// Measures these kinds; of the others there are no samples.
+fn measure(subjects: &[Subject], kinds: &[Kind], rounds: u32, packets: u32, stop: &AtomicBool) -> Result<Nanoseconds> {
     let mut all: Nanoseconds = Default::default();
     let mut senders: Vec<Sender> = subjects.iter().map(|subject| Sender::new(subject.services)).collect();
     for (subject, sender) in subjects.iter().zip(&mut senders) {
@@ -121,7 +137,7 @@ fn measure(subjects: &[Subject], rounds: u32, packets: u32, stop: &AtomicBool) -
         }
     }
     for round in 0..=rounds {
-        for (kind, samples) in KINDS.into_iter().zip(&mut all) {
+        for (kind, samples) in KINDS.into_iter().zip(&mut all).filter(|(kind, _)| kinds.contains(kind)) {
             let mut times = vec![[Vec::new(), Vec::new()]; SIZES.len()];
             for block in 0..packets.div_ceil(BLOCK) {
                 let mut order: Vec<usize> = (0..SIZES.len()).collect();
@@ -193,18 +209,29 @@ fn figures(all: &Nanoseconds) -> Vec<Figure> {
     figures
 }
 
-fn table(all: &Nanoseconds) -> String {
+/// What many services and many flows cost.
+fn beside_flows(all: &Nanoseconds) -> Vec<Figure> {
+    let (last, services) = (SIZES.len() - 1, SIZES[SIZES.len() - 1]);
+    let of = |(kind, samples): (Kind, _)| {
+        let ratio: Samples = growth(samples, last).into_iter().collect();
+        let name = format!("scale, {}: {services} services and {FLOWS} flows / {} services", kind.name(), SIZES[0]);
+        Figure::ratio(name, &ratio, Better::Less)
+    };
+    KINDS.into_iter().zip(all).filter(|(kind, _)| BESIDE.contains(kind)).map(of).collect()
+}
+
+fn table(all: &Nanoseconds, kinds: &[Kind]) -> String {
     let sizes = SIZES.map(|size| format!(" {size} services, ns |")).concat();
     let mut text = format!("| |{sizes}\n|---|{}\n", "---:|".repeat(SIZES.len()));
-    for (kind, samples) in KINDS.into_iter().zip(all) {
+    for (kind, samples) in KINDS.into_iter().zip(all).filter(|(kind, _)| kinds.contains(kind)) {
         let medians = samples.each_ref().map(|samples| format!(" {:.0} |", median(samples))).concat();
         text = text + "| " + kind.name() + " |" + &medians + "\n";
     }
     text
 }
 
-fn nanoseconds(all: &Nanoseconds) -> Value {
-    let rows = KINDS.into_iter().zip(all).map(|(kind, samples)| {
+fn nanoseconds(all: &Nanoseconds, kinds: &[Kind]) -> Value {
+    let rows = KINDS.into_iter().zip(all).filter(|(kind, _)| kinds.contains(kind)).map(|(kind, samples)| {
         let by_size = SIZES.into_iter().zip(samples);
         let by_size = by_size.map(|(size, samples)| (size.to_string(), json!(median(samples))));
         (kind.name().to_owned(), Value::Object(by_size.collect()))

@@ -1,5 +1,7 @@
 //! The packets for one size: which services are asked for, and in which order.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
 use lb_tests::random::Random;
 
 use super::subject::{FIRST_KNOWN, KNOWN, client};
@@ -12,6 +14,8 @@ const FIRST_NEW: u32 = 4_000;
 const PORTS: u32 = 60_000;
 /// Services that take turns as random ones: more than a CPU's second cache holds with all that belongs to them.
 const POOL: usize = 4_096;
+/// Nobody's address (RFC 5737).
+const FOREIGN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 8_080);
 /// Random services are the same in every run.
 const SEED: u64 = 5;
 
@@ -45,6 +49,10 @@ impl Sender {
         if matches!(kind, Kind::Known | Kind::KnownAgain) {
             let port = FIRST_KNOWN + u16::try_from(number % u32::from(KNOWN)).expect("below a u16");
             return tcp(client(0, port), service(0, 0), ACK, 1_001, 9_001);
+        }
+        if kind == Kind::Foreign {
+            let port = FIRST_KNOWN + u16::try_from(number % u32::from(KNOWN)).expect("below a u16");
+            return tcp(client(0, port), FOREIGN, ACK, 1_001, 9_001);
         }
         let (port, turn) = (FIRST_NEW + self.next_new % PORTS, self.next_new / PORTS);
         self.next_new += 1;

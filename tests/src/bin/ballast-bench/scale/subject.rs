@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use aya::programs::SchedClassifier;
+use lb_common::abi::{Flow, FlowKey, TCP, flow_state, tag};
 use lb_tests::topology::Topology;
+use lb_userspace::maps::Pinned;
+use nix::time::{ClockId, clock_gettime};
 
 use crate::control::objects;
 use crate::outside::frames::ends;
@@ -18,12 +21,14 @@ use crate::stage::ballast::{Ballast, service};
 use crate::stage::side::Side;
 
 /// The room that the most services need: the same for all sizes.
-const SIZES: &str = "--map-sizes=services=131072,names=131072,backends=524288,slots=1048576,vips=131072,flows4=262144";
+const SIZES: &str = "--map-sizes=services=131072,names=131072,backends=524288,slots=1048576,vips=131072,flows4=2097152";
 /// How soon the last service must be served.
 const SOON: Duration = Duration::from_mins(8);
 /// Known flows that take turns, and the port of the first.
 pub const KNOWN: u16 = 64;
 pub const FIRST_KNOWN: u16 = 2_000;
+/// First address of the clients of flows that merely fill the table.
+const FILLING: Ipv4Addr = Ipv4Addr::new(100, 64, 0, 0);
 /// The client: nobody, nothing is sent.
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 100);
 
@@ -61,6 +66,41 @@ impl Subject {
             }
         }
         (FIRST_KNOWN..FIRST_KNOWN + KNOWN).try_for_each(|port| self.open(port, 0))
+    }
+
+    /// Writes so many open flows to the first service into the table of flows.
+    pub fn fill(&self, flows: u32) -> Result<()> {
+        let maps = Pinned::open(&self.agent.side.node.bpffs().join("ballast"))?;
+        let SocketAddr::V4(to) = service(0, 0) else { bail!("a service of IPv4") };
+        let now = clock_gettime(ClockId::CLOCK_MONOTONIC)?;
+        let seen_s = u32::try_from(now.tv_sec())?;
+        let key = |number: u32| FlowKey {
+            src: Ipv4Addr::from(u32::from(FILLING).wrapping_add(number)).octets(),
+            dst: to.ip().octets(),
+            src_port: 40_000,
+            dst_port: to.port(),
+            protocol: TCP,
+            pad: [0; 3],
+        };
+        // Of no backend: nobody counts or evicts them.
+        let flow = |key: &FlowKey<4>| Flow {
+            tag: tag(key),
+            backend: 0,
+            seen_s,
+            since_s: seen_s,
+            isn: 0,
+            address: to.ip().octets(),
+            client: key.src,
+            port: to.port(),
+            client_port: key.src_port,
+            generation: 0,
+            state: flow_state::OPEN,
+            flags: 0,
+            link: 0,
+        };
+        let keys: Vec<FlowKey<4>> = (0..flows).map(key).collect();
+        let values: Vec<Flow<4>> = keys.iter().map(flow).collect();
+        Ok(maps.flows4.put_all(&keys, &values).into_iter().collect::<std::io::Result<()>>()?)
     }
 
     /// Where packets must be run: routes are looked up there.
