@@ -2,6 +2,8 @@
 
 mod bench;
 mod compile;
+#[cfg(test)]
+mod faults;
 mod image;
 mod lint;
 mod mutate;
