@@ -1,17 +1,12 @@
 //! How each scheduler spreads new flows, and that it changes nothing for those that are there.
 
-// Tests may unwrap: a panic is a failed test.
-#![allow(clippy::unwrap_used)]
-
-mod memory;
-
 use std::collections::BTreeMap;
 
+use crate::memory::Memory;
 use lb_common::abi::{FlowKey, ServiceKey, TCP, scheduler};
 use lb_common::decide::{Action, Hook, Tables};
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, SYN};
-use memory::Memory;
 use proptest::prelude::*;
 
 const FRONTEND: ServiceKey<4> = ServiceKey { address: [10, 96, 0, 10], port: 80, protocol: TCP, pad: 0 };

@@ -1,17 +1,10 @@
 //! What the models of the packet path once found: rare orders of events, each by itself.
 
-// Tests may unwrap: a panic is a failed test.
-#![allow(clippy::unwrap_used)]
-
-// Shared with tests that need more of it.
-#[allow(dead_code)]
-mod memory;
-
+use crate::memory::Memory;
 use lb_common::abi::{FlowKey, ServiceKey, TCP, backend_state};
 use lb_common::decide::{Action, Hook, Packet, Verdict, Work, decide, pair_key};
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, SYN};
-use memory::Memory;
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];
 const VIPS: [[u8; 4]; 2] = [[10, 96, 0, 10], [10, 96, 0, 11]];

@@ -1,12 +1,6 @@
 //! A flood that half-open flows do not outlive: what is chosen by rule is found again without them, and no forged segment opens a flow.
 
-// Tests may unwrap: a panic is a failed test.
-#![allow(clippy::unwrap_used)]
-
-// Shared with tests that need more of it.
-#[allow(dead_code)]
-mod memory;
-
+use crate::memory::{ISN, Memory};
 use lb_common::abi::{
     Endpoint, EndpointKey, FlowKey, Masquerade, Service, ServiceKey, TCP, backend_flags, flow_state, frontend_kind,
     scheduler, seal,
@@ -15,7 +9,6 @@ use lb_common::decide::{Action, Hook, Packet, Verdict, Work, decide};
 use lb_common::limits::{PRESSED_S, RESUMED_S};
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, RST, SYN};
-use memory::{ISN, Memory};
 
 const CLIENT: [u8; 4] = [198, 51, 100, 7];
 const NODE: [u8; 4] = [192, 0, 2, 1];

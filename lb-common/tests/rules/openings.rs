@@ -1,10 +1,6 @@
 //! How a connection opens: half-open until its client has the answer, moved while nobody does, refused late; who is suspect and who is probed.
 
-// Tests may unwrap: a panic is a failed test.
-#![allow(clippy::unwrap_used)]
-
-mod memory;
-
+use crate::memory::{ISN, Memory};
 use lb_common::abi::{
     FlowKey, Masquerade, ServiceKey, TCP, UDP, backend_flags, backend_state, flow_flags, flow_state, half_open_flags,
     seal, service_flags,
@@ -13,7 +9,6 @@ use lb_common::decide::{Action, Hook, Packet, Step, Verdict, Work, begin, open, 
 use lb_common::limits;
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, FIN, PSH, RST, SYN};
-use memory::{ISN, Memory};
 use proptest::prelude::*;
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];

@@ -1,17 +1,12 @@
 //! Addresses of services at ports that no frontend has, over plain tables.
 
-// Tests may unwrap: a panic is a failed test.
-#![allow(clippy::unwrap_used)]
-
-mod memory;
-
+use crate::memory::Memory;
 use lb_common::abi::{
     FlowKey, SCTP, ServiceKey, TCP, UDP, Vip, VipKey, frontend_kind, network_flags, seal, service_flags, vip_flags,
 };
 use lb_common::decide::{Action, Hook, Packet, Work, echoes, foreign, is_vip};
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
-use memory::Memory;
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];
 const VIP: [u8; 4] = [192, 0, 2, 10];

@@ -1,10 +1,6 @@
 //! Clients outside: which set serves them, whose address the backend sees, and how its answers come back, over plain tables.
 
-// Tests may unwrap: a panic is a failed test.
-#![allow(clippy::unwrap_used)]
-
-mod memory;
-
+use crate::memory::Memory;
 use lb_common::abi::{
     FlowKey, Masquerade, Service, ServiceKey, TCP, UDP, VipKey, backend_flags, frontend_kind, network_flags, seal,
     service_flags,
@@ -14,7 +10,6 @@ use lb_common::decide::{Action, Hook, Verdict};
 use lb_common::limits::{SOURCE_PORT_COUNT, SOURCE_PORT_FIRST};
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, SYN};
-use memory::Memory;
 
 const CLIENT: [u8; 4] = [198, 51, 100, 7];
 const POD: [u8; 4] = [10, 0, 2, 9];

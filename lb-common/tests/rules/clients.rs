@@ -1,10 +1,6 @@
 //! Whom a frontend serves: source ranges admit whoever is in them, over plain tables.
 
-// Tests may unwrap: a panic is a failed test.
-#![allow(clippy::unwrap_used)]
-
-mod memory;
-
+use crate::memory::Memory;
 use lb_common::abi::{
     FlowKey, Masquerade, Service, ServiceKey, TCP, UDP, backend_flags, backend_state, frontend_kind, network_flags,
     seal, service_flags,
@@ -13,7 +9,6 @@ use lb_common::decide::{Action, Asker, Hook, Now, Pick, Picked, Wish, pick};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, SYN};
-use memory::Memory;
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];
 const FRONTEND: [u8; 4] = [192, 0, 2, 10];

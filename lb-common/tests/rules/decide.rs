@@ -1,16 +1,11 @@
 //! What a client and a backend notice of the decision, packet by packet, over plain tables.
 
-// Tests may unwrap: a panic is a failed test.
-#![allow(clippy::unwrap_used)]
-
-mod memory;
-
+use crate::memory::{ISN, Memory};
 use lb_common::abi::{FlowKey, ServiceKey, TCP, UDP, backend_flags, backend_state, network_flags};
 use lb_common::decide::{Action, Hook, Verdict};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
-use memory::{ISN, Memory};
 use proptest::prelude::*;
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];

@@ -1,17 +1,10 @@
 //! Rate limits over plain tables: whose new flows they count, how many pass, and what they leave alone.
 
-// Tests may unwrap: a panic is a failed test.
-#![allow(clippy::unwrap_used)]
-
-// Shared with tests that need more of it.
-#[allow(dead_code)]
-mod memory;
-
+use crate::memory::Memory;
 use lb_common::abi::{BucketKey, FlowKey, Masquerade, Service, ServiceKey, UDP, frontend_kind, network_flags, seal};
 use lb_common::decide::{Hook, Pace, Tables};
 use lb_common::limits::RATE_MAX;
 use lb_common::outcome::Outcome;
-use memory::Memory;
 
 const NODE: [u8; 4] = [192, 0, 2, 1];
 const RATE: u32 = 2;

@@ -1,14 +1,9 @@
 //! Node ports as sockets of the node meet them: served to whoever asks by a socket call, to no packet.
 
-// Tests may unwrap: a panic is a failed test.
-#![allow(clippy::unwrap_used)]
-
-mod memory;
-
+use crate::memory::Memory;
 use lb_common::abi::{FlowKey, Service, ServiceKey, TCP, UDP, frontend_kind, seal};
 use lb_common::decide::{Action, Asker, Hook, Now, Pick, Picked, Wish, node_port, pick};
 use lb_common::state::tcp_flag::SYN;
-use memory::Memory;
 
 const ANY: [u8; 4] = [0; 4];
 const PORT: u16 = 30_080;

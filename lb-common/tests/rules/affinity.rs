@@ -1,15 +1,10 @@
 //! Client affinity: until when a backend is remembered, and when it no longer counts.
 
-// Tests may unwrap: a panic is a failed test.
-#![allow(clippy::unwrap_used)]
-
-mod memory;
-
+use crate::memory::Memory;
 use lb_common::abi::{
     AffinityKey, Backend, Service, ServiceKey, TCP, backend_flags as flags, backend_state, service_flags,
 };
 use lb_common::decide::{Hook, Now, Tables, holds, recall, remember};
-use memory::Memory;
 
 const FRONTEND: ServiceKey<4> = ServiceKey { address: [10, 96, 0, 10], port: 80, protocol: TCP, pad: 0 };
 const CLIENT: AffinityKey<4> = AffinityKey { client: [10, 0, 9, 9], service: 1, netns: 0 };

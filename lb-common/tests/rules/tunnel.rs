@@ -1,10 +1,6 @@
 //! Direct server return over plain tables: the node that a client's packets come by, the backend's node, and one that takes over.
 
-// Tests may unwrap: a panic is a failed test.
-#![allow(clippy::unwrap_used)]
-
-mod memory;
-
+use crate::memory::{ISN, Memory};
 use lb_common::abi::{
     Endpoint, EndpointKey, FlowKey, Masquerade, Service, ServiceKey, TCP, UDP, backend_flags, backend_state,
     frontend_kind, network_flags, scheduler, seal, service_flags,
@@ -14,7 +10,6 @@ use lb_common::decide::{
 };
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, RST, SYN};
-use memory::{ISN, Memory};
 
 const CLIENT: [u8; 4] = [198, 51, 100, 7];
 const VIP: [u8; 4] = [203, 0, 113, 80];

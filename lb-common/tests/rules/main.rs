@@ -1,0 +1,19 @@
+//! What the decision does, rule by rule, over plain tables. One binary, which a mutant builds in seconds.
+
+// Tests may unwrap: a panic is a failed test.
+#![allow(clippy::unwrap_used)]
+
+mod affinity;
+mod clients;
+mod decide;
+mod host_sockets;
+#[path = "../memory/mod.rs"]
+mod memory;
+mod openings;
+mod outside;
+mod pressure;
+mod rare;
+mod rate;
+mod schedulers;
+mod tunnel;
+mod vip;
