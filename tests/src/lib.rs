@@ -16,6 +16,7 @@
 //! addresses of the namespace it is started in.
 
 pub mod agent;
+pub mod beyond;
 pub mod churn;
 pub mod cluster;
 pub mod differ;
@@ -24,8 +25,10 @@ pub mod incident;
 pub mod live;
 pub mod oracle;
 pub mod peers;
+pub mod ping;
 pub mod programs;
 pub mod random;
 pub mod routed;
+pub mod stage;
 pub mod topology;
 pub mod twin;

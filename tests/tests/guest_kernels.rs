@@ -4,16 +4,14 @@
 // Tests may unwrap: a panic is a failed test.
 #![allow(clippy::unwrap_used)]
 
-mod stage;
-
 use std::net::{IpAddr, SocketAddr};
 use std::sync::LazyLock;
 
 use lb_tests::agent::{Agent, Endpoint, External, Manifest, Port, Protocol, SOON, Service};
 use lb_tests::peers::{Association, Datagrams, Server, Stream, eventually};
+use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::{Addresses, NodeOptions, Outside, Place};
 use serde_json::Value;
-use stage::{Pods, Stage};
 
 const SCTP_PORT: u16 = 3868;
 const SCTP_TARGET: u16 = 13_868;

@@ -14,7 +14,7 @@ use self::table::Mutation;
 use crate::compile::build_programs;
 use crate::process::say;
 use crate::setup::{Level, setup};
-use crate::test::{Tally, cargo_test_object, integration};
+use crate::test::{Tally, run_on_object};
 use crate::toolchain::Toolchain;
 use crate::workspace::{Workspace, is_root};
 
@@ -115,7 +115,7 @@ fn run_one(workspace: &Workspace, toolchain: Toolchain, mutation: &Mutation) -> 
     // A target folder of its own, kept between mutations: the crates below the programs are built once.
     build_programs(workspace, toolchain, &copy.join("lb-ebpf"), &scratch.join("target"), &object)?;
     for test in &mutation.tests {
-        let tally = cargo_test_object(workspace, test, &integration(test), &object)?;
+        let tally = run_on_object(workspace, test, &object)?;
         if let Some(failure) = tally.failures.first() {
             return Ok(Some(failure.clone()));
         }

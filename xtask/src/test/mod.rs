@@ -1,8 +1,8 @@
 //! `cargo xtask test`: every rung of the ladder, cheapest first.
 
+mod binaries;
 mod tally;
 
-use std::fs;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,9 +11,12 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use duct::{Expression, cmd};
 
+pub use binaries::executable;
 pub use tally::Tally;
 
-use crate::process::{run_shown, run_unseen, run_watched, say};
+use binaries::{BINARIES, Built, Module, modules};
+
+use crate::process::{run_unseen, run_watched, say};
 use crate::setup::{Level, setup};
 use crate::toolchain::{Toolchain, clean_cargo_env};
 use crate::workspace::{Workspace, is_root};
@@ -22,12 +25,18 @@ use crate::{compile, lint, mutate, vm};
 /// `cargo xtask test`
 #[derive(Debug, Args)]
 pub struct TestArgs {
-    /// Run only these rungs (repeatable): format, lint, unit, harness, guests, mutations, demo, or a test binary of `tests/`.
+    /// Run only these rungs (repeatable): format, lint, unit, harness, guests, mutations, demo, or a module of a test binary of `tests/`.
     #[arg(long = "rung", value_name = "NAME")]
     rungs: Vec<String>,
+    /// Run what a change most often breaks: format, unit and, as root, the rungs that are quick. At most two minutes.
+    #[arg(long, conflicts_with = "rungs")]
+    quick: bool,
     /// List the rungs and exit.
     #[arg(long)]
     list: bool,
+    /// Only the tests of these rungs whose name contains this.
+    #[arg(last = true, value_name = "FILTER", requires = "rungs")]
+    filter: Option<String>,
 }
 
 /// A step of the ladder.
@@ -39,8 +48,8 @@ enum Rung {
     Unit,
     /// Unit tests of what the integration tests, the demo and the bench are built from.
     Harness,
-    /// A test binary of the `tests` package: root, real programs.
-    Integration(String),
+    /// A module of a test binary of the `tests` package: root, real programs.
+    Module(Module),
     /// Test binaries for other kernels, in virtual machines.
     Guests,
     Mutations,
@@ -55,7 +64,7 @@ impl Rung {
             Self::Lint => "lint",
             Self::Unit => "unit",
             Self::Harness => "harness",
-            Self::Integration(name) => name,
+            Self::Module(module) => &module.name,
             Self::Guests => "guests",
             Self::Mutations => "mutations",
             Self::Demo => "demo",
@@ -66,10 +75,14 @@ impl Rung {
     fn lane(&self) -> Lane {
         match self {
             Self::Format | Self::Lint | Self::Unit | Self::Harness => Lane::Before,
-            Self::Integration(name) if WAITING.contains(&name.as_str()) => Lane::Beside,
+            Self::Module(module) if WAITING.contains(&module.name.as_str()) => Lane::Beside,
             Self::Guests | Self::Mutations => Lane::Beside,
-            Self::Integration(_) | Self::Demo => Lane::Networks,
+            Self::Module(_) | Self::Demo => Lane::Networks,
         }
+    }
+
+    fn needs_root(&self) -> bool {
+        self.lane() != Lane::Before
     }
 }
 
@@ -84,8 +97,11 @@ enum Lane {
     Beside,
 }
 
-/// Integration tests that mostly wait: for a silence to be noticed, for a deadline to strike.
+/// Modules that mostly wait: for a silence to be noticed, for a deadline to strike.
 const WAITING: [&str; 3] = ["api_faults", "freshness", "incident_b"];
+
+/// Modules of `--quick`: the programs packet by packet, and real traffic through the real agent.
+const QUICK: [&str; 3] = ["packet", "cluster_ip", "drain"];
 
 /// What became of a rung.
 struct Outcome {
@@ -94,55 +110,80 @@ struct Outcome {
     time: Duration,
 }
 
+/// What all rungs share.
+struct Run<'a> {
+    workspace: &'a Workspace,
+    toolchain: Toolchain,
+    built: Built,
+    filter: Option<&'a str>,
+}
+
 /// Runs the ladder; fails if anything did.
 pub fn run(workspace: &Workspace, args: &TestArgs) -> Result<()> {
-    let rungs = select(ladder(workspace)?, &args.rungs)?;
+    let mut rungs = select(ladder(workspace)?, args)?;
+    if args.quick && !is_root() {
+        say("not root: the rungs that load programs are left out");
+        rungs.retain(|rung| !rung.needs_root());
+    }
     if args.list {
         for rung in &rungs {
             println!("{}", rung.name());
         }
         return Ok(());
     }
-    if !is_root() {
+    if !is_root() && rungs.iter().any(Rung::needs_root) {
         bail!(
-            "the whole ladder loads eBPF programs and makes network namespaces: run it as root, as in `sudo -E cargo xtask test`; \
-             `cargo test` alone runs the unit and property tests without root"
+            "these rungs load eBPF programs and make network namespaces: run them as root, as in `sudo -E cargo xtask test`; \
+             `cargo xtask test --quick` runs what needs no root"
         );
     }
     let started = Instant::now();
-    let level = if rungs.contains(&Rung::Guests) { Level::Guests } else { Level::Test };
-    let toolchain = setup(workspace, level)?;
+    let toolchain = setup(workspace, level(&rungs))?;
     compile::build(workspace, toolchain, false)?;
+    let binaries: Vec<&str> = BINARIES
+        .into_iter()
+        .filter(|binary| rungs.iter().any(|rung| matches!(rung, Rung::Module(module) if module.binary == *binary)))
+        .collect();
+    let built = if binaries.is_empty() { Built::default() } else { Built::build(workspace, &binaries)? };
     let prepared = started.elapsed();
-    let outcomes = climb(workspace, toolchain, &rungs)?;
+    let outcomes = climb(&Run { workspace, toolchain, built, filter: args.filter.as_deref() }, &rungs);
     summary(prepared, &outcomes)
+}
+
+/// What must be installed for these rungs.
+fn level(rungs: &[Rung]) -> Level {
+    let needs_cluster = |rung: &Rung| matches!(rung, Rung::Module(module) if module.binary == "cluster");
+    if rungs.contains(&Rung::Guests) {
+        Level::Guests
+    } else if rungs.iter().any(|rung| needs_cluster(rung) || matches!(rung, Rung::Lint | Rung::Mutations)) {
+        Level::Test
+    } else {
+        Level::Run
+    }
 }
 
 /// Runs the rungs: the cheapest alone, then those with networks, two at a time, beside those without. Networks mostly wait: two leave a
 /// processor of two idle yet, and each has names, folders and control groups of its own.
-fn climb(workspace: &Workspace, toolchain: Toolchain, rungs: &[Rung]) -> Result<Vec<Outcome>> {
+fn climb(run: &Run<'_>, rungs: &[Rung]) -> Vec<Outcome> {
     let of = |lane: Lane| rungs.iter().filter(move |rung| rung.lane() == lane);
-    let run = |rung: &Rung, show: Show| run_one(workspace, toolchain, rung, show);
-    let mut outcomes: Vec<Outcome> = of(Lane::Before).map(|rung| run(rung, Show::Live)).collect();
+    let mut outcomes: Vec<Outcome> = of(Lane::Before).map(|rung| run.one(rung, Show::Live)).collect();
     if of(Lane::Networks).next().is_none() || of(Lane::Beside).next().is_none() {
         let alone = of(Lane::Networks).chain(of(Lane::Beside));
-        outcomes.extend(alone.map(|rung| run(rung, Show::Live)));
-        return Ok(outcomes);
+        outcomes.extend(alone.map(|rung| run.one(rung, Show::Live)));
+        return outcomes;
     }
-    // Two calls of cargo that both compile would wait for each other.
-    build_tests(workspace)?;
     let networks = Mutex::new(of(Lane::Networks));
     let next = || networks.lock().unwrap_or_else(PoisonError::into_inner).next();
     std::thread::scope(|scope| {
         let second =
-            scope.spawn(|| std::iter::from_fn(&next).map(|rung| run(rung, Show::AtTheEnd)).collect::<Vec<_>>());
-        let beside = scope.spawn(|| of(Lane::Beside).map(|rung| run(rung, Show::AtTheEnd)).collect::<Vec<_>>());
-        outcomes.extend(std::iter::from_fn(&next).map(|rung| run(rung, Show::Live)));
+            scope.spawn(|| std::iter::from_fn(&next).map(|rung| run.one(rung, Show::AtTheEnd)).collect::<Vec<_>>());
+        let beside = scope.spawn(|| of(Lane::Beside).map(|rung| run.one(rung, Show::AtTheEnd)).collect::<Vec<_>>());
+        outcomes.extend(std::iter::from_fn(&next).map(|rung| run.one(rung, Show::Live)));
         for lane in [second, beside] {
             outcomes.extend(lane.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
     });
-    Ok(outcomes)
+    outcomes
 }
 
 /// When the output of a rung is shown.
@@ -153,50 +194,56 @@ enum Show {
     AtTheEnd,
 }
 
-fn run_one(workspace: &Workspace, toolchain: Toolchain, rung: &Rung, show: Show) -> Outcome {
-    say(&format!("rung {}", rung.name()));
-    let started = Instant::now();
-    let mut tally = run_rung(workspace, toolchain, rung, show)
-        .unwrap_or_else(|error| Tally::one(&format!("{}: {error:#}", rung.name()), false));
-    if tally.passed + tally.failed == 0 {
-        tally = Tally::one(&format!("{}: ran no test", rung.name()), false);
+impl Run<'_> {
+    fn one(&self, rung: &Rung, show: Show) -> Outcome {
+        say(&format!("rung {}", rung.name()));
+        let started = Instant::now();
+        let mut tally =
+            self.tally(rung, show).unwrap_or_else(|error| Tally::one(&format!("{}: {error:#}", rung.name()), false));
+        if tally.passed + tally.failed == 0 {
+            tally = Tally::one(&format!("{}: ran no test", rung.name()), false);
+        }
+        let outcome = Outcome { rung: rung.name().to_owned(), tally, time: started.elapsed() };
+        say(&format!("rung {}: {} in {:.1} s", outcome.rung, outcome.tally.line(), outcome.time.as_secs_f64()));
+        outcome
     }
-    let outcome = Outcome { rung: rung.name().to_owned(), tally, time: started.elapsed() };
-    say(&format!("rung {}: {} in {:.1} s", outcome.rung, outcome.tally.line(), outcome.time.as_secs_f64()));
-    outcome
-}
 
-fn build_tests(workspace: &Workspace) -> Result<()> {
-    let command = cmd!("cargo", "test", "--locked", "-p", "lb-tests", "--no-run");
-    run_shown("building the tests", &test_command(workspace, &command, &workspace.object()))
-}
-
-/// All rungs, in order. The binaries of `tests/` are found, so that a new one is never forgotten.
-fn ladder(workspace: &Workspace) -> Result<Vec<Rung>> {
-    let mut rungs = vec![Rung::Format, Rung::Lint, Rung::Unit, Rung::Harness];
-    let folder = workspace.root.join("tests/tests");
-    let mut names = Vec::new();
-    if folder.exists() {
-        for entry in fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))? {
-            let path = entry?.path();
-            let is_target = path.join("main.rs").exists() || path.extension().is_some_and(|e| e == "rs");
-            let name = path.file_stem().filter(|name| !name.to_string_lossy().starts_with(vm::GUEST_PREFIX));
-            names.extend(name.filter(|_| is_target).map(|name| name.to_string_lossy().into_owned()));
+    fn tally(&self, rung: &Rung, show: Show) -> Result<Tally> {
+        let workspace = self.workspace;
+        let cargo = |command: &Expression| count_tests(workspace, rung.name(), command, show);
+        match rung {
+            Rung::Format => checks(&lint::format_checks(workspace)),
+            Rung::Lint => checks(&lint::lint_checks(workspace)),
+            Rung::Unit => cargo(&cmd!("cargo", "test", "--locked", "--no-fail-fast").dir(&workspace.root)),
+            Rung::Harness => cargo(
+                &cmd!("cargo", "test", "--locked", "-p", "lb-tests", "-p", "lb-load", "--lib", "--bins")
+                    .dir(&workspace.root),
+            ),
+            Rung::Module(module) => cargo(&self.built.command(workspace, module, self.filter)?),
+            Rung::Guests => guests(workspace, show),
+            Rung::Mutations => mutate::run_share(workspace, self.toolchain),
+            Rung::Demo => demo(),
         }
     }
-    names.sort_by_key(|name| (rank(name), name.clone()));
-    rungs.extend(names.into_iter().map(Rung::Integration));
+}
+
+/// All rungs, in order.
+fn ladder(workspace: &Workspace) -> Result<Vec<Rung>> {
+    let mut rungs = vec![Rung::Format, Rung::Lint, Rung::Unit, Rung::Harness];
+    rungs.extend(modules(&workspace.root)?.into_iter().map(Rung::Module));
     rungs.extend([Rung::Guests, Rung::Mutations, Rung::Demo]);
     Ok(rungs)
 }
 
-/// The cheaper tests first; unknown names last, in the order of the alphabet.
-fn rank(name: &str) -> usize {
-    const ORDER: [&str; 4] = ["packet", "socket", "namespace", "kube"];
-    ORDER.iter().position(|known| name.starts_with(known)).unwrap_or(ORDER.len())
-}
-
-fn select(all: Vec<Rung>, wanted: &[String]) -> Result<Vec<Rung>> {
+fn select(all: Vec<Rung>, args: &TestArgs) -> Result<Vec<Rung>> {
+    if args.quick {
+        let quick = |rung: &Rung| match rung {
+            Rung::Module(module) => QUICK.contains(&module.name.as_str()),
+            other => matches!(other, Rung::Format | Rung::Unit),
+        };
+        return Ok(all.into_iter().filter(quick).collect());
+    }
+    let wanted = &args.rungs;
     if wanted.is_empty() {
         // They take minutes on a quiet machine, and many on a busy one, and need a distribution's archive the first time.
         return Ok(all.into_iter().filter(|rung| *rung != Rung::Guests).collect());
@@ -210,36 +257,9 @@ fn select(all: Vec<Rung>, wanted: &[String]) -> Result<Vec<Rung>> {
     Ok(all.into_iter().filter(|rung| wanted.iter().any(|name| rung.name() == name)).collect())
 }
 
-fn run_rung(workspace: &Workspace, toolchain: Toolchain, rung: &Rung, show: Show) -> Result<Tally> {
-    match rung {
-        Rung::Format => checks(&lint::format_checks(workspace)),
-        Rung::Lint => checks(&lint::lint_checks(workspace)),
-        Rung::Unit => cargo_test(workspace, rung.name(), &cmd!("cargo", "test", "--locked", "--no-fail-fast"), show),
-        Rung::Harness => cargo_test(
-            workspace,
-            rung.name(),
-            &cmd!("cargo", "test", "--locked", "-p", "lb-tests", "-p", "lb-load", "--lib", "--bins"),
-            show,
-        ),
-        Rung::Integration(name) => cargo_test(workspace, name, &integration(name), show),
-        Rung::Guests => guests(workspace, show),
-        Rung::Mutations => mutate::run_share(workspace, toolchain),
-        Rung::Demo => demo(workspace),
-    }
-}
-
-/// Integration tests that make no network of their own and mostly wait: each has servers to itself on loopback.
-const SIDE_BY_SIDE: [&str; 1] = ["api_faults"];
-
-/// The command of one integration binary. Its tests share one kernel's network namespaces and time: one at a time.
-pub fn integration(name: &str) -> Expression {
-    let threads = if SIDE_BY_SIDE.contains(&name) { "--test-threads=3" } else { "--test-threads=1" };
-    cmd!("cargo", "test", "--locked", "-p", "lb-tests", "--test", name, "--", threads)
-}
-
-/// Runs a `cargo test` command with the environment that the tests expect, and counts.
-fn cargo_test(workspace: &Workspace, name: &str, command: &Expression, show: Show) -> Result<Tally> {
-    let command = test_command(workspace, command, &workspace.object());
+/// Runs a command that prints as libtest does, with the environment that the tests expect, and counts.
+fn count_tests(workspace: &Workspace, name: &str, command: &Expression, show: Show) -> Result<Tally> {
+    let command = test_environment(workspace, command, &workspace.object());
     let mut tally = Tally::default();
     let succeeded = match show {
         Show::Live => run_watched(name, &command, |line| tally.read_line(line))?,
@@ -267,15 +287,19 @@ fn guests(workspace: &Workspace, show: Show) -> Result<Tally> {
     tally
 }
 
-/// The same on other programs than the workspace's own, with nothing shown: what fails there shall fail.
-pub fn cargo_test_object(workspace: &Workspace, name: &str, command: &Expression, object: &Path) -> Result<Tally> {
+/// Runs the rung of this name on other programs than the workspace's own, with nothing shown: what fails there shall fail.
+pub fn run_on_object(workspace: &Workspace, name: &str, object: &Path) -> Result<Tally> {
+    let module = modules(&workspace.root)?.into_iter().find(|module| module.name == name);
+    let module = module.with_context(|| format!("no rung is called {name:?}"))?;
+    let command = Built::build(workspace, &[module.binary])?.command(workspace, &module, None)?;
     let mut tally = Tally::default();
-    let succeeded = run_unseen(name, &test_command(workspace, command, object), |line| tally.read_line(line))?;
+    let succeeded = run_unseen(name, &test_environment(workspace, &command, object), |line| tally.read_line(line))?;
     tally.close(name, succeeded);
     Ok(tally)
 }
 
-fn test_command(workspace: &Workspace, command: &Expression, object: &Path) -> Expression {
+/// The environment of every test. Where it is compiled is the caller's to say.
+fn test_environment(workspace: &Workspace, command: &Expression, object: &Path) -> Expression {
     let command = command
         // What is compiled is the same for every rung, whatever programs its tests load: else those at the same time compile anew by turns.
         .env("BALLAST_EBPF_OBJECT", workspace.object())
@@ -285,8 +309,7 @@ fn test_command(workspace: &Workspace, command: &Expression, object: &Path) -> E
         .env("PATH", workspace.path())
         .env("CARGO_TERM_COLOR", "never")
         // Where a test stands says its name; a page of frames each hides it.
-        .env("RUST_BACKTRACE", "0")
-        .dir(&workspace.root);
+        .env("RUST_BACKTRACE", "0");
     clean_cargo_env(command)
 }
 
@@ -300,7 +323,7 @@ fn checks(checks: &[lint::Check]) -> Result<Tally> {
 }
 
 /// The tour in a process of its own: it must clean up after itself whatever happens here.
-fn demo(_workspace: &Workspace) -> Result<Tally> {
+fn demo() -> Result<Tally> {
     let xtask = std::env::current_exe().context("the path of xtask itself")?;
     let mut tally = Tally::default();
     let succeeded = run_watched("demo", &cmd!(xtask, "run", "--once"), |line| {
@@ -339,17 +362,18 @@ fn summary(prepared: Duration, outcomes: &[Outcome]) -> Result<()> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_ladder_goes_from_cheap_to_dear() {
-        let mut names = vec!["kube", "restart", "packets", "namespaces"];
-        names.sort_by_key(|name| (rank(name), (*name).to_owned()));
-        assert_eq!(names, ["packets", "namespaces", "kube", "restart"]);
+    fn module(name: &str) -> Rung {
+        Rung::Module(Module { binary: "packets", name: name.to_owned() })
+    }
+
+    fn wanted(rungs: &[&str]) -> TestArgs {
+        TestArgs { rungs: rungs.iter().map(|&name| name.to_owned()).collect(), quick: false, list: false, filter: None }
     }
 
     #[test]
     fn what_makes_networks_has_its_lane_to_itself() {
-        assert_eq!(Rung::Integration("two_nodes".into()).lane(), Lane::Networks);
-        for rung in [Rung::Mutations, Rung::Integration("freshness".into())] {
+        assert_eq!(module("two_nodes").lane(), Lane::Networks);
+        for rung in [Rung::Mutations, module("freshness")] {
             assert_eq!(rung.lane(), Lane::Beside, "{}", rung.name());
         }
     }
@@ -357,15 +381,25 @@ mod tests {
     #[test]
     fn guests_are_asked_for_by_name() {
         let all = vec![Rung::Format, Rung::Guests];
-        assert_eq!(select(all.clone(), &[]).expect("nothing asked"), [Rung::Format]);
-        assert_eq!(select(all, &["guests".into()]).expect("is there"), [Rung::Guests]);
+        assert_eq!(select(all.clone(), &wanted(&[])).expect("nothing asked"), [Rung::Format]);
+        assert_eq!(select(all, &wanted(&["guests"])).expect("is there"), [Rung::Guests]);
     }
 
     #[test]
     fn an_unknown_rung_is_refused_with_the_known_ones() {
-        let all = vec![Rung::Format, Rung::Integration("packet".into())];
-        let error = select(all.clone(), &["packets".into()]).expect_err("no such rung").to_string();
+        let all = vec![Rung::Format, module("packet")];
+        let error = select(all.clone(), &wanted(&["packets"])).expect_err("no such rung").to_string();
         assert!(error.contains("\"packets\"") && error.contains("format, packet"), "{error}");
-        assert_eq!(select(all, &["packet".into()]).expect("is there"), [Rung::Integration("packet".into())]);
+        assert_eq!(select(all, &wanted(&["packet"])).expect("is there"), [module("packet")]);
+    }
+
+    #[test]
+    fn the_quick_rungs_are_there_and_most_need_no_cluster() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the checkout");
+        let workspace = Workspace { root: root.to_owned(), tools: root.to_owned() };
+        let quick = TestArgs { quick: true, ..wanted(&[]) };
+        let rungs = select(ladder(&workspace).expect("the ladder"), &quick).expect("chosen");
+        assert_eq!(rungs.len(), 2 + QUICK.len());
+        assert_eq!(level(&rungs), Level::Run);
     }
 }

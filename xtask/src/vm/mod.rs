@@ -6,13 +6,11 @@ mod machine;
 mod tree;
 
 use std::fs;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use duct::cmd;
-use serde_json::Value;
 
 use self::kernel::{KERNELS, Kernel};
 use self::machine::Machine;
@@ -20,7 +18,7 @@ use self::tree::Programs;
 use crate::compile;
 use crate::process::{run_shown, say};
 use crate::setup::{Level, setup};
-use crate::test::Tally;
+use crate::test::{Tally, executable};
 use crate::toolchain::clean_cargo_env;
 use crate::workspace::Workspace;
 
@@ -133,30 +131,4 @@ fn build(workspace: &Workspace, tests: &[String]) -> Result<Programs> {
     ensure!(programs.tests.len() == tests.len(), "cargo built {:?} of {tests:?}", programs.tests);
     programs.tests.sort();
     Ok(programs)
-}
-
-/// Where cargo says that it put the test binary of this name.
-fn executable(messages: &str, name: &str) -> Option<PathBuf> {
-    messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).find_map(|message| {
-        let is_it = message["target"]["name"] == name && message["target"]["kind"][0] == "test";
-        message["executable"].as_str().filter(|_| is_it).map(PathBuf::from)
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cargo_says_where_a_test_is() {
-        let messages = concat!(
-            r#"{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"guest_sctp"},"executable":null}"#,
-            "\n",
-            r#"{"reason":"compiler-artifact","target":{"kind":["test"],"name":"guest_sctp"},"executable":"/t/guest_sctp-1"}"#,
-            "\n",
-            r#"{"reason":"build-finished","success":true}"#,
-        );
-        assert_eq!(executable(messages, "guest_sctp"), Some(PathBuf::from("/t/guest_sctp-1")));
-        assert_eq!(executable(messages, "guest_agent"), None);
-    }
 }

@@ -1,0 +1,74 @@
+//! Ballast's plan against the real kube-proxy's rules: random clusters, and for every frontend who serves it.
+
+use lb_tests::differ::{self, known::KNOWN, selector::Query};
+use lb_userspace::plan::Rule;
+use serde_json::json;
+
+/// How many clusters are compared at least; `BALLAST_DIFFER_CLUSTERS` asks for another number.
+const CLUSTERS: usize = 5_000;
+/// The seed of the first cluster; `BALLAST_DIFFER_SEED` starts elsewhere.
+const SEED: u64 = 1;
+
+/// Rules that kube-proxy has nothing to compare with: annotations, and marks by hand or by checks. Scenarios and the plan's model
+/// have them.
+const OURS_ALONE: [Rule; 6] =
+    [Rule::OwnScheduler, Rule::NoRetry, Rule::Weights, Rule::Maintenance, Rule::Quarantined, Rule::AllQuarantined];
+
+#[test]
+fn ballast_serves_what_kube_proxy_serves() {
+    let asked = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let clusters = asked("BALLAST_DIFFER_CLUSTERS").map_or(CLUSTERS, |count| usize::try_from(count).expect("a count"));
+    let seed = asked("BALLAST_DIFFER_SEED").unwrap_or(SEED);
+    let (comparison, differing) = differ::run(clusters, seed).expect("a comparison");
+    for cluster in &differing {
+        println!("{cluster}");
+    }
+    println!("{comparison}");
+    assert_eq!(comparison.differences, 0, "no decision explains these differences");
+    assert!(comparison.clusters >= clusters, "{} of {clusters} clusters", comparison.clusters);
+    if clusters >= CLUSTERS {
+        let silent = comparison.rules.iter().filter(|(rule, count)| **count == 0 && !OURS_ALONE.contains(rule));
+        let silent: Vec<_> = silent.map(|(rule, _)| *rule).collect();
+        assert_eq!(silent, Vec::<Rule>::new(), "rules of the plan that no cluster meets");
+        let unseen: Vec<_> =
+            KNOWN.iter().map(|known| known.name).filter(|name| !comparison.known.contains_key(name)).collect();
+        assert_eq!(unseen, Vec::<&str>::new(), "known differences that no cluster shows");
+    }
+}
+
+/// Told of one thing less, Ballast serves otherwise, and it shows.
+#[test]
+fn whatever_ballast_misses_is_found() {
+    let found = differ::run_distorted(SEED).expect("a comparison");
+    for (name, differences) in found {
+        println!("without {name}: {differences} packets differ");
+        assert_eq!(differences == 0, name == "nothing", "without {name}");
+    }
+}
+
+#[test]
+fn the_manual_lists_every_known_difference() {
+    let page = include_str!("../../../docs/src/kube-proxy.md");
+    let listed = |name: &str| page.lines().any(|line| line.to_lowercase().starts_with(&format!("| {name} |")));
+    let missing: Vec<_> = KNOWN.iter().map(|known| known.name).filter(|name| !listed(&name.to_lowercase())).collect();
+    assert_eq!(missing, Vec::<&str>::new());
+}
+
+#[test]
+fn the_stub_api_understands_kube_proxys_selectors() {
+    let query = Query::parse(
+        "labelSelector=%21service.kubernetes.io%2Fservice-proxy-name&fieldSelector=spec.clusterIP%21%3DNone&watch=true",
+    );
+    assert!(query.is("watch") && !query.is("sendInitialEvents"));
+    let selector = query.selector();
+    let mut service = json!({"metadata": {"labels": {"app": "web"}}, "spec": {"clusterIP": "10.96.0.1"}});
+    assert!(selector.admits(&service));
+    service["spec"]["clusterIP"] = "None".into();
+    assert!(!selector.admits(&service));
+    service["spec"]["clusterIP"] = "10.96.0.1".into();
+    service["metadata"]["labels"]["service.kubernetes.io/service-proxy-name"] = "other".into();
+    assert!(!selector.admits(&service));
+    let query = Query::parse("fieldSelector=metadata.name%3Dnode-a");
+    assert!(query.selector().admits(&json!({"metadata": {"name": "node-a"}})));
+    assert!(!query.selector().admits(&json!({"metadata": {"name": "node-b"}})));
+}

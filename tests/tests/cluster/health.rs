@@ -1,0 +1,231 @@
+//! What health, readiness and metrics say as things go wrong. Needs root, BPF, kube-apiserver, promtool.
+
+use std::collections::BTreeSet;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::events::v1::Event;
+use kube::Api;
+use kube::api::ListParams;
+use lb_tests::agent::{Agent, SOON};
+use lb_tests::cluster::{self, ApiServer, Hosted, SETTLE_LIMIT, Way};
+use lb_tests::peers::eventually;
+use lb_tests::topology::{NodeOptions, Pod};
+use lb_userspace::agent::clock;
+use lb_userspace::announce::{self, Notice};
+use lb_userspace::model::Refusal;
+use tokio::sync::watch;
+
+use lb_tests::stage::checked::manifest;
+use lb_tests::stage::{Pods, Stage};
+
+/// How long the API stays away: many retries, and far longer than a probe.
+const LONG: Duration = Duration::from_secs(40);
+const CHECK_PORT: u16 = 32_100;
+
+fn code(agent: &Agent, path: &str) -> Option<u16> {
+    agent.health(path).ok().map(|(code, _)| code)
+}
+
+/// The value of a metric without labels, or of the series that has all of `labels`.
+fn metric(agent: &Agent, name: &str, labels: &str) -> Option<f64> {
+    let text = agent.metrics().ok()?;
+    let line = text.lines().find(|line| {
+        line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{'])) && line.contains(labels)
+    })?;
+    line.rsplit(' ').next()?.parse().ok()
+}
+
+fn kube_stage(subject: &str) -> Result<(Stage, Hosted)> {
+    let stage = Stage::new(subject, Pods::Routed, 2, NodeOptions::default());
+    let host = stage.topology.outside("api", &stage.node)?;
+    let cluster = Hosted::start(&host)?;
+    Ok((stage, cluster))
+}
+
+#[test]
+fn an_api_that_is_away_for_long_reddens_readiness_alone() -> Result<()> {
+    let (stage, mut cluster) = kube_stage("health-api")?;
+    let mut agent = cluster.agent(&stage.node, &["--watch-silence=2s"])?;
+    agent.restart()?;
+    cluster.create_service("web")?;
+    cluster.put_pods("web", &[&stage.backends[0]])?;
+    assert_eq!(code(&agent, "/healthz"), Some(200));
+
+    cluster.stop();
+    eventually("not ready", SETTLE_LIMIT, || (code(&agent, "/readyz") == Some(503)).then_some(()));
+    let away = Instant::now();
+    while away.elapsed() < LONG {
+        let (healthz, body) = agent.health("/healthz")?;
+        assert_eq!(healthz, 200, "after {:?}: {body}", away.elapsed());
+        assert_eq!(code(&agent, "/livez"), Some(200));
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert_eq!(code(&agent, "/readyz"), Some(503));
+    assert_eq!(metric(&agent, "ballast_source_stale", ""), Some(1.0));
+    assert_eq!(metric(&agent, "ballast_source_wedged", ""), Some(0.0), "lost is not wedged");
+    let age = metric(&agent, "ballast_source_age_seconds", "resource=\"services\"").context("an age")?;
+    assert!(age > LONG.as_secs_f64(), "{age}");
+
+    // A restart changes nothing of this: the tables serve.
+    agent.launch()?;
+    let first = eventually("an answer", SOON, || code(&agent, "/healthz"));
+    assert_eq!((first, code(&agent, "/readyz")), (200, Some(503)), "{:?}", agent.health("/healthz"));
+    cluster.restart()?;
+    eventually("ready again", SETTLE_LIMIT, || (code(&agent, "/readyz") == Some(200)).then_some(()));
+    Ok(())
+}
+
+#[test]
+fn a_dead_watch_reddens_health_while_the_api_answers_and_heals() -> Result<()> {
+    let (stage, cluster) = kube_stage("health-wedge")?;
+    let gate = cluster.gate()?;
+    let server = format!("--api-server=https://{}", gate.address());
+    let mut agent = cluster.agent(&stage.node, &[&server, "--watch-silence=2s"])?;
+    agent.restart()?;
+    cluster.create_service("web")?;
+    cluster.put_pods("web", &[&stage.backends[0]])?;
+    let in_tables = |pod: &Pod| {
+        let address = pod.addresses().v4.to_string();
+        agent.states().is_ok_and(|states| states.iter().any(|(_, at, _)| at.starts_with(&format!("{address}:"))))
+    };
+    eventually("b0 is in the tables", SETTLE_LIMIT, || in_tables(&stage.backends[0]).then_some(()));
+
+    // The watches begin right after the lists that were in the tables; they need no second to be open.
+    std::thread::sleep(Duration::from_secs(1));
+    // Nobody is told, and nothing is closed: the watches are silent from now on. What is new passes.
+    assert!(gate.set_old(Way::Mute) > 0);
+    cluster.put_pods("web", &[&stage.backends[0], &stage.backends[1]])?;
+    let (seen_red, done) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                if let Ok((503, body)) = agent.health("/healthz") {
+                    assert!(body.contains("a watch is dead"), "{body}");
+                    seen_red.store(true, Ordering::Relaxed);
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
+        let healed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            eventually("b1 is in the tables", SETTLE_LIMIT, || in_tables(&stage.backends[1]).then_some(()));
+            // What was missed is served at once; the watch is dead until another one is proven.
+            eventually("/healthz tells", SETTLE_LIMIT, || seen_red.load(Ordering::Relaxed).then_some(()));
+        }));
+        done.store(true, Ordering::Relaxed);
+        healed.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+    eventually("healthy again", SETTLE_LIMIT, || (code(&agent, "/healthz") == Some(200)).then_some(()));
+    let restarts = metric(&agent, "ballast_source_watch_restarts_total", "reason=\"missed-events\"");
+    assert!(restarts >= Some(1.0), "{restarts:?}");
+    Ok(())
+}
+
+#[test]
+fn promtool_finds_nothing_to_complain_about() -> Result<()> {
+    let stage = Stage::new("health-metrics", Pods::Routed, 1, NodeOptions::default());
+    let node = &stage.node;
+    let mut agent = Agent::prepare(node, &["--audit-interval=1s"])?;
+    agent.write_text(&manifest(node, CHECK_PORT, &[("10.1.0.2", &node.node_name(), true)], false))?;
+    agent.restart()?;
+    eventually("an audit", SOON, || metric(&agent, "ballast_audits_total", "").filter(|runs| *runs >= 1.0));
+    eventually("how full the maps are", SOON, || metric(&agent, "ballast_map_entries", "map=\"services4\""));
+    let text = agent.metrics()?;
+    for name in [
+        "kubeproxy_sync_proxy_rules_duration_seconds_count",
+        "kubeproxy_sync_full_proxy_rules_duration_seconds_count",
+        "kubeproxy_sync_partial_proxy_rules_duration_seconds_count",
+        "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+        "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+        "kubeproxy_sync_proxy_rules_service_changes_total",
+        "kubeproxy_sync_proxy_rules_endpoint_changes_total",
+        "kubeproxy_sync_proxy_rules_endpoint_changes_pending",
+        "kubeproxy_network_programming_duration_seconds_count",
+        "ballast_map_capacity",
+        "ballast_service_backends",
+    ] {
+        assert!(text.lines().any(|line| line.starts_with(name)), "{name} is not in\n{text}");
+    }
+    assert!(text.contains("ballast_map_entries{map=\"flows4\"}"), "{text}");
+    let found = promtool(&["check", "metrics"], Some(&text))?;
+    let said = format!("{}{}", String::from_utf8_lossy(&found.stdout), String::from_utf8_lossy(&found.stderr));
+    assert!(found.status.success() && said.trim().is_empty(), "{said}\n{text}");
+    Ok(())
+}
+
+#[test]
+fn the_alerts_are_valid_and_ask_for_metrics_that_there_are() -> Result<()> {
+    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/alerts/ballast.yaml");
+    let found = promtool(&["check", "rules", rules.to_str().context("UTF-8")?], None)?;
+    assert!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
+    let stage = Stage::new("health-alerts", Pods::Routed, 0, NodeOptions::default());
+    let mut agent = Agent::prepare(&stage.node, &["--audit-interval=1s"])?;
+    agent.write_text("# nothing\n")?;
+    agent.restart()?;
+    eventually("an audit", SOON, || metric(&agent, "ballast_audits_total", ""));
+    eventually("how full the maps are", SOON, || metric(&agent, "ballast_map_entries", "map=\"services4\""));
+    let text = agent.metrics()?;
+    let rules = std::fs::read_to_string(rules)?;
+    let words = rules.lines().filter_map(|line| line.trim().strip_prefix("expr: ")).flat_map(|expression| {
+        expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).filter(|word| word.starts_with("ballast_"))
+    });
+    for name in words {
+        // A counter that nothing was counted in is told by no series.
+        let described = text.contains(&format!("# TYPE {name} "));
+        assert!(described, "{name} is not in\n{text}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn every_node_says_it_and_there_is_one_event() -> Result<()> {
+    let server = ApiServer::start().await?;
+    let client = server.client().await?;
+    let refusal = Refusal::new("Service default/web", "clusterIP 127.0.0.1 is a loopback address", "give another one");
+    let notices: BTreeSet<Notice> = Notice::of_refusal(&refusal).into_iter().collect();
+    let posted = async |node: &str| {
+        let (to, notices_of) = watch::channel(BTreeSet::new());
+        let task =
+            tokio::spawn(announce::run(client.clone(), node.to_owned(), notices_of, Duration::ZERO, clock::wall));
+        to.send_replace(notices.clone());
+        (to, task)
+    };
+    let (_first, _task) = posted("n1").await;
+    let api: Api<Event> = Api::namespaced(client.clone(), "default");
+    let ours = async || -> Result<Vec<Event>> {
+        let events = api.list(&ListParams::default()).await?.items;
+        Ok(events.into_iter().filter(|event| event.reporting_controller.as_deref() == Some("ballast")).collect())
+    };
+    let mut events = Vec::new();
+    for _ in 0..600 {
+        events = ours().await?;
+        if !events.is_empty() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let event = events.first().context("an Event")?;
+    let regarding = event.regarding.as_ref().context("an object")?;
+    assert_eq!((regarding.kind.as_deref(), regarding.name.as_deref()), (Some("Service"), Some("web")));
+    assert_eq!((event.reason.as_deref(), event.reporting_instance.as_deref()), (Some("Refused"), Some("n1")));
+    assert!(event.note.as_ref().is_some_and(|note| note.contains("loopback") && note.contains("give another one")));
+
+    let (_second, _task) = posted("n2").await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(ours().await?.len(), 1);
+    Ok(())
+}
+
+fn promtool(arguments: &[&str], input: Option<&str>) -> Result<Output> {
+    let mut command = Command::new(cluster::binary("promtool")?);
+    let mut child =
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let mut stdin = child.stdin.take().context("piped")?;
+    stdin.write_all(input.unwrap_or_default().as_bytes())?;
+    drop(stdin);
+    Ok(child.wait_with_output()?)
+}

@@ -1,0 +1,187 @@
+//! Incident B, the half that lies in the control plane: the connection to the API is dead and does not say so, and endpoints
+//! change meanwhile. With the times that users have: nothing is shortened here. Needs root and `nft`.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use lb_tests::agent::Agent;
+use lb_tests::cluster::objects::Endpoint;
+use lb_tests::cluster::{Hosted, SETTLE_LIMIT, Silence};
+use lb_tests::peers::{Server, Stream, eventually};
+use lb_tests::topology::{NodeOptions, Place, Pod};
+
+use lb_tests::stage::{Pods, Stage};
+
+/// Endpoints of the service, as in the incident, and how many of them are replaced.
+const ENDPOINTS: u8 = 77;
+const REPLACED: u8 = 12;
+/// Connections of a round, and how many clients share them.
+const CONNECTS: u16 = 1000;
+const CLIENTS: u16 = 20;
+/// First ports of the rounds, below those that the kernel takes.
+const PORTS: [u16; 3] = [20_000, 21_000, 22_000];
+/// A connection that is not made by then has failed. Milliseconds are the rule; a busy machine may lose a SYN, and the second comes
+/// after 1 s.
+const PATIENCE: Duration = Duration::from_millis(2500);
+/// The same while many must fail, so that the rest follows soon.
+const IMPATIENCE: Duration = Duration::from_millis(500);
+/// From the silence until the agent knows.
+const FOUND_LIMIT: Duration = Duration::from_secs(45);
+/// From the silence until the tables are right and health is green.
+const HEALED_LIMIT: Duration = Duration::from_mins(1);
+/// How often the agent is asked meanwhile.
+const ASK_EVERY: Duration = Duration::from_millis(50);
+
+/// The addresses of a pod that stands for a hundred, by number.
+fn address(number: u8) -> IpAddr {
+    Ipv4Addr::new(10, 244, 1, 128 + number).into()
+}
+
+fn endpoints(numbers: impl Iterator<Item = u8>) -> Vec<Endpoint> {
+    numbers.map(|number| Endpoint::ready(address(number))).collect()
+}
+
+/// A pod with all addresses, and a server on them.
+fn crowd(stage: &Stage) -> Result<(Pod, Server)> {
+    let pod = stage.pod("crowd");
+    stage.node.namespace().ip(&format!("route add 10.244.1.128/25 dev {}", pod.link()))?;
+    let lines: Vec<String> =
+        (0..ENDPOINTS + REPLACED).map(|number| format!("address add {}/32 dev eth0", address(number))).collect();
+    pod.namespace().ip(&lines.join("\n"))?;
+    let server = Server::tcp(pod.place(), "crowd", "0.0.0.0:8080".parse()?)?;
+    Ok((pod, server))
+}
+
+/// How many of many connections fail, from ports of their own: a port that is used again within the drain of a dead backend would
+/// still go there. Each asks for an answer before the next: the server's queue is not what is tested.
+fn failures(client: &Place, to: SocketAddr, patience: Duration, first_port: u16) -> usize {
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (first_port..first_port + CONNECTS)
+            .step_by(usize::from(CONNECTS / CLIENTS))
+            .map(|first| {
+                let ports = first..first + CONNECTS / CLIENTS;
+                scope.spawn(move || ports.filter(|port| !answers(client, *port, to, patience)).count())
+            })
+            .collect();
+        clients.into_iter().map(|client| client.join().expect("a client")).sum()
+    })
+}
+
+fn answers(client: &Place, port: u16, to: SocketAddr, patience: Duration) -> bool {
+    Stream::connect_from(client, port, to, patience).and_then(|mut stream| stream.ask("hello")).is_ok()
+}
+
+/// The addresses of a service's TCP backends that take new connections.
+fn active(agent: &Agent, service: &str) -> Result<BTreeSet<IpAddr>> {
+    let mut found = BTreeSet::new();
+    for (of, target, state) in agent.states()? {
+        let target: SocketAddr = target.parse()?;
+        if of == service && target.port() == 8080 && state == "active" {
+            found.insert(target.ip());
+        }
+    }
+    Ok(found)
+}
+
+/// When what was first seen, since the silence began.
+#[derive(Debug, Default)]
+struct Seen {
+    unready: Option<Duration>,
+    unhealthy: Option<Duration>,
+    healed: Option<Duration>,
+    green: Option<Duration>,
+}
+
+#[test]
+fn a_dead_connection_to_the_api_is_found_shown_and_replaced_without_a_restart() -> Result<()> {
+    let stage = Stage::new("incident-b", Pods::Routed, 1, NodeOptions::default());
+    let host = stage.topology.outside("api", &stage.node)?;
+    let cluster = Hosted::start(&host)?;
+    let mut agent = cluster.agent(&stage.node, &[])?;
+    agent.restart()?;
+    let pid = agent.pid();
+    let (pod, _server) = crowd(&stage)?;
+    let bystander = cluster.create_service("bystander")?;
+    cluster.put_pods("bystander", &[&stage.backends[0]])?;
+    let dns = SocketAddr::new(cluster.create_service("dns")?[0], 80);
+    cluster.put_endpoints("dns", &endpoints(0..ENDPOINTS))?;
+    let before: BTreeSet<IpAddr> = (0..ENDPOINTS).map(address).collect();
+    let after: BTreeSet<IpAddr> = (REPLACED..ENDPOINTS + REPLACED).map(address).collect();
+    let kept: BTreeSet<IpAddr> = before.intersection(&after).copied().collect();
+    eventually("77 endpoints", SETTLE_LIMIT, || (active(&agent, "dns").ok()? == before).then_some(()));
+    let client = stage.client.place();
+    assert_eq!(failures(client, dns, PATIENCE, PORTS[0]), 0, "before");
+
+    let silence = Silence::of_open_connections(stage.node.place(), cluster.address())?;
+    let start = Instant::now();
+    for number in 0..REPLACED {
+        pod.namespace().ip(&format!("address delete {}/32 dev eth0", address(number)))?;
+    }
+    cluster.put_endpoints("dns", &endpoints(REPLACED..ENDPOINTS + REPLACED))?;
+    let failed_meanwhile = failures(client, dns, IMPATIENCE, PORTS[1]);
+    let asked_meanwhile = start.elapsed();
+
+    let mut seen = Seen::default();
+    while seen.green.is_none() && start.elapsed() < HEALED_LIMIT {
+        look(&agent, start, &mut seen, &after, &kept)?;
+        let other = SocketAddr::new(bystander[1], 80);
+        ensure!(answers(client, 0, other, PATIENCE), "a service that nobody touched, after {:?}", start.elapsed());
+        std::thread::sleep(ASK_EVERY);
+    }
+    let still_open = silence.still_open(cluster.address())?;
+    let failed_after = failures(client, dns, PATIENCE, PORTS[2]);
+    println!(
+        "incident B, control half: {} connections to the API silent, {REPLACED} of {ENDPOINTS} endpoints replaced\n\
+         connects failed: {failed_meanwhile} of {CONNECTS} while nobody knew (within {asked_meanwhile:.1?}), \
+         {failed_after} of {CONNECTS} afterwards\n\
+         seconds since the silence: not ready {:.1?}, not healthy {:.1?}, tables right {:.1?}, all green {:.1?}",
+        silence.connections(),
+        seen.unready,
+        seen.unhealthy,
+        seen.healed,
+        seen.green
+    );
+    println!("of the silent connections {still_open} still open at the end");
+    let log = agent.log();
+    let unready = seen.unready.with_context(|| format!("/readyz never turned red\n{log}"))?;
+    assert!(unready <= FOUND_LIMIT, "{seen:?}\n{log}");
+    // Either the probe comes first, and tells the API's silence from the watch's own; or the kernel gives the connection up, which
+    // is an error like any other. `freshness` has a watch that the kernel takes for well.
+    let by_kernel = log.contains("timed out");
+    assert!(seen.unhealthy.is_some() || by_kernel, "/healthz never turned red\n{log}");
+    assert!(seen.green.is_some(), "not healed within {HEALED_LIMIT:?}: {seen:?}\n{log}");
+    assert_eq!(failed_after, 0, "after it healed");
+    assert!(agent.alive() && agent.pid() == pid, "it was restarted");
+    Ok(())
+}
+
+/// Looks once, and insists on what must hold at every moment.
+fn look(
+    agent: &Agent,
+    start: Instant,
+    seen: &mut Seen,
+    after: &BTreeSet<IpAddr>,
+    kept: &BTreeSet<IpAddr>,
+) -> Result<()> {
+    let (healthz, readyz) = (agent.health("/healthz")?, agent.health("/readyz")?);
+    let now = start.elapsed();
+    if readyz.0 == 503 && seen.unready.is_none() {
+        println!("{now:.1?}: /readyz {}", readyz.1);
+        seen.unready = Some(now);
+    }
+    if healthz.0 == 503 && seen.unhealthy.is_none() {
+        println!("{now:.1?}: /healthz {}", healthz.1);
+        seen.unhealthy = Some(now);
+    }
+    let active = active(agent, "dns")?;
+    ensure!(active.is_superset(kept), "removed without need, after {now:?}: {:?}", kept.difference(&active));
+    if active == *after {
+        seen.healed.get_or_insert(now);
+        if healthz.0 == 200 && readyz.0 == 200 && seen.unready.is_some() {
+            seen.green.get_or_insert(now);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,216 @@
+//! The agent against a real API server: objects are made, scaled and deleted, and traffic of a pod follows.
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use lb_tests::agent::Agent;
+use lb_tests::cluster::{Hosted, SETTLE_LIMIT};
+use lb_tests::peers::{Datagrams, Stream, eventually};
+use lb_tests::topology::{NodeOptions, Pod};
+
+use lb_tests::stage::{Pods, Stage};
+
+/// Connections that must show every backend: with two of them, all the same with a chance of 2⁻⁴⁰.
+const MANY: usize = 40;
+
+/// How long the way to the API is cut: several retries.
+const BREAK: Duration = Duration::from_secs(10);
+
+fn stage(subject: &str) -> Result<(Stage, Hosted)> {
+    let stage = Stage::new(subject, Pods::Routed, 2, NodeOptions::default());
+    let host = stage.topology.outside("api", &stage.node)?;
+    let cluster = Hosted::start(&host)?;
+    Ok((stage, cluster))
+}
+
+/// Names of the servers that a new TCP connection and a new UDP flow to the service get to.
+fn ask(client: &Pod, cluster_ip: IpAddr) -> std::io::Result<[String; 2]> {
+    let tcp = Stream::connect(client.place(), SocketAddr::new(cluster_ip, 80))?.ask("hello")?;
+    let udp = Datagrams::connected(client.place(), 0, SocketAddr::new(cluster_ip, 53))?.ask("hello")?;
+    Ok([tcp.server, udp.server])
+}
+
+/// Waits until both families of a service are answered by just these servers.
+fn answered_by(client: &Pod, cluster_ips: &[IpAddr], servers: &[&str]) {
+    let expected: BTreeSet<String> = servers.iter().map(|&name| name.to_owned()).collect();
+    for &cluster_ip in cluster_ips {
+        eventually(&format!("{cluster_ip} is answered by {servers:?}"), SETTLE_LIMIT, || {
+            let mut seen = BTreeSet::new();
+            for _ in 0..MANY {
+                seen.extend(ask(client, cluster_ip).ok()?);
+            }
+            (seen == expected).then_some(())
+        });
+    }
+}
+
+/// Waits until both families of a service refuse at once.
+fn refused(client: &Pod, cluster_ips: &[IpAddr]) {
+    for &cluster_ip in cluster_ips {
+        eventually(&format!("{cluster_ip} refuses"), SETTLE_LIMIT, || {
+            let at = SocketAddr::new(cluster_ip, 80);
+            let error = Stream::connect_from(client.place(), 0, at, Duration::from_secs(1)).err()?;
+            (error.kind() == ErrorKind::ConnectionRefused).then_some(())
+        });
+    }
+}
+
+#[test]
+fn traffic_follows_what_is_made_scaled_and_deleted() -> Result<()> {
+    let (stage, cluster) = stage("kube")?;
+    let mut agent = cluster.agent(&stage.node, &[])?;
+    agent.restart()?;
+    let (client, [one, two]) = (&stage.client, [&stage.backends[0], &stage.backends[1]]);
+
+    // The API server's own service, which it makes itself.
+    let api: SocketAddr = "10.96.0.1:443".parse()?;
+    eventually("the API answers at its cluster IP", SETTLE_LIMIT, || Stream::connect(client.place(), api).ok());
+
+    let cluster_ips = cluster.create_service("web")?;
+    refused(client, &cluster_ips);
+    cluster.put_pods("web", &[one])?;
+    answered_by(client, &cluster_ips, &["b0"]);
+    cluster.put_pods("web", &[one, two])?;
+    answered_by(client, &cluster_ips, &["b0", "b1"]);
+    cluster.put_pods("web", &[two])?;
+    answered_by(client, &cluster_ips, &["b1"]);
+    cluster.put_pods("web", &[])?;
+    refused(client, &cluster_ips);
+
+    cluster.put_pods("web", &[one])?;
+    answered_by(client, &cluster_ips, &["b0"]);
+    cluster.delete_service("web")?;
+    eventually("default/web is gone", SETTLE_LIMIT, || (!services(&agent).ok()?.contains("web")).then_some(()));
+    assert!(ask(client, cluster_ips[0]).is_err(), "a deleted service answered");
+    assert!(services(&agent)?.contains("kubernetes"), "only what was deleted is gone");
+    Ok(())
+}
+
+#[test]
+fn an_api_server_that_goes_away_changes_nothing_and_is_followed_again() -> Result<()> {
+    let (stage, mut cluster) = stage("kube-away")?;
+    let mut agent = cluster.agent(&stage.node, &[])?;
+    agent.restart()?;
+    let (client, [one, two]) = (&stage.client, [&stage.backends[0], &stage.backends[1]]);
+    let cluster_ips = cluster.create_service("web")?;
+    cluster.put_pods("web", &[one])?;
+    answered_by(client, &cluster_ips, &["b0"]);
+    let mut held = Stream::connect(client.place(), SocketAddr::new(cluster_ips[0], 80))?;
+    held.ask("before").context("before")?;
+    let before = tables(&agent)?;
+
+    cluster.stop();
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(agent.alive(), "{}", agent.log());
+    assert_eq!(tables(&agent)?, before);
+    answered_by(client, &cluster_ips, &["b0"]);
+    held.ask("meanwhile").context("while the API is away")?;
+
+    cluster.restart()?;
+    cluster.put_pods("web", &[one, two])?;
+    answered_by(client, &cluster_ips, &["b0", "b1"]);
+    assert!(agent.alive(), "{}", agent.log());
+    assert_eq!(held.ask("after").context("with the API back")?.server, "b0", "an established connection goes on");
+    Ok(())
+}
+
+#[test]
+fn a_break_to_the_api_is_seen_in_readyz_alone_and_heals_without_any_change() -> Result<()> {
+    let (stage, cluster) = stage("kube-cut")?;
+    let gate = cluster.gate()?;
+    let mut agent = cluster.agent(&stage.node, &[&format!("--api-server=https://{}", gate.address())])?;
+    agent.restart()?;
+    let (client, [one, two]) = (&stage.client, [&stage.backends[0], &stage.backends[1]]);
+    let cluster_ips = cluster.create_service("web")?;
+    cluster.put_pods("web", &[one])?;
+    answered_by(client, &cluster_ips, &["b0"]);
+    let mut held = Stream::connect(client.place(), SocketAddr::new(cluster_ips[0], 80))?;
+    held.ask("before").context("before")?;
+    let before = tables(&agent)?;
+    // Asked all along: a load balancer keeps this node, and traffic goes on.
+    let mut serves = || {
+        assert_eq!(agent.health("/healthz").expect("an answer").0, 200);
+        assert_eq!(held.ask("meanwhile").expect("an established connection").server, "b0");
+        assert_eq!(ask(client, cluster_ips[1]).expect("new connections"), ["b0", "b0"]);
+    };
+
+    gate.cut();
+    eventually("the break shows", SETTLE_LIMIT, || {
+        serves();
+        matches!(agent.health("/readyz"), Ok((503, _))).then_some(())
+    });
+    let cut = Instant::now();
+    while cut.elapsed() < BREAK {
+        serves();
+        let (status, body) = agent.health("/readyz")?;
+        assert_eq!(status, 503, "{body}");
+        assert!(body.contains("the source is stale"), "{body}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    gate.mend();
+    // Nobody changes anything in the cluster.
+    eventually("ready again", SETTLE_LIMIT, || {
+        serves();
+        matches!(agent.health("/readyz"), Ok((200, _))).then_some(())
+    });
+    assert_eq!(tables(&agent)?, before);
+    let log = agent.log();
+    for resource in ["services", "endpointslices"] {
+        let ours = log.lines().filter(|line| line.ends_with(&format!("resource=\"{resource}\"")));
+        // Without the time.
+        let told: Vec<&str> = ours.filter_map(|line| line.split_once(' ')).map(|(_, text)| text).collect();
+        assert!(told.len() >= 2 && told.windows(2).all(|pair| pair[0] != pair[1]), "changes, not retries:\n{log}");
+        assert!(told.last().is_some_and(|text| text.contains("what is held is proven again")), "{log}");
+    }
+
+    cluster.put_pods("web", &[one, two])?;
+    answered_by(client, &cluster_ips, &["b0", "b1"]);
+    Ok(())
+}
+
+#[test]
+fn an_agent_without_its_api_programs_nothing_and_keeps_what_is_there() -> Result<()> {
+    let (stage, mut cluster) = stage("kube-none")?;
+    let client = &stage.client;
+    let cluster_ips = cluster.create_service("web")?;
+    cluster.put_pods("web", &[&stage.backends[0]])?;
+
+    cluster.stop();
+    let mut agent = cluster.agent(&stage.node, &[])?;
+    agent.launch()?;
+    eventually("the agent is up, and not ready", SETTLE_LIMIT, || {
+        matches!(agent.health("/readyz"), Ok((503, _))).then_some(())
+    });
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(services(&agent)?.is_empty(), "programmed without having seen the API");
+    assert!(agent.alive(), "{}", agent.log());
+
+    cluster.restart()?;
+    answered_by(client, &cluster_ips, &["b0"]);
+
+    // And the next agent, which finds tables but no API, leaves them as they are.
+    let before = tables(&agent)?;
+    cluster.stop();
+    agent.kill();
+    agent.launch()?;
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(agent.alive(), "{}", agent.log());
+    assert_eq!(tables(&agent)?, before);
+    answered_by(client, &cluster_ips, &["b0"]);
+    Ok(())
+}
+
+/// Names of the services in the tables.
+fn services(agent: &Agent) -> Result<BTreeSet<String>> {
+    let list = agent.json(&["get", "services", "-A"])?;
+    let items = list["items"].as_array().context("no items")?;
+    Ok(items.iter().filter_map(|item| item["name"].as_str()).map(str::to_owned).collect())
+}
+
+/// All services with all their backends.
+fn tables(agent: &Agent) -> Result<serde_json::Value> {
+    agent.json(&["get", "services", "-A"])
+}

@@ -1,0 +1,13 @@
+//! The agent against a Kubernetes API: a real kube-apiserver, or one from memory. Each module is a rung of `cargo xtask test`.
+
+// Tests may unwrap: a panic is a failed test.
+#![allow(clippy::unwrap_used)]
+
+mod api_faults;
+mod differential;
+mod freshness;
+mod health;
+mod incident_b;
+mod kube;
+mod kube_agent;
+mod kube_peers;

@@ -1,0 +1,148 @@
+//! Client affinity: a client comes back to its backend for as long as it is remembered, and to no longer than that serves.
+//!
+//! The services go round robin: whatever is not remembered goes to the next backend, never by chance to the same one.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use lb_tests::agent::{Endpoint, External, Manifest, Protocol, SOON, Service};
+use lb_tests::peers::{Datagrams, Stream, eventually};
+use lb_tests::stage::{Pods, Stage};
+use lb_tests::topology::{NodeOptions, Place};
+
+const FLAGS: [&str; 2] = ["--scheduler", "round-robin"];
+
+/// A source port that this process has not used before: a datagram from one that was used belongs to the flow that it began.
+fn fresh_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(10_000);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+fn tcp(from: &Place, to: SocketAddr) -> String {
+    Stream::connect(from, to).unwrap().ask("hello").unwrap().server
+}
+
+fn udp(from: &Place, to: SocketAddr) -> String {
+    Datagrams::unconnected(from, fresh_port(), to).unwrap().ask_at(to, "hello").unwrap().server
+}
+
+/// Asks from the pod and from the host, by both protocols and families.
+fn each_way(stage: &Stage, service: &Service, check: impl Fn(&dyn Fn() -> String, &str)) {
+    for (place, whose) in [(stage.client.place(), "pod"), (stage.node.place(), "host")] {
+        for to in service.frontends(Protocol::Tcp) {
+            check(&|| tcp(place, to), &format!("{whose}, tcp {to}"));
+        }
+        for to in service.frontends(Protocol::Udp) {
+            check(&|| udp(place, to), &format!("{whose}, udp {to}"));
+        }
+    }
+}
+
+#[test]
+fn a_client_comes_back_to_its_backend_and_without_affinity_does_not() {
+    let stage = Stage::new("sticky", Pods::Routed, 3, NodeOptions::default());
+    let plain = stage.web();
+    let service = plain.clone().remembering(600);
+    let agent = stage.agent(&Manifest::of([plain.clone()]), &FLAGS);
+    each_way(&stage, &plain, |ask, way| assert_ne!(ask(), ask(), "{way}"));
+    agent.write(&Manifest::of([service.clone()])).unwrap();
+    eventually("the tables hold the affinity", SOON, || {
+        let list = agent.json(&["get", "services", "-A"]).ok()?;
+        list["items"].as_array()?.iter().all(|port| port["affinitySeconds"] == 600).then_some(())
+    });
+    each_way(&stage, &service, |ask, way| {
+        let first = ask();
+        for _ in 0..8 {
+            assert_eq!(ask(), first, "{way}");
+        }
+    });
+}
+
+#[test]
+fn all_frontends_of_a_service_port_share_it_and_other_ports_do_not() {
+    let stage = Stage::new("shared", Pods::Routed, 3, NodeOptions::default());
+    let external = External { node_ports: vec![30_080], ..External::default() };
+    let service = stage.web().with(external).remembering(600);
+    let other = Service::standard("other", 11, stage.endpoints()).remembering(600);
+    let agent = stage.agent(&Manifest::of([service.clone(), other.clone()]), &FLAGS);
+    let client = stage.client.place();
+    let to = service.frontends(Protocol::Tcp)[0];
+    let first = tcp(client, to);
+    let node_port = SocketAddr::new(stage.node.addresses().v4.into(), 30_080);
+    assert_eq!(tcp(client, node_port), first, "the node port leads to the same backend");
+    // Of four ports of service, each begins with a turn of its own.
+    let second = tcp(client, other.frontends(Protocol::Tcp)[0]);
+    assert_eq!(tcp(client, other.frontends(Protocol::Tcp)[0]), second);
+    assert_eq!(tcp(client, to), first);
+    drop(agent);
+}
+
+#[test]
+fn its_time_begins_anew_with_each_connection_and_then_it_ends() {
+    const TIME: Duration = Duration::from_secs(4);
+    let stage = Stage::new("timeout", Pods::Routed, 3, NodeOptions::default());
+    let service = stage.web().remembering(4);
+    let _agent = stage.agent(&Manifest::of([service.clone()]), &FLAGS);
+    let client = stage.client.place();
+    for (to, ask) in [
+        (service.frontends(Protocol::Tcp)[0], tcp as fn(&Place, SocketAddr) -> String),
+        (service.frontends(Protocol::Udp)[1], udp),
+    ] {
+        let mut last = (Instant::now(), ask(client, to));
+        for _ in 0..8 {
+            std::thread::sleep(Duration::from_millis(900));
+            let begun = Instant::now();
+            let server = ask(client, to);
+            // On a busy machine its time may have passed between two of them; then nothing is to be said.
+            if last.0.elapsed() < TIME {
+                assert_eq!(server, last.1, "{to}");
+            }
+            last = (begun, server);
+        }
+        // A tenth of a second is what the tables count in; a second is what is promised.
+        std::thread::sleep(TIME + Duration::from_secs(1));
+        assert_ne!(ask(client, to), last.1, "{to}: the next one in turn");
+    }
+}
+
+#[test]
+fn a_backend_that_drains_or_rests_is_left_for_good() {
+    let stage = Stage::new("leave", Pods::Routed, 3, NodeOptions::default());
+    let service = stage.web().remembering(600);
+    let agent = stage.agent(&Manifest::of([service.clone()]), &FLAGS);
+    each_way(&stage, &service, |ask, way| {
+        for rests in [false, true] {
+            let first = ask();
+            let index: usize = first[1..].parse().unwrap();
+            let mut without = service.clone();
+            if rests {
+                without.endpoints[index] =
+                    Endpoint::unready(stage.backends[index].addresses()).on(&stage.node.node_name());
+            } else {
+                without.endpoints.remove(index);
+            }
+            agent.apply(&Manifest::of([without])).unwrap();
+            let second = ask();
+            assert_ne!(first, second, "{way}, rests: {rests}");
+            assert_eq!(ask(), second, "{way}, rests: {rests}");
+            agent.apply(&Manifest::of([service.clone()])).unwrap();
+            assert_eq!(ask(), second, "{way}, rests: {rests}: it stays where it is now");
+        }
+    });
+}
+
+#[test]
+fn a_restart_of_the_agent_forgets_nobody() {
+    let stage = Stage::new("restart", Pods::Routed, 3, NodeOptions::default());
+    let service = stage.web().remembering(600);
+    let mut agent = stage.agent(&Manifest::of([service.clone()]), &FLAGS);
+    let all: std::cell::RefCell<Vec<String>> = std::cell::RefCell::default();
+    each_way(&stage, &service, |ask, _| all.borrow_mut().push(ask()));
+    agent.kill();
+    let left = std::cell::RefCell::new(all.borrow().iter().cloned().collect::<std::collections::VecDeque<_>>());
+    each_way(&stage, &service, |ask, way| assert_eq!(Some(ask()), left.borrow_mut().pop_front(), "agent dead: {way}"));
+    agent.restart().unwrap();
+    let left = std::cell::RefCell::new(all.borrow().iter().cloned().collect::<std::collections::VecDeque<_>>());
+    each_way(&stage, &service, |ask, way| assert_eq!(Some(ask()), left.borrow_mut().pop_front(), "restarted: {way}"));
+}

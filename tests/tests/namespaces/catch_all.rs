@@ -1,0 +1,93 @@
+//! Clients whose own link has no program: pods born while no agent runs, a pod's first packets, clients from outside.
+
+use lb_tests::agent::{Manifest, Protocol, Service};
+use lb_tests::peers::{Datagrams, Stream};
+use lb_tests::stage::{Pods, Stage};
+use lb_tests::topology::{Checksums, NodeOptions, Place, set_checksums};
+
+fn served(from: &Place, service: &Service) {
+    for to in service.frontends(Protocol::Tcp) {
+        for _ in 0..10 {
+            let mut stream = Stream::connect(from, to).unwrap_or_else(|error| panic!("tcp {to}: {error}"));
+            stream.ask("hello").unwrap_or_else(|error| panic!("tcp {to}: {error}"));
+            assert_eq!(stream.peer().unwrap(), to);
+        }
+    }
+    for to in service.frontends(Protocol::Udp) {
+        for _ in 0..10 {
+            Datagrams::connected(from, 0, to).unwrap().ask("hello").unwrap_or_else(|error| panic!("udp {to}: {error}"));
+        }
+    }
+}
+
+fn refused(from: &Place, service: &Service) {
+    for to in service.frontends(Protocol::Tcp) {
+        let error = Stream::connect(from, to).expect_err("nobody is there");
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "tcp {to}: {error}");
+    }
+    for to in service.frontends(Protocol::Udp) {
+        let error = Datagrams::connected(from, 0, to).unwrap().ask("hello").expect_err("nobody is there");
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "udp {to}: {error}");
+    }
+}
+
+#[test]
+fn a_pod_created_while_no_agent_runs_is_served() {
+    for pods in [Pods::Routed, Pods::Bridged] {
+        for rp_filter in [0, 1] {
+            let stage = Stage::new("orphan", pods, 2, NodeOptions { rp_filter, ..NodeOptions::default() });
+            let service = stage.web();
+            let empty = Service::standard("empty", 11, vec![]);
+            let mut agent = stage.agent(&Manifest::of([service.clone(), empty.clone()]), &[]);
+            agent.kill();
+            let orphan = stage.pod("orphan");
+            served(orphan.place(), &service);
+            refused(orphan.place(), &empty);
+            // A connection made meanwhile goes on when the agent comes and attaches to the pod's link.
+            let mut streams: Vec<Stream> = service
+                .frontends(Protocol::Tcp)
+                .into_iter()
+                .map(|to| Stream::connect(orphan.place(), to).unwrap())
+                .collect();
+            agent.restart().unwrap();
+            for stream in &mut streams {
+                for _ in 0..3 {
+                    stream.ask("still").unwrap();
+                }
+            }
+            served(orphan.place(), &service);
+        }
+    }
+}
+
+#[test]
+fn a_pods_first_packets_are_served() {
+    for pods in [Pods::Routed, Pods::Bridged] {
+        let stage = Stage::new("first", pods, 2, NodeOptions::default());
+        let service = stage.web();
+        let _agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+        for index in 0..8 {
+            // At once, whether the agent has seen the link or not.
+            let newborn = stage.pod(&format!("new{index}"));
+            served(newborn.place(), &service);
+        }
+    }
+}
+
+#[test]
+fn clients_from_outside_reach_local_backends_by_xdp_and_by_tc() {
+    for mode in ["native", "generic", "off"] {
+        let options = NodeOptions { pod_checksums: Checksums::Complete, ..NodeOptions::default() };
+        let stage = Stage::new("outside", Pods::Routed, 2, options);
+        let outside = stage.topology.outside("out", &stage.node).unwrap();
+        // As on a wire: what arrives at XDP carries complete checksums.
+        set_checksums(outside.namespace(), "eth0", Checksums::Complete).unwrap();
+        let service = stage.web();
+        let empty = Service::standard("empty", 11, vec![]);
+        let agent = stage.agent(&Manifest::of([service.clone(), empty.clone()]), &["--xdp-mode", mode]);
+        served(outside.place(), &service);
+        refused(outside.place(), &empty);
+        let status = agent.json(&["status"]).unwrap().to_string();
+        assert!(mode == "off" || status.contains(mode), "{status}");
+    }
+}

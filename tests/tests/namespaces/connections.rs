@@ -1,0 +1,201 @@
+//! What `ballast get` shows of connections and backends, with the agent alive or dead.
+
+use std::time::Duration;
+
+use lb_common::abi::{Health, map_name, stat_kind};
+use lb_common::outcome::Outcome;
+use lb_tests::agent::{Agent, Manifest, Protocol, SOON};
+use lb_tests::peers::{Datagrams, Stream, eventually};
+use lb_tests::stage::{Pods, Stage};
+use lb_tests::topology::NodeOptions;
+use lb_userspace::maps::Pinned;
+use lb_userspace::observe::contents;
+use serde_json::Value;
+
+fn items(agent: &Agent, arguments: &[&str]) -> Vec<Value> {
+    let list = agent.json(&[&["get"], arguments].concat()).unwrap();
+    list["items"].as_array().unwrap().clone()
+}
+
+fn number(item: &Value, field: &str) -> u64 {
+    item[field].as_u64().unwrap_or_else(|| panic!("no {field} in {item}"))
+}
+
+#[test]
+fn counters_are_switched_by_a_restart_that_breaks_no_connection() {
+    let stage = Stage::new("counters", Pods::Routed, 1, NodeOptions::default());
+    let service = stage.web();
+    let mut agents = vec![stage.agent(&Manifest::of([service.clone()]), &[])];
+    let mut held: Vec<_> = service
+        .frontends(Protocol::Tcp)
+        .into_iter()
+        .map(|to| Stream::connect(stage.client.place(), to).unwrap())
+        .collect();
+    for stream in &mut held {
+        stream.ask("before").unwrap();
+    }
+    for item in items(&agents[0], &["connections", "--service", "web:80"]) {
+        assert!(item["requestPackets"].is_null(), "they are off: {item}");
+    }
+    for switch in ["on", "off", "on"] {
+        agents.last_mut().unwrap().kill();
+        let flags = ["--flow-counters", switch, "--flow-timeouts", "open=2h"];
+        agents.push(stage.agent(&Manifest::of([service.clone()]), &flags));
+        for stream in &mut held {
+            stream.ask(switch).unwrap();
+        }
+    }
+    // What was counted is read from the tables alone.
+    let agent = agents.last_mut().unwrap();
+    agent.kill();
+    let shown = items(agent, &["connections", "--service", "web:80", "--state", "open"]);
+    assert_eq!(shown.len(), 2, "{shown:?}");
+    for item in &shown {
+        // A question and its answer, and an acknowledgement or none.
+        assert!(number(item, "requestPackets") >= 1 && number(item, "replyPackets") >= 1, "{item}");
+        assert!(number(item, "requestBytes") > 40 && number(item, "replyBytes") > 40, "{item}");
+        assert!(number(item, "expiresSeconds") <= 7_200, "as the programs were loaded: {item}");
+        assert!(item["moves"].is_null() && number(item, "ageSeconds") >= number(item, "idleSeconds"), "{item}");
+    }
+}
+
+#[test]
+fn every_packet_of_a_flow_is_counted_once_whatever_comes_back() {
+    let stage = Stage::new("packets", Pods::Routed, 1, NodeOptions::default());
+    let service = stage.web();
+    let agent = stage.agent(&Manifest::of([service.clone()]), &["--flow-counters", "on"]);
+    for (to, headers) in service.frontends(Protocol::Udp).into_iter().zip([28, 48]) {
+        let socket = Datagrams::unconnected(stage.client.place(), 0, to).unwrap();
+        let mut sent = 0;
+        for round in 0..5 {
+            let text = format!("question {round}");
+            sent += headers + text.len() as u64;
+            socket.ask_at(to, &text).unwrap();
+        }
+        let place = stage.client.addresses().like(to.ip()).to_string();
+        let shown = items(&agent, &["connections", "--service", "test/web:53", "--client", &place]);
+        assert_eq!(shown.len(), 1, "{shown:?}");
+        assert_eq!((number(&shown[0], "requestPackets"), number(&shown[0], "replyPackets")), (5, 5));
+        assert_eq!(number(&shown[0], "requestBytes"), sent);
+        assert!(number(&shown[0], "replyBytes") > sent, "answers name the server, too");
+    }
+    // For the one backend of each family: the first packet of each direction began and opened the flow.
+    let maps = Pinned::open(&agent.bpffs().join("ballast")).unwrap();
+    let counted = contents::stats(&maps).unwrap();
+    for kind in [stat_kind::BACKEND4, stat_kind::BACKEND6] {
+        let count = |outcome: Outcome| {
+            let of = counted.iter().filter(|(key, _)| (key.kind, key.outcome) == (kind, outcome as u8));
+            of.map(|(_, count)| count).sum::<u64>()
+        };
+        assert_eq!([Outcome::Selected, Outcome::Forwarded, Outcome::Replied].map(count), [1, 4, 5], "{counted:?}");
+    }
+}
+
+#[test]
+fn connections_are_found_by_client_backend_and_state() {
+    let stage = Stage::new("filters", Pods::Routed, 2, NodeOptions::default());
+    let service = stage.web();
+    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let to = service.frontends(Protocol::Tcp)[0];
+    let mut held = Vec::new();
+    for _ in 0..20 {
+        let mut stream = Stream::connect(stage.client.place(), to).unwrap();
+        let server = stream.ask("who").unwrap().server;
+        held.push((stream, server));
+    }
+    let count = |arguments: &[&str]| items(&agent, &[&["connections"], arguments].concat()).len();
+    assert_eq!(count(&["--state", "open"]), 20);
+    assert_eq!(count(&["--state", "half-open,closing,evicted"]), 0);
+    assert_eq!(count(&["-n", "other"]), 0);
+    let client = held[0].0.local().unwrap().to_string();
+    assert_eq!(count(&["--client", &client]), 1);
+    for (index, pod) in stage.backends.iter().enumerate() {
+        let expected = held.iter().filter(|(_, server)| *server == format!("b{index}")).count();
+        let address = pod.addresses().v4.to_string();
+        assert_eq!(count(&["--backend", &address]), expected);
+        let backends = items(&agent, &["backends", "--backend", &format!("{address}:8080")]);
+        assert_eq!(number(&backends[0], "flows"), expected as u64);
+        assert_eq!(number(&backends[0], "halfOpenFlows"), 0);
+    }
+    let refused = agent.cli(&["get", "services", "--client", "10.0.0.1"]).unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("ask for connections"), "{said}");
+}
+
+#[test]
+fn a_connection_that_nobody_answers_is_shown_half_open() {
+    let stage = Stage::new("halfopen", Pods::Routed, 2, NodeOptions::default());
+    // They receive what the client sends, and have no way back to it.
+    for pod in &stage.backends {
+        let client = stage.client.addresses();
+        pod.namespace().ip(&format!("route add blackhole {}/32", client.v4)).unwrap();
+        pod.namespace().ip(&format!("route add blackhole {}/128", client.v6)).unwrap();
+    }
+    let service = stage.web();
+    let mut agent = stage.agent(&Manifest::of([service.clone()]), &["--flow-timeouts", "half-open=10m"]);
+    for to in service.frontends(Protocol::Tcp) {
+        let limit = Duration::from_millis(2_500);
+        Stream::connect_from(stage.client.place(), 0, to, limit).unwrap_err();
+    }
+    agent.kill();
+    let shown = items(&agent, &["connections", "--state", "half-open", "--service", "web:80"]);
+    assert_eq!(shown.len(), 2, "{shown:?}");
+    for item in &shown {
+        let tried = item["tried"].as_array().unwrap();
+        // Its SYN is sent again after a second: there is another backend to try.
+        assert!(number(item, "moves") >= 1 && number(item, "moves") == tried.len() as u64, "{item}");
+        assert!(number(item, "expiresSeconds") > 60, "as the programs were loaded: {item}");
+    }
+    let flows: u64 =
+        items(&agent, &["backends", "--service", "web:80"]).iter().map(|item| number(item, "halfOpenFlows")).sum();
+    assert_eq!(flows, 2);
+}
+
+/// Writes what the programs would have seen of a backend.
+fn write_health(stage: &Stage, id: u32, change: impl FnOnce(Health) -> Health) {
+    let path = stage.node.bpffs().join("ballast").join(map_name::HEALTH4);
+    let map = aya::maps::Map::Array(aya::maps::MapData::from_pin(&path).unwrap());
+    let mut health: aya::maps::Array<_, Health> = map.try_into().unwrap();
+    let seen = health.get(&id, 0).unwrap();
+    health.set(id, change(seen), 0).unwrap();
+}
+
+/// Id and generation of the one IPv4 backend of port 80, from the wide table.
+fn identity(agent: &Agent) -> (u32, u32) {
+    let output =
+        agent.cli(&["get", "backends", "--service", "web:80", "--backend", "0.0.0.0/0", "-o", "wide"]).unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let row = text.lines().nth(1).unwrap_or_else(|| panic!("{text}"));
+    let mut words = row.split_whitespace().rev().map(|word| word.parse().unwrap());
+    let generation = words.next().unwrap();
+    (words.next().unwrap(), generation)
+}
+
+#[test]
+fn a_suspect_backend_is_shown_logged_and_counted_and_so_is_its_end() {
+    let stage = Stage::new("suspect", Pods::Routed, 1, NodeOptions::default());
+    let service = stage.web();
+    let mut agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let (id, generation) = identity(&agent);
+    let now_s = lb_userspace::agent::clock::monotonic().to_tenths() / 10;
+    write_health(&stage, id, |seen| Health { generation, suspect_s: now_s - 7, answered_s: now_s - 9, ..seen });
+
+    let shown = items(&agent, &["backends", "--state", "suspect"]);
+    assert_eq!(shown.len(), 1);
+    assert!(number(&shown[0], "suspectSeconds") >= 7 && number(&shown[0], "answeredSeconds") >= 9, "{}", shown[0]);
+    eventually("the agent finds it", SOON, || {
+        let metrics = agent.metrics().unwrap();
+        let lines =
+            ["ballast_suspect_backends 1.0", "ballast_service_suspects{namespace=\"test\",service=\"web\",port=\"80\""];
+        lines.iter().all(|line| metrics.contains(line)).then_some(())
+    });
+    assert!(agent.log().contains("suspect, new flows avoid it"), "{}", agent.log());
+
+    write_health(&stage, id, |seen| Health { suspect_s: 0, ..seen });
+    assert!(items(&agent, &["backends", "--state", "suspect"]).is_empty());
+    eventually("and that it is over", SOON, || agent.log().contains("no longer suspect").then_some(()));
+    agent.kill();
+    write_health(&stage, id, |seen| Health { suspect_s: now_s, ..seen });
+    let table = String::from_utf8(agent.cli(&["get", "services"]).unwrap().stdout).unwrap();
+    assert!(table.contains("active, suspect"), "{table}");
+}

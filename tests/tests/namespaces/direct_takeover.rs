@@ -1,0 +1,122 @@
+//! Direct server return: one of three nodes and one of ten backends are lost at once. How many connections of the others break?
+
+use std::net::{IpAddr, SocketAddr};
+
+use lb_tests::agent::{Agent, Endpoint, External, Manifest, Service, peers_flag};
+use lb_tests::peers::{Server, Stream};
+use lb_tests::stage::serve;
+use lb_tests::topology::{Node, NodeOptions, Outside, Pod, Topology};
+
+const VIPS: [&str; 2] = ["203.0.113.80", "2001:db8:113::80"];
+/// Of each family.
+const CONNECTIONS: usize = 600;
+const BACKENDS: usize = 10;
+
+/// Fields in the order in which they must end.
+struct Scene {
+    servers: Vec<Vec<Server>>,
+    backends: Vec<Pod>,
+    client: Outside,
+    nodes: Vec<Node>,
+    _topology: Topology,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let topology = Topology::new("dsr-lost").unwrap();
+        let options = NodeOptions { rp_filter: 2, ..NodeOptions::default() };
+        let nodes: Vec<Node> = (0..3).map(|_| topology.node_with(options).unwrap()).collect();
+        for (own, other) in [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)] {
+            nodes[own].route_to(&nodes[other]).unwrap();
+        }
+        let backends: Vec<Pod> =
+            (0..BACKENDS).map(|index| nodes[index % 3].pod(&format!("b{index}")).unwrap()).collect();
+        let servers = backends.iter().enumerate().map(|(index, pod)| serve(pod, &format!("b{index}"))).collect();
+        let client = topology.outside("client", &nodes[0]).unwrap();
+        for family in ["ipv4", "ipv6"] {
+            // By the whole tuple, as routers do.
+            client.namespace().sysctl(&format!("net/{family}/fib_multipath_hash_policy"), "1").unwrap();
+        }
+        let scene = Self { servers, backends, client, nodes, _topology: topology };
+        scene.ask_by(&[0, 1, 2]);
+        scene
+    }
+
+    /// The router's set: what it spreads the client's connections over.
+    fn ask_by(&self, nodes: &[usize]) {
+        for vip in VIPS {
+            let to: IpAddr = vip.parse().unwrap();
+            let hops: Vec<String> =
+                nodes.iter().map(|node| format!("nexthop via {}", self.nodes[*node].addresses().like(to))).collect();
+            self.client.namespace().ip(&format!("route replace {vip} {}", hops.join(" "))).unwrap();
+        }
+    }
+
+    /// The service with all backends but one.
+    fn manifest(&self, lost: Option<usize>) -> Manifest {
+        let left = self.backends.iter().enumerate().filter(|(index, _)| Some(*index) != lost);
+        let endpoints =
+            left.map(|(index, pod)| Endpoint::ready(pod.addresses()).on(&self.nodes[index % 3].node_name()));
+        let external =
+            External { load_balancer_ips: VIPS.map(|vip| vip.parse().unwrap()).to_vec(), ..External::default() };
+        Manifest::of([Service::web(endpoints.collect()).with(external)])
+    }
+}
+
+/// With two digits.
+fn percent(part: usize, all: usize) -> String {
+    let parts = 10_000 * part / all;
+    format!("{}.{:02}", parts / 100, parts % 100)
+}
+
+fn counted(agent: &Agent, outcome: &str) -> u64 {
+    agent.json(&["status"]).unwrap()["outcomes"][outcome].as_u64().unwrap_or(0)
+}
+
+#[test]
+fn a_lost_node_and_a_lost_backend_break_few_connections_of_the_others() {
+    const LOST_NODE: usize = 1;
+    const LOST_BACKEND: usize = 3;
+    let mut scene = Scene::new();
+    let whole = scene.manifest(None);
+    let flags = ["--mode=dsr", &peers_flag(&scene.nodes)];
+    let agents: Vec<Agent> = scene.nodes.iter().map(|node| Agent::start_with(node, &whole, &flags).unwrap()).collect();
+    let connect = |index: usize| {
+        let to = SocketAddr::new(VIPS[index % 2].parse().unwrap(), 80);
+        let mut stream = Stream::connect(scene.client.place(), to).unwrap();
+        let answer = stream.ask("before").unwrap();
+        assert_eq!(answer.peer, stream.local().unwrap(), "the backend sees the client");
+        (stream, answer.server)
+    };
+    let mut streams: Vec<(Stream, String)> = (0..2 * CONNECTIONS).map(connect).collect();
+    for (node, agent) in agents.iter().enumerate() {
+        assert!(counted(agent, "tunnelled") > CONNECTIONS as u64 / 4, "node {node} has its share");
+    }
+
+    let lost = format!("b{LOST_BACKEND}");
+    scene.servers.remove(LOST_BACKEND).clear();
+    let left = scene.manifest(Some(LOST_BACKEND));
+    for agent in &agents {
+        agent.apply(&left).unwrap();
+    }
+    scene.ask_by(&[0, 2]);
+    let others: Vec<&mut (Stream, String)> = streams.iter_mut().filter(|(_, server)| *server != lost).collect();
+    let all = others.len();
+    assert!(all > CONNECTIONS, "{all}");
+    let broken = others.into_iter().filter_map(|(stream, server)| match stream.ask("after") {
+        Ok(answer) => {
+            assert_eq!(answer.server, *server, "a connection has one backend");
+            None
+        }
+        Err(error) => Some(format!("{server}: {error}")),
+    });
+    let broken: Vec<String> = broken.collect();
+    let moved = counted(&agents[0], "tunnelled") + counted(&agents[2], "tunnelled");
+    println!(
+        "node {LOST_NODE} of 3 and 1 of {BACKENDS} backends lost: {} of {all} connections to other backends broke ({} %); \
+         {moved} packets led by Maglev alone",
+        broken.len(),
+        percent(broken.len(), all)
+    );
+    assert!(100 * broken.len() <= all, "{} of {all}: {broken:?}", broken.len());
+}

@@ -1,0 +1,140 @@
+//! `ballast doctor` on nodes with something wrong: each is named with its remedy, nothing else is, and nothing is changed.
+
+use std::process::Command;
+
+use lb_tests::agent::{Agent, Manifest};
+use lb_tests::topology::{Checksums, Node, Topology, set_checksums};
+use serde_json::Value;
+
+/// A node, and an agent that does not run.
+struct Scene {
+    agent: Agent,
+    node: Node,
+    topology: Topology,
+}
+
+impl Scene {
+    fn new(subject: &str) -> Self {
+        let topology = Topology::new(subject).unwrap();
+        let node = topology.node().unwrap();
+        Self { agent: Agent::prepare(&node, &[]).unwrap(), node, topology }
+    }
+
+    /// The exit code and the findings.
+    fn examine(&self, flags: &[&str]) -> (i32, Vec<Value>) {
+        let cgroup = format!("--cgroup-root={}", self.node.cgroup().display());
+        let arguments: Vec<&str> = ["doctor", "-o", "json", &cgroup].into_iter().chain(flags.iter().copied()).collect();
+        let output = self.agent.cli(&arguments).unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {said}"));
+        (output.status.code().unwrap(), report["findings"].as_array().unwrap().clone())
+    }
+
+    /// The one finding that is not as it should be.
+    fn only(&self, flags: &[&str], exit: i32, check: &str) -> Value {
+        let (code, findings) = self.examine(flags);
+        let mut bad: Vec<Value> = findings.into_iter().filter(|finding| finding["level"] != "ok").collect();
+        assert!(bad.len() == 1 && code == exit, "exit code {code}: {bad:#?}");
+        let finding = bad.remove(0);
+        assert_eq!(finding["check"], check, "{finding:#}");
+        assert_eq!(finding["level"], if exit == 0 { "warn" } else { "fail" }, "{finding:#}");
+        finding
+    }
+}
+
+fn remedy(finding: &Value) -> &str {
+    finding["remedy"].as_str().unwrap()
+}
+
+#[test]
+fn a_sound_node_has_nothing_to_mend() {
+    let mut scene = Scene::new("doctor-sound");
+    let (code, findings) = scene.examine(&[]);
+    assert_eq!(code, 0, "{findings:#?}");
+    assert!(findings.iter().all(|finding| finding["level"] == "ok" && finding["remedy"].is_null()), "{findings:#?}");
+    for check in ["privileges", "kernel", "btf", "bpffs", "cgroup", "snat-ports", "forwarding", "xdp", "other-proxies"]
+    {
+        assert!(findings.iter().any(|finding| finding["check"] == check), "no {check}: {findings:#?}");
+    }
+    // An agent beside it is asked, too.
+    scene.agent.write(&Manifest::default()).unwrap();
+    scene.agent.restart().unwrap();
+    let (code, findings) = scene.examine(&[]);
+    let own: Vec<&Value> = findings.iter().filter(|finding| finding["check"] == "agent").collect();
+    assert!(code == 0 && own[0]["found"] == "runs", "{own:#?}");
+}
+
+#[test]
+fn xdp_over_a_veth_is_judged_by_the_other_ends_checksums() {
+    let scene = Scene::new("doctor-xdp");
+    let (wire, port) = (scene.topology.wire(), scene.node.port());
+    let (code, findings) = scene.examine(&["--xdp-mode=native"]);
+    assert_eq!(code, 0, "{findings:#?}");
+    set_checksums(wire, &port, Checksums::Partial).unwrap();
+    let finding = scene.only(&["--xdp-mode=native"], 1, "xdp");
+    assert!(remedy(&finding).contains(&format!("ethtool -K {port} tx off")), "{finding:#}");
+    // Unasked, tc serves such a link.
+    assert_eq!(scene.examine(&[]).0, 0);
+}
+
+#[test]
+fn what_keeps_clients_outside_from_being_served_is_named() {
+    let scene = Scene::new("doctor-links");
+    let namespace = scene.node.namespace();
+    namespace.sysctl("net/ipv4/ip_local_port_range", "1024 65535").unwrap();
+    namespace.sysctl("net/ipv4/ip_local_reserved_ports", "61000-65535").unwrap();
+    let finding = scene.only(&[], 0, "node-ports");
+    assert!(remedy(&finding).contains("ip_local_reserved_ports=30000-32767"), "{finding:#}");
+    namespace.sysctl("net/ipv4/ip_local_reserved_ports", "30000-32767,61000-65535").unwrap();
+    assert_eq!(scene.examine(&[]).0, 0);
+
+    namespace.sysctl("net/ipv4/conf/all/forwarding", "0").unwrap();
+    let finding = scene.only(&[], 1, "forwarding");
+    assert_eq!(remedy(&finding), "sysctl net.ipv4.conf.all.forwarding=1");
+    namespace.sysctl("net/ipv4/conf/all/forwarding", "1").unwrap();
+
+    namespace.ip("link set eth0 mtu 1300").unwrap();
+    let finding = scene.only(&["--mode=dsr"], 1, "mtu");
+    assert!(remedy(&finding).contains("mtu 1320 or more, or --mode snat"), "{finding:#}");
+    assert_eq!(scene.examine(&["--mode=snat"]).0, 0);
+    // What is asked for is refused, as the agent would refuse it.
+    let finding = scene.only(&["--snat-ports=1024-2047"], 1, "snat-ports");
+    assert!(remedy(&finding).starts_with("choose ports outside"), "{finding:#}");
+}
+
+#[test]
+fn what_another_proxy_left_is_named() {
+    let scene = Scene::new("doctor-proxies");
+    let nft = |rules: &str| {
+        let mut command = Command::new("nft");
+        command.arg(rules);
+        assert!(scene.node.namespace().place().run(|| command.status()).unwrap().success(), "{rules}");
+    };
+    // Other rules are nobody's business.
+    nft("add table ip mine; add chain ip mine KUBE-LIKE");
+    assert_eq!(scene.examine(&[]).0, 0);
+    nft("add table ip kube-proxy");
+    let finding = scene.only(&[], 0, "other-proxies");
+    assert!(remedy(&finding).contains("nft delete table ip kube-proxy"), "{finding:#}");
+    nft("delete table ip kube-proxy; add table ip nat; add chain ip nat KUBE-SERVICES");
+    let finding = scene.only(&[], 0, "other-proxies");
+    assert!(finding["found"].as_str().unwrap().contains("KUBE-SERVICES"), "{finding:#}");
+    nft("delete table ip nat");
+    scene.node.namespace().ip("link add kube-ipvs0 type bridge").unwrap();
+    let finding = scene.only(&[], 0, "other-proxies");
+    assert!(remedy(&finding).contains("ip link delete kube-ipvs0"), "{finding:#}");
+}
+
+#[test]
+fn a_folder_that_is_no_bpf_file_system_fails() {
+    let scene = Scene::new("doctor-bpffs");
+    let node = &scene.node;
+    let mut command = Command::new(lb_tests::agent::binary().unwrap());
+    command.args(["doctor", "--bpffs=/proc"]).arg(format!("--run-dir={}", node.run_dir().display()));
+    command.arg(format!("--cgroup-root={}", node.cgroup().display()));
+    let output = node.place().run(|| command.output()).unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let line = text.lines().find(|line| line.contains("bpffs")).unwrap();
+    assert!(line.starts_with("FAIL") && line.contains("mount -t bpf bpf"), "{text}");
+}

@@ -1,0 +1,262 @@
+//! A drain ends by its deadline: flows stay until then, both sides are told after it, UDP moves at once.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lb_tests::agent::{Endpoint, External, Manifest, Protocol, SOON, Service};
+use lb_tests::peers::{Datagrams, Stream, eventually};
+use lb_tests::stage::{Pods, Stage};
+use lb_tests::topology::NodeOptions;
+
+const DRAIN: &str = "4s";
+
+fn broken(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe)
+}
+
+/// How many drains ended like this.
+fn ends(agent: &lb_tests::agent::Agent, end: &str) -> u64 {
+    let status = agent.json(&["status"]).unwrap();
+    status["agent"]["tables"]["drains"]["ends"][end].as_u64().unwrap_or_default()
+}
+
+/// A manifest whose Services have a drain period of their own.
+fn with_period(manifest: &Manifest, period: &str) -> String {
+    let head = "\"kind\": \"Service\",\n  \"metadata\": {";
+    let yaml = manifest.yaml();
+    assert!(yaml.contains(head), "{yaml}");
+    yaml.replace(head, &format!("{head} \"annotations\": {{\"ballast.dev/drain-period\": \"{period}\"}},"))
+}
+
+/// A service's own period counts, also after the Service is deleted and with the agent dead; the log does not repeat itself.
+#[test]
+fn a_service_has_a_period_of_its_own_also_when_it_is_gone() {
+    let stage = Stage::new("period", Pods::Routed, 1, NodeOptions::default());
+    let service = stage.web();
+    let mut agent = stage.agent(&Manifest::of([service.clone()]), &["--drain-period", "1s"]);
+    agent.write_text(&with_period(&Manifest::of([service.clone()]), "20s")).unwrap();
+    let to = service.frontends(Protocol::Tcp)[0];
+    let mut stream = Stream::connect(stage.client.place(), to).unwrap();
+    stream.ask("one").unwrap();
+    // The annotation is in the tables with the next revision, which writes nothing that shows.
+    eventually("it is read", SOON, || {
+        (agent.json(&["status"]).ok()?["agent"]["source"]["revision"].as_u64()? >= 2).then_some(())
+    });
+    let deleted = std::time::Instant::now();
+    agent.apply(&Manifest::default()).unwrap();
+    let draining = || agent.states().unwrap().iter().filter(|(_, _, state)| state == "draining").count();
+    assert_eq!(draining(), 4);
+    let lines = agent.log().lines().count();
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(stream.ask("two").unwrap().server, "b0", "the agent's second has passed, the service's twenty have not");
+    assert_eq!(agent.log().lines().count(), lines, "an agent that waits says nothing: {}", agent.log());
+    agent.kill();
+    let error = eventually("it is told", 2 * SOON, || {
+        std::thread::sleep(Duration::from_millis(100));
+        stream.ask("three").err()
+    });
+    assert!(broken(&error), "{error}");
+    assert!(deleted.elapsed() >= Duration::from_secs(19), "not before its time: {:?}", deleted.elapsed());
+    agent.restart().unwrap();
+    eventually("the drains are over", SOON, || (ends(&agent, "deadline") + ends(&agent, "empty") >= 4).then_some(()));
+}
+
+/// A drain that no flow waits for is told apart from one that cut flows off, and from one that was called off.
+#[test]
+fn drains_are_counted_by_their_ends() {
+    let stage = Stage::new("ends", Pods::Routed, 2, NodeOptions::default());
+    let mut both = stage.web();
+    both.ports.truncate(1);
+    let service = |endpoints| Service { endpoints, ..both.clone() };
+    let agent = stage.agent(&Manifest::of([both.clone()]), &["--drain-period", "20s"]);
+    // b0 keeps a connection to its IPv4 address, b1 has none.
+    let to = both.frontends(Protocol::Tcp)[0];
+    let mut held = eventually("a connection to b0", SOON, || {
+        let mut stream = Stream::connect(stage.client.place(), to).ok()?;
+        (stream.ask("who").ok()?.server == "b0").then_some(stream)
+    });
+    agent.apply(&Manifest::of([service(vec![])])).unwrap();
+    agent.apply(&Manifest::of([both.clone()])).unwrap();
+    assert_eq!(ends(&agent, "returned"), 4);
+    agent.apply(&Manifest::of([service(vec![])])).unwrap();
+    eventually("they end", 2 * SOON, || held.ask("still").err());
+    eventually("three were empty, one was not", SOON, || {
+        ((ends(&agent, "empty"), ends(&agent, "deadline")) == (3, 1)).then_some(())
+    });
+}
+
+/// A node port is taken away while its Service stays: connections by it drain, those by the cluster IP do not.
+#[test]
+fn a_deleted_frontend_drains_the_connections_that_came_by_it() {
+    const NODE_PORT: u16 = 30_080;
+    let stage = Stage::new("frontend", Pods::Routed, 1, NodeOptions::default());
+    let plain = stage.web();
+    let exposed = plain.clone().with(External { node_ports: vec![NODE_PORT], ..External::default() });
+    let agent = stage.agent(&Manifest::of([exposed]), &["--drain-period", "10s"]);
+    let cluster_ips = plain.frontends(Protocol::Tcp);
+    let node_ports = stage.node.addresses().both().map(|ip| SocketAddr::new(ip, NODE_PORT));
+    let connect = |to: &SocketAddr| Stream::connect(stage.client.place(), *to).unwrap();
+    let mut stay: Vec<Stream> = cluster_ips.iter().map(connect).collect();
+    let mut go: Vec<Stream> = node_ports.iter().map(connect).collect();
+    for stream in stay.iter_mut().chain(&mut go) {
+        stream.ask("one").unwrap();
+    }
+    agent.write(&Manifest::of([plain])).unwrap();
+    eventually("the node port is refused", SOON, || Stream::connect(stage.client.place(), node_ports[0]).err());
+    for stream in &mut go {
+        stream.ask("two").unwrap();
+    }
+    let broken_before: u32 = stage.servers[0].iter().map(lb_tests::peers::Server::broken).sum();
+    for stream in &mut go {
+        let error = eventually("it is told", 2 * SOON, || {
+            std::thread::sleep(Duration::from_millis(200));
+            stream.ask("three").err()
+        });
+        assert!(broken(&error), "{error}");
+    }
+    eventually("the backend is told, too", SOON, || {
+        stage.servers[0].iter().for_each(|server| server.push("anybody?"));
+        let now: u32 = stage.servers[0].iter().map(lb_tests::peers::Server::broken).sum();
+        (now >= broken_before + 2).then_some(())
+    });
+    for stream in &mut stay {
+        // What the server said unasked comes first.
+        let answer =
+            eventually("the answer", SOON, || stream.read_line().ok().filter(|line| line.contains("anybody?")));
+        assert!(!answer.is_empty(), "by the cluster IP it goes on");
+    }
+}
+
+#[test]
+fn a_vanished_backend_keeps_its_connections_until_the_deadline_and_not_longer() {
+    let stage = Stage::new("drain", Pods::Routed, 2, NodeOptions::default());
+    let service = stage.web();
+    let mut agent = stage.agent(&Manifest::of([service.clone()]), &["--drain-period", DRAIN]);
+    for (index, agent_dies) in [false, true].into_iter().enumerate() {
+        agent.apply(&Manifest::of([service.clone()])).unwrap();
+        for to in service.frontends(Protocol::Tcp) {
+            // Two connections to the backend that will go: one whose client speaks first after the deadline, one whose backend does.
+            let mut held = Vec::new();
+            while held.len() < 2 {
+                let mut stream = Stream::connect(stage.client.place(), to).unwrap();
+                if stream.ask("who").unwrap().server == "b1" {
+                    held.push(stream);
+                }
+            }
+            let remaining = Service::web(stage.endpoints()[..1].to_vec());
+            agent.apply(&Manifest::of([remaining])).unwrap();
+            for _ in 0..30 {
+                let answer = Stream::connect(stage.client.place(), to).unwrap().ask("new").unwrap();
+                assert_eq!(answer.server, "b0", "no new flow goes to a backend that drains");
+            }
+            assert_eq!(held[0].ask("still").unwrap().server, "b1");
+            if agent_dies {
+                agent.kill();
+            }
+            let server =
+                stage.servers[1].iter().find(|server| server.address().ip().is_ipv4() == to.is_ipv4()).unwrap();
+            let before = server.broken();
+            let mut by_client = held.remove(0);
+            let error = eventually("the client is told", SOON, || {
+                std::thread::sleep(Duration::from_millis(200));
+                by_client.ask("still").err()
+            });
+            assert!(broken(&error), "round {index} {to}: {error}");
+            // The backend's own next segment is answered, too: its connections end.
+            eventually("the backend is told", SOON, || {
+                server.push("anybody?");
+                (server.broken() >= before + 2).then_some(())
+            });
+            if agent_dies {
+                agent.restart().unwrap();
+            }
+            agent.apply(&Manifest::of([service.clone()])).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_backend_that_comes_back_in_time_keeps_its_connections() {
+    let stage = Stage::new("back", Pods::Routed, 1, NodeOptions::default());
+    let service = stage.web();
+    let agent = stage.agent(&Manifest::of([service.clone()]), &["--drain-period", "3s"]);
+    let to = service.frontends(Protocol::Tcp)[0];
+    let mut stream = Stream::connect(stage.client.place(), to).unwrap();
+    stream.ask("one").unwrap();
+    agent.apply(&Manifest::of([Service::web(vec![])])).unwrap();
+    agent.apply(&Manifest::of([service])).unwrap();
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(stream.ask("two").unwrap().server, "b0");
+}
+
+#[test]
+fn an_address_that_comes_back_as_another_pod_gets_none_of_the_old_flows() {
+    let stage = Stage::new("reborn", Pods::Routed, 1, NodeOptions::default());
+    let endpoint = stage.endpoints().remove(0);
+    let first = Service::web(vec![endpoint.clone().pod("aaaa")]);
+    let agent = stage.agent(&Manifest::of([first.clone()]), &[]);
+    let to = first.frontends(Protocol::Tcp)[0];
+    let mut old = Stream::connect(stage.client.place(), to).unwrap();
+    old.ask("one").unwrap();
+    let mut answered = 1;
+    let second = Service::web(vec![endpoint.pod("bbbb")]);
+    agent.write(&Manifest::of([second])).unwrap();
+    let error = eventually("the old flow is told", SOON, || {
+        std::thread::sleep(Duration::from_millis(100));
+        answered += 1;
+        old.ask("two").err()
+    });
+    answered -= 1;
+    assert!(broken(&error), "{error}");
+    stage.servers[0].iter().for_each(|server| server.push("to the old one"));
+    let mut new = Stream::connect(stage.client.place(), to).unwrap();
+    assert_eq!(new.ask("three").unwrap().server, "b0");
+    // Every question that the pod answered was one that its client heard answered: no other got there.
+    let answers = || stage.servers[0].iter().map(lb_tests::peers::Server::answers).sum::<u32>();
+    eventually("the last answer is counted", SOON, || (answers() > answered).then_some(()));
+    assert_eq!(answers(), answered + 1, "nothing of the old flow got through after its end");
+    assert_eq!(ends(&agent, "replaced"), 0, "it did not drain: it ended at once");
+}
+
+#[test]
+fn udp_moves_at_its_next_packet() {
+    let stage = Stage::new("udp", Pods::Routed, 2, NodeOptions::default());
+    let service = stage.web();
+    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    for to in service.frontends(Protocol::Udp) {
+        for place in [stage.client.place(), stage.node.place()] {
+            agent.apply(&Manifest::of([service.clone()])).unwrap();
+            let socket = Datagrams::unconnected(place, 0, to).unwrap();
+            let first = socket.ask_at(to, "one").unwrap().server;
+            let (gone, left) = if first == "b0" { (0, 1) } else { (1, 0) };
+            let endpoints = stage.endpoints();
+            let remaining =
+                Service::web(vec![endpoints[left].clone(), Endpoint::unready(stage.backends[gone].addresses())]);
+            agent.apply(&Manifest::of([remaining])).unwrap();
+            assert_eq!(socket.ask_at(to, "two").unwrap().server, format!("b{left}"));
+            // To zero and back.
+            agent.apply(&Manifest::of([Service::web(vec![])])).unwrap();
+            socket.ask_at(to, "three").unwrap_err();
+            agent.apply(&Manifest::of([service.clone()])).unwrap();
+            eventually("it is served again", SOON, || socket.ask_at(to, "four").ok());
+        }
+    }
+}
+
+#[test]
+fn a_deleted_service_drains_its_connections() {
+    let stage = Stage::new("deleted", Pods::Routed, 1, NodeOptions::default());
+    let service = stage.web();
+    let agent = stage.agent(&Manifest::of([service.clone()]), &["--drain-period", DRAIN]);
+    let to = service.frontends(Protocol::Tcp)[0];
+    let mut stream = Stream::connect(stage.client.place(), to).unwrap();
+    stream.ask("one").unwrap();
+    agent.apply(&Manifest::default()).unwrap();
+    assert_eq!(stream.ask("two").unwrap().server, "b0", "established flows drain");
+    let error = eventually("it is told", SOON, || {
+        std::thread::sleep(Duration::from_millis(200));
+        stream.ask("three").err()
+    });
+    assert!(broken(&error), "{error}");
+}

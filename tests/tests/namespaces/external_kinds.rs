@@ -1,0 +1,168 @@
+//! Load balancers' addresses and external IPs serve pods, processes of the node and clients outside, within the source ranges.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use lb_tests::agent::{Agent, External, Manifest, SOON};
+use lb_tests::peers::{Datagrams, Stream, eventually};
+use lb_tests::stage::{Pods, Stage};
+use lb_tests::topology::{Addresses, NodeOptions, Place};
+
+const HTTP: u16 = 80;
+const DNS: u16 = 53;
+/// How long a packet is waited for that must not come.
+const SILENCE: Duration = Duration::from_millis(700);
+
+fn addresses(texts: [&str; 2]) -> Vec<IpAddr> {
+    texts.map(|text| text.parse().unwrap()).to_vec()
+}
+
+fn load_balancer() -> Vec<IpAddr> {
+    addresses(["198.51.100.10", "2001:db8:5::10"])
+}
+
+fn external() -> Vec<IpAddr> {
+    addresses(["203.0.113.7", "2001:db8:7::7"])
+}
+
+/// TCP and UDP at these addresses reach a backend, which sees the client as it is.
+fn reaches(from: &Place, addresses: &[IpAddr]) {
+    for &address in addresses {
+        let to = SocketAddr::new(address, HTTP);
+        let mut stream = Stream::connect(from, to).unwrap_or_else(|e| panic!("{}: tcp {to}: {e}", from.name()));
+        let answer = stream.ask("hello").unwrap_or_else(|e| panic!("{}: tcp {to}: {e}", from.name()));
+        assert_eq!(stream.peer().unwrap(), to, "the client believes it talks to the service");
+        assert_eq!(answer.peer, stream.local().unwrap(), "the backend sees the client's own address");
+        let to = SocketAddr::new(address, DNS);
+        let socket = Datagrams::connected(from, 0, to).unwrap();
+        socket.ask("hello").unwrap_or_else(|e| panic!("{}: udp {to}: {e}", from.name()));
+    }
+}
+
+#[test]
+fn pods_and_host_processes_reach_every_kind() {
+    let stage = Stage::new("kinds", Pods::Routed, 2, NodeOptions::default());
+    let both = External { external_ips: external(), load_balancer_ips: load_balancer(), ..External::default() };
+    let manifest = Manifest::of([stage.web().with(both)]);
+    let _agent = stage.agent(&manifest, &["--external-ips", "on"]);
+    for from in [stage.client.place(), stage.node.place()] {
+        reaches(from, &load_balancer());
+        reaches(from, &external());
+    }
+}
+
+#[test]
+fn external_ips_are_not_served_unless_asked_for() {
+    let stage = Stage::new("noexternal", Pods::Routed, 1, NodeOptions::default());
+    let both = External { external_ips: external(), load_balancer_ips: load_balancer(), ..External::default() };
+    let _agent = stage.agent(&Manifest::of([stage.web().with(both)]), &[]);
+    for from in [stage.client.place(), stage.node.place()] {
+        reaches(from, &load_balancer());
+        for address in external() {
+            Stream::connect_from(from, 0, SocketAddr::new(address, HTTP), SILENCE)
+                .expect_err("nobody has this address");
+        }
+    }
+}
+
+#[test]
+fn a_service_without_endpoints_is_refused_at_every_kind() {
+    let stage = Stage::new("kindsempty", Pods::Routed, 0, NodeOptions::default());
+    let ingress = External { load_balancer_ips: load_balancer(), ..External::default() };
+    let _agent = stage.agent(&Manifest::of([stage.web().with(ingress)]), &[]);
+    for to in load_balancer().into_iter().map(|address| SocketAddr::new(address, HTTP)) {
+        for from in [stage.client.place(), stage.node.place()] {
+            let error = Stream::connect(from, to).expect_err("nobody serves");
+            assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{}: {to}", from.name());
+        }
+    }
+}
+
+/// The ranges that hold just this client.
+fn only(client: Addresses) -> Vec<String> {
+    client.both().map(|address| format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 })).to_vec()
+}
+
+fn dropped(agent: &Agent) -> u64 {
+    let metrics = agent.metrics().unwrap();
+    let named = "ballast_outcomes_total{outcome=\"dropped_source_range\"} ";
+    let value = metrics.lines().find_map(|line| line.strip_prefix(named)).unwrap();
+    // OpenMetrics writes a counter as a decimal fraction.
+    value.trim_end_matches(".0").parse().unwrap()
+}
+
+/// Dropped without a word, and counted.
+fn is_dropped(agent: &Agent, from: &Place, to: SocketAddr) -> bool {
+    let before = dropped(agent);
+    match Stream::connect_from(from, 0, to, SILENCE) {
+        Ok(_) => false,
+        Err(error) => {
+            assert_ne!(error.kind(), ErrorKind::ConnectionRefused, "{to}: it is not told");
+            assert!(dropped(agent) > before, "{to}: dropped, but not counted");
+            true
+        }
+    }
+}
+
+#[test]
+fn clients_outside_the_source_ranges_are_dropped_and_counted() {
+    let stage = Stage::new("kindsranges", Pods::Routed, 2, NodeOptions::default());
+    let stranger = stage.pod("stranger");
+    let guarded = |source_ranges| {
+        let external = External { load_balancer_ips: load_balancer(), source_ranges, ..External::default() };
+        Manifest::of([stage.web().with(external)])
+    };
+    let agent = stage.agent(&guarded(only(stage.client.addresses())), &[]);
+    // A pod whose link has no programs yet would be dropped as well, but not counted.
+    reaches(stranger.place(), &stage.web().cluster_ips.both());
+    let ingress: Vec<SocketAddr> = load_balancer().into_iter().map(|ip| SocketAddr::new(ip, HTTP)).collect();
+    reaches(stage.client.place(), &load_balancer());
+    for &to in &ingress {
+        assert!(is_dropped(&agent, stranger.place(), to), "{to}: the stranger got through");
+        // The node's own address is in no range.
+        let before = dropped(&agent);
+        let error = Stream::connect(stage.node.place(), to).expect_err("the node got through");
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+        assert_eq!(dropped(&agent), before + 1);
+    }
+
+    // Established connections outlive the range that admitted them; new ones find it gone.
+    let mut held: Vec<Stream> = ingress.iter().map(|to| Stream::connect(stage.client.place(), *to).unwrap()).collect();
+    agent.write(&guarded(only(stranger.addresses()))).unwrap();
+    for (to, held) in ingress.iter().zip(&mut held) {
+        eventually("the range is gone", SOON, || is_dropped(&agent, stage.client.place(), *to).then_some(()));
+        held.ask("still").unwrap();
+    }
+    reaches(stranger.place(), &load_balancer());
+}
+
+#[test]
+fn clients_outside_reach_every_kind_within_the_source_ranges() {
+    const NODE_PORT: u16 = 30_080;
+    let stage = Stage::new("kindsoutside", Pods::Routed, 2, NodeOptions::default());
+    let [customer, stranger] = ["customer", "stranger"].map(|name| stage.topology.outside(name, &stage.node).unwrap());
+    let node = stage.node.addresses();
+    let guarded = [load_balancer(), external()].concat();
+    for (host, address) in [&customer, &stranger].into_iter().flat_map(|host| guarded.iter().map(move |ip| (host, ip)))
+    {
+        host.namespace().ip(&format!("route add {address} via {}", node.like(*address))).unwrap();
+    }
+    let own = External {
+        external_ips: external(),
+        load_balancer_ips: load_balancer(),
+        node_ports: vec![NODE_PORT],
+        source_ranges: only(customer.addresses()),
+        ..External::default()
+    };
+    let agent = stage.agent(&Manifest::of([stage.web().with(own)]), &["--external-ips", "on"]);
+    reaches(customer.place(), &guarded);
+    for to in guarded.into_iter().map(|address| SocketAddr::new(address, HTTP)) {
+        assert!(is_dropped(&agent, stranger.place(), to), "{to}: the stranger got through");
+    }
+    for to in node.both().map(|address| SocketAddr::new(address, NODE_PORT)) {
+        let mut stream = Stream::connect(stranger.place(), to).unwrap();
+        let answer = stream.ask("hello").unwrap();
+        assert_eq!(answer.peer, stream.local().unwrap(), "node ports are not guarded, and the backend is of this node");
+    }
+}

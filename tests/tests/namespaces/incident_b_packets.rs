@@ -1,0 +1,179 @@
+//! Incident B, the half that lies in the packets: API server and agent are dead when twelve of 77 backends go, and nobody is there
+//! to learn of it. Beside it, on a node of its own, the real kube-proxy in the same place. Needs root.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use lb_common::outcome::Outcome;
+use lb_tests::agent::Agent;
+use lb_tests::cluster::objects::Endpoint;
+use lb_tests::cluster::{Hosted, KubeProxy, SETTLE_LIMIT};
+use lb_tests::incident::{Clients, Counters, Crowd, Round, Way};
+use lb_tests::peers::eventually;
+use lb_tests::topology::{Node, NodeOptions, Pod};
+
+use lb_tests::stage::{Pods, Stage};
+
+/// Backends of each service, as in the incident, and how many of them go.
+const BACKENDS: u8 = 77;
+const GONE: u8 = 12;
+/// What clients in pods do: no port twice, all of them below those that the kernel chooses.
+const IN_PODS: Clients =
+    Clients { connections: 1000, at_a_time: 100, patience: Duration::from_secs(5), first_port: None };
+/// First ports of the rounds.
+const FIRST_PORTS: [u16; 3] = [20_000, 21_000, 22_000];
+/// Host processes: the socket hook translates their connects, and sees none of their packets.
+const ON_THE_HOST: Clients =
+    Clients { connections: 200, at_a_time: 100, patience: Duration::from_secs(5), first_port: None };
+
+/// A service for each way to go and each kind of client: what is learnt about a service's backends stays with that service, so
+/// none of the rounds is warmed up by another one.
+struct Services(Vec<(Way, &'static str, SocketAddr)>);
+
+impl Services {
+    fn create(cluster: &Hosted) -> Result<Self> {
+        let endpoints: Vec<Endpoint> =
+            (0..BACKENDS).map(|number| Endpoint::ready(Crowd::address(number).into())).collect();
+        let mut made = Vec::new();
+        for way in Way::ALL {
+            for client in ["pod", "host"] {
+                let name = name(way, client);
+                let address = cluster.create_service(&name)?[0];
+                cluster.put_endpoints(&name, &endpoints)?;
+                made.push((way, client, SocketAddr::new(address, 80)));
+            }
+        }
+        Ok(Self(made))
+    }
+
+    fn address(&self, way: Way, client: &str) -> SocketAddr {
+        let found = self.0.iter().find(|(of, by, _)| *of == way && *by == client);
+        found.map(|(.., address)| *address).expect("a service for each")
+    }
+}
+
+fn name(way: Way, client: &str) -> String {
+    format!("{}-{client}", way.name())
+}
+
+/// Whether the tables hold all backends of all services.
+fn is_told(agent: &Agent, expected: &BTreeSet<IpAddr>) -> Option<()> {
+    let states = agent.states().ok()?;
+    let complete = |service: &str| {
+        let of_service = states.iter().filter(|(of, _, state)| of == service && state == "active");
+        let targets = of_service.filter_map(|(_, target, _)| target.parse::<SocketAddr>().ok());
+        let found: BTreeSet<IpAddr> =
+            targets.filter(|target| target.port() == 8080).map(|target| target.ip()).collect();
+        found == *expected
+    };
+    Way::ALL.iter().all(|way| complete(&name(*way, "pod")) && complete(&name(*way, "host"))).then_some(())
+}
+
+/// Whether kube-proxy's rules hold all of them.
+fn kube_proxy_is_told(node: &Node) -> Option<()> {
+    let list = || Command::new("nft").args(["list", "table", "ip", "kube-proxy"]).output();
+    let output = node.place().run(list).ok()?;
+    let rules = String::from_utf8_lossy(&output.stdout);
+    let choice = format!("mod {BACKENDS} ");
+    let chooses = |service: String| {
+        let chain =
+            rules.split("\tchain service-").find(|chain| chain.contains(&format!("-default/{service}/tcp/tcp {{")));
+        chain.is_some_and(|chain| chain.contains(&choice))
+    };
+    let complete = |client: &str| Way::ALL.iter().all(|way| chooses(name(*way, client)));
+    (complete("pod") && complete("host")).then_some(())
+}
+
+/// The node of kube-proxy: the same addresses of the same crowd, in namespaces of its own.
+struct Contrast {
+    client: Pod,
+    crowd: Crowd,
+    node: Node,
+}
+
+impl Contrast {
+    fn new(stage: &Stage) -> Result<Self> {
+        let node = stage.topology.node()?;
+        let client = node.pod("client")?;
+        Ok(Self { crowd: Crowd::new(&node, BACKENDS)?, client, node })
+    }
+}
+
+#[test]
+fn with_api_and_agent_dead_no_connection_fails_because_twelve_backends_go() -> Result<()> {
+    let stage = Stage::new("incident-bp", Pods::Routed, 0, NodeOptions::default());
+    let crowd = Crowd::new(&stage.node, BACKENDS)?;
+    let contrast = Contrast::new(&stage)?;
+    for node in [&stage.node, &contrast.node] {
+        // Every client is told that there is no route, not just a few.
+        node.namespace().sysctl("net/ipv4/icmp_ratemask", "0")?;
+    }
+    let host = stage.topology.outside("api", &stage.node)?;
+    let mut cluster = Hosted::start(&host)?;
+    cluster.create_node(&contrast.node)?;
+    let mut agent = cluster.agent(&stage.node, &[])?;
+    agent.restart()?;
+    let folder = stage.topology.directory().to_owned();
+    let kube_proxy = KubeProxy {
+        node: &contrast.node,
+        kubeconfig: cluster.kubeconfig().display().to_string(),
+        folder: folder.clone(),
+    };
+    let kube_proxy = kube_proxy.start()?;
+    let services = Services::create(&cluster)?;
+    let expected: BTreeSet<IpAddr> = (0..BACKENDS).map(|number| Crowd::address(number).into()).collect();
+    eventually("Ballast serves all of them", SETTLE_LIMIT, || is_told(&agent, &expected));
+    let begun = Instant::now();
+    while kube_proxy_is_told(&contrast.node).is_none() {
+        kube_proxy.check()?;
+        ensure!(begun.elapsed() < SETTLE_LIMIT, "kube-proxy does not serve all of them:\n{}", kube_proxy.tail());
+        std::thread::sleep(Duration::from_millis(200));
+    }
+
+    // Nobody is left who could learn of it.
+    cluster.stop();
+    agent.kill();
+    drop(kube_proxy);
+    let mut failed = Vec::new();
+    for (way, first_port) in Way::ALL.into_iter().zip(FIRST_PORTS) {
+        let in_pods = Clients { first_port: Some(first_port), ..IN_PODS };
+        crowd.vanish(&stage.node, 0..GONE, way)?;
+        contrast.crowd.vanish(&contrast.node, 0..GONE, way)?;
+        let before = Counters::read(stage.node.bpffs())?;
+        let to = services.address(way, "pod");
+        let pod = in_pods.run(stage.client.place(), to);
+        let after = Counters::read(stage.node.bpffs())?;
+        let on_host = ON_THE_HOST.run(stage.node.place(), services.address(way, "host"));
+        let other = in_pods.run(contrast.client.place(), to);
+        println!("{GONE} of {BACKENDS} backends gone ({}), API server and agent dead:", way.name());
+        report("Ballast, client in a pod", &pod);
+        println!(
+            "    {} SYNs moved to another backend; counted: {}",
+            after.since(&before, Outcome::Retried),
+            after.line_since(&before)
+        );
+        report("Ballast, client on the host", &on_host);
+        report("kube-proxy, client in a pod", &other);
+        if pod.failed() > 0 {
+            failed.push(format!("{}: {}, the first: {:?}", way.name(), pod.line(), pod.first_error()));
+        }
+        if after.since(&before, Outcome::Retried) == 0 {
+            failed.push(format!("{}: no connection was moved, so none of the dead was met", way.name()));
+        }
+        // The contrast is one only if kube-proxy's node met the same.
+        // Where the node has no route, a client's stack goes on for as long as it waits for a neighbour: few of its connections fail.
+        assert!(way == Way::NoRoute || other.failed() > 0, "kube-proxy, {}: {}", way.name(), other.line());
+        crowd.return_to(&stage.node, 0..GONE, way)?;
+        contrast.crowd.return_to(&contrast.node, 0..GONE, way)?;
+    }
+    assert!(failed.is_empty(), "connections from a pod failed:\n{}", failed.join("\n"));
+    drop(agent);
+    Ok(())
+}
+
+fn report(who: &str, round: &Round) {
+    println!("  {who:<28} {} (in {:.1} s)", round.line(), round.took.as_secs_f64());
+}

@@ -1,0 +1,60 @@
+//! Real traffic between network namespaces, past real agents. Each module is a rung of `cargo xtask test`.
+
+// Tests may unwrap: a panic is a failed test.
+#![allow(clippy::unwrap_used)]
+
+mod affinity;
+mod agent_life;
+mod audit;
+mod catch_all;
+mod checks;
+mod cluster_ip;
+mod collisions;
+mod connections;
+mod contrast;
+mod deploy;
+mod direct;
+mod direct_mtu;
+mod direct_return;
+mod direct_takeover;
+mod doctor;
+mod drain;
+mod external_kinds;
+mod fast_path;
+mod fast_path_nodes;
+mod fragments;
+mod hairpin;
+mod health_check;
+mod icmp;
+mod incident_a;
+mod incident_b_packets;
+mod maintenance;
+mod martians;
+mod masqueraded;
+mod no_loop;
+mod node_port_flood;
+mod node_ports;
+mod north_south;
+mod north_south_direct;
+mod pmtu;
+mod rate_limit;
+mod retry;
+mod schedulers;
+mod snat_ports;
+mod soak;
+mod socket;
+mod socket_binds;
+mod socket_collisions;
+mod socket_destroy;
+mod socket_node_ports;
+mod socket_release;
+mod socket_suspects;
+mod source_ranges;
+mod sources;
+mod sweep;
+mod syn_flood;
+mod takeover;
+mod topology;
+mod transfer;
+mod two_nodes;
+mod udp_moves;

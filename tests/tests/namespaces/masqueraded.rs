@@ -1,0 +1,142 @@
+//! What surrounds the flows of clients outside to backends of other nodes: ICMP errors both ways, datagrams in fragments; and what the
+//! addresses of services answer to such clients by themselves.
+
+use std::io::ErrorKind;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use lb_common::outcome::Outcome;
+use lb_tests::beyond::{Beyond, DNS, ODD, external_ip, load_balancer};
+use lb_tests::peers::{Datagrams, Stream, eventually};
+use lb_tests::ping::pings;
+use lb_tests::topology::Place;
+use socket2::{Domain, Socket, Type};
+
+/// A slow machine gets this long.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// What the backend sees in the client's place: the node's address in the tunnel.
+fn masquerade(like: IpAddr) -> IpAddr {
+    if like.is_ipv4() { "172.30.0.1" } else { "fd00:30::1" }.parse().unwrap()
+}
+
+#[test]
+fn errors_find_their_way_to_a_client_and_to_a_backend_of_another_node() {
+    let beyond = Beyond::new("errors");
+    for to in beyond.frontends(ODD) {
+        let before = beyond.counters();
+        let watch = Errors::open(beyond.client.place(), to.ip());
+        let socket = Datagrams::connected(beyond.client.place(), 0, to).unwrap();
+        let error = socket.ask("hello").expect_err("nobody is there");
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{to}: {error}");
+        assert_eq!(watch.from(), to.ip(), "the error comes from whom the client talks to");
+        let line = beyond.counters().line_since(&before);
+        assert!(beyond.counters().since(&before, Outcome::IcmpTranslated) >= 1, "{to}: {line}");
+
+        // The other way: the backend answers a client that has gone.
+        let server = beyond.backend.place().run(|| UdpSocket::bind(beyond.target(to.ip()))).unwrap();
+        server.set_read_timeout(Some(LIMIT)).unwrap();
+        let client = Datagrams::unconnected(beyond.client.place(), 0, to).unwrap();
+        client.send_at(to, "hello").unwrap();
+        let (_, peer) = server.recv_from(&mut [0; 64]).unwrap();
+        assert_eq!(peer.ip(), masquerade(to.ip()), "the backend sees an address of the node");
+        drop(client);
+        server.connect(peer).unwrap();
+        // The error arrives behind the datagram that it is about, and is told with a later call.
+        let error = eventually("the backend is told", LIMIT, || server.send(b"answer").err());
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{to}: {error}");
+    }
+}
+
+/// A raw socket that sees the ICMP errors of one family.
+struct Errors {
+    socket: Socket,
+    is_v4: bool,
+}
+
+impl Errors {
+    fn open(place: &Place, like: IpAddr) -> Self {
+        let is_v4 = like.is_ipv4();
+        let (domain, protocol) =
+            if is_v4 { (Domain::IPV4, socket2::Protocol::ICMPV4) } else { (Domain::IPV6, socket2::Protocol::ICMPV6) };
+        let socket = place.run(|| Socket::new(domain, Type::RAW, Some(protocol))).unwrap();
+        socket.set_read_timeout(Some(LIMIT)).unwrap();
+        Self { socket, is_v4 }
+    }
+
+    /// The sender of the next error that says that a destination is unreachable.
+    fn from(&self) -> IpAddr {
+        let start = Instant::now();
+        loop {
+            assert!(start.elapsed() < LIMIT, "no error");
+            let mut room = [MaybeUninit::uninit(); 2048];
+            let (length, from) = self.socket.recv_from(&mut room).unwrap();
+            // SAFETY: the kernel wrote so many bytes.
+            let got: Vec<u8> = room[..length].iter().map(|byte| unsafe { byte.assume_init() }).collect();
+            // A raw socket of IPv4 is given the network header, too.
+            let kind = if self.is_v4 { got[20] == 3 } else { got[0] == 1 };
+            if kind {
+                return from.as_socket().unwrap().ip();
+            }
+        }
+    }
+}
+
+#[test]
+fn large_datagrams_reach_a_backend_of_another_node_whole_and_so_do_their_answers() {
+    let beyond = Beyond::new("pieces");
+    let before = beyond.counters();
+    for to in beyond.frontends(DNS) {
+        for length in [4_000, 20_000] {
+            let text = "0123456789".repeat(length / 10);
+            let socket = Datagrams::connected(beyond.client.place(), 0, to).unwrap();
+            socket.set_patience(Duration::from_secs(1)).unwrap();
+            // The tunnel is narrower than the client knows at first.
+            let answer = eventually(&format!("{to}, {length} bytes"), LIMIT, || socket.ask(&text).ok());
+            assert_eq!(answer.peer.ip(), masquerade(to.ip()), "the backend sees an address of the node");
+        }
+    }
+    let after = beyond.counters();
+    let line = after.line_since(&before);
+    // Of each family at least one datagram of 3 and one of 15 later fragments there and, in pieces that the tunnel takes, back.
+    assert!(after.since(&before, Outcome::FragmentFollowed) >= 2 * 2 * (2 + 14), "{line}");
+    assert_eq!(after.since(&before, Outcome::DroppedFragment), 0, "{line}");
+}
+
+#[test]
+fn addresses_of_services_answer_clients_outside_and_a_nodes_own_speaks_for_itself() {
+    let beyond = Beyond::new("unserved");
+    let client = beyond.client.place();
+    for address in load_balancer().both() {
+        let before = beyond.counters();
+        let error = Stream::connect(client, SocketAddr::new(address, 8081)).expect_err("nobody serves");
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "tcp {address}: {error}");
+        // TCP's port of the service, but UDP.
+        let asked = Datagrams::connected(client, 0, SocketAddr::new(address, 80)).and_then(|s| s.ask("hello"));
+        let error = asked.expect_err("nobody serves");
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "udp {address}: {error}");
+        let after = beyond.counters();
+        assert_eq!(after.since(&before, Outcome::RefusedUnserved), 2, "{address}: {}", after.line_since(&before));
+    }
+    for address in load_balancer().both().into_iter().chain(external_ip().both()) {
+        let before = beyond.counters();
+        assert!(pings(client, address, 56).unwrap(), "{address} answers");
+        assert_eq!(beyond.counters().since(&before, Outcome::EchoReplied), 1, "{address}");
+    }
+    // The node's own address is its own: it answers for itself, and no port of it is refused in its name.
+    let before = beyond.counters();
+    for address in beyond.nodes[0].addresses().both() {
+        let listener = beyond.nodes[0].place().run(|| std::net::TcpListener::bind((address, 0))).unwrap();
+        let at = listener.local_addr().unwrap();
+        client.run(|| std::net::TcpStream::connect_timeout(&at, LIMIT)).unwrap_or_else(|e| panic!("{at}: {e}"));
+        drop(listener);
+        let error = Stream::connect(client, at).expect_err("nobody listens");
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{at}: {error}");
+        assert!(pings(client, address, 56).unwrap(), "{address} answers");
+    }
+    let after = beyond.counters();
+    for outcome in [Outcome::RefusedUnserved, Outcome::EchoReplied] {
+        assert_eq!(after.since(&before, outcome), 0, "{}", after.line_since(&before));
+    }
+}

@@ -1,0 +1,135 @@
+//! Host sockets that lead to one backend at the same time, through two services and directly: each is told its own peer.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lb_tests::agent::{Agent, Manifest, Protocol, Service};
+use lb_tests::peers::{Datagrams, PATIENCE, Stream, mapped};
+use lb_tests::stage::{Pods, Stage};
+use lb_tests::topology::{NodeOptions, Place};
+use socket2::{Domain, SockAddr, Socket, Type};
+
+/// Two services with the same one backend, and the backend itself.
+struct Scene {
+    first: Service,
+    second: Service,
+    _agent: Agent,
+    stage: Stage,
+}
+
+impl Scene {
+    fn new(subject: &str) -> Self {
+        let stage = Stage::new(subject, Pods::Routed, 1, NodeOptions::default());
+        let (first, second) = (stage.web(), Service::standard("other", 12, stage.endpoints()));
+        let agent = stage.agent(&Manifest::of([first.clone(), second.clone()]), &[]);
+        Self { first, second, _agent: agent, stage }
+    }
+
+    /// The three ways, in each family, and for IPv4 also through sockets of IPv6.
+    fn ways(&self, protocol: Protocol) -> Vec<[SocketAddr; 3]> {
+        let port = if protocol == Protocol::Tcp { 8080 } else { 5353 };
+        let backend = self.stage.backends[0].addresses();
+        let both = self.first.frontends(protocol).into_iter().zip(self.second.frontends(protocol));
+        let mut ways: Vec<_> =
+            both.map(|(one, two)| [one, two, SocketAddr::new(backend.like(one.ip()), port)]).collect();
+        ways.push(ways[0].map(mapped));
+        ways
+    }
+
+    fn host(&self) -> &Place {
+        self.stage.node.place()
+    }
+}
+
+/// Takes a port that nobody holds, and gives it back.
+fn free_port(host: &Place, like: SocketAddr) -> u16 {
+    Datagrams::unconnected(host, 0, like).unwrap().local().unwrap().port()
+}
+
+#[test]
+fn many_connections_to_one_backend_are_each_told_their_own_peer() {
+    let scene = Scene::new("sockpeers");
+    let mut open = Vec::new();
+    for to in scene.ways(Protocol::Tcp).into_iter().flatten() {
+        open.extend((0..4).map(|_| (Stream::connect(scene.host(), to).unwrap(), to)));
+    }
+    for _ in 0..2 {
+        for (stream, to) in &mut open {
+            stream.ask("whoever").unwrap();
+            assert_eq!(stream.peer().unwrap(), *to);
+        }
+        // Half of them close; nobody else's name goes with them.
+        let mut odd = false;
+        open.retain(|_| {
+            odd = !odd;
+            odd
+        });
+    }
+}
+
+#[test]
+fn a_second_connection_of_the_same_port_is_refused_and_harms_nobody() {
+    let scene = Scene::new("sockport");
+    for ways in scene.ways(Protocol::Tcp) {
+        for (turn, one) in ways.into_iter().enumerate() {
+            // Whoever was given the port last may be in TIME-WAIT with the backend.
+            let (mut first, port) = (0..100)
+                .find_map(|_| {
+                    let port = free_port(scene.host(), one);
+                    Some((Stream::connect_from(scene.host(), port, one, PATIENCE).ok()?, port))
+                })
+                .expect("a free port");
+            for two in [ways[(turn + 1) % 3], ways[(turn + 2) % 3]] {
+                // Only the kernel could tell the two apart, and it knows the backend's address: it cannot.
+                let error = Stream::connect_from(scene.host(), port, two, PATIENCE).expect_err("the tuple is taken");
+                assert_eq!(error.kind(), ErrorKind::AddrNotAvailable, "{one}, then {two}: {error}");
+                first.ask("still").unwrap();
+                assert_eq!(first.peer().unwrap(), one);
+            }
+            first.reset().unwrap();
+            let two = ways[(turn + 1) % 3];
+            let mut second = Stream::connect_from(scene.host(), port, two, PATIENCE).unwrap();
+            second.ask("now").unwrap();
+            assert_eq!(second.peer().unwrap(), two, "{one} was there before");
+            second.reset().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_udp_socket_that_is_connected_anew_is_told_its_last_peer() {
+    let scene = Scene::new("sockanew");
+    for ways in scene.ways(Protocol::Udp) {
+        let socket = scene.host().run(|| Socket::new(Domain::for_address(ways[0]), Type::DGRAM, None).unwrap());
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        for turn in 0..9 {
+            // Through one service, directly, through the other one, and so on.
+            let to = ways[[0, 2, 1][turn % 3]];
+            socket.connect(&SockAddr::from(to)).unwrap();
+            assert_eq!(socket.peer_addr().unwrap().as_socket(), Some(to), "turn {turn}");
+            socket.send(b"hello").unwrap();
+            let from = socket.recv_from(&mut [std::mem::MaybeUninit::uninit(); 512]).unwrap().1.as_socket();
+            assert_eq!(from, Some(to), "turn {turn}");
+        }
+    }
+}
+
+#[test]
+fn udp_sockets_of_two_services_with_one_backend_hear_only_their_own_answers() {
+    let scene = Scene::new("sockudp");
+    for ways in scene.ways(Protocol::Udp) {
+        let connected: Vec<_> = ways.map(|to| (Datagrams::connected(scene.host(), 0, to).unwrap(), to)).into();
+        let unconnected: Vec<_> = ways.map(|to| (Datagrams::unconnected(scene.host(), 0, to).unwrap(), to)).into();
+        for round in 0..3 {
+            for (index, (socket, to)) in connected.iter().chain(&unconnected).enumerate() {
+                let text = format!("{round} {index}");
+                assert_eq!(socket.ask_at(*to, &text).unwrap().text, text);
+            }
+        }
+        for (socket, _) in connected.iter().chain(&unconnected) {
+            socket.set_patience(Duration::from_millis(10)).unwrap();
+            socket.receive().expect_err("nobody else's answers came here");
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Sockets of host processes end when their backend is gone: no program sees their packets, so the agent has the kernel do it.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use lb_tests::agent::{Agent, Endpoint, Manifest, Protocol, SOON, Service};
+use lb_tests::peers::{Datagrams, Stream, eventually, mapped};
+use lb_tests::stage::{Pods, Stage};
+use lb_tests::topology::{NodeOptions, Place};
+use lb_userspace::maps::Pinned;
+
+fn destroyed(agent: &Agent, protocol: &str) -> u64 {
+    let report = agent.json(&["status"]).unwrap();
+    assert_eq!(report["agent"]["sockets"]["failures"], 0, "{report}");
+    assert!(report["agent"]["sockets"]["problem"].is_null(), "{report}");
+    report["agent"]["sockets"]["destroyed"][protocol].as_u64().unwrap()
+}
+
+/// Connections to a server of this name by the service, as many as asked for.
+fn connections(place: &Place, to: SocketAddr, server: &str, count: usize) -> Vec<Stream> {
+    let mut held = Vec::new();
+    while held.len() < count {
+        let mut stream = Stream::connect(place, to).unwrap();
+        if stream.ask("who").unwrap().server == server {
+            held.push(stream);
+        }
+    }
+    held
+}
+
+/// A connected socket to this server, from this port (0: any).
+fn datagrams(place: &Place, port: u16, to: SocketAddr, server: &str) -> Datagrams {
+    loop {
+        let socket = Datagrams::connected(place, port, to).unwrap();
+        if socket.ask("who").unwrap().server == server {
+            return socket;
+        }
+    }
+}
+
+fn aborted(stream: &mut Stream) -> Option<()> {
+    let error = stream.ask("still").err()?;
+    assert_eq!(error.kind(), ErrorKind::ConnectionAborted, "{error}");
+    Some(())
+}
+
+#[test]
+fn connections_of_host_processes_end_at_the_deadline_and_no_others() {
+    let stage = Stage::new("ends", Pods::Routed, 2, NodeOptions::default());
+    let service = stage.web();
+    let agent = stage.agent(&Manifest::of([service.clone()]), &["--drain-period", "3s"]);
+    let host = stage.node.place();
+    let frontends = service.frontends(Protocol::Tcp);
+    let asked = [frontends[0], frontends[1], mapped(frontends[0])];
+    let mut ending: Vec<_> = asked.iter().flat_map(|to| connections(host, *to, "b1", 2)).collect();
+    let mut staying: Vec<_> = asked.iter().flat_map(|to| connections(host, *to, "b0", 1)).collect();
+    // Somebody who talks to the same address without the service.
+    let direct = stage.backends[1].addresses().both().map(|address| SocketAddr::new(address, 8080));
+    staying.extend(direct.map(|to| Stream::connect(host, to).unwrap()));
+    agent.apply(&Manifest::of([Service::web(stage.endpoints()[..1].to_vec())])).unwrap();
+    for stream in &mut ending {
+        assert_eq!(stream.ask("draining").unwrap().server, "b1");
+    }
+    assert_eq!(destroyed(&agent, "tcp"), 0, "not before the deadline");
+    for stream in &mut ending {
+        eventually("a connection ends", SOON, || aborted(stream));
+    }
+    for stream in &mut staying {
+        stream.ask("after").unwrap();
+    }
+    assert_eq!(destroyed(&agent, "tcp"), ending.len() as u64);
+    let metrics = agent.metrics().unwrap();
+    let line = format!("ballast_sockets_destroyed_total{{protocol=\"tcp\"}} {}", ending.len());
+    assert!(metrics.contains(&line), "{line} is not in {metrics}");
+    // Only those that live have entries: no socket keeps the backend's id from being used again.
+    let maps = Pinned::open(&agent.bpffs().join("ballast")).unwrap();
+    assert_eq!(maps.sockets4.read().unwrap().len() + maps.sockets6.read().unwrap().len(), asked.len());
+}
+
+#[test]
+fn an_address_that_comes_back_as_another_pod_ends_the_connections_to_the_old_one() {
+    let stage = Stage::new("hostreborn", Pods::Routed, 1, NodeOptions::default());
+    let endpoint = stage.endpoints().remove(0);
+    let first = Service::web(vec![endpoint.clone().pod("aaaa")]);
+    let agent = stage.agent(&Manifest::of([first.clone()]), &[]);
+    let host = stage.node.place();
+    let mut old: Vec<_> =
+        first.frontends(Protocol::Tcp).into_iter().map(|to| Stream::connect(host, to).unwrap()).collect();
+    agent.write(&Manifest::of([Service::web(vec![endpoint.pod("bbbb")])])).unwrap();
+    for stream in &mut old {
+        eventually("the old connection ends", SOON, || aborted(stream));
+    }
+    for to in first.frontends(Protocol::Tcp) {
+        Stream::connect(host, to).unwrap().ask("new").unwrap();
+    }
+}
+
+#[test]
+fn a_deadline_that_struck_while_no_agent_ran_is_made_up_for() {
+    let stage = Stage::new("madeup", Pods::Routed, 2, NodeOptions::default());
+    let service = stage.web();
+    let mut agent = stage.agent(&Manifest::of([service.clone()]), &["--drain-period", "1s"]);
+    let to = service.frontends(Protocol::Tcp)[0];
+    let mut held = connections(stage.node.place(), to, "b1", 1).remove(0);
+    agent.apply(&Manifest::of([Service::web(stage.endpoints()[..1].to_vec())])).unwrap();
+    agent.kill();
+    agent.restart().unwrap();
+    eventually("the connection ends", SOON, || aborted(&mut held));
+}
+
+#[test]
+fn a_connected_udp_sender_is_told_at_once_and_finds_another_backend_from_the_same_port() {
+    const PORT: u16 = 45_353;
+    let stage = Stage::new("oneway", Pods::Routed, 2, NodeOptions::default());
+    let service = stage.web();
+    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let host = stage.node.place();
+    let frontends = service.frontends(Protocol::Udp);
+    for (round, to) in [frontends[0], frontends[1], mapped(frontends[0])].into_iter().enumerate() {
+        agent.apply(&Manifest::of([service.clone()])).unwrap();
+        let mut sender = datagrams(host, PORT, to, "b1");
+        // One that names its peer each time moves by itself, and is not ended.
+        let unconnected = Datagrams::unconnected(host, 0, to).unwrap();
+        unconnected.ask_at(to, "before").unwrap();
+        let other = datagrams(host, 0, to, "b0");
+        let [left, gone] = [stage.endpoints().remove(0), Endpoint::unready(stage.backends[1].addresses())];
+        agent.apply(&Manifest::of([Service::web(vec![left, gone])])).unwrap();
+        let started = Instant::now();
+        let received = || -> u32 { stage.servers[0].iter().map(lb_tests::peers::Server::answers).sum() };
+        let before = received();
+        // It only sends, and looks at nothing but what its own calls return.
+        eventually("datagrams arrive at a live backend", SOON, || {
+            if let Err(error) = sender.send_at(to, "one way") {
+                // The socket has no peer any more; a call that was under way may tell that it was aborted.
+                let told = error.raw_os_error();
+                assert!(matches!(told, Some(libc::EDESTADDRREQ | libc::ECONNABORTED)), "round {round}: {error}");
+                sender = Datagrams::connected(host, PORT, to).unwrap();
+            }
+            (received() > before).then_some(())
+        });
+        println!("{to}: a live backend heard of the sender after {:?}", started.elapsed());
+        assert_eq!(sender.ask("and back").unwrap().server, "b0");
+        assert_eq!(unconnected.ask_at(to, "after").unwrap().server, "b0");
+        assert_eq!(other.ask("after").unwrap().server, "b0");
+        eventually("it is counted", SOON, || (destroyed(&agent, "udp") == round as u64 + 1).then_some(()));
+    }
+}
+
+#[test]
+fn an_idle_unconnected_socket_holds_no_backend_that_is_gone() {
+    let stage = Stage::new("idle", Pods::Routed, 2, NodeOptions::default());
+    let service = stage.web();
+    let agent = stage.agent(&Manifest::of([service.clone()]), &["--drain-period", "1s"]);
+    let maps = Pinned::open(&agent.bpffs().join("ballast")).unwrap();
+    let to = service.frontends(Protocol::Udp)[0];
+    let sockets: Vec<_> = (0..8).map(|_| Datagrams::unconnected(stage.node.place(), 0, to).unwrap()).collect();
+    let servers: Vec<_> = sockets.iter().map(|socket| socket.ask_at(to, "before").unwrap().server).collect();
+    agent.apply(&Manifest::of([Service::web(stage.endpoints()[..1].to_vec())])).unwrap();
+    let live = 2 * servers.iter().filter(|server| *server == "b0").count();
+    eventually("the entries of the others are gone", SOON, || {
+        (maps.sockets4.read().unwrap().len() == live).then_some(())
+    });
+    for socket in &sockets {
+        assert_eq!(socket.ask_at(to, "after").unwrap().server, "b0");
+    }
+    assert_eq!(destroyed(&agent, "udp"), 0, "no unconnected socket is destroyed");
+}
+
+#[test]
+fn a_udp_socket_that_waits_for_an_answer_is_woken() {
+    let stage = Stage::new("woken", Pods::Routed, 1, NodeOptions::default());
+    let service = stage.web();
+    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    for to in service.frontends(Protocol::Udp) {
+        agent.apply(&Manifest::of([service.clone()])).unwrap();
+        let socket = datagrams(stage.node.place(), 0, to, "b0");
+        agent.apply(&Manifest::of([Service::web(vec![])])).unwrap();
+        socket.set_patience(SOON).unwrap();
+        assert_eq!(socket.receive().unwrap_err().kind(), ErrorKind::ConnectionAborted);
+    }
+}
+
+#[test]
+fn with_all_processes_served_the_sockets_of_pods_end_too() {
+    let options = NodeOptions { rp_filter: 2, ..NodeOptions::default() };
+    let stage = Stage::new("everywhere", Pods::Routed, 2, options);
+    let service = stage.web();
+    let agent = stage.agent(&Manifest::of([service.clone()]), &["--socket-lb", "all", "--drain-period", "2s"]);
+    let pod = stage.client.place().clone().in_cgroup(stage.node.cgroup());
+    // A namespace is found by a process in it.
+    let mut process = pod.start(std::process::Command::new("sleep").arg("600")).unwrap();
+    let mut held = Vec::new();
+    for place in [&pod, stage.node.place()] {
+        for to in service.frontends(Protocol::Tcp) {
+            held.extend(connections(place, to, "b1", 1));
+        }
+    }
+    agent.apply(&Manifest::of([Service::web(stage.endpoints()[..1].to_vec())])).unwrap();
+    for stream in &mut held {
+        eventually("a connection ends", SOON, || aborted(stream));
+    }
+    assert_eq!(destroyed(&agent, "tcp"), held.len() as u64);
+    process.kill().unwrap();
+    process.wait().unwrap();
+}

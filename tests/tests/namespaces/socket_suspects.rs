@@ -1,0 +1,58 @@
+//! Host processes get around a backend that the packets of pods have shown to be dead: nobody can move a socket once it is connected,
+//! so it is not sent there in the first place.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use lb_tests::agent::{Agent, Manifest, Protocol};
+use lb_tests::peers::{Stream, eventually, mapped};
+use lb_tests::stage::{Pods, Stage};
+use lb_tests::topology::{NodeOptions, Pod};
+
+/// Longer than any test takes: a pod that cannot connect has moved on by then, at the latest.
+const LONG: Duration = Duration::from_mins(1);
+
+fn count(agent: &Agent, outcome: &str) -> u64 {
+    let metrics = agent.metrics().unwrap();
+    let named = format!("ballast_outcomes_total{{outcome=\"{outcome}\"}} ");
+    metrics.lines().find_map(|line| line.strip_prefix(&named)?.trim_end_matches(".0").parse().ok()).unwrap_or(0)
+}
+
+/// The pod receives, and no word of it gets out: a death that nobody is told of.
+fn fall_silent(pod: &Pod, silent: bool) {
+    let change = if silent { "add" } else { "del" };
+    for family in ["-4", "-6"] {
+        pod.namespace().ip_show(&[family, "rule", change, "pref", "1", "blackhole"]).unwrap();
+    }
+}
+
+#[test]
+fn a_backend_that_left_pods_unanswered_is_avoided_by_the_host() {
+    let stage = Stage::new("hostsuspect", Pods::Routed, 3, NodeOptions::default());
+    let service = stage.web();
+    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let (pod, host) = (stage.client.place(), stage.node.place());
+    for to in service.frontends(Protocol::Tcp) {
+        let before = count(&agent, "suspected");
+        fall_silent(&stage.backends[1], true);
+        eventually("a pod's connection shows that the backend is dead", LONG, || {
+            Stream::connect_from(pod, 0, to, LONG).unwrap().ask("hello").unwrap();
+            (count(&agent, "suspected") > before).then_some(())
+        });
+        let mut used = BTreeSet::new();
+        for to in [to, mapped(to)] {
+            for _ in 0..20 {
+                // Within the time in which one segment goes unanswered.
+                let mut stream = Stream::connect_from(host, 0, to, Duration::from_secs(30)).unwrap();
+                used.insert(stream.ask("hello").unwrap().server);
+            }
+        }
+        assert!(!used.contains("b1"), "{used:?}");
+        fall_silent(&stage.backends[1], false);
+        // A pod's probe finds out that it answers again; then the host goes there, too.
+        eventually("the host uses it again", LONG, || {
+            Stream::connect_from(pod, 0, to, LONG).unwrap().ask("hello").unwrap();
+            (Stream::connect_from(host, 0, to, LONG).unwrap().ask("hello").unwrap().server == "b1").then_some(())
+        });
+    }
+}

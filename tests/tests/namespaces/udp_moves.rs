@@ -1,0 +1,226 @@
+//! A sender that never changes its port and never hears an answer: its datagrams go on to whoever serves, whatever becomes of the
+//! backend that had them (kube-proxy's "should be able to preserve UDP traffic when server pod cycles").
+
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use lb_tests::agent::{Agent, Endpoint, External, Manifest, Protocol, SOON, Service};
+use lb_tests::cluster::{Hosted, SETTLE_LIMIT};
+use lb_tests::peers::eventually;
+use lb_tests::stage::{Pods, Stage};
+use lb_tests::topology::{NodeOptions, Place, Pod};
+
+/// What the standing servers of the stage do not use.
+const PORT: u16 = 5454;
+const NODE_PORT: u16 = 30_054;
+/// Between two datagrams.
+const BEAT: Duration = Duration::from_millis(10);
+
+/// Counts what arrives, and answers nothing.
+struct Sink {
+    received: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    worker: Option<JoinHandle<()>>,
+}
+
+impl Sink {
+    fn at(place: &Place, address: SocketAddr) -> Self {
+        let socket = place.run(|| UdpSocket::bind(address)).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let (received, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (count, over) = (Arc::clone(&received), Arc::clone(&stop));
+        let worker = std::thread::spawn(move || {
+            let mut buffer = [0; 16];
+            while !over.load(Ordering::Relaxed) {
+                if socket.recv_from(&mut buffer).is_ok() {
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        });
+        Self { received, stop, worker: Some(worker) }
+    }
+
+    fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.worker.take().map(JoinHandle::join);
+    }
+}
+
+/// Sends to one address from one port until dropped.
+struct Sender {
+    stop: Arc<AtomicBool>,
+    worker: Option<JoinHandle<()>>,
+}
+
+impl Sender {
+    fn to(place: &Place, to: SocketAddr) -> Self {
+        let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let stop = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&stop);
+        let worker = place.spawn(move || {
+            let socket = UdpSocket::bind(any).unwrap();
+            while !over.load(Ordering::Relaxed) {
+                // Nobody may serve at the moment: refused, and sent again.
+                let _ = socket.send_to(b"one way", to);
+                std::thread::sleep(BEAT);
+            }
+        });
+        Self { stop, worker: Some(worker) }
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.worker.take().map(JoinHandle::join);
+    }
+}
+
+/// Sinks of both families in each of two backends.
+struct Sinks(Vec<[Sink; 2]>);
+
+impl Sinks {
+    fn in_pods(pods: &[Pod], port: u16) -> Self {
+        let sinks = |pod: &Pod| pod.addresses().both().map(|ip| Sink::at(pod.place(), SocketAddr::new(ip, port)));
+        Self(pods.iter().map(sinks).collect())
+    }
+
+    fn of(&self, backend: usize, to: SocketAddr) -> &Sink {
+        &self.0[backend][usize::from(to.is_ipv6())]
+    }
+
+    /// Datagrams arrive at this backend, and then no longer at the other one. Returns after how long.
+    fn arrive(&self, backend: usize, to: SocketAddr, what: &str) -> Duration {
+        let (own, other) = (self.of(backend, to), self.of(1 - backend, to));
+        let started = Instant::now();
+        let before = own.received();
+        let took = eventually(&format!("{what}: datagrams to {to} arrive at b{backend}"), SOON, || {
+            (own.received() > before).then(|| started.elapsed())
+        });
+        // What was under way there may still be read: in the end twenty come here while none comes there.
+        let mut from = (own.received(), other.received());
+        eventually(&format!("{what}: b{} gets no more of {to}", 1 - backend), SOON, || {
+            if other.received() != from.1 {
+                from = (own.received(), other.received());
+            }
+            (own.received() >= from.0 + 20).then_some(())
+        });
+        took
+    }
+
+    /// Nobody gets any.
+    fn silent(&self, to: SocketAddr) {
+        let all = || (0..2).map(|backend| self.of(backend, to).received()).sum::<u64>();
+        let mut last = (all(), Instant::now());
+        eventually("nobody gets any", SOON, || {
+            if all() != last.0 {
+                last = (all(), Instant::now());
+            }
+            (last.1.elapsed() > 20 * BEAT).then_some(())
+        });
+    }
+}
+
+fn service(endpoints: Vec<Endpoint>) -> Service {
+    let mut service = Service::web(endpoints);
+    service.ports.retain(|port| port.protocol == Protocol::Udp);
+    service.ports[0].target = PORT;
+    service.with(External { node_ports: vec![NODE_PORT], ..External::default() })
+}
+
+/// Every event, for a sender to `to`.
+fn events(stage: &Stage, agent: &Agent, sinks: &Sinks, from: &str, place: &Place, to: SocketAddr) {
+    let endpoints = stage.endpoints();
+    let only = |index: usize| Manifest::of([service(vec![endpoints[index].clone()])]);
+    let with = |other: Endpoint| Manifest::of([service(vec![endpoints[1].clone(), other])]);
+    let gone = Endpoint::unready(stage.backends[0].addresses());
+    let mut ending = Endpoint::terminating(stage.backends[0].addresses());
+    ending.serving = false;
+    agent.write(&only(0)).unwrap();
+    let _sender = Sender::to(place, to);
+    sinks.arrive(0, to, "first");
+    let cases = [("removed", only(1)), ("unready", with(gone)), ("terminating, no longer serving", with(ending))];
+    for (what, next) in cases {
+        agent.write(&only(0)).unwrap();
+        sinks.arrive(0, to, "back");
+        agent.write(&next).unwrap();
+        println!("{from} {to}, {what}: {:?}", sinks.arrive(1, to, what));
+    }
+    for (what, nothing) in
+        [("scaled to zero and back", Manifest::of([service(vec![])])), ("deleted", Manifest::default())]
+    {
+        agent.write(&only(0)).unwrap();
+        sinks.arrive(0, to, "back");
+        agent.write(&nothing).unwrap();
+        sinks.silent(to);
+        agent.write(&only(1)).unwrap();
+        println!("{from} {to}, {what}: {:?}", sinks.arrive(1, to, what));
+    }
+}
+
+#[test]
+fn datagrams_follow_the_endpoints_from_pods_and_from_the_host() {
+    let stage = Stage::new("udpmoves", Pods::Routed, 2, NodeOptions::default());
+    let agent = stage.agent(&Manifest::of([service(stage.endpoints())]), &[]);
+    let sinks = Sinks::in_pods(&stage.backends, PORT);
+    let node_ports = stage.node.addresses().both().map(|ip| SocketAddr::new(ip, NODE_PORT));
+    let frontends = service(vec![]).frontends(Protocol::Udp);
+    for to in frontends.into_iter().chain(node_ports) {
+        events(&stage, &agent, &sinks, "pod", stage.client.place(), to);
+        events(&stage, &agent, &sinks, "host", stage.node.place(), to);
+    }
+}
+
+#[test]
+fn datagrams_of_a_client_outside_follow_through_the_node() {
+    let stage = Stage::new("udpoutside", Pods::Routed, 2, NodeOptions::default());
+    let outside = stage.topology.outside("client", &stage.node).unwrap();
+    // While there is no such service, the node tells this client of a shorter way to nowhere, for good.
+    for (family, link) in [("ipv4", "all"), ("ipv4", "eth0"), ("ipv6", "all"), ("ipv6", "eth0")] {
+        outside.namespace().sysctl(&format!("net/{family}/conf/{link}/accept_redirects"), "0").unwrap();
+    }
+    let agent = stage.agent(&Manifest::of([service(stage.endpoints())]), &[]);
+    let sinks = Sinks::in_pods(&stage.backends, PORT);
+    for to in service(vec![]).frontends(Protocol::Udp) {
+        events(&stage, &agent, &sinks, "outside", outside.place(), to);
+    }
+}
+
+/// The same by a real API: pods that cycle, scale to zero and back, a Service that is deleted and made again.
+#[test]
+fn datagrams_follow_what_the_api_says() -> anyhow::Result<()> {
+    let mut stage = Stage::new("udpapi", Pods::Routed, 2, NodeOptions::default());
+    // The API's pods listen on 5353, where the stage's servers would answer.
+    stage.servers.clear();
+    let host = stage.topology.outside("api", &stage.node)?;
+    let cluster = Hosted::start(&host)?;
+    let mut agent = cluster.agent(&stage.node, &[])?;
+    agent.restart()?;
+    let sinks = Sinks::in_pods(&stage.backends, 5353);
+    let [one, two] = [&stage.backends[0], &stage.backends[1]];
+    let to = SocketAddr::new(cluster.create_service("web")?[0], 53);
+    cluster.put_pods("web", &[one])?;
+    let _sender = Sender::to(stage.client.place(), to);
+    eventually("the first datagram", SETTLE_LIMIT, || (sinks.of(0, to).received() > 0).then_some(()));
+    cluster.put_pods("web", &[two])?;
+    println!("the pod cycled: {:?}", sinks.arrive(1, to, "cycled"));
+    cluster.put_pods("web", &[])?;
+    sinks.silent(to);
+    cluster.put_pods("web", &[one])?;
+    println!("scaled to zero and back: {:?}", sinks.arrive(0, to, "scaled"));
+    cluster.delete_service("web")?;
+    let again = SocketAddr::new(cluster.create_service("web")?[0], 53);
+    cluster.put_pods("web", &[two])?;
+    let _sender = Sender::to(stage.client.place(), again);
+    println!("deleted and made again: {:?}", sinks.arrive(1, again, "made again"));
+    Ok(())
+}

@@ -1,0 +1,380 @@
+//! The fast path, judged packet by packet by a model of its rule: each packet is translated once over all hooks, and passes the stack by
+//! exactly when the rule says so.
+
+use aya::maps::{Array, HashMap, MapData};
+use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
+use aya::{Ebpf, EbpfLoader, Pod as Plain};
+use lb_common::abi::{
+    Backend, FlowKey, Link, Service, ServiceKey, Slot, TCP, UDP, backend_flags, backend_state, fast_path, link_flags,
+    link_role, seal,
+};
+use lb_common::decide::Packet;
+use lb_tests::live::object;
+use lb_tests::random::Random;
+use lb_tests::topology::{Namespace, Topology};
+use lb_tests::twin::frame;
+
+/// Conversations of each family.
+const CONVERSATIONS: u64 = 400;
+/// Verdicts at tc: left to what comes next, and redirected.
+const NEXT: i32 = -1;
+const REDIRECT: i32 = 7;
+/// Longer than the links take, and shorter.
+const LARGE: usize = 1_600;
+const SMALL: usize = 1;
+const SERVICE_PORT: u16 = 80;
+const BACKEND_PORT: u16 = 8080;
+/// What the agent writes: closed, open between pods, open to other nodes, too.
+const WORDS: [u32; 4] = [0, fast_path::PODS, fast_path::PODS | fast_path::NODES, fast_path::PODS | fast_path::NODES];
+/// Tables of the size that a few conversations need.
+const SIZES: [(&str, u32); 8] = [
+    ("flows4", 8192),
+    ("flows6", 8192),
+    ("half_open4", 8192),
+    ("half_open6", 8192),
+    ("stats", 64),
+    ("slots", 64),
+    ("backends4", 16),
+    ("backends6", 16),
+];
+
+/// Where a packet is seen.
+type Seen = (&'static str, u32);
+
+/// A host of the world, and where the routing table has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// A pod of this node.
+    Pod,
+    /// Another node's, by an external link that sends packets of pods on.
+    Beyond,
+    /// The same, but its neighbour is not known.
+    Unknown,
+    /// Another node's, by a link that does not: a tunnel's.
+    Tunnel,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Host {
+    place: Place,
+    number: u8,
+    link: u32,
+}
+
+/// Two clients, and a backend of each kind; the first client is a backend, too. Services have the number of their backend.
+struct World {
+    ebpf: Ebpf,
+    word: Array<MapData, u32>,
+    hosts: Vec<Host>,
+    externals: [u32; 3],
+    random: Random,
+    port: u16,
+}
+
+fn address<const N: usize>(net: u8, number: u8) -> [u8; N] {
+    let mut address = [0; N];
+    (address[0], address[1], address[N - 1]) = (if N == 4 { 10 } else { 0xfd }, net, number);
+    address
+}
+
+fn text<const N: usize>(address: [u8; N]) -> String {
+    let colon = |pair: &[u8]| format!("{:02x}{:02x}", pair[0], pair[1]);
+    if N == 4 {
+        address.map(|byte| byte.to_string()).join(".")
+    } else {
+        address.chunks(2).map(colon).collect::<Vec<_>>().join(":")
+    }
+}
+
+/// Links and routes; gives their indexes, those of the pods first.
+fn links<const N: usize>(node: &Namespace) -> Vec<u32> {
+    let mut lines = Vec::new();
+    let whole = 8 * N;
+    for (number, name) in ["p1", "p2", "x1", "x2", "x3"].into_iter().enumerate() {
+        lines.push(format!("link add f{N}{name} type veth peer name f{N}{name}e"));
+        lines.push(format!("link set f{N}{name} up\nlink set f{N}{name}e up"));
+        let host = u8::try_from(number + 1).unwrap();
+        let to = text(address::<N>(1, host));
+        let neighbour = text(address::<N>(9, host));
+        let known =
+            |of: &str| format!("neighbour add {of} lladdr 02:00:00:00:09:{host:02x} dev f{N}{name} nud permanent");
+        if number < 2 {
+            lines.push(format!("route add {to}/{whole} dev f{N}{name}\n{}", known(&to)));
+        } else {
+            lines.push(format!("route add {neighbour}/{whole} dev f{N}{name}\n{}", known(&neighbour)));
+            lines.push(format!("route add {to}/{whole} via {neighbour} dev f{N}{name} onlink"));
+        }
+    }
+    // Beyond the first external link, but nobody knows how to reach its node.
+    let (to, stranger) = (text(address::<N>(1, 6)), text(address::<N>(9, 6)));
+    lines.push(format!("route add {stranger}/{whole} dev f{N}x1"));
+    lines.push(format!("route add {to}/{whole} via {stranger} dev f{N}x1 onlink"));
+    node.ip(&lines.join("\n")).unwrap();
+    let index =
+        |name: &str| node.place().run(|| nix::net::if_::if_nametoindex(format!("f{N}{name}").as_str())).unwrap();
+    ["p1", "p2", "x1", "x2", "x3"].map(index).to_vec()
+}
+
+impl World {
+    fn new<const N: usize>(node: &Namespace) -> Self
+    where
+        ServiceKey<N>: Plain,
+        Backend<N>: Plain,
+    {
+        let links = links::<N>(node);
+        let mut loader = EbpfLoader::new();
+        for (name, entries) in SIZES {
+            loader.map_max_entries(name, entries);
+        }
+        let mut ebpf = node.place().run(|| loader.load(&std::fs::read(object().unwrap()).unwrap())).unwrap();
+        for name in ["pod_in", "pod_out", "node_in", "node_out"] {
+            let program: &mut SchedClassifier = ebpf.program_mut(name).unwrap().try_into().unwrap();
+            program.load().unwrap();
+        }
+        let at = |place, number: u8, link: usize| Host { place, number, link: links[link] };
+        let hosts = vec![
+            at(Place::Pod, 1, 0),
+            at(Place::Pod, 2, 1),
+            at(Place::Beyond, 3, 2),
+            at(Place::Beyond, 4, 3),
+            at(Place::Tunnel, 5, 4),
+            at(Place::Unknown, 6, 2),
+        ];
+        let roles = [
+            (link_role::POD, link_flags::HANDS_OVER),
+            (link_role::POD, link_flags::HANDS_OVER),
+            (link_role::EXTERNAL, link_flags::SENDS_ON),
+            (link_role::EXTERNAL, link_flags::SENDS_ON),
+            (link_role::TUNNEL, 0),
+        ];
+        let mut map: HashMap<_, u32, Link> = ebpf.take_map("links").unwrap().try_into().unwrap();
+        for (index, (role, flags)) in links.iter().zip(roles) {
+            map.insert(index, Link { peer_netns_id: -1, role, flags }, 0).unwrap();
+        }
+        let family = if N == 4 { 4 } else { 6 };
+        let mut backends: Array<_, Backend<N>> =
+            ebpf.take_map(&format!("backends{family}")).unwrap().try_into().unwrap();
+        let mut services: HashMap<_, ServiceKey<N>, Service> =
+            ebpf.take_map(&format!("services{family}")).unwrap().try_into().unwrap();
+        let mut slots: Array<_, Slot> = ebpf.take_map("slots").unwrap().try_into().unwrap();
+        for host in &hosts {
+            let id = u32::from(host.number);
+            let backend = Backend {
+                address: address::<N>(1, host.number),
+                port: BACKEND_PORT,
+                state: backend_state::ACTIVE,
+                flags: backend_flags::SERVING | backend_flags::IN_CLUSTER_SET,
+                generation: 1,
+                service: id,
+                deadline_ds: 0,
+                uid_hash: 0,
+                weight: 1,
+                pad: 0,
+            };
+            backends.set(id, backend, 0).unwrap();
+            slots.set(id, Slot { backend: id, generation: 1, service: id, backend_generation: 1 }, 0).unwrap();
+            for protocol in [TCP, UDP] {
+                let key = ServiceKey { address: address::<N>(3, host.number), port: SERVICE_PORT, protocol, pad: 0 };
+                let value = Service {
+                    id,
+                    generation: 1,
+                    slot_base: id,
+                    slot_count: 1,
+                    outside_base: id,
+                    outside_count: 1,
+                    ..Service::NONE
+                };
+                services.insert(key, Service { seal: seal(&key, &value), ..value }, 0).unwrap();
+            }
+        }
+        let word = ebpf.take_map("fast_path").unwrap().try_into().unwrap();
+        let externals = [links[2], links[3], links[4]];
+        Self { ebpf, word, hosts, externals, random: Random::new(N as u64), port: 1_024 }
+    }
+
+    /// Runs a program at a link.
+    fn run(&self, (program, link): Seen, packet: &[u8]) -> (i32, Vec<u8>) {
+        let program: &SchedClassifier = self.ebpf.program(program).unwrap().try_into().unwrap();
+        // `struct __sk_buff` up to `ifindex`.
+        let context: Vec<u8> = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, link].map(u32::to_ne_bytes).concat();
+        let mut out = vec![0; packet.len() + 256];
+        let options = TestRunOptions {
+            data_in: Some(packet),
+            data_out: Some(&mut out),
+            ctx_in: Some(&context),
+            ..TestRunOptions::default()
+        };
+        let result = program.test_run(options).unwrap();
+        out.truncate(result.data_size_out as usize);
+        (result.return_value.cast_signed(), out)
+    }
+}
+
+/// A conversation, and what the rule says of it.
+struct Conversation<const N: usize> {
+    asked: FlowKey<N>,
+    client: Host,
+    backend: Host,
+    /// Where the client's packets come by: another pod's link, if somebody speaks in its name.
+    by: u32,
+    /// The bit of the word that its packets need; 0: they never pass the stack by.
+    kind: u32,
+}
+
+/// What of a packet matters to the rule.
+#[derive(Clone, Copy, Debug)]
+struct Make {
+    hops: u8,
+    payload: usize,
+}
+
+impl Make {
+    fn any(random: &mut Random) -> Self {
+        let hops = if random.one_in(6) { 1 } else { 64 };
+        Self { hops, payload: if random.one_in(6) { LARGE } else { SMALL } }
+    }
+
+    const fn fits(self) -> bool {
+        self.hops > 1 && self.payload == SMALL
+    }
+}
+
+const fn hops_at<const N: usize>() -> usize {
+    14 + if N == 4 { 8 } else { 7 }
+}
+
+fn packet<const N: usize>(key: FlowKey<N>, flags: u8, numbers: (u32, u32), make: Make) -> Vec<u8> {
+    let flags = if key.protocol == TCP { flags } else { 0 };
+    let mut bytes = frame::bytes(&Packet { seq: numbers.0, ack: numbers.1, ..Packet::new(key, flags) });
+    bytes.extend(vec![b'x'; make.payload]);
+    let more = |bytes: &mut Vec<u8>, at: usize| {
+        let length = u16::from_be_bytes([bytes[at], bytes[at + 1]]) + u16::try_from(make.payload).unwrap();
+        bytes[at..at + 2].copy_from_slice(&length.to_be_bytes());
+    };
+    more(&mut bytes, if N == 4 { 16 } else { 18 });
+    if key.protocol == UDP {
+        more(&mut bytes, 14 + if N == 4 { 24 } else { 44 });
+    }
+    bytes[hops_at::<N>()] = make.hops;
+    bytes
+}
+
+impl<const N: usize> Conversation<N> {
+    fn begin(world: &mut World) -> (Self, u32) {
+        let random = &mut world.random;
+        world.port += 1;
+        let client = world.hosts[random.below(2)];
+        let by = if random.one_in(8) { world.hosts[usize::from(client.number == 1)].link } else { client.link };
+        let backend = loop {
+            let backend = *random.of(&world.hosts);
+            if backend.number != client.number {
+                break backend;
+            }
+        };
+        let open = *random.of(&WORDS);
+        let kind = match backend.place {
+            Place::Pod => fast_path::PODS,
+            Place::Beyond | Place::Unknown => fast_path::NODES,
+            Place::Tunnel => 0,
+        };
+        // In both directions or in neither, from the first packet on.
+        let kind = if open & kind != 0 && by == client.link { kind } else { 0 };
+        let asked = FlowKey {
+            src: address(1, client.number),
+            dst: address(3, backend.number),
+            src_port: world.port,
+            dst_port: SERVICE_PORT,
+            protocol: *random.of(&[TCP, UDP]),
+            pad: [0; 3],
+        };
+        (Self { asked, client, backend, by, kind }, open)
+    }
+
+    fn translated(&self) -> FlowKey<N> {
+        FlowKey { dst: address(1, self.backend.number), dst_port: BACKEND_PORT, ..self.asked }
+    }
+
+    /// The client sends: through all hooks on the way.
+    fn request(&self, world: &World, open: u32, flags: u8, numbers: (u32, u32), make: Make) {
+        let sent = packet(self.asked, flags, numbers, make);
+        let (verdict, got) = world.run(("pod_in", self.by), &sent);
+        let fast = open & self.kind != 0 && make.fits() && self.backend.place != Place::Unknown;
+        let what = format!("{:?}, {make:?}, open {open}, kind {}", self.asked, self.kind);
+        assert_eq!(verdict, if fast { REDIRECT } else { NEXT }, "request {what}");
+        assert_eq!(frame::key(&got), Some(self.translated()), "request {what}");
+        assert_eq!(got[hops_at::<N>()], make.hops - u8::from(fast), "request {what}");
+        // Past the stack into a pod: that is the end. Else by the link that leads there.
+        if fast && self.backend.place == Place::Pod {
+            return;
+        }
+        let way = (if self.backend.place == Place::Pod { "pod_out" } else { "node_out" }, self.backend.link);
+        assert_eq!(world.run(way, &got), (NEXT, got.clone()), "translated once: {what}");
+    }
+
+    /// The backend sends.
+    fn answer(&self, world: &mut World, open: u32, flags: u8, numbers: (u32, u32), make: Make) {
+        let own = if self.backend.place == Place::Pod { vec![self.backend.link] } else { world.externals.to_vec() };
+        let link = if world.random.one_in(2) { self.backend.link } else { *world.random.of(&own) };
+        let FlowKey { src, dst, src_port, dst_port, .. } = self.translated();
+        let key = FlowKey { src: dst, dst: src, src_port: dst_port, dst_port: src_port, ..self.asked };
+        let back = FlowKey { src: self.asked.dst, src_port: SERVICE_PORT, ..key };
+        let sent = packet(key, flags, numbers, make);
+        let hook = if self.backend.place == Place::Pod { "pod_in" } else { "node_in" };
+        let (verdict, got) = world.run((hook, link), &sent);
+        let fast = open & self.kind != 0 && make.fits() && link == self.backend.link;
+        let what = format!("{key:?} by {link}, {make:?}, open {open}, kind {}", self.kind);
+        assert_eq!(verdict, if fast { REDIRECT } else { NEXT }, "answer {what}");
+        if fast {
+            assert_eq!(frame::key(&got), Some(back), "answer {what}");
+            assert_eq!(got[hops_at::<N>()], make.hops - 1, "answer {what}");
+            return;
+        }
+        assert_eq!(got, sent, "left to the client's link: {what}");
+        let (verdict, got) = world.run(("pod_out", self.client.link), &got);
+        assert_eq!((verdict, frame::key(&got)), (NEXT, Some(back)), "translated once: {what}");
+    }
+}
+
+fn converse<const N: usize>(world: &mut World) -> bool {
+    const SYN: u8 = 2;
+    const ACK: u8 = 16;
+    let (conversation, mut open) = Conversation::<N>::begin(world);
+    let plain = Make { hops: 64, payload: SMALL };
+    let first = Make { payload: SMALL, ..Make::any(&mut world.random) };
+    world.word.set(0, open, 0).unwrap();
+    conversation.request(world, open, SYN, (1_000, 0), first);
+    conversation.answer(world, open, SYN | ACK, (5_000, 1_001), plain);
+    conversation.request(world, open, ACK, (1_001, 5_001), plain);
+    for _ in 0..12 {
+        // The word changes while the flow lives.
+        if world.random.one_in(3) {
+            open = *world.random.of(&WORDS);
+            world.word.set(0, open, 0).unwrap();
+        }
+        let make = Make::any(&mut world.random);
+        if world.random.one_in(2) {
+            conversation.request(world, open, ACK, (1_001, 5_001), make);
+        } else {
+            conversation.answer(world, open, ACK, (5_001, 1_001), make);
+        }
+    }
+    conversation.kind != 0
+}
+
+fn examine<const N: usize>(subject: &str)
+where
+    ServiceKey<N>: Plain,
+    Backend<N>: Plain,
+{
+    let topology = Topology::new(subject).unwrap();
+    let node = topology.node().unwrap();
+    let mut world = World::new::<N>(node.namespace());
+    let fast = node.place().run(|| (0..CONVERSATIONS).filter(|_| converse::<N>(&mut world)).count());
+    assert!(fast > 100, "{fast} conversations were for the fast path");
+}
+
+#[test]
+fn each_packet_is_translated_once_and_passes_the_stack_by_as_the_rule_says() {
+    examine::<4>("fastrule4");
+    examine::<16>("fastrule6");
+}

@@ -1,0 +1,12 @@
+//! Packets through the programs, by `BPF_PROG_TEST_RUN`: no network. Each module is a rung of `cargo xtask test`.
+
+// Tests may unwrap: a panic is a failed test.
+#![allow(clippy::unwrap_used)]
+
+mod atomic_update;
+mod decisions;
+mod fast_path_oracle;
+mod headers;
+mod packet;
+mod store;
+mod tunnelled;
