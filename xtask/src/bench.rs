@@ -21,12 +21,12 @@ use crate::workspace::{Workspace, is_root};
 #[command(disable_help_flag = true)]
 pub struct BenchArgs {
     /// What to measure, with its options: `all`, `connect`, `stream`, `packet`, `scale`, `memory`, `control`, `breakage`, `north-south`,
-    /// `alternatives`, `connect --help`
+    /// `connect --help`
     #[arg(
         trailing_var_arg = true,
         allow_hyphen_values = true,
         required = true,
-        value_name = "all|connect|stream|packet|scale|memory|control|breakage|north-south|alternatives"
+        value_name = "all|connect|stream|packet|scale|memory|control|breakage|north-south"
     )]
     what: Vec<OsString>,
 }

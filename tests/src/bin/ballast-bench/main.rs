@@ -4,7 +4,6 @@
 //! comparison of a thing with itself shows how much of a ratio is noise.
 
 mod all;
-mod alternatives;
 mod breakage;
 mod connect;
 mod control;
@@ -55,7 +54,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Everything below but `alternatives`, one after the other.
+    /// Everything below, one after the other.
     All(all::AllArguments),
     /// TCP connections and requests through a cluster IP, beside direct ones and beside kube-proxy's.
     Connect(connect::ConnectArguments),
@@ -67,8 +66,6 @@ enum What {
     Packet(packet::PacketArguments),
     /// The same with 10, 10,000 and 100,000 services: what it costs that there are many.
     Scale(scale::ScaleArguments),
-    /// Other ways to do what the programs do, beside the way they do it.
-    Alternatives(alternatives::AlternativesArguments),
     /// What connections and services take of the kernel's memory.
     Memory,
     /// What a flood of SYNs and changes of other backends break, and how many flows Maglev moves.
@@ -164,7 +161,6 @@ fn measure(what: &What, agent: &Path, stop: &AtomicBool) -> Result<Part> {
         What::Control(asked) => control::run(asked, agent, stop),
         What::Packet(asked) => packet::run(asked, agent, stop),
         What::Scale(asked) => scale::run(asked, agent, stop),
-        What::Alternatives(asked) => alternatives::run(asked, stop),
         What::Memory => memory::run(agent, stop),
         What::Breakage(asked) => breakage::run(*asked, stop),
         What::NorthSouth(asked) => outside::run(asked, agent, stop),
