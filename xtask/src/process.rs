@@ -47,7 +47,8 @@ pub fn run_shown(what: &str, command: &Expression) -> Result<()> {
 
 /// Runs with the output on the terminal, and hands each line of it to `each`. Returns whether the program succeeded.
 pub fn run_watched(what: &str, command: &Expression, each: impl FnMut(&str)) -> Result<bool> {
-    run_read(what, command, &mut std::io::stdout().lock(), each)
+    // Locked for a line at a time: what runs beside it prints too.
+    run_read(what, command, &mut std::io::stdout(), each)
 }
 
 /// The same with nothing on the terminal: for programs that shall fail.
