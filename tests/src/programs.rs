@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
-use crate::live::workspace;
+use crate::test_run::workspace;
 
 /// Debian's core library for BPF; without it the programs are built by rustup's nightly.
 const DEBIAN_LIBRARY: &str = "/usr/lib/rustlib/bpfel-unknown-none/lib";

@@ -8,8 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::LazyLock;
 
 use lb_tests::agent::{Agent, Endpoint, External, Manifest, Port, Protocol, SOON, Service};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Association, Datagrams, Server, Stream, eventually};
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::{Addresses, NodeOptions, Outside, Place};
 use serde_json::Value;
 
@@ -20,34 +20,34 @@ const SCTP_NODE_PORT: u16 = 30_868;
 const LONG: usize = 20_000;
 
 /// One agent for all tests: in an emulated machine its programs take a minute to be verified. The machine ends with the tests.
-static SCENE: LazyLock<Scene> = LazyLock::new(Scene::new);
+static SCENE: LazyLock<Scenario> = LazyLock::new(Scenario::new);
 
-struct Scene {
+struct Scenario {
     agent: Agent,
     outside: Outside,
-    stage: Stage,
+    fixture: Fixture,
     _servers: Vec<Server>,
 }
 
-impl Scene {
+impl Scenario {
     fn new() -> Self {
-        let stage = Stage::new("guest", Pods::Routed, 2, NodeOptions::default());
-        let outside = stage.topology.outside("outside", &stage.node).unwrap();
+        let fixture = Fixture::new("guest", Pods::Routed, 2, NodeOptions::default());
+        let outside = fixture.topology.outside("outside", &fixture.node).unwrap();
         let mut servers = Vec::new();
-        for (index, pod) in stage.backends.iter().enumerate() {
+        for (index, pod) in fixture.backends.iter().enumerate() {
             for address in pod.addresses().both() {
                 let target = SocketAddr::new(address, SCTP_TARGET);
                 servers.push(Server::sctp(pod.place(), &format!("b{index}"), target).unwrap());
             }
         }
-        let services = [stage.web(), diameter("diameter", 20, stage.endpoints(), &[SCTP_NODE_PORT])];
-        let agent = stage.agent(&Manifest::of(services), &[]);
-        Self { agent, outside, stage, _servers: servers }
+        let services = [fixture.web(), diameter("diameter", 20, fixture.endpoints(), &[SCTP_NODE_PORT])];
+        let agent = fixture.agent(&Manifest::of(services), &[]);
+        Self { agent, outside, fixture, _servers: servers }
     }
 
     /// A pod and a host outside, each with its name and its addresses.
     fn clients(&self) -> [(&'static str, &Place, Addresses); 2] {
-        let client = &self.stage.client;
+        let client = &self.fixture.client;
         [("pod", client.place(), client.addresses()), ("host outside", self.outside.place(), self.outside.addresses())]
     }
 }
@@ -94,9 +94,9 @@ fn the_agent_attaches_what_the_kernel_has() {
 
 #[test]
 fn tcp_and_udp_reach_a_service() {
-    let web = SCENE.stage.web();
+    let web = SCENE.fixture.web();
     let clients = SCENE.clients().map(|(what, from, _)| (what, from));
-    for (what, from) in clients.into_iter().chain([("process of the node", SCENE.stage.node.place())]) {
+    for (what, from) in clients.into_iter().chain([("process of the node", SCENE.fixture.node.place())]) {
         for to in web.frontends(Protocol::Tcp) {
             eventually(&format!("{what}: tcp {to}"), SOON, || Stream::connect(from, to).ok()?.ask("hello").ok());
         }
@@ -120,7 +120,7 @@ fn sctp_reaches_a_service_by_its_cluster_addresses() {
 #[test]
 fn sctp_reaches_a_service_by_its_node_port() {
     for (what, from, addresses) in SCENE.clients() {
-        for node in SCENE.stage.node.addresses().both() {
+        for node in SCENE.fixture.node.addresses().both() {
             let own = addresses.like(node);
             served(what, from, own, SocketAddr::new(node, SCTP_NODE_PORT), own);
         }

@@ -1,4 +1,4 @@
-//! Many services that nobody uses, whose backends come and go as fast as the agent follows: what leaks, leaks here.
+//! Many services without traffic, whose backends change as fast as the agent follows: leaks show here.
 
 use std::net::Ipv4Addr;
 

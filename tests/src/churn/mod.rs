@@ -2,10 +2,10 @@
 //! are watched where backends receive them, drains in the tables themselves.
 
 mod bulk;
-mod holders;
+mod held_connections;
 mod objects;
 mod packets;
-mod scene;
+mod scenario;
 mod server;
 mod soak;
 mod tables;
@@ -13,9 +13,9 @@ mod tables;
 use rustix::time::{ClockId, clock_gettime};
 
 pub use bulk::Bulk;
-pub use holders::{Held, Holders};
+pub use held_connections::{Held, HeldConnections};
 pub use packets::{Packets, Seen};
-pub use scene::{Churned, Scene, Settings};
+pub use scenario::{Churned, Scenario, Settings};
 pub use soak::{Sample, Soaked, soak};
 pub use tables::{Drains, Tables};
 

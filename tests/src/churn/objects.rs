@@ -1,4 +1,4 @@
-//! Services and slices as the stub API holds them.
+//! The Services and EndpointSlices of the stub API.
 
 use std::net::Ipv4Addr;
 

@@ -1,4 +1,4 @@
-//! Every packet that reaches a backend, with the kernel's time of its arrival, judged by the deadlines in the tables.
+//! Captures every packet that reaches a backend, with the kernel's timestamp, and checks it against the deadlines in the tables.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use anyhow::Result;
 
 use super::objects::PORT;
-use crate::incident::hand::{Link, RST, SYN, Segment};
+use crate::incident::raw_tcp::{Link, RST, SYN, Segment};
 use crate::topology::Place;
 
 /// Deadlines are in tenths of a second, and a packet needs a moment from the programs to the backend.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
-use super::{Bulk, Churned, Scene, Settings};
+use super::{Bulk, Churned, Scenario, Settings};
 
 /// So many changes are made before the agent is waited for.
 const BATCH: u64 = 500;
@@ -42,63 +42,63 @@ pub struct Soaked {
 
 /// Makes so many changes; `tell` hears of every sample.
 pub fn soak(changes: u64, seed: u64, mut tell: impl FnMut(&Sample)) -> Result<Soaked> {
-    let mut scene = Scene::new("soak", Settings { seed, ..Settings::default() })?;
-    let mut bulk = Bulk::start(&scene.api, SERVICES, seed);
-    wait(&mut scene, bulk.listed())?;
+    let mut scenario = Scenario::new("soak", Settings { seed, ..Settings::default() })?;
+    let mut bulk = Bulk::start(&scenario.api, SERVICES, seed);
+    wait(&mut scenario, bulk.listed())?;
     // From here on, what is in use beyond this has leaked.
-    scene.mark_start();
+    scenario.mark_start();
     let start = Instant::now();
-    let mut samples = vec![sample(&scene, 0, start)?];
-    let total = |scene: &Scene, bulk: &Bulk| scene.changes() + bulk.changes();
+    let mut samples = vec![sample(&scenario, 0, start)?];
+    let total = |scenario: &Scenario, bulk: &Bulk| scenario.changes() + bulk.changes();
     let mut batch = 0;
-    while total(&scene, &bulk) < changes {
+    while total(&scenario, &bulk) < changes {
         batch += 1;
         for _ in 0..BATCH.min(changes) {
-            bulk.change(&scene.api);
+            bulk.change(&scenario.api);
         }
         for _ in 0..CHANGES_IN_USE {
-            scene.change()?;
+            scenario.change()?;
         }
         // The first time at once: an agent that found its tables full is compared with others of that kind.
         if batch % BATCHES_PER_KILL == 1 {
-            scene.kill();
+            scenario.kill();
         }
-        scene.start()?;
-        wait(&mut scene, bulk.listed())?;
-        scene.api.forget_told();
-        let sample = sample(&scene, total(&scene, &bulk), start)?;
+        scenario.start()?;
+        wait(&mut scenario, bulk.listed())?;
+        scenario.api.forget_told();
+        let sample = sample(&scenario, total(&scenario, &bulk), start)?;
         tell(&sample);
         samples.push(sample);
     }
-    bulk.restore(&scene.api);
-    let churned = scene.end()?;
-    let changes = total(&scene, &bulk);
-    samples.push(sample(&scene, changes, start)?);
+    bulk.restore(&scenario.api);
+    let churned = scenario.end()?;
+    let changes = total(&scenario, &bulk);
+    samples.push(sample(&scenario, changes, start)?);
     Ok(Soaked { samples, changes, took: start.elapsed(), churned })
 }
 
 /// Waits until the tables hold as many backends of the bulk as the API lists.
-fn wait(scene: &mut Scene, listed: usize) -> Result<()> {
+fn wait(scenario: &mut Scenario, listed: usize) -> Result<()> {
     let start = Instant::now();
     loop {
-        scene.look_at_agent();
-        let states = scene.agent.states().unwrap_or_default();
+        scenario.look_at_agent();
+        let states = scenario.agent.states().unwrap_or_default();
         let active = states.iter().filter(|(service, _, state)| Bulk::owns(service) && state == "active").count();
-        if active == listed && scene.is_current() {
+        if active == listed && scenario.is_current() {
             return Ok(());
         }
-        ensure!(scene.agent.alive(), "the agent ended:\n{}", scene.agent.log());
+        ensure!(scenario.agent.alive(), "the agent ended:\n{}", scenario.agent.log());
         ensure!(start.elapsed() < FOLLOW_LIMIT, "{active} of {listed} backends in the tables after {FOLLOW_LIMIT:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-fn sample(scene: &Scene, changes: u64, start: Instant) -> Result<Sample> {
-    let pid = scene.agent.pid().context("the agent runs")?;
+fn sample(scenario: &Scenario, changes: u64, start: Instant) -> Result<Sample> {
+    let pid = scenario.agent.pid().context("the agent runs")?;
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
     let rss_kib = line.trim().trim_end_matches("kB").trim().parse()?;
-    let drains = scene.tables.drains();
+    let drains = scenario.tables.drains();
     Ok(Sample {
         changes,
         seconds: start.elapsed().as_secs_f64(),

@@ -1,4 +1,4 @@
-//! Drains as the tables tell them, looked at all the time: the records are what the programs obey, with the agent alive or dead.
+//! Watches drains in the tables, with the agent alive or dead.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;

@@ -7,7 +7,7 @@ use anyhow::Result;
 use tokio::runtime::{Builder, Runtime};
 
 use super::objects::{Endpoint, Objects};
-use super::{ApiServer, Backup, Gate, manifests};
+use super::{ApiServer, Backup, FaultyProxy, manifests};
 use crate::agent::{Agent, Manifest};
 use crate::topology::{Node, Outside, Place, Pod};
 
@@ -43,9 +43,9 @@ impl Hosted {
         self.server.kubeconfig()
     }
 
-    /// A gate in front of it, on the same host.
-    pub fn gate(&self) -> Result<Gate> {
-        Gate::new(Some(&self.place), self.server.address())
+    /// A faulty proxy in front of it, on the same host.
+    pub fn proxy(&self) -> Result<FaultyProxy> {
+        FaultyProxy::new(Some(&self.place), self.server.address())
     }
 
     /// An agent on the node that follows this API, not started yet.

@@ -4,13 +4,13 @@
 //! (`${XDG_CACHE_HOME:-~/.cache}/ballast/tools/bin`). There are no controllers and no kubelets: endpoint slices are made by
 //! the test. On loopback nothing of this needs root.
 
-mod gate;
+mod faulty_proxy;
 mod hosted;
 mod kube_proxy;
 pub mod manifests;
 pub mod objects;
+mod packet_drop;
 mod process;
-mod silence;
 mod store;
 pub mod stub;
 
@@ -25,11 +25,11 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 
-pub use gate::{Gate, Way};
+pub use faulty_proxy::{Condition, FaultyProxy};
 pub use hosted::Hosted;
 pub use kube_proxy::KubeProxy;
+pub use packet_drop::PacketDrop;
 pub use process::Process;
-pub use silence::Silence;
 pub use store::Backup;
 use store::Store;
 

@@ -1,4 +1,4 @@
-//! Many clients, each connection from a port of its own: how many failed, and how long the others took.
+//! Many clients, each with a connection from its own port: how many failed, and how long the others took.
 
 use std::io::{BufRead as _, BufReader, Error, ErrorKind, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};

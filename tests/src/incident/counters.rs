@@ -1,4 +1,4 @@
-//! The programs' counters, from the pinned maps: they count on with the agent dead.
+//! The programs' counters, read from the pinned maps: they work without an agent.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! A client that makes one connection after the other, for as long as it lives.
+//! A client that makes one connection after the other until it is dropped.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::{SocketAddr, TcpStream};

@@ -1,12 +1,12 @@
-//! What the replays of the incidents are made of: pods that stand for many backends and vanish, and many clients.
+//! The parts of the incident replays: backends that vanish in several ways, and many clients.
 
+mod backend_pool;
 mod clients;
 mod counters;
-mod crowd;
-pub mod hand;
 mod load;
+pub mod raw_tcp;
 
+pub use backend_pool::{BackendPool, Failure};
 pub use clients::{Attempt, Clients, Round};
 pub use counters::Counters;
-pub use crowd::{Crowd, Way};
 pub use load::Load;

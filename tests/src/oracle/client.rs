@@ -1,11 +1,11 @@
-//! Who asks for a service, from which of its sets he is served, and whom the backend sees asking.
+//! The client of a connection: which set of backends serves it, and which address the backend sees.
 
 use std::net::IpAddr;
 
+use super::model::{Backend, Kind, Model, Service, Whose};
+use super::routes::Route;
 use super::rules::Asked;
-use super::ways::Way;
-use super::world::{Backend, Kind, Service, Whose, World};
-use crate::live::Hook;
+use crate::test_run::Hook;
 
 /// Who asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,14 +22,14 @@ pub enum Client {
 }
 
 /// Who sends a packet, as far as its hook and its source say.
-pub fn who(world: &World, asked: Asked) -> Client {
+pub fn who(model: &Model, asked: Asked) -> Client {
     if !matches!(asked.hook, Hook::NodeIn | Hook::Xdp) {
         return Client::Near;
     }
     let src = asked.src.ip();
-    match world.whose(src) {
+    match model.whose(src) {
         Some(Whose::Node) => Client::Martian,
-        _ if src.is_loopback() || world.vips.contains_key(&src) => Client::Martian,
+        _ if src.is_loopback() || model.vips.contains_key(&src) => Client::Martian,
         Some(Whose::Pods) => Client::Pod,
         Some(Whose::Peer) => Client::Peer,
         None => Client::Outside,
@@ -61,30 +61,30 @@ pub enum Seen {
 }
 
 /// Whom this backend sees.
-pub fn seen(world: &World, asked: Asked, kind: Kind, client: Client, backend: &Backend) -> Seen {
+pub fn seen(model: &Model, asked: Asked, kind: Kind, client: Client, backend: &Backend) -> Seen {
     let address = backend.address.ip();
     let returns = match (client, kind) {
         // What answers a client of this node passes by this node in any case; a pod gets the answers of whoever it asked by a
         // cluster IP, as the backend's node is one of this cluster, too.
         (Client::Near, _) | (Client::Pod, Kind::ClusterIp) => true,
         // kube-proxy masquerades here, whatever the backend. A process of this node cannot be asked by its own node's address.
-        (_, Kind::ClusterIp) => backend.local && world.whose(address) == Some(Whose::Node),
+        (_, Kind::ClusterIp) => backend.local && model.whose(address) == Some(Whose::Node),
         (_, Kind::NodePort | Kind::LoadBalancer | Kind::ExternalIp) => backend.local,
     };
     if !returns {
-        return own_addresses(world, address).first().copied().map_or(Seen::Nobody, Seen::Node);
+        return own_addresses(model, address).first().copied().map_or(Seen::Nobody, Seen::Node);
     }
     if address == asked.src.ip() { Seen::Service } else { Seen::Client }
 }
 
 /// The addresses of this node that packets to `backend` come from, the first one while it has ports: those of the link that leads there,
 /// else those of any.
-pub fn own_addresses(world: &World, backend: IpAddr) -> &[IpAddr] {
-    let link = match world.ways().to(backend) {
-        Way::Known(link) => link.index,
-        Way::Default | Way::Nowhere => 0,
+pub fn own_addresses(model: &Model, backend: IpAddr) -> &[IpAddr] {
+    let link = match model.routes().to(backend) {
+        Route::Known(link) => link.index,
+        Route::Default | Route::Nowhere => 0,
     };
-    world.own_addresses.get(&link).or_else(|| world.own_addresses.get(&0)).map_or(&[], Vec::as_slice)
+    model.own_addresses.get(&link).or_else(|| model.own_addresses.get(&0)).map_or(&[], Vec::as_slice)
 }
 
 /// Whether a client behind an address of this node may keep its port: it is unprivileged, no socket of this node may be given it

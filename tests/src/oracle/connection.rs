@@ -1,9 +1,9 @@
-//! The model's connections: what is remembered of each, answered or not.
+//! The model's connections: the state of each.
 
 use std::net::SocketAddr;
 
 use super::wire::Protocol;
-use crate::live::Hook;
+use crate::test_run::Hook;
 
 /// One connection, with the halves of it that the tables hold.
 #[derive(Clone, Debug)]

@@ -1,4 +1,4 @@
-//! What the programs have written: the flows, half-open ones and health that the world demands, and those that the maps hold.
+//! Compares the entries that the programs have written (flows, half-open flows, health) with the model.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -7,9 +7,9 @@ use anyhow::{Result, ensure};
 use lb_common::abi::{self, Flow, FlowKey, HalfOpen, MOST_MOVES, flow_flags, flow_state, half_open_flags};
 
 use super::connection::{Connection, Half, State};
+use super::model::{self, Model};
 use super::tables::{Bytes, number};
-use super::world::{self, World};
-use crate::live::Live;
+use crate::test_run::LoadedPrograms;
 
 /// Key of an entry: protocol, source, destination.
 pub type Tuple = (u8, SocketAddr, SocketAddr);
@@ -58,27 +58,27 @@ pub struct Entries {
     pub half_open: BTreeMap<Tuple, HalfEntry>,
 }
 
-/// Holds what the maps hold against what the world demands.
-pub fn compare(live: &Live, world: &World) -> Result<()> {
-    let (demanded, held) = (demanded(world), held(live)?);
+/// Holds what the maps hold against what the model demands.
+pub fn compare(programs: &LoadedPrograms, model: &Model) -> Result<()> {
+    let (demanded, held) = (demanded(model), held(programs)?);
     same("flow", &demanded.flows, &held.flows)?;
     same("half-open flow", &demanded.half_open, &held.half_open)?;
-    for &id in world.backends.keys() {
-        let v6 = world.backends[&id].address.is_ipv6();
-        let held = if v6 { live.life6.health.get(&id, 0)? } else { live.life4.health.get(&id, 0)? };
+    for &id in model.backends.keys() {
+        let v6 = model.backends[&id].address.is_ipv6();
+        let held = if v6 { programs.state6.health.get(&id, 0)? } else { programs.state4.health.get(&id, 0)? };
         let time = |time_s: u32| (time_s != 0).then_some(time_s);
-        let held = world::Health {
+        let held = model::Health {
             generation: held.generation,
             answered_s: time(held.answered_s),
             suspect_s: time(held.suspect_s),
             probe_s: time(held.probe_s),
             unanswered: held.unanswered,
         };
-        let about = |health: world::Health| {
-            if health.generation == world.backends[&id].generation { health } else { world::Health::default() }
+        let about = |health: model::Health| {
+            if health.generation == model.backends[&id].generation { health } else { model::Health::default() }
         };
-        let demanded = about(world.health.get(&id).copied().unwrap_or_default());
-        let held = world::Health { generation: demanded.generation, ..about(held) };
+        let demanded = about(model.health.get(&id).copied().unwrap_or_default());
+        let held = model::Health { generation: demanded.generation, ..about(held) };
         ensure!(held == demanded, "of backend {id} must be known {demanded:?}\n  but is {held:?}");
     }
     Ok(())
@@ -99,9 +99,9 @@ fn same<E: std::fmt::Debug + PartialEq>(
     Ok(())
 }
 
-fn demanded(world: &World) -> Entries {
+fn demanded(model: &Model) -> Entries {
     let mut entries = Entries::default();
-    for connection in &world.connections {
+    for connection in &model.connections {
         let protocol = number(connection.protocol);
         let asks = (protocol, connection.client, connection.target);
         let answers = (protocol, connection.answerer, connection.seen_client);
@@ -127,7 +127,7 @@ fn demanded(world: &World) -> Entries {
         entries.half_open.extend(forward.map(|entry| (asks, entry)));
         entries.half_open.extend(reply.map(|entry| (answers, entry)));
     }
-    for left in &world.left {
+    for left in &model.left {
         let (backend, generation) = left.backend;
         let entry = Entry {
             backend,
@@ -144,7 +144,7 @@ fn demanded(world: &World) -> Entries {
         };
         entries.half_open.insert((number(left.protocol), left.answerer, left.seen_client), HalfEntry::Left { entry });
     }
-    for second in &world.seconds {
+    for second in &model.seconds {
         let entry = HalfEntry::Second { isn: second.isn, seen_s: second.seen_s, segments: second.segments };
         entries.half_open.insert((abi::TCP, second.client, second.target), entry);
     }
@@ -173,24 +173,24 @@ fn entry(connection: &Connection, half: Half, address: SocketAddr, client: Socke
     }
 }
 
-fn held(live: &Live) -> Result<Entries> {
+fn held(programs: &LoadedPrograms) -> Result<Entries> {
     let mut entries = Entries::default();
-    entries.flows.extend(live.tables4.all_flows()?.iter().map(|(key, flow)| (tuple(key), read(flow))));
-    entries.flows.extend(live.tables6.all_flows()?.iter().map(|(key, flow)| (tuple(key), read(flow))));
-    entries.half_open.extend(live.life4.all_half_open()?.iter().map(|(key, half)| (tuple(key), read_half(half))));
-    entries.half_open.extend(live.life6.all_half_open()?.iter().map(|(key, half)| (tuple(key), read_half(half))));
+    entries.flows.extend(programs.tables4.all_flows()?.iter().map(|(key, flow)| (tuple(key), read(flow))));
+    entries.flows.extend(programs.tables6.all_flows()?.iter().map(|(key, flow)| (tuple(key), read(flow))));
+    entries.half_open.extend(programs.state4.all_half_open()?.iter().map(|(key, half)| (tuple(key), read_half(half))));
+    entries.half_open.extend(programs.state6.all_half_open()?.iter().map(|(key, half)| (tuple(key), read_half(half))));
     Ok(entries)
 }
 
 /// The ends that the tables say a packet of this client gets: source and destination. `None`: nobody has answered it, and no entry says.
-pub fn sent(live: &Live, (protocol, src, dst): Tuple) -> Option<(SocketAddr, SocketAddr)> {
+pub fn sent(programs: &LoadedPrograms, (protocol, src, dst): Tuple) -> Option<(SocketAddr, SocketAddr)> {
     let (src_port, dst_port, pad) = (src.port(), dst.port(), [0; 3]);
     let entry = if src.is_ipv4() {
         let key = FlowKey { src: src.ip().bytes(), dst: dst.ip().bytes(), src_port, dst_port, protocol, pad };
-        live.life4.half_open.get(&key, 0).ok().map(|half| read(&half.flow))
+        programs.state4.half_open.get(&key, 0).ok().map(|half| read(&half.flow))
     } else {
         let key = FlowKey { src: src.ip().bytes(), dst: dst.ip().bytes(), src_port, dst_port, protocol, pad };
-        live.life6.half_open.get(&key, 0).ok().map(|half| read(&half.flow))
+        programs.state6.half_open.get(&key, 0).ok().map(|half| read(&half.flow))
     };
     entry.filter(|entry| entry.flags & flow_flags::REPLY == 0).map(|entry| (entry.client, entry.address))
 }

@@ -1,11 +1,11 @@
-//! Random worlds and random changes to them. Pools are small, so that things collide.
+//! Random models, and random changes to them. Pools are small, so that things collide.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use lb_common::abi::service_flags;
 
+use super::model::{Backend, BackendState, Kind, Model, Range, Service, Torn, Whose};
 use super::wire::Protocol;
-use super::world::{Backend, Kind, Life, Range, Service, Torn, Whose, World};
 use crate::random::Random;
 
 /// What services speak.
@@ -21,20 +21,20 @@ pub fn address(v6: bool, net: u8, host: u8) -> IpAddr {
 }
 
 /// Services of one family with backends in all states, no connections yet.
-pub fn world(random: &mut Random, v6: bool, now_s: u32) -> World {
-    let mut world = World { now_s, ..World::default() };
+pub fn model(random: &mut Random, v6: bool, now_s: u32) -> Model {
+    let mut model = Model { now_s, ..Model::default() };
     for host in 1..=4 {
         for protocol in PROTOCOLS {
             if random.one_in(5) {
                 continue;
             }
-            let id = u32::try_from(world.services.len()).expect("few") + 1;
+            let id = u32::try_from(model.services.len()).expect("few") + 1;
             // Every backend of a service has another address; services share them.
             let first = random.below(4);
             for nth in first..=first + random.below(3) {
-                let number = u32::try_from(world.backends.len()).expect("few") + 1;
+                let number = u32::try_from(model.backends.len()).expect("few") + 1;
                 let backend = backend(random, v6, id, nth % 5);
-                world.backends.insert(number, backend);
+                model.backends.insert(number, backend);
             }
             let service = Service {
                 id,
@@ -48,14 +48,14 @@ pub fn world(random: &mut Random, v6: bool, now_s: u32) -> World {
                 other_flags: 0,
                 torn: Torn::Whole,
             };
-            world.services.insert((SocketAddr::new(address(v6, 3, host), 80), protocol), service);
+            model.services.insert((SocketAddr::new(address(v6, 3, host), 80), protocol), service);
         }
     }
-    let keys: Vec<_> = world.services.keys().copied().collect();
+    let keys: Vec<_> = model.services.keys().copied().collect();
     for key in keys {
-        rewrite_service(random, &mut world, key);
+        rewrite_service(random, &mut model, key);
     }
-    world
+    model
 }
 
 fn backend(random: &mut Random, v6: bool, service: u32, nth: usize) -> Backend {
@@ -65,7 +65,7 @@ fn backend(random: &mut Random, v6: bool, service: u32, nth: usize) -> Backend {
         address: SocketAddr::new(address(v6, 2, host), port),
         service,
         generation: 1 + u32::try_from(random.below(100_000)).expect("few"),
-        life: if random.one_in(4) { *random.of(&Life::ALL) } else { Life::Active },
+        life: if random.one_in(4) { *random.of(&BackendState::ALL) } else { BackendState::Active },
         serving: random.one_in(2),
         local: random.one_in(2),
         deadline_struck: random.one_in(12),
@@ -73,7 +73,7 @@ fn backend(random: &mut Random, v6: bool, service: u32, nth: usize) -> Backend {
 }
 
 /// What is known of addresses: whose they are, which are services' alone, and which ones this node masquerades by.
-pub fn set_addresses(random: &mut Random, v6: bool, world: &mut World, links: [u32; 3]) {
+pub fn set_addresses(random: &mut Random, v6: bool, model: &mut Model, links: [u32; 3]) {
     let whole = if v6 { 128 } else { 32 };
     let network = |net, host, bits| Range { address: address(v6, net, host), bits };
     let peculiar = *random.of(&[Whose::Peer, Whose::Node, Whose::Pods]);
@@ -88,23 +88,23 @@ pub fn set_addresses(random: &mut Random, v6: bool, world: &mut World, links: [u
         (network(3, 4, whole), Whose::Node, 3),
     ];
     let known = pool.into_iter().filter(|(.., of_five)| random.below(5) < *of_five);
-    world.networks = known.map(|(network, whose, _)| (network, whose)).collect();
+    model.networks = known.map(|(network, whose, _)| (network, whose)).collect();
     for host in 1..=4 {
         if random.one_in(2) {
-            world.vips.insert(address(v6, 3, host), random.one_in(2));
+            model.vips.insert(address(v6, 3, host), random.one_in(2));
         }
     }
     // A service may be reached by the very address that masqueraded packets come from.
     if !random.one_in(5) {
-        world.own_addresses.insert(0, vec![*random.of(&[address(v6, 6, 1), address(v6, 3, 4)])]);
+        model.own_addresses.insert(0, vec![*random.of(&[address(v6, 6, 1), address(v6, 3, 4)])]);
     }
     for (host, link) in (11..).zip(links) {
         if random.one_in(2) {
-            world.own_addresses.insert(link, vec![address(v6, 6, host)]);
+            model.own_addresses.insert(link, vec![address(v6, 6, host)]);
         }
     }
     // Those to go on to when the ports of one are used up.
-    for (all, net) in world.own_addresses.values_mut().zip(20..) {
+    for (all, net) in model.own_addresses.values_mut().zip(20..) {
         all.extend((1..=3).take(random.below(4)).map(|host| address(v6, net, host)));
     }
 }
@@ -126,12 +126,12 @@ fn ranges(random: &mut Random, v6: bool) -> Vec<Range> {
 }
 
 /// Gives a service the members that its backends' states allow, or others: the tables are judged as they stand.
-pub fn rewrite_service(random: &mut Random, world: &mut World, key: (SocketAddr, Protocol)) {
-    let Service { id, kind, .. } = world.services[&key];
-    let mut members: Vec<(u32, u32)> = world
+pub fn rewrite_service(random: &mut Random, model: &mut Model, key: (SocketAddr, Protocol)) {
+    let Service { id, kind, .. } = model.services[&key];
+    let mut members: Vec<(u32, u32)> = model
         .backends
         .iter()
-        .filter(|(_, backend)| backend.service == id && backend.life == Life::Active)
+        .filter(|(_, backend)| backend.service == id && backend.life == BackendState::Active)
         .map(|(&number, backend)| (number, backend.generation))
         .collect();
     if random.one_in(10) {
@@ -166,7 +166,7 @@ pub fn rewrite_service(random: &mut Random, world: &mut World, key: (SocketAddr,
         other_flags,
         torn,
     };
-    world.services.insert(key, Service { ranges, ..sets });
+    model.services.insert(key, Service { ranges, ..sets });
 }
 
 /// Something that the agent does to a backend.
@@ -175,6 +175,6 @@ pub fn change_backend(random: &mut Random, backend: &mut Backend) {
         0 => backend.generation += 1 + u32::try_from(random.below(3)).expect("few"),
         1 => backend.deadline_struck = !backend.deadline_struck,
         2 => backend.serving = !backend.serving,
-        _ => backend.life = *random.of(&Life::ALL),
+        _ => backend.life = *random.of(&BackendState::ALL),
     }
 }

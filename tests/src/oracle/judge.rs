@@ -1,4 +1,4 @@
-//! Holds one packet's result against the model: verdict, bytes, counters, event record.
+//! Compares one packet's result with the model: verdict, bytes, counters, event record.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -6,20 +6,20 @@ use anyhow::{Result, ensure};
 use lb_common::abi::{Event, StatKey, hook, stat_kind};
 use lb_common::outcome::Outcome;
 
+use super::model::{Model, Service};
+use super::routes::{Link, Route};
 use super::rules::{Asked, Expected, Fate, Hint, Onward, decide};
 use super::tables;
-use super::ways::{Link, Way};
 use super::wire::{Frame, Protocol};
-use super::world::{Service, World};
-use crate::live::{Hook, Ran};
+use crate::test_run::{Hook, Ran};
 
 /// Verdicts: `TCX_NEXT`, `TC_ACT_SHOT`, `TC_ACT_REDIRECT`; `XDP_PASS`, `XDP_DROP`, `XDP_TX`, `XDP_REDIRECT`.
 const TC: [i32; 3] = [-1, 2, 7];
 const XDP: [i32; 4] = [2, 1, 3, 4];
 
-/// Judges a packet and changes the world as it must change.
+/// Judges a packet and changes the model as it must change.
 pub fn judge(
-    world: &mut World,
+    model: &mut Model,
     hook: Hook,
     frame: &Frame,
     bytes: &[u8],
@@ -30,7 +30,7 @@ pub fn judge(
     let xdp = hook == Hook::Xdp;
     if frame.fragment_offset != 0 {
         // No ports in it: nobody can say whose it is, but an address of services is nobody else's.
-        let (verdict, counts): (i32, &[Outcome]) = match (xdp, world.vips.contains_key(&frame.dst.ip())) {
+        let (verdict, counts): (i32, &[Outcome]) = match (xdp, model.vips.contains_key(&frame.dst.ip())) {
             (true, _) => (XDP[0], &[]),
             (false, true) => (TC[1], &[Outcome::DroppedFragment]),
             (false, false) => (TC[0], &[Outcome::Fragment]),
@@ -49,7 +49,7 @@ pub fn judge(
     let (sequence, acknowledgement) = (frame.sequence, frame.acknowledgement);
     let Frame { protocol, src, dst, hops, .. } = *frame;
     let asked = Asked { hook, protocol, src, dst, tcp_flags, sequence, acknowledgement, hops };
-    let expected = decide(world, asked, hint)?;
+    let expected = decide(model, asked, hint)?;
     let refusal = if expected.fate == Fate::Refuse { frame.refusal() } else { None };
     let unanswerable = expected.fate == Fate::Refuse && refusal.is_none();
 
@@ -61,7 +61,7 @@ pub fn judge(
         Fate::Refuse => (TC[2], refusal),
         Fate::Rewrite { src, dst, onward } => {
             let rewritten = Frame { src, dst, ..frame.clone() };
-            let (verdict, gone) = goes(hook, rewritten, onward, world.ways().to(dst.ip()), world.ways().arrival());
+            let (verdict, gone) = goes(hook, rewritten, onward, model.routes().to(dst.ip()), model.routes().arrival());
             let packet = match gone {
                 Ok(gone) => Some(gone.bytes()),
                 Err(Stays::Expired) => {
@@ -99,7 +99,7 @@ pub fn judge(
 
 /// Nobody can say what a broken packet means, but it goes unchanged, is dropped, is answered to its sender, or goes to a
 /// backend of the service that it asked for; and it is counted.
-pub fn judge_broken(world: &World, hook: Hook, frame: &Frame, bytes: &[u8], ran: &Ran, counts: u64) -> Result<()> {
+pub fn judge_broken(model: &Model, hook: Hook, frame: &Frame, bytes: &[u8], ran: &Ran, counts: u64) -> Result<()> {
     let xdp = hook == Hook::Xdp;
     ensure!(if xdp { XDP.contains(&ran.verdict) } else { TC.contains(&ran.verdict) }, "verdict {}", ran.verdict);
     let is_ip = matches!(bytes.get(12..14), Some([0x08, 0x00] | [0x86, 0xdd]));
@@ -114,13 +114,13 @@ pub fn judge_broken(world: &World, hook: Hook, frame: &Frame, bytes: &[u8], ran:
     ensure!(ran.bytes.len() == bytes.len(), "another length");
     let (_, asked) = ends(frame, bytes);
     let (_, got) = ends(frame, &ran.bytes);
-    let right = world.services.iter().any(|(key, service)| {
-        key.0 == asked && members(service).any(|(backend, _)| world.backends[backend].address == got)
+    let right = model.services.iter().any(|(key, service)| {
+        key.0 == asked && members(service).any(|(backend, _)| model.backends[backend].address == got)
     });
     // A flipped header length moves the ports; then the address alone tells.
-    let near = world.services.iter().any(|(key, service)| {
+    let near = model.services.iter().any(|(key, service)| {
         key.0.ip() == asked.ip()
-            && members(service).any(|(backend, _)| world.backends[backend].address.ip() == got.ip())
+            && members(service).any(|(backend, _)| model.backends[backend].address.ip() == got.ip())
     });
     ensure!(right || near || asked == got, "asked {asked}, sent to {got}");
     Ok(())
@@ -171,22 +171,22 @@ enum Stays {
 }
 
 /// How a rewritten packet leaves the hook: the verdict, and the frame.
-fn goes(hook: Hook, frame: Frame, onward: Onward, way: Way, arrival: u32) -> (i32, Result<Frame, Stays>) {
+fn goes(hook: Hook, frame: Frame, onward: Onward, route: Route, arrival: u32) -> (i32, Result<Frame, Stays>) {
     let (source, destination) = frame.macs;
     let ingress = hook != Hook::NodeOut && hook != Hook::PodOut;
     let back = Frame { macs: (destination, source), ..frame.clone() };
     let hop_less = Frame { hops: frame.hops.saturating_sub(1), ..frame.clone() };
-    match (onward, way) {
+    match (onward, route) {
         (Onward::Stack, _) => (if hook == Hook::Xdp { XDP[0] } else { TC[0] }, Ok(frame)),
-        (Onward::Sent, Way::Nowhere) => (TC[1], Err(Stays::Nowhere)),
+        (Onward::Sent, Route::Nowhere) => (TC[1], Err(Stays::Nowhere)),
         // The stack routes towards nowhere as it sees fit; at egress that would be out by this link.
-        (Onward::Routed, Way::Nowhere) if ingress => (TC[0], Ok(frame)),
-        (Onward::Back, _) | (Onward::Routed, Way::Nowhere) => (TC[2], Ok(back)),
+        (Onward::Routed, Route::Nowhere) if ingress => (TC[0], Ok(frame)),
+        (Onward::Back, _) | (Onward::Routed, Route::Nowhere) => (TC[2], Ok(back)),
         // The stack has counted the hop.
         (Onward::Routed | Onward::Sent, _) if !ingress => (TC[2], Ok(frame)),
         // The sender is told.
         (Onward::Routed | Onward::Sent, _) if frame.hops <= 1 => (TC[2], Err(Stays::Expired)),
-        (Onward::Routed | Onward::Sent, Way::Known(Link { index, own_mac, neighbour_mac, .. }))
+        (Onward::Routed | Onward::Sent, Route::Known(Link { index, own_mac, neighbour_mac, .. }))
             if hook == Hook::Xdp =>
         {
             let verdict = if index == arrival { XDP[2] } else { XDP[3] };

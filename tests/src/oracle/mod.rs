@@ -1,28 +1,28 @@
-//! An independent model of what must become of a packet, and the examination of the live programs by it.
+//! An independent model of what must become of a packet, and a run of the loaded programs against it.
 //!
 //! It thinks in connections where the programs think in table entries, keeps them in plain collections, and makes every
 //! expected packet from scratch by a packet library, checksums computed in full. It shares no code with the programs' decision.
 //! Random choices (which backend, which translated port) are read off the result and checked for being allowed.
 
 mod ageing;
-mod answered;
 mod client;
 mod connection;
 mod entries;
-mod exam;
+mod established;
+mod first_packet;
 mod generate;
 mod health;
 mod judge;
-mod opening;
+mod model;
+mod routes;
 mod rules;
+mod run;
 mod tables;
 mod traffic;
 mod unanswered;
-mod ways;
 mod wire;
-mod world;
 
-pub use exam::{Exam, Tally};
 pub use generate::address;
-pub use ways::{Way, Ways};
+pub use routes::{Route, Routes};
+pub use run::{OracleRun, Tally};
 pub use wire::{ACK, FIN, Frame, Protocol, RST, SYN};

@@ -1,4 +1,4 @@
-//! What must become of a packet, and what the world must look like afterwards.
+//! The rules: the result of a packet, and the model after it.
 
 use std::net::SocketAddr;
 
@@ -6,12 +6,12 @@ use anyhow::Result;
 use lb_common::outcome::Outcome;
 
 use super::connection::{Connection, Ended, Second};
-use super::opening::{direct, open};
-use super::ways::Way;
+use super::first_packet::{direct, open};
+use super::model::Model;
+use super::routes::Route;
 use super::wire::{ACK, FIN, Protocol, RST, SYN};
-use super::world::World;
-use super::{answered, unanswered};
-use crate::live::Hook;
+use super::{established, unanswered};
+use crate::test_run::Hook;
 
 /// A packet as far as the rules look at it.
 #[derive(Clone, Copy, Debug)]
@@ -202,30 +202,30 @@ impl Asked {
     }
 }
 
-/// Decides over a packet and changes the world as it must change.
-pub fn decide(world: &mut World, asked: Asked, hint: Hint) -> Result<Expected> {
-    let expected = at_any_hook(world, asked, hint)?;
+/// Decides over a packet and changes the model as it must change.
+pub fn decide(model: &mut Model, asked: Asked, hint: Hint) -> Result<Expected> {
+    let expected = at_any_hook(model, asked, hint)?;
     let handed = asked.hook == Hook::Xdp
         && match expected.fate {
             // XDP cannot turn a packet into its answer: tc will.
             Fate::Refuse | Fate::Rewrite { onward: Onward::Back, .. } => true,
             // Nor can it ask for a neighbour, or leave by a link that sends nothing for it.
             Fate::Rewrite { dst, onward: Onward::Routed | Onward::Sent, .. } => {
-                asked.hops <= 1 || !matches!(world.ways().to(dst.ip()), Way::Known(link) if link.sends)
+                asked.hops <= 1 || !matches!(model.routes().to(dst.ip()), Route::Known(link) if link.sends)
             }
             _ => false,
         };
     Ok(if handed { expected.handed() } else { expected })
 }
 
-fn at_any_hook(world: &mut World, asked: Asked, hint: Hint) -> Result<Expected> {
+fn at_any_hook(model: &mut Model, asked: Asked, hint: Hint) -> Result<Expected> {
     let Asked { protocol, src, dst, .. } = asked;
     let mut why = Outcome::Selected;
-    let turn = if let Some(at) = world.asked(protocol, src, dst) {
-        (at, answered::ask(world, asked, at))
-    } else if let Some(at) = world.answered(protocol, src, dst) {
-        return Ok(answered::answer(world, asked, at));
-    } else if let Some(turn) = half_open(world, asked, hint)? {
+    let turn = if let Some(at) = model.asked(protocol, src, dst) {
+        (at, established::ask(model, asked, at))
+    } else if let Some(at) = model.answered(protocol, src, dst) {
+        return Ok(established::answer(model, asked, at));
+    } else if let Some(turn) = half_open(model, asked, hint)? {
         turn
     } else if asked.serves_clients() {
         (usize::MAX, Turn::Anew(why))
@@ -236,23 +236,23 @@ fn at_any_hook(world: &mut World, asked: Asked, hint: Hint) -> Result<Expected> 
         (_, Turn::Decided(expected)) => return Ok(expected),
         (at, Turn::Anew(outcome)) => {
             if at != usize::MAX {
-                world.connections.remove(at);
+                model.connections.remove(at);
             }
             why = outcome;
         }
     }
-    if let Some(expected) = open(world, asked, why, hint)? {
+    if let Some(expected) = open(model, asked, why, hint)? {
         return Ok(expected);
     }
-    if unserved(world, asked) {
+    if unserved(model, asked) {
         return Ok(asked.refuse(Outcome::RefusedUnserved, 0, 0));
     }
-    if asked.is_clients_link() { direct(world, asked, hint) } else { Ok(PASS) }
+    if asked.is_clients_link() { direct(model, asked, hint) } else { Ok(PASS) }
 }
 
 /// Whether the packet is for an address of services at a port that nobody serves, and goes no further.
-fn unserved(world: &World, asked: Asked) -> bool {
-    let vip = world.vips.get(&asked.dst.ip());
+fn unserved(model: &Model, asked: Asked) -> bool {
+    let vip = model.vips.get(&asked.dst.ip());
     match asked.hook {
         // Whatever comes from the wire for such an address would go back there.
         Hook::NodeIn | Hook::Xdp => vip.is_some(),
@@ -263,26 +263,26 @@ fn unserved(world: &World, asked: Asked) -> bool {
 }
 
 /// What nobody has answered yet is looked for by what may begin or answer it. `None`: nothing was found.
-fn half_open(world: &mut World, asked: Asked, hint: Hint) -> Result<Option<(usize, Turn)>> {
+fn half_open(model: &mut Model, asked: Asked, hint: Hint) -> Result<Option<(usize, Turn)>> {
     let Asked { protocol, src, dst, .. } = asked;
     let rst = protocol == Protocol::Tcp && asked.tcp_flags & RST != 0;
     if !asked.opens_or_udp() && !asked.accepts() && !rst {
         return Ok(None);
     }
-    if let Some(at) = world.asking(protocol, src, dst) {
-        return Ok(Some((at, unanswered::ask(world, asked, at, hint)?)));
+    if let Some(at) = model.asking(protocol, src, dst) {
+        return Ok(Some((at, unanswered::ask(model, asked, at, hint)?)));
     }
-    if let Some(at) = world.answering(protocol, src, dst) {
-        return Ok(Some((at, Turn::Decided(unanswered::answer(world, asked, at, hint)?))));
+    if let Some(at) = model.answering(protocol, src, dst) {
+        return Ok(Some((at, Turn::Decided(unanswered::answer(model, asked, at, hint)?))));
     }
     let tuple = (protocol, src, dst);
-    if let Some(at) = world.left.iter().position(|left| (left.protocol, left.answerer, left.seen_client) == tuple) {
-        return Ok(Some((at, Turn::Decided(unanswered::answer_left(world, asked, at)))));
+    if let Some(at) = model.left.iter().position(|left| (left.protocol, left.answerer, left.seen_client) == tuple) {
+        return Ok(Some((at, Turn::Decided(unanswered::answer_left(model, asked, at)))));
     }
     if protocol == Protocol::Tcp && asked.serves_clients() {
         // The connection that the second SYN was beside is no more.
         let known = |second: &Second| !second.direct || asked.is_clients_link();
-        world.seconds.retain(|second| (second.client, second.target) != (src, dst) || !known(second));
+        model.seconds.retain(|second| (second.client, second.target) != (src, dst) || !known(second));
     }
     Ok(None)
 }

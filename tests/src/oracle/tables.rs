@@ -1,4 +1,4 @@
-//! The world as the maps hold it: written before a packet, compared after it.
+//! The model as maps: written before a packet, compared after it.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,9 +11,9 @@ use lb_common::abi::{
     vip_flags,
 };
 
+use super::model::{self, BackendState, Kind, Model, Torn, Whose};
 use super::wire::Protocol;
-use super::world::{self, Kind, Life, Torn, Whose, World};
-use crate::live::{Family, Live, Of, Tables};
+use crate::test_run::{Family, LoadedPrograms, Of, Tables};
 
 /// Slots of a service begin at its id times this.
 pub const SLOTS_PER_SERVICE: u32 = 16;
@@ -38,71 +38,71 @@ impl Bytes<16> for IpAddr {
 }
 
 /// Writes services and backends into the maps.
-pub fn write(live: &mut Live, world: &World) -> Result<()> {
-    for (&id, backend) in &world.backends {
-        write_backend(live, id, backend, world.now_s)?;
+pub fn write(programs: &mut LoadedPrograms, model: &Model) -> Result<()> {
+    for (&id, backend) in &model.backends {
+        write_backend(programs, id, backend, model.now_s)?;
     }
-    for (&(address, protocol), service) in &world.services {
-        write_service(live, address, protocol, service)?;
+    for (&(address, protocol), service) in &model.services {
+        write_service(programs, address, protocol, service)?;
     }
-    write_addresses(live, world)
+    write_addresses(programs, model)
 }
 
 /// Writes what the programs are told of addresses.
-fn write_addresses(live: &mut Live, world: &World) -> Result<()> {
+fn write_addresses(programs: &mut LoadedPrograms, model: &Model) -> Result<()> {
     macro_rules! family {
         ($v6:literal, $life:ident) => {
-            for (network, whose) in world.networks.iter().filter(|(network, _)| network.address.is_ipv6() == $v6) {
+            for (network, whose) in model.networks.iter().filter(|(network, _)| network.address.is_ipv6() == $v6) {
                 let flags = match whose {
                     Whose::Pods => network_flags::PODS,
                     Whose::Node => network_flags::NODE,
                     Whose::Peer => network_flags::PEER,
                 };
                 let key = Key::new(network.bits, NetworkKey { address: network.address.bytes() });
-                live.$life.networks.insert(&key, Network { flags }, 0).context("writing a network")?;
+                programs.$life.networks.insert(&key, Network { flags }, 0).context("writing a network")?;
             }
-            for (address, refuses) in world.vips.iter().filter(|(address, _)| address.is_ipv6() == $v6) {
+            for (address, refuses) in model.vips.iter().filter(|(address, _)| address.is_ipv6() == $v6) {
                 let flags = vip_flags::ECHO | if *refuses { vip_flags::REFUSE_UNSERVED } else { 0 };
-                live.$life.vips.insert(VipKey { address: address.bytes() }, Vip { flags }, 0)?;
+                programs.$life.vips.insert(VipKey { address: address.bytes() }, Vip { flags }, 0)?;
             }
-            for (link, own) in &world.own_addresses {
+            for (link, own) in &model.own_addresses {
                 let own: Vec<_> =
                     own.iter().filter(|address| address.is_ipv6() == $v6).map(|own| own.bytes()).collect();
                 let Some((first, others)) = own.split_first() else { continue };
-                live.$life.masquerade.insert(link, Masquerade::new(*first, others), 0)?;
+                programs.$life.masquerade.insert(link, Masquerade::new(*first, others), 0)?;
             }
         };
     }
-    family!(false, life4);
-    family!(true, life6);
+    family!(false, state4);
+    family!(true, state6);
     Ok(())
 }
 
 /// Writes one backend's record.
-pub fn write_backend(live: &mut Live, id: u32, backend: &world::Backend, now_s: u32) -> Result<()> {
+pub fn write_backend(programs: &mut LoadedPrograms, id: u32, backend: &model::Backend, now_s: u32) -> Result<()> {
     if backend.address.is_ipv4() {
-        live.tables4.backends.set(id, backend_record::<4>(backend, now_s), 0)?;
+        programs.tables4.backends.set(id, backend_record::<4>(backend, now_s), 0)?;
     } else {
-        live.tables6.backends.set(id, backend_record::<16>(backend, now_s), 0)?;
+        programs.tables6.backends.set(id, backend_record::<16>(backend, now_s), 0)?;
     }
     Ok(())
 }
 
-fn backend_record<const N: usize>(backend: &world::Backend, now_s: u32) -> Backend<N>
+fn backend_record<const N: usize>(backend: &model::Backend, now_s: u32) -> Backend<N>
 where
     IpAddr: Bytes<N>,
 {
-    let draining = backend.life == Life::Draining;
+    let draining = backend.life == BackendState::Draining;
     Backend {
         address: backend.address.ip().bytes(),
         port: backend.address.port(),
         state: match backend.life {
-            Life::Active => backend_state::ACTIVE,
-            Life::Resting => backend_state::RESTING,
-            Life::Terminating => backend_state::TERMINATING,
-            Life::Draining => backend_state::DRAINING,
-            Life::Maintenance => backend_state::MAINTENANCE,
-            Life::Gone => backend_state::GONE,
+            BackendState::Active => backend_state::ACTIVE,
+            BackendState::Resting => backend_state::RESTING,
+            BackendState::Terminating => backend_state::TERMINATING,
+            BackendState::Draining => backend_state::DRAINING,
+            BackendState::Maintenance => backend_state::MAINTENANCE,
+            BackendState::Gone => backend_state::GONE,
         },
         flags: if backend.local { backend_flags::LOCAL } else { 0 }
             | if backend.serving { backend_flags::SERVING } else { 0 },
@@ -120,11 +120,16 @@ where
 }
 
 /// Writes one frontend and its slots.
-pub fn write_service(live: &mut Live, address: SocketAddr, protocol: Protocol, service: &world::Service) -> Result<()> {
+pub fn write_service(
+    programs: &mut LoadedPrograms,
+    address: SocketAddr,
+    protocol: Protocol,
+    service: &model::Service,
+) -> Result<()> {
     if address.is_ipv4() {
-        write_frontend::<4>(&mut live.tables4, address, protocol, service)
+        write_frontend::<4>(&mut programs.tables4, address, protocol, service)
     } else {
-        write_frontend::<16>(&mut live.tables6, address, protocol, service)
+        write_frontend::<16>(&mut programs.tables6, address, protocol, service)
     }
 }
 
@@ -132,7 +137,7 @@ fn write_frontend<const N: usize>(
     tables: &mut Tables<N>,
     address: SocketAddr,
     protocol: Protocol,
-    service: &world::Service,
+    service: &model::Service,
 ) -> Result<()>
 where
     IpAddr: Bytes<N>,
@@ -189,7 +194,7 @@ where
 }
 
 /// Writes the networks that the service admits in place of those that it admitted before.
-fn write_ranges<const N: usize>(tables: &mut Tables<N>, service: &world::Service) -> Result<()>
+fn write_ranges<const N: usize>(tables: &mut Tables<N>, service: &model::Service) -> Result<()>
 where
     IpAddr: Bytes<N>,
     Of<N>: Family,
@@ -209,12 +214,12 @@ where
 }
 
 /// Removes a frontend.
-pub fn remove_service(live: &mut Live, address: SocketAddr, protocol: Protocol) -> Result<()> {
+pub fn remove_service(programs: &mut LoadedPrograms, address: SocketAddr, protocol: Protocol) -> Result<()> {
     let (port, protocol) = (address.port(), number(protocol));
     if address.is_ipv4() {
-        live.tables4.services.remove(&ServiceKey { address: address.ip().bytes(), port, protocol, pad: 0 })?;
+        programs.tables4.services.remove(&ServiceKey { address: address.ip().bytes(), port, protocol, pad: 0 })?;
     } else {
-        live.tables6.services.remove(&ServiceKey { address: address.ip().bytes(), port, protocol, pad: 0 })?;
+        programs.tables6.services.remove(&ServiceKey { address: address.ip().bytes(), port, protocol, pad: 0 })?;
     }
     Ok(())
 }

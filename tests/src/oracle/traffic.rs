@@ -1,45 +1,45 @@
-//! Random packets of a world: of its connections, for its services, beside them, and broken ones.
+//! Random packets for a model: of its connections, for its services, for neither, and malformed ones.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::connection::Connection;
 use super::generate::{PROTOCOLS, address};
+use super::model::Model;
 use super::wire::{ACK, FIN, Frame, Protocol, RST, SYN};
-use super::world::World;
-use crate::live::Hook;
 use crate::random::Random;
+use crate::test_run::Hook;
 
-/// A packet that may or may not concern a service or a connection of the world, and a hook that it comes by.
-pub fn packet(random: &mut Random, v6: bool, world: &World) -> (Hook, Frame) {
+/// A packet that may or may not concern a service or a connection of the model, and a hook that it comes by.
+pub fn packet(random: &mut Random, v6: bool, model: &Model) -> (Hook, Frame) {
     let anywhere = *random.of(&Hook::ALL);
-    let connection = (!world.connections.is_empty()).then(|| random.of(&world.connections).clone());
-    let left = (!world.left.is_empty() && random.one_in(2)).then(|| random.of(&world.left).clone());
+    let connection = (!model.connections.is_empty()).then(|| random.of(&model.connections).clone());
+    let left = (!model.left.is_empty() && random.one_in(2)).then(|| random.of(&model.left).clone());
     if let Some(left) = left {
         let mut frame = shaped(random, v6, left.protocol, left.answerer, left.seen_client);
         answers(random, &mut frame, left.isn);
         return (if random.one_in(3) { anywhere } else { Hook::PodOut }, frame);
     }
-    if world.has_few_ports() && !random.one_in(3) {
+    if model.has_few_ports() && !random.one_in(3) {
         // Many clients of few backends use them up.
         let hook = *random.of(&[Hook::NodeIn, Hook::Xdp]);
-        let (client, protocol) = (client(random, v6, world, hook), *random.of(&PROTOCOLS));
+        let (client, protocol) = (client(random, v6, model, hook), *random.of(&PROTOCOLS));
         let mut frame = shaped(random, v6, protocol, client, SocketAddr::new(address(v6, 3, 1), 80));
         frame.tcp_flags = SYN;
         return (hook, frame);
     }
     match (connection, random.below(14)) {
-        (Some(connection), 0..=7) => known(random, v6, world, &connection),
+        (Some(connection), 0..=7) => known(random, v6, model, &connection),
         (connection, roll) => {
             let known = connection.filter(|_| !random.one_in(3));
-            first(random, v6, world, known, roll)
+            first(random, v6, model, known, roll)
         }
     }
 }
 
 /// A packet of a connection.
-fn known(random: &mut Random, v6: bool, world: &World, connection: &Connection) -> (Hook, Frame) {
+fn known(random: &mut Random, v6: bool, model: &Model, connection: &Connection) -> (Hook, Frame) {
     let anywhere = *random.of(&Hook::ALL);
-    let second = world.seconds.iter().find(|it| (it.client, it.target) == (connection.client, connection.target));
+    let second = model.seconds.iter().find(|it| (it.client, it.target) == (connection.client, connection.target));
     if random.one_in(2) {
         // It goes on, or its tuple is used again.
         let mut frame = shaped(random, v6, connection.protocol, connection.client, connection.target);
@@ -68,15 +68,15 @@ fn known(random: &mut Random, v6: bool, world: &World, connection: &Connection) 
 }
 
 /// A client asks a service, or somebody something.
-fn first(random: &mut Random, v6: bool, world: &World, known: Option<Connection>, roll: usize) -> (Hook, Frame) {
+fn first(random: &mut Random, v6: bool, model: &Model, known: Option<Connection>, roll: usize) -> (Hook, Frame) {
     let hook = match random.below(6) {
         0 | 1 => Hook::PodIn,
         2 => Hook::NodeIn,
         3 => Hook::Xdp,
         _ => *random.of(&Hook::ALL),
     };
-    let client = client(random, v6, world, hook);
-    let backends: Vec<SocketAddr> = world.backends.values().map(|backend| backend.address).collect();
+    let client = client(random, v6, model, hook);
+    let backends: Vec<SocketAddr> = model.backends.values().map(|backend| backend.address).collect();
     let somebody = |random: &mut Random| {
         if backends.is_empty() { SocketAddr::new(address(v6, 4, 1), 80) } else { *random.of(&backends) }
     };
@@ -103,10 +103,10 @@ fn first(random: &mut Random, v6: bool, world: &World, known: Option<Connection>
 }
 
 /// Somebody who may ask at this hook.
-fn client(random: &mut Random, v6: bool, world: &World, hook: Hook) -> SocketAddr {
+fn client(random: &mut Random, v6: bool, model: &Model, hook: Hook) -> SocketAddr {
     /// Some that a client behind an address of this node may keep, and some that it may not.
     const PORTS: [u16; 10] = [80, 1_023, 1_024, 29_999, 30_000, 32_767, 32_768, 60_999, 61_000, 65_535];
-    let port = if world.has_few_ports() {
+    let port = if model.has_few_ports() {
         // None that may be kept.
         *random.of(&[80, 30_000, 32_767, 32_768, 60_999])
     } else if random.one_in(6) {

@@ -1,4 +1,5 @@
-//! A connection of which the client has shown no answer yet: asked again, moved, answered, refused, answered late, opened.
+//! A packet of a connection whose client has shown no answer yet: retransmitted, retried, answered, refused, answered late,
+//! established.
 
 use std::net::SocketAddr;
 
@@ -6,12 +7,12 @@ use anyhow::{Result, ensure};
 use lb_common::outcome::Outcome;
 
 use super::connection::{Connection, Ended, Half, Left, Opening, State};
+use super::first_packet::{settle, usable};
 use super::health::{hears, suspects};
-use super::opening::{settle, usable};
+use super::model::{Model, Torn};
 use super::rules::{Asked, Expected, Fate, Hint, PASS, Turn};
 use super::wire::{Protocol, RST};
-use super::world::{Torn, World};
-use crate::live::Hook;
+use crate::test_run::Hook;
 
 /// How often a connection may be moved.
 const MOST_MOVES: usize = 3;
@@ -21,17 +22,17 @@ const WINDOW: u32 = 1 << 30;
 const MOST_DATA: u32 = 65_535;
 
 /// The client sends again.
-pub fn ask(world: &mut World, asked: Asked, at: usize, hint: Hint) -> Result<Turn> {
-    let connection = &world.connections[at];
+pub fn ask(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<Turn> {
+    let connection = &model.connections[at];
     let half = connection.forward.expect("asks by its forward half");
     if !asked.serves_clients() || (connection.backend.is_none() && !asked.is_clients_link()) {
         return Ok(Turn::Decided(PASS));
     }
-    if (asked.opens() && connection.isn != asked.isn()) || connection.is_silent(half, world.now_s) {
+    if (asked.opens() && connection.isn != asked.isn()) || connection.is_silent(half, model.now_s) {
         return Ok(Turn::Anew(Outcome::Selected));
     }
     if let Some((id, generation)) = connection.backend {
-        let backend = &world.backends[&id];
+        let backend = &model.backends[&id];
         let keeps = backend.generation == generation && backend.keeps_flows();
         match asked.protocol {
             Protocol::Tcp if !keeps => return Ok(Turn::Anew(Outcome::Selected)),
@@ -40,28 +41,28 @@ pub fn ask(world: &mut World, asked: Asked, at: usize, hint: Hint) -> Result<Tur
         }
     }
     if asked.opens() {
-        let opening = world.connections[at].opening.as_mut().expect("nobody has answered");
+        let opening = model.connections[at].opening.as_mut().expect("nobody has answered");
         opening.segments = opening.segments.saturating_add(1);
-        if let Some(expected) = retry(world, asked, at, hint)? {
+        if let Some(expected) = retry(model, asked, at, hint)? {
             return Ok(Turn::Decided(expected));
         }
     }
-    stay(world, asked, at);
-    let connection = &world.connections[at];
+    stay(model, asked, at);
+    let connection = &model.connections[at];
     let outcome = if connection.backend.is_none() { Outcome::DirectTranslated } else { Outcome::Forwarded };
     let expected = asked.to_answerer(connection, outcome, 0);
     let answered = connection.opening.as_ref().is_some_and(|opening| opening.answers.is_some());
     let reset = asked.protocol == Protocol::Tcp && asked.tcp_flags & RST != 0;
     if answered && reset && asked.sequence == connection.isn.wrapping_add(1) {
-        world.connections.remove(at); // The client wants no such connection.
+        model.connections.remove(at); // The client wants no such connection.
     }
     Ok(Turn::Decided(expected))
 }
 
 /// A SYN or a datagram is remembered in both halves, and heals what is missing; a RST of the client changes nothing.
-fn stay(world: &mut World, asked: Asked, at: usize) {
-    let now_s = world.now_s;
-    let connection = &world.connections[at];
+fn stay(model: &mut Model, asked: Asked, at: usize) {
+    let now_s = model.now_s;
+    let connection = &model.connections[at];
     let half = connection.forward.expect("asks by its forward half");
     let datagram = asked.protocol == Protocol::Udp && (half.lost || half.seen_s != now_s);
     if !asked.opens() && !datagram {
@@ -70,13 +71,13 @@ fn stay(world: &mut World, asked: Asked, at: usize) {
     let (protocol, answerer, seen_client) = (connection.protocol, connection.answerer, connection.seen_client);
     // The place of the missing half may be another connection's by now.
     let other = |found: Option<usize>| found.is_some_and(|other| other != at);
-    let foreign = other(world.answered(protocol, answerer, seen_client))
-        || other(world.answering(protocol, answerer, seen_client))
-        || world
+    let foreign = other(model.answered(protocol, answerer, seen_client))
+        || other(model.answering(protocol, answerer, seen_client))
+        || model
             .left
             .iter()
             .any(|left| (left.protocol, left.answerer, left.seen_client) == (protocol, answerer, seen_client));
-    let connection = &mut world.connections[at];
+    let connection = &mut model.connections[at];
     let fresh = Half { seen_s: now_s, lost: false, ..half };
     connection.forward = Some(fresh);
     if connection.reply.is_some() || !foreign {
@@ -85,10 +86,10 @@ fn stay(world: &mut World, asked: Asked, at: usize) {
 }
 
 /// The backends that it might be moved to. `None`: it may not be.
-fn candidates(world: &World, at: usize) -> Option<Vec<u32>> {
-    let connection = &world.connections[at];
+fn candidates(model: &Model, at: usize) -> Option<Vec<u32>> {
+    let connection = &model.connections[at];
     let opening = connection.opening.as_ref()?;
-    let service = world.services.get(&(connection.target, connection.protocol))?;
+    let service = model.services.get(&(connection.target, connection.protocol))?;
     if !opening.moves
         || opening.answers.is_some()
         || opening.tried.len() >= MOST_MOVES
@@ -101,30 +102,30 @@ fn candidates(world: &World, at: usize) -> Option<Vec<u32>> {
         return Some(Vec::new());
     }
     let (current, _) = connection.backend?;
-    let mut all = usable(world, &service.members);
+    let mut all = usable(model, &service.members);
     all.retain(|id| *id != current && !opening.tried.contains(id));
     Some(all)
 }
 
 /// Whether the same SYN, sent again, went to another backend; the result says to which.
-fn retry(world: &mut World, asked: Asked, at: usize, hint: Hint) -> Result<Option<Expected>> {
+fn retry(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<Option<Expected>> {
     if !asked.is_clients_link() {
         return Ok(None);
     }
-    let Some(candidates) = candidates(world, at) else { return Ok(None) };
-    let connection = world.connections[at].clone();
+    let Some(candidates) = candidates(model, at) else { return Ok(None) };
+    let connection = model.connections[at].clone();
     if hint.no_port.is_none() && hint.dst == connection.answerer {
         // So few members are all looked at.
         ensure!(candidates.is_empty(), "not moved, though {candidates:?} are untried");
         return Ok(None);
     }
-    let shunned = |id: &u32| world.health(*id).suspect_s.is_some();
+    let shunned = |id: &u32| model.health(*id).suspect_s.is_some();
     let proven = |id: &u32| {
-        let answered_s = world.health(*id).answered_s;
-        !shunned(id) && answered_s.is_some_and(|answered_s| world.now_s.saturating_sub(answered_s) <= 30)
+        let answered_s = model.health(*id).answered_s;
+        !shunned(id) && answered_s.is_some_and(|answered_s| model.now_s.saturating_sub(answered_s) <= 30)
     };
     let best = |is: &dyn Fn(&u32) -> bool| candidates.iter().any(is);
-    let is_chosen = |id: &&u32| hint.no_port.map_or(world.backends[*id].address == hint.dst, |backend| **id == backend);
+    let is_chosen = |id: &&u32| hint.no_port.map_or(model.backends[*id].address == hint.dst, |backend| **id == backend);
     let Some(&chosen) = candidates.iter().find(is_chosen) else {
         anyhow::bail!("moved to {}, which is none of the untried {candidates:?}", hint.dst);
     };
@@ -133,7 +134,7 @@ fn retry(world: &mut World, asked: Asked, at: usize, hint: Hint) -> Result<Optio
         !shunned(&chosen) || best(&shunned) && candidates.iter().all(shunned),
         "moved to {chosen}, which is suspect"
     );
-    let service = world.services[&(connection.target, connection.protocol)].id;
+    let service = model.services[&(connection.target, connection.protocol)].id;
     let before = connection.backend.expect("a service's");
     let left = Left {
         protocol: connection.protocol,
@@ -153,7 +154,7 @@ fn retry(world: &mut World, asked: Asked, at: usize, hint: Hint) -> Result<Optio
     let unmoved = Connection { opening: Some(fewer), ..connection.clone() };
     let mut tried = opening.tried;
     tried.push(before.0);
-    let backend = &world.backends[&chosen];
+    let backend = &model.backends[&chosen];
     // A client of this node may be the backend itself.
     let itself = backend.address.ip() == connection.client.ip();
     let seen_address = if itself { connection.target.ip() } else { connection.client.ip() };
@@ -169,10 +170,10 @@ fn retry(world: &mut World, asked: Asked, at: usize, hint: Hint) -> Result<Optio
         reply: None,
         ..connection
     };
-    world.connections.remove(at);
-    let Some(made) = settle(world, moved, false, hint)? else {
+    model.connections.remove(at);
+    let Some(made) = settle(model, moved, false, hint)? else {
         // The packet is lost, as if the network had lost it.
-        world.connections.push(unmoved);
+        model.connections.push(unmoved);
         return Ok(Some(Expected {
             fate: Fate::Drop,
             outcome: Outcome::DroppedNoPort,
@@ -185,28 +186,28 @@ fn retry(world: &mut World, asked: Asked, at: usize, hint: Hint) -> Result<Optio
     let (protocol, tuple) = (left.protocol, (left.answerer, left.seen_client));
     let here = |other: &Left| other.protocol == protocol && (other.answerer, other.seen_client) == tuple;
     let own = |other: &Left| (other.client, other.target) == (left.client, left.target);
-    let taken = world.answering(protocol, tuple.0, tuple.1).is_some()
-        || world.left.iter().any(|other| here(other) && !own(other));
+    let taken = model.answering(protocol, tuple.0, tuple.1).is_some()
+        || model.left.iter().any(|other| here(other) && !own(other));
     if !taken {
-        world.left.retain(|other| !here(other));
-        world.left.push(left);
+        model.left.retain(|other| !here(other));
+        model.left.push(left);
     }
     let expected = asked.to_answerer(&made, Outcome::Retried, service);
     Ok(Some(expected))
 }
 
 /// A backend's packet on a connection that awaits one.
-pub fn answer(world: &mut World, asked: Asked, at: usize, hint: Hint) -> Result<Expected> {
-    let connection = &world.connections[at];
+pub fn answer(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<Expected> {
+    let connection = &model.connections[at];
     let half = connection.reply.expect("answers by its reply half");
     let Some(early) = asked.sees_answers(connection.early) else { return Ok(PASS) };
-    if connection.is_silent(half, world.now_s) {
-        world.connections.remove(at);
+    if connection.is_silent(half, model.now_s) {
+        model.connections.remove(at);
         return Ok(PASS);
     }
     let backend = connection.backend.map_or(0, |(id, _)| id);
     if let Some((id, generation)) = connection.backend {
-        let record = &world.backends[&id];
+        let record = &model.backends[&id];
         if record.generation != generation || !record.keeps_flows() {
             return Ok(asked.evicted(backend));
         }
@@ -219,51 +220,51 @@ pub fn answer(world: &mut World, asked: Asked, at: usize, hint: Hint) -> Result<
             return Ok(replied); // Of another attempt, or forged, or after an answer: the client judges.
         }
         if !asked.accepts() {
-            return refused(world, asked, at, hint, replied);
+            return refused(model, asked, at, hint, replied);
         }
         // Who takes data with the SYN knows its client: the connection is open.
         if backend != 0 && more == 0 {
-            return Ok(accepted(world, asked, at, replied));
+            return Ok(accepted(model, asked, at, replied));
         }
     }
-    if !promote(world, at, State::Open, true) {
+    if !promote(model, at, State::Open, true) {
         return Ok(late(asked, backend));
     }
-    let notes = if backend == 0 { Vec::new() } else { hears(world, backend) };
+    let notes = if backend == 0 { Vec::new() } else { hears(model, backend) };
     Ok(Expected { notes, ..replied })
 }
 
 /// The backend has accepted: what the client must acknowledge is remembered.
-fn accepted(world: &mut World, asked: Asked, at: usize, replied: Expected) -> Expected {
-    let connection = world.connections[at].clone();
+fn accepted(model: &mut Model, asked: Asked, at: usize, replied: Expected) -> Expected {
+    let connection = model.connections[at].clone();
     let (protocol, client, target) = (connection.protocol, connection.client, connection.target);
     let (id, _) = connection.backend.expect("a service's");
     let known = connection.forward.is_some();
     if !known {
         // Under the client's tuple stands another attempt, or whose answers go where this client is.
         let left = |left: &Left| (left.protocol, left.answerer, left.seen_client) == (protocol, client, target);
-        if world.asking(protocol, client, target).is_some()
-            || world.answering(protocol, client, target).is_some()
-            || world.left.iter().any(left)
-            || world.seconds.iter().any(|second| (second.client, second.target) == (client, target))
+        if model.asking(protocol, client, target).is_some()
+            || model.answering(protocol, client, target).is_some()
+            || model.left.iter().any(left)
+            || model.seconds.iter().any(|second| (second.client, second.target) == (client, target))
         {
             return late(asked, id);
         }
-        if let Some(before) = world.asked(protocol, client, target) {
-            let other = &world.connections[before];
+        if let Some(before) = model.asked(protocol, client, target) {
+            let other = &model.connections[before];
             if (other.answerer, other.seen_client) == (connection.answerer, connection.seen_client) {
                 return replied;
             }
-            if !other.yields(other.forward.expect("asks"), world.now_s) {
+            if !other.yields(other.forward.expect("asks"), model.now_s) {
                 return late(asked, id);
             }
-            world.connections[before].forward = None;
-        } else if let Some(before) = world.answered(protocol, client, target) {
-            let other = &world.connections[before];
-            if !other.yields(other.reply.expect("answers"), world.now_s) {
+            model.connections[before].forward = None;
+        } else if let Some(before) = model.answered(protocol, client, target) {
+            let other = &model.connections[before];
+            if !other.yields(other.reply.expect("answers"), model.now_s) {
                 return late(asked, id);
             }
-            world.connections[before].reply = None;
+            model.connections[before].reply = None;
         }
     }
     let mut opening = connection.opening.clone().expect("not open");
@@ -274,7 +275,7 @@ fn accepted(world: &mut World, asked: Asked, at: usize, replied: Expected) -> Ex
         Some([latest, _]) => opening.answers = Some([number, latest]),
     }
     let tried = std::mem::take(&mut opening.tried);
-    let connection = &mut world.connections[at];
+    let connection = &mut model.connections[at];
     if known {
         connection.opening = Some(Opening { tried: tried.clone(), ..opening });
     } else {
@@ -282,55 +283,55 @@ fn accepted(world: &mut World, asked: Asked, at: usize, replied: Expected) -> Ex
         connection.forward = connection.reply;
     }
     let since_s = connection.since_s;
-    world.tidy();
+    model.tidy();
     let mut notes = Vec::new();
     for id in tried.into_iter().filter(|_| known && first) {
         // It has answered nobody since: another one did what it left undone.
-        if world.health(id).answered_s.is_none_or(|answered_s| answered_s < since_s) {
-            notes.extend(suspects(world, id));
+        if model.health(id).answered_s.is_none_or(|answered_s| answered_s < since_s) {
+            notes.extend(suspects(model, id));
         }
     }
-    notes.extend(hears(world, id));
+    notes.extend(hears(model, id));
     Expected { notes, ..replied }
 }
 
 /// The backend has refused.
-fn refused(world: &mut World, asked: Asked, at: usize, hint: Hint, replied: Expected) -> Result<Expected> {
-    let Some((id, _)) = world.connections[at].backend else {
-        world.connections.remove(at);
+fn refused(model: &mut Model, asked: Asked, at: usize, hint: Hint, replied: Expected) -> Result<Expected> {
+    let Some((id, _)) = model.connections[at].backend else {
+        model.connections.remove(at);
         return Ok(replied);
     };
-    let notes = suspects(world, id);
+    let notes = suspects(model, id);
     if asked.hook == Hook::Xdp {
         // Whether the client is told is for tc to say.
         return Ok(Expected { notes, ..PASS }.handed());
     }
-    let fit = |world: &World, id: &u32| world.health(*id).suspect_s.is_none();
-    let mut candidates = if world.connections[at].forward.is_some() { candidates(world, at) } else { None };
+    let fit = |model: &Model, id: &u32| model.health(*id).suspect_s.is_none();
+    let mut candidates = if model.connections[at].forward.is_some() { candidates(model, at) } else { None };
     if let Some(candidates) = &mut candidates {
-        candidates.retain(|id| fit(world, id));
+        candidates.retain(|id| fit(model, id));
     }
     let withhold = candidates.as_ref().is_some_and(|some| !some.is_empty());
     ensure!(hint.withheld == withhold, "withheld: {}, and {candidates:?} could take it", hint.withheld);
     if hint.withheld {
-        let connection = &mut world.connections[at];
+        let connection = &mut model.connections[at];
         connection.opening.as_mut().expect("nobody has answered").refused = true;
-        let service = world.services[&(connection.target, connection.protocol)].id;
+        let service = model.services[&(connection.target, connection.protocol)].id;
         let outcome = Outcome::WithheldRefusal;
         return Ok(Expected { fate: Fate::Drop, outcome, service, backend: replied.backend, notes, ..PASS });
     }
-    world.connections.remove(at);
+    model.connections.remove(at);
     Ok(Expected { notes, ..replied })
 }
 
 /// The answer of a backend that its connection has left.
-pub fn answer_left(world: &mut World, asked: Asked, at: usize) -> Expected {
-    let left = &world.left[at];
+pub fn answer_left(model: &mut Model, asked: Asked, at: usize) -> Expected {
+    let left = &model.left[at];
     if asked.sees_answers(left.early).is_none() {
         return PASS;
     }
-    if world.now_s.saturating_sub(left.seen_s) > 60 {
-        world.left.remove(at);
+    if model.now_s.saturating_sub(left.seen_s) > 60 {
+        model.left.remove(at);
         return PASS;
     }
     late(asked, left.backend.0)
@@ -342,28 +343,28 @@ fn late(asked: Asked, backend: u32) -> Expected {
 }
 
 /// A client's segment without SYN that acknowledges the answer of a connection: it is open from now on. `None`: of no such one.
-pub fn unseen(world: &mut World, asked: Asked, service: u32) -> Option<Expected> {
-    let at = world.asking(asked.protocol, asked.src, asked.dst)?;
-    let connection = &world.connections[at];
+pub fn unseen(model: &mut Model, asked: Asked, service: u32) -> Option<Expected> {
+    let at = model.asking(asked.protocol, asked.src, asked.dst)?;
+    let connection = &model.connections[at];
     let half = connection.forward.expect("asks by its forward half");
     let distance = asked.sequence.wrapping_sub(connection.isn.wrapping_add(1));
     let answers = connection.opening.as_ref().and_then(|opening| opening.answers)?;
     let has_answer = answers.contains(&asked.acknowledgement.wrapping_sub(1));
-    if !has_answer || distance > WINDOW || connection.is_silent(half, world.now_s) {
+    if !has_answer || distance > WINDOW || connection.is_silent(half, model.now_s) {
         return None;
     }
     let (id, generation) = connection.backend?;
-    let backend = &world.backends[&id];
+    let backend = &model.backends[&id];
     if backend.generation != generation || !backend.keeps_flows() {
         return Some(asked.refuse(Outcome::Evicted, service, 0));
     }
     let state = if asked.closes() { State::Closing } else { State::Open };
-    if !promote(world, at, state, false) {
+    if !promote(model, at, state, false) {
         return Some(asked.refuse(Outcome::RefusedNoFlow, service, 0));
     }
-    let at = world.asked(asked.protocol, asked.src, asked.dst).expect("promoted");
+    let at = model.asked(asked.protocol, asked.src, asked.dst).expect("promoted");
     let ended = asked.ended(true);
-    let connection = &mut world.connections[at];
+    let connection = &mut model.connections[at];
     for half in [&mut connection.forward, &mut connection.reply].into_iter().flatten() {
         half.ended = ended;
     }
@@ -371,32 +372,32 @@ pub fn unseen(world: &mut World, asked: Asked, service: u32) -> Option<Expected>
 }
 
 /// The connection is an open one from now on. `false`: its tuple is another live one's, or it is with another backend meanwhile.
-fn promote(world: &mut World, at: usize, state: State, by_answer: bool) -> bool {
-    let now_s = world.now_s;
-    let connection = world.connections[at].clone();
+fn promote(model: &mut Model, at: usize, state: State, by_answer: bool) -> bool {
+    let now_s = model.now_s;
+    let connection = model.connections[at].clone();
     let (protocol, client, target) = (connection.protocol, connection.client, connection.target);
     let (answerer, seen_client) = (connection.answerer, connection.seen_client);
-    if by_answer && connection.forward.is_none() && world.asking(protocol, client, target).is_some() {
+    if by_answer && connection.forward.is_none() && model.asking(protocol, client, target).is_some() {
         return false; // Under the client's tuple stands another attempt.
     }
-    if let Some(before) = world.asked(protocol, client, target) {
-        let other = &world.connections[before];
+    if let Some(before) = model.asked(protocol, client, target) {
+        let other = &model.connections[before];
         let ours = other.answerer == answerer && other.seen_client == seen_client;
         if !ours && !other.yields(other.forward.expect("asks"), now_s) {
             return false;
         }
-        world.connections[before].forward = None;
+        model.connections[before].forward = None;
     }
-    if let Some(before) = world.answered(protocol, answerer, seen_client) {
-        world.connections[before].reply = None;
+    if let Some(before) = model.answered(protocol, answerer, seen_client) {
+        model.connections[before].reply = None;
     }
-    let connection = &mut world.connections[at];
+    let connection = &mut model.connections[at];
     let half = Half { state, seen_s: now_s, lost: false, ended: Ended::default() };
     (connection.forward, connection.reply) = (Some(half), Some(half));
     connection.opening = None;
     if protocol == Protocol::Tcp {
-        world.seconds.retain(|second| (second.client, second.target) != (client, target));
+        model.seconds.retain(|second| (second.client, second.target) != (client, target));
     }
-    world.tidy();
+    model.tidy();
     true
 }

@@ -1,4 +1,4 @@
-//! Packets made from scratch, and the answers that a refusal must be. All checksums in full, by the packet library.
+//! Packets made from scratch, and the answers that a refusal must be. The packet library computes all checksums in full.
 
 use std::net::SocketAddr;
 

@@ -19,7 +19,7 @@ pub fn pings(place: &Place, to: IpAddr, payload: usize) -> std::io::Result<bool>
         socket.set_read_timeout(Some(Duration::from_secs(3)))?;
         socket.connect(&SocketAddr::new(to, 0).into())?;
         let mut message = vec![request, 0, 0, 0, 0x12, 0x34, 0, 1];
-        message.extend((0..payload).map(|at| u8::try_from(at % 251).unwrap()));
+        message.extend((0..payload).map(|at| u8::try_from(at % 251).expect("below 251")));
         if to.is_ipv4() {
             let sum = internet_checksum(&message);
             message[2..4].copy_from_slice(&sum.to_be_bytes());
@@ -47,5 +47,5 @@ pub fn pings(place: &Place, to: IpAddr, payload: usize) -> std::io::Result<bool>
 fn internet_checksum(bytes: &[u8]) -> u16 {
     let sum: u32 = bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0))).sum();
     let sum = (sum & 0xffff) + (sum >> 16);
-    !u16::try_from((sum & 0xffff) + (sum >> 16)).unwrap()
+    !u16::try_from((sum & 0xffff) + (sum >> 16)).expect("folded to 16 bits")
 }

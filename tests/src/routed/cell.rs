@@ -1,4 +1,4 @@
-//! One cell of the table: who asks for what, and what is due to it by the rules.
+//! One cell of the table: the client, the frontend, and the result that the rules demand.
 
 use std::net::{IpAddr, SocketAddr};
 

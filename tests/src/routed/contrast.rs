@@ -1,4 +1,4 @@
-//! The same table with the real kube-proxy on each node in place of the agent: what differs from what is due with Ballast.
+//! The same table with the real kube-proxy on each node: which cells differ from Ballast's.
 
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};

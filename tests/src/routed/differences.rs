@@ -1,4 +1,4 @@
-//! Where clients find kube-proxy otherwise than Ballast, on purpose. Whatever else differs is a bug.
+//! The cells in which kube-proxy differs from Ballast on purpose. Any other difference is a bug.
 //!
 //! docs/src/kube-proxy.md holds the same list for users.
 

@@ -1,4 +1,4 @@
-//! What the programs' tables of a node hold: nothing, once every flow is over.
+//! Reads the flow tables of a node: empty once every flow is over.
 
 use std::path::Path;
 use std::time::Duration;

@@ -14,9 +14,9 @@ mod cell;
 mod contrast;
 mod differences;
 mod entries;
-mod passing;
 mod sctp;
 mod table;
+mod xdp_pass;
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -26,8 +26,8 @@ pub use cell::{Backend, Cell, Client, Due, Family, Kind, Mode, Policy};
 pub use contrast::{Contrast, Found, KubeProxies};
 pub use differences::{DIFFERENCES, Difference, Finds};
 pub use entries::{eventually_empty, left};
-pub use passing::Passing;
 pub use table::{Row, run};
+pub use xdp_pass::XdpPass;
 
 use crate::agent::{Agent, Endpoint, External, Manifest, Protocol, Service};
 use crate::peers::Server;
@@ -46,7 +46,7 @@ const DNS: u16 = 5353;
 pub struct Network {
     pub agents: Vec<Agent>,
     servers: Vec<Server>,
-    _passing: Vec<Passing>,
+    _passing: Vec<XdpPass>,
     clients: [Pod; 3],
     backends: [Pod; 3],
     beyond: Namespace,
@@ -75,7 +75,7 @@ impl Network {
         let beyond = beyond(&topology, one.addresses())?;
         let clients = [one.pod("client")?, two.bridged_pod("client")?, three.pod("client")?];
         let backends = [one.pod("backend")?, two.bridged_pod("backend")?, three.pod("backend")?];
-        let passing = nodes.iter().map(|node| Passing::attach(topology.wire(), &node.port())).collect::<Result<_>>()?;
+        let passing = nodes.iter().map(|node| XdpPass::attach(topology.wire(), &node.port())).collect::<Result<_>>()?;
         let mut network = Self {
             agents: Vec::new(),
             servers: Vec::new(),

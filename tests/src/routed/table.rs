@@ -1,4 +1,4 @@
-//! Asks for every cell of a table with real traffic, the clients side by side.
+//! Tests every cell of a table with real traffic, clients in parallel.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;

@@ -1,6 +1,6 @@
 //! Ballast's plan against the real kube-proxy's rules: random clusters, and for every frontend who serves it.
 
-use lb_tests::differ::{self, known::KNOWN, selector::Query};
+use lb_tests::kube_proxy_diff::{self, intended_differences::KNOWN, selector::Query};
 use lb_userspace::plan::Rule;
 use serde_json::json;
 
@@ -19,7 +19,7 @@ fn ballast_serves_what_kube_proxy_serves() {
     let asked = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let clusters = asked("BALLAST_DIFFER_CLUSTERS").map_or(CLUSTERS, |count| usize::try_from(count).expect("a count"));
     let seed = asked("BALLAST_DIFFER_SEED").unwrap_or(SEED);
-    let (comparison, differing) = differ::run(clusters, seed).expect("a comparison");
+    let (comparison, differing) = kube_proxy_diff::run(clusters, seed).expect("a comparison");
     for cluster in &differing {
         println!("{cluster}");
     }
@@ -39,7 +39,7 @@ fn ballast_serves_what_kube_proxy_serves() {
 /// Told of one thing less, Ballast serves otherwise, and it shows.
 #[test]
 fn whatever_ballast_misses_is_found() {
-    let found = differ::run_distorted(SEED).expect("a comparison");
+    let found = kube_proxy_diff::run_distorted(SEED).expect("a comparison");
     for (name, differences) in found {
         println!("without {name}: {differences} packets differ");
         assert_eq!(differences == 0, name == "nothing", "without {name}");

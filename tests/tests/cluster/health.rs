@@ -12,7 +12,7 @@ use k8s_openapi::api::events::v1::Event;
 use kube::Api;
 use kube::api::ListParams;
 use lb_tests::agent::{Agent, SOON};
-use lb_tests::cluster::{self, ApiServer, Hosted, SETTLE_LIMIT, Way};
+use lb_tests::cluster::{self, ApiServer, Condition, Hosted, SETTLE_LIMIT};
 use lb_tests::peers::eventually;
 use lb_tests::topology::{NodeOptions, Pod};
 use lb_userspace::agent::clock;
@@ -20,8 +20,8 @@ use lb_userspace::announce::{self, Notice};
 use lb_userspace::model::Refusal;
 use tokio::sync::watch;
 
-use lb_tests::stage::checked::manifest;
-use lb_tests::stage::{Pods, Stage};
+use lb_tests::fixture::health_check_port::manifest;
+use lb_tests::fixture::{Fixture, Pods};
 
 /// How long the API stays away: many retries, and far longer than a probe.
 const LONG: Duration = Duration::from_secs(40);
@@ -40,20 +40,20 @@ fn metric(agent: &Agent, name: &str, labels: &str) -> Option<f64> {
     line.rsplit(' ').next()?.parse().ok()
 }
 
-fn kube_stage(subject: &str) -> Result<(Stage, Hosted)> {
-    let stage = Stage::new(subject, Pods::Routed, 2, NodeOptions::default());
-    let host = stage.topology.outside("api", &stage.node)?;
+fn kube_stage(subject: &str) -> Result<(Fixture, Hosted)> {
+    let fixture = Fixture::new(subject, Pods::Routed, 2, NodeOptions::default());
+    let host = fixture.topology.outside("api", &fixture.node)?;
     let cluster = Hosted::start(&host)?;
-    Ok((stage, cluster))
+    Ok((fixture, cluster))
 }
 
 #[test]
 fn an_api_that_is_away_for_long_reddens_readiness_alone() -> Result<()> {
-    let (stage, mut cluster) = kube_stage("health-api")?;
-    let mut agent = cluster.agent(&stage.node, &["--watch-silence=2s"])?;
+    let (fixture, mut cluster) = kube_stage("health-api")?;
+    let mut agent = cluster.agent(&fixture.node, &["--watch-silence=2s"])?;
     agent.restart()?;
     cluster.create_service("web")?;
-    cluster.put_pods("web", &[&stage.backends[0]])?;
+    cluster.put_pods("web", &[&fixture.backends[0]])?;
     assert_eq!(code(&agent, "/healthz"), Some(200));
 
     cluster.stop();
@@ -82,24 +82,24 @@ fn an_api_that_is_away_for_long_reddens_readiness_alone() -> Result<()> {
 
 #[test]
 fn a_dead_watch_reddens_health_while_the_api_answers_and_heals() -> Result<()> {
-    let (stage, cluster) = kube_stage("health-wedge")?;
-    let gate = cluster.gate()?;
-    let server = format!("--api-server=https://{}", gate.address());
-    let mut agent = cluster.agent(&stage.node, &[&server, "--watch-silence=2s"])?;
+    let (fixture, cluster) = kube_stage("health-wedge")?;
+    let proxy = cluster.proxy()?;
+    let server = format!("--api-server=https://{}", proxy.address());
+    let mut agent = cluster.agent(&fixture.node, &[&server, "--watch-silence=2s"])?;
     agent.restart()?;
     cluster.create_service("web")?;
-    cluster.put_pods("web", &[&stage.backends[0]])?;
+    cluster.put_pods("web", &[&fixture.backends[0]])?;
     let in_tables = |pod: &Pod| {
         let address = pod.addresses().v4.to_string();
         agent.states().is_ok_and(|states| states.iter().any(|(_, at, _)| at.starts_with(&format!("{address}:"))))
     };
-    eventually("b0 is in the tables", SETTLE_LIMIT, || in_tables(&stage.backends[0]).then_some(()));
+    eventually("b0 is in the tables", SETTLE_LIMIT, || in_tables(&fixture.backends[0]).then_some(()));
 
     // The watches begin right after the lists that were in the tables; they need no second to be open.
     std::thread::sleep(Duration::from_secs(1));
     // Nobody is told, and nothing is closed: the watches are silent from now on. What is new passes.
-    assert!(gate.set_old(Way::Mute) > 0);
-    cluster.put_pods("web", &[&stage.backends[0], &stage.backends[1]])?;
+    assert!(proxy.set_old(Condition::Mute) > 0);
+    cluster.put_pods("web", &[&fixture.backends[0], &fixture.backends[1]])?;
     let (seen_red, done) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -112,7 +112,7 @@ fn a_dead_watch_reddens_health_while_the_api_answers_and_heals() -> Result<()> {
             }
         });
         let healed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            eventually("b1 is in the tables", SETTLE_LIMIT, || in_tables(&stage.backends[1]).then_some(()));
+            eventually("b1 is in the tables", SETTLE_LIMIT, || in_tables(&fixture.backends[1]).then_some(()));
             // What was missed is served at once; the watch is dead until another one is proven.
             eventually("/healthz tells", SETTLE_LIMIT, || seen_red.load(Ordering::Relaxed).then_some(()));
         }));
@@ -127,8 +127,8 @@ fn a_dead_watch_reddens_health_while_the_api_answers_and_heals() -> Result<()> {
 
 #[test]
 fn promtool_finds_nothing_to_complain_about() -> Result<()> {
-    let stage = Stage::new("health-metrics", Pods::Routed, 1, NodeOptions::default());
-    let node = &stage.node;
+    let fixture = Fixture::new("health-metrics", Pods::Routed, 1, NodeOptions::default());
+    let node = &fixture.node;
     let mut agent = Agent::prepare(node, &["--audit-interval=1s"])?;
     agent.write_text(&manifest(node, CHECK_PORT, &[("10.1.0.2", &node.node_name(), true)], false))?;
     agent.restart()?;
@@ -162,8 +162,8 @@ fn the_alerts_are_valid_and_ask_for_metrics_that_there_are() -> Result<()> {
     let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/alerts/ballast.yaml");
     let found = promtool(&["check", "rules", rules.to_str().context("UTF-8")?], None)?;
     assert!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
-    let stage = Stage::new("health-alerts", Pods::Routed, 0, NodeOptions::default());
-    let mut agent = Agent::prepare(&stage.node, &["--audit-interval=1s"])?;
+    let fixture = Fixture::new("health-alerts", Pods::Routed, 0, NodeOptions::default());
+    let mut agent = Agent::prepare(&fixture.node, &["--audit-interval=1s"])?;
     agent.write_text("# nothing\n")?;
     agent.restart()?;
     eventually("an audit", SOON, || metric(&agent, "ballast_audits_total", ""));

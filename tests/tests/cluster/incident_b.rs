@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use lb_tests::agent::Agent;
 use lb_tests::cluster::objects::Endpoint;
-use lb_tests::cluster::{Hosted, SETTLE_LIMIT, Silence};
+use lb_tests::cluster::{Hosted, PacketDrop, SETTLE_LIMIT};
 use lb_tests::peers::{Server, Stream, eventually};
 use lb_tests::topology::{NodeOptions, Place, Pod};
 
-use lb_tests::stage::{Pods, Stage};
+use lb_tests::fixture::{Fixture, Pods};
 
 /// Endpoints of the service, as in the incident, and how many of them are replaced.
 const ENDPOINTS: u8 = 77;
@@ -44,13 +44,13 @@ fn endpoints(numbers: impl Iterator<Item = u8>) -> Vec<Endpoint> {
 }
 
 /// A pod with all addresses, and a server on them.
-fn crowd(stage: &Stage) -> Result<(Pod, Server)> {
-    let pod = stage.pod("crowd");
-    stage.node.namespace().ip(&format!("route add 10.244.1.128/25 dev {}", pod.link()))?;
+fn backend_pool(fixture: &Fixture) -> Result<(Pod, Server)> {
+    let pod = fixture.pod("pool");
+    fixture.node.namespace().ip(&format!("route add 10.244.1.128/25 dev {}", pod.link()))?;
     let lines: Vec<String> =
         (0..ENDPOINTS + REPLACED).map(|number| format!("address add {}/32 dev eth0", address(number))).collect();
     pod.namespace().ip(&lines.join("\n"))?;
-    let server = Server::tcp(pod.place(), "crowd", "0.0.0.0:8080".parse()?)?;
+    let server = Server::tcp(pod.place(), "pool", "0.0.0.0:8080".parse()?)?;
     Ok((pod, server))
 }
 
@@ -96,25 +96,25 @@ struct Seen {
 
 #[test]
 fn a_dead_connection_to_the_api_is_found_shown_and_replaced_without_a_restart() -> Result<()> {
-    let stage = Stage::new("incident-b", Pods::Routed, 1, NodeOptions::default());
-    let host = stage.topology.outside("api", &stage.node)?;
+    let fixture = Fixture::new("incident-b", Pods::Routed, 1, NodeOptions::default());
+    let host = fixture.topology.outside("api", &fixture.node)?;
     let cluster = Hosted::start(&host)?;
-    let mut agent = cluster.agent(&stage.node, &[])?;
+    let mut agent = cluster.agent(&fixture.node, &[])?;
     agent.restart()?;
     let pid = agent.pid();
-    let (pod, _server) = crowd(&stage)?;
+    let (pod, _server) = backend_pool(&fixture)?;
     let bystander = cluster.create_service("bystander")?;
-    cluster.put_pods("bystander", &[&stage.backends[0]])?;
+    cluster.put_pods("bystander", &[&fixture.backends[0]])?;
     let dns = SocketAddr::new(cluster.create_service("dns")?[0], 80);
     cluster.put_endpoints("dns", &endpoints(0..ENDPOINTS))?;
     let before: BTreeSet<IpAddr> = (0..ENDPOINTS).map(address).collect();
     let after: BTreeSet<IpAddr> = (REPLACED..ENDPOINTS + REPLACED).map(address).collect();
     let kept: BTreeSet<IpAddr> = before.intersection(&after).copied().collect();
     eventually("77 endpoints", SETTLE_LIMIT, || (active(&agent, "dns").ok()? == before).then_some(()));
-    let client = stage.client.place();
+    let client = fixture.client.place();
     assert_eq!(failures(client, dns, PATIENCE, PORTS[0]), 0, "before");
 
-    let silence = Silence::of_open_connections(stage.node.place(), cluster.address())?;
+    let silence = PacketDrop::of_open_connections(fixture.node.place(), cluster.address())?;
     let start = Instant::now();
     for number in 0..REPLACED {
         pod.namespace().ip(&format!("address delete {}/32 dev eth0", address(number)))?;

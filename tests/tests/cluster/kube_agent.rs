@@ -11,7 +11,7 @@ use lb_tests::cluster::{Hosted, SETTLE_LIMIT};
 use lb_tests::peers::{Datagrams, Stream, eventually};
 use lb_tests::topology::{NodeOptions, Pod};
 
-use lb_tests::stage::{Pods, Stage};
+use lb_tests::fixture::{Fixture, Pods};
 
 /// Connections that must show every backend: with two of them, all the same with a chance of 2⁻⁴⁰.
 const MANY: usize = 40;
@@ -19,11 +19,11 @@ const MANY: usize = 40;
 /// How long the way to the API is cut: several retries.
 const BREAK: Duration = Duration::from_secs(10);
 
-fn stage(subject: &str) -> Result<(Stage, Hosted)> {
-    let stage = Stage::new(subject, Pods::Routed, 2, NodeOptions::default());
-    let host = stage.topology.outside("api", &stage.node)?;
+fn fixture(subject: &str) -> Result<(Fixture, Hosted)> {
+    let fixture = Fixture::new(subject, Pods::Routed, 2, NodeOptions::default());
+    let host = fixture.topology.outside("api", &fixture.node)?;
     let cluster = Hosted::start(&host)?;
-    Ok((stage, cluster))
+    Ok((fixture, cluster))
 }
 
 /// Names of the servers that a new TCP connection and a new UDP flow to the service get to.
@@ -60,10 +60,10 @@ fn refused(client: &Pod, cluster_ips: &[IpAddr]) {
 
 #[test]
 fn traffic_follows_what_is_made_scaled_and_deleted() -> Result<()> {
-    let (stage, cluster) = stage("kube")?;
-    let mut agent = cluster.agent(&stage.node, &[])?;
+    let (fixture, cluster) = fixture("kube")?;
+    let mut agent = cluster.agent(&fixture.node, &[])?;
     agent.restart()?;
-    let (client, [one, two]) = (&stage.client, [&stage.backends[0], &stage.backends[1]]);
+    let (client, [one, two]) = (&fixture.client, [&fixture.backends[0], &fixture.backends[1]]);
 
     // The API server's own service, which it makes itself.
     let api: SocketAddr = "10.96.0.1:443".parse()?;
@@ -91,10 +91,10 @@ fn traffic_follows_what_is_made_scaled_and_deleted() -> Result<()> {
 
 #[test]
 fn an_api_server_that_goes_away_changes_nothing_and_is_followed_again() -> Result<()> {
-    let (stage, mut cluster) = stage("kube-away")?;
-    let mut agent = cluster.agent(&stage.node, &[])?;
+    let (fixture, mut cluster) = fixture("kube-away")?;
+    let mut agent = cluster.agent(&fixture.node, &[])?;
     agent.restart()?;
-    let (client, [one, two]) = (&stage.client, [&stage.backends[0], &stage.backends[1]]);
+    let (client, [one, two]) = (&fixture.client, [&fixture.backends[0], &fixture.backends[1]]);
     let cluster_ips = cluster.create_service("web")?;
     cluster.put_pods("web", &[one])?;
     answered_by(client, &cluster_ips, &["b0"]);
@@ -119,11 +119,11 @@ fn an_api_server_that_goes_away_changes_nothing_and_is_followed_again() -> Resul
 
 #[test]
 fn a_break_to_the_api_is_seen_in_readyz_alone_and_heals_without_any_change() -> Result<()> {
-    let (stage, cluster) = stage("kube-cut")?;
-    let gate = cluster.gate()?;
-    let mut agent = cluster.agent(&stage.node, &[&format!("--api-server=https://{}", gate.address())])?;
+    let (fixture, cluster) = fixture("kube-cut")?;
+    let proxy = cluster.proxy()?;
+    let mut agent = cluster.agent(&fixture.node, &[&format!("--api-server=https://{}", proxy.address())])?;
     agent.restart()?;
-    let (client, [one, two]) = (&stage.client, [&stage.backends[0], &stage.backends[1]]);
+    let (client, [one, two]) = (&fixture.client, [&fixture.backends[0], &fixture.backends[1]]);
     let cluster_ips = cluster.create_service("web")?;
     cluster.put_pods("web", &[one])?;
     answered_by(client, &cluster_ips, &["b0"]);
@@ -137,7 +137,7 @@ fn a_break_to_the_api_is_seen_in_readyz_alone_and_heals_without_any_change() -> 
         assert_eq!(ask(client, cluster_ips[1]).expect("new connections"), ["b0", "b0"]);
     };
 
-    gate.cut();
+    proxy.cut();
     eventually("the break shows", SETTLE_LIMIT, || {
         serves();
         matches!(agent.health("/readyz"), Ok((503, _))).then_some(())
@@ -150,7 +150,7 @@ fn a_break_to_the_api_is_seen_in_readyz_alone_and_heals_without_any_change() -> 
         assert!(body.contains("the source is stale"), "{body}");
         std::thread::sleep(Duration::from_millis(100));
     }
-    gate.mend();
+    proxy.mend();
     // Nobody changes anything in the cluster.
     eventually("ready again", SETTLE_LIMIT, || {
         serves();
@@ -173,13 +173,13 @@ fn a_break_to_the_api_is_seen_in_readyz_alone_and_heals_without_any_change() -> 
 
 #[test]
 fn an_agent_without_its_api_programs_nothing_and_keeps_what_is_there() -> Result<()> {
-    let (stage, mut cluster) = stage("kube-none")?;
-    let client = &stage.client;
+    let (fixture, mut cluster) = fixture("kube-none")?;
+    let client = &fixture.client;
     let cluster_ips = cluster.create_service("web")?;
-    cluster.put_pods("web", &[&stage.backends[0]])?;
+    cluster.put_pods("web", &[&fixture.backends[0]])?;
 
     cluster.stop();
-    let mut agent = cluster.agent(&stage.node, &[])?;
+    let mut agent = cluster.agent(&fixture.node, &[])?;
     agent.launch()?;
     eventually("the agent is up, and not ready", SETTLE_LIMIT, || {
         matches!(agent.health("/readyz"), Ok((503, _))).then_some(())

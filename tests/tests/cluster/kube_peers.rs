@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use lb_tests::agent::{Agent, Endpoint, External, Manifest, Service};
 use lb_tests::cluster::{Hosted, SETTLE_LIMIT};
+use lb_tests::fixture::serve;
 use lb_tests::peers::{Server, Stream, eventually};
-use lb_tests::stage::serve;
 use lb_tests::topology::{Node, NodeOptions, Outside, Pod, Topology};
 
 const VIPS: [&str; 2] = ["203.0.113.80", "2001:db8:113::80"];
 
 /// Two nodes; the client asks by way of the first, the backend is on the second. Fields in the order in which they must end.
-struct Scene {
+struct Scenario {
     agents: Vec<Agent>,
     cluster: Hosted,
     _servers: Vec<Server>,
@@ -22,7 +22,7 @@ struct Scene {
     _topology: Topology,
 }
 
-impl Scene {
+impl Scenario {
     fn new() -> Self {
         let topology = Topology::new("kube-peers").unwrap();
         let options = NodeOptions { rp_filter: 2, ..NodeOptions::default() };
@@ -86,38 +86,38 @@ fn counted(agent: &Agent, outcome: &str) -> u64 {
 
 #[test]
 fn outer_headers_are_opened_for_nodes_of_the_cluster() {
-    let mut scene = Scene::new();
-    scene.cluster.create(&scene.service("snat")).unwrap();
+    let mut scenario = Scenario::new();
+    scenario.cluster.create(&scenario.service("snat")).unwrap();
     for vip in VIPS {
-        eventually("masqueraded", SETTLE_LIMIT, || scene.ask(vip).ok().filter(|is_own| !is_own));
+        eventually("masqueraded", SETTLE_LIMIT, || scenario.ask(vip).ok().filter(|is_own| !is_own));
     }
-    assert_eq!(scene.askers(), 0, "nobody asks for all nodes of the cluster without need");
+    assert_eq!(scenario.askers(), 0, "nobody asks for all nodes of the cluster without need");
 
-    scene.cluster.create(&scene.service("dsr")).unwrap();
-    scene.served_whole("whole, with no --dsr-peers");
-    assert_eq!(scene.askers(), 2);
-    assert!(counted(&scene.agents[0], "tunnelled") > 0);
+    scenario.cluster.create(&scenario.service("dsr")).unwrap();
+    scenario.served_whole("whole, with no --dsr-peers");
+    assert_eq!(scenario.askers(), 2);
+    assert!(counted(&scenario.agents[0], "tunnelled") > 0);
 
-    scene.cluster.delete_node(&scene.nodes[0]).unwrap();
+    scenario.cluster.delete_node(&scenario.nodes[0]).unwrap();
     eventually("who is no node any more is not served", SETTLE_LIMIT, || {
-        VIPS.iter().all(|vip| scene.ask(vip).is_err()).then_some(())
+        VIPS.iter().all(|vip| scenario.ask(vip).is_err()).then_some(())
     });
-    assert!(counted(&scene.agents[1], "dropped_no_peer") > 0);
-    scene.cluster.create_node(&scene.nodes[0]).unwrap();
-    scene.served_whole("a node again");
+    assert!(counted(&scenario.agents[1], "dropped_no_peer") > 0);
+    scenario.cluster.create_node(&scenario.nodes[0]).unwrap();
+    scenario.served_whole("a node again");
 
     // The agent starts anew, and the API tells it nothing.
-    scene.cluster.stop();
-    scene.agents[1].launch().unwrap();
+    scenario.cluster.stop();
+    scenario.agents[1].launch().unwrap();
     eventually("it runs", SETTLE_LIMIT, || {
-        let status = scene.agents[1].json(&["status"]).ok()?;
+        let status = scenario.agents[1].json(&["status"]).ok()?;
         status["agent"]["source"].is_object().then_some(())
     });
     for vip in VIPS.into_iter().cycle().take(30) {
-        assert!(scene.ask(vip).unwrap(), "{vip}: what was known before stays");
+        assert!(scenario.ask(vip).unwrap(), "{vip}: what was known before stays");
     }
-    scene.cluster.restart().unwrap();
+    scenario.cluster.restart().unwrap();
 
-    scene.cluster.create(&scene.service("snat")).unwrap();
-    eventually("nobody asks for all nodes any more", SETTLE_LIMIT, || (scene.askers() == 0).then_some(()));
+    scenario.cluster.create(&scenario.service("snat")).unwrap();
+    eventually("nobody asks for all nodes any more", SETTLE_LIMIT, || (scenario.askers() == 0).then_some(()));
 }

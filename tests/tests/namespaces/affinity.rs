@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use lb_tests::agent::{Endpoint, External, Manifest, Protocol, SOON, Service};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream, eventually};
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::{NodeOptions, Place};
 
 const FLAGS: [&str; 2] = ["--scheduler", "round-robin"];
@@ -28,8 +28,8 @@ fn udp(from: &Place, to: SocketAddr) -> String {
 }
 
 /// Asks from the pod and from the host, by both protocols and families.
-fn each_way(stage: &Stage, service: &Service, check: impl Fn(&dyn Fn() -> String, &str)) {
-    for (place, whose) in [(stage.client.place(), "pod"), (stage.node.place(), "host")] {
+fn each_way(fixture: &Fixture, service: &Service, check: impl Fn(&dyn Fn() -> String, &str)) {
+    for (place, whose) in [(fixture.client.place(), "pod"), (fixture.node.place(), "host")] {
         for to in service.frontends(Protocol::Tcp) {
             check(&|| tcp(place, to), &format!("{whose}, tcp {to}"));
         }
@@ -41,17 +41,17 @@ fn each_way(stage: &Stage, service: &Service, check: impl Fn(&dyn Fn() -> String
 
 #[test]
 fn a_client_comes_back_to_its_backend_and_without_affinity_does_not() {
-    let stage = Stage::new("sticky", Pods::Routed, 3, NodeOptions::default());
-    let plain = stage.web();
+    let fixture = Fixture::new("sticky", Pods::Routed, 3, NodeOptions::default());
+    let plain = fixture.web();
     let service = plain.clone().remembering(600);
-    let agent = stage.agent(&Manifest::of([plain.clone()]), &FLAGS);
-    each_way(&stage, &plain, |ask, way| assert_ne!(ask(), ask(), "{way}"));
+    let agent = fixture.agent(&Manifest::of([plain.clone()]), &FLAGS);
+    each_way(&fixture, &plain, |ask, way| assert_ne!(ask(), ask(), "{way}"));
     agent.write(&Manifest::of([service.clone()])).unwrap();
     eventually("the tables hold the affinity", SOON, || {
         let list = agent.json(&["get", "services", "-A"]).ok()?;
         list["items"].as_array()?.iter().all(|port| port["affinitySeconds"] == 600).then_some(())
     });
-    each_way(&stage, &service, |ask, way| {
+    each_way(&fixture, &service, |ask, way| {
         let first = ask();
         for _ in 0..8 {
             assert_eq!(ask(), first, "{way}");
@@ -61,15 +61,15 @@ fn a_client_comes_back_to_its_backend_and_without_affinity_does_not() {
 
 #[test]
 fn all_frontends_of_a_service_port_share_it_and_other_ports_do_not() {
-    let stage = Stage::new("shared", Pods::Routed, 3, NodeOptions::default());
+    let fixture = Fixture::new("shared", Pods::Routed, 3, NodeOptions::default());
     let external = External { node_ports: vec![30_080], ..External::default() };
-    let service = stage.web().with(external).remembering(600);
-    let other = Service::standard("other", 11, stage.endpoints()).remembering(600);
-    let agent = stage.agent(&Manifest::of([service.clone(), other.clone()]), &FLAGS);
-    let client = stage.client.place();
+    let service = fixture.web().with(external).remembering(600);
+    let other = Service::standard("other", 11, fixture.endpoints()).remembering(600);
+    let agent = fixture.agent(&Manifest::of([service.clone(), other.clone()]), &FLAGS);
+    let client = fixture.client.place();
     let to = service.frontends(Protocol::Tcp)[0];
     let first = tcp(client, to);
-    let node_port = SocketAddr::new(stage.node.addresses().v4.into(), 30_080);
+    let node_port = SocketAddr::new(fixture.node.addresses().v4.into(), 30_080);
     assert_eq!(tcp(client, node_port), first, "the node port leads to the same backend");
     // Of four ports of service, each begins with a turn of its own.
     let second = tcp(client, other.frontends(Protocol::Tcp)[0]);
@@ -81,10 +81,10 @@ fn all_frontends_of_a_service_port_share_it_and_other_ports_do_not() {
 #[test]
 fn its_time_begins_anew_with_each_connection_and_then_it_ends() {
     const TIME: Duration = Duration::from_secs(4);
-    let stage = Stage::new("timeout", Pods::Routed, 3, NodeOptions::default());
-    let service = stage.web().remembering(4);
-    let _agent = stage.agent(&Manifest::of([service.clone()]), &FLAGS);
-    let client = stage.client.place();
+    let fixture = Fixture::new("timeout", Pods::Routed, 3, NodeOptions::default());
+    let service = fixture.web().remembering(4);
+    let _agent = fixture.agent(&Manifest::of([service.clone()]), &FLAGS);
+    let client = fixture.client.place();
     for (to, ask) in [
         (service.frontends(Protocol::Tcp)[0], tcp as fn(&Place, SocketAddr) -> String),
         (service.frontends(Protocol::Udp)[1], udp),
@@ -108,17 +108,17 @@ fn its_time_begins_anew_with_each_connection_and_then_it_ends() {
 
 #[test]
 fn a_backend_that_drains_or_rests_is_left_for_good() {
-    let stage = Stage::new("leave", Pods::Routed, 3, NodeOptions::default());
-    let service = stage.web().remembering(600);
-    let agent = stage.agent(&Manifest::of([service.clone()]), &FLAGS);
-    each_way(&stage, &service, |ask, way| {
+    let fixture = Fixture::new("leave", Pods::Routed, 3, NodeOptions::default());
+    let service = fixture.web().remembering(600);
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &FLAGS);
+    each_way(&fixture, &service, |ask, way| {
         for rests in [false, true] {
             let first = ask();
             let index: usize = first[1..].parse().unwrap();
             let mut without = service.clone();
             if rests {
                 without.endpoints[index] =
-                    Endpoint::unready(stage.backends[index].addresses()).on(&stage.node.node_name());
+                    Endpoint::unready(fixture.backends[index].addresses()).on(&fixture.node.node_name());
             } else {
                 without.endpoints.remove(index);
             }
@@ -134,15 +134,17 @@ fn a_backend_that_drains_or_rests_is_left_for_good() {
 
 #[test]
 fn a_restart_of_the_agent_forgets_nobody() {
-    let stage = Stage::new("restart", Pods::Routed, 3, NodeOptions::default());
-    let service = stage.web().remembering(600);
-    let mut agent = stage.agent(&Manifest::of([service.clone()]), &FLAGS);
+    let fixture = Fixture::new("restart", Pods::Routed, 3, NodeOptions::default());
+    let service = fixture.web().remembering(600);
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &FLAGS);
     let all: std::cell::RefCell<Vec<String>> = std::cell::RefCell::default();
-    each_way(&stage, &service, |ask, _| all.borrow_mut().push(ask()));
+    each_way(&fixture, &service, |ask, _| all.borrow_mut().push(ask()));
     agent.kill();
     let left = std::cell::RefCell::new(all.borrow().iter().cloned().collect::<std::collections::VecDeque<_>>());
-    each_way(&stage, &service, |ask, way| assert_eq!(Some(ask()), left.borrow_mut().pop_front(), "agent dead: {way}"));
+    each_way(&fixture, &service, |ask, way| {
+        assert_eq!(Some(ask()), left.borrow_mut().pop_front(), "agent dead: {way}")
+    });
     agent.restart().unwrap();
     let left = std::cell::RefCell::new(all.borrow().iter().cloned().collect::<std::collections::VecDeque<_>>());
-    each_way(&stage, &service, |ask, way| assert_eq!(Some(ask()), left.borrow_mut().pop_front(), "restarted: {way}"));
+    each_way(&fixture, &service, |ask, way| assert_eq!(Some(ask()), left.borrow_mut().pop_front(), "restarted: {way}"));
 }

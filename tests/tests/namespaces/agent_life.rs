@@ -5,20 +5,22 @@ use std::os::unix::process::CommandExt as _;
 use std::time::Duration;
 
 use lb_tests::agent::{Manifest, Protocol, SOON, Service};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream, eventually};
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::NodeOptions;
 
 #[test]
 fn traffic_flows_while_no_agent_runs_and_a_new_one_takes_over() {
     for attach in ["auto", "clsact"] {
-        let stage = Stage::new("life", Pods::Routed, 2, NodeOptions::default());
-        let service = stage.web();
-        let mut agent = stage.agent(&Manifest::of([service.clone()]), &["--tc-attach", attach]);
+        let fixture = Fixture::new("life", Pods::Routed, 2, NodeOptions::default());
+        let service = fixture.web();
+        let mut agent = fixture.agent(&Manifest::of([service.clone()]), &["--tc-attach", attach]);
         let mut old: Vec<Stream> = service
             .frontends(Protocol::Tcp)
             .into_iter()
-            .flat_map(|to| [stage.client.place(), stage.node.place()].map(|place| Stream::connect(place, to).unwrap()))
+            .flat_map(|to| {
+                [fixture.client.place(), fixture.node.place()].map(|place| Stream::connect(place, to).unwrap())
+            })
             .collect();
         let servers: Vec<String> = old.iter_mut().map(|stream| stream.ask("one").unwrap().server).collect();
         for round in 0..4 {
@@ -34,7 +36,7 @@ fn traffic_flows_while_no_agent_runs_and_a_new_one_takes_over() {
                 for (stream, server) in old.iter_mut().zip(&servers) {
                     assert_eq!(&stream.ask("again").unwrap().server, server, "no connection moves");
                 }
-                for place in [stage.client.place(), stage.node.place()] {
+                for place in [fixture.client.place(), fixture.node.place()] {
                     for to in service.frontends(Protocol::Tcp) {
                         Stream::connect(place, to).unwrap().ask("new").unwrap();
                     }
@@ -46,21 +48,21 @@ fn traffic_flows_while_no_agent_runs_and_a_new_one_takes_over() {
         }
         // A change made while no agent ran is found by the next one.
         agent.kill();
-        agent.write(&Manifest::of([Service::web(stage.endpoints()[..1].to_vec())])).unwrap();
+        agent.write(&Manifest::of([Service::web(fixture.endpoints()[..1].to_vec())])).unwrap();
         agent.restart().unwrap();
         let to = service.frontends(Protocol::Tcp)[0];
         for _ in 0..20 {
-            assert_eq!(Stream::connect(stage.client.place(), to).unwrap().ask("who").unwrap().server, "b0");
+            assert_eq!(Stream::connect(fixture.client.place(), to).unwrap().ask("who").unwrap().server, "b0");
         }
     }
 }
 
 #[test]
 fn connections_opened_under_a_kill_loop_all_succeed() {
-    let stage = Stage::new("killed", Pods::Routed, 2, NodeOptions::default());
-    let service = stage.web();
-    let mut agent = stage.agent(&Manifest::of([service.clone()]), &[]);
-    let place = stage.client.place().clone();
+    let fixture = Fixture::new("killed", Pods::Routed, 2, NodeOptions::default());
+    let service = fixture.web();
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    let place = fixture.client.place().clone();
     let frontends = service.frontends(Protocol::Tcp);
     let stop = std::sync::atomic::AtomicBool::new(false);
     let asked = std::thread::scope(|scope| {
@@ -87,16 +89,16 @@ fn connections_opened_under_a_kill_loop_all_succeed() {
 
 #[test]
 fn a_broken_manifest_changes_nothing_and_says_where() {
-    let stage = Stage::new("broken", Pods::Routed, 1, NodeOptions::default());
-    let service = stage.web();
-    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let fixture = Fixture::new("broken", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     let to = service.frontends(Protocol::Tcp)[0];
     agent.write_text("kind: Service\napiVersion: v1\nmetadata: {name: [}\n").unwrap();
     eventually("the error is reported", SOON, || {
         let status = String::from_utf8_lossy(&agent.cli(&["status"]).ok()?.stdout).into_owned();
         (status.contains("services.yaml") && status.contains('3')).then_some(())
     });
-    Stream::connect(stage.client.place(), to).unwrap().ask("hello").unwrap();
+    Stream::connect(fixture.client.place(), to).unwrap().ask("hello").unwrap();
     assert_eq!(agent.states().unwrap(), Manifest::of([service.clone()]).states());
     // One bad service among good ones: refused by name, the others served.
     let text = Manifest::of([service]).yaml()
@@ -108,28 +110,28 @@ fn a_broken_manifest_changes_nothing_and_says_where() {
     });
     assert_eq!(agent.log().matches("refused: Service test/bad").count(), 1, "{}", agent.log());
     assert_eq!(agent.log().matches("in the tables").count(), 1, "a change that writes nothing is no news");
-    Stream::connect(stage.client.place(), to).unwrap().ask("hello").unwrap();
+    Stream::connect(fixture.client.place(), to).unwrap().ask("hello").unwrap();
 }
 
 #[test]
 fn a_second_agent_on_the_node_is_refused_and_names_the_first() {
-    let stage = Stage::new("second", Pods::Routed, 1, NodeOptions::default());
-    let agent = stage.agent(&Manifest::of([stage.web()]), &[]);
-    let mut second = lb_tests::agent::Agent::prepare(&stage.node, &[]).unwrap();
+    let fixture = Fixture::new("second", Pods::Routed, 1, NodeOptions::default());
+    let agent = fixture.agent(&Manifest::of([fixture.web()]), &[]);
+    let mut second = lb_tests::agent::Agent::prepare(&fixture.node, &[]).unwrap();
     let output = second.run_to_end().unwrap();
     assert!(!output.status.success());
     let said = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
     assert!(said.contains(&agent.pid().unwrap().to_string()), "{said}");
     std::mem::forget(second); // Its clean-up would take the first one's things.
-    let to = stage.web().frontends(Protocol::Tcp)[0];
-    Stream::connect(stage.client.place(), to).unwrap().ask("hello").unwrap();
+    let to = fixture.web().frontends(Protocol::Tcp)[0];
+    Stream::connect(fixture.client.place(), to).unwrap().ask("hello").unwrap();
 }
 
 #[test]
 fn cleanup_of_other_folders_takes_nothing_from_a_running_agent() {
-    let stage = Stage::new("elsewhere", Pods::Routed, 1, NodeOptions::default());
-    let service = stage.web();
-    let mut agent = stage.agent(&Manifest::of([service.clone()]), &["--tc-attach", "clsact"]);
+    let fixture = Fixture::new("elsewhere", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &["--tc-attach", "clsact"]);
     let other = tempfile::tempdir().unwrap();
     let cleanup = |dry: &[&str]| {
         let mut command = std::process::Command::new(lb_tests::agent::binary().unwrap());
@@ -137,7 +139,7 @@ fn cleanup_of_other_folders_takes_nothing_from_a_running_agent() {
         command
             .arg(format!("--bpffs={0}", other.path().display()))
             .arg(format!("--run-dir={0}", other.path().display()));
-        stage.node.place().run(|| command.output()).unwrap()
+        fixture.node.place().run(|| command.output()).unwrap()
     };
     for dry in [&["--dry-run"][..], &[]] {
         let output = cleanup(dry);
@@ -146,7 +148,7 @@ fn cleanup_of_other_folders_takes_nothing_from_a_running_agent() {
         assert!(said.contains(&agent.pid().unwrap().to_string()), "{said}");
     }
     let to = service.frontends(Protocol::Tcp)[0];
-    Stream::connect(stage.client.place(), to).unwrap().ask("still served").unwrap();
+    Stream::connect(fixture.client.place(), to).unwrap().ask("still served").unwrap();
     // With no agent alive nothing is hurt that the next one does not make again. Nothing was there but the filters.
     agent.kill();
     let said = String::from_utf8_lossy(&cleanup(&[]).stdout).into_owned();
@@ -156,47 +158,47 @@ fn cleanup_of_other_folders_takes_nothing_from_a_running_agent() {
 
 #[test]
 fn a_run_folder_that_is_a_file_is_refused_with_its_flag() {
-    let stage = Stage::new("rundir", Pods::Routed, 1, NodeOptions::default());
-    let taken = stage.node.run_dir().join("taken");
+    let fixture = Fixture::new("rundir", Pods::Routed, 1, NodeOptions::default());
+    let taken = fixture.node.run_dir().join("taken");
     std::fs::write(&taken, "").unwrap();
-    std::fs::write(stage.node.run_dir().join("m.yaml"), "").unwrap();
+    std::fs::write(fixture.node.run_dir().join("m.yaml"), "").unwrap();
     let mut command = std::process::Command::new(lb_tests::agent::binary().unwrap());
     command.args(["agent", "--socket-lb=off", "--metrics-bind=127.0.0.1:0", "--health-bind=127.0.0.1:0"]);
-    command.arg(format!("--source=file={}", stage.node.run_dir().join("m.yaml").display()));
-    command.arg(format!("--bpffs={}", stage.node.bpffs().display())).arg(format!("--run-dir={}", taken.display()));
-    let output = stage.node.place().run(|| command.output()).unwrap();
+    command.arg(format!("--source=file={}", fixture.node.run_dir().join("m.yaml").display()));
+    command.arg(format!("--bpffs={}", fixture.node.bpffs().display())).arg(format!("--run-dir={}", taken.display()));
+    let output = fixture.node.place().run(|| command.output()).unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("--run-dir") && said.contains("taken") && said.contains("choose"), "{said}");
-    assert!(!stage.node.bpffs().join("ballast").exists(), "something was left behind");
+    assert!(!fixture.node.bpffs().join("ballast").exists(), "something was left behind");
 }
 
 #[test]
 fn cleanup_removes_everything_and_says_so_beforehand() {
-    let stage = Stage::new("cleanup", Pods::Routed, 1, NodeOptions::default());
-    let service = stage.web();
-    let mut agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let fixture = Fixture::new("cleanup", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     let to = service.frontends(Protocol::Tcp)[0];
     agent.kill();
     let dry = agent.cli(&["cleanup", "--dry-run"]).unwrap();
     assert!(dry.status.success());
     assert!(String::from_utf8_lossy(&dry.stdout).contains("services4"), "{}", String::from_utf8_lossy(&dry.stdout));
-    Stream::connect(stage.client.place(), to).unwrap().ask("still served").unwrap();
+    Stream::connect(fixture.client.place(), to).unwrap().ask("still served").unwrap();
     for _ in 0..2 {
         assert!(agent.cli(&["cleanup"]).unwrap().status.success(), "idempotent");
         assert!(!agent.bpffs().join("ballast").exists());
-        for place in [stage.client.place(), stage.node.place()] {
+        for place in [fixture.client.place(), fixture.node.place()] {
             Stream::connect_from(place, 0, to, Duration::from_millis(500)).expect_err("nothing of ours is left");
         }
     }
     agent.restart().unwrap();
-    Stream::connect(stage.client.place(), to).unwrap().ask("served again").unwrap();
+    Stream::connect(fixture.client.place(), to).unwrap().ask("served again").unwrap();
 }
 
 #[test]
 fn who_may_not_look_is_told_so_instead_of_nothing() {
-    let stage = Stage::new("nobody", Pods::Routed, 1, NodeOptions::default());
-    let agent = stage.agent(&Manifest::of([stage.web()]), &[]);
+    let fixture = Fixture::new("nobody", Pods::Routed, 1, NodeOptions::default());
+    let agent = fixture.agent(&Manifest::of([fixture.web()]), &[]);
     // Nobody may not read where the binary is built.
     let folder = tempfile::tempdir().unwrap();
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -204,18 +206,18 @@ fn who_may_not_look_is_told_so_instead_of_nothing() {
     std::fs::copy(lb_tests::agent::binary().unwrap(), &binary).unwrap();
     let mut command = std::process::Command::new(binary);
     command.arg("status").arg(format!("--bpffs={}", agent.bpffs().display())).uid(65534).gid(65534);
-    let output = stage.node.place().run(|| command.output()).unwrap();
+    let output = fixture.node.place().run(|| command.output()).unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(said.contains("not known: ") && !said.contains("Attached:      nothing"), "{said}");
 }
 
 #[test]
 fn inspection_works_with_the_agent_dead() {
-    let stage = Stage::new("dead", Pods::Routed, 2, NodeOptions::default());
-    let service = stage.web();
-    let mut agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let fixture = Fixture::new("dead", Pods::Routed, 2, NodeOptions::default());
+    let service = fixture.web();
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     let to = service.frontends(Protocol::Tcp)[0];
-    let mut stream = Stream::connect(stage.client.place(), to).unwrap();
+    let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
     stream.ask("hello").unwrap();
     agent.kill();
     assert_eq!(agent.states().unwrap(), Manifest::of([service]).states());

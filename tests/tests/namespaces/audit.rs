@@ -6,8 +6,8 @@ use std::process::Command;
 
 use lb_common::abi::map_name;
 use lb_tests::agent::{Agent, External, Manifest, Protocol, SOON, Service};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Stream, eventually};
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::NodeOptions;
 use serde_json::Value;
 
@@ -33,8 +33,8 @@ const TABLES: [(&str, usize, &str); 14] = [
 ];
 
 /// Reached by frontends of every kind, some of them for a few clients only.
-fn everything(stage: &Stage) -> Service {
-    stage.web().with(External {
+fn everything(fixture: &Fixture) -> Service {
+    fixture.web().with(External {
         load_balancer_ips: vec!["198.51.100.7".parse().unwrap(), "2001:db8:7::7".parse().unwrap()],
         node_ports: vec![30080, 30053],
         source_ranges: vec!["10.0.0.0/8".into(), "fd00::/8".into()],
@@ -55,9 +55,9 @@ struct Table {
 }
 
 impl Table {
-    fn open(stage: &Stage, name: &str) -> Self {
+    fn open(fixture: &Fixture, name: &str) -> Self {
         let is_array = matches!(name, map_name::SLOTS | map_name::BACKENDS4 | map_name::BACKENDS6 | map_name::CONFIG);
-        Self { path: stage.node.bpffs().join("ballast").join(name), is_array }
+        Self { path: fixture.node.bpffs().join("ballast").join(name), is_array }
     }
 
     /// Keys and values in use, as bytes.
@@ -121,26 +121,26 @@ fn assert_findings(findings: &[Value], count: usize, table: &str, kind: &str, re
     }
 }
 
-fn connect(stage: &Stage, service: &Service) {
+fn connect(fixture: &Fixture, service: &Service) {
     for to in service.frontends(Protocol::Tcp) {
-        Stream::connect(stage.client.place(), to).unwrap().ask("new").unwrap();
+        Stream::connect(fixture.client.place(), to).unwrap().ask("new").unwrap();
     }
 }
 
 #[test]
 fn every_entry_that_is_deleted_or_edited_is_named_and_put_right() {
-    let stage = Stage::new("audit", Pods::Routed, 2, NodeOptions::default());
-    let service = everything(&stage);
-    let agent = stage.agent(&Manifest::of([service.clone()]), &[SIZES, "--audit-interval=off"]);
+    let fixture = Fixture::new("audit", Pods::Routed, 2, NodeOptions::default());
+    let service = everything(&fixture);
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[SIZES, "--audit-interval=off"]);
     let mut held: Vec<Stream> = service
         .frontends(Protocol::Tcp)
         .into_iter()
-        .map(|to| Stream::connect(stage.client.place(), to).unwrap())
+        .map(|to| Stream::connect(fixture.client.place(), to).unwrap())
         .collect();
     assert_eq!(audit(&agent, &[]).0, 0, "{:?}", audit(&agent, &[]));
     let mut damaged = 0;
     for (name, byte, edited_is) in TABLES {
-        let table = Table::open(&stage, name);
+        let table = Table::open(&fixture, name);
         let entries = table.dump();
         assert!(!entries.is_empty(), "{name} is empty");
         for (key, value) in &entries {
@@ -170,16 +170,16 @@ fn every_entry_that_is_deleted_or_edited_is_named_and_put_right() {
         for stream in &mut held {
             stream.ask("still").unwrap();
         }
-        connect(&stage, &service);
+        connect(&fixture, &service);
     }
     println!("{damaged} entries of {} tables were deleted and edited", TABLES.len());
 }
 
 #[test]
 fn what_nobody_wrote_is_taken_out() {
-    let stage = Stage::new("foreign", Pods::Routed, 1, NodeOptions::default());
-    let service = everything(&stage);
-    let agent = stage.agent(&Manifest::of([service.clone()]), &[SIZES, "--audit-interval=off"]);
+    let fixture = Fixture::new("foreign", Pods::Routed, 1, NodeOptions::default());
+    let service = everything(&fixture);
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[SIZES, "--audit-interval=off"]);
     for (name, byte) in [
         (map_name::NAMES, 0),
         (map_name::SERVICES4, 4),
@@ -191,7 +191,7 @@ fn what_nobody_wrote_is_taken_out() {
         (map_name::VIPS6, 0),
         (map_name::BACKENDS4, 0),
     ] {
-        let table = Table::open(&stage, name);
+        let table = Table::open(&fixture, name);
         let before = table.dump();
         let (mut key, value) = before.last().unwrap().clone();
         key[byte] ^= 0x28;
@@ -200,23 +200,23 @@ fn what_nobody_wrote_is_taken_out() {
         assert_eq!(code, 1, "{name}");
         assert_findings(&findings, 1, name, "foreign", true);
         assert_eq!(audit(&agent, &[]), (0, vec![]), "{name}");
-        connect(&stage, &service);
+        connect(&fixture, &service);
     }
 }
 
 #[test]
 fn by_itself_the_agent_heals_within_a_period_and_counts_it() {
-    let stage = Stage::new("period", Pods::Routed, 2, NodeOptions::default());
-    let service = everything(&stage);
-    let agent = stage.agent(&Manifest::of([service.clone()]), &[SIZES, "--audit-interval=1s"]);
+    let fixture = Fixture::new("period", Pods::Routed, 2, NodeOptions::default());
+    let service = everything(&fixture);
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[SIZES, "--audit-interval=1s"]);
     for name in [map_name::SERVICES4, map_name::SLOTS, map_name::BACKENDS6] {
-        let table = Table::open(&stage, name);
+        let table = Table::open(&fixture, name);
         let entries = table.dump();
         for (key, value) in &entries {
             table.delete(key, value);
         }
         eventually("the entries are back", SOON, || (table.dump().len() == entries.len()).then_some(()));
-        connect(&stage, &service);
+        connect(&fixture, &service);
         let count = format!("ballast_repairs_total{{kind=\"missing\",table=\"{name}\"}} {}", entries.len());
         let other = format!("ballast_repairs_total{{table=\"{name}\",kind=\"missing\"}} {}", entries.len());
         eventually("the repairs are counted", SOON, || {
@@ -226,8 +226,8 @@ fn by_itself_the_agent_heals_within_a_period_and_counts_it() {
     }
 }
 
-fn pins(stage: &Stage) -> Vec<PathBuf> {
-    let folder = stage.node.bpffs().join("ballast/attachments");
+fn pins(fixture: &Fixture) -> Vec<PathBuf> {
+    let folder = fixture.node.bpffs().join("ballast/attachments");
     let mut all: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     all.sort();
     all
@@ -239,11 +239,11 @@ fn name_of(path: &Path) -> &str {
 
 #[test]
 fn programs_that_are_detached_are_attached_again() {
-    let stage = Stage::new("detach", Pods::Routed, 1, NodeOptions::default());
-    let service = stage.web();
-    let agent = stage.agent(&Manifest::of([service.clone()]), &[SIZES, "--audit-interval=off"]);
+    let fixture = Fixture::new("detach", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[SIZES, "--audit-interval=off"]);
     eventually("the attachments are known", SOON, || (audit(&agent, &[]).0 == 0).then_some(()));
-    let before = pins(&stage);
+    let before = pins(&fixture);
     assert!(before.iter().any(|pin| name_of(pin).starts_with("cgroup-connect4")), "{before:?}");
     for detach in ["remove the pins", "detach the links"] {
         for pin in &before {
@@ -260,27 +260,27 @@ fn programs_that_are_detached_are_attached_again() {
         for finding in &findings {
             assert_eq!((finding["table"].as_str(), finding["repaired"].as_bool()), (Some("attachments"), Some(true)));
         }
-        assert_eq!(pins(&stage), before, "{detach}");
+        assert_eq!(pins(&fixture), before, "{detach}");
         assert_eq!(audit(&agent, &[]), (0, vec![]), "{detach}");
-        connect(&stage, &service);
+        connect(&fixture, &service);
         for to in service.frontends(Protocol::Tcp) {
-            Stream::connect(stage.node.place(), to).unwrap().ask("from the host").unwrap();
+            Stream::connect(fixture.node.place(), to).unwrap().ask("from the host").unwrap();
         }
     }
 }
 
 #[test]
 fn without_an_agent_the_tables_are_compared_with_themselves() {
-    let stage = Stage::new("alone", Pods::Routed, 2, NodeOptions::default());
-    let service = everything(&stage);
-    let mut agent = stage.agent(&Manifest::of([service.clone()]), &[SIZES]);
+    let fixture = Fixture::new("alone", Pods::Routed, 2, NodeOptions::default());
+    let service = everything(&fixture);
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[SIZES]);
     agent.stop().unwrap();
     let output = agent.cli(&["audit"]).unwrap();
     assert_eq!(output.status.code(), Some(2));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(said.contains("no agent is running") && said.contains("--dry-run"), "{said}");
     assert_eq!(audit(&agent, &["--dry-run"]), (0, vec![]));
-    let table = Table::open(&stage, map_name::SERVICES4);
+    let table = Table::open(&fixture, map_name::SERVICES4);
     let (key, mut value) = table.dump().remove(0);
     value[8] ^= 1;
     table.write(&key, &value);
@@ -290,5 +290,5 @@ fn without_an_agent_the_tables_are_compared_with_themselves() {
     // The next agent puts it right before anybody asks.
     agent.restart().unwrap();
     assert_eq!(audit(&agent, &[]), (0, vec![]));
-    connect(&stage, &service);
+    connect(&fixture, &service);
 }

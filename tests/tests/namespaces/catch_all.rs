@@ -1,8 +1,8 @@
 //! Clients whose own link has no program: pods born while no agent runs, a pod's first packets, clients from outside.
 
 use lb_tests::agent::{Manifest, Protocol, Service};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream};
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::{Checksums, NodeOptions, Place, set_checksums};
 
 fn served(from: &Place, service: &Service) {
@@ -35,12 +35,12 @@ fn refused(from: &Place, service: &Service) {
 fn a_pod_created_while_no_agent_runs_is_served() {
     for pods in [Pods::Routed, Pods::Bridged] {
         for rp_filter in [0, 1] {
-            let stage = Stage::new("orphan", pods, 2, NodeOptions { rp_filter, ..NodeOptions::default() });
-            let service = stage.web();
+            let fixture = Fixture::new("orphan", pods, 2, NodeOptions { rp_filter, ..NodeOptions::default() });
+            let service = fixture.web();
             let empty = Service::standard("empty", 11, vec![]);
-            let mut agent = stage.agent(&Manifest::of([service.clone(), empty.clone()]), &[]);
+            let mut agent = fixture.agent(&Manifest::of([service.clone(), empty.clone()]), &[]);
             agent.kill();
-            let orphan = stage.pod("orphan");
+            let orphan = fixture.pod("orphan");
             served(orphan.place(), &service);
             refused(orphan.place(), &empty);
             // A connection made meanwhile goes on when the agent comes and attaches to the pod's link.
@@ -63,12 +63,12 @@ fn a_pod_created_while_no_agent_runs_is_served() {
 #[test]
 fn a_pods_first_packets_are_served() {
     for pods in [Pods::Routed, Pods::Bridged] {
-        let stage = Stage::new("first", pods, 2, NodeOptions::default());
-        let service = stage.web();
-        let _agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+        let fixture = Fixture::new("first", pods, 2, NodeOptions::default());
+        let service = fixture.web();
+        let _agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
         for index in 0..8 {
             // At once, whether the agent has seen the link or not.
-            let newborn = stage.pod(&format!("new{index}"));
+            let newborn = fixture.pod(&format!("new{index}"));
             served(newborn.place(), &service);
         }
     }
@@ -78,13 +78,13 @@ fn a_pods_first_packets_are_served() {
 fn clients_from_outside_reach_local_backends_by_xdp_and_by_tc() {
     for mode in ["native", "generic", "off"] {
         let options = NodeOptions { pod_checksums: Checksums::Complete, ..NodeOptions::default() };
-        let stage = Stage::new("outside", Pods::Routed, 2, options);
-        let outside = stage.topology.outside("out", &stage.node).unwrap();
+        let fixture = Fixture::new("outside", Pods::Routed, 2, options);
+        let outside = fixture.topology.outside("out", &fixture.node).unwrap();
         // As on a wire: what arrives at XDP carries complete checksums.
         set_checksums(outside.namespace(), "eth0", Checksums::Complete).unwrap();
-        let service = stage.web();
+        let service = fixture.web();
         let empty = Service::standard("empty", 11, vec![]);
-        let agent = stage.agent(&Manifest::of([service.clone(), empty.clone()]), &["--xdp-mode", mode]);
+        let agent = fixture.agent(&Manifest::of([service.clone(), empty.clone()]), &["--xdp-mode", mode]);
         served(outside.place(), &service);
         refused(outside.place(), &empty);
         let status = agent.json(&["status"]).unwrap().to_string();

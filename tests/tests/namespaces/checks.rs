@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use lb_tests::agent::{Agent, Manifest, Protocol, SOON, Service};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Stream, eventually};
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::{NodeOptions, Pod};
 
 const CHECK_PORT: u16 = 9000;
@@ -77,8 +77,8 @@ fn answer(listener: &TcpListener, status: &AtomicU16, asked: &AtomicU32, stop: &
     }
 }
 
-fn checked(stage: &Stage, how: &str) -> Service {
-    let web = stage.web().annotated("check", how).annotated("check-port", "9000");
+fn checked(fixture: &Fixture, how: &str) -> Service {
+    let web = fixture.web().annotated("check", how).annotated("check-port", "9000");
     web.annotated("check-interval", "1s").annotated("check-timeout", "500ms").annotated("check-failures", "2")
 }
 
@@ -101,8 +101,8 @@ fn wait_for(agent: &Agent, what: &str, expected: &[String]) {
 }
 
 /// Who answers new connections.
-fn answered_by(stage: &Stage, to: SocketAddr) -> Vec<String> {
-    let ask = |_| Stream::connect(stage.client.place(), to).unwrap().ask("who").unwrap().server;
+fn answered_by(fixture: &Fixture, to: SocketAddr) -> Vec<String> {
+    let ask = |_| Stream::connect(fixture.client.place(), to).unwrap().ask("who").unwrap().server;
     let mut servers: Vec<String> = (0..30).map(ask).collect();
     servers.sort();
     servers.dedup();
@@ -111,10 +111,10 @@ fn answered_by(stage: &Stage, to: SocketAddr) -> Vec<String> {
 
 #[test]
 fn an_endpoint_that_answers_badly_or_not_at_all_gets_no_new_flows_until_it_is_well() {
-    let stage = Stage::new("checkhttp", Pods::Routed, 2, NodeOptions::default());
-    let healths: Vec<Health> = stage.backends.iter().map(|pod| Health::listen(pod, 200)).collect();
-    let service = checked(&stage, "http").annotated("check-path", "/ready");
-    let mut agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let fixture = Fixture::new("checkhttp", Pods::Routed, 2, NodeOptions::default());
+    let healths: Vec<Health> = fixture.backends.iter().map(|pod| Health::listen(pod, 200)).collect();
+    let service = checked(&fixture, "http").annotated("check-path", "/ready");
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     eventually("both are asked", SOON, || {
         std::thread::sleep(Duration::from_millis(50));
         healths.iter().all(|health| health.asked() >= 4).then_some(())
@@ -125,7 +125,7 @@ fn an_endpoint_that_answers_badly_or_not_at_all_gets_no_new_flows_until_it_is_we
     for to in service.frontends(Protocol::Tcp) {
         let enough = held.len() + 2;
         while held.len() < enough {
-            let mut stream = Stream::connect(stage.client.place(), to).unwrap();
+            let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
             if stream.ask("who").unwrap().server == "b1" {
                 held.push(stream);
             }
@@ -133,9 +133,9 @@ fn an_endpoint_that_answers_badly_or_not_at_all_gets_no_new_flows_until_it_is_we
     }
     for status in [500, 0] {
         healths[1].say(status);
-        wait_for(&agent, "b1 is quarantined", &both(&stage.backends[1]));
+        wait_for(&agent, "b1 is quarantined", &both(&fixture.backends[1]));
         for to in service.frontends(Protocol::Tcp) {
-            assert_eq!(answered_by(&stage, to), ["b0"], "status {status}");
+            assert_eq!(answered_by(&fixture, to), ["b0"], "status {status}");
         }
         for stream in &mut held {
             stream.ask("still").unwrap();
@@ -144,10 +144,10 @@ fn an_endpoint_that_answers_badly_or_not_at_all_gets_no_new_flows_until_it_is_we
 
         // Another agent does not forget it, and asks for itself.
         agent.kill();
-        assert_eq!(quarantined(&agent), both(&stage.backends[1]), "shown by the tables alone");
+        assert_eq!(quarantined(&agent), both(&fixture.backends[1]), "shown by the tables alone");
         agent.restart().unwrap();
         for to in service.frontends(Protocol::Tcp) {
-            assert_eq!(answered_by(&stage, to), ["b0"], "after a restart");
+            assert_eq!(answered_by(&fixture, to), ["b0"], "after a restart");
         }
         eventually("status names those that fail", SOON, || {
             let shown = String::from_utf8(agent.cli(&["status"]).unwrap().stdout).unwrap();
@@ -157,7 +157,7 @@ fn an_endpoint_that_answers_badly_or_not_at_all_gets_no_new_flows_until_it_is_we
         healths[1].say(302);
         wait_for(&agent, "b1 is well again", &[]);
         for to in service.frontends(Protocol::Tcp) {
-            eventually("b1 takes new flows", SOON, || (answered_by(&stage, to).len() == 2).then_some(()));
+            eventually("b1 takes new flows", SOON, || (answered_by(&fixture, to).len() == 2).then_some(()));
         }
     }
     let lines = ["ballast_check_endpoints 8.0", "ballast_check_failing 0.0", "ballast_checks_total{result=\"well\"}"];
@@ -169,27 +169,27 @@ fn an_endpoint_that_answers_badly_or_not_at_all_gets_no_new_flows_until_it_is_we
 
 #[test]
 fn a_port_that_takes_no_connections_is_found_and_all_failing_serve_rather_than_none() {
-    let stage = Stage::new("checktcp", Pods::Routed, 2, NodeOptions::default());
-    let mut healths: Vec<Option<Health>> = stage.backends.iter().map(|pod| Some(Health::listen(pod, 200))).collect();
-    let service = checked(&stage, "tcp");
-    let agent = stage.agent(&Manifest::of([service.clone()]), &["--check-limits", "per-second=50,in-flight=2"]);
+    let fixture = Fixture::new("checktcp", Pods::Routed, 2, NodeOptions::default());
+    let mut healths: Vec<Option<Health>> = fixture.backends.iter().map(|pod| Some(Health::listen(pod, 200))).collect();
+    let service = checked(&fixture, "tcp");
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--check-limits", "per-second=50,in-flight=2"]);
     let to = service.frontends(Protocol::Tcp)[0];
     healths[0] = None;
-    wait_for(&agent, "b0 is quarantined", &both(&stage.backends[0]));
-    assert_eq!(answered_by(&stage, to), ["b1"]);
+    wait_for(&agent, "b0 is quarantined", &both(&fixture.backends[0]));
+    assert_eq!(answered_by(&fixture, to), ["b1"]);
 
     healths[1] = None;
     // Its flag says that it is kept out, which it is not where all of them fail.
-    eventually("both serve again", SOON, || (answered_by(&stage, to).len() == 2).then_some(()));
+    eventually("both serve again", SOON, || (answered_by(&fixture, to).len() == 2).then_some(()));
 
-    healths[0] = Some(Health::listen(&stage.backends[0], 200));
-    wait_for(&agent, "b1 alone fails", &both(&stage.backends[1]));
-    assert_eq!(answered_by(&stage, to), ["b0"]);
+    healths[0] = Some(Health::listen(&fixture.backends[0], 200));
+    wait_for(&agent, "b1 alone fails", &both(&fixture.backends[1]));
+    assert_eq!(answered_by(&fixture, to), ["b0"]);
 
     // Without the annotation nobody is asked, and nobody is kept out.
-    agent.apply(&Manifest::of([stage.web()])).unwrap();
+    agent.apply(&Manifest::of([fixture.web()])).unwrap();
     wait_for(&agent, "nobody is checked", &[]);
-    eventually("both serve", SOON, || (answered_by(&stage, to).len() == 2).then_some(()));
+    eventually("both serve", SOON, || (answered_by(&fixture, to).len() == 2).then_some(()));
     let health = healths[0].as_ref().unwrap();
     eventually("nobody is asked any more", SOON, || {
         let before = health.asked();
@@ -200,13 +200,13 @@ fn a_port_that_takes_no_connections_is_found_and_all_failing_serve_rather_than_n
 
 #[test]
 fn no_address_of_a_service_is_asked_even_if_a_slice_names_it() {
-    let stage = Stage::new("checkself", Pods::Routed, 1, NodeOptions::default());
-    let health = Health::listen(&stage.backends[0], 200);
-    let checked = Service::standard("loop", 11, stage.endpoints()).annotated("check", "tcp");
-    let mut through = stage.web();
+    let fixture = Fixture::new("checkself", Pods::Routed, 1, NodeOptions::default());
+    let health = Health::listen(&fixture.backends[0], 200);
+    let checked = Service::standard("loop", 11, fixture.endpoints()).annotated("check", "tcp");
+    let mut through = fixture.web();
     through.endpoints[0].addresses = checked.cluster_ips;
     let through = through.annotated("check", "tcp").annotated("check-interval", "1s");
-    let agent = stage.agent(&Manifest::of([through, checked.clone()]), &["--log-level", "debug"]);
+    let agent = fixture.agent(&Manifest::of([through, checked.clone()]), &["--log-level", "debug"]);
     eventually("the other one is checked", SOON, || {
         std::thread::sleep(Duration::from_millis(100));
         agent.metrics().ok()?.contains("ballast_checks_total{result=\"well\"}").then_some(())

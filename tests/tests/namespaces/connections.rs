@@ -5,8 +5,8 @@ use std::time::Duration;
 use lb_common::abi::{Health, map_name, stat_kind};
 use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, Manifest, Protocol, SOON};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream, eventually};
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::NodeOptions;
 use lb_userspace::maps::Pinned;
 use lb_userspace::observe::contents;
@@ -23,13 +23,13 @@ fn number(item: &Value, field: &str) -> u64 {
 
 #[test]
 fn counters_are_switched_by_a_restart_that_breaks_no_connection() {
-    let stage = Stage::new("counters", Pods::Routed, 1, NodeOptions::default());
-    let service = stage.web();
-    let mut agents = vec![stage.agent(&Manifest::of([service.clone()]), &[])];
+    let fixture = Fixture::new("counters", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let mut agents = vec![fixture.agent(&Manifest::of([service.clone()]), &[])];
     let mut held: Vec<_> = service
         .frontends(Protocol::Tcp)
         .into_iter()
-        .map(|to| Stream::connect(stage.client.place(), to).unwrap())
+        .map(|to| Stream::connect(fixture.client.place(), to).unwrap())
         .collect();
     for stream in &mut held {
         stream.ask("before").unwrap();
@@ -40,7 +40,7 @@ fn counters_are_switched_by_a_restart_that_breaks_no_connection() {
     for switch in ["on", "off", "on"] {
         agents.last_mut().unwrap().kill();
         let flags = ["--flow-counters", switch, "--flow-timeouts", "open=2h"];
-        agents.push(stage.agent(&Manifest::of([service.clone()]), &flags));
+        agents.push(fixture.agent(&Manifest::of([service.clone()]), &flags));
         for stream in &mut held {
             stream.ask(switch).unwrap();
         }
@@ -61,18 +61,18 @@ fn counters_are_switched_by_a_restart_that_breaks_no_connection() {
 
 #[test]
 fn every_packet_of_a_flow_is_counted_once_whatever_comes_back() {
-    let stage = Stage::new("packets", Pods::Routed, 1, NodeOptions::default());
-    let service = stage.web();
-    let agent = stage.agent(&Manifest::of([service.clone()]), &["--flow-counters", "on"]);
+    let fixture = Fixture::new("packets", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--flow-counters", "on"]);
     for (to, headers) in service.frontends(Protocol::Udp).into_iter().zip([28, 48]) {
-        let socket = Datagrams::unconnected(stage.client.place(), 0, to).unwrap();
+        let socket = Datagrams::unconnected(fixture.client.place(), 0, to).unwrap();
         let mut sent = 0;
         for round in 0..5 {
             let text = format!("question {round}");
             sent += headers + text.len() as u64;
             socket.ask_at(to, &text).unwrap();
         }
-        let place = stage.client.addresses().like(to.ip()).to_string();
+        let place = fixture.client.addresses().like(to.ip()).to_string();
         let shown = items(&agent, &["connections", "--service", "test/web:53", "--client", &place]);
         assert_eq!(shown.len(), 1, "{shown:?}");
         assert_eq!((number(&shown[0], "requestPackets"), number(&shown[0], "replyPackets")), (5, 5));
@@ -93,13 +93,13 @@ fn every_packet_of_a_flow_is_counted_once_whatever_comes_back() {
 
 #[test]
 fn connections_are_found_by_client_backend_and_state() {
-    let stage = Stage::new("filters", Pods::Routed, 2, NodeOptions::default());
-    let service = stage.web();
-    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let fixture = Fixture::new("filters", Pods::Routed, 2, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     let to = service.frontends(Protocol::Tcp)[0];
     let mut held = Vec::new();
     for _ in 0..20 {
-        let mut stream = Stream::connect(stage.client.place(), to).unwrap();
+        let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
         let server = stream.ask("who").unwrap().server;
         held.push((stream, server));
     }
@@ -109,7 +109,7 @@ fn connections_are_found_by_client_backend_and_state() {
     assert_eq!(count(&["-n", "other"]), 0);
     let client = held[0].0.local().unwrap().to_string();
     assert_eq!(count(&["--client", &client]), 1);
-    for (index, pod) in stage.backends.iter().enumerate() {
+    for (index, pod) in fixture.backends.iter().enumerate() {
         let expected = held.iter().filter(|(_, server)| *server == format!("b{index}")).count();
         let address = pod.addresses().v4.to_string();
         assert_eq!(count(&["--backend", &address]), expected);
@@ -124,18 +124,18 @@ fn connections_are_found_by_client_backend_and_state() {
 
 #[test]
 fn a_connection_that_nobody_answers_is_shown_half_open() {
-    let stage = Stage::new("halfopen", Pods::Routed, 2, NodeOptions::default());
+    let fixture = Fixture::new("halfopen", Pods::Routed, 2, NodeOptions::default());
     // They receive what the client sends, and have no way back to it.
-    for pod in &stage.backends {
-        let client = stage.client.addresses();
+    for pod in &fixture.backends {
+        let client = fixture.client.addresses();
         pod.namespace().ip(&format!("route add blackhole {}/32", client.v4)).unwrap();
         pod.namespace().ip(&format!("route add blackhole {}/128", client.v6)).unwrap();
     }
-    let service = stage.web();
-    let mut agent = stage.agent(&Manifest::of([service.clone()]), &["--flow-timeouts", "half-open=10m"]);
+    let service = fixture.web();
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &["--flow-timeouts", "half-open=10m"]);
     for to in service.frontends(Protocol::Tcp) {
         let limit = Duration::from_millis(2_500);
-        Stream::connect_from(stage.client.place(), 0, to, limit).unwrap_err();
+        Stream::connect_from(fixture.client.place(), 0, to, limit).unwrap_err();
     }
     agent.kill();
     let shown = items(&agent, &["connections", "--state", "half-open", "--service", "web:80"]);
@@ -152,8 +152,8 @@ fn a_connection_that_nobody_answers_is_shown_half_open() {
 }
 
 /// Writes what the programs would have seen of a backend.
-fn write_health(stage: &Stage, id: u32, change: impl FnOnce(Health) -> Health) {
-    let path = stage.node.bpffs().join("ballast").join(map_name::HEALTH4);
+fn write_health(fixture: &Fixture, id: u32, change: impl FnOnce(Health) -> Health) {
+    let path = fixture.node.bpffs().join("ballast").join(map_name::HEALTH4);
     let map = aya::maps::Map::Array(aya::maps::MapData::from_pin(&path).unwrap());
     let mut health: aya::maps::Array<_, Health> = map.try_into().unwrap();
     let seen = health.get(&id, 0).unwrap();
@@ -173,12 +173,12 @@ fn identity(agent: &Agent) -> (u32, u32) {
 
 #[test]
 fn a_suspect_backend_is_shown_logged_and_counted_and_so_is_its_end() {
-    let stage = Stage::new("suspect", Pods::Routed, 1, NodeOptions::default());
-    let service = stage.web();
-    let mut agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let fixture = Fixture::new("suspect", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     let (id, generation) = identity(&agent);
     let now_s = lb_userspace::agent::clock::monotonic().to_tenths() / 10;
-    write_health(&stage, id, |seen| Health { generation, suspect_s: now_s - 7, answered_s: now_s - 9, ..seen });
+    write_health(&fixture, id, |seen| Health { generation, suspect_s: now_s - 7, answered_s: now_s - 9, ..seen });
 
     let shown = items(&agent, &["backends", "--state", "suspect"]);
     assert_eq!(shown.len(), 1);
@@ -191,11 +191,11 @@ fn a_suspect_backend_is_shown_logged_and_counted_and_so_is_its_end() {
     });
     assert!(agent.log().contains("suspect, new flows avoid it"), "{}", agent.log());
 
-    write_health(&stage, id, |seen| Health { suspect_s: 0, ..seen });
+    write_health(&fixture, id, |seen| Health { suspect_s: 0, ..seen });
     assert!(items(&agent, &["backends", "--state", "suspect"]).is_empty());
     eventually("and that it is over", SOON, || agent.log().contains("no longer suspect").then_some(()));
     agent.kill();
-    write_health(&stage, id, |seen| Health { suspect_s: now_s, ..seen });
+    write_health(&fixture, id, |seen| Health { suspect_s: now_s, ..seen });
     let table = String::from_utf8(agent.cli(&["get", "services"]).unwrap().stdout).unwrap();
     assert!(table.contains("active, suspect"), "{table}");
 }

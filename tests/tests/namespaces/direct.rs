@@ -5,8 +5,8 @@
 use std::net::SocketAddr;
 
 use lb_tests::agent::{Manifest, Protocol};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, PATIENCE, Stream};
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::{Checksums, NodeOptions, set_checksums};
 
 fn talks(stream: &mut Stream, believed: SocketAddr, text: &str) {
@@ -16,9 +16,9 @@ fn talks(stream: &mut Stream, believed: SocketAddr, text: &str) {
 }
 
 /// Frontend and backend address of each family.
-fn pairs(stage: &Stage, protocol: Protocol, port: u16) -> Vec<(SocketAddr, SocketAddr)> {
-    let backend = stage.backends[0].addresses();
-    stage
+fn pairs(fixture: &Fixture, protocol: Protocol, port: u16) -> Vec<(SocketAddr, SocketAddr)> {
+    let backend = fixture.backends[0].addresses();
+    fixture
         .web()
         .frontends(protocol)
         .into_iter()
@@ -29,10 +29,10 @@ fn pairs(stage: &Stage, protocol: Protocol, port: u16) -> Vec<(SocketAddr, Socke
 #[test]
 fn tcp_on_the_same_client_port() {
     for pods in [Pods::Routed, Pods::Bridged] {
-        let stage = Stage::new("direct", pods, 1, NodeOptions::default());
-        let _agent = stage.agent(&Manifest::of([stage.web()]), &[]);
-        let from = stage.client.place();
-        for (index, (service, direct)) in (0_u16..).zip(pairs(&stage, Protocol::Tcp, 8080)) {
+        let fixture = Fixture::new("direct", pods, 1, NodeOptions::default());
+        let _agent = fixture.agent(&Manifest::of([fixture.web()]), &[]);
+        let from = fixture.client.place();
+        for (index, (service, direct)) in (0_u16..).zip(pairs(&fixture, Protocol::Tcp, 8080)) {
             let port = 20_000 + index * 100;
             let connect = |to| Stream::connect_from(from, port, to, PATIENCE).unwrap_or_else(|e| panic!("{to}: {e}"));
 
@@ -77,11 +77,11 @@ fn tcp_on_the_same_client_port() {
 fn tcp_on_the_same_port_of_a_client_outside() {
     for xdp in ["native", "off"] {
         let options = NodeOptions { pod_checksums: Checksums::Complete, ..NodeOptions::default() };
-        let stage = Stage::new("directo", Pods::Routed, 1, options);
-        let outside = stage.topology.outside("out", &stage.node).unwrap();
+        let fixture = Fixture::new("directo", Pods::Routed, 1, options);
+        let outside = fixture.topology.outside("out", &fixture.node).unwrap();
         set_checksums(outside.namespace(), "eth0", Checksums::Complete).unwrap();
-        let _agent = stage.agent(&Manifest::of([stage.web()]), &["--xdp-mode", xdp]);
-        for (index, (service, direct)) in (0_u16..).zip(pairs(&stage, Protocol::Tcp, 8080)) {
+        let _agent = fixture.agent(&Manifest::of([fixture.web()]), &["--xdp-mode", xdp]);
+        for (index, (service, direct)) in (0_u16..).zip(pairs(&fixture, Protocol::Tcp, 8080)) {
             // Its direct requests pass no link of its own: only what is left over can be told apart, and must be.
             for round in 0..20 {
                 let to = if round % 2 == 0 { service } else { direct };
@@ -96,10 +96,10 @@ fn tcp_on_the_same_port_of_a_client_outside() {
 
 #[test]
 fn udp_on_the_same_client_port() {
-    let stage = Stage::new("directu", Pods::Routed, 1, NodeOptions::default());
-    let _agent = stage.agent(&Manifest::of([stage.web()]), &[]);
-    for (index, (service, direct)) in (0_u16..).zip(pairs(&stage, Protocol::Udp, 5353)) {
-        let socket = Datagrams::unconnected(stage.client.place(), 21_000 + index, service).unwrap();
+    let fixture = Fixture::new("directu", Pods::Routed, 1, NodeOptions::default());
+    let _agent = fixture.agent(&Manifest::of([fixture.web()]), &[]);
+    for (index, (service, direct)) in (0_u16..).zip(pairs(&fixture, Protocol::Udp, 5353)) {
+        let socket = Datagrams::unconnected(fixture.client.place(), 21_000 + index, service).unwrap();
         for round in 0..20 {
             let to = if round % 3 == 0 { direct } else { service };
             // The last sender owns the replies: an answer must come from the address that was asked.
@@ -111,12 +111,12 @@ fn udp_on_the_same_client_port() {
 
 #[test]
 fn one_client_port_through_two_services() {
-    let stage = Stage::new("twovips", Pods::Routed, 1, NodeOptions::default());
-    let first = stage.web();
-    let second = lb_tests::agent::Service::standard("other", 12, stage.endpoints());
-    let _agent = stage.agent(&Manifest::of([first.clone(), second.clone()]), &[]);
+    let fixture = Fixture::new("twovips", Pods::Routed, 1, NodeOptions::default());
+    let first = fixture.web();
+    let second = lb_tests::agent::Service::standard("other", 12, fixture.endpoints());
+    let _agent = fixture.agent(&Manifest::of([first.clone(), second.clone()]), &[]);
     for (one, two) in first.frontends(Protocol::Tcp).into_iter().zip(second.frontends(Protocol::Tcp)) {
-        let connect = |to| Stream::connect_from(stage.client.place(), 22_000, to, PATIENCE).unwrap();
+        let connect = |to| Stream::connect_from(fixture.client.place(), 22_000, to, PATIENCE).unwrap();
         let (mut a, mut b) = (connect(one), connect(two));
         for _ in 0..3 {
             talks(&mut a, one, "one");

@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, Manifest};
-use lb_tests::beyond::{self, DNS, ODD, SINK, TARGET, client_addresses, far_client, load_balancer, service, tunnel};
+use lb_tests::external_client::{
+    self, DNS, ODD, SINK, TARGET, client_addresses, far_client, load_balancer, service, tunnel,
+};
+use lb_tests::fixture;
 use lb_tests::incident::Counters;
 use lb_tests::peers::{Datagrams, Server, eventually};
-use lb_tests::stage;
 use lb_tests::topology::{Addresses, Checksums, Namespace, Node, NodeOptions, Pod, Topology, set_checksums};
 use lb_userspace::maps::Pinned;
 
@@ -35,7 +37,7 @@ enum Way {
 }
 
 /// A client behind a router asks the first node; the backend is on the second one. Fields in the order in which they must end.
-struct Scene {
+struct Scenario {
     agents: [Agent; 2],
     _servers: Vec<Server>,
     client: Namespace,
@@ -44,7 +46,7 @@ struct Scene {
     topology: Topology,
 }
 
-impl Scene {
+impl Scenario {
     fn new(way: Way, flags: &[&str]) -> Self {
         let topology = Topology::new("direct-mtu").unwrap();
         let options = NodeOptions { rp_filter: 2, ..NodeOptions::default() };
@@ -56,7 +58,7 @@ impl Scene {
         }
         let client = far_client(&topology);
         let backend = nodes[1].pod("backend").unwrap();
-        let servers = stage::serve(&backend, "far");
+        let servers = fixture::serve(&backend, "far");
         let manifest = Manifest::of([service(&backend, &nodes[1])]);
         let agents = [0, 1].map(|node| Agent::start_with(&nodes[node], &manifest, &[DIRECT, flags].concat()).unwrap());
         Self { agents, _servers: servers, client, backend, nodes, topology }
@@ -144,7 +146,7 @@ struct Narrow {
     learnt: [u32; 2],
     /// Which node counts it, and as what.
     told: (usize, Outcome),
-    make: fn(&Scene),
+    make: fn(&Scenario),
 }
 
 const PLACES: [Narrow; 5] = [
@@ -154,8 +156,8 @@ const PLACES: [Narrow; 5] = [
         sender: Sender::Client,
         learnt: [1_420, 1_400],
         told: (0, Outcome::RefusedTooBig),
-        make: |scene| {
-            let (node, other) = (scene.nodes[0].namespace(), &scene.nodes[1]);
+        make: |scenario| {
+            let (node, other) = (scenario.nodes[0].namespace(), &scenario.nodes[1]);
             let Addresses { v4, v6 } = other.addresses();
             node.ip(&format!("route replace {} via {v4} mtu lock 1440", other.pod_net4())).unwrap();
             node.ip(&format!("route replace {} via {v6} mtu lock 1440", other.pod_net6())).unwrap();
@@ -165,7 +167,7 @@ const PLACES: [Narrow; 5] = [
         what: "an overlay between the nodes",
         way: Way::Overlay,
         sender: Sender::Client,
-        learnt: [beyond::TUNNEL - 20, beyond::TUNNEL - 40],
+        learnt: [external_client::TUNNEL - 20, external_client::TUNNEL - 40],
         told: (0, Outcome::RefusedTooBig),
         make: |_| {},
     },
@@ -183,8 +185,8 @@ const PLACES: [Narrow; 5] = [
         sender: Sender::Client,
         learnt: [1_300; 2],
         told: (1, Outcome::IcmpTranslated),
-        make: |scene| {
-            scene.nodes[1].namespace().ip(&format!("link set {} mtu 1300", scene.backend.link())).unwrap();
+        make: |scenario| {
+            scenario.nodes[1].namespace().ip(&format!("link set {} mtu 1300", scenario.backend.link())).unwrap();
         },
     },
     Narrow {
@@ -194,7 +196,7 @@ const PLACES: [Narrow; 5] = [
         learnt: [1_300; 2],
         // By the first node, which has never seen the answers, to the backend's.
         told: (1, Outcome::IcmpTranslated),
-        make: |scene| scene.topology.wire().ip("link set far0 mtu 1300").unwrap(),
+        make: |scenario| scenario.topology.wire().ip("link set far0 mtu 1300").unwrap(),
     },
 ];
 
@@ -206,21 +208,21 @@ fn route(host: &Namespace, to: IpAddr) -> String {
 #[test]
 fn a_sender_learns_of_every_narrow_place_on_the_way_and_back() {
     for Narrow { what, way, sender, learnt, told: (node, told), make } in PLACES {
-        let scene = Scene::new(way, &[]);
-        make(&scene);
-        for (index, to) in scene.frontends(SINK, 81).into_iter().enumerate() {
-            let before = scene.both();
-            scene.transfer(to, sender, BYTES).unwrap_or_else(|error| panic!("{what}, {to}: {error}"));
-            let line = scene.counters(node).line_since(&before[node]);
+        let scenario = Scenario::new(way, &[]);
+        make(&scenario);
+        for (index, to) in scenario.frontends(SINK, 81).into_iter().enumerate() {
+            let before = scenario.both();
+            scenario.transfer(to, sender, BYTES).unwrap_or_else(|error| panic!("{what}, {to}: {error}"));
+            let line = scenario.counters(node).line_since(&before[node]);
             // The backend always sends to the same client: it has learnt by the first frontend of the family.
             if sender == Sender::Client || index < 2 {
-                assert!(scene.since(&before, told)[node] >= 1, "{what}, {to}: {line}");
+                assert!(scenario.since(&before, told)[node] >= 1, "{what}, {to}: {line}");
             }
-            assert!(scene.since(&before, Outcome::Tunnelled)[0] >= 1, "{what}, {to}");
+            assert!(scenario.since(&before, Outcome::Tunnelled)[0] >= 1, "{what}, {to}");
             let asked = if sender == Sender::Client {
-                route(&scene.client, to.ip())
+                route(&scenario.client, to.ip())
             } else {
-                route(scene.backend.namespace(), client_addresses().like(to.ip()))
+                route(scenario.backend.namespace(), client_addresses().like(to.ip()))
             };
             let mtu = learnt[usize::from(to.is_ipv6())];
             assert!(asked.contains(&format!("mtu {mtu}")), "{what}, {to}: {asked}; {line}");
@@ -231,57 +233,57 @@ fn a_sender_learns_of_every_narrow_place_on_the_way_and_back() {
 /// Where segments come joined, the outer header's room is taken off each of them: nobody has to send them again.
 #[test]
 fn joined_segments_leave_in_outer_headers_of_their_own() {
-    let scene = Scene::new(Way::Wire, &["--xdp-mode=off"]);
-    set_checksums(&scene.client, "eth0", Checksums::Partial).unwrap();
-    set_checksums(scene.topology.wire(), &scene.nodes[0].port(), Checksums::Partial).unwrap();
-    for to in scene.frontends(SINK, 81) {
-        scene.transfer(to, Sender::Client, 10 * BYTES).unwrap_or_else(|error| panic!("{to}: {error}"));
+    let scenario = Scenario::new(Way::Wire, &["--xdp-mode=off"]);
+    set_checksums(&scenario.client, "eth0", Checksums::Partial).unwrap();
+    set_checksums(scenario.topology.wire(), &scenario.nodes[0].port(), Checksums::Partial).unwrap();
+    for to in scenario.frontends(SINK, 81) {
+        scenario.transfer(to, Sender::Client, 10 * BYTES).unwrap_or_else(|error| panic!("{to}: {error}"));
     }
-    assert_eq!(scene.counters(0).get(Outcome::DroppedRewrite), 0);
-    assert_eq!(scene.counters(1).get(Outcome::DroppedRewrite), 0);
+    assert_eq!(scenario.counters(0).get(Outcome::DroppedRewrite), 0);
+    assert_eq!(scenario.counters(1).get(Outcome::DroppedRewrite), 0);
 }
 
 #[test]
 fn datagrams_in_fragments_arrive_whole() {
-    let scene = Scene::new(Way::Overlay, &[]);
-    let before = scene.both();
-    for to in scene.frontends(DNS, 53) {
+    let scenario = Scenario::new(Way::Overlay, &[]);
+    let before = scenario.both();
+    for to in scenario.frontends(DNS, 53) {
         for length in [1_440, 4_000, 20_000] {
             let text = "0123456789".repeat(length / 10);
-            let socket = Datagrams::connected(scene.client.place(), 0, to).unwrap();
+            let socket = Datagrams::connected(scenario.client.place(), 0, to).unwrap();
             socket.set_patience(Duration::from_secs(1)).unwrap();
             // The first one is lost; the host is told, and the next one is cut where it is sent.
             let answer = eventually(&format!("{to}, {length} bytes"), LIMIT, || socket.ask(&text).ok());
             assert_eq!(answer.peer, socket.local().unwrap(), "the backend sees the client");
         }
     }
-    let [first, second] = scene.since(&before, Outcome::FragmentFollowed);
+    let [first, second] = scenario.since(&before, Outcome::FragmentFollowed);
     assert!(first >= 1 && second >= first, "{first} sent on, {second} taken out");
-    assert_eq!(scene.since(&before, Outcome::DroppedFragment), [0, 0]);
+    assert_eq!(scenario.since(&before, Outcome::DroppedFragment), [0, 0]);
 }
 
 /// A client that is gone by the time of the answer says so: its error comes to the first node, and must find the backend.
 #[test]
 fn an_error_about_an_answer_finds_the_backend() {
     for is_known in [true, false] {
-        let scene = Scene::new(Way::Wire, &[]);
-        for to in scene.frontends(ODD, 54) {
-            let server = scene.backend.place().run(|| UdpSocket::bind(scene.target(to.ip()))).unwrap();
+        let scenario = Scenario::new(Way::Wire, &[]);
+        for to in scenario.frontends(ODD, 54) {
+            let server = scenario.backend.place().run(|| UdpSocket::bind(scenario.target(to.ip()))).unwrap();
             server.set_read_timeout(Some(LIMIT)).unwrap();
-            let client = Datagrams::unconnected(scene.client.place(), 0, to).unwrap();
+            let client = Datagrams::unconnected(scenario.client.place(), 0, to).unwrap();
             client.send_at(to, "hello").unwrap();
             let (_, peer) = server.recv_from(&mut [0; 64]).unwrap();
             assert_eq!(peer.ip(), client_addresses().like(to.ip()));
             drop(client);
             if !is_known {
                 // As another node would: this one has never seen the flow.
-                forget(scene.agents[0].bpffs());
+                forget(scenario.agents[0].bpffs());
             }
             server.connect(peer).unwrap();
             let error = eventually("the backend is told", LIMIT, || server.send(b"answer").err());
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{to}: {error}");
         }
-        assert!(scene.counters(1).get(Outcome::IcmpTranslated) >= 1);
+        assert!(scenario.counters(1).get(Outcome::IcmpTranslated) >= 1);
     }
 }
 

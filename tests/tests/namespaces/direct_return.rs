@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lb_tests::agent::{Agent, Endpoint, External, Manifest, Protocol, Service, peers_flag};
+use lb_tests::fixture::serve;
 use lb_tests::peers::{Datagrams, Server, Stream, eventually};
-use lb_tests::routed::Passing;
-use lb_tests::stage::serve;
+use lb_tests::routed::XdpPass;
 use lb_tests::topology::{Addresses, Node, NodeOptions, Outside, Pod, Topology};
 
 const VIP: &str = "203.0.113.80";
@@ -14,7 +14,7 @@ const VIP6: &str = "2001:db8:113::80";
 const NODE_PORTS: [u16; 2] = [30_080, 30_053];
 
 /// Three nodes on one wire; the backends are on the last one. A client outside asks by way of the first.
-struct Scene {
+struct Scenario {
     _servers: Vec<Server>,
     backends: Vec<Pod>,
     client: Outside,
@@ -22,7 +22,7 @@ struct Scene {
     topology: Topology,
 }
 
-impl Scene {
+impl Scenario {
     fn new(subject: &str) -> Self {
         let topology = Topology::new(subject).unwrap();
         let options = NodeOptions { rp_filter: 2, ..NodeOptions::default() };
@@ -33,9 +33,9 @@ impl Scene {
         let backends = vec![nodes[2].pod("b0").unwrap(), nodes[2].bridged_pod("b1").unwrap()];
         let servers = backends.iter().zip(["b0", "b1"]).flat_map(|(pod, name)| serve(pod, name)).collect();
         let client = topology.outside("client", &nodes[0]).unwrap();
-        let scene = Self { _servers: servers, backends, client, nodes, topology };
-        scene.ask_by(0);
-        scene
+        let scenario = Self { _servers: servers, backends, client, nodes, topology };
+        scenario.ask_by(0);
+        scenario
     }
 
     /// Leads the client to a node.
@@ -109,18 +109,18 @@ fn counted(agent: &Agent, outcome: &str) -> u64 {
 
 #[test]
 fn the_backends_node_answers_by_itself_at_tc() {
-    let scene = Scene::new("dsr-tc");
-    let agents = scene.agents("dsr", &["--xdp-mode=off"]);
-    scene.everywhere_the_client_is_seen("tc");
+    let scenario = Scenario::new("dsr-tc");
+    let agents = scenario.agents("dsr", &["--xdp-mode=off"]);
+    scenario.everywhere_the_client_is_seen("tc");
     assert!(counted(&agents[0], "tunnelled") > 0);
     assert_eq!(counted(&agents[0], "replied"), 0, "no answer comes back through the first node");
 }
 
 #[test]
 fn the_backends_node_answers_by_itself_at_xdp() {
-    let scene = Scene::new("dsr-xdp");
-    let agents = scene.agents("dsr", &["--xdp-mode=generic"]);
-    scene.everywhere_the_client_is_seen("xdp");
+    let scenario = Scenario::new("dsr-xdp");
+    let agents = scenario.agents("dsr", &["--xdp-mode=generic"]);
+    scenario.everywhere_the_client_is_seen("xdp");
     assert!(counted(&agents[0], "tunnelled") > 0);
     assert_eq!(counted(&agents[0], "replied"), 0, "no answer comes back through the first node");
 }
@@ -128,37 +128,38 @@ fn the_backends_node_answers_by_itself_at_xdp() {
 /// As on a real card: the frames leave from XDP, and are opened there.
 #[test]
 fn the_backends_node_answers_by_itself_at_native_xdp() {
-    let scene = Scene::new("dsr-native");
-    let wire = scene.topology.wire();
-    let _passing: Vec<Passing> = scene.nodes.iter().map(|node| Passing::attach(wire, &node.port()).unwrap()).collect();
-    let agents = scene.agents("dsr", &["--xdp-mode=native"]);
-    scene.everywhere_the_client_is_seen("native XDP");
+    let scenario = Scenario::new("dsr-native");
+    let wire = scenario.topology.wire();
+    let _passing: Vec<XdpPass> =
+        scenario.nodes.iter().map(|node| XdpPass::attach(wire, &node.port()).unwrap()).collect();
+    let agents = scenario.agents("dsr", &["--xdp-mode=native"]);
+    scenario.everywhere_the_client_is_seen("native XDP");
     assert!(counted(&agents[0], "tunnelled") > 0);
     assert_eq!(counted(&agents[0], "replied"), 0, "no answer comes back through the first node");
 }
 
 #[test]
 fn hybrid_is_for_tcp_alone() {
-    let scene = Scene::new("hybrid");
-    let _agents = scene.agents("hybrid", &[]);
-    let tcp = scene.asked(Protocol::Tcp)[0];
-    let mut stream = Stream::connect(scene.client.place(), tcp).unwrap();
+    let scenario = Scenario::new("hybrid");
+    let _agents = scenario.agents("hybrid", &[]);
+    let tcp = scenario.asked(Protocol::Tcp)[0];
+    let mut stream = Stream::connect(scenario.client.place(), tcp).unwrap();
     assert_eq!(stream.ask("who").unwrap().peer, stream.local().unwrap());
-    let udp = scene.asked(Protocol::Udp)[0];
-    let answer = Datagrams::connected(scene.client.place(), 0, udp).unwrap().ask("who").unwrap();
-    assert_eq!(answer.peer.ip(), scene.nodes[0].addresses().like(udp.ip()), "of the first node");
+    let udp = scenario.asked(Protocol::Udp)[0];
+    let answer = Datagrams::connected(scenario.client.place(), 0, udp).unwrap().ask("who").unwrap();
+    assert_eq!(answer.peer.ip(), scenario.nodes[0].addresses().like(udp.ip()), "of the first node");
 }
 
 /// It serves its own backends, and says what it does not.
 #[test]
 fn a_node_that_knows_no_other_is_told_so() {
-    let scene = Scene::new("dsr-alone");
-    let agent = Agent::start_with(&scene.nodes[2], &Manifest::of([scene.service("")]), &["--mode=dsr"]).unwrap();
+    let scenario = Scenario::new("dsr-alone");
+    let agent = Agent::start_with(&scenario.nodes[2], &Manifest::of([scenario.service("")]), &["--mode=dsr"]).unwrap();
     let warnings = || agent.json(&["status"]).unwrap()["agent"]["datapath"]["warnings"].to_string();
     eventually("the warning", Duration::from_secs(20), || warnings().contains("--dsr-peers").then_some(()));
-    scene.ask_by(2);
-    for to in &scene.asked(Protocol::Tcp)[..2] {
-        let mut stream = Stream::connect(scene.client.place(), *to).unwrap();
+    scenario.ask_by(2);
+    for to in &scenario.asked(Protocol::Tcp)[..2] {
+        let mut stream = Stream::connect(scenario.client.place(), *to).unwrap();
         assert_eq!(stream.ask("who").unwrap().peer, stream.local().unwrap());
     }
 }
@@ -166,32 +167,33 @@ fn a_node_that_knows_no_other_is_told_so() {
 /// Nodes are set anew one after the other: those that have no direct server return yet serve what the others send.
 #[test]
 fn nodes_may_be_set_one_after_the_other() {
-    let scene = Scene::new("dsr-rollout");
-    let manifest = Manifest::of([scene.service("")]);
-    let peers = peers_flag(&scene.nodes);
+    let scenario = Scenario::new("dsr-rollout");
+    let manifest = Manifest::of([scenario.service("")]);
+    let peers = peers_flag(&scenario.nodes);
     let start = |(node, mode): (&Node, &str)| Agent::start_with(node, &manifest, &[mode, &peers]).unwrap();
-    let agents: Vec<Agent> = scene.nodes.iter().zip(["--mode=dsr", "--mode=snat", "--mode=snat"]).map(start).collect();
-    scene.everywhere_the_client_is_seen("by the first that is set");
+    let agents: Vec<Agent> =
+        scenario.nodes.iter().zip(["--mode=dsr", "--mode=snat", "--mode=snat"]).map(start).collect();
+    scenario.everywhere_the_client_is_seen("by the first that is set");
     assert!(counted(&agents[0], "tunnelled") > 0);
     assert_eq!(counted(&agents[0], "replied"), 0, "no answer comes back through the first node");
     // One that is not set yet asks as before.
-    scene.ask_by(1);
-    let to = scene.asked(Protocol::Tcp)[0];
-    let answer = Stream::connect(scene.client.place(), to).unwrap().ask("who").unwrap();
-    assert_eq!(answer.peer.ip(), scene.nodes[1].addresses().like(to.ip()));
+    scenario.ask_by(1);
+    let to = scenario.asked(Protocol::Tcp)[0];
+    let answer = Stream::connect(scenario.client.place(), to).unwrap().ask("who").unwrap();
+    assert_eq!(answer.peer.ip(), scenario.nodes[1].addresses().like(to.ip()));
 }
 
 /// The router takes the first node out of its set: another one knows none of the connections, and they go on.
 #[test]
 fn connections_go_on_by_another_node() {
-    let scene = Scene::new("dsr-takeover");
-    let agents = scene.agents("dsr", &[]);
-    let to = scene.asked(Protocol::Tcp);
-    let connect = |index: usize| Stream::connect(scene.client.place(), to[index % 2]).unwrap();
+    let scenario = Scenario::new("dsr-takeover");
+    let agents = scenario.agents("dsr", &[]);
+    let to = scenario.asked(Protocol::Tcp);
+    let connect = |index: usize| Stream::connect(scenario.client.place(), to[index % 2]).unwrap();
     let mut streams: Vec<Stream> = (0..40).map(connect).collect();
     let before: Vec<String> = streams.iter_mut().map(|stream| stream.ask("before").unwrap().server).collect();
     assert!(["b0", "b1"].iter().all(|name| before.iter().any(|server| server == name)));
-    scene.ask_by(1);
+    scenario.ask_by(1);
     for (stream, server) in streams.iter_mut().zip(&before) {
         assert_eq!(&stream.ask("after").unwrap().server, server);
     }
@@ -201,13 +203,13 @@ fn connections_go_on_by_another_node() {
 /// Whoever is no node of the cluster sends nothing in an outer header.
 #[test]
 fn who_is_no_peer_is_not_served() {
-    let scene = Scene::new("dsr-peers");
-    let manifest = Manifest::of([scene.service("dsr")]);
+    let scenario = Scenario::new("dsr-peers");
+    let manifest = Manifest::of([scenario.service("dsr")]);
     let strangers = &["--dsr-peers=198.51.100.0/24"];
     let agents: Vec<Agent> =
-        scene.nodes.iter().map(|node| Agent::start_with(node, &manifest, strangers).unwrap()).collect();
-    let to = scene.asked(Protocol::Tcp)[0];
+        scenario.nodes.iter().map(|node| Agent::start_with(node, &manifest, strangers).unwrap()).collect();
+    let to = scenario.asked(Protocol::Tcp)[0];
     let limit = Duration::from_millis(1500);
-    assert!(Stream::connect_from(scene.client.place(), 0, to, limit).is_err());
+    assert!(Stream::connect_from(scenario.client.place(), 0, to, limit).is_err());
     assert!(counted(&agents[2], "dropped_no_peer") > 0);
 }

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use lb_tests::agent::{Agent, Endpoint, External, Manifest, Service, peers_flag};
+use lb_tests::fixture::serve;
 use lb_tests::peers::{Server, Stream};
-use lb_tests::stage::serve;
 use lb_tests::topology::{Node, NodeOptions, Outside, Pod, Topology};
 
 const VIPS: [&str; 2] = ["203.0.113.80", "2001:db8:113::80"];
@@ -13,7 +13,7 @@ const CONNECTIONS: usize = 600;
 const BACKENDS: usize = 10;
 
 /// Fields in the order in which they must end.
-struct Scene {
+struct Scenario {
     servers: Vec<Vec<Server>>,
     backends: Vec<Pod>,
     client: Outside,
@@ -21,7 +21,7 @@ struct Scene {
     _topology: Topology,
 }
 
-impl Scene {
+impl Scenario {
     fn new() -> Self {
         let topology = Topology::new("dsr-lost").unwrap();
         let options = NodeOptions { rp_filter: 2, ..NodeOptions::default() };
@@ -37,9 +37,9 @@ impl Scene {
             // By the whole tuple, as routers do.
             client.namespace().sysctl(&format!("net/{family}/fib_multipath_hash_policy"), "1").unwrap();
         }
-        let scene = Self { servers, backends, client, nodes, _topology: topology };
-        scene.ask_by(&[0, 1, 2]);
-        scene
+        let scenario = Self { servers, backends, client, nodes, _topology: topology };
+        scenario.ask_by(&[0, 1, 2]);
+        scenario
     }
 
     /// The router's set: what it spreads the client's connections over.
@@ -77,13 +77,14 @@ fn counted(agent: &Agent, outcome: &str) -> u64 {
 fn a_lost_node_and_a_lost_backend_break_few_connections_of_the_others() {
     const LOST_NODE: usize = 1;
     const LOST_BACKEND: usize = 3;
-    let mut scene = Scene::new();
-    let whole = scene.manifest(None);
-    let flags = ["--mode=dsr", &peers_flag(&scene.nodes)];
-    let agents: Vec<Agent> = scene.nodes.iter().map(|node| Agent::start_with(node, &whole, &flags).unwrap()).collect();
+    let mut scenario = Scenario::new();
+    let whole = scenario.manifest(None);
+    let flags = ["--mode=dsr", &peers_flag(&scenario.nodes)];
+    let agents: Vec<Agent> =
+        scenario.nodes.iter().map(|node| Agent::start_with(node, &whole, &flags).unwrap()).collect();
     let connect = |index: usize| {
         let to = SocketAddr::new(VIPS[index % 2].parse().unwrap(), 80);
-        let mut stream = Stream::connect(scene.client.place(), to).unwrap();
+        let mut stream = Stream::connect(scenario.client.place(), to).unwrap();
         let answer = stream.ask("before").unwrap();
         assert_eq!(answer.peer, stream.local().unwrap(), "the backend sees the client");
         (stream, answer.server)
@@ -94,12 +95,12 @@ fn a_lost_node_and_a_lost_backend_break_few_connections_of_the_others() {
     }
 
     let lost = format!("b{LOST_BACKEND}");
-    scene.servers.remove(LOST_BACKEND).clear();
-    let left = scene.manifest(Some(LOST_BACKEND));
+    scenario.servers.remove(LOST_BACKEND).clear();
+    let left = scenario.manifest(Some(LOST_BACKEND));
     for agent in &agents {
         agent.apply(&left).unwrap();
     }
-    scene.ask_by(&[0, 2]);
+    scenario.ask_by(&[0, 2]);
     let others: Vec<&mut (Stream, String)> = streams.iter_mut().filter(|(_, server)| *server != lost).collect();
     let all = others.len();
     assert!(all > CONNECTIONS, "{all}");

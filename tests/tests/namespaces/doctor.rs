@@ -7,13 +7,13 @@ use lb_tests::topology::{Checksums, Node, Topology, set_checksums};
 use serde_json::Value;
 
 /// A node, and an agent that does not run.
-struct Scene {
+struct Scenario {
     agent: Agent,
     node: Node,
     topology: Topology,
 }
 
-impl Scene {
+impl Scenario {
     fn new(subject: &str) -> Self {
         let topology = Topology::new(subject).unwrap();
         let node = topology.node().unwrap();
@@ -48,8 +48,8 @@ fn remedy(finding: &Value) -> &str {
 
 #[test]
 fn a_sound_node_has_nothing_to_mend() {
-    let mut scene = Scene::new("doctor-sound");
-    let (code, findings) = scene.examine(&[]);
+    let mut scenario = Scenario::new("doctor-sound");
+    let (code, findings) = scenario.examine(&[]);
     assert_eq!(code, 0, "{findings:#?}");
     assert!(findings.iter().all(|finding| finding["level"] == "ok" && finding["remedy"].is_null()), "{findings:#?}");
     for check in ["privileges", "kernel", "btf", "bpffs", "cgroup", "snat-ports", "forwarding", "xdp", "other-proxies"]
@@ -57,78 +57,78 @@ fn a_sound_node_has_nothing_to_mend() {
         assert!(findings.iter().any(|finding| finding["check"] == check), "no {check}: {findings:#?}");
     }
     // An agent beside it is asked, too.
-    scene.agent.write(&Manifest::default()).unwrap();
-    scene.agent.restart().unwrap();
-    let (code, findings) = scene.examine(&[]);
+    scenario.agent.write(&Manifest::default()).unwrap();
+    scenario.agent.restart().unwrap();
+    let (code, findings) = scenario.examine(&[]);
     let own: Vec<&Value> = findings.iter().filter(|finding| finding["check"] == "agent").collect();
     assert!(code == 0 && own[0]["found"] == "runs", "{own:#?}");
 }
 
 #[test]
 fn xdp_over_a_veth_is_judged_by_the_other_ends_checksums() {
-    let scene = Scene::new("doctor-xdp");
-    let (wire, port) = (scene.topology.wire(), scene.node.port());
-    let (code, findings) = scene.examine(&["--xdp-mode=native"]);
+    let scenario = Scenario::new("doctor-xdp");
+    let (wire, port) = (scenario.topology.wire(), scenario.node.port());
+    let (code, findings) = scenario.examine(&["--xdp-mode=native"]);
     assert_eq!(code, 0, "{findings:#?}");
     set_checksums(wire, &port, Checksums::Partial).unwrap();
-    let finding = scene.only(&["--xdp-mode=native"], 1, "xdp");
+    let finding = scenario.only(&["--xdp-mode=native"], 1, "xdp");
     assert!(remedy(&finding).contains(&format!("ethtool -K {port} tx off")), "{finding:#}");
     // Unasked, tc serves such a link.
-    assert_eq!(scene.examine(&[]).0, 0);
+    assert_eq!(scenario.examine(&[]).0, 0);
 }
 
 #[test]
 fn what_keeps_clients_outside_from_being_served_is_named() {
-    let scene = Scene::new("doctor-links");
-    let namespace = scene.node.namespace();
+    let scenario = Scenario::new("doctor-links");
+    let namespace = scenario.node.namespace();
     namespace.sysctl("net/ipv4/ip_local_port_range", "1024 65535").unwrap();
     namespace.sysctl("net/ipv4/ip_local_reserved_ports", "61000-65535").unwrap();
-    let finding = scene.only(&[], 0, "node-ports");
+    let finding = scenario.only(&[], 0, "node-ports");
     assert!(remedy(&finding).contains("ip_local_reserved_ports=30000-32767"), "{finding:#}");
     namespace.sysctl("net/ipv4/ip_local_reserved_ports", "30000-32767,61000-65535").unwrap();
-    assert_eq!(scene.examine(&[]).0, 0);
+    assert_eq!(scenario.examine(&[]).0, 0);
 
     namespace.sysctl("net/ipv4/conf/all/forwarding", "0").unwrap();
-    let finding = scene.only(&[], 1, "forwarding");
+    let finding = scenario.only(&[], 1, "forwarding");
     assert_eq!(remedy(&finding), "sysctl net.ipv4.conf.all.forwarding=1");
     namespace.sysctl("net/ipv4/conf/all/forwarding", "1").unwrap();
 
     namespace.ip("link set eth0 mtu 1300").unwrap();
-    let finding = scene.only(&["--mode=dsr"], 1, "mtu");
+    let finding = scenario.only(&["--mode=dsr"], 1, "mtu");
     assert!(remedy(&finding).contains("mtu 1320 or more, or --mode snat"), "{finding:#}");
-    assert_eq!(scene.examine(&["--mode=snat"]).0, 0);
+    assert_eq!(scenario.examine(&["--mode=snat"]).0, 0);
     // What is asked for is refused, as the agent would refuse it.
-    let finding = scene.only(&["--snat-ports=1024-2047"], 1, "snat-ports");
+    let finding = scenario.only(&["--snat-ports=1024-2047"], 1, "snat-ports");
     assert!(remedy(&finding).starts_with("choose ports outside"), "{finding:#}");
 }
 
 #[test]
 fn what_another_proxy_left_is_named() {
-    let scene = Scene::new("doctor-proxies");
+    let scenario = Scenario::new("doctor-proxies");
     let nft = |rules: &str| {
         let mut command = Command::new("nft");
         command.arg(rules);
-        assert!(scene.node.namespace().place().run(|| command.status()).unwrap().success(), "{rules}");
+        assert!(scenario.node.namespace().place().run(|| command.status()).unwrap().success(), "{rules}");
     };
     // Other rules are nobody's business.
     nft("add table ip mine; add chain ip mine KUBE-LIKE");
-    assert_eq!(scene.examine(&[]).0, 0);
+    assert_eq!(scenario.examine(&[]).0, 0);
     nft("add table ip kube-proxy");
-    let finding = scene.only(&[], 0, "other-proxies");
+    let finding = scenario.only(&[], 0, "other-proxies");
     assert!(remedy(&finding).contains("nft delete table ip kube-proxy"), "{finding:#}");
     nft("delete table ip kube-proxy; add table ip nat; add chain ip nat KUBE-SERVICES");
-    let finding = scene.only(&[], 0, "other-proxies");
+    let finding = scenario.only(&[], 0, "other-proxies");
     assert!(finding["found"].as_str().unwrap().contains("KUBE-SERVICES"), "{finding:#}");
     nft("delete table ip nat");
-    scene.node.namespace().ip("link add kube-ipvs0 type bridge").unwrap();
-    let finding = scene.only(&[], 0, "other-proxies");
+    scenario.node.namespace().ip("link add kube-ipvs0 type bridge").unwrap();
+    let finding = scenario.only(&[], 0, "other-proxies");
     assert!(remedy(&finding).contains("ip link delete kube-ipvs0"), "{finding:#}");
 }
 
 #[test]
 fn a_folder_that_is_no_bpf_file_system_fails() {
-    let scene = Scene::new("doctor-bpffs");
-    let node = &scene.node;
+    let scenario = Scenario::new("doctor-bpffs");
+    let node = &scenario.node;
     let mut command = Command::new(lb_tests::agent::binary().unwrap());
     command.args(["doctor", "--bpffs=/proc"]).arg(format!("--run-dir={}", node.run_dir().display()));
     command.arg(format!("--cgroup-root={}", node.cgroup().display()));

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lb_tests::agent::{Endpoint, External, Manifest, Protocol, SOON, Service};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream, eventually};
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::NodeOptions;
 
 const DRAIN: &str = "4s";
@@ -32,12 +32,12 @@ fn with_period(manifest: &Manifest, period: &str) -> String {
 /// A service's own period counts, also after the Service is deleted and with the agent dead; the log does not repeat itself.
 #[test]
 fn a_service_has_a_period_of_its_own_also_when_it_is_gone() {
-    let stage = Stage::new("period", Pods::Routed, 1, NodeOptions::default());
-    let service = stage.web();
-    let mut agent = stage.agent(&Manifest::of([service.clone()]), &["--drain-period", "1s"]);
+    let fixture = Fixture::new("period", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period", "1s"]);
     agent.write_text(&with_period(&Manifest::of([service.clone()]), "20s")).unwrap();
     let to = service.frontends(Protocol::Tcp)[0];
-    let mut stream = Stream::connect(stage.client.place(), to).unwrap();
+    let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
     stream.ask("one").unwrap();
     // The annotation is in the tables with the next revision, which writes nothing that shows.
     eventually("it is read", SOON, || {
@@ -65,15 +65,15 @@ fn a_service_has_a_period_of_its_own_also_when_it_is_gone() {
 /// A drain that no flow waits for is told apart from one that cut flows off, and from one that was called off.
 #[test]
 fn drains_are_counted_by_their_ends() {
-    let stage = Stage::new("ends", Pods::Routed, 2, NodeOptions::default());
-    let mut both = stage.web();
+    let fixture = Fixture::new("ends", Pods::Routed, 2, NodeOptions::default());
+    let mut both = fixture.web();
     both.ports.truncate(1);
     let service = |endpoints| Service { endpoints, ..both.clone() };
-    let agent = stage.agent(&Manifest::of([both.clone()]), &["--drain-period", "20s"]);
+    let agent = fixture.agent(&Manifest::of([both.clone()]), &["--drain-period", "20s"]);
     // b0 keeps a connection to its IPv4 address, b1 has none.
     let to = both.frontends(Protocol::Tcp)[0];
     let mut held = eventually("a connection to b0", SOON, || {
-        let mut stream = Stream::connect(stage.client.place(), to).ok()?;
+        let mut stream = Stream::connect(fixture.client.place(), to).ok()?;
         (stream.ask("who").ok()?.server == "b0").then_some(stream)
     });
     agent.apply(&Manifest::of([service(vec![])])).unwrap();
@@ -90,24 +90,24 @@ fn drains_are_counted_by_their_ends() {
 #[test]
 fn a_deleted_frontend_drains_the_connections_that_came_by_it() {
     const NODE_PORT: u16 = 30_080;
-    let stage = Stage::new("frontend", Pods::Routed, 1, NodeOptions::default());
-    let plain = stage.web();
+    let fixture = Fixture::new("frontend", Pods::Routed, 1, NodeOptions::default());
+    let plain = fixture.web();
     let exposed = plain.clone().with(External { node_ports: vec![NODE_PORT], ..External::default() });
-    let agent = stage.agent(&Manifest::of([exposed]), &["--drain-period", "10s"]);
+    let agent = fixture.agent(&Manifest::of([exposed]), &["--drain-period", "10s"]);
     let cluster_ips = plain.frontends(Protocol::Tcp);
-    let node_ports = stage.node.addresses().both().map(|ip| SocketAddr::new(ip, NODE_PORT));
-    let connect = |to: &SocketAddr| Stream::connect(stage.client.place(), *to).unwrap();
+    let node_ports = fixture.node.addresses().both().map(|ip| SocketAddr::new(ip, NODE_PORT));
+    let connect = |to: &SocketAddr| Stream::connect(fixture.client.place(), *to).unwrap();
     let mut stay: Vec<Stream> = cluster_ips.iter().map(connect).collect();
     let mut go: Vec<Stream> = node_ports.iter().map(connect).collect();
     for stream in stay.iter_mut().chain(&mut go) {
         stream.ask("one").unwrap();
     }
     agent.write(&Manifest::of([plain])).unwrap();
-    eventually("the node port is refused", SOON, || Stream::connect(stage.client.place(), node_ports[0]).err());
+    eventually("the node port is refused", SOON, || Stream::connect(fixture.client.place(), node_ports[0]).err());
     for stream in &mut go {
         stream.ask("two").unwrap();
     }
-    let broken_before: u32 = stage.servers[0].iter().map(lb_tests::peers::Server::broken).sum();
+    let broken_before: u32 = fixture.servers[0].iter().map(lb_tests::peers::Server::broken).sum();
     for stream in &mut go {
         let error = eventually("it is told", 2 * SOON, || {
             std::thread::sleep(Duration::from_millis(200));
@@ -116,8 +116,8 @@ fn a_deleted_frontend_drains_the_connections_that_came_by_it() {
         assert!(broken(&error), "{error}");
     }
     eventually("the backend is told, too", SOON, || {
-        stage.servers[0].iter().for_each(|server| server.push("anybody?"));
-        let now: u32 = stage.servers[0].iter().map(lb_tests::peers::Server::broken).sum();
+        fixture.servers[0].iter().for_each(|server| server.push("anybody?"));
+        let now: u32 = fixture.servers[0].iter().map(lb_tests::peers::Server::broken).sum();
         (now >= broken_before + 2).then_some(())
     });
     for stream in &mut stay {
@@ -130,24 +130,24 @@ fn a_deleted_frontend_drains_the_connections_that_came_by_it() {
 
 #[test]
 fn a_vanished_backend_keeps_its_connections_until_the_deadline_and_not_longer() {
-    let stage = Stage::new("drain", Pods::Routed, 2, NodeOptions::default());
-    let service = stage.web();
-    let mut agent = stage.agent(&Manifest::of([service.clone()]), &["--drain-period", DRAIN]);
+    let fixture = Fixture::new("drain", Pods::Routed, 2, NodeOptions::default());
+    let service = fixture.web();
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period", DRAIN]);
     for (index, agent_dies) in [false, true].into_iter().enumerate() {
         agent.apply(&Manifest::of([service.clone()])).unwrap();
         for to in service.frontends(Protocol::Tcp) {
             // Two connections to the backend that will go: one whose client speaks first after the deadline, one whose backend does.
             let mut held = Vec::new();
             while held.len() < 2 {
-                let mut stream = Stream::connect(stage.client.place(), to).unwrap();
+                let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
                 if stream.ask("who").unwrap().server == "b1" {
                     held.push(stream);
                 }
             }
-            let remaining = Service::web(stage.endpoints()[..1].to_vec());
+            let remaining = Service::web(fixture.endpoints()[..1].to_vec());
             agent.apply(&Manifest::of([remaining])).unwrap();
             for _ in 0..30 {
-                let answer = Stream::connect(stage.client.place(), to).unwrap().ask("new").unwrap();
+                let answer = Stream::connect(fixture.client.place(), to).unwrap().ask("new").unwrap();
                 assert_eq!(answer.server, "b0", "no new flow goes to a backend that drains");
             }
             assert_eq!(held[0].ask("still").unwrap().server, "b1");
@@ -155,7 +155,7 @@ fn a_vanished_backend_keeps_its_connections_until_the_deadline_and_not_longer() 
                 agent.kill();
             }
             let server =
-                stage.servers[1].iter().find(|server| server.address().ip().is_ipv4() == to.is_ipv4()).unwrap();
+                fixture.servers[1].iter().find(|server| server.address().ip().is_ipv4() == to.is_ipv4()).unwrap();
             let before = server.broken();
             let mut by_client = held.remove(0);
             let error = eventually("the client is told", SOON, || {
@@ -178,11 +178,11 @@ fn a_vanished_backend_keeps_its_connections_until_the_deadline_and_not_longer() 
 
 #[test]
 fn a_backend_that_comes_back_in_time_keeps_its_connections() {
-    let stage = Stage::new("back", Pods::Routed, 1, NodeOptions::default());
-    let service = stage.web();
-    let agent = stage.agent(&Manifest::of([service.clone()]), &["--drain-period", "3s"]);
+    let fixture = Fixture::new("back", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period", "3s"]);
     let to = service.frontends(Protocol::Tcp)[0];
-    let mut stream = Stream::connect(stage.client.place(), to).unwrap();
+    let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
     stream.ask("one").unwrap();
     agent.apply(&Manifest::of([Service::web(vec![])])).unwrap();
     agent.apply(&Manifest::of([service])).unwrap();
@@ -192,12 +192,12 @@ fn a_backend_that_comes_back_in_time_keeps_its_connections() {
 
 #[test]
 fn an_address_that_comes_back_as_another_pod_gets_none_of_the_old_flows() {
-    let stage = Stage::new("reborn", Pods::Routed, 1, NodeOptions::default());
-    let endpoint = stage.endpoints().remove(0);
+    let fixture = Fixture::new("reborn", Pods::Routed, 1, NodeOptions::default());
+    let endpoint = fixture.endpoints().remove(0);
     let first = Service::web(vec![endpoint.clone().pod("aaaa")]);
-    let agent = stage.agent(&Manifest::of([first.clone()]), &[]);
+    let agent = fixture.agent(&Manifest::of([first.clone()]), &[]);
     let to = first.frontends(Protocol::Tcp)[0];
-    let mut old = Stream::connect(stage.client.place(), to).unwrap();
+    let mut old = Stream::connect(fixture.client.place(), to).unwrap();
     old.ask("one").unwrap();
     let mut answered = 1;
     let second = Service::web(vec![endpoint.pod("bbbb")]);
@@ -209,11 +209,11 @@ fn an_address_that_comes_back_as_another_pod_gets_none_of_the_old_flows() {
     });
     answered -= 1;
     assert!(broken(&error), "{error}");
-    stage.servers[0].iter().for_each(|server| server.push("to the old one"));
-    let mut new = Stream::connect(stage.client.place(), to).unwrap();
+    fixture.servers[0].iter().for_each(|server| server.push("to the old one"));
+    let mut new = Stream::connect(fixture.client.place(), to).unwrap();
     assert_eq!(new.ask("three").unwrap().server, "b0");
     // Every question that the pod answered was one that its client heard answered: no other got there.
-    let answers = || stage.servers[0].iter().map(lb_tests::peers::Server::answers).sum::<u32>();
+    let answers = || fixture.servers[0].iter().map(lb_tests::peers::Server::answers).sum::<u32>();
     eventually("the last answer is counted", SOON, || (answers() > answered).then_some(()));
     assert_eq!(answers(), answered + 1, "nothing of the old flow got through after its end");
     assert_eq!(ends(&agent, "replaced"), 0, "it did not drain: it ended at once");
@@ -221,18 +221,18 @@ fn an_address_that_comes_back_as_another_pod_gets_none_of_the_old_flows() {
 
 #[test]
 fn udp_moves_at_its_next_packet() {
-    let stage = Stage::new("udp", Pods::Routed, 2, NodeOptions::default());
-    let service = stage.web();
-    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let fixture = Fixture::new("udp", Pods::Routed, 2, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     for to in service.frontends(Protocol::Udp) {
-        for place in [stage.client.place(), stage.node.place()] {
+        for place in [fixture.client.place(), fixture.node.place()] {
             agent.apply(&Manifest::of([service.clone()])).unwrap();
             let socket = Datagrams::unconnected(place, 0, to).unwrap();
             let first = socket.ask_at(to, "one").unwrap().server;
             let (gone, left) = if first == "b0" { (0, 1) } else { (1, 0) };
-            let endpoints = stage.endpoints();
+            let endpoints = fixture.endpoints();
             let remaining =
-                Service::web(vec![endpoints[left].clone(), Endpoint::unready(stage.backends[gone].addresses())]);
+                Service::web(vec![endpoints[left].clone(), Endpoint::unready(fixture.backends[gone].addresses())]);
             agent.apply(&Manifest::of([remaining])).unwrap();
             assert_eq!(socket.ask_at(to, "two").unwrap().server, format!("b{left}"));
             // To zero and back.
@@ -246,11 +246,11 @@ fn udp_moves_at_its_next_packet() {
 
 #[test]
 fn a_deleted_service_drains_its_connections() {
-    let stage = Stage::new("deleted", Pods::Routed, 1, NodeOptions::default());
-    let service = stage.web();
-    let agent = stage.agent(&Manifest::of([service.clone()]), &["--drain-period", DRAIN]);
+    let fixture = Fixture::new("deleted", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period", DRAIN]);
     let to = service.frontends(Protocol::Tcp)[0];
-    let mut stream = Stream::connect(stage.client.place(), to).unwrap();
+    let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
     stream.ask("one").unwrap();
     agent.apply(&Manifest::default()).unwrap();
     assert_eq!(stream.ask("two").unwrap().server, "b0", "established flows drain");

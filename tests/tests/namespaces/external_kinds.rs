@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use lb_tests::agent::{Agent, External, Manifest, SOON};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream, eventually};
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::{Addresses, NodeOptions, Place};
 
 const HTTP: u16 = 80;
@@ -42,11 +42,11 @@ fn reaches(from: &Place, addresses: &[IpAddr]) {
 
 #[test]
 fn pods_and_host_processes_reach_every_kind() {
-    let stage = Stage::new("kinds", Pods::Routed, 2, NodeOptions::default());
+    let fixture = Fixture::new("kinds", Pods::Routed, 2, NodeOptions::default());
     let both = External { external_ips: external(), load_balancer_ips: load_balancer(), ..External::default() };
-    let manifest = Manifest::of([stage.web().with(both)]);
-    let _agent = stage.agent(&manifest, &["--external-ips", "on"]);
-    for from in [stage.client.place(), stage.node.place()] {
+    let manifest = Manifest::of([fixture.web().with(both)]);
+    let _agent = fixture.agent(&manifest, &["--external-ips", "on"]);
+    for from in [fixture.client.place(), fixture.node.place()] {
         reaches(from, &load_balancer());
         reaches(from, &external());
     }
@@ -54,10 +54,10 @@ fn pods_and_host_processes_reach_every_kind() {
 
 #[test]
 fn external_ips_are_not_served_unless_asked_for() {
-    let stage = Stage::new("noexternal", Pods::Routed, 1, NodeOptions::default());
+    let fixture = Fixture::new("noexternal", Pods::Routed, 1, NodeOptions::default());
     let both = External { external_ips: external(), load_balancer_ips: load_balancer(), ..External::default() };
-    let _agent = stage.agent(&Manifest::of([stage.web().with(both)]), &[]);
-    for from in [stage.client.place(), stage.node.place()] {
+    let _agent = fixture.agent(&Manifest::of([fixture.web().with(both)]), &[]);
+    for from in [fixture.client.place(), fixture.node.place()] {
         reaches(from, &load_balancer());
         for address in external() {
             Stream::connect_from(from, 0, SocketAddr::new(address, HTTP), SILENCE)
@@ -68,11 +68,11 @@ fn external_ips_are_not_served_unless_asked_for() {
 
 #[test]
 fn a_service_without_endpoints_is_refused_at_every_kind() {
-    let stage = Stage::new("kindsempty", Pods::Routed, 0, NodeOptions::default());
+    let fixture = Fixture::new("kindsempty", Pods::Routed, 0, NodeOptions::default());
     let ingress = External { load_balancer_ips: load_balancer(), ..External::default() };
-    let _agent = stage.agent(&Manifest::of([stage.web().with(ingress)]), &[]);
+    let _agent = fixture.agent(&Manifest::of([fixture.web().with(ingress)]), &[]);
     for to in load_balancer().into_iter().map(|address| SocketAddr::new(address, HTTP)) {
-        for from in [stage.client.place(), stage.node.place()] {
+        for from in [fixture.client.place(), fixture.node.place()] {
             let error = Stream::connect(from, to).expect_err("nobody serves");
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{}: {to}", from.name());
         }
@@ -107,31 +107,32 @@ fn is_dropped(agent: &Agent, from: &Place, to: SocketAddr) -> bool {
 
 #[test]
 fn clients_outside_the_source_ranges_are_dropped_and_counted() {
-    let stage = Stage::new("kindsranges", Pods::Routed, 2, NodeOptions::default());
-    let stranger = stage.pod("stranger");
+    let fixture = Fixture::new("kindsranges", Pods::Routed, 2, NodeOptions::default());
+    let stranger = fixture.pod("stranger");
     let guarded = |source_ranges| {
         let external = External { load_balancer_ips: load_balancer(), source_ranges, ..External::default() };
-        Manifest::of([stage.web().with(external)])
+        Manifest::of([fixture.web().with(external)])
     };
-    let agent = stage.agent(&guarded(only(stage.client.addresses())), &[]);
+    let agent = fixture.agent(&guarded(only(fixture.client.addresses())), &[]);
     // A pod whose link has no programs yet would be dropped as well, but not counted.
-    reaches(stranger.place(), &stage.web().cluster_ips.both());
+    reaches(stranger.place(), &fixture.web().cluster_ips.both());
     let ingress: Vec<SocketAddr> = load_balancer().into_iter().map(|ip| SocketAddr::new(ip, HTTP)).collect();
-    reaches(stage.client.place(), &load_balancer());
+    reaches(fixture.client.place(), &load_balancer());
     for &to in &ingress {
         assert!(is_dropped(&agent, stranger.place(), to), "{to}: the stranger got through");
         // The node's own address is in no range.
         let before = dropped(&agent);
-        let error = Stream::connect(stage.node.place(), to).expect_err("the node got through");
+        let error = Stream::connect(fixture.node.place(), to).expect_err("the node got through");
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
         assert_eq!(dropped(&agent), before + 1);
     }
 
     // Established connections outlive the range that admitted them; new ones find it gone.
-    let mut held: Vec<Stream> = ingress.iter().map(|to| Stream::connect(stage.client.place(), *to).unwrap()).collect();
+    let mut held: Vec<Stream> =
+        ingress.iter().map(|to| Stream::connect(fixture.client.place(), *to).unwrap()).collect();
     agent.write(&guarded(only(stranger.addresses()))).unwrap();
     for (to, held) in ingress.iter().zip(&mut held) {
-        eventually("the range is gone", SOON, || is_dropped(&agent, stage.client.place(), *to).then_some(()));
+        eventually("the range is gone", SOON, || is_dropped(&agent, fixture.client.place(), *to).then_some(()));
         held.ask("still").unwrap();
     }
     reaches(stranger.place(), &load_balancer());
@@ -140,9 +141,10 @@ fn clients_outside_the_source_ranges_are_dropped_and_counted() {
 #[test]
 fn clients_outside_reach_every_kind_within_the_source_ranges() {
     const NODE_PORT: u16 = 30_080;
-    let stage = Stage::new("kindsoutside", Pods::Routed, 2, NodeOptions::default());
-    let [customer, stranger] = ["customer", "stranger"].map(|name| stage.topology.outside(name, &stage.node).unwrap());
-    let node = stage.node.addresses();
+    let fixture = Fixture::new("kindsoutside", Pods::Routed, 2, NodeOptions::default());
+    let [customer, stranger] =
+        ["customer", "stranger"].map(|name| fixture.topology.outside(name, &fixture.node).unwrap());
+    let node = fixture.node.addresses();
     let guarded = [load_balancer(), external()].concat();
     for (host, address) in [&customer, &stranger].into_iter().flat_map(|host| guarded.iter().map(move |ip| (host, ip)))
     {
@@ -155,7 +157,7 @@ fn clients_outside_reach_every_kind_within_the_source_ranges() {
         source_ranges: only(customer.addresses()),
         ..External::default()
     };
-    let agent = stage.agent(&Manifest::of([stage.web().with(own)]), &["--external-ips", "on"]);
+    let agent = fixture.agent(&Manifest::of([fixture.web().with(own)]), &["--external-ips", "on"]);
     reaches(customer.place(), &guarded);
     for to in guarded.into_iter().map(|address| SocketAddr::new(address, HTTP)) {
         assert!(is_dropped(&agent, stranger.place(), to), "{to}: the stranger got through");

@@ -8,8 +8,8 @@ use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use aya::{Ebpf, EbpfLoader};
 use lb_tests::agent::{Agent, Manifest, Protocol, Service};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream, eventually};
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::NodeOptions;
 use serde_json::Value;
 
@@ -39,8 +39,8 @@ fn until(agent: &Agent, open: bool) -> String {
 struct Streams(Vec<Stream>);
 
 impl Streams {
-    fn new(stage: &Stage, service: &Service) -> Self {
-        let from = stage.client.place();
+    fn new(fixture: &Fixture, service: &Service) -> Self {
+        let from = fixture.client.place();
         Self(service.frontends(Protocol::Tcp).into_iter().map(|to| Stream::connect(from, to).unwrap()).collect())
     }
 
@@ -57,10 +57,10 @@ impl Streams {
 }
 
 /// Asks the service anew over both protocols and families: the answers come from its own address.
-fn serves(what: &str, stage: &Stage, service: &Service) {
-    Streams::new(stage, service).ask(what);
+fn serves(what: &str, fixture: &Fixture, service: &Service) {
+    Streams::new(fixture, service).ask(what);
     for to in service.frontends(Protocol::Udp) {
-        let socket = Datagrams::connected(stage.client.place(), 0, to).unwrap();
+        let socket = Datagrams::connected(fixture.client.place(), 0, to).unwrap();
         for text in ["one", &"x".repeat(1_200), &"y".repeat(4_000)] {
             let answer = socket.ask(text).unwrap_or_else(|error| panic!("{what}: udp {to}: {error}"));
             assert_eq!(answer.text.len(), text.len(), "{what}: udp {to}");
@@ -69,28 +69,28 @@ fn serves(what: &str, stage: &Stage, service: &Service) {
 }
 
 /// Asks until new flows take the fast path: a node learns where the pods on its bridge are.
-fn warm(stage: &Stage, service: &Service, agent: &Agent) {
+fn warm(fixture: &Fixture, service: &Service, agent: &Agent) {
     for to in service.frontends(Protocol::Tcp) {
         eventually("a new flow takes the fast path", SWITCH, || {
             let before = handed_over(agent);
-            Stream::connect(stage.client.place(), to).unwrap().ask("warm").unwrap();
+            Stream::connect(fixture.client.place(), to).unwrap().ask("warm").unwrap();
             (handed_over(agent) > before).then_some(())
         });
     }
 }
 
 /// Runs a command in the node's namespace.
-fn at_node(stage: &Stage, program: &str, arguments: &[&str]) -> String {
+fn at_node(fixture: &Fixture, program: &str, arguments: &[&str]) -> String {
     let mut command = Command::new(program);
     command.args(arguments).stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-    let output = stage.node.place().start(&mut command).unwrap().wait_with_output().unwrap();
+    let output = fixture.node.place().start(&mut command).unwrap().wait_with_output().unwrap();
     assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
 /// How many packets the counter of the forward chain has seen.
-fn counted(stage: &Stage) -> u64 {
-    let rules = at_node(stage, "nft", &["list", "chain", "inet", "seen", "forward"]);
+fn counted(fixture: &Fixture) -> u64 {
+    let rules = at_node(fixture, "nft", &["list", "chain", "inet", "seen", "forward"]);
     let (_, rest) = rules.split_once("packets ").unwrap();
     rest.split(' ').next().unwrap().parse().unwrap()
 }
@@ -98,30 +98,30 @@ fn counted(stage: &Stage) -> u64 {
 #[test]
 fn packets_between_pods_are_handed_over_while_nothing_is_skipped() {
     for pods in [Pods::Routed, Pods::Bridged] {
-        let stage = Stage::new("fast", pods, 1, NodeOptions::default());
-        let service = stage.web();
-        let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+        let fixture = Fixture::new("fast", pods, 1, NodeOptions::default());
+        let service = fixture.web();
+        let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
         assert_eq!(until(&agent, true), "[]");
-        warm(&stage, &service, &agent);
+        warm(&fixture, &service, &agent);
         let before = handed_over(&agent);
-        let mut open = Streams::new(&stage, &service);
+        let mut open = Streams::new(&fixture, &service);
         open.ask("fast");
-        serves("fast", &stage, &service);
+        serves("fast", &fixture, &service);
         assert!(handed_over(&agent) > before + 100, "{pods:?}: {before}, then {}", handed_over(&agent));
 
-        at_node(&stage, "nft", &["add table inet seen"]);
-        at_node(&stage, "nft", &["add chain inet seen forward { type filter hook forward priority 0; }"]);
-        at_node(&stage, "nft", &["add rule inet seen forward counter"]);
+        at_node(&fixture, "nft", &["add table inet seen"]);
+        at_node(&fixture, "nft", &["add chain inet seen forward { type filter hook forward priority 0; }"]);
+        at_node(&fixture, "nft", &["add rule inet seen forward counter"]);
         assert!(until(&agent, false).contains("inet seen forward"), "{pods:?}");
-        let (before, rule) = (handed_over(&agent), counted(&stage));
+        let (before, rule) = (handed_over(&agent), counted(&fixture));
         open.ask("a rule came");
-        let mut slow = Streams::new(&stage, &service);
+        let mut slow = Streams::new(&fixture, &service);
         slow.ask("a rule is there");
-        serves("a rule is there", &stage, &service);
+        serves("a rule is there", &fixture, &service);
         assert_eq!(handed_over(&agent), before, "{pods:?}: nothing passes the rule by");
-        assert!(counted(&stage) > rule + 100, "{pods:?}: the rule sees the packets");
+        assert!(counted(&fixture) > rule + 100, "{pods:?}: the rule sees the packets");
 
-        at_node(&stage, "nft", &["delete table inet seen"]);
+        at_node(&fixture, "nft", &["delete table inet seen"]);
         until(&agent, true);
         open.ask("the rule went");
         slow.ask("the rule went");
@@ -130,27 +130,27 @@ fn packets_between_pods_are_handed_over_while_nothing_is_skipped() {
 }
 
 /// A program of somebody else's on a pod's link: ours over maps of its own, which knows of no flow.
-fn stranger(stage: &Stage, link: &str) -> Ebpf {
-    let object = lb_tests::live::object().unwrap();
+fn stranger(fixture: &Fixture, link: &str) -> Ebpf {
+    let object = lb_tests::test_run::object().unwrap();
     let mut ebpf = EbpfLoader::new().load(&std::fs::read(object).unwrap()).unwrap();
     let program: &mut SchedClassifier = ebpf.program_mut("pod_out").unwrap().try_into().unwrap();
     program.load().unwrap();
     let order = TcAttachOptions::TcxOrder(LinkOrder::last());
-    stage.node.place().run(|| program.attach_with_options(link, TcAttachType::Egress, order)).unwrap();
+    fixture.node.place().run(|| program.attach_with_options(link, TcAttachType::Egress, order)).unwrap();
     ebpf
 }
 
 #[test]
 fn programs_and_queues_of_others_on_pods_links_are_not_skipped() {
-    let stage = Stage::new("fastqueue", Pods::Routed, 2, NodeOptions::default());
-    let service = stage.web();
-    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
-    let link = stage.client.link();
-    let tc = |arguments: &str| at_node(&stage, "tc", &arguments.split(' ').collect::<Vec<_>>());
+    let fixture = Fixture::new("fastqueue", Pods::Routed, 2, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    let link = fixture.client.link();
+    let tc = |arguments: &str| at_node(&fixture, "tc", &arguments.split(' ').collect::<Vec<_>>());
     let mut program = None;
     until(&agent, true);
-    warm(&stage, &service, &agent);
-    let mut open = Streams::new(&stage, &service);
+    warm(&fixture, &service, &agent);
+    let mut open = Streams::new(&fixture, &service);
     for name in ["tbf", "tc filters", "tcx program"] {
         until(&agent, true);
         let before = handed_over(&agent);
@@ -163,14 +163,14 @@ fn programs_and_queues_of_others_on_pods_links_are_not_skipped() {
                 // Classic BPF: whatever it is.
                 let all = ["1,6 0 0 4294967295,"];
                 let filter = format!("filter add dev {link} egress pref 7 bpf bytecode");
-                at_node(&stage, "tc", &filter.split(' ').chain(all).collect::<Vec<_>>());
+                at_node(&fixture, "tc", &filter.split(' ').chain(all).collect::<Vec<_>>());
             }
-            _ => program = Some(stranger(&stage, link)),
+            _ => program = Some(stranger(&fixture, link)),
         }
         assert!(until(&agent, false).contains(name), "{name}: {}", fast_path(&agent));
         let before = handed_over(&agent);
         open.ask(name);
-        serves(name, &stage, &service);
+        serves(name, &fixture, &service);
         assert_eq!(handed_over(&agent), before, "{name}");
         match name {
             "tbf" => drop(tc(&format!("qdisc del dev {link} root"))),
@@ -184,13 +184,13 @@ fn programs_and_queues_of_others_on_pods_links_are_not_skipped() {
 /// As of a pod that holds a virtual machine: what comes to its link goes on to another one, by the address of the link layer.
 #[test]
 fn pods_that_bridge_their_link_onward_get_frames_addressed_to_them() {
-    let stage = Stage::new("fastonward", Pods::Routed, 1, NodeOptions::default());
-    let service = stage.web();
-    let pod = stage.client.namespace();
+    let fixture = Fixture::new("fastonward", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let pod = fixture.client.namespace();
     let routes = |family: &str| pod.ip_show(&[family, "route", "show", "default"]).unwrap();
     let via = |family: &str| routes(family).split_whitespace().nth(2).unwrap().to_owned();
     let (gateway4, gateway6) = (via("-4"), via("-6"));
-    let [v4, v6] = stage.client.addresses().both();
+    let [v4, v6] = fixture.client.addresses().both();
     pod.ip("address flush dev eth0 scope global").unwrap();
     pod.ip(&format!(
         "link add vm type bridge\n\
@@ -205,38 +205,38 @@ fn pods_that_bridge_their_link_onward_get_frames_addressed_to_them() {
          route replace ::/0 via {gateway6} dev vm"
     ))
     .unwrap();
-    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     until(&agent, true);
-    warm(&stage, &service, &agent);
-    serves("onward", &stage, &service);
+    warm(&fixture, &service, &agent);
+    serves("onward", &fixture, &service);
 }
 
 #[test]
 fn off_and_on_are_as_asked_for() {
-    let stage = Stage::new("fastasked", Pods::Routed, 1, NodeOptions::default());
-    let service = stage.web();
+    let fixture = Fixture::new("fastasked", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
     at_node(
-        &stage,
+        &fixture,
         "nft",
         &["add table inet seen; add chain inet seen forward { type filter hook forward priority 0; policy drop; }"],
     );
-    let agent = stage.agent(&Manifest::of([service.clone()]), &["--fast-path=on"]);
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--fast-path=on"]);
     until(&agent, true);
     // The rule lets nobody but the node itself speak: it gets to know its pods.
-    for pod in [stage.client.addresses(), stage.backends[0].addresses()] {
+    for pod in [fixture.client.addresses(), fixture.backends[0].addresses()] {
         for address in pod.both() {
             let any: SocketAddr = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().unwrap();
-            stage.node.place().run(|| UdpSocket::bind(any).unwrap().send_to(b"who", (address, 9))).unwrap();
-            let known = || at_node(&stage, "ip", &["neighbour", "show", &address.to_string()]).contains("lladdr");
+            fixture.node.place().run(|| UdpSocket::bind(any).unwrap().send_to(b"who", (address, 9))).unwrap();
+            let known = || at_node(&fixture, "ip", &["neighbour", "show", &address.to_string()]).contains("lladdr");
             eventually("the node knows its pod", SWITCH, || known().then_some(()));
         }
     }
-    Streams::new(&stage, &service).ask("the rule drops all the others");
+    Streams::new(&fixture, &service).ask("the rule drops all the others");
     assert!(handed_over(&agent) > 0);
     drop(agent);
-    at_node(&stage, "nft", &["delete table inet seen"]);
-    let agent = stage.agent(&Manifest::of([service.clone()]), &["--fast-path=off"]);
+    at_node(&fixture, "nft", &["delete table inet seen"]);
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--fast-path=off"]);
     let before = handed_over(&agent);
-    serves("off", &stage, &service);
+    serves("off", &fixture, &service);
     assert_eq!((handed_over(&agent), &fast_path(&agent)["open"]), (before, &Value::Bool(false)));
 }

@@ -4,8 +4,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use lb_tests::agent::{Agent, Endpoint, Manifest, Protocol, Service};
+use lb_tests::fixture::{Pods, serve};
 use lb_tests::peers::{Datagrams, Server, Stream, eventually};
-use lb_tests::stage::{Pods, serve};
 use lb_tests::topology::{Node, NodeOptions, Pod, Topology};
 use serde_json::Value;
 

@@ -5,9 +5,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use etherparse::{IpFragOffset, IpNumber, Ipv4Header, UdpHeader};
 use lb_common::outcome::Outcome;
 use lb_tests::agent::{Manifest, Protocol};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::incident::Counters;
 use lb_tests::peers::Datagrams;
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::{Checksums, NodeOptions, Place};
 use socket2::{Domain, Socket, Type};
 
@@ -20,17 +20,17 @@ fn text(length: usize) -> String {
 
 #[test]
 fn large_datagrams_reach_the_backend_whole_and_so_do_their_answers() {
-    let stages =
+    let fixtures =
         [(Pods::Routed, Checksums::Partial), (Pods::Bridged, Checksums::Partial), (Pods::Routed, Checksums::Complete)];
-    for (pods, pod_checksums) in stages {
+    for (pods, pod_checksums) in fixtures {
         let options = NodeOptions { pod_checksums, ..NodeOptions::default() };
-        let stage = Stage::new("large", pods, 3, options);
-        let service = stage.web();
-        let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+        let fixture = Fixture::new("large", pods, 3, options);
+        let service = fixture.web();
+        let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
         let before = Counters::read(agent.bpffs()).unwrap();
         for to in service.frontends(Protocol::Udp) {
             for length in [1_400, 1_600, 4_000, 40_000] {
-                let socket = Datagrams::connected(stage.client.place(), 0, to).unwrap();
+                let socket = Datagrams::connected(fixture.client.place(), 0, to).unwrap();
                 for _ in 0..2 {
                     let answer = socket.ask(&text(length)).unwrap_or_else(|e| panic!("{pods:?} {to} {length}: {e}"));
                     assert_eq!(answer.peer, socket.local().unwrap(), "the backend sees the client's own address");
@@ -87,15 +87,15 @@ fn send_raw(place: &Place, to: Ipv4Addr, packets: &[&[u8]]) {
 
 #[test]
 fn fragments_of_two_datagrams_may_be_mixed_and_one_before_the_first_is_dropped() {
-    let stage = Stage::new("mixed", Pods::Routed, 2, NodeOptions::default());
-    let service = stage.web();
-    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
-    let client = stage.client.place();
+    let fixture = Fixture::new("mixed", Pods::Routed, 2, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    let client = fixture.client.place();
     let vip = service.cluster_ips.v4;
     let to = SocketAddr::new(vip.into(), 53);
     let sockets: Vec<Datagrams> = (0..2).map(|_| Datagrams::unconnected(client, 0, to).unwrap()).collect();
     let datagram = |socket: &Datagrams, id: u16| Pieces {
-        from: (stage.client.addresses().v4, socket.local().unwrap().port()),
+        from: (fixture.client.addresses().v4, socket.local().unwrap().port()),
         to: (vip, 53),
         id,
         text: format!("{id} {}", text(200)),
@@ -121,8 +121,8 @@ fn fragments_of_two_datagrams_may_be_mixed_and_one_before_the_first_is_dropped()
     // A stranger's fragments go as they come.
     let socket = Datagrams::unconnected(client, 0, to).unwrap();
     let direct = Pieces {
-        from: (stage.client.addresses().v4, socket.local().unwrap().port()),
-        to: (stage.backends[0].addresses().v4, 5353),
+        from: (fixture.client.addresses().v4, socket.local().unwrap().port()),
+        to: (fixture.backends[0].addresses().v4, 5353),
         id: 7004,
         text: text(300),
     };

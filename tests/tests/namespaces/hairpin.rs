@@ -1,17 +1,17 @@
 //! A pod that reaches itself through its service: the answer comes, and each end sees the service's address as the other's.
 
 use lb_tests::agent::{Manifest, Protocol};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream};
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::NodeOptions;
 
 #[test]
 fn a_pod_reaches_itself_through_its_service() {
     for pods in [Pods::Routed, Pods::Bridged] {
-        let stage = Stage::new("hairpin", pods, 1, NodeOptions::default());
-        let service = stage.web();
-        let _agent = stage.agent(&Manifest::of([service.clone()]), &[]);
-        let own = stage.backends[0].place();
+        let fixture = Fixture::new("hairpin", pods, 1, NodeOptions::default());
+        let service = fixture.web();
+        let _agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+        let own = fixture.backends[0].place();
         for to in service.frontends(Protocol::Tcp) {
             for round in 0..3 {
                 let mut stream = Stream::connect(own, to).unwrap_or_else(|e| panic!("{pods:?} {to}, {round}: {e}"));
@@ -33,7 +33,7 @@ fn a_pod_reaches_itself_through_its_service() {
         }
         // Others reach it as ever, and see themselves.
         for to in service.frontends(Protocol::Tcp) {
-            let mut stream = Stream::connect(stage.client.place(), to).unwrap();
+            let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
             assert_eq!(stream.ask("hello").unwrap().peer, stream.local().unwrap());
         }
     }

@@ -11,8 +11,8 @@ use lb_tests::peers::eventually;
 use lb_tests::topology::{Node, NodeOptions};
 use serde_json::{Value, json};
 
-use lb_tests::stage::checked::manifest;
-use lb_tests::stage::{Pods, Stage};
+use lb_tests::fixture::health_check_port::manifest;
+use lb_tests::fixture::{Fixture, Pods};
 
 const CHECK_PORT: u16 = 32_100;
 
@@ -45,8 +45,8 @@ fn answers(node: &Node, port: u16, code: u16, weight: &str) {
 
 #[test]
 fn health_check_node_ports_follow_services_nodes_and_restarts() -> Result<()> {
-    let stage = Stage::new("health-check", Pods::Routed, 0, NodeOptions::default());
-    let (node, here) = (&stage.node, stage.node.node_name());
+    let fixture = Fixture::new("health-check", Pods::Routed, 0, NodeOptions::default());
+    let (node, here) = (&fixture.node, fixture.node.node_name());
     let mut agent = Agent::prepare(node, &[])?;
     let two = [("10.1.0.2", here.as_str(), true), ("10.1.0.3", here.as_str(), true), ("10.1.0.4", "elsewhere", true)];
     agent.write_text(&manifest(node, CHECK_PORT, &two, false))?;
@@ -80,8 +80,8 @@ fn health_check_node_ports_follow_services_nodes_and_restarts() -> Result<()> {
 
 #[test]
 fn a_health_check_node_port_in_use_is_told_and_opened_when_it_is_free() -> Result<()> {
-    let stage = Stage::new("health-taken", Pods::Routed, 0, NodeOptions::default());
-    let (node, here) = (&stage.node, stage.node.node_name());
+    let fixture = Fixture::new("health-taken", Pods::Routed, 0, NodeOptions::default());
+    let (node, here) = (&fixture.node, fixture.node.node_name());
     let taken = node.place().run(|| std::net::TcpListener::bind(("0.0.0.0", CHECK_PORT)))?;
     let mut agent = Agent::prepare(node, &[])?;
     agent.write_text(&manifest(node, CHECK_PORT, &[("10.1.0.2", &here, true)], false))?;
@@ -129,8 +129,8 @@ fn silence_during(node: &Node, restart: impl FnOnce() -> Result<()>) -> Result<D
 
 #[test]
 fn a_restart_costs_a_bounded_silence_and_no_wrong_answer() -> Result<()> {
-    let stage = Stage::new("health-gap", Pods::Routed, 0, NodeOptions::default());
-    let (node, here) = (&stage.node, stage.node.node_name());
+    let fixture = Fixture::new("health-gap", Pods::Routed, 0, NodeOptions::default());
+    let (node, here) = (&fixture.node, fixture.node.node_name());
     let mut agent = Agent::prepare(node, &[])?;
     let two = [("10.1.0.2", here.as_str(), true), ("10.1.0.3", here.as_str(), true)];
     agent.write_text(&manifest(node, CHECK_PORT, &two, false))?;
@@ -157,8 +157,8 @@ fn a_restart_costs_a_bounded_silence_and_no_wrong_answer() -> Result<()> {
 
 #[test]
 fn an_agent_whose_source_is_silent_answers_as_the_one_before_it() -> Result<()> {
-    let stage = Stage::new("health-mute", Pods::Routed, 0, NodeOptions::default());
-    let (node, here) = (&stage.node, stage.node.node_name());
+    let fixture = Fixture::new("health-mute", Pods::Routed, 0, NodeOptions::default());
+    let (node, here) = (&fixture.node, fixture.node.node_name());
     let mut agent = Agent::prepare(node, &[])?;
     let one = [("10.1.0.2", here.as_str(), true)];
     agent.write_text(&manifest(node, CHECK_PORT, &one, false))?;

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use lb_common::outcome::Outcome;
 use lb_tests::agent::{Manifest, Port, Protocol, Service};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::incident::Counters;
 use lb_tests::peers::{Datagrams, Stream, eventually};
 use lb_tests::ping::pings;
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::NodeOptions;
 
 /// Nobody listens there but where a test does.
@@ -17,24 +17,24 @@ const TARGET: u16 = 5999;
 /// A slow machine gets this long.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// UDP 53 and TCP 81, at a port of the backends that the stage's servers leave free.
-fn odd_service(stage: &Stage) -> Service {
+/// UDP 53 and TCP 81, at a port of the backends that the fixture's servers leave free.
+fn odd_service(fixture: &Fixture) -> Service {
     let ports = vec![
         Port { name: "odd", protocol: Protocol::Udp, port: 53, target: TARGET },
         Port { name: "sink", protocol: Protocol::Tcp, port: 81, target: TARGET },
     ];
-    Service { ports, ..stage.web() }
+    Service { ports, ..fixture.web() }
 }
 
 #[test]
 fn a_client_is_told_that_nobody_is_at_the_backends_port() {
     for pods in [Pods::Routed, Pods::Bridged] {
-        let stage = Stage::new("closed", pods, 1, NodeOptions::default());
-        let service = odd_service(&stage);
-        let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+        let fixture = Fixture::new("closed", pods, 1, NodeOptions::default());
+        let service = odd_service(&fixture);
+        let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
         let before = Counters::read(agent.bpffs()).unwrap();
         for to in service.frontends(Protocol::Udp) {
-            let socket = Datagrams::connected(stage.client.place(), 0, to).unwrap();
+            let socket = Datagrams::connected(fixture.client.place(), 0, to).unwrap();
             let error = socket.ask("hello").expect_err("nobody is there");
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{pods:?} {to}: {error}");
         }
@@ -47,14 +47,14 @@ fn a_client_is_told_that_nobody_is_at_the_backends_port() {
 #[test]
 fn a_backend_is_told_that_the_client_has_gone() {
     for pods in [Pods::Routed, Pods::Bridged] {
-        let stage = Stage::new("gone", pods, 1, NodeOptions::default());
-        let service = odd_service(&stage);
-        let _agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+        let fixture = Fixture::new("gone", pods, 1, NodeOptions::default());
+        let service = odd_service(&fixture);
+        let _agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
         for to in service.frontends(Protocol::Udp) {
-            let own = SocketAddr::new(stage.backends[0].addresses().like(to.ip()), TARGET);
-            let server = stage.backends[0].place().run(|| UdpSocket::bind(own)).unwrap();
+            let own = SocketAddr::new(fixture.backends[0].addresses().like(to.ip()), TARGET);
+            let server = fixture.backends[0].place().run(|| UdpSocket::bind(own)).unwrap();
             server.set_read_timeout(Some(LIMIT)).unwrap();
-            let client = Datagrams::unconnected(stage.client.place(), 0, to).unwrap();
+            let client = Datagrams::unconnected(fixture.client.place(), 0, to).unwrap();
             client.send_at(to, "hello").unwrap();
             let (_, peer) = server.recv_from(&mut [0; 64]).unwrap();
             drop(client);
@@ -69,15 +69,15 @@ fn a_backend_is_told_that_the_client_has_gone() {
 #[test]
 fn a_sender_learns_the_mtu_of_the_way_to_the_backend() {
     const BYTES: usize = 300_000;
-    let stage = Stage::new("pmtu", Pods::Routed, 1, NodeOptions::default());
-    let service = odd_service(&stage);
-    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let fixture = Fixture::new("pmtu", Pods::Routed, 1, NodeOptions::default());
+    let service = odd_service(&fixture);
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     // Narrow on the way, which neither end knows of.
-    stage.node.namespace().ip(&format!("link set {} mtu 1300", stage.backends[0].link())).unwrap();
+    fixture.node.namespace().ip(&format!("link set {} mtu 1300", fixture.backends[0].link())).unwrap();
     let before = Counters::read(agent.bpffs()).unwrap();
     for to in service.frontends(Protocol::Tcp) {
-        let own = SocketAddr::new(stage.backends[0].addresses().like(to.ip()), TARGET);
-        let listener = stage.backends[0].place().run(|| TcpListener::bind(own)).unwrap();
+        let own = SocketAddr::new(fixture.backends[0].addresses().like(to.ip()), TARGET);
+        let listener = fixture.backends[0].place().run(|| TcpListener::bind(own)).unwrap();
         let sink = std::thread::spawn(move || -> std::io::Result<usize> {
             let (mut stream, _) = listener.accept()?;
             stream.set_read_timeout(Some(LIMIT))?;
@@ -86,13 +86,13 @@ fn a_sender_learns_the_mtu_of_the_way_to_the_backend() {
             stream.write_all(b"!")?;
             Ok(received.len())
         });
-        let mut stream = stage.client.place().run(|| TcpStream::connect_timeout(&to, LIMIT)).unwrap();
+        let mut stream = fixture.client.place().run(|| TcpStream::connect_timeout(&to, LIMIT)).unwrap();
         stream.set_write_timeout(Some(LIMIT)).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         stream.write_all(&vec![b'x'; BYTES]).unwrap();
         stream.read_exact(&mut [0]).unwrap_or_else(|error| panic!("{to}: what is too big is lost: {error}"));
         assert_eq!(sink.join().unwrap().unwrap(), BYTES);
-        let learnt = stage.client.namespace().ip_show(&["route", "get", &to.ip().to_string()]).unwrap();
+        let learnt = fixture.client.namespace().ip_show(&["route", "get", &to.ip().to_string()]).unwrap();
         assert!(learnt.contains("mtu 1300"), "the sender knows of the narrow link: {learnt}");
     }
     let after = Counters::read(agent.bpffs()).unwrap();
@@ -102,14 +102,14 @@ fn a_sender_learns_the_mtu_of_the_way_to_the_backend() {
 #[test]
 fn an_address_of_services_answers_ping() {
     for pods in [Pods::Routed, Pods::Bridged] {
-        let stage = Stage::new("ping", pods, 1, NodeOptions::default());
-        let service = stage.web();
-        let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
-        let outside = stage.topology.outside("out", &stage.node).unwrap();
+        let fixture = Fixture::new("ping", pods, 1, NodeOptions::default());
+        let service = fixture.web();
+        let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+        let outside = fixture.topology.outside("out", &fixture.node).unwrap();
         let before = Counters::read(agent.bpffs()).unwrap();
         for vip in service.cluster_ips.both() {
             for (who, place) in
-                [("pod", stage.client.place()), ("outside", outside.place()), ("node", stage.node.place())]
+                [("pod", fixture.client.place()), ("outside", outside.place()), ("node", fixture.node.place())]
             {
                 for payload in [0, 56, 1001] {
                     assert!(pings(place, vip, payload).unwrap(), "{pods:?}: {vip} from {who}, {payload} bytes");
@@ -119,21 +119,22 @@ fn an_address_of_services_answers_ping() {
         let after = Counters::read(agent.bpffs()).unwrap();
         assert_eq!(after.since(&before, Outcome::EchoReplied), 18, "{}", after.line_since(&before));
         // Whoever has the address answers for himself, and an address that nobody has does not answer.
-        assert!(pings(stage.client.place(), stage.backends[0].addresses().v4.into(), 56).unwrap());
-        assert!(pings(stage.client.place(), stage.node.addresses().v6.into(), 56).unwrap());
+        assert!(pings(fixture.client.place(), fixture.backends[0].addresses().v4.into(), 56).unwrap());
+        assert!(pings(fixture.client.place(), fixture.node.addresses().v6.into(), 56).unwrap());
         let nobody = Service::standard("nobody", 99, vec![]).cluster_ips;
-        assert!(!matches!(pings(stage.client.place(), nobody.v4.into(), 56), Ok(true)));
+        assert!(!matches!(pings(fixture.client.place(), nobody.v4.into(), 56), Ok(true)));
         assert_eq!(Counters::read(agent.bpffs()).unwrap().since(&after, Outcome::EchoReplied), 0);
     }
 }
 
 #[test]
 fn a_port_that_nobody_serves_is_refused_at_once() {
-    let stage = Stage::new("unserved", Pods::Routed, 1, NodeOptions::default());
-    let service = stage.web();
-    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
-    let outside = stage.topology.outside("out", &stage.node).unwrap();
-    for (who, place) in [("pod", stage.client.place()), ("outside", outside.place()), ("node", stage.node.place())] {
+    let fixture = Fixture::new("unserved", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    let outside = fixture.topology.outside("out", &fixture.node).unwrap();
+    for (who, place) in [("pod", fixture.client.place()), ("outside", outside.place()), ("node", fixture.node.place())]
+    {
         let before = Counters::read(agent.bpffs()).unwrap();
         for vip in service.cluster_ips.both() {
             let error = Stream::connect(place, SocketAddr::new(vip, 8081)).expect_err("nobody serves");
@@ -150,10 +151,10 @@ fn a_port_that_nobody_serves_is_refused_at_once() {
         assert_eq!(refused, 4, "{who}: {}", after.line_since(&before));
     }
     // The node's own address is its own: what listens there is reached, though services have ports on it or not.
-    for address in stage.node.addresses().both() {
-        let listener = stage.node.place().run(|| TcpListener::bind(SocketAddr::new(address, 0))).unwrap();
+    for address in fixture.node.addresses().both() {
+        let listener = fixture.node.place().run(|| TcpListener::bind(SocketAddr::new(address, 0))).unwrap();
         let at = listener.local_addr().unwrap();
         outside.place().run(|| TcpStream::connect_timeout(&at, LIMIT)).unwrap_or_else(|e| panic!("{at}: {e}"));
-        stage.client.place().run(|| TcpStream::connect_timeout(&at, LIMIT)).unwrap_or_else(|e| panic!("{at}: {e}"));
+        fixture.client.place().run(|| TcpStream::connect_timeout(&at, LIMIT)).unwrap_or_else(|e| panic!("{at}: {e}"));
     }
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use lb_tests::churn::{Churned, Scene, Settings};
+use lb_tests::churn::{Churned, Scenario, Settings};
 
 /// How long backends come and go.
 const DURATION: Duration = Duration::from_secs(20);
@@ -19,12 +19,12 @@ fn drains_end_by_their_deadline_whatever_happens_to_connections_and_agent() -> R
     for seed in SEEDS {
         let settings = Settings { seed, ..Settings::default() };
         let period_ds = settings.drain_period.as_secs() * 10;
-        let mut scene = Scene::new("incident-a", settings)?;
-        scene.churn(DURATION)?;
-        let churned = scene.end()?;
+        let mut scenario = Scenario::new("incident-a", settings)?;
+        scenario.churn(DURATION)?;
+        let churned = scenario.end()?;
         report(seed, &churned);
         check(&churned, period_ds);
-        println!("  log: {:?}", scene.agent.log().lines().last());
+        println!("  log: {:?}", scenario.agent.log().lines().last());
     }
     Ok(())
 }

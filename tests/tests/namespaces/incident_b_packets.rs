@@ -11,11 +11,11 @@ use lb_common::outcome::Outcome;
 use lb_tests::agent::Agent;
 use lb_tests::cluster::objects::Endpoint;
 use lb_tests::cluster::{Hosted, KubeProxy, SETTLE_LIMIT};
-use lb_tests::incident::{Clients, Counters, Crowd, Round, Way};
+use lb_tests::incident::{BackendPool, Clients, Counters, Failure, Round};
 use lb_tests::peers::eventually;
 use lb_tests::topology::{Node, NodeOptions, Pod};
 
-use lb_tests::stage::{Pods, Stage};
+use lb_tests::fixture::{Fixture, Pods};
 
 /// Backends of each service, as in the incident, and how many of them go.
 const BACKENDS: u8 = 77;
@@ -31,32 +31,32 @@ const ON_THE_HOST: Clients =
 
 /// A service for each way to go and each kind of client: what is learnt about a service's backends stays with that service, so
 /// none of the rounds is warmed up by another one.
-struct Services(Vec<(Way, &'static str, SocketAddr)>);
+struct Services(Vec<(Failure, &'static str, SocketAddr)>);
 
 impl Services {
     fn create(cluster: &Hosted) -> Result<Self> {
         let endpoints: Vec<Endpoint> =
-            (0..BACKENDS).map(|number| Endpoint::ready(Crowd::address(number).into())).collect();
+            (0..BACKENDS).map(|number| Endpoint::ready(BackendPool::address(number).into())).collect();
         let mut made = Vec::new();
-        for way in Way::ALL {
+        for failure in Failure::ALL {
             for client in ["pod", "host"] {
-                let name = name(way, client);
+                let name = name(failure, client);
                 let address = cluster.create_service(&name)?[0];
                 cluster.put_endpoints(&name, &endpoints)?;
-                made.push((way, client, SocketAddr::new(address, 80)));
+                made.push((failure, client, SocketAddr::new(address, 80)));
             }
         }
         Ok(Self(made))
     }
 
-    fn address(&self, way: Way, client: &str) -> SocketAddr {
-        let found = self.0.iter().find(|(of, by, _)| *of == way && *by == client);
+    fn address(&self, failure: Failure, client: &str) -> SocketAddr {
+        let found = self.0.iter().find(|(of, by, _)| *of == failure && *by == client);
         found.map(|(.., address)| *address).expect("a service for each")
     }
 }
 
-fn name(way: Way, client: &str) -> String {
-    format!("{}-{client}", way.name())
+fn name(failure: Failure, client: &str) -> String {
+    format!("{}-{client}", failure.name())
 }
 
 /// Whether the tables hold all backends of all services.
@@ -69,7 +69,10 @@ fn is_told(agent: &Agent, expected: &BTreeSet<IpAddr>) -> Option<()> {
             targets.filter(|target| target.port() == 8080).map(|target| target.ip()).collect();
         found == *expected
     };
-    Way::ALL.iter().all(|way| complete(&name(*way, "pod")) && complete(&name(*way, "host"))).then_some(())
+    Failure::ALL
+        .iter()
+        .all(|failure| complete(&name(*failure, "pod")) && complete(&name(*failure, "host")))
+        .then_some(())
 }
 
 /// Whether kube-proxy's rules hold all of them.
@@ -83,40 +86,40 @@ fn kube_proxy_is_told(node: &Node) -> Option<()> {
             rules.split("\tchain service-").find(|chain| chain.contains(&format!("-default/{service}/tcp/tcp {{")));
         chain.is_some_and(|chain| chain.contains(&choice))
     };
-    let complete = |client: &str| Way::ALL.iter().all(|way| chooses(name(*way, client)));
+    let complete = |client: &str| Failure::ALL.iter().all(|failure| chooses(name(*failure, client)));
     (complete("pod") && complete("host")).then_some(())
 }
 
-/// The node of kube-proxy: the same addresses of the same crowd, in namespaces of its own.
+/// The node of kube-proxy: the same addresses of the same pool, in namespaces of its own.
 struct Contrast {
     client: Pod,
-    crowd: Crowd,
+    pool: BackendPool,
     node: Node,
 }
 
 impl Contrast {
-    fn new(stage: &Stage) -> Result<Self> {
-        let node = stage.topology.node()?;
+    fn new(fixture: &Fixture) -> Result<Self> {
+        let node = fixture.topology.node()?;
         let client = node.pod("client")?;
-        Ok(Self { crowd: Crowd::new(&node, BACKENDS)?, client, node })
+        Ok(Self { pool: BackendPool::new(&node, BACKENDS)?, client, node })
     }
 }
 
 #[test]
 fn with_api_and_agent_dead_no_connection_fails_because_twelve_backends_go() -> Result<()> {
-    let stage = Stage::new("incident-bp", Pods::Routed, 0, NodeOptions::default());
-    let crowd = Crowd::new(&stage.node, BACKENDS)?;
-    let contrast = Contrast::new(&stage)?;
-    for node in [&stage.node, &contrast.node] {
+    let fixture = Fixture::new("incident-bp", Pods::Routed, 0, NodeOptions::default());
+    let pool = BackendPool::new(&fixture.node, BACKENDS)?;
+    let contrast = Contrast::new(&fixture)?;
+    for node in [&fixture.node, &contrast.node] {
         // Every client is told that there is no route, not just a few.
         node.namespace().sysctl("net/ipv4/icmp_ratemask", "0")?;
     }
-    let host = stage.topology.outside("api", &stage.node)?;
+    let host = fixture.topology.outside("api", &fixture.node)?;
     let mut cluster = Hosted::start(&host)?;
     cluster.create_node(&contrast.node)?;
-    let mut agent = cluster.agent(&stage.node, &[])?;
+    let mut agent = cluster.agent(&fixture.node, &[])?;
     agent.restart()?;
-    let folder = stage.topology.directory().to_owned();
+    let folder = fixture.topology.directory().to_owned();
     let kube_proxy = KubeProxy {
         node: &contrast.node,
         kubeconfig: cluster.kubeconfig().display().to_string(),
@@ -124,7 +127,7 @@ fn with_api_and_agent_dead_no_connection_fails_because_twelve_backends_go() -> R
     };
     let kube_proxy = kube_proxy.start()?;
     let services = Services::create(&cluster)?;
-    let expected: BTreeSet<IpAddr> = (0..BACKENDS).map(|number| Crowd::address(number).into()).collect();
+    let expected: BTreeSet<IpAddr> = (0..BACKENDS).map(|number| BackendPool::address(number).into()).collect();
     eventually("Ballast serves all of them", SETTLE_LIMIT, || is_told(&agent, &expected));
     let begun = Instant::now();
     while kube_proxy_is_told(&contrast.node).is_none() {
@@ -138,17 +141,17 @@ fn with_api_and_agent_dead_no_connection_fails_because_twelve_backends_go() -> R
     agent.kill();
     drop(kube_proxy);
     let mut failed = Vec::new();
-    for (way, first_port) in Way::ALL.into_iter().zip(FIRST_PORTS) {
+    for (failure, first_port) in Failure::ALL.into_iter().zip(FIRST_PORTS) {
         let in_pods = Clients { first_port: Some(first_port), ..IN_PODS };
-        crowd.vanish(&stage.node, 0..GONE, way)?;
-        contrast.crowd.vanish(&contrast.node, 0..GONE, way)?;
-        let before = Counters::read(stage.node.bpffs())?;
-        let to = services.address(way, "pod");
-        let pod = in_pods.run(stage.client.place(), to);
-        let after = Counters::read(stage.node.bpffs())?;
-        let on_host = ON_THE_HOST.run(stage.node.place(), services.address(way, "host"));
+        pool.vanish(&fixture.node, 0..GONE, failure)?;
+        contrast.pool.vanish(&contrast.node, 0..GONE, failure)?;
+        let before = Counters::read(fixture.node.bpffs())?;
+        let to = services.address(failure, "pod");
+        let pod = in_pods.run(fixture.client.place(), to);
+        let after = Counters::read(fixture.node.bpffs())?;
+        let on_host = ON_THE_HOST.run(fixture.node.place(), services.address(failure, "host"));
         let other = in_pods.run(contrast.client.place(), to);
-        println!("{GONE} of {BACKENDS} backends gone ({}), API server and agent dead:", way.name());
+        println!("{GONE} of {BACKENDS} backends gone ({}), API server and agent dead:", failure.name());
         report("Ballast, client in a pod", &pod);
         println!(
             "    {} SYNs moved to another backend; counted: {}",
@@ -158,16 +161,16 @@ fn with_api_and_agent_dead_no_connection_fails_because_twelve_backends_go() -> R
         report("Ballast, client on the host", &on_host);
         report("kube-proxy, client in a pod", &other);
         if pod.failed() > 0 {
-            failed.push(format!("{}: {}, the first: {:?}", way.name(), pod.line(), pod.first_error()));
+            failed.push(format!("{}: {}, the first: {:?}", failure.name(), pod.line(), pod.first_error()));
         }
         if after.since(&before, Outcome::Retried) == 0 {
-            failed.push(format!("{}: no connection was moved, so none of the dead was met", way.name()));
+            failed.push(format!("{}: no connection was moved, so none of the dead was met", failure.name()));
         }
         // The contrast is one only if kube-proxy's node met the same.
         // Where the node has no route, a client's stack goes on for as long as it waits for a neighbour: few of its connections fail.
-        assert!(way == Way::NoRoute || other.failed() > 0, "kube-proxy, {}: {}", way.name(), other.line());
-        crowd.return_to(&stage.node, 0..GONE, way)?;
-        contrast.crowd.return_to(&contrast.node, 0..GONE, way)?;
+        assert!(failure == Failure::NoRoute || other.failed() > 0, "kube-proxy, {}: {}", failure.name(), other.line());
+        pool.return_to(&fixture.node, 0..GONE, failure)?;
+        contrast.pool.return_to(&contrast.node, 0..GONE, failure)?;
     }
     assert!(failed.is_empty(), "connections from a pod failed:\n{}", failed.join("\n"));
     drop(agent);

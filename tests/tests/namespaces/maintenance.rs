@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 
 use lb_tests::agent::{Agent, Manifest, Protocol, Service};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream};
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::NodeOptions;
 
 /// New connections that must show every backend: with two of them, all the same with a chance of 2⁻³⁰.
@@ -16,9 +16,10 @@ fn order(agent: &Agent, arguments: &[&str]) -> serde_json::Value {
 }
 
 /// The servers of new connections from a pod and from the host.
-fn servers(stage: &Stage, to: SocketAddr) -> Vec<String> {
+fn servers(fixture: &Fixture, to: SocketAddr) -> Vec<String> {
     let ask = |place| Stream::connect(place, to).unwrap().ask("who").unwrap().server;
-    let mut all: Vec<String> = (0..MANY).flat_map(|_| [ask(stage.client.place()), ask(stage.node.place())]).collect();
+    let mut all: Vec<String> =
+        (0..MANY).flat_map(|_| [ask(fixture.client.place()), ask(fixture.node.place())]).collect();
     all.sort();
     all.dedup();
     all
@@ -26,19 +27,19 @@ fn servers(stage: &Stage, to: SocketAddr) -> Vec<String> {
 
 #[test]
 fn flows_stay_new_ones_go_elsewhere_and_it_holds_until_it_is_taken_back() {
-    let stage = Stage::new("maint", Pods::Routed, 2, NodeOptions::default());
-    let service = stage.web();
-    let mut agent = stage.agent(&Manifest::of([service.clone()]), &[]);
-    let out: Vec<String> = stage.backends[1].addresses().both().map(|address| address.to_string()).into();
+    let fixture = Fixture::new("maint", Pods::Routed, 2, NodeOptions::default());
+    let service = fixture.web();
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    let out: Vec<String> = fixture.backends[1].addresses().both().map(|address| address.to_string()).into();
     let to = service.frontends(Protocol::Tcp);
     let mut held: Vec<Stream> = Vec::new();
     for frontend in &to {
-        held.extend((0..8).map(|_| Stream::connect(stage.client.place(), *frontend).unwrap()));
+        held.extend((0..8).map(|_| Stream::connect(fixture.client.place(), *frontend).unwrap()));
     }
     let before: Vec<String> = held.iter_mut().map(|stream| stream.ask("one").unwrap().server).collect();
     let dns = service.frontends(Protocol::Udp)[0];
     let datagrams: Vec<Datagrams> =
-        (0..8).map(|_| Datagrams::unconnected(stage.client.place(), 0, dns).unwrap()).collect();
+        (0..8).map(|_| Datagrams::unconnected(fixture.client.place(), 0, dns).unwrap()).collect();
     let asked: Vec<String> = datagrams.iter().map(|socket| socket.ask_at(dns, "one").unwrap().server).collect();
 
     for address in &out {
@@ -50,7 +51,7 @@ fn flows_stay_new_ones_go_elsewhere_and_it_holds_until_it_is_taken_back() {
     assert_eq!(order(&agent, &[&out[0], "on"])["changed"], false, "it is already");
     for round in 0..2 {
         for frontend in &to {
-            assert_eq!(servers(&stage, *frontend), ["b0"], "round {round}");
+            assert_eq!(servers(&fixture, *frontend), ["b0"], "round {round}");
         }
         for (stream, server) in held.iter_mut().zip(&before) {
             assert_eq!(&stream.ask("two").unwrap().server, server, "a connection stays where it is");
@@ -71,38 +72,38 @@ fn flows_stay_new_ones_go_elsewhere_and_it_holds_until_it_is_taken_back() {
         assert_eq!(order(&agent, &[address, "off"])["changed"], true);
     }
     for frontend in &to {
-        assert_eq!(servers(&stage, *frontend), ["b0", "b1"]);
+        assert_eq!(servers(&fixture, *frontend), ["b0", "b1"]);
     }
 }
 
 #[test]
 fn it_holds_for_what_is_not_there_yet_for_one_port_and_for_all_of_a_service() {
-    let stage = Stage::new("maintnew", Pods::Routed, 2, NodeOptions::default());
-    let only = Service::web(stage.endpoints()[..1].to_vec());
-    let agent = stage.agent(&Manifest::of([only.clone()]), &[]);
-    let at = |index: usize, port| SocketAddr::new(stage.backends[index].addresses().v4.into(), port).to_string();
+    let fixture = Fixture::new("maintnew", Pods::Routed, 2, NodeOptions::default());
+    let only = Service::web(fixture.endpoints()[..1].to_vec());
+    let agent = fixture.agent(&Manifest::of([only.clone()]), &[]);
+    let at = |index: usize, port| SocketAddr::new(fixture.backends[index].addresses().v4.into(), port).to_string();
     let [tcp, udp] = [Protocol::Tcp, Protocol::Udp].map(|protocol| only.frontends(protocol)[0]);
     let answer = order(&agent, &[&at(1, 8080), "on"]);
     assert_eq!(answer["targets"], serde_json::json!([{"target": at(1, 8080), "endpoints": 0}]));
-    agent.write(&Manifest::of([stage.web()])).unwrap();
+    agent.write(&Manifest::of([fixture.web()])).unwrap();
     lb_tests::peers::eventually("UDP finds both, its port is another one", lb_tests::agent::SOON, || {
-        let ask = || Datagrams::unconnected(stage.client.place(), 0, udp)?.ask_at(udp, "who");
+        let ask = || Datagrams::unconnected(fixture.client.place(), 0, udp)?.ask_at(udp, "who");
         (0..MANY).any(|_| ask().is_ok_and(|answer| answer.server == "b1")).then_some(())
     });
-    assert_eq!(servers(&stage, tcp), ["b0"]);
+    assert_eq!(servers(&fixture, tcp), ["b0"]);
     // All of them: refused, as without an endpoint. It is what was asked for.
     order(&agent, &[&at(0, 8080), "on"]);
-    let error = Stream::connect(stage.client.place(), tcp).expect_err("nobody serves");
+    let error = Stream::connect(fixture.client.place(), tcp).expect_err("nobody serves");
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
     order(&agent, &[&at(1, 8080), "off"]);
-    assert_eq!(servers(&stage, tcp), ["b1"]);
+    assert_eq!(servers(&fixture, tcp), ["b1"]);
 }
 
 #[test]
 fn only_root_gives_orders_and_nonsense_is_refused() {
-    let stage = Stage::new("maintroot", Pods::Routed, 1, NodeOptions::default());
-    let agent = stage.agent(&Manifest::of([stage.web()]), &[]);
-    let socket = stage.node.run_dir().join("agent.sock");
+    let fixture = Fixture::new("maintroot", Pods::Routed, 1, NodeOptions::default());
+    let agent = fixture.agent(&Manifest::of([fixture.web()]), &[]);
+    let socket = fixture.node.run_dir().join("agent.sock");
     assert_eq!(std::fs::metadata(socket).unwrap().permissions().mode() & 0o777, 0o600);
     for nonsense in [&["web", "on"][..], &["10.0.0.1"], &["list", "on"], &["10.0.0.1", "maybe"]] {
         let output = agent.cli(&[&["maintenance"], nonsense].concat()).unwrap();

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use lb_common::outcome::Outcome;
 use lb_tests::agent::{Manifest, Protocol, SOON};
 use lb_tests::incident::Counters;
-use lb_tests::incident::hand::Segment;
+use lb_tests::incident::raw_tcp::Segment;
 use lb_tests::peers::eventually;
 use lb_tests::routed::{Backend, Cell, Client, Family, Kind, Network, Policy, left};
 use socket2::{Domain, SockAddr, Socket, Type};

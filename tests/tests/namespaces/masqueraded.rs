@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use lb_common::outcome::Outcome;
-use lb_tests::beyond::{Beyond, DNS, ODD, external_ip, load_balancer};
+use lb_tests::external_client::{DNS, ExternalClient, ODD, external_ip, load_balancer};
 use lb_tests::peers::{Datagrams, Stream, eventually};
 use lb_tests::ping::pings;
 use lb_tests::topology::Place;
@@ -23,7 +23,7 @@ fn masquerade(like: IpAddr) -> IpAddr {
 
 #[test]
 fn errors_find_their_way_to_a_client_and_to_a_backend_of_another_node() {
-    let beyond = Beyond::new("errors");
+    let beyond = ExternalClient::new("errors");
     for to in beyond.frontends(ODD) {
         let before = beyond.counters();
         let watch = Errors::open(beyond.client.place(), to.ip());
@@ -85,7 +85,7 @@ impl Errors {
 
 #[test]
 fn large_datagrams_reach_a_backend_of_another_node_whole_and_so_do_their_answers() {
-    let beyond = Beyond::new("pieces");
+    let beyond = ExternalClient::new("pieces");
     let before = beyond.counters();
     for to in beyond.frontends(DNS) {
         for length in [4_000, 20_000] {
@@ -106,7 +106,7 @@ fn large_datagrams_reach_a_backend_of_another_node_whole_and_so_do_their_answers
 
 #[test]
 fn addresses_of_services_answer_clients_outside_and_a_nodes_own_speaks_for_itself() {
-    let beyond = Beyond::new("unserved");
+    let beyond = ExternalClient::new("unserved");
     let client = beyond.client.place();
     for address in load_balancer().both() {
         let before = beyond.counters();

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use lb_common::outcome::Outcome;
 use lb_tests::agent::{External, Manifest};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::incident::Counters;
 use lb_tests::peers::eventually;
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::{NodeOptions, Place};
 use nix::net::if_::if_nametoindex;
 use nix::sys::socket::{AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, recvfrom, socket};
@@ -26,9 +26,9 @@ struct Gateway {
 }
 
 impl Gateway {
-    fn watch(stage: &Stage) -> Self {
+    fn watch(fixture: &Fixture) -> Self {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-        stage.topology.wire().place().run(|| Self {
+        fixture.topology.wire().place().run(|| Self {
             socket: socket(AddressFamily::Packet, SockType::Datagram, flags, SockProtocol::EthAll).unwrap(),
             link: if_nametoindex("br0").unwrap() as usize,
         })
@@ -98,23 +98,23 @@ fn addresses(texts: [&str; 2]) -> [IpAddr; 2] {
 
 #[test]
 fn nothing_that_is_sent_to_an_address_of_services_goes_on_to_the_router() {
-    let stage = Stage::new("noloop", Pods::Routed, 1, NodeOptions::default());
-    let outside = stage.topology.outside("outside", &stage.node).unwrap();
+    let fixture = Fixture::new("noloop", Pods::Routed, 1, NodeOptions::default());
+    let outside = fixture.topology.outside("outside", &fixture.node).unwrap();
     let (balanced, external) =
         (addresses(["198.51.100.10", "2001:db8:5::10"]), addresses(["203.0.113.7", "2001:db8:7::7"]));
-    let node = stage.node.addresses();
+    let node = fixture.node.addresses();
     for address in balanced.iter().chain(&external) {
         outside.namespace().ip(&format!("route add {address} via {}", node.like(*address))).unwrap();
     }
     let own = External { external_ips: external.to_vec(), load_balancer_ips: balanced.to_vec(), ..External::default() };
-    let service = stage.web().with(own);
+    let service = fixture.web().with(own);
     let cluster = service.cluster_ips.both();
-    let agent = stage.agent(&Manifest::of([service]), &["--external-ips", "on"]);
-    let gateway = Gateway::watch(&stage);
+    let agent = fixture.agent(&Manifest::of([service]), &["--external-ips", "on"]);
+    let gateway = Gateway::watch(&fixture);
 
     let mut sent = 0;
     let before = Counters::read(agent.bpffs()).unwrap();
-    let senders = [(outside.place(), true), (stage.client.place(), false), (stage.node.place(), false)];
+    let senders = [(outside.place(), true), (fixture.client.place(), false), (fixture.node.place(), false)];
     for (from, is_outside) in senders {
         let own: Vec<IpAddr> =
             cluster.into_iter().chain(balanced).chain(external.into_iter().filter(|_| is_outside)).collect();
@@ -138,7 +138,7 @@ fn nothing_that_is_sent_to_an_address_of_services_goes_on_to_the_router() {
 
     // What a pod sends to another port of an external IP may be for whoever has the address; and the watch is awake.
     for to in external {
-        send(stage.client.place(), to, GRE, &[0; 8]);
+        send(fixture.client.place(), to, GRE, &[0; 8]);
         eventually("it went on", LIMIT, || gateway.seen().contains(&(to, GRE)).then_some(()));
     }
 }

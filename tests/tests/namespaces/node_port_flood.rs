@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, Endpoint, External, Manifest, Service};
-use lb_tests::beyond;
-use lb_tests::incident::hand::{ACK, Flood, Hand, RST, SYN, Segment};
+use lb_tests::external_client;
+use lb_tests::fixture;
+use lb_tests::incident::raw_tcp::{ACK, Flood, RST, RawTcp, SYN, Segment};
 use lb_tests::incident::{Clients, Counters};
 use lb_tests::peers::{Server, Stream};
-use lb_tests::routed::Passing;
-use lb_tests::stage;
+use lb_tests::routed::XdpPass;
 use lb_tests::topology::{Namespace, Node, NodeOptions, Pod, Topology};
 
 /// Node ports: of the service that is flooded, whose backends are on the node itself, and of one whose backend is on another node.
@@ -31,17 +31,17 @@ const DATA: u32 = 10;
 const ISN: u32 = 7_000;
 
 /// Fields in the order in which they must end.
-struct Scene {
+struct Scenario {
     agent: Agent,
     _servers: Vec<Server>,
     _pods: Vec<Pod>,
     client: Namespace,
-    _passing: Passing,
+    _passing: XdpPass,
     nodes: [Node; 2],
     _topology: Topology,
 }
 
-impl Scene {
+impl Scenario {
     /// With half-open tables of so many entries.
     fn new(subject: &str, half_open: u64) -> Self {
         let topology = Topology::new(subject).expect("a topology: needs root");
@@ -49,20 +49,20 @@ impl Scene {
         let nodes = [(); 2].map(|()| topology.node_with(options).unwrap());
         nodes[0].route_to(&nodes[1]).unwrap();
         nodes[1].route_to(&nodes[0]).unwrap();
-        let client = beyond::far_client(&topology);
+        let client = external_client::far_client(&topology);
         // Whoever floods forges addresses of a network that nobody has; slow clients are made by hand, at addresses that no kernel answers for.
         let wire = topology.wire();
         for scope in ["all", "far0"] {
             wire.sysctl(&format!("net/ipv4/conf/{scope}/rp_filter"), "0").unwrap();
         }
         wire.ip("route add blackhole 198.19.0.0/17\nroute add 198.19.128.0/17 via 198.51.100.2").unwrap();
-        let passing = Passing::attach(wire, &nodes[0].port()).unwrap();
+        let passing = XdpPass::attach(wire, &nodes[0].port()).unwrap();
         let pods: Vec<Pod> = [&nodes[0], &nodes[0], &nodes[1]]
             .into_iter()
             .zip(["b0", "b1", "far"])
             .map(|(node, name)| node.pod(name).unwrap())
             .collect();
-        let servers = pods.iter().flat_map(|pod| stage::serve(pod, "server")).collect();
+        let servers = pods.iter().flat_map(|pod| fixture::serve(pod, "server")).collect();
         let service = |name, number, port, pods: &[Pod], on: &Node| {
             let endpoints = pods.iter().map(|pod| Endpoint::ready(pod.addresses()).on(&on.node_name())).collect();
             let external = External { node_ports: vec![port, port + 1_000], ..External::default() };
@@ -107,11 +107,11 @@ struct Flooding {
 }
 
 impl Flooding {
-    fn start(scene: &Scene) -> Self {
+    fn start(scenario: &Scenario) -> Self {
         let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&sent));
-        let to = scene.node_port(FLOODED);
-        let thread = scene.client.place().spawn(move || {
+        let to = scenario.node_port(FLOODED);
+        let thread = scenario.client.place().spawn(move || {
             let flood = Flood::new().unwrap();
             for number in 0..u32::MAX {
                 if stopped.load(Ordering::Relaxed) {
@@ -155,19 +155,19 @@ fn a_flood_on_a_node_port_evicts_no_established_flow_and_keeps_nobody_out() {
     const HALF_OPEN: u64 = 4096;
     const LEGITIMATE: Clients =
         Clients { connections: 500, at_a_time: 8, patience: Duration::from_secs(20), first_port: None };
-    let scene = Scene::new("npflood", HALF_OPEN);
-    let established = scene.established();
-    let before = scene.counters();
-    let flooding = Flooding::start(&scene);
+    let scenario = Scenario::new("npflood", HALF_OPEN);
+    let established = scenario.established();
+    let before = scenario.counters();
+    let flooding = Flooding::start(&scenario);
     let (start, mut attempts) = (Instant::now(), Vec::new());
-    while attempts.is_empty() || selected(&scene.counters(), &before) < 10 * HALF_OPEN {
+    while attempts.is_empty() || selected(&scenario.counters(), &before) < 10 * HALF_OPEN {
         assert!(start.elapsed() < LIMIT, "no flood");
-        for to in scene.both() {
-            attempts.extend(LEGITIMATE.run(scene.client.place(), to).attempts);
+        for to in scenario.both() {
+            attempts.extend(LEGITIMATE.run(scenario.client.place(), to).attempts);
         }
     }
     let sent = flooding.end();
-    let after = scene.counters();
+    let after = scenario.counters();
     let errors: Vec<_> = attempts.iter().filter_map(|attempt| attempt.error.as_ref()).collect();
     println!(
         "{sent} SYNs against a half-open table of {HALF_OPEN} entries; counted: {}\n  failed: {} of {}",
@@ -193,7 +193,7 @@ enum Slow {
 type Pair = (SocketAddr, SocketAddr);
 
 /// Each client says what it has to say until there is nothing: what is lost is sent again.
-fn exchange(hand: &Hand, all: &mut HashMap<Pair, Slow>, says: impl Fn(&Pair, &Slow) -> Option<Segment>) {
+fn exchange(raw: &RawTcp, all: &mut HashMap<Pair, Slow>, says: impl Fn(&Pair, &Slow) -> Option<Segment>) {
     let start = Instant::now();
     loop {
         let waiting: Vec<Segment> = all.iter().filter_map(|(pair, client)| says(pair, client)).collect();
@@ -202,9 +202,9 @@ fn exchange(hand: &Hand, all: &mut HashMap<Pair, Slow>, says: impl Fn(&Pair, &Sl
         }
         assert!(start.elapsed() < LIMIT, "{} of {} got no answer: {:?}", waiting.len(), all.len(), waiting.first());
         for segment in &waiting {
-            hand.send(segment);
+            raw.send(segment);
         }
-        while let Some(got) = hand.receive(Duration::from_millis(300), |got| all.contains_key(&(got.to, got.from))) {
+        while let Some(got) = raw.receive(Duration::from_millis(300), |got| all.contains_key(&(got.to, got.from))) {
             let client = all.get_mut(&(got.to, got.from)).unwrap();
             *client = match *client {
                 _ if got.flags & RST != 0 => Slow::Refused,
@@ -223,22 +223,22 @@ fn clients_whose_entries_live_for_less_than_a_round_trip_get_through() {
     const BATCHES: u8 = 20;
     const OF_FLOODED: u16 = 50;
     const OF_REMOTE: u16 = 5;
-    let scene = Scene::new("npslow", HALF_OPEN);
-    let established = scene.established();
-    let before = scene.counters();
-    let hand = Hand::new(scene.client.place()).unwrap();
-    let flooding = Flooding::start(&scene);
+    let scenario = Scenario::new("npslow", HALF_OPEN);
+    let established = scenario.established();
+    let before = scenario.counters();
+    let raw = RawTcp::new(scenario.client.place()).unwrap();
+    let flooding = Flooding::start(&scenario);
     flooding.wait(HALF_OPEN);
     let (mut clients, mut refused) = ([0_u64; 2], [0_u64; 2]);
     for batch in 1..=BATCHES {
         let from = |at| SocketAddr::from(([198, 19, 200, batch], 40_000 + at));
-        let [flooded, remote] = scene.both();
+        let [flooded, remote] = scenario.both();
         let pairs = (0..OF_FLOODED).map(|at| (from(at), flooded)).chain((0..OF_REMOTE).map(|at| (from(at), remote)));
         let mut all: HashMap<Pair, Slow> = pairs.map(|pair| (pair, Slow::Asks)).collect();
-        exchange(&hand, &mut all, |(from, to), client| (*client == Slow::Asks).then(|| Segment::syn(*from, *to, ISN)));
+        exchange(&raw, &mut all, |(from, to), client| (*client == Slow::Asks).then(|| Segment::syn(*from, *to, ISN)));
         // So much for the round trip.
         flooding.wait(4 * HALF_OPEN);
-        exchange(&hand, &mut all, |_, client| match client {
+        exchange(&raw, &mut all, |_, client| match client {
             Slow::Answered(answer) => Some(answer.answer(ACK, answer.ack).with_data(DATA as usize)),
             _ => None,
         });
@@ -249,11 +249,11 @@ fn clients_whose_entries_live_for_less_than_a_round_trip_get_through() {
         }
         // They go as they came: at once.
         for (from, to) in all.keys() {
-            hand.send(&Segment { from: *from, to: *to, flags: RST, seq: ISN + 1 + DATA, ack: 0, length: 0 });
+            raw.send(&Segment { from: *from, to: *to, flags: RST, seq: ISN + 1 + DATA, ack: 0, length: 0 });
         }
     }
     let sent = flooding.end();
-    let after = scene.counters();
+    let after = scenario.counters();
     println!(
         "{sent} SYNs against a half-open table of {HALF_OPEN} entries; counted: {}\n  refused: {refused:?} of {clients:?}",
         after.line_since(&before)

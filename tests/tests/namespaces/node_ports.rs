@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lb_tests::agent::{External, Manifest};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream};
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::{NodeOptions, Place};
 
 const HTTP: u16 = 30_080;
@@ -17,8 +17,8 @@ fn node_ports() -> External {
 }
 
 /// TCP and UDP reach a backend, which sees the client as it is.
-fn serves(stage: &Stage, from: &Place) {
-    for address in stage.node.addresses().both() {
+fn serves(fixture: &Fixture, from: &Place) {
+    for address in fixture.node.addresses().both() {
         let to = SocketAddr::new(address, HTTP);
         let mut stream = Stream::connect(from, to).unwrap_or_else(|e| panic!("{}: tcp {to}: {e}", from.name()));
         let answer = stream.ask("hello").unwrap_or_else(|e| panic!("{}: tcp {to}: {e}", from.name()));
@@ -32,19 +32,19 @@ fn serves(stage: &Stage, from: &Place) {
 
 #[test]
 fn pods_and_host_processes_reach_a_service_by_the_nodes_addresses() {
-    let stage = Stage::new("nodeports", Pods::Routed, 2, NodeOptions::default());
-    let _agent = stage.agent(&Manifest::of([stage.web().with(node_ports())]), &[]);
-    for from in [stage.client.place(), stage.node.place()] {
-        serves(&stage, from);
+    let fixture = Fixture::new("nodeports", Pods::Routed, 2, NodeOptions::default());
+    let _agent = fixture.agent(&Manifest::of([fixture.web().with(node_ports())]), &[]);
+    for from in [fixture.client.place(), fixture.node.place()] {
+        serves(&fixture, from);
     }
 }
 
 #[test]
 fn a_node_port_without_endpoints_is_refused() {
-    let stage = Stage::new("nodeportsempty", Pods::Routed, 0, NodeOptions::default());
-    let _agent = stage.agent(&Manifest::of([stage.web().with(node_ports())]), &[]);
-    for to in stage.node.addresses().both().map(|address| SocketAddr::new(address, HTTP)) {
-        for from in [stage.client.place(), stage.node.place()] {
+    let fixture = Fixture::new("nodeportsempty", Pods::Routed, 0, NodeOptions::default());
+    let _agent = fixture.agent(&Manifest::of([fixture.web().with(node_ports())]), &[]);
+    for to in fixture.node.addresses().both().map(|address| SocketAddr::new(address, HTTP)) {
+        for from in [fixture.client.place(), fixture.node.place()] {
             let error = Stream::connect(from, to).expect_err("nobody serves");
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{}: {to}", from.name());
         }
@@ -53,33 +53,33 @@ fn a_node_port_without_endpoints_is_refused() {
 
 #[test]
 fn source_ranges_do_not_guard_node_ports() {
-    let stage = Stage::new("nodeportsranges", Pods::Routed, 1, NodeOptions::default());
+    let fixture = Fixture::new("nodeportsranges", Pods::Routed, 1, NodeOptions::default());
     let external = External {
         load_balancer_ips: vec!["198.51.100.10".parse().unwrap()],
         source_ranges: vec!["203.0.113.0/24".into()],
         ..node_ports()
     };
-    let _agent = stage.agent(&Manifest::of([stage.web().with(external)]), &[]);
-    for from in [stage.client.place(), stage.node.place()] {
-        serves(&stage, from);
+    let _agent = fixture.agent(&Manifest::of([fixture.web().with(external)]), &[]);
+    for from in [fixture.client.place(), fixture.node.place()] {
+        serves(&fixture, from);
     }
 }
 
 #[test]
 fn a_host_process_passes_source_ranges_that_hold_the_node() {
-    let stage = Stage::new("noderanges", Pods::Routed, 1, NodeOptions::default());
-    let addresses = stage.node.addresses().both();
+    let fixture = Fixture::new("noderanges", Pods::Routed, 1, NodeOptions::default());
+    let addresses = fixture.node.addresses().both();
     let external = External {
         load_balancer_ips: vec!["198.51.100.10".parse().unwrap(), "2001:db8:5::10".parse().unwrap()],
         source_ranges: addresses.map(|ip| format!("{ip}/{}", if ip.is_ipv4() { 32 } else { 128 })).to_vec(),
         ..External::default()
     };
     let frontends = external.load_balancer_ips.clone();
-    let _agent = stage.agent(&Manifest::of([stage.web().with(external)]), &[]);
+    let _agent = fixture.agent(&Manifest::of([fixture.web().with(external)]), &[]);
     for to in frontends.into_iter().map(|ip| SocketAddr::new(ip, 80)) {
-        let mut stream = Stream::connect(stage.node.place(), to).unwrap_or_else(|e| panic!("{to}: {e}"));
+        let mut stream = Stream::connect(fixture.node.place(), to).unwrap_or_else(|e| panic!("{to}: {e}"));
         stream.ask("hello").unwrap();
-        let dropped = Stream::connect_from(stage.client.place(), 0, to, Duration::from_millis(700));
+        let dropped = Stream::connect_from(fixture.client.place(), 0, to, Duration::from_millis(700));
         dropped.expect_err("the pod is in no range");
     }
 }

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd as _;
 use std::time::Duration;
 
 use lb_common::outcome::Outcome;
-use lb_tests::beyond::{Beyond, DNS, ODD, SINK, TUNNEL, client_addresses};
+use lb_tests::external_client::{DNS, ExternalClient, ODD, SINK, TUNNEL, client_addresses};
 use lb_tests::peers::{Datagrams, eventually};
 use lb_tests::topology::Namespace;
 
@@ -23,7 +23,7 @@ enum Sender {
 }
 
 /// Sends a stream of bytes from one end to the other, which confirms that it has them all.
-fn transfer(beyond: &Beyond, to: SocketAddr, sender: Sender) -> std::io::Result<()> {
+fn transfer(beyond: &ExternalClient, to: SocketAddr, sender: Sender) -> std::io::Result<()> {
     let listener = beyond.backend.place().run(|| TcpListener::bind(beyond.target(to.ip())))?;
     let accepted = std::thread::spawn(move || {
         let (stream, _) = listener.accept()?;
@@ -54,7 +54,7 @@ struct Narrow {
     mtu: u32,
     /// Who finds out: this node, or whoever sends it an error to translate.
     told_as: Outcome,
-    make: fn(&Beyond),
+    make: fn(&ExternalClient),
 }
 
 const PLACES: [Narrow; 4] = [
@@ -102,7 +102,7 @@ fn route(host: &Namespace, to: std::net::IpAddr) -> String {
 #[test]
 fn a_sender_learns_of_every_narrow_place_on_the_way_to_a_backend_of_another_node_and_back() {
     // What one end has learnt it tells the other as its segment size: each has a network of its own.
-    let [client, backend] = [Sender::Client, Sender::Backend].map(|_| Beyond::new("narrow"));
+    let [client, backend] = [Sender::Client, Sender::Backend].map(|_| ExternalClient::new("narrow"));
     for Narrow { what, sender, mtu, told_as, make } in PLACES {
         let beyond = if sender == Sender::Client { &client } else { &backend };
         make(beyond);
@@ -127,7 +127,7 @@ fn a_sender_learns_of_every_narrow_place_on_the_way_to_a_backend_of_another_node
 /// Datagrams that were sent whole, and those that were sent in fragments, which nothing on the way may cut further.
 #[test]
 fn a_sender_of_datagrams_makes_them_smaller_once_it_knows() {
-    let beyond = Beyond::new("datagrams");
+    let beyond = ExternalClient::new("datagrams");
     for to in beyond.frontends(DNS) {
         for length in [1_440, 4_000] {
             let before = beyond.counters();
@@ -148,7 +148,7 @@ fn a_sender_of_datagrams_makes_them_smaller_once_it_knows() {
 /// As `traceroute` asks: a datagram whose last hop the node is.
 #[test]
 fn a_packet_that_has_come_too_far_is_answered_in_the_services_name() {
-    let beyond = Beyond::new("hops");
+    let beyond = ExternalClient::new("hops");
     for to in beyond.frontends(ODD) {
         let before = beyond.counters();
         let error = beyond.client.place().run(|| {

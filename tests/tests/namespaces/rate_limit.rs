@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use lb_common::outcome::Outcome;
 use lb_tests::agent::Protocol;
-use lb_tests::beyond::{self, Beyond, DNS, client_addresses};
+use lb_tests::external_client::{self, DNS, ExternalClient, client_addresses};
 use lb_tests::peers::{Stream, eventually};
 use lb_tests::topology::{Addresses, Place};
 
@@ -41,7 +41,7 @@ fn answered(place: &Place, from: IpAddr, to: SocketAddr) -> usize {
 
 fn limited(subject: &str, mode: &str) {
     let limit = format!("{RATE}/{BURST}");
-    let beyond = Beyond::with(subject, &[&format!("--xdp-mode={mode}")], |s| s.annotated("rate-limit", &limit));
+    let beyond = ExternalClient::with(subject, &[&format!("--xdp-mode={mode}")], |s| s.annotated("rate-limit", &limit));
     let lines =
         NEIGHBOURS.map(|[v4, v6]| format!("address add {v4}/32 dev eth0\naddress add {v6}/128 dev eth0 nodad\n"));
     beyond.client.ip(&lines.concat()).unwrap();
@@ -76,14 +76,14 @@ fn limited(subject: &str, mode: &str) {
         );
         // Another network has a bucket of its own, TCP another one than UDP.
         assert!(answered(place, other, to) > 0, "another network");
-        let mut stream = Stream::connect(place, beyond.frontends(beyond::HTTP)[at]).unwrap();
+        let mut stream = Stream::connect(place, beyond.frontends(external_client::HTTP)[at]).unwrap();
         stream.ask("hello").unwrap();
         for _ in 0..3 * BURST {
             stream.ask("the same flow").unwrap();
         }
     }
     let client = beyond.nodes[0].pod("inside").unwrap();
-    let inside = beyond::service(&beyond.backend, &beyond.nodes[1]).frontends(Protocol::Udp);
+    let inside = external_client::service(&beyond.backend, &beyond.nodes[1]).frontends(Protocol::Udp);
     for to in inside.into_iter().filter(|to| to.port() == 53) {
         let pod = client.addresses().like(to.ip());
         let asks = || (answered(client.place(), pod, to) == ASKED).then_some(());

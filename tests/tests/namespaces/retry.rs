@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use lb_common::limits::PROBE_INTERVAL_S;
 use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, Endpoint, Manifest, Protocol, SOON, Service};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::incident::Counters;
-use lb_tests::incident::hand::{ACK, Hand, RST, SYN, Segment, lend};
+use lb_tests::incident::raw_tcp::{ACK, RST, RawTcp, SYN, Segment, lend};
 use lb_tests::peers::eventually;
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::{Addresses, NodeOptions, Pod};
 
 /// So long a test waits for nothing to arrive.
@@ -23,35 +23,35 @@ const ISN: u32 = 1_000;
 const BACKEND_ISN: u32 = 5_000;
 
 /// A client and backends by hand. Fields in the order in which they must end.
-struct Scene {
-    client: Hand,
-    backends: Hand,
+struct Scenario {
+    client: RawTcp,
+    backends: RawTcp,
     agent: Agent,
     source: Addresses,
     service: Service,
     _pod: Pod,
-    stage: Stage,
+    fixture: Fixture,
 }
 
-impl Scene {
+impl Scenario {
     fn new(subject: &str, backends: u8) -> Self {
         Self::with(subject, backends, str::to_owned)
     }
 
     /// With the manifest changed as text.
     fn with(subject: &str, backends: u8, change: impl Fn(&str) -> String) -> Self {
-        let stage = Stage::new(subject, Pods::Routed, 0, NodeOptions::default());
-        let pod = stage.pod("hands");
-        let source = lend(&stage.node, &stage.client, 100..101).unwrap()[0];
-        let lent = lend(&stage.node, &pod, 0..backends).unwrap();
+        let fixture = Fixture::new(subject, Pods::Routed, 0, NodeOptions::default());
+        let pod = fixture.pod("hands");
+        let source = lend(&fixture.node, &fixture.client, 100..101).unwrap()[0];
+        let lent = lend(&fixture.node, &pod, 0..backends).unwrap();
         let service = Service::web(lent.into_iter().map(Endpoint::ready).collect());
         let manifest = Manifest::of([service.clone()]);
-        let mut agent = Agent::prepare(&stage.node, &[]).unwrap();
+        let mut agent = Agent::prepare(&fixture.node, &[]).unwrap();
         agent.write_text(&change(&manifest.yaml())).unwrap();
         agent.restart().unwrap();
         eventually("the tables hold the manifest", SOON, || (agent.states().ok()? == manifest.states()).then_some(()));
-        let (client, backends) = (Hand::new(stage.client.place()).unwrap(), Hand::new(pod.place()).unwrap());
-        Self { client, backends, agent, source, service, _pod: pod, stage }
+        let (client, backends) = (RawTcp::new(fixture.client.place()).unwrap(), RawTcp::new(pod.place()).unwrap());
+        Self { client, backends, agent, source, service, _pod: pod, fixture }
     }
 
     /// The service in each family, and a port of the client that no test has used.
@@ -98,7 +98,7 @@ impl Scene {
     }
 
     fn counters(&self) -> Counters {
-        Counters::read(self.stage.node.bpffs()).unwrap()
+        Counters::read(self.fixture.node.bpffs()).unwrap()
     }
 
     fn counted(&self, before: &Counters, outcome: Outcome, times: u64) {
@@ -109,152 +109,152 @@ impl Scene {
 
 #[test]
 fn a_syn_that_is_sent_again_goes_to_a_backend_not_yet_tried_and_three_moves_are_the_most() {
-    let scene = Scene::new("retry", 6);
-    scene.each(|scene, syn| {
-        let before = scene.counters();
-        let tried: Vec<IpAddr> = (0..6).map(|_| scene.arrives_again(&syn).to.ip()).collect();
+    let scenario = Scenario::new("retry", 6);
+    scenario.each(|scenario, syn| {
+        let before = scenario.counters();
+        let tried: Vec<IpAddr> = (0..6).map(|_| scenario.arrives_again(&syn).to.ip()).collect();
         let first: BTreeSet<IpAddr> = tried[..4].iter().copied().collect();
         assert_eq!(first.len(), 4, "each of the first four went to another backend: {tried:?}");
         assert!(tried[3..].iter().all(|backend| *backend == tried[3]), "after three moves it stays: {tried:?}");
-        scene.counted(&before, Outcome::Retried, 3);
-        scene.counted(&before, Outcome::Selected, 1);
-        scene.client_hears_nothing(&syn);
+        scenario.counted(&before, Outcome::Retried, 3);
+        scenario.counted(&before, Outcome::Selected, 1);
+        scenario.client_hears_nothing(&syn);
     });
 }
 
 #[test]
 fn an_answered_connection_never_moves_however_often_its_syn_is_seen() {
-    let scene = Scene::new("answered", 4);
-    scene.each(|scene, syn| {
-        let before = scene.counters();
-        let arrived = scene.arrives(&syn);
-        let told = scene.answered(&syn, &arrived);
+    let scenario = Scenario::new("answered", 4);
+    scenario.each(|scenario, syn| {
+        let before = scenario.counters();
+        let arrived = scenario.arrives(&syn);
+        let told = scenario.answered(&syn, &arrived);
         for _ in 0..3 {
-            assert_eq!(scene.arrives_again(&syn).to, arrived.to, "the same SYN once more");
+            assert_eq!(scenario.arrives_again(&syn).to, arrived.to, "the same SYN once more");
         }
-        scene.client.send(&Segment { length: 10, ..told.answer(ACK, ISN + 1) });
-        let data = scene.backends.receive(SOON, |segment| segment.length == 10).expect("the data arrives");
+        scenario.client.send(&Segment { length: 10, ..told.answer(ACK, ISN + 1) });
+        let data = scenario.backends.receive(SOON, |segment| segment.length == 10).expect("the data arrives");
         assert_eq!(data.to, arrived.to);
-        scene.counted(&before, Outcome::Retried, 0);
+        scenario.counted(&before, Outcome::Retried, 0);
     });
 }
 
 #[test]
 fn a_late_answer_is_refused_and_never_delivered() {
-    let scene = Scene::new("late", 2);
-    scene.each(|scene, syn| {
-        let before = scene.counters();
-        let first = scene.arrives(&syn);
-        let second = scene.arrives_again(&syn);
+    let scenario = Scenario::new("late", 2);
+    scenario.each(|scenario, syn| {
+        let before = scenario.counters();
+        let first = scenario.arrives(&syn);
+        let second = scenario.arrives_again(&syn);
         assert_ne!(first.to, second.to, "the second SYN moved");
         // The first backend answers after the connection has left it: before the second one does, and after it.
         for round in 0..2 {
             let late = first.answer(SYN | ACK, BACKEND_ISN);
-            scene.backends.send(&late);
-            let refused = scene.backends.receive(SOON, |segment| segment.to == first.to && segment.flags & RST != 0);
+            scenario.backends.send(&late);
+            let refused = scenario.backends.receive(SOON, |segment| segment.to == first.to && segment.flags & RST != 0);
             let refused = refused.unwrap_or_else(|| panic!("round {round}: the late answer is not refused"));
             assert_eq!((refused.from, refused.to, refused.seq), (first.from, first.to, ISN + 1), "round {round}");
-            scene.client_hears_nothing(&syn);
+            scenario.client_hears_nothing(&syn);
             if round == 0 {
-                scene.answered(&syn, &second);
+                scenario.answered(&syn, &second);
             }
         }
         // Nothing else of it comes as from the service either.
-        scene.backends.send(&first.answer(ACK, BACKEND_ISN + 1).with_data(5));
-        let heard = scene.client.receive(QUIET, |segment| segment.to == syn.from && segment.from == syn.to);
+        scenario.backends.send(&first.answer(ACK, BACKEND_ISN + 1).with_data(5));
+        let heard = scenario.client.receive(QUIET, |segment| segment.to == syn.from && segment.from == syn.to);
         assert_eq!(heard, None, "data of a backend that the connection has left");
-        scene.counted(&before, Outcome::RefusedLate, 2);
-        scene.counted(&before, Outcome::Retried, 1);
+        scenario.counted(&before, Outcome::RefusedLate, 2);
+        scenario.counted(&before, Outcome::Retried, 1);
     });
 }
 
 #[test]
 fn a_refusal_is_withheld_while_another_backend_may_take_it_and_passed_when_none_is_left() {
-    let scene = Scene::new("refuse", 2);
-    scene.each(|scene, syn| {
-        let before = scene.counters();
-        let first = scene.arrives(&syn);
-        scene.backends.send(&first.answer(RST | ACK, 0));
-        scene.client_hears_nothing(&syn);
-        scene.counted(&before, Outcome::WithheldRefusal, 1);
-        let second = scene.arrives_again(&syn);
+    let scenario = Scenario::new("refuse", 2);
+    scenario.each(|scenario, syn| {
+        let before = scenario.counters();
+        let first = scenario.arrives(&syn);
+        scenario.backends.send(&first.answer(RST | ACK, 0));
+        scenario.client_hears_nothing(&syn);
+        scenario.counted(&before, Outcome::WithheldRefusal, 1);
+        let second = scenario.arrives_again(&syn);
         assert_ne!(first.to, second.to, "the refused SYN goes to the other one");
-        scene.backends.send(&second.answer(RST | ACK, 0));
-        let told = scene.client.receive(SOON, |segment| segment.to == syn.from).expect("the client is told");
+        scenario.backends.send(&second.answer(RST | ACK, 0));
+        let told = scenario.client.receive(SOON, |segment| segment.to == syn.from).expect("the client is told");
         assert!(told.flags & RST != 0, "{told:?}");
         assert_eq!((told.from, told.ack), (syn.to, ISN + 1));
-        scene.counted(&before, Outcome::WithheldRefusal, 1);
-        scene.counted(&before, Outcome::Suspected, 2);
+        scenario.counted(&before, Outcome::WithheldRefusal, 1);
+        scenario.counted(&before, Outcome::Suspected, 2);
         // The connection is forgotten: its port begins anew, and if all are suspect, none is.
-        scene.arrives(&Segment { seq: ISN + 77, ..syn });
+        scenario.arrives(&Segment { seq: ISN + 77, ..syn });
     });
 }
 
 #[test]
 fn a_refusal_that_names_another_number_changes_nothing() {
-    let scene = Scene::new("blind", 2);
-    scene.each(|scene, syn| {
-        let before = scene.counters();
-        let first = scene.arrives(&syn);
+    let scenario = Scenario::new("blind", 2);
+    scenario.each(|scenario, syn| {
+        let before = scenario.counters();
+        let first = scenario.arrives(&syn);
         let forged = Segment { ack: ISN + 900, ..first.answer(RST | ACK, 0) };
-        scene.backends.send(&forged);
-        scene.client.receive(QUIET, |segment| segment.to == syn.from);
-        scene.counted(&before, Outcome::WithheldRefusal, 0);
-        scene.counted(&before, Outcome::Suspected, 0);
-        scene.answered(&syn, &first);
+        scenario.backends.send(&forged);
+        scenario.client.receive(QUIET, |segment| segment.to == syn.from);
+        scenario.counted(&before, Outcome::WithheldRefusal, 0);
+        scenario.counted(&before, Outcome::Suspected, 0);
+        scenario.answered(&syn, &first);
     });
 }
 
 #[test]
 fn new_connections_avoid_a_suspect_and_a_probe_brings_it_back() {
-    let scene = Scene::new("suspect", 2);
+    let scenario = Scenario::new("suspect", 2);
     // Both families at once: a suspect is probed after the interval, which is waited for.
-    let frontends = scene.service.frontends(Protocol::Tcp);
-    let begun = scene.counters();
-    let suspects: Vec<IpAddr> = frontends.iter().map(|to| make_suspect(&scene, *to)).collect();
-    scene.counted(&begun, Outcome::Suspected, 2);
+    let frontends = scenario.service.frontends(Protocol::Tcp);
+    let begun = scenario.counters();
+    let suspects: Vec<IpAddr> = frontends.iter().map(|to| make_suspect(&scenario, *to)).collect();
+    scenario.counted(&begun, Outcome::Suspected, 2);
     let start = Instant::now();
     let (mut met, mut probes) = (0, 0);
     for to in &frontends {
         for _ in 0..40 {
-            let syn = scene.syn(*to);
-            let arrived = scene.arrives(&syn);
+            let syn = scenario.syn(*to);
+            let arrived = scenario.arrives(&syn);
             met += usize::from(suspects.contains(&arrived.to.ip()));
         }
     }
     let intervals = start.elapsed().as_secs() / u64::from(PROBE_INTERVAL_S) + 1;
-    probes += scene.counters().since(&begun, Outcome::Probed);
+    probes += scenario.counters().since(&begun, Outcome::Probed);
     assert_eq!(u64::try_from(met).unwrap(), probes, "whatever meets a suspect is a probe");
     assert!(probes <= 2 * intervals, "{probes} probes of two suspects in {intervals} intervals");
-    shown_as_suspect(&scene, &suspects);
+    shown_as_suspect(&scenario, &suspects);
     for (to, suspect) in frontends.iter().zip(&suspects) {
         // A probe is answered: it is suspect no more, and shares the load again.
         eventually("a probe reaches the suspect", SOON + Duration::from_secs(PROBE_INTERVAL_S.into()), || {
-            let syn = scene.syn(*to);
-            let arrived = scene.arrives(&syn);
+            let syn = scenario.syn(*to);
+            let arrived = scenario.arrives(&syn);
             std::thread::sleep(Duration::from_millis(100));
-            (arrived.to.ip() == *suspect).then(|| scene.answered(&syn, &arrived))
+            (arrived.to.ip() == *suspect).then(|| scenario.answered(&syn, &arrived))
         });
-        let shares = (0..60).filter(|_| scene.arrives(&scene.syn(*to)).to.ip() == *suspect).count();
+        let shares = (0..60).filter(|_| scenario.arrives(&scenario.syn(*to)).to.ip() == *suspect).count();
         assert!(shares >= 5, "{suspect} takes connections again: {shares} of 60");
     }
-    scene.counted(&begun, Outcome::Cleared, 2);
+    scenario.counted(&begun, Outcome::Cleared, 2);
 }
 
 /// One backend leaves a connection unanswered that the other one answers. Returns the first.
-fn make_suspect(scene: &Scene, to: SocketAddr) -> IpAddr {
-    let syn = scene.syn(to);
-    let first = scene.arrives(&syn);
-    let second = scene.arrives_again(&syn);
-    scene.answered(&syn, &second);
+fn make_suspect(scenario: &Scenario, to: SocketAddr) -> IpAddr {
+    let syn = scenario.syn(to);
+    let first = scenario.arrives(&syn);
+    let second = scenario.arrives_again(&syn);
+    scenario.answered(&syn, &second);
     first.to.ip()
 }
 
 /// Whoever asks is told which backend is suspect.
-fn shown_as_suspect(scene: &Scene, suspects: &[IpAddr]) {
-    let list = scene.agent.json(&["get", "backends", "-A"]).unwrap().to_string();
+fn shown_as_suspect(scenario: &Scenario, suspects: &[IpAddr]) {
+    let list = scenario.agent.json(&["get", "backends", "-A"]).unwrap().to_string();
     assert!(list.contains("suspect"), "{suspects:?} are suspect: {list}");
-    let metrics = scene.agent.metrics().unwrap();
+    let metrics = scenario.agent.metrics().unwrap();
     for outcome in [Outcome::Retried, Outcome::Suspected] {
         assert!(metrics.contains(outcome.name()), "no metric tells of {}", outcome.name());
     }
@@ -262,49 +262,50 @@ fn shown_as_suspect(scene: &Scene, suspects: &[IpAddr]) {
 
 #[test]
 fn a_backend_that_answers_somebody_is_not_blamed_for_a_client_that_nobody_answers() {
-    let scene = Scene::new("policy", 3);
-    scene.each(|scene, syn| {
-        let before = scene.counters();
+    let scenario = Scenario::new("policy", 3);
+    scenario.each(|scenario, syn| {
+        let before = scenario.counters();
         // Cut off by a policy: no backend hears, or answers, this client.
         for _ in 0..4 {
-            scene.arrives_again(&syn);
+            scenario.arrives_again(&syn);
         }
-        scene.counted(&before, Outcome::Suspected, 0);
+        scenario.counted(&before, Outcome::Suspected, 0);
     });
 }
 
 #[test]
 fn without_retry_a_connection_stays_where_it_is() {
-    let scene = Scene::with("noretry", 4, |yaml| {
+    let scenario = Scenario::with("noretry", 4, |yaml| {
         yaml.replacen("\"metadata\": {", "\"metadata\": {\"annotations\": {\"ballast.dev/retry\": \"off\"},", 1)
     });
-    scene.each(|scene, syn| {
-        let before = scene.counters();
-        let first = scene.arrives(&syn);
+    scenario.each(|scenario, syn| {
+        let before = scenario.counters();
+        let first = scenario.arrives(&syn);
         for _ in 0..3 {
-            assert_eq!(scene.arrives_again(&syn).to, first.to);
+            assert_eq!(scenario.arrives_again(&syn).to, first.to);
         }
-        scene.backends.send(&first.answer(RST | ACK, 0));
-        let told = scene.client.receive(SOON, |segment| segment.to == syn.from).expect("the refusal is passed at once");
+        scenario.backends.send(&first.answer(RST | ACK, 0));
+        let told =
+            scenario.client.receive(SOON, |segment| segment.to == syn.from).expect("the refusal is passed at once");
         assert!(told.flags & RST != 0 && told.from == syn.to, "{told:?}");
-        scene.counted(&before, Outcome::Retried, 0);
-        scene.counted(&before, Outcome::WithheldRefusal, 0);
+        scenario.counted(&before, Outcome::Retried, 0);
+        scenario.counted(&before, Outcome::WithheldRefusal, 0);
     });
 }
 
 #[test]
 fn a_second_connection_from_an_open_ones_port_moves_only_when_nobody_answers_it() {
-    let scene = Scene::new("second", 4);
-    scene.each(|scene, syn| {
-        let arrived = scene.arrives(&syn);
-        let told = scene.answered(&syn, &arrived);
-        scene.client.send(&Segment { length: 10, ..told.answer(ACK, ISN + 1) });
-        scene.backends.receive(SOON, |segment| segment.length == 10).expect("the data arrives");
+    let scenario = Scenario::new("second", 4);
+    scenario.each(|scenario, syn| {
+        let arrived = scenario.arrives(&syn);
+        let told = scenario.answered(&syn, &arrived);
+        scenario.client.send(&Segment { length: 10, ..told.answer(ACK, ISN + 1) });
+        scenario.backends.receive(SOON, |segment| segment.length == 10).expect("the data arrives");
         // The backend lost its memory of it: it would answer the first such SYN by a challenge. Here it is dead.
         let second = Segment { seq: ISN + 50_000, ..syn };
-        assert_eq!(scene.arrives(&second).to, arrived.to, "first: to the same backend");
-        assert_eq!(scene.arrives_again(&second).to, arrived.to, "second: still");
-        let moved: BTreeSet<IpAddr> = (0..6).map(|_| scene.arrives_again(&second).to.ip()).collect();
+        assert_eq!(scenario.arrives(&second).to, arrived.to, "first: to the same backend");
+        assert_eq!(scenario.arrives_again(&second).to, arrived.to, "second: still");
+        let moved: BTreeSet<IpAddr> = (0..6).map(|_| scenario.arrives_again(&second).to.ip()).collect();
         assert!(moved.iter().any(|backend| *backend != arrived.to.ip()), "unanswered, it is selected anew: {moved:?}");
     });
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use lb_tests::agent::{Agent, Manifest, Protocol, SOON, Service};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, PATIENCE, Stream, eventually};
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::{NodeOptions, Place};
 
 /// Gives the service this scheduler and waits until the tables say so.
@@ -41,16 +41,16 @@ fn by_port(from: &Place, to: SocketAddr, ports: std::ops::Range<u16>) -> BTreeMa
 
 #[test]
 fn each_scheduler_spreads_connections_as_it_says() {
-    let stage = Stage::new("spread", Pods::Routed, 3, NodeOptions::default());
-    let heavy = stage.backends[0].addresses();
-    let service = stage.web().annotated("weights", &format!("{}=4, {}=4", heavy.v4, heavy.v6));
-    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
-    let client = stage.client.place();
+    let fixture = Fixture::new("spread", Pods::Routed, 3, NodeOptions::default());
+    let heavy = fixture.backends[0].addresses();
+    let service = fixture.web().annotated("weights", &format!("{}=4, {}=4", heavy.v4, heavy.v6));
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    let client = fixture.client.place();
     // A retransmission in a moment of load may take a turn of its own.
     let near = |count: usize, expected: usize| count.abs_diff(expected) <= 3;
     for to in service.frontends(Protocol::Tcp) {
         schedule(&agent, &service, "round-robin");
-        for place in [client, stage.node.place()] {
+        for place in [client, fixture.node.place()] {
             let counts = spread(place, to, 30);
             assert!(counts.len() == 3 && counts.values().all(|count| near(*count, 10)), "{to}: {counts:?}");
         }
@@ -66,11 +66,11 @@ fn each_scheduler_spreads_connections_as_it_says() {
 
 #[test]
 fn maglev_keeps_tuples_where_they_were_when_others_come_and_go() {
-    let stage = Stage::new("maglev", Pods::Routed, 4, NodeOptions::default());
-    let service = stage.web();
-    let agent = stage.agent(&Manifest::of([service.clone()]), &["--scheduler", "maglev"]);
+    let fixture = Fixture::new("maglev", Pods::Routed, 4, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--scheduler", "maglev"]);
     let to = service.frontends(Protocol::Tcp)[0];
-    let client = stage.client.place();
+    let client = fixture.client.place();
     // Below the ports that the kernel gives to others.
     let ports = 20_000..20_100;
     let before = by_port(client, to, ports.clone());
@@ -89,12 +89,12 @@ fn maglev_keeps_tuples_where_they_were_when_others_come_and_go() {
 
 #[test]
 fn a_change_of_scheduler_breaks_no_connection() {
-    let stage = Stage::new("change", Pods::Routed, 3, NodeOptions::default());
-    let service = stage.web();
-    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let fixture = Fixture::new("change", Pods::Routed, 3, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     let mut streams = Vec::new();
     for to in service.frontends(Protocol::Tcp) {
-        for place in [stage.client.place(), stage.node.place()] {
+        for place in [fixture.client.place(), fixture.node.place()] {
             for _ in 0..6 {
                 let mut stream = Stream::connect(place, to).unwrap();
                 let server = stream.ask("first").unwrap().server;
@@ -106,7 +106,7 @@ fn a_change_of_scheduler_breaks_no_connection() {
         .frontends(Protocol::Udp)
         .into_iter()
         .map(|to| {
-            let socket = Datagrams::unconnected(stage.client.place(), 0, to).unwrap();
+            let socket = Datagrams::unconnected(fixture.client.place(), 0, to).unwrap();
             let server = socket.ask_at(to, "first").unwrap().server;
             (socket, to, server)
         })
@@ -120,24 +120,24 @@ fn a_change_of_scheduler_breaks_no_connection() {
             assert_eq!(&socket.ask_at(*to, scheduler).unwrap().server, server, "{scheduler}");
         }
         for to in service.frontends(Protocol::Tcp) {
-            spread(stage.client.place(), to, 3);
-            spread(stage.node.place(), to, 3);
+            spread(fixture.client.place(), to, 3);
+            spread(fixture.node.place(), to, 3);
         }
     }
 }
 
 #[test]
 fn a_bad_annotation_is_told_and_everything_else_holds() {
-    let stage = Stage::new("bad", Pods::Routed, 2, NodeOptions::default());
+    let fixture = Fixture::new("bad", Pods::Routed, 2, NodeOptions::default());
     let service =
-        stage.web().annotated("scheduler", "fastest").annotated("drain-period", "2s").annotated("retyr", "on");
-    let agent = stage.agent(&Manifest::of([service.clone()]), &["--scheduler", "round-robin"]);
+        fixture.web().annotated("scheduler", "fastest").annotated("drain-period", "2s").annotated("retyr", "on");
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--scheduler", "round-robin"]);
     let status = agent.json(&["status"]).unwrap().to_string();
     for refused in ["ballast.dev/scheduler", "ballast.dev/retyr"] {
         assert!(status.contains(refused), "{refused}: {status}");
     }
     assert!(!status.contains("ballast.dev/drain-period"), "{status}");
     let to = service.frontends(Protocol::Tcp)[0];
-    let counts = spread(stage.client.place(), to, 10);
+    let counts = spread(fixture.client.place(), to, 10);
     assert!(counts.values().all(|count| count.abs_diff(5) <= 2), "by the agent's own scheduler: {counts:?}");
 }

@@ -5,8 +5,8 @@ use std::io::ErrorKind;
 use std::net::SocketAddr;
 
 use lb_tests::agent::{Agent, Endpoint, Manifest, Protocol, Service};
+use lb_tests::fixture::{Fixture, Pods, serve_at};
 use lb_tests::peers::{Datagrams, Stream};
-use lb_tests::stage::{Pods, Stage, serve_at};
 use lb_tests::topology::{NodeOptions, Place};
 
 fn count(agent: &Agent, outcome: &str) -> u64 {
@@ -20,22 +20,22 @@ fn count(agent: &Agent, outcome: &str) -> u64 {
 
 #[test]
 fn a_host_process_sees_the_service_and_its_packets_are_not_translated() {
-    let stage = Stage::new("hostproc", Pods::Routed, 2, NodeOptions::default());
-    let service = stage.web();
-    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let fixture = Fixture::new("hostproc", Pods::Routed, 2, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     for to in service.frontends(Protocol::Tcp) {
-        let mut stream = Stream::connect(stage.node.place(), to).unwrap();
+        let mut stream = Stream::connect(fixture.node.place(), to).unwrap();
         assert_eq!(stream.peer().unwrap(), to);
         let answer = stream.ask("hello").unwrap();
         assert_ne!(answer.local, to, "the backend is addressed itself");
         assert_eq!(answer.peer, stream.local().unwrap());
     }
     for to in service.frontends(Protocol::Udp) {
-        let socket = Datagrams::connected(stage.node.place(), 0, to).unwrap();
+        let socket = Datagrams::connected(fixture.node.place(), 0, to).unwrap();
         assert_eq!(socket.peer().unwrap(), to);
         socket.ask("hello").unwrap();
         // An unconnected socket hears from the service, whichever backend answers.
-        let socket = Datagrams::unconnected(stage.node.place(), 0, to).unwrap();
+        let socket = Datagrams::unconnected(fixture.node.place(), 0, to).unwrap();
         socket.ask_at(to, "hello").unwrap();
     }
     let connections = agent.json(&["get", "connections", "-A"]).unwrap();
@@ -46,12 +46,12 @@ fn a_host_process_sees_the_service_and_its_packets_are_not_translated() {
 fn only_the_hosts_own_processes_are_translated_unless_told_otherwise() {
     for (mode, host, pods) in [("host", true, false), ("all", true, true), ("off", false, false)] {
         let options = NodeOptions { rp_filter: 2, ..NodeOptions::default() };
-        let stage = Stage::new("mode", Pods::Routed, 2, options);
-        let service = stage.web();
-        let agent = stage.agent(&Manifest::of([service.clone()]), &["--socket-lb", mode]);
+        let fixture = Fixture::new("mode", Pods::Routed, 2, options);
+        let service = fixture.web();
+        let agent = fixture.agent(&Manifest::of([service.clone()]), &["--socket-lb", mode]);
         // A process in a pod's namespace, in the cgroup that the programs are attached to.
-        let pod = stage.client.place().clone().in_cgroup(stage.node.cgroup());
-        for (place, at_connect) in [(stage.node.place(), host), (&pod, pods)] {
+        let pod = fixture.client.place().clone().in_cgroup(fixture.node.cgroup());
+        for (place, at_connect) in [(fixture.node.place(), host), (&pod, pods)] {
             for to in service.frontends(Protocol::Tcp) {
                 let before = count(&agent, "socket_connected");
                 let mut stream = Stream::connect(place, to).unwrap();
@@ -66,18 +66,18 @@ fn only_the_hosts_own_processes_are_translated_unless_told_otherwise() {
 
 #[test]
 fn a_host_process_is_refused_at_once_where_nobody_serves() {
-    let stage = Stage::new("hostempty", Pods::Routed, 1, NodeOptions::default());
+    let fixture = Fixture::new("hostempty", Pods::Routed, 1, NodeOptions::default());
     let service = Service::web(vec![]);
-    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     let before = count(&agent, "socket_refused");
     let frontends = [service.frontends(Protocol::Tcp), service.frontends(Protocol::Udp)].concat();
     for to in service.frontends(Protocol::Tcp) {
-        assert_eq!(Stream::connect(stage.node.place(), to).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        assert_eq!(Stream::connect(fixture.node.place(), to).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     }
     for to in service.frontends(Protocol::Udp) {
-        let error = Datagrams::connected(stage.node.place(), 0, to).expect_err("connect fails itself");
+        let error = Datagrams::connected(fixture.node.place(), 0, to).expect_err("connect fails itself");
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
-        let socket = Datagrams::unconnected(stage.node.place(), 0, to).unwrap();
+        let socket = Datagrams::unconnected(fixture.node.place(), 0, to).unwrap();
         assert_eq!(socket.send_at(to, "hello").unwrap_err().kind(), ErrorKind::ConnectionRefused);
     }
     assert_eq!(count(&agent, "socket_refused") - before, frontends.len() as u64 + 2);
@@ -85,38 +85,38 @@ fn a_host_process_is_refused_at_once_where_nobody_serves() {
 
 #[test]
 fn a_host_process_is_refused_at_once_at_a_port_that_the_service_does_not_have() {
-    let stage = Stage::new("hostport", Pods::Routed, 1, NodeOptions::default());
-    let service = stage.web();
-    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let fixture = Fixture::new("hostport", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     let before = count(&agent, "refused_unserved");
     for address in service.cluster_ips.both() {
         let to = SocketAddr::new(address, 81);
         let mapped = lb_tests::peers::mapped(to);
         for to in [to, mapped] {
-            assert_eq!(Stream::connect(stage.node.place(), to).unwrap_err().kind(), ErrorKind::ConnectionRefused);
-            let error = Datagrams::connected(stage.node.place(), 0, to).expect_err("connect fails itself");
+            assert_eq!(Stream::connect(fixture.node.place(), to).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+            let error = Datagrams::connected(fixture.node.place(), 0, to).expect_err("connect fails itself");
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
         }
-        let socket = Datagrams::unconnected(stage.node.place(), 0, to).unwrap();
+        let socket = Datagrams::unconnected(fixture.node.place(), 0, to).unwrap();
         assert_eq!(socket.send_at(to, "hello").unwrap_err().kind(), ErrorKind::ConnectionRefused);
     }
     assert_eq!(count(&agent, "refused_unserved") - before, 2 * 5);
     // A port of the node itself is nobody's to refuse: its own kernel does.
-    let own = SocketAddr::new(stage.node.addresses().v4.into(), 81);
-    assert_eq!(Stream::connect(stage.node.place(), own).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    let own = SocketAddr::new(fixture.node.addresses().v4.into(), 81);
+    assert_eq!(Stream::connect(fixture.node.place(), own).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     assert_eq!(count(&agent, "refused_unserved") - before, 2 * 5);
 }
 
 #[test]
 fn an_unconnected_socket_leaves_a_backend_that_is_gone_and_no_other() {
-    let stage = Stage::new("hostudp", Pods::Routed, 3, NodeOptions::default());
-    let service = stage.web();
-    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let fixture = Fixture::new("hostudp", Pods::Routed, 3, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     for to in service.frontends(Protocol::Udp) {
-        let endpoints = stage.endpoints();
+        let endpoints = fixture.endpoints();
         agent.apply(&Manifest::of([service.clone()])).unwrap();
         let sockets: Vec<Datagrams> =
-            (0..48).map(|_| Datagrams::unconnected(stage.node.place(), 0, to).unwrap()).collect();
+            (0..48).map(|_| Datagrams::unconnected(fixture.node.place(), 0, to).unwrap()).collect();
         // Nobody sends a datagram again that is lost. Who answers is what is asked here.
         let one = |socket: &Datagrams, text: &str| socket.ask_at(to, text).or_else(|_| socket.ask_at(to, text));
         let ask = |sockets: &[Datagrams], text: &str| -> Vec<String> {
@@ -137,19 +137,19 @@ fn an_unconnected_socket_leaves_a_backend_that_is_gone_and_no_other() {
 
 #[test]
 fn a_connected_socket_may_name_its_peer_and_an_unconnected_one_may_ask_the_backend_itself() {
-    let stage = Stage::new("hostnamed", Pods::Routed, 3, NodeOptions::default());
-    let service = stage.web();
-    let _agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let fixture = Fixture::new("hostnamed", Pods::Routed, 3, NodeOptions::default());
+    let service = fixture.web();
+    let _agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     for to in service.frontends(Protocol::Udp) {
         for _ in 0..8 {
             // connect(), then sendto() with the same address: the datagram goes where the answers are taken from.
-            let socket = Datagrams::connected(stage.node.place(), 0, to).unwrap();
+            let socket = Datagrams::connected(fixture.node.place(), 0, to).unwrap();
             socket.ask_by_name(to, "hello").unwrap();
         }
-        let socket = Datagrams::unconnected(stage.node.place(), 0, to).unwrap();
+        let socket = Datagrams::unconnected(fixture.node.place(), 0, to).unwrap();
         let server = socket.ask_at(to, "which").unwrap().server;
         let index: usize = server.trim_start_matches('b').parse().unwrap();
-        let direct = SocketAddr::new(stage.backends[index].addresses().like(to.ip()), 5353);
+        let direct = SocketAddr::new(fixture.backends[index].addresses().like(to.ip()), 5353);
         for round in 0..6 {
             // The last one asked owns the answers.
             let asked = if round % 2 == 0 { direct } else { to };
@@ -161,10 +161,10 @@ fn a_connected_socket_may_name_its_peer_and_an_unconnected_one_may_ask_the_backe
 
 #[test]
 fn host_processes_are_served_while_no_agent_runs() {
-    let stage = Stage::new("hostdead", Pods::Routed, 2, NodeOptions::default());
-    let service = stage.web();
-    let mut agent = stage.agent(&Manifest::of([service.clone()]), &[]);
-    let mut held = Stream::connect(stage.node.place(), service.frontends(Protocol::Tcp)[0]).unwrap();
+    let fixture = Fixture::new("hostdead", Pods::Routed, 2, NodeOptions::default());
+    let service = fixture.web();
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    let mut held = Stream::connect(fixture.node.place(), service.frontends(Protocol::Tcp)[0]).unwrap();
     agent.kill();
     let serve = |place: &Place| {
         for to in service.frontends(Protocol::Tcp) {
@@ -174,21 +174,21 @@ fn host_processes_are_served_while_no_agent_runs() {
             Datagrams::connected(place, 0, to).unwrap().ask("hello").unwrap();
         }
     };
-    serve(stage.node.place());
+    serve(fixture.node.place());
     held.ask("still").unwrap();
     agent.restart().unwrap();
-    serve(stage.node.place());
+    serve(fixture.node.place());
     held.ask("still").unwrap();
 }
 
 #[test]
 fn an_endpoint_on_the_host_itself_is_reached_from_everywhere() {
-    let stage = Stage::new("hostnet", Pods::Routed, 0, NodeOptions::default());
-    let _servers = serve_at(stage.node.place(), stage.node.addresses(), "host");
-    let endpoint = Endpoint::ready(stage.node.addresses()).on(&stage.node.node_name());
+    let fixture = Fixture::new("hostnet", Pods::Routed, 0, NodeOptions::default());
+    let _servers = serve_at(fixture.node.place(), fixture.node.addresses(), "host");
+    let endpoint = Endpoint::ready(fixture.node.addresses()).on(&fixture.node.node_name());
     let service = Service::web(vec![endpoint]);
-    let _agent = stage.agent(&Manifest::of([service.clone()]), &[]);
-    for place in [stage.client.place(), stage.node.place()] {
+    let _agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    for place in [fixture.client.place(), fixture.node.place()] {
         for to in service.frontends(Protocol::Tcp) {
             let mut stream =
                 Stream::connect(place, to).unwrap_or_else(|error| panic!("{}: {to}: {error}", place.name()));

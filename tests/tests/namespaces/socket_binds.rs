@@ -4,17 +4,17 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 
 use lb_tests::agent::{Agent, External, Manifest, SOON, Service};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Stream, eventually};
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::{NodeOptions, Place};
 
 const HTTP: u16 = 30_080;
 const DNS: u16 = 30_053;
 
-fn stage(subject: &str) -> (Stage, Service) {
-    let stage = Stage::new(subject, Pods::Routed, 1, NodeOptions::default());
-    let web = stage.web().with(External { node_ports: vec![HTTP, DNS], ..External::default() });
-    (stage, web)
+fn fixture(subject: &str) -> (Fixture, Service) {
+    let fixture = Fixture::new(subject, Pods::Routed, 1, NodeOptions::default());
+    let web = fixture.web().with(External { node_ports: vec![HTTP, DNS], ..External::default() });
+    (fixture, web)
 }
 
 /// What comes of taking the port: held until dropped, or why not.
@@ -36,8 +36,8 @@ fn ips(texts: &[&str]) -> Vec<IpAddr> {
 }
 
 /// All that a process may bind where node ports are served at every address.
-fn every(stage: &Stage) -> Vec<IpAddr> {
-    let own = stage.node.addresses();
+fn every(fixture: &Fixture) -> Vec<IpAddr> {
+    let own = fixture.node.addresses();
     let plain = ips(&["0.0.0.0", "::", "127.0.0.1", "127.1.2.3", "::1", "::ffff:0.0.0.0", "::ffff:127.0.0.1"]);
     [plain, own.both().to_vec(), vec![own.v4.to_ipv6_mapped().into()]].concat()
 }
@@ -50,11 +50,11 @@ fn refused(agent: &Agent) -> u64 {
 
 #[test]
 fn a_node_port_is_in_use_for_every_process_of_the_node() {
-    let (stage, web) = stage("binds");
-    let agent = stage.agent(&Manifest::of([web.clone()]), &[]);
-    let host = stage.node.place();
+    let (fixture, web) = fixture("binds");
+    let agent = fixture.agent(&Manifest::of([web.clone()]), &[]);
+    let host = fixture.node.place();
     let mut asked = 0;
-    for at in every(&stage) {
+    for at in every(&fixture) {
         for (protocol, port) in ports() {
             let error = take(host, protocol, SocketAddr::new(at, port)).err();
             assert_eq!(error, Some(ErrorKind::AddrInUse), "{protocol} {at}:{port}");
@@ -67,7 +67,7 @@ fn a_node_port_is_in_use_for_every_process_of_the_node() {
         }
     }
     // A pod has ports of its own, and so has an address that is not of the node.
-    let pod = stage.client.place().clone().in_cgroup(stage.node.cgroup());
+    let pod = fixture.client.place().clone().in_cgroup(fixture.node.cgroup());
     for (protocol, port) in ports() {
         for at in ips(&["0.0.0.0", "::", "127.0.0.1"]) {
             take(&pod, protocol, SocketAddr::new(at, port)).unwrap();
@@ -75,8 +75,8 @@ fn a_node_port_is_in_use_for_every_process_of_the_node() {
     }
     assert_eq!(refused(&agent), asked);
     // Free with the service.
-    agent.apply(&Manifest::of([stage.web()])).unwrap();
-    for at in every(&stage) {
+    agent.apply(&Manifest::of([fixture.web()])).unwrap();
+    for at in every(&fixture) {
         for (protocol, port) in ports() {
             let what = format!("{protocol} {at}:{port} is free");
             eventually(&what, SOON, || take(host, protocol, SocketAddr::new(at, port)).ok());
@@ -86,11 +86,11 @@ fn a_node_port_is_in_use_for_every_process_of_the_node() {
 
 #[test]
 fn who_had_the_port_before_the_service_is_named() {
-    let (stage, web) = stage("bindheld");
-    let agent = stage.agent(&Manifest::of([stage.web()]), &[]);
+    let (fixture, web) = fixture("bindheld");
+    let agent = fixture.agent(&Manifest::of([fixture.web()]), &[]);
     let held: Vec<_> = [("tcp", "0.0.0.0", HTTP), ("udp", "::", DNS), ("tcp", "127.0.0.1", 81)]
         .map(|(protocol, at, port)| (protocol, SocketAddr::new(at.parse().unwrap(), port)))
-        .map(|(protocol, at)| take(stage.node.place(), protocol, at).unwrap())
+        .map(|(protocol, at)| take(fixture.node.place(), protocol, at).unwrap())
         .into();
     let told = |wanted: usize| {
         eventually("status names the sockets", SOON, || {
@@ -107,8 +107,8 @@ fn who_had_the_port_before_the_service_is_named() {
     }
     assert!(agent.metrics().unwrap().contains("ballast_held_ports 2"));
     // Clients of the service reach it all the same.
-    let to = SocketAddr::new(stage.node.addresses().v4.into(), HTTP);
-    for from in [stage.client.place(), stage.node.place()] {
+    let to = SocketAddr::new(fixture.node.addresses().v4.into(), HTTP);
+    for from in [fixture.client.place(), fixture.node.place()] {
         assert_eq!(Stream::connect(from, to).unwrap().ask("hello").unwrap().server, "b0");
     }
     drop(held);
@@ -117,11 +117,11 @@ fn who_had_the_port_before_the_service_is_named() {
 
 #[test]
 fn only_what_is_served_is_kept() {
-    let (stage, web) = stage("bindsome");
-    let own = stage.node.addresses();
+    let (fixture, web) = fixture("bindsome");
+    let own = fixture.node.addresses();
     let flag = format!("--nodeport-addresses={}/32", own.v4);
-    let _agent = stage.agent(&Manifest::of([web]), &[&flag]);
-    let host = stage.node.place();
+    let _agent = fixture.agent(&Manifest::of([web]), &[&flag]);
+    let host = fixture.node.place();
     for (protocol, port) in ports() {
         for at in [ips(&["0.0.0.0", "::"]), vec![own.v4.into()]].concat() {
             let error = take(host, protocol, SocketAddr::new(at, port)).err();
@@ -135,16 +135,16 @@ fn only_what_is_served_is_kept() {
 
 #[test]
 fn ports_are_kept_while_no_agent_runs_and_not_where_it_is_turned_off() {
-    let (stage, web) = stage("bindoff");
-    let host = stage.node.place();
+    let (fixture, web) = fixture("bindoff");
+    let host = fixture.node.place();
     let at = SocketAddr::new("0.0.0.0".parse().unwrap(), HTTP);
     {
-        let mut agent = stage.agent(&Manifest::of([web.clone()]), &[]);
+        let mut agent = fixture.agent(&Manifest::of([web.clone()]), &[]);
         agent.kill();
         assert_eq!(take(host, "tcp", at).err(), Some(ErrorKind::AddrInUse));
     }
     for flag in ["--protect-node-ports=off", "--socket-lb=off"] {
-        let _agent = stage.agent(&Manifest::of([web.clone()]), &[flag]);
+        let _agent = fixture.agent(&Manifest::of([web.clone()]), &[flag]);
         take(host, "tcp", at).unwrap_or_else(|e| panic!("{flag}: {e}"));
     }
 }

@@ -5,31 +5,31 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lb_tests::agent::{Agent, Manifest, Protocol, Service};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, PATIENCE, Stream, mapped};
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::{NodeOptions, Place};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 /// Two services with the same one backend, and the backend itself.
-struct Scene {
+struct Scenario {
     first: Service,
     second: Service,
     _agent: Agent,
-    stage: Stage,
+    fixture: Fixture,
 }
 
-impl Scene {
+impl Scenario {
     fn new(subject: &str) -> Self {
-        let stage = Stage::new(subject, Pods::Routed, 1, NodeOptions::default());
-        let (first, second) = (stage.web(), Service::standard("other", 12, stage.endpoints()));
-        let agent = stage.agent(&Manifest::of([first.clone(), second.clone()]), &[]);
-        Self { first, second, _agent: agent, stage }
+        let fixture = Fixture::new(subject, Pods::Routed, 1, NodeOptions::default());
+        let (first, second) = (fixture.web(), Service::standard("other", 12, fixture.endpoints()));
+        let agent = fixture.agent(&Manifest::of([first.clone(), second.clone()]), &[]);
+        Self { first, second, _agent: agent, fixture }
     }
 
     /// The three ways, in each family, and for IPv4 also through sockets of IPv6.
     fn ways(&self, protocol: Protocol) -> Vec<[SocketAddr; 3]> {
         let port = if protocol == Protocol::Tcp { 8080 } else { 5353 };
-        let backend = self.stage.backends[0].addresses();
+        let backend = self.fixture.backends[0].addresses();
         let both = self.first.frontends(protocol).into_iter().zip(self.second.frontends(protocol));
         let mut ways: Vec<_> =
             both.map(|(one, two)| [one, two, SocketAddr::new(backend.like(one.ip()), port)]).collect();
@@ -38,7 +38,7 @@ impl Scene {
     }
 
     fn host(&self) -> &Place {
-        self.stage.node.place()
+        self.fixture.node.place()
     }
 }
 
@@ -49,10 +49,10 @@ fn free_port(host: &Place, like: SocketAddr) -> u16 {
 
 #[test]
 fn many_connections_to_one_backend_are_each_told_their_own_peer() {
-    let scene = Scene::new("sockpeers");
+    let scenario = Scenario::new("sockpeers");
     let mut open = Vec::new();
-    for to in scene.ways(Protocol::Tcp).into_iter().flatten() {
-        open.extend((0..4).map(|_| (Stream::connect(scene.host(), to).unwrap(), to)));
+    for to in scenario.ways(Protocol::Tcp).into_iter().flatten() {
+        open.extend((0..4).map(|_| (Stream::connect(scenario.host(), to).unwrap(), to)));
     }
     for _ in 0..2 {
         for (stream, to) in &mut open {
@@ -70,26 +70,26 @@ fn many_connections_to_one_backend_are_each_told_their_own_peer() {
 
 #[test]
 fn a_second_connection_of_the_same_port_is_refused_and_harms_nobody() {
-    let scene = Scene::new("sockport");
-    for ways in scene.ways(Protocol::Tcp) {
+    let scenario = Scenario::new("sockport");
+    for ways in scenario.ways(Protocol::Tcp) {
         for (turn, one) in ways.into_iter().enumerate() {
             // Whoever was given the port last may be in TIME-WAIT with the backend.
             let (mut first, port) = (0..100)
                 .find_map(|_| {
-                    let port = free_port(scene.host(), one);
-                    Some((Stream::connect_from(scene.host(), port, one, PATIENCE).ok()?, port))
+                    let port = free_port(scenario.host(), one);
+                    Some((Stream::connect_from(scenario.host(), port, one, PATIENCE).ok()?, port))
                 })
                 .expect("a free port");
             for two in [ways[(turn + 1) % 3], ways[(turn + 2) % 3]] {
                 // Only the kernel could tell the two apart, and it knows the backend's address: it cannot.
-                let error = Stream::connect_from(scene.host(), port, two, PATIENCE).expect_err("the tuple is taken");
+                let error = Stream::connect_from(scenario.host(), port, two, PATIENCE).expect_err("the tuple is taken");
                 assert_eq!(error.kind(), ErrorKind::AddrNotAvailable, "{one}, then {two}: {error}");
                 first.ask("still").unwrap();
                 assert_eq!(first.peer().unwrap(), one);
             }
             first.reset().unwrap();
             let two = ways[(turn + 1) % 3];
-            let mut second = Stream::connect_from(scene.host(), port, two, PATIENCE).unwrap();
+            let mut second = Stream::connect_from(scenario.host(), port, two, PATIENCE).unwrap();
             second.ask("now").unwrap();
             assert_eq!(second.peer().unwrap(), two, "{one} was there before");
             second.reset().unwrap();
@@ -99,9 +99,9 @@ fn a_second_connection_of_the_same_port_is_refused_and_harms_nobody() {
 
 #[test]
 fn a_udp_socket_that_is_connected_anew_is_told_its_last_peer() {
-    let scene = Scene::new("sockanew");
-    for ways in scene.ways(Protocol::Udp) {
-        let socket = scene.host().run(|| Socket::new(Domain::for_address(ways[0]), Type::DGRAM, None).unwrap());
+    let scenario = Scenario::new("sockanew");
+    for ways in scenario.ways(Protocol::Udp) {
+        let socket = scenario.host().run(|| Socket::new(Domain::for_address(ways[0]), Type::DGRAM, None).unwrap());
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
         for turn in 0..9 {
             // Through one service, directly, through the other one, and so on.
@@ -117,10 +117,10 @@ fn a_udp_socket_that_is_connected_anew_is_told_its_last_peer() {
 
 #[test]
 fn udp_sockets_of_two_services_with_one_backend_hear_only_their_own_answers() {
-    let scene = Scene::new("sockudp");
-    for ways in scene.ways(Protocol::Udp) {
-        let connected: Vec<_> = ways.map(|to| (Datagrams::connected(scene.host(), 0, to).unwrap(), to)).into();
-        let unconnected: Vec<_> = ways.map(|to| (Datagrams::unconnected(scene.host(), 0, to).unwrap(), to)).into();
+    let scenario = Scenario::new("sockudp");
+    for ways in scenario.ways(Protocol::Udp) {
+        let connected: Vec<_> = ways.map(|to| (Datagrams::connected(scenario.host(), 0, to).unwrap(), to)).into();
+        let unconnected: Vec<_> = ways.map(|to| (Datagrams::unconnected(scenario.host(), 0, to).unwrap(), to)).into();
         for round in 0..3 {
             for (index, (socket, to)) in connected.iter().chain(&unconnected).enumerate() {
                 let text = format!("{round} {index}");

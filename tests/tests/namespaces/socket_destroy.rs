@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use lb_tests::agent::{Agent, Endpoint, Manifest, Protocol, SOON, Service};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream, eventually, mapped};
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::{NodeOptions, Place};
 use lb_userspace::maps::Pinned;
 
@@ -47,18 +47,18 @@ fn aborted(stream: &mut Stream) -> Option<()> {
 
 #[test]
 fn connections_of_host_processes_end_at_the_deadline_and_no_others() {
-    let stage = Stage::new("ends", Pods::Routed, 2, NodeOptions::default());
-    let service = stage.web();
-    let agent = stage.agent(&Manifest::of([service.clone()]), &["--drain-period", "3s"]);
-    let host = stage.node.place();
+    let fixture = Fixture::new("ends", Pods::Routed, 2, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period", "3s"]);
+    let host = fixture.node.place();
     let frontends = service.frontends(Protocol::Tcp);
     let asked = [frontends[0], frontends[1], mapped(frontends[0])];
     let mut ending: Vec<_> = asked.iter().flat_map(|to| connections(host, *to, "b1", 2)).collect();
     let mut staying: Vec<_> = asked.iter().flat_map(|to| connections(host, *to, "b0", 1)).collect();
     // Somebody who talks to the same address without the service.
-    let direct = stage.backends[1].addresses().both().map(|address| SocketAddr::new(address, 8080));
+    let direct = fixture.backends[1].addresses().both().map(|address| SocketAddr::new(address, 8080));
     staying.extend(direct.map(|to| Stream::connect(host, to).unwrap()));
-    agent.apply(&Manifest::of([Service::web(stage.endpoints()[..1].to_vec())])).unwrap();
+    agent.apply(&Manifest::of([Service::web(fixture.endpoints()[..1].to_vec())])).unwrap();
     for stream in &mut ending {
         assert_eq!(stream.ask("draining").unwrap().server, "b1");
     }
@@ -80,11 +80,11 @@ fn connections_of_host_processes_end_at_the_deadline_and_no_others() {
 
 #[test]
 fn an_address_that_comes_back_as_another_pod_ends_the_connections_to_the_old_one() {
-    let stage = Stage::new("hostreborn", Pods::Routed, 1, NodeOptions::default());
-    let endpoint = stage.endpoints().remove(0);
+    let fixture = Fixture::new("hostreborn", Pods::Routed, 1, NodeOptions::default());
+    let endpoint = fixture.endpoints().remove(0);
     let first = Service::web(vec![endpoint.clone().pod("aaaa")]);
-    let agent = stage.agent(&Manifest::of([first.clone()]), &[]);
-    let host = stage.node.place();
+    let agent = fixture.agent(&Manifest::of([first.clone()]), &[]);
+    let host = fixture.node.place();
     let mut old: Vec<_> =
         first.frontends(Protocol::Tcp).into_iter().map(|to| Stream::connect(host, to).unwrap()).collect();
     agent.write(&Manifest::of([Service::web(vec![endpoint.pod("bbbb")])])).unwrap();
@@ -98,12 +98,12 @@ fn an_address_that_comes_back_as_another_pod_ends_the_connections_to_the_old_one
 
 #[test]
 fn a_deadline_that_struck_while_no_agent_ran_is_made_up_for() {
-    let stage = Stage::new("madeup", Pods::Routed, 2, NodeOptions::default());
-    let service = stage.web();
-    let mut agent = stage.agent(&Manifest::of([service.clone()]), &["--drain-period", "1s"]);
+    let fixture = Fixture::new("madeup", Pods::Routed, 2, NodeOptions::default());
+    let service = fixture.web();
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period", "1s"]);
     let to = service.frontends(Protocol::Tcp)[0];
-    let mut held = connections(stage.node.place(), to, "b1", 1).remove(0);
-    agent.apply(&Manifest::of([Service::web(stage.endpoints()[..1].to_vec())])).unwrap();
+    let mut held = connections(fixture.node.place(), to, "b1", 1).remove(0);
+    agent.apply(&Manifest::of([Service::web(fixture.endpoints()[..1].to_vec())])).unwrap();
     agent.kill();
     agent.restart().unwrap();
     eventually("the connection ends", SOON, || aborted(&mut held));
@@ -112,10 +112,10 @@ fn a_deadline_that_struck_while_no_agent_ran_is_made_up_for() {
 #[test]
 fn a_connected_udp_sender_is_told_at_once_and_finds_another_backend_from_the_same_port() {
     const PORT: u16 = 45_353;
-    let stage = Stage::new("oneway", Pods::Routed, 2, NodeOptions::default());
-    let service = stage.web();
-    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
-    let host = stage.node.place();
+    let fixture = Fixture::new("oneway", Pods::Routed, 2, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    let host = fixture.node.place();
     let frontends = service.frontends(Protocol::Udp);
     for (round, to) in [frontends[0], frontends[1], mapped(frontends[0])].into_iter().enumerate() {
         agent.apply(&Manifest::of([service.clone()])).unwrap();
@@ -124,10 +124,10 @@ fn a_connected_udp_sender_is_told_at_once_and_finds_another_backend_from_the_sam
         let unconnected = Datagrams::unconnected(host, 0, to).unwrap();
         unconnected.ask_at(to, "before").unwrap();
         let other = datagrams(host, 0, to, "b0");
-        let [left, gone] = [stage.endpoints().remove(0), Endpoint::unready(stage.backends[1].addresses())];
+        let [left, gone] = [fixture.endpoints().remove(0), Endpoint::unready(fixture.backends[1].addresses())];
         agent.apply(&Manifest::of([Service::web(vec![left, gone])])).unwrap();
         let started = Instant::now();
-        let received = || -> u32 { stage.servers[0].iter().map(lb_tests::peers::Server::answers).sum() };
+        let received = || -> u32 { fixture.servers[0].iter().map(lb_tests::peers::Server::answers).sum() };
         let before = received();
         // It only sends, and looks at nothing but what its own calls return.
         eventually("datagrams arrive at a live backend", SOON, || {
@@ -149,14 +149,14 @@ fn a_connected_udp_sender_is_told_at_once_and_finds_another_backend_from_the_sam
 
 #[test]
 fn an_idle_unconnected_socket_holds_no_backend_that_is_gone() {
-    let stage = Stage::new("idle", Pods::Routed, 2, NodeOptions::default());
-    let service = stage.web();
-    let agent = stage.agent(&Manifest::of([service.clone()]), &["--drain-period", "1s"]);
+    let fixture = Fixture::new("idle", Pods::Routed, 2, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period", "1s"]);
     let maps = Pinned::open(&agent.bpffs().join("ballast")).unwrap();
     let to = service.frontends(Protocol::Udp)[0];
-    let sockets: Vec<_> = (0..8).map(|_| Datagrams::unconnected(stage.node.place(), 0, to).unwrap()).collect();
+    let sockets: Vec<_> = (0..8).map(|_| Datagrams::unconnected(fixture.node.place(), 0, to).unwrap()).collect();
     let servers: Vec<_> = sockets.iter().map(|socket| socket.ask_at(to, "before").unwrap().server).collect();
-    agent.apply(&Manifest::of([Service::web(stage.endpoints()[..1].to_vec())])).unwrap();
+    agent.apply(&Manifest::of([Service::web(fixture.endpoints()[..1].to_vec())])).unwrap();
     let live = 2 * servers.iter().filter(|server| *server == "b0").count();
     eventually("the entries of the others are gone", SOON, || {
         (maps.sockets4.read().unwrap().len() == live).then_some(())
@@ -169,12 +169,12 @@ fn an_idle_unconnected_socket_holds_no_backend_that_is_gone() {
 
 #[test]
 fn a_udp_socket_that_waits_for_an_answer_is_woken() {
-    let stage = Stage::new("woken", Pods::Routed, 1, NodeOptions::default());
-    let service = stage.web();
-    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let fixture = Fixture::new("woken", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     for to in service.frontends(Protocol::Udp) {
         agent.apply(&Manifest::of([service.clone()])).unwrap();
-        let socket = datagrams(stage.node.place(), 0, to, "b0");
+        let socket = datagrams(fixture.node.place(), 0, to, "b0");
         agent.apply(&Manifest::of([Service::web(vec![])])).unwrap();
         socket.set_patience(SOON).unwrap();
         assert_eq!(socket.receive().unwrap_err().kind(), ErrorKind::ConnectionAborted);
@@ -184,19 +184,19 @@ fn a_udp_socket_that_waits_for_an_answer_is_woken() {
 #[test]
 fn with_all_processes_served_the_sockets_of_pods_end_too() {
     let options = NodeOptions { rp_filter: 2, ..NodeOptions::default() };
-    let stage = Stage::new("everywhere", Pods::Routed, 2, options);
-    let service = stage.web();
-    let agent = stage.agent(&Manifest::of([service.clone()]), &["--socket-lb", "all", "--drain-period", "2s"]);
-    let pod = stage.client.place().clone().in_cgroup(stage.node.cgroup());
+    let fixture = Fixture::new("everywhere", Pods::Routed, 2, options);
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--socket-lb", "all", "--drain-period", "2s"]);
+    let pod = fixture.client.place().clone().in_cgroup(fixture.node.cgroup());
     // A namespace is found by a process in it.
     let mut process = pod.start(std::process::Command::new("sleep").arg("600")).unwrap();
     let mut held = Vec::new();
-    for place in [&pod, stage.node.place()] {
+    for place in [&pod, fixture.node.place()] {
         for to in service.frontends(Protocol::Tcp) {
             held.extend(connections(place, to, "b1", 1));
         }
     }
-    agent.apply(&Manifest::of([Service::web(stage.endpoints()[..1].to_vec())])).unwrap();
+    agent.apply(&Manifest::of([Service::web(fixture.endpoints()[..1].to_vec())])).unwrap();
     for stream in &mut held {
         eventually("a connection ends", SOON, || aborted(stream));
     }

@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use lb_tests::agent::{Agent, Endpoint, External, Manifest, Service};
+use lb_tests::fixture::{self, Fixture, Pods};
 use lb_tests::peers::{Datagrams, Server, Stream, mapped};
-use lb_tests::stage::{self, Pods, Stage};
 use lb_tests::topology::{Addresses, NodeOptions, Place};
 
 const HTTP: u16 = 30_080;
@@ -54,43 +54,43 @@ fn mapped_ip(address: IpAddr) -> IpAddr {
 #[test]
 fn loopback_of_a_pod_is_its_own() {
     let options = NodeOptions { rp_filter: 2, ..NodeOptions::default() };
-    let stage = Stage::new("podloop", Pods::Routed, 1, options);
-    let _agent = stage.agent(&Manifest::of([stage.web().with(node_ports())]), &["--socket-lb", "all"]);
-    let pod = stage.client.place().clone().in_cgroup(stage.node.cgroup());
+    let fixture = Fixture::new("podloop", Pods::Routed, 1, options);
+    let _agent = fixture.agent(&Manifest::of([fixture.web().with(node_ports())]), &["--socket-lb", "all"]);
+    let pod = fixture.client.place().clone().in_cgroup(fixture.node.cgroup());
     for address in LOOPBACK.into_iter().chain(NO_ADDRESS) {
         refuses(&pod, SocketAddr::new(address, HTTP));
     }
-    serves(stage.node.place(), [HTTP, DNS], LOOPBACK[0], LOOPBACK[0]);
+    serves(fixture.node.place(), [HTTP, DNS], LOOPBACK[0], LOOPBACK[0]);
 }
 
 #[test]
 fn no_packet_is_served_at_loopback() {
-    let stage = Stage::new("looppacket", Pods::Routed, 1, NodeOptions::default());
+    let fixture = Fixture::new("looppacket", Pods::Routed, 1, NodeOptions::default());
     // Without the hook nobody translates, and nothing but a hook may: other hosts must not come by here.
-    let _agent = stage.agent(&Manifest::of([stage.web().with(node_ports())]), &["--socket-lb", "off"]);
+    let _agent = fixture.agent(&Manifest::of([fixture.web().with(node_ports())]), &["--socket-lb", "off"]);
     for address in LOOPBACK.into_iter().chain(NO_ADDRESS) {
-        refuses(stage.node.place(), SocketAddr::new(address, HTTP));
+        refuses(fixture.node.place(), SocketAddr::new(address, HTTP));
     }
-    let own = stage.node.addresses().both().map(|address| SocketAddr::new(address, HTTP));
+    let own = fixture.node.addresses().both().map(|address| SocketAddr::new(address, HTTP));
     for to in own {
-        Stream::connect(stage.client.place(), to).unwrap().ask("hello").unwrap();
+        Stream::connect(fixture.client.place(), to).unwrap().ask("hello").unwrap();
     }
 }
 
 #[test]
 fn loopback_is_open_where_the_addresses_of_node_ports_hold_it() {
-    let stage = Stage::new("looponly", Pods::Routed, 1, NodeOptions::default());
-    let manifest = Manifest::of([stage.web().with(node_ports())]);
-    let own = stage.node.addresses();
-    let host = stage.node.place();
+    let fixture = Fixture::new("looponly", Pods::Routed, 1, NodeOptions::default());
+    let manifest = Manifest::of([fixture.web().with(node_ports())]);
+    let own = fixture.node.addresses();
+    let host = fixture.node.place();
     {
-        let _agent = stage.agent(&manifest, &[&format!("--nodeport-addresses={}/32", own.v4)]);
+        let _agent = fixture.agent(&manifest, &[&format!("--nodeport-addresses={}/32", own.v4)]);
         serves(host, [HTTP, DNS], own.v4.into(), own.v4.into());
         for address in LOOPBACK {
             refuses(host, SocketAddr::new(address, HTTP));
         }
     }
-    let _agent = stage.agent(&manifest, &["--nodeport-addresses=127.0.0.0/8"]);
+    let _agent = fixture.agent(&manifest, &["--nodeport-addresses=127.0.0.0/8"]);
     serves(host, [HTTP, DNS], LOOPBACK[0], LOOPBACK[0]);
     for to in [LOOPBACK[2], own.v4.into(), own.v6.into()] {
         refuses(host, SocketAddr::new(to, HTTP));
@@ -101,7 +101,7 @@ fn loopback_is_open_where_the_addresses_of_node_ports_hold_it() {
 struct Host {
     _agent: Agent,
     _servers: Vec<Server>,
-    stage: Stage,
+    fixture: Fixture,
     /// Cluster IPs of the service of one backend.
     elsewhere: Addresses,
 }
@@ -115,16 +115,16 @@ const RANGES: [u8; 2] = [4, 5];
 
 impl Host {
     fn new() -> Self {
-        let stage = Stage::new("nodeports", Pods::Routed, 2, NodeOptions::default());
-        let own = stage.node.addresses();
-        let servers = stage::serve_at(stage.node.place(), own, "host");
-        let on_the_node = vec![Endpoint::ready(own).on(&stage.node.node_name())];
+        let fixture = Fixture::new("nodeports", Pods::Routed, 2, NodeOptions::default());
+        let own = fixture.node.addresses();
+        let servers = fixture::serve_at(fixture.node.place(), own, "host");
+        let on_the_node = vec![Endpoint::ready(own).on(&fixture.node.node_name())];
         // The one endpoint is on another node, as the policy sees it.
-        let elsewhere = vec![Endpoint::ready(stage.backends[0].addresses()).on("elsewhere")];
+        let elsewhere = vec![Endpoint::ready(fixture.backends[0].addresses()).on("elsewhere")];
         let outside = |number| External { node_ports: ports_of(number).to_vec(), ..published(number) };
         let ranged = |number, name, range: String| {
             let external = External { source_ranges: vec![range], ..outside(number) };
-            Service::standard(name, 10 + number, stage.endpoints()).with(external)
+            Service::standard(name, 10 + number, fixture.endpoints()).with(external)
         };
         let ports = |number| External { node_ports: ports_of(number).to_vec(), ..External::default() };
         let elsewhere = Service::standard("elsewhere", 10 + ELSEWHERE, elsewhere)
@@ -132,22 +132,22 @@ impl Host {
         let cluster_ips = elsewhere.cluster_ips;
         let manifest = Manifest::of([
             elsewhere,
-            stage.web().with(ports(WEB)),
+            fixture.web().with(ports(WEB)),
             Service::standard("on-the-node", 10 + ON_THE_NODE, on_the_node).with(ports(ON_THE_NODE)),
             Service::standard("empty", 10 + EMPTY, Vec::new()).with(ports(EMPTY)),
             ranged(RANGES[0], "ranges-4", format!("{}/32", own.v4)),
             ranged(RANGES[1], "ranges-6", format!("{}/128", own.v6)),
         ]);
-        let agent = stage.agent(&manifest, &["--external-ips", "on"]);
-        Self { stage, _servers: servers, _agent: agent, elsewhere: cluster_ips }
+        let agent = fixture.agent(&manifest, &["--external-ips", "on"]);
+        Self { fixture, _servers: servers, _agent: agent, elsewhere: cluster_ips }
     }
 
     fn place(&self) -> &Place {
-        self.stage.node.place()
+        self.fixture.node.place()
     }
 
     fn own(&self) -> [IpAddr; 2] {
-        self.stage.node.addresses().both()
+        self.fixture.node.addresses().both()
     }
 }
 
@@ -238,7 +238,7 @@ fn source_ranges_by_the_nodes_own_address_in_each_family(host: &Host) {
 fn one_socket_asks_by_every_address_and_hears_from_the_last(host: &Host) {
     // Its only backend is asked directly, too.
     let (dns, cluster) = (ports_of(ELSEWHERE)[1], host.elsewhere);
-    let backend = host.stage.backends[0].addresses();
+    let backend = host.fixture.backends[0].addresses();
     for (loopback, own) in [LOOPBACK[0], LOOPBACK[2]].into_iter().zip(host.own()) {
         let ways: [SocketAddr; 4] = [
             (loopback, dns).into(),

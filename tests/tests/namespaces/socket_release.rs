@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use lb_common::abi::SOCKET_PAIRS;
 use lb_tests::agent::{Agent, Manifest, Protocol, Service};
+use lb_tests::fixture::{Fixture, Pods, serve};
 use lb_tests::peers::{Datagrams, PATIENCE, Stream, mapped};
-use lb_tests::stage::{Pods, Stage, serve};
 use lb_tests::topology::{NodeOptions, Place};
 use lb_userspace::maps::Pinned;
 use socket2::{Domain, SockAddr, Socket, Type};
@@ -28,15 +28,15 @@ fn short_connection(to: SocketAddr) {
 #[test]
 fn ten_thousand_short_sockets_leave_no_entry() {
     const ROUNDS: usize = 1_250;
-    let stage = Stage::new("short", Pods::Routed, 2, NodeOptions::default());
-    let service = stage.web();
-    let mut agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let fixture = Fixture::new("short", Pods::Routed, 2, NodeOptions::default());
+    let service = fixture.web();
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     let (tcp, udp) = (service.frontends(Protocol::Tcp), service.frontends(Protocol::Udp));
     for agent_lives in [true, false] {
         if !agent_lives {
             agent.kill();
         }
-        stage.node.place().run(|| {
+        fixture.node.place().run(|| {
             for _ in 0..ROUNDS {
                 // Eight sockets a round: 10,000 with the agent alive, 10,000 with it dead; half of them of each protocol.
                 for to in [tcp[0], tcp[1], mapped(tcp[0]), tcp[0]] {
@@ -56,18 +56,18 @@ fn ten_thousand_short_sockets_leave_no_entry() {
 
 #[test]
 fn an_open_socket_keeps_its_entries_while_others_close() {
-    let stage = Stage::new("openclosed", Pods::Routed, 2, NodeOptions::default());
-    let service = stage.web();
-    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let fixture = Fixture::new("openclosed", Pods::Routed, 2, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     let mut streams: Vec<_> = service
         .frontends(Protocol::Tcp)
         .into_iter()
-        .map(|to| (to, Stream::connect(stage.node.place(), to).unwrap()))
+        .map(|to| (to, Stream::connect(fixture.node.place(), to).unwrap()))
         .collect();
     let sockets: Vec<_> = service
         .frontends(Protocol::Udp)
         .into_iter()
-        .map(|to| (to, Datagrams::unconnected(stage.node.place(), 0, to).unwrap()))
+        .map(|to| (to, Datagrams::unconnected(fixture.node.place(), 0, to).unwrap()))
         .collect();
     for (to, socket) in &sockets {
         socket.ask_at(*to, "before").unwrap();
@@ -76,7 +76,7 @@ fn an_open_socket_keeps_its_entries_while_others_close() {
     let kept = streams.len() + 2 * sockets.len();
     assert_eq!(entries(&agent), kept);
     for to in service.frontends(Protocol::Tcp) {
-        drop(Stream::connect(stage.node.place(), to).unwrap());
+        drop(Stream::connect(fixture.node.place(), to).unwrap());
     }
     assert_eq!(entries(&agent), kept);
     for (to, stream) in &mut streams {
@@ -92,15 +92,15 @@ fn an_open_socket_keeps_its_entries_while_others_close() {
 
 #[test]
 fn a_connect_that_fails_leaves_no_entry() {
-    let stage = Stage::new("failed", Pods::Routed, 1, NodeOptions::default());
+    let fixture = Fixture::new("failed", Pods::Routed, 1, NodeOptions::default());
     // Its ports lead to one that nobody listens on.
-    let mut service = stage.web();
+    let mut service = fixture.web();
     for port in &mut service.ports {
         port.target = 9;
     }
-    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     for to in service.frontends(Protocol::Tcp) {
-        let error = Stream::connect(stage.node.place(), to).expect_err("nobody listens");
+        let error = Stream::connect(fixture.node.place(), to).expect_err("nobody listens");
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
     }
     assert_eq!(entries(&agent), 0);
@@ -109,15 +109,15 @@ fn a_connect_that_fails_leaves_no_entry() {
 #[test]
 fn a_socket_may_ask_more_services_than_its_record_names() {
     const SERVICES: usize = SOCKET_PAIRS + 4;
-    let stage = Stage::new("manyasked", Pods::Routed, 0, NodeOptions::default());
+    let fixture = Fixture::new("manyasked", Pods::Routed, 0, NodeOptions::default());
     let names = ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8", "s9", "s10", "s11"];
     assert_eq!(names.len(), SERVICES);
-    let backend = stage.pod("all");
+    let backend = fixture.pod("all");
     let _servers = serve(&backend, "all");
     let endpoint = lb_tests::agent::Endpoint::ready(backend.addresses());
     let services: Vec<_> =
         (20..).zip(names).map(|(last, name)| Service::standard(name, last, vec![endpoint.clone()])).collect();
-    let agent = stage.agent(&Manifest::of(services.clone()), &[]);
+    let agent = fixture.agent(&Manifest::of(services.clone()), &[]);
     let asked: Vec<_> = services.iter().map(|service| service.frontends(Protocol::Udp)[0]).collect();
     let ask = |place: &Place| {
         let socket = Datagrams::unconnected(place, 0, asked[0]).unwrap();
@@ -128,7 +128,7 @@ fn a_socket_may_ask_more_services_than_its_record_names() {
             }
         }
     };
-    ask(stage.node.place());
+    ask(fixture.node.place());
     let left = entries(&agent);
     // All share one backend, and with it one entry for the answers.
     assert!(left <= SERVICES - SOCKET_PAIRS, "{left} entries are left");

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use lb_tests::agent::{Agent, Manifest, Protocol};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Stream, eventually, mapped};
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::{NodeOptions, Pod};
 
 /// Longer than any test takes: a pod that cannot connect has moved on by then, at the latest.
@@ -28,13 +28,13 @@ fn fall_silent(pod: &Pod, silent: bool) {
 
 #[test]
 fn a_backend_that_left_pods_unanswered_is_avoided_by_the_host() {
-    let stage = Stage::new("hostsuspect", Pods::Routed, 3, NodeOptions::default());
-    let service = stage.web();
-    let agent = stage.agent(&Manifest::of([service.clone()]), &[]);
-    let (pod, host) = (stage.client.place(), stage.node.place());
+    let fixture = Fixture::new("hostsuspect", Pods::Routed, 3, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    let (pod, host) = (fixture.client.place(), fixture.node.place());
     for to in service.frontends(Protocol::Tcp) {
         let before = count(&agent, "suspected");
-        fall_silent(&stage.backends[1], true);
+        fall_silent(&fixture.backends[1], true);
         eventually("a pod's connection shows that the backend is dead", LONG, || {
             Stream::connect_from(pod, 0, to, LONG).unwrap().ask("hello").unwrap();
             (count(&agent, "suspected") > before).then_some(())
@@ -48,7 +48,7 @@ fn a_backend_that_left_pods_unanswered_is_avoided_by_the_host() {
             }
         }
         assert!(!used.contains("b1"), "{used:?}");
-        fall_silent(&stage.backends[1], false);
+        fall_silent(&fixture.backends[1], false);
         // A pod's probe finds out that it answers again; then the host goes there, too.
         eventually("the host uses it again", LONG, || {
             Stream::connect_from(pod, 0, to, LONG).unwrap().ask("hello").unwrap();

@@ -9,8 +9,8 @@ use lb_common::abi::{
     Backend, Service, ServiceKey, Slot, UDP, backend_flags, backend_state, frontend_kind, seal, service_flags,
 };
 use lb_common::outcome::Outcome;
-use lb_tests::live::{Live, Whose};
 use lb_tests::peers::Datagrams;
+use lb_tests::test_run::{LoadedPrograms, Whose};
 use lb_tests::topology::{Addresses, Place, Topology};
 
 const FRONTEND4: [u8; 4] = [192, 0, 2, 10];
@@ -18,7 +18,7 @@ const FRONTEND6: [u8; 16] = [0x20, 1, 0x0d, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 
 const SERVICE: u32 = 7;
 
 /// A load balancer's frontend in each family, UDP, whose one backend is at these addresses.
-fn serve(live: &mut Live, flags: u8, backend: Addresses) {
+fn serve(programs: &mut LoadedPrograms, flags: u8, backend: Addresses) {
     let service = Service {
         id: SERVICE,
         generation: 1,
@@ -36,13 +36,13 @@ fn serve(live: &mut Live, flags: u8, backend: Addresses) {
         burst: 0,
     };
     let slot = Slot { backend: 1, generation: 1, service: SERVICE, backend_generation: 1 };
-    live.tables4.slots.set(16, slot, 0).unwrap();
+    programs.tables4.slots.set(16, slot, 0).unwrap();
     let key = ServiceKey { address: FRONTEND4, port: 53, protocol: UDP, pad: 0 };
-    live.tables4.services.insert(key, Service { seal: seal(&key, &service), ..service }, 0).unwrap();
+    programs.tables4.services.insert(key, Service { seal: seal(&key, &service), ..service }, 0).unwrap();
     let key = ServiceKey { address: FRONTEND6, port: 53, protocol: UDP, pad: 0 };
-    live.tables6.services.insert(key, Service { seal: seal(&key, &service), ..service }, 0).unwrap();
-    live.tables4.backends.set(1, record(backend.v4.octets()), 0).unwrap();
-    live.tables6.backends.set(1, record(backend.v6.octets()), 0).unwrap();
+    programs.tables6.services.insert(key, Service { seal: seal(&key, &service), ..service }, 0).unwrap();
+    programs.tables4.backends.set(1, record(backend.v4.octets()), 0).unwrap();
+    programs.tables6.backends.set(1, record(backend.v6.octets()), 0).unwrap();
 }
 
 fn record<const N: usize>(address: [u8; N]) -> Backend<N> {
@@ -70,8 +70,8 @@ fn connect(from: &Place) -> Vec<Result<SocketAddr, ErrorKind>> {
         .to_vec()
 }
 
-fn count(live: &Live, outcome: Outcome) -> u64 {
-    live.outcomes().unwrap()[outcome as usize]
+fn count(programs: &LoadedPrograms, outcome: Outcome) -> u64 {
+    programs.outcomes().unwrap()[outcome as usize]
 }
 
 fn to(addresses: Addresses) -> Vec<Result<SocketAddr, ErrorKind>> {
@@ -85,23 +85,23 @@ fn a_host_process_passes_if_its_node_is_in_range() {
     let pod = node.pod("backend").unwrap();
     let (ranges, admitted) = (service_flags::SOURCE_RANGES, service_flags::NODE_ALLOWED);
     for (flags, passes) in [(0, true), (ranges, false), (ranges | admitted, true)] {
-        let mut live = Live::on_sockets(node.place(), node.cgroup(), Whose::Host).unwrap();
-        serve(&mut live, flags, pod.addresses());
+        let mut programs = LoadedPrograms::on_sockets(node.place(), node.cgroup(), Whose::Host).unwrap();
+        serve(&mut programs, flags, pod.addresses());
         let came_to = connect(node.place());
         if passes {
             assert_eq!(came_to, to(pod.addresses()));
-            assert_eq!(count(&live, Outcome::DroppedSourceRange), 0);
+            assert_eq!(count(&programs, Outcome::DroppedSourceRange), 0);
             continue;
         }
         assert_eq!(came_to, [Err(ErrorKind::ConnectionRefused); 2]);
-        assert_eq!(count(&live, Outcome::DroppedSourceRange), 2);
-        let counted: Vec<_> = live.take_stats().unwrap().iter().map(|(key, n)| (key.id, key.outcome, *n)).collect();
+        assert_eq!(count(&programs, Outcome::DroppedSourceRange), 2);
+        let counted: Vec<_> = programs.take_stats().unwrap().iter().map(|(key, n)| (key.id, key.outcome, *n)).collect();
         assert_eq!(counted, [(SERVICE, Outcome::DroppedSourceRange as u8, 2)], "counted for the service");
         // An unconnected socket is told at each datagram.
         let socket = Datagrams::unconnected(node.place(), 0, (FRONTEND4, 53).into()).unwrap();
         let error = socket.send_at((FRONTEND4, 53).into(), "hello").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
-        assert_eq!(count(&live, Outcome::DroppedSourceRange), 3);
+        assert_eq!(count(&programs, Outcome::DroppedSourceRange), 3);
     }
 }
 
@@ -114,11 +114,11 @@ fn a_pods_process_is_left_to_its_link_where_source_ranges_are() {
     let untouched = vec![Ok(SocketAddr::from((FRONTEND4, 53))), Ok(SocketAddr::from((FRONTEND6, 53)))];
     let (ranges, admitted) = (service_flags::SOURCE_RANGES, service_flags::NODE_ALLOWED);
     for (flags, translated) in [(0, true), (ranges, false), (ranges | admitted, false)] {
-        let mut live = Live::on_sockets(node.place(), node.cgroup(), Whose::All).unwrap();
-        serve(&mut live, flags, pod.addresses());
+        let mut programs = LoadedPrograms::on_sockets(node.place(), node.cgroup(), Whose::All).unwrap();
+        serve(&mut programs, flags, pod.addresses());
         let expected = if translated { to(pod.addresses()) } else { untouched.clone() };
         assert_eq!(connect(&place), expected, "flags {flags}");
-        assert_eq!(count(&live, Outcome::DroppedSourceRange), 0);
+        assert_eq!(count(&programs, Outcome::DroppedSourceRange), 0);
         let host = if flags == ranges { vec![Err(ErrorKind::ConnectionRefused); 2] } else { to(pod.addresses()) };
         assert_eq!(connect(node.place()), host, "the same programs hold the node by its flag");
     }

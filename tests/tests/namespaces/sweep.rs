@@ -14,10 +14,10 @@ use lb_common::abi::{
 use lb_common::decide::{Now, pair_key};
 use lb_common::state::Timeouts;
 use lb_tests::agent::{Manifest, Protocol, SOON, Service};
-use lb_tests::live::object;
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Stream, eventually};
 use lb_tests::random::Random;
-use lb_tests::stage::{Pods, Stage};
+use lb_tests::test_run::object;
 use lb_tests::topology::NodeOptions;
 use lb_userspace::apply::{KernelStore, Programmer};
 use lb_userspace::maps::{Connections, Pinned};
@@ -219,9 +219,9 @@ fn a_flow_that_comes_to_life_keeps_at_least_one_direction() -> Result<()> {
 
 #[test]
 fn a_drifted_count_is_set_right_and_what_programs_write_beside_it_stays() -> Result<()> {
-    let stage = Stage::new("recount", Pods::Routed, 1, NodeOptions::default());
-    let service = stage.web();
-    let agent = stage.agent(&Manifest::of([service]), &[]);
+    let fixture = Fixture::new("recount", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service]), &[]);
     let maps = Pinned::open(&agent.bpffs().join("ballast"))?;
     let connections = Connections::map(&maps.health4)?;
     let mut backends = maps.backends4.read()?.into_iter().filter(|(_, record)| record.generation != 0);
@@ -248,12 +248,12 @@ fn a_drifted_count_is_set_right_and_what_programs_write_beside_it_stays() -> Res
 /// Ids and slots of pods that come and go are given away again, but for those that a flow still holds.
 #[test]
 fn ids_and_slots_of_a_hundred_generations_come_back() -> Result<()> {
-    let stage = Stage::new("ids", Pods::Routed, 1, NodeOptions::default());
-    let endpoint = stage.endpoints().remove(0);
+    let fixture = Fixture::new("ids", Pods::Routed, 1, NodeOptions::default());
+    let endpoint = fixture.endpoints().remove(0);
     let web = |uid: &str| Service::web(vec![endpoint.clone().pod(uid)]);
-    let agent = stage.agent(&Manifest::of([web("first")]), &["--drain-period", "1s"]);
+    let agent = fixture.agent(&Manifest::of([web("first")]), &["--drain-period", "1s"]);
     let to = web("first").frontends(Protocol::Tcp)[0];
-    let mut held = Stream::connect(stage.client.place(), to)?;
+    let mut held = Stream::connect(fixture.client.place(), to)?;
     held.ask("one")?;
     // Its flow stays, and with it the id of the pod that it was made to.
     let counts = || -> Option<(u64, u64)> {

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use lb_common::outcome::Outcome;
 use lb_tests::agent::{Endpoint, Manifest, Protocol, Service};
-use lb_tests::incident::hand::{Flood, lend};
+use lb_tests::fixture::{Fixture, Pods};
+use lb_tests::incident::raw_tcp::{Flood, lend};
 use lb_tests::incident::{Clients, Counters, Round};
 use lb_tests::peers::Stream;
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::NodeOptions;
 
 /// The half-open table for this test, in entries: a flow takes two.
@@ -36,19 +36,19 @@ struct Flooded {
 
 /// Floods one service, while connections to another one are open, and others are made.
 fn flood(subject: &str, is_answered: bool) -> Flooded {
-    let stage = Stage::new(subject, Pods::Routed, 2, NodeOptions::default());
-    let (attacker, dead) = (stage.pod("attacker"), stage.pod("dead"));
+    let fixture = Fixture::new(subject, Pods::Routed, 2, NodeOptions::default());
+    let (attacker, dead) = (fixture.pod("attacker"), fixture.pod("dead"));
     // Nobody at the attacker's takes an answer, and nobody at the dead pod's gives one.
-    let from: Vec<_> = lend(&stage.node, &attacker, 64..126).unwrap().iter().map(|addresses| addresses.v4).collect();
-    let silent = lend(&stage.node, &dead, 0..2).unwrap().into_iter().map(Endpoint::ready).collect();
-    let target = Service::standard("target", 11, if is_answered { stage.endpoints() } else { silent });
-    let service = stage.web();
+    let from: Vec<_> = lend(&fixture.node, &attacker, 64..126).unwrap().iter().map(|addresses| addresses.v4).collect();
+    let silent = lend(&fixture.node, &dead, 0..2).unwrap().into_iter().map(Endpoint::ready).collect();
+    let target = Service::standard("target", 11, if is_answered { fixture.endpoints() } else { silent });
+    let service = fixture.web();
     let sizes = format!("--map-sizes=half_open={HALF_OPEN},flows4={FLOWS},flows6=4096");
-    let _agent = stage.agent(&Manifest::of([service.clone(), target.clone()]), &[&sizes]);
+    let _agent = fixture.agent(&Manifest::of([service.clone(), target.clone()]), &[&sizes]);
     let to = service.frontends(Protocol::Tcp)[0];
-    let mut established: Vec<Stream> = (0..ESTABLISHED).map(|_| opened(&stage, to)).collect();
+    let mut established: Vec<Stream> = (0..ESTABLISHED).map(|_| opened(&fixture, to)).collect();
 
-    let before = Counters::read(stage.node.bpffs()).unwrap();
+    let before = Counters::read(fixture.node.bpffs()).unwrap();
     let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&sent));
     let SocketAddr::V4(target) = target.frontends(Protocol::Tcp)[0] else { panic!("the first frontend is IPv4") };
@@ -64,13 +64,13 @@ fn flood(subject: &str, is_answered: bool) -> Flooded {
         }
     });
     // Connections are made until the flood is over.
-    let mut round = LEGITIMATE.run(stage.client.place(), to);
+    let mut round = LEGITIMATE.run(fixture.client.place(), to);
     while sent.load(Ordering::Relaxed) < FLOOD {
-        round.attempts.extend(LEGITIMATE.run(stage.client.place(), to).attempts);
+        round.attempts.extend(LEGITIMATE.run(fixture.client.place(), to).attempts);
     }
     stop.store(true, Ordering::Relaxed);
     flooding.join().unwrap();
-    let after = Counters::read(stage.node.bpffs()).unwrap();
+    let after = Counters::read(fixture.node.bpffs()).unwrap();
     let sent = sent.load(Ordering::Relaxed);
     let lost = established.iter_mut().filter_map(|stream| stream.ask("still there?").err()).count();
     println!(
@@ -82,8 +82,8 @@ fn flood(subject: &str, is_answered: bool) -> Flooded {
     Flooded { sent, lost, round, selected: after.since(&before, Outcome::Selected) }
 }
 
-fn opened(stage: &Stage, to: SocketAddr) -> Stream {
-    let mut stream = Stream::connect(stage.client.place(), to).unwrap();
+fn opened(fixture: &Fixture, to: SocketAddr) -> Stream {
+    let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
     stream.ask("before").unwrap();
     stream
 }

@@ -5,9 +5,9 @@ use std::path::Path;
 use aya::EbpfLoader;
 use lb_common::abi::{ABI_VERSION, Config, map_name};
 use lb_tests::agent::{Agent, Manifest, Protocol};
-use lb_tests::live;
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::Stream;
-use lb_tests::stage::{Pods, Stage};
+use lb_tests::test_run;
 use lb_tests::topology::NodeOptions;
 
 /// Starts an agent that must be refused; returns what it said.
@@ -25,7 +25,7 @@ fn pin_other_map(name: &str, entries: u32, path: &Path) {
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     let mut loader = EbpfLoader::new();
     loader.map_max_entries(name, entries).map_pin_path(name, path);
-    drop(loader.load(&std::fs::read(live::object().unwrap()).unwrap()).unwrap());
+    drop(loader.load(&std::fs::read(test_run::object().unwrap()).unwrap()).unwrap());
     assert!(path.exists());
 }
 
@@ -43,55 +43,55 @@ fn pins(bpffs: &Path) -> Vec<String> {
 
 #[test]
 fn a_pinned_map_of_another_size_is_refused_by_name_and_nothing_is_left_beside_it() {
-    let stage = Stage::new("othermap", Pods::Routed, 1, NodeOptions::default());
-    let path = stage.node.bpffs().join("ballast").join(map_name::SLOTS);
+    let fixture = Fixture::new("othermap", Pods::Routed, 1, NodeOptions::default());
+    let path = fixture.node.bpffs().join("ballast").join(map_name::SLOTS);
     pin_other_map(map_name::SLOTS, 512, &path);
-    let mut agent = Agent::prepare(&stage.node, &[]).unwrap();
-    agent.write(&Manifest::of([stage.web()])).unwrap();
+    let mut agent = Agent::prepare(&fixture.node, &[]).unwrap();
+    agent.write(&Manifest::of([fixture.web()])).unwrap();
     let said = refusal(&mut agent);
     for part in [map_name::SLOTS, "512", "1048576", "ballast cleanup", &path.display().to_string()] {
         assert!(said.contains(part), "{part} is missing: {said}");
     }
-    assert_eq!(pins(stage.node.bpffs()), [map_name::SLOTS], "something was left behind");
-    let links = stage.node.namespace().ip_show(&["-details", "link"]).unwrap();
+    assert_eq!(pins(fixture.node.bpffs()), [map_name::SLOTS], "something was left behind");
+    let links = fixture.node.namespace().ip_show(&["-details", "link"]).unwrap();
     assert!(!links.contains("xdp"), "a program was attached: {links}");
 }
 
 #[test]
 fn a_map_of_another_kind_is_refused() {
-    let stage = Stage::new("otherkind", Pods::Routed, 1, NodeOptions::default());
-    let path = stage.node.bpffs().join("ballast").join(map_name::BACKENDS4);
+    let fixture = Fixture::new("otherkind", Pods::Routed, 1, NodeOptions::default());
+    let path = fixture.node.bpffs().join("ballast").join(map_name::BACKENDS4);
     // The slots under the name of the backends.
     pin_other_map(map_name::SLOTS, 512, &path);
-    let mut agent = Agent::prepare(&stage.node, &[]).unwrap();
-    agent.write(&Manifest::of([stage.web()])).unwrap();
+    let mut agent = Agent::prepare(&fixture.node, &[]).unwrap();
+    agent.write(&Manifest::of([fixture.web()])).unwrap();
     let said = refusal(&mut agent);
     assert!(said.contains(map_name::BACKENDS4) && said.contains("ballast cleanup"), "{said}");
 }
 
 #[test]
 fn tables_of_another_version_are_refused_and_go_on_serving() {
-    let stage = Stage::new("otherabi", Pods::Routed, 2, NodeOptions::default());
-    let service = stage.web();
-    let mut agent = stage.agent(&Manifest::of([service.clone()]), &[]);
-    let mut held = Stream::connect(stage.client.place(), service.frontends(Protocol::Tcp)[0]).unwrap();
+    let fixture = Fixture::new("otherabi", Pods::Routed, 2, NodeOptions::default());
+    let service = fixture.web();
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    let mut held = Stream::connect(fixture.client.place(), service.frontends(Protocol::Tcp)[0]).unwrap();
     held.ask("before").unwrap();
     agent.kill();
 
-    let path = stage.node.bpffs().join("ballast").join(map_name::CONFIG);
+    let path = fixture.node.bpffs().join("ballast").join(map_name::CONFIG);
     let map = aya::maps::Map::Array(aya::maps::MapData::from_pin(&path).unwrap());
     let mut config: aya::maps::Array<_, Config> = map.try_into().unwrap();
     let found = config.get(&0, 0).unwrap();
     assert_eq!(found.abi_version, ABI_VERSION);
     config.set(0, Config { abi_version: ABI_VERSION + 1, ..found }, 0).unwrap();
 
-    let before = pins(stage.node.bpffs());
+    let before = pins(fixture.node.bpffs());
     let said = refusal(&mut agent);
     assert!(said.contains("version") && said.contains(&(ABI_VERSION + 1).to_string()), "{said}");
-    assert_eq!(pins(stage.node.bpffs()), before, "the old state keeps working");
+    assert_eq!(pins(fixture.node.bpffs()), before, "the old state keeps working");
     held.ask("after").unwrap();
     for to in service.frontends(Protocol::Tcp) {
-        Stream::connect(stage.client.place(), to).unwrap().ask("new").unwrap();
+        Stream::connect(fixture.client.place(), to).unwrap().ask("new").unwrap();
     }
 
     config.set(0, found, 0).unwrap();
@@ -101,25 +101,25 @@ fn tables_of_another_version_are_refused_and_go_on_serving() {
 
 #[test]
 fn other_tc_mechanism_after_a_restart_replaces_the_first() {
-    let stage = Stage::new("switch", Pods::Routed, 2, NodeOptions::default());
-    let service = stage.web();
+    let fixture = Fixture::new("switch", Pods::Routed, 2, NodeOptions::default());
+    let service = fixture.web();
     let manifest = Manifest::of([service.clone()]);
-    let mut first = stage.agent(&manifest, &["--tc-attach", "tcx"]);
+    let mut first = fixture.agent(&manifest, &["--tc-attach", "tcx"]);
     let mut held: Vec<Stream> = service
         .frontends(Protocol::Tcp)
         .into_iter()
-        .map(|to| Stream::connect(stage.client.place(), to).unwrap())
+        .map(|to| Stream::connect(fixture.client.place(), to).unwrap())
         .collect();
     for (attach, other) in [("clsact", "tcx"), ("tcx", "clsact")] {
         first.kill();
-        let mut next = Agent::prepare(&stage.node, &["--tc-attach", attach]).unwrap();
+        let mut next = Agent::prepare(&fixture.node, &["--tc-attach", attach]).unwrap();
         next.write(&manifest).unwrap();
         next.restart().unwrap();
         for stream in &mut held {
             stream.ask("still").unwrap();
         }
         for to in service.frontends(Protocol::Tcp) {
-            Stream::connect(stage.client.place(), to).unwrap().ask("new").unwrap();
+            Stream::connect(fixture.client.place(), to).unwrap().ask("new").unwrap();
         }
         let status = next.json(&["status"]).unwrap().to_string();
         let how = |name: &str| status.contains(&format!("\"how\":\"{name}\",\"point\":\"in\""));

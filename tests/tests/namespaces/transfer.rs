@@ -1,8 +1,8 @@
 //! Bulk data through cluster IPs: segments that offload left whole, segments of one MTU, both ways at once, on many connections.
 
 use lb_tests::agent::{Manifest, Protocol};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream};
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::{Checksums, NodeOptions, Place};
 
 /// Longer than any segment, socket buffer and window at the start of a connection.
@@ -13,8 +13,8 @@ fn text(length: usize) -> String {
     (0..length / 8).map(|number| format!("{number:07x}.")).collect::<Vec<_>>().concat()
 }
 
-fn transfers(what: &str, from: &Place, stage: &Stage) {
-    let service = stage.web();
+fn transfers(what: &str, from: &Place, fixture: &Fixture) {
+    let service = fixture.web();
     let bulk = text(BULK);
     for to in service.frontends(Protocol::Tcp) {
         let mut streams: Vec<Stream> = (0..6).map(|_| Stream::connect(from, to).unwrap()).collect();
@@ -41,13 +41,13 @@ fn transfers(what: &str, from: &Place, stage: &Stage) {
 fn with_and_without_offload_from_pods_the_host_and_outside() {
     for pod_checksums in [Checksums::Partial, Checksums::Complete] {
         for pods in [Pods::Routed, Pods::Bridged] {
-            let stage = Stage::new("bulk", pods, 2, NodeOptions { pod_checksums, ..NodeOptions::default() });
-            let outside = stage.topology.outside("out", &stage.node).unwrap();
-            let agent = stage.agent(&Manifest::of([stage.web()]), &[]);
+            let fixture = Fixture::new("bulk", pods, 2, NodeOptions { pod_checksums, ..NodeOptions::default() });
+            let outside = fixture.topology.outside("out", &fixture.node).unwrap();
+            let agent = fixture.agent(&Manifest::of([fixture.web()]), &[]);
             let what = format!("{pods:?} {pod_checksums:?}");
-            transfers(&format!("{what}, pod"), stage.client.place(), &stage);
-            transfers(&format!("{what}, host"), stage.node.place(), &stage);
-            transfers(&format!("{what}, outside"), outside.place(), &stage);
+            transfers(&format!("{what}, pod"), fixture.client.place(), &fixture);
+            transfers(&format!("{what}, host"), fixture.node.place(), &fixture);
+            transfers(&format!("{what}, outside"), outside.place(), &fixture);
             drop(agent);
         }
     }
@@ -56,10 +56,10 @@ fn with_and_without_offload_from_pods_the_host_and_outside() {
 #[test]
 fn through_the_links_that_catch_all() {
     for pods in [Pods::Routed, Pods::Bridged] {
-        let stage = Stage::new("bulkall", pods, 2, NodeOptions::default());
-        let mut agent = stage.agent(&Manifest::of([stage.web()]), &[]);
+        let fixture = Fixture::new("bulkall", pods, 2, NodeOptions::default());
+        let mut agent = fixture.agent(&Manifest::of([fixture.web()]), &[]);
         agent.kill();
-        let orphan = stage.pod("orphan");
-        transfers(&format!("{pods:?}, pod without an agent"), orphan.place(), &stage);
+        let orphan = fixture.pod("orphan");
+        transfers(&format!("{pods:?}, pod without an agent"), orphan.place(), &fixture);
     }
 }

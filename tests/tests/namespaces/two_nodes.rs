@@ -1,8 +1,8 @@
 //! Services across nodes, each with an agent of its own: routed, through a VXLAN tunnel, and over a link without Ethernet.
 
 use lb_tests::agent::{Agent, Endpoint, Manifest, Protocol, Service};
+use lb_tests::fixture::{serve, serve_at};
 use lb_tests::peers::{Datagrams, Stream};
-use lb_tests::stage::{serve, serve_at};
 use lb_tests::topology::{Addresses, Node, NodeOptions, Place, Pod, Topology, tun};
 
 fn served(what: &str, from: &Place, service: &Service) {

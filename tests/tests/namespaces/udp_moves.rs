@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use lb_tests::agent::{Agent, Endpoint, External, Manifest, Protocol, SOON, Service};
 use lb_tests::cluster::{Hosted, SETTLE_LIMIT};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::eventually;
-use lb_tests::stage::{Pods, Stage};
 use lb_tests::topology::{NodeOptions, Place, Pod};
 
-/// What the standing servers of the stage do not use.
+/// What the standing servers of the fixture do not use.
 const PORT: u16 = 5454;
 const NODE_PORT: u16 = 30_054;
 /// Between two datagrams.
@@ -138,12 +138,12 @@ fn service(endpoints: Vec<Endpoint>) -> Service {
 }
 
 /// Every event, for a sender to `to`.
-fn events(stage: &Stage, agent: &Agent, sinks: &Sinks, from: &str, place: &Place, to: SocketAddr) {
-    let endpoints = stage.endpoints();
+fn events(fixture: &Fixture, agent: &Agent, sinks: &Sinks, from: &str, place: &Place, to: SocketAddr) {
+    let endpoints = fixture.endpoints();
     let only = |index: usize| Manifest::of([service(vec![endpoints[index].clone()])]);
     let with = |other: Endpoint| Manifest::of([service(vec![endpoints[1].clone(), other])]);
-    let gone = Endpoint::unready(stage.backends[0].addresses());
-    let mut ending = Endpoint::terminating(stage.backends[0].addresses());
+    let gone = Endpoint::unready(fixture.backends[0].addresses());
+    let mut ending = Endpoint::terminating(fixture.backends[0].addresses());
     ending.serving = false;
     agent.write(&only(0)).unwrap();
     let _sender = Sender::to(place, to);
@@ -169,47 +169,47 @@ fn events(stage: &Stage, agent: &Agent, sinks: &Sinks, from: &str, place: &Place
 
 #[test]
 fn datagrams_follow_the_endpoints_from_pods_and_from_the_host() {
-    let stage = Stage::new("udpmoves", Pods::Routed, 2, NodeOptions::default());
-    let agent = stage.agent(&Manifest::of([service(stage.endpoints())]), &[]);
-    let sinks = Sinks::in_pods(&stage.backends, PORT);
-    let node_ports = stage.node.addresses().both().map(|ip| SocketAddr::new(ip, NODE_PORT));
+    let fixture = Fixture::new("udpmoves", Pods::Routed, 2, NodeOptions::default());
+    let agent = fixture.agent(&Manifest::of([service(fixture.endpoints())]), &[]);
+    let sinks = Sinks::in_pods(&fixture.backends, PORT);
+    let node_ports = fixture.node.addresses().both().map(|ip| SocketAddr::new(ip, NODE_PORT));
     let frontends = service(vec![]).frontends(Protocol::Udp);
     for to in frontends.into_iter().chain(node_ports) {
-        events(&stage, &agent, &sinks, "pod", stage.client.place(), to);
-        events(&stage, &agent, &sinks, "host", stage.node.place(), to);
+        events(&fixture, &agent, &sinks, "pod", fixture.client.place(), to);
+        events(&fixture, &agent, &sinks, "host", fixture.node.place(), to);
     }
 }
 
 #[test]
 fn datagrams_of_a_client_outside_follow_through_the_node() {
-    let stage = Stage::new("udpoutside", Pods::Routed, 2, NodeOptions::default());
-    let outside = stage.topology.outside("client", &stage.node).unwrap();
+    let fixture = Fixture::new("udpoutside", Pods::Routed, 2, NodeOptions::default());
+    let outside = fixture.topology.outside("client", &fixture.node).unwrap();
     // While there is no such service, the node tells this client of a shorter way to nowhere, for good.
     for (family, link) in [("ipv4", "all"), ("ipv4", "eth0"), ("ipv6", "all"), ("ipv6", "eth0")] {
         outside.namespace().sysctl(&format!("net/{family}/conf/{link}/accept_redirects"), "0").unwrap();
     }
-    let agent = stage.agent(&Manifest::of([service(stage.endpoints())]), &[]);
-    let sinks = Sinks::in_pods(&stage.backends, PORT);
+    let agent = fixture.agent(&Manifest::of([service(fixture.endpoints())]), &[]);
+    let sinks = Sinks::in_pods(&fixture.backends, PORT);
     for to in service(vec![]).frontends(Protocol::Udp) {
-        events(&stage, &agent, &sinks, "outside", outside.place(), to);
+        events(&fixture, &agent, &sinks, "outside", outside.place(), to);
     }
 }
 
 /// The same by a real API: pods that cycle, scale to zero and back, a Service that is deleted and made again.
 #[test]
 fn datagrams_follow_what_the_api_says() -> anyhow::Result<()> {
-    let mut stage = Stage::new("udpapi", Pods::Routed, 2, NodeOptions::default());
-    // The API's pods listen on 5353, where the stage's servers would answer.
-    stage.servers.clear();
-    let host = stage.topology.outside("api", &stage.node)?;
+    let mut fixture = Fixture::new("udpapi", Pods::Routed, 2, NodeOptions::default());
+    // The API's pods listen on 5353, where the fixture's servers would answer.
+    fixture.servers.clear();
+    let host = fixture.topology.outside("api", &fixture.node)?;
     let cluster = Hosted::start(&host)?;
-    let mut agent = cluster.agent(&stage.node, &[])?;
+    let mut agent = cluster.agent(&fixture.node, &[])?;
     agent.restart()?;
-    let sinks = Sinks::in_pods(&stage.backends, 5353);
-    let [one, two] = [&stage.backends[0], &stage.backends[1]];
+    let sinks = Sinks::in_pods(&fixture.backends, 5353);
+    let [one, two] = [&fixture.backends[0], &fixture.backends[1]];
     let to = SocketAddr::new(cluster.create_service("web")?[0], 53);
     cluster.put_pods("web", &[one])?;
-    let _sender = Sender::to(stage.client.place(), to);
+    let _sender = Sender::to(fixture.client.place(), to);
     eventually("the first datagram", SETTLE_LIMIT, || (sinks.of(0, to).received() > 0).then_some(()));
     cluster.put_pods("web", &[two])?;
     println!("the pod cycled: {:?}", sinks.arrive(1, to, "cycled"));
@@ -220,7 +220,7 @@ fn datagrams_follow_what_the_api_says() -> anyhow::Result<()> {
     cluster.delete_service("web")?;
     let again = SocketAddr::new(cluster.create_service("web")?[0], 53);
     cluster.put_pods("web", &[two])?;
-    let _sender = Sender::to(stage.client.place(), again);
+    let _sender = Sender::to(fixture.client.place(), again);
     println!("deleted and made again: {:?}", sinks.arrive(1, again, "made again"));
     Ok(())
 }

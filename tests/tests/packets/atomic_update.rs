@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use lb_tests::hammer::{Anvil, PORT, Subject, Tally};
-use lb_tests::live::object;
 use lb_tests::programs;
+use lb_tests::test_run::object;
 use lb_tests::topology::Topology;
+use lb_tests::update_race::{PORT, Subject, Tally, UpdateRace};
 use lb_userspace::apply::{KernelStore, MemoryStore, Programmer, Store as _};
 use lb_userspace::model::{
     Endpoint, Exposure, Family, Monotonic, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, Snapshot,
@@ -135,14 +135,14 @@ fn apply(store: &mut KernelStore, updates: &[Vec<Op>], stop: &AtomicBool) -> Res
 }
 
 /// Hammers the programs of `object` with prepared updates.
-fn hammer(object: &Path, updates: &[Vec<Op>], limit: Duration, enough: fn(&Tally) -> bool) -> Result<Tally> {
-    let topology = Topology::new("hammer")?;
+fn race(object: &Path, updates: &[Vec<Op>], limit: Duration, enough: fn(&Tally) -> bool) -> Result<Tally> {
+    let topology = Topology::new("race")?;
     let node = topology.node()?;
-    let (anvil, mut store) = Anvil::load(object, &node.bpffs().join("hammer"))?;
+    let (race, mut store) = UpdateRace::load(object, &node.bpffs().join("race"))?;
     for op in updates.first().context("the first update")? {
         store.apply(op)?;
     }
-    let tally = anvil.run(limit, enough, |stop| apply(&mut store, updates, stop))?;
+    let tally = race.run(limit, enough, |stop| apply(&mut store, updates, stop))?;
     println!("{tally:?}");
     Ok(tally)
 }
@@ -157,7 +157,7 @@ fn edited(name: &str) -> Result<std::path::PathBuf> {
 
 #[test]
 fn no_packet_meets_a_mix_of_two_generations() -> Result<()> {
-    let tally = hammer(&object()?, &planned()?, QUIET, never)?;
+    let tally = race(&object()?, &planned()?, QUIET, never)?;
     assert!(tally.updates > 1000 && tally.packets > 1000, "too little to show anything: {tally:?}");
     assert_eq!(tally.misdelivered, 0, "{tally:?}");
     Ok(())
@@ -167,7 +167,7 @@ fn no_packet_meets_a_mix_of_two_generations() -> Result<()> {
 /// that meets one looks again, and is only counted as torn when it meets a second one at once.
 #[test]
 fn nor_does_one_whose_look_ups_lie_far_apart() -> Result<()> {
-    let tally = hammer(&edited("widened")?, &planned()?, 3 * QUIET, never)?;
+    let tally = race(&edited("widened")?, &planned()?, 3 * QUIET, never)?;
     assert!(tally.updates > 1000 && tally.packets > 1000, "too little to show anything: {tally:?}");
     assert_eq!(tally.misdelivered, 0, "{tally:?}");
     Ok(())
@@ -176,17 +176,17 @@ fn nor_does_one_whose_look_ups_lie_far_apart() -> Result<()> {
 #[test]
 fn without_the_re_check_packets_go_astray() -> Result<()> {
     let object = edited("widened, re-check taken out")?;
-    let calm = hammer(&object, &planned()?[..1], Duration::from_millis(100), never)?;
+    let calm = race(&object, &planned()?[..1], Duration::from_millis(100), never)?;
     assert_eq!((calm.updates, calm.packets), (0, calm.delivered), "without updates all is well: {calm:?}");
-    let tally = hammer(&object, &planned()?, UNTIL_FOUND, |tally| tally.misdelivered > 0)?;
-    assert!(tally.misdelivered > 0, "the hammer misses the mix that it is to find: {tally:?}");
+    let tally = race(&object, &planned()?, UNTIL_FOUND, |tally| tally.misdelivered > 0)?;
+    assert!(tally.misdelivered > 0, "the race misses the mix that it is to find: {tally:?}");
     Ok(())
 }
 
 #[test]
 fn with_the_writes_in_the_wrong_order_packets_are_lost() -> Result<()> {
-    let tally = hammer(&object()?, &in_wrong_order(planned()?), UNTIL_FOUND, |tally| tally.torn > 0)?;
-    assert!(tally.torn > 0, "the hammer misses the half-written update: {tally:?}");
+    let tally = race(&object()?, &in_wrong_order(planned()?), UNTIL_FOUND, |tally| tally.torn > 0)?;
+    assert!(tally.torn > 0, "the race misses the half-written update: {tally:?}");
     Ok(())
 }
 
@@ -194,13 +194,13 @@ fn with_the_writes_in_the_wrong_order_packets_are_lost() -> Result<()> {
 /// promised.
 #[test]
 fn no_packet_is_lost_while_the_agent_updates() -> Result<()> {
-    let topology = Topology::new("hammer")?;
+    let topology = Topology::new("race")?;
     let node = topology.node()?;
-    let (anvil, store) = Anvil::load(&edited("widened")?, &node.bpffs().join("hammer"))?;
+    let (race, store) = UpdateRace::load(&edited("widened")?, &node.bpffs().join("race"))?;
     let mut programmer = Programmer::restore(store, PlanSettings::default(), now())?;
     let mut turns = [0, 0];
     programmer.sync(&snapshot(turns), &NodeFacts::default(), now());
-    let tally = anvil.run(QUIET, never, |stop| {
+    let tally = race.run(QUIET, never, |stop| {
         let mut count = 0;
         while !stop.load(Ordering::Relaxed) {
             turns[usize::from(count % 2 == 1)] += 1;

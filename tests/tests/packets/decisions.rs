@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use lb_tests::lockstep::{Lockstep, STEPS};
 use lb_tests::topology::Topology;
-use lb_tests::twin::{Driven, STEPS};
 
 /// How long the steps may take; `BALLAST_TEST_STEPS` asks for a number of steps instead.
 const TIME: Duration = Duration::from_secs(75);
@@ -59,25 +59,25 @@ fn kernel_and_host_decide_alike() -> Result<()> {
     let node = topology.node()?;
     // The programs ask the routing table of the namespace that the packet is in.
     node.place().run(|| {
-        let mut driven = Driven::new()?;
+        let mut lockstep = Lockstep::new()?;
         let start = Instant::now();
         for seed in only.unwrap_or(0).. {
             if seed % 2 == 0 {
-                driven.world::<4>(seed, STEPS)?;
+                lockstep.run::<4>(seed, STEPS)?;
             } else {
-                driven.world::<16>(seed, STEPS)?;
+                lockstep.run::<16>(seed, STEPS)?;
             }
             let enough = match steps {
-                Some(steps) => driven.tally.steps >= steps,
-                None => start.elapsed() > TIME && driven.tally.steps >= LEAST,
+                Some(steps) => lockstep.tally.steps >= steps,
+                None => start.elapsed() > TIME && lockstep.tally.steps >= LEAST,
             };
             if enough || only.is_some() {
                 break;
             }
         }
-        println!("in {:.1?}: {:#?}", start.elapsed(), driven.tally);
+        println!("in {:.1?}: {:#?}", start.elapsed(), lockstep.tally);
         for outcome in ASKED.iter().filter(|_| only.is_none()) {
-            assert!(driven.tally.outcomes.contains_key(outcome), "no packet came to {outcome}");
+            assert!(lockstep.tally.outcomes.contains_key(outcome), "no packet came to {outcome}");
         }
         Ok(())
     })

@@ -9,10 +9,10 @@ use lb_common::abi::{
     link_role, seal,
 };
 use lb_common::decide::Packet;
-use lb_tests::live::object;
+use lb_tests::lockstep::frame;
 use lb_tests::random::Random;
+use lb_tests::test_run::object;
 use lb_tests::topology::{Namespace, Topology};
-use lb_tests::twin::frame;
 
 /// Conversations of each family.
 const CONVERSATIONS: u64 = 400;

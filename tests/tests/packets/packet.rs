@@ -1,9 +1,9 @@
-//! Thousands of random tables and packets through the live programs, judged by an independent model.
+//! Thousands of random tables and packets through the loaded programs, judged by an independent model.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result, ensure};
-use lb_tests::oracle::{Exam, Ways};
+use lb_tests::oracle::{OracleRun, Routes};
 use lb_tests::topology::Topology;
 
 /// Worlds for each family.
@@ -45,13 +45,13 @@ const ASKED: [&str; 26] = [
 const ASKED_OF_FEW_PORTS: [&str; 2] = ["masqueraded", "dropped_no_port"];
 
 /// Loads the programs.
-type Load = fn(Ways) -> Result<Exam>;
+type Load = fn(Routes) -> Result<OracleRun>;
 
-fn exam(
+fn run(
     subject: &str,
     load: Load,
     must_come_up: &[&str],
-    ask: impl Fn(&mut Exam, u64) -> Result<()> + Sync,
+    ask: impl Fn(&mut OracleRun, u64) -> Result<()> + Sync,
 ) -> Result<()> {
     // `BALLAST_TEST_SEED` repeats one world.
     let seeds: Vec<u64> = match std::env::var("BALLAST_TEST_SEED") {
@@ -61,51 +61,51 @@ fn exam(
     let topology = Topology::new(subject)?;
     let node = topology.node()?;
     // The programs ask the routing table of the namespace that the packet is in.
-    let ways = Ways::make(node.namespace())?;
+    let routes = Routes::make(node.namespace())?;
     node.place().run(|| {
-        let mut exam = load(ways)?;
-        let result = ask_all(&mut exam, &seeds, &ask);
+        let mut run = load(routes)?;
+        let result = ask_all(&mut run, &seeds, &ask);
         FAILED.fetch_or(result.is_err(), Ordering::Relaxed);
-        println!("{subject}: {:#?}", exam.tally());
+        println!("{subject}: {:#?}", run.tally());
         result?;
         for outcome in must_come_up.iter().filter(|_| seeds.len() > 1) {
-            assert!(exam.tally().outcomes.contains_key(outcome), "no packet came to {outcome}");
+            assert!(run.tally().outcomes.contains_key(outcome), "no packet came to {outcome}");
         }
         Ok(())
     })
 }
 
-/// Some exam of this run failed: the others need not go on, which saves the mutations most of their time.
+/// Some run of this run failed: the others need not go on, which saves the mutations most of their time.
 static FAILED: AtomicBool = AtomicBool::new(false);
 
-fn ask_all(exam: &mut Exam, seeds: &[u64], ask: impl Fn(&mut Exam, u64) -> Result<()>) -> Result<()> {
+fn ask_all(run: &mut OracleRun, seeds: &[u64], ask: impl Fn(&mut OracleRun, u64) -> Result<()>) -> Result<()> {
     for seed in seeds {
-        ensure!(!FAILED.load(Ordering::Relaxed), "given up, as another exam failed");
-        ask(exam, *seed)?;
+        ensure!(!FAILED.load(Ordering::Relaxed), "given up, as another run failed");
+        ask(run, *seed)?;
     }
     Ok(())
 }
 
 #[test]
 fn ipv4_packets_become_what_the_model_says() -> Result<()> {
-    exam("packets4", Exam::new, &ASKED, |exam, seed| exam.world(seed, false, PACKETS))
+    run("packets4", OracleRun::new, &ASKED, |run, seed| run.random_packets(seed, false, PACKETS))
 }
 
 #[test]
 fn ipv6_packets_become_what_the_model_says() -> Result<()> {
-    exam("packets6", Exam::new, &ASKED, |exam, seed| exam.world(seed, true, PACKETS))
+    run("packets6", OracleRun::new, &ASKED, |run, seed| run.random_packets(seed, true, PACKETS))
 }
 
 #[test]
 fn broken_packets_are_never_misdelivered() -> Result<()> {
-    exam("broken", Exam::new, &[], |exam, seed| exam.broken(seed, seed % 2 == 1, PACKETS))
+    run("broken", OracleRun::new, &[], |run, seed| run.broken(seed, seed % 2 == 1, PACKETS))
 }
 
 #[test]
 fn used_up_ports_are_found_out_and_counted() -> Result<()> {
     // A quarter of the worlds.
-    exam("few-ports", Exam::with_few_ports, &ASKED_OF_FEW_PORTS, |exam, seed| match seed % 4 {
-        0 => exam.world(seed, seed % 8 == 0, PACKETS),
+    run("few-ports", OracleRun::with_few_ports, &ASKED_OF_FEW_PORTS, |run, seed| match seed % 4 {
+        0 => run.random_packets(seed, seed % 8 == 0, PACKETS),
         _ => Ok(()),
     })
 }

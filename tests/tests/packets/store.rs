@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::SocketAddr, path::Path, sync::Arc, time::D
 use anyhow::{Context, Result};
 use aya::EbpfLoader;
 use lb_common::abi::{Slot, backend_flags, backend_state, map_name};
-use lb_tests::live::object;
+use lb_tests::test_run::object;
 use lb_userspace::{
     apply::{KernelStore, MemoryStore, Programmer, Report, Store},
     maps::Pinned,

@@ -29,9 +29,9 @@ pub fn run(asked: AllArguments, agent: &Path, stop: &AtomicBool) -> Result<Vec<P
     let connect = connect::ConnectArguments::of(quick, asked.without_kube_proxy);
     let benches: [(&'static str, Bench<'_>); 7] = [
         ("connect and stream", &|| {
-            let stage = connect.stage(agent, stop)?;
-            let first = connect::connect(&connect, &stage, stop)?;
-            Ok(vec![first, connect::stream(&connect, &stage, stop)?])
+            let fixture = connect.fixture(agent, stop)?;
+            let first = connect::connect(&connect, &fixture, stop)?;
+            Ok(vec![first, connect::stream(&connect, &fixture, stop)?])
         }),
         ("packet", &|| Ok(vec![packet::run(&packet::PacketArguments::of(quick), agent, stop)?])),
         ("scale", &|| Ok(vec![scale::run(&scale::ScaleArguments::of(quick), agent, stop)?])),

@@ -8,6 +8,7 @@ mod breakage;
 mod connect;
 mod control;
 mod figures;
+mod fixture;
 mod history;
 mod machine;
 mod memory;
@@ -16,7 +17,6 @@ mod packet;
 mod pages;
 mod picture;
 mod scale;
-mod stage;
 mod statistics;
 mod targets;
 
@@ -156,8 +156,8 @@ fn compare(previous: &[Figure], now: &[Figure]) -> Result<()> {
 fn measure(what: &What, agent: &Path, stop: &AtomicBool) -> Result<Part> {
     match what {
         What::All(_) => bail!("all is more than one bench"),
-        What::Connect(asked) => connect::connect(asked, &asked.stage(agent, stop)?, stop),
-        What::Stream(asked) => connect::stream(asked, &asked.stage(agent, stop)?, stop),
+        What::Connect(asked) => connect::connect(asked, &asked.fixture(agent, stop)?, stop),
+        What::Stream(asked) => connect::stream(asked, &asked.fixture(agent, stop)?, stop),
         What::Control(asked) => control::run(asked, agent, stop),
         What::Packet(asked) => packet::run(asked, agent, stop),
         What::Scale(asked) => scale::run(asked, agent, stop),

@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, Endpoint, Manifest, Protocol, Service};
-use lb_tests::churn::{Scene, Settings};
-use lb_tests::incident::{Clients, Counters, Crowd, Way};
+use lb_tests::churn::{Scenario, Settings};
+use lb_tests::incident::{BackendPool, Clients, Counters, Failure};
 use lb_tests::topology::{Addresses, Topology};
 
 use crate::report::Report;
@@ -29,11 +29,11 @@ pub fn replay(report: &mut Report) {
 
 fn drains_end() -> Result<String> {
     let settings = Settings { backends: 16, holders: 16, drain_period: Duration::from_secs(1), ..Settings::default() };
-    let mut scene = Scene::new("demo-a", settings)?;
-    scene.churn(CHURN / 2)?;
-    scene.kill();
-    scene.churn(CHURN / 2)?;
-    let churned = scene.settle()?;
+    let mut scenario = Scenario::new("demo-a", settings)?;
+    scenario.churn(CHURN / 2)?;
+    scenario.kill();
+    scenario.churn(CHURN / 2)?;
+    let churned = scenario.settle()?;
     let (seen, drains) = (&churned.seen, &churned.drains);
     ensure!(seen.stale == 0 && seen.inherited == 0, "misdelivered: {:?}", seen.violations);
     ensure!(drains.put_off == 0 && drains.draining == 0, "{drains:?}");
@@ -47,17 +47,17 @@ fn nobody_notices() -> Result<String> {
     let topology = Topology::new("demo-b")?;
     let node = topology.node()?;
     let client = node.pod("client")?;
-    let crowd = Crowd::new(&node, BACKENDS)?;
+    let pool = BackendPool::new(&node, BACKENDS)?;
     let endpoint = |number: u8| {
         let v6 = format!("fd00:244:1:9::{number:x}").parse().expect("an address written here");
-        Endpoint::ready(Addresses { v4: Crowd::address(number), v6 })
+        Endpoint::ready(Addresses { v4: BackendPool::address(number), v6 })
     };
     let service = Service::web((0..BACKENDS).map(endpoint).collect());
     let manifest = Manifest::of([service.clone()]);
     let mut agent = Agent::start(&node, &manifest)?;
     agent.apply(&manifest)?;
     agent.kill();
-    crowd.vanish(&node, 0..GONE, Way::Silent)?;
+    pool.vanish(&node, 0..GONE, Failure::Silent)?;
     let before = Counters::read(node.bpffs())?;
     let to: SocketAddr = service.frontends(Protocol::Tcp)[0];
     let round = CLIENTS.run(client.place(), to);

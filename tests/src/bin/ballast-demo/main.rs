@@ -1,9 +1,9 @@
 //! `ballast-demo`, which `cargo xtask run` starts: Ballast on a small network, a tour of what it does, and time to play.
 
+mod fixture;
 mod incidents;
 mod manifest;
 mod report;
-mod stage;
 mod tour;
 
 use std::path::PathBuf;
@@ -18,8 +18,8 @@ use clap::{Args as _, FromArgMatches as _, Parser};
 use lb_userspace::config::Options;
 use nix::sys::signal::{SigSet, Signal};
 
+use crate::fixture::{Fixture, Setting};
 use crate::report::Report;
-use crate::stage::{Setting, Stage};
 
 /// How long connections of a removed backend go on in the demo.
 const DRAIN_PERIOD: Duration = Duration::from_secs(5);
@@ -66,23 +66,23 @@ fn run(arguments: Arguments, signals: SigSet) -> Result<()> {
         drain_period: drain_period(&arguments.flags)?,
         flags: arguments.flags,
     };
-    let mut stage = Stage::new(setting)?;
+    let mut fixture = Fixture::new(setting)?;
     let signal = watch(signals, &report)?;
-    tour::tour(&mut stage, &mut report);
+    tour::tour(&mut fixture, &mut report);
     incidents::replay(&mut report);
     let interrupted = report.interrupted.swap(false, Ordering::Relaxed);
-    let log = std::fs::read_to_string(stage.log()).unwrap_or_default();
+    let log = std::fs::read_to_string(fixture.log()).unwrap_or_default();
     if report.verdict().is_err() {
         eprintln!("the agent's log:\n{log}");
     }
     if !arguments.once && !interrupted {
-        play(&stage);
+        play(&fixture);
         signal.recv().context("waiting for a signal")?;
         report.say("\ncleaning up");
     }
     report.interrupted.store(false, Ordering::Relaxed);
-    report.step("cleanup leaves nothing behind", || cleanup(&mut stage));
-    drop(stage);
+    report.step("cleanup leaves nothing behind", || cleanup(&mut fixture));
+    drop(fixture);
     report.print_json()?;
     ensure!(!(arguments.once && interrupted), "interrupted before the tour was over");
     report.verdict()
@@ -110,9 +110,9 @@ fn drain_period(flags: &[String]) -> Result<Duration> {
 }
 
 /// Says what there is to try.
-fn play(stage: &Stage) {
-    let (agent, places) = (stage.setting.agent.display(), stage.places().join(" "));
-    let (client, manifest) = (stage.client.namespace().name(), stage.manifest());
+fn play(fixture: &Fixture) {
+    let (agent, places) = (fixture.setting.agent.display(), fixture.places().join(" "));
+    let (client, manifest) = (fixture.client.namespace().name(), fixture.manifest());
     println!("\nIt stays up until Ctrl-C. To try, in another terminal:");
     println!("  ip netns exec {client} bash -c 'exec 3<>/dev/tcp/10.96.0.10/80; echo hello >&3; head -1 <&3'");
     println!("  ip netns exec {client} bash -c 'exec 3<>/dev/tcp/fd00:96::a/80; echo hello >&3; head -1 <&3'");
@@ -122,15 +122,15 @@ fn play(stage: &Stage) {
     println!("  {agent} get connections {places}");
     println!("  {agent} status {places}");
     println!("  $EDITOR {}      # traffic follows", manifest.display());
-    println!("  tail -f {}", stage.log().display());
-    println!("  bpftool map dump pinned {}/ballast/services4", stage.node.bpffs().display());
+    println!("  tail -f {}", fixture.log().display());
+    println!("  bpftool map dump pinned {}/ballast/services4", fixture.node.bpffs().display());
 }
 
 /// The agent's own cleanup: what it removes is gone, and a second one finds nothing.
-fn cleanup(stage: &mut Stage) -> Result<String> {
-    stage.kill_agent();
-    let removed = stage.ballast(&["cleanup"])?.lines().count();
-    let again = stage.ballast(&["cleanup", "--dry-run"])?;
+fn cleanup(fixture: &mut Fixture) -> Result<String> {
+    fixture.kill_agent();
+    let removed = fixture.ballast(&["cleanup"])?.lines().count();
+    let again = fixture.ballast(&["cleanup", "--dry-run"])?;
     ensure!(!again.contains("would remove"), "a second cleanup would still remove:\n{again}");
     Ok(format!("{removed} things removed"))
 }

@@ -1,4 +1,4 @@
-//! The tour: what a load balancer must do, done and looked at, one step after the other.
+//! The tour: what a load balancer must do, shown one step after the other.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -10,8 +10,8 @@ use anyhow::{Context, Result, bail, ensure};
 use lb_tests::peers::{Datagrams, Stream};
 use lb_tests::topology::Place;
 
+use crate::fixture::{DNS, EMPTY, Fixture, TCP_PORT, UDP_PORT, WEB};
 use crate::report::Report;
-use crate::stage::{DNS, EMPTY, Stage, TCP_PORT, UDP_PORT, WEB};
 
 /// Connections that show the spread. With three backends, one that got none would be a chance of 1 in 10^11.
 const MANY: usize = 60;
@@ -21,42 +21,42 @@ const AT_ONCE: Duration = Duration::from_millis(500);
 const LATE: Duration = Duration::from_secs(2);
 
 /// The whole tour.
-pub fn tour(stage: &mut Stage, report: &mut Report) {
-    report.step("the manifest's services are in the tables", || programmed(stage));
-    show(stage, report, "services");
-    show(stage, report, "backends");
-    for (name, place) in stage.clients() {
+pub fn tour(fixture: &mut Fixture, report: &mut Report) {
+    report.step("the manifest's services are in the tables", || programmed(fixture));
+    show(fixture, report, "services");
+    show(fixture, report, "backends");
+    for (name, place) in fixture.clients() {
         report.step(&format!("TCP from a {name} is spread over three backends"), || spread(place, WEB, tcp));
         report.step(&format!("UDP from a {name} is spread over three backends"), || spread(place, DNS, udp));
     }
-    report.step("TCP from outside is spread over three backends", || spread(stage.outside.place(), WEB, tcp));
-    report.step("a backend sees the client pod's own address", || source_kept(stage));
-    for (name, place) in stage.clients() {
+    report.step("TCP from outside is spread over three backends", || spread(fixture.outside.place(), WEB, tcp));
+    report.step("a backend sees the client pod's own address", || source_kept(fixture));
+    for (name, place) in fixture.clients() {
         report.step(&format!("a service without endpoints refuses a {name} at once"), || refused(place));
     }
-    drained(stage, report);
-    killed(stage, report);
-    agent_killed(stage, report);
+    drained(fixture, report);
+    killed(fixture, report);
+    agent_killed(fixture, report);
 }
 
 /// Prints a table of `ballast get`, for a person.
-fn show(stage: &Stage, report: &Report, what: &str) {
-    if let Ok(table) = stage.ballast(&["get", what]) {
+fn show(fixture: &Fixture, report: &Report, what: &str) {
+    if let Ok(table) = fixture.ballast(&["get", what]) {
         report.say(format_args!("\n$ ballast get {what}\n{table}"));
     }
 }
 
-fn programmed(stage: &Stage) -> Result<String> {
-    let (time, count) = stage.wait_for("services", "web, dns and empty with their ports", |items| {
+fn programmed(fixture: &Fixture) -> Result<String> {
+    let (time, count) = fixture.wait_for("services", "web, dns and empty with their ports", |items| {
         let of = |name: &str| items.iter().filter(|item| item["name"] == *name).count();
         (of("web") == 1 && of("dns") == 1 && of("empty") == 2).then_some(items.len())
     })?;
-    for backend in &stage.backends {
-        stage.wait_for_state(&backend.name, "active")?;
+    for backend in &fixture.backends {
+        fixture.wait_for_state(&backend.name, "active")?;
     }
     // The attachments are there when the first connection works; the tables may be a moment earlier.
     let started = Instant::now();
-    while Stream::connect(stage.client.place(), SocketAddr::new(WEB[0], TCP_PORT)).is_err() {
+    while Stream::connect(fixture.client.place(), SocketAddr::new(WEB[0], TCP_PORT)).is_err() {
         ensure!(started.elapsed() < Duration::from_secs(5), "no connection to {}:{TCP_PORT} within 5 s", WEB[0]);
         sleep(Duration::from_millis(50));
     }
@@ -103,12 +103,12 @@ fn list(counts: &BTreeMap<String, usize>) -> String {
     parts.join(", ")
 }
 
-fn source_kept(stage: &Stage) -> Result<String> {
+fn source_kept(fixture: &Fixture) -> Result<String> {
     let mut seen = Vec::new();
     for address in WEB {
-        let mut stream = Stream::connect(stage.client.place(), SocketAddr::new(address, TCP_PORT))?;
+        let mut stream = Stream::connect(fixture.client.place(), SocketAddr::new(address, TCP_PORT))?;
         let peer = stream.ask("who am I")?.peer.ip();
-        let own = stage.client.addresses().like(address);
+        let own = fixture.client.addresses().like(address);
         ensure!(peer == own, "{address}: the backend saw {peer}, the client is {own}");
         seen.push(peer.to_string());
     }
@@ -141,11 +141,11 @@ fn refused(place: &Place) -> Result<String> {
 }
 
 /// A connection of each family that is on this backend.
-fn long_connections(stage: &Stage, server: &str) -> Result<Vec<Stream>> {
+fn long_connections(fixture: &Fixture, server: &str) -> Result<Vec<Stream>> {
     let mut found = Vec::new();
     for address in WEB {
         for _ in 0..MANY {
-            let mut stream = Stream::connect(stage.client.place(), SocketAddr::new(address, TCP_PORT))?;
+            let mut stream = Stream::connect(fixture.client.place(), SocketAddr::new(address, TCP_PORT))?;
             if stream.ask("hello")?.server == server {
                 found.push(stream);
                 break;
@@ -156,25 +156,25 @@ fn long_connections(stage: &Stage, server: &str) -> Result<Vec<Stream>> {
     Ok(found)
 }
 
-fn drained(stage: &mut Stage, report: &mut Report) {
+fn drained(fixture: &mut Fixture, report: &mut Report) {
     let mut long = Vec::new();
     let mut other = Vec::new();
     report.step("long connections to web-2 and web-1 are open, both families", || {
-        long = long_connections(stage, "web-2")?;
-        other = long_connections(stage, "web-1")?;
+        long = long_connections(fixture, "web-2")?;
+        other = long_connections(fixture, "web-1")?;
         Ok(format!("{} of them", long.len() + other.len()))
     });
     let mut removed = Instant::now();
     report.step("web-2 leaves the manifest: it drains and takes no new connection", || {
         removed = Instant::now();
-        stage.without(&["web-2"])?;
-        let time = stage.wait_for_state("web-2", "draining")?;
-        let counts = answers(stage.client.place(), WEB[0], MANY, tcp)?;
+        fixture.without(&["web-2"])?;
+        let time = fixture.wait_for_state("web-2", "draining")?;
+        let counts = answers(fixture.client.place(), WEB[0], MANY, tcp)?;
         ensure!(!counts.contains_key("web-2") && counts.len() == 2, "{}", list(&counts));
         Ok(format!("draining after {:.0} ms; new ones: {}", time.as_secs_f64() * 1e3, list(&counts)))
     });
-    show(stage, report, "backends");
-    let period = stage.setting.drain_period;
+    show(fixture, report, "backends");
+    let period = fixture.setting.drain_period;
     report.step("its long connections go on until the deadline, then get a RST", || {
         let ends = long.drain(..).map(|stream| until_reset(stream, removed, period + LATE));
         let ends = ends.collect::<Result<Vec<Duration>>>()?;
@@ -189,9 +189,9 @@ fn drained(stage: &mut Stage, report: &mut Report) {
     });
     report.step("the long connections to web-1 never noticed", || still_answer(&mut other));
     report.step("web-2 comes back and takes new connections", || {
-        stage.without(&[])?;
-        stage.wait_for_state("web-2", "active")?;
-        let counts = answers(stage.client.place(), WEB[1], MANY, tcp)?;
+        fixture.without(&[])?;
+        fixture.wait_for_state("web-2", "active")?;
+        let counts = answers(fixture.client.place(), WEB[1], MANY, tcp)?;
         ensure!(counts.contains_key("web-2"), "{}", list(&counts));
         Ok(list(&counts))
     });
@@ -218,13 +218,13 @@ fn still_answer(streams: &mut [Stream]) -> Result<String> {
     Ok(format!("{} of them answered", streams.len()))
 }
 
-fn killed(stage: &mut Stage, report: &mut Report) {
+fn killed(fixture: &mut Fixture, report: &mut Report) {
     report.step("web-3 is killed and leaves the manifest: every new connection works", || {
-        stage.without(&["web-3"])?;
-        stage.wait_for_state("web-3", "draining")?;
-        stage.kill_backend("web-3");
+        fixture.without(&["web-3"])?;
+        fixture.wait_for_state("web-3", "draining")?;
+        fixture.kill_backend("web-3");
         let mut text = Vec::new();
-        for (name, place) in stage.clients() {
+        for (name, place) in fixture.clients() {
             for address in WEB {
                 let counts = answers(place, address, MANY, tcp)?;
                 ensure!(counts.len() == 2, "{name}: {}", list(&counts));
@@ -235,26 +235,26 @@ fn killed(stage: &mut Stage, report: &mut Report) {
     });
 }
 
-fn agent_killed(stage: &mut Stage, report: &mut Report) {
+fn agent_killed(fixture: &mut Fixture, report: &mut Report) {
     let mut long = Vec::new();
     report.step("the agent is killed: connections go on, new ones work", || {
-        long = long_connections(stage, "web-1")?;
-        stage.kill_agent();
+        long = long_connections(fixture, "web-1")?;
+        fixture.kill_agent();
         let told = still_answer(&mut long)?;
-        for (_, place) in stage.clients() {
+        for (_, place) in fixture.clients() {
             for address in WEB {
                 answers(place, address, MANY, tcp)?;
             }
         }
-        let services = stage.get("services")?.len();
+        let services = fixture.get("services")?.len();
         Ok(format!("{told}; {} new ones; `ballast get` still lists {services} service ports", 4 * MANY))
     });
     report.step("a new agent takes over: the same connections go on", || {
-        stage.start_agent()?;
-        stage.without(&["web-3", "web-2"])?;
-        let time = stage.wait_for_state("web-2", "draining")?;
-        stage.without(&["web-3"])?;
-        stage.wait_for_state("web-2", "active")?;
+        fixture.start_agent()?;
+        fixture.without(&["web-3", "web-2"])?;
+        let time = fixture.wait_for_state("web-2", "draining")?;
+        fixture.without(&["web-3"])?;
+        fixture.wait_for_state("web-2", "active")?;
         Ok(format!("it followed the manifest after {:.0} ms; {}", time.as_secs_f64() * 1e3, still_answer(&mut long)?))
     });
 }

@@ -4,7 +4,7 @@
 //! It does not page, select or authenticate.
 
 mod serve;
-mod world;
+mod state;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,8 +15,8 @@ use serde_json::Value;
 use tokio::runtime::Builder;
 use tokio::sync::{oneshot, watch};
 
-use world::World;
-pub use world::{Kind, Lie, Request, Verb};
+use state::State;
+pub use state::{Kind, Lie, Request, Verb};
 
 use crate::topology::Place;
 
@@ -33,13 +33,13 @@ pub struct StubApi {
 /// What requests read, and how they learn that it changed.
 #[derive(Debug)]
 struct Shared {
-    world: Mutex<World>,
+    state: Mutex<State>,
     changes: watch::Sender<()>,
 }
 
 impl Shared {
-    fn world(&self) -> MutexGuard<'_, World> {
-        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -50,7 +50,7 @@ impl StubApi {
         let listener = place.map_or_else(bind, |place| place.run(bind)).context("a port for the stub")?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        let shared = Arc::new(Shared { world: Mutex::new(World::default()), changes: watch::channel(()).0 });
+        let shared = Arc::new(Shared { state: Mutex::new(State::default()), changes: watch::channel(()).0 });
         let (open, end) = oneshot::channel();
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let router = serve::router(Arc::clone(&shared));
@@ -81,63 +81,63 @@ impl StubApi {
 
     /// Makes or changes an object; watches tell it.
     pub fn put(&self, object: Value) {
-        self.change(|world| world.put(object));
+        self.change(|state| state.put(object));
     }
 
     /// Makes or changes an object; no open watch ever tells it, nor one that is opened later. Lists show it.
     pub fn put_untold(&self, object: Value) {
-        self.change(|world| {
-            world.put(object);
-            world.hide_last();
+        self.change(|state| {
+            state.put(object);
+            state.hide_last();
         });
     }
 
     /// Deletes an object; watches tell it.
     pub fn delete(&self, kind: Kind, namespace: &str, name: &str) {
-        self.change(|world| world.delete(kind, namespace, name));
+        self.change(|state| state.delete(kind, namespace, name));
     }
 
     /// Deletes an object; no watch ever tells it.
     pub fn delete_untold(&self, kind: Kind, namespace: &str, name: &str) {
-        self.change(|world| {
-            world.delete(kind, namespace, name);
-            world.hide_last();
+        self.change(|state| {
+            state.delete(kind, namespace, name);
+            state.hide_last();
         });
     }
 
     /// Of each of the next `count` lists of the kind, the answer is this lie.
     pub fn lie(&self, kind: Kind, lie: Lie, count: usize) {
-        self.change(|world| world.lie(kind, lie, count));
+        self.change(|state| state.lie(kind, lie, count));
     }
 
     /// The watches that are open say nothing more, and do not end. New ones do as they should.
     pub fn silence_watches(&self) {
-        self.change(World::silence_watches);
+        self.change(State::silence_watches);
     }
 
     /// Ends all watches in order, without a last bookmark, and forgets the changes up to now: who asks for those is told 410.
     pub fn forget(&self) {
-        self.change(World::forget);
+        self.change(State::forget);
     }
 
     /// Forgets the changes up to now, so that its memory does not grow. Every open watch must have told them: whoever has not is
     /// told nothing of them.
     pub fn forget_told(&self) {
-        self.shared.world().forget_told();
+        self.shared.state().forget_told();
     }
 
     /// Everything that was asked so far, oldest first.
     pub fn requests(&self) -> Vec<Request> {
-        self.shared.world().requests().to_vec()
+        self.shared.state().requests().to_vec()
     }
 
     /// The Events that were made so far.
     pub fn events(&self) -> Vec<Value> {
-        self.shared.world().events().to_vec()
+        self.shared.state().events().to_vec()
     }
 
-    fn change(&self, change: impl FnOnce(&mut World)) {
-        change(&mut self.shared.world());
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.shared.state());
         self.shared.changes.send_replace(());
     }
 }

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use tokio::time::Instant as Clock;
 
 use super::Shared;
-use super::world::{Kind, Request, Verb};
+use super::state::{Kind, Request, Verb};
 
 /// How often a watch gets a bookmark.
 const BOOKMARK_EVERY: Duration = Duration::from_mins(1);
@@ -53,7 +53,7 @@ pub async fn serve(listener: StdListener, router: Router) {
 async fn event(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
     match serde_json::from_slice::<Value>(&body) {
         Ok(event) => {
-            shared.world().note_event(event.clone());
+            shared.state().note_event(event.clone());
             say(StatusCode::CREATED, &event)
         }
         Err(error) => {
@@ -72,19 +72,19 @@ fn answer(shared: &Arc<Shared>, kind: Kind, peer: SocketAddr, query: String) -> 
     let is_watch = matches!(parameters.get("watch"), Some(&"true" | &"1"));
     let (version, seconds) = (number("resourceVersion"), number("timeoutSeconds").unwrap_or(WATCH_SECONDS));
     let verb = if is_watch { Verb::Watch } else { Verb::List };
-    let mut world = shared.world();
-    world.note(Request { at: Instant::now(), peer, kind, verb, query });
+    let mut state = shared.state();
+    state.note(Request { at: Instant::now(), peer, kind, verb, query });
     if !is_watch {
-        return say(StatusCode::OK, &world.list(kind));
+        return say(StatusCode::OK, &state.list(kind));
     }
-    let version = version.unwrap_or_else(|| world.version());
-    if !world.remembers(version) {
+    let version = version.unwrap_or_else(|| state.version());
+    if !state.remembers(version) {
         let gone = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "reason": "Expired",
             "message": format!("too old resource version: {version}"), "code": 410});
         return say(StatusCode::GONE, &gone);
     }
-    let number = world.open_watch();
-    drop(world);
+    let number = state.open_watch();
+    drop(state);
     let end = Clock::now() + Duration::from_secs(seconds);
     let watch = Watch { shared: Arc::clone(shared), kind, number, told: version, end, bookmarks: None };
     Body::from_stream(watch.lines()).into_response()
@@ -116,11 +116,11 @@ impl Watch {
         loop {
             let silent = {
                 changes.mark_unchanged();
-                let world = self.shared.world();
-                if world.is_ended(self.number) {
+                let state = self.shared.state();
+                if state.is_ended(self.number) {
                     return None;
                 }
-                world.is_silent(self.number)
+                state.is_silent(self.number)
             };
             if silent {
                 changes.changed().await.ok()?;
@@ -139,7 +139,7 @@ impl Watch {
                     }
                     let next = due + BOOKMARK_EVERY;
                     self.bookmarks = Some(if next < self.end { next } else { self.end + BOOKMARK_EVERY });
-                    return Some(format!("{}\n", self.shared.world().bookmark(self.kind)));
+                    return Some(format!("{}\n", self.shared.state().bookmark(self.kind)));
                 }
             }
         }
@@ -147,13 +147,13 @@ impl Watch {
 
     /// The changes that were not told yet.
     fn news(&mut self) -> Option<String> {
-        let world = self.shared.world();
+        let state = self.shared.state();
         let mut lines = String::new();
-        for change in world.since(self.kind, self.told) {
+        for change in state.since(self.kind, self.told) {
             lines.push_str(&change.event.to_string());
             lines.push('\n');
         }
-        self.told = world.version();
+        self.told = state.version();
         (!lines.is_empty()).then_some(lines)
     }
 }

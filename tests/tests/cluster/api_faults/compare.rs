@@ -6,8 +6,8 @@ use anyhow::Result;
 use lb_tests::cluster::stub::{Kind, Lie, Verb};
 use lb_userspace::source::{Difference, Restart, SourceStatus};
 
-use super::follow::{Followed, has, restarts, stub};
-use super::lies::{MANY, is_full, name, service, slice, stage};
+use super::short_lists::{MANY, fixture, is_full, name, service, slice};
+use super::watched_source::{Followed, has, restarts, stub};
 
 /// The mean of a period, which is up to a fifth longer or shorter.
 const PERIOD: Duration = Duration::from_secs(3);
@@ -18,7 +18,7 @@ fn found(status: &SourceStatus, resource: &str, difference: Difference) -> u64 {
 
 #[tokio::test]
 async fn what_no_watch_told_is_found_counted_and_repaired() -> Result<()> {
-    let (api, first) = stage().await?;
+    let (api, first) = fixture().await?;
     drop(first);
     let settings = lb_userspace::source::kube::KubeSettings { compare_interval: Some(PERIOD), ..stub(&api) };
     let mut source = Followed::start(settings).await?;
@@ -57,7 +57,7 @@ async fn what_no_watch_told_is_found_counted_and_repaired() -> Result<()> {
 /// The comparison itself may be lied to.
 #[tokio::test]
 async fn a_comparison_with_an_empty_list_removes_nothing() -> Result<()> {
-    let (api, first) = stage().await?;
+    let (api, first) = fixture().await?;
     drop(first);
     let settings = lb_userspace::source::kube::KubeSettings { compare_interval: Some(PERIOD), ..stub(&api) };
     let mut source = Followed::start(settings).await?;
@@ -78,7 +78,7 @@ async fn a_comparison_with_an_empty_list_removes_nothing() -> Result<()> {
 /// Many nodes must not ask at once, and one must not ask often.
 #[tokio::test]
 async fn comparisons_come_at_their_period() -> Result<()> {
-    let (api, first) = stage().await?;
+    let (api, first) = fixture().await?;
     drop(first);
     let settings = lb_userspace::source::kube::KubeSettings { compare_interval: Some(PERIOD), ..stub(&api) };
     let mut source = Followed::start(settings).await?;

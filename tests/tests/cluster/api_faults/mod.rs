@@ -3,8 +3,8 @@
 //! Needs no root. The times are shortened by settings, where that changes nothing else; `incident_b` has the true ones.
 
 mod compare;
-mod follow;
-mod lies;
+mod connection;
 mod order;
+mod short_lists;
 mod store;
-mod way;
+mod watched_source;

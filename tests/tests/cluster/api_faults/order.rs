@@ -8,12 +8,12 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use lb_tests::cluster::objects::{NAMESPACE, Objects};
-use lb_tests::cluster::{ApiServer, Gate, Way};
+use lb_tests::cluster::{ApiServer, Condition, FaultyProxy};
 use lb_tests::random::Random;
 use lb_userspace::model::Snapshot;
 use serde_json::{Value, json};
 
-use super::follow::{Followed, addresses, direct, endpoints, has, ready, through};
+use super::watched_source::{Followed, addresses, direct, endpoints, has, ready, through};
 
 /// It decides the order: another one, another order.
 const SEED: u64 = 4;
@@ -84,24 +84,24 @@ async fn any_order_of_faults_ends_in_what_a_list_shows() -> Result<()> {
     let objects = Objects::new(&server.client().await?);
     objects.create_service("kept").await?;
     objects.put_slice("kept", "kept", "IPv4", &endpoints([1])).await?;
-    let gate = Gate::new(None, server.address())?;
-    let mut early = Followed::start(through(&server.kubeconfig(), &gate)).await?;
+    let proxy = FaultyProxy::new(None, server.address())?;
+    let mut early = Followed::start(through(&server.kubeconfig(), &proxy)).await?;
     let kept = |snapshot: &Snapshot| has(snapshot, "kept") && ready(snapshot, "kept") == addresses([1]);
     let before = early.until("what is kept", kept).await?.revision;
     let (mut random, mut cluster) = (Random::new(SEED), Cluster::default());
     for _ in 0..FAULTS {
         let way = *random.of(&[
-            Way::Open,
-            Way::Cut,
-            Way::Mute,
-            Way::AnswersLost,
-            Way::QuestionsLost,
-            Way::Slow { bytes_per_second: 8 * 1024 },
+            Condition::Open,
+            Condition::Cut,
+            Condition::Mute,
+            Condition::AnswersLost,
+            Condition::QuestionsLost,
+            Condition::Slow { bytes_per_second: 8 * 1024 },
         ]);
         match random.below(3) {
-            0 => gate.set(way),
-            1 => gate.set_new(way),
-            _ => drop(gate.set_old(way)),
+            0 => proxy.set(way),
+            1 => proxy.set_new(way),
+            _ => drop(proxy.set_old(way)),
         }
         for _ in 0..5 {
             cluster.write(&objects, &mut random).await?;
@@ -109,7 +109,7 @@ async fn any_order_of_faults_ends_in_what_a_list_shows() -> Result<()> {
         tokio::time::sleep(Duration::from_millis(500 + random.any() % 2500)).await;
     }
     // New connections are well again; those that are open stay as they are.
-    gate.set_new(Way::Open);
+    proxy.set_new(Condition::Open);
     objects.create_service("mark").await?;
     objects.put_slice("mark", "mark", "IPv4", &endpoints([1])).await?;
     let start = Instant::now();

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use lb_tests::cluster::objects::Objects;
-use lb_tests::cluster::{ApiServer, Gate};
+use lb_tests::cluster::{ApiServer, FaultyProxy};
 use lb_userspace::source::Relist;
 
-use super::follow::{Followed, addresses, direct, endpoints, has, ready, relists, through};
+use super::watched_source::{Followed, addresses, direct, endpoints, has, ready, relists, through};
 
 /// From the moment at which the API can be reached again until the source follows it.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(45);
@@ -21,18 +21,18 @@ async fn changes_that_the_server_forgot_cost_a_list_and_nothing_else() -> Result
         objects.create_service(name).await?;
         objects.put_endpoints(name, &endpoints([1, 2])).await?;
     }
-    let gate = Gate::new(None, server.address())?;
-    let mut source = Followed::start(through(&server.kubeconfig(), &gate)).await?;
+    let proxy = FaultyProxy::new(None, server.address())?;
+    let mut source = Followed::start(through(&server.kubeconfig(), &proxy)).await?;
     let both = |snapshot: &lb_userspace::model::Snapshot| ["kept", "dropped"].iter().all(|name| has(snapshot, name));
     let before = source.until("both services", both).await?.revision;
 
-    gate.cut();
+    proxy.cut();
     objects.put_endpoints("kept", &endpoints([2, 3])).await?;
     objects.delete_service("dropped").await?;
     objects.delete_slice("dropped-ipv4").await?;
     objects.create_service("new").await?;
     server.forget().await?;
-    gate.mend();
+    proxy.mend();
     let start = Instant::now();
     let now = source.until("all the changes", |snapshot| {
         ready(snapshot, "kept") == addresses([2, 3]) && !has(snapshot, "dropped") && has(snapshot, "new")

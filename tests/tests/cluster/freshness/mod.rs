@@ -2,6 +2,6 @@
 //!
 //! The silence after which it asks is shortened; `incident_b` has the true times. Needs root.
 
+mod events;
 mod outage;
-mod scene;
-mod told;
+mod scenario;

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use lb_tests::agent::Agent;
-use lb_tests::cluster::Way;
+use lb_tests::cluster::Condition;
 
-use super::scene::{ASK_EVERY, RECOVERY_LIMIT, Scene};
+use super::scenario::{ASK_EVERY, RECOVERY_LIMIT, Scenario};
 
 /// How long an API is away that is away for long: many rounds of everything the agent tries meanwhile.
 const LONG: Duration = Duration::from_secs(40);
@@ -19,14 +19,14 @@ fn healthy(agent: &Agent) -> Result<()> {
 }
 
 /// Stays so for a while: `/readyz` red, `/healthz` green, the age rising.
-fn outage(scene: &mut Scene, length: Duration) -> Result<()> {
-    let (start, mut age) = (Instant::now(), scene.age()?);
+fn outage(scenario: &mut Scenario, length: Duration) -> Result<()> {
+    let (start, mut age) = (Instant::now(), scenario.age()?);
     while start.elapsed() < length {
-        scene.serves()?;
-        healthy(&scene.agent)?;
-        let (status, body) = scene.agent.health("/readyz")?;
+        scenario.serves()?;
+        healthy(&scenario.agent)?;
+        let (status, body) = scenario.agent.health("/readyz")?;
         ensure!(status == 503, "/readyz is {status} while the API is away: {body}");
-        let now = scene.age()?;
+        let now = scenario.age()?;
         ensure!(now > age, "the age does not rise: {age}, then {now}");
         age = now;
         std::thread::sleep(ASK_EVERY * 10);
@@ -37,41 +37,41 @@ fn outage(scene: &mut Scene, length: Duration) -> Result<()> {
 
 #[test]
 fn a_frozen_api_server_reddens_readyz_alone_and_is_followed_again() -> Result<()> {
-    let mut scene = Scene::new("frozen")?;
-    scene.cluster.freeze()?;
-    let (red, _) = scene.until("/readyz", 503, RECOVERY_LIMIT, healthy)?;
-    outage(&mut scene, Duration::from_secs(10))?;
-    scene.cluster.thaw()?;
-    let (green, _) = scene.until("/readyz", 200, RECOVERY_LIMIT, healthy)?;
+    let mut scenario = Scenario::new("frozen")?;
+    scenario.cluster.freeze()?;
+    let (red, _) = scenario.until("/readyz", 503, RECOVERY_LIMIT, healthy)?;
+    outage(&mut scenario, Duration::from_secs(10))?;
+    scenario.cluster.thaw()?;
+    let (green, _) = scenario.until("/readyz", 200, RECOVERY_LIMIT, healthy)?;
     println!("API server frozen: /readyz red after {red:.1?}; green {green:.1?} after it goes on");
-    scene.follows()
+    scenario.follows()
 }
 
 #[test]
 fn an_api_server_that_is_away_for_long_reddens_readyz_alone_and_is_followed_again() -> Result<()> {
-    let mut scene = Scene::new("away")?;
-    scene.cluster.stop();
-    let (red, _) = scene.until("/readyz", 503, RECOVERY_LIMIT, healthy)?;
-    outage(&mut scene, LONG)?;
-    scene.cluster.restart()?;
-    let (green, _) = scene.until("/readyz", 200, RECOVERY_LIMIT, healthy)?;
+    let mut scenario = Scenario::new("away")?;
+    scenario.cluster.stop();
+    let (red, _) = scenario.until("/readyz", 503, RECOVERY_LIMIT, healthy)?;
+    outage(&mut scenario, LONG)?;
+    scenario.cluster.restart()?;
+    let (green, _) = scenario.until("/readyz", 200, RECOVERY_LIMIT, healthy)?;
     println!("API server stopped: /readyz red after {red:.1?}; green {green:.1?} after it is back");
-    scene.follows()
+    scenario.follows()
 }
 
 /// The answers are lost on the connections that there are, without an error, and the API answers others.
 #[test]
 fn a_wedged_watch_reddens_healthz_until_it_is_replaced() -> Result<()> {
-    let mut scene = Scene::new("wedged")?;
-    let pid = scene.agent.pid();
-    ensure!(scene.gate.set_old(Way::AnswersLost) > 0, "nothing was connected");
-    scene.cluster.put_pods("web", &[&scene.stage.backends[0], &scene.stage.backends[1]])?;
-    let (red, body) = scene.until("/healthz", 503, RECOVERY_LIMIT, |_| Ok(()))?;
+    let mut scenario = Scenario::new("wedged")?;
+    let pid = scenario.agent.pid();
+    ensure!(scenario.proxy.set_old(Condition::AnswersLost) > 0, "nothing was connected");
+    scenario.cluster.put_pods("web", &[&scenario.fixture.backends[0], &scenario.fixture.backends[1]])?;
+    let (red, body) = scenario.until("/healthz", 503, RECOVERY_LIMIT, |_| Ok(()))?;
     ensure!(body.contains("watch"), "it is not said what is wrong: {body}");
-    let (green, _) = scene.until("/healthz", 200, RECOVERY_LIMIT, |_| Ok(()))?;
-    scene.until("/readyz", 200, RECOVERY_LIMIT, healthy)?;
+    let (green, _) = scenario.until("/healthz", 200, RECOVERY_LIMIT, |_| Ok(()))?;
+    scenario.until("/readyz", 200, RECOVERY_LIMIT, healthy)?;
     println!("watch wedged: /healthz red after {red:.1?}; green {green:.1?} later");
-    scene.follows()?;
-    ensure!(scene.agent.pid() == pid, "it was restarted");
+    scenario.follows()?;
+    ensure!(scenario.agent.pid() == pid, "it was restarted");
     Ok(())
 }

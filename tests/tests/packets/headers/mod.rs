@@ -1,16 +1,16 @@
-//! Packets that are not a plain TCP or UDP packet, through the live programs: extension headers, SCTP, headers that contradict each
+//! Packets that are not a plain TCP or UDP packet, through the loaded programs: extension headers, SCTP, headers that contradict each
 //! other, and random damage to all of them.
 
 mod packets;
-mod scene;
+mod scenario;
 
 use self::packets::{Chunk, Net, Transport, crc32c, extensions, is_summed, sctp, tcp, udp};
-use self::scene::{BACK, BACKEND, CLIENT, DROP, NEXT, NODE, SERVED, TARGET, VIP};
+use self::scenario::{BACK, BACKEND, CLIENT, DROP, NEXT, NODE, SERVED, TARGET, VIP};
 use anyhow::Result;
 use lb_common::abi::TCP;
 use lb_common::outcome::Outcome;
-use lb_tests::live::Hook;
 use lb_tests::random::Random;
+use lb_tests::test_run::Hook;
 
 /// Where requests are translated.
 const REQUESTS: [Hook; 4] = [Hook::PodIn, Hook::BridgeIn, Hook::NodeIn, Hook::NodeOut];
@@ -18,11 +18,11 @@ const SYN: u8 = 2;
 
 #[test]
 fn requests_behind_extension_headers_are_translated() -> Result<()> {
-    scene::on_stage("extensions", |scene| {
+    scenario::with_scenario("extensions", |scenario| {
         for chain in extensions() {
             for transport in [tcp(SERVED, SYN), udp(SERVED)] {
                 let sent = Net::v6(CLIENT, VIP).behind(&chain, &transport);
-                let ran = scene.run(Hook::PodIn, &sent)?;
+                let ran = scenario.run(Hook::PodIn, &sent)?;
                 assert_eq!((ran.verdict, ran.counted), (NEXT, vec![Outcome::Selected]), "{chain:?}");
                 let mut expected = Net::v6(CLIENT, BACKEND).behind(&chain, &transport);
                 let at = expected.len() - transport.bytes.len();
@@ -37,7 +37,7 @@ fn requests_behind_extension_headers_are_translated() -> Result<()> {
                     ran.bytes
                 );
             }
-            scene.forget()?;
+            scenario.forget()?;
         }
         Ok(())
     })
@@ -84,12 +84,12 @@ fn broken(net: &Net) -> Vec<Broken> {
 
 #[test]
 fn contradicting_headers_are_dropped_at_a_service_and_pass_elsewhere() -> Result<()> {
-    scene::on_stage("malformed", |scene| {
+    scenario::with_scenario("malformed", |scenario| {
         for hook in REQUESTS {
             for (to, verdict, counted) in [(VIP, DROP, Outcome::DroppedMalformed), (BACKEND, NEXT, Outcome::Passed)] {
                 for net in [Net::v4(CLIENT, to), Net::v6(CLIENT, to)] {
                     for (what, bytes) in broken(&net) {
-                        let ran = scene.run(hook, &bytes)?;
+                        let ran = scenario.run(hook, &bytes)?;
                         let told = format!("{hook:?}, IPv{}: {what}: {bytes:02x?}", if net.is_v6() { 6 } else { 4 });
                         assert_eq!((ran.verdict, &ran.counted), (verdict, &vec![counted]), "{told}");
                         assert_eq!(ran.bytes, bytes, "untouched: {told}");
@@ -103,30 +103,30 @@ fn contradicting_headers_are_dropped_at_a_service_and_pass_elsewhere() -> Result
 
 #[test]
 fn an_sctp_association_is_translated_and_its_checksum_follows() -> Result<()> {
-    scene::on_stage("sctp", |scene| {
+    scenario::with_scenario("sctp", |scenario| {
         for (out, back) in
             [(Net::v4(CLIENT, VIP), Net::v4(BACKEND, CLIENT)), (Net::v6(CLIENT, VIP), Net::v6(BACKEND, CLIENT))]
         {
             let at = out.transport();
             let init = Chunk::init(0x1234_5678);
-            let ran = scene.run(Hook::PodIn, &out.plain(&sctp(SERVED, 0, &[init])))?;
+            let ran = scenario.run(Hook::PodIn, &out.plain(&sctp(SERVED, 0, &[init])))?;
             assert_eq!((ran.verdict, ran.counted), (NEXT, vec![Outcome::Selected]));
             assert_eq!(ran.bytes[at + 2..at + 4], TARGET.to_be_bytes(), "to the backend's port");
             assert_eq!(ran.bytes[at - out.address()..at], *out.to(BACKEND), "to the backend's address");
             assert_eq!(crc32c(&ran.bytes[at..]), ran.bytes[at + 8..at + 12], "the checksum follows the port");
 
             let mut answer = sctp((TARGET, SERVED.0), 0x1234_5678, &[Chunk::init_ack(0x9abc_def0)]);
-            let ran = scene.run(Hook::PodOut, &back.plain(&answer))?;
+            let ran = scenario.run(Hook::PodOut, &back.plain(&answer))?;
             assert_eq!((ran.verdict, ran.counted), (NEXT, vec![Outcome::Replied]));
             assert_eq!(ran.bytes[at..at + 2], SERVED.1.to_be_bytes(), "from the service's port");
             assert_eq!(crc32c(&ran.bytes[at..]), ran.bytes[at + 8..at + 12]);
 
             // Still to be computed, by whoever sends it on.
             answer.bytes[8..12].fill(0);
-            let ran = scene.run(Hook::PodOut, &back.plain(&answer))?;
+            let ran = scenario.run(Hook::PodOut, &back.plain(&answer))?;
             assert_eq!(ran.bytes[at + 8..at + 12], [0; 4], "a checksum that is not there yet stays away");
 
-            let data = scene.run(Hook::PodIn, &out.plain(&sctp(SERVED, 0x9abc_def0, &[Chunk::data()])))?;
+            let data = scenario.run(Hook::PodIn, &out.plain(&sctp(SERVED, 0x9abc_def0, &[Chunk::data()])))?;
             assert_eq!((data.verdict, data.counted), (NEXT, vec![Outcome::Forwarded]));
             assert_eq!(crc32c(&data.bytes[at..]), data.bytes[at + 8..at + 12]);
         }
@@ -136,8 +136,8 @@ fn an_sctp_association_is_translated_and_its_checksum_follows() -> Result<()> {
 
 #[test]
 fn an_sctp_association_to_another_node_is_masqueraded_and_its_checksum_follows() -> Result<()> {
-    scene::on_stage("sctpfar", |scene| {
-        scene.far()?;
+    scenario::with_scenario("sctpfar", |scenario| {
+        scenario.far()?;
         for (out, back, there, here) in [
             (Net::v4(CLIENT, VIP), Net::v4(BACKEND, NODE), Net::v4(NODE, BACKEND), Net::v4(VIP, CLIENT)),
             (Net::v6(CLIENT, VIP), Net::v6(BACKEND, NODE), Net::v6(NODE, BACKEND), Net::v6(VIP, CLIENT)),
@@ -152,19 +152,19 @@ fn an_sctp_association_to_another_node_is_masqueraded_and_its_checksum_follows()
             };
             let to = (SERVED.0, TARGET);
             let init = || [Chunk::init(0x1234_5678)];
-            let ran = scene.run(Hook::NodeIn, &out.plain(&sctp(SERVED, 0, &init())))?;
+            let ran = scenario.run(Hook::NodeIn, &out.plain(&sctp(SERVED, 0, &init())))?;
             assert_eq!((ran.verdict, ran.counted), (BACK, vec![Outcome::Masqueraded]));
             assert_eq!(ran.bytes[14..], expect(&there, &sctp(to, 0, &init())), "to the backend, from the node");
 
             let answer = |(src, dst)| sctp((dst, src), 0x1234_5678, &[Chunk::init_ack(0x9abc_def0)]);
-            let ran = scene.run(Hook::NodeIn, &back.plain(&answer(to)))?;
+            let ran = scenario.run(Hook::NodeIn, &back.plain(&answer(to)))?;
             assert_eq!((ran.verdict, ran.counted), (BACK, vec![Outcome::Replied]));
             assert_eq!(ran.bytes[14..], expect(&here, &answer(SERVED)), "to the client, from the service");
 
             // Still to be computed, by whoever sends it on.
             let mut data = sctp(SERVED, 0x9abc_def0, &[Chunk::data()]);
             data.bytes[8..12].fill(0);
-            let ran = scene.run(Hook::NodeIn, &out.plain(&data))?;
+            let ran = scenario.run(Hook::NodeIn, &out.plain(&data))?;
             assert_eq!((ran.verdict, ran.counted), (BACK, vec![Outcome::Forwarded]));
             assert_eq!(ran.bytes[at + 8..at + 12], [0; 4], "a checksum that is not there yet stays away");
         }
@@ -174,10 +174,10 @@ fn an_sctp_association_to_another_node_is_masqueraded_and_its_checksum_follows()
 
 #[test]
 fn an_sctp_port_that_nobody_serves_is_refused_by_icmp_that_quotes_the_tag() -> Result<()> {
-    scene::on_stage("sctpno", |scene| {
+    scenario::with_scenario("sctpno", |scenario| {
         for net in [Net::v4(CLIENT, VIP), Net::v6(CLIENT, VIP)] {
             let sent = net.plain(&sctp((4_000, 9), 0, &[Chunk::init(0x1234_5678)]));
-            let ran = scene.run(Hook::PodIn, &sent)?;
+            let ran = scenario.run(Hook::PodIn, &sent)?;
             assert_eq!((ran.verdict, ran.counted), (BACK, vec![Outcome::RefusedUnserved]));
             let (at, kind) = (net.transport(), if net.is_v6() { [1, 4] } else { [3, 3] });
             assert_eq!(ran.bytes[at..at + 2], kind, "port unreachable");
@@ -190,7 +190,7 @@ fn an_sctp_port_that_nobody_serves_is_refused_by_icmp_that_quotes_the_tag() -> R
 
 #[test]
 fn damaged_packets_of_every_kind_go_unchanged_or_where_they_belong() -> Result<()> {
-    scene::on_stage("damage", |scene| {
+    scenario::with_scenario("damage", |scenario| {
         for seed in 0..6_000 {
             let mut random = Random::new(seed);
             let to = if random.one_in(3) { BACKEND } else { VIP };
@@ -205,7 +205,7 @@ fn damaged_packets_of_every_kind_go_unchanged_or_where_they_belong() -> Result<(
             }
             let hook = *random.of(&Hook::ALL);
             let told = format!("seed {seed}: {hook:?} {bytes:02x?}");
-            let Some(ran) = scene.try_run(hook, &bytes)? else { continue };
+            let Some(ran) = scenario.try_run(hook, &bytes)? else { continue };
             assert!(
                 ran.counted.len() <= 2 && (hook == Hook::Xdp || !ran.counted.is_empty()),
                 "{told}: {:?}",

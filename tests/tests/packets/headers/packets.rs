@@ -3,7 +3,7 @@
 use lb_common::abi::{SCTP, TCP, UDP};
 use lb_tests::random::Random;
 
-use super::scene::{SERVED, address};
+use super::scenario::{SERVED, address};
 
 const ETHERNET: usize = 14;
 /// IPv6 extension headers: hop by hop, routing, fragment, authentication, destination.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use lb_tests::agent::{Agent, Endpoint, Manifest, Protocol, Service};
 use lb_tests::incident::Clients;
-use lb_tests::incident::hand::{Flood, lend};
+use lb_tests::incident::raw_tcp::{Flood, lend};
 use lb_tests::topology::Topology;
 
 use super::{broken, open, precise, serve};

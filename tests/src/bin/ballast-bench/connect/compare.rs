@@ -2,7 +2,7 @@
 
 use super::measure::{Kind, Row};
 use crate::figures::{Better, Figure};
-use crate::stage::{FAMILIES, Mode, Position, Size, Way};
+use crate::fixture::{FAMILIES, Mode, Position, Size, Way};
 
 /// All ratios of one kind of traffic.
 pub fn figures(kind: Kind, rows: &[Row], many: usize) -> Vec<Figure> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use lb_load::{Times, at_rate, exchange, stream, time_connection};
 
-use crate::stage::{Arm, Stage};
+use crate::fixture::{Arm, Fixture};
 use crate::statistics::Samples;
 
 /// Connections or questions of one arm before the next one's turn.
@@ -117,9 +117,9 @@ impl Row {
 }
 
 /// Lets all arms take `turns` turns there and as many back in each of so many rounds, after one that does not count.
-pub fn measure(stage: &Stage, kind: Kind, rounds: u32, turns: u32, stop: &AtomicBool) -> Result<Vec<Row>> {
+pub fn measure(fixture: &Fixture, kind: Kind, rounds: u32, turns: u32, stop: &AtomicBool) -> Result<Vec<Row>> {
     let new = |arm| Row { arm, median_us: Vec::new(), p99_us: Vec::new(), all: Times::default(), failed: 0 };
-    let mut rows: Vec<Row> = stage.arms().into_iter().map(new).collect();
+    let mut rows: Vec<Row> = fixture.arms().into_iter().map(new).collect();
     for round in 0..=rounds {
         let mut all: Vec<Turns> = rows.iter().map(|_| Turns::default()).collect();
         for _ in 0..turns {
@@ -133,7 +133,7 @@ pub fn measure(stage: &Stage, kind: Kind, rounds: u32, turns: u32, stop: &Atomic
             }
         }
         for (row, mut turns) in rows.iter_mut().zip(all) {
-            turns.check().with_context(|| format!("{}: {}", row.arm.name(stage.many), row.arm.to))?;
+            turns.check().with_context(|| format!("{}: {}", row.arm.name(fixture.many), row.arm.to))?;
             // The first round warms up.
             if round > 0 {
                 row.median_us.push(turns.times.quantile_us(0.5));

@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 
 use self::measure::{Kind, Row, measure};
 use crate::figures::{Figure, Part};
+use crate::fixture::{FAMILIES, Fixture, Way};
 use crate::machine::{Cpus, load, machine};
-use crate::stage::{FAMILIES, Stage, Way};
 
 const ROUNDS: u32 = 40;
 const TURNS: u32 = 5;
@@ -61,59 +61,59 @@ impl ConnectArguments {
     }
 
     /// Makes what both benches need.
-    pub fn stage(&self, agent: &Path, stop: &AtomicBool) -> Result<Stage> {
-        Stage::new(agent, self.services as usize, !self.without_kube_proxy, self.way.as_deref(), stop)
+    pub fn fixture(&self, agent: &Path, stop: &AtomicBool) -> Result<Fixture> {
+        Fixture::new(agent, self.services as usize, !self.without_kube_proxy, self.way.as_deref(), stop)
     }
 }
 
 /// Connections, and requests on one connection.
-pub fn connect(asked: &ConnectArguments, stage: &Stage, stop: &AtomicBool) -> Result<Part> {
+pub fn connect(asked: &ConnectArguments, fixture: &Fixture, stop: &AtomicBool) -> Result<Part> {
     let load_before = load();
     let _here = Cpus::one()?;
     eprintln!("==> connections");
-    let closed = measure(stage, Kind::Connect, asked.rounds(), asked.turns, stop)?;
+    let closed = measure(fixture, Kind::Connect, asked.rounds(), asked.turns, stop)?;
     eprintln!("==> requests on one connection");
-    let exchanges = measure(stage, Kind::Exchange, asked.rounds(), asked.turns, stop)?;
+    let exchanges = measure(fixture, Kind::Exchange, asked.rounds(), asked.turns, stop)?;
     let direct = closed.iter().find(|row| row.arm.way == Way::Direct).context("the direct way is always there")?;
     let interval = Duration::from_secs_f64(direct.median() / 1e6 / LOADED);
     eprintln!("==> connections by the clock");
     let rate = Kind::Rate { interval };
-    let open = measure(stage, rate, asked.rounds(), asked.turns.div_ceil(5), stop)?;
+    let open = measure(fixture, rate, asked.rounds(), asked.turns.div_ceil(5), stop)?;
     println!(
         "TCP connect + request + response (64 bytes each) + close, one after the other:\n\n{}",
-        table(&closed, stage.many)
+        table(&closed, fixture.many)
     );
-    println!("Request + response on one connection:\n\n{}", table(&exchanges, stage.many));
+    println!("Request + response on one connection:\n\n{}", table(&exchanges, fixture.many));
     println!(
         "TCP connect + request + response, begun every {:.0} µs; times count from when each was due:\n\n{}",
         interval.as_secs_f64() * 1e6,
-        table(&open, stage.many)
+        table(&open, fixture.many)
     );
     let kinds = [(Kind::Connect, &closed), (Kind::Exchange, &exchanges), (rate, &open)];
-    let figures = kinds.iter().flat_map(|(kind, rows)| compare::figures(*kind, rows, stage.many)).collect();
+    let figures = kinds.iter().flat_map(|(kind, rows)| compare::figures(*kind, rows, fixture.many)).collect();
     let details = json!({
         "machine": machine()?, "loadBefore": load_before, "loadAfter": load(),
-        "rounds": asked.rounds(), "turns": asked.turns, "services": stage.many,
-        "connect": rows_json(&closed, stage.many), "exchange": rows_json(&exchanges, stage.many),
-        "byTheClock": {"intervalMicroseconds": interval.as_secs_f64() * 1e6, "arms": rows_json(&open, stage.many)},
+        "rounds": asked.rounds(), "turns": asked.turns, "services": fixture.many,
+        "connect": rows_json(&closed, fixture.many), "exchange": rows_json(&exchanges, fixture.many),
+        "byTheClock": {"intervalMicroseconds": interval.as_secs_f64() * 1e6, "arms": rows_json(&open, fixture.many)},
     });
-    Ok(Part { bench: "connect", figures, details, left_out: stage.left_out.clone() })
+    Ok(Part { bench: "connect", figures, details, left_out: fixture.left_out.clone() })
 }
 
 /// Bulk streams.
-pub fn stream(asked: &ConnectArguments, stage: &Stage, stop: &AtomicBool) -> Result<Part> {
+pub fn stream(asked: &ConnectArguments, fixture: &Fixture, stop: &AtomicBool) -> Result<Part> {
     let load_before = load();
     let bytes = if asked.quick { STREAM_BYTES_QUICK } else { STREAM_BYTES };
     let _here = Cpus::one()?;
     eprintln!("==> streams");
-    let rows = measure(stage, Kind::Stream { bytes }, asked.rounds(), 1, stop)?;
-    println!("One TCP stream of {} MiB:\n\n{}", bytes >> 20, table(&rows, stage.many));
-    let figures: Vec<Figure> = compare::figures(Kind::Stream { bytes }, &rows, stage.many);
+    let rows = measure(fixture, Kind::Stream { bytes }, asked.rounds(), 1, stop)?;
+    println!("One TCP stream of {} MiB:\n\n{}", bytes >> 20, table(&rows, fixture.many));
+    let figures: Vec<Figure> = compare::figures(Kind::Stream { bytes }, &rows, fixture.many);
     let details = json!({
         "machine": machine()?, "loadBefore": load_before, "loadAfter": load(),
-        "rounds": asked.rounds(), "bytes": bytes, "stream": rows_json(&rows, stage.many),
+        "rounds": asked.rounds(), "bytes": bytes, "stream": rows_json(&rows, fixture.many),
     });
-    Ok(Part { bench: "stream", figures, details, left_out: stage.left_out.clone() })
+    Ok(Part { bench: "stream", figures, details, left_out: fixture.left_out.clone() })
 }
 
 /// All arms: their times, and their rates by that of what they are compared with.

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use super::fixture::{Fixture, Side, Written};
 use super::objects::{PORT, TARGET_PORT, probed_cluster_ip};
 use super::probe::{Knocker, Server, wait_for};
-use super::stage::{Side, Stage, Written};
 use super::watcher::Watcher;
 use crate::statistics::Samples;
 
@@ -64,7 +64,7 @@ pub struct Latency {
 
 /// Clients, servers and the watch, at work.
 pub struct Probe<'a> {
-    pub stage: &'a Stage,
+    pub fixture: &'a Fixture,
     servers: [Server; 2],
     watcher: Watcher,
     /// Number of the next service that is made.
@@ -76,15 +76,15 @@ pub struct Probe<'a> {
 
 impl<'a> Probe<'a> {
     /// Starts servers and watch, and makes the service whose endpoint moves.
-    pub fn new(stage: &'a Stage, stop: &'a AtomicBool) -> Result<Self> {
-        let [first, second] = stage.servers.addresses();
-        let server = |address| Server::start(stage.servers.place(), SocketAddrV4::new(address, TARGET_PORT));
+    pub fn new(fixture: &'a Fixture, stop: &'a AtomicBool) -> Result<Self> {
+        let [first, second] = fixture.servers.addresses();
+        let server = |address| Server::start(fixture.servers.place(), SocketAddrV4::new(address, TARGET_PORT));
         let servers = [server(first)?, server(second)?];
         let (name, place) = MOVING;
-        stage.cluster.create_service(name, probed_cluster_ip(place), first)?;
-        let kubeconfig = stage.cluster.kubeconfig();
-        let watcher = Watcher::start(stage.cluster.place(), kubeconfig.as_ref())?;
-        Ok(Self { stage, servers, watcher, next_new: 0, at: 0, stop })
+        fixture.cluster.create_service(name, probed_cluster_ip(place), first)?;
+        let kubeconfig = fixture.cluster.kubeconfig();
+        let watcher = Watcher::start(fixture.cluster.place(), kubeconfig.as_ref())?;
+        Ok(Self { fixture, servers, watcher, next_new: 0, at: 0, stop })
     }
 
     pub fn server(&self, index: usize) -> &Server {
@@ -107,7 +107,7 @@ impl<'a> Probe<'a> {
     /// Removes the services that were made.
     pub fn remove_new(&mut self) -> Result<()> {
         (0..std::mem::take(&mut self.next_new))
-            .try_for_each(|number| self.stage.cluster.delete_service(&new_name(number)))
+            .try_for_each(|number| self.fixture.cluster.delete_service(&new_name(number)))
     }
 
     fn one(&mut self, change: Change, with_kube_proxy: bool) -> Result<Sample> {
@@ -115,8 +115,8 @@ impl<'a> Probe<'a> {
             Change::Endpoint => (MOVING.0.to_owned(), probed_cluster_ip(MOVING.1), "slice"),
             Change::Service => (new_name(self.next_new), probed_cluster_ip(FIRST_NEW + self.next_new), "service"),
         };
-        let mut sides: Vec<&Side> = vec![&self.stage.ballast];
-        sides.extend(with_kube_proxy.then_some(&self.stage.kube_proxy));
+        let mut sides: Vec<&Side> = vec![&self.fixture.ballast];
+        sides.extend(with_kube_proxy.then_some(&self.fixture.kube_proxy));
         let to = SocketAddrV4::new(cluster_ip, PORT);
         let knockers: Vec<Knocker> = sides.iter().map(|side| Knocker::start(side.client.place(), to)).collect();
         sleep(BEFORE);
@@ -140,15 +140,15 @@ impl<'a> Probe<'a> {
     }
 
     fn write(&mut self, change: Change, name: &str, cluster_ip: Ipv4Addr, target: usize) -> Result<Written> {
-        let endpoint = self.stage.servers.addresses()[target];
+        let endpoint = self.fixture.servers.addresses()[target];
         match change {
             Change::Endpoint => {
                 self.at = target;
-                self.stage.cluster.move_endpoint(name, endpoint)
+                self.fixture.cluster.move_endpoint(name, endpoint)
             }
             Change::Service => {
                 self.next_new += 1;
-                self.stage.cluster.create_service(name, cluster_ip, endpoint)
+                self.fixture.cluster.create_service(name, cluster_ip, endpoint)
             }
         }
     }

@@ -1,12 +1,12 @@
 //! `cargo xtask bench control`: Ballast and kube-proxy beside each other, on nodes of their own, before one real API server.
 
 pub mod agents;
+pub mod fixture;
 mod latency;
 pub mod objects;
 mod print;
 pub mod probe;
 mod run;
-pub mod stage;
 mod start;
 pub mod store;
 pub mod tables;
@@ -18,9 +18,9 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result};
 
 use self::agents::Memory;
+use self::fixture::Fixture;
 use self::latency::Latency;
 use self::run::Bench;
-use self::stage::Stage;
 use self::start::Start;
 use self::tables::KernelMemory;
 use crate::figures::Part;
@@ -103,8 +103,8 @@ pub fn run(arguments: &ControlArguments, agent: &Path, stop: &AtomicBool) -> Res
         lb_tests::cluster::binary("kube-proxy")?;
     }
     let folder = tempfile::Builder::new().prefix("blt-control-").tempdir()?;
-    let stage = Stage::new().context("setting the stage")?;
-    let bench = Bench { arguments, program, folder: folder.path(), stage: &stage, stop };
+    let fixture = Fixture::new().context("setting the fixture")?;
+    let bench = Bench { arguments, program, folder: folder.path(), fixture: &fixture, stop };
     let results = bench.measure()?;
     print::print(&results);
     Ok(Part {

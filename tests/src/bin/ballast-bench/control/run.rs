@@ -9,10 +9,10 @@ use anyhow::{Context, Result};
 use lb_tests::cluster::{KubeProxy, Process};
 
 use super::agents::{Ballast, Memory};
+use super::fixture::Fixture;
 use super::latency::{Change, Probe};
 use super::objects::{stored, stored_slice};
 use super::probe::wait_for;
-use super::stage::Stage;
 use super::start::{self, Start};
 use super::{ControlArguments, FULL, MOST, QUICK, Results, tables};
 use crate::machine::load;
@@ -38,7 +38,7 @@ pub struct Bench<'a> {
     pub arguments: &'a ControlArguments,
     pub program: &'a Path,
     pub folder: &'a Path,
-    pub stage: &'a Stage,
+    pub fixture: &'a Fixture,
     pub stop: &'a AtomicBool,
 }
 
@@ -49,14 +49,14 @@ impl Bench<'_> {
         let load_before = load();
         say("kernel memory of the maps");
         let ground = tables::Ground {
-            client: self.stage.ballast.client.place(),
-            server: self.stage.servers.place(),
-            serving: self.stage.servers.addresses()[0],
+            client: self.fixture.ballast.client.place(),
+            server: self.fixture.servers.place(),
+            serving: self.fixture.servers.addresses()[0],
         };
         let kernel = tables::measure(&self.ballast(), &ground, self.folder, self.stop)?;
         self.ballast().clean_up()?;
 
-        let mut probe = Probe::new(self.stage, self.stop)?;
+        let mut probe = Probe::new(self.fixture, self.stop)?;
         start::prepare(&probe)?;
         say("changes among few services");
         self.fill(0..FEW)?;
@@ -130,12 +130,12 @@ impl Bench<'_> {
     }
 
     fn ballast(&self) -> Ballast<'_> {
-        Ballast { program: self.program, node: &self.stage.ballast.node, log: self.folder.join("ballast.log") }
+        Ballast { program: self.program, node: &self.fixture.ballast.node, log: self.folder.join("ballast.log") }
     }
 
     fn kube_proxy(&self) -> KubeProxy<'_> {
-        let kubeconfig = self.stage.cluster.kubeconfig();
-        KubeProxy { node: &self.stage.kube_proxy.node, kubeconfig, folder: self.folder.to_owned() }
+        let kubeconfig = self.fixture.cluster.kubeconfig();
+        KubeProxy { node: &self.fixture.kube_proxy.node, kubeconfig, folder: self.folder.to_owned() }
     }
 
     fn start_ballast(&self, probe: &Probe<'_>) -> Result<(Process, Start)> {
@@ -144,10 +144,10 @@ impl Bench<'_> {
 
     fn start_ballast_with(&self, probe: &Probe<'_>, more: &[&str]) -> Result<(Process, Start)> {
         let ballast = self.ballast();
-        let mut flags = vec!["--source=kube".into(), format!("--kubeconfig={}", self.stage.cluster.kubeconfig())];
+        let mut flags = vec!["--source=kube".into(), format!("--kubeconfig={}", self.fixture.cluster.kubeconfig())];
         flags.push(DRAIN.into());
         flags.extend(more.iter().map(|flag| (*flag).into()));
-        start::cold(probe, &self.stage.ballast, Some(&ballast.log), self.stop, || ballast.start(&flags))
+        start::cold(probe, &self.fixture.ballast, Some(&ballast.log), self.stop, || ballast.start(&flags))
     }
 
     /// Ends it and leaves nothing of it in the kernel.
@@ -159,12 +159,12 @@ impl Bench<'_> {
     fn start_kube_proxy(&self, probe: &Probe<'_>) -> Result<(Process, Start)> {
         let kube_proxy = self.kube_proxy();
         kube_proxy.clean_up()?;
-        start::cold(probe, &self.stage.kube_proxy, None, self.stop, || kube_proxy.start())
+        start::cold(probe, &self.fixture.kube_proxy, None, self.stop, || kube_proxy.start())
     }
 
     /// Puts services into the store and waits until the API server has read them.
     fn fill(&self, numbers: std::ops::Range<usize>) -> Result<()> {
-        let cluster = &self.stage.cluster;
+        let cluster = &self.fixture.cluster;
         let target = cluster.count_slices()? + numbers.len();
         let started = Instant::now();
         cluster.store().load(stored(numbers.clone()), self.stop)?;
@@ -192,7 +192,7 @@ impl Bench<'_> {
         let (mut seconds, mut bytes) = (Vec::new(), 0);
         for _ in 0..times {
             let started = Instant::now();
-            bytes = self.stage.cluster.fetch_lists()?;
+            bytes = self.fixture.cluster.fetch_lists()?;
             seconds.push(started.elapsed().as_secs_f64());
         }
         Ok((seconds.into_iter().collect(), bytes))
@@ -202,7 +202,7 @@ impl Bench<'_> {
     fn change_many(&self, services: usize, changes: usize) -> Result<f64> {
         let started = Instant::now();
         let entry = |number: usize| stored_slice(number % services, 1 + number / services);
-        self.stage.cluster.store().change(changes, entry, self.stop)?;
+        self.fixture.cluster.store().change(changes, entry, self.stop)?;
         let rate = f64::from(u32::try_from(changes)?) / started.elapsed().as_secs_f64();
         say(&format!("{rate:.0} changes a second"));
         Ok(rate)

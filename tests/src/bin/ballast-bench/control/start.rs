@@ -8,10 +8,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result};
 use lb_tests::cluster::Process;
 
+use super::fixture::Side;
 use super::latency::Probe;
 use super::objects::{PORT, probed_cluster_ip};
 use super::probe::{Knocker, wait_for};
-use super::stage::Side;
 
 /// How long a start may take.
 const LIMIT: Duration = Duration::from_mins(5);
@@ -38,8 +38,8 @@ pub struct Start {
 
 /// Makes the services that starts are told by.
 pub fn prepare(probe: &Probe<'_>) -> Result<()> {
-    for ((name, place), endpoint) in ENDS.into_iter().zip(probe.stage.servers.addresses()) {
-        probe.stage.cluster.create_service(name, probed_cluster_ip(place), endpoint)?;
+    for ((name, place), endpoint) in ENDS.into_iter().zip(probe.fixture.servers.addresses()) {
+        probe.fixture.cluster.create_service(name, probed_cluster_ip(place), endpoint)?;
     }
     Ok(())
 }

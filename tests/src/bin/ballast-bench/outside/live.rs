@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 
 use super::FAMILIES;
-use super::stage::{Arm, KUBE_PROXY, Stage};
+use super::fixture::{Arm, Fixture, KUBE_PROXY};
 use crate::statistics::Samples;
 
 /// A ratio of two arms' rates, round by round: its median, and where that lies with a probability of 95 %.
@@ -46,9 +46,9 @@ struct Row {
     frames: u64,
 }
 
-pub fn measure(stage: &mut Stage, rounds: u32, count: u32, stop: &AtomicBool) -> Result<Vec<Figures>> {
-    stage.warm_up(stop)?;
-    let arms = stage.arms();
+pub fn measure(fixture: &mut Fixture, rounds: u32, count: u32, stop: &AtomicBool) -> Result<Vec<Figures>> {
+    fixture.warm_up(stop)?;
+    let arms = fixture.arms();
     let mut rows: Vec<Row> = (0..FAMILIES.len())
         .flat_map(|family| arms.iter().map(move |arm| Row { arm: *arm, family, ns: Vec::new(), lost: 0, frames: 0 }))
         .collect();
@@ -60,7 +60,7 @@ pub fn measure(stage: &mut Stage, rounds: u32, count: u32, stop: &AtomicBool) ->
                 bail!("interrupted");
             }
             let row = &mut rows[index];
-            let burst = stage.burst(&row.arm, row.family, count)?;
+            let burst = fixture.burst(&row.arm, row.family, count)?;
             let arrived = u32::try_from(burst.arrived)?;
             times[index] += burst.time.as_secs_f64() * 1e9 / f64::from(arrived.max(1)) / 2.0;
             // The first round warms up.

@@ -1,6 +1,7 @@
 //! `north-south`: clients outside. Frames as fast as one CPU does all the work of their way, beside kube-proxy, plain forwarding and
 //! XDP that only sends on; and Ballast's programs on one frame at a time.
 
+mod fixture;
 pub mod frames;
 mod kube;
 mod lane;
@@ -8,7 +9,6 @@ mod live;
 mod print;
 mod served;
 mod single;
-mod stage;
 pub mod wire;
 
 use std::path::Path;
@@ -17,7 +17,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Result, ensure};
 use serde::Serialize;
 
-use self::stage::Stage;
+use self::fixture::Fixture;
 use crate::figures::{Better, Figure, Part};
 use crate::machine::{Cpus, Machine, load, machine};
 use crate::packet::runner::Yardstick;
@@ -84,12 +84,12 @@ pub fn run(arguments: &NorthSouthArguments, agent: &Path, stop: &AtomicBool) -> 
     let object = lb_tests::programs::build_yardstick()?;
     let load_before = load();
     let mut yardstick = Yardstick::load(&object)?;
-    let mut stage = Stage::new(&object, agent, !arguments.without_kube_proxy)?;
+    let mut fixture = Fixture::new(&object, agent, !arguments.without_kube_proxy)?;
     eprintln!("==> frames over the wires");
-    let live = live::measure(&mut stage, rounds, arguments.frames, stop)?;
+    let live = live::measure(&mut fixture, rounds, arguments.frames, stop)?;
     eprintln!("==> frames one by one");
-    let single = single::measure(&stage, &mut yardstick, rounds, arguments.packets, stop)?;
-    drop(stage);
+    let single = single::measure(&fixture, &mut yardstick, rounds, arguments.packets, stop)?;
+    drop(fixture);
     let results = Results {
         machine: machine()?,
         load_before,

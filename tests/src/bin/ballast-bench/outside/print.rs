@@ -1,8 +1,8 @@
 //! The result for people: two tables in Markdown.
 
 use super::Results;
+use super::fixture::{AGAIN, XDP_SNAT};
 use super::live::Ratio;
-use super::stage::{AGAIN, XDP_SNAT};
 
 /// Prints both tables.
 pub fn print(results: &Results) {

@@ -7,11 +7,11 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 
 use super::FAMILIES;
+use super::fixture::Fixture;
 use super::frames::{FIRST_PORT, FLOWS, Segment};
 use super::lane::{DSR, SNAT, Way};
 use super::live::Ratio;
 use super::served::{Ballast, Program, run_xdp};
-use super::stage::Stage;
 use crate::packet::frames::{ACK, SYN};
 use crate::packet::runner::{Yardstick, run};
 use crate::statistics::Samples;
@@ -63,21 +63,21 @@ pub struct Figures {
 }
 
 pub fn measure(
-    stage: &Stage,
+    fixture: &Fixture,
     yardstick: &mut Yardstick,
     rounds: u32,
     packets: u32,
     stop: &AtomicBool,
 ) -> Result<Vec<Figures>> {
     for family in 0..FAMILIES.len() {
-        let segment = stage.xdp.lane.segment(Way::NodePort(SNAT), family);
-        let backend = stage.xdp.lane.segment(Way::Plain, family).to;
+        let segment = fixture.xdp.lane.segment(Way::NodePort(SNAT), family);
+        let backend = fixture.xdp.lane.segment(Way::Plain, family).to;
         yardstick.serve(segment.to, backend)?;
         for port in FIRST_PORT..FIRST_PORT + FLOWS {
             yardstick.know(segment.at_port(port).from, segment.to, backend)?;
         }
     }
-    let subjects = [("XDP", &stage.xdp), ("tc", &stage.tc)];
+    let subjects = [("XDP", &fixture.xdp), ("tc", &fixture.tc)];
     let mut rows: Vec<Vec<[f64; 2]>> = vec![Vec::new(); FAMILIES.len() * subjects.len() * KINDS.len()];
     let all: Vec<(usize, usize, usize)> = (0..FAMILIES.len())
         .flat_map(|family| (0..KINDS.len()).flat_map(move |kind| (0..2).map(move |subject| (family, kind, subject))))
@@ -89,7 +89,7 @@ pub fn measure(
                 bail!("interrupted");
             }
             let new = New { first: next, turn: u8::try_from(kind * subjects.len() + subject)? };
-            let sample = sample(stage, yardstick, subjects[subject].1, family, &KINDS[kind], packets, new)?;
+            let sample = sample(fixture, yardstick, subjects[subject].1, family, &KINDS[kind], packets, new)?;
             // The first round warms up.
             if round > 0 {
                 row.push(sample);
@@ -115,7 +115,7 @@ pub fn measure(
 /// Medians of the program and of the one that does the least, both less that of one that does nothing. They take turns, there and
 /// back.
 fn sample(
-    stage: &Stage,
+    fixture: &Fixture,
     yardstick: &Yardstick,
     ballast: &Ballast,
     family: usize,
@@ -125,7 +125,7 @@ fn sample(
 ) -> Result<[f64; 2]> {
     let least = if kind.packet == Packet::New { "fresh" } else { "known" };
     let least = yardstick.program(&format!("{least}{}", if family == 0 { 4 } else { 6 }))?;
-    let (nothing, idle) = (yardstick.program("nothing")?, stage.wire.idle()?);
+    let (nothing, idle) = (yardstick.program("nothing")?, fixture.wire.idle()?);
     let ifindex = ballast.index(if kind.packet == Packet::Reply { "far0" } else { "lan0" })?;
     let mut frames = Vec::new();
     for number in 0..packets.next_multiple_of(BLOCK) {

@@ -6,8 +6,8 @@ use lb_tests::random::Random;
 
 use super::subject::{FIRST_KNOWN, KNOWN, client};
 use super::{BLOCK, Kind};
+use crate::fixture::ballast::service;
 use crate::packet::frames::{ACK, SYN, tcp};
-use crate::stage::ballast::service;
 
 /// First port of new flows, and how many there are until the next address.
 const FIRST_NEW: u32 = 4_000;

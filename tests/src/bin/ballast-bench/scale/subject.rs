@@ -13,12 +13,12 @@ use lb_userspace::maps::Pinned;
 use nix::time::{ClockId, clock_gettime};
 
 use crate::control::objects;
+use crate::fixture::ballast::{Ballast, service};
+use crate::fixture::side::Side;
 use crate::outside::frames::ends;
 use crate::packet::frames::{ACK, SYN, tcp};
 use crate::packet::runner::{Yardstick, run};
 use crate::packet::subject::programs;
-use crate::stage::ballast::{Ballast, service};
-use crate::stage::side::Side;
 
 /// The room that the most services need: the same for all sizes.
 const SIZES: &str = "--map-sizes=services=131072,names=131072,backends=524288,slots=1048576,vips=131072,flows4=2097152";

@@ -1,0 +1,140 @@
+//! The lanes side by side: plain forwarding, the least that XDP can do, kube-proxy, and Ballast at XDP and at tc.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use lb_tests::topology::Topology;
+
+use super::frames::FLOWS;
+use super::kube::Proxied;
+use super::lane::{DSR, Lane, SNAT, Way};
+use super::served::{Ballast, Hook};
+use super::wire::{Burst, Wire};
+
+/// How soon all of a way's frames must arrive.
+const SOON: Duration = Duration::from_mins(2);
+
+/// All of it; dropped, everything is removed. Fields in the order in which they must end.
+pub struct Fixture {
+    pub wire: Wire,
+    pub xdp: Ballast,
+    pub tc: Ballast,
+    proxied: Option<Proxied>,
+    plain: Lane,
+    bare: Lane,
+    _topology: Topology,
+}
+
+/// Who forwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// XDP, without looking at anything.
+    Hop,
+    /// The kernel, by its routes.
+    Kernel,
+    KubeProxy,
+    Tc,
+    Xdp,
+}
+
+/// Frames on one way of one lane.
+#[derive(Clone, Copy, Debug)]
+pub struct Arm {
+    pub name: &'static str,
+    pub who: Who,
+    pub way: Way,
+    /// The arm of the kernel's that ends at the same place.
+    pub plain: &'static str,
+}
+
+/// The same arm as the one before, once more: what lies between both is noise.
+pub const AGAIN: &str = "XDP, masquerade (the same again)";
+pub const XDP_SNAT: &str = "XDP, masquerade";
+pub const KUBE_PROXY: &str = "kube-proxy (nftables), masquerade";
+const PLAIN: &str = "plain forwarding";
+const PLAIN_HERE: &str = "plain forwarding to a pod";
+
+const fn arm(name: &'static str, who: Who, way: Way) -> Arm {
+    let plain = if matches!(way, Way::Arrival | Way::PlainHere) { PLAIN_HERE } else { PLAIN };
+    Arm { name, who, way, plain }
+}
+
+const ARMS: [Arm; 11] = [
+    arm("XDP that only sends on", Who::Hop, Way::Plain),
+    arm(PLAIN, Who::Kernel, Way::Plain),
+    arm(KUBE_PROXY, Who::KubeProxy, Way::NodePort(SNAT)),
+    arm("tc, masquerade", Who::Tc, Way::NodePort(SNAT)),
+    arm(XDP_SNAT, Who::Xdp, Way::NodePort(SNAT)),
+    arm(AGAIN, Who::Xdp, Way::NodePort(SNAT)),
+    arm("tc, direct server return, first node", Who::Tc, Way::NodePort(DSR)),
+    arm("XDP, direct server return, first node", Who::Xdp, Way::NodePort(DSR)),
+    arm(PLAIN_HERE, Who::Kernel, Way::PlainHere),
+    arm("tc, direct server return, backend's node", Who::Tc, Way::Arrival),
+    arm("XDP, direct server return, backend's node", Who::Xdp, Way::Arrival),
+];
+
+impl Fixture {
+    /// Makes the lanes, and starts what serves them.
+    pub fn new(object: &Path, agent: &Path, with_kube_proxy: bool) -> Result<Self> {
+        let mut wire = Wire::load(object)?;
+        let topology = Topology::new("outside")?;
+        let mut lane = |name| Lane::new(&topology, name, &mut wire).with_context(|| format!("lane {name}"));
+        let (bare, plain, tc, xdp) = (lane("bare")?, lane("plain")?, lane("tc")?, lane("xdp")?);
+        let proxied = with_kube_proxy.then(|| lane("proxy")).transpose()?;
+        bare.hop(&mut wire)?;
+        eprintln!("==> starting the agents");
+        let xdp = Ballast::start(agent, xdp, Hook::Xdp).context("the lane with XDP")?;
+        let tc = Ballast::start(agent, tc, Hook::Tc).context("the lane with tc")?;
+        let proxied = proxied.map(|lane| Proxied::start(&topology, lane)).transpose().context("kube-proxy")?;
+        Ok(Self { wire, xdp, tc, proxied, plain, bare, _topology: topology })
+    }
+
+    /// The arms of this run.
+    pub fn arms(&self) -> Vec<Arm> {
+        ARMS.into_iter().filter(|arm| arm.who != Who::KubeProxy || self.proxied.is_some()).collect()
+    }
+
+    /// Frames of an arm.
+    pub fn burst(&mut self, arm: &Arm, family: usize, count: u32) -> Result<Burst> {
+        let lane = match (arm.who, &self.proxied) {
+            (Who::Hop, _) => &self.bare,
+            (Who::Kernel, _) => &self.plain,
+            (Who::KubeProxy, Some(proxied)) => {
+                proxied.check()?;
+                &proxied.lane
+            }
+            (Who::KubeProxy, None) => bail!("kube-proxy does not run"),
+            (Who::Tc, _) => &self.tc.lane,
+            (Who::Xdp, _) => &self.xdp.lane,
+        };
+        lane.burst(&mut self.wire, arm.way, family, count).with_context(|| arm.name.to_owned())
+    }
+
+    /// Waits until every arm's frames arrive, all of them.
+    pub fn warm_up(&mut self, stop: &AtomicBool) -> Result<()> {
+        for arm in self.arms() {
+            for family in 0..2 {
+                let begun = Instant::now();
+                loop {
+                    let burst = self.burst(&arm, family, u32::from(FLOWS))?;
+                    if burst.arrived == u64::from(FLOWS) {
+                        break;
+                    }
+                    if stop.load(Ordering::Relaxed) {
+                        bail!("interrupted");
+                    }
+                    ensure!(
+                        begun.elapsed() < SOON,
+                        "{}, family {family}: {} of {FLOWS} frames arrive",
+                        arm.name,
+                        burst.arrived
+                    );
+                    std::thread::sleep(Duration::from_millis(500));
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,221 @@
+//! The demo's network: a node with three backends and a client behind it, an external host, and the agent.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use lb_tests::cluster::Process;
+use lb_tests::peers::Server;
+use lb_tests::topology::{Addresses, Node, Outside, Place, Pod, Topology};
+use serde_json::Value;
+
+use crate::manifest;
+
+/// The addresses of the sample's services (deploy/sample.yaml).
+pub const WEB: [IpAddr; 2] = [v4(10), v6(0xa)];
+pub const DNS: [IpAddr; 2] = [v4(53), v6(0x35)];
+pub const EMPTY: [IpAddr; 2] = [v4(99), v6(0x63)];
+/// Their ports, TCP and UDP.
+pub const TCP_PORT: u16 = 80;
+pub const UDP_PORT: u16 = 53;
+/// The backends' ports, TCP and UDP.
+const TCP_TARGET: u16 = 8080;
+const UDP_TARGET: u16 = 5353;
+/// How soon a change of the manifest must be in the tables; a start of the agent loads all programs first.
+const SOON: Duration = Duration::from_secs(15);
+
+const fn v4(last: u8) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(10, 96, 0, last))
+}
+
+const fn v6(last: u16) -> IpAddr {
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0x96, 0, 0, 0, 0, 0, last))
+}
+
+/// What the user gave.
+#[derive(Debug)]
+pub struct Setting {
+    pub agent: PathBuf,
+    pub sample: PathBuf,
+    pub drain_period: Duration,
+    pub flags: Vec<String>,
+}
+
+/// A pod that answers.
+pub struct Backend {
+    pub name: String,
+    pub addresses: Addresses,
+    /// Servers and pod; none once it was killed.
+    alive: Option<(Vec<Server>, Pod)>,
+}
+
+/// All of it; dropped, everything is removed. Fields are dropped in their order: the agent first, the topology last.
+pub struct Fixture {
+    agent: Option<Process>,
+    pub backends: Vec<Backend>,
+    pub client: Pod,
+    pub outside: Outside,
+    pub node: Node,
+    pub topology: Topology,
+    pub setting: Setting,
+    pub sample: String,
+}
+
+impl Fixture {
+    /// Makes the topology, with servers running, and starts the agent.
+    pub fn new(setting: Setting) -> Result<Self> {
+        let sample = fs::read_to_string(&setting.sample)
+            .with_context(|| format!("the sample manifest {}", setting.sample.display()))?;
+        let topology = Topology::new("demo")?;
+        let node = topology.node()?;
+        let outside = topology.outside("outside", &node)?;
+        let mut backends = Vec::new();
+        for number in 1..=3 {
+            backends.push(backend(&node, &format!("web-{number}"))?);
+        }
+        let client = node.pod("client")?;
+        let mut fixture = Self { agent: None, backends, client, outside, node, topology, setting, sample };
+        fixture.write_manifest(&fixture.sample)?;
+        fixture.start_agent()?;
+        Ok(fixture)
+    }
+
+    /// Starts the agent in the node's namespace.
+    pub fn start_agent(&mut self) -> Result<()> {
+        let mut command = Command::new(&self.setting.agent);
+        command.arg("agent").args(self.places());
+        let ours = [
+            ("--source", format!("file={}", self.manifest().display())),
+            ("--node-name", self.node.node_name()),
+            ("--cgroup-root", self.node.cgroup().display().to_string()),
+            ("--drain-period", format!("{}s", self.setting.drain_period.as_secs())),
+        ];
+        for (flag, value) in ours {
+            // What the user gave wins.
+            if !self.setting.flags.iter().any(|given| given.split('=').next() == Some(flag)) {
+                command.args([flag, &value]);
+            }
+        }
+        command.args(&self.setting.flags);
+        self.agent = Some(Process::start(command, &self.log(), Some(self.node.place()))?);
+        Ok(())
+    }
+
+    /// Kills the agent with SIGKILL.
+    pub fn kill_agent(&mut self) {
+        self.agent = None;
+    }
+
+    /// An error with the end of its log if the agent ended by itself.
+    pub fn check_agent(&self) -> Result<()> {
+        self.agent.as_ref().map_or(Ok(()), Process::check)
+    }
+
+    /// The flags that every command of `ballast` needs here.
+    pub fn places(&self) -> Vec<String> {
+        let text = |path: &Path| path.display().to_string();
+        vec!["--bpffs".into(), text(self.node.bpffs()), "--run-dir".into(), text(self.node.run_dir())]
+    }
+
+    /// What `ballast` prints.
+    pub fn ballast(&self, arguments: &[&str]) -> Result<String> {
+        let output = Command::new(&self.setting.agent).args(arguments).args(self.places()).output();
+        let output = output.with_context(|| format!("running {}", self.setting.agent.display()))?;
+        if !output.status.success() {
+            bail!("ballast {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// The items of `ballast get WHAT -o json`.
+    pub fn get(&self, what: &str) -> Result<Vec<Value>> {
+        let text = self.ballast(&["get", what, "-A", "-o", "json"])?;
+        let list: Value = serde_json::from_str(&text).with_context(|| format!("ballast get {what}: not JSON"))?;
+        Ok(list["items"].as_array().with_context(|| format!("ballast get {what}: no items"))?.clone())
+    }
+
+    /// Waits until `look` is content with `ballast get WHAT`; returns how long that took and what it returned.
+    pub fn wait_for<T>(&self, what: &str, text: &str, look: impl Fn(&[Value]) -> Option<T>) -> Result<(Duration, T)> {
+        let started = Instant::now();
+        loop {
+            self.check_agent()?;
+            let items = self.get(what);
+            if let Some(found) = items.as_ref().ok().and_then(|items| look(items)) {
+                return Ok((started.elapsed(), found));
+            }
+            if started.elapsed() > SOON {
+                items?;
+                bail!("not within {SOON:?}: {text}");
+            }
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The states of this pod's backends, all families and ports.
+    pub fn states(&self, items: &[Value], pod: &str) -> Vec<String> {
+        let Some(backend) = self.backends.iter().find(|b| b.name == pod) else { return Vec::new() };
+        let own: Vec<String> = backend.addresses.both().iter().map(ToString::to_string).collect();
+        let of_pod = items.iter().filter(|item| own.iter().any(|address| item["address"] == **address));
+        of_pod.map(|item| item["state"].as_str().unwrap_or_default().to_owned()).collect()
+    }
+
+    /// Waits until all four backends of the pod are in this state.
+    pub fn wait_for_state(&self, pod: &str, state: &str) -> Result<Duration> {
+        let (time, ()) = self.wait_for("backends", &format!("{pod} is {state}"), |items| {
+            let states = self.states(items, pod);
+            (states.len() == 4 && states.iter().all(|s| s == state)).then_some(())
+        })?;
+        Ok(time)
+    }
+
+    /// Replaces the manifest by the sample without these pods.
+    pub fn without(&self, pods: &[&str]) -> Result<()> {
+        let gone = self.backends.iter().filter(|backend| pods.contains(&backend.name.as_str()));
+        let addresses: Vec<IpAddr> = gone.flat_map(|backend| backend.addresses.both()).collect();
+        self.write_manifest(&manifest::without(&self.sample, &addresses))
+    }
+
+    /// Kills a backend: its servers, its link, its namespace.
+    pub fn kill_backend(&mut self, name: &str) {
+        for backend in self.backends.iter_mut().filter(|backend| backend.name == name) {
+            backend.alive = None;
+        }
+    }
+
+    /// Both kinds of clients: a pod, and a process of the host.
+    pub fn clients(&self) -> [(&'static str, &Place); 2] {
+        [("pod", self.client.place()), ("host process", self.node.place())]
+    }
+
+    /// The manifest that the agent watches.
+    pub fn manifest(&self) -> PathBuf {
+        self.topology.directory().join("manifest.yaml")
+    }
+
+    /// The agent's log.
+    pub fn log(&self) -> PathBuf {
+        self.topology.directory().join("agent.log")
+    }
+
+    fn write_manifest(&self, text: &str) -> Result<()> {
+        // Written beside and renamed: a reader never sees half a file.
+        let path = self.manifest();
+        let fresh = path.with_extension("new");
+        fs::write(&fresh, text).with_context(|| format!("writing {}", fresh.display()))?;
+        fs::rename(&fresh, &path).with_context(|| format!("replacing {}", path.display()))
+    }
+}
+
+fn backend(node: &Node, name: &str) -> Result<Backend> {
+    let pod = node.pod(name)?;
+    let mut servers = Vec::new();
+    for address in pod.addresses().both() {
+        servers.push(Server::tcp(pod.place(), name, SocketAddr::new(address, TCP_TARGET))?);
+        servers.push(Server::udp(pod.place(), name, SocketAddr::new(address, UDP_TARGET))?);
+    }
+    Ok(Backend { name: name.to_owned(), addresses: pod.addresses(), alive: Some((servers, pod)) })
+}

@@ -1,0 +1,235 @@
+//! The stub's state: objects, their history by version, and the faults to show.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+/// The kinds of objects that it serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    Service,
+    Slice,
+    Node,
+}
+
+impl Kind {
+    /// As objects name it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Service => "Service",
+            Self::Slice => "EndpointSlice",
+            Self::Node => "Node",
+        }
+    }
+
+    pub const fn api_version(self) -> &'static str {
+        match self {
+            Self::Service | Self::Node => "v1",
+            Self::Slice => "discovery.k8s.io/v1",
+        }
+    }
+
+    fn of(object: &Value) -> Self {
+        let kinds = [Self::Service, Self::Slice, Self::Node];
+        let found = kinds.into_iter().find(|kind| object["kind"] == kind.name());
+        found.unwrap_or_else(|| panic!("not an object that the stub serves: {object}"))
+    }
+}
+
+/// What a list says instead of the truth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lie {
+    /// There is nothing.
+    Empty,
+    /// There are only so many, the first by name.
+    Few(usize),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    List,
+    Watch,
+}
+
+/// What somebody asked.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub at: Instant,
+    /// The end of its connection: another one, another connection.
+    pub peer: SocketAddr,
+    pub kind: Kind,
+    pub verb: Verb,
+    /// What follows the `?`.
+    pub query: String,
+}
+
+type Name = (Kind, String, String);
+
+/// A change and its version.
+#[derive(Clone, Debug)]
+pub struct Change {
+    pub version: u64,
+    pub kind: Kind,
+    pub event: Value,
+    /// No watch tells it.
+    hidden: bool,
+}
+
+#[derive(Debug)]
+pub struct State {
+    version: u64,
+    /// Changes up to this version are forgotten.
+    forgotten: u64,
+    objects: BTreeMap<Name, Value>,
+    history: Vec<Change>,
+    lies: BTreeMap<Kind, VecDeque<Lie>>,
+    /// Watches opened before this count are silent, or at an end.
+    silent_before: usize,
+    ended_before: usize,
+    watches: usize,
+    requests: Vec<Request>,
+    events: Vec<Value>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            // A cluster is never at its first version: that number has a meaning of its own in questions.
+            version: 100,
+            forgotten: 100,
+            objects: BTreeMap::new(),
+            history: Vec::new(),
+            lies: BTreeMap::new(),
+            silent_before: 0,
+            ended_before: 0,
+            watches: 0,
+            requests: Vec::new(),
+            events: Vec::new(),
+        }
+    }
+}
+
+impl State {
+    pub fn put(&mut self, mut object: Value) {
+        self.version += 1;
+        let kind = Kind::of(&object);
+        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        let known = self.objects.insert(name(kind, &object), object.clone());
+        self.remember(kind, if known.is_some() { "MODIFIED" } else { "ADDED" }, &object);
+    }
+
+    pub fn delete(&mut self, kind: Kind, namespace: &str, name: &str) {
+        if let Some(mut object) = self.objects.remove(&(kind, namespace.to_owned(), name.to_owned())) {
+            self.version += 1;
+            object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+            self.remember(kind, "DELETED", &object);
+        }
+    }
+
+    /// No watch tells the last change.
+    pub fn hide_last(&mut self) {
+        if let Some(change) = self.history.last_mut() {
+            change.hidden = true;
+        }
+    }
+
+    pub fn lie(&mut self, kind: Kind, lie: Lie, count: usize) {
+        self.lies.entry(kind).or_default().extend(std::iter::repeat_n(lie, count));
+    }
+
+    pub fn silence_watches(&mut self) {
+        self.silent_before = self.watches;
+    }
+
+    pub fn forget(&mut self) {
+        self.ended_before = self.watches;
+        self.history.clear();
+        // Whoever knows the last version has missed nothing; here something else happened since.
+        self.version += 1;
+        self.forgotten = self.version;
+    }
+
+    /// Forgets the changes up to now without ending a watch.
+    pub fn forget_told(&mut self) {
+        self.history.clear();
+        self.forgotten = self.version;
+    }
+
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// A list, or the lie that is next.
+    pub fn list(&mut self, kind: Kind) -> Value {
+        let of_kind = self.objects.iter().filter(|((of, ..), _)| *of == kind).map(|(_, object)| object.clone());
+        let shown = match self.lies.get_mut(&kind).and_then(VecDeque::pop_front) {
+            None => usize::MAX,
+            Some(Lie::Empty) => 0,
+            Some(Lie::Few(count)) => count,
+        };
+        json!({
+            "kind": format!("{}List", kind.name()), "apiVersion": kind.api_version(),
+            "metadata": {"resourceVersion": self.version.to_string()},
+            "items": of_kind.take(shown).collect::<Vec<_>>(),
+        })
+    }
+
+    /// A new watch: its number.
+    pub fn open_watch(&mut self) -> usize {
+        self.watches += 1;
+        self.watches - 1
+    }
+
+    pub fn is_silent(&self, watch: usize) -> bool {
+        watch < self.silent_before
+    }
+
+    pub fn is_ended(&self, watch: usize) -> bool {
+        watch < self.ended_before
+    }
+
+    /// Whether the changes since a version are known.
+    pub fn remembers(&self, version: u64) -> bool {
+        version >= self.forgotten
+    }
+
+    /// What a watch tells that knows everything up to `version`.
+    pub fn since(&self, kind: Kind, version: u64) -> impl Iterator<Item = &Change> {
+        self.history.iter().filter(move |change| change.kind == kind && change.version > version && !change.hidden)
+    }
+
+    pub fn bookmark(&self, kind: Kind) -> Value {
+        json!({"type": "BOOKMARK", "object": {
+            "kind": kind.name(), "apiVersion": kind.api_version(),
+            "metadata": {"resourceVersion": self.version.to_string()},
+        }})
+    }
+
+    pub fn note(&mut self, request: Request) {
+        self.requests.push(request);
+    }
+
+    pub fn requests(&self) -> &[Request] {
+        &self.requests
+    }
+
+    pub fn note_event(&mut self, event: Value) {
+        self.events.push(event);
+    }
+
+    pub fn events(&self) -> &[Value] {
+        &self.events
+    }
+
+    fn remember(&mut self, kind: Kind, how: &str, object: &Value) {
+        let event = json!({"type": how, "object": object});
+        self.history.push(Change { version: self.version, kind, event, hidden: false });
+    }
+}
+
+fn name(kind: Kind, object: &Value) -> Name {
+    let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+    (kind, text("namespace"), text("name"))
+}

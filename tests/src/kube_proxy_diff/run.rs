@@ -1,0 +1,150 @@
+//! The whole comparison: batch by batch, with several settings of the node.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+
+use super::case::Told;
+use super::compare::{Comparison, Difference};
+use super::distort::{DISTORTIONS, Distortion};
+use super::health::Counts;
+use super::node::ZONES;
+use super::settings::Settings;
+use super::{KubeProxy, ballast, generate, sentinel, shrink};
+
+/// Clusters that kube-proxy is shown at once.
+const BATCH: u8 = 100;
+/// After so many differing clusters the run ends: they likely have one cause.
+const DIFFERING_MAX: usize = 5;
+
+/// A cluster on which both differ, made as small as it is cheap.
+#[derive(Debug)]
+pub struct Differing {
+    pub seed: u64,
+    pub zone: Option<&'static str>,
+    pub settings: Settings,
+    pub differences: Vec<Difference>,
+    pub health: Vec<Counts>,
+    pub yaml: String,
+}
+
+impl fmt::Display for Differing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let zone = self.zone.unwrap_or("unknown");
+        let Settings { nodeport_addresses, external_ips, proxy_name, .. } = &self.settings;
+        writeln!(
+            f,
+            "seed {}, zone {zone}, node ports on {nodeport_addresses:?}, external IPs {external_ips}, proxy name {proxy_name:?}",
+            self.seed
+        )?;
+        self.differences.iter().try_for_each(|difference| writeln!(f, "  {difference}"))?;
+        self.health.iter().try_for_each(|counts| writeln!(f, "  {counts}"))?;
+        f.write_str(&self.yaml)
+    }
+}
+
+/// Compares at least so many clusters, from this seed on.
+pub fn run(clusters: usize, first_seed: u64) -> Result<(Comparison, Vec<Differing>)> {
+    let mut comparison = Comparison::default();
+    let mut differing = Vec::new();
+    let batches = clusters.div_ceil(usize::from(BATCH));
+    let mut seed = first_seed;
+    let all = Settings::all();
+    for (number, settings) in all.iter().enumerate() {
+        let mut reference = KubeProxy::start(settings)?;
+        for turn in 0..(batches + all.len() - 1 - number) / all.len() {
+            let zone = [Some(ZONES[0]), None, Some(ZONES[1]), Some(ZONES[2])][turn % 4];
+            let told: Vec<Told> = batch(settings, seed).collect();
+            seed += u64::from(BATCH);
+            differing.extend(compare_batch(&mut comparison, &mut reference, &told, zone)?);
+            if differing.len() >= DIFFERING_MAX {
+                return Ok((comparison, differing));
+            }
+        }
+    }
+    Ok((comparison, differing))
+}
+
+/// How many packets differ in one batch by each distortion; the first line is without any.
+pub fn run_distorted(seed: u64) -> Result<Vec<(&'static str, usize)>> {
+    let settings = &Settings::all()[0];
+    let zone = Some(ZONES[0]);
+    let told: Vec<Told> = batch(settings, seed).collect();
+    let services: Vec<_> = told.iter().flat_map(|told| told.cluster.served_services(settings)).collect();
+    let slices: Vec<_> = told.iter().flat_map(|told| told.cluster.served_slices()).collect();
+    let rules = KubeProxy::start(settings)?.rules_for(zone, &services, &slices)?;
+    let truth = Distortion { name: "nothing", apply: |_| {} };
+    let found = |distortion: &Distortion| {
+        let mut comparison = Comparison::default();
+        for told in &told {
+            let mut distorted = told.clone();
+            (distortion.apply)(&mut distorted);
+            let ballast = ballast::told(&distorted, zone)?;
+            comparison.compare(&rules, told, zone, &ballast, &mut HashSet::new())?;
+        }
+        Ok((distortion.name, comparison.differences))
+    };
+    [&truth].into_iter().chain(&DISTORTIONS).map(found).collect()
+}
+
+fn batch(settings: &Settings, seed: u64) -> impl Iterator<Item = Told> {
+    (0..BATCH).map(move |place| Told {
+        cluster: settings.adapt(generate::cluster(seed + u64::from(place), place)),
+        settings: settings.clone(),
+    })
+}
+
+fn compare_batch(
+    comparison: &mut Comparison,
+    reference: &mut KubeProxy,
+    told: &[Told],
+    zone: Option<&'static str>,
+) -> Result<Vec<Differing>> {
+    let started = Instant::now();
+    let services: Vec<_> = told.iter().flat_map(|told| told.cluster.served_services(&told.settings)).collect();
+    let slices: Vec<_> = told.iter().flat_map(|told| told.cluster.served_slices()).collect();
+    let rules = reference.rules_for(zone, &services, &slices)?;
+    let shown = started.elapsed();
+    let mut asked = HashSet::new();
+    let mut found = Vec::new();
+    for told in told {
+        let asking = || format!("cluster of seed {}:\n{}", told.cluster.seed, told.cluster.yaml());
+        let ballast = ballast::told(told, zone).with_context(asking)?;
+        let differences = comparison.compare(&rules, told, zone, &ballast, &mut asked).with_context(asking)?;
+        let health = comparison.compare_health(reference.place(), told, ballast.planner.desired());
+        comparison.count_rules(&ballast.planner);
+        if !differences.is_empty() || !health.is_empty() {
+            found.push((told, differences, health));
+        }
+    }
+    // Whatever kube-proxy serves was asked about.
+    for (address, protocol, port) in rules.served_addresses() {
+        let known = asked.contains(&(address, protocol, port)) || sentinel::has_address(address);
+        ensure!(known, "kube-proxy serves {address} port {port}/{protocol}, which no cluster names");
+    }
+    println!(
+        "{} clusters, zone {}: rules in {:.1} s, compared in {:.1} s, {} differ",
+        told.len(),
+        zone.unwrap_or("unknown"),
+        shown.as_secs_f64(),
+        started.elapsed().saturating_sub(shown).as_secs_f64(),
+        found.len()
+    );
+    found.truncate(DIFFERING_MAX);
+    found
+        .into_iter()
+        .map(|(told, differences, health)| {
+            let (told, differences) = shrink::smallest(reference, told, zone, differences)?;
+            Ok(Differing {
+                seed: told.cluster.seed,
+                zone,
+                differences,
+                health,
+                yaml: told.cluster.yaml(),
+                settings: told.settings,
+            })
+        })
+        .collect()
+}

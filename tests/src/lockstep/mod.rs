@@ -1,0 +1,356 @@
+//! Runs the programs and the host's decision in lockstep. Both get the same packets, tables, clock and random numbers; verdicts,
+//! counters and tables must be equal.
+//!
+//! The programs are an edited copy that reads time and random numbers from a variable (`tests/mutations/driven`).
+
+pub mod frame;
+mod maps;
+#[allow(clippy::unwrap_used, dead_code)] // The tables of lb-common's own tests, which need more of them.
+#[path = "../../../lb-common/tests/memory/mod.rs"]
+mod memory;
+mod packets;
+mod tables;
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues};
+use aya::util::nr_cpus;
+use lb_common::abi::{Bucket, BucketKey, FlowKey};
+use lb_common::decide::{
+    Action, Hook as Bits, Packet, Step, Verdict, Work, begin, decide, keep, open, place, select, syn,
+};
+use lb_common::outcome::Outcome;
+
+pub use maps::Maps;
+use memory::Memory;
+
+use crate::programs;
+use crate::random::Random;
+use crate::test_run::{Hook, LoadedPrograms, Ran};
+
+/// How many packets go by between two comparisons of all tables.
+const APART: usize = 64;
+/// More half-open flows in a second are too many.
+const MOST_HALF_OPEN: u32 = 24;
+/// How long a world stays under the flood that it begins with.
+const FLOOD_S: u32 = 3_600;
+/// Packets of one world.
+pub const STEPS: usize = 4_000;
+
+/// What was compared.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    pub steps: u64,
+    /// Packets, and changes of the tables between them.
+    pub changes: u64,
+    pub comparisons: u64,
+    /// Entries compared in all comparisons.
+    pub entries: u64,
+    pub outcomes: BTreeMap<&'static str, u64>,
+}
+
+/// The programs, driven.
+pub struct Lockstep {
+    programs: LoadedPrograms,
+    clock: Array<MapData, [u64; 2]>,
+    haste: PerCpuArray<MapData, u64>,
+    pressure: Array<MapData, u32>,
+    surge: Array<MapData, u64>,
+    buckets: HashMap<MapData, BucketKey, Bucket>,
+    pub tally: Tally,
+}
+
+impl Lockstep {
+    /// Builds and loads them. The calling thread's namespace must have a default route and forwarding on.
+    pub fn new() -> Result<Self> {
+        let object = programs::build(&programs::mutation("driven/driven.toml", "driven")?)?;
+        let mut programs = LoadedPrograms::load_from(&object, MOST_HALF_OPEN)?;
+        let clock = programs.take_map(".bss")?.try_into()?;
+        let (haste, pressure) = (programs.take_map("haste")?.try_into()?, programs.take_map("pressure")?.try_into()?);
+        let surge = programs.take_map("surge")?.try_into()?;
+        programs.know_nobody();
+        let buckets = programs.take_map("buckets")?.try_into()?;
+        // Each CPU counts for itself.
+        let mut own = nix::sched::CpuSet::new();
+        own.set(nix::sched::sched_getcpu()?)?;
+        nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &own)?;
+        Ok(Self { programs, clock, haste, pressure, surge, buckets, tally: Tally::default() })
+    }
+
+    /// One random world of one family. On a difference it is played again, compared after every packet.
+    pub fn run<const N: usize>(&mut self, seed: u64, steps: usize) -> Result<()>
+    where
+        LoadedPrograms: Maps<N>,
+    {
+        let Err(error) = self.play::<N>(seed, steps, APART) else { return Ok(()) };
+        self.play::<N>(seed, steps, 1).and(Err(error))
+    }
+
+    fn play<const N: usize>(&mut self, seed: u64, steps: usize, apart: usize) -> Result<()>
+    where
+        LoadedPrograms: Maps<N>,
+    {
+        let mut random = Random::new(seed);
+        self.programs.clear()?;
+        self.programs.take_events();
+        let mut host = HostSide::<N> {
+            memory: Memory::empty(),
+            counted: BTreeMap::new(),
+            before: self.programs.outcomes()?,
+            talk: packets::Traffic::default(),
+            story: Vec::new(),
+        };
+        host.memory.seed = u32::try_from(random.any() >> 32)?;
+        host.memory.most_half_open = MOST_HALF_OPEN;
+        let none = PerCpuValues::try_from(vec![0; nr_cpus().map_err(|(_, error)| error)?])?;
+        self.haste.set(0, none, 0)?;
+        self.surge.set(0, 0, 0)?;
+        for key in self.buckets.keys().collect::<Result<Vec<_>, _>>()? {
+            self.buckets.remove(&key)?;
+        }
+        tables::set(&mut random, self, &mut host)?;
+        // Some worlds begin under a flood.
+        if random.one_in(4) {
+            host.memory.pressed_until_s = u32::try_from(host.memory.now_ns / 1_000_000_000)? + FLOOD_S;
+        }
+        self.pressure.set(0, host.memory.pressed_until_s, 0)?;
+        host.drive(self)?;
+        for step in 1..=steps {
+            host.step(&mut random, self)
+                .and_then(|()| if step % apart == 0 || step == steps { host.compare(self) } else { Ok(()) })
+                .with_context(|| {
+                    format!("IPv{}, seed {seed}, step {step}\n{}", if N == 4 { 4 } else { 6 }, host.story.join("\n"))
+                })?;
+        }
+        for (outcome, count) in host.counted {
+            *self.tally.outcomes.entry(outcome.name()).or_default() += count;
+        }
+        Ok(())
+    }
+}
+
+/// The world of one family in memory, and what was counted in it.
+pub struct HostSide<const N: usize> {
+    memory: Memory<N>,
+    counted: BTreeMap<Outcome, u64>,
+    before: Vec<u64>,
+    talk: packets::Traffic<N>,
+    /// The last packets, for a report.
+    story: Vec<String>,
+}
+
+/// So many of the last packets are told when one went wrong.
+const TOLD: usize = 12;
+
+impl<const N: usize> HostSide<N>
+where
+    LoadedPrograms: Maps<N>,
+{
+    /// A change now and then, a packet always.
+    fn step(&mut self, random: &mut Random, lockstep: &mut Lockstep) -> Result<()> {
+        if random.one_in(6) {
+            lockstep.tally.changes += 1;
+            tables::change(random, lockstep, self)?;
+            self.drive(lockstep)?;
+        }
+        let (hook, packet) = self.talk.packet(random);
+        let bytes = frame::bytes(&packet);
+        let ran = lockstep.programs.run(hook, &bytes)?.context("the kernel runs every whole packet")?;
+        let verdict = self.decide(hook, packet);
+        lockstep.tally.steps += 1;
+        if self.story.len() == TOLD {
+            self.story.remove(0);
+        }
+        self.story.push(format!("{hook:?} {packet:?}\n    {verdict:?}"));
+        let mut demanded = demanded(hook, &packet, &verdict);
+        if goes_whole(&verdict) && hook != Hook::Xdp {
+            demanded = self.demanded_whole(hook, &packet, &verdict, &ran)?;
+        }
+        ensure!(ran.verdict == demanded.0, "the program says {}, the host {demanded:?}", ran.verdict);
+        if let Some(key) = demanded.1 {
+            let came = frame::key(&ran.bytes).context("a packet came out")?;
+            ensure!(came == key, "out came {came:?}, the host says {key:?}");
+        }
+        self.talk.heard(&packet, &verdict);
+        Ok(())
+    }
+
+    fn decide(&mut self, hook: Hook, packet: Packet<N>) -> Verdict<N> {
+        let mut work = Work::new(packet);
+        let xdp = hook == Hook::Xdp;
+        if xdp {
+            decide_at_xdp(&mut self.memory, &mut work);
+        } else {
+            decide(&mut self.memory, &mut work, bits(hook));
+        }
+        let verdict = work.verdict;
+        let counted = match verdict.action {
+            Action::Pass if xdp && verdict.outcome == Outcome::Passed => None,
+            Action::Pass | Action::Refuse if xdp => Some(Outcome::HandedToTc),
+            // No way out is known where packets are handed to programs by hand.
+            Action::ToBackend | Action::ToClient if xdp && verdict.route => Some(Outcome::HandedToTc),
+            _ => Some(verdict.outcome),
+        };
+        // tc meets a known flow: what it began as is counted where it began.
+        let is_known = matches!(verdict.outcome, Outcome::Forwarded | Outcome::Replied);
+        let sent = matches!(verdict.action, Action::ToBackend | Action::ToClient);
+        let begun = (xdp && sent && verdict.route && !is_known).then_some(verdict.outcome);
+        for outcome in counted.into_iter().chain(begun).chain(self.memory.notes.drain(..).map(|(_, outcome)| outcome)) {
+            *self.counted.entry(outcome).or_default() += 1;
+        }
+        verdict
+    }
+
+    /// What leaves in an outer header, from an address of this node to the backend, is otherwise as it came.
+    fn demanded_whole(
+        &mut self,
+        hook: Hook,
+        packet: &Packet<N>,
+        verdict: &Verdict<N>,
+        ran: &Ran,
+    ) -> Result<(i32, Option<FlowKey<N>>)> {
+        // Only from the wire, and with an address to send from.
+        let (Hook::NodeIn, Some(own)) = (hook, self.memory.own) else {
+            let why = if hook == Hook::NodeIn { Outcome::DroppedNoAddress } else { Outcome::DroppedRewrite };
+            *self.counted.entry(why).or_default() += 1;
+            return Ok((TC[1], None));
+        };
+        let (ends, inner) = frame::opened::<N>(&ran.bytes).context("an outer header")?;
+        ensure!(ends == (own.address(0).to_owned(), verdict.address), "an outer header between {ends:?}");
+        let came = frame::key(&inner).context("a packet in it")?;
+        ensure!(came == packet.key, "in an outer header came {came:?}");
+        Ok((TC[2], None))
+    }
+
+    /// Gives the programs the clock and the chance of the memory.
+    fn drive(&self, lockstep: &mut Lockstep) -> Result<()> {
+        Ok(lockstep.clock.set(0, [self.memory.now_ns, u64::from(self.memory.seed)], 0)?)
+    }
+
+    /// Everything that both hold.
+    fn compare(&mut self, lockstep: &mut Lockstep) -> Result<()> {
+        let programs = &mut lockstep.programs;
+        programs.take_events();
+        let flows = programs.flows()?;
+        let half_open = programs.half_open()?;
+        let affinity = programs.affinity()?;
+        lockstep.tally.comparisons += 1;
+        lockstep.tally.entries += (flows.len() + half_open.len() + affinity.len()) as u64;
+        same("flow", &flows, &self.memory.flows)?;
+        same("half-open", &half_open, &self.memory.half_open)?;
+        same("affinity", &affinity, &self.memory.affinity)?;
+        same("bucket", &lockstep.buckets.iter().collect::<Result<_, _>>()?, &self.memory.buckets)?;
+        for backend in 1..=tables::BACKENDS {
+            let (held, demanded) =
+                (programs.health(backend)?, self.memory.health.get(&backend).copied().unwrap_or_default());
+            ensure!(held == demanded, "health of backend {backend}: kernel {held:?}, host {demanded:?}");
+        }
+        let after = programs.outcomes()?;
+        for outcome in Outcome::ALL {
+            let more = after[outcome as usize] - self.before[outcome as usize];
+            let demanded = self.counted.get(&outcome).copied().unwrap_or_default();
+            ensure!(more == demanded, "{}: the programs counted {more}, the host {demanded}", outcome.name());
+        }
+        Ok(())
+    }
+}
+
+/// As [`decide`], but for the steps that XDP leaves to tc: the packet passes, and is counted as refused there.
+fn decide_at_xdp<const N: usize>(memory: &mut Memory<N>, work: &mut Work<N>) {
+    let mut step = begin(memory, work, Bits::XDP);
+    if step == Step::Passed {
+        // Nothing stands in a new record, either.
+        return;
+    }
+    if step == Step::Syn {
+        step = syn(memory, work, Bits::XDP, step);
+    }
+    if step.keeps() {
+        step = keep(memory, work, Bits::XDP, step);
+    }
+    if step == Step::Open {
+        step = open(memory, work, Bits::XDP, step);
+    }
+    if step == Step::Select {
+        step = select(memory, work, Bits::XDP, step);
+    }
+    if step == Step::Unseen {
+        step = open(memory, work, Bits::XDP, step);
+    }
+    if step == Step::Place {
+        step = place(memory, work, Bits::XDP, step);
+    }
+    if step == Step::Retry {
+        work.verdict.action = Action::Refuse;
+    }
+}
+
+fn same<K, V>(
+    what: &str,
+    kernel: &std::collections::HashMap<K, V>,
+    host: &std::collections::HashMap<K, V>,
+) -> Result<()>
+where
+    K: Eq + std::hash::Hash + std::fmt::Debug,
+    V: PartialEq + std::fmt::Debug,
+{
+    for (key, value) in kernel {
+        ensure!(host.get(key) == Some(value), "{what} {key:?}\n  kernel {value:?}\n  host   {:?}", host.get(key));
+    }
+    for (key, value) in host {
+        ensure!(kernel.contains_key(key), "{what} {key:?}\n  kernel nothing\n  host   {value:?}");
+    }
+    Ok(())
+}
+
+/// `TCX_NEXT`, `TC_ACT_SHOT`, `TC_ACT_REDIRECT`.
+const TC: [i32; 3] = [-1, 2, 7];
+
+/// Whether the packet is for the backend's node.
+fn goes_whole<const N: usize>(verdict: &Verdict<N>) -> bool {
+    verdict.action == Action::ToBackend && verdict.port == 0
+}
+
+/// The program's return value, and the tuple of the packet that comes out; `None`: nothing to compare.
+fn demanded<const N: usize>(hook: Hook, packet: &Packet<N>, verdict: &Verdict<N>) -> (i32, Option<FlowKey<N>>) {
+    /// `XDP_PASS`, `XDP_DROP`.
+    const XDP: [i32; 2] = [2, 1];
+    let key = packet.key;
+    let mut out = key;
+    match verdict.action {
+        Action::ToBackend => {
+            (out.dst, out.dst_port) = (verdict.address, verdict.port);
+            (out.src, out.src_port) = (verdict.client, verdict.client_port);
+        }
+        Action::ToClient => {
+            (out.src, out.src_port) = (verdict.address, verdict.port);
+            (out.dst, out.dst_port) = (verdict.client, verdict.client_port);
+        }
+        _ => {}
+    }
+    if hook == Hook::Xdp {
+        return match verdict.action {
+            Action::Drop => (XDP[1], None),
+            Action::ToBackend | Action::ToClient if !verdict.route => (XDP[0], Some(out)),
+            Action::ToBackend | Action::Pass | Action::Refuse | Action::ToClient => (XDP[0], Some(key)),
+        };
+    }
+    match verdict.action {
+        Action::Pass => (TC[0], Some(key)),
+        Action::Drop => (TC[1], None),
+        Action::Refuse => (TC[2], None),
+        Action::ToBackend | Action::ToClient => (TC[if verdict.route { 2 } else { 0 }], Some(out)),
+    }
+}
+
+fn bits(hook: Hook) -> Bits {
+    match hook {
+        Hook::PodIn => Bits::POD_IN,
+        Hook::PodOut => Bits::POD_OUT,
+        Hook::BridgeIn => Bits::BRIDGE_IN,
+        Hook::NodeIn => Bits::NODE_IN,
+        Hook::NodeOut => Bits::NODE_OUT,
+        Hook::Xdp => Bits::XDP,
+    }
+}

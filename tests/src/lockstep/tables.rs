@@ -1,0 +1,283 @@
+//! The random tables of a lockstep run, and the changes that the agent, the network and a full table make to them. Each change is
+//! made on both sides.
+
+use anyhow::Result;
+use lb_common::abi::{
+    Backend, FlowKey, Masquerade, Service, ServiceKey, Slot, TCP, UDP, Vip, VipKey, backend_flags, backend_state,
+    network_flags, seal, service_flags, vip_flags,
+};
+
+use super::{HostSide, Lockstep, Maps};
+use crate::random::Random;
+use crate::test_run::LoadedPrograms;
+
+/// Backend ids go from 1 to this.
+pub const BACKENDS: u32 = 48;
+/// Port of all frontends.
+pub const PORT: u16 = 80;
+/// Backends of one service.
+const EACH: u32 = 6;
+/// Slots of a service begin at its id times this.
+const RANGE: u32 = 64;
+
+/// An address of this net: 1 clients, 2 backends, 3 frontends, 5 clients outside, 6 this node. The last byte tells hosts apart.
+pub fn address<const N: usize>(net: u8, host: u8) -> [u8; N] {
+    let mut address = [0; N];
+    (address[0], address[1], address[N - 1]) = (if N == 4 { 10 } else { 0xfd }, net, host);
+    address
+}
+
+pub fn frontend<const N: usize>(number: usize) -> [u8; N] {
+    address(3, u8::try_from(number).expect("few"))
+}
+
+/// A client; some are backends themselves, some cannot be out there.
+pub fn client<const N: usize>(random: &mut Random) -> [u8; N] {
+    let host = 1 + u8::try_from(random.below(3)).expect("few");
+    match random.below(24) {
+        0 | 1 => address(2, host),
+        2 => address(3, host),
+        3 => address(6, 1),
+        4..=12 => address(5, host),
+        _ => address(1, host),
+    }
+}
+
+/// Whose addresses are, as the agent would say it; here and there as it would not.
+fn set_networks<const N: usize>(random: &mut Random, lockstep: &mut Lockstep, host: &mut HostSide<N>) -> Result<()>
+where
+    LoadedPrograms: Maps<N>,
+{
+    let whole = 8 * u32::try_from(N)?;
+    let pool = [
+        (address::<N>(1, 0), whole - 8, network_flags::PODS),
+        (address(2, 0), whole - 8, network_flags::PODS),
+        (address(1, 2), whole, network_flags::PEER),
+        (address(2, 2), whole, network_flags::NODE),
+        (address(6, 1), whole, network_flags::NODE),
+    ];
+    for (address, bits, flags) in pool {
+        if !random.one_in(4) {
+            lockstep.programs.set_network(address, bits, flags)?;
+            host.memory.networks.push((address, bits, flags));
+        }
+    }
+    set_own(random, lockstep, host)
+}
+
+/// The node gets other addresses to masquerade by, or loses those that it has.
+fn set_own<const N: usize>(random: &mut Random, lockstep: &mut Lockstep, host: &mut HostSide<N>) -> Result<()>
+where
+    LoadedPrograms: Maps<N>,
+{
+    let own = if random.one_in(6) { None } else { Some(*random.of(&[address(6, 1), address(6, 2), frontend(4)])) };
+    let others: &[[u8; N]] = if random.one_in(2) { &[address(6, 3), address(6, 4)] } else { &[] };
+    let own = own.map(|first| Masquerade::new(first, others));
+    host.memory.own = own;
+    lockstep.programs.set_own(own)
+}
+
+/// Eight frontends, TCP and UDP, with backends in all states.
+pub fn set<const N: usize>(random: &mut Random, lockstep: &mut Lockstep, host: &mut HostSide<N>) -> Result<()>
+where
+    LoadedPrograms: Maps<N>,
+{
+    for id in 1..=BACKENDS {
+        write_backend(random, lockstep, host, id)?;
+    }
+    for service in 1..=8 {
+        write_service(random, lockstep, host, service)?;
+    }
+    set_networks(random, lockstep, host)?;
+    for number in 1..=4 {
+        if random.one_in(3) {
+            continue;
+        }
+        let (key, value) = (VipKey { address: frontend(number) }, Vip { flags: vip_flags::REFUSE_UNSERVED });
+        lockstep.programs.set_vip(key, value)?;
+        host.memory.vips.insert(key, value);
+    }
+    Ok(())
+}
+
+/// Something happens beside the packets.
+pub fn change<const N: usize>(random: &mut Random, lockstep: &mut Lockstep, host: &mut HostSide<N>) -> Result<()>
+where
+    LoadedPrograms: Maps<N>,
+{
+    match random.below(17) {
+        16 => set_own(random, lockstep, host)?,
+        0..=8 => {
+            let seconds = *random.of(&[0, 0, 1, 1, 2, 5, 11, 29, 31, 59, 61, 119, 121, 9_000]);
+            host.memory.now_ns += seconds * 1_000_000_000 + random.any() % 900_000_000;
+        }
+        9 | 10 => {
+            let id = 1 + u32::try_from(random.below(BACKENDS as usize)).expect("few");
+            write_backend(random, lockstep, host, id)?;
+        }
+        11 | 12 => {
+            let service = 1 + u32::try_from(random.below(8)).expect("few");
+            write_service(random, lockstep, host, service)?;
+        }
+        13 => {
+            let service = 1 + u32::try_from(random.below(8)).expect("few");
+            let key = service_key(service);
+            lockstep.programs.remove_service(key)?;
+            host.memory.services.remove(&key);
+        }
+        14 => {
+            if let Some(key) = any_key(random, host.memory.flows.keys()) {
+                lockstep.programs.remove_flow(key)?;
+                host.memory.flows.remove(&key);
+            }
+        }
+        _ => {
+            if let Some(key) = any_key(random, host.memory.half_open.keys()) {
+                lockstep.programs.remove_half_open(key)?;
+                host.memory.half_open.remove(&key);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One of them, the same for the same seed: the plain maps have no order.
+fn any_key<'a, const N: usize>(random: &mut Random, keys: impl Iterator<Item = &'a FlowKey<N>>) -> Option<FlowKey<N>> {
+    let mut keys: Vec<FlowKey<N>> = keys.copied().collect();
+    keys.sort_unstable();
+    (!keys.is_empty()).then(|| *random.of(&keys))
+}
+
+fn write_backend<const N: usize>(
+    random: &mut Random,
+    lockstep: &mut Lockstep,
+    host: &mut HostSide<N>,
+    id: u32,
+) -> Result<()>
+where
+    LoadedPrograms: Maps<N>,
+{
+    let now_ds = u32::try_from(host.memory.now_ns / 100_000_000).expect("years");
+    let states = [
+        backend_state::RESTING,
+        backend_state::TERMINATING,
+        backend_state::DRAINING,
+        backend_state::MAINTENANCE,
+        backend_state::GONE,
+        backend_state::FREE,
+    ];
+    let state = if random.one_in(4) { *random.of(&states) } else { backend_state::ACTIVE };
+    let before = host.memory.backends.get(&id).map_or(1, |backend| backend.generation);
+    let in_service = (id - 1) % EACH;
+    let value = Backend {
+        // Services share addresses.
+        address: address(2, 1 + u8::try_from(in_service / 2).expect("few")),
+        port: 8080 + u16::try_from(in_service % 2).expect("few"),
+        state,
+        flags: if random.one_in(3) { 0 } else { backend_flags::LOCAL }
+            | if random.one_in(2) { backend_flags::SERVING } else { 0 }
+            | if random.one_in(5) { 0 } else { backend_flags::IN_CLUSTER_SET }
+            | if random.one_in(2) { 0 } else { backend_flags::IN_LOCAL_SET }
+            | if random.one_in(10) { backend_flags::QUARANTINED } else { 0 },
+        generation: before + u32::from(random.one_in(4)),
+        service: 1 + (id - 1) / EACH,
+        deadline_ds: match (state == backend_state::DRAINING, random.one_in(12)) {
+            (_, true) => now_ds - 1,
+            (true, _) => now_ds + 300,
+            _ => 0,
+        },
+        uid_hash: 7,
+        weight: 1,
+        pad: 0,
+    };
+    lockstep.programs.set_backend(id, value)?;
+    host.memory.backends.insert(id, value);
+    Ok(())
+}
+
+fn service_key<const N: usize>(service: u32) -> ServiceKey<N> {
+    let protocol = if service.is_multiple_of(2) { TCP } else { UDP };
+    ServiceKey { address: frontend(1 + (service as usize - 1) / 2), port: PORT, protocol, pad: 0 }
+}
+
+/// A range of slots with some of the service's backends; says how many.
+fn write_slots<const N: usize>(
+    random: &mut Random,
+    lockstep: &mut Lockstep,
+    host: &mut HostSide<N>,
+    id: u32,
+    generation: u32,
+    base: u32,
+) -> Result<u32>
+where
+    LoadedPrograms: Maps<N>,
+{
+    let mut count = 0;
+    for backend in (id - 1) * EACH + 1..=id * EACH {
+        if random.one_in(4) {
+            continue;
+        }
+        let backend_generation = host.memory.backends[&backend].generation + u32::from(random.one_in(40));
+        // Now and then a range that is written anew meanwhile.
+        let slot_generation = generation + u32::from(random.one_in(60));
+        let slot = Slot { backend, generation: slot_generation, service: id, backend_generation };
+        lockstep.programs.set_slot(base + count, slot)?;
+        host.memory.slots.insert(base + count, slot);
+        count += 1;
+    }
+    Ok(if random.one_in(10) { 0 } else { count })
+}
+
+fn write_service<const N: usize>(
+    random: &mut Random,
+    lockstep: &mut Lockstep,
+    host: &mut HostSide<N>,
+    id: u32,
+) -> Result<()>
+where
+    LoadedPrograms: Maps<N>,
+{
+    let key = service_key::<N>(id);
+    let generation = host.memory.services.get(&key).map_or(100, |service| service.generation) + 1;
+    let (slot_base, outside_base) = (RANGE * id, RANGE * id + RANGE / 2);
+    let slot_count = write_slots(random, lockstep, host, id, generation, slot_base)?;
+    let outside_count = write_slots(random, lockstep, host, id, generation, outside_base)?;
+    let flag = |random: &mut Random, flag: u8, times: usize| if random.one_in(times) { flag } else { 0 };
+    let mut flags = flag(random, service_flags::DROP_IF_EMPTY, 3)
+        | flag(random, service_flags::NO_RETRY, 4)
+        | flag(random, service_flags::DROP_OUTSIDE_IF_EMPTY, 3)
+        | flag(random, service_flags::OUTSIDE_LOCAL, 4)
+        | flag(random, service_flags::INSIDE_LOCAL, 4);
+    let kind = if random.one_in(2) { 1 + random.byte() % 3 } else { 0 };
+    if kind != 0 && random.one_in(3) {
+        flags |= service_flags::DSR;
+    }
+    if kind != 0 && random.one_in(2) {
+        flags |= service_flags::SOURCE_RANGES;
+        let (range, bits) = (address::<N>(*random.of(&[1, 5]), 0), u32::try_from(8 * N - random.below(9))?);
+        lockstep.programs.set_source(id, range, bits)?;
+        host.memory.sources.push((id, range, bits));
+    }
+    let value = Service {
+        id,
+        generation,
+        slot_base,
+        slot_count,
+        outside_base,
+        outside_count,
+        seal: 0,
+        affinity_timeout_s: *random.of(&[0, 0, 10, 10_800]),
+        scheduler: u8::try_from(random.below(6)).expect("few"),
+        flags,
+        kind,
+        pad: 0,
+        // At most some new flows of each network in the time of a world, or one after the other.
+        rate: *random.of(&[0, 0, 0, 1, 50]),
+        burst: 1 + u32::try_from(random.below(20))?,
+    };
+    let right = seal(&key, &value);
+    let value = Service { seal: if random.one_in(40) { !right } else { right }, ..value };
+    lockstep.programs.set_service(key, value)?;
+    host.memory.services.insert(key, value);
+    Ok(())
+}

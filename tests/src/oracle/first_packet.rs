@@ -1,0 +1,274 @@
+//! The first packet of a connection: its backend, its SNAT port, and the connections that it replaces.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Result, ensure};
+use lb_common::outcome::Outcome;
+
+use super::client::{Client, Seen, keeps_port, own_addresses, seen, who};
+use super::connection::{Connection, Ended, Half, Left, Opening, State};
+use super::health::{begin, doubt};
+use super::model::{Model, Service, Torn};
+use super::rules::{Asked, Expected, Fate, Hint, PASS};
+use super::wire::Protocol;
+use crate::test_run::Hook;
+
+/// The first packet of a connection, or one of a service and of no connection. `None`: not for a service.
+pub fn open(model: &mut Model, asked: Asked, why: Outcome, hint: Hint) -> Result<Option<Expected>> {
+    let Some(service) = model.services.get(&(asked.dst, asked.protocol)) else { return Ok(None) };
+    let service = service.clone();
+    let id = service.id;
+    let drop = |outcome| Expected { fate: Fate::Drop, outcome, service: id, ..PASS };
+    if service.torn == Torn::Entry {
+        return Ok(Some(drop(Outcome::DroppedTorn)));
+    }
+    let client = who(model, asked);
+    if client == Client::Martian {
+        return Ok(Some(drop(Outcome::DroppedMartian)));
+    }
+    let (members, drops) = service.set(client);
+    let unserved = if !service.admits(asked.src.ip()) {
+        Some(drop(Outcome::DroppedSourceRange))
+    } else if members.is_empty() && drops {
+        Some(drop(Outcome::DroppedNoLocalEndpoint))
+    } else if members.is_empty() {
+        Some(asked.refuse(Outcome::RefusedNoEndpoint, id, 0))
+    } else if asked.opens_or_udp() {
+        None
+    } else {
+        Some(asked.refuse(Outcome::RefusedNoFlow, id, 0))
+    };
+    if let Some(unserved) = unserved {
+        let known = if asked.opens_or_udp() { None } else { super::unanswered::unseen(model, asked, id) };
+        return Ok(Some(known.unwrap_or(unserved)));
+    }
+    let usable = usable(model, members);
+    // A search that finds the tables changing may be given up, one that finds nobody must be.
+    let torn = service.torn != Torn::Whole || usable.is_empty();
+    if torn || (hint.torn && usable.len() < members.len()) {
+        return Ok(Some(drop(Outcome::DroppedTorn)));
+    }
+    if hint.no_address {
+        let unseen = |id: &&u32| seen(model, asked, service.kind, client, &model.backends[*id]) == Seen::Nobody;
+        let without: Vec<u32> = usable.iter().filter(unseen).copied().collect();
+        ensure!(!without.is_empty(), "there is an address for each of {usable:?}");
+        let notes = doubt(model, asked, hint, &without)?;
+        return Ok(Some(Expected { notes, ..drop(Outcome::DroppedNoAddress) }));
+    }
+    let chosen = match hint.no_port {
+        Some(backend) => usable.iter().find(|id| **id == backend),
+        None => usable.iter().find(|id| model.backends[id].address == hint.dst),
+    };
+    let Some(&chosen) = chosen else {
+        anyhow::bail!("sent to {}, which is no usable backend of service {id}: {usable:?}", hint.dst);
+    };
+    let notes = doubt(model, asked, hint, &[chosen])?;
+    let connection = connection(model, asked, &service, client, chosen)?;
+    let Some(made) = settle(model, connection, false, hint)? else {
+        return Ok(Some(Expected { notes, backend: chosen, ..drop(Outcome::DroppedNoPort) }));
+    };
+    let probed = begin(model, chosen, asked.protocol, &usable)?;
+    let outcome = match (made.behind_node, made.seen_client.port() == asked.src.port()) {
+        _ if probed => Outcome::Probed,
+        (true, _) => Outcome::Masqueraded,
+        (false, false) => Outcome::PortTranslated,
+        (false, true) => why,
+    };
+    Ok(Some(Expected { notes, ..asked.to_answerer(&made, outcome, id) }))
+}
+
+/// A new connection with this backend, at the client's own port.
+fn connection(model: &Model, asked: Asked, service: &Service, client: Client, chosen: u32) -> Result<Connection> {
+    let backend = &model.backends[&chosen];
+    let seen = seen(model, asked, service.kind, client, backend);
+    let address = match seen {
+        Seen::Client => asked.src.ip(),
+        Seen::Service => asked.dst.ip(),
+        Seen::Node(address) => address,
+        Seen::Nobody => anyhow::bail!("sent to {chosen}, though there is no address to send it from"),
+    };
+    // Answers pass where the request came only at a pod's own link.
+    let moves = service.retries && asked.protocol == Protocol::Tcp && asked.hook == Hook::PodIn;
+    Ok(Connection {
+        protocol: asked.protocol,
+        client: asked.src,
+        target: asked.dst,
+        answerer: backend.address,
+        backend: Some((chosen, backend.generation)),
+        seen_client: SocketAddr::new(address, asked.src.port()),
+        masqueraded: seen != Seen::Client,
+        behind_node: matches!(seen, Seen::Node(_)),
+        early: seen != Seen::Client || asked.catches_all(),
+        hook: asked.hook,
+        isn: asked.isn(),
+        since_s: model.now_s,
+        opening: Some(Opening { moves, segments: 1, ..Opening::default() }),
+        forward: None,
+        reply: None,
+    })
+}
+
+/// The members that are what they were when the service was written, and not gone.
+pub fn usable(model: &Model, members: &[(u32, u32)]) -> Vec<u32> {
+    let still = |&&(backend, generation): &&(u32, u32)| {
+        model.backends[&backend].generation == generation && model.backends[&backend].keeps_flows()
+    };
+    members.iter().filter(still).map(|&(backend, _)| backend).collect()
+}
+
+/// Writes a new connection down, under a translated port if another live one has its answers. `None`: there is no port for it.
+pub fn settle(model: &mut Model, mut connection: Connection, taken: bool, hint: Hint) -> Result<Option<Connection>> {
+    let kept = !connection.behind_node || keeps_port(connection.client.port());
+    if taken || !kept || !is_free(model, &connection) {
+        let stand_ins = stand_ins(model, &connection);
+        if hint.no_port.is_some() {
+            let free = stand_ins.iter().find_map(|address| free_port(model, &connection, *address));
+            ensure!(free.is_none(), "no port was found, though {free:?} is free");
+            return Ok(None);
+        }
+        let at = stand_ins.iter().position(|address| *address == hint.src.ip());
+        let Some(at) = at else { anyhow::bail!("{} is none of the addresses {stand_ins:?}", hint.src) };
+        if model.has_few_ports() {
+            let free = stand_ins[..at].iter().find_map(|address| free_port(model, &connection, *address));
+            ensure!(free.is_none(), "sent from {}, though {free:?} is free at an address before it", hint.src);
+        }
+        connection.seen_client = hint.src;
+        let port = hint.src.port();
+        let (first, last) = model.ports;
+        ensure!((first..=last).contains(&port), "port {port} is not one to translate to");
+        ensure!(is_free(model, &connection), "port {port} is another live connection's");
+    }
+    ensure!(hint.no_port.is_none(), "no port was found, though the client's own is free");
+    let (protocol, answerer, seen_client) = (connection.protocol, connection.answerer, connection.seen_client);
+    let (client, target) = (connection.client, connection.target);
+    // Whoever had the answers' tuple is over, or this client's attempt before: an answered one is forgotten whole.
+    if let Some(at) = model.answered(protocol, answerer, seen_client) {
+        let own = model.connections[at].client == client && model.connections[at].target == target;
+        if own { model.connections[at].reply = None } else { _ = model.connections.remove(at) }
+    }
+    if let Some(at) = model.answering(protocol, answerer, seen_client) {
+        let own = model.connections[at].client == client && model.connections[at].target == target;
+        if own { model.connections[at].reply = None } else { _ = model.connections.remove(at) }
+    }
+    model.left.retain(|left| (left.protocol, left.answerer, left.seen_client) != (protocol, answerer, seen_client));
+    // Whatever nobody has answered under the client's tuple is replaced.
+    if let Some(at) = model.asking(protocol, client, target) {
+        model.connections[at].forward = None;
+    }
+    if protocol == Protocol::Tcp {
+        model.seconds.retain(|second| (second.client, second.target) != (client, target));
+    }
+    model.tidy();
+    let half = Half { state: State::HalfOpen, seen_s: model.now_s, lost: false, ended: Ended::default() };
+    (connection.forward, connection.reply) = (Some(half), Some(half));
+    model.connections.push(connection.clone());
+    Ok(Some(connection))
+}
+
+/// The addresses that may stand in for the client, in turn; its own, where it shows that itself.
+fn stand_ins(model: &Model, connection: &Connection) -> Vec<IpAddr> {
+    if connection.behind_node {
+        own_addresses(model, connection.answerer.ip()).to_vec()
+    } else {
+        vec![connection.seen_client.ip()]
+    }
+}
+
+/// A port of this address to translate to that a search must find.
+fn free_port(model: &Model, connection: &Connection, address: IpAddr) -> Option<u16> {
+    let (first, last) = model.ports;
+    let is_free = |port: &u16| {
+        let seen_client = SocketAddr::new(address, *port);
+        is_free(model, &Connection { seen_client, ..connection.clone() })
+    };
+    let free: Vec<u16> = (first..=last).filter(is_free).collect();
+    let found = model.has_few_ports() || free.len() * 2 > usize::from(last - first);
+    free.first().copied().filter(|_| found)
+}
+
+/// Whether no live connection of somebody else has the answers' tuple, nor awaits an answer there.
+fn is_free(model: &Model, connection: &Connection) -> bool {
+    let (protocol, answerer, seen_client) = (connection.protocol, connection.answerer, connection.seen_client);
+    let yields = |at: usize| {
+        let holder = &model.connections[at];
+        let same = holder.client == connection.client && holder.target == connection.target;
+        same || holder.yields(holder.reply.expect("answers"), model.now_s)
+    };
+    let left = |left: &Left| {
+        (left.protocol, left.answerer, left.seen_client) == (protocol, answerer, seen_client)
+            && (left.client, left.target) != (connection.client, connection.target)
+            && model.now_s.saturating_sub(left.seen_s) <= 60
+    };
+    // Who answers here may ask from the same port whom the client seems to be: that is the same tuple.
+    let asks = model.asked(protocol, answerer, seen_client).is_some()
+        || model.asking(protocol, answerer, seen_client).is_some()
+        || protocol == Protocol::Tcp
+            && model.seconds.iter().any(|second| (second.client, second.target) == (answerer, seen_client));
+    !asks
+        && model.answered(protocol, answerer, seen_client).is_none_or(yields)
+        && model.answering(protocol, answerer, seen_client).is_none_or(yields)
+        && !model.left.iter().any(left)
+}
+
+/// A client's own packet to an address that answers one of its service flows: told apart by another port, or by who spoke last.
+pub fn direct(model: &mut Model, asked: Asked, hint: Hint) -> Result<Expected> {
+    if !asked.opens_or_udp() {
+        return Ok(PASS);
+    }
+    // The answer to it would look like an answer of that connection.
+    let mut held = false;
+    let holders =
+        [model.answered(asked.protocol, asked.dst, asked.src), model.answering(asked.protocol, asked.dst, asked.src)];
+    for holder in holders.into_iter().flatten() {
+        let holder = &model.connections[holder];
+        held |= !holder.yields(holder.reply.expect("answers"), model.now_s);
+    }
+    for find in [Model::answered, Model::answering] {
+        let Some(at) = find(model, asked.protocol, asked.dst, asked.src) else { continue };
+        let holder = &mut model.connections[at];
+        if holder.yields(holder.reply.expect("answers"), model.now_s) {
+            model.connections.remove(at);
+        } else if asked.protocol == Protocol::Udp {
+            holder.reply = None;
+            if let Some(forward) = &mut holder.forward {
+                forward.lost = true;
+            }
+            model.tidy();
+            return Ok(Expected { outcome: Outcome::AmbiguousUdp, ..PASS });
+        }
+        if held {
+            break;
+        }
+    }
+    let left_here =
+        |left: &Left| (left.protocol, left.answerer, left.seen_client) == (asked.protocol, asked.dst, asked.src);
+    let now_s = model.now_s;
+    if !held {
+        held = model.left.iter().any(|left| left_here(left) && now_s.saturating_sub(left.seen_s) <= 60);
+        model.left.retain(|left| !left_here(left) || held);
+    }
+    if !held {
+        return Ok(PASS);
+    }
+    let connection = Connection {
+        protocol: asked.protocol,
+        client: asked.src,
+        target: asked.dst,
+        answerer: asked.dst,
+        backend: None,
+        seen_client: asked.src,
+        masqueraded: false,
+        behind_node: false,
+        early: false,
+        hook: asked.hook,
+        isn: asked.isn(),
+        since_s: model.now_s,
+        opening: Some(Opening { segments: 1, ..Opening::default() }),
+        forward: None,
+        reply: None,
+    };
+    let Some(made) = settle(model, connection, true, hint)? else {
+        return Ok(Expected { fate: Fate::Drop, outcome: Outcome::DroppedNoPort, ..PASS });
+    };
+    Ok(asked.to_answerer(&made, Outcome::DirectTranslated, 0))
+}

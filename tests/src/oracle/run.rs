@@ -1,0 +1,188 @@
+//! Runs random packets through the loaded programs and compares every result with the model.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use lb_common::outcome::Outcome;
+use nix::time::{ClockId, clock_gettime};
+
+use super::judge::{Books, judge, judge_broken};
+use super::model::Model;
+use super::routes::Routes;
+use super::{ageing, entries, generate, tables, traffic};
+use crate::random::Random;
+use crate::test_run::LoadedPrograms;
+
+/// What was examined: that a run asked something is part of its result.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    pub packets: u64,
+    /// How often each outcome came up.
+    pub outcomes: BTreeMap<&'static str, u64>,
+    /// Packets that the kernel takes for no test run.
+    pub refused_by_kernel: u64,
+    /// Packets during which a second struck: not judged, their models were left.
+    pub at_the_second: u64,
+}
+
+/// An examination: loaded programs, and a tally.
+pub struct OracleRun {
+    programs: LoadedPrograms,
+    routes: Routes,
+    /// First and last port to translate to.
+    ports: (u16, u16),
+    tally: Tally,
+}
+
+/// Ages by which the flows of a model grow older between packets: below and beyond every timeout.
+const AGES_S: [u32; 8] = [2, 2, 2, 2, 20, 50, 100, 200];
+
+impl OracleRun {
+    /// Loads the programs; the calling thread's namespace must be that of the routes.
+    pub fn new(routes: Routes) -> Result<Self> {
+        Self::of(LoadedPrograms::load()?, routes, (61_000, u16::MAX))
+    }
+
+    /// The same with so few ports to translate to that they are used up.
+    pub fn with_few_ports(routes: Routes) -> Result<Self> {
+        let (first, count) = (61_000, 2);
+        Self::of(LoadedPrograms::load_with_ports(first, count)?, routes, (first, first + (count - 1)))
+    }
+
+    fn of(mut programs: LoadedPrograms, routes: Routes, ports: (u16, u16)) -> Result<Self> {
+        routes.tell(&mut programs)?;
+        Ok(Self { programs, routes, ports, tally: Tally::default() })
+    }
+
+    /// What was examined so far.
+    pub fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
+    fn generate(&self, random: &mut Random, v6: bool) -> Model {
+        let mut model = generate::model(random, v6, now_s());
+        (model.ports, model.routes) = (self.ports, Some(self.routes.clone()));
+        generate::set_addresses(random, v6, &mut model, self.routes.links());
+        model
+    }
+
+    /// One model of one family with this many packets.
+    pub fn random_packets(&mut self, seed: u64, v6: bool, packets: usize) -> Result<()> {
+        let mut random = Random::new(seed);
+        self.programs.clear()?;
+        let mut model = self.generate(&mut random, v6);
+        tables::write(&mut self.programs, &model)?;
+        for number in 0..packets {
+            let go_on = self
+                .packet(&mut random, v6, &mut model)
+                .with_context(|| format!("seed {seed}, {}, packet {number}", if v6 { "IPv6" } else { "IPv4" }))?;
+            if !go_on {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// One model that broken packets are sent to: what comes out is never misdelivered, and counted.
+    pub fn broken(&mut self, seed: u64, v6: bool, packets: usize) -> Result<()> {
+        let mut random = Random::new(seed);
+        self.programs.clear()?;
+        let model = self.generate(&mut random, v6);
+        tables::write(&mut self.programs, &model)?;
+        for number in 0..packets {
+            let (hook, frame) = traffic::packet(&mut random, v6, &model);
+            let bytes = traffic::broken(&mut random, &frame);
+            let before: u64 = self.programs.outcomes()?.iter().sum();
+            let Some(ran) = self.programs.run(hook, &bytes)? else {
+                self.tally.refused_by_kernel += 1;
+                continue;
+            };
+            let counts = self.programs.outcomes()?.iter().sum::<u64>() - before;
+            self.programs.take_events();
+            self.tally.packets += 1;
+            judge_broken(&model, hook, &frame, &bytes, &ran, counts).with_context(|| {
+                format!("seed {seed}, packet {number}: {hook:?} {frame:?}\nbroken: {bytes:02x?}\nran: {ran:02x?}")
+            })?;
+        }
+        Ok(())
+    }
+
+    /// A change or two, then a packet. `false`: the clock's second struck meanwhile, nobody can tell what is right.
+    fn packet(&mut self, random: &mut Random, v6: bool, model: &mut Model) -> Result<bool> {
+        self.change(random, model)?;
+        ageing::age(&mut self.programs, model, *random.of(&AGES_S))?;
+        let (hook, frame) = traffic::packet(random, v6, model);
+        let bytes = frame.bytes();
+        let before = self.programs.outcomes()?;
+        let start = now_s();
+        model.now_s = start;
+        let Some(ran) = self.programs.run(hook, &bytes)? else {
+            self.tally.refused_by_kernel += 1;
+            return Ok(true);
+        };
+        let after = self.programs.outcomes()?;
+        let sent = entries::sent(&self.programs, (tables::number(frame.protocol), frame.src, frame.dst));
+        let books = Books { stats: self.programs.take_stats()?, events: self.programs.take_events(), sent };
+        if now_s() != start {
+            self.tally.at_the_second += 1;
+            return Ok(false);
+        }
+        let counted: Vec<Outcome> = Outcome::ALL
+            .into_iter()
+            .flat_map(|outcome| {
+                let more = after[outcome as usize] - before[outcome as usize];
+                std::iter::repeat_n(outcome, usize::try_from(more).unwrap_or(usize::MAX).min(9))
+            })
+            .collect();
+        self.tally.packets += 1;
+        let story =
+            || format!("{hook:?} {frame:?}\nran: verdict {}, counted {counted:?}\nworld: {model:#?}", ran.verdict);
+        let told = story();
+        judge(model, hook, &frame, &bytes, &ran, &counted, &books).with_context(|| told.clone())?;
+        entries::compare(&self.programs, model).context(told)?;
+        for outcome in counted {
+            *self.tally.outcomes.entry(outcome.name()).or_default() += 1;
+        }
+        Ok(true)
+    }
+
+    /// What the agent does, and what a full table does.
+    fn change(&mut self, random: &mut Random, model: &mut Model) -> Result<()> {
+        if random.one_in(6) && !model.backends.is_empty() {
+            let ids: Vec<u32> = model.backends.keys().copied().collect();
+            let id = *random.of(&ids);
+            let backend = model.backends.get_mut(&id).context("one of them")?;
+            generate::change_backend(random, backend);
+            tables::write_backend(&mut self.programs, id, backend, model.now_s)?;
+        }
+        if random.one_in(12) && !model.services.is_empty() {
+            let keys: Vec<_> = model.services.keys().copied().collect();
+            let key = *random.of(&keys);
+            generate::rewrite_service(random, model, key);
+            tables::write_service(&mut self.programs, key.0, key.1, &model.services[&key])?;
+            if random.one_in(8) {
+                model.services.remove(&key);
+                tables::remove_service(&mut self.programs, key.0, key.1)?;
+            }
+        }
+        if random.one_in(10) && !model.connections.is_empty() {
+            let at = random.below(model.connections.len());
+            let connection = &mut model.connections[at];
+            let (protocol, half_open) = (tables::number(connection.protocol), connection.opening.is_some());
+            if random.one_in(2) && connection.forward.take().is_some() {
+                ageing::remove(&mut self.programs, (protocol, connection.client, connection.target), half_open)?;
+            } else if connection.reply.take().is_some() {
+                let answers = (protocol, connection.answerer, connection.seen_client);
+                ageing::remove(&mut self.programs, answers, half_open)?;
+            }
+            model.tidy();
+        }
+        Ok(())
+    }
+}
+
+/// The clock that the programs read.
+fn now_s() -> u32 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).expect("the clock is there");
+    u32::try_from(now.tv_sec()).expect("136 years of uptime")
+}

@@ -1,0 +1,304 @@
+//! The programs as they stand in the object, loaded into the kernel with fresh small maps, run packet by packet.
+//!
+//! `BPF_PROG_TEST_RUN` attaches nothing: the kernel hands the bytes to the program and says verdict and bytes afterwards.
+
+mod sockets;
+mod state_tables;
+mod tables;
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf};
+use aya::programs::{Program, SchedClassifier, TestRun as _, TestRunOptions, Xdp};
+use aya::{Ebpf, EbpfLoader};
+use lb_common::abi::{Event, Link, StatKey, link_flags, link_role, map_name};
+use lb_common::outcome::Outcome;
+use lb_userspace::maps::Strangers;
+use lb_userspace::maps::strangers::all_but;
+
+pub use sockets::Whose;
+pub use state_tables::StateTables;
+pub use tables::{Family, Of, Tables};
+
+/// Where a packet meets a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hook {
+    PodIn,
+    PodOut,
+    BridgeIn,
+    NodeIn,
+    NodeOut,
+    Xdp,
+}
+
+impl Hook {
+    /// All of them.
+    pub const ALL: [Self; 6] = [Self::PodIn, Self::PodOut, Self::BridgeIn, Self::NodeIn, Self::NodeOut, Self::Xdp];
+
+    /// Name of the program.
+    pub const fn program(self) -> &'static str {
+        match self {
+            Self::PodIn => "pod_in",
+            Self::PodOut => "pod_out",
+            Self::BridgeIn => "bridge_in",
+            Self::NodeIn => "node_in",
+            Self::NodeOut => "node_out",
+            Self::Xdp => "xdp_node",
+        }
+    }
+}
+
+/// What a program did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ran {
+    /// The program's return value.
+    pub verdict: i32,
+    /// The packet afterwards.
+    pub bytes: Vec<u8>,
+}
+
+/// Room for what a program may add to a packet: an IPv6 and an ICMP header, and then some.
+const GROWTH: usize = 256;
+/// Sizes of the maps: enough for any table of a test, quick to make.
+const SIZES: [(&str, u32); 34] = [
+    ("services4", 64),
+    ("services6", 64),
+    ("slots", 4096),
+    ("backends4", 256),
+    ("backends6", 256),
+    ("flows4", 4096),
+    ("flows6", 4096),
+    ("sockets4", 64),
+    ("sockets6", 64),
+    ("names", 64),
+    ("sources4", 256),
+    ("sources6", 256),
+    ("vips4", 16),
+    ("vips6", 16),
+    ("networks4", 64),
+    ("networks6", 64),
+    ("masquerade4", 16),
+    ("masquerade6", 16),
+    ("endpoints4", 64),
+    ("endpoints6", 64),
+    ("half_open4", 4096),
+    ("half_open6", 4096),
+    ("health4", 256),
+    ("health6", 256),
+    ("affinity4", 4096),
+    ("affinity6", 4096),
+    ("fragments4", 64),
+    ("fragments6", 64),
+    ("traffic4", 1),
+    ("traffic6", 1),
+    ("stats", 1024),
+    ("links", 16),
+    ("events", 1 << 16),
+    ("config", 1),
+];
+
+/// The loaded programs and their maps.
+pub struct LoadedPrograms {
+    ebpf: Ebpf,
+    pub tables4: Tables<4>,
+    pub tables6: Tables<16>,
+    pub state4: StateTables<4>,
+    pub state6: StateTables<16>,
+    links: HashMap<MapData, u32, Link>,
+    turns: Array<MapData, u64>,
+    /// Index of the link that packets arrive by at XDP; 0: the loopback.
+    arrives_by: u32,
+    outcomes: PerCpuArray<MapData, u64>,
+    stats: aya::maps::PerCpuHashMap<MapData, StatKey, u64>,
+    events: RingBuf<MapData>,
+    /// Nobody is a stranger until somebody says so.
+    strangers: Strangers,
+}
+
+impl LoadedPrograms {
+    /// Loads them. The calling thread's namespace becomes that of all packets: routes and links are looked up there.
+    pub fn load() -> Result<Self> {
+        Self::load_by(&mut EbpfLoader::new(), &object()?)
+    }
+
+    /// Loads them with another range of ports to translate to.
+    pub fn load_with_ports(first: u16, count: u16) -> Result<Self> {
+        let mut loader = EbpfLoader::new();
+        loader.override_global("SNAT_PORT_FIRST", &first, true).override_global("SNAT_PORT_COUNT", &count, true);
+        Self::load_by(&mut loader, &object()?)
+    }
+
+    /// Loads those of another object. More half-open flows than so many in a second are too many.
+    pub fn load_from(object: &Path, most_half_open: u32) -> Result<Self> {
+        let mut loader = EbpfLoader::new();
+        loader.override_global("MOST_HALF_OPEN", &most_half_open, true);
+        Self::load_by(&mut loader, object)
+    }
+
+    fn load_by(loader: &mut EbpfLoader<'_>, path: &Path) -> Result<Self> {
+        let bytes = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+        for (name, entries) in SIZES {
+            loader.map_max_entries(name, entries);
+        }
+        let mut ebpf = loader.load(&bytes).with_context(|| format!("loading {}", path.display()))?;
+        for hook in Hook::ALL {
+            match ebpf.program_mut(hook.program()).with_context(|| format!("no program {}", hook.program()))? {
+                Program::SchedClassifier(program) => program.load()?,
+                Program::Xdp(program) => program.load()?,
+                other => bail!("program {} has type {:?}", hook.program(), other.prog_type()),
+            }
+        }
+        let slots = MapData::from_id(map_id(&ebpf, "slots")?)?;
+        let tables4 = Tables::take(&mut ebpf, MapData::from_id(slots.info()?.id())?)?;
+        let tables6 = Tables::take(&mut ebpf, slots)?;
+        let (state4, state6) = (StateTables::take(&mut ebpf)?, StateTables::take(&mut ebpf)?);
+        let links = take(&mut ebpf, map_name::LINKS)?.try_into()?;
+        let turns = take(&mut ebpf, "turns")?.try_into()?;
+        let outcomes = take(&mut ebpf, "outcomes")?.try_into()?;
+        let stats = take(&mut ebpf, "stats")?.try_into()?;
+        let events = take(&mut ebpf, "events")?.try_into()?;
+        let Map::Array(strangers) = take(&mut ebpf, map_name::STRANGERS)? else { bail!("strangers is no array") };
+        let strangers = Strangers::map(&strangers)?;
+        Ok(Self {
+            strangers,
+            ebpf,
+            tables4,
+            tables6,
+            state4,
+            state6,
+            links,
+            turns,
+            arrives_by: 0,
+            outcomes,
+            stats,
+            events,
+        })
+    }
+
+    /// From here on all are strangers but those whom somebody makes known.
+    pub fn know_nobody(&self) {
+        self.strangers.write(&all_but(std::iter::empty()));
+    }
+
+    /// No stranger any more: before it is the address of a service.
+    pub fn know(&self, address: IpAddr) {
+        self.strangers.know(address);
+    }
+
+    /// Packets arrive by this link at XDP from now on; one that leaves by it again is sent, not redirected.
+    pub fn arrive_by(&mut self, link: u32) {
+        self.arrives_by = link;
+    }
+
+    /// Tells the programs that XDP may redirect packets to this link.
+    pub fn set_sends(&mut self, link: u32) -> Result<()> {
+        let value = Link { peer_netns_id: -1, role: link_role::EXTERNAL, flags: link_flags::XDP_SENDS };
+        Ok(self.links.insert(link, value, 0)?)
+    }
+
+    /// Runs the program of a hook on a packet. `None`: the kernel takes no such packet for a test run.
+    pub fn run(&mut self, hook: Hook, packet: &[u8]) -> Result<Option<Ran>> {
+        let mut bytes = vec![0; packet.len() + GROWTH];
+        let options = TestRunOptions { data_in: Some(packet), data_out: Some(&mut bytes), ..TestRunOptions::default() };
+        let program = self.ebpf.program(hook.program()).context("loaded")?;
+        // `struct xdp_md`: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
+        let arrival: Vec<u8> =
+            [0, u32::try_from(packet.len())?, 0, self.arrives_by, 0, 0].map(u32::to_ne_bytes).concat();
+        let result = match hook {
+            Hook::Xdp => <&Xdp>::try_from(program)?.test_run(TestRunOptions { ctx_in: Some(&arrival), ..options }),
+            _ => <&SchedClassifier>::try_from(program)?.test_run(options),
+        };
+        let result = match result {
+            Ok(result) => result,
+            Err(aya::programs::ProgramError::SyscallError(error))
+                if error.io_error.raw_os_error() == Some(libc::EINVAL) =>
+            {
+                return Ok(None);
+            }
+            Err(error) => return Err(error).with_context(|| format!("running {}", hook.program())),
+        };
+        bytes.truncate(result.data_size_out as usize);
+        Ok(Some(Ran { verdict: result.return_value.cast_signed(), bytes }))
+    }
+
+    /// Counters by outcome, summed over the CPUs.
+    pub fn outcomes(&self) -> Result<Vec<u64>> {
+        (0..Outcome::COUNT).map(|number| Ok(self.outcomes.get(&u32::try_from(number)?, 0)?.iter().sum())).collect()
+    }
+
+    /// Counters by service and backend, summed over the CPUs; taken away, so that the next call shows what came since.
+    pub fn take_stats(&mut self) -> Result<Vec<(StatKey, u64)>> {
+        let all: Vec<_> = self
+            .stats
+            .iter()
+            .map(|item| item.map(|(key, values)| (key, values.iter().sum::<u64>())))
+            .collect::<Result<_, _>>()?;
+        for (key, _) in &all {
+            self.stats.remove(key)?;
+        }
+        Ok(all.into_iter().filter(|(_, count)| *count != 0).collect())
+    }
+
+    /// The event records that came since the last call.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        while let Some(record) = self.events.next() {
+            assert_eq!(record.len(), size_of::<Event>(), "an event record of another size");
+            // SAFETY: as many bytes as the record has, and every pattern of them is one; they need no alignment.
+            events.push(unsafe { record.as_ptr().cast::<Event>().read_unaligned() });
+        }
+        events
+    }
+
+    /// A map that only an edited copy of the programs has; `.bss` holds its variables.
+    pub fn take_map(&mut self, name: &str) -> Result<Map> {
+        take(&mut self.ebpf, name)
+    }
+
+    /// Empties all tables but the counters.
+    pub fn clear(&mut self) -> Result<()> {
+        self.tables4.clear()?;
+        self.tables6.clear()?;
+        self.state4.clear()?;
+        self.state6.clear()?;
+        // Tests number few services, from 1.
+        for service in 0..64 {
+            self.turns.set(service, 0, 0)?;
+        }
+        self.take_stats().map(drop)
+    }
+}
+
+/// The object with the programs: `BALLAST_TEST_OBJECT`, `BALLAST_EBPF_OBJECT`, else where `cargo xtask build` leaves it.
+pub fn object() -> Result<PathBuf> {
+    let path = ["BALLAST_TEST_OBJECT", "BALLAST_EBPF_OBJECT"].into_iter().find_map(std::env::var_os);
+    let path = path.map_or_else(|| workspace().join("target/bpf/ballast.o"), PathBuf::from);
+    if !path.exists() {
+        bail!("no programs at {}: run `cargo xtask build`, or set BALLAST_EBPF_OBJECT", path.display());
+    }
+    Ok(path)
+}
+
+/// The workspace's folder.
+pub fn workspace() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this crate lies in the workspace")
+}
+
+fn map_id(ebpf: &Ebpf, name: &str) -> Result<u32> {
+    let map = ebpf.map(name).with_context(|| format!("no map {name}"))?;
+    match map {
+        Map::Array(data) => Ok(data.info()?.id()),
+        _ => bail!("map {name} is no array"),
+    }
+}
+
+fn take(ebpf: &mut Ebpf, name: &str) -> Result<Map> {
+    ebpf.take_map(name).with_context(|| format!("no map {name}"))
+}
+
+/// Every key of a hash map.
+fn keys<K: aya::Pod, V: aya::Pod>(map: &HashMap<MapData, K, V>) -> Result<Vec<K>> {
+    Ok(map.keys().collect::<Result<_, _>>()?)
+}

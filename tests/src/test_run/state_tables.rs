@@ -1,0 +1,110 @@
+//! What the programs of one address family remember beside the flows: half-open ones, backends' health, affinities; and what
+//! they are told of addresses: those of services, of pods and nodes, those that this node masquerades by, and of backends by which other
+//! nodes name them.
+
+use anyhow::Result;
+use aya::maps::lpm_trie::Key;
+use aya::maps::{Array, HashMap, LpmTrie, MapData};
+use aya::{Ebpf, Pod};
+use lb_common::abi::{
+    Affinity, AffinityKey, Endpoint, EndpointKey, FlowKey, HalfOpen, Health, Masquerade, Network, NetworkKey, Vip,
+    VipKey, map_name,
+};
+
+use super::{keys, take};
+
+/// Half-open flows, health, affinities, vips, networks and masquerade addresses of one family.
+pub struct StateTables<const N: usize>
+where
+    FlowKey<N>: Pod,
+    HalfOpen<N>: Pod,
+    AffinityKey<N>: Pod,
+    VipKey<N>: Pod,
+    NetworkKey<N>: Pod,
+    Masquerade<N>: Pod,
+    EndpointKey<N>: Pod,
+{
+    pub half_open: HashMap<MapData, FlowKey<N>, HalfOpen<N>>,
+    pub health: Array<MapData, Health>,
+    pub affinity: HashMap<MapData, AffinityKey<N>, Affinity>,
+    pub vips: HashMap<MapData, VipKey<N>, Vip>,
+    pub networks: LpmTrie<MapData, NetworkKey<N>, Network>,
+    pub masquerade: HashMap<MapData, u32, Masquerade<N>>,
+    pub endpoints: HashMap<MapData, EndpointKey<N>, Endpoint>,
+}
+
+impl<const N: usize> StateTables<N>
+where
+    FlowKey<N>: Pod,
+    HalfOpen<N>: Pod,
+    AffinityKey<N>: Pod,
+    VipKey<N>: Pod,
+    NetworkKey<N>: Pod,
+    Masquerade<N>: Pod,
+    EndpointKey<N>: Pod,
+{
+    pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self> {
+        let [half_open, health, affinity, vips, networks, masquerade, endpoints] = if N == 4 {
+            [
+                map_name::HALF_OPEN4,
+                map_name::HEALTH4,
+                map_name::AFFINITY4,
+                map_name::VIPS4,
+                map_name::NETWORKS4,
+                map_name::MASQUERADE4,
+                map_name::ENDPOINTS4,
+            ]
+        } else {
+            [
+                map_name::HALF_OPEN6,
+                map_name::HEALTH6,
+                map_name::AFFINITY6,
+                map_name::VIPS6,
+                map_name::NETWORKS6,
+                map_name::MASQUERADE6,
+                map_name::ENDPOINTS6,
+            ]
+        };
+        Ok(Self {
+            half_open: take(ebpf, half_open)?.try_into()?,
+            health: take(ebpf, health)?.try_into()?,
+            affinity: take(ebpf, affinity)?.try_into()?,
+            vips: take(ebpf, vips)?.try_into()?,
+            networks: take(ebpf, networks)?.try_into()?,
+            masquerade: take(ebpf, masquerade)?.try_into()?,
+            endpoints: take(ebpf, endpoints)?.try_into()?,
+        })
+    }
+
+    /// Forgets all of it.
+    pub fn clear(&mut self) -> Result<()> {
+        for key in keys(&self.half_open)? {
+            self.half_open.remove(&key)?;
+        }
+        for key in keys(&self.affinity)? {
+            self.affinity.remove(&key)?;
+        }
+        for key in keys(&self.vips)? {
+            self.vips.remove(&key)?;
+        }
+        let networks: Vec<Key<NetworkKey<N>>> = self.networks.keys().collect::<Result<_, _>>()?;
+        for key in networks {
+            self.networks.remove(&key)?;
+        }
+        for key in keys(&self.masquerade)? {
+            self.masquerade.remove(&key)?;
+        }
+        for key in keys(&self.endpoints)? {
+            self.endpoints.remove(&key)?;
+        }
+        for backend in 0..self.health.len() {
+            self.health.set(backend, Health::default(), 0)?;
+        }
+        Ok(())
+    }
+
+    /// All half-open entries.
+    pub fn all_half_open(&self) -> Result<Vec<(FlowKey<N>, HalfOpen<N>)>> {
+        Ok(self.half_open.iter().collect::<Result<_, _>>()?)
+    }
+}
