@@ -13,6 +13,7 @@ use duct::{Expression, cmd};
 
 pub use binaries::executable;
 pub use tally::Tally;
+use tally::ended_test;
 
 use binaries::{BINARIES, Built, Module, modules};
 
@@ -102,6 +103,9 @@ const WAITING: [&str; 3] = ["api_faults", "freshness", "incident_b"];
 
 /// Modules of `--quick`: the programs packet by packet, and real traffic through the real agent.
 const QUICK: [&str; 3] = ["packet", "cluster_ip", "drain"];
+
+/// So many of the slowest tests are named at the end: they are where the ladder's time can be saved.
+const SLOWEST: usize = 12;
 
 /// What became of a rung.
 struct Outcome {
@@ -261,12 +265,19 @@ fn select(all: Vec<Rung>, args: &TestArgs) -> Result<Vec<Rung>> {
 fn count_tests(workspace: &Workspace, name: &str, command: &Expression, show: Show) -> Result<Tally> {
     let command = test_environment(workspace, command, &workspace.object());
     let mut tally = Tally::default();
+    let mut since = Instant::now();
+    let mut read = |line: &str| {
+        tally.read_line(line);
+        if let Some(test) = ended_test(line) {
+            tally.times.push((std::mem::replace(&mut since, Instant::now()).elapsed(), test.to_owned()));
+        }
+    };
     let succeeded = match show {
-        Show::Live => run_watched(name, &command, |line| tally.read_line(line))?,
+        Show::Live => run_watched(name, &command, read)?,
         Show::AtTheEnd => {
             let mut lines = Vec::new();
             let succeeded = run_unseen(name, &command, |line| {
-                tally.read_line(line);
+                read(line);
                 lines.push(line.to_owned());
             })?;
             println!("{}", lines.join("\n"));
@@ -350,6 +361,11 @@ fn summary(prepared: Duration, outcomes: &[Outcome]) -> Result<()> {
         for name in &total.failures {
             println!("  {name}");
         }
+    }
+    total.times.sort_unstable_by(|one, other| other.cmp(one));
+    println!("\nslowest tests:");
+    for (time, name) in total.times.iter().take(SLOWEST) {
+        println!("{:>9.1}  {name}", time.as_secs_f64());
     }
     println!("\n{}", total.line());
     if total.failed > 0 {

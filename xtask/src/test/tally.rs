@@ -1,20 +1,28 @@
 //! Counts of tests, read from what the runners print.
 
 use std::ops::AddAssign;
+use std::time::Duration;
 
-/// How many tests passed and failed, and which failed.
+/// How many tests passed and failed, which failed, and how long each took.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     pub passed: u64,
     pub failed: u64,
     pub failures: Vec<String>,
+    /// Of tests that ran one after the other.
+    pub times: Vec<(Duration, String)>,
+}
+
+/// The name of the test that this line of libtest's output ends.
+pub fn ended_test(line: &str) -> Option<&str> {
+    line.strip_prefix("test ")?.split_once(" ... ").map(|(name, _)| name)
 }
 
 impl Tally {
     /// One thing that passed or failed.
     pub fn one(name: &str, good: bool) -> Self {
         let failures = if good { Vec::new() } else { vec![name.to_owned()] };
-        Self { passed: u64::from(good), failed: u64::from(!good), failures }
+        Self { passed: u64::from(good), failed: u64::from(!good), failures, times: Vec::new() }
     }
 
     /// Takes in one line of libtest's output.
@@ -53,6 +61,7 @@ impl AddAssign for Tally {
         self.passed += other.passed;
         self.failed += other.failed;
         self.failures.extend(other.failures);
+        self.times.extend(other.times);
     }
 }
 
@@ -73,8 +82,16 @@ mod tests {
             tally.read_line(line);
         }
         tally.close("unit", false);
-        assert_eq!(tally, Tally { passed: 42, failed: 1, failures: vec!["plan::tests::b".into()] });
+        assert_eq!((tally.passed, tally.failed), (42, 1));
+        assert_eq!(tally.failures, ["plan::tests::b"]);
         assert_eq!(tally.line(), "42 passed, 1 failed");
+    }
+
+    #[test]
+    fn a_line_names_the_test_that_it_ends() {
+        assert_eq!(ended_test("test drain::a ... ok"), Some("drain::a"));
+        assert_eq!(ended_test("test result: ok. 2 passed"), None);
+        assert_eq!(ended_test("running 3 tests"), None);
     }
 
     #[test]
