@@ -118,7 +118,7 @@ pub struct LoadedPrograms {
 }
 
 impl LoadedPrograms {
-    /// Loads them. The calling thread's namespace becomes that of all packets: routes and links are looked up there.
+    /// Makes their maps; each program is loaded when it first runs. The calling thread's namespace becomes that of all packets: routes and links are looked up there.
     pub fn load() -> Result<Self> {
         Self::load_by(&mut EbpfLoader::new(), &object()?)
     }
@@ -143,13 +143,6 @@ impl LoadedPrograms {
             loader.map_max_entries(name, entries);
         }
         let mut ebpf = loader.load(&bytes).with_context(|| format!("loading {}", path.display()))?;
-        for hook in Hook::ALL {
-            match ebpf.program_mut(hook.program()).with_context(|| format!("no program {}", hook.program()))? {
-                Program::SchedClassifier(program) => program.load()?,
-                Program::Xdp(program) => program.load()?,
-                other => bail!("program {} has type {:?}", hook.program(), other.prog_type()),
-            }
-        }
         let slots = MapData::from_id(map_id(&ebpf, "slots")?)?;
         let tables4 = Tables::take(&mut ebpf, MapData::from_id(slots.info()?.id())?)?;
         let tables6 = Tables::take(&mut ebpf, slots)?;
@@ -159,8 +152,9 @@ impl LoadedPrograms {
         let outcomes = take(&mut ebpf, "outcomes")?.try_into()?;
         let stats = take(&mut ebpf, "stats")?.try_into()?;
         let events = take(&mut ebpf, "events")?.try_into()?;
-        let Map::Array(strangers) = take(&mut ebpf, map_name::STRANGERS)? else { bail!("strangers is no array") };
-        let strangers = Strangers::map(&strangers)?;
+        // It stays where it is: programs that are not loaded yet refer to it by its descriptor.
+        let Some(Map::Array(map)) = ebpf.map(map_name::STRANGERS) else { bail!("strangers is no array") };
+        let strangers = Strangers::map(map)?;
         Ok(Self {
             strangers,
             ebpf,
@@ -202,7 +196,7 @@ impl LoadedPrograms {
     pub fn run(&mut self, hook: Hook, packet: &[u8]) -> Result<Option<Ran>> {
         let mut bytes = vec![0; packet.len() + GROWTH];
         let options = TestRunOptions { data_in: Some(packet), data_out: Some(&mut bytes), ..TestRunOptions::default() };
-        let program = self.ebpf.program(hook.program()).context("loaded")?;
+        let program = verified(&mut self.ebpf, hook)?;
         // `struct xdp_md`: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
         let arrival: Vec<u8> =
             [0, u32::try_from(packet.len())?, 0, self.arrives_by, 0, 0].map(u32::to_ne_bytes).concat();
@@ -292,6 +286,20 @@ fn map_id(ebpf: &Ebpf, name: &str) -> Result<u32> {
         Map::Array(data) => Ok(data.info()?.id()),
         _ => bail!("map {name} is no array"),
     }
+}
+
+/// The program of a hook; the kernel verifies it when it is first asked for, since that takes up to a second.
+fn verified(ebpf: &mut Ebpf, hook: Hook) -> Result<&Program> {
+    let program = ebpf.program_mut(hook.program()).with_context(|| format!("no program {}", hook.program()))?;
+    if program.fd().is_err() {
+        match program {
+            Program::SchedClassifier(program) => program.load(),
+            Program::Xdp(program) => program.load(),
+            other => bail!("program {} has type {:?}", hook.program(), other.prog_type()),
+        }
+        .with_context(|| format!("the kernel refuses {}", hook.program()))?;
+    }
+    Ok(program)
 }
 
 fn take(ebpf: &mut Ebpf, name: &str) -> Result<Map> {
