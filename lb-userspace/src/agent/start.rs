@@ -255,6 +255,7 @@ fn datapath_settings(settings: &Settings) -> datapath::Settings {
         timeouts: settings.flow_timeouts.0,
         flow_counters: settings.flow_counters,
         program_log_level: settings.program_log_level.as_number(),
+        programs: settings.programs.clone(),
         ..datapath::Settings::default()
     }
 }

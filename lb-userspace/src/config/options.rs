@@ -247,6 +247,10 @@ pub struct Options {
     #[arg(long, value_name = "LEVEL")]
     #[serde(deserialize_with = "text")]
     pub program_log_level: Option<LogLevel>,
+
+    /// For developers: load the programs of this eBPF object, not those in this binary
+    #[arg(long, value_name = "FILE", env = "BALLAST_PROGRAMS")]
+    pub programs: Option<PathBuf>,
 }
 
 impl Options {

@@ -61,6 +61,8 @@ pub struct Settings {
     pub log_format: LogFormat,
     pub log_level: LogLevel,
     pub program_log_level: LogLevel,
+    /// `None`: the programs in this binary.
+    pub programs: Option<PathBuf>,
 }
 
 impl Options {
@@ -110,6 +112,7 @@ impl Options {
             log_format: self.log_format.or(other.log_format),
             log_level: self.log_level.or(other.log_level),
             program_log_level: self.program_log_level.or(other.program_log_level),
+            programs: self.programs.or(other.programs),
         }
     }
 
@@ -174,6 +177,7 @@ impl Options {
             log_format: self.log_format.unwrap_or(LogFormat::Text),
             log_level: self.log_level.unwrap_or(LogLevel::Info),
             program_log_level: self.program_log_level.unwrap_or(LogLevel::Off),
+            programs: self.programs,
         })
     }
 }

@@ -45,6 +45,10 @@ pub enum DatapathError {
     #[error("the eBPF object in this binary is not usable: {reason}; rebuild it by `cargo xtask build`")]
     BadObject { reason: String },
     #[error(
+        "--programs {path} is not usable: {reason}; name an eBPF object that `cargo xtask build` made, or leave the option out", path = path.display()
+    )]
+    BadPrograms { path: PathBuf, reason: String },
+    #[error(
         "pinned map {map} at {path} does not fit: {field} is {found}, expected {expected}; start with the sizes and version that made it, or remove the old state by `ballast cleanup`", path = path.display()
     )]
     MapMismatch { map: String, path: PathBuf, field: &'static str, expected: String, found: String },

@@ -44,7 +44,7 @@ pub(super) fn load(
     ports: SourcePorts,
     created: &mut Created,
 ) -> Result<(Kernel, Loading), DatapathError> {
-    let elf = object::embedded()?;
+    let elf = object::read(settings.programs.as_deref())?;
     let shapes = object::shapes(&elf, settings)?;
     let mut outgrown = Vec::new();
     for (name, path) in map_name::ALL.map(|name| (name, pins.map(name))) {

@@ -125,7 +125,7 @@ impl Datapath {
     /// Makes the tables, or takes over those that are there: what is in them may be read and written while the programs are
     /// loaded. On an error, here or in [`Self::follow_links`], nothing new is left behind.
     pub fn open(settings: Settings) -> Result<Self, DatapathError> {
-        if !is_embedded() {
+        if settings.programs.is_none() && !is_embedded() {
             return Err(DatapathError::NoPrograms);
         }
         features::check()?;

@@ -1,6 +1,6 @@
-//! The eBPF object in this binary, and the one change made to it before it is loaded.
+//! The eBPF object, in this binary or given by a developer, and the one change made to it before it is loaded.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fs, path::Path};
 
 use aya_obj::generated::bpf_map_type;
 use object::{Object as _, ObjectSection as _};
@@ -22,13 +22,23 @@ pub fn is_embedded() -> bool {
     !EMBEDDED.is_empty()
 }
 
-/// The object, ready to be loaded: text stands as text in its BTF.
-pub(super) fn embedded() -> Result<Vec<u8>, DatapathError> {
-    if EMBEDDED.is_empty() {
-        return Err(DatapathError::NoPrograms);
-    }
-    let mut elf = EMBEDDED.to_vec();
-    show_i8_as_text(&mut elf)?;
+/// The object of this file, else the one in this binary, ready to be loaded: its BTF shows text as text.
+pub(super) fn read(programs: Option<&Path>) -> Result<Vec<u8>, DatapathError> {
+    let Some(path) = programs else {
+        if EMBEDDED.is_empty() {
+            return Err(DatapathError::NoPrograms);
+        }
+        let mut elf = EMBEDDED.to_vec();
+        show_i8_as_text(&mut elf)?;
+        return Ok(elf);
+    };
+    let unusable = |reason: String| DatapathError::BadPrograms { path: path.into(), reason };
+    let mut elf = fs::read(path).map_err(|error| unusable(error.to_string()))?;
+    show_i8_as_text(&mut elf).map_err(|error| match error {
+        DatapathError::BadObject { reason } => unusable(reason),
+        other => other,
+    })?;
+    tracing::warn!("the programs are those of {}, not those in this binary (--programs)", path.display());
     Ok(elf)
 }
 
@@ -119,6 +129,18 @@ mod tests {
         blob.extend(&types);
         blob.extend(strings);
         blob
+    }
+
+    #[test]
+    fn a_file_that_is_no_object_is_refused_by_name() {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let (missing, text) = (folder.path().join("missing.o"), folder.path().join("text.o"));
+        std::fs::write(&text, "no object").expect("written");
+        for (path, reason) in [(missing, "No such file"), (text, "file magic")] {
+            let error = read(Some(&path)).expect_err("no object").to_string();
+            let named = error.contains(&format!("--programs {}", path.display()));
+            assert!(named && error.contains(reason) && error.contains("cargo xtask build"), "{error}");
+        }
     }
 
     #[test]

@@ -43,6 +43,8 @@ pub struct Settings {
     pub events: bool,
     /// Level of the programs' own log (aya-log): 0 off, 1 error, 2 warn, 3 info, 4 debug, 5 trace. 0 costs nothing.
     pub program_log_level: u8,
+    /// The object whose programs are loaded; `None`: the one in this binary.
+    pub programs: Option<PathBuf>,
     /// Receive buffer of the netlink socket that announces links, in bytes. An overrun costs a full look, nothing else.
     pub netlink_buffer_bytes: usize,
 }
@@ -70,6 +72,7 @@ impl Default for Settings {
             flow_counters: false,
             events: true,
             program_log_level: 0,
+            programs: None,
             netlink_buffer_bytes: 1 << 20,
         }
     }

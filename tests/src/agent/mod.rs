@@ -16,6 +16,7 @@ use serde_json::Value;
 pub use manifest::{Endpoint, External, Manifest, Port, Protocol, Service};
 
 use crate::peers::eventually;
+use crate::test_run;
 use crate::topology::{Node, Place};
 
 /// How long an agent may take to do what it was told. Generous: a test machine may be busy.
@@ -72,6 +73,7 @@ impl Agent {
         arguments.push(format!("--cgroup-root={}", node.cgroup().display()));
         arguments.push(format!("--bpffs={}", node.bpffs().display()));
         arguments.push(format!("--run-dir={}", node.run_dir().display()));
+        arguments.extend(other_programs()?);
         arguments.push("--metrics-bind=127.0.0.1:10249".into());
         arguments.push("--health-bind=127.0.0.1:10256".into());
         Ok(Self {
@@ -261,6 +263,14 @@ impl Drop for Agent {
             place.run(|| command.status()).ok();
         }
     }
+}
+
+/// The flag that has the agent load the programs under test, where `BALLAST_TEST_OBJECT` names others than the workspace's own.
+fn other_programs() -> Result<Option<String>> {
+    let Some(object) = std::env::var_os("BALLAST_TEST_OBJECT").map(PathBuf::from) else { return Ok(None) };
+    let own = test_run::workspace().join("target/bpf/ballast.o");
+    let is_own = object == own || std::fs::read(&object)? == std::fs::read(&own).unwrap_or_default();
+    Ok((!is_own).then(|| format!("--programs={}", object.display())))
 }
 
 /// The agent's binary: `$BALLAST_BIN`, else the newest of those that the workspace built.

@@ -10,7 +10,7 @@ fn from_flags(flags: &[&str]) -> Options {
     Options::from_arg_matches(&matches).expect("valid flags")
 }
 
-const FLAGS: [&str; 42] = [
+const FLAGS: [&str; 43] = [
     "--source=kube",
     "--kubeconfig=/k",
     "--api-server=https://10.0.0.1:6443",
@@ -53,6 +53,7 @@ const FLAGS: [&str; 42] = [
     "--log-format=json",
     "--log-level=debug",
     "--program-log-level=trace",
+    "--programs=/o",
 ];
 
 #[test]
