@@ -3,6 +3,7 @@
 mod binaries;
 mod tally;
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -92,7 +93,7 @@ impl Rung {
 enum Lane {
     /// Compiles, and uses all processors by itself: alone.
     Before,
-    /// Makes networks and waits for packets: two at a time.
+    /// Makes networks and waits for packets: [`NETWORK_LANES`] at a time.
     Networks,
     /// Makes none. It computes, or waits for silences: it takes a processor that the networks leave idle.
     Beside,
@@ -100,6 +101,22 @@ enum Lane {
 
 /// Modules that mostly wait: for a silence to be noticed, for a deadline to strike.
 const WAITING: [&str; 3] = ["api_faults", "freshness", "incident_b"];
+
+/// So many rungs with networks run at a time.
+const NETWORK_LANES: usize = 3;
+
+/// Rungs with networks that take more than a minute.
+const LONG: [&str; 9] = [
+    "agent_life",
+    "catch_all",
+    "cluster_ip",
+    "affinity",
+    "decisions",
+    "audit",
+    "collisions",
+    "connections",
+    "north_south",
+];
 
 /// Modules of `--quick`: the programs packet by packet, and real traffic through the real agent.
 const QUICK: [&str; 3] = ["packet", "cluster_ip", "drain"];
@@ -166,28 +183,32 @@ fn level(rungs: &[Rung]) -> Level {
     }
 }
 
-/// Runs the rungs: the cheapest alone, then those with networks, two at a time, beside those without. Networks mostly wait: two leave a
-/// processor of two idle yet, and each has names, folders and control groups of its own.
+/// Runs the rungs: the cheapest alone, then those with networks, some at a time, beside those without. Networks mostly wait, or have the
+/// kernel verify programs; each has names, folders and control groups of its own.
 fn climb(run: &Run<'_>, rungs: &[Rung]) -> Vec<Outcome> {
     let of = |lane: Lane| rungs.iter().filter(move |rung| rung.lane() == lane);
     let mut outcomes: Vec<Outcome> = of(Lane::Before).map(|rung| run.one(rung, Show::Live)).collect();
-    if of(Lane::Networks).next().is_none() || of(Lane::Beside).next().is_none() {
-        let alone = of(Lane::Networks).chain(of(Lane::Beside));
-        outcomes.extend(alone.map(|rung| run.one(rung, Show::Live)));
+    if of(Lane::Networks).chain(of(Lane::Beside)).count() < 2 {
+        outcomes.extend(of(Lane::Networks).chain(of(Lane::Beside)).map(|rung| run.one(rung, Show::Live)));
         return outcomes;
     }
-    let networks = Mutex::new(of(Lane::Networks));
-    let next = || networks.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let networks = Mutex::new(longest_first(of(Lane::Networks)));
+    let next = || networks.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+    let in_turn = || std::iter::from_fn(next).map(|rung| run.one(rung, Show::AtTheEnd)).collect::<Vec<_>>();
     std::thread::scope(|scope| {
-        let second =
-            scope.spawn(|| std::iter::from_fn(&next).map(|rung| run.one(rung, Show::AtTheEnd)).collect::<Vec<_>>());
-        let beside = scope.spawn(|| of(Lane::Beside).map(|rung| run.one(rung, Show::AtTheEnd)).collect::<Vec<_>>());
-        outcomes.extend(std::iter::from_fn(&next).map(|rung| run.one(rung, Show::Live)));
-        for lane in [second, beside] {
+        let mut lanes: Vec<_> = (0..NETWORK_LANES).map(|_| scope.spawn(in_turn)).collect();
+        lanes.push(scope.spawn(|| of(Lane::Beside).map(|rung| run.one(rung, Show::AtTheEnd)).collect::<Vec<_>>()));
+        for lane in lanes {
             outcomes.extend(lane.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
     });
     outcomes
+}
+
+/// A long rung that begins last is what everybody waits for.
+fn longest_first<'a>(rungs: impl Iterator<Item = &'a Rung>) -> VecDeque<&'a Rung> {
+    let (long, short): (Vec<_>, Vec<_>) = rungs.partition(|rung| LONG.contains(&rung.name()));
+    long.into_iter().chain(short).collect()
 }
 
 /// When the output of a rung is shown.
@@ -392,6 +413,16 @@ mod tests {
         for rung in [Rung::Mutations, module("freshness")] {
             assert_eq!(rung.lane(), Lane::Beside, "{}", rung.name());
         }
+    }
+
+    #[test]
+    fn the_longest_rungs_begin_first_and_all_are_there() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the checkout");
+        let all: Vec<Rung> = modules(root).expect("the modules").into_iter().map(Rung::Module).collect();
+        let ordered = longest_first(all.iter());
+        assert_eq!(ordered.len(), all.len());
+        let begins: Vec<&str> = ordered.iter().take(LONG.len()).map(|rung| rung.name()).collect();
+        assert!(LONG.iter().all(|long| begins.contains(long)), "{begins:?}");
     }
 
     #[test]
