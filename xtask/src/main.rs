@@ -2,9 +2,9 @@
 
 mod bench;
 mod compile;
-mod fuzz;
 #[cfg(test)]
 mod faults;
+mod fuzz;
 mod image;
 mod lint;
 mod mutate;
