@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use aya::maps::MapInfo;
@@ -61,19 +61,40 @@ pub fn run(workspace: &Workspace, args: &ProgramsArgs) -> Result<()> {
     if !is_root() {
         bail!("loading programs needs root: run `sudo -E cargo xtask programs`");
     }
-    let elf = fs::read(&path)
-        .with_context(|| format!("cannot read {}: make it by `cargo xtask build`, or pass --object", path.display()))?;
-    // As the agent's defaults are: sockets of the host translated, events on, the programs' log off.
-    let mut ebpf = EbpfLoader::new()
-        .override_global("SOCKET_LB", &1_u8, true)
-        .override_global("EVENTS_ON", &1_u8, true)
-        .override_global("AYA_LOG_LEVEL", &0_u8, false)
-        .load(&elf)
-        .with_context(|| format!("cannot load {}", path.display()))?;
+    let elf = read(&path)?;
+    // What is in the kernel goes when this is dropped.
+    let mut ebpf = as_the_agent().load(&elf).with_context(|| format!("cannot load {}", path.display()))?;
     let programs = load(&mut ebpf)?;
     let maps = own_maps()?;
     print!("{}\n{}", program_table(&programs), map_table(&maps, possible_cpus()?));
     Ok(())
+}
+
+/// Loads every program of an object into the kernel and lets them go: with the agent's defaults, and as the object is by itself, which
+/// is how the packet tests load it. An error names the program that the kernel refuses.
+pub fn load_all(path: &Path) -> Result<()> {
+    let elf = read(path)?;
+    for mut loader in [as_the_agent(), EbpfLoader::new()] {
+        let mut ebpf = loader.load(&elf).with_context(|| format!("cannot load {}", path.display()))?;
+        load(&mut ebpf)?;
+    }
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path)
+        .with_context(|| format!("cannot read {}: make it by `cargo xtask build`, or pass --object", path.display()))
+}
+
+/// As the agent's defaults are: sockets of the host translated, events on, the programs' log off.
+fn as_the_agent() -> EbpfLoader<'static> {
+    let mut loader = EbpfLoader::new();
+    loader.override_global("SOCKET_LB", &1_u8, true).override_global("EVENTS_ON", &1_u8, true).override_global(
+        "AYA_LOG_LEVEL",
+        &0_u8,
+        false,
+    );
+    loader
 }
 
 fn load(ebpf: &mut Ebpf) -> Result<Vec<ProgramSize>> {

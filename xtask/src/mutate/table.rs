@@ -14,7 +14,7 @@ pub struct Mutation {
     pub name: String,
     /// What a user would suffer: the reason why some test must fail.
     pub breaks: String,
-    /// The test binaries of `tests/` of which at least one must fail.
+    /// The rungs of which at least one must fail.
     #[serde(default = "default_tests")]
     pub tests: Vec<String>,
     /// All are applied together. Some widen a race, so that the others show.
@@ -31,6 +31,13 @@ pub struct Edit {
     /// Text that the file holds exactly once.
     pub find: String,
     pub replace: String,
+}
+
+impl Mutation {
+    /// Whether the tests of lb-common can notice it without the programs.
+    pub fn is_on_host(&self) -> bool {
+        self.edits.iter().all(|edit| edit.file.starts_with("lb-common/"))
+    }
 }
 
 #[derive(Deserialize)]
@@ -161,6 +168,55 @@ mod tests {
                     fs::copy(root.join(&edit.file), &target).expect("the edited file is in the checkout");
                 }
                 apply(copy.path(), edit).unwrap_or_else(|error| panic!("{}: {error:#}", mutation.name));
+            }
+        }
+    }
+
+    /// Files of the programs that no mutation touches yet, each with the rung that shows what it does. A new file is none of them.
+    const NOT_YET: [(&str, &str); 10] = [
+        ("beyond", "fast_path_nodes"),
+        ("count", "packet"),
+        ("headers", "headers"),
+        ("icmp", "icmp"),
+        ("pressure", "syn_flood"),
+        ("release", "socket_release"),
+        ("skb", "packet"),
+        ("steps", "packet"),
+        ("tc", "packet"),
+        ("tunnel_icmp", "direct_mtu"),
+    ];
+
+    #[test]
+    fn files_of_the_programs_that_no_mutation_touches_are_named() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the checkout");
+        let mutations = read(&root.join("tests/mutations")).expect("the tables read");
+        let touched = |file: &str| mutations.iter().flat_map(|mutation| &mutation.edits).any(|edit| edit.file == file);
+        let mut files: Vec<String> = fs::read_dir(root.join("lb-ebpf/src"))
+            .expect("there")
+            .map(|entry| entry.expect("readable").file_name().to_string_lossy().into_owned())
+            .collect();
+        files.retain(|file| !touched(&format!("lb-ebpf/src/{file}")));
+        files.sort();
+        let not_yet = NOT_YET.map(|(file, rung)| {
+            assert!(crate::test::is_module(root, rung).expect("listed"), "{file}: no rung {rung}");
+            format!("{file}.rs")
+        });
+        assert_eq!(files, not_yet, "files that no mutation touches");
+    }
+
+    #[test]
+    fn a_mutation_of_shared_code_alone_is_judged_on_the_host_first() {
+        let of = |file: &str| parse(&GOOD.replace("lb-ebpf/src/rewrite.rs", file)).expect("good").remove(0);
+        assert!(of("lb-common/src/state.rs").is_on_host());
+        assert!(!of("lb-ebpf/src/tc.rs").is_on_host());
+    }
+
+    #[test]
+    fn every_mutation_names_rungs_that_are_there() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the checkout");
+        for mutation in read(&root.join("tests/mutations")).expect("the tables read") {
+            for rung in &mutation.tests {
+                assert!(crate::test::is_module(root, rung).expect("listed"), "{}: no rung {rung}", mutation.name);
             }
         }
     }

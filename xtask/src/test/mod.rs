@@ -319,15 +319,18 @@ fn guests(workspace: &Workspace, show: Show) -> Result<Tally> {
     tally
 }
 
+/// Whether a rung of this name runs tests on the programs.
+#[cfg(test)]
+pub fn is_module(root: &Path, name: &str) -> Result<bool> {
+    Ok(modules(root)?.iter().any(|module| module.name == name))
+}
+
 /// Runs the rung of this name on other programs than the workspace's own, with nothing shown: what fails there shall fail.
-pub fn run_on_object(workspace: &Workspace, name: &str, object: &Path) -> Result<Tally> {
+pub fn run_on_object(workspace: &Workspace, name: &str, object: &Path, each: impl FnMut(&str)) -> Result<bool> {
     let module = modules(&workspace.root)?.into_iter().find(|module| module.name == name);
     let module = module.with_context(|| format!("no rung is called {name:?}"))?;
     let command = Built::build(workspace, &[module.binary])?.command(workspace, &module, None)?;
-    let mut tally = Tally::default();
-    let succeeded = run_unseen(name, &test_environment(workspace, &command, object), |line| tally.read_line(line))?;
-    tally.close(name, succeeded);
-    Ok(tally)
+    run_unseen(name, &test_environment(workspace, &command, object), each)
 }
 
 /// The environment of every test. Where it is compiled is the caller's to say.

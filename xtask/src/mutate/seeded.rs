@@ -1,0 +1,56 @@
+//! Judges one seeded mutation: it must build, the kernel must load it, and a test must fail.
+
+use anyhow::{Context, Result};
+
+use super::checkout::Checkout;
+use super::failures::Failures;
+use super::host;
+use super::table::Mutation;
+use crate::compile::build_programs;
+use crate::programs;
+use crate::test::run_on_object;
+use crate::toolchain::Toolchain;
+use crate::workspace::Workspace;
+
+/// Who noticed a mutation.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Noticed {
+    /// `host`, or the rung.
+    pub rung: String,
+    pub test: String,
+}
+
+/// Applies the mutation to a copy of the checkout and looks for a test that fails. `None`: none does. An error: it could not be tried.
+pub fn judge(workspace: &Workspace, toolchain: Toolchain, mutation: &Mutation) -> Result<Option<Noticed>> {
+    let checkout = Checkout::restore(workspace)?;
+    checkout.mutate(&mutation.edits)?;
+    if mutation.is_on_host()
+        && let Some(test) = host::first_failure(&checkout.root, &host::target(workspace))?
+    {
+        return Ok(Some(Noticed { rung: "host".into(), test }));
+    }
+    judge_programs(workspace, toolchain, &checkout, &mutation.tests)
+}
+
+/// Builds and loads the programs of the copy as it is, and runs these rungs on them.
+fn judge_programs(
+    workspace: &Workspace,
+    toolchain: Toolchain,
+    checkout: &Checkout,
+    rungs: &[String],
+) -> Result<Option<Noticed>> {
+    let scratch = workspace.target().join("mutations");
+    let object = scratch.join("mutated.o");
+    // A target folder of its own, kept between mutations: the crates below the programs are built once.
+    build_programs(workspace, toolchain, &checkout.root.join("lb-ebpf"), &scratch.join("target"), &object)
+        .context("the programs do not build")?;
+    programs::load_all(&object)?;
+    for rung in rungs {
+        let mut failures = Failures::default();
+        let succeeded = run_on_object(workspace, rung, &object, |line| failures.read_line(line))?;
+        if let Some(test) = failures.first(rung, succeeded)? {
+            return Ok(Some(Noticed { rung: rung.clone(), test }));
+        }
+    }
+    Ok(None)
+}
