@@ -4,8 +4,14 @@
 
 #[path = "../src/decide.rs"]
 mod decide;
+#[path = "../src/judge.rs"]
+mod judge;
 #[allow(dead_code)]
 #[path = "../../lb-common/tests/memory/mod.rs"]
 mod memory;
+#[path = "../src/scene.rs"]
+mod scene;
 
-libfuzzer_sys::fuzz_target!(|script: &[u8]| decide::play(script));
+libfuzzer_sys::fuzz_target!(|script: &[u8]| {
+    decide::play(script);
+});

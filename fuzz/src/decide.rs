@@ -1,117 +1,94 @@
 //! A script of bytes: packets, passing time and changes of the tables. After each packet the tables must still make sense.
+//!
+//! The first byte says how the script is read: bit 0, of which family its packets are; bit 1, whether the scene is a wide one, with SCTP,
+//! clients outside, node ports, outer headers, ICMP errors and fragments.
 
-use lb_common::abi::{
-    FlowKey, MOST_MOVES, Service, ServiceKey, TCP, UDP, backend_state, flow_flags, flow_state, half_open_flags, seal,
-    tag,
+use std::collections::BTreeSet;
+
+use lb_common::abi::{FlowKey, SCTP, TCP, UDP};
+use lb_common::decide::{
+    Action, Hook, IcmpError, Inside, Packet, Step, Work, as_refusal, decide, foreign, inside, is_about_tunnelled,
+    later_fragment, malformed, open, pair_key, quoted, quoted_elsewhere, refused, retry, stray_fragment,
 };
-use lb_common::decide::{Action, Hook, Packet, Tables as _, Work, decide, pair_key};
 use lb_common::outcome::Outcome;
-use lb_common::state::{self, tcp_flag};
+use lb_common::state::tcp_flag;
 
-use crate::memory::Memory;
+use crate::judge::{Kind, Seen, judge};
+use crate::scene::{BACKEND_PORT, BACKENDS, NODE_PORT, PORT, Scene, address, net};
 
-const CLIENTS: [[u8; 4]; 3] = [[10, 0, 1, 2], [10, 0, 1, 3], [10, 0, 2, 1]];
-const VIPS: [[u8; 4]; 2] = [[10, 96, 0, 1], [10, 96, 0, 2]];
-const BACKENDS: [[u8; 4]; 4] = [[10, 0, 2, 1], [10, 0, 2, 2], [10, 0, 2, 3], [10, 0, 2, 4]];
 const HOOKS: [Hook; 6] = [Hook::POD_IN, Hook::POD_OUT, Hook::BRIDGE_IN, Hook::NODE_IN, Hook::NODE_OUT, Hook::XDP];
+/// Where packets come from the wire: only these open outer headers.
+const FROM_THE_WIRE: [Hook; 3] = [Hook::NODE_IN, Hook::NODE_IN_L3, Hook::XDP];
 
 /// Reads a script to its end.
-struct Script<'a>(&'a [u8]);
+pub struct Script<'a>(&'a [u8]);
 
 impl Script<'_> {
-    fn byte(&mut self) -> Option<u8> {
+    pub fn byte(&mut self) -> Option<u8> {
         let (first, rest) = self.0.split_first()?;
         self.0 = rest;
         Some(*first)
     }
 
-    fn of<T: Copy>(&mut self, choices: &[T]) -> Option<T> {
+    pub fn of<T: Copy>(&mut self, choices: &[T]) -> Option<T> {
         let at = usize::from(self.byte()?) % choices.len();
         Some(choices[at])
     }
 }
 
-/// Plays a script; panics when a rule is broken.
-pub fn play(script: &[u8]) {
-    let mut tables = Memory::default();
-    for (id, address, protocol) in [(1, VIPS[0], TCP), (2, VIPS[0], UDP), (3, VIPS[1], TCP), (4, VIPS[1], UDP)] {
-        tables.serve(id, 16 * id, ServiceKey { address, port: 80, protocol, pad: 0 }, &BACKENDS, 8080);
-    }
-    let mut script = Script(script);
-    while step(&mut tables, &mut script).is_some() {}
+/// Plays a script, and says what became of its packets; panics when a rule is broken.
+pub fn play(script: &[u8]) -> BTreeSet<Outcome> {
+    let Some((kind, script)) = script.split_first() else { return BTreeSet::new() };
+    let is_wide = kind & 2 != 0;
+    if kind & 1 == 0 { play_in::<4>(script, is_wide) } else { play_in::<16>(script, is_wide) }
 }
 
-fn step(tables: &mut Memory, script: &mut Script<'_>) -> Option<()> {
+fn play_in<const N: usize>(script: &[u8], is_wide: bool) -> BTreeSet<Outcome> {
+    let (mut scene, mut script) = (Scene::<N>::new(is_wide), Script(script));
+    while step(&mut scene, &mut script).is_some() {}
+    scene.outcomes
+}
+
+fn step<const N: usize>(scene: &mut Scene<N>, script: &mut Script<'_>) -> Option<()> {
     match script.byte()? {
-        0..=15 => tables.now_ns += u64::from(script.byte()?) * 500_000_000,
-        16..=23 => tables.now_ns += u64::from(script.byte()?) * 60_000_000_000,
-        24..=39 => change_backend(tables, script)?,
-        40..=55 => change_service(tables, script)?,
-        56..=63 => tables.capacity = if script.byte()? < 64 { 6 } else { usize::MAX },
-        64..=71 => evict(tables, script)?,
-        _ => send(tables, script)?,
+        0..=15 => scene.tables.now_ns += u64::from(script.byte()?) * 500_000_000,
+        16..=23 => scene.tables.now_ns += u64::from(script.byte()?) * 60_000_000_000,
+        24..=39 => scene.change_backend(script)?,
+        40..=55 => scene.change_service(script)?,
+        56..=63 => scene.press(script)?,
+        64..=71 => scene.evict(script)?,
+        72..=95 if scene.is_wide => report(scene, script)?,
+        96..=111 if scene.is_wide => concern(scene, script)?,
+        112..=143 if scene.is_wide => unwrap(scene, script)?,
+        _ => send(scene, script)?,
     }
     Some(())
 }
 
-fn change_backend(tables: &mut Memory, script: &mut Script<'_>) -> Option<()> {
-    let (service, nth) = (1 + u32::from(script.byte()? % 4), u32::from(script.byte()? % 4));
-    let now_ds = u32::try_from(tables.now_ns / 100_000_000).unwrap_or(u32::MAX);
-    let backend = tables.backends.get_mut(&(16 * service + nth + 1))?;
-    match script.byte()? % 5 {
-        0 => backend.state = script.byte()? % (backend_state::GONE + 1),
-        1 => backend.deadline_ds = now_ds.saturating_add(u32::from(script.byte()?)).saturating_sub(20),
-        2 => backend.generation += 1,
-        3 => backend.flags = script.byte()? & 7,
-        _ => backend.deadline_ds = 0,
+/// A tuple: a request, a direct packet or an answer, of a flow that is there or not.
+fn tuple<const N: usize>(scene: &Scene<N>, script: &mut Script<'_>) -> Option<FlowKey<N>> {
+    let protocol = script.of(if scene.is_wide { &[TCP, SCTP, UDP] } else { &[TCP, TCP, UDP] })?;
+    let src_port = 4_000 + u16::from(script.byte()? % 3);
+    let clients = [(net::CLIENTS, 2), (net::CLIENTS, 3), (net::BACKENDS, 1)];
+    let outside = [(net::OUTSIDE, 1), (net::OUTSIDE, 2), (net::NODES, 1), (net::NODES, 2), (net::VIPS, 1)];
+    let all: Vec<(u8, u8)> = clients.iter().chain(outside.iter().filter(|_| scene.is_wide)).copied().collect();
+    let (network, host) = script.of(&all)?;
+    let src = address(network, host);
+    let mut asked = FlowKey { src, dst: address(net::VIPS, 1), src_port, dst_port: PORT, protocol, pad: [0; 3] };
+    match script.byte()? % if scene.is_wide { 6 } else { 2 } {
+        0 | 2 => {}
+        1 | 3 => asked.dst = address(net::VIPS, 2),
+        way => (asked.dst, asked.dst_port) = (address(net::NODES, way - 3), NODE_PORT),
     }
-    Some(())
-}
-
-fn change_service(tables: &mut Memory, script: &mut Script<'_>) -> Option<()> {
-    let (address, protocol) = (script.of(&VIPS)?, script.of(&[TCP, UDP])?);
-    let key = ServiceKey { address, port: 80, protocol, pad: 0 };
-    let before = *tables.services.get(&key)?;
-    let slot_count = u32::from(script.byte()? % 5);
-    let value = Service {
-        slot_count,
-        flags: script.byte()? & 0x3f,
-        scheduler: script.byte()? % 8,
-        kind: script.byte()? % 4,
-        affinity_timeout_s: u32::from(script.byte()? / 16),
-        ..before
-    };
-    let torn = script.byte()? == 0;
-    let right = seal(&key, &value);
-    tables.services.insert(key, Service { seal: if torn { !right } else { right }, ..value });
-    Some(())
-}
-
-fn evict(tables: &mut Memory, script: &mut Script<'_>) -> Option<()> {
-    let half_open = script.byte()? % 2 == 0;
-    let mut keys: Vec<FlowKey<4>> =
-        if half_open { tables.half_open.keys().copied().collect() } else { tables.flows.keys().copied().collect() };
-    keys.sort_unstable();
-    let at = usize::from(script.byte()?);
-    if let Some(key) = keys.get(at % keys.len().max(1)) {
-        if half_open { tables.remove_half_open(key) } else { tables.remove_flow(key) }
-    }
-    Some(())
-}
-
-fn send(tables: &mut Memory, script: &mut Script<'_>) -> Option<()> {
-    let hook = script.of(&HOOKS)?;
-    let protocol = script.of(&[TCP, TCP, UDP])?;
-    let port = 4_000 + u16::from(script.byte()? % 3);
-    let (client, vip) = (script.of(&CLIENTS)?, script.of(&VIPS)?);
-    let asked = FlowKey { src: client, dst: vip, src_port: port, dst_port: 80, protocol, pad: [0; 3] };
-    let direct = FlowKey { dst: script.of(&BACKENDS)?, dst_port: 8080, ..asked };
+    let backend = address(net::BACKENDS, 1 + script.byte()? % BACKENDS);
+    let direct = FlowKey { dst: backend, dst_port: BACKEND_PORT, ..asked };
     // What was forwarded may be answered, under whatever port.
-    let key = match script.byte()? % 8 {
+    Some(match script.byte()? % 8 {
         0..=2 => asked,
         3 => direct,
         4 => direct.reversed(),
         way => {
+            let tables = &scene.tables;
             let known = if way == 5 {
                 tables.flows.get(&asked).copied()
             } else {
@@ -119,7 +96,11 @@ fn send(tables: &mut Memory, script: &mut Script<'_>) -> Option<()> {
             };
             known.map_or(asked, |flow| pair_key(&asked, &flow))
         }
-    };
+    })
+}
+
+fn packet<const N: usize>(scene: &Scene<N>, script: &mut Script<'_>) -> Option<Packet<N>> {
+    let key = tuple(scene, script)?;
     let flags = script.of(&[
         tcp_flag::SYN,
         tcp_flag::SYN | tcp_flag::ACK,
@@ -129,50 +110,91 @@ fn send(tables: &mut Memory, script: &mut Script<'_>) -> Option<()> {
         255,
     ])?;
     let number = script.of(&[1_000_u32, 1_001, u32::MAX, 0])?;
-    let mut packet = Packet::new(key, if protocol == TCP { flags } else { 0 });
-    if protocol == TCP {
-        (packet.seq, packet.ack) = (number, script.of(&[1_001_u32, 0, 7, u32::MAX])?);
+    if key.protocol == UDP {
+        return Some(Packet::new(key, 0));
     }
-    let mut work = Work::new(packet);
-    decide(tables, &mut work, hook);
-    judge(tables, &packet, &work, hook);
-    tables.notes.clear();
+    Some(Packet { seq: number, ack: script.of(&[1_001_u32, 0, 7, u32::MAX])?, ..Packet::new(key, flags) })
+}
+
+fn send<const N: usize>(scene: &mut Scene<N>, script: &mut Script<'_>) -> Option<()> {
+    let hook = script.of(&HOOKS)?;
+    let packet = packet(scene, script)?;
+    ask(scene, hook, Work::new(packet));
     Some(())
 }
 
-/// What holds after every packet.
-fn judge(tables: &Memory, packet: &Packet<4>, work: &Work<4>, hook: Hook) {
-    let verdict = &work.verdict;
-    let now_ds = u32::try_from(tables.now_ns / 100_000_000).unwrap_or(u32::MAX);
-    if verdict.action == Action::ToBackend && verdict.backend != 0 {
-        let backend = &tables.backends[&verdict.backend];
-        assert!(state::keeps_flows(backend, now_ds), "forwarded to a backend that is gone: {verdict:?}");
-        assert_eq!((verdict.address, verdict.port), (backend.address, backend.port));
+fn ask<const N: usize>(scene: &mut Scene<N>, hook: Hook, mut work: Work<N>) {
+    let seen = Seen::before(scene, Kind::Packet, hook, &work);
+    decide(&mut scene.tables, &mut work, hook);
+    judge(scene, &seen, &work.verdict);
+}
+
+/// A packet in an outer header, from another node: for a backend that it names, or somebody else's.
+fn unwrap<const N: usize>(scene: &mut Scene<N>, script: &mut Script<'_>) -> Option<()> {
+    let hook = script.of(&FROM_THE_WIRE)?;
+    let chosen = script.of(&[(net::BACKENDS, 1), (net::BACKENDS, 2), (net::BACKENDS, 3), (net::NODES, 1)])?;
+    let mut work = Work::new(packet(scene, script)?);
+    work.chosen = address(chosen.0, chosen.1);
+    // What is nobody's goes on in its outer header.
+    if inside(&mut scene.tables, &mut work) != Inside::Foreign {
+        ask(scene, hook, work);
     }
-    if verdict.action == Action::ToClient && verdict.backend != 0 {
-        assert!(
-            state::keeps_flows(&tables.backends[&verdict.backend], now_ds),
-            "an answer of one that is gone: {verdict:?}"
-        );
-    }
-    match verdict.action {
-        Action::ToBackend => assert!(hook.has(Hook::REQUESTS), "{hook:?} translates no requests"),
-        Action::ToClient => {
-            assert!(hook.has(Hook::REPLIES) || hook.has(Hook::EARLY_REPLIES), "{hook:?} sees no answers");
+    Some(())
+}
+
+/// An ICMP error, as the programs show it: the quoted tuple reversed.
+fn report<const N: usize>(scene: &mut Scene<N>, script: &mut Script<'_>) -> Option<()> {
+    let hook = script.of(&HOOKS)?;
+    let key = tuple(scene, script)?;
+    let what = script.byte()?;
+    let sequence = if key.protocol == UDP { 0 } else { script.of(&[1_000_u32, 999, u32::MAX, 0])? };
+    let error = IcmpError { is_refusal: what & 1 != 0, from_destination: what & 2 != 0, sequence };
+    let tables = &mut scene.tables;
+    let mut work = Work::new(Packet::new(key, 0));
+    if what & 0xc == 0xc {
+        let seen = Seen::before(scene, Kind::Outer, hook, &work);
+        if is_about_tunnelled(&mut scene.tables, &mut work) {
+            judge(scene, &seen, &work.verdict);
         }
-        Action::Refuse => assert!(packet.tcp_flags & tcp_flag::RST == 0, "a RST is never answered"),
-        Action::Pass | Action::Drop => {}
+        return Some(());
     }
-    let passed = matches!(verdict.outcome, Outcome::Passed | Outcome::HandedToTc | Outcome::AmbiguousUdp);
-    assert_eq!(passed, verdict.action == Action::Pass, "{verdict:?}");
-    for (key, flow) in &tables.flows {
-        assert_eq!(flow.tag, tag(key));
-        assert!((flow_state::HALF_OPEN..=flow_state::EVICTED).contains(&flow.state), "{flow:?}");
+    if error.is_refusal && key.protocol == TCP {
+        as_refusal(&mut work, sequence);
+        let seen = Seen::before(scene, Kind::Refusal, hook, &work);
+        let tables = &mut scene.tables;
+        if open(tables, &mut work, hook, Step::Open) == Step::Retry {
+            retry(tables, &mut work, hook, Step::Retry);
+        }
+        if refused(&mut work) {
+            judge(scene, &seen, &work.verdict);
+            return Some(());
+        }
+        work.packet.tcp_flags = 0;
+    } else {
+        tables.notes.clear();
     }
-    for (key, entry) in &tables.half_open {
-        assert_eq!(entry.flow.tag, tag(key));
-        assert!(usize::from(entry.moves) <= MOST_MOVES, "{entry:?}");
-        let left = entry.flags & half_open_flags::LEFT != 0;
-        assert!(!left || entry.flow.flags & flow_flags::REPLY != 0, "only a reply half is left: {entry:?}");
+    let seen = Seen::before(scene, Kind::Error, hook, &work);
+    quoted(&mut scene.tables, &mut work, hook, error);
+    judge(scene, &seen, &work.verdict);
+    let is_nobodys = work.verdict.action == Action::Pass && work.verdict.outcome == Outcome::Passed;
+    if is_nobodys && hook.has(Hook::FROM_OUTSIDE) && quoted_elsewhere(&mut scene.tables, &mut work, hook) {
+        judge(scene, &seen, &work.verdict);
     }
+    Some(())
+}
+
+/// A packet that goes a flow's way without being one of its own, or goes nowhere.
+fn concern<const N: usize>(scene: &mut Scene<N>, script: &mut Script<'_>) -> Option<()> {
+    let hook = script.of(&HOOKS)?;
+    let mut work = Work::new(Packet::new(tuple(scene, script)?, 0));
+    let seen = Seen::before(scene, Kind::Beside, hook, &work);
+    let tables = &mut scene.tables;
+    match script.byte()? % 4 {
+        0 => foreign(tables, &mut work, hook),
+        1 => malformed(tables, &mut work),
+        2 => stray_fragment(tables, &mut work),
+        _ => later_fragment(tables, &mut work, hook),
+    }
+    judge(scene, &seen, &work.verdict);
+    Some(())
 }

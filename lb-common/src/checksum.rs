@@ -46,6 +46,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(lb_seed::property(file!(), 256))]
+
         #[test]
         fn by_difference_equals_in_full(mut words in prop::collection::vec(any::<[u8; 2]>(), 2..40), at in any::<prop::sample::Index>(), new: [u8; 2]) {
             // RFC 1624, section 3: the all-zero packet is the one case where +0 and -0 differ; headers are never all zero.

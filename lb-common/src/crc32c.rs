@@ -137,6 +137,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(lb_seed::property(file!(), 256))]
+
         #[test]
         fn by_difference_equals_in_full(mut bytes in prop::collection::vec(any::<u8>(), 4..1500), new: [u8; 4]) {
             let before = by_definition(&bytes);

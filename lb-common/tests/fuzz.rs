@@ -5,6 +5,8 @@
 
 #[path = "../../fuzz/src/decide.rs"]
 mod decide;
+#[path = "../../fuzz/src/judge.rs"]
+mod judge;
 // Shared with tests that need more of it.
 #[allow(dead_code)]
 mod memory;
@@ -14,16 +16,50 @@ mod packet;
 #[allow(dead_code, clippy::pedantic)]
 #[path = "../../lb-ebpf/src/parse.rs"]
 mod parse;
+#[path = "../../fuzz/src/scene.rs"]
+mod scene;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
+use lb_common::outcome::Outcome;
 use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
 
-fn config(cases: u32) -> ProptestConfig {
-    // The same cases in every run.
-    ProptestConfig { cases, failure_persistence: None, rng_seed: RngSeed::Fixed(0x5eed), ..ProptestConfig::default() }
-}
+/// What the scripts of the corpus come to.
+const DECIDED: [Outcome; 32] = [
+    Outcome::Passed,
+    Outcome::Selected,
+    Outcome::Forwarded,
+    Outcome::Replied,
+    Outcome::RefusedNoEndpoint,
+    Outcome::DroppedNoLocalEndpoint,
+    Outcome::RefusedNoFlow,
+    Outcome::Evicted,
+    Outcome::Moved,
+    Outcome::DirectTranslated,
+    Outcome::PortTranslated,
+    Outcome::AmbiguousUdp,
+    Outcome::DroppedTableFull,
+    Outcome::DroppedTorn,
+    Outcome::DroppedMalformed,
+    Outcome::Fragment,
+    Outcome::DroppedSourceRange,
+    Outcome::Retried,
+    Outcome::WithheldRefusal,
+    Outcome::RefusedLate,
+    Outcome::Probed,
+    Outcome::RefusedUnserved,
+    Outcome::IcmpTranslated,
+    Outcome::FragmentFollowed,
+    Outcome::DroppedFragment,
+    Outcome::Masqueraded,
+    Outcome::DroppedMartian,
+    Outcome::Tunnelled,
+    Outcome::DroppedNotHere,
+    Outcome::SelectedByTuple,
+    Outcome::Resumed,
+    Outcome::DroppedNoAddress,
+];
 
 /// Every file that the fuzzer kept for a target.
 fn corpus(target: &str) -> Vec<Vec<u8>> {
@@ -73,10 +109,10 @@ fn nearly_a_packet() -> impl Strategy<Value = Vec<u8>> {
 }
 
 #[test]
-fn scripts_of_the_corpus_break_no_rule() {
-    for script in corpus("decide") {
-        decide::play(&script);
-    }
+fn scripts_of_the_corpus_break_no_rule_and_meet_nearly_every_outcome() {
+    let met: BTreeSet<Outcome> = corpus("decide").iter().flat_map(|script| decide::play(script)).collect();
+    let missed: Vec<Outcome> = DECIDED.into_iter().filter(|outcome| !met.contains(outcome)).collect();
+    assert!(missed.is_empty(), "no packet came to {missed:?}: too little was asked");
 }
 
 #[test]
@@ -87,7 +123,7 @@ fn packets_of_the_corpus_are_read_as_they_are() {
 }
 
 proptest! {
-    #![proptest_config(config(2_000))]
+    #![proptest_config(lb_seed::property(file!(), 2_000))]
 
     #[test]
     fn random_scripts_break_no_rule(script in prop::collection::vec(any::<u8>(), 0..2_000)) {
@@ -96,7 +132,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(config(100_000))]
+    #![proptest_config(lb_seed::property(file!(), 100_000))]
 
     #[test]
     fn nearly_right_packets_are_read_as_they_are(bytes in nearly_a_packet()) {

@@ -13,6 +13,9 @@ use lb_userspace::{
 };
 use proptest::prelude::*;
 
+#[path = "convergence/kept.rs"]
+mod kept;
+
 /// One step of a run.
 #[derive(Clone, Debug)]
 enum Step {
@@ -266,57 +269,95 @@ fn timeless(dump: &str) -> Vec<String> {
     dump.lines().filter(|line| !line.contains(" gone")).map(line).collect()
 }
 
+/// What a property says of a run.
+type Said = Result<(), TestCaseError>;
+
+fn played(steps: &[Step], capacities: Option<Capacities>) -> Run {
+    let mut run = Run::new(capacities);
+    for step in steps {
+        run.step(step);
+    }
+    run
+}
+
+fn ends_at_the_truth(steps: &[Step]) -> Said {
+    let mut run = played(steps, None);
+    run.settle();
+    let mut fresh = Run::new(None);
+    fresh.snapshot = run.snapshot.clone();
+    fresh.facts = run.facts.clone();
+    fresh.settle();
+    prop_assert_eq!(timeless(&run.dump()), timeless(&fresh.dump()));
+    // A restart finds everything as it was left.
+    run.step(&Step::Restart);
+    let before = run.programmer().store_mut().log.len();
+    run.sync();
+    let store = run.programmer().store_mut();
+    let written = &store.log[before..];
+    prop_assert!(written.iter().all(|op| op.to_string().starts_with("note")), "{:?}", written);
+    Ok(())
+}
+
+fn leaves_nothing(steps: &[Step]) -> Said {
+    let mut run = played(steps, None);
+    run.snapshot = Snapshot::default();
+    run.settle();
+    prop_assert_eq!(run.dump(), "");
+    let programmer = run.programmer();
+    prop_assert_eq!(programmer.next_tick(), None);
+    let book = programmer.book();
+    prop_assert!(book.services.is_empty() && book.ranges.is_empty() && book.resting.is_empty());
+    prop_assert!(book.backends.is_empty() && book.deadlines.is_empty() && book.gone.is_empty());
+    prop_assert!(programmer.store().names.is_empty());
+    Ok(())
+}
+
+fn leaves_nothing_in_small_tables(steps: &[Step], slots: u32, backends: u32, names: u32) -> Said {
+    let capacities = Capacities {
+        frontends4: 3,
+        frontends6: 2,
+        backends4: backends,
+        backends6: backends,
+        slots,
+        names,
+        ..Capacities::all(2)
+    };
+    let mut run = played(steps, Some(capacities));
+    run.snapshot = Snapshot::default();
+    run.settle();
+    prop_assert_eq!(run.dump(), "");
+    Ok(())
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(lb_seed::property(file!(), 500))]
 
     #[test]
     fn every_run_ends_at_the_truth(steps in steps()) {
-        let mut run = Run::new(None);
-        for step in &steps {
-            run.step(step);
-        }
-        run.settle();
-        let mut fresh = Run::new(None);
-        fresh.snapshot = run.snapshot.clone();
-        fresh.facts = run.facts.clone();
-        fresh.settle();
-        prop_assert_eq!(timeless(&run.dump()), timeless(&fresh.dump()));
-        // A restart finds everything as it was left.
-        run.step(&Step::Restart);
-        let before = run.programmer().store_mut().log.len();
-        run.sync();
-        let store = run.programmer().store_mut();
-        prop_assert!(store.log[before..].iter().all(|op| op.to_string().starts_with("note")), "{:?}", &store.log[before..]);
+        ends_at_the_truth(&steps)?;
     }
 
     #[test]
     fn nothing_is_left_of_what_is_deleted(steps in steps()) {
-        let mut run = Run::new(None);
-        for step in &steps {
-            run.step(step);
-        }
-        run.snapshot = Snapshot::default();
-        run.settle();
-        prop_assert_eq!(run.dump(), "");
-        let programmer = run.programmer();
-        prop_assert_eq!(programmer.next_tick(), None);
-        let book = programmer.book();
-        prop_assert!(book.services.is_empty() && book.ranges.is_empty() && book.resting.is_empty());
-        prop_assert!(book.backends.is_empty() && book.deadlines.is_empty() && book.gone.is_empty());
-        prop_assert!(programmer.store().names.is_empty());
+        leaves_nothing(&steps)?;
     }
 
     #[test]
     fn small_tables_never_break_what_a_reader_sees(steps in steps(), slots in 1u32..12, backends in 2u32..8, names in 1u32..5) {
-        let capacities =
-            Capacities { frontends4: 3, frontends6: 2, backends4: backends, backends6: backends, slots, names, ..Capacities::all(2) };
-        let mut run = Run::new(Some(capacities));
-        for step in &steps {
-            run.step(step);
+        leaves_nothing_in_small_tables(&steps, slots, backends, names)?;
+    }
+}
+
+#[test]
+fn runs_that_once_failed_hold_every_property() {
+    for steps in kept::runs() {
+        ends_at_the_truth(&steps).unwrap_or_else(|error| panic!("{steps:?}: {error}"));
+        leaves_nothing(&steps).unwrap_or_else(|error| panic!("{steps:?}: {error}"));
+        for (slots, backends, names) in [(1, 2, 1), (4, 4, 2), (11, 7, 4)] {
+            leaves_nothing_in_small_tables(&steps, slots, backends, names).unwrap_or_else(|error| {
+                panic!("{slots} slots, {backends} backends, {names} names: {steps:?}: {error}")
+            });
         }
-        run.snapshot = Snapshot::default();
-        run.settle();
-        prop_assert_eq!(run.dump(), "");
     }
 }
 

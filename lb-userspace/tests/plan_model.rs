@@ -11,10 +11,7 @@ use lb_userspace::{
     model::Family,
     plan::{Desired, DesiredService, Planner, Set, Tally, Use, plan},
 };
-use proptest::{
-    prelude::*,
-    test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
-};
+use proptest::{prelude::*, test_runner::TestRunner};
 
 #[path = "plan_model/clusters.rs"]
 mod clusters;
@@ -89,8 +86,7 @@ fn check_needs(service: &DesiredService) {
 
 #[test]
 fn the_plan_is_what_the_rules_say_however_it_came_about() {
-    let config = Config { cases: 500, failure_persistence: None, ..Config::default() };
-    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let mut runner = TestRunner::new(lb_seed::property(file!(), 500));
     let total = RefCell::new(Tally::default());
     let clusters = (settings(), events(6..40), prop::collection::vec(1usize..6, 1..8));
     let outcome = runner.run(&clusters, |(settings, events, splits)| {

@@ -4,6 +4,7 @@ mod bench;
 mod compile;
 #[cfg(test)]
 mod faults;
+mod fuzz;
 mod image;
 mod lint;
 mod mutate;
@@ -63,6 +64,8 @@ enum Command {
     Soak(soak::SoakArgs),
     /// What the verifier says about the programs, and the kernel memory of the idle maps (root).
     Programs(programs::ProgramsArgs),
+    /// Look for bytes that break a rule of the decision or of the parser (libFuzzer).
+    Fuzz(fuzz::FuzzArgs),
     /// Run tests on other kernels, in virtual machines (root).
     Vm(vm::VmArgs),
 }
@@ -93,6 +96,7 @@ fn dispatch(cli: &Cli) -> Result<()> {
         Command::Bench(args) => bench::run(&workspace, args),
         Command::Soak(args) => soak::run(&workspace, args),
         Command::Programs(args) => programs::run(&workspace, args),
+        Command::Fuzz(args) => fuzz::run(&workspace, args),
         Command::Vm(args) => vm::run(&workspace, args),
     }
 }

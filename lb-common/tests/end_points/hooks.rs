@@ -47,6 +47,11 @@ impl World {
         };
         self.watch.answered(&segment, &verdict, truth);
         self.watch.disturb(&segment, current);
+        if verdict.action == Action::ToClient {
+            // The pod's tuple may be another connection's by now, by another VIP: it is that one whose flow has met the segment.
+            let met = ((segment.dst.0, verdict.client_port), (verdict.address, verdict.port));
+            self.watch.disturb(&segment, self.current.get(&met).copied());
+        }
         self.go_on(segment, &verdict, true);
     }
 

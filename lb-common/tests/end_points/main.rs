@@ -24,7 +24,7 @@ use client::{Ending, Over, Plan, State};
 use lb_common::abi::service_flags;
 use pod::Mode;
 use proptest::prelude::*;
-use proptest::test_runner::{RngSeed, TestRunner};
+use proptest::test_runner::TestRunner;
 use watch::Seen;
 use world::{Act, Network, World};
 
@@ -118,14 +118,7 @@ fn play(scenario: &Scenario) -> Result<World, String> {
 }
 
 fn config(cases: u32) -> ProptestConfig {
-    // The same cases in every run.
-    ProptestConfig {
-        cases,
-        failure_persistence: None,
-        rng_seed: RngSeed::Fixed(0x5eed),
-        max_shrink_iters: 20_000,
-        ..ProptestConfig::default()
-    }
+    ProptestConfig { max_shrink_iters: 20_000, ..lb_seed::property(file!(), cases) }
 }
 
 #[test]

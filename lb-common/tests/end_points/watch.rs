@@ -12,7 +12,7 @@ pub struct Story {
     pub assigned: Option<usize>,
     /// The pod whose SYN+ACK was let through to the client.
     pub answered_by: Option<usize>,
-    /// Every pod that got its SYN.
+    /// Every pod that got its SYN since it was begun.
     pub asked: Vec<usize>,
     pub moves: u32,
     /// Its pod has ended it, or some other connection's end passed on the same tuple: a flow knows no sequence numbers.
@@ -113,7 +113,11 @@ impl Watch {
             }
         }
         if matches!(verdict.outcome, Outcome::Selected | Outcome::Probed | Outcome::PortTranslated) {
-            self.stories[segment.connection].moves = 0;
+            // Begun anew, as where the tuple's flow before was over: of the pods before this one nothing is kept, and the client itself
+            // refuses what they answer late.
+            let story = &mut self.stories[segment.connection];
+            story.moves = 0;
+            story.asked.clear();
         }
         if story.answered_by.is_some() && story.answered_by != truth.target && truth.peer_keeps && !story.disturbed {
             self.accuse("an answered connection was moved", segment, verdict, truth);

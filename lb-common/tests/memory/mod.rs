@@ -320,9 +320,9 @@ impl<const N: usize> Tables<N> for Memory<N> {
     }
 }
 
-impl Memory<4> {
+impl<const N: usize> Memory<N> {
     /// Puts a service with these backends into the tables: service `id`, slots from `base`, backend ids from `base` + 1.
-    pub fn serve(&mut self, id: u32, base: u32, frontend: ServiceKey<4>, addresses: &[[u8; 4]], port: u16) {
+    pub fn serve(&mut self, id: u32, base: u32, frontend: ServiceKey<N>, addresses: &[[u8; N]], port: u16) {
         let generation = id + 100;
         let count = u32::try_from(addresses.len()).unwrap();
         for (index, address) in (base..).zip(addresses) {
@@ -361,7 +361,7 @@ impl Memory<4> {
         self.services.insert(frontend, service);
     }
 
-    pub fn ask(&mut self, key: FlowKey<4>, tcp_flags: u8, hook: Hook) -> Verdict<4> {
+    pub fn ask(&mut self, key: FlowKey<N>, tcp_flags: u8, hook: Hook) -> Verdict<N> {
         // Of a client whose initial sequence number is always the same one as its backend's.
         let syn = tcp_flags & SYN != 0 && tcp_flags & ACK == 0;
         let begins = tcp_flags & SYN != 0;
@@ -369,7 +369,7 @@ impl Memory<4> {
     }
 
     /// As [`Memory::ask`], of a segment with these sequence and acknowledgement numbers.
-    pub fn ask_numbered(&mut self, key: FlowKey<4>, tcp_flags: u8, seq: u32, ack: u32, hook: Hook) -> Verdict<4> {
+    pub fn ask_numbered(&mut self, key: FlowKey<N>, tcp_flags: u8, seq: u32, ack: u32, hook: Hook) -> Verdict<N> {
         let (seq, ack) = if key.protocol == UDP { (0, 0) } else { (seq, ack) };
         let mut work = Work::new(Packet { seq, ack, ..Packet::new(key, tcp_flags) });
         decide(self, &mut work, hook);

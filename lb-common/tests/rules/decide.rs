@@ -373,6 +373,8 @@ fn a_half_written_update_is_never_used() {
 }
 
 proptest! {
+    #![proptest_config(lb_seed::property(file!(), 256))]
+
     /// Many clients, few ports, two services and direct traffic onto one backend: every reply goes to whom it belongs.
     #[test]
     fn no_reply_is_ever_misdelivered(steps in prop::collection::vec((0u8..2, 0u16..4, 0u8..3, 0u64..3), 1..60)) {

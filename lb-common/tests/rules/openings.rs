@@ -379,6 +379,8 @@ fn a_backend_that_is_its_own_client_meets_the_service_at_the_other_end() {
 }
 
 proptest! {
+    #![proptest_config(lb_seed::property(file!(), 256))]
+
     /// Whatever is sent, an answered flow's state only grows and it stays with its backend, until it is forgotten.
     #[test]
     fn states_only_grow_and_an_answered_flow_never_moves(steps in prop::collection::vec((0u8..8, 0u64..2), 1..60)) {

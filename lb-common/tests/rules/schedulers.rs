@@ -147,6 +147,8 @@ fn processes_are_spread_by_every_scheduler() {
 }
 
 proptest! {
+    #![proptest_config(lb_seed::property(file!(), 256))]
+
     /// Whatever the scheduler is changed to, a connection stays where it is, and a new one always finds a backend.
     #[test]
     fn a_change_of_scheduler_moves_no_connection(

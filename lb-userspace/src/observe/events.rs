@@ -154,6 +154,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(lb_seed::property(file!(), 256))]
+
         #[test]
         fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..130)) {
             let _ = Event::decode(bytes.as_slice());

@@ -44,6 +44,8 @@ fn what_is_promised_is_not_found_again_and_the_smallest_run_is_used() {
 }
 
 proptest! {
+    #![proptest_config(lb_seed::property(file!(), 256))]
+
     #[test]
     fn slots_are_never_given_twice_and_never_lost(sizes in prop::collection::vec((1u32..20, any::<bool>()), 1..80)) {
         let mut pool = SlotPool::new(100);

@@ -153,7 +153,7 @@ fn a_maglev_table_depends_on_addresses_alone() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(lb_seed::property(file!(), 12))]
 
     /// The same with any 100 addresses. When 20 of them leave in turn, the mean is 1.5 % at most for most sets: for one in some hundred it
     /// was 1.63 %.
@@ -171,7 +171,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(lb_seed::property(file!(), 256))]
 
     /// Every backend has slots, and never one slot more or less than its weight says but for rounding.
     #[test]

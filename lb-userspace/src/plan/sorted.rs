@@ -207,6 +207,8 @@ mod tests {
     use super::*;
 
     proptest! {
+        #![proptest_config(lb_seed::property(file!(), 256))]
+
         #[test]
         fn it_is_a_tree_map(steps in proptest::collection::vec((any::<bool>(), 0_u8..20, any::<u16>()), 0..60)) {
             let (mut list, mut tree) = (SortedMap::default(), BTreeMap::new());

@@ -189,7 +189,7 @@ impl World {
         }
         let word = ebpf.take_map("fast_path").unwrap().try_into().unwrap();
         let externals = [links[2], links[3], links[4]];
-        Self { ebpf, word, hosts, externals, random: Random::new(N as u64), port: 1_024 }
+        Self { ebpf, word, hosts, externals, random: Random::new(lb_seed::of_run() + N as u64), port: 1_024 }
     }
 
     /// Runs a program at a link.

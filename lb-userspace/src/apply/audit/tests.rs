@@ -263,7 +263,7 @@ fn damage() -> impl Strategy<Value = Damage> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(lb_seed::property(file!(), 200))]
 
     #[test]
     fn one_damage_is_one_finding_of_its_kind(damage in damage()) {

@@ -95,7 +95,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+    #![proptest_config(lb_seed::property(file!(), 500))]
 
     #[test]
     fn nothing_is_deleted_but_by_a_delete_event_or_by_complete_lists(acts in proptest::collection::vec(act(), 1..120), seed in any::<u64>()) {

@@ -1,0 +1,208 @@
+//! The tables that a script of packets begins with, and what the agent, the clock and a full table do to them.
+
+use std::collections::BTreeSet;
+
+use lb_common::abi::{
+    Backend, Endpoint, EndpointKey, FlowKey, Masquerade, SCTP, Service, ServiceKey, TCP, UDP, Vip, VipKey,
+    backend_flags, backend_state, frontend_kind, network_flags, seal, service_flags, vip_flags,
+};
+use lb_common::decide::Tables as _;
+use lb_common::outcome::Outcome;
+
+use crate::decide::Script;
+use crate::memory::Memory;
+
+/// The port of all frontends but node ports.
+pub const PORT: u16 = 80;
+pub const NODE_PORT: u16 = 30_080;
+pub const BACKEND_PORT: u16 = 8080;
+/// Of one service.
+pub const BACKENDS: u8 = 4;
+/// Backend ids of a service begin at its id times this, plus one; so do its slots.
+pub const EACH: u32 = 16;
+/// TCP and UDP at either VIP; a wide scene has SCTP, too, and a node port of each protocol.
+const PROTOCOLS: [u8; 3] = [TCP, UDP, SCTP];
+
+/// The networks that addresses are of.
+pub mod net {
+    pub const CLIENTS: u8 = 1;
+    pub const BACKENDS: u8 = 2;
+    pub const VIPS: u8 = 96;
+    pub const OUTSIDE: u8 = 5;
+    /// This node is the first host, another one the second.
+    pub const NODES: u8 = 6;
+}
+
+/// What a script plays on.
+pub struct Scene<const N: usize> {
+    pub tables: Memory<N>,
+    /// Every kind of frontend, protocol, client and packet. A plain one has cluster IPs of TCP and UDP, and clients of this node.
+    pub is_wide: bool,
+    /// What became of the packets.
+    pub outcomes: BTreeSet<Outcome>,
+}
+
+pub const fn address<const N: usize>(network: u8, host: u8) -> [u8; N] {
+    let mut address = [0; N];
+    address[0] = if N == 4 { 10 } else { 0xfd };
+    address[1] = network;
+    address[N - 1] = host;
+    address
+}
+
+/// Of an address.
+const fn bits<const N: usize>() -> u32 {
+    if N == 4 { 32 } else { 128 }
+}
+
+impl<const N: usize> Scene<N> {
+    pub fn new(is_wide: bool) -> Self {
+        let mut this = Self { tables: Memory::empty(), is_wide, outcomes: BTreeSet::new() };
+        for (id, host, protocol) in [(1, 1, TCP), (2, 1, UDP), (3, 2, TCP), (4, 2, UDP)] {
+            this.serve(id, address(net::VIPS, host), PORT, protocol, frontend_kind::CLUSTER_IP);
+        }
+        if is_wide {
+            this.widen();
+        }
+        this
+    }
+
+    fn widen(&mut self) {
+        for (id, host) in [(5, 1), (6, 2)] {
+            self.serve(id, address(net::VIPS, host), PORT, SCTP, frontend_kind::LOAD_BALANCER);
+        }
+        for (id, protocol) in (7..).zip(PROTOCOLS) {
+            self.serve(id, address(net::NODES, 1), NODE_PORT, protocol, frontend_kind::NODE_PORT);
+            // As a packet in an outer header meets it: at any node's address.
+            self.serve(id, [0; N], NODE_PORT, protocol, frontend_kind::NODE_PORT);
+        }
+        let tables = &mut self.tables;
+        let whole = bits::<N>();
+        tables.networks = vec![
+            (address(net::CLIENTS, 0), whole - 8, network_flags::PODS),
+            (address(net::BACKENDS, 0), whole - 8, network_flags::PODS),
+            (address(net::NODES, 1), whole, network_flags::NODE),
+            (address(net::NODES, 2), whole, network_flags::PEER),
+        ];
+        tables.own = Some(Masquerade::new(address(net::NODES, 1), &[address(net::NODES, 3)]));
+        for host in 1..=2 {
+            let flags = vip_flags::ECHO | vip_flags::REFUSE_UNSERVED;
+            tables.vips.insert(VipKey { address: address(net::VIPS, host) }, Vip { flags });
+        }
+        for (id, backend) in &mut tables.backends {
+            if id % 2 == 0 {
+                backend.flags &= !backend_flags::LOCAL;
+            }
+        }
+        self.name_endpoints();
+    }
+
+    fn serve(&mut self, id: u32, address: [u8; N], port: u16, protocol: u8, kind: u8) {
+        let key = ServiceKey { address, port, protocol, pad: 0 };
+        let backends: Vec<[u8; N]> = (1..=BACKENDS).map(|host| self::address(net::BACKENDS, host)).collect();
+        self.tables.serve(id, EACH * id, key, &backends, BACKEND_PORT);
+        self.edit(key, |service| service.kind = kind);
+    }
+
+    /// Changes a frontend as the agent does: whole.
+    fn edit(&mut self, key: ServiceKey<N>, change: impl FnOnce(&mut Service)) {
+        let service = self.tables.services.get_mut(&key).expect("it is served");
+        change(service);
+        service.seal = seal(&key, service);
+    }
+
+    /// The backends of this node, as other nodes name them.
+    fn name_endpoints(&mut self) {
+        let local = |backend: &Backend<N>| backend.flags & backend_flags::LOCAL != 0;
+        let tables = &mut self.tables;
+        tables.endpoints = (tables.backends.iter())
+            .filter(|(_, backend)| local(backend))
+            .map(|(id, it)| {
+                let key = EndpointKey { address: it.address, service: it.service };
+                (key, Endpoint { backend: *id, generation: it.generation })
+            })
+            .collect();
+    }
+
+    pub fn now_ds(&self) -> u32 {
+        u32::try_from(self.tables.now_ns / 100_000_000).unwrap_or(u32::MAX)
+    }
+
+    pub fn change_backend(&mut self, script: &mut Script<'_>) -> Option<()> {
+        let services = if self.is_wide { 9 } else { 4 };
+        let (service, nth) = (1 + u32::from(script.byte()? % services), u32::from(script.byte()? % BACKENDS));
+        let now_ds = self.now_ds();
+        let is_wide = self.is_wide;
+        let backend = self.tables.backends.get_mut(&(EACH * service + nth + 1))?;
+        match script.byte()? % 5 {
+            0 => backend.state = script.byte()? % (backend_state::GONE + 1),
+            1 => backend.deadline_ds = now_ds.saturating_add(u32::from(script.byte()?)).saturating_sub(20),
+            2 => backend.generation += 1,
+            3 => backend.flags = script.byte()? & if is_wide { 0x1f } else { 7 },
+            _ => backend.deadline_ds = 0,
+        }
+        if is_wide {
+            self.name_endpoints();
+        }
+        Some(())
+    }
+
+    pub fn change_service(&mut self, script: &mut Script<'_>) -> Option<()> {
+        let protocol = if self.is_wide { script.of(&PROTOCOLS)? } else { 0 };
+        let key = if self.is_wide && script.byte()? % 3 == 0 {
+            let address = script.of(&[address(net::NODES, 1), [0; N]])?;
+            ServiceKey { address, port: NODE_PORT, protocol, pad: 0 }
+        } else {
+            let address = address(net::VIPS, script.of(&[1, 2])?);
+            let protocol = if self.is_wide { protocol } else { script.of(&[TCP, UDP])? };
+            ServiceKey { address, port: PORT, protocol, pad: 0 }
+        };
+        let before = *self.tables.services.get(&key)?;
+        let slot_count = u32::from(script.byte()? % (BACKENDS + 1));
+        let flags = script.byte()? & if self.is_wide { u8::MAX } else { 0x3f };
+        let (scheduler, kind) = (script.byte()? % 8, script.byte()? % 4);
+        let affinity_timeout_s = u32::from(script.byte()? / 16);
+        let mut value = Service { slot_count, flags, scheduler, kind, affinity_timeout_s, ..before };
+        if self.is_wide {
+            // A node port stays one: its address is no service's.
+            value.kind = if key.port == NODE_PORT { before.kind } else { kind };
+            value.outside_count = u32::from(script.byte()? % (BACKENDS + 1));
+            (value.rate, value.burst) = (u32::from(script.byte()? / 64), 2);
+            self.tables.sources.retain(|(id, ..)| *id != value.id);
+            if value.flags & service_flags::SOURCE_RANGES != 0 {
+                let network = script.of(&[net::CLIENTS, net::OUTSIDE])?;
+                self.tables.sources.push((value.id, address(network, 0), bits::<N>() - 8));
+            }
+        }
+        let torn = script.byte()? == 0;
+        let right = seal(&key, &value);
+        self.tables.services.insert(key, Service { seal: if torn { !right } else { right }, ..value });
+        Some(())
+    }
+
+    /// The LRU map has dropped an entry.
+    pub fn evict(&mut self, script: &mut Script<'_>) -> Option<()> {
+        let half_open = script.byte()? % 2 == 0;
+        let tables = &mut self.tables;
+        let mut keys: Vec<FlowKey<N>> =
+            if half_open { tables.half_open.keys().copied().collect() } else { tables.flows.keys().copied().collect() };
+        keys.sort_unstable();
+        let at = usize::from(script.byte()?);
+        if let Some(key) = keys.get(at % keys.len().max(1)) {
+            if half_open { tables.remove_half_open(key) } else { tables.remove_flow(key) }
+        }
+        Some(())
+    }
+
+    /// The table gets full, or a flood begins.
+    pub fn press(&mut self, script: &mut Script<'_>) -> Option<()> {
+        let byte = script.byte()?;
+        self.tables.capacity = if byte < 64 { 6 } else { usize::MAX };
+        if self.is_wide {
+            self.tables.most_half_open = u32::from(byte % 4) * 2;
+            let own = Masquerade::new(address(net::NODES, 1), &[address(net::NODES, 3)]);
+            self.tables.own = Some(own).filter(|_| byte % 16 != 0);
+        }
+        Some(())
+    }
+}
