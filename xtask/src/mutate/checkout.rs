@@ -10,8 +10,8 @@ use anyhow::{Context, Result};
 use super::table::{self, Edit};
 use crate::workspace::Workspace;
 
-/// `fuzz` holds bodies and corpus of tests of lb-common.
-const FOLDERS: [&str; 3] = ["lb-ebpf", "lb-common", "fuzz"];
+/// `fuzz` holds bodies and corpus of tests of lb-common, `tests/seed` is a crate that they need.
+const FOLDERS: [&str; 4] = ["lb-ebpf", "lb-common", "fuzz", "tests/seed"];
 
 /// A copy of the checkout, whose workspace is lb-common alone.
 #[derive(Debug)]
@@ -104,6 +104,9 @@ mod tests {
         let manifest = fs::read_to_string(copy.join("Cargo.toml")).expect("written");
         assert!(manifest.contains("members = [\"lb-common\"]"), "{manifest}");
         assert!(manifest.contains("edition"), "what lb-common inherits is there: {manifest}");
+        let tree = duct::cmd!("cargo", "tree", "--offline", "-p", "lb-common").dir(&copy).stderr_to_stdout();
+        let output = tree.stdout_capture().unchecked().run().expect("cargo is there");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     }
 
     #[test]
