@@ -1,5 +1,6 @@
 //! `cargo xtask vm`: tests on other kernels than this machine's, in virtual machines.
 
+mod console;
 mod cpio;
 mod kernel;
 mod machine;
@@ -12,6 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use duct::cmd;
 
+use self::console::Console;
 use self::kernel::{KERNELS, Kernel};
 use self::machine::Machine;
 use self::tree::Programs;
@@ -35,7 +37,7 @@ pub struct VmArgs {
     /// Only on this kernel (repeatable) [default: those that the programs are known to load on]
     #[arg(long = "kernel", value_name = "NAME")]
     kernels: Vec<String>,
-    /// Only this test binary of `tests/tests` (repeatable); any may be named [default: those that begin with `guest_`]
+    /// Only this test binary of `tests/tests` (repeatable) [default: all that begin with `guest_`]
     #[arg(long = "test", value_name = "NAME")]
     tests: Vec<String>,
 }
@@ -80,12 +82,13 @@ fn run_on(workspace: &Workspace, kernels: &[Kernel], tests: &[String], mut show:
         fs::write(&files, tree::archive(&programs, &unpacked)?)
             .with_context(|| format!("cannot write {}", files.display()))?;
         let machine = Machine { image: &unpacked.image, files: &files, memory_mib: MEMORY_MIB, limit: LIMIT };
-        let mut tally = Tally::default();
+        let mut console = Console::expecting(tests.iter().map(String::as_str));
         let ended = machine.run(|line| {
             show(&format!("{:>5} | {line}", kernel.name));
-            tally.read_line(line);
+            console.read_line(line);
         });
         fs::remove_file(&files).ok();
+        let mut tally = console.finish();
         tally.failures.iter_mut().for_each(|name| *name = format!("{} on Linux {}", name, kernel.name));
         if let Err(error) = ended {
             tally += Tally::one(&format!("Linux {}: {error:#}", kernel.name), false);

@@ -1,0 +1,148 @@
+//! What a guest's console says of its test binaries: a binary counts only if it printed a result and its exit status agrees.
+
+use std::collections::BTreeSet;
+
+use crate::test::Tally;
+
+/// Lines of the guest's first process (see `ballast-guest`) around the output of each binary.
+const RUNNING: &str = "guest: running /tests/";
+const ENDED: &str = " ended with ";
+/// How [`std::process::ExitStatus`] prints success.
+const SUCCESS: &str = "exit status: 0";
+
+/// Reads a console and counts.
+#[derive(Debug)]
+pub struct Console {
+    total: Tally,
+    /// The binary that runs now, and its tests so far.
+    running: Option<(String, Tally)>,
+    /// Binaries that did not end yet.
+    missing: BTreeSet<String>,
+}
+
+impl Console {
+    /// Each of these test binaries must run to its end.
+    pub fn expecting<'a>(binaries: impl IntoIterator<Item = &'a str>) -> Self {
+        let missing = binaries.into_iter().map(str::to_owned).collect();
+        Self { total: Tally::default(), running: None, missing }
+    }
+
+    /// Takes in one line.
+    pub fn read_line(&mut self, line: &str) {
+        if let Some(name) = line.strip_prefix(RUNNING) {
+            self.running = Some((name.to_owned(), Tally::default()));
+        } else if let Some((name, tally)) = &mut self.running {
+            let ended = line.strip_prefix("guest: /tests/").and_then(|rest| rest.strip_prefix(name.as_str()));
+            if let Some(status) = ended.and_then(|rest| rest.strip_prefix(ENDED)) {
+                self.missing.remove(name);
+                self.total += judged(name, std::mem::take(tally), status);
+                self.running = None;
+            } else {
+                tally.read_line(line);
+            }
+        }
+    }
+
+    /// The sum; a binary that did not end is a failure.
+    pub fn finish(mut self) -> Tally {
+        for name in self.missing {
+            self.total += Tally::one(&format!("{name}: did not end"), false);
+        }
+        self.total
+    }
+}
+
+/// The tests of a binary, and a failure more if they do not account for how it ended.
+fn judged(name: &str, mut tally: Tally, status: &str) -> Tally {
+    let problem = if tally.passed + tally.failed == 0 {
+        format!("{name}: {status}, and no result")
+    } else if status != SUCCESS && tally.failed == 0 {
+        format!("{name}: {status}, though no test failed")
+    } else {
+        return tally;
+    };
+    tally += Tally::one(&problem, false);
+    tally
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The tally of the binary `guest_a`, whose console says this.
+    fn tally(lines: &[&str]) -> Tally {
+        let mut console = Console::expecting(["guest_a"]);
+        lines.iter().for_each(|line| console.read_line(line));
+        console.finish()
+    }
+
+    fn of_binary(output: &[&str], status: &str) -> Tally {
+        let ended = format!("guest: /tests/guest_a ended with {status}");
+        let mut lines = vec!["guest: begun", "guest: running /tests/guest_a"];
+        lines.extend(output);
+        lines.extend([ended.as_str(), "guest: done"]);
+        tally(&lines)
+    }
+
+    #[test]
+    fn results_of_a_binary_that_ended_well_are_counted() {
+        let output = ["test a ... ok", "test result: ok. 2 passed; 0 failed; 0 ignored"];
+        assert_eq!(of_binary(&output, "exit status: 0"), Tally { passed: 2, ..Tally::default() });
+    }
+
+    #[test]
+    fn a_failed_test_is_counted_once() {
+        let output = ["test a ... FAILED", "test result: FAILED. 1 passed; 1 failed; 0 ignored"];
+        let expected = Tally { passed: 1, failed: 1, failures: vec!["a".into()] };
+        assert_eq!(of_binary(&output, "exit status: 101"), expected);
+    }
+
+    #[test]
+    fn a_binary_that_aborts_or_is_killed_fails() {
+        for status in ["signal: 6 (SIGABRT) (core dumped)", "signal: 9 (SIGKILL)", "exit status: 101"] {
+            let tally = of_binary(&["running 2 tests", "test a ... ok"], status);
+            assert_eq!(tally.failed, 1, "{status}");
+            assert_eq!(tally.failures, [format!("guest_a: {status}, and no result")]);
+        }
+    }
+
+    #[test]
+    fn a_binary_that_fails_after_its_result_fails() {
+        for status in ["signal: 11 (SIGSEGV)", "exit status: 1"] {
+            let tally = of_binary(&["test result: ok. 2 passed; 0 failed; 0 ignored"], status);
+            assert_eq!((tally.passed, tally.failed), (2, 1), "{status}");
+            assert_eq!(tally.failures, [format!("guest_a: {status}, though no test failed")]);
+        }
+    }
+
+    #[test]
+    fn a_binary_that_prints_no_result_or_runs_no_test_fails() {
+        assert_eq!(of_binary(&[], "exit status: 0").failed, 1);
+        assert_eq!(of_binary(&["test result: ok. 0 passed; 0 failed; 0 ignored"], "exit status: 0").failed, 1);
+    }
+
+    #[test]
+    fn a_binary_that_does_not_end_fails() {
+        let lines = ["guest: running /tests/guest_a", "test result: ok. 2 passed; 0 failed; 0 ignored"];
+        for lines in [&lines[..], &[]] {
+            assert_eq!(tally(lines).failures, ["guest_a: did not end"]);
+        }
+    }
+
+    #[test]
+    fn a_result_counts_for_the_binary_that_printed_it() {
+        let mut console = Console::expecting(["guest_a", "guest_b"]);
+        for line in [
+            "guest: running /tests/guest_a",
+            "guest: /tests/guest_a ended with signal: 6 (SIGABRT)",
+            "guest: running /tests/guest_b",
+            "test result: ok. 3 passed; 0 failed; 0 ignored",
+            "guest: /tests/guest_b ended with exit status: 0",
+        ] {
+            console.read_line(line);
+        }
+        let tally = console.finish();
+        assert_eq!((tally.passed, tally.failed), (3, 1));
+        assert_eq!(tally.failures, ["guest_a: signal: 6 (SIGABRT), and no result"]);
+    }
+}
