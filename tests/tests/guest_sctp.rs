@@ -27,13 +27,6 @@ fn sctp_is_served_as_the_table_says() {
         .filter_map(|Row { cell, wrong }| Some(format!("{cell:?}: due {:?}: {}\n", cell.due(), wrong.as_ref()?)))
         .collect();
     let of = |due: Due| cells.iter().filter(|cell| cell.due() == due).count();
-    println!(
-        "{} cells: {} own, {} masqueraded, {} dropped",
-        cells.len(),
-        of(Due::Own),
-        of(Due::Masqueraded),
-        of(Due::Dropped)
-    );
     assert!(wrong.is_empty(), "{} of {} cells are wrong:\n{}", wrong.len(), cells.len(), wrong.concat());
     let dropped = Counters::read(network.nodes[0].bpffs()).unwrap().get(Outcome::DroppedNoLocalEndpoint);
     assert!(dropped >= of(Due::Dropped) as u64, "{dropped} packets were dropped");

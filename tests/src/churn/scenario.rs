@@ -195,7 +195,9 @@ impl Scenario {
         let churned = self.settle()?;
         let at_start = self.in_use_at_start;
         self.wait("all ids are free again", |this| this.tables.drains().in_use == at_start)?;
-        Ok(Churned { in_use: [at_start, at_start], log_lines: self.agent.log().lines().count(), ..churned })
+        let drains = self.tables.drains();
+        let in_use = [at_start, drains.in_use];
+        Ok(Churned { in_use, drains, log_lines: self.agent.log().lines().count(), ..churned })
     }
 
     /// The same, but for the ids: those rest until nothing in the tables names them.

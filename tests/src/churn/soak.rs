@@ -29,6 +29,8 @@ pub struct Sample {
     /// Records of backends in use, and those of them that drain.
     pub records: usize,
     pub draining: usize,
+    /// Slots in use.
+    pub slots: u64,
 }
 
 /// What came of it.
@@ -38,6 +40,27 @@ pub struct Soaked {
     pub changes: u64,
     pub took: Duration,
     pub churned: Churned,
+}
+
+impl Soaked {
+    /// Memory in the last tenth of the run by memory in the second tenth, when everything was in use once, in percent: medians.
+    pub fn growth_percent(&self) -> u64 {
+        let (samples, tenth) = (&self.samples, self.samples.len().div_ceil(10));
+        let median = |samples: &[Sample]| {
+            let mut sizes: Vec<u64> = samples.iter().map(|sample| sample.rss_kib).collect();
+            sizes.sort_unstable();
+            sizes.get(sizes.len() / 2).copied().unwrap_or_default()
+        };
+        let begin = &samples[tenth.min(samples.len() - 1)..(2 * tenth).clamp(1, samples.len())];
+        let (first, last) =
+            (median(if begin.is_empty() { samples } else { begin }), median(&samples[samples.len() - tenth..]));
+        100 * last / first.max(1)
+    }
+
+    /// Slots in use before the changes and after them.
+    pub fn slots(&self) -> [u64; 2] {
+        [self.samples.first(), self.samples.last()].map(|sample| sample.map_or(0, |sample| sample.slots))
+    }
 }
 
 /// Makes so many changes; `tell` hears of every sample.
@@ -73,7 +96,7 @@ pub fn soak(changes: u64, seed: u64, mut tell: impl FnMut(&Sample)) -> Result<So
     bulk.restore(&scenario.api);
     let churned = scenario.end()?;
     let changes = total(&scenario, &bulk);
-    samples.push(sample(&scenario, changes, start)?);
+    samples.push(rested(&scenario, changes, start, samples[0].slots)?);
     Ok(Soaked { samples, changes, took: start.elapsed(), churned })
 }
 
@@ -93,17 +116,32 @@ fn wait(scenario: &mut Scenario, listed: usize) -> Result<()> {
     }
 }
 
+/// The last sample: slots rest for a moment before they are free. If they are not as before in time, it says so.
+fn rested(scenario: &Scenario, changes: u64, start: Instant, slots: u64) -> Result<Sample> {
+    let begun = Instant::now();
+    loop {
+        let sample = sample(scenario, changes, start)?;
+        if sample.slots == slots || begun.elapsed() > FOLLOW_LIMIT {
+            return Ok(sample);
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
 fn sample(scenario: &Scenario, changes: u64, start: Instant) -> Result<Sample> {
     let pid = scenario.agent.pid().context("the agent runs")?;
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
     let rss_kib = line.trim().trim_end_matches("kB").trim().parse()?;
     let drains = scenario.tables.drains();
+    let report = scenario.agent.json(&["status"])?;
+    let slots = report["agent"]["tables"]["fill"]["slots"]["entries"].as_u64().context("no count of slots")?;
     Ok(Sample {
         changes,
         seconds: start.elapsed().as_secs_f64(),
         rss_kib,
         records: drains.in_use,
         draining: drains.draining,
+        slots,
     })
 }

@@ -17,7 +17,6 @@ const TABLE: &str = "ballast_silence";
 #[derive(Debug)]
 pub struct PacketDrop {
     place: Place,
-    ports: Vec<u16>,
 }
 
 impl PacketDrop {
@@ -36,18 +35,7 @@ impl PacketDrop {
             }}"
         );
         nft(place, &rules)?;
-        Ok(Self { place: place.clone(), ports })
-    }
-
-    /// How many connections fell silent.
-    pub fn connections(&self) -> usize {
-        self.ports.len()
-    }
-
-    /// How many of them still are open, as this end sees it.
-    pub fn still_open(&self, server: SocketAddr) -> Result<usize> {
-        let open = open_connections(&self.place, server)?;
-        Ok(self.ports.iter().filter(|port| open.contains(port)).count())
+        Ok(Self { place: place.clone() })
     }
 }
 

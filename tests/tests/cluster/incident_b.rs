@@ -114,14 +114,13 @@ fn a_dead_connection_to_the_api_is_found_shown_and_replaced_without_a_restart() 
     let client = fixture.client.place();
     assert_eq!(failures(client, dns, PATIENCE, PORTS[0]), 0, "before");
 
-    let silence = PacketDrop::of_open_connections(fixture.node.place(), cluster.address())?;
+    let _silence = PacketDrop::of_open_connections(fixture.node.place(), cluster.address())?;
     let start = Instant::now();
     for number in 0..REPLACED {
         pod.namespace().ip(&format!("address delete {}/32 dev eth0", address(number)))?;
     }
     cluster.put_endpoints("dns", &endpoints(REPLACED..ENDPOINTS + REPLACED))?;
     let failed_meanwhile = failures(client, dns, IMPATIENCE, PORTS[1]);
-    let asked_meanwhile = start.elapsed();
 
     let mut seen = Seen::default();
     while seen.green.is_none() && start.elapsed() < HEALED_LIMIT {
@@ -130,20 +129,13 @@ fn a_dead_connection_to_the_api_is_found_shown_and_replaced_without_a_restart() 
         ensure!(answers(client, 0, other, PATIENCE), "a service that nobody touched, after {:?}", start.elapsed());
         std::thread::sleep(ASK_EVERY);
     }
-    let still_open = silence.still_open(cluster.address())?;
     let failed_after = failures(client, dns, PATIENCE, PORTS[2]);
-    println!(
-        "incident B, control half: {} connections to the API silent, {REPLACED} of {ENDPOINTS} endpoints replaced\n\
-         connects failed: {failed_meanwhile} of {CONNECTS} while nobody knew (within {asked_meanwhile:.1?}), \
-         {failed_after} of {CONNECTS} afterwards\n\
-         seconds since the silence: not ready {:.1?}, not healthy {:.1?}, tables right {:.1?}, all green {:.1?}",
-        silence.connections(),
-        seen.unready,
-        seen.unhealthy,
-        seen.healed,
-        seen.green
+    // As many as there are dead ones among the backends. Twice that is far beyond chance: then others fail, too.
+    let most = 2 * usize::from(CONNECTS) * usize::from(REPLACED) / usize::from(ENDPOINTS);
+    assert!(
+        (1..=most).contains(&failed_meanwhile),
+        "{failed_meanwhile} of {CONNECTS} failed while the agent cannot know"
     );
-    println!("of the silent connections {still_open} still open at the end");
     let log = agent.log();
     let unready = seen.unready.with_context(|| format!("/readyz never turned red\n{log}"))?;
     assert!(unready <= FOUND_LIMIT, "{seen:?}\n{log}");
@@ -168,11 +160,9 @@ fn look(
     let (healthz, readyz) = (agent.health("/healthz")?, agent.health("/readyz")?);
     let now = start.elapsed();
     if readyz.0 == 503 && seen.unready.is_none() {
-        println!("{now:.1?}: /readyz {}", readyz.1);
         seen.unready = Some(now);
     }
     if healthz.0 == 503 && seen.unhealthy.is_none() {
-        println!("{now:.1?}: /healthz {}", healthz.1);
         seen.unhealthy = Some(now);
     }
     let active = active(agent, "dns")?;

@@ -29,9 +29,6 @@ fn kube_proxy_differs_as_the_manual_says() {
         *cells += 1;
         *differ += usize::from(contrast.differs());
     }
-    for (name, (cells, differ)) in &found {
-        println!("{name}: {cells} cells, {differ} differ");
-    }
     assert!(wrong.is_empty(), "{} of {} cells are wrong:\n{}", wrong.len(), cells.len(), wrong.concat());
     let shown = |name: &str| found.get(name).is_some_and(|(_, differ)| *differ > 0);
     let absent: Vec<&str> = DIFFERENCES.iter().map(|difference| difference.name).filter(|name| !shown(name)).collect();

@@ -63,12 +63,6 @@ impl Scenario {
     }
 }
 
-/// With two digits.
-fn percent(part: usize, all: usize) -> String {
-    let parts = 10_000 * part / all;
-    format!("{}.{:02}", parts / 100, parts % 100)
-}
-
 fn counted(agent: &Agent, outcome: &str) -> u64 {
     agent.json(&["status"]).unwrap()["outcomes"][outcome].as_u64().unwrap_or(0)
 }
@@ -113,11 +107,6 @@ fn a_lost_node_and_a_lost_backend_break_few_connections_of_the_others() {
     });
     let broken: Vec<String> = broken.collect();
     let moved = counted(&agents[0], "tunnelled") + counted(&agents[2], "tunnelled");
-    println!(
-        "node {LOST_NODE} of 3 and 1 of {BACKENDS} backends lost: {} of {all} connections to other backends broke ({} %); \
-         {moved} packets led by Maglev alone",
-        broken.len(),
-        percent(broken.len(), all)
-    );
+    assert!(moved > 0, "no packet of node {LOST_NODE} was led by Maglev alone");
     assert!(100 * broken.len() <= all, "{} of {all}: {broken:?}", broken.len());
 }

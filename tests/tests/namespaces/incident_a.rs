@@ -22,43 +22,13 @@ fn drains_end_by_their_deadline_whatever_happens_to_connections_and_agent() -> R
         let mut scenario = Scenario::new("incident-a", settings)?;
         scenario.churn(DURATION)?;
         let churned = scenario.end()?;
-        report(seed, &churned);
         check(&churned, period_ds);
-        println!("  log: {:?}", scenario.agent.log().lines().last());
     }
     Ok(())
 }
 
-fn report(seed: u64, churned: &Churned) {
-    let Churned { changes, kills, log_lines, seen, drains, held, load, in_use } = churned;
-    println!("incident A, seed {seed}: {changes} changes, the agent killed {kills} times, {log_lines} lines of log");
-    println!(
-        "  {} packets seen at the backends: {} after a deadline, {} of an earlier pod's connection; the closest {} ms before one",
-        seen.packets,
-        seen.stale,
-        seen.inherited,
-        seen.closest_ns.map_or_else(|| "-".into(), |ns| (ns / 1_000_000).to_string())
-    );
-    println!(
-        "  {} drains: the oldest went on for {:.1} s, {} put off, overdue at most {:.1} s",
-        drains.begun,
-        precise(drains.oldest_ds) / 10.0,
-        drains.put_off,
-        precise(drains.overdue_ds) / 10.0
-    );
-    println!(
-        "  held connections: {} made, {} told by a RST, {} ended otherwise, {} not made; load: {} served, {} failed",
-        held.made, held.told, held.otherwise, held.failed, load.0, load.1
-    );
-    println!("  records in use: {} before, {} after", in_use[0], in_use[1]);
-}
-
-fn precise(number: u64) -> f64 {
-    u32::try_from(number).map_or(f64::INFINITY, f64::from)
-}
-
 fn check(churned: &Churned, period_ds: u64) {
-    let Churned { changes, kills, log_lines, seen, drains, held, in_use, .. } = churned;
+    let Churned { changes, kills, log_lines, seen, drains, held, load, in_use } = churned;
     assert!(
         *kills > 0 && drains.begun > 20 && held.told > 20 && seen.packets > 5_000,
         "too little happened: {churned:#?}"
@@ -70,6 +40,10 @@ fn check(churned: &Churned, period_ds: u64) {
     assert!(drains.overdue_ds <= 100, "a record outlived its deadline by {} tenths of a second", drains.overdue_ds);
     assert_eq!(drains.draining, 0);
     assert_eq!(held.otherwise, 0, "a held connection ended, and not by a RST");
+    // A backend that vanishes takes along the connection that is being made to it at that moment: of few of them there is one.
+    let (served, failed) = *load;
+    assert!(served > 500 && 2 * failed <= drains.begun, "{failed} of {} failed: {churned:#?}", served + failed);
+    assert!(2 * held.failed <= drains.begun, "{} held connections were not made: {churned:#?}", held.failed);
     assert_eq!(in_use[0], in_use[1], "ids were leaked");
     let most = LINES_PER_START * (kills + 1) + LINES_PER_CHANGE * changes;
     assert!(

@@ -2,13 +2,17 @@
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lb_tests::agent::{Agent, Endpoint, Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream, eventually, mapped};
 use lb_tests::topology::{NodeOptions, Place};
 use lb_userspace::maps::Pinned;
+
+/// How soon datagrams of a socket that was ended arrive at a live backend, once the event is in the tables. The agent ends the socket
+/// right after it wrote them: the rest is for a busy machine.
+const MOVED: Duration = Duration::from_secs(2);
 
 fn destroyed(agent: &Agent, protocol: &str) -> u64 {
     let report = agent.json(&["status"]).unwrap();
@@ -139,7 +143,7 @@ fn a_connected_udp_sender_is_told_at_once_and_finds_another_backend_from_the_sam
             }
             (received() > before).then_some(())
         });
-        println!("{to}: a live backend heard of the sender after {:?}", started.elapsed());
+        assert!(started.elapsed() <= MOVED, "{to}: a live backend heard of the sender after {:?}", started.elapsed());
         assert_eq!(sender.ask("and back").unwrap().server, "b0");
         assert_eq!(unconnected.ask_at(to, "after").unwrap().server, "b0");
         assert_eq!(other.ask("after").unwrap().server, "b0");

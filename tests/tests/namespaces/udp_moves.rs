@@ -1,6 +1,7 @@
 //! A sender that never changes its port and never hears an answer: its datagrams go on to whoever serves, whatever becomes of the
 //! backend that had them (kube-proxy's "should be able to preserve UDP traffic when server pod cycles").
 
+use std::collections::BTreeSet;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,6 +19,8 @@ const PORT: u16 = 5454;
 const NODE_PORT: u16 = 30_054;
 /// Between two datagrams.
 const BEAT: Duration = Duration::from_millis(10);
+/// What is promised once an event is in the tables. The programs obey at once: the rest is for a busy machine.
+const MOVED: Duration = Duration::from_secs(2);
 
 /// Counts what arrives, and answers nothing.
 struct Sink {
@@ -117,6 +120,12 @@ impl Sinks {
         took
     }
 
+    /// The same, in time: the tables hold what sends them there.
+    fn move_to(&self, backend: usize, to: SocketAddr, what: &str) {
+        let took = self.arrive(backend, to, what);
+        assert!(took <= MOVED, "{what}: datagrams to {to} arrived at b{backend} after {took:?}");
+    }
+
     /// Nobody gets any.
     fn silent(&self, to: SocketAddr) {
         let all = || (0..2).map(|backend| self.of(backend, to).received()).sum::<u64>();
@@ -152,8 +161,8 @@ fn events(fixture: &Fixture, agent: &Agent, sinks: &Sinks, from: &str, place: &P
     for (what, next) in cases {
         agent.write(&only(0)).unwrap();
         sinks.arrive(0, to, "back");
-        agent.write(&next).unwrap();
-        println!("{from} {to}, {what}: {:?}", sinks.arrive(1, to, what));
+        agent.apply(&next).unwrap();
+        sinks.move_to(1, to, &format!("{from}, {what}"));
     }
     for (what, nothing) in
         [("scaled to zero and back", Manifest::of([service(vec![])])), ("deleted", Manifest::default())]
@@ -162,8 +171,8 @@ fn events(fixture: &Fixture, agent: &Agent, sinks: &Sinks, from: &str, place: &P
         sinks.arrive(0, to, "back");
         agent.write(&nothing).unwrap();
         sinks.silent(to);
-        agent.write(&only(1)).unwrap();
-        println!("{from} {to}, {what}: {:?}", sinks.arrive(1, to, what));
+        agent.apply(&only(1)).unwrap();
+        sinks.move_to(1, to, &format!("{from}, {what}"));
     }
 }
 
@@ -208,19 +217,34 @@ fn datagrams_follow_what_the_api_says() -> anyhow::Result<()> {
     let sinks = Sinks::in_pods(&fixture.backends, 5353);
     let [one, two] = [&fixture.backends[0], &fixture.backends[1]];
     let to = SocketAddr::new(cluster.create_service("web")?[0], 53);
-    cluster.put_pods("web", &[one])?;
+    let put = |pods: &[&Pod]| -> anyhow::Result<()> {
+        cluster.put_pods("web", pods)?;
+        let expected: BTreeSet<String> = pods
+            .iter()
+            .flat_map(|pod| pod.addresses().both())
+            .map(|ip| SocketAddr::new(ip, 5353).to_string())
+            .collect();
+        eventually("the tables hold the pods", SETTLE_LIMIT, || {
+            let states = agent.states().ok()?.into_iter();
+            let active = states.filter(|(service, _, state)| service == "web" && state == "active");
+            let datagrams = active.map(|(_, target, _)| target).filter(|target| target.ends_with(":5353"));
+            (datagrams.collect::<BTreeSet<_>>() == expected).then_some(())
+        });
+        Ok(())
+    };
+    put(&[one])?;
     let _sender = Sender::to(fixture.client.place(), to);
     eventually("the first datagram", SETTLE_LIMIT, || (sinks.of(0, to).received() > 0).then_some(()));
-    cluster.put_pods("web", &[two])?;
-    println!("the pod cycled: {:?}", sinks.arrive(1, to, "cycled"));
-    cluster.put_pods("web", &[])?;
+    put(&[two])?;
+    sinks.move_to(1, to, "the pod cycled");
+    put(&[])?;
     sinks.silent(to);
-    cluster.put_pods("web", &[one])?;
-    println!("scaled to zero and back: {:?}", sinks.arrive(0, to, "scaled"));
+    put(&[one])?;
+    sinks.move_to(0, to, "scaled to zero and back");
     cluster.delete_service("web")?;
     let again = SocketAddr::new(cluster.create_service("web")?[0], 53);
-    cluster.put_pods("web", &[two])?;
+    put(&[two])?;
     let _sender = Sender::to(fixture.client.place(), again);
-    println!("deleted and made again: {:?}", sinks.arrive(1, again, "made again"));
+    sinks.move_to(1, again, "deleted and made again");
     Ok(())
 }

@@ -49,31 +49,17 @@ fn run(arguments: &Arguments) -> Result<()> {
     let soaked = soak(arguments.changes, arguments.seed, |sample| {
         if sample.changes >= next {
             next = sample.changes + arguments.changes / 20;
-            let Sample { changes, seconds, rss_kib, records, draining } = sample;
+            let Sample { changes, seconds, rss_kib, records, draining, .. } = sample;
             println!("{seconds:7.1} s  {changes:8} changes  {rss_kib:6} KiB  {records:5} records, {draining:4} drain");
         }
     })?;
-    let growth = growth(&soaked.samples);
+    let growth = soaked.growth_percent();
     std::fs::write(&arguments.json, serde_json::to_string_pretty(&report(arguments, &soaked, growth))?)
         .with_context(|| format!("writing {}", arguments.json.display()))?;
     std::fs::write(&arguments.picture, picture::draw(&soaked))
         .with_context(|| format!("writing {}", arguments.picture.display()))?;
     println!("written: {} and {}", arguments.json.display(), arguments.picture.display());
     verdict(&soaked, growth)
-}
-
-/// Memory at the end by memory once everything was in use, in percent: medians of tenths of the run.
-fn growth(samples: &[Sample]) -> u64 {
-    let tenth = samples.len().div_ceil(10);
-    let median = |samples: &[Sample]| {
-        let mut sizes: Vec<u64> = samples.iter().map(|sample| sample.rss_kib).collect();
-        sizes.sort_unstable();
-        sizes.get(sizes.len() / 2).copied().unwrap_or_default()
-    };
-    let begin = &samples[tenth.min(samples.len() - 1)..(2 * tenth).clamp(1, samples.len())];
-    let (first, last) =
-        (median(if begin.is_empty() { samples } else { begin }), median(&samples[samples.len() - tenth..]));
-    100 * last / first.max(1)
 }
 
 fn report(arguments: &Arguments, soaked: &Soaked, growth: u64) -> serde_json::Value {
@@ -83,6 +69,7 @@ fn report(arguments: &Arguments, soaked: &Soaked, growth: u64) -> serde_json::Va
         "agentKilled": churned.kills, "logLines": churned.log_lines,
         "memoryEndByBeginPercent": growth,
         "recordsInUse": {"before": churned.in_use[0], "after": churned.in_use[1]},
+        "slotsInUse": {"before": soaked.slots()[0], "after": soaked.slots()[1]},
         "packets": {"seen": churned.seen.packets, "stale": churned.seen.stale, "inherited": churned.seen.inherited},
         "drains": {
             "begun": churned.drains.begun, "oldestSeconds": tenths(churned.drains.oldest_ds),
@@ -115,6 +102,7 @@ fn verdict(soaked: &Soaked, growth: u64) -> Result<()> {
     ensure!(churned.seen.stale == 0 && churned.seen.inherited == 0, "misdelivered: {:#?}", churned.seen.violations);
     ensure!(churned.drains.draining == 0, "drains are left over");
     ensure!(churned.in_use[0] == churned.in_use[1], "ids were leaked");
+    ensure!(soaked.slots()[0] == soaked.slots()[1], "slots were leaked: {:?}", soaked.slots());
     ensure!(growth <= GROWTH_MAX, "memory grew to {growth} %");
     Ok(())
 }

@@ -73,7 +73,6 @@ async fn any_order_of_events_ends_in_what_a_list_shows() -> Result<()> {
         assert_eq!(followed.services, listed.services, "round {round} of seed {SEED}");
         assert_eq!(followed.slices, listed.slices, "round {round} of seed {SEED}");
     }
-    println!("{} writes in random order: followed = listed, {ROUNDS} times", usize::from(ROUNDS) * WRITES);
     Ok(())
 }
 

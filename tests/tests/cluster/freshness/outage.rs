@@ -31,7 +31,11 @@ fn outage(scenario: &mut Scenario, length: Duration) -> Result<()> {
         age = now;
         std::thread::sleep(ASK_EVERY * 10);
     }
-    println!("after {:.1?} of outage the last proof is {age:.1} s old", start.elapsed());
+    ensure!(
+        age >= length.as_secs_f64() / 2.0,
+        "after {:.1?} of outage the last proof is {age:.1} s old",
+        start.elapsed()
+    );
     Ok(())
 }
 
