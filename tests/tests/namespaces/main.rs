@@ -28,6 +28,7 @@ mod health_check;
 mod icmp;
 mod incident_a;
 mod incident_b_packets;
+mod interfaces;
 mod maintenance;
 mod martians;
 mod masqueraded;

@@ -1,0 +1,208 @@
+//! Interfaces come, go and are renamed a thousand times: each is attached when its notification comes, new pods are served at once, also
+//! with no agent running, and nothing of those that are gone is left. Lost notifications cost a full listing, nothing else.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use lb_tests::agent::{Agent, Manifest, Protocol, SOON, Service};
+use lb_tests::fixture::{Fixture, Pods};
+use lb_tests::peers::{Stream, eventually};
+use lb_tests::topology::{Namespace, NodeOptions, Place};
+use lb_userspace::maps::Pinned;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// Interfaces of one round; each comes, is renamed and goes.
+const LINKS: usize = 28;
+/// Rounds with an agent, and without one: `3 * LINKS * (ROUNDS + ORPHANED)` events.
+const ROUNDS: usize = 9;
+const ORPHANED: usize = 3;
+/// How soon an interface that comes is attached. A second is promised, and a busy machine takes more. The agent looks at all interfaces
+/// again every 10 s: were notifications missed, half of the interfaces would take longer than this.
+const ATTACHED: Duration = Duration::from_secs(5);
+/// All interfaces of a round are of this group, so that one request deletes them.
+const GROUP: u32 = 4242;
+
+/// Interfaces by name: role and attached programs.
+fn links(agent: &Agent) -> BTreeMap<String, (String, usize)> {
+    let status = agent.json(&["status"]).unwrap();
+    let links = status["agent"]["datapath"]["links"].as_array().unwrap();
+    let of = |field: &serde_json::Value| field.as_str().unwrap().to_owned();
+    links
+        .iter()
+        .map(|link| (of(&link["name"]), (of(&link["role"]), link["programs"].as_array().unwrap().len())))
+        .collect()
+}
+
+/// What an agent holds, and what it has pinned: each may leak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Held {
+    descriptors: usize,
+    attachments: usize,
+    entries: usize,
+    maps: usize,
+}
+
+impl Held {
+    fn by(agent: &Agent) -> Self {
+        let count = |path: String| std::fs::read_dir(path).unwrap().count();
+        let pins = agent.bpffs().join("ballast");
+        Self {
+            descriptors: count(format!("/proc/{}/fd", agent.pid().unwrap())),
+            attachments: count(pins.join("attachments").display().to_string()),
+            entries: Pinned::open(&pins).unwrap().links.keys().count(),
+            maps: count(pins.display().to_string()),
+        }
+    }
+}
+
+/// Interfaces of a node that come and go, with their peers in a namespace of its own.
+struct Churn {
+    peers: Namespace,
+    round: usize,
+}
+
+impl Churn {
+    fn new(fixture: &Fixture) -> Self {
+        Self { peers: Namespace::new(&format!("{}-peers", fixture.topology.name())).unwrap(), round: 0 }
+    }
+
+    fn names(&self, prefix: &str) -> Vec<String> {
+        (0..LINKS).map(|index| format!("{prefix}{}x{index}", self.round)).collect()
+    }
+
+    fn each(&self, fixture: &Fixture, line: impl Fn(usize, &str, &str) -> String) {
+        let (new, renamed) = (self.names("new"), self.names("ren"));
+        let lines: Vec<String> = (0..LINKS).map(|index| line(index, &new[index], &renamed[index])).collect();
+        fixture.node.namespace().ip(&lines.join("\n")).unwrap();
+    }
+
+    fn come(&self, fixture: &Fixture) {
+        let peers = self.peers.name();
+        self.each(fixture, |index, new, _| {
+            format!("link add {new} group {GROUP} type veth peer name p{index} netns {peers}\nlink set {new} up")
+        });
+    }
+
+    fn are_renamed(&self, fixture: &Fixture) {
+        self.each(fixture, |_, new, renamed| format!("link set {new} name {renamed}"));
+    }
+
+    fn go(&mut self, fixture: &Fixture) {
+        fixture.node.namespace().ip(&format!("link delete group {GROUP}")).unwrap();
+        self.round += 1;
+    }
+}
+
+fn served(from: &Place, service: &Service) {
+    for to in service.frontends(Protocol::Tcp) {
+        let mut stream = Stream::connect(from, to).unwrap_or_else(|error| panic!("tcp {to}: {error}"));
+        stream.ask("hello").unwrap_or_else(|error| panic!("tcp {to}: {error}"));
+    }
+}
+
+/// Waits until interfaces of these names are attached, as pods' are.
+fn attached(agent: &Agent, names: &[String]) {
+    eventually("the interfaces are attached", SOON, || {
+        let links = links(agent);
+        names
+            .iter()
+            .all(|name| links.get(name).is_some_and(|(role, programs)| role == "pod" && *programs == 2))
+            .then_some(())
+    });
+}
+
+#[test]
+fn a_thousand_interfaces_that_come_go_and_are_renamed_are_attached_and_leave_nothing() {
+    assert!(3 * LINKS * (ROUNDS + ORPHANED) >= 1000);
+    let fixture = Fixture::new("interfaces", Pods::Routed, 2, NodeOptions::default());
+    let service = fixture.web();
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    let mut churn = Churn::new(&fixture);
+    let standing = links(&agent);
+    let rests =
+        |agent: &Agent| eventually("nothing else is attached", SOON, || (links(agent) == standing).then_some(()));
+    let (mut took, mut begin) = (Vec::new(), None);
+    for round in 0..ROUNDS {
+        churn.come(&fixture);
+        if round % 4 == 0 {
+            attached(&agent, &churn.names("new"));
+        }
+        churn.are_renamed(&fixture);
+        if round % 4 == 0 {
+            attached(&agent, &churn.names("ren"));
+        }
+        churn.go(&fixture);
+        let pod = fixture.pod(&format!("pod{round}"));
+        let born = Instant::now();
+        served(pod.place(), &service);
+        attached(&agent, &[pod.link().to_owned()]);
+        took.push(born.elapsed());
+        drop(pod);
+        rests(&agent);
+        begin = begin.or_else(|| Some(Held::by(&agent)));
+    }
+    eventually("the agent holds what it held after the first round", SOON, || {
+        (Some(Held::by(&agent)) == begin).then_some(())
+    });
+    assert!(took.iter().all(|took| *took <= ATTACHED), "pods were attached after {took:?}");
+
+    agent.kill();
+    for _ in 1..ORPHANED {
+        churn.come(&fixture);
+        churn.are_renamed(&fixture);
+        churn.go(&fixture);
+    }
+    churn.come(&fixture);
+    churn.are_renamed(&fixture);
+    let orphan = fixture.pod("orphan");
+    served(orphan.place(), &service);
+    agent.restart().unwrap();
+    attached(&agent, &churn.names("ren"));
+    attached(&agent, &[orphan.link().to_owned()]);
+    served(orphan.place(), &service);
+    churn.go(&fixture);
+    drop(orphan);
+    rests(&agent);
+    let (begin, end) = (begin.unwrap(), Held::by(&agent));
+    assert_eq!(Held { descriptors: begin.descriptors, ..end }, begin, "after the restart");
+    served(fixture.client.place(), &service);
+}
+
+/// More notifications than its socket holds come while the agent is stopped. Afterwards it finds what they said: a new pod, a link that
+/// is gone, and a default route, which no periodic look would find.
+#[test]
+fn lost_notifications_are_made_up_for_by_a_full_listing() {
+    let fixture = Fixture::new("overrun", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    let pod = fixture.pod("gone");
+    attached(&agent, &[pod.link().to_owned()]);
+    let gone = pod.link().to_owned();
+    let pid = Pid::from_raw(i32::try_from(agent.pid().unwrap()).unwrap());
+    kill(pid, Signal::SIGSTOP).unwrap();
+    let namespace = fixture.node.namespace();
+    // Only of a link that is up the kernel says that its alias changed.
+    namespace.ip("link add noise type veth peer name silence\nlink set noise up").unwrap();
+    // Each is a notification of a kilobyte and more; the socket holds 2 MiB at most.
+    let noise: Vec<String> = (0..4000).map(|number| format!("link set noise alias n{number}")).collect();
+    namespace.ip(&noise.join("\n")).unwrap();
+    drop(pod);
+    let newborn = fixture.pod("new");
+    let peers = Namespace::new(&format!("{}-uplink", fixture.topology.name())).unwrap();
+    namespace
+        .ip(&format!("link add uplink0 type veth peer name up netns {}\nlink set uplink0 up", peers.name()))
+        .unwrap();
+    namespace.ip("route add default dev uplink0 metric 4000").unwrap();
+    served(newborn.place(), &service);
+    kill(pid, Signal::SIGCONT).unwrap();
+    eventually("the agent knows all of it", SOON, || {
+        let links = links(&agent);
+        let role = |name: &str| links.get(name).map(|(role, _)| role.as_str());
+        (role("uplink0") == Some("external") && role(newborn.link()) == Some("pod") && role(&gone).is_none())
+            .then_some(())
+    });
+    assert_eq!(agent.log().matches("(ENOBUFS)").count(), 1, "{}", agent.log());
+    served(newborn.place(), &service);
+    served(fixture.client.place(), &service);
+}
