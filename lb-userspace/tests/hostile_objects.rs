@@ -140,7 +140,7 @@ fn of_valid(desired: &Desired) -> Vec<(PortKey, DesiredService)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(lb_seed::property(file!(), 200))]
 
     #[test]
     fn an_invalid_object_degrades_its_own_service_only(service in service(), slice in slice()) {

@@ -8,10 +8,7 @@ use lb_userspace::{
     model::{Monotonic, Refusal, Snapshot},
     plan::{Desired, Frontend, NodeFacts, PlanSettings, plan},
 };
-use proptest::{
-    prelude::*,
-    test_runner::{Config, TestRunner},
-};
+use proptest::{prelude::*, test_runner::TestRunner};
 
 #[path = "plan_model/clusters.rs"]
 mod clusters;
@@ -32,7 +29,7 @@ fn sync(
 
 #[test]
 fn a_loser_that_comes_and_goes_leaves_the_owner_as_it_was() {
-    let mut runner = TestRunner::new(Config { cases: 200, failure_persistence: None, ..Config::default() });
+    let mut runner = TestRunner::new(lb_seed::property(file!(), 200));
     let contested = Cell::new(0);
     let outcome = runner.run(&(settings(), events(10..40)), |(settings, events)| {
         let mut cluster = Cluster::default();
