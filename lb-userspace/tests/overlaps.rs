@@ -33,7 +33,9 @@ fn a_loser_that_comes_and_goes_leaves_the_owner_as_it_was() {
     let contested = Cell::new(0);
     let outcome = runner.run(&(settings(), events(10..40)), |(settings, events)| {
         let mut cluster = Cluster::default();
-        events.iter().for_each(|event| cluster.take(event));
+        for event in &events {
+            cluster.take(event);
+        }
         let Cluster { mut snapshot, facts } = cluster;
         let mut programmer = Programmer::restore(MemoryStore::roomy(), settings.clone(), Monotonic::default())
             .expect("memory can be read");

@@ -17,6 +17,7 @@ const LINKS: usize = 28;
 /// Rounds with an agent, and without one: `3 * LINKS * (ROUNDS + ORPHANED)` events.
 const ROUNDS: usize = 9;
 const ORPHANED: usize = 3;
+const _: () = assert!(3 * LINKS * (ROUNDS + ORPHANED) >= 1000);
 /// How soon an interface that comes is attached. A second is promised, and a busy machine takes more. The agent looks at all interfaces
 /// again every 10 s: were notifications missed, half of the interfaces would take longer than this.
 const ATTACHED: Duration = Duration::from_secs(5);
@@ -114,7 +115,6 @@ fn attached(agent: &Agent, names: &[String]) {
 
 #[test]
 fn a_thousand_interfaces_that_come_go_and_are_renamed_are_attached_and_leave_nothing() {
-    assert!(3 * LINKS * (ROUNDS + ORPHANED) >= 1000);
     let fixture = Fixture::new("interfaces", Pods::Routed, 2, NodeOptions::default());
     let service = fixture.web();
     let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);

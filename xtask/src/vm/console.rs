@@ -72,7 +72,9 @@ mod tests {
     /// The tally of the binary `guest_a`, whose console says this.
     fn tally(lines: &[&str]) -> Tally {
         let mut console = Console::expecting(["guest_a"]);
-        lines.iter().for_each(|line| console.read_line(line));
+        for line in lines {
+            console.read_line(line);
+        }
         console.finish()
     }
 
@@ -87,14 +89,16 @@ mod tests {
     #[test]
     fn results_of_a_binary_that_ended_well_are_counted() {
         let output = ["test a ... ok", "test result: ok. 2 passed; 0 failed; 0 ignored"];
-        assert_eq!(of_binary(&output, "exit status: 0"), Tally { passed: 2, ..Tally::default() });
+        let tally = of_binary(&output, "exit status: 0");
+        assert_eq!((tally.passed, tally.failed), (2, 0));
     }
 
     #[test]
     fn a_failed_test_is_counted_once() {
         let output = ["test a ... FAILED", "test result: FAILED. 1 passed; 1 failed; 0 ignored"];
-        let expected = Tally { passed: 1, failed: 1, failures: vec!["a".into()] };
-        assert_eq!(of_binary(&output, "exit status: 101"), expected);
+        let tally = of_binary(&output, "exit status: 101");
+        assert_eq!((tally.passed, tally.failed), (1, 1));
+        assert_eq!(tally.failures, ["a"]);
     }
 
     #[test]
