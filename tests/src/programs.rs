@@ -76,14 +76,6 @@ pub fn build(mutation: &Mutation) -> Result<PathBuf> {
     Ok(object)
 }
 
-/// Builds the programs that Ballast's are measured against, `tests/yardstick`. Cargo knows whether there is anything to do.
-pub fn build_yardstick() -> Result<PathBuf> {
-    let _one_at_a_time = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
-    let target = workspace().join("target/yardstick");
-    compile(&workspace().join("tests/yardstick"), &target).context("tests/yardstick")?;
-    Ok(target.join("bpfel-unknown-none/release/yardstick"))
-}
-
 /// The workspace's manifest with lb-common as its one member: what that one inherits is there.
 fn workspace_of_one() -> Result<String> {
     let mut manifest: toml::Table = fs::read_to_string(workspace().join("Cargo.toml"))?.parse()?;
@@ -146,7 +138,8 @@ fn apply(copy: &Path, edit: &Edit) -> Result<()> {
     Ok(fs::write(&path, text.replacen(&edit.find, &edit.replace, 1))?)
 }
 
-fn compile(programs: &Path, target: &Path) -> Result<()> {
+/// Builds the programs of a folder for the kernel, with the same code generation as `cargo xtask build`.
+pub fn compile(programs: &Path, target: &Path) -> Result<()> {
     let mut command =
         if Path::new(DEBIAN_LIBRARY).exists() { Command::new("/usr/bin/cargo") } else { Command::new("cargo") };
     for name in OUTER {

@@ -37,8 +37,7 @@ pub fn run(workspace: &Workspace, args: &BenchArgs) -> Result<()> {
         bail!("eBPF programs and network namespaces need root: run it as in `sudo -E cargo xtask bench connect`");
     }
     let agent = build_agent(workspace, args)?;
-    // It measures on the topology of the tests, and so lives in their package.
-    let build = cmd!("cargo", "build", "--locked", "-p", "lb-tests", "--bin", "ballast-bench")
+    let build = cmd!("cargo", "build", "--locked", "-p", "lb-bench")
         .env("BALLAST_EBPF_OBJECT", workspace.object())
         .stdout_to_stderr()
         .dir(&workspace.root);

@@ -241,8 +241,10 @@ impl Run<'_> {
             Rung::Lint => checks(&lint::lint_checks(workspace)),
             Rung::Unit => cargo(&cmd!("cargo", "test", "--locked", "--no-fail-fast").dir(&workspace.root)),
             Rung::Harness => cargo(
-                &cmd!("cargo", "test", "--locked", "-p", "lb-tests", "-p", "lb-load", "--lib", "--bins")
-                    .dir(&workspace.root),
+                &cmd!(
+                    "cargo", "test", "--locked", "-p", "lb-tests", "-p", "lb-bench", "-p", "lb-load", "--lib", "--bins"
+                )
+                .dir(&workspace.root),
             ),
             Rung::Module(module) => cargo(&self.built.command(workspace, module, self.filter)?),
             Rung::Guests => guests(workspace, show),

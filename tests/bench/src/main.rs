@@ -12,13 +12,14 @@ mod fixture;
 mod history;
 mod machine;
 mod memory;
-mod outside;
+mod north_south;
 mod packet;
 mod pages;
 mod picture;
 mod scale;
 mod statistics;
 mod targets;
+mod yardstick;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -72,7 +73,7 @@ enum What {
     Breakage(breakage::BreakageArguments),
     /// Clients outside: frames over a wire and packets one by one, beside kube-proxy and plain forwarding.
     #[command(name = "north-south")]
-    NorthSouth(outside::NorthSouthArguments),
+    NorthSouth(north_south::NorthSouthArguments),
 }
 
 fn main() -> ExitCode {
@@ -163,6 +164,6 @@ fn measure(what: &What, agent: &Path, stop: &AtomicBool) -> Result<Part> {
         What::Scale(asked) => scale::run(asked, agent, stop),
         What::Memory => memory::run(agent, stop),
         What::Breakage(asked) => breakage::run(*asked, stop),
-        What::NorthSouth(asked) => outside::run(asked, agent, stop),
+        What::NorthSouth(asked) => north_south::run(asked, agent, stop),
     }
 }

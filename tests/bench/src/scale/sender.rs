@@ -73,7 +73,7 @@ mod tests {
         let mut sender = Sender::new(POOL + 2);
         let (pool, untouched) = (sender.pool.clone(), sender.untouched.clone());
         assert!(untouched.len() == 2 && untouched.iter().all(|number| !pool.contains(number)));
-        let asked = |frame: Vec<u8>| crate::outside::frames::ends(&frame).expect("TCP")[1];
+        let asked = |frame: Vec<u8>| crate::north_south::frames::ends(&frame).expect("TCP")[1];
         let first = asked(sender.frame(Kind::First, 0));
         assert!(untouched.iter().any(|number| service(0, *number) == first));
         let turns: std::collections::BTreeSet<_> = (0..POOL).map(|_| asked(sender.frame(Kind::Any, 0))).collect();

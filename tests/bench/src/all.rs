@@ -8,7 +8,7 @@ use anyhow::Result;
 use serde_json::json;
 
 use crate::figures::Part;
-use crate::{breakage, connect, control, memory, outside, packet, scale};
+use crate::{breakage, connect, control, memory, north_south, packet, scale};
 
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct AllArguments {
@@ -42,7 +42,7 @@ pub fn run(asked: AllArguments, agent: &Path, stop: &AtomicBool) -> Result<Vec<P
             if quick {
                 return Ok(Vec::new());
             }
-            Ok(vec![outside::run(&outside::NorthSouthArguments::of(asked.without_kube_proxy), agent, stop)?])
+            Ok(vec![north_south::run(&north_south::NorthSouthArguments::of(asked.without_kube_proxy), agent, stop)?])
         }),
     ];
     let mut parts = Vec::new();

@@ -5,9 +5,9 @@ mod fixture;
 pub mod frames;
 mod kube;
 mod lane;
-mod live;
 mod print;
-mod served;
+mod proxy;
+mod rate;
 mod single;
 pub mod wire;
 
@@ -66,7 +66,7 @@ struct Results {
     frame_bytes: usize,
     known_flows: u16,
     packets_per_round: u32,
-    live: Vec<live::Figures>,
+    live: Vec<rate::Figures>,
     single: Vec<single::Figures>,
 }
 
@@ -81,12 +81,12 @@ pub fn run(arguments: &NorthSouthArguments, agent: &Path, stop: &AtomicBool) -> 
     );
     let _here = Cpus::one()?;
     eprintln!("==> building the programs that do the least");
-    let object = lb_tests::programs::build_yardstick()?;
+    let object = crate::yardstick::build()?;
     let load_before = load();
     let mut yardstick = Yardstick::load(&object)?;
     let mut fixture = Fixture::new(&object, agent, !arguments.without_kube_proxy)?;
     eprintln!("==> frames over the wires");
-    let live = live::measure(&mut fixture, rounds, arguments.frames, stop)?;
+    let live = rate::measure(&mut fixture, rounds, arguments.frames, stop)?;
     eprintln!("==> frames one by one");
     let single = single::measure(&fixture, &mut yardstick, rounds, arguments.packets, stop)?;
     drop(fixture);
@@ -109,7 +109,7 @@ pub fn run(arguments: &NorthSouthArguments, agent: &Path, stop: &AtomicBool) -> 
 
 /// What is told from run to run: none of these has a goal.
 fn figures(results: &Results) -> Vec<Figure> {
-    let figure = |name: String, ratio: &live::Ratio, better| Figure {
+    let figure = |name: String, ratio: &rate::Ratio, better| Figure {
         name: format!("north-south, {name}"),
         value: ratio.median,
         unit: String::new(),

@@ -15,7 +15,7 @@ use nix::time::{ClockId, clock_gettime};
 use crate::control::objects;
 use crate::fixture::ballast::{Ballast, service};
 use crate::fixture::side::Side;
-use crate::outside::frames::ends;
+use crate::north_south::frames::ends;
 use crate::packet::frames::{ACK, SYN, tcp};
 use crate::packet::runner::{Yardstick, run};
 use crate::packet::subject::programs;

@@ -2,7 +2,7 @@
 
 use super::Results;
 use super::fixture::{AGAIN, XDP_SNAT};
-use super::live::Ratio;
+use super::rate::Ratio;
 
 /// Prints both tables.
 pub fn print(results: &Results) {

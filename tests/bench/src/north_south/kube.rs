@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 
 use super::lane::{Lane, NODE};
-use super::served::manifest;
+use super::proxy::manifest;
 
 /// kube-proxy on its lane. Fields in the order in which they must end.
 pub struct Proxied {

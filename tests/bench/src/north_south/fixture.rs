@@ -10,7 +10,7 @@ use lb_tests::topology::Topology;
 use super::frames::FLOWS;
 use super::kube::Proxied;
 use super::lane::{DSR, Lane, SNAT, Way};
-use super::served::{Ballast, Hook};
+use super::proxy::{Ballast, Hook};
 use super::wire::{Burst, Wire};
 
 /// How soon all of a way's frames must arrive.
