@@ -142,7 +142,7 @@ fn a_restart_of_the_agent_forgets_nobody() {
     agent.kill();
     let left = std::cell::RefCell::new(all.borrow().iter().cloned().collect::<std::collections::VecDeque<_>>());
     each_way(&fixture, &service, |ask, way| {
-        assert_eq!(Some(ask()), left.borrow_mut().pop_front(), "agent dead: {way}")
+        assert_eq!(Some(ask()), left.borrow_mut().pop_front(), "agent dead: {way}");
     });
     agent.restart().unwrap();
     let left = std::cell::RefCell::new(all.borrow().iter().cloned().collect::<std::collections::VecDeque<_>>());

@@ -15,8 +15,6 @@ use serde_json::{Value, json};
 
 use super::watched_source::{Followed, addresses, direct, endpoints, has, ready, through};
 
-/// It decides the order: another one, another order.
-const SEED: u64 = 4;
 const SERVICES: usize = 6;
 const ROUNDS: u16 = 4;
 const WRITES: usize = 60;
@@ -57,7 +55,7 @@ async fn any_order_of_events_ends_in_what_a_list_shows() -> Result<()> {
     let server = ApiServer::start().await?;
     let objects = Objects::new(&server.client().await?);
     let mut early = Followed::start(direct(&server.kubeconfig())).await?;
-    let (mut random, mut cluster) = (Random::new(SEED), Cluster::default());
+    let (mut random, mut cluster) = (Random::new(lb_seed::of_run()), Cluster::default());
     for round in 0..ROUNDS {
         for _ in 0..WRITES {
             cluster.write(&objects, &mut random).await?;
@@ -70,8 +68,8 @@ async fn any_order_of_events_ends_in_what_a_list_shows() -> Result<()> {
         let followed = early.until("the mark", marked).await?;
         let mut late = Followed::start(direct(&server.kubeconfig())).await?;
         let listed = late.until("the mark", marked).await?;
-        assert_eq!(followed.services, listed.services, "round {round} of seed {SEED}");
-        assert_eq!(followed.slices, listed.slices, "round {round} of seed {SEED}");
+        assert_eq!(followed.services, listed.services, "round {round}");
+        assert_eq!(followed.slices, listed.slices, "round {round}");
     }
     Ok(())
 }
@@ -87,7 +85,7 @@ async fn any_order_of_faults_ends_in_what_a_list_shows() -> Result<()> {
     let mut early = Followed::start(through(&server.kubeconfig(), &proxy)).await?;
     let kept = |snapshot: &Snapshot| has(snapshot, "kept") && ready(snapshot, "kept") == addresses([1]);
     let before = early.until("what is kept", kept).await?.revision;
-    let (mut random, mut cluster) = (Random::new(SEED), Cluster::default());
+    let (mut random, mut cluster) = (Random::new(lb_seed::of_run()), Cluster::default());
     for _ in 0..FAULTS {
         let way = *random.of(&[
             Condition::Open,
@@ -116,8 +114,8 @@ async fn any_order_of_faults_ends_in_what_a_list_shows() -> Result<()> {
     let followed = early.until("the mark", marked).await?;
     let known = start.elapsed();
     let listed = Followed::start(direct(&server.kubeconfig())).await?.until("the mark", marked).await?;
-    assert_eq!(followed.services, listed.services, "seed {SEED}");
-    assert_eq!(followed.slices, listed.slices, "seed {SEED}");
+    assert_eq!(followed.services, listed.services);
+    assert_eq!(followed.slices, listed.slices);
     println!("{FAULTS} faults of the way in random order: {known:.1?} after the last the truth is known");
     assert!(known < RECOVERY_LIMIT, "{known:?}");
     early.insist_since(before, "holding what nobody touched", |snapshot| kept(snapshot) && has(snapshot, "kubernetes"));
