@@ -4,8 +4,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use lb_tests::cluster::Process;
@@ -14,6 +13,7 @@ use lb_tests::topology::{Addresses, Node, Outside, Place, Pod, Topology};
 use serde_json::Value;
 
 use crate::manifest;
+use crate::waiting::Waiting;
 
 /// The addresses of the sample's services (deploy/sample.yaml).
 pub const WEB: [IpAddr; 2] = [v4(10), v6(0xa)];
@@ -25,8 +25,6 @@ pub const UDP_PORT: u16 = 53;
 /// The backends' ports, TCP and UDP.
 const TCP_TARGET: u16 = 8080;
 const UDP_TARGET: u16 = 5353;
-/// How soon a change of the manifest must be in the tables; a start of the agent loads all programs first.
-const SOON: Duration = Duration::from_secs(15);
 
 const fn v4(last: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(10, 96, 0, last))
@@ -62,12 +60,13 @@ pub struct Fixture {
     pub node: Node,
     pub topology: Topology,
     pub setting: Setting,
+    pub waiting: Waiting,
     pub sample: String,
 }
 
 impl Fixture {
     /// Makes the topology, with servers running, and starts the agent.
-    pub fn new(setting: Setting) -> Result<Self> {
+    pub fn new(setting: Setting, waiting: Waiting) -> Result<Self> {
         let sample = fs::read_to_string(&setting.sample)
             .with_context(|| format!("the sample manifest {}", setting.sample.display()))?;
         let topology = Topology::new("demo")?;
@@ -78,7 +77,7 @@ impl Fixture {
             backends.push(backend(&node, &format!("web-{number}"))?);
         }
         let client = node.pod("client")?;
-        let mut fixture = Self { agent: None, backends, client, outside, node, topology, setting, sample };
+        let mut fixture = Self { agent: None, backends, client, outside, node, topology, setting, waiting, sample };
         fixture.write_manifest(&fixture.sample)?;
         fixture.start_agent()?;
         Ok(fixture)
@@ -138,21 +137,26 @@ impl Fixture {
         Ok(list["items"].as_array().with_context(|| format!("ballast get {what}: no items"))?.clone())
     }
 
+    /// Waits until the agent says that it is ready: programs loaded, links attached, tables written. Returns how long that took.
+    pub fn wait_until_ready(&self) -> Result<Duration> {
+        let (time, ()) = self.waiting.until("the agent to be ready", || {
+            self.check_agent()?;
+            let status = self.ballast(&["status", "-o", "json"]).and_then(|text| Ok(serde_json::from_str(&text)?));
+            Ok(ready(&status.unwrap_or_default()))
+        })?;
+        Ok(time)
+    }
+
     /// Waits until `look` is content with `ballast get WHAT`; returns how long that took and what it returned.
     pub fn wait_for<T>(&self, what: &str, text: &str, look: impl Fn(&[Value]) -> Option<T>) -> Result<(Duration, T)> {
-        let started = Instant::now();
-        loop {
+        self.waiting.until(text, || {
             self.check_agent()?;
-            let items = self.get(what);
-            if let Some(found) = items.as_ref().ok().and_then(|items| look(items)) {
-                return Ok((started.elapsed(), found));
-            }
-            if started.elapsed() > SOON {
-                items?;
-                bail!("not within {SOON:?}: {text}");
-            }
-            sleep(Duration::from_millis(20));
-        }
+            let items = match self.get(what) {
+                Ok(items) => items,
+                Err(error) => return Ok(Err(format!("{error:#}"))),
+            };
+            Ok(look(&items).ok_or_else(|| "the tables do not hold it yet".to_owned()))
+        })
     }
 
     /// The states of this pod's backends, all families and ports.
@@ -163,11 +167,19 @@ impl Fixture {
         of_pod.map(|item| item["state"].as_str().unwrap_or_default().to_owned()).collect()
     }
 
-    /// Waits until all four backends of the pod are in this state.
-    pub fn wait_for_state(&self, pod: &str, state: &str) -> Result<Duration> {
-        let (time, ()) = self.wait_for("backends", &format!("{pod} is {state}"), |items| {
+    /// Waits until all four backends of the pod take new connections.
+    pub fn wait_until_active(&self, pod: &str) -> Result<Duration> {
+        let (time, ()) = self.wait_for("backends", &format!("{pod} to be active"), |items| {
             let states = self.states(items, pod);
-            (states.len() == 4 && states.iter().all(|s| s == state)).then_some(())
+            (states.len() == 4 && states.iter().all(|s| s == "active")).then_some(())
+        })?;
+        Ok(time)
+    }
+
+    /// Waits until none of the pod's backends takes new connections: draining, or gone already on a slow machine.
+    pub fn wait_until_draining(&self, pod: &str) -> Result<Duration> {
+        let (time, ()) = self.wait_for("backends", &format!("{pod} to drain"), |items| {
+            self.states(items, pod).iter().all(|state| state != "active").then_some(())
         })?;
         Ok(time)
     }
@@ -218,4 +230,30 @@ fn backend(node: &Node, name: &str) -> Result<Backend> {
         servers.push(Server::udp(pod.place(), name, SocketAddr::new(address, UDP_TARGET))?);
     }
     Ok(Backend { name: name.to_owned(), addresses: pod.addresses(), alive: Some((servers, pod)) })
+}
+
+/// What the agent's own report says: ready, or why not.
+fn ready(status: &Value) -> Result<(), String> {
+    let health = &status["agent"]["health"];
+    if health["readyz"] == true {
+        return Ok(());
+    }
+    let faults = health["faults"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let faults = faults.collect::<Vec<_>>().join("; ");
+    Err(if faults.is_empty() { "it loads its programs".to_owned() } else { faults })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn readiness_is_the_agents_own_word() {
+        let status = |readyz: bool| json!({"agent": {"health": {"readyz": readyz, "faults": ["the first sync"]}}});
+        assert_eq!(ready(&status(true)), Ok(()));
+        assert_eq!(ready(&status(false)), Err("the first sync".into()));
+        assert_eq!(ready(&json!({"agent": null})), Err("it loads its programs".into()));
+    }
 }

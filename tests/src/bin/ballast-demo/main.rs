@@ -5,6 +5,7 @@ mod incidents;
 mod manifest;
 mod report;
 mod tour;
+mod waiting;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -20,6 +21,7 @@ use nix::sys::signal::{SigSet, Signal};
 
 use crate::fixture::{Fixture, Setting};
 use crate::report::Report;
+use crate::waiting::Waiting;
 
 /// How long connections of a removed backend go on in the demo.
 const DRAIN_PERIOD: Duration = Duration::from_secs(5);
@@ -66,7 +68,8 @@ fn run(arguments: Arguments, signals: SigSet) -> Result<()> {
         drain_period: drain_period(&arguments.flags)?,
         flags: arguments.flags,
     };
-    let mut fixture = Fixture::new(setting)?;
+    let waiting = Waiting { quiet: arguments.json, interrupted: Arc::clone(&report.interrupted) };
+    let mut fixture = Fixture::new(setting, waiting)?;
     let signal = watch(signals, &report)?;
     tour::tour(&mut fixture, &mut report);
     incidents::replay(&mut report);

@@ -38,6 +38,10 @@ impl Report {
         }
         let started = Instant::now();
         let outcome = work();
+        // A step that a signal ended shows nothing.
+        if outcome.is_err() && self.interrupted.load(Ordering::Relaxed) {
+            return;
+        }
         let seconds = (started.elapsed().as_secs_f64() * 100.0).round() / 100.0;
         let (ok, saw) = match outcome {
             Ok(saw) => (true, saw),
@@ -98,5 +102,12 @@ mod tests {
         report.interrupted.store(true, Ordering::Relaxed);
         report.step("one", || panic!("begun"));
         assert!(report.steps.is_empty());
+        report.interrupted.store(false, Ordering::Relaxed);
+        let interrupted = Arc::clone(&report.interrupted);
+        report.step("ended by a signal", || {
+            interrupted.store(true, Ordering::Relaxed);
+            bail!("interrupted")
+        });
+        assert!(report.steps.is_empty(), "{:?}", report.steps);
     }
 }

@@ -15,13 +15,16 @@ use crate::report::Report;
 
 /// Connections that show the spread. With three backends, one that got none would be a chance of 1 in 10^11.
 const MANY: usize = 60;
-/// A refusal that takes longer is a timeout in disguise.
-const AT_ONCE: Duration = Duration::from_millis(500);
-/// How much later than its deadline a drain may end: the agent's own step and the next segment.
-const LATE: Duration = Duration::from_secs(2);
+/// A lost SYN is repeated after a second: a refusal that takes longer did not answer the first one.
+const AT_ONCE: Duration = Duration::from_secs(1);
+/// How often a refusal is timed. The middle counts: on a busy machine single ones are late.
+const REFUSALS: usize = 5;
+/// A drain that ends later than this does not end. Nothing else is asserted by it: the step says when it ended.
+const LATE: Duration = Duration::from_mins(1);
 
 /// The whole tour.
 pub fn tour(fixture: &mut Fixture, report: &mut Report) {
+    report.step("the agent is ready", || Ok(format!("after {:.1} s", fixture.wait_until_ready()?.as_secs_f64())));
     report.step("the manifest's services are in the tables", || programmed(fixture));
     show(fixture, report, "services");
     show(fixture, report, "backends");
@@ -47,18 +50,12 @@ fn show(fixture: &Fixture, report: &Report, what: &str) {
 }
 
 fn programmed(fixture: &Fixture) -> Result<String> {
-    let (time, count) = fixture.wait_for("services", "web, dns and empty with their ports", |items| {
+    let (time, count) = fixture.wait_for("services", "the services web, dns and empty", |items| {
         let of = |name: &str| items.iter().filter(|item| item["name"] == *name).count();
         (of("web") == 1 && of("dns") == 1 && of("empty") == 2).then_some(items.len())
     })?;
     for backend in &fixture.backends {
-        fixture.wait_for_state(&backend.name, "active")?;
-    }
-    // The attachments are there when the first connection works; the tables may be a moment earlier.
-    let started = Instant::now();
-    while Stream::connect(fixture.client.place(), SocketAddr::new(WEB[0], TCP_PORT)).is_err() {
-        ensure!(started.elapsed() < Duration::from_secs(5), "no connection to {}:{TCP_PORT} within 5 s", WEB[0]);
-        sleep(Duration::from_millis(50));
+        fixture.wait_until_active(&backend.name)?;
     }
     Ok(format!("{count} service ports after {:.0} ms", time.as_secs_f64() * 1e3))
 }
@@ -120,24 +117,30 @@ fn refused(place: &Place) -> Result<String> {
     let mut slowest = Duration::ZERO;
     for address in EMPTY {
         for protocol in ["TCP", "UDP"] {
-            let started = Instant::now();
-            let outcome = if protocol == "TCP" {
-                Stream::connect(place, SocketAddr::new(address, TCP_PORT)).map(drop)
-            } else {
-                Datagrams::connected(place, 0, SocketAddr::new(address, UDP_PORT))
-                    .and_then(|s| s.ask("hello").map(drop))
-            };
-            let time = started.elapsed();
-            match outcome {
-                Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
-                Err(error) => bail!("{protocol} to {address}: expected a refusal, got: {error}"),
-                Ok(()) => bail!("{protocol} to {address}: expected a refusal, got an answer"),
-            }
-            ensure!(time < AT_ONCE, "{protocol} to {address}: refused only after {time:?}");
-            slowest = slowest.max(time);
+            let times = (0..REFUSALS).map(|_| refusal(place, protocol, address));
+            let mut times = times.collect::<Result<Vec<_>>>()?;
+            times.sort();
+            let middle = times[REFUSALS / 2];
+            ensure!(middle < AT_ONCE, "{protocol} to {address}: refused only after {times:?}");
+            slowest = slowest.max(middle);
         }
     }
-    Ok(format!("TCP and UDP, both families, the slowest after {:.1} ms", slowest.as_secs_f64() * 1e3))
+    Ok(format!("TCP and UDP, both families, after {:.2} ms at most", slowest.as_secs_f64() * 1e3))
+}
+
+/// How long one refusal took. Any other end is an error.
+fn refusal(place: &Place, protocol: &str, address: IpAddr) -> Result<Duration> {
+    let started = Instant::now();
+    let outcome = if protocol == "TCP" {
+        Stream::connect(place, SocketAddr::new(address, TCP_PORT)).map(drop)
+    } else {
+        Datagrams::connected(place, 0, SocketAddr::new(address, UDP_PORT)).and_then(|s| s.ask("hello").map(drop))
+    };
+    match outcome {
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(started.elapsed()),
+        Err(error) => bail!("{protocol} to {address}: expected a refusal, got: {error}"),
+        Ok(()) => bail!("{protocol} to {address}: expected a refusal, got an answer"),
+    }
 }
 
 /// A connection of each family that is on this backend.
@@ -168,7 +171,7 @@ fn drained(fixture: &mut Fixture, report: &mut Report) {
     report.step("web-2 leaves the manifest: it drains and takes no new connection", || {
         removed = Instant::now();
         fixture.without(&["web-2"])?;
-        let time = fixture.wait_for_state("web-2", "draining")?;
+        let time = fixture.wait_until_draining("web-2")?;
         let counts = answers(fixture.client.place(), WEB[0], MANY, tcp)?;
         ensure!(!counts.contains_key("web-2") && counts.len() == 2, "{}", list(&counts));
         Ok(format!("draining after {:.0} ms; new ones: {}", time.as_secs_f64() * 1e3, list(&counts)))
@@ -190,7 +193,7 @@ fn drained(fixture: &mut Fixture, report: &mut Report) {
     report.step("the long connections to web-1 never noticed", || still_answer(&mut other));
     report.step("web-2 comes back and takes new connections", || {
         fixture.without(&[])?;
-        fixture.wait_for_state("web-2", "active")?;
+        fixture.wait_until_active("web-2")?;
         let counts = answers(fixture.client.place(), WEB[1], MANY, tcp)?;
         ensure!(counts.contains_key("web-2"), "{}", list(&counts));
         Ok(list(&counts))
@@ -221,7 +224,7 @@ fn still_answer(streams: &mut [Stream]) -> Result<String> {
 fn killed(fixture: &mut Fixture, report: &mut Report) {
     report.step("web-3 is killed and leaves the manifest: every new connection works", || {
         fixture.without(&["web-3"])?;
-        fixture.wait_for_state("web-3", "draining")?;
+        fixture.wait_until_draining("web-3")?;
         fixture.kill_backend("web-3");
         let mut text = Vec::new();
         for (name, place) in fixture.clients() {
@@ -251,10 +254,11 @@ fn agent_killed(fixture: &mut Fixture, report: &mut Report) {
     });
     report.step("a new agent takes over: the same connections go on", || {
         fixture.start_agent()?;
+        fixture.wait_until_ready()?;
         fixture.without(&["web-3", "web-2"])?;
-        let time = fixture.wait_for_state("web-2", "draining")?;
+        let time = fixture.wait_until_draining("web-2")?;
         fixture.without(&["web-3"])?;
-        fixture.wait_for_state("web-2", "active")?;
+        fixture.wait_until_active("web-2")?;
         Ok(format!("it followed the manifest after {:.0} ms; {}", time.as_secs_f64() * 1e3, still_answer(&mut long)?))
     });
 }
