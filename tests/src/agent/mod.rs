@@ -106,7 +106,7 @@ impl Agent {
     pub fn launch(&mut self) -> Result<()> {
         self.kill();
         let log = File::options().create(true).append(true).open(self.log_path())?;
-        let mut command = Command::new(binary()?);
+        let mut command = command()?;
         command.args(&self.arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.child = Some(self.place.start(&mut command).context("starting the agent")?);
         Ok(())
@@ -114,7 +114,7 @@ impl Agent {
 
     /// Runs it to its end, for starts that must fail.
     pub fn run_to_end(&mut self) -> Result<Output> {
-        let mut command = Command::new(binary()?);
+        let mut command = command()?;
         command.args(&self.arguments).stdin(Stdio::null());
         let place = self.place.clone();
         Ok(place.run(|| command.output())?)
@@ -188,7 +188,7 @@ impl Agent {
 
     /// Runs `ballast` with these arguments on the node.
     pub fn cli(&self, arguments: &[&str]) -> Result<Output> {
-        let mut command = Command::new(binary()?);
+        let mut command = command()?;
         command.args(arguments).stdin(Stdio::null());
         command.arg(format!("--bpffs={}", self.bpffs.display()));
         command.arg(format!("--run-dir={}", self.run_dir.display()));
@@ -254,8 +254,7 @@ impl Drop for Agent {
         if std::thread::panicking() {
             eprintln!("agent's log:\n{}", self.log());
         }
-        if let Ok(binary) = binary() {
-            let mut command = Command::new(binary);
+        if let Ok(mut command) = command() {
             command.arg("cleanup").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
             command.arg(format!("--bpffs={}", self.bpffs.display()));
             command.arg(format!("--run-dir={}", self.run_dir.display()));
@@ -271,6 +270,19 @@ fn other_programs() -> Result<Option<String>> {
     let own = test_run::workspace().join("target/bpf/ballast.o");
     let is_own = object == own || std::fs::read(&object)? == std::fs::read(&own).unwrap_or_default();
     Ok((!is_own).then(|| format!("--programs={}", object.display())))
+}
+
+/// The agent: by itself, or started by `$BALLAST_CONFINED` (`ballast-confined`), which takes rights from it.
+fn command() -> Result<Command> {
+    let binary = binary()?;
+    Ok(match std::env::var_os("BALLAST_CONFINED") {
+        Some(launcher) => {
+            let mut command = Command::new(launcher);
+            command.arg(binary);
+            command
+        }
+        None => Command::new(binary),
+    })
 }
 
 /// The agent's binary: `$BALLAST_BIN`, else the newest of those that the workspace built.

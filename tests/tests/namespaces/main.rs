@@ -10,6 +10,7 @@ mod catch_all;
 mod checks;
 mod cluster_ip;
 mod collisions;
+mod confined;
 mod connections;
 mod contrast;
 mod deploy;
