@@ -151,7 +151,7 @@ pub fn compile(programs: &Path, target: &Path) -> Result<()> {
         command.args(["+nightly", "build", "-Zbuild-std=core"]);
     }
     command.args(["--release", "--locked", "--target", "bpfel-unknown-none"]);
-    command.env("RUSTFLAGS", RUSTFLAGS.trim_end()).env("CARGO_TARGET_DIR", target).env("PATH", path_with_tools()?);
+    command.env("RUSTFLAGS", RUSTFLAGS.trim_end()).env("CARGO_TARGET_DIR", target).env("PATH", path_with_tools());
     let output = command.current_dir(programs).output().context("starting cargo")?;
     if !output.status.success() {
         bail!("the programs do not build:\n{}", String::from_utf8_lossy(&output.stderr));
@@ -160,9 +160,9 @@ pub fn compile(programs: &Path, target: &Path) -> Result<()> {
 }
 
 /// `PATH` with the folder first where `cargo xtask setup` puts the linker.
-fn path_with_tools() -> Result<std::ffi::OsString> {
-    let mut path = crate::cluster::tools()?.into_os_string();
+fn path_with_tools() -> std::ffi::OsString {
+    let mut path = crate::cluster::tools().into_os_string();
     path.push(":");
     path.push(std::env::var_os("PATH").unwrap_or_default());
-    Ok(path)
+    path
 }

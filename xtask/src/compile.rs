@@ -2,11 +2,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use duct::cmd;
 
 use crate::process::{run_shown, say};
+use crate::progress::Step;
 use crate::toolchain::{DEBIAN_LLVM, Toolchain, clean_cargo_env};
 use crate::workspace::{Workspace, which};
 
@@ -61,4 +63,49 @@ pub fn build(workspace: &Workspace, toolchain: Toolchain, release: bool) -> Resu
     run_shown("building the agent", &clean_cargo_env(command))?;
     say(&format!("agent: {}", workspace.agent(release).display()));
     Ok(())
+}
+
+/// What a command has to compile before it starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Build {
+    /// Programs and agent.
+    Agent,
+    /// The same with optimisation.
+    Release,
+    Demo,
+}
+
+impl Build {
+    /// The agent, with optimisation or without.
+    pub fn agent(release: bool) -> Self {
+        if release { Self::Release } else { Self::Agent }
+    }
+
+    /// About how long it takes: the first time all crates are compiled, later what changed.
+    pub fn step(self, workspace: &Workspace) -> Step {
+        let (name, seconds, again, product) = match self {
+            Self::Agent => ("eBPF programs and agent", 150, 10, workspace.agent(false)),
+            Self::Release => ("eBPF programs and optimised agent", 400, 60, workspace.agent(true)),
+            Self::Demo => ("demo", 60, 10, workspace.demo()),
+        };
+        let seconds = if product.exists() { again } else { seconds };
+        Step { name: format!("compiling {name}"), estimate: Duration::from_secs(seconds) }
+    }
+
+    pub fn run(self, workspace: &Workspace, toolchain: Toolchain) -> Result<()> {
+        match self {
+            Self::Agent => build(workspace, toolchain, false),
+            Self::Release => build(workspace, toolchain, true),
+            Self::Demo => build_demo(workspace),
+        }
+    }
+}
+
+/// The demo plays on the same topology as the tests, and so lives in their package.
+fn build_demo(workspace: &Workspace) -> Result<()> {
+    let command = cmd!("cargo", "build", "--locked", "-p", "lb-tests", "--bin", "ballast-demo")
+        .env("BALLAST_EBPF_OBJECT", workspace.object())
+        .stdout_to_stderr()
+        .dir(&workspace.root);
+    run_shown("building the demo", &clean_cargo_env(command))
 }

@@ -25,7 +25,7 @@ pub fn format_checks(workspace: &Workspace) -> Vec<Check> {
     ]
 }
 
-/// clippy with warnings as errors, the agent's types on musl, and cargo-deny's rules that need no network.
+/// clippy with warnings as errors.
 ///
 /// The programs' target comes with no clippy: they are checked as if they were built for this machine.
 pub fn lint_checks(workspace: &Workspace) -> Vec<Check> {
@@ -45,18 +45,22 @@ pub fn lint_checks(workspace: &Workspace) -> Vec<Check> {
     )
     .env("RUSTC_BOOTSTRAP", "1")
     .env("CARGO_TARGET_DIR", workspace.target().join("ebpf-clippy"));
+    vec![check(workspace, "clippy", &clippy), check(workspace, "clippy of the programs", &programs)]
+}
+
+/// The agent's types on musl; nothing where there is no musl target. The ladder builds the static agent instead.
+pub fn static_check(workspace: &Workspace) -> Option<Check> {
+    let musl = image::binary::check(workspace);
+    if musl.is_none() {
+        say("no musl target here: that the agent compiles for it is not checked");
+    }
+    Some(check(workspace, "static agent", &musl?))
+}
+
+/// cargo-deny's rules that need no network. cargo-deny must be there: see `setup::crate_rules`.
+pub fn crate_check(workspace: &Workspace) -> Check {
     let deny = cmd!("cargo", "deny", "--log-level", "error", "check", "bans", "licenses", "sources");
-    let mut checks = vec![check(workspace, "clippy", &clippy), check(workspace, "clippy of the programs", &programs)];
-    match image::binary::check(workspace) {
-        Some(musl) => checks.push(check(workspace, "static agent", &musl)),
-        None => say("no musl target here: that the agent compiles for it is not checked"),
-    }
-    if workspace.has_tool("cargo-deny") {
-        checks.push(check(workspace, "deny", &deny));
-    } else {
-        say("cargo-deny is not installed, its rules are not checked: `cargo xtask setup` builds it");
-    }
-    checks
+    check(workspace, "deny", &deny)
 }
 
 /// Advisories need the advisory database, and so the network: apart from the rest.

@@ -10,6 +10,7 @@ mod lint;
 mod mutate;
 mod process;
 mod programs;
+mod progress;
 mod run;
 mod setup;
 mod soak;
@@ -23,6 +24,8 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 
+use crate::compile::Build;
+use crate::process::say;
 use crate::setup::Level;
 use crate::workspace::Workspace;
 
@@ -83,10 +86,12 @@ fn main() -> ExitCode {
 fn dispatch(cli: &Cli) -> Result<()> {
     let workspace = Workspace::find()?;
     match &cli.command {
-        Command::Setup => setup::setup(&workspace, Level::Test).map(|_| ()),
+        Command::Setup => {
+            setup::setup(&workspace, Level::Test)?;
+            setup::crate_rules(&workspace)
+        }
         Command::Build { release } => {
-            let toolchain = setup::setup(&workspace, Level::Build)?;
-            compile::build(&workspace, toolchain, *release)
+            setup::setup_and_build(&workspace, Level::Build, &[Build::agent(*release)]).map(|_| ())
         }
         Command::Run(args) => run::run(&workspace, args),
         Command::Test(args) => test::run(&workspace, args),
@@ -104,6 +109,12 @@ fn dispatch(cli: &Cli) -> Result<()> {
 fn run_lint(workspace: &Workspace, advisories: bool) -> Result<()> {
     let mut checks = lint::format_checks(workspace);
     checks.extend(lint::lint_checks(workspace));
+    checks.extend(lint::static_check(workspace));
+    if workspace.has_tool("cargo-deny") {
+        checks.push(lint::crate_check(workspace));
+    } else {
+        say("cargo-deny is not installed, its rules are not checked: `cargo xtask setup` builds it");
+    }
     if advisories {
         checks.push(lint::advisories(workspace));
     }

@@ -3,7 +3,6 @@
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use duct::Expression;
@@ -19,7 +18,6 @@ pub fn say(text: &str) {
 
 /// Runs with the output in a log file; on failure its last lines and its path are the error.
 pub fn run_logged(what: &str, log: &Path, command: &Expression) -> Result<()> {
-    let started = Instant::now();
     let file = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
     let output = command
         .stdin_null()
@@ -29,7 +27,6 @@ pub fn run_logged(what: &str, log: &Path, command: &Expression) -> Result<()> {
         .run()
         .with_context(|| format!("{what}: cannot be started"))?;
     if output.status.success() {
-        say(&format!("{what}: done in {:.1} s", started.elapsed().as_secs_f64()));
         return Ok(());
     }
     let text = fs::read_to_string(log).unwrap_or_default();

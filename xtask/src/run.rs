@@ -6,12 +6,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use duct::cmd;
 
-use crate::compile;
-use crate::process::run_shown;
-use crate::setup::{Level, setup};
-use crate::toolchain::clean_cargo_env;
+use crate::compile::Build;
+use crate::setup::{Level, setup_and_build};
 use crate::workspace::{Workspace, is_root};
 
 /// `cargo xtask run`
@@ -39,32 +36,20 @@ pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<()> {
     }
     let agent = workspace.agent(false);
     let mut command = if let Some(kubeconfig) = &args.kubeconfig {
-        let toolchain = setup(workspace, Level::Build)?;
-        compile::build(workspace, toolchain, false)?;
+        setup_and_build(workspace, Level::Build, &[Build::Agent])?;
         let mut command = Command::new(agent);
         command.args(["agent", "--source", "kube", "--kubeconfig"]).arg(kubeconfig).args(&args.flags);
         command
     } else {
-        let toolchain = setup(workspace, Level::Run)?;
-        compile::build(workspace, toolchain, false)?;
-        build_demo(workspace)?;
+        setup_and_build(workspace, Level::Run, &[Build::Agent, Build::Demo])?;
         demo(workspace, args)
     };
     let error = command.exec();
     Err(error).with_context(|| format!("starting {}", command.get_program().display()))
 }
 
-/// The demo plays on the same topology as the tests, and so lives in their package.
-fn build_demo(workspace: &Workspace) -> Result<()> {
-    let command = cmd!("cargo", "build", "--locked", "-p", "lb-tests", "--bin", "ballast-demo")
-        .env("BALLAST_EBPF_OBJECT", workspace.object())
-        .stdout_to_stderr()
-        .dir(&workspace.root);
-    run_shown("building the demo", &clean_cargo_env(command))
-}
-
 fn demo(workspace: &Workspace, args: &RunArgs) -> Command {
-    let mut command = Command::new(workspace.target().join("debug/ballast-demo"));
+    let mut command = Command::new(workspace.demo());
     // The replays of the incidents start the agent as the tests do.
     command.arg("--agent").arg(workspace.agent(false)).env("BALLAST_BIN", workspace.agent(false));
     command.arg("--sample").arg(workspace.root.join("deploy/sample.yaml"));

@@ -13,8 +13,10 @@ use anyhow::{Context, Result};
 pub struct Workspace {
     /// Root of the checkout.
     pub root: PathBuf,
-    /// Tools that setup built: `${XDG_CACHE_HOME:-~/.cache}/ballast/tools/bin`.
+    /// Links to the versions of the tools that this checkout asks for.
     pub tools: PathBuf,
+    /// All versions of all tools, of every checkout: `${XDG_CACHE_HOME:-~/.cache}/ballast/tools`.
+    pub cache: PathBuf,
 }
 
 impl Workspace {
@@ -26,7 +28,7 @@ impl Workspace {
             Some(cache) if !cache.is_empty() => PathBuf::from(cache),
             _ => PathBuf::from(env::var_os("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?).join(".cache"),
         };
-        Ok(Self { root, tools: cache.join("ballast/tools/bin") })
+        Ok(Self { tools: root.join("target/tools"), root, cache: cache.join("ballast/tools") })
     }
 
     /// The eBPF object that the agent embeds.
@@ -37,6 +39,11 @@ impl Workspace {
     /// The agent as built by `cargo xtask build`.
     pub fn agent(&self, release: bool) -> PathBuf {
         self.target().join(if release { "release" } else { "debug" }).join("ballast")
+    }
+
+    /// The demo that `cargo xtask run` starts.
+    pub fn demo(&self) -> PathBuf {
+        self.target().join("debug/ballast-demo")
     }
 
     /// Cargo's target folder of the main workspace.
@@ -66,7 +73,7 @@ impl Workspace {
         self.tools.join(name).exists() || which(name).is_some()
     }
 
-    /// The folder with kube-apiserver and etcd: `KUBEBUILDER_ASSETS` if the user set it, else our cache.
+    /// The folder with kube-apiserver and etcd: `KUBEBUILDER_ASSETS` if the user set it, else our own.
     pub fn kube_assets(&self) -> PathBuf {
         env::var_os("KUBEBUILDER_ASSETS").filter(|v| !v.is_empty()).map_or_else(|| self.tools.clone(), PathBuf::from)
     }

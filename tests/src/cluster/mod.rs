@@ -1,7 +1,6 @@
 //! A real Kubernetes API: kube-apiserver and etcd, started and stopped by the test.
 //!
-//! The binaries come from `KUBEBUILDER_ASSETS`, else from the cache that `cargo xtask setup` fills
-//! (`${XDG_CACHE_HOME:-~/.cache}/ballast/tools/bin`). There are no controllers and no kubelets: endpoint slices are made by
+//! The binaries come from `KUBEBUILDER_ASSETS`, else from `target/tools`, which `cargo xtask setup` fills. There are no controllers and no kubelets: endpoint slices are made by
 //! the test. On loopback nothing of this needs root.
 
 mod faulty_proxy;
@@ -236,22 +235,18 @@ fn server_command(directory: &Path, at: SocketAddr, store: SocketAddr) -> Result
     Ok(command)
 }
 
-/// The program, from `KUBEBUILDER_ASSETS`, else from the cache.
+/// The program, from `KUBEBUILDER_ASSETS`, else where `cargo xtask setup` puts it.
 pub fn binary(name: &str) -> Result<PathBuf> {
-    let path = set("KUBEBUILDER_ASSETS").map_or_else(tools, Ok)?.join(name);
+    let path = set("KUBEBUILDER_ASSETS").unwrap_or_else(tools).join(name);
     if !path.is_file() {
         bail!("{} is missing: run `cargo xtask setup`, or set KUBEBUILDER_ASSETS to a folder with it", path.display());
     }
     Ok(path)
 }
 
-/// The cache folder that `cargo xtask setup` fills with programs.
-pub fn tools() -> Result<PathBuf> {
-    let cache = match set("XDG_CACHE_HOME") {
-        Some(cache) => cache,
-        None => set("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?.join(".cache"),
-    };
-    Ok(cache.join("ballast/tools/bin"))
+/// The folder that `cargo xtask setup` fills with links to programs.
+pub fn tools() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools")
 }
 
 fn set(name: &str) -> Option<PathBuf> {

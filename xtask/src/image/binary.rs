@@ -11,8 +11,26 @@ use crate::process::{run_shown, say};
 use crate::toolchain::{anonymous_paths, clean_cargo_env};
 use crate::workspace::{Workspace, which};
 
-/// Builds the release binary without any shared library; returns its path.
-pub fn build(workspace: &Workspace) -> Result<PathBuf> {
+/// A profile of cargo for a static binary. Both abort on a panic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// As it is shipped.
+    Release,
+    /// The same code, compiled in a quarter of the time: for tests.
+    Confined,
+}
+
+impl Profile {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Release => "release",
+            Self::Confined => "confined",
+        }
+    }
+}
+
+/// Builds the agent without any shared library; returns its path.
+pub fn build(workspace: &Workspace, profile: Profile) -> Result<PathBuf> {
     let triple = if let Some(musl) = musl() {
         say(&format!("static binary: {musl}"));
         musl
@@ -21,10 +39,12 @@ pub fn build(workspace: &Workspace) -> Result<PathBuf> {
         say("static binary: glibc, linked statically (rustup cannot add the musl target here)");
         format!("{arch}-unknown-linux-gnu")
     };
-    let build =
-        cmd!("cargo", "build", "--locked", "--release", "-p", "lb-userspace", "--bin", "ballast", "--target", &triple);
+    let name = profile.name();
+    let arguments =
+        ["build", "--locked", "--profile", name, "-p", "lb-userspace", "--bin", "ballast", "--target", &triple];
+    let build = cmd("cargo", arguments);
     run_shown("building the static agent", &command(workspace, &triple, &build))?;
-    Ok(workspace.target().join(triple).join("release/ballast"))
+    Ok(workspace.target().join(triple).join(name).join("ballast"))
 }
 
 /// Compiles the agent for musl as far as types go: numbers of the C library have other types there. None: no musl target here.
@@ -99,8 +119,8 @@ mod tests {
 
     #[test]
     fn no_path_of_this_machine_gets_into_the_binary() {
-        let (root, tools) = (PathBuf::from("/somewhere/checkout"), PathBuf::from("/somewhere/tools"));
-        let flags = rustc_flags(&Workspace { root, tools }, "x86_64-unknown-linux-gnu");
+        let [root, tools, cache] = ["/somewhere/checkout", "/somewhere/tools", "/cache"].map(PathBuf::from);
+        let flags = rustc_flags(&Workspace { root, tools, cache }, "x86_64-unknown-linux-gnu");
         assert!(flags.contains(&"--remap-path-prefix=/somewhere/checkout=/ballast".to_owned()), "{flags:?}");
         assert!(flags.iter().any(|flag| flag.ends_with("=/cargo")), "{flags:?}");
         assert!(flags.contains(&"-Ctarget-feature=+crt-static".to_owned()), "{flags:?}");

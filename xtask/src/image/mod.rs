@@ -66,7 +66,7 @@ pub fn run(workspace: &Workspace, args: &ImageArgs) -> Result<()> {
 
 /// The agent as it is released: static, with optimisation. The programs must have been built.
 pub fn build_static(workspace: &Workspace) -> Result<PathBuf> {
-    binary::build(workspace)
+    binary::build(workspace, binary::Profile::Release)
 }
 
 /// Runs the packed program once: an image that cannot start is none.

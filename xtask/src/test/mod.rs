@@ -1,6 +1,7 @@
 //! `cargo xtask test`: every rung of the ladder, cheapest first.
 
 mod binaries;
+mod confined;
 mod tally;
 
 use std::collections::VecDeque;
@@ -17,22 +18,28 @@ pub use tally::Tally;
 use tally::ended_test;
 
 use binaries::{BINARIES, Built, Module, modules};
+use confined::Confined;
 
+use crate::compile::Build;
+use crate::image::binary::Profile;
 use crate::process::{run_unseen, run_watched, say};
-use crate::setup::{Level, setup};
+use crate::setup::{self, Level, setup_and_build};
 use crate::toolchain::{Toolchain, clean_cargo_env};
 use crate::workspace::{Workspace, is_root};
-use crate::{compile, lint, mutate, vm};
+use crate::{lint, mutate, vm};
 
 /// `cargo xtask test`
 #[derive(Debug, Args)]
 pub struct TestArgs {
-    /// Run only these rungs (repeatable): format, lint, unit, harness, guests, mutations, demo, or a module of a test binary of `tests/`.
+    /// Run only these rungs (repeatable): format, lint, deny, unit, harness, guests, mutations, demo, or a module of a test binary of `tests/`.
     #[arg(long = "rung", value_name = "NAME")]
     rungs: Vec<String>,
     /// Run what a change most often breaks: format, unit and, as root, the rungs that are quick. At most two minutes.
     #[arg(long, conflicts_with = "rungs")]
     quick: bool,
+    /// The confined rungs run the agent as it is released, which takes minutes to compile.
+    #[arg(long)]
+    released: bool,
     /// List the rungs and exit.
     #[arg(long)]
     list: bool,
@@ -46,12 +53,16 @@ pub struct TestArgs {
 enum Rung {
     Format,
     Lint,
+    /// The rules for crates. Its tool takes minutes to build the first time, so it runs beside the tests.
+    Deny,
     /// Unit and property tests: no root, no BPF tools, no cluster.
     Unit,
     /// Unit tests of what the integration tests, the demo and the bench are built from.
     Harness,
     /// A module of a test binary of the `tests` package: root, real programs.
     Module(Module),
+    /// The same with the agent as it is deployed, under this name.
+    Confined(&'static str, Module),
     /// Test binaries for other kernels, in virtual machines.
     Guests,
     Mutations,
@@ -64,9 +75,11 @@ impl Rung {
         match self {
             Self::Format => "format",
             Self::Lint => "lint",
+            Self::Deny => "deny",
             Self::Unit => "unit",
             Self::Harness => "harness",
             Self::Module(module) => &module.name,
+            Self::Confined(name, _) => name,
             Self::Guests => "guests",
             Self::Mutations => "mutations",
             Self::Demo => "demo",
@@ -78,13 +91,21 @@ impl Rung {
         match self {
             Self::Format | Self::Lint | Self::Unit | Self::Harness => Lane::Before,
             Self::Module(module) if WAITING.contains(&module.name.as_str()) => Lane::Beside,
-            Self::Guests | Self::Mutations => Lane::Beside,
-            Self::Module(_) | Self::Demo => Lane::Networks,
+            Self::Deny | Self::Guests | Self::Mutations => Lane::Beside,
+            Self::Module(_) | Self::Confined(..) | Self::Demo => Lane::Networks,
         }
     }
 
     fn needs_root(&self) -> bool {
-        self.lane() != Lane::Before
+        self.lane() != Lane::Before && *self != Self::Deny
+    }
+
+    /// The module of tests that it runs.
+    fn module(&self) -> Option<&Module> {
+        match self {
+            Self::Module(module) | Self::Confined(_, module) => Some(module),
+            _ => None,
+        }
     }
 }
 
@@ -136,6 +157,8 @@ struct Run<'a> {
     workspace: &'a Workspace,
     toolchain: Toolchain,
     built: Built,
+    /// Built if one of the rungs needs it.
+    confined: Option<Confined>,
     filter: Option<&'a str>,
 }
 
@@ -159,24 +182,26 @@ pub fn run(workspace: &Workspace, args: &TestArgs) -> Result<()> {
         );
     }
     let started = Instant::now();
-    let toolchain = setup(workspace, level(&rungs))?;
-    compile::build(workspace, toolchain, false)?;
+    let toolchain = setup_and_build(workspace, level(&rungs), &[Build::Agent])?;
     let binaries: Vec<&str> = BINARIES
         .into_iter()
-        .filter(|binary| rungs.iter().any(|rung| matches!(rung, Rung::Module(module) if module.binary == *binary)))
+        .filter(|binary| rungs.iter().filter_map(Rung::module).any(|module| module.binary == *binary))
         .collect();
     let built = if binaries.is_empty() { Built::default() } else { Built::build(workspace, &binaries)? };
+    let profile = if args.released { Profile::Release } else { Profile::Confined };
+    let needs_confined = rungs.iter().any(|rung| matches!(rung, Rung::Confined(..)));
+    let confined = needs_confined.then(|| Confined::build(workspace, profile)).transpose()?;
     let prepared = started.elapsed();
-    let outcomes = climb(&Run { workspace, toolchain, built, filter: args.filter.as_deref() }, &rungs);
+    let outcomes = climb(&Run { workspace, toolchain, built, confined, filter: args.filter.as_deref() }, &rungs);
     summary(prepared, &outcomes)
 }
 
 /// What must be installed for these rungs.
 fn level(rungs: &[Rung]) -> Level {
-    let needs_cluster = |rung: &Rung| matches!(rung, Rung::Module(module) if module.binary == "cluster");
+    let needs_cluster = |rung: &Rung| rung.module().is_some_and(|module| module.binary == "cluster");
     if rungs.contains(&Rung::Guests) {
         Level::Guests
-    } else if rungs.iter().any(|rung| needs_cluster(rung) || matches!(rung, Rung::Lint | Rung::Mutations)) {
+    } else if rungs.iter().any(|rung| needs_cluster(rung) || matches!(rung, Rung::Mutations)) {
         Level::Test
     } else {
         Level::Run
@@ -207,7 +232,8 @@ fn climb(run: &Run<'_>, rungs: &[Rung]) -> Vec<Outcome> {
 
 /// A long rung that begins last is what everybody waits for.
 fn longest_first<'a>(rungs: impl Iterator<Item = &'a Rung>) -> VecDeque<&'a Rung> {
-    let (long, short): (Vec<_>, Vec<_>) = rungs.partition(|rung| LONG.contains(&rung.name()));
+    let is_long = |module: &Module| LONG.contains(&module.name.as_str());
+    let (long, short): (Vec<_>, Vec<_>) = rungs.partition(|rung| rung.module().is_some_and(is_long));
     long.into_iter().chain(short).collect()
 }
 
@@ -239,6 +265,7 @@ impl Run<'_> {
         match rung {
             Rung::Format => checks(&lint::format_checks(workspace)),
             Rung::Lint => checks(&lint::lint_checks(workspace)),
+            Rung::Deny => setup::crate_rules(workspace).and_then(|()| checks(&[lint::crate_check(workspace)])),
             Rung::Unit => cargo(&cmd!("cargo", "test", "--locked", "--no-fail-fast").dir(&workspace.root)),
             Rung::Harness => cargo(
                 &cmd!(
@@ -247,6 +274,10 @@ impl Run<'_> {
                 .dir(&workspace.root),
             ),
             Rung::Module(module) => cargo(&self.built.command(workspace, module, self.filter)?),
+            Rung::Confined(name, module) => {
+                let confined = self.confined.as_ref().with_context(|| format!("{name} was not prepared"))?;
+                cargo(&confined.with(&self.built.command(workspace, module, self.filter)?))
+            }
             Rung::Guests => guests(workspace, show),
             Rung::Mutations => mutate::run_share(workspace, self.toolchain),
             Rung::Demo => demo(),
@@ -256,8 +287,11 @@ impl Run<'_> {
 
 /// All rungs, in order.
 fn ladder(workspace: &Workspace) -> Result<Vec<Rung>> {
-    let mut rungs = vec![Rung::Format, Rung::Lint, Rung::Unit, Rung::Harness];
-    rungs.extend(modules(&workspace.root)?.into_iter().map(Rung::Module));
+    let mut rungs = vec![Rung::Format, Rung::Lint, Rung::Unit, Rung::Harness, Rung::Deny];
+    for module in modules(&workspace.root)? {
+        rungs.extend(confined::rung(&module).map(|name| Rung::Confined(name, module.clone())));
+        rungs.push(Rung::Module(module));
+    }
     rungs.extend([Rung::Guests, Rung::Mutations, Rung::Demo]);
     Ok(rungs)
 }
@@ -273,7 +307,12 @@ fn select(all: Vec<Rung>, args: &TestArgs) -> Result<Vec<Rung>> {
     let wanted = &args.rungs;
     if wanted.is_empty() {
         // They take minutes on a quiet machine, and many on a busy one, and need a distribution's archive the first time.
-        return Ok(all.into_iter().filter(|rung| *rung != Rung::Guests).collect());
+        // What runs confined, as it is deployed, does not run again otherwise.
+        let in_the_ladder = |rung: &Rung| match rung {
+            Rung::Module(module) => confined::rung(module).is_none(),
+            other => *other != Rung::Guests,
+        };
+        return Ok(all.into_iter().filter(in_the_ladder).collect());
     }
     for name in wanted {
         if !all.iter().any(|rung| rung.name() == name) {
@@ -409,7 +448,13 @@ mod tests {
     }
 
     fn wanted(rungs: &[&str]) -> TestArgs {
-        TestArgs { rungs: rungs.iter().map(|&name| name.to_owned()).collect(), quick: false, list: false, filter: None }
+        TestArgs {
+            rungs: rungs.iter().map(|&name| name.to_owned()).collect(),
+            quick: false,
+            released: false,
+            list: false,
+            filter: None,
+        }
     }
 
     #[test]
@@ -448,10 +493,19 @@ mod tests {
     #[test]
     fn the_quick_rungs_are_there_and_most_need_no_cluster() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the checkout");
-        let workspace = Workspace { root: root.to_owned(), tools: root.to_owned() };
+        let workspace = Workspace { root: root.to_owned(), tools: root.to_owned(), cache: root.to_owned() };
         let quick = TestArgs { quick: true, ..wanted(&[]) };
         let rungs = select(ladder(&workspace).expect("the ladder"), &quick).expect("chosen");
         assert_eq!(rungs.len(), 2 + QUICK.len());
         assert_eq!(level(&rungs), Level::Run);
+    }
+
+    #[test]
+    fn what_runs_confined_runs_otherwise_when_asked_for() {
+        let drain = Module { binary: "namespaces", name: "drain".into() };
+        let confined = Rung::Confined(confined::rung(&drain).expect("it does"), drain.clone());
+        let all = vec![confined.clone(), Rung::Module(drain.clone())];
+        assert_eq!(select(all.clone(), &wanted(&[])).expect("nothing asked"), [confined]);
+        assert_eq!(select(all, &wanted(&["drain"])).expect("is there"), [Rung::Module(drain)]);
     }
 }

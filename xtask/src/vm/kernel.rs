@@ -52,7 +52,7 @@ impl Kernel {
 
     /// Downloads and unpacks it, if that was not done before. One that is there is kept, though Debian may have a newer one.
     pub fn unpacked(self, workspace: &Workspace) -> Result<Unpacked> {
-        let cache = workspace.tools.with_file_name("kernels");
+        let cache = workspace.cache.join("kernels");
         let folder = cache.join(self.name);
         if !folder.exists() {
             let fresh = cache.join(format!("{}.new", self.name));

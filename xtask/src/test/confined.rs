@@ -1,0 +1,45 @@
+//! Rungs with the agent as it is deployed: a static binary that aborts on a panic, with the rights of its container.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use duct::{Expression, cmd};
+
+use super::binaries::Module;
+use super::test_environment;
+use crate::image::binary::{self, Profile};
+use crate::process::{run_shown, say};
+use crate::workspace::Workspace;
+
+/// The modules that the whole ladder runs like this only, and the names of these rungs.
+const RUNGS: [(&str, &str); 3] =
+    [("agent_life", "confined_agent_life"), ("drain", "confined_drain"), ("kube_agent", "confined_kube_agent")];
+
+/// The name of the rung in which this module runs confined.
+pub fn rung(module: &Module) -> Option<&'static str> {
+    RUNGS.into_iter().find(|(name, _)| *name == module.name).map(|(_, rung)| rung)
+}
+
+/// The static agent, and the program that takes all other rights from it.
+#[derive(Clone, Debug)]
+pub struct Confined {
+    agent: PathBuf,
+    launcher: PathBuf,
+}
+
+impl Confined {
+    /// Builds both.
+    pub fn build(workspace: &Workspace, profile: Profile) -> Result<Self> {
+        let agent = binary::build(workspace, profile)?;
+        say("building the launcher of the confined agent");
+        let build = cmd!("cargo", "build", "--locked", "-p", "lb-tests", "--bin", "ballast-confined");
+        let build = build.stdout_to_stderr().dir(&workspace.root);
+        run_shown("building the launcher", &test_environment(workspace, &build, &workspace.object()))?;
+        Ok(Self { agent, launcher: workspace.target().join("debug/ballast-confined") })
+    }
+
+    /// The same tests, with this agent.
+    pub fn with(&self, tests: &Expression) -> Expression {
+        tests.env("BALLAST_BIN", &self.agent).env("BALLAST_CONFINED", &self.launcher)
+    }
+}
