@@ -1,6 +1,7 @@
 //! The real agent on a node of the tests: started, fed with manifests, asked, killed.
 
 mod manifest;
+mod metrics;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

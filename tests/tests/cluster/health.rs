@@ -31,15 +31,6 @@ fn code(agent: &Agent, path: &str) -> Option<u16> {
     agent.health(path).ok().map(|(code, _)| code)
 }
 
-/// The value of a metric without labels, or of the series that has all of `labels`.
-fn metric(agent: &Agent, name: &str, labels: &str) -> Option<f64> {
-    let text = agent.metrics().ok()?;
-    let line = text.lines().find(|line| {
-        line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{'])) && line.contains(labels)
-    })?;
-    line.rsplit(' ').next()?.parse().ok()
-}
-
 fn kube_stage(subject: &str) -> Result<(Fixture, Hosted)> {
     let fixture = Fixture::new(subject, Pods::Routed, 2, NodeOptions::default());
     let host = fixture.topology.outside("api", &fixture.node)?;
@@ -66,9 +57,9 @@ fn an_api_that_is_away_for_long_reddens_readiness_alone() -> Result<()> {
         std::thread::sleep(Duration::from_millis(200));
     }
     assert_eq!(code(&agent, "/readyz"), Some(503));
-    assert_eq!(metric(&agent, "ballast_source_stale", ""), Some(1.0));
-    assert_eq!(metric(&agent, "ballast_source_wedged", ""), Some(0.0), "lost is not wedged");
-    let age = metric(&agent, "ballast_source_age_seconds", "resource=\"services\"").context("an age")?;
+    assert_eq!(agent.metric("ballast_source_stale", ""), Some(1.0));
+    assert_eq!(agent.metric("ballast_source_wedged", ""), Some(0.0), "lost is not wedged");
+    let age = agent.metric("ballast_source_age_seconds", "resource=\"services\"").context("an age")?;
     assert!(age > LONG.as_secs_f64(), "{age}");
 
     // A restart changes nothing of this: the tables serve.
@@ -120,7 +111,7 @@ fn a_dead_watch_reddens_health_while_the_api_answers_and_heals() -> Result<()> {
         healed.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     });
     eventually("healthy again", SETTLE_LIMIT, || (code(&agent, "/healthz") == Some(200)).then_some(()));
-    let restarts = metric(&agent, "ballast_source_watch_restarts_total", "reason=\"missed-events\"");
+    let restarts = agent.metric("ballast_source_watch_restarts_total", "reason=\"missed-events\"");
     assert!(restarts >= Some(1.0), "{restarts:?}");
     Ok(())
 }
@@ -132,8 +123,8 @@ fn promtool_finds_nothing_to_complain_about() -> Result<()> {
     let mut agent = Agent::prepare(node, &["--audit-interval=1s"])?;
     agent.write_text(&manifest(node, CHECK_PORT, &[("10.1.0.2", &node.node_name(), true)], false))?;
     agent.restart()?;
-    eventually("an audit", SOON, || metric(&agent, "ballast_audits_total", "").filter(|runs| *runs >= 1.0));
-    eventually("how full the maps are", SOON, || metric(&agent, "ballast_map_entries", "map=\"services4\""));
+    eventually("an audit", SOON, || agent.metric("ballast_audits_total", "").filter(|runs| *runs >= 1.0));
+    eventually("how full the maps are", SOON, || agent.metric("ballast_map_entries", "map=\"services4\""));
     let text = agent.metrics()?;
     for name in [
         "kubeproxy_sync_proxy_rules_duration_seconds_count",
@@ -166,8 +157,8 @@ fn the_alerts_are_valid_and_ask_for_metrics_that_there_are() -> Result<()> {
     let mut agent = Agent::prepare(&fixture.node, &["--audit-interval=1s"])?;
     agent.write_text("# nothing\n")?;
     agent.restart()?;
-    eventually("an audit", SOON, || metric(&agent, "ballast_audits_total", ""));
-    eventually("how full the maps are", SOON, || metric(&agent, "ballast_map_entries", "map=\"services4\""));
+    eventually("an audit", SOON, || agent.metric("ballast_audits_total", ""));
+    eventually("how full the maps are", SOON, || agent.metric("ballast_map_entries", "map=\"services4\""));
     let text = agent.metrics()?;
     let rules = std::fs::read_to_string(rules)?;
     let words = rules.lines().filter_map(|line| line.trim().strip_prefix("expr: ")).flat_map(|expression| {

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, Endpoint, External, Manifest, Service};
 use lb_tests::cluster::{Hosted, SETTLE_LIMIT};
 use lb_tests::fixture::serve;
@@ -80,10 +81,6 @@ impl Scenario {
     }
 }
 
-fn counted(agent: &Agent, outcome: &str) -> u64 {
-    agent.json(&["status"]).unwrap()["outcomes"][outcome].as_u64().unwrap_or(0)
-}
-
 #[test]
 fn outer_headers_are_opened_for_nodes_of_the_cluster() {
     let mut scenario = Scenario::new();
@@ -96,13 +93,13 @@ fn outer_headers_are_opened_for_nodes_of_the_cluster() {
     scenario.cluster.create(&scenario.service("dsr")).unwrap();
     scenario.served_whole("whole, with no --dsr-peers");
     assert_eq!(scenario.askers(), 2);
-    assert!(counted(&scenario.agents[0], "tunnelled") > 0);
+    assert!(scenario.agents[0].counted(Outcome::Tunnelled).unwrap() > 0);
 
     scenario.cluster.delete_node(&scenario.nodes[0]).unwrap();
     eventually("who is no node any more is not served", SETTLE_LIMIT, || {
         VIPS.iter().all(|vip| scenario.ask(vip).is_err()).then_some(())
     });
-    assert!(counted(&scenario.agents[1], "dropped_no_peer") > 0);
+    assert!(scenario.agents[1].counted(Outcome::DroppedNoPeer).unwrap() > 0);
     scenario.cluster.create_node(&scenario.nodes[0]).unwrap();
     scenario.served_whole("a node again");
 

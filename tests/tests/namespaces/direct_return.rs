@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, Endpoint, External, Manifest, Protocol, Service, peers_flag};
 use lb_tests::fixture::serve;
 use lb_tests::peers::{Datagrams, Server, Stream, eventually};
@@ -101,19 +102,13 @@ impl Scenario {
     }
 }
 
-/// How often an outcome was counted by an agent's programs.
-fn counted(agent: &Agent, outcome: &str) -> u64 {
-    let status = agent.json(&["status"]).unwrap();
-    status["outcomes"][outcome].as_u64().unwrap_or(0)
-}
-
 #[test]
 fn the_backends_node_answers_by_itself_at_tc() {
     let scenario = Scenario::new("dsr-tc");
     let agents = scenario.agents("dsr", &["--xdp-mode=off"]);
     scenario.everywhere_the_client_is_seen("tc");
-    assert!(counted(&agents[0], "tunnelled") > 0);
-    assert_eq!(counted(&agents[0], "replied"), 0, "no answer comes back through the first node");
+    assert!(agents[0].counted(Outcome::Tunnelled).unwrap() > 0);
+    assert_eq!(agents[0].counted(Outcome::Replied).unwrap(), 0, "no answer comes back through the first node");
 }
 
 #[test]
@@ -121,8 +116,8 @@ fn the_backends_node_answers_by_itself_at_xdp() {
     let scenario = Scenario::new("dsr-xdp");
     let agents = scenario.agents("dsr", &["--xdp-mode=generic"]);
     scenario.everywhere_the_client_is_seen("xdp");
-    assert!(counted(&agents[0], "tunnelled") > 0);
-    assert_eq!(counted(&agents[0], "replied"), 0, "no answer comes back through the first node");
+    assert!(agents[0].counted(Outcome::Tunnelled).unwrap() > 0);
+    assert_eq!(agents[0].counted(Outcome::Replied).unwrap(), 0, "no answer comes back through the first node");
 }
 
 /// As on a real card: the frames leave from XDP, and are opened there.
@@ -134,8 +129,8 @@ fn the_backends_node_answers_by_itself_at_native_xdp() {
         scenario.nodes.iter().map(|node| XdpPass::attach(wire, &node.port()).unwrap()).collect();
     let agents = scenario.agents("dsr", &["--xdp-mode=native"]);
     scenario.everywhere_the_client_is_seen("native XDP");
-    assert!(counted(&agents[0], "tunnelled") > 0);
-    assert_eq!(counted(&agents[0], "replied"), 0, "no answer comes back through the first node");
+    assert!(agents[0].counted(Outcome::Tunnelled).unwrap() > 0);
+    assert_eq!(agents[0].counted(Outcome::Replied).unwrap(), 0, "no answer comes back through the first node");
 }
 
 #[test]
@@ -174,8 +169,8 @@ fn nodes_may_be_set_one_after_the_other() {
     let agents: Vec<Agent> =
         scenario.nodes.iter().zip(["--mode=dsr", "--mode=snat", "--mode=snat"]).map(start).collect();
     scenario.everywhere_the_client_is_seen("by the first that is set");
-    assert!(counted(&agents[0], "tunnelled") > 0);
-    assert_eq!(counted(&agents[0], "replied"), 0, "no answer comes back through the first node");
+    assert!(agents[0].counted(Outcome::Tunnelled).unwrap() > 0);
+    assert_eq!(agents[0].counted(Outcome::Replied).unwrap(), 0, "no answer comes back through the first node");
     // One that is not set yet asks as before.
     scenario.ask_by(1);
     let to = scenario.asked(Protocol::Tcp)[0];
@@ -197,7 +192,7 @@ fn connections_go_on_by_another_node() {
     for (stream, server) in streams.iter_mut().zip(&before) {
         assert_eq!(&stream.ask("after").unwrap().server, server);
     }
-    assert!(counted(&agents[1], "tunnelled") > 0);
+    assert!(agents[1].counted(Outcome::Tunnelled).unwrap() > 0);
 }
 
 /// Whoever is no node of the cluster sends nothing in an outer header.
@@ -211,5 +206,5 @@ fn who_is_no_peer_is_not_served() {
     let to = scenario.asked(Protocol::Tcp)[0];
     let limit = Duration::from_millis(1500);
     assert!(Stream::connect_from(scenario.client.place(), 0, to, limit).is_err());
-    assert!(counted(&agents[2], "dropped_no_peer") > 0);
+    assert!(agents[2].counted(Outcome::DroppedNoPeer).unwrap() > 0);
 }

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, Endpoint, External, Manifest, Service, peers_flag};
 use lb_tests::fixture::serve;
 use lb_tests::peers::{Server, Stream};
@@ -63,10 +64,6 @@ impl Scenario {
     }
 }
 
-fn counted(agent: &Agent, outcome: &str) -> u64 {
-    agent.json(&["status"]).unwrap()["outcomes"][outcome].as_u64().unwrap_or(0)
-}
-
 #[test]
 fn a_lost_node_and_a_lost_backend_break_few_connections_of_the_others() {
     const LOST_NODE: usize = 1;
@@ -85,7 +82,7 @@ fn a_lost_node_and_a_lost_backend_break_few_connections_of_the_others() {
     };
     let mut streams: Vec<(Stream, String)> = (0..2 * CONNECTIONS).map(connect).collect();
     for (node, agent) in agents.iter().enumerate() {
-        assert!(counted(agent, "tunnelled") > CONNECTIONS as u64 / 4, "node {node} has its share");
+        assert!(agent.counted(Outcome::Tunnelled).unwrap() > CONNECTIONS as u64 / 4, "node {node} has its share");
     }
 
     let lost = format!("b{LOST_BACKEND}");
@@ -106,7 +103,7 @@ fn a_lost_node_and_a_lost_backend_break_few_connections_of_the_others() {
         Err(error) => Some(format!("{server}: {error}")),
     });
     let broken: Vec<String> = broken.collect();
-    let moved = counted(&agents[0], "tunnelled") + counted(&agents[2], "tunnelled");
+    let moved = agents[0].counted(Outcome::Tunnelled).unwrap() + agents[2].counted(Outcome::Tunnelled).unwrap();
     assert!(moved > 0, "no packet of node {LOST_NODE} was led by Maglev alone");
     assert!(100 * broken.len() <= all, "{} of {all}: {broken:?}", broken.len());
 }

@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, External, Manifest, SOON};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream, eventually};
@@ -85,11 +86,7 @@ fn only(client: Addresses) -> Vec<String> {
 }
 
 fn dropped(agent: &Agent) -> u64 {
-    let metrics = agent.metrics().unwrap();
-    let named = "ballast_outcomes_total{outcome=\"dropped_source_range\"} ";
-    let value = metrics.lines().find_map(|line| line.strip_prefix(named)).unwrap();
-    // OpenMetrics writes a counter as a decimal fraction.
-    value.trim_end_matches(".0").parse().unwrap()
+    agent.counted(Outcome::DroppedSourceRange).unwrap()
 }
 
 /// Dropped without a word, and counted.

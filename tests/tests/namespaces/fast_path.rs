@@ -7,6 +7,7 @@ use std::time::Duration;
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use aya::{Ebpf, EbpfLoader};
+use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, Manifest, Protocol, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream, eventually};
@@ -20,7 +21,7 @@ const BULK: usize = 400_000;
 
 /// How many packets were handed over so far.
 fn handed_over(agent: &Agent) -> u64 {
-    agent.json(&["status"]).unwrap()["outcomes"]["fast_path"].as_u64().unwrap_or(0)
+    agent.counted(Outcome::FastPath).unwrap()
 }
 
 fn fast_path(agent: &Agent) -> Value {

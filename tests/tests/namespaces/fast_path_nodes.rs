@@ -3,6 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, Endpoint, Manifest, Protocol, Service};
 use lb_tests::fixture::{Pods, serve};
 use lb_tests::peers::{Datagrams, Server, Stream, eventually};
@@ -57,7 +58,7 @@ impl Beyond {
 
     /// How many packets went past the first node's forwarding so far, and how many were forwarded.
     fn counts(&self) -> (u64, u64) {
-        let fast = self.agent.json(&["status"]).unwrap()["outcomes"]["fast_path"].as_u64().unwrap_or(0);
+        let fast = self.agent.counted(Outcome::FastPath).unwrap();
         let snmp = self.at_node("cat /proc/thread-self/net/snmp");
         let mut lines = snmp.lines().filter(|line| line.starts_with("Ip:"));
         let names = lines.next().unwrap().split_whitespace();

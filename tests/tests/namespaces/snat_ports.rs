@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, Manifest, Protocol};
 use lb_tests::peers::{Stream, eventually};
 use lb_tests::routed::{Backend, Cell, Client, Family, Kind, Network, Policy};
@@ -18,10 +19,8 @@ const CLUSTER: &str = "--cluster-cidr=10.244.0.0/16,fd00:244::/32";
 const TIMEOUTS: &str = "--flow-timeouts=half-open=4s,closing=1s";
 
 /// Packets that found no port on node 1, as the metrics tell.
-fn dropped(network: &Network) -> f64 {
-    let metrics = network.agents[0].metrics().unwrap();
-    let named = "ballast_outcomes_total{outcome=\"dropped_no_port\"} ";
-    metrics.lines().find_map(|line| line.strip_prefix(named)).unwrap().parse().unwrap()
+fn dropped(network: &Network) -> u64 {
+    network.agents[0].counted(Outcome::DroppedNoPort).unwrap()
 }
 
 /// The client outside asks at node 1's port for the pod of node 2, from a port of the local range, which is the node's as well: it cannot

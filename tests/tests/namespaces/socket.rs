@@ -4,19 +4,11 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 
-use lb_tests::agent::{Agent, Endpoint, Manifest, Protocol, Service};
+use lb_common::outcome::Outcome;
+use lb_tests::agent::{Endpoint, Manifest, Protocol, Service};
 use lb_tests::fixture::{Fixture, Pods, serve_at};
 use lb_tests::peers::{Datagrams, Stream};
 use lb_tests::topology::{NodeOptions, Place};
-
-fn count(agent: &Agent, outcome: &str) -> u64 {
-    let metrics = agent.metrics().unwrap();
-    let named = format!("ballast_outcomes_total{{outcome=\"{outcome}\"}} ");
-    let line = metrics.lines().find_map(|line| line.strip_prefix(&named));
-    let value = line.unwrap_or_else(|| panic!("no {named} in {metrics}"));
-    // OpenMetrics writes a counter as a decimal fraction.
-    value.trim_end_matches(".0").parse().unwrap()
-}
 
 #[test]
 fn a_host_process_sees_the_service_and_its_packets_are_not_translated() {
@@ -53,11 +45,11 @@ fn only_the_hosts_own_processes_are_translated_unless_told_otherwise() {
         let pod = fixture.client.place().clone().in_cgroup(fixture.node.cgroup());
         for (place, at_connect) in [(fixture.node.place(), host), (&pod, pods)] {
             for to in service.frontends(Protocol::Tcp) {
-                let before = count(&agent, "socket_connected");
+                let before = agent.counted(Outcome::SocketConnected).unwrap();
                 let mut stream = Stream::connect(place, to).unwrap();
                 stream.ask("hello").unwrap();
                 assert_eq!(stream.peer().unwrap(), to);
-                let translated = count(&agent, "socket_connected") - before;
+                let translated = agent.counted(Outcome::SocketConnected).unwrap() - before;
                 assert_eq!(translated, u64::from(at_connect), "{mode} in {}", place.name());
             }
         }
@@ -69,7 +61,7 @@ fn a_host_process_is_refused_at_once_where_nobody_serves() {
     let fixture = Fixture::new("hostempty", Pods::Routed, 1, NodeOptions::default());
     let service = Service::web(vec![]);
     let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
-    let before = count(&agent, "socket_refused");
+    let before = agent.counted(Outcome::SocketRefused).unwrap();
     let frontends = [service.frontends(Protocol::Tcp), service.frontends(Protocol::Udp)].concat();
     for to in service.frontends(Protocol::Tcp) {
         assert_eq!(Stream::connect(fixture.node.place(), to).unwrap_err().kind(), ErrorKind::ConnectionRefused);
@@ -80,7 +72,7 @@ fn a_host_process_is_refused_at_once_where_nobody_serves() {
         let socket = Datagrams::unconnected(fixture.node.place(), 0, to).unwrap();
         assert_eq!(socket.send_at(to, "hello").unwrap_err().kind(), ErrorKind::ConnectionRefused);
     }
-    assert_eq!(count(&agent, "socket_refused") - before, frontends.len() as u64 + 2);
+    assert_eq!(agent.counted(Outcome::SocketRefused).unwrap() - before, frontends.len() as u64 + 2);
 }
 
 #[test]
@@ -88,7 +80,7 @@ fn a_host_process_is_refused_at_once_at_a_port_that_the_service_does_not_have() 
     let fixture = Fixture::new("hostport", Pods::Routed, 1, NodeOptions::default());
     let service = fixture.web();
     let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
-    let before = count(&agent, "refused_unserved");
+    let before = agent.counted(Outcome::RefusedUnserved).unwrap();
     for address in service.cluster_ips.both() {
         let to = SocketAddr::new(address, 81);
         let mapped = lb_tests::peers::mapped(to);
@@ -100,11 +92,11 @@ fn a_host_process_is_refused_at_once_at_a_port_that_the_service_does_not_have() 
         let socket = Datagrams::unconnected(fixture.node.place(), 0, to).unwrap();
         assert_eq!(socket.send_at(to, "hello").unwrap_err().kind(), ErrorKind::ConnectionRefused);
     }
-    assert_eq!(count(&agent, "refused_unserved") - before, 2 * 5);
+    assert_eq!(agent.counted(Outcome::RefusedUnserved).unwrap() - before, 2 * 5);
     // A port of the node itself is nobody's to refuse: its own kernel does.
     let own = SocketAddr::new(fixture.node.addresses().v4.into(), 81);
     assert_eq!(Stream::connect(fixture.node.place(), own).unwrap_err().kind(), ErrorKind::ConnectionRefused);
-    assert_eq!(count(&agent, "refused_unserved") - before, 2 * 5);
+    assert_eq!(agent.counted(Outcome::RefusedUnserved).unwrap() - before, 2 * 5);
 }
 
 #[test]
@@ -125,13 +117,13 @@ fn an_unconnected_socket_leaves_a_backend_that_is_gone_and_no_other() {
         let first = ask(&sockets, "one");
         assert_eq!(first.iter().collect::<BTreeSet<_>>().len(), 3, "48 sockets use all backends: {first:?}");
         agent.apply(&Manifest::of([Service::web(endpoints[1..].to_vec())])).unwrap();
-        let moved = count(&agent, "socket_moved");
+        let moved = agent.counted(Outcome::SocketMoved).unwrap();
         for (before, now) in first.iter().zip(ask(&sockets, "two")) {
             assert!(now != "b0", "b0 is gone");
             assert!(before == "b0" || *before == now, "{before} stayed, but its socket went to {now}");
         }
         let left = first.iter().filter(|server| *server == "b0").count();
-        assert_eq!(count(&agent, "socket_moved") - moved, left as u64);
+        assert_eq!(agent.counted(Outcome::SocketMoved).unwrap() - moved, left as u64);
     }
 }
 

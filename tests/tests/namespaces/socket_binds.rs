@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 
+use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, External, Manifest, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Stream, eventually};
@@ -43,9 +44,7 @@ fn every(fixture: &Fixture) -> Vec<IpAddr> {
 }
 
 fn refused(agent: &Agent) -> u64 {
-    let metrics = agent.metrics().unwrap();
-    let line = metrics.lines().find_map(|line| line.strip_prefix("ballast_outcomes_total{outcome=\"refused_bind\"} "));
-    line.unwrap_or("0").trim_end_matches(".0").parse().unwrap()
+    agent.counted(Outcome::RefusedBind).unwrap()
 }
 
 #[test]

@@ -4,19 +4,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use lb_tests::agent::{Agent, Manifest, Protocol};
+use lb_common::outcome::Outcome;
+use lb_tests::agent::{Manifest, Protocol};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Stream, eventually, mapped};
 use lb_tests::topology::{NodeOptions, Pod};
 
 /// Longer than any test takes: a pod that cannot connect has moved on by then, at the latest.
 const LONG: Duration = Duration::from_mins(1);
-
-fn count(agent: &Agent, outcome: &str) -> u64 {
-    let metrics = agent.metrics().unwrap();
-    let named = format!("ballast_outcomes_total{{outcome=\"{outcome}\"}} ");
-    metrics.lines().find_map(|line| line.strip_prefix(&named)?.trim_end_matches(".0").parse().ok()).unwrap_or(0)
-}
 
 /// The pod receives, and no word of it gets out: a death that nobody is told of.
 fn fall_silent(pod: &Pod, silent: bool) {
@@ -33,11 +28,11 @@ fn a_backend_that_left_pods_unanswered_is_avoided_by_the_host() {
     let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     let (pod, host) = (fixture.client.place(), fixture.node.place());
     for to in service.frontends(Protocol::Tcp) {
-        let before = count(&agent, "suspected");
+        let before = agent.counted(Outcome::Suspected).unwrap();
         fall_silent(&fixture.backends[1], true);
         eventually("a pod's connection shows that the backend is dead", LONG, || {
             Stream::connect_from(pod, 0, to, LONG).unwrap().ask("hello").unwrap();
-            (count(&agent, "suspected") > before).then_some(())
+            (agent.counted(Outcome::Suspected).unwrap() > before).then_some(())
         });
         let mut used = BTreeSet::new();
         for to in [to, mapped(to)] {
