@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use super::api::{Resource, StubApi};
 use super::node;
 use super::ruleset::Ruleset;
 use super::sentinel;
 use super::settings::Settings;
+use crate::cluster::stub::{Kind, StubApi};
 use crate::cluster::{Process, binary};
 use crate::topology::{Namespace, Place};
 
@@ -35,13 +35,13 @@ impl KubeProxy {
     /// Starts it with these settings.
     pub fn start(settings: &Settings) -> Result<Self> {
         let namespace = node::namespace()?;
-        let api = StubApi::start(namespace.place())?;
+        let api = StubApi::start(Some(namespace.place()), std::net::Ipv4Addr::LOCALHOST.into())?;
         let directory = tempfile::tempdir()?;
         let (kubeconfig, config) = (directory.path().join("kubeconfig"), directory.path().join("config"));
         fs::write(&kubeconfig, kubeconfig_of(&api.url()).to_string())?;
         let path = kubeconfig.to_str().context("the folder's name is not text")?;
         fs::write(&config, configuration(path, settings).to_string())?;
-        api.put(Resource::Nodes, &node::object(None));
+        api.put(typed(Kind::Node, &node::object(None)));
         let mut command = Command::new(binary("kube-proxy")?);
         command.arg("--config").arg(&config);
         let process = Process::start(command, &directory.path().join("log"), Some(namespace.place()))?;
@@ -55,17 +55,17 @@ impl KubeProxy {
     /// Shows it these objects in place of all others, and returns the rules that it makes of them.
     pub fn rules_for(&mut self, zone: Option<&str>, services: &[Value], slices: &[Value]) -> Result<Ruleset> {
         self.shown += 1;
-        self.api.put(Resource::Nodes, &node::object(zone));
-        for (resource, objects) in [(Resource::Services, services), (Resource::Slices, slices)] {
-            self.api.remove(resource, |object| !sentinel::is_one(object));
+        self.api.put(typed(Kind::Node, &node::object(zone)));
+        for (kind, objects) in [(Kind::Service, services), (Kind::Slice, slices)] {
+            self.api.delete_where(kind, |object| !sentinel::is_one(object));
             for object in objects {
-                self.api.put(resource, object);
+                self.api.put(typed(kind, object));
             }
         }
         // Each watch is in order: what stands in the rules of the last objects is behind all others.
-        self.api.put(Resource::Services, &sentinel::service(self.shown));
+        self.api.put(typed(Kind::Service, &sentinel::service(self.shown)));
         for slice in sentinel::slices(self.shown) {
-            self.api.put(Resource::Slices, &slice);
+            self.api.put(typed(Kind::Slice, &slice));
         }
         let started = Instant::now();
         loop {
@@ -101,6 +101,14 @@ impl KubeProxy {
         }
         Ruleset::parse(&output.stdout)
     }
+}
+
+/// The object with its kind, which a list leaves out.
+fn typed(kind: Kind, object: &Value) -> Value {
+    let mut object = object.clone();
+    object["apiVersion"] = kind.api_version().into();
+    object["kind"] = kind.name().into();
+    object
 }
 
 fn kubeconfig_of(url: &str) -> Value {

@@ -1,9 +1,8 @@
 //! Ballast's plan compared with the real kube-proxy's rules.
 //!
-//! kube-proxy runs in a namespace of its own against an API from memory ([`StubApi`]); its nftables rules are read back and
+//! kube-proxy runs in a namespace of its own against an API from memory ([`StubApi`](crate::cluster::stub::StubApi)); its nftables rules are read back and
 //! interpreted, packet by packet ([`evaluate`]). The same objects go through Ballast's conversion and plan.
 
-mod api;
 mod ballast;
 mod case;
 mod cluster;
@@ -20,13 +19,11 @@ pub mod packet;
 mod probes;
 pub mod ruleset;
 mod run;
-pub mod selector;
 mod sentinel;
 mod settings;
 mod shrink;
 pub mod statement;
 pub mod verdict;
 
-pub use api::{Resource, StubApi};
 pub use kube_proxy::KubeProxy;
 pub use run::{Differing, run, run_distorted};

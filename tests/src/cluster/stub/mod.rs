@@ -1,8 +1,9 @@
 //! A Kubernetes API that lies on demand: lists and watches from memory over plain HTTP, for faults that no real server has.
 //!
-//! It knows Services, EndpointSlices and Nodes, versions, bookmarks and "410 Gone"; Events that are made are kept to be looked at.
-//! It does not page, select or authenticate.
+//! It has Services, EndpointSlices, Nodes and ServiceCIDRs (none of the last), versions, selectors, initial events of watches, bookmarks
+//! and "410 Gone". It keeps Events for the test. It does not page or authenticate.
 
+pub mod selector;
 mod serve;
 mod state;
 
@@ -82,6 +83,11 @@ impl StubApi {
     /// Makes or changes an object; watches tell it.
     pub fn put(&self, object: Value) {
         self.change(|state| state.put(object));
+    }
+
+    /// Deletes every object of the kind for which `chosen` is true; watches tell it.
+    pub fn delete_where(&self, kind: Kind, chosen: impl Fn(&Value) -> bool) {
+        self.change(|state| state.delete_where(kind, chosen));
     }
 
     /// Makes or changes an object; no open watch ever tells it, nor one that is opened later. Lists show it.

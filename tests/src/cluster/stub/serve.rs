@@ -1,6 +1,6 @@
 //! The stub's answers over HTTP.
 
-use std::collections::BTreeMap;
+use std::fmt::{Display, Write as _};
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use tokio::time::Instant as Clock;
 
 use super::Shared;
+use super::selector::{Query, Selector};
 use super::state::{Kind, Request, Verb};
 
 /// How often a watch gets a bookmark.
@@ -40,6 +41,7 @@ pub fn router(shared: Arc<Shared>) -> Router {
         .route("/api/v1/services", of(Kind::Service))
         .route("/apis/discovery.k8s.io/v1/endpointslices", of(Kind::Slice))
         .route("/api/v1/nodes", of(Kind::Node))
+        .route("/apis/networking.k8s.io/v1/servicecidrs", of(Kind::ServiceCidr))
         .route("/api/v1/namespaces/{namespace}/events", post(event))
         .route("/apis/events.k8s.io/v1/namespaces/{namespace}/events", post(event))
         .with_state(shared)
@@ -67,17 +69,24 @@ fn say(status: StatusCode, value: &Value) -> Response {
 }
 
 fn answer(shared: &Arc<Shared>, kind: Kind, peer: SocketAddr, query: String) -> Response {
-    let parameters: BTreeMap<&str, &str> = query.split('&').filter_map(|pair| pair.split_once('=')).collect();
+    let parameters = Query::parse(&query);
     let number = |name: &str| parameters.get(name).and_then(|text| text.parse::<u64>().ok());
-    let is_watch = matches!(parameters.get("watch"), Some(&"true" | &"1"));
+    let (is_watch, selector) = (parameters.is("watch"), parameters.selector());
     let (version, seconds) = (number("resourceVersion"), number("timeoutSeconds").unwrap_or(WATCH_SECONDS));
     let verb = if is_watch { Verb::Watch } else { Verb::List };
     let mut state = shared.state();
     state.note(Request { at: Instant::now(), peer, kind, verb, query });
     if !is_watch {
-        return say(StatusCode::OK, &state.list(kind));
+        return say(StatusCode::OK, &state.list(kind, &selector));
     }
-    let version = version.unwrap_or_else(|| state.version());
+    let mut initial = None;
+    let version = if parameters.is("sendInitialEvents") {
+        let added = state.selected(kind, &selector).map(|object| json!({"type": "ADDED", "object": object}));
+        initial = Some(lines(added.chain([state.initial_bookmark(kind)])));
+        state.version()
+    } else {
+        version.unwrap_or_else(|| state.version())
+    };
     if !state.remembers(version) {
         let gone = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "reason": "Expired",
             "message": format!("too old resource version: {version}"), "code": 410});
@@ -86,15 +95,26 @@ fn answer(shared: &Arc<Shared>, kind: Kind, peer: SocketAddr, query: String) -> 
     let number = state.open_watch();
     drop(state);
     let end = Clock::now() + Duration::from_secs(seconds);
-    let watch = Watch { shared: Arc::clone(shared), kind, number, told: version, end, bookmarks: None };
+    let shared = Arc::clone(shared);
+    let watch = Watch { shared, kind, selector, number, initial, told: version, end, bookmarks: None };
     Body::from_stream(watch.lines()).into_response()
+}
+
+fn lines<E: Display>(events: impl Iterator<Item = E>) -> String {
+    events.fold(String::new(), |mut lines, event| {
+        writeln!(lines, "{event}").expect("a String grows");
+        lines
+    })
 }
 
 /// An open watch.
 struct Watch {
     shared: Arc<Shared>,
     kind: Kind,
+    selector: Selector,
     number: usize,
+    /// The events that it begins with, if it was asked to.
+    initial: Option<String>,
     /// Everything up to this version was told, or is hidden.
     told: u64,
     end: Clock,
@@ -113,6 +133,9 @@ impl Watch {
 
     /// What it says next; `None` at its end.
     async fn next(&mut self, changes: &mut watch::Receiver<()>) -> Option<String> {
+        if let Some(initial) = self.initial.take() {
+            return Some(initial);
+        }
         loop {
             let silent = {
                 changes.mark_unchanged();
@@ -148,11 +171,7 @@ impl Watch {
     /// The changes that were not told yet.
     fn news(&mut self) -> Option<String> {
         let state = self.shared.state();
-        let mut lines = String::new();
-        for change in state.since(self.kind, self.told) {
-            lines.push_str(&change.event.to_string());
-            lines.push('\n');
-        }
+        let lines = lines(state.since(self.kind, self.told, &self.selector).map(|change| &change.event));
         self.told = state.version();
         (!lines.is_empty()).then_some(lines)
     }

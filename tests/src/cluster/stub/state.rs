@@ -6,12 +6,15 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
+use super::selector::Selector;
+
 /// The kinds of objects that it serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     Service,
     Slice,
     Node,
+    ServiceCidr,
 }
 
 impl Kind {
@@ -21,6 +24,7 @@ impl Kind {
             Self::Service => "Service",
             Self::Slice => "EndpointSlice",
             Self::Node => "Node",
+            Self::ServiceCidr => "ServiceCIDR",
         }
     }
 
@@ -28,11 +32,12 @@ impl Kind {
         match self {
             Self::Service | Self::Node => "v1",
             Self::Slice => "discovery.k8s.io/v1",
+            Self::ServiceCidr => "networking.k8s.io/v1",
         }
     }
 
     fn of(object: &Value) -> Self {
-        let kinds = [Self::Service, Self::Slice, Self::Node];
+        let kinds = [Self::Service, Self::Slice, Self::Node, Self::ServiceCidr];
         let found = kinds.into_iter().find(|kind| object["kind"] == kind.name());
         found.unwrap_or_else(|| panic!("not an object that the stub serves: {object}"))
     }
@@ -128,6 +133,14 @@ impl State {
         }
     }
 
+    pub fn delete_where(&mut self, kind: Kind, chosen: impl Fn(&Value) -> bool) {
+        let is_gone = |((of, ..), object): &(&Name, &Value)| *of == kind && chosen(object);
+        let gone: Vec<Name> = self.objects.iter().filter(is_gone).map(|(name, _)| name.clone()).collect();
+        for (kind, namespace, name) in gone {
+            self.delete(kind, &namespace, &name);
+        }
+    }
+
     /// No watch tells the last change.
     pub fn hide_last(&mut self) {
         if let Some(change) = self.history.last_mut() {
@@ -162,8 +175,7 @@ impl State {
     }
 
     /// A list, or the lie that is next.
-    pub fn list(&mut self, kind: Kind) -> Value {
-        let of_kind = self.objects.iter().filter(|((of, ..), _)| *of == kind).map(|(_, object)| object.clone());
+    pub fn list(&mut self, kind: Kind, selector: &Selector) -> Value {
         let shown = match self.lies.get_mut(&kind).and_then(VecDeque::pop_front) {
             None => usize::MAX,
             Some(Lie::Empty) => 0,
@@ -172,8 +184,16 @@ impl State {
         json!({
             "kind": format!("{}List", kind.name()), "apiVersion": kind.api_version(),
             "metadata": {"resourceVersion": self.version.to_string()},
-            "items": of_kind.take(shown).collect::<Vec<_>>(),
+            "items": self.selected(kind, selector).take(shown).collect::<Vec<_>>(),
         })
+    }
+
+    /// The objects of a kind that a selector admits, by name.
+    pub fn selected<'a>(&'a self, kind: Kind, selector: &'a Selector) -> impl Iterator<Item = &'a Value> {
+        self.objects
+            .iter()
+            .filter(move |((of, ..), object)| *of == kind && selector.admits(object))
+            .map(|(_, object)| object)
     }
 
     /// A new watch: its number.
@@ -196,8 +216,11 @@ impl State {
     }
 
     /// What a watch tells that knows everything up to `version`.
-    pub fn since(&self, kind: Kind, version: u64) -> impl Iterator<Item = &Change> {
-        self.history.iter().filter(move |change| change.kind == kind && change.version > version && !change.hidden)
+    pub fn since<'a>(&'a self, kind: Kind, version: u64, selector: &'a Selector) -> impl Iterator<Item = &'a Change> {
+        let known = self.history.partition_point(|change| change.version <= version);
+        let tells =
+            move |change: &&Change| change.kind == kind && !change.hidden && selector.admits(&change.event["object"]);
+        self.history[known..].iter().filter(tells)
     }
 
     pub fn bookmark(&self, kind: Kind) -> Value {
@@ -205,6 +228,13 @@ impl State {
             "kind": kind.name(), "apiVersion": kind.api_version(),
             "metadata": {"resourceVersion": self.version.to_string()},
         }})
+    }
+
+    /// The bookmark behind the initial events of a watch.
+    pub fn initial_bookmark(&self, kind: Kind) -> Value {
+        let mut bookmark = self.bookmark(kind);
+        bookmark["object"]["metadata"]["annotations"] = json!({"k8s.io/initial-events-end": "true"});
+        bookmark
     }
 
     pub fn note(&mut self, request: Request) {
