@@ -13,7 +13,7 @@ use crate::compile;
 use crate::image;
 use crate::process::run_shown;
 use crate::setup::{Level, setup};
-use crate::toolchain::clean_cargo_env;
+use crate::toolchain::{Toolchain, clean_cargo_env};
 use crate::workspace::{Workspace, is_root};
 
 /// `cargo xtask bench`
@@ -36,7 +36,10 @@ pub fn run(workspace: &Workspace, args: &BenchArgs) -> Result<()> {
     if !is_root() {
         bail!("eBPF programs and network namespaces need root: run it as in `sudo -E cargo xtask bench connect`");
     }
-    let agent = build_agent(workspace, args)?;
+    let (toolchain, agent) = build_agent(workspace, args)?;
+    let source = workspace.root.join("tests/yardstick");
+    let target = workspace.target().join("yardstick");
+    run_shown("building the yardstick", &toolchain.build(workspace, &source, &target))?;
     let build = cmd!("cargo", "build", "--locked", "-p", "lb-bench")
         .env("BALLAST_EBPF_OBJECT", workspace.object())
         .stdout_to_stderr()
@@ -44,6 +47,7 @@ pub fn run(workspace: &Workspace, args: &BenchArgs) -> Result<()> {
     run_shown("building the measurement", &clean_cargo_env(build))?;
     let mut command = Command::new(workspace.target().join("debug/ballast-bench"));
     // What is tested, and not only measured, asks for it there.
+    command.env("BALLAST_YARDSTICK", target.join("bpfel-unknown-none/release/yardstick"));
     command.env("BALLAST_BIN", &agent).arg("--agent").arg(agent).args(&args.what);
     let error = command.exec();
     Err(error).with_context(|| format!("starting {}", command.get_program().display()))
@@ -55,10 +59,11 @@ const RELEASED: [&str; 3] = ["all", "control", "scale"];
 /// Benches that put kube-proxy beside it, which follows an API server.
 const BESIDE: [&str; 5] = ["all", "connect", "control", "north-south", "stream"];
 
-fn build_agent(workspace: &Workspace, args: &BenchArgs) -> Result<PathBuf> {
+fn build_agent(workspace: &Workspace, args: &BenchArgs) -> Result<(Toolchain, PathBuf)> {
     let is_one_of = |names: &[&str]| args.what.first().is_some_and(|what| names.iter().any(|name| what == name));
     let is_help = args.what.iter().any(|argument| argument == "--help" || argument == "-h");
     let toolchain = setup(workspace, if is_one_of(&BESIDE) { Level::Test } else { Level::Run })?;
     compile::build(workspace, toolchain, false)?;
-    if is_one_of(&RELEASED) && !is_help { image::build_static(workspace) } else { Ok(workspace.agent(false)) }
+    let agent = if is_one_of(&RELEASED) && !is_help { image::build_static(workspace)? } else { workspace.agent(false) };
+    Ok((toolchain, agent))
 }

@@ -2,6 +2,7 @@
 
 mod bench;
 mod compile;
+mod edited;
 #[cfg(test)]
 mod faults;
 mod fuzz;
@@ -69,6 +70,9 @@ enum Command {
     Programs(programs::ProgramsArgs),
     /// Look for bytes that break a rule of the decision or of the parser (libFuzzer).
     Fuzz(fuzz::FuzzArgs),
+    /// Build the programs with a set of edits of `tests/mutations`, as tests ask for.
+    #[command(hide = true)]
+    Edited(edited::EditedArgs),
     /// Run tests on other kernels, in virtual machines (root).
     Vm(vm::VmArgs),
 }
@@ -102,6 +106,7 @@ fn dispatch(cli: &Cli) -> Result<()> {
         Command::Soak(args) => soak::run(&workspace, args),
         Command::Programs(args) => programs::run(&workspace, args),
         Command::Fuzz(args) => fuzz::run(&workspace, args),
+        Command::Edited(args) => edited::run(&workspace, args),
         Command::Vm(args) => vm::run(&workspace, args),
     }
 }

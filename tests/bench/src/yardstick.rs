@@ -1,14 +1,11 @@
-//! Builds the programs of `tests/yardstick`, which Ballast's are compared with.
+//! The programs of `tests/yardstick`, which Ballast's are compared with. `cargo xtask bench` builds them.
 
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
-use lb_tests::programs::compile;
-use lb_tests::test_run::workspace;
 
-/// The built object. Cargo knows whether there is anything to do.
-pub fn build() -> Result<PathBuf> {
-    let target = workspace().join("target/yardstick");
-    compile(&workspace().join("tests/yardstick"), &target).context("tests/yardstick")?;
-    Ok(target.join("bpfel-unknown-none/release/yardstick"))
+/// The built object.
+pub fn object() -> Result<PathBuf> {
+    let object = std::env::var_os("BALLAST_YARDSTICK").context("BALLAST_YARDSTICK names no object")?;
+    Ok(object.into())
 }

@@ -64,7 +64,7 @@ pub struct Lockstep {
 impl Lockstep {
     /// Builds and loads them. The calling thread's namespace must have a default route and forwarding on.
     pub fn new() -> Result<Self> {
-        let object = programs::build(&programs::mutation("driven/driven.toml", "driven")?)?;
+        let object = programs::edited("driven", "driven")?;
         let mut programs = LoadedPrograms::load_from(&object, MOST_HALF_OPEN)?;
         let clock = programs.take_map(".bss")?.try_into()?;
         let (haste, pressure) = (programs.take_map("haste")?.try_into()?, programs.take_map("pressure")?.try_into()?);

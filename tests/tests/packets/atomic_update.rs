@@ -152,7 +152,7 @@ fn never(_: &Tally) -> bool {
 }
 
 fn edited(name: &str) -> Result<std::path::PathBuf> {
-    programs::build(&programs::mutation("race/race.toml", name)?)
+    programs::edited("race", name)
 }
 
 #[test]

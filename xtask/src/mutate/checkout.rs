@@ -26,7 +26,8 @@ impl Checkout {
         Self::restore_to(&workspace.root, workspace.target().join("mutations/checkout"))
     }
 
-    fn restore_to(root: &Path, copy: PathBuf) -> Result<Self> {
+    /// The same into another folder.
+    pub fn restore_to(root: &Path, copy: PathBuf) -> Result<Self> {
         for folder in FOLDERS {
             restore_folder(&root.join(folder), &copy.join(folder))?;
         }

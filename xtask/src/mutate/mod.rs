@@ -12,7 +12,8 @@ use anyhow::{Result, bail};
 use clap::Args;
 use duct::cmd;
 
-use self::table::Mutation;
+pub use self::checkout::Checkout;
+pub use self::table::{Mutation, read as read_table};
 use crate::compile;
 use crate::process::say;
 use crate::setup::{Level, setup};

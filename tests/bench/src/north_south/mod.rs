@@ -81,7 +81,7 @@ pub fn run(arguments: &NorthSouthArguments, agent: &Path, stop: &AtomicBool) -> 
     );
     let _here = Cpus::one()?;
     eprintln!("==> building the programs that do the least");
-    let object = crate::yardstick::build()?;
+    let object = crate::yardstick::object()?;
     let load_before = load();
     let mut yardstick = Yardstick::load(&object)?;
     let mut fixture = Fixture::new(&object, agent, !arguments.without_kube_proxy)?;

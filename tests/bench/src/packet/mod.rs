@@ -71,7 +71,7 @@ struct Results {
 pub fn run(arguments: &PacketArguments, agent: &Path, stop: &AtomicBool) -> Result<Part> {
     let _before = Cpus::keep()?;
     eprintln!("==> building the programs that do the least");
-    let yardstick = crate::yardstick::build()?;
+    let yardstick = crate::yardstick::object()?;
     let load_before = load();
     let mut yardstick = Yardstick::load(&yardstick)?;
     let mut subjects = vec![Subject::start(NOW, agent)?];

@@ -96,7 +96,7 @@ pub fn run(asked: &ScaleArguments, agent: &Path, stop: &AtomicBool) -> Result<Pa
     let rounds = if asked.quick { asked.rounds.min(12) } else { asked.rounds };
     let load_before = load();
     eprintln!("==> building the programs that do the least");
-    let object = crate::yardstick::build()?;
+    let object = crate::yardstick::object()?;
     let topology = Topology::new("scale")?;
     eprintln!("==> starting agents with {SIZES:?} services");
     let start = |services| Subject::start(&topology, agent, &object, services, stop);
