@@ -287,6 +287,7 @@ impl Attacher {
                 _ => remove(&path)?,
             }
         }
+        self.pins.check_there()?;
         let link = BpfLink::create(program.descriptor(), ifindex, point.attach_type(), how.flags()).map_err(failed())?;
         link.pin(&path).map_err(failed())
     }

@@ -47,6 +47,7 @@ pub(super) fn attach(
             continue;
         }
         // Another cgroup than last time: the new link is there before the old one goes.
+        pins.check_there()?;
         let target = bpf_link::descriptor(root.folder.as_fd());
         let link = BpfLink::create(program.descriptor(), target, attach_type, 0).map_err(failed())?;
         if pinned.is_some() {

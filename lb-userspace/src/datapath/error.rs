@@ -1,6 +1,9 @@
 //! What can go wrong between the agent and the kernel, each with what was expected, what was found, and the remedy.
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use aya::{EbpfError, programs::ProgramError};
 
@@ -38,7 +41,15 @@ pub enum DatapathError {
     SourcePorts { ports: PortRange, taken: PortRange, local: PortRange },
     #[error("another agent{holder} already holds {what}; stop it first: one agent per node")]
     Locked { what: String, holder: String },
-    #[error("--run-dir {run_dir} cannot be made: {source}; choose a folder that can be written", run_dir = run_dir.display())]
+    #[error(
+        "{program} hangs on {place} by a link that is not pinned in {pins}, and another program beside it would translate packets twice; if a file system is mounted over these pins, run `umount {dir}`; if the agent before had another --bpffs, give the same one", pins = pins.display(), dir = parent(pins).display()
+    )]
+    Beside { program: String, place: String, pins: PathBuf },
+    #[error(
+        "the pins in {pins} are hidden or removed, so nothing is attached anew; if a file system is mounted over them, run `umount {dir}`, else restart the agent", pins = pins.display(), dir = parent(pins).display()
+    )]
+    PinsHidden { pins: PathBuf },
+    #[error("--run-dir {run_dir} cannot be used: {source}; choose a folder that can be written", run_dir = run_dir.display())]
     RunDir { run_dir: PathBuf, source: io::Error },
     #[error("this ballast was built without the eBPF programs; build it by `cargo xtask build`")]
     NoPrograms,
@@ -64,6 +75,11 @@ pub enum DatapathError {
     File { action: &'static str, path: PathBuf, source: io::Error },
     #[error("{action} over netlink: {reason}")]
     Netlink { action: String, reason: String },
+}
+
+/// The bpf file system of our folder.
+fn parent(pins: &Path) -> &Path {
+    pins.parent().unwrap_or(pins)
 }
 
 /// What usually stands behind an error number of an attachment.

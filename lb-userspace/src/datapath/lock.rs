@@ -57,14 +57,15 @@ pub(super) fn lock_file(run_dir: &Path) -> PathBuf {
 }
 
 fn lock_run_dir(run_dir: &Path) -> Result<Flock<File>, DatapathError> {
-    fs::create_dir_all(run_dir).map_err(|source| DatapathError::RunDir { run_dir: run_dir.to_owned(), source })?;
+    let unusable = |source| DatapathError::RunDir { run_dir: run_dir.to_owned(), source };
+    fs::create_dir_all(run_dir).map_err(unusable)?;
     let path = lock_file(run_dir);
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-    let file = file.map_err(DatapathError::file("open", &path))?;
+    let file = file.map_err(unusable)?;
     let mut lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
         .map_err(|_| DatapathError::Locked { what: path.display().to_string(), holder: holder_in(run_dir) })?;
     let written = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
-    written.map_err(DatapathError::file("write", &path))?;
+    written.map_err(unusable)?;
     Ok(lock)
 }
 

@@ -7,6 +7,7 @@
 //! Minimum kernel: 5.18; TCX from 6.6.
 
 mod attach;
+mod beside;
 mod bpf_link;
 mod bpffs;
 mod cgroup;
@@ -136,9 +137,10 @@ impl Datapath {
             SocketLb::Off => None,
             SocketLb::Host | SocketLb::All => Some(cgroup::open(settings.cgroup_root.as_deref())?),
         };
+        let pins = Pins::under(&settings.bpffs);
+        beside::check(&pins, cgroup.as_ref())?;
         bpffs::ensure(&settings.bpffs)?;
 
-        let pins = Pins::under(&settings.bpffs);
         let mut created = Created::default();
         created.folder(pins.maps())?;
         let lock = AgentLock::take(Some(&settings.run_dir), Some(pins.maps()))?;

@@ -33,6 +33,11 @@ impl Pins {
         &self.links
     }
 
+    /// Refuses if the folder of the links is not where it was made: a link that cannot be pinned must not be attached.
+    pub fn check_there(&self) -> Result<(), DatapathError> {
+        if self.links.is_dir() { Ok(()) } else { Err(DatapathError::PinsHidden { pins: self.maps.clone() }) }
+    }
+
     pub fn map(&self, name: &str) -> PathBuf {
         self.maps.join(name)
     }

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use super::{DatapathError, cgroup_links, settings::SocketLb};
 
 /// The tc and XDP programs; those of [`cgroup_links::PROGRAMS`] come with socket load balancing.
-const INTERFACE_PROGRAMS: [&str; 8] =
+pub(super) const INTERFACE_PROGRAMS: [&str; 8] =
     ["pod_in", "pod_out", "bridge_in", "node_in", "node_out", "node_in_l3", "node_out_l3", "xdp_node"];
 /// So many programs are verified at a time, if there are as many CPUs: each takes some ten mebibytes of the kernel's memory meanwhile.
 const AT_A_TIME: usize = 4;

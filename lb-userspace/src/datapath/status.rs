@@ -123,7 +123,7 @@ fn read_roles(pins: &Pins) -> BTreeMap<u32, Role> {
     links.iter().flatten().filter_map(|(ifindex, link)| Some((ifindex, Role::from_number(link.role)?))).collect()
 }
 
-fn program_names() -> BTreeMap<u32, String> {
+pub(super) fn program_names() -> BTreeMap<u32, String> {
     let programs = aya::programs::loaded_programs().flatten();
     programs.filter_map(|program| Some((program.id(), program.name_as_str()?.to_owned()))).collect()
 }

@@ -14,7 +14,8 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    DatapathError, bpffs, cgroup, features,
+    DatapathError, beside, bpffs, cgroup, features,
+    pins::Pins,
     settings::{Interfaces, PortRange, SocketLb, TcAttach, XdpMode},
     source_ports,
 };
@@ -146,6 +147,9 @@ fn mechanism(asked: TcAttach) -> Finding {
 }
 
 fn bpf_file_system(dir: &Path) -> Finding {
+    if let Err(error) = beside::check(&Pins::under(dir), None) {
+        return Finding::of("bpffs", Level::Fail, &error);
+    }
     match bpffs::judge(dir) {
         Ok(true) => Finding::ok("bpffs", format!("{} is one", dir.display())),
         Ok(false) => Finding::ok("bpffs", format!("the agent mounts one on {}", dir.display())),
