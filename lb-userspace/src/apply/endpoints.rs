@@ -1,6 +1,10 @@
 //! How other nodes name a backend of this one: by its address and the service port, which may be those of two for a while.
 
-use std::{io, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::IpAddr,
+};
 
 use aya::Pod;
 use lb_common::abi;
@@ -12,7 +16,7 @@ use super::{
 use crate::{
     maps::{Pinned, Table},
     model::Family,
-    plan::{BackendId, BackendRecord},
+    plan::{BackendId, BackendRecord, Loaded},
 };
 
 /// How another node names a backend of this one, and where that leads.
@@ -35,6 +39,21 @@ pub(super) fn named(id: BackendId, record: &BackendRecord) -> Option<Named> {
         endpoint: abi::Endpoint { backend: id.id, generation: record.generation },
         yields: record.state == abi::backend_state::DRAINING,
     })
+}
+
+/// An agent that was killed may have written a backend and not its name. It is taken for a backend of another node, so that the plan
+/// writes both again.
+pub(super) fn distrust_unnamed(loaded: &mut Loaded) {
+    let names: BTreeMap<(IpAddr, u32), abi::Endpoint> = loaded.endpoints.iter().copied().collect();
+    // Several ports of an address have one name, and any of them will do.
+    let all = loaded.backends.iter().filter_map(|(id, record)| named(*id, record)).filter(|named| !named.yields);
+    let leads = all.filter(|named| names.get(&named.key) == Some(&named.endpoint));
+    let good: BTreeSet<(IpAddr, u32)> = leads.map(|named| named.key).collect();
+    for (id, record) in &mut loaded.backends {
+        if named(*id, record).is_some_and(|named| !named.yields && !good.contains(&named.key)) {
+            record.flags &= !abi::backend_flags::LOCAL;
+        }
+    }
 }
 
 impl Named {

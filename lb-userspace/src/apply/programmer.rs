@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    ApplyError, Report, Store,
+    ApplyError, Report, Store, endpoints,
     pending::Pending,
     writer::{BATCH, Change, Subject, Writer},
 };
@@ -38,6 +38,7 @@ impl<S: Store> Programmer<S> {
     /// counts, too, before any program of this one runs.
     pub fn restore(mut store: S, settings: PlanSettings, now: Monotonic) -> Result<Self, ApplyError> {
         let mut loaded = store.load()?;
+        endpoints::distrust_unnamed(&mut loaded);
         let capacities = store.capacities();
         // Two that begin alike cannot both be ours: the larger one tells which frontends to write again.
         let ranges: BTreeMap<u32, _> =

@@ -53,6 +53,23 @@ fn programmed() -> Programmer<MemoryStore> {
 }
 
 #[test]
+fn a_backend_that_was_written_without_its_name_is_written_again() {
+    let web = WEB.replace("[10.0.0.1]}", "[10.0.0.1], nodeName: n1}");
+    let settings = PlanSettings { node_name: Some("n1".into()), ..PlanSettings::default() };
+    let run = |store, now| {
+        let mut programmer = Programmer::restore(store, settings.clone(), now).unwrap();
+        let report = programmer.sync(&snapshot(&web), &NodeFacts::default(), now);
+        (programmer.into_store(), report.writes)
+    };
+    let (mut store, _) = run(MemoryStore::roomy(), at(10));
+    let named = std::mem::take(&mut store.endpoints);
+    assert_eq!(named.len(), 1);
+    let (store, _) = run(store, at(11));
+    assert_eq!(store.endpoints, named);
+    assert_eq!(run(store, at(12)).1, 0, "nothing is left to write");
+}
+
+#[test]
 fn nothing_happens_before_the_first_snapshot_however_old_the_deadlines() {
     let mut programmer = programmed();
     programmer.sync(&Snapshot::default(), &NodeFacts::default(), at(20));
