@@ -13,6 +13,8 @@
 //! * [`oracle`] is an independent model of what must become of a packet;
 //! * [`test_run`] loads the programs and runs them on one packet at a time (`BPF_PROG_TEST_RUN`);
 //! * [`routed`] tests every kind of frontend from every kind of client, over routes and a tunnel;
+//! * [`limits`] takes memory and CPU from a running agent;
+//! * [`steps`] kills the agent at each of its steps;
 //! * [`programs`] builds edited eBPF programs for tests of the tests.
 //!
 //! All but [`cluster`] on loopback needs root and `ip` (iproute2); nothing touches the links and
@@ -25,6 +27,7 @@ pub mod external_client;
 pub mod fixture;
 pub mod incident;
 pub mod kube_proxy_diff;
+pub mod limits;
 pub mod lockstep;
 pub mod oracle;
 pub mod peers;
@@ -32,6 +35,7 @@ pub mod ping;
 pub mod programs;
 pub mod random;
 pub mod routed;
+pub mod steps;
 pub mod test_run;
 pub mod topology;
 pub mod update_race;

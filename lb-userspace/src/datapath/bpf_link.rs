@@ -181,15 +181,14 @@ pub(super) fn has_tcx() -> bool {
     bpf(bpf_cmd::BPF_PROG_QUERY, &mut attributes).is_ok()
 }
 
-/// Ids of the programs that hang on an interface by TCX, or on a cgroup (its descriptor), at most this many. None: the kernel has no
-/// TCX, or the interface is gone.
-pub(super) fn programs_at<const MOST: usize>(target: u32, attach_type: bpf_attach_type) -> io::Result<Vec<u32>> {
+/// Ids of the programs that hang on an interface by TCX, at most this many. None: the kernel has no TCX, or the interface is gone.
+pub(super) fn tcx_programs<const MOST: usize>(ifindex: u32, attach_type: bpf_attach_type) -> io::Result<Vec<u32>> {
     let mut ids = [0_u32; MOST];
     let mut rest = [0; 6];
     // The addresses of the ids, and how many there is room for.
     (rest[0], rest[1]) = (ids.as_mut_ptr() as u64, MOST as u64);
     let mut attributes =
-        ProgramQuery { target, attach_type: attach_type as u32, query_flags: 0, attach_flags: 0, rest };
+        ProgramQuery { target: ifindex, attach_type: attach_type as u32, query_flags: 0, attach_flags: 0, rest };
     match bpf(bpf_cmd::BPF_PROG_QUERY, &mut attributes) {
         Ok(_) => {}
         // More than there is room for: those that fit are written.

@@ -138,7 +138,7 @@ impl Datapath {
             SocketLb::Host | SocketLb::All => Some(cgroup::open(settings.cgroup_root.as_deref())?),
         };
         let pins = Pins::under(&settings.bpffs);
-        beside::check(&pins, cgroup.as_ref())?;
+        beside::check(&pins)?;
         bpffs::ensure(&settings.bpffs)?;
 
         let mut created = Created::default();

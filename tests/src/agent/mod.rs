@@ -4,6 +4,7 @@ mod manifest;
 mod metrics;
 
 use std::fs::File;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -12,11 +13,13 @@ use anyhow::{Context, Result, bail, ensure};
 use ipnet::IpNet;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use rustix::process::{Resource, Rlimit, setrlimit};
 use serde_json::Value;
 
 pub use manifest::{Endpoint, External, Manifest, Port, Protocol, Service};
 
 use crate::peers::eventually;
+use crate::steps::{Step, Stepped};
 use crate::test_run;
 use crate::topology::{Node, Place};
 
@@ -39,6 +42,8 @@ pub struct Agent {
     arguments: Vec<String>,
     folder: PathBuf,
     bpffs: PathBuf,
+    /// Of the log and of manifests that are being written.
+    home: PathBuf,
     run_dir: PathBuf,
     child: Option<Child>,
 }
@@ -59,6 +64,11 @@ impl Agent {
 
     /// An agent that does not run yet.
     pub fn prepare(node: &Node, flags: &[&str]) -> Result<Self> {
+        Self::prepare_in(node, node.run_dir(), flags)
+    }
+
+    /// Same, with a run folder of its own; the log and the manifest are where they always are.
+    pub fn prepare_in(node: &Node, run_dir: &Path, flags: &[&str]) -> Result<Self> {
         let folder = node.run_dir().join("manifest");
         std::fs::create_dir_all(&folder)?;
         let mut arguments: Vec<String> = vec!["agent".into()];
@@ -73,7 +83,7 @@ impl Agent {
         arguments.push(format!("--node-name={}", node.node_name()));
         arguments.push(format!("--cgroup-root={}", node.cgroup().display()));
         arguments.push(format!("--bpffs={}", node.bpffs().display()));
-        arguments.push(format!("--run-dir={}", node.run_dir().display()));
+        arguments.push(format!("--run-dir={}", run_dir.display()));
         arguments.extend(other_programs()?);
         arguments.push("--metrics-bind=127.0.0.1:10249".into());
         arguments.push("--health-bind=127.0.0.1:10256".into());
@@ -82,7 +92,8 @@ impl Agent {
             arguments,
             folder,
             bpffs: node.bpffs().to_owned(),
-            run_dir: node.run_dir().to_owned(),
+            home: node.run_dir().to_owned(),
+            run_dir: run_dir.to_owned(),
             child: None,
         })
     }
@@ -95,7 +106,7 @@ impl Agent {
             if let Some(status) = self.child.as_mut().context("not started")?.try_wait()? {
                 bail!("the agent ended with {status}:\n{}", self.log());
             }
-            if self.ready() {
+            if self.is_ready() {
                 return Ok(());
             }
             ensure!(start.elapsed() < START, "the agent is not ready within {START:?}:\n{}", self.log());
@@ -106,19 +117,49 @@ impl Agent {
     /// Starts it without waiting for anything.
     pub fn launch(&mut self) -> Result<()> {
         self.kill();
-        let log = File::options().create(true).append(true).open(self.log_path())?;
-        let mut command = command()?;
-        command.args(&self.arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let mut command = self.command()?;
         self.child = Some(self.place.start(&mut command).context("starting the agent")?);
         Ok(())
     }
 
-    /// Runs it to its end, for starts that must fail.
+    /// Starts it with a limit from the beginning, and waits for nothing.
+    pub fn launch_limited(&mut self, resource: Resource, most: u64) -> Result<()> {
+        self.kill();
+        let mut command = self.command()?;
+        let limit = Rlimit { current: Some(most), maximum: Some(most) };
+        // SAFETY: between fork and exec there is one system call, which allocates nothing.
+        unsafe { command.pre_exec(move || Ok(setrlimit(resource, limit)?)) };
+        self.child = Some(self.place.start(&mut command).context("starting the agent")?);
+        Ok(())
+    }
+
+    /// Starts it to be watched step by step, and killed at one of them if one is given. Waits for nothing.
+    pub fn launch_stepped(&mut self, kill_at: Option<Step>) -> Result<Stepped> {
+        self.kill();
+        Stepped::start(&self.place, self.command()?, kill_at)
+    }
+
+    /// The agent's command line, with the log as its output.
+    fn command(&self) -> Result<Command> {
+        let log = File::options().create(true).append(true).open(self.log_path())?;
+        let mut command = command()?;
+        command.args(&self.arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        Ok(command)
+    }
+
+    /// Runs it to its end, for starts that must fail; one that does not is killed.
     pub fn run_to_end(&mut self) -> Result<Output> {
         let mut command = command()?;
-        command.args(&self.arguments).stdin(Stdio::null());
-        let place = self.place.clone();
-        Ok(place.run(|| command.output())?)
+        command.args(&self.arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = self.place.start(&mut command)?;
+        let start = std::time::Instant::now();
+        while child.try_wait()?.is_none() {
+            if start.elapsed() > SOON {
+                child.kill()?;
+            }
+            std::thread::sleep(Duration::from_millis(30));
+        }
+        Ok(child.wait_with_output()?)
     }
 
     /// Replaces the manifest as `kubectl` users do: a new file in one step.
@@ -128,7 +169,7 @@ impl Agent {
 
     /// Replaces the manifest by any text.
     pub fn write_text(&self, text: &str) -> Result<()> {
-        let new = self.run_dir.join("manifest.new");
+        let new = self.home.join("manifest.new");
         std::fs::write(&new, text)?;
         std::fs::rename(&new, self.folder.join("services.yaml"))?;
         Ok(())
@@ -240,12 +281,13 @@ impl Agent {
         Ok((status, body))
     }
 
-    fn ready(&self) -> bool {
+    /// Whether `/readyz` says so.
+    pub fn is_ready(&self) -> bool {
         matches!(self.health("/readyz"), Ok((200, _)))
     }
 
     fn log_path(&self) -> PathBuf {
-        self.run_dir.join("agent.log")
+        self.home.join("agent.log")
     }
 }
 

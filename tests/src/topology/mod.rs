@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result};
 
+pub use cgroup::remove_patiently as remove_cgroup_patiently;
 pub use namespace::{Namespace, Place};
 pub use node::{Node, NodeOptions, Pod};
 pub use offload::{Checksums, set_checksums};

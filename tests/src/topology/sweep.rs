@@ -7,6 +7,7 @@ use anyhow::Result;
 use nix::mount::{MntFlags, umount2};
 
 use super::{Namespace, PREFIX, RUN_ROOT, cgroup};
+use crate::limits;
 
 /// Removes everything whose name carries the pid of a process that is no more. Idempotent; leaves live runs alone.
 pub fn sweep() -> Result<()> {
@@ -15,6 +16,7 @@ pub fn sweep() -> Result<()> {
             remove_cgroup(&root.join(name));
         }
     }
+    limits::sweep(is_dead);
     for name in dead_entries(Path::new("/run/netns")) {
         Namespace::delete(&name)?;
     }
@@ -67,8 +69,13 @@ fn dead_entries(directory: &Path) -> Vec<String> {
         .flatten()
         .flatten()
         .filter_map(|entry| entry.file_name().into_string().ok())
-        .filter(|name| pid_of(name).is_some_and(|pid| !lives(pid)))
+        .filter(|name| is_dead(name))
         .collect()
+}
+
+/// Whether a name is ours, and carries the pid of no living process.
+fn is_dead(name: &str) -> bool {
+    pid_of(name).is_some_and(|pid| !lives(pid))
 }
 
 /// Whether the process runs: a killed one that nobody waited for (a container without an init) is dead.

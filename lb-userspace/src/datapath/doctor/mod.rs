@@ -147,7 +147,7 @@ fn mechanism(asked: TcAttach) -> Finding {
 }
 
 fn bpf_file_system(dir: &Path) -> Finding {
-    if let Err(error) = beside::check(&Pins::under(dir), None) {
+    if let Err(error) = beside::check(&Pins::under(dir)) {
         return Finding::of("bpffs", Level::Fail, &error);
     }
     match bpffs::judge(dir) {

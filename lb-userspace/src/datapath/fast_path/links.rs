@@ -48,7 +48,7 @@ pub(super) async fn look(
         Some((name, role, points, *ifindex))
     }) {
         for point in points {
-            let programs = bpf_link::programs_at::<MOST_PROGRAMS>(ifindex, point.attach_type());
+            let programs = bpf_link::tcx_programs::<MOST_PROGRAMS>(ifindex, point.attach_type());
             let programs = programs.map_err(DatapathError::kernel(format!("ask for the programs on {name}")))?;
             let foreign = programs.into_iter().filter(|id| !ours.contains(id));
             skips.of(role).extend(foreign.map(|id| format!("tcx program {id} on {name} ({point})")));

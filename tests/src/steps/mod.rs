@@ -1,0 +1,190 @@
+//! The agent step by step: each system call that changes something beside its memory, and the agent killed before one of them.
+//!
+//! A filter of the kernel (seccomp) stops the agent at such calls alone, and this process traces it (ptrace), so neither the agent
+//! nor its speed is another one. Killed at a step, the agent never makes that call.
+
+mod describe;
+mod filter;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::ptrace;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+use crate::topology::Place;
+
+/// A step, by what the call does and how often the same was done before: `update slots#2` is the second of them.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Step {
+    pub what: String,
+    /// From 1.
+    pub nth: usize,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}#{}", self.what, self.nth)
+    }
+}
+
+impl FromStr for Step {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (what, nth) = text.rsplit_once('#').context("a step is written as `update slots#2`")?;
+        Ok(Self { what: what.to_owned(), nth: nth.parse()? })
+    }
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    steps: Vec<Step>,
+    counts: BTreeMap<String, usize>,
+    kill_at: Option<Step>,
+    /// It was killed at the step that was asked for.
+    is_reached: bool,
+}
+
+impl Seen {
+    /// Takes a step down; true: here it ends.
+    fn add(&mut self, what: String) -> bool {
+        let count = self.counts.entry(what.clone()).or_default();
+        *count += 1;
+        let step = Step { what, nth: *count };
+        self.is_reached = self.kill_at.as_ref() == Some(&step);
+        self.steps.push(step);
+        self.is_reached
+    }
+}
+
+/// A traced process. Dropped, it is killed.
+#[derive(Debug)]
+pub struct Stepped {
+    pid: Pid,
+    seen: Arc<Mutex<Seen>>,
+    tracer: Option<JoinHandle<Result<()>>>,
+}
+
+impl Stepped {
+    /// Starts a program in a place; it is killed at a step, if one is given.
+    pub fn start(place: &Place, mut command: Command, kill_at: Option<Step>) -> Result<Self> {
+        let seen = Arc::new(Mutex::new(Seen { kill_at, ..Seen::default() }));
+        let (tell, started) = std::sync::mpsc::channel();
+        let kept = Arc::clone(&seen);
+        // The thread that starts a traced process is the one that traces it.
+        let tracer = place.spawn(move || {
+            let pid = match begin(&mut command) {
+                Ok(pid) => pid,
+                Err(error) => {
+                    tell.send(Err(error)).ok();
+                    return Ok(());
+                }
+            };
+            tell.send(Ok(pid)).ok();
+            follow(pid, &kept)
+        });
+        let pid = started.recv().context("the tracer ended")??;
+        Ok(Self { pid, seen, tracer: Some(tracer) })
+    }
+
+    /// What it has done so far.
+    pub fn steps(&self) -> Vec<Step> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).steps.clone()
+    }
+
+    /// Forgets what it has done, counts from here, and kills it at this step.
+    pub fn kill_at(&self, step: Option<Step>) {
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Seen { kill_at: step, ..Seen::default() };
+    }
+
+    /// Whether it still runs.
+    pub fn is_alive(&self) -> bool {
+        self.tracer.as_ref().is_some_and(|tracer| !tracer.is_finished())
+    }
+
+    /// Kills it now, and says whether it had been killed at its step before.
+    pub fn end(mut self) -> Result<bool> {
+        self.stop()?;
+        Ok(self.seen.lock().unwrap_or_else(PoisonError::into_inner).is_reached)
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        let Some(tracer) = self.tracer.take() else { return Ok(()) };
+        if !tracer.is_finished() {
+            kill(self.pid, Signal::SIGKILL).ok();
+        }
+        tracer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+impl Drop for Stepped {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop() {
+            eprintln!("the tracer: {error:#}");
+        }
+    }
+}
+
+/// Starts the program up to its first instruction.
+fn begin(command: &mut Command) -> Result<Pid> {
+    // SAFETY: between fork and exec only two system calls are made, which allocate nothing.
+    unsafe {
+        command.pre_exec(|| {
+            ptrace::traceme()?;
+            filter::install()
+        });
+    }
+    let child = command.spawn()?;
+    let pid = Pid::from_raw(i32::try_from(child.id())?);
+    let status = waitpid(pid, Some(WaitPidFlag::__WALL))?;
+    ensure!(matches!(status, WaitStatus::Stopped(_, Signal::SIGTRAP)), "it did not start: {status:?}");
+    use ptrace::Options;
+    let options = Options::PTRACE_O_TRACESECCOMP | Options::PTRACE_O_TRACECLONE | Options::PTRACE_O_EXITKILL;
+    ptrace::setoptions(pid, options)?;
+    ptrace::cont(pid, None)?;
+    Ok(pid)
+}
+
+/// Takes down every step until the process ends.
+fn follow(pid: Pid, seen: &Mutex<Seen>) -> Result<()> {
+    let mut describer = describe::Describer::new(pid);
+    // Threads of this one alone: others start programs, too.
+    let flags = WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD;
+    loop {
+        let status = match waitpid(None, Some(flags)) {
+            Ok(status) => status,
+            Err(nix::Error::ECHILD) => return Ok(()),
+            Err(nix::Error::EINTR) => continue,
+            Err(error) => bail!("waiting for steps: {error}"),
+        };
+        let (thread, signal) = match status {
+            WaitStatus::PtraceEvent(thread, _, event) => {
+                if event == libc::PTRACE_EVENT_SECCOMP
+                    && let Some(what) = describer.step(thread)
+                    && seen.lock().unwrap_or_else(PoisonError::into_inner).add(what)
+                {
+                    kill(pid, Signal::SIGKILL)?;
+                }
+                (thread, None)
+            }
+            // How a new thread begins.
+            WaitStatus::Stopped(thread, Signal::SIGSTOP | Signal::SIGTRAP) => (thread, None),
+            WaitStatus::Stopped(thread, signal) => (thread, Some(signal)),
+            _ => continue,
+        };
+        match ptrace::cont(thread, signal) {
+            // It was killed meanwhile.
+            Ok(()) | Err(nix::Error::ESRCH) => {}
+            Err(error) => bail!("continuing a step: {error}"),
+        }
+    }
+}
