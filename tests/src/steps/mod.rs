@@ -147,8 +147,9 @@ fn begin(command: &mut Command) -> Result<Pid> {
     let pid = Pid::from_raw(i32::try_from(child.id())?);
     let status = waitpid(pid, Some(WaitPidFlag::__WALL))?;
     ensure!(matches!(status, WaitStatus::Stopped(_, Signal::SIGTRAP)), "it did not start: {status:?}");
-    use ptrace::Options;
-    let options = Options::PTRACE_O_TRACESECCOMP | Options::PTRACE_O_TRACECLONE | Options::PTRACE_O_EXITKILL;
+    let options = ptrace::Options::PTRACE_O_TRACESECCOMP
+        | ptrace::Options::PTRACE_O_TRACECLONE
+        | ptrace::Options::PTRACE_O_EXITKILL;
     ptrace::setoptions(pid, options)?;
     ptrace::cont(pid, None)?;
     Ok(pid)

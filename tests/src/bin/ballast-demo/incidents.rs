@@ -19,7 +19,7 @@ const BACKENDS: u8 = 20;
 const GONE: u8 = 4;
 /// The clients of B. Their patience is the kernel's own, near enough: what is counted is who gets no answer at all.
 const CLIENTS: Clients =
-    Clients { connections: 200, at_a_time: 50, patience: Duration::from_secs(60), first_port: Some(20_000) };
+    Clients { connections: 200, at_a_time: 50, patience: Duration::from_mins(1), first_port: Some(20_000) };
 
 /// Both.
 pub fn replay(report: &mut Report) {
