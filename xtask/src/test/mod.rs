@@ -2,9 +2,9 @@
 
 mod binaries;
 mod confined;
+mod rung;
 mod tally;
 
-use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,13 +17,14 @@ pub use binaries::executable;
 pub use tally::Tally;
 use tally::ended_test;
 
-use binaries::{BINARIES, Built, Module, modules};
+use binaries::{BINARIES, Built, modules};
 use confined::Confined;
+use rung::{Lane, Rung, ladder, level, longest_first, select};
 
 use crate::compile::Build;
 use crate::image::binary::Profile;
 use crate::process::{run_unseen, run_watched, say};
-use crate::setup::{self, Level, setup_and_build};
+use crate::setup::{self, setup_and_build};
 use crate::toolchain::{Toolchain, clean_cargo_env};
 use crate::workspace::{Workspace, is_root};
 use crate::{lint, mutate, vm};
@@ -48,99 +49,8 @@ pub struct TestArgs {
     filter: Option<String>,
 }
 
-/// A step of the ladder.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Rung {
-    Format,
-    Lint,
-    /// The rules for crates. Its tool takes minutes to build the first time, so it runs beside the tests.
-    Deny,
-    /// Unit and property tests: no root, no BPF tools, no cluster.
-    Unit,
-    /// Unit tests of what the integration tests, the demo and the bench are built from.
-    Harness,
-    /// A module of a test binary of the `tests` package: root, real programs.
-    Module(Module),
-    /// The same with the agent as it is deployed, under this name.
-    Confined(&'static str, Module),
-    /// Test binaries for other kernels, in virtual machines.
-    Guests,
-    Mutations,
-    /// The tour of `cargo xtask run --once`: each of its steps counts.
-    Demo,
-}
-
-impl Rung {
-    fn name(&self) -> &str {
-        match self {
-            Self::Format => "format",
-            Self::Lint => "lint",
-            Self::Deny => "deny",
-            Self::Unit => "unit",
-            Self::Harness => "harness",
-            Self::Module(module) => &module.name,
-            Self::Confined(name, _) => name,
-            Self::Guests => "guests",
-            Self::Mutations => "mutations",
-            Self::Demo => "demo",
-        }
-    }
-
-    /// Which of the lanes it runs in, beside the other one.
-    fn lane(&self) -> Lane {
-        match self {
-            Self::Format | Self::Lint | Self::Unit | Self::Harness => Lane::Before,
-            Self::Module(module) if WAITING.contains(&module.name.as_str()) => Lane::Beside,
-            Self::Deny | Self::Guests | Self::Mutations => Lane::Beside,
-            Self::Module(_) | Self::Confined(..) | Self::Demo => Lane::Networks,
-        }
-    }
-
-    fn needs_root(&self) -> bool {
-        self.lane() != Lane::Before && *self != Self::Deny
-    }
-
-    /// The module of tests that it runs.
-    fn module(&self) -> Option<&Module> {
-        match self {
-            Self::Module(module) | Self::Confined(_, module) => Some(module),
-            _ => None,
-        }
-    }
-}
-
-/// What runs at the same time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lane {
-    /// Compiles, and uses all processors by itself: alone.
-    Before,
-    /// Makes networks and waits for packets: [`NETWORK_LANES`] at a time.
-    Networks,
-    /// Makes none. It computes, or waits for silences: it takes a processor that the networks leave idle.
-    Beside,
-}
-
-/// Modules that mostly wait: for a silence to be noticed, for a deadline to strike.
-const WAITING: [&str; 3] = ["api_faults", "freshness", "incident_b"];
-
 /// So many rungs with networks run at a time.
 const NETWORK_LANES: usize = 3;
-
-/// Rungs with networks that take more than a minute.
-const LONG: [&str; 9] = [
-    "agent_life",
-    "catch_all",
-    "cluster_ip",
-    "affinity",
-    "decisions",
-    "audit",
-    "collisions",
-    "connections",
-    "north_south",
-];
-
-/// Modules of `--quick`: the programs packet by packet, and real traffic through the real agent.
-const QUICK: [&str; 3] = ["packet", "cluster_ip", "drain"];
 
 /// So many of the slowest tests are named at the end: they are where the ladder's time can be saved.
 const SLOWEST: usize = 12;
@@ -196,45 +106,28 @@ pub fn run(workspace: &Workspace, args: &TestArgs) -> Result<()> {
     summary(prepared, &outcomes)
 }
 
-/// What must be installed for these rungs.
-fn level(rungs: &[Rung]) -> Level {
-    let needs_cluster = |rung: &Rung| rung.module().is_some_and(|module| module.binary == "cluster");
-    if rungs.contains(&Rung::Guests) {
-        Level::Guests
-    } else if rungs.iter().any(|rung| needs_cluster(rung) || matches!(rung, Rung::Mutations)) {
-        Level::Test
-    } else {
-        Level::Run
-    }
-}
-
 /// Runs the rungs: the cheapest alone, then those with networks, some at a time, beside those without. Networks mostly wait, or have the
 /// kernel verify programs; each has names, folders and control groups of its own.
 fn climb(run: &Run<'_>, rungs: &[Rung]) -> Vec<Outcome> {
     let of = |lane: Lane| rungs.iter().filter(move |rung| rung.lane() == lane);
     let mut outcomes: Vec<Outcome> = of(Lane::Before).map(|rung| run.one(rung, Show::Live)).collect();
-    if of(Lane::Networks).chain(of(Lane::Beside)).count() < 2 {
-        outcomes.extend(of(Lane::Networks).chain(of(Lane::Beside)).map(|rung| run.one(rung, Show::Live)));
+    let side_by_side = rungs.iter().filter(|rung| rung.lane() != Lane::Before);
+    if side_by_side.clone().count() < 2 {
+        outcomes.extend(side_by_side.map(|rung| run.one(rung, Show::Live)));
         return outcomes;
     }
     let networks = Mutex::new(longest_first(of(Lane::Networks)));
     let next = || networks.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
     let in_turn = || std::iter::from_fn(next).map(|rung| run.one(rung, Show::AtTheEnd)).collect::<Vec<_>>();
+    let all_of = |lane| of(lane).map(|rung| run.one(rung, Show::AtTheEnd)).collect::<Vec<_>>();
     std::thread::scope(|scope| {
         let mut lanes: Vec<_> = (0..NETWORK_LANES).map(|_| scope.spawn(in_turn)).collect();
-        lanes.push(scope.spawn(|| of(Lane::Beside).map(|rung| run.one(rung, Show::AtTheEnd)).collect::<Vec<_>>()));
+        lanes.extend([Lane::Beside, Lane::Background].map(|lane| scope.spawn(move || all_of(lane))));
         for lane in lanes {
             outcomes.extend(lane.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
     });
     outcomes
-}
-
-/// A long rung that begins last is what everybody waits for.
-fn longest_first<'a>(rungs: impl Iterator<Item = &'a Rung>) -> VecDeque<&'a Rung> {
-    let is_long = |module: &Module| LONG.contains(&module.name.as_str());
-    let (long, short): (Vec<_>, Vec<_>) = rungs.partition(|rung| rung.module().is_some_and(is_long));
-    long.into_iter().chain(short).collect()
 }
 
 /// When the output of a rung is shown.
@@ -283,44 +176,6 @@ impl Run<'_> {
             Rung::Demo => demo(),
         }
     }
-}
-
-/// All rungs, in order.
-fn ladder(workspace: &Workspace) -> Result<Vec<Rung>> {
-    let mut rungs = vec![Rung::Format, Rung::Lint, Rung::Unit, Rung::Harness, Rung::Deny];
-    for module in modules(&workspace.root)? {
-        rungs.extend(confined::rung(&module).map(|name| Rung::Confined(name, module.clone())));
-        rungs.push(Rung::Module(module));
-    }
-    rungs.extend([Rung::Guests, Rung::Mutations, Rung::Demo]);
-    Ok(rungs)
-}
-
-fn select(all: Vec<Rung>, args: &TestArgs) -> Result<Vec<Rung>> {
-    if args.quick {
-        let quick = |rung: &Rung| match rung {
-            Rung::Module(module) => QUICK.contains(&module.name.as_str()),
-            other => matches!(other, Rung::Format | Rung::Unit),
-        };
-        return Ok(all.into_iter().filter(quick).collect());
-    }
-    let wanted = &args.rungs;
-    if wanted.is_empty() {
-        // They take minutes on a quiet machine, and many on a busy one, and need a distribution's archive the first time.
-        // What runs confined, as it is deployed, does not run again otherwise.
-        let in_the_ladder = |rung: &Rung| match rung {
-            Rung::Module(module) => confined::rung(module).is_none(),
-            other => *other != Rung::Guests,
-        };
-        return Ok(all.into_iter().filter(in_the_ladder).collect());
-    }
-    for name in wanted {
-        if !all.iter().any(|rung| rung.name() == name) {
-            let known: Vec<&str> = all.iter().map(Rung::name).collect();
-            bail!("no rung is called {name:?}; there are: {}", known.join(", "));
-        }
-    }
-    Ok(all.into_iter().filter(|rung| wanted.iter().any(|name| rung.name() == name)).collect())
 }
 
 /// Runs a command that prints as libtest does, with the environment that the tests expect, and counts.
@@ -437,75 +292,4 @@ fn summary(prepared: Duration, outcomes: &[Outcome]) -> Result<()> {
         bail!("{} of {} tests failed", total.failed, total.passed + total.failed);
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn module(name: &str) -> Rung {
-        Rung::Module(Module { binary: "packets", name: name.to_owned() })
-    }
-
-    fn wanted(rungs: &[&str]) -> TestArgs {
-        TestArgs {
-            rungs: rungs.iter().map(|&name| name.to_owned()).collect(),
-            quick: false,
-            released: false,
-            list: false,
-            filter: None,
-        }
-    }
-
-    #[test]
-    fn what_makes_networks_has_its_lane_to_itself() {
-        assert_eq!(module("two_nodes").lane(), Lane::Networks);
-        for rung in [Rung::Mutations, module("freshness")] {
-            assert_eq!(rung.lane(), Lane::Beside, "{}", rung.name());
-        }
-    }
-
-    #[test]
-    fn the_longest_rungs_begin_first_and_all_are_there() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the checkout");
-        let all: Vec<Rung> = modules(root).expect("the modules").into_iter().map(Rung::Module).collect();
-        let ordered = longest_first(all.iter());
-        assert_eq!(ordered.len(), all.len());
-        let begins: Vec<&str> = ordered.iter().take(LONG.len()).map(|rung| rung.name()).collect();
-        assert!(LONG.iter().all(|long| begins.contains(long)), "{begins:?}");
-    }
-
-    #[test]
-    fn guests_are_asked_for_by_name() {
-        let all = vec![Rung::Format, Rung::Guests];
-        assert_eq!(select(all.clone(), &wanted(&[])).expect("nothing asked"), [Rung::Format]);
-        assert_eq!(select(all, &wanted(&["guests"])).expect("is there"), [Rung::Guests]);
-    }
-
-    #[test]
-    fn an_unknown_rung_is_refused_with_the_known_ones() {
-        let all = vec![Rung::Format, module("packet")];
-        let error = select(all.clone(), &wanted(&["packets"])).expect_err("no such rung").to_string();
-        assert!(error.contains("\"packets\"") && error.contains("format, packet"), "{error}");
-        assert_eq!(select(all, &wanted(&["packet"])).expect("is there"), [module("packet")]);
-    }
-
-    #[test]
-    fn the_quick_rungs_are_there_and_most_need_no_cluster() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the checkout");
-        let workspace = Workspace { root: root.to_owned(), tools: root.to_owned(), cache: root.to_owned() };
-        let quick = TestArgs { quick: true, ..wanted(&[]) };
-        let rungs = select(ladder(&workspace).expect("the ladder"), &quick).expect("chosen");
-        assert_eq!(rungs.len(), 2 + QUICK.len());
-        assert_eq!(level(&rungs), Level::Run);
-    }
-
-    #[test]
-    fn what_runs_confined_runs_otherwise_when_asked_for() {
-        let drain = Module { binary: "namespaces", name: "drain".into() };
-        let confined = Rung::Confined(confined::rung(&drain).expect("it does"), drain.clone());
-        let all = vec![confined.clone(), Rung::Module(drain.clone())];
-        assert_eq!(select(all.clone(), &wanted(&[])).expect("nothing asked"), [confined]);
-        assert_eq!(select(all, &wanted(&["drain"])).expect("is there"), [Rung::Module(drain)]);
-    }
 }
