@@ -17,6 +17,8 @@ const CHANGES_IN_USE: usize = 2;
 const BATCHES_PER_KILL: u64 = 40;
 /// How long the agent may take to follow a batch. Generous: a test machine may be busy.
 const FOLLOW_LIMIT: Duration = Duration::from_mins(2);
+/// Slots in use that are the same for so long are counted and have rested.
+const SETTLED: Duration = Duration::from_secs(5);
 
 /// The state of things after some changes.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -71,7 +73,7 @@ pub fn soak(changes: u64, seed: u64, mut tell: impl FnMut(&Sample)) -> Result<So
     // From here on, what is in use beyond this has leaked.
     scenario.mark_start();
     let start = Instant::now();
-    let mut samples = vec![sample(&scenario, 0, start)?];
+    let mut samples = vec![settled(&scenario, start)?];
     let total = |scenario: &Scenario, bulk: &Bulk| scenario.changes() + bulk.changes();
     let mut batch = 0;
     while total(&scenario, &bulk) < changes {
@@ -113,6 +115,22 @@ fn wait(scenario: &mut Scenario, listed: usize) -> Result<()> {
         ensure!(scenario.agent.alive(), "the agent ended:\n{}", scenario.agent.log());
         ensure!(start.elapsed() < FOLLOW_LIMIT, "{active} of {listed} backends in the tables after {FOLLOW_LIMIT:?}");
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The first sample: the agent counts its slots once a second, and those of a first, smaller set rest for a moment.
+fn settled(scenario: &Scenario, start: Instant) -> Result<Sample> {
+    let (mut last, mut since) = (sample(scenario, 0, start)?, Instant::now());
+    loop {
+        std::thread::sleep(Duration::from_millis(100));
+        let next = sample(scenario, 0, start)?;
+        if next.slots != last.slots {
+            since = Instant::now();
+        } else if since.elapsed() > SETTLED {
+            return Ok(next);
+        }
+        ensure!(start.elapsed() < FOLLOW_LIMIT, "the slots in use keep changing: {} now", next.slots);
+        last = next;
     }
 }
 

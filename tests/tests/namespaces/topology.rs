@@ -67,7 +67,7 @@ fn what_a_killed_run_left_is_swept() -> Result<()> {
         std::process::abort();
     }
     let mut child = Command::new(std::env::current_exe()?)
-        .args(["--exact", "what_a_killed_run_left_is_swept"])
+        .args(["--exact", "topology::what_a_killed_run_left_is_swept"])
         .env(DIE, "1")
         .stdout(Stdio::null())
         .stderr(Stdio::null())
