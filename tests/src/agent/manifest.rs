@@ -250,10 +250,14 @@ impl Manifest {
         Self { services: services.into() }
     }
 
+    /// The objects, as an API holds them.
+    pub fn documents(&self) -> Vec<Value> {
+        self.services.iter().flat_map(Service::documents).collect()
+    }
+
     /// Several documents; JSON is YAML.
     pub fn yaml(&self) -> String {
-        let documents = self.services.iter().flat_map(Service::documents);
-        documents.map(|document| format!("---\n{document:#}\n")).collect::<Vec<_>>().concat()
+        self.documents().iter().map(|document| format!("---\n{document:#}\n")).collect::<Vec<_>>().concat()
     }
 
     /// Service, address:port and state of each backend, sorted, as `get backends` shows them.

@@ -11,6 +11,9 @@ use super::cpio::Archive;
 use super::kernel::Unpacked;
 use crate::workspace::which;
 
+/// The agent's client of the API reads them at its start, whatever it connects to.
+const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
+
 /// What goes into it.
 #[derive(Clone, Debug)]
 pub struct Programs {
@@ -39,7 +42,7 @@ impl Programs {
             libraries.extend(libraries_of(&path)?);
             files.push((place, stripped(&path, scratch)?));
         }
-        for library in libraries {
+        for library in libraries.into_iter().chain([PathBuf::from(CERTIFICATES)]) {
             let contents = fs::read(&library).with_context(|| format!("cannot read {}", library.display()))?;
             files.push((library.to_string_lossy().trim_start_matches('/').to_owned(), contents));
         }

@@ -15,8 +15,10 @@ use nix::sys::reboot::{RebootMode, reboot};
 
 /// The first line of what it says: xtask waits for it.
 const BEGUN: &str = "guest: begun";
-/// The last line, if every test binary was run to its end, whatever came of it.
+/// The last line, if every test binary was run to its end; xtask judges each by its result and its exit status.
 const DONE: &str = "guest: done";
+/// Set for the test binaries: they may do to this machine what no other machine should suffer.
+const GUEST: &str = "BALLAST_GUEST";
 /// Modules in the order in which they are loaded, one file name a line.
 const MODULES: &str = "/modules/order";
 /// `MODULE_INIT_COMPRESSED_FILE` of `finit_module`: since 5.17.
@@ -88,6 +90,7 @@ fn run_tests() -> Result<()> {
             .arg("--test-threads=1")
             .env("PATH", "/bin")
             .env("BALLAST_BIN", "/bin/ballast")
+            .env(GUEST, "1")
             .status()
             .with_context(|| format!("cannot run {}", test.display()))?;
         println!("guest: {} ended with {status}", test.display());
