@@ -45,6 +45,17 @@ mod tests {
         assert_eq!(fold(add(0, &[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7])), 0xddf2);
     }
 
+    #[test]
+    fn an_odd_last_byte_is_the_upper_one_of_its_word() {
+        assert_eq!(add(1, &[0x12, 0x34, 0x56]), 1 + 0x1234 + 0x5600);
+        assert_eq!(add(0, &[0x12]), 0x1200);
+    }
+
+    #[test]
+    fn what_the_first_fold_carries_is_folded_again() {
+        assert_eq!([fold(0x0001_ffff), fold(0xffff_ffff), fold(0xffff)], [1, 0xffff, 0xffff]);
+    }
+
     proptest! {
         #![proptest_config(lb_seed::property(file!(), 256))]
 

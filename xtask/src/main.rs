@@ -92,7 +92,8 @@ fn dispatch(cli: &Cli) -> Result<()> {
     match &cli.command {
         Command::Setup => {
             setup::setup(&workspace, Level::Test)?;
-            setup::crate_rules(&workspace)
+            setup::crate_rules(&workspace)?;
+            setup::mutants(&workspace)
         }
         Command::Build { release } => {
             setup::setup_and_build(&workspace, Level::Build, &[Build::agent(*release)]).map(|_| ())

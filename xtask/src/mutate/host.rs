@@ -49,11 +49,13 @@ pub fn first_failure(checkout: &Path, target: &Path) -> Result<Option<String>> {
 }
 
 /// How the copy is compiled.
-fn environment(command: &Expression, target: &Path) -> Expression {
+pub fn environment(command: &Expression, target: &Path) -> Expression {
     let command = command
         .env("CARGO_TARGET_DIR", target)
         // Who reads no backtrace needs no line numbers.
         .env("CARGO_PROFILE_DEV_DEBUG", "0")
+        // The next mutation changes a line of the same crates, whatever is compiled else.
+        .env("CARGO_INCREMENTAL", "1")
         .env("CARGO_TERM_COLOR", "never")
         .env("RUST_BACKTRACE", "0");
     clean_cargo_env(command)

@@ -2,11 +2,12 @@
 
 mod checkout;
 mod failures;
+mod generated;
 mod host;
 mod seeded;
 mod table;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -31,15 +32,32 @@ const MUTATIONS_A_RUN: usize = 10;
 /// `cargo xtask mutate`
 #[derive(Debug, Args)]
 pub struct MutateArgs {
-    /// Only mutations whose name contains this.
+    /// Only seeded mutations whose name contains this; with --generated, mutants that this regular expression fits.
     filter: Option<String>,
-    /// Names and what they break, without a run.
+    /// Only the mutants that cargo-mutants makes; without this and without a filter, the seeded mutations and these.
     #[arg(long)]
+    generated: bool,
+    /// Only this commit's part of the sample of these, as in the ladder.
+    #[arg(long, conflicts_with_all = ["filter", "generated", "minutes", "list"])]
+    sample: bool,
+    /// How long cargo-mutants may take, in minutes; else until all mutants are tried.
+    #[arg(long, value_name = "N")]
+    minutes: Option<u64>,
+    /// Names of the seeded mutations and what they break, without a run.
+    #[arg(long, conflicts_with = "generated")]
     list: bool,
 }
 
 /// Runs the command.
 pub fn run(workspace: &Workspace, args: &MutateArgs) -> Result<()> {
+    let time = args.minutes.map(Duration::from_mins);
+    if args.sample {
+        host::check_unmutated(workspace)?;
+        return conclude(&generated::run_sample(workspace, &commit(workspace))?);
+    }
+    if args.generated {
+        return conclude(&generated::run_all(workspace, args.filter.as_deref(), time)?);
+    }
     let mut mutations = read(workspace)?;
     mutations.retain(|m| args.filter.as_ref().is_none_or(|filter| m.name.contains(filter)));
     if args.list {
@@ -55,7 +73,14 @@ pub fn run(workspace: &Workspace, args: &MutateArgs) -> Result<()> {
     // Rungs that start the agent give it the mutated programs.
     compile::build(workspace, toolchain, false)?;
     host::check_unmutated(workspace)?;
-    let tally = run_seeded(workspace, toolchain, &mutations);
+    let mut tally = run_seeded(workspace, toolchain, &mutations);
+    if args.filter.is_none() {
+        tally += generated::run_all(workspace, None, time)?;
+    }
+    conclude(&tally)
+}
+
+fn conclude(tally: &Tally) -> Result<()> {
     println!("\n{}", tally.line());
     if tally.failed > 0 {
         bail!("{} mutations: {}", tally.failed, tally.failures.join("; "));
@@ -70,10 +95,15 @@ pub fn run_share(workspace: &Workspace, toolchain: Toolchain) -> Result<Tally> {
         bail!("{} mutations in tests/mutations, expected at least {MUTATIONS_MIN}", mutations.len());
     }
     let all = mutations.len();
-    let share = share(mutations, &commit(workspace));
+    let commit = commit(workspace);
+    let share = share(mutations, &commit);
     say(&format!("{} of {all} mutations, this commit's share; `cargo xtask mutate` tries all", share.len()));
     host::check_unmutated(workspace)?;
-    Ok(run_seeded(workspace, toolchain, &share))
+    // The seeded ones are tried even if cargo-mutants cannot be.
+    let mut tally = generated::run_sample(workspace, &commit)
+        .unwrap_or_else(|error| Tally::one(&format!("mutants of cargo-mutants: {error:#}"), false));
+    tally += run_seeded(workspace, toolchain, &share);
+    Ok(tally)
 }
 
 /// The commit that is checked out; nothing where there is no git.

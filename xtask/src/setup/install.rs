@@ -159,7 +159,7 @@ fn llvm(toolchain: Toolchain) -> Result<(PathBuf, &'static str)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::needs::{CARGO_DENY, NEEDS};
+    use super::super::needs::{CARGO_DENY, CARGO_MUTANTS, NEEDS};
     use super::*;
 
     fn checkout(modules: &str) -> (tempfile::TempDir, Workspace) {
@@ -177,7 +177,12 @@ mod tests {
     fn keys(modules: &str) -> Vec<(&'static str, String)> {
         let (_folder, workspace) = checkout(modules);
         let of = |need: &Need| version(&workspace, Toolchain::Debian, need).expect("all is pinned");
-        NEEDS.iter().chain([&CARGO_DENY]).filter_map(of).map(|version| (version.name, version.key)).collect()
+        NEEDS
+            .iter()
+            .chain([&CARGO_DENY, &CARGO_MUTANTS])
+            .filter_map(of)
+            .map(|version| (version.name, version.key))
+            .collect()
     }
 
     const MODULES: &str = "require (\n\tgo.etcd.io/etcd/server/v3 v3.6.8\n\tk8s.io/kubernetes v1.36.3\n)\n\
@@ -186,7 +191,7 @@ mod tests {
     #[test]
     fn a_newer_pin_is_another_version_of_its_tools_only() {
         let (old, new) = (keys(MODULES), keys(&MODULES.replace("v1.36.3", "v1.36.4")));
-        assert_eq!(old.len(), 6, "{old:?}");
+        assert_eq!(old.len(), 7, "{old:?}");
         let changed = old.iter().zip(&new).filter(|(old, new)| old != new).map(|(old, _)| old.0);
         assert_eq!(changed.collect::<Vec<_>>(), ["kube-apiserver", "kube-proxy"]);
         assert!(new.iter().any(|(name, key)| *name == "kube-proxy" && key.starts_with("v1.36.4-")), "{new:?}");

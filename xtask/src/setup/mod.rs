@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use duct::cmd;
 
 use self::cache::Version;
-use self::needs::{CARGO_DENY, Install, NEEDS, Need};
+use self::needs::{CARGO_DENY, CARGO_MUTANTS, Install, NEEDS, Need};
 use crate::compile::Build;
 use crate::process::{run_logged, say};
 use crate::progress::{Progress, Step};
@@ -33,7 +33,7 @@ pub enum Level {
     Build,
     /// And run them in network namespaces.
     Run,
-    /// And everything that the tests use, but for cargo-deny: see [`crate_rules`].
+    /// And everything that the tests use, but for cargo-deny and cargo-mutants: see [`crate_rules`] and [`mutants`].
     Test,
     /// And boot other kernels.
     Guests,
@@ -70,9 +70,18 @@ pub fn setup_and_build(workspace: &Workspace, level: Level, builds: &[Build]) ->
 /// Makes sure that cargo-deny is there. It takes minutes to build and nothing else waits for it: the ladder builds it beside its
 /// tests.
 pub fn crate_rules(workspace: &Workspace) -> Result<()> {
+    one(workspace, &CARGO_DENY)
+}
+
+/// Makes sure that cargo-mutants is there: beside the tests, too.
+pub fn mutants(workspace: &Workspace) -> Result<()> {
+    one(workspace, &CARGO_MUTANTS)
+}
+
+fn one(workspace: &Workspace, need: &'static Need) -> Result<()> {
     let toolchain = choose(Facts::gather())?;
     let mut missing = Missing::default();
-    missing.look_at(workspace, toolchain, &CARGO_DENY)?;
+    missing.look_at(workspace, toolchain, need)?;
     let mut progress = Progress::new(missing.steps());
     missing.install(workspace, toolchain, &mut progress)
 }

@@ -63,6 +63,15 @@ pub const CARGO_DENY: Need = Need {
     seconds: 120,
 };
 
+/// What makes mutants of our crates: built while the tests run already.
+pub const CARGO_MUTANTS: Need = Need {
+    name: "cargo-mutants",
+    why: "changes the code in ways that a test must notice",
+    level: Level::Test,
+    install: Install::Crate { version: "27.1.0" },
+    seconds: 60,
+};
+
 pub const NEEDS: [Need; 13] = [
     Need {
         name: "cc",
@@ -209,7 +218,7 @@ mod tests {
 
     #[test]
     fn every_need_says_why_and_belongs_to_a_level() {
-        for need in NEEDS.iter().chain([&CARGO_DENY]) {
+        for need in NEEDS.iter().chain([&CARGO_DENY, &CARGO_MUTANTS]) {
             assert!(!need.why.is_empty() && !need.name.contains(' ') && need.seconds > 0, "{need:?}");
         }
         let count = |level| NEEDS.iter().filter(|need| need.level <= level).count();

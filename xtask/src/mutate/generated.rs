@@ -1,0 +1,256 @@
+//! Mutants that cargo-mutants makes of lb-common and lb-userspace, judged by the tests that need no kernel: all of them, or the part of a
+//! sample that belongs to a commit.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use duct::{Expression, cmd};
+
+use super::checkout::Checkout;
+use super::{chosen, host};
+use crate::process::say;
+use crate::setup;
+use crate::test::Tally;
+use crate::workspace::Workspace;
+
+/// The packages that are mutated, and the tests that judge a mutant of each.
+const PACKAGES: [(&str, &str); 2] = [("lb-common", "--tests"), ("lb-userspace", "--lib")];
+
+/// The files of the sample: each of their mutants was tried, and is caught or excluded in `.cargo/mutants.toml`. One that is missed later
+/// is therefore a test that became weaker.
+const SAMPLED_FILES: [&str; 2] = ["lb-common/src/checksum.rs", "lb-common/src/decide/affinity.rs"];
+
+/// The tests that judge the sample: they take about a second.
+const SAMPLE_TESTS: [&str; 2] = ["--lib", "--test=rules"];
+
+/// Mutants of the sample that a commit tries: about four seconds each.
+const PART: usize = 16;
+
+/// No further mutant of the sample is tried after this.
+const SAMPLE_TIME: Duration = Duration::from_secs(75);
+
+/// Seconds that the tests of one mutant of the sample may take: one that takes longer loops.
+const SAMPLE_LIMIT_S: &str = "20";
+
+/// Random tests ask the same in each run: a mutant that they catch stays caught.
+const SEED: &str = "1";
+
+/// What became of the mutants of a run.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Outcomes {
+    caught: usize,
+    /// The tests did not end.
+    timed_out: usize,
+    /// It does not build.
+    unviable: usize,
+    missed: Vec<String>,
+}
+
+impl Outcomes {
+    fn tried(&self) -> usize {
+        self.caught + self.timed_out + self.unviable + self.missed.len()
+    }
+
+    fn line(&self, what: &str, all: usize, took: Duration) -> String {
+        format!(
+            "{what}: {} of {all} mutants tried in {:.0} s, {} not: {} caught, {} missed, {} ran into the time limit, {} do not build",
+            self.tried(),
+            took.as_secs_f64(),
+            all.saturating_sub(self.tried()),
+            self.caught,
+            self.missed.len(),
+            self.timed_out,
+            self.unviable
+        )
+    }
+
+    /// A mutant that is missed fails.
+    fn tally(&self) -> Tally {
+        let passed = u64::try_from(self.caught + self.timed_out).unwrap_or(u64::MAX);
+        let mut tally = Tally { passed, ..Tally::default() };
+        for mutant in &self.missed {
+            tally += Tally::one(&format!("no test notices the mutant {mutant}"), false);
+        }
+        tally
+    }
+}
+
+/// Tries the part of the sample that the commit decides, until the time is over.
+pub fn run_sample(workspace: &Workspace, commit: &str) -> Result<Tally> {
+    setup::mutants(workspace)?;
+    // The copy that seeded mutations use: its tests are built already.
+    let root = Checkout::restore(workspace)?.root;
+    let mut which: Vec<String> = SAMPLED_FILES.iter().map(|file| format!("--file={file}")).collect();
+    let run = |which| Run { workspace, root: root.clone(), target: host::target(workspace), which };
+    let all = run(which.clone()).count()?;
+    let parts = all.div_ceil(PART).max(1);
+    let part = chosen(commit, parts);
+    which.extend(["--sharding=round-robin".to_owned(), format!("--shard={part}/{parts}")]);
+    let how = ["--in-place", "--baseline=skip", "--build-timeout=60", "--timeout", SAMPLE_LIMIT_S];
+    run(which).judge(&format!("part {part} of {parts} of the sample"), &how, &SAMPLE_TESTS, Some(SAMPLE_TIME))
+}
+
+/// Tries all mutants that `filter`, a regular expression, fits, or as many as can be tried in this time; in random order, so that runs
+/// that do not end try different ones.
+pub fn run_all(workspace: &Workspace, filter: Option<&str>, time: Option<Duration>) -> Result<Tally> {
+    setup::mutants(workspace)?;
+    let mut runs = Vec::new();
+    for (package, tests) in PACKAGES {
+        let mut which = vec![format!("--package={package}")];
+        which.extend(filter.map(|filter| format!("--re={filter}")));
+        let target = workspace.target().join("mutations/generated");
+        let run = Run { workspace, root: workspace.root.clone(), target, which };
+        if run.count()? > 0 {
+            runs.push((package, tests, run));
+        }
+    }
+    if runs.is_empty() {
+        bail!("cargo-mutants makes no mutant that fits {filter:?}");
+    }
+    let share = u32::try_from(runs.len()).unwrap_or(u32::MAX);
+    let mut tally = Tally::default();
+    for (package, tests, run) in runs {
+        tally += run.judge(package, &["--shuffle"], &[tests], time.map(|time| time / share))?;
+    }
+    Ok(tally)
+}
+
+/// A call of cargo-mutants.
+struct Run<'a> {
+    workspace: &'a Workspace,
+    /// What is mutated: the checkout, of which cargo-mutants makes a copy, or a copy.
+    root: PathBuf,
+    /// Cargo's target folder.
+    target: PathBuf,
+    /// Arguments that choose mutants.
+    which: Vec<String>,
+}
+
+impl Run<'_> {
+    /// How many mutants there are.
+    fn count(&self) -> Result<usize> {
+        let list = self.command(&[], &["--list"]).read().context("cargo mutants --list")?;
+        Ok(list.lines().filter(|line| !line.is_empty()).count())
+    }
+
+    /// Tries the mutants until the time is over, and says what became of them.
+    fn judge(&self, what: &str, how: &[&str], tests: &[&str], time: Option<Duration>) -> Result<Tally> {
+        let all = self.count()?;
+        let output = self.workspace.target().join("mutations/cargo-mutants");
+        if output.exists() {
+            fs::remove_dir_all(&output).with_context(|| format!("cannot clear {}", output.display()))?;
+        }
+        fs::create_dir_all(&output).with_context(|| format!("cannot make {}", output.display()))?;
+        let started = Instant::now();
+        let limit = time.map(|time| time.as_secs().max(1).to_string());
+        // Interrupted, it restores the file and its lists hold what was judged.
+        let before: Vec<&str> =
+            limit.iter().flat_map(|limit| ["timeout", "--signal=INT", "--kill-after=10", limit]).collect();
+        let folder = output.to_string_lossy();
+        // For the build, too: other tests are not compiled.
+        let tests: Vec<String> = tests.iter().map(|test| format!("--cargo-arg={test}")).collect();
+        let tests: Vec<&str> = tests.iter().map(String::as_str).collect();
+        let how = [how, &tests, &["--no-times", "--output", &folder]].concat();
+        let log = self.workspace.logs()?.join("cargo-mutants.log");
+        let run = self.command(&before, &how).stderr_to_stdout().stdout_path(&log).unchecked().run()?;
+        // 2: some are missed. 3: some ran into the time limit. 124: the time is over.
+        if !matches!(run.status.code(), Some(0 | 2 | 3 | 124)) {
+            bail!("cargo mutants failed ({}); see {}", run.status, log.display());
+        }
+        let outcomes = read(&output.join("mutants.out"))?;
+        say(&outcomes.line(what, all, started.elapsed()));
+        for mutant in &outcomes.missed {
+            say(&format!("missed: {mutant}"));
+        }
+        if outcomes.tried() == 0 {
+            bail!("{what}: no mutant was tried; see {}", log.display());
+        }
+        Ok(outcomes.tally())
+    }
+
+    fn command(&self, before: &[&str], how: &[&str]) -> Expression {
+        let config = self.workspace.root.join(".cargo/mutants.toml");
+        let config = config.to_string_lossy();
+        let which: Vec<&str> = self.which.iter().map(String::as_str).collect();
+        let fixed = ["cargo", "mutants", "--dir", ".", "--config", &config, "--colors=never"];
+        let words = [before, &fixed, &which, how].concat();
+        let command = cmd(words[0], &words[1..]).dir(&self.root);
+        host::environment(&command, &self.target)
+            .env("PATH", self.workspace.path())
+            .env("CARGO_NET_OFFLINE", "true")
+            .env("BALLAST_TEST_SEED", SEED)
+    }
+}
+
+/// Reads the lists that cargo-mutants leaves.
+fn read(folder: &Path) -> Result<Outcomes> {
+    let lines = |name: &str| -> Result<Vec<String>> {
+        let path = folder.join(name);
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        Ok(text.lines().map(str::to_owned).collect())
+    };
+    Ok(Outcomes {
+        caught: lines("caught.txt")?.len(),
+        timed_out: lines("timeout.txt")?.len(),
+        unviable: lines("unviable.txt")?.len(),
+        missed: lines("missed.txt")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cargo_mutants_leaves_is_counted_and_a_missed_mutant_fails() {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        for (name, text) in [
+            ("caught.txt", "a\nb\n"),
+            ("timeout.txt", "c\n"),
+            ("unviable.txt", ""),
+            ("missed.txt", "d: replace < with >\n"),
+        ] {
+            fs::write(folder.path().join(name), text).expect("written");
+        }
+        let outcomes = read(folder.path()).expect("readable");
+        let missed = vec!["d: replace < with >".to_owned()];
+        assert_eq!(outcomes, Outcomes { caught: 2, timed_out: 1, unviable: 0, missed });
+        let tally = outcomes.tally();
+        assert_eq!((tally.passed, tally.failed), (3, 1));
+        assert!(tally.failures[0].contains("d: replace < with >"), "{:?}", tally.failures);
+        let line = outcomes.line("sample", 10, Duration::from_secs(7));
+        assert!(line.contains("4 of 10 mutants tried in 7 s, 6 not: 2 caught, 1 missed"), "{line}");
+    }
+
+    #[test]
+    fn lists_that_are_not_there_are_no_success() {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        assert!(read(folder.path()).is_err());
+    }
+
+    #[test]
+    fn commits_try_every_part_of_the_sample() {
+        let parts = 10;
+        let mut tried: Vec<usize> = (0..256).map(|commit| chosen(&format!("{commit:040x}"), parts)).collect();
+        tried.sort_unstable();
+        tried.dedup();
+        assert_eq!(tried, (0..parts).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_files_of_the_sample_and_the_exclusions_are_there() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the checkout");
+        for file in SAMPLED_FILES {
+            assert!(root.join(file).is_file(), "{file}");
+        }
+        let text = fs::read_to_string(root.join(".cargo/mutants.toml")).expect("readable");
+        let table: toml::Table = text.parse().expect("TOML");
+        let excluded = table["exclude_re"].as_array().expect("a list");
+        for pattern in excluded.iter().filter_map(toml::Value::as_str) {
+            let file = pattern.split(".rs").next().unwrap_or_default().replace('\\', "");
+            assert!(root.join(format!("{file}.rs")).is_file(), "{pattern} begins with no file of the checkout");
+        }
+    }
+}
