@@ -101,7 +101,7 @@ pub const NODE_PORT_LAST: u16 = 32_767;
 /// Default range of the ports that the kernel gives to sockets (`net.ipv4.ip_local_port_range`).
 pub const LOCAL_PORT_FIRST: u16 = 32_768;
 pub const LOCAL_PORT_LAST: u16 = 60_999;
-/// Capacity of each `endpoints` map: endpoints of this node of service ports with direct server return.
+/// Default capacity of each `endpoints` map: backends of this node, one for each address and service port.
 pub const ENDPOINTS: u32 = 65_536;
 /// Capacity of each `networks` map, in networks: those of the pods, and the nodes' addresses.
 pub const NETWORKS: u32 = 16_384;

@@ -318,6 +318,8 @@ fn leaves_nothing_in_small_tables(steps: &[Step], slots: u32, backends: u32, nam
         frontends6: 2,
         backends4: backends,
         backends6: backends,
+        endpoints4: 2,
+        endpoints6: 1,
         slots,
         names,
         ..Capacities::all(2)

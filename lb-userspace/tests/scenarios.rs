@@ -134,6 +134,7 @@ fn capacities(argument: &str) -> Capacities {
     match map {
         "services4" => all.frontends4 = count,
         "backends4" => all.backends4 = count,
+        "endpoints4" => all.endpoints4 = count,
         "slots" => all.slots = count,
         "names" => all.names = count,
         "sources4" => all.sources4 = count,

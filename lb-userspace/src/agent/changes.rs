@@ -44,6 +44,8 @@ pub(super) fn fill(book: &Book) -> BTreeMap<String, FillReport> {
         (name::SERVICES6, u64::from(book.frontend_count(V6)), capacities.frontends6),
         (name::BACKENDS4, backends(V4), capacities.backends4),
         (name::BACKENDS6, backends(V6), capacities.backends6),
+        (name::ENDPOINTS4, u64::from(book.endpoint_count(V4)), capacities.endpoints4),
+        (name::ENDPOINTS6, u64::from(book.endpoint_count(V6)), capacities.endpoints6),
         (name::SLOTS, slots as u64, capacities.slots),
         (name::NAMES, book.services.values().filter(|service| service.name.is_some()).count() as u64, capacities.names),
         (name::SOURCES4, u64::from(book.source_count(V4)), capacities.sources4),
@@ -68,7 +70,7 @@ mod tests {
     #[test]
     fn empty_tables_are_empty_and_every_one_is_told() {
         let fill = fill(&Book::new(Capacities::all(7)));
-        assert_eq!(fill.len(), 10);
+        assert_eq!(fill.len(), 12);
         assert!(fill.values().all(|fill| *fill == FillReport { entries: 0, capacity: 7 }));
     }
 

@@ -16,30 +16,8 @@ use super::{
 use crate::{
     maps::{Pinned, Table},
     model::Family,
-    plan::{BackendId, BackendRecord, Loaded},
+    plan::{BackendId, BackendRecord, Loaded, Named, named},
 };
-
-/// How another node names a backend of this one, and where that leads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Named {
-    /// Address and service port.
-    pub key: (IpAddr, u32),
-    pub endpoint: abi::Endpoint,
-    /// It drains: the name has no port, so one that follows another at the same address has the name, and the one that drains has it only
-    /// where nobody follows.
-    pub yields: bool,
-}
-
-/// `None`: it is not here, or its deadline is over.
-pub(super) fn named(id: BackendId, record: &BackendRecord) -> Option<Named> {
-    let is_here = record.flags & abi::backend_flags::LOCAL != 0
-        && !matches!(record.state, abi::backend_state::GONE | abi::backend_state::FREE);
-    is_here.then(|| Named {
-        key: (record.address.ip(), record.service),
-        endpoint: abi::Endpoint { backend: id.id, generation: record.generation },
-        yields: record.state == abi::backend_state::DRAINING,
-    })
-}
 
 /// An agent that was killed may have written a backend and not its name. It is taken for a backend of another node, so that the plan
 /// writes both again.
@@ -53,13 +31,6 @@ pub(super) fn distrust_unnamed(loaded: &mut Loaded) {
         if named(*id, record).is_some_and(|named| !named.yields && !good.contains(&named.key)) {
             record.flags &= !abi::backend_flags::LOCAL;
         }
-    }
-}
-
-impl Named {
-    /// Whether `entry`, under `key` in the table, leads here and stays before one that yields.
-    pub fn keeps(&self, key: (IpAddr, u32), entry: abi::Endpoint) -> bool {
-        (self.key, self.endpoint, self.yields) == (key, entry, false)
     }
 }
 
@@ -149,38 +120,11 @@ where
     abi::Backend<N>: Pod,
     abi::EndpointKey<N>: Pod,
 {
-    let Some(backend) = backends.get(&id)?.filter(|backend| backend.flags & abi::backend_flags::LOCAL != 0) else {
-        return Ok(());
-    };
+    // Also where it no longer is one of this node: it has been, and its entry takes room.
+    let Some(backend) = backends.get(&id)? else { return Ok(()) };
     let key = abi::EndpointKey { address: backend.address, service: backend.service };
     if endpoints.get(&key)?.is_some_and(|endpoint| endpoint.backend == id) {
         endpoints.remove(&key)?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use lb_common::abi::{backend_flags, backend_state};
-
-    use super::*;
-    use crate::apply::records::free;
-
-    #[test]
-    fn another_node_finds_a_backend_until_its_deadline() {
-        let id = BackendId { family: Family::V4, id: 7 };
-        let mut record = free(Family::V4, 3);
-        for (state, flags, yields) in [
-            (backend_state::ACTIVE, backend_flags::LOCAL, Some(false)),
-            (backend_state::TERMINATING, backend_flags::LOCAL, Some(false)),
-            (backend_state::ACTIVE, 0, None),
-            // Another port of the address may have come instead.
-            (backend_state::DRAINING, backend_flags::LOCAL, Some(true)),
-            (backend_state::GONE, backend_flags::LOCAL, None),
-            (backend_state::FREE, backend_flags::LOCAL, None),
-        ] {
-            (record.state, record.flags) = (state, flags);
-            assert_eq!(named(id, &record).map(|named| named.yields), yields, "state {state}, flags {flags}");
-        }
-    }
 }

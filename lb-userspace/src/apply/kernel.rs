@@ -218,6 +218,8 @@ impl Store for KernelStore {
             frontends6: maps.services6.capacity(),
             backends4: maps.backends4.capacity(),
             backends6: maps.backends6.capacity(),
+            endpoints4: maps.endpoints4.capacity(),
+            endpoints6: maps.endpoints6.capacity(),
             slots: maps.slots.capacity(),
             names: maps.names.capacity(),
             sources4: maps.sources4.capacity(),

@@ -8,11 +8,11 @@ use std::{
 use ipnet::IpNet;
 use lb_common::abi;
 
-use super::{Store, StoreError, endpoints, records};
+use super::{Store, StoreError, records};
 use crate::{
     maps::strangers,
     model::Family,
-    plan::{BackendId, BackendRecord, Capacities, Frontend, Loaded, Op, Part, Range, Stray, config},
+    plan::{self, BackendId, BackendRecord, Capacities, Endpoints, Frontend, Loaded, Op, Part, Range, Stray, config},
 };
 
 /// How many old entries readers may hold.
@@ -26,7 +26,7 @@ pub struct MemoryStore {
     pub frontends: BTreeMap<Frontend, abi::Service>,
     pub backends: BTreeMap<BackendId, BackendRecord>,
     /// By address and service port id.
-    pub endpoints: BTreeMap<(std::net::IpAddr, u32), lb_common::abi::Endpoint>,
+    pub endpoints: Endpoints,
     pub slots: BTreeMap<u32, abi::Slot>,
     pub sources: BTreeMap<(u32, IpNet), abi::Source>,
     pub vips: BTreeMap<IpAddr, abi::Vip>,
@@ -54,7 +54,7 @@ impl MemoryStore {
             names: BTreeMap::new(),
             frontends: BTreeMap::new(),
             backends: BTreeMap::new(),
-            endpoints: BTreeMap::new(),
+            endpoints: Endpoints::new(),
             slots: BTreeMap::new(),
             sources: BTreeMap::new(),
             vips: BTreeMap::new(),
@@ -101,16 +101,15 @@ impl MemoryStore {
         Ok(())
     }
 
-    fn name_endpoint(&mut self, id: BackendId, record: &BackendRecord) {
-        let Some(named) = endpoints::named(id, record) else { return };
-        let keeps = |entry: &abi::Endpoint| {
-            let id = BackendId { family: id.family, id: entry.backend };
-            let other = self.backends.get(&id).and_then(|record| endpoints::named(id, record));
-            other.is_some_and(|other| other.keeps(named.key, *entry))
-        };
-        if !named.yields || !self.endpoints.get(&named.key).is_some_and(keeps) {
-            self.endpoints.insert(named.key, named.endpoint);
+    /// As the kernel's map: at its capacity it takes no new key, and what is there can be written over.
+    fn put_endpoint(&mut self, id: BackendId, record: &BackendRecord) -> Result<(), StoreError> {
+        let used = self.endpoints.keys().filter(|(address, _)| Family::of(*address) == id.family).count();
+        let is_new = plan::named(id, record).is_some_and(|named| !self.endpoints.contains_key(&named.key));
+        if is_new && used >= self.capacities.endpoints(id.family) as usize {
+            return Err(StoreError::Full("endpoints"));
         }
+        plan::put_endpoint(&mut self.endpoints, &self.backends, id, record);
+        Ok(())
     }
 
     fn put_source(&mut self, id: u32, network: IpNet) -> Result<(), StoreError> {
@@ -198,7 +197,7 @@ impl Store for MemoryStore {
             }
             Op::WriteBackend { id, record } | Op::RetireBackend { id, record } => {
                 self.backends.insert(*id, *record);
-                self.name_endpoint(*id, record);
+                self.put_endpoint(*id, record)?;
             }
             Op::WriteSlots { base, slots } => {
                 self.slots.extend((*base..).zip(slots.iter().copied()));
@@ -216,8 +215,9 @@ impl Store for MemoryStore {
                 self.frontends.remove(frontend);
             }
             Op::FreeBackend { id, generation } => {
-                self.backends.insert(*id, records::free(id.family, *generation));
-                self.endpoints.retain(|(address, _), to| Family::of(*address) != id.family || to.backend != id.id);
+                if let Some(record) = self.backends.insert(*id, records::free(id.family, *generation)) {
+                    plan::forget_endpoint(&mut self.endpoints, *id, &record);
+                }
             }
             // The kernel's slots keep their content, too.
             Op::ReleaseSlots { .. } => {}

@@ -20,6 +20,8 @@ pub struct MapSizes {
     pub services: u32,
     /// Each `backends` map.
     pub backends: u32,
+    /// Each `endpoints` map.
+    pub endpoints: u32,
     pub slots: u32,
     pub flows4: u32,
     pub flows6: u32,
@@ -42,6 +44,7 @@ impl Default for MapSizes {
         Self {
             services: limits::SERVICES,
             backends: limits::BACKENDS,
+            endpoints: limits::ENDPOINTS,
             slots: limits::SLOTS,
             flows4: limits::FLOWS4,
             flows6: limits::FLOWS6,
@@ -63,6 +66,7 @@ impl MapSizes {
         Some(match map {
             name::SERVICES4 | name::SERVICES6 => self.services,
             name::BACKENDS4 | name::BACKENDS6 | name::HEALTH4 | name::HEALTH6 => self.backends,
+            name::ENDPOINTS4 | name::ENDPOINTS6 => self.endpoints,
             name::SLOTS => self.slots,
             name::FLOWS4 => self.flows4,
             name::FLOWS6 => self.flows6,
@@ -81,6 +85,7 @@ impl MapSizes {
         Some(match name {
             "services" => &mut self.services,
             "backends" => &mut self.backends,
+            "endpoints" => &mut self.endpoints,
             "slots" => &mut self.slots,
             "flows4" => &mut self.flows4,
             "flows6" => &mut self.flows6,
@@ -100,7 +105,7 @@ impl MapSizes {
         let field = self.field(name).ok_or_else(|| {
             wrong(
                 "the size of a map",
-                "services, backends, slots, flows4, flows6, sockets, names, stats, sources, vips, half_open or affinity",
+                "services, backends, endpoints, slots, flows4, flows6, sockets, names, stats, sources, vips, half_open or affinity",
             )
         })?;
         if !(MIN_MAP_ENTRIES..=MAX_MAP_ENTRIES).contains(&entries) {

@@ -17,7 +17,7 @@ use ipnet::IpNet;
 use lb_common::abi;
 
 use super::{
-    BackendId, BackendRecord, Frontend, Op, PortKey, SortedMap, SortedSet, Use,
+    BackendId, BackendRecord, Endpoints, Frontend, Op, PortKey, SortedMap, SortedSet, Use,
     ids::{IdPool, SlotPool},
 };
 use crate::model::{Family, Monotonic};
@@ -31,6 +31,8 @@ pub struct Capacities {
     pub frontends6: u32,
     pub backends4: u32,
     pub backends6: u32,
+    pub endpoints4: u32,
+    pub endpoints6: u32,
     pub slots: u32,
     pub names: u32,
     pub sources4: u32,
@@ -47,6 +49,8 @@ impl Capacities {
             frontends6: count,
             backends4: count,
             backends6: count,
+            endpoints4: count,
+            endpoints6: count,
             slots: count,
             names: count,
             sources4: count,
@@ -58,6 +62,10 @@ impl Capacities {
 
     pub fn frontends(&self, family: Family) -> u32 {
         of(family, self.frontends4, self.frontends6)
+    }
+
+    pub fn endpoints(&self, family: Family) -> u32 {
+        of(family, self.endpoints4, self.endpoints6)
     }
 
     pub fn sources(&self, family: Family) -> u32 {
@@ -122,6 +130,8 @@ pub struct Book {
     pub uses: BTreeMap<Frontend, Use>,
     /// Records in use, by id.
     pub backends: BTreeMap<BackendId, BackendRecord>,
+    /// How other nodes find the backends of this one.
+    endpoints: Endpoints,
     /// Slot ranges in use or at rest, by first slot.
     pub ranges: BTreeMap<u32, Vec<abi::Slot>>,
     /// Ranges that no frontend leads to any more, by when they may be written again.
@@ -152,6 +162,7 @@ pub struct Book {
     /// Service ports with a frontend.
     served: usize,
     frontend_counts: PerFamily,
+    endpoint_counts: PerFamily,
     source_counts: PerFamily,
     vip_counts: PerFamily,
     service_pool: IdPool,
@@ -169,6 +180,7 @@ impl Book {
             frontends: BTreeMap::new(),
             uses: BTreeMap::new(),
             backends: BTreeMap::new(),
+            endpoints: Endpoints::new(),
             ranges: BTreeMap::new(),
             resting: BTreeSet::new(),
             vips: BTreeMap::new(),
@@ -186,6 +198,7 @@ impl Book {
             states: BTreeMap::new(),
             served: 0,
             frontend_counts: PerFamily::default(),
+            endpoint_counts: PerFamily::default(),
             source_counts: PerFamily::default(),
             vip_counts: PerFamily::default(),
             service_pool: IdPool::new(u32::MAX),
@@ -203,6 +216,7 @@ impl Book {
             Op::WriteBackend { id, record } | Op::RetireBackend { id, record } => {
                 self.note_drain(*id, record, now);
                 self.put_backend(*id, *record, key);
+                self.name_endpoint(*id, record);
             }
             Op::WriteSlots { base, slots } => {
                 // It rests until a frontend leads to it, in case that the write of the frontend fails.

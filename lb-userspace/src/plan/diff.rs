@@ -15,7 +15,7 @@ use super::{
     BackendId, BackendRecord, Book, BookedService, Desired, DesiredEndpoint, DesiredService, Op, PlanSettings, PortKey,
     Set, SortedMap,
     life::{self, Step},
-    order,
+    named, order,
 };
 use crate::{
     maps::to_chars,
@@ -46,6 +46,7 @@ pub fn diff_service(
         draft.name(wanted);
     }
     let selected = draft.backends(wanted)?;
+    draft.check_endpoints()?;
     if let Some(wanted) = wanted {
         draft.frontends(wanted, desired, &selected)?;
     }
@@ -218,6 +219,20 @@ impl Draft<'_> {
         let record = life::describe(&blank, endpoint, self.now, self.settings);
         self.ops.push(Op::WriteBackend { id, record });
         Ok((id, generation))
+    }
+
+    /// Whether other nodes can be told of all backends of this node that are written.
+    fn check_endpoints(&self) -> Result<(), Refusal> {
+        let written = self.ops.iter().filter_map(named::key_of);
+        let new: BTreeSet<(IpAddr, u32)> = written.filter(|key| !self.book.has_endpoint(key)).collect();
+        for (family, map) in [(Family::V4, "endpoints4"), (Family::V6, "endpoints6")] {
+            let new = new.iter().filter(|(address, _)| Family::of(*address) == family).count();
+            let capacity = self.book.capacities.endpoints(family);
+            if new > 0 && self.book.endpoint_count(family) as usize + new > capacity as usize {
+                return Err(full_for(self.key, map, capacity));
+            }
+        }
+        Ok(())
     }
 
     /// Records that another one has taken the place of, where the write of their end failed before.

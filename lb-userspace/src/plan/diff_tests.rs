@@ -179,6 +179,38 @@ fn each_full_table_is_named_and_nothing_is_half_done() {
     assert!(refusal(Capacities { backends4: 2, ..CAPACITIES }, &two).contains("map backends4 is full"));
 }
 
+/// The map that other nodes find backends of this node by holds a backend for each address and service port.
+#[test]
+fn backends_of_this_node_without_room_among_the_endpoints_are_refused_by_name() {
+    let small = Capacities { endpoints4: 1, ..Capacities::all(9) };
+    let mut book = Book::new(small);
+    let local = |endpoints: &[&str]| {
+        let mut snapshot = snapshot(endpoints);
+        let mut slice = snapshot.slices.values().next().unwrap().as_ref().clone();
+        slice.endpoints.iter_mut().for_each(|endpoint| endpoint.node = Some("n1".into()));
+        snapshot.slices.insert(slice.key(), Arc::new(slice));
+        let settings = PlanSettings { node_name: Some("n1".into()), ..PlanSettings::default() };
+        plan(&snapshot, &NodeFacts::default(), &settings)
+    };
+    let refusal = ops_for(&local(&["10.0.0.1", "10.0.0.2"]), &book).unwrap_err();
+    assert!(refusal.reason.contains("map endpoints4 is full (1 elements)"), "{refusal}");
+    let ops = ops_for(&local(&["10.0.0.1"]), &book).unwrap();
+    book.reserve(&ops);
+    assert_eq!(book.endpoint_count(Family::V4), 1, "planned");
+    record_all(&mut book, &ops);
+    assert_eq!(book.endpoint_count(Family::V4), 1, "written");
+    assert!(ops_for(&local(&["10.0.0.1", "10.0.0.2"]), &book).is_err(), "the second has no room");
+    // Backends of other nodes need none.
+    assert!(diff(&book, &["10.0.0.1", "10.0.0.2"]).is_ok());
+    let id = BackendId { family: Family::V4, id: 1 };
+    let gone = book.backends[&id].gone();
+    record_all(
+        &mut book,
+        &[Op::RetireBackend { id, record: gone }, Op::FreeBackend { id, generation: gone.generation }],
+    );
+    assert_eq!(book.endpoint_count(Family::V4), 0);
+}
+
 #[test]
 fn slots_rest_before_they_are_released() {
     let mut book = Book::new(CAPACITIES);

@@ -137,6 +137,9 @@ pub fn restore(capacities: Capacities, loaded: Loaded) -> Book {
             book.put_backend(id, record, &nameless(record.service));
         }
     }
+    for (key, endpoint) in loaded.endpoints {
+        book.put_endpoint(key, endpoint);
+    }
     for (id, network, _) in loaded.sources {
         book.put_source(id, network, &nameless(id));
     }

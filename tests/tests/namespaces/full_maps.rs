@@ -10,7 +10,7 @@ use lb_tests::topology::NodeOptions;
 use serde_json::{Value, json};
 
 /// Room for the service that is served all the time and for little more.
-const SIZES: &str = "services=16,backends=16,slots=300,names=8,sources=3,vips=6";
+const SIZES: &str = "services=16,backends=16,endpoints=8,slots=300,names=8,sources=3,vips=6";
 
 /// What a service of one family is made of.
 #[derive(Clone, Copy, Default)]
@@ -21,14 +21,17 @@ struct Shape {
     endpoints: usize,
     /// Its slots are a table of 251.
     maglev: bool,
+    /// Its endpoints are of this node.
+    local: bool,
 }
 
-const ONE: Shape = Shape { ports: 1, external: 0, ranges: 0, endpoints: 1, maglev: false };
+const ONE: Shape = Shape { ports: 1, external: 0, ranges: 0, endpoints: 1, maglev: false, local: false };
 
 /// Each map and what does not fit into it, though it fits into all others.
-const CASES: [(&str, Shape); 6] = [
+const CASES: [(&str, Shape); 7] = [
     ("services", Shape { ports: 5, external: 3, ..ONE }),
     ("backends", Shape { endpoints: 14, ..ONE }),
+    ("endpoints", Shape { endpoints: 8, local: true, ..ONE }),
     ("slots", Shape { ports: 2, maglev: true, ..ONE }),
     ("names", Shape { ports: 7, endpoints: 0, ..ONE }),
     ("sources", Shape { external: 1, ranges: 4, ..ONE }),
@@ -36,7 +39,7 @@ const CASES: [(&str, Shape); 6] = [
 ];
 
 /// The documents of a service of one family; its addresses end in `last` and above.
-fn documents(name: &str, is_v4: bool, last: usize, shape: Shape) -> String {
+fn documents(name: &str, node: &str, is_v4: bool, last: usize, shape: Shape) -> String {
     let address = |v4: &str, v6: &str, index: usize| -> IpAddr {
         let text = if is_v4 { format!("{v4}{index}") } else { format!("{v6}{index:x}") };
         text.parse().unwrap()
@@ -65,8 +68,10 @@ fn documents(name: &str, is_v4: bool, last: usize, shape: Shape) -> String {
         service["metadata"]["annotations"] =
             json!({"ballast.dev/scheduler": "maglev", "ballast.dev/maglev-size": "251"});
     }
-    let endpoint =
-        |index| json!({"addresses": [address("10.245.0.", "fd00:245::", last + index)], "conditions": {"ready": true}});
+    let endpoint = |index| {
+        let address = address("10.245.0.", "fd00:245::", last + index);
+        json!({"addresses": [address], "conditions": {"ready": true}, "nodeName": shape.local.then_some(node)})
+    };
     let slice = json!({
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
         "metadata": {"name": format!("{name}-1"), "namespace": "test", "labels": {"kubernetes.io/service-name": name}},
@@ -83,6 +88,11 @@ struct Scene {
 }
 
 impl Scene {
+    /// The documents of a service of `shape`, with endpoints of this node if it asks for it.
+    fn documents(&self, name: &str, is_v4: bool, last: usize, shape: Shape) -> String {
+        documents(name, &self.fixture.node.node_name(), is_v4, last, shape)
+    }
+
     fn write(&self, documents: &str) {
         self.agent.write_text(&(Manifest::of([self.service.clone()]).yaml() + documents)).unwrap();
     }
@@ -135,7 +145,7 @@ fn a_change_that_finds_no_room_is_refused_as_a_whole_and_made_when_there_is() {
     for (is_v4, family) in [(true, '4'), (false, '6')] {
         for (map, shape) in CASES {
             let map = if matches!(map, "slots" | "names") { map.to_owned() } else { format!("{map}{family}") };
-            scene.write(&documents("big", is_v4, 10, shape));
+            scene.write(&scene.documents("big", is_v4, 10, shape));
             let refused = scene.refused(&map);
             assert!(
                 refused.iter().all(|refusal| refusal.contains("big") || refusal.contains("address")),
@@ -149,7 +159,7 @@ fn a_change_that_finds_no_room_is_refused_as_a_whole_and_made_when_there_is() {
             }
             scene.check();
             // Less of the same finds room.
-            scene.write(&documents("big", is_v4, 10, ONE));
+            scene.write(&scene.documents("big", is_v4, 10, ONE));
             eventually(&format!("{map}: nothing is refused"), SOON, || scene.refusals().is_empty().then_some(()));
             eventually("its backend is there", SOON, || (scene.backends_of("big") == 1).then_some(()));
             scene.write("");
@@ -158,9 +168,9 @@ fn a_change_that_finds_no_room_is_refused_as_a_whole_and_made_when_there_is() {
     }
     // A change that waits for room is made without being asked for again: here slots rest before others use them.
     let table = Shape { maglev: true, ..ONE };
-    scene.write(&documents("first", true, 20, table));
+    scene.write(&scene.documents("first", true, 20, table));
     eventually("the first is there", SOON, || (scene.backends_of("first") == 1).then_some(()));
-    scene.write(&documents("second", true, 30, table));
+    scene.write(&scene.documents("second", true, 30, table));
     scene.refused("slots");
     eventually("the second is there", SOON, || (scene.backends_of("second") == 1).then_some(()));
     eventually("nothing is refused", SOON, || scene.refusals().is_empty().then_some(()));

@@ -10,9 +10,8 @@ use super::{
     fields::{difference, endpoint_fields},
 };
 use crate::{
-    apply::endpoints,
     model::Family,
-    plan::{BackendId, Book, Loaded, Op, Stray},
+    plan::{self, BackendId, Book, Loaded, Op, Stray},
 };
 
 pub(super) fn count(book: &Book, family: Family) -> usize {
@@ -24,7 +23,7 @@ pub(super) fn count(book: &Book, family: Family) -> usize {
 fn wanted(book: &Book, family: Family) -> BTreeMap<(IpAddr, u32), Vec<(BackendId, abi::Endpoint)>> {
     let mut named: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for (id, record) in book.backends.iter().filter(|(id, _)| id.family == family) {
-        if let Some(of) = endpoints::named(*id, record) {
+        if let Some(of) = plan::named(*id, record) {
             named.entry(of.key).or_default().push((*id, of));
         }
     }

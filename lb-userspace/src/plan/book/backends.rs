@@ -1,11 +1,13 @@
 //! The book's records of backends: who counts for an address, whose deadline is next, how many there are of each state.
 
-use lb_common::abi::backend_state;
+use std::net::IpAddr;
+
+use lb_common::abi::{self, backend_state};
 
 use super::Book;
 use crate::{
     model::Family,
-    plan::{BackendId, BackendRecord, PortKey, ids::IdPool, op::next_generation},
+    plan::{BackendId, BackendRecord, PortKey, ids::IdPool, named, op::next_generation},
 };
 
 impl Book {
@@ -39,6 +41,30 @@ impl Book {
         self.pool_mut(id.family).give_back(id.id);
         self.uncount(id, &record);
         self.leave(id, &record);
+        if named::forget(&mut self.endpoints, id, &record) {
+            *self.endpoint_counts.slot(id.family) -= 1;
+        }
+    }
+
+    /// An entry of `endpoints4/6` that the tables held already. One that leads to no record of ours is left to the audit.
+    pub(in crate::plan) fn put_endpoint(&mut self, key: (IpAddr, u32), endpoint: abi::Endpoint) {
+        let id = BackendId { family: Family::of(key.0), id: endpoint.backend };
+        let is_ours = |record: &BackendRecord| (record.address.ip(), record.service) == key;
+        if self.backends.get(&id).is_some_and(is_ours) && self.endpoints.insert(key, endpoint).is_none() {
+            *self.endpoint_counts.slot(id.family) += 1;
+        }
+    }
+
+    /// Other nodes find the backend from here on, if it is one of this node.
+    pub(super) fn name_endpoint(&mut self, id: BackendId, record: &BackendRecord) {
+        if named::put(&mut self.endpoints, &self.backends, id, record) {
+            *self.endpoint_counts.slot(id.family) += 1;
+        }
+    }
+
+    /// Whether an entry of `endpoints4/6` is there, or planned.
+    pub fn has_endpoint(&self, key: &(IpAddr, u32)) -> bool {
+        self.endpoints.contains_key(key) || self.reserved.endpoints.contains(key)
     }
 
     fn uncount(&mut self, id: BackendId, record: &BackendRecord) {

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use super::{Book, PerFamily};
 use crate::{
     model::Family,
-    plan::{BackendId, Frontend, Op, Range},
+    plan::{BackendId, Frontend, Op, Range, named},
 };
 
 /// Planned, and not written yet.
@@ -19,9 +19,11 @@ pub(super) struct Reserved {
     /// First slots of ranges.
     ranges: BTreeSet<u32>,
     frontends: BTreeSet<Frontend>,
+    pub(super) endpoints: BTreeSet<(IpAddr, u32)>,
     sources: BTreeSet<(u32, IpNet)>,
     vips: BTreeSet<IpAddr>,
     frontend_counts: PerFamily,
+    endpoint_counts: PerFamily,
     source_counts: PerFamily,
     vip_counts: PerFamily,
 }
@@ -31,6 +33,11 @@ impl Book {
     pub fn reserve(&mut self, ops: &[Op]) {
         let reserved = &mut self.reserved;
         for op in ops {
+            if let Some(key) = named::key_of(op).filter(|key| !self.endpoints.contains_key(key))
+                && reserved.endpoints.insert(key)
+            {
+                *reserved.endpoint_counts.slot(Family::of(key.0)) += 1;
+            }
             match op {
                 Op::WriteName { id, .. } if !self.services.contains_key(id) => {
                     self.service_pool.take(*id);
@@ -78,6 +85,9 @@ impl Book {
     /// The operation's needs are no longer merely set aside. True if they were.
     pub(super) fn keep(&mut self, op: &Op) -> bool {
         let reserved = &mut self.reserved;
+        if let Some(key) = named::key_of(op).filter(|key| reserved.endpoints.remove(key)) {
+            *reserved.endpoint_counts.slot(Family::of(key.0)) -= 1;
+        }
         match op {
             Op::WriteName { id, .. } => reserved.services.remove(id),
             Op::WriteBackend { id, .. } => reserved.backends.remove(id),
@@ -104,6 +114,11 @@ impl Book {
     /// How many frontends of a family there are, or will be.
     pub fn frontend_count(&self, family: Family) -> u32 {
         self.frontend_counts.get(family) + self.reserved.frontend_counts.get(family)
+    }
+
+    /// How many entries of `endpoints4/6` there are, or will be.
+    pub fn endpoint_count(&self, family: Family) -> u32 {
+        self.endpoint_counts.get(family) + self.reserved.endpoint_counts.get(family)
     }
 
     /// How many source ranges of a family there are, or will be.
