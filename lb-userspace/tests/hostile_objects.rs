@@ -3,12 +3,14 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
 use lb_userspace::{
     apply::{MemoryStore, Programmer},
     model::{Monotonic, Refusal, Snapshot},
     plan::{Desired, DesiredService, NodeFacts, PlanSettings, PortKey, plan},
-    source::convert,
+    source::{
+        convert,
+        lean::{EndpointSlice, Service},
+    },
 };
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use serde_json::{Value, json};

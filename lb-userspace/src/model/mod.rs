@@ -17,7 +17,7 @@ pub use options::{
     Check, MAGLEV_SIZES, Mode, Question, RateLimit, Scheduler, ServiceOptions, UnknownMode, UnknownScheduler,
     WEIGHT_MAX, Weighed,
 };
-pub use refusal::Refusal;
+pub use refusal::{Refusal, Refusals};
 pub use service::{Exposure, Family, Protocol, Service, ServicePort, TrafficPolicy};
 pub use slice::{Endpoint, Hints, Slice, SliceKey, SlicePort, uid_hash};
 pub use texts::shared;

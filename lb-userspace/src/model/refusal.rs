@@ -21,6 +21,36 @@ impl Refusal {
     }
 }
 
+/// So many refusals of one object are kept.
+const REFUSALS_MAX: usize = 8;
+
+/// What is refused of one object: the first few, and how many more there are.
+#[derive(Debug, Default)]
+pub struct Refusals {
+    first: Vec<Refusal>,
+    more: usize,
+}
+
+impl Refusals {
+    pub fn push(&mut self, refusal: Refusal) {
+        if self.first.len() < REFUSALS_MAX {
+            self.first.push(refusal);
+        } else {
+            self.more += 1;
+        }
+    }
+
+    /// At most one more than [`REFUSALS_MAX`]: the last one counts those that are left out.
+    pub fn all(mut self, object: &str) -> Vec<Refusal> {
+        if self.more > 0 {
+            let reason = format!("{} more problems of this object", self.more);
+            self.first.push(Refusal::new(object, reason, "correct those that are named; then the next ones are named"));
+        }
+        self.first.shrink_to_fit();
+        self.first
+    }
+}
+
 fn shortened(mut text: String) -> String {
     if let Some((end, _)) = text.char_indices().nth(SHOWN_MAX) {
         text.truncate(end);
@@ -39,6 +69,20 @@ impl fmt::Display for Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn many_refusals_of_one_object_become_few_and_a_count() {
+        let mut refusals = Refusals::default();
+        for number in 0..65_000 {
+            refusals.push(Refusal::new("Service default/web", format!("bad {number}"), "correct it"));
+        }
+        let all = refusals.all("Service default/web");
+        assert_eq!((all.len(), all[0].reason.as_str()), (REFUSALS_MAX + 1, "bad 0"));
+        assert_eq!(all[REFUSALS_MAX].reason, "64992 more problems of this object");
+        let mut one = Refusals::default();
+        one.push(Refusal::new("Service default/web", "bad", "correct it"));
+        assert_eq!(one.all("Service default/web").len(), 1);
+    }
 
     #[test]
     fn a_long_reason_is_cut_between_characters() {

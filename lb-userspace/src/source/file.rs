@@ -122,8 +122,8 @@ impl Follow {
 
     fn publish(&self, loaded: &Loaded) {
         let revision = self.status.borrow().revision + 1;
-        let mut refusals = objects::refusals(&loaded.services, &loaded.slices);
-        refusals.extend(loaded.refusals.iter().cloned());
+        let refused = loaded.services.refusals().chain(loaded.slices.refusals()).chain(&loaded.refusals);
+        let refusals = refused.cloned().collect();
         // A file names none: `--dsr-peers` does.
         let no_peers = Arc::default();
         let snapshot =
@@ -237,14 +237,14 @@ impl Loaded {
             Object::Service(service) => {
                 let name = convert::object_name(&service.metadata);
                 if !self.services.contains(&name) {
-                    return self.services.put_service(service);
+                    return self.services.put_service(service, 0);
                 }
                 format!("Service {name}")
             }
             Object::Slice(slice) => {
                 let name = convert::object_name(&slice.metadata);
                 if !self.slices.contains(&name) {
-                    return self.slices.put_slice(slice);
+                    return self.slices.put_slice(slice, 0);
                 }
                 format!("EndpointSlice {name}")
             }

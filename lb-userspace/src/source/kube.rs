@@ -1,14 +1,16 @@
 //! The source `kube`: Services, `EndpointSlices`, the own Node and, where they matter, the others of a Kubernetes API, by watches that are
 //! proven to be alive.
 
+mod ask;
 mod bounds;
 mod calls;
 mod connect;
 mod follower;
 mod held;
-pub mod lean;
+mod item;
 mod peers;
 mod reader;
+mod split;
 mod version;
 
 use std::{path::PathBuf, pin::pin, time::Duration};
@@ -25,7 +27,7 @@ use self::{
 };
 use super::{
     Source, SourceError, SourceStatus,
-    convert::{HEADLESS_LABEL, PROXY_NAME_LABEL},
+    lean::{HEADLESS_LABEL, PROXY_NAME_LABEL},
 };
 
 /// How much news at most goes into one snapshot.

@@ -270,6 +270,68 @@ async fn a_dead_watch_is_left_for_one_on_a_new_connection() {
     assert_eq!(api.names().unwrap(), ["web", "web-2"]);
 }
 
+/// The e2e specification "should complete a service status lifecycle" of Kubernetes makes such a Service with one patch.
+#[tokio::test(start_paused = true)]
+async fn a_service_whose_condition_has_a_null_time_is_served_and_stops_no_watch() {
+    let (mut api, services, _slices) = Api::listed().await;
+    let mut odd = at("6", service("odd"));
+    odd["status"] = json!({"conditions": [{"type": "Odd", "status": "True", "reason": "R", "message": "m", "lastTransitionTime": null}]});
+    services.event("ADDED", &odd);
+    services.event("ADDED", &at("7", service("other")));
+    api.settle().await;
+    assert_eq!(api.names().unwrap(), ["odd", "other", "web", "web-1"]);
+    assert!(api.services.try_recv().is_err(), "nothing is asked again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_that_cannot_be_read_is_refused_by_name_and_what_was_read_of_it_is_served() {
+    let (mut api, services, _slices) = Api::listed().await;
+    let odd = |version: &str, name: &str, uid: &str| {
+        let mut odd = at(version, service(name));
+        (odd["spec"]["ports"], odd["metadata"]["uid"]) = (json!("eighty"), json!(uid));
+        odd
+    };
+    let mut good = at("6", service("api"));
+    good["metadata"]["uid"] = json!("u1");
+    services.event("ADDED", &good);
+    services.event("MODIFIED", &odd("7", "api", "u1"));
+    services.event("ADDED", &odd("8", "never", "u2"));
+    services.event("ADDED", &at("9", service("other")));
+    api.settle().await;
+    assert_eq!(api.names().unwrap(), ["api", "other", "web", "web-1"]);
+    let refused = |api: &Api| {
+        let refusals = api.status().refusals;
+        refusals.into_iter().map(|refusal| (refusal.object, refusal.reason)).collect::<Vec<_>>()
+    };
+    let refusals = refused(&api);
+    assert_eq!(
+        refusals.iter().map(|(object, _)| object.as_str()).collect::<Vec<_>>(),
+        ["Service default/api", "Service default/never"]
+    );
+    assert!(refusals[0].1.contains("cannot be read") && refusals[0].1.contains("eighty"), "{refusals:?}");
+    // Another object of the same name.
+    services.event("MODIFIED", &odd("10", "api", "u3"));
+    api.settle().await;
+    assert_eq!(api.names().unwrap(), ["other", "web", "web-1"]);
+    services.event("DELETED", &odd("11", "api", "u3"));
+    services.event("DELETED", &odd("12", "never", "u2"));
+    api.settle().await;
+    assert_eq!(refused(&api), []);
+    // The version went on with each of them.
+    services.reset();
+    let again = api.service().await;
+    assert!(again.has("resourceVersion=12"), "{}", again.query);
+    // A list is read by the same rules.
+    again.refuse(410);
+    api.service()
+        .await
+        .list("20", &[service("web"), odd("19", "other", "u9"), odd("19", "never", "u2"), service("new")]);
+    api.settle().await;
+    assert_eq!(api.names().unwrap(), ["new", "other", "web", "web-1"]);
+    assert_eq!(refused(&api).len(), 2);
+    assert_eq!(api.status().last_error, None);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_list_in_pages_is_put_together() {
     let mut api = Api::new();

@@ -1,13 +1,12 @@
 //! Kubernetes YAML as text: documents in, objects out; an error says line, column and what was expected.
 
-use k8s_openapi::api::{
-    core::v1::{Node, Service},
-    discovery::v1::EndpointSlice,
-};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_saphyr::{Location, Spanned};
 
-use super::SourceError;
+use super::{
+    SourceError,
+    lean::{EndpointSlice, Node, Service},
+};
 
 /// One object of a manifest.
 #[derive(Clone, Debug, PartialEq)]

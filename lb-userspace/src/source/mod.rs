@@ -3,6 +3,7 @@
 pub mod convert;
 pub mod file;
 pub mod kube;
+pub mod lean;
 pub mod manifest;
 mod objects;
 mod status;

@@ -3,9 +3,11 @@
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use imbl::OrdMap;
-use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 
-use super::convert::{self, Converted};
+use super::{
+    convert::{self, Converted},
+    lean,
+};
 use crate::model::{Node, ObjectName, Peer, Refusal, Service, Slice, SliceKey, Snapshot};
 
 /// What a snapshot holds by a key.
@@ -60,12 +62,26 @@ impl Keyed for Peer {
     }
 }
 
+/// An object, and which one of its name it is.
+#[derive(Debug)]
+struct Named<T> {
+    object: Arc<T>,
+    /// [`crate::model::uid_hash`]; 0: not known.
+    uid: u32,
+}
+
+impl<T> Clone for Named<T> {
+    fn clone(&self) -> Self {
+        Self { object: self.object.clone(), uid: self.uid }
+    }
+}
+
 /// All objects of one kind.
 #[derive(Debug)]
 pub struct Objects<T: Keyed> {
     held: OrdMap<T::Key, Arc<T>>,
     /// The same objects by their names.
-    by_name: OrdMap<ObjectName, Arc<T>>,
+    by_name: OrdMap<ObjectName, Named<T>>,
     refusals: OrdMap<ObjectName, Vec<Refusal>>,
 }
 
@@ -84,20 +100,22 @@ impl<T: Keyed> Clone for Objects<T> {
 
 impl<T: Keyed> Objects<T> {
     /// What stays as it is keeps its place in memory, so that no snapshot differs by it.
-    fn put(&mut self, name: ObjectName, converted: Converted<T>) {
+    fn put(&mut self, name: ObjectName, uid: u32, converted: Converted<T>) {
         let key = converted.object.as_ref().map(Keyed::key);
-        if let Some(old) = self.by_name.get(&name).map(|old| old.key())
+        if let Some(old) = self.by_name.get(&name).map(|old| old.object.key())
             && key.as_ref() != Some(&old)
         {
             self.held.remove(&old);
             self.by_name.remove(&name);
         }
-        if let (Some(object), Some(key)) = (converted.object, key)
-            && self.held.get(&key).is_none_or(|held| **held != object)
-        {
-            let object = Arc::new(object);
-            self.by_name.insert(object.name().unwrap_or(&name).clone(), object.clone());
-            self.held.insert(key, object);
+        if let (Some(object), Some(key)) = (converted.object, key) {
+            let same = self.held.get(&key).filter(|held| ***held == object).cloned();
+            if same.is_none() || self.by_name.get(&name).is_none_or(|known| known.uid != uid) {
+                let object = same.unwrap_or_else(|| Arc::new(object));
+                let name = object.name().unwrap_or(&name).clone();
+                self.by_name.insert(name, Named { object: object.clone(), uid });
+                self.held.insert(key, object);
+            }
         }
         if converted.refusals.is_empty() {
             self.refusals.remove(&name);
@@ -106,11 +124,30 @@ impl<T: Keyed> Objects<T> {
         }
     }
 
+    /// The object cannot be read. What was read of the same object before stays; returns whether there is any.
+    pub fn put_unread(&mut self, name: &ObjectName, uid: u32) -> bool {
+        let is_other = |known: &Named<T>| known.uid != uid && known.uid != 0 && uid != 0;
+        if self.by_name.get(name).is_some_and(is_other) {
+            self.remove(name);
+        }
+        self.by_name.contains_key(name)
+    }
+
+    /// Notes what is refused of an object, in place of what was.
+    pub fn refuse(&mut self, name: ObjectName, refusal: Refusal) {
+        self.refusals.insert(name, vec![refusal]);
+    }
+
     pub fn remove(&mut self, name: &ObjectName) {
-        if let Some(object) = self.by_name.remove(name) {
-            self.held.remove(&object.key());
+        if let Some(named) = self.by_name.remove(name) {
+            self.held.remove(&named.object.key());
         }
         self.refusals.remove(name);
+    }
+
+    /// Everything that is refused, by name.
+    pub fn refusals(&self) -> impl Iterator<Item = &Refusal> {
+        self.refusals.values().flatten()
     }
 
     /// Keeps only what has a name for which `keep` is true.
@@ -139,20 +176,20 @@ impl Objects<Service> {
         self.held.values().any(|service| is_so(service))
     }
 
-    pub fn put_service(&mut self, service: &core::Service) {
-        self.put(convert::object_name(&service.metadata), convert::service(service));
+    pub fn put_service(&mut self, service: &lean::Service, uid: u32) {
+        self.put(convert::object_name(&service.metadata), uid, convert::service(service));
     }
 }
 
 impl Objects<Slice> {
-    pub fn put_slice(&mut self, slice: &discovery::EndpointSlice) {
-        self.put(convert::object_name(&slice.metadata), convert::slice(slice));
+    pub fn put_slice(&mut self, slice: &lean::EndpointSlice, uid: u32) {
+        self.put(convert::object_name(&slice.metadata), uid, convert::slice(slice));
     }
 }
 
 impl Objects<Node> {
-    pub fn put_node(&mut self, node: &core::Node) {
-        self.put(convert::object_name(&node.metadata), convert::node(node));
+    pub fn put_node(&mut self, node: &lean::Node, uid: u32) {
+        self.put(convert::object_name(&node.metadata), uid, convert::node(node));
     }
 
     /// The only one, where one is selected.
@@ -162,8 +199,8 @@ impl Objects<Node> {
 }
 
 impl Objects<Peer> {
-    pub fn put_peer(&mut self, node: &core::Node) {
-        self.put(convert::object_name(&node.metadata), convert::peer(node));
+    pub fn put_peer(&mut self, node: &lean::Node, uid: u32) {
+        self.put(convert::object_name(&node.metadata), uid, convert::peer(node));
     }
 
     pub fn addresses(&self) -> BTreeSet<IpAddr> {
@@ -181,9 +218,4 @@ pub fn snapshot(
 ) -> Snapshot {
     let (node, peers) = (node.cloned(), peers.cloned());
     Snapshot { revision, services: services.held.clone(), slices: slices.held.clone(), node, peers }
-}
-
-/// Everything that is refused, by name.
-pub fn refusals(services: &Objects<Service>, slices: &Objects<Slice>) -> Vec<Refusal> {
-    services.refusals.values().chain(slices.refusals.values()).flatten().cloned().collect()
 }

@@ -128,6 +128,8 @@ named! {
         Overdue = "overdue",
         /// A comparison found what it should have brought.
         Compare = "compare",
+        /// It brought an event that names no object.
+        Unreadable = "unreadable",
     }
 }
 
@@ -141,6 +143,8 @@ named! {
         RolledBack = "rolled-back",
         /// A short watch ended and told nothing.
         Unproven = "unproven",
+        /// The watch brings what cannot be read, or was lost at once twice from the same version.
+        WatchFails = "watch-fails",
         /// The list before failed, or broke off.
         Retry = "retry",
         /// The list before would delete nearly everything.

@@ -1,12 +1,13 @@
 //! Defaults of absent fields, and what is refused.
 
-use k8s_openapi::api::core::v1 as core;
-
 use serde_json::{Value, json};
 
 use super::node::PEER_ADDRESSES_MAX;
 use super::*;
-use crate::model::{Service, Slice, TrafficPolicy};
+use crate::{
+    model::{Service, Slice, TrafficPolicy},
+    source::lean,
+};
 
 fn service_of(spec: &Value) -> Converted<Service> {
     let value = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": spec});
@@ -129,7 +130,7 @@ fn the_external_side_of_a_service_is_kept() {
             {"hostname": "example.org"},
         ]}},
     });
-    let mut raw: core::Service = serde_json::from_value(value).unwrap();
+    let mut raw: lean::Service = serde_json::from_value(value).unwrap();
     let read = service(&raw);
     assert_eq!(read.refusals, []);
     let read = read.object.unwrap();
@@ -142,12 +143,28 @@ fn the_external_side_of_a_service_is_kept() {
     let ranges: Vec<String> = read.source_ranges.unwrap().iter().map(ToString::to_string).collect();
     assert_eq!(ranges, ["10.0.0.0/8", "fd00::/8"]);
     // What is left in a Service that has become another type does not count.
-    raw.spec.as_mut().unwrap().type_ = Some("ClusterIP".into());
+    raw.spec.type_ = Some("ClusterIP".into());
     let read = service(&raw);
     assert!(read.refusals[0].reason.contains("nodePort 30080 of a service of another type"));
     let read = read.object.unwrap();
     assert!(read.load_balancer_ips.is_empty() && read.ports[0].node_port.is_none());
     assert_eq!(read.health_check_node_port, None);
+}
+
+/// 256 KiB, which an annotation may have, hold this many bad weights.
+#[test]
+fn an_annotation_full_of_mistakes_makes_few_refusals() {
+    let weights = "x,".repeat(128 * 1024);
+    let value = json!({
+        "metadata": {"name": "web", "annotations": {"ballast.dev/weights": weights}},
+        "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]},
+    });
+    let read = service(&serde_json::from_value(value).unwrap());
+    assert!(read.object.is_some());
+    assert_eq!(read.refusals.len(), 9);
+    let last = read.refusals.last().unwrap().to_string();
+    assert!(last.starts_with("Service default/web: 131064 more problems"), "{last}");
+    assert!(read.refusals.iter().all(|refusal| refusal.to_string().len() < 1000));
 }
 
 #[test]
@@ -171,7 +188,7 @@ fn a_node_keeps_what_matters() {
             {"type": "InternalIP", "address": "fd02::2"},
         ]},
     });
-    let mut raw: core::Node = serde_json::from_value(value).unwrap();
+    let mut raw: lean::Node = serde_json::from_value(value).unwrap();
     let read = node(&raw);
     let reasons: Vec<&str> = read.refusals.iter().map(|refusal| refusal.reason.as_str()).collect();
     assert_eq!(
@@ -186,16 +203,16 @@ fn a_node_keeps_what_matters() {
     assert_eq!(other.refusals[0].reason, "InternalIP 127.0.0.1 is a loopback address");
     let texts: Vec<String> = other.object.unwrap().addresses.iter().map(ToString::to_string).collect();
     assert_eq!(texts, ["192.0.2.1", "10.0.0.2", "fd02::2"]);
-    let status = raw.status.as_mut().unwrap();
+    let status = &mut raw.status;
     let own = status.addresses.as_ref().unwrap()[1].clone();
     status.addresses = Some(vec![own; PEER_ADDRESSES_MAX + 1]);
     let many = peer(&raw);
     assert_eq!(many.refusals[0].reason, "9 addresses: expected at most 8; the first ones count");
     assert_eq!(many.object.unwrap().addresses.len(), PEER_ADDRESSES_MAX);
     let taint = json!([{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]);
-    raw.spec.as_mut().unwrap().taints = serde_json::from_value(taint).unwrap();
+    raw.spec.taints = serde_json::from_value(taint).unwrap();
     assert!(node(&raw).object.unwrap().is_leaving);
-    raw.spec.as_mut().unwrap().taints = None;
+    raw.spec.taints = None;
     raw.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
     assert!(node(&raw).object.unwrap().is_leaving);
 }
@@ -222,7 +239,7 @@ fn a_slice_of_a_headless_service_is_left_alone() {
 fn hostile_names_are_refused() {
     for name in ["", &"x".repeat(64)] {
         let value = json!({"metadata": {"name": name}, "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}});
-        let mut bad: core::Service =
+        let mut bad: lean::Service =
             serde_json::from_value(json!({"apiVersion": "v1", "kind": "Service", "metadata": {}})).unwrap();
         bad.metadata.name = value["metadata"]["name"].as_str().map(str::to_owned);
         assert_eq!(service(&bad).object, None);

@@ -3,14 +3,16 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1 as core;
 
 use super::{Problem, address, network, number};
-use crate::model::{Refusal, Service, TrafficPolicy};
+use crate::{
+    model::{Refusals, Service, TrafficPolicy},
+    source::lean,
+};
 
 /// Reads the external side of a service into `read`. What is bad is refused by name, the rest is served.
-pub(super) fn read(service: &core::Service, object: &str, read: &mut Service, refusals: &mut Vec<Refusal>) {
-    let Some(spec) = &service.spec else { return };
+pub(super) fn read(service: &lean::Service, object: &str, read: &mut Service, refusals: &mut Refusals) {
+    let spec = &service.spec;
     let mut refuse = |problem: Problem| refusals.push(problem.refuse(object.to_owned()));
     let is_load_balancer = spec.type_.as_deref() == Some("LoadBalancer");
     read.internal_policy =
@@ -26,8 +28,8 @@ pub(super) fn read(service: &core::Service, object: &str, read: &mut Service, re
     let external = spec.external_ips.iter().flatten();
     read.external_ips = distinct(external.map(|text| address("externalIP", text)), &mut refuse);
     if is_load_balancer {
-        let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
-        let ingress = status.and_then(|status| status.ingress.as_ref()).into_iter().flatten();
+        let listed = service.status.load_balancer.as_ref().and_then(|status| status.ingress.as_ref());
+        let ingress = listed.into_iter().flatten();
         read.load_balancer_ips = distinct(ingress.filter_map(captured), &mut refuse);
     }
     read.source_ranges = source_ranges(spec, &mut refuse);
@@ -50,7 +52,7 @@ fn policy(field: &str, text: Option<&str>) -> Result<TrafficPolicy, Problem> {
 
 /// The address of an ingress that is captured: a load balancer of mode `Proxy` wants to see the packets itself (KEP-1860), one
 /// known by its host name has no address.
-fn captured(ingress: &core::LoadBalancerIngress) -> Option<Result<IpAddr, Problem>> {
+fn captured(ingress: &lean::Ingress) -> Option<Result<IpAddr, Problem>> {
     let text = ingress.ip.as_deref().filter(|ip| !ip.is_empty())?;
     match ingress.ip_mode.as_deref() {
         None | Some("VIP") => Some(address("load balancer IP", text)),
@@ -70,7 +72,7 @@ fn distinct(addresses: impl Iterator<Item = Result<IpAddr, Problem>>, refuse: &m
 }
 
 /// Kubernetes tolerates white space around a range. One that is bad admits nobody.
-fn source_ranges(spec: &core::ServiceSpec, refuse: &mut impl FnMut(Problem)) -> Option<Vec<IpNet>> {
+fn source_ranges(spec: &lean::ServiceSpec, refuse: &mut impl FnMut(Problem)) -> Option<Vec<IpNet>> {
     let listed = spec.load_balancer_source_ranges.as_ref().filter(|listed| !listed.is_empty())?;
     let read = |text: &String| network("loadBalancerSourceRange", text.trim()).map_err(&mut *refuse).ok();
     let mut good: Vec<IpNet> = listed.iter().filter_map(read).collect();

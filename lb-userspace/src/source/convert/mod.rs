@@ -1,4 +1,4 @@
-//! From Kubernetes' types to the model. What is bad is refused by name; what is good is served.
+//! From the API's objects to the model. What is bad is refused by name; what is good is served.
 
 mod external;
 mod node;
@@ -8,19 +8,13 @@ mod slice;
 
 use std::net::IpAddr;
 
-use ipnet::IpNet;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-
+use super::lean::Metadata;
 use crate::model::{ObjectName, Protocol, Refusal, shared};
+use ipnet::IpNet;
 
 pub use node::{node, peer};
 pub use service::service;
 pub use slice::slice;
-
-/// Label of a Service that another proxy serves.
-pub const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
-/// Label of a Service or slice that no proxy serves.
-pub const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 
 /// What came of one object: the object unless all of it is refused, and what is refused of it.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,7 +24,7 @@ pub struct Converted<T> {
 }
 
 /// Namespace and name; the namespace is `default` where none is given, as with kubectl.
-pub fn object_name(meta: &ObjectMeta) -> ObjectName {
+pub fn object_name(meta: &Metadata) -> ObjectName {
     ObjectName::new(shared(meta.namespace.as_deref().unwrap_or("default")), meta.name.as_deref().unwrap_or_default())
 }
 

@@ -3,13 +3,13 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1 as core;
 
 use super::{Converted, Problem, address, network};
-use crate::model::{Node, Peer};
+use crate::{
+    model::{Node, Peer, Refusals},
+    source::lean::{self, ZONE_LABEL},
+};
 
-/// Label of a Node: the zone that topology hints speak of.
-const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 /// Taint of a Node that the cluster autoscaler is about to delete (kube-proxy's health check fails on it, too).
 const LEAVING_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
@@ -18,30 +18,31 @@ const LEAVING_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 pub const PEER_ADDRESSES_MAX: usize = 8;
 
 /// A Node. It is never refused as a whole: what can be read of it counts.
-pub fn node(node: &core::Node) -> Converted<Node> {
+pub fn node(node: &lean::Node) -> Converted<Node> {
     let name = node.metadata.name.clone().unwrap_or_default();
-    let mut refusals = Vec::new();
-    let mut refuse = |problem: Problem| refusals.push(problem.refuse(format!("Node {name}")));
+    let mut refusals = Refusals::default();
+    let object = format!("Node {name}");
+    let mut refuse = |problem: Problem| refusals.push(problem.refuse(object.clone()));
     let addresses = addresses(node, &["InternalIP"], &mut refuse);
     let pod_cidrs = pod_cidrs(node, &mut refuse);
-    let zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE_LABEL));
-    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
-    let is_tainted = taints.into_iter().flatten().any(|taint| taint.key == LEAVING_TAINT);
-    let object = Node {
+    let zone = node.metadata.labels.get(ZONE_LABEL);
+    let is_tainted = node.spec.taints.iter().flatten().any(|taint| taint.key.as_deref() == Some(LEAVING_TAINT));
+    let read = Node {
         zone: zone.filter(|zone| !zone.is_empty()).cloned(),
         addresses,
         pod_cidrs,
         is_leaving: is_tainted || node.metadata.deletion_timestamp.is_some(),
         name: name.clone(),
     };
-    Converted { object: Some(object), refusals }
+    Converted { object: Some(read), refusals: refusals.all(&object) }
 }
 
 /// Another node; never refused as a whole, either.
-pub fn peer(node: &core::Node) -> Converted<Peer> {
+pub fn peer(node: &lean::Node) -> Converted<Peer> {
     let name = node.metadata.name.clone().unwrap_or_default();
-    let mut refusals = Vec::new();
-    let mut refuse = |problem: Problem| refusals.push(problem.refuse(format!("Node {name}")));
+    let mut refusals = Refusals::default();
+    let object = format!("Node {name}");
+    let mut refuse = |problem: Problem| refusals.push(problem.refuse(object.clone()));
     let mut addresses = addresses(node, &["InternalIP", "ExternalIP"], &mut refuse);
     if addresses.len() > PEER_ADDRESSES_MAX {
         let reason =
@@ -49,17 +50,18 @@ pub fn peer(node: &core::Node) -> Converted<Peer> {
         refuse(Problem::new(reason, "let the node report fewer"));
         addresses.truncate(PEER_ADDRESSES_MAX);
     }
-    Converted { object: Some(Peer { name: name.clone(), addresses }), refusals }
+    Converted { object: Some(Peer { name: name.clone(), addresses }), refusals: refusals.all(&object) }
 }
 
-fn addresses(node: &core::Node, types: &[&str], refuse: &mut impl FnMut(Problem)) -> Vec<IpAddr> {
-    let listed = node.status.as_ref().and_then(|status| status.addresses.as_ref());
-    let asked = listed.into_iter().flatten().filter(|listed| types.contains(&listed.type_.as_str()));
-    asked.filter_map(|listed| address(&listed.type_, &listed.address).map_err(&mut *refuse).ok()).collect()
+fn addresses(node: &lean::Node, types: &[&str], refuse: &mut impl FnMut(Problem)) -> Vec<IpAddr> {
+    let listed = node.status.addresses.iter().flatten();
+    let texts = listed.map(|listed| (listed.type_.as_deref().unwrap_or_default(), listed.address.as_deref()));
+    let asked = texts.filter(|(kind, _)| types.contains(kind));
+    asked.filter_map(|(kind, text)| address(kind, text.unwrap_or_default()).map_err(&mut *refuse).ok()).collect()
 }
 
-fn pod_cidrs(node: &core::Node, refuse: &mut impl FnMut(Problem)) -> Vec<IpNet> {
-    let Some(spec) = &node.spec else { return Vec::new() };
+fn pod_cidrs(node: &lean::Node, refuse: &mut impl FnMut(Problem)) -> Vec<IpNet> {
+    let spec = &node.spec;
     let all = spec.pod_cidrs.as_ref().filter(|all| !all.is_empty());
     let texts = all.map_or_else(|| spec.pod_cidr.as_slice(), Vec::as_slice);
     texts.iter().filter_map(|text| network("podCIDR", text).map_err(&mut *refuse).ok()).collect()

@@ -4,11 +4,9 @@ use std::{collections::BTreeMap, fmt::Display, net::IpAddr, ops::RangeInclusive,
 
 use lb_common::limits::RATE_MAX;
 
-use super::Problem;
+use super::{super::lean::ANNOTATION_PREFIX as PREFIX, Problem};
 use crate::model::{Check, MAGLEV_SIZES, Question, RateLimit, ServiceOptions, WEIGHT_MAX, Weighed};
 
-/// What the annotations begin with. Nobody else's do.
-const PREFIX: &str = "ballast.dev/";
 /// Every annotation, without the prefix.
 const NAMES: [&str; 14] = [
     "scheduler",
@@ -46,10 +44,10 @@ const NO_CHECK: &str = "correct the annotation; until then the service is not ch
 
 /// Reads the annotations of a Service; `None`: they say nothing.
 pub(super) fn read(
-    annotations: Option<&BTreeMap<String, String>>,
+    annotations: &BTreeMap<String, String>,
     refuse: &mut impl FnMut(Problem),
 ) -> Option<Box<ServiceOptions>> {
-    let ours = annotations?.range(PREFIX.to_owned()..).map_while(|(key, text)| Some((key.strip_prefix(PREFIX)?, text)));
+    let ours = annotations.range(PREFIX.to_owned()..).map_while(|(key, text)| Some((key.strip_prefix(PREFIX)?, text)));
     let mut given = Given { texts: ours.map(|(name, text)| (name, text.trim())).collect(), refuse };
     if given.texts.is_empty() {
         return None;

@@ -7,14 +7,14 @@ fn read_all(annotations: &[(&str, &str)]) -> (ServiceOptions, Vec<String>) {
     let given: BTreeMap<String, String> =
         annotations.iter().map(|(name, text)| (format!("{PREFIX}{name}"), (*text).to_owned())).collect();
     let mut problems = Vec::new();
-    let options = read(Some(&given), &mut |problem| problems.push(format!("{}; {}", problem.reason, problem.remedy)));
+    let options = read(&given, &mut |problem| problems.push(format!("{}; {}", problem.reason, problem.remedy)));
     (options.map(|options| *options).unwrap_or_default(), problems)
 }
 
 #[test]
 fn a_service_without_our_annotations_has_no_options() {
     let others = BTreeMap::from([("a.example/scheduler".to_owned(), "x".to_owned()), ("c".to_owned(), String::new())]);
-    for annotations in [None, Some(&others), Some(&BTreeMap::new())] {
+    for annotations in [&others, &BTreeMap::new()] {
         assert_eq!(read(annotations, &mut |problem| panic!("{}", problem.reason)), None);
     }
 }

@@ -2,12 +2,11 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use k8s_openapi::api::core::v1 as core;
-
-use super::{
-    Converted, HEADLESS_LABEL, PROXY_NAME_LABEL, Problem, address, external, number, object_name, options, protocol,
+use super::{Converted, Problem, address, external, number, object_name, options, protocol};
+use crate::{
+    model::{Exposure, Family, ObjectName, Refusals, Service, ServicePort, TrafficPolicy},
+    source::lean::{self, HEADLESS_LABEL, PROXY_NAME_LABEL},
 };
-use crate::model::{Exposure, Family, ObjectName, Refusal, Service, ServicePort, TrafficPolicy};
 
 /// Seconds of client affinity if the Service does not say (`DefaultClientIPServiceAffinitySeconds` of Kubernetes).
 const AFFINITY_TIMEOUT_S: i32 = 10_800;
@@ -17,30 +16,29 @@ const AFFINITY_TIMEOUT_MAX_S: i32 = 86_400;
 const NAME_LENGTH_MAX: usize = 63;
 
 /// A Service.
-pub fn service(service: &core::Service) -> Converted<Service> {
-    let mut refusals = Vec::new();
+pub fn service(service: &lean::Service) -> Converted<Service> {
+    let mut refusals = Refusals::default();
     let name = object_name(&service.metadata);
     let object = format!("Service {name}");
     match read_service(service, &name, &object, &mut refusals) {
-        Ok(service) => Converted { object: Some(service), refusals },
+        Ok(service) => Converted { object: Some(service), refusals: refusals.all(&object) },
         Err(problem) => {
-            refusals.push(problem.refuse(object));
-            Converted { object: None, refusals }
+            refusals.push(problem.refuse(object.clone()));
+            Converted { object: None, refusals: refusals.all(&object) }
         }
     }
 }
 
 fn read_service(
-    service: &core::Service,
+    service: &lean::Service,
     name: &ObjectName,
     object: &str,
-    refusals: &mut Vec<Refusal>,
+    refusals: &mut Refusals,
 ) -> Result<Service, Problem> {
     check_name("metadata.name", &name.name)?;
     check_name("metadata.namespace", &name.namespace)?;
-    let nothing = core::ServiceSpec::default();
-    let spec = service.spec.as_ref().unwrap_or(&nothing);
-    let label = |key: &str| service.metadata.labels.as_ref().and_then(|labels| labels.get(key));
+    let spec = &service.spec;
+    let label = |key: &str| service.metadata.labels.get(key);
     let exposure = if spec.type_.as_deref() == Some("ExternalName") {
         Exposure::ExternalName
     } else if spec.cluster_ip.as_deref() == Some("None") || label(HEADLESS_LABEL).is_some() {
@@ -70,7 +68,7 @@ fn read_service(
         read.ports = service_ports(spec, &mut refuse)?;
         // A service that cannot remember its clients still serves them.
         read.affinity_timeout_s = affinity_timeout_s(spec).map_err(&mut refuse).unwrap_or_default();
-        read.options = options::read(service.metadata.annotations.as_ref(), &mut refuse);
+        read.options = options::read(&service.metadata.annotations, &mut refuse);
         external::read(service, object, &mut read, refusals);
     }
     Ok(read)
@@ -88,7 +86,7 @@ fn check_name(field: &str, name: &str) -> Result<(), Problem> {
 }
 
 /// One that is bad is refused, the other one is served; if none is good, the service is refused.
-fn cluster_ips(spec: &core::ServiceSpec, refuse: &mut impl FnMut(Problem)) -> Result<Vec<IpAddr>, Problem> {
+fn cluster_ips(spec: &lean::ServiceSpec, refuse: &mut impl FnMut(Problem)) -> Result<Vec<IpAddr>, Problem> {
     let listed = spec.cluster_ips.as_deref().filter(|ips| !ips.is_empty());
     let single = || spec.cluster_ip.as_ref().filter(|ip| !ip.is_empty());
     let texts: Vec<&String> = listed.map_or_else(|| single().into_iter().collect(), |ips| ips.iter().collect());
@@ -118,7 +116,7 @@ fn cluster_ips(spec: &core::ServiceSpec, refuse: &mut impl FnMut(Problem)) -> Re
 }
 
 /// Ports that are bad are refused, the others are served; if none is good, the service is refused.
-fn service_ports(spec: &core::ServiceSpec, refuse: &mut impl FnMut(Problem)) -> Result<Vec<ServicePort>, Problem> {
+fn service_ports(spec: &lean::ServiceSpec, refuse: &mut impl FnMut(Problem)) -> Result<Vec<ServicePort>, Problem> {
     let listed = spec.ports.as_deref().unwrap_or_default();
     let has_node_ports = matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"));
     let mut ports: Vec<ServicePort> = Vec::new();
@@ -155,7 +153,7 @@ fn service_ports(spec: &core::ServiceSpec, refuse: &mut impl FnMut(Problem)) -> 
 }
 
 fn service_port(
-    listed: &core::ServicePort,
+    listed: &lean::ServicePort,
     has_node_port: bool,
     refuse: &mut impl FnMut(Problem),
 ) -> Result<ServicePort, Problem> {
@@ -170,13 +168,13 @@ fn service_port(
     };
     Ok(ServicePort {
         name: listed.name.clone().unwrap_or_default(),
-        port: number("port", listed.port)?,
+        port: number("port", listed.port.unwrap_or_default())?,
         protocol: protocol(listed.protocol.as_deref())?,
         node_port,
     })
 }
 
-fn affinity_timeout_s(spec: &core::ServiceSpec) -> Result<u32, Problem> {
+fn affinity_timeout_s(spec: &lean::ServiceSpec) -> Result<u32, Problem> {
     match spec.session_affinity.as_deref() {
         None | Some("" | "None") => Ok(0),
         Some("ClientIP") => {

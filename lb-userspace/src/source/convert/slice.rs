@@ -2,46 +2,40 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use k8s_openapi::api::discovery::v1 as discovery;
-
-use super::{Converted, HEADLESS_LABEL, Problem, number, object_name, protocol, unusable};
-use crate::model::{Endpoint, Family, Hints, ObjectName, Protocol, Refusal, Slice, SlicePort, shared, uid_hash};
-
-/// Label of a slice: the Service that it belongs to.
-const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
-
-/// Annotation of a slice: when the pod or Service changed that it was written for.
-const CHANGE_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+use super::{Converted, Problem, number, object_name, protocol, unusable};
+use crate::{
+    model::{Endpoint, Family, Hints, ObjectName, Protocol, Refusals, Slice, SlicePort, shared, uid_hash},
+    source::lean::{self, CHANGE_ANNOTATION, HEADLESS_LABEL, SERVICE_NAME_LABEL},
+};
 
 /// An `EndpointSlice`; nothing, if it is of a headless service.
-pub fn slice(slice: &discovery::EndpointSlice) -> Converted<Slice> {
-    let mut refusals = Vec::new();
-    if slice.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(HEADLESS_LABEL)) {
-        return Converted { object: None, refusals };
+pub fn slice(slice: &lean::EndpointSlice) -> Converted<Slice> {
+    if slice.metadata.labels.contains_key(HEADLESS_LABEL) {
+        return Converted { object: None, refusals: Vec::new() };
     }
+    let mut refusals = Refusals::default();
     let name = object_name(&slice.metadata);
     let object = format!("EndpointSlice {name}");
     match read_slice(slice, name, &object, &mut refusals) {
-        Ok(slice) => Converted { object: Some(slice), refusals },
+        Ok(slice) => Converted { object: Some(slice), refusals: refusals.all(&object) },
         Err(problem) => {
-            refusals.push(problem.refuse(object));
-            Converted { object: None, refusals }
+            refusals.push(problem.refuse(object.clone()));
+            Converted { object: None, refusals: refusals.all(&object) }
         }
     }
 }
 
 fn read_slice(
-    slice: &discovery::EndpointSlice,
+    slice: &lean::EndpointSlice,
     name: ObjectName,
     object: &str,
-    refusals: &mut Vec<Refusal>,
+    refusals: &mut Refusals,
 ) -> Result<Slice, Problem> {
-    let labels = slice.metadata.labels.as_ref();
-    let service = labels
-        .and_then(|labels| labels.get(SERVICE_NAME_LABEL))
-        .filter(|name| !name.is_empty())
-        .ok_or_else(|| Problem::new("it has no label kubernetes.io/service-name", "name its Service in that label"))?;
-    let family = match slice.address_type.as_str() {
+    let service =
+        slice.metadata.labels.get(SERVICE_NAME_LABEL).filter(|name| !name.is_empty()).ok_or_else(|| {
+            Problem::new("it has no label kubernetes.io/service-name", "name its Service in that label")
+        })?;
+    let family = match slice.address_type.as_deref().unwrap_or_default() {
         "IPv4" => Family::V4,
         "IPv6" => Family::V6,
         other => {
@@ -70,12 +64,11 @@ fn read_slice(
     // Tens of thousands are held for as long as they are there.
     ports.shrink_to_fit();
     endpoints.shrink_to_fit();
-    let annotations = slice.metadata.annotations.as_ref();
-    let changed_at = annotations.and_then(|all| all.get(CHANGE_ANNOTATION)).and_then(|time| time.parse().ok());
+    let changed_at = slice.metadata.annotations.get(CHANGE_ANNOTATION).and_then(|time| time.parse().ok());
     Ok(Slice { name, service: service.as_str().into(), family, ports, endpoints, changed_at })
 }
 
-fn slice_port(listed: &discovery::EndpointPort) -> Result<SlicePort, Problem> {
+fn slice_port(listed: &lean::EndpointPort) -> Result<SlicePort, Problem> {
     let Some(port) = listed.port else {
         return Err(Problem::new("it has no number, which would mean every port", "give the port's number"));
     };
@@ -93,15 +86,16 @@ fn not_listed_before(port: SlicePort, names: &mut BTreeSet<(String, Protocol)>) 
     }
 }
 
-fn hints(listed: &discovery::EndpointHints) -> Option<Box<Hints>> {
-    let zones = listed.for_zones.iter().flatten().map(|zone| zone.name.clone());
-    let nodes = listed.for_nodes.iter().flatten().map(|node| node.name.clone());
+fn hints(listed: &lean::Hints) -> Option<Box<Hints>> {
+    let zones = listed.for_zones.iter().flatten().filter_map(|zone| zone.name.clone());
+    let nodes = listed.for_nodes.iter().flatten().filter_map(|node| node.name.clone());
     Hints::of(zones.collect(), nodes.collect())
 }
 
-fn endpoint(listed: &discovery::Endpoint, family: Family) -> Result<Endpoint, Problem> {
+fn endpoint(listed: &lean::Endpoint, family: Family) -> Result<Endpoint, Problem> {
     // Addresses beyond the first have no meaning (Kubernetes API reference, Endpoint.addresses).
-    let text = listed.addresses.first().ok_or_else(|| Problem::new("it has no address", "give it one"))?;
+    let text =
+        listed.addresses.iter().flatten().next().ok_or_else(|| Problem::new("it has no address", "give it one"))?;
     let address: IpAddr = text
         .parse()
         .map_err(|_| Problem::new(format!("address {text:?}: expected an IP address"), "correct the address"))?;

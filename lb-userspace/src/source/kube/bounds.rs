@@ -26,8 +26,16 @@ pub const END_LIMIT: Duration = Duration::from_secs(10);
 pub const OVERDUE_LIMIT: Duration = Duration::from_secs(150);
 /// A list of which not a byte came for so long has failed. One that goes on may take any time.
 pub const LIST_SILENCE_LIMIT: Duration = Duration::from_secs(20);
-/// Objects in one page of a list.
+/// Objects in one page of a list, at most.
 pub const PAGE_OBJECTS: u32 = 500;
+/// A page with more bytes is followed by smaller ones.
+pub const PAGE_BYTES: usize = 4 * 1024 * 1024;
+/// Longest text of an object. etcd takes 1.5 MiB of an object by default, and a byte of it is at most six bytes of JSON.
+pub const OBJECT_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// A watch that is lost so soon after its opening, twice from the same version, is replaced by a list.
+pub const SHORT_WATCH: Duration = Duration::from_secs(10);
+/// A server that wants a longer pause than this is asked again all the same.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(18);
 /// How long what a comparison found may be on its way by the watch.
 pub const COMPARE_GRACE: Duration = Duration::from_secs(5);
 /// After a failed comparison.
@@ -43,6 +51,8 @@ pub const PAUSE_MAX: Duration = Duration::from_secs(27);
 /// Longest pauses before the first, second, … list in a row.
 const LIST_PAUSES: [Duration; 5] =
     [Duration::from_secs(2), Duration::from_secs(4), Duration::from_secs(8), Duration::from_secs(16), PAUSE_MAX];
+/// What a server asks for makes no pause longer.
+const _: () = assert!(RETRY_AFTER_MAX.as_millis() * 3 / 2 <= PAUSE_MAX.as_millis());
 /// A watch that was opened again is probed after this time at the latest; if the last proof is too old already, after the second.
 pub const REOPENED_PROBE_MAX: Duration = Duration::from_secs(28);
 pub const OLD_PROBE_MAX: Duration = Duration::from_secs(4);
@@ -109,10 +119,12 @@ impl Pauses {
         u32::try_from(seconds.as_secs()).unwrap_or(to)
     }
 
-    pub fn after_failure(&mut self) -> Duration {
+    /// `retry_after`: how long the server wants nothing to be asked.
+    pub fn after_failure(&mut self, retry_after: Option<Duration>) -> Duration {
         let (from, to) = PAUSES[self.failures.min(PAUSES.len() - 1)];
         self.failures += 1;
-        self.between(from, to * self.patience)
+        let least = retry_after.unwrap_or_default().min(RETRY_AFTER_MAX);
+        self.between(from.max(least), (to * self.patience).max(least + least / 2))
     }
 
     /// Up to a time from now.
@@ -144,16 +156,25 @@ mod tests {
     #[test]
     fn pauses_grow_up_to_a_bound_and_differ_between_nodes() {
         let (mut one, mut other) = (Pauses::new(1, 1), Pauses::new(2, 1));
-        let pauses: Vec<Duration> = (0..20).map(|_| one.after_failure()).collect();
+        let pauses: Vec<Duration> = (0..20).map(|_| one.after_failure(None)).collect();
         assert!(pauses[0] <= Duration::from_secs(12), "{pauses:?}");
         assert!(pauses[2..].iter().all(|pause| (PAUSE_MAX / 2..=PAUSE_MAX).contains(pause)), "{pauses:?}");
-        assert_ne!(pauses, (0..20).map(|_| other.after_failure()).collect::<Vec<_>>());
+        assert_ne!(pauses, (0..20).map(|_| other.after_failure(None)).collect::<Vec<_>>());
         one.reset();
-        assert!(one.after_failure() <= Duration::from_secs(12));
+        assert!(one.after_failure(None) <= Duration::from_secs(12));
         let lists: Vec<Duration> = (0..8).map(|_| one.before_list()).collect();
         assert!(lists[0] <= Duration::from_secs(2) && lists[5..].iter().all(|pause| *pause >= PAUSE_MAX / 2));
         one.answered();
         assert!(one.before_list() >= PAUSE_MAX / 2, "lists in a loop do not come fast");
+    }
+
+    #[test]
+    fn a_server_that_asks_for_a_pause_gets_it_up_to_a_bound_and_never_from_all_nodes_at_once() {
+        let asked = Duration::from_secs(10);
+        let drawn: Vec<Duration> = (0..100).map(|seed| Pauses::new(seed, 1).after_failure(Some(asked))).collect();
+        assert!(drawn.iter().all(|pause| *pause >= asked && *pause <= asked * 3 / 2), "{drawn:?}");
+        assert!(drawn.iter().max() > drawn.iter().min(), "{drawn:?}");
+        assert!(Pauses::new(1, 1).after_failure(Some(Duration::from_hours(1))) <= PAUSE_MAX);
     }
 
     #[test]

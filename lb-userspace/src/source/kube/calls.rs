@@ -1,8 +1,8 @@
 //! What is asked of the API, what is heard of it, and what that tells about one resource.
 
-use kube::api::WatchEvent;
+use std::time::Duration;
 
-use super::version::Version;
+use super::{item::Item, version::Version};
 use crate::{
     model::ObjectName,
     source::{Difference, Reach, ResourceStatus},
@@ -25,7 +25,14 @@ pub enum Heard<K> {
     /// Some bytes of a page.
     Progress,
     Page(Page<K>),
-    Event(WatchEvent<K>),
+    /// An object was made or changed.
+    Put(Item<K>),
+    /// An object is gone.
+    Deleted(ObjectName, Option<Version>),
+    /// Nothing else happened up to this version.
+    Bookmark(Option<Version>),
+    /// An event that names no object, and why: what it tells must come by a list.
+    Unreadable(String),
     /// The server ended the watch in order.
     Ended,
     Failed(Failure),
@@ -34,10 +41,12 @@ pub enum Heard<K> {
 /// A part of a complete list.
 #[derive(Debug)]
 pub struct Page<K> {
-    pub objects: Vec<K>,
-    pub version: Option<String>,
+    pub items: Vec<Item<K>>,
+    pub version: Option<Version>,
     /// Asks for the next part; `None`: this was the last.
     pub token: Option<String>,
+    /// Length of its text.
+    pub bytes: usize,
 }
 
 /// Why there is no answer.
@@ -46,6 +55,15 @@ pub struct Failure {
     /// HTTP status, if the server sent one.
     pub status: Option<u16>,
     pub reason: String,
+    /// How long the server wants nothing to be asked (RFC 9110, `Retry-After`).
+    pub retry_after: Option<Duration>,
+}
+
+impl Failure {
+    /// Nobody answered, or what came is no answer.
+    pub fn without_status(reason: impl Into<String>) -> Self {
+        Self { status: None, reason: reason.into(), retry_after: None }
+    }
 }
 
 /// What to do next.
@@ -76,12 +94,12 @@ pub enum Effect<K> {
 #[derive(Debug)]
 pub enum News<K> {
     /// A part of a list that may turn out to be no good.
-    Page(Vec<K>),
+    Page(Vec<Item<K>>),
     /// What the pages had is everything there is.
     Complete,
     /// The pages are of no use.
     Abandoned,
-    Changed(Box<K>),
+    Changed(Box<Item<K>>),
     Deleted(ObjectName),
     /// A comparison found this; the repair follows.
     Difference(Difference, ObjectName),

@@ -28,8 +28,8 @@ fn begun(stage: &mut Stage) -> Duration {
 }
 
 fn versions(stage: &mut Stage, list: &str, objects: &[(&str, &str)]) {
-    let objects = objects.iter().map(|(name, version)| object(name, version)).collect();
-    let page = Page { objects, version: Some(list.into()), token: None };
+    let items = objects.iter().map(|(name, version)| object(name, version)).collect();
+    let page = Page { items, version: Version::parse(Some(list)), token: None, bytes: 0 };
     stage.hear(Call::List, Heard::Page(page));
 }
 

@@ -10,7 +10,6 @@ mod watching;
 
 use std::{collections::BTreeMap, fmt::Debug, time::Duration};
 
-use kube::Resource;
 use tokio::time::Instant;
 
 use self::{
@@ -22,11 +21,12 @@ use self::{
 use super::{
     bounds::{self, Pauses},
     calls::{Call, Effect, Failure, Heard, News, Told},
+    item::Item,
     version::Version,
 };
 use crate::{
     model::ObjectName,
-    source::{Proof, ProofKind, Reach, Relist, ResourceStatus, convert::object_name},
+    source::{Proof, ProofKind, Reach, Relist, ResourceStatus},
 };
 
 /// "Gone": the server no longer knows the changes since the version that was asked for.
@@ -61,13 +61,15 @@ pub struct Follower<K> {
     watch: Watch,
     probe: Option<Probe>,
     probe_at: Instant,
+    /// From where the last watch was opened that was lost at once.
+    lost_at: Option<Version>,
     /// Replacements of dead watches that brought nothing so far.
     replacements: u32,
     compare_at: Option<Instant>,
     comparison: Option<Comparison<K>>,
 }
 
-impl<K: Resource> Follower<K> {
+impl<K> Follower<K> {
     /// `seed`: of all that is drawn by lot, another one on each node and for each resource.
     pub fn new(mut settings: Settings, seed: u64, now: Instant) -> Self {
         settings.silence *= settings.patience;
@@ -82,6 +84,7 @@ impl<K: Resource> Follower<K> {
             watch: Watch::closed(now),
             probe: None,
             probe_at: now,
+            lost_at: None,
             replacements: 0,
             compare_at: None,
             comparison: None,
@@ -202,16 +205,16 @@ impl<K: Resource> Follower<K> {
     /// A change that is not known yet, from whatever call.
     fn changed(&mut self, change: Change<K>, version: Option<Version>) -> News<K> {
         self.version = version.clone().or(self.version.take());
-        let name = object_name(change.object().meta());
+        let name = change.name().clone();
         if let Some(comparison) = &mut self.comparison {
             comparison.touched(&name);
         }
         let news = match change {
-            Change::Put(object) => {
+            Change::Put(item) => {
                 self.known.insert(name, version.unwrap_or_else(Version::unknown));
-                News::Changed(object)
+                News::Changed(item)
             }
-            Change::Delete(_) => {
+            Change::Delete(name) => {
                 self.known.remove(&name);
                 News::Deleted(name)
             }
@@ -224,14 +227,15 @@ impl<K: Resource> Follower<K> {
 /// What a watch brings of one object.
 #[derive(Debug)]
 enum Change<K> {
-    Put(Box<K>),
-    Delete(Box<K>),
+    Put(Box<Item<K>>),
+    Delete(ObjectName),
 }
 
 impl<K> Change<K> {
-    fn object(&self) -> &K {
+    fn name(&self) -> &ObjectName {
         match self {
-            Self::Put(object) | Self::Delete(object) => object,
+            Self::Put(item) => &item.name,
+            Self::Delete(name) => name,
         }
     }
 }

@@ -2,11 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::Service;
-use kube::api::WatchEvent;
-use serde_json::json;
-
 use super::{super::calls::Page, *};
+use crate::source::lean::Service;
 use crate::source::{Difference, Probed, ProofKind, Restart};
 
 /// A question to the API.
@@ -46,13 +43,13 @@ fn name_of(call: Call) -> &'static str {
     }
 }
 
-fn object(name: &str, version: &str) -> Service {
-    let meta = json!({"name": name, "namespace": "default", "resourceVersion": version});
-    serde_json::from_value(json!({"metadata": meta})).unwrap()
+fn object(name: &str, version: &str) -> Item<Service> {
+    let (name, version) = (ObjectName::new("default", name), Version::parse(Some(version)));
+    Item { name, uid: 0, version, object: Ok(Service::default()) }
 }
 
 fn failure(status: Option<u16>) -> Failure {
-    Failure { status, reason: "no".into() }
+    Failure { status, ..Failure::without_status("no") }
 }
 
 impl Stage {
@@ -128,11 +125,11 @@ impl Stage {
 
     fn tell(&mut self, news: News<Service>) {
         match news {
-            News::Page(page) => self.staged.extend(page.iter().map(|object| object.metadata.name.clone().unwrap())),
+            News::Page(page) => self.staged.extend(page.iter().map(|item| item.name.name.to_string())),
             News::Complete => self.held = std::mem::take(&mut self.staged),
             News::Abandoned => self.staged.clear(),
-            News::Changed(object) => {
-                self.held.insert(object.metadata.name.unwrap());
+            News::Changed(item) => {
+                self.held.insert(item.name.name.to_string());
             }
             News::Deleted(name) => {
                 self.held.remove(&*name.name);
@@ -198,13 +195,14 @@ impl Stage {
         self.hear(Call::Probe, Heard::Ended);
         let (call, asked, after) = self.next();
         assert_eq!((call, asked, after), (Call::Probe, Asked::Look, Duration::ZERO));
-        let page = Page { objects: vec![object("a", "50")], version: Some(version.into()), token: Some("more".into()) };
+        let (items, version) = (vec![object("a", "50")], Version::parse(Some(version)));
+        let page = Page { items, version, token: Some("more".into()), bytes: 0 };
         self.hear(Call::Probe, Heard::Page(page));
     }
 
     fn page(&mut self, version: &str, names: &[&str], token: Option<&str>) {
-        let objects = names.iter().map(|name| object(name, "50")).collect();
-        let page = Page { objects, version: Some(version.into()), token: token.map(Into::into) };
+        let items = names.iter().map(|name| object(name, "50")).collect();
+        let page = Page { items, version: Version::parse(Some(version)), token: token.map(Into::into), bytes: 0 };
         self.hear(Call::List, Heard::Page(page));
     }
 
@@ -213,16 +211,15 @@ impl Stage {
     }
 
     fn put(&mut self, call: Call, name: &str, version: &str) {
-        self.hear(call, Heard::Event(WatchEvent::Modified(object(name, version))));
+        self.hear(call, Heard::Put(object(name, version)));
     }
 
     fn delete(&mut self, call: Call, name: &str, version: &str) {
-        self.hear(call, Heard::Event(WatchEvent::Deleted(object(name, version))));
+        self.hear(call, Heard::Deleted(ObjectName::new("default", name), Version::parse(Some(version))));
     }
 
     fn bookmark(&mut self, call: Call, version: &str) {
-        let text = json!({"type": "BOOKMARK", "object": {"apiVersion": "v1", "kind": "Service", "metadata": {"resourceVersion": version}}});
-        self.hear(call, Heard::Event(serde_json::from_value(text).unwrap()));
+        self.hear(call, Heard::Bookmark(Version::parse(Some(version))));
     }
 
     fn fail(&mut self, call: Call, status: Option<u16>) {

@@ -2,18 +2,18 @@
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
-use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 use tokio::sync::watch;
 
 use super::{
     super::{
         Reach, ResourceStatus, SourceStatus,
-        convert::object_name,
+        lean::{self, ApiKind},
         objects::{self, Keyed, Objects},
     },
     calls::{News, Told},
+    item::Item,
 };
-use crate::model::{Mode, Node, ObjectName, Peer, Service, Slice, Snapshot};
+use crate::model::{Mode, Node, ObjectName, Peer, Refusal, Service, Slice, Snapshot};
 
 /// What this source proves fresh, as named in its status.
 pub const SERVICES: &str = "services";
@@ -25,10 +25,10 @@ pub const PEERS: &str = "peers";
 /// News of one of the resources.
 #[derive(Debug)]
 pub enum Message {
-    Service(Box<Told<core::Service>>),
-    Slice(Box<Told<discovery::EndpointSlice>>),
-    Node(Box<Told<core::Node>>),
-    Peer(Box<Told<core::Node>>),
+    Service(Box<Told<lean::Service>>),
+    Slice(Box<Told<lean::EndpointSlice>>),
+    Node(Box<Told<lean::Node>>),
+    Peer(Box<Told<lean::Node>>),
     /// Nobody asks for the other nodes any more.
     NoPeers,
 }
@@ -50,10 +50,7 @@ impl<T: Keyed> Resource<T> {
     }
 
     /// Takes the news; `put` converts and keeps an object. Returns whether the objects changed.
-    fn take<K>(&mut self, told: Told<K>, put: impl Fn(&mut Objects<T>, &K)) -> bool
-    where
-        K: kube::Resource,
-    {
+    fn take<K: ApiKind>(&mut self, told: Told<K>, put: impl Fn(&mut Objects<T>, &K, u32)) -> bool {
         self.tell(&told.status);
         self.status = told.status;
         let mut changed = false;
@@ -63,16 +60,13 @@ impl<T: Keyed> Resource<T> {
         changed
     }
 
-    fn take_one<K>(&mut self, news: News<K>, put: &impl Fn(&mut Objects<T>, &K)) -> bool
-    where
-        K: kube::Resource,
-    {
+    fn take_one<K: ApiKind>(&mut self, news: News<K>, put: &impl Fn(&mut Objects<T>, &K, u32)) -> bool {
         match news {
             News::Page(page) => {
                 let (objects, names) = self.staged.get_or_insert_with(|| (self.objects.clone(), BTreeSet::new()));
-                for object in &page {
-                    names.insert(object_name(object.meta()));
-                    put(objects, object);
+                for item in page {
+                    names.insert(item.name.clone());
+                    keep(objects, item, put);
                 }
                 return false;
             }
@@ -86,7 +80,7 @@ impl<T: Keyed> Resource<T> {
                 self.objects = objects;
                 self.listed = true;
             }
-            News::Changed(object) => put(&mut self.objects, &object),
+            News::Changed(item) => keep(&mut self.objects, *item, put),
             News::Deleted(name) => self.objects.remove(&name),
             News::Difference(kind, object) => {
                 let (resource, kind) = (self.name, kind.as_str());
@@ -113,6 +107,21 @@ impl<T: Keyed> Resource<T> {
                 resource,
                 "the watch is dead, though the API answers others; it is replaced"
             );
+        }
+    }
+}
+
+/// Keeps an object. One that cannot be read is refused by name, and what was read of it before goes on.
+fn keep<T: Keyed, K: ApiKind>(objects: &mut Objects<T>, item: Item<K>, put: &impl Fn(&mut Objects<T>, &K, u32)) {
+    match item.object {
+        Ok(object) => put(objects, &object, item.uid),
+        Err(error) => {
+            let is_kept = objects.put_unread(&item.name, item.uid);
+            let name = if K::IS_NAMESPACED { item.name.to_string() } else { item.name.name.to_string() };
+            let served = if is_kept { "what was read of it before is served" } else { "it is not served" };
+            let remedy = format!("correct the object; until then {served}");
+            let refusal = Refusal::new(format!("{} {name}", K::NAME), format!("it cannot be read: {error}"), remedy);
+            objects.refuse(item.name, refusal);
         }
     }
 }
@@ -187,7 +196,7 @@ impl Held {
     }
 
     /// Nodes report all the time, and what they report is hardly ever a new address.
-    fn take_peers(&mut self, told: Told<core::Node>) -> bool {
+    fn take_peers(&mut self, told: Told<lean::Node>) -> bool {
         let before = self.peers.objects.clone();
         self.peers.take(told, Objects::put_peer);
         let is_known = self.peer_addresses.is_some() && self.peers.objects.is_same(&before);
@@ -254,7 +263,9 @@ impl Held {
             let notes = others.filter_map(|(name, status)| Some(format!("{name}: {}", status.last_error.as_ref()?)));
             status.notes = notes.collect();
             if published {
-                status.refusals = objects::refusals(&self.services.objects, &self.slices.objects);
+                let of_nodes = self.nodes.objects.refusals().chain(self.peers.objects.refusals());
+                let refused = self.services.objects.refusals().chain(self.slices.objects.refusals()).chain(of_nodes);
+                status.refusals = refused.cloned().collect();
             }
         });
     }

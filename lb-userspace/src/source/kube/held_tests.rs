@@ -3,7 +3,10 @@
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::*;
+use super::{
+    super::item::{Text, read_item},
+    *,
+};
 use crate::source::{Difference, Proof, ProofKind};
 
 struct Stage {
@@ -40,19 +43,19 @@ impl Stage {
         Box::new(Told { news: Vec::new(), status, reach })
     }
 
-    fn service(&mut self, news: News<core::Service>) -> SourceStatus {
+    fn service(&mut self, news: News<lean::Service>) -> SourceStatus {
         self.tell(Message::Service(self.told(vec![news])))
     }
 
-    fn services(&mut self, all: Vec<core::Service>) -> SourceStatus {
+    fn services(&mut self, all: Vec<Item<lean::Service>>) -> SourceStatus {
         self.tell(Message::Service(self.told(vec![News::Page(all), News::Complete])))
     }
 
-    fn slice(&mut self, news: News<discovery::EndpointSlice>) -> SourceStatus {
+    fn slice(&mut self, news: News<lean::EndpointSlice>) -> SourceStatus {
         self.tell(Message::Slice(self.told(vec![news])))
     }
 
-    fn slices(&mut self, all: Vec<discovery::EndpointSlice>) -> SourceStatus {
+    fn slices(&mut self, all: Vec<Item<lean::EndpointSlice>>) -> SourceStatus {
         self.tell(Message::Slice(self.told(vec![News::Page(all), News::Complete])))
     }
 
@@ -66,22 +69,25 @@ impl Stage {
     }
 }
 
-fn service(name: &str, cluster_ip: &str) -> core::Service {
-    let spec = json!({"clusterIP": cluster_ip, "ports": [{"port": 80}]});
-    serde_json::from_value(json!({"metadata": {"name": name, "namespace": "default"}, "spec": spec})).unwrap()
+fn item<K: lean::ApiKind>(object: &serde_json::Value) -> Item<K> {
+    read_item(Text::Whole(object.to_string().as_bytes())).unwrap()
 }
 
-fn web(name: &str) -> core::Service {
+fn service(name: &str, cluster_ip: &str) -> Item<lean::Service> {
+    let spec = json!({"clusterIP": cluster_ip, "ports": [{"port": 80}]});
+    item(&json!({"metadata": {"name": name, "namespace": "default"}, "spec": spec}))
+}
+
+fn web(name: &str) -> Item<lean::Service> {
     service(name, "10.96.0.1")
 }
 
-fn slice(name: &str) -> discovery::EndpointSlice {
+fn slice(name: &str) -> Item<lean::EndpointSlice> {
     let labels = json!({"kubernetes.io/service-name": "web"});
-    serde_json::from_value(json!({
+    item(&json!({
         "metadata": {"name": name, "namespace": "default", "labels": labels},
         "addressType": "IPv4", "ports": [], "endpoints": [],
     }))
-    .unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -167,16 +173,16 @@ async fn the_own_node_comes_with_the_snapshot_and_its_lack_only_degrades() {
     assert_eq!(status.notes, ["nodes: forbidden"]);
     assert_eq!(status.resources[NODES].last_error.as_deref(), Some("forbidden"));
     let node = json!({"metadata": {"name": "n1", "labels": {"topology.kubernetes.io/zone": "a"}}});
-    let page = News::Page(vec![serde_json::from_value(node).unwrap()]);
+    let page = News::Page(vec![item(&node)]);
     let status = stage.tell(Message::Node(stage.told(vec![page, News::Complete])));
     assert!(status.notes.is_empty());
     let snapshot = stage.snapshots.borrow().clone().unwrap();
     assert_eq!(snapshot.node.as_ref().unwrap().zone.as_deref(), Some("a"));
 }
 
-fn node(name: &str, address: &str) -> core::Node {
+fn node(name: &str, address: &str) -> Item<lean::Node> {
     let status = json!({"addresses": [{"type": "InternalIP", "address": address}]});
-    serde_json::from_value(json!({"metadata": {"name": name}, "status": status})).unwrap()
+    item(&json!({"metadata": {"name": name}, "status": status}))
 }
 
 #[tokio::test(start_paused = true)]
@@ -192,7 +198,8 @@ async fn the_other_nodes_are_asked_for_while_a_service_has_direct_server_return(
     assert!(!*asked.borrow());
     assert_eq!(peers(&stage), Some(Vec::new()), "nobody asks");
     let mut direct = web("web");
-    direct.metadata.annotations = Some([("ballast.dev/mode".to_owned(), "hybrid".to_owned())].into());
+    direct.object.as_mut().unwrap().metadata.annotations =
+        [("ballast.dev/mode".to_owned(), "hybrid".to_owned())].into();
     stage.service(News::Changed(Box::new(direct)));
     assert!(*asked.borrow());
     assert_eq!(peers(&stage), None, "not known yet");

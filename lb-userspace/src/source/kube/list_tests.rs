@@ -11,8 +11,7 @@ async fn gone_and_compacted_is_listed_again_and_only_the_difference_changes() {
     for in_the_watch in [false, true] {
         let mut stage = Stage::watching(SETTINGS, &["a", "b"]);
         if in_the_watch {
-            let text = json!({"type": "ERROR", "object": {"status": "Failure", "code": 410, "message": "too old", "reason": "Expired"}});
-            stage.hear(Call::Watch, Heard::Event(serde_json::from_value(text).unwrap()));
+            stage.hear(Call::Watch, Heard::Failed(Failure { status: Some(410), ..Failure::without_status("too old") }));
         } else {
             stage.fail(Call::Watch, Some(410));
         }

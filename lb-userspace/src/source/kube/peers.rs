@@ -1,7 +1,6 @@
 //! The other nodes, followed only while somebody asks for them: in a large cluster each node's reports are many, and go to every agent.
 
 use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
-use k8s_openapi::api::core::v1 as core;
 use kube::Client;
 use tokio::sync::watch;
 
@@ -11,6 +10,7 @@ use super::{
     held::Message,
     reader::{self, Selection, WentBack},
 };
+use crate::source::lean;
 
 /// News of all nodes but `own`, while `wanted`.
 pub fn read(
@@ -33,12 +33,12 @@ pub fn read(
 
 struct Peers {
     wanted: watch::Receiver<bool>,
-    following: Option<BoxStream<'static, Told<core::Node>>>,
+    following: Option<BoxStream<'static, Told<lean::Node>>>,
 }
 
 impl Peers {
     /// `None`: nobody will ask any more.
-    async fn told(&mut self, follow: &impl Fn() -> BoxStream<'static, Told<core::Node>>) -> Option<Message> {
+    async fn told(&mut self, follow: &impl Fn() -> BoxStream<'static, Told<lean::Node>>) -> Option<Message> {
         loop {
             let is_wanted = *self.wanted.borrow_and_update();
             if !is_wanted && self.following.take().is_some() {

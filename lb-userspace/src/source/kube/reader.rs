@@ -1,32 +1,35 @@
 //! Puts the questions of a [`Follower`] to the API, each on a connection of its own, and tells what is new.
 
 use std::{
-    fmt::Debug,
     hash::{BuildHasher as _, RandomState},
     pin::Pin,
     task::{Context, Poll},
 };
 
-use futures::{AsyncBufReadExt as _, Stream, StreamExt as _, stream, stream::BoxStream};
+use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::{
-    Client, Resource,
+    Client,
     api::{ListParams, WatchParams},
     core::request::Request,
 };
-use serde::de::DeserializeOwned;
+use serde::Deserialize;
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
 };
 
 use super::{
-    bounds::PAGE_OBJECTS,
+    ask::{Body, ask},
+    bounds::{PAGE_BYTES, PAGE_OBJECTS},
     calls::{Call, Effect, Failure, Heard, Page, Told},
     follower::{Follower, Settings},
-    lean::{Lean, read_list},
+    item::{Event, Item, read_event, read_item},
     reason,
+    split::{Items, Lines},
     version::Version,
 };
+use crate::source::lean::ApiKind;
 
 /// What to follow.
 #[derive(Clone, Debug, Default)]
@@ -46,14 +49,14 @@ pub fn read<K>(
     settings: Settings,
 ) -> impl Stream<Item = Told<K>> + Send + 'static
 where
-    K: Lean + Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+    K: ApiKind,
 {
     // The keys of the standard library's hash are random numbers.
     let follower = Follower::new(settings, RandomState::new().hash_one(0), Instant::now());
-    let api = Api { client, request: Request::new(K::url_path(&(), None)), selection };
+    let api = Api { client, request: Request::new(K::PATH), selection };
     let elsewhere = went_back.subscribe();
     let (watch, probe, list) = (Open::none(), Open::none(), Open::none());
-    let reader = Reader { api, follower, watch, probe, list, went_back, elsewhere };
+    let reader = Reader { api, follower, watch, probe, list, page_objects: PAGE_OBJECTS, went_back, elsewhere };
     stream::unfold(reader, |mut reader| async move { Some((reader.told().await, reader)) })
 }
 
@@ -63,13 +66,15 @@ struct Reader<K> {
     watch: Open<K>,
     probe: Open<K>,
     list: Open<K>,
+    /// How many objects the next page may have.
+    page_objects: u32,
     went_back: WentBack,
     elsewhere: watch::Receiver<u64>,
 }
 
 impl<K> Reader<K>
 where
-    K: Lean + Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+    K: ApiKind,
 {
     /// Waits for something that changes where we stand.
     async fn told(&mut self) -> Told<K> {
@@ -81,6 +86,9 @@ where
                 heard = self.list.next() => {
                     // A chunk of a page is no news.
                     let is_progress = matches!(heard, Heard::Progress);
+                    if let Heard::Page(page) = &heard {
+                        self.page_objects = next_page(page);
+                    }
                     let effects = self.follower.hear(Call::List, heard, Instant::now());
                     if is_progress {
                         continue;
@@ -98,7 +106,7 @@ where
     fn perform(&mut self, effect: Effect<K>) -> Option<super::calls::News<K>> {
         match effect {
             Effect::Watch { call, version, seconds } => *self.open(call) = Open(self.api.watch(&version, seconds)),
-            Effect::List { token } => self.list = Open(self.api.list(token, PAGE_OBJECTS)),
+            Effect::List { token } => self.list = Open(self.api.list(token, self.page_objects)),
             Effect::Look => self.probe = Open(self.api.list(None, 1)),
             Effect::WentBack => {
                 self.went_back.send_modify(|times| *times += 1);
@@ -118,6 +126,12 @@ where
             Call::List => &mut self.list,
         }
     }
+}
+
+/// How many objects the page after this one may have: so many that their text is not too long, if they are like these.
+fn next_page<K>(page: &Page<K>) -> u32 {
+    let each = (page.bytes / page.items.len().max(1)).max(1);
+    u32::try_from(PAGE_BYTES / each).unwrap_or(PAGE_OBJECTS).clamp(1, PAGE_OBJECTS)
 }
 
 /// A call, if one is open. Dropping it closes its connection.
@@ -159,10 +173,7 @@ struct Api {
 }
 
 impl Api {
-    fn watch<K>(&self, version: &Version, seconds: u32) -> BoxStream<'static, Heard<K>>
-    where
-        K: Clone + Debug + DeserializeOwned + Send + 'static,
-    {
+    fn watch<K: ApiKind>(&self, version: &Version, seconds: u32) -> BoxStream<'static, Heard<K>> {
         // Bookmarks are on by default.
         let parameters = WatchParams {
             label_selector: self.selection.labels.clone(),
@@ -170,32 +181,17 @@ impl Api {
             timeout: Some(seconds),
             ..WatchParams::default()
         };
-        let request = match self.request.watch(&parameters, &version.to_string()) {
-            Ok(request) => request,
-            Err(error) => return failed(&kube::Error::BuildRequest(error)).boxed(),
-        };
-        let client = self.client.clone();
-        let events = async move {
-            match client.request_events::<K>(request).await {
-                Ok(events) => {
-                    let events = events.map(|event| match event {
-                        Ok(event) => Heard::Event(event),
-                        Err(error) => Heard::Failed(failure(&error)),
-                    });
-                    let opened = stream::once(async { Heard::Opened });
-                    opened.chain(events).chain(stream::once(async { Heard::Ended })).boxed()
-                }
-                Err(error) => failed(&error).boxed(),
-            }
-        };
-        stream::once(events).flatten().boxed()
+        let request = self.request.watch(&parameters, &version.to_string());
+        answer(self.client.clone(), request, |body| {
+            stream::once(async { Heard::Opened })
+                .chain(events(body))
+                .chain(stream::once(async { Heard::Ended }))
+                .boxed()
+        })
     }
 
     /// One page of the list, with a word about its progress now and then.
-    fn list<K>(&self, token: Option<String>, objects: u32) -> BoxStream<'static, Heard<K>>
-    where
-        K: Lean + Send + 'static,
-    {
+    fn list<K: ApiKind>(&self, token: Option<String>, objects: u32) -> BoxStream<'static, Heard<K>> {
         // Without a version the answer is what the store holds now, not what some server remembers.
         let parameters = ListParams {
             label_selector: self.selection.labels.clone(),
@@ -204,64 +200,96 @@ impl Api {
             continue_token: token,
             ..ListParams::default()
         };
-        let request = match self.request.list(&parameters) {
-            Ok(request) => request,
-            Err(error) => return failed(&kube::Error::BuildRequest(error)).boxed(),
-        };
         tracing::debug!(source = "kube", url = self.request.url_path, "listing");
-        let client = self.client.clone();
-        let body = async move {
-            match client.request_stream(request).await {
-                Ok(body) => chunks(Box::pin(body)).boxed(),
-                Err(error) => failed(&error).boxed(),
-            }
-        };
-        stream::once(body).flatten().boxed()
+        answer(self.client.clone(), self.request.list(&parameters), |body| page(body).boxed())
     }
 }
 
-/// Reads the body of a page and, at its end, the objects in it.
-fn chunks<K>(body: Pin<Box<impl futures::AsyncBufRead + Send + 'static>>) -> impl Stream<Item = Heard<K>> + Send
-where
-    K: Lean,
-{
-    stream::unfold(Some((body, Vec::new())), |reading| async move {
-        let (mut body, mut text) = reading?;
-        match body.fill_buf().await {
-            Ok([]) => Some((page(&text), None)),
-            Ok(read) => {
-                let length = read.len();
-                text.extend_from_slice(read);
-                body.consume_unpin(length);
-                Some((Heard::Progress, Some((body, text))))
+/// Puts a question; what `heard` makes of the body of a good answer.
+fn answer<K: ApiKind>(
+    client: Client,
+    request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
+    heard: impl FnOnce(Body) -> BoxStream<'static, Heard<K>> + Send + 'static,
+) -> BoxStream<'static, Heard<K>> {
+    let failed = |failure| stream::once(async { Heard::Failed(failure) }).boxed();
+    let asked = async move {
+        let request = match request {
+            Ok(request) => request,
+            Err(error) => return failed(Failure::without_status(reason(&error))),
+        };
+        match ask(&client, request).await {
+            Ok(body) => heard(body),
+            Err(failure) => failed(failure),
+        }
+    };
+    stream::once(asked).flatten().boxed()
+}
+
+/// What the lines of a watch say.
+fn events<K: ApiKind>(body: Body) -> impl Stream<Item = Heard<K>> + Send {
+    let heard = stream::unfold(Some((body, Lines::default())), |reading| async move {
+        let (mut body, mut lines) = reading?;
+        let heard = match body.next().await? {
+            Ok(bytes) => lines.feed(&bytes, |text| Heard::from(read_event(text))),
+            Err(error) => return Some((vec![Heard::Failed(Failure::without_status(reason(&error)))], None)),
+        };
+        Some((heard, Some((body, lines))))
+    });
+    heard.flat_map(stream::iter)
+}
+
+impl<K> From<Event<K>> for Heard<K> {
+    fn from(event: Event<K>) -> Self {
+        match event {
+            Event::Put(item) => Self::Put(item),
+            Event::Deleted(name, version) => Self::Deleted(name, version),
+            Event::Bookmark(version) => Self::Bookmark(version),
+            Event::Failed(failure) => Self::Failed(failure),
+            Event::Unreadable(reason) => Self::Unreadable(reason),
+        }
+    }
+}
+
+/// Reads a page item by item: its whole text is never held.
+fn page<K: ApiKind>(body: Body) -> impl Stream<Item = Heard<K>> + Send {
+    stream::unfold(Some((body, Items::default(), Vec::new())), |reading| async move {
+        let (mut body, mut text, mut items) = reading?;
+        match body.next().await {
+            Some(Ok(bytes)) => {
+                items.extend(text.feed(&bytes, read_item));
+                Some((Heard::Progress, Some((body, text, items))))
             }
-            Err(error) => Some((Heard::Failed(Failure { status: None, reason: reason(&error) }), None)),
+            Some(Err(error)) => Some((Heard::Failed(Failure::without_status(reason(&error))), None)),
+            None => Some((whole_page(&text, items), None)),
         }
     })
 }
 
-fn page<K: Lean>(text: &[u8]) -> Heard<K> {
-    match read_list(text) {
-        Ok((list, objects)) => Heard::Page(Page {
-            objects,
-            version: list.resource_version,
-            token: list.continue_.filter(|token| !token.is_empty()),
-        }),
-        Err(error) => {
-            Heard::Failed(Failure { status: None, reason: format!("the API's list cannot be read: {error}") })
-        }
+fn whole_page<K: ApiKind>(text: &Items, items: Vec<Option<Item<K>>>) -> Heard<K> {
+    #[derive(Deserialize)]
+    struct List {
+        metadata: ListMeta,
     }
-}
-
-fn failed<K>(error: &kube::Error) -> impl Stream<Item = Heard<K>> + Send + use<K>
-where
-    K: Send + 'static,
-{
-    let heard = Heard::Failed(failure(error));
-    stream::once(async { heard })
-}
-
-fn failure(error: &kube::Error) -> Failure {
-    let status = if let kube::Error::Api(status) = error { Some(status.code) } else { None };
-    Failure { status, reason: reason(error) }
+    let unreadable = |error| Heard::Failed(Failure::without_status(format!("the API's list cannot be read: {error}")));
+    let Some(rest) = text.rest() else { return unreadable("there is too much besides its items".to_owned()) };
+    match serde_json::from_slice::<List>(rest) {
+        Ok(List { metadata }) => {
+            let nameless = items.iter().filter(|item| item.is_none()).count();
+            if nameless > 0 {
+                tracing::warn!(
+                    source = "kube",
+                    kind = K::NAME,
+                    nameless,
+                    "a list has objects without a name; they are left out"
+                );
+            }
+            Heard::Page(Page {
+                items: items.into_iter().flatten().collect(),
+                version: Version::parse(metadata.resource_version.as_deref()),
+                token: metadata.continue_.filter(|token| !token.is_empty()),
+                bytes: text.length(),
+            })
+        }
+        Err(error) => unreadable(error.to_string()),
+    }
 }

@@ -11,11 +11,8 @@ use std::{
     collections::{BTreeMap, BinaryHeap},
 };
 
-use k8s_openapi::api::core::v1::Service;
-use kube::api::WatchEvent;
-use serde_json::json;
-
 use super::{super::calls::Page, *};
+use crate::source::lean::Service;
 
 const AGENTS: u64 = 5_000;
 /// Services, slices, and the own Node, which is probed more rarely.
@@ -143,7 +140,7 @@ impl World {
         for index in 0..self.agents.len() {
             for number in 0..2 {
                 if self.agents[index].open[usize::from(number)] {
-                    self.hear(index, number, Heard::Failed(Failure { status: None, reason: "reset".into() }));
+                    self.hear(index, number, Heard::Failed(Failure::without_status("reset")));
                 }
             }
         }
@@ -179,14 +176,13 @@ impl World {
         let heard = match next {
             Next::Tick => return,
             Next::Opened(..) => Heard::Opened,
-            Next::Bookmark(..) => {
-                let meta = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"resourceVersion": version}});
-                Heard::Event(WatchEvent::Bookmark(serde_json::from_value(meta).unwrap()))
-            }
+            Next::Bookmark(..) => Heard::Bookmark(Version::parse(Some(&version))),
             Next::Ended(..) => Heard::Ended,
-            Next::Refused(..) => Heard::Failed(Failure { status: None, reason: "refused".into() }),
-            Next::Gone(..) => Heard::Failed(Failure { status: Some(410), reason: "gone".into() }),
-            Next::Page(..) => Heard::Page(Page { objects: Vec::new(), version: Some(version), token: None }),
+            Next::Refused(..) => Heard::Failed(Failure::without_status("refused")),
+            Next::Gone(..) => Heard::Failed(Failure { status: Some(410), ..Failure::without_status("gone") }),
+            Next::Page(..) => {
+                Heard::Page(Page { items: Vec::new(), version: Version::parse(Some(&version)), token: None, bytes: 0 })
+            }
         };
         self.hear(index, number, heard);
     }

@@ -275,3 +275,58 @@ async fn a_watch_whose_time_is_up_is_not_taken_for_dead_because_of_a_probe() {
     assert!(stage.status().wedged_since.is_none());
     assert!(!stage.status().watch_restarts.contains_key(&Restart::MissedEvents));
 }
+
+/// Whatever an event is that ends the watch: it would end each watch from the version before it.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_is_lost_at_once_twice_from_one_version_is_replaced_by_a_list() {
+    let mut stage = Stage::watching(SETTINGS, &["a"]);
+    stage.seconds(1);
+    stage.fail(Call::Watch, Some(500));
+    stage.take_watch(Call::Watch, "100");
+    stage.hear(Call::Watch, Heard::Ended);
+    assert!(stage.take_list() <= Duration::from_secs(2));
+    stage.list("110", &["a", "b"]);
+    stage.take_watch(Call::Watch, "110");
+    assert_eq!((stage.held(), stage.status().relists[&Relist::WatchFails]), (vec!["a", "b"], 1));
+    // Watches that last are opened again, and so is one that brought something.
+    stage.fail(Call::Watch, None);
+    stage.take_watch(Call::Watch, "110");
+    stage.put(Call::Watch, "c", "111");
+    stage.fail(Call::Watch, None);
+    stage.take_watch(Call::Watch, "111");
+    stage.pass(bounds::SHORT_WATCH);
+    stage.fail(Call::Watch, None);
+    stage.take_watch(Call::Watch, "111");
+    assert_eq!(stage.status().relists[&Relist::WatchFails], 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_event_tells_that_names_no_object_comes_by_a_list() {
+    for call in [Call::Watch, Call::Probe] {
+        let mut stage = Stage::watching(SETTINGS, &["a"]);
+        if call == Call::Probe {
+            stage.take_watch(Call::Probe, "100");
+        }
+        stage.hear(call, Heard::Unreadable("the API sent an event that names no object".into()));
+        assert!(stage.status().last_error.as_ref().unwrap().contains("names no object"));
+        assert_eq!(stage.status().watch_restarts, [(Restart::Unreadable, 1)].into());
+        assert!(stage.take_list() <= Duration::from_secs(2));
+        stage.list("101", &["b"]);
+        stage.take_watch(Call::Watch, "101");
+        assert_eq!((stage.held(), &stage.status().last_error), (vec!["b"], &None));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_asks_for_a_pause_is_not_asked_before() {
+    let asked = Some(Duration::from_secs(14));
+    let mut stage = Stage::watching(SETTINGS, &["a"]);
+    stage.fail(Call::Watch, None);
+    let (call, _, _) = stage.next();
+    stage.hear(call, Heard::Failed(Failure { retry_after: asked, ..failure(Some(429)) }));
+    assert!((14..=21).contains(&stage.take_watch(Call::Watch, "100").as_secs()));
+    let mut stage = Stage::new(SETTINGS);
+    stage.take_list();
+    stage.hear(Call::List, Heard::Failed(Failure { retry_after: asked, ..failure(Some(503)) }));
+    assert!((14..=21).contains(&stage.take_list().as_secs()));
+}

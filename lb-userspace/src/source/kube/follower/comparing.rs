@@ -4,13 +4,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kube::Resource;
 use tokio::time::Instant;
 
-use super::{Call, Effect, Follower, HTTP_GONE, Heard, Known, Line, News, Version, bounds, object_name};
+use super::{Call, Effect, Follower, HTTP_GONE, Heard, Known, Line, News, Version, bounds};
 use crate::{
     model::ObjectName,
-    source::{Difference, ProofKind, Relist, Restart, kube::calls::Page},
+    source::{
+        Difference, ProofKind, Relist, Restart,
+        kube::{calls::Page, item::Item},
+    },
 };
 
 /// A comparison under way.
@@ -25,7 +27,7 @@ pub struct Comparison<K> {
     /// What the first list shows.
     found: BTreeMap<ObjectName, Difference>,
     /// Of the second list, what the repair takes.
-    objects: BTreeMap<ObjectName, K>,
+    objects: BTreeMap<ObjectName, Item<K>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +77,7 @@ impl<K> Comparison<K> {
     }
 }
 
-impl<K: Resource> Follower<K> {
+impl<K> Follower<K> {
     pub(super) fn schedule_comparison(&mut self, now: Instant) {
         self.comparison = None;
         self.compare_at = self.settings.compare_interval.map(|interval| now + self.pauses.around(interval, 5));
@@ -116,7 +118,7 @@ impl<K: Resource> Follower<K> {
             Heard::Page(page) => self.compare_page(page, now),
             Heard::Failed(failure) if failure.status == Some(HTTP_GONE) => self.comparison_failed(None, now),
             Heard::Failed(failure) => self.comparison_failed(Some(failure.reason), now),
-            Heard::Opened | Heard::Progress | Heard::Event(_) | Heard::Ended => {
+            _ => {
                 if let Some(Comparison { stage: Stage::Listing { last, .. }, .. }) = &mut self.comparison {
                     *last = now;
                 }
@@ -144,11 +146,10 @@ impl<K: Resource> Follower<K> {
     fn compare_page(&mut self, page: Page<K>, now: Instant) -> Vec<Effect<K>> {
         let Some(comparison) = &mut self.comparison else { return Vec::new() };
         let Stage::Listing { is_second, .. } = comparison.stage else { return Vec::new() };
-        for object in page.objects {
-            let name = object_name(object.meta());
-            let version = Version::parse(object.meta().resource_version.as_deref());
+        for item in page.items {
+            let (name, version) = (item.name.clone(), item.version.clone());
             if comparison.found.contains_key(&name) {
-                comparison.objects.insert(name.clone(), object);
+                comparison.objects.insert(name.clone(), item);
             }
             comparison.seen.insert(name, version.unwrap_or_else(Version::unknown));
         }
@@ -156,7 +157,7 @@ impl<K: Resource> Follower<K> {
             comparison.stage = Stage::Listing { is_second, last: now };
             return vec![Effect::List { token: page.token }];
         }
-        let Some(version) = Version::parse(page.version.as_deref()) else {
+        let Some(version) = page.version else {
             return self.comparison_failed(Some("the API's list has no resourceVersion".into()), now);
         };
         if comparison.from.as_ref().is_some_and(|from| version < *from) {
@@ -186,10 +187,9 @@ impl<K: Resource> Follower<K> {
             }
             *self.status.differences.entry(*kind).or_default() += 1;
             effects.push(Effect::Tell(News::Difference(*kind, name.clone())));
-            if let Some(object) = comparison.objects.remove(name) {
-                let version = Version::parse(object.meta().resource_version.as_deref());
-                self.known.insert(name.clone(), version.unwrap_or_else(Version::unknown));
-                effects.push(Effect::Tell(News::Changed(Box::new(object))));
+            if let Some(item) = comparison.objects.remove(name) {
+                self.known.insert(name.clone(), item.version.clone().unwrap_or_else(Version::unknown));
+                effects.push(Effect::Tell(News::Changed(Box::new(item))));
             } else {
                 self.known.remove(name);
                 effects.push(Effect::Tell(News::Deleted(name.clone())));

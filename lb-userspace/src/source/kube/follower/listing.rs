@@ -2,12 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use kube::Resource;
 use tokio::time::Instant;
 
-use super::{
-    Call, Effect, Failure, Follower, HTTP_GONE, Heard, Known, News, Version, bounds, object_name, watching::Watch,
-};
+use super::{Call, Effect, Failure, Follower, HTTP_GONE, Heard, Known, News, Version, bounds, watching::Watch};
 use crate::{
     model::ObjectName,
     source::{Confirming, ProofKind, Relist, kube::calls::Page},
@@ -69,14 +66,14 @@ impl Listing {
     }
 }
 
-impl<K: Resource> Follower<K> {
+impl<K> Follower<K> {
     pub(super) fn list_tick(&mut self, now: Instant) -> Vec<Effect<K>> {
         let Some(listing) = self.listing.as_mut().filter(|listing| listing.due() <= now) else { return Vec::new() };
         if let Asked::Since(_) = listing.asked {
             self.reached(false, now);
             let reason = format!("nothing came of a list for {:?}", bounds::LIST_SILENCE_LIMIT);
             let mut effects = vec![Effect::Close(Call::List)];
-            effects.extend(self.list_failed(Failure { status: None, reason }, now));
+            effects.extend(self.list_failed(Failure::without_status(reason), now));
             return effects;
         }
         listing.asked = Asked::Since(now);
@@ -88,14 +85,14 @@ impl<K: Resource> Follower<K> {
 
     pub(super) fn list_heard(&mut self, heard: Heard<K>, now: Instant) -> Vec<Effect<K>> {
         match heard {
-            Heard::Opened | Heard::Progress | Heard::Event(_) | Heard::Ended => {
+            Heard::Page(page) => self.page(page, now),
+            Heard::Failed(failure) => self.list_failed(failure, now),
+            _ => {
                 if let Some(listing) = &mut self.listing {
                     listing.asked = Asked::Since(now);
                 }
                 Vec::new()
             }
-            Heard::Page(page) => self.page(page, now),
-            Heard::Failed(failure) => self.list_failed(failure, now),
         }
     }
 
@@ -116,27 +113,27 @@ impl<K: Resource> Follower<K> {
         if !begun {
             listing.reason = Relist::Retry;
         }
-        listing.asked = Asked::Not(now + self.pauses.after_failure());
+        listing.asked = Asked::Not(now + self.pauses.after_failure(failure.retry_after));
         self.trouble(failure.reason);
         Vec::new()
     }
 
     fn page(&mut self, page: Page<K>, now: Instant) -> Vec<Effect<K>> {
         let Some(listing) = &mut self.listing else { return Vec::new() };
-        for object in &page.objects {
-            let version = Version::parse(object.meta().resource_version.as_deref());
-            listing.seen.insert(object_name(object.meta()), version.unwrap_or_else(Version::unknown));
+        for item in &page.items {
+            let version = item.version.clone().unwrap_or_else(Version::unknown);
+            listing.seen.insert(item.name.clone(), version);
         }
-        let mut effects = vec![Effect::Tell(News::Page(page.objects))];
+        let mut effects = vec![Effect::Tell(News::Page(page.items))];
         if page.token.is_some() {
             (listing.token, listing.asked, listing.refusals) = (page.token, Asked::Since(now), 0);
             effects.push(Effect::List { token: listing.token.clone() });
             return effects;
         }
-        let believed = if let Some(version) = Version::parse(page.version.as_deref()) {
+        let believed = if let Some(version) = page.version {
             self.believe(version, now)
         } else {
-            listing.start_over(Relist::Retry, now + self.pauses.after_failure());
+            listing.start_over(Relist::Retry, now + self.pauses.after_failure(None));
             self.trouble("the API's list has no resourceVersion".into());
             false
         };
@@ -171,7 +168,7 @@ impl<K: Resource> Follower<K> {
             return true;
         }
         let is_first = listing.doubted.is_none();
-        let pause = if is_first { self.pauses.before_list() } else { self.pauses.after_failure() };
+        let pause = if is_first { self.pauses.before_list() } else { self.pauses.after_failure(None) };
         let reason = match (rolled_back, is_first) {
             (_, false) => "two lists of the API contradict each other".to_owned(),
             (true, true) => format!("the API went back to version {version}"),

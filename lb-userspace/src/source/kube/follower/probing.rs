@@ -1,6 +1,5 @@
 //! The probe, which tells a watch with nothing to say from a dead one.
 
-use kube::{Resource, api::WatchEvent};
 use tokio::time::Instant;
 
 use super::{Call, Change, Effect, Failure, Follower, Heard, Line, Version, bounds, no_answer, unusable_version};
@@ -46,7 +45,7 @@ impl Probe {
     }
 }
 
-impl<K: Resource> Follower<K> {
+impl<K> Follower<K> {
     /// While the watch is closed there is nothing to probe.
     pub(super) fn probe_due(&self) -> Option<Instant> {
         match &self.probe {
@@ -72,18 +71,15 @@ impl<K: Resource> Follower<K> {
         }
         let limit = if probe.opened.is_some() { bounds::PROBE_LIMIT } else { bounds::ANSWER_LIMIT };
         self.reached(false, now);
-        self.probe_failed(Failure { status: None, reason: no_answer(limit) }, now)
+        self.probe_failed(Failure::without_status(no_answer(limit)), now)
     }
 
     pub(super) fn probe_heard(&mut self, heard: Heard<K>, now: Instant) -> Vec<Effect<K>> {
         let Some(probe) = &mut self.probe else { return Vec::new() };
         match heard {
             Heard::Opened => probe.opened = Some(now),
-            Heard::Event(WatchEvent::Error(status)) => {
-                return self.probe_failed(Failure { status: Some(status.code), reason: status.to_string() }, now);
-            }
-            Heard::Event(WatchEvent::Bookmark(bookmark)) => {
-                let version = Version::parse(Some(&bookmark.metadata.resource_version));
+            Heard::Unreadable(reason) => return self.relist_unreadable(reason, now),
+            Heard::Bookmark(version) => {
                 if version.as_ref().is_some_and(|version| *version < probe.from) {
                     return self.relist(Relist::RolledBack, now);
                 }
@@ -91,14 +87,11 @@ impl<K: Resource> Follower<K> {
                     return self.probed_fresh(version, now);
                 }
             }
-            Heard::Event(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
-                let version = Version::parse(object.meta().resource_version.as_deref());
-                return self.probe_told(Change::Put(Box::new(object)), version, now);
+            Heard::Put(item) => {
+                let version = item.version.clone();
+                return self.probe_told(Change::Put(Box::new(item)), version, now);
             }
-            Heard::Event(WatchEvent::Deleted(object)) => {
-                let version = Version::parse(object.meta().resource_version.as_deref());
-                return self.probe_told(Change::Delete(Box::new(object)), version, now);
-            }
+            Heard::Deleted(name, version) => return self.probe_told(Change::Delete(name), version, now),
             Heard::Ended | Heard::Failed(_) if probe.missed.is_some() => probe.over = true,
             Heard::Ended if probe.look == Look::NotYet => {
                 (probe.look, probe.asked, probe.opened) = (Look::Asked, now, None);
@@ -109,7 +102,7 @@ impl<K: Resource> Follower<K> {
                 return self.relist(Relist::Unproven, now);
             }
             Heard::Page(page) if probe.look == Look::Asked => {
-                return self.looked(Version::parse(page.version.as_deref()), now);
+                return self.looked(page.version, now);
             }
             Heard::Failed(failure) => return self.probe_failed(failure, now),
             Heard::Progress | Heard::Page(_) => {}
@@ -130,8 +123,7 @@ impl<K: Resource> Follower<K> {
     /// The store's version: nothing happened since ours, or a second probe shows what did.
     fn looked(&mut self, store: Option<Version>, now: Instant) -> Vec<Effect<K>> {
         let (Some(store), Some(held)) = (store, self.version.clone()) else {
-            let reason = "the API's list has no resourceVersion".to_owned();
-            return self.probe_failed(Failure { status: None, reason }, now);
+            return self.probe_failed(Failure::without_status("the API's list has no resourceVersion"), now);
         };
         if store == held {
             // The watch has nothing to say.
@@ -164,9 +156,9 @@ impl<K: Resource> Follower<K> {
         if let Some(reason) = unusable_version(&failure) {
             return self.relist(reason, now);
         }
+        self.probe_at = now + self.pauses.after_failure(failure.retry_after);
         self.trouble(failure.reason);
         self.probe = None;
-        self.probe_at = now + self.pauses.after_failure();
         vec![Effect::Close(Call::Probe)]
     }
 }

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use kube::{Resource, api::WatchEvent};
 use tokio::time::Instant;
 
 use super::{Call, Change, Effect, Failure, Follower, Heard, Version, bounds, no_answer, unusable_version};
@@ -16,6 +15,7 @@ pub struct Watch {
     pub at: Option<Version>,
     /// When the server ends it.
     ends: Instant,
+    opened: Instant,
     /// The last event or bookmark, or its opening.
     pub heard: Instant,
     /// It brought an event or a bookmark.
@@ -35,7 +35,7 @@ pub enum Line {
 
 impl Watch {
     pub fn closed(now: Instant) -> Self {
-        Self { line: Line::Closed, at: None, ends: now, heard: now, proven: false, is_short: false }
+        Self { line: Line::Closed, at: None, ends: now, opened: now, heard: now, proven: false, is_short: false }
     }
 
     pub fn waiting(until: Instant) -> Self {
@@ -53,7 +53,7 @@ impl Watch {
     }
 }
 
-impl<K: Resource> Follower<K> {
+impl<K> Follower<K> {
     pub(super) fn watch_tick(&mut self, now: Instant) -> Vec<Effect<K>> {
         if self.watch.due() > now {
             return Vec::new();
@@ -73,7 +73,7 @@ impl<K: Resource> Follower<K> {
             }
             Line::Asked(_) => {
                 self.reached(false, now);
-                self.watch_failed(Failure { status: None, reason: no_answer(bounds::ANSWER_LIMIT) }, now)
+                self.watch_failed(Failure::without_status(no_answer(bounds::ANSWER_LIMIT)), now)
             }
             Line::Open => self.watch_lost(now),
         }
@@ -82,20 +82,13 @@ impl<K: Resource> Follower<K> {
     pub(super) fn watch_heard(&mut self, heard: Heard<K>, now: Instant) -> Vec<Effect<K>> {
         match heard {
             Heard::Opened => self.watch_opened(now),
-            Heard::Event(WatchEvent::Error(status)) => {
-                self.watch_failed(Failure { status: Some(status.code), reason: status.to_string() }, now)
+            Heard::Bookmark(version) => self.watch_told(None, version, now),
+            Heard::Put(item) => {
+                let version = item.version.clone();
+                self.watch_told(Some(Change::Put(Box::new(item))), version, now)
             }
-            Heard::Event(WatchEvent::Bookmark(bookmark)) => {
-                self.watch_told(None, Version::parse(Some(&bookmark.metadata.resource_version)), now)
-            }
-            Heard::Event(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
-                let version = Version::parse(object.meta().resource_version.as_deref());
-                self.watch_told(Some(Change::Put(Box::new(object))), version, now)
-            }
-            Heard::Event(WatchEvent::Deleted(object)) => {
-                let version = Version::parse(object.meta().resource_version.as_deref());
-                self.watch_told(Some(Change::Delete(Box::new(object))), version, now)
-            }
+            Heard::Deleted(name, version) => self.watch_told(Some(Change::Delete(name)), version, now),
+            Heard::Unreadable(reason) => self.relist_unreadable(reason, now),
             Heard::Ended if self.watch.is_short && !self.watch.proven => self.relist(Relist::Unproven, now),
             // Servers end a watch a little before or after the time.
             Heard::Ended if now + Duration::from_secs(1) >= self.watch.ends => {
@@ -111,7 +104,7 @@ impl<K: Resource> Follower<K> {
     }
 
     fn watch_opened(&mut self, now: Instant) -> Vec<Effect<K>> {
-        (self.watch.line, self.watch.heard) = (Line::Open, now);
+        (self.watch.line, self.watch.opened, self.watch.heard) = (Line::Open, now, now);
         // A replacement is trusted once. One in place of another that brought nothing must bring something.
         if !self.watch.is_short && self.replacements <= 1 {
             self.status.wedged_since = None;
@@ -184,7 +177,7 @@ impl<K: Resource> Follower<K> {
         if was_open {
             return self.watch_lost(now);
         }
-        self.watch = Watch::waiting(now + self.pauses.after_failure());
+        self.watch = Watch::waiting(now + self.pauses.after_failure(failure.retry_after));
         let mut effects = self.break_off_comparison(now);
         effects.push(Effect::Close(Call::Watch));
         effects
@@ -196,15 +189,27 @@ impl<K: Resource> Follower<K> {
         if self.status.last_error.is_none() {
             self.trouble("the watch was cut off".into());
         }
+        let was_lost_at_once = now.saturating_duration_since(self.watch.opened) < bounds::SHORT_WATCH;
+        let lost_before = std::mem::replace(&mut self.lost_at, self.version.clone().filter(|_| was_lost_at_once));
+        if was_lost_at_once && lost_before == self.version {
+            return self.relist(Relist::WatchFails, now);
+        }
         let mut effects = self.break_off_comparison(now);
         if let Some(promoted) = self.promote_probe() {
             effects.extend(promoted);
             return effects;
         }
-        self.watch = Watch::waiting(now + self.pauses.after_failure());
+        self.watch = Watch::waiting(now + self.pauses.after_failure(None));
         self.probe = None;
         effects.extend([Effect::Close(Call::Watch), Effect::Close(Call::Probe)]);
         effects
+    }
+
+    /// What an event tells that names no object must come by a list: the watch would bring the same event again.
+    pub(super) fn relist_unreadable(&mut self, reason: String, now: Instant) -> Vec<Effect<K>> {
+        *self.status.watch_restarts.entry(Restart::Unreadable).or_default() += 1;
+        self.trouble(reason);
+        self.relist(Relist::WatchFails, now)
     }
 
     fn promote_probe(&mut self) -> Option<Vec<Effect<K>>> {
@@ -213,6 +218,7 @@ impl<K: Resource> Follower<K> {
             line: if probe.opened.is_some() { Line::Open } else { Line::Asked(probe.asked) },
             at: self.version.clone(),
             ends: probe.opened.unwrap_or(probe.asked) + Duration::from_secs(bounds::PROBE_SECONDS.into()),
+            opened: probe.opened.unwrap_or(probe.asked),
             heard: probe.opened.unwrap_or(probe.asked),
             proven: probe.missed.is_some(),
             is_short: true,

@@ -1,0 +1,50 @@
+//! One question to the API: the body of a good answer, or why there is none.
+
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use http::{Request, Response, StatusCode, header::RETRY_AFTER};
+use http_body_util::{BodyDataStream, BodyExt as _};
+use kube::Client;
+
+use super::{calls::Failure, item::ApiError, reason};
+
+/// What the API sends, as it comes.
+pub type Body = BodyDataStream<kube::client::Body>;
+
+/// So much is read of an answer that tells an error.
+const ERROR_BYTES_MAX: usize = 64 * 1024;
+
+pub async fn ask(client: &Client, request: Request<Vec<u8>>) -> Result<Body, Failure> {
+    let answer = client.send(request.map(kube::client::Body::from)).await;
+    let answer = answer.map_err(|error| Failure::without_status(reason(&error)))?;
+    if answer.status().is_success() {
+        return Ok(answer.into_body().into_data_stream());
+    }
+    Err(refusal(answer).await)
+}
+
+async fn refusal(answer: Response<kube::client::Body>) -> Failure {
+    let (status, retry_after) = (answer.status(), retry_after(&answer));
+    let mut body = answer.into_body().into_data_stream();
+    let mut text = Vec::new();
+    while let Some(Ok(bytes)) = body.next().await {
+        text.extend_from_slice(&bytes[..bytes.len().min(ERROR_BYTES_MAX - text.len())]);
+        if text.len() == ERROR_BYTES_MAX {
+            break;
+        }
+    }
+    Failure { status: Some(status.as_u16()), reason: why(status, &text), retry_after }
+}
+
+fn why(status: StatusCode, text: &[u8]) -> String {
+    let told = serde_json::from_slice(text).ok().and_then(ApiError::text);
+    let told = told.unwrap_or_else(|| String::from_utf8_lossy(text).trim().chars().take(200).collect());
+    if told.is_empty() { format!("the API answers {status}") } else { format!("the API answers {status}: {told}") }
+}
+
+/// Seconds; a date is left out.
+fn retry_after(answer: &Response<kube::client::Body>) -> Option<Duration> {
+    let seconds = answer.headers().get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
