@@ -100,7 +100,6 @@ async fn with_source(
         proof_limit: 2 * settings.watch_silence + PROBE_PATIENCE,
         source: source.status.clone(),
         datapath: datapath.status(),
-        programs: datapath.program_sizes(),
         progress: progress.subscribe(),
         sockets: sockets.as_ref().map(Destroyer::totals),
         checks: checked.subscribe(),

@@ -112,7 +112,6 @@ pub struct State {
     pub proof_limit: Duration,
     pub source: watch::Receiver<SourceStatus>,
     pub datapath: watch::Receiver<datapath::Status>,
-    pub programs: datapath::ProgramSizes,
     pub progress: watch::Receiver<Progress>,
     /// `None`: no sockets are translated.
     pub sockets: Option<Totals>,
@@ -134,7 +133,7 @@ impl State {
             kernel: kernel(&datapath),
             source: source(&self.source.borrow(), self.proof_limit, Instant::now()),
             tables: progress.report(now),
-            datapath: DatapathReport::new(&datapath, self.programs.get().map_or(&[], |sizes| &**sizes)),
+            datapath: DatapathReport::new(&datapath),
             sockets: self.sockets.as_ref().map(|totals| sockets::report(totals.read())).unwrap_or_default(),
             checks: self.checks.borrow().clone(),
             ..Report::default()

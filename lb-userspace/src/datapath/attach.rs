@@ -86,12 +86,23 @@ pub(super) struct Attacher {
     before: BTreeMap<(u32, Point), Attachment>,
     /// Interfaces with a clsact qdisc, where filters of an earlier start may hang.
     clsact: BTreeSet<u32>,
+    /// Programs that an interface asked for and that are not in the kernel.
+    missing: BTreeSet<&'static str>,
 }
 
 impl Attacher {
     pub fn new(pins: Pins, tc: TcMechanism, xdp: XdpMode) -> Self {
-        let (attached, before, problems) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { pins, tc, xdp, attached, before, problems, xdp_reasons: BTreeMap::new(), clsact: BTreeSet::new() }
+        Self {
+            pins,
+            tc,
+            xdp,
+            attached: BTreeMap::new(),
+            problems: BTreeMap::new(),
+            xdp_reasons: BTreeMap::new(),
+            before: BTreeMap::new(),
+            clsact: BTreeSet::new(),
+            missing: BTreeSet::new(),
+        }
     }
 
     pub fn pins(&self) -> &Pins {
@@ -105,31 +116,68 @@ impl Attacher {
         Ok(())
     }
 
-    /// Attaches what the interface should have, and takes off what it should not, up to the first failure.
+    /// Programs that interfaces have asked for in vain since the last call.
+    pub fn take_missing(&mut self) -> BTreeSet<&'static str> {
+        std::mem::take(&mut self.missing)
+    }
+
+    /// Attaches what the interface should have, and takes off what it should not, up to the first failure or the first program that
+    /// is not loaded yet.
     pub async fn ensure(&mut self, handle: &mut Handle, kernel: &Kernel, wanted: &Wanted) {
         for point in Point::ALL {
             let key = (wanted.ifindex, point);
-            let name = wanted.role.program(point, wanted.ethernet);
-            let done = match name.and_then(|name| Some((name, kernel.programs.get(name)?))) {
-                Some((name, _)) if self.attached.get(&key).is_some_and(|there| there.program == name) => continue,
-                Some((name, program)) => self.attach(handle, wanted, point, name, program).await,
-                None => self.detach(handle, wanted.ifindex, point).await.map(|()| None),
+            let done = match self.program(wanted, point) {
+                Some(name) if self.attached.get(&key).is_some_and(|there| there.program == name) => continue,
+                Some(name) => match kernel.programs.get(name) {
+                    Some(program) => self.attach(handle, wanted, point, name, program).await.map_err(Some),
+                    None => Err(None),
+                },
+                None => self.detach(handle, wanted.ifindex, point).await.map(|()| None).map_err(Some),
             };
-            let problem = match done {
+            let reason = match done {
                 Ok(attachment) => {
                     self.note(key, attachment, wanted);
                     self.problems.remove(&key);
                     continue;
                 }
-                Err(error) if error.is_gone() => continue,
-                Err(error) => format!("{} ({}): {error}", wanted.name, point),
+                Err(Some(error)) if error.is_gone() => continue,
+                Err(Some(error)) => error.to_string(),
+                Err(None) => match self.ask_for(wanted, point, kernel) {
+                    Some(refusal) => refusal,
+                    None => return,
+                },
             };
+            let problem = format!("{} ({point}): {reason}", wanted.name);
             if self.problems.insert(key, problem.clone()).as_ref() != Some(&problem) {
                 tracing::warn!(interface = wanted.name, %point, problem, "not attached");
             }
             // Requests must not be translated where answers are not: the catch-all programs serve the link meanwhile.
             return;
         }
+    }
+
+    /// The program that should hang there; `None`: none should.
+    fn program(&mut self, wanted: &Wanted, point: Point) -> Option<&'static str> {
+        let name = wanted.role.program(point, wanted.ethernet)?;
+        if point != Point::Xdp || !xdp_modes(self.xdp, wanted.virtual_pair).is_empty() {
+            return Some(name);
+        }
+        let why = match self.xdp {
+            XdpMode::Off => "--xdp-mode is off",
+            _ => {
+                "its other end is on this host, whose packets have partial checksums that XDP would break; where they are \
+                 complete, --xdp-mode native or generic"
+            }
+        };
+        self.xdp_reasons.insert(wanted.ifindex, why.to_owned());
+        None
+    }
+
+    /// Notes that an interface needs a program that is not in the kernel. The answer says why, if the kernel refused it.
+    fn ask_for(&mut self, wanted: &Wanted, point: Point, kernel: &Kernel) -> Option<String> {
+        let name = wanted.role.program(point, wanted.ethernet)?;
+        self.missing.insert(name);
+        kernel.programs.refusal(name).map(str::to_owned)
     }
 
     /// Takes everything of ours off an interface that is still there.
@@ -245,14 +293,7 @@ impl Attacher {
                 Err(error) => refused = Some(error),
             }
         }
-        let why = match self.xdp {
-            XdpMode::Off => "--xdp-mode is off".to_owned(),
-            _ if refused.is_some() => "it can be attached in no mode: see the problems".to_owned(),
-            _ => "its other end is on this host, whose packets have partial checksums that XDP would break; where they are \
-                  complete, --xdp-mode native or generic"
-                .to_owned(),
-        };
-        self.xdp_reasons.insert(wanted.ifindex, why);
+        self.xdp_reasons.insert(wanted.ifindex, "it can be attached in no mode: see the problems".to_owned());
         refused.map_or(Ok(None), Err)
     }
 

@@ -1,4 +1,4 @@
-//! bpf(2) for links: attach by interface index, replace the program, pin, and ask what a link holds.
+//! bpf(2) for links and pins: attach by interface index, replace the program, pin, and ask what a link holds.
 //!
 //! aya attaches TCX by interface name, which a rename makes another interface's, and shows neither a link's interface nor its
 //! cgroup; both are needed to tell a live pin from the rest of a vanished interface. Minimum kernel: 5.9 (XDP links).
@@ -101,25 +101,17 @@ impl BpfLink {
     pub fn create(program: BorrowedFd<'_>, target: u32, attach_type: bpf_attach_type, flags: u32) -> io::Result<Self> {
         let program = descriptor(program);
         let mut attributes = LinkCreate { program, target, attach_type: attach_type as u32, flags, rest: [0; 4] };
-        bpf(bpf_cmd::BPF_LINK_CREATE, &mut attributes).map(Self::from_returned)
+        bpf(bpf_cmd::BPF_LINK_CREATE, &mut attributes).map(owned).map(Self)
     }
 
     /// Opens a pinned link; `None` if nothing is pinned there.
     pub fn open(path: &Path) -> io::Result<Option<Self>> {
-        let path = c_path(path)?;
-        let mut attributes = Pin { path: path.as_ptr() as u64, descriptor: 0, flags: 0 };
-        match bpf(bpf_cmd::BPF_OBJ_GET, &mut attributes) {
-            Ok(returned) => Ok(Some(Self::from_returned(returned))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
+        Ok(open_pin(path)?.map(Self))
     }
 
     /// Keeps the link attached beyond this process.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
-        let path = c_path(path)?;
-        let mut attributes = Pin { path: path.as_ptr() as u64, descriptor: descriptor(self.0.as_fd()), flags: 0 };
-        bpf(bpf_cmd::BPF_OBJ_PIN, &mut attributes).map(drop)
+        pin(self.0.as_fd(), path)
     }
 
     /// Replaces the program; no packet passes without one.
@@ -155,11 +147,29 @@ impl BpfLink {
         };
         Ok(LinkFacts { program_id: info.program, target })
     }
+}
 
-    fn from_returned(returned: i32) -> Self {
-        // SAFETY: the kernel just returned this descriptor to us, and nobody else owns it.
-        Self(unsafe { OwnedFd::from_raw_fd(returned) })
+/// Opens what is pinned there, a program, map or link; `None` if nothing is.
+pub(super) fn open_pin(path: &Path) -> io::Result<Option<OwnedFd>> {
+    let path = c_path(path)?;
+    let mut attributes = Pin { path: path.as_ptr() as u64, descriptor: 0, flags: 0 };
+    match bpf(bpf_cmd::BPF_OBJ_GET, &mut attributes) {
+        Ok(returned) => Ok(Some(owned(returned))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
     }
+}
+
+/// Keeps a program or link beyond this process.
+pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = c_path(path)?;
+    let mut attributes = Pin { path: path.as_ptr() as u64, descriptor: descriptor(object), flags: 0 };
+    bpf(bpf_cmd::BPF_OBJ_PIN, &mut attributes).map(drop)
+}
+
+fn owned(returned: i32) -> OwnedFd {
+    // SAFETY: the kernel just returned this descriptor to us, and nobody else owns it.
+    unsafe { OwnedFd::from_raw_fd(returned) }
 }
 
 /// Detaches a pinned link and removes the pin; nothing, if it is not there. What is no link is only removed.

@@ -1,4 +1,4 @@
-//! Takes everything of ours off the node: links first, then filters, then maps, then folders. Repeatable.
+//! Takes everything of ours off the node: links first, then filters, programs, maps, and folders. Repeatable.
 
 use std::{
     collections::BTreeSet,
@@ -15,13 +15,14 @@ use super::{
     netlink_thread,
     pins::Pins,
     point::Point,
+    program_pins,
 };
 
 /// A thing that was removed, or would be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Removed {
-    /// `link`, `filter`, `map`, `folder` or `file`.
+    /// `link`, `filter`, `program`, `map`, `folder` or `file`.
     pub kind: &'static str,
     /// Path, or interface and place.
     pub what: String,
@@ -49,9 +50,13 @@ pub fn cleanup(bpffs: &Path, run_dir: &Path, dry_run: bool) -> Result<Vec<Remove
         removed.push(Removed { kind: "filter", what });
     }
     if ours {
+        for path in program_pins::all(pins.programs()) {
+            remove(&mut removed, "program", &path, dry_run)?;
+        }
         for name in map_name::ALL {
             remove(&mut removed, "map", &pins.map(name), dry_run)?;
         }
+        remove_folder(&mut removed, pins.programs(), dry_run)?;
         remove_folder(&mut removed, pins.links(), dry_run)?;
         remove_folder(&mut removed, pins.maps(), dry_run)?;
     }

@@ -18,6 +18,7 @@ use super::{
     Datapath, DatapathError, fast_path,
     faults::{self, Fault},
     net::{Effect, Net, Wanted},
+    programs::{Loading, Outcomes},
     serving, sources,
 };
 
@@ -103,6 +104,12 @@ impl Datapath {
                     }
                 }
                 Ok(()) = self.surroundings.1.changed() => due = Some((due.map_or(Due::Changes, |(known, _)| known), Instant::now())),
+                loaded = ended(&mut self.later) => {
+                    if let Some(loading) = self.later.take() {
+                        self.add_later(&loading, loaded);
+                    }
+                    due = Some((due.map_or(Due::Changes, |(known, _)| known), Instant::now()));
+                }
                 Some(question) = self.questions.1.recv() => {
                     session.list(&mut net, Due::Round).await?;
                     let faults = self.answer(&mut session.handle, &net, question.dry_run).await?;
@@ -179,13 +186,17 @@ impl Datapath {
         self.warnings.1 = serving::warnings(&wanted, &net.candidates(), &told, &surroundings, serving::forwards);
         self.keep_faults(faults);
         self.names = wanted.into_iter().map(|(ifindex, link)| (ifindex, (link.name, link.role))).collect();
+        self.load_missing()?;
         self.publish(None);
+        if self.later.is_none() {
+            self.kernel.program_pins.remove_others();
+        }
         self.look_for_skipped(handle).await
     }
 
     /// Opens the fast path, or closes it, as what it would skip has come or gone.
     async fn look_for_skipped(&mut self, handle: &mut Handle) -> Result<(), DatapathError> {
-        let ours: BTreeSet<u32> = self.kernel.programs.values().map(|program| program.id).collect();
+        let ours: BTreeSet<u32> = self.kernel.programs.iter().map(|(_, program)| program.id).collect();
         if self
             .fast_path
             .look(handle, &self.names, &ours, &mut self.kernel.fast_path, &mut self.kernel.bridge_ports)
@@ -247,6 +258,14 @@ impl Datapath {
         }
         known.extend(self.mapped.keys());
         Ok(known)
+    }
+}
+
+/// Waits for programs that are being loaded, for ever if there are none.
+async fn ended(later: &mut Option<Loading>) -> Result<Outcomes, DatapathError> {
+    match later {
+        Some(loading) => loading.end().await,
+        None => std::future::pending().await,
     }
 }
 

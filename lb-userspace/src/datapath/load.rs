@@ -17,7 +17,8 @@ use super::{
     object,
     pins::{Created, Pins},
     program_log::ProgramLog,
-    programs::{Loading, Programs},
+    program_pins::ProgramPins,
+    programs::{self, Loading, Programs},
     settings::{FastPath, Settings, most_half_open, socket_lb_number},
     shape,
 };
@@ -25,8 +26,11 @@ use super::{
 /// Everything in the kernel.
 #[derive(Debug)]
 pub(super) struct Kernel {
-    /// Empty while they are loaded.
+    /// Empty until the first ones are loaded.
     pub programs: Programs,
+    /// For programs that are loaded later.
+    pub recipe: Recipe,
+    pub program_pins: ProgramPins,
     pub links: HashMap<MapData, u32, Link>,
     /// One word: whether there is a fast path at this moment.
     pub fast_path: Word,
@@ -37,7 +41,81 @@ pub(super) struct Kernel {
 /// Maps that hold nothing but counts, so that others of another size may take their place: `--flow-counters` changes it.
 const COUNTERS: [&str; 2] = [map_name::TRAFFIC4, map_name::TRAFFIC6];
 
-/// Checks what is pinned, makes what is missing, begins to load every program. Attaches nothing.
+/// What the programs are made of. Read again, it gives the same programs with the same maps.
+#[derive(Clone, Debug)]
+pub(super) struct Recipe {
+    settings: Settings,
+    pins: Pins,
+    /// Constants of the programs by name.
+    constants: Vec<(&'static str, Vec<u8>)>,
+}
+
+impl Recipe {
+    fn new(settings: &Settings, pins: &Pins, ports: SourcePorts) -> Result<Self, DatapathError> {
+        let loopback = u8::from(settings.loopback_node_ports[0]) | u8::from(settings.loopback_node_ports[1]) << 1;
+        let timeouts = settings.timeouts;
+        let constants = [
+            ("SOCKET_LB", number(socket_lb_number(settings.socket_lb))),
+            ("HOST_NETNS", number(namespace_cookie()?)),
+            ("LOOPBACK_NODE_PORTS", number(loopback)),
+            ("PROTECT_NODE_PORTS", number(u8::from(settings.protect_node_ports))),
+            ("FAST_PATH_ON", number(u8::from(settings.fast_path != FastPath::Off))),
+            ("EVENTS_ON", number(u8::from(settings.events))),
+            ("FLOW_COUNTERS", number(u8::from(settings.flow_counters))),
+            ("SNAT_PORT_FIRST", number(ports.first)),
+            ("SNAT_PORT_COUNT", number(ports.count)),
+            ("LOCAL_PORT_FIRST", number(ports.local_first)),
+            ("LOCAL_PORT_LAST", number(ports.local_last)),
+            ("MOST_HALF_OPEN", number(most_half_open(settings.entries(map_name::HALF_OPEN4)))),
+            ("TIMEOUT_HALF_OPEN_S", number(timeouts.half_open_s)),
+            ("TIMEOUT_OPEN_S", number(timeouts.open_s)),
+            ("TIMEOUT_CLOSING_S", number(timeouts.closing_s)),
+            ("TIMEOUT_UDP_UNREPLIED_S", number(timeouts.udp_unreplied_s)),
+            ("TIMEOUT_UDP_REPLIED_S", number(timeouts.udp_replied_s)),
+            ("TIMEOUT_UDP_STREAM_S", number(timeouts.udp_stream_s)),
+        ];
+        Ok(Self { settings: settings.clone(), pins: pins.clone(), constants: constants.into() })
+    }
+
+    /// The object with its constants, and with the pinned maps; those that are missing are made.
+    pub fn object(&self) -> Result<Ebpf, DatapathError> {
+        self.open(&object::read(self.settings.programs.as_deref())?)
+    }
+
+    fn open(&self, elf: &[u8]) -> Result<Ebpf, DatapathError> {
+        let mut loader = EbpfLoader::new();
+        // No program refers to types of the kernel: their description, tens of mebibytes as it is read, goes at once.
+        loader.btf(None);
+        for name in map_name::ALL {
+            loader.map_pin_path(name, self.pins.map(name));
+            if let Some(entries) = self.settings.entries(name) {
+                loader.map_max_entries(name, entries);
+            }
+        }
+        for (name, value) in &self.constants {
+            loader.override_global(name, value.as_slice(), true);
+        }
+        loader.override_global(aya_log::LEVEL, &self.settings.program_log_level, false);
+        Ok(loader.load(elf)?)
+    }
+
+    /// Where the programs of this object are pinned, once its maps are.
+    fn program_pins(&self, elf: &[u8]) -> Result<ProgramPins, DatapathError> {
+        let folder = self.pins.programs();
+        if self.settings.program_log_level != 0 {
+            return Ok(ProgramPins::none(folder));
+        }
+        ProgramPins::new(folder, elf, &self.constants, &map_name::ALL.map(|name| self.pins.map(name)))
+    }
+}
+
+/// A number as the programs hold it.
+fn number<T: aya::Pod>(value: T) -> Vec<u8> {
+    // SAFETY: `Pod` promises plain bytes; the slice covers exactly the live value and is copied before the function returns.
+    unsafe { std::slice::from_raw_parts((&raw const value).cast::<u8>(), size_of::<T>()) }.to_vec()
+}
+
+/// Checks what is pinned, makes what is missing, begins to load the programs that every node needs. Attaches nothing.
 pub(super) fn load(
     settings: &Settings,
     pins: &Pins,
@@ -64,44 +142,8 @@ pub(super) fn load(
         fs::remove_file(&path).map_err(DatapathError::file("remove", &path))?;
     }
 
-    let (socket_lb, events, namespace) =
-        (socket_lb_number(settings.socket_lb), u8::from(settings.events), namespace_cookie()?);
-    let flow_counters = u8::from(settings.flow_counters);
-    let protect = u8::from(settings.protect_node_ports);
-    let loopback = u8::from(settings.loopback_node_ports[0]) | u8::from(settings.loopback_node_ports[1]) << 1;
-    let most_half_open = most_half_open(settings.entries(map_name::HALF_OPEN4));
-    let fast_path = u8::from(settings.fast_path != FastPath::Off);
-    let mut loader = EbpfLoader::new();
-    // No program refers to types of the kernel: their description, tens of mebibytes as it is read, goes at once.
-    loader.btf(None);
-    for name in map_name::ALL {
-        loader.map_pin_path(name, pins.map(name));
-        if let Some(entries) = settings.entries(name) {
-            loader.map_max_entries(name, entries);
-        }
-    }
-    loader
-        .override_global("SOCKET_LB", &socket_lb, true)
-        .override_global("HOST_NETNS", &namespace, true)
-        .override_global("LOOPBACK_NODE_PORTS", &loopback, true)
-        .override_global("PROTECT_NODE_PORTS", &protect, true)
-        .override_global("FAST_PATH_ON", &fast_path, true)
-        .override_global("EVENTS_ON", &events, true)
-        .override_global("FLOW_COUNTERS", &flow_counters, true)
-        .override_global("SNAT_PORT_FIRST", &ports.first, true)
-        .override_global("SNAT_PORT_COUNT", &ports.count, true)
-        .override_global("LOCAL_PORT_FIRST", &ports.local_first, true)
-        .override_global("LOCAL_PORT_LAST", &ports.local_last, true)
-        .override_global("MOST_HALF_OPEN", &most_half_open, true)
-        .override_global("TIMEOUT_HALF_OPEN_S", &settings.timeouts.half_open_s, true)
-        .override_global("TIMEOUT_OPEN_S", &settings.timeouts.open_s, true)
-        .override_global("TIMEOUT_CLOSING_S", &settings.timeouts.closing_s, true)
-        .override_global("TIMEOUT_UDP_UNREPLIED_S", &settings.timeouts.udp_unreplied_s, true)
-        .override_global("TIMEOUT_UDP_REPLIED_S", &settings.timeouts.udp_replied_s, true)
-        .override_global("TIMEOUT_UDP_STREAM_S", &settings.timeouts.udp_stream_s, true)
-        .override_global(aya_log::LEVEL, &settings.program_log_level, false);
-    let mut ebpf = loader.load(&elf)?;
-
+    let recipe = Recipe::new(settings, pins, ports)?;
+    let mut ebpf = recipe.open(&elf)?;
     write_version(&mut ebpf)?;
     note_settings(&mut ebpf, settings)?;
     let links = take(&mut ebpf, map_name::LINKS)?.try_into().map_err(aya::EbpfError::MapError)?;
@@ -109,8 +151,10 @@ pub(super) fn load(
     let ports = take(&mut ebpf, map_name::BRIDGE_PORTS)?.try_into().map_err(aya::EbpfError::MapError)?;
     let bridge_ports = BridgePorts::new(ports);
     let log = program_log(&mut ebpf, settings.program_log_level)?;
-    let kernel = Kernel { programs: Programs::new(), links, fast_path, bridge_ports, log };
-    Ok((kernel, Loading::begin(ebpf, settings.socket_lb)?))
+    let program_pins = recipe.program_pins(&elf)?;
+    let loading = Loading::begin(programs::first(settings.socket_lb), program_pins.clone(), move || Ok(ebpf))?;
+    let programs = Programs::default();
+    Ok((Kernel { programs, recipe, program_pins, links, fast_path, bridge_ports, log }, loading))
 }
 
 /// Marks fresh tables as ours, so that another version refuses them.

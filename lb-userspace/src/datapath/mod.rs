@@ -28,6 +28,7 @@ mod object;
 mod pins;
 mod point;
 mod program_log;
+mod program_pins;
 mod programs;
 mod serving;
 mod settings;
@@ -41,11 +42,13 @@ use std::{
     future::Future,
     net::IpAddr,
     path::{Path, PathBuf},
-    sync::{Arc, OnceLock},
 };
 
 use lb_common::abi::{Link, link_flags};
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
 
 use attach::Attacher;
 use kept::Sources;
@@ -102,7 +105,8 @@ pub struct Datapath {
     cgroup: Option<cgroup::CgroupRoot>,
     /// Until all programs are in the kernel: what this start has made, and takes back if one is refused.
     loading: Option<(Loading, Created)>,
-    sizes: ProgramSizes,
+    /// Programs that an interface asked for while the data path was running.
+    later: Option<Loading>,
     /// Attachments that somebody else changed and that nobody has asked for yet.
     faults: Vec<Fault>,
     questions: (mpsc::Sender<faults::Request>, mpsc::Receiver<faults::Request>),
@@ -119,8 +123,11 @@ pub struct ProgramSize {
     pub jited_bytes: u32,
 }
 
-/// Sizes of all programs, as soon as they are in the kernel.
-pub type ProgramSizes = Arc<OnceLock<Box<[ProgramSize]>>>;
+impl ProgramSize {
+    fn new((name, program): (&'static str, &Loaded)) -> Self {
+        Self { name, verified_instructions: program.verified_instructions, jited_bytes: program.jited_bytes }
+    }
+}
 
 impl Datapath {
     /// Makes the tables, or takes over those that are there: what is in them may be read and written while the programs are
@@ -145,6 +152,7 @@ impl Datapath {
         created.folder(pins.maps())?;
         let lock = AgentLock::take(Some(&settings.run_dir), Some(pins.maps()))?;
         created.folder(pins.links())?;
+        created.folder(pins.programs())?;
         let (mut kernel, loading) = load::load(&settings, &pins, ports, &mut created)?;
         let (sources, senders) = (Sources::open(pins.maps())?, flagged(&kernel, link_flags::XDP_SENDS));
         let hands_over = flagged(&kernel, link_flags::HANDS_OVER);
@@ -163,6 +171,7 @@ impl Datapath {
             warnings: Vec::new(),
             source_ports: ports.count,
             fast_path: fast_path.status(),
+            programs: Vec::new(),
         });
         let attacher = Attacher::new(pins, tc, settings.xdp_mode);
         Ok(Self {
@@ -183,7 +192,7 @@ impl Datapath {
             status,
             cgroup,
             loading: Some((loading, created)),
-            sizes: ProgramSizes::default(),
+            later: None,
             faults: Vec::new(),
             questions: mpsc::channel(4),
             _lock: lock,
@@ -210,27 +219,45 @@ impl Datapath {
         self.kernel.log.take()
     }
 
-    /// Sizes of all programs.
-    pub fn program_sizes(&self) -> ProgramSizes {
-        self.sizes.clone()
-    }
-
-    /// Waits until all programs are in the kernel, and attaches those of the sockets.
+    /// Waits until the first programs are in the kernel, and attaches those of the sockets.
     async fn finish_loading(&mut self) -> Result<(), DatapathError> {
-        let Some((loading, mut created)) = self.loading.take() else { return Ok(()) };
-        self.kernel.programs = loading.end().await?;
-        let size = |(&name, program): (&&'static str, &Loaded)| ProgramSize {
-            name,
-            verified_instructions: program.verified_instructions,
-            jited_bytes: program.jited_bytes,
-        };
-        self.sizes.get_or_init(|| self.kernel.programs.iter().map(size).collect());
+        let Some((mut loading, mut created)) = self.loading.take() else { return Ok(()) };
+        let mut outcomes = loading.end().await?;
+        if let Some(refused) = outcomes.iter().position(|(_, outcome)| outcome.is_err()) {
+            return outcomes.swap_remove(refused).1.map(drop);
+        }
+        self.kernel.programs.add(outcomes, &self.kernel.program_pins, Instant::now());
         match &self.cgroup {
             Some(root) => cgroup_links::attach(root, &self.kernel.programs, self.attacher.pins(), &mut created)?,
             None => cgroup_links::detach(self.attacher.pins())?,
         }
         created.keep();
         Ok(())
+    }
+
+    /// Begins to load the programs that interfaces have asked for, if none are being loaded.
+    fn load_missing(&mut self) -> Result<(), DatapathError> {
+        let missing = self.attacher.take_missing();
+        if self.later.is_some() {
+            // Asked for again as soon as these are loaded.
+            return Ok(());
+        }
+        let due = self.kernel.programs.due(missing, Instant::now());
+        if !due.is_empty() {
+            tracing::info!(programs = ?due, "an interface needs programs that are not loaded yet");
+            let recipe = self.kernel.recipe.clone();
+            self.later = Some(Loading::begin(due, self.kernel.program_pins.clone(), move || recipe.object())?);
+        }
+        Ok(())
+    }
+
+    /// Takes over the programs that were loaded later, or why they were not.
+    fn add_later(&mut self, loading: &Loading, loaded: Result<programs::Outcomes, DatapathError>) {
+        let now = Instant::now();
+        match loaded {
+            Ok(outcomes) => self.kernel.programs.add(outcomes, &self.kernel.program_pins, now),
+            Err(error) => loading.names.iter().for_each(|name| self.kernel.programs.refuse(name, &error, now)),
+        }
     }
 
     fn publish(&self, trouble: Option<&DatapathError>) {
@@ -246,11 +273,12 @@ impl Datapath {
         let trouble = trouble.map(ToString::to_string);
         let problems = trouble.iter().chain(self.attacher.problems.values()).cloned().collect();
         self.status.send_if_modified(|status| {
-            let synced = status.synced || trouble.is_none();
+            let synced = status.synced || (trouble.is_none() && self.later.is_none());
+            let programs = self.kernel.programs.iter().map(ProgramSize::new).collect();
             let (links, addresses) = (links.into_values().collect(), self.addresses.clone());
             let warnings = self.warnings.0.iter().chain(&self.warnings.1).cloned().collect();
             let fast_path = self.fast_path.status();
-            let new = Status { addresses, synced, links, problems, warnings, fast_path, ..status.clone() };
+            let new = Status { addresses, synced, links, problems, warnings, fast_path, programs, ..status.clone() };
             let changed = *status != new;
             *status = new;
             changed

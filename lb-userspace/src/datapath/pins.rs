@@ -13,6 +13,7 @@ use super::{DatapathError, point::Point};
 pub(super) struct Pins {
     maps: PathBuf,
     links: PathBuf,
+    programs: PathBuf,
 }
 
 impl Pins {
@@ -20,7 +21,8 @@ impl Pins {
         let maps = bpffs.join("ballast");
         // Not `links`: that is a map's name.
         let links = maps.join("attachments");
-        Self { maps, links }
+        let programs = maps.join("programs");
+        Self { maps, links, programs }
     }
 
     /// The folder of the maps, which holds everything of ours.
@@ -31,6 +33,11 @@ impl Pins {
     /// The folder of the bpf links.
     pub fn links(&self) -> &Path {
         &self.links
+    }
+
+    /// The folder of the programs.
+    pub fn programs(&self) -> &Path {
+        &self.programs
     }
 
     /// Refuses if the folder of the links is not where it was made: a link that cannot be pinned must not be attached.

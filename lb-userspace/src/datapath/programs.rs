@@ -1,27 +1,36 @@
-//! The programs, verified by the kernel: several at a time, and beside everything else that a start has to do.
+//! The programs: taken from the pins of an earlier start, or verified by the kernel, several at a time, beside everything else.
+//!
+//! A start loads what every node needs. The others are loaded when the first interface asks for them: verification takes about half
+//! a second of processor time for each program, and most nodes have no tunnel without Ethernet, no bridge, or no XDP.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     sync::{Mutex, PoisonError},
     thread,
+    time::Duration,
 };
 
 use aya::{
     Ebpf,
     programs::{Program, ProgramInfo},
 };
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::Instant};
 
-use super::{DatapathError, cgroup_links, settings::SocketLb};
+use super::{DatapathError, cgroup_links, program_pins::ProgramPins, settings::SocketLb};
 
 /// The tc and XDP programs; those of [`cgroup_links::PROGRAMS`] come with socket load balancing.
 pub(super) const INTERFACE_PROGRAMS: [&str; 8] =
     ["pod_in", "pod_out", "bridge_in", "node_in", "node_out", "node_in_l3", "node_out_l3", "xdp_node"];
-/// So many programs are verified at a time, if there are as many CPUs: each takes some ten mebibytes of the kernel's memory meanwhile.
+/// The tc programs of pods' links and of Ethernet links to the network: nearly every node needs them, and a pod's link soon.
+const FIRST: [&str; 4] = ["pod_in", "pod_out", "node_in", "node_out"];
+/// Number of programs that are verified at a time, if there are as many CPUs: each takes some ten mebibytes of kernel memory meanwhile.
 const AT_A_TIME: usize = 4;
-/// How much the verification yields to what is to be read and written meanwhile.
+/// Priority of the verification, so that lists and tables come first.
 const NICE: libc::c_int = 5;
+/// Pause before a refused program is tried again. It doubles with each refusal, up to [`LONGEST_PAUSE`].
+const PAUSE: Duration = Duration::from_secs(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(640);
 
 /// A program in the kernel.
 #[derive(Debug)]
@@ -35,83 +44,166 @@ pub(super) struct Loaded {
 }
 
 impl Loaded {
+    pub fn new(info: &ProgramInfo, descriptor: OwnedFd) -> Self {
+        Self {
+            descriptor,
+            id: info.id(),
+            verified_instructions: info.verified_instruction_count().unwrap_or(0),
+            jited_bytes: info.size_jitted(),
+        }
+    }
+
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
 }
 
-/// All programs by name.
-pub(super) type Programs = BTreeMap<&'static str, Loaded>;
-
-/// Programs on their way into the kernel.
+/// A program that the kernel refused.
 #[derive(Debug)]
-pub(super) struct Loading(oneshot::Receiver<Result<Programs, DatapathError>>);
+struct Refused {
+    why: String,
+    pause: Duration,
+    next: Instant,
+}
 
-impl Loading {
-    /// Begins with it. The object is given up as soon as it is done.
-    pub fn begin(mut object: Ebpf, socket_lb: SocketLb) -> Result<Self, DatapathError> {
-        let (done, loading) = oneshot::channel();
-        let work = move || {
-            let loaded = load(&mut object, socket_lb);
-            drop(object);
-            // Who asked may have failed meanwhile.
-            let _ = done.send(loaded);
-        };
-        let thread = thread::Builder::new().name("programs".into()).spawn(work);
-        thread.map(|_| Self(loading)).map_err(DatapathError::kernel("start a thread"))
+/// Programs in the kernel, and those that the kernel refused, by name.
+#[derive(Debug, Default)]
+pub(super) struct Programs {
+    loaded: BTreeMap<&'static str, Loaded>,
+    refused: BTreeMap<&'static str, Refused>,
+}
+
+impl Programs {
+    pub fn get(&self, name: &str) -> Option<&Loaded> {
+        self.loaded.get(name)
     }
 
-    /// Waits until all programs are in the kernel, or one is refused.
-    pub async fn end(self) -> Result<Programs, DatapathError> {
-        let gone = || DatapathError::BadObject { reason: "the thread that loads it is gone".into() };
-        self.0.await.map_err(|_| gone())?
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &Loaded)> {
+        self.loaded.iter().map(|(name, program)| (*name, program))
+    }
+
+    /// Why a program is not in the kernel; `None`: it was not refused.
+    pub fn refusal(&self, name: &str) -> Option<&str> {
+        self.refused.get(name).map(|refused| refused.why.as_str())
+    }
+
+    /// Adds what was loaded, and pins it for the next start. A refused program is a problem of the interfaces that need it.
+    pub fn add(&mut self, outcomes: Outcomes, pins: &ProgramPins, now: Instant) {
+        for (name, outcome) in outcomes {
+            match outcome {
+                Ok(program) => {
+                    pins.pin(name, program.descriptor());
+                    self.refused.remove(name);
+                    self.loaded.insert(name, program);
+                }
+                Err(error) => self.refuse(name, &error, now),
+            }
+        }
+    }
+
+    /// Notes that a program could not be loaded.
+    pub fn refuse(&mut self, name: &'static str, error: &DatapathError, now: Instant) {
+        let pause = self.refused.get(name).map_or(PAUSE, |before| (before.pause * 2).min(LONGEST_PAUSE));
+        self.refused.insert(name, Refused { why: error.to_string(), pause, next: now + pause });
+    }
+
+    /// Those of these programs that may be loaded now: not in the kernel, and not refused a short time ago.
+    pub fn due(&self, wanted: BTreeSet<&'static str>, now: Instant) -> Vec<&'static str> {
+        let due =
+            |name: &&str| !self.loaded.contains_key(name) && self.refused.get(name).is_none_or(|one| one.next <= now);
+        wanted.into_iter().filter(due).collect()
     }
 }
 
-fn load(object: &mut Ebpf, socket_lb: SocketLb) -> Result<Programs, DatapathError> {
+/// What became of each program.
+pub(super) type Outcomes = Vec<(&'static str, Result<Loaded, DatapathError>)>;
+
+/// The programs that a start loads: the large ones come first.
+pub(super) fn first(socket_lb: SocketLb) -> Vec<&'static str> {
     let sockets = cgroup_links::PROGRAMS.map(|(name, _)| name).into_iter().filter(|_| socket_lb != SocketLb::Off);
-    let names = INTERFACE_PROGRAMS.into_iter().chain(sockets);
+    FIRST.into_iter().chain(sockets).collect()
+}
+
+/// Programs on their way into the kernel.
+#[derive(Debug)]
+pub(super) struct Loading {
+    pub names: Vec<&'static str>,
+    outcomes: oneshot::Receiver<Result<Outcomes, DatapathError>>,
+}
+
+impl Loading {
+    /// Begins in a thread of its own. `object` is opened only if a program has no pin that serves.
+    pub fn begin(
+        names: Vec<&'static str>,
+        pins: ProgramPins,
+        object: impl FnOnce() -> Result<Ebpf, DatapathError> + Send + 'static,
+    ) -> Result<Self, DatapathError> {
+        let (done, outcomes) = oneshot::channel();
+        let asked = names.clone();
+        let work = move || {
+            // The receiver is gone if the start has failed meanwhile.
+            let _ = done.send(open_or_load(&asked, &pins, object));
+        };
+        let thread = thread::Builder::new().name("programs".into()).spawn(work);
+        thread.map(|_| Self { names, outcomes }).map_err(DatapathError::kernel("start a thread"))
+    }
+
+    /// Waits until each program is in the kernel or refused. Cancel-safe.
+    pub async fn end(&mut self) -> Result<Outcomes, DatapathError> {
+        let gone = || DatapathError::BadObject { reason: "the thread that loads it is gone".into() };
+        (&mut self.outcomes).await.map_err(|_| gone())?
+    }
+}
+
+fn open_or_load(
+    names: &[&'static str],
+    pins: &ProgramPins,
+    object: impl FnOnce() -> Result<Ebpf, DatapathError>,
+) -> Result<Outcomes, DatapathError> {
+    let (mut outcomes, mut missing) = (Outcomes::new(), Vec::new());
+    for &name in names {
+        match pins.open(name) {
+            Some(program) => outcomes.push((name, Ok(program))),
+            None => missing.push(name),
+        }
+    }
+    if !missing.is_empty() {
+        outcomes.extend(load(&mut object()?, &missing)?);
+    }
+    Ok(outcomes)
+}
+
+fn load(object: &mut Ebpf, names: &[&'static str]) -> Result<Outcomes, DatapathError> {
     let mut found: BTreeMap<&str, &mut Program> = object.programs_mut().collect();
     let missing = |name| DatapathError::BadObject { reason: format!("program {name} is missing") };
-    // The large ones come first.
     let mut work = Vec::new();
     for name in names {
-        work.push((name, found.remove(name).ok_or_else(|| missing(name))?));
+        work.push((*name, found.remove(name).ok_or_else(|| missing(name))?));
     }
+    let workers = thread::available_parallelism().map_or(1, usize::from).min(AT_A_TIME).min(work.len());
     let work = Mutex::new(work.into_iter());
-    let workers = thread::available_parallelism().map_or(1, usize::from).min(AT_A_TIME);
-    let loaded = thread::scope(|scope| {
+    Ok(thread::scope(|scope| {
         let workers: Vec<_> = (0..workers).map(|_| scope.spawn(|| load_some(&work))).collect();
         let join = |worker: thread::ScopedJoinHandle<'_, _>| {
             worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
-        workers.into_iter().map(join).collect::<Result<Vec<_>, _>>()
-    });
-    Ok(loaded?.into_iter().flatten().collect())
+        workers.into_iter().flat_map(join).collect()
+    }))
 }
 
-/// Loads programs until there is none left, or one is refused.
-fn load_some<'a>(
-    work: &Mutex<impl Iterator<Item = (&'static str, &'a mut Program)>>,
-) -> Result<Vec<(&'static str, Loaded)>, DatapathError> {
-    yield_to_others();
-    let mut loaded = Vec::new();
+/// Loads programs until there is none left.
+fn load_some<'a>(work: &Mutex<impl Iterator<Item = (&'static str, &'a mut Program)>>) -> Outcomes {
+    lower_priority();
+    let mut outcomes = Vec::new();
     loop {
         let next = work.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let Some((name, program)) = next else { return Ok(loaded) };
-        match load_program(name, program) {
-            Ok(program) => loaded.push((name, program)),
-            Err(error) => {
-                // The others need not go on.
-                work.lock().unwrap_or_else(PoisonError::into_inner).by_ref().for_each(drop);
-                return Err(error);
-            }
-        }
+        let Some((name, program)) = next else { return outcomes };
+        outcomes.push((name, load_program(name, program)));
     }
 }
 
 /// Lowers the priority of this thread, which ends with its work.
-fn yield_to_others() {
+fn lower_priority() {
     // SAFETY: takes numbers alone; 0 is the calling thread. Without the right to it, everything merely goes at the same speed.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
 }
@@ -131,10 +223,52 @@ fn load_program(name: &'static str, program: &mut Program) -> Result<Loaded, Dat
     .map_err(refused)?;
     let info: ProgramInfo = program.info().map_err(refused)?;
     let descriptor = program.fd().map_err(refused)?.as_fd().try_clone_to_owned();
-    Ok(Loaded {
-        descriptor: descriptor.map_err(DatapathError::kernel("duplicate a descriptor"))?,
-        id: info.id(),
-        verified_instructions: info.verified_instruction_count().unwrap_or(0),
-        jited_bytes: info.size_jitted(),
-    })
+    Ok(Loaded::new(&info, descriptor.map_err(DatapathError::kernel("duplicate a descriptor"))?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn no_pins() -> ProgramPins {
+        ProgramPins::none(Path::new("/nowhere"))
+    }
+
+    fn refusal() -> DatapathError {
+        DatapathError::BadObject { reason: "no such thing".into() }
+    }
+
+    #[test]
+    fn a_refused_program_is_tried_again_after_growing_pauses() {
+        let (mut programs, start) = (Programs::default(), Instant::now());
+        let wanted = || BTreeSet::from(["bridge_in"]);
+        assert_eq!(programs.due(wanted(), start), ["bridge_in"]);
+        programs.add(vec![("bridge_in", Err(refusal()))], &no_pins(), start);
+        assert!(programs.refusal("bridge_in").is_some_and(|why| why.contains("no such thing")));
+        assert!(programs.due(wanted(), start + PAUSE / 2).is_empty());
+        assert_eq!(programs.due(wanted(), start + PAUSE), ["bridge_in"]);
+        programs.add(vec![("bridge_in", Err(refusal()))], &no_pins(), start + PAUSE);
+        assert!(programs.due(wanted(), start + PAUSE * 2).is_empty());
+        assert_eq!(programs.due(wanted(), start + PAUSE * 3), ["bridge_in"]);
+        for _ in 0..20 {
+            programs.refuse("bridge_in", &refusal(), start);
+        }
+        assert_eq!(programs.due(wanted(), start + LONGEST_PAUSE), ["bridge_in"]);
+    }
+
+    #[test]
+    fn a_program_that_is_refused_holds_up_no_other() {
+        let (mut programs, now) = (Programs::default(), Instant::now());
+        programs.add(vec![("bridge_in", Err(refusal()))], &no_pins(), now);
+        assert_eq!(programs.due(BTreeSet::from(["bridge_in", "xdp_node"]), now), ["xdp_node"]);
+        assert_eq!(programs.refusal("xdp_node"), None);
+    }
+
+    #[test]
+    fn a_start_without_socket_load_balancing_loads_no_socket_program() {
+        assert_eq!(first(SocketLb::Off), FIRST);
+        assert_eq!(first(SocketLb::Host).len(), FIRST.len() + cgroup_links::PROGRAMS.len());
+    }
 }

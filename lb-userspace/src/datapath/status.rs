@@ -11,7 +11,7 @@ use lb_common::abi::{Link, map_name};
 use serde::Serialize;
 
 use super::{
-    DatapathError, FastPathStatus,
+    DatapathError, FastPathStatus, ProgramSize,
     attach::{Attachment, How},
     bpf_link::{BpfLink, LinkFacts, LinkTarget},
     clsact,
@@ -43,6 +43,8 @@ pub struct Status {
     /// How many source ports there are for masqueraded flows that cannot keep their client's.
     pub source_ports: u16,
     pub fast_path: FastPathStatus,
+    /// The programs in the kernel, as the verifier saw them. Others are loaded when an interface needs them.
+    pub programs: Vec<ProgramSize>,
 }
 
 /// An interface with programs.

@@ -200,8 +200,8 @@ impl From<&datapath::LinkStatus> for LinkReport {
 }
 
 impl DatapathReport {
-    /// The data path's own view, with the sizes of its programs.
-    pub fn new(status: &datapath::Status, programs: &[datapath::ProgramSize]) -> Self {
+    /// The data path's own view.
+    pub fn new(status: &datapath::Status) -> Self {
         Self {
             tc: word(status.tc),
             socket_lb: word(status.socket_lb),
@@ -218,7 +218,7 @@ impl DatapathReport {
                 open_to_nodes: status.fast_path.open_to_nodes,
                 skips_to_nodes: status.fast_path.skips_to_nodes.clone(),
             },
-            programs: programs.iter().map(ProgramReport::from).collect(),
+            programs: status.programs.iter().map(ProgramReport::from).collect(),
         }
     }
 }
