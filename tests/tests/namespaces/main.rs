@@ -42,6 +42,7 @@ mod node_ports;
 mod north_south;
 mod north_south_direct;
 mod pmtu;
+mod programs;
 mod rate_limit;
 mod retry;
 mod schedulers;

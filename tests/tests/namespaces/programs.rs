@@ -1,0 +1,100 @@
+//! Which programs an agent loads: those that its interfaces need, and none that the agent before it left in the kernel.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use aya::programs::ProgramInfo;
+use lb_tests::agent::{Agent, Manifest, Protocol, SOON};
+use lb_tests::fixture::{Fixture, Pods};
+use lb_tests::peers::{Stream, eventually};
+use lb_tests::topology::{Node, NodeOptions};
+
+/// Ids of the pinned programs, by the name of the pin.
+fn pinned(node: &Node) -> BTreeMap<String, u32> {
+    let entries = std::fs::read_dir(node.bpffs().join("ballast/programs")).unwrap();
+    let program = |path: std::path::PathBuf| {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        (name, ProgramInfo::from_pin(&path).unwrap().id())
+    };
+    entries.map(|entry| program(entry.unwrap().path())).collect()
+}
+
+/// Names of the programs that the agent has in the kernel.
+fn loaded(agent: &Agent) -> BTreeSet<String> {
+    let status = agent.json(&["status"]).unwrap();
+    let programs = status["agent"]["datapath"]["programs"].as_array().unwrap();
+    programs.iter().map(|program| program["name"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_restart_opens_the_programs_of_the_agent_before() {
+    let fixture = Fixture::new("programs", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let manifest = Manifest::of([service.clone()]);
+    let mut agent = fixture.agent(&manifest, &[]);
+    let mut held = Stream::connect(fixture.client.place(), service.frontends(Protocol::Tcp)[0]).unwrap();
+    let first = pinned(&fixture.node);
+    assert!(first.keys().any(|name| name.starts_with("pod_in-")), "{first:?}");
+    for stopped in [false, true] {
+        if stopped {
+            agent.stop().unwrap();
+        }
+        agent.restart().unwrap();
+        assert_eq!(pinned(&fixture.node), first, "nothing was loaded again");
+        held.ask("again").unwrap();
+    }
+
+    // Another constant makes other programs: those take the place of the first ones.
+    agent.kill();
+    let agent = fixture.agent(&manifest, &["--flow-counters", "on"]);
+    eventually("the programs are other ones", SOON, || {
+        let now = pinned(&fixture.node);
+        (now.len() == first.len() && now.keys().all(|name| !first.contains_key(name))).then_some(())
+    });
+    held.ask("after").unwrap();
+    drop(agent);
+}
+
+#[test]
+fn a_pin_that_holds_something_else_is_replaced() {
+    let fixture = Fixture::new("otherpin", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    let folder = fixture.node.bpffs().join("ballast/programs");
+    let pin = |prefix: &str| {
+        let name = pinned(&fixture.node).into_keys().find(|name| name.starts_with(prefix)).unwrap();
+        folder.join(name)
+    };
+    agent.kill();
+    // The pins of two programs change places.
+    let (one, two, aside) = (pin("pod_in-"), pin("pod_out-"), folder.join("aside"));
+    for (from, to) in [(&one, &aside), (&two, &one), (&aside, &two)] {
+        std::fs::rename(from, to).unwrap();
+    }
+    agent.restart().unwrap();
+    for to in service.frontends(Protocol::Tcp) {
+        Stream::connect(fixture.client.place(), to).unwrap().ask("hello").unwrap();
+    }
+    for (pin, name) in [(one, "pod_in"), (two, "pod_out")] {
+        assert_eq!(ProgramInfo::from_pin(pin).unwrap().name_as_str(), Some(name));
+    }
+}
+
+#[test]
+fn a_program_is_loaded_when_the_first_interface_needs_it() {
+    let fixture = Fixture::new("needed", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    for name in ["bridge_in", "node_in_l3", "node_out_l3", "xdp_node"] {
+        assert!(!loaded(&agent).contains(name), "no interface of this node needs {name}");
+    }
+    let late = fixture.node.bridged_pod("late").unwrap();
+    eventually("the bridge has its program", SOON, || {
+        let status = agent.json(&["status"]).ok()?;
+        let links = status["agent"]["datapath"]["links"].as_array()?.clone();
+        links.iter().any(|link| link["programs"][0]["program"] == "bridge_in").then_some(())
+    });
+    assert!(loaded(&agent).contains("bridge_in"));
+    for to in service.frontends(Protocol::Tcp) {
+        Stream::connect(late.place(), to).unwrap().ask("hello").unwrap();
+    }
+}
