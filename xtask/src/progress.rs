@@ -80,15 +80,22 @@ impl Progress {
     fn line(&self, elapsed: Duration) -> String {
         let (number, all) = (self.done + 1, self.steps.len());
         let so_far = if elapsed.is_zero() { String::new() } else { format!(", {} s so far", elapsed.as_secs()) };
-        let left = about(self.left(elapsed));
-        format!("step {number} of {all}: {}{so_far}; about {left} left in all", self.steps[self.done].name)
+        let left = match self.this_step().checked_sub(elapsed) {
+            Some(this) => format!("about {} left in all", about(this + self.later_steps())),
+            None if number == all => "longer than estimated".to_owned(),
+            None => format!("longer than estimated; about {} for the steps after it", about(self.later_steps())),
+        };
+        format!("step {number} of {all}: {}{so_far}; {left}", self.steps[self.done].name)
     }
 
-    /// What is left, at the pace of the steps so far.
-    fn left(&self, elapsed: Duration) -> Duration {
-        let this = self.steps[self.done].estimate.mul_f64(self.pace()).saturating_sub(elapsed);
-        let later: Duration = self.steps[self.done + 1..].iter().map(|step| step.estimate).sum();
-        this + later.mul_f64(self.pace())
+    /// How long the running step takes in all, at the pace of the steps before it.
+    fn this_step(&self) -> Duration {
+        self.steps[self.done].estimate.mul_f64(self.pace())
+    }
+
+    fn later_steps(&self) -> Duration {
+        let estimates: Duration = self.steps[self.done + 1..].iter().map(|step| step.estimate).sum();
+        estimates.mul_f64(self.pace())
     }
 
     fn pace(&self) -> f64 {
@@ -123,8 +130,10 @@ mod tests {
         progress.done = 2;
         let line = progress.line(Duration::from_secs(50));
         assert_eq!(line, "step 3 of 3: three, 50 s so far; about 10 s left in all");
+        assert_eq!(progress.line(Duration::from_secs(500)), "step 3 of 3: three, 500 s so far; longer than estimated");
+        progress.done = 1;
         let late = progress.line(Duration::from_secs(500));
-        assert!(late.ends_with("500 s so far; about 5 s left in all"), "{late}");
+        assert!(late.ends_with("longer than estimated; about 60 s for the steps after it"), "{late}");
     }
 
     #[test]
@@ -133,9 +142,12 @@ mod tests {
         progress.step(true, || Ok(())).expect("does nothing");
         assert_eq!(progress.done, 1);
         progress.took = Duration::from_secs(80);
-        assert_eq!(progress.left(Duration::ZERO), Duration::from_secs(520));
+        assert_eq!(
+            (progress.this_step(), progress.later_steps()),
+            (Duration::from_secs(400), Duration::from_secs(120))
+        );
         progress.took = Duration::ZERO;
-        assert_eq!(progress.left(Duration::ZERO), Duration::from_secs(78));
+        assert_eq!((progress.this_step(), progress.later_steps()), (Duration::from_secs(60), Duration::from_secs(18)));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use lb_tests::lockstep::{Lockstep, STEPS};
 use lb_tests::topology::Topology;
 
 /// How long the steps may take; `BALLAST_TEST_STEPS` asks for a number of steps instead.
-const TIME: Duration = Duration::from_secs(75);
+const TIME: Duration = Duration::from_secs(50);
 /// So many at least must have been compared by then, however slow the machine.
 const LEAST: u64 = 100_000;
 
