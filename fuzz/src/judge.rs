@@ -67,6 +67,7 @@ pub fn judge<const N: usize>(scene: &mut Scene<N>, seen: &Seen<N>, verdict: &Ver
     }
     notes(scene);
     entries(scene);
+    connections(scene);
 }
 
 /// Whether this outcome comes with this action.
@@ -226,6 +227,18 @@ fn notes<const N: usize>(scene: &Scene<N>) {
             Outcome::Cleared => assert!(!is_suspect, "backend {backend} is counted as cleared, and is suspect"),
             other => panic!("{other:?} is nothing that is learnt of a backend"),
         }
+    }
+}
+
+/// A backend has at most as many connections as flows in the table are counted for it. Fewer are healed by the sweep's count, too.
+fn connections<const N: usize>(scene: &Scene<N>) {
+    let tables = &scene.tables;
+    for (id, health) in &tables.health {
+        let Some(backend) = tables.backends.get(id).filter(|backend| backend.generation == health.generation) else {
+            continue;
+        };
+        let counted = scene.counted(*id, backend.generation);
+        assert!(health.connections <= counted, "backend {id} has {counted} connections: {health:?}");
     }
 }
 

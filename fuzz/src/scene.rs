@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use lb_common::abi::{
-    Backend, Endpoint, EndpointKey, FlowKey, Masquerade, SCTP, Service, ServiceKey, TCP, UDP, Vip, VipKey,
-    backend_flags, backend_state, frontend_kind, network_flags, seal, service_flags, vip_flags,
+    Backend, Endpoint, EndpointKey, Flow, FlowKey, Masquerade, SCTP, Service, ServiceKey, TCP, UDP, Vip, VipKey,
+    backend_flags, backend_state, flow_flags, frontend_kind, network_flags, seal, service_flags, vip_flags,
 };
 use lb_common::decide::Tables as _;
 use lb_common::outcome::Outcome;
@@ -180,7 +180,16 @@ impl<const N: usize> Scene<N> {
         Some(())
     }
 
-    /// The LRU map has dropped an entry.
+    /// Connections of a backend as the sweep counts them: by the entries of their requests.
+    pub fn counted(&self, backend: u32, generation: u32) -> u32 {
+        let is_counted = |flow: &&Flow<N>| {
+            flow.flags & (flow_flags::COUNTED | flow_flags::REPLY) == flow_flags::COUNTED
+                && (flow.backend, u32::from(flow.generation)) == (backend, generation)
+        };
+        u32::try_from(self.tables.flows.values().filter(is_counted).count()).unwrap_or(u32::MAX)
+    }
+
+    /// The LRU map has dropped an entry, which runs no code of the programs: the sweep counts anew.
     pub fn evict(&mut self, script: &mut Script<'_>) -> Option<()> {
         let half_open = script.byte()? % 2 == 0;
         let tables = &mut self.tables;
@@ -190,6 +199,12 @@ impl<const N: usize> Scene<N> {
         let at = usize::from(script.byte()?);
         if let Some(key) = keys.get(at % keys.len().max(1)) {
             if half_open { tables.remove_half_open(key) } else { tables.remove_flow(key) }
+        }
+        let ids: Vec<(u32, u32)> = self.tables.health.iter().map(|(id, health)| (*id, health.generation)).collect();
+        for (id, generation) in ids {
+            let counted = self.counted(id, generation);
+            let health = self.tables.health.entry(id).or_default();
+            health.connections = health.connections.min(counted);
         }
         Some(())
     }

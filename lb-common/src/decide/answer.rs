@@ -5,7 +5,7 @@
 //!
 //! `work.half` is the reply entry found under the packet's tuple, `work.pair_key` the client's.
 
-use super::entries::{forget_half, kept_by, leads_to, pair_of};
+use super::entries::{forget_half, kept_by, leads_to, pair_of, uncount};
 use super::{Action, Hook, NotInserted, Now, Step, Tables, Work, fast, health, opening};
 use crate::abi::{TCP, UDP, flow_flags, flow_state, half_open_flags};
 use crate::outcome::Outcome;
@@ -118,6 +118,7 @@ fn accepted<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, ho
         if !state::yields(&work.other, timeout_s, now.s) {
             return late(work);
         }
+        uncount(tables, &work.other);
         tables.remove_flow(&work.pair_key);
     }
     let (half, number) = (&mut work.half, work.packet.seq);
@@ -224,7 +225,11 @@ pub(super) fn promote<const N: usize, T: Tables<N>>(
                 if !ours && !state::yields(&work.other, timeout_s, now.s) {
                     return Promoted::Left;
                 }
-                counts &= !ours;
+                if ours {
+                    counts = false;
+                } else {
+                    uncount(tables, &work.other);
+                }
             }
             if tables.insert_flow(client, forward, true).is_err() {
                 return Promoted::Full;

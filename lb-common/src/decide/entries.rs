@@ -100,9 +100,7 @@ pub(super) fn same<const N: usize>(a: &FlowKey<N>, b: &FlowKey<N>) -> bool {
 /// Removes both entries of the flow `work.flow`, so that its packet counts as a first one.
 #[inline(always)]
 pub(super) fn forget<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) {
-    if work.flow.flags & flow_flags::COUNTED != 0 {
-        uncount(tables, &work.flow);
-    }
+    uncount(tables, &work.flow);
     if tables.flow(&work.pair_key, &mut work.other).is_some() && leads_to(&work.pair_key, &work.other, &work.packet.key)
     {
         tables.remove_flow(&work.pair_key);
@@ -110,10 +108,11 @@ pub(super) fn forget<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
     tables.remove_flow(&work.packet.key);
 }
 
-/// Takes a connection off its backend's count.
+/// Takes a connection off its backend's count, if it is in it.
 #[inline(never)]
 pub(super) fn uncount<const N: usize, T: Tables<N>>(tables: &mut T, flow: &Flow<N>) {
-    if let Some(backend) = tables.backend(flow.backend)
+    if flow.flags & flow_flags::COUNTED != 0
+        && let Some(backend) = tables.backend(flow.backend)
         && is_of(&backend, flow)
     {
         tables.count_connection(flow.backend, backend.generation, -1);
@@ -125,6 +124,7 @@ pub(super) fn uncount<const N: usize, T: Tables<N>>(tables: &mut T, flow: &Flow<
 #[inline(always)]
 pub(super) fn forget_owner<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) {
     if tables.flow(&work.owner, &mut work.other).is_some() && leads_to(&work.owner, &work.other, &work.pair_key) {
+        uncount(tables, &work.other);
         tables.remove_flow(&work.owner);
     }
 }
