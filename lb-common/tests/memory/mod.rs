@@ -7,7 +7,7 @@ use lb_common::abi::{
     Masquerade, Service, ServiceKey, Slot, UDP, Vip, VipKey, affinity_tag, backend_flags, backend_state, flow_flags,
     half_open_flags, seal, tag,
 };
-use lb_common::decide::{Hook, NotInserted, Pace, Packet, Tables, Verdict, Work, decide};
+use lb_common::decide::{Hook, NotInserted, Pace, Packet, Tables, Verdict, Work, decide, fresh};
 use lb_common::limits::{PRESSED_S, RESUMED_S};
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, SYN};
@@ -217,8 +217,11 @@ impl<const N: usize> Tables<N> for Memory<N> {
     }
 
     fn take(&mut self, key: &BucketKey, pace: Pace) -> bool {
-        let due_ns = self.buckets.get(key).map_or(0, |bucket| bucket.due_ns);
-        let after_ns = pace.after(due_ns, self.now_ns);
+        let Some(bucket) = self.buckets.get(key) else {
+            self.buckets.insert(*key, fresh(pace, self.now_ns));
+            return true;
+        };
+        let after_ns = pace.after(bucket.due_ns, self.now_ns);
         if after_ns != 0 {
             self.buckets.insert(*key, Bucket { due_ns: after_ns });
         }

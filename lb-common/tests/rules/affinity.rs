@@ -2,9 +2,11 @@
 
 use crate::memory::Memory;
 use lb_common::abi::{
-    AffinityKey, Backend, Service, ServiceKey, TCP, backend_flags as flags, backend_state, service_flags,
+    AffinityKey, Backend, FlowKey, Service, ServiceKey, TCP, backend_flags as flags, backend_state, frontend_kind,
+    seal, service_flags,
 };
 use lb_common::decide::{Hook, Now, Tables, holds, recall, remember};
+use lb_common::state::tcp_flag::SYN;
 
 const FRONTEND: ServiceKey<4> = ServiceKey { address: [10, 96, 0, 10], port: 80, protocol: TCP, pad: 0 };
 const CLIENT: AffinityKey<4> = AffinityKey { client: [10, 0, 9, 9], service: 1, netns: 0 };
@@ -93,7 +95,7 @@ fn a_backend_counts_while_it_takes_new_flows_of_the_clients_set() {
 #[test]
 fn a_service_without_affinity_remembers_nobody() {
     let (mut tables, _) = serving(0);
-    let key = lb_common::abi::FlowKey {
+    let key = FlowKey {
         src: CLIENT.client,
         dst: FRONTEND.address,
         src_port: 4_000,
@@ -101,6 +103,37 @@ fn a_service_without_affinity_remembers_nobody() {
         protocol: TCP,
         pad: [0; 3],
     };
-    tables.ask(key, lb_common::state::tcp_flag::SYN, Hook::POD_IN);
+    tables.ask(key, SYN, Hook::POD_IN);
     assert!(tables.affinity.is_empty());
+}
+
+/// How many backends twenty connections of one client outside meet.
+fn backends_of_a_client_outside(policy: u8, sets: u8) -> usize {
+    let mut tables = Memory::default();
+    tables.serve(1, 0, FRONTEND, &[[10, 0, 1, 1], [10, 0, 1, 2], [10, 0, 1, 3], [10, 0, 1, 4]], 8080);
+    tables.backends.values_mut().for_each(|backend| backend.flags = flags::SERVING | flags::LOCAL | sets);
+    let service = tables.services.get_mut(&FRONTEND).unwrap();
+    *service = Service { kind: frontend_kind::LOAD_BALANCER, flags: policy, affinity_timeout_s: 30, ..*service };
+    service.seal = seal(&FRONTEND, service);
+    let mut asks = |src_port| {
+        let (src, dst) = ([198, 51, 100, 7], FRONTEND.address);
+        let key = FlowKey { src, dst, src_port, dst_port: 80, protocol: TCP, pad: [0; 3] };
+        tables.ask(key, SYN, Hook::NODE_IN).address
+    };
+    (4_000..4_020).map(&mut asks).collect::<std::collections::BTreeSet<_>>().len()
+}
+
+#[test]
+fn the_set_of_clients_outside_says_whether_an_affinity_of_theirs_holds() {
+    for (policy, set, holds) in [
+        (0, flags::IN_CLUSTER_SET, true),
+        (0, flags::IN_LOCAL_SET, false),
+        (service_flags::OUTSIDE_LOCAL, flags::IN_LOCAL_SET, true),
+        (service_flags::OUTSIDE_LOCAL, flags::IN_CLUSTER_SET, false),
+        // The policy for clients inside is none of theirs.
+        (service_flags::INSIDE_LOCAL, flags::IN_CLUSTER_SET, true),
+        (service_flags::INSIDE_LOCAL, flags::IN_LOCAL_SET, false),
+    ] {
+        assert_eq!(backends_of_a_client_outside(policy, set) == 1, holds, "policy {policy}, set {set}");
+    }
 }

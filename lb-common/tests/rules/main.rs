@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod affinity;
+mod answers;
+mod beside;
 mod clients;
 mod decide;
 mod host_sockets;
