@@ -75,7 +75,7 @@ impl fmt::Display for Protocol {
 pub enum Exposure {
     /// By its cluster IPs.
     Addresses,
-    /// By the addresses of its endpoints alone (`clusterIP: None`, or the headless label).
+    /// By the addresses of its endpoints alone (`clusterIP: None`).
     Headless,
     /// By a DNS name.
     ExternalName,

@@ -93,11 +93,12 @@ fn messages(
     settings: &KubeSettings,
     wanted: watch::Receiver<bool>,
 ) -> impl Stream<Item = Message> + Send + 'static {
-    // The API server leaves out what no proxy or another one serves, as for kube-proxy.
+    // The API server leaves out what no proxy or another one serves, as for kube-proxy. A Service with the headless label may have a
+    // cluster IP; the endpoint slice controller labels the slices by `clusterIP` alone.
     let (of_services, of_slices) = match &settings.proxy_name {
-        None => (format!("!{HEADLESS_LABEL},!{PROXY_NAME_LABEL}"), format!("!{HEADLESS_LABEL},!{PROXY_NAME_LABEL}")),
+        None => (format!("!{PROXY_NAME_LABEL}"), format!("!{HEADLESS_LABEL},!{PROXY_NAME_LABEL}")),
         // Whoever writes slices need not copy the Service's label.
-        Some(name) => (format!("!{HEADLESS_LABEL},{PROXY_NAME_LABEL}={name}"), format!("!{HEADLESS_LABEL}")),
+        Some(name) => (format!("{PROXY_NAME_LABEL}={name}"), format!("!{HEADLESS_LABEL}")),
     };
     let labelled = |labels| Selection { labels: Some(labels), fields: None };
     let follow = Settings {

@@ -18,15 +18,14 @@ pub fn of(case: &Case<'_>, told: &Told) -> Vec<Vec<Place>> {
     let v4 = case.probe.frontend.address.is_ipv4();
     let of_claim = |claim: &super::probes::Claim| {
         let service = &told.cluster.services[claim.service];
-        contradicting(&told.cluster, service, &service["spec"]["ports"][claim.port], v4)
+        contradicting(&told.cluster, service, Some(&service["spec"]["ports"][claim.port]), v4)
     };
     case.served_claims().flat_map(of_claim).collect()
 }
 
-/// Whether one port of a service has such endpoints.
+/// Whether one port of a service's slices has such endpoints, be it a port of the service or not.
 pub fn has_any(cluster: &Cluster, service: &Value) -> bool {
-    let ports = || service["spec"]["ports"].as_array().into_iter().flatten();
-    [true, false].into_iter().any(|v4| ports().any(|port| !contradicting(cluster, service, port, v4).is_empty()))
+    [true, false].into_iter().any(|v4| !contradicting(cluster, service, None, v4).is_empty())
 }
 
 /// What is told if of each group one endpoint alone is left.
@@ -55,18 +54,25 @@ pub fn each_kept_alone(case: &Case<'_>, told: &Told) -> Vec<Told> {
         .collect()
 }
 
-fn contradicting(cluster: &Cluster, service: &Value, port: &Value, v4: bool) -> Vec<Vec<Place>> {
+/// At this port of the service, or at any port of its slices.
+fn contradicting(cluster: &Cluster, service: &Value, port: Option<&Value>, v4: bool) -> Vec<Vec<Place>> {
     let identity = |port: &Value| {
         let text = |field: &str, absent: &str| port[field].as_str().unwrap_or(absent).to_owned();
         (text("name", ""), text("protocol", "TCP"))
     };
-    let wanted = identity(port);
-    let mut groups: BTreeMap<(String, u64), Vec<Place>> = BTreeMap::new();
+    let wanted = port.map(identity);
+    let mut groups: BTreeMap<_, Vec<Place>> = BTreeMap::new();
     for (slice, object) in slices_of(cluster, service, v4) {
-        let fitting = object["ports"].as_array().into_iter().flatten().filter(|port| identity(port) == wanted);
-        for number in fitting.filter_map(|port| port["port"].as_u64()) {
+        for port in object["ports"].as_array().into_iter().flatten() {
+            let (identity, Some(number)) = (identity(port), port["port"].as_u64()) else { continue };
+            if wanted.as_ref().is_some_and(|wanted| *wanted != identity) {
+                continue;
+            }
             for (place, endpoint) in object["endpoints"].as_array().into_iter().flatten().enumerate() {
-                groups.entry((endpoint["addresses"][0].to_string(), number)).or_default().push((slice, place));
+                groups
+                    .entry((endpoint["addresses"][0].to_string(), identity.clone(), number))
+                    .or_default()
+                    .push((slice, place));
             }
         }
     }

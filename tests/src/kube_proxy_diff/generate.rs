@@ -6,6 +6,8 @@ mod services;
 use super::cluster::Cluster;
 use crate::random::Random;
 
+/// The label of slices that no proxy serves.
+const HEADLESS: &str = "service.kubernetes.io/headless";
 /// Most clusters that a batch may have: their addresses are told apart by one byte.
 pub const PLACES: u8 = 200;
 

@@ -39,7 +39,7 @@ pub enum Reading {
 }
 
 /// All of them.
-pub const KNOWN: [Known; 13] = [
+pub const KNOWN: [Known; 12] = [
     Known {
         name: "overlapping claims",
         reason: "two service ports claim one address, port and protocol: kube-proxy serves one of them or a mixture, by chance; Ballast serves the oldest",
@@ -76,20 +76,6 @@ pub const KNOWN: [Known; 13] = [
                 }
             }
         }),
-    },
-    Known {
-        name: "headless label",
-        reason: "a Service with a cluster IP and the label service.kubernetes.io/headless: kube-proxy rejects what is sent to it, for it sees no endpoints; to Ballast it is none of its services",
-        concerns: |case| {
-            let address = case.probe.frontend.address;
-            let claiming =
-                case.told.cluster.services.iter().filter(|service| vips(service).iter().any(|(ip, ..)| *ip == address));
-            let mut labels = claiming.chain(case.claimants()).map(|service| &service["metadata"]["labels"]);
-            labels.any(|labels| !labels["service.kubernetes.io/headless"].is_null())
-                && case.reference.fate == Fate::Rejected
-                && case.subject.fate == Fate::Passed
-        },
-        as_kube_proxy: Reading::Unchecked,
     },
     Known {
         name: "unserved ports",
@@ -151,10 +137,12 @@ pub const KNOWN: [Known; 13] = [
         reason: "kube-proxy looks at the address that a process of the node sends from; Ballast lets it pass if any address of the node is in a range",
         concerns: |case| {
             let Client { position, address } = case.probe.client;
-            let ranges: Vec<IpNet> = case.claimants().flat_map(source_ranges).collect();
-            position == Position::Node
-                && !ranges.iter().any(|range| range.contains(&address))
-                && ranges.iter().any(|range| node::addresses().iter().any(|own| range.contains(own)))
+            let admits_another = |service| {
+                let ranges = source_ranges(service);
+                !ranges.iter().any(|range| range.contains(&address))
+                    && ranges.iter().any(|range| node::addresses().iter().any(|own| range.contains(own)))
+            };
+            position == Position::Node && case.claimants().any(admits_another)
         },
         as_kube_proxy: Reading::Otherwise(|told| {
             for range in source_ranges_mut(&mut told.cluster) {

@@ -10,7 +10,6 @@ use serde_json::Value;
 use super::cluster::Cluster;
 use super::node;
 
-const HEADLESS: &str = "service.kubernetes.io/headless";
 const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 /// Settings of both, for some batches.
 #[derive(Clone, Debug)]
@@ -69,8 +68,7 @@ impl Settings {
     /// Whether a Service is for this proxy to serve.
     pub fn is_served(&self, service: &Value) -> bool {
         let labels = &service["metadata"]["labels"];
-        labels[HEADLESS].is_null()
-            && service["spec"]["type"] != "ExternalName"
+        service["spec"]["type"] != "ExternalName"
             && service["spec"]["clusterIP"] != "None"
             && labels[PROXY_NAME].as_str() == self.proxy_name
     }

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use super::{Converted, Problem, address, external, number, object_name, options, protocol};
 use crate::{
     model::{Exposure, Family, ObjectName, Refusals, Service, ServicePort, TrafficPolicy},
-    source::lean::{self, HEADLESS_LABEL, PROXY_NAME_LABEL},
+    source::lean::{self, PROXY_NAME_LABEL},
 };
 
 /// Seconds of client affinity if the Service does not say (`DefaultClientIPServiceAffinitySeconds` of Kubernetes).
@@ -41,7 +41,7 @@ fn read_service(
     let label = |key: &str| service.metadata.labels.get(key);
     let exposure = if spec.type_.as_deref() == Some("ExternalName") {
         Exposure::ExternalName
-    } else if spec.cluster_ip.as_deref() == Some("None") || label(HEADLESS_LABEL).is_some() {
+    } else if spec.cluster_ip.as_deref() == Some("None") {
         Exposure::Headless
     } else {
         Exposure::Addresses

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Pool, weighted};
+use super::{HEADLESS, Pool, weighted};
 use crate::kube_proxy_diff::node::{self, ADDRESSES, ZONES};
 use crate::random::Random;
 
@@ -51,8 +51,11 @@ pub fn slices(random: &mut Random, pool: &Pool, service: &str, object: &Value) -
     let mood =
         Mood { hints: weighted(random, &hints), states: weighted(random, &MOODS), local: *random.of(&[2, 3, 6, 1000]) };
     let ports = object["spec"]["ports"].as_array().cloned().unwrap_or_default();
-    // The slice controller copies the labels of the Service.
+    // The slice controller copies the labels of the Service, but for the headless one; others may copy that, too.
     let mut labels = object["metadata"]["labels"].clone();
+    if !labels[HEADLESS].is_null() && random.one_in(2) {
+        labels.as_object_mut().map(|labels| labels.remove(HEADLESS));
+    }
     labels["kubernetes.io/service-name"] = service.into();
     let mut slices = Vec::new();
     for v4 in [true, false] {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Pool, weighted};
+use super::{HEADLESS, Pool, weighted};
 use crate::kube_proxy_diff::node::{ADDRESSES, address};
 use crate::random::Random;
 
@@ -66,7 +66,7 @@ pub fn service(random: &mut Random, pool: &mut Pool, name: &str, number: usize) 
             service["spec"]["clusterIPs"] = json!(["None"]);
             return service;
         }
-        Shape::HeadlessLabel => service["metadata"]["labels"] = json!({"service.kubernetes.io/headless": ""}),
+        Shape::HeadlessLabel => service["metadata"]["labels"] = json!({HEADLESS: ""}),
         Shape::Foreign => {
             service["metadata"]["labels"] = json!({"service.kubernetes.io/service-proxy-name": "another"});
         }
