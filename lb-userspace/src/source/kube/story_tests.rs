@@ -53,7 +53,8 @@ async fn a_quiet_cluster_is_proven_by_probes_and_its_watch_is_kept() {
 
 #[tokio::test(start_paused = true)]
 async fn a_dead_watch_is_found_within_45_s_by_what_it_did_not_bring_and_nothing_is_lost() {
-    for seed in 0..200 {
+    let first = lb_seed::of_run();
+    for seed in first..first + 200 {
         let mut stage = Stage::seeded(SETTINGS, seed);
         stage.take_list();
         stage.list("100", &["a", "b"]);
@@ -128,7 +129,8 @@ async fn a_watch_without_bookmarks_for_long_is_replaced_though_nothing_was_misse
 
 #[tokio::test(start_paused = true)]
 async fn a_frozen_api_is_found_within_45_s_and_the_watch_is_kept() {
-    for seed in 0..200 {
+    let first = lb_seed::of_run();
+    for seed in first..first + 200 {
         let mut stage = Stage::seeded(SETTINGS, seed);
         stage.take_list();
         stage.list("100", &["a"]);
@@ -188,10 +190,11 @@ fn proof_after_outage(seed: u64, outage: Duration, refuses: bool, is_gone: bool)
 #[tokio::test(start_paused = true)]
 async fn after_an_outage_of_any_length_a_proof_comes_within_45_s_and_never_in_a_tight_loop() {
     let mut longest = Duration::ZERO;
-    for seed in 0..100 {
+    let first = lb_seed::of_run();
+    for number in 0..100 {
         for (refuses, is_gone) in [(true, false), (true, true), (false, false), (false, true)] {
-            let outage = Duration::from_secs(40 + seed * 29);
-            let (after, asked) = proof_after_outage(seed, outage, refuses, is_gone);
+            let outage = Duration::from_secs(40 + number * 29);
+            let (after, asked) = proof_after_outage(first + number, outage, refuses, is_gone);
             longest = longest.max(after);
             assert!(asked as u64 <= 6 + outage.as_secs() / 15, "{asked} questions in {outage:?}");
         }
