@@ -26,7 +26,7 @@ use crate::topology::{Node, Place};
 /// How long an agent may take to do what it was told. Generous: a test machine may be busy.
 pub const SOON: Duration = Duration::from_mins(1);
 /// How long an agent may take to start: in an emulated machine the verifier alone takes minutes.
-const START: Duration = Duration::from_mins(8);
+pub const START: Duration = Duration::from_mins(8);
 
 /// The flag that names these nodes as those that may send packets in outer headers.
 pub fn peers_flag(nodes: &[Node]) -> String {
@@ -268,14 +268,15 @@ impl Agent {
     fn get(&self, port: u16, path: &str) -> Result<(u16, String)> {
         use std::io::{Read as _, Write as _};
         let place = self.place.clone();
-        let text = place.run(|| -> std::io::Result<String> {
+        let answer = place.run(|| -> std::io::Result<String> {
             let mut stream = std::net::TcpStream::connect(("127.0.0.1", port))?;
-            stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+            stream.set_read_timeout(Some(SOON))?;
             write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
             let mut text = String::new();
             stream.read_to_string(&mut text)?;
             Ok(text)
-        })?;
+        });
+        let text = answer.with_context(|| format!("awaiting the agent's answer to GET {path} at port {port}"))?;
         let status = text.split(' ').nth(1).and_then(|code| code.parse().ok()).context("no status line")?;
         let body = text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default();
         Ok((status, body))

@@ -18,8 +18,8 @@ const LINKS: usize = 28;
 const ROUNDS: usize = 9;
 const ORPHANED: usize = 3;
 const _: () = assert!(3 * LINKS * (ROUNDS + ORPHANED) >= 1000);
-/// How soon an interface that comes is attached. A second is promised, and a busy machine takes more. The agent looks at all interfaces
-/// again every 10 s: were notifications missed, half of the interfaces would take longer than this.
+/// How soon an interface that comes is attached on a busy machine, as the manual says. The agent looks at all interfaces again every
+/// 10 s: were notifications missed, half of the interfaces would take longer than this.
 const ATTACHED: Duration = Duration::from_secs(5);
 /// All interfaces of a round are of this group, so that one request deletes them.
 const GROUP: u32 = 4242;

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use lb_tests::agent::{Agent, Manifest, Protocol, SOON, Service};
+use lb_tests::agent::{Agent, Manifest, Protocol, SOON, START, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, PATIENCE, Stream, eventually};
 use lb_tests::random::Random;
@@ -127,7 +127,7 @@ impl Scene {
     /// Starts it, and waits until it is ready, or killed at its step.
     fn start(&mut self, kill_at: Option<&Step>) -> Stepped {
         let stepped = self.agent.launch_stepped(kill_at.cloned()).unwrap();
-        eventually("the agent is ready, or killed at its step", SOON, || {
+        eventually("the agent is ready, or killed at its step", START, || {
             (!stepped.is_alive() || self.agent.is_ready()).then_some(())
         });
         assert!(stepped.is_alive() || kill_at.is_some(), "the agent ended by itself:\n{}", self.agent.log());

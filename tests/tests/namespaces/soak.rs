@@ -10,7 +10,7 @@ const GROWTH_MAX: u64 = 110;
 
 #[test]
 fn nothing_is_left_of_thousands_of_changes() -> Result<()> {
-    let soaked = soak(CHANGES, 7, |_| {})?;
+    let soaked = soak(CHANGES, lb_seed::of_run(), |_| {})?;
     let churned = &soaked.churned;
     assert!(soaked.changes >= CHANGES);
     assert_eq!((churned.seen.stale, churned.seen.inherited), (0, 0), "{:#?}", churned.seen.violations);
