@@ -19,6 +19,10 @@ pub fn edited(folder: &str, name: &str) -> Result<PathBuf> {
     }
     let output = command.output().context("starting cargo")?;
     let said = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.success(), "edits {name:?}:\n{said}{}", String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "the edited programs do not build: {name:?}\n{said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(said.lines().last().context("no object named")?.into())
 }

@@ -2,8 +2,9 @@
 
 use anyhow::{Result, bail};
 
-/// Texts of a test whose programs the kernel refused: aya's error, and the agent's.
-const REFUSALS: [&str; 3] = ["BPF_PROG_LOAD", "LoadError", "the kernel refused program"];
+/// Texts of a test that had no programs: aya's error and the agent's where the kernel refused them, and that of tests which edit them.
+const REFUSALS: [&str; 4] =
+    ["BPF_PROG_LOAD", "LoadError", "the kernel refused program", "the edited programs do not build"];
 
 /// The failed tests of one run.
 #[derive(Debug, Default)]
@@ -12,7 +13,7 @@ pub struct Failures(Vec<Failure>);
 #[derive(Debug)]
 struct Failure {
     test: String,
-    /// What it said about the kernel's refusal of its programs.
+    /// What it said about the programs that it did not get.
     refusal: Option<String>,
 }
 
@@ -32,7 +33,7 @@ impl Failures {
     pub fn first(self, what: &str, succeeded: bool) -> Result<Option<String>> {
         if let Some(Failure { test, refusal: Some(refusal) }) = self.0.iter().find(|failure| failure.refusal.is_some())
         {
-            bail!("{what}: the kernel refuses the programs in {test}: {refusal}");
+            bail!("{what}: {test} had no programs: {refusal}");
         }
         match self.0.into_iter().next() {
             Some(failure) => Ok(Some(failure.test)),
@@ -72,10 +73,13 @@ mod tests {
     }
 
     #[test]
-    fn programs_that_the_kernel_refuses_are_noticed_by_no_test() {
+    fn programs_that_are_not_loaded_are_noticed_by_no_test() {
         let lines =
             ["---- drain::a stdout ----", "error: the kernel refused program pod_in: ...", "---- drain::b stdout ----"];
         let error = read(&lines).first("drain", false).expect_err("not loaded").to_string();
         assert!(error.contains("drain::a") && error.contains("pod_in"), "{error}");
+        let lines = ["---- decisions::a stdout ----", "Error: the edited programs do not build: \"driven\""];
+        let error = read(&lines).first("decisions", false).expect_err("not built").to_string();
+        assert!(error.contains("decisions::a") && error.contains("driven"), "{error}");
     }
 }

@@ -20,7 +20,16 @@ const PACKAGES: [(&str, &str); 2] = [("lb-common", "--tests"), ("lb-userspace", 
 
 /// The files of the sample: each of their mutants was tried, and is caught or excluded in `.cargo/mutants.toml`. One that is missed later
 /// is therefore a test that became weaker.
-const SAMPLED_FILES: [&str; 2] = ["lb-common/src/checksum.rs", "lb-common/src/decide/affinity.rs"];
+const SAMPLED_FILES: [&str; 8] = [
+    "lb-common/src/checksum.rs",
+    "lb-common/src/decide/affinity.rs",
+    "lb-common/src/decide/beside.rs",
+    "lb-common/src/decide/client.rs",
+    "lb-common/src/decide/limit.rs",
+    "lb-common/src/decide/node_port.rs",
+    "lb-common/src/decide/quoted.rs",
+    "lb-common/src/decide/vip.rs",
+];
 
 /// The tests that judge the sample: they take about a second.
 const SAMPLE_TESTS: [&str; 2] = ["--lib", "--test=rules"];
@@ -77,6 +86,30 @@ impl Outcomes {
     }
 }
 
+/// One of so many parts of the mutants, which together are all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// From 0 on.
+    index: usize,
+    of: usize,
+}
+
+impl Part {
+    /// Reads `K/N`, where K is at least 1 and at most N.
+    pub fn parse(text: &str) -> Result<Self> {
+        let numbers = text.split_once('/').and_then(|(number, of)| Some((number.parse().ok()?, of.parse().ok()?)));
+        match numbers {
+            Some((number, of)) if (1..=of).contains(&number) => Ok(Self { index: number - 1, of }),
+            _ => bail!("{text:?} is no part: expected K/N with K from 1 to N, as 3/14"),
+        }
+    }
+
+    /// Neighbours in a file, which change like things, are spread over the parts.
+    fn arguments(self) -> [String; 2] {
+        ["--sharding=round-robin".to_owned(), format!("--shard={}/{}", self.index, self.of)]
+    }
+}
+
 /// Tries the part of the sample that the commit decides, until the time is over.
 pub fn run_sample(workspace: &Workspace, commit: &str) -> Result<Tally> {
     setup::mutants(workspace)?;
@@ -85,21 +118,28 @@ pub fn run_sample(workspace: &Workspace, commit: &str) -> Result<Tally> {
     let mut which: Vec<String> = SAMPLED_FILES.iter().map(|file| format!("--file={file}")).collect();
     let run = |which| Run { workspace, root: root.clone(), target: host::target(workspace), which };
     let all = run(which.clone()).count()?;
-    let parts = all.div_ceil(PART).max(1);
-    let part = chosen(commit, parts);
-    which.extend(["--sharding=round-robin".to_owned(), format!("--shard={part}/{parts}")]);
+    let of = all.div_ceil(PART).max(1);
+    let part = Part { index: chosen(commit, of), of };
+    which.extend(part.arguments());
     let how = ["--in-place", "--baseline=skip", "--build-timeout=60", "--timeout", SAMPLE_LIMIT_S];
-    run(which).judge(&format!("part {part} of {parts} of the sample"), &how, &SAMPLE_TESTS, Some(SAMPLE_TIME))
+    run(which).judge(&format!("part {} of {of} of the sample", part.index + 1), &how, &SAMPLE_TESTS, Some(SAMPLE_TIME))
 }
 
-/// Tries all mutants that `filter`, a regular expression, fits, or as many as can be tried in this time; in random order, so that runs
-/// that do not end try different ones.
-pub fn run_all(workspace: &Workspace, filter: Option<&str>, time: Option<Duration>) -> Result<Tally> {
+/// Tries all mutants that `filter`, a regular expression, fits, or a part of them, or as many as can be tried in this time; in random
+/// order, so that runs that do not end try different ones.
+pub fn run_all(
+    workspace: &Workspace,
+    filter: Option<&str>,
+    part: Option<Part>,
+    time: Option<Duration>,
+) -> Result<Tally> {
     setup::mutants(workspace)?;
+    let started = Instant::now();
     let mut runs = Vec::new();
     for (package, tests) in PACKAGES {
         let mut which = vec![format!("--package={package}")];
         which.extend(filter.map(|filter| format!("--re={filter}")));
+        which.extend(part.into_iter().flat_map(Part::arguments));
         let target = workspace.target().join("mutations/generated");
         let run = Run { workspace, root: workspace.root.clone(), target, which };
         if run.count()? > 0 {
@@ -107,12 +147,15 @@ pub fn run_all(workspace: &Workspace, filter: Option<&str>, time: Option<Duratio
         }
     }
     if runs.is_empty() {
-        bail!("cargo-mutants makes no mutant that fits {filter:?}");
+        bail!("cargo-mutants makes no mutant that fits {filter:?} in this part");
     }
-    let share = u32::try_from(runs.len()).unwrap_or(u32::MAX);
     let mut tally = Tally::default();
+    let mut left = u32::try_from(runs.len()).unwrap_or(u32::MAX);
     for (package, tests, run) in runs {
-        tally += run.judge(package, &["--shuffle"], &[tests], time.map(|time| time / share))?;
+        // What one crate leaves is the next one's.
+        let time = time.map(|time| time.saturating_sub(started.elapsed()) / left);
+        tally += run.judge(package, &["--shuffle"], &[tests], time)?;
+        left -= 1;
     }
     Ok(tally)
 }
@@ -228,6 +271,17 @@ mod tests {
     fn lists_that_are_not_there_are_no_success() {
         let folder = tempfile::tempdir().expect("a scratch folder");
         assert!(read(folder.path()).is_err());
+    }
+
+    #[test]
+    fn parts_are_numbered_from_one_and_are_together_all() {
+        let arguments: Vec<_> =
+            (1..=3).map(|number| Part::parse(&format!("{number}/3")).expect("a part").arguments()[1].clone()).collect();
+        assert_eq!(arguments, ["--shard=0/3", "--shard=1/3", "--shard=2/3"]);
+        for text in ["0/3", "4/3", "1/0", "1", "a/3", "-1/3", ""] {
+            let error = Part::parse(text).expect_err(text).to_string();
+            assert!(error.contains("K/N"), "{error}");
+        }
     }
 
     #[test]

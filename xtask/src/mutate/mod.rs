@@ -9,11 +9,12 @@ mod table;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use duct::cmd;
 
 pub use self::checkout::Checkout;
+use self::generated::Part;
 pub use self::table::{Mutation, read as read_table};
 use crate::compile;
 use crate::process::say;
@@ -34,12 +35,21 @@ const MUTATIONS_A_RUN: usize = 10;
 pub struct MutateArgs {
     /// Only seeded mutations whose name contains this; with --generated, mutants that this regular expression fits.
     filter: Option<String>,
-    /// Only the mutants that cargo-mutants makes; without this and without a filter, the seeded mutations and these.
+    /// Only seeded mutations that edit this file, or one in this folder.
+    #[arg(long, value_name = "PATH", conflicts_with = "generated")]
+    file: Option<String>,
+    /// Only seeded mutations from this one on, in the order of a run: to go on where one stopped.
+    #[arg(long, value_name = "NAME", conflicts_with = "generated")]
+    from: Option<String>,
+    /// Only the mutants that cargo-mutants makes; without this and without a choice, the seeded mutations and these.
     #[arg(long)]
     generated: bool,
     /// Only this commit's part of the sample of these, as in the ladder.
-    #[arg(long, conflicts_with_all = ["filter", "generated", "minutes", "list"])]
+    #[arg(long, conflicts_with_all = ["filter", "file", "from", "generated", "minutes", "list"])]
     sample: bool,
+    /// Only one of N equal parts of the mutants that cargo-mutants makes: the K-th one, from 1 on.
+    #[arg(long, value_name = "K/N", value_parser = Part::parse, conflicts_with_all = ["sample", "list"])]
+    part: Option<Part>,
     /// How long cargo-mutants may take, in minutes; else until all mutants are tried.
     #[arg(long, value_name = "N")]
     minutes: Option<u64>,
@@ -56,10 +66,9 @@ pub fn run(workspace: &Workspace, args: &MutateArgs) -> Result<()> {
         return conclude(&generated::run_sample(workspace, &commit(workspace))?);
     }
     if args.generated {
-        return conclude(&generated::run_all(workspace, args.filter.as_deref(), time)?);
+        return conclude(&generated::run_all(workspace, args.filter.as_deref(), args.part, time)?);
     }
-    let mut mutations = read(workspace)?;
-    mutations.retain(|m| args.filter.as_ref().is_none_or(|filter| m.name.contains(filter)));
+    let mutations = selected(read(workspace)?, args)?;
     if args.list {
         for mutation in &mutations {
             println!("{}: {}", mutation.name, mutation.breaks);
@@ -72,12 +81,31 @@ pub fn run(workspace: &Workspace, args: &MutateArgs) -> Result<()> {
     let toolchain = setup(workspace, Level::Test)?;
     // Rungs that start the agent give it the mutated programs.
     compile::build(workspace, toolchain, false)?;
-    host::check_unmutated(workspace)?;
+    if mutations.iter().any(Mutation::is_on_host) {
+        host::check_unmutated(workspace)?;
+    }
     let mut tally = run_seeded(workspace, toolchain, &mutations);
-    if args.filter.is_none() {
-        tally += generated::run_all(workspace, None, time)?;
+    if args.filter.is_none() && args.file.is_none() && args.from.is_none() {
+        tally += generated::run_all(workspace, None, args.part, time)?;
     }
     conclude(&tally)
+}
+
+/// The seeded mutations that the arguments choose, in the order of a run: those that the host may judge first.
+fn selected(mut mutations: Vec<Mutation>, args: &MutateArgs) -> Result<Vec<Mutation>> {
+    mutations.sort_by_key(|mutation| !mutation.is_on_host());
+    if let Some(from) = &args.from {
+        let first = mutations.iter().position(|mutation| mutation.name == *from);
+        mutations.drain(..first.with_context(|| format!("no mutation is called {from:?}"))?);
+    }
+    mutations.retain(|mutation| {
+        args.filter.as_ref().is_none_or(|filter| mutation.name.contains(filter))
+            && args.file.as_ref().is_none_or(|path| mutation.edits.iter().any(|edit| edit.file.starts_with(path)))
+    });
+    if mutations.is_empty() {
+        bail!("the arguments choose no mutation; see `cargo xtask mutate --list`");
+    }
+    Ok(mutations)
 }
 
 fn conclude(tally: &Tally) -> Result<()> {
@@ -96,7 +124,9 @@ pub fn run_share(workspace: &Workspace, toolchain: Toolchain) -> Result<Tally> {
     }
     let all = mutations.len();
     let commit = commit(workspace);
-    let share = share(mutations, &commit);
+    let mut share = share(mutations, &commit);
+    // The cheap ones first.
+    share.sort_by_key(|mutation| !mutation.is_on_host());
     say(&format!("{} of {all} mutations, this commit's share; `cargo xtask mutate` tries all", share.len()));
     host::check_unmutated(workspace)?;
     // The seeded ones are tried even if cargo-mutants cannot be.
@@ -131,9 +161,7 @@ fn read(workspace: &Workspace) -> Result<Vec<Mutation>> {
 /// A mutation passes if a test noticed it. One that cannot be tried fails, and the others are tried none the less.
 fn run_seeded(workspace: &Workspace, toolchain: Toolchain, mutations: &[Mutation]) -> Tally {
     let mut tally = Tally::default();
-    // The cheap ones first.
-    let (on_host, others): (Vec<_>, Vec<_>) = mutations.iter().partition(|mutation| mutation.is_on_host());
-    for mutation in on_host.into_iter().chain(others) {
+    for mutation in mutations {
         let started = Instant::now();
         let (word, noticed) = match seeded::judge(workspace, toolchain, mutation) {
             Ok(Some(noticed)) => (format!("noticed in {} by {}", noticed.rung, noticed.test), true),
@@ -150,7 +178,32 @@ fn run_seeded(workspace: &Workspace, toolchain: Toolchain, mutations: &[Mutation
 mod tests {
     use std::path::Path;
 
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        mutate: MutateArgs,
+    }
+
+    fn names(arguments: &[&str]) -> Result<Vec<String>> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/mutations");
+        let args = Cli::try_parse_from([&["mutate"], arguments].concat()).expect("arguments").mutate;
+        Ok(selected(table::read(&folder)?, &args)?.into_iter().map(|mutation| mutation.name).collect())
+    }
+
+    #[test]
+    fn mutations_are_chosen_by_name_by_file_and_from_where_a_run_stopped() {
+        assert_eq!(names(&["bucket never"]).expect("one"), ["bucket never empty"]);
+        let programs = names(&["--file", "lb-ebpf"]).expect("some");
+        assert!(!programs.is_empty() && programs.len() < names(&[]).expect("all").len());
+        let rest = names(&["--file", "lb-ebpf", "--from", &programs[3]]).expect("the rest");
+        assert_eq!(rest, programs[3..]);
+        assert!(names(&["--from", "none of this name"]).is_err(), "a name that is misspelt skips nothing");
+        assert!(names(&["no mutation is called so"]).is_err());
+    }
 
     #[test]
     fn the_shares_of_all_commits_are_all_mutations() {

@@ -8,7 +8,7 @@ use super::host;
 use super::table::Mutation;
 use crate::compile::build_programs;
 use crate::programs;
-use crate::test::run_on_object;
+use crate::test::{run_on_object, rung_and_filter};
 use crate::toolchain::Toolchain;
 use crate::workspace::Workspace;
 
@@ -29,7 +29,7 @@ pub fn judge(workspace: &Workspace, toolchain: Toolchain, mutation: &Mutation) -
     {
         return Ok(Some(Noticed { rung: "host".into(), test }));
     }
-    judge_programs(workspace, toolchain, &checkout, &mutation.tests)
+    judge_programs(workspace, toolchain, &checkout, mutation)
 }
 
 /// Builds and loads the programs of the copy as it is, and runs these rungs on them.
@@ -37,7 +37,7 @@ fn judge_programs(
     workspace: &Workspace,
     toolchain: Toolchain,
     checkout: &Checkout,
-    rungs: &[String],
+    mutation: &Mutation,
 ) -> Result<Option<Noticed>> {
     let scratch = workspace.target().join("mutations");
     let object = scratch.join("mutated.o");
@@ -45,11 +45,18 @@ fn judge_programs(
     build_programs(workspace, toolchain, &checkout.root.join("lb-ebpf"), &scratch.join("target"), &object)
         .context("the programs do not build")?;
     programs::load_all(&object)?;
-    for rung in rungs {
+    // Tests that edit the programs compare them with lb-common of this checkout: they judge no mutation of lb-common.
+    let source = if mutation.edits.iter().any(|edit| edit.file.starts_with("lb-common/")) {
+        &workspace.root
+    } else {
+        &checkout.root
+    };
+    for tests in &mutation.tests {
+        let (rung, _) = rung_and_filter(tests);
         let mut failures = Failures::default();
-        let succeeded = run_on_object(workspace, rung, &object, |line| failures.read_line(line))?;
+        let succeeded = run_on_object(workspace, tests, &object, source, |line| failures.read_line(line))?;
         if let Some(test) = failures.first(rung, succeeded)? {
-            return Ok(Some(Noticed { rung: rung.clone(), test }));
+            return Ok(Some(Noticed { rung: rung.to_owned(), test }));
         }
     }
     Ok(None)

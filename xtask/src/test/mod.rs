@@ -27,7 +27,7 @@ use crate::process::{run_unseen, run_watched, say};
 use crate::setup::{self, setup_and_build};
 use crate::toolchain::{Toolchain, clean_cargo_env};
 use crate::workspace::{Workspace, is_root};
-use crate::{lint, mutate, vm};
+use crate::{edited, lint, mutate, vm};
 
 /// `cargo xtask test`
 #[derive(Debug, Args)]
@@ -221,12 +221,26 @@ pub fn is_module(root: &Path, name: &str) -> Result<bool> {
     Ok(modules(root)?.iter().any(|module| module.name == name))
 }
 
-/// Runs the rung of this name on other programs than the workspace's own, with nothing shown: what fails there shall fail.
-pub fn run_on_object(workspace: &Workspace, name: &str, object: &Path, each: impl FnMut(&str)) -> Result<bool> {
+/// The rung, and the part of test names that `rung` or `rung::part` asks for.
+pub fn rung_and_filter(tests: &str) -> (&str, Option<&str>) {
+    tests.split_once("::").map_or((tests, None), |(rung, filter)| (rung, Some(filter)))
+}
+
+/// Runs a rung, or those of its tests that are asked for, on other programs than the workspace's own, with nothing shown: what fails there
+/// shall fail. Tests that edit programs edit those of the checkout `source`.
+pub fn run_on_object(
+    workspace: &Workspace,
+    tests: &str,
+    object: &Path,
+    source: &Path,
+    each: impl FnMut(&str),
+) -> Result<bool> {
+    let (name, filter) = rung_and_filter(tests);
     let module = modules(&workspace.root)?.into_iter().find(|module| module.name == name);
     let module = module.with_context(|| format!("no rung is called {name:?}"))?;
-    let command = Built::build(workspace, &[module.binary])?.command(workspace, &module, None)?;
-    run_unseen(name, &test_environment(workspace, &command, object), each)
+    let command = Built::build(workspace, &[module.binary])?.command(workspace, &module, filter)?;
+    let command = test_environment(workspace, &command, object).env(edited::SOURCE, source);
+    run_unseen(name, &command, each)
 }
 
 /// The environment of every test. Where it is compiled is the caller's to say.
