@@ -157,7 +157,10 @@ async fn with_source(
 
 async fn open_source(settings: &Settings, stop: &CancellationToken) -> anyhow::Result<Source> {
     match &settings.source {
-        Origin::File(path) => Ok(source::file::spawn(path.clone(), settings.node_name.clone(), stop.clone())),
+        Origin::File(path) => {
+            let (node_name, allowed) = (settings.node_name.clone(), settings.allowed_annotations.clone());
+            Ok(source::file::spawn(path.clone(), node_name, allowed, stop.clone()))
+        }
         Origin::Kube => Ok(source::kube::spawn(kube_settings(settings), stop.clone()).await?),
     }
 }
@@ -169,6 +172,7 @@ fn kube_settings(settings: &Settings) -> source::kube::KubeSettings {
         proxy_name: settings.service_proxy_name.clone(),
         node_name: Some(settings.node_name.clone()),
         is_direct: settings.mode.is_ever_direct(),
+        allowed: settings.allowed_annotations.clone(),
         silence: settings.watch_silence,
         compare_interval: settings.resync_interval,
         expected_services: services_in_tables(&settings.bpffs),
@@ -273,6 +277,7 @@ fn plan_settings(settings: &Settings) -> PlanSettings {
         mode: settings.mode,
         has_peers: !settings.dsr_peers.is_empty(),
         retry: settings.retry,
+        slot_shares: settings.slot_shares,
         drain_period: settings.drain_period,
         terminating_max: settings.terminating_max,
         ..PlanSettings::default()

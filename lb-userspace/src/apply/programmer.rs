@@ -36,10 +36,11 @@ pub struct Programmer<S> {
 impl<S: Store> Programmer<S> {
     /// Takes over what the tables hold. Writes nothing but which addresses are strangers: what a version wrote that knows of none
     /// counts, too, before any program of this one runs.
-    pub fn restore(mut store: S, settings: PlanSettings, now: Monotonic) -> Result<Self, ApplyError> {
+    pub fn restore(mut store: S, mut settings: PlanSettings, now: Monotonic) -> Result<Self, ApplyError> {
         let mut loaded = store.load()?;
         endpoints::distrust_unnamed(&mut loaded);
         let capacities = store.capacities();
+        settings.slots = capacities.slots;
         // Two that begin alike cannot both be ours: the larger one tells which frontends to write again.
         let ranges: BTreeMap<u32, _> =
             loaded.ranges(capacities.slots).into_iter().map(|range| (range.base, range)).collect();

@@ -1,5 +1,6 @@
 //! The agent's settings: flags, and a YAML file with the same names; flags win.
 
+mod annotations;
 mod check_limits;
 mod durations;
 mod flow_timeouts;
@@ -10,6 +11,7 @@ mod options;
 mod port_range;
 mod settings;
 mod sizes;
+mod slot_shares;
 mod values;
 
 use std::time::Duration;

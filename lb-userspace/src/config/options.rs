@@ -18,7 +18,7 @@ use super::{
     ApiServer, CgroupRoot, CheckLimits, FastPath, FlowTimeouts, Interfaces, LogFormat, LogLevel, MapSizes,
     NodePortAddresses, Period, PortRange, ProxyName, SocketLb, Source, Switch, TcAttach, XdpMode,
 };
-use crate::model::{Mode, Scheduler};
+use crate::model::{AllowedAnnotations, Mode, Scheduler, SlotShares};
 
 /// Why there are no settings.
 #[derive(Debug, thiserror::Error)]
@@ -160,6 +160,11 @@ pub struct Options {
     #[serde(deserialize_with = "text")]
     pub flow_counters: Option<Switch>,
 
+    /// Annotations ballast.dev/NAME of Services that count: NAME everywhere, or NAME=NAMESPACE+NAMESPACE; or all, or none
+    /// [default: scheduler,weights,retry,drain-period,rate-limit; all with a file as source]
+    #[arg(long, value_name = "NAME[=NAMESPACE+…],…")]
+    pub allowed_annotations: Option<AllowedAnnotations>,
+
     /// How many active checks are made in a second and at the same time [default: per-second=200,in-flight=128]
     #[arg(long, value_name = "NAME=N,…")]
     pub check_limits: Option<CheckLimits>,
@@ -168,6 +173,10 @@ pub struct Options {
     /// half_open, affinity
     #[arg(long, value_name = "NAME=N,…")]
     pub map_sizes: Option<MapSizes>,
+
+    /// How many of the slots a service and a namespace may take, 1/1 to 1/1024 [default: service=1/16,namespace=1/4]
+    #[arg(long, value_name = "NAME=1/N,…")]
+    pub slot_shares: Option<SlotShares>,
 
     /// How often the tables are compared with the plan, 1s to 1h, or off [default: 30s]
     #[arg(long, value_name = "DURATION|off", value_parser = audit_interval::parse)]

@@ -10,7 +10,7 @@ use super::{
     self as defaults, ApiServer, CgroupRoot, CheckLimits, ConfigError, FastPath, FlowTimeouts, Interfaces, LogFormat,
     LogLevel, MapSizes, NodePortAddresses, Options, Period, PortRange, SocketLb, Source, Switch, TcAttach, XdpMode,
 };
-use crate::model::{Mode, Scheduler};
+use crate::model::{AllowedAnnotations, Mode, Scheduler, SlotShares};
 
 /// What the agent runs with: every option has a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,8 +40,10 @@ pub struct Settings {
     pub service_proxy_name: Option<String>,
     pub flow_timeouts: FlowTimeouts,
     pub flow_counters: bool,
+    pub allowed_annotations: AllowedAnnotations,
     pub check_limits: CheckLimits,
     pub map_sizes: MapSizes,
+    pub slot_shares: SlotShares,
     /// `None`: off.
     pub audit_interval: Option<Duration>,
     /// `None`: off.
@@ -94,8 +96,10 @@ impl Options {
             service_proxy_name: self.service_proxy_name.or(other.service_proxy_name),
             flow_timeouts: self.flow_timeouts.or(other.flow_timeouts),
             flow_counters: self.flow_counters.or(other.flow_counters),
+            allowed_annotations: self.allowed_annotations.or(other.allowed_annotations),
             check_limits: self.check_limits.or(other.check_limits),
             map_sizes: self.map_sizes.or(other.map_sizes),
+            slot_shares: self.slot_shares.or(other.slot_shares),
             audit_interval: self.audit_interval.or(other.audit_interval),
             resync_interval: self.resync_interval.or(other.resync_interval),
             watch_silence: self.watch_silence.or(other.watch_silence),
@@ -135,7 +139,6 @@ impl Options {
         let node_name = self.node_name.as_deref().or(host_name).filter(|name| !name.is_empty());
         let node_name = node_name.ok_or(ConfigError::NoNodeName)?.to_owned();
         Ok(Settings {
-            source,
             kubeconfig: self.kubeconfig,
             api_server: self.api_server,
             node_name,
@@ -159,8 +162,10 @@ impl Options {
             service_proxy_name: self.service_proxy_name.map(|name| name.0),
             flow_timeouts: self.flow_timeouts.unwrap_or_default(),
             flow_counters: self.flow_counters == Some(Switch::On),
+            allowed_annotations: self.allowed_annotations.unwrap_or_else(|| allowed_by(&source)),
             check_limits: self.check_limits.unwrap_or_default(),
             map_sizes: self.map_sizes.unwrap_or_default(),
+            slot_shares: self.slot_shares.unwrap_or_default(),
             audit_interval: period(self.audit_interval, Some(defaults::DEFAULT_AUDIT_INTERVAL)),
             resync_interval: period(self.resync_interval, Some(defaults::DEFAULT_RESYNC_INTERVAL)),
             watch_silence: self.watch_silence.unwrap_or(defaults::DEFAULT_WATCH_SILENCE),
@@ -178,7 +183,16 @@ impl Options {
             log_level: self.log_level.unwrap_or(LogLevel::Info),
             program_log_level: self.program_log_level.unwrap_or(LogLevel::Off),
             programs: self.programs,
+            source,
         })
+    }
+}
+
+/// Tenants write what the API holds; the operator alone writes the file.
+fn allowed_by(source: &Source) -> AllowedAnnotations {
+    match source {
+        Source::Kube => AllowedAnnotations::default(),
+        Source::File(_) => AllowedAnnotations::all(),
     }
 }
 

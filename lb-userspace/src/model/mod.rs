@@ -1,10 +1,12 @@
 //! The truth as plain data: services and slices, with no Kubernetes types and no clock.
 
+mod annotations;
 mod node;
 mod options;
 mod refusal;
 mod service;
 mod slice;
+mod slot_shares;
 mod texts;
 mod time;
 
@@ -12,6 +14,7 @@ use std::{collections::BTreeSet, fmt, net::IpAddr, sync::Arc};
 
 use imbl::OrdMap;
 
+pub use annotations::{AllowedAnnotations, Annotation, Namespaces};
 pub use node::{Node, Peer};
 pub use options::{
     Check, MAGLEV_SIZES, Mode, Question, RateLimit, Scheduler, ServiceOptions, UnknownMode, UnknownScheduler,
@@ -20,6 +23,7 @@ pub use options::{
 pub use refusal::{Refusal, Refusals};
 pub use service::{Exposure, Family, Protocol, Service, ServicePort, TrafficPolicy};
 pub use slice::{Endpoint, Hints, Slice, SliceKey, SlicePort, uid_hash};
+pub use slot_shares::SlotShares;
 pub use texts::shared;
 pub use time::Monotonic;
 

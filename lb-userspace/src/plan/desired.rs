@@ -159,6 +159,8 @@ pub struct DesiredService {
     pub rate_limit: RateLimit,
     /// Slots of a Maglev table; `None`: by the number of endpoints.
     pub maglev_size: Option<u32>,
+    /// Slots of each set at most: its part of the service's share. `None`: as many as it needs.
+    pub slots_max: Option<u32>,
     /// `None`: the agent's own setting.
     pub drain_period: Option<Duration>,
     /// How this node checks its endpoints; `None`: it does not.

@@ -24,13 +24,35 @@ pub(super) struct Member {
 
 /// What the slots hold, as indices into `members`, which are in the order of their addresses.
 ///
-/// It depends on addresses, ports and weights alone, so that every node comes to the same.
-pub(super) fn layout(scheduler: Scheduler, maglev_size: Option<u32>, members: &[Member]) -> Vec<u32> {
-    let once = || (0..count(members)).collect();
+/// It depends on addresses, ports and weights alone, so that every node comes to the same. With a limit it has at most so many slots:
+/// weights are rounded, or a smaller Maglev table is taken, or each member has one slot, the first in the order as far as they go.
+pub(super) fn layout(
+    scheduler: Scheduler,
+    maglev_size: Option<u32>,
+    limit: Option<u32>,
+    members: &[Member],
+) -> Vec<u32> {
+    let limit = limit.unwrap_or(u32::MAX);
+    let once = || (0..count(members).min(limit)).collect();
     match scheduler {
-        Scheduler::Weighted => weighted(members),
-        Scheduler::Maglev => table_size(count(members), maglev_size).map_or_else(once, |size| maglev(members, size)),
+        Scheduler::Weighted => {
+            let shares = shares(&weights(members), limit);
+            if shares.iter().sum::<u64>() > limit.into() { once() } else { weighted(&shares) }
+        }
+        Scheduler::Maglev => {
+            table_size(count(members), maglev_size, limit).map_or_else(once, |size| maglev(members, size))
+        }
         Scheduler::Random | Scheduler::RoundRobin | Scheduler::LeastConnections | Scheduler::SourceHash => once(),
+    }
+}
+
+/// How many slots members of these weights have without a limit.
+pub(super) fn size(scheduler: Scheduler, maglev_size: Option<u32>, weights: &[u16]) -> u32 {
+    let members = u32::try_from(weights.len()).unwrap_or(u32::MAX);
+    match scheduler {
+        Scheduler::Weighted => u32::try_from(shares(weights, u32::MAX).iter().sum::<u64>()).unwrap_or(u32::MAX),
+        Scheduler::Maglev => table_size(members, maglev_size, u32::MAX).unwrap_or(members),
+        Scheduler::Random | Scheduler::RoundRobin | Scheduler::LeastConnections | Scheduler::SourceHash => members,
     }
 }
 
@@ -38,31 +60,37 @@ fn count(members: &[Member]) -> u32 {
     u32::try_from(members.len()).unwrap_or(u32::MAX)
 }
 
-/// The size of the Maglev table of so many endpoints: the one that is asked for, or the next that holds them. `None`: no table, as
-/// there is no endpoint, or more of them than any table holds.
-pub(super) fn table_size(endpoints: u32, asked: Option<u32>) -> Option<u32> {
+fn weights(members: &[Member]) -> Vec<u16> {
+    members.iter().map(|member| member.weight).collect()
+}
+
+/// The size of the Maglev table of so many endpoints: the one that is asked for, or the next that holds them; below it, the largest
+/// within the limit. `None`: no table, as there is no endpoint, or more of them than any table within the limit holds.
+pub(super) fn table_size(endpoints: u32, asked: Option<u32>, limit: u32) -> Option<u32> {
     let [.., largest] = MAGLEV_SIZES;
     let by_count = || MAGLEV_SIZES.into_iter().find(|size| endpoints <= size / MAGLEV_SLOTS_EACH).unwrap_or(largest);
     let wanted = asked.unwrap_or_else(by_count);
-    MAGLEV_SIZES.into_iter().find(|size| endpoints > 0 && *size >= wanted && *size >= endpoints)
+    let holding = || MAGLEV_SIZES.into_iter().filter(|size| endpoints > 0 && *size >= endpoints && *size <= limit);
+    holding().find(|size| *size >= wanted).or_else(|| holding().next_back())
 }
 
-/// Each as often as its weight asks, as far apart as can be.
-fn weighted(members: &[Member]) -> Vec<u32> {
-    let shares = shares(members);
+/// Each as often as its share asks, as far apart as can be.
+fn weighted(shares: &[u64]) -> Vec<u32> {
     // The k-th turn of a backend comes when (k + 1/2) / share of the whole has passed.
-    let turns = (0..).zip(&shares).flat_map(|(index, share)| (0..*share).map(move |k| (2 * k + 1, *share, index)));
+    let turns = (0..).zip(shares).flat_map(|(index, share)| (0..*share).map(move |k| (2 * k + 1, *share, index)));
     let mut turns: Vec<(u64, u64, u32)> = turns.collect();
     turns.sort_unstable_by(|(a, of_a, one), (b, of_b, other)| (a * of_b, one).cmp(&(b * of_a, other)));
     turns.into_iter().map(|(_, _, index)| index).collect()
 }
 
-/// How many slots each gets: never none, in proportion to its weight.
-fn shares(members: &[Member]) -> Vec<u64> {
-    let weights = || members.iter().map(|member| u64::from(member.weight.max(1)));
+/// How many slots each weight gets: never none, in proportion. With a limit that is lower than the number of weights, more than that.
+fn shares(weights: &[u16], limit: u32) -> Vec<u64> {
+    let count = weights.len() as u64;
+    let weights = || weights.iter().map(|weight| u64::from(*weight.max(&1)));
     let common = weights().fold(0, gcd).max(1);
     let sum: u64 = weights().sum::<u64>() / common;
-    let room = WEIGHTED_SLOTS.max(WEIGHTED_SLOTS_EACH * u64::from(count(members)));
+    // Rounding may give each of them one more.
+    let room = WEIGHTED_SLOTS.max(WEIGHTED_SLOTS_EACH * count).min(u64::from(limit).saturating_sub(count).max(1));
     if sum <= room {
         return weights().map(|weight| weight / common).collect();
     }

@@ -24,7 +24,7 @@ fn slots_each(slots: &[u32], members: usize) -> Vec<usize> {
 
 /// Addresses by slot, so that tables of different sets can be compared.
 fn addresses(scheduler: Scheduler, size: Option<u32>, members: &[Member]) -> Vec<SocketAddr> {
-    layout(scheduler, size, members).into_iter().map(|index| members[index as usize].address).collect()
+    layout(scheduler, size, None, members).into_iter().map(|index| members[index as usize].address).collect()
 }
 
 fn ratio(count: usize, of: usize) -> f64 {
@@ -46,10 +46,10 @@ fn needless_moves(before: &[SocketAddr], after: &[SocketAddr], gone: SocketAddr)
 #[test]
 fn schedulers_that_choose_by_themselves_have_each_backend_once() {
     for scheduler in [Scheduler::Random, Scheduler::RoundRobin, Scheduler::LeastConnections, Scheduler::SourceHash] {
-        assert_eq!(layout(scheduler, Some(1021), &members(3)), [0, 1, 2]);
+        assert_eq!(layout(scheduler, Some(1021), None, &members(3)), [0, 1, 2]);
     }
     for scheduler in Scheduler::ALL {
-        assert_eq!(layout(scheduler, None, &[]), [0; 0]);
+        assert_eq!(layout(scheduler, None, None, &[]), [0; 0]);
     }
 }
 
@@ -57,7 +57,7 @@ fn schedulers_that_choose_by_themselves_have_each_backend_once() {
 fn weights_are_shares_and_lie_apart() {
     let weighted = |weights: &[u16]| {
         let members: Vec<Member> = (0..).zip(weights).map(|(index, weight)| member(index, *weight)).collect();
-        layout(Scheduler::Weighted, None, &members)
+        layout(Scheduler::Weighted, None, None, &members)
     };
     assert_eq!(weighted(&[1, 1, 1]), [0, 1, 2]);
     assert_eq!(weighted(&[7, 7]), [0, 1]);
@@ -87,8 +87,8 @@ fn moves(all: &[Member], leaving: impl Iterator<Item = usize>) -> (f64, f64) {
 fn a_maglev_table_is_even_and_moves_few_slots() {
     for (count, size) in [(2, 251), (10, 251), (12, 251), (13, 1021), (51, 1021), (52, 16381), (100, 16381)] {
         let all = members(count);
-        assert_eq!(table_size(count, None), Some(size), "{count} endpoints");
-        let slots = layout(Scheduler::Maglev, None, &all);
+        assert_eq!(table_size(count, None, u32::MAX), Some(size), "{count} endpoints");
+        let slots = layout(Scheduler::Maglev, None, None, &all);
         assert_eq!(slots.len(), size as usize);
         let even = max_over_mean(&slots_each(&slots, all.len()));
         let (mean, most) = moves(&all, 0..all.len());
@@ -108,7 +108,7 @@ fn a_step_of_size_moves_most_and_comes_three_times() {
     let mut last = 0;
     let mut steps = Vec::new();
     for count in 1..10_000 {
-        let size = table_size(count, None).unwrap();
+        let size = table_size(count, None, u32::MAX).unwrap();
         assert!(size >= last && size >= count);
         if size != last {
             steps.push((count, size));
@@ -125,13 +125,37 @@ fn a_step_of_size_moves_most_and_comes_three_times() {
 
 #[test]
 fn a_size_that_is_asked_for_holds_all_endpoints() {
-    assert_eq!(table_size(3, Some(16381)), Some(16381));
-    assert_eq!(table_size(300, Some(251)), Some(1021), "the next that holds them");
-    assert_eq!(table_size(0, Some(251)), None);
-    assert_eq!(table_size(131_071, None), Some(131_071));
-    assert_eq!(table_size(131_072, None), None);
+    assert_eq!(table_size(3, Some(16381), u32::MAX), Some(16381));
+    assert_eq!(table_size(300, Some(251), u32::MAX), Some(1021), "the next that holds them");
+    assert_eq!(table_size(0, Some(251), u32::MAX), None);
+    assert_eq!(table_size(131_071, None, u32::MAX), Some(131_071));
+    assert_eq!(table_size(131_072, None, u32::MAX), None);
     let most = members(131_072);
-    assert_eq!(layout(Scheduler::Maglev, None, &most).len(), most.len(), "each once");
+    assert_eq!(layout(Scheduler::Maglev, None, None, &most).len(), most.len(), "each once");
+}
+
+#[test]
+fn a_limit_takes_a_smaller_table_then_one_slot_each_and_at_last_the_first_of_all() {
+    assert_eq!(table_size(60, None, 16_380), Some(1_021));
+    assert_eq!(table_size(60, Some(251), 1_021), Some(251), "the limit is no wish");
+    assert_eq!(table_size(252, None, 1_020), None);
+    let all = members(300);
+    let with = |scheduler, limit| layout(scheduler, None, Some(limit), &all);
+    assert_eq!(with(Scheduler::Maglev, 1_021).len(), 1_021);
+    assert_eq!(with(Scheduler::Maglev, 1_020).len(), 300);
+    for scheduler in Scheduler::ALL {
+        assert_eq!(with(scheduler, 7), [0, 1, 2, 3, 4, 5, 6], "{scheduler}");
+        assert_eq!(with(scheduler, 0), [0; 0], "{scheduler}");
+    }
+    let weighed: Vec<Member> = (0..300).map(|index| member(index, 1 + u16::try_from(index).unwrap())).collect();
+    for limit in [300, 301, 700, 1_000, 4_000] {
+        let slots = layout(Scheduler::Weighted, None, Some(limit), &weighed);
+        assert!(slots.len() <= limit as usize, "{} of {limit}", slots.len());
+        assert!(slots_each(&slots, 300).into_iter().all(|count| count > 0), "{limit}");
+    }
+    let sum = |size| layout(Scheduler::Weighted, None, size, &weighed).len();
+    let weights: Vec<u16> = weighed.iter().map(|member| member.weight).collect();
+    assert_eq!(size(Scheduler::Weighted, None, &weights) as usize, sum(None));
 }
 
 /// Other nodes, builds and restarts must come to the same table.
@@ -147,7 +171,7 @@ fn a_maglev_table_depends_on_addresses_alone() {
         })
         .collect();
     assert_eq!(addresses(Scheduler::Maglev, None, &all), addresses(Scheduler::Maglev, None, &elsewhere));
-    assert_eq!(layout(Scheduler::Maglev, None, &all)[..12], [3, 5, 2, 6, 0, 2, 1, 4, 3, 6, 1, 6]);
+    assert_eq!(layout(Scheduler::Maglev, None, None, &all)[..12], [3, 5, 2, 6, 0, 2, 1, 4, 3, 6, 1, 6]);
     let v6 = Member { address: "[fd00::1]:53".parse().unwrap(), ..all[0] };
     assert_eq!([hash(all[0].address, 1), hash(v6.address, 2)], [3_080_609_160_294_617_583, 2_862_679_566_384_487_836]);
 }
@@ -163,7 +187,7 @@ proptest! {
         first in 0_usize..5,
     ) {
         let all: Vec<Member> = indices.into_iter().map(|index| member(index, 1)).collect();
-        let counts = slots_each(&layout(Scheduler::Maglev, None, &all), all.len());
+        let counts = slots_each(&layout(Scheduler::Maglev, None, None, &all), all.len());
         prop_assert!(max_over_mean(&counts) <= 1.05);
         let (mean, _) = moves(&all, (first..100).step_by(5));
         prop_assert!(mean <= 0.02, "{}", mean);
@@ -179,7 +203,7 @@ proptest! {
         let members: Vec<Member> = (0..).zip(&weights).map(|(index, weight)| member(index, *weight)).collect();
         let sum: usize = weights.iter().map(|weight| usize::from(*weight)).sum();
         for scheduler in [Scheduler::Weighted, Scheduler::Maglev] {
-            let slots = layout(scheduler, Some(16381), &members);
+            let slots = layout(scheduler, Some(16381), None, &members);
             let room = if scheduler == Scheduler::Weighted { 16 * weights.len().max(15) + weights.len() } else { 16381 };
             prop_assert!(slots.len() <= room, "{} slots", slots.len());
             for (count, weight) in slots_each(&slots, members.len()).into_iter().zip(&weights) {

@@ -21,14 +21,16 @@ mod planner;
 mod restore;
 mod rule;
 mod service;
+mod shares;
 mod sorted;
 mod sweep;
 
 use std::time::Duration;
 
 use ipnet::IpNet;
+use lb_common::limits;
 
-use crate::model::{Mode, Scheduler};
+use crate::model::{Mode, Scheduler, SlotShares};
 
 pub use book::{Book, BookedService, Capacities, DrainEnds};
 pub use desired::{Desired, DesiredService, Frontend, HealthCheck, Kind, PortKey, Ranges, Set, Use};
@@ -75,6 +77,10 @@ pub struct PlanSettings {
     pub has_peers: bool,
     /// Whether connections that nobody answers are moved to another backend, where the Service says nothing.
     pub retry: bool,
+    /// Slots that the table has.
+    pub slots: u32,
+    /// How many of them a service and a namespace may take.
+    pub slot_shares: SlotShares,
     /// How long flows to a backend that is gone from the API may go on.
     pub drain_period: Duration,
     /// How long flows to a terminating backend may go on at most.
@@ -99,6 +105,8 @@ impl Default for PlanSettings {
             mode: Mode::Snat,
             has_peers: false,
             retry: true,
+            slots: limits::SLOTS,
+            slot_shares: SlotShares::default(),
             drain_period: Duration::from_secs(30),
             terminating_max: Duration::from_hours(1),
             slot_grace: Duration::from_secs(1),

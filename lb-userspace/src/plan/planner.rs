@@ -16,6 +16,7 @@ use super::{
     frontends, health_check,
     place::Place,
     service,
+    shares::{Demand, Shares},
 };
 use crate::model::{ObjectName, Protocol, Refusal, Service, Slice, SliceKey, Snapshot};
 
@@ -56,6 +57,7 @@ pub struct Planner {
     desired: Desired,
     /// Service ports whose endpoints are checked.
     checked: BTreeSet<PortKey>,
+    shares: Shares,
     tally: Tally,
 }
 
@@ -63,6 +65,7 @@ impl Planner {
     pub fn new(settings: PlanSettings) -> Self {
         Self {
             place: Place::new(&Snapshot::default(), &NodeFacts::default(), &settings),
+            shares: Shares::new(&settings),
             settings,
             snapshot: Snapshot::default(),
             claimed: Claimed::default(),
@@ -138,6 +141,9 @@ impl Planner {
         self.settle_claims(&mut dirty, named, &mut changes);
         for name in &dirty {
             self.plan_service(name, &mut changes);
+        }
+        for name in self.shares.settle() {
+            self.plan_service(&name, &mut changes);
         }
         if changes.refusals {
             self.desired.refusals = self.refusals.values().flatten().cloned().collect();
@@ -247,19 +253,25 @@ impl Planner {
     }
 
     fn plan_service(&mut self, name: &ObjectName, changes: &mut Changes) {
-        let Self { place, snapshot, claimed, tally, .. } = self;
+        let Self { place, snapshot, claimed, shares, tally, .. } = self;
         let service = snapshot.services.get(name).map(AsRef::as_ref);
         if let Some(service) = service {
             frontends::tally_ours(service, place, tally);
         }
         let service = service.filter(|service| frontends::is_ours(service, place));
         let Some(service) = service else {
+            self.shares.put(name, Demand::default());
             self.put_ports(name, Vec::new(), changes);
             self.put_refusals(name, Vec::new(), changes);
             return;
         };
         let listed = Listed::new(slices_of(snapshot, name));
         let mut planned = service::plan(service, &listed, claimed, place, tally);
+        shares.put(name, Demand::of(&planned.ports));
+        if let Some(limit) = shares.limit_of(name) {
+            planned.ports.iter_mut().for_each(|(_, port)| port.slots_max = Some(limit.each));
+            planned.refusals.push(limit.refusal(service));
+        }
         if let Some(port) = service.health_check_node_port {
             let checks = &mut self.desired.health_checks;
             if let Some(refusal) = health_check::refused(service, port, claimed, place) {

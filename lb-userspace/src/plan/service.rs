@@ -2,20 +2,21 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
 };
 
 use lb_common::abi::service_flags;
 
 use super::{
-    DesiredService, Frontend, Kind, PortKey, Rule, Set, SortedMap, Tally, Use,
+    DesiredEndpoint, DesiredService, Frontend, Kind, PortKey, Rule, Set, SortedMap, Tally, Use,
     claims::{Claim, Claimed},
     endpoints::{Filled, Listed, Needs, filled},
     frontends::{self, Guard},
     mode,
     place::Place,
+    shares,
 };
-use crate::model::{Family, Protocol, Refusal, Scheduler, Service, ServicePort};
+use crate::model::{Family, Protocol, Refusal, Scheduler, Service, ServiceOptions, ServicePort};
 
 /// What is wanted of one service.
 #[derive(Debug, Default)]
@@ -63,12 +64,26 @@ pub(super) fn plan(
     refusals.extend(unweighed(service, &ports, tally));
     refusals.extend(mode::unscheduled(service, &ports, place));
     refusals.extend(mode::too_narrow(service, &ports, place));
+    refusals.extend(shares::oversized(service, &ports));
     Planned { ports, refusals }
 }
 
 /// How new flows of the service are spread.
 fn scheduler(service: &Service, place: &Place) -> Scheduler {
     service.options.as_ref().and_then(|options| options.scheduler).unwrap_or(place.scheduler)
+}
+
+/// Slots of a Maglev table: those that are asked for, unless they are far more than the endpoints need.
+fn maglev_size(
+    options: Option<&ServiceOptions>,
+    direct: bool,
+    endpoints: &SortedMap<SocketAddr, DesiredEndpoint>,
+) -> Option<u32> {
+    let asked = options.and_then(|options| options.maglev_size);
+    (direct || asked.is_some()).then(|| {
+        let most = mode::table_size(&endpoints.keys());
+        asked.map_or(most, |asked| asked.min(most))
+    })
 }
 
 /// Weights under a scheduler that knows none.
@@ -150,9 +165,8 @@ impl Draft<'_> {
             affinity_timeout_s: self.service.affinity_timeout_s,
             scheduler,
             rate_limit: options.and_then(|options| options.rate_limit).unwrap_or_default(),
-            maglev_size: options
-                .and_then(|options| options.maglev_size)
-                .or_else(|| direct.then(|| mode::table_size(&endpoints.keys()))),
+            maglev_size: maglev_size(options, direct, &endpoints),
+            slots_max: None,
             drain_period: options.and_then(|options| options.drain_period),
             check: options.and_then(|options| options.check.clone()).map(Box::new),
             frontends: uses,

@@ -20,7 +20,7 @@ use super::{
     manifest::{self, Object},
     objects::{self, Objects},
 };
-use crate::model::{Node, Refusal, Service, Slice, Snapshot};
+use crate::model::{AllowedAnnotations, Node, Refusal, Service, Slice, Snapshot};
 
 /// Changes that follow each other closer than this are read as one: editors write in several steps.
 const DEBOUNCE: Duration = Duration::from_millis(100);
@@ -30,13 +30,14 @@ const SETTLE_READS: usize = 50;
 /// may be replaced as a whole. Each reading proves that the tables hold what the file says.
 const REREAD: Duration = Duration::from_secs(2);
 
-/// Follows the file or folder `path` until `stop` is cancelled. Of its Nodes the one named `node_name` counts.
-pub fn spawn(path: PathBuf, node_name: String, stop: CancellationToken) -> Source {
+/// Follows the file or folder `path` until `stop` is cancelled. Of its Nodes the one named `node_name` counts, of the annotations of its
+/// Services those that are `allowed`.
+pub fn spawn(path: PathBuf, node_name: String, allowed: AllowedAnnotations, stop: CancellationToken) -> Source {
     let origin = path.display().to_string();
     let (snapshots_to, snapshots) = watch::channel(None);
     let (status_to, status) = watch::channel(SourceStatus { kind: "file", origin, ..SourceStatus::default() });
     let task = tokio::spawn(async move {
-        let follow = Follow { path, node_name, read: None, snapshots: snapshots_to, status: status_to };
+        let follow = Follow { path, node_name, allowed, read: None, snapshots: snapshots_to, status: status_to };
         tokio::select! {
             () = stop.cancelled() => {}
             () = follow.run() => {}
@@ -51,6 +52,7 @@ type Texts = BTreeMap<PathBuf, String>;
 struct Follow {
     path: PathBuf,
     node_name: String,
+    allowed: AllowedAnnotations,
     /// What was read last, good or bad.
     read: Option<Texts>,
     snapshots: watch::Sender<Option<Arc<Snapshot>>>,
@@ -89,7 +91,7 @@ impl Follow {
             });
             return;
         }
-        match load(&texts, &self.node_name) {
+        match load(&texts, &self.node_name, &self.allowed) {
             Ok(loaded) => self.publish(&loaded),
             Err(error) => self.fail(&error),
         }
@@ -220,24 +222,24 @@ pub struct Loaded {
 }
 
 /// Reads texts into objects; one text that is no YAML spoils all, one object that is bad only itself.
-fn load(texts: &Texts, node_name: &str) -> Result<Loaded, SourceError> {
+fn load(texts: &Texts, node_name: &str, allowed: &AllowedAnnotations) -> Result<Loaded, SourceError> {
     let mut loaded = Loaded::default();
     for (path, text) in texts {
         let path = path.display().to_string();
         for object in manifest::parse(&path, text)? {
-            loaded.add(&path, &object, node_name);
+            loaded.add(&path, &object, node_name, allowed);
         }
     }
     Ok(loaded)
 }
 
 impl Loaded {
-    fn add(&mut self, path: &str, object: &Object, node_name: &str) {
+    fn add(&mut self, path: &str, object: &Object, node_name: &str, allowed: &AllowedAnnotations) {
         let duplicate = match object {
             Object::Service(service) => {
                 let name = convert::object_name(&service.metadata);
                 if !self.services.contains(&name) {
-                    return self.services.put_service(service, 0);
+                    return self.services.put_service(service, 0, allowed);
                 }
                 format!("Service {name}")
             }

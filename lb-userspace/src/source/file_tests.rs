@@ -34,7 +34,7 @@ fn watched(name: &str, files: &[(&str, &str)]) -> Watched {
     }
     let stop = CancellationToken::new();
     let path = if name.is_empty() { dir.path().to_owned() } else { dir.path().join(name) };
-    let source = spawn(path, "n1".into(), stop.clone());
+    let source = spawn(path, "n1".into(), AllowedAnnotations::all(), stop.clone());
     Watched { dir, source, stop }
 }
 
@@ -128,7 +128,7 @@ async fn an_exchanged_folder_is_read_again() {
     let data = dir.path().join("data");
     std::os::unix::fs::symlink("v1", &data).unwrap();
     std::os::unix::fs::symlink("data/web.yaml", dir.path().join("web.yaml")).unwrap();
-    let source = spawn(dir.path().join("web.yaml"), "n1".into(), CancellationToken::new());
+    let source = spawn(dir.path().join("web.yaml"), "n1".into(), AllowedAnnotations::all(), CancellationToken::new());
     let mut watched = Watched { dir, source, stop: CancellationToken::new() };
     watched.until(|status| status.revision == 1).await;
     std::os::unix::fs::symlink("v2", watched.dir.path().join("new")).unwrap();

@@ -29,6 +29,7 @@ use super::{
     Source, SourceError, SourceStatus,
     lean::{HEADLESS_LABEL, PROXY_NAME_LABEL},
 };
+use crate::model::AllowedAnnotations;
 
 /// How much news at most goes into one snapshot.
 const MESSAGES_MAX: usize = 4096;
@@ -49,6 +50,8 @@ pub struct KubeSettings {
     pub node_name: Option<String>,
     /// Services have direct server return unless they say otherwise: the other nodes matter.
     pub is_direct: bool,
+    /// What annotations of Services may ask for.
+    pub allowed: AllowedAnnotations,
     /// How long a watch may be silent before a probe, on average: each round is up to a quarter shorter or longer, so that not all
     /// nodes ask at once.
     pub silence: Duration,
@@ -66,6 +69,7 @@ impl Default for KubeSettings {
             proxy_name: None,
             node_name: None,
             is_direct: false,
+            allowed: AllowedAnnotations::default(),
             silence: bounds::SILENCE,
             compare_interval: Some(bounds::COMPARE_INTERVAL),
             expected_services: 0,
@@ -79,7 +83,7 @@ pub async fn spawn(settings: KubeSettings, stop: CancellationToken) -> Result<So
     let origin = connect::shown(&config.cluster_url);
     let client = connect::client(&config)?;
     let (want_peers, wanted) = watch::channel(settings.is_direct);
-    Ok(follow(origin, messages(&client, &settings, wanted), want_peers, stop))
+    Ok(follow(origin, messages(&client, &settings, wanted), Held::new(want_peers, settings.allowed), stop))
 }
 
 /// A client of the same API, for what goes there.
@@ -147,14 +151,13 @@ fn reason(error: &dyn std::error::Error) -> String {
 fn follow(
     origin: String,
     messages: impl Stream<Item = Message> + Send + 'static,
-    want_peers: watch::Sender<bool>,
+    mut held: Held,
     stop: CancellationToken,
 ) -> Source {
     let (snapshots_to, snapshots) = watch::channel(None);
     let (status_to, status) = watch::channel(SourceStatus { kind: "kube", origin, ..SourceStatus::default() });
     let task = tokio::spawn(async move {
         let mut chunks = pin!(messages.ready_chunks(MESSAGES_MAX));
-        let mut held = Held::new(want_peers);
         loop {
             let chunk = tokio::select! {
                 () = stop.cancelled() => return,

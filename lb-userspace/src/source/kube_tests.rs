@@ -103,7 +103,12 @@ impl Api {
         let settings = KubeSettings { compare_interval: None, ..KubeSettings::default() };
         let (want_peers, wanted) = watch::channel(false);
         let messages = messages(&client, &settings, wanted);
-        let source = follow("https://test".into(), messages, want_peers, CancellationToken::new());
+        let source = follow(
+            "https://test".into(),
+            messages,
+            Held::new(want_peers, AllowedAnnotations::default()),
+            CancellationToken::new(),
+        );
         Self { services, slices, source }
     }
 

@@ -8,7 +8,9 @@ use super::{
     convert::{self, Converted},
     lean,
 };
-use crate::model::{Node, ObjectName, Peer, Refusal, Service, Slice, SliceKey, Snapshot};
+use crate::model::{
+    AllowedAnnotations, Node, ObjectName, Peer, Refusal, Service, ServiceOptions, Slice, SliceKey, Snapshot,
+};
 
 /// What a snapshot holds by a key.
 pub trait Keyed: PartialEq {
@@ -176,8 +178,17 @@ impl Objects<Service> {
         self.held.values().any(|service| is_so(service))
     }
 
-    pub fn put_service(&mut self, service: &lean::Service, uid: u32) {
-        self.put(convert::object_name(&service.metadata), uid, convert::service(service));
+    /// With what its annotations may ask for.
+    pub fn put_service(&mut self, service: &lean::Service, uid: u32, allowed: &AllowedAnnotations) {
+        let mut converted = convert::service(service);
+        if let Some(object) = &mut converted.object
+            && let Some(mut options) = object.options.take()
+        {
+            let name = format!("Service {}", object.name);
+            converted.refusals.extend(allowed.restrict(&mut options, &object.name.namespace, &name));
+            object.options = (*options != ServiceOptions::default()).then_some(options);
+        }
+        self.put(convert::object_name(&service.metadata), uid, converted);
     }
 }
 

@@ -42,7 +42,7 @@ impl Scenario {
             cluster.create_node(node).unwrap();
         }
         let agents = nodes.iter().map(|node| {
-            let mut agent = cluster.agent(node, &[]).unwrap();
+            let mut agent = cluster.agent(node, &["--allowed-annotations=mode"]).unwrap();
             agent.restart().unwrap();
             agent
         });

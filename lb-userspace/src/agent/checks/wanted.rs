@@ -87,6 +87,7 @@ mod tests {
             rate_limit: RateLimit::default(),
             scheduler: Scheduler::Random,
             maglev_size: None,
+            slots_max: None,
             drain_period: None,
             check: Some(Box::new(check)),
             frontends: SortedMap::default(),

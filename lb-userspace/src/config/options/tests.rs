@@ -10,7 +10,7 @@ fn from_flags(flags: &[&str]) -> Options {
     Options::from_arg_matches(&matches).expect("valid flags")
 }
 
-const FLAGS: [&str; 43] = [
+const FLAGS: [&str; 45] = [
     "--source=kube",
     "--kubeconfig=/k",
     "--api-server=https://10.0.0.1:6443",
@@ -35,8 +35,10 @@ const FLAGS: [&str; 43] = [
     "--service-proxy-name=ballast",
     "--flow-timeouts=open=2h,udp-stream=1m",
     "--flow-counters=on",
+    "--allowed-annotations=scheduler,mode=edge+web",
     "--check-limits=per-second=10,in-flight=3",
     "--map-sizes=services=100,flows4=2048",
+    "--slot-shares=service=1/8,namespace=1/2",
     "--audit-interval=off",
     "--resync-interval=1m",
     "--watch-silence=5s",
@@ -97,6 +99,7 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(settings.nodeport_addresses, NodePortAddresses::All);
     assert!(!settings.external_ips && settings.service_proxy_name.is_none());
     assert_eq!(settings.map_sizes, MapSizes::default());
+    assert_eq!((settings.slot_shares.service, settings.slot_shares.namespace), (16, 4));
     assert_eq!(settings.flow_timeouts.0, lb_common::state::Timeouts::DEFAULT);
     assert!(!settings.flow_counters);
     assert_eq!((settings.check_limits.per_second.get(), settings.check_limits.in_flight.get()), (200, 128));
@@ -110,6 +113,17 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(settings.socket_lb, SocketLb::Host);
     assert_eq!((settings.tc_attach, settings.fast_path), (TcAttach::Auto, FastPath::Auto));
     assert_eq!(settings.program_log_level, LogLevel::Off);
+}
+
+/// Tenants of a cluster need the operator's leave for what costs or concerns others; a file is the operator's own.
+#[test]
+fn what_a_tenant_may_ask_for_by_default_is_the_services_own() {
+    use crate::model::AllowedAnnotations;
+    let allowed = |flag: &str| from_flags(&[flag]).settle(Some("host")).expect("complete").allowed_annotations;
+    assert_eq!(Ok(allowed("--source=kube")), "scheduler,weights,retry,drain-period,rate-limit".parse());
+    assert_eq!(allowed("--source=file=/m"), AllowedAnnotations::all());
+    let strict = from_flags(&["--source=file=/m", "--allowed-annotations=none"]).settle(Some("host"));
+    assert_eq!(strict.expect("complete").allowed_annotations, AllowedAnnotations::none());
 }
 
 #[test]

@@ -180,7 +180,7 @@ fn targets<'s>(wanted: &DesiredService, of_set: impl Iterator<Item = &'s Selecte
         weight: one.endpoint.weight,
     };
     let members: Vec<Member> = of_set.map(member).collect();
-    let indices = layout(wanted.scheduler, wanted.maglev_size, &members);
+    let indices = layout(wanted.scheduler, wanted.maglev_size, wanted.slots_max, &members);
     let member = |index: &u32| members.get(*index as usize).map(|member| (member.id, member.generation));
     indices.iter().filter_map(member).collect()
 }

@@ -13,7 +13,7 @@ use super::{
     calls::{News, Told},
     item::Item,
 };
-use crate::model::{Mode, Node, ObjectName, Peer, Refusal, Service, Slice, Snapshot};
+use crate::model::{AllowedAnnotations, Mode, Node, ObjectName, Peer, Refusal, Service, Slice, Snapshot};
 
 /// What this source proves fresh, as named in its status.
 pub const SERVICES: &str = "services";
@@ -141,6 +141,7 @@ pub struct Held {
     peer_addresses: Option<Arc<BTreeSet<IpAddr>>>,
     /// Whether the other nodes are to be followed.
     want_peers: watch::Sender<bool>,
+    allowed: AllowedAnnotations,
     /// Services have direct server return unless they say otherwise.
     always_wants: bool,
     services_changed: bool,
@@ -153,12 +154,13 @@ pub struct Held {
 
 impl Held {
     /// `want_peers`: says whether the other nodes are to be followed, and holds what is so whatever the services say.
-    pub fn new(want_peers: watch::Sender<bool>) -> Self {
+    pub fn new(want_peers: watch::Sender<bool>, allowed: AllowedAnnotations) -> Self {
         let always_wants = *want_peers.borrow();
         Self {
             peers: Resource::new(PEERS),
             peer_addresses: None,
             want_peers,
+            allowed,
             always_wants,
             services_changed: false,
             services: Resource::new(SERVICES),
@@ -181,7 +183,8 @@ impl Held {
         self.see(seen);
         self.changed |= match message {
             Message::Service(told) => {
-                let changed = self.services.take(*told, Objects::put_service);
+                let changed =
+                    self.services.take(*told, |objects, service, uid| objects.put_service(service, uid, &self.allowed));
                 self.services_changed |= changed;
                 changed
             }

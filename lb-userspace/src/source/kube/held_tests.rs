@@ -21,7 +21,8 @@ impl Stage {
     fn new() -> Self {
         let (snapshots, status) = (watch::channel(None).0, watch::channel(SourceStatus::default()).0);
         let want_peers = watch::Sender::new(false);
-        let held = Held::new(want_peers.clone());
+        let allowed = "mode=default".parse().unwrap();
+        let held = Held::new(want_peers.clone(), allowed);
         Self { held, want_peers, now: Instant::now(), snapshots, status }
     }
 
@@ -236,4 +237,27 @@ async fn a_bad_object_is_refused_by_name_and_a_difference_alone_changes_nothing(
     let revision = status.revision;
     let status = stage.service(News::Difference(Difference::Extra, ObjectName::new("default", "web")));
     assert_eq!(status.revision, revision);
+}
+
+/// A tenant without leave for direct server return makes no agent watch all nodes.
+#[tokio::test(start_paused = true)]
+async fn an_annotation_that_is_not_allowed_is_refused_by_name_and_the_service_is_served_without_it() {
+    let mut stage = Stage::new();
+    stage.slices(Vec::new());
+    let annotations = json!({
+        "ballast.dev/mode": "dsr", "ballast.dev/check": "http", "ballast.dev/maglev-size": "131071",
+        "ballast.dev/retry": "off",
+    });
+    let metadata = json!({"name": "web", "namespace": "tenant", "annotations": annotations});
+    let greedy = item(&json!({"metadata": metadata, "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}}));
+    let status = stage.services(vec![greedy]);
+    assert!(!*stage.want_peers.borrow());
+    let snapshot = stage.snapshots.borrow().clone().unwrap();
+    let service = &snapshot.services[&ObjectName::new("tenant", "web")];
+    assert_eq!(service.options, None, "retry is not allowed here either");
+    let refused: Vec<&str> = status.refusals.iter().map(|refusal| refusal.reason.as_str()).collect();
+    let expected = ["maglev-size", "mode", "retry", "check"]
+        .map(|name| format!("annotation ballast.dev/{name} is not allowed in namespace tenant"));
+    assert_eq!(refused, expected);
+    assert!(status.refusals.iter().all(|refusal| refusal.object == "Service tenant/web"));
 }
