@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use lb_userspace::{
     apply::{MemoryStore, Programmer, Report},
-    model::{Monotonic, Snapshot},
+    model::{Monotonic, Node, Snapshot},
     plan::{Capacities, Desired, NodeFacts, PlanSettings, plan},
     source::convert,
 };
@@ -192,4 +192,29 @@ fn the_same_state_has_the_same_limits_whatever_was_before() {
     }
     sync(&mut programmer, &seen);
     assert_eq!(programmer.desired().services, desired(&snapshot(shapes)).services);
+}
+
+/// A tenant must not make nodes connect to whatever it names.
+#[test]
+fn active_checks_are_off_and_go_to_pods_only_when_they_are_on() {
+    let shape = Shape { annotations: &[("check", "tcp")], ..PLAIN };
+    let mut all = snapshot([shape]);
+    let with = |all: &Snapshot, check_networks| {
+        plan(all, &NodeFacts::default(), &PlanSettings { check_networks, ..PlanSettings::default() })
+    };
+    let told = |desired: &Desired| desired.refusals.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let checked = |desired: &Desired| {
+        let ports = desired.services.values().filter(|port| port.check.is_some());
+        ports.map(|port| port.endpoints.len() - port.unchecked.len()).sum::<usize>()
+    };
+    let off = with(&all, None);
+    assert!(checked(&off) == 0 && told(&off).concat().contains("active checks are off"), "{:?}", told(&off));
+    // Endpoints are 172.16.0.1 to 172.16.0.3, at two ports.
+    let pods = with(&all, Some(vec!["172.16.0.0/31".parse().expect("a network")]));
+    assert_eq!(checked(&pods), 2);
+    assert!(told(&pods).concat().contains("at 2 addresses are not checked (172.16.0.2 is one)"), "{:?}", told(&pods));
+    let node = Node { pod_cidrs: vec!["172.16.0.0/24".parse().expect("a network")], ..Node::default() };
+    all.node = Some(Arc::new(node));
+    let of_node = with(&all, Some(Vec::new()));
+    assert_eq!((checked(&of_node), told(&of_node)), (6, Vec::new()));
 }

@@ -277,6 +277,12 @@ fn plan_settings(settings: &Settings) -> PlanSettings {
         mode: settings.mode,
         has_peers: !settings.dsr_peers.is_empty(),
         retry: settings.retry,
+        check_networks: match &settings.active_checks {
+            config::ActiveChecks::Off => None,
+            config::ActiveChecks::Pods(networks) => {
+                Some(settings.cluster_cidr.iter().chain(networks).copied().collect())
+            }
+        },
         slot_shares: settings.slot_shares,
         drain_period: settings.drain_period,
         terminating_max: settings.terminating_max,

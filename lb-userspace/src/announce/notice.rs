@@ -45,7 +45,7 @@ impl Notice {
         )
     }
 
-    /// About an endpoint whose active checks fail.
+    /// About an endpoint whose active checks fail. It says nothing of the answers: a tenant must not read through the node's eyes.
     pub fn of_quarantined(service: &PortKey, endpoint: SocketAddr) -> Option<Self> {
         let what = "fails its active checks; it gets no new flows";
         Self::about(

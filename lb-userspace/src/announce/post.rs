@@ -32,7 +32,7 @@ pub async fn run(
     wall: fn() -> Timestamp,
 ) {
     let mut schedule = Schedule::new(Instant::now());
-    let (mut failing, mut dropped) = (false, 0);
+    let (mut failing, mut told) = (false, 0);
     loop {
         let now = Instant::now();
         let due = schedule.due(now);
@@ -42,10 +42,11 @@ pub async fn run(
                     return;
                 }
                 schedule.set(&notices.borrow_and_update(), now + later);
-                if schedule.dropped() > dropped {
-                    dropped = schedule.dropped();
-                    tracing::warn!(dropped, "more objects are refused than there is room for Events; status has them all");
+                let without_room = schedule.without_room();
+                if without_room > told {
+                    tracing::warn!(without_room, "more objects are refused than there is room for Events; status has them all");
                 }
+                told = without_room;
             }
             () = sleep_until(due.unwrap_or(now)), if due.is_some() => {
                 let Some(post) = schedule.next(Instant::now()) else { continue };

@@ -1,4 +1,5 @@
-//! Which notice is posted when: each once, again while it lasts, all of them at a bounded rate. Pure: the time is a value.
+//! Which notice is posted when: each once, again while it lasts, all of them at a bounded rate. Namespaces take turns, and each has a
+//! share of the room. Pure: the time is a value.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,6 +10,8 @@ use super::Notice;
 
 /// Notices that are kept; what comes beyond is not posted.
 pub const NOTICES_MAX: usize = 1024;
+/// Each namespace may have this part of them at most, and less where there are more namespaces.
+const SHARES: usize = 8;
 /// Posts that may come at once.
 const BURST: u32 = 20;
 /// How often one more may come.
@@ -62,30 +65,49 @@ pub struct Schedule {
     refilled: Instant,
     /// Nothing is posted before.
     not_before: Instant,
-    /// Notices that found no room.
-    dropped: u64,
+    /// Notices of this moment that found no room.
+    without_room: usize,
+    /// Number of each namespace's last post.
+    turns: BTreeMap<String, u64>,
+    last_turn: u64,
 }
 
 impl Schedule {
     pub fn new(now: Instant) -> Self {
-        Self { told: BTreeMap::new(), tokens: BURST, refilled: now, not_before: now, dropped: 0 }
+        Self {
+            told: BTreeMap::new(),
+            tokens: BURST,
+            refilled: now,
+            not_before: now,
+            without_room: 0,
+            turns: BTreeMap::new(),
+            last_turn: 0,
+        }
     }
 
     /// These are all notices of this moment. What is over is forgotten.
     pub fn set(&mut self, notices: &BTreeSet<Notice>, now: Instant) {
-        self.told.retain(|notice, _| notices.contains(notice));
-        for notice in notices {
-            if self.told.len() < NOTICES_MAX {
-                self.told.entry(notice.clone()).or_insert(Told { due: now, count: 0 });
-            } else if !self.told.contains_key(notice) {
-                self.dropped += 1;
-            }
+        let mut namespaces: BTreeMap<&str, usize> =
+            notices.iter().map(|notice| (notice.namespace.as_str(), 0)).collect();
+        let share = (NOTICES_MAX / namespaces.len().max(SHARES)).max(1);
+        let has_room = |notice: &&Notice| {
+            namespaces.get_mut(notice.namespace.as_str()).is_some_and(|count| {
+                *count += 1;
+                *count <= share
+            })
+        };
+        let kept: BTreeSet<&Notice> = notices.iter().filter(has_room).take(NOTICES_MAX).collect();
+        self.told.retain(|notice, _| kept.contains(notice));
+        for notice in &kept {
+            self.told.entry((*notice).clone()).or_insert(Told { due: now, count: 0 });
         }
+        self.without_room = notices.len() - kept.len();
+        self.turns.retain(|namespace, _| namespaces.contains_key(namespace.as_str()));
     }
 
-    /// How many notices were not posted for want of room, ever.
-    pub fn dropped(&self) -> u64 {
-        self.dropped
+    /// How many notices of this moment are not posted for want of room.
+    pub fn without_room(&self) -> usize {
+        self.without_room
     }
 
     /// When the next post is due; `None`: there is none.
@@ -107,11 +129,12 @@ impl Schedule {
         if self.tokens == 0 || now < self.not_before {
             return None;
         }
-        let (notice, told) = self.told.iter().min_by_key(|(_, told)| told.due)?;
-        if told.due > now {
-            return None;
-        }
+        let due = self.told.iter().filter(|(_, told)| told.due <= now);
+        let turn = |notice: &Notice| self.turns.get(&notice.namespace).copied().unwrap_or(0);
+        let (notice, told) = due.min_by_key(|(notice, told)| (turn(notice), told.due))?;
         self.tokens -= 1;
+        self.last_turn += 1;
+        self.turns.insert(notice.namespace.clone(), self.last_turn);
         let notice = notice.clone();
         Some(if told.count == 0 { Post::Create(notice) } else { Post::Again { notice, count: told.count + 1 } })
     }
@@ -137,9 +160,13 @@ mod tests {
     use super::*;
 
     fn notices(count: usize) -> BTreeSet<Notice> {
+        of_namespace("demo", count)
+    }
+
+    fn of_namespace(namespace: &str, count: usize) -> BTreeSet<Notice> {
         let notice = |index| Notice {
             kind: "Service",
-            namespace: "demo".into(),
+            namespace: namespace.into(),
             name: format!("web-{index:05}"),
             reason: "Refused",
             note: "bad".into(),
@@ -185,8 +212,8 @@ mod tests {
     async fn posts_are_bounded_in_number_and_rate() {
         let start = Instant::now();
         let mut schedule = Schedule::new(start);
-        schedule.set(&notices(NOTICES_MAX + 7), start);
-        assert_eq!(schedule.dropped(), 7);
+        schedule.set(&notices(NOTICES_MAX / SHARES + 7), start);
+        assert_eq!(schedule.without_room(), 7);
         let drain = |schedule: &mut Schedule, now| {
             let mut posts = 0;
             while let Some(post) = schedule.next(now) {
@@ -198,6 +225,29 @@ mod tests {
         assert_eq!(drain(&mut schedule, start), BURST);
         assert_eq!(schedule.due(start), Some(start + REFILL));
         assert_eq!(drain(&mut schedule, start + 4 * REFILL), 4);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_namespace_takes_neither_the_room_nor_the_rate_of_the_others() {
+        let start = Instant::now();
+        let mut schedule = Schedule::new(start);
+        let greedy = of_namespace("a-greedy", 3 * NOTICES_MAX);
+        schedule.set(&greedy, start);
+        for _ in 0..BURST {
+            let post = schedule.next(start).expect("due");
+            schedule.posted(&post, Posted::Done, start);
+        }
+        let mut all = &greedy | &of_namespace("small", 2);
+        schedule.set(&all, start);
+        // The first two that come after the flood: one is the small one's.
+        let now = start + 2 * REFILL;
+        let posts: Vec<Post> = (0..2).filter_map(|_| schedule.next(now)).collect();
+        assert!(posts.iter().any(|post| post.notice().namespace == "small"), "{posts:?}");
+        for number in 0..2 * NOTICES_MAX {
+            all.extend(of_namespace(&format!("n{number}"), 1));
+        }
+        schedule.set(&all, now);
+        assert_eq!(schedule.without_room(), all.len() - NOTICES_MAX);
     }
 
     #[tokio::test(start_paused = true)]

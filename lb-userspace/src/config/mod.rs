@@ -1,5 +1,6 @@
 //! The agent's settings: flags, and a YAML file with the same names; flags win.
 
+mod active_checks;
 mod annotations;
 mod check_limits;
 mod durations;
@@ -16,6 +17,7 @@ mod values;
 
 use std::time::Duration;
 
+pub use active_checks::ActiveChecks;
 pub use check_limits::CheckLimits;
 pub use durations::{Bounds, Period};
 pub use flow_timeouts::FlowTimeouts;

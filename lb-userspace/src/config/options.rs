@@ -15,8 +15,8 @@ use super::durations::{
 };
 use super::networks::{network, networks};
 use super::{
-    ApiServer, CgroupRoot, CheckLimits, FastPath, FlowTimeouts, Interfaces, LogFormat, LogLevel, MapSizes,
-    NodePortAddresses, Period, PortRange, ProxyName, SocketLb, Source, Switch, TcAttach, XdpMode,
+    ActiveChecks, ApiServer, CgroupRoot, CheckLimits, FastPath, FlowTimeouts, Interfaces, LogFormat, LogLevel,
+    MapSizes, NodePortAddresses, Period, PortRange, ProxyName, SocketLb, Source, Switch, TcAttach, XdpMode,
 };
 use crate::model::{AllowedAnnotations, Mode, Scheduler, SlotShares};
 
@@ -164,6 +164,10 @@ pub struct Options {
     /// [default: scheduler,weights,retry,drain-period,rate-limit; all with a file as source]
     #[arg(long, value_name = "NAME[=NAMESPACE+…],…")]
     pub allowed_annotations: Option<AllowedAnnotations>,
+
+    /// Where active checks of endpoints may go: nowhere, or to pods and the networks that are given besides [default: off]
+    #[arg(long, value_name = "off|pods[,CIDR,…]")]
+    pub active_checks: Option<ActiveChecks>,
 
     /// How many active checks are made in a second and at the same time [default: per-second=200,in-flight=128]
     #[arg(long, value_name = "NAME=N,…")]

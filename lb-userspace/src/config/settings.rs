@@ -7,8 +7,9 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use super::{
-    self as defaults, ApiServer, CgroupRoot, CheckLimits, ConfigError, FastPath, FlowTimeouts, Interfaces, LogFormat,
-    LogLevel, MapSizes, NodePortAddresses, Options, Period, PortRange, SocketLb, Source, Switch, TcAttach, XdpMode,
+    self as defaults, ActiveChecks, ApiServer, CgroupRoot, CheckLimits, ConfigError, FastPath, FlowTimeouts,
+    Interfaces, LogFormat, LogLevel, MapSizes, NodePortAddresses, Options, Period, PortRange, SocketLb, Source, Switch,
+    TcAttach, XdpMode,
 };
 use crate::model::{AllowedAnnotations, Mode, Scheduler, SlotShares};
 
@@ -41,6 +42,7 @@ pub struct Settings {
     pub flow_timeouts: FlowTimeouts,
     pub flow_counters: bool,
     pub allowed_annotations: AllowedAnnotations,
+    pub active_checks: ActiveChecks,
     pub check_limits: CheckLimits,
     pub map_sizes: MapSizes,
     pub slot_shares: SlotShares,
@@ -97,6 +99,7 @@ impl Options {
             flow_timeouts: self.flow_timeouts.or(other.flow_timeouts),
             flow_counters: self.flow_counters.or(other.flow_counters),
             allowed_annotations: self.allowed_annotations.or(other.allowed_annotations),
+            active_checks: self.active_checks.or(other.active_checks),
             check_limits: self.check_limits.or(other.check_limits),
             map_sizes: self.map_sizes.or(other.map_sizes),
             slot_shares: self.slot_shares.or(other.slot_shares),
@@ -163,6 +166,7 @@ impl Options {
             flow_timeouts: self.flow_timeouts.unwrap_or_default(),
             flow_counters: self.flow_counters == Some(Switch::On),
             allowed_annotations: self.allowed_annotations.unwrap_or_else(|| allowed_by(&source)),
+            active_checks: self.active_checks.unwrap_or_default(),
             check_limits: self.check_limits.unwrap_or_default(),
             map_sizes: self.map_sizes.unwrap_or_default(),
             slot_shares: self.slot_shares.unwrap_or_default(),

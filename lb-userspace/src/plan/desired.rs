@@ -165,6 +165,8 @@ pub struct DesiredService {
     pub drain_period: Option<Duration>,
     /// How this node checks its endpoints; `None`: it does not.
     pub check: Option<Box<Check>>,
+    /// Those that it may not check: they are in no network that checks may go to.
+    pub unchecked: BTreeSet<SocketAddr>,
     /// At least one.
     pub frontends: SortedMap<Frontend, Use>,
     /// Of the families of the frontends.

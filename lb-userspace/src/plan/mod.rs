@@ -3,6 +3,7 @@
 //! No clock, no I/O, no map. [`plan`] says what is wanted, [`Book`] what is written, [`diff_service`] the way between.
 
 mod book;
+mod checks;
 mod claims;
 mod desired;
 mod diff;
@@ -77,6 +78,8 @@ pub struct PlanSettings {
     pub has_peers: bool,
     /// Whether connections that nobody answers are moved to another backend, where the Service says nothing.
     pub retry: bool,
+    /// Networks that active checks may go to, beside those of the node's pods; `None`: nothing is checked.
+    pub check_networks: Option<Vec<IpNet>>,
     /// Slots that the table has.
     pub slots: u32,
     /// How many of them a service and a namespace may take.
@@ -105,6 +108,7 @@ impl Default for PlanSettings {
             mode: Mode::Snat,
             has_peers: false,
             retry: true,
+            check_networks: None,
             slots: limits::SLOTS,
             slot_shares: SlotShares::default(),
             drain_period: Duration::from_secs(30),

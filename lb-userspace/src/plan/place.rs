@@ -37,6 +37,8 @@ pub(super) struct Place {
     pub mtu: [Option<u32>; 2],
     /// Where a Service says nothing.
     pub retry: bool,
+    /// Networks that active checks may go to; `None`: nothing is checked.
+    pub check_networks: Option<BTreeSet<IpNet>>,
     /// Label value of the services that are ours; `None`: those without the label.
     pub proxy_name: Option<String>,
     pub reserved: BTreeSet<(IpAddr, u16, Protocol)>,
@@ -59,7 +61,10 @@ impl Place {
             let served = node_port_addresses.iter().any(|address| Family::of(*address) == Family::of(*any));
             served || serves_node_ports(loopback)
         });
+        let pods = node.map(|node| node.pod_cidrs.as_slice()).unwrap_or_default();
+        let check_networks = settings.check_networks.as_ref();
         Self {
+            check_networks: check_networks.map(|networks| networks.iter().chain(pods).copied().collect()),
             host_sockets: host_sockets.map(|(any, _)| any).collect(),
             node_name: settings.node_name.clone(),
             zone: node.and_then(|node| node.zone.clone()),

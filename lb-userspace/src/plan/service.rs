@@ -8,7 +8,7 @@ use std::{
 use lb_common::abi::service_flags;
 
 use super::{
-    DesiredEndpoint, DesiredService, Frontend, Kind, PortKey, Rule, Set, SortedMap, Tally, Use,
+    DesiredEndpoint, DesiredService, Frontend, Kind, PortKey, Rule, Set, SortedMap, Tally, Use, checks,
     claims::{Claim, Claimed},
     endpoints::{Filled, Listed, Needs, filled},
     frontends::{self, Guard},
@@ -65,6 +65,7 @@ pub(super) fn plan(
     refusals.extend(mode::unscheduled(service, &ports, place));
     refusals.extend(mode::too_narrow(service, &ports, place));
     refusals.extend(shares::oversized(service, &ports));
+    refusals.extend(checks::refusal(service, &ports, place));
     Planned { ports, refusals }
 }
 
@@ -160,6 +161,8 @@ impl Draft<'_> {
         self.tally.hit_if(scheduler != self.place.scheduler, Rule::OwnScheduler);
         self.tally.hit_if(!retry, Rule::NoRetry);
         let guarded = Family::BOTH.into_iter().filter(|family| guarded[index(*family)]);
+        let check = options.and_then(|options| options.check.clone()).map(Box::new);
+        let (check, unchecked) = checks::admitted(check, endpoints.keys(), self.place);
         DesiredService {
             port_name: port.name.clone(),
             affinity_timeout_s: self.service.affinity_timeout_s,
@@ -168,7 +171,8 @@ impl Draft<'_> {
             maglev_size: maglev_size(options, direct, &endpoints),
             slots_max: None,
             drain_period: options.and_then(|options| options.drain_period),
-            check: options.and_then(|options| options.check.clone()).map(Box::new),
+            check,
+            unchecked,
             frontends: uses,
             endpoints,
             sources: guarded.flat_map(|family| self.guard.ranges(family)).collect(),

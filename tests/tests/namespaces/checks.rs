@@ -77,6 +77,9 @@ fn answer(listener: &TcpListener, status: &AtomicU16, asked: &AtomicU32, stop: &
     }
 }
 
+/// Addresses of pods and of nodes alike.
+const ON: &str = "--active-checks=pods,0.0.0.0/0,::/0";
+
 fn checked(fixture: &Fixture, how: &str) -> Service {
     let web = fixture.web().annotated("check", how).annotated("check-port", "9000");
     web.annotated("check-interval", "1s").annotated("check-timeout", "500ms").annotated("check-failures", "2")
@@ -114,7 +117,7 @@ fn an_endpoint_that_answers_badly_or_not_at_all_gets_no_new_flows_until_it_is_we
     let fixture = Fixture::new("checkhttp", Pods::Routed, 2, NodeOptions::default());
     let healths: Vec<Health> = fixture.backends.iter().map(|pod| Health::listen(pod, 200)).collect();
     let service = checked(&fixture, "http").annotated("check-path", "/ready");
-    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[ON]);
     eventually("both are asked", SOON, || {
         std::thread::sleep(Duration::from_millis(50));
         healths.iter().all(|health| health.asked() >= 4).then_some(())
@@ -172,7 +175,7 @@ fn a_port_that_takes_no_connections_is_found_and_all_failing_serve_rather_than_n
     let fixture = Fixture::new("checktcp", Pods::Routed, 2, NodeOptions::default());
     let mut healths: Vec<Option<Health>> = fixture.backends.iter().map(|pod| Some(Health::listen(pod, 200))).collect();
     let service = checked(&fixture, "tcp");
-    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--check-limits", "per-second=50,in-flight=2"]);
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[ON, "--check-limits", "per-second=50,in-flight=4"]);
     let to = service.frontends(Protocol::Tcp)[0];
     healths[0] = None;
     wait_for(&agent, "b0 is quarantined", &both(&fixture.backends[0]));
@@ -206,7 +209,7 @@ fn no_address_of_a_service_is_asked_even_if_a_slice_names_it() {
     let mut through = fixture.web();
     through.endpoints[0].addresses = checked.cluster_ips;
     let through = through.annotated("check", "tcp").annotated("check-interval", "1s");
-    let agent = fixture.agent(&Manifest::of([through, checked.clone()]), &["--log-level", "debug"]);
+    let agent = fixture.agent(&Manifest::of([through, checked.clone()]), &[ON, "--log-level", "debug"]);
     eventually("the other one is checked", SOON, || {
         std::thread::sleep(Duration::from_millis(100));
         agent.metrics().ok()?.contains("ballast_checks_total{result=\"well\"}").then_some(())

@@ -1,7 +1,10 @@
 //! When which endpoint is asked: by turns, with jitter, so many in a second and at the same time. Pure: it is told the time.
+//!
+//! Namespaces take turns, and none has more than its share under way: endpoints of one that never answer delay no other's checks.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -43,16 +46,36 @@ struct Entry {
     endpoint: Endpoint,
 }
 
+/// The checks of one namespace.
+#[derive(Debug, Default)]
+struct Tenant {
+    /// Those that wait for their turn.
+    queue: BTreeSet<(Instant, u64)>,
+    /// How many are checked, waiting or not.
+    endpoints: u32,
+    under_way: u32,
+    /// Number of its last turn.
+    turn: u64,
+}
+
+impl Tenant {
+    /// When its next check is due; `None`: it waits for none, or has its `share` under way.
+    fn due(&self, share: u32) -> Option<Instant> {
+        self.queue.first().filter(|_| self.under_way < share).map(|(due, _)| *due)
+    }
+}
+
 /// All endpoints that are checked.
 #[derive(Debug)]
 pub struct Schedule {
     limits: CheckLimits,
     ids: BTreeMap<Subject, u64>,
     entries: HashMap<u64, Entry>,
-    /// Those that wait for their turn.
-    queue: BTreeSet<(Instant, u64)>,
+    tenants: BTreeMap<Arc<str>, Tenant>,
     last_id: u64,
-    under_way: u32,
+    last_turn: u64,
+    /// Namespaces of the checks that have begun and not ended.
+    under_way: HashMap<u64, Arc<str>>,
     /// When the next check may begin; at most [`BURST`] ago.
     free_at: Instant,
     /// Quarantined by an agent before this one, and not known to be checked yet.
@@ -67,9 +90,10 @@ impl Schedule {
             limits,
             ids: BTreeMap::new(),
             entries: HashMap::new(),
-            queue: BTreeSet::new(),
+            tenants: BTreeMap::new(),
             last_id: 0,
-            under_way: 0,
+            last_turn: 0,
+            under_way: HashMap::new(),
             free_at: now,
             restored,
             // Zero would stay zero.
@@ -105,22 +129,43 @@ impl Schedule {
         self.last_id += 1;
         let due = now + check.interval.mul_f64(self.draw());
         let endpoint = Endpoint::new(due, self.restored.contains(&subject));
-        self.queue.insert((due, self.last_id));
+        let tenant = self.tenants.entry(subject.0.service.namespace.clone()).or_default();
+        tenant.endpoints += 1;
+        tenant.queue.insert((due, self.last_id));
         self.ids.insert(subject.clone(), self.last_id);
         self.entries.insert(self.last_id, Entry { subject, check: check.clone(), endpoint });
     }
 
     fn forget(&mut self, subject: &Subject) {
         let Some(id) = self.ids.remove(subject) else { return };
-        if let Some(due) = self.entries.remove(&id).and_then(|entry| entry.endpoint.due()) {
-            self.queue.remove(&(due, id));
+        let due = self.entries.remove(&id).and_then(|entry| entry.endpoint.due());
+        let namespace = &subject.0.service.namespace;
+        if let Some(tenant) = self.tenants.get_mut(namespace) {
+            tenant.endpoints -= 1;
+            if let Some(due) = due {
+                tenant.queue.remove(&(due, id));
+            }
         }
+        self.forget_idle(namespace);
+    }
+
+    fn forget_idle(&mut self, namespace: &Arc<str>) {
+        if self.tenants.get(namespace).is_some_and(|tenant| tenant.endpoints == 0 && tenant.under_way == 0) {
+            self.tenants.remove(namespace);
+        }
+    }
+
+    /// Checks of one namespace that may be under way: one share is always left for a namespace that comes.
+    fn share(&self) -> u32 {
+        let tenants = u32::try_from(self.tenants.len()).unwrap_or(u32::MAX);
+        (self.limits.in_flight.get() / tenants.saturating_add(1)).max(1)
     }
 
     /// When [`Self::next`] may have something; `None`: not before an answer or a change.
     pub fn due(&self) -> Option<Instant> {
-        let (due, _) = self.queue.first()?;
-        (self.under_way < self.limits.in_flight.get()).then(|| self.free_at.max(*due))
+        let share = self.share();
+        let due = self.tenants.values().filter_map(|tenant| tenant.due(share)).min()?;
+        (self.under_way() < self.limits.in_flight.get()).then(|| self.free_at.max(due))
     }
 
     /// The next check that is to be made, if one is and may be. Each one is to be followed by [`Self::over`].
@@ -128,12 +173,18 @@ impl Schedule {
         if self.due()? > now {
             return None;
         }
-        let (_, id) = self.queue.pop_first()?;
+        let share = self.share();
+        let waiting = self.tenants.iter_mut().filter(|(_, tenant)| tenant.due(share).is_some_and(|due| due <= now));
+        let (namespace, tenant) = waiting.min_by_key(|(_, tenant)| tenant.turn)?;
+        let (_, id) = tenant.queue.pop_first()?;
         let entry = self.entries.get_mut(&id)?;
         let (endpoint, effect) = entry.endpoint.step(Event::Turn, now, &entry.check);
         entry.endpoint = endpoint;
         debug_assert_eq!(effect, Some(Effect::Ask), "only those that wait are in the queue");
-        self.under_way += 1;
+        self.last_turn += 1;
+        tenant.turn = self.last_turn;
+        tenant.under_way += 1;
+        self.under_way.insert(id, namespace.clone());
         let spacing = Duration::from_secs(1) / self.limits.per_second.get();
         self.free_at = self.free_at.max(now.checked_sub(BURST).unwrap_or(now)) + spacing;
         Some(Ask { id, target: target(entry.subject.1, &entry.check), check: entry.check.clone() })
@@ -141,14 +192,21 @@ impl Schedule {
 
     /// A check has ended.
     pub fn over(&mut self, id: u64, answer: Answer, now: Instant) -> Option<Change> {
-        self.under_way = self.under_way.saturating_sub(1);
+        if let Some(namespace) = self.under_way.remove(&id) {
+            if let Some(tenant) = self.tenants.get_mut(&namespace) {
+                tenant.under_way -= 1;
+            }
+            self.forget_idle(&namespace);
+        }
         let jitter = 1.0 + JITTER * (2.0 * self.draw() - 1.0);
         // Nobody wants to know any more, if it is gone.
         let entry = self.entries.get_mut(&id)?;
         let pause = entry.check.interval.mul_f64(jitter);
         let (endpoint, effect) = entry.endpoint.step(Event::Over { answer, pause }, now, &entry.check);
         entry.endpoint = endpoint;
-        self.queue.extend(endpoint.due().map(|due| (due, id)));
+        if let Some(tenant) = self.tenants.get_mut(&entry.subject.0.service.namespace) {
+            tenant.queue.extend(endpoint.due().map(|due| (due, id)));
+        }
         let is_failing = match effect? {
             Effect::Quarantine => true,
             Effect::Clear => false,
@@ -170,12 +228,13 @@ impl Schedule {
 
     /// Checks that have begun and not ended.
     pub fn under_way(&self) -> u32 {
-        self.under_way
+        u32::try_from(self.under_way.len()).unwrap_or(u32::MAX)
     }
 
     /// How long the one that waits longest has waited beyond its turn.
     pub fn late(&self, now: Instant) -> Duration {
-        self.queue.first().map_or(Duration::ZERO, |(due, _)| now.saturating_duration_since(*due))
+        let first = self.tenants.values().filter_map(|tenant| tenant.queue.first()).min();
+        first.map_or(Duration::ZERO, |(due, _)| now.saturating_duration_since(*due))
     }
 
     /// From 0 to 1 (xorshift64*, Vigna 2016): good enough to keep checks apart.

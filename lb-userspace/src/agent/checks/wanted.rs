@@ -22,7 +22,8 @@ pub fn wanted<'a>(checked: impl Iterator<Item = (&'a PortKey, &'a DesiredService
         let check = service.check.as_deref()?;
         // One that is not ready or terminates takes no new flows anyhow, and fails for good reason.
         let ready = service.endpoints.iter().filter(|(_, endpoint)| endpoint.state == EndpointState::Ready);
-        let asked = ready.map(|(address, _)| *address).filter(|address| !is_service(target(*address, check), desired));
+        let admitted = ready.map(|(address, _)| *address).filter(|address| !service.unchecked.contains(address));
+        let asked = admitted.filter(|address| !is_service(target(*address, check), desired));
         Some((key.clone(), Checked { check: check.clone(), endpoints: asked.collect() }))
     });
     services.collect()
@@ -80,6 +81,7 @@ mod tests {
             ("10.0.0.3:80", EndpointState::Terminating),
             ("10.96.0.9:80", EndpointState::Ready),
             ("10.0.0.4:80", EndpointState::Ready),
+            ("169.254.169.254:80", EndpointState::Ready),
         ];
         let service = DesiredService {
             port_name: String::new(),
@@ -90,6 +92,7 @@ mod tests {
             slots_max: None,
             drain_period: None,
             check: Some(Box::new(check)),
+            unchecked: ["169.254.169.254:80".parse().expect("valid")].into(),
             frontends: SortedMap::default(),
             endpoints: endpoints
                 .map(|(address, state)| (address.parse().expect("valid"), endpoint(state)))

@@ -26,8 +26,16 @@ fn address(index: u16) -> SocketAddr {
     SocketAddr::from(([10, 0, 0, 1], index))
 }
 
+fn of_namespace(namespace: &str) -> PortKey {
+    PortKey { service: ObjectName::new(namespace, "web"), ..key() }
+}
+
+fn checked(endpoints: u16, check: Check) -> Checked {
+    Checked { check, endpoints: (1..=endpoints).map(address).collect() }
+}
+
 fn wanted(endpoints: u16, check: Check) -> Wanted {
-    [(key(), Checked { check, endpoints: (1..=endpoints).map(address).collect() })].into()
+    [(key(), checked(endpoints, check))].into()
 }
 
 fn schedule(limits: CheckLimits) -> (Schedule, Instant) {
@@ -77,13 +85,68 @@ async fn no_more_are_begun_in_a_second_than_the_limit_says_and_none_is_left_out(
 
 #[tokio::test(start_paused = true)]
 async fn no_more_are_under_way_than_the_limit_says() {
-    let (mut schedule, start) = schedule(limits(1_000, 3));
+    let (mut schedule, start) = schedule(limits(1_000, 6));
     schedule.set(&wanted(10, check()), start);
     let now = start + INTERVAL;
     let asked: Vec<_> = std::iter::from_fn(|| schedule.next(now)).collect();
-    assert_eq!((asked.len(), schedule.under_way(), schedule.due()), (3, 3, None));
+    assert_eq!(
+        (asked.len(), schedule.under_way(), schedule.due()),
+        (3, 3, None),
+        "half of six: the rest is left to others"
+    );
     schedule.over(asked[0].id, Answer::Well, now);
     assert!(schedule.next(now).is_some() && schedule.next(now).is_none());
+    let many = (0..20).map(|tenant| (of_namespace(&format!("t{tenant}")), checked(4, check())));
+    schedule.set(&many.collect(), now);
+    let now = now + INTERVAL;
+    let more = std::iter::from_fn(|| schedule.next(now)).count();
+    assert_eq!((more, schedule.under_way()), (3, 6), "never more than the limit, however many namespaces there are");
+}
+
+/// Lets time pass: checks of the namespace `black` end by their timeout only, all others at once. When which endpoint was asked.
+fn pass_with_black_holes(schedule: &mut Schedule, from: Instant, time: Duration) -> Vec<(Instant, SocketAddr)> {
+    let mut asked = Vec::new();
+    let mut silent = BTreeSet::new();
+    loop {
+        let over = silent.first().map(|(at, _)| *at);
+        let Some(now) = [schedule.due(), over].into_iter().flatten().min().filter(|now| *now <= from + time) else {
+            return asked;
+        };
+        while let Some(ended) = silent.first().copied().filter(|(at, _)| *at <= now) {
+            silent.remove(&ended);
+            let (_, id) = ended;
+            schedule.over(id, Answer::Failed, now);
+        }
+        while let Some(ask) = schedule.next(now) {
+            if ask.target.port() >= BLACK {
+                silent.insert((now + ask.check.timeout, ask.id));
+            } else {
+                asked.push((now, ask.target));
+                schedule.over(ask.id, Answer::Well, now);
+            }
+        }
+    }
+}
+
+/// Ports of endpoints that never answer begin here.
+const BLACK: u16 = 1_000;
+
+#[tokio::test(start_paused = true)]
+async fn black_holed_endpoints_of_one_tenant_delay_no_other_by_more_than_an_interval() {
+    let (mut schedule, start) = schedule(CheckLimits::default());
+    let second = Duration::from_secs(1);
+    let endless = Check { interval: second, timeout: second, ..check() };
+    let black = Checked { check: endless, endpoints: (BLACK..BLACK + 1_280).map(address).collect() };
+    let wanted = [(of_namespace("black"), black), (of_namespace("demo"), checked(20, check()))].into();
+    schedule.set(&wanted, start);
+    let asked = pass_with_black_holes(&mut schedule, start, 10 * INTERVAL);
+    for index in 1..=20 {
+        let mut times = vec![start];
+        times.extend(asked.iter().filter(|(_, target)| *target == address(index)).map(|(at, _)| *at));
+        times.push(start + 10 * INTERVAL);
+        let longest = times.windows(2).map(|pair| pair[1] - pair[0]).max();
+        assert!(longest < Some(2 * INTERVAL), "endpoint {index} was not asked for {longest:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
