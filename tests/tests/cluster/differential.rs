@@ -7,10 +7,6 @@ use serde_json::json;
 
 /// How many clusters are compared at least; `BALLAST_DIFFER_CLUSTERS` asks for another number.
 const CLUSTERS: usize = 5_000;
-/// The seed of the first cluster, unless `BALLAST_TEST_SEED` asks for another one. Not a fresh one: about one of 10,000 clusters of fresh
-/// seeds still shows a difference whose explanation the list of known ones does not recognise.
-const SEED: u64 = 1;
-
 /// Rules that kube-proxy has nothing to compare with: annotations, and marks by hand or by checks. Scenarios and the plan's model
 /// have them.
 const OURS_ALONE: [Rule; 6] =
@@ -20,8 +16,7 @@ const OURS_ALONE: [Rule; 6] =
 fn ballast_serves_what_kube_proxy_serves() {
     let asked = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let clusters = asked("BALLAST_DIFFER_CLUSTERS").map_or(CLUSTERS, |count| usize::try_from(count).expect("a count"));
-    let seed = if std::env::var_os(lb_seed::VARIABLE).is_some() { lb_seed::of_run() } else { SEED };
-    let (comparison, differing) = kube_proxy_diff::run(clusters, seed).expect("a comparison");
+    let (comparison, differing) = kube_proxy_diff::run(clusters, lb_seed::of_run()).expect("a comparison");
     for cluster in &differing {
         println!("{cluster}");
     }
@@ -41,7 +36,7 @@ fn ballast_serves_what_kube_proxy_serves() {
 /// Told of one thing less, Ballast serves otherwise, and it shows.
 #[test]
 fn whatever_ballast_misses_is_found() {
-    let found = kube_proxy_diff::run_distorted(SEED).expect("a comparison");
+    let found = kube_proxy_diff::run_distorted(lb_seed::of_run()).expect("a comparison");
     for (name, differences) in found {
         println!("without {name}: {differences} packets differ");
         assert_eq!(differences == 0, name == "nothing", "without {name}");
