@@ -168,7 +168,8 @@ async fn open_source(settings: &Settings, stop: &CancellationToken) -> anyhow::R
 fn kube_settings(settings: &Settings) -> source::kube::KubeSettings {
     source::kube::KubeSettings {
         kubeconfig: settings.kubeconfig.clone(),
-        api_server: settings.api_server.as_ref().map(|api_server| api_server.0.to_string()),
+        api_servers: settings.api_server.iter().flat_map(|servers| &servers.0).map(ToString::to_string).collect(),
+        tls_server_name: settings.tls_server_name.clone(),
         proxy_name: settings.service_proxy_name.clone(),
         node_name: Some(settings.node_name.clone()),
         is_direct: settings.mode.is_ever_direct(),

@@ -28,7 +28,7 @@ pub use port_range::PortRange;
 pub use settings::Settings;
 pub use sizes::{MAX_MAP_ENTRIES, MIN_MAP_ENTRIES, MapSizes};
 pub use values::{
-    ApiServer, CgroupRoot, FastPath, Interfaces, LogFormat, LogLevel, SocketLb, Source, Switch, TcAttach, ValueError,
+    ApiServers, CgroupRoot, FastPath, Interfaces, LogFormat, LogLevel, SocketLb, Source, Switch, TcAttach, ValueError,
     XdpMode,
 };
 

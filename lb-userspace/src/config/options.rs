@@ -15,7 +15,7 @@ use super::durations::{
 };
 use super::networks::{network, networks};
 use super::{
-    ActiveChecks, ApiServer, CgroupRoot, CheckLimits, FastPath, FlowTimeouts, Interfaces, LogFormat, LogLevel,
+    ActiveChecks, ApiServers, CgroupRoot, CheckLimits, FastPath, FlowTimeouts, Interfaces, LogFormat, LogLevel,
     MapSizes, NodePortAddresses, Period, PortRange, ProxyName, SocketLb, Source, Switch, TcAttach, XdpMode,
 };
 use crate::model::{AllowedAnnotations, Mode, Scheduler, SlotShares};
@@ -52,10 +52,14 @@ pub struct Options {
     #[arg(long, value_name = "PATH")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Address of the API server, instead of the one in the kubeconfig or the cluster's environment
-    #[arg(long, value_name = "URL")]
+    /// Addresses of the API servers, tried in turn, instead of the one in the kubeconfig or the cluster's environment
+    #[arg(long, value_name = "URL,…")]
     #[serde(deserialize_with = "text")]
-    pub api_server: Option<ApiServer>,
+    pub api_server: Option<ApiServers>,
+
+    /// Name that the API servers' certificates must have [default: the one in their address]
+    #[arg(long, value_name = "NAME")]
+    pub tls_server_name: Option<String>,
 
     /// Name of this node in the cluster [default: the host name]
     #[arg(long, value_name = "NAME")]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use super::{
-    self as defaults, ActiveChecks, ApiServer, CgroupRoot, CheckLimits, ConfigError, FastPath, FlowTimeouts,
+    self as defaults, ActiveChecks, ApiServers, CgroupRoot, CheckLimits, ConfigError, FastPath, FlowTimeouts,
     Interfaces, LogFormat, LogLevel, MapSizes, NodePortAddresses, Options, Period, PortRange, SocketLb, Source, Switch,
     TcAttach, XdpMode,
 };
@@ -18,7 +18,8 @@ use crate::model::{AllowedAnnotations, Mode, Scheduler, SlotShares};
 pub struct Settings {
     pub source: Source,
     pub kubeconfig: Option<PathBuf>,
-    pub api_server: Option<ApiServer>,
+    pub api_server: Option<ApiServers>,
+    pub tls_server_name: Option<String>,
     pub node_name: String,
     pub pod_interfaces: Interfaces,
     pub external_interfaces: Interfaces,
@@ -77,6 +78,7 @@ impl Options {
             source: self.source.or(other.source),
             kubeconfig: self.kubeconfig.or(other.kubeconfig),
             api_server: self.api_server.or(other.api_server),
+            tls_server_name: self.tls_server_name.or(other.tls_server_name),
             node_name: self.node_name.or(other.node_name),
             pod_interfaces: self.pod_interfaces.or(other.pod_interfaces),
             external_interfaces: self.external_interfaces.or(other.external_interfaces),
@@ -130,6 +132,7 @@ impl Options {
             let of_kube = [
                 ("kubeconfig", self.kubeconfig.is_some()),
                 ("api-server", self.api_server.is_some()),
+                ("tls-server-name", self.tls_server_name.is_some()),
                 ("resync-interval", self.resync_interval.is_some()),
                 ("watch-silence", self.watch_silence.is_some()),
             ];
@@ -144,6 +147,7 @@ impl Options {
         Ok(Settings {
             kubeconfig: self.kubeconfig,
             api_server: self.api_server,
+            tls_server_name: self.tls_server_name,
             node_name,
             pod_interfaces: self.pod_interfaces.unwrap_or_default(),
             external_interfaces: self.external_interfaces.unwrap_or_default(),

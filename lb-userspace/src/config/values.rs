@@ -125,23 +125,21 @@ impl FromStr for CgroupRoot {
     }
 }
 
-/// The URL of a Kubernetes API server.
+/// The URLs of Kubernetes API servers of one cluster; never none.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ApiServer(pub http::Uri);
+pub struct ApiServers(pub Vec<http::Uri>);
 
-impl FromStr for ApiServer {
+impl FromStr for ApiServers {
     type Err = ValueError;
 
     fn from_str(text: &str) -> Result<Self, ValueError> {
-        text.parse::<http::Uri>()
-            .ok()
-            .filter(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some())
-            .map(Self)
-            .ok_or_else(|| ValueError {
-                given: text.into(),
-                what: "the URL of an API server",
-                expected: "https://HOST:PORT",
-            })
+        let is_good = |uri: &http::Uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some();
+        let one = |text: &str| text.trim().parse::<http::Uri>().ok().filter(is_good);
+        text.split(',').map(one).collect::<Option<_>>().map(Self).ok_or_else(|| ValueError {
+            given: text.into(),
+            what: "the URL of an API server",
+            expected: "https://HOST:PORT, several separated by commas",
+        })
     }
 }
 

@@ -68,7 +68,8 @@ pub fn own_faults(report: &Report, since_beat: Duration, thresholds: &Thresholds
     let mut faults = dead(report, since_beat, thresholds);
     // What the agent before left behind serves on: load balancers need not hear of a restart.
     let in_grace = report.tables.inherited && report.uptime_seconds < thresholds.first_sync_grace.as_secs_f64();
-    let excused = in_grace || (report.tables.inherited && source_lost(report));
+    // What keeps this node from listing (an API that is away, revoked rights, an error of the server) keeps all nodes from it.
+    let excused = in_grace || (report.tables.inherited && has_source_error(report));
     if !report.tables.synced && !excused {
         faults.push("the first sync is not finished: services and endpoints have not both been listed".to_owned());
     }
@@ -89,13 +90,9 @@ pub fn own_faults(report: &Report, since_beat: Duration, thresholds: &Thresholds
     faults
 }
 
-/// Nothing can be listed, here or (with an API) on any other node.
-fn source_lost(report: &Report) -> bool {
-    match report.source.api_reachable {
-        Some(reachable) => !reachable,
-        // A file that is missing or broken: what was read last goes on.
-        None => report.source.last_error.is_some(),
-    }
+/// Nothing can be listed, and it is known why.
+fn has_source_error(report: &Report) -> bool {
+    report.source.api_reachable == Some(false) || report.source.last_error.is_some()
 }
 
 /// What makes this node not ready: its own faults, a change that is not written yet, and a stale source.

@@ -112,6 +112,10 @@ fn an_agent_that_restarts_while_the_api_is_lost_stays_healthy_on_its_tables() {
         report.source.api_reachable = Some(false);
     });
     assert_eq!(answers(&report), [true, true, false]);
+    // The API answers, and every node gets the same answer: revoked rights, an API version that is no more.
+    report.source.api_reachable = Some(true);
+    report.source.last_error = Some("services: the API answers 403 Forbidden".into());
+    assert_eq!(answers(&report), [true, true, false]);
     report.tables.inherited = false;
     assert_eq!(answers(&report), [false, true, false]);
 }

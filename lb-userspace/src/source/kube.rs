@@ -13,7 +13,7 @@ mod reader;
 mod split;
 mod version;
 
-use std::{path::PathBuf, pin::pin, time::Duration};
+use std::{path::PathBuf, pin::pin, sync::Arc, time::Duration};
 
 use futures::{Stream, StreamExt, stream};
 use kube::Client;
@@ -21,6 +21,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use self::{
+    connect::Ways,
     follower::Settings,
     held::{Held, Message},
     reader::{Selection, read},
@@ -41,9 +42,11 @@ const NODE_PATIENCE: u32 = 5;
 pub struct KubeSettings {
     /// A kubeconfig file; without one, the credentials of the pod that we run in.
     pub kubeconfig: Option<PathBuf>,
-    /// URL of the API, instead of the one in the kubeconfig or the pod's environment: Ballast serves the latter's address, so
-    /// it must not depend on it.
-    pub api_server: Option<String>,
+    /// URLs of the API, tried in turn, instead of the one in the kubeconfig or the pod's environment: Ballast serves the latter's
+    /// address, so it must not depend on it.
+    pub api_servers: Vec<String>,
+    /// The name in the API servers' certificates, where it is not the one in their URLs.
+    pub tls_server_name: Option<String>,
     /// Services with this value of the label `service.kubernetes.io/service-proxy-name` are asked for; `None`: those without it.
     pub proxy_name: Option<String>,
     /// The Node that we are; without it, the snapshots hold none.
@@ -65,7 +68,8 @@ impl Default for KubeSettings {
     fn default() -> Self {
         Self {
             kubeconfig: None,
-            api_server: None,
+            api_servers: Vec::new(),
+            tls_server_name: None,
             proxy_name: None,
             node_name: None,
             is_direct: false,
@@ -79,21 +83,20 @@ impl Default for KubeSettings {
 
 /// Follows the API until `stop` is cancelled. An API that cannot be reached is no error here but a status: it is tried again.
 pub async fn spawn(settings: KubeSettings, stop: CancellationToken) -> Result<Source, SourceError> {
-    let config = connect::config(&settings).await?;
-    let origin = connect::shown(&config.cluster_url);
-    let client = connect::client(&config)?;
+    let ways = Ways::find(&settings).await?;
     let (want_peers, wanted) = watch::channel(settings.is_direct);
-    Ok(follow(origin, messages(&client, &settings, wanted), Held::new(want_peers, settings.allowed), stop))
+    let messages = messages(&ways, &settings, wanted);
+    Ok(follow(ways.origin(), messages, Held::new(want_peers, settings.allowed), stop))
 }
 
 /// A client of the same API, for what goes there.
 pub async fn client(settings: &KubeSettings) -> Result<Client, SourceError> {
-    connect::client(&connect::config(settings).await?)
+    Ok(Ways::find(settings).await?.client())
 }
 
 /// News of all resources; of the other nodes while they are wanted.
 fn messages(
-    client: &Client,
+    ways: &Arc<Ways>,
     settings: &KubeSettings,
     wanted: watch::Receiver<bool>,
 ) -> impl Stream<Item = Message> + Send + 'static {
@@ -114,13 +117,18 @@ fn messages(
     // How many slices there were is not in the tables; some, if there were services.
     let follow_slices = Settings { expected_objects: settings.expected_services.min(1), ..follow };
     let went_back = watch::Sender::new(0);
-    let services = read(client.clone(), went_back.clone(), labelled(of_services), follow);
-    let slices = read(client.clone(), went_back.clone(), labelled(of_slices), follow_slices);
+    let services = read(Arc::clone(ways), went_back.clone(), labelled(of_services), follow);
+    let slices = read(Arc::clone(ways), went_back.clone(), labelled(of_slices), follow_slices);
     // Tables that hold services hold other nodes, too, unless this is the only one: a list of none is confirmed.
-    let peers = peers::read(client.clone(), went_back.clone(), settings.node_name.as_deref(), follow_slices, wanted);
+    let peers = peers::read(Arc::clone(ways), went_back.clone(), settings.node_name.as_deref(), follow_slices, wanted);
     let node = settings.node_name.as_ref().map(|name| {
         let selection = Selection { labels: None, fields: Some(format!("metadata.name={name}")) };
-        read(client.clone(), went_back, selection, Settings { patience: NODE_PATIENCE, expected_objects: 0, ..follow })
+        read(
+            Arc::clone(ways),
+            went_back,
+            selection,
+            Settings { patience: NODE_PATIENCE, expected_objects: 0, ..follow },
+        )
     });
     let node = node.map_or_else(|| stream::pending().boxed(), StreamExt::boxed);
     futures::stream::select(

@@ -102,7 +102,7 @@ impl Api {
         let client = Client::new(handler, "default");
         let settings = KubeSettings { compare_interval: None, ..KubeSettings::default() };
         let (want_peers, wanted) = watch::channel(false);
-        let messages = messages(&client, &settings, wanted);
+        let messages = messages(&Ways::fixed(client), &settings, wanted);
         let source = follow(
             "https://test".into(),
             messages,
@@ -354,47 +354,11 @@ async fn a_list_in_pages_is_put_together() {
     assert_eq!(api.status().resources[SERVICES].relists, [(Relist::First, 1)].into());
 }
 
-/// Counts TCP connections to a server that answers every question with an empty list or an endless watch.
-#[tokio::test]
-async fn every_call_has_a_connection_of_its_own() {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    let handler = axum::routing::any(async |request: Request| {
-        if request.uri().query().unwrap_or_default().contains("watch=true") {
-            return Response::new(Body::from_stream(futures::stream::pending::<Result<String, std::io::Error>>()));
-        }
-        let list = json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": "1"}, "items": []});
-        Response::new(Body::from(list.to_string()))
-    });
-    let (peers_to, mut peers) = unbounded();
-    let app = axum::Router::new().fallback_service(handler).layer(axum::middleware::from_fn(
-        move |axum::extract::ConnectInfo(peer): axum::extract::ConnectInfo<std::net::SocketAddr>,
-              request,
-              next: axum::middleware::Next| {
-            peers_to.unbounded_send(peer).unwrap();
-            next.run(request)
-        },
-    ));
-    let app = app.into_make_service_with_connect_info::<std::net::SocketAddr>();
-    let server = tokio::spawn(async move { axum::serve(listener, app).await });
-    let stop = CancellationToken::new();
-    let settings =
-        KubeSettings { api_server: Some(url), silence: Duration::from_millis(50), ..KubeSettings::default() };
-    let _source = spawn(settings, stop.clone()).await.unwrap();
-    // Two lists, two watches, two probes.
-    let mut seen = std::collections::BTreeSet::new();
-    for _ in 0..6 {
-        assert!(seen.insert(peers.next().await.unwrap()), "a connection was used twice");
-    }
-    stop.cancel();
-    server.abort();
-}
-
 #[tokio::test]
 async fn a_wrong_way_to_the_api_is_said_with_the_remedy() {
     let start = async |settings| spawn(settings, CancellationToken::new()).await.unwrap_err().to_string();
     let text = start(KubeSettings { kubeconfig: Some("/nowhere/config".into()), ..KubeSettings::default() }).await;
     assert!(text.contains("/nowhere/config") && text.contains("--kubeconfig FILE"), "{text}");
-    let text = start(KubeSettings { api_server: Some("10.0.0.1:6443".into()), ..KubeSettings::default() }).await;
+    let text = start(KubeSettings { api_servers: vec!["10.0.0.1:6443".into()], ..KubeSettings::default() }).await;
     assert!(text.contains("expected a URL as https://10.0.0.1:6443"), "{text}");
 }

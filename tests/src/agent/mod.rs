@@ -265,7 +265,8 @@ impl Agent {
         Ok(self.get(10249, "/metrics")?.1)
     }
 
-    fn get(&self, port: u16, path: &str) -> Result<(u16, String)> {
+    /// GET of a path on a port of the node: status and body.
+    pub fn get(&self, port: u16, path: &str) -> Result<(u16, String)> {
         use std::io::{Read as _, Write as _};
         let place = self.place.clone();
         let answer = place.run(|| -> std::io::Result<String> {

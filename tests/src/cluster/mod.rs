@@ -8,6 +8,7 @@ mod hosted;
 mod kube_proxy;
 pub mod manifests;
 pub mod objects;
+pub mod odd_objects;
 mod packet_drop;
 mod process;
 mod store;
@@ -135,6 +136,14 @@ impl ApiServer {
     /// Kills the server and leaves its store running: from outside, an API that is away.
     pub fn stop(&mut self) {
         self.server = None;
+    }
+
+    /// Starts the server again with another certificate, signed by itself as the first one. The kubeconfig stays as it is; the file
+    /// of the CA that it names has the new one.
+    pub async fn rotate_certificate(&mut self) -> Result<()> {
+        self.stop();
+        fs::remove_dir_all(self.directory.path().join("certs"))?;
+        self.launch().await
     }
 
     /// Starts the server again, at the same address, over the same store.

@@ -10,10 +10,11 @@ fn from_flags(flags: &[&str]) -> Options {
     Options::from_arg_matches(&matches).expect("valid flags")
 }
 
-const FLAGS: [&str; 46] = [
+const FLAGS: [&str; 47] = [
     "--source=kube",
     "--kubeconfig=/k",
-    "--api-server=https://10.0.0.1:6443",
+    "--api-server=https://10.0.0.1:6443,https://10.0.0.2:6443",
+    "--tls-server-name=api.example",
     "--node-name=n1",
     "--pod-interfaces=veth*,lxc?",
     "--external-interfaces=eth0",

@@ -1,13 +1,18 @@
 //! One question to the API: the body of a good answer, or why there is none.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures::StreamExt as _;
 use http::{Request, Response, StatusCode, header::RETRY_AFTER};
 use http_body_util::{BodyDataStream, BodyExt as _};
-use kube::Client;
+use tokio::sync::Mutex;
 
-use super::{calls::Failure, item::ApiError, reason};
+use super::{
+    calls::Failure,
+    connect::{Way, Ways},
+    item::ApiError,
+    reason,
+};
 
 /// What the API sends, as it comes.
 pub type Body = BodyDataStream<kube::client::Body>;
@@ -15,15 +20,35 @@ pub type Body = BodyDataStream<kube::client::Body>;
 /// So much is read of an answer that tells an error.
 const ERROR_BYTES_MAX: usize = 64 * 1024;
 
-pub async fn ask(client: &Client, request: Request<Vec<u8>>) -> Result<Body, Failure> {
-    let answer = client.send(request.map(kube::client::Body::from)).await;
+/// The connection of a list, kept from page to page: a TLS handshake costs more than a page.
+#[derive(Clone, Default)]
+pub struct Kept(Arc<Mutex<Option<Way>>>);
+
+/// `kept`: the question may take the connection of the one before.
+pub async fn ask(ways: &Arc<Ways>, kept: Option<&Kept>, request: Request<Vec<u8>>) -> Result<Body, Failure> {
+    let way = match kept {
+        None => ways.way(0).await,
+        Some(Kept(kept)) => {
+            let mut kept = kept.lock().await;
+            match &*kept {
+                Some(way) => way.clone(),
+                None => kept.insert(ways.way(1).await).clone(),
+            }
+        }
+    };
+    let pending = ways.pending(&way);
+    let answer = way.client.send(request.map(kube::client::Body::from)).await;
+    let is_server_well = answer.as_ref().is_ok_and(|answer| !answer.status().is_server_error());
+    pending.answered(is_server_well);
+    if let (Some(Kept(kept)), false) = (kept, is_server_well) {
+        *kept.lock().await = None;
+    }
     let answer = answer.map_err(|error| Failure::without_status(reason(&error)))?;
     if answer.status().is_success() {
         return Ok(answer.into_body().into_data_stream());
     }
     Err(refusal(answer).await)
 }
-
 async fn refusal(answer: Response<kube::client::Body>) -> Failure {
     let (status, retry_after) = (answer.status(), retry_after(&answer));
     let mut body = answer.into_body().into_data_stream();

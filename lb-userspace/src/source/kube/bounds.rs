@@ -9,6 +9,12 @@ pub const FOUND_LIMIT: Duration = Duration::from_secs(45);
 pub const SILENCE: Duration = Duration::from_secs(30);
 /// Mean time from one comparison to the next.
 pub const COMPARE_INTERVAL: Duration = Duration::from_mins(5);
+/// A connection that is idle for so long is asked for a sign of life, then so often.
+pub const KEEPALIVE: Duration = Duration::from_secs(20);
+pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+pub const KEEPALIVE_RETRIES: u32 = 3;
+/// A connection on which something stays unacknowledged for so long is dead: `TCP_USER_TIMEOUT`.
+pub const UNACKNOWLEDGED_LIMIT: Duration = Duration::from_secs(30);
 /// How long the API may take to begin a watch.
 pub const ANSWER_LIMIT: Duration = Duration::from_secs(6);
 /// Length of a probe. The last thing that a server sends on a watch, two seconds before its end, is a bookmark.

@@ -1,6 +1,14 @@
-//! The way to the API: whose credentials, which address, and connections that nothing else uses.
+//! Ways to the API: whose credentials, which addresses, and connections that nothing else uses.
+//!
+//! The files that credentials come from are read again for each question: when one changed (a rotated CA, certificate, key or token,
+//! another address), the question goes the new way. An open watch goes on as it is.
 
-use std::{path::Path, time::Duration};
+use std::{
+    fs,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use hyper_util::{
     client::legacy::{Client as HttpClient, connect::HttpConnector},
@@ -8,55 +16,241 @@ use hyper_util::{
 };
 use kube::{
     Client, Config,
-    client::{ClientBuilder, ConfigExt as _},
+    client::{Body, ClientBuilder, ConfigExt as _},
     config::{KubeConfigOptions, Kubeconfig},
 };
+use tokio::time::Instant;
 use tower::ServiceExt as _;
 
-use super::{KubeSettings, bounds::ANSWER_LIMIT, reason};
+use super::{
+    KubeSettings,
+    bounds::{ANSWER_LIMIT, KEEPALIVE, KEEPALIVE_INTERVAL, KEEPALIVE_RETRIES, UNACKNOWLEDGED_LIMIT},
+    reason,
+};
 use crate::source::SourceError;
 
 /// Where a pod finds its own credentials.
 const POD_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
-/// A connection that is idle for so long is asked for a sign of life, then so often.
-const KEEPALIVE: Duration = Duration::from_secs(20);
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-const KEEPALIVE_RETRIES: u32 = 3;
-/// A connection on which something stays unacknowledged for so long is dead: `TCP_USER_TIMEOUT`.
-const UNACKNOWLEDGED_LIMIT: Duration = Duration::from_secs(30);
+const POD_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
 
-pub async fn config(settings: &KubeSettings) -> Result<Config, SourceError> {
-    let mut config = if let Some(path) = &settings.kubeconfig {
-        let read = Kubeconfig::read_from(path).map_err(access)?;
-        Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await.map_err(access)?
-    } else if Path::new(POD_TOKEN).exists() {
-        // The address comes from the flag below, else from the environment.
-        if settings.api_server.is_some() { Config::incluster_dns() } else { Config::incluster() }.map_err(access)?
-    } else if let Some(url) = &settings.api_server {
-        Config::new(parse_url(url)?)
-    } else {
-        let reason = format!("no kubeconfig is given, and there is no {POD_TOKEN}");
-        return Err(SourceError::ApiAccess { reason });
-    };
-    if let Some(url) = &settings.api_server {
-        config.cluster_url = parse_url(url)?;
+/// All ways to one API.
+#[derive(Debug)]
+pub struct Ways {
+    settings: KubeSettings,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    prepared: Arc<Prepared>,
+    /// Of the files, when they were read last.
+    fingerprint: u64,
+    /// The address that is asked, by its place in the list.
+    at: usize,
+}
+
+/// What was made of the files.
+struct Prepared {
+    /// The files that were read.
+    files: Vec<PathBuf>,
+    /// The address, and what makes a client for it that keeps so many idle connections.
+    addresses: Vec<(http::Uri, MakeClient)>,
+}
+
+type MakeClient = Box<dyn Fn(usize) -> Client + Send + Sync>;
+
+impl std::fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Prepared").field("files", &self.files).finish_non_exhaustive()
     }
-    Ok(config)
+}
+
+/// One way: a client of one address.
+#[derive(Clone)]
+pub struct Way {
+    pub client: Client,
+    at: usize,
+}
+
+/// A question that is under way. Dropped without an answer after a long time, it counts as failed.
+#[derive(Debug)]
+pub struct Pending {
+    ways: Arc<Ways>,
+    at: usize,
+    since: Instant,
+    is_answered: bool,
+}
+
+impl Ways {
+    pub async fn find(settings: &KubeSettings) -> Result<Arc<Self>, SourceError> {
+        let (_, files) = config(settings).await?;
+        // First the fingerprint: what changes meanwhile is read again for the first question.
+        let fingerprint = fingerprint(files).await;
+        let (config, files) = config(settings).await?;
+        let prepared = Arc::new(prepare(&config, files, settings)?);
+        let state = Mutex::new(State { prepared, fingerprint, at: 0 });
+        Ok(Arc::new(Self { settings: settings.clone(), state }))
+    }
+
+    /// Always this client.
+    #[cfg(test)]
+    pub fn fixed(client: Client) -> Arc<Self> {
+        let make: MakeClient = Box::new(move |_| client.clone());
+        let prepared = Prepared { files: Vec::new(), addresses: vec![(http::Uri::from_static("http://test"), make)] };
+        let state = State { prepared: Arc::new(prepared), fingerprint: 0, at: 0 };
+        Arc::new(Self { settings: KubeSettings::default(), state: Mutex::new(state) })
+    }
+
+    /// The addresses, without the user and the password that may stand in them.
+    pub fn origin(&self) -> String {
+        let shown: Vec<String> = self.state().prepared.addresses.iter().map(|(url, _)| shown(url)).collect();
+        shown.join(", ")
+    }
+
+    /// A way by the files as they are now. `idle`: so many connections are kept from one question to the next.
+    pub async fn way(&self, idle: usize) -> Way {
+        self.refresh().await;
+        let state = self.state();
+        let (at, addresses) = (state.at, &state.prepared.addresses);
+        Way { client: addresses[at].1(idle), at }
+    }
+
+    /// A client that takes the way of the moment for each request.
+    pub fn client(self: &Arc<Self>) -> Client {
+        let ways = Arc::clone(self);
+        let ask = move |request: http::Request<Body>| {
+            let ways = Arc::clone(&ways);
+            async move {
+                let way = ways.way(0).await;
+                let pending = ways.pending(&way);
+                let answer = way.client.send(request).await;
+                pending.answered(answer.is_ok());
+                answer
+            }
+        };
+        Client::new(tower::service_fn(ask), "default")
+    }
+
+    pub fn pending(self: &Arc<Self>, way: &Way) -> Pending {
+        Pending { ways: Arc::clone(self), at: way.at, since: Instant::now(), is_answered: false }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn refresh(&self) {
+        let files = self.state().prepared.files.clone();
+        if files.is_empty() {
+            return;
+        }
+        let now = fingerprint(files).await;
+        if self.state().fingerprint == now {
+            return;
+        }
+        let prepared = match config(&self.settings).await {
+            Ok((config, files)) => prepare(&config, files, &self.settings),
+            Err(error) => Err(error),
+        };
+        let mut state = self.state();
+        // What cannot be read now is read again when it changes again.
+        state.fingerprint = now;
+        match prepared {
+            Ok(prepared) => {
+                tracing::info!(source = "kube", "the credentials or the address of the API changed");
+                state.at = state.at.min(prepared.addresses.len() - 1);
+                state.prepared = Arc::new(prepared);
+            }
+            Err(error) => {
+                tracing::warn!(
+                    source = "kube",
+                    "credentials changed and cannot be read; the old ones are used: {error}"
+                );
+            }
+        }
+    }
+
+    /// An address gave no answer, or that of a server that cannot: the next one is asked from now on.
+    fn failed(&self, at: usize) {
+        let mut state = self.state();
+        let count = state.prepared.addresses.len();
+        if state.at == at && count > 1 {
+            state.at = (at + 1) % count;
+            let next = shown(&state.prepared.addresses[state.at].0);
+            tracing::info!(source = "kube", next, "the API server gives no answer; the next address is asked");
+        }
+    }
+}
+
+impl Pending {
+    pub fn answered(mut self, is_good: bool) {
+        self.is_answered = true;
+        if !is_good {
+            self.ways.failed(self.at);
+        }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if !self.is_answered && self.since.elapsed() >= ANSWER_LIMIT {
+            self.ways.failed(self.at);
+        }
+    }
+}
+
+/// Where the API is and who we are there, and the files that say so.
+async fn config(settings: &KubeSettings) -> Result<(Config, Vec<PathBuf>), SourceError> {
+    if let Some(path) = &settings.kubeconfig {
+        let read = Kubeconfig::read_from(path).map_err(access)?;
+        let mut files = vec![path.clone()];
+        let clusters = read.clusters.iter().filter_map(|named| named.cluster.as_ref());
+        files.extend(clusters.filter_map(|cluster| cluster.certificate_authority.as_ref()).map(PathBuf::from));
+        for user in read.auth_infos.iter().filter_map(|named| named.auth_info.as_ref()) {
+            let named = [&user.client_certificate, &user.client_key, &user.token_file];
+            files.extend(named.into_iter().flatten().map(PathBuf::from));
+        }
+        let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await.map_err(access)?;
+        return Ok((config, files));
+    }
+    if Path::new(POD_TOKEN).exists() {
+        // The address comes from the flag, else from the environment.
+        let config = if settings.api_servers.is_empty() { Config::incluster() } else { Config::incluster_dns() };
+        return Ok((config.map_err(access)?, vec![POD_TOKEN.into(), POD_CA.into()]));
+    }
+    if let Some(url) = settings.api_servers.first() {
+        return Ok((Config::new(parse_url(url)?), Vec::new()));
+    }
+    let reason = format!("no kubeconfig is given, and there is no {POD_TOKEN}");
+    Err(SourceError::ApiAccess { reason })
 }
 
 /// A URL without the user and the password that may stand in it.
-pub fn shown(url: &http::Uri) -> String {
+fn shown(url: &http::Uri) -> String {
     let host = url.authority().map_or("", |authority| authority.as_str().rsplit('@').next().unwrap_or_default());
     format!("{}://{host}{}", url.scheme_str().unwrap_or_default(), url.path())
 }
 
-/// A client that opens a TCP connection for each request (HTTP/1.1, none is kept), so that no two calls ever share one that
-/// died. TLS sessions are resumed where the server allows it.
-pub fn client(config: &Config) -> Result<Client, SourceError> {
+/// Clients that open a TCP connection for each request (HTTP/1.1), so that no two calls ever share one that died. TLS sessions are
+/// resumed where the server allows it.
+fn prepare(config: &Config, files: Vec<PathBuf>, settings: &KubeSettings) -> Result<Prepared, SourceError> {
     if let Some(proxy) = &config.proxy_url {
         let reason = format!("proxy {}: proxies are not supported", shown(proxy));
         return Err(SourceError::ApiAccess { reason });
     }
+    let mut config = config.clone();
+    config.tls_server_name = settings.tls_server_name.clone().or(config.tls_server_name);
+    let mut urls: Vec<http::Uri> = settings.api_servers.iter().map(|url| parse_url(url)).collect::<Result<_, _>>()?;
+    if urls.is_empty() {
+        urls.push(config.cluster_url.clone());
+    }
+    let addresses: Result<_, SourceError> = urls.into_iter().map(|url| make_client(&config, url)).collect();
+    Ok(Prepared { files, addresses: addresses? })
+}
+
+fn make_client(config: &Config, url: http::Uri) -> Result<(http::Uri, MakeClient), SourceError> {
+    let mut config = config.clone();
+    config.cluster_url.clone_from(&url);
     let mut connector = HttpConnector::new();
     connector.enforce_http(false);
     connector.set_nodelay(true);
@@ -66,15 +260,31 @@ pub fn client(config: &Config) -> Result<Client, SourceError> {
     connector.set_keepalive_retries(Some(KEEPALIVE_RETRIES));
     connector.set_tcp_user_timeout(Some(UNACKNOWLEDGED_LIMIT));
     let connector = config.rustls_https_connector_with_connector(connector).map_err(access)?;
-    let http = HttpClient::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector);
-    let http = http.map_err(tower::BoxError::from);
-    let builder = ClientBuilder::new(http, config.default_namespace.clone())
-        .with_layer(&config.extra_headers_layer().map_err(access)?);
-    let base = config.base_uri_layer();
-    Ok(match config.auth_layer().map_err(access)? {
-        Some(auth) => builder.with_layer(&auth).with_layer(&base).build(),
-        None => builder.with_layer(&base).build(),
-    })
+    let (headers, auth) = (config.extra_headers_layer().map_err(access)?, config.auth_layer().map_err(access)?);
+    let (base, namespace) = (config.base_uri_layer(), config.default_namespace);
+    let make = move |idle: usize| {
+        let http = HttpClient::builder(TokioExecutor::new()).pool_max_idle_per_host(idle).build(connector.clone());
+        let http = http.map_err(tower::BoxError::from);
+        let builder = ClientBuilder::new(http, namespace.clone()).with_layer(&headers);
+        match &auth {
+            Some(auth) => builder.with_layer(auth).with_layer(&base).build(),
+            None => builder.with_layer(&base).build(),
+        }
+    };
+    Ok((url, Box::new(make)))
+}
+
+/// Of what is in the files; one that cannot be read has a content of its own.
+async fn fingerprint(files: Vec<PathBuf>) -> u64 {
+    let read = move || {
+        let mut hash = DefaultHasher::new();
+        for path in &files {
+            (path, fs::read(path).ok()).hash(&mut hash);
+        }
+        hash.finish()
+    };
+    // It is a runtime that ends that runs no more of these.
+    tokio::task::spawn_blocking(read).await.unwrap_or_default()
 }
 
 fn parse_url(url: &str) -> Result<http::Uri, SourceError> {
@@ -92,13 +302,5 @@ fn access(error: impl std::error::Error) -> SourceError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_password_is_shown() {
-        let shown = |url: &str| shown(&url.parse().expect("a URL"));
-        assert_eq!(shown("https://user:secret@192.0.2.1:6443/"), "https://192.0.2.1:6443/");
-        assert_eq!(shown("https://[2001:db8::1]:6443/"), "https://[2001:db8::1]:6443/");
-    }
-}
+#[path = "connect_tests.rs"]
+mod tests;

@@ -1,11 +1,13 @@
 //! The other nodes, followed only while somebody asks for them: in a large cluster each node's reports are many, and go to every agent.
 
+use std::sync::Arc;
+
 use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
-use kube::Client;
 use tokio::sync::watch;
 
 use super::{
     calls::Told,
+    connect::Ways,
     follower::Settings,
     held::Message,
     reader::{self, Selection, WentBack},
@@ -14,7 +16,7 @@ use crate::source::lean;
 
 /// News of all nodes but `own`, while `wanted`.
 pub fn read(
-    client: Client,
+    ways: Arc<Ways>,
     went_back: WentBack,
     own: Option<&str>,
     settings: Settings,
@@ -23,7 +25,7 @@ pub fn read(
     let selection = Selection { labels: None, fields: own.map(|name| format!("metadata.name!={name}")) };
     // A list of all nodes is large, and goes to every agent: it is not fetched once more to compare.
     let settings = Settings { compare_interval: None, ..settings };
-    let follow = move || reader::read(client.clone(), went_back.clone(), selection.clone(), settings).boxed();
+    let follow = move || reader::read(Arc::clone(&ways), went_back.clone(), selection.clone(), settings).boxed();
     let peers = Peers { wanted, following: None };
     stream::unfold((peers, follow), |(mut peers, follow)| async move {
         let message = peers.told(&follow).await?;

@@ -3,13 +3,13 @@
 use std::{
     hash::{BuildHasher as _, RandomState},
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
 };
 
 use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::{
-    Client,
     api::{ListParams, WatchParams},
     core::request::Request,
 };
@@ -20,9 +20,10 @@ use tokio::{
 };
 
 use super::{
-    ask::{Body, ask},
+    ask::{Body, Kept, ask},
     bounds::{PAGE_BYTES, PAGE_OBJECTS},
     calls::{Call, Effect, Failure, Heard, Page, Told},
+    connect::Ways,
     follower::{Follower, Settings},
     item::{Event, Item, read_event, read_item},
     reason,
@@ -43,7 +44,7 @@ pub type WentBack = watch::Sender<u64>;
 
 /// News of everything selected, without end.
 pub fn read<K>(
-    client: Client,
+    ways: Arc<Ways>,
     went_back: WentBack,
     selection: Selection,
     settings: Settings,
@@ -53,10 +54,20 @@ where
 {
     // The keys of the standard library's hash are random numbers.
     let follower = Follower::new(settings, RandomState::new().hash_one(0), Instant::now());
-    let api = Api { client, request: Request::new(K::PATH), selection };
+    let api = Api { ways, request: Request::new(K::PATH), selection };
     let elsewhere = went_back.subscribe();
     let (watch, probe, list) = (Open::none(), Open::none(), Open::none());
-    let reader = Reader { api, follower, watch, probe, list, page_objects: PAGE_OBJECTS, went_back, elsewhere };
+    let reader = Reader {
+        api,
+        follower,
+        watch,
+        probe,
+        list,
+        page_objects: PAGE_OBJECTS,
+        kept: Kept::default(),
+        went_back,
+        elsewhere,
+    };
     stream::unfold(reader, |mut reader| async move { Some((reader.told().await, reader)) })
 }
 
@@ -68,6 +79,8 @@ struct Reader<K> {
     list: Open<K>,
     /// How many objects the next page may have.
     page_objects: u32,
+    /// The connection of the list that is under way.
+    kept: Kept,
     went_back: WentBack,
     elsewhere: watch::Receiver<u64>,
 }
@@ -88,6 +101,9 @@ where
                     let is_progress = matches!(heard, Heard::Progress);
                     if let Heard::Page(page) = &heard {
                         self.page_objects = next_page(page);
+                        if page.token.is_none() {
+                            self.kept = Kept::default();
+                        }
                     }
                     let effects = self.follower.hear(Call::List, heard, Instant::now());
                     if is_progress {
@@ -106,8 +122,13 @@ where
     fn perform(&mut self, effect: Effect<K>) -> Option<super::calls::News<K>> {
         match effect {
             Effect::Watch { call, version, seconds } => *self.open(call) = Open(self.api.watch(&version, seconds)),
-            Effect::List { token } => self.list = Open(self.api.list(token, self.page_objects)),
-            Effect::Look => self.probe = Open(self.api.list(None, 1)),
+            Effect::List { token } => {
+                if token.is_none() {
+                    self.kept = Kept::default();
+                }
+                self.list = Open(self.api.list(token, self.page_objects, Some(self.kept.clone())));
+            }
+            Effect::Look => self.probe = Open(self.api.list(None, 1, None)),
             Effect::WentBack => {
                 self.went_back.send_modify(|times| *times += 1);
                 self.elsewhere.mark_unchanged();
@@ -167,7 +188,7 @@ impl<K: Send + 'static> Future for NextHeard<'_, K> {
 
 /// The API of one resource.
 struct Api {
-    client: Client,
+    ways: Arc<Ways>,
     request: Request,
     selection: Selection,
 }
@@ -182,7 +203,7 @@ impl Api {
             ..WatchParams::default()
         };
         let request = self.request.watch(&parameters, &version.to_string());
-        answer(self.client.clone(), request, |body| {
+        answer(Arc::clone(&self.ways), None, request, |body| {
             stream::once(async { Heard::Opened })
                 .chain(events(body))
                 .chain(stream::once(async { Heard::Ended }))
@@ -191,7 +212,12 @@ impl Api {
     }
 
     /// One page of the list, with a word about its progress now and then.
-    fn list<K: ApiKind>(&self, token: Option<String>, objects: u32) -> BoxStream<'static, Heard<K>> {
+    fn list<K: ApiKind>(
+        &self,
+        token: Option<String>,
+        objects: u32,
+        kept: Option<Kept>,
+    ) -> BoxStream<'static, Heard<K>> {
         // Without a version the answer is what the store holds now, not what some server remembers.
         let parameters = ListParams {
             label_selector: self.selection.labels.clone(),
@@ -201,13 +227,14 @@ impl Api {
             ..ListParams::default()
         };
         tracing::debug!(source = "kube", url = self.request.url_path, "listing");
-        answer(self.client.clone(), self.request.list(&parameters), |body| page(body).boxed())
+        answer(Arc::clone(&self.ways), kept, self.request.list(&parameters), |body| page(body).boxed())
     }
 }
 
 /// Puts a question; what `heard` makes of the body of a good answer.
 fn answer<K: ApiKind>(
-    client: Client,
+    ways: Arc<Ways>,
+    kept: Option<Kept>,
     request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
     heard: impl FnOnce(Body) -> BoxStream<'static, Heard<K>> + Send + 'static,
 ) -> BoxStream<'static, Heard<K>> {
@@ -217,7 +244,7 @@ fn answer<K: ApiKind>(
             Ok(request) => request,
             Err(error) => return failed(Failure::without_status(reason(&error))),
         };
-        match ask(&client, request).await {
+        match ask(&ways, kept.as_ref(), request).await {
             Ok(body) => heard(body),
             Err(failure) => failed(failure),
         }

@@ -19,6 +19,7 @@ use tokio::sync::{oneshot, watch};
 use state::State;
 pub use state::{Kind, Lie, Request, Verb};
 
+use super::odd_objects::OddObject;
 use crate::topology::Place;
 
 /// A running stub. Dropped, it ends, and every connection with it.
@@ -83,6 +84,11 @@ impl StubApi {
     /// Makes or changes an object; watches tell it.
     pub fn put(&self, object: Value) {
         self.change(|state| state.put(object));
+    }
+
+    /// Makes an object that no server would let anybody make; watches tell it.
+    pub fn put_odd(&self, odd: &OddObject) {
+        self.change(|state| state.put_odd(odd));
     }
 
     /// Deletes every object of the kind for which `chosen` is true; watches tell it.

@@ -4,6 +4,8 @@
 
 mod compare;
 mod connection;
+mod credentials;
+mod odd_objects;
 mod order;
 mod short_lists;
 mod store;

@@ -37,13 +37,13 @@ pub fn direct(kubeconfig: &Path) -> KubeSettings {
 
 /// A real server, by way of a gate.
 pub fn through(kubeconfig: &Path, proxy: &FaultyProxy) -> KubeSettings {
-    let api_server = Some(format!("https://{}", proxy.address()));
-    KubeSettings { api_server, ..direct(kubeconfig) }
+    let api_servers = vec![format!("https://{}", proxy.address())];
+    KubeSettings { api_servers, ..direct(kubeconfig) }
 }
 
 /// The stub.
 pub fn stub(stub: &StubApi) -> KubeSettings {
-    KubeSettings { api_server: Some(stub.url()), ..quick() }
+    KubeSettings { api_servers: vec![stub.url()], ..quick() }
 }
 
 fn quick() -> KubeSettings {

@@ -3,5 +3,6 @@
 //! The silence after which it asks is shortened; `incident_b` has the true times. Needs root.
 
 mod events;
+mod odd_object;
 mod outage;
 mod scenario;

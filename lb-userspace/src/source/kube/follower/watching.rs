@@ -226,10 +226,13 @@ impl<K> Follower<K> {
         Some(vec![Effect::Promote])
     }
 
-    /// The watch is dead, though the API answers: it is replaced by another one on a new connection.
+    /// The watch is dead, though the API answers: it is replaced by another one on a new connection. Only changes that came to this
+    /// node by another watch are a fault of this node's own; a server without bookmarks, or whose watches leave changes out, is none.
     pub(super) fn condemn(&mut self, reason: Restart, now: Instant) -> Vec<Effect<K>> {
         *self.status.watch_restarts.entry(reason).or_default() += 1;
-        self.status.wedged_since.get_or_insert(now);
+        if reason == Restart::MissedEvents {
+            self.status.wedged_since.get_or_insert(now);
+        }
         self.replacements += 1;
         self.promote_probe().unwrap_or_else(|| {
             self.watch = Watch::waiting(now);

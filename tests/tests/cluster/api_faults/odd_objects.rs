@@ -1,0 +1,190 @@
+//! One odd object never stops the others: after each of them a new Service elsewhere is known within 5 s.
+
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use kube::Client;
+use lb_tests::cluster::objects::Objects;
+use lb_tests::cluster::odd_objects::{OddObject, odd_objects};
+use lb_tests::cluster::stub::{Kind, StubApi};
+use lb_tests::cluster::{ApiServer, SETTLE_LIMIT};
+use lb_tests::random::Random;
+use lb_userspace::source::Restart;
+use lb_userspace::source::kube::KubeSettings;
+use serde_json::{Value, json};
+
+use super::watched_source::{Followed, direct, has, restarts, stub};
+
+/// From an odd object to the next change that is known.
+const LIMIT: Duration = Duration::from_secs(5);
+/// So long the real server is given odd objects.
+const REAL_BUDGET: Duration = Duration::from_secs(45);
+/// Refusals of one object, and characters of each.
+const REFUSALS_MAX: usize = 9;
+const REFUSAL_LENGTH_MAX: usize = 1_000;
+
+fn elsewhere(number: usize) -> Value {
+    let [high, low] = u16::try_from(number).expect("few").to_be_bytes();
+    json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": format!("next-{number}"), "namespace": "default"},
+        "spec": {"clusterIP": format!("10.96.{high}.{low}"), "ports": [{"port": 80}]},
+    })
+}
+
+/// Follows all nodes, too.
+fn of_all_kinds(settings: KubeSettings) -> KubeSettings {
+    KubeSettings { node_name: Some("own".to_owned()), is_direct: true, ..settings }
+}
+
+/// Waits for the service that was made after an odd object; how long it took.
+async fn next_change(source: &mut Followed, number: usize, odd: &OddObject) -> Result<Duration> {
+    let (begin, name) = (Instant::now(), format!("next-{number}"));
+    source.until(&format!("{name}, after {:?} {}", odd.kind, odd.what), |snapshot| has(snapshot, &name)).await?;
+    let took = begin.elapsed();
+    assert!(took <= LIMIT, "{took:?} after {:?} {}", odd.kind, odd.what);
+    Ok(took)
+}
+
+#[tokio::test]
+async fn after_each_odd_object_the_next_change_is_known_within_5_s() -> Result<()> {
+    let api = StubApi::start(None, Ipv4Addr::LOCALHOST.into())?;
+    let mut source = Followed::start(of_all_kinds(stub(&api))).await?;
+    source.until("the lists", |snapshot| snapshot.services.is_empty()).await?;
+    let all = odd_objects();
+    let mut slowest = Duration::ZERO;
+    for (number, odd) in all.iter().enumerate() {
+        api.put_odd(odd);
+        // The second one shows that a watch is open again: lists that follow each other without an event between them pause longer.
+        for number in [2 * number, 2 * number + 1] {
+            api.put(elsewhere(number));
+            slowest = slowest.max(next_change(&mut source, number, odd).await?);
+        }
+    }
+    let status = source.status();
+    let refused: BTreeSet<&str> =
+        status.refusals.iter().filter_map(|refusal| refusal.object.split_whitespace().nth(1)).collect();
+    let lists =
+        restarts(&status, "services", Restart::Unreadable) + restarts(&status, "endpointslices", Restart::Unreadable);
+    println!(
+        "{} odd objects: the next change after {slowest:.1?} at most; {} are refused, {lists} lists",
+        all.len(),
+        refused.len()
+    );
+    assert!(refused.len() > 100, "{refused:?}");
+    assert!(status.refusals.len() <= REFUSALS_MAX * all.len());
+    for refusal in &status.refusals {
+        assert!(refusal.to_string().chars().count() <= REFUSAL_LENGTH_MAX, "{refusal}");
+        assert!(refusal.reason.chars().count() > 1 && !refusal.object.ends_with('/'), "{refusal}");
+    }
+    // An agent that starts now finds them all in its lists.
+    let mut other = Followed::start(of_all_kinds(stub(&api))).await?;
+    let last = format!("next-{}", 2 * all.len() - 1);
+    let snapshot = other.until("the lists", |snapshot| has(snapshot, &last)).await?;
+    assert!((0..2 * all.len()).all(|number| has(&snapshot, &format!("next-{number}"))));
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_real_server_takes_of_odd_objects_stops_nothing() -> Result<()> {
+    let server = ApiServer::start().await?;
+    let client = server.client().await?;
+    let objects = Objects::new(&client);
+    let mut source = Followed::start(of_all_kinds(direct(&server.kubeconfig()))).await?;
+    source.until("the lists", |snapshot| has(snapshot, "kubernetes")).await?;
+    let (begin, mut slowest, mut taken, mut tried) = (Instant::now(), Duration::ZERO, 0, 0);
+    let mut all = odd_objects();
+    let mut random = Random::new(lb_seed::of_run());
+    // Another part of them in each run, where not all of them fit into the time.
+    all.sort_by_cached_key(|_| random.any());
+    for (number, odd) in all.iter().enumerate() {
+        if begin.elapsed() > REAL_BUDGET {
+            break;
+        }
+        tried += 1;
+        let Some(path) = offer(&client, odd).await? else { continue };
+        taken += 1;
+        objects.create_service(&format!("next-{number}")).await?;
+        slowest = slowest.max(next_change(&mut source, number, odd).await?);
+        objects.delete_service(&format!("next-{number}")).await?;
+        ask(&client, "DELETE", &path, "application/json", &Value::Null).await?.context("deleted")?;
+    }
+    println!(
+        "the server took {taken} of {tried} odd objects ({} there are): the next change after {slowest:.1?} at most",
+        all.len()
+    );
+    assert!(taken > 100, "{taken} of {tried}");
+    assert_eq!(restarts(&source.status(), "services", Restart::Cut), 0, "{:#?}", source.status());
+    Ok(())
+}
+
+/// The e2e specification "should complete a service status lifecycle" makes it, and any user of a namespace can.
+#[tokio::test]
+async fn a_condition_without_a_time_stops_no_watch() -> Result<()> {
+    let server = ApiServer::start().await?;
+    let client = server.client().await?;
+    let objects = Objects::new(&client);
+    let mut source = Followed::start(direct(&server.kubeconfig())).await?;
+    source.until("the lists", |snapshot| has(snapshot, "kubernetes")).await?;
+    objects.create_service("odd").await?;
+    let condition = json!({"type": "Odd", "status": "True", "reason": "R", "message": "m", "lastTransitionTime": null});
+    let change = json!({"status": {"conditions": [condition]}});
+    let path = "/api/v1/namespaces/default/services/odd";
+    let changed = ask(&client, "PATCH", &format!("{path}/status"), "application/merge-patch+json", &change).await?;
+    let changed = changed.context("the patch was refused")?;
+    assert_eq!(changed["status"]["conditions"][0]["lastTransitionTime"], Value::Null, "no odd object: {changed}");
+    let begin = Instant::now();
+    objects.create_service("next").await?;
+    source.until("the next change", |snapshot| has(snapshot, "next")).await?;
+    let took = begin.elapsed();
+    println!("the next change is known {took:.1?} after the odd event");
+    assert!(took <= LIMIT, "{took:?}");
+    let status = source.status();
+    assert_eq!((restarts(&status, "services", Restart::Cut), &status.last_error), (0, &None), "{status:#?}");
+    let snapshot = source.now()?;
+    assert!(has(&snapshot, "odd"), "it is served as any other");
+    Ok(())
+}
+
+/// Makes an odd object at a real server. `None`: the server refuses it.
+async fn offer(client: &Client, odd: &OddObject) -> Result<Option<String>> {
+    let mut object = odd.object.clone();
+    let collection = match odd.kind {
+        Kind::Service => "/api/v1/namespaces/default/services",
+        Kind::Slice => "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices",
+        Kind::Node | Kind::ServiceCidr => "/api/v1/nodes",
+    };
+    if let Some(Value::Object(metadata)) = object.get_mut("metadata") {
+        // What the server sets itself, and what keeps an object from being deleted.
+        let own = ["resourceVersion", "uid", "finalizers", "managedFields", "deletionTimestamp", "ownerReferences"];
+        metadata.retain(|key, _| !own.contains(&key.as_str()) || odd.what.starts_with(&format!("/metadata/{key}")));
+        metadata.retain(|key, _| odd.kind != Kind::Node || key != "namespace");
+    }
+    let status = object.as_object_mut().and_then(|fields| fields.remove("status"));
+    let Some(made) = ask(client, "POST", collection, "application/json", &object).await? else { return Ok(None) };
+    let name = made["metadata"]["name"].as_str().context("a name")?;
+    let path = format!("{collection}/{name}");
+    if odd.is_of_status() {
+        let change = json!({"status": status});
+        let changed = ask(client, "PATCH", &format!("{path}/status"), "application/merge-patch+json", &change).await?;
+        if changed.is_none() {
+            ask(client, "DELETE", &path, "application/json", &Value::Null).await?.context("deleted")?;
+            return Ok(None);
+        }
+    }
+    Ok(Some(path))
+}
+
+/// The answer; `None`: it is a refusal.
+async fn ask(client: &Client, verb: &str, path: &str, content: &str, body: &Value) -> Result<Option<Value>> {
+    let body = if body.is_null() { Vec::new() } else { serde_json::to_vec(body)? };
+    // A warning for each of hundreds of unknown fields would be a longer head of an answer than a client takes.
+    let path = format!("{path}?fieldValidation=Ignore");
+    let request = http::Request::builder().method(verb).uri(path).header("content-type", content).body(body)?;
+    match tokio::time::timeout(SETTLE_LIMIT, client.request::<Value>(request)).await? {
+        Ok(answer) => Ok(Some(answer)),
+        Err(kube::Error::Api(status)) if status.code < 500 => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
