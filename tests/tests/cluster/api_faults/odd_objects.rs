@@ -184,7 +184,8 @@ async fn ask(client: &Client, verb: &str, path: &str, content: &str, body: &Valu
     let request = http::Request::builder().method(verb).uri(path).header("content-type", content).body(body)?;
     match tokio::time::timeout(SETTLE_LIMIT, client.request::<Value>(request)).await? {
         Ok(answer) => Ok(Some(answer)),
-        Err(kube::Error::Api(status)) if status.code < 500 => Ok(None),
+        // Some fields that are out of range are an internal error to the server (a health-check node port of -1).
+        Err(kube::Error::Api(_)) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
