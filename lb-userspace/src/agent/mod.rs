@@ -14,6 +14,7 @@ mod log_bound;
 mod logging;
 pub mod marks;
 mod neighbours;
+mod node_memory;
 mod notices;
 mod ring;
 mod run;

@@ -17,6 +17,7 @@ use super::health_checks::HealthChecks;
 use super::held_ports::HeldPorts;
 use super::marks::{self, Maintenance};
 use super::neighbours::Neighbours;
+use super::node_memory::NodeMemory;
 use super::notices::Notices;
 use super::scrape::Scrape;
 use super::servers::{Listeners, Ways, listen, serve};
@@ -59,8 +60,11 @@ pub(super) async fn start(settings: Settings) -> anyhow::Result<()> {
     };
     // First of all, so that nobody who asks them is turned away while the rest starts.
     let health_checks = HealthChecks::inherit(&settings.run_dir, tables_exist(&settings.bpffs));
-    let mut source = open_source(&settings, &stop).await?;
-    let ended = Box::pin(with_source(&settings, &mut source, signals, listeners, health_checks, &stop)).await;
+    let node_memory =
+        (settings.source == Origin::Kube).then(|| NodeMemory::open(&settings.run_dir, &settings.node_name));
+    let mut source = open_source(&settings, node_memory.as_ref(), &stop).await?;
+    let remembered = (health_checks, node_memory);
+    let ended = Box::pin(with_source(&settings, &mut source, signals, listeners, remembered, &stop)).await;
     stop.cancel();
     // Whatever it ended with has been told by its status.
     let _ = source.task.await;
@@ -72,7 +76,7 @@ async fn with_source(
     source: &mut Source,
     signals: run::Signals,
     listeners: Listeners,
-    mut health_checks: HealthChecks,
+    (mut health_checks, node_memory): (HealthChecks, Option<NodeMemory>),
     stop: &CancellationToken,
 ) -> anyhow::Result<()> {
     let inherited = tables_exist(&settings.bpffs);
@@ -88,8 +92,9 @@ async fn with_source(
         "the connections of backends cannot be mapped: it needs Linux 5.5 and the pinned maps of this version",
     )?;
     let programmer = Programmer::restore(KernelStore::new(pinned), plan_settings(settings), now)?;
-    let progress =
-        Progress { beat: now, tables: TablesReport { inherited, ..TablesReport::default() }, ..Progress::default() };
+    let node_leaving = node_memory.as_ref().and_then(NodeMemory::known).is_some_and(|node| node.is_leaving);
+    let tables = TablesReport { inherited, ..TablesReport::default() };
+    let progress = Progress { beat: now, tables, node_leaving, ..Progress::default() };
     let progress = watch::Sender::new(progress);
     let sockets = sockets::start(settings);
     let checked = watch::Sender::new(ChecksReport::default());
@@ -135,8 +140,18 @@ async fn with_source(
     let auditor = Auditor::new(settings.audit_interval, Some(datapath.auditor()), Instant::now());
     let neighbours = Neighbours::new(datapath.surroundings(), settings.source == Origin::Kube);
     let held_ports = HeldPorts::new(settings);
-    let beside =
-        Beside { health_checks, auditor, notices, maintenance, sockets, sweeper, checks, neighbours, held_ports };
+    let beside = Beside {
+        health_checks,
+        auditor,
+        notices,
+        node_memory,
+        maintenance,
+        sockets,
+        sweeper,
+        checks,
+        neighbours,
+        held_ports,
+    };
     let tables = Tables::new(programmer, progress, metrics, facts, beside);
 
     tracing::info!(
@@ -155,13 +170,21 @@ async fn with_source(
     ended
 }
 
-async fn open_source(settings: &Settings, stop: &CancellationToken) -> anyhow::Result<Source> {
+async fn open_source(
+    settings: &Settings,
+    node_memory: Option<&NodeMemory>,
+    stop: &CancellationToken,
+) -> anyhow::Result<Source> {
     match &settings.source {
         Origin::File(path) => {
             let (node_name, allowed) = (settings.node_name.clone(), settings.allowed_annotations.clone());
             Ok(source::file::spawn(path.clone(), node_name, allowed, stop.clone()))
         }
-        Origin::Kube => Ok(source::kube::spawn(kube_settings(settings), stop.clone()).await?),
+        Origin::Kube => {
+            let known_node = node_memory.and_then(NodeMemory::known).cloned();
+            let kube = source::kube::KubeSettings { known_node, ..kube_settings(settings) };
+            Ok(source::kube::spawn(kube, stop.clone()).await?)
+        }
     }
 }
 
@@ -172,6 +195,8 @@ fn kube_settings(settings: &Settings) -> source::kube::KubeSettings {
         tls_server_name: settings.tls_server_name.clone(),
         proxy_name: settings.service_proxy_name.clone(),
         node_name: Some(settings.node_name.clone()),
+        known_node: None,
+        node_wait: settings.node_wait,
         is_direct: settings.mode.is_ever_direct(),
         allowed: settings.allowed_annotations.clone(),
         silence: settings.watch_silence,
@@ -329,7 +354,7 @@ mod tests {
 
     async fn read(path: &Path) -> anyhow::Result<()> {
         let (settings, stop) = (settings(path), CancellationToken::new());
-        let mut source = open_source(&settings, &stop).await.expect("a file");
+        let mut source = open_source(&settings, None, &stop).await.expect("a file");
         let read = first_reading(&settings, &mut source).await;
         stop.cancel();
         read

@@ -198,6 +198,7 @@ fn source(status: &SourceStatus, proof_limit: Duration, now: Instant) -> SourceR
             .map(|(name, resource)| ((*name).to_owned(), ResourceReport::new(resource, now)))
             .collect(),
         last_error: status.last_error.clone(),
+        missing_node: status.missing_node.clone(),
         refusals: status.refusals.iter().map(ToString::to_string).collect(),
         notes: status.notes.clone(),
     }

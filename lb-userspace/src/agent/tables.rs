@@ -18,6 +18,7 @@ use super::health_checks::HealthChecks;
 use super::held_ports::HeldPorts;
 use super::marks::{self, Maintenance, Quarantined};
 use super::neighbours::Neighbours;
+use super::node_memory::NodeMemory;
 use super::notices::Notices;
 use super::state::Progress;
 use super::suspects::Suspects;
@@ -49,6 +50,8 @@ pub(super) struct Tables {
     pub health_checks: HealthChecks,
     auditor: Auditor,
     pub notices: Notices,
+    /// `None`: the source has no Node to remember.
+    node_memory: Option<NodeMemory>,
     maintenance: Maintenance,
     sockets: Option<Destroyer>,
     sweeper: Sweeper,
@@ -74,6 +77,7 @@ pub(super) struct Beside {
     pub health_checks: HealthChecks,
     pub auditor: Auditor,
     pub notices: Notices,
+    pub node_memory: Option<NodeMemory>,
     pub maintenance: Maintenance,
     pub sockets: Option<Destroyer>,
     pub sweeper: Sweeper,
@@ -92,8 +96,8 @@ impl Tables {
         facts: NodeFacts,
         beside: Beside,
     ) -> Self {
-        let Beside { health_checks, auditor, notices, maintenance, sockets, sweeper, checks, neighbours, held_ports } =
-            beside;
+        let Beside { health_checks, auditor, notices, node_memory, maintenance, sockets, .. } = beside;
+        let Beside { sweeper, checks, neighbours, held_ports, .. } = beside;
         neighbours.tell_published(programmer.book(), &facts.addresses);
         Self {
             programmer,
@@ -105,6 +109,7 @@ impl Tables {
             health_checks,
             auditor,
             notices,
+            node_memory,
             maintenance,
             sockets,
             sweeper,
@@ -139,6 +144,9 @@ impl Tables {
         if let Some(before) = &self.snapshot {
             let times = happened(before, &snapshot).filter(|at| *at >= self.started);
             self.programming.extend(times.take(PROGRAMMING_MAX - self.programming.len()));
+        }
+        if let (Some(memory), Some(node)) = (&mut self.node_memory, &snapshot.node) {
+            memory.keep(node);
         }
         let leaving = snapshot.node.as_ref().is_some_and(|node| node.is_leaving);
         self.progress.send_modify(|progress| progress.node_leaving = leaving);

@@ -53,6 +53,8 @@ pub const FIRST_SYNC_GRACE: Bounds = Bounds {
     max: Duration::from_hours(1),
     because: "a node that never lists serves what was true before it started",
 };
+pub const NODE_WAIT: Bounds =
+    Bounds { min: Duration::ZERO, max: Duration::from_mins(10), because: "nothing new is served until then" };
 pub const FAIL_STALE: Bounds = Bounds {
     min: Duration::from_secs(1),
     max: Duration::from_hours(24),
@@ -129,6 +131,7 @@ option!(watch_silence, Duration, |text| WATCH_SILENCE.parse(text));
 option!(stuck_after, Duration, |text| STUCK_AFTER.parse(text));
 option!(behind_after, Duration, |text| BEHIND_AFTER.parse(text));
 option!(first_sync_grace, Duration, |text| FIRST_SYNC_GRACE.parse(text));
+option!(node_wait, Duration, |text| NODE_WAIT.parse(text));
 option!(audit_interval, Period, |text| period(AUDIT_INTERVAL, text));
 option!(resync_interval, Period, |text| period(RESYNC_INTERVAL, text));
 option!(fail_stale, Period, |text| period(FAIL_STALE, text));

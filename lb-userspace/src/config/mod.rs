@@ -50,6 +50,8 @@ pub const DEFAULT_AUDIT_INTERVAL: Duration = Duration::from_secs(30);
 pub const DEFAULT_RESYNC_INTERVAL: Duration = Duration::from_mins(5);
 /// How long a watch may be silent before a probe.
 pub const DEFAULT_WATCH_SILENCE: Duration = Duration::from_secs(30);
+/// How long the first start waits for the Node object.
+pub const DEFAULT_NODE_WAIT: Duration = Duration::from_secs(30);
 /// A runtime that has not turned for this long is stuck.
 pub const DEFAULT_STUCK_AFTER: Duration = Duration::from_mins(1);
 /// A change that could not be written for this long makes the node unhealthy: several attempts have failed then.

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
 
 use super::durations::{
-    audit_interval, behind_after, drain_period, fail_stale, first_sync_grace, resync_interval, stuck_after,
+    audit_interval, behind_after, drain_period, fail_stale, first_sync_grace, node_wait, resync_interval, stuck_after,
     terminating_max, watch_silence,
 };
 use super::networks::{network, networks};
@@ -64,6 +64,11 @@ pub struct Options {
     /// Name of this node in the cluster [default: the host name]
     #[arg(long, value_name = "NAME")]
     pub node_name: Option<String>,
+
+    /// How long the first start waits for the Node object, at most 10m [default: 30s]
+    #[arg(long, value_name = "DURATION", value_parser = node_wait::parse)]
+    #[serde(deserialize_with = "node_wait::deserialize")]
+    pub node_wait: Option<Duration>,
 
     /// Links towards pods: auto, or names and patterns separated by commas [default: auto]
     #[arg(long, value_name = "auto|GLOB,…")]

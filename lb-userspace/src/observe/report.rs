@@ -82,6 +82,8 @@ pub struct SourceReport {
     /// How each resource of the API is followed; empty for a file.
     pub resources: BTreeMap<String, ResourceReport>,
     pub last_error: Option<String>,
+    /// What is not known of the own Node, and why; null: nothing is missing.
+    pub missing_node: Option<String>,
     /// Objects that are not served, and why.
     pub refusals: Vec<String>,
     /// Objects that are of no concern here.

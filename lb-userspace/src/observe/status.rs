@@ -91,6 +91,7 @@ fn agent(lines: &mut Lines, report: &Report) {
     lines.add("Source", &format!("{} {}, revision {}, {fresh}", source.kind, source.origin, source.revision));
     lines.list("", &freshness(source));
     lines.list("Last error", source.last_error.as_slice());
+    lines.list("Node", source.missing_node.as_slice());
     lines.list("Behind", report.tables.last_error.as_slice());
     lines.list("Refused", &[source.refusals.as_slice(), report.tables.refusals.as_slice()].concat());
     maintenance(lines, &report.tables);

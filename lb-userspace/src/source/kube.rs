@@ -8,6 +8,7 @@ mod connect;
 mod follower;
 mod held;
 mod item;
+mod own_node;
 mod peers;
 mod reader;
 mod split;
@@ -17,20 +18,24 @@ use std::{path::PathBuf, pin::pin, sync::Arc, time::Duration};
 
 use futures::{Stream, StreamExt, stream};
 use kube::Client;
-use tokio::sync::watch;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
 use tokio_util::sync::CancellationToken;
 
 use self::{
     connect::Ways,
     follower::Settings,
     held::{Held, Message},
+    own_node::OwnNode,
     reader::{Selection, read},
 };
 use super::{
     Source, SourceError, SourceStatus,
     lean::{HEADLESS_LABEL, PROXY_NAME_LABEL},
 };
-use crate::model::AllowedAnnotations;
+use crate::model::{AllowedAnnotations, Node};
 
 /// How much news at most goes into one snapshot.
 const MESSAGES_MAX: usize = 4096;
@@ -51,6 +56,10 @@ pub struct KubeSettings {
     pub proxy_name: Option<String>,
     /// The Node that we are; without it, the snapshots hold none.
     pub node_name: Option<String>,
+    /// What an agent before this one knew of that Node: it holds until the API has the Node.
+    pub known_node: Option<Arc<Node>>,
+    /// How long the first snapshot waits for a Node that nothing is known of.
+    pub node_wait: Duration,
     /// Services have direct server return unless they say otherwise: the other nodes matter.
     pub is_direct: bool,
     /// What annotations of Services may ask for.
@@ -72,6 +81,8 @@ impl Default for KubeSettings {
             tls_server_name: None,
             proxy_name: None,
             node_name: None,
+            known_node: None,
+            node_wait: Duration::ZERO,
             is_direct: false,
             allowed: AllowedAnnotations::default(),
             silence: bounds::SILENCE,
@@ -86,7 +97,8 @@ pub async fn spawn(settings: KubeSettings, stop: CancellationToken) -> Result<So
     let ways = Ways::find(&settings).await?;
     let (want_peers, wanted) = watch::channel(settings.is_direct);
     let messages = messages(&ways, &settings, wanted);
-    Ok(follow(ways.origin(), messages, Held::new(want_peers, settings.allowed), stop))
+    let own_node = OwnNode::new(settings.node_name, settings.known_node, settings.node_wait);
+    Ok(follow(ways.origin(), messages, Held::new(want_peers, settings.allowed, own_node), stop))
 }
 
 /// A client of the same API, for what goes there.
@@ -167,15 +179,16 @@ fn follow(
     let task = tokio::spawn(async move {
         let mut chunks = pin!(messages.ready_chunks(MESSAGES_MAX));
         loop {
-            let chunk = tokio::select! {
+            let due = held.due();
+            tokio::select! {
                 () = stop.cancelled() => return,
-                chunk = chunks.next() => chunk,
-            };
-            let Some(chunk) = chunk else { return };
-            for message in chunk {
-                held.take(message);
+                chunk = chunks.next() => match chunk {
+                    Some(chunk) => chunk.into_iter().for_each(|message| held.take(message)),
+                    None => return,
+                },
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
             }
-            held.publish(&snapshots_to, &status_to);
+            held.publish(Instant::now(), &snapshots_to, &status_to);
         }
     });
     Source { snapshots, status, task }

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use axum::{body::Body, extract::Request, response::Response};
 use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use serde_json::{Value, json};
-use tokio::{sync::oneshot, time::Instant};
+use tokio::sync::oneshot;
 
 use super::{
     bounds::{FOUND_LIMIT, PROBE_SECONDS},
@@ -103,12 +103,9 @@ impl Api {
         let settings = KubeSettings { compare_interval: None, ..KubeSettings::default() };
         let (want_peers, wanted) = watch::channel(false);
         let messages = messages(&Ways::fixed(client), &settings, wanted);
-        let source = follow(
-            "https://test".into(),
-            messages,
-            Held::new(want_peers, AllowedAnnotations::default()),
-            CancellationToken::new(),
-        );
+        let own_node = OwnNode::new(None, None, Duration::ZERO);
+        let held = Held::new(want_peers, AllowedAnnotations::default(), own_node);
+        let source = follow("https://test".into(), messages, held, CancellationToken::new());
         Self { services, slices, source }
     }
 

@@ -25,6 +25,8 @@ pub struct SourceStatus {
     pub api: Option<Reach>,
     /// The last error, until it is overcome.
     pub last_error: Option<String>,
+    /// What is not known of the own Node, and why; `None`: nothing is missing.
+    pub missing_node: Option<String>,
     /// Objects that are not served, and why.
     pub refusals: Vec<Refusal>,
     /// Objects of the manifest that are of no concern here.

@@ -80,6 +80,10 @@ impl Agent {
         if !has_source {
             arguments.push(format!("--source=file={}", folder.display()));
         }
+        // Most clusters of tests have no Node objects.
+        if flags.contains(&"--source=kube") && !flags.iter().any(|flag| flag.starts_with("--node-wait=")) {
+            arguments.push("--node-wait=0s".into());
+        }
         arguments.push(format!("--node-name={}", node.node_name()));
         arguments.push(format!("--cgroup-root={}", node.cgroup().display()));
         arguments.push(format!("--bpffs={}", node.bpffs().display()));

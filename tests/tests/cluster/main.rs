@@ -10,4 +10,5 @@ mod health;
 mod incident_b;
 mod kube;
 mod kube_agent;
+mod kube_node;
 mod kube_peers;

@@ -10,12 +10,13 @@ fn from_flags(flags: &[&str]) -> Options {
     Options::from_arg_matches(&matches).expect("valid flags")
 }
 
-const FLAGS: [&str; 47] = [
+const FLAGS: [&str; 48] = [
     "--source=kube",
     "--kubeconfig=/k",
     "--api-server=https://10.0.0.1:6443,https://10.0.0.2:6443",
     "--tls-server-name=api.example",
     "--node-name=n1",
+    "--node-wait=5s",
     "--pod-interfaces=veth*,lxc?",
     "--external-interfaces=eth0",
     "--bpffs=/b",
@@ -109,6 +110,7 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(settings.audit_interval, Some(Duration::from_secs(30)));
     assert_eq!(settings.resync_interval, Some(Duration::from_mins(5)));
     assert_eq!(settings.watch_silence, Duration::from_secs(30));
+    assert_eq!(settings.node_wait, Duration::from_secs(30));
     assert_eq!(settings.healthz_fail_stale, None);
     assert_eq!(settings.stuck_after, Duration::from_mins(1));
     assert_eq!(settings.behind_after, Duration::from_secs(15));

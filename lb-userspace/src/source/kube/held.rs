@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 use super::{
     super::{
@@ -12,6 +12,7 @@ use super::{
     },
     calls::{News, Told},
     item::Item,
+    own_node::OwnNode,
 };
 use crate::model::{AllowedAnnotations, Mode, Node, ObjectName, Peer, Refusal, Service, Slice, Snapshot};
 
@@ -136,6 +137,7 @@ pub struct Held {
     services: Resource<Service>,
     slices: Resource<Slice>,
     nodes: Resource<Node>,
+    own_node: OwnNode,
     peers: Resource<Peer>,
     /// Of all of these; `None`: not listed yet.
     peer_addresses: Option<Arc<BTreeSet<IpAddr>>>,
@@ -154,7 +156,7 @@ pub struct Held {
 
 impl Held {
     /// `want_peers`: says whether the other nodes are to be followed, and holds what is so whatever the services say.
-    pub fn new(want_peers: watch::Sender<bool>, allowed: AllowedAnnotations) -> Self {
+    pub fn new(want_peers: watch::Sender<bool>, allowed: AllowedAnnotations, own_node: OwnNode) -> Self {
         let always_wants = *want_peers.borrow();
         Self {
             peers: Resource::new(PEERS),
@@ -166,6 +168,7 @@ impl Held {
             services: Resource::new(SERVICES),
             slices: Resource::new(SLICES),
             nodes: Resource::new(NODES),
+            own_node,
             changed: false,
             revision: 0,
             seen: None,
@@ -189,7 +192,11 @@ impl Held {
                 changed
             }
             Message::Slice(told) => self.slices.take(*told, Objects::put_slice),
-            Message::Node(told) => self.nodes.take(*told, Objects::put_node),
+            Message::Node(told) => {
+                let changed = self.nodes.take(*told, Objects::put_node);
+                self.own_node.learn(self.nodes.objects.first().filter(|_| self.nodes.listed));
+                changed
+            }
             Message::Peer(told) => self.take_peers(*told),
             Message::NoPeers => {
                 self.peers = Resource::new(PEERS);
@@ -235,20 +242,36 @@ impl Held {
         }
     }
 
-    /// Tells what was taken. There is no snapshot before services and slices have been listed: half of the truth is none. The
-    /// Node may be missing.
-    pub fn publish(&mut self, snapshots: &watch::Sender<Option<Arc<Snapshot>>>, status: &watch::Sender<SourceStatus>) {
-        let synced = self.services.listed && self.slices.listed;
-        let published = synced && std::mem::take(&mut self.changed);
+    /// When [`Self::publish`] has something to tell without news; `None`: never.
+    pub fn due(&self) -> Option<Instant> {
+        self.own_node.due().filter(|_| self.changed && self.is_synced())
+    }
+
+    fn is_synced(&self) -> bool {
+        self.services.listed && self.slices.listed
+    }
+
+    /// Publishes what was taken. There is no snapshot before services and slices have been listed: half of the truth is none. The
+    /// first one also waits a while for the Node.
+    pub fn publish(
+        &mut self,
+        now: Instant,
+        snapshots: &watch::Sender<Option<Arc<Snapshot>>>,
+        status: &watch::Sender<SourceStatus>,
+    ) {
+        let synced = self.is_synced();
+        let published = synced && self.own_node.is_settled(now) && std::mem::take(&mut self.changed);
         if published {
             self.revision += 1;
             let peers = self.peers();
-            let node = self.nodes.objects.first();
+            let node = self.own_node.known();
             let (services, slices) = (&self.services.objects, &self.slices.objects);
             let snapshot = objects::snapshot(services, slices, node, peers.as_ref(), self.revision);
             snapshots.send_replace(Some(Arc::new(snapshot)));
         }
+        let missing_node = self.own_node.missing(self.nodes.listed, self.nodes.objects.first().is_some());
         status.send_modify(|status| {
+            status.missing_node = missing_node;
             status.synced = synced;
             status.revision = self.revision;
             for (name, resource) in self.resources() {

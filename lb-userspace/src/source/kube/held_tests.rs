@@ -1,5 +1,7 @@
 //! What becomes of news: snapshots, proofs, errors, refusals.
 
+use std::time::Duration;
+
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -8,6 +10,8 @@ use super::{
     *,
 };
 use crate::source::{Difference, Proof, ProofKind};
+
+const NODE_WAIT: Duration = Duration::from_secs(30);
 
 struct Stage {
     held: Held,
@@ -21,15 +25,41 @@ impl Stage {
     fn new() -> Self {
         let (snapshots, status) = (watch::channel(None).0, watch::channel(SourceStatus::default()).0);
         let want_peers = watch::Sender::new(false);
-        let allowed = "mode=default".parse().unwrap();
-        let held = Held::new(want_peers.clone(), allowed);
+        let own_node = OwnNode::new(None, None, NODE_WAIT);
+        let held = Held::new(want_peers.clone(), "mode=default".parse().unwrap(), own_node);
         Self { held, want_peers, now: Instant::now(), snapshots, status }
+    }
+
+    /// An agent on the Node `n1`, of which one before it knew this.
+    fn on_node(known: Option<Node>) -> Self {
+        let stage = Self::new();
+        let own_node = OwnNode::new(Some("n1".into()), known.map(Arc::new), NODE_WAIT);
+        Self { held: Held::new(stage.want_peers.clone(), AllowedAnnotations::default(), own_node), ..stage }
     }
 
     fn tell(&mut self, message: Message) -> SourceStatus {
         self.held.take(message);
-        self.held.publish(&self.snapshots, &self.status);
+        self.publish()
+    }
+
+    fn publish(&mut self) -> SourceStatus {
+        self.held.publish(self.now, &self.snapshots, &self.status);
         self.status.borrow().clone()
+    }
+
+    /// Services and slices are listed.
+    fn list_others(&mut self) -> SourceStatus {
+        self.slices(Vec::new());
+        self.services(vec![web("web")])
+    }
+
+    fn list_nodes(&mut self, nodes: Vec<core::Node>) -> SourceStatus {
+        self.tell(Message::Node(self.told(vec![News::Page(nodes), News::Complete])))
+    }
+
+    /// What the last snapshot holds of the Node; `None`: there is no snapshot, or no Node in it.
+    fn node(&self) -> Option<Node> {
+        self.snapshots.borrow().as_ref()?.node.as_deref().cloned()
     }
 
     fn told<K>(&self, news: Vec<News<K>>) -> Box<Told<K>> {
@@ -145,7 +175,7 @@ async fn trouble_changes_and_proves_nothing() {
     stage.services(vec![web("web")]);
     let before = stage.slices(Vec::new());
     assert_eq!(before.api.map(|api| (api.reachable, api.since)), Some((true, stage.now)));
-    stage.now += std::time::Duration::from_secs(10);
+    stage.now += Duration::from_secs(10);
     let status = stage.tell(Message::Service(stage.failed("connection reset")));
     assert_eq!(status.last_error.as_deref(), Some("services: connection reset"));
     assert_eq!((status.last_proof.clone(), status.revision), (before.last_proof, 1));
@@ -153,7 +183,7 @@ async fn trouble_changes_and_proves_nothing() {
     let lost = status.api.unwrap();
     assert!(!lost.reachable && lost.since == stage.now);
     // Another failure is no new loss.
-    stage.now += std::time::Duration::from_secs(10);
+    stage.now += Duration::from_secs(10);
     let status = stage.tell(Message::Slice(stage.failed("connection reset")));
     assert_eq!(status.api, Some(lost));
     let status = stage.tell(Message::Service(stage.told(Vec::new())));
@@ -184,6 +214,87 @@ async fn the_own_node_comes_with_the_snapshot_and_its_lack_only_degrades() {
 fn node(name: &str, address: &str) -> Item<lean::Node> {
     let status = json!({"addresses": [{"type": "InternalIP", "address": address}]});
     item(&json!({"metadata": {"name": name}, "status": status}))
+}
+
+/// Facts that no Node of this test's API has.
+fn remembered() -> Node {
+    let addresses = vec!["192.0.2.9".parse().unwrap()];
+    Node { name: "n1".into(), zone: Some("b".into()), addresses, is_leaving: true, ..Node::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_snapshot_waits_for_the_node_so_long_and_no_longer() {
+    let mut stage = Stage::on_node(None);
+    let begun = stage.now;
+    let status = stage.list_others();
+    assert_eq!((stage.names(), status.revision), (None, 0), "the Node is still to come");
+    assert_eq!(stage.held.due(), Some(begun + NODE_WAIT));
+    stage.now = begun + NODE_WAIT;
+    let status = stage.publish();
+    assert_eq!((stage.names(), stage.node()), (Some(vec!["web".to_owned()]), None), "the rest is served");
+    assert!(status.missing_node.unwrap().starts_with("Node n1 is not listed yet, and its zone"));
+    assert_eq!(stage.held.due(), None);
+    let status = stage.list_nodes(vec![node("n1", "192.0.2.1")]);
+    assert_eq!((stage.node().unwrap().addresses, status.missing_node), (vec!["192.0.2.1".parse().unwrap()], None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_listed_last_ends_the_wait() {
+    let mut stage = Stage::on_node(None);
+    stage.list_others();
+    stage.list_nodes(vec![node("n1", "192.0.2.1")]);
+    assert_eq!(stage.node().unwrap().addresses, ["192.0.2.1".parse::<IpAddr>().unwrap()]);
+    let status = stage.list_nodes(vec![node("n1", "192.0.2.2")]);
+    assert_eq!(stage.node().unwrap().addresses, ["192.0.2.2".parse::<IpAddr>().unwrap()]);
+    assert_eq!(status.missing_node, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wrong_node_name_is_said() {
+    let mut stage = Stage::on_node(None);
+    stage.list_others();
+    let status = stage.list_nodes(Vec::new());
+    assert_eq!(stage.names(), None, "the kubelet may be about to make it");
+    let missing =
+        "the API has no Node n1, and its zone, addresses, pod networks and taints are unknown: check --node-name";
+    assert_eq!(status.missing_node.as_deref(), Some(missing));
+    stage.now += NODE_WAIT;
+    stage.publish();
+    assert_eq!(stage.names().unwrap(), ["web"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deleted_node_keeps_its_last_known_facts_until_it_is_made_again() {
+    let mut stage = Stage::on_node(None);
+    stage.list_others();
+    stage.list_nodes(vec![node("n1", "192.0.2.1")]);
+    let before = stage.node();
+    let deleted = News::Deleted(ObjectName::new("default", "n1"));
+    let status = stage.tell(Message::Node(stage.told(vec![deleted])));
+    assert_eq!(stage.node(), before);
+    assert_eq!(status.missing_node.unwrap(), "the API has no Node n1: its last known facts stay in force");
+    // A list that does not have it, and one that fails, take nothing either.
+    stage.list_nodes(Vec::new());
+    assert_eq!(stage.node(), before);
+    stage.tell(Message::Node(stage.failed("forbidden")));
+    assert_eq!(stage.node(), before);
+    let status = stage.tell(Message::Node(stage.told(vec![News::Changed(Box::new(node("n1", "192.0.2.2")))])));
+    assert_eq!(stage.node().unwrap().addresses, ["192.0.2.2".parse::<IpAddr>().unwrap()]);
+    assert_eq!(status.missing_node, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_restart_the_facts_of_before_hold_until_the_api_has_the_node() {
+    let mut stage = Stage::on_node(Some(remembered()));
+    stage.tell(Message::Node(stage.failed("forbidden")));
+    let status = stage.list_others();
+    assert_eq!((stage.node(), status.missing_node), (Some(remembered()), None), "nothing waits");
+    let status = stage.list_nodes(Vec::new());
+    assert_eq!(stage.node(), Some(remembered()), "deleted before the restart or since");
+    assert!(status.missing_node.is_some());
+    stage.list_nodes(vec![node("n1", "192.0.2.1")]);
+    let made_again = stage.node().unwrap();
+    assert_eq!((made_again.zone, made_again.is_leaving), (None, false), "all facts are the new ones");
 }
 
 #[tokio::test(start_paused = true)]

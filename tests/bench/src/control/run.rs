@@ -146,6 +146,8 @@ impl Bench<'_> {
         let ballast = self.ballast();
         let mut flags = vec!["--source=kube".into(), format!("--kubeconfig={}", self.fixture.cluster.kubeconfig())];
         flags.push(DRAIN.into());
+        // The cluster has no Node objects.
+        flags.push("--node-wait=0s".into());
         flags.extend(more.iter().map(|flag| (*flag).into()));
         start::cold(probe, &self.fixture.ballast, Some(&ballast.log), self.stop, || ballast.start(&flags))
     }

@@ -1,0 +1,110 @@
+//! What depends on the Node object, while the object is late, goes, and is not there at a restart. Needs root and BPF.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use lb_tests::agent::{Agent, External, Manifest, Service};
+use lb_tests::cluster::SETTLE_LIMIT;
+use lb_tests::cluster::stub::{Kind, StubApi};
+use lb_tests::fixture::{Fixture, Pods};
+use lb_tests::peers::{Stream, eventually};
+use lb_tests::topology::{NodeOptions, Outside};
+use serde_json::json;
+
+const NODE_PORT: u16 = 30_080;
+
+/// One node port at the Node's first address of each family. Fields in the order in which they must end.
+struct Scenario {
+    agent: Agent,
+    api: StubApi,
+    client: Outside,
+    fixture: Fixture,
+}
+
+impl Scenario {
+    fn new(subject: &str, wait: &str) -> Self {
+        let fixture = Fixture::new(subject, Pods::Routed, 1, NodeOptions::default());
+        let client = fixture.topology.outside("client", &fixture.node).unwrap();
+        let api = StubApi::start(Some(fixture.node.namespace().place()), Ipv4Addr::LOCALHOST.into()).unwrap();
+        let external = External { node_ports: vec![NODE_PORT], ..External::default() };
+        let web = Service::web(fixture.endpoints()).with(external);
+        Manifest::of([web]).documents().into_iter().for_each(|document| api.put(document));
+        let url = format!("--api-server={}", api.url());
+        let flags = ["--source=kube", &url, "--nodeport-addresses=primary", wait];
+        let mut agent = Agent::prepare(&fixture.node, &flags).unwrap();
+        agent.launch().unwrap();
+        Self { agent, api, client, fixture }
+    }
+
+    fn make_node(&self) {
+        let addresses = self.fixture.node.addresses().both();
+        let addresses = addresses.map(|address| json!({"type": "InternalIP", "address": address}));
+        self.api.put(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.fixture.node.node_name()},
+            "status": {"addresses": addresses}}));
+    }
+
+    /// What `status` says of the source.
+    fn source(&self) -> Option<serde_json::Value> {
+        Some(self.agent.json(&["status"]).ok()?["agent"]["source"].take())
+    }
+
+    fn says(&self, missing: &str) {
+        eventually(missing, SETTLE_LIMIT, || {
+            self.source()?["missingNode"].as_str().is_some_and(|said| said.contains(missing)).then_some(())
+        });
+    }
+
+    fn asks(&self) -> std::io::Result<String> {
+        let answers = self.fixture.node.addresses().both().map(|address| {
+            Ok(Stream::connect(self.client.place(), SocketAddr::new(address, NODE_PORT))?.ask("hello")?.server)
+        });
+        answers.into_iter().collect::<std::io::Result<Vec<_>>>().map(|servers| servers.concat())
+    }
+
+    fn is_served(&self) {
+        eventually("the node port answers", SETTLE_LIMIT, || self.asks().ok());
+    }
+}
+
+#[test]
+fn node_ports_stay_while_the_node_is_late_deleted_or_away_at_a_restart() {
+    // Far longer than the test: only the Node itself ends it.
+    let mut scenario = Scenario::new("node-late", "--node-wait=5m");
+    scenario.says("the API has no Node");
+    let source = scenario.source().unwrap();
+    assert_eq!((source["synced"].as_bool(), source["revision"].as_u64()), (Some(true), Some(0)), "{source}");
+    scenario.make_node();
+    scenario.is_served();
+
+    let name = scenario.fixture.node.node_name();
+    let delete = |scenario: &Scenario| {
+        scenario.api.delete(Kind::Node, "", &name);
+        scenario.says("its last known facts stay in force");
+        scenario.asks().unwrap();
+    };
+    delete(&scenario);
+    scenario.agent.restart().unwrap();
+    scenario.says("its last known facts stay in force");
+    scenario.asks().unwrap();
+
+    // Made again, and deleted while no agent runs.
+    scenario.make_node();
+    eventually("nothing is missing", SETTLE_LIMIT, || scenario.source()?["missingNode"].is_null().then_some(()));
+    scenario.asks().unwrap();
+    scenario.agent.stop().unwrap();
+    scenario.api.delete(Kind::Node, "", &name);
+    scenario.agent.restart().unwrap();
+    scenario.says("its last known facts stay in force");
+    scenario.asks().unwrap();
+}
+
+#[test]
+fn without_the_node_the_rest_is_served_after_the_wait() {
+    let scenario = Scenario::new("node-wrong", "--node-wait=1s");
+    scenario.says("check --node-name");
+    let web = SocketAddr::new("10.96.0.10".parse().unwrap(), 80);
+    eventually("the cluster IP answers", SETTLE_LIMIT, || {
+        Stream::connect(scenario.fixture.client.place(), web).ok()?.ask("hello").ok()
+    });
+    let text = String::from_utf8(scenario.agent.cli(&["status"]).unwrap().stdout).unwrap();
+    assert!(text.contains("Node:") && text.contains("check --node-name"), "{text}");
+}
