@@ -138,11 +138,11 @@ pub struct Service {
     pub id: u32,
     /// Changes with every new slot range; the slots of both ranges carry the same number.
     pub generation: u32,
-    /// First slot of the set that serves clients inside: pods of the cluster and processes of this node.
+    /// First slot of the set that serves internal clients: pods and processes of this node.
     pub slot_base: u32,
     /// How many slots. 0: no endpoint, refuse (or drop, see [`service_flags::DROP_IF_EMPTY`]).
     pub slot_count: u32,
-    /// First slot of the set that serves clients outside; for a cluster IP the same set.
+    /// First slot of the set that serves everybody else, pods of other nodes too; for a cluster IP the same set.
     pub outside_base: u32,
     /// How many slots. 0: no endpoint, refuse (or drop, see [`service_flags::DROP_OUTSIDE_IF_EMPTY`]).
     pub outside_count: u32,

@@ -9,7 +9,7 @@ use crate::abi::{FlowKey, Service, frontend_kind, network_flags, service_flags};
 pub enum Client {
     /// A pod or a process of this node: what answers it passes here by itself.
     Near = 0,
-    /// A pod of another node.
+    /// A pod of another node: in the cluster for cluster IPs, outside for everything else.
     Pod,
     /// Somebody outside.
     Outside,
@@ -96,11 +96,12 @@ pub(super) fn admits<const N: usize, T: Tables<N>>(
     }
 }
 
-/// Makes the set that serves clients outside the service's first one, where the client is one of these.
+/// Makes the set that serves external clients the service's first one, where the client is one of these. For the external policy only this
+/// node's own pods and processes are internal, as upstream e2e checks.
 #[inline(always)]
 pub(super) fn serve_from(service: &mut Service, client: Client) {
     // A cluster IP has one set for all.
-    if !Client::is_outside(client as u32) || service.kind == frontend_kind::CLUSTER_IP {
+    if client == Client::Near || service.kind == frontend_kind::CLUSTER_IP {
         return;
     }
     service.slot_base = service.outside_base;

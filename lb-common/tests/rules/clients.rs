@@ -24,7 +24,7 @@ fn from(client: [u8; 4], protocol: u8, port: u16) -> FlowKey<4> {
     FlowKey { src: client, dst: FRONTEND, src_port: port, dst_port: 80, protocol, pad: [0; 3] }
 }
 
-/// Service 1, TCP and UDP: one backend serves clients inside, another one those outside.
+/// Service 1, TCP and UDP: one backend serves clients of this node, another one the others.
 fn serving(kind: u8, flags: u8) -> Memory {
     let mut tables = Memory::default();
     for (base, protocol) in [(0, TCP), (10, UDP)] {
@@ -138,6 +138,7 @@ fn a_client_that_is_its_own_backend_elsewhere_keeps_no_port_of_the_node() {
     let networks = vec![([10, 0, 0, 0], 8, network_flags::PODS)];
     for (port, kept) in [(20_000, true), (40_000, false), (30_080, false), (80, false)] {
         let mut tables = serving(frontend_kind::NODE_PORT, 0);
+        edit(&mut tables, TCP, |service| service.outside_base = service.slot_base);
         (tables.own, tables.networks) = (Some(Masquerade::new(FRONTEND, &[])), networks.clone());
         for backend in tables.backends.values_mut() {
             backend.flags &= !backend_flags::LOCAL;

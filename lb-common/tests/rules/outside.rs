@@ -90,11 +90,25 @@ fn a_backend_of_this_node_sees_the_client() {
     }
 }
 
+/// Upstream e2e: "should fallback to local terminating endpoints when there are no ready endpoints with externalTrafficPolicy=Local".
 #[test]
-fn a_pod_of_another_node_is_served_from_the_inside_set_and_gets_its_answer() {
-    let mut tables = serving(frontend_kind::NODE_PORT, service_flags::OUTSIDE_LOCAL, true);
+fn a_pod_of_another_node_is_outside_for_the_external_policy() {
+    for (hook, kind) in FROM_THE_WIRE.into_iter().flat_map(|hook| EXTERNAL.map(|kind| (hook, kind))) {
+        let mut tables = serving(kind, service_flags::OUTSIDE_LOCAL, true);
+        let sent = tables.ask(from(POD, 40_000, TCP), SYN, hook);
+        assert_eq!((sent.address, sent.client), (LOCAL, POD), "the set of this node, which sees the client");
+        let mut tables = serving(kind, 0, false);
+        let sent = tables.ask(from(POD, 40_000, TCP), SYN, hook);
+        assert_eq!((sent.address, sent.client), (REMOTE, NODE), "the backend's answer must come back here");
+    }
+    let flags = service_flags::OUTSIDE_LOCAL | service_flags::DROP_OUTSIDE_IF_EMPTY;
+    let mut tables = serving(frontend_kind::NODE_PORT, flags, true);
+    let key = frontend(TCP);
+    let service = tables.services.get_mut(&key).unwrap();
+    service.outside_count = 0;
+    service.seal = seal(&key, service);
     let sent = tables.ask(from(POD, 40_000, TCP), SYN, Hook::NODE_IN);
-    assert_eq!((sent.address, sent.client), (REMOTE, NODE), "the backend's answer must come back here");
+    assert_eq!((sent.action, sent.outcome), (Action::Drop, Outcome::DroppedNoLocalEndpoint));
 }
 
 #[test]

@@ -39,7 +39,7 @@ pub fn who(model: &Model, asked: Asked) -> Client {
 impl Service {
     /// The backends that serve this client, and whether he is dropped where there are none.
     pub fn set(&self, client: Client) -> (&[(u32, u32)], bool) {
-        if matches!(client, Client::Outside | Client::Peer) && self.kind != Kind::ClusterIp {
+        if client != Client::Near && self.kind != Kind::ClusterIp {
             (&self.members_outside, self.drop_outside_if_empty)
         } else {
             (&self.members, self.drop_if_empty)

@@ -286,7 +286,6 @@ impl Cell {
         if self.client_node() == Some(self.entry()) {
             return if self.client == Client::Itself { Due::Service } else { Due::Own };
         }
-        let is_pod = matches!(self.client, Client::PodByRoute | Client::PodByTunnel | Client::Itself);
         if self.kind == Kind::ClusterIp {
             // Who answers with the node's own stack could not be answered from an address of that stack.
             return if self.backend == Backend::Host { Due::Own } else { Due::Masqueraded };
@@ -294,6 +293,6 @@ impl Cell {
         if backend == self.entry() {
             return Due::Own;
         }
-        if self.policy == Policy::Local && !is_pod { Due::Dropped } else { Due::Masqueraded }
+        if self.policy == Policy::Local { Due::Dropped } else { Due::Masqueraded }
     }
 }

@@ -24,7 +24,7 @@ pub enum Finds {
 }
 
 /// All of them; the first that concerns a cell counts.
-pub const DIFFERENCES: [Difference; 7] = [
+pub const DIFFERENCES: [Difference; 6] = [
     Difference {
         name: "bridged pods that ask for themselves",
         // Node 2's pods are on a bridge.
@@ -68,17 +68,6 @@ pub const DIFFERENCES: [Difference; 7] = [
                 && is_forwarded(cell)
         },
         kube_proxy: Finds::Due(Due::Masqueraded),
-    },
-    Difference {
-        name: "pods of other nodes and `Local`",
-        concerns: |cell| {
-            matches!(cell.client, Client::PodByRoute | Client::PodByTunnel | Client::Itself)
-                && !is_inside(cell)
-                && is_external(cell)
-                && cell.policy == Policy::Local
-                && cell.backend.node().is_some_and(|node| node != cell.entry())
-        },
-        kube_proxy: Finds::Due(Due::Dropped),
     },
 ];
 
