@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use axum::Router;
@@ -18,15 +17,15 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::health_memory::{Answers, Memory};
-use crate::observe::health_check::{self, NodeHealth, WEIGHT_HEADER};
+use super::health_memory::{Checks, Memory};
+use crate::observe::health_check::{self, WEIGHT_HEADER};
 use crate::plan::HealthCheck;
 
 /// Connections that wait to be accepted on one port.
 const BACKLOG: i32 = 64;
 
-type Asks = Box<dyn Fn() -> NodeHealth + Send + Sync>;
-type Checks = BTreeMap<u16, HealthCheck>;
+/// Whether the node is healthy.
+type Asks = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// The servers.
 pub(super) struct HealthChecks {
@@ -34,8 +33,6 @@ pub(super) struct HealthChecks {
     memory: Memory,
     /// Why the answers could not be written down.
     forgetful: Option<String>,
-    /// The node was leaving when the agent before this one ended; until the source has spoken.
-    was_leaving: Arc<AtomicBool>,
     wanted: watch::Sender<Checks>,
     open: BTreeMap<u16, Vec<AbortOnDropHandle<()>>>,
     /// Why a port is not open.
@@ -48,13 +45,12 @@ impl HealthChecks {
     /// Until [`Self::follow`] the node counts as healthy: what that agent programmed works without any.
     pub fn inherit(run_dir: &Path, tables: bool) -> Self {
         let memory = Memory::open(run_dir);
-        let Answers { checks, leaving } = if tables { memory.answers().clone() } else { Answers::default() };
+        let checks = if tables { memory.answers().clone() } else { Checks::default() };
         let (wanted, _) = watch::channel(checks.clone());
         let mut servers = Self {
             node: Arc::default(),
             memory,
             forgetful: None,
-            was_leaving: Arc::new(AtomicBool::new(leaving)),
             wanted,
             open: BTreeMap::new(),
             problems: BTreeMap::new(),
@@ -65,14 +61,13 @@ impl HealthChecks {
     }
 
     /// From now on `node` is asked at each request.
-    pub fn follow(&mut self, node: impl Fn() -> NodeHealth + Send + Sync + 'static) {
+    pub fn follow(&mut self, node: impl Fn() -> bool + Send + Sync + 'static) {
         // There is one node: whoever came first is that one.
         let _ = self.node.set(Box::new(node));
     }
 
     /// Opens and closes ports until they are these. What cannot be opened is tried again by the next call.
     pub fn set(&mut self, wanted: &Checks) {
-        self.was_leaving.store(false, Ordering::Relaxed);
         self.remember(wanted);
         if *self.wanted.borrow() != *wanted {
             self.wanted.send_replace(wanted.clone());
@@ -106,8 +101,7 @@ impl HealthChecks {
 
     /// Writes down what is answered now; that it cannot be is told once.
     fn remember(&mut self, wanted: &Checks) {
-        let answers = Answers { checks: wanted.clone(), leaving: health(&self.node).leaving };
-        let problem = self.memory.keep(&answers).err().map(|error| error.to_string());
+        let problem = self.memory.keep(wanted).err().map(|error| error.to_string());
         if let Some(error) = problem.as_ref().filter(|_| self.forgetful != problem) {
             tracing::warn!(
                 error,
@@ -123,26 +117,21 @@ impl HealthChecks {
     }
 
     fn serve(&self, port: u16, listener: TcpListener) -> AbortOnDropHandle<()> {
-        let (node, was_leaving) = (self.node.clone(), self.was_leaving.clone());
+        let node = self.node.clone();
         let wanted = self.wanted.subscribe();
         let router = Router::new().fallback(move || {
-            let health = health(&node);
-            let health = NodeHealth { leaving: health.leaving || was_leaving.load(Ordering::Relaxed), ..health };
-            let answer = answer(wanted.borrow().get(&port), health);
+            let is_healthy = node.get().is_none_or(|node| node());
+            let answer = answer(wanted.borrow().get(&port), is_healthy);
             async move { answer }
         });
         AbortOnDropHandle::new(tokio::spawn(async move { axum::serve(listener, router).await.unwrap_or_default() }))
     }
 }
 
-fn health(node: &OnceLock<Asks>) -> NodeHealth {
-    node.get().map_or(NodeHealth { healthy: true, leaving: false }, |node| node())
-}
-
-fn answer(check: Option<&HealthCheck>, node: NodeHealth) -> Response {
+fn answer(check: Option<&HealthCheck>, is_healthy: bool) -> Response {
     // A connection that outlived its port.
     let Some(check) = check else { return axum::http::StatusCode::SERVICE_UNAVAILABLE.into_response() };
-    let (code, body) = health_check::answer(check, node);
+    let (code, body) = health_check::answer(check, is_healthy);
     let headers = [
         (header::CONTENT_TYPE.as_str(), "application/json".to_owned()),
         (header::X_CONTENT_TYPE_OPTIONS.as_str(), "nosniff".to_owned()),
@@ -177,6 +166,8 @@ fn bind(address: IpAddr, port: u16) -> io::Result<TcpListener> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpStream;
 
@@ -226,18 +217,6 @@ mod tests {
             let _without_tables = HealthChecks::inherit(dir.path(), false);
             ask(LOCAL, port).await.expect_err("nothing serves");
         }
-        settle().await;
-        let mut third = HealthChecks::inherit(dir.path(), true);
-        third.follow(|| NodeHealth { healthy: true, leaving: true });
-        third.set(&checks(port, 2));
-        drop(third);
-        settle().await;
-        let mut fourth = HealthChecks::inherit(dir.path(), true);
-        let text = ask(LOCAL, port).await.expect("open");
-        assert!(text.starts_with("http/1.1 503"), "the node was leaving: {text}");
-        fourth.set(&checks(port, 2));
-        let text = ask(LOCAL, port).await.expect("open");
-        assert!(text.starts_with("http/1.1 200"), "it stays after all: {text}");
     }
 
     #[tokio::test]
@@ -246,7 +225,7 @@ mod tests {
         let of_node = healthy.clone();
         let dir = tempfile::tempdir().expect("a temporary folder");
         let mut servers = HealthChecks::inherit(dir.path(), true);
-        servers.follow(move || NodeHealth { healthy: of_node.load(Ordering::Relaxed), leaving: false });
+        servers.follow(move || of_node.load(Ordering::Relaxed));
         let port = free_port().await;
         servers.set(&checks(port, 3));
         assert!(servers.problems().is_empty(), "{:?}", servers.problems());

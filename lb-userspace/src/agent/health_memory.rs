@@ -12,21 +12,15 @@ use crate::plan::HealthCheck;
 
 /// Name of the file in the run folder.
 const FILE: &str = "health-checks";
-/// First word of the line that says that the node is leaving.
-const LEAVING: &str = "leaving";
 
-/// What is answered on each port, and whether the node is about to leave its cluster.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Answers {
-    pub checks: BTreeMap<u16, HealthCheck>,
-    pub leaving: bool,
-}
+/// What is answered on each port.
+pub(super) type Checks = BTreeMap<u16, HealthCheck>;
 
 /// The file and what it holds.
 #[derive(Debug)]
 pub(super) struct Memory {
     file: PathBuf,
-    written: Answers,
+    written: Checks,
 }
 
 impl Memory {
@@ -37,12 +31,12 @@ impl Memory {
         Self { file, written }
     }
 
-    pub fn answers(&self) -> &Answers {
+    pub fn answers(&self) -> &Checks {
         &self.written
     }
 
     /// Writes the answers down where they are others, in one step.
-    pub fn keep(&mut self, answers: &Answers) -> io::Result<()> {
+    pub fn keep(&mut self, answers: &Checks) -> io::Result<()> {
         if self.written == *answers {
             return Ok(());
         }
@@ -54,40 +48,39 @@ impl Memory {
     }
 }
 
-fn text(answers: &Answers) -> String {
-    let head = if answers.leaving { format!("{LEAVING}\n") } else { String::new() };
-    answers.checks.iter().fold(head, |text, (port, check)| {
+fn text(answers: &Checks) -> String {
+    answers.iter().fold(String::new(), |text, (port, check)| {
         let ObjectName { namespace, name } = &check.service;
         text + &format!("{port} {namespace} {name} {}\n", check.local_ready)
     })
 }
 
 /// A line that cannot be read is left out.
-fn read(text: &str) -> Answers {
+fn read(text: &str) -> Checks {
     let check = |line: &str| {
         let mut words = line.split(' ');
         let (port, namespace, name) = (words.next()?.parse().ok()?, words.next()?, words.next()?);
         let local_ready = words.next()?.parse().ok()?;
         Some((port, HealthCheck { service: ObjectName::new(namespace, name), local_ready }))
     };
-    Answers { checks: text.lines().filter_map(check).collect(), leaving: text.lines().any(|line| line == LEAVING) }
+    text.lines().filter_map(check).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn answers(local_ready: usize, leaving: bool) -> Answers {
+    fn answers(local_ready: usize) -> Checks {
         let check = HealthCheck { service: ObjectName::new("demo", "web"), local_ready };
-        Answers { checks: [(32_100, check)].into(), leaving }
+        [(32_100, check)].into()
     }
 
     #[test]
     fn what_was_answered_is_known_to_the_next_agent() {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let mut first = Memory::open(dir.path());
-        assert_eq!(*first.answers(), Answers::default());
-        for said in [answers(2, false), answers(0, true)] {
+        assert_eq!(*first.answers(), Checks::default());
+        for said in [answers(2), answers(0)] {
             first.keep(&said).expect("writable");
             assert_eq!(*Memory::open(dir.path()).answers(), said);
         }
@@ -95,7 +88,7 @@ mod tests {
 
     #[test]
     fn a_broken_line_costs_that_line_alone() {
-        let text = "32100 demo web 2\n32101 demo\n99999 demo api 1\nx\n";
-        assert_eq!(read(text), answers(2, false));
+        let text = "leaving\n32100 demo web 2\n32101 demo\n99999 demo api 1\nx\n";
+        assert_eq!(read(text), answers(2));
     }
 }

@@ -22,10 +22,10 @@ pub(super) struct Listeners {
 }
 
 /// Binds both.
-pub(super) async fn listen(settings: &Settings) -> Result<Listeners, http::ListenError> {
+pub(super) fn listen(settings: &Settings) -> Result<Listeners, http::ListenError> {
     Ok(Listeners {
-        health: http::listen("health-bind", settings.health_bind).await?,
-        metrics: http::listen("metrics-bind", settings.metrics_bind).await?,
+        health: http::listen("health-bind", settings.health_bind)?,
+        metrics: http::listen("metrics-bind", settings.metrics_bind)?,
     })
 }
 

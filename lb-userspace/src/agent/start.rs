@@ -50,7 +50,7 @@ pub(super) type Task = AbortOnDropHandle<()>;
 pub(super) async fn start(settings: Settings) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     let signals = run::Signals::catch()?;
-    let listeners = match listen(&settings).await {
+    let listeners = match listen(&settings) {
         Ok(listeners) => listeners,
         Err(error) => {
             // A port in use is most often another agent's: then that one is what must be told.
@@ -135,7 +135,7 @@ async fn with_source(
         metrics: metrics.clone(),
     })));
     let facts = facts::facts(&state.datapath.borrow().addresses, &facts::reserved(settings, &origin).await, marks);
-    health_checks.follow(move || state.node_health());
+    health_checks.follow(move || state.is_healthy());
     let notices = Notices::new(&settings.node_name, announce(settings, &mut tasks).await?);
     let auditor = Auditor::new(settings.audit_interval, Some(datapath.auditor()), Instant::now());
     let neighbours = Neighbours::new(datapath.surroundings(), settings.source == Origin::Kube);

@@ -13,7 +13,6 @@ use crate::apply;
 use crate::datapath;
 use crate::model::Monotonic;
 use crate::observe::health::{self, Thresholds};
-use crate::observe::health_check::NodeHealth;
 use crate::observe::http::Look;
 use crate::observe::inventory::BackendTotals;
 use crate::observe::report::{
@@ -142,11 +141,10 @@ impl State {
         report
     }
 
-    /// What health-check node ports say of the node.
-    pub fn node_health(&self) -> NodeHealth {
+    /// What health-check node ports say of the node: whether it has no fault of its own.
+    pub fn is_healthy(&self) -> bool {
         let Look { report, since_beat, thresholds, .. } = self.look();
-        let healthy = health::own_faults(&report, since_beat, &thresholds).is_empty();
-        NodeHealth { healthy, leaving: report.node_leaving }
+        health::own_faults(&report, since_beat, &thresholds).is_empty()
     }
 
     /// What the health server judges by.

@@ -39,7 +39,7 @@ pub const DEFAULT_RUN_DIR: &str = "/run/ballast";
 /// Loopback only, as kube-proxy's metrics.
 pub const DEFAULT_METRICS_BIND: &str = "127.0.0.1:10249";
 /// All node addresses, as kube-proxy's health checks: load balancers probe them.
-pub const DEFAULT_HEALTH_BIND: &str = "0.0.0.0:10256";
+pub const DEFAULT_HEALTH_BIND: &str = "[::]:10256";
 /// How long the flows of a vanished backend may go on.
 pub const DEFAULT_DRAIN_PERIOD: Duration = Duration::from_secs(30);
 /// How long flows to a terminating backend may go on at most.

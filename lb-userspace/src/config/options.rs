@@ -119,7 +119,7 @@ pub struct Options {
     #[serde(deserialize_with = "terminating_max::deserialize")]
     pub terminating_max: Option<Duration>,
 
-    /// Node addresses that serve node ports: all, the first InternalIP of each family, or networks [default: all]
+    /// Node addresses that serve node ports: all, the first InternalIP (else ExternalIP) of each family, or networks [default: all]
     #[arg(long, value_name = "all|primary|CIDR,…")]
     pub nodeport_addresses: Option<NodePortAddresses>,
 
@@ -235,7 +235,7 @@ pub struct Options {
     #[serde(deserialize_with = "text")]
     pub metrics_bind: Option<SocketAddr>,
 
-    /// Address of /healthz, /livez and /readyz [default: 0.0.0.0:10256]
+    /// Address of /healthz, /livez and /readyz; [::] is both families [default: [::]:10256]
     #[arg(long, value_name = "ADDRESS:PORT")]
     #[serde(deserialize_with = "text")]
     pub health_bind: Option<SocketAddr>,

@@ -10,7 +10,8 @@ pub struct Node {
     pub name: String,
     /// Label `topology.kubernetes.io/zone`.
     pub zone: Option<String>,
-    /// `status.addresses` of type `InternalIP`, in their order: the first of each family is the primary one.
+    /// `status.addresses` of type `InternalIP`, then those of type `ExternalIP` of a family without them, in their order: the first of each
+    /// family is the primary one.
     pub addresses: Vec<IpAddr>,
     pub pod_cidrs: Vec<IpNet>,
     /// It is being deleted, or has the taint `ToBeDeletedByClusterAutoscaler`: load balancers must not choose it any more.

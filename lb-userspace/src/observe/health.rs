@@ -4,6 +4,7 @@
 //! outage would take every node out of every load balancer. `/livez` fails only for what a restart may heal: a runtime that no
 //! longer turns, and writes that fail for long.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -35,7 +36,15 @@ pub enum Probe {
     Readyz,
 }
 
-/// Body of an answer: kube-proxy's fields, and ours where something is wrong.
+/// One IP family in an answer, as kube-proxy has it. Both families are programmed together.
+#[derive(Clone, Copy, Debug, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct FamilyHealth {
+    pub last_updated: Timestamp,
+    pub healthy: bool,
+}
+
+/// Body of an answer: the fields of kube-proxy 1.36, and ours where something is wrong.
 #[derive(Debug, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Answer {
@@ -45,6 +54,11 @@ pub struct Answer {
     /// Not part of `/livez`, as with kube-proxy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_eligible: Option<bool>,
+    /// Nothing of what this path asks for is wrong; an ineligible node is no fault.
+    pub healthy: bool,
+    /// By IP family; empty until the tables were in step once.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub status: BTreeMap<&'static str, FamilyHealth>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<String>,
 }
@@ -142,10 +156,13 @@ pub fn answer(
         Probe::Livez => dead(report, since_beat, thresholds),
     };
     let eligible = !report.node_leaving;
-    let good = faults.is_empty() && (eligible || probe != Probe::Healthz);
+    let healthy = faults.is_empty();
+    let good = healthy && (eligible || probe != Probe::Healthz);
     let last_updated = if good { now } else { last_in_step.unwrap_or(Timestamp::UNIX_EPOCH) };
     let node_eligible = (probe != Probe::Livez).then_some(eligible);
-    (good, Answer { last_updated, current_time: now, node_eligible, faults })
+    let family = last_in_step.map(|last_updated| FamilyHealth { last_updated, healthy });
+    let status = ["IPv4", "IPv6"].into_iter().filter_map(|name| Some((name, family?))).collect();
+    (good, Answer { last_updated, current_time: now, node_eligible, healthy, status, faults })
 }
 
 #[cfg(test)]

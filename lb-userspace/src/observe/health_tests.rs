@@ -133,7 +133,7 @@ fn a_node_that_leaves_fails_healthz_alone() {
     let report = with(|report| report.node_leaving = true);
     assert_eq!(answers(&report), [false, true, true]);
     let (_, body) = answer(Probe::Healthz, &report, QUICK, &THRESHOLDS, Timestamp::UNIX_EPOCH, None);
-    assert_eq!(body.node_eligible, Some(false));
+    assert_eq!((body.node_eligible, body.healthy), (Some(false), true));
     assert!(own_faults(&report, QUICK, &THRESHOLDS).is_empty(), "leaving is no fault");
 }
 
@@ -144,7 +144,21 @@ fn json_has_the_shape_of_kube_proxys() {
     assert_eq!(
         serde_json::to_value(body).expect("plain data"),
         serde_json::json!({
-            "lastUpdated": "2026-11-21T04:00:00Z", "currentTime": "2026-11-21T04:00:00Z", "nodeEligible": true,
+            "lastUpdated": "2026-11-21T04:00:00Z", "currentTime": "2026-11-21T04:00:00Z", "nodeEligible": true, "healthy": true,
+        })
+    );
+    let mut report = healthy();
+    report.tables.behind_seconds = Some(60.0);
+    report.tables.last_error = Some("EPERM".into());
+    let before = "2026-11-21T03:59:00Z".parse().expect("valid");
+    let (_, body) = answer(Probe::Healthz, &report, QUICK, &THRESHOLDS, now, Some(before));
+    let family = serde_json::json!({"lastUpdated": "2026-11-21T03:59:00Z", "healthy": false});
+    assert_eq!(
+        serde_json::to_value(body).expect("plain data"),
+        serde_json::json!({
+            "lastUpdated": "2026-11-21T03:59:00Z", "currentTime": "2026-11-21T04:00:00Z", "nodeEligible": true,
+            "healthy": false, "status": {"IPv4": family, "IPv6": family},
+            "faults": ["the tables are behind for 60 s: EPERM"],
         })
     );
     let (_, body) = answer(Probe::Livez, &healthy(), QUICK, &THRESHOLDS, now, None);

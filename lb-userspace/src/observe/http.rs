@@ -1,7 +1,7 @@
 //! The agent's HTTP servers: health for load balancers and the kubelet, metrics for Prometheus. Read-only.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use jiff::Timestamp;
+use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
 
 use super::health::{self, Probe, Thresholds};
@@ -19,6 +20,9 @@ use super::report::Report;
 /// Content type of Prometheus' text format.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 1024;
+
 /// Why an address cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
@@ -26,7 +30,7 @@ pub enum ListenError {
         "--{flag} {address}: the port is in use, perhaps by kube-proxy or another agent; stop that, or choose another port"
     )]
     InUse { flag: &'static str, address: SocketAddr },
-    #[error("--{flag} {address}: this node does not have the address; choose one of its own, or 0.0.0.0")]
+    #[error("--{flag} {address}: this node does not have the address; choose one of its own, or [::]")]
     NotOurs { flag: &'static str, address: SocketAddr },
     #[error("--{flag} {address}: may not listen there; choose a port from 1024 on, or grant CAP_NET_BIND_SERVICE")]
     Denied { flag: &'static str, address: SocketAddr },
@@ -35,13 +39,35 @@ pub enum ListenError {
 }
 
 /// Listens at once, so that an address that cannot be had is found before anything is attached.
-pub async fn listen(flag: &'static str, address: SocketAddr) -> Result<TcpListener, ListenError> {
-    TcpListener::bind(address).await.map_err(|error| match error.kind() {
+///
+/// `[::]` takes both families, whatever `net.ipv6.bindv6only` says; where the kernel has no IPv6, it is `0.0.0.0`.
+pub fn listen(flag: &'static str, address: SocketAddr) -> Result<TcpListener, ListenError> {
+    let is_any = address.is_ipv6() && address.ip().is_unspecified();
+    let bound = match bind(address) {
+        Err(error) if is_any && matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL)) => {
+            bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port())))
+        }
+        bound => bound,
+    };
+    bound.map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => ListenError::InUse { flag, address },
         io::ErrorKind::AddrNotAvailable => ListenError::NotOurs { flag, address },
         io::ErrorKind::PermissionDenied => ListenError::Denied { flag, address },
         _ => ListenError::Other { flag, address, error },
     })
+}
+
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    // Connections of the agent before this one may still be in TIME_WAIT.
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(!address.ip().is_unspecified())?;
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into())
 }
 
 /// What a probe is judged by.
@@ -105,7 +131,7 @@ mod tests {
     use super::*;
 
     async fn ask(router: Router, path: &str) -> String {
-        let listener = listen("health-bind", "127.0.0.1:0".parse().expect("valid")).await.expect("a free port");
+        let listener = listen("health-bind", "127.0.0.1:0".parse().expect("valid")).expect("a free port");
         let address = listener.local_addr().expect("bound");
         let server = tokio::spawn(async move { axum::serve(listener, router).await });
         let mut stream = tokio::net::TcpStream::connect(address).await.expect("listening");
@@ -153,10 +179,19 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn the_unspecified_address_of_ipv6_takes_both_families() {
+        let listener = listen("health-bind", "[::]:0".parse().expect("valid")).expect("a free port");
+        let port = listener.local_addr().expect("bound").port();
+        for host in ["127.0.0.1", "::1"] {
+            tokio::net::TcpStream::connect((host, port)).await.expect("listening");
+        }
+    }
+
+    #[tokio::test]
     async fn a_port_in_use_is_named_with_its_flag() {
-        let first = listen("health-bind", "127.0.0.1:0".parse().expect("valid")).await.expect("a free port");
+        let first = listen("health-bind", "127.0.0.1:0".parse().expect("valid")).expect("a free port");
         let address = first.local_addr().expect("bound");
-        let error = listen("health-bind", address).await.expect_err("in use").to_string();
+        let error = listen("health-bind", address).expect_err("in use").to_string();
         assert!(error.contains("--health-bind") && error.contains(&address.to_string()), "{error}");
         assert!(error.contains("in use") && error.contains("choose another port"), "{error}");
     }

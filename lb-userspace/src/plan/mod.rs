@@ -53,7 +53,7 @@ pub enum NodePortAddresses {
     /// All of its links.
     #[default]
     All,
-    /// The first `InternalIP` of each family, as the API has it.
+    /// The first `InternalIP` of each family, else the first `ExternalIP`, as the API has it.
     Primary,
     /// Those in one of these networks.
     Cidrs(Vec<IpNet>),

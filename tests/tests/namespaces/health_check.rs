@@ -71,9 +71,10 @@ fn health_check_node_ports_follow_services_nodes_and_restarts() -> Result<()> {
     answers(node, CHECK_PORT + 1, 200, "2");
 
     agent.write_text(&manifest(node, CHECK_PORT + 1, &two, true))?;
-    answers(node, CHECK_PORT + 1, 503, "2");
-    let (code, body) = agent.health("/healthz")?;
-    assert!(code == 503 && body.contains(r#""nodeEligible":false"#), "{code} {body}");
+    let (code, body) =
+        eventually("/healthz fails", SOON, || agent.health("/healthz").ok().filter(|(code, _)| *code == 503));
+    assert!(body.contains(r#""nodeEligible":false"#) && body.contains(r#""healthy":true"#), "{code} {body}");
+    answers(node, CHECK_PORT + 1, 200, "2");
     assert_eq!(agent.health("/livez")?.0, 200);
     Ok(())
 }

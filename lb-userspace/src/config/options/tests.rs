@@ -95,7 +95,7 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(settings.bpffs, Path::new("/sys/fs/bpf"));
     assert_eq!(settings.run_dir, Path::new("/run/ballast"));
     assert_eq!(settings.metrics_bind.to_string(), "127.0.0.1:10249");
-    assert_eq!(settings.health_bind.to_string(), "0.0.0.0:10256");
+    assert_eq!(settings.health_bind.to_string(), "[::]:10256");
     assert_eq!((settings.scheduler, settings.retry), (crate::model::Scheduler::Random, true));
     assert_eq!(settings.drain_period, Duration::from_secs(30));
     assert_eq!(settings.terminating_max, Duration::from_hours(1));

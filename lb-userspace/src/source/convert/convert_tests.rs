@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::node::PEER_ADDRESSES_MAX;
 use super::*;
 use crate::{
-    model::{Service, Slice, TrafficPolicy},
+    model::{Node, Service, Slice, TrafficPolicy},
     source::lean,
 };
 
@@ -178,6 +178,23 @@ fn ranges_that_are_given_but_all_bad_admit_nobody() {
 }
 
 #[test]
+fn a_range_of_everybody_alone_opens_both_families() {
+    let ranges = |ranges: &[&str]| {
+        let spec = json!({"clusterIP": "10.96.0.1", "ports": [{"port": 80}], "loadBalancerSourceRanges": ranges});
+        service_of(&spec).object.unwrap().source_ranges.map(|ranges| ranges.len())
+    };
+    for open in [&["0.0.0.0/0"][..], &["::/0"], &[" 0.0.0.0/0 "], &["0.0.0.0/0", "::/0"], &["::/0", "::/0"]] {
+        assert_eq!(ranges(open), None, "{open:?}");
+    }
+    // A list that holds anything else is taken as written.
+    for (written, read) in
+        [(&["0.0.0.0/0", "192.0.2.0/24"][..], 2), (&["::/0", "10.0.0.0/8"], 2), (&["0.0.0.0/0", "everybody"], 1)]
+    {
+        assert_eq!(ranges(written), Some(read), "{written:?}");
+    }
+}
+
+#[test]
 fn a_node_keeps_what_matters() {
     let value = json!({
         "metadata": {"name": "n1", "labels": {"topology.kubernetes.io/zone": "a"}},
@@ -197,18 +214,20 @@ fn a_node_keeps_what_matters() {
     );
     let read = read.object.unwrap();
     assert_eq!((read.name.as_str(), read.zone.as_deref(), read.is_leaving), ("n1", Some("a"), false));
-    assert_eq!(read.addresses.len(), 2);
+    let own = |read: &Node| read.addresses.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(own(&read), ["10.0.0.2", "fd02::2"], "the external one is not needed");
     assert_eq!(read.pod_cidrs.len(), 2);
     let other = peer(&raw);
     assert_eq!(other.refusals[0].reason, "InternalIP 127.0.0.1 is a loopback address");
     let texts: Vec<String> = other.object.unwrap().addresses.iter().map(ToString::to_string).collect();
     assert_eq!(texts, ["192.0.2.1", "10.0.0.2", "fd02::2"]);
     let status = &mut raw.status;
-    let own = status.addresses.as_ref().unwrap()[1].clone();
-    status.addresses = Some(vec![own; PEER_ADDRESSES_MAX + 1]);
+    let external = status.addresses.as_ref().unwrap()[1].clone();
+    status.addresses = Some(vec![external; PEER_ADDRESSES_MAX + 1]);
     let many = peer(&raw);
     assert_eq!(many.refusals[0].reason, "9 addresses: expected at most 8; the first ones count");
     assert_eq!(many.object.unwrap().addresses.len(), PEER_ADDRESSES_MAX);
+    assert_eq!(own(&node(&raw).object.unwrap()), vec!["192.0.2.1"; PEER_ADDRESSES_MAX + 1], "there is no internal one");
     let taint = json!([{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]);
     raw.spec.taints = serde_json::from_value(taint).unwrap();
     assert!(node(&raw).object.unwrap().is_leaving);

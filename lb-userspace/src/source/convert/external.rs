@@ -71,12 +71,14 @@ fn distinct(addresses: impl Iterator<Item = Result<IpAddr, Problem>>, refuse: &m
     good
 }
 
-/// Kubernetes tolerates white space around a range. One that is bad admits nobody.
+/// Kubernetes tolerates white space around a range. One that is bad admits nobody. Ranges that each hold a whole family are how "open" is
+/// written: they restrict nobody, in either family.
 fn source_ranges(spec: &lean::ServiceSpec, refuse: &mut impl FnMut(Problem)) -> Option<Vec<IpNet>> {
     let listed = spec.load_balancer_source_ranges.as_ref().filter(|listed| !listed.is_empty())?;
     let read = |text: &String| network("loadBalancerSourceRange", text.trim()).map_err(&mut *refuse).ok();
     let mut good: Vec<IpNet> = listed.iter().filter_map(read).collect();
+    let is_open = good.len() == listed.len() && good.iter().all(|range| range.prefix_len() == 0);
     good.sort_unstable();
     good.dedup();
-    Some(good)
+    (!is_open).then_some(good)
 }

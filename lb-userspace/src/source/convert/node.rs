@@ -1,12 +1,12 @@
 //! A Node, and another one, read and checked.
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
 
 use super::{Converted, Problem, address, network};
 use crate::{
-    model::{Node, Peer, Refusals},
+    model::{Family, Node, Peer, Refusals},
     source::lean::{self, ZONE_LABEL},
 };
 
@@ -23,7 +23,7 @@ pub fn node(node: &lean::Node) -> Converted<Node> {
     let mut refusals = Refusals::default();
     let object = format!("Node {name}");
     let mut refuse = |problem: Problem| refusals.push(problem.refuse(object.clone()));
-    let addresses = addresses(node, &["InternalIP"], &mut refuse);
+    let addresses = own_addresses(node, &mut refuse);
     let pod_cidrs = pod_cidrs(node, &mut refuse);
     let zone = node.metadata.labels.get(ZONE_LABEL);
     let is_tainted = node.spec.taints.iter().flatten().any(|taint| taint.key.as_deref() == Some(LEAVING_TAINT));
@@ -51,6 +51,15 @@ pub fn peer(node: &lean::Node) -> Converted<Peer> {
         addresses.truncate(PEER_ADDRESSES_MAX);
     }
     Converted { object: Some(Peer { name: name.clone(), addresses }), refusals: refusals.all(&object) }
+}
+
+/// The internal addresses, and the external ones of a family without these, as `GetNodeHostIPs` of `k8s.io/component-helpers` has them.
+fn own_addresses(node: &lean::Node, refuse: &mut impl FnMut(Problem)) -> Vec<IpAddr> {
+    let mut own = addresses(node, &["InternalIP"], refuse);
+    let families: BTreeSet<Family> = own.iter().copied().map(Family::of).collect();
+    let external = addresses(node, &["ExternalIP"], refuse);
+    own.extend(external.into_iter().filter(|address| !families.contains(&Family::of(*address))));
+    own
 }
 
 fn addresses(node: &lean::Node, types: &[&str], refuse: &mut impl FnMut(Problem)) -> Vec<IpAddr> {
