@@ -53,7 +53,7 @@ impl Stage {
         self.services(vec![web("web")])
     }
 
-    fn list_nodes(&mut self, nodes: Vec<core::Node>) -> SourceStatus {
+    fn list_nodes(&mut self, nodes: Vec<Item<lean::Node>>) -> SourceStatus {
         self.tell(Message::Node(self.told(vec![News::Page(nodes), News::Complete])))
     }
 

@@ -57,9 +57,8 @@ impl OwnNode {
             (false, Some(_)) => None,
         });
         if missing != self.missing {
-            match &missing {
-                Some(missing) => tracing::warn!(source = "kube", "{missing}"),
-                None => tracing::info!(source = "kube", "the Node is known"),
+            if let Some(missing) = &missing {
+                tracing::warn!(source = "kube", "{missing}");
             }
             self.missing.clone_from(&missing);
         }
