@@ -203,6 +203,7 @@ impl Tables {
         } else {
             tracing::debug!(revision, "nothing to write");
         }
+        self.tell_local_cluster_ips();
         self.neighbours.tell_nodes(&snapshot);
         if first {
             self.neighbours.tell_published(self.programmer.book(), &self.facts.addresses);
@@ -210,6 +211,19 @@ impl Tables {
         self.note(&report, started.elapsed(), first);
         self.open_health_checks();
         self.want_checks();
+    }
+
+    /// Says which cluster IPs the node answers at by itself.
+    fn tell_local_cluster_ips(&self) {
+        let local = self.programmer.local_cluster_ips();
+        self.progress.send_if_modified(|progress| {
+            let changed = progress.tables.local_cluster_ips != *local;
+            if changed {
+                tracing::info!(addresses = ?local, "cluster IPs on a link of this node, which answers there by itself");
+                progress.tables.local_cluster_ips.clone_from(local);
+            }
+            changed
+        });
     }
 
     /// Says which endpoints are to be checked.

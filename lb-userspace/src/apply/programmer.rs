@@ -138,6 +138,11 @@ impl<S: Store> Programmer<S> {
     }
 
     /// What is wanted.
+    /// Cluster IPs that a link of the node has: the node answers there by itself.
+    pub fn local_cluster_ips(&self) -> &BTreeSet<IpAddr> {
+        self.planner.local_cluster_ips()
+    }
+
     pub fn desired(&self) -> &Desired {
         self.planner.desired()
     }

@@ -12,6 +12,7 @@ use super::print;
 use crate::config::{CgroupRoot, DEFAULT_BPFFS, DEFAULT_RUN_DIR, Options, SocketLb, TcAttach, XdpMode};
 use crate::datapath::doctor::{Finding, Level, Wishes, examine};
 use crate::observe::report_socket::{self, AskError};
+use crate::observe::status::LOCAL_CLUSTER_IP;
 use crate::observe::table::{aligned, or_dash};
 use crate::sockets::namespaces;
 
@@ -116,7 +117,13 @@ fn agent(run_dir: &Path) -> Vec<Finding> {
         let (found, remedy) = text.split_once("; ").unwrap_or((text, "ballast status says more"));
         finding(Level::Warn, found.to_owned(), Some(remedy))
     });
-    [finding(Level::Ok, "runs".to_owned(), None)].into_iter().chain(told).collect()
+    let local = report.tables.local_cluster_ips.iter().map(|address| Finding {
+        check: "local-cluster-ips",
+        level: Level::Ok,
+        found: format!("{address}: {LOCAL_CLUSTER_IP}"),
+        remedy: None,
+    });
+    [finding(Level::Ok, "runs".to_owned(), None)].into_iter().chain(told).chain(local).collect()
 }
 
 fn text(examined: &Examined) -> String {

@@ -165,6 +165,10 @@ fn freshness(source: &SourceReport) -> Vec<String> {
     lines
 }
 
+/// Said of a cluster IP that a link of the node has.
+pub const LOCAL_CLUSTER_IP: &str =
+    "a link of this node has this cluster IP, as with NodeLocal DNSCache: the node answers there by itself";
+
 /// From this share on a table is shown without being asked for.
 const FULL_PERCENT: u64 = 50;
 
@@ -185,6 +189,8 @@ fn maintenance(lines: &mut Lines, tables: &TablesReport) {
     let problems: Vec<_> = tables.health_checks.values().filter_map(|check| check.problem.clone()).collect();
     lines.list("Health ports", &problems);
     lines.list("Held ports", &tables.held_ports);
+    let local = tables.local_cluster_ips.iter();
+    lines.list("Local IPs", &local.map(|address| format!("{address}: {LOCAL_CLUSTER_IP}")).collect::<Vec<_>>());
 }
 
 fn tables(lines: &mut Lines, status: &Status) {

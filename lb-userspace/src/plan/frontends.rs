@@ -113,7 +113,8 @@ pub(super) fn published(service: &Service, place: &Place) -> impl Iterator<Item 
 
 /// The addresses that every port of a service is reached by. Where one is of several kinds, the first of them counts.
 fn addresses(service: &Service, place: &Place) -> BTreeMap<IpAddr, Kind> {
-    let cluster = service.cluster_ips.iter().map(|ip| (*ip, Kind::ClusterIp));
+    let served = service.cluster_ips.iter().filter(|ip| !place.local_cluster_ips.contains(ip));
+    let cluster = served.map(|ip| (*ip, Kind::ClusterIp));
     let balanced = service.load_balancer_ips.iter().map(|ip| (*ip, Kind::LoadBalancer));
     let external = service.external_ips.iter().filter(|_| place.external_ips).map(|ip| (*ip, Kind::ExternalIp));
     let mut addresses = BTreeMap::new();
@@ -131,8 +132,7 @@ fn of_port<'a>(
 ) -> impl Iterator<Item = (Frontend, Kind)> + 'a {
     let protocol = port.protocol;
     let own = addresses.iter().map(move |(ip, kind)| (Frontend { address: *ip, port: port.port, protocol }, *kind));
-    let families: BTreeSet<Family> =
-        addresses.iter().filter(|(_, kind)| **kind == Kind::ClusterIp).map(|(ip, _)| Family::of(*ip)).collect();
+    let families: BTreeSet<Family> = service.cluster_ips.iter().map(|ip| Family::of(*ip)).collect();
     let wanted = families.clone();
     let on_nodes = port.node_port.into_iter().flat_map(move |node_port| {
         let (families, of_hosts) = (wanted.clone(), wanted.clone());

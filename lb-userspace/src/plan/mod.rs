@@ -5,6 +5,7 @@
 mod book;
 mod checks;
 mod claims;
+mod cluster_ips;
 mod desired;
 mod diff;
 mod endpoints;

@@ -7,7 +7,7 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::{Frontend, Marks, NodeFacts, NodePortAddresses, PlanSettings, planner::slices_of};
+use super::{Frontend, Marks, NodeFacts, NodePortAddresses, PlanSettings, cluster_ips::ClusterIps, planner::slices_of};
 use crate::model::{Endpoint, Family, Mode, ObjectName, Protocol, Scheduler, Snapshot};
 
 const UNSPECIFIED: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
@@ -20,6 +20,9 @@ pub(super) struct Place {
     pub zone: Option<String>,
     /// Addresses that are the node's own, by its links or by the API.
     pub addresses: BTreeSet<IpAddr>,
+    /// Cluster IPs that a link of the node has, as NodeLocal DNSCache puts that of kube-dns on one: the node answers there by itself, and they
+    /// are no node addresses.
+    pub local_cluster_ips: BTreeSet<IpAddr>,
     /// Networks that its links are in.
     pub networks: BTreeSet<IpNet>,
     /// Those that node ports are served on.
@@ -46,7 +49,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    pub fn new(snapshot: &Snapshot, facts: &NodeFacts, settings: &PlanSettings) -> Self {
+    pub fn new(snapshot: &Snapshot, facts: &NodeFacts, cluster_ips: &ClusterIps, settings: &PlanSettings) -> Self {
         let node = snapshot.node.as_deref();
         let named = node.map(|node| node.addresses.as_slice()).unwrap_or_default();
         let primary = |family| named.iter().copied().find(|address| Family::of(*address) == family);
@@ -55,7 +58,11 @@ impl Place {
             NodePortAddresses::Primary => primary(Family::of(*address)) == Some(*address),
             NodePortAddresses::Cidrs(networks) => networks.iter().any(|network| network.contains(address)),
         };
-        let node_port_addresses: BTreeSet<IpAddr> = facts.addresses.iter().copied().filter(serves_node_ports).collect();
+        // What the Node object names is the node's own, whatever a Service says.
+        let is_local_cluster_ip = |address: &IpAddr| cluster_ips.contains(address) && !named.contains(address);
+        let (local_cluster_ips, own): (BTreeSet<IpAddr>, BTreeSet<IpAddr>) =
+            facts.addresses.iter().copied().partition(is_local_cluster_ip);
+        let node_port_addresses: BTreeSet<IpAddr> = own.iter().copied().filter(serves_node_ports).collect();
         let unspecified = UNSPECIFIED.into_iter().zip(LOOPBACK);
         let host_sockets = unspecified.filter(|(any, loopback)| {
             let served = node_port_addresses.iter().any(|address| Family::of(*address) == Family::of(*any));
@@ -68,7 +75,8 @@ impl Place {
             host_sockets: host_sockets.map(|(any, _)| any).collect(),
             node_name: settings.node_name.clone(),
             zone: node.and_then(|node| node.zone.clone()),
-            addresses: facts.addresses.iter().chain(named).copied().collect(),
+            addresses: own.iter().chain(named).copied().collect(),
+            local_cluster_ips,
             networks: facts.networks.clone(),
             node_port_addresses,
             external_ips: settings.external_ips,

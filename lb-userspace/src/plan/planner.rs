@@ -12,6 +12,7 @@ use lb_common::abi::{self, vip_flags};
 use super::{
     Desired, DesiredService, Frontend, HealthCheck, Kind, Marks, PlanSettings, PortKey, Rule, Tally,
     claims::{Claim, Claimed, service_claim},
+    cluster_ips::ClusterIps,
     endpoints::Listed,
     frontends, health_check,
     place::Place,
@@ -52,6 +53,8 @@ pub struct Planner {
     settings: PlanSettings,
     place: Place,
     snapshot: Snapshot,
+    /// Of the last snapshot.
+    cluster_ips: ClusterIps,
     claimed: Claimed,
     refusals: BTreeMap<ObjectName, Vec<Refusal>>,
     desired: Desired,
@@ -64,10 +67,11 @@ pub struct Planner {
 impl Planner {
     pub fn new(settings: PlanSettings) -> Self {
         Self {
-            place: Place::new(&Snapshot::default(), &NodeFacts::default(), &settings),
+            place: Place::new(&Snapshot::default(), &NodeFacts::default(), &ClusterIps::default(), &settings),
             shares: Shares::new(&settings),
             settings,
             snapshot: Snapshot::default(),
+            cluster_ips: ClusterIps::default(),
             claimed: Claimed::default(),
             refusals: BTreeMap::new(),
             desired: Desired::default(),
@@ -79,7 +83,8 @@ impl Planner {
     /// Plans the snapshot, and says what differs from the one before. What it costs grows with what changed, marks included;
     /// another place (the node's addresses, its zone, what is reserved on it) means to plan everything again.
     pub fn update(&mut self, snapshot: &Snapshot, facts: &NodeFacts) -> Changes {
-        let mut place = Place::new(snapshot, facts, &self.settings);
+        self.cluster_ips.follow(&self.snapshot, snapshot);
+        let mut place = Place::new(snapshot, facts, &self.cluster_ips, &self.settings);
         std::mem::swap(&mut place.marks, &mut self.place.marks);
         // From here on the marks are the new ones, and those in `place` the ones before.
         let marked = self.place.marks.differing(&place.marks, &self.snapshot);
@@ -87,8 +92,9 @@ impl Planner {
         if place == self.place {
             return self.follow(snapshot, marked);
         }
-        let tally = std::mem::take(&mut self.tally);
-        let fresh = Self { place, tally, ..Self::new(self.settings.clone()) };
+        let (tally, cluster_ips) = (std::mem::take(&mut self.tally), std::mem::take(&mut self.cluster_ips));
+        let fresh = Self { place, cluster_ips, tally, ..Self::new(self.settings.clone()) };
+
         let before = std::mem::replace(self, fresh).desired;
         self.follow(snapshot, BTreeSet::new());
         Changes {
@@ -98,6 +104,11 @@ impl Planner {
             health_checks: before.health_checks != self.desired.health_checks,
             refusals: before.refusals != self.desired.refusals,
         }
+    }
+
+    /// Cluster IPs that a link of the node has: the node answers there by itself.
+    pub fn local_cluster_ips(&self) -> &BTreeSet<IpAddr> {
+        &self.place.local_cluster_ips
     }
 
     pub fn desired(&self) -> &Desired {
@@ -225,7 +236,8 @@ impl Planner {
     ///
     /// A load balancer may also publish the addresses of other nodes (ADR 0013).
     fn vip(&mut self, address: IpAddr) -> Option<abi::Vip> {
-        if address.is_unspecified() || self.place.addresses.contains(&address) {
+        let here = [&self.place.addresses, &self.place.local_cluster_ips];
+        if address.is_unspecified() || here.iter().any(|own| own.contains(&address)) {
             return None;
         }
         let claims: Vec<&Claim> = self.claimed.at(address).map(|(_, claim)| claim).collect();

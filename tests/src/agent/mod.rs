@@ -90,7 +90,9 @@ impl Agent {
         arguments.push(format!("--run-dir={}", run_dir.display()));
         arguments.extend(other_programs()?);
         arguments.push("--metrics-bind=127.0.0.1:10249".into());
-        arguments.push("--health-bind=127.0.0.1:10256".into());
+        if !flags.iter().any(|flag| flag.starts_with("--health-bind=")) {
+            arguments.push("--health-bind=127.0.0.1:10256".into());
+        }
         Ok(Self {
             place: node.place().clone(),
             arguments,

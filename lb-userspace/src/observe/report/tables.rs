@@ -1,6 +1,7 @@
 //! How far the tables follow the source, and what became of them, as the report has it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +44,8 @@ pub struct TablesReport {
     pub health_checks: BTreeMap<u16, HealthCheckReport>,
     /// Node ports that sockets of this node hold, each with its service.
     pub held_ports: Vec<String>,
+    /// Cluster IPs that a link of this node has: the node answers there by itself.
+    pub local_cluster_ips: BTreeSet<IpAddr>,
 }
 
 /// Changes of the source, by kind.
