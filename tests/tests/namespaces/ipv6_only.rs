@@ -7,7 +7,7 @@ use std::time::Duration;
 use lb_tests::agent::{Agent, SOON};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream, eventually};
-use lb_tests::topology::{NodeOptions, Place};
+use lb_tests::topology::{NodeOptions, Place, Pod};
 use serde_json::json;
 
 const NODE_PORT: u16 = 30_080;
@@ -29,7 +29,7 @@ fn a_cluster_without_ipv4_is_served_and_probed() {
     let fixture = Fixture::new("ipv6-only", Pods::Routed, 2, NodeOptions::default());
     let outside = fixture.topology.outside("client", &fixture.node).unwrap();
     let node = &fixture.node;
-    let pods = fixture.backends.iter().chain([&fixture.client]).map(|pod| pod.namespace());
+    let pods = fixture.backends.iter().chain([&fixture.client]).map(Pod::namespace);
     for namespace in pods.chain([node.namespace(), outside.namespace()]) {
         namespace.ip_show(&["-4", "address", "flush", "scope", "global"]).unwrap();
     }
