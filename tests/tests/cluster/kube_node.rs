@@ -35,11 +35,11 @@ impl Scenario {
         Self { agent, api, client, fixture }
     }
 
-    fn make_node(&self) {
+    fn make_node(&self, taints: &serde_json::Value) {
         let addresses = self.fixture.node.addresses().both();
         let addresses = addresses.map(|address| json!({"type": "InternalIP", "address": address}));
         self.api.put(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.fixture.node.node_name()},
-            "status": {"addresses": addresses}}));
+            "spec": {"taints": taints}, "status": {"addresses": addresses}}));
     }
 
     /// What `status` says of the source.
@@ -72,7 +72,7 @@ fn node_ports_stay_while_the_node_is_late_deleted_or_away_at_a_restart() {
     scenario.says("the API has no Node");
     let source = scenario.source().unwrap();
     assert_eq!((source["synced"].as_bool(), source["revision"].as_u64()), (Some(true), Some(0)), "{source}");
-    scenario.make_node();
+    scenario.make_node(&json!([]));
     scenario.is_served();
 
     let name = scenario.fixture.node.node_name();
@@ -86,15 +86,21 @@ fn node_ports_stay_while_the_node_is_late_deleted_or_away_at_a_restart() {
     scenario.says("its last known facts stay in force");
     scenario.asks().unwrap();
 
-    // Made again, and deleted while no agent runs.
-    scenario.make_node();
-    eventually("nothing is missing", SETTLE_LIMIT, || scenario.source()?["missingNode"].is_null().then_some(()));
+    // Made again, about to leave the cluster, and deleted while no agent runs.
+    scenario.make_node(&json!([{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]));
+    let is_leaving = |scenario: &Scenario| {
+        let (code, body) = scenario.agent.health("/healthz").ok()?;
+        (code == 503 && body.contains(r#""nodeEligible":false"#)).then_some(())
+    };
+    eventually("the taint is seen", SETTLE_LIMIT, || is_leaving(&scenario));
+    assert!(scenario.source().unwrap()["missingNode"].is_null(), "nothing is missing");
     scenario.asks().unwrap();
     scenario.agent.stop().unwrap();
     scenario.api.delete(Kind::Node, "", &name);
     scenario.agent.restart().unwrap();
     scenario.says("its last known facts stay in force");
     scenario.asks().unwrap();
+    assert_eq!(is_leaving(&scenario), Some(()), "a restart makes no node eligible");
 }
 
 #[test]
