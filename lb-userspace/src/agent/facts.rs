@@ -38,7 +38,8 @@ pub(super) async fn reserved(settings: &Settings, origin: &str) -> Reserved {
 
 /// The node's facts with these addresses.
 pub(super) fn facts(addresses: &BTreeSet<IpAddr>, reserved: &Reserved, marks: Marks) -> NodeFacts {
-    NodeFacts { addresses: addresses.clone(), networks: networks(), reserved: reserved.clone(), marks, mtu: mtu() }
+    let (addresses, reserved) = (addresses.clone(), reserved.clone());
+    NodeFacts { addresses, absent: BTreeSet::new(), networks: networks(), reserved, marks, mtu: mtu() }
 }
 
 /// The most that a link takes, in bytes, of IPv4 and IPv6.

@@ -87,8 +87,8 @@ pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
                 refused.warn(status.refusals.iter().map(|refusal| format!("refused: {refusal}")).collect());
             }
             Ok(()) = node.changed() => {
-                let addresses = node.borrow_and_update().addresses.clone();
-                tables.readdress(&addresses);
+                let status = node.borrow_and_update().clone();
+                tables.readdress(&status.addresses, &status.absent);
             }
             Some(request) = audits.recv() => tables.request_audit(request),
             Some(request) = orders.recv() => tables.maintain(request),

@@ -155,12 +155,13 @@ impl Tables {
     }
 
     /// The node's addresses changed.
-    pub fn readdress(&mut self, addresses: &BTreeSet<IpAddr>) {
+    pub fn readdress(&mut self, addresses: &BTreeSet<IpAddr>, absent: &BTreeSet<IpAddr>) {
         let mtu = facts::mtu();
-        if self.facts.addresses != *addresses || self.facts.mtu != mtu {
+        if self.facts.addresses != *addresses || self.facts.absent != *absent || self.facts.mtu != mtu {
             tracing::info!(addresses = ?addresses, ?mtu, "the node's addresses, and what its widest links take");
             self.facts.mtu = mtu;
             self.facts.addresses.clone_from(addresses);
+            self.facts.absent.clone_from(absent);
             self.facts.networks = facts::networks();
             self.sync();
         }

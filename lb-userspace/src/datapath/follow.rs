@@ -152,13 +152,14 @@ impl Datapath {
             self.repair_cgroup(&mut faults);
             self.attacher.distrust(handle).await?;
         }
-        let addresses = net.reachable();
+        let present = net.reachable();
         if work >= Due::Round {
-            self.addresses = addresses;
+            self.addresses.clone_from(&present);
         } else {
             // One that a lease takes away for a moment ends no node port's flows; what is gone for good is seen in the round.
-            self.addresses.extend(addresses);
+            self.addresses.extend(present.iter().copied());
         }
+        self.absent = self.addresses.difference(&present).copied().collect();
         // Before programs are attached that need it.
         let told = self.tell_sources(net, work)?;
         for ifindex in self.known(work)? {

@@ -86,6 +86,8 @@ pub struct Datapath {
     names: BTreeMap<u32, (String, Role)>,
     /// By which others reach this node, as last seen.
     addresses: BTreeSet<IpAddr>,
+    /// Those of them that no link has at the moment.
+    absent: BTreeSet<IpAddr>,
     /// What the `links` map holds.
     mapped: BTreeMap<u32, Link>,
     /// Who clients are, and who stands in for them.
@@ -162,6 +164,7 @@ impl Datapath {
         let addresses = own_addresses()?;
         let status = watch::Sender::new(Status {
             addresses: addresses.clone(),
+            absent: BTreeSet::new(),
             tc,
             socket_lb: settings.socket_lb.text(),
             cgroup: cgroup.as_ref().map(|root| root.path.display().to_string()),
@@ -180,6 +183,7 @@ impl Datapath {
             attacher,
             names: BTreeMap::new(),
             addresses,
+            absent: BTreeSet::new(),
             mapped: BTreeMap::new(),
             sources,
             served: BTreeMap::new(),
@@ -275,10 +279,12 @@ impl Datapath {
         self.status.send_if_modified(|status| {
             let synced = status.synced || (trouble.is_none() && self.later.is_none());
             let programs = self.kernel.programs.iter().map(ProgramSize::new).collect();
-            let (links, addresses) = (links.into_values().collect(), self.addresses.clone());
+            let (addresses, absent) = (self.addresses.clone(), self.absent.clone());
+            let links = links.into_values().collect();
             let warnings = self.warnings.0.iter().chain(&self.warnings.1).cloned().collect();
             let fast_path = self.fast_path.status();
-            let new = Status { addresses, synced, links, problems, warnings, fast_path, programs, ..status.clone() };
+            let new =
+                Status { addresses, absent, synced, links, problems, warnings, fast_path, programs, ..status.clone() };
             let changed = *status != new;
             *status = new;
             changed

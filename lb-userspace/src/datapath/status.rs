@@ -33,6 +33,8 @@ pub struct Status {
     pub cgroup: Option<String>,
     /// By which others reach this node: no loopback, no link-local ones.
     pub addresses: BTreeSet<IpAddr>,
+    /// Those of them that no link has at the moment: they may come back.
+    pub absent: BTreeSet<IpAddr>,
     /// True once every interface was looked at.
     pub synced: bool,
     pub links: Vec<LinkStatus>,

@@ -60,8 +60,10 @@ impl Place {
         };
         // What the Node object names is the node's own, whatever a Service says.
         let is_local_cluster_ip = |address: &IpAddr| cluster_ips.contains(address) && !named.contains(address);
-        let (local_cluster_ips, own): (BTreeSet<IpAddr>, BTreeSet<IpAddr>) =
+        let (mut local_cluster_ips, own): (BTreeSet<IpAddr>, BTreeSet<IpAddr>) =
             facts.addresses.iter().copied().partition(is_local_cluster_ip);
+        // Nobody answers there meanwhile.
+        local_cluster_ips.retain(|address| !facts.absent.contains(address));
         let node_port_addresses: BTreeSet<IpAddr> = own.iter().copied().filter(serves_node_ports).collect();
         let unspecified = UNSPECIFIED.into_iter().zip(LOOPBACK);
         let host_sockets = unspecified.filter(|(any, loopback)| {

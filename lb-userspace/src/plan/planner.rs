@@ -26,6 +26,8 @@ use crate::model::{ObjectName, Protocol, Refusal, Service, Slice, SliceKey, Snap
 pub struct NodeFacts {
     /// Addresses of its links; no loopback, no link-local ones.
     pub addresses: BTreeSet<IpAddr>,
+    /// Those of them that no link has at the moment: node ports wait for them, cluster IPs do not.
+    pub absent: BTreeSet<IpAddr>,
     /// Networks that its links are in: whoever has an address there is its neighbour.
     pub networks: BTreeSet<IpNet>,
     /// What no node port, load balancer or external IP may take: the API server, the kubelet, ports of our own. An unspecified

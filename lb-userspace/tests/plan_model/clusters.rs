@@ -1,6 +1,7 @@
 //! Random clusters, small enough that everything meets everything: few addresses, few ports, few names.
 
 use std::{
+    collections::BTreeSet,
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -252,6 +253,7 @@ fn facts() -> impl Strategy<Value = NodeFacts> {
     (addresses, networks, reserved, port).prop_map(|(addresses, networks, reserved, port)| NodeFacts {
         marks: Marks::default(),
         addresses: addresses.into_iter().collect(),
+        absent: BTreeSet::new(),
         networks: networks.into_iter().map(|network| network.parse().expect("a network")).collect(),
         reserved: reserved.into_iter().map(|(address, protocol)| (address, port, protocol)).collect(),
         mtu: [None; 2],

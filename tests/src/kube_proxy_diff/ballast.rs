@@ -40,6 +40,7 @@ fn plan_input(told: &Told, zone: Option<&str>) -> Result<PlanInput> {
     }
     let facts = NodeFacts {
         addresses: node::addresses().clone(),
+        absent: std::collections::BTreeSet::new(),
         networks: std::collections::BTreeSet::new(),
         reserved: settings.reserved.clone(),
         marks: Marks::default(),
