@@ -96,7 +96,6 @@ impl Planner {
         }
         let (tally, cluster_ips) = (std::mem::take(&mut self.tally), std::mem::take(&mut self.cluster_ips));
         let fresh = Self { place, cluster_ips, tally, ..Self::new(self.settings.clone()) };
-
         let before = std::mem::replace(self, fresh).desired;
         self.follow(snapshot, BTreeSet::new());
         Changes {
