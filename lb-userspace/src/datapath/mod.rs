@@ -100,8 +100,8 @@ pub struct Datapath {
     /// Links by which packets of pods leave for other nodes, past the host's stack.
     outlets: BTreeSet<u32>,
     fast_path: fast_path::Switch,
-    /// Of the source ports, and of what keeps clients outside from being served.
-    warnings: (Option<String>, Vec<String>),
+    /// Of this start (source ports, sizes of maps), and of what keeps clients outside from being served.
+    warnings: (Vec<String>, Vec<String>),
     surroundings: (watch::Sender<Surroundings>, watch::Receiver<Surroundings>),
     status: watch::Sender<Status>,
     cgroup: Option<cgroup::CgroupRoot>,
@@ -134,7 +134,7 @@ impl ProgramSize {
 impl Datapath {
     /// Makes the tables, or takes over those that are there: what is in them may be read and written while the programs are
     /// loaded. On an error, here or in [`Self::follow_links`], nothing new is left behind.
-    pub fn open(settings: Settings) -> Result<Self, DatapathError> {
+    pub fn open(mut settings: Settings) -> Result<Self, DatapathError> {
         if settings.programs.is_none() && !is_embedded() {
             return Err(DatapathError::NoPrograms);
         }
@@ -155,6 +155,11 @@ impl Datapath {
         let lock = AgentLock::take(Some(&settings.run_dir), Some(pins.maps()))?;
         created.folder(pins.links())?;
         created.folder(pins.programs())?;
+        settings.pinned_sizes = shape::pinned_sizes(&pins, &settings.sizes);
+        let sizes_warning = shape::sizes_warning(&settings.pinned_sizes, &settings.sizes);
+        if let Some(warning) = &sizes_warning {
+            tracing::warn!("{warning}");
+        }
         let (mut kernel, loading) = load::load(&settings, &pins, ports, &mut created)?;
         let (sources, senders) = (Sources::open(pins.maps())?, flagged(&kernel, link_flags::XDP_SENDS));
         let hands_over = flagged(&kernel, link_flags::HANDS_OVER);
@@ -191,7 +196,7 @@ impl Datapath {
             hands_over,
             outlets,
             fast_path,
-            warnings: (ports_warning, Vec::new()),
+            warnings: (ports_warning.into_iter().chain(sizes_warning).collect(), Vec::new()),
             surroundings: watch::channel(Surroundings::default()),
             status,
             cgroup,

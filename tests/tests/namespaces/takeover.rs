@@ -20,7 +20,7 @@ fn refusal(agent: &mut Agent) -> String {
     said
 }
 
-/// Pins a map of ours with another capacity, as an agent with other settings would have.
+/// Pins a map of ours with another capacity.
 fn pin_other_map(name: &str, entries: u32, path: &Path) {
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     let mut loader = EbpfLoader::new();
@@ -41,20 +41,34 @@ fn pins(bpffs: &Path) -> Vec<String> {
     names
 }
 
+/// Sizes that are changed in the configuration must stop no agent of the roll-out, and no connection.
 #[test]
-fn a_pinned_map_of_another_size_is_refused_by_name_and_nothing_is_left_beside_it() {
-    let fixture = Fixture::new("othermap", Pods::Routed, 1, NodeOptions::default());
-    let path = fixture.node.bpffs().join("ballast").join(map_name::SLOTS);
-    pin_other_map(map_name::SLOTS, 512, &path);
-    let mut agent = Agent::prepare(&fixture.node, &[]).unwrap();
-    agent.write(&Manifest::of([fixture.web()])).unwrap();
-    let said = refusal(&mut agent);
-    for part in [map_name::SLOTS, "512", "1048576", "ballast cleanup", &path.display().to_string()] {
-        assert!(said.contains(part), "{part} is missing: {said}");
+fn other_map_sizes_than_those_pinned_are_warned_of_and_the_pinned_ones_serve_on() {
+    let fixture = Fixture::new("othersizes", Pods::Routed, 2, NodeOptions::default());
+    let service = fixture.web();
+    let manifest = Manifest::of([service.clone()]);
+    let mut first = fixture.agent(&manifest, &[]);
+    let mut held = Stream::connect(fixture.client.place(), service.frontends(Protocol::Tcp)[0]).unwrap();
+    held.ask("before").unwrap();
+    first.kill();
+
+    let mut next = Agent::prepare(&fixture.node, &["--map-sizes=slots=2048,backends=512,flows4=2048"]).unwrap();
+    next.write(&manifest).unwrap();
+    next.restart().unwrap();
+    held.ask("after").unwrap();
+    for to in service.frontends(Protocol::Tcp) {
+        Stream::connect(fixture.client.place(), to).unwrap().ask("new").unwrap();
     }
-    assert_eq!(pins(fixture.node.bpffs()), [map_name::SLOTS], "something was left behind");
-    let links = fixture.node.namespace().ip_show(&["-details", "link"]).unwrap();
-    assert!(!links.contains("xdp"), "a program was attached: {links}");
+    let status = next.json(&["status"]).unwrap();
+    let warnings = status["agent"]["datapath"]["warnings"].to_string();
+    for part in ["slots has 1048576, not 2048", "backends4 has 262144, not 512", "flows4 has 262144", "next boot"] {
+        assert!(warnings.contains(part), "{part} is missing: {warnings}");
+    }
+    let doctor = next.cli(&["doctor"]).unwrap();
+    let doctor = String::from_utf8_lossy(&doctor.stdout);
+    assert!(doctor.contains("slots has 1048576, not 2048"), "{doctor}");
+    next.kill();
+    std::mem::forget(first); // The next one cleans up.
 }
 
 #[test]
