@@ -71,7 +71,8 @@ fn stay(model: &mut Model, asked: Asked, at: usize) {
     let (protocol, answerer, seen_client) = (connection.protocol, connection.answerer, connection.seen_client);
     // The place of the missing half may be another connection's by now.
     let other = |found: Option<usize>| found.is_some_and(|other| other != at);
-    let foreign = other(model.answered(protocol, answerer, seen_client))
+    let beside_known = other(model.answered(protocol, answerer, seen_client));
+    let foreign = beside_known
         || other(model.answering(protocol, answerer, seen_client))
         || model
             .left
@@ -80,7 +81,8 @@ fn stay(model: &mut Model, asked: Asked, at: usize) {
     let connection = &mut model.connections[at];
     let fresh = Half { seen_s: now_s, lost: false, ..half };
     connection.forward = Some(fresh);
-    if connection.reply.is_some() || !foreign {
+    // An answered connection of the same tuple gets the answers, so the half beside it is not kept alive.
+    if !beside_known && (connection.reply.is_some() || !foreign) {
         connection.reply = Some(fresh);
     }
 }

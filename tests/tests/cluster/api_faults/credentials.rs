@@ -3,6 +3,7 @@
 use anyhow::Result;
 use lb_tests::cluster::ApiServer;
 use lb_tests::cluster::objects::Objects;
+use lb_userspace::source::SourceStatus;
 use lb_userspace::source::kube::KubeSettings;
 
 use super::watched_source::{Followed, direct, has};
@@ -32,7 +33,11 @@ async fn the_next_address_and_another_server_name_lead_to_the_api() -> Result<()
     };
     let mut source = Followed::start(named("wrong.example")).await?;
     let is_refused = |error: &String| error.contains("certificate") && error.contains("wrong.example");
-    source.status_until("another name", |status| status.last_error.as_ref().is_some_and(is_refused)).await?;
+    // The addresses are tried in turn, by each resource at its own times: the last error of all may be the closed port's.
+    let refused = |status: &SourceStatus| {
+        status.resources.values().any(|resource| resource.last_error.as_ref().is_some_and(is_refused))
+    };
+    source.status_until("another name", refused).await?;
     // kube-apiserver's own certificate has this name.
     let mut source = Followed::start(named("kubernetes.default.svc")).await?;
     source.until("the lists", |snapshot| has(snapshot, "kubernetes")).await?;
