@@ -1,6 +1,6 @@
 //! Maps made or taken over, and programs on their way into the kernel with their settings fixed as constants.
 
-use std::{fs, os::fd::AsRawFd as _};
+use std::{fs, os::fd::AsRawFd as _, path::PathBuf};
 
 use aya::{
     Ebpf, EbpfLoader,
@@ -17,7 +17,7 @@ use super::{
     object,
     pins::{Created, Pins},
     program_log::ProgramLog,
-    program_pins::ProgramPins,
+    program_pins::{self, ProgramPins},
     programs::{self, Loading, Programs},
     settings::{FastPath, Settings, most_half_open, socket_lb_number},
     shape,
@@ -38,6 +38,9 @@ pub(super) struct Kernel {
     pub log: Option<ProgramLog>,
 }
 
+/// aya-log's map.
+const LOG_RING: &str = "AYA_LOGS";
+
 /// Maps that hold nothing but counts, so that others of another size may take their place: `--flow-counters` changes it.
 const COUNTERS: [&str; 2] = [map_name::TRAFFIC4, map_name::TRAFFIC6];
 
@@ -48,10 +51,17 @@ pub(super) struct Recipe {
     pins: Pins,
     /// Constants of the programs by name.
     constants: Vec<(&'static str, Vec<u8>)>,
+    /// Maps that belong to the programs alone, and their pins: programs that are loaded later share them.
+    own_maps: Vec<(String, PathBuf)>,
 }
 
 impl Recipe {
-    fn new(settings: &Settings, pins: &Pins, ports: SourcePorts) -> Result<Self, DatapathError> {
+    fn new(
+        settings: &Settings,
+        pins: &Pins,
+        ports: SourcePorts,
+        own_maps: Vec<(String, PathBuf)>,
+    ) -> Result<Self, DatapathError> {
         let loopback = u8::from(settings.loopback_node_ports[0]) | u8::from(settings.loopback_node_ports[1]) << 1;
         let timeouts = settings.timeouts;
         let constants = [
@@ -74,7 +84,7 @@ impl Recipe {
             ("TIMEOUT_UDP_REPLIED_S", number(timeouts.udp_replied_s)),
             ("TIMEOUT_UDP_STREAM_S", number(timeouts.udp_stream_s)),
         ];
-        Ok(Self { settings: settings.clone(), pins: pins.clone(), constants: constants.into() })
+        Ok(Self { settings: settings.clone(), pins: pins.clone(), constants: constants.into(), own_maps })
     }
 
     /// The object with its constants, and with the pinned maps; those that are missing are made.
@@ -92,6 +102,9 @@ impl Recipe {
                 loader.map_max_entries(name, entries);
             }
         }
+        for (name, path) in &self.own_maps {
+            loader.map_pin_path(name, path);
+        }
         for (name, value) in &self.constants {
             loader.override_global(name, value.as_slice(), true);
         }
@@ -103,9 +116,12 @@ impl Recipe {
     fn program_pins(&self, elf: &[u8]) -> Result<ProgramPins, DatapathError> {
         let folder = self.pins.programs();
         if self.settings.program_log_level != 0 {
-            return Ok(ProgramPins::none(folder));
+            return Ok(ProgramPins::none(folder, elf));
         }
-        ProgramPins::new(folder, elf, &self.constants, &map_name::ALL.map(|name| self.pins.map(name)))
+        let tables = map_name::ALL.map(|name| self.pins.map(name));
+        let own = self.own_maps.iter().map(|(_, path)| path.clone());
+        let maps: Vec<PathBuf> = tables.into_iter().chain(own).collect();
+        ProgramPins::new(folder, elf, &self.constants, &maps)
     }
 }
 
@@ -142,7 +158,11 @@ pub(super) fn load(
         fs::remove_file(&path).map_err(DatapathError::file("remove", &path))?;
     }
 
-    let recipe = Recipe::new(settings, pins, ports)?;
+    let own_maps = own_maps(shapes.keys(), &program_pins::object_digest(&elf), pins);
+    for (_, path) in &own_maps {
+        created.expect(path.clone());
+    }
+    let recipe = Recipe::new(settings, pins, ports, own_maps)?;
     let mut ebpf = recipe.open(&elf)?;
     write_version(&mut ebpf)?;
     note_settings(&mut ebpf, settings)?;
@@ -152,9 +172,18 @@ pub(super) fn load(
     let bridge_ports = BridgePorts::new(ports);
     let log = program_log(&mut ebpf, settings.program_log_level)?;
     let program_pins = recipe.program_pins(&elf)?;
-    let loading = Loading::begin(programs::first(settings.socket_lb), program_pins.clone(), move || Ok(ebpf))?;
+    let first = programs::first(settings.socket_lb, settings.program_log_level != 0);
+    let loading = Loading::begin(first, program_pins.clone(), move || Ok(ebpf))?;
     let programs = Programs::default();
     Ok((Kernel { programs, recipe, program_pins, links, fast_path, bridge_ports, log }, loading))
+}
+
+/// Maps that are no tables: what floods, rate limits and neighbours are judged by. The object's digest is part of the pin, since another
+/// object may give them another layout. Constants are fixed in each program, and the log's ring belongs to one start.
+fn own_maps<'a>(maps: impl Iterator<Item = &'a String>, object: &str, pins: &Pins) -> Vec<(String, PathBuf)> {
+    let is_own =
+        |name: &&String| !map_name::ALL.contains(&name.as_str()) && !name.starts_with('.') && *name != LOG_RING;
+    maps.filter(is_own).map(|name| (name.clone(), pins.programs().join(format!("{name}-{object}")))).collect()
 }
 
 /// Marks fresh tables as ours, so that another version refuses them.
@@ -182,7 +211,7 @@ fn program_log(ebpf: &mut Ebpf, level: u8) -> Result<Option<ProgramLog>, Datapat
     if level == 0 {
         return Ok(None);
     }
-    let Some(Map::RingBuf(_)) = ebpf.map("AYA_LOGS") else { return Ok(None) };
+    let Some(Map::RingBuf(_)) = ebpf.map(LOG_RING) else { return Ok(None) };
     ProgramLog::new(ebpf).map(Some)
 }
 

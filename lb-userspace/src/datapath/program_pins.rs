@@ -27,6 +27,20 @@ pub(super) struct ProgramPins {
     folder: PathBuf,
     /// `None`: programs are neither pinned nor opened.
     digest: Option<String>,
+    /// Digest of the object alone: part of the names of the maps that belong to its programs.
+    object: String,
+}
+
+/// Digest of an object alone.
+pub(super) fn object_digest(elf: &[u8]) -> String {
+    hex(Sha256::digest(elf).as_slice())
+}
+
+fn hex(digest: &[u8]) -> String {
+    digest[..DIGEST_BYTES].iter().fold(String::new(), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
 }
 
 impl ProgramPins {
@@ -47,16 +61,13 @@ impl ProgramPins {
             let foreign = |error| DatapathError::ForeignPin { path: path.clone(), source: Box::new(error) };
             digest.update(MapInfo::from_pin(path).map_err(foreign)?.id().to_le_bytes());
         }
-        let hex = digest.finalize()[..DIGEST_BYTES].iter().fold(String::new(), |mut hex, byte| {
-            let _ = write!(hex, "{byte:02x}");
-            hex
-        });
-        Ok(Self { folder: folder.to_owned(), digest: Some(hex) })
+        let digest = Some(hex(digest.finalize().as_slice()));
+        Ok(Self { folder: folder.to_owned(), digest, object: object_digest(elf) })
     }
 
     /// No pins: the programs of this start write to a log of their own, which another start could not read.
-    pub fn none(folder: &Path) -> Self {
-        Self { folder: folder.to_owned(), digest: None }
+    pub fn none(folder: &Path, elf: &[u8]) -> Self {
+        Self { folder: folder.to_owned(), digest: None, object: object_digest(elf) }
     }
 
     fn path(&self, name: &str) -> Option<PathBuf> {
@@ -87,8 +98,8 @@ impl ProgramPins {
     /// Removes the pins of other digests: their programs are not attached any more.
     pub fn remove_others(&self) {
         let ours = |path: &PathBuf| {
-            let name = path.file_name().and_then(|name| name.to_str());
-            self.digest.as_ref().is_some_and(|digest| name.is_some_and(|name| name.ends_with(&format!("-{digest}"))))
+            let digest = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.rsplit_once('-'));
+            digest.is_some_and(|(_, digest)| self.digest.as_deref() == Some(digest) || self.object == digest)
         };
         for path in all(&self.folder).into_iter().filter(|path| !ours(path)) {
             if let Err(error) = fs::remove_file(&path) {
@@ -118,7 +129,7 @@ mod tests {
         assert_eq!(pins(folder, b"object", 0).path("pod_in"), one);
         assert_ne!(pins(folder, b"object", 1).path("pod_in"), one);
         assert_ne!(pins(folder, b"other", 0).path("pod_in"), one);
-        assert_eq!(ProgramPins::none(folder).path("pod_in"), None);
+        assert_eq!(ProgramPins::none(folder, b"object").path("pod_in"), None);
     }
 
     #[test]
@@ -128,10 +139,13 @@ mod tests {
         for path in [old.path("pod_in"), old.path("node_in"), new.path("pod_in")] {
             fs::write(path.expect("has a digest"), "").expect("writable");
         }
+        let map = folder.path().join(format!("buckets-{}", object_digest(b"new")));
+        fs::write(&map, "").expect("writable");
+        let mine = BTreeSet::from([new.path("pod_in").expect("has a digest"), map.clone()]);
         new.remove_others();
-        assert_eq!(all(folder.path()), BTreeSet::from([new.path("pod_in").expect("has a digest")]));
-        ProgramPins::none(folder.path()).remove_others();
-        assert!(all(folder.path()).is_empty());
+        assert_eq!(all(folder.path()), mine);
+        ProgramPins::none(folder.path(), b"new").remove_others();
+        assert_eq!(all(folder.path()), BTreeSet::from([map]));
     }
 
     #[test]

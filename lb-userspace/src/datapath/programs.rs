@@ -118,10 +118,11 @@ impl Programs {
 /// What became of each program.
 pub(super) type Outcomes = Vec<(&'static str, Result<Loaded, DatapathError>)>;
 
-/// The programs that a start loads: the large ones come first.
-pub(super) fn first(socket_lb: SocketLb) -> Vec<&'static str> {
+/// The programs that a start loads: the large ones come first. `logged`: all of them, since the ring of their log belongs to one loading.
+pub(super) fn first(socket_lb: SocketLb, logged: bool) -> Vec<&'static str> {
     let sockets = cgroup_links::PROGRAMS.map(|(name, _)| name).into_iter().filter(|_| socket_lb != SocketLb::Off);
-    FIRST.into_iter().chain(sockets).collect()
+    let interfaces = if logged { INTERFACE_PROGRAMS.as_slice() } else { &FIRST };
+    interfaces.iter().copied().chain(sockets).collect()
 }
 
 /// Programs on their way into the kernel.
@@ -233,7 +234,7 @@ mod tests {
     use super::*;
 
     fn no_pins() -> ProgramPins {
-        ProgramPins::none(Path::new("/nowhere"))
+        ProgramPins::none(Path::new("/nowhere"), b"")
     }
 
     fn refusal() -> DatapathError {
@@ -268,7 +269,8 @@ mod tests {
 
     #[test]
     fn a_start_without_socket_load_balancing_loads_no_socket_program() {
-        assert_eq!(first(SocketLb::Off), FIRST);
-        assert_eq!(first(SocketLb::Host).len(), FIRST.len() + cgroup_links::PROGRAMS.len());
+        assert_eq!(first(SocketLb::Off, false), FIRST);
+        assert_eq!(first(SocketLb::Off, true), INTERFACE_PROGRAMS);
+        assert_eq!(first(SocketLb::Host, false).len(), FIRST.len() + cgroup_links::PROGRAMS.len());
     }
 }

@@ -11,11 +11,14 @@ use lb_tests::topology::{Node, NodeOptions};
 /// Ids of the pinned programs, by the name of the pin.
 fn pinned(node: &Node) -> BTreeMap<String, u32> {
     let entries = std::fs::read_dir(node.bpffs().join("ballast/programs")).unwrap();
+    // The maps that the programs share are pinned there as well.
     let program = |path: std::path::PathBuf| {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        (name, ProgramInfo::from_pin(&path).unwrap().id())
+        let info = ProgramInfo::from_pin(&path).ok()?;
+        let is_program = info.name_as_str().is_some_and(|program| !program.is_empty() && name.starts_with(program));
+        is_program.then(|| (name, info.id()))
     };
-    entries.map(|entry| program(entry.unwrap().path())).collect()
+    entries.filter_map(|entry| program(entry.unwrap().path())).collect()
 }
 
 /// Names of the programs that the agent has in the kernel.
