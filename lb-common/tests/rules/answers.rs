@@ -41,7 +41,7 @@ fn answered(tables: &mut Memory, protocol: u8, sent: &Verdict<4>) -> (Action, Ou
 
 const REPLIED: (Action, Outcome) = (Action::ToClient, Outcome::Replied);
 
-/// What a backend is told whose connection the client does not want any more.
+/// The RST to a backend whose connection the client has given up.
 fn late(protocol: u8) -> (Action, Outcome) {
     (if protocol == TCP { Action::Refuse } else { Action::Drop }, Outcome::RefusedLate)
 }

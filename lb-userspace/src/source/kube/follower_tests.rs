@@ -53,7 +53,7 @@ fn failure(status: Option<u16>) -> Failure {
 }
 
 impl Stage {
-    /// With one lot for good: a story that is told step by step must end before its watch does. Others take fresh seeds.
+    /// With a fixed seed: a story of single steps must end before its watch does. The other stories take fresh seeds.
     fn new(settings: Settings) -> Self {
         Self::seeded(settings, 1)
     }
