@@ -45,6 +45,8 @@ pub struct Tally {
     /// Packets, and changes of the tables between them.
     pub changes: u64,
     pub comparisons: u64,
+    /// Worlds in which more clients came in a second than the half-open table holds.
+    pub floods: u64,
     /// Entries compared in all comparisons.
     pub entries: u64,
     pub outcomes: BTreeMap<&'static str, u64>,
@@ -114,7 +116,8 @@ impl Lockstep {
         if random.one_in(4) {
             host.memory.pressed_until_s = u32::try_from(host.memory.now_ns / 1_000_000_000)? + FLOOD_S;
         }
-        self.pressure.set(0, host.memory.pressed_until_s, 0)?;
+        let begins_until_s = host.memory.pressed_until_s;
+        self.pressure.set(0, begins_until_s, 0)?;
         host.drive(self)?;
         for step in 1..=steps {
             host.step(&mut random, self)
@@ -123,6 +126,7 @@ impl Lockstep {
                     format!("IPv{}, seed {seed}, step {step}\n{}", if N == 4 { 4 } else { 6 }, host.story.join("\n"))
                 })?;
         }
+        self.tally.floods += u64::from(host.memory.pressed_until_s != begins_until_s);
         for (outcome, count) in host.counted {
             *self.tally.outcomes.entry(outcome.name()).or_default() += count;
         }
@@ -149,7 +153,7 @@ where
 {
     /// A change now and then, a packet always.
     fn step(&mut self, random: &mut Random, lockstep: &mut Lockstep) -> Result<()> {
-        if random.one_in(6) {
+        if !self.talk.is_crowded() && random.one_in(6) {
             lockstep.tally.changes += 1;
             tables::change(random, lockstep, self)?;
             self.drive(lockstep)?;
@@ -240,6 +244,12 @@ where
         same("flow", &flows, &self.memory.flows)?;
         same("half-open", &half_open, &self.memory.half_open)?;
         same("affinity", &affinity, &self.memory.affinity)?;
+        let pressed_until_s = lockstep.pressure.get(&0, 0)?;
+        ensure!(
+            pressed_until_s == self.memory.pressed_until_s,
+            "a flood until {pressed_until_s} s, the host says until {} s",
+            self.memory.pressed_until_s
+        );
         same("bucket", &lockstep.buckets.iter().collect::<Result<_, _>>()?, &self.memory.buckets)?;
         for backend in 1..=tables::BACKENDS {
             let (held, demanded) =

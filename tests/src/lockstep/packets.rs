@@ -12,6 +12,8 @@ use crate::test_run::Hook;
 pub struct Traffic<const N: usize> {
     said: Vec<Said<N>>,
     next: usize,
+    /// So many of the next packets are clients that nobody has heard of.
+    crowd: usize,
 }
 
 /// A packet of a client that went to a backend.
@@ -27,10 +29,12 @@ struct Said<const N: usize> {
 
 /// How many exchanges are remembered.
 const REMEMBERED: usize = 48;
+/// Packets of a crowd: more new clients in a second than the half-open table of this test holds.
+const CROWD: usize = 96;
 
 impl<const N: usize> Default for Traffic<N> {
     fn default() -> Self {
-        Self { said: Vec::new(), next: 0 }
+        Self { said: Vec::new(), next: 0, crowd: 0 }
     }
 }
 
@@ -58,8 +62,20 @@ impl<const N: usize> Traffic<N> {
         }
     }
 
+    /// Whether clients come all at once: time must not go on meanwhile.
+    pub fn is_crowded(&self) -> bool {
+        self.crowd > 0
+    }
+
     /// The next packet, and where it comes by.
-    pub fn packet(&self, random: &mut Random) -> (Hook, Packet<N>) {
+    pub fn packet(&mut self, random: &mut Random) -> (Hook, Packet<N>) {
+        if self.crowd > 0 {
+            self.crowd -= 1;
+            return (asking(random), newcomer(random));
+        }
+        if random.one_in(1_000) {
+            self.crowd = CROWD;
+        }
         if self.said.is_empty() || random.one_in(4) {
             return (asking(random), first(random));
         }
@@ -120,6 +136,13 @@ fn answer<const N: usize>(random: &mut Random, said: Said<N>) -> (Hook, Packet<N
         packet.ack = if random.one_in(6) { number(random) } else { said.isn.wrapping_add(1) };
     }
     (hook, packet)
+}
+
+/// A client with a port of its own opens a connection.
+fn newcomer<const N: usize>(random: &mut Random) -> Packet<N> {
+    let first: Packet<N> = first(random);
+    let src_port = 10_000 + u16::try_from(random.below(20_000)).expect("below 20,000");
+    shaped(random, FlowKey { protocol: TCP, src_port, ..first.key }, SYN, 1_000)
 }
 
 /// A client asks a service; or somebody asks something.

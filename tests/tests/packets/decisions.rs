@@ -76,6 +76,7 @@ fn kernel_and_host_decide_alike() -> Result<()> {
         for outcome in ASKED {
             assert!(lockstep.tally.outcomes.contains_key(outcome), "no packet came to {outcome}");
         }
+        assert!(lockstep.tally.floods > 0, "no world came to a flood");
         Ok(())
     })
 }

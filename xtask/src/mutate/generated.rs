@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use duct::{Expression, cmd};
 
 use super::checkout::Checkout;
-use super::{chosen, host};
+use super::{SEED, chosen, host};
 use crate::process::say;
 use crate::setup;
 use crate::test::Tally;
@@ -42,9 +42,6 @@ const SAMPLE_TIME: Duration = Duration::from_secs(75);
 
 /// Seconds that the tests of one mutant of the sample may take: one that takes longer loops.
 const SAMPLE_LIMIT_S: &str = "20";
-
-/// Random tests ask the same in each run: a mutant that they catch stays caught.
-const SEED: &str = "1";
 
 /// What became of the mutants of a run.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -223,7 +220,7 @@ impl Run<'_> {
         host::environment(&command, &self.target)
             .env("PATH", self.workspace.path())
             .env("CARGO_NET_OFFLINE", "true")
-            .env("BALLAST_TEST_SEED", SEED)
+            .env(SEED.0, SEED.1)
     }
 }
 

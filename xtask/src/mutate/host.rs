@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use duct::{Expression, cmd};
 
+use super::SEED;
 use super::checkout::Checkout;
 use super::failures::Failures;
 use crate::process::run_unseen;
@@ -57,6 +58,7 @@ pub fn environment(command: &Expression, target: &Path) -> Expression {
         // The next mutation changes a line of the same crates, whatever is compiled else.
         .env("CARGO_INCREMENTAL", "1")
         .env("CARGO_TERM_COLOR", "never")
-        .env("RUST_BACKTRACE", "0");
+        .env("RUST_BACKTRACE", "0")
+        .env(SEED.0, SEED.1);
     clean_cargo_env(command)
 }

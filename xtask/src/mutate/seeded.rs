@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 
+use super::SEED;
 use super::checkout::Checkout;
 use super::failures::Failures;
 use super::host;
@@ -54,7 +55,7 @@ fn judge_programs(
     for tests in &mutation.tests {
         let (rung, _) = rung_and_filter(tests);
         let mut failures = Failures::default();
-        let succeeded = run_on_object(workspace, tests, &object, source, |line| failures.read_line(line))?;
+        let succeeded = run_on_object(workspace, tests, &object, source, SEED, |line| failures.read_line(line))?;
         if let Some(test) = failures.first(rung, succeeded)? {
             return Ok(Some(Noticed { rung: rung.to_owned(), test }));
         }

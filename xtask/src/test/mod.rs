@@ -227,19 +227,20 @@ pub fn rung_and_filter(tests: &str) -> (&str, Option<&str>) {
 }
 
 /// Runs a rung, or those of its tests that are asked for, on other programs than the workspace's own, with nothing shown: what fails there
-/// shall fail. Tests that edit programs edit those of the checkout `source`.
+/// shall fail. Tests that edit programs edit those of the checkout `source`. `variable` is added to their environment.
 pub fn run_on_object(
     workspace: &Workspace,
     tests: &str,
     object: &Path,
     source: &Path,
+    variable: (&str, &str),
     each: impl FnMut(&str),
 ) -> Result<bool> {
     let (name, filter) = rung_and_filter(tests);
     let module = modules(&workspace.root)?.into_iter().find(|module| module.name == name);
     let module = module.with_context(|| format!("no rung is called {name:?}"))?;
     let command = Built::build(workspace, &[module.binary])?.command(workspace, &module, filter)?;
-    let command = test_environment(workspace, &command, object).env(edited::SOURCE, source);
+    let command = test_environment(workspace, &command, object).env(edited::SOURCE, source).env(variable.0, variable.1);
     run_unseen(name, &command, each)
 }
 
