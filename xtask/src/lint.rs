@@ -25,7 +25,7 @@ pub fn format_checks(workspace: &Workspace) -> Vec<Check> {
     ]
 }
 
-/// clippy with warnings as errors.
+/// clippy with warnings as errors, and dependencies that nothing uses.
 ///
 /// The programs' target comes with no clippy: they are checked as if they were built for this machine.
 pub fn lint_checks(workspace: &Workspace) -> Vec<Check> {
@@ -45,7 +45,12 @@ pub fn lint_checks(workspace: &Workspace) -> Vec<Check> {
     )
     .env("RUSTC_BOOTSTRAP", "1")
     .env("CARGO_TARGET_DIR", workspace.target().join("ebpf-clippy"));
-    vec![check(workspace, "clippy", &clippy), check(workspace, "clippy of the programs", &programs)]
+    let unused = cmd!("cargo", "test", "--locked", "--quiet", "-p", "xtask", "unused::");
+    vec![
+        check(workspace, "clippy", &clippy),
+        check(workspace, "clippy of the programs", &programs),
+        check(workspace, "unused dependencies", &unused),
+    ]
 }
 
 /// The agent's types on musl; nothing where there is no musl target. The ladder builds the static agent instead.

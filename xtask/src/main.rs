@@ -17,6 +17,8 @@ mod setup;
 mod soak;
 mod test;
 mod toolchain;
+#[cfg(test)]
+mod unused;
 mod vm;
 mod workspace;
 
