@@ -50,10 +50,13 @@ pub(super) struct Maintenance {
 }
 
 impl Maintenance {
-    /// What was in maintenance when the last agent ended.
-    pub fn open(run_dir: &Path) -> io::Result<Self> {
-        let targets = read(run_dir)?;
-        Ok(Self { file: run_dir.join(FILE), targets })
+    /// What was in maintenance when the last agent ended; nothing, where that cannot be read.
+    pub fn open(run_dir: &Path) -> Self {
+        let targets = read(run_dir).unwrap_or_else(|error| {
+            tracing::warn!("what is in maintenance cannot be read in {}, so nothing is: {error}", run_dir.display());
+            BTreeSet::new()
+        });
+        Self { file: run_dir.join(FILE), targets }
     }
 
     pub fn targets(&self) -> &BTreeSet<Target> {
@@ -115,11 +118,11 @@ mod tests {
     fn what_was_ordered_holds_over_a_restart() {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let target = |text: &str| text.parse::<Target>().expect("an address");
-        let mut first = Maintenance::open(dir.path()).expect("nothing there yet");
+        let mut first = Maintenance::open(dir.path());
         assert!(first.obey(Order::On(target("10.0.0.1"))).expect("written"));
         assert!(first.obey(Order::On(target("[2001:db8::1]:80"))).expect("written"));
         assert!(!first.obey(Order::On(target("10.0.0.1"))).expect("nothing to write"));
-        let mut second = Maintenance::open(dir.path()).expect("readable");
+        let mut second = Maintenance::open(dir.path());
         assert_eq!(second.targets(), first.targets());
         assert!(second.obey(Order::Off(target("10.0.0.1"))).expect("written"));
         assert!(!second.obey(Order::Off(target("10.0.0.1"))).expect("nothing to write"));
@@ -130,6 +133,7 @@ mod tests {
     fn a_broken_file_is_told_and_not_taken_for_an_empty_one() {
         let dir = tempfile::tempdir().expect("a temporary folder");
         std::fs::write(dir.path().join(FILE), "10.0.0.1\nweb\n").expect("writable");
-        assert!(Maintenance::open(dir.path()).expect_err("no address").to_string().contains("web"));
+        assert!(read(dir.path()).expect_err("no address").to_string().contains("web"));
+        assert!(Maintenance::open(dir.path()).targets().is_empty(), "a folder that cannot be read stops no start");
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use tokio::sync::watch;
 
 use super::suspects::Subject;
-use crate::announce::Notice;
+use crate::announce::{NOTICES_MAX, Notice};
 use crate::model::Refusal;
 
 /// Everything that is to be told at the moment; nothing is kept where nobody posts it.
@@ -28,7 +28,7 @@ impl Notices {
     /// Objects that the source refused.
     pub fn of_source(&mut self, refusals: &[Refusal]) {
         if self.to.is_some() {
-            let new = refusals.iter().filter_map(Notice::of_refusal).collect();
+            let new = refusals.iter().filter_map(Notice::of_refusal).take(NOTICES_MAX).collect();
             let changed = std::mem::replace(&mut self.source, new) != self.source;
             self.publish(changed);
         }
@@ -60,7 +60,7 @@ impl Notices {
             let suspects = suspects.filter_map(|(service, endpoint)| Notice::of_suspect(service, *endpoint));
             let failing =
                 quarantined.iter().filter_map(|(service, endpoint)| Notice::of_quarantined(service, *endpoint));
-            let new = suspects.chain(failing).collect();
+            let new = suspects.chain(failing).take(NOTICES_MAX).collect();
             let changed = std::mem::replace(&mut self.avoided, new) != self.avoided;
             self.publish(changed);
         }

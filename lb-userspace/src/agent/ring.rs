@@ -15,6 +15,9 @@ use crate::plan::BackendId;
 /// How many backends that became suspect, or are no longer, may wait to be looked at. More are found by the next review.
 pub const LEARNT: usize = 256;
 
+/// So many records are read before others have a turn: a flood of events stops nothing else.
+const TURN: usize = 256;
+
 /// Follows the ring until it fails, which the log tells. The ring has one reader. `learnt` is told of each backend that became
 /// suspect, or is no longer.
 pub async fn follow(ring: RingBuf<MapData>, metrics: Metrics, learnt: mpsc::Sender<BackendId>) {
@@ -29,6 +32,7 @@ async fn read(ring: RingBuf<MapData>, metrics: Metrics, learnt: mpsc::Sender<Bac
         unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) }.map_err(std::io::Error::from)?;
     loop {
         let mut ready = ring.readable_mut().await?;
+        let mut read = 0;
         // The record is given back to the ring as soon as it is copied.
         while let Some(record) = ready.get_inner_mut().next().map(|record| Bytes::copy_from_slice(&record)) {
             match Event::decode(record) {
@@ -48,7 +52,15 @@ async fn read(ring: RingBuf<MapData>, metrics: Metrics, learnt: mpsc::Sender<Bac
                 }
                 Err(error) => tracing::warn!("{error}"),
             }
+            read += 1;
+            if read == TURN {
+                break;
+            }
         }
-        ready.clear_ready();
+        if read < TURN {
+            ready.clear_ready();
+        } else {
+            tokio::task::yield_now().await;
+        }
     }
 }

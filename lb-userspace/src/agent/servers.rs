@@ -1,9 +1,9 @@
 //! The agent's servers: health, metrics, and the socket of the command line.
 
 use std::path::Path;
+use std::time::Duration;
 
-use anyhow::Context as _;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::oneshot;
 
 use super::start::{Task, spawn};
@@ -14,6 +14,9 @@ use crate::observe::maintenance::Order;
 use crate::observe::metrics::Metrics;
 use crate::observe::report_socket::Question;
 use crate::observe::{http, report_socket};
+
+/// How often a socket that could not be opened is tried again.
+const SOCKET_RETRY: Duration = Duration::from_secs(5);
 
 /// The servers' listeners: bound before anything is attached.
 pub(super) struct Listeners {
@@ -37,25 +40,42 @@ pub(super) struct Ways {
 }
 
 /// Serves everything, each in a task of its own.
-pub(super) fn serve(
-    state: &State,
-    metrics: &Metrics,
-    listeners: Listeners,
-    run_dir: &Path,
-    ways: Ways,
-) -> anyhow::Result<Vec<Task>> {
-    let reports = report_socket::listen(run_dir)
-        .with_context(|| format!("cannot listen in {}: choose another --run-dir", run_dir.display()))?;
+pub(super) fn serve(state: &State, metrics: &Metrics, listeners: Listeners, run_dir: &Path, ways: Ways) -> Vec<Task> {
+    let run_dir = run_dir.to_owned();
     let (looked, reported) = (state.clone(), state.clone());
     let (probed, scraped) = (metrics.clone(), metrics.clone());
     let health = http::health_router(move || looked.look(), move |probe, code| probed.probed(probe, code));
     let scrape = http::metrics_router(move || scraped.encode());
     let answer = move |question| answer(question, reported.clone(), ways.clone());
-    Ok(vec![
+    vec![
         spawn(async move { axum::serve(listeners.health, health).await.unwrap_or_default() }),
         spawn(async move { axum::serve(listeners.metrics, scrape).await.unwrap_or_default() }),
-        spawn(report_socket::serve(reports, answer)),
-    ])
+        spawn(async move {
+            let reports = open_socket(&run_dir).await;
+            report_socket::serve(reports, answer).await;
+        }),
+    ]
+}
+
+/// The socket of the command line. A run folder that cannot be used keeps the command line away, and nothing else.
+async fn open_socket(run_dir: &Path) -> UnixListener {
+    let mut told = None;
+    loop {
+        match report_socket::listen(run_dir) {
+            Ok(listener) => return listener,
+            Err(error) => {
+                let error = error.to_string();
+                if told.as_ref() != Some(&error) {
+                    let run_dir = run_dir.display();
+                    tracing::warn!(
+                        "cannot listen in {run_dir}, so `ballast status` reaches no agent; make room, or choose another --run-dir: {error}"
+                    );
+                    told = Some(error);
+                }
+                tokio::time::sleep(SOCKET_RETRY).await;
+            }
+        }
+    }
 }
 
 /// What the command line asked over the socket, as JSON.

@@ -113,13 +113,12 @@ async fn with_source(
     let (ask, audits) = mpsc::channel(auditor::REQUESTS);
     let (order, orders) = mpsc::channel(marks::ORDERS);
     let ways = Ways { audits: ask, orders: order };
-    let mut tasks = serve(&state, &metrics, listeners, &settings.run_dir, ways)?;
+    let mut tasks = serve(&state, &metrics, listeners, &settings.run_dir, ways);
     let (learn, learnt) = mpsc::channel(ring::LEARNT);
     tasks.push(spawn(ring::follow(events, metrics.clone(), learn)));
     tasks.extend(datapath.take_program_log().map(program_log));
     let origin = source.status.borrow().origin.clone();
-    let maintenance = Maintenance::open(&settings.run_dir)
-        .with_context(|| format!("what is in maintenance cannot be read in {}", settings.run_dir.display()))?;
+    let maintenance = Maintenance::open(&settings.run_dir);
     // Who was kept out stays so until this agent's own checks say otherwise.
     let restored = marks::restored(programmer.book());
     let marks = Marks { maintenance: maintenance.targets().clone(), quarantined: restored.clone() };

@@ -32,6 +32,8 @@ pub struct Progress {
     pub in_step: Option<(Monotonic, Timestamp)>,
     /// Since when a change could not be written.
     pub behind_since: Option<Monotonic>,
+    /// Since when the tables cannot be written at all.
+    pub unwritable_since: Option<Monotonic>,
     /// When the drain that goes on longest began.
     pub oldest_drain: Option<Monotonic>,
     /// When the last audit ended.
@@ -44,18 +46,27 @@ pub struct Progress {
 impl Progress {
     /// Takes in a pass over the tables.
     pub fn took(&mut self, report: &apply::Report, now: Monotonic, wall: Timestamp) {
-        let failed = !report.failures.is_empty();
+        let failed = report.failing > 0;
         self.tables.writes += report.writes as u64;
         self.tables.revision = report.revision;
         self.tables.refusals = report.refusals.iter().map(ToString::to_string).collect();
-        self.tables.last_error = failed.then(|| summary(&report.failures));
+        self.tables.refused = report.refused as u64;
+        self.tables.failing = report.failing as u64;
+        self.tables.last_error = summary(&report.failures, report.failing);
+        if let Some(writable) = &report.writable {
+            self.tables.unwritable = writable.clone().err();
+            self.unwritable_since = writable.is_err().then(|| self.unwritable_since.unwrap_or(now));
+        }
         self.tables.services = report.services as u64;
         self.tables.backends = totals(&report.backends);
         self.behind_since = failed.then(|| self.behind_since.unwrap_or(now));
         self.oldest_drain = report.oldest_drain.map(|age| now.before(age));
         self.tables.drains.ends = ends(report.drain_ends);
-        if report.revision != 0 && !failed {
+        if report.revision != 0 && self.unwritable_since.is_none() {
+            // Whatever became of single subjects, which are tried again.
             self.tables.synced = true;
+        }
+        if report.revision != 0 && !failed {
             self.in_step = Some((now, wall));
         }
     }
@@ -66,6 +77,7 @@ impl Progress {
         let mut tables = self.tables.clone();
         tables.age_seconds = self.in_step.map(|(at, _)| age(at));
         tables.behind_seconds = self.behind_since.map(age);
+        tables.unwritable_seconds = self.unwritable_since.map(age);
         tables.drains.oldest_seconds = self.oldest_drain.map(age);
         tables.sweep.age_seconds = self.swept.map(age);
         if let (Some(audit), Some(at)) = (&mut tables.audit, self.audited) {
@@ -93,12 +105,9 @@ fn ends(ends: DrainEnds) -> BTreeMap<String, u64> {
 }
 
 /// The first of many, and how many more there are.
-fn summary(failures: &[String]) -> String {
-    match failures {
-        [] => String::new(),
-        [only] => only.clone(),
-        [first, rest @ ..] => format!("{first} (and {} more)", rest.len()),
-    }
+fn summary(failures: &[String], count: usize) -> Option<String> {
+    let first = failures.first()?;
+    Some(if count > 1 { format!("{first} (and {} more)", count - 1) } else { first.clone() })
 }
 
 /// Where the parts of a report come from.
@@ -234,18 +243,25 @@ mod tests {
     use crate::source::{Reach, ResourceStatus};
 
     fn pass(revision: u64, failures: &[&str]) -> apply::Report {
-        let failures = failures.iter().map(|failure| (*failure).to_owned()).collect();
-        apply::Report { revision, writes: 3, failures, ..apply::Report::default() }
+        let (failing, failures) = (failures.len(), failures.iter().map(|failure| (*failure).to_owned()).collect());
+        apply::Report { revision, writes: 3, failures, failing, writable: Some(Ok(())), ..apply::Report::default() }
+    }
+
+    /// A pass in which nothing could be written.
+    fn failed(revision: u64) -> apply::Report {
+        apply::Report { writes: 0, writable: Some(Err("EPERM".to_owned())), ..pass(revision, &["EPERM"]) }
     }
 
     #[test]
-    fn the_first_clean_pass_makes_the_tables_synced() {
+    fn the_first_pass_over_tables_that_can_be_written_makes_them_synced() {
         let (now, wall) = (Monotonic::from_duration(Duration::from_secs(1)), Timestamp::UNIX_EPOCH);
         let mut progress = Progress::default();
         progress.took(&pass(0, &[]), now, wall);
         assert!(!progress.tables.synced, "no snapshot was there yet");
-        progress.took(&pass(1, &["a", "b", "c"]), now, wall);
+        progress.took(&failed(1), now, wall);
         assert!(!progress.tables.synced);
+        progress.took(&pass(1, &["a", "b", "c"]), now, wall);
+        assert!(progress.tables.synced, "all others are served");
         assert_eq!(progress.tables.last_error.as_deref(), Some("a (and 2 more)"));
         progress.took(&pass(1, &[]), now, wall);
         assert!(progress.tables.synced && progress.tables.last_error.is_none());
@@ -308,5 +324,19 @@ mod tests {
         progress.took(&pass(1, &[]), at(31), Timestamp::UNIX_EPOCH);
         assert_eq!(progress.report(at(40)).behind_seconds, None);
         assert_eq!(progress.report(at(40)).age_seconds, Some(9.0));
+    }
+    /// A pass that does not tell changes nothing: retries of one subject are seconds apart.
+    #[test]
+    fn tables_that_cannot_be_written_are_timed_until_a_write_succeeds() {
+        let at = |seconds| Monotonic::from_duration(Duration::from_secs(seconds));
+        let mut progress = Progress::default();
+        progress.took(&failed(1), at(10), Timestamp::UNIX_EPOCH);
+        progress.took(&apply::Report { writable: None, ..failed(1) }, at(15), Timestamp::UNIX_EPOCH);
+        progress.took(&failed(1), at(20), Timestamp::UNIX_EPOCH);
+        let report = progress.report(at(30));
+        assert_eq!((report.unwritable_seconds, report.unwritable.as_deref()), (Some(20.0), Some("EPERM")));
+        progress.took(&pass(1, &["one subject"]), at(31), Timestamp::UNIX_EPOCH);
+        let report = progress.report(at(40));
+        assert_eq!((report.unwritable_seconds, report.behind_seconds), (None, Some(30.0)));
     }
 }

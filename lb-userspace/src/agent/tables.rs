@@ -59,6 +59,8 @@ pub(super) struct Tables {
     neighbours: Neighbours,
     held_ports: HeldPorts,
     suspects: Suspects,
+    /// Backends became suspect, or are no longer, since others were told.
+    avoided_differ: bool,
     /// What was planned last.
     snapshot: Option<Arc<Snapshot>>,
     /// Changes that are not written in full.
@@ -117,6 +119,7 @@ impl Tables {
             neighbours,
             held_ports,
             suspects: Suspects::default(),
+            avoided_differ: false,
             snapshot: None,
             pending: PassReport::default(),
             programming: Vec::new(),
@@ -255,7 +258,9 @@ impl Tables {
             self.open_health_checks();
             self.neighbours.tell_published(self.programmer.book(), &self.facts.addresses);
             let (book, sweeper) = (self.programmer.book(), &self.sweeper);
-            if self.suspects.review(book, |id, generation| sweeper.is_suspect(id, generation), started) {
+            self.avoided_differ |=
+                self.suspects.review(book, |id, generation| sweeper.is_suspect(id, generation), started);
+            if std::mem::take(&mut self.avoided_differ) {
                 self.tell_avoided();
             }
             let (fill, overdue) = (fill(self.programmer.book()), self.overdue());
@@ -285,9 +290,9 @@ impl Tables {
     /// A backend became suspect, or is no longer.
     pub fn learn(&mut self, backend: BackendId) {
         let (book, sweeper) = (self.programmer.book(), &self.sweeper);
-        if self.suspects.look(backend, book, |id, generation| sweeper.is_suspect(id, generation), Instant::now()) {
-            self.tell_avoided();
-        }
+        // Told with the next beat: when a node dies, thousands become suspect one by one.
+        self.avoided_differ |=
+            self.suspects.look(backend, book, |id, generation| sweeper.is_suspect(id, generation), Instant::now());
     }
 
     /// Which backends new flows avoid, where others shall know.
@@ -326,18 +331,20 @@ impl Tables {
     }
 
     fn note(&mut self, report: &Report, took: Duration, whole: bool) {
-        let failed = !report.failures.is_empty();
         if let Some(sockets) = self.sockets.as_ref().filter(|_| report.writes > 0 || whole) {
             sockets.look();
         }
-        self.metrics.synced(took, whole, report.writes, report.failures.len());
+        self.metrics.synced(took, whole, report.writes, report.failed_writes);
         self.metrics.called(self.programmer.store().calls());
         let (now, wall) = (clock::monotonic(), clock::wall());
-        if !failed {
-            self.pending = PassReport::default();
+        if report.failed_writes == 0 {
+            // What failed in an earlier pass is timed no longer: it may never be written.
             for at in self.programming.drain(..) {
                 self.metrics.programmed(wall.duration_since(at).as_secs_f64().max(0.0));
             }
+        }
+        if report.failing == 0 {
+            self.pending = PassReport::default();
             self.metrics.in_step(wall.as_duration().as_secs_f64());
         }
         let pending = self.pending;

@@ -9,3 +9,4 @@ mod schedule;
 
 pub use notice::Notice;
 pub use post::run;
+pub use schedule::NOTICES_MAX;

@@ -129,18 +129,27 @@ impl KernelStore {
         }
     }
 
-    /// Counters of ids that are given up, so that their next owners start at zero.
+    /// Counters of ids that are given up, so that their next owners start at zero. Where the table holds more than these may have, it
+    /// is not walked: each that may be there is deleted, which is as much work as there are ids, whatever others have.
     fn remove_stats(&mut self, owners: &[(usize, u32, u8)], results: &mut Results) {
+        let each = |(index, id, kind): &(usize, u32, u8)| {
+            let (index, id, kind) = (*index, *id, *kind);
+            let key = move |outcome: Outcome| abi::StatKey { id, kind, outcome: outcome as u8, pad: 0 };
+            Outcome::ALL.into_iter().map(move |outcome| (index, key(outcome)))
+        };
         let keys: Vec<(usize, abi::StatKey)> = if owners.len() <= FEW {
-            let key = |(index, id, kind): &(usize, u32, u8), outcome: Outcome| {
-                (*index, abi::StatKey { id: *id, kind: *kind, outcome: outcome as u8, pad: 0 })
-            };
-            owners.iter().flat_map(|owner| Outcome::ALL.into_iter().map(move |outcome| key(owner, outcome))).collect()
+            owners.iter().flat_map(each).collect()
         } else {
             let index: std::collections::BTreeMap<(u32, u8), usize> =
                 owners.iter().map(|(index, id, kind)| ((*id, *kind), *index)).collect();
-            let there = self.maps.stats.keys().take(2 * self.maps.stats_capacity as usize).flatten();
-            there.filter_map(|key| Some((*index.get(&(key.id, key.kind))?, key))).collect()
+            let most = owners.len() * Outcome::ALL.len();
+            let there: Vec<abi::StatKey> = self.maps.stats.keys().take(most).flatten().collect();
+            if there.len() < most {
+                let ours = there.into_iter().filter_map(|key| Some((*index.get(&(key.id, key.kind))?, key)));
+                ours.collect()
+            } else {
+                owners.iter().flat_map(each).collect()
+            }
         };
         for (index, key) in keys {
             self.maps.calls.add();
@@ -283,6 +292,7 @@ impl Store for KernelStore {
         }
         for op in ops {
             if let Op::FreeBackend { id, .. } = op {
+                self.unreferred.remove(id);
                 endpoints::forget(&self.maps, *id);
             }
         }
@@ -305,10 +315,9 @@ impl Store for KernelStore {
         results
     }
 
-    /// By what the last round of the sweep saw, which is used once: an id that is free may be given away again.
+    /// By what the last round of the sweep saw. Of an id that is given up nothing more is known: it may be given away again.
     fn referred(&mut self, ids: &BTreeSet<BackendId>) -> Result<BTreeSet<BackendId>, StoreError> {
-        let unreferred = std::mem::take(&mut self.unreferred);
-        Ok(ids - &unreferred)
+        Ok(ids - &self.unreferred)
     }
 }
 

@@ -40,6 +40,8 @@ pub struct MemoryStore {
     pub log: Vec<Op>,
     /// How many operations are to succeed before one fails, again and again from the front; empty: all succeed.
     pub failures: Vec<usize>,
+    /// Addresses of which no entry can be written, whatever is tried.
+    pub broken: BTreeSet<IpAddr>,
     /// Look at the tables as a reader would after each write, and panic at what it must never see.
     pub check_each_write: bool,
     /// Entries as they were at some time, the newest last: a reader may hold a copy of one for a while.
@@ -63,6 +65,7 @@ impl MemoryStore {
             flows: BTreeSet::new(),
             log: Vec::new(),
             failures: Vec::new(),
+            broken: BTreeSet::new(),
             check_each_write: false,
             held: VecDeque::new(),
         }
@@ -191,6 +194,9 @@ impl Store for MemoryStore {
             strangers::know(&mut self.strangers, address);
         }
         self.fail_if_told()?;
+        if op.address().is_some_and(|address| self.broken.contains(&address)) {
+            return Err(StoreError::Failed("it is broken".into()));
+        }
         match op {
             Op::WriteName { id, name } => {
                 self.names.insert(*id, *name);

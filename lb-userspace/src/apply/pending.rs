@@ -1,4 +1,4 @@
-//! What is not yet as it is wanted, and when it is tried again.
+//! What is not yet as it is wanted: each subject is tried again by itself, after pauses that grow, and no other one waits for it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,64 +12,123 @@ use crate::{
     plan::{PlanSettings, PortKey},
 };
 
-/// Changes that failed, or that a table has no room for.
-#[derive(Debug, Default)]
-pub(super) struct Pending {
-    pub failed: BTreeSet<Subject>,
-    pub no_room: BTreeMap<Subject, Refusal>,
-    retry: Option<Retry>,
+/// Why a subject waits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Trouble {
+    /// A write failed: with which words.
+    Failed(String),
+    /// A table has no room.
+    NoRoom(Refusal),
 }
 
-/// When all of them are tried again.
+/// When a subject is tried again.
 #[derive(Clone, Copy, Debug)]
-struct Retry {
+pub(super) struct Retry {
     at: Monotonic,
     pause: Duration,
 }
 
+impl Retry {
+    /// After a failure: the first pause, or twice the last one. A try that came before it was due, since the subject changed, puts
+    /// nothing off.
+    fn after(before: Option<Self>, settings: &PlanSettings, now: Monotonic) -> Self {
+        let pause = match before {
+            Some(retry) if retry.at > now => return retry,
+            Some(retry) => (retry.pause * 2).min(settings.retry_max),
+            None => settings.retry_min,
+        };
+        Self { at: now + pause, pause }
+    }
+}
+
+/// Subjects whose change failed, or that a table has no room for.
+#[derive(Debug, Default)]
+pub(super) struct Pending {
+    waiting: BTreeMap<Subject, (Trouble, Retry)>,
+    due: BTreeSet<(Monotonic, Subject)>,
+    failed: usize,
+}
+
 impl Pending {
     pub fn is_empty(&self) -> bool {
-        self.failed.is_empty() && self.no_room.is_empty()
+        self.waiting.is_empty()
     }
 
     pub fn has_service(&self, key: &PortKey) -> bool {
-        self.has(&Subject::Service(key.clone()))
+        self.waiting.contains_key(&Subject::Service(key.clone()))
     }
 
     pub fn has_vip(&self, address: IpAddr) -> bool {
-        self.has(&Subject::Vip(address))
+        self.waiting.contains_key(&Subject::Vip(address))
     }
 
-    fn has(&self, subject: &Subject) -> bool {
-        self.failed.contains(subject) || self.no_room.contains_key(subject)
+    /// Takes one out that is being tried; when it was to be tried again, for [`Self::put`].
+    pub fn take(&mut self, subject: &Subject) -> Option<Retry> {
+        let (trouble, retry) = self.waiting.remove(subject)?;
+        self.due.remove(&(retry.at, subject.clone()));
+        self.failed -= usize::from(matches!(trouble, Trouble::Failed(_)));
+        Some(retry)
     }
 
-    /// Takes one out that is being tried. True if it was there.
-    pub fn take(&mut self, subject: &Subject) -> bool {
-        self.failed.remove(subject) | self.no_room.remove(subject).is_some()
+    /// It was tried, and is to be tried again. `before`: what [`Self::take`] returned.
+    pub fn put(
+        &mut self,
+        subject: Subject,
+        trouble: Trouble,
+        before: Option<Retry>,
+        settings: &PlanSettings,
+        now: Monotonic,
+    ) {
+        self.take(&subject);
+        let retry = Retry::after(before, settings, now);
+        self.failed += usize::from(matches!(trouble, Trouble::Failed(_)));
+        self.due.insert((retry.at, subject.clone()));
+        self.waiting.insert(subject, (trouble, retry));
+    }
+
+    /// Whether it is not to be tried yet.
+    pub fn waits(&self, subject: &Subject, now: Monotonic) -> bool {
+        self.waiting.get(subject).is_some_and(|(_, retry)| retry.at > now)
+    }
+
+    /// Forgets those that need no retry any more.
+    pub fn retain(&mut self, is_kept: impl Fn(&Subject) -> bool) {
+        let over: Vec<Subject> = self.waiting.keys().filter(|subject| !is_kept(subject)).cloned().collect();
+        for subject in over {
+            self.take(&subject);
+        }
+    }
+
+    /// Those that are to be tried now.
+    pub fn due(&self, now: Monotonic) -> impl Iterator<Item = &Subject> {
+        self.due.iter().take_while(move |(at, _)| *at <= now).map(|(_, subject)| subject)
     }
 
     pub fn retry_at(&self) -> Option<Monotonic> {
-        self.retry.map(|retry| retry.at)
+        self.due.first().map(|(at, _)| *at)
     }
 
-    pub fn is_due(&self, now: Monotonic) -> bool {
-        self.retry.is_some_and(|retry| retry.at <= now)
+    /// How many subjects' writes failed.
+    pub fn failed(&self) -> usize {
+        self.failed
     }
 
-    /// After a run: `trouble` if something is left to do, `fresh` if some of it was not before. What is new comes again soon; a
-    /// retry that changed nothing comes again after twice the pause; nothing puts one off.
-    pub fn schedule(&mut self, trouble: bool, fresh: bool, settings: &PlanSettings, now: Monotonic) {
-        let soon = Retry { at: now + settings.retry_min, pause: settings.retry_min };
-        self.retry = match self.retry {
-            _ if !trouble => None,
-            None => Some(soon),
-            Some(retry) if fresh => Some(if retry.at <= now || soon.at < retry.at { soon } else { retry }),
-            Some(retry) if retry.at <= now => {
-                let pause = (retry.pause * 2).min(settings.retry_max);
-                Some(Retry { at: now + pause, pause })
-            }
-            kept => kept,
-        };
+    pub fn failures(&self) -> impl Iterator<Item = &String> {
+        self.waiting.values().filter_map(|(trouble, _)| match trouble {
+            Trouble::Failed(words) => Some(words),
+            Trouble::NoRoom(_) => None,
+        })
+    }
+
+    /// How many subjects a table has no room for.
+    pub fn refused(&self) -> usize {
+        self.waiting.len() - self.failed
+    }
+
+    pub fn refusals(&self) -> impl Iterator<Item = &Refusal> {
+        self.waiting.values().filter_map(|(trouble, _)| match trouble {
+            Trouble::NoRoom(refusal) => Some(refusal),
+            Trouble::Failed(_) => None,
+        })
     }
 }

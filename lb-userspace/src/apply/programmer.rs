@@ -3,12 +3,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    time::Duration,
 };
 
 use super::{
     ApplyError, Report, Store, endpoints,
-    pending::Pending,
-    writer::{BATCH, Change, Subject, Writer},
+    pending::{Pending, Trouble},
+    writer::{BATCH, Change, Released, Subject, Writer},
 };
 use crate::{
     maps::strangers,
@@ -18,6 +19,10 @@ use crate::{
         diff_vip, evictions, free_unreferred, restore, sweep,
     },
 };
+
+/// So many ids are freed in one run, and others after a pause: their counters are deleted one by one.
+const RECLAIMED_AT_ONCE: usize = 1_024;
+const RECLAIM_PAUSE: Duration = Duration::from_millis(100);
 
 /// Writes the tables of one store.
 #[derive(Debug)]
@@ -76,7 +81,7 @@ impl<S: Store> Programmer<S> {
             changes.services.extend(self.writer.book.service_ids.keys().cloned());
             changes.vips.extend(self.writer.book.vips.keys().copied());
         }
-        self.add_pending(&mut changes, true, now);
+        self.add_pending(&mut changes, now);
         self.run(changes, now)
     }
 
@@ -87,7 +92,7 @@ impl<S: Store> Programmer<S> {
             return Report::default();
         }
         let mut changes = Changes { services: self.struck(now), ..Changes::default() };
-        self.add_pending(&mut changes, false, now);
+        self.add_pending(&mut changes, now);
         self.run(changes, now)
     }
 
@@ -152,14 +157,14 @@ impl<S: Store> Programmer<S> {
         self.planner.checked()
     }
 
-    /// What failed is tried with each snapshot; what found no room, when its retry is due.
-    fn add_pending(&self, changes: &mut Changes, snapshot: bool, now: Monotonic) {
-        let due = self.pending.is_due(now);
-        let failed = self.pending.failed.iter().filter(|_| due || snapshot);
-        for subject in failed.chain(self.pending.no_room.keys().filter(|_| due)) {
+    /// What failed or found no room, and is to be tried again now.
+    fn add_pending(&self, changes: &mut Changes, now: Monotonic) {
+        for subject in self.pending.due(now) {
             match subject {
                 Subject::Service(key) => drop(changes.services.insert(key.clone())),
                 Subject::Vip(address) => drop(changes.vips.insert(*address)),
+                // Each run looks for what may be released, and notes what the tables hold.
+                Subject::Release(_) | Subject::Note => {}
             }
         }
     }
@@ -181,7 +186,7 @@ impl<S: Store> Programmer<S> {
     /// Brings what changed to what is wanted; all else already is, or is pending.
     pub(super) fn run(&mut self, changes: Changes, now: Monotonic) -> Report {
         self.last_run = now;
-        let mut run = Run { report: Report::default(), fresh: false, now };
+        let mut run = Run { report: Report::default(), now };
         // What has rested makes room, and what is given up below leaves nothing behind.
         self.sweep(&mut run);
         self.services(changes.services, &mut run);
@@ -189,10 +194,8 @@ impl<S: Store> Programmer<S> {
         self.reclaim(&mut run);
         self.sweep(&mut run);
         self.note_programmed(&mut run);
-        let Run { mut report, fresh, .. } = run;
-        let trouble = !report.failures.is_empty() || !self.pending.is_empty();
-        self.pending.schedule(trouble, fresh, &self.settings, now);
-        report.refusals.extend(self.desired().refusals.iter().chain(self.pending.no_room.values()).cloned());
+        let mut report = run.report;
+        report.list(&self.pending, &self.planner.desired().refusals);
         report.describe(&self.writer.book, now);
         report
     }
@@ -250,21 +253,18 @@ impl<S: Store> Programmer<S> {
     fn change(&mut self, subjects: impl IntoIterator<Item = Subject>, run: &mut Run) {
         let (mut changes, mut planned) = (Vec::new(), 0);
         for subject in subjects {
-            let again = self.pending.take(&subject);
+            let before = self.pending.take(&subject);
             let (desired, book) = (self.planner.desired(), &self.writer.book);
-            let ops = match &subject {
-                Subject::Service(key) => diff_service(key, desired, book, &self.settings, run.now),
-                Subject::Vip(address) => diff_vip(*address, desired, book).map(|op| op.into_iter().collect()),
+            let (planned_ops, owner) = match &subject {
+                Subject::Service(key) => (diff_service(key, desired, book, &self.settings, run.now), Some(key.clone())),
+                Subject::Vip(address) => (diff_vip(*address, desired, book).map(|op| op.into_iter().collect()), None),
+                Subject::Release(_) | Subject::Note => continue,
             };
-            let ops = ops.unwrap_or_else(|refusal| {
-                run.fresh |= !again;
-                self.pending.no_room.insert(subject.clone(), refusal);
-                match &subject {
-                    Subject::Service(key) => evictions(key, book, run.now),
-                    Subject::Vip(_) => Vec::new(),
-                }
+            let ops = planned_ops.unwrap_or_else(|refusal| {
+                self.pending.put(subject.clone(), Trouble::NoRoom(refusal), before, &self.settings, run.now);
+                owner.as_ref().map(|key| evictions(key, book, run.now)).unwrap_or_default()
             });
-            let change = Change { subject, ops, again };
+            let change = Change { subject, ops, owner, before };
             self.writer.reserve(&change);
             planned += change.ops.len();
             changes.push(change);
@@ -277,13 +277,20 @@ impl<S: Store> Programmer<S> {
     }
 
     fn write(&mut self, changes: Vec<Change>, run: &mut Run) {
-        for change in self.writer.write(changes, run.now, &mut run.report) {
-            run.fresh |= !change.again;
-            self.pending.failed.insert(change.subject);
+        for (change, reason) in self.writer.write(changes, run.now, &mut run.report) {
+            let failed = Trouble::Failed(reason);
+            self.pending.put(change.subject, failed, change.before, &self.settings, run.now);
         }
     }
 
     fn sweep(&mut self, run: &mut Run) {
+        let book = &self.writer.book;
+        self.pending.retain(|subject| match subject {
+            Subject::Release(Released::Slots(base)) => book.is_at_rest(*base),
+            Subject::Release(Released::Backend(id)) => book.gone.contains(id),
+            Subject::Release(Released::Service(id)) => book.empty.contains(id),
+            Subject::Service(_) | Subject::Vip(_) | Subject::Note => true,
+        });
         self.release(sweep(&self.writer.book, self.planner.desired(), run.now), run);
     }
 
@@ -301,39 +308,58 @@ impl<S: Store> Programmer<S> {
         self.reclaim_at = Some(run.now + self.settings.reclaim_interval);
         match self.writer.store.referred(gone) {
             Ok(referred) => {
-                self.release(free_unreferred(&self.writer.book, self.planner.desired(), &referred), run);
+                let mut free = free_unreferred(&self.writer.book, self.planner.desired(), &referred);
+                if free.len() > RECLAIMED_AT_ONCE {
+                    free.truncate(RECLAIMED_AT_ONCE);
+                    self.reclaim_at = Some(run.now + RECLAIM_PAUSE);
+                }
+                self.release(free, run);
             }
-            Err(error) => run.report.failures.push(format!("looking for flows of backends that are gone: {error}")),
+            Err(error) => tracing::warn!("looking for flows of backends that are gone, which goes on: {error}"),
         }
         if self.writer.book.gone.is_empty() {
             self.reclaim_at = None;
         }
     }
 
-    /// Releases that failed are found again by the next look; nothing else waits for them.
+    /// One that failed is found again by the next look after its pause; nothing else waits for it.
     fn release(&mut self, ops: Vec<(PortKey, Op)>, run: &mut Run) {
-        let change = |(key, op)| Change { subject: Subject::Service(key), ops: vec![op], again: true };
-        self.writer.write(ops.into_iter().map(change).collect(), run.now, &mut run.report);
+        let mut changes = Vec::new();
+        for (key, op) in ops {
+            let Some(subject) = Released::by(&op).map(Subject::Release) else { continue };
+            if !self.pending.waits(&subject, run.now) {
+                let before = self.pending.take(&subject);
+                changes.push(Change { subject, ops: vec![op], owner: Some(key), before });
+            }
+        }
+        self.write(changes, run);
     }
 
+    /// Notes the revision where all of it is in the tables. Where a write failed, what is noted already is written once more: this
+    /// tells the failure of one subject from tables that cannot be written at all.
     fn note_programmed(&mut self, run: &mut Run) {
         let Some(revision) = self.revision else { return };
         run.report.revision = revision;
-        if !run.report.failures.is_empty() || !self.pending.is_empty() {
+        let before = self.pending.take(&Subject::Note);
+        let note = if self.pending.is_empty() {
+            Op::WriteConfig { revision, programmed_ds: run.now.to_tenths() }
+        } else if let (1.., Some(noted)) = (run.report.failed_writes, self.writer.book.config) {
+            let revision = u64::from(noted.revision_high) << 32 | u64::from(noted.revision_low);
+            Op::WriteConfig { revision, programmed_ds: noted.programmed_ds }
+        } else {
             return;
+        };
+        let written = self.writer.note(&note).map_err(|error| format!("noting the revision: {error}"));
+        if let (Err(error), true) = (&written, self.pending.is_empty()) {
+            self.pending.put(Subject::Note, Trouble::Failed(error.clone()), before, &self.settings, run.now);
         }
-        let note = Op::WriteConfig { revision, programmed_ds: run.now.to_tenths() };
-        if let Err(error) = self.writer.note(&note) {
-            run.report.failures.push(format!("noting the revision: {error}"));
-        }
+        run.report.writable = Some(written);
     }
 }
 
 /// One run under way.
 struct Run {
     report: Report,
-    /// Something went wrong that had not before.
-    fresh: bool,
     now: Monotonic,
 }
 

@@ -69,6 +69,41 @@ fn a_backend_that_was_written_without_its_name_is_written_again() {
     assert_eq!(run(store, at(12)).1, 0, "nothing is left to write");
 }
 
+/// An agent that was killed between the new entry and the end of the old record leaves two live records of one address.
+#[test]
+fn of_two_live_records_the_one_that_slots_lead_to_goes_on() {
+    let pod = |uid: &str| {
+        let text = format!("[10.0.0.1], targetRef: {{kind: Pod, name: {uid}, uid: {uid}}}");
+        snapshot(&WEB.replace("[10.0.0.1]", &text))
+    };
+    let facts = NodeFacts::default();
+    let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::default(), at(10)).unwrap();
+    let id = |id| BackendId { family: crate::model::Family::V4, id };
+    // Ids 1 and 2 are taken, and 1 is free again: the pod that follows the one with 2 gets it.
+    let other = WEB.replace("web", "db").replace("10.96.0.1", "10.96.0.2").replace("10.0.0.1", "10.0.0.9");
+    programmer.sync(&snapshot(&other), &facts, at(10));
+    let mut both = pod("a");
+    both.services.extend(snapshot(&other).services);
+    both.slices.extend(snapshot(&other).slices);
+    programmer.sync(&both, &facts, at(11));
+    assert_eq!(programmer.store().backends[&id(2)].address, "10.0.0.1:80".parse().unwrap());
+    programmer.sync(&pod("a"), &facts, at(12));
+    for seconds in [50, 120] {
+        programmer.tick(at(seconds));
+    }
+    let before = programmer.store().backends[&id(2)];
+    programmer.sync(&pod("b"), &facts, at(130));
+    assert_eq!(programmer.store().backends[&id(1)].address, before.address);
+    let mut store = programmer.into_store();
+    store.backends.insert(id(2), before);
+    let mut restarted = Programmer::restore(store, PlanSettings::default(), at(140)).unwrap();
+    let served = restarted.store().dump();
+    restarted.sync(&pod("b"), &facts, at(140));
+    let state = |programmer: &Programmer<MemoryStore>, number| programmer.store().backends[&id(number)].state;
+    let (active, gone) = (lb_common::abi::backend_state::ACTIVE, lb_common::abi::backend_state::GONE);
+    assert_eq!([state(&restarted, 1), state(&restarted, 2)], [active, gone], "{served}");
+}
+
 #[test]
 fn nothing_happens_before_the_first_snapshot_however_old_the_deadlines() {
     let mut programmer = programmed();
@@ -140,8 +175,8 @@ fn the_age_of_the_oldest_drain_is_told_also_when_it_is_overdue() {
 #[test]
 fn a_failure_comes_again_after_a_pause_that_doubles() {
     let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::default(), at(10)).unwrap();
-    // The name and the address, seven times each.
-    programmer.store_mut().failures = vec![0; 14];
+    // The name, the address and the note, seven times each.
+    programmer.store_mut().failures = vec![0; 21];
     let report = programmer.sync(&snapshot(WEB), &NodeFacts::default(), at(10));
     assert_eq!(
         report.failures,
@@ -161,12 +196,55 @@ fn a_failure_comes_again_after_a_pause_that_doubles() {
     assert_eq!(programmer.store().programmed, Some((4, now.to_tenths())));
 }
 
+/// Whatever changes meanwhile.
+#[test]
+fn a_subject_that_can_never_be_written_delays_no_other_and_is_tried_ever_more_rarely() {
+    let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::default(), at(10)).unwrap();
+    programmer.store_mut().broken = [std::net::IpAddr::from([10, 96, 0, 1])].into();
+    let (mut failed, mut passes) = (0, 0);
+    for tenth in 0..1_200 {
+        let now = at(10) + Duration::from_millis(100 * tenth);
+        let other = WEB.replace("web", "db").replace("10.96.0.1", "10.96.0.2");
+        let other = other.replace("10.0.0.1", &format!("10.0.1.{}", 1 + tenth % 200));
+        let mut both = snapshot(&format!("{WEB}---{other}"));
+        both.revision = 5 + tenth;
+        let report = programmer.sync(&both, &NodeFacts::default(), now);
+        failed += report.failed_writes;
+        passes += 1;
+        assert!(programmer.store().dump().contains(&format!("-> 10.0.1.{}:80", 1 + tenth % 200)), "{passes}");
+        assert_eq!((report.failing, report.failures.len()), (2, 2), "the service and its address");
+        assert!(report.failures[0].contains("Service default/web:80/TCP: write frontend"), "{report:?}");
+        assert_ne!(report.writable.map(|written| written.is_ok()), Some(false), "others are written");
+    }
+    // After 0, 1, 3, 7, 15, 31, 61 and 91 s, each time the service and its address.
+    assert_eq!(failed, 16);
+    programmer.store_mut().broken.clear();
+    let report = programmer.tick(at(10) + Duration::from_secs(121));
+    assert_eq!((report.failing, programmer.store().frontends.len()), (0, 2));
+}
+
+/// The note of the revision tells it: where it cannot be written, nothing can.
+#[test]
+fn tables_that_cannot_be_written_at_all_are_told_from_one_subject() {
+    let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::default(), at(10)).unwrap();
+    programmer.store_mut().broken = [std::net::IpAddr::from([10, 96, 0, 1])].into();
+    assert_eq!(programmer.sync(&snapshot(WEB), &NodeFacts::default(), at(10)).writable, Some(Ok(())));
+    let report = programmer.tick(at(11));
+    assert_eq!((report.failed_writes, report.writable), (2, Some(Ok(()))), "the note is written");
+    programmer.store_mut().failures = vec![0; 9];
+    let report = programmer.tick(at(13));
+    assert_eq!(report.writable, Some(Err("noting the revision: told to fail".to_owned())));
+    programmer.store_mut().failures.clear();
+    programmer.store_mut().broken.clear();
+    assert_eq!(programmer.tick(at(17)).writable, Some(Ok(())));
+}
+
 #[test]
 fn tables_that_are_not_complete_are_not_noted_as_programmed() {
     let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::default(), at(10)).unwrap();
     programmer.store_mut().failures = vec![2];
     programmer.sync(&snapshot(WEB), &NodeFacts::default(), at(10));
-    assert_eq!(programmer.store().programmed, None);
+    assert_eq!(programmer.store().programmed.map(|(revision, _)| revision), Some(0), "what was noted before");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use lb_common::abi::backend_state;
 
+use super::pending::Pending;
 use crate::{
     model::{Monotonic, Refusal},
     plan::{Book, DrainEnds},
@@ -16,10 +17,18 @@ pub struct Report {
     pub revision: u64,
     /// How many operations were carried out.
     pub writes: usize,
-    /// Frontends that are taken, and changes that a table has no room for. The others are served.
+    /// How many operations failed in this run.
+    pub failed_writes: usize,
+    /// Whether the tables can be written at all, whatever becomes of one subject; `None`: this run does not tell.
+    pub writable: Option<Result<(), String>>,
+    /// Changes that a table has no room for, then frontends that are taken; at most [`Report::LISTED`]. The others are served.
     pub refusals: Vec<Refusal>,
-    /// What failed, and is tried again by itself.
+    /// How many refusals there are.
+    pub refused: usize,
+    /// What failed, in this run or before, and is tried again by itself; at most [`Report::LISTED`].
     pub failures: Vec<String>,
+    /// How many subjects failed, and are tried again.
+    pub failing: usize,
     /// Service ports in the tables.
     pub services: usize,
     pub backends: BackendCounts,
@@ -41,6 +50,17 @@ pub struct BackendCounts {
 }
 
 impl Report {
+    /// So many refusals, and so many failures, are listed by name.
+    pub const LISTED: usize = 1_000;
+
+    /// What is not in the tables. `planned`: refused by the plan.
+    pub(super) fn list(&mut self, pending: &Pending, planned: &[Refusal]) {
+        self.refusals = pending.refusals().chain(planned).take(Self::LISTED).cloned().collect();
+        self.refused = pending.refused() + planned.len();
+        self.failures = pending.failures().take(Self::LISTED).cloned().collect();
+        self.failing = pending.failed();
+    }
+
     pub(super) fn describe(&mut self, book: &Book, now: Monotonic) {
         self.services = book.served();
         self.backends = BackendCounts {

@@ -1,21 +1,45 @@
 //! Carries operations out, many changes at a time, in the order that keeps readers safe, and keeps the book true whatever fails.
 
-use std::{fmt, net::IpAddr, time::Duration};
+use std::{collections::BTreeMap, fmt, net::IpAddr, time::Duration};
 
-use super::{Report, Store, StoreError};
+use super::{Report, Store, StoreError, pending::Retry};
 use crate::{
     model::{Monotonic, ObjectName, Protocol},
-    plan::{Book, Op, PortKey},
+    plan::{BackendId, Book, Op, PortKey},
 };
 
 /// How many operations are planned before they are written: enough for full batches, and bounded.
 pub(super) const BATCH: usize = 16_384;
 
-/// What a change is for.
+/// What a change is for: the failure of one is no other's.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Subject {
     Service(PortKey),
     Vip(IpAddr),
+    /// An id or a slot range that is given up.
+    Release(Released),
+    /// The note of what the tables hold.
+    Note,
+}
+
+/// What is given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Released {
+    /// First slot of the range.
+    Slots(u32),
+    Backend(BackendId),
+    Service(u32),
+}
+
+impl Released {
+    pub fn by(op: &Op) -> Option<Self> {
+        match op {
+            Op::ReleaseSlots { range } => Some(Self::Slots(range.base)),
+            Op::FreeBackend { id, .. } => Some(Self::Backend(*id)),
+            Op::ForgetService { id } => Some(Self::Service(*id)),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for Subject {
@@ -23,6 +47,10 @@ impl fmt::Display for Subject {
         match self {
             Self::Service(key) => write!(f, "Service {key}"),
             Self::Vip(address) => write!(f, "address {address}"),
+            Self::Release(Released::Slots(base)) => write!(f, "slots from {base}"),
+            Self::Release(Released::Backend(id)) => write!(f, "backend id {}", id.id),
+            Self::Release(Released::Service(id)) => write!(f, "service port {id}"),
+            Self::Note => write!(f, "the note of the revision"),
         }
     }
 }
@@ -32,8 +60,10 @@ impl fmt::Display for Subject {
 pub(super) struct Change {
     pub subject: Subject,
     pub ops: Vec<Op>,
-    /// It failed or found no room before.
-    pub again: bool,
+    /// Whose backends, frontends and so on these are, for the book.
+    pub owner: Option<PortKey>,
+    /// When it was to be tried again, if it failed or found no room before.
+    pub before: Option<Retry>,
 }
 
 /// The tables and the book of them.
@@ -52,10 +82,11 @@ impl<S: Store> Writer<S> {
     }
 
     /// Carries reserved changes out: step by step, all of them together, so that each step is few system calls. A change ends
-    /// at its first failure, as what follows may depend on it; the others go on. Returns the changes that failed.
-    pub fn write(&mut self, changes: Vec<Change>, now: Monotonic, report: &mut Report) -> Vec<Change> {
+    /// at its first failure, as what follows may depend on it; the others go on. Returns the changes that failed, and why.
+    pub fn write(&mut self, changes: Vec<Change>, now: Monotonic, report: &mut Report) -> Vec<(Change, String)> {
         // For each change how far it has come, and whether it goes on.
         let mut state: Vec<(usize, bool)> = vec![(0, true); changes.len()];
+        let mut reasons: BTreeMap<usize, String> = BTreeMap::new();
         while let Some(rank) = next_rank(&changes, &state) {
             let mut step: Vec<(usize, &Op)> = Vec::new();
             for (index, change) in changes.iter().enumerate() {
@@ -70,22 +101,23 @@ impl<S: Store> Writer<S> {
                 state[index].0 += 1;
                 match result {
                     Ok(()) => {
-                        self.record(&change.subject, op, now);
+                        self.record(change.owner.as_ref(), op, now);
                         report.writes += 1;
                     }
                     Err(error) => {
                         self.book.give_up(op);
                         state[index].1 = false;
-                        report.failures.push(format!("{}: {op}: {error}", change.subject));
+                        report.failed_writes += 1;
+                        reasons.entry(index).or_insert_with(|| format!("{}: {op}: {error}", change.subject));
                     }
                 }
             }
         }
         let mut failed = Vec::new();
-        for (change, (done, goes_on)) in changes.into_iter().zip(state) {
-            if !goes_on {
+        for (index, (change, (done, _))) in changes.into_iter().zip(state).enumerate() {
+            if let Some(reason) = reasons.remove(&index) {
                 change.ops[done..].iter().for_each(|op| self.book.give_up(op));
-                failed.push(change);
+                failed.push((change, reason));
             }
         }
         failed
@@ -104,10 +136,10 @@ impl<S: Store> Writer<S> {
         self.book.record(&nobody, free, now, self.grace);
     }
 
-    fn record(&mut self, subject: &Subject, op: &Op, now: Monotonic) {
-        match subject {
-            Subject::Service(key) => self.book.record(key, op, now, self.grace),
-            Subject::Vip(_) => self.book.record_global(op),
+    fn record(&mut self, owner: Option<&PortKey>, op: &Op, now: Monotonic) {
+        match owner {
+            Some(key) => self.book.record(key, op, now, self.grace),
+            None => self.book.record_global(op),
         }
     }
 }

@@ -216,7 +216,7 @@ pub struct Options {
     #[serde(deserialize_with = "stuck_after::deserialize")]
     pub stuck_after: Option<Duration>,
 
-    /// Fail /healthz and /livez once a change cannot be written for this long, 1s to 1h [default: 15s]
+    /// Fail /healthz and /livez once no table can be written for this long, 1s to 1h [default: 15s]
     #[arg(long, value_name = "DURATION", value_parser = behind_after::parse)]
     #[serde(deserialize_with = "behind_after::deserialize")]
     pub behind_after: Option<Duration>,

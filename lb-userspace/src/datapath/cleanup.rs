@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::{
     DatapathError, bpf_link, bpffs, clsact, features,
     lock::{AgentLock, lock_file},
+    net::name_of,
     netlink_thread,
     pins::Pins,
     point::Point,
@@ -78,8 +79,8 @@ async fn remove_filters(mut handle: rtnetlink::Handle, dry_run: bool) -> Result<
             if !dry_run {
                 clsact::detach(&mut handle, ifindex, point).await?;
             }
-            let name = nix::net::if_::if_indextoname(ifindex).ok().and_then(|name| name.into_string().ok());
-            removed.push(format!("{} {point} ({})", name.unwrap_or_else(|| ifindex.to_string()), filter.program));
+            let name = name_of(ifindex).unwrap_or_else(|| ifindex.to_string());
+            removed.push(format!("{name} {point} ({})", filter.program));
         }
     }
     Ok(removed)

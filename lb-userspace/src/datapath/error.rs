@@ -49,8 +49,6 @@ pub enum DatapathError {
         "the pins in {pins} are hidden or removed, so nothing is attached anew; if a file system is mounted over them, run `umount {dir}`, else restart the agent", pins = pins.display(), dir = parent(pins).display()
     )]
     PinsHidden { pins: PathBuf },
-    #[error("--run-dir {run_dir} cannot be used: {source}; choose a folder that can be written", run_dir = run_dir.display())]
-    RunDir { run_dir: PathBuf, source: io::Error },
     #[error("this ballast was built without the eBPF programs; build it by `cargo xtask build`")]
     NoPrograms,
     #[error("the eBPF object in this binary is not usable: {reason}; rebuild it by `cargo xtask build`")]

@@ -17,7 +17,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use super::{
     Datapath, DatapathError, fast_path,
     faults::{self, Fault},
-    net::{Effect, Net, Wanted},
+    net::{Effect, Net, Wanted, name_of},
     programs::{Loading, Outcomes},
     serving, sources,
 };
@@ -160,39 +160,67 @@ impl Datapath {
             self.addresses.extend(present.iter().copied());
         }
         self.absent = self.addresses.difference(&present).copied().collect();
+        let mut troubles = Vec::new();
         // Before programs are attached that need it.
-        let told = self.tell_sources(net, work)?;
+        let (told, trouble) = self.tell_sources(net, work);
+        troubles.extend(trouble.map(|error| error.to_string()));
         for ifindex in self.known(work)? {
-            if !net.contains(ifindex) {
-                self.attacher.forget(ifindex)?;
-                self.unmap(ifindex)?;
+            let left = if !net.contains(ifindex) {
+                self.leave(ifindex)
             } else if work >= Due::Round && !wanted.contains_key(&ifindex) {
                 // Only in a round: an address that a lease takes away for a moment takes no program away.
-                self.attacher.release(handle, ifindex).await?;
-                self.unmap(ifindex)?;
-            }
+                self.release(handle, ifindex).await
+            } else {
+                Ok(())
+            };
+            troubles.extend(left.err().map(|error| format!("interface {ifindex}: {error}")));
         }
         for link in wanted.values() {
-            self.map(link)?;
-            self.attacher.ensure(handle, &self.kernel, link).await;
+            match self.map(link) {
+                Ok(()) => self.attacher.ensure(handle, &self.kernel, link).await,
+                Err(error) => troubles.push(format!("{}: {error}", link.name)),
+            }
             // Each attachment waits for an RCU grace period: let others run in between.
             tokio::task::yield_now().await;
         }
         self.senders = serving::senders(&wanted, &self.attacher);
         self.hands_over = fast_path::links(&wanted, &self.attacher);
         self.outlets = fast_path::outlets(&wanted, &self.attacher);
-        wanted.values().try_for_each(|link| self.map(link))?;
+        for link in wanted.values() {
+            // One that failed above is told already.
+            let _ = self.map(link);
+        }
         self.served = serving::served(&wanted, &self.attacher);
         let surroundings = self.surroundings.1.borrow().clone();
         self.warnings.1 = serving::warnings(&wanted, &net.candidates(), &told, &surroundings, serving::forwards);
         self.keep_faults(faults);
         self.names = wanted.into_iter().map(|(ifindex, link)| (ifindex, (link.name, link.role))).collect();
+        for new in troubles.iter().filter(|trouble| !self.troubles.contains(trouble)) {
+            tracing::warn!("tried again in the next round: {new}");
+        }
+        self.troubles = troubles;
         self.load_missing()?;
         self.publish(None);
         if self.later.is_none() {
             self.kernel.program_pins.remove_others();
         }
         self.look_for_skipped(handle).await
+    }
+
+    /// Gives up what is kept of an interface that is gone. One that is there, though no list names it, could not be read from a list:
+    /// its programs stay.
+    fn leave(&mut self, ifindex: u32) -> Result<(), DatapathError> {
+        if name_of(ifindex).is_some() {
+            let reason = "the kernel's list does not name it, though it is there; its programs stay".to_owned();
+            return Err(DatapathError::Netlink { action: "list the interfaces".to_owned(), reason });
+        }
+        self.attacher.forget(ifindex)?;
+        self.unmap(ifindex)
+    }
+
+    async fn release(&mut self, handle: &mut Handle, ifindex: u32) -> Result<(), DatapathError> {
+        self.attacher.release(handle, ifindex).await?;
+        self.unmap(ifindex)
     }
 
     /// Opens the fast path, or closes it, as what it would skip has come or gone.
@@ -209,8 +237,10 @@ impl Datapath {
     }
 
     /// Tells the programs who clients are and who stands in for them; in a round the tables are looked at first.
-    fn tell_sources(&mut self, net: &Net, work: Due) -> Result<sources::Wanted, DatapathError> {
-        let faults = if work >= Due::Round { self.sources.look(true)? } else { Vec::new() };
+    /// What has no room there is left out, and keeps nothing else from being done.
+    fn tell_sources(&mut self, net: &Net, work: Due) -> (sources::Wanted, Option<DatapathError>) {
+        let looked = if work >= Due::Round { self.sources.look(true) } else { Ok(Vec::new()) };
+        let (faults, unread) = looked.map_or_else(|error| (Vec::new(), Some(error)), |faults| (faults, None));
         let wanted = sources::wanted(
             &net.candidates(),
             &self.addresses,
@@ -220,11 +250,11 @@ impl Datapath {
             &self.surroundings.1.borrow_and_update().clone(),
             &self.sources.held(),
         );
-        self.sources.set(&wanted)?;
+        let unwritten = self.sources.set(&wanted).err();
         for fault in faults {
             self.keep_fault(Fault { is_repaired: true, ..fault });
         }
-        Ok(wanted)
+        (wanted, unread.or(unwritten))
     }
 
     fn map(&mut self, wanted: &Wanted) -> Result<(), DatapathError> {

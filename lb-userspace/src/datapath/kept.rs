@@ -54,23 +54,29 @@ impl<I: Clone + Ord, K: Pod, V: Pod + PartialEq> Kept<I, K, V> {
         Ok(())
     }
 
-    /// What is new comes before what is old goes.
+    /// What is new comes before what is old goes. An element that fails keeps no other one out; the first failure is returned.
     fn set(&mut self, wanted: impl Iterator<Item = (I, V)>) -> Result<(), DatapathError> {
         let mut old: BTreeMap<I, V> = self.held.clone();
+        let mut failure = None;
         for (id, value) in wanted {
             if old.remove(&id) != Some(value) {
                 let Some(key) = (self.key)(&id) else { continue };
-                self.table.put(&key, &value).map_err(self.failed("write"))?;
-                self.held.insert(id, value);
+                match self.table.put(&key, &value) {
+                    Ok(()) => drop(self.held.insert(id, value)),
+                    Err(error) => drop(failure.get_or_insert_with(|| self.failed("write")(error))),
+                }
             }
         }
         for id in old.into_keys() {
-            if let Some(key) = (self.key)(&id) {
-                self.table.remove(&key).map_err(self.failed("delete from"))?;
+            if let Some(key) = (self.key)(&id)
+                && let Err(error) = self.table.remove(&key)
+            {
+                failure.get_or_insert_with(|| self.failed("delete from")(error));
+                continue;
             }
             self.held.remove(&id);
         }
-        Ok(())
+        failure.map_or(Ok(()), Err)
     }
 
     fn failed(&self, action: &str) -> impl FnOnce(io::Error) -> DatapathError + use<I, K, V> {
@@ -132,21 +138,22 @@ impl Sources {
         Ok(faults)
     }
 
+    /// All of them, whatever becomes of one; the first failure is returned.
     pub fn set(&mut self, wanted: &Wanted) -> Result<(), DatapathError> {
         let networks = |is_v4: bool| {
             let family = wanted.networks.iter().filter(move |(network, _)| network.addr().is_ipv4() == is_v4);
             family.map(|(network, flags)| (*network, Network { flags: *flags }))
         };
-        self.networks4.set(networks(true))?;
-        self.networks6.set(networks(false))?;
-        self.masquerade4.set(wanted.masquerade4.iter().filter_map(|(ifindex, all)| {
+        let networks = [self.networks4.set(networks(true)), self.networks6.set(networks(false))];
+        let masquerade4 = self.masquerade4.set(wanted.masquerade4.iter().filter_map(|(ifindex, all)| {
             let all: Vec<[u8; 4]> = all.iter().map(std::net::Ipv4Addr::octets).collect();
             all.split_first().map(|(first, others)| (*ifindex, Masquerade::new(*first, others)))
-        }))?;
-        self.masquerade6.set(wanted.masquerade6.iter().filter_map(|(ifindex, all)| {
+        }));
+        let masquerade6 = self.masquerade6.set(wanted.masquerade6.iter().filter_map(|(ifindex, all)| {
             let all: Vec<[u8; 16]> = all.iter().map(std::net::Ipv6Addr::octets).collect();
             all.split_first().map(|(first, others)| (*ifindex, Masquerade::new(*first, others)))
-        }))
+        }));
+        networks.into_iter().chain([masquerade4, masquerade6]).collect()
     }
 }
 

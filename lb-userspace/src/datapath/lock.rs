@@ -35,7 +35,7 @@ impl AgentLock {
     /// Takes all three, or names who holds one. Of the folders, those are locked that are given; `pins` must exist.
     pub fn take(run_dir: Option<&Path>, pins: Option<&Path>) -> Result<Self, DatapathError> {
         Ok(Self {
-            _run_dir: run_dir.map(lock_run_dir).transpose()?,
+            _run_dir: run_dir.map(lock_run_dir).transpose()?.flatten(),
             _pins: pins.map(lock_pins).transpose()?,
             _namespace: lock_namespace()?,
         })
@@ -56,17 +56,25 @@ pub(super) fn lock_file(run_dir: &Path) -> PathBuf {
     run_dir.join(LOCK_FILE)
 }
 
-fn lock_run_dir(run_dir: &Path) -> Result<Flock<File>, DatapathError> {
-    let unusable = |source| DatapathError::RunDir { run_dir: run_dir.to_owned(), source };
-    fs::create_dir_all(run_dir).map_err(unusable)?;
+/// `None`: the folder cannot be used. The other locks keep a second agent out, and a full or broken run folder none from starting.
+fn lock_run_dir(run_dir: &Path) -> Result<Option<Flock<File>>, DatapathError> {
     let path = lock_file(run_dir);
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-    let file = file.map_err(unusable)?;
+    let open = || OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+    let file = match fs::create_dir_all(run_dir).and_then(|()| open()) {
+        Ok(file) => file,
+        Err(error) => {
+            tracing::warn!("{} is not locked: {error}; make room there, or choose another --run-dir", path.display());
+            return Ok(None);
+        }
+    };
     let mut lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
         .map_err(|_| DatapathError::Locked { what: path.display().to_string(), holder: holder_in(run_dir) })?;
+    // It only informs: a full file system must not keep an agent from starting.
     let written = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
-    written.map_err(unusable)?;
-    Ok(lock)
+    if let Err(error) = written {
+        tracing::warn!("{} does not name this agent's process: {error}", path.display());
+    }
+    Ok(Some(lock))
 }
 
 fn lock_pins(pins: &Path) -> Result<Flock<File>, DatapathError> {
@@ -131,10 +139,24 @@ mod tests {
     fn the_second_agent_names_the_first() {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let first = lock_run_dir(dir.path()).expect("free");
+        assert!(first.is_some());
         let error = lock_run_dir(dir.path()).expect_err("held").to_string();
         assert!(error.contains(&format!("(pid {})", std::process::id())), "{error}");
         drop(first);
         lock_run_dir(dir.path()).expect("free again");
+    }
+
+    #[test]
+    fn a_run_folder_that_cannot_be_used_keeps_no_agent_from_starting() {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let file = dir.path().join("file");
+        fs::write(&file, "").expect("writable");
+        assert!(lock_run_dir(&file.join("below")).expect("no error").is_none(), "no folder can be made there");
+        // The pid only informs: /dev/full takes no byte.
+        let full = dir.path().join("full");
+        fs::create_dir(&full).expect("writable");
+        std::os::unix::fs::symlink("/dev/full", full.join(LOCK_FILE)).expect("writable");
+        lock_run_dir(&full).expect("the lock is taken all the same");
     }
 
     #[test]

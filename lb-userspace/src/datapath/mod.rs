@@ -102,6 +102,8 @@ pub struct Datapath {
     fast_path: fast_path::Switch,
     /// Of this start (source ports, sizes of maps), and of what keeps clients outside from being served.
     warnings: (Vec<String>, Vec<String>),
+    /// What failed in the last settlement, each by itself: it is tried again in the next.
+    troubles: Vec<String>,
     surroundings: (watch::Sender<Surroundings>, watch::Receiver<Surroundings>),
     status: watch::Sender<Status>,
     cgroup: Option<cgroup::CgroupRoot>,
@@ -176,6 +178,7 @@ impl Datapath {
             synced: false,
             links: Vec::new(),
             problems: Vec::new(),
+            node_problems: Vec::new(),
             warnings: Vec::new(),
             source_ports: ports.count,
             fast_path: fast_path.status(),
@@ -197,6 +200,7 @@ impl Datapath {
             outlets,
             fast_path,
             warnings: (ports_warning.into_iter().chain(sizes_warning).collect(), Vec::new()),
+            troubles: Vec::new(),
             surroundings: watch::channel(Surroundings::default()),
             status,
             cgroup,
@@ -280,7 +284,11 @@ impl Datapath {
             link.programs.push(attachment.clone());
         }
         let trouble = trouble.map(ToString::to_string);
-        let problems = trouble.iter().chain(self.attacher.problems.values()).cloned().collect();
+        let is_pods = |ifindex: &u32| self.names.get(ifindex).is_some_and(|(_, role)| *role == point::Role::Pod);
+        let of_node = self.attacher.problems.iter().filter(|((ifindex, _), _)| !is_pods(ifindex));
+        let node_problems: Vec<String> = trouble.iter().chain(of_node.map(|(_, problem)| problem)).cloned().collect();
+        let all = trouble.iter().chain(self.attacher.problems.values()).chain(&self.troubles);
+        let problems = all.cloned().collect();
         self.status.send_if_modified(|status| {
             let synced = status.synced || (trouble.is_none() && self.later.is_none());
             let programs = self.kernel.programs.iter().map(ProgramSize::new).collect();
@@ -288,8 +296,18 @@ impl Datapath {
             let links = links.into_values().collect();
             let warnings = self.warnings.0.iter().chain(&self.warnings.1).cloned().collect();
             let fast_path = self.fast_path.status();
-            let new =
-                Status { addresses, absent, synced, links, problems, warnings, fast_path, programs, ..status.clone() };
+            let new = Status {
+                addresses,
+                absent,
+                synced,
+                links,
+                problems,
+                node_problems,
+                warnings,
+                fast_path,
+                programs,
+                ..status.clone()
+            };
             let changed = *status != new;
             *status = new;
             changed

@@ -192,3 +192,9 @@ fn the_nodes_addresses_are_those_that_others_reach() {
     assert_eq!(net.take(&RouteNetlinkMessage::DelAddress(at("192.0.2.1"))), Effect::Changed);
     assert_eq!(shown(&net), ["2001:db8::1"]);
 }
+
+#[test]
+fn an_index_without_an_interface_has_no_name() {
+    assert_eq!(name_of(1).as_deref(), Some("lo"));
+    assert_eq!(name_of(u32::MAX >> 1), None);
+}

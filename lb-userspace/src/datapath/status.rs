@@ -16,6 +16,7 @@ use super::{
     bpf_link::{BpfLink, LinkFacts, LinkTarget},
     clsact,
     features::TcMechanism,
+    net::name_of,
     netlink_thread,
     pins::Pins,
     point::{Point, Role},
@@ -38,8 +39,10 @@ pub struct Status {
     /// True once every interface was looked at.
     pub synced: bool,
     pub links: Vec<LinkStatus>,
-    /// What could not be attached, and why.
+    /// What could not be attached or written, and why.
     pub problems: Vec<String>,
+    /// Those of them that are the node's: not one pod's link, nor one element of a table.
+    pub node_problems: Vec<String>,
     /// What keeps clients outside from being served.
     pub warnings: Vec<String>,
     /// How many source ports there are for masqueraded flows that cannot keep their client's.
@@ -95,9 +98,8 @@ pub fn read_attached(bpffs: &Path) -> Result<Attached, DatapathError> {
         links.entry(ifindex).or_default().push(attachment);
     }
     let links = links.into_iter().map(|(ifindex, programs)| {
-        let name = nix::net::if_::if_indextoname(ifindex).ok().and_then(|name| name.into_string().ok());
         let role = roles.get(&ifindex).copied();
-        LinkStatus { ifindex, name: name.unwrap_or_default(), role, served: None, programs }
+        LinkStatus { ifindex, name: name_of(ifindex).unwrap_or_default(), role, served: None, programs }
     });
     let sockets = pins.cgroups().into_iter().map(|(_, program)| program);
     Ok(Attached { links: links.collect(), sockets: sockets.collect() })

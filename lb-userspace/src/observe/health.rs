@@ -2,7 +2,8 @@
 //!
 //! `/healthz` is probed by load balancers, so it fails only for this node's own faults: a lost API reddens `/readyz`, or one API
 //! outage would take every node out of every load balancer. `/livez` fails only for what a restart may heal: a runtime that no
-//! longer turns, and writes that fail for long.
+//! longer turns, and tables that cannot be written at all. A subject (a service, an address) whose write fails is that subject's
+//! matter: it is tried again by name, and fails no probe, since a restart would find the same.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,7 +21,7 @@ pub const BEAT: Duration = Duration::from_secs(5);
 pub struct Thresholds {
     /// A runtime that has not turned for this long is stuck: it turns at least every [`BEAT`].
     pub stuck_after: Duration,
-    /// A change that could not be written for this long: several attempts have failed.
+    /// Tables that could not be written at all for this long: several attempts have failed.
     pub behind_after: Duration,
     /// How long the first sync may take where the tables of the agent before serve meanwhile.
     pub first_sync_grace: Duration,
@@ -69,10 +70,10 @@ pub fn dead(report: &Report, since_beat: Duration, thresholds: &Thresholds) -> V
     if since_beat > thresholds.stuck_after {
         faults.push(format!("the agent's runtime has not turned for {} s", since_beat.as_secs()));
     }
-    if let (Some(seconds), Some(error)) = (report.tables.behind_seconds, &report.tables.last_error)
+    if let (Some(seconds), Some(error)) = (report.tables.unwritable_seconds, &report.tables.unwritable)
         && seconds >= thresholds.behind_after.as_secs_f64()
     {
-        faults.push(format!("the tables are behind for {seconds:.0} s: {error}"));
+        faults.push(format!("the tables cannot be written for {seconds:.0} s: {error}"));
     }
     faults
 }
@@ -90,7 +91,7 @@ pub fn own_faults(report: &Report, since_beat: Duration, thresholds: &Thresholds
     if !report.datapath.synced && !in_grace {
         faults.push("interfaces have not been looked at yet".to_owned());
     }
-    faults.extend(report.datapath.problems.iter().map(|problem| format!("not attached: {problem}")));
+    faults.extend(report.datapath.node_problems.iter().map(|problem| format!("not attached: {problem}")));
     if let Some(seconds) = report.source.wedged_seconds {
         faults.push(format!(
             "a watch is dead for {seconds:.0} s, though the API answers other requests: endpoints may be out of date here alone"
@@ -109,12 +110,13 @@ fn has_source_error(report: &Report) -> bool {
     report.source.api_reachable == Some(false) || report.source.last_error.is_some()
 }
 
-/// What makes this node not ready: its own faults, a change that is not written yet, and a stale source.
+/// What makes this node not ready: its own faults, tables that cannot be written, and a stale source.
 pub fn unready(report: &Report, since_beat: Duration, thresholds: &Thresholds) -> Vec<String> {
     let mut faults = own_faults(report, since_beat, thresholds);
-    let behind = report.tables.behind_seconds.is_some_and(|seconds| seconds < thresholds.behind_after.as_secs_f64());
-    if let (true, Some(error)) = (behind, &report.tables.last_error) {
-        faults.push(format!("the tables are behind: {error}"));
+    let limit = thresholds.behind_after.as_secs_f64();
+    let lately = report.tables.unwritable_seconds.is_some_and(|seconds| seconds < limit);
+    if let (true, Some(error)) = (lately, &report.tables.unwritable) {
+        faults.push(format!("the tables cannot be written: {error}"));
     }
     // Not ready from the first moment on, though load balancers need not hear of it yet.
     if !report.tables.synced && !faults.iter().any(|fault| fault.contains("first sync")) {

@@ -74,19 +74,30 @@ fn a_wedged_watch_is_this_nodes_fault() {
 fn own_faults_redden_healthz_but_no_restart_is_asked_for() {
     assert_eq!(answers(&with(|report| report.tables.synced = false)), [false, true, false]);
     assert_eq!(answers(&with(|report| report.datapath.synced = false)), [false, true, false]);
-    assert_eq!(answers(&with(|report| report.datapath.problems = vec!["eth0".into()])), [false, true, false]);
+    assert_eq!(answers(&with(|report| report.datapath.node_problems = vec!["eth0".into()])), [false, true, false]);
 }
 
 #[test]
-fn one_failed_write_is_no_fault_yet_many_are_one_that_a_restart_may_heal() {
-    let behind = |seconds| {
+fn tables_that_cannot_be_written_for_long_are_a_fault_that_a_restart_may_heal() {
+    let unwritable = |seconds| {
         with(|report| {
-            report.tables.last_error = Some("EPERM".into());
-            report.tables.behind_seconds = Some(seconds);
+            report.tables.unwritable = Some("EPERM".into());
+            report.tables.unwritable_seconds = Some(seconds);
         })
     };
-    assert_eq!(answers(&behind(14.0)), [true, true, false]);
-    assert_eq!(answers(&behind(15.0)), [false; 3]);
+    assert_eq!(answers(&unwritable(14.0)), [true, true, false]);
+    assert_eq!(answers(&unwritable(15.0)), [false; 3]);
+}
+
+/// A restart would find the same, and a rollout would wait for it.
+#[test]
+fn one_subject_that_can_never_be_written_fails_no_probe() {
+    let behind = with(|report| {
+        report.tables.last_error = Some("map endpoints4 is full".into());
+        (report.tables.failing, report.tables.behind_seconds) = (1, Some(100_000.0));
+        report.datapath.problems = vec!["the link of one pod".into()];
+    });
+    assert_eq!(answers(&behind), [true; 3]);
 }
 
 #[test]
@@ -148,8 +159,8 @@ fn json_has_the_shape_of_kube_proxys() {
         })
     );
     let mut report = healthy();
-    report.tables.behind_seconds = Some(60.0);
-    report.tables.last_error = Some("EPERM".into());
+    report.tables.unwritable_seconds = Some(60.0);
+    report.tables.unwritable = Some("EPERM".into());
     let before = "2026-11-21T03:59:00Z".parse().expect("valid");
     let (_, body) = answer(Probe::Healthz, &report, QUICK, &THRESHOLDS, now, Some(before));
     let family = serde_json::json!({"lastUpdated": "2026-11-21T03:59:00Z", "healthy": false});
@@ -158,7 +169,7 @@ fn json_has_the_shape_of_kube_proxys() {
         serde_json::json!({
             "lastUpdated": "2026-11-21T03:59:00Z", "currentTime": "2026-11-21T04:00:00Z", "nodeEligible": true,
             "healthy": false, "status": {"IPv4": family, "IPv6": family},
-            "faults": ["the tables are behind for 60 s: EPERM"],
+            "faults": ["the tables cannot be written for 60 s: EPERM"],
         })
     );
     let (_, body) = answer(Probe::Livez, &healthy(), QUICK, &THRESHOLDS, now, None);
@@ -168,8 +179,8 @@ fn json_has_the_shape_of_kube_proxys() {
 #[test]
 fn a_bad_answer_says_when_all_was_well_and_what_is_wrong() {
     let report = with(|report| {
-        report.tables.last_error = Some("map services4: EPERM".into());
-        report.tables.behind_seconds = Some(60.0);
+        report.tables.unwritable = Some("map services4: EPERM".into());
+        report.tables.unwritable_seconds = Some(60.0);
     });
     let (now, before) = (Timestamp::from_second(100).expect("valid"), Timestamp::from_second(40).expect("valid"));
     let (_, body) = answer(Probe::Healthz, &report, QUICK, &THRESHOLDS, now, Some(before));

@@ -111,8 +111,10 @@ pub struct DatapathReport {
     /// Every interface was looked at once.
     pub synced: bool,
     pub links: Vec<LinkReport>,
-    /// What could not be attached, and why.
+    /// What could not be attached or written, and why.
     pub problems: Vec<String>,
+    /// Those of them that are the node's, and fail `/healthz`: not one pod's link, nor one element of a table.
+    pub node_problems: Vec<String>,
     /// What keeps clients outside from being served.
     pub warnings: Vec<String>,
     /// How many source ports there are for masqueraded flows that cannot keep their client's.
@@ -211,6 +213,7 @@ impl DatapathReport {
             synced: status.synced,
             links: status.links.iter().map(LinkReport::from).collect(),
             problems: status.problems.clone(),
+            node_problems: status.node_problems.clone(),
             warnings: status.warnings.clone(),
             source_ports: status.source_ports,
             fast_path: FastPathReport {

@@ -1,6 +1,11 @@
 //! What the slots of a set hold: its backends once each, as often as their weights ask, or as a Maglev table.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    cmp::Reverse,
+    collections::BinaryHeap,
+    iter,
+    net::{IpAddr, SocketAddr},
+};
 
 use super::BackendId;
 use crate::model::{MAGLEV_SIZES, Scheduler};
@@ -40,7 +45,8 @@ pub(super) fn layout(
             if shares.iter().sum::<u64>() > limit.into() { once() } else { weighted(&shares) }
         }
         Scheduler::Maglev => {
-            table_size(count(members), maglev_size, limit).map_or_else(once, |size| maglev(members, size))
+            let size = maglev_slots(scheduler, maglev_size, Some(limit), count(members));
+            size.map_or_else(once, |size| maglev(members, size))
         }
         Scheduler::Random | Scheduler::RoundRobin | Scheduler::LeastConnections | Scheduler::SourceHash => once(),
     }
@@ -54,6 +60,17 @@ pub(super) fn size(scheduler: Scheduler, maglev_size: Option<u32>, weights: &[u1
         Scheduler::Maglev => table_size(members, maglev_size, u32::MAX).unwrap_or(members),
         Scheduler::Random | Scheduler::RoundRobin | Scheduler::LeastConnections | Scheduler::SourceHash => members,
     }
+}
+
+/// How many slots [`layout`] fills where it is a Maglev table: this is known before the work is done. `None`: it is none.
+pub(super) fn maglev_slots(
+    scheduler: Scheduler,
+    maglev_size: Option<u32>,
+    limit: Option<u32>,
+    members: u32,
+) -> Option<u32> {
+    let is_table = scheduler == Scheduler::Maglev;
+    is_table.then(|| table_size(members, maglev_size, limit.unwrap_or(u32::MAX))).flatten()
 }
 
 fn count(members: &[Member]) -> u32 {
@@ -101,37 +118,58 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
+/// So many looks at slots are made for each slot of a table, on the average, before the rest is given away in order. Addresses that
+/// nobody chose for it need about as many as the natural logarithm of the size, at most 12; some that are chosen to prefer the same slots
+/// would need as many as there are endpoints.
+const LOOKS_EACH: u64 = 64;
+
 /// The table of section 3.4 of "Maglev: A Fast and Reliable Software Network Load Balancer" (NSDI 2016): each backend has an order of
 /// its own in which it prefers the slots, and in turn takes the first one that is free. With weights, a backend has a turn in as
 /// many rounds as its share of the largest weight.
+///
+/// Costs about as many steps as there are slots, whatever the weights and the addresses.
 fn maglev(members: &[Member], size: u32) -> Vec<u32> {
     const FREE: u32 = u32::MAX;
     let mut preferences: Vec<Preference> = members.iter().map(|member| Preference::new(member.address, size)).collect();
-    let largest = members.iter().map(|member| u64::from(member.weight)).max().unwrap_or(1).max(1);
     let mut table = vec![FREE; size as usize];
-    let mut left = size;
-    for round in 0_u64.. {
-        for ((index, preference), member) in (0..).zip(&mut preferences).zip(members) {
-            let weight = u64::from(member.weight.max(1));
-            // In the first round everybody has one.
-            if ((round + 1) * weight).div_ceil(largest) == (round * weight).div_ceil(largest) {
-                continue;
+    let mut looks = LOOKS_EACH * u64::from(size);
+    let mut turns = turns(members).take(size as usize);
+    while looks > u64::from(size) {
+        let Some(index) = turns.next() else { return table };
+        let preference = &mut preferences[index as usize];
+        // There is a free one: every slot comes up once in `size` steps, as the size is a prime.
+        let slot = loop {
+            looks = looks.saturating_sub(1);
+            let slot = preference.next(size) as usize;
+            if table[slot] == FREE {
+                break slot;
             }
-            // There is a free one: every slot comes up once in `size` steps, as the size is a prime.
-            let slot = loop {
-                let slot = preference.next(size) as usize;
-                if table[slot] == FREE {
-                    break slot;
-                }
-            };
-            table[slot] = index;
-            left -= 1;
-            if left == 0 {
-                return table;
-            }
-        }
+        };
+        table[slot] = index;
+    }
+    for (slot, index) in table.iter_mut().filter(|slot| **slot == FREE).zip(turns) {
+        *slot = index;
     }
     table
+}
+
+/// Whose turn it is, without end. In round 0 everybody has one; turn `k` of a backend comes in round `k * largest weight / its weight`,
+/// rounded down. Within a round they come in their order.
+fn turns(members: &[Member]) -> Box<dyn Iterator<Item = u32>> {
+    let weights: Vec<u64> = members.iter().map(|member| u64::from(member.weight.max(1))).collect();
+    let largest = weights.iter().copied().max().unwrap_or(1);
+    if weights.iter().all(|weight| *weight == largest) {
+        return Box::new((0..count(members)).cycle());
+    }
+    // The next turn of each: its round, index and number.
+    let mut next: BinaryHeap<Reverse<(u64, u32, u64)>> =
+        (0..count(members)).map(|index| Reverse((0, index, 0))).collect();
+    Box::new(iter::from_fn(move || {
+        let mut first = next.peek_mut()?;
+        let Reverse((_, index, number)) = *first;
+        *first = Reverse(((number + 1) * largest / weights[index as usize], index, number + 1));
+        Some(index)
+    }))
 }
 
 /// The order in which a backend prefers the slots.

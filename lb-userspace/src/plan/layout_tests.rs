@@ -176,6 +176,59 @@ fn a_maglev_table_depends_on_addresses_alone() {
     assert_eq!([hash(all[0].address, 1), hash(v6.address, 2)], [3_080_609_160_294_617_583, 2_862_679_566_384_487_836]);
 }
 
+/// The table as the paper's rounds make it, with the cumulated weights of Katran and Envoy: each round asks everybody.
+fn by_rounds(members: &[Member], size: u32) -> Vec<u32> {
+    let mut preferences: Vec<Preference> = members.iter().map(|member| Preference::new(member.address, size)).collect();
+    let largest = members.iter().map(|member| u64::from(member.weight)).max().unwrap();
+    let mut table: Vec<Option<u32>> = vec![None; size as usize];
+    for round in 0_u64.. {
+        for ((index, preference), member) in (0..).zip(&mut preferences).zip(members) {
+            let weight = u64::from(member.weight);
+            if ((round + 1) * weight).div_ceil(largest) == (round * weight).div_ceil(largest) {
+                continue;
+            }
+            if table.iter().all(Option::is_some) {
+                return table.into_iter().flatten().collect();
+            }
+            let slot = std::iter::repeat_with(|| preference.next(size) as usize).find(|slot| table[*slot].is_none());
+            table[slot.unwrap()] = Some(index);
+        }
+    }
+    unreachable!("there is always another round")
+}
+
+/// There are as many turns as slots, whatever the weights: asking everybody in each round took 65 million.
+#[test]
+fn weights_that_differ_most_take_as_many_turns_as_equal_ones() {
+    let mut unequal = members(1000);
+    unequal[0].weight = 1000;
+    let counts = slots_each(&layout(Scheduler::Maglev, Some(131_071), None, &unequal), unequal.len());
+    // 65.57 slots for each unit of weight, and in the last, broken cycle of rounds everybody comes first.
+    assert!((65_000..65_700).contains(&counts[0]), "{}", counts[0]);
+    assert!(counts[1..].iter().all(|count| (65..=66).contains(count)));
+    assert_eq!(turns(&unequal).take(131_071).filter(|index| *index == 0).count(), counts[0]);
+}
+
+/// Whoever chooses addresses so that all of them prefer the same slots makes the table worse, not the work more.
+#[test]
+fn endpoints_that_prefer_the_same_slots_have_their_shares_all_the_same() {
+    let same = vec![member(1, 1); 600];
+    let slots = layout(Scheduler::Maglev, Some(16_381), None, &same);
+    let counts = slots_each(&slots, same.len());
+    assert!(counts.iter().all(|count| (27..=28).contains(count)), "{counts:?}");
+}
+
+proptest! {
+    #![proptest_config(lb_seed::property(file!(), 32))]
+
+    /// Tables of nodes with a build before this one are the same.
+    #[test]
+    fn turns_are_those_of_the_rounds(weights in prop::collection::vec(1_u16..=1000, 1..40)) {
+        let members: Vec<Member> = (0..).zip(&weights).map(|(index, weight)| member(index, *weight)).collect();
+        prop_assert_eq!(layout(Scheduler::Maglev, Some(251), None, &members), by_rounds(&members, 251));
+    }
+}
+
 proptest! {
     #![proptest_config(lb_seed::property(file!(), 12))]
 

@@ -1,6 +1,9 @@
 //! The book of a restarted agent, from what the tables hold: ids, generations, ranges, states and deadlines go on.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use ipnet::IpNet;
 use lb_common::abi::{self, backend_state};
@@ -115,6 +118,7 @@ fn use_of(entry: &abi::Service) -> Use {
 /// The book of tables with this content. Ranges that no frontend leads to are free: a restart takes longer than any program
 /// that may still read one.
 pub fn restore(capacities: Capacities, loaded: Loaded) -> Book {
+    let led_to = led_to(&loaded);
     let mut book = Book::new(capacities);
     for (id, name) in loaded.names {
         // One that is there twice was not written by us twice: the second is nobody's.
@@ -130,7 +134,10 @@ pub fn restore(capacities: Capacities, loaded: Loaded) -> Book {
     for (frontend, entry) in loaded.frontends {
         book.put_frontend(frontend, entry, use_of(&entry), &nameless(entry.id));
     }
-    for (id, record) in loaded.backends {
+    // Of two records of one address, new flows go to the one that slots lead to: an agent that was killed may have left both. It comes
+    // last, so that it is the one that counts; else the one with the higher id does.
+    let (led, others): (Vec<_>, Vec<_>) = loaded.backends.into_iter().partition(|(id, _)| led_to.contains(id));
+    for (id, record) in others.into_iter().chain(led) {
         if record.state == backend_state::FREE {
             book.put_free_generation(id, record.generation);
         } else {
@@ -148,6 +155,21 @@ pub fn restore(capacities: Capacities, loaded: Loaded) -> Book {
     }
     book.config = loaded.config;
     book
+}
+
+/// The backends that slots lead to which frontends lead to.
+fn led_to(loaded: &Loaded) -> BTreeSet<BackendId> {
+    let slots: BTreeMap<Range, &Vec<abi::Slot>> = loaded.slots.iter().map(|(range, slots)| (*range, slots)).collect();
+    let ranges = loaded.frontends.iter().flat_map(|(frontend, entry)| {
+        let family = Family::of(frontend.address);
+        ranges_of(entry).into_iter().map(move |range| (family, range, entry))
+    });
+    let led = ranges.filter_map(|(family, range, entry)| Some((family, slots.get(&range)?, entry)));
+    led.flat_map(|(family, slots, entry)| {
+        let own = slots.iter().filter(|slot| (slot.service, slot.generation) == (entry.id, entry.generation));
+        own.map(move |slot| BackendId { family, id: slot.backend })
+    })
+    .collect()
 }
 
 fn key_of(name: &abi::ServiceName) -> Option<PortKey> {

@@ -1,8 +1,9 @@
 //! The source `file`: Kubernetes YAML in one file or in a folder, read again whenever it changes.
 
+mod reading;
+
 use std::{
-    collections::BTreeMap,
-    fs, io,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -15,6 +16,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+use self::reading::{Reader, Texts};
 use super::{
     Source, SourceError, SourceStatus, convert,
     manifest::{self, Object},
@@ -30,6 +32,9 @@ const SETTLE_READS: usize = 50;
 /// may be replaced as a whole. Each reading proves that the tables hold what the file says.
 const REREAD: Duration = Duration::from_secs(2);
 
+/// So many errors of one reading reach the log.
+const ERRORS_LOGGED: usize = 20;
+
 /// Follows the file or folder `path` until `stop` is cancelled. Of its Nodes the one named `node_name` counts, of the annotations of its
 /// Services those that are `allowed`.
 pub fn spawn(path: PathBuf, node_name: String, allowed: AllowedAnnotations, stop: CancellationToken) -> Source {
@@ -37,7 +42,16 @@ pub fn spawn(path: PathBuf, node_name: String, allowed: AllowedAnnotations, stop
     let (snapshots_to, snapshots) = watch::channel(None);
     let (status_to, status) = watch::channel(SourceStatus { kind: "file", origin, ..SourceStatus::default() });
     let task = tokio::spawn(async move {
-        let follow = Follow { path, node_name, allowed, read: None, snapshots: snapshots_to, status: status_to };
+        let follow = Follow {
+            path,
+            node_name,
+            allowed,
+            reader: Reader::default(),
+            read: None,
+            known: BTreeMap::new(),
+            snapshots: snapshots_to,
+            status: status_to,
+        };
         tokio::select! {
             () = stop.cancelled() => {}
             () = follow.run() => {}
@@ -46,15 +60,15 @@ pub fn spawn(path: PathBuf, node_name: String, allowed: AllowedAnnotations, stop
     Source { snapshots, status, task }
 }
 
-/// The text of every file, by path.
-type Texts = BTreeMap<PathBuf, String>;
-
 struct Follow {
     path: PathBuf,
     node_name: String,
     allowed: AllowedAnnotations,
+    reader: Reader,
     /// What was read last, good or bad.
     read: Option<Texts>,
+    /// What each file held when it was last good, and since.
+    known: BTreeMap<PathBuf, Vec<Object>>,
     snapshots: watch::Sender<Option<Arc<Snapshot>>>,
     status: watch::Sender<SourceStatus>,
 }
@@ -78,7 +92,7 @@ impl Follow {
             Ok(texts) => texts,
             Err(error) => {
                 self.read = None;
-                return self.fail(&error);
+                return self.fail(&error.to_string());
             }
         };
         if self.read.as_ref() == Some(&texts) {
@@ -91,35 +105,32 @@ impl Follow {
             });
             return;
         }
-        match load(&texts, &self.node_name, &self.allowed) {
-            Ok(loaded) => self.publish(&loaded),
-            Err(error) => self.fail(&error),
+        let loaded = load(&texts, &mut self.known, &self.node_name, &self.allowed);
+        let nothing_known = self.known.values().all(Vec::is_empty) && self.snapshots.borrow().is_none();
+        match loaded.errors.first() {
+            // Nothing at all is known: an empty snapshot would be taken for the truth.
+            Some(error) if nothing_known => self.fail(error),
+            _ => self.publish(&loaded),
         }
         self.read = Some(texts);
     }
 
     /// What is new is believed when it has stood still for a moment: a file that is just being written is empty at first, and
     /// an empty file is the truth.
-    async fn read_settled(&self) -> Result<Texts, SourceError> {
-        let mut texts = self.read_once().await?;
+    async fn read_settled(&mut self) -> Result<Texts, SourceError> {
+        let mut texts = self.reader.read(&self.path).await?;
         for _ in 0..SETTLE_READS {
             if self.read.as_ref() == Some(&texts) {
                 break;
             }
             sleep(DEBOUNCE).await;
-            let again = self.read_once().await?;
+            let again = self.reader.read(&self.path).await?;
             if again == texts {
                 break;
             }
             texts = again;
         }
         Ok(texts)
-    }
-
-    async fn read_once(&self) -> Result<Texts, SourceError> {
-        let path = self.path.clone();
-        let unreadable = |source| SourceError::Unreadable { path: self.path.display().to_string(), source };
-        tokio::task::spawn_blocking(move || read(&path)).await.map_err(|error| unreadable(io::Error::other(error)))?
     }
 
     fn publish(&self, loaded: &Loaded) {
@@ -135,19 +146,21 @@ impl Follow {
             status.synced = true;
             status.revision = revision;
             status.last_proof.insert("file", Instant::now());
-            status.last_error = None;
+            for error in loaded.errors.iter().take(ERRORS_LOGGED) {
+                tracing::error!(source = "file", "{error}");
+            }
+            status.last_error = loaded.error();
             status.refusals = refusals;
             status.notes.clone_from(&loaded.notes);
         });
     }
 
-    fn fail(&self, error: &SourceError) {
-        let text = error.to_string();
+    fn fail(&self, error: &str) {
         self.status.send_if_modified(|status| {
-            let new = status.last_error.as_ref() != Some(&text);
+            let new = status.last_error.as_deref() != Some(error);
             if new {
-                tracing::error!(source = "file", "{text}");
-                status.last_error = Some(text);
+                tracing::error!(source = "file", "{error}");
+                status.last_error = Some(error.to_owned());
             }
             new
         });
@@ -183,33 +196,6 @@ fn watch_folder(path: &Path, changed: mpsc::Sender<()>) -> Option<notify::Recomm
         .ok()
 }
 
-fn read(path: &Path) -> Result<Texts, SourceError> {
-    let unreadable =
-        |path: &Path, source: io::Error| SourceError::Unreadable { path: path.display().to_string(), source };
-    let mut texts = Texts::new();
-    let mut paths = vec![path.to_owned()];
-    if fs::metadata(path).map_err(|error| unreadable(path, error))?.is_dir() {
-        paths.clear();
-        for entry in fs::read_dir(path).map_err(|error| unreadable(path, error))? {
-            let found = entry.map_err(|error| unreadable(path, error))?.path();
-            if is_manifest(&found) {
-                paths.push(found);
-            }
-        }
-    }
-    for path in paths {
-        let text = fs::read_to_string(&path).map_err(|error| unreadable(&path, error))?;
-        texts.insert(path, text);
-    }
-    Ok(texts)
-}
-
-fn is_manifest(path: &Path) -> bool {
-    let hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
-    let known = path.extension().is_some_and(|end| ["yaml", "yml", "json"].iter().any(|known| end == *known));
-    known && !hidden && !path.is_dir()
-}
-
 /// The objects of all files.
 #[derive(Debug, Default)]
 pub struct Loaded {
@@ -219,21 +205,61 @@ pub struct Loaded {
     /// Of the node, and what is there more than once.
     pub(super) refusals: Vec<Refusal>,
     pub(super) notes: Vec<String>,
+    /// Files that cannot be read, and documents that are bad.
+    pub(super) errors: Vec<String>,
 }
 
-/// Reads texts into objects; one text that is no YAML spoils all, one object that is bad only itself.
-fn load(texts: &Texts, node_name: &str, allowed: &AllowedAnnotations) -> Result<Loaded, SourceError> {
+/// Reads texts into objects. A file that cannot be read, and a document that is bad, are named; what was known of them stays.
+fn load(
+    texts: &Texts,
+    known: &mut BTreeMap<PathBuf, Vec<Object>>,
+    node_name: &str,
+    allowed: &AllowedAnnotations,
+) -> Loaded {
     let mut loaded = Loaded::default();
+    known.retain(|path, _| texts.contains_key(path));
     for (path, text) in texts {
+        let before = known.remove(path).unwrap_or_default();
+        let mut objects = match text {
+            Ok(text) => {
+                let parsed = manifest::parse_all(&path.display().to_string(), text);
+                let is_whole = parsed.errors.is_empty();
+                loaded.errors.extend(parsed.errors.iter().map(ToString::to_string));
+                if is_whole {
+                    known.insert(path.clone(), parsed.objects);
+                    continue;
+                }
+                parsed.objects
+            }
+            Err(error) => {
+                loaded.errors.push(error.clone());
+                Vec::new()
+            }
+        };
+        // Which document is the bad one is not known: none of those that are missing is taken for removed.
+        let there: BTreeSet<_> = objects.iter().filter_map(Object::identity).collect();
+        objects.extend(
+            before.into_iter().filter(|object| object.identity().is_some_and(|identity| !there.contains(&identity))),
+        );
+        known.insert(path.clone(), objects);
+    }
+    for (path, objects) in known {
         let path = path.display().to_string();
-        for object in manifest::parse(&path, text)? {
-            loaded.add(&path, &object, node_name, allowed);
+        for object in &*objects {
+            loaded.add(&path, object, node_name, allowed);
         }
     }
-    Ok(loaded)
+    loaded
 }
 
 impl Loaded {
+    /// The first of the errors, and how many more there are.
+    fn error(&self) -> Option<String> {
+        let first = self.errors.first()?;
+        let more = self.errors.len() - 1;
+        Some(if more > 0 { format!("{first} (and {more} more)") } else { first.clone() })
+    }
+
     fn add(&mut self, path: &str, object: &Object, node_name: &str, allowed: &AllowedAnnotations) {
         let duplicate = match object {
             Object::Service(service) => {

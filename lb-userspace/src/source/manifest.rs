@@ -4,9 +4,10 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_saphyr::{Location, Spanned};
 
 use super::{
-    SourceError,
+    SourceError, convert,
     lean::{EndpointSlice, Node, Service},
 };
+use crate::model::ObjectName;
 
 /// One object of a manifest.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,26 +53,56 @@ enum Kind {
     Other,
 }
 
-/// Reads all documents of `text`; `path` is named in errors.
-pub fn parse(path: &str, text: &str) -> Result<Vec<Object>, SourceError> {
-    let mut objects = Vec::new();
-    for document in documents(path, text) {
-        parse_document(&document, &mut objects)?;
+impl Object {
+    /// What tells it from others of its kind; `None`: it is of no concern here.
+    pub fn identity(&self) -> Option<(&'static str, ObjectName)> {
+        match self {
+            Self::Service(service) => Some(("Service", convert::object_name(&service.metadata))),
+            Self::Slice(slice) => Some(("EndpointSlice", convert::object_name(&slice.metadata))),
+            Self::Node(node) => Some(("Node", convert::object_name(&node.metadata))),
+            Self::Other(_) => None,
+        }
     }
-    Ok(objects)
 }
 
-fn parse_document(document: &Document<'_>, objects: &mut Vec<Object>) -> Result<(), SourceError> {
+/// What a text holds: one document, or one item of a list, that is bad spoils no other.
+#[derive(Debug, Default)]
+pub struct Parsed {
+    pub objects: Vec<Object>,
+    pub errors: Vec<SourceError>,
+}
+
+/// Reads all documents of `text`; `path` is named in errors.
+pub fn parse_all(path: &str, text: &str) -> Parsed {
+    let mut parsed = Parsed::default();
+    for document in documents(path, text) {
+        if let Err(error) = parse_document(&document, &mut parsed) {
+            parsed.errors.push(error);
+        }
+    }
+    parsed
+}
+
+/// The same where all of it must be good.
+pub fn parse(path: &str, text: &str) -> Result<Vec<Object>, SourceError> {
+    let Parsed { objects, errors } = parse_all(path, text);
+    errors.into_iter().next().map_or(Ok(objects), Err)
+}
+
+fn parse_document(document: &Document<'_>, parsed: &mut Parsed) -> Result<(), SourceError> {
     // A document of comments alone is null.
     let Some(header) = document.yaml::<Option<Spanned<Header>>>()? else { return Ok(()) };
     match kind_of(document.path, document.place(header.referenced), &header.value)? {
-        Kind::Service => objects.push(Object::Service(Box::new(document.yaml()?))),
-        Kind::Slice => objects.push(Object::Slice(Box::new(document.yaml()?))),
-        Kind::Node => objects.push(Object::Node(Box::new(document.yaml()?))),
-        Kind::Other => objects.push(other(&header.value)),
+        Kind::Service => parsed.objects.push(Object::Service(Box::new(document.yaml()?))),
+        Kind::Slice => parsed.objects.push(Object::Slice(Box::new(document.yaml()?))),
+        Kind::Node => parsed.objects.push(Object::Node(Box::new(document.yaml()?))),
+        Kind::Other => parsed.objects.push(other(&header.value)),
         Kind::List(inherited) => {
             for item in document.yaml::<List>()?.items.unwrap_or_default() {
-                objects.push(parse_item(document.path, document.place(item.referenced), item.value, inherited)?);
+                match parse_item(document.path, document.place(item.referenced), item.value, inherited) {
+                    Ok(object) => parsed.objects.push(object),
+                    Err(error) => parsed.errors.push(error),
+                }
             }
         }
     }
@@ -99,7 +130,10 @@ fn parse_item(
 }
 
 fn other(header: &Header) -> Object {
-    let kind = header.kind.as_deref().unwrap_or_default();
+    let mut kind = header.kind.clone().unwrap_or_default();
+    if let ("Service" | "EndpointSlice" | "Node", Some(version)) = (kind.as_str(), &header.api_version) {
+        kind = format!("{version} {kind}");
+    }
     let name = header.metadata.as_ref().and_then(|meta| meta.name.as_deref()).unwrap_or("(no name)");
     let namespace = header.metadata.as_ref().and_then(|meta| meta.namespace.as_deref());
     Object::Other(namespace.map_or_else(|| format!("{kind} {name}"), |namespace| format!("{kind} {namespace}/{name}")))
@@ -117,10 +151,11 @@ fn kind_of(path: &str, place: (u64, u64), header: &Header) -> Result<Kind, Sourc
         ("v1", "ServiceList") => Ok(Kind::List(Some(("v1", "Service")))),
         ("discovery.k8s.io/v1", "EndpointSliceList") => Ok(Kind::List(Some(("discovery.k8s.io/v1", "EndpointSlice")))),
         ("v1", "NodeList") => Ok(Kind::List(Some(("v1", "Node")))),
-        (version, kind @ ("Service" | "Node")) => {
+        // With a group of its own it is another kind of the same name: Knative has a Service.
+        (version, kind @ ("Service" | "Node")) if !version.contains('/') => {
             Err(error(path, place, &format!("{kind} of apiVersion {version:?}: expected v1")))
         }
-        (version, "EndpointSlice") => {
+        (version, "EndpointSlice") if version.starts_with("discovery.k8s.io/") => {
             Err(error(path, place, &format!("EndpointSlice of apiVersion {version:?}: expected discovery.k8s.io/v1")))
         }
         _ => Ok(Kind::Other),

@@ -49,7 +49,7 @@ fn lists_are_unpacked() {
 fn broken_yaml_names_line_and_column() {
     let text = error_of(&format!("{SERVICE}spec:\n  ports:\n  - port: 80\n   name: web\n"));
     assert!(text.starts_with("web.yaml:7:"), "{text}");
-    assert!(text.contains("the tables stay as they were"), "{text}");
+    assert!(text.contains("what was known of it stays as it was"), "{text}");
 }
 
 #[test]
@@ -74,8 +74,25 @@ fn what_is_no_object_is_refused_with_its_place() {
     assert!(text.starts_with("web.yaml:5:1: expected a Kubernetes object with apiVersion and kind"), "{text}");
     let text = error_of("just text\n");
     assert!(text.starts_with("web.yaml:1:1: "), "{text}");
-    let text = error_of("apiVersion: v1beta1\nkind: EndpointSlice\n");
+    let text = error_of("apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice\n");
     assert!(text.contains("expected discovery.k8s.io/v1"), "{text}");
+}
+
+#[test]
+fn a_kind_of_the_same_name_in_another_group_is_none_of_ours() {
+    let text = "apiVersion: serving.knative.dev/v1\nkind: Service\nmetadata: {name: web, namespace: n}\n";
+    assert_eq!(kinds(text), ["other serving.knative.dev/v1 Service n/web"]);
+}
+
+#[test]
+fn a_bad_document_and_a_bad_item_spoil_no_other() {
+    let list = "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Service, metadata: {name: a}}\n- {apiVersion: v1}\n";
+    let parsed = parse_all("web.yaml", &format!("{SERVICE}---\nbroken: [\n---\n{SLICE}---\n{list}"));
+    let names: Vec<String> = parsed.objects.iter().map(|object| object.identity().unwrap().1.to_string()).collect();
+    assert_eq!(names, ["default/web", "default/web-1", "default/a"]);
+    let errors: Vec<String> = parsed.errors.iter().map(ToString::to_string).collect();
+    assert!(errors[0].starts_with("web.yaml:6:") || errors[0].starts_with("web.yaml:5:"), "{errors:?}");
+    assert!(errors[1].contains("expected a Kubernetes object"), "{errors:?}");
 }
 
 #[test]

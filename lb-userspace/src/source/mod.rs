@@ -20,9 +20,9 @@ use crate::model::Snapshot;
 /// Why a source cannot be started or read.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    #[error("{path}: cannot be read: {source}; the tables stay as they were; give a readable file or folder")]
+    #[error("{path}: cannot be read: {source}; what was known of it stays as it was; give a readable file or folder")]
     Unreadable { path: String, source: std::io::Error },
-    #[error("{path}:{line}:{column}: {reason}; the tables stay as they were")]
+    #[error("{path}:{line}:{column}: {reason}; what was known of it stays as it was")]
     Manifest { path: String, line: u64, column: u64, reason: String },
 
     #[error("no way to the Kubernetes API: {reason}; give --kubeconfig FILE or --api-server URL, or run in a pod")]

@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::time::Duration;
 
-use lb_tests::agent::{Manifest, Protocol, SOON, Service};
+use lb_tests::agent::{Agent, Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream, eventually};
 use lb_tests::topology::NodeOptions;
@@ -117,7 +117,7 @@ fn a_broken_manifest_changes_nothing_and_says_where() {
 fn a_second_agent_on_the_node_is_refused_and_names_the_first() {
     let fixture = Fixture::new("second", Pods::Routed, 1, NodeOptions::default());
     let agent = fixture.agent(&Manifest::of([fixture.web()]), &[]);
-    let mut second = lb_tests::agent::Agent::prepare(&fixture.node, &[]).unwrap();
+    let mut second = Agent::prepare(&fixture.node, &[]).unwrap();
     let output = second.run_to_end().unwrap();
     assert!(!output.status.success());
     let said = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
@@ -156,21 +156,25 @@ fn cleanup_of_other_folders_takes_nothing_from_a_running_agent() {
     assert_eq!(String::from_utf8_lossy(&cleanup(&["--dry-run"]).stdout), "nothing of ours is there\n");
 }
 
+/// The other locks hold, so a second agent is kept out all the same.
 #[test]
-fn a_run_folder_that_is_a_file_is_refused_with_its_flag() {
+fn a_run_folder_that_is_a_file_stops_no_start_and_lets_no_second_agent_in() {
     let fixture = Fixture::new("rundir", Pods::Routed, 1, NodeOptions::default());
     let taken = fixture.node.run_dir().join("taken");
     std::fs::write(&taken, "").unwrap();
-    std::fs::write(fixture.node.run_dir().join("m.yaml"), "").unwrap();
-    let mut command = std::process::Command::new(lb_tests::agent::binary().unwrap());
-    command.args(["agent", "--socket-lb=off", "--metrics-bind=127.0.0.1:0", "--health-bind=127.0.0.1:0"]);
-    command.arg(format!("--source=file={}", fixture.node.run_dir().join("m.yaml").display()));
-    command.arg(format!("--bpffs={}", fixture.node.bpffs().display())).arg(format!("--run-dir={}", taken.display()));
-    let output = fixture.node.place().run(|| command.output()).unwrap();
+    let service = fixture.web();
+    let mut agent = Agent::prepare_in(&fixture.node, &taken, &[]).unwrap();
+    agent.write(&Manifest::of([service.clone()])).unwrap();
+    agent.restart().unwrap();
+    let log = agent.log();
+    assert!(log.contains("taken") && log.contains("choose another --run-dir"), "{log}");
+    let mut second = Agent::prepare(&fixture.node, &[]).unwrap();
+    let output = second.run_to_end().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("--run-dir") && said.contains("taken") && said.contains("choose"), "{said}");
-    assert!(!fixture.node.bpffs().join("ballast").exists(), "something was left behind");
+    assert!(said.contains(&agent.pid().unwrap().to_string()), "{said}");
+    std::mem::forget(second); // Its clean-up would take the first one's things.
+    Stream::connect(fixture.client.place(), service.frontends(Protocol::Tcp)[0]).unwrap().ask("hello").unwrap();
 }
 
 #[test]

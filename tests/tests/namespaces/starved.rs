@@ -187,7 +187,7 @@ fn a_full_run_folder_costs_orders_but_no_start_and_no_packet() {
 }
 
 #[test]
-fn a_run_folder_that_cannot_be_written_is_refused_with_its_flag_and_costs_no_packet() {
+fn a_run_folder_that_cannot_be_written_costs_status_but_no_start_and_no_packet() {
     let fixture = Fixture::new("readonly", Pods::Routed, 2, NodeOptions::default());
     let run_dir = small_run_dir(&fixture);
     let agent = Agent::prepare_in(&fixture.node, &run_dir, &[]).unwrap();
@@ -196,11 +196,17 @@ fn a_run_folder_that_cannot_be_written_is_refused_with_its_flag_and_costs_no_pac
     let remount =
         |flags| mount(None::<&str>, &run_dir, None::<&str>, MsFlags::MS_REMOUNT | flags, None::<&str>).unwrap();
     remount(MsFlags::MS_RDONLY);
-    let output = scene.agent.run_to_end().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.code() == Some(1) && said.contains("Read-only") && said.contains("--run-dir"), "{said}");
-    scene.check();
-    remount(MsFlags::empty());
+    let before = scene.agent.log().len();
     scene.agent.restart().unwrap();
+    let log = scene.agent.log()[before..].to_owned();
+    assert!(log.contains("Read-only") && log.contains("--run-dir"), "{log}");
+    let manifest = scene.more(5);
+    scene.agent.write(&manifest).unwrap();
+    scene.converges(&manifest);
+    scene.check();
+    let running = format!("running, pid {}", scene.agent.pid().unwrap());
+    assert!(!scene.status().contains(&running), "there is no socket");
+    remount(MsFlags::empty());
+    eventually("the agent answers `status`", SOON, || scene.status().contains(&running).then_some(()));
     scene.check();
 }

@@ -158,9 +158,11 @@ impl<S: Store> Programmer<S> {
         if !dry_run && !findings.is_empty() {
             let run = self.run(behind, now);
             for finding in &mut findings {
-                finding.repaired = run.failures.is_empty();
+                finding.repaired = run.failed_writes == 0;
             }
-            report.failures.extend(run.failures);
+            if run.failed_writes > 0 {
+                report.failures.extend(run.failures);
+            }
         }
         report.findings.extend(findings);
     }

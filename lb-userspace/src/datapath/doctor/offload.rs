@@ -15,7 +15,7 @@ use rtnetlink::packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::links::Outside;
-use crate::datapath::{DatapathError, netlink_thread};
+use crate::datapath::{DatapathError, net::name_of, netlink_thread};
 
 /// `ETHTOOL_GTXCSUM` of include/uapi/linux/ethtool.h: whether checksums are left to the card.
 const GET_TX_CHECKSUM: u32 = 0x16;
@@ -90,13 +90,13 @@ fn id_of(file: &File) -> Result<Option<i32>, DatapathError> {
 
 /// Name of a link of the thread's namespace, and whether it leaves checksums to a card.
 fn ask(ifindex: u32) -> io::Result<(String, bool)> {
-    let name = nix::net::if_::if_indextoname(ifindex)?;
+    let name = name_of(ifindex).ok_or(io::ErrorKind::NotFound)?;
     let socket = std::net::UdpSocket::bind("0.0.0.0:0").or_else(|_| std::net::UdpSocket::bind("[::]:0"))?;
     let mut value = EthtoolValue { command: GET_TX_CHECKSUM, data: 0 };
     // SAFETY: an all-zero ifreq is valid: plain numbers and a union of them.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     // The kernel's own name of a link fits, with the zero behind it.
-    for (to, from) in request.ifr_name.iter_mut().zip(name.to_bytes()) {
+    for (to, from) in request.ifr_name.iter_mut().zip(name.as_bytes()) {
         *to = libc::c_char::from_ne_bytes([*from]);
     }
     request.ifr_ifru.ifru_data = (&raw mut value).cast();
@@ -105,5 +105,5 @@ fn ask(ifindex: u32) -> io::Result<(String, bool)> {
     if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok((name.to_string_lossy().into_owned(), value.data != 0))
+    Ok((name, value.data != 0))
 }

@@ -23,8 +23,16 @@ pub struct TablesReport {
     pub last_error: Option<String>,
     /// How long a change could not be written; null: all are.
     pub behind_seconds: Option<f64>,
-    /// Services that could not be programmed, and why.
+    /// How many services, addresses and ids are not written, and are tried again, each by itself.
+    pub failing: u64,
+    /// Why the tables cannot be written at all, whatever the subject; null: they can.
+    pub unwritable: Option<String>,
+    /// For how long; null: they can be.
+    pub unwritable_seconds: Option<f64>,
+    /// Services that could not be programmed, and why; at most 1,000.
     pub refusals: Vec<String>,
+    /// How many there are.
+    pub refused: u64,
     /// Seconds since the tables were last in step with the source.
     pub age_seconds: Option<f64>,
     /// Changes of the source that are not in the tables in full.

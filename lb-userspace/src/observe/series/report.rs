@@ -17,7 +17,7 @@ pub fn of_report(report: &Report) -> Vec<Series> {
         gauge(
             "ballast_refused_objects",
             "Objects, or parts of them, that are not served; status names them",
-            count(report.source.refusals.len() + report.tables.refusals.len()),
+            count(report.source.refusals.len()) + precise(report.tables.refused),
         ),
         gauge(
             "ballast_attach_problems",
@@ -187,6 +187,16 @@ fn of_tables(tables: &TablesReport) -> Vec<Series> {
             "ballast_tables_behind_seconds",
             "How long a change could not be written; 0: all are",
             tables.behind_seconds.unwrap_or(0.0),
+        ),
+        gauge(
+            "ballast_unwritten_subjects",
+            "Services, addresses and ids whose write failed; each is tried again by itself",
+            precise(tables.failing),
+        ),
+        gauge(
+            "ballast_tables_unwritable_seconds",
+            "How long no table could be written; 0: they can be",
+            tables.unwritable_seconds.unwrap_or(0.0),
         ),
         gauge(
             "kubeproxy_sync_proxy_rules_service_changes_pending",

@@ -57,6 +57,11 @@ impl Book {
         }
     }
 
+    /// Whether a range rests, that is, no frontend leads to it any more.
+    pub fn is_at_rest(&self, base: u32) -> bool {
+        self.rest_until.contains_key(&base)
+    }
+
     pub(super) fn rest(&mut self, base: u32, until: Monotonic) {
         self.wake(base);
         self.rest_until.insert(base, until);

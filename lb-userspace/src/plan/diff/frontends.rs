@@ -9,7 +9,7 @@ use crate::{
     model::{Family, Refusal},
     plan::{
         BackendId, Desired, DesiredService, Frontend, Op, Range, Ranges, Set, Use,
-        layout::{Member, layout},
+        layout::{Member, layout, maglev_slots},
         restore::ranges_of,
     },
 };
@@ -34,11 +34,13 @@ impl Draft<'_> {
             self.check_room(family, frontends.keys())?;
             // A set that no frontend uses takes no slots.
             let used: BTreeSet<Set> = frontends.values().flat_map(|uses| [uses.inside, uses.outside]).collect();
-            let of_set = |set: Set| {
-                let of_set = selected.iter().filter(|one| one.id.family == family && one.endpoint.is_in(set));
-                (set, targets(wanted, of_set))
-            };
-            let sets: BTreeMap<Set, Targets> = used.into_iter().map(of_set).collect();
+            let of_set =
+                |set: Set| selected.iter().filter(move |one| one.id.family == family && one.endpoint.is_in(set));
+            for set in &used {
+                self.check_table(wanted, of_set(*set).count(), &promised)?;
+            }
+            let sets: BTreeMap<Set, Targets> =
+                used.into_iter().map(|set| (set, targets(wanted, of_set(set)))).collect();
             let (ranges, generation) = if let Some(written) = self.written(&frontends, &sets) {
                 written
             } else {
@@ -77,6 +79,18 @@ impl Draft<'_> {
             return Err(full_for(self.key, map, capacity));
         }
         Ok(())
+    }
+
+    /// A table that finds no room is not computed: neither now, nor with each retry.
+    fn check_table(&self, wanted: &DesiredService, members: usize, promised: &[Range]) -> Result<(), Refusal> {
+        let members = u32::try_from(members).unwrap_or(u32::MAX);
+        let Some(count) = maglev_slots(wanted.scheduler, wanted.maglev_size, wanted.slots_max, members) else {
+            return Ok(());
+        };
+        let ours = self.service.into_iter().flat_map(|service| &service.frontends);
+        let mut ranges = ours.filter_map(|frontend| self.book.frontends.get(frontend)).flat_map(ranges_of);
+        let fits = ranges.any(|range| range.count == count) || self.book.find_slots(count, promised).is_some();
+        if fits { Ok(()) } else { Err(full_for(self.key, "slots", self.book.capacities.slots)) }
     }
 
     /// The ranges that already hold these targets, all of one generation, and that frontends of ours lead to.
