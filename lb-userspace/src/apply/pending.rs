@@ -99,6 +99,14 @@ impl Pending {
         }
     }
 
+    /// Forgets releases that were to be tried and that nothing asks for any more. A later look finds what is still to be released.
+    pub fn forget_releases(&mut self, now: Monotonic) {
+        let releases = self.due(now).filter(|subject| matches!(subject, Subject::Release(_)));
+        for subject in releases.cloned().collect::<Vec<_>>() {
+            self.take(&subject);
+        }
+    }
+
     /// Those that are to be tried now.
     pub fn due(&self, now: Monotonic) -> impl Iterator<Item = &Subject> {
         self.due.iter().take_while(move |(at, _)| *at <= now).map(|(_, subject)| subject)

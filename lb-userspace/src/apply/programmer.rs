@@ -193,6 +193,7 @@ impl<S: Store> Programmer<S> {
         self.vips(changes.vips, &mut run);
         self.reclaim(&mut run);
         self.sweep(&mut run);
+        self.pending.forget_releases(now);
         self.note_programmed(&mut run);
         let mut report = run.report;
         report.list(&self.pending, &self.planner.desired().refusals);
