@@ -19,10 +19,14 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::health_memory::{Checks, Memory};
 use crate::observe::health_check::{self, WEIGHT_HEADER};
+use crate::observe::server::{self, Admission, Patience};
 use crate::plan::HealthCheck;
 
 /// Connections that wait to be accepted on one port.
 const BACKLOG: i32 = 64;
+
+/// Connections of all ports at a time; a quarter of them for one source.
+const CONNECTIONS_MAX: usize = 512;
 
 /// Whether the node is healthy.
 type Asks = Box<dyn Fn() -> bool + Send + Sync>;
@@ -34,6 +38,7 @@ pub(super) struct HealthChecks {
     /// Why the answers could not be written down.
     forgetful: Option<String>,
     wanted: watch::Sender<Checks>,
+    admission: Admission,
     open: BTreeMap<u16, Vec<AbortOnDropHandle<()>>>,
     /// Why a port is not open.
     problems: BTreeMap<u16, String>,
@@ -52,6 +57,7 @@ impl HealthChecks {
             memory,
             forgetful: None,
             wanted,
+            admission: Admission::new(CONNECTIONS_MAX),
             open: BTreeMap::new(),
             problems: BTreeMap::new(),
         };
@@ -124,12 +130,13 @@ impl HealthChecks {
             let answer = answer(wanted.borrow().get(&port), is_healthy);
             async move { answer }
         });
-        AbortOnDropHandle::new(tokio::spawn(async move { axum::serve(listener, router).await.unwrap_or_default() }))
+        let serve = server::serve(listener, router, self.admission.clone(), Patience::default());
+        AbortOnDropHandle::new(tokio::spawn(serve))
     }
 }
 
 fn answer(check: Option<&HealthCheck>, is_healthy: bool) -> Response {
-    // A connection that outlived its port.
+    // It is asked at the moment at which its port is closed.
     let Some(check) = check else { return axum::http::StatusCode::SERVICE_UNAVAILABLE.into_response() };
     let (code, body) = health_check::answer(check, is_healthy);
     let headers = [
@@ -167,6 +174,7 @@ fn bind(address: IpAddr, port: u16) -> io::Result<TcpListener> {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
 
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpStream;
@@ -244,6 +252,25 @@ mod tests {
         servers.set(&Checks::default());
         settle().await;
         assert_eq!(ask(LOCAL, port).await.expect_err("closed").kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[tokio::test]
+    async fn clients_that_never_finish_a_request_hold_up_no_probe_of_any_port() {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let mut servers = HealthChecks::inherit(dir.path(), true);
+        let (first, second) = (free_port().await, free_port().await);
+        servers.set(&[checks(first, 1), checks(second, 2)].into_iter().flatten().collect());
+        let mut slow = Vec::new();
+        for _ in 0..CONNECTIONS_MAX {
+            let mut stream = TcpStream::connect((LOCAL, first)).await.expect("open");
+            stream.write_all(b"GET / HT").await.expect("open");
+            slow.push(stream);
+        }
+        for port in [first, second] {
+            let answer = tokio::time::timeout(Duration::from_secs(20), ask(LOCAL, port)).await;
+            let text = answer.expect("an answer in time").expect("an answer");
+            assert!(text.starts_with("http/1.1 200"), "{text}");
+        }
     }
 
     #[tokio::test]

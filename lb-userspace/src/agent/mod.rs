@@ -10,6 +10,7 @@ mod facts;
 mod health_checks;
 mod health_memory;
 mod held_ports;
+mod judge;
 mod log_bound;
 mod logging;
 pub mod marks;

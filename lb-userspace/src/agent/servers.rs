@@ -1,11 +1,13 @@
 //! The agent's servers: health, metrics, and the socket of the command line.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::oneshot;
 
+use super::judge::Judge;
 use super::start::{Task, spawn};
 use super::state::State;
 use super::{auditor, marks};
@@ -13,6 +15,7 @@ use crate::config::Settings;
 use crate::observe::maintenance::Order;
 use crate::observe::metrics::Metrics;
 use crate::observe::report_socket::Question;
+use crate::observe::server::{self, Admission, CONNECTIONS_MAX, Patience};
 use crate::observe::{http, report_socket};
 
 /// How often a socket that could not be opened is tried again.
@@ -40,16 +43,23 @@ pub(super) struct Ways {
 }
 
 /// Serves everything, each in a task of its own.
-pub(super) fn serve(state: &State, metrics: &Metrics, listeners: Listeners, run_dir: &Path, ways: Ways) -> Vec<Task> {
+pub(super) fn serve(
+    state: &State,
+    judge: &Arc<Judge>,
+    metrics: &Metrics,
+    listeners: Listeners,
+    run_dir: &Path,
+    ways: Ways,
+) -> Vec<Task> {
     let run_dir = run_dir.to_owned();
-    let (looked, reported) = (state.clone(), state.clone());
+    let (judge, reported) = (judge.clone(), state.clone());
     let (probed, scraped) = (metrics.clone(), metrics.clone());
-    let health = http::health_router(move || looked.look(), move |probe, code| probed.probed(probe, code));
+    let health = http::health_router(move || judge.look(), move |probe, code| probed.probed(probe, code));
     let scrape = http::metrics_router(move || scraped.encode());
     let answer = move |question| answer(question, reported.clone(), ways.clone());
     vec![
-        spawn(async move { axum::serve(listeners.health, health).await.unwrap_or_default() }),
-        spawn(async move { axum::serve(listeners.metrics, scrape).await.unwrap_or_default() }),
+        spawn(server::serve(listeners.health, health, Admission::new(CONNECTIONS_MAX), Patience::default())),
+        spawn(server::serve(listeners.metrics, scrape, Admission::new(CONNECTIONS_MAX), Patience::default())),
         spawn(async move {
             let reports = open_socket(&run_dir).await;
             report_socket::serve(reports, answer).await;

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher as _, RandomState};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -15,6 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::auditor::Auditor;
 use super::health_checks::HealthChecks;
 use super::held_ports::HeldPorts;
+use super::judge::Judge;
 use super::marks::{self, Maintenance};
 use super::neighbours::Neighbours;
 use super::node_memory::NodeMemory;
@@ -113,7 +115,8 @@ async fn with_source(
     let (ask, audits) = mpsc::channel(auditor::REQUESTS);
     let (order, orders) = mpsc::channel(marks::ORDERS);
     let ways = Ways { audits: ask, orders: order };
-    let mut tasks = serve(&state, &metrics, listeners, &settings.run_dir, ways);
+    let judge = Arc::new(Judge::new(state.clone()));
+    let mut tasks = serve(&state, &judge, &metrics, listeners, &settings.run_dir, ways);
     let (learn, learnt) = mpsc::channel(ring::LEARNT);
     tasks.push(spawn(ring::follow(events, metrics.clone(), learn)));
     tasks.extend(datapath.take_program_log().map(program_log));
@@ -134,7 +137,7 @@ async fn with_source(
         metrics: metrics.clone(),
     })));
     let facts = facts::facts(&state.datapath.borrow().addresses, &facts::reserved(settings, &origin).await, marks);
-    health_checks.follow(move || state.is_healthy());
+    health_checks.follow(move || judge.is_well());
     let notices = Notices::new(&settings.node_name, announce(settings, &mut tasks).await?);
     let auditor = Auditor::new(settings.audit_interval, Some(datapath.auditor()), Instant::now());
     let neighbours = Neighbours::new(datapath.surroundings(), settings.source == Origin::Kube);

@@ -12,8 +12,7 @@ use super::{clock, sockets};
 use crate::apply;
 use crate::datapath;
 use crate::model::Monotonic;
-use crate::observe::health::{self, Thresholds};
-use crate::observe::http::Look;
+use crate::observe::health::{Judgement, Thresholds};
 use crate::observe::inventory::BackendTotals;
 use crate::observe::report::{
     ChecksReport, DatapathReport, KernelReport, Report, ResourceReport, SourceReport, TablesReport,
@@ -146,29 +145,42 @@ impl State {
             checks: self.checks.borrow().clone(),
             ..Report::default()
         };
-        report.health = health::judge(&report, now.since(progress.beat), &self.thresholds);
+        report.health = self.judgement(&report, progress.beat).report();
         report
     }
 
-    /// What health-check node ports say of the node: whether it has no fault of its own.
-    pub fn is_healthy(&self) -> bool {
-        let Look { report, since_beat, thresholds, .. } = self.look();
-        health::own_faults(&report, since_beat, &thresholds).is_empty()
+    /// What is wrong at this moment.
+    pub fn judge(&self) -> Judgement {
+        let report = self.report();
+        self.judgement(&report, self.progress.borrow().beat)
     }
 
-    /// What the health server judges by.
-    pub fn look(&self) -> Look {
-        let (beat, in_step) = {
-            let progress = self.progress.borrow();
-            (progress.beat, progress.in_step)
-        };
-        Look {
-            report: Arc::new(self.report()),
-            since_beat: clock::monotonic().since(beat),
-            thresholds: self.thresholds,
-            now: clock::wall(),
-            last_in_step: in_step.map(|(_, wall)| wall),
-        }
+    fn judgement(&self, report: &Report, beat: Monotonic) -> Judgement {
+        Judgement::of(report, clock::monotonic().since(beat), &self.thresholds)
+    }
+
+    /// When the tables were last in step with the source.
+    pub fn last_in_step(&self) -> Option<Timestamp> {
+        self.progress.borrow().in_step.map(|(_, wall)| wall)
+    }
+
+    /// Whether any part has news since [`Self::mark_seen`].
+    pub fn has_changed(&self) -> bool {
+        // A part that is gone has none.
+        let news = [
+            self.source.has_changed(),
+            self.datapath.has_changed(),
+            self.progress.has_changed(),
+            self.checks.has_changed(),
+        ];
+        news.into_iter().any(|changed| changed.unwrap_or(false))
+    }
+
+    pub fn mark_seen(&mut self) {
+        self.source.mark_unchanged();
+        self.datapath.mark_unchanged();
+        self.progress.mark_unchanged();
+        self.checks.mark_unchanged();
     }
 }
 

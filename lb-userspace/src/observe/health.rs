@@ -64,43 +64,67 @@ pub struct Answer {
     pub faults: Vec<String>,
 }
 
+/// Something that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// What everybody may know.
+    pub general: &'static str,
+    /// The same with errors, paths and addresses, for the node's administrators.
+    pub text: String,
+}
+
+impl Fault {
+    fn new(general: &'static str, text: impl Into<String>) -> Self {
+        Self { general, text: text.into() }
+    }
+}
+
 /// What a restart may heal. `since_beat`: how long ago the runtime turned.
-pub fn dead(report: &Report, since_beat: Duration, thresholds: &Thresholds) -> Vec<String> {
+fn dead(report: &Report, since_beat: Duration, thresholds: &Thresholds) -> Vec<Fault> {
     let mut faults = Vec::new();
     if since_beat > thresholds.stuck_after {
-        faults.push(format!("the agent's runtime has not turned for {} s", since_beat.as_secs()));
+        let text = format!("the agent's runtime has not turned for {} s", since_beat.as_secs());
+        faults.push(Fault::new("the agent is stuck", text));
     }
     if let (Some(seconds), Some(error)) = (report.tables.unwritable_seconds, &report.tables.unwritable)
         && seconds >= thresholds.behind_after.as_secs_f64()
     {
-        faults.push(format!("the tables cannot be written for {seconds:.0} s: {error}"));
+        faults.push(Fault::new(UNWRITABLE, format!("{UNWRITABLE} for {seconds:.0} s: {error}")));
     }
     faults
 }
 
+const UNWRITABLE: &str = "the tables cannot be written";
+const UNSYNCED: &str = "the first sync is not finished";
+const UNATTACHED: &str = "interfaces have not been looked at yet";
+const STALE: &str = "the source is stale";
+
 /// Faults of this node itself; that it is leaving is none.
-pub fn own_faults(report: &Report, since_beat: Duration, thresholds: &Thresholds) -> Vec<String> {
+fn own_faults(report: &Report, since_beat: Duration, thresholds: &Thresholds) -> Vec<Fault> {
     let mut faults = dead(report, since_beat, thresholds);
     // What the agent before left behind serves on: load balancers need not hear of a restart.
     let in_grace = report.tables.inherited && report.uptime_seconds < thresholds.first_sync_grace.as_secs_f64();
     // What keeps this node from listing (an API that is away, revoked rights, an error of the server) keeps all nodes from it.
     let excused = in_grace || (report.tables.inherited && has_source_error(report));
     if !report.tables.synced && !excused {
-        faults.push("the first sync is not finished: services and endpoints have not both been listed".to_owned());
+        faults.push(Fault::new(UNSYNCED, format!("{UNSYNCED}: services and endpoints have not both been listed")));
     }
     if !report.datapath.synced && !in_grace {
-        faults.push("interfaces have not been looked at yet".to_owned());
+        faults.push(Fault::new(UNATTACHED, UNATTACHED));
     }
-    faults.extend(report.datapath.node_problems.iter().map(|problem| format!("not attached: {problem}")));
+    let problems = report.datapath.node_problems.iter();
+    faults.extend(problems.map(|problem| Fault::new("a program is not attached", format!("not attached: {problem}"))));
     if let Some(seconds) = report.source.wedged_seconds {
-        faults.push(format!(
+        let text = format!(
             "a watch is dead for {seconds:.0} s, though the API answers other requests: endpoints may be out of date here alone"
-        ));
+        );
+        faults.push(Fault::new("a watch is dead, though the API answers other requests", text));
     }
     if let (Some(limit), Some(reason)) = (thresholds.fail_stale, &report.source.stale)
         && report.source.oldest_age_seconds() >= limit.as_secs_f64()
     {
-        faults.push(format!("the source is stale for longer than --healthz-fail-stale allows: {reason}"));
+        let text = format!("{STALE} for longer than --healthz-fail-stale allows: {reason}");
+        faults.push(Fault::new("the source is stale for longer than --healthz-fail-stale allows", text));
     }
     faults
 }
@@ -110,61 +134,118 @@ fn has_source_error(report: &Report) -> bool {
     report.source.api_reachable == Some(false) || report.source.last_error.is_some()
 }
 
-/// What makes this node not ready: its own faults, tables that cannot be written, and a stale source.
-pub fn unready(report: &Report, since_beat: Duration, thresholds: &Thresholds) -> Vec<String> {
-    let mut faults = own_faults(report, since_beat, thresholds);
+/// What makes this node not ready beside its own faults: tables that cannot be written, and a stale source.
+fn not_ready(report: &Report, own: &[Fault], thresholds: &Thresholds) -> Vec<Fault> {
+    let mut faults = Vec::new();
     let limit = thresholds.behind_after.as_secs_f64();
     let lately = report.tables.unwritable_seconds.is_some_and(|seconds| seconds < limit);
     if let (true, Some(error)) = (lately, &report.tables.unwritable) {
-        faults.push(format!("the tables cannot be written: {error}"));
+        faults.push(Fault::new(UNWRITABLE, format!("{UNWRITABLE}: {error}")));
     }
+    let is_known = |general| own.iter().any(|fault| fault.general == general);
     // Not ready from the first moment on, though load balancers need not hear of it yet.
-    if !report.tables.synced && !faults.iter().any(|fault| fault.contains("first sync")) {
-        faults.push("the first sync is not finished; what the agent before left in the tables is served".to_owned());
+    if !report.tables.synced && !is_known(UNSYNCED) {
+        faults.push(Fault::new(UNSYNCED, format!("{UNSYNCED}; what the agent before left in the tables is served")));
     }
-    if !report.datapath.synced && !faults.iter().any(|fault| fault.contains("interfaces have not")) {
-        faults.push("interfaces have not been looked at yet; what the agent before attached is at work".to_owned());
+    if !report.datapath.synced && !is_known(UNATTACHED) {
+        faults.push(Fault::new(UNATTACHED, format!("{UNATTACHED}; what the agent before attached is at work")));
     }
     if report.source.wedged_seconds.is_none() {
-        faults.extend(report.source.stale.iter().map(|reason| format!("the source is stale: {reason}")));
+        faults.extend(report.source.stale.iter().map(|reason| Fault::new(STALE, format!("{STALE}: {reason}"))));
     }
     faults
 }
 
-/// All answers, for the report.
-pub fn judge(report: &Report, since_beat: Duration, thresholds: &Thresholds) -> HealthReport {
-    let faults = unready(report, since_beat, thresholds);
-    let own = own_faults(report, since_beat, thresholds);
-    HealthReport {
-        healthz: own.is_empty() && !report.node_leaving,
-        livez: dead(report, since_beat, thresholds).is_empty(),
-        readyz: faults.is_empty(),
-        faults,
+/// Whom an answer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Audience {
+    /// A process of this node: errors, paths and addresses are shown.
+    Node,
+    /// Everybody who reaches the node: faults are named in general terms.
+    Everybody,
+}
+
+/// So many faults are named in one answer.
+const FAULTS_MAX: usize = 20;
+
+/// What is wrong at one moment, for all answers about it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Judgement {
+    /// Faults that a restart may heal; faults of this node, which begin with those; all that keep it from being ready.
+    dead: usize,
+    own: usize,
+    all: Vec<Fault>,
+    node_leaving: bool,
+}
+
+impl Judgement {
+    /// `since_beat`: how long ago the runtime turned.
+    pub fn of(report: &Report, since_beat: Duration, thresholds: &Thresholds) -> Self {
+        let mut all = own_faults(report, since_beat, thresholds);
+        let (dead, own) = (dead(report, since_beat, thresholds).len(), all.len());
+        all.extend(not_ready(report, &all, thresholds));
+        Self { dead, own, all, node_leaving: report.node_leaving }
+    }
+
+    fn faults(&self, probe: Probe) -> &[Fault] {
+        match probe {
+            Probe::Livez => &self.all[..self.dead],
+            Probe::Healthz => &self.all[..self.own],
+            Probe::Readyz => &self.all,
+        }
+    }
+
+    /// Whether the answer to a probe is a good one.
+    pub fn is_good(&self, probe: Probe) -> bool {
+        self.faults(probe).is_empty() && (probe != Probe::Healthz || !self.node_leaving)
+    }
+
+    /// Whether this node has no fault of its own: what health-check node ports say of it.
+    pub fn is_well(&self) -> bool {
+        self.own == 0
+    }
+
+    /// All answers, for the report.
+    pub fn report(&self) -> HealthReport {
+        HealthReport {
+            healthz: self.is_good(Probe::Healthz),
+            livez: self.is_good(Probe::Livez),
+            readyz: self.is_good(Probe::Readyz),
+            faults: self.all.iter().map(|fault| fault.text.clone()).collect(),
+        }
+    }
+
+    /// The answer to a probe. `last_in_step`: when the tables were last in step with the source.
+    pub fn answer(
+        &self,
+        probe: Probe,
+        audience: Audience,
+        now: Timestamp,
+        last_in_step: Option<Timestamp>,
+    ) -> (bool, Answer) {
+        let (good, healthy) = (self.is_good(probe), self.faults(probe).is_empty());
+        let last_updated = if good { now } else { last_in_step.unwrap_or(Timestamp::UNIX_EPOCH) };
+        let node_eligible = (probe != Probe::Livez).then_some(!self.node_leaving);
+        let family = last_in_step.map(|last_updated| FamilyHealth { last_updated, healthy });
+        let status = ["IPv4", "IPv6"].into_iter().filter_map(|name| Some((name, family?))).collect();
+        let faults = named(self.faults(probe), audience);
+        (good, Answer { last_updated, current_time: now, node_eligible, healthy, status, faults })
     }
 }
 
-/// The answer to a probe and whether it is a good one.
-pub fn answer(
-    probe: Probe,
-    report: &Report,
-    since_beat: Duration,
-    thresholds: &Thresholds,
-    now: Timestamp,
-    last_in_step: Option<Timestamp>,
-) -> (bool, Answer) {
-    let faults = match probe {
-        Probe::Healthz => own_faults(report, since_beat, thresholds),
-        Probe::Readyz => unready(report, since_beat, thresholds),
-        Probe::Livez => dead(report, since_beat, thresholds),
-    };
-    let eligible = !report.node_leaving;
-    let healthy = faults.is_empty();
-    let good = healthy && (eligible || probe != Probe::Healthz);
-    let last_updated = if good { now } else { last_in_step.unwrap_or(Timestamp::UNIX_EPOCH) };
-    let node_eligible = (probe != Probe::Livez).then_some(eligible);
-    let family = last_in_step.map(|last_updated| FamilyHealth { last_updated, healthy });
-    let status = ["IPv4", "IPv6"].into_iter().filter_map(|name| Some((name, family?))).collect();
-    (good, Answer { last_updated, current_time: now, node_eligible, healthy, status, faults })
+/// In the words of an audience, each once; at most [`FAULTS_MAX`] of them.
+fn named(faults: &[Fault], audience: Audience) -> Vec<String> {
+    let mut named: Vec<String> = Vec::new();
+    for fault in faults {
+        let text = if audience == Audience::Node { &fault.text } else { fault.general };
+        if named.len() == FAULTS_MAX {
+            break;
+        }
+        if !named.iter().any(|known| known == text) {
+            named.push(text.to_owned());
+        }
+    }
+    named
 }
 
 #[cfg(test)]

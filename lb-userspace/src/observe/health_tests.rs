@@ -1,6 +1,7 @@
 //! Which fault reddens which answer.
 
 use super::*;
+use crate::observe::report::SourceReport;
 
 const QUICK: Duration = Duration::from_secs(1);
 const THRESHOLDS: Thresholds = Thresholds {
@@ -16,14 +17,19 @@ fn healthy() -> Report {
     report
 }
 
-fn good(probe: Probe, report: &Report) -> bool {
-    answer(probe, report, QUICK, &THRESHOLDS, Timestamp::UNIX_EPOCH, None).0
+fn judge(report: &Report) -> Judgement {
+    Judgement::of(report, QUICK, &THRESHOLDS)
+}
+
+fn answer(probe: Probe, report: &Report, now: Timestamp, last_in_step: Option<Timestamp>) -> (bool, Answer) {
+    judge(report).answer(probe, Audience::Node, now, last_in_step)
 }
 
 /// `/healthz`, `/livez`, `/readyz`.
 fn answers(report: &Report) -> [bool; 3] {
-    let answers = [Probe::Healthz, Probe::Livez, Probe::Readyz].map(|probe| good(probe, report));
-    let judged = judge(report, QUICK, &THRESHOLDS);
+    let answers =
+        [Probe::Healthz, Probe::Livez, Probe::Readyz].map(|probe| answer(probe, report, Timestamp::UNIX_EPOCH, None).0);
+    let judged = judge(report).report();
     assert_eq!(answers, [judged.healthz, judged.livez, judged.readyz], "status says the same");
     answers
 }
@@ -135,7 +141,7 @@ fn an_agent_that_restarts_while_the_api_is_lost_stays_healthy_on_its_tables() {
 fn a_stuck_runtime_fails_every_probe() {
     for probe in [Probe::Healthz, Probe::Livez, Probe::Readyz] {
         let since_beat = THRESHOLDS.stuck_after + QUICK;
-        assert!(!answer(probe, &healthy(), since_beat, &THRESHOLDS, Timestamp::UNIX_EPOCH, None).0);
+        assert!(!Judgement::of(&healthy(), since_beat, &THRESHOLDS).is_good(probe));
     }
 }
 
@@ -143,15 +149,15 @@ fn a_stuck_runtime_fails_every_probe() {
 fn a_node_that_leaves_fails_healthz_alone() {
     let report = with(|report| report.node_leaving = true);
     assert_eq!(answers(&report), [false, true, true]);
-    let (_, body) = answer(Probe::Healthz, &report, QUICK, &THRESHOLDS, Timestamp::UNIX_EPOCH, None);
+    let (_, body) = answer(Probe::Healthz, &report, Timestamp::UNIX_EPOCH, None);
     assert_eq!((body.node_eligible, body.healthy), (Some(false), true));
-    assert!(own_faults(&report, QUICK, &THRESHOLDS).is_empty(), "leaving is no fault");
+    assert!(judge(&report).is_well(), "leaving is no fault");
 }
 
 #[test]
 fn json_has_the_shape_of_kube_proxys() {
     let now: Timestamp = "2026-11-21T04:00:00Z".parse().expect("valid");
-    let (_, body) = answer(Probe::Healthz, &healthy(), QUICK, &THRESHOLDS, now, None);
+    let (_, body) = answer(Probe::Healthz, &healthy(), now, None);
     assert_eq!(
         serde_json::to_value(body).expect("plain data"),
         serde_json::json!({
@@ -162,7 +168,7 @@ fn json_has_the_shape_of_kube_proxys() {
     report.tables.unwritable_seconds = Some(60.0);
     report.tables.unwritable = Some("EPERM".into());
     let before = "2026-11-21T03:59:00Z".parse().expect("valid");
-    let (_, body) = answer(Probe::Healthz, &report, QUICK, &THRESHOLDS, now, Some(before));
+    let (_, body) = answer(Probe::Healthz, &report, now, Some(before));
     let family = serde_json::json!({"lastUpdated": "2026-11-21T03:59:00Z", "healthy": false});
     assert_eq!(
         serde_json::to_value(body).expect("plain data"),
@@ -172,7 +178,7 @@ fn json_has_the_shape_of_kube_proxys() {
             "faults": ["the tables cannot be written for 60 s: EPERM"],
         })
     );
-    let (_, body) = answer(Probe::Livez, &healthy(), QUICK, &THRESHOLDS, now, None);
+    let (_, body) = answer(Probe::Livez, &healthy(), now, None);
     assert!(serde_json::to_value(body).expect("plain data").get("nodeEligible").is_none());
 }
 
@@ -183,7 +189,7 @@ fn a_bad_answer_says_when_all_was_well_and_what_is_wrong() {
         report.tables.unwritable_seconds = Some(60.0);
     });
     let (now, before) = (Timestamp::from_second(100).expect("valid"), Timestamp::from_second(40).expect("valid"));
-    let (_, body) = answer(Probe::Healthz, &report, QUICK, &THRESHOLDS, now, Some(before));
+    let (_, body) = answer(Probe::Healthz, &report, now, Some(before));
     assert_eq!(body.last_updated, before);
     assert!(body.faults[0].contains("services4"), "{body:?}");
 }
@@ -195,7 +201,35 @@ fn the_own_node_which_is_asked_for_rarely_does_not_make_a_source_stale_for_long(
     report.source.stale = Some("services: the watch was cut off".into());
     report.source.age_seconds =
         [("services".into(), 2.0), ("endpointslices".into(), 3.0), ("nodes".into(), 170.0)].into();
-    assert_eq!(own_faults(&report, QUICK, &thresholds), Vec::<String>::new());
+    assert_eq!(own_faults(&report, QUICK, &thresholds), Vec::new());
     report.source.age_seconds.insert("endpointslices".into(), 61.0);
     assert_eq!(own_faults(&report, QUICK, &thresholds).len(), 1);
+}
+
+/// Every fault at once, each with something in it that is nobody's business but the administrators'.
+#[test]
+fn everybody_hears_what_is_wrong_and_no_internals() {
+    let secret = "10.0.0.1:6443 /var/lib tenant/web";
+    let report = with(|report| {
+        report.tables.unwritable = Some(secret.into());
+        report.tables.unwritable_seconds = Some(60.0);
+        (report.tables.synced, report.datapath.synced) = (false, false);
+        report.datapath.node_problems = (0..30).map(|number| format!("eth{number}: {secret}")).collect();
+        report.source.stale = Some(secret.into());
+        report.source.age_seconds.insert("services".into(), 1e6);
+    });
+    let thresholds = Thresholds { fail_stale: Some(Duration::from_mins(10)), ..THRESHOLDS };
+    for wedged in [None, Some(3.0)] {
+        let report =
+            Report { source: SourceReport { wedged_seconds: wedged, ..report.source.clone() }, ..report.clone() };
+        let judgement = Judgement::of(&report, THRESHOLDS.stuck_after + QUICK, &thresholds);
+        let faults = |audience| judgement.answer(Probe::Readyz, audience, Timestamp::UNIX_EPOCH, None).1.faults;
+        let (public, own) = (faults(Audience::Everybody), faults(Audience::Node));
+        assert!(public.iter().all(|fault| !secret.split(' ').any(|word| fault.contains(word))), "{public:?}");
+        for general in ["stuck", "tables cannot be written", "first sync", "interfaces", "program is not attached", "stale"] {
+            assert!(public.iter().any(|fault| fault.contains(general)), "{general}: {public:?}");
+        }
+        assert_eq!(public.iter().filter(|fault| fault.contains("not attached")).count(), 1, "{public:?}");
+        assert!(own.len() == FAULTS_MAX && own.iter().any(|fault| fault.contains(secret)), "{own:?}");
+    }
 }

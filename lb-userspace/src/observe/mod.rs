@@ -12,6 +12,7 @@ pub mod metrics;
 pub mod report;
 pub mod report_socket;
 pub mod series;
+pub mod server;
 pub mod status;
 pub mod table;
 pub mod text;

@@ -1,14 +1,14 @@
 //! What health-check node ports answer: as services, nodes and the agent itself come and go. Needs root and BPF.
 
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use lb_tests::agent::{Agent, SOON};
 use lb_tests::peers::eventually;
-use lb_tests::topology::{Node, NodeOptions};
+use lb_tests::topology::{Node, NodeOptions, Place};
 use serde_json::{Value, json};
 
 use lb_tests::fixture::health_check_port::manifest;
@@ -172,5 +172,75 @@ fn an_agent_whose_source_is_silent_answers_as_the_one_before_it() -> Result<()> 
     agent.write_text(&manifest(node, CHECK_PORT + 1, &one, false))?;
     answers(node, CHECK_PORT + 1, 200, "1");
     assert!(check(node, CHECK_PORT).is_none(), "the old port is closed");
+    Ok(())
+}
+
+const HEALTH_PORT: u16 = 10_256;
+const METRICS_PORT: u16 = 10_249;
+/// Many more than the agent admits.
+const SLOW_CLIENTS: usize = 400;
+
+/// Connections that send half a header and wait. A connection that the agent closes meanwhile is no error.
+fn slow_clients(place: &Place, to: SocketAddr) -> Vec<TcpStream> {
+    place.run(|| {
+        let connect = |_| {
+            let mut stream = TcpStream::connect_timeout(&to, SOON).expect("the agent accepts connections");
+            let _ = stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: no");
+            stream
+        };
+        (0..SLOW_CLIENTS).map(connect).collect()
+    })
+}
+
+/// Body of an answer to a client at this place.
+fn body(place: &Place, to: SocketAddr, path: &str) -> Result<String> {
+    let text = place.run(|| -> std::io::Result<String> {
+        let mut stream = TcpStream::connect_timeout(&to, SOON)?;
+        stream.set_read_timeout(Some(SOON))?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        Ok(text)
+    })?;
+    Ok(text.split_once("\r\n\r\n").with_context(|| format!("no answer at {to}: {text:?}"))?.1.to_owned())
+}
+
+#[test]
+fn clients_that_never_finish_a_request_hold_up_no_other() -> Result<()> {
+    let fixture = Fixture::new("health-slow", Pods::Routed, 0, NodeOptions::default());
+    let (node, here, pod) = (&fixture.node, fixture.node.node_name(), fixture.client.place());
+    let mut agent = Agent::prepare(node, &["--health-bind=[::]:10256"])?;
+    agent.write_text(&manifest(node, CHECK_PORT, &[("10.1.0.2", &here, true)], false))?;
+    agent.restart()?;
+    answers(node, CHECK_PORT, 200, "1");
+    let descriptors =
+        || -> Result<usize> { Ok(std::fs::read_dir(format!("/proc/{}/fd", agent.pid().context("it runs")?))?.count()) };
+    let before = descriptors()?;
+
+    let (local, address) = (IpAddr::from([127, 0, 0, 1]), IpAddr::from(node.addresses().v4));
+    let mut held = Vec::new();
+    for (place, at, port) in [
+        (node.place(), local, HEALTH_PORT),
+        (node.place(), local, METRICS_PORT),
+        (node.place(), local, CHECK_PORT),
+        (pod, address, HEALTH_PORT),
+        (pod, address, CHECK_PORT),
+    ] {
+        held.push(slow_clients(place, SocketAddr::new(at, port)));
+        assert_eq!(agent.health("/healthz")?.0, 200);
+        assert!(agent.metrics()?.contains("ballast_healthy 1"));
+        let (code, ..) = check(node, CHECK_PORT).context("the port answers")?;
+        assert_eq!(code, 200);
+        assert!(body(pod, SocketAddr::new(address, HEALTH_PORT), "/healthz")?.contains("nodeEligible"));
+    }
+    let (open, clients) = (descriptors()?.saturating_sub(before), held.iter().map(Vec::len).sum::<usize>());
+    assert!(open < clients / 3, "{open} of {clients} connections are held open");
+
+    // A source that cannot be read: where it is and why is the administrators' business.
+    agent.write_text("kind: Service\n  name: [\n")?;
+    eventually("not ready", SOON, || (agent.health("/readyz").ok()?.0 == 503).then_some(()));
+    let (own, public) = (agent.health("/readyz")?.1, body(pod, SocketAddr::new(address, HEALTH_PORT), "/readyz")?);
+    assert!(own.contains("manifest"), "{own}");
+    assert!(public.contains("the source is stale\""), "{public}");
     Ok(())
 }
