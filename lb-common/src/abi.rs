@@ -65,9 +65,10 @@ pub mod map_name {
     pub const FAST_PATH: &str = "fast_path";
     pub const BRIDGE_PORTS: &str = "bridge_ports";
     pub const STRANGERS: &str = "strangers";
+    pub const ADOPTION: &str = "adoption";
 
     /// All of them.
-    pub const ALL: [&str; 41] = [
+    pub const ALL: [&str; 42] = [
         SERVICES4,
         SERVICES6,
         SLOTS,
@@ -109,6 +110,7 @@ pub mod map_name {
         FAST_PATH,
         BRIDGE_PORTS,
         STRANGERS,
+        ADOPTION,
     ];
 
     const _: () = {

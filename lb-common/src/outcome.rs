@@ -105,11 +105,14 @@ pub enum Outcome {
     DroppedRateLimit = 48,
     /// Packet of a flow handed over at the other end of a pod's link, past the host's stack. Counted beside the packet's own outcome.
     FastPath = 49,
+    /// Segment of a service that belongs to no flow, within the adoption window after the node's first start: left to the host's stack,
+    /// whose NAT may know the connection.
+    PassedAdoption = 50,
 }
 
 impl Outcome {
     /// How many there are.
-    pub const COUNT: usize = 50;
+    pub const COUNT: usize = 51;
 
     /// All of them, in the order of their numbers.
     pub const ALL: [Outcome; Self::COUNT] = [
@@ -163,6 +166,7 @@ impl Outcome {
         Self::Resumed,
         Self::DroppedRateLimit,
         Self::FastPath,
+        Self::PassedAdoption,
     ];
 
     /// The outcome with this number.
@@ -223,6 +227,7 @@ impl Outcome {
             Self::Resumed => "resumed",
             Self::DroppedRateLimit => "dropped_rate_limit",
             Self::FastPath => "fast_path",
+            Self::PassedAdoption => "passed_adoption",
         }
     }
 }

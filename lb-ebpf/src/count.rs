@@ -92,6 +92,7 @@ const fn is_event(outcome: Outcome) -> bool {
             | Outcome::Fragment
             | Outcome::FragmentFollowed
             | Outcome::Tunnelled
+            | Outcome::PassedAdoption
     )
 }
 

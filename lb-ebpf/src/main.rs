@@ -6,6 +6,7 @@
 #![feature(asm_experimental_arch)]
 
 mod address;
+mod adoption;
 mod aside;
 mod beyond;
 mod bind;

@@ -82,6 +82,11 @@ pub static VIPS6: HashMap<VipKey<16>, Vip, { limits::VIPS as usize }, ON_DEMAND>
 #[btf_map(name = "strangers")]
 pub static STRANGERS: Array<[u64; strangers::WORDS], 1, SHARED> = Array::new();
 
+/// Until when segments of unknown connections are left to the host's stack, seconds of `CLOCK_MONOTONIC`; 0: never. Written once, by the
+/// agent that makes the tables.
+#[btf_map(name = "adoption")]
+pub static ADOPTION: Array<u32, 1> = Array::new();
+
 #[btf_map(name = "networks4")]
 pub static NETWORKS4: LpmTrie<NetworkKey<4>, Network, { limits::NETWORKS as usize }> = LpmTrie::new();
 #[btf_map(name = "networks6")]

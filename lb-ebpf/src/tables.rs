@@ -22,6 +22,7 @@ use lb_common::state::{SourcePorts, Timeouts};
 use lb_common::strangers;
 use lb_common::words;
 
+use crate::adoption;
 use crate::bucket;
 use crate::count::{self, Counter};
 use crate::fast;
@@ -260,6 +261,11 @@ where
     #[inline(always)]
     fn resumes(&mut self) -> bool {
         pressure::was_high()
+    }
+
+    #[inline(always)]
+    fn adopts(&mut self, now_s: u32) -> bool {
+        adoption::is_open(now_s)
     }
 
     #[inline(always)]

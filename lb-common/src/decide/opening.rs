@@ -143,7 +143,13 @@ pub(super) fn unseen<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
         return Step::Decided;
     }
     if !is_half_open || !follows(tables, work, now) {
-        return if tunnel::follow(tables, work, hook, now.s) { resume(tables, work, hook) } else { Step::Decided };
+        if tunnel::follow(tables, work, hook, now.s) {
+            return resume(tables, work, hook);
+        }
+        if !is_half_open && is_adopted(tables, work, hook, now) {
+            work.settle(Action::Pass, Outcome::PassedAdoption);
+        }
+        return Step::Decided;
     }
     words::copy(&work.half.flow, &mut work.flow);
     set_pair_key(&work.packet.key, &work.flow, &mut work.pair_key);
@@ -161,6 +167,16 @@ pub(super) fn unseen<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
         answer::Promoted::Left => refuse(work, Outcome::RefusedNoFlow),
     }
     Step::Decided
+}
+
+/// Whether a segment that is to be refused is left to the host's stack. Its NAT has had its turn with what is routed already, and knows
+/// nothing of what another node has chosen a backend for.
+#[inline(always)]
+fn is_adopted<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook: Hook, now: Now) -> bool {
+    !hook.has(Hook::ROUTED)
+        && !work.is_chosen()
+        && matches!(work.verdict.action, Action::Refuse | Action::Drop)
+        && tables.adopts(now.s)
 }
 
 /// Whether another processor has opened the flow since it was looked for: a request may overtake the acknowledgement that opens it, as the

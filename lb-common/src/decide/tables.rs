@@ -56,6 +56,8 @@ pub trait Tables<const N: usize> {
     fn pressed(&mut self) -> bool;
     /// Whether that was so within [`crate::limits::RESUMED_S`]: flows that were made by rule alone may have lost their entries.
     fn resumes(&mut self) -> bool;
+    /// Whether the adoption window is open: connections may be known to the host's NAT that were made before the node's first start.
+    fn adopts(&mut self, now_s: u32) -> bool;
     /// What was seen of a backend; zeroes, if that was an earlier one of its id. `None`: there is no such id.
     fn health(&mut self, backend: u32, generation: u32) -> Option<Health>;
     /// Writes what was seen of a backend, but for its connections.

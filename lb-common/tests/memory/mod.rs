@@ -47,6 +47,8 @@ pub struct Memory<const N: usize = 4> {
     pub most_half_open: u32,
     /// Until when flows are made by rule alone.
     pub pressed_until_s: u32,
+    /// Until when unknown segments are left to the host's stack; 0: never.
+    pub adoption_until_s: u32,
     /// The numbers by which another processor marks all half-open entries as answered, right after the next look-up of one.
     pub answered_meanwhile: Option<[u32; 2]>,
     pub now_ns: u64,
@@ -80,6 +82,7 @@ impl<const N: usize> Memory<N> {
             haste: (0, 0),
             most_half_open: 0,
             pressed_until_s: 0,
+            adoption_until_s: 0,
             answered_meanwhile: None,
             now_ns: 1_000_000_000_000,
             seed: 1,
@@ -254,6 +257,10 @@ impl<const N: usize> Tables<N> for Memory<N> {
     fn resumes(&mut self) -> bool {
         self.pressed_until_s != 0
             && self.now_ns / 1_000_000_000 <= u64::from(self.pressed_until_s) + u64::from(RESUMED_S)
+    }
+
+    fn adopts(&mut self, now_s: u32) -> bool {
+        now_s < self.adoption_until_s
     }
 
     fn health(&mut self, backend: u32, generation: u32) -> Option<Health> {

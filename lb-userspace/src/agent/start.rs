@@ -284,6 +284,7 @@ fn datapath_settings(settings: &Settings) -> datapath::Settings {
         dsr_peers: settings.dsr_peers.clone(),
         sizes: settings.map_sizes,
         timeouts: settings.flow_timeouts.0,
+        adoption_until_s: clock::monotonic().second_after(settings.adoption_window),
         flow_counters: settings.flow_counters,
         program_log_level: settings.program_log_level.as_number(),
         programs: settings.programs.clone(),

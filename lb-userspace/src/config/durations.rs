@@ -22,6 +22,11 @@ pub const TERMINATING_MAX: Bounds = Bounds {
     max: Duration::from_hours(24),
     because: "a terminating endpoint must end some day",
 };
+pub const ADOPTION_WINDOW: Bounds = Bounds {
+    min: Duration::ZERO,
+    max: Duration::from_hours(24),
+    because: "until it ends, whoever sends on a connection that nobody knows gets no answer",
+};
 pub const AUDIT_INTERVAL: Bounds = Bounds {
     min: Duration::from_secs(1),
     max: Duration::from_hours(1),
@@ -127,6 +132,7 @@ macro_rules! option {
 
 option!(drain_period, Duration, |text| DRAIN_PERIOD.parse(text));
 option!(terminating_max, Duration, |text| TERMINATING_MAX.parse(text));
+option!(adoption_window, Duration, |text| ADOPTION_WINDOW.parse(text));
 option!(watch_silence, Duration, |text| WATCH_SILENCE.parse(text));
 option!(stuck_after, Duration, |text| STUCK_AFTER.parse(text));
 option!(behind_after, Duration, |text| BEHIND_AFTER.parse(text));

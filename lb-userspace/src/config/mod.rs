@@ -44,6 +44,8 @@ pub const DEFAULT_HEALTH_BIND: &str = "[::]:10256";
 pub const DEFAULT_DRAIN_PERIOD: Duration = Duration::from_secs(30);
 /// How long flows to a terminating backend may go on at most.
 pub const DEFAULT_TERMINATING_MAX: Duration = Duration::from_hours(1);
+/// How long after the first start segments of unknown connections are left to the host's stack.
+pub const DEFAULT_ADOPTION_WINDOW: Duration = Duration::from_mins(10);
 /// How often the tables are read back and compared with the plan.
 pub const DEFAULT_AUDIT_INTERVAL: Duration = Duration::from_secs(30);
 /// How often what is held of the API is compared with a fresh list.

@@ -10,8 +10,8 @@ use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
 
 use super::durations::{
-    audit_interval, behind_after, drain_period, fail_stale, first_sync_grace, node_wait, resync_interval, stuck_after,
-    terminating_max, watch_silence,
+    adoption_window, audit_interval, behind_after, drain_period, fail_stale, first_sync_grace, node_wait,
+    resync_interval, stuck_after, terminating_max, watch_silence,
 };
 use super::networks::{network, networks};
 use super::{
@@ -118,6 +118,12 @@ pub struct Options {
     #[arg(long, value_name = "DURATION", value_parser = terminating_max::parse)]
     #[serde(deserialize_with = "terminating_max::deserialize")]
     pub terminating_max: Option<Duration>,
+
+    /// How long after the node's first start segments of unknown connections are left to the host's stack, at most 24h; 0s: refused at
+    /// once [default: 10m]
+    #[arg(long, value_name = "DURATION", value_parser = adoption_window::parse)]
+    #[serde(deserialize_with = "adoption_window::deserialize")]
+    pub adoption_window: Option<Duration>,
 
     /// Node addresses that serve node ports: all, the first InternalIP (else ExternalIP) of each family, or networks [default: all]
     #[arg(long, value_name = "all|primary|CIDR,…")]

@@ -142,8 +142,7 @@ pub(super) fn load(
     let shapes = object::shapes(&elf, settings)?;
     let mut outgrown = Vec::new();
     for (name, path) in map_name::ALL.map(|name| (name, pins.map(name))) {
-        let shape =
-            shapes.get(name).ok_or_else(|| DatapathError::BadObject { reason: format!("map {name} is missing") })?;
+        let shape = shapes.get(name).ok_or_else(|| missing(name))?;
         match shape::check_pin(name, &path, shape) {
             Err(DatapathError::MapMismatch { field: "max_entries", .. }) if COUNTERS.contains(&name) => {
                 outgrown.push(path.clone());
@@ -164,7 +163,7 @@ pub(super) fn load(
     }
     let recipe = Recipe::new(settings, pins, ports, own_maps)?;
     let mut ebpf = recipe.open(&elf)?;
-    write_version(&mut ebpf)?;
+    mark_ours(&mut ebpf, settings)?;
     note_settings(&mut ebpf, settings)?;
     let links = take(&mut ebpf, map_name::LINKS)?.try_into().map_err(aya::EbpfError::MapError)?;
     let fast_path = Word(take(&mut ebpf, map_name::FAST_PATH)?.try_into().map_err(aya::EbpfError::MapError)?);
@@ -186,14 +185,20 @@ fn own_maps<'a>(maps: impl Iterator<Item = &'a String>, object: &str, pins: &Pin
     maps.filter(is_own).map(|name| (name.clone(), pins.programs().join(format!("{name}-{object}")))).collect()
 }
 
-/// Marks fresh tables as ours, so that another version refuses them.
-fn write_version(ebpf: &mut Ebpf) -> Result<(), DatapathError> {
+/// Marks fresh tables as ours, so that another version refuses them. That makes this the node's first start: the adoption window is open
+/// from here on, and no later start changes it.
+fn mark_ours(ebpf: &mut Ebpf, settings: &Settings) -> Result<(), DatapathError> {
     let mut config: aya::maps::Array<MapData, Config> =
         take(ebpf, map_name::CONFIG)?.try_into().map_err(aya::EbpfError::MapError)?;
+    // It stays where it is: programs that are not loaded yet refer to it by its descriptor.
+    let adoption = ebpf.map_mut(map_name::ADOPTION).ok_or_else(|| missing(map_name::ADOPTION))?;
+    let mut adoption: aya::maps::Array<&mut MapData, u32> = adoption.try_into().map_err(aya::EbpfError::MapError)?;
     let written = config.get(&0, 0).and_then(|found| {
         if found.abi_version == ABI_VERSION {
             return Ok(());
         }
+        // The mark comes last: a start that ends in between leaves the next one to be the first.
+        adoption.set(0, settings.adoption_until_s, 0)?;
         config.set(0, Config { abi_version: ABI_VERSION, ..found }, 0)
     });
     written.map_err(|error| aya::EbpfError::MapError(error).into())
@@ -216,7 +221,11 @@ fn program_log(ebpf: &mut Ebpf, level: u8) -> Result<Option<ProgramLog>, Datapat
 }
 
 fn take(ebpf: &mut Ebpf, name: &str) -> Result<Map, DatapathError> {
-    ebpf.take_map(name).ok_or_else(|| DatapathError::BadObject { reason: format!("map {name} is missing") })
+    ebpf.take_map(name).ok_or_else(|| missing(name))
+}
+
+fn missing(name: &str) -> DatapathError {
+    DatapathError::BadObject { reason: format!("map {name} is missing") }
 }
 
 const COOKIE_BYTES: libc::socklen_t = 8;

@@ -39,6 +39,9 @@ pub struct Settings {
     pub pinned_sizes: BTreeMap<&'static str, u32>,
     /// How long flows are remembered.
     pub timeouts: Timeouts,
+    /// Until when segments of unknown connections are left to the host's stack, if this start makes the tables: seconds of
+    /// `CLOCK_MONOTONIC`; 0: never.
+    pub adoption_until_s: u32,
     /// Whether packets and bytes of each flow are counted.
     pub flow_counters: bool,
     /// Whether the programs write event records to the ring.
@@ -72,6 +75,7 @@ impl Default for Settings {
             sizes: MapSizes::default(),
             pinned_sizes: BTreeMap::new(),
             timeouts: Timeouts::DEFAULT,
+            adoption_until_s: 0,
             flow_counters: false,
             events: true,
             program_log_level: 0,

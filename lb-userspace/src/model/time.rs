@@ -20,6 +20,11 @@ impl Monotonic {
         u32::try_from(self.0.as_nanos().div_ceil(100_000_000)).unwrap_or(u32::MAX).max(1)
     }
 
+    /// The second that begins no earlier than this long from now, as programs compare it; 0, which is long ago, for no time at all.
+    pub fn second_after(self, duration: Duration) -> u32 {
+        if duration.is_zero() { 0 } else { (self + duration).to_tenths().div_ceil(10) }
+    }
+
     /// From the tables.
     pub fn from_tenths(tenths: u32) -> Self {
         Self(Duration::from_millis(u64::from(tenths) * 100))
@@ -55,6 +60,9 @@ mod tests {
     fn a_deadline_in_the_tables_is_never_early_and_never_never() {
         assert_eq!(Monotonic::from_nanos(0).to_tenths(), 1);
         assert_eq!(Monotonic::from_nanos(1_000_000_001).to_tenths(), 11);
+        let now = Monotonic::from_nanos(7_300_000_000);
+        assert_eq!(now.second_after(Duration::from_millis(1_700)), 9);
+        assert_eq!((now.second_after(Duration::from_secs(2)), now.second_after(Duration::ZERO)), (10, 0));
         assert_eq!(Monotonic::from_tenths(Monotonic::from_nanos(7_300_000_000).to_tenths()).to_tenths(), 73);
     }
 }

@@ -89,6 +89,11 @@ where
         write_service(random, lockstep, host, service)?;
     }
     set_networks(random, lockstep, host)?;
+    // Some worlds begin on a node that has just started for the first time.
+    if random.one_in(3) {
+        host.memory.adoption_until_s = u32::try_from(host.memory.now_ns / 1_000_000_000 + random.any() % 900)?;
+    }
+    lockstep.programs.set_adoption(host.memory.adoption_until_s)?;
     for number in 1..=4 {
         if random.one_in(3) {
             continue;

@@ -39,8 +39,16 @@ pub fn open(model: &mut Model, asked: Asked, why: Outcome, hint: Hint) -> Result
         Some(asked.refuse(Outcome::RefusedNoFlow, id, 0))
     };
     if let Some(unserved) = unserved {
-        let known = if asked.opens_or_udp() { None } else { super::unanswered::unseen(model, asked, id) };
-        return Ok(Some(known.unwrap_or(unserved)));
+        if asked.opens_or_udp() {
+            return Ok(Some(unserved));
+        }
+        let known = super::unanswered::unseen(model, asked, id);
+        let is_adopted = model.now_s < model.adoption_until_s
+            && asked.hook != Hook::NodeOut
+            && !model.is_half_open(asked.protocol, asked.src, asked.dst);
+        let otherwise =
+            if is_adopted { Expected { outcome: Outcome::PassedAdoption, service: id, ..PASS } } else { unserved };
+        return Ok(Some(known.unwrap_or(otherwise)));
     }
     let usable = usable(model, members);
     // A search that finds the tables changing may be given up, one that finds nobody must be.

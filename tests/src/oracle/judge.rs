@@ -206,6 +206,7 @@ fn compare_events(expected: &Expected, asked: Asked, events: &[Event]) -> Result
             | Outcome::Replied
             | Outcome::DirectTranslated
             | Outcome::HandedToTc
+            | Outcome::PassedAdoption
     );
     // What the packet told of backends stands in events of their own.
     let is_note = |event: &&Event| event.outcome == Outcome::Suspected as u8 || event.outcome == Outcome::Cleared as u8;

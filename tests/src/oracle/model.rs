@@ -31,6 +31,8 @@ pub struct Model {
     pub health: BTreeMap<u32, Health>,
     /// `CLOCK_MONOTONIC` in seconds.
     pub now_s: u32,
+    /// Until when unknown segments are left to the host's stack, by the same clock.
+    pub adoption_until_s: u32,
 }
 
 /// A frontend.
@@ -195,6 +197,16 @@ impl Model {
     /// The unanswered connection that this packet of an answerer belongs to.
     pub fn answering(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Option<usize> {
         self.find(|it| it.opening.is_some() && it.answers(protocol, src, dst))
+    }
+
+    /// Whether something is known of an unanswered connection under this tuple.
+    pub fn is_half_open(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> bool {
+        let left = |left: &Left| (left.protocol, left.answerer, left.seen_client) == (protocol, src, dst);
+        let second = |second: &Second| protocol == Protocol::Tcp && (second.client, second.target) == (src, dst);
+        self.asking(protocol, src, dst).is_some()
+            || self.answering(protocol, src, dst).is_some()
+            || self.left.iter().any(left)
+            || self.seconds.iter().any(second)
     }
 
     /// Where packets go that leave.

@@ -209,6 +209,8 @@ pub fn decide(model: &mut Model, asked: Asked, hint: Hint) -> Result<Expected> {
         && match expected.fate {
             // XDP cannot turn a packet into its answer: tc will.
             Fate::Refuse | Fate::Rewrite { onward: Onward::Back, .. } => true,
+            // tc counts it.
+            Fate::Pass => expected.outcome != Outcome::Passed,
             // Nor can it ask for a neighbour, or leave by a link that sends nothing for it.
             Fate::Rewrite { dst, onward: Onward::Routed | Onward::Sent, .. } => {
                 asked.hops <= 1 || !matches!(model.routes().to(dst.ip()), Route::Known(link) if link.sends)

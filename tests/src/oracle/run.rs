@@ -63,6 +63,8 @@ impl OracleRun {
         let mut model = generate::model(random, v6, now_s());
         (model.ports, model.routes) = (self.ports, Some(self.routes.clone()));
         generate::set_addresses(random, v6, &mut model, self.routes.links());
+        // None, over, or open for longer than a run takes.
+        model.adoption_until_s = *random.of(&[0, model.now_s - 1, model.now_s + 3_600]);
         model
     }
 

@@ -45,6 +45,7 @@ pub fn write(programs: &mut LoadedPrograms, model: &Model) -> Result<()> {
     for (&(address, protocol), service) in &model.services {
         write_service(programs, address, protocol, service)?;
     }
+    programs.set_adoption(model.adoption_until_s)?;
     write_addresses(programs, model)
 }
 

@@ -1,7 +1,7 @@
 //! Clients: a TCP connection or a UDP socket in some place, from a source port of choice, every step bounded in time.
 
 use std::io::{BufRead as _, BufReader, Error, ErrorKind, Result, Write as _};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
@@ -65,6 +65,16 @@ impl Stream {
     /// The client's own address.
     pub fn local(&self) -> Result<SocketAddr> {
         self.reader.get_ref().local_addr()
+    }
+
+    /// Ends the connection in order: says that nothing more comes, and waits for the other side's end.
+    pub fn end(mut self) -> Result<()> {
+        self.reader.get_ref().shutdown(Shutdown::Write)?;
+        match self.read_line() {
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(()),
+            Err(error) => Err(error),
+            Ok(line) => Err(Error::new(ErrorKind::InvalidData, line)),
+        }
     }
 
     /// Ends the connection with a RST, so that nothing of it stays in TIME-WAIT and the port is free at once.

@@ -108,6 +108,7 @@ pub struct LoadedPrograms {
     pub state6: StateTables<16>,
     links: HashMap<MapData, u32, Link>,
     turns: Array<MapData, u64>,
+    adoption: Array<MapData, u32>,
     /// Index of the link that packets arrive by at XDP; 0: the loopback.
     arrives_by: u32,
     outcomes: PerCpuArray<MapData, u64>,
@@ -149,6 +150,7 @@ impl LoadedPrograms {
         let (state4, state6) = (StateTables::take(&mut ebpf)?, StateTables::take(&mut ebpf)?);
         let links = take(&mut ebpf, map_name::LINKS)?.try_into()?;
         let turns = take(&mut ebpf, "turns")?.try_into()?;
+        let adoption = take(&mut ebpf, map_name::ADOPTION)?.try_into()?;
         let outcomes = take(&mut ebpf, "outcomes")?.try_into()?;
         let stats = take(&mut ebpf, "stats")?.try_into()?;
         let events = take(&mut ebpf, "events")?.try_into()?;
@@ -164,6 +166,7 @@ impl LoadedPrograms {
             state6,
             links,
             turns,
+            adoption,
             arrives_by: 0,
             outcomes,
             stats,
@@ -179,6 +182,11 @@ impl LoadedPrograms {
     /// No stranger any more: before it is the address of a service.
     pub fn know(&self, address: IpAddr) {
         self.strangers.know(address);
+    }
+
+    /// Until when unknown segments are left to the host's stack, seconds of `CLOCK_MONOTONIC`; 0: never.
+    pub fn set_adoption(&mut self, until_s: u32) -> Result<()> {
+        Ok(self.adoption.set(0, until_s, 0)?)
     }
 
     /// Packets arrive by this link at XDP from now on; one that leaves by it again is sent, not redirected.
@@ -257,6 +265,7 @@ impl LoadedPrograms {
         self.tables6.clear()?;
         self.state4.clear()?;
         self.state6.clear()?;
+        self.set_adoption(0)?;
         // Tests number few services, from 1.
         for service in 0..64 {
             self.turns.set(service, 0, 0)?;

@@ -12,7 +12,7 @@ const TIME: Duration = Duration::from_secs(50);
 const LEAST: u64 = 100_000;
 
 /// What must come up among the steps, or too little was asked.
-const ASKED: [&str; 29] = [
+const ASKED: [&str; 30] = [
     "passed",
     "selected",
     "forwarded",
@@ -42,6 +42,7 @@ const ASKED: [&str; 29] = [
     "selected_by_tuple",
     "resumed",
     "dropped_rate_limit",
+    "passed_adoption",
 ];
 
 #[test]

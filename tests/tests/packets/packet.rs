@@ -12,7 +12,7 @@ const WORLDS: u64 = 500;
 const PACKETS: usize = 60;
 
 /// What must come up among the packets, or the examination asked too little.
-const ASKED: [&str; 26] = [
+const ASKED: [&str; 27] = [
     "passed",
     "selected",
     "forwarded",
@@ -39,6 +39,7 @@ const ASKED: [&str; 26] = [
     "dropped_no_address",
     "dropped_martian",
     "dropped_hop_limit",
+    "passed_adoption",
 ];
 
 /// What must come up where there are few ports to translate to.

@@ -10,7 +10,7 @@ fn from_flags(flags: &[&str]) -> Options {
     Options::from_arg_matches(&matches).expect("valid flags")
 }
 
-const FLAGS: [&str; 48] = [
+const FLAGS: [&str; 49] = [
     "--source=kube",
     "--kubeconfig=/k",
     "--api-server=https://10.0.0.1:6443,https://10.0.0.2:6443",
@@ -27,6 +27,7 @@ const FLAGS: [&str; 48] = [
     "--retry=off",
     "--drain-period=90s",
     "--terminating-max=2h",
+    "--adoption-window=1h",
     "--nodeport-addresses=10.0.0.0/8,fd00::/8",
     "--protect-node-ports=off",
     "--cluster-cidr=10.244.0.0/16,fd00:10::/56",
@@ -99,6 +100,7 @@ fn defaults_are_the_documented_ones() {
     assert_eq!((settings.scheduler, settings.retry), (crate::model::Scheduler::Random, true));
     assert_eq!(settings.drain_period, Duration::from_secs(30));
     assert_eq!(settings.terminating_max, Duration::from_hours(1));
+    assert_eq!(settings.adoption_window, Duration::from_mins(10));
     assert_eq!(settings.nodeport_addresses, NodePortAddresses::All);
     assert!(!settings.external_ips && settings.service_proxy_name.is_none());
     assert_eq!(settings.map_sizes, MapSizes::default());
