@@ -104,6 +104,7 @@ fn is_said<const N: usize>(verdict: &Verdict<N>) -> bool {
                     | O::DroppedMartian
                     | O::DroppedNotHere
                     | O::DroppedRateLimit
+                    | O::DroppedNoService
             ) || matches!(verdict.outcome, O::WithheldRefusal | O::RefusedLate | O::Evicted)
                 // What would be refused, had it not been a RST.
                 || matches!(verdict.outcome, O::RefusedNoEndpoint | O::RefusedNoFlow | O::RefusedUnserved)

@@ -83,6 +83,7 @@ impl<const N: usize> Scene<N> {
             (address(net::BACKENDS, 0), whole - 8, network_flags::PODS),
             (address(net::NODES, 1), whole, network_flags::NODE),
             (address(net::NODES, 2), whole, network_flags::PEER),
+            (address(net::VIPS, 0), whole - 8, network_flags::SERVICES),
         ];
         tables.own = Some(Masquerade::new(address(net::NODES, 1), &[address(net::NODES, 3)]));
         for host in 1..=2 {

@@ -66,9 +66,10 @@ pub mod map_name {
     pub const BRIDGE_PORTS: &str = "bridge_ports";
     pub const STRANGERS: &str = "strangers";
     pub const ADOPTION: &str = "adoption";
+    pub const SERVICE_CIDRS: &str = "service_cidrs";
 
     /// All of them.
-    pub const ALL: [&str; 42] = [
+    pub const ALL: [&str; 43] = [
         SERVICES4,
         SERVICES6,
         SLOTS,
@@ -111,6 +112,7 @@ pub mod map_name {
         BRIDGE_PORTS,
         STRANGERS,
         ADOPTION,
+        SERVICE_CIDRS,
     ];
 
     const _: () = {
@@ -298,7 +300,7 @@ pub mod vip_flags {
     pub const ECHO: u32 = 2;
 }
 
-/// Data of a key of `networks4` / `networks6` (longest prefix match): a network that clients may be in.
+/// Data of a key of `networks4` / `networks6` (longest prefix match): a network of which something is known.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NetworkKey<const N: usize> {
@@ -322,6 +324,8 @@ pub mod network_flags {
     pub const NODE: u32 = 2;
     /// An address of another node of the cluster.
     pub const PEER: u32 = 4;
+    /// A service CIDR: addresses here that no service has are nobody's. Not set where a longer prefix of pods or nodes lies in it.
+    pub const SERVICES: u32 = 8;
 }
 
 /// Value of `masquerade4` / `masquerade6`, by the index of the interface that leads to the backend; 0: of any other.
@@ -1048,4 +1052,5 @@ sizes! {
     Config = 16,
     LoadSettings = 28,
     Event = 64,
+    crate::service_cidrs::Cover = 36,
 }

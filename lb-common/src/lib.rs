@@ -12,6 +12,7 @@ pub mod crc32c;
 pub mod decide;
 pub mod limits;
 pub mod outcome;
+pub mod service_cidrs;
 pub mod state;
 pub mod strangers;
 pub mod words;

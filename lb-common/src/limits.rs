@@ -27,6 +27,8 @@ pub const VIPS: u32 = 65_536;
 pub const STRANGERS: u32 = 1 << 22;
 /// Capacity of `links`, in interfaces.
 pub const LINKS: u32 = 16_384;
+/// Capacity of `outcomes`, in counters: room for outcomes to come, so that they change no map.
+pub const OUTCOMES: u32 = 64;
 /// Size of the event ring in bytes: a power of two and a multiple of the page size.
 pub const EVENTS_BYTES: u32 = 262_144;
 

@@ -108,11 +108,13 @@ pub enum Outcome {
     /// Segment of a service that belongs to no flow, within the adoption window after the node's first start: left to the host's stack,
     /// whose NAT may know the connection.
     PassedAdoption = 50,
+    /// To an address of a service CIDR that no service has: dropped.
+    DroppedNoService = 51,
 }
 
 impl Outcome {
     /// How many there are.
-    pub const COUNT: usize = 51;
+    pub const COUNT: usize = 52;
 
     /// All of them, in the order of their numbers.
     pub const ALL: [Outcome; Self::COUNT] = [
@@ -167,6 +169,7 @@ impl Outcome {
         Self::DroppedRateLimit,
         Self::FastPath,
         Self::PassedAdoption,
+        Self::DroppedNoService,
     ];
 
     /// The outcome with this number.
@@ -228,10 +231,12 @@ impl Outcome {
             Self::DroppedRateLimit => "dropped_rate_limit",
             Self::FastPath => "fast_path",
             Self::PassedAdoption => "passed_adoption",
+            Self::DroppedNoService => "dropped_no_service",
         }
     }
 }
 
+const _: () = assert!(Outcome::COUNT <= crate::limits::OUTCOMES as usize);
 const _: () = {
     let mut i = 0;
     while i < Outcome::COUNT {

@@ -12,7 +12,7 @@ use lb_common::abi::{
 };
 use lb_common::decide::Work;
 use lb_common::limits;
-use lb_common::outcome::Outcome;
+use lb_common::service_cidrs::{Cover, FAMILIES};
 use lb_common::strangers;
 
 use crate::icmp::IcmpMessage;
@@ -47,7 +47,7 @@ pub static SOCKET_ENTRIES: SkStorage<SocketEntries> = SkStorage::new();
 #[btf_map(name = "names")]
 pub static NAMES: HashMap<u32, ServiceName, { limits::NAMES as usize }, ON_DEMAND> = HashMap::new();
 #[btf_map(name = "outcomes")]
-pub static OUTCOMES: PerCpuArray<u64, { Outcome::COUNT }> = PerCpuArray::new();
+pub static OUTCOMES: PerCpuArray<u64, { limits::OUTCOMES as usize }> = PerCpuArray::new();
 #[btf_map(name = "stats")]
 pub static STATS: PerCpuHashMap<StatKey, u64, { limits::STATS as usize }, ON_DEMAND> = PerCpuHashMap::new();
 #[btf_map(name = "events")]
@@ -87,6 +87,9 @@ pub static STRANGERS: Array<[u64; strangers::WORDS], 1, SHARED> = Array::new();
 #[btf_map(name = "adoption")]
 pub static ADOPTION: Array<u32, 1> = Array::new();
 
+/// What most packets need not be looked for in `networks4`, `networks6`: the element of each family, by `service_cidrs::index`.
+#[btf_map(name = "service_cidrs")]
+pub static SERVICE_CIDRS: Array<Cover, FAMILIES> = Array::new();
 #[btf_map(name = "networks4")]
 pub static NETWORKS4: LpmTrie<NetworkKey<4>, Network, { limits::NETWORKS as usize }> = LpmTrie::new();
 #[btf_map(name = "networks6")]

@@ -19,6 +19,7 @@ use lb_common::decide::{NotInserted, Pace, Pick, Reserved, Tables, Work};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
 use lb_common::state::{SourcePorts, Timeouts};
+use lb_common::service_cidrs;
 use lb_common::strangers;
 use lb_common::words;
 
@@ -27,7 +28,7 @@ use crate::bucket;
 use crate::count::{self, Counter};
 use crate::fast;
 use crate::forward;
-use crate::maps::{Family, LINKS, SLOTS, STRANGERS, TURNS};
+use crate::maps::{Family, LINKS, SERVICE_CIDRS, SLOTS, STRANGERS, TURNS};
 use crate::pressure;
 use crate::steps;
 
@@ -176,6 +177,11 @@ where
         let words: *const u64 = words.cast();
         // SAFETY: the one element of an array; no place lies beyond its words. The agent may write it at this moment.
         unsafe { words.add(at).read_volatile() & mask != 0 }
+    }
+
+    #[inline(always)]
+    fn may_be_in_service_cidr(&mut self, address: &[u8; N]) -> bool {
+        SERVICE_CIDRS.get(service_cidrs::index::<N>()).is_some_and(|cover| cover.may_hold(address))
     }
 
     #[inline(always)]

@@ -3,7 +3,7 @@
 
 use super::answer::rewrites;
 use super::entries::is_of;
-use super::vip::ends_here;
+use super::vip::{ends_here, unallocated};
 use super::{Action, Hook, Now, Tables, Work, is_vip};
 use crate::abi::{ServiceKey, flow_flags, flow_state, half_open_flags};
 use crate::outcome::Outcome;
@@ -94,7 +94,7 @@ pub fn stray_fragment<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut W
     work.clear();
     if is_vip(tables, &work.packet.key.dst) {
         work.settle(Action::Drop, Outcome::DroppedFragment);
-    } else {
+    } else if !unallocated(tables, work) {
         work.settle(Action::Pass, Outcome::Fragment);
     }
 }
@@ -105,16 +105,20 @@ pub fn malformed<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N
     work.clear();
     if is_vip(tables, &work.packet.key.dst) || concerns(tables, work) {
         work.settle(Action::Drop, Outcome::DroppedMalformed);
+    } else {
+        unallocated(tables, work);
     }
 }
 
-/// A packet of a protocol that is not balanced, or a message about no flow: it passes, but does not go round where it was sent to an
-/// address of services.
+/// A packet of a protocol that is not balanced, or a message about no flow: it passes, but goes no further where it was sent to an
+/// address of services, or to one that only a service may have.
 #[inline(always)]
 pub fn foreign<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) {
     work.clear();
     if ends_here(tables, &work.packet.key.dst, hook) {
         work.settle(Action::Drop, Outcome::RefusedUnserved);
+    } else if hook.has(Hook::REQUESTS) {
+        unallocated(tables, work);
     }
 }
 

@@ -159,12 +159,13 @@ fn unknown<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook: H
     if hook.has(Hook::FROM_CLIENT) && opening::begins(work) { Step::Direct } else { Step::Passed }
 }
 
-/// Whether the packet asks for no service, or is not asked for one here.
+/// Whether the packet asks for no service and for no address that only a service may have, or is not asked for one here.
 #[inline(always)]
 fn is_foreign<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook: Hook) -> bool {
     // For what another node has chosen, the destination says nothing.
     let is_chosen = hook.has(Hook::FROM_OUTSIDE) && work.is_chosen();
-    !hook.has(Hook::REQUESTS) || (!is_chosen && tables.is_stranger(&work.packet.key.dst))
+    let dst = &work.packet.key.dst;
+    !hook.has(Hook::REQUESTS) || (!is_chosen && tables.is_stranger(dst) && !tables.may_be_in_service_cidr(dst))
 }
 
 /// A SYN of a client on the tuple of an answered flow, or what answers one.

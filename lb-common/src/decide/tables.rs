@@ -33,6 +33,8 @@ pub trait Tables<const N: usize> {
     fn admitted(&mut self, service: u32, address: &[u8; N]) -> bool;
     /// Whether the address is certainly no service's: of no frontend, and no other one that packets are refused at. `false`: it may be one.
     fn is_stranger(&mut self, address: &[u8; N]) -> bool;
+    /// Whether the address may be in a service CIDR. `false`: it is in none.
+    fn may_be_in_service_cidr(&mut self, address: &[u8; N]) -> bool;
     /// Whether there may be a half-open entry under this key.
     fn may_be_half_open(&mut self, key: &FlowKey<N>) -> bool;
     /// Copies the half-open entry under this key to `into`, its tag checked; `false`: there is none.

@@ -1,11 +1,11 @@
-//! Packets to an address of services that no frontend is for: ports refused, echo answered.
+//! Packets to an address of services that no frontend is for: ports refused, echo answered, and what no service has dropped.
 //!
 //! Such an address is no node's own, so that nobody but us could answer; sent on, the packet would leave by the default route and
 //! might come back by it.
 
 use super::opening::refuse;
-use super::{Hook, Tables, Work};
-use crate::abi::{TCP, VipKey, vip_flags};
+use super::{Action, Hook, Tables, Work};
+use crate::abi::{TCP, VipKey, network_flags, vip_flags};
 use crate::outcome::Outcome;
 use crate::state;
 
@@ -18,10 +18,25 @@ pub(super) fn unserved<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut 
     let key = &work.packet.key;
     let begins = key.protocol != TCP || state::opens(work.packet.tcp_flags);
     if !(begins || hook.has(Hook::FROM_OUTSIDE | Hook::ROUTED)) || !ends_here(tables, &key.dst, hook) {
-        return false;
+        return unallocated(tables, work);
     }
     refuse(work, Outcome::RefusedUnserved);
     true
+}
+
+/// Drops a packet, of any kind, to an address of a service CIDR that no service has: by the default route it would leave the cluster.
+/// `true`: the verdict stands. The source of the rule is kube-proxy's nftables mode, whose chain `cluster-ips-check` drops what is sent to
+/// the API's ServiceCIDRs (KEP-1880) and has no service.
+#[inline(always)]
+pub(super) fn unallocated<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
+    let address = &work.packet.key.dst;
+    let is_nobodys = tables.may_be_in_service_cidr(address)
+        && tables.vip(&VipKey { address: *address }).is_none()
+        && tables.network(address) & network_flags::SERVICES != 0;
+    if is_nobodys {
+        work.settle(Action::Drop, Outcome::DroppedNoService);
+    }
+    is_nobodys
 }
 
 /// Whether a packet to this address that nothing serves goes no further. One from the wire never does where the address is services': we

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, Bucket, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health,
     Masquerade, Service, ServiceKey, Slot, UDP, Vip, VipKey, affinity_tag, backend_flags, backend_state, flow_flags,
-    half_open_flags, seal, tag,
+    half_open_flags, network_flags, seal, tag,
 };
 use lb_common::decide::{Hook, NotInserted, Pace, Packet, Tables, Verdict, Work, decide, fresh};
 use lb_common::limits::{PRESSED_S, RESUMED_S};
@@ -168,6 +168,13 @@ impl<const N: usize> Tables<N> for Memory<N> {
         let is_known = self.services.keys().any(|key| key.address == *address)
             || self.vips.contains_key(&VipKey { address: *address });
         !is_known
+    }
+
+    /// The most that the cover may rule out: whatever is in no CIDR.
+    fn may_be_in_service_cidr(&mut self, address: &[u8; N]) -> bool {
+        self.networks
+            .iter()
+            .any(|(network, bits, flags)| flags & network_flags::SERVICES != 0 && holds(network, *bits, address))
     }
 
     fn may_be_half_open(&mut self, key: &FlowKey<N>) -> bool {

@@ -18,5 +18,6 @@ mod pressure;
 mod rare;
 mod rate;
 mod schedulers;
+mod service_cidrs;
 mod tunnel;
 mod vip;

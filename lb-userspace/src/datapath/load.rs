@@ -41,8 +41,9 @@ pub(super) struct Kernel {
 /// aya-log's map.
 const LOG_RING: &str = "AYA_LOGS";
 
-/// Maps that hold nothing but counts, so that others of another size may take their place: `--flow-counters` changes it.
-const COUNTERS: [&str; 2] = [map_name::TRAFFIC4, map_name::TRAFFIC6];
+/// Maps that hold nothing but counts, so that others of another size may take their place: `--flow-counters` changes it, and a version that
+/// knows more outcomes.
+const COUNTERS: [&str; 3] = [map_name::TRAFFIC4, map_name::TRAFFIC6, map_name::OUTCOMES];
 
 /// What the programs are made of. Read again, it gives the same programs with the same maps.
 #[derive(Clone, Debug)]

@@ -10,6 +10,8 @@ use lb_common::abi::{
     NetworkKey, SOURCE_SERVICE_BITS, Service, ServiceKey, Slot, Source, SourceKey, Vip, VipKey,
 };
 
+use lb_common::service_cidrs::Cover;
+
 use crate::test_run::LoadedPrograms;
 
 /// Writes and reads the maps of one family.
@@ -21,6 +23,7 @@ pub trait Maps<const N: usize> {
     fn set_source(&mut self, service: u32, address: [u8; N], bits: u32) -> Result<()>;
     fn set_vip(&mut self, key: VipKey<N>, value: Vip) -> Result<()>;
     fn set_network(&mut self, address: [u8; N], bits: u32, flags: u32) -> Result<()>;
+    fn set_service_cidr_cover(&mut self, cover: Cover) -> Result<()>;
     fn set_endpoint(&mut self, key: EndpointKey<N>, value: Endpoint) -> Result<()>;
     fn remove_endpoint(&mut self, key: EndpointKey<N>) -> Result<()>;
     fn set_health(&mut self, backend: u32, value: Health) -> Result<()>;
@@ -69,6 +72,9 @@ macro_rules! maps {
             }
             fn set_network(&mut self, address: [u8; $n], bits: u32, flags: u32) -> Result<()> {
                 Ok(self.$life.networks.insert(&Key::new(bits, NetworkKey { address }), Network { flags }, 0)?)
+            }
+            fn set_service_cidr_cover(&mut self, cover: Cover) -> Result<()> {
+                self.set_cover::<$n>(cover)
             }
             fn set_endpoint(&mut self, key: EndpointKey<$n>, value: Endpoint) -> Result<()> {
                 Ok(self.$life.endpoints.insert(key, value, 0)?)

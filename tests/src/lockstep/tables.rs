@@ -7,6 +7,8 @@ use lb_common::abi::{
     network_flags, seal, service_flags, vip_flags,
 };
 
+use lb_common::service_cidrs::Cover;
+
 use super::{HostSide, Lockstep, Maps};
 use crate::random::Random;
 use crate::test_run::LoadedPrograms;
@@ -55,7 +57,16 @@ where
         (address(1, 2), whole, network_flags::PEER),
         (address(2, 2), whole, network_flags::NODE),
         (address(6, 1), whole, network_flags::NODE),
+        (
+            address(3, 0),
+            whole - 8,
+            *random.of(&[network_flags::SERVICES, network_flags::SERVICES | network_flags::PODS]),
+        ),
+        (address(3, 2), whole, *random.of(&[network_flags::NODE, network_flags::SERVICES])),
     ];
+    // The programs may be told less of the CIDRs than there is to know, the host is told all.
+    let bits = *random.of(&[whole - 8, whole - 8, 8, 0]);
+    lockstep.programs.set_service_cidr_cover(Cover::of([(address::<N>(3, 0), bits)]))?;
     for (address, bits, flags) in pool {
         if !random.one_in(4) {
             lockstep.programs.set_network(address, bits, flags)?;

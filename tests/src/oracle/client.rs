@@ -32,7 +32,7 @@ pub fn who(model: &Model, asked: Asked) -> Client {
         _ if src.is_loopback() || model.vips.contains_key(&src) => Client::Martian,
         Some(Whose::Pods) => Client::Pod,
         Some(Whose::Peer) => Client::Peer,
-        None => Client::Outside,
+        Some(Whose::Services) | None => Client::Outside,
     }
 }
 

@@ -86,6 +86,7 @@ pub fn set_addresses(random: &mut Random, v6: bool, model: &mut Model, links: [u
         (network(2, 2, whole), Whose::Node, 2),
         (network(2, 1, whole), Whose::Peer, 1),
         (network(3, 4, whole), Whose::Node, 3),
+        (network(3, 0, whole - 8), Whose::Services, 3),
     ];
     let known = pool.into_iter().filter(|(.., of_five)| random.below(5) < *of_five);
     model.networks = known.map(|(network, whose, _)| (network, whose)).collect();

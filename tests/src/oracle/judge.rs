@@ -33,6 +33,7 @@ pub fn judge(
         let (verdict, counts): (i32, &[Outcome]) = match (xdp, model.vips.contains_key(&frame.dst.ip())) {
             (true, _) => (XDP[0], &[]),
             (false, true) => (TC[1], &[Outcome::DroppedFragment]),
+            (false, false) if model.is_unallocated(frame.dst.ip()) => (TC[1], &[Outcome::DroppedNoService]),
             (false, false) => (TC[0], &[Outcome::Fragment]),
         };
         ensure!(ran.bytes == bytes && ran.verdict == verdict, "a later fragment was touched");

@@ -79,6 +79,8 @@ pub enum Whose {
     Node,
     /// Another node's.
     Peer,
+    /// Services' alone.
+    Services,
 }
 
 /// What a reader meets in the midst of an update.
@@ -223,6 +225,11 @@ impl Model {
     pub fn whose(&self, address: IpAddr) -> Option<Whose> {
         let holding = self.networks.iter().filter(|(network, _)| network.holds(address));
         holding.max_by_key(|(network, _)| network.bits).map(|(_, whose)| *whose)
+    }
+
+    /// Whether only a service may have the address, and none has.
+    pub fn is_unallocated(&self, address: IpAddr) -> bool {
+        self.whose(address) == Some(Whose::Services) && !self.vips.contains_key(&address)
     }
 
     fn find(&self, is: impl Fn(&Connection) -> bool) -> Option<usize> {

@@ -249,6 +249,10 @@ fn at_any_hook(model: &mut Model, asked: Asked, hint: Hint) -> Result<Expected> 
     if unserved(model, asked) {
         return Ok(asked.refuse(Outcome::RefusedUnserved, 0, 0));
     }
+    // No service has the address, and nobody else can.
+    if model.is_unallocated(dst.ip()) {
+        return Ok(Expected { fate: Fate::Drop, outcome: Outcome::DroppedNoService, ..PASS });
+    }
     if asked.is_clients_link() { direct(model, asked, hint) } else { Ok(PASS) }
 }
 

@@ -11,6 +11,8 @@ use lb_common::abi::{
     vip_flags,
 };
 
+use lb_common::service_cidrs::Cover;
+
 use super::model::{self, BackendState, Kind, Model, Torn, Whose};
 use super::wire::Protocol;
 use crate::test_run::{Family, LoadedPrograms, Of, Tables};
@@ -52,16 +54,23 @@ pub fn write(programs: &mut LoadedPrograms, model: &Model) -> Result<()> {
 /// Writes what the programs are told of addresses.
 fn write_addresses(programs: &mut LoadedPrograms, model: &Model) -> Result<()> {
     macro_rules! family {
-        ($v6:literal, $life:ident) => {
+        ($v6:literal, $n:literal, $life:ident) => {
             for (network, whose) in model.networks.iter().filter(|(network, _)| network.address.is_ipv6() == $v6) {
                 let flags = match whose {
                     Whose::Pods => network_flags::PODS,
                     Whose::Node => network_flags::NODE,
                     Whose::Peer => network_flags::PEER,
+                    Whose::Services => network_flags::SERVICES,
                 };
                 let key = Key::new(network.bits, NetworkKey { address: network.address.bytes() });
                 programs.$life.networks.insert(&key, Network { flags }, 0).context("writing a network")?;
             }
+            let cidrs = model
+                .networks
+                .iter()
+                .filter(|(network, whose)| *whose == Whose::Services && network.address.is_ipv6() == $v6);
+            programs
+                .set_cover::<$n>(Cover::of::<$n>(cidrs.map(|(network, _)| (network.address.bytes(), network.bits))))?;
             for (address, refuses) in model.vips.iter().filter(|(address, _)| address.is_ipv6() == $v6) {
                 let flags = vip_flags::ECHO | if *refuses { vip_flags::REFUSE_UNSERVED } else { 0 };
                 programs.$life.vips.insert(VipKey { address: address.bytes() }, Vip { flags }, 0)?;
@@ -74,8 +83,8 @@ fn write_addresses(programs: &mut LoadedPrograms, model: &Model) -> Result<()> {
             }
         };
     }
-    family!(false, state4);
-    family!(true, state6);
+    family!(false, 4, state4);
+    family!(true, 16, state6);
     Ok(())
 }
 

@@ -15,6 +15,7 @@ use aya::programs::{Program, SchedClassifier, TestRun as _, TestRunOptions, Xdp}
 use aya::{Ebpf, EbpfLoader};
 use lb_common::abi::{Event, Link, StatKey, link_flags, link_role, map_name};
 use lb_common::outcome::Outcome;
+use lb_common::service_cidrs::{self, Cover};
 use lb_userspace::maps::Strangers;
 use lb_userspace::maps::strangers::all_but;
 
@@ -116,6 +117,7 @@ pub struct LoadedPrograms {
     events: RingBuf<MapData>,
     /// Nobody is a stranger until somebody says so.
     strangers: Strangers,
+    service_cidrs: Array<MapData, Cover>,
 }
 
 impl LoadedPrograms {
@@ -154,11 +156,13 @@ impl LoadedPrograms {
         let outcomes = take(&mut ebpf, "outcomes")?.try_into()?;
         let stats = take(&mut ebpf, "stats")?.try_into()?;
         let events = take(&mut ebpf, "events")?.try_into()?;
+        let service_cidrs = take(&mut ebpf, map_name::SERVICE_CIDRS)?.try_into()?;
         // It stays where it is: programs that are not loaded yet refer to it by its descriptor.
         let Some(Map::Array(map)) = ebpf.map(map_name::STRANGERS) else { bail!("strangers is no array") };
         let strangers = Strangers::map(map)?;
         Ok(Self {
             strangers,
+            service_cidrs,
             ebpf,
             tables4,
             tables6,
@@ -187,6 +191,11 @@ impl LoadedPrograms {
     /// Until when unknown segments are left to the host's stack, seconds of `CLOCK_MONOTONIC`; 0: never.
     pub fn set_adoption(&mut self, until_s: u32) -> Result<()> {
         Ok(self.adoption.set(0, until_s, 0)?)
+    }
+
+    /// All service CIDRs of the family are within this cover from now on.
+    pub fn set_cover<const N: usize>(&mut self, cover: Cover) -> Result<()> {
+        Ok(self.service_cidrs.set(service_cidrs::index::<N>(), cover, 0)?)
     }
 
     /// Packets arrive by this link at XDP from now on; one that leaves by it again is sent, not redirected.
@@ -266,6 +275,8 @@ impl LoadedPrograms {
         self.state4.clear()?;
         self.state6.clear()?;
         self.set_adoption(0)?;
+        self.set_cover::<4>(Cover::default())?;
+        self.set_cover::<16>(Cover::default())?;
         // Tests number few services, from 1.
         for service in 0..64 {
             self.turns.set(service, 0, 0)?;

@@ -12,7 +12,7 @@ const TIME: Duration = Duration::from_secs(50);
 const LEAST: u64 = 100_000;
 
 /// What must come up among the steps, or too little was asked.
-const ASKED: [&str; 30] = [
+const ASKED: [&str; 31] = [
     "passed",
     "selected",
     "forwarded",
@@ -43,6 +43,7 @@ const ASKED: [&str; 30] = [
     "resumed",
     "dropped_rate_limit",
     "passed_adoption",
+    "dropped_no_service",
 ];
 
 #[test]

@@ -12,7 +12,7 @@ const WORLDS: u64 = 500;
 const PACKETS: usize = 60;
 
 /// What must come up among the packets, or the examination asked too little.
-const ASKED: [&str; 27] = [
+const ASKED: [&str; 28] = [
     "passed",
     "selected",
     "forwarded",
@@ -40,6 +40,7 @@ const ASKED: [&str; 27] = [
     "dropped_martian",
     "dropped_hop_limit",
     "passed_adoption",
+    "dropped_no_service",
 ];
 
 /// What must come up where there are few ports to translate to.
