@@ -15,6 +15,7 @@
 //! * [`routed`] tests every kind of frontend from every kind of client, over routes and a tunnel;
 //! * [`limits`] takes memory and CPU from a running agent;
 //! * [`steps`] kills the agent at each of its steps;
+//! * [`strays`] sends packets that no service is for, and sees which of them leave;
 //! * [`programs`] builds edited eBPF programs for tests of the tests.
 //!
 //! All but [`cluster`] on loopback needs root and `ip` (iproute2); nothing touches the links and
@@ -36,6 +37,7 @@ pub mod programs;
 pub mod random;
 pub mod routed;
 pub mod steps;
+pub mod strays;
 pub mod test_run;
 pub mod topology;
 pub mod update_race;

@@ -1,4 +1,5 @@
-//! Tells the data path what the links do not: the networks of the pods, the other nodes, and which addresses of the node services are published at.
+//! Tells the data path what the links do not: the networks of pods and services, the other nodes, and which addresses of the node services
+//! are published at.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -23,9 +24,13 @@ impl Neighbours {
         Self { to, may_be_late }
     }
 
-    /// The networks of the pods, the node's own addresses and those of the others.
+    /// The networks of pods and services, the node's own addresses and those of the others.
     pub fn tell_nodes(&self, snapshot: &Snapshot) {
-        self.tell(|known| Surroundings { peers: snapshot.peers.clone().or(known.peers.clone()), ..known.clone() });
+        self.tell(|known| Surroundings {
+            peers: snapshot.peers.clone().or(known.peers.clone()),
+            service_cidrs: snapshot.service_cidrs.clone().or(known.service_cidrs.clone()),
+            ..known.clone()
+        });
         let node = match &snapshot.node {
             Some(node) => (node.pod_cidrs.iter().copied().collect(), node.addresses.iter().copied().collect()),
             None if self.may_be_late => return,

@@ -279,6 +279,7 @@ fn datapath_settings(settings: &Settings) -> datapath::Settings {
         pod_interfaces: settings.pod_interfaces.clone(),
         external_interfaces: settings.external_interfaces.clone(),
         cluster_cidrs: settings.cluster_cidr.clone(),
+        service_cidrs: settings.service_cidr.clone(),
         snat_addresses: settings.snat_addresses.clone(),
         snat_ports: settings.snat_ports,
         dsr_peers: settings.dsr_peers.clone(),

@@ -1,4 +1,4 @@
-//! Networks of `--cluster-cidr` and `--snat-addresses`: separated by commas, or a list.
+//! Networks of `--cluster-cidr`, `--service-cidr` and `--snat-addresses`: separated by commas, or a list.
 
 use std::net::IpAddr;
 

@@ -139,6 +139,12 @@ pub struct Options {
     #[serde(deserialize_with = "networks")]
     pub cluster_cidr: Option<Vec<IpNet>>,
 
+    /// Service CIDRs, beside the ServiceCIDR objects of the API: what is sent to an address there that no Service has is dropped
+    /// [default: none]
+    #[arg(long, value_name = "CIDR,…", value_delimiter = ',', value_parser = network)]
+    #[serde(deserialize_with = "networks")]
+    pub service_cidr: Option<Vec<IpNet>>,
+
     /// Node addresses that stand in for clients outside where a backend is elsewhere [default: those of all links]
     #[arg(long, value_name = "CIDR,…", value_delimiter = ',', value_parser = network)]
     #[serde(deserialize_with = "networks")]

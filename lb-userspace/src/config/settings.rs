@@ -35,6 +35,7 @@ pub struct Settings {
     pub adoption_window: Duration,
     pub nodeport_addresses: NodePortAddresses,
     pub cluster_cidr: Vec<IpNet>,
+    pub service_cidr: Vec<IpNet>,
     pub snat_addresses: Vec<IpNet>,
     pub protect_node_ports: Switch,
     /// `None`: the default, as far as it is free.
@@ -96,6 +97,7 @@ impl Options {
             adoption_window: self.adoption_window.or(other.adoption_window),
             nodeport_addresses: self.nodeport_addresses.or(other.nodeport_addresses),
             cluster_cidr: self.cluster_cidr.or(other.cluster_cidr),
+            service_cidr: self.service_cidr.or(other.service_cidr),
             snat_addresses: self.snat_addresses.or(other.snat_addresses),
             protect_node_ports: self.protect_node_ports.or(other.protect_node_ports),
             snat_ports: self.snat_ports.or(other.snat_ports),
@@ -168,6 +170,7 @@ impl Options {
             adoption_window: self.adoption_window.unwrap_or(defaults::DEFAULT_ADOPTION_WINDOW),
             nodeport_addresses: self.nodeport_addresses.unwrap_or_default(),
             cluster_cidr: self.cluster_cidr.unwrap_or_default(),
+            service_cidr: self.service_cidr.unwrap_or_default(),
             snat_addresses: self.snat_addresses.unwrap_or_default(),
             protect_node_ports: self.protect_node_ports.unwrap_or(Switch::On),
             snat_ports: self.snat_ports,

@@ -244,9 +244,7 @@ impl Datapath {
         let wanted = sources::wanted(
             &net.candidates(),
             &self.addresses,
-            &self.settings.cluster_cidrs,
-            &self.settings.snat_addresses,
-            &self.settings.dsr_peers,
+            &self.settings,
             &self.surroundings.1.borrow_and_update().clone(),
             &self.sources.held(),
         );

@@ -4,9 +4,15 @@ use std::{collections::BTreeMap, fmt, io, net::IpAddr, path::Path};
 
 use aya::{Pod, maps::lpm_trie::Key};
 use ipnet::IpNet;
-use lb_common::abi::{Masquerade, Network, NetworkKey, map_name};
+use lb_common::{
+    abi::{Masquerade, Network, NetworkKey, map_name},
+    service_cidrs::Cover,
+};
 
-use super::{DatapathError, Fault, sources::Wanted};
+use super::{
+    DatapathError, Fault,
+    sources::{Wanted, covers},
+};
 use crate::maps::{Calls, MapError, Table};
 
 /// A table, and what was last read of it or written to it. `I` stands for the key, which has no order of its own.
@@ -88,10 +94,12 @@ fn unusable(error: MapError) -> DatapathError {
     DatapathError::kernel("open the pinned maps")(io::Error::other(error))
 }
 
-/// `networks4`, `networks6`, `masquerade4` and `masquerade6`.
+/// `networks4`, `networks6`, `service_cidrs`, `masquerade4` and `masquerade6`.
 pub(super) struct Sources {
     networks4: Kept<IpNet, Key<NetworkKey<4>>, Network>,
     networks6: Kept<IpNet, Key<NetworkKey<16>>, Network>,
+    /// An array: each of its elements is always wanted, so none is ever deleted.
+    service_cidrs: Kept<u32, u32, Cover>,
     masquerade4: Kept<u32, u32, Masquerade<4>>,
     masquerade6: Kept<u32, u32, Masquerade<16>>,
 }
@@ -108,6 +116,7 @@ impl Sources {
         Ok(Self {
             networks4: Kept::open(dir, map_name::NETWORKS4, key4, id4)?,
             networks6: Kept::open(dir, map_name::NETWORKS6, key6, id6)?,
+            service_cidrs: Kept::open(dir, map_name::SERVICE_CIDRS, |id| Some(*id), |key| key)?,
             masquerade4: Kept::open(dir, map_name::MASQUERADE4, |id| Some(*id), |key| key)?,
             masquerade6: Kept::open(dir, map_name::MASQUERADE6, |id| Some(*id), |key| key)?,
         })
@@ -133,6 +142,7 @@ impl Sources {
         let mut faults = Vec::new();
         self.networks4.look(takes, ToString::to_string, &mut faults)?;
         self.networks6.look(takes, ToString::to_string, &mut faults)?;
+        self.service_cidrs.look(takes, |family| format!("element {family}"), &mut faults)?;
         self.masquerade4.look(takes, |ifindex| format!("interface {ifindex}"), &mut faults)?;
         self.masquerade6.look(takes, |ifindex| format!("interface {ifindex}"), &mut faults)?;
         Ok(faults)
@@ -145,6 +155,7 @@ impl Sources {
             family.map(|(network, flags)| (*network, Network { flags: *flags }))
         };
         let networks = [self.networks4.set(networks(true)), self.networks6.set(networks(false))];
+        let cidrs = self.service_cidrs.set((0..).zip(covers(&wanted.networks)));
         let masquerade4 = self.masquerade4.set(wanted.masquerade4.iter().filter_map(|(ifindex, all)| {
             let all: Vec<[u8; 4]> = all.iter().map(std::net::Ipv4Addr::octets).collect();
             all.split_first().map(|(first, others)| (*ifindex, Masquerade::new(*first, others)))
@@ -153,7 +164,7 @@ impl Sources {
             let all: Vec<[u8; 16]> = all.iter().map(std::net::Ipv6Addr::octets).collect();
             all.split_first().map(|(first, others)| (*ifindex, Masquerade::new(*first, others)))
         }));
-        networks.into_iter().chain([masquerade4, masquerade6]).collect()
+        networks.into_iter().chain([cidrs, masquerade4, masquerade6]).collect()
     }
 }
 

@@ -28,6 +28,8 @@ pub struct Settings {
     pub external_interfaces: Interfaces,
     /// Networks of the cluster's pods, beside those that the Node object names.
     pub cluster_cidrs: Vec<IpNet>,
+    /// Service CIDRs, beside those that the source names.
+    pub service_cidrs: Vec<IpNet>,
     /// Where the addresses are taken from that stand in for clients; empty: from all of the node's.
     pub snat_addresses: Vec<IpNet>,
     /// Source ports of masqueraded flows; `None`: the default, as far as it is free.
@@ -69,6 +71,7 @@ impl Default for Settings {
             pod_interfaces: Interfaces::Auto,
             external_interfaces: Interfaces::Auto,
             cluster_cidrs: Vec::new(),
+            service_cidrs: Vec::new(),
             snat_addresses: Vec::new(),
             snat_ports: None,
             dsr_peers: Vec::new(),

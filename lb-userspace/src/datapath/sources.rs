@@ -1,4 +1,4 @@
-//! What the programs must know to serve clients outside: who they are, and which address of this node stands in for them. Pure.
+//! What the programs must know of addresses: whose they are, and which address of this node stands in for clients outside. Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,9 +7,15 @@ use std::{
 };
 
 use ipnet::IpNet;
-use lb_common::abi::{MASQUERADE_ADDRESSES, network_flags};
+use lb_common::{
+    abi::{MASQUERADE_ADDRESSES, V4, V6, network_flags},
+    service_cidrs::{Cover, FAMILIES, index},
+};
 
-use super::net::{Candidate, Standing};
+use super::{
+    net::{Candidate, Standing},
+    settings::Settings,
+};
 use crate::model::Family;
 
 /// Key of `masquerade4` and `masquerade6` for links that have none of their own.
@@ -24,6 +30,8 @@ pub struct Surroundings {
     pub primary: BTreeSet<IpAddr>,
     /// Addresses of the other nodes as their objects have them, where they matter; `None`: not known yet.
     pub peers: Option<Arc<BTreeSet<IpAddr>>>,
+    /// Service CIDRs that the source names; `None`: not known yet.
+    pub service_cidrs: Option<Arc<BTreeSet<IpNet>>>,
     /// Addresses of this node that services are published at: they may move to another node.
     pub published: BTreeSet<IpAddr>,
     /// Families in which something is published for clients outside.
@@ -41,15 +49,13 @@ pub(super) struct Wanted {
     pub masquerade6: BTreeMap<u32, Vec<Ipv6Addr>>,
 }
 
-/// `cluster`: networks of the pods by the settings. `allowed`: where addresses that stand in for clients are taken from, all of a link;
-/// empty: anywhere, one of each link. `peers`: networks of the other nodes by the settings. `held`: what is in the tables, of which the
-/// networks of pods and the other nodes, and the addresses that stand in, stay while nothing else is known.
+/// `settings`: the networks that they name add to those of the surroundings, and where addresses that stand in for clients are taken from,
+/// all of a link; empty: anywhere, one of each link. `held`: what is in the tables, of which the networks of pods, the other nodes and
+/// services, and the addresses that stand in, stay while nothing else is known.
 pub(super) fn wanted(
     candidates: &[Candidate],
     own: &BTreeSet<IpAddr>,
-    cluster: &[IpNet],
-    allowed: &[IpNet],
-    peers: &[IpNet],
+    settings: &Settings,
     surroundings: &Surroundings,
     held: &Wanted,
 ) -> Wanted {
@@ -59,19 +65,24 @@ pub(super) fn wanted(
     let known = surroundings.pods.as_ref();
     let pods: Vec<IpNet> =
         known.map_or_else(|| kept(network_flags::PODS).collect(), |pods| pods.iter().copied().collect());
-    let pods = pods.iter().chain(cluster).map(|network| (*network, network_flags::PODS));
+    let pods = pods.iter().chain(&settings.cluster_cidrs).map(|network| (*network, network_flags::PODS));
     let known = surroundings.peers.as_ref();
     let others: Vec<IpNet> = known.map_or_else(
         || kept(network_flags::PEER).collect(),
         |others| others.iter().map(|address| IpNet::from(*address)).collect(),
     );
-    let peers = others.iter().chain(peers).map(|network| (*network, network_flags::PEER));
+    let peers = others.iter().chain(&settings.dsr_peers).map(|network| (*network, network_flags::PEER));
+    let known = surroundings.service_cidrs.as_ref();
+    let services: Vec<IpNet> =
+        known.map_or_else(|| kept(network_flags::SERVICES).collect(), |cidrs| cidrs.iter().copied().collect());
+    let services = services.iter().chain(&settings.service_cidrs).map(|network| (*network, network_flags::SERVICES));
     let own = own.iter().map(|address| (IpNet::from(*address), network_flags::NODE));
-    for (network, flag) in pods.chain(peers).chain(own) {
+    for (network, flag) in pods.chain(peers).chain(services).chain(own) {
         *wanted.networks.entry(network.trunc()).or_default() |= flag;
     }
     inherit(&mut wanted.networks);
 
+    let allowed = &settings.snat_addresses;
     let is_allowed =
         |found: &&Candidate| allowed.is_empty() || allowed.iter().any(|network| network.contains(&found.address));
     let most = if allowed.is_empty() { 1 } else { MASQUERADE_ADDRESSES };
@@ -92,7 +103,8 @@ pub(super) fn wanted(
     wanted
 }
 
-/// The longest prefix alone is looked at: it says what those around it say, too.
+/// The longest prefix alone is looked at: it says what those around it say, too. But addresses of pods and nodes within a service CIDR are
+/// theirs, not services'.
 fn inherit(networks: &mut BTreeMap<IpNet, u32>) {
     // By address and then by length: what is around a network comes before it, and after all that does not hold its address.
     let mut around: Vec<(IpNet, u32)> = Vec::new();
@@ -100,9 +112,27 @@ fn inherit(networks: &mut BTreeMap<IpNet, u32>) {
         while around.last().is_some_and(|(last, _)| !last.contains(network)) {
             around.pop();
         }
-        *flags |= around.last().map_or(0, |(_, flags)| *flags);
+        *flags |= around.last().map_or(0, |(_, flags)| *flags & !network_flags::SERVICES);
         around.push((*network, *flags));
     }
+}
+
+/// What rules addresses out of the service CIDRs, of IPv4 and of IPv6.
+pub(super) fn covers(networks: &BTreeMap<IpNet, u32>) -> [Cover; FAMILIES] {
+    let cidrs =
+        || networks.iter().filter(|(_, flags)| **flags & network_flags::SERVICES != 0).map(|(network, _)| network);
+    let v4 = cidrs().filter_map(|network| match network {
+        IpNet::V4(v4) => Some((v4.network().octets(), v4.prefix_len().into())),
+        IpNet::V6(_) => None,
+    });
+    let v6 = cidrs().filter_map(|network| match network {
+        IpNet::V4(_) => None,
+        IpNet::V6(v6) => Some((v6.network().octets(), v6.prefix_len().into())),
+    });
+    let mut covers = [Cover::default(); FAMILIES];
+    covers[index::<V4>() as usize] = Cover::of(v4);
+    covers[index::<V6>() as usize] = Cover::of(v6);
+    covers
 }
 
 /// Which of the node's addresses are its own before others.

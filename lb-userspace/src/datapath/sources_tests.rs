@@ -10,7 +10,13 @@ fn candidate(ifindex: u32, address: &str) -> Candidate {
 fn of(candidates: &[Candidate], allowed: &[&str], surroundings: &Surroundings) -> Wanted {
     let allowed: Vec<IpNet> = allowed.iter().map(|text| text.parse().expect("a network")).collect();
     let own = candidates.iter().map(|found| found.address).collect();
-    wanted(candidates, &own, &[], &allowed, &[], surroundings, &Wanted::default())
+    wanted(
+        candidates,
+        &own,
+        &Settings { snat_addresses: allowed, ..Settings::default() },
+        surroundings,
+        &Wanted::default(),
+    )
 }
 
 fn shown<A: ToString>(addresses: &BTreeMap<u32, Vec<A>>) -> Vec<(u32, String)> {
@@ -93,7 +99,7 @@ fn the_address_that_stands_in_stays_while_the_node_is_not_known() {
     let all = [uplink("192.0.2.1"), uplink("192.0.2.2"), candidate(3, "10.0.0.1"), candidate(3, "10.0.0.2")];
     let own: BTreeSet<IpAddr> = all.iter().map(|found| found.address).collect();
     let told = |all: &[Candidate], surroundings: &Surroundings, held: &Wanted| {
-        wanted(all, &own, &[], &[], &[], surroundings, held)
+        wanted(all, &own, &Settings::default(), surroundings, held)
     };
     let known = Surroundings {
         pods: Some(BTreeSet::new()),
@@ -121,9 +127,8 @@ fn networks_of_pods_stay_while_the_node_is_not_known() {
     let networks = [(network("10.244.1.0/24"), network_flags::PODS), (network("192.0.2.9/32"), network_flags::NODE)];
     let held = Wanted { networks: networks.into(), ..Wanted::default() };
     let own = BTreeSet::from(["192.0.2.1".parse().expect("an address")]);
-    let told = |surroundings: &Surroundings| {
-        wanted(&[], &own, &[network("fd00:10::/56")], &[], &[], surroundings, &held).networks
-    };
+    let settings = Settings { cluster_cidrs: vec![network("fd00:10::/56")], ..Settings::default() };
+    let told = |surroundings: &Surroundings| wanted(&[], &own, &settings, surroundings, &held).networks;
     let mut surroundings = Surroundings::default();
     let node = (network("192.0.2.1/32"), network_flags::NODE);
     let cluster = (network("fd00:10::/56"), network_flags::PODS);
@@ -138,11 +143,8 @@ fn the_other_nodes_stay_until_others_are_known_and_the_settings_add_to_them() {
     let networks = [(network("192.0.2.7/32"), network_flags::PEER), (network("192.0.2.9/32"), network_flags::NODE)];
     let held = Wanted { networks: networks.into(), ..Wanted::default() };
     let told = |surroundings: &Surroundings| {
-        let by_settings = [network("fd00:1::/64")];
-        wanted(&[], &BTreeSet::new(), &[], &[], &by_settings, surroundings, &held)
-            .networks
-            .into_keys()
-            .collect::<Vec<_>>()
+        let settings = Settings { dsr_peers: vec![network("fd00:1::/64")], ..Settings::default() };
+        wanted(&[], &BTreeSet::new(), &settings, surroundings, &held).networks.into_keys().collect::<Vec<_>>()
     };
     let pods = Some(BTreeSet::new());
     let mut surroundings = Surroundings { pods, ..Surroundings::default() };
@@ -189,9 +191,53 @@ fn a_network_is_all_that_those_around_it_are() {
 fn a_network_within_another_one_is_both() {
     let network = |text: &str| text.parse::<IpNet>().expect("a network");
     let own = BTreeSet::from(["192.0.2.1".parse().expect("an address")]);
-    let (pods, peers) = ([network("192.0.0.0/16")], [network("192.0.2.0/24")]);
-    let wanted = wanted(&[], &own, &pods, &[], &peers, &Surroundings::default(), &Wanted::default());
+    let (cluster_cidrs, dsr_peers) = (vec![network("192.0.0.0/16")], vec![network("192.0.2.0/24")]);
+    let settings = Settings { cluster_cidrs, dsr_peers, ..Settings::default() };
+    let wanted = wanted(&[], &own, &settings, &Surroundings::default(), &Wanted::default());
     let all = network_flags::PODS | network_flags::PEER;
     let flags: Vec<u32> = wanted.networks.into_values().collect();
     assert_eq!(flags, [network_flags::PODS, all, all | network_flags::NODE], "the longest prefix alone is looked at");
+}
+
+#[test]
+fn service_cidrs_stay_until_others_are_known_and_the_settings_add_to_them() {
+    let network = |text: &str| text.parse::<IpNet>().expect("a network");
+    let networks =
+        [(network("10.96.0.0/12"), network_flags::SERVICES), (network("10.244.0.0/16"), network_flags::PODS)];
+    let held = Wanted { networks: networks.into(), ..Wanted::default() };
+    let settings = Settings { service_cidrs: vec![network("fd00:96::/112")], ..Settings::default() };
+    let told = |surroundings: &Surroundings| {
+        let wanted = wanted(&[], &BTreeSet::new(), &settings, surroundings, &held);
+        assert!(wanted.networks.values().all(|flags| *flags == network_flags::SERVICES));
+        wanted.networks.into_keys().collect::<Vec<_>>()
+    };
+    let mut surroundings = Surroundings { pods: Some(BTreeSet::new()), ..Surroundings::default() };
+    assert_eq!(told(&surroundings), [network("10.96.0.0/12"), network("fd00:96::/112")]);
+    surroundings.service_cidrs = Some(Arc::new([network("10.112.0.0/16"), network("10.113.0.0/16")].into()));
+    assert_eq!(told(&surroundings), [network("10.112.0.0/16"), network("10.113.0.0/16"), network("fd00:96::/112")]);
+    surroundings.service_cidrs = Some(Arc::default());
+    assert_eq!(told(&surroundings), [network("fd00:96::/112")]);
+}
+
+#[test]
+fn addresses_of_pods_and_nodes_within_a_service_cidr_are_not_services() {
+    let network = |text: &str| text.parse::<IpNet>().expect("a network");
+    let settings = Settings {
+        cluster_cidrs: vec![network("10.0.0.0/8"), network("10.96.4.0/24")],
+        service_cidrs: vec![network("10.96.0.0/12"), network("10.96.4.128/25"), network("fd00:96::/112")],
+        dsr_peers: vec![network("10.96.0.7/32")],
+        ..Settings::default()
+    };
+    let own = ["10.96.0.10", "fd00:96::a", "192.0.2.1"].map(|address| address.parse().expect("an address")).into();
+    let wanted = wanted(&[], &own, &settings, &Surroundings::default(), &Wanted::default()).networks;
+    let services = wanted.iter().filter(|(_, flags)| **flags & network_flags::SERVICES != 0);
+    let services: Vec<(String, u32)> = services.map(|(network, flags)| (network.to_string(), *flags)).collect();
+    let both = network_flags::PODS | network_flags::SERVICES;
+    let expected = [("10.96.0.0/12", both), ("10.96.4.128/25", both), ("fd00:96::/112", network_flags::SERVICES)];
+    assert_eq!(services, expected.map(|(network, flags)| (network.to_owned(), flags)));
+    let [v4, v6] = covers(&wanted);
+    assert!(v4.may_hold(&[10, 96, 0, 99]) && v4.may_hold(&[10, 111, 0, 1]) && !v4.may_hold(&[10, 244, 0, 1]));
+    let address = |text: &str| text.parse::<Ipv6Addr>().expect("an address").octets();
+    assert!(v6.may_hold(&address("fd00:96::63")) && !v6.may_hold(&address("fd00:97::63")));
+    assert_eq!(covers(&BTreeMap::from([(network("10.0.0.0/8"), network_flags::PODS)])), [Cover::default(); FAMILIES]);
 }

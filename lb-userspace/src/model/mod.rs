@@ -13,6 +13,7 @@ mod time;
 use std::{collections::BTreeSet, fmt, net::IpAddr, sync::Arc};
 
 use imbl::OrdMap;
+use ipnet::IpNet;
 
 pub use annotations::{AllowedAnnotations, Annotation, Namespaces};
 pub use node::{Node, Peer};
@@ -59,11 +60,20 @@ pub struct Snapshot {
     pub node: Option<Arc<Node>>,
     /// Addresses of the other nodes, as far as anybody asks for them; `None`: not known yet.
     pub peers: Option<Arc<BTreeSet<IpAddr>>>,
+    /// Service CIDRs that the source names; `None`: not known yet.
+    pub service_cidrs: Option<Arc<BTreeSet<IpNet>>>,
 }
 
-/// Nothing, and nobody asks for other nodes.
+/// Nothing, no service CIDR among it, and nobody asks for other nodes.
 impl Default for Snapshot {
     fn default() -> Self {
-        Self { revision: 0, services: OrdMap::new(), slices: OrdMap::new(), node: None, peers: Some(Arc::default()) }
+        Self {
+            revision: 0,
+            services: OrdMap::new(),
+            slices: OrdMap::new(),
+            node: None,
+            peers: Some(Arc::default()),
+            service_cidrs: Some(Arc::default()),
+        }
     }
 }

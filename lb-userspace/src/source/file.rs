@@ -137,10 +137,10 @@ impl Follow {
         let revision = self.status.borrow().revision + 1;
         let refused = loaded.services.refusals().chain(loaded.slices.refusals()).chain(&loaded.refusals);
         let refusals = refused.cloned().collect();
-        // A file names none: `--dsr-peers` does.
-        let no_peers = Arc::default();
-        let snapshot =
-            objects::snapshot(&loaded.services, &loaded.slices, loaded.node.as_ref(), Some(&no_peers), revision);
+        // A file names none of either: `--dsr-peers` and `--service-cidr` do.
+        let (no_peers, no_cidrs) = (Arc::default(), Arc::default());
+        let (services, slices, node) = (&loaded.services, &loaded.slices, loaded.node.as_ref());
+        let snapshot = objects::snapshot(services, slices, node, Some(&no_peers), Some(&no_cidrs), revision);
         self.snapshots.send_replace(Some(Arc::new(snapshot)));
         self.status.send_modify(|status| {
             status.synced = true;

@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use imbl::OrdMap;
+use ipnet::IpNet;
 
 use super::{
     convert::{self, Converted},
@@ -219,14 +220,15 @@ impl Objects<Peer> {
     }
 }
 
-/// A snapshot of both kinds, and of this node and the others if they are known.
+/// A snapshot of both kinds, and of this node, the others and the service CIDRs if they are known.
 pub fn snapshot(
     services: &Objects<Service>,
     slices: &Objects<Slice>,
     node: Option<&Arc<Node>>,
     peers: Option<&Arc<BTreeSet<IpAddr>>>,
+    service_cidrs: Option<&Arc<BTreeSet<IpNet>>>,
     revision: u64,
 ) -> Snapshot {
-    let (node, peers) = (node.cloned(), peers.cloned());
-    Snapshot { revision, services: services.held.clone(), slices: slices.held.clone(), node, peers }
+    let (node, peers, service_cidrs) = (node.cloned(), peers.cloned(), service_cidrs.cloned());
+    Snapshot { revision, services: services.held.clone(), slices: slices.held.clone(), node, peers, service_cidrs }
 }

@@ -49,6 +49,7 @@ mod programs;
 mod rate_limit;
 mod retry;
 mod schedulers;
+mod service_cidrs;
 mod snat_ports;
 mod soak;
 mod socket;

@@ -1,8 +1,7 @@
 //! What is sent to an address of services and served by nothing never leaves by the default route: not refused ports, not strays, not
 //! other protocols. Needs root and BPF.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use lb_common::outcome::Outcome;
@@ -10,87 +9,11 @@ use lb_tests::agent::{External, Manifest};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::incident::Counters;
 use lb_tests::peers::eventually;
-use lb_tests::topology::{NodeOptions, Place};
-use nix::net::if_::if_nametoindex;
-use nix::sys::socket::{AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, recvfrom, socket};
-use socket2::{Domain, Protocol, Socket, Type};
+use lb_tests::strays::{GRE, Gateway, send, strays};
+use lb_tests::topology::NodeOptions;
 
-const GRE: i32 = 47;
 /// A slow machine gets this long.
 const LIMIT: Duration = Duration::from_secs(30);
-
-/// Everything that arrives at the gateway of all hosts.
-struct Gateway {
-    socket: OwnedFd,
-    link: usize,
-}
-
-impl Gateway {
-    fn watch(fixture: &Fixture) -> Self {
-        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-        fixture.topology.wire().place().run(|| Self {
-            socket: socket(AddressFamily::Packet, SockType::Datagram, flags, SockProtocol::EthAll).unwrap(),
-            link: if_nametoindex("br0").unwrap() as usize,
-        })
-    }
-
-    /// Destinations and protocols of what has come since the last call.
-    fn seen(&self) -> Vec<(IpAddr, i32)> {
-        let mut seen = Vec::new();
-        let mut packet = [0u8; 128];
-        while let Ok((_, Some(from))) = recvfrom::<LinkAddr>(self.socket.as_raw_fd(), &mut packet) {
-            if from.ifindex() != self.link {
-                continue;
-            }
-            let destination4: [u8; 4] = packet[16..20].try_into().unwrap();
-            let destination6: [u8; 16] = packet[24..40].try_into().unwrap();
-            match packet[0] >> 4 {
-                4 => seen.push((Ipv4Addr::from(destination4).into(), i32::from(packet[9]))),
-                6 => seen.push((Ipv6Addr::from(destination6).into(), i32::from(packet[6]))),
-                _ => {}
-            }
-        }
-        seen
-    }
-}
-
-/// Sends this as the payload of a packet of the protocol.
-fn send(from: &Place, to: IpAddr, protocol: i32, payload: &[u8]) {
-    from.run(|| {
-        let domain = if to.is_ipv4() { Domain::IPV4 } else { Domain::IPV6 };
-        let socket = Socket::new(domain, Type::RAW, Some(Protocol::from(protocol))).unwrap();
-        match socket.send_to(payload, &SocketAddr::new(to, 0).into()) {
-            // The node's own packet, dropped on its way out.
-            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
-            sent => assert_eq!(sent.unwrap(), payload.len()),
-        }
-    });
-}
-
-/// A TCP header from port 4000 to port 81, which nobody serves, with these flags.
-fn segment(flags: u8) -> [u8; 20] {
-    let mut header = [0; 20];
-    header[..4].copy_from_slice(&[0x0f, 0xa0, 0, 81]);
-    (header[12], header[13]) = (0x50, flags);
-    header
-}
-
-/// One of each: protocol and payload. Nothing at the address is for any of them.
-fn strays(to: IpAddr) -> Vec<(i32, Vec<u8>)> {
-    const ACK: u8 = 0x10;
-    const RST: u8 = 0x04;
-    let datagram = [0x0f, 0xa0, 0, 81, 0, 8, 0, 0];
-    // A timestamp request (RFC 792), an unassigned type; then an error that quotes nothing.
-    let (icmp, other, error) = if to.is_ipv4() { (libc::IPPROTO_ICMP, 13, 3) } else { (libc::IPPROTO_ICMPV6, 200, 1) };
-    vec![
-        (libc::IPPROTO_TCP, segment(ACK).to_vec()),
-        (libc::IPPROTO_TCP, segment(RST).to_vec()),
-        (libc::IPPROTO_UDP, datagram.to_vec()),
-        (GRE, vec![0; 8]),
-        (icmp, [&[other, 0, 0, 0], &[0; 16][..]].concat()),
-        (icmp, [&[error, 1, 0, 0], &[0; 4][..]].concat()),
-    ]
-}
 
 fn addresses(texts: [&str; 2]) -> [IpAddr; 2] {
     texts.map(|text| text.parse().unwrap())
@@ -110,7 +33,7 @@ fn nothing_that_is_sent_to_an_address_of_services_goes_on_to_the_router() {
     let service = fixture.web().with(own);
     let cluster = service.cluster_ips.both();
     let agent = fixture.agent(&Manifest::of([service]), &["--external-ips", "on"]);
-    let gateway = Gateway::watch(&fixture);
+    let gateway = Gateway::watch(&fixture.topology).unwrap();
 
     let mut sent = 0;
     let before = Counters::read(agent.bpffs()).unwrap();
@@ -121,7 +44,7 @@ fn nothing_that_is_sent_to_an_address_of_services_goes_on_to_the_router() {
         for (to, (protocol, payload)) in
             own.iter().flat_map(|to| strays(*to).into_iter().map(move |stray| (*to, stray)))
         {
-            send(from, to, protocol, &payload);
+            send(from, to, protocol, &payload).unwrap();
             sent += 1;
         }
     }
@@ -138,7 +61,7 @@ fn nothing_that_is_sent_to_an_address_of_services_goes_on_to_the_router() {
 
     // What a pod sends to another port of an external IP may be for whoever has the address; and the watch is awake.
     for to in external {
-        send(fixture.client.place(), to, GRE, &[0; 8]);
+        send(fixture.client.place(), to, GRE, &[0; 8]).unwrap();
         eventually("it went on", LIMIT, || gateway.seen().contains(&(to, GRE)).then_some(()));
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use lb_tests::agent::{Agent, External, Manifest, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Server, Stream, eventually};
-use lb_tests::topology::{NodeOptions, Place};
+use lb_tests::topology::{NodeOptions, Place, SERVICE_NET4, SERVICE_NET6};
 
 const NODE_PORT: u16 = 30_080;
 /// How long pods may be without DNS when the cache goes: less than the data path's rounds (10 s).
@@ -33,7 +33,10 @@ fn pods_ask_the_cache_on_their_node_and_the_cache_asks_kube_dns() {
     let upstream = Service::standard("kube-dns-upstream", 11, fixture.endpoints());
     let external = External { node_ports: vec![NODE_PORT], ..External::default() };
     let web = Service::standard("web", 12, fixture.endpoints()).with(external);
-    let agent = Agent::start(node, &Manifest::of([kube_dns.clone(), upstream.clone(), web])).unwrap();
+    let manifest = Manifest::of([kube_dns.clone(), upstream.clone(), web]);
+    // The address is in a service CIDR, and then no service's but the node's.
+    let service_cidrs = format!("{SERVICE_NET4},{SERVICE_NET6}");
+    let agent = Agent::start_with(node, &manifest, &["--service-cidr", &service_cidrs]).unwrap();
     let client = fixture.client.place();
     let answered_by_within = |from: &Place, name: &str, limit: Duration| {
         eventually(&format!("{name} answers"), limit, || {

@@ -4,11 +4,14 @@ use std::path::Path;
 
 use aya::EbpfLoader;
 use lb_common::abi::{ABI_VERSION, Config, map_name};
-use lb_tests::agent::{Agent, Manifest, Protocol};
+use lb_common::outcome::Outcome;
+use lb_tests::agent::{Agent, Manifest, Protocol, SOON};
 use lb_tests::fixture::{Fixture, Pods};
-use lb_tests::peers::Stream;
+use lb_tests::incident::Counters;
+use lb_tests::peers::{Stream, eventually};
+use lb_tests::strays::{SYN, segment, send};
 use lb_tests::test_run;
-use lb_tests::topology::NodeOptions;
+use lb_tests::topology::{NodeOptions, SERVICE_NET4};
 
 /// Starts an agent that must be refused; returns what it said.
 fn refusal(agent: &mut Agent) -> String {
@@ -69,6 +72,36 @@ fn other_map_sizes_than_those_pinned_are_warned_of_and_the_pinned_ones_serve_on(
     assert!(doctor.contains("slots has 1048576, not 2048"), "{doctor}");
     next.kill();
     std::mem::forget(first); // The next one cleans up.
+}
+
+/// A version before knew fewer outcomes, and no service CIDRs.
+#[test]
+fn maps_of_a_version_that_knew_less_are_taken_over() {
+    let fixture = Fixture::new("knewless", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let flag = format!("--service-cidr={SERVICE_NET4}");
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[&flag]);
+    let client = fixture.client.place();
+    let mut held = Stream::connect(client, service.frontends(Protocol::Tcp)[0]).unwrap();
+    held.ask("before").unwrap();
+    agent.kill();
+    let pin = |name: &str| fixture.node.bpffs().join("ballast").join(name);
+    for name in [map_name::OUTCOMES, map_name::SERVICE_CIDRS] {
+        std::fs::remove_file(pin(name)).unwrap();
+    }
+    pin_other_map(map_name::OUTCOMES, 50, &pin(map_name::OUTCOMES));
+
+    agent.restart().unwrap();
+    held.ask("after").unwrap();
+    let before = Counters::read(fixture.node.bpffs()).unwrap();
+    let nobodys = "10.96.200.99".parse().unwrap();
+    send(client, nobodys, libc::IPPROTO_TCP, &segment(SYN)).unwrap();
+    Stream::connect(client, service.frontends(Protocol::Tcp)[0]).unwrap().ask("new").unwrap();
+    eventually("both are counted", SOON, || {
+        let after = Counters::read(fixture.node.bpffs()).unwrap();
+        let counted = [Outcome::Selected, Outcome::DroppedNoService].map(|outcome| after.since(&before, outcome));
+        (counted == [1, 1]).then_some(())
+    });
 }
 
 #[test]

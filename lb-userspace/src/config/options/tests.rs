@@ -10,7 +10,7 @@ fn from_flags(flags: &[&str]) -> Options {
     Options::from_arg_matches(&matches).expect("valid flags")
 }
 
-const FLAGS: [&str; 49] = [
+const FLAGS: [&str; 50] = [
     "--source=kube",
     "--kubeconfig=/k",
     "--api-server=https://10.0.0.1:6443,https://10.0.0.2:6443",
@@ -31,6 +31,7 @@ const FLAGS: [&str; 49] = [
     "--nodeport-addresses=10.0.0.0/8,fd00::/8",
     "--protect-node-ports=off",
     "--cluster-cidr=10.244.0.0/16,fd00:10::/56",
+    "--service-cidr=10.96.0.0/12,fd00:96::/112",
     "--snat-addresses=192.0.2.0/24",
     "--snat-ports=61000-61999",
     "--dsr-peers=192.0.2.0/24,2001:db8:1::/64",

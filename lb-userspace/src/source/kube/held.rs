@@ -266,7 +266,8 @@ impl Held {
             let peers = self.peers();
             let node = self.own_node.known();
             let (services, slices) = (&self.services.objects, &self.slices.objects);
-            let snapshot = objects::snapshot(services, slices, node, peers.as_ref(), self.revision);
+            let snapshot =
+                objects::snapshot(services, slices, node, peers.as_ref(), Some(&Arc::default()), self.revision);
             snapshots.send_replace(Some(Arc::new(snapshot)));
         }
         let missing_node = self.own_node.missing(self.nodes.listed, self.nodes.objects.first().is_some());
