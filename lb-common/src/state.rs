@@ -209,6 +209,13 @@ pub const fn keeps_flows<const N: usize>(backend: &Backend<N>, now_ds: u32) -> b
     backend.state != backend_state::FREE && backend.state != backend_state::GONE && !deadline_struck(backend, now_ds)
 }
 
+/// Whether a new flow may be sent to this backend: one that is in no set takes none, whatever slots still lead to it.
+#[inline(always)]
+pub const fn takes_flows<const N: usize>(backend: &Backend<N>, now_ds: u32) -> bool {
+    const IN_SETS: u8 = backend_flags::IN_CLUSTER_SET | backend_flags::IN_LOCAL_SET;
+    backend.flags & IN_SETS != 0 && keeps_flows(backend, now_ds)
+}
+
 /// Whether a UDP flow should leave this backend at its next packet (it has no connection that would break).
 #[inline(always)]
 pub const fn udp_moves<const N: usize>(backend: &Backend<N>) -> bool {

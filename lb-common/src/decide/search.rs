@@ -117,8 +117,8 @@ pub fn look<const N: usize, T: Tables<N>>(
         return false;
     }
     let Some(backend) = tables.backend(id) else { return false };
-    // With the agent dead, a slot may lead to a backend whose deadline has struck.
-    if backend.generation != slot.backend_generation || !state::keeps_flows(&backend, now_s.saturating_mul(10)) {
+    // A slot may lead to a backend that has left: with the agent dead, or where no table has room for the slots without it.
+    if backend.generation != slot.backend_generation || !state::takes_flows(&backend, now_s.saturating_mul(10)) {
         return false;
     }
     let mut worth = Worth::Fit;

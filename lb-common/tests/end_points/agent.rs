@@ -39,7 +39,7 @@ impl Agent {
                 address: address.0,
                 port: address.1,
                 state: backend_state::ACTIVE,
-                flags: backend_flags::SERVING | backend_flags::LOCAL,
+                flags: backend_flags::SERVING | backend_flags::LOCAL | backend_flags::IN_CLUSTER_SET,
                 generation: 1,
                 service: u32::try_from(service).unwrap() + 1,
                 deadline_ds: 0,

@@ -1,7 +1,7 @@
 //! What the models of the packet path once found: rare orders of events, each by itself.
 
 use crate::memory::Memory;
-use lb_common::abi::{FlowKey, ServiceKey, TCP, backend_state};
+use lb_common::abi::{FlowKey, ServiceKey, TCP, backend_flags, backend_state};
 use lb_common::decide::{Action, Hook, Packet, Verdict, Work, decide, pair_key};
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, SYN};
@@ -113,4 +113,19 @@ fn a_second_connection_is_accepted_by_the_flows_own_backend_alone() {
     assert_eq!(tables.flows[&asks(0)], flow, "the flow is with its backend still");
     accepts(&mut tables, &first, ISN + 5_000);
     assert_eq!(tables.flows[&asks(0)].isn, ISN + 5_000);
+}
+
+/// As long as no table has room for slots without it, they lead there still.
+#[test]
+fn a_backend_that_is_in_no_set_keeps_its_connections_and_takes_no_new_one() {
+    let mut tables = serving(&BACKENDS);
+    let ask = |tables: &mut Memory, port, flags| tables.ask(FlowKey { src_port: port, ..asks(0) }, flags, Hook::POD_IN);
+    let first = ask(&mut tables, 40_000, SYN);
+    tables.backends.get_mut(&first.backend).unwrap().flags &= !backend_flags::IN_CLUSTER_SET;
+    assert_eq!(ask(&mut tables, 40_000, SYN).address, first.address);
+    for port in 40_001..40_100 {
+        let other = ask(&mut tables, port, SYN);
+        assert_eq!((other.action, other.outcome), (Action::ToBackend, Outcome::Selected));
+        assert_ne!(other.address, first.address);
+    }
 }

@@ -16,7 +16,7 @@ use crate::{
     model::{Monotonic, Snapshot},
     plan::{
         BackendId, Book, Changes, Desired, DesiredService, NodeFacts, Op, PlanSettings, Planner, PortKey, diff_service,
-        diff_vip, evictions, free_unreferred, restore, sweep,
+        diff_vip, free_unreferred, restore, sweep, withdrawals,
     },
 };
 
@@ -263,7 +263,8 @@ impl<S: Store> Programmer<S> {
             };
             let ops = planned_ops.unwrap_or_else(|refusal| {
                 self.pending.put(subject.clone(), Trouble::NoRoom(refusal), before, &self.settings, run.now);
-                owner.as_ref().map(|key| evictions(key, book, run.now)).unwrap_or_default()
+                let owner = owner.as_ref();
+                owner.map(|key| withdrawals(key, desired, book, &self.settings, run.now)).unwrap_or_default()
             });
             let change = Change { subject, ops, owner, before };
             self.writer.reserve(&change);

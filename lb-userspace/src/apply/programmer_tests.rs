@@ -263,7 +263,8 @@ fn a_name_that_was_lost_does_not_keep_its_service_alive() {
 /// One table without room delays nobody else's drain, and is not asked without end.
 #[test]
 fn a_full_table_keeps_nobody_from_ending() {
-    let small = Capacities { slots: 1, ..Capacities::all(9) };
+    // Room for one slot, and for as many that are kept free.
+    let small = Capacities { slots: 2, ..Capacities::all(9) };
     let mut programmer = Programmer::restore(MemoryStore::new(small), PlanSettings::default(), at(10)).unwrap();
     programmer.sync(&snapshot(WEB), &NodeFacts::default(), at(10));
     // The web goes; db takes its slot once it has rested.

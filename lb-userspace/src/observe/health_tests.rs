@@ -226,7 +226,9 @@ fn everybody_hears_what_is_wrong_and_no_internals() {
         let faults = |audience| judgement.answer(Probe::Readyz, audience, Timestamp::UNIX_EPOCH, None).1.faults;
         let (public, own) = (faults(Audience::Everybody), faults(Audience::Node));
         assert!(public.iter().all(|fault| !secret.split(' ').any(|word| fault.contains(word))), "{public:?}");
-        for general in ["stuck", "tables cannot be written", "first sync", "interfaces", "program is not attached", "stale"] {
+        for general in
+            ["stuck", "tables cannot be written", "first sync", "interfaces", "program is not attached", "stale"]
+        {
             assert!(public.iter().any(|fault| fault.contains(general)), "{general}: {public:?}");
         }
         assert_eq!(public.iter().filter(|fault| fault.contains("not attached")).count(), 1, "{public:?}");

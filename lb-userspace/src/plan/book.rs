@@ -157,6 +157,8 @@ pub struct Book {
     rest_until: BTreeMap<u32, Monotonic>,
     /// How many frontends lead to each range.
     users: BTreeMap<u32, u32>,
+    /// Count and first slot of each range that frontends lead to.
+    sizes: BTreeSet<(u32, u32)>,
     /// Records by state.
     states: BTreeMap<u8, usize>,
     /// Service ports with a frontend.
@@ -195,6 +197,7 @@ impl Book {
             slots: SlotPool::new(capacities.slots),
             rest_until: BTreeMap::new(),
             users: BTreeMap::new(),
+            sizes: BTreeSet::new(),
             states: BTreeMap::new(),
             served: 0,
             frontend_counts: PerFamily::default(),

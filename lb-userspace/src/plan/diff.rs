@@ -16,6 +16,7 @@ use super::{
     Set, SortedMap,
     life::{self, Step},
     named, order,
+    restore::ranges_of,
 };
 use crate::{
     maps::to_chars,
@@ -38,10 +39,7 @@ pub fn diff_service(
         (None, None) => return Ok(Vec::new()),
         (None, Some(_)) => book.free_service_id().ok_or_else(|| full_for(key, "names", book.capacities.names))?,
     };
-    let own = wanted.map_or_else(|| book.drain_periods.get(&id).copied(), |wanted| wanted.drain_period);
-    let drain_period = own.unwrap_or(settings.drain_period);
-    let service = book.services.get(&id);
-    let mut draft = Draft { key, id, book, settings, drain_period, now, service, ops: Vec::new() };
+    let mut draft = Draft::new(key, id, wanted, book, settings, now);
     if let Some(wanted) = wanted {
         draft.name(wanted);
     }
@@ -57,16 +55,30 @@ pub fn diff_service(
     Ok(ops)
 }
 
-/// What comes to its end even if the change as a whole finds no room: drains whose deadline struck. No slot leads to them.
-pub fn evictions(key: &PortKey, book: &Book, now: Monotonic) -> Vec<Op> {
-    let service = book.service_ids.get(key).and_then(|id| book.services.get(id));
-    let backends = service.iter().flat_map(|service| &service.backends);
-    let over = backends.filter_map(|id| {
-        let record = book.backends.get(id)?;
-        let over = record.state == backend_state::DRAINING && record.is_struck(now);
-        over.then(|| Op::RetireBackend { id: *id, record: record.gone() })
-    });
-    over.collect()
+/// What needs no room, for a change that finds none as a whole: backends that are to take no more new flows take none, though slots
+/// still lead to them, and drains whose deadline struck end.
+pub fn withdrawals(key: &PortKey, desired: &Desired, book: &Book, settings: &PlanSettings, now: Monotonic) -> Vec<Op> {
+    let Some((id, service)) = book.service_ids.get(key).and_then(|id| Some((*id, book.services.get(id)?))) else {
+        return Vec::new();
+    };
+    let wanted = desired.services.get(key);
+    let mut draft = Draft::new(key, id, wanted, book, settings, now);
+    let led_to = draft.led_to();
+    for (address, id) in &service.current {
+        let endpoint = wanted.and_then(|wanted| wanted.endpoints.get(address)).copied();
+        let Some(record) = book.backends.get(id).copied() else { continue };
+        let record = match life::step(Some(&record), endpoint, draft.drain_period, now, settings) {
+            Step::Write(after) if !is_selected(endpoint) => after,
+            Step::Evict(after) | Step::Replace(after) if !led_to.contains(&id.id) => after,
+            // Its generation stays as long as slots lead to it; that it is over, its deadline says.
+            Step::Evict(_) if record.is_struck(now) => continue,
+            Step::Evict(_) => record.draining(now.to_tenths()),
+            // Another pod at its address serves in its place.
+            Step::Replace(_) | Step::Write(_) | Step::Keep | Step::New | Step::Nothing => continue,
+        };
+        draft.ops.push(Op::RetireBackend { id: *id, record });
+    }
+    draft.ops
 }
 
 /// The operation that brings what becomes of unserved packets to `address` to what is wanted; `None`: it is there.
@@ -121,7 +133,29 @@ struct Draft<'a> {
     ops: Vec<Op>,
 }
 
-impl Draft<'_> {
+impl<'a> Draft<'a> {
+    fn new(
+        key: &'a PortKey,
+        id: u32,
+        wanted: Option<&DesiredService>,
+        book: &'a Book,
+        settings: &'a PlanSettings,
+        now: Monotonic,
+    ) -> Self {
+        let own = wanted.map_or_else(|| book.drain_periods.get(&id).copied(), |wanted| wanted.drain_period);
+        let drain_period = own.unwrap_or(settings.drain_period);
+        Self { key, id, book, settings, drain_period, now, service: book.services.get(&id), ops: Vec::new() }
+    }
+
+    /// The backends that slots of ours lead to. Ids of both families: one of the other family is left for later.
+    fn led_to(&self) -> BTreeSet<u32> {
+        let frontends = self.service.into_iter().flat_map(|service| &service.frontends);
+        let entries = frontends.filter_map(|frontend| self.book.frontends.get(frontend));
+        let ranges: BTreeSet<u32> = entries.flat_map(ranges_of).map(|range| range.base).collect();
+        let slots = ranges.iter().filter_map(|base| self.book.ranges.get(base)).flatten();
+        slots.map(|slot| slot.backend).collect()
+    }
+
     fn name(&mut self, wanted: &DesiredService) {
         let name = abi::ServiceName {
             namespace: to_chars(&self.key.service.namespace),

@@ -9,7 +9,7 @@ use crate::{
         Endpoint, Exposure, ObjectName, Protocol, Scheduler, Service as ModelService, ServicePort, Slice, SlicePort,
         Snapshot, TrafficPolicy,
     },
-    plan::{Capacities, Frontend, Kind, NodeFacts, Range, Use, plan},
+    plan::{Capacities, Frontend, Kind, NodeFacts, Range, Use, plan, sweep},
 };
 
 const CAPACITIES: Capacities = Capacities { backends4: 4, backends6: 4, slots: 4, ..Capacities::all(2) };
@@ -57,6 +57,10 @@ fn snapshot(endpoints: &[&str]) -> Snapshot {
         slices: [(slice.key(), Arc::new(slice))].into_iter().collect(),
         ..Snapshot::default()
     }
+}
+
+fn at(seconds: u64) -> Monotonic {
+    Monotonic::from_duration(Duration::from_secs(seconds))
 }
 
 fn diff(book: &Book, endpoints: &[&str]) -> Result<Vec<Op>, Refusal> {
@@ -219,9 +223,9 @@ fn slots_rest_before_they_are_released() {
         record_all(&mut book, &ops);
     }
     let desired = plan(&snapshot(&["10.0.0.2"]), &NodeFacts::default(), &PlanSettings::default());
-    let at = |millis| Monotonic::from_duration(Duration::from_millis(millis));
-    assert_eq!(crate::plan::sweep(&book, &desired, at(999)), []);
-    let released: Vec<Op> = crate::plan::sweep(&book, &desired, at(1000)).into_iter().map(|(_, op)| op).collect();
+    let just_before = Monotonic::from_duration(Duration::from_millis(999));
+    assert_eq!(sweep(&book, &desired, just_before), []);
+    let released: Vec<Op> = sweep(&book, &desired, at(1)).into_iter().map(|(_, op)| op).collect();
     assert_eq!(released, [Op::ReleaseSlots { range: Range { base: 0, count: 1 } }]);
 }
 
@@ -322,12 +326,39 @@ fn an_endpoint_of_a_maglev_service_costs_one_table_and_nothing_else_does() {
 }
 
 #[test]
-fn a_table_without_room_is_refused_as_a_whole() {
-    let mut book = Book::new(Capacities { slots: 253, ..Capacities::all(20) });
-    let random = scheduled(&["10.0.0.1", "10.0.0.2"], Scheduler::Random);
-    write(&random, &mut book);
+fn room_for_the_largest_table_is_kept_for_services_that_are_there() {
+    let maglev = |endpoints: &[&str]| scheduled(endpoints, Scheduler::Maglev);
+    let refused = |desired: &Desired, book: &Book| {
+        let refusal = ops_for(desired, book).unwrap_err();
+        assert!(refusal.reason.contains("map slots is full"), "{refusal}");
+    };
+    // A table of 251 slots must leave as many.
+    refused(&maglev(&["10.0.0.1"]), &Book::new(Capacities { slots: 501, ..Capacities::all(20) }));
+    let mut book = Book::new(Capacities { slots: 502, ..Capacities::all(20) });
+    write(&maglev(&["10.0.0.1", "10.0.0.2"]), &mut book);
+    // What grows does not get what is kept; what takes no more than it had does, until what it had is given back.
+    write(&maglev(&["10.0.0.1"]), &mut book);
+    refused(&maglev(&["10.0.0.2"]), &book);
+    for (_, op) in sweep(&book, &maglev(&["10.0.0.1"]), at(60)) {
+        record_all(&mut book, &[op]);
+    }
+    write(&maglev(&["10.0.0.2"]), &mut book);
+}
+
+#[test]
+fn a_backend_that_left_takes_no_new_flow_though_its_service_finds_no_room() {
+    let mut book = Book::new(Capacities { slots: 502, ..Capacities::all(20) });
+    write(&scheduled(&["10.0.0.1", "10.0.0.2", "10.0.0.3"], Scheduler::Maglev), &mut book);
     write(&scheduled(&["10.0.0.1", "10.0.0.2"], Scheduler::Maglev), &mut book);
-    // The one before rests, and two do not fit.
-    let refusal = ops_for(&scheduled(&["10.0.0.1"], Scheduler::Maglev), &book).unwrap_err();
-    assert!(refusal.reason.contains("map slots is full (253 elements)"), "{refusal}");
+    let alone = scheduled(&["10.0.0.1"], Scheduler::Maglev);
+    ops_for(&alone, &book).unwrap_err();
+    let key = alone.services.keys().next().unwrap();
+    let settings = PlanSettings::default();
+    let ops = withdrawals(key, &alone, &book, &settings, at(1));
+    let [Op::RetireBackend { record, .. }] = ops.as_slice() else { panic!("{ops:?}") };
+    assert_eq!((record.address, record.state), ("10.0.0.2:8080".parse().unwrap(), backend_state::DRAINING));
+    assert_eq!(record.deadline_ds, (at(1) + settings.drain_period).to_tenths());
+    assert_eq!(record.flags & (abi::backend_flags::IN_CLUSTER_SET | abi::backend_flags::IN_LOCAL_SET), 0);
+    record_all(&mut book, &ops);
+    assert_eq!(withdrawals(key, &alone, &book, &settings, at(2)), []);
 }

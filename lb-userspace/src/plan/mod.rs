@@ -36,7 +36,7 @@ use crate::model::{Mode, Scheduler, SlotShares};
 
 pub use book::{Book, BookedService, Capacities, DrainEnds};
 pub use desired::{Desired, DesiredService, Frontend, HealthCheck, Kind, PortKey, Ranges, Set, Use};
-pub use diff::{diff_service, diff_vip, evictions};
+pub use diff::{diff_service, diff_vip, withdrawals};
 pub use endpoints::{DesiredEndpoint, EndpointState};
 pub use ids::Range;
 pub use marks::{Mark, Marks, Target};

@@ -116,10 +116,10 @@ fn connection(model: &Model, asked: Asked, service: &Service, client: Client, ch
     })
 }
 
-/// The members that are what they were when the service was written, and not gone.
+/// The members that are what they were when the service was written, and may take new flows.
 pub fn usable(model: &Model, members: &[(u32, u32)]) -> Vec<u32> {
     let still = |&&(backend, generation): &&(u32, u32)| {
-        model.backends[&backend].generation == generation && model.backends[&backend].keeps_flows()
+        model.backends[&backend].generation == generation && model.backends[&backend].takes_flows()
     };
     members.iter().filter(still).map(|&(backend, _)| backend).collect()
 }

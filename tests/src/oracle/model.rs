@@ -160,6 +160,16 @@ impl Backend {
         self.life != BackendState::Gone && !self.deadline_struck
     }
 
+    /// Whether it is in a set of its service: ready, or terminating where no other one is left.
+    pub fn is_in_a_set(&self) -> bool {
+        matches!(self.life, BackendState::Active | BackendState::Terminating)
+    }
+
+    /// Whether new flows may be sent to it.
+    pub fn takes_flows(&self) -> bool {
+        self.is_in_a_set() && self.keeps_flows()
+    }
+
     /// Whether its UDP flows leave it at their next packet.
     pub fn sheds_udp(&self) -> bool {
         match self.life {

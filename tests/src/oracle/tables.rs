@@ -115,7 +115,8 @@ where
             BackendState::Gone => backend_state::GONE,
         },
         flags: if backend.local { backend_flags::LOCAL } else { 0 }
-            | if backend.serving { backend_flags::SERVING } else { 0 },
+            | if backend.serving { backend_flags::SERVING } else { 0 }
+            | if backend.is_in_a_set() { backend_flags::IN_CLUSTER_SET } else { 0 },
         generation: backend.generation,
         service: backend.service,
         deadline_ds: match (backend.deadline_struck, draining) {

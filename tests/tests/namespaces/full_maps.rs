@@ -9,8 +9,8 @@ use lb_tests::peers::{Stream, eventually};
 use lb_tests::topology::NodeOptions;
 use serde_json::{Value, json};
 
-/// Room for the service that is served all the time and for little more.
-const SIZES: &str = "services=16,backends=16,endpoints=8,slots=300,names=8,sources=3,vips=6";
+/// Room for the service that is served all the time and for little more. Of the slots as many as the largest table takes are kept free.
+const SIZES: &str = "services=16,backends=16,endpoints=8,slots=600,names=8,sources=3,vips=6";
 
 /// What a service of one family is made of.
 #[derive(Clone, Copy, Default)]

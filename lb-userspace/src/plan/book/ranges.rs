@@ -11,8 +11,7 @@ use crate::{
 impl Book {
     /// A range that the tables held already. False if it overlaps another one, or what there is.
     pub(in crate::plan) fn put_range(&mut self, base: u32, slots: Vec<abi::Slot>) -> bool {
-        let count = u32::try_from(slots.len()).unwrap_or(u32::MAX);
-        if !self.slots.take(Range { base, count }) {
+        if !self.slots.take(Range { base, count: count_of(&slots) }) {
             return false;
         }
         self.generation = slots.first().map_or(self.generation, |slot| slot.generation.max(self.generation));
@@ -32,6 +31,9 @@ impl Book {
         *self.frontend_counts.slot(Family::of(frontend.address)) += 1;
         for base in bases(&entry) {
             *self.users.entry(base).or_default() += 1;
+            if let Some(slots) = self.ranges.get(&base) {
+                self.sizes.insert((count_of(slots), base));
+            }
             self.wake(base);
         }
     }
@@ -50,7 +52,8 @@ impl Book {
             *users = users.saturating_sub(1);
             if *users == 0 {
                 self.users.remove(&base);
-                if self.ranges.contains_key(&base) {
+                if let Some(slots) = self.ranges.get(&base) {
+                    self.sizes.remove(&(count_of(slots), base));
                     self.rest(base, rest_until);
                 }
             }
@@ -87,9 +90,19 @@ impl Book {
     }
 
     /// A free range of this size beside those that are promised already.
-    pub(in crate::plan) fn find_slots(&self, count: u32, promised: &[Range]) -> Option<Range> {
-        self.slots.find(count, promised)
+    ///
+    /// As many slots in one piece as the largest range in use has, or this one, stay free: a service that needs no more slots than it has
+    /// can always be written anew (`is_kept`), and gives back what it had once its readers are through.
+    pub(in crate::plan) fn find_slots(&self, count: u32, promised: &[Range], is_kept: bool) -> Option<Range> {
+        let found = self.slots.find(count, promised)?;
+        let largest = self.sizes.last().map_or(0, |(largest, _)| *largest).max(count);
+        let all: Vec<Range> = promised.iter().copied().chain([found]).collect();
+        (is_kept || self.slots.find(largest, &all).is_some()).then_some(found)
     }
+}
+
+fn count_of(slots: &[abi::Slot]) -> u32 {
+    u32::try_from(slots.len()).unwrap_or(u32::MAX)
 }
 
 /// First slots of the ranges that an entry leads to, each once.

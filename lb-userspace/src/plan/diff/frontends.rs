@@ -17,6 +17,13 @@ use crate::{
 /// What the slots of one set hold, one after the other: ids and generations of backends.
 type Targets = Vec<(BackendId, u32)>;
 
+/// The room of a change that needs no more slots than its frontends lead to already.
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    /// Slots that are to be given back for those that are taken.
+    held: u32,
+}
+
 impl Draft<'_> {
     pub(super) fn frontends(
         &mut self,
@@ -36,8 +43,9 @@ impl Draft<'_> {
             let used: BTreeSet<Set> = frontends.values().flat_map(|uses| [uses.inside, uses.outside]).collect();
             let of_set =
                 |set: Set| selected.iter().filter(move |one| one.id.family == family && one.endpoint.is_in(set));
+            let mut room = self.room(family);
             for set in &used {
-                self.check_table(wanted, of_set(*set).count(), &promised)?;
+                self.check_table(wanted, of_set(*set).count(), &promised, room)?;
             }
             let sets: BTreeMap<Set, Targets> =
                 used.into_iter().map(|set| (set, targets(wanted, of_set(set)))).collect();
@@ -45,7 +53,7 @@ impl Draft<'_> {
                 written
             } else {
                 generation = generation.checked_add(1).unwrap_or(1);
-                (self.write(&mut promised, generation, &sets)?, generation)
+                (self.write(&mut promised, &mut room, generation, &sets)?, generation)
             };
             for (frontend, uses) in frontends {
                 let entry = frontend.entry(self.id, generation, uses, ranges, wanted);
@@ -81,16 +89,41 @@ impl Draft<'_> {
         Ok(())
     }
 
+    /// What the frontends of one family hold already: ranges of no more slots than this may take the room that is kept free.
+    fn room(&self, family: Family) -> Room {
+        let ours = self.service.into_iter().flat_map(|service| &service.frontends);
+        let of_family = ours.filter(|frontend| Family::of(frontend.address) == family);
+        let entries = of_family.filter_map(|frontend| self.book.frontends.get(frontend));
+        let ranges: BTreeSet<Range> = entries.flat_map(ranges_of).collect();
+        Room { held: ranges.iter().map(|range| range.count).sum() }
+    }
+
+    /// A free range of this size beside those that are promised already.
+    fn find(&self, count: u32, promised: &[Range], room: &mut Room) -> Result<Range, Refusal> {
+        let is_kept = count <= room.held;
+        room.held = room.held.saturating_sub(count);
+        let found = self.book.find_slots(count, promised, is_kept);
+        found.ok_or_else(|| full_for(self.key, "slots", self.book.capacities.slots))
+    }
+
     /// A table that finds no room is not computed: neither now, nor with each retry.
-    fn check_table(&self, wanted: &DesiredService, members: usize, promised: &[Range]) -> Result<(), Refusal> {
+    fn check_table(
+        &self,
+        wanted: &DesiredService,
+        members: usize,
+        promised: &[Range],
+        mut room: Room,
+    ) -> Result<(), Refusal> {
         let members = u32::try_from(members).unwrap_or(u32::MAX);
         let Some(count) = maglev_slots(wanted.scheduler, wanted.maglev_size, wanted.slots_max, members) else {
             return Ok(());
         };
         let ours = self.service.into_iter().flat_map(|service| &service.frontends);
         let mut ranges = ours.filter_map(|frontend| self.book.frontends.get(frontend)).flat_map(ranges_of);
-        let fits = ranges.any(|range| range.count == count) || self.book.find_slots(count, promised).is_some();
-        if fits { Ok(()) } else { Err(full_for(self.key, "slots", self.book.capacities.slots)) }
+        if ranges.any(|range| range.count == count) {
+            return Ok(());
+        }
+        self.find(count, promised, &mut room).map(|_| ())
     }
 
     /// The ranges that already hold these targets, all of one generation, and that frontends of ours lead to.
@@ -119,6 +152,7 @@ impl Draft<'_> {
     fn write(
         &mut self,
         promised: &mut Vec<Range>,
+        room: &mut Room,
         generation: u32,
         sets: &BTreeMap<Set, Targets>,
     ) -> Result<Ranges, Refusal> {
@@ -128,8 +162,7 @@ impl Draft<'_> {
                 Some((same, range)) if same == targets => range,
                 _ => {
                     let count = u32::try_from(targets.len()).unwrap_or(u32::MAX);
-                    let found = self.book.find_slots(count, promised);
-                    let range = found.ok_or_else(|| full_for(self.key, "slots", self.book.capacities.slots))?;
+                    let range = self.find(count, promised, room)?;
                     promised.push(range);
                     self.ops.push(Op::WriteSlots { base: range.base, slots: self.slots(targets, generation) });
                     range

@@ -75,10 +75,10 @@ impl Scenario {
         for id in 0..3 {
             let backends = &mut self.programs.tables4.backends;
             let backend = backends.get(&(1 + id), 0)?;
-            backends.set(1 + id, Backend { flags: backend_flags::SERVING, ..backend }, 0)?;
+            backends.set(1 + id, Backend { flags: backend.flags & !backend_flags::LOCAL, ..backend }, 0)?;
             let backends = &mut self.programs.tables6.backends;
             let backend = backends.get(&(11 + id), 0)?;
-            backends.set(11 + id, Backend { flags: backend_flags::SERVING, ..backend }, 0)?;
+            backends.set(11 + id, Backend { flags: backend.flags & !backend_flags::LOCAL, ..backend }, 0)?;
         }
         Ok(())
     }
@@ -117,7 +117,7 @@ where
             address: address::<N>(BACKEND),
             port: TARGET,
             state: backend_state::ACTIVE,
-            flags: backend_flags::SERVING | backend_flags::LOCAL,
+            flags: backend_flags::SERVING | backend_flags::LOCAL | backend_flags::IN_CLUSTER_SET,
             generation: 1,
             service: id,
             deadline_ds: 0,
