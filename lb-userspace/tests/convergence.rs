@@ -209,7 +209,8 @@ impl Run {
                 self.programmer().store_mut().failures = vec![*after];
             }
             Step::Restart => {
-                let store = self.programmer.take().expect("it is only taken here").into_store();
+                let mut store = self.programmer.take().expect("it is only taken here").into_store();
+                store.end_readers();
                 self.programmer =
                     Some(Programmer::restore(store, self.settings.clone(), self.now).expect("memory can be read"));
             }
