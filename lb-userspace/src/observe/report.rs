@@ -137,6 +137,8 @@ pub struct FastPathReport {
     pub open_to_nodes: bool,
     /// The same of the way from other nodes alone.
     pub skips_to_nodes: Vec<String>,
+    /// Bridges whose pods take the node's stack all the same, and why.
+    pub closed_bridges: Vec<String>,
 }
 
 /// An interface with programs.
@@ -222,6 +224,7 @@ impl DatapathReport {
                 skips: status.fast_path.skips.clone(),
                 open_to_nodes: status.fast_path.open_to_nodes,
                 skips_to_nodes: status.fast_path.skips_to_nodes.clone(),
+                closed_bridges: status.fast_path.closed_bridges.clone(),
             },
             programs: status.programs.iter().map(ProgramReport::from).collect(),
         }

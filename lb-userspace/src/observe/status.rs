@@ -119,6 +119,7 @@ fn agent(lines: &mut Lines, report: &Report) {
     lines.list("", &fast.skips.iter().map(|what| format!("it would skip {what}")).collect::<Vec<_>>());
     let to_nodes = fast.skips_to_nodes.iter().map(|what| format!("to other nodes it would skip {what}"));
     lines.list("", &to_nodes.collect::<Vec<_>>());
+    lines.list("", &fast.closed_bridges.iter().map(|bridge| format!("not on {bridge}")).collect::<Vec<_>>());
     let features =
         report.kernel.features.iter().map(|(name, used)| format!("{name} {}", if *used { "yes" } else { "no" }));
     let features: Vec<_> = features.collect();
@@ -334,6 +335,7 @@ mod tests {
         report.datapath.socket_lb = "off".into();
         report.datapath.fast_path.asked = "auto".into();
         report.datapath.fast_path.skips = vec!["nftables chain ip filter FORWARD".into()];
+        report.datapath.fast_path.closed_bridges = vec!["cni0: it has more than 4096 neighbours".into()];
         let link = |name: &str, by: &str, reason: Option<&str>| LinkReport {
             name: name.to_owned(),
             role: "external".into(),
@@ -360,6 +362,7 @@ mod tests {
         tc:            tcx
         Fast path:     off (auto)
                        it would skip nftables chain ip filter FORWARD
+                       not on cni0: it has more than 4096 neighbours
         Kernel:        6.12.0: tcx yes
         Tables:        none: map services4 is not pinned
         Attached:      nothing

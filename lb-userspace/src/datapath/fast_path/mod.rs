@@ -4,6 +4,7 @@
 //! itself, the agent looks for those once a second and whenever a link changes.
 
 mod links;
+mod neighbours;
 mod netfilter;
 mod ports;
 mod transform;
@@ -47,6 +48,8 @@ pub(super) struct Switch {
     netfilter: netfilter::Watch,
     /// What would be skipped; `None`: nobody has looked yet.
     skips: Option<Skips>,
+    /// Bridges whose pods take the stack all the same, and why.
+    closed_bridges: Vec<String>,
     /// What the programs were told.
     open: u32,
 }
@@ -74,11 +77,13 @@ pub struct FastPathStatus {
     pub open_to_nodes: bool,
     /// What it would skip on the way from other nodes alone.
     pub skips_to_nodes: Vec<String>,
+    /// Bridges whose pods take the stack all the same, and why.
+    pub closed_bridges: Vec<String>,
 }
 
 impl Switch {
     pub fn new(asked: FastPath) -> Self {
-        Self { asked, netfilter: netfilter::Watch::default(), skips: None, open: 0 }
+        Self { asked, netfilter: netfilter::Watch::default(), skips: None, closed_bridges: Vec::new(), open: 0 }
     }
 
     /// Tells the programs before they are attached. Under `auto` what the agent before found holds until this one has looked at everything,
@@ -102,6 +107,7 @@ impl Switch {
             skips: all,
             open_to_nodes: self.open & open_to::NODES != 0,
             skips_to_nodes: to_nodes,
+            closed_bridges: self.closed_bridges.clone(),
         }
     }
 
@@ -116,8 +122,9 @@ impl Switch {
     ) -> Result<bool, DatapathError> {
         // Without it, flows between pods of a bridge take the stack; all else is as ever.
         let error = if self.asked == FastPath::Off { None } else { ports.follow(handle, names).await.err() };
+        let is_news = self.note_closed(ports);
         if self.asked != FastPath::Auto {
-            return Ok(false);
+            return Ok(is_news);
         }
         let mut skips = Skips { all: self.netfilter.look(), to_nodes: Vec::new() };
         skips.all.extend(transform::look());
@@ -128,7 +135,7 @@ impl Switch {
         }
         let open = skips.open();
         if self.skips.as_ref() == Some(&skips) {
-            return Ok(false);
+            return Ok(is_news);
         }
         if open != self.open {
             let (pods, nodes) = (open & open_to::PODS != 0, open & open_to::NODES != 0);
@@ -136,7 +143,18 @@ impl Switch {
         }
         self.set(word, open)?;
         let before = self.skips.replace(skips);
-        Ok(before != self.skips)
+        Ok(is_news || before != self.skips)
+    }
+
+    /// Notes which bridges' pods take the stack; `true`: others than before.
+    fn note_closed(&mut self, ports: &BridgePorts) -> bool {
+        let closed: Vec<String> = ports.closed().take(MOST_NAMED).cloned().collect();
+        let is_news = closed != self.closed_bridges;
+        if is_news {
+            tracing::warn!(bridges = ?closed, "bridges whose pods take no fast path");
+        }
+        self.closed_bridges = closed;
+        is_news
     }
 
     fn set(&mut self, word: &mut Word, open: u32) -> Result<(), DatapathError> {

@@ -1,54 +1,70 @@
-//! Behind which port of a bridge each pod is: read from the bridges' own tables, told to the programs.
+//! Behind which port of a bridge each pod is: asked of the bridges, told to the programs.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Bound,
+};
 
 use aya::maps::{HashMap, MapData, MapError};
-use futures::TryStreamExt as _;
 use lb_common::abi::{BridgePort, BridgePortKey};
-use netlink_packet_route::{
-    AddressFamily,
-    neighbour::{NeighbourAttribute, NeighbourMessage, NeighbourState},
-};
 use rtnetlink::Handle;
 
 use super::super::{DatapathError, point::Role};
+use super::neighbours::{self, NEIGHBOURS_MAX};
 
 type Ports = BTreeMap<BridgePortKey, BridgePort>;
+type Names = BTreeMap<u32, (String, Role)>;
 
 /// What the programs were told.
 #[derive(Debug)]
 pub(in super::super) struct BridgePorts {
     map: HashMap<MapData, BridgePortKey, BridgePort>,
     told: Option<Ports>,
+    /// The address that was asked for last.
+    last: Option<BridgePortKey>,
+    /// Bridges whose pods take the stack, and why.
+    closed: BTreeMap<u32, String>,
 }
 
 impl BridgePorts {
     pub fn new(map: HashMap<MapData, BridgePortKey, BridgePort>) -> Self {
-        Self { map, told: None }
+        Self { map, told: None, last: None, closed: BTreeMap::new() }
     }
 
-    /// Reads the tables and tells the programs what differs. An address that a bridge has forgotten for its silence stays where it was, as
-    /// long as the link is there.
-    pub async fn follow(
-        &mut self,
-        handle: &mut Handle,
-        names: &BTreeMap<u32, (String, Role)>,
-    ) -> Result<(), DatapathError> {
-        let is_bridge = |(_, role): &(String, Role)| *role == Role::Bridge;
-        if self.told.is_some() && !names.values().any(is_bridge) && self.told.as_ref().is_some_and(Ports::is_empty) {
+    /// Bridges whose pods take the stack, and why.
+    pub fn closed(&self) -> impl Iterator<Item = &String> {
+        self.closed.values()
+    }
+
+    /// Asks bridges where the node's neighbours are, and tells the programs what differs.
+    pub async fn follow(&mut self, handle: &mut Handle, names: &Names) -> Result<(), DatapathError> {
+        let bridges: Vec<(u32, &str)> = names
+            .iter()
+            .filter(|(_, (_, role))| *role == Role::Bridge)
+            .map(|(bridge, (name, _))| (*bridge, name.as_str()))
+            .collect();
+        self.closed.clear();
+        if bridges.is_empty() && self.told.as_ref().is_some_and(Ports::is_empty) {
             return Ok(());
         }
         let before = match self.told.take() {
             Some(told) => told,
             None => self.map.iter().collect::<Result<_, _>>().map_err(aya::EbpfError::MapError)?,
         };
-        let is_pod = |link: u32| names.get(&link).is_some_and(|(_, role)| *role == Role::Pod);
-        let mut ports: Ports = before.iter().map(|(key, port)| (*key, *port)).collect();
-        let now = list(handle).await?;
-        let stays = |key: &BridgePortKey, port: &BridgePort| now.get(key).is_none_or(|seen| seen.link == port.link);
-        ports.retain(|key, port| is_pod(port.link) && names.contains_key(&key.bridge) && stays(key, port));
-        ports.extend(now.iter().filter(|(_, port)| is_pod(port.link)));
-        bound(&mut ports);
+        let mut wanted = BTreeSet::new();
+        for (bridge, name) in bridges {
+            let Some(addresses) = neighbours::of(handle, bridge).await? else {
+                self.closed.insert(bridge, format!("{name}: it has more than {NEIGHBOURS_MAX} neighbours"));
+                continue;
+            };
+            wanted.extend(addresses.into_iter().map(|address| BridgePortKey { bridge, address, pad: 0 }));
+        }
+        let mut now = BTreeMap::new();
+        for key in due(&wanted, self.last) {
+            now.insert(key, neighbours::port(handle, key.bridge, key.address).await?);
+            self.last = Some(key);
+        }
+        let ports = merged(&before, &now, |bridge| !self.closed.contains_key(&bridge), names);
         for key in before.keys().filter(|key| !ports.contains_key(key)) {
             match self.map.remove(key) {
                 Ok(()) | Err(MapError::KeyNotFound) => {}
@@ -64,6 +80,37 @@ impl BridgePorts {
     }
 }
 
+/// So many addresses are asked for in one turn; the others have theirs in the next ones.
+const ASKED_MAX: usize = 256;
+
+/// Those that have their turn after the one that was asked for last.
+fn due(wanted: &BTreeSet<BridgePortKey>, last: Option<BridgePortKey>) -> Vec<BridgePortKey> {
+    let Some(last) = last else { return wanted.iter().copied().take(ASKED_MAX).collect() };
+    let after = wanted.range((Bound::Excluded(last), Bound::Unbounded));
+    after.chain(wanted.range(..=last)).copied().take(ASKED_MAX).collect()
+}
+
+/// The ports of pods after a turn. An address that a bridge has forgotten for its silence stays where it was, as long as the link is there.
+fn merged(
+    before: &Ports,
+    now: &BTreeMap<BridgePortKey, Option<u32>>,
+    is_open: impl Fn(u32) -> bool,
+    names: &Names,
+) -> Ports {
+    let is_pod = |link: u32| names.get(&link).is_some_and(|(_, role)| *role == Role::Pod);
+    let stays = |key: &BridgePortKey, port: &BridgePort| {
+        now.get(key).is_none_or(|seen| seen.is_none_or(|link| link == port.link))
+    };
+    let mut ports = before.clone();
+    ports.retain(|key, port| {
+        is_pod(port.link) && names.contains_key(&key.bridge) && is_open(key.bridge) && stays(key, port)
+    });
+    let found = now.iter().filter_map(|(key, link)| Some((*key, BridgePort { link: (*link)? })));
+    ports.extend(found.filter(|(_, port)| is_pod(port.link)));
+    bound(&mut ports);
+    ports
+}
+
 /// So many addresses are believed to be behind one link: whoever sends from any number of them fills no table.
 const ADDRESSES_MAX: u32 = 16;
 
@@ -76,67 +123,71 @@ fn bound(ports: &mut Ports) {
     });
 }
 
-async fn list(handle: &mut Handle) -> Result<Ports, DatapathError> {
-    let mut lines = Box::pin(handle.neighbours().get().set_address_family(AddressFamily::Bridge).execute());
-    let mut ports = Ports::new();
-    while let Some(line) =
-        lines.try_next().await.map_err(DatapathError::netlink("list the addresses behind bridges"))?
-    {
-        ports.extend(port(&line));
-    }
-    Ok(ports)
-}
-
-/// A line of a bridge's table, unless it is an address of the bridge's own.
-fn port(line: &NeighbourMessage) -> Option<(BridgePortKey, BridgePort)> {
-    if line.header.state == NeighbourState::Permanent {
-        return None;
-    }
-    let mut key = BridgePortKey { bridge: 0, address: [0; 6], pad: 0 };
-    for attribute in &line.attributes {
-        match attribute {
-            NeighbourAttribute::LinkLayerAddress(address) => key.address = address.as_slice().try_into().ok()?,
-            NeighbourAttribute::Controller(bridge) => key.bridge = *bridge,
-            // The same address may be another one's in another of these.
-            NeighbourAttribute::Vlan(_) => return None,
-            _ => {}
-        }
-    }
-    (key.bridge != 0 && key.address != [0; 6]).then_some((key, BridgePort { link: line.header.ifindex }))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn line(state: NeighbourState, attributes: Vec<NeighbourAttribute>) -> NeighbourMessage {
-        let mut line = NeighbourMessage::default();
-        (line.header.ifindex, line.header.state, line.attributes) = (7, state, attributes);
-        line
+    const BRIDGE: u32 = 3;
+    const PODS: [u32; 2] = [7, 8];
+
+    fn key(number: u16) -> BridgePortKey {
+        let [high, low] = number.to_be_bytes();
+        BridgePortKey { bridge: BRIDGE, address: [2, 0, 0, 0, high, low], pad: 0 }
+    }
+
+    fn names() -> Names {
+        let pods = PODS.map(|link| (link, (format!("veth{link}"), Role::Pod)));
+        pods.into_iter()
+            .chain([(BRIDGE, ("cni0".to_owned(), Role::Bridge)), (2, ("eth0".to_owned(), Role::External))])
+            .collect()
+    }
+
+    fn turn(before: &Ports, now: &[(u16, Option<u32>)]) -> Ports {
+        let now = now.iter().map(|(number, link)| (key(*number), *link)).collect();
+        merged(before, &now, |_| true, &names())
     }
 
     #[test]
     fn a_pod_that_sends_from_many_addresses_has_a_few() {
-        let key = |address: u8| BridgePortKey { bridge: 3, address: [2, 0, 0, 0, 0, address], pad: 0 };
-        let many = (0..200).map(|address| (key(address), BridgePort { link: 7 }));
-        let mut ports: Ports = many.chain([(key(250), BridgePort { link: 8 })]).collect();
+        let many = (0..200).map(|number| (key(number), BridgePort { link: PODS[0] }));
+        let mut ports: Ports = many.chain([(key(250), BridgePort { link: PODS[1] })]).collect();
         bound(&mut ports);
-        assert_eq!(ports.values().filter(|port| port.link == 7).count(), 16);
+        assert_eq!(ports.values().filter(|port| port.link == PODS[0]).count(), 16);
         assert!(ports.contains_key(&key(250)), "others keep theirs");
     }
 
     #[test]
-    fn addresses_of_the_bridge_and_of_virtual_networks_are_no_pods() {
-        let address = || NeighbourAttribute::LinkLayerAddress(vec![2, 0, 0, 0, 0, 9]);
-        let bridge = || NeighbourAttribute::Controller(3);
-        let key = BridgePortKey { bridge: 3, address: [2, 0, 0, 0, 0, 9], pad: 0 };
-        let learnt = line(NeighbourState::Reachable, vec![address(), bridge()]);
-        assert_eq!(port(&learnt), Some((key, BridgePort { link: 7 })));
-        assert_eq!(port(&line(NeighbourState::Permanent, vec![address(), bridge()])), None);
-        assert_eq!(
-            port(&line(NeighbourState::Reachable, vec![address(), bridge(), NeighbourAttribute::Vlan(5)])),
-            None
-        );
-        assert_eq!(port(&line(NeighbourState::Reachable, vec![address()])), None, "no bridge's");
+    fn every_address_has_its_turn_and_no_turn_asks_for_more_than_its_part() {
+        let wanted: BTreeSet<_> = (0..1_000).map(key).collect();
+        let (mut last, mut asked) = (None, BTreeSet::new());
+        for _ in 0..4 {
+            let part = due(&wanted, last);
+            assert_eq!(part.len(), ASKED_MAX);
+            last = part.last().copied();
+            asked.extend(part);
+        }
+        assert_eq!(asked, wanted);
+        let few: BTreeSet<_> = [1, 2, 3].map(key).into();
+        assert_eq!(due(&few, last).len(), 3, "each of a few in each turn, once");
+    }
+
+    #[test]
+    fn an_address_stays_while_it_is_silent_and_moves_with_the_bridges_table() {
+        let at = |link| Ports::from([(key(1), BridgePort { link })]);
+        let ports = turn(&Ports::new(), &[(1, Some(PODS[0])), (2, Some(2)), (3, None)]);
+        assert_eq!(ports, at(PODS[0]), "neither what is behind another link nor what is not known");
+        assert_eq!(turn(&ports, &[(1, None)]), ports, "forgotten for its silence");
+        assert_eq!(turn(&ports, &[]), ports, "not asked for in this turn");
+        assert_eq!(turn(&ports, &[(1, Some(PODS[1]))]), at(PODS[1]));
+        assert_eq!(turn(&ports, &[(1, Some(2))]), Ports::new(), "no pod's any more");
+    }
+
+    #[test]
+    fn a_closed_bridge_and_a_link_that_is_gone_keep_nothing() {
+        let ports = Ports::from([(key(1), BridgePort { link: PODS[0] })]);
+        assert_eq!(merged(&ports, &BTreeMap::new(), |bridge| bridge != BRIDGE, &names()), Ports::new());
+        let mut others = names();
+        others.remove(&PODS[0]);
+        assert_eq!(merged(&ports, &BTreeMap::new(), |_| true, &others), Ports::new());
     }
 }
