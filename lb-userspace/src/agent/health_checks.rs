@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::health_memory::{Checks, Memory};
+use crate::model::ObjectName;
 use crate::observe::health_check::{self, WEIGHT_HEADER};
 use crate::observe::server::{self, Admission, Patience};
 use crate::plan::HealthCheck;
@@ -70,6 +71,14 @@ impl HealthChecks {
     pub fn follow(&mut self, node: impl Fn() -> bool + Send + Sync + 'static) {
         // There is one node: whoever came first is that one.
         let _ = self.node.set(Box::new(node));
+    }
+
+    /// These, and what was answered last for services that are held as the tables have them.
+    pub fn with_held(&self, mut wanted: Checks, is_held: impl Fn(&ObjectName) -> bool) -> Checks {
+        for (port, check) in self.memory.answers().iter().filter(|(_, check)| is_held(&check.service)) {
+            wanted.entry(*port).or_insert_with(|| check.clone());
+        }
+        wanted
     }
 
     /// Opens and closes ports until they are these. What cannot be opened is tried again by the next call.
@@ -180,7 +189,6 @@ mod tests {
     use tokio::net::TcpStream;
 
     use super::*;
-    use crate::model::ObjectName;
 
     fn checks(port: u16, local_ready: usize) -> Checks {
         [(port, HealthCheck { service: ObjectName::new("demo", "web"), local_ready })].into()

@@ -363,7 +363,8 @@ impl Tables {
         if self.snapshot.is_none() {
             return;
         }
-        let wanted = &self.programmer.desired().health_checks;
+        let wanted = self.programmer.desired().health_checks.clone();
+        let wanted = &self.health_checks.with_held(wanted, |service| self.programmer.holds(service));
         self.health_checks.set(wanted);
         let problems = self.health_checks.problems();
         let shown: BTreeMap<u16, HealthCheckReport> = wanted

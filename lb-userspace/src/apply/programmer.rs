@@ -13,10 +13,10 @@ use super::{
 };
 use crate::{
     maps::strangers,
-    model::{Monotonic, Snapshot},
+    model::{Monotonic, ObjectName, Snapshot},
     plan::{
-        BackendId, Book, Changes, Desired, DesiredService, NodeFacts, Op, PlanSettings, Planner, PortKey, diff_service,
-        diff_vip, free_unreferred, restore, sweep, withdrawals,
+        BackendId, Book, Changes, Desired, DesiredService, Hold, NodeFacts, Op, PlanSettings, Planner, PortKey,
+        diff_service, diff_vip, free_unreferred, restore, sweep, withdrawals,
     },
 };
 
@@ -70,6 +70,9 @@ impl<S: Store> Programmer<S> {
     /// Brings the tables to what the snapshot wants; costs what it changes. What fails or finds no room is in the report, and
     /// comes again with [`Self::tick`]; everything else is done.
     pub fn sync(&mut self, snapshot: &Snapshot, facts: &NodeFacts, now: Monotonic) -> Report {
+        if self.revision.is_none() {
+            self.planner.hold(Hold::of(&self.writer.book, &snapshot.unread));
+        }
         let mut changes = self.planner.update(snapshot, facts);
         let book = &self.writer.book;
         // Also from those who kept one for another service port that never got it.
@@ -142,12 +145,17 @@ impl<S: Store> Programmer<S> {
         }
     }
 
-    /// What is wanted.
+    /// Whether the service is served as an agent before this one wrote it.
+    pub fn holds(&self, service: &ObjectName) -> bool {
+        self.planner.holds(service)
+    }
+
     /// Cluster IPs that a link of the node has: the node answers there by itself.
     pub fn local_cluster_ips(&self) -> &BTreeSet<IpAddr> {
         self.planner.local_cluster_ips()
     }
 
+    /// What is wanted.
     pub fn desired(&self) -> &Desired {
         self.planner.desired()
     }

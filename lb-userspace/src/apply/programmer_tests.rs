@@ -9,6 +9,9 @@ use crate::{
     source::{convert, manifest},
 };
 
+#[path = "hold_tests.rs"]
+mod hold;
+
 const WEB: &str = "
 apiVersion: v1
 kind: Service

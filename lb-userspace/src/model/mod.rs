@@ -9,6 +9,7 @@ mod slice;
 mod slot_shares;
 mod texts;
 mod time;
+mod unread;
 
 use std::{collections::BTreeSet, fmt, net::IpAddr, sync::Arc};
 
@@ -27,6 +28,7 @@ pub use slice::{Endpoint, Hints, Slice, SliceKey, SlicePort, uid_hash};
 pub use slot_shares::SlotShares;
 pub use texts::shared;
 pub use time::Monotonic;
+pub use unread::{Unread, UnreadKind};
 
 /// Namespace and name of an object. A copy shares the text.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -62,6 +64,8 @@ pub struct Snapshot {
     pub peers: Option<Arc<BTreeSet<IpAddr>>>,
     /// Service CIDRs that the source names; `None`: not known yet.
     pub service_cidrs: Option<Arc<BTreeSet<IpNet>>>,
+    /// What cannot be read, and is not in this snapshot in any state: what the tables hold of it at a start stays.
+    pub unread: Arc<BTreeSet<Unread>>,
 }
 
 /// Nothing, no service CIDR among it, and nobody asks for other nodes.
@@ -74,6 +78,7 @@ impl Default for Snapshot {
             node: None,
             peers: Some(Arc::default()),
             service_cidrs: Some(Arc::default()),
+            unread: Arc::default(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use super::{Frontend, Kind, PortKey};
+use super::{Frontend, Kind, PortKey, frontends, hold::HeldService, place::Place};
 use crate::model::{ObjectName, Protocol, Service};
 
 /// Claims of the kind `C` on things of the kind `K`.
@@ -104,6 +104,18 @@ impl Claim {
         }
     }
 
+    /// The claim of a port that the tables hold: it is older than any other one.
+    pub fn of_held(key: &PortKey, kind: Kind) -> Self {
+        Self {
+            is_external: kind != Kind::ClusterIp,
+            created_s: i64::MIN,
+            service: key.service.clone(),
+            kind,
+            port: key.port,
+            protocol: key.protocol,
+        }
+    }
+
     pub fn key(&self) -> PortKey {
         PortKey { service: self.service.clone(), port: self.port, protocol: self.protocol }
     }
@@ -128,6 +140,52 @@ pub(super) struct Claimed {
 }
 
 impl Claimed {
+    /// What a service claims, if it is ours.
+    pub fn put_service(&mut self, service: &Service, place: &Place) {
+        if frontends::is_ours(service, place) {
+            for (frontend, claim) in frontends::claims(service, place) {
+                self.frontends.put(frontend, claim);
+            }
+            for address in &service.cluster_ips {
+                self.cluster_ips.put(*address, service_claim(service));
+            }
+            if let Some(port) = service.health_check_node_port {
+                self.health.put(port, service_claim(service));
+            }
+        }
+    }
+
+    pub fn remove_service(&mut self, service: &Service, place: &Place) {
+        if frontends::is_ours(service, place) {
+            for (frontend, claim) in frontends::claims(service, place) {
+                self.frontends.remove(&frontend, &claim);
+            }
+            for address in &service.cluster_ips {
+                self.cluster_ips.remove(address, &service_claim(service));
+            }
+            if let Some(port) = service.health_check_node_port {
+                self.health.remove(&port, &service_claim(service));
+            }
+        }
+    }
+
+    /// What a service has that the tables hold: older than any other claim.
+    pub fn put_held(&mut self, name: &ObjectName, held: &HeldService) {
+        for (frontend, claim) in held.claims() {
+            if claim.kind == Kind::ClusterIp {
+                self.cluster_ips.put(frontend.address, (i64::MIN, name.clone()));
+            }
+            self.frontends.put(frontend, claim);
+        }
+    }
+
+    pub fn remove_held(&mut self, name: &ObjectName, held: &HeldService) {
+        for (frontend, claim) in held.claims() {
+            self.cluster_ips.remove(&frontend.address, &(i64::MIN, name.clone()));
+            self.frontends.remove(&frontend, &claim);
+        }
+    }
+
     /// Who has the frontend; `None`: nobody.
     pub fn owner(&self, frontend: &Frontend) -> Option<&Claim> {
         self.frontends.all(frontend).find(|claim| self.shadowed(frontend, claim).is_none())

@@ -11,6 +11,7 @@ mod diff;
 mod endpoints;
 mod frontends;
 mod health_check;
+mod hold;
 mod ids;
 mod layout;
 mod life;
@@ -26,6 +27,7 @@ mod service;
 mod shares;
 mod sorted;
 mod sweep;
+mod written;
 
 use std::time::Duration;
 
@@ -38,6 +40,7 @@ pub use book::{Book, BookedService, Capacities, DrainEnds};
 pub use desired::{Desired, DesiredService, Frontend, HealthCheck, Kind, PortKey, Ranges, Set, Use};
 pub use diff::{diff_service, diff_vip, withdrawals};
 pub use endpoints::{DesiredEndpoint, EndpointState};
+pub use hold::Hold;
 pub use ids::Range;
 pub use marks::{Mark, Marks, Target};
 pub use named::{Endpoints, Named, forget as forget_endpoint, named, put as put_endpoint};

@@ -11,15 +11,16 @@ use lb_common::abi::{self, vip_flags};
 
 use super::{
     Desired, DesiredService, Frontend, HealthCheck, Kind, Marks, PlanSettings, PortKey, Rule, Tally,
-    claims::{Claim, Claimed, service_claim},
+    claims::{Claim, Claimed},
     cluster_ips::ClusterIps,
     endpoints::Listed,
     frontends, health_check,
+    hold::Hold,
     place::Place,
     service,
     shares::{Demand, Shares},
 };
-use crate::model::{ObjectName, Protocol, Refusal, Service, Slice, SliceKey, Snapshot};
+use crate::model::{ObjectName, Protocol, Refusal, Slice, SliceKey, Snapshot};
 
 /// What the node itself knows, beside the API.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -64,6 +65,9 @@ pub struct Planner {
     checked: BTreeSet<PortKey>,
     shares: Shares,
     tally: Tally,
+    hold: Hold,
+    /// Nothing was planned yet.
+    is_fresh: bool,
 }
 
 impl Planner {
@@ -79,7 +83,19 @@ impl Planner {
             desired: Desired::default(),
             checked: BTreeSet::new(),
             tally: Tally::default(),
+            hold: Hold::default(),
+            is_fresh: true,
         }
+    }
+
+    /// What an agent before this one wrote, and what stays until enough is known. To be told before the first snapshot.
+    pub fn hold(&mut self, hold: Hold) {
+        self.hold = hold;
+    }
+
+    /// Whether the service is served as the tables held it.
+    pub fn holds(&self, name: &ObjectName) -> bool {
+        self.hold.get(name).is_some()
     }
 
     /// Plans the snapshot, and says what differs from the one before. What it costs grows with what changed, marks included;
@@ -95,7 +111,8 @@ impl Planner {
             return self.follow(snapshot, marked);
         }
         let (tally, cluster_ips) = (std::mem::take(&mut self.tally), std::mem::take(&mut self.cluster_ips));
-        let fresh = Self { place, cluster_ips, tally, ..Self::new(self.settings.clone()) };
+        let hold = std::mem::take(&mut self.hold);
+        let fresh = Self { place, cluster_ips, tally, hold, ..Self::new(self.settings.clone()) };
         let before = std::mem::replace(self, fresh).desired;
         self.follow(snapshot, BTreeSet::new());
         Changes {
@@ -130,17 +147,19 @@ impl Planner {
     fn follow(&mut self, snapshot: &Snapshot, mut dirty: BTreeSet<ObjectName>) -> Changes {
         let before = std::mem::replace(&mut self.snapshot, snapshot.clone());
         let mut named = BTreeSet::new();
+        self.review_hold(&before, &mut dirty, &mut named);
         for change in before.services.diff(&snapshot.services) {
             let (old, new) = match change {
                 DiffItem::Add(_, new) => (None, Some(new)),
                 DiffItem::Update { old, new } => (Some(old.1), Some(new.1)),
                 DiffItem::Remove(_, old) => (Some(old), None),
             };
-            if let Some(old) = old {
-                self.release(old);
+            let is_held = old.or(new).is_some_and(|service| self.hold.get(&service.name).is_some());
+            if let Some(old) = old.filter(|_| !is_held) {
+                self.claimed.remove_service(old, &self.place);
             }
-            if let Some(new) = new {
-                self.claim(new);
+            if let Some(new) = new.filter(|_| !is_held) {
+                self.claimed.put_service(new, &self.place);
             }
             named.extend(old.into_iter().chain(new).flat_map(|service| frontends::published(service, &self.place)));
             dirty.extend(old.or(new).map(|service| service.name.clone()));
@@ -163,30 +182,20 @@ impl Planner {
         changes
     }
 
-    fn release(&mut self, service: &Service) {
-        if frontends::is_ours(service, &self.place) {
-            for (frontend, claim) in frontends::claims(service, &self.place) {
-                self.claimed.frontends.remove(&frontend, &claim);
-            }
-            for address in &service.cluster_ips {
-                self.claimed.cluster_ips.remove(address, &service_claim(service));
-            }
-            if let Some(port) = service.health_check_node_port {
-                self.claimed.health.remove(&port, &service_claim(service));
-            }
+    /// Gives up what this snapshot knows enough of, as if it had never been held: `before` knew it, too.
+    fn review_hold(&mut self, before: &Snapshot, dirty: &mut BTreeSet<ObjectName>, named: &mut BTreeSet<IpAddr>) {
+        let Self { place, claimed, .. } = self;
+        for (name, held) in self.hold.review(&self.snapshot, |service| frontends::is_ours(service, place)) {
+            claimed.remove_held(&name, &held);
+            before.services.get(&name).into_iter().for_each(|service| claimed.put_service(service, place));
+            named.extend(held.addresses());
+            dirty.insert(name);
         }
-    }
-
-    fn claim(&mut self, service: &Service) {
-        if frontends::is_ours(service, &self.place) {
-            for (frontend, claim) in frontends::claims(service, &self.place) {
-                self.claimed.frontends.put(frontend, claim);
-            }
-            for address in &service.cluster_ips {
-                self.claimed.cluster_ips.put(*address, service_claim(service));
-            }
-            if let Some(port) = service.health_check_node_port {
-                self.claimed.health.put(port, service_claim(service));
+        if std::mem::take(&mut self.is_fresh) {
+            for (name, held) in self.hold.services() {
+                claimed.put_held(name, held);
+                named.extend(held.addresses());
+                dirty.insert(name.clone());
             }
         }
     }
@@ -242,6 +251,9 @@ impl Planner {
             return None;
         }
         let claims: Vec<&Claim> = self.claimed.at(address).map(|(_, claim)| claim).collect();
+        if claims.iter().any(|claim| self.hold.get(&claim.service).is_some()) {
+            return self.hold.vip(address);
+        }
         let has = |kind| claims.iter().any(|claim| claim.kind == kind);
         if !has(Kind::ClusterIp) {
             let may_be_a_nodes = claims.is_empty()
@@ -266,6 +278,13 @@ impl Planner {
     }
 
     fn plan_service(&mut self, name: &ObjectName, changes: &mut Changes) {
+        if let Some(held) = self.hold.get(name) {
+            let (mut ports, mut refusals) = (held.owned(&self.claimed), vec![held.refusal(name)]);
+            refusals.extend(self.shares.bound(name, &mut ports));
+            self.put_ports(name, ports, changes);
+            self.put_refusals(name, refusals, changes);
+            return;
+        }
         let Self { place, snapshot, claimed, shares, tally, .. } = self;
         let service = snapshot.services.get(name).map(AsRef::as_ref);
         if let Some(service) = service {
@@ -280,11 +299,7 @@ impl Planner {
         };
         let listed = Listed::new(slices_of(snapshot, name));
         let mut planned = service::plan(service, &listed, claimed, place, tally);
-        shares.put(name, Demand::of(&planned.ports));
-        if let Some(limit) = shares.limit_of(name) {
-            planned.ports.iter_mut().for_each(|(_, port)| port.slots_max = Some(limit.each));
-            planned.refusals.push(limit.refusal(service));
-        }
+        planned.refusals.extend(shares.bound(name, &mut planned.ports));
         if let Some(port) = service.health_check_node_port {
             let checks = &mut self.desired.health_checks;
             if let Some(refusal) = health_check::refused(service, port, claimed, place) {

@@ -107,12 +107,10 @@ pub(super) fn ranges_of(entry: &abi::Service) -> [Range; 2] {
 /// over has to go by it.
 fn use_of(entry: &abi::Service) -> Use {
     let set = |flag: u8| if entry.flags & flag == 0 { Set::Cluster } else { Set::Local };
-    Use {
-        kind: Kind::from_number(entry.kind),
-        inside: set(abi::service_flags::INSIDE_LOCAL),
-        outside: set(abi::service_flags::OUTSIDE_LOCAL),
-        flags: entry.flags,
-    }
+    let (kind, inside) = (Kind::from_number(entry.kind), set(abi::service_flags::INSIDE_LOCAL));
+    // A cluster IP has one policy for all.
+    let outside = if kind == Kind::ClusterIp { inside } else { set(abi::service_flags::OUTSIDE_LOCAL) };
+    Use { kind, inside, outside, flags: entry.flags }
 }
 
 /// The book of tables with this content. Ranges that no frontend leads to are free: a restart takes longer than any program

@@ -126,6 +126,16 @@ impl Shares {
         changed
     }
 
+    /// Notes what a service asks for, and bounds it to its shares.
+    pub fn bound(&mut self, name: &ObjectName, ports: &mut [(PortKey, DesiredService)]) -> Option<Refusal> {
+        self.put(name, Demand::of(ports));
+        let limit = self.limit_of(name)?;
+        for (_, port) in ports {
+            port.slots_max = Some(limit.each);
+        }
+        Some(limit.refusal(name))
+    }
+
     /// Slots that each set of the service may have; `None`: as many as it asks for.
     pub fn limit_of(&self, name: &ObjectName) -> Option<Limit> {
         let namespace = self.namespaces.get(&name.namespace)?;
@@ -171,9 +181,9 @@ impl fmt::Display for Limit {
 }
 
 impl Limit {
-    pub fn refusal(self, service: &Service) -> Refusal {
+    pub fn refusal(self, service: &ObjectName) -> Refusal {
         Refusal::new(
-            format!("Service {}", service.name),
+            format!("Service {service}"),
             self.to_string(),
             "ask for smaller Maglev tables or have fewer endpoints, or raise --slot-shares or the slots of --map-sizes",
         )

@@ -67,6 +67,11 @@ impl<K: Ord, V> SortedMap<K, V> {
         self.place(key).ok().map(|at| self.0.remove(at).1)
     }
 
+    /// Keeps those for which `is_kept` is true.
+    pub fn retain(&mut self, is_kept: impl Fn(&K, &V) -> bool) {
+        self.0.retain(|(key, value)| is_kept(key, value));
+    }
+
     /// For one more: a quarter more than there is, and exactly as many while they are few.
     fn make_room(&mut self) {
         if self.0.len() == self.0.capacity() {

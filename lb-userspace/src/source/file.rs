@@ -22,7 +22,7 @@ use super::{
     manifest::{self, Object},
     objects::{self, Objects},
 };
-use crate::model::{AllowedAnnotations, Node, Refusal, Service, Slice, Snapshot};
+use crate::model::{AllowedAnnotations, Node, Refusal, Service, Slice, Snapshot, Unread, UnreadKind};
 
 /// Changes that follow each other closer than this are read as one: editors write in several steps.
 const DEBOUNCE: Duration = Duration::from_millis(100);
@@ -140,7 +140,8 @@ impl Follow {
         // A file names none of either: `--dsr-peers` and `--service-cidr` do.
         let (no_peers, no_cidrs) = (Arc::default(), Arc::default());
         let (services, slices, node) = (&loaded.services, &loaded.slices, loaded.node.as_ref());
-        let snapshot = objects::snapshot(services, slices, node, Some(&no_peers), Some(&no_cidrs), revision);
+        let mut snapshot = objects::snapshot(services, slices, node, Some(&no_peers), Some(&no_cidrs), revision);
+        snapshot.unread = Arc::new(loaded.unread.clone());
         self.snapshots.send_replace(Some(Arc::new(snapshot)));
         self.status.send_modify(|status| {
             status.synced = true;
@@ -207,6 +208,8 @@ pub struct Loaded {
     pub(super) notes: Vec<String>,
     /// Files that cannot be read, and documents that are bad.
     pub(super) errors: Vec<String>,
+    /// What is not known by these errors.
+    pub(super) unread: BTreeSet<Unread>,
 }
 
 /// Reads texts into objects. A file that cannot be read, and a document that is bad, are named; what was known of them stays.
@@ -224,6 +227,7 @@ fn load(
             Ok(text) => {
                 let parsed = manifest::parse_all(&path.display().to_string(), text);
                 let is_whole = parsed.errors.is_empty();
+                loaded.unread.extend(parsed.unread);
                 loaded.errors.extend(parsed.errors.iter().map(ToString::to_string));
                 if is_whole {
                     known.insert(path.clone(), parsed.objects);
@@ -233,6 +237,8 @@ fn load(
             }
             Err(error) => {
                 loaded.errors.push(error.clone());
+                let what = UnreadKind::Unknown(path.display().to_string());
+                loaded.unread.insert(Unread { what, uid: 0 });
                 Vec::new()
             }
         };

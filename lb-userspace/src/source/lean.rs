@@ -11,6 +11,10 @@ use serde::{
     de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
 };
 
+use serde_json::Value;
+
+use crate::model::{ObjectName, UnreadKind};
+
 /// Label of a Service that another proxy serves.
 pub const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 /// Label of a Service or slice that no proxy serves.
@@ -32,6 +36,32 @@ pub trait ApiKind: DeserializeOwned + Send + 'static {
     const PATH: &'static str;
     /// Whether an object's name is unique in its namespace only.
     const IS_NAMESPACED: bool = true;
+
+    /// What is not known of services where an object cannot be read; `None`: nothing is missing.
+    fn unread(_name: &ObjectName, _owner: &Owner) -> Option<UnreadKind> {
+        None
+    }
+}
+
+/// What an object says of the Service that it belongs to, by its label.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Owner {
+    /// Its labels cannot be read.
+    #[default]
+    Unknown,
+    Nobody,
+    Service(String),
+}
+
+impl Owner {
+    /// By the labels of an object.
+    pub fn of(labels: &Value) -> Self {
+        match (labels, labels.get(SERVICE_NAME_LABEL)) {
+            (_, Some(Value::String(name))) if !name.is_empty() => Self::Service(name.clone()),
+            (Value::Object(_) | Value::Null, None) => Self::Nobody,
+            _ => Self::Unknown,
+        }
+    }
 }
 
 /// What an object says of itself.
@@ -64,6 +94,10 @@ pub struct Service {
 impl ApiKind for Service {
     const NAME: &'static str = "Service";
     const PATH: &'static str = "/api/v1/services";
+
+    fn unread(name: &ObjectName, _owner: &Owner) -> Option<UnreadKind> {
+        Some(UnreadKind::Service(name.clone()))
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -140,6 +174,17 @@ pub struct EndpointSlice {
 impl ApiKind for EndpointSlice {
     const NAME: &'static str = "EndpointSlice";
     const PATH: &'static str = "/apis/discovery.k8s.io/v1/endpointslices";
+
+    fn unread(name: &ObjectName, owner: &Owner) -> Option<UnreadKind> {
+        match owner {
+            Owner::Unknown => Some(UnreadKind::Unknown(format!("EndpointSlice {name}"))),
+            Owner::Nobody => None,
+            Owner::Service(service) => {
+                let service = ObjectName::new(name.namespace.clone(), service.as_str());
+                Some(UnreadKind::Slice { name: name.clone(), service })
+            }
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]

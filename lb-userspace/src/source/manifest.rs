@@ -1,13 +1,16 @@
 //! Kubernetes YAML as text: documents in, objects out; an error says line, column and what was expected.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::Value;
 use serde_saphyr::{Location, Spanned};
 
 use super::{
     SourceError, convert,
-    lean::{EndpointSlice, Node, Service},
+    lean::{ApiKind as _, EndpointSlice, Node, Owner, Service},
 };
-use crate::model::ObjectName;
+use crate::model::{ObjectName, Unread, UnreadKind};
 
 /// One object of a manifest.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,7 +43,7 @@ struct Name {
 #[derive(Deserialize)]
 struct List {
     #[serde(default)]
-    items: Option<Vec<Spanned<serde_json::Value>>>,
+    items: Option<Vec<Spanned<Value>>>,
 }
 
 /// What a document is, by its `apiVersion` and `kind`.
@@ -70,6 +73,16 @@ impl Object {
 pub struct Parsed {
     pub objects: Vec<Object>,
     pub errors: Vec<SourceError>,
+    /// What is not known by these errors.
+    pub unread: BTreeSet<Unread>,
+}
+
+impl Parsed {
+    /// `value`: what is bad, as far as it can be read at all.
+    fn fail(&mut self, path: &str, error: SourceError, value: Option<&Value>) {
+        self.errors.push(error);
+        self.unread.extend(unread(path, value).map(|what| Unread { what, uid: 0 }));
+    }
 }
 
 /// Reads all documents of `text`; `path` is named in errors.
@@ -77,7 +90,8 @@ pub fn parse_all(path: &str, text: &str) -> Parsed {
     let mut parsed = Parsed::default();
     for document in documents(path, text) {
         if let Err(error) = parse_document(&document, &mut parsed) {
-            parsed.errors.push(error);
+            let value: Option<Value> = document.yaml().ok();
+            parsed.fail(path, error, value.as_ref());
         }
     }
     parsed
@@ -85,7 +99,7 @@ pub fn parse_all(path: &str, text: &str) -> Parsed {
 
 /// The same where all of it must be good.
 pub fn parse(path: &str, text: &str) -> Result<Vec<Object>, SourceError> {
-    let Parsed { objects, errors } = parse_all(path, text);
+    let Parsed { objects, errors, .. } = parse_all(path, text);
     errors.into_iter().next().map_or(Ok(objects), Err)
 }
 
@@ -99,9 +113,10 @@ fn parse_document(document: &Document<'_>, parsed: &mut Parsed) -> Result<(), So
         Kind::Other => parsed.objects.push(other(&header.value)),
         Kind::List(inherited) => {
             for item in document.yaml::<List>()?.items.unwrap_or_default() {
-                match parse_item(document.path, document.place(item.referenced), item.value, inherited) {
+                let (place, value) = (document.place(item.referenced), with_header(item.value, inherited));
+                match parse_item(document.path, place, &value) {
                     Ok(object) => parsed.objects.push(object),
-                    Err(error) => parsed.errors.push(error),
+                    Err(error) => parsed.fail(document.path, error, Some(&value)),
                 }
             }
         }
@@ -109,17 +124,40 @@ fn parse_document(document: &Document<'_>, parsed: &mut Parsed) -> Result<(), So
     Ok(())
 }
 
-fn parse_item(
-    path: &str,
-    place: (u64, u64),
-    mut value: serde_json::Value,
-    inherited: Option<(&'static str, &'static str)>,
-) -> Result<Object, SourceError> {
+/// What is not known where an object cannot be read; `None`: nothing that matters to services.
+fn unread(path: &str, value: Option<&Value>) -> Option<UnreadKind> {
+    let unknown = || UnreadKind::Unknown(path.to_owned());
+    let text = |pointer: &str| value?.pointer(pointer)?.as_str().filter(|text| !text.is_empty());
+    let Some(kind) = text("/kind") else { return Some(unknown()) };
+    if !["Service", "EndpointSlice"].contains(&kind) {
+        return kind.ends_with("List").then(unknown);
+    }
+    let Some(name) = text("/metadata/name") else { return Some(unknown()) };
+    let namespace = match value.and_then(|value| value.pointer("/metadata/namespace")) {
+        None | Some(Value::Null) => "default",
+        Some(Value::String(namespace)) => namespace,
+        // YAML takes a bare `n` or `1` for no text.
+        Some(_) => return Some(unknown()),
+    };
+    let name = ObjectName::new(namespace, name);
+    if kind == "Service" {
+        return Service::unread(&name, &Owner::Nobody);
+    }
+    let labels = value.and_then(|value| value.pointer("/metadata/labels"));
+    EndpointSlice::unread(&name, &Owner::of(labels.unwrap_or(&Value::Null)))
+}
+
+/// An item of a list that says what its items are.
+fn with_header(mut value: Value, inherited: Option<(&'static str, &'static str)>) -> Value {
     if let (Some((api_version, kind)), Some(map)) = (inherited, value.as_object_mut()) {
         map.entry("apiVersion").or_insert_with(|| api_version.into());
         map.entry("kind").or_insert_with(|| kind.into());
     }
-    let header: Header = json(path, place, value.clone())?;
+    value
+}
+
+fn parse_item(path: &str, place: (u64, u64), value: &Value) -> Result<Object, SourceError> {
+    let header: Header = json(path, place, value)?;
     match kind_of(path, place, &header)? {
         Kind::Service => Ok(Object::Service(Box::new(json(path, place, value)?))),
         Kind::Slice => Ok(Object::Slice(Box::new(json(path, place, value)?))),
@@ -162,8 +200,8 @@ fn kind_of(path: &str, place: (u64, u64), header: &Header) -> Result<Kind, Sourc
     }
 }
 
-fn json<T: DeserializeOwned>(path: &str, place: (u64, u64), value: serde_json::Value) -> Result<T, SourceError> {
-    serde_json::from_value(value).map_err(|problem| error(path, place, &format!("in this list item: {problem}")))
+fn json<T: DeserializeOwned>(path: &str, place: (u64, u64), value: &Value) -> Result<T, SourceError> {
+    T::deserialize(value).map_err(|problem| error(path, place, &format!("in this list item: {problem}")))
 }
 
 fn error(path: &str, (line, column): (u64, u64), reason: &str) -> SourceError {

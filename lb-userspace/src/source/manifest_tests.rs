@@ -101,3 +101,32 @@ fn a_billion_laughs_is_refused_quickly() {
     let levels: String = (1..12).map(level).collect();
     assert!(parse("web.yaml", &format!("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n{levels}")).is_err());
 }
+
+#[test]
+fn a_bad_document_says_which_service_is_not_known() {
+    let slice = |labels: &str| {
+        format!(
+            "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: a-1, namespace: ns, labels: {labels}}}\nendpoints: 5\n"
+        )
+    };
+    let named = |name: &str| ObjectName::new("ns", name);
+    let of_slice = UnreadKind::Slice { name: named("a-1"), service: named("a") };
+    let service = "{apiVersion: v1, kind: Service, metadata: {name: a, namespace: ns}, spec: 5}";
+    let file = || Some(UnreadKind::Unknown("web.yaml".to_owned()));
+    for (text, unread) in [
+        (format!("{service}\n"), Some(UnreadKind::Service(named("a")))),
+        (format!("apiVersion: v1\nkind: List\nitems: [{service}]\n"), Some(UnreadKind::Service(named("a")))),
+        (slice("{kubernetes.io/service-name: a}"), Some(of_slice)),
+        (slice("{}"), None),
+        (slice("5"), Some(UnreadKind::Unknown("EndpointSlice ns/a-1".to_owned()))),
+        ("apiVersion: v1\nkind: Service\nmetadata: {name: [}\n".to_owned(), file()),
+        ("apiVersion: v1\nkind: Service\nmetadata: 5\n".to_owned(), file()),
+        ("apiVersion: v1\nkind: ServiceList\nitems: 5\n".to_owned(), file()),
+        ("just text\n".to_owned(), file()),
+        ("apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nspec: 5\n".to_owned(), None),
+    ] {
+        let parsed = parse_all("web.yaml", &text);
+        assert_eq!(parsed.errors.len(), 1, "{text}");
+        assert_eq!(parsed.unread.into_iter().map(|unread| unread.what).next(), unread, "{text}");
+    }
+}

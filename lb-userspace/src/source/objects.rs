@@ -10,7 +10,7 @@ use super::{
     lean,
 };
 use crate::model::{
-    AllowedAnnotations, Node, ObjectName, Peer, Refusal, Service, ServiceOptions, Slice, SliceKey, Snapshot,
+    AllowedAnnotations, Node, ObjectName, Peer, Refusal, Service, ServiceOptions, Slice, SliceKey, Snapshot, Unread,
 };
 
 /// What a snapshot holds by a key.
@@ -86,18 +86,25 @@ pub struct Objects<T: Keyed> {
     /// The same objects by their names.
     by_name: OrdMap<ObjectName, Named<T>>,
     refusals: OrdMap<ObjectName, Vec<Refusal>>,
+    /// Those that cannot be read, and of which nothing is held.
+    unread: OrdMap<ObjectName, Unread>,
 }
 
 impl<T: Keyed> Default for Objects<T> {
     fn default() -> Self {
-        Self { held: OrdMap::new(), by_name: OrdMap::new(), refusals: OrdMap::new() }
+        Self { held: OrdMap::new(), by_name: OrdMap::new(), refusals: OrdMap::new(), unread: OrdMap::new() }
     }
 }
 
 /// Costs nothing: a copy shares what it has in common.
 impl<T: Keyed> Clone for Objects<T> {
     fn clone(&self) -> Self {
-        Self { held: self.held.clone(), by_name: self.by_name.clone(), refusals: self.refusals.clone() }
+        Self {
+            held: self.held.clone(),
+            by_name: self.by_name.clone(),
+            refusals: self.refusals.clone(),
+            unread: self.unread.clone(),
+        }
     }
 }
 
@@ -120,6 +127,7 @@ impl<T: Keyed> Objects<T> {
                 self.held.insert(key, object);
             }
         }
+        self.unread.remove(&name);
         if converted.refusals.is_empty() {
             self.refusals.remove(&name);
         } else {
@@ -127,13 +135,24 @@ impl<T: Keyed> Objects<T> {
         }
     }
 
-    /// The object cannot be read. What was read of the same object before stays; returns whether there is any.
-    pub fn put_unread(&mut self, name: &ObjectName, uid: u32) -> bool {
+    /// The object cannot be read. What was read of the same object before stays; returns whether there is any. `unread` says what then
+    /// is not known.
+    pub fn put_unread(&mut self, name: &ObjectName, uid: u32, unread: Option<Unread>) -> bool {
         let is_other = |known: &Named<T>| known.uid != uid && known.uid != 0 && uid != 0;
         if self.by_name.get(name).is_some_and(is_other) {
             self.remove(name);
         }
-        self.by_name.contains_key(name)
+        let is_kept = self.by_name.contains_key(name);
+        match unread.filter(|_| !is_kept) {
+            Some(unread) => drop(self.unread.insert(name.clone(), unread)),
+            None => drop(self.unread.remove(name)),
+        }
+        is_kept
+    }
+
+    /// What cannot be read, and of which nothing is held.
+    pub fn unread(&self) -> impl Iterator<Item = &Unread> {
+        self.unread.values()
     }
 
     /// Notes what is refused of an object, in place of what was.
@@ -146,6 +165,7 @@ impl<T: Keyed> Objects<T> {
             self.held.remove(&named.object.key());
         }
         self.refusals.remove(name);
+        self.unread.remove(name);
     }
 
     /// Everything that is refused, by name.
@@ -229,6 +249,8 @@ pub fn snapshot(
     service_cidrs: Option<&Arc<BTreeSet<IpNet>>>,
     revision: u64,
 ) -> Snapshot {
+    let unread = Arc::new(services.unread().chain(slices.unread()).cloned().collect());
     let (node, peers, service_cidrs) = (node.cloned(), peers.cloned(), service_cidrs.cloned());
-    Snapshot { revision, services: services.held.clone(), slices: slices.held.clone(), node, peers, service_cidrs }
+    let (services, slices) = (services.held.clone(), slices.held.clone());
+    Snapshot { revision, services, slices, node, peers, service_cidrs, unread }
 }

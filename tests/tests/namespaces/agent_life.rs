@@ -4,10 +4,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::time::Duration;
 
-use lb_tests::agent::{Agent, Manifest, Protocol, SOON, Service};
+use lb_tests::agent::{Agent, Endpoint, Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream, eventually};
-use lb_tests::topology::NodeOptions;
+use lb_tests::topology::{Addresses, NodeOptions};
+use serde_json::Value;
 
 #[test]
 fn traffic_flows_while_no_agent_runs_and_a_new_one_takes_over() {
@@ -111,6 +112,57 @@ fn a_broken_manifest_changes_nothing_and_says_where() {
     assert_eq!(agent.log().matches("refused: Service test/bad").count(), 1, "{}", agent.log());
     assert_eq!(agent.log().matches("in the tables").count(), 1, "a change that writes nothing is no news");
     Stream::connect(fixture.client.place(), to).unwrap().ask("hello").unwrap();
+}
+
+/// Only the agent before it knew what the object said. The tables still do.
+#[test]
+fn what_cannot_be_read_at_a_restart_is_served_as_the_tables_hold_it() {
+    let fixture = Fixture::new("unread", Pods::Routed, 2, NodeOptions::default());
+    let other = |last: u8| {
+        let addresses = Addresses { v4: [10, 245, 0, last].into(), v6: format!("fd00:245::{last}").parse().unwrap() };
+        Service::standard("other", 20, vec![Endpoint::ready(addresses)])
+    };
+    let web = fixture.web();
+    let whole = |last| Manifest::of([web.clone(), other(last)]);
+    let mut agent = fixture.agent(&whole(1), &[]);
+    let connect = || -> Vec<Stream> {
+        let frontends = web.frontends(Protocol::Tcp).into_iter();
+        frontends.map(|to| Stream::connect(fixture.client.place(), to).unwrap()).collect()
+    };
+    let mut old = connect();
+    let broken = |last| {
+        let mut documents = whole(last).documents();
+        let is_web = |document: &&mut Value| document["kind"] == "Service" && document["metadata"]["name"] == "web";
+        documents.iter_mut().filter(is_web).for_each(|document| document["spec"] = 5.into());
+        documents.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n---\n")
+    };
+    let mut live = |agent: &Agent, last| {
+        eventually("all but what cannot be read is followed", SOON, || {
+            let mut shown = agent.states().ok()?;
+            shown.retain(|(_, _, state)| state != "draining" && state != "gone");
+            (shown == whole(last).states()).then_some(())
+        });
+        for stream in old.iter_mut().chain(&mut connect()) {
+            stream.ask("hello").unwrap();
+        }
+    };
+    agent.write_text(&broken(1)).unwrap();
+    for _ in 0..2 {
+        agent.launch().unwrap();
+        eventually("the refusal says how it is served", SOON, || {
+            let status = String::from_utf8_lossy(&agent.cli(&["status"]).ok()?.stdout).into_owned();
+            (status.contains("test/web") && status.contains("as the tables held it")).then_some(())
+        });
+        live(&agent, 1);
+    }
+    agent.write_text(&broken(2)).unwrap();
+    live(&agent, 2);
+    agent.write(&Manifest::of([other(2)])).unwrap();
+    eventually("what is deleted goes", SOON, || {
+        let shown = agent.states().ok()?;
+        let is_served = |state: &str| state != "draining" && state != "gone";
+        shown.iter().all(|(service, _, state)| !service.contains("web") || !is_served(state)).then_some(())
+    });
 }
 
 #[test]

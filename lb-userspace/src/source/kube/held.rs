@@ -11,10 +11,10 @@ use super::{
         objects::{self, Keyed, Objects},
     },
     calls::{News, Told},
-    item::Item,
+    item::{Item, Unreadable},
     own_node::OwnNode,
 };
-use crate::model::{AllowedAnnotations, Mode, Node, ObjectName, Peer, Refusal, Service, Slice, Snapshot};
+use crate::model::{AllowedAnnotations, Mode, Node, ObjectName, Peer, Refusal, Service, Slice, Snapshot, Unread};
 
 /// What this source proves fresh, as named in its status.
 pub const SERVICES: &str = "services";
@@ -116,12 +116,17 @@ impl<T: Keyed> Resource<T> {
 fn keep<T: Keyed, K: ApiKind>(objects: &mut Objects<T>, item: Item<K>, put: &impl Fn(&mut Objects<T>, &K, u32)) {
     match item.object {
         Ok(object) => put(objects, &object, item.uid),
-        Err(error) => {
-            let is_kept = objects.put_unread(&item.name, item.uid);
+        Err(Unreadable { reason, owner }) => {
+            let unread = K::unread(&item.name, &owner).map(|what| Unread { what, uid: item.uid });
+            let concerns = unread.is_some();
+            let served = match objects.put_unread(&item.name, item.uid, unread) {
+                true => "what was read of it before is served",
+                false if concerns => "nothing is served of it but what the tables held when the agent started",
+                false => "nothing of it is known",
+            };
             let name = if K::IS_NAMESPACED { item.name.to_string() } else { item.name.name.to_string() };
-            let served = if is_kept { "what was read of it before is served" } else { "it is not served" };
             let remedy = format!("correct the object; until then {served}");
-            let refusal = Refusal::new(format!("{} {name}", K::NAME), format!("it cannot be read: {error}"), remedy);
+            let refusal = Refusal::new(format!("{} {name}", K::NAME), format!("it cannot be read: {reason}"), remedy);
             objects.refuse(item.name, refusal);
         }
     }

@@ -350,6 +350,27 @@ async fn a_bad_object_is_refused_by_name_and_a_difference_alone_changes_nothing(
     assert_eq!(status.revision, revision);
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_read_and_is_not_known_is_named_in_the_snapshot() {
+    let mut stage = Stage::new();
+    let bad = |uid: &str| item(&json!({"metadata": {"name": "bad", "namespace": "default", "uid": uid}, "spec": 5}));
+    let labels = json!({"kubernetes.io/service-name": "web"});
+    let slice = json!({"metadata": {"name": "web-1", "namespace": "default", "labels": labels}, "endpoints": 5});
+    stage.slices(vec![item(&slice)]);
+    let status = stage.services(vec![bad("a"), web("web")]);
+    let unread = |stage: &Stage| -> Vec<String> {
+        let snapshot = stage.snapshots.borrow().clone().unwrap();
+        snapshot.unread.iter().map(ToString::to_string).collect()
+    };
+    assert_eq!(unread(&stage), ["Service default/bad", "EndpointSlice default/web-1"]);
+    assert!(status.refusals[0].remedy.contains("what the tables held"), "{:?}", status.refusals);
+    stage.service(News::Changed(Box::new(web("bad"))));
+    stage.service(News::Changed(Box::new(bad("a"))));
+    assert_eq!(unread(&stage), ["EndpointSlice default/web-1"], "what was read before is known");
+    stage.slice(News::Deleted(ObjectName::new("default", "web-1")));
+    assert_eq!(unread(&stage), [""; 0]);
+}
+
 /// A tenant without leave for direct server return makes no agent watch all nodes.
 #[tokio::test(start_paused = true)]
 async fn an_annotation_that_is_not_allowed_is_refused_by_name_and_the_service_is_served_without_it() {

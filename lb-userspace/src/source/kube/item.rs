@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::{calls::Failure, version::Version};
 use crate::{
     model::{ObjectName, shared, uid_hash},
-    source::lean::ApiKind,
+    source::lean::{ApiKind, Owner},
 };
 
 /// Longest name of an object (Kubernetes API conventions: a DNS subdomain).
@@ -28,7 +28,14 @@ pub struct Item<K> {
     pub uid: u32,
     pub version: Option<Version>,
     /// The object, or why it cannot be read.
-    pub object: Result<K, String>,
+    pub object: Result<K, Unreadable>,
+}
+
+/// Why an object cannot be read, and what is known of it all the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreadable {
+    pub reason: String,
+    pub owner: Owner,
 }
 
 /// What a line of a watch says.
@@ -132,6 +139,7 @@ struct Envelope {
     namespace: Option<String>,
     uid: Option<String>,
     version: Option<String>,
+    owner: Owner,
 }
 
 impl Envelope {
@@ -149,7 +157,8 @@ impl Envelope {
     fn item<K: ApiKind>(&self, object: impl FnOnce() -> Result<K, String>) -> Option<Item<K>> {
         let name = self.name::<K>()?;
         let uid = self.uid.as_deref().filter(|uid| !uid.is_empty()).map_or(0, uid_hash);
-        Some(Item { name, uid, version: self.version(), object: object() })
+        let object = object().map_err(|reason| Unreadable { reason, owner: self.owner.clone() });
+        Some(Item { name, uid, version: self.version(), object })
     }
 }
 
@@ -189,7 +198,9 @@ impl<'de> Visitor<'de> for Part<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
+        let mut has_labels = false;
         while let Some(key) = map.next_key::<String>()? {
+            has_labels |= key == "labels";
             match (&mut self, key.as_str()) {
                 (Self::Event(event), "type") => event.kind = text(&mut map)?.unwrap_or_default(),
                 (Self::Event(event), "object") => map.next_value_seed(Part::Object(&mut event.object))?,
@@ -198,10 +209,14 @@ impl<'de> Visitor<'de> for Part<'_> {
                 (Self::Metadata(envelope), "namespace") => envelope.namespace = text(&mut map)?,
                 (Self::Metadata(envelope), "uid") => envelope.uid = text(&mut map)?,
                 (Self::Metadata(envelope), "resourceVersion") => envelope.version = text(&mut map)?,
+                (Self::Metadata(envelope), "labels") => envelope.owner = Owner::of(&map.next_value()?),
                 _ => {
                     map.next_value::<IgnoredAny>()?;
                 }
             }
+        }
+        if let (Self::Metadata(envelope), false) = (&mut self, has_labels) {
+            envelope.owner = Owner::Nobody;
         }
         Ok(())
     }
@@ -219,7 +234,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::source::lean::{Node, Service};
+    use crate::source::lean::{EndpointSlice, Node, Service};
 
     fn event(text: &str) -> Event<Service> {
         read_event(Text::Whole(text.as_bytes()))
@@ -234,7 +249,7 @@ mod tests {
         };
         assert_eq!((item.name, item.uid), (ObjectName::new("shop", "web"), uid_hash("u")));
         assert_eq!(item.version, Some(Version::Number(7)));
-        assert!(item.object.expect_err("no service").contains("invalid type: integer `5`"));
+        assert!(item.object.expect_err("no service").reason.contains("invalid type: integer `5`"));
         let Event::Deleted(name, version) = event(&json!({"type": "DELETED", "object": object}).to_string()) else {
             panic!("a change")
         };
@@ -244,13 +259,36 @@ mod tests {
     }
 
     #[test]
+    fn an_object_that_cannot_be_read_names_its_service() {
+        let owner = |metadata: &str, behind: &str| {
+            let text = format!(r#"{{"metadata":{{"name":"web-1"{metadata}}},"endpoints":5{behind}"#);
+            read_item::<EndpointSlice>(Text::Whole(text.as_bytes()))
+                .expect("a name")
+                .object
+                .expect_err("no slice")
+                .owner
+        };
+        let labelled = r#","labels":{"a":"b","kubernetes.io/service-name":"web"}"#;
+        assert_eq!(owner(labelled, "}"), Owner::Service("web".to_owned()));
+        assert_eq!(owner(labelled, ""), Owner::Service("web".to_owned()), "what follows is cut off");
+        for metadata in ["", r#","labels":null"#, r#","labels":{"a":"b"}"#] {
+            assert_eq!(owner(metadata, "}"), Owner::Nobody);
+        }
+        for metadata in [r#","labels":5"#, r#","labels":{"kubernetes.io/service-name":5}"#] {
+            assert_eq!(owner(metadata, "}"), Owner::Unknown);
+        }
+        let cut = Text::Head { head: br#"{"metadata":{"name":"web-1","labels":{"#, limit: 9 };
+        assert_eq!(read_item::<EndpointSlice>(cut).expect("a name").object.expect_err("cut").owner, Owner::Unknown);
+    }
+
+    #[test]
     fn the_beginning_of_a_huge_object_names_it() {
         let text = r#"{"type":"MODIFIED","object":{"kind":"Service","metadata":{"name":"web","namespace":"shop","resourceVersion":"7","annot"#;
         let Event::Put(item) = read_event::<Service>(Text::Head { head: text.as_bytes(), limit: 9 }) else {
             panic!("a change")
         };
         assert_eq!((&*item.name.name, item.version), ("web", Some(Version::Number(7))));
-        assert_eq!(item.object.expect_err("too long"), "it has more than 9 bytes");
+        assert_eq!(item.object.expect_err("too long").reason, "it has more than 9 bytes");
     }
 
     #[test]
