@@ -1,18 +1,25 @@
 //! Gathers what is to be told about objects, from the source, the tables and the health-check node ports.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::suspects::Subject;
 use crate::announce::{NOTICES_MAX, Notice};
 use crate::model::Refusal;
+use crate::source::SourceStatus;
+
+/// The API is given so long to overcome an error by itself: one that starts answers with some.
+const API_ERROR_LASTS: Duration = Duration::from_secs(20);
 
 /// Everything that is to be told at the moment; nothing is kept where nobody posts it.
 pub(super) struct Notices {
     to: Option<watch::Sender<BTreeSet<Notice>>>,
     node: String,
     source: BTreeSet<Notice>,
+    api: BTreeSet<Notice>,
     tables: BTreeSet<Notice>,
     health_checks: BTreeSet<Notice>,
     avoided: BTreeSet<Notice>,
@@ -21,8 +28,8 @@ pub(super) struct Notices {
 impl Notices {
     /// `to`: who posts it; `None`: nobody.
     pub fn new(node: &str, to: Option<watch::Sender<BTreeSet<Notice>>>) -> Self {
-        let (source, tables, health_checks, avoided) = Default::default();
-        Self { to, node: node.to_owned(), source, tables, health_checks, avoided }
+        let (source, api, tables, health_checks, avoided) = Default::default();
+        Self { to, node: node.to_owned(), source, api, tables, health_checks, avoided }
     }
 
     /// Objects that the source refused.
@@ -30,6 +37,19 @@ impl Notices {
         if self.to.is_some() {
             let new = refusals.iter().filter_map(Notice::of_refusal).take(NOTICES_MAX).collect();
             let changed = std::mem::replace(&mut self.source, new) != self.source;
+            self.publish(changed);
+        }
+    }
+
+    /// Errors that the API answers with for long.
+    pub fn of_api(&mut self, source: &SourceStatus, now: Instant) {
+        if self.to.is_some() {
+            let failing = source.resources.iter().filter_map(|(name, resource)| Some((name, resource.failing?)));
+            let lasting =
+                failing.filter(|(_, failing)| now.saturating_duration_since(failing.since) >= API_ERROR_LASTS);
+            let node = &self.node;
+            let new = lasting.filter_map(|(name, failing)| Notice::of_api_error(node, name, failing.error)).collect();
+            let changed = std::mem::replace(&mut self.api, new) != self.api;
             self.publish(changed);
         }
     }
@@ -68,8 +88,8 @@ impl Notices {
 
     fn publish(&self, changed: bool) {
         if let (true, Some(to)) = (changed, &self.to) {
-            let refused = &self.source | &self.tables;
-            to.send_replace(&(&refused | &self.health_checks) | &self.avoided);
+            let all = [&self.source, &self.api, &self.tables, &self.health_checks, &self.avoided];
+            to.send_replace(all.into_iter().flatten().cloned().collect());
         }
     }
 }
@@ -79,6 +99,7 @@ mod tests {
     use super::*;
     use crate::model::{ObjectName, Protocol};
     use crate::plan::PortKey;
+    use crate::source::{ApiError, Failing, ResourceStatus};
 
     #[test]
     fn what_is_over_is_no_longer_told() {
@@ -96,5 +117,22 @@ mod tests {
         assert_eq!(names(), ["api", "slow", "slow"], "it is suspect, and its checks fail");
         notices.of_avoided([].into_iter(), &BTreeSet::new());
         assert_eq!(names(), ["api"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_error_of_the_api_is_told_when_it_lasts_and_until_a_proof() {
+        let (to, told) = watch::channel(BTreeSet::new());
+        let mut notices = Notices::new("n1", Some(to));
+        let since = Instant::now();
+        let failing = Some(Failing { error: ApiError::Forbidden, since });
+        let services = ResourceStatus { failing, ..ResourceStatus::default() };
+        let status = SourceStatus { resources: [("services", services)].into(), ..SourceStatus::default() };
+        notices.of_api(&status, since + API_ERROR_LASTS / 2);
+        assert!(told.borrow().is_empty());
+        notices.of_api(&status, since + API_ERROR_LASTS);
+        let reasons = || told.borrow().iter().map(|notice| (notice.name.clone(), notice.reason)).collect::<Vec<_>>();
+        assert_eq!(reasons(), [("n1".to_owned(), "ApiAccessDenied")]);
+        notices.of_api(&SourceStatus::default(), since + API_ERROR_LASTS);
+        assert_eq!(reasons(), []);
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
-use tokio::time::sleep_until;
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::auditor::Request;
@@ -84,6 +84,7 @@ pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
             Ok(()) = source.changed() => {
                 let status = source.borrow_and_update().clone();
                 tables.notices.of_source(&status.refusals);
+                tables.notices.of_api(&status, Instant::now());
                 refused.warn(status.refusals.iter().map(|refusal| format!("refused: {refusal}")).collect());
             }
             Ok(()) = node.changed() => {

@@ -2,19 +2,27 @@
 
 use std::net::SocketAddr;
 
+use k8s_openapi::api::core::v1::ObjectReference;
+
 use crate::model::{Refusal, uid_hash};
 use crate::plan::PortKey;
+use crate::source::ApiError;
 
 /// The longest note that the API takes.
 const NOTE_MAX: usize = 1024;
 /// The longest name of an object: the Event's is made of it.
 const NAME_MAX: usize = 240;
 
+const NODE: &str = "Node";
+/// Where Events about objects without a namespace are, as the API server demands (`ValidateEventCreate`).
+const NODES_NAMESPACE: &str = "default";
+
 /// Something to be told about an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Notice {
-    /// `Service` or `EndpointSlice`.
+    /// `Service`, `EndpointSlice` or `Node`.
     pub kind: &'static str,
+    /// Empty: of a Node.
     pub namespace: String,
     pub name: String,
     /// One word, as `Refused`.
@@ -55,14 +63,38 @@ impl Notice {
         )
     }
 
-    /// `object` begins as `Service default/web`.
+    /// About a node whose agent gets errors from the API in place of what it follows.
+    pub fn of_api_error(node: &str, resource: &str, error: ApiError) -> Option<Self> {
+        let (reason, what) = match error {
+            ApiError::Unauthorized => {
+                ("ApiAccessDenied", "does not accept the agent's credentials (401); give it valid ones")
+            }
+            ApiError::Forbidden => {
+                ("ApiAccessDenied", "forbids it (403); grant the agent get, list and watch of this resource")
+            }
+            ApiError::NotFound => (
+                "ApiVersionMissing",
+                "does not have it in the version that the agent asks for (404); serve that version, or run an agent that fits",
+            ),
+            ApiError::Busy => ("ApiBusy", "has too much to do (429); look at its load and its flow control"),
+            ApiError::Client => ("ApiError", "refuses the request (4xx); the agent's log and status have its words"),
+            ApiError::Server => ("ApiError", "answers with server errors (5xx); look at the API server"),
+        };
+        let note = format!(
+            "node {node} cannot follow {resource}: the API server {what}. What was known last is served until then"
+        );
+        Self::about(&format!("Node {node}"), reason, note)
+    }
+
+    /// `object` begins as `Service default/web` or `Node n1`.
     fn about(object: &str, reason: &'static str, mut note: String) -> Option<Self> {
         let mut words = object.split_whitespace();
-        let kind = ["Service", "EndpointSlice"].into_iter().find(|kind| words.clone().next() == Some(kind))?;
-        let (namespace, rest) = words.nth(1)?.split_once('/')?;
+        let kind = ["Service", "EndpointSlice", NODE].into_iter().find(|kind| words.clone().next() == Some(kind))?;
+        let name = words.nth(1)?;
+        let (namespace, rest) = if kind == NODE { ("", name) } else { name.split_once('/')? };
         // A service port follows the name after a colon: no name has one.
         let name = rest.split(':').next()?;
-        if namespace.is_empty() || name.is_empty() || name.len() > NAME_MAX {
+        if namespace.is_empty() != (kind == NODE) || name.is_empty() || name.len() > NAME_MAX {
             return None;
         }
         let mut end = note.len().min(NOTE_MAX);
@@ -78,8 +110,26 @@ impl Notice {
         format!("{}.ballast-{:08x}", self.name, uid_hash(&format!("{}/{}/{}", self.kind, self.reason, self.note)))
     }
 
+    /// Namespace of the Event.
+    pub fn event_namespace(&self) -> &str {
+        if self.namespace.is_empty() { NODES_NAMESPACE } else { &self.namespace }
+    }
+
+    /// The object. A Node's UID is its name, as in the Events of kubelet and kube-proxy: `kubectl describe node` asks for that.
+    pub fn regarding(&self) -> ObjectReference {
+        let is_node = self.kind == NODE;
+        ObjectReference {
+            api_version: Some(self.api_version().to_owned()),
+            kind: Some(self.kind.to_owned()),
+            namespace: (!is_node).then(|| self.namespace.clone()),
+            name: Some(self.name.clone()),
+            uid: is_node.then(|| self.name.clone()),
+            ..ObjectReference::default()
+        }
+    }
+
     /// API group and version of the object.
-    pub fn api_version(&self) -> &'static str {
+    fn api_version(&self) -> &'static str {
         if self.kind == "EndpointSlice" { "discovery.k8s.io/v1" } else { "v1" }
     }
 }
@@ -98,11 +148,12 @@ mod tests {
             ("Service default/web", "Service", "web"),
             ("Service default/web:80/TCP", "Service", "web"),
             ("EndpointSlice default/web-1 endpoint 3", "EndpointSlice", "web-1"),
+            ("Node n1", "Node", "n1"),
         ] {
             let notice = Notice::of_refusal(&Refusal::new(object, "bad", "mend it")).expect("an object");
-            assert_eq!((notice.kind, notice.namespace.as_str(), notice.name.as_str()), (kind, "default", name));
+            assert_eq!((notice.kind, notice.event_namespace(), notice.name.as_str()), (kind, "default", name));
         }
-        for object in ["Node n1", "Service", "Service web", "map services4"] {
+        for object in ["Node", "Service", "Service web", "map services4"] {
             assert!(Notice::of_refusal(&Refusal::new(object, "bad", "mend it")).is_none(), "{object}");
         }
     }
@@ -116,5 +167,18 @@ mod tests {
         assert!((NOTE_MAX - 3..=NOTE_MAX).contains(&length), "{length}");
         assert_eq!(notice("bad").event_name(), notice("bad").event_name());
         assert_ne!(notice("bad").event_name(), notice("worse").event_name());
+    }
+
+    #[test]
+    fn each_error_of_the_api_is_told_with_a_remedy_on_the_node() {
+        for error in ApiError::ALL {
+            let notice = Notice::of_api_error("n1", "services", *error).expect("a node");
+            assert!(notice.note.contains(error.as_str()) && notice.note.contains("services"), "{}", notice.note);
+            let node = notice.regarding();
+            assert_eq!((node.kind.as_deref(), node.name.as_deref(), node.namespace), (Some("Node"), Some("n1"), None));
+        }
+        let name =
+            |node: &str| Notice::of_api_error(node, "services", ApiError::Forbidden).map(|notice| notice.event_name());
+        assert_ne!(name("n1"), name("n2"), "each node has its own");
     }
 }

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::{Patch, PatchParams, PostParams};
@@ -62,7 +61,7 @@ pub async fn run(
 }
 
 async fn send(client: &Client, node: &str, post: &Post, now: Timestamp) -> (Posted, Option<String>) {
-    let api: Api<Event> = Api::namespaced(client.clone(), &post.notice().namespace);
+    let api: Api<Event> = Api::namespaced(client.clone(), post.notice().event_namespace());
     let answer = timeout(ANSWER_LIMIT, async {
         match post {
             Post::Create(notice) => api.create(&PostParams::default(), &event(notice, node, now)).await.map(drop),
@@ -87,7 +86,7 @@ fn event(notice: &Notice, node: &str, now: Timestamp) -> Event {
     Event {
         metadata: ObjectMeta {
             name: Some(notice.event_name()),
-            namespace: Some(notice.namespace.clone()),
+            namespace: Some(notice.event_namespace().to_owned()),
             ..ObjectMeta::default()
         },
         event_time: Some(MicroTime(now)),
@@ -97,13 +96,7 @@ fn event(notice: &Notice, node: &str, now: Timestamp) -> Event {
         type_: Some("Warning".to_owned()),
         reporting_controller: Some(CONTROLLER.to_owned()),
         reporting_instance: Some(node.to_owned()),
-        regarding: Some(ObjectReference {
-            api_version: Some(notice.api_version().to_owned()),
-            kind: Some(notice.kind.to_owned()),
-            namespace: Some(notice.namespace.clone()),
-            name: Some(notice.name.clone()),
-            ..ObjectReference::default()
-        }),
+        regarding: Some(notice.regarding()),
         ..Event::default()
     }
 }

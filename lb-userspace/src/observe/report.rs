@@ -10,7 +10,7 @@ mod following;
 mod sockets;
 mod tables;
 
-pub use following::{ConfirmingReport, ProofReport, ResourceReport};
+pub use following::{ConfirmingReport, FailingReport, ProofReport, ResourceReport};
 pub use sockets::SocketsReport;
 pub use tables::{AuditReport, DrainReport, FillReport, HealthCheckReport, PassReport, SweepReport, TablesReport};
 

@@ -157,6 +157,9 @@ fn freshness(source: &SourceReport) -> Vec<String> {
             if resource.compares > 0 {
                 let _ = write!(line, ", {} compares found {differences} differences", resource.compares);
             }
+            if let Some(failing) = &resource.failing {
+                let _ = write!(line, "; the API answers {} for {:.0}s", failing.code, failing.seconds);
+            }
             if let Some(seconds) = resource.wedged_seconds {
                 let _ = write!(line, "; its watch is dead for {seconds:.0}s");
             }

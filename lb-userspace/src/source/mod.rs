@@ -13,7 +13,8 @@ use std::sync::Arc;
 use tokio::{sync::watch, task::JoinHandle};
 
 pub use self::status::{
-    Confirming, Difference, Probed, Proof, ProofKind, Reach, Relist, ResourceStatus, Restart, SourceStatus,
+    ApiError, Confirming, Difference, Failing, Probed, Proof, ProofKind, Reach, Relist, ResourceStatus, Restart,
+    SourceStatus,
 };
 use crate::model::Snapshot;
 

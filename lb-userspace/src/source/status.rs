@@ -70,6 +70,18 @@ pub struct ResourceStatus {
     pub differences: BTreeMap<Difference, u64>,
     /// The last error, until a proof overcomes it.
     pub last_error: Option<String>,
+    /// Answers that were errors, by code.
+    pub errors: BTreeMap<ApiError, u64>,
+    /// Such answers since the last proof.
+    pub failing: Option<Failing>,
+}
+
+/// The API answers, and with errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failing {
+    pub error: ApiError,
+    /// The first such answer.
+    pub since: Instant,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,5 +191,38 @@ named! {
         Stale = "stale",
         /// We hold it, the list does not have it.
         Extra = "extra",
+    }
+}
+
+named! {
+    /// An answer of the API that is an error, by its HTTP status.
+    ApiError {
+        /// It does not know who asks.
+        Unauthorized = "401",
+        /// Who asks may not have this.
+        Forbidden = "403",
+        /// It has no such resource, or not in this version.
+        NotFound = "404",
+        /// It has too much to do.
+        Busy = "429",
+        /// Any other fault of the question.
+        Client = "4xx",
+        /// A fault of the server.
+        Server = "5xx",
+    }
+}
+
+impl ApiError {
+    /// `None`: the status is no error.
+    pub fn of(status: u16) -> Option<Self> {
+        match status {
+            401 => Some(Self::Unauthorized),
+            403 => Some(Self::Forbidden),
+            404 => Some(Self::NotFound),
+            429 => Some(Self::Busy),
+            400..=499 => Some(Self::Client),
+            500..=599 => Some(Self::Server),
+            _ => None,
+        }
     }
 }

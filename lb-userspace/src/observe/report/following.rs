@@ -30,6 +30,18 @@ pub struct ResourceReport {
     /// Objects that a comparison found to differ, by how.
     pub differences: BTreeMap<String, u64>,
     pub last_error: Option<String>,
+    /// Answers of the API that were errors, by code: `401`, `403`, `404`, `429`, `4xx` (any other), `5xx`.
+    pub errors: BTreeMap<String, u64>,
+    /// Such answers since the last proof; null: none.
+    pub failing: Option<FailingReport>,
+}
+
+/// The API answers, and with errors.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct FailingReport {
+    pub code: String,
+    pub seconds: f64,
 }
 
 /// What proved a resource, and when.
@@ -77,6 +89,11 @@ impl ResourceReport {
             compares: status.compares,
             differences: status.differences.iter().map(|(how, count)| (how.as_str().to_owned(), *count)).collect(),
             last_error: status.last_error.clone(),
+            errors: status.errors.iter().map(|(error, count)| (error.as_str().to_owned(), *count)).collect(),
+            failing: status.failing.map(|failing| FailingReport {
+                code: failing.error.as_str().to_owned(),
+                seconds: seconds(failing.since),
+            }),
         }
     }
 }

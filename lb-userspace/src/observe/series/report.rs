@@ -155,6 +155,12 @@ fn of_following(resources: &BTreeMap<String, ResourceReport>) -> Vec<Series> {
             counters("result", |resource| &resource.probes),
         ),
         series(
+            "ballast_source_errors",
+            "Answers of the API that were errors, by HTTP status",
+            Kind::Counter,
+            counters("code", |resource| &resource.errors),
+        ),
+        series(
             "ballast_source_compares",
             "Comparisons of what is held with a complete list",
             Kind::Counter,

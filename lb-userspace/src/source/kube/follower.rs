@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     model::ObjectName,
-    source::{Proof, ProofKind, Reach, Relist, ResourceStatus},
+    source::{ApiError, Failing, Proof, ProofKind, Reach, Relist, ResourceStatus},
 };
 
 /// "Gone": the server no longer knows the changes since the version that was asked for.
@@ -128,6 +128,9 @@ impl<K> Follower<K> {
     /// A call that is open brought something.
     pub fn hear(&mut self, call: Call, heard: Heard<K>, now: Instant) -> Vec<Effect<K>> {
         self.note_reach(call, &heard, now);
+        if let Heard::Failed(failure) = &heard {
+            self.note_error(failure, now);
+        }
         match (&self.listing, call) {
             (Some(_), Call::List) => self.list_heard(heard, now),
             // It was left alone.
@@ -153,6 +156,16 @@ impl<K> Follower<K> {
         self.reached(reachable, now);
     }
 
+    /// Counts an answer that is an error. That a version is too old, or too new, is none: a list follows.
+    fn note_error(&mut self, failure: &Failure, now: Instant) {
+        let status = failure.status.filter(|_| unusable_version(failure).is_none());
+        let Some(error) = status.and_then(ApiError::of) else { return };
+        *self.status.errors.entry(error).or_default() += 1;
+        if self.status.failing.is_none_or(|failing| failing.error != error) {
+            self.status.failing = Some(Failing { error, since: now });
+        }
+    }
+
     fn reached(&mut self, reachable: bool, now: Instant) {
         self.reach = Some(Reach { reachable, since: now });
         if !reachable {
@@ -164,7 +177,7 @@ impl<K> Follower<K> {
     /// Everything up to now is known.
     fn prove(&mut self, kind: ProofKind, now: Instant) {
         self.status.proof = Some(Proof { at: now, kind });
-        self.status.last_error = None;
+        (self.status.last_error, self.status.failing) = (None, None);
         if kind == ProofKind::List {
             self.pauses.answered();
         } else {

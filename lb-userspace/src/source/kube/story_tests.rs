@@ -1,6 +1,7 @@
 //! Watches: silent, dead, cut off, late; an API that is frozen or away.
 
 use super::*;
+use crate::source::ApiError;
 
 #[tokio::test(start_paused = true)]
 async fn a_watch_goes_on_from_the_last_event_or_bookmark_at_its_end() {
@@ -331,4 +332,28 @@ async fn a_server_that_asks_for_a_pause_is_not_asked_before() {
     stage.take_list();
     stage.hear(Call::List, Heard::Failed(Failure { retry_after: asked, ..failure(Some(503)) }));
     assert!((14..=21).contains(&stage.take_list().as_secs()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_that_are_errors_are_counted_and_timed_until_a_proof() {
+    let mut stage = Stage::new(SETTINGS);
+    let failing = |stage: &Stage| stage.status().failing.map(|failing| (failing.error, stage.now - failing.since));
+    stage.pass(Duration::ZERO);
+    for round in 0..3 {
+        stage.take_list();
+        let since = failing(&stage).map(|(_, since)| since);
+        stage.fail(Call::List, Some(403));
+        assert_eq!(failing(&stage), Some((ApiError::Forbidden, since.unwrap_or_default())), "round {round}");
+    }
+    stage.take_list();
+    stage.fail(Call::List, Some(503));
+    assert_eq!(failing(&stage), Some((ApiError::Server, Duration::ZERO)), "another error is another cause");
+    stage.take_list();
+    stage.list("100", &["a"]);
+    assert_eq!(failing(&stage), None);
+    // A version that the server forgot is no error: a list follows.
+    stage.take_watch(Call::Watch, "100");
+    stage.fail(Call::Watch, Some(410));
+    assert_eq!(failing(&stage), None);
+    assert_eq!(stage.status().errors, [(ApiError::Forbidden, 3), (ApiError::Server, 1)].into());
 }

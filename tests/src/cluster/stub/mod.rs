@@ -122,6 +122,11 @@ impl StubApi {
         self.change(|state| state.lie(kind, lie, count));
     }
 
+    /// From now on every list and watch of the kind is answered with this status; `None`: with what was asked for. Open watches go on.
+    pub fn refuse(&self, kind: Kind, status: Option<u16>) {
+        self.change(|state| state.refuse(kind, status));
+    }
+
     /// The watches that are open say nothing more, and do not end. New ones do as they should.
     pub fn silence_watches(&self) {
         self.change(State::silence_watches);

@@ -76,6 +76,11 @@ fn answer(shared: &Arc<Shared>, kind: Kind, peer: SocketAddr, query: String) -> 
     let verb = if is_watch { Verb::Watch } else { Verb::List };
     let mut state = shared.state();
     state.note(Request { at: Instant::now(), peer, kind, verb, query });
+    if let Some(code) = state.refusal(kind) {
+        let refusal = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+            "message": "the test says no", "code": code});
+        return say(StatusCode::from_u16(code).expect("a status"), &refusal);
+    }
     if !is_watch {
         return say(StatusCode::OK, &state.list(kind, &selector));
     }

@@ -91,6 +91,8 @@ pub struct State {
     objects: BTreeMap<Name, Value>,
     history: Vec<Change>,
     lies: BTreeMap<Kind, VecDeque<Lie>>,
+    /// Kinds of which every question is answered with this status.
+    refused: BTreeMap<Kind, u16>,
     /// Watches opened before this count are silent, or at an end.
     silent_before: usize,
     ended_before: usize,
@@ -108,6 +110,7 @@ impl Default for State {
             objects: BTreeMap::new(),
             history: Vec::new(),
             lies: BTreeMap::new(),
+            refused: BTreeMap::new(),
             silent_before: 0,
             ended_before: 0,
             watches: 0,
@@ -162,6 +165,17 @@ impl State {
 
     pub fn lie(&mut self, kind: Kind, lie: Lie, count: usize) {
         self.lies.entry(kind).or_default().extend(std::iter::repeat_n(lie, count));
+    }
+
+    pub fn refuse(&mut self, kind: Kind, status: Option<u16>) {
+        match status {
+            Some(status) => self.refused.insert(kind, status),
+            None => self.refused.remove(&kind),
+        };
+    }
+
+    pub fn refusal(&self, kind: Kind) -> Option<u16> {
+        self.refused.get(&kind).copied()
     }
 
     pub fn silence_watches(&mut self) {

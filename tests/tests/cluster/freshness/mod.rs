@@ -2,6 +2,7 @@
 //!
 //! The silence after which it asks is shortened; `incident_b` has the true times. Needs root.
 
+mod api_errors;
 mod events;
 mod odd_object;
 mod outage;
