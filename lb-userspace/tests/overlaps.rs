@@ -60,10 +60,11 @@ fn a_loser_that_comes_and_goes_leaves_the_owner_as_it_was() {
             // What the service owns itself was written anew.
             entries = back;
         }
+        prop_assert_eq!(all.refusals.more(), 0, "all are named");
         let is_lost = |refusal: &&Refusal| refusal.reason.contains("belongs to");
         contested.set(contested.get() + all.refusals.iter().filter(is_lost).count());
         Ok(())
     });
     outcome.unwrap_or_else(|failure| panic!("{failure}"));
-    assert!(contested.get() > 100, "{} claims were lost: too few", contested.get());
+    assert!(contested.get() > 50, "{} claims were lost: too few", contested.get());
 }

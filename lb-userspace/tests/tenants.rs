@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use lb_userspace::{
     apply::{MemoryStore, Programmer, Report},
-    model::{Monotonic, Node, Snapshot},
+    model::{Monotonic, NAMED_MAX, Node, Snapshot},
     plan::{Capacities, Desired, NodeFacts, PlanSettings, plan},
     source::convert,
 };
@@ -114,7 +114,7 @@ fn a_size_that_the_endpoints_need_is_had_and_none_is_refused_without_endpoints()
         let annotations = Box::leak(Box::new([("scheduler", "maglev"), ("maglev-size", annotation)]));
         let mut programmer = programmer(lb_common::limits::SLOTS);
         let report = sync(&mut programmer, &snapshot([Shape { endpoints, annotations, ..PLAIN }]));
-        assert_eq!(report.refusals, [], "{endpoints} endpoints");
+        assert_eq!(*report.refusals, [], "{endpoints} endpoints");
         assert!(slots_of(&programmer, "small").iter().all(|(_, has)| *has == slots), "{endpoints} endpoints");
     }
 }
@@ -163,7 +163,7 @@ fn within_a_namespace_the_largest_give_first_and_other_namespaces_nothing() {
     // Those that go make room for those that stay.
     let few = snapshot(large.take(5).chain([small, elsewhere]));
     let report = sync(&mut programmer, &few);
-    assert_eq!(report.refusals, []);
+    assert_eq!(*report.refusals, []);
     let slots: BTreeMap<String, u32> = slots_of(&programmer, "greedy").into_iter().collect();
     assert!((2..7).all(|number| slots[&format!("greedy/web-{number}:80/TCP")] == 1_500), "{slots:?}");
 }
@@ -217,4 +217,16 @@ fn active_checks_are_off_and_go_to_pods_only_when_they_are_on() {
     all.node = Some(Arc::new(node));
     let of_node = with(&all, Some(Vec::new()));
     assert_eq!((checked(&of_node), told(&of_node)), (6, Vec::new()));
+}
+
+#[test]
+fn hundreds_of_refused_services_of_one_tenant_hide_no_refusal_of_another() {
+    let shape = |namespace, number| Shape { namespace, number, endpoints: 1, annotations: LARGEST };
+    let mut programmer = programmer(SLOTS);
+    let mut all = snapshot((1..=u16::MAX).take(2 * NAMED_MAX).map(|number| shape("a-greedy", number)));
+    let report = sync(&mut programmer, &all);
+    assert_eq!((report.refusals.len(), report.refusals.more() > 0), (NAMED_MAX, true), "the room is one tenant's");
+    put(&mut all, shape("small", 1));
+    let report = sync(&mut programmer, &all);
+    assert_eq!((report.refusals.len(), refusals(&report, "small/web-1").len()), (NAMED_MAX, 1));
 }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::suspects::Subject;
 use crate::announce::{NOTICES_MAX, Notice};
-use crate::model::Refusal;
+use crate::model::Refused;
 use crate::source::SourceStatus;
 
 /// The API is given so long to overcome an error by itself: one that starts answers with some.
@@ -33,9 +33,9 @@ impl Notices {
     }
 
     /// Objects that the source refused.
-    pub fn of_source(&mut self, refusals: &[Refusal]) {
+    pub fn of_source(&mut self, refusals: &Refused) {
         if self.to.is_some() {
-            let new = refusals.iter().filter_map(Notice::of_refusal).take(NOTICES_MAX).collect();
+            let new = refusals.iter().filter_map(Notice::of_refusal).collect();
             let changed = std::mem::replace(&mut self.source, new) != self.source;
             self.publish(changed);
         }
@@ -55,7 +55,7 @@ impl Notices {
     }
 
     /// Services that the plan or the tables refused.
-    pub fn of_tables(&mut self, refusals: &[Refusal]) {
+    pub fn of_tables(&mut self, refusals: &Refused) {
         if self.to.is_some() {
             let new = refusals.iter().filter_map(Notice::of_refusal).collect();
             let changed = std::mem::replace(&mut self.tables, new) != self.tables;
@@ -97,7 +97,7 @@ impl Notices {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{ObjectName, Protocol};
+    use crate::model::{ObjectName, Protocol, Refusal};
     use crate::plan::PortKey;
     use crate::source::{ApiError, Failing, ResourceStatus};
 
@@ -105,11 +105,11 @@ mod tests {
     fn what_is_over_is_no_longer_told() {
         let (to, told) = watch::channel(BTreeSet::new());
         let mut notices = Notices::new("n1", Some(to));
-        notices.of_source(&[Refusal::new("Service demo/web", "bad", "mend it")]);
+        notices.of_source(&Refused::of(&[Refusal::new("Service demo/web", "bad", "mend it")]));
         notices.of_health_checks([("demo/api", "in use")].into_iter());
         let names = || told.borrow().iter().map(|notice| notice.name.clone()).collect::<Vec<_>>();
         assert_eq!(names(), ["api", "web"]);
-        notices.of_source(&[]);
+        notices.of_source(&Refused::default());
         assert_eq!(names(), ["api"]);
         let key = PortKey { service: ObjectName::new("demo", "slow"), port: 80, protocol: Protocol::Tcp };
         let subject = (key, "10.0.0.1:8080".parse().expect("valid"));
@@ -134,5 +134,20 @@ mod tests {
         assert_eq!(reasons(), [("n1".to_owned(), "ApiAccessDenied")]);
         notices.of_api(&SourceStatus::default(), since + API_ERROR_LASTS);
         assert_eq!(reasons(), []);
+    }
+
+    #[test]
+    fn a_namespace_with_thousands_of_refusals_leaves_the_others_theirs() {
+        let (to, told) = watch::channel(BTreeSet::new());
+        let mut notices = Notices::new("n1", Some(to));
+        let greedy = (0..5_000).map(|number| Refusal::new(format!("Service a-greedy/web-{number}"), "bad", "mend it"));
+        let small = Refusal::new("Service small/web", "bad", "mend it");
+        let all: Vec<Refusal> = greedy.chain([small]).collect();
+        for tell in [Notices::of_source, Notices::of_tables] {
+            tell(&mut notices, &Refused::of(&all));
+            assert!(told.borrow().iter().any(|notice| notice.namespace == "small"));
+            tell(&mut notices, &Refused::default());
+            assert!(told.borrow().is_empty());
+        }
     }
 }

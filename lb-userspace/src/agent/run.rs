@@ -12,7 +12,7 @@ use super::marks::{self, Quarantined};
 use super::tables::Tables;
 use super::told::Told;
 use crate::datapath::{self, Datapath};
-use crate::model::Snapshot;
+use crate::model::{Refused, Snapshot};
 use crate::plan::BackendId;
 use crate::source::SourceStatus;
 
@@ -63,7 +63,7 @@ pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
     let links = stop.clone();
     // The task owns the data path, and with it the lock, until the end.
     let mut following = tokio::spawn(async move { datapath.follow_links(links).await });
-    let mut refused = Told::default();
+    let (mut refused, mut refusals) = (Told::default(), Refused::default());
     source.mark_changed();
     let ended = loop {
         tokio::select! {
@@ -85,7 +85,10 @@ pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
                 let status = source.borrow_and_update().clone();
                 tables.notices.of_source(&status.refusals);
                 tables.notices.of_api(&status, Instant::now());
-                refused.warn(status.refusals.iter().map(|refusal| format!("refused: {refusal}")).collect());
+                if status.refusals != refusals {
+                    refused.warn(status.refusals.iter().map(|refusal| format!("refused: {refusal}")).collect());
+                    refusals = status.refusals;
+                }
             }
             Ok(()) = node.changed() => {
                 let status = node.borrow_and_update().clone();

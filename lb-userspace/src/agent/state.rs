@@ -49,7 +49,7 @@ impl Progress {
         self.tables.writes += report.writes as u64;
         self.tables.revision = report.revision;
         self.tables.refusals = report.refusals.iter().map(ToString::to_string).collect();
-        self.tables.refused = report.refused as u64;
+        self.tables.refused = report.refusals.total() as u64;
         self.tables.failing = report.failing as u64;
         self.tables.last_error = summary(&report.failures, report.failing);
         if let Some(writable) = &report.writable {
@@ -219,6 +219,7 @@ fn source(status: &SourceStatus, proof_limit: Duration, now: Instant) -> SourceR
         last_error: status.last_error.clone(),
         missing_node: status.missing_node.clone(),
         refusals: status.refusals.iter().map(ToString::to_string).collect(),
+        refused: status.refusals.total() as u64,
         notes: status.notes.clone(),
     }
 }

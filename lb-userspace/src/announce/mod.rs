@@ -1,7 +1,7 @@
 //! Kubernetes Events about objects that are refused or degraded: who is told what, how often, and the posting of it.
 //!
 //! It never holds anything up: what cannot be posted now is posted later or, beyond a bound, not at all. The log, metrics and
-//! `ballast status` have it all.
+//! `ballast status` tell of it as well.
 
 mod notice;
 mod post;

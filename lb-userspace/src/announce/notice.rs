@@ -80,10 +80,10 @@ impl Notice {
             ApiError::Client => ("ApiError", "refuses the request (4xx); the agent's log and status have its words"),
             ApiError::Server => ("ApiError", "answers with server errors (5xx); look at the API server"),
         };
-        let note = format!(
+        let words = format!(
             "node {node} cannot follow {resource}: the API server {what}. What was known last is served until then"
         );
-        Self::about(&format!("Node {node}"), reason, note)
+        Self::about(&format!("Node {node}"), reason, words)
     }
 
     /// `object` begins as `Service default/web` or `Node n1`.

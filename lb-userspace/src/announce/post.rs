@@ -43,7 +43,7 @@ pub async fn run(
                 schedule.set(&notices.borrow_and_update(), now + later);
                 let without_room = schedule.without_room();
                 if without_room > told {
-                    tracing::warn!(without_room, "more objects are refused than there is room for Events; status has them all");
+                    tracing::warn!(without_room, "there is more to tell than there is room for Events");
                 }
                 told = without_room;
             }

@@ -116,10 +116,10 @@ fn a_service_that_cannot_be_read_is_served_as_it_was_until_it_can_be_read_or_is_
             let said = |line: &&String| line.contains("default/web") && line.contains("cannot be read");
             assert_eq!(refused.iter().filter(said).count(), 1, "{refused:?}");
             let report = agent.sync(&whole, &facts(), at(21));
-            assert_eq!((agent.store().dump(), report.writes, report.refused), (served, 0, 0), "{annotations}");
+            assert_eq!((agent.store().dump(), report.writes, report.refusals.total()), (served, 0, 0), "{annotations}");
             // From now on it is as with any other.
             let report = agent.sync(&without(whole, services, slices, vec![service("web"), file()]), &facts(), at(22));
-            assert!(report.writes > 0 && report.refused == 0);
+            assert!(report.writes > 0 && report.refusals.total() == 0);
         }
     }
 }
@@ -161,7 +161,7 @@ fn others_are_followed_and_a_service_whose_endpoints_are_all_known_is_too() {
     assert!(dump.contains("-> 10.0.0.8:80") && dump.contains("10.96.0.1:80"), "{dump}");
     // Its Service and slices come in other files: nothing is missing of it any more.
     let report = agent.sync(&Snapshot { unread: hidden.unread.clone(), ..whole }, &facts(), at(22));
-    assert_eq!(report.refused, 0, "{report:?}");
+    assert_eq!(report.refusals.total(), 0, "{report:?}");
 }
 
 #[test]

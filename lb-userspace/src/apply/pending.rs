@@ -128,11 +128,6 @@ impl Pending {
         })
     }
 
-    /// How many subjects a table has no room for.
-    pub fn refused(&self) -> usize {
-        self.waiting.len() - self.failed
-    }
-
     pub fn refusals(&self) -> impl Iterator<Item = &Refusal> {
         self.waiting.values().filter_map(|(trouble, _)| match trouble {
             Trouble::NoRoom(refusal) => Some(refusal),

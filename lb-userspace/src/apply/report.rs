@@ -6,7 +6,7 @@ use lb_common::abi::backend_state;
 
 use super::pending::Pending;
 use crate::{
-    model::{Monotonic, Refusal},
+    model::{Monotonic, Refused},
     plan::{Book, DrainEnds},
 };
 
@@ -21,10 +21,8 @@ pub struct Report {
     pub failed_writes: usize,
     /// Whether the tables can be written at all, whatever becomes of one subject; `None`: this run does not tell.
     pub writable: Option<Result<(), String>>,
-    /// Changes that a table has no room for, then frontends that are taken; at most [`Report::LISTED`]. The others are served.
-    pub refusals: Vec<Refusal>,
-    /// How many refusals there are.
-    pub refused: usize,
+    /// Frontends that are taken, then changes that a table has no room for. The others are served.
+    pub refusals: Refused,
     /// What failed, in this run or before, and is tried again by itself; at most [`Report::LISTED`].
     pub failures: Vec<String>,
     /// How many subjects failed, and are tried again.
@@ -50,13 +48,12 @@ pub struct BackendCounts {
 }
 
 impl Report {
-    /// So many refusals, and so many failures, are listed by name.
+    /// So many failures are listed by name.
     pub const LISTED: usize = 1_000;
 
     /// What is not in the tables. `planned`: refused by the plan.
-    pub(super) fn list(&mut self, pending: &Pending, planned: &[Refusal]) {
-        self.refusals = pending.refusals().chain(planned).take(Self::LISTED).cloned().collect();
-        self.refused = pending.refused() + planned.len();
+    pub(super) fn list(&mut self, pending: &Pending, planned: &Refused) {
+        self.refusals = planned.and(pending.refusals());
         self.failures = pending.failures().take(Self::LISTED).cloned().collect();
         self.failing = pending.failed();
     }

@@ -4,6 +4,7 @@ mod annotations;
 mod node;
 mod options;
 mod refusal;
+mod refused;
 mod service;
 mod slice;
 mod slot_shares;
@@ -23,6 +24,7 @@ pub use options::{
     WEIGHT_MAX, Weighed,
 };
 pub use refusal::{Refusal, Refusals};
+pub use refused::{NAMED_MAX, Refused};
 pub use service::{Exposure, Family, Protocol, Service, ServicePort, TrafficPolicy};
 pub use slice::{Endpoint, Hints, Slice, SliceKey, SlicePort, uid_hash};
 pub use slot_shares::SlotShares;

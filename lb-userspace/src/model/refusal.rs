@@ -19,6 +19,12 @@ impl Refusal {
     pub fn new(object: impl Into<String>, reason: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { object: shortened(object.into()), reason: shortened(reason.into()), remedy: remedy.into() }
     }
+
+    /// Of the object; empty: it has none, as a Node.
+    pub fn namespace(&self) -> &str {
+        let name = self.object.split_whitespace().nth(1);
+        name.and_then(|name| name.split_once('/')).map_or("", |(namespace, _)| namespace)
+    }
 }
 
 /// So many refusals of one object are kept.
@@ -82,6 +88,19 @@ mod tests {
         let mut one = Refusals::default();
         one.push(Refusal::new("Service default/web", "bad", "correct it"));
         assert_eq!(one.all("Service default/web").len(), 1);
+    }
+
+    #[test]
+    fn the_namespace_is_that_of_the_object() {
+        for (object, namespace) in [
+            ("Service default/web", "default"),
+            ("Service default/web:80/TCP", "default"),
+            ("EndpointSlice demo/web-1 endpoint 3", "demo"),
+            ("Node n1", ""),
+            ("map", ""),
+        ] {
+            assert_eq!(Refusal::new(object, "bad", "mend it").namespace(), namespace, "{object}");
+        }
     }
 
     #[test]

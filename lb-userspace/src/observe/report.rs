@@ -84,8 +84,10 @@ pub struct SourceReport {
     pub last_error: Option<String>,
     /// What is not known of the own Node, and why; null: nothing is missing.
     pub missing_node: Option<String>,
-    /// Objects that are not served, and why.
+    /// Objects that are not served, and why; at most 256, of which each namespace has an equal share.
     pub refusals: Vec<String>,
+    /// How many there are.
+    pub refused: u64,
     /// Objects that are of no concern here.
     pub notes: Vec<String>,
 }

@@ -93,7 +93,7 @@ fn agent(lines: &mut Lines, report: &Report) {
     lines.list("Last error", source.last_error.as_slice());
     lines.list("Node", source.missing_node.as_slice());
     lines.list("Behind", report.tables.last_error.as_slice());
-    lines.list("Refused", &[source.refusals.as_slice(), report.tables.refusals.as_slice()].concat());
+    lines.list("Refused", &refusals(report));
     maintenance(lines, &report.tables);
     if report.checks.endpoints > 0 {
         let (endpoints, failing) = (report.checks.endpoints, report.checks.failing);
@@ -124,6 +124,16 @@ fn agent(lines: &mut Lines, report: &Report) {
         report.kernel.features.iter().map(|(name, used)| format!("{name} {}", if *used { "yes" } else { "no" }));
     let features: Vec<_> = features.collect();
     lines.add("Kernel", &format!("{}: {}", report.kernel.release, features.join(", ")));
+}
+
+/// Those that are named, and how many more there are.
+fn refusals(report: &Report) -> Vec<String> {
+    let mut named = [report.source.refusals.as_slice(), report.tables.refusals.as_slice()].concat();
+    let more = (report.source.refused + report.tables.refused).saturating_sub(named.len() as u64);
+    if more > 0 {
+        named.push(format!("and {more} more; correct those that are named, then the next ones are"));
+    }
+    named
 }
 
 /// What was done about sockets whose backend is gone, if anything was.
@@ -284,7 +294,7 @@ fn add_wide(text: &mut String, status: &Status) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::report::AttachmentReport;
+    use crate::observe::report::{AttachmentReport, FailingReport, ResourceReport};
 
     #[test]
     fn dead_agent_still_shows_what_is_pinned() {
@@ -332,6 +342,9 @@ mod tests {
         report.source.synced = true;
         report.source.stale = Some("connection refused".into());
         report.source.age_seconds.insert("services".into(), 61.52);
+        (report.source.refused, report.source.refusals) = (7, vec!["Service demo/web: bad; mend it".into()]);
+        let failing = Some(FailingReport { code: "403".into(), seconds: 61.5 });
+        report.source.resources.insert("services".into(), ResourceReport { failing, ..ResourceReport::default() });
         report.health.healthz = true;
         report.health.faults = vec!["the source is stale: connection refused".into()];
         report.datapath.tc = "tcx".into();
@@ -360,7 +373,9 @@ mod tests {
         Health:        healthy, not ready
                        the source is stale: connection refused
         Source:        kube https://10.0.0.1:6443/, revision 0, stale
-                       services proven 61.5s ago
+                       services proven 61.5s ago, 0 objects; the API answers 403 for 62s
+        Refused:       Service demo/web: bad; mend it
+                       and 6 more; correct those that are named, then the next ones are
         Socket LB:     off
         tc:            tcx
         Fast path:     off (auto)

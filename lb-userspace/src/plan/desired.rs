@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use lb_common::abi;
 
 use super::{DesiredEndpoint, Range, SortedMap};
-use crate::model::{Check, ObjectName, Protocol, RateLimit, Refusal, Scheduler};
+use crate::model::{Check, ObjectName, Protocol, RateLimit, Refused, Scheduler};
 
 /// One (address, port, protocol) that services are reached by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -183,7 +183,7 @@ pub struct Desired {
     /// Addresses that are no node's own, and what becomes of packets that no frontend serves.
     pub vips: BTreeMap<IpAddr, abi::Vip>,
     /// What of the services is not served, and why.
-    pub refusals: Vec<Refusal>,
+    pub refusals: Refused,
     /// Ports on which load balancers ask whether this node has endpoints (`healthCheckNodePort`).
     pub health_checks: BTreeMap<u16, HealthCheck>,
 }

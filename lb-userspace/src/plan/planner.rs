@@ -20,7 +20,7 @@ use super::{
     service,
     shares::{Demand, Shares},
 };
-use crate::model::{ObjectName, Protocol, Refusal, Slice, SliceKey, Snapshot};
+use crate::model::{ObjectName, Protocol, Refusal, Refused, Slice, SliceKey, Snapshot};
 
 /// What the node itself knows, beside the API.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -177,7 +177,7 @@ impl Planner {
             self.plan_service(&name, &mut changes);
         }
         if changes.refusals {
-            self.desired.refusals = self.refusals.values().flatten().cloned().collect();
+            self.desired.refusals = Refused::of(self.refusals.values().flatten());
         }
         changes
     }

@@ -22,7 +22,7 @@ use super::{
     manifest::{self, Object},
     objects::{self, Objects},
 };
-use crate::model::{AllowedAnnotations, Node, Refusal, Service, Slice, Snapshot, Unread, UnreadKind};
+use crate::model::{AllowedAnnotations, Node, Refusal, Refused, Service, Slice, Snapshot, Unread, UnreadKind};
 
 /// Changes that follow each other closer than this are read as one: editors write in several steps.
 const DEBOUNCE: Duration = Duration::from_millis(100);
@@ -136,7 +136,7 @@ impl Follow {
     fn publish(&self, loaded: &Loaded) {
         let revision = self.status.borrow().revision + 1;
         let refused = loaded.services.refusals().chain(loaded.slices.refusals()).chain(&loaded.refusals);
-        let refusals = refused.cloned().collect();
+        let refusals = Refused::of(refused);
         // A file names none of either: `--dsr-peers` and `--service-cidr` do.
         let (no_peers, no_cidrs) = (Arc::default(), Arc::default());
         let (services, slices, node) = (&loaded.services, &loaded.slices, loaded.node.as_ref());

@@ -303,7 +303,7 @@ async fn an_object_that_cannot_be_read_is_refused_by_name_and_what_was_read_of_i
     assert_eq!(api.names().unwrap(), ["api", "other", "web", "web-1"]);
     let refused = |api: &Api| {
         let refusals = api.status().refusals;
-        refusals.into_iter().map(|refusal| (refusal.object, refusal.reason)).collect::<Vec<_>>()
+        refusals.iter().map(|refusal| (refusal.object.clone(), refusal.reason.clone())).collect::<Vec<_>>()
     };
     let refusals = refused(&api);
     assert_eq!(

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tokio::time::Instant;
 
-use crate::model::Refusal;
+use crate::model::Refused;
 
 /// How much the source knows, and since when.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub struct SourceStatus {
     /// What is not known of the own Node, and why; `None`: nothing is missing.
     pub missing_node: Option<String>,
     /// Objects that are not served, and why.
-    pub refusals: Vec<Refusal>,
+    pub refusals: Refused,
     /// Objects of the manifest that are of no concern here.
     pub notes: Vec<String>,
 }

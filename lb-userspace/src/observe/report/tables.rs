@@ -29,7 +29,7 @@ pub struct TablesReport {
     pub unwritable: Option<String>,
     /// For how long; null: they can be.
     pub unwritable_seconds: Option<f64>,
-    /// Services that could not be programmed, and why; at most 1,000.
+    /// Services that could not be programmed, and why; at most 256, of which each namespace has an equal share.
     pub refusals: Vec<String>,
     /// How many there are.
     pub refused: u64,

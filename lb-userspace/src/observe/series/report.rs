@@ -17,7 +17,7 @@ pub fn of_report(report: &Report) -> Vec<Series> {
         gauge(
             "ballast_refused_objects",
             "Objects, or parts of them, that are not served; status names them",
-            count(report.source.refusals.len()) + precise(report.tables.refused),
+            precise(report.source.refused + report.tables.refused),
         ),
         gauge(
             "ballast_attach_problems",

@@ -14,7 +14,7 @@ use super::{
     item::{Item, Unreadable},
     own_node::OwnNode,
 };
-use crate::model::{AllowedAnnotations, Mode, Node, ObjectName, Peer, Refusal, Service, Slice, Snapshot, Unread};
+use crate::model::{AllowedAnnotations, Mode, Node, ObjectName, Peer, Refusal, Refused, Service, Slice, Snapshot, Unread};
 
 /// What this source proves fresh, as named in its status.
 pub const SERVICES: &str = "services";
@@ -297,7 +297,7 @@ impl Held {
             if published {
                 let of_nodes = self.nodes.objects.refusals().chain(self.peers.objects.refusals());
                 let refused = self.services.objects.refusals().chain(self.slices.objects.refusals()).chain(of_nodes);
-                status.refusals = refused.cloned().collect();
+                status.refusals = Refused::of(refused);
             }
         });
     }
