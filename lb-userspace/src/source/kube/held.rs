@@ -14,7 +14,9 @@ use super::{
     item::{Item, Unreadable},
     own_node::OwnNode,
 };
-use crate::model::{AllowedAnnotations, Mode, Node, ObjectName, Peer, Refusal, Refused, Service, Slice, Snapshot, Unread};
+use crate::model::{
+    AllowedAnnotations, Mode, Node, ObjectName, Peer, Refusal, Refused, Service, Slice, Snapshot, Unread,
+};
 
 /// What this source proves fresh, as named in its status.
 pub const SERVICES: &str = "services";

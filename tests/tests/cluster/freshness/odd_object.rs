@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use lb_tests::agent::Agent;
 use lb_tests::cluster::SETTLE_LIMIT;
-use lb_tests::cluster::odd_objects::OddObject;
+use lb_tests::cluster::odd_objects::{OddObject, odd_objects};
 use lb_tests::cluster::stub::{Kind, StubApi};
 use lb_tests::fixture::health_check_port::manifest;
 use lb_tests::peers::eventually;
@@ -98,5 +98,42 @@ fn odd_objects_turn_neither_of_two_nodes_red_and_are_told_of() -> Result<()> {
             api.events().iter().any(|event| about(event, name)).then_some(())
         });
     }
+    Ok(())
+}
+
+/// Each odd object is made so often.
+const ROUNDS: usize = 8;
+/// What the agent may grow from the first round to the last.
+const GROWTH_MAX_KIB: u64 = 32 * 1024;
+
+fn resident_kib(agent: &Agent) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid().context("it runs")?))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("VmRSS")?;
+    Ok(line.trim().trim_end_matches(" kB").parse()?)
+}
+
+#[test]
+fn odd_objects_that_come_again_and_again_leave_the_agents_memory_bounded() -> Result<()> {
+    let topology = Topology::new("odd-memory")?;
+    let node = topology.node_with(NodeOptions::default())?;
+    let host = topology.outside("api", &node)?;
+    let api = StubApi::start(Some(host.place()), host.addresses().v4.into())?;
+    let url = format!("--api-server={}", api.url());
+    let mut agent = Agent::prepare(&node, &["--source=kube", &url, SILENCE])?;
+    agent.restart()?;
+    let all = odd_objects();
+    let mut resident = Vec::new();
+    for round in 0..ROUNDS {
+        for odd in &all {
+            api.put_odd(odd);
+        }
+        let name = format!("next-{round}");
+        api.put(service(&name, &format!("10.100.0.{}", round + 1), &json!([{"port": 80}])));
+        eventually("the next change", SETTLE_LIMIT, || has_service(&agent, &name));
+        resident.push(resident_kib(&agent)?);
+    }
+    println!("{} odd objects in each round, KiB after it: {resident:?}", all.len());
+    let (first, last) = (resident[0], resident[ROUNDS - 1]);
+    assert!(last <= first + GROWTH_MAX_KIB, "{resident:?}");
     Ok(())
 }
