@@ -149,6 +149,8 @@ pub struct Service {
     pub annotations: Vec<(&'static str, String)>,
     /// Seconds of client affinity; 0: none.
     pub affinity_s: u32,
+    /// Of a cluster without IPv4.
+    pub ipv6_only: bool,
 }
 
 impl Service {
@@ -173,6 +175,7 @@ impl Service {
             external: External::default(),
             annotations: Vec::new(),
             affinity_s: 0,
+            ipv6_only: false,
         }
     }
 
@@ -189,16 +192,28 @@ impl Service {
         Self { affinity_s, ..self }
     }
 
+    /// The same service in a cluster without IPv4.
+    #[must_use]
+    pub fn without_ipv4(self) -> Self {
+        Self { ipv6_only: true, ..self }
+    }
+
     /// The same service, reached by more.
     #[must_use]
     pub fn with(self, external: External) -> Self {
         Self { external, ..self }
     }
 
-    /// The frontends of one protocol, one of each family.
+    /// The frontends of one protocol, one of each family that the cluster has.
     pub fn frontends(&self, protocol: Protocol) -> Vec<SocketAddr> {
         let ports = self.ports.iter().filter(|port| port.protocol == protocol);
-        ports.flat_map(|port| self.cluster_ips.both().map(|address| SocketAddr::new(address, port.port))).collect()
+        let at = |port: u16| self.of(self.cluster_ips).into_iter().map(move |address| SocketAddr::new(address, port));
+        ports.flat_map(|port| at(port.port)).collect()
+    }
+
+    /// Those of the addresses whose family the cluster has.
+    fn of(&self, addresses: Addresses) -> Vec<IpAddr> {
+        addresses.both().into_iter().filter(|address| address.is_ipv6() || !self.ipv6_only).collect()
     }
 
     fn documents(&self) -> Vec<Value> {
@@ -207,11 +222,17 @@ impl Service {
             .iter()
             .map(|port| json!({"name": port.name, "protocol": port.protocol.name(), "port": port.port, "targetPort": port.target}))
             .collect();
-        let [v4, v6] = self.cluster_ips.both();
+        let cluster_ips = self.of(self.cluster_ips);
+        let (policy, families): (_, &[_]) = if self.ipv6_only {
+            ("SingleStack", &[("IPv6", "6")])
+        } else {
+            ("RequireDualStack", &[("IPv4", "4"), ("IPv6", "6")])
+        };
+        let names: Vec<&str> = families.iter().map(|(family, _)| *family).collect();
         let mut documents = vec![json!({
             "apiVersion": "v1", "kind": "Service",
             "metadata": {"name": self.name, "namespace": "test"},
-            "spec": {"clusterIP": v4, "clusterIPs": [v4, v6], "ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv4", "IPv6"], "ports": ports},
+            "spec": {"clusterIP": cluster_ips[0], "clusterIPs": cluster_ips, "ipFamilyPolicy": policy, "ipFamilies": names, "ports": ports},
         })];
         for (name, value) in &self.annotations {
             documents[0]["metadata"]["annotations"][format!("ballast.dev/{name}")] = json!(value);
@@ -221,7 +242,7 @@ impl Service {
             documents[0]["spec"]["sessionAffinityConfig"] = json!({"clientIP": {"timeoutSeconds": self.affinity_s}});
         }
         self.external.write(&mut documents[0]);
-        for (family, suffix) in [("IPv4", "4"), ("IPv6", "6")] {
+        for (family, suffix) in families {
             let ports: Vec<Value> = self
                 .ports
                 .iter()
@@ -267,7 +288,7 @@ impl Manifest {
             for (port, endpoint) in
                 service.ports.iter().flat_map(|port| service.endpoints.iter().map(move |e| (port, e)))
             {
-                for address in endpoint.addresses.both() {
+                for address in service.of(endpoint.addresses) {
                     let target = SocketAddr::new(address, port.target).to_string();
                     states.push((service.name.to_owned(), target, endpoint.state().to_owned()));
                 }

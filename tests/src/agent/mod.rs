@@ -4,6 +4,7 @@ mod manifest;
 mod metrics;
 
 use std::fs::File;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -45,6 +46,8 @@ pub struct Agent {
     /// Of the log and of manifests that are being written.
     home: PathBuf,
     run_dir: PathBuf,
+    /// The address of its metrics and probes.
+    asked_at: IpAddr,
     child: Option<Child>,
 }
 
@@ -89,7 +92,11 @@ impl Agent {
         arguments.push(format!("--bpffs={}", node.bpffs().display()));
         arguments.push(format!("--run-dir={}", run_dir.display()));
         arguments.extend(other_programs()?);
-        arguments.push("--metrics-bind=127.0.0.1:10249".into());
+        let metrics = flags.iter().find_map(|flag| flag.strip_prefix("--metrics-bind="));
+        let asked_at: SocketAddr = metrics.unwrap_or("127.0.0.1:10249").parse()?;
+        if metrics.is_none() {
+            arguments.push(format!("--metrics-bind={asked_at}"));
+        }
         if !flags.iter().any(|flag| flag.starts_with("--health-bind=")) {
             arguments.push("--health-bind=127.0.0.1:10256".into());
         }
@@ -100,6 +107,7 @@ impl Agent {
             bpffs: node.bpffs().to_owned(),
             home: node.run_dir().to_owned(),
             run_dir: run_dir.to_owned(),
+            asked_at: asked_at.ip(),
             child: None,
         })
     }
@@ -273,17 +281,22 @@ impl Agent {
 
     /// GET of a path on a port of the node: status and body.
     pub fn get(&self, port: u16, path: &str) -> Result<(u16, String)> {
+        self.get_at(SocketAddr::new(self.asked_at, port), path)
+    }
+
+    /// GET of a path, by a process of the node: status and body.
+    pub fn get_at(&self, at: SocketAddr, path: &str) -> Result<(u16, String)> {
         use std::io::{Read as _, Write as _};
         let place = self.place.clone();
         let answer = place.run(|| -> std::io::Result<String> {
-            let mut stream = std::net::TcpStream::connect(("127.0.0.1", port))?;
+            let mut stream = std::net::TcpStream::connect(at)?;
             stream.set_read_timeout(Some(SOON))?;
             write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
             let mut text = String::new();
             stream.read_to_string(&mut text)?;
             Ok(text)
         });
-        let text = answer.with_context(|| format!("awaiting the agent's answer to GET {path} at port {port}"))?;
+        let text = answer.with_context(|| format!("awaiting the agent's answer to GET {path} at {at}"))?;
         let status = text.split(' ').nth(1).and_then(|code| code.parse().ok()).context("no status line")?;
         let body = text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default();
         Ok((status, body))

@@ -18,7 +18,7 @@ fn fresh_port() -> u16 {
 }
 
 /// Asks each frontend until every backend has answered, and checks what both ends believe.
-fn reaches_all(from: &Place, service: &Service, backends: usize, client_seen: bool) {
+pub(super) fn reaches_all(from: &Place, service: &Service, backends: usize, client_seen: bool) {
     for to in service.frontends(Protocol::Tcp) {
         let mut servers = BTreeSet::new();
         for _ in 0..60 {
@@ -48,7 +48,7 @@ fn reaches_all(from: &Place, service: &Service, backends: usize, client_seen: bo
 }
 
 /// Nothing listens for this service: every caller is told at once.
-fn refused_at_once(from: &Place, service: &Service) {
+pub(super) fn refused_at_once(from: &Place, service: &Service) {
     for to in service.frontends(Protocol::Tcp) {
         let error = Stream::connect(from, to).expect_err("nobody is there");
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "tcp {to}: {error}");
