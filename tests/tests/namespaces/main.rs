@@ -70,3 +70,4 @@ mod topology;
 mod transfer;
 mod two_nodes;
 mod udp_moves;
+mod worst_inputs;
