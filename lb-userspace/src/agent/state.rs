@@ -19,7 +19,7 @@ use crate::observe::report::{
 };
 use crate::plan::DrainEnds;
 use crate::sockets::Totals;
-use crate::source::SourceStatus;
+use crate::source::{PATIENT, SourceStatus};
 
 /// What the runtime did last.
 #[derive(Clone, Debug, Default)]
@@ -239,8 +239,8 @@ fn stale(status: &SourceStatus, proof_limit: Duration, now: Instant) -> Option<S
         (lost, error) => lost.or_else(|| error.clone()),
     };
     let unproven = || {
-        // A file is true as long as it can be read, however old it is. The own Node may be proven more rarely.
-        let watched = status.resources.keys().filter(|name| **name != "nodes");
+        // A file is true as long as it can be read, however old it is.
+        let watched = status.resources.keys().filter(|name| !PATIENT.contains(name));
         let mut old = watched.filter_map(|name| {
             let age = now.saturating_duration_since(*status.last_proof.get(name)?);
             (age > proof_limit).then(|| format!("{name} are not proven for {} s", age.as_secs()))

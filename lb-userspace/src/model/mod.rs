@@ -18,7 +18,7 @@ use imbl::OrdMap;
 use ipnet::IpNet;
 
 pub use annotations::{AllowedAnnotations, Annotation, Namespaces};
-pub use node::{Node, Peer};
+pub use node::{Node, Peer, ServiceCidr};
 pub use options::{
     Check, MAGLEV_SIZES, Mode, Question, RateLimit, Scheduler, ServiceOptions, UnknownMode, UnknownScheduler,
     WEIGHT_MAX, Weighed,

@@ -18,6 +18,13 @@ pub struct Node {
     pub is_leaving: bool,
 }
 
+/// A `ServiceCIDR`: the API server takes cluster IPs from its networks (KEP-1880).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServiceCidr {
+    pub name: String,
+    pub networks: Vec<IpNet>,
+}
+
 /// Another node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Peer {

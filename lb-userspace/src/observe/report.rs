@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::datapath;
+use crate::source::PATIENT;
 
 mod following;
 mod sockets;
@@ -93,9 +94,9 @@ pub struct SourceReport {
 }
 
 impl SourceReport {
-    /// Age of the oldest proof; 0: there is none. The own Node is asked for rarely: nothing that is forwarded waits for it.
+    /// Age of the oldest proof; 0: there is none. What is asked for rarely is left out: nothing that is forwarded waits for it.
     pub fn oldest_age_seconds(&self) -> f64 {
-        let forwarded = self.age_seconds.iter().filter(|(resource, _)| *resource != "nodes");
+        let forwarded = self.age_seconds.iter().filter(|(resource, _)| !PATIENT.contains(&resource.as_str()));
         forwarded.map(|(_, age)| *age).fold(0.0, f64::max)
     }
 }

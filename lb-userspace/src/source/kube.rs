@@ -1,5 +1,5 @@
-//! The source `kube`: Services, `EndpointSlices`, the own Node and, where they matter, the others of a Kubernetes API, by watches that are
-//! proven to be alive.
+//! The source `kube`: Services, `EndpointSlices`, `ServiceCIDRs`, the own Node and, where they matter, the others of a Kubernetes API, by
+//! watches that are proven to be alive.
 
 mod ask;
 mod bounds;
@@ -39,8 +39,8 @@ use crate::model::{AllowedAnnotations, Node};
 
 /// How much news at most goes into one snapshot.
 const MESSAGES_MAX: usize = 4096;
-/// The own Node is probed and asked for that many times as rarely: nothing that is forwarded waits for it.
-const NODE_PATIENCE: u32 = 5;
+/// The own Node and the service CIDRs are probed and asked for that many times as rarely: nothing that is forwarded waits for them.
+const PATIENCE: u32 = 5;
 
 /// Where the API is, who we are there, and how it is followed.
 #[derive(Clone, Debug)]
@@ -125,6 +125,7 @@ fn messages(
         silence: settings.silence,
         compare_interval: settings.compare_interval,
         expected_objects: settings.expected_services,
+        may_be_unknown: false,
     };
     // How many slices there were is not in the tables; some, if there were services.
     let follow_slices = Settings { expected_objects: settings.expected_services.min(1), ..follow };
@@ -133,14 +134,13 @@ fn messages(
     let slices = read(Arc::clone(ways), went_back.clone(), labelled(of_slices), follow_slices);
     // Tables that hold services hold other nodes, too, unless this is the only one: a list of none is confirmed.
     let peers = peers::read(Arc::clone(ways), went_back.clone(), settings.node_name.as_deref(), follow_slices, wanted);
+    let patient = Settings { patience: PATIENCE, expected_objects: 0, ..follow };
+    // Since Kubernetes 1.33.
+    let follow_cidrs = Settings { may_be_unknown: true, ..patient };
+    let cidrs = read(Arc::clone(ways), went_back.clone(), Selection::default(), follow_cidrs);
     let node = settings.node_name.as_ref().map(|name| {
         let selection = Selection { labels: None, fields: Some(format!("metadata.name={name}")) };
-        read(
-            Arc::clone(ways),
-            went_back,
-            selection,
-            Settings { patience: NODE_PATIENCE, expected_objects: 0, ..follow },
-        )
+        read(Arc::clone(ways), went_back, selection, patient)
     });
     let node = node.map_or_else(|| stream::pending().boxed(), StreamExt::boxed);
     futures::stream::select(
@@ -148,7 +148,10 @@ fn messages(
             services.map(|told| Message::Service(Box::new(told))),
             slices.map(|told| Message::Slice(Box::new(told))),
         ),
-        futures::stream::select(node.map(|told| Message::Node(Box::new(told))), peers),
+        futures::stream::select(
+            futures::stream::select(node.map(|told| Message::Node(Box::new(told))), peers),
+            cidrs.map(|told| Message::ServiceCidr(Box::new(told))),
+        ),
     )
 }
 

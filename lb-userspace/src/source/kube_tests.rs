@@ -79,6 +79,7 @@ impl Watch {
 struct Api {
     services: UnboundedReceiver<Asked>,
     slices: UnboundedReceiver<Asked>,
+    cidrs: UnboundedReceiver<Asked>,
     source: Source,
 }
 
@@ -86,10 +87,16 @@ impl Api {
     fn new() -> Self {
         let (services_to, services) = unbounded();
         let (slices_to, slices) = unbounded();
+        let (cidrs_to, cidrs) = unbounded();
         let handler = axum::routing::any(move |request: Request| {
             let (answer, answered) = oneshot::channel();
             let query = request.uri().query().unwrap_or_default().to_owned();
-            let to = if request.uri().path().ends_with("/services") { &services_to } else { &slices_to };
+            let path = request.uri().path();
+            let to = match path.rsplit('/').next() {
+                Some("services") => &services_to,
+                Some("servicecidrs") => &cidrs_to,
+                _ => &slices_to,
+            };
             to.unbounded_send(Asked { query, answer }).unwrap();
             // Whoever drops a question leaves it without an answer.
             async move {
@@ -106,7 +113,7 @@ impl Api {
         let own_node = OwnNode::new(None, None, Duration::ZERO);
         let held = Held::new(want_peers, AllowedAnnotations::default(), own_node);
         let source = follow("https://test".into(), messages, held, CancellationToken::new());
-        Self { services, slices, source }
+        Self { services, slices, cidrs, source }
     }
 
     /// Both resources listed, one service, and both watches open.
@@ -126,6 +133,16 @@ impl Api {
 
     async fn slice(&mut self) -> Asked {
         self.slices.next().await.unwrap()
+    }
+
+    async fn cidr(&mut self) -> Asked {
+        self.cidrs.next().await.unwrap()
+    }
+
+    /// The service CIDRs of the last snapshot; `None`: not known.
+    fn service_cidrs(&self) -> Option<Vec<String>> {
+        let snapshot = self.source.snapshots.borrow().clone().unwrap();
+        snapshot.service_cidrs.as_ref().map(|all| all.iter().map(ToString::to_string).collect())
     }
 
     /// Lets everything that was sent arrive.
@@ -359,3 +376,6 @@ async fn a_wrong_way_to_the_api_is_said_with_the_remedy() {
     let text = start(KubeSettings { api_servers: vec!["10.0.0.1:6443".into()], ..KubeSettings::default() }).await;
     assert!(text.contains("expected a URL as https://10.0.0.1:6443"), "{text}");
 }
+
+#[path = "kube/service_cidr_tests.rs"]
+mod service_cidrs;

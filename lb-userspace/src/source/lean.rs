@@ -252,6 +252,27 @@ impl ApiKind for Node {
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
+pub struct ServiceCidr {
+    #[serde(deserialize_with = "or_default")]
+    pub metadata: Metadata,
+    #[serde(deserialize_with = "or_default")]
+    pub spec: ServiceCidrSpec,
+}
+
+impl ApiKind for ServiceCidr {
+    const NAME: &'static str = "ServiceCIDR";
+    const PATH: &'static str = "/apis/networking.k8s.io/v1/servicecidrs";
+    const IS_NAMESPACED: bool = false;
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct ServiceCidrSpec {
+    pub cidrs: Option<Vec<String>>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
 pub struct NodeSpec {
     #[serde(rename = "podCIDR")]
     pub pod_cidr: Option<String>,

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use tokio::{sync::watch, task::JoinHandle};
 
 pub use self::status::{
-    ApiError, Confirming, Difference, Failing, Probed, Proof, ProofKind, Reach, Relist, ResourceStatus, Restart,
-    SourceStatus,
+    ApiError, Confirming, Difference, Failing, PATIENT, Probed, Proof, ProofKind, Reach, Relist, ResourceStatus,
+    Restart, SERVICE_CIDRS, SourceStatus,
 };
 use crate::model::Snapshot;
 

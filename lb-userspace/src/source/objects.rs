@@ -10,7 +10,8 @@ use super::{
     lean,
 };
 use crate::model::{
-    AllowedAnnotations, Node, ObjectName, Peer, Refusal, Service, ServiceOptions, Slice, SliceKey, Snapshot, Unread,
+    AllowedAnnotations, Node, ObjectName, Peer, Refusal, Service, ServiceCidr, ServiceOptions, Slice, SliceKey,
+    Snapshot, Unread,
 };
 
 /// What a snapshot holds by a key.
@@ -58,6 +59,14 @@ impl Keyed for Node {
 }
 
 impl Keyed for Peer {
+    type Key = String;
+
+    fn key(&self) -> String {
+        self.name.clone()
+    }
+}
+
+impl Keyed for ServiceCidr {
     type Key = String;
 
     fn key(&self) -> String {
@@ -237,6 +246,16 @@ impl Objects<Peer> {
 
     pub fn addresses(&self) -> BTreeSet<IpAddr> {
         self.held.values().flat_map(|peer| peer.addresses.iter().copied()).collect()
+    }
+}
+
+impl Objects<ServiceCidr> {
+    pub fn put_service_cidr(&mut self, cidr: &lean::ServiceCidr, uid: u32) {
+        self.put(convert::object_name(&cidr.metadata), uid, convert::service_cidr(cidr));
+    }
+
+    pub fn networks(&self) -> BTreeSet<IpNet> {
+        self.held.values().flat_map(|cidr| cidr.networks.iter().copied()).collect()
     }
 }
 

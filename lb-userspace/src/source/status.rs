@@ -6,6 +6,12 @@ use tokio::time::Instant;
 
 use crate::model::Refused;
 
+/// What the service CIDRs are named.
+pub const SERVICE_CIDRS: &str = "servicecidrs";
+
+/// Resources that no new endpoint waits for: they are probed and proven more rarely, and no source is stale for them.
+pub const PATIENT: [&str; 2] = ["nodes", SERVICE_CIDRS];
+
 /// How much the source knows, and since when.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceStatus {

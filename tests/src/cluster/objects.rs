@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{Node as KubeNode, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
@@ -41,6 +42,7 @@ pub struct Objects {
     nodes: Api<KubeNode>,
     services: Api<Service>,
     slices: Api<EndpointSlice>,
+    service_cidrs: Api<ServiceCIDR>,
 }
 
 impl Objects {
@@ -49,6 +51,7 @@ impl Objects {
             nodes: Api::all(client.clone()),
             services: Api::namespaced(client.clone(), NAMESPACE),
             slices: Api::namespaced(client.clone(), NAMESPACE),
+            service_cidrs: Api::all(client.clone()),
         }
     }
 
@@ -82,6 +85,18 @@ impl Objects {
 
     pub async fn delete_node(&self, node: &Node) -> Result<()> {
         self.nodes.delete(&node.node_name(), &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    /// Makes a `ServiceCIDR` with one network.
+    pub async fn create_service_cidr(&self, name: &str, network: &str) -> Result<()> {
+        let object = json!({"metadata": {"name": name}, "spec": {"cidrs": [network]}});
+        self.service_cidrs.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
+        Ok(())
+    }
+
+    pub async fn delete_service_cidr(&self, name: &str) -> Result<()> {
+        self.service_cidrs.delete(name, &DeleteParams::default()).await?;
         Ok(())
     }
 

@@ -52,6 +52,11 @@ fn has(snapshot: &Snapshot, service: &str) -> bool {
     snapshot.services.contains_key(&ObjectName::new(NAMESPACE, service))
 }
 
+/// The service CIDRs; none also while they are not known.
+fn service_cidrs(snapshot: &Snapshot) -> Vec<String> {
+    snapshot.service_cidrs.iter().flat_map(|all| all.iter()).map(ToString::to_string).collect()
+}
+
 fn endpoints(addresses: &[&str]) -> Vec<Endpoint> {
     addresses.iter().map(|address| Endpoint::ready(address.parse().expect("an address in a test"))).collect()
 }
@@ -126,6 +131,27 @@ async fn an_api_that_comes_back_is_followed_again_and_nothing_is_forgotten_meanw
     Ok(())
 }
 
+#[tokio::test]
+async fn service_cidrs_are_those_of_the_api_as_they_are_made_and_deleted() -> Result<()> {
+    const MORE: &str = "10.231.0.0/24";
+    let server = ApiServer::start().await?;
+    let objects = Objects::new(&server.client().await?);
+    let mut source = source(&server.kubeconfig()).await?;
+    let own = snapshot(&mut source, "the API server's own", |snapshot| !service_cidrs(snapshot).is_empty()).await?;
+    let cluster_ips = objects.create_service("web").await?;
+    let networks = own.service_cidrs.as_ref().context("they are known")?;
+    for address in &cluster_ips {
+        assert!(networks.iter().any(|network| network.contains(address)), "{address} is in none of {networks:?}");
+    }
+    objects.create_service_cidr("more", MORE).await?;
+    snapshot(&mut source, "one more", |snapshot| service_cidrs(snapshot).iter().any(|cidr| cidr == MORE)).await?;
+    objects.delete_service_cidr("more").await?;
+    let before = service_cidrs(&own);
+    snapshot(&mut source, "the own one alone", |snapshot| service_cidrs(snapshot) == before).await?;
+    assert_eq!(source.status.borrow().last_error, None);
+    Ok(())
+}
+
 /// The rights of deploy/, first without the endpoint slices, then complete.
 #[tokio::test]
 async fn nothing_is_told_before_both_lists_and_the_deployed_rights_suffice() -> Result<()> {
@@ -155,6 +181,7 @@ async fn nothing_is_told_before_both_lists_and_the_deployed_rights_suffice() -> 
         apply(&client, object, false).await?;
     }
     snapshot(&mut source, "both lists", |snapshot| has(snapshot, "kubernetes")).await?;
+    snapshot(&mut source, "service CIDRs", |snapshot| !service_cidrs(snapshot).is_empty()).await?;
 
     let config = Config::from_custom_kubeconfig(Kubeconfig::read_from(user)?, &KubeConfigOptions::default()).await?;
     let agent = Client::try_from(config)?;

@@ -4,6 +4,7 @@ mod external;
 mod node;
 mod options;
 mod service;
+mod service_cidr;
 mod slice;
 
 use std::net::IpAddr;
@@ -14,6 +15,7 @@ use ipnet::IpNet;
 
 pub use node::{node, peer};
 pub use service::service;
+pub use service_cidr::service_cidr;
 pub use slice::slice;
 
 /// What came of one object: the object unless all of it is refused, and what is refused of it.

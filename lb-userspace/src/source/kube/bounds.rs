@@ -44,6 +44,8 @@ pub const SHORT_WATCH: Duration = Duration::from_secs(10);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(18);
 /// How long what a comparison found may be on its way by the watch.
 pub const COMPARE_GRACE: Duration = Duration::from_secs(5);
+/// Before an API server that does not know a kind is asked for it again.
+pub const UNKNOWN_KIND_PAUSE: (Duration, Duration) = (Duration::from_mins(5), Duration::from_mins(10));
 /// After a failed comparison.
 pub const COMPARE_PAUSE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_mins(1));
 

@@ -7,6 +7,7 @@ const EVERY: Settings = Settings {
     silence: bounds::SILENCE,
     compare_interval: Some(bounds::COMPARE_INTERVAL),
     expected_objects: 0,
+    may_be_unknown: false,
 };
 
 /// Waits for the first question of a comparison, while the watch is alive.

@@ -29,6 +29,8 @@ use crate::{
     source::{ApiError, Failing, Proof, ProofKind, Reach, Relist, ResourceStatus},
 };
 
+/// "Not found": the server does not know the kind, or no longer.
+const HTTP_NOT_FOUND: u16 = 404;
 /// "Gone": the server no longer knows the changes since the version that was asked for.
 const HTTP_GONE: u16 = 410;
 
@@ -41,6 +43,8 @@ pub struct Settings {
     pub compare_interval: Option<Duration>,
     /// How many objects were known before the first list; 0: none.
     pub expected_objects: usize,
+    /// An API server may not know the kind: then it has no object of it, and that is no error.
+    pub may_be_unknown: bool,
 }
 
 /// The names held, and in what version.
@@ -256,7 +260,7 @@ impl<K> Change<K> {
 /// Whether the server says that a version is none that it can go on from, and why.
 fn unusable_version(failure: &Failure) -> Option<Relist> {
     match failure.status {
-        Some(HTTP_GONE) => Some(Relist::Gone),
+        Some(HTTP_GONE | HTTP_NOT_FOUND) => Some(Relist::Gone),
         Some(504) if failure.reason.contains("Too large resource version") => Some(Relist::RolledBack),
         Some(400) => Some(Relist::Unproven),
         _ => None,

@@ -32,8 +32,13 @@ struct Stage {
     ends: Instant,
 }
 
-const SETTINGS: Settings =
-    Settings { patience: 1, silence: bounds::SILENCE, compare_interval: None, expected_objects: 0 };
+const SETTINGS: Settings = Settings {
+    patience: 1,
+    silence: bounds::SILENCE,
+    compare_interval: None,
+    expected_objects: 0,
+    may_be_unknown: false,
+};
 
 fn name_of(call: Call) -> &'static str {
     match call {

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
+use ipnet::IpNet;
 use tokio::{sync::watch, time::Instant};
 
 use super::{
@@ -15,7 +16,7 @@ use super::{
     own_node::OwnNode,
 };
 use crate::model::{
-    AllowedAnnotations, Mode, Node, ObjectName, Peer, Refusal, Refused, Service, Slice, Snapshot, Unread,
+    AllowedAnnotations, Mode, Node, ObjectName, Peer, Refusal, Refused, Service, ServiceCidr, Slice, Snapshot, Unread,
 };
 
 /// What this source proves fresh, as named in its status.
@@ -24,6 +25,7 @@ pub const SLICES: &str = "endpointslices";
 pub const NODES: &str = "nodes";
 /// The other nodes.
 pub const PEERS: &str = "peers";
+pub const SERVICE_CIDRS: &str = crate::source::SERVICE_CIDRS;
 
 /// News of one of the resources.
 #[derive(Debug)]
@@ -34,6 +36,7 @@ pub enum Message {
     Peer(Box<Told<lean::Node>>),
     /// Nobody asks for the other nodes any more.
     NoPeers,
+    ServiceCidr(Box<Told<lean::ServiceCidr>>),
 }
 
 #[derive(Debug)]
@@ -148,6 +151,9 @@ pub struct Held {
     peers: Resource<Peer>,
     /// Of all of these; `None`: not listed yet.
     peer_addresses: Option<Arc<BTreeSet<IpAddr>>>,
+    service_cidrs: Resource<ServiceCidr>,
+    /// Of all of these; `None`: not listed yet.
+    service_networks: Option<Arc<BTreeSet<IpNet>>>,
     /// Whether the other nodes are to be followed.
     want_peers: watch::Sender<bool>,
     allowed: AllowedAnnotations,
@@ -168,6 +174,8 @@ impl Held {
         Self {
             peers: Resource::new(PEERS),
             peer_addresses: None,
+            service_cidrs: Resource::new(SERVICE_CIDRS),
+            service_networks: None,
             want_peers,
             allowed,
             always_wants,
@@ -189,6 +197,7 @@ impl Held {
             Message::Slice(told) => told.reach,
             Message::Node(told) | Message::Peer(told) => told.reach,
             Message::NoPeers => None,
+            Message::ServiceCidr(told) => told.reach,
         };
         self.see(seen);
         self.changed |= match message {
@@ -209,6 +218,7 @@ impl Held {
                 self.peers = Resource::new(PEERS);
                 self.peer_addresses.take().is_some()
             }
+            Message::ServiceCidr(told) => self.take_service_cidrs(*told),
         };
     }
 
@@ -224,6 +234,14 @@ impl Held {
         let changed = addresses != self.peer_addresses;
         if changed {
             self.peer_addresses = addresses;
+        }
+        changed
+    }
+
+    fn take_service_cidrs(&mut self, told: Told<lean::ServiceCidr>) -> bool {
+        let changed = self.service_cidrs.take(told, Objects::put_service_cidr);
+        if changed && self.service_cidrs.listed {
+            self.service_networks = Some(Arc::new(self.service_cidrs.objects.networks()));
         }
         changed
     }
@@ -273,8 +291,8 @@ impl Held {
             let peers = self.peers();
             let node = self.own_node.known();
             let (services, slices) = (&self.services.objects, &self.slices.objects);
-            let snapshot =
-                objects::snapshot(services, slices, node, peers.as_ref(), Some(&Arc::default()), self.revision);
+            let networks = self.service_networks.as_ref();
+            let snapshot = objects::snapshot(services, slices, node, peers.as_ref(), networks, self.revision);
             snapshots.send_replace(Some(Arc::new(snapshot)));
         }
         let missing_node = self.own_node.missing(self.nodes.listed, self.nodes.objects.first().is_some());
@@ -298,18 +316,20 @@ impl Held {
             status.notes = notes.collect();
             if published {
                 let of_nodes = self.nodes.objects.refusals().chain(self.peers.objects.refusals());
-                let refused = self.services.objects.refusals().chain(self.slices.objects.refusals()).chain(of_nodes);
+                let others = of_nodes.chain(self.service_cidrs.objects.refusals());
+                let refused = self.services.objects.refusals().chain(self.slices.objects.refusals()).chain(others);
                 status.refusals = Refused::of(refused);
             }
         });
     }
 
-    fn resources(&self) -> [(&'static str, &ResourceStatus); 4] {
+    fn resources(&self) -> [(&'static str, &ResourceStatus); 5] {
         [
             (SERVICES, &self.services.status),
             (SLICES, &self.slices.status),
             (NODES, &self.nodes.status),
             (PEERS, &self.peers.status),
+            (SERVICE_CIDRS, &self.service_cidrs.status),
         ]
     }
 

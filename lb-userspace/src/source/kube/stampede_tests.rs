@@ -97,6 +97,7 @@ impl World {
                     silence: bounds::SILENCE,
                     compare_interval: Some(bounds::COMPARE_INTERVAL),
                     expected_objects: 0,
+                    may_be_unknown: false,
                 };
                 // Nodes come up over a minute and a half.
                 let start = agent * 90 * SECOND / AGENTS;

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use tokio::time::Instant;
 
-use super::{Call, Effect, Failure, Follower, HTTP_GONE, Heard, Known, News, Version, bounds, watching::Watch};
+use super::{
+    Call, Effect, Failure, Follower, HTTP_GONE, HTTP_NOT_FOUND, Heard, Known, News, Version, bounds, watching::Watch,
+};
 use crate::{
     model::ObjectName,
     source::{Confirming, ProofKind, Relist, kube::calls::Page},
@@ -99,6 +101,9 @@ impl<K> Follower<K> {
     /// A page that failed is asked for again, so that a long list gets on; one that the server no longer knows ends the list, and so
     /// does one that the server refuses again and again (as after a store went back in time: it does not know the token's version).
     fn list_failed(&mut self, failure: Failure, now: Instant) -> Vec<Effect<K>> {
+        if self.settings.may_be_unknown && failure.status == Some(HTTP_NOT_FOUND) {
+            return self.kind_is_unknown(now);
+        }
         let Some(listing) = &mut self.listing else { return Vec::new() };
         let begun = listing.token.is_some();
         listing.refusals += u32::from(failure.status.is_some_and(|status| !BUSY.contains(&status)));
@@ -116,6 +121,16 @@ impl<K> Follower<K> {
         listing.asked = Asked::Not(now + self.pauses.after_failure(failure.retry_after));
         self.trouble(failure.reason);
         Vec::new()
+    }
+
+    /// The API has no such kind, and so no object of it. It is asked again: an upgrade may bring the kind.
+    fn kind_is_unknown(&mut self, now: Instant) -> Vec<Effect<K>> {
+        let (from, to) = bounds::UNKNOWN_KIND_PAUSE;
+        self.listing = Some(Listing::new(Relist::First, now + self.pauses.between(from, to)));
+        self.known.clear();
+        self.status.objects = 0;
+        self.prove(ProofKind::List, now);
+        [News::Abandoned, News::Page(Vec::new()), News::Complete].map(Effect::Tell).into()
     }
 
     fn page(&mut self, page: Page<K>, now: Instant) -> Vec<Effect<K>> {
