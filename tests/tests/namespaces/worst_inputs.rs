@@ -205,7 +205,9 @@ fn the_worst_inputs_delay_nobody_elses_changes_and_kill_no_agent() {
         changes(&agent, input.0);
         tenant.remove(input);
     }
-    INPUTS.iter().for_each(|input| tenant.put(input));
+    for input in &INPUTS {
+        tenant.put(input);
+    }
     changes(&agent, "all of them");
     // Not ready for good, as some files cannot be read.
     agent.launch().unwrap();
