@@ -106,6 +106,34 @@ async fn credentials_and_address_are_read_again_when_their_files_change() {
     assert_eq!((ask().await, second.next().await.unwrap().2), (200, "Bearer t3".to_owned()));
 }
 
+/// A rotated client certificate or key, CA or token: another content makes another way.
+#[tokio::test]
+async fn every_file_that_a_kubeconfig_names_is_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let named = ["ca", "certificate", "key", "token"].map(path);
+    for file in &named {
+        fs::write(file, "before").unwrap();
+    }
+    let [ca, certificate, key, token] = &named;
+    let text = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": "https://192.0.2.1", "certificate-authority": ca}}],
+        "users": [{"name": "c", "user": {"client-certificate": certificate, "client-key": key, "tokenFile": token}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+    });
+    fs::write(path("config"), text.to_string()).unwrap();
+    let settings = KubeSettings { kubeconfig: Some(path("config")), ..KubeSettings::default() };
+    let (_, files) = config(&settings).await.unwrap();
+    let mut last = fingerprint(files.clone()).await;
+    for file in named.iter().chain([&path("config")]) {
+        fs::write(file, "after").unwrap();
+        let now = fingerprint(files.clone()).await;
+        assert_ne!(now, last, "{} changed", file.display());
+        last = now;
+    }
+}
+
 #[tokio::test]
 async fn an_address_that_fails_is_followed_by_the_next_one() {
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();

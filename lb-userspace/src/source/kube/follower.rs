@@ -162,7 +162,7 @@ impl<K> Follower<K> {
 
     /// Counts an answer that is an error. That a version is too old, or too new, is none: a list follows.
     fn note_error(&mut self, failure: &Failure, now: Instant) {
-        let status = failure.status.filter(|_| unusable_version(failure).is_none());
+        let status = failure.status.filter(|_| unusable_version(failure, &self.settings).is_none());
         let Some(error) = status.and_then(ApiError::of) else { return };
         *self.status.errors.entry(error).or_default() += 1;
         if self.status.failing.is_none_or(|failing| failing.error != error) {
@@ -258,9 +258,11 @@ impl<K> Change<K> {
 }
 
 /// Whether the server says that a version is none that it can go on from, and why.
-fn unusable_version(failure: &Failure) -> Option<Relist> {
+fn unusable_version(failure: &Failure, settings: &Settings) -> Option<Relist> {
     match failure.status {
-        Some(HTTP_GONE | HTTP_NOT_FOUND) => Some(Relist::Gone),
+        Some(HTTP_GONE) => Some(Relist::Gone),
+        // A list says so for good, and it is no error.
+        Some(HTTP_NOT_FOUND) if settings.may_be_unknown => Some(Relist::Gone),
         Some(504) if failure.reason.contains("Too large resource version") => Some(Relist::RolledBack),
         Some(400) => Some(Relist::Unproven),
         _ => None,

@@ -153,7 +153,7 @@ impl<K> Follower<K> {
     /// The API is to blame: the watch stays as it is.
     fn probe_failed(&mut self, failure: Failure, now: Instant) -> Vec<Effect<K>> {
         *self.status.probes.entry(Probed::Failed).or_default() += 1;
-        if let Some(reason) = unusable_version(&failure) {
+        if let Some(reason) = unusable_version(&failure, &self.settings) {
             return self.relist(reason, now);
         }
         self.probe_at = now + self.pauses.after_failure(failure.retry_after);

@@ -169,7 +169,7 @@ impl<K> Follower<K> {
     }
 
     fn watch_failed(&mut self, failure: Failure, now: Instant) -> Vec<Effect<K>> {
-        if let Some(reason) = unusable_version(&failure) {
+        if let Some(reason) = unusable_version(&failure, &self.settings) {
             return self.relist(reason, now);
         }
         let was_open = self.watch.line == Line::Open;
