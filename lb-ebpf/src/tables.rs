@@ -18,8 +18,8 @@ use lb_common::abi::{
 use lb_common::decide::{NotInserted, Pace, Pick, Reserved, Tables, Work};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
-use lb_common::state::{SourcePorts, Timeouts};
 use lb_common::service_cidrs;
+use lb_common::state::{SourcePorts, Timeouts};
 use lb_common::strangers;
 use lb_common::words;
 

@@ -1,6 +1,7 @@
 //! Gathers what is to be told about objects, from the source, the tables and the health-check node ports.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -8,11 +9,15 @@ use tokio::time::Instant;
 
 use super::suspects::Subject;
 use crate::announce::{NOTICES_MAX, Notice};
-use crate::model::Refused;
+use crate::model::{Refused, fair_share};
+use crate::plan::PortKey;
 use crate::source::SourceStatus;
 
 /// The API is given so long to overcome an error by itself: one that starts answers with some.
 const API_ERROR_LASTS: Duration = Duration::from_secs(20);
+
+/// Makes the Event about an endpoint.
+type Telling = fn(&PortKey, SocketAddr) -> Option<Notice>;
 
 /// Everything that is to be told at the moment; nothing is kept where nobody posts it.
 pub(super) struct Notices {
@@ -74,13 +79,14 @@ impl Notices {
         }
     }
 
-    /// Backends that new flows avoid: suspect ones, and those whose checks fail.
+    /// Backends that new flows avoid: suspect ones, and those whose checks fail. Beyond [`NOTICES_MAX`] each namespace has its share.
     pub fn of_avoided<'a>(&mut self, suspects: impl Iterator<Item = &'a Subject>, quarantined: &BTreeSet<Subject>) {
         if self.to.is_some() {
-            let suspects = suspects.filter_map(|(service, endpoint)| Notice::of_suspect(service, *endpoint));
-            let failing =
-                quarantined.iter().filter_map(|(service, endpoint)| Notice::of_quarantined(service, *endpoint));
-            let new = suspects.chain(failing).take(NOTICES_MAX).collect();
+            let suspects = suspects.map(|subject| (subject, Notice::of_suspect as Telling));
+            let failing = quarantined.iter().map(|subject| (subject, Notice::of_quarantined as Telling));
+            let all: Vec<(&Subject, Telling)> = suspects.chain(failing).collect();
+            let named = fair_share(&all, NOTICES_MAX, |((service, _), _)| &service.service.namespace);
+            let new = named.filter_map(|((service, endpoint), tell)| tell(service, *endpoint)).collect();
             let changed = std::mem::replace(&mut self.avoided, new) != self.avoided;
             self.publish(changed);
         }
@@ -98,7 +104,6 @@ impl Notices {
 mod tests {
     use super::*;
     use crate::model::{ObjectName, Protocol, Refusal};
-    use crate::plan::PortKey;
     use crate::source::{ApiError, Failing, ResourceStatus};
 
     #[test]
@@ -149,5 +154,20 @@ mod tests {
             tell(&mut notices, &Refused::default());
             assert!(told.borrow().is_empty());
         }
+    }
+
+    #[test]
+    fn a_namespace_with_thousands_of_suspects_leaves_the_others_theirs() {
+        let (to, told) = watch::channel(BTreeSet::new());
+        let mut notices = Notices::new("n1", Some(to));
+        let subject = |namespace: &str, number: u16| {
+            let key = PortKey { service: ObjectName::new(namespace, "web"), port: number, protocol: Protocol::Tcp };
+            (key, SocketAddr::from(([10, 0, 0, 1], number)))
+        };
+        let mut all: Vec<Subject> = (0..5_000).map(|number| subject("a-greedy", number)).collect();
+        all.push(subject("small", 80));
+        notices.of_avoided(all.iter(), &BTreeSet::new());
+        assert!(told.borrow().iter().any(|notice| notice.namespace == "small"));
+        assert!(told.borrow().len() <= NOTICES_MAX);
     }
 }

@@ -24,7 +24,7 @@ pub use options::{
     WEIGHT_MAX, Weighed,
 };
 pub use refusal::{Refusal, Refusals};
-pub use refused::{NAMED_MAX, Refused};
+pub use refused::{NAMED_MAX, Refused, fair_share};
 pub use service::{Exposure, Family, Protocol, Service, ServicePort, TrafficPolicy};
 pub use slice::{Endpoint, Hints, Slice, SliceKey, SlicePort, uid_hash};
 pub use slot_shares::SlotShares;

@@ -21,16 +21,8 @@ impl Refused {
     /// room that is left. The order stays.
     pub fn of<'a>(refusals: impl IntoIterator<Item = &'a Refusal>) -> Self {
         let all: Vec<&Refusal> = refusals.into_iter().collect();
-        let mut counts = BTreeMap::<&str, usize>::new();
-        for refusal in &all {
-            *counts.entry(refusal.namespace()).or_default() += 1;
-        }
-        let (total, mut shares) = (all.len(), shares(counts));
-        let has_room = |refusal: &&Refusal| {
-            let left = shares.get_mut(refusal.namespace()).filter(|left| **left > 0);
-            left.map(|left| *left -= 1).is_some()
-        };
-        Self { named: all.into_iter().filter(has_room).cloned().collect(), total }
+        let total = all.len();
+        Self { named: fair_share(&all, NAMED_MAX, |refusal| refusal.namespace()).copied().cloned().collect(), total }
     }
 
     /// Both of them; these come first.
@@ -72,11 +64,28 @@ impl<'a> IntoIterator for &'a Refused {
     }
 }
 
+/// At most `room` of them, in their order: namespaces with few keep all of theirs, and the others equal shares of the rest.
+pub fn fair_share<'a, T>(
+    all: &'a [T],
+    room: usize,
+    namespace: impl Fn(&'a T) -> &'a str,
+) -> impl Iterator<Item = &'a T> {
+    let mut counts = BTreeMap::<&str, usize>::new();
+    for one in all {
+        *counts.entry(namespace(one)).or_default() += 1;
+    }
+    let mut shares = shares(counts, room);
+    all.iter().filter(move |one| {
+        let left = shares.get_mut(namespace(one)).filter(|left| **left > 0);
+        left.map(|left| *left -= 1).is_some()
+    })
+}
+
 /// How many of each namespace there is room for.
-fn shares(counts: BTreeMap<&str, usize>) -> BTreeMap<&str, usize> {
+fn shares(counts: BTreeMap<&str, usize>, mut room: usize) -> BTreeMap<&str, usize> {
     let mut smallest_first: Vec<(&str, usize)> = counts.into_iter().collect();
     smallest_first.sort_by_key(|(_, count)| *count);
-    let (mut room, mut namespaces) = (NAMED_MAX, smallest_first.len());
+    let mut namespaces = smallest_first.len();
     let shares = smallest_first.into_iter().map(|(namespace, count)| {
         // Where there are more namespaces than room, the last ones have the places.
         let share = count.min(room / namespaces);
