@@ -50,7 +50,7 @@ fn record<const N: usize>(address: [u8; N]) -> Backend<N> {
         address,
         port: 5353,
         state: backend_state::ACTIVE,
-        flags: backend_flags::SERVING | backend_flags::LOCAL,
+        flags: backend_flags::SERVING | backend_flags::LOCAL | backend_flags::IN_CLUSTER_SET,
         generation: 1,
         service: SERVICE,
         deadline_ds: 0,

@@ -2,11 +2,13 @@
 //! somebody edits, keeps everything over its own end, and says what keeps clients out.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use lb_common::abi::{Masquerade, Network, NetworkKey, map_name, network_flags};
-use lb_tests::agent::{Agent, External, Manifest, SOON, Service};
-use lb_tests::peers::eventually;
+use lb_common::limits;
+use lb_tests::agent::{Agent, External, Manifest, Protocol, SOON, Service};
+use lb_tests::fixture::{Fixture, Pods};
+use lb_tests::peers::{Stream, eventually};
 use lb_tests::topology::{Node, NodeOptions, Topology};
 use lb_userspace::maps::{Calls, Table};
 
@@ -114,6 +116,33 @@ fn what_somebody_edits_is_put_right_and_told() {
     );
     assert_eq!((masquerade(&node), networks(&node)), (links, told));
     assert!(agent.metrics().unwrap().contains("table=\"networks4\""));
+}
+
+/// How many links of pods have programs.
+fn attached_pods(agent: &Agent) -> usize {
+    let status = agent.json(&["status"]).unwrap();
+    let links = status["agent"]["datapath"]["links"].as_array().unwrap();
+    let is_attached = |link: &&serde_json::Value| !link["programs"].as_array().unwrap().is_empty();
+    links.iter().filter(|link| link["role"] == "pod").filter(is_attached).count()
+}
+
+#[test]
+fn a_full_table_of_networks_keeps_no_new_pod_from_being_served() {
+    let fixture = Fixture::new("fullnets", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    // A node with more addresses than the table holds.
+    let first = u32::from(Ipv4Addr::new(100, 64, 0, 0));
+    let adds = (1..=limits::NETWORKS).map(|nth| format!("address add {}/32 dev many", Ipv4Addr::from(first + nth)));
+    let lines = ["link add many type veth peer name many1".to_owned()].into_iter().chain(adds);
+    fixture.node.namespace().ip(&lines.collect::<Vec<_>>().join("\n")).unwrap();
+    eventually("the log names it", SOON, || agent.log().contains("map networks4").then_some(()));
+    let pods = attached_pods(&agent);
+    let late = fixture.pod("late");
+    eventually("the new pod is attached", SOON, || (attached_pods(&agent) == pods + 1).then_some(()));
+    for to in service.frontends(Protocol::Tcp) {
+        Stream::connect(late.place(), to).unwrap().ask("served").unwrap();
+    }
 }
 
 #[test]
