@@ -324,7 +324,7 @@ pub mod network_flags {
     pub const NODE: u32 = 2;
     /// An address of another node of the cluster.
     pub const PEER: u32 = 4;
-    /// A service CIDR: addresses here that no service has are nobody's. Not set where a longer prefix of pods or nodes lies in it.
+    /// A service CIDR: packets to addresses here that no service has are dropped. Not set where a longer prefix of pods or nodes lies in it.
     pub const SERVICES: u32 = 8;
 }
 

@@ -187,7 +187,7 @@ impl Datapath {
         self.hands_over = fast_path::links(&wanted, &self.attacher);
         self.outlets = fast_path::outlets(&wanted, &self.attacher);
         for link in wanted.values() {
-            // One that failed above is told already.
+            // The failure of the first attempt above is among the troubles.
             let _ = self.map(link);
         }
         self.served = serving::served(&wanted, &self.attacher);

@@ -1,4 +1,4 @@
-//! What the programs must know of addresses: whose they are, and which address of this node stands in for clients outside. Pure.
+//! The networks of pods, nodes and services, and the address of this node that masquerade uses. Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

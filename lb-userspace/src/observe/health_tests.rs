@@ -206,7 +206,7 @@ fn the_own_node_which_is_asked_for_rarely_does_not_make_a_source_stale_for_long(
     assert_eq!(own_faults(&report, QUICK, &thresholds).len(), 1);
 }
 
-/// Every fault at once, each with something in it that is nobody's business but the administrators'.
+/// Every fault at once, each with a text that only administrators may see.
 #[test]
 fn everybody_hears_what_is_wrong_and_no_internals() {
     let secret = "10.0.0.1:6443 /var/lib tenant/web";

@@ -209,7 +209,7 @@ fn weights_that_differ_most_take_as_many_turns_as_equal_ones() {
     assert_eq!(turns(&unequal).take(131_071).filter(|index| *index == 0).count(), counts[0]);
 }
 
-/// Whoever chooses addresses so that all of them prefer the same slots makes the table worse, not the work more.
+/// Addresses that are chosen to prefer the same slots make the table less even; they do not make the work longer.
 #[test]
 fn endpoints_that_prefer_the_same_slots_have_their_shares_all_the_same() {
     let same = vec![member(1, 1); 600];
