@@ -96,7 +96,8 @@ fn read<const N: usize>(bytes: &[u8], network: usize) -> Result<(Packet<N>, usiz
         pad: [0; 3],
     };
     let mut packet = Packet::new(key, 0);
-    packet.length = u32::try_from(bytes.len() - network).expect("a packet is small");
+    // What the packet says of itself: a link may have padded the frame.
+    packet.length = u32::try_from(total).expect("a packet is small");
     if protocol == TCP {
         (packet.seq, packet.ack) = (word(transport + 4)?, word(transport + 8)?);
         packet.tcp_flags = at(transport + 13, 1)?[0];

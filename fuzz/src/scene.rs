@@ -6,7 +6,7 @@ use lb_common::abi::{
     Backend, Endpoint, EndpointKey, Flow, FlowKey, Masquerade, SCTP, Service, ServiceKey, TCP, UDP, Vip, VipKey,
     backend_flags, backend_state, flow_flags, frontend_kind, network_flags, seal, service_flags, vip_flags,
 };
-use lb_common::decide::Tables as _;
+use lb_common::decide::FlowTables as _;
 use lb_common::outcome::Outcome;
 
 use crate::decide::Script;

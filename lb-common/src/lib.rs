@@ -13,6 +13,7 @@ pub mod decide;
 pub mod limits;
 pub mod outcome;
 pub mod service_cidrs;
+pub mod stages;
 pub mod state;
 pub mod strangers;
 pub mod words;

@@ -1,245 +1,154 @@
 //! What became of a packet or a socket call: one enum for verdict, counter, event, metric label and text.
 
-/// The number is the index into the `outcomes` map. Numbers never change their meaning; new ones are added at the end.
-#[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Outcome {
+macro_rules! outcomes {
+    ($($(#[$doc:meta])* $outcome:ident = $number:literal, $name:literal;)*) => {
+        /// The number is the index into the `outcomes` map. Numbers never change their meaning; new ones are added at the end.
+        #[repr(u8)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Outcome {
+            $($(#[$doc])* $outcome = $number,)*
+        }
+
+        impl Outcome {
+            /// All of them, in the order of their numbers.
+            pub const ALL: [Self; [$($number),*].len()] = [$(Self::$outcome),*];
+
+            /// How many there are.
+            pub const COUNT: usize = Self::ALL.len();
+
+            /// The outcome with this number.
+            pub const fn from_number(number: u8) -> Option<Self> {
+                match number {
+                    $($number => Some(Self::$outcome),)*
+                    _ => None,
+                }
+            }
+
+            /// Name in metrics, events, JSON and tables.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$outcome => $name,)*
+                }
+            }
+        }
+    };
+}
+
+outcomes! {
     /// Not for a service: left alone.
-    Passed = 0,
+    Passed = 0, "passed";
     /// First packet of a flow: a backend was selected.
-    Selected = 1,
+    Selected = 1, "selected";
     /// Packet of a known flow, sent to its backend.
-    Forwarded = 2,
+    Forwarded = 2, "forwarded";
     /// Answer of a backend, rewritten to come from the service.
-    Replied = 3,
+    Replied = 3, "replied";
     /// The service has no endpoint: refused (TCP RST, ICMP port unreachable, ECONNREFUSED).
-    RefusedNoEndpoint = 4,
+    RefusedNoEndpoint = 4, "refused_no_endpoint";
     /// Endpoints exist, but none that the traffic policy allows here: dropped.
-    DroppedNoLocalEndpoint = 5,
+    DroppedNoLocalEndpoint = 5, "dropped_no_local_endpoint";
     /// TCP segment of a service that belongs to no flow: refused with RST.
-    RefusedNoFlow = 6,
+    RefusedNoFlow = 6, "refused_no_flow";
     /// The flow's backend is gone: this side was told with RST, or an ICMP error.
-    Evicted = 7,
+    Evicted = 7, "evicted";
     /// UDP flow whose backend takes no more: moved to another one.
-    Moved = 8,
+    Moved = 8, "moved";
     /// Direct connection on the tuple of a service flow: its source port is translated.
-    DirectTranslated = 9,
+    DirectTranslated = 9, "direct_translated";
     /// Service flow on the tuple of a live direct connection: its source port is translated.
-    PortTranslated = 10,
+    PortTranslated = 10, "port_translated";
     /// UDP tuple used by a service flow and directly: the last sender owns the replies.
-    AmbiguousUdp = 11,
+    AmbiguousUdp = 11, "ambiguous_udp";
     /// No free source port within the bounded search: dropped.
-    DroppedNoPort = 12,
+    DroppedNoPort = 12, "dropped_no_port";
     /// The flow could not be written: dropped.
-    DroppedTableFull = 13,
+    DroppedTableFull = 13, "dropped_table_full";
     /// Tables kept changing under the look-up: dropped (a sender's retransmit finds them at rest).
-    DroppedTorn = 14,
+    DroppedTorn = 14, "dropped_torn";
     /// Headers that contradict each other, sent to a service: dropped.
-    DroppedMalformed = 15,
+    DroppedMalformed = 15, "dropped_malformed";
     /// The kernel refused to rewrite or to send the packet: dropped.
-    DroppedRewrite = 16,
+    DroppedRewrite = 16, "dropped_rewrite";
     /// XDP left the packet unmodified to tc.
-    HandedToTc = 17,
+    HandedToTc = 17, "handed_to_tc";
     /// Socket of a host process connected to a backend.
-    SocketConnected = 18,
+    SocketConnected = 18, "socket_connected";
     /// Datagram of an unconnected host socket sent to a backend.
-    SocketSent = 19,
+    SocketSent = 19, "socket_sent";
     /// Answer to a host socket, shown as coming from the service.
-    SocketReplied = 20,
+    SocketReplied = 20, "socket_replied";
     /// connect() or sendmsg() of a host process to a service without endpoints: ECONNREFUSED.
-    SocketRefused = 21,
+    SocketRefused = 21, "socket_refused";
     /// Later fragment that is not for a service, or whose first fragment is not known: left alone.
-    Fragment = 22,
+    Fragment = 22, "fragment";
     /// The event ring was full: an event was lost (its counter was not).
-    EventLost = 23,
+    EventLost = 23, "event_lost";
     /// The client is in none of the service's source ranges: dropped (a host socket: ECONNREFUSED).
-    DroppedSourceRange = 24,
+    DroppedSourceRange = 24, "dropped_source_range";
     /// SYN of a connection that nobody has answered, sent again: moved to another backend.
-    Retried = 25,
+    Retried = 25, "retried";
     /// A backend refused a connection while another one may take it: the refusal is kept from the client.
-    WithheldRefusal = 26,
+    WithheldRefusal = 26, "withheld_refusal";
     /// Answer of a backend that the connection has left meanwhile: refused with RST, never delivered.
-    RefusedLate = 27,
+    RefusedLate = 27, "refused_late";
     /// First packet of a flow, sent to a suspect backend to see whether it answers again.
-    Probed = 28,
+    Probed = 28, "probed";
     /// A backend became suspect: it left a connection unanswered that another one answered, or refused one.
-    Suspected = 29,
+    Suspected = 29, "suspected";
     /// A suspect backend answered: it is suspect no more.
-    Cleared = 30,
+    Cleared = 30, "cleared";
     /// To an address of services, and nothing there serves it: refused, or dropped where nothing can be said.
-    RefusedUnserved = 31,
+    RefusedUnserved = 31, "refused_unserved";
     /// ICMP echo request to an address of services: answered.
-    EchoReplied = 32,
+    EchoReplied = 32, "echo_replied";
     /// ICMP error about a flow: its outer header and the packet that it quotes were translated.
-    IcmpTranslated = 33,
+    IcmpTranslated = 33, "icmp_translated";
     /// Later fragment, sent where its first fragment went.
-    FragmentFollowed = 34,
+    FragmentFollowed = 34, "fragment_followed";
     /// Later fragment to an address of services whose first fragment is not known: dropped.
-    DroppedFragment = 35,
+    DroppedFragment = 35, "dropped_fragment";
     /// Datagram of a host socket sent to another backend: the one before takes no more.
-    SocketMoved = 36,
+    SocketMoved = 36, "socket_moved";
     /// First packet of a flow, sent from an address of this node so that its answers come back.
-    Masqueraded = 37,
+    Masqueraded = 37, "masqueraded";
     /// The flow must be masqueraded, and this node has no address of the family to do it with: dropped.
-    DroppedNoAddress = 38,
+    DroppedNoAddress = 38, "dropped_no_address";
     /// From the wire with a source that cannot be out there (loopback, this node, a service): dropped.
-    DroppedMartian = 39,
+    DroppedMartian = 39, "dropped_martian";
     /// Larger than its further way takes: dropped, and the sender told (ICMP fragmentation needed, packet too big).
-    RefusedTooBig = 40,
+    RefusedTooBig = 40, "refused_too_big";
     /// It has come as far as its sender allowed: dropped, and the sender told (ICMP time exceeded).
-    DroppedHopLimit = 41,
+    DroppedHopLimit = 41, "dropped_hop_limit";
     /// bind() of a host process to a port that the node serves for a service: EADDRINUSE.
-    RefusedBind = 42,
+    RefusedBind = 42, "refused_bind";
     /// First packet of a flow, or one of a flow of another node, sent whole to the backend's node (direct server return).
-    Tunnelled = 43,
+    Tunnelled = 43, "tunnelled";
     /// In an outer header for a backend of this node, from somebody who is no node of the cluster: dropped.
-    DroppedNoPeer = 44,
+    DroppedNoPeer = 44, "dropped_no_peer";
     /// In an outer header, from another node, for a backend that this node does not have: dropped.
-    DroppedNotHere = 45,
+    DroppedNotHere = 45, "dropped_not_here";
     /// First packet of a flow, at a time when half-open flows are made faster than their table holds them: a backend was selected by the
     /// packet's tuple alone.
-    SelectedByTuple = 46,
+    SelectedByTuple = 46, "selected_by_tuple";
     /// Segment of no flow, at such a time: sent to where the first packet of its tuple goes.
-    Resumed = 47,
+    Resumed = 47, "resumed";
     /// First packet of a flow from a network of clients outside that has made as many as the service's rate limit allows: dropped.
-    DroppedRateLimit = 48,
+    DroppedRateLimit = 48, "dropped_rate_limit";
     /// Packet of a flow handed over at the other end of a pod's link, past the host's stack. Counted beside the packet's own outcome.
-    FastPath = 49,
+    FastPath = 49, "fast_path";
     /// Segment of a service that belongs to no flow, within the adoption window after the node's first start: left to the host's stack,
     /// whose NAT may know the connection.
-    PassedAdoption = 50,
+    PassedAdoption = 50, "passed_adoption";
     /// To an address of a service CIDR that no service has: dropped.
-    DroppedNoService = 51,
+    DroppedNoService = 51, "dropped_no_service";
+    /// A program that the packet needs is missing: dropped if it is a service's, else left alone.
+    NoProgram = 52, "no_program";
 }
 
-impl Outcome {
-    /// How many there are.
-    pub const COUNT: usize = 52;
-
-    /// All of them, in the order of their numbers.
-    pub const ALL: [Outcome; Self::COUNT] = [
-        Self::Passed,
-        Self::Selected,
-        Self::Forwarded,
-        Self::Replied,
-        Self::RefusedNoEndpoint,
-        Self::DroppedNoLocalEndpoint,
-        Self::RefusedNoFlow,
-        Self::Evicted,
-        Self::Moved,
-        Self::DirectTranslated,
-        Self::PortTranslated,
-        Self::AmbiguousUdp,
-        Self::DroppedNoPort,
-        Self::DroppedTableFull,
-        Self::DroppedTorn,
-        Self::DroppedMalformed,
-        Self::DroppedRewrite,
-        Self::HandedToTc,
-        Self::SocketConnected,
-        Self::SocketSent,
-        Self::SocketReplied,
-        Self::SocketRefused,
-        Self::Fragment,
-        Self::EventLost,
-        Self::DroppedSourceRange,
-        Self::Retried,
-        Self::WithheldRefusal,
-        Self::RefusedLate,
-        Self::Probed,
-        Self::Suspected,
-        Self::Cleared,
-        Self::RefusedUnserved,
-        Self::EchoReplied,
-        Self::IcmpTranslated,
-        Self::FragmentFollowed,
-        Self::DroppedFragment,
-        Self::SocketMoved,
-        Self::Masqueraded,
-        Self::DroppedNoAddress,
-        Self::DroppedMartian,
-        Self::RefusedTooBig,
-        Self::DroppedHopLimit,
-        Self::RefusedBind,
-        Self::Tunnelled,
-        Self::DroppedNoPeer,
-        Self::DroppedNotHere,
-        Self::SelectedByTuple,
-        Self::Resumed,
-        Self::DroppedRateLimit,
-        Self::FastPath,
-        Self::PassedAdoption,
-        Self::DroppedNoService,
-    ];
-
-    /// The outcome with this number.
-    pub const fn from_number(number: u8) -> Option<Self> {
-        if (number as usize) < Self::COUNT { Some(Self::ALL[number as usize]) } else { None }
-    }
-
-    /// Name in metrics, events, JSON and tables.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Passed => "passed",
-            Self::Selected => "selected",
-            Self::Forwarded => "forwarded",
-            Self::Replied => "replied",
-            Self::RefusedNoEndpoint => "refused_no_endpoint",
-            Self::DroppedNoLocalEndpoint => "dropped_no_local_endpoint",
-            Self::RefusedNoFlow => "refused_no_flow",
-            Self::Evicted => "evicted",
-            Self::Moved => "moved",
-            Self::DirectTranslated => "direct_translated",
-            Self::PortTranslated => "port_translated",
-            Self::AmbiguousUdp => "ambiguous_udp",
-            Self::DroppedNoPort => "dropped_no_port",
-            Self::DroppedTableFull => "dropped_table_full",
-            Self::DroppedTorn => "dropped_torn",
-            Self::DroppedMalformed => "dropped_malformed",
-            Self::DroppedRewrite => "dropped_rewrite",
-            Self::HandedToTc => "handed_to_tc",
-            Self::SocketConnected => "socket_connected",
-            Self::SocketSent => "socket_sent",
-            Self::SocketReplied => "socket_replied",
-            Self::SocketRefused => "socket_refused",
-            Self::Fragment => "fragment",
-            Self::EventLost => "event_lost",
-            Self::DroppedSourceRange => "dropped_source_range",
-            Self::Retried => "retried",
-            Self::WithheldRefusal => "withheld_refusal",
-            Self::RefusedLate => "refused_late",
-            Self::Probed => "probed",
-            Self::Suspected => "suspected",
-            Self::Cleared => "cleared",
-            Self::RefusedUnserved => "refused_unserved",
-            Self::EchoReplied => "echo_replied",
-            Self::IcmpTranslated => "icmp_translated",
-            Self::FragmentFollowed => "fragment_followed",
-            Self::DroppedFragment => "dropped_fragment",
-            Self::SocketMoved => "socket_moved",
-            Self::Masqueraded => "masqueraded",
-            Self::DroppedNoAddress => "dropped_no_address",
-            Self::DroppedMartian => "dropped_martian",
-            Self::RefusedTooBig => "refused_too_big",
-            Self::DroppedHopLimit => "dropped_hop_limit",
-            Self::RefusedBind => "refused_bind",
-            Self::Tunnelled => "tunnelled",
-            Self::DroppedNoPeer => "dropped_no_peer",
-            Self::DroppedNotHere => "dropped_not_here",
-            Self::SelectedByTuple => "selected_by_tuple",
-            Self::Resumed => "resumed",
-            Self::DroppedRateLimit => "dropped_rate_limit",
-            Self::FastPath => "fast_path",
-            Self::PassedAdoption => "passed_adoption",
-            Self::DroppedNoService => "dropped_no_service",
-        }
-    }
-}
-
-const _: () = assert!(Outcome::COUNT <= crate::limits::OUTCOMES as usize);
+const _: () = assert!(Outcome::ALL.len() <= crate::limits::OUTCOMES as usize);
 const _: () = {
     let mut i = 0;
-    while i < Outcome::COUNT {
+    while i < Outcome::ALL.len() {
         assert!(Outcome::ALL[i] as usize == i);
         i += 1;
     }

@@ -71,22 +71,3 @@ pub fn same<const N: usize>(a: &[u8; N], b: &[u8; N]) -> bool {
     }
     difference == 0
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::abi::FlowKey;
-
-    #[test]
-    fn a_copy_is_whole_and_every_byte_is_compared() {
-        let from = FlowKey::<16> { src: [7; 16], dst: [9; 16], src_port: 1, dst_port: 2, protocol: 6, pad: [0; 3] };
-        let mut into = FlowKey { src: [0; 16], dst: [0; 16], src_port: 0, dst_port: 0, protocol: 0, pad: [1; 3] };
-        copy(&from, &mut into);
-        assert_eq!(from, into);
-        for i in 0..16 {
-            let mut other = from.src;
-            other[i] ^= 0x80;
-            assert!(same(&from.src, &from.src) && !same(&from.src, &other), "{i}");
-        }
-    }
-}

@@ -2,7 +2,9 @@
 
 use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
 use aya_ebpf::btf_maps::lpm_trie::Key;
-use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf, SkStorage};
+use aya_ebpf::btf_maps::{
+    Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, ProgramArray, RingBuf, SkStorage,
+};
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, BridgePort, BridgePortKey, Bucket, BucketKey, Config, Endpoint, EndpointKey, Event,
@@ -10,12 +12,12 @@ use lb_common::abi::{
     PeerMac, SOURCE_SERVICE_BITS, Service, ServiceKey, ServiceName, Slot, SocketEntries, SocketKey, SocketPeer, Source,
     SourceKey, StatKey, Traffic, Vip, VipKey,
 };
-use lb_common::decide::Work;
 use lb_common::limits;
 use lb_common::service_cidrs::{Cover, FAMILIES};
+use lb_common::stages::{TcStage, XdpStage};
 use lb_common::strangers;
 
-use crate::icmp::IcmpMessage;
+use crate::scratch::Scratch;
 
 /// Elements are allocated as they are used: an idle node pays for what it holds.
 const ON_DEMAND: usize = BPF_F_NO_PREALLOC as usize;
@@ -147,25 +149,31 @@ pub static PRESSURE: Array<u32, 1> = Array::new();
 #[btf_map(name = "buckets")]
 pub static BUCKETS: LruHashMap<BucketKey, Bucket, { limits::BUCKETS as usize }> = LruHashMap::new();
 
-/// Room for what is known of an ICMP message, as [`SCRATCH4`] is for a decision.
-#[btf_map(name = "icmp4")]
-pub static ICMP4: PerCpuArray<IcmpMessage<4>, 1> = PerCpuArray::new();
-#[btf_map(name = "icmp6")]
-pub static ICMP6: PerCpuArray<IcmpMessage<16>, 1> = PerCpuArray::new();
 /// Room for a quotation.
 #[btf_map(name = "quote")]
 pub static QUOTE: PerCpuArray<[u8; 512], 1> = PerCpuArray::new();
 
-/// Room for one decision (see [`Work`]): tc and XDP programs run to their end before another starts on the same CPU.
+/// What the programs that handle one packet hand on to each other: tc and XDP programs run to their end before another starts on the same
+/// CPU.
 #[btf_map(name = "scratch4")]
-pub static SCRATCH4: PerCpuArray<Work<4>, 1> = PerCpuArray::new();
+pub static SCRATCH4: PerCpuArray<Scratch<4>, 1> = PerCpuArray::new();
 #[btf_map(name = "scratch6")]
-pub static SCRATCH6: PerCpuArray<Work<16>, 1> = PerCpuArray::new();
+pub static SCRATCH6: PerCpuArray<Scratch<16>, 1> = PerCpuArray::new();
+
+/// The programs that tc programs tail call, by [`TcStage::slot`].
+#[btf_map(name = "tc_programs")]
+pub static TC_PROGRAMS: ProgramArray<{ TcStage::SLOTS }> = ProgramArray::new();
+/// The programs that the XDP program tail calls, by [`XdpStage::slot`].
+#[btf_map(name = "xdp_programs")]
+pub static XDP_PROGRAMS: ProgramArray<{ XdpStage::SLOTS }> = ProgramArray::new();
+
+/// The maps, by address family.
+pub struct Maps;
 
 /// The maps of one address family.
 pub trait Family<const N: usize> {
     fn services() -> &'static HashMap<ServiceKey<N>, Service, { limits::SERVICES as usize }, ON_DEMAND>;
-    fn work() -> Option<&'static mut Work<N>>;
+    fn scratch() -> Option<&'static mut Scratch<N>>;
     fn backend(id: u32) -> Option<&'static Backend<N>>;
     fn flow(key: &FlowKey<N>) -> Option<*mut Flow<N>>;
     fn insert_flow(key: &FlowKey<N>, flow: &Flow<N>, flags: u64) -> Result<(), i32>;
@@ -186,21 +194,23 @@ pub trait Family<const N: usize> {
     fn socket(key: &SocketKey<N>) -> Option<SocketPeer<N>>;
     fn insert_socket(key: &SocketKey<N>, peer: &SocketPeer<N>);
     fn remove_socket(key: &SocketKey<N>);
+    fn fragment(key: &FragmentKey<N>) -> Option<Fragment>;
+    fn insert_fragment(key: &FragmentKey<N>, fragment: &Fragment);
 }
 
 macro_rules! family {
     ($n:literal, $services:ident, $backends:ident, $flows:ident, $sources:ident, $sockets:ident, $scratch:ident,
      $half_open:ident, $health:ident, $affinity:ident, $vips:ident, $traffic:ident,
-     $networks:ident, $masquerade:ident, $endpoints:ident) => {
-        impl Family<$n> for crate::tables::Kernel {
+     $networks:ident, $masquerade:ident, $endpoints:ident, $fragments:ident) => {
+        impl Family<$n> for Maps {
             #[inline(always)]
             fn services() -> &'static HashMap<ServiceKey<$n>, Service, { limits::SERVICES as usize }, ON_DEMAND> {
                 &$services
             }
             #[inline(always)]
-            fn work() -> Option<&'static mut Work<$n>> {
+            fn scratch() -> Option<&'static mut Scratch<$n>> {
                 // SAFETY: this CPU's own element, used by one program at a time.
-                $scratch.get_ptr_mut(0).map(|work| unsafe { &mut *work })
+                $scratch.get_ptr_mut(0).map(|scratch| unsafe { &mut *scratch })
             }
             #[inline(always)]
             fn backend(id: u32) -> Option<&'static Backend<$n>> {
@@ -295,6 +305,16 @@ macro_rules! family {
             fn remove_socket(key: &SocketKey<$n>) {
                 let _ = $sockets.remove(key);
             }
+            #[inline(always)]
+            fn fragment(key: &FragmentKey<$n>) -> Option<Fragment> {
+                // SAFETY: copied at once, and the tag tells whether it is the key's.
+                unsafe { $fragments.get(key) }.copied()
+            }
+            #[inline(always)]
+            fn insert_fragment(key: &FragmentKey<$n>, fragment: &Fragment) {
+                // A full LRU map makes room by itself.
+                let _ = $fragments.insert(key, fragment, 0);
+            }
         }
     };
 }
@@ -314,7 +334,8 @@ family!(
     TRAFFIC4,
     NETWORKS4,
     MASQUERADE4,
-    ENDPOINTS4
+    ENDPOINTS4,
+    FRAGMENTS4
 );
 family!(
     16,
@@ -331,52 +352,6 @@ family!(
     TRAFFIC6,
     NETWORKS6,
     MASQUERADE6,
-    ENDPOINTS6
+    ENDPOINTS6,
+    FRAGMENTS6
 );
-
-/// Where a program keeps what it knows of one family's packet.
-pub trait Rooms<const N: usize> {
-    fn message() -> Option<&'static mut IcmpMessage<N>>;
-}
-
-impl Rooms<4> for crate::tables::Kernel {
-    #[inline(always)]
-    fn message() -> Option<&'static mut IcmpMessage<4>> {
-        // SAFETY: this CPU's own element, used by one program at a time.
-        ICMP4.get_ptr_mut(0).map(|message| unsafe { &mut *message })
-    }
-}
-
-impl Rooms<16> for crate::tables::Kernel {
-    #[inline(always)]
-    fn message() -> Option<&'static mut IcmpMessage<16>> {
-        // SAFETY: as above.
-        ICMP6.get_ptr_mut(0).map(|message| unsafe { &mut *message })
-    }
-}
-
-/// The map of one family's datagrams in fragments.
-pub trait Fragments<const N: usize> {
-    fn get(key: &FragmentKey<N>) -> Option<Fragment>;
-    fn insert(key: &FragmentKey<N>, fragment: &Fragment);
-}
-
-macro_rules! fragments {
-    ($n:literal, $fragments:ident) => {
-        impl Fragments<$n> for crate::tables::Kernel {
-            #[inline(always)]
-            fn get(key: &FragmentKey<$n>) -> Option<Fragment> {
-                // SAFETY: copied at once, and the tag tells whether it is the key's.
-                unsafe { $fragments.get(key) }.copied()
-            }
-            #[inline(always)]
-            fn insert(key: &FragmentKey<$n>, fragment: &Fragment) {
-                // A full LRU map makes room by itself.
-                let _ = $fragments.insert(key, fragment, 0);
-            }
-        }
-    };
-}
-
-fragments!(4, FRAGMENTS4);
-fragments!(16, FRAGMENTS6);

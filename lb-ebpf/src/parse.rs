@@ -16,6 +16,15 @@ pub const IPV4_HEADER: usize = 20;
 pub const IPV6_HEADER: usize = 40;
 pub const TCP_HEADER: usize = 20;
 pub const UDP_HEADER: usize = 8;
+pub const ICMP_HEADER: usize = 8;
+/// Hop limit of what we make ourselves (RFC 1700's default, as Linux).
+pub const HOPS: u8 = 64;
+
+/// Where the hop limit stands in the network header.
+#[inline(always)]
+pub const fn hop_limit_at<const N: usize>() -> usize {
+    if N == 4 { 8 } else { 7 }
+}
 
 /// The linear part of a packet.
 #[derive(Clone, Copy)]
@@ -160,10 +169,12 @@ fn transport<const N: usize>(
         u32::from_be(second) >> 16
     };
     let shortest = if protocol == TCP { TCP_HEADER } else { UDP_HEADER } as u32;
-    packet.length = bytes.length.saturating_sub(network as u32);
-    if own_length < shortest || length as u32 + own_length > total || total > packet.length {
+    let received = bytes.length.saturating_sub(network as u32);
+    if own_length < shortest || length as u32 + own_length > total || total > received {
         return Err(Other::Aside);
     }
+    // A link may have padded the frame.
+    packet.length = total;
     packet.seq = u32::from_be(numbers[0]);
     packet.ack = u32::from_be(numbers[1]);
     packet.tcp_flags = tcp_flags;

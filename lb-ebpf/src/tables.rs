@@ -8,14 +8,12 @@ use aya_ebpf::bindings::{
     BPF_ANY, BPF_NOEXIST, bpf_sock_tuple, bpf_sock_tuple__bindgen_ty_1, bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1,
     bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2,
 };
-use aya_ebpf::helpers::generated::{
-    bpf_get_prandom_u32, bpf_ktime_get_coarse_ns, bpf_ktime_get_ns, bpf_sk_release, bpf_skc_lookup_tcp,
-};
+use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns, bpf_sk_release, bpf_skc_lookup_tcp};
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Service,
     ServiceKey, Slot, SourceKey, Vip, VipKey, affinity_tag, flow_flags, half_open_flags, tag,
 };
-use lb_common::decide::{NotInserted, Pace, Pick, Reserved, Tables, Work};
+use lb_common::decide::{Connection, FlowTables, NotInserted, Pace, Pick, Reserved, Tables, Work};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
 use lb_common::service_cidrs;
@@ -23,14 +21,14 @@ use lb_common::state::{SourcePorts, Timeouts};
 use lb_common::strangers;
 use lb_common::words;
 
-use crate::adoption;
-use crate::bucket;
-use crate::count::{self, Counter};
-use crate::fast;
-use crate::forward;
-use crate::maps::{Family, LINKS, SERVICE_CIDRS, SLOTS, STRANGERS, TURNS};
-use crate::pressure;
-use crate::steps;
+use crate::counters::{self, Counter};
+use crate::fast_path;
+use crate::features;
+use crate::fib;
+use crate::flood;
+use crate::loops;
+use crate::maps::{ADOPTION, Family, LINKS, Maps, SERVICE_CIDRS, SLOTS, STRANGERS, TURNS};
+use crate::rate_limit;
 
 /// Seconds without a packet after which a flow is forgotten (see [`Timeouts`]). Set at load.
 #[unsafe(no_mangle)]
@@ -71,29 +69,27 @@ pub struct Kernel {
     pub context: *mut c_void,
     pub ifindex: u32,
     /// Where this packet is handed over, once the decision has asked whether it may be.
-    pub peer: Option<[u8; 6]>,
+    pub peer: fast_path::Peer,
 }
 
 impl Kernel {
     /// The maps, as a program of this context sees them at a link.
     #[inline(always)]
     pub const fn at(context: *mut c_void, ifindex: u32) -> Self {
-        Self { context, ifindex, peer: None }
+        Self { context, ifindex, peer: fast_path::Peer::NONE }
     }
 }
 
 impl<const N: usize> Tables<N> for Kernel
 where
-    Kernel: Family<N>,
+    Maps: Family<N>,
 {
     type FlowRef = *mut Flow<N>;
 
-    /// As of the last tick (1 to 10 ms): nothing here is measured finer, and reading the counter takes some times as long. Since Linux 5.11
-    /// (`bpf_ktime_get_coarse_ns`).
+    /// As of the last tick: nothing here is measured finer.
     #[inline(always)]
     fn now_ns(&mut self) -> u64 {
-        // SAFETY: takes no argument.
-        unsafe { bpf_ktime_get_coarse_ns() }
+        features::coarse_ns()
     }
 
     #[inline(always)]
@@ -105,7 +101,7 @@ where
     #[inline(always)]
     fn service(&mut self, key: &ServiceKey<N>, into: &mut Service) -> bool {
         // SAFETY: copied at once; the seal tells whether the copy is whole and belongs to the key.
-        let Some(service) = (unsafe { <Kernel as Family<N>>::services().get(key) }) else { return false };
+        let Some(service) = (unsafe { <Maps as Family<N>>::services().get(key) }) else { return false };
         words::copy(service, into);
         true
     }
@@ -122,52 +118,32 @@ where
 
     #[inline(always)]
     fn backend(&mut self, id: u32) -> Option<Backend<N>> {
-        <Kernel as Family<N>>::backend(id).copied()
+        <Maps as Family<N>>::backend(id).copied()
     }
 
     #[inline(always)]
     fn copy_backend(&mut self, id: u32, into: &mut Backend<N>) -> bool {
-        <Kernel as Family<N>>::backend(id).map(|backend| words::copy(backend, into)).is_some()
+        <Maps as Family<N>>::backend(id).map(|backend| words::copy(backend, into)).is_some()
+    }
+
+    #[inline(always)]
+    fn connection(&mut self, key: &FlowKey<N>, into: &mut Connection<N>) -> Option<Self::FlowRef> {
+        let entry = <Maps as Family<N>>::flow(key)?;
+        // SAFETY: as below.
+        into.read(key, unsafe { &*entry }).then_some(entry)
     }
 
     #[inline(always)]
     fn flow(&mut self, key: &FlowKey<N>, into: &mut Flow<N>) -> Option<Self::FlowRef> {
-        let entry = <Kernel as Family<N>>::flow(key)?;
+        let entry = <Maps as Family<N>>::flow(key)?;
         // SAFETY: the verifier knows the pointer as a map value; copied at once, and the tag tells whether it is the key's.
         words::copy(unsafe { &*entry }, into);
         (into.tag == tag(key)).then_some(entry)
     }
 
     #[inline(always)]
-    fn touch(&mut self, entry: Self::FlowRef, tag: u32, seen_s: u32, state: u8, flags: u8) {
-        // SAFETY: a map value for the whole run of the program; at worst recycled, which the tag shows.
-        unsafe {
-            if (*entry).tag == tag {
-                (*entry).seen_s = seen_s;
-                (*entry).state = state;
-                (*entry).flags = flags;
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn insert_flow(&mut self, key: &FlowKey<N>, flow: &Flow<N>, replace: bool) -> Result<(), NotInserted> {
-        let flags = if replace { BPF_ANY } else { BPF_NOEXIST };
-        match <Kernel as Family<N>>::insert_flow(key, flow, u64::from(flags)) {
-            Ok(()) => Ok(()),
-            Err(error) if error == -EEXIST => Err(NotInserted::Exists),
-            Err(_) => Err(NotInserted::Full),
-        }
-    }
-
-    #[inline(always)]
-    fn remove_flow(&mut self, key: &FlowKey<N>) {
-        <Kernel as Family<N>>::remove_flow(key);
-    }
-
-    #[inline(always)]
     fn admitted(&mut self, service: u32, address: &[u8; N]) -> bool {
-        <Kernel as Family<N>>::admitted(&SourceKey { service, address: *address })
+        <Maps as Family<N>>::admitted(&SourceKey { service, address: *address })
     }
 
     #[inline(always)]
@@ -186,59 +162,15 @@ where
 
     #[inline(always)]
     fn may_be_half_open(&mut self, key: &FlowKey<N>) -> bool {
-        <Kernel as Family<N>>::half_open(key).is_some()
+        <Maps as Family<N>>::half_open(key).is_some()
     }
 
     #[inline(always)]
     fn half_open(&mut self, key: &FlowKey<N>, into: &mut HalfOpen<N>) -> bool {
-        let Some(entry) = <Kernel as Family<N>>::half_open(key) else { return false };
+        let Some(entry) = <Maps as Family<N>>::half_open(key) else { return false };
         // SAFETY: a map value for the whole run of the program; copied at once, and the tag tells whether it is the key's.
         words::copy(unsafe { &*entry }, into);
         into.flow.tag == tag(key)
-    }
-
-    #[inline(always)]
-    fn insert_half_open(&mut self, key: &FlowKey<N>, entry: &HalfOpen<N>, replace: bool) -> Result<(), NotInserted> {
-        let flags = if replace { BPF_ANY } else { BPF_NOEXIST };
-        match <Kernel as Family<N>>::insert_half_open(key, entry, u64::from(flags)) {
-            Ok(()) => Ok(()),
-            Err(error) if error == -EEXIST => Err(NotInserted::Exists),
-            Err(_) => Err(NotInserted::Full),
-        }
-    }
-
-    #[inline(always)]
-    fn remove_half_open(&mut self, key: &FlowKey<N>) {
-        <Kernel as Family<N>>::remove_half_open(key);
-    }
-
-    #[inline(always)]
-    fn ask_again(&mut self, key: &FlowKey<N>, backend: u32, segments: u8, now_s: u32) -> bool {
-        let Some(entry) = <Kernel as Family<N>>::half_open(key) else { return false };
-        // SAFETY: a map value for the whole run of the program; at worst recycled, which tag and backend show.
-        unsafe {
-            if (*entry).flow.tag != tag(key) || (*entry).flow.backend != backend {
-                return false;
-            }
-            (*entry).segments = segments;
-            (*entry).flow.seen_s = now_s;
-            (*entry).flow.flags &= !flow_flags::REPLY_LOST;
-        }
-        true
-    }
-
-    #[inline(always)]
-    fn mark_answered(&mut self, key: &FlowKey<N>, backend: u32, answers: [u32; 2]) -> bool {
-        let Some(entry) = <Kernel as Family<N>>::half_open(key) else { return false };
-        // SAFETY: a map value for the whole run of the program; at worst recycled, which tag and backend show.
-        unsafe {
-            if (*entry).flow.tag != tag(key) || (*entry).flow.backend != backend {
-                return false;
-            }
-            (*entry).answers = answers;
-            (*entry).flags |= half_open_flags::ANSWERED;
-        }
-        true
     }
 
     #[inline(always)]
@@ -246,37 +178,38 @@ where
         // Flows may be due more often than the clock ticks.
         // SAFETY: takes no argument.
         let now_ns = unsafe { bpf_ktime_get_ns() };
-        bucket::take(key, pace, now_ns)
+        rate_limit::take(key, pace, now_ns)
     }
 
     #[inline(always)]
     fn begun(&mut self, now_s: u32) {
-        pressure::begun(now_s);
+        flood::begun(now_s);
     }
 
     #[inline(always)]
     fn opened(&mut self, now_s: u32) {
-        pressure::opened(now_s);
+        flood::opened(now_s);
     }
 
     #[inline(always)]
     fn pressed(&mut self) -> bool {
-        pressure::is_high()
+        flood::is_high()
     }
 
     #[inline(always)]
     fn resumes(&mut self) -> bool {
-        pressure::was_high()
+        flood::was_high()
     }
 
     #[inline(always)]
     fn adopts(&mut self, now_s: u32) -> bool {
-        adoption::is_open(now_s)
+        // An element of an array, one whole word, which the agent writes before the programs are attached.
+        ADOPTION.get(0).is_some_and(|until_s| now_s < *until_s)
     }
 
     #[inline(always)]
     fn health(&mut self, backend: u32, generation: u32) -> Option<Health> {
-        let entry = <Kernel as Family<N>>::health(backend)?;
+        let entry = <Maps as Family<N>>::health(backend)?;
         // SAFETY: an element of an array, never recycled; each word is whole, and none decides over another.
         let health = unsafe { *entry };
         if health.generation == generation { Some(health) } else { Some(Health { generation, ..Health::default() }) }
@@ -284,7 +217,7 @@ where
 
     #[inline(always)]
     fn set_health(&mut self, backend: u32, health: &Health) {
-        let Some(entry) = <Kernel as Family<N>>::health(backend) else { return };
+        let Some(entry) = <Maps as Family<N>>::health(backend) else { return };
         // SAFETY: an element of an array; other CPUs may write it at the same time, and the last word stands.
         unsafe {
             if (*entry).generation != health.generation {
@@ -300,7 +233,7 @@ where
 
     #[inline(always)]
     fn count_connection(&mut self, backend: u32, generation: u32, change: i32) {
-        let Some(entry) = <Kernel as Family<N>>::health(backend) else { return };
+        let Some(entry) = <Maps as Family<N>>::health(backend) else { return };
         // SAFETY: an element of an array, aligned to words; the addition is atomic.
         unsafe {
             if (*entry).generation != generation {
@@ -315,7 +248,7 @@ where
 
     #[inline(always)]
     fn affinity(&mut self, key: &AffinityKey<N>) -> Option<Affinity> {
-        let entry = <Kernel as Family<N>>::affinity(key)?;
+        let entry = <Maps as Family<N>>::affinity(key)?;
         // SAFETY: as for flows: copied at once, and the tag tells whether it is the key's.
         let affinity = unsafe { *entry };
         (affinity.tag == affinity_tag(key)).then_some(affinity)
@@ -323,12 +256,12 @@ where
 
     #[inline(always)]
     fn set_affinity(&mut self, key: &AffinityKey<N>, affinity: &Affinity) {
-        <Kernel as Family<N>>::insert_affinity(key, affinity);
+        <Maps as Family<N>>::insert_affinity(key, affinity);
     }
 
     #[inline(always)]
     fn look(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_s: u32) -> bool {
-        steps::look(key, pick, how, now_s)
+        loops::look(key, pick, how, now_s)
     }
 
     #[inline(always)]
@@ -344,24 +277,24 @@ where
 
     #[inline(always)]
     fn vip(&mut self, key: &VipKey<N>) -> Option<Vip> {
-        <Kernel as Family<N>>::vip(key)
+        <Maps as Family<N>>::vip(key)
     }
 
     #[inline(always)]
     fn network(&mut self, address: &[u8; N]) -> u32 {
-        <Kernel as Family<N>>::network(address)
+        <Maps as Family<N>>::network(address)
     }
 
     #[inline(always)]
     fn masquerade(&mut self, backend: &[u8; N], turn: u32, into: &mut [u8; N]) -> bool {
-        let link = forward::link_to(self.context, self.ifindex, backend);
-        let found = <Kernel as Family<N>>::masquerade(link).or_else(|| <Kernel as Family<N>>::masquerade(0));
+        let link = fib::link_to(self.context, self.ifindex, backend);
+        let found = <Maps as Family<N>>::masquerade(link).or_else(|| <Maps as Family<N>>::masquerade(0));
         found.map(|own| words::address(own.address(turn), into)).is_some()
     }
 
     #[inline(always)]
     fn endpoint(&mut self, key: &EndpointKey<N>) -> Option<Endpoint> {
-        <Kernel as Family<N>>::endpoint(key)
+        <Maps as Family<N>>::endpoint(key)
     }
 
     #[inline(always)]
@@ -375,28 +308,23 @@ where
     }
 
     #[inline(always)]
-    fn reserve(&mut self, work: &mut Work<N>, now_s: u32) -> Reserved {
-        steps::reserve(work, now_s)
-    }
-
-    #[inline(always)]
     fn link(&mut self) -> u32 {
         self.ifindex
     }
 
     #[inline(always)]
     fn fast_link(&mut self, client: &[u8; N], backend: &[u8; N]) -> u32 {
-        fast::link(self, client, backend)
+        fast_path::link(self.context, self.ifindex, client, backend)
     }
 
     #[inline(always)]
     fn is_own_link(&mut self, sender: &[u8; N]) -> bool {
-        fast::is_own(self, sender)
+        fast_path::is_own(self.context, self.ifindex, sender)
     }
 
     #[inline(always)]
     fn is_fast(&mut self, link: u32, protocol: u8) -> bool {
-        self.peer = fast::takes::<N>(self.context.cast(), link, protocol);
+        self.peer = fast_path::takes::<N>(self.context.cast(), link, protocol);
         self.peer.is_some()
     }
 
@@ -417,7 +345,7 @@ where
     fn note(&mut self, backend: u32, outcome: Outcome) {
         // A packet has come by a link; a socket call has not.
         let by = if self.ifindex == 0 { Counter::Socket } else { Counter::Packet };
-        count::note::<N>(backend, outcome, self.ifindex, by);
+        counters::note::<N>(backend, outcome, self.ifindex, by);
     }
 
     #[inline(always)]
@@ -428,6 +356,87 @@ where
             return false;
         }
         holds_connection(self.context, reply, link.peer_netns_id as u32)
+    }
+}
+
+impl<const N: usize> FlowTables<N> for Kernel
+where
+    Maps: Family<N>,
+{
+    #[inline(always)]
+    fn touch(&mut self, entry: Self::FlowRef, tag: u32, seen_s: u32, state: u8, flags: u8) {
+        // SAFETY: a map value for the whole run of the program; at worst recycled, which the tag shows.
+        unsafe {
+            if (*entry).tag == tag {
+                (*entry).seen_s = seen_s;
+                (*entry).state = state;
+                (*entry).flags = flags;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn insert_flow(&mut self, key: &FlowKey<N>, flow: &Flow<N>, replace: bool) -> Result<(), NotInserted> {
+        let flags = if replace { BPF_ANY } else { BPF_NOEXIST };
+        match <Maps as Family<N>>::insert_flow(key, flow, u64::from(flags)) {
+            Ok(()) => Ok(()),
+            Err(error) if error == -EEXIST => Err(NotInserted::Exists),
+            Err(_) => Err(NotInserted::Full),
+        }
+    }
+
+    #[inline(always)]
+    fn remove_flow(&mut self, key: &FlowKey<N>) {
+        <Maps as Family<N>>::remove_flow(key);
+    }
+
+    #[inline(always)]
+    fn insert_half_open(&mut self, key: &FlowKey<N>, entry: &HalfOpen<N>, replace: bool) -> Result<(), NotInserted> {
+        let flags = if replace { BPF_ANY } else { BPF_NOEXIST };
+        match <Maps as Family<N>>::insert_half_open(key, entry, u64::from(flags)) {
+            Ok(()) => Ok(()),
+            Err(error) if error == -EEXIST => Err(NotInserted::Exists),
+            Err(_) => Err(NotInserted::Full),
+        }
+    }
+
+    #[inline(always)]
+    fn remove_half_open(&mut self, key: &FlowKey<N>) {
+        <Maps as Family<N>>::remove_half_open(key);
+    }
+
+    #[inline(always)]
+    fn ask_again(&mut self, key: &FlowKey<N>, backend: u32, segments: u8, now_s: u32) -> bool {
+        let Some(entry) = <Maps as Family<N>>::half_open(key) else { return false };
+        // SAFETY: a map value for the whole run of the program; at worst recycled, which tag and backend show.
+        unsafe {
+            if (*entry).flow.tag != tag(key) || (*entry).flow.backend != backend {
+                return false;
+            }
+            (*entry).segments = segments;
+            (*entry).flow.seen_s = now_s;
+            (*entry).flow.flags &= !flow_flags::REPLY_LOST;
+        }
+        true
+    }
+
+    #[inline(always)]
+    fn mark_answered(&mut self, key: &FlowKey<N>, backend: u32, answers: [u32; 2]) -> bool {
+        let Some(entry) = <Maps as Family<N>>::half_open(key) else { return false };
+        // SAFETY: a map value for the whole run of the program; at worst recycled, which tag and backend show.
+        unsafe {
+            if (*entry).flow.tag != tag(key) || (*entry).flow.backend != backend {
+                return false;
+            }
+            (*entry).answers = answers;
+            (*entry).flags |= half_open_flags::ANSWERED;
+        }
+        true
+    }
+
+    #[inline(always)]
+    fn reserve(&mut self, work: &mut Work<N>, now_s: u32) -> Reserved {
+        loops::reserve(work, now_s)
     }
 }
 

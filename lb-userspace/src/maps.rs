@@ -90,6 +90,8 @@ pub struct Pinned {
     pub config: Array<MapData, Config>,
     /// One element.
     pub settings: Array<MapData, LoadSettings>,
+    /// One element: the second of `CLOCK_MONOTONIC` at which the adoption window ends. `None`: the tables are of a version without it.
+    pub adoption: Option<Array<MapData, u32>>,
     /// Where the event ring is pinned; see [`Pinned::open_events`].
     pub events: PathBuf,
     /// System calls of the [`Table`]s so far.
@@ -132,6 +134,10 @@ impl Pinned {
             links: open(dir, map_name::LINKS)?,
             config: open(dir, map_name::CONFIG)?,
             settings: open(dir, map_name::SETTINGS)?,
+            adoption: match open(dir, map_name::ADOPTION) {
+                Err(MapError::Missing { .. }) => None,
+                found => Some(found?),
+            },
             events: dir.join(map_name::EVENTS),
             calls,
         })

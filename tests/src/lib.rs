@@ -16,6 +16,7 @@
 //! * [`limits`] takes memory and CPU from a running agent;
 //! * [`steps`] kills the agent at each of its steps;
 //! * [`strays`] sends packets that no service is for, and sees which of them leave;
+//! * [`verifier`] shows what the kernel says of each program;
 //! * [`programs`] builds edited eBPF programs for tests of the tests.
 //!
 //! All but [`cluster`] on loopback needs root and `ip` (iproute2); nothing touches the links and
@@ -41,3 +42,4 @@ pub mod strays;
 pub mod test_run;
 pub mod topology;
 pub mod update_race;
+pub mod verifier;

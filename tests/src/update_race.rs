@@ -20,6 +20,8 @@ use lb_userspace::maps::Pinned;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
+use crate::test_run::load_entry;
+
 /// Sizes of the maps: all that two services and the flows of a run need. What is not here has the programs' own size.
 const SIZES: [(&str, u32); 6] =
     [("slots", 65_536), ("backends4", 64), ("backends6", 64), ("flows4", 16_384), ("flows6", 64), ("events", 1 << 16)];
@@ -86,8 +88,7 @@ impl UpdateRace {
             loader.map_max_entries(name, entries);
         }
         let mut ebpf = loader.load(&bytes).with_context(|| object.display().to_string())?;
-        let program: &mut SchedClassifier = ebpf.program_mut("pod_in").context("no program pod_in")?.try_into()?;
-        program.load().with_context(|| format!("pod_in of {}", object.display()))?;
+        load_entry(&mut ebpf, "pod_in").with_context(|| object.display().to_string())?;
         let outcomes = ebpf.take_map(map_name::OUTCOMES).context("no map outcomes")?.try_into()?;
         Ok((Self { ebpf, outcomes }, KernelStore::new(Pinned::open(directory)?)))
     }

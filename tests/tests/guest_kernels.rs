@@ -1,11 +1,11 @@
 //! Ballast on kernels that it was not developed on, in a virtual machine (`cargo xtask vm`): the agent starts and attaches what the
-//! kernel has, services are reached, and SCTP is served between two real ends.
+//! kernel has, services are reached, a drain and a restart of the agent break no connection, and SCTP is served between two real ends.
 
 // Tests may unwrap: a panic is a failed test.
 #![allow(clippy::unwrap_used)]
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use lb_tests::agent::{Agent, Endpoint, External, Manifest, Port, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
@@ -23,7 +23,7 @@ const LONG: usize = 20_000;
 static SCENE: LazyLock<Scenario> = LazyLock::new(Scenario::new);
 
 struct Scenario {
-    agent: Agent,
+    agent: Mutex<Agent>,
     outside: Outside,
     fixture: Fixture,
     _servers: Vec<Server>,
@@ -40,9 +40,22 @@ impl Scenario {
                 servers.push(Server::sctp(pod.place(), &format!("b{index}"), target).unwrap());
             }
         }
-        let services = [fixture.web(), diameter("diameter", 20, fixture.endpoints(), &[SCTP_NODE_PORT])];
-        let agent = fixture.agent(&Manifest::of(services), &[]);
-        Self { agent, outside, fixture, _servers: servers }
+        let agent = fixture.agent(&manifest(&fixture, fixture.endpoints()), &[]);
+        Self { agent: Mutex::new(agent), outside, fixture, _servers: servers }
+    }
+
+    fn agent(&self) -> MutexGuard<'_, Agent> {
+        self.agent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An open connection from the pod to each TCP address of `web`, and the server that answers.
+    fn connections(&self) -> Vec<(Stream, String)> {
+        let connect = |to| {
+            let mut stream = Stream::connect(self.fixture.client.place(), to).unwrap();
+            let server = stream.ask("who").unwrap().server;
+            (stream, server)
+        };
+        self.fixture.web().frontends(Protocol::Tcp).into_iter().map(connect).collect()
     }
 
     /// A pod and a host outside, each with its name and its addresses.
@@ -50,6 +63,12 @@ impl Scenario {
         let client = &self.fixture.client;
         [("pod", client.place(), client.addresses()), ("host outside", self.outside.place(), self.outside.addresses())]
     }
+}
+
+/// The services, of which `web` has these endpoints.
+fn manifest(fixture: &Fixture, endpoints: Vec<Endpoint>) -> Manifest {
+    let web = Service { endpoints, ..fixture.web() };
+    Manifest::of([web, diameter("diameter", 20, fixture.endpoints(), &[SCTP_NODE_PORT])])
 }
 
 /// A service of SCTP.
@@ -75,7 +94,7 @@ fn served(what: &str, from: &Place, own: IpAddr, to: SocketAddr, seen: IpAddr) -
 
 #[test]
 fn the_agent_attaches_what_the_kernel_has() {
-    let status = SCENE.agent.json(&["status"]).unwrap();
+    let status = SCENE.agent().json(&["status"]).unwrap();
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split('.').map(|number| number.parse::<u32>().unwrap_or(0));
     let version = (numbers.next().unwrap(), numbers.next().unwrap());
@@ -105,6 +124,39 @@ fn tcp_and_udp_reach_a_service() {
             eventually(&format!("{what}: udp {to}"), SOON, || socket.ask("hello").ok());
         }
     }
+}
+
+#[test]
+fn a_backend_that_drains_keeps_its_connections_and_gets_no_new_ones() {
+    let fixture = &SCENE.fixture;
+    let mut held = eventually("a connection to b1 in each family", SOON, || {
+        let connections = SCENE.connections();
+        connections.iter().all(|(_, server)| server == "b1").then_some(connections)
+    });
+    let agent = SCENE.agent();
+    agent.apply(&manifest(fixture, fixture.endpoints()[..1].to_vec())).unwrap();
+    for _ in 0..8 {
+        assert!(SCENE.connections().iter().all(|(_, server)| server == "b0"), "b1 drains");
+    }
+    for (stream, server) in &mut held {
+        assert_eq!(&stream.ask("still").unwrap().server, server);
+    }
+    agent.apply(&manifest(fixture, fixture.endpoints())).unwrap();
+}
+
+#[test]
+fn a_new_agent_takes_over_with_connections_open() {
+    let mut held = SCENE.connections();
+    let mut agent = SCENE.agent();
+    agent.kill();
+    for (stream, server) in &mut held {
+        assert_eq!(&stream.ask("no agent").unwrap().server, server);
+    }
+    agent.restart().unwrap();
+    for (stream, server) in &mut held {
+        assert_eq!(&stream.ask("another agent").unwrap().server, server);
+    }
+    SCENE.connections();
 }
 
 #[test]

@@ -56,10 +56,10 @@ fn strip(built: &Path) -> Result<PathBuf> {
 pub fn build(workspace: &Workspace, toolchain: Toolchain, release: bool) -> Result<()> {
     let object = workspace.object();
     build_programs(workspace, toolchain, &workspace.root.join("lb-ebpf"), &workspace.target().join("ebpf"), &object)?;
-    let profile = if release { "release" } else { "dev" };
-    let command = cmd!("cargo", "build", "--locked", "-p", "lb-userspace", "--bin", "ballast", "--profile", profile)
-        .env("BALLAST_EBPF_OBJECT", &object)
-        .dir(&workspace.root);
+    // With the features that the tests need, so that cargo compiles the library once for the agent and for them.
+    let how = if release { ["--profile", "release"] } else { ["-p", "lb-tests"] };
+    let words = ["build", "--locked", "-p", "lb-userspace", "--bin", "ballast"].into_iter().chain(how);
+    let command = cmd("cargo", words).env("BALLAST_EBPF_OBJECT", &object).dir(&workspace.root);
     run_shown("building the agent", &clean_cargo_env(command))?;
     say(&format!("agent: {}", workspace.agent(release).display()));
     Ok(())
@@ -108,4 +108,36 @@ fn build_demo(workspace: &Workspace) -> Result<()> {
         .stdout_to_stderr()
         .dir(&workspace.root);
     run_shown("building the demo", &clean_cargo_env(command))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Each package in the tree of these arguments, with its version and features.
+    fn tree(arguments: &[&str]) -> BTreeSet<String> {
+        let fixed = ["tree", "--locked", "--offline", "--prefix=none", "--no-dedupe", "--format={p} {f}"];
+        let command = cmd("cargo", fixed.iter().chain(arguments)).dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+        clean_cargo_env(command).read().expect("cargo tree").lines().map(str::to_owned).collect()
+    }
+
+    /// Else cargo compiles the library of the agent, which takes most of the time, once for each set of features.
+    #[test]
+    fn the_agent_and_all_tests_have_one_set_of_features() {
+        let agent = tree(&["-p=lb-userspace", "-p=lb-tests", "-e=normal"]);
+        let package = |line: &str| line.split(' ').take(2).map(str::to_owned).collect::<Vec<_>>();
+        let packages: BTreeSet<_> = tree(&["-p=lb-userspace", "-e=normal"]).iter().map(|line| package(line)).collect();
+        let of_the_agent = |all: BTreeSet<String>| -> BTreeSet<String> {
+            all.into_iter().filter(|line| packages.contains(&package(line))).collect()
+        };
+        let agent = of_the_agent(agent);
+        assert!(agent.len() > 100, "{agent:?}");
+        for tests in [&["-e=normal,dev"][..], &["-p=lb-tests", "-e=normal,dev"]] {
+            let others = of_the_agent(tree(tests));
+            let different: Vec<_> = agent.symmetric_difference(&others).collect();
+            assert!(different.is_empty(), "{tests:?}: {different:?}");
+        }
+    }
 }

@@ -91,6 +91,20 @@ pub fn run(checks: &[Check]) -> Result<Vec<&'static str>> {
     Ok(failed)
 }
 
+/// The source files of the programs, in all their folders.
+#[cfg(test)]
+pub fn files_of_the_programs(root: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let mut folders = vec![root.join("lb-ebpf/src")];
+    let mut files = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("the programs are in the checkout") {
+            let path = entry.expect("readable").path();
+            if path.is_dir() { folders.push(path) } else { files.push(path) }
+        }
+    }
+    files
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -98,18 +112,17 @@ mod tests {
     /// Elsewhere the compiler may take a setting for any other constant of the same value, which then changes with it.
     #[test]
     fn what_is_set_at_load_has_a_section_of_its_own() {
-        let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lb-ebpf/src");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the checkout");
         let mut settings = 0;
-        for file in std::fs::read_dir(programs).expect("the programs are beside").map(|entry| entry.expect("readable"))
-        {
-            let text = std::fs::read_to_string(file.path()).expect("source");
+        for file in super::files_of_the_programs(root) {
+            let text = std::fs::read_to_string(&file).expect("source");
             let lines: Vec<&str> = text.lines().collect();
             for at in
                 (1..lines.len()).filter(|at| lines[*at].starts_with("pub static") && lines[*at].contains("Global<"))
             {
                 settings += 1;
                 let section = "#[unsafe(link_section = \".rodata.set\")]";
-                assert_eq!(lines[at - 1], section, "{}: {}", file.path().display(), lines[at]);
+                assert_eq!(lines[at - 1], section, "{}: {}", file.display(), lines[at]);
             }
         }
         assert!(settings > 10, "{settings}");

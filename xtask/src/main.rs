@@ -8,6 +8,8 @@ mod faults;
 mod fuzz;
 mod image;
 mod lint;
+#[cfg(test)]
+mod modules;
 mod mutate;
 mod process;
 mod programs;

@@ -1,7 +1,9 @@
 //! Client affinity: the backend that a client had last, while it is remembered.
 
-use super::{Now, Tables};
-use crate::abi::{Affinity, AffinityKey, Backend, Service, affinity_tag, backend_flags, service_flags};
+use super::packet::Now;
+use super::pick::Pick;
+use super::tables::Tables;
+use crate::abi::{Affinity, AffinityKey, Backend, FlowKey, Service, affinity_tag, backend_flags, service_flags};
 use crate::state;
 
 /// The backend that this client had last, if its time is not over. Whether it still takes new flows is for the caller to see.
@@ -42,4 +44,14 @@ pub fn remember<const N: usize, T: Tables<N>>(
 ) {
     let affinity = Affinity { tag: affinity_tag(key), backend, generation, seen_ds: now.ds };
     tables.set_affinity(key, &affinity);
+}
+
+/// Remembers the backend of a new connection, where the service has client affinity.
+#[inline(never)]
+pub fn stick<const N: usize, T: Tables<N>>(tables: &mut T, pick: &Pick<N>, key: &FlowKey<N>, netns: u32, now_ds: u32) {
+    let now = Now::from_ds(now_ds);
+    if pick.service.affinity_timeout_s != 0 {
+        let key = AffinityKey { client: key.src, service: pick.service.id, netns };
+        remember(tables, &key, pick.slot.backend, pick.backend.generation, now);
+    }
 }

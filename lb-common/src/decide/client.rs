@@ -1,6 +1,8 @@
 //! Who asks for a service, whether a frontend serves it, and from which of its sets.
 
-use super::{Hook, Tables, is_vip};
+use super::packet::Hook;
+use super::tables::Tables;
+use super::vip::is_vip;
 use crate::abi::{FlowKey, Service, frontend_kind, network_flags, service_flags};
 
 /// Who asks, as far as the hook can know.
@@ -48,8 +50,6 @@ impl Asker {
 }
 
 /// Whose address this is, where it comes from the wire.
-///
-/// A function of its own: off the stack of those that ask.
 #[inline(never)]
 fn from_outside<const N: usize, T: Tables<N>>(tables: &mut T, address: &[u8; N]) -> Client {
     let network = tables.network(address);

@@ -2,49 +2,65 @@
 //!
 //! The same code runs in the eBPF programs over the kernel's maps and on the host over plain ones. It knows no packet bytes:
 //! parsing and rewriting belong to the hook. Work is bounded: at most [`crate::limits::SERVICE_LOOKUPS`] service look-ups,
-//! [`crate::limits::SLOT_ATTEMPTS`] slots and [`crate::limits::PORT_ATTEMPTS`] source ports.
+//! [`crate::limits::SLOT_ATTEMPTS`] slots and [`crate::limits::PORT_ATTEMPTS`] source ports. What is not inline keeps its variables off
+//! its caller's stack.
 
 mod affinity;
-mod answer;
-mod beside;
 mod client;
-mod direct;
-mod entries;
-mod fast;
-mod health;
-mod known;
+mod collision;
+mod commit;
+mod connection;
+mod decision;
+mod dsr;
+mod established;
+mod fast_path;
+mod frontend;
+mod handshake;
+mod icmp;
+mod lifetime;
 mod limit;
-mod masquerade;
+mod nat;
 mod node_port;
-mod opening;
+mod open;
+mod outlier;
+mod packet;
 mod pick;
 mod place;
-mod quoted;
+mod rate;
+mod related;
 mod retry;
 mod schedule;
 mod search;
 mod select;
 mod step;
-mod syn;
 mod tables;
-mod tunnel;
+mod transition;
+mod verdict;
 mod vip;
 mod work;
 
-pub use affinity::{holds, recall, remember};
-pub use beside::{concerns, foreign, later_fragment, malformed, stray_fragment};
+pub use affinity::{holds, recall, remember, stick};
 pub use client::{Asker, Client};
-pub use entries::pair_key;
-pub use health::{accuse, answered, is_suspect};
-pub use limit::{Pace, fresh};
+pub use collision::direct;
+pub use commit::tuple::reserve;
+pub use connection::{Connection, Direction, pair_key};
+pub use decision::{begin, decide};
+pub use dsr::{Inside, inside, is_about_tunnelled, is_tunnelled, quoted_elsewhere};
+pub use established::{keep, syn};
+pub use icmp::{IcmpError, as_refusal, quoted, refused};
 pub use node_port::{is_this_node, is_unspecified, loopback, node_port};
+pub use open::open;
+pub use outlier::{accuse, answered, is_suspect};
+pub use packet::{Hook, Now, Packet};
 pub use pick::{Pick, Picked, Wish};
-pub use place::{Reserved, reserve};
-pub use quoted::{IcmpError, as_refusal, quoted, refused};
+pub use place::{lead, place};
+pub use rate::{Pace, fresh};
+pub use related::{concerns, foreign, later_fragment, malformed, stray_fragment};
+pub use retry::retry;
 pub use search::look;
-pub use select::{pick, stick};
-pub use step::{Step, begin, decide, direct, keep, lead, open, place, retry, select, syn};
-pub use tables::{NotInserted, Tables};
-pub use tunnel::{Inside, inside, is_about_tunnelled, is_tunnelled, quoted_elsewhere};
+pub use select::{pick, select};
+pub use step::Step;
+pub use tables::{FlowTables, NotInserted, Reserved, Tables};
+pub use verdict::{Action, Verdict};
 pub use vip::{echoes, is_unserved, is_vip};
-pub use work::{Action, Hook, Now, Packet, Verdict, Work};
+pub use work::Work;

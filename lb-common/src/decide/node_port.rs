@@ -1,10 +1,9 @@
 //! Node ports as the node's own sockets meet them: at any of its addresses, and taken when a process wants to bind them.
 
-use super::client::is_loopback;
-use super::select::is_whole;
-use super::{Asker, Tables};
+use super::client::{Asker, is_loopback};
+use super::frontend::frontend;
+use super::tables::Tables;
 use crate::abi::{Service, ServiceKey, frontend_kind};
-use crate::limits::SERVICE_LOOKUPS;
 
 /// Whether this is the address that a process asks for when it means its own node: a loopback one, or none (which the kernel takes
 /// for loopback).
@@ -46,32 +45,7 @@ pub(super) fn serves(service: &Service, asker: Asker) -> bool {
 /// The service whose node port this is, by its id; 0: it is none.
 #[inline(always)]
 pub fn node_port<const N: usize, T: Tables<N>>(tables: &mut T, key: &ServiceKey<N>, into: &mut Service) -> u32 {
-    for _ in 0..SERVICE_LOOKUPS {
-        if !tables.service(key, into) {
-            return 0;
-        }
-        if is_whole(key, into) {
-            let is_one = matches!(into.kind, frontend_kind::NODE_PORT | frontend_kind::HOST_SOCKET);
-            return if is_one { into.id } else { 0 };
-        }
-    }
-    0
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_process_means_its_own_node_by_loopback_or_by_no_address() {
-        let mut one = [0; 16];
-        one[15] = 1;
-        for own in [[127, 0, 0, 1], [127, 255, 0, 9], [0; 4]] {
-            assert!(is_this_node(&own), "{own:?}");
-        }
-        assert!(is_this_node(&one) && is_this_node(&[0; 16]));
-        one[0] = 0xfd;
-        assert!(!is_this_node(&one) && !is_this_node(&[10, 0, 0, 1]) && !is_this_node(&[0, 0, 0, 1]));
-        assert_eq!((loopback::<4>(), loopback::<16>()[15]), ([127, 0, 0, 1], 1));
-    }
+    let is_one =
+        frontend(tables, key, into) && matches!(into.kind, frontend_kind::NODE_PORT | frontend_kind::HOST_SOCKET);
+    if is_one { into.id } else { 0 }
 }

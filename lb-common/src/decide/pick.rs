@@ -1,20 +1,19 @@
 //! What a look-up of a service is for, what it came to, and where it leaves what it found.
 
-use super::search::Search;
-use crate::abi::{Backend, Service, Slot};
+use crate::abi::{Backend, MOST_MOVES, Service, Slot};
 
 /// What a look-up is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wish(u8);
 
 impl Wish {
-    /// No backend: the packet begins no flow.
+    /// No backend: the packet begins no connection.
     pub const NONE: Self = Self(0);
-    /// A backend that is not suspect: nobody moves the connection if it does not answer.
+    /// A backend that is not ejected: nobody retries if it does not answer.
     pub const SAFE: Self = Self(1);
-    /// A backend; a suspect one, where it is time to see whether it answers again.
+    /// A backend; an ejected one, where it is time to probe it.
     pub const PROBE: Self = Self(2);
-    /// The same for a flow that is there, and has lost its backend: it is no new one of its client's.
+    /// The same for a connection that lost its backend: it is no new one of its client's.
     pub const AGAIN: Self = Self(3);
 }
 
@@ -37,9 +36,9 @@ pub enum Picked {
     Empty,
     /// [`Pick::slot`] and [`Pick::backend`] hold one.
     Backend,
-    /// The service has endpoints; none was picked, as the packet begins no flow.
+    /// The service has endpoints; none was picked, as the packet begins no connection.
     Unasked,
-    /// The client's network has made as many new flows as the service's rate limit allows.
+    /// The client's network has made as many new connections as the service's rate limit allows.
     Limited,
 }
 
@@ -52,32 +51,30 @@ pub struct Pick<const N: usize> {
     pub service: Service,
     pub slot: Slot,
     pub backend: Backend<N>,
-    /// Not 0: the backend is suspect, and this flow shows whether it answers again.
+    /// Not 0: the backend is ejected, and this connection probes it.
     pub probes: u32,
-    /// Who asks: a [`Client`](super::Client) as a number.
+    /// A [`Client`](super::Client) as a number.
     pub(super) client: u32,
     pub(super) search: Search,
 }
 
+/// What a search has come to. In memory, not in registers: the verifier forgets what it knows of it, and so walks each attempt once.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Search {
+    /// Backends that are not wanted; 0: none.
+    pub(super) avoid: [u32; MOST_MOVES + 1],
+    /// Worth of the backend picked so far, and 1; 0: none yet.
+    pub(super) best: u32,
+    /// The last position looked at.
+    pub(super) position: u32,
+    /// The first backend passed over as it may not answer, and its generation; 0: none.
+    pub(super) doubtful: u32,
+    pub(super) doubtful_generation: u32,
+}
+
 impl<const N: usize> Pick<N> {
     /// Nothing found yet.
-    pub const NONE: Self = Self {
-        service: Service::NONE,
-        slot: Slot { backend: 0, generation: 0, service: 0, backend_generation: 0 },
-        backend: Backend {
-            address: [0; N],
-            port: 0,
-            state: 0,
-            flags: 0,
-            generation: 0,
-            service: 0,
-            deadline_ds: 0,
-            uid_hash: 0,
-            weight: 0,
-            pad: 0,
-        },
-        probes: 0,
-        client: 0,
-        search: Search::NONE,
-    };
+    // SAFETY: plain numbers.
+    pub const NONE: Self = unsafe { core::mem::zeroed() };
 }

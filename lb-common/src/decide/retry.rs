@@ -1,100 +1,91 @@
-//! A connection that nobody answers, or that its backend refused, and another backend for it.
-//!
-//! By the client's SYN `work.half` is its entry; by the backend's refusal it is the reply entry, and the client's is looked up.
+//! SYN retry: another backend takes a connection that nobody answers, or that its backend refused.
 
-use super::entries::{forget_half, leads_to};
-use super::place::{aim, answer_half, placing};
+use super::commit::handshake as commit;
+use super::connection::{Connection, leads_to};
+use super::frontend::{asked, frontend};
+use super::packet::{Hook, Now};
 use super::search::another;
-use super::select::frontend;
-use super::{Action, Hook, Now, Step, Tables, Work, health, opening};
-use crate::abi::{MOST_MOVES, ServiceKey, flow_flags, half_open_flags, service_flags};
+use super::step::Step;
+use super::tables::{FlowTables, Tables};
+use super::work::{Work, allocation};
+use super::{nat, open, outlier};
+use crate::abi::{MOST_MOVES, half_open_flags, service_flags};
 use crate::outcome::Outcome;
-use crate::words;
 
-/// SYNs that a backend is sent before a flow under client affinity leaves it.
+/// SYNs that a backend is sent before a connection under client affinity leaves it.
 const SEGMENTS_UNDER_AFFINITY: u8 = 3;
 
+/// The step for a connection that nobody answers, or that its backend refused.
 #[inline(always)]
-pub(super) fn retry<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
+pub fn retry<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, _: Step) -> Step {
     let now = Now::from_ns(tables.now_ns());
-    if work.flow.flags & flow_flags::REPLY != 0 {
+    if work.connection.is_reply() {
         refused(tables, work, now);
     } else if may_leave(tables, work) && another(tables, work, false, now) {
         leave(work, hook, now);
         return Step::Place;
     } else {
-        opening::stay(tables, work, hook, now);
+        open::forward(tables, work, hook, now);
     }
     Step::Decided
 }
 
-/// Whether the service lets the client's flow go to another backend now.
+/// Whether the service lets the client's connection go to another backend now.
 #[inline(always)]
 fn may_leave<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
-    words::copy(&work.packet.key, &mut work.owner);
     if !retries(tables, work) {
         return false;
     }
-    let half = &work.half;
+    let original = &work.connection.original;
     if work.pick.service.affinity_timeout_s == 0
-        || half.moves != 0
-        || half.segments >= SEGMENTS_UNDER_AFFINITY
-        || half.flags & half_open_flags::REFUSED != 0
+        || original.moves != 0
+        || original.segments >= SEGMENTS_UNDER_AFFINITY
+        || original.flags & half_open_flags::REFUSED != 0
     {
         return true;
     }
-    let Some(backend) = tables.backend(half.flow.backend) else { return true };
-    health::is_suspect(tables, half.flow.backend, backend.generation)
+    let Some(backend) = tables.backend(original.flow.backend) else { return true };
+    outlier::is_suspect(tables, original.flow.backend, backend.generation)
 }
 
-/// Whether the service of the client's tuple `work.owner` is there, whole, and lets connections move. It stands in `work.pick` then.
+/// Whether the connection's service is there, whole, and retries. It stands in `work.pick` then.
 #[inline(always)]
 fn retries<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
-    let key = &work.owner;
-    let asked = ServiceKey { address: key.dst, port: key.dst_port, protocol: key.protocol, pad: 0 };
-    frontend(tables, &asked, &mut work.pick.service) && work.pick.service.flags & service_flags::NO_RETRY == 0
+    let service = &mut work.pick.service;
+    frontend(tables, &asked(&work.connection.original_key), service)
+        && service.slot_count != 0
+        && service.flags & service_flags::NO_RETRY == 0
 }
 
-/// The backend has refused: the client is not told while another one may take the connection.
+/// The backend has refused: the refusal is suppressed while another backend may take the connection.
 #[inline(always)]
-fn refused<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) {
-    words::copy(&work.pair_key, &mut work.owner);
-    let found = tables.half_open(&work.owner, &mut work.pair_half)
-        && leads_to(&work.owner, &work.pair_half.flow, &work.packet.key);
-    let half = &work.pair_half;
-    let moves = found && half.flags & half_open_flags::MOVES != 0 && (half.moves as usize) < MOST_MOVES;
-    if moves && retries(tables, work) {
-        // The search looks at the client's entry.
-        words::copy(&work.pair_half, &mut work.half);
-        if another(tables, work, true, now) {
-            work.pair_half.flags |= half_open_flags::REFUSED;
-            if tables.insert_half_open(&work.owner, &work.pair_half, true).is_ok() {
-                work.verdict.service = work.pick.service.id;
-                return work.settle(Action::Drop, Outcome::WithheldRefusal);
-            }
-        }
+fn refused<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) {
+    let Connection { original_key, reply_key, original, .. } = &mut work.connection;
+    let moves = tables.half_open(original_key, original)
+        && leads_to(original_key, &original.flow, reply_key)
+        && original.flags & half_open_flags::MOVES != 0
+        && (original.moves as usize) < MOST_MOVES;
+    if moves && retries(tables, work) && another(tables, work, true, now) && commit::suppress_refusal(tables, work) {
+        work.verdict.service = work.pick.service.id;
+        return work.verdict.drop(Outcome::WithheldRefusal);
     }
-    forget_half(tables, work);
+    commit::remove(tables, work);
 }
 
-/// To the backend in `work.pick`. The answers' entry of the one before stays, so that a late answer is known as one.
+/// To the backend in `work.pick`.
 #[inline(always)]
 fn leave<const N: usize>(work: &mut Work<N>, hook: Hook, now: Now) {
-    answer_half(work, 0);
-    words::copy(&work.pair_key, &mut work.left_key);
-    words::copy(&work.pair_half, &mut work.left);
-    work.left.flags = half_open_flags::LEFT;
-    let half = &mut work.half;
-    match half.moves {
-        0 => half.tried[0] = half.flow.backend,
-        1 => half.tried[1] = half.flow.backend,
-        _ => half.tried[2] = half.flow.backend,
+    let original = &mut work.connection.original;
+    match original.moves {
+        0 => original.tried[0] = original.flow.backend,
+        1 => original.tried[1] = original.flow.backend,
+        _ => original.tried[2] = original.flow.backend,
     }
-    half.moves = half.moves.saturating_add(1);
-    half.segments = 1;
-    half.flags &= !half_open_flags::REFUSED;
-    half.flow.seen_s = now.s;
-    aim(work, hook);
+    original.moves = original.moves.saturating_add(1);
+    original.segments = 1;
+    original.flags &= !half_open_flags::REFUSED;
+    original.flow.seen_s = now.s;
+    nat::aim(work, hook);
     work.verdict.service = work.pick.service.id;
-    work.placing = placing::MOVED | placing::KEEP_PORT;
+    work.allocation = allocation::RETRY | allocation::KEEP_PORT;
 }

@@ -1,6 +1,6 @@
 //! Which slot of a service's range a new flow gets. Every scheduler takes the same few steps, however many backends there are.
 
-use super::Tables;
+use super::tables::Tables;
 use crate::abi::{FlowKey, Service, address_tag, scheduler, service_flags, tag};
 
 /// The position in the range that serves clients inside. Attempt 0 is the scheduler's own choice; later ones look for another
@@ -54,8 +54,6 @@ fn hashed<const N: usize>(key: &FlowKey<N>, whole: bool, attempt: u32, count: u3
 
 /// Of two different positions drawn, the one whose backend has fewer connections for its weight. Two draws come close to the best of
 /// all, and unlike that never send everybody to the same backend.
-///
-/// A function of its own, for its room on the stack.
 #[inline(never)]
 fn least_connections<const N: usize, T: Tables<N>>(tables: &mut T, base: u32, count: u32) -> u32 {
     let first = scaled(tables.random(), count);

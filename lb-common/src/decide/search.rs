@@ -1,36 +1,20 @@
 //! The search for a backend among a service's slots: the scheduler's choice, and others where that one is to be avoided.
 
-use super::health::{self, Worth};
-use super::{Now, Pick, Tables, Work, schedule};
-use crate::abi::{FlowKey, MOST_MOVES};
+use super::outlier::{self, Worth};
+use super::packet::Now;
+use super::pick::{Pick, Search};
+use super::schedule;
+use super::tables::Tables;
+use super::work::Work;
+use crate::abi::FlowKey;
 use crate::limits::SLOT_ATTEMPTS;
 use crate::{state, words};
 
-/// What a search has come to. In memory, not in registers: the verifier forgets what it knows of it, and so walks each attempt once.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Search {
-    /// Backends that are not wanted; 0: none.
-    avoid: [u32; MOST_MOVES + 1],
-    /// Worth of the backend picked so far, and 1; 0: none yet.
-    best: u32,
-    /// The last position looked at.
-    position: u32,
-    /// The first backend passed over as it may not answer, and its generation; 0: none.
-    doubtful: u32,
-    doubtful_generation: u32,
-}
-
-impl Search {
-    pub(super) const NONE: Self =
-        Self { avoid: [0; MOST_MOVES + 1], best: 0, position: 0, doubtful: 0, doubtful_generation: 0 };
-}
-
 /// How to search: bits, beside the number of the attempt.
 const ATTEMPT: u32 = 0xff;
-/// A suspect backend will do, if it is time to see whether it answers again.
+/// An ejected backend will do, if it is time to probe it.
 pub(super) const PROBES: u32 = 0x100;
-/// No suspect one.
+/// No ejected one.
 const UNSUSPECTED: u32 = 0x200;
 /// One that answered lately is preferred.
 const PREFERS_PROVEN: u32 = 0x400;
@@ -39,7 +23,7 @@ pub(super) const AS_ANY_NODE: u32 = 0x800;
 /// By the packet's tuple alone, whatever the scheduler: the same one each time. With [`AS_ANY_NODE`].
 pub(super) const BY_TUPLE: u32 = 0x1000;
 
-/// A backend for a new flow, in `pick`; how to search: [`PROBES`] or [`AS_ANY_NODE`]. `false`: service, slots and backends do not fit together.
+/// A backend for a new connection, in `pick`; how to search: [`PROBES`] or [`AS_ANY_NODE`]. `false`: service, slots and backends do not fit together.
 #[inline(always)]
 pub(super) fn choose<const N: usize, T: Tables<N>>(
     tables: &mut T,
@@ -56,13 +40,12 @@ pub(super) fn choose<const N: usize, T: Tables<N>>(
     }
     let Search { best, doubtful, doubtful_generation, .. } = pick.search;
     if doubtful != 0 && best == Worth::Proven as u32 + 1 {
-        health::accuse(tables, doubtful, doubtful_generation, now);
+        outlier::accuse(tables, doubtful, doubtful_generation, now);
     }
     best != 0 && complete(tables, pick, now)
 }
 
-/// Another backend of the service `work.pick.service` for the flow of the client's tuple `work.owner`, whose entry is `work.half`:
-/// one that was not tried. `unsuspected`: no suspect one either.
+/// Another backend of the service `work.pick.service` for the connection: one that was not tried. `unsuspected`: no ejected one either.
 #[inline(always)]
 pub(super) fn another<const N: usize, T: Tables<N>>(
     tables: &mut T,
@@ -70,13 +53,13 @@ pub(super) fn another<const N: usize, T: Tables<N>>(
     unsuspected: bool,
     now: Now,
 ) -> bool {
-    let (pick, half) = (&mut work.pick, &work.half);
+    let Work { pick, connection, .. } = work;
     words::clear(&mut pick.search);
-    let [first, second, third] = half.tried;
-    pick.search.avoid = [first, second, third, half.flow.backend];
+    let [first, second, third] = connection.original.tried;
+    pick.search.avoid = [first, second, third, connection.original.flow.backend];
     let how = PREFERS_PROVEN | if unsuspected { UNSUSPECTED } else { 0 };
     for attempt in 1..=SLOT_ATTEMPTS {
-        if tables.look(&work.owner, pick, how | attempt, now.s) {
+        if tables.look(&connection.original_key, pick, how | attempt, now.s) {
             break;
         }
     }
@@ -123,7 +106,7 @@ pub fn look<const N: usize, T: Tables<N>>(
     }
     let mut worth = Worth::Fit;
     if how & AS_ANY_NODE == 0 {
-        worth = health::worth(tables, id, backend.generation, backend.flags, key.protocol, now_s);
+        worth = outlier::worth(tables, id, backend.generation, backend.flags, key.protocol, now_s);
     }
     if worth == Worth::ToProbe && how & PROBES == 0 {
         worth = Worth::Shunned;

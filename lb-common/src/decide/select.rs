@@ -1,54 +1,59 @@
 //! The first packet of a flow: look the service up, pick a slot, check that both belong together, write the flow.
 
-use super::client::{admits, serve_from};
-use super::health;
-use super::limit;
+use super::affinity::{holds, recall};
+use super::client::{Asker, Client, admits, serve_from};
+use super::frontend::{asked, is_whole};
 use super::node_port::serves;
-use super::opening::{begins, refuse};
-use super::place::{aim, placing};
+use super::packet::{Hook, Now};
+use super::pick::{Pick, Picked, Wish};
 use super::search::{AS_ANY_NODE, BY_TUPLE, PROBES, choose, complete};
-use super::{
-    Action, Asker, Client, Hook, Now, Pick, Picked, Step, Tables, Wish, Work, holds, masquerade, recall, remember,
-    tunnel,
-};
-use crate::abi::{
-    AffinityKey, FlowKey, Service, ServiceKey, Slot, UDP, flow_state, half_open_flags, seal, service_flags, tag,
-};
+use super::step::Step;
+use super::tables::Tables;
+use super::work::{Work, allocation};
+use super::{dsr, limit, nat, outlier, vip};
+use crate::abi::{AffinityKey, FlowKey, Service, Slot, UDP, half_open_flags, service_flags};
 use crate::limits::SERVICE_LOOKUPS;
 use crate::outcome::Outcome;
-use crate::words;
 
-/// Decides, unless the destination is no service's, or the packet begins no flow.
+/// The step for a packet of no connection: it goes to a backend of the service that it asks for.
 #[inline(always)]
-pub(super) fn select<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Picked {
-    let picked = asked(tables, work, hook);
+pub fn select<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, _: Step) -> Step {
+    let picked = pick_for_packet(tables, work, hook);
+    let Work { packet, verdict, pick, .. } = &mut *work;
     if picked == Picked::NoService {
-        return picked;
+        return match packet.begins() {
+            _ if vip::unserved(tables, work, hook) => Step::Decided,
+            // Later segments collide with nothing.
+            false => Step::Decided,
+            true => Step::Direct,
+        };
     }
-    work.verdict.service = work.pick.service.id;
+    verdict.service = pick.service.id;
     match picked {
-        Picked::NotHere => work.settle(Action::Drop, Outcome::DroppedNotHere),
-        Picked::Martian => work.settle(Action::Drop, Outcome::DroppedMartian),
-        Picked::Denied => work.settle(Action::Drop, Outcome::DroppedSourceRange),
-        Picked::Limited => work.settle(Action::Drop, Outcome::DroppedRateLimit),
-        Picked::Empty if work.pick.service.flags & service_flags::DROP_IF_EMPTY != 0 => {
-            work.settle(Action::Drop, Outcome::DroppedNoLocalEndpoint);
+        Picked::Backend => return found(tables, work, hook),
+        Picked::NotHere => verdict.drop(Outcome::DroppedNotHere),
+        Picked::Martian => verdict.drop(Outcome::DroppedMartian),
+        Picked::Denied => verdict.drop(Outcome::DroppedSourceRange),
+        Picked::Limited => verdict.drop(Outcome::DroppedRateLimit),
+        Picked::Empty if pick.service.flags & service_flags::DROP_IF_EMPTY != 0 => {
+            verdict.drop(Outcome::DroppedNoLocalEndpoint);
         }
-        Picked::Empty => refuse(work, Outcome::RefusedNoEndpoint),
-        Picked::Backend => {}
-        Picked::Unasked => refuse(work, Outcome::RefusedNoFlow),
-        _ => work.settle(Action::Drop, Outcome::DroppedTorn),
+        Picked::Empty => verdict.refuse(packet, Outcome::RefusedNoEndpoint),
+        Picked::Unasked => verdict.refuse(packet, Outcome::RefusedNoFlow),
+        _ => verdict.drop(Outcome::DroppedTorn),
     }
-    picked
+    // The verdict holds if there is no such connection.
+    let may_be_known = matches!(picked, Picked::Denied | Picked::Empty | Picked::Unasked);
+    if may_be_known && !packet.begins() { Step::Unseen } else { Step::Decided }
 }
 
 #[inline(always)]
-fn asked<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Picked {
-    let begins = begins(work);
+fn pick_for_packet<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Picked {
+    let begins = work.packet.begins();
     if work.is_chosen() {
-        return tunnel::arrived(tables, work, hook, begins);
+        return dsr::arrived(tables, work, hook, begins);
     }
-    // Most packets that come here are nobody's, and the clock takes longer than the look-up: who picks no backend asks for no time.
+    // Most packets that come here are no service's, and the clock takes longer than the look-up: it is read to pick a backend only.
     let (wish, now_ns) = match work.beginning {
         _ if !begins => (Wish::NONE, 0),
         Outcome::Moved => (Wish::AGAIN, tables.now_ns()),
@@ -62,7 +67,7 @@ fn asked<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook:
 /// service.
 ///
 /// Under client affinity it is the backend that the client had last (`netns`: see [`AffinityKey::netns`]), while that one takes new
-/// flows; [`stick`] remembers the one that was used in the end. Suspect and quarantined backends are avoided.
+/// flows; [`stick`] remembers the one that was used in the end. Ejected and unhealthy backends are avoided.
 #[inline(always)]
 pub fn pick<const N: usize, T: Tables<N>>(
     tables: &mut T,
@@ -73,7 +78,7 @@ pub fn pick<const N: usize, T: Tables<N>>(
     now: Now,
     pick: &mut Pick<N>,
 ) -> Picked {
-    let frontend = ServiceKey { address: key.dst, port: key.dst_port, protocol: key.protocol, pad: 0 };
+    let frontend = asked(key);
     for _ in 0..SERVICE_LOOKUPS {
         if !tables.service(&frontend, &mut pick.service) {
             return Picked::NoService;
@@ -127,21 +132,7 @@ fn as_any_node(service: &Service, client: Client) -> bool {
     service.flags & service_flags::DSR != 0 && client != Client::Near
 }
 
-/// Remembers the backend of a new connection, where the service has client affinity.
-///
-/// A function of its own: off the stack of those that ask.
-#[inline(never)]
-pub fn stick<const N: usize, T: Tables<N>>(tables: &mut T, pick: &Pick<N>, key: &FlowKey<N>, netns: u32, now_ds: u32) {
-    let now = Now::from_ds(now_ds);
-    if pick.service.affinity_timeout_s != 0 {
-        let key = AffinityKey { client: key.src, service: pick.service.id, netns };
-        remember(tables, &key, pick.slot.backend, pick.backend.generation, now);
-    }
-}
-
 /// The backend that the client had last, if it takes new flows.
-///
-/// A function of its own: off the stack of those that ask.
 #[inline(never)]
 fn stuck<const N: usize, T: Tables<N>>(
     tables: &mut T,
@@ -155,7 +146,7 @@ fn stuck<const N: usize, T: Tables<N>>(
     let key = AffinityKey { client: key.src, service: service.id, netns };
     let Some(affinity) = recall(tables, service, &key, now) else { return false };
     let Some(backend) = tables.backend(affinity.backend) else { return false };
-    if !holds(&affinity, service, &backend, now) || health::is_suspect(tables, affinity.backend, backend.generation) {
+    if !holds(&affinity, service, &backend, now) || outlier::is_suspect(tables, affinity.backend, backend.generation) {
         return false;
     }
     pick.slot = Slot {
@@ -168,52 +159,25 @@ fn stuck<const N: usize, T: Tables<N>>(
     complete(tables, pick, now)
 }
 
-/// Copies a frontend to `into`. `false`: there is none, or the agent is at it.
-#[inline(always)]
-pub(super) fn frontend<const N: usize, T: Tables<N>>(tables: &mut T, key: &ServiceKey<N>, into: &mut Service) -> bool {
-    for _ in 0..SERVICE_LOOKUPS {
-        if !tables.service(key, into) {
-            return false;
-        }
-        if is_whole(key, into) {
-            return into.slot_count != 0;
-        }
-    }
-    false
-}
-
-/// Whether the value belongs to the key and was read in one piece.
-#[inline(always)]
-pub(super) fn is_whole<const N: usize>(key: &ServiceKey<N>, service: &Service) -> bool {
-    service.seal == seal(key, service)
-}
-
-/// A backend is chosen: the flow's entry, but for its place.
+/// Makes the original entry of a new connection, whose backend is in `work.pick`: all but its tuple.
 #[inline(always)]
 pub(super) fn found<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
     let now = Now::from_ns(tables.now_ns());
-    let protocol = work.packet.key.protocol;
-    let half = &mut work.half;
-    words::clear(half);
-    half.segments = 1;
-    let moves =
-        protocol != UDP && hook.has(Hook::FROM_CLIENT) && work.pick.service.flags & service_flags::NO_RETRY == 0;
-    half.flags = if moves { half_open_flags::MOVES } else { 0 };
-    half.flow.tag = tag(&work.packet.key);
-    half.flow.seen_s = now.s;
-    half.flow.since_s = now.s;
-    half.flow.isn = if protocol == UDP { 0 } else { work.packet.seq };
-    half.flow.state = flow_state::HALF_OPEN;
-    aim(work, hook);
-    work.placing = placing::NEW | placing::KEEP_PORT;
-    if hook.has(Hook::FROM_OUTSIDE) && protocol != UDP && tables.pressed() {
-        work.placing |= placing::BY_TUPLE;
+    let is_udp = work.packet.is_udp();
+    work.connection.begin(&work.packet, now);
+    if !is_udp && hook.has(Hook::FROM_CLIENT) && work.pick.service.flags & service_flags::NO_RETRY == 0 {
+        work.connection.original.flags = half_open_flags::MOVES;
+    }
+    nat::aim(work, hook);
+    work.allocation = allocation::KEEP_PORT;
+    if hook.has(Hook::FROM_OUTSIDE) && !is_udp && tables.pressed() {
+        work.allocation |= allocation::BY_TUPLE;
         work.beginning = Outcome::SelectedByTuple;
     }
-    if hook.has(Hook::FROM_OUTSIDE) && tunnel::is_meant(work) {
-        tunnel::aim(work);
-    } else if !masquerade::source(tables, work) {
-        work.settle(Action::Drop, Outcome::DroppedNoAddress);
+    if hook.has(Hook::FROM_OUTSIDE) && dsr::is_meant(work) {
+        dsr::aim(work);
+    } else if !nat::source(tables, work) {
+        work.verdict.drop(Outcome::DroppedNoAddress);
         return Step::Decided;
     }
     Step::Place

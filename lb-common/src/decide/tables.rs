@@ -1,6 +1,9 @@
 //! What the decision reads and writes.
 
-use super::{Pace, Pick, Reserved, Work, look, reserve};
+use super::connection::Connection;
+use super::pick::Pick;
+use super::rate::Pace;
+use super::work::Work;
 use crate::abi::{
     Affinity, AffinityKey, Backend, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Service,
     ServiceKey, Slot, Vip, VipKey,
@@ -8,9 +11,9 @@ use crate::abi::{
 use crate::outcome::Outcome;
 use crate::state::SourcePorts;
 
-/// What the decision reads and writes. Implemented by the eBPF maps and by plain hash maps.
+/// What the decision reads, and what it notes beside the connections. Implemented by the eBPF maps and by plain hash maps.
 pub trait Tables<const N: usize> {
-    /// Names a flow entry that was found, for [`Tables::touch`].
+    /// Names a flow entry that was found, for [`FlowTables::touch`].
     type FlowRef: Copy;
 
     /// `CLOCK_MONOTONIC` in nanoseconds.
@@ -22,13 +25,10 @@ pub trait Tables<const N: usize> {
     fn backend(&mut self, id: u32) -> Option<Backend<N>>;
     /// Copies a backend's record to `into`; `false`: there is no such id.
     fn copy_backend(&mut self, id: u32, into: &mut Backend<N>) -> bool;
+    /// Copies the entry under this key to its place in the connection ([`Connection::read`]).
+    fn connection(&mut self, key: &FlowKey<N>, into: &mut Connection<N>) -> Option<Self::FlowRef>;
     /// Copies the entry under this key to `into`, its tag checked.
     fn flow(&mut self, key: &FlowKey<N>, into: &mut Flow<N>) -> Option<Self::FlowRef>;
-    /// Sets time, state and flags of an entry in place, if it still is the one with this tag.
-    fn touch(&mut self, entry: Self::FlowRef, tag: u32, seen_s: u32, state: u8, flags: u8);
-    /// Writes an entry; without `replace` an existing one is left alone and refused.
-    fn insert_flow(&mut self, key: &FlowKey<N>, flow: &Flow<N>, replace: bool) -> Result<(), NotInserted>;
-    fn remove_flow(&mut self, key: &FlowKey<N>);
     /// Whether a source range of this service port holds the address.
     fn admitted(&mut self, service: u32, address: &[u8; N]) -> bool;
     /// Whether the address is certainly no service's: of no frontend, and no other one that packets are refused at. `false`: it may be one.
@@ -39,15 +39,6 @@ pub trait Tables<const N: usize> {
     fn may_be_half_open(&mut self, key: &FlowKey<N>) -> bool;
     /// Copies the half-open entry under this key to `into`, its tag checked; `false`: there is none.
     fn half_open(&mut self, key: &FlowKey<N>, into: &mut HalfOpen<N>) -> bool;
-    /// Writes a half-open entry; without `replace` an existing one is left alone and refused.
-    fn insert_half_open(&mut self, key: &FlowKey<N>, entry: &HalfOpen<N>, replace: bool) -> Result<(), NotInserted>;
-    fn remove_half_open(&mut self, key: &FlowKey<N>);
-    /// Notes in place, in a half-open entry of this backend, that its client has asked again: how often, and when. `false`: it is another
-    /// backend's, or not there.
-    fn ask_again(&mut self, key: &FlowKey<N>, backend: u32, segments: u8, now_s: u32) -> bool;
-    /// Marks a half-open entry of this backend as answered in place, by these numbers ([`HalfOpen::answers`]). `false`: it is another
-    /// backend's, or not there.
-    fn mark_answered(&mut self, key: &FlowKey<N>, backend: u32, answers: [u32; 2]) -> bool;
     /// Takes one new flow from a bucket. `false`: there is none in it.
     fn take(&mut self, key: &BucketKey, pace: Pace) -> bool;
     /// A half-open flow was made.
@@ -69,13 +60,8 @@ pub trait Tables<const N: usize> {
     /// The affinity of a client, its tag checked.
     fn affinity(&mut self, key: &AffinityKey<N>) -> Option<Affinity>;
     fn set_affinity(&mut self, key: &AffinityKey<N>, affinity: &Affinity);
-    /// Looks at one slot in search of a backend, as [`look`] does: the programs call a function of their own.
-    fn look(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_s: u32) -> bool
-    where
-        Self: Sized,
-    {
-        look(self, key, pick, how, now_s)
-    }
+    /// Looks at one slot in search of a backend, as [`look`](super::look) does: the programs call a function of their own.
+    fn look(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_s: u32) -> bool;
     /// The next number of a service port's turn; each is given once (wrapping).
     fn turn(&mut self, service: u32) -> u32;
     fn vip(&mut self, key: &VipKey<N>) -> Option<Vip>;
@@ -87,13 +73,6 @@ pub trait Tables<const N: usize> {
     /// The backend of this node that another node has chosen.
     fn endpoint(&mut self, key: &EndpointKey<N>) -> Option<Endpoint>;
     fn source_ports(&mut self) -> SourcePorts;
-    /// Claims the tuple of a flow's answers, as [`Reserved`] says: the programs call a function of their own.
-    fn reserve(&mut self, work: &mut Work<N>, now_s: u32) -> Reserved
-    where
-        Self: Sized,
-    {
-        reserve(self, work, now_s)
-    }
     /// Index of the link that the packet is seen at.
     fn link(&mut self) -> u32 {
         0
@@ -119,9 +98,53 @@ pub trait Tables<const N: usize> {
     fn direct_connection(&mut self, reply: &FlowKey<N>) -> bool;
 }
 
-/// Why [`Tables::insert_flow`] wrote nothing.
+/// The writes to the flow tables. `commit` alone calls them.
+pub trait FlowTables<const N: usize>: Tables<N> {
+    /// Sets time, state and flags of an entry in place, if it still is the one with this tag.
+    fn touch(&mut self, entry: Self::FlowRef, tag: u32, seen_s: u32, state: u8, flags: u8);
+    /// Writes an entry; without `replace` an existing one is left alone and refused.
+    fn insert_flow(&mut self, key: &FlowKey<N>, flow: &Flow<N>, replace: bool) -> Result<(), NotInserted>;
+    fn remove_flow(&mut self, key: &FlowKey<N>);
+    /// Writes a half-open entry; without `replace` an existing one is left alone and refused.
+    fn insert_half_open(&mut self, key: &FlowKey<N>, entry: &HalfOpen<N>, replace: bool) -> Result<(), NotInserted>;
+    fn remove_half_open(&mut self, key: &FlowKey<N>);
+    /// Notes in place, in a half-open entry of this backend, that its client has asked again: how often, and when. `false`: it is another
+    /// backend's, or not there.
+    fn ask_again(&mut self, key: &FlowKey<N>, backend: u32, segments: u8, now_s: u32) -> bool;
+    /// Marks a half-open entry of this backend as answered in place, by these numbers ([`HalfOpen::answers`]). `false`: it is another
+    /// backend's, or not there.
+    fn mark_answered(&mut self, key: &FlowKey<N>, backend: u32, answers: [u32; 2]) -> bool;
+    /// Reserves the reply tuple of a connection, as [`reserve`](super::reserve) does: the programs call a function of their own.
+    fn reserve(&mut self, work: &mut Work<N>, now_s: u32) -> Reserved;
+}
+
+/// Why [`FlowTables::insert_flow`] wrote nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotInserted {
     Exists,
     Full,
+}
+
+/// What became of a reply tuple that was to be reserved.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reserved {
+    /// A live connection holds the tuple.
+    Taken = 0,
+    Yes,
+    /// The table has no room for it.
+    Full,
+}
+
+impl Reserved {
+    /// From the number that crosses the border between two functions of the programs.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_number(number: u32) -> Self {
+        match number {
+            1 => Self::Yes,
+            2 => Self::Full,
+            _ => Self::Taken,
+        }
+    }
 }

@@ -3,8 +3,9 @@
 //! Such an address is no node's own, so that nobody but us could answer; sent on, the packet would leave by the default route and
 //! might come back by it.
 
-use super::opening::refuse;
-use super::{Action, Hook, Tables, Work};
+use super::packet::Hook;
+use super::tables::Tables;
+use super::work::Work;
 use crate::abi::{TCP, VipKey, network_flags, vip_flags};
 use crate::outcome::Outcome;
 use crate::state;
@@ -20,13 +21,13 @@ pub(super) fn unserved<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut 
     if !(begins || hook.has(Hook::FROM_OUTSIDE | Hook::ROUTED)) || !ends_here(tables, &key.dst, hook) {
         return unallocated(tables, work);
     }
-    refuse(work, Outcome::RefusedUnserved);
+    work.verdict.refuse(&work.packet, Outcome::RefusedUnserved);
     true
 }
 
 /// Drops a packet, of any kind, to an address of a service CIDR that no service has: by the default route it would leave the cluster.
-/// `true`: the verdict stands. The source of the rule is kube-proxy's nftables mode, whose chain `cluster-ips-check` drops what is sent to
-/// the API's ServiceCIDRs (KEP-1880) and has no service.
+/// `true`: the verdict stands. The source of the rule is kube-proxy's nftables mode, whose chain `cluster-ips-check` drops new connections
+/// (`ct state new`) to addresses in the API's ServiceCIDRs (KEP-1880) that no service has.
 #[inline(always)]
 pub(super) fn unallocated<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
     let address = &work.packet.key.dst;
@@ -34,7 +35,7 @@ pub(super) fn unallocated<const N: usize, T: Tables<N>>(tables: &mut T, work: &m
         && tables.vip(&VipKey { address: *address }).is_none()
         && tables.network(address) & network_flags::SERVICES != 0;
     if is_nobodys {
-        work.settle(Action::Drop, Outcome::DroppedNoService);
+        work.verdict.drop(Outcome::DroppedNoService);
     }
     is_nobodys
 }

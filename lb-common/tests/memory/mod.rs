@@ -7,7 +7,10 @@ use lb_common::abi::{
     Masquerade, Service, ServiceKey, Slot, UDP, Vip, VipKey, affinity_tag, backend_flags, backend_state, flow_flags,
     half_open_flags, network_flags, seal, tag,
 };
-use lb_common::decide::{Hook, NotInserted, Pace, Packet, Tables, Verdict, Work, decide, fresh};
+use lb_common::decide::{
+    Connection, FlowTables, Hook, NotInserted, Pace, Packet, Pick, Reserved, Tables, Verdict, Work, decide, fresh,
+    look, reserve,
+};
 use lb_common::limits::{PRESSED_S, RESUMED_S};
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, SYN};
@@ -132,31 +135,13 @@ impl<const N: usize> Tables<N> for Memory<N> {
         self.backends.get(&id).map(|backend| *into = *backend).is_some()
     }
 
+    fn connection(&mut self, key: &FlowKey<N>, into: &mut Connection<N>) -> Option<FlowKey<N>> {
+        into.read(key, self.flows.get(key)?).then_some(*key)
+    }
+
     fn flow(&mut self, key: &FlowKey<N>, into: &mut Flow<N>) -> Option<FlowKey<N>> {
         *into = *self.flows.get(key)?;
         (into.tag == tag(key)).then_some(*key)
-    }
-
-    fn touch(&mut self, entry: FlowKey<N>, tag: u32, seen_s: u32, state: u8, flags: u8) {
-        if let Some(flow) = self.flows.get_mut(&entry).filter(|flow| flow.tag == tag) {
-            *flow = Flow { seen_s, state, flags, ..*flow };
-        }
-    }
-
-    fn insert_flow(&mut self, key: &FlowKey<N>, flow: &Flow<N>, replace: bool) -> Result<(), NotInserted> {
-        let exists = self.flows.contains_key(key);
-        if exists && !replace {
-            return Err(NotInserted::Exists);
-        }
-        if !exists && self.flows.len() >= self.capacity {
-            return Err(NotInserted::Full);
-        }
-        self.flows.insert(*key, *flow);
-        Ok(())
-    }
-
-    fn remove_flow(&mut self, key: &FlowKey<N>) {
-        self.flows.remove(key);
     }
 
     fn admitted(&mut self, service: u32, address: &[u8; N]) -> bool {
@@ -193,37 +178,6 @@ impl<const N: usize> Tables<N> for Memory<N> {
             }
         }
         is_found
-    }
-
-    fn insert_half_open(&mut self, key: &FlowKey<N>, entry: &HalfOpen<N>, replace: bool) -> Result<(), NotInserted> {
-        let exists = self.half_open.contains_key(key);
-        if exists && !replace {
-            return Err(NotInserted::Exists);
-        }
-        if !exists && self.half_open.len() >= self.capacity {
-            return Err(NotInserted::Full);
-        }
-        self.half_open.insert(*key, *entry);
-        Ok(())
-    }
-
-    fn remove_half_open(&mut self, key: &FlowKey<N>) {
-        self.half_open.remove(key);
-    }
-
-    fn ask_again(&mut self, key: &FlowKey<N>, backend: u32, segments: u8, now_s: u32) -> bool {
-        let found =
-            self.half_open.get_mut(key).filter(|entry| entry.flow.tag == tag(key) && entry.flow.backend == backend);
-        let Some(entry) = found else { return false };
-        (entry.segments, entry.flow.seen_s) = (segments, now_s);
-        entry.flow.flags &= !flow_flags::REPLY_LOST;
-        true
-    }
-
-    fn mark_answered(&mut self, key: &FlowKey<N>, backend: u32, answers: [u32; 2]) -> bool {
-        let found =
-            self.half_open.get_mut(key).filter(|entry| entry.flow.tag == tag(key) && entry.flow.backend == backend);
-        found.map(|entry| (entry.flags, entry.answers) = (entry.flags | half_open_flags::ANSWERED, answers)).is_some()
     }
 
     fn take(&mut self, key: &BucketKey, pace: Pace) -> bool {
@@ -297,6 +251,10 @@ impl<const N: usize> Tables<N> for Memory<N> {
         self.affinity.insert(*key, *affinity);
     }
 
+    fn look(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_s: u32) -> bool {
+        look(self, key, pick, how, now_s)
+    }
+
     fn turn(&mut self, service: u32) -> u32 {
         let turn = self.turns.entry(service).or_default();
         *turn += 1;
@@ -334,6 +292,65 @@ impl<const N: usize> Tables<N> for Memory<N> {
 
     fn direct_connection(&mut self, reply: &FlowKey<N>) -> bool {
         self.direct.contains(&reply.reversed())
+    }
+}
+
+impl<const N: usize> FlowTables<N> for Memory<N> {
+    fn touch(&mut self, entry: FlowKey<N>, tag: u32, seen_s: u32, state: u8, flags: u8) {
+        if let Some(flow) = self.flows.get_mut(&entry).filter(|flow| flow.tag == tag) {
+            *flow = Flow { seen_s, state, flags, ..*flow };
+        }
+    }
+
+    fn insert_flow(&mut self, key: &FlowKey<N>, flow: &Flow<N>, replace: bool) -> Result<(), NotInserted> {
+        let exists = self.flows.contains_key(key);
+        if exists && !replace {
+            return Err(NotInserted::Exists);
+        }
+        if !exists && self.flows.len() >= self.capacity {
+            return Err(NotInserted::Full);
+        }
+        self.flows.insert(*key, *flow);
+        Ok(())
+    }
+
+    fn remove_flow(&mut self, key: &FlowKey<N>) {
+        self.flows.remove(key);
+    }
+
+    fn insert_half_open(&mut self, key: &FlowKey<N>, entry: &HalfOpen<N>, replace: bool) -> Result<(), NotInserted> {
+        let exists = self.half_open.contains_key(key);
+        if exists && !replace {
+            return Err(NotInserted::Exists);
+        }
+        if !exists && self.half_open.len() >= self.capacity {
+            return Err(NotInserted::Full);
+        }
+        self.half_open.insert(*key, *entry);
+        Ok(())
+    }
+
+    fn remove_half_open(&mut self, key: &FlowKey<N>) {
+        self.half_open.remove(key);
+    }
+
+    fn ask_again(&mut self, key: &FlowKey<N>, backend: u32, segments: u8, now_s: u32) -> bool {
+        let found =
+            self.half_open.get_mut(key).filter(|entry| entry.flow.tag == tag(key) && entry.flow.backend == backend);
+        let Some(entry) = found else { return false };
+        (entry.segments, entry.flow.seen_s) = (segments, now_s);
+        entry.flow.flags &= !flow_flags::REPLY_LOST;
+        true
+    }
+
+    fn mark_answered(&mut self, key: &FlowKey<N>, backend: u32, answers: [u32; 2]) -> bool {
+        let found =
+            self.half_open.get_mut(key).filter(|entry| entry.flow.tag == tag(key) && entry.flow.backend == backend);
+        found.map(|entry| (entry.flags, entry.answers) = (entry.flags | half_open_flags::ANSWERED, answers)).is_some()
+    }
+
+    fn reserve(&mut self, work: &mut Work<N>, now_s: u32) -> Reserved {
+        reserve(self, work, now_s)
     }
 }
 

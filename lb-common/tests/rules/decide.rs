@@ -1,43 +1,42 @@
 //! What a client and a backend notice of the decision, packet by packet, over plain tables.
 
 use crate::memory::{ISN, Memory};
-use lb_common::abi::{FlowKey, ServiceKey, TCP, UDP, backend_flags, backend_state, network_flags};
+use lb_common::abi::{FlowKey, ServiceKey, TCP, UDP, backend_flags, backend_state};
 use lb_common::decide::{Action, Hook, Verdict};
-use lb_common::limits;
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
 use proptest::prelude::*;
 
-const CLIENT: [u8; 4] = [10, 0, 1, 2];
-const VIP: [u8; 4] = [10, 96, 0, 10];
-const BACKENDS: [[u8; 4]; 3] = [[10, 0, 1, 11], [10, 0, 1, 12], [10, 0, 2, 13]];
+pub const CLIENT: [u8; 4] = [10, 0, 1, 2];
+pub const VIP: [u8; 4] = [10, 96, 0, 10];
+pub const BACKENDS: [[u8; 4]; 3] = [[10, 0, 1, 11], [10, 0, 1, 12], [10, 0, 2, 13]];
 
-fn key(protocol: u8, src: ([u8; 4], u16), dst: ([u8; 4], u16)) -> FlowKey<4> {
+pub fn key(protocol: u8, src: ([u8; 4], u16), dst: ([u8; 4], u16)) -> FlowKey<4> {
     FlowKey { src: src.0, dst: dst.0, src_port: src.1, dst_port: dst.1, protocol, pad: [0; 3] }
 }
 
-fn frontend(protocol: u8) -> ServiceKey<4> {
+pub fn frontend(protocol: u8) -> ServiceKey<4> {
     ServiceKey { address: VIP, port: 80, protocol, pad: 0 }
 }
 
-fn serving(backends: &[[u8; 4]]) -> Memory {
+pub fn serving(backends: &[[u8; 4]]) -> Memory {
     let mut tables = Memory::default();
     tables.serve(1, 0, frontend(TCP), backends, 8080);
     tables.serve(2, 10, frontend(UDP), backends, 5353);
     tables
 }
 
-fn to_vip(protocol: u8, port: u16) -> FlowKey<4> {
+pub fn to_vip(protocol: u8, port: u16) -> FlowKey<4> {
     key(protocol, (CLIENT, port), (VIP, 80))
 }
 
 /// The packet that the backend sends in answer to one that it got.
-fn answer(sent: FlowKey<4>, verdict: &Verdict<4>) -> FlowKey<4> {
+pub fn answer(sent: FlowKey<4>, verdict: &Verdict<4>) -> FlowKey<4> {
     key(sent.protocol, (verdict.address, verdict.port), (sent.src, verdict.client_port))
 }
 
 /// Opens a connection through the service and returns the SYN's verdict.
-fn connect(tables: &mut Memory, port: u16) -> Verdict<4> {
+pub fn connect(tables: &mut Memory, port: u16) -> Verdict<4> {
     let syn = tables.ask(to_vip(TCP, port), SYN, Hook::POD_IN);
     assert_eq!(syn.action, Action::ToBackend);
     let answered = tables.ask(answer(to_vip(TCP, port), &syn), SYN | ACK, Hook::POD_OUT);
@@ -150,148 +149,6 @@ fn udp_whose_service_is_gone_passes_untouched() {
     tables.services.remove(&frontend(UDP));
     tables.backends.get_mut(&first.backend).unwrap().state = backend_state::DRAINING;
     assert_eq!(tables.ask(to_vip(UDP, 40_000), 0, Hook::POD_IN).action, Action::Pass);
-}
-
-#[test]
-fn direct_connections_work_before_during_and_after_a_service_connection() {
-    let mut tables = serving(&BACKENDS[..1]);
-    let direct = key(TCP, (CLIENT, 40_000), (BACKENDS[0], 8080));
-
-    // Before: the service connection gives way.
-    tables.direct.push(direct);
-    let syn = tables.ask(to_vip(TCP, 40_000), SYN, Hook::POD_IN);
-    assert_eq!(syn.outcome, Outcome::PortTranslated);
-    assert_ne!(syn.client_port, 40_000);
-    let reply_to_direct = key(TCP, (BACKENDS[0], 8080), (CLIENT, 40_000));
-    assert_eq!(tables.ask(reply_to_direct, ACK, Hook::POD_OUT).action, Action::Pass);
-    let reply = tables.ask(answer(to_vip(TCP, 40_000), &syn), SYN | ACK, Hook::POD_OUT);
-    assert_eq!((reply.address, reply.port, reply.client_port), (VIP, 80, 40_000));
-
-    // During: the direct connection gives way.
-    let mut tables = serving(&BACKENDS[..1]);
-    connect(&mut tables, 40_000);
-    let second = tables.ask(direct, SYN, Hook::POD_IN);
-    assert_eq!(second.outcome, Outcome::DirectTranslated);
-    assert_ne!(second.client_port, 40_000);
-    let back = tables.ask(answer(direct, &second), SYN | ACK, Hook::POD_OUT);
-    assert_eq!((back.address, back.port, back.client_port), (BACKENDS[0], 8080, 40_000));
-    let more = tables.ask(direct, ACK, Hook::POD_IN);
-    assert_eq!(more.client_port, second.client_port);
-    let service = tables.ask(reply_to_direct, ACK, Hook::POD_OUT);
-    assert_eq!((service.address, service.port), (VIP, 80), "the service connection goes on");
-
-    // The translated service packet, seen again at the node's links, is not taken for the direct one.
-    assert_eq!(tables.ask(direct, ACK, Hook::NODE_OUT).action, Action::Pass);
-
-    // After, when the old entries have expired: untouched.
-    tables.pass_seconds(u64::from(limits::TCP_OPEN_TIMEOUT_S) + 1);
-    let mut tables_after = serving(&BACKENDS[..1]);
-    connect(&mut tables_after, 40_000);
-    tables_after.pass_seconds(u64::from(limits::TCP_OPEN_TIMEOUT_S) + 1);
-    assert_eq!(tables_after.ask(direct, SYN, Hook::POD_IN).action, Action::Pass);
-    assert_eq!(tables_after.ask(reply_to_direct, SYN | ACK, Hook::POD_OUT).action, Action::Pass);
-}
-
-#[test]
-fn a_connection_that_is_over_gives_its_tuple_up_and_a_half_closed_one_keeps_it() {
-    let direct = key(TCP, (CLIENT, 40_000), (BACKENDS[0], 8080));
-    let reply = |syn: &Verdict<4>| answer(to_vip(TCP, 40_000), syn);
-
-    let mut tables = serving(&BACKENDS[..1]);
-    connect(&mut tables, 40_000);
-    tables.ask(to_vip(TCP, 40_000), FIN | ACK, Hook::POD_IN);
-    assert_eq!(tables.ask(direct, SYN, Hook::POD_IN).outcome, Outcome::DirectTranslated, "the backend still sends");
-
-    for by_reset in [false, true] {
-        let mut tables = serving(&BACKENDS[..1]);
-        let syn = connect(&mut tables, 40_000);
-        if by_reset {
-            tables.ask(to_vip(TCP, 40_000), RST, Hook::POD_IN);
-        } else {
-            tables.ask(reply(&syn), FIN | ACK, Hook::POD_OUT);
-            tables.ask(to_vip(TCP, 40_000), FIN | ACK, Hook::POD_IN);
-            assert_eq!(tables.ask(reply(&syn), ACK, Hook::POD_OUT).action, Action::ToClient, "the last ACK arrives");
-        }
-        // However often the port is used again, in turn: nothing piles up, nothing is translated.
-        for _ in 0..5_000 {
-            assert_eq!(tables.ask(direct, SYN, Hook::POD_IN).action, Action::Pass);
-            assert_eq!(tables.ask(reply(&syn), SYN | ACK, Hook::POD_OUT).action, Action::Pass);
-            let again = connect(&mut tables, 40_000);
-            assert_eq!(again.client_port, 40_000);
-            tables.ask(to_vip(TCP, 40_000), RST, Hook::POD_IN);
-        }
-        assert!(tables.flows.len() <= 2, "{}", tables.flows.len());
-    }
-}
-
-#[test]
-fn what_a_service_flow_leaves_behind_rewrites_no_direct_connection_of_any_client() {
-    // Clients without a link of their own here: of another node, and of the host. No hook sees their direct requests as such.
-    for (request, answers) in [(Hook::NODE_IN, Hook::NODE_OUT), (Hook::NODE_OUT, Hook::POD_IN)] {
-        for by_reset in [false, true] {
-            let mut tables = serving(&BACKENDS[..1]);
-            tables.networks = vec![(CLIENT, 32, network_flags::PODS)];
-            let syn = tables.ask(to_vip(TCP, 40_000), SYN, request);
-            let reply = answer(to_vip(TCP, 40_000), &syn);
-            assert_eq!(tables.ask(reply, SYN | ACK, answers).action, Action::ToClient);
-            if by_reset {
-                tables.ask(to_vip(TCP, 40_000), RST, request);
-            } else {
-                tables.ask(to_vip(TCP, 40_000), FIN | ACK, request);
-                assert_eq!(tables.ask(reply, FIN | ACK, answers).action, Action::ToClient);
-                assert_eq!(tables.ask(reply, ACK, answers).action, Action::ToClient, "the last ACK arrives");
-            }
-            assert_eq!(tables.ask(reply, SYN | ACK, answers).action, Action::Pass, "answers the direct connection");
-            assert_eq!(tables.ask(reply, ACK, answers).action, Action::Pass, "and so does the rest");
-            assert!(tables.flows.is_empty());
-        }
-        let mut tables = serving(&BACKENDS[..1]);
-        tables.networks = vec![(CLIENT, 32, network_flags::PODS)];
-        let sent = tables.ask(to_vip(UDP, 40_000), 0, request);
-        let reply = answer(to_vip(UDP, 40_000), &sent);
-        assert_eq!(tables.ask(reply, 0, answers).action, Action::ToClient);
-        tables.pass_seconds(u64::from(limits::UDP_REPLIED_TIMEOUT_S) + 1);
-        assert_eq!(tables.ask(reply, 0, answers).action, Action::Pass);
-        assert!(tables.flows.is_empty());
-    }
-}
-
-#[test]
-fn a_direct_connection_on_a_translated_port_gives_way_too() {
-    let mut tables = serving(&BACKENDS[..1]);
-    connect(&mut tables, 40_000);
-    let first = tables.ask(key(TCP, (CLIENT, 40_000), (BACKENDS[0], 8080)), SYN, Hook::POD_IN);
-    assert_eq!(first.outcome, Outcome::DirectTranslated);
-    // The client's own socket has the very port that the first was translated to.
-    let second = tables.ask(key(TCP, (CLIENT, first.client_port), (BACKENDS[0], 8080)), SYN, Hook::POD_IN);
-    assert_eq!(second.outcome, Outcome::DirectTranslated);
-    assert_ne!(second.client_port, first.client_port);
-}
-
-#[test]
-fn no_port_is_translated_to_that_the_client_itself_uses() {
-    let mut tables = serving(&BACKENDS[..1]);
-    let last = limits::SOURCE_PORT_FIRST + (limits::SOURCE_PORT_COUNT - 1);
-    let own: Vec<u16> = std::iter::once(40_000).chain(limits::SOURCE_PORT_FIRST..=last).filter(|p| p % 4 < 2).collect();
-    tables.direct.extend(own.iter().map(|port| key(TCP, (CLIENT, *port), (BACKENDS[0], 8080))));
-    for _ in 0..50 {
-        let syn = tables.ask(to_vip(TCP, 40_000), SYN, Hook::POD_IN);
-        assert!(syn.outcome == Outcome::DroppedNoPort || !own.contains(&syn.client_port), "{}", syn.client_port);
-        tables.flows.clear();
-    }
-}
-
-#[test]
-fn one_client_port_through_two_services_to_one_backend_is_kept_apart() {
-    let mut tables = serving(&BACKENDS[..1]);
-    let second_vip = ServiceKey { address: [10, 96, 0, 11], ..frontend(TCP) };
-    tables.serve(3, 30, second_vip, &BACKENDS[..1], 8080);
-    let first = connect(&mut tables, 40_000);
-    let other = key(TCP, (CLIENT, 40_000), (second_vip.address, 80));
-    let second = tables.ask(other, SYN, Hook::POD_IN);
-    assert_ne!(first.client_port, second.client_port);
-    assert_eq!(tables.ask(answer(other, &second), SYN | ACK, Hook::POD_OUT).address, second_vip.address);
-    assert_eq!(tables.ask(answer(to_vip(TCP, 40_000), &first), ACK, Hook::POD_OUT).address, VIP);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::memory::Memory;
 use lb_common::abi::{FlowKey, Service, ServiceKey, TCP, UDP, frontend_kind, seal};
-use lb_common::decide::{Action, Asker, Hook, Now, Pick, Picked, Wish, node_port, pick};
+use lb_common::decide::{Action, Asker, Hook, Now, Pick, Picked, Wish, is_this_node, loopback, node_port, pick};
 use lb_common::state::tcp_flag::SYN;
 
 const ANY: [u8; 4] = [0; 4];
@@ -53,4 +53,17 @@ fn only_node_ports_are_kept_from_processes() {
     // Half of another entry says nothing.
     tables.services.get_mut(&KEY).unwrap().seal ^= 1;
     assert_eq!(node_port(&mut tables, &KEY, &mut Service::NONE.clone()), 0);
+}
+
+#[test]
+fn a_process_means_its_own_node_by_loopback_or_by_no_address() {
+    let mut one = [0; 16];
+    one[15] = 1;
+    for own in [[127, 0, 0, 1], [127, 255, 0, 9], [0; 4]] {
+        assert!(is_this_node(&own), "{own:?}");
+    }
+    assert!(is_this_node(&one) && is_this_node(&[0; 16]));
+    one[0] = 0xfd;
+    assert!(!is_this_node(&one) && !is_this_node(&[10, 0, 0, 1]) && !is_this_node(&[0, 0, 0, 1]));
+    assert_eq!((loopback::<4>(), loopback::<16>()[15]), ([127, 0, 0, 1], 1));
 }

@@ -1,4 +1,4 @@
-//! How a connection opens: half-open until its client has the answer, moved while nobody does, refused late; who is suspect and who is probed.
+//! How a connection opens: half-open until its client has the answer, moved while nobody does.
 
 use crate::memory::{ISN, Memory};
 use lb_common::abi::{
@@ -19,7 +19,7 @@ fn frontend(protocol: u8) -> ServiceKey<4> {
     ServiceKey { address: VIP, port: 80, protocol, pad: 0 }
 }
 
-fn serving(count: usize) -> Memory {
+pub fn serving(count: usize) -> Memory {
     let mut tables = Memory::default();
     tables.serve(1, 0, frontend(TCP), &BACKENDS[..count], 8080);
     tables.serve(2, 10, frontend(UDP), &BACKENDS[..count], 5353);
@@ -33,26 +33,26 @@ fn edit(tables: &mut Memory, edit: impl FnOnce(&mut lb_common::abi::Service)) {
     service.seal = seal(&key, service);
 }
 
-fn asks(protocol: u8, port: u16) -> FlowKey<4> {
+pub fn asks(protocol: u8, port: u16) -> FlowKey<4> {
     FlowKey { src: CLIENT, dst: VIP, src_port: port, dst_port: 80, protocol, pad: [0; 3] }
 }
 
-fn answers(sent: FlowKey<4>, verdict: &Verdict<4>) -> FlowKey<4> {
+pub fn answers(sent: FlowKey<4>, verdict: &Verdict<4>) -> FlowKey<4> {
     let (src, dst) = (verdict.address, verdict.client);
     FlowKey { src, dst, src_port: verdict.port, dst_port: verdict.client_port, protocol: sent.protocol, pad: [0; 3] }
 }
 
-fn syn(tables: &mut Memory, port: u16) -> Verdict<4> {
+pub fn syn(tables: &mut Memory, port: u16) -> Verdict<4> {
     tables.ask(asks(TCP, port), SYN, Hook::POD_IN)
 }
 
 /// The same SYN, sent again as a client's stack does: a second later. One that comes at once is the network's own double.
-fn syn_again(tables: &mut Memory, port: u16) -> Verdict<4> {
+pub fn syn_again(tables: &mut Memory, port: u16) -> Verdict<4> {
     tables.pass_seconds(1);
     syn(tables, port)
 }
 
-fn accept(tables: &mut Memory, port: u16, sent: &Verdict<4>) -> Verdict<4> {
+pub fn accept(tables: &mut Memory, port: u16, sent: &Verdict<4>) -> Verdict<4> {
     tables.ask(answers(asks(TCP, port), sent), SYN | ACK, Hook::POD_OUT)
 }
 
@@ -202,52 +202,6 @@ fn a_syn_again_goes_to_backends_not_yet_tried_at_most_three_times() {
 }
 
 #[test]
-fn whoever_answers_too_late_is_refused_and_was_silent() {
-    let mut tables = serving(2);
-    let first = syn(&mut tables, 4000);
-    let second = syn_again(&mut tables, 4000);
-    let late = accept(&mut tables, 4000, &first);
-    assert_eq!((late.action, late.outcome), (Action::Refuse, Outcome::RefusedLate));
-    let reset = tables.ask(answers(asks(TCP, 4000), &first), RST | ACK, Hook::POD_OUT);
-    assert_eq!(reset.action, Action::Drop, "nothing of it reaches the client");
-    assert_eq!(accept(&mut tables, 4000, &second).outcome, Outcome::Replied);
-    assert_eq!(tables.notes, [(first.backend, Outcome::Suspected)]);
-    assert_eq!(accept(&mut tables, 4000, &first).outcome, Outcome::RefusedLate, "then as well");
-    // Others avoid it, but for a probe.
-    let to_first = |tables: &mut Memory| (5000..5100).filter(|p| syn(tables, *p).backend == first.backend).count();
-    assert_eq!(to_first(&mut tables), 0);
-    tables.pass_seconds(u64::from(limits::PROBE_INTERVAL_S));
-    let probes: Vec<_> = (5200..5300).map(|p| syn(&mut tables, p)).filter(|v| v.backend == first.backend).collect();
-    assert_eq!(probes.len(), 1);
-    assert_eq!(probes[0].outcome, Outcome::Probed);
-}
-
-#[test]
-fn a_suspect_that_answers_is_cleared() {
-    let mut tables = serving(2);
-    let first = syn(&mut tables, 4000);
-    let second = syn_again(&mut tables, 4000);
-    accept(&mut tables, 4000, &second);
-    tables.pass_seconds(u64::from(limits::PROBE_INTERVAL_S));
-    let probe =
-        (5000..5100).map(|port| (port, syn(&mut tables, port))).find(|(_, sent)| sent.outcome == Outcome::Probed);
-    let (port, sent) = probe.unwrap();
-    accept(&mut tables, port, &sent);
-    assert_eq!(tables.notes, [(first.backend, Outcome::Suspected), (first.backend, Outcome::Cleared)]);
-}
-
-#[test]
-fn a_client_whom_nobody_answers_accuses_nobody() {
-    let mut tables = serving(4);
-    for port in 4000..4050 {
-        for _ in 0..6 {
-            syn_again(&mut tables, port);
-        }
-    }
-    assert!(tables.notes.is_empty());
-}
-
-#[test]
 fn a_refusal_is_withheld_while_another_backend_may_take_the_connection() {
     let mut tables = serving(2);
     let first = syn(&mut tables, 4000);
@@ -319,33 +273,6 @@ fn another_connection_on_a_live_flows_ports_moves_it_at_the_third_syn_only() {
     other(&mut tables);
     tables.ask_numbered(answers(asks(TCP, 4000), &sent), SYN | ACK, 5, 78, Hook::POD_OUT);
     assert!(tables.flows.values().all(|flow| flow.isn == 77), "the backend has taken it for the old one");
-}
-
-#[test]
-fn udp_becomes_a_stream_and_a_silent_backend_is_avoided_where_others_answer() {
-    let mut tables = serving(2);
-    let sent = tables.ask(asks(UDP, 4000), 0, Hook::POD_IN);
-    tables.ask(answers(asks(UDP, 4000), &sent), 0, Hook::POD_OUT);
-    assert!(tables.flows.values().all(|flow| flow.state == flow_state::OPEN));
-    tables.ask(asks(UDP, 4000), 0, Hook::POD_IN);
-    assert!(tables.flows.values().all(|flow| flow.state == flow_state::STREAM));
-    for port in 4001..4100 {
-        let verdict = tables.ask(asks(UDP, port), 0, Hook::POD_IN);
-        if verdict.backend == sent.backend {
-            tables.ask(answers(asks(UDP, port), &verdict), 0, Hook::POD_OUT);
-        }
-    }
-    assert_eq!(tables.notes.iter().filter(|(_, what)| *what == Outcome::Suspected).count(), 1);
-    assert!((4200..4300).all(|port| tables.ask(asks(UDP, port), 0, Hook::POD_IN).backend == sent.backend));
-}
-
-#[test]
-fn a_service_that_never_answers_keeps_all_its_backends() {
-    let mut tables = serving(2);
-    let backends: std::collections::BTreeSet<_> =
-        (4000..4200).map(|port| tables.ask(asks(UDP, port), 0, Hook::POD_IN).backend).collect();
-    assert_eq!(backends.len(), 2);
-    assert!(tables.notes.is_empty());
 }
 
 #[test]

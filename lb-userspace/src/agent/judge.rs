@@ -75,6 +75,7 @@ mod tests {
     fn nothing_attached() -> datapath::Status {
         datapath::Status {
             tc: datapath::TcMechanism::Tcx,
+            missing_features: Vec::new(),
             socket_lb: "off",
             cgroup: None,
             addresses: BTreeSet::new(),

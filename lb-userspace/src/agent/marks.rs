@@ -8,7 +8,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use lb_common::abi::backend_flags;
+use lb_common::abi::{backend_flags, backend_state};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::observe::maintenance::{Answer, Order, State};
@@ -30,11 +30,23 @@ pub struct Request {
     pub reply: oneshot::Sender<Answer>,
 }
 
+/// Somebody whose order is obeyed, and who is to be answered once the tables hold it.
+#[derive(Debug)]
+struct Obeyed {
+    reply: oneshot::Sender<Answer>,
+    changed: bool,
+    error: Option<String>,
+}
+
 /// A way to give orders.
 pub type Requests = mpsc::Sender<Request>;
 
 /// Name of the file in the run folder.
 const FILE: &str = "maintenance";
+/// What its name ends with where it could not be read before an order wrote it anew.
+const UNREAD: &str = "unread";
+/// So many characters of a line that is no address are shown.
+const LINE_SHOWN: usize = 100;
 
 /// What an agent before this one kept from new flows because of its checks: who makes the checks begins with it.
 pub fn restored(book: &Book) -> Quarantined {
@@ -47,20 +59,56 @@ pub fn restored(book: &Book) -> Quarantined {
 pub(super) struct Maintenance {
     file: PathBuf,
     targets: BTreeSet<Target>,
+    /// Why the file cannot be read, or not all of it: `targets` may lack something.
+    problem: Option<String>,
+    obeyed: Vec<Obeyed>,
 }
 
 impl Maintenance {
-    /// What was in maintenance when the last agent ended; nothing, where that cannot be read.
-    pub fn open(run_dir: &Path) -> Self {
-        let targets = read(run_dir).unwrap_or_else(|error| {
-            tracing::warn!("what is in maintenance cannot be read in {}, so nothing is: {error}", run_dir.display());
-            BTreeSet::new()
-        });
-        Self { file: run_dir.join(FILE), targets }
+    /// What was in maintenance when the last agent ended. Where the file cannot be read, what the tables keep in maintenance stays so.
+    pub fn open(run_dir: &Path, book: &Book) -> Self {
+        let file = run_dir.join(FILE);
+        let (mut targets, problem) = parse(&file);
+        if problem.is_some() {
+            let kept = book.backends.values().filter(|record| record.state == backend_state::MAINTENANCE);
+            let unnamed =
+                kept.map(|record| record.address).filter(|at| !targets.iter().any(|target| target.holds(*at)));
+            let unnamed: Vec<Target> = unnamed.map(Target::Endpoint).collect();
+            targets.extend(unnamed);
+        }
+        let maintenance = Self { file, targets, problem, obeyed: Vec::new() };
+        if let Some(problem) = maintenance.problem() {
+            tracing::warn!("{problem}");
+        }
+        maintenance
     }
 
     pub fn targets(&self) -> &BTreeSet<Target> {
         &self.targets
+    }
+
+    /// What is wrong with the file, and what holds meanwhile.
+    pub fn problem(&self) -> Option<String> {
+        let (file, count) = (self.file.display(), self.targets.len());
+        let reason = self.problem.as_ref()?;
+        Some(format!(
+            "{file} cannot be read: {reason}; {count} targets stay in maintenance: those of the tables, and those that can be read; \
+             correct the file or delete it"
+        ))
+    }
+
+    /// Reads a file again that could not be read. Returns whether it can be now: then it counts, whatever was kept.
+    pub fn read_again(&mut self) -> bool {
+        if self.problem.is_none() {
+            return false;
+        }
+        let (targets, problem) = parse(&self.file);
+        self.problem = problem;
+        if self.problem.is_none() {
+            tracing::info!("{} can be read again", self.file.display());
+            self.targets = targets;
+        }
+        self.problem.is_none()
     }
 
     /// Carries an order out. It is written down first: what was answered holds.
@@ -72,23 +120,57 @@ impl Maintenance {
             Order::Off(target) => targets.remove(&target),
         };
         if changed {
+            if self.problem.is_some() {
+                // What cannot be read stays beside the new file, under the first name only.
+                let _ = std::fs::hard_link(&self.file, self.file.with_extension(UNREAD));
+            }
             write(&self.file, &targets)?;
-            self.targets = targets;
+            (self.targets, self.problem) = (targets, None);
         }
         Ok(changed)
+    }
+
+    /// Whoever gave the order is answered with the next [`Self::answer`]. `error`: why it was not obeyed.
+    pub fn answer_later(&mut self, reply: oneshot::Sender<Answer>, changed: bool, error: Option<String>) {
+        self.obeyed.push(Obeyed { reply, changed, error });
+    }
+
+    /// The tables hold what was ordered so far.
+    pub fn answer(&mut self, book: &Book) {
+        for Obeyed { reply, changed, error } in std::mem::take(&mut self.obeyed) {
+            // Who asked may have gone away.
+            let _ = reply.send(Answer { error, ..answer(&self.targets, book, changed) });
+        }
     }
 }
 
 /// What the file in this run folder holds; nothing, if there is none.
 pub fn read(run_dir: &Path) -> io::Result<BTreeSet<Target>> {
-    let text = match std::fs::read_to_string(run_dir.join(FILE)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
-        read => read?,
+    match parse(&run_dir.join(FILE)) {
+        (targets, None) => Ok(targets),
+        (_, Some(problem)) => Err(io::Error::new(io::ErrorKind::InvalidData, problem)),
+    }
+}
+
+/// What can be read of the file, and why the rest cannot be. No file is an empty one.
+fn parse(file: &Path) -> (BTreeSet<Target>, Option<String>) {
+    let text = match std::fs::read(file) {
+        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        Err(error) => return (BTreeSet::new(), Some(error.to_string())),
     };
-    let target = |line: &str| {
-        line.parse().map_err(|_| io::Error::new(io::ErrorKind::InvalidData, format!("{line:?} is no address")))
+    let mut problem = None;
+    let mut target = |line: &str| {
+        let read = line.trim().parse().ok();
+        if read.is_none() {
+            problem.get_or_insert_with(|| {
+                format!("{:?} is no address", line.chars().take(LINE_SHOWN).collect::<String>())
+            });
+        }
+        read
     };
-    text.lines().filter(|line| !line.is_empty()).map(target).collect()
+    let targets = text.lines().filter(|line| !line.trim().is_empty()).filter_map(&mut target).collect();
+    (targets, problem)
 }
 
 /// In one step: whoever reads sees the old ones or the new ones.
@@ -100,7 +182,7 @@ fn write(file: &Path, targets: &BTreeSet<Target>) -> io::Result<()> {
 }
 
 /// The state of what an order was about: all that is in maintenance, and how many endpoints each target holds now.
-pub(super) fn answer(targets: &BTreeSet<Target>, book: &Book, changed: bool) -> Answer {
+fn answer(targets: &BTreeSet<Target>, book: &Book, changed: bool) -> Answer {
     let endpoints: BTreeSet<SocketAddr> =
         book.services.values().flat_map(|service| service.current.keys().copied()).collect();
     let state = |target: &Target| State {
@@ -113,27 +195,74 @@ pub(super) fn answer(targets: &BTreeSet<Target>, book: &Book, changed: bool) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Family;
+    use crate::plan::{BackendId, BackendRecord, Capacities};
+
+    fn target(text: &str) -> Target {
+        text.parse().expect("an address")
+    }
+
+    /// Tables with these backends in maintenance.
+    fn book(maintained: &[&str]) -> Book {
+        let mut book = Book::new(Capacities::all(7));
+        for (id, address) in (1..).zip(maintained) {
+            let record = BackendRecord {
+                address: address.parse().expect("an address"),
+                state: backend_state::MAINTENANCE,
+                flags: 0,
+                generation: 1,
+                service: 1,
+                deadline_ds: 0,
+                uid_hash: 0,
+                weight: 1,
+            };
+            book.backends.insert(BackendId { family: Family::of(record.address.ip()), id }, record);
+        }
+        book
+    }
 
     #[test]
     fn what_was_ordered_holds_over_a_restart() {
         let dir = tempfile::tempdir().expect("a temporary folder");
-        let target = |text: &str| text.parse::<Target>().expect("an address");
-        let mut first = Maintenance::open(dir.path());
+        let tables = book(&["10.0.0.7:80"]);
+        let mut first = Maintenance::open(dir.path(), &tables);
+        assert!(first.targets().is_empty(), "the file counts, and none is an empty one");
         assert!(first.obey(Order::On(target("10.0.0.1"))).expect("written"));
         assert!(first.obey(Order::On(target("[2001:db8::1]:80"))).expect("written"));
         assert!(!first.obey(Order::On(target("10.0.0.1"))).expect("nothing to write"));
-        let mut second = Maintenance::open(dir.path());
-        assert_eq!(second.targets(), first.targets());
+        let mut second = Maintenance::open(dir.path(), &tables);
+        assert_eq!((second.targets(), second.problem()), (first.targets(), None));
         assert!(second.obey(Order::Off(target("10.0.0.1"))).expect("written"));
         assert!(!second.obey(Order::Off(target("10.0.0.1"))).expect("nothing to write"));
         assert_eq!(read(dir.path()).expect("readable"), [target("[2001:db8::1]:80")].into());
     }
 
     #[test]
-    fn a_broken_file_is_told_and_not_taken_for_an_empty_one() {
+    fn a_file_that_cannot_be_read_ends_no_maintenance_until_it_can_be_or_an_order_replaces_it() {
         let dir = tempfile::tempdir().expect("a temporary folder");
-        std::fs::write(dir.path().join(FILE), "10.0.0.1\nweb\n").expect("writable");
-        assert!(read(dir.path()).expect_err("no address").to_string().contains("web"));
-        assert!(Maintenance::open(dir.path()).targets().is_empty(), "a folder that cannot be read stops no start");
+        let file = dir.path().join(FILE);
+        let tables = book(&["10.0.0.1:80", "10.0.0.2:80"]);
+        // A folder cannot be read as a file, whoever tries.
+        std::fs::create_dir(&file).expect("writable");
+        let mut held = Maintenance::open(dir.path(), &tables);
+        assert_eq!(*held.targets(), [target("10.0.0.1:80"), target("10.0.0.2:80")].into());
+        let problem = held.problem().expect("it is named");
+        assert!(problem.contains(&file.display().to_string()) && problem.contains("2 targets stay"), "{problem}");
+        assert!(!held.read_again() && held.targets().len() == 2);
+        std::fs::remove_dir(&file).expect("writable");
+        std::fs::write(&file, "10.0.0.9\n").expect("writable");
+        assert!(held.read_again() && held.problem().is_none());
+        assert_eq!(*held.targets(), [target("10.0.0.9")].into());
+        assert!(!held.read_again(), "a file that was read is the agent's own");
+        // Of a broken one the good lines count, too.
+        std::fs::write(&file, "10.0.0.1\nweb\n").expect("writable");
+        let error = read(dir.path()).expect_err("no address").to_string();
+        assert!(error.contains("\"web\""), "{error}");
+        let mut held = Maintenance::open(dir.path(), &tables);
+        assert_eq!(*held.targets(), [target("10.0.0.1"), target("10.0.0.2:80")].into());
+        assert!(held.obey(Order::Off(target("10.0.0.2:80"))).expect("written"));
+        assert_eq!((held.problem(), read(dir.path()).expect("readable")), (None, [target("10.0.0.1")].into()));
+        let kept = std::fs::read_to_string(dir.path().join("maintenance.unread")).expect("kept");
+        assert_eq!(kept, "10.0.0.1\nweb\n");
     }
 }

@@ -28,6 +28,7 @@ mod suspects;
 mod sweeper;
 mod tables;
 mod told;
+mod written;
 
 use std::path::Path;
 

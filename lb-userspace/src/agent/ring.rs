@@ -1,5 +1,7 @@
 //! Reads the event ring: each record is decoded, counted and, at log level debug, written.
 
+use std::os::fd::AsRawFd;
+
 use aya::maps::{MapData, RingBuf};
 use bytes::Bytes;
 use lb_common::outcome::Outcome;
@@ -28,28 +30,24 @@ pub async fn follow(ring: RingBuf<MapData>, metrics: Metrics, learnt: mpsc::Send
 
 async fn read(ring: RingBuf<MapData>, metrics: Metrics, learnt: mpsc::Sender<BackendId>) -> std::io::Result<()> {
     // SAFETY: the ring owns its descriptor, and is neither taken out nor replaced while it is registered.
-    let mut ring =
-        unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) }.map_err(std::io::Error::from)?;
+    let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) }.map_err(std::io::Error::from)?;
+    // The record is given back to the ring as soon as it is copied.
+    drain(ring, |ring| ring.next().map(|record| Bytes::copy_from_slice(&record)), metrics, learnt).await
+}
+
+/// Takes what `next` finds in `ring`, at most [`TURN`] records before others have a turn.
+async fn drain<R: AsRawFd>(
+    mut ring: AsyncFd<R>,
+    mut next: impl FnMut(&mut R) -> Option<Bytes>,
+    metrics: Metrics,
+    learnt: mpsc::Sender<BackendId>,
+) -> std::io::Result<()> {
     loop {
         let mut ready = ring.readable_mut().await?;
         let mut read = 0;
-        // The record is given back to the ring as soon as it is copied.
-        while let Some(record) = ready.get_inner_mut().next().map(|record| Bytes::copy_from_slice(&record)) {
+        while let Some(record) = next(ready.get_inner_mut()) {
             match Event::decode(record) {
-                Ok(event) => {
-                    metrics.event(event.outcome);
-                    if matches!(event.outcome, Outcome::Suspected | Outcome::Cleared) {
-                        let family = if event.src.0.is_ipv4() { Family::V4 } else { Family::V6 };
-                        // A full channel, or an agent that ends, loses nothing that the tables do not hold.
-                        let _ = learnt.try_send(BackendId { family, id: event.backend });
-                    }
-                    tracing::debug!(
-                        service = event.service,
-                        backend = event.backend,
-                        ifindex = event.ifindex,
-                        "{event}"
-                    );
-                }
+                Ok(event) => take(&event, &metrics, &learnt),
                 Err(error) => tracing::warn!("{error}"),
             }
             read += 1;
@@ -62,5 +60,62 @@ async fn read(ring: RingBuf<MapData>, metrics: Metrics, learnt: mpsc::Sender<Bac
         } else {
             tokio::task::yield_now().await;
         }
+    }
+}
+
+fn take(event: &Event, metrics: &Metrics, learnt: &mpsc::Sender<BackendId>) {
+    metrics.event(event.outcome);
+    if matches!(event.outcome, Outcome::Suspected | Outcome::Cleared) {
+        let family = if event.src.0.is_ipv4() { Family::V4 } else { Family::V6 };
+        // A full channel, or an agent that ends, loses nothing that the tables do not hold.
+        let _ = learnt.try_send(BackendId { family, id: event.backend });
+    }
+    tracing::debug!(service = event.service, backend = event.backend, ifindex = event.ifindex, "{event}");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::Write as _,
+        os::unix::net::UnixStream,
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
+        time::Duration,
+    };
+
+    use super::*;
+
+    /// On the one thread that the agent's tasks share, with a ring that is never empty.
+    #[tokio::test]
+    async fn a_flood_of_events_keeps_no_timer_and_no_other_task_waiting() {
+        let (ring, mut programs) = UnixStream::pair().expect("a pair of sockets");
+        ring.set_nonblocking(true).expect("a socket");
+        programs.write_all(b"x").expect("room for a byte");
+        // SAFETY: the socket owns its descriptor, and is neither taken out nor replaced while it is registered.
+        let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) };
+        let ring = ring.map_err(std::io::Error::from).expect("a descriptor");
+        let count = Arc::new(AtomicUsize::new(0));
+        let (of_reader, (learn, _learnt)) = (count.clone(), mpsc::channel(LEARNT));
+        let metrics = Metrics::new(Vec::new);
+        let next = move |_: &mut UnixStream| {
+            of_reader.fetch_add(1, Ordering::Relaxed);
+            Some(Bytes::copy_from_slice(&[0; size_of::<lb_common::abi::Event>()]))
+        };
+        let reader = tokio::spawn(drain(ring, next, metrics, learn));
+        let read = || count.load(Ordering::Relaxed);
+        let mut turns = 0;
+        while turns < 100 {
+            let before = read();
+            tokio::task::yield_now().await;
+            turns += usize::from(read() > before);
+            assert!(read() - before <= TURN, "{} records in one turn", read() - before);
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let before = read();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        assert!(read() > before && !reader.is_finished(), "the flood goes on");
+        reader.abort();
     }
 }

@@ -121,7 +121,7 @@ async fn with_source(
     tasks.push(spawn(ring::follow(events, metrics.clone(), learn)));
     tasks.extend(datapath.take_program_log().map(program_log));
     let origin = source.status.borrow().origin.clone();
-    let maintenance = Maintenance::open(&settings.run_dir);
+    let maintenance = Maintenance::open(&settings.run_dir, programmer.book());
     // Who was kept out stays so until this agent's own checks say otherwise.
     let restored = marks::restored(programmer.book());
     let marks = Marks { maintenance: maintenance.targets().clone(), quarantined: restored.clone() };

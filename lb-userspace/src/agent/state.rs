@@ -61,11 +61,11 @@ impl Progress {
         self.behind_since = failed.then(|| self.behind_since.unwrap_or(now));
         self.oldest_drain = report.oldest_drain.map(|age| now.before(age));
         self.tables.drains.ends = ends(report.drain_ends);
-        if report.revision != 0 && self.unwritable_since.is_none() {
+        if report.revision != 0 && self.unwritable_since.is_none() && report.waiting == 0 {
             // Whatever became of single subjects, which are tried again.
             self.tables.synced = true;
         }
-        if report.revision != 0 && !failed {
+        if report.revision != 0 && !failed && report.waiting == 0 {
             self.in_step = Some((now, wall));
         }
     }
@@ -195,6 +195,7 @@ fn kernel(datapath: &datapath::Status) -> KernelReport {
     KernelReport {
         release: datapath::kernel_release(),
         features: features.map(|(name, used)| (name.to_owned(), used)).into(),
+        lacks: datapath.missing_features.iter().map(ToString::to_string).collect(),
     }
 }
 
@@ -238,6 +239,15 @@ fn stale(status: &SourceStatus, proof_limit: Duration, now: Instant) -> Option<S
         (Some(lost), Some(error)) => Some(format!("{lost}: {error}")),
         (lost, error) => lost.or_else(|| error.clone()),
     };
+    // Of what no endpoint waits for, only an error that does not go by itself counts.
+    let denied = || {
+        status.resources.iter().find_map(|(name, resource)| {
+            let failing = resource.failing.filter(|failing| failing.error.is_denied())?;
+            let seconds = now.saturating_duration_since(failing.since).as_secs();
+            let (code, error) = (failing.error.as_str(), resource.last_error.as_deref().unwrap_or_default());
+            Some(format!("the API answers {code} for {name} for {seconds} s: {error}"))
+        })
+    };
     let unproven = || {
         // A file is true as long as it can be read, however old it is.
         let watched = status.resources.keys().filter(|name| !PATIENT.contains(name));
@@ -247,13 +257,13 @@ fn stale(status: &SourceStatus, proof_limit: Duration, now: Instant) -> Option<S
         });
         old.next()
     };
-    wedged.or(reason).or_else(unproven)
+    wedged.or(reason).or_else(denied).or_else(unproven)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::{Reach, ResourceStatus};
+    use crate::source::{ApiError, Failing, Reach, ResourceStatus, SERVICE_CIDRS};
 
     fn pass(revision: u64, failures: &[&str]) -> apply::Report {
         let (failing, failures) = (failures.len(), failures.iter().map(|failure| (*failure).to_owned()).collect());
@@ -273,6 +283,8 @@ mod tests {
         assert!(!progress.tables.synced, "no snapshot was there yet");
         progress.took(&failed(1), now, wall);
         assert!(!progress.tables.synced);
+        progress.took(&apply::Report { waiting: 1, ..pass(1, &[]) }, now, wall);
+        assert!(!progress.tables.synced && progress.in_step.is_none(), "the rest comes with the next pass");
         progress.took(&pass(1, &["a", "b", "c"]), now, wall);
         assert!(progress.tables.synced, "all others are served");
         assert_eq!(progress.tables.last_error.as_deref(), Some("a (and 2 more)"));
@@ -280,7 +292,7 @@ mod tests {
         assert!(progress.tables.synced && progress.tables.last_error.is_none());
         progress.took(&pass(2, &["full"]), now, wall);
         assert!(progress.tables.synced, "what was synced once holds");
-        assert_eq!((progress.tables.writes, progress.tables.last_error.as_deref()), (12, Some("full")));
+        assert_eq!((progress.tables.writes, progress.tables.last_error.as_deref()), (15, Some("full")));
     }
 
     #[tokio::test(start_paused = true)]
@@ -325,6 +337,23 @@ mod tests {
         tokio::time::advance(Duration::from_secs(66)).await;
         let silent = source(&status(None, true), limit, Instant::now());
         assert!(silent.stale.is_some_and(|reason| reason.contains("services are not proven for 76 s")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn denied_rights_make_the_source_stale_whatever_they_are_for() {
+        let since = Instant::now();
+        let stale = |error| {
+            let failing = Some(Failing { error, since });
+            let resource = ResourceStatus { failing, last_error: Some("no".into()), ..ResourceStatus::default() };
+            let resources = [(SERVICE_CIDRS, resource)].into();
+            let status = SourceStatus { kind: "kube", synced: true, resources, ..SourceStatus::default() };
+            source(&status, Duration::from_secs(75), Instant::now()).stale
+        };
+        tokio::time::advance(Duration::from_secs(3)).await;
+        let denied = stale(ApiError::Forbidden);
+        assert_eq!(denied.as_deref(), Some("the API answers 403 for servicecidrs for 3 s: no"));
+        assert!(stale(ApiError::Unauthorized).is_some());
+        assert_eq!((stale(ApiError::Busy), stale(ApiError::Server)), (None, None), "it goes by itself");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The tables, kept at the last snapshot and the node's own facts, and everything that is told of each pass.
 
+mod marked;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,7 +18,7 @@ use super::clock;
 use super::facts;
 use super::health_checks::HealthChecks;
 use super::held_ports::HeldPorts;
-use super::marks::{self, Maintenance, Quarantined};
+use super::marks::Maintenance;
 use super::neighbours::Neighbours;
 use super::node_memory::NodeMemory;
 use super::notices::Notices;
@@ -24,12 +26,13 @@ use super::state::Progress;
 use super::suspects::Suspects;
 use super::sweeper::Sweeper;
 use super::told::Told;
+use super::written::Written;
 use crate::apply::{KernelStore, Programmer, Report};
 use crate::model::{Monotonic, Snapshot};
 use crate::observe::health::BEAT;
 use crate::observe::metrics::Metrics;
 use crate::observe::report::{HealthCheckReport, PassReport};
-use crate::plan::{BackendId, NodeFacts};
+use crate::plan::NodeFacts;
 use crate::sockets::Destroyer;
 
 /// The shortest pause between two passes that only time asks for: nothing is due more exactly than this.
@@ -72,6 +75,7 @@ pub(super) struct Tables {
     /// When the report's slow parts are next brought up to date.
     next_beat: Instant,
     last_tick: Instant,
+    written: Written,
 }
 
 /// What turns with the tables.
@@ -126,6 +130,7 @@ impl Tables {
             started: clock::wall(),
             next_beat: Instant::now(),
             last_tick: Instant::now(),
+            written: Written::default(),
         }
     }
 
@@ -135,7 +140,8 @@ impl Tables {
         let timed = self.programmer.next_tick().into_iter().chain([self.sweeper.due()]);
         let timed = timed.min().map(|at| now + at.since(clock::monotonic()).min(BEAT));
         let audit = self.auditor.due(now);
-        timed.into_iter().chain(audit).fold(self.next_beat, Instant::min).max(self.last_tick + MIN_PAUSE)
+        let pause = if self.written.waits() { Duration::ZERO } else { MIN_PAUSE };
+        timed.into_iter().chain(audit).fold(self.next_beat, Instant::min).max(self.last_tick + pause)
     }
 
     /// A new snapshot came.
@@ -170,48 +176,20 @@ impl Tables {
         }
     }
 
-    /// The active checks of these endpoints fail, and of no others.
-    pub fn quarantine(&mut self, endpoints: Quarantined) {
-        if self.facts.marks.quarantined != endpoints {
-            self.facts.marks.quarantined = endpoints;
-            self.sync();
-            self.tell_avoided();
-        }
-    }
-
-    /// An order about maintenance. Answered when the tables hold it.
-    pub fn maintain(&mut self, request: marks::Request) {
-        let done = self.maintenance.obey(request.order);
-        let changed = *done.as_ref().unwrap_or(&false);
-        if changed {
-            tracing::info!(order = ?request.order, "maintenance");
-            self.facts.marks.maintenance.clone_from(self.maintenance.targets());
-            self.sync();
-        }
-        let mut answer = marks::answer(self.maintenance.targets(), self.programmer.book(), changed);
-        answer.error = done.err().map(|error| format!("cannot be written down in the run folder: {error}"));
-        // Who asked may have gone away.
-        let _ = request.reply.send(answer);
+    /// Whether the tables do not hold the first snapshot yet.
+    fn is_first(&self) -> bool {
+        !self.progress.borrow().tables.synced
     }
 
     fn sync(&mut self) {
         let Some(snapshot) = self.snapshot.clone() else { return };
         let started = Instant::now();
-        let first = !self.progress.borrow().tables.synced;
-        // Writing maps blocks, but never for long: changes go in batches.
+        let first = self.is_first();
+        // Writing maps blocks, but never for long: changes go in batches, and a run handles a bounded part of them.
         let report = self.programmer.sync(&snapshot, &self.facts, clock::monotonic());
-        let (revision, writes) = (report.revision, report.writes);
-        if writes > 0 || first {
-            let (services, backends, draining) = (report.services, report.backends.active, report.backends.draining);
-            tracing::info!(revision, services, backends, draining, writes, "in the tables");
-        } else {
-            tracing::debug!(revision, "nothing to write");
-        }
+        self.written.tell(&report, first);
         self.tell_local_cluster_ips();
         self.neighbours.tell_nodes(&snapshot);
-        if first {
-            self.neighbours.tell_published(self.programmer.book(), &self.facts.addresses);
-        }
         self.note(&report, started.elapsed(), first);
         self.open_health_checks();
         self.want_checks();
@@ -246,15 +224,21 @@ impl Tables {
         self.last_tick = started;
         let due = self.programmer.next_tick().is_some_and(|at| at <= clock::monotonic());
         if due {
+            let first = self.is_first();
             let report = self.programmer.tick(clock::monotonic());
-            if report.writes > 0 {
+            if self.written.waits() || report.waiting > 0 {
+                self.written.tell(&report, first);
+            } else if report.writes > 0 {
                 let (draining, gone) = (report.backends.draining, report.backends.gone);
                 tracing::debug!(draining, gone, writes = report.writes, "deadlines, retries and releases done");
             }
-            self.note(&report, started.elapsed(), false);
+            self.note(&report, started.elapsed(), first);
         }
         if self.next_beat <= started {
             self.next_beat = started + BEAT;
+            if self.maintenance.read_again() {
+                self.take_maintenance();
+            }
             self.open_health_checks();
             self.neighbours.tell_published(self.programmer.book(), &self.facts.addresses);
             let (book, sweeper) = (self.programmer.book(), &self.sweeper);
@@ -265,7 +249,9 @@ impl Tables {
             }
             let (fill, overdue) = (fill(self.programmer.book()), self.overdue());
             let held_ports = self.held_ports.look(self.programmer.desired());
+            let unread_maintenance = self.maintenance.problem();
             self.progress.send_modify(|progress| {
+                progress.tables.unread_maintenance = unread_maintenance;
                 progress.tables.fill = fill;
                 progress.tables.held_ports = held_ports;
                 progress.tables.drains.overdue = overdue;
@@ -285,21 +271,6 @@ impl Tables {
             progress.swept = Some(now);
             progress.tables.sweep.clone_from(report);
         });
-    }
-
-    /// A backend became suspect, or is no longer.
-    pub fn learn(&mut self, backend: BackendId) {
-        let (book, sweeper) = (self.programmer.book(), &self.sweeper);
-        // Told with the next beat: when a node dies, thousands become suspect one by one.
-        self.avoided_differ |=
-            self.suspects.look(backend, book, |id, generation| sweeper.is_suspect(id, generation), Instant::now());
-    }
-
-    /// Which backends new flows avoid, where others shall know.
-    fn tell_avoided(&mut self) {
-        let suspects = self.suspects.known().count() as u64;
-        self.progress.send_modify(|progress| progress.tables.suspects = suspects);
-        self.notices.of_avoided(self.suspects.known(), &self.facts.marks.quarantined);
     }
 
     /// Somebody wants an audit now.
@@ -331,19 +302,25 @@ impl Tables {
     }
 
     fn note(&mut self, report: &Report, took: Duration, whole: bool) {
+        if whole {
+            self.neighbours.tell_published(self.programmer.book(), &self.facts.addresses);
+        }
+        if report.waiting == 0 {
+            self.maintenance.answer(self.programmer.book());
+        }
         if let Some(sockets) = self.sockets.as_ref().filter(|_| report.writes > 0 || whole) {
             sockets.look();
         }
         self.metrics.synced(took, whole, report.writes, report.failed_writes);
         self.metrics.called(self.programmer.store().calls());
         let (now, wall) = (clock::monotonic(), clock::wall());
-        if report.failed_writes == 0 {
+        if report.failed_writes == 0 && report.waiting == 0 {
             // What failed in an earlier pass is timed no longer: it may never be written.
             for at in self.programming.drain(..) {
                 self.metrics.programmed(wall.duration_since(at).as_secs_f64().max(0.0));
             }
         }
-        if report.failing == 0 {
+        if report.failing == 0 && report.waiting == 0 {
             self.pending = PassReport::default();
             self.metrics.in_step(wall.as_duration().as_secs_f64());
         }

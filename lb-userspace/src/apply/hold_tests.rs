@@ -91,6 +91,17 @@ fn refused(report: &Report) -> Vec<String> {
     report.refusals.iter().map(ToString::to_string).collect()
 }
 
+/// The backends that the slots of each frontend lead to.
+fn leads(agent: &Programmer<MemoryStore>) -> BTreeMap<crate::plan::Frontend, BTreeSet<std::net::SocketAddr>> {
+    let store = agent.store();
+    let leads = |entry: &lb_common::abi::Service| {
+        let slots = entry.slot_base..entry.slot_base + entry.slot_count;
+        let id = |slot: u32| BackendId { family: crate::model::Family::V4, id: store.slots[&slot].backend };
+        slots.map(|slot| store.backends[&id(slot)].address).collect()
+    };
+    store.frontends.iter().map(|(frontend, entry)| (*frontend, leads(entry))).collect()
+}
+
 #[test]
 fn a_service_that_cannot_be_read_is_served_as_it_was_until_it_can_be_read_or_is_deleted() {
     let schedulers = [
@@ -210,16 +221,7 @@ fn deadlines_strike_while_a_service_is_held_and_another_place_lets_nothing_go() 
 fn a_kill_at_any_write_leaves_each_frontend_one_of_both_states() {
     let before = two("");
     let after = snapshot(&TWO.replace("ANNOTATIONS", "").replace("10.0.0.1]", "10.0.0.7]"));
-    let served = |agent: &Programmer<MemoryStore>| -> BTreeMap<crate::plan::Frontend, BTreeSet<std::net::SocketAddr>> {
-        let store = agent.store();
-        let leads = |entry: &lb_common::abi::Service| {
-            let slots = entry.slot_base..entry.slot_base + entry.slot_count;
-            let id = |slot: u32| BackendId { family: crate::model::Family::V4, id: store.slots[&slot].backend };
-            slots.map(|slot| store.backends[&id(slot)].address).collect()
-        };
-        store.frontends.iter().map(|(frontend, entry)| (*frontend, leads(entry))).collect()
-    };
-    let (old, new) = (served(&restarted(&before)), served(&restarted(&after)));
+    let (old, new) = (leads(&restarted(&before)), leads(&restarted(&after)));
     assert_ne!(old, new);
     let mut whole = false;
     for writes in 0.. {
@@ -232,17 +234,51 @@ fn a_kill_at_any_write_leaves_each_frontend_one_of_both_states() {
         store.check_each_write = true;
         let mut agent = Programmer::restore(store, settings(), at(20)).unwrap();
         agent.sync(&without(after.clone(), &["web"], &["web"], [file()]), &facts(), at(20));
-        let held = served(&agent);
+        let held = leads(&agent);
         assert_eq!(held.len(), old.len());
         for (frontend, backends) in held {
             let states = [&old[&frontend], &new[&frontend]];
             assert!(states.contains(&&backends), "after {writes} writes {frontend} leads to {backends:?}");
         }
         agent.sync(&after, &facts(), at(21));
-        assert_eq!(served(&agent), new, "after {writes} writes");
+        assert_eq!(leads(&agent), new, "after {writes} writes");
         if whole {
             break;
         }
     }
     assert!(whole);
+}
+
+/// An order holds for it as for any other, before the restart and after it, and is taken back.
+#[test]
+fn a_service_that_is_held_follows_maintenance() {
+    for (annotations, policy) in [("", "Local"), ("ballast.dev/scheduler: maglev", "Local"), ("", "Cluster")] {
+        let text = TWO
+            .replace("ANNOTATIONS", annotations)
+            .replace("TrafficPolicy: Local", &format!("TrafficPolicy: {policy}"));
+        let whole = snapshot(&text.replace(", nodeName: n2", ", nodeName: n1"));
+        let maintained = |targets: &[&str]| {
+            let mut facts = facts();
+            facts.marks.maintenance = targets.iter().map(|target| target.parse().unwrap()).collect();
+            facts
+        };
+        let orders: [&[&str]; 6] =
+            [&[], &["10.0.0.1"], &["10.0.0.1", "10.0.0.2:80"], &["10.0.0.2:80"], &["10.0.0.1"], &[]];
+        for first in [0, 1, 2] {
+            let before = maintained(orders[first]);
+            let mut agents = [(); 2].map(|()| {
+                let mut agent = Programmer::restore(MemoryStore::roomy(), settings(), at(10)).unwrap();
+                agent.sync(&whole, &before, at(10));
+                Programmer::restore(agent.into_store(), settings(), at(20)).unwrap()
+            });
+            let hidden = without(whole.clone(), &["web"], &["web"], [service("web")]);
+            for order in &orders[first..] {
+                let [held, read] = &mut agents;
+                held.sync(&hidden, &maintained(order), at(20));
+                read.sync(&whole, &maintained(order), at(20));
+                assert!(held.holds(&name("web")) && !read.holds(&name("web")));
+                assert_eq!(leads(held), leads(read), "{policy} {annotations} {order:?} after {first}");
+            }
+        }
+    }
 }

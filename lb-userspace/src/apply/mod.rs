@@ -1,6 +1,7 @@
 //! The only writer of the tables: carries plans out over a store, keeps the book, retries, and watches deadlines.
 
 mod audit;
+mod backlog;
 mod dump;
 mod endpoints;
 mod kernel;
@@ -10,6 +11,7 @@ mod pending;
 mod programmer;
 mod records;
 mod report;
+mod run;
 mod store;
 mod writer;
 

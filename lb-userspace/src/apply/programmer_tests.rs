@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     apply::MemoryStore,
     plan::{Capacities, DrainEnds},
-    source::{convert, manifest},
+    source::manifest::snapshot,
 };
 
 #[path = "hold_tests.rs"]
@@ -25,24 +25,6 @@ addressType: IPv4
 ports: [{port: 80}]
 endpoints: [{addresses: [10.0.0.1]}]
 ";
-
-fn snapshot(text: &str) -> Snapshot {
-    let mut snapshot = Snapshot { revision: 4, ..Snapshot::default() };
-    for object in manifest::parse("test", text).unwrap() {
-        match object {
-            manifest::Object::Service(service) => {
-                let object = convert::service(&service).object.unwrap();
-                snapshot.services.insert(object.name.clone(), Arc::new(object));
-            }
-            manifest::Object::Slice(slice) => {
-                let object = convert::slice(&slice).object.unwrap();
-                snapshot.slices.insert(object.key(), Arc::new(object));
-            }
-            manifest::Object::Node(_) | manifest::Object::Other(_) => {}
-        }
-    }
-    snapshot
-}
 
 fn at(seconds: u64) -> Monotonic {
     Monotonic::from_duration(Duration::from_secs(seconds))

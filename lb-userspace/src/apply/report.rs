@@ -27,6 +27,8 @@ pub struct Report {
     pub failures: Vec<String>,
     /// How many subjects failed, and are tried again.
     pub failing: usize,
+    /// How many service ports and addresses wait for the next run, which is due at once.
+    pub waiting: usize,
     /// Service ports in the tables.
     pub services: usize,
     pub backends: BackendCounts,

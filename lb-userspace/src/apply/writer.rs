@@ -8,9 +8,6 @@ use crate::{
     plan::{BackendId, Book, Op, PortKey},
 };
 
-/// How many operations are planned before they are written: enough for full batches, and bounded.
-pub(super) const BATCH: usize = 16_384;
-
 /// What a change is for: the failure of one is no other's.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Subject {

@@ -66,7 +66,7 @@ fn code(report: &AuditReport) -> ExitCode {
 }
 
 fn audit(arguments: &Arguments) -> anyhow::Result<Audited> {
-    match report_socket::audit(&arguments.place.run_dir, arguments.dry_run) {
+    match arguments.place.ask(|run_dir| report_socket::audit(run_dir, arguments.dry_run)) {
         Ok(report) => Ok(Audited { agent_error: None, report }),
         Err(error @ AskError::NotRunning { .. }) if arguments.dry_run => {
             Ok(Audited { agent_error: Some(error.to_string()), report: alone(&arguments.place)? })

@@ -8,7 +8,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::output::{Format, render};
-use super::print;
+use super::{Place, print};
 use crate::config::{CgroupRoot, DEFAULT_BPFFS, DEFAULT_RUN_DIR, Options, SocketLb, TcAttach, XdpMode};
 use crate::datapath::doctor::{Finding, Level, Wishes, examine};
 use crate::observe::report_socket::{self, AskError};
@@ -63,8 +63,10 @@ fn look(arguments: Arguments) -> anyhow::Result<Examined> {
         None => arguments.options,
     };
     let run_dir = options.run_dir.clone().unwrap_or_else(|| DEFAULT_RUN_DIR.into());
-    let mut findings = examine(&wishes(options));
-    findings.extend(agent(&run_dir));
+    let wishes = wishes(options);
+    let place = Place { bpffs: wishes.bpffs.clone(), run_dir };
+    let mut findings = examine(&wishes);
+    findings.extend(agent(&place));
     let level = findings.iter().map(|finding| finding.level).max().unwrap_or(Level::Ok);
     Ok(Examined { level, findings })
 }
@@ -96,17 +98,21 @@ fn named_namespaces() -> impl Iterator<Item = File> {
 }
 
 /// What a running agent says itself.
-fn agent(run_dir: &Path) -> Vec<Finding> {
+fn agent(place: &Place) -> Vec<Finding> {
     let finding = |level, found: String, remedy: Option<&str>| Finding {
         check: "agent",
         level,
         found,
         remedy: remedy.map(str::to_owned),
     };
-    let report = match report_socket::ask(run_dir) {
+    let report = match place.ask(report_socket::ask) {
         Ok(report) => report,
         Err(error @ AskError::NotRunning { .. }) => return vec![finding(Level::Ok, error.to_string(), None)],
         Err(error @ AskError::Denied { .. }) => return vec![finding(Level::Warn, error.to_string(), None)],
+        Err(error @ AskError::Elsewhere { .. }) => {
+            let remedy = "give its --run-dir, or correct what its log says of that folder";
+            return vec![finding(Level::Warn, error.to_string(), Some(remedy))];
+        }
         Err(error @ AskError::NoReport { .. }) => {
             let remedy = "look at its log; `ballast status` must answer within seconds";
             return vec![finding(Level::Warn, error.to_string(), Some(remedy))];

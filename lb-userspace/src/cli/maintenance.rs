@@ -62,7 +62,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         (What::Target(target), Some(Switch::Off)) => Order::Off(target),
     };
     let run_dir = &arguments.place.run_dir;
-    let answer = match report_socket::order(run_dir, order) {
+    let answer = match arguments.place.ask(|run_dir| report_socket::order(run_dir, order)) {
         // What the next agent will keep out can be read without one.
         Err(report_socket::AskError::NotRunning { .. }) if order == Order::List => written(run_dir)?,
         answer => answer?,

@@ -10,7 +10,7 @@ mod output;
 mod status;
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
@@ -18,6 +18,8 @@ use clap_complete::Shell;
 
 use crate::agent;
 use crate::config::{DEFAULT_BPFFS, DEFAULT_RUN_DIR, Options};
+use crate::datapath;
+use crate::observe::report_socket::AskError;
 
 /// A service load balancer for Linux and Kubernetes: eBPF programs forward, this agent keeps their maps true.
 #[derive(Debug, Parser)]
@@ -69,6 +71,16 @@ struct Place {
     /// The agent's --run-dir
     #[arg(long, value_name = "DIR", default_value = DEFAULT_RUN_DIR)]
     run_dir: PathBuf,
+}
+
+impl Place {
+    /// Asks the agent that has this run folder. Where none answers, its locks tell whether one runs all the same.
+    fn ask<T>(&self, ask: impl FnOnce(&Path) -> Result<T, AskError>) -> Result<T, AskError> {
+        ask(&self.run_dir).map_err(|error| match error {
+            AskError::NotRunning { .. } => error.or_elsewhere(datapath::running_agent(&self.bpffs).as_deref()),
+            _ => error,
+        })
+    }
 }
 
 /// Runs the command of this process.

@@ -1,16 +1,19 @@
 //! `ballast status`: the agent's own report, and what the pinned maps and links tell without it.
 
+use std::time::Duration;
+
 use clap::Args;
 
 use super::output::{Format, render};
 use super::{Place, print};
 use crate::agent::clock;
 use crate::datapath::{self, maps_dir};
+use crate::model::Monotonic;
 use crate::observe::contents::{Contents, Wanted, WantedFlows};
 use crate::observe::inventory::Inventory;
 use crate::observe::report::LinkReport;
-use crate::observe::report_socket;
-use crate::observe::status::{self, Status};
+use crate::observe::report_socket::{self, AskError};
+use crate::observe::status::{self, Adoption, Status};
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -29,9 +32,16 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 /// What can be found out is shown; what cannot is an error in its place.
 fn gather(place: &Place) -> Status {
     let mut status = Status::default();
-    match report_socket::ask(&place.run_dir) {
-        Ok(report) => status.agent = Some(report),
-        Err(error) => status.agent_error = Some(error.to_string()),
+    match place.ask(report_socket::ask) {
+        Ok(report) => (status.agent, status.agent_running) = (Some(report), Some(true)),
+        Err(error) => {
+            status.agent_running = match error {
+                AskError::NotRunning { .. } => Some(false),
+                AskError::Elsewhere { .. } => Some(true),
+                _ => datapath::running_agent(&place.bpffs).map(|_| true),
+            };
+            status.agent_error = Some(error.to_string());
+        }
     }
     match Contents::read(&maps_dir(&place.bpffs), Wanted { flows: WantedFlows::All, health: true, ..Wanted::default() })
     {
@@ -51,11 +61,18 @@ fn gather(place: &Place) -> Status {
 fn add_tables(status: &mut Status, contents: &Contents) {
     let now = clock::monotonic();
     status.tables = Some(Inventory::new(contents, now).totals());
+    status.adoption = adoption(contents.adoption_until_s, now);
     let happened = contents.outcomes.iter().filter(|(_, count)| *count > 0);
     status.outcomes = happened.map(|(outcome, count)| (outcome.name(), *count)).collect();
     if let Some(config) = contents.config.filter(|config| config.programmed_ds != 0) {
-        let programmed = crate::model::Monotonic::from_tenths(config.programmed_ds);
+        let programmed = Monotonic::from_tenths(config.programmed_ds);
         status.revision = Some(u64::from(config.revision_high) << 32 | u64::from(config.revision_low));
         status.programmed_seconds = Some(now.since(programmed).as_secs_f64());
     }
+}
+
+/// `None`: the window is not open.
+fn adoption(until_s: u32, now: Monotonic) -> Option<Adoption> {
+    let left = Monotonic::from_duration(Duration::from_secs(until_s.into())).since(now);
+    (!left.is_zero()).then(|| Adoption { until: clock::wall() + left, seconds: left.as_secs_f64() })
 }

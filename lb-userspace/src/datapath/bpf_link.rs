@@ -101,7 +101,7 @@ impl BpfLink {
     pub fn create(program: BorrowedFd<'_>, target: u32, attach_type: bpf_attach_type, flags: u32) -> io::Result<Self> {
         let program = descriptor(program);
         let mut attributes = LinkCreate { program, target, attach_type: attach_type as u32, flags, rest: [0; 4] };
-        bpf(bpf_cmd::BPF_LINK_CREATE, &mut attributes).map(owned).map(Self)
+        create(bpf_cmd::BPF_LINK_CREATE, &mut attributes).map(Self)
     }
 
     /// Opens a pinned link; `None` if nothing is pinned there.
@@ -167,6 +167,34 @@ pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     bpf(bpf_cmd::BPF_OBJ_PIN, &mut attributes).map(drop)
 }
 
+#[repr(C)]
+struct Element {
+    map: u32,
+    pad: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+/// Id of the program in a slot of a program array; `None`: the slot is empty.
+pub(super) fn array_get(array: BorrowedFd<'_>, slot: u32) -> io::Result<Option<u32>> {
+    let mut id = 0_u32;
+    let (key, value) = ((&raw const slot) as u64, (&raw mut id) as u64);
+    let mut attributes = Element { map: descriptor(array), pad: 0, key, value, flags: 0 };
+    match bpf(bpf_cmd::BPF_MAP_LOOKUP_ELEM, &mut attributes) {
+        Ok(_) => Ok(Some(id)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Puts a program into a slot of a program array.
+pub(super) fn array_put(array: BorrowedFd<'_>, slot: u32, program: BorrowedFd<'_>) -> io::Result<()> {
+    let program = descriptor(program);
+    let (key, value) = ((&raw const slot) as u64, (&raw const program) as u64);
+    bpf(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut Element { map: descriptor(array), pad: 0, key, value, flags: 0 }).map(drop)
+}
+
 fn owned(returned: i32) -> OwnedFd {
     // SAFETY: the kernel just returned this descriptor to us, and nobody else owns it.
     unsafe { OwnedFd::from_raw_fd(returned) }
@@ -209,6 +237,11 @@ pub(super) fn tcx_programs<const MOST: usize>(ifindex: u32, attach_type: bpf_att
         Err(error) => return Err(error),
     }
     Ok(ids.into_iter().take_while(|id| *id != 0).collect())
+}
+
+/// Runs a command that makes a program or map. `attributes` begins like `union bpf_attr` for it.
+pub(super) fn create<T>(command: bpf_cmd, attributes: &mut T) -> io::Result<OwnedFd> {
+    bpf(command, attributes).map(owned)
 }
 
 fn bpf<T>(command: bpf_cmd, attributes: &mut T) -> io::Result<i32> {

@@ -18,9 +18,9 @@ pub enum DatapathError {
     )]
     NotPrivileged { missing: String },
     #[error(
-        "kernel {found} is too old: {feature} needs {needed} or newer; boot a newer kernel (Debian 12 and later have one)"
+        "this kernel counts eBPF maps as locked memory (Linux before 5.11), and the limit of this process is too low for them; raise it: LimitMEMLOCK=infinity in the service of the container runtime, or `ulimit -l unlimited`"
     )]
-    KernelTooOld { found: String, needed: String, feature: &'static str },
+    LockedMemory,
     #[error(
         "the kernel offers no BTF: {path} is missing; boot a kernel built with CONFIG_DEBUG_INFO_BTF=y (every current distribution's is), and mount /sys"
     )]

@@ -62,11 +62,18 @@ impl Auditor {
     }
 }
 
+/// Where a fault is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum At {
+    Interface(u32, Point),
+    Cgroup,
+    ProgramArrays,
+}
+
 /// One fault, and where to look whether it is repaired.
 pub(super) struct Found {
     fault: Fault,
-    /// `None`: on the cgroup.
-    at: Option<(u32, Point)>,
+    at: At,
 }
 
 impl Datapath {
@@ -89,33 +96,47 @@ impl Datapath {
             let name = self.names.get(ifindex).map_or_else(|| ifindex.to_string(), |(name, _)| name.clone());
             let place = format!("{name} ({point}, {})", attachment.how);
             let fault = Fault::of_program(&attachment.program, &place, hangs.is_some());
-            found.push(Found { fault, at: Some((*ifindex, *point)) });
+            found.push(Found { fault, at: At::Interface(*ifindex, *point) });
         }
         if let Some(root) = &self.cgroup {
             let faults = cgroup_links::faults(root, &self.kernel.programs, self.attacher.pins());
-            found.extend(faults.into_iter().map(|fault| Found { fault, at: None }));
+            found.extend(faults.into_iter().map(|fault| Found { fault, at: At::Cgroup }));
         }
+        let programs = &self.kernel.programs;
+        let faults = programs.arrays().iter().flat_map(|array| array.faults(|name| programs.get(name)));
+        found.extend(faults.map(|fault| Found { fault, at: At::ProgramArrays }));
         Ok(found)
     }
 
-    /// Attaches the socket programs again, if one of them is at fault.
-    pub(super) fn repair_cgroup(&self, found: &mut [Found]) {
-        let Some(root) = self.cgroup.as_ref().filter(|_| found.iter().any(|one| one.at.is_none())) else { return };
-        let mut created = Created::default();
-        let done = cgroup_links::attach(root, &self.kernel.programs, self.attacher.pins(), &mut created);
-        created.keep();
-        if let Err(error) = &done {
-            tracing::warn!(%error, "socket programs are not attached again");
-        }
-        for one in found.iter_mut().filter(|one| one.at.is_none()) {
-            one.fault.is_repaired = done.is_ok();
+    /// Attaches the socket programs again, and fills the program arrays, where one of them is at fault.
+    pub(super) fn repair_at_once(&self, found: &mut [Found]) {
+        for at in [At::Cgroup, At::ProgramArrays] {
+            if !found.iter().any(|one| one.at == at) {
+                continue;
+            }
+            let done = match &self.cgroup {
+                Some(root) if at == At::Cgroup => {
+                    let mut created = Created::default();
+                    let done = cgroup_links::attach(root, &self.kernel.programs, self.attacher.pins(), &mut created);
+                    created.keep();
+                    done
+                }
+                _ => self.kernel.programs.fill_arrays(),
+            };
+            if let Err(error) = &done {
+                tracing::warn!(%error, "what somebody else changed is not put right");
+            }
+            for one in found.iter_mut().filter(|one| one.at == at) {
+                one.fault.is_repaired = done.is_ok();
+            }
         }
     }
 
     /// After a round: those that it has put right are kept for who asks; one whose interface went is none.
     pub(super) fn keep_faults(&mut self, found: Vec<Found>) {
         for Found { mut fault, at } in found {
-            if let Some(at) = at {
+            if let At::Interface(ifindex, point) = at {
+                let at = (ifindex, point);
                 fault.is_repaired = self.attacher.attached.contains_key(&at);
                 if !fault.is_repaired && !self.attacher.problems.contains_key(&at) {
                     continue;

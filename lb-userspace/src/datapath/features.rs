@@ -1,17 +1,13 @@
 //! What this kernel and this process can do: asked before anything is touched.
 
-use std::path::Path;
+use std::{fmt, os::fd::AsRawFd as _, path::Path};
 
 use caps::{CapSet, Capability};
 
-use super::{DatapathError, bpf_link, settings::TcAttach};
+use super::{DatapathError, bpf_link, probe, settings::TcAttach};
 
 /// Where the kernel shows its own BTF.
 const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
-/// The newest thing that every program set needs: `bpf_set_retval` for ECONNREFUSED at connect.
-const OLDEST_KERNEL: (u32, u32) = (5, 18);
-const OLDEST_FEATURE: &str = "bpf_set_retval (to refuse a connect with ECONNREFUSED)";
-
 /// How tc programs are attached here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -25,8 +21,116 @@ pub enum TcMechanism {
 /// Refuses, by name, what is missing for good.
 pub(super) fn check() -> Result<(), DatapathError> {
     check_privileges()?;
-    check_kernel(&kernel_release())?;
+    check_memory_limit()?;
     check_btf()
+}
+
+/// What the programs or the agent use where the kernel has it, and do without where not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Feature {
+    SetRetval,
+    CheckMtu,
+    CoarseClock,
+    NetnsCookie,
+    FetchingAtomics,
+}
+
+impl Feature {
+    pub(super) const ALL: [Self; 5] =
+        [Self::SetRetval, Self::CheckMtu, Self::CoarseClock, Self::NetnsCookie, Self::FetchingAtomics];
+
+    /// A word that scripts may rely on.
+    fn name(self) -> &'static str {
+        match self {
+            Self::SetRetval => "set-retval",
+            Self::CheckMtu => "check-mtu",
+            Self::CoarseClock => "coarse-clock",
+            Self::NetnsCookie => "netns-cookie",
+            Self::FetchingAtomics => "fetching-atomics",
+        }
+    }
+
+    /// The first release of Linux that has it. Distributions add it to older ones, so nothing is decided by that.
+    pub(super) fn since(self) -> &'static str {
+        match self {
+            Self::SetRetval => "5.18",
+            Self::CheckMtu | Self::FetchingAtomics => "5.12",
+            Self::CoarseClock => "5.11",
+            Self::NetnsCookie => "5.14",
+        }
+    }
+
+    /// What a user loses without it.
+    fn loss(self) -> &'static str {
+        match self {
+            Self::SetRetval => "a refused connect() fails with EPERM instead of ECONNREFUSED",
+            Self::CheckMtu => "no fast path: all packets of pods go through the host's network stack",
+            Self::CoarseClock => "each packet reads the precise clock, which takes some 20 ns more",
+            Self::NetnsCookie => {
+                "the agent must run in the initial network namespace, as on every node: host sockets are those of it"
+            }
+            Self::FetchingAtomics => "the kernel refuses most programs",
+        }
+    }
+
+    /// The constant of the programs that says whether the kernel has it.
+    pub(super) fn constant(self) -> Option<&'static str> {
+        match self {
+            Self::SetRetval => Some("HAS_SET_RETVAL"),
+            Self::CheckMtu => Some("HAS_CHECK_MTU"),
+            Self::CoarseClock => Some("HAS_COARSE_CLOCK"),
+            Self::NetnsCookie | Self::FetchingAtomics => None,
+        }
+    }
+
+    /// Asks the kernel. Needs the privileges to load programs.
+    pub(super) fn is_there(self) -> bool {
+        match self {
+            Self::SetRetval => probe::set_retval(),
+            Self::CheckMtu => probe::check_mtu(),
+            Self::CoarseClock => probe::coarse_clock(),
+            Self::NetnsCookie => namespace_cookie().is_some(),
+            Self::FetchingAtomics => probe::fetching_atomics(),
+        }
+    }
+
+    /// Those that this kernel lacks.
+    pub(super) fn missing() -> Vec<Self> {
+        Self::ALL.into_iter().filter(|feature| !feature.is_there()).collect()
+    }
+}
+
+impl fmt::Display for Feature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no {} (Linux {}): {}", self.name(), self.since(), self.loss())
+    }
+}
+
+const COOKIE_BYTES: libc::socklen_t = 8;
+
+/// The kernel's cookie of this process's network namespace; `None`: it tells none.
+pub(super) fn namespace_cookie() -> Option<u64> {
+    let socket = std::os::unix::net::UnixDatagram::unbound().ok()?;
+    let (mut cookie, mut length) = (0_u64, COOKIE_BYTES);
+    // SAFETY: the kernel writes at most `length` bytes to `cookie`, and both outlive the call.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    (result == 0).then_some(cookie)
+}
+
+/// Kernels before 5.11 count maps and programs as locked memory: the limit is lifted, if this process may, else refused by name.
+pub(super) fn check_memory_limit() -> Result<(), DatapathError> {
+    let unlimited = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: reads one live record. Without the right to it the limit stays.
+    unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const unlimited) };
+    if probe::memory_is_limited() { Err(DatapathError::LockedMemory) } else { Ok(()) }
 }
 
 /// Refuses a kernel that does not describe its own types.
@@ -66,47 +170,15 @@ pub(super) fn check_privileges() -> Result<(), DatapathError> {
     if missing.is_empty() { Ok(()) } else { Err(DatapathError::NotPrivileged { missing: missing.join(", ") }) }
 }
 
-/// Refuses a kernel without the helpers.
-pub(super) fn check_kernel(release: &str) -> Result<(), DatapathError> {
-    // A release that does not parse is no reason to refuse: loading tells.
-    if version(release).is_none_or(|found| found >= OLDEST_KERNEL) {
-        return Ok(());
-    }
-    let (major, minor) = OLDEST_KERNEL;
-    Err(DatapathError::KernelTooOld {
-        found: release.to_owned(),
-        needed: format!("{major}.{minor}"),
-        feature: OLDEST_FEATURE,
-    })
-}
-
-/// The first two numbers of a release.
-pub(super) fn version(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
-    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn old_kernels_are_refused_by_name() {
-        for (release, fits) in [
-            ("5.15.0-91-generic", false),
-            ("5.17.9", false),
-            ("5.18.0", true),
-            ("6.1.0-18-amd64", true),
-            ("6.18.44-fc", true),
-            ("4.19.0+", false),
-            ("custom", true),
-        ] {
-            assert_eq!(check_kernel(release).is_ok(), fits, "{release}");
+    fn each_feature_says_what_is_lost_without_it() {
+        for feature in Feature::ALL {
+            let text = feature.to_string();
+            assert!(text.starts_with("no ") && text.contains(" (Linux 5.") && text.contains("): "), "{text}");
         }
-        let error = check_kernel("5.10.0-28-amd64").expect_err("too old").to_string();
-        assert!(
-            error.contains("5.10.0-28-amd64") && error.contains("bpf_set_retval") && error.contains("5.18"),
-            "{error}"
-        );
     }
 }

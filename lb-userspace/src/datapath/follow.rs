@@ -149,7 +149,7 @@ impl Datapath {
         let mut faults = Vec::new();
         if work >= Due::Round {
             faults = self.look_for_faults(handle, net).await?;
-            self.repair_cgroup(&mut faults);
+            self.repair_at_once(&mut faults);
             self.attacher.distrust(handle).await?;
         }
         let present = net.reachable();

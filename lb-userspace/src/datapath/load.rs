@@ -1,6 +1,10 @@
 //! Maps made or taken over, and programs on their way into the kernel with their settings fixed as constants.
 
-use std::{fs, os::fd::AsRawFd as _, path::PathBuf};
+use std::{
+    fs,
+    hash::{BuildHasher as _, Hasher as _, RandomState},
+    path::PathBuf,
+};
 
 use aya::{
     Ebpf, EbpfLoader,
@@ -14,8 +18,10 @@ use lb_common::{
 use super::{
     DatapathError,
     fast_path::{BridgePorts, Word},
+    features::{Feature, namespace_cookie},
     object,
     pins::{Created, Pins},
+    program_array::{self, ProgramArray},
     program_log::ProgramLog,
     program_pins::{self, ProgramPins},
     programs::{self, Loading, Programs},
@@ -51,41 +57,17 @@ pub(super) struct Recipe {
     settings: Settings,
     pins: Pins,
     /// Constants of the programs by name.
-    constants: Vec<(&'static str, Vec<u8>)>,
+    constants: Vec<Constant>,
     /// Maps that belong to the programs alone, and their pins: programs that are loaded later share them.
     own_maps: Vec<(String, PathBuf)>,
+    /// The program arrays, and their pins.
+    arrays: Vec<(&'static str, PathBuf)>,
 }
 
 impl Recipe {
-    fn new(
-        settings: &Settings,
-        pins: &Pins,
-        ports: SourcePorts,
-        own_maps: Vec<(String, PathBuf)>,
-    ) -> Result<Self, DatapathError> {
-        let loopback = u8::from(settings.loopback_node_ports[0]) | u8::from(settings.loopback_node_ports[1]) << 1;
-        let timeouts = settings.timeouts;
-        let constants = [
-            ("SOCKET_LB", number(socket_lb_number(settings.socket_lb))),
-            ("HOST_NETNS", number(namespace_cookie()?)),
-            ("LOOPBACK_NODE_PORTS", number(loopback)),
-            ("PROTECT_NODE_PORTS", number(u8::from(settings.protect_node_ports))),
-            ("FAST_PATH_ON", number(u8::from(settings.fast_path != FastPath::Off))),
-            ("EVENTS_ON", number(u8::from(settings.events))),
-            ("FLOW_COUNTERS", number(u8::from(settings.flow_counters))),
-            ("SNAT_PORT_FIRST", number(ports.first)),
-            ("SNAT_PORT_COUNT", number(ports.count)),
-            ("LOCAL_PORT_FIRST", number(ports.local_first)),
-            ("LOCAL_PORT_LAST", number(ports.local_last)),
-            ("MOST_HALF_OPEN", number(most_half_open(settings.entries(map_name::HALF_OPEN4)))),
-            ("TIMEOUT_HALF_OPEN_S", number(timeouts.half_open_s)),
-            ("TIMEOUT_OPEN_S", number(timeouts.open_s)),
-            ("TIMEOUT_CLOSING_S", number(timeouts.closing_s)),
-            ("TIMEOUT_UDP_UNREPLIED_S", number(timeouts.udp_unreplied_s)),
-            ("TIMEOUT_UDP_REPLIED_S", number(timeouts.udp_replied_s)),
-            ("TIMEOUT_UDP_STREAM_S", number(timeouts.udp_stream_s)),
-        ];
-        Ok(Self { settings: settings.clone(), pins: pins.clone(), constants: constants.into(), own_maps })
+    fn new(settings: &Settings, pins: &Pins, ports: SourcePorts, own_maps: Vec<(String, PathBuf)>) -> Self {
+        let constants = constants(settings, ports);
+        Self { settings: settings.clone(), pins: pins.clone(), constants, own_maps, arrays: Vec::new() }
     }
 
     /// The object with its constants, and with the pinned maps; those that are missing are made.
@@ -106,24 +88,100 @@ impl Recipe {
         for (name, path) in &self.own_maps {
             loader.map_pin_path(name, path);
         }
+        for (name, path) in &self.arrays {
+            loader.map_pin_path(name, path);
+        }
         for (name, value) in &self.constants {
-            loader.override_global(name, value.as_slice(), true);
+            // Programs that need no constant for a feature do without.
+            loader.override_global(name, value.as_slice(), !name.starts_with("HAS_"));
         }
         loader.override_global(aya_log::LEVEL, &self.settings.program_log_level, false);
         Ok(loader.load(elf)?)
     }
 
-    /// Where the programs of this object are pinned, once its maps are.
-    fn program_pins(&self, elf: &[u8]) -> Result<ProgramPins, DatapathError> {
+    /// Where the programs of this object are pinned; `None`: that is known once all of its maps are pinned.
+    fn program_pins(&self, elf: &[u8]) -> Result<Option<ProgramPins>, DatapathError> {
         let folder = self.pins.programs();
         if self.settings.program_log_level != 0 {
-            return Ok(ProgramPins::none(folder, elf));
+            // A number that no other start has: its seed is random.
+            let start = RandomState::new().build_hasher().finish();
+            return Ok(Some(ProgramPins::none(folder, elf, start)));
         }
         let tables = map_name::ALL.map(|name| self.pins.map(name));
         let own = self.own_maps.iter().map(|(_, path)| path.clone());
         let maps: Vec<PathBuf> = tables.into_iter().chain(own).collect();
-        ProgramPins::new(folder, elf, &self.constants, &maps)
+        if !maps.iter().all(|path| path.exists()) {
+            return Ok(None);
+        }
+        ProgramPins::new(folder, elf, &self.constants, &maps).map(Some)
     }
+
+    /// Opens the object, with its program arrays pinned where its programs are: two sets of programs never share an array.
+    fn open_first(&mut self, elf: &[u8], created: &mut Created) -> Result<(Ebpf, ProgramPins), DatapathError> {
+        let known = self.program_pins(elf)?;
+        let unnamed = |name: &str| self.pins.programs().join(format!("{name}-unnamed"));
+        let path = |name: &str| known.as_ref().map_or_else(|| unnamed(name), |pins| pins.map(name));
+        self.arrays = program_array::ALL.map(|name| (name, path(name))).into();
+        for (_, path) in &self.arrays {
+            if known.is_none() {
+                // Of a start that ended here.
+                let _ = fs::remove_file(path);
+            }
+            created.expect(path.clone());
+        }
+        let ebpf = self.open(elf)?;
+        if let Some(pins) = known {
+            return Ok((ebpf, pins));
+        }
+        let pins = self.program_pins(elf)?.ok_or_else(|| missing("of the object's"))?;
+        for (name, path) in &mut self.arrays {
+            let named = pins.map(name);
+            created.expect(named.clone());
+            fs::rename(&*path, &named).map_err(DatapathError::file("rename", path.as_path()))?;
+            *path = named;
+        }
+        Ok((ebpf, pins))
+    }
+}
+
+/// A constant of the programs: its name and its bytes.
+pub type Constant = (&'static str, Vec<u8>);
+
+/// The object in this binary and its constants, as an agent with these settings loads them on this kernel: for tools that show what the
+/// verifier says.
+pub fn as_loaded(settings: &Settings) -> Result<(Vec<u8>, Vec<Constant>), DatapathError> {
+    Ok((object::read(settings.programs.as_deref())?, constants(settings, SourcePorts::DEFAULT)))
+}
+
+fn constants(settings: &Settings, ports: SourcePorts) -> Vec<Constant> {
+    let loopback = u8::from(settings.loopback_node_ports[0]) | u8::from(settings.loopback_node_ports[1]) << 1;
+    let timeouts = settings.timeouts;
+    let fixed = [
+        ("SOCKET_LB", number(socket_lb_number(settings.socket_lb))),
+        // 0: the programs take the initial namespace for the node's.
+        ("HOST_NETNS", number(namespace_cookie().unwrap_or(0))),
+        ("LOOPBACK_NODE_PORTS", number(loopback)),
+        ("PROTECT_NODE_PORTS", number(u8::from(settings.protect_node_ports))),
+        ("FAST_PATH_ON", number(u8::from(settings.fast_path != FastPath::Off))),
+        ("EVENTS_ON", number(u8::from(settings.events))),
+        ("FLOW_COUNTERS", number(u8::from(settings.flow_counters))),
+        ("SNAT_PORT_FIRST", number(ports.first)),
+        ("SNAT_PORT_COUNT", number(ports.count)),
+        ("LOCAL_PORT_FIRST", number(ports.local_first)),
+        ("LOCAL_PORT_LAST", number(ports.local_last)),
+        ("MOST_HALF_OPEN", number(most_half_open(settings.entries(map_name::HALF_OPEN4)))),
+        ("TIMEOUT_HALF_OPEN_S", number(timeouts.half_open_s)),
+        ("TIMEOUT_OPEN_S", number(timeouts.open_s)),
+        ("TIMEOUT_CLOSING_S", number(timeouts.closing_s)),
+        ("TIMEOUT_UDP_UNREPLIED_S", number(timeouts.udp_unreplied_s)),
+        ("TIMEOUT_UDP_REPLIED_S", number(timeouts.udp_replied_s)),
+        ("TIMEOUT_UDP_STREAM_S", number(timeouts.udp_stream_s)),
+    ];
+    let of_kernel = Feature::ALL.into_iter().filter_map(|feature| {
+        let constant = feature.constant()?;
+        Some((constant, number(u8::from(feature.is_there()))))
+    });
+    fixed.into_iter().chain(of_kernel).collect()
 }
 
 /// A number as the programs hold it.
@@ -162,8 +220,8 @@ pub(super) fn load(
     for (_, path) in &own_maps {
         created.expect(path.clone());
     }
-    let recipe = Recipe::new(settings, pins, ports, own_maps)?;
-    let mut ebpf = recipe.open(&elf)?;
+    let mut recipe = Recipe::new(settings, pins, ports, own_maps);
+    let (mut ebpf, program_pins) = recipe.open_first(&elf, created)?;
     mark_ours(&mut ebpf, settings)?;
     note_settings(&mut ebpf, settings)?;
     let links = take(&mut ebpf, map_name::LINKS)?.try_into().map_err(aya::EbpfError::MapError)?;
@@ -171,18 +229,18 @@ pub(super) fn load(
     let ports = take(&mut ebpf, map_name::BRIDGE_PORTS)?.try_into().map_err(aya::EbpfError::MapError)?;
     let bridge_ports = BridgePorts::new(ports);
     let log = program_log(&mut ebpf, settings.program_log_level)?;
-    let program_pins = recipe.program_pins(&elf)?;
+    let arrays = recipe.arrays.iter().map(|(name, path)| ProgramArray::open(name, path));
+    let programs = Programs::new(arrays.collect::<Result<_, _>>()?);
     let first = programs::first(settings.socket_lb, settings.program_log_level != 0);
     let loading = Loading::begin(first, program_pins.clone(), move || Ok(ebpf))?;
-    let programs = Programs::default();
     Ok((Kernel { programs, recipe, program_pins, links, fast_path, bridge_ports, log }, loading))
 }
 
 /// Maps that are no tables: what floods, rate limits and neighbours are judged by. The object's digest is part of the pin, since another
 /// object may give them another layout. Constants are fixed in each program, and the log's ring belongs to one start.
 fn own_maps<'a>(maps: impl Iterator<Item = &'a String>, object: &str, pins: &Pins) -> Vec<(String, PathBuf)> {
-    let is_own =
-        |name: &&String| !map_name::ALL.contains(&name.as_str()) && !name.starts_with('.') && *name != LOG_RING;
+    let is_table = |name: &str| map_name::ALL.contains(&name) || program_array::ALL.contains(&name);
+    let is_own = |name: &&String| !is_table(name) && !name.starts_with('.') && *name != LOG_RING;
     maps.filter(is_own).map(|name| (name.clone(), pins.programs().join(format!("{name}-{object}")))).collect()
 }
 
@@ -227,24 +285,4 @@ fn take(ebpf: &mut Ebpf, name: &str) -> Result<Map, DatapathError> {
 
 fn missing(name: &str) -> DatapathError {
     DatapathError::BadObject { reason: format!("map {name} is missing") }
-}
-
-const COOKIE_BYTES: libc::socklen_t = 8;
-
-/// The kernel's cookie of this process's network namespace. Minimum kernel: 5.14.
-fn namespace_cookie() -> Result<u64, DatapathError> {
-    let action = "ask for the network namespace's cookie";
-    let socket = std::os::unix::net::UnixDatagram::unbound().map_err(DatapathError::kernel(action))?;
-    let (mut cookie, mut length) = (0_u64, COOKIE_BYTES);
-    // SAFETY: the kernel writes at most `length` bytes to `cookie`, and both outlive the call.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_NETNS_COOKIE,
-            (&raw mut cookie).cast(),
-            &raw mut length,
-        )
-    };
-    if result == 0 { Ok(cookie) } else { Err(DatapathError::kernel(action)(std::io::Error::last_os_error())) }
 }

@@ -1,7 +1,7 @@
 //! One agent per node: per run folder, per pin folder, and per network namespace.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File, Metadata, OpenOptions},
     io::{ErrorKind, Read as _, Write as _},
     os::{
         linux::net::SocketAddrExt as _,
@@ -17,7 +17,7 @@ use nix::fcntl::{Flock, FlockArg};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::DatapathError;
+use super::{DatapathError, pins::Pins};
 
 /// Abstract socket names belong to the network namespace, and vanish with their process.
 const NAMESPACE_LOCK: &[u8] = b"ballast-agent";
@@ -51,6 +51,17 @@ pub fn check_alone() -> Result<(), DatapathError> {
     }
 }
 
+/// Where an agent runs that has the pins under `bpffs` or is in this network namespace, whatever its run folder; `None`: none does, as
+/// far as this process may see. It takes nothing.
+pub fn running_agent(bpffs: &Path) -> Option<String> {
+    let pins = Pins::under(bpffs);
+    let of_namespace = namespace_holder().map(|holder| format!("in this network namespace{holder}"));
+    of_namespace.or_else(|| {
+        let pid = lock_holder(&fs::metadata(pins.maps()).ok()?)?;
+        Some(format!("on the pins in {} (pid {pid})", pins.maps().display()))
+    })
+}
+
 /// Path of the lock file, which holds the agent's process id.
 pub(super) fn lock_file(run_dir: &Path) -> PathBuf {
     run_dir.join(LOCK_FILE)
@@ -79,16 +90,18 @@ fn lock_run_dir(run_dir: &Path) -> Result<Option<Flock<File>>, DatapathError> {
 
 fn lock_pins(pins: &Path) -> Result<Flock<File>, DatapathError> {
     let folder = File::open(pins).map_err(DatapathError::file("open", pins))?;
-    let inode = folder.metadata().map_err(DatapathError::file("stat", pins))?.ino();
-    Flock::lock(folder, FlockArg::LockExclusiveNonblock)
-        .map_err(|_| DatapathError::Locked { what: pins.display().to_string(), holder: holder_of(inode) })
+    let metadata = folder.metadata().map_err(DatapathError::file("stat", pins))?;
+    Flock::lock(folder, FlockArg::LockExclusiveNonblock).map_err(|_| {
+        let holder = lock_holder(&metadata).map(|pid| format!(" (pid {pid})")).unwrap_or_default();
+        DatapathError::Locked { what: pins.display().to_string(), holder }
+    })
 }
 
-/// Who holds a lock on a folder, as far as this process may see it.
-fn holder_of(inode: u64) -> String {
-    let locks = procfs::locks().unwrap_or_default();
-    let pid = locks.into_iter().find(|lock| lock.inode == inode).and_then(|lock| lock.pid);
-    pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
+/// The process that holds a lock on a folder, as far as this process may see it.
+fn lock_holder(folder: &Metadata) -> Option<i32> {
+    let (major, minor) = (rustix::fs::major(folder.dev()), rustix::fs::minor(folder.dev()));
+    let is_it = |lock: &procfs::Lock| (lock.devmaj, lock.devmin, lock.inode) == (major, minor, folder.ino());
+    procfs::locks().unwrap_or_default().into_iter().find(is_it).and_then(|lock| lock.pid)
 }
 
 fn lock_namespace() -> Result<UnixListener, DatapathError> {

@@ -4,7 +4,7 @@
 //! [`Datapath::follow_links`] waits for these, and attaches them to the cgroup and to the interfaces. Everything attached is pinned
 //! (or, for clsact, kept by its qdisc), so traffic flows while no agent runs, and the next agent replaces programs in place.
 //!
-//! Minimum kernel: 5.18; TCX from 6.6.
+//! What a kernel must have is found out by loading; [`Feature`] names what is done without where it is missing.
 
 mod attach;
 mod beside;
@@ -27,6 +27,8 @@ mod net;
 mod object;
 mod pins;
 mod point;
+mod probe;
+mod program_array;
 mod program_log;
 mod program_pins;
 mod programs;
@@ -54,7 +56,7 @@ use attach::Attacher;
 use kept::Sources;
 use load::Kernel;
 use lock::AgentLock;
-pub use lock::check_alone;
+pub use lock::{check_alone, running_agent};
 use pins::{Created, Pins};
 use programs::{Loaded, Loading};
 
@@ -63,7 +65,8 @@ pub use cleanup::{Removed, cleanup};
 pub use error::DatapathError;
 pub use fast_path::FastPathStatus;
 pub use faults::{Auditor, Fault};
-pub use features::{TcMechanism, kernel_release};
+pub use features::{Feature, TcMechanism, kernel_release};
+pub use load::{Constant, as_loaded};
 pub use object::is_embedded;
 pub use point::{Point, Role};
 pub use program_log::ProgramLog;
@@ -141,6 +144,13 @@ impl Datapath {
             return Err(DatapathError::NoPrograms);
         }
         features::check()?;
+        let missing_features = Feature::missing();
+        for feature in &missing_features {
+            tracing::warn!("this kernel lacks a feature: {feature}");
+        }
+        if missing_features.contains(&Feature::CheckMtu) {
+            settings.fast_path = FastPath::Off;
+        }
         check_named(&settings)?;
         let tc = features::tc_mechanism(settings.tc_attach)?;
         let (ports, ports_warning) = source_ports::choose(settings.snat_ports, source_ports::Local::read().as_ref())?;
@@ -173,6 +183,7 @@ impl Datapath {
             addresses: addresses.clone(),
             absent: BTreeSet::new(),
             tc,
+            missing_features,
             socket_lb: settings.socket_lb.text(),
             cgroup: cgroup.as_ref().map(|root| root.path.display().to_string()),
             synced: false,
@@ -239,7 +250,7 @@ impl Datapath {
         if let Some(refused) = outcomes.iter().position(|(_, outcome)| outcome.is_err()) {
             return outcomes.swap_remove(refused).1.map(drop);
         }
-        self.kernel.programs.add(outcomes, &self.kernel.program_pins, Instant::now());
+        self.kernel.programs.add(outcomes, &self.kernel.program_pins, Instant::now())?;
         match &self.cgroup {
             Some(root) => cgroup_links::attach(root, &self.kernel.programs, self.attacher.pins(), &mut created)?,
             None => cgroup_links::detach(self.attacher.pins())?,
@@ -267,9 +278,9 @@ impl Datapath {
     /// Takes over the programs that were loaded later, or why they were not.
     fn add_later(&mut self, loading: &Loading, loaded: Result<programs::Outcomes, DatapathError>) {
         let now = Instant::now();
-        match loaded {
-            Ok(outcomes) => self.kernel.programs.add(outcomes, &self.kernel.program_pins, now),
-            Err(error) => loading.names.iter().for_each(|name| self.kernel.programs.refuse(name, &error, now)),
+        let added = loaded.and_then(|outcomes| self.kernel.programs.add(outcomes, &self.kernel.program_pins, now));
+        if let Err(error) = added {
+            loading.names.iter().for_each(|name| self.kernel.programs.refuse(name, &error, now));
         }
     }
 

@@ -25,8 +25,9 @@ const NAME_BYTES: usize = 15;
 #[derive(Clone, Debug)]
 pub(super) struct ProgramPins {
     folder: PathBuf,
-    /// `None`: programs are neither pinned nor opened.
-    digest: Option<String>,
+    digest: String,
+    /// Whether programs are pinned, and opened if they are: not where they write to a log of their own, which another start could not read.
+    keeps: bool,
     /// Digest of the object alone: part of the names of the maps that belong to its programs.
     object: String,
 }
@@ -61,17 +62,23 @@ impl ProgramPins {
             let foreign = |error| DatapathError::ForeignPin { path: path.clone(), source: Box::new(error) };
             digest.update(MapInfo::from_pin(path).map_err(foreign)?.id().to_le_bytes());
         }
-        let digest = Some(hex(digest.finalize().as_slice()));
-        Ok(Self { folder: folder.to_owned(), digest, object: object_digest(elf) })
+        let digest = hex(digest.finalize().as_slice());
+        Ok(Self { folder: folder.to_owned(), digest, keeps: true, object: object_digest(elf) })
     }
 
-    /// No pins: the programs of this start write to a log of their own, which another start could not read.
-    pub fn none(folder: &Path, elf: &[u8]) -> Self {
-        Self { folder: folder.to_owned(), digest: None, object: object_digest(elf) }
+    /// No pins of programs: those of this start write to a log of their own. `start`: a number that no other start has.
+    pub fn none(folder: &Path, elf: &[u8], start: u64) -> Self {
+        let digest = hex(&start.to_be_bytes());
+        Self { folder: folder.to_owned(), digest, keeps: false, object: object_digest(elf) }
     }
 
     fn path(&self, name: &str) -> Option<PathBuf> {
-        self.digest.as_ref().map(|digest| self.folder.join(format!("{name}-{digest}")))
+        self.keeps.then(|| self.map(name))
+    }
+
+    /// Pin of a map that belongs to just these programs, as it refers to them.
+    pub fn map(&self, name: &str) -> PathBuf {
+        self.folder.join(format!("{name}-{}", self.digest))
     }
 
     /// The pinned program; `None`: none is pinned, or it is another one than its name says.
@@ -99,7 +106,7 @@ impl ProgramPins {
     pub fn remove_others(&self) {
         let ours = |path: &PathBuf| {
             let digest = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.rsplit_once('-'));
-            digest.is_some_and(|(_, digest)| self.digest.as_deref() == Some(digest) || self.object == digest)
+            digest.is_some_and(|(_, digest)| self.digest == digest || self.object == digest)
         };
         for path in all(&self.folder).into_iter().filter(|path| !ours(path)) {
             if let Err(error) = fs::remove_file(&path) {
@@ -129,7 +136,7 @@ mod tests {
         assert_eq!(pins(folder, b"object", 0).path("pod_in"), one);
         assert_ne!(pins(folder, b"object", 1).path("pod_in"), one);
         assert_ne!(pins(folder, b"other", 0).path("pod_in"), one);
-        assert_eq!(ProgramPins::none(folder, b"object").path("pod_in"), None);
+        assert_eq!(ProgramPins::none(folder, b"object", 1).path("pod_in"), None);
     }
 
     #[test]
@@ -144,7 +151,7 @@ mod tests {
         let mine = BTreeSet::from([new.path("pod_in").expect("has a digest"), map.clone()]);
         new.remove_others();
         assert_eq!(all(folder.path()), mine);
-        ProgramPins::none(folder.path(), b"new").remove_others();
+        ProgramPins::none(folder.path(), b"new", 1).remove_others();
         assert_eq!(all(folder.path()), BTreeSet::from([map]));
     }
 

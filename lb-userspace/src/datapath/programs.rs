@@ -1,7 +1,7 @@
 //! The programs: taken from the pins of an earlier start, or verified by the kernel, several at a time, beside everything else.
 //!
-//! A start loads what every node needs. The others are loaded when the first interface asks for them: verification takes about half
-//! a second of processor time for each program, and most nodes have no tunnel without Ethernet, no bridge, or no XDP.
+//! A start loads what every node needs: the entry programs of usual links, and the programs that these tail call ([`super::program_array`]).
+//! The others are loaded when the first interface asks for them: most nodes have no tunnel without Ethernet, no bridge, or no XDP.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,9 +17,14 @@ use aya::{
 };
 use tokio::{sync::oneshot, time::Instant};
 
-use super::{DatapathError, cgroup_links, program_pins::ProgramPins, settings::SocketLb};
+use super::{
+    DatapathError, cgroup_links,
+    program_array::{self, ProgramArray},
+    program_pins::ProgramPins,
+    settings::SocketLb,
+};
 
-/// The tc and XDP programs; those of [`cgroup_links::PROGRAMS`] come with socket load balancing.
+/// The entry programs at tc and XDP; those of [`cgroup_links::PROGRAMS`] come with socket load balancing.
 pub(super) const INTERFACE_PROGRAMS: [&str; 8] =
     ["pod_in", "pod_out", "bridge_in", "node_in", "node_out", "node_in_l3", "node_out_l3", "xdp_node"];
 /// The tc programs of pods' links and of Ethernet links to the network: nearly every node needs them, and a pod's link soon.
@@ -71,11 +76,41 @@ struct Refused {
 pub(super) struct Programs {
     loaded: BTreeMap<&'static str, Loaded>,
     refused: BTreeMap<&'static str, Refused>,
+    arrays: Vec<ProgramArray>,
+}
+
+/// The array of the programs that this entry program calls; `None`: it calls none.
+fn array_of(entry: &str) -> Option<&'static str> {
+    match entry {
+        "xdp_node" => Some(program_array::XDP),
+        entry if INTERFACE_PROGRAMS.contains(&entry) => Some(program_array::TC),
+        _ => None,
+    }
+}
+
+/// The program, and before it all that it calls.
+fn with_called(entry: &'static str) -> impl Iterator<Item = &'static str> {
+    let called = array_of(entry).into_iter().flat_map(program_array::programs).map(|(_, name)| name);
+    called.chain([entry])
 }
 
 impl Programs {
+    pub fn new(arrays: Vec<ProgramArray>) -> Self {
+        Self { arrays, ..Self::default() }
+    }
+
     pub fn get(&self, name: &str) -> Option<&Loaded> {
         self.loaded.get(name)
+    }
+
+    pub fn arrays(&self) -> &[ProgramArray] {
+        &self.arrays
+    }
+
+    /// Puts every loaded program that is called into its slot, and keeps the arrays pinned.
+    pub fn fill_arrays(&self) -> Result<(), DatapathError> {
+        let filled = |array: &ProgramArray| array.pin().and_then(|()| array.fill(|name| self.get(name)));
+        self.arrays.iter().try_for_each(filled)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, &Loaded)> {
@@ -87,8 +122,9 @@ impl Programs {
         self.refused.get(name).map(|refused| refused.why.as_str())
     }
 
-    /// Adds what was loaded, and pins it for the next start. A refused program is a problem of the interfaces that need it.
-    pub fn add(&mut self, outcomes: Outcomes, pins: &ProgramPins, now: Instant) {
+    /// Adds what was loaded, and pins it for the next start. A refused program is a problem of the interfaces that need it; an entry program
+    /// that calls a missing one is as good as refused.
+    pub fn add(&mut self, outcomes: Outcomes, pins: &ProgramPins, now: Instant) -> Result<(), DatapathError> {
         for (name, outcome) in outcomes {
             match outcome {
                 Ok(program) => {
@@ -99,6 +135,16 @@ impl Programs {
                 Err(error) => self.refuse(name, &error, now),
             }
         }
+        self.fill_arrays()?;
+        for entry in INTERFACE_PROGRAMS {
+            let missing = with_called(entry).find(|name| self.refused.contains_key(name));
+            if let Some(missing) = missing.filter(|missing| *missing != entry && self.loaded.contains_key(entry)) {
+                self.loaded.remove(entry);
+                let why = self.refusal(missing).unwrap_or_default().to_owned();
+                self.refuse(entry, &DatapathError::BadObject { reason: format!("it calls {missing}: {why}") }, now);
+            }
+        }
+        Ok(())
     }
 
     /// Notes that a program could not be loaded.
@@ -111,7 +157,9 @@ impl Programs {
     pub fn due(&self, wanted: BTreeSet<&'static str>, now: Instant) -> Vec<&'static str> {
         let due =
             |name: &&str| !self.loaded.contains_key(name) && self.refused.get(name).is_none_or(|one| one.next <= now);
-        wanted.into_iter().filter(due).collect()
+        let entries: Vec<_> = wanted.into_iter().filter(due).collect();
+        let with_called: BTreeSet<_> = entries.into_iter().flat_map(with_called).collect();
+        with_called.into_iter().filter(|name| !self.loaded.contains_key(name)).collect()
     }
 }
 
@@ -122,7 +170,9 @@ pub(super) type Outcomes = Vec<(&'static str, Result<Loaded, DatapathError>)>;
 pub(super) fn first(socket_lb: SocketLb, logged: bool) -> Vec<&'static str> {
     let sockets = cgroup_links::PROGRAMS.map(|(name, _)| name).into_iter().filter(|_| socket_lb != SocketLb::Off);
     let interfaces = if logged { INTERFACE_PROGRAMS.as_slice() } else { &FIRST };
-    interfaces.iter().copied().chain(sockets).collect()
+    let called: BTreeSet<_> = interfaces.iter().filter_map(|entry| array_of(entry)).collect();
+    let called = called.into_iter().flat_map(program_array::programs).map(|(_, name)| name);
+    called.chain(interfaces.iter().copied()).chain(sockets).collect()
 }
 
 /// Programs on their way into the kernel.
@@ -234,43 +284,64 @@ mod tests {
     use super::*;
 
     fn no_pins() -> ProgramPins {
-        ProgramPins::none(Path::new("/nowhere"), b"")
+        ProgramPins::none(Path::new("/nowhere"), b"", 0)
     }
 
     fn refusal() -> DatapathError {
         DatapathError::BadObject { reason: "no such thing".into() }
     }
 
+    fn refuse(programs: &mut Programs, name: &'static str, now: Instant) {
+        programs.add(vec![(name, Err(refusal()))], &no_pins(), now).expect("no array to fill");
+    }
+
+    fn is_due(programs: &Programs, name: &'static str, now: Instant) -> bool {
+        programs.due(BTreeSet::from([name]), now).contains(&name)
+    }
+
     #[test]
     fn a_refused_program_is_tried_again_after_growing_pauses() {
         let (mut programs, start) = (Programs::default(), Instant::now());
-        let wanted = || BTreeSet::from(["bridge_in"]);
-        assert_eq!(programs.due(wanted(), start), ["bridge_in"]);
-        programs.add(vec![("bridge_in", Err(refusal()))], &no_pins(), start);
+        assert!(is_due(&programs, "bridge_in", start));
+        refuse(&mut programs, "bridge_in", start);
         assert!(programs.refusal("bridge_in").is_some_and(|why| why.contains("no such thing")));
-        assert!(programs.due(wanted(), start + PAUSE / 2).is_empty());
-        assert_eq!(programs.due(wanted(), start + PAUSE), ["bridge_in"]);
-        programs.add(vec![("bridge_in", Err(refusal()))], &no_pins(), start + PAUSE);
-        assert!(programs.due(wanted(), start + PAUSE * 2).is_empty());
-        assert_eq!(programs.due(wanted(), start + PAUSE * 3), ["bridge_in"]);
+        assert!(!is_due(&programs, "bridge_in", start + PAUSE / 2));
+        assert!(is_due(&programs, "bridge_in", start + PAUSE));
+        refuse(&mut programs, "bridge_in", start + PAUSE);
+        assert!(!is_due(&programs, "bridge_in", start + PAUSE * 2));
+        assert!(is_due(&programs, "bridge_in", start + PAUSE * 3));
         for _ in 0..20 {
             programs.refuse("bridge_in", &refusal(), start);
         }
-        assert_eq!(programs.due(wanted(), start + LONGEST_PAUSE), ["bridge_in"]);
+        assert!(is_due(&programs, "bridge_in", start + LONGEST_PAUSE));
     }
 
     #[test]
     fn a_program_that_is_refused_holds_up_no_other() {
         let (mut programs, now) = (Programs::default(), Instant::now());
-        programs.add(vec![("bridge_in", Err(refusal()))], &no_pins(), now);
-        assert_eq!(programs.due(BTreeSet::from(["bridge_in", "xdp_node"]), now), ["xdp_node"]);
+        refuse(&mut programs, "bridge_in", now);
+        let due = programs.due(BTreeSet::from(["bridge_in", "xdp_node"]), now);
+        assert!(due.contains(&"xdp_node") && !due.contains(&"bridge_in"), "{due:?}");
         assert_eq!(programs.refusal("xdp_node"), None);
     }
 
     #[test]
-    fn a_start_without_socket_load_balancing_loads_no_socket_program() {
-        assert_eq!(first(SocketLb::Off, false), FIRST);
-        assert_eq!(first(SocketLb::Off, true), INTERFACE_PROGRAMS);
-        assert_eq!(first(SocketLb::Host, false).len(), FIRST.len() + cgroup_links::PROGRAMS.len());
+    fn an_entry_program_is_loaded_with_all_that_it_calls() {
+        let programs = Programs::default();
+        let due = programs.due(BTreeSet::from(["xdp_node"]), Instant::now());
+        assert!(due.contains(&"xdp_select4") && due.contains(&"xdp_node") && !due.contains(&"select4"), "{due:?}");
+    }
+
+    #[test]
+    fn a_start_loads_what_usual_links_need() {
+        let without_sockets = first(SocketLb::Off, false);
+        for name in FIRST.into_iter().chain(["select4", "icmp_nat6"]) {
+            assert!(without_sockets.contains(&name), "{name}");
+        }
+        for name in ["connect4", "bridge_in", "xdp_node", "xdp_select4"] {
+            assert!(!without_sockets.contains(&name), "{name}");
+        }
+        assert!(INTERFACE_PROGRAMS.iter().all(|name| first(SocketLb::Off, true).contains(name)));
+        assert_eq!(first(SocketLb::Host, false).len(), without_sockets.len() + cgroup_links::PROGRAMS.len());
     }
 }

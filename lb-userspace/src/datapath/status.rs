@@ -15,7 +15,7 @@ use super::{
     attach::{Attachment, How},
     bpf_link::{BpfLink, LinkFacts, LinkTarget},
     clsact,
-    features::TcMechanism,
+    features::{Feature, TcMechanism},
     net::name_of,
     netlink_thread,
     pins::Pins,
@@ -28,6 +28,9 @@ use super::{
 #[serde(rename_all = "camelCase")]
 pub struct Status {
     pub tc: TcMechanism,
+    /// What the kernel lacks and is done without.
+    #[serde(skip)]
+    pub missing_features: Vec<Feature>,
     /// `off`, `host` or `all`.
     pub socket_lb: &'static str,
     /// Root of the cgroup hierarchy that is served; `None`: off.

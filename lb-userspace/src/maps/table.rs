@@ -111,9 +111,13 @@ impl<K: Pod, V: Pod> Table<K, V> {
 
     /// `None`: not there.
     pub fn get(&self, key: &K) -> io::Result<Option<V>> {
+        self.read_by(bpf_cmd::BPF_MAP_LOOKUP_ELEM, key)
+    }
+
+    /// The element that this command reads.
+    fn read_by(&self, command: bpf_cmd, key: &K) -> io::Result<Option<V>> {
         let mut value = Vec::<V>::with_capacity(1);
-        let found = self.element(bpf_cmd::BPF_MAP_LOOKUP_ELEM, address(key), value.as_mut_ptr() as u64);
-        if !present(found)? {
+        if !present(self.element(command, address(key), value.as_mut_ptr() as u64))? {
             return Ok(None);
         }
         // SAFETY: the kernel wrote one value; every bit pattern is a valid `Pod`.

@@ -43,10 +43,22 @@ impl ObjectName {
     pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }
+
+    /// Stands for all objects whose names cannot be read.
+    pub fn unreadable() -> Self {
+        Self::new("", "")
+    }
+
+    pub fn is_unreadable(&self) -> bool {
+        self.name.is_empty()
+    }
 }
 
 impl fmt::Display for ObjectName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_unreadable() {
+            return f.write_str("(no name)");
+        }
         write!(f, "{}/{}", self.namespace, self.name)
     }
 }

@@ -53,6 +53,8 @@ pub struct Contents {
     pub outcomes: Vec<(Outcome, u64)>,
     pub links: Vec<(u32, Link)>,
     pub config: Option<Config>,
+    /// The second of `CLOCK_MONOTONIC` at which the adoption window ends; 0: there was none.
+    pub adoption_until_s: u32,
     /// What the programs were loaded with.
     pub settings: LoadSettings,
 }
@@ -119,6 +121,7 @@ impl Contents {
             links: reader.all(map_name::LINKS)?,
             outcomes: outcomes(&pinned)?,
             config: pinned.config.get(&0, 0).ok(),
+            adoption_until_s: pinned.adoption.as_ref().and_then(|map| map.get(&0, 0).ok()).unwrap_or_default(),
             settings: pinned.settings.get(&0, 0).map_err(reading(map_name::SETTINGS))?,
             stats: Vec::new(),
         };

@@ -56,6 +56,8 @@ pub struct KernelReport {
     pub release: String,
     /// Which features are used, by name; false: a fallback stands in.
     pub features: BTreeMap<String, bool>,
+    /// What the kernel lacks, and what is lost by that.
+    pub lacks: Vec<String>,
 }
 
 /// Where the truth comes from, and how old the last proof of it is.

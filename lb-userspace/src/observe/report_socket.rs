@@ -33,10 +33,27 @@ const READERS: usize = 8;
 pub enum AskError {
     #[error("no agent is running with this --run-dir ({} does not answer)", path.display())]
     NotRunning { path: PathBuf },
+    /// See [`Self::or_elsewhere`].
+    #[error(
+        "an agent runs {place}, but does not answer at {}: it has another --run-dir, or cannot use this one; its log says which",
+        path.display()
+    )]
+    Elsewhere { path: PathBuf, place: String },
     #[error("may not ask the agent at {}: run as root", path.display())]
     Denied { path: PathBuf },
     #[error("the agent at {} did not give a report: {error}", path.display())]
     NoReport { path: PathBuf, error: io::Error },
+}
+
+impl AskError {
+    /// The same, where an agent was found `place` by other means than its socket.
+    #[must_use]
+    pub fn or_elsewhere(self, place: Option<&str>) -> Self {
+        match (self, place) {
+            (Self::NotRunning { path }, Some(place)) => Self::Elsewhere { path, place: place.to_owned() },
+            (error, _) => error,
+        }
+    }
 }
 
 /// What can be asked: some words and a newline. Whoever says nothing gets the report.
@@ -91,7 +108,9 @@ pub fn order(run_dir: &Path, order: Order) -> Result<Answer, AskError> {
 fn question<T: DeserializeOwned>(run_dir: &Path, question: Question, limit: Duration) -> Result<T, AskError> {
     let path = run_dir.join(SOCKET);
     let stream = UnixStream::connect(&path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => AskError::NotRunning { path: path.clone() },
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::ConnectionRefused => {
+            AskError::NotRunning { path: path.clone() }
+        }
         io::ErrorKind::PermissionDenied => AskError::Denied { path: path.clone() },
         _ => AskError::NoReport { path: path.clone(), error },
     })?;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use jiff::Timestamp;
 use serde::Serialize;
 
 use super::inventory::Totals;
@@ -13,8 +14,10 @@ use super::table::{aligned, or_dash};
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
-    /// What the agent says of itself; null: none runs.
+    /// What the agent says of itself; null: it says nothing.
     pub agent: Option<Report>,
+    /// Whether one runs, by its report or its locks; null: not known.
+    pub agent_running: Option<bool>,
     /// Why there is no report.
     pub agent_error: Option<String>,
     /// What stands in the pinned maps; null: none are pinned.
@@ -24,6 +27,8 @@ pub struct Status {
     pub revision: Option<u64>,
     /// Seconds since the tables were last programmed.
     pub programmed_seconds: Option<f64>,
+    /// The adoption window; null: it is not open.
+    pub adoption: Option<Adoption>,
     /// Packets and socket calls since the maps were made, by outcome; those that never happened are left out.
     pub outcomes: BTreeMap<&'static str, u64>,
     /// What is attached in this network namespace, read from pins and filters.
@@ -32,12 +37,28 @@ pub struct Status {
     pub links_error: Option<String>,
 }
 
+/// The adoption window while it is open.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Adoption {
+    /// When it ends, by the wall clock of this moment: programs count seconds since the machine started.
+    pub until: Timestamp,
+    /// Seconds until then.
+    pub seconds: f64,
+}
+
 /// As text; `wide` adds every interface, program and outcome.
 pub fn text(status: &Status, wide: bool) -> String {
     let mut lines = Lines(Vec::new());
-    match &status.agent {
-        Some(report) => agent(&mut lines, report),
-        None => lines.add("Agent", &format!("not running: {}", or_dash(status.agent_error.as_ref()))),
+    if let Some(report) = &status.agent {
+        agent(&mut lines, report);
+    } else {
+        let known = match status.agent_running {
+            Some(true) => "running, no report",
+            Some(false) => "not running",
+            None => "not known",
+        };
+        lines.add("Agent", &format!("{known}: {}", or_dash(status.agent_error.as_ref())));
     }
     tables(&mut lines, status);
     attachments(&mut lines, status);
@@ -124,6 +145,7 @@ fn agent(lines: &mut Lines, report: &Report) {
         report.kernel.features.iter().map(|(name, used)| format!("{name} {}", if *used { "yes" } else { "no" }));
     let features: Vec<_> = features.collect();
     lines.add("Kernel", &format!("{}: {}", report.kernel.release, features.join(", ")));
+    lines.list("", &report.kernel.lacks);
 }
 
 /// Those that are named, and how many more there are.
@@ -203,6 +225,7 @@ fn maintenance(lines: &mut Lines, tables: &TablesReport) {
     let problems: Vec<_> = tables.health_checks.values().filter_map(|check| check.problem.clone()).collect();
     lines.list("Health ports", &problems);
     lines.list("Held ports", &tables.held_ports);
+    lines.list("Maintenance", tables.unread_maintenance.as_slice());
     let local = tables.local_cluster_ips.iter();
     lines.list("Local IPs", &local.map(|address| format!("{address}: {LOCAL_CLUSTER_IP}")).collect::<Vec<_>>());
 }
@@ -232,6 +255,12 @@ fn tables(lines: &mut Lines, status: &Status) {
     }
     let half_open = if totals.half_open > 0 { format!(", {} half-open", totals.half_open) } else { String::new() };
     lines.add("Flows", &format!("{}{half_open}", totals.flows));
+    if let Some(Adoption { until, seconds }) = &status.adoption {
+        lines.add(
+            "Adoption",
+            &format!("open until {until:.0}, {seconds:.0}s more: unknown segments go to the host's stack"),
+        );
+    }
 }
 
 fn attachments(lines: &mut Lines, status: &Status) {
@@ -292,101 +321,5 @@ fn add_wide(text: &mut String, status: &Status) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::observe::report::{AttachmentReport, FailingReport, ResourceReport};
-
-    #[test]
-    fn dead_agent_still_shows_what_is_pinned() {
-        let status = Status {
-            agent_error: Some("no agent is running with this --run-dir".into()),
-            tables: Some(Totals {
-                services: 2,
-                frontends: 3,
-                flows: 5,
-                half_open: 2,
-                suspects: 3,
-                overdue: 1,
-                ..Totals::default()
-            }),
-            revision: Some(7),
-            programmed_seconds: Some(12.34),
-            links: vec![LinkReport {
-                name: "veth0".into(),
-                ifindex: 4,
-                role: "pod".into(),
-                served_by: None,
-                served_reason: None,
-                programs: vec![AttachmentReport { point: "in".into(), program: "pod_in".into(), how: "tcx".into() }],
-            }],
-            socket_programs: vec!["connect4".into()],
-            ..Status::default()
-        };
-        insta::assert_snapshot!(text(&status, false), @r"
-        Agent:         not running: no agent is running with this --run-dir
-        Tables:        revision 7, programmed 12.3s ago
-        Services:      2 with 3 frontends
-        Backends:      0 active
-        Overdue:       1 past their deadline: the agent must take them out
-        Avoided:       3 suspect: `ballast get backends` shows them
-        Flows:         5, 2 half-open
-        Attached:      1 pod (tcx), 1 socket programs
-        ");
-    }
-
-    #[test]
-    fn running_agent_tells_what_is_wrong() {
-        let mut report = Report { pid: 9, version: "0.1.0".into(), node_name: "n1".into(), ..Report::default() };
-        report.source.kind = "kube".into();
-        report.source.origin = "https://10.0.0.1:6443/".into();
-        report.source.synced = true;
-        report.source.stale = Some("connection refused".into());
-        report.source.age_seconds.insert("services".into(), 61.52);
-        (report.source.refused, report.source.refusals) = (7, vec!["Service demo/web: bad; mend it".into()]);
-        let failing = Some(FailingReport { code: "403".into(), seconds: 61.5 });
-        report.source.resources.insert("services".into(), ResourceReport { failing, ..ResourceReport::default() });
-        report.health.healthz = true;
-        report.health.faults = vec!["the source is stale: connection refused".into()];
-        report.datapath.tc = "tcx".into();
-        report.datapath.socket_lb = "off".into();
-        report.datapath.fast_path.asked = "auto".into();
-        report.datapath.fast_path.skips = vec!["nftables chain ip filter FORWARD".into()];
-        report.datapath.fast_path.closed_bridges = vec!["cni0: it has more than 4096 neighbours".into()];
-        let link = |name: &str, by: &str, reason: Option<&str>| LinkReport {
-            name: name.to_owned(),
-            role: "external".into(),
-            served_by: Some(by.to_owned()),
-            served_reason: reason.map(ToOwned::to_owned),
-            ..LinkReport::default()
-        };
-        report.datapath.links = vec![link("eth0", "native", None), link("eth1", "tc", Some("--xdp-mode is off"))];
-        report.datapath.warnings = vec!["eth0: forwarding of IPv4 is off".into()];
-        report.kernel.release = "6.12.0".into();
-        report.kernel.features.insert("tcx".into(), true);
-        let status = Status {
-            agent: Some(report),
-            tables_error: Some("map services4 is not pinned".into()),
-            ..Status::default()
-        };
-        insta::assert_snapshot!(text(&status, false), @r"
-        Agent:         running, pid 9, version 0.1.0, node n1
-        Health:        healthy, not ready
-                       the source is stale: connection refused
-        Source:        kube https://10.0.0.1:6443/, revision 0, stale
-                       services proven 61.5s ago, 0 objects; the API answers 403 for 62s
-        Refused:       Service demo/web: bad; mend it
-                       and 6 more; correct those that are named, then the next ones are
-        Socket LB:     off
-        tc:            tcx
-        Fast path:     off (auto)
-                       it would skip nftables chain ip filter FORWARD
-                       not on cni0: it has more than 4096 neighbours
-        Kernel:        6.12.0: tcx yes
-        Tables:        none: map services4 is not pinned
-        Attached:      nothing
-        Outside:       eth0 by native XDP
-                       eth1 by tc: --xdp-mode is off
-        Warnings:      eth0: forwarding of IPv4 is off
-        ");
-    }
-}
+#[path = "status_tests.rs"]
+mod tests;

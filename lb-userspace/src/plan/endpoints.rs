@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap, net::SocketAddr};
 
-use super::{Mark, Rule, Set, SortedMap, Tally, marks::PortMarks, place::Place};
+use super::{Mark, Marks, Rule, Set, SortedMap, Tally, marks::PortMarks, place::Place};
 use crate::model::{Endpoint, Family, Protocol, ServiceOptions, ServicePort, Slice};
 
 /// What the API says of an endpoint.
@@ -212,6 +212,45 @@ fn select(found: &mut [Candidate<'_>], needs: Needs, place: &Place, tally: &mut 
         }
         tally.hit_if(best.is_some_and(|rank| !rank.terminating), Rule::LocalReady);
         tally.hit_if(best.is_some_and(|rank| rank.terminating), Rule::LocalTerminating);
+    }
+}
+
+/// Puts endpoints whose sets are known, but not why, into maintenance and out of it. Of the best, those take new flows that did before and
+/// those that come back; if none of these is left, all. Where nothing changes, the sets stay.
+pub(super) fn maintain(endpoints: &mut SortedMap<SocketAddr, DesiredEndpoint>, marks: &Marks) {
+    let before = endpoints.clone();
+    for (address, endpoint) in endpoints.iter_mut() {
+        endpoint.mark = match endpoint.mark {
+            _ if marks.maintains(*address) => Mark::Maintenance,
+            Mark::Maintenance => Mark::None,
+            mark => mark,
+        };
+    }
+    if *endpoints == before {
+        return;
+    }
+    for (family, set) in Family::BOTH.into_iter().flat_map(|family| [(family, Set::Cluster), (family, Set::Local)]) {
+        let may = |address: &SocketAddr, endpoint: &DesiredEndpoint| {
+            Family::of(address.ip()) == family && (set == Set::Cluster || endpoint.local)
+        };
+        let ranks = endpoints.iter().filter(|(address, endpoint)| may(address, endpoint));
+        let best = ranks.filter_map(|(_, endpoint)| endpoint.rank()).min();
+        let is_best = |address: &SocketAddr, endpoint: &DesiredEndpoint| {
+            may(address, endpoint) && best.is_some() && endpoint.rank() == best
+        };
+        let was_chosen = |address: &SocketAddr| {
+            before.get(address).is_some_and(|was| was.is_in(set) || was.mark == Mark::Maintenance)
+        };
+        let any = endpoints.iter().any(|(address, endpoint)| is_best(address, endpoint) && was_chosen(address));
+        for (address, endpoint) in endpoints.iter_mut() {
+            if Family::of(address.ip()) == family {
+                let is_chosen = is_best(address, endpoint) && (was_chosen(address) || !any);
+                match set {
+                    Set::Cluster => endpoint.in_cluster_set = is_chosen,
+                    Set::Local => endpoint.in_local_set = is_chosen,
+                }
+            }
+        }
     }
 }
 

@@ -8,9 +8,10 @@ use std::{
 use lb_common::abi;
 
 use super::{
-    Book, DesiredEndpoint, DesiredService, EndpointState, Frontend, PortKey,
+    Book, DesiredEndpoint, DesiredService, EndpointState, Frontend, Marks, PortKey,
     claims::{Claim, Claimed},
     planner::slices_of,
+    service,
     written::written,
 };
 use crate::model::{ObjectName, Refusal, Service, Snapshot, Unread, UnreadKind};
@@ -37,10 +38,12 @@ impl HeldService {
         self.ports.iter().flat_map(|(_, port)| port.frontends.keys().map(|frontend| frontend.address))
     }
 
-    /// Its ports with the frontends that are still its own: a cluster IP of another service comes before all that is external.
-    pub fn owned(&self, claimed: &Claimed) -> Vec<(PortKey, DesiredService)> {
+    /// Its ports with the frontends that are still its own: a cluster IP of another service comes before all that is external. A hand has
+    /// its say about its endpoints.
+    pub fn owned(&self, claimed: &Claimed, marks: &Marks) -> Vec<(PortKey, DesiredService)> {
         let mut ports = self.ports.clone();
         for (key, port) in &mut ports {
+            service::maintain(port, marks);
             let is_own = |frontend: &Frontend| claimed.owner(frontend).is_some_and(|owner| owner.key() == *key);
             port.frontends.retain(|frontend, _| is_own(frontend));
         }

@@ -27,6 +27,7 @@ mod service;
 mod shares;
 mod sorted;
 mod sweep;
+mod work;
 mod written;
 
 use std::time::Duration;
@@ -50,6 +51,7 @@ pub use restore::{Loaded, Part, Stray, restore};
 pub use rule::{Rule, Tally};
 pub use sorted::{SortedMap, SortedSet};
 pub use sweep::{free_unreferred, sweep};
+pub use work::{part, work};
 
 /// The node's addresses that node ports are served on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -96,6 +98,9 @@ pub struct PlanSettings {
     pub slot_grace: Duration,
     /// How often ids of backends that are gone are looked for in the flow tables.
     pub reclaim_interval: Duration,
+    /// How much one run of the programmer handles, at most, before others have their turn: endpoints of service ports, those of before
+    /// included, addresses and releases. At least one of each is handled.
+    pub run_max: usize,
     /// Pause before the first retry of what failed or was refused; doubled up to `retry_max`.
     pub retry_min: Duration,
     pub retry_max: Duration,
@@ -119,6 +124,7 @@ impl Default for PlanSettings {
             terminating_max: Duration::from_hours(1),
             slot_grace: Duration::from_secs(1),
             reclaim_interval: Duration::from_mins(1),
+            run_max: 2_048,
             retry_min: Duration::from_secs(1),
             retry_max: Duration::from_secs(30),
         }

@@ -120,12 +120,9 @@ pub(super) fn unscheduled(service: &Service, ports: &[(PortKey, DesiredService)]
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
-    use crate::model::Snapshot;
     use crate::plan::{Desired, NodeFacts, PlanSettings, plan};
-    use crate::source::{convert, manifest};
+    use crate::source::manifest::snapshot;
 
     const DNS: &str = "
 apiVersion: v1
@@ -154,14 +151,8 @@ status: {loadBalancer: {ingress: [{ip: 203.0.113.53}]}}
     }
 
     fn planned_as(manifest: &str, mtu: [Option<u32>; 2], settings: &PlanSettings) -> Desired {
-        let mut snapshot = Snapshot::default();
-        for object in manifest::parse("test", manifest).unwrap() {
-            let manifest::Object::Service(service) = object else { continue };
-            let service = convert::service(&service).object.unwrap();
-            snapshot.services.insert(service.name.clone(), Arc::new(service));
-        }
         let facts = NodeFacts { addresses: ["192.0.2.1".parse().unwrap()].into(), mtu, ..NodeFacts::default() };
-        plan(&snapshot, &facts, settings)
+        plan(&snapshot(manifest), &facts, settings)
     }
 
     #[test]

@@ -160,8 +160,8 @@ impl Op {
         match self {
             Self::WriteName { .. } => 0,
             Self::WriteBackend { .. } => 1,
-            Self::WriteSlots { .. } => 2,
-            Self::WriteSource { .. } => 3,
+            Self::WriteSource { .. } => 2,
+            Self::WriteSlots { .. } => 3,
             Self::WriteFrontend { .. } => 4,
             Self::RemoveFrontend { .. } => 5,
             Self::RetireBackend { .. } => 6,
@@ -174,7 +174,7 @@ impl Op {
     }
 }
 
-/// Brings operations into the order backends → slots → service → release; within a step the order stays.
+/// Brings operations into the order backends → source ranges → slots → service → release; within a step the order stays.
 pub fn order(ops: &mut [Op]) {
     ops.sort_by_key(Op::rank);
 }
@@ -231,7 +231,7 @@ mod tests {
         let vip = Op::WriteVip { address: frontend.address, vip: abi::Vip { flags: 0 } };
         let retire = Op::RetireBackend { id, record };
         let release = Op::ReleaseSlots { range: Range { base: 5, count: 1 } };
-        let wanted = [backend, slots, admit, service, retire, no_more, release, vip];
+        let wanted = [backend, admit, slots, service, retire, no_more, release, vip];
         let mut ops = wanted.to_vec();
         ops.reverse();
         order(&mut ops);

@@ -105,7 +105,10 @@ impl Planner {
         let mut place = Place::new(snapshot, facts, &self.cluster_ips, &self.settings);
         std::mem::swap(&mut place.marks, &mut self.place.marks);
         // From here on the marks are the new ones, and those in `place` the ones before.
-        let marked = self.place.marks.differing(&place.marks, &self.snapshot);
+        let mut marked = self.place.marks.differing(&place.marks, &self.snapshot);
+        if self.place.marks.maintenance != place.marks.maintenance {
+            marked.extend(self.hold.services().map(|(name, _)| name.clone()));
+        }
         place.marks.clone_from(&self.place.marks);
         if place == self.place {
             return self.follow(snapshot, marked);
@@ -279,7 +282,7 @@ impl Planner {
 
     fn plan_service(&mut self, name: &ObjectName, changes: &mut Changes) {
         if let Some(held) = self.hold.get(name) {
-            let (mut ports, mut refusals) = (held.owned(&self.claimed), vec![held.refusal(name)]);
+            let (mut ports, mut refusals) = (held.owned(&self.claimed, &self.place.marks), vec![held.refusal(name)]);
             refusals.extend(self.shares.bound(name, &mut ports));
             self.put_ports(name, ports, changes);
             self.put_refusals(name, refusals, changes);

@@ -8,9 +8,9 @@ use std::{
 use lb_common::abi::service_flags;
 
 use super::{
-    DesiredEndpoint, DesiredService, Frontend, Kind, PortKey, Rule, Set, SortedMap, Tally, Use, checks,
+    DesiredEndpoint, DesiredService, Frontend, Kind, Marks, PortKey, Rule, Set, SortedMap, Tally, Use, checks,
     claims::{Claim, Claimed},
-    endpoints::{Filled, Listed, Needs, filled},
+    endpoints::{self, Filled, Listed, Needs, filled},
     frontends::{self, Guard},
     mode,
     place::Place,
@@ -216,6 +216,20 @@ impl Draft<'_> {
             )
         };
         empty.into_iter().map(refusal).collect()
+    }
+}
+
+/// Maintenance of a port whose objects cannot be read; see [`endpoints::maintain`].
+pub(super) fn maintain(port: &mut DesiredService, marks: &Marks) {
+    let before = port.endpoints.clone();
+    endpoints::maintain(&mut port.endpoints, marks);
+    if port.endpoints == before {
+        return;
+    }
+    let filled = Family::BOTH.map(|family| filled(&port.endpoints, family));
+    for (frontend, used) in &mut port.frontends {
+        used.flags &= !(service_flags::DROP_IF_EMPTY | service_flags::DROP_OUTSIDE_IF_EMPTY);
+        used.flags |= drops(*used, filled[index(Family::of(frontend.address))]);
     }
 }
 

@@ -1,6 +1,7 @@
 //! The source `file`: Kubernetes YAML in one file or in a folder, read again whenever it changes.
 
 mod reading;
+mod watching;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,14 +10,16 @@ use std::{
     time::Duration,
 };
 
-use notify::Watcher;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::watch,
     time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
-use self::reading::{Reader, Texts};
+use self::{
+    reading::{Reader, Texts},
+    watching::Watch,
+};
 use super::{
     Source, SourceError, SourceStatus, convert,
     manifest::{self, Object},
@@ -47,7 +50,7 @@ pub fn spawn(path: PathBuf, node_name: String, allowed: AllowedAnnotations, stop
             node_name,
             allowed,
             reader: Reader::default(),
-            read: None,
+            is_read: false,
             known: BTreeMap::new(),
             snapshots: snapshots_to,
             status: status_to,
@@ -60,29 +63,44 @@ pub fn spawn(path: PathBuf, node_name: String, allowed: AllowedAnnotations, stop
     Source { snapshots, status, task }
 }
 
+/// What is known of a file, by its text as it was read last.
+#[derive(Debug, Default)]
+struct Known {
+    text: Option<Result<String, String>>,
+    /// What it held when it was last good, and since.
+    objects: Vec<Object>,
+    /// That it cannot be read, or documents that are bad.
+    errors: Vec<String>,
+    /// What is not known by these errors.
+    unread: BTreeSet<Unread>,
+}
+
 struct Follow {
     path: PathBuf,
     node_name: String,
     allowed: AllowedAnnotations,
     reader: Reader,
-    /// What was read last, good or bad.
-    read: Option<Texts>,
-    /// What each file held when it was last good, and since.
-    known: BTreeMap<PathBuf, Vec<Object>>,
+    /// Whether the last reading gave texts, which `known` holds.
+    is_read: bool,
+    known: BTreeMap<PathBuf, Arc<Known>>,
     snapshots: watch::Sender<Option<Arc<Snapshot>>>,
     status: watch::Sender<SourceStatus>,
 }
 
 impl Follow {
     async fn run(mut self) {
-        let (changed_to, mut changed) = mpsc::channel(1);
-        let _watcher = watch_folder(&self.path, changed_to);
+        let mut watch = watch_folder(&self.path);
         loop {
             self.reload().await;
-            // Either ends the wait; a closed channel means that there is no watcher, so the interval alone counts.
-            match timeout(REREAD, changed.recv()).await {
-                Ok(Some(())) | Err(_) => {}
-                Ok(None) => sleep(REREAD).await,
+            match &watch {
+                None => sleep(REREAD).await,
+                // Either ends the wait.
+                Some(watching) => {
+                    if let Ok(Err(error)) = timeout(REREAD, watching.changed()).await {
+                        tracing::warn!("{} is watched no longer: {error}", self.path.display());
+                        watch = None;
+                    }
+                }
             }
         }
     }
@@ -91,11 +109,11 @@ impl Follow {
         let texts = match self.read_settled().await {
             Ok(texts) => texts,
             Err(error) => {
-                self.read = None;
+                self.is_read = false;
                 return self.fail(&error.to_string());
             }
         };
-        if self.read.as_ref() == Some(&texts) {
+        if self.has_read(&texts) {
             self.status.send_if_modified(|status| {
                 let good = status.last_error.is_none();
                 if good {
@@ -105,14 +123,21 @@ impl Follow {
             });
             return;
         }
-        let loaded = load(&texts, &mut self.known, &self.node_name, &self.allowed);
-        let nothing_known = self.known.values().all(Vec::is_empty) && self.snapshots.borrow().is_none();
+        read_anew(texts, &mut self.known);
+        let loaded = load(&self.known, &self.node_name, &self.allowed);
+        let nothing_known =
+            self.known.values().all(|known| known.objects.is_empty()) && self.snapshots.borrow().is_none();
         match loaded.errors.first() {
             // Nothing at all is known: an empty snapshot would be taken for the truth.
             Some(error) if nothing_known => self.fail(error),
             _ => self.publish(&loaded),
         }
-        self.read = Some(texts);
+        self.is_read = true;
+    }
+
+    fn has_read(&self, texts: &Texts) -> bool {
+        let known = || self.known.iter().map(|(path, known)| (path, known.text.as_ref()));
+        self.is_read && known().eq(texts.iter().map(|(path, text)| (path, Some(text))))
     }
 
     /// What is new is believed when it has stood still for a moment: a file that is just being written is empty at first, and
@@ -120,7 +145,7 @@ impl Follow {
     async fn read_settled(&mut self) -> Result<Texts, SourceError> {
         let mut texts = self.reader.read(&self.path).await?;
         for _ in 0..SETTLE_READS {
-            if self.read.as_ref() == Some(&texts) {
+            if self.has_read(&texts) {
                 break;
             }
             sleep(DEBOUNCE).await;
@@ -168,24 +193,13 @@ impl Follow {
     }
 }
 
-/// Tells of changes in the folder that holds `path`, or in `path` if it is a folder. `None` where the kernel cannot tell;
-/// the file is then only read at intervals.
-fn watch_folder(path: &Path, changed: mpsc::Sender<()>) -> Option<notify::RecommendedWatcher> {
-    let tell = move |event: notify::Result<notify::Event>| {
-        // Reading a file is an event, too; telling of it would never end.
-        if event.is_ok_and(|event| !event.kind.is_access()) {
-            // A full channel already tells of a change.
-            let _ = changed.try_send(());
-        }
-    };
+/// Watches the folder that holds `path`, or `path` if it is a folder. `None` where the kernel cannot tell; the file is then only read
+/// at intervals.
+fn watch_folder(path: &Path) -> Option<Watch> {
     // A mounted ConfigMap changes by a rename in its folder: the file's own inode never does.
     let folder =
         if path.is_dir() { path } else { path.parent().filter(|p| *p != Path::new("")).unwrap_or(Path::new(".")) };
-    let watching = notify::recommended_watcher(tell).and_then(|mut watcher| {
-        watcher.watch(folder, notify::RecursiveMode::NonRecursive)?;
-        Ok(watcher)
-    });
-    watching
+    Watch::of(folder)
         .inspect_err(|error| {
             tracing::warn!(
                 "{} cannot be watched: {error}; it is read every {} s instead (raise fs.inotify.max_user_watches or \
@@ -212,46 +226,51 @@ pub struct Loaded {
     pub(super) unread: BTreeSet<Unread>,
 }
 
-/// Reads texts into objects. A file that cannot be read, and a document that is bad, are named; what was known of them stays.
-fn load(
-    texts: &Texts,
-    known: &mut BTreeMap<PathBuf, Vec<Object>>,
-    node_name: &str,
-    allowed: &AllowedAnnotations,
-) -> Loaded {
-    let mut loaded = Loaded::default();
+/// Takes in what the files hold now. Only a file with another text than before is parsed.
+fn read_anew(texts: Texts, known: &mut BTreeMap<PathBuf, Arc<Known>>) {
     known.retain(|path, _| texts.contains_key(path));
     for (path, text) in texts {
-        let before = known.remove(path).unwrap_or_default();
-        let mut objects = match text {
+        let before = known.entry(path.clone()).or_default();
+        if before.text.as_ref() != Some(&text) {
+            *before = Arc::new(Known::of(&path, text, &before.objects));
+        }
+    }
+}
+
+impl Known {
+    /// Reads a text into objects. A file that cannot be read, and a document that is bad, are named; what was known of them stays.
+    fn of(path: &Path, text: Result<String, String>, before: &[Object]) -> Self {
+        let path = path.display().to_string();
+        let mut known = match &text {
             Ok(text) => {
-                let parsed = manifest::parse_all(&path.display().to_string(), text);
-                let is_whole = parsed.errors.is_empty();
-                loaded.unread.extend(parsed.unread);
-                loaded.errors.extend(parsed.errors.iter().map(ToString::to_string));
-                if is_whole {
-                    known.insert(path.clone(), parsed.objects);
-                    continue;
-                }
-                parsed.objects
+                let parsed = manifest::parse_all(&path, text);
+                let errors = parsed.errors.iter().map(ToString::to_string).collect();
+                Self { text: None, objects: parsed.objects, errors, unread: parsed.unread }
             }
             Err(error) => {
-                loaded.errors.push(error.clone());
-                let what = UnreadKind::Unknown(path.display().to_string());
-                loaded.unread.insert(Unread { what, uid: 0 });
-                Vec::new()
+                let unread = Unread { what: UnreadKind::Unknown(path), uid: 0 };
+                Self { errors: vec![error.clone()], unread: [unread].into(), ..Self::default() }
             }
         };
-        // Which document is the bad one is not known: none of those that are missing is taken for removed.
-        let there: BTreeSet<_> = objects.iter().filter_map(Object::identity).collect();
-        objects.extend(
-            before.into_iter().filter(|object| object.identity().is_some_and(|identity| !there.contains(&identity))),
-        );
-        known.insert(path.clone(), objects);
+        if !known.errors.is_empty() {
+            // Which document is the bad one is not known: none of those that are missing is taken for removed.
+            let there: BTreeSet<_> = known.objects.iter().filter_map(Object::identity).collect();
+            let is_missing = |object: &&Object| object.identity().is_some_and(|identity| !there.contains(&identity));
+            let missing: Vec<Object> = before.iter().filter(is_missing).cloned().collect();
+            known.objects.extend(missing);
+        }
+        Self { text: Some(text), ..known }
     }
-    for (path, objects) in known {
+}
+
+/// The objects of all files.
+fn load(known: &BTreeMap<PathBuf, Arc<Known>>, node_name: &str, allowed: &AllowedAnnotations) -> Loaded {
+    let mut loaded = Loaded::default();
+    for (path, known) in known {
         let path = path.display().to_string();
-        for object in &*objects {
+        loaded.errors.extend(known.errors.iter().cloned());
+        loaded.unread.extend(known.unread.iter().cloned());
+        for object in &known.objects {
             loaded.add(&path, object, node_name, allowed);
         }
     }

@@ -200,3 +200,25 @@ async fn of_the_nodes_in_a_manifest_this_one_counts() {
     let status = watched.until(|status| status.revision == 2).await;
     assert!(status.refusals[0].to_string().starts_with("Node n1: it is there more than once"));
 }
+
+/// Parsing is what a reading costs: a file as it was keeps what was parsed of it, good or bad.
+#[test]
+fn one_file_that_changes_costs_one_parse() {
+    let texts = |web: &str| -> Texts {
+        let hangs = "it does not answer".to_owned();
+        [("bad.yaml", Ok("{".to_owned())), ("hangs.yaml", Err(hangs)), ("web.yaml", Ok(web.to_owned()))]
+            .map(|(path, text)| (PathBuf::from(path), text))
+            .into()
+    };
+    let mut known = BTreeMap::new();
+    read_anew(texts(WEB), &mut known);
+    let before = known.clone();
+    read_anew(texts(&WEB.replace("web", "api")), &mut known);
+    for (path, after) in &known {
+        let is_kept = Arc::ptr_eq(&before[path], after);
+        assert_eq!(is_kept, path != Path::new("web.yaml"), "{}", path.display());
+    }
+    let loaded = load(&known, "n1", &AllowedAnnotations::all());
+    assert_eq!((loaded.errors.len(), loaded.unread.len()), (2, 2), "what is bad is named each time: {loaded:?}");
+    assert!(loaded.services.contains(&ObjectName::new("default", "api")));
+}

@@ -96,6 +96,9 @@ impl ApiKind for Service {
     const PATH: &'static str = "/api/v1/services";
 
     fn unread(name: &ObjectName, _owner: &Owner) -> Option<UnreadKind> {
+        if name.is_unreadable() {
+            return Some(UnreadKind::Unknown(format!("Service {name}")));
+        }
         Some(UnreadKind::Service(name.clone()))
     }
 }

@@ -90,7 +90,7 @@ pub fn parse_all(path: &str, text: &str) -> Parsed {
     let mut parsed = Parsed::default();
     for document in documents(path, text) {
         if let Err(error) = parse_document(&document, &mut parsed) {
-            let value: Option<Value> = document.yaml().ok();
+            let value: Option<Value> = document.read().ok();
             parsed.fail(path, error, value.as_ref());
         }
     }
@@ -217,14 +217,21 @@ struct Document<'a> {
 }
 
 impl Document<'_> {
+    /// As [`Self::yaml`]; an error names lines of the document.
+    fn read<T: DeserializeOwned>(&self) -> Result<T, serde_saphyr::Error> {
+        serde_saphyr::from_str_with_options(&self.text, options())
+    }
+
     fn yaml<T: DeserializeOwned>(&self) -> Result<T, SourceError> {
-        let problem = match serde_saphyr::from_str_with_options(&self.text, options()) {
+        let mut problem = match self.read() {
             Ok(value) => return Ok(value),
             Err(problem) => problem,
         };
-        // Errors name lines in their text, too: behind as many empty lines these are lines of the file.
-        let text = "\n".repeat(self.lines_before) + &self.text;
-        let problem = serde_saphyr::from_str_with_options::<T>(&text, options()).err().unwrap_or(problem);
+        if self.lines_before > 0 {
+            // Errors name lines in their text, too: behind as many empty lines these are lines of the file.
+            let text = "\n".repeat(self.lines_before) + &self.text;
+            problem = serde_saphyr::from_str_with_options::<T>(&text, options()).err().unwrap_or(problem);
+        }
         let problem = problem.without_snippet();
         let place = problem.location().map_or((1, 1), |at| (at.line(), at.column()));
         // The reader's own advice is for programmers.
@@ -238,8 +245,9 @@ impl Document<'_> {
     }
 }
 
-/// How many events aliases may expand to in one document: manifests that programs write have none.
-const ALIAS_EVENTS_MAX: usize = 100_000;
+/// How many nodes aliases may expand to in one document. Manifests that programs write have no aliases; the reader copies what an alias
+/// expands to into every anchor around it.
+const ALIAS_EVENTS_MAX: usize = 10_000;
 
 /// A list of all services of a large cluster is one document, so its size has no bound but the reader's own 256 MB; what aliases
 /// may expand to has.
@@ -300,3 +308,5 @@ fn has_content(line: &str) -> bool {
 #[cfg(test)]
 #[path = "manifest_tests.rs"]
 mod tests;
+#[cfg(test)]
+pub use tests::snapshot;

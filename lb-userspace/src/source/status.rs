@@ -219,6 +219,11 @@ named! {
 }
 
 impl ApiError {
+    /// The agent lacks the rights, or the credentials: it stays so until somebody grants them.
+    pub fn is_denied(self) -> bool {
+        matches!(self, Self::Unauthorized | Self::Forbidden)
+    }
+
     /// `None`: the status is no error.
     pub fn of(status: u16) -> Option<Self> {
         match status {

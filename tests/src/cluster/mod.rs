@@ -3,6 +3,7 @@
 //! The binaries come from `KUBEBUILDER_ASSETS`, else from `target/tools`, which `cargo xtask setup` fills. There are no controllers and no kubelets: endpoint slices are made by
 //! the test. On loopback nothing of this needs root.
 
+mod client_certificate;
 mod faulty_proxy;
 mod hosted;
 mod kube_proxy;
@@ -25,6 +26,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 
+pub use client_certificate::ClientCa;
 pub use faulty_proxy::{Condition, FaultyProxy};
 pub use hosted::Hosted;
 pub use kube_proxy::KubeProxy;
@@ -97,6 +99,7 @@ impl ApiServer {
         let options = Options { at, place: place.cloned() };
         fs::write(directory.path().join("tokens.csv"), format!("{TOKEN},admin,admin,system:masters\n"))?;
         let mut this = Self { server: None, store, options, directory };
+        this.believe(&ClientCa::new("nobody's")?)?;
         this.launch().await?;
         Ok(this)
     }
@@ -104,6 +107,22 @@ impl ApiServer {
     /// File for `--kubeconfig`.
     pub fn kubeconfig(&self) -> PathBuf {
         self.directory.path().join("kubeconfig.yaml")
+    }
+
+    /// The same by a client certificate, which the server believes while [`Self::believe`] says so. The files may be written anew.
+    pub fn kubeconfig_by(&self, key: &Path, certificate: &Path) -> Result<PathBuf> {
+        let path = self.directory.path().join("by-certificate.yaml");
+        let named = format!("client-certificate: {}\n    client-key: {}", certificate.display(), key.display());
+        let text = fs::read_to_string(self.kubeconfig())?;
+        fs::write(&path, text.replace(&format!("token: {TOKEN}"), &named))?;
+        Ok(path)
+    }
+
+    /// From now on the server believes certificates that this one signed, and no others. It watches the file.
+    pub fn believe(&self, ca: &ClientCa) -> Result<()> {
+        let new = self.directory.path().join("clients.new");
+        fs::copy(ca.certificate(), &new)?;
+        Ok(fs::rename(new, clients(self.directory.path()))?)
     }
 
     /// The same for another user, who has only the rights that are bound to the name.
@@ -221,6 +240,11 @@ impl ApiServer {
     }
 }
 
+/// The file of those that sign client certificates.
+fn clients(directory: &Path) -> PathBuf {
+    directory.join("clients.crt")
+}
+
 fn server_command(directory: &Path, at: SocketAddr, store: SocketAddr) -> Result<Command> {
     let certificates = directory.join("certs");
     let key = certificates.join("apiserver.key").display().to_string();
@@ -237,6 +261,7 @@ fn server_command(directory: &Path, at: SocketAddr, store: SocketAddr) -> Result
         .arg(format!("--service-account-signing-key-file={key}"))
         .arg(format!("--service-account-key-file={key}"))
         .arg(format!("--token-auth-file={}", directory.join("tokens.csv").display()))
+        .arg(format!("--client-ca-file={}", clients(directory).display()))
         .arg("--authorization-mode=RBAC")
         .arg("--allow-privileged=true")
         // There is no controller that would make the service accounts that this plugin asks for.

@@ -14,6 +14,7 @@ mod generate;
 mod health;
 mod judge;
 mod model;
+mod retry;
 mod routes;
 mod rules;
 mod run;

@@ -59,14 +59,15 @@ impl KubeProxies {
     }
 }
 
-/// Whether the rules name each cluster IP. They are written all at once, after all objects were listed.
+/// Whether the rules name each cluster IP, and the service CIDRs of both families. They are written all at once, after all objects were listed.
 fn serves(node: &Node, manifest: &Manifest) -> Result<bool> {
     let mut command = std::process::Command::new("nft");
     command.args(["list", "ruleset"]);
     let output = node.place().run(|| command.output()).context("starting `nft`: install nftables")?;
     let rules = String::from_utf8_lossy(&output.stdout).into_owned();
     let mut addresses = manifest.services.iter().flat_map(|service| service.cluster_ips.both());
-    Ok(addresses.all(|address| rules.contains(&format!(" {address} . tcp . 80 "))))
+    let knows_cidrs = rules.matches("Drop traffic to unallocated ClusterIPs").count() == 2;
+    Ok(knows_cidrs && addresses.all(|address| rules.contains(&format!(" {address} . tcp . 80 "))))
 }
 
 /// What a client found.
@@ -141,9 +142,18 @@ fn found(network: &Network, cell: Cell, said: Said) -> Found {
             Found::Served { own: seen == local.ip(), of_entry: network.is_of_node(cell.entry(), seen) }
         }
         Ok((answer, _)) => Found::Other(format!("answered by {}", answer.server)),
-        Err(error) if is_silence(&error) => Found::Silence,
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => Found::Refused,
-        Err(error) if error.kind() == ErrorKind::PermissionDenied => Found::NotPermitted,
-        Err(error) => Found::Other(format!("{error:?}")),
+        Err(error) => error.into(),
+    }
+}
+
+/// Nobody answered.
+impl From<std::io::Error> for Found {
+    fn from(error: std::io::Error) -> Self {
+        match error.kind() {
+            _ if is_silence(&error) => Self::Silence,
+            ErrorKind::ConnectionRefused => Self::Refused,
+            ErrorKind::PermissionDenied => Self::NotPermitted,
+            _ => Self::Other(format!("{error:?}")),
+        }
     }
 }

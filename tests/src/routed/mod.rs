@@ -16,6 +16,7 @@ mod differences;
 mod entries;
 mod sctp;
 mod table;
+mod unserved;
 mod xdp_pass;
 
 use std::net::{IpAddr, SocketAddr};
@@ -27,6 +28,7 @@ pub use contrast::{Contrast, Found, KubeProxies};
 pub use differences::{DIFFERENCES, Difference, Finds};
 pub use entries::{eventually_empty, left};
 pub use table::{Row, run};
+pub use unserved::{Unserved, wrong_at_unserved};
 pub use xdp_pass::XdpPass;
 
 use crate::agent::{Agent, Endpoint, External, Manifest, Protocol, Service};

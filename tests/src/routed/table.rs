@@ -27,7 +27,7 @@ pub struct Row {
 }
 
 /// A source port that this process has not used before: what was sent from one before is no concern of the next cell.
-fn fresh_port() -> u16 {
+pub(super) fn fresh_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(11_000);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }

@@ -76,6 +76,15 @@ impl Node {
     }
 }
 
+/// How many seconds more the window is open, by `ballast status`; `None`: it is not.
+fn window(agent: &Agent) -> Option<f64> {
+    let status = agent.json(&["status"]).unwrap();
+    let shown = String::from_utf8(agent.cli(&["status"]).unwrap().stdout).unwrap();
+    let (until, left) = (status["adoption"]["until"].as_str(), status["adoption"]["seconds"].as_f64());
+    assert_eq!((until.is_some(), shown.contains("Adoption:")), (left.is_some(), left.is_some()), "{status} {shown}");
+    left
+}
+
 fn all_answer(connections: &mut [(String, Stream)], when: &str) {
     for (name, stream) in connections {
         let answer = stream.ask(when).unwrap_or_else(|error| panic!("{when}: {name}: {error}"));
@@ -95,11 +104,14 @@ fn connections_of_the_proxy_before_live_on_to_their_end() {
         let counted = Counters::read(agent.bpffs()).unwrap();
         assert!(counted.get(Outcome::PassedAdoption) >= 4, "{pods:?}");
         assert_eq!(counted.get(Outcome::RefusedNoFlow), 0, "{pods:?}");
+        let left = window(&agent).expect("the window is open");
+        assert!((1.0..=600.0).contains(&left), "{left}");
         let mut new = node.connect();
         all_answer(&mut new, "new connections");
         let shown = agent.json(&["get", "connections", "-A"]).unwrap();
         assert!(shown["items"].as_array().is_some_and(|items| items.len() >= 4), "Ballast serves them: {shown}");
         agent.kill();
+        assert!(window(&agent).is_some_and(|later| later < left), "it runs on without an agent");
         all_answer(&mut before, "while no agent runs");
         agent.restart().unwrap();
         all_answer(&mut before, "after the second start");
@@ -130,6 +142,7 @@ fn a_window_ends_and_no_later_start_opens_it_again() {
         });
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{name}: {error}");
     }
+    assert_eq!(window(&agent), None, "it is over");
     agent.kill();
     let mut next = Agent::prepare(&node.fixture.node, &["--adoption-window", "24h"]).unwrap();
     next.write(&node.manifest()).unwrap();

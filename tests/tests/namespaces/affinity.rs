@@ -3,21 +3,14 @@
 //! The services go round robin: whatever is not remembered goes to the next backend, never by chance to the same one.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use lb_tests::agent::{Endpoint, External, Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
-use lb_tests::peers::{Datagrams, Stream, eventually};
+use lb_tests::peers::{Datagrams, Stream, eventually, fresh_port};
 use lb_tests::topology::{NodeOptions, Place};
 
 const FLAGS: [&str; 2] = ["--scheduler", "round-robin"];
-
-/// A source port that this process has not used before: a datagram from one that was used belongs to the flow that it began.
-fn fresh_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(10_000);
-    NEXT.fetch_add(1, Ordering::Relaxed)
-}
 
 fn tcp(from: &Place, to: SocketAddr) -> String {
     Stream::connect(from, to).unwrap().ask("hello").unwrap().server

@@ -3,51 +3,15 @@
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-use lb_tests::agent::{Agent, Manifest, Protocol, Service};
-use lb_tests::fixture::{Fixture, Pods};
-use lb_tests::peers::{Datagrams, PATIENCE, Stream};
-use lb_tests::topology::{NodeOptions, Place};
+use lb_tests::agent::Protocol;
+use lb_tests::fixture::{Pods, SharedBackend};
+use lb_tests::peers::{Datagrams, PATIENCE, Stream, fresh_port};
+use lb_tests::topology::Place;
 
 /// How often two ways take turns on one port.
 const TURNS: usize = 12;
-
-/// A source port that no other case of this process has used.
-fn fresh_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(10_000);
-    NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
-/// Two services with the same one backend, and the backend itself: three ways that look the same to it.
-struct Scenario {
-    first: Service,
-    second: Service,
-    _agent: Agent,
-    fixture: Fixture,
-}
-
-impl Scenario {
-    fn new(subject: &str, pods: Pods) -> Self {
-        let fixture = Fixture::new(subject, pods, 1, NodeOptions::default());
-        let (first, second) = (fixture.web(), Service::standard("other", 12, fixture.endpoints()));
-        let agent = fixture.agent(&Manifest::of([first.clone(), second.clone()]), &[]);
-        Self { first, second, _agent: agent, fixture }
-    }
-
-    /// The three ways, in each family.
-    fn ways(&self, protocol: Protocol) -> Vec<[SocketAddr; 3]> {
-        let port = if protocol == Protocol::Tcp { 8080 } else { 5353 };
-        let backend = self.fixture.backends[0].addresses();
-        let both = self.first.frontends(protocol).into_iter().zip(self.second.frontends(protocol));
-        both.map(|(one, two)| [one, two, SocketAddr::new(backend.like(one.ip()), port)]).collect()
-    }
-
-    fn client(&self) -> &Place {
-        self.fixture.client.place()
-    }
-}
 
 /// Each ordered pair of the three.
 fn pairs(ways: [SocketAddr; 3]) -> Vec<[SocketAddr; 2]> {
@@ -82,13 +46,13 @@ fn talks(stream: &mut Stream, to: SocketAddr, case: &str) {
 #[test]
 fn tcp_at_the_same_time() {
     for pods in [Pods::Routed, Pods::Bridged] {
-        let scenario = Scenario::new("colltcp", pods);
+        let scenario = SharedBackend::new("colltcp", pods);
         for [one, two] in scenario.ways(Protocol::Tcp).into_iter().flat_map(pairs) {
             let case = format!("{pods:?}, {one} then {two}");
             let port = fresh_port();
-            let mut first = connect(scenario.client(), port, one, &case);
+            let mut first = connect(scenario.fixture.client.place(), port, one, &case);
             talks(&mut first, one, &case);
-            let mut second = connect(scenario.client(), port, two, &case);
+            let mut second = connect(scenario.fixture.client.place(), port, two, &case);
             for _ in 0..3 {
                 talks(&mut second, two, &case);
                 talks(&mut first, one, &case);
@@ -96,7 +60,7 @@ fn tcp_at_the_same_time() {
             // Neither notices that the other one ends.
             first.reset().unwrap();
             talks(&mut second, two, &case);
-            let mut again = connect(scenario.client(), port, one, &case);
+            let mut again = connect(scenario.fixture.client.place(), port, one, &case);
             talks(&mut again, one, &case);
             talks(&mut second, two, &case);
         }
@@ -105,14 +69,14 @@ fn tcp_at_the_same_time() {
 
 #[test]
 fn tcp_all_three_at_the_same_time() {
-    let scenario = Scenario::new("collthree", Pods::Routed);
+    let scenario = SharedBackend::new("collthree", Pods::Routed);
     for ways in scenario.ways(Protocol::Tcp) {
         for turn in 0..3 {
             let port = fresh_port();
             let order = [ways[turn], ways[(turn + 1) % 3], ways[(turn + 2) % 3]];
             let case = format!("in the order {order:?}");
             let mut open: Vec<(Stream, SocketAddr)> =
-                order.iter().map(|to| (connect(scenario.client(), port, *to, &case), *to)).collect();
+                order.iter().map(|to| (connect(scenario.fixture.client.place(), port, *to, &case), *to)).collect();
             for _ in 0..3 {
                 for (stream, to) in &mut open {
                     talks(stream, *to, &case);
@@ -125,13 +89,13 @@ fn tcp_all_three_at_the_same_time() {
 #[test]
 fn tcp_one_after_the_other_over_stale_entries() {
     for pods in [Pods::Routed, Pods::Bridged] {
-        let scenario = Scenario::new("collseq", pods);
+        let scenario = SharedBackend::new("collseq", pods);
         for [one, two] in scenario.ways(Protocol::Tcp).into_iter().flat_map(pairs) {
             let port = fresh_port();
             for turn in 0..TURNS {
                 let to = if turn % 2 == 0 { one } else { two };
                 let case = format!("{pods:?}, turn {turn} of {one} and {two}");
-                let mut stream = connect(scenario.client(), port, to, &case);
+                let mut stream = connect(scenario.fixture.client.place(), port, to, &case);
                 talks(&mut stream, to, &case);
                 // A RST leaves nothing in TIME-WAIT at either end; entries of the programs are left.
                 stream.reset().unwrap();
@@ -143,11 +107,11 @@ fn tcp_one_after_the_other_over_stale_entries() {
 #[test]
 fn udp_one_after_the_other_and_by_turns() {
     for pods in [Pods::Routed, Pods::Bridged] {
-        let scenario = Scenario::new("colludp", pods);
+        let scenario = SharedBackend::new("colludp", pods);
         for [one, two] in scenario.ways(Protocol::Udp).into_iter().flat_map(pairs) {
             // One socket that speaks to both: the last one asked owns the answers.
             let port = fresh_port();
-            let socket = Datagrams::unconnected(scenario.client(), port, one).unwrap();
+            let socket = Datagrams::unconnected(scenario.fixture.client.place(), port, one).unwrap();
             for turn in 0..TURNS {
                 let to = if turn % 3 == 0 { one } else { two };
                 let answer = socket.ask_at(to, "turn");
@@ -158,7 +122,7 @@ fn udp_one_after_the_other_and_by_turns() {
             drop(socket);
             // Another socket of the same port, which finds what the first has left.
             for to in [two, one] {
-                let socket = Datagrams::connected(scenario.client(), port, to).unwrap();
+                let socket = Datagrams::connected(scenario.fixture.client.place(), port, to).unwrap();
                 for _ in 0..3 {
                     let answer = socket.ask("again");
                     let answer =
@@ -172,7 +136,7 @@ fn udp_one_after_the_other_and_by_turns() {
 
 #[test]
 fn processes_of_the_host_use_one_port_through_both_services_and_directly() {
-    let scenario = Scenario::new("collhost", Pods::Routed);
+    let scenario = SharedBackend::new("collhost", Pods::Routed);
     let host = scenario.fixture.node.place();
     // TCP: the kernel itself refuses a second connection of the same tuple, for it knows the backend's address.
     for [one, two] in scenario.ways(Protocol::Tcp).into_iter().flat_map(pairs) {

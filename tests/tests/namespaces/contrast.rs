@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use lb_tests::agent::Manifest;
-use lb_tests::routed::{Cell, Contrast, DIFFERENCES, KubeProxies, Network};
+use lb_tests::routed::{Cell, Contrast, DIFFERENCES, KubeProxies, Network, Unserved, wrong_at_unserved};
+use lb_tests::topology::{SERVICE_NET4, SERVICE_NET6};
 
 #[test]
 fn kube_proxy_differs_as_the_manual_says() {
@@ -12,7 +13,9 @@ fn kube_proxy_differs_as_the_manual_says() {
     let kube_proxies = KubeProxies::start(&network, &manifest).unwrap();
     let cells = Cell::all();
     let all = Contrast::run(&network, &cells);
+    let unserved = wrong_at_unserved(&network, Unserved::with_kube_proxy).unwrap();
     kube_proxies.check().unwrap();
+    assert!(unserved.is_empty(), "{}", unserved.concat());
     assert_eq!(all.len(), cells.len(), "cells that nobody asked for");
     let wrong: Vec<String> = all
         .iter()
@@ -33,6 +36,16 @@ fn kube_proxy_differs_as_the_manual_says() {
     let shown = |name: &str| found.get(name).is_some_and(|(_, differ)| *differ > 0);
     let absent: Vec<&str> = DIFFERENCES.iter().map(|difference| difference.name).filter(|name| !shown(name)).collect();
     assert_eq!(absent, Vec::<&str>::new(), "differences that did not occur");
+}
+
+/// With Ballast in its place, by the same addresses and ports.
+#[test]
+fn what_no_service_has_ends_as_with_kube_proxy() {
+    let mut network = Network::new("unserved").unwrap();
+    let manifest = Manifest::of(network.services());
+    network.start(&manifest, &[&format!("--service-cidr={SERVICE_NET4},{SERVICE_NET6}")]).unwrap();
+    let wrong = wrong_at_unserved(&network, Unserved::with_ballast).unwrap();
+    assert!(wrong.is_empty(), "{}", wrong.concat());
 }
 
 #[test]

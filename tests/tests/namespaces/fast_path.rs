@@ -134,8 +134,8 @@ fn packets_between_pods_are_handed_over_while_nothing_is_skipped() {
 fn stranger(fixture: &Fixture, link: &str) -> Ebpf {
     let object = lb_tests::test_run::object().unwrap();
     let mut ebpf = EbpfLoader::new().load(&std::fs::read(object).unwrap()).unwrap();
+    lb_tests::test_run::load_entry(&mut ebpf, "pod_out").unwrap();
     let program: &mut SchedClassifier = ebpf.program_mut("pod_out").unwrap().try_into().unwrap();
-    program.load().unwrap();
     let order = TcAttachOptions::TcxOrder(LinkOrder::last());
     fixture.node.place().run(|| program.attach_with_options(link, TcAttachType::Egress, order)).unwrap();
     ebpf

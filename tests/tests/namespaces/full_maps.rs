@@ -3,9 +3,9 @@
 
 use std::net::IpAddr;
 
-use lb_tests::agent::{Agent, Manifest, Protocol, SOON, Service};
-use lb_tests::fixture::{Fixture, Pods};
-use lb_tests::peers::{Stream, eventually};
+use lb_tests::agent::{Agent, Manifest, SOON};
+use lb_tests::fixture::{Fixture, Pods, Served};
+use lb_tests::peers::eventually;
 use lb_tests::topology::NodeOptions;
 use serde_json::{Value, json};
 
@@ -80,25 +80,20 @@ fn documents(name: &str, node: &str, is_v4: bool, last: usize, shape: Shape) -> 
     format!("---\n{service}\n---\n{slice}\n")
 }
 
-struct Scene {
-    held: Stream,
-    agent: Agent,
-    service: Service,
-    fixture: Fixture,
-}
+struct Scene(Served);
 
 impl Scene {
     /// The documents of a service of `shape`, with endpoints of this node if it asks for it.
     fn documents(&self, name: &str, is_v4: bool, last: usize, shape: Shape) -> String {
-        documents(name, &self.fixture.node.node_name(), is_v4, last, shape)
+        documents(name, &self.0.fixture.node.node_name(), is_v4, last, shape)
     }
 
     fn write(&self, documents: &str) {
-        self.agent.write_text(&(Manifest::of([self.service.clone()]).yaml() + documents)).unwrap();
+        self.0.agent.write_text(&(Manifest::of([self.0.service.clone()]).yaml() + documents)).unwrap();
     }
 
     fn refusals(&self) -> Vec<String> {
-        let status = self.agent.json(&["status"]).unwrap();
+        let status = self.0.agent.json(&["status"]).unwrap();
         let all = status["agent"]["tables"]["refusals"].as_array();
         all.unwrap_or_else(|| panic!("no refusals in {status}"))
             .iter()
@@ -117,31 +112,25 @@ impl Scene {
 
     /// The service that is served all the time is served, and its backends are all that it should have.
     fn check(&mut self) {
-        self.held.ask("still").unwrap();
-        for to in self.service.frontends(Protocol::Tcp) {
-            Stream::connect(self.fixture.client.place(), to).unwrap().ask("new").unwrap();
-        }
-        let mut shown = self.agent.states().unwrap();
-        shown.retain(|(service, ..)| service == self.service.name);
-        assert_eq!(shown, Manifest::of([self.service.clone()]).states());
+        self.0.check();
+        let mut shown = self.0.agent.states().unwrap();
+        shown.retain(|(service, ..)| service == self.0.service.name);
+        assert_eq!(shown, Manifest::of([self.0.service.clone()]).states());
     }
 
     /// Backends of another service that are shown.
     fn backends_of(&self, name: &str) -> usize {
-        self.agent.states().unwrap().iter().filter(|(service, _, state)| service == name && state == "active").count()
+        self.0.agent.states().unwrap().iter().filter(|(service, _, state)| service == name && state == "active").count()
     }
 }
 
 #[test]
 fn a_change_that_finds_no_room_is_refused_as_a_whole_and_made_when_there_is() {
     let fixture = Fixture::new("fullmaps", Pods::Routed, 1, NodeOptions::default());
-    let service = fixture.web();
-    let manifest = Manifest::of([service.clone()]);
     // Ids of backends are given out again soon after their drain.
     let flags = ["--external-ips=on", "--drain-period=1s", &format!("--map-sizes={SIZES}")];
-    let agent = fixture.agent(&manifest, &flags);
-    let held = Stream::connect(fixture.client.place(), service.frontends(Protocol::Tcp)[0]).unwrap();
-    let mut scene = Scene { held, agent, service, fixture };
+    let agent = Agent::prepare(&fixture.node, &flags).unwrap();
+    let mut scene = Scene(Served::start(fixture, agent));
     for (is_v4, family) in [(true, '4'), (false, '6')] {
         for (map, shape) in CASES {
             let map = if matches!(map, "slots" | "names") { map.to_owned() } else { format!("{map}{family}") };
@@ -151,7 +140,7 @@ fn a_change_that_finds_no_room_is_refused_as_a_whole_and_made_when_there_is() {
                 refused.iter().all(|refusal| refusal.contains("big") || refusal.contains("address")),
                 "{refused:?}"
             );
-            let metrics = scene.agent.metrics().unwrap();
+            let metrics = scene.0.agent.metrics().unwrap();
             let counted = metrics.lines().find_map(|line| line.strip_prefix("ballast_refused_objects "));
             assert_eq!(counted, Some(format!("{}.0", refused.len()).as_str()), "{map}");
             if map.starts_with("backends") {
@@ -175,6 +164,6 @@ fn a_change_that_finds_no_room_is_refused_as_a_whole_and_made_when_there_is() {
     eventually("the second is there", SOON, || (scene.backends_of("second") == 1).then_some(()));
     eventually("nothing is refused", SOON, || scene.refusals().is_empty().then_some(()));
     scene.check();
-    let audit = scene.agent.cli(&["audit", "--dry-run"]).unwrap();
+    let audit = scene.0.agent.cli(&["audit", "--dry-run"]).unwrap();
     assert!(audit.status.success(), "{}", String::from_utf8_lossy(&audit.stdout));
 }

@@ -5,10 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use lb_tests::agent::{Agent, Endpoint, External, Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods, remove_ipv4};
-use lb_tests::peers::{Datagrams, Stream, eventually};
+use lb_tests::peers::{Datagrams, Stream, eventually, reaches_all, refused_at_once};
 use lb_tests::topology::NodeOptions;
-
-use super::cluster_ip::{reaches_all, refused_at_once};
 
 const NODE_PORTS: [u16; 2] = [30_080, 30_053];
 /// The default of the one, and what a node without 127.0.0.1 needs of the other.

@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 
-use lb_tests::agent::{Agent, Manifest, Protocol, Service};
+use lb_tests::agent::{Agent, Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
-use lb_tests::peers::{Datagrams, Stream};
+use lb_tests::peers::{Datagrams, Stream, eventually};
 use lb_tests::topology::NodeOptions;
 
 /// New connections that must show every backend: with two of them, all the same with a chance of 2⁻³⁰.
@@ -86,7 +86,7 @@ fn it_holds_for_what_is_not_there_yet_for_one_port_and_for_all_of_a_service() {
     let answer = order(&agent, &[&at(1, 8080), "on"]);
     assert_eq!(answer["targets"], serde_json::json!([{"target": at(1, 8080), "endpoints": 0}]));
     agent.write(&Manifest::of([fixture.web()])).unwrap();
-    lb_tests::peers::eventually("UDP finds both, its port is another one", lb_tests::agent::SOON, || {
+    eventually("UDP finds both, its port is another one", SOON, || {
         let ask = || Datagrams::unconnected(fixture.client.place(), 0, udp)?.ask_at(udp, "who");
         (0..MANY).any(|_| ask().is_ok_and(|answer| answer.server == "b1")).then_some(())
     });
@@ -110,4 +110,34 @@ fn only_root_gives_orders_and_nonsense_is_refused() {
         assert!(!output.status.success() && !output.stderr.is_empty(), "{nonsense:?}");
     }
     assert_eq!(order(&agent, &["list"])["targets"], serde_json::json!([]));
+}
+
+/// By a restart over a file that somebody broke; the tables know what was in maintenance.
+#[test]
+fn a_file_that_cannot_be_read_brings_nothing_back_and_is_named() {
+    let fixture = Fixture::new("maintfile", Pods::Routed, 2, NodeOptions::default());
+    let service = fixture.web();
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    for address in fixture.backends[1].addresses().both() {
+        order(&agent, &[&address.to_string(), "on"]);
+    }
+    agent.kill();
+    let file = fixture.node.run_dir().join("maintenance");
+    std::fs::write(&file, "web").unwrap();
+    agent.restart().unwrap();
+    for frontend in service.frontends(Protocol::Tcp) {
+        assert_eq!(servers(&fixture, frontend), ["b0"]);
+    }
+    let named = || agent.json(&["status"]).unwrap()["agent"]["tables"]["unreadMaintenance"].clone();
+    let problem = eventually("status names it", SOON, || named().as_str().map(str::to_owned));
+    assert!(problem.contains(&file.display().to_string()) && problem.contains("\"web\""), "{problem}");
+    let shown = String::from_utf8(agent.cli(&["status"]).unwrap().stdout).unwrap();
+    assert!(shown.contains(&problem), "{shown}");
+    // Corrected, it counts again without a restart.
+    let first = fixture.backends[0].addresses().both().map(|address| address.to_string());
+    std::fs::write(&file, first.join("\n")).unwrap();
+    eventually("the file is read", SOON, || named().is_null().then_some(()));
+    for frontend in service.frontends(Protocol::Tcp) {
+        assert_eq!(servers(&fixture, frontend), ["b1"]);
+    }
 }

@@ -5,130 +5,104 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use lb_tests::agent::{Agent, Manifest, Protocol, Service};
-use lb_tests::fixture::{Fixture, Pods};
+use lb_tests::agent::{Manifest, Protocol};
+use lb_tests::fixture::{Fixture, Pods, Served};
 use lb_tests::peers::Stream;
 use lb_tests::topology::NodeOptions;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 
-/// A node with an agent that serves, and a connection through its service.
-struct Scene {
-    held: Stream,
-    agent: Agent,
-    service: Service,
-    fixture: Fixture,
+/// Old and new connections, and one program at each place.
+fn check(scene: &mut Served, expected: &[String]) {
+    scene.check();
+    assert_eq!(programs(&scene.fixture), expected, "another program hangs beside the first");
 }
 
-impl Scene {
-    fn new(subject: &str) -> Self {
-        let fixture = Fixture::new(subject, Pods::Routed, 1, NodeOptions::default());
-        let service = fixture.web();
-        let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
-        let held = Stream::connect(fixture.client.place(), service.frontends(Protocol::Tcp)[0]).unwrap();
-        Self { held, agent, service, fixture }
-    }
-
-    /// Old and new connections, and one program at each place.
-    fn check(&mut self, programs: &[String]) {
-        self.held.ask("still").unwrap();
-        for place in [self.fixture.client.place(), self.fixture.node.place()] {
-            for to in self.service.frontends(Protocol::Tcp) {
-                Stream::connect(place, to).unwrap().ask("new").unwrap();
-            }
+/// Interface and place of each program of tc and XDP, and each program on the cgroup, whoever holds its link.
+fn programs(fixture: &Fixture) -> Vec<String> {
+    let node = &fixture.node;
+    let show = |arguments: &[&str]| {
+        let output = node.place().run(|| Command::new("bpftool").arg("-j").args(arguments).output()).unwrap();
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    let mut found = Vec::new();
+    for part in show(&["net", "show"]).as_array().unwrap() {
+        for kind in ["xdp", "tc"] {
+            let all = part[kind].as_array().into_iter().flatten();
+            found.extend(all.map(|one| format!("{} {} {}", one["devname"], one["kind"], one["name"])));
         }
-        assert_eq!(self.programs(), programs, "another program hangs beside the first");
     }
+    let cgroup = show(&["cgroup", "show", &node.cgroup().display().to_string()]);
+    let all = cgroup.as_array().into_iter().flatten();
+    found.extend(all.map(|one| format!("cgroup {} {}", one["attach_type"], one["name"])));
+    found.sort();
+    assert!(found.len() > 10, "{found:?}");
+    found
+}
 
-    /// Interface and place of each program of tc and XDP, and each program on the cgroup, whoever holds its link.
-    fn programs(&self) -> Vec<String> {
-        let node = &self.fixture.node;
-        let show = |arguments: &[&str]| {
-            let output = node.place().run(|| Command::new("bpftool").arg("-j").args(arguments).output()).unwrap();
-            assert!(output.status.success(), "{output:?}");
-            serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
-        };
-        let mut found = Vec::new();
-        for part in show(&["net", "show"]).as_array().unwrap() {
-            for kind in ["xdp", "tc"] {
-                let all = part[kind].as_array().into_iter().flatten();
-                found.extend(all.map(|one| format!("{} {} {}", one["devname"], one["kind"], one["name"])));
-            }
-        }
-        let cgroup = show(&["cgroup", "show", &node.cgroup().display().to_string()]);
-        let all = cgroup.as_array().into_iter().flatten();
-        found.extend(all.map(|one| format!("cgroup {} {}", one["attach_type"], one["name"])));
-        found.sort();
-        assert!(found.len() > 10, "{found:?}");
-        found
-    }
+/// Mounts a file system over the pins.
+fn hide_pins(fixture: &Fixture, kind: &str) {
+    mount(Some(kind), fixture.node.bpffs(), Some(kind), MsFlags::empty(), None::<&str>).unwrap();
+}
 
-    /// Mounts a file system over the pins.
-    fn hide_pins(&self, kind: &str) {
-        mount(Some(kind), self.fixture.node.bpffs(), Some(kind), MsFlags::empty(), None::<&str>).unwrap();
-    }
+fn show_pins(fixture: &Fixture) {
+    umount2(fixture.node.bpffs(), MntFlags::empty()).unwrap();
+}
 
-    fn show_pins(&self) {
-        umount2(self.fixture.node.bpffs(), MntFlags::empty()).unwrap();
-    }
-
-    /// Starts an agent that must refuse, and returns what it said.
-    fn refusal(&mut self) -> String {
-        let output = self.agent.run_to_end().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        said
-    }
+/// What an agent that ended said, which must have refused.
+fn refusal(output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    said
 }
 
 #[test]
 fn an_agent_whose_pins_are_hidden_refuses_to_attach_a_second_time() {
-    let mut scene = Scene::new("hidden");
-    let programs = scene.programs();
+    let mut scene = Served::new("hidden", 1);
+    let before = programs(&scene.fixture);
     scene.agent.kill();
     for kind in ["tmpfs", "bpf"] {
-        scene.hide_pins(kind);
-        let said = scene.refusal();
+        hide_pins(&scene.fixture, kind);
+        let said = refusal(&scene.agent.run_to_end().unwrap());
         let bpffs = scene.fixture.node.bpffs().display().to_string();
         assert!(said.contains(&bpffs) && said.contains("umount"), "{kind}: {said}");
-        scene.check(&programs);
+        check(&mut scene, &before);
         assert!(!scene.fixture.node.bpffs().join("ballast").exists(), "{kind}: something was left behind");
-        scene.show_pins();
+        show_pins(&scene.fixture);
     }
     scene.agent.restart().unwrap();
-    scene.check(&programs);
+    check(&mut scene, &before);
 }
 
 #[test]
 fn an_agent_with_another_bpf_file_system_refuses_and_names_what_hangs_there() {
-    let mut scene = Scene::new("otherbpffs");
-    let programs = scene.programs();
+    let mut scene = Served::new("otherbpffs", 1);
+    let before = programs(&scene.fixture);
     scene.agent.kill();
     let other = scene.fixture.node.run_dir().join("bpf");
     std::fs::create_dir(&other).unwrap();
     mount(Some("bpf"), &other, Some("bpf"), MsFlags::empty(), None::<&str>).unwrap();
-    let output = start_elsewhere(&scene.fixture, &["--bpffs", &other.display().to_string()], &[]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let said = refusal(&start_elsewhere(&scene.fixture, &["--bpffs", &other.display().to_string()], &[]));
     assert!(said.contains("--bpffs") && said.contains("node_") && said.contains("eth0"), "{said}");
-    scene.check(&programs);
+    check(&mut scene, &before);
 }
 
 #[test]
 fn pins_that_are_hidden_while_the_agent_runs_are_told_and_attached_no_second_time() {
-    let mut scene = Scene::new("hiddenlive");
-    let programs = scene.programs();
-    scene.hide_pins("tmpfs");
+    let mut scene = Served::new("hiddenlive", 1);
+    let before = programs(&scene.fixture);
+    hide_pins(&scene.fixture, "tmpfs");
     // An audit looks at every attachment, as each round does.
     scene.agent.cli(&["audit"]).unwrap();
     let status = scene.agent.cli(&["status"]).unwrap();
     let status = String::from_utf8_lossy(&status.stdout).into_owned();
     assert!(status.contains("hidden") && status.contains("umount"), "{status}\n{}", scene.agent.log());
-    scene.check(&programs);
-    scene.show_pins();
+    check(&mut scene, &before);
+    show_pins(&scene.fixture);
     let audit = scene.agent.cli(&["audit"]).unwrap();
     assert!(audit.status.success(), "{}", String::from_utf8_lossy(&audit.stdout));
-    scene.check(&programs);
+    check(&mut scene, &before);
 }
 
 /// A start in a mount namespace of its own, with these mounts taken off; the agent must not be the node's.
@@ -174,16 +148,13 @@ fn cgroup2_mounts() -> Vec<PathBuf> {
 #[test]
 fn without_cgroup_v2_the_agent_names_the_way_out_which_serves_pods() {
     let fixture = Fixture::new("nocgroup2", Pods::Routed, 1, NodeOptions::default());
-    let output = start_elsewhere(&fixture, &[], &cgroup2_mounts());
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let said = refusal(&start_elsewhere(&fixture, &[], &cgroup2_mounts()));
     assert!(
         said.contains("no cgroup v2") && said.contains("--cgroup-root") && said.contains("--socket-lb off"),
         "{said}"
     );
-    let output = start_elsewhere(&fixture, &["--cgroup-root", "/proc"], &[]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.code() == Some(1) && said.contains("/proc is not on a cgroup v2"), "{said}");
+    let said = refusal(&start_elsewhere(&fixture, &["--cgroup-root", "/proc"], &[]));
+    assert!(said.contains("/proc is not on a cgroup v2"), "{said}");
     assert!(!fixture.node.bpffs().join("ballast").exists(), "something was left behind");
     // The way out.
     let service = fixture.web();
@@ -202,9 +173,7 @@ fn a_bpf_file_system_that_would_vanish_with_the_agent_is_not_mounted() {
     std::fs::create_dir(&empty).unwrap();
     let empty = empty.display().to_string();
     for (bpffs, reason) in [(&missing, "no such folder"), (&empty, "would vanish")] {
-        let output = start_elsewhere(&fixture, &["--cgroup-root", &cgroup, "--bpffs", bpffs], &[]);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{said}");
+        let said = refusal(&start_elsewhere(&fixture, &["--cgroup-root", &cgroup, "--bpffs", bpffs], &[]));
         assert!(said.contains(reason) && said.contains("mount -t bpf bpf"), "{said}");
     }
     assert!(std::fs::read_dir(&empty).unwrap().next().is_none());

@@ -4,42 +4,17 @@ use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use lb_tests::agent::{Agent, Manifest, Protocol, Service};
-use lb_tests::fixture::{Fixture, Pods};
+use lb_tests::agent::Protocol;
+use lb_tests::fixture::{Pods, SharedBackend};
 use lb_tests::peers::{Datagrams, PATIENCE, Stream, mapped};
-use lb_tests::topology::{NodeOptions, Place};
+use lb_tests::topology::Place;
 use socket2::{Domain, SockAddr, Socket, Type};
 
-/// Two services with the same one backend, and the backend itself.
-struct Scenario {
-    first: Service,
-    second: Service,
-    _agent: Agent,
-    fixture: Fixture,
-}
-
-impl Scenario {
-    fn new(subject: &str) -> Self {
-        let fixture = Fixture::new(subject, Pods::Routed, 1, NodeOptions::default());
-        let (first, second) = (fixture.web(), Service::standard("other", 12, fixture.endpoints()));
-        let agent = fixture.agent(&Manifest::of([first.clone(), second.clone()]), &[]);
-        Self { first, second, _agent: agent, fixture }
-    }
-
-    /// The three ways, in each family, and for IPv4 also through sockets of IPv6.
-    fn ways(&self, protocol: Protocol) -> Vec<[SocketAddr; 3]> {
-        let port = if protocol == Protocol::Tcp { 8080 } else { 5353 };
-        let backend = self.fixture.backends[0].addresses();
-        let both = self.first.frontends(protocol).into_iter().zip(self.second.frontends(protocol));
-        let mut ways: Vec<_> =
-            both.map(|(one, two)| [one, two, SocketAddr::new(backend.like(one.ip()), port)]).collect();
-        ways.push(ways[0].map(mapped));
-        ways
-    }
-
-    fn host(&self) -> &Place {
-        self.fixture.node.place()
-    }
+/// The three ways, in each family, and for IPv4 also through sockets of IPv6.
+fn ways(scenario: &SharedBackend, protocol: Protocol) -> Vec<[SocketAddr; 3]> {
+    let mut ways = scenario.ways(protocol);
+    ways.push(ways[0].map(mapped));
+    ways
 }
 
 /// Takes a port that nobody holds, and gives it back.
@@ -49,10 +24,10 @@ fn free_port(host: &Place, like: SocketAddr) -> u16 {
 
 #[test]
 fn many_connections_to_one_backend_are_each_told_their_own_peer() {
-    let scenario = Scenario::new("sockpeers");
+    let scenario = SharedBackend::new("sockpeers", Pods::Routed);
     let mut open = Vec::new();
-    for to in scenario.ways(Protocol::Tcp).into_iter().flatten() {
-        open.extend((0..4).map(|_| (Stream::connect(scenario.host(), to).unwrap(), to)));
+    for to in ways(&scenario, Protocol::Tcp).into_iter().flatten() {
+        open.extend((0..4).map(|_| (Stream::connect(scenario.fixture.node.place(), to).unwrap(), to)));
     }
     for _ in 0..2 {
         for (stream, to) in &mut open {
@@ -70,26 +45,27 @@ fn many_connections_to_one_backend_are_each_told_their_own_peer() {
 
 #[test]
 fn a_second_connection_of_the_same_port_is_refused_and_harms_nobody() {
-    let scenario = Scenario::new("sockport");
-    for ways in scenario.ways(Protocol::Tcp) {
+    let scenario = SharedBackend::new("sockport", Pods::Routed);
+    for ways in ways(&scenario, Protocol::Tcp) {
         for (turn, one) in ways.into_iter().enumerate() {
             // Whoever was given the port last may be in TIME-WAIT with the backend.
             let (mut first, port) = (0..100)
                 .find_map(|_| {
-                    let port = free_port(scenario.host(), one);
-                    Some((Stream::connect_from(scenario.host(), port, one, PATIENCE).ok()?, port))
+                    let port = free_port(scenario.fixture.node.place(), one);
+                    Some((Stream::connect_from(scenario.fixture.node.place(), port, one, PATIENCE).ok()?, port))
                 })
                 .expect("a free port");
             for two in [ways[(turn + 1) % 3], ways[(turn + 2) % 3]] {
                 // Only the kernel could tell the two apart, and it knows the backend's address: it cannot.
-                let error = Stream::connect_from(scenario.host(), port, two, PATIENCE).expect_err("the tuple is taken");
+                let error = Stream::connect_from(scenario.fixture.node.place(), port, two, PATIENCE)
+                    .expect_err("the tuple is taken");
                 assert_eq!(error.kind(), ErrorKind::AddrNotAvailable, "{one}, then {two}: {error}");
                 first.ask("still").unwrap();
                 assert_eq!(first.peer().unwrap(), one);
             }
             first.reset().unwrap();
             let two = ways[(turn + 1) % 3];
-            let mut second = Stream::connect_from(scenario.host(), port, two, PATIENCE).unwrap();
+            let mut second = Stream::connect_from(scenario.fixture.node.place(), port, two, PATIENCE).unwrap();
             second.ask("now").unwrap();
             assert_eq!(second.peer().unwrap(), two, "{one} was there before");
             second.reset().unwrap();
@@ -99,9 +75,10 @@ fn a_second_connection_of_the_same_port_is_refused_and_harms_nobody() {
 
 #[test]
 fn a_udp_socket_that_is_connected_anew_is_told_its_last_peer() {
-    let scenario = Scenario::new("sockanew");
-    for ways in scenario.ways(Protocol::Udp) {
-        let socket = scenario.host().run(|| Socket::new(Domain::for_address(ways[0]), Type::DGRAM, None).unwrap());
+    let scenario = SharedBackend::new("sockanew", Pods::Routed);
+    for ways in ways(&scenario, Protocol::Udp) {
+        let socket =
+            scenario.fixture.node.place().run(|| Socket::new(Domain::for_address(ways[0]), Type::DGRAM, None).unwrap());
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
         for turn in 0..9 {
             // Through one service, directly, through the other one, and so on.
@@ -117,10 +94,12 @@ fn a_udp_socket_that_is_connected_anew_is_told_its_last_peer() {
 
 #[test]
 fn udp_sockets_of_two_services_with_one_backend_hear_only_their_own_answers() {
-    let scenario = Scenario::new("sockudp");
-    for ways in scenario.ways(Protocol::Udp) {
-        let connected: Vec<_> = ways.map(|to| (Datagrams::connected(scenario.host(), 0, to).unwrap(), to)).into();
-        let unconnected: Vec<_> = ways.map(|to| (Datagrams::unconnected(scenario.host(), 0, to).unwrap(), to)).into();
+    let scenario = SharedBackend::new("sockudp", Pods::Routed);
+    for ways in ways(&scenario, Protocol::Udp) {
+        let connected: Vec<_> =
+            ways.map(|to| (Datagrams::connected(scenario.fixture.node.place(), 0, to).unwrap(), to)).into();
+        let unconnected: Vec<_> =
+            ways.map(|to| (Datagrams::unconnected(scenario.fixture.node.place(), 0, to).unwrap(), to)).into();
         for round in 0..3 {
             for (index, (socket, to)) in connected.iter().chain(&unconnected).enumerate() {
                 let text = format!("{round} {index}");

@@ -52,10 +52,10 @@ fn documents(all: &[Value]) -> String {
     })
 }
 
-/// One weight is a thousand times the others, on each of a hundred ports: 10,000 backends to write and to take out.
+/// One weight is a thousand times the others, on each of a hundred ports: 100,000 backends to write and to take out.
 fn unequal_weights() -> String {
     let weights = json!({"ballast.dev/scheduler": "maglev", "ballast.dev/maglev-size": "131071", "ballast.dev/weights": "10.245.0.1=1000"});
-    documents(&[service("unequal", 1, 100, &weights), slice("unequal", 0, 100, 100, None)])
+    documents(&[service("unequal", 1, 100, &weights), slice("unequal", 0, 100, 1_000, None)])
 }
 
 /// As much of an annotation as the API takes, and none of it of use.

@@ -11,7 +11,7 @@ use lb_common::abi::{
 use lb_common::decide::Packet;
 use lb_tests::lockstep::frame;
 use lb_tests::random::Random;
-use lb_tests::test_run::object;
+use lb_tests::test_run::{load_entry, object};
 use lb_tests::topology::{Namespace, Topology};
 
 /// Conversations of each family.
@@ -128,8 +128,7 @@ impl World {
         }
         let mut ebpf = node.place().run(|| loader.load(&std::fs::read(object().unwrap()).unwrap())).unwrap();
         for name in ["pod_in", "pod_out", "node_in", "node_out"] {
-            let program: &mut SchedClassifier = ebpf.program_mut(name).unwrap().try_into().unwrap();
-            program.load().unwrap();
+            load_entry(&mut ebpf, name).unwrap();
         }
         let at = |place, number: u8, link: usize| Host { place, number, link: links[link] };
         let hosts = vec![

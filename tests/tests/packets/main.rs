@@ -7,6 +7,5 @@ mod atomic_update;
 mod decisions;
 mod fast_path_oracle;
 mod headers;
-mod packet;
 mod store;
 mod tunnelled;

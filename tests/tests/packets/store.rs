@@ -4,7 +4,8 @@ use std::{collections::BTreeMap, net::SocketAddr, path::Path, sync::Arc, time::D
 
 use anyhow::{Context, Result};
 use aya::EbpfLoader;
-use lb_common::abi::{Slot, backend_flags, backend_state, map_name};
+use lb_common::abi::{Slot, StatKey, backend_flags, backend_state, map_name, stat_kind};
+use lb_common::outcome::Outcome;
 use lb_tests::test_run::object;
 use lb_userspace::{
     apply::{KernelStore, MemoryStore, Programmer, Report, Store},
@@ -315,7 +316,10 @@ fn calls_of_a_change(count: u32) -> Result<[u64; 3]> {
     let open = || Ok::<_, anyhow::Error>(KernelStore::new(Pinned::open(dir.path())?));
     let mut programmer = Programmer::restore(open()?, PlanSettings::default(), at(1))?;
     let first = many(count);
-    let report = programmer.sync(&first, &facts, at(1));
+    let mut report = programmer.sync(&first, &facts, at(1));
+    while report.waiting > 0 {
+        report = programmer.tick(at(1));
+    }
     assert_eq!((report.services, report.failures.len(), report.refusals.len()), (count as usize, 0, 0));
     assert!(programmer.store().calls() < u64::from(count) / 10 + 300, "bulk goes in batches");
     let mut calls = programmer.store().calls();
@@ -345,5 +349,33 @@ fn a_change_costs_the_same_calls_however_many_services_there_are() -> Result<()>
     let many = std::env::var("BALLAST_TEST_SERVICES").ok().and_then(|count| count.parse().ok()).unwrap_or(5_000);
     assert_eq!(calls_of_a_change(many)?, few);
     assert!(few[0] <= 6, "calls of a change, of the release of its slots, of the end of the drain: {few:?}");
+    Ok(())
+}
+
+/// Counters of ids that are given up, in a table that holds many of others: what it costs is bounded by their own.
+#[test]
+fn ids_that_are_given_up_cost_no_more_calls_than_they_have_counters() -> Result<()> {
+    const OTHERS: u32 = 20_000;
+    for (freed, outcomes) in [(1, 2), (5, 2), (5_000, 2)] {
+        let dir = tempfile::tempdir()?;
+        pin_maps(dir.path(), &[(map_name::STATS, 65_536)])?;
+        let (mut store, mut maps) = (KernelStore::new(Pinned::open(dir.path())?), Pinned::open(dir.path())?);
+        let key = |id, outcome| StatKey { id, kind: stat_kind::BACKEND4, outcome, pad: 0 };
+        let cpus = aya::util::nr_cpus().map_err(|(_, error)| error)?;
+        for (id, outcome) in (1..=OTHERS + freed).flat_map(|id| (0..outcomes).map(move |outcome| (id, outcome))) {
+            let one = aya::maps::PerCpuValues::try_from(vec![1_u64; cpus])?;
+            maps.stats.insert(key(id, outcome), one, 0)?;
+        }
+        let free = |id| Op::FreeBackend { id: BackendId { family: Family::V4, id }, generation: 2 };
+        let ops: Vec<Op> = (1..=freed).map(free).collect();
+        let before = store.calls();
+        assert!(store.apply_all(&ops.iter().collect::<Vec<_>>()).iter().all(Result::is_ok));
+        let calls = store.calls() - before;
+        let left = maps.stats.keys().flatten().filter(|key| key.id <= freed).count();
+        assert_eq!((left, maps.stats.keys().count()), (0, (OTHERS * u32::from(outcomes)) as usize));
+        // For few ids the table is not searched: each counter that there may be is one call. Two more are about the endpoint.
+        let counters = if freed < 1_000 { Outcome::ALL.len() as u64 } else { outcomes.into() };
+        assert!(calls <= u64::from(freed) * (counters + 2) + 100, "{freed} ids took {calls} calls");
+    }
     Ok(())
 }

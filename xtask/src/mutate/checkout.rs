@@ -100,7 +100,7 @@ mod tests {
         let scratch = tempfile::tempdir().expect("a scratch folder");
         let copy = scratch.path().join("checkout");
         Checkout::restore_to(root, copy.clone()).expect("copied");
-        assert!(copy.join("lb-ebpf/Cargo.lock").exists() && copy.join("lb-common/src/abi.rs").exists());
+        assert!(copy.join("lb-ebpf/Cargo.lock").exists() && copy.join("lb-common/src/abi/mod.rs").exists());
         assert!(copy.join("fuzz/corpus").exists() && !copy.join("lb-ebpf/target").exists());
         let manifest = fs::read_to_string(copy.join("Cargo.toml")).expect("written");
         assert!(manifest.contains("members = [\"lb-common\"]"), "{manifest}");

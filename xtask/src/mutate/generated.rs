@@ -20,14 +20,15 @@ const PACKAGES: [(&str, &str); 2] = [("lb-common", "--tests"), ("lb-userspace", 
 
 /// The files of the sample: each of their mutants was tried, and is caught or excluded in `.cargo/mutants.toml`. One that is missed later
 /// is therefore a test that became weaker.
-const SAMPLED_FILES: [&str; 8] = [
+const SAMPLED_FILES: [&str; 9] = [
     "lb-common/src/checksum.rs",
     "lb-common/src/decide/affinity.rs",
-    "lb-common/src/decide/beside.rs",
     "lb-common/src/decide/client.rs",
+    "lb-common/src/decide/icmp.rs",
     "lb-common/src/decide/limit.rs",
     "lb-common/src/decide/node_port.rs",
-    "lb-common/src/decide/quoted.rs",
+    "lb-common/src/decide/rate.rs",
+    "lb-common/src/decide/related.rs",
     "lb-common/src/decide/vip.rs",
 ];
 

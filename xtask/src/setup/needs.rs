@@ -72,7 +72,7 @@ pub const CARGO_MUTANTS: Need = Need {
     seconds: 60,
 };
 
-pub const NEEDS: [Need; 13] = [
+pub const NEEDS: [Need; 14] = [
     Need {
         name: "cc",
         why: "a C compiler for crates with C parts (ring) and the final link",
@@ -164,6 +164,13 @@ pub const NEEDS: [Need; 13] = [
         why: "kube-proxy writes its rules with it, and the tests read them back",
         level: Level::Test,
         install: Install::Apt(&["nftables"]),
+        seconds: 5,
+    },
+    Need {
+        name: "openssl",
+        why: "makes the client certificates that the tests rotate",
+        level: Level::Test,
+        install: Install::Apt(&["openssl"]),
         seconds: 5,
     },
     Need {

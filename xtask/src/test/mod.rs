@@ -32,7 +32,7 @@ use crate::{edited, lint, mutate, vm};
 /// `cargo xtask test`
 #[derive(Debug, Args)]
 pub struct TestArgs {
-    /// Run only these rungs (repeatable): format, lint, deny, unit, harness, guests, mutations, demo, or a module of a test binary of `tests/`.
+    /// Run only these rungs (repeatable): format, lint, deny, unit, harness, kernels, guests, mutations, demo, or a module of a test binary of `tests/`.
     #[arg(long = "rung", value_name = "NAME")]
     rungs: Vec<String>,
     /// Run what a change most often breaks: format, unit and, as root, the rungs that are quick. At most two minutes.
@@ -171,7 +171,8 @@ impl Run<'_> {
                 let confined = self.confined.as_ref().with_context(|| format!("{name} was not prepared"))?;
                 cargo(&confined.with(&self.built.command(workspace, module, self.filter)?))
             }
-            Rung::Guests => guests(workspace, show),
+            Rung::Kernels => guests(workspace, &vm::SHORT, show),
+            Rung::Guests => guests(workspace, &[], show),
             Rung::Mutations => mutate::run_share(workspace, self.toolchain),
             Rung::Demo => demo(),
         }
@@ -205,9 +206,9 @@ fn count_tests(workspace: &Workspace, name: &str, command: &Expression, show: Sh
     Ok(tally)
 }
 
-fn guests(workspace: &Workspace, show: Show) -> Result<Tally> {
+fn guests(workspace: &Workspace, tests: &[&str], show: Show) -> Result<Tally> {
     let mut lines = Vec::new();
-    let tally = vm::run_all(workspace, |line| match show {
+    let tally = vm::run_all(workspace, tests, |line| match show {
         Show::Live => println!("{line}"),
         Show::AtTheEnd => lines.push(line.to_owned()),
     });

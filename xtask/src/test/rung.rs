@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use anyhow::{Result, bail};
 
-use super::binaries::{Module, modules};
+use super::binaries::{Module, QUICK, modules};
 use super::{TestArgs, confined};
 use crate::setup::Level;
 use crate::workspace::Workspace;
@@ -24,7 +24,9 @@ pub enum Rung {
     Module(Module),
     /// The same with the agent as it is deployed, under this name.
     Confined(&'static str, Module),
-    /// Test binaries for other kernels, in virtual machines.
+    /// Every program and one agent on each other kernel, in virtual machines.
+    Kernels,
+    /// All test binaries for other kernels.
     Guests,
     Mutations,
     /// The tour of `cargo xtask run --once`: each of its steps counts.
@@ -41,6 +43,7 @@ impl Rung {
             Self::Harness => "harness",
             Self::Module(module) => &module.name,
             Self::Confined(name, _) => name,
+            Self::Kernels => "kernels",
             Self::Guests => "guests",
             Self::Mutations => "mutations",
             Self::Demo => "demo",
@@ -52,7 +55,7 @@ impl Rung {
         match self {
             Self::Format | Self::Lint | Self::Unit | Self::Harness => Lane::Before,
             Self::Module(module) if WAITING.contains(&module.name.as_str()) => Lane::Beside,
-            Self::Guests | Self::Mutations => Lane::Beside,
+            Self::Kernels | Self::Guests | Self::Mutations => Lane::Beside,
             Self::Deny => Lane::Background,
             Self::Module(_) | Self::Confined(..) | Self::Demo => Lane::Networks,
         }
@@ -60,6 +63,11 @@ impl Rung {
 
     pub fn needs_root(&self) -> bool {
         self.lane() != Lane::Before && self.lane() != Lane::Background
+    }
+
+    /// Whether it boots virtual machines.
+    fn is_on_guests(&self) -> bool {
+        matches!(self, Self::Kernels | Self::Guests)
     }
 
     /// The module of tests that it runs.
@@ -100,9 +108,6 @@ const LONG: [&str; 9] = [
     "north_south",
 ];
 
-/// Modules of `--quick`: the programs packet by packet, and real traffic through the real agent.
-const QUICK: [&str; 3] = ["packet", "cluster_ip", "drain"];
-
 /// All rungs, in order.
 pub fn ladder(workspace: &Workspace) -> Result<Vec<Rung>> {
     let mut rungs = vec![Rung::Format, Rung::Lint, Rung::Unit, Rung::Harness, Rung::Deny];
@@ -110,14 +115,14 @@ pub fn ladder(workspace: &Workspace) -> Result<Vec<Rung>> {
         rungs.extend(confined::rung(&module).map(|name| Rung::Confined(name, module.clone())));
         rungs.push(Rung::Module(module));
     }
-    rungs.extend([Rung::Guests, Rung::Mutations, Rung::Demo]);
+    rungs.extend([Rung::Kernels, Rung::Guests, Rung::Mutations, Rung::Demo]);
     Ok(rungs)
 }
 
 pub fn select(all: Vec<Rung>, args: &TestArgs) -> Result<Vec<Rung>> {
     if args.quick {
         let quick = |rung: &Rung| match rung {
-            Rung::Module(module) => QUICK.contains(&module.name.as_str()),
+            Rung::Module(module) => module.binary == QUICK,
             other => matches!(other, Rung::Format | Rung::Unit),
         };
         return Ok(all.into_iter().filter(quick).collect());
@@ -128,7 +133,7 @@ pub fn select(all: Vec<Rung>, args: &TestArgs) -> Result<Vec<Rung>> {
         // What runs confined, as it is deployed, does not run again otherwise.
         let in_the_ladder = |rung: &Rung| match rung {
             Rung::Module(module) => confined::rung(module).is_none(),
-            other => *other != Rung::Guests,
+            other => !other.is_on_guests(),
         };
         return Ok(all.into_iter().filter(in_the_ladder).collect());
     }
@@ -144,7 +149,7 @@ pub fn select(all: Vec<Rung>, args: &TestArgs) -> Result<Vec<Rung>> {
 /// What must be installed for these rungs.
 pub fn level(rungs: &[Rung]) -> Level {
     let needs_cluster = |rung: &Rung| rung.module().is_some_and(|module| module.binary == "cluster");
-    if rungs.contains(&Rung::Guests) {
+    if rungs.iter().any(Rung::is_on_guests) {
         Level::Guests
     } else if rungs.iter().any(|rung| needs_cluster(rung) || matches!(rung, Rung::Mutations)) {
         Level::Test
@@ -200,8 +205,9 @@ mod tests {
 
     #[test]
     fn guests_are_asked_for_by_name() {
-        let all = vec![Rung::Format, Rung::Guests];
+        let all = vec![Rung::Format, Rung::Kernels, Rung::Guests];
         assert_eq!(select(all.clone(), &wanted(&[])).expect("nothing asked"), [Rung::Format]);
+        assert_eq!(select(all.clone(), &wanted(&["kernels"])).expect("is there"), [Rung::Kernels]);
         assert_eq!(select(all, &wanted(&["guests"])).expect("is there"), [Rung::Guests]);
     }
 
@@ -219,7 +225,8 @@ mod tests {
         let workspace = Workspace { root: root.to_owned(), tools: root.to_owned(), cache: root.to_owned() };
         let quick = TestArgs { quick: true, ..wanted(&[]) };
         let rungs = select(ladder(&workspace).expect("the ladder"), &quick).expect("chosen");
-        assert_eq!(rungs.len(), 2 + QUICK.len());
+        let names: Vec<&str> = rungs.iter().map(Rung::name).collect();
+        assert_eq!(names, ["format", "unit", "cluster_ip", "drain", "packet"]);
         assert_eq!(level(&rungs), Level::Run);
     }
 

@@ -18,15 +18,23 @@ pub struct Kernel {
     pub name: &'static str,
     /// Debian's package that stands for its newest build.
     package: &'static str,
+    /// The Debian release that has it; `None`: the package sources of this machine.
+    release: Option<&'static str>,
     /// Whether the programs are known to load on it.
     pub proven: bool,
 }
 
-/// Debian 12 has both. The verifier of the first counts more stack for each function, and refuses the programs.
-pub const KERNELS: [Kernel; 2] = [
-    Kernel { name: "6.1", package: "linux-image-cloud-amd64", proven: false },
-    Kernel { name: "6.12", package: "linux-image-6.12-cloud-amd64", proven: true },
+/// Debian 11 has the first one, Debian 12 the others.
+pub const KERNELS: [Kernel; 3] = [
+    Kernel { name: "5.10", package: "linux-image-cloud-amd64", release: Some("bullseye"), proven: false },
+    Kernel { name: "6.1", package: "linux-image-cloud-amd64", release: None, proven: false },
+    Kernel { name: "6.12", package: "linux-image-6.12-cloud-amd64", release: None, proven: true },
 ];
+
+/// Where a release of Debian is; an old one moves from the first to the second.
+const ARCHIVES: [&str; 2] = ["http://deb.debian.org/debian", "http://archive.debian.org/debian"];
+/// Debian's keys, also those of earlier releases: package `debian-archive-keyring`.
+const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// What the guests' tests need of a kernel beyond what is built in.
 const MODULES: [&str; 9] =
@@ -94,8 +102,41 @@ impl Kernel {
             package = self.package
         );
         let log = workspace.logs()?.join(format!("kernel-{}.log", self.name));
-        run_logged(&format!("kernel {}", self.name), &log, &cmd!("sh", "-c", script).dir(folder))
+        let mut command = cmd!("sh", "-c", script).dir(folder);
+        let apt = folder.join("apt");
+        if let Some(release) = self.release {
+            command = command.env("APT_CONFIG", configure_apt(&apt, release)?);
+        }
+        run_logged(&format!("kernel {}", self.name), &log, &command)?;
+        if apt.exists() {
+            fs::remove_dir_all(&apt).with_context(|| format!("cannot remove {}", apt.display()))?;
+        }
+        Ok(())
     }
+}
+
+/// An apt that knows this release of Debian only, all of it in `folder`: the machine's own sources stay as they are. Returns its
+/// configuration file.
+fn configure_apt(folder: &Path, release: &str) -> Result<PathBuf> {
+    for part in ["lists/partial", "cache/archives/partial"] {
+        let part = folder.join(part);
+        fs::create_dir_all(&part).with_context(|| format!("cannot make {}", part.display()))?;
+    }
+    let (sources, configuration) = (folder.join("sources.list"), folder.join("apt.conf"));
+    let write =
+        |path: &Path, text: String| fs::write(path, text).with_context(|| format!("cannot write {}", path.display()));
+    write(&sources, ARCHIVES.map(|archive| format!("deb [signed-by={KEYS}] {archive} {release} main\n")).concat())?;
+    let place = folder.display();
+    write(
+        &configuration,
+        format!(
+            "Dir::Etc::SourceList \"{}\";\nDir::Etc::SourceParts \"/dev/null\";\n\
+             Dir::State::Lists \"{place}/lists\";\nDir::Cache \"{place}/cache\";\n\
+             APT::Sandbox::User \"root\";\n",
+            sources.display()
+        ),
+    )?;
+    Ok(configuration)
 }
 
 /// The one entry of a folder whose name begins so.
@@ -203,8 +244,8 @@ mod tests {
 
     #[test]
     fn a_kernel_is_known_by_its_name() {
-        assert_eq!(Kernel::named("6.1").expect("is there"), KERNELS[0]);
+        assert_eq!(Kernel::named("6.1").expect("is there"), KERNELS[1]);
         let error = Kernel::named("2.4").expect_err("is not").to_string();
-        assert!(error.contains("\"2.4\"") && error.contains("6.1, 6.12"), "{error}");
+        assert!(error.contains("\"2.4\"") && error.contains("5.10, 6.1, 6.12"), "{error}");
     }
 }

@@ -2,6 +2,7 @@
 
 mod console;
 mod cpio;
+mod figures;
 mod kernel;
 mod machine;
 mod tree;
@@ -14,6 +15,7 @@ use clap::Args;
 use duct::cmd;
 
 use self::console::Console;
+use self::figures::Figures;
 use self::kernel::{KERNELS, Kernel};
 use self::machine::Machine;
 use self::tree::Programs;
@@ -26,6 +28,8 @@ use crate::workspace::Workspace;
 
 /// Test binaries with this prefix need what only a guest has: they are none of the host's rungs.
 pub const GUEST_PREFIX: &str = "guest_";
+/// The rung `kernels`: every program, and one agent that serves.
+pub const SHORT: [&str; 2] = [figures::TEST, "guest_kernels"];
 /// What a guest may use, its file system and all.
 const MEMORY_MIB: u32 = 1024;
 /// How long one guest may take. An emulated machine is ten times slower, on a busy one ten times more.
@@ -40,6 +44,9 @@ pub struct VmArgs {
     /// Only this test binary of `tests/tests` (repeatable) [default: all that begin with `guest_`]
     #[arg(long = "test", value_name = "NAME")]
     tests: Vec<String>,
+    /// Write what `guest_programs` finds to the table in `docs/src/programs.md`.
+    #[arg(long)]
+    record: bool,
 }
 
 /// Builds all, boots each kernel and runs the tests in it.
@@ -51,52 +58,85 @@ pub fn run(workspace: &Workspace, args: &VmArgs) -> Result<()> {
     };
     let toolchain = setup(workspace, Level::Guests)?;
     compile::build(workspace, toolchain, false)?;
-    let tally = run_on(workspace, &kernels, &args.tests, |line| println!("{line}"))?;
+    let guests = Guests { workspace, kernels, tests: args.tests.clone() };
+    let (mut tally, figures) = guests.run(|line| println!("{line}"))?;
+    if args.record {
+        figures.record(workspace)?;
+    } else {
+        tally += judged(workspace, &figures)?;
+    }
     println!("\n{}", tally.line());
     ensure!(tally.failed == 0, "failed: {}", tally.failures.join(", "));
     Ok(())
 }
 
-/// The rung: the guests' own tests on every kernel that the programs are known to load on. The agent must have been built.
-pub fn run_all(workspace: &Workspace, show: impl FnMut(&str)) -> Result<Tally> {
-    run_on(workspace, &proven(), &[], show)
+/// A rung: these test binaries, or all of the guests' own, on every kernel that the programs are known to load on. The agent must have
+/// been built.
+pub fn run_all(workspace: &Workspace, tests: &[&str], show: impl FnMut(&str)) -> Result<Tally> {
+    let tests = tests.iter().map(|&name| name.to_owned()).collect();
+    let (mut tally, figures) = Guests { workspace, kernels: proven(), tests }.run(show)?;
+    tally += judged(workspace, &figures)?;
+    Ok(tally)
+}
+
+/// The comparison with the table, as a test of its own.
+fn judged(workspace: &Workspace, figures: &Figures) -> Result<Tally> {
+    if *figures == Figures::default() {
+        return Ok(Tally::default());
+    }
+    let differences = figures.differences(&Figures::recorded(workspace)?);
+    for difference in &differences {
+        say(difference);
+    }
+    Ok(Tally::one("the programs are as docs/src/programs.md says", differences.is_empty()))
 }
 
 fn proven() -> Vec<Kernel> {
     KERNELS.into_iter().filter(|kernel| kernel.proven).collect()
 }
 
-fn run_on(workspace: &Workspace, kernels: &[Kernel], tests: &[String], mut show: impl FnMut(&str)) -> Result<Tally> {
-    if std::env::consts::ARCH != "x86_64" {
-        bail!("guests run on x86_64 only, and this is {}", std::env::consts::ARCH);
-    }
-    let tests = if tests.is_empty() { guest_tests(workspace)? } else { tests.to_vec() };
-    let folder = workspace.target().join("vm");
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let programs = build(workspace, &tests)?.collect(&folder)?;
-    let mut total = Tally::default();
-    for kernel in kernels {
-        let started = Instant::now();
-        let unpacked = kernel.unpacked(workspace)?;
-        let files = folder.join(format!("{}.cpio", kernel.name));
-        fs::write(&files, tree::archive(&programs, &unpacked)?)
-            .with_context(|| format!("cannot write {}", files.display()))?;
-        let machine = Machine { image: &unpacked.image, files: &files, memory_mib: MEMORY_MIB, limit: LIMIT };
-        let mut console = Console::expecting(tests.iter().map(String::as_str));
-        let ended = machine.run(|line| {
-            show(&format!("{:>5} | {line}", kernel.name));
-            console.read_line(line);
-        });
-        fs::remove_file(&files).ok();
-        let mut tally = console.finish();
-        tally.failures.iter_mut().for_each(|name| *name = format!("{} on Linux {}", name, kernel.name));
-        if let Err(error) = ended {
-            tally += Tally::one(&format!("Linux {}: {error:#}", kernel.name), false);
+/// What is to be run where.
+struct Guests<'a> {
+    workspace: &'a Workspace,
+    kernels: Vec<Kernel>,
+    /// None: all of the guests' own.
+    tests: Vec<String>,
+}
+
+impl Guests<'_> {
+    fn run(&self, mut show: impl FnMut(&str)) -> Result<(Tally, Figures)> {
+        if std::env::consts::ARCH != "x86_64" {
+            bail!("guests run on x86_64 only, and this is {}", std::env::consts::ARCH);
         }
-        say(&format!("Linux {}: {} in {:.1} s", kernel.name, tally.line(), started.elapsed().as_secs_f64()));
-        total += tally;
+        let tests = if self.tests.is_empty() { guest_tests(self.workspace)? } else { self.tests.clone() };
+        let folder = self.workspace.target().join("vm");
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let programs = build(self.workspace, &tests)?.collect(&folder)?;
+        let (mut total, mut figures) = (Tally::default(), Figures::default());
+        for kernel in &self.kernels {
+            let started = Instant::now();
+            let unpacked = kernel.unpacked(self.workspace)?;
+            let files = folder.join(format!("{}.cpio", kernel.name));
+            fs::write(&files, tree::archive(&programs, &unpacked)?)
+                .with_context(|| format!("cannot write {}", files.display()))?;
+            let machine = Machine { image: &unpacked.image, files: &files, memory_mib: MEMORY_MIB, limit: LIMIT };
+            let mut console = Console::expecting(tests.iter().map(String::as_str));
+            let ended = machine.run(|line| {
+                show(&format!("{:>5} | {line}", kernel.name));
+                console.read_line(line);
+                figures.read_line(kernel.name, line);
+            });
+            fs::remove_file(&files).ok();
+            let mut tally = console.finish();
+            tally.failures.iter_mut().for_each(|name| *name = format!("{} on Linux {}", name, kernel.name));
+            if let Err(error) = ended {
+                tally += Tally::one(&format!("Linux {}: {error:#}", kernel.name), false);
+            }
+            say(&format!("Linux {}: {} in {:.1} s", kernel.name, tally.line(), started.elapsed().as_secs_f64()));
+            total += tally;
+        }
+        Ok((total, figures))
     }
-    Ok(total)
 }
 
 /// Test binaries whose names say that they are for guests.

@@ -9,22 +9,31 @@ mod fields;
 mod inspect;
 mod report;
 
+use std::{collections::BTreeSet, ops::Bound};
+
+use lb_common::abi::backend_state;
+
 use super::{Programmer, Store};
 use crate::{
     maps::strangers,
     model::{Family, Monotonic},
-    plan::{Changes, Loaded, Part, Range, diff_service, diff_vip},
+    plan::{Changes, Loaded, Part, PortKey, Range, diff_service, diff_vip, work},
 };
 use compare::{Found, Repair};
 
 pub use inspect::{inspect, read_all};
 pub use report::{AuditReport, Finding, FindingKind};
 
+/// So many service ports are looked at in the time that it takes to write one.
+const LOOKS_PER_WRITE: usize = 4;
+
 /// One look at everything that the plan owns, part by part.
 #[derive(Debug)]
 pub struct Audit {
     dry_run: bool,
     left: Vec<Part>,
+    /// The last service port whose plan was looked at, if there are more.
+    planned_to: Option<PortKey>,
     report: AuditReport,
 }
 
@@ -33,17 +42,27 @@ impl Audit {
     pub fn new(dry_run: bool) -> Self {
         let mut left = Part::ALL.to_vec();
         left.reverse();
-        Self { dry_run, left, report: AuditReport { dry_run, ..AuditReport::default() } }
+        Self { dry_run, left, planned_to: None, report: AuditReport { dry_run, ..AuditReport::default() } }
     }
 
     pub fn is_dry_run(&self) -> bool {
         self.dry_run
     }
 
-    /// Looks at the next part; the report, if it was the last one.
+    /// Looks at the next part; the report, if it was the last one. The plan is looked at in as many steps as it takes.
     pub fn step<S: Store>(&mut self, programmer: &mut Programmer<S>, now: Monotonic) -> Option<AuditReport> {
-        if let Some(part) = self.left.pop() {
-            programmer.audit_part(part, self.dry_run, now, &mut self.report);
+        match self.left.last() {
+            Some(Part::Plan) if programmer.has_snapshot() => {
+                self.planned_to = programmer.audit_plan(self.planned_to.as_ref(), self.dry_run, now, &mut self.report);
+                if self.planned_to.is_none() {
+                    self.left.pop();
+                }
+            }
+            Some(part) => {
+                programmer.audit_part(*part, self.dry_run, now, &mut self.report);
+                self.left.pop();
+            }
+            None => {}
         }
         self.left.is_empty().then(|| std::mem::take(&mut self.report))
     }
@@ -64,10 +83,6 @@ impl<S: Store> Programmer<S> {
     /// the truth until then.
     fn audit_part(&mut self, part: Part, dry_run: bool, now: Monotonic, report: &mut AuditReport) {
         if !self.has_snapshot() {
-            return;
-        }
-        if part == Part::Plan {
-            self.audit_plan(dry_run, now, report);
             return;
         }
         let loaded = match self.read_part(part) {
@@ -125,25 +140,66 @@ impl<S: Store> Programmer<S> {
         }
     }
 
-    /// Whether what is written is what is wanted, for all that is not pending or due.
-    fn audit_plan(&mut self, dry_run: bool, now: Monotonic, report: &mut AuditReport) {
+    /// Whether what is written is what is wanted, for all that is not pending or due: a part of the service ports, behind `from`. Returns
+    /// the last one of the part; `None`: it was the last part, and the addresses are looked at as well.
+    fn audit_plan(
+        &mut self,
+        from: Option<&PortKey>,
+        dry_run: bool,
+        now: Monotonic,
+        report: &mut AuditReport,
+    ) -> Option<PortKey> {
+        let part = self.audited_ports(from);
         let (desired, book) = (self.planner.desired(), &self.writer.book);
-        let due = self.struck(now);
         let mut behind = Changes::default();
-        let removed = book.service_ids.keys().filter(|key| !desired.services.contains_key(key));
-        for key in desired.services.keys().chain(removed) {
-            let waits = due.contains(key) || self.pending.has_service(key);
+        for key in &part {
+            let waits = self.is_due(key, now) || self.pending.has_service(key) || self.backlog.has_service(key);
             if !waits && !diff_service(key, desired, book, &self.settings, now).is_ok_and(|ops| ops.is_empty()) {
                 behind.services.insert(key.clone());
             }
         }
-        let removed = book.vips.keys().filter(|address| !desired.vips.contains_key(address));
-        for address in desired.vips.keys().chain(removed) {
-            if !self.pending.has_vip(*address) && !matches!(diff_vip(*address, desired, book), Ok(None)) {
-                behind.vips.insert(*address);
+        report.checked += part.iter().filter(|key| desired.services.contains_key(key)).count();
+        let last = part.last().cloned();
+        if last.is_none() {
+            let removed = book.vips.keys().filter(|address| !desired.vips.contains_key(address));
+            for address in desired.vips.keys().chain(removed) {
+                let waits = self.pending.has_vip(*address) || self.backlog.has_vip(*address);
+                if !waits && !matches!(diff_vip(*address, desired, book), Ok(None)) {
+                    behind.vips.insert(*address);
+                }
             }
         }
-        report.checked += desired.services.len();
+        self.catch_up(behind, dry_run, now, report);
+        last
+    }
+
+    /// Whether the deadline of one of its backends struck.
+    fn is_due(&self, key: &PortKey, now: Monotonic) -> bool {
+        let book = &self.writer.book;
+        let service = book.service_ids.get(key).and_then(|id| book.services.get(id));
+        let records = service.into_iter().flat_map(|service| &service.backends).filter_map(|id| book.backends.get(id));
+        records.into_iter().any(|record| record.state != backend_state::GONE && record.is_struck(now))
+    }
+
+    /// Service ports that are wanted or written, the next ones behind `from`: a part that is soon looked at.
+    fn audited_ports(&self, from: Option<&PortKey>) -> Vec<PortKey> {
+        let (desired, book) = (self.planner.desired(), &self.writer.book);
+        let max = self.settings.run_max.saturating_mul(LOOKS_PER_WRITE);
+        let range = (from.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let wanted = desired.services.range(range).map(|(key, _)| key).take(max);
+        let written = book.service_ids.range(range).map(|(key, _)| key).take(max);
+        let keys: BTreeSet<&PortKey> = wanted.chain(written).collect();
+        let mut done = 0;
+        let part = keys.into_iter().take_while(|key| {
+            let goes_on = done < max;
+            done += work(key, desired, book);
+            goes_on
+        });
+        part.cloned().collect()
+    }
+
+    /// Names what is behind, and writes it unless this is a dry run.
+    fn catch_up(&mut self, behind: Changes, dry_run: bool, now: Monotonic, report: &mut AuditReport) {
         let of = |entry: String| Finding {
             kind: FindingKind::Behind,
             table: "plan".to_owned(),
@@ -176,5 +232,7 @@ fn by_family<'a>(family: Family, v4: &'a str, v6: &'a str) -> &'a str {
     }
 }
 
+#[cfg(test)]
+mod damage;
 #[cfg(test)]
 mod tests;

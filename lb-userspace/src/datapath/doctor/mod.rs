@@ -14,7 +14,7 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    DatapathError, beside, bpffs, cgroup, features,
+    DatapathError, Feature, beside, bpffs, cgroup, features,
     pins::Pins,
     settings::{Interfaces, PortRange, SocketLb, TcAttach, XdpMode},
     source_ports,
@@ -80,7 +80,13 @@ pub struct Wishes {
 
 /// Looks at everything, in this process's network namespace.
 pub fn examine(wishes: &Wishes) -> Vec<Finding> {
-    let mut findings = vec![privileges(), kernel(&features::kernel_release()), btf(), jit()];
+    let privileges = privileges();
+    let may_load = privileges.level == Level::Ok;
+    let mut findings = vec![privileges];
+    findings.extend(kernel(&features::kernel_release(), may_load));
+    // Without the privileges the kernel makes no map, whatever the limit.
+    findings.extend(may_load.then(locked_memory));
+    findings.extend([btf(), jit()]);
     findings.push(mechanism(wishes.tc_attach));
     findings.push(bpf_file_system(&wishes.bpffs));
     findings.push(control_groups(wishes));
@@ -102,22 +108,24 @@ fn privileges() -> Finding {
     judged("privileges", "CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON are there", features::check_privileges())
 }
 
-/// The oldest kernel that the programs were seen to load on.
-const TESTED: (u32, u32) = (6, 12);
+/// The release, and a finding for each feature that the kernel lacks. Asking takes the privileges of the agent.
+fn kernel(release: &str, may_load: bool) -> Vec<Finding> {
+    if !may_load {
+        return vec![Finding::ok("kernel", format!("{release}, whose features only root can look at"))];
+    }
+    lacking(release, &Feature::missing())
+}
 
-fn kernel(release: &str) -> Finding {
-    if let Err(error) = features::check_kernel(release) {
-        return Finding::of("kernel", Level::Fail, &error);
-    }
-    match features::version(release) {
-        Some(found) if found < TESTED => Finding::bad(
-            "kernel",
-            Level::Warn,
-            format!("{release} has the helpers, but the programs were tested on 6.12 and newer; 6.1 refuses them"),
-            "boot Linux 6.12 or newer; else the agent says at its start whether the kernel takes the programs",
-        ),
-        _ => Finding::ok("kernel", release),
-    }
+fn lacking(release: &str, missing: &[Feature]) -> Vec<Finding> {
+    let finding = |feature: &Feature| {
+        let (found, remedy) = (format!("{release} has {feature}"), format!("boot Linux {} or newer", feature.since()));
+        Finding::bad("kernel", Level::Warn, found, remedy)
+    };
+    if missing.is_empty() { vec![Finding::ok("kernel", release)] } else { missing.iter().map(finding).collect() }
+}
+
+fn locked_memory() -> Finding {
+    judged("locked-memory", "maps do not count as locked memory, or no limit is on it", features::check_memory_limit())
 }
 
 fn btf() -> Finding {
@@ -201,19 +209,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernels_are_judged_by_what_was_seen_on_them() {
-        for (release, level) in [
-            ("5.10.0-28-amd64", Level::Fail),
-            ("6.1.0-18-amd64", Level::Warn),
-            ("6.12.9", Level::Ok),
-            ("6.18.44-fc", Level::Ok),
-            ("custom", Level::Ok),
-        ] {
-            let finding = kernel(release);
-            assert_eq!(finding.level, level, "{release}");
-            assert_eq!(finding.remedy.is_none(), level == Level::Ok, "{finding:?}");
-        }
-        assert!(kernel("5.10.0").remedy.is_some_and(|remedy| remedy.starts_with("boot")), "the error's own remedy");
+    fn a_missing_feature_is_named_with_the_loss_and_the_remedy() {
+        assert_eq!(lacking("6.12.9", &[]), [Finding::ok("kernel", "6.12.9")]);
+        let findings = lacking("5.10.0-32-amd64", &[Feature::SetRetval, Feature::CheckMtu]);
+        assert_eq!(findings.len(), 2);
+        assert_eq!(findings[0].level, Level::Warn);
+        assert!(findings[0].found.contains("5.10.0-32-amd64") && findings[0].found.contains("EPERM"), "{findings:?}");
+        assert_eq!(findings[1].remedy.as_deref(), Some("boot Linux 5.12 or newer"));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::io;
 use aya::Pod;
 use aya_obj::generated::{BPF_EXIST, BPF_NOEXIST, bpf_cmd};
 
-use super::{Element, Position, Table, address, present};
+use super::{Element, Position, Table, address, is_unsupported};
 
 /// Where a reader is. An element that is there from the first part to the last is read once; one that comes or goes meanwhile may
 /// be missed.
@@ -45,16 +45,16 @@ impl<K: Pod, V: Pod> Table<K, V> {
         }
     }
 
-    /// Takes an element out and returns what it held at that moment. Linux 5.14.
+    /// Takes an element out and returns what it held at that moment. Before Linux 5.14 these are two steps, and what is written between
+    /// them is lost.
     pub fn take(&self, key: &K) -> io::Result<Option<V>> {
-        let mut value = Vec::<V>::with_capacity(1);
-        let found = self.element(bpf_cmd::BPF_MAP_LOOKUP_AND_DELETE_ELEM, address(key), value.as_mut_ptr() as u64);
-        if !present(found)? {
-            return Ok(None);
+        match self.read_by(bpf_cmd::BPF_MAP_LOOKUP_AND_DELETE_ELEM, key) {
+            Err(error) if is_unsupported(&error) => {
+                let found = self.get(key)?;
+                self.remove(key).map(|was_there| found.filter(|_| was_there))
+            }
+            other => other,
         }
-        // SAFETY: the kernel wrote one value; every bit pattern is a valid `Pod`.
-        unsafe { value.set_len(1) };
-        Ok(value.pop())
     }
 
     /// Writes an element unless one is there. False if one is.

@@ -52,6 +52,8 @@ pub struct TablesReport {
     pub health_checks: BTreeMap<u16, HealthCheckReport>,
     /// Node ports that sockets of this node hold, each with its service.
     pub held_ports: Vec<String>,
+    /// Why the file of what is in maintenance cannot be read, and what holds meanwhile; null: it can.
+    pub unread_maintenance: Option<String>,
     /// Cluster IPs that a link of this node has: the node answers there by itself.
     pub local_cluster_ips: BTreeSet<IpAddr>,
 }

@@ -130,3 +130,34 @@ async fn what_changes_while_the_watch_is_cut_off_is_no_difference() {
     assert!(stage.status().wedged_since.is_none() && stage.status().differences.is_empty());
     assert!(stage.asked.iter().all(|(call, _)| *call == Call::Watch), "{:?}", stage.asked);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_list_with_an_object_without_a_name_deletes_nothing() {
+    let mut stage = Stage::watching(EVERY, &["a", "b"]);
+    let list = |stage: &mut Stage, version: &str| {
+        let items = vec![object("a", "50"), Item::nameless(1)];
+        stage.hear(
+            Call::List,
+            Heard::Page(Page { items, version: Version::parse(Some(version)), token: None, bytes: 0 }),
+        );
+    };
+    begun(&mut stage);
+    list(&mut stage, "120");
+    stage.take_list();
+    list(&mut stage, "121");
+    assert_eq!(stage.held(), ["", "a", "b"], "the one without a name is told of");
+    stage.take_watch(Call::Watch, "100");
+    // The next complete list finds both: what has gone, and the one without a name.
+    begun(&mut stage);
+    versions(&mut stage, "130", &[("a", "50")]);
+    stage.take_list();
+    versions(&mut stage, "131", &[("a", "50")]);
+    assert_eq!(stage.held(), ["a"]);
+    // The same of a list that is no comparison.
+    stage.take_watch(Call::Watch, "100");
+    stage.fail(Call::Watch, Some(410));
+    stage.take_list();
+    list(&mut stage, "140");
+    stage.take_watch(Call::Watch, "140");
+    assert_eq!(stage.status().objects, 2);
+}

@@ -82,7 +82,10 @@ impl<T: Keyed> Resource<T> {
             }
             News::Complete => {
                 let Some((mut objects, names)) = self.staged.take() else { return false };
-                objects.retain(|name| names.contains(name));
+                // An object without a name may be any of those that the list does not name.
+                if !names.contains(&ObjectName::unreadable()) {
+                    objects.retain(|name| names.contains(name));
+                }
                 self.objects = objects;
                 self.listed = true;
             }
@@ -129,7 +132,11 @@ fn keep<T: Keyed, K: ApiKind>(objects: &mut Objects<T>, item: Item<K>, put: &imp
                 false if concerns => "nothing is served of it but what the tables held when the agent started",
                 false => "nothing of it is known",
             };
-            let name = if K::IS_NAMESPACED { item.name.to_string() } else { item.name.name.to_string() };
+            let name = if K::IS_NAMESPACED || item.name.is_unreadable() {
+                item.name.to_string()
+            } else {
+                item.name.name.to_string()
+            };
             let remedy = format!("correct the object; until then {served}");
             let refusal = Refusal::new(format!("{} {name}", K::NAME), format!("it cannot be read: {reason}"), remedy);
             objects.refuse(item.name, refusal);

@@ -393,3 +393,6 @@ async fn an_annotation_that_is_not_allowed_is_refused_by_name_and_the_service_is
     assert_eq!(refused, expected);
     assert!(status.refusals.iter().all(|refusal| refusal.object == "Service tenant/web"));
 }
+
+#[path = "nameless_tests.rs"]
+mod nameless;

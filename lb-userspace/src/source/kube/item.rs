@@ -31,6 +31,15 @@ pub struct Item<K> {
     pub object: Result<K, Unreadable>,
 }
 
+impl<K> Item<K> {
+    /// So many objects of a list without a name that can be read. Any object may be among them.
+    pub fn nameless(count: usize) -> Self {
+        let reason = format!("a list of the API has {count} objects without a name");
+        let object = Err(Unreadable { reason, owner: Owner::Unknown });
+        Self { name: ObjectName::unreadable(), uid: 0, version: None, object }
+    }
+}
+
 /// Why an object cannot be read, and what is known of it all the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreadable {

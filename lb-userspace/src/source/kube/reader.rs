@@ -302,16 +302,9 @@ fn whole_page<K: ApiKind>(text: &Items, items: Vec<Option<Item<K>>>) -> Heard<K>
     match serde_json::from_slice::<List>(rest) {
         Ok(List { metadata }) => {
             let nameless = items.iter().filter(|item| item.is_none()).count();
-            if nameless > 0 {
-                tracing::warn!(
-                    source = "kube",
-                    kind = K::NAME,
-                    nameless,
-                    "a list has objects without a name; they are left out"
-                );
-            }
+            let nameless = (nameless > 0).then(|| Item::nameless(nameless));
             Heard::Page(Page {
-                items: items.into_iter().flatten().collect(),
+                items: items.into_iter().flatten().chain(nameless).collect(),
                 version: Version::parse(metadata.resource_version.as_deref()),
                 token: metadata.continue_.filter(|token| !token.is_empty()),
                 bytes: text.length(),

@@ -19,6 +19,8 @@ const BEGUN: &str = "guest: begun";
 const DONE: &str = "guest: done";
 /// Set for the test binaries: they may do to this machine what no other machine should suffer.
 const GUEST: &str = "BALLAST_GUEST";
+/// The file that a test binary may write to, line by line, what xtask shall know.
+const REPORT: (&str, &str) = ("BALLAST_GUEST_REPORT", "/run/report");
 /// Modules in the order in which they are loaded, one file name a line.
 const MODULES: &str = "/modules/order";
 /// `MODULE_INIT_COMPRESSED_FILE` of `finit_module`: since 5.17.
@@ -91,9 +93,15 @@ fn run_tests() -> Result<()> {
             .env("PATH", "/bin")
             .env("BALLAST_BIN", "/bin/ballast")
             .env(GUEST, "1")
+            .env(REPORT.0, REPORT.1)
             .status()
             .with_context(|| format!("cannot run {}", test.display()))?;
         println!("guest: {} ended with {status}", test.display());
+        // Most write none.
+        for line in fs::read_to_string(REPORT.1).unwrap_or_default().lines() {
+            println!("guest: report {line}");
+        }
+        fs::remove_file(REPORT.1).ok();
     }
     Ok(())
 }

@@ -1,10 +1,10 @@
 //! Credentials that change while the source runs, against a real API server.
 
 use anyhow::Result;
-use lb_tests::cluster::ApiServer;
 use lb_tests::cluster::objects::Objects;
-use lb_userspace::source::SourceStatus;
+use lb_tests::cluster::{ApiServer, ClientCa};
 use lb_userspace::source::kube::KubeSettings;
+use lb_userspace::source::{ApiError, ResourceStatus, SourceStatus};
 
 use super::watched_source::{Followed, direct, has};
 
@@ -16,6 +16,42 @@ async fn a_rotated_ca_is_read_again_and_nothing_is_lost() -> Result<()> {
     source.until("the lists", |snapshot| has(snapshot, "before")).await?;
     server.rotate_certificate().await?;
     Objects::new(&server.client().await?).create_service("after").await?;
+    source.until("the change", |snapshot| has(snapshot, "after")).await?;
+    source.insist_since(1, "with what was there before", |snapshot| has(snapshot, "before"));
+    Ok(())
+}
+
+/// The server stops believing whoever signed the old one, while the watches are open.
+#[tokio::test]
+async fn a_rotated_client_certificate_is_read_again_and_nothing_is_lost() -> Result<()> {
+    let server = ApiServer::start().await?;
+    let objects = Objects::new(&server.client().await?);
+    objects.create_service("before").await?;
+    let folder = tempfile::tempdir()?;
+    let (key, certificate) = (folder.path().join("client.key"), folder.path().join("client.crt"));
+    let [old, new] = [ClientCa::new("old")?, ClientCa::new("new")?];
+    old.issue(&key, &certificate)?;
+    server.believe(&old)?;
+    let mut source = Followed::start(direct(&server.kubeconfig_by(&key, &certificate)?)).await?;
+    source.until("the lists", |snapshot| has(snapshot, "before")).await?;
+    let is_denied = |status: &SourceStatus| {
+        let failing = |name| status.resources.get(name).and_then(|resource: &ResourceStatus| resource.failing);
+        ["services", "endpointslices"]
+            .map(|name| failing(name).is_some_and(|failing| failing.error == ApiError::Unauthorized))
+    };
+    server.believe(&new)?;
+    // Until then the watches go on: they are asked for once.
+    let status = source.status_until("the old one is denied", |status| is_denied(status) == [true, true]).await?;
+    assert!(status.last_error.is_some(), "{status:#?}");
+    new.issue(&key, &certificate)?;
+    let begin = tokio::time::Instant::now();
+    let is_fresh = |status: &SourceStatus| {
+        let proven =
+            ["services", "endpointslices"].map(|name| status.last_proof.get(name).is_some_and(|at| *at > begin));
+        status.last_error.is_none() && proven == [true, true]
+    };
+    source.status_until("both are proven by the new one", is_fresh).await?;
+    objects.create_service("after").await?;
     source.until("the change", |snapshot| has(snapshot, "after")).await?;
     source.insist_since(1, "with what was there before", |snapshot| has(snapshot, "before"));
     Ok(())

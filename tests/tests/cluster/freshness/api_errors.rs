@@ -54,17 +54,21 @@ fn revoked_rights_and_a_removed_version_are_told_once_and_cost_no_traffic() -> R
     let serves = || Stream::connect(fixture.client.place(), web).and_then(|mut stream| stream.ask("hello"));
     eventually("web serves", SETTLE_LIMIT, || serves().ok());
 
-    for (kind, resource, code, reason) in
-        [(Kind::Service, "services", 403, "ApiAccessDenied"), (Kind::Slice, "endpointslices", 404, "ApiVersionMissing")]
-    {
-        let told = || about_node(&api, &name).into_iter().filter(|event| event["reason"] == reason).collect::<Vec<_>>();
+    for (kind, resource, code, reason) in [
+        (Kind::Service, "services", 403, "ApiAccessDenied"),
+        (Kind::Slice, "endpointslices", 404, "ApiVersionMissing"),
+        (Kind::ServiceCidr, "servicecidrs", 403, "ApiAccessDenied"),
+    ] {
+        let is_it = |event: &Value| {
+            event["reason"] == reason && event["note"].as_str().is_some_and(|note| note.contains(resource))
+        };
+        let told = || about_node(&api, &name).into_iter().filter(is_it).collect::<Vec<_>>();
         api.refuse(kind, Some(code));
         api.forget();
         let event = eventually("an Event on the Node", TOLD_LIMIT, || {
             assert_eq!(agent.health("/healthz").ok()?.0, 200, "every node gets the same answer");
             told().into_iter().next()
         });
-        assert!(event["note"].as_str().is_some_and(|note| note.contains(resource)), "{event:#}");
         assert_eq!((&event["metadata"]["namespace"], &event["type"]), (&json!("default"), &json!("Warning")));
         let (ready, body) = agent.health("/readyz")?;
         assert!(ready == 503 && body.contains(&code.to_string()), "{body}");

@@ -80,7 +80,7 @@ fn odd_objects_turn_neither_of_two_nodes_red_and_are_told_of() -> Result<()> {
     for agent in &agents {
         has_service(agent, "kept").context("what was read of it before is served")?;
         assert!(has_service(agent, "never").is_none());
-        assert!(agent.metric("ballast_refused_objects", "") >= Some(2.0), "{}", agent.metrics()?);
+        assert!(agent.metric("ballast_refused_objects", "") >= Some(3.0), "{}", agent.metrics()?);
         let status = String::from_utf8(agent.cli(&["status"])?.stdout)?;
         for name in ["Service default/kept", "Service default/never"] {
             assert!(status.contains(name), "{status}");
@@ -91,6 +91,7 @@ fn odd_objects_turn_neither_of_two_nodes_red_and_are_told_of() -> Result<()> {
             );
         }
         assert!(agent.log().contains("without a name"), "{}", agent.log());
+        assert!(status.contains("Service (no name)"), "{status}");
     }
     let about = |event: &Value, name: &str| event["regarding"]["name"] == name && event["reason"] == "Refused";
     for name in ["kept", "never"] {

@@ -68,9 +68,11 @@ impl<K> Comparison<K> {
             Some(held) if held == version || version < held => None,
             Some(_) => Some((name, Difference::Stale)),
         });
+        // An object without a name may be any of those that the list does not name.
+        let is_complete = !self.seen.contains_key(&ObjectName::unreadable());
         let extra = known.iter().filter(|(name, held)| {
             let is_newer = list < *held;
-            !self.seen.contains_key(*name) && !is_newer
+            is_complete && !self.seen.contains_key(*name) && !is_newer
         });
         let all = listed.chain(extra.map(|(name, _)| (name, Difference::Extra)));
         all.filter(|(name, _)| !self.touched.contains(*name)).map(|(name, kind)| (name.clone(), kind)).collect()

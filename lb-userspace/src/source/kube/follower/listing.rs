@@ -178,7 +178,11 @@ impl<K> Follower<K> {
             Some(first) => doubt && absent.is_subset(&first.absent) && !version.is_before(&first.version),
         };
         if agreed {
-            self.known = std::mem::take(&mut listing.seen);
+            let before = std::mem::replace(&mut self.known, std::mem::take(&mut listing.seen));
+            if self.known.contains_key(&ObjectName::unreadable()) {
+                // What it does not name is still held.
+                self.known.extend(before.into_iter().filter(|(name, _)| absent.contains(name)));
+            }
             self.take_list(version, now);
             return true;
         }

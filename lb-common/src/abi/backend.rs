@@ -1,0 +1,103 @@
+//! Backends: the endpoints of service ports, and what the programs have seen of them.
+
+use super::sizes::sizes;
+
+/// Value of `backends4` / `backends6`: one endpoint of one service port. Index 0 is never used.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Backend<const N: usize> {
+    pub address: [u8; N],
+    pub port: u16,
+    /// [`backend_state`].
+    pub state: u8,
+    /// [`backend_flags`].
+    pub flags: u8,
+    /// Changes each time the id is given to another backend, and when the backend is gone. Never 0 once used.
+    pub generation: u32,
+    /// Id of the service port.
+    pub service: u32,
+    /// When its flows are evicted, in tenths of a second of `CLOCK_MONOTONIC`; 0: never.
+    pub deadline_ds: u32,
+    /// Hash of the pod's UID, so that an address that comes back as another pod is known as a new backend. 0: no UID known.
+    pub uid_hash: u32,
+    pub weight: u16,
+    pub pad: u16,
+}
+
+/// Values of [`Backend::state`].
+pub mod backend_state {
+    /// The id is not in use.
+    pub const FREE: u8 = 0;
+    /// Takes new flows.
+    pub const ACTIVE: u8 = 1;
+    /// In the API, not ready: no new flows.
+    pub const RESTING: u8 = 2;
+    /// In the API, terminating: no new flows.
+    pub const TERMINATING: u8 = 3;
+    /// Gone from every slice: its flows stay until the deadline.
+    pub const DRAINING: u8 = 4;
+    /// Taken out by hand: no new flows.
+    pub const MAINTENANCE: u8 = 5;
+    /// The deadline struck: nothing is forwarded any more.
+    pub const GONE: u8 = 6;
+}
+
+/// Bits of [`Backend::flags`].
+pub mod backend_flags {
+    /// The endpoint is on this node: the API says so, or its address is one of this node's.
+    pub const LOCAL: u8 = 1;
+    /// The endpoint serves (EndpointSlice condition `serving`): UDP flows may stay while it rests or terminates.
+    pub const SERVING: u8 = 2;
+    /// Its active checks fail: no new flows, no probe.
+    pub const QUARANTINED: u8 = 4;
+    /// It takes new flows of the set of the whole cluster.
+    pub const IN_CLUSTER_SET: u8 = 8;
+    /// It takes new flows of this node's set.
+    pub const IN_LOCAL_SET: u8 = 16;
+}
+
+/// Key of `endpoints4` / `endpoints6`: a backend of this node, as the node that chose it names it.
+#[repr(C, align(4))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EndpointKey<const N: usize> {
+    pub address: [u8; N],
+    /// Id of the service port.
+    pub service: u32,
+}
+
+/// Value of `endpoints4` / `endpoints6`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    /// Id of the backend.
+    pub backend: u32,
+    /// The backend's generation.
+    pub generation: u32,
+}
+
+/// Value of `health4` / `health6`, by backend id: what the programs have seen of a backend. Written by the programs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Health {
+    /// The backend's generation; with another one, all of this is about an earlier backend and counts as zero.
+    pub generation: u32,
+    /// When it last answered a flow's first packet, seconds of `CLOCK_MONOTONIC`; 0: never.
+    pub answered_s: u32,
+    /// Since when it is suspect: it left a flow unanswered that another backend answered, or refused one; 0: it is not.
+    pub suspect_s: u32,
+    /// When a new flow was last sent there to see whether it answers again.
+    pub probe_s: u32,
+    /// UDP: new flows since it last answered one.
+    pub unanswered: u32,
+    /// Connections counted for [`scheduler::LEAST_CONNECTIONS`]; recounted by the agent.
+    pub connections: u32,
+}
+
+sizes! {
+    Backend<4> = 28,
+    Backend<16> = 40,
+    EndpointKey<4> = 8,
+    EndpointKey<16> = 20,
+    Endpoint = 8,
+    Health = 24,
+}

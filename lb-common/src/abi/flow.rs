@@ -1,0 +1,195 @@
+//! Flow entries: one for each direction of a connection, and what else is kept by tuple.
+
+use super::hash::{mix, mix_address};
+use super::sizes::sizes;
+
+/// Key of `flows4` / `flows6`: the tuple as it stands in the packet before it is rewritten.
+#[repr(C, align(4))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FlowKey<const N: usize> {
+    pub src: [u8; N],
+    pub dst: [u8; N],
+    pub src_port: u16,
+    pub dst_port: u16,
+    pub protocol: u8,
+    pub pad: [u8; 3],
+}
+
+impl<const N: usize> FlowKey<N> {
+    /// The tuple of a packet that goes the other way.
+    #[inline(always)]
+    #[must_use]
+    pub const fn reversed(&self) -> Self {
+        Self {
+            src: self.dst,
+            dst: self.src,
+            src_port: self.dst_port,
+            dst_port: self.src_port,
+            protocol: self.protocol,
+            pad: [0; 3],
+        }
+    }
+}
+
+/// Value of `flows4` / `flows6`: what to rewrite, and for whom.
+///
+/// Forward (client → service): the destination becomes `address:port`, the source `client:client_port`.
+/// Reply (backend → client): the source becomes `address:port` (the service's), the destination `client:client_port`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Flow<const N: usize> {
+    /// [`tag`] of the key: LRU elements are recycled while a reader may hold them.
+    pub tag: u32,
+    /// Id of the backend; 0: a direct connection whose source port had to be translated.
+    pub backend: u32,
+    /// When the last packet was seen, seconds of `CLOCK_MONOTONIC`.
+    pub seen_s: u32,
+    /// When the first packet was seen, seconds of `CLOCK_MONOTONIC`.
+    pub since_s: u32,
+    /// TCP: the client's initial sequence number; SCTP: its initiate tag; UDP: 0.
+    pub isn: u32,
+    pub address: [u8; N],
+    /// Forward: the source address as the backend sees it; the packet's own, unless the flow is masqueraded. Reply: the client's own.
+    pub client: [u8; N],
+    /// 0: the packet goes unchanged to the node of the backend `address`, in an outer header ([`service_flags::DSR`]).
+    pub port: u16,
+    /// Forward: the source port as the backend sees it. Reply: the client's own port.
+    pub client_port: u16,
+    /// Low 16 bits of the backend's generation.
+    pub generation: u16,
+    /// [`flow_state`].
+    pub state: u8,
+    /// [`flow_flags`].
+    pub flags: u8,
+    /// The link by which the packet leaves, past the host's stack, while `fast_path` says so ([`flow_link`]); 0: none. Of both entries of a
+    /// flow, or of neither.
+    pub link: u32,
+}
+
+/// [`Flow::link`] in two parts: the index of the link, and whether the flow leads to another node.
+pub mod flow_link {
+    /// The bits of the index: of a pod's link, at whose other end the packet is handed over, or of the external one that it leaves by.
+    pub const INDEX: u32 = 0x00ff_ffff;
+    /// How many external links can be told from each other.
+    const WAYS: u32 = 255;
+
+    /// The other bits, of both entries of a flow that leads to another node by this external link. Those of a flow between two pods of
+    /// this node are 0.
+    #[inline(always)]
+    #[must_use]
+    pub const fn beyond(external: u32) -> u32 {
+        (external % WAYS + 1) << 24
+    }
+
+    /// Where the flow leads: 0, or [`beyond`] of its external link.
+    #[inline(always)]
+    #[must_use]
+    pub const fn way(link: u32) -> u32 {
+        link & !INDEX
+    }
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn index(link: u32) -> u32 {
+        link & INDEX
+    }
+}
+
+/// Values of [`Flow::state`].
+pub mod flow_state {
+    /// No answer yet.
+    pub const HALF_OPEN: u8 = 1;
+    /// Answered.
+    pub const OPEN: u8 = 2;
+    /// UDP: answered, and asked again after that.
+    pub const STREAM: u8 = 3;
+    /// TCP, SCTP: an end was seen (FIN, RST; SHUTDOWN, ABORT).
+    pub const CLOSING: u8 = 4;
+    /// The backend is gone: each side is told at its next segment.
+    pub const EVICTED: u8 = 5;
+}
+
+/// Bits of [`Flow::flags`].
+pub mod flow_flags {
+    /// The entry of the reply direction (backend → client).
+    pub const REPLY: u8 = 1;
+    /// The client's own link has no program: the reply is rewritten at the first hook that sees it, and sent on from there.
+    pub const EARLY: u8 = 2;
+    /// A direct connection (no service) whose source port is translated, because a service flow owns its tuple.
+    pub const DIRECT: u8 = 4;
+    /// Forward: the reply entry was given to a direct UDP sender and must be written again.
+    pub const REPLY_LOST: u8 = 8;
+    /// TCP: the client has ended its direction (FIN), or the connection was reset (RST).
+    pub const CLIENT_ENDED: u8 = 16;
+    /// TCP: the backend has ended its direction (FIN), or the connection was reset (RST).
+    pub const BACKEND_ENDED: u8 = 32;
+    /// Both: the connection is over, and another one may take its tuple.
+    pub const ENDED: u8 = CLIENT_ENDED | BACKEND_ENDED;
+    /// The backend sees another source address than the client's own: one of this node, or, where the backend is the client itself,
+    /// the service's.
+    pub const MASQUERADED: u8 = 64;
+    /// The flow is among its backend's [`Health::connections`].
+    pub const COUNTED: u8 = 128;
+}
+
+/// Value of `traffic4` / `traffic6`, under the keys of `flows4` / `flows6`: counted with `--flow-counters`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Traffic {
+    /// As in the [`Flow`]: counts of an earlier flow of the tuple are not this one's.
+    pub since_s: u32,
+    pub pad: u32,
+    pub packets: u64,
+    /// Of the network header and what follows it.
+    pub bytes: u64,
+}
+
+/// Key of `fragments4` / `fragments6`: a datagram in fragments.
+#[repr(C, align(4))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FragmentKey<const N: usize> {
+    pub src: [u8; N],
+    pub dst: [u8; N],
+    pub id: u32,
+    pub protocol: u8,
+    pub pad: [u8; 3],
+}
+
+/// Value of `fragments4` / `fragments6`: what only the first fragment says.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fragment {
+    /// [`fragment_tag`] of the key: LRU elements are recycled while a reader may hold them.
+    pub tag: u32,
+    pub src_port: u16,
+    pub dst_port: u16,
+    /// When the first fragment was seen, seconds of `CLOCK_MONOTONIC`.
+    pub seen_s: u32,
+}
+
+/// A number that tells one tuple's flow entry from another's.
+#[inline(always)]
+pub fn tag<const N: usize>(key: &FlowKey<N>) -> u32 {
+    let mut hash = mix_address(0x85eb_ca6b, &key.src);
+    hash = mix_address(hash, &key.dst);
+    hash = mix(hash, (key.src_port as u32) << 16 | key.dst_port as u32);
+    mix(hash, key.protocol as u32)
+}
+
+/// A number that tells one datagram's fragments from another's.
+#[inline(always)]
+pub fn fragment_tag<const N: usize>(key: &FragmentKey<N>) -> u32 {
+    let hash = mix_address(mix_address(0x27d4_eb2f, &key.src), &key.dst);
+    mix(mix(hash, key.id), key.protocol as u32)
+}
+
+sizes! {
+    FlowKey<4> = 16,
+    FlowKey<16> = 40,
+    Flow<4> = 40,
+    Flow<16> = 64,
+    Traffic = 24,
+    FragmentKey<4> = 16,
+    FragmentKey<16> = 40,
+    Fragment = 12,
+}

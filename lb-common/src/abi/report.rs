@@ -1,0 +1,95 @@
+//! What the agent and the programs leave for each other and for an operator: settings, counters, events.
+
+use super::sizes::sizes;
+
+/// Value of `config` (one element): what a restarted agent compares before it takes the maps over.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// [`ABI_VERSION`].
+    pub abi_version: u32,
+    /// When the tables were last programmed, tenths of a second of `CLOCK_MONOTONIC`; 0: never.
+    pub programmed_ds: u32,
+    /// Revision of the snapshot that the tables hold.
+    pub revision_low: u32,
+    pub revision_high: u32,
+}
+
+/// Value of `settings` (one element): what the programs were loaded with, as far as a reader of their tables must know it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct LoadSettings {
+    /// Seconds without a packet after which a flow is forgotten (see `state::Timeouts`); 0: not known.
+    pub half_open_s: u32,
+    pub open_s: u32,
+    pub closing_s: u32,
+    pub udp_unreplied_s: u32,
+    pub udp_replied_s: u32,
+    pub udp_stream_s: u32,
+    /// 1: `traffic4` and `traffic6` count the packets and bytes of each flow.
+    pub flow_counters: u32,
+}
+
+/// Key of `stats`: a counter of one outcome for one service port or backend.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StatKey {
+    /// Service port id or backend id, by `kind`.
+    pub id: u32,
+    /// [`stat_kind`].
+    pub kind: u8,
+    /// [`crate::outcome::Outcome`] as a number.
+    pub outcome: u8,
+    pub pad: u16,
+}
+
+/// Values of [`StatKey::kind`].
+pub mod stat_kind {
+    pub const SERVICE: u8 = 1;
+    pub const BACKEND4: u8 = 4;
+    pub const BACKEND6: u8 = 6;
+}
+
+/// A record in the `events` ring.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Event {
+    /// `CLOCK_MONOTONIC`, nanoseconds.
+    pub time_ns: u64,
+    pub service: u32,
+    pub backend: u32,
+    /// IPv4 addresses stand in the first four bytes.
+    pub src: [u8; 16],
+    pub dst: [u8; 16],
+    pub src_port: u16,
+    pub dst_port: u16,
+    pub protocol: u8,
+    /// [`crate::outcome::Outcome`] as a number.
+    pub outcome: u8,
+    /// [`hook`].
+    pub hook: u8,
+    /// 4 or 6.
+    pub family: u8,
+    pub ifindex: u32,
+    pub pad: u32,
+}
+
+/// Values of [`Event::hook`].
+pub mod hook {
+    /// The event is about a backend, whatever packet it was learnt from; it has no addresses.
+    pub const NOT_TOLD: u8 = 0;
+    pub const POD_IN: u8 = 1;
+    pub const POD_OUT: u8 = 2;
+    pub const NODE_IN: u8 = 3;
+    pub const NODE_OUT: u8 = 4;
+    pub const BRIDGE_IN: u8 = 5;
+    pub const XDP: u8 = 6;
+    pub const SOCKET: u8 = 7;
+}
+
+sizes! {
+    Config = 16,
+    LoadSettings = 28,
+    StatKey = 8,
+    Event = 64,
+}

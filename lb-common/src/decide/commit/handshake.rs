@@ -1,0 +1,180 @@
+//! Writes for handshakes.
+
+use crate::abi::{HalfOpen, flow_flags, half_open_flags};
+use crate::decide::connection::{Connection, Directions, leads_to, set_opposite};
+use crate::decide::lifetime::{is_over, uncount};
+use crate::decide::packet::Now;
+use crate::decide::tables::{FlowTables, NotInserted};
+use crate::decide::work::Work;
+use crate::words;
+
+/// The client asks again: notes it in both entries of the handshake, and writes the one that is missing.
+#[inline(always)]
+pub fn refresh<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) {
+    let Work { packet, connection: Connection { original_key, reply_key, original, reply, .. }, stored, .. } = work;
+    let is_udp = packet.is_udp();
+    let backend = original.flow.backend;
+    // An answer that another CPU notes at this moment stays.
+    if is_udp || !tables.ask_again(original_key, backend, original.segments, now.s) {
+        let _ = tables.insert_half_open(original_key, original, is_udp);
+    }
+    // Another connection may hold the tuple since the entry was lost.
+    let taken = tables.flow(reply_key, &mut stored.flow).is_some()
+        || (tables.half_open(reply_key, stored) && !leads_to(reply_key, &stored.flow, original_key));
+    if !taken && (is_udp || !tables.ask_again(reply_key, backend, 0, now.s)) {
+        let _ = tables.insert_half_open(reply_key, reply, is_udp);
+    }
+}
+
+/// What an answer of the backend found.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accepted {
+    /// Noted in both entries, for the first time.
+    First = 0,
+    /// Noted in both entries once more.
+    Again,
+    /// The original entry is missing: [`restore_original`] is next.
+    Missing,
+    /// The connection is established already.
+    Established,
+    /// The tuple is another connection's, or the connection has another backend.
+    Late,
+}
+
+/// Notes the answer of the backend in both entries of a handshake.
+#[inline(always)]
+pub fn accept<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) -> Accepted {
+    let Connection { original_key, reply_key, original, reply, .. } = &mut work.connection;
+    let (stored, number) = (&mut work.stored.flow, work.packet.seq);
+    let is_known = tables.half_open(original_key, original);
+    if is_known {
+        let second = original.flags & half_open_flags::SECOND != 0;
+        if second || !leads_to(original_key, &original.flow, reply_key) {
+            return Accepted::Late;
+        }
+    } else if tables.flow(original_key, stored).is_some() {
+        if leads_to(original_key, stored, reply_key) {
+            return Accepted::Established;
+        }
+        if !is_over(tables, original_key.protocol, stored, now) {
+            return Accepted::Late;
+        }
+        uncount(tables, stored);
+        tables.remove_flow(original_key);
+    }
+    let first = reply.flags & half_open_flags::ANSWERED == 0;
+    if first || (reply.answers[0] != number && reply.answers[1] != number) {
+        reply.answers = [number, if first { number } else { reply.answers[0] }];
+        reply.flags |= half_open_flags::ANSWERED;
+        tables.mark_answered(reply_key, reply.flow.backend, reply.answers);
+    }
+    match is_known {
+        false => Accepted::Missing,
+        // A retry has moved it at this moment.
+        true if !tables.mark_answered(original_key, reply.flow.backend, reply.answers) => Accepted::Late,
+        true if first => Accepted::First,
+        true => Accepted::Again,
+    }
+}
+
+/// Writes the original entry of an answered handshake, which is missing, with this link.
+#[inline(always)]
+pub fn restore_original<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, link: u32) {
+    let Connection { original_key, reply_key, original, reply, .. } = &mut work.connection;
+    if link != reply.flow.link && link == 0 {
+        // The packet's link is not known here: neither direction keeps one.
+        reply.flow.link = 0;
+        let _ = tables.insert_half_open(reply_key, reply, true);
+    }
+    words::clear(original);
+    set_opposite(reply_key, &reply.flow, original_key, link, &mut original.flow);
+    (original.flags, original.answers) = (half_open_flags::ANSWERED, reply.answers);
+    // Lost if the table is full: the client asks once more.
+    let _ = tables.insert_half_open(original_key, original, false);
+}
+
+/// Why a handshake did not become an established connection.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotEstablished {
+    /// The tuple is another connection's by now.
+    Late,
+    Full,
+}
+
+/// Makes the handshake an established connection: both entries change tables. The entry of the packet's direction is as it is to be, but
+/// for its time; `link` is that of the opposite direction.
+///
+/// Other CPUs may retry the connection, or establish it with another backend. The CPU that writes the original entry first decides.
+#[inline(always)]
+pub fn establish<const N: usize, T: FlowTables<N>>(
+    tables: &mut T,
+    work: &mut Work<N>,
+    link: u32,
+    generation: u32,
+    now: Now,
+) -> Result<(), NotEstablished> {
+    let Work { connection, stored: HalfOpen { flow: stored, .. }, .. } = work;
+    let Directions { key, entry: HalfOpen { flow, .. }, opposite_key, opposite } = connection.directions();
+    if link == 0 {
+        flow.link = 0;
+    }
+    flow.seen_s = now.s;
+    if generation != 0 && flow.flags & flow_flags::ENDED != flow_flags::ENDED {
+        flow.flags |= flow_flags::COUNTED;
+    }
+    set_opposite(key, flow, opposite_key, link, &mut opposite.flow);
+    let mut counts = flow.flags & flow_flags::COUNTED != 0;
+    let is_encapsulated = flow.port == 0;
+    let Connection { original_key, reply_key, original, reply, .. } = connection;
+    match tables.insert_flow(original_key, &original.flow, false) {
+        Ok(()) => {}
+        Err(NotInserted::Full) => return Err(NotEstablished::Full),
+        Err(NotInserted::Exists) => {
+            if tables.flow(original_key, stored).is_some() {
+                if leads_to(original_key, stored, reply_key) {
+                    counts = false;
+                } else if is_over(tables, original_key.protocol, stored, now) {
+                    uncount(tables, stored);
+                } else {
+                    return Err(NotEstablished::Late);
+                }
+            }
+            if tables.insert_flow(original_key, &original.flow, true).is_err() {
+                return Err(NotEstablished::Full);
+            }
+        }
+    }
+    if tables.insert_flow(reply_key, &reply.flow, true).is_err() {
+        return Err(NotEstablished::Full);
+    }
+    tables.remove_half_open(original_key);
+    tables.remove_half_open(reply_key);
+    if !is_encapsulated {
+        tables.opened(now.s);
+    }
+    if counts {
+        tables.count_connection(original.flow.backend, generation, 1);
+    }
+    Ok(())
+}
+
+/// Notes that a refusal was suppressed: the next SYN goes to another backend. `false`: the table is full.
+#[inline(always)]
+pub fn suppress_refusal<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
+    let Connection { original_key, original, .. } = &mut work.connection;
+    original.flags |= half_open_flags::REFUSED;
+    tables.insert_half_open(original_key, original, true).is_ok()
+}
+
+/// Removes both entries of a handshake.
+#[inline(never)]
+pub fn remove<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) {
+    let Work { connection, stored, .. } = work;
+    let Directions { key, opposite_key, .. } = connection.directions();
+    if tables.half_open(opposite_key, stored) && leads_to(opposite_key, &stored.flow, key) {
+        tables.remove_half_open(opposite_key);
+    }
+    tables.remove_half_open(key);
+}

@@ -1,0 +1,87 @@
+//! The decision over a packet: its first step, and all of its steps one after the other.
+
+use super::collision::direct;
+use super::established::{established, keep, syn};
+use super::open::open;
+use super::packet::Hook;
+use super::place::{lead, place};
+use super::retry::retry;
+use super::select::select;
+use super::step::Step;
+use super::tables::{FlowTables, Tables};
+use super::work::Work;
+use crate::state::tcp_flag;
+
+/// Decides over the packet in `work`; the verdict stands there afterwards.
+///
+/// The programs call the steps themselves: [`begin`] inline, each other one as a function that the kernel verifies by itself.
+#[inline(always)]
+pub fn decide<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) {
+    let mut step = begin(tables, work, hook);
+    if step == Step::Passed {
+        return work.verdict.pass();
+    }
+    if step == Step::Syn {
+        step = syn(tables, work, hook, step);
+    }
+    if step.keeps() {
+        step = keep(tables, work, hook, step);
+    }
+    if step == Step::Open {
+        step = open(tables, work, hook, step);
+    }
+    if step == Step::Retry {
+        step = retry(tables, work, hook, step);
+    }
+    if step == Step::Select {
+        step = select(tables, work, hook, step);
+    }
+    if step == Step::Unseen {
+        step = open(tables, work, hook, step);
+    }
+    if step == Step::Direct {
+        step = direct(tables, work, hook, step);
+    }
+    if step == Step::Place {
+        step = lead(tables, work, hook, step);
+        place(tables, work, hook, step);
+    }
+}
+
+/// The first step, and the only one for most packets: of an established connection, or of no service.
+#[inline(always)]
+pub fn begin<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
+    if let Some(entry) = tables.connection(&work.packet.key, &mut work.connection) {
+        work.begin();
+        return established(tables, work, hook, entry);
+    }
+    let step = unknown(tables, work, hook);
+    if step != Step::Passed {
+        work.begin();
+    }
+    step
+}
+
+/// A packet of no established connection. Most are of no service: the fewer look-ups, the better.
+#[inline(always)]
+fn unknown<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook: Hook) -> Step {
+    let packet = &work.packet;
+    // Other segments meet no handshake before their service was looked up, but one that has lost its entries.
+    let may_be_handshake = packet.is_udp() || packet.tcp_flags & (tcp_flag::SYN | tcp_flag::RST) != 0;
+    if (may_be_handshake || tables.resumes()) && tables.may_be_half_open(&packet.key) {
+        return Step::Open;
+    }
+    if !is_unrelated(tables, work, hook) {
+        return Step::Select;
+    }
+    if hook.has(Hook::FROM_CLIENT) && packet.begins() { Step::Direct } else { Step::Passed }
+}
+
+/// Whether the packet asks for no service and for no address that only a service may have, or is not asked for one here.
+#[inline(always)]
+fn is_unrelated<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook: Hook) -> bool {
+    // For what another node has chosen, the destination says nothing.
+    let is_chosen = hook.has(Hook::FROM_OUTSIDE) && work.is_chosen();
+    let dst = &work.packet.key.dst;
+    !hook.has(Hook::REQUESTS) || (!is_chosen && tables.is_stranger(dst) && !tables.may_be_in_service_cidr(dst))
+}

@@ -1,0 +1,266 @@
+//! Packets of no established connection: of a handshake, or of none.
+
+use super::commit::handshake::{self as commit, Accepted, NotEstablished};
+use super::connection::leads_to;
+use super::established::forwarded;
+use super::lifetime::Standing;
+use super::packet::{Hook, Now};
+use super::step::Step;
+use super::tables::{FlowTables, Tables};
+use super::transition::Transition;
+use super::verdict::Action;
+use super::work::{Work, allocation};
+use super::{dsr, fast_path, handshake, outlier, select};
+use crate::abi::{TCP, flow_flags, flow_state, half_open_flags};
+use crate::outcome::Outcome;
+use crate::state;
+
+/// The step for a packet of no established connection that may be of a handshake.
+///
+/// An ICMP error of the way to a backend, or of the backend itself, that quotes the SYN sent there, is to be shown to this step as
+/// the RST that it stands for: the quoted tuple reversed, the flags RST and ACK, the quoted sequence number + 1 acknowledged, and the
+/// verdict set to pass. Then [`super::retry`], if that is next. What the verdict says afterwards holds for the error: dropped
+/// ([`Outcome::WithheldRefusal`]), or passed on to the client ([`Action::ToClient`]), or left alone.
+#[inline(always)]
+pub fn open<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, step: Step) -> Step {
+    if step == Step::Unseen { unseen(tables, work, hook) } else { seen(tables, work, hook) }
+}
+
+#[inline(always)]
+fn seen<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
+    let new = if hook.has(Hook::REQUESTS) { Step::Select } else { Step::Decided };
+    let Work { packet, connection, stored, verdict, .. } = &mut *work;
+    if !tables.half_open(&packet.key, stored) {
+        return new;
+    }
+    // Any other segment establishes a connection, or belongs to none.
+    if packet.is_midway() && stored.flags & half_open_flags::RESUMED == 0 {
+        return new;
+    }
+    connection.read_handshake(stored);
+    connection.set_keys(&packet.key);
+    let now = Now::from_ns(tables.now_ns());
+    if connection.is_reply() {
+        return answer(tables, work, hook, now);
+    }
+    if !hook.translates(connection.original.flow.flags) {
+        return Step::Decided;
+    }
+    match handshake::original(tables, packet, &mut connection.original, hook, now) {
+        transition @ (Transition::New | Transition::Move) => {
+            commit::remove(tables, work);
+            if transition == Transition::Move {
+                work.beginning = Outcome::Moved;
+            }
+            return Step::Select;
+        }
+        Transition::Retry => return Step::Retry,
+        Transition::Abort => {
+            let flow = &connection.original.flow;
+            verdict.translate(Action::ToBackend, flow, forwarded(flow), hook.has(Hook::ROUTED));
+            commit::remove(tables, work);
+        }
+        _ => forward(tables, work, hook, now),
+    }
+    Step::Decided
+}
+
+/// The packet goes to the handshake's backend.
+#[inline(always)]
+pub(super) fn forward<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now: Now) {
+    let Work { packet, connection, .. } = &mut *work;
+    let original = &mut connection.original;
+    let is_lost = original.flow.flags & flow_flags::REPLY_LOST != 0;
+    let counts = packet.opens() || (!packet.is_udp() && original.flags & half_open_flags::RESUMED != 0);
+    // Datagrams may be many: their time is written once a second. A RST of the client changes nothing.
+    if counts || (packet.is_udp() && (is_lost || original.flow.seen_s != now.s)) {
+        original.flow.seen_s = now.s;
+        original.flow.flags &= !flow_flags::REPLY_LOST;
+        let link = fast_path::opposite_link(tables, &original.flow, &packet.key.src, hook);
+        connection.derive_reply(link);
+        commit::refresh(tables, work, now);
+    }
+    let flow = &work.connection.original.flow;
+    work.verdict.translate(Action::ToBackend, flow, forwarded(flow), hook.has(Hook::ROUTED));
+}
+
+/// What comes back for a handshake.
+#[inline(always)]
+fn answer<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now: Now) -> Step {
+    let Work { packet, connection, verdict, .. } = &mut *work;
+    let flow = &mut connection.reply.flow;
+    let Some(route) = fast_path::replies(tables, packet, flow, hook) else { return Step::Decided };
+    let backend = Standing::of(tables, flow, now);
+    let transition = handshake::reply(tables, packet, &connection.reply, backend, now);
+    match transition {
+        Transition::Over => {
+            commit::remove(tables, work);
+            return Step::Decided;
+        }
+        Transition::Late => {
+            verdict.late(packet, connection.reply.flow.backend);
+            return Step::Decided;
+        }
+        Transition::Evict => {
+            verdict.evict(packet, connection.reply.flow.backend);
+            return Step::Decided;
+        }
+        _ => verdict.translate(Action::ToClient, &connection.reply.flow, Outcome::Replied, route),
+    }
+    match transition {
+        Transition::Abort => commit::remove(tables, work),
+        Transition::Retry => {
+            outlier::accuse(tables, connection.reply.flow.backend, backend.generation, now);
+            return Step::Retry;
+        }
+        Transition::Accept => accept(tables, work, hook, backend.generation, now),
+        Transition::Establish => {
+            connection.reply.flow.state = flow_state::OPEN;
+            match establish(tables, work, hook, backend.generation, now) {
+                Ok(()) if backend.generation != 0 => {
+                    outlier::answered(tables, work.connection.reply.flow.backend, backend.generation, now);
+                }
+                Ok(()) => {}
+                Err(NotEstablished::Late) => work.verdict.late(&work.packet, work.connection.reply.flow.backend),
+                Err(NotEstablished::Full) => work.verdict.drop(Outcome::DroppedTableFull),
+            }
+        }
+        _ => {}
+    }
+    Step::Decided
+}
+
+/// The backend accepts the connection.
+#[inline(always)]
+fn accept<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, generation: u32, now: Now) {
+    let accepted = commit::accept(tables, work, now);
+    let Work { packet, connection, verdict, .. } = &mut *work;
+    let flow = &connection.reply.flow;
+    let backend = flow.backend;
+    match accepted {
+        Accepted::Late => return verdict.late(packet, backend),
+        Accepted::Established => return,
+        Accepted::Missing => {
+            let link = fast_path::opposite_link(tables, flow, &packet.key.src, hook);
+            commit::restore_original(tables, work, link);
+        }
+        Accepted::First => outlier::accuse_silent(tables, &connection.original, now),
+        Accepted::Again => {}
+    }
+    outlier::answered(tables, backend, generation, now);
+}
+
+/// Establishes the connection: by the reply, or by the client's own segment.
+#[inline(always)]
+fn establish<const N: usize, T: FlowTables<N>>(
+    tables: &mut T,
+    work: &mut Work<N>,
+    hook: Hook,
+    generation: u32,
+    now: Now,
+) -> Result<(), NotEstablished> {
+    let Work { packet, connection, stored, .. } = &mut *work;
+    let is_reply = connection.is_reply();
+    let (flow, opposite_key) = if is_reply {
+        (&connection.reply.flow, &connection.original_key)
+    } else {
+        (&connection.original.flow, &connection.reply_key)
+    };
+    // The original entry says which backend the connection is with; either entry, by which link the opposite direction goes.
+    let is_known = (is_reply || flow.link != 0)
+        && tables.half_open(opposite_key, stored)
+        && stored.flags & half_open_flags::SECOND == 0;
+    let link = if is_known && leads_to(opposite_key, &stored.flow, &packet.key) {
+        stored.flow.link
+    } else if is_known && is_reply {
+        return Err(NotEstablished::Late);
+    } else {
+        fast_path::opposite_link(tables, flow, &packet.key.src, hook)
+    };
+    commit::establish(tables, work, link, generation, now)
+}
+
+/// A client's segment of a service, but of no established connection: it completes a handshake; or it belongs to none, for which the
+/// verdict is in `work` already.
+#[inline(always)]
+fn unseen<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
+    let now = Now::from_ns(tables.now_ns());
+    let is_handshake = tables.half_open(&work.packet.key, &mut work.stored);
+    if !is_handshake && is_established(tables, work, hook, now) {
+        return Step::Decided;
+    }
+    if !is_handshake || !handshake::completes(tables, &work.packet, &work.stored, now) {
+        if dsr::follow(tables, work, hook, now.s) {
+            return resume(tables, work, hook);
+        }
+        if !is_handshake && is_adopted(tables, work, hook, now) {
+            work.verdict.settle(Action::Pass, Outcome::PassedAdoption);
+        }
+        return Step::Decided;
+    }
+    let Work { packet, connection, stored, verdict, .. } = &mut *work;
+    connection.read_handshake(stored);
+    connection.set_keys(&packet.key);
+    let flow = &mut connection.original.flow;
+    let backend = Standing::of(tables, flow, now);
+    if !backend.keeps || flow.backend == 0 {
+        verdict.refuse(packet, Outcome::Evicted);
+        return Step::Decided;
+    }
+    flow.state = state::after_forward(flow_state::OPEN, packet.key.protocol, packet.tcp_flags);
+    flow.flags |= state::ends(packet.key.protocol, packet.tcp_flags, flow_flags::CLIENT_ENDED);
+    match establish(tables, work, hook, backend.generation, now) {
+        Ok(()) => {
+            let flow = &work.connection.original.flow;
+            work.verdict.translate(Action::ToBackend, flow, Outcome::Forwarded, hook.has(Hook::ROUTED));
+        }
+        // The client sends it once more.
+        Err(NotEstablished::Full) => work.verdict.drop(Outcome::DroppedTableFull),
+        Err(NotEstablished::Late) => work.verdict.refuse(&work.packet, Outcome::RefusedNoFlow),
+    }
+    Step::Decided
+}
+
+/// Whether another CPU has established the connection since it was looked for: a request may overtake the acknowledgement that does, as the
+/// client's kernel sends the one from where the answer came in and the other from where the process runs.
+#[inline(always)]
+fn is_established<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now: Now) -> bool {
+    let Work { packet, connection, verdict, .. } = work;
+    let is_there = tables.connection(&packet.key, connection).is_some();
+    let flow = &connection.original.flow;
+    if !is_there
+        || connection.is_reply()
+        || flow.backend == 0
+        || flow.state == flow_state::EVICTED
+        || !Standing::of(tables, flow, now).keeps
+    {
+        return false;
+    }
+    verdict.translate(Action::ToBackend, flow, Outcome::Forwarded, hook.has(Hook::ROUTED));
+    true
+}
+
+/// Whether a segment that is to be refused is left to the host's stack. Its NAT has had its turn with what is routed already, and knows
+/// nothing of what another node has chosen a backend for.
+#[inline(always)]
+fn is_adopted<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook: Hook, now: Now) -> bool {
+    !hook.has(Hook::ROUTED)
+        && !work.is_chosen()
+        && matches!(work.verdict.action, Action::Refuse | Action::Drop)
+        && tables.adopts(now.s)
+}
+
+/// The connection gets its entries anew, with the backend in `work.pick`: its SYN went there. The backend's reply to the segment shows
+/// whether it knows the connection. If not, that is a RST, which establishes nothing.
+#[inline(always)]
+fn resume<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
+    let step = select::found(tables, work, hook);
+    work.allocation |= allocation::BY_TUPLE;
+    work.beginning = Outcome::Resumed;
+    let original = &mut work.connection.original;
+    original.flags = half_open_flags::RESUMED;
+    if work.packet.key.protocol == TCP {
+        original.flow.isn = work.packet.seq.wrapping_sub(1);
+    }
+    step
+}

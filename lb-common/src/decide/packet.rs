@@ -1,0 +1,140 @@
+//! A packet, the hook that it is seen at, and the time.
+
+use crate::abi::{FlowKey, UDP, flow_flags};
+use crate::state::{self, tcp_flag};
+
+/// What the decision must know of the hook that asks. Bits, so that a program can hold them in a constant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hook(pub u8);
+
+impl Hook {
+    /// Packets come straight from the client: what is not for a service is the client's own direct traffic.
+    pub const FROM_CLIENT: u8 = 1;
+    /// The link is not the client's: replies must be rewritten where they are first seen.
+    pub const CATCH_ALL: u8 = 2;
+    /// Rewrites replies of connections that a catch-all hook made.
+    pub const EARLY_REPLIES: u8 = 4;
+    /// Rewrites all replies: they leave here towards the client.
+    pub const REPLIES: u8 = 8;
+    /// Translates requests.
+    pub const REQUESTS: u8 = 16;
+    /// Packets come from beyond this node's links.
+    pub const FROM_OUTSIDE: u8 = 32;
+    /// The packet has been routed already, to where its old destination lies.
+    pub const ROUTED: u8 = 64;
+    /// Packets can take the fast path from here, past the host's stack.
+    pub const HANDS_OVER: u8 = 128;
+
+    /// tc ingress of a pod's link.
+    pub const POD_IN: Self = Self(Self::FROM_CLIENT | Self::REQUESTS | Self::EARLY_REPLIES | Self::HANDS_OVER);
+    /// tc egress of a pod's link.
+    pub const POD_OUT: Self = Self(Self::REPLIES);
+    /// tc ingress of a bridge.
+    pub const BRIDGE_IN: Self = Self(Self::REQUESTS | Self::CATCH_ALL | Self::EARLY_REPLIES);
+    /// tc ingress of an external or tunnel link.
+    pub const NODE_IN: Self = Self(Self::NODE_IN_L3.0 | Self::HANDS_OVER);
+    /// The same of a link without link-layer header.
+    pub const NODE_IN_L3: Self = Self(Self::REQUESTS | Self::EARLY_REPLIES | Self::FROM_OUTSIDE);
+    /// tc egress of an external or tunnel link.
+    pub const NODE_OUT: Self = Self(Self::REQUESTS | Self::CATCH_ALL | Self::REPLIES | Self::ROUTED);
+    /// XDP on an external link.
+    pub const XDP: Self = Self(Self::REQUESTS | Self::EARLY_REPLIES | Self::FROM_OUTSIDE);
+
+    #[inline(always)]
+    pub const fn has(self, bit: u8) -> bool {
+        self.0 & bit != 0
+    }
+
+    /// Whether packets of an original direction with these flags are translated here. A translated direct packet looks like the one of
+    /// a service with the same tuple: only the client's own link can tell them apart.
+    #[inline(always)]
+    pub(super) const fn translates(self, flags: u8) -> bool {
+        self.has(Self::REQUESTS) && (flags & flow_flags::DIRECT == 0 || self.has(Self::FROM_CLIENT))
+    }
+
+    /// Whether packets of a reply direction with these flags are translated here without the fast path; and if so, whether they are
+    /// routed from here.
+    #[inline(always)]
+    pub(super) const fn translates_replies(self, flags: u8) -> Option<bool> {
+        let early = self.has(Self::EARLY_REPLIES) && flags & flow_flags::EARLY != 0;
+        if early || self.has(Self::REPLIES) { Some(early) } else { None }
+    }
+}
+
+/// A packet, as far as the decision needs it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet<const N: usize> {
+    pub key: FlowKey<N>,
+    /// TCP: the header's flag byte. SCTP: the flag that means the same as the first chunk. UDP: 0.
+    pub tcp_flags: u8,
+    pub pad: [u8; 3],
+    /// TCP: the sequence number. SCTP: the initiate tag of an INIT or INIT ACK. Else 0.
+    pub seq: u32,
+    /// TCP: the acknowledgement number. SCTP: the verification tag + 1, so that what answers an INIT acknowledges its tag as a SYN's
+    /// number. Else 0.
+    pub ack: u32,
+    /// Bytes from the network header on, as the packet says of itself; several segments in one, where the kernel joined them.
+    pub length: u32,
+}
+
+impl<const N: usize> Packet<N> {
+    /// A packet of these ports and flags, its numbers zero.
+    pub const fn new(key: FlowKey<N>, tcp_flags: u8) -> Self {
+        Self { key, tcp_flags, pad: [0; 3], seq: 0, ack: 0, length: 0 }
+    }
+
+    #[inline(always)]
+    pub(super) const fn is_udp(&self) -> bool {
+        self.key.protocol == UDP
+    }
+
+    /// A SYN.
+    #[inline(always)]
+    pub(super) const fn opens(&self) -> bool {
+        !self.is_udp() && state::opens(self.tcp_flags)
+    }
+
+    /// A SYN with ACK.
+    #[inline(always)]
+    pub(super) const fn accepts(&self) -> bool {
+        !self.is_udp() && state::accepts(self.tcp_flags)
+    }
+
+    #[inline(always)]
+    pub(super) const fn resets(&self) -> bool {
+        !self.is_udp() && self.tcp_flags & tcp_flag::RST != 0
+    }
+
+    /// Whether the packet may be a connection's first one.
+    #[inline(always)]
+    pub(super) const fn begins(&self) -> bool {
+        self.is_udp() || self.opens()
+    }
+
+    /// Whether the packet neither opens nor accepts nor resets a connection.
+    #[inline(always)]
+    pub(super) const fn is_midway(&self) -> bool {
+        !self.begins() && !self.accepts() && !self.resets()
+    }
+}
+
+/// The time of one decision, read once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Now {
+    pub s: u32,
+    /// Tenths of a second.
+    pub ds: u32,
+}
+
+impl Now {
+    #[inline(always)]
+    pub const fn from_ns(ns: u64) -> Self {
+        Self { s: (ns / 1_000_000_000) as u32, ds: (ns / 100_000_000) as u32 }
+    }
+
+    #[inline(always)]
+    pub const fn from_ds(ds: u32) -> Self {
+        Self { s: ds / 10, ds }
+    }
+}

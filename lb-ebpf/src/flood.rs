@@ -1,0 +1,99 @@
+//! Whether half-open flows are made faster than their table holds them: each CPU counts for itself and tells what has come together, so
+//! that a flow may be made on one CPU and opened on another.
+
+use aya_ebpf::Global;
+use lb_common::limits::{PRESSED_S, RESUMED_S, SURGE_ATTEMPTS};
+
+use crate::features;
+use crate::maps::{HASTE, PRESSURE, SURGE};
+use crate::rate_limit::exchange;
+
+/// As many half-open flows as may be added in a second; 0: any number. Set at load, from the size of their table.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
+pub static MOST_HALF_OPEN: Global<u32> = Global::new(0);
+
+/// A half-open flow was made.
+#[inline(always)]
+pub fn begun(now_s: u32) {
+    note(now_s, 1);
+}
+
+/// One has become an open flow.
+#[inline(always)]
+pub fn opened(now_s: u32) {
+    note(now_s, u32::MAX);
+}
+
+/// Adds one flow, or takes one off: -1.
+///
+/// A function of its own: off the stack of those that ask.
+#[inline(never)]
+fn note(now_s: u32, one: u32) {
+    let most = MOST_HALF_OPEN.load();
+    let Some(haste) = HASTE.get_ptr_mut(0) else { return };
+    if most == 0 {
+        return;
+    }
+    // What the CPUs keep to themselves is little beside the whole.
+    let much = (most >> 10) as i32 + 1;
+    // SAFETY: an element of a per-CPU array, and nothing interrupts a program of packets on its CPU.
+    let sum = unsafe {
+        let sum = (if (*haste)[0] == now_s { (*haste)[1] } else { 0 }).wrapping_add(one);
+        let is_much = sum as i32 >= much || sum as i32 <= -much;
+        *haste = [now_s, if is_much { 0 } else { sum }];
+        if !is_much {
+            return;
+        }
+        sum
+    };
+    if surge(now_s, sum as i32) <= most {
+        return;
+    }
+    let Some(until) = PRESSURE.get_ptr_mut(0) else { return };
+    let end = now_s.wrapping_add(PRESSED_S);
+    // SAFETY: an element of an array, one whole word; written once a second, so that the CPUs share its line.
+    unsafe {
+        if until.read_volatile() != end {
+            until.write_volatile(end);
+        }
+    }
+}
+
+/// How many flows all CPUs have added in this second, with these. Where every attempt meets another CPU's, these are left out.
+#[inline(always)]
+fn surge(now_s: u32, sum: i32) -> u32 {
+    let Some(word) = SURGE.get_ptr_mut(0) else { return 0 };
+    for _ in 0..SURGE_ATTEMPTS {
+        // SAFETY: an element of an array, one whole word.
+        let old = unsafe { word.read_volatile() };
+        let before = if (old >> 32) as u32 == now_s { old as u32 as i32 } else { 0 };
+        let after = before.wrapping_add(sum);
+        let after = if after < 0 { 0 } else { after as u32 };
+        // SAFETY: as above, aligned to eight bytes.
+        if unsafe { exchange(word, old, u64::from(now_s) << 32 | u64::from(after)) } == old {
+            return after;
+        }
+    }
+    0
+}
+
+/// Whether flows are to be made by rule alone.
+#[inline(always)]
+pub fn is_high() -> bool {
+    is_within(0)
+}
+
+/// Whether segments may belong to flows that were made so and have lost their entries.
+#[inline(always)]
+pub fn was_high() -> bool {
+    is_within(RESUMED_S)
+}
+
+#[inline(always)]
+fn is_within(longer_s: u32) -> bool {
+    let Some(until) = PRESSURE.get_ptr_mut(0) else { return false };
+    // SAFETY: an element of an array, one whole word.
+    let until_s = unsafe { until.read_volatile() };
+    until_s != 0 && features::coarse_ns() / 1_000_000_000 <= u64::from(until_s) + u64::from(longer_s)
+}

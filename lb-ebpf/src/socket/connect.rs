@@ -1,0 +1,317 @@
+//! connect(), sendmsg() and what they show: the decision, and the sockets' own tables.
+
+use aya_ebpf::bindings::bpf_sock_addr;
+use aya_ebpf::helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie};
+use lb_common::abi::{FlowKey, SocketKey, SocketPeer, UDP, hook, service_flags, socket_direction};
+use lb_common::decide::{self, Asker, Now, Pick, Picked, Tables, Wish, is_unserved, is_unspecified, loopback, stick};
+use lb_common::outcome::Outcome;
+use lb_common::state;
+
+use crate::counters::{self, Counter};
+use crate::maps::{Family, Maps};
+use crate::socket::address::Peer;
+use crate::socket::context::{is_on_node, served_as};
+use crate::socket::release;
+use crate::tables::Kernel;
+
+const ECONNREFUSED: i32 = 111;
+const EHOSTUNREACH: i32 = 113;
+
+/// connect(): the socket's peer becomes a backend. `None`: not for a service.
+#[inline(always)]
+pub fn connect<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: Peer<N>) -> Answer<N>
+where
+    Maps: Family<N>,
+{
+    noted(context, protocol, &named(to), Outcome::SocketConnected)
+}
+
+/// sendmsg() of an unconnected socket: stays with the backend of the last datagram while that one serves.
+#[inline(always)]
+pub fn send<const N: usize>(context: *mut bpf_sock_addr, to: Peer<N>) -> Answer<N>
+where
+    Maps: Family<N>,
+{
+    let to = named(to);
+    let mut used = to;
+    match again(context, &mut used) {
+        Again::Same => {
+            counters::outcome(Outcome::SocketSent, Counter::Socket);
+            Answer::Use(used)
+        }
+        Again::Moves => noted(context, UDP, &to, Outcome::SocketMoved),
+        Again::First => noted(context, UDP, &to, Outcome::SocketSent),
+    }
+}
+
+/// Whom the process means: the kernel takes no address for loopback, and shows the peer by that.
+#[inline(always)]
+fn named<const N: usize>(to: Peer<N>) -> Peer<N> {
+    if is_unspecified(&to.address) { Peer { address: loopback(), ..to } } else { to }
+}
+
+/// A backend for the socket, and a note of what it leaves behind.
+#[inline(always)]
+fn noted<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: &Peer<N>, outcome: Outcome) -> Answer<N>
+where
+    Maps: Family<N>,
+{
+    let answer = choose(context, protocol, to, outcome);
+    if let Answer::Use(peer) = &answer {
+        release::note(context, protocol, to, peer);
+    }
+    answer
+}
+
+/// What a socket's datagram before says of this one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Again {
+    First = 0,
+    /// To the backend of the one before.
+    Same,
+    /// That backend takes no more.
+    Moves,
+}
+
+/// Where the datagram before went: `peer` is the address asked, and becomes that of its backend.
+///
+/// A function of its own: off the stack of the search.
+#[inline(never)]
+fn again<const N: usize>(context: *mut bpf_sock_addr, peer: &mut Peer<N>) -> Again
+where
+    Maps: Family<N>,
+{
+    let key = socket_key(context, UDP, *peer, socket_direction::FORWARD);
+    let Some(mut used) = <Maps as Family<N>>::socket(&key) else { return Again::First };
+    if !serves(context, &used) {
+        return Again::Moves;
+    }
+    let asked = *peer;
+    *peer = Peer { address: used.address, port: used.port };
+    let key = socket_key(context, UDP, *peer, socket_direction::REPLY);
+    (used.address, used.port) = (asked.address, asked.port);
+    own_answers(&key, &used);
+    Again::Same
+}
+
+/// The last address asked owns the answers: another service, or the backend itself, may have been asked meanwhile.
+#[inline(always)]
+fn own_answers<const N: usize>(key: &SocketKey<N>, shown: &SocketPeer<N>)
+where
+    Maps: Family<N>,
+{
+    let before = <Maps as Family<N>>::socket(key);
+    if before.is_some_and(|before| before.address == shown.address && before.port == shown.port) {
+        return;
+    }
+    if before.is_some() {
+        counters::outcome(Outcome::AmbiguousUdp, Counter::Socket);
+    }
+    <Maps as Family<N>>::insert_socket(key, shown);
+}
+
+/// What becomes of a socket call.
+pub enum Answer<const N: usize> {
+    /// Not for a service: leave it.
+    Leave,
+    Use(Peer<N>),
+    /// Fail with this errno.
+    Fail(i32),
+}
+
+/// Asks for a backend, as a process whose source ranges these flags admit; one that is not suspect, as nobody moves the connection
+/// later. Clients of client affinity are told apart by their network namespace.
+///
+///
+/// A function of its own: off the stack of what follows.
+#[inline(never)]
+fn picked<const N: usize>(context: *mut bpf_sock_addr, key: &FlowKey<N>, admitting: u8, pick: &mut Pick<N>) -> Picked
+where
+    Maps: Family<N>,
+{
+    let mut tables = Kernel::at(context.cast(), 0);
+    let now = Now::from_ns(<Kernel as Tables<N>>::now_ns(&mut tables));
+    // SAFETY: a helper on the program's own context. The low half tells namespaces apart: they are numbered in turn.
+    let netns = unsafe { bpf_get_netns_cookie(context.cast()) } as u32;
+    let asker = Asker::Process(admitting);
+    let picked = decide::pick::<N, Kernel>(&mut tables, key, asker, netns, Wish::SAFE, now, pick);
+    if picked == Picked::Backend {
+        stick::<N, Kernel>(&mut tables, pick, key, netns, now.ds);
+    }
+    picked
+}
+
+/// A function of its own: with what calls it it would not fit the stack.
+#[inline(never)]
+fn choose<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: &Peer<N>, outcome: Outcome) -> Answer<N>
+where
+    Maps: Family<N>,
+{
+    let mut key = FlowKey { src: [0; N], dst: to.address, src_port: 0, dst_port: to.port, protocol, pad: [0; 3] };
+    let on_node = is_on_node(context);
+    // A pod's address is held against the source ranges where its packets come by its link.
+    let admitting = if on_node { service_flags::NODE_ALLOWED } else { 0 };
+    let mut pick = Pick::NONE;
+    let picked = match served_as(&to.address, on_node) {
+        Some(address) => {
+            key.dst = address;
+            picked(context, &key, admitting, &mut pick)
+        }
+        None => Picked::NoService,
+    };
+    key.dst = to.address;
+    let service = pick.service.id;
+    match picked {
+        Picked::Denied if on_node => {
+            fail(&key, service, Outcome::DroppedSourceRange as u8);
+            Answer::Fail(ECONNREFUSED)
+        }
+        Picked::NoService if unserved(context, &key.dst) => {
+            fail(&key, 0, Outcome::RefusedUnserved as u8);
+            Answer::Fail(ECONNREFUSED)
+        }
+        Picked::NoService | Picked::Martian | Picked::NotHere | Picked::Unasked | Picked::Denied | Picked::Limited => {
+            if outcome as u8 == Outcome::SocketConnected as u8 || !is_named_by_kernel::<N>(context) {
+                disown(context, protocol, to);
+            }
+            Answer::Leave
+        }
+        Picked::Torn => {
+            fail(&key, service, Outcome::DroppedTorn as u8);
+            Answer::Fail(EHOSTUNREACH)
+        }
+        Picked::Empty if pick.service.flags & service_flags::DROP_IF_EMPTY != 0 => {
+            fail(&key, service, Outcome::DroppedNoLocalEndpoint as u8);
+            Answer::Fail(EHOSTUNREACH)
+        }
+        Picked::Empty => {
+            fail(&key, service, Outcome::SocketRefused as u8);
+            Answer::Fail(ECONNREFUSED)
+        }
+        Picked::Backend => {
+            let peer = Peer { address: pick.backend.address, port: pick.backend.port };
+            bind(context, &key, &pick, outcome as u8);
+            Answer::Use(peer)
+        }
+    }
+}
+
+/// Whether a service has the address, and none this port of it.
+///
+/// A function of its own: off the stack of the search.
+#[inline(never)]
+fn unserved<const N: usize>(context: *mut bpf_sock_addr, address: &[u8; N]) -> bool
+where
+    Maps: Family<N>,
+{
+    is_unserved(&mut Kernel::at(context.cast(), 0), address)
+}
+
+/// Writes which backend the socket uses, and counts that.
+///
+/// A function of its own: off the stack of the search.
+#[inline(never)]
+fn bind<const N: usize>(context: *mut bpf_sock_addr, asked: &FlowKey<N>, pick: &Pick<N>, outcome: u8)
+where
+    Maps: Family<N>,
+{
+    let protocol = asked.protocol;
+    let to = Peer { address: asked.dst, port: asked.dst_port };
+    let peer = Peer { address: pick.backend.address, port: pick.backend.port };
+    let (backend, backend_generation, service) = (pick.slot.backend, pick.slot.backend_generation, pick.service.id);
+    let mut value = SocketPeer { address: to.address, port: to.port, pad: 0, backend, backend_generation, service };
+    let answers = socket_key(context, protocol, peer, socket_direction::REPLY);
+    <Maps as Family<N>>::insert_socket(&answers, &value);
+    // A connected socket may name its peer again: the datagram must go where the answers are taken from.
+    if protocol == UDP {
+        let asks = socket_key(context, protocol, to, socket_direction::FORWARD);
+        (value.address, value.port) = (peer.address, peer.port);
+        <Maps as Family<N>>::insert_socket(&asks, &value);
+    }
+    let outcome = Outcome::from_number(outcome).unwrap_or(Outcome::SocketSent);
+    counters::outcome(outcome, Counter::Socket);
+    counters::about::<N>(service, backend, outcome, Counter::Socket);
+    if outcome as u8 == Outcome::SocketMoved as u8 && counters::EVENTS_ON.load() != 0 {
+        counters::event(asked, service, backend, outcome, hook::SOCKET, 0, Counter::Socket);
+    }
+}
+
+/// Whether the destination of a datagram may not be what the process named: the kernel itself names the peer, a backend, to the
+/// IPv4 path for each datagram of an IPv6 socket that is connected to an IPv4-mapped address.
+#[inline(always)]
+fn is_named_by_kernel<const N: usize>(context: *mut bpf_sock_addr) -> bool {
+    const AF_INET6: u32 = 10;
+    // SAFETY: a word of the context, read as a word.
+    N == 4 && unsafe { (&raw const (*context).family).read_volatile() } == AF_INET6
+}
+
+/// The socket asks this address itself: should it be a backend that answered the socket in a service's name, it no longer does.
+///
+/// A function of its own: off the stack of those that call it.
+#[inline(never)]
+fn disown<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: &Peer<N>)
+where
+    Maps: Family<N>,
+{
+    let key = socket_key(context, protocol, *to, socket_direction::REPLY);
+    // Most sockets have no such entry, and looking takes no lock.
+    if <Maps as Family<N>>::socket(&key).is_some() {
+        <Maps as Family<N>>::remove_socket(&key);
+    }
+}
+
+/// Counts a call that fails.
+///
+/// A function of its own: off the stack of those that call it.
+#[inline(never)]
+fn fail<const N: usize>(key: &FlowKey<N>, service: u32, outcome: u8) {
+    let outcome = Outcome::from_number(outcome).unwrap_or(Outcome::SocketRefused);
+    counters::outcome(outcome, Counter::Socket);
+    counters::about::<N>(service, 0, outcome, Counter::Socket);
+    if counters::EVENTS_ON.load() != 0 {
+        counters::event(key, service, 0, outcome, hook::SOCKET, 0, Counter::Socket);
+    }
+}
+
+/// The service's address for one that a backend answers from. `None`: the peer is no backend of this socket.
+#[inline(always)]
+pub fn shown<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, from: Peer<N>) -> Option<Peer<N>>
+where
+    Maps: Family<N>,
+{
+    let key = socket_key(context, protocol, from, socket_direction::REPLY);
+    <Maps as Family<N>>::socket(&key).map(|peer| Peer { address: peer.address, port: peer.port })
+}
+
+/// Whether the backend that a socket uses still may be used for its next datagram.
+#[inline(always)]
+fn serves<const N: usize>(context: *mut bpf_sock_addr, peer: &SocketPeer<N>) -> bool
+where
+    Maps: Family<N>,
+{
+    let mut tables = Kernel::at(context.cast(), 0);
+    let now = Now::from_ns(<Kernel as Tables<N>>::now_ns(&mut tables));
+    match <Kernel as Tables<N>>::backend(&mut tables, peer.backend) {
+        Some(backend) => {
+            backend.generation == peer.backend_generation
+                && state::keeps_flows(&backend, now.ds)
+                && !state::udp_moves(&backend)
+        }
+        None => false,
+    }
+}
+
+#[inline(always)]
+fn socket_key<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, peer: Peer<N>, direction: u8) -> SocketKey<N> {
+    // SAFETY: a helper on the program's own context.
+    let cookie = unsafe { bpf_get_socket_cookie(context.cast()) };
+    SocketKey {
+        cookie_low: cookie as u32,
+        cookie_high: (cookie >> 32) as u32,
+        address: peer.address,
+        port: peer.port,
+        protocol,
+        direction,
+    }
+}

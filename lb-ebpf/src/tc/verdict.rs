@@ -1,0 +1,110 @@
+//! Does what a verdict says.
+
+use aya_ebpf::bindings::__sk_buff;
+use aya_log_ebpf::debug;
+use lb_common::abi::flow_link;
+use lb_common::decide::{Action, Hook, Work};
+use lb_common::stages::TcStage;
+
+use crate::counters;
+use crate::fast_path::{self, FAST_PATH_ON, Peer};
+use crate::maps::{Family, Maps};
+use crate::nat::End;
+use crate::parse::Offsets;
+use crate::scratch::{AttachPoint, Scratch};
+use crate::tail_call;
+use crate::tc::forward::{self, DROP, NEXT};
+use crate::tc::nat;
+
+/// [`TcStage::Verdict`].
+#[inline(always)]
+pub fn run<const N: usize>(skb: *mut __sk_buff) -> i32
+where
+    Maps: Family<N>,
+{
+    let Some(scratch) = <Maps as Family<N>>::scratch() else { return DROP };
+    if scratch.is_icmp_refusal {
+        return tail_call::tc::<N>(skb, TcStage::IcmpVerdict, DROP);
+    }
+    count(skb, &scratch.work, scratch.point);
+    let (point, offsets) = (scratch.point, scratch.offsets());
+    act(skb, scratch, point, offsets, Peer::NONE)
+}
+
+/// Counts a verdict, and writes it to the programs' log.
+#[inline(always)]
+pub fn count<const N: usize>(skb: *mut __sk_buff, work: &Work<N>, point: AttachPoint)
+where
+    Maps: Family<N>,
+{
+    let verdict = &work.verdict;
+    // SAFETY: reads the context.
+    counters::packet(work, point.id, unsafe { (*skb).ifindex }, work.packet.length);
+    debug!(
+        skb,
+        "hook {} outcome {} service {} backend {}", point.id, verdict.outcome as u8, verdict.service, verdict.backend
+    );
+}
+
+/// Does as the verdict of the scratch record says: what most packets need is here, the rest in programs of its own. `peer`: the link-layer
+/// address at the other end of the connection's link, if the decision has asked for it.
+#[inline(always)]
+pub fn act<const N: usize>(
+    skb: *mut __sk_buff,
+    scratch: &mut Scratch<N>,
+    point: AttachPoint,
+    offsets: Offsets,
+    peer: Peer,
+) -> i32
+where
+    Maps: Family<N>,
+{
+    let (work, hook) = (&scratch.work, point.hook());
+    let (action, link, protocol) = (work.verdict.action, work.verdict.link, work.packet.key.protocol);
+    let further = match action {
+        Action::Pass => return NEXT,
+        Action::Drop => return DROP,
+        Action::Refuse => Some(TcStage::Refuse),
+        Action::ToBackend if work.verdict.port == 0 => {
+            if !hook.has(Hook::FROM_OUTSIDE) {
+                // A client pod uses the address of an external client whose connection goes by DSR.
+                return forward::lost();
+            }
+            Some(TcStage::Encapsulate)
+        }
+        _ if work.verdict.route => Some(TcStage::Route),
+        _ if !nat::is_usual::<N>(offsets, protocol) => Some(TcStage::SlowNat),
+        Action::ToBackend if hook.has(Hook::FROM_CLIENT) && FAST_PATH_ON.load() != 0 && flow_link::way(link) != 0 => {
+            Some(TcStage::NodeFastPath)
+        }
+        _ => None,
+    };
+    if let Some(stage) = further {
+        scratch.enter(point, offsets.transport);
+        return tail_call::tc::<N>(skb, stage, DROP);
+    }
+    let end = End::of(work);
+    let is_reply = end == End::Source;
+    if hook.has(Hook::HANDS_OVER) && FAST_PATH_ON.load() != 0 && link != 0 && (is_reply || hook.has(Hook::FROM_CLIENT))
+    {
+        let peer = match () {
+            () if peer.is_some() => peer,
+            () if is_reply => fast_path::peer(link),
+            () => fast_path::takes::<N>(skb, link, protocol),
+        };
+        if peer.is_some() {
+            return match nat::one_end(skb, offsets.network, work, end, 1) {
+                Ok(()) => fast_path::send(skb, link, peer),
+                Err(_) => forward::lost(),
+            };
+        }
+        // A reply that is rewritten here may go no other way.
+        if is_reply {
+            return forward::lost();
+        }
+    }
+    match nat::one_end(skb, offsets.network, work, end, 0) {
+        Ok(()) => NEXT,
+        Err(_) => forward::lost(),
+    }
+}

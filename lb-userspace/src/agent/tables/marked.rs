@@ -1,0 +1,54 @@
+//! Marks over what the API says: maintenance, quarantine, backends that became suspect.
+
+use tokio::time::Instant;
+
+use super::Tables;
+use crate::agent::marks::{self, Quarantined};
+use crate::plan::BackendId;
+
+impl Tables {
+    /// The active checks of these endpoints fail, and of no others.
+    pub fn quarantine(&mut self, endpoints: Quarantined) {
+        if self.facts.marks.quarantined != endpoints {
+            self.facts.marks.quarantined = endpoints;
+            self.sync();
+            self.tell_avoided();
+        }
+    }
+
+    /// An order about maintenance. Answered when the tables hold it.
+    pub fn maintain(&mut self, request: marks::Request) {
+        let done = self.maintenance.obey(request.order);
+        let changed = *done.as_ref().unwrap_or(&false);
+        if changed {
+            tracing::info!(order = ?request.order, "maintenance");
+            self.take_maintenance();
+        }
+        let error = done.err().map(|error| format!("cannot be written down in the run folder: {error}"));
+        self.maintenance.answer_later(request.reply, changed, error);
+        if !self.written.waits() {
+            self.maintenance.answer(self.programmer.book());
+        }
+    }
+
+    /// What is in maintenance differs from what was planned.
+    pub(super) fn take_maintenance(&mut self) {
+        self.facts.marks.maintenance.clone_from(self.maintenance.targets());
+        self.sync();
+    }
+
+    /// A backend became suspect, or is no longer.
+    pub fn learn(&mut self, backend: BackendId) {
+        let (book, sweeper) = (self.programmer.book(), &self.sweeper);
+        // Told with the next beat: when a node dies, thousands become suspect one by one.
+        self.avoided_differ |=
+            self.suspects.look(backend, book, |id, generation| sweeper.is_suspect(id, generation), Instant::now());
+    }
+
+    /// Which backends new flows avoid, where others shall know.
+    pub(super) fn tell_avoided(&mut self) {
+        let suspects = self.suspects.known().count() as u64;
+        self.progress.send_modify(|progress| progress.tables.suspects = suspects);
+        self.notices.of_avoided(self.suspects.known(), &self.facts.marks.quarantined);
+    }
+}

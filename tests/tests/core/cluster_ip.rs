@@ -1,0 +1,127 @@
+//! The main job: a packet to a cluster IP reaches a live backend, both protocols, both families, from pods and from the host.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lb_tests::agent::{Endpoint, Manifest, Protocol, Service};
+use lb_tests::fixture::{Fixture, Pods};
+use lb_tests::peers::{Datagrams, Stream, reaches_all, refused_at_once};
+use lb_tests::topology::{Checksums, NodeOptions, set_checksums};
+
+#[test]
+fn pods_and_host_processes_reach_all_backends() {
+    for pods in [Pods::Routed, Pods::Bridged] {
+        let fixture = Fixture::new("reach", pods, 3, NodeOptions::default());
+        let service = fixture.web();
+        let empty = Service::standard("empty", 11, vec![]);
+        let agent = fixture.agent(&Manifest::of([service.clone(), empty.clone()]), &[]);
+        reaches_all(fixture.client.place(), &service, 3, true);
+        refused_at_once(fixture.client.place(), &empty);
+        reaches_all(fixture.node.place(), &service, 3, false);
+        refused_at_once(fixture.node.place(), &empty);
+        drop(agent);
+    }
+}
+
+#[test]
+fn tcx_and_clsact_serve_alike() {
+    for attach in ["tcx", "clsact"] {
+        let fixture = Fixture::new("attach", Pods::Routed, 2, NodeOptions::default());
+        let service = fixture.web();
+        let agent = fixture.agent(&Manifest::of([service.clone()]), &["--tc-attach", attach]);
+        let status = agent.json(&["status"]).unwrap().to_string();
+        assert!(status.contains(attach), "{status}");
+        reaches_all(fixture.client.place(), &service, 2, true);
+    }
+}
+
+#[test]
+fn host_processes_are_served_without_the_socket_hook() {
+    let options = NodeOptions { rp_filter: 2, ..NodeOptions::default() };
+    let fixture = Fixture::new("nosock", Pods::Routed, 2, options);
+    let service = fixture.web();
+    let empty = Service::standard("empty", 11, vec![]);
+    let _agent = fixture.agent(&Manifest::of([service.clone(), empty.clone()]), &["--socket-lb", "off"]);
+    reaches_all(fixture.node.place(), &service, 2, true);
+    refused_at_once(fixture.node.place(), &empty);
+}
+
+#[test]
+fn checksums_are_right_without_offload() {
+    let options = NodeOptions { pod_checksums: Checksums::Complete, ..NodeOptions::default() };
+    let fixture = Fixture::new("sums", Pods::Routed, 2, options);
+    let service = fixture.web();
+    let empty = Service::standard("empty", 11, vec![]);
+    let _agent = fixture.agent(&Manifest::of([service.clone(), empty.clone()]), &[]);
+    reaches_all(fixture.client.place(), &service, 2, true);
+    refused_at_once(fixture.client.place(), &empty);
+}
+
+#[test]
+fn answers_to_partial_checksums_are_right_on_a_link_that_completes_them() {
+    let fixture = Fixture::new("mixed", Pods::Routed, 1, NodeOptions::default());
+    // The pod leaves its checksums to others, the way back to it completes whatever is marked as left undone.
+    set_checksums(fixture.node.namespace(), fixture.client.link(), Checksums::Complete).unwrap();
+    let service = fixture.web();
+    let empty = Service::standard("empty", 11, vec![]);
+    let _agent = fixture.agent(&Manifest::of([service.clone(), empty.clone()]), &[]);
+    reaches_all(fixture.client.place(), &service, 1, true);
+    refused_at_once(fixture.client.place(), &empty);
+}
+
+#[test]
+fn mapped_addresses_are_served_as_ipv4() {
+    let fixture = Fixture::new("mapped", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let _agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    let mapped = |to: &SocketAddr| match to {
+        SocketAddr::V4(to) => Some(SocketAddr::new(to.ip().to_ipv6_mapped().into(), to.port())),
+        SocketAddr::V6(_) => None,
+    };
+    for to in service.frontends(Protocol::Tcp).iter().filter_map(mapped) {
+        let mut stream = Stream::connect(fixture.node.place(), to).unwrap();
+        assert_eq!(stream.ask("hello").unwrap().server, "b0");
+        assert_eq!(stream.peer().unwrap(), to);
+    }
+    for to in service.frontends(Protocol::Udp).iter().filter_map(mapped) {
+        assert_eq!(Datagrams::connected(fixture.node.place(), 0, to).unwrap().ask("hello").unwrap().server, "b0");
+        let unconnected = Datagrams::unconnected(fixture.node.place(), 0, to).unwrap();
+        assert_eq!(unconnected.ask_at(to, "hello").unwrap().server, "b0");
+    }
+}
+
+#[test]
+fn unknown_traffic_passes_untouched() {
+    let fixture = Fixture::new("foreign", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service]), &[]);
+    for address in fixture.backends[0].addresses().both() {
+        let to = SocketAddr::new(address, 8080);
+        let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
+        let answer = stream.ask("hello").unwrap();
+        assert_eq!((answer.peer, answer.local), (stream.local().unwrap(), to));
+    }
+    // A port that nobody serves stays the host's own business: its answer, not ours.
+    let to = SocketAddr::new(fixture.backends[0].addresses().v4.into(), 9);
+    let error = Stream::connect_from(fixture.client.place(), 0, to, Duration::from_secs(2)).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+    let connections = agent.json(&["get", "connections", "-A"]).unwrap();
+    assert_eq!(connections["items"].as_array().map(Vec::len), Some(0), "{connections}");
+}
+
+#[test]
+fn an_unready_or_terminating_backend_takes_no_new_flows() {
+    let fixture = Fixture::new("states", Pods::Routed, 3, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    reaches_all(fixture.client.place(), &service, 3, true);
+    let [a, b, c] = [0, 1, 2].map(|index| fixture.backends[index].addresses());
+    let changed = Service::web(vec![Endpoint::ready(a), Endpoint::unready(b), Endpoint::terminating(c)]);
+    agent.apply(&Manifest::of([changed.clone()])).unwrap();
+    reaches_all(fixture.client.place(), &changed, 1, true);
+    reaches_all(fixture.node.place(), &changed, 1, false);
+    // No ready endpoint at all: those that still serve while they terminate take over (KEP-1669).
+    let fallback = Service::web(vec![Endpoint::unready(a), Endpoint::unready(b), Endpoint::terminating(c)]);
+    agent.apply(&Manifest::of([fallback.clone()])).unwrap();
+    reaches_all(fixture.client.place(), &fallback, 1, true);
+}
