@@ -202,7 +202,7 @@ impl Datapath {
         self.load_missing()?;
         self.publish(None);
         if self.later.is_none() {
-            self.kernel.program_pins.remove_others();
+            self.kernel.program_pins.remove_others(Instant::now());
         }
         self.look_for_skipped(handle).await
     }

@@ -9,10 +9,12 @@ use std::{
     fs,
     os::fd::BorrowedFd,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use aya::{maps::MapInfo, programs::ProgramInfo};
 use sha2::{Digest as _, Sha256};
+use tokio::time::Instant;
 
 use super::{DatapathError, bpf_link, programs::Loaded};
 
@@ -20,6 +22,9 @@ use super::{DatapathError, bpf_link, programs::Loaded};
 const DIGEST_BYTES: usize = 8;
 /// The kernel keeps this many bytes of a program's name (`BPF_OBJ_NAME_LEN` without its end).
 const NAME_BYTES: usize = 15;
+/// How long the programs that this start replaced keep their pins. A packet may still be in one of them, and the kernel empties a program
+/// array as soon as its last pin goes.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// The pins of one object with one set of constants and maps.
 #[derive(Clone, Debug)]
@@ -30,6 +35,8 @@ pub(super) struct ProgramPins {
     keeps: bool,
     /// Digest of the object alone: part of the names of the maps that belong to its programs.
     object: String,
+    /// When the programs of other digests were replaced; `None`: they are attached.
+    replaced: Option<Instant>,
 }
 
 /// Digest of an object alone.
@@ -63,13 +70,13 @@ impl ProgramPins {
             digest.update(MapInfo::from_pin(path).map_err(foreign)?.id().to_le_bytes());
         }
         let digest = hex(digest.finalize().as_slice());
-        Ok(Self { folder: folder.to_owned(), digest, keeps: true, object: object_digest(elf) })
+        Ok(Self { folder: folder.to_owned(), digest, keeps: true, object: object_digest(elf), replaced: None })
     }
 
     /// No pins of programs: those of this start write to a log of their own. `start`: a number that no other start has.
     pub fn none(folder: &Path, elf: &[u8], start: u64) -> Self {
         let digest = hex(&start.to_be_bytes());
-        Self { folder: folder.to_owned(), digest, keeps: false, object: object_digest(elf) }
+        Self { folder: folder.to_owned(), digest, keeps: false, object: object_digest(elf), replaced: None }
     }
 
     fn path(&self, name: &str) -> Option<PathBuf> {
@@ -102,8 +109,12 @@ impl ProgramPins {
         }
     }
 
-    /// Removes the pins of other digests: their programs are not attached any more.
-    pub fn remove_others(&self) {
+    /// Removes the pins of other digests, whose programs are not attached any more, unless the first of these calls was less than
+    /// [`GRACE`] ago.
+    pub fn remove_others(&mut self, now: Instant) {
+        if now < *self.replaced.get_or_insert(now) + GRACE {
+            return;
+        }
         let ours = |path: &PathBuf| {
             let digest = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.rsplit_once('-'));
             digest.is_some_and(|(_, digest)| self.digest == digest || self.object == digest)
@@ -142,16 +153,23 @@ mod tests {
     #[test]
     fn only_pins_of_other_digests_are_removed() {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let (old, new) = (pins(folder.path(), b"old", 0), pins(folder.path(), b"new", 0));
+        let (old, mut new) = (pins(folder.path(), b"old", 0), pins(folder.path(), b"new", 0));
         for path in [old.path("pod_in"), old.path("node_in"), new.path("pod_in")] {
             fs::write(path.expect("has a digest"), "").expect("writable");
         }
         let map = folder.path().join(format!("buckets-{}", object_digest(b"new")));
         fs::write(&map, "").expect("writable");
         let mine = BTreeSet::from([new.path("pod_in").expect("has a digest"), map.clone()]);
-        new.remove_others();
+        let everything = all(folder.path());
+        let now = Instant::now();
+        new.remove_others(now);
+        new.remove_others(now + GRACE / 2);
+        assert_eq!(all(folder.path()), everything, "a packet may still be in one of the old programs");
+        new.remove_others(now + GRACE);
         assert_eq!(all(folder.path()), mine);
-        ProgramPins::none(folder.path(), b"new", 1).remove_others();
+        let mut unpinned = ProgramPins::none(folder.path(), b"new", 1);
+        unpinned.remove_others(now);
+        unpinned.remove_others(now + GRACE);
         assert_eq!(all(folder.path()), BTreeSet::from([map]));
     }
 

@@ -1,12 +1,19 @@
 //! Which programs an agent loads: those that its interfaces need, and none that the agent before it left in the kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Duration;
 
+use aya::maps::{Map, MapData, ProgramArray};
 use aya::programs::ProgramInfo;
+use lb_common::outcome::Outcome;
+use lb_common::stages::TcStage;
 use lb_tests::agent::{Agent, Manifest, Protocol, SOON};
 use lb_tests::fixture::{Fixture, Pods};
+use lb_tests::incident::Counters;
 use lb_tests::peers::{Stream, eventually};
 use lb_tests::topology::{Node, NodeOptions};
+use serde_json::Value;
 
 /// Ids of the pinned programs, by the name of the pin.
 fn pinned(node: &Node) -> BTreeMap<String, u32> {
@@ -100,4 +107,72 @@ fn a_program_is_loaded_when_the_first_interface_needs_it() {
     for to in service.frontends(Protocol::Tcp) {
         Stream::connect(late.place(), to).unwrap().ask("hello").unwrap();
     }
+}
+
+/// Takes every program out of the array that the programs at tc call.
+fn empty_array(node: &Node) {
+    let entries = std::fs::read_dir(node.bpffs().join("ballast/programs")).unwrap();
+    let named = |path: &std::path::PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("tc_programs-");
+    let path = entries.map(|entry| entry.unwrap().path()).find(named).unwrap();
+    let mut array = ProgramArray::try_from(Map::ProgramArray(MapData::from_pin(path).unwrap())).unwrap();
+    for stage in TcStage::ALL {
+        for slot in [stage.slot::<4>(), stage.slot::<16>()] {
+            array.clear_index(&slot).unwrap();
+        }
+    }
+}
+
+#[test]
+fn without_the_programs_that_are_called_only_packets_of_services_are_dropped_and_counted() {
+    let fixture = Fixture::new("emptied", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    let client = fixture.client.place();
+    let frontends = service.frontends(Protocol::Tcp);
+    let mut held: Vec<_> = frontends.iter().map(|to| Stream::connect(client, *to).unwrap()).collect();
+    agent.kill();
+    let before = Counters::read(fixture.node.bpffs()).unwrap();
+    empty_array(&fixture.node);
+    for to in &frontends {
+        let refused = Stream::connect_from(client, 0, *to, Duration::from_secs(1));
+        assert!(refused.is_err(), "nothing can serve {to}");
+    }
+    let backend = fixture.endpoints()[0].addresses;
+    for address in [IpAddr::from(backend.v4), IpAddr::from(backend.v6)] {
+        Stream::connect(client, (address, 8080).into()).unwrap().ask("not a service's").unwrap();
+    }
+    let dropped = Counters::read(fixture.node.bpffs()).unwrap().since(&before, Outcome::NoProgram);
+    assert!(dropped >= 2, "{dropped} packets are counted");
+
+    agent.restart().unwrap();
+    for stream in &mut held {
+        stream.ask("the connection has survived").unwrap();
+    }
+    for to in frontends {
+        Stream::connect(client, to).unwrap().ask("new").unwrap();
+    }
+}
+
+#[test]
+fn an_audit_names_the_programs_that_were_taken_out_and_puts_them_back() {
+    let fixture = Fixture::new("refilled", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--audit-interval=off"]);
+    empty_array(&fixture.node);
+    let audit = agent.cli(&["audit", "-o", "json"]).unwrap();
+    assert_eq!(audit.status.code(), Some(1), "{audit:?}");
+    let report: Value = serde_json::from_slice(&audit.stdout).unwrap();
+    let findings = report["findings"].as_array().unwrap();
+    for stage in TcStage::ALL {
+        for (slot, program) in [stage.slot::<4>(), stage.slot::<16>()].into_iter().zip(stage.programs()) {
+            let entry = format!("slot {slot} ({program})");
+            let is_it = |finding: &&Value| finding["table"] == "tc_programs" && finding["entry"] == *entry;
+            let finding = findings.iter().find(is_it).unwrap_or_else(|| panic!("{entry} is missing: {report}"));
+            assert_eq!(finding["repaired"], true, "{finding}");
+        }
+    }
+    for to in service.frontends(Protocol::Tcp) {
+        Stream::connect(fixture.client.place(), to).unwrap().ask("new").unwrap();
+    }
+    assert_eq!(agent.cli(&["audit"]).unwrap().status.code(), Some(0));
 }
