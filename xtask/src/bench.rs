@@ -20,13 +20,13 @@ use crate::workspace::{Workspace, is_root};
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true)]
 pub struct BenchArgs {
-    /// What to measure, with its options: `all`, `connect`, `stream`, `packet`, `scale`, `memory`, `control`, `breakage`, `north-south`,
-    /// `connect --help`
+    /// What to measure, with its options: `all`, `connect`, `stream`, `packet`, `scale`, `memory`, `control`, `breakage`, `start`,
+    /// `north-south`, `connect --help`
     #[arg(
         trailing_var_arg = true,
         allow_hyphen_values = true,
         required = true,
-        value_name = "all|connect|stream|packet|scale|memory|control|breakage|north-south"
+        value_name = "all|connect|stream|packet|scale|memory|control|breakage|start|north-south"
     )]
     what: Vec<OsString>,
 }
@@ -55,7 +55,7 @@ pub fn run(workspace: &Workspace, args: &BenchArgs) -> Result<()> {
 
 /// Benches in which the agent itself is measured, or reads 100,000 services: they have the binary that is released. For all others the
 /// programs count, which are always built with optimisation.
-const RELEASED: [&str; 3] = ["all", "control", "scale"];
+const RELEASED: [&str; 4] = ["all", "control", "scale", "start"];
 /// Benches that put kube-proxy beside it, which follows an API server.
 const BESIDE: [&str; 5] = ["all", "connect", "control", "north-south", "stream"];
 

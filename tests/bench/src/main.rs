@@ -17,6 +17,7 @@ mod packet;
 mod pages;
 mod picture;
 mod scale;
+mod start;
 mod statistics;
 mod targets;
 mod yardstick;
@@ -71,6 +72,8 @@ enum What {
     Memory,
     /// What a flood of SYNs and changes of other backends break, and how many flows Maglev moves.
     Breakage(breakage::BreakageArguments),
+    /// Cold starts from a file: until the first connection, and how long other processes of the node stall.
+    Start(start::StartArguments),
     /// Clients outside: frames over a wire and packets one by one, beside kube-proxy and plain forwarding.
     #[command(name = "north-south")]
     NorthSouth(north_south::NorthSouthArguments),
@@ -164,6 +167,7 @@ fn measure(what: &What, agent: &Path, stop: &AtomicBool) -> Result<Part> {
         What::Scale(asked) => scale::run(asked, agent, stop),
         What::Memory => memory::run(agent, stop),
         What::Breakage(asked) => breakage::run(*asked, stop),
+        What::Start(asked) => start::run(asked, agent, stop),
         What::NorthSouth(asked) => north_south::run(asked, agent, stop),
     }
 }
