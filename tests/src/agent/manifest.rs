@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde_json::{Value, json};
 
-use crate::topology::Addresses;
+use crate::topology::{Addresses, Families};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
@@ -149,8 +149,8 @@ pub struct Service {
     pub annotations: Vec<(&'static str, String)>,
     /// Seconds of client affinity; 0: none.
     pub affinity_s: u32,
-    /// Of a cluster without IPv4.
-    pub ipv6_only: bool,
+    /// Of its cluster IPs and endpoints.
+    pub families: Families,
 }
 
 impl Service {
@@ -175,7 +175,7 @@ impl Service {
             external: External::default(),
             annotations: Vec::new(),
             affinity_s: 0,
-            ipv6_only: false,
+            families: Families::Both,
         }
     }
 
@@ -192,28 +192,19 @@ impl Service {
         Self { affinity_s, ..self }
     }
 
-    /// The same service in a cluster without IPv4.
-    #[must_use]
-    pub fn without_ipv4(self) -> Self {
-        Self { ipv6_only: true, ..self }
-    }
-
     /// The same service, reached by more.
     #[must_use]
     pub fn with(self, external: External) -> Self {
         Self { external, ..self }
     }
 
-    /// The frontends of one protocol, one of each family that the cluster has.
+    /// The frontends of one protocol, one of each family.
     pub fn frontends(&self, protocol: Protocol) -> Vec<SocketAddr> {
         let ports = self.ports.iter().filter(|port| port.protocol == protocol);
-        let at = |port: u16| self.of(self.cluster_ips).into_iter().map(move |address| SocketAddr::new(address, port));
+        let at = |port: u16| {
+            self.families.of(self.cluster_ips).into_iter().map(move |address| SocketAddr::new(address, port))
+        };
         ports.flat_map(|port| at(port.port)).collect()
-    }
-
-    /// Those of the addresses whose family the cluster has.
-    fn of(&self, addresses: Addresses) -> Vec<IpAddr> {
-        addresses.both().into_iter().filter(|address| address.is_ipv6() || !self.ipv6_only).collect()
     }
 
     fn documents(&self) -> Vec<Value> {
@@ -222,17 +213,13 @@ impl Service {
             .iter()
             .map(|port| json!({"name": port.name, "protocol": port.protocol.name(), "port": port.port, "targetPort": port.target}))
             .collect();
-        let cluster_ips = self.of(self.cluster_ips);
-        let (policy, families): (_, &[_]) = if self.ipv6_only {
-            ("SingleStack", &[("IPv6", "6")])
-        } else {
-            ("RequireDualStack", &[("IPv4", "4"), ("IPv6", "6")])
-        };
-        let names: Vec<&str> = families.iter().map(|(family, _)| *family).collect();
+        let cluster_ips = self.families.of(self.cluster_ips);
+        let families = self.families.names();
+        let policy = if families.len() > 1 { "RequireDualStack" } else { "SingleStack" };
         let mut documents = vec![json!({
             "apiVersion": "v1", "kind": "Service",
             "metadata": {"name": self.name, "namespace": "test"},
-            "spec": {"clusterIP": cluster_ips[0], "clusterIPs": cluster_ips, "ipFamilyPolicy": policy, "ipFamilies": names, "ports": ports},
+            "spec": {"clusterIP": cluster_ips[0], "clusterIPs": cluster_ips, "ipFamilyPolicy": policy, "ipFamilies": families, "ports": ports},
         })];
         for (name, value) in &self.annotations {
             documents[0]["metadata"]["annotations"][format!("ballast.dev/{name}")] = json!(value);
@@ -242,7 +229,7 @@ impl Service {
             documents[0]["spec"]["sessionAffinityConfig"] = json!({"clientIP": {"timeoutSeconds": self.affinity_s}});
         }
         self.external.write(&mut documents[0]);
-        for (family, suffix) in families {
+        for family in families {
             let ports: Vec<Value> = self
                 .ports
                 .iter()
@@ -251,7 +238,7 @@ impl Service {
             let endpoints: Vec<Value> = self.endpoints.iter().map(|endpoint| endpoint.document(family)).collect();
             documents.push(json!({
                 "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-                "metadata": {"name": format!("{}-{suffix}", self.name), "namespace": "test",
+                "metadata": {"name": format!("{}-{}", self.name, family.trim_start_matches("IPv")), "namespace": "test",
                     "labels": {"kubernetes.io/service-name": self.name}},
                 "addressType": family, "ports": ports, "endpoints": endpoints,
             }));
@@ -288,7 +275,7 @@ impl Manifest {
             for (port, endpoint) in
                 service.ports.iter().flat_map(|port| service.endpoints.iter().map(move |e| (port, e)))
             {
-                for address in service.of(endpoint.addresses) {
+                for address in service.families.of(endpoint.addresses) {
                     let target = SocketAddr::new(address, port.target).to_string();
                     states.push((service.name.to_owned(), target, endpoint.state().to_owned()));
                 }

@@ -31,8 +31,7 @@ pub const START: Duration = Duration::from_mins(8);
 
 /// The flag that names these nodes as those that may send packets in outer headers.
 pub fn peers_flag(nodes: &[Node]) -> String {
-    let addresses =
-        nodes.iter().flat_map(|node| node.addresses().both()).map(|address| IpNet::from(address).to_string());
+    let addresses = nodes.iter().flat_map(Node::ips).map(|address| IpNet::from(address).to_string());
     format!("--dsr-peers={}", addresses.collect::<Vec<_>>().join(","))
 }
 
@@ -93,12 +92,13 @@ impl Agent {
         arguments.push(format!("--run-dir={}", run_dir.display()));
         arguments.extend(other_programs()?);
         let metrics = flags.iter().find_map(|flag| flag.strip_prefix("--metrics-bind="));
-        let asked_at: SocketAddr = metrics.unwrap_or("127.0.0.1:10249").parse()?;
+        let loopback = node.families().loopback();
+        let asked_at = metrics.map_or(Ok(SocketAddr::new(loopback, 10249)), str::parse)?;
         if metrics.is_none() {
             arguments.push(format!("--metrics-bind={asked_at}"));
         }
         if !flags.iter().any(|flag| flag.starts_with("--health-bind=")) {
-            arguments.push("--health-bind=127.0.0.1:10256".into());
+            arguments.push(format!("--health-bind={}", SocketAddr::new(loopback, 10256)));
         }
         Ok(Self {
             place: node.place().clone(),

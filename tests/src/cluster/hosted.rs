@@ -25,7 +25,7 @@ impl Hosted {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let (server, objects) = place.run(|| {
             runtime.block_on(async {
-                let server = ApiServer::start_in(host.place(), host.addresses().v4.into()).await?;
+                let server = ApiServer::start_in(host.place(), host.ips()[0]).await?;
                 let objects = Objects::new(&server.client().await?);
                 anyhow::Ok((server, objects))
             })
@@ -80,10 +80,9 @@ impl Hosted {
         self.on_the_host(self.objects.put_endpoints(service, endpoints))
     }
 
-    /// The pods, ready, with both their addresses.
+    /// The pods, ready, with all their addresses.
     pub fn put_pods(&self, service: &str, pods: &[&Pod]) -> Result<()> {
-        let endpoints: Vec<Endpoint> =
-            pods.iter().flat_map(|pod| pod.addresses().both()).map(Endpoint::ready).collect();
+        let endpoints: Vec<Endpoint> = pods.iter().flat_map(|pod| pod.ips()).map(Endpoint::ready).collect();
         self.put_endpoints(service, &endpoints)
     }
 

@@ -16,7 +16,7 @@ mod store;
 pub mod stub;
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -73,7 +73,8 @@ impl ApiServer {
         Self::start_anywhere(Ipv4Addr::LOCALHOST.into(), None).await
     }
 
-    /// In `place`, at one of its addresses. Whoever asks it from another namespace must be routed there.
+    /// In `place`, at one of its addresses: of IPv6 in a cluster that has no IPv4. Whoever asks it from another namespace must be
+    /// routed there.
     pub async fn start_in(place: &Place, address: IpAddr) -> Result<Self> {
         Self::start_anywhere(address, Some(place.clone())).await
     }
@@ -92,7 +93,8 @@ impl ApiServer {
     async fn start_at(address: IpAddr, place: Option<&Place>) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("blt-cluster-").tempdir()?;
         let at = SocketAddr::new(address, free_port(address, place)?);
-        let local: IpAddr = Ipv4Addr::LOCALHOST.into();
+        // A host with an address of IPv6 may have none of IPv4.
+        let local: IpAddr = if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
         let (store_at, peer_at) = (free_port(local, place)?, free_port(local, place)?);
         let store_at = SocketAddr::new(local, store_at);
         let store = Store::start(directory.path(), store_at, SocketAddr::new(local, peer_at), place)?;
@@ -248,6 +250,8 @@ fn clients(directory: &Path) -> PathBuf {
 fn server_command(directory: &Path, at: SocketAddr, store: SocketAddr) -> Result<Command> {
     let certificates = directory.join("certs");
     let key = certificates.join("apiserver.key").display().to_string();
+    // The server wants its own family first.
+    let service_nets = if at.is_ipv4() { format!("{SERVICE_NET4},{SERVICE_NET6}") } else { SERVICE_NET6.to_owned() };
     let mut command = Command::new(binary("kube-apiserver")?);
     command
         .arg(format!("--etcd-servers=http://{store}"))
@@ -255,7 +259,7 @@ fn server_command(directory: &Path, at: SocketAddr, store: SocketAddr) -> Result
         .arg(format!("--advertise-address={}", at.ip()))
         .arg(format!("--secure-port={}", at.port()))
         .arg(format!("--cert-dir={}", certificates.display()))
-        .arg(format!("--service-cluster-ip-range={SERVICE_NET4},{SERVICE_NET6}"))
+        .arg(format!("--service-cluster-ip-range={service_nets}"))
         .arg("--service-account-issuer=https://kubernetes.default.svc")
         // Its own serving key also signs tokens, of which the tests use none.
         .arg(format!("--service-account-signing-key-file={key}"))

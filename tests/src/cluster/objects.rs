@@ -55,14 +55,14 @@ impl Objects {
         }
     }
 
-    /// Makes a service of both families, TCP and UDP on its [`PORTS`]; returns the cluster IPs that it got.
+    /// Makes a service of all families that the cluster has, TCP and UDP on its [`PORTS`]; returns the cluster IPs that it got.
     pub async fn create_service(&self, name: &str) -> Result<Vec<IpAddr>> {
         let ports = PORTS.map(|(name, protocol, port, target)| {
             json!({"name": name, "protocol": protocol, "port": port, "targetPort": target})
         });
         let service: Service = serde_json::from_value(json!({
             "metadata": {"name": name},
-            "spec": {"ipFamilyPolicy": "RequireDualStack", "ports": ports},
+            "spec": {"ipFamilyPolicy": "PreferDualStack", "ports": ports},
         }))?;
         let made = self.services.create(&PostParams::default(), &service).await?;
         let addresses = made.spec.and_then(|spec| spec.cluster_ips).context("no cluster IPs")?;
@@ -74,9 +74,10 @@ impl Objects {
         let name = node.node_name();
         let object: KubeNode = serde_json::from_value(json!({
             "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
-            "spec": {"podCIDR": node.pod_net4(), "podCIDRs": [node.pod_net4(), node.pod_net6()]},
+            "spec": {"podCIDR": node.pod_nets()[0], "podCIDRs": node.pod_nets()},
         }))?;
-        let addresses = node.addresses().both().map(|address| json!({"type": "InternalIP", "address": address}));
+        let internal = |address: IpAddr| json!({"type": "InternalIP", "address": address});
+        let addresses: Vec<Value> = node.ips().into_iter().map(internal).collect();
         let status = json!({"status": {"addresses": addresses}});
         self.nodes.create(&PostParams::default(), &object).await?;
         self.nodes.patch_status(&name, &PatchParams::default(), &Patch::Merge(&status)).await?;

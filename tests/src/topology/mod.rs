@@ -12,6 +12,7 @@
 //! outlives the test. Names begin with `blt`, the pid and a counter; [`sweep`] removes what a dead run left behind.
 
 mod cgroup;
+mod families;
 mod namespace;
 mod node;
 mod offload;
@@ -26,6 +27,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::{Context, Result};
 
 pub use cgroup::remove_patiently as remove_cgroup_patiently;
+pub use families::Families;
 pub use namespace::{Namespace, Place};
 pub use node::{Node, NodeOptions, Pod};
 pub use offload::{Checksums, set_checksums};
@@ -116,25 +118,24 @@ impl Topology {
     /// A node.
     pub fn node_with(&self, options: NodeOptions) -> Result<Node> {
         let number = self.hosts.fetch_add(1, Ordering::Relaxed);
-        let host = self.host(&format!("node{number}"), number)?;
+        let host = self.host(&format!("node{number}"), number, options.families)?;
         Node::new(host, number, &self.directory.0, options).with_context(|| format!("node {number} of {}", self.name))
     }
 
-    /// A host on the wire that is no node: with routes for pods and cluster IPs by way of `via`.
+    /// A host on the wire that is no node: with the families of the node `via`, and routes for pods and cluster IPs by way of it.
     pub fn outside(&self, name: &str, via: &Node) -> Result<Outside> {
         let number = self.hosts.fetch_add(1, Ordering::Relaxed);
-        let host = self.host(name, number)?;
+        let families = via.families();
+        let host = self.host(name, number, families)?;
         let Addresses { v4, v6 } = via.addresses();
-        host.namespace.ip(&format!(
-            "route add {SERVICE_NET4} via {v4}\nroute add {} via {v4}\n\
-             route add {SERVICE_NET6} via {v6}\nroute add {} via {v6}",
-            via.pod_net4(),
-            via.pod_net6()
+        host.namespace.ip(&families.commands(
+            &format!("route add {SERVICE_NET4} via {v4}\nroute add {} via {v4}", via.pod_net4()),
+            &format!("route add {SERVICE_NET6} via {v6}\nroute add {} via {v6}", via.pod_net6()),
         ))?;
-        Ok(Outside { namespace: host.namespace, addresses: host.addresses })
+        Ok(Outside { namespace: host.namespace, addresses: host.addresses, families })
     }
 
-    fn host(&self, name: &str, number: u32) -> Result<Host> {
+    fn host(&self, name: &str, number: u32, families: Families) -> Result<Host> {
         let namespace = Namespace::new(&format!("{}-{name}", self.name))?;
         namespace.sysctl("net/ipv6/conf/default/accept_dad", "0")?;
         let addresses =
@@ -148,14 +149,11 @@ impl Topology {
         // As on the wire: packets carry complete checksums, and the peer of a link with XDP has NAPI.
         set_checksums(&self.wire, &port, Checksums::Complete)?;
         set_checksums(&namespace, "eth0", Checksums::Complete)?;
-        namespace.ip(&format!(
-            "link set lo up\n\
-             link set eth0 up\n\
-             address add {}/24 dev eth0\n\
-             address add {}/64 dev eth0 nodad\n\
-             route add default via 192.0.2.254\n\
-             route add ::/0 via 2001:db8:1::fe",
-            addresses.v4, addresses.v6
+        let Addresses { v4, v6 } = addresses;
+        namespace.ip(&format!("{}\nlink set eth0 up", families.loopback_commands()))?;
+        namespace.ip(&families.commands(
+            &format!("address add {v4}/24 dev eth0\nroute add default via 192.0.2.254"),
+            &format!("address add {v6}/64 dev eth0 nodad\nroute add ::/0 via 2001:db8:1::fe"),
         ))?;
         Ok(Host { namespace, addresses })
     }
@@ -172,6 +170,7 @@ struct Host {
 pub struct Outside {
     namespace: Namespace,
     addresses: Addresses,
+    families: Families,
 }
 
 impl Outside {
@@ -185,9 +184,18 @@ impl Outside {
         &self.namespace
     }
 
-    /// Its addresses.
+    /// Its addresses, whether it has both or not.
     pub fn addresses(&self) -> Addresses {
         self.addresses
+    }
+
+    /// The addresses that it has.
+    pub fn ips(&self) -> Vec<IpAddr> {
+        self.families.of(self.addresses)
+    }
+
+    pub fn families(&self) -> Families {
+        self.families
     }
 }
 

@@ -1,5 +1,6 @@
 //! A node: a host with forwarding on, pods behind veths, and a cgroup, a bpffs and a run directory of its own.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -9,7 +10,7 @@ use nix::mount::{MsFlags, mount};
 use super::cgroup::Cgroup;
 use super::namespace::{Namespace, Place};
 use super::offload::{Checksums, set_checksums};
-use super::{Addresses, Host};
+use super::{Addresses, Families, Host};
 
 /// What may differ between nodes.
 #[derive(Clone, Copy, Debug)]
@@ -18,11 +19,13 @@ pub struct NodeOptions {
     pub rp_filter: u8,
     /// Offloads of the pods' links, both ends.
     pub pod_checksums: Checksums,
+    /// What the node and its pods have addresses of.
+    pub families: Families,
 }
 
 impl Default for NodeOptions {
     fn default() -> Self {
-        Self { rp_filter: 1, pod_checksums: Checksums::Partial }
+        Self { rp_filter: 1, pod_checksums: Checksums::Partial, families: Families::Both }
     }
 }
 
@@ -69,9 +72,19 @@ impl Node {
         &self.namespace
     }
 
-    /// Its addresses on the wire.
+    /// Its addresses on the wire, whether it has both or not.
     pub fn addresses(&self) -> Addresses {
         self.addresses
+    }
+
+    /// The addresses that it has on the wire.
+    pub fn ips(&self) -> Vec<IpAddr> {
+        self.families().of(self.addresses)
+    }
+
+    /// What it and its pods have addresses of.
+    pub fn families(&self) -> Families {
+        self.options.families
     }
 
     /// Name for `--node-name` and for endpoints' `nodeName`.
@@ -109,10 +122,21 @@ impl Node {
         format!("fd00:244:{:x}::/48", self.number)
     }
 
+    /// The networks of its pods, of the families that it has.
+    pub fn pod_nets(&self) -> Vec<String> {
+        match self.families() {
+            Families::Both => vec![self.pod_net4(), self.pod_net6()],
+            Families::Ipv6 => vec![self.pod_net6()],
+        }
+    }
+
     /// Lets this node reach the pods of another one.
     pub fn route_to(&self, other: &Node) -> Result<()> {
         let Addresses { v4, v6 } = other.addresses;
-        self.namespace.ip(&format!("route add {} via {v4}\nroute add {} via {v6}", other.pod_net4(), other.pod_net6()))
+        self.namespace.ip(&self.families().commands(
+            &format!("route add {} via {v4}", other.pod_net4()),
+            &format!("route add {} via {v6}", other.pod_net6()),
+        ))
     }
 
     /// A pod behind a routed veth: a host route to it, and the gateway's address on the host's end.
@@ -121,19 +145,15 @@ impl Node {
         let Addresses { v4, v6 } = pod.addresses;
         let Addresses { v4: gateway4, v6: gateway6 } = self.address(false, 126)?;
         let link = &pod.link;
-        self.namespace.ip(&format!(
-            "address add {gateway4}/32 dev {link}\n\
-             address add {gateway6}/128 dev {link} nodad\n\
-             route add {v4}/32 dev {link}\n\
-             route add {v6}/128 dev {link}"
+        self.namespace.ip(&self.families().commands(
+            &format!("address add {gateway4}/32 dev {link}\nroute add {v4}/32 dev {link}"),
+            &format!("address add {gateway6}/128 dev {link} nodad\nroute add {v6}/128 dev {link}"),
         ))?;
-        pod.namespace.ip(&format!(
-            "address add {v4}/32 dev eth0\n\
-             address add {v6}/128 dev eth0 nodad\n\
-             route add {gateway4} dev eth0\n\
-             route add default via {gateway4}\n\
-             route add {gateway6} dev eth0\n\
-             route add ::/0 via {gateway6}"
+        pod.namespace.ip(&self.families().commands(
+            &format!("address add {v4}/32 dev eth0\nroute add {gateway4} dev eth0\nroute add default via {gateway4}"),
+            &format!(
+                "address add {v6}/128 dev eth0 nodad\nroute add {gateway6} dev eth0\nroute add ::/0 via {gateway6}"
+            ),
         ))?;
         Ok(pod)
     }
@@ -142,21 +162,18 @@ impl Node {
     pub fn bridged_pod(&self, name: &str) -> Result<Pod> {
         let Addresses { v4: gateway4, v6: gateway6 } = self.address(true, 126)?;
         if self.namespace.ip_show(&["link", "show", "cni0"]).is_err() {
-            self.namespace.ip(&format!(
-                "link add cni0 type bridge\n\
-                 link set cni0 up\n\
-                 address add {gateway4}/25 dev cni0\n\
-                 address add {gateway6}/64 dev cni0 nodad"
+            self.namespace.ip("link add cni0 type bridge\nlink set cni0 up")?;
+            self.namespace.ip(&self.families().commands(
+                &format!("address add {gateway4}/25 dev cni0"),
+                &format!("address add {gateway6}/64 dev cni0 nodad"),
             ))?;
         }
         let pod = self.bare_pod(name, true)?;
         let Addresses { v4, v6 } = pod.addresses;
         self.namespace.ip(&format!("link set {} master cni0", pod.link))?;
-        pod.namespace.ip(&format!(
-            "address add {v4}/25 dev eth0\n\
-             address add {v6}/64 dev eth0 nodad\n\
-             route add default via {gateway4}\n\
-             route add ::/0 via {gateway6}"
+        pod.namespace.ip(&self.families().commands(
+            &format!("address add {v4}/25 dev eth0\nroute add default via {gateway4}"),
+            &format!("address add {v6}/64 dev eth0 nodad\nroute add ::/0 via {gateway6}"),
         ))?;
         Ok(pod)
     }
@@ -179,10 +196,10 @@ impl Node {
         self.namespace.ip(&format!("link add {link} type veth peer name eth0 netns {}", namespace.name()))?;
         set_checksums(&self.namespace, &link, self.options.pod_checksums)?;
         set_checksums(&namespace, "eth0", self.options.pod_checksums)?;
-        namespace.ip("link set lo up\nlink set eth0 up")?;
+        namespace.ip(&format!("{}\nlink set eth0 up", self.families().loopback_commands()))?;
         self.namespace.ip(&format!("link set {link} up"))?;
         let addresses = self.address(bridged, number)?;
-        Ok(Pod { node: self.namespace.name().to_owned(), namespace, addresses, link })
+        Ok(Pod { node: self.namespace.name().to_owned(), namespace, addresses, families: self.families(), link })
     }
 }
 
@@ -192,6 +209,7 @@ pub struct Pod {
     node: String,
     namespace: Namespace,
     addresses: Addresses,
+    families: Families,
     link: String,
 }
 
@@ -206,9 +224,14 @@ impl Pod {
         &self.namespace
     }
 
-    /// Its addresses.
+    /// Its addresses, whether it has both or not.
     pub fn addresses(&self) -> Addresses {
         self.addresses
+    }
+
+    /// The addresses that it has.
+    pub fn ips(&self) -> Vec<IpAddr> {
+        self.families.of(self.addresses)
     }
 
     /// Name of its link at the node.

@@ -9,9 +9,9 @@ use anyhow::{Context as _, Result};
 use lb_tests::agent::Agent;
 use lb_tests::cluster::{Hosted, SETTLE_LIMIT};
 use lb_tests::peers::{Datagrams, Stream, eventually};
-use lb_tests::topology::{NodeOptions, Pod};
+use lb_tests::topology::{Families, Pod};
 
-use lb_tests::fixture::{Fixture, Pods};
+use lb_tests::fixture::Fixture;
 
 /// Connections that must show every backend: with two of them, all the same with a chance of 2⁻⁴⁰.
 const MANY: usize = 40;
@@ -19,8 +19,9 @@ const MANY: usize = 40;
 /// How long the way to the API is cut: several retries.
 const BREAK: Duration = Duration::from_secs(10);
 
-fn fixture(subject: &str) -> Result<(Fixture, Hosted)> {
-    let fixture = Fixture::new(subject, Pods::Routed, 2, NodeOptions::default());
+/// The node, and an API server on another host, which the agent reaches by the first of the families.
+fn fixture(subject: &str, families: Families) -> Result<(Fixture, Hosted)> {
+    let fixture = Fixture::of(families, subject, 2);
     let host = fixture.topology.outside("api", &fixture.node)?;
     let cluster = Hosted::start(&host)?;
     Ok((fixture, cluster))
@@ -60,38 +61,41 @@ fn refused(client: &Pod, cluster_ips: &[IpAddr]) {
 
 #[test]
 fn traffic_follows_what_is_made_scaled_and_deleted() -> Result<()> {
-    let (fixture, cluster) = fixture("kube")?;
-    let mut agent = cluster.agent(&fixture.node, &[])?;
-    agent.restart()?;
-    let (client, [one, two]) = (&fixture.client, [&fixture.backends[0], &fixture.backends[1]]);
+    for (families, api) in [(Families::Both, "10.96.0.1:443"), (Families::Ipv6, "[fd00:96::1]:443")] {
+        let (fixture, cluster) = fixture("kube", families)?;
+        let mut agent = cluster.agent(&fixture.node, &[])?;
+        agent.restart()?;
+        let (client, [one, two]) = (&fixture.client, [&fixture.backends[0], &fixture.backends[1]]);
 
-    // The API server's own service, which it makes itself.
-    let api: SocketAddr = "10.96.0.1:443".parse()?;
-    eventually("the API answers at its cluster IP", SETTLE_LIMIT, || Stream::connect(client.place(), api).ok());
+        // The API server's own service, which it makes itself.
+        let api: SocketAddr = api.parse()?;
+        eventually("the API answers at its cluster IP", SETTLE_LIMIT, || Stream::connect(client.place(), api).ok());
 
-    let cluster_ips = cluster.create_service("web")?;
-    refused(client, &cluster_ips);
-    cluster.put_pods("web", &[one])?;
-    answered_by(client, &cluster_ips, &["b0"]);
-    cluster.put_pods("web", &[one, two])?;
-    answered_by(client, &cluster_ips, &["b0", "b1"]);
-    cluster.put_pods("web", &[two])?;
-    answered_by(client, &cluster_ips, &["b1"]);
-    cluster.put_pods("web", &[])?;
-    refused(client, &cluster_ips);
+        let cluster_ips = cluster.create_service("web")?;
+        assert_eq!(cluster_ips.len(), families.names().len());
+        refused(client, &cluster_ips);
+        cluster.put_pods("web", &[one])?;
+        answered_by(client, &cluster_ips, &["b0"]);
+        cluster.put_pods("web", &[one, two])?;
+        answered_by(client, &cluster_ips, &["b0", "b1"]);
+        cluster.put_pods("web", &[two])?;
+        answered_by(client, &cluster_ips, &["b1"]);
+        cluster.put_pods("web", &[])?;
+        refused(client, &cluster_ips);
 
-    cluster.put_pods("web", &[one])?;
-    answered_by(client, &cluster_ips, &["b0"]);
-    cluster.delete_service("web")?;
-    eventually("default/web is gone", SETTLE_LIMIT, || (!services(&agent).ok()?.contains("web")).then_some(()));
-    assert!(ask(client, cluster_ips[0]).is_err(), "a deleted service answered");
-    assert!(services(&agent)?.contains("kubernetes"), "only what was deleted is gone");
+        cluster.put_pods("web", &[one])?;
+        answered_by(client, &cluster_ips, &["b0"]);
+        cluster.delete_service("web")?;
+        eventually("default/web is gone", SETTLE_LIMIT, || (!services(&agent).ok()?.contains("web")).then_some(()));
+        assert!(ask(client, cluster_ips[0]).is_err(), "a deleted service answered");
+        assert!(services(&agent)?.contains("kubernetes"), "only what was deleted is gone");
+    }
     Ok(())
 }
 
 #[test]
 fn an_api_server_that_goes_away_changes_nothing_and_is_followed_again() -> Result<()> {
-    let (fixture, mut cluster) = fixture("kube-away")?;
+    let (fixture, mut cluster) = fixture("kube-away", Families::Both)?;
     let mut agent = cluster.agent(&fixture.node, &[])?;
     agent.restart()?;
     let (client, [one, two]) = (&fixture.client, [&fixture.backends[0], &fixture.backends[1]]);
@@ -119,7 +123,7 @@ fn an_api_server_that_goes_away_changes_nothing_and_is_followed_again() -> Resul
 
 #[test]
 fn a_break_to_the_api_is_seen_in_readyz_alone_and_heals_without_any_change() -> Result<()> {
-    let (fixture, cluster) = fixture("kube-cut")?;
+    let (fixture, cluster) = fixture("kube-cut", Families::Both)?;
     let proxy = cluster.proxy()?;
     let mut agent = cluster.agent(&fixture.node, &[&format!("--api-server=https://{}", proxy.address())])?;
     agent.restart()?;
@@ -173,7 +177,7 @@ fn a_break_to_the_api_is_seen_in_readyz_alone_and_heals_without_any_change() -> 
 
 #[test]
 fn an_agent_without_its_api_programs_nothing_and_keeps_what_is_there() -> Result<()> {
-    let (fixture, mut cluster) = fixture("kube-none")?;
+    let (fixture, mut cluster) = fixture("kube-none", Families::Both)?;
     let client = &fixture.client;
     let cluster_ips = cluster.create_service("web")?;
     cluster.put_pods("web", &[&fixture.backends[0]])?;

@@ -1,18 +1,19 @@
 //! What depends on the Node object, while the object is late, goes, and is not there at a restart. Needs root and BPF.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 
-use lb_tests::agent::{Agent, External, Manifest, Service};
+use lb_tests::agent::{Agent, External, Manifest};
 use lb_tests::cluster::SETTLE_LIMIT;
 use lb_tests::cluster::stub::{Kind, StubApi};
-use lb_tests::fixture::{Fixture, Pods};
-use lb_tests::peers::{Stream, eventually};
-use lb_tests::topology::{NodeOptions, Outside};
-use serde_json::json;
+use lb_tests::fixture::Fixture;
+use lb_tests::peers::{Datagrams, Stream, eventually};
+use lb_tests::topology::{Families, Outside};
+use serde_json::{Value, json};
 
-const NODE_PORT: u16 = 30_080;
+/// TCP and UDP.
+const NODE_PORTS: [u16; 2] = [30_080, 30_053];
 
-/// One node port at the Node's first address of each family. Fields in the order in which they must end.
+/// Two node ports at the Node's first address of each family. Fields in the order in which they must end.
 struct Scenario {
     agent: Agent,
     api: StubApi,
@@ -21,25 +22,29 @@ struct Scenario {
 }
 
 impl Scenario {
-    fn new(subject: &str, wait: &str) -> Self {
-        let fixture = Fixture::new(subject, Pods::Routed, 1, NodeOptions::default());
+    fn new(subject: &str, families: Families, wait: &str) -> Self {
+        let fixture = Fixture::of(families, subject, 1);
         let client = fixture.topology.outside("client", &fixture.node).unwrap();
-        let api = StubApi::start(Some(fixture.node.namespace().place()), Ipv4Addr::LOCALHOST.into()).unwrap();
-        let external = External { node_ports: vec![NODE_PORT], ..External::default() };
-        let web = Service::web(fixture.endpoints()).with(external);
+        let api = StubApi::start(Some(fixture.node.namespace().place()), fixture.node.ips()[0]).unwrap();
+        let external = External { node_ports: NODE_PORTS.into(), ..External::default() };
+        let web = fixture.web().with(external);
         Manifest::of([web]).documents().into_iter().for_each(|document| api.put(document));
         let url = format!("--api-server={}", api.url());
-        let flags = ["--source=kube", &url, "--nodeport-addresses=primary", wait];
+        // The kubelet asks the Node's address.
+        let health = "--health-bind=[::]:10256";
+        let flags = ["--source=kube", &url, "--nodeport-addresses=primary", wait, health];
         let mut agent = Agent::prepare(&fixture.node, &flags).unwrap();
         agent.launch().unwrap();
         Self { agent, api, client, fixture }
     }
 
     fn make_node(&self, taints: &serde_json::Value) {
-        let addresses = self.fixture.node.addresses().both();
-        let addresses = addresses.map(|address| json!({"type": "InternalIP", "address": address}));
-        self.api.put(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.fixture.node.node_name()},
-            "spec": {"taints": taints}, "status": {"addresses": addresses}}));
+        let node = &self.fixture.node;
+        let addresses = node.ips().into_iter().map(|address| json!({"type": "InternalIP", "address": address}));
+        let addresses: Value = addresses.collect();
+        let spec = json!({"podCIDR": node.pod_nets()[0], "podCIDRs": node.pod_nets(), "taints": taints});
+        self.api.put(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.node_name()},
+            "spec": spec, "status": {"addresses": addresses}}));
     }
 
     /// What `status` says of the source.
@@ -53,27 +58,48 @@ impl Scenario {
         });
     }
 
-    fn asks(&self) -> std::io::Result<String> {
-        let answers = self.fixture.node.addresses().both().map(|address| {
-            Ok(Stream::connect(self.client.place(), SocketAddr::new(address, NODE_PORT))?.ask("hello")?.server)
-        });
-        answers.into_iter().collect::<std::io::Result<Vec<_>>>().map(|servers| servers.concat())
+    fn asks(&self) -> std::io::Result<()> {
+        for address in self.fixture.node.ips() {
+            let [http, dns] = NODE_PORTS.map(|port| SocketAddr::new(address, port));
+            Stream::connect(self.client.place(), http)?.ask("hello")?;
+            Datagrams::connected(self.client.place(), 0, dns)?.ask("hello")?;
+        }
+        Ok(())
     }
 
     fn is_served(&self) {
-        eventually("the node port answers", SETTLE_LIMIT, || self.asks().ok());
+        eventually("the node ports answer", SETTLE_LIMIT, || self.asks().ok());
+    }
+
+    /// As the kubelet probes: from the node, at its addresses.
+    fn is_probed(&self) {
+        for address in self.fixture.node.ips() {
+            for path in ["/healthz", "/livez", "/readyz"] {
+                let at = SocketAddr::new(address, 10_256);
+                let is_good = || (self.agent.get_at(at, path).ok()?.0 == 200).then_some(());
+                eventually(&format!("{at}{path}"), SETTLE_LIMIT, is_good);
+            }
+        }
+        assert!(self.agent.metrics().unwrap().contains("ballast_"));
     }
 }
 
 #[test]
 fn node_ports_stay_while_the_node_is_late_deleted_or_away_at_a_restart() {
+    for families in Families::ALL {
+        node_ports_stay(families);
+    }
+}
+
+fn node_ports_stay(families: Families) {
     // Far longer than the test: only the Node itself ends it.
-    let mut scenario = Scenario::new("node-late", "--node-wait=5m");
+    let mut scenario = Scenario::new("node-late", families, "--node-wait=5m");
     scenario.says("the API has no Node");
     let source = scenario.source().unwrap();
     assert_eq!((source["synced"].as_bool(), source["revision"].as_u64()), (Some(true), Some(0)), "{source}");
     scenario.make_node(&json!([]));
     scenario.is_served();
+    scenario.is_probed();
 
     let name = scenario.fixture.node.node_name();
     let delete = |scenario: &Scenario| {
@@ -105,7 +131,7 @@ fn node_ports_stay_while_the_node_is_late_deleted_or_away_at_a_restart() {
 
 #[test]
 fn without_the_node_the_rest_is_served_after_the_wait() {
-    let scenario = Scenario::new("node-wrong", "--node-wait=1s");
+    let scenario = Scenario::new("node-wrong", Families::Both, "--node-wait=1s");
     scenario.says("check --node-name");
     let web = SocketAddr::new("10.96.0.10".parse().unwrap(), 80);
     eventually("the cluster IP answers", SETTLE_LIMIT, || {

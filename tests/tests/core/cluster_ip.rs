@@ -6,20 +6,21 @@ use std::time::Duration;
 use lb_tests::agent::{Endpoint, Manifest, Protocol, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream, reaches_all, refused_at_once};
-use lb_tests::topology::{Checksums, NodeOptions, set_checksums};
+use lb_tests::topology::{Checksums, Families, NodeOptions, set_checksums};
 
 #[test]
 fn pods_and_host_processes_reach_all_backends() {
-    for pods in [Pods::Routed, Pods::Bridged] {
-        let fixture = Fixture::new("reach", pods, 3, NodeOptions::default());
-        let service = fixture.web();
-        let empty = Service::standard("empty", 11, vec![]);
-        let agent = fixture.agent(&Manifest::of([service.clone(), empty.clone()]), &[]);
-        reaches_all(fixture.client.place(), &service, 3, true);
-        refused_at_once(fixture.client.place(), &empty);
-        reaches_all(fixture.node.place(), &service, 3, false);
-        refused_at_once(fixture.node.place(), &empty);
-        drop(agent);
+    for families in Families::ALL {
+        for pods in [Pods::Routed, Pods::Bridged] {
+            let fixture = Fixture::new("reach", pods, 3, NodeOptions { families, ..NodeOptions::default() });
+            let (service, empty) = (fixture.web(), fixture.empty());
+            let agent = fixture.agent(&Manifest::of([service.clone(), empty.clone()]), &[]);
+            reaches_all(fixture.client.place(), &service, 3, true);
+            refused_at_once(fixture.client.place(), &empty);
+            reaches_all(fixture.node.place(), &service, 3, false);
+            refused_at_once(fixture.node.place(), &empty);
+            drop(agent);
+        }
     }
 }
 
@@ -37,13 +38,14 @@ fn tcx_and_clsact_serve_alike() {
 
 #[test]
 fn host_processes_are_served_without_the_socket_hook() {
-    let options = NodeOptions { rp_filter: 2, ..NodeOptions::default() };
-    let fixture = Fixture::new("nosock", Pods::Routed, 2, options);
-    let service = fixture.web();
-    let empty = Service::standard("empty", 11, vec![]);
-    let _agent = fixture.agent(&Manifest::of([service.clone(), empty.clone()]), &["--socket-lb", "off"]);
-    reaches_all(fixture.node.place(), &service, 2, true);
-    refused_at_once(fixture.node.place(), &empty);
+    for families in Families::ALL {
+        let options = NodeOptions { rp_filter: 2, families, ..NodeOptions::default() };
+        let fixture = Fixture::new("nosock", Pods::Routed, 2, options);
+        let (service, empty) = (fixture.web(), fixture.empty());
+        let _agent = fixture.agent(&Manifest::of([service.clone(), empty.clone()]), &["--socket-lb", "off"]);
+        reaches_all(fixture.node.place(), &service, 2, true);
+        refused_at_once(fixture.node.place(), &empty);
+    }
 }
 
 #[test]
@@ -111,17 +113,19 @@ fn unknown_traffic_passes_untouched() {
 
 #[test]
 fn an_unready_or_terminating_backend_takes_no_new_flows() {
-    let fixture = Fixture::new("states", Pods::Routed, 3, NodeOptions::default());
-    let service = fixture.web();
-    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
-    reaches_all(fixture.client.place(), &service, 3, true);
-    let [a, b, c] = [0, 1, 2].map(|index| fixture.backends[index].addresses());
-    let changed = Service::web(vec![Endpoint::ready(a), Endpoint::unready(b), Endpoint::terminating(c)]);
-    agent.apply(&Manifest::of([changed.clone()])).unwrap();
-    reaches_all(fixture.client.place(), &changed, 1, true);
-    reaches_all(fixture.node.place(), &changed, 1, false);
-    // No ready endpoint at all: those that still serve while they terminate take over (KEP-1669).
-    let fallback = Service::web(vec![Endpoint::unready(a), Endpoint::unready(b), Endpoint::terminating(c)]);
-    agent.apply(&Manifest::of([fallback.clone()])).unwrap();
-    reaches_all(fixture.client.place(), &fallback, 1, true);
+    for families in Families::ALL {
+        let fixture = Fixture::of(families, "states", 3);
+        let service = fixture.web();
+        let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+        reaches_all(fixture.client.place(), &service, 3, true);
+        let [a, b, c] = [0, 1, 2].map(|index| fixture.backends[index].addresses());
+        let changed = fixture.web_of(vec![Endpoint::ready(a), Endpoint::unready(b), Endpoint::terminating(c)]);
+        agent.apply(&Manifest::of([changed.clone()])).unwrap();
+        reaches_all(fixture.client.place(), &changed, 1, true);
+        reaches_all(fixture.node.place(), &changed, 1, false);
+        // No ready endpoint at all: those that still serve while they terminate take over (KEP-1669).
+        let fallback = fixture.web_of(vec![Endpoint::unready(a), Endpoint::unready(b), Endpoint::terminating(c)]);
+        agent.apply(&Manifest::of([fallback.clone()])).unwrap();
+        reaches_all(fixture.client.place(), &fallback, 1, true);
+    }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use lb_tests::agent::{Endpoint, External, Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream, eventually};
-use lb_tests::topology::NodeOptions;
+use lb_tests::topology::{Families, NodeOptions};
 
 const DRAIN: &str = "4s";
 
@@ -130,48 +130,53 @@ fn a_deleted_frontend_drains_the_connections_that_came_by_it() {
 
 #[test]
 fn a_vanished_backend_keeps_its_connections_until_the_deadline_and_not_longer() {
-    let fixture = Fixture::new("drain", Pods::Routed, 2, NodeOptions::default());
-    let service = fixture.web();
-    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period", DRAIN]);
-    for (index, agent_dies) in [false, true].into_iter().enumerate() {
-        agent.apply(&Manifest::of([service.clone()])).unwrap();
-        for to in service.frontends(Protocol::Tcp) {
-            // Two connections to the backend that will go: one whose client speaks first after the deadline, one whose backend does.
+    for families in Families::ALL {
+        let fixture = Fixture::of(families, "drain", 2);
+        let service = fixture.web();
+        let mut agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period", DRAIN]);
+        for agent_dies in [false, true] {
+            agent.apply(&Manifest::of([service.clone()])).unwrap();
+            // Two connections of each family to the backend that will go: one whose client speaks first after the deadline, one whose
+            // backend does.
             let mut held = Vec::new();
-            while held.len() < 2 {
-                let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
-                if stream.ask("who").unwrap().server == "b1" {
-                    held.push(stream);
-                }
+            for to in service.frontends(Protocol::Tcp) {
+                let to_b1 = || {
+                    let mut stream = Stream::connect(fixture.client.place(), to).ok()?;
+                    (stream.ask("who").ok()?.server == "b1").then_some(stream)
+                };
+                held.push((to, [0; 2].map(|_| eventually("a connection to b1", SOON, to_b1))));
             }
-            let remaining = Service::web(fixture.endpoints()[..1].to_vec());
+            let remaining = fixture.web_of(fixture.endpoints()[..1].to_vec());
             agent.apply(&Manifest::of([remaining])).unwrap();
-            for _ in 0..30 {
-                let answer = Stream::connect(fixture.client.place(), to).unwrap().ask("new").unwrap();
-                assert_eq!(answer.server, "b0", "no new flow goes to a backend that drains");
+            for (to, streams) in &mut held {
+                for _ in 0..30 {
+                    let answer = Stream::connect(fixture.client.place(), *to).unwrap().ask("new").unwrap();
+                    assert_eq!(answer.server, "b0", "no new flow goes to a backend that drains");
+                }
+                assert_eq!(streams[0].ask("still").unwrap().server, "b1");
             }
-            assert_eq!(held[0].ask("still").unwrap().server, "b1");
             if agent_dies {
                 agent.kill();
             }
-            let server =
-                fixture.servers[1].iter().find(|server| server.address().ip().is_ipv4() == to.is_ipv4()).unwrap();
-            let before = server.broken();
-            let mut by_client = held.remove(0);
-            let error = eventually("the client is told", SOON, || {
-                std::thread::sleep(Duration::from_millis(200));
-                by_client.ask("still").err()
-            });
-            assert!(broken(&error), "round {index} {to}: {error}");
-            // The backend's own next segment is answered, too: its connections end.
-            eventually("the backend is told", SOON, || {
-                server.push("anybody?");
-                (server.broken() >= before + 2).then_some(())
-            });
+            for (to, streams) in &mut held {
+                let is_asked = |server: &&lb_tests::peers::Server| server.address().ip().is_ipv4() == to.is_ipv4();
+                let server = fixture.servers[1].iter().find(is_asked).unwrap();
+                let before = server.broken();
+                let [by_client, _] = streams;
+                let error = eventually("the client is told", SOON, || {
+                    std::thread::sleep(Duration::from_millis(200));
+                    by_client.ask("still").err()
+                });
+                assert!(broken(&error), "{to}, agent dies: {agent_dies}: {error}");
+                // The backend's own next segment is answered, too: its connections end.
+                eventually("the backend is told", SOON, || {
+                    server.push("anybody?");
+                    (server.broken() >= before + 2).then_some(())
+                });
+            }
             if agent_dies {
                 agent.restart().unwrap();
             }
-            agent.apply(&Manifest::of([service.clone()])).unwrap();
         }
     }
 }
@@ -221,25 +226,26 @@ fn an_address_that_comes_back_as_another_pod_gets_none_of_the_old_flows() {
 
 #[test]
 fn udp_moves_at_its_next_packet() {
-    let fixture = Fixture::new("udp", Pods::Routed, 2, NodeOptions::default());
-    let service = fixture.web();
-    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
-    for to in service.frontends(Protocol::Udp) {
-        for place in [fixture.client.place(), fixture.node.place()] {
-            agent.apply(&Manifest::of([service.clone()])).unwrap();
-            let socket = Datagrams::unconnected(place, 0, to).unwrap();
-            let first = socket.ask_at(to, "one").unwrap().server;
-            let (gone, left) = if first == "b0" { (0, 1) } else { (1, 0) };
-            let endpoints = fixture.endpoints();
-            let remaining =
-                Service::web(vec![endpoints[left].clone(), Endpoint::unready(fixture.backends[gone].addresses())]);
-            agent.apply(&Manifest::of([remaining])).unwrap();
-            assert_eq!(socket.ask_at(to, "two").unwrap().server, format!("b{left}"));
-            // To zero and back.
-            agent.apply(&Manifest::of([Service::web(vec![])])).unwrap();
-            socket.ask_at(to, "three").unwrap_err();
-            agent.apply(&Manifest::of([service.clone()])).unwrap();
-            eventually("it is served again", SOON, || socket.ask_at(to, "four").ok());
+    for families in Families::ALL {
+        let fixture = Fixture::of(families, "udp", 2);
+        let service = fixture.web();
+        let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+        for to in service.frontends(Protocol::Udp) {
+            for place in [fixture.client.place(), fixture.node.place()] {
+                agent.apply(&Manifest::of([service.clone()])).unwrap();
+                let socket = Datagrams::unconnected(place, 0, to).unwrap();
+                let first = socket.ask_at(to, "one").unwrap().server;
+                let (gone, left) = if first == "b0" { (0, 1) } else { (1, 0) };
+                let mut endpoints = fixture.endpoints();
+                endpoints[gone] = Endpoint::unready(fixture.backends[gone].addresses());
+                agent.apply(&Manifest::of([fixture.web_of(endpoints)])).unwrap();
+                assert_eq!(socket.ask_at(to, "two").unwrap().server, format!("b{left}"));
+                // To zero and back.
+                agent.apply(&Manifest::of([fixture.web_of(vec![])])).unwrap();
+                socket.ask_at(to, "three").unwrap_err();
+                agent.apply(&Manifest::of([service.clone()])).unwrap();
+                eventually("it is served again", SOON, || socket.ask_at(to, "four").ok());
+            }
         }
     }
 }

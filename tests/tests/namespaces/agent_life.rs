@@ -7,13 +7,13 @@ use std::time::Duration;
 use lb_tests::agent::{Agent, Endpoint, Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream, eventually};
-use lb_tests::topology::{Addresses, NodeOptions};
+use lb_tests::topology::{Addresses, Families, NodeOptions};
 use serde_json::Value;
 
 #[test]
 fn traffic_flows_while_no_agent_runs_and_a_new_one_takes_over() {
-    for attach in ["auto", "clsact"] {
-        let fixture = Fixture::new("life", Pods::Routed, 2, NodeOptions::default());
+    for (attach, families) in [("auto", Families::Both), ("clsact", Families::Both), ("auto", Families::Ipv6)] {
+        let fixture = Fixture::of(families, "life", 2);
         let service = fixture.web();
         let mut agent = fixture.agent(&Manifest::of([service.clone()]), &["--tc-attach", attach]);
         let mut old: Vec<Stream> = service
@@ -49,7 +49,7 @@ fn traffic_flows_while_no_agent_runs_and_a_new_one_takes_over() {
         }
         // A change made while no agent ran is found by the next one.
         agent.kill();
-        agent.write(&Manifest::of([Service::web(fixture.endpoints()[..1].to_vec())])).unwrap();
+        agent.write(&Manifest::of([fixture.web_of(fixture.endpoints()[..1].to_vec())])).unwrap();
         agent.restart().unwrap();
         let to = service.frontends(Protocol::Tcp)[0];
         for _ in 0..20 {

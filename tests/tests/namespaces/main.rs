@@ -31,7 +31,6 @@ mod icmp;
 mod incident_a;
 mod incident_b_packets;
 mod interfaces;
-mod ipv6_only;
 mod killed_at_every_step;
 mod maintenance;
 mod martians;

@@ -176,7 +176,7 @@ fn host_processes_are_served_while_no_agent_runs() {
 #[test]
 fn an_endpoint_on_the_host_itself_is_reached_from_everywhere() {
     let fixture = Fixture::new("hostnet", Pods::Routed, 0, NodeOptions::default());
-    let _servers = serve_at(fixture.node.place(), fixture.node.addresses(), "host");
+    let _servers = serve_at(fixture.node.place(), fixture.node.ips(), "host");
     let endpoint = Endpoint::ready(fixture.node.addresses()).on(&fixture.node.node_name());
     let service = Service::web(vec![endpoint]);
     let _agent = fixture.agent(&Manifest::of([service.clone()]), &[]);

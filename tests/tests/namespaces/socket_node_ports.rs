@@ -117,7 +117,7 @@ impl Host {
     fn new() -> Self {
         let fixture = Fixture::new("nodeports", Pods::Routed, 2, NodeOptions::default());
         let own = fixture.node.addresses();
-        let servers = fixture::serve_at(fixture.node.place(), own, "host");
+        let servers = fixture::serve_at(fixture.node.place(), own.both(), "host");
         let on_the_node = vec![Endpoint::ready(own).on(&fixture.node.node_name())];
         // The one endpoint is on another node, as the policy sees it.
         let elsewhere = vec![Endpoint::ready(fixture.backends[0].addresses()).on("elsewhere")];

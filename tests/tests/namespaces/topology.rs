@@ -1,13 +1,13 @@
 //! The networks of the tests carry traffic by themselves, without Ballast, and vanish.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result};
 use lb_tests::peers::{Datagrams, Server, Stream};
-use lb_tests::topology::{PREFIX, Place, RUN_ROOT, Topology, sweep};
+use lb_tests::topology::{Families, NodeOptions, PREFIX, Place, RUN_ROOT, Topology, sweep};
 
-fn reachable(from: &Place, to: &Place, addresses: [std::net::IpAddr; 2]) -> Result<()> {
+fn reachable(from: &Place, to: &Place, addresses: Vec<IpAddr>) -> Result<()> {
     for address in addresses {
         let at = SocketAddr::new(address, 8080);
         let _servers = Server::all(to, "there", &[at])?;
@@ -22,19 +22,28 @@ fn reachable(from: &Place, to: &Place, addresses: [std::net::IpAddr; 2]) -> Resu
 
 #[test]
 fn everyone_reaches_everyone() -> Result<()> {
-    let topology = Topology::new("reach")?;
-    let (one, two) = (topology.node()?, topology.node()?);
-    one.route_to(&two)?;
-    two.route_to(&one)?;
-    let outside = topology.outside("outside", &one)?;
-    let (routed, bridged, far) = (one.pod("routed")?, one.bridged_pod("bridged")?, two.pod("far")?);
-    reachable(routed.place(), bridged.place(), bridged.addresses().both())?;
-    reachable(bridged.place(), routed.place(), routed.addresses().both())?;
-    reachable(routed.place(), far.place(), far.addresses().both())?;
-    reachable(outside.place(), routed.place(), routed.addresses().both())?;
-    reachable(one.place(), bridged.place(), bridged.addresses().both())?;
-    reachable(routed.place(), one.place(), one.addresses().both())?;
-    reachable(bridged.place(), outside.place(), outside.addresses().both())
+    for families in Families::ALL {
+        let topology = Topology::new("reach")?;
+        let node = || topology.node_with(NodeOptions { families, ..NodeOptions::default() });
+        let (one, two) = (node()?, node()?);
+        one.route_to(&two)?;
+        two.route_to(&one)?;
+        let outside = topology.outside("outside", &one)?;
+        let (routed, bridged, far) = (one.pod("routed")?, one.bridged_pod("bridged")?, two.pod("far")?);
+        reachable(routed.place(), bridged.place(), bridged.ips())?;
+        reachable(bridged.place(), routed.place(), routed.ips())?;
+        reachable(routed.place(), far.place(), far.ips())?;
+        reachable(outside.place(), routed.place(), routed.ips())?;
+        reachable(one.place(), bridged.place(), bridged.ips())?;
+        reachable(routed.place(), one.place(), one.ips())?;
+        reachable(bridged.place(), outside.place(), outside.ips())?;
+        let hosts = [one.namespace(), outside.namespace(), routed.namespace(), bridged.namespace()];
+        for namespace in hosts {
+            let shown = namespace.ip_show(&["-4", "address", "show"])?;
+            assert_eq!(shown.trim().is_empty(), families == Families::Ipv6, "{}: {shown}", namespace.name());
+        }
+    }
+    Ok(())
 }
 
 #[test]

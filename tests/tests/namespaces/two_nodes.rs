@@ -149,7 +149,7 @@ fn a_link_without_ethernet_serves_clients_and_catches_pods() {
     let empty = Service::standard("empty", 11, vec![]);
     // A backend that lies behind the tunnel itself.
     let beyond = Addresses { v4: [203, 0, 113, 2].into(), v6: "2001:db8:113::2".parse().unwrap() };
-    let _far_servers = serve_at(outside.place(), beyond, "far");
+    let _far_servers = serve_at(outside.place(), beyond.both(), "far");
     let far = Service::standard("far", 12, vec![Endpoint::ready(beyond)]);
     let manifest = Manifest::of([service.clone(), empty.clone(), far.clone()]);
     let mut agent = Agent::start(&node, &manifest).unwrap();
