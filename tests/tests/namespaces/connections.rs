@@ -1,12 +1,13 @@
 //! What `ballast get` shows of connections and backends, with the agent alive or dead.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use lb_common::abi::{Health, map_name, stat_kind};
 use lb_common::outcome::Outcome;
-use lb_tests::agent::{Agent, Manifest, Protocol, SOON};
+use lb_tests::agent::{Agent, Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
-use lb_tests::peers::{Datagrams, Stream, eventually};
+use lb_tests::peers::{Datagrams, Stream, eventually, fresh_port};
 use lb_tests::topology::NodeOptions;
 use lb_userspace::maps::Pinned;
 use lb_userspace::observe::contents;
@@ -89,6 +90,55 @@ fn every_packet_of_a_flow_is_counted_once_whatever_comes_back() {
         };
         assert_eq!([Outcome::Selected, Outcome::Forwarded, Outcome::Replied].map(count), [1, 4, 5], "{counted:?}");
     }
+}
+
+/// Service ports and backends that have counters in the kernel's table: kind and id.
+fn counted(agent: &Agent) -> BTreeSet<(u8, u32)> {
+    let maps = Pinned::open(&agent.bpffs().join("ballast")).unwrap();
+    contents::stats(&maps).unwrap().into_iter().map(|(key, _)| (key.kind, key.id)).collect()
+}
+
+/// The table has nothing of it for the next owner of its ids either, and others keep what was counted.
+#[test]
+fn the_counters_of_a_deleted_service_go_with_it_and_no_others() {
+    let fixture = Fixture::new("forgotten", Pods::Routed, 1, NodeOptions::default());
+    let (web, other) = (fixture.web(), Service::standard("other", 12, fixture.endpoints()));
+    let flags = ["--drain-period=1s", "--flow-timeouts=closing=1s,udp-unreplied=1s,udp-replied=1s,udp-stream=1s"];
+    let agent = fixture.agent(&Manifest::of([other.clone()]), &flags);
+    let use_it = |service: &Service| {
+        for to in service.frontends(Protocol::Tcp) {
+            Stream::connect(fixture.client.place(), to).unwrap().ask("hello").unwrap();
+        }
+        for to in service.frontends(Protocol::Udp) {
+            Datagrams::connected(fixture.client.place(), fresh_port(), to).unwrap().ask("hello").unwrap();
+        }
+    };
+    let selections = |name: &str| {
+        let page = agent.metrics().unwrap();
+        let is_it = |line: &&str| {
+            line.starts_with("ballast_service_selections_total{") && line.contains(&format!("service=\"{name}\""))
+        };
+        page.lines().filter(is_it).map(|line| line.rsplit(' ').next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    use_it(&other);
+    let of_other = counted(&agent);
+    assert_eq!(of_other.len(), 6, "two service ports, and four backends: {of_other:?}");
+
+    agent.apply(&Manifest::of([other.clone(), web.clone()])).unwrap();
+    use_it(&web);
+    assert_eq!(counted(&agent).len(), 12);
+    assert_eq!((selections("web"), selections("other")), (vec!["2.0".to_owned(); 2], vec!["2.0".to_owned(); 2]));
+
+    agent.apply(&Manifest::of([other.clone()])).unwrap();
+    let is_shown = || items(&agent, &["services", "-A"]).iter().any(|item| item["name"] == "web");
+    eventually("web is in no table", SOON, || (!is_shown() && counted(&agent) == of_other).then_some(()));
+    let page = agent.metrics().unwrap();
+    assert!(!page.contains("service=\"web\""), "{page}");
+    assert_eq!(selections("other"), ["2.0", "2.0"]);
+
+    // Made again, it has the same ids, or those that are free next, and counts from zero.
+    agent.apply(&Manifest::of([other, web])).unwrap();
+    assert_eq!(selections("web"), ["0.0", "0.0"]);
 }
 
 #[test]
