@@ -1,13 +1,13 @@
 //! An API server on a host of its own on the wire, used from there, and agents that follow it.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use tokio::runtime::{Builder, Runtime};
 
 use super::objects::{Endpoint, Objects};
-use super::{ApiServer, Backup, FaultyProxy, manifests};
+use super::{ApiServer, Backup, ClientCa, FaultyProxy, manifests};
 use crate::agent::{Agent, Manifest};
 use crate::topology::{Node, Outside, Place, Pod};
 
@@ -43,6 +43,12 @@ impl Hosted {
         self.server.kubeconfig()
     }
 
+    /// The same by a client certificate of `ca`, which the server believes from now on. The files may be written anew.
+    pub fn kubeconfig_by(&self, ca: &ClientCa, key: &Path, certificate: &Path) -> Result<PathBuf> {
+        self.server.believe(ca)?;
+        self.server.kubeconfig_by(key, certificate)
+    }
+
     /// A faulty proxy in front of it, on the same host.
     pub fn proxy(&self) -> Result<FaultyProxy> {
         FaultyProxy::new(Some(&self.place), self.server.address())
@@ -50,7 +56,12 @@ impl Hosted {
 
     /// An agent on the node that follows this API, not started yet.
     pub fn agent(&self, node: &Node, flags: &[&str]) -> Result<Agent> {
-        let kubeconfig = format!("--kubeconfig={}", self.kubeconfig().display());
+        Self::agent_by(&self.kubeconfig(), node, flags)
+    }
+
+    /// The same with other credentials.
+    pub fn agent_by(kubeconfig: &Path, node: &Node, flags: &[&str]) -> Result<Agent> {
+        let kubeconfig = format!("--kubeconfig={}", kubeconfig.display());
         let flags: Vec<&str> = ["--source=kube", &kubeconfig].into_iter().chain(flags.iter().copied()).collect();
         Agent::prepare(node, &flags)
     }

@@ -1,5 +1,7 @@
 //! Credentials that change while the source runs, against a real API server.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use lb_tests::cluster::objects::Objects;
 use lb_tests::cluster::{ApiServer, ClientCa};
@@ -7,6 +9,8 @@ use lb_userspace::source::kube::KubeSettings;
 use lb_userspace::source::{ApiError, ResourceStatus, SourceStatus};
 
 use super::watched_source::{Followed, direct, has};
+
+const DAY: Duration = Duration::from_hours(24);
 
 #[tokio::test]
 async fn a_rotated_ca_is_read_again_and_nothing_is_lost() -> Result<()> {
@@ -30,7 +34,7 @@ async fn a_rotated_client_certificate_is_read_again_and_nothing_is_lost() -> Res
     let folder = tempfile::tempdir()?;
     let (key, certificate) = (folder.path().join("client.key"), folder.path().join("client.crt"));
     let [old, new] = [ClientCa::new("old")?, ClientCa::new("new")?];
-    old.issue(&key, &certificate)?;
+    old.issue(&key, &certificate, DAY)?;
     server.believe(&old)?;
     let mut source = Followed::start(direct(&server.kubeconfig_by(&key, &certificate)?)).await?;
     source.until("the lists", |snapshot| has(snapshot, "before")).await?;
@@ -43,7 +47,7 @@ async fn a_rotated_client_certificate_is_read_again_and_nothing_is_lost() -> Res
     // Until then the watches go on: they are asked for once.
     let status = source.status_until("the old one is denied", |status| is_denied(status) == [true, true]).await?;
     assert!(status.last_error.is_some(), "{status:#?}");
-    new.issue(&key, &certificate)?;
+    new.issue(&key, &certificate, DAY)?;
     let begin = tokio::time::Instant::now();
     let is_fresh = |status: &SourceStatus| {
         let proven =

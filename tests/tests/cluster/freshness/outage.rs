@@ -1,15 +1,19 @@
-//! The API freezes, goes away, or answers others only.
+//! The API freezes, goes away, answers others only, or does not know the agent any more.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use lb_tests::agent::Agent;
-use lb_tests::cluster::Condition;
+use lb_tests::cluster::{ClientCa, Condition};
 
 use super::scenario::{ASK_EVERY, RECOVERY_LIMIT, Scenario};
 
 /// How long an API is away that is away for long: many rounds of everything the agent tries meanwhile.
 const LONG: Duration = Duration::from_secs(40);
+
+const DAY: Duration = Duration::from_hours(24);
+/// Of a certificate that expires in the test.
+const VALID: Duration = Duration::from_secs(10);
 
 /// A load balancer keeps this node: the fault is not the node's.
 fn healthy(agent: &Agent) -> Result<()> {
@@ -60,6 +64,33 @@ fn an_api_server_that_is_away_for_long_reddens_readyz_alone_and_is_followed_agai
     scenario.cluster.restart()?;
     let (green, _) = scenario.until("/readyz", 200, RECOVERY_LIMIT, healthy)?;
     println!("API server stopped: /readyz red after {red:.1?}; green {green:.1?} after it is back");
+    scenario.follows()
+}
+
+/// Its rotation came too late.
+#[test]
+fn an_expired_client_certificate_reddens_readyz_alone_until_it_is_replaced() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (key, certificate) = (folder.path().join("client.key"), folder.path().join("client.crt"));
+    let ca = ClientCa::new("clients")?;
+    ca.issue(&key, &certificate, DAY)?;
+    let mut scenario = Scenario::by("expired", |cluster| cluster.kubeconfig_by(&ca, &key, &certificate))?;
+    let pid = scenario.agent.pid();
+    ca.issue(&key, &certificate, VALID)?;
+    let (red, body) = scenario.until("/readyz", 503, VALID + RECOVERY_LIMIT, healthy)?;
+    // The file has whole seconds.
+    ensure!(red + Duration::from_secs(2) >= VALID, "{red:.1?} after it was made it was still good: {body}");
+    outage(&mut scenario, Duration::from_secs(5))?;
+    let (_, body) = scenario.agent.health("/readyz")?;
+    ensure!(body.contains("401"), "it is not said what is wrong: {body}");
+    let status = String::from_utf8(scenario.agent.cli(&["status"])?.stdout)?;
+    ensure!(status.contains("the API answers 401 for"), "{status}");
+    let errors = scenario.agent.metric("ballast_source_errors_total", "resource=\"services\",code=\"401\"");
+    ensure!(errors >= Some(1.0), "{}", scenario.agent.metrics()?);
+    ca.issue(&key, &certificate, DAY)?;
+    let (green, _) = scenario.until("/readyz", 200, RECOVERY_LIMIT, healthy)?;
+    println!("client certificate expired: /readyz red after {red:.1?}; green {green:.1?} after its replacement");
+    ensure!(scenario.agent.pid() == pid, "it was restarted");
     scenario.follows()
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -30,12 +31,17 @@ pub struct Scenario {
 
 impl Scenario {
     pub fn new(subject: &str) -> Result<Self> {
+        Self::by(subject, |cluster| Ok(cluster.kubeconfig()))
+    }
+
+    /// With an agent that has these credentials.
+    pub fn by(subject: &str, kubeconfig: impl FnOnce(&Hosted) -> Result<PathBuf>) -> Result<Self> {
         let fixture = Fixture::new(subject, Pods::Routed, 2, NodeOptions::default());
         let host = fixture.topology.outside("api", &fixture.node)?;
         let cluster = Hosted::start(&host)?;
         let proxy = cluster.proxy()?;
         let api_server = format!("--api-server=https://{}", proxy.address());
-        let mut agent = cluster.agent(&fixture.node, &[&api_server, SILENCE])?;
+        let mut agent = Hosted::agent_by(&kubeconfig(&cluster)?, &fixture.node, &[&api_server, SILENCE])?;
         agent.restart()?;
         let cluster_ips = cluster.create_service("web")?;
         cluster.put_pods("web", &[&fixture.backends[0]])?;
