@@ -69,11 +69,7 @@ impl Built {
     /// The command that runs the tests of a module whose names contain `filter`. An error: there is none.
     pub fn command(&self, workspace: &Workspace, module: &Module, filter: Option<&str>) -> Result<Expression> {
         let program = self.0.get(module.binary).with_context(|| format!("{} was not built", module.binary))?;
-        let list = cmd!(program, "--list", "--format", "terse").read().context("listing the tests")?;
-        let names = tests_of(&list, &module.name, filter);
-        if names.is_empty() {
-            bail!("{} holds no test whose name contains {:?}", module.name, filter.unwrap_or_default());
-        }
+        let names = tests_of_module(program, &module.name, filter)?;
         // They share one kernel's network namespaces and time: one at a time.
         let threads = if SIDE_BY_SIDE.contains(&module.name.as_str()) { "3" } else { "1" };
         let mut arguments = vec!["--exact".to_owned(), format!("--test-threads={threads}")];
@@ -81,6 +77,16 @@ impl Built {
         // As cargo does: paths of regressions and the like are looked up from the package.
         Ok(cmd(program, arguments).dir(workspace.root.join("tests")))
     }
+}
+
+/// The tests of a module of this binary whose names contain `filter`. An error: there is none.
+pub fn tests_of_module(program: &Path, module: &str, filter: Option<&str>) -> Result<Vec<String>> {
+    let list = cmd!(program, "--list", "--format", "terse").read().context("listing the tests")?;
+    let names = tests_of(&list, module, filter);
+    if names.is_empty() {
+        bail!("{module} holds no test whose name contains {:?}", filter.unwrap_or_default());
+    }
+    Ok(names)
 }
 
 /// Names are given whole: as a filter, `direct::` would also choose those of `north_south_direct`.

@@ -13,11 +13,11 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use duct::{Expression, cmd};
 
-pub use binaries::executable;
+pub use binaries::{Module, executable, modules, tests_of_module};
 pub use tally::Tally;
 use tally::ended_test;
 
-use binaries::{BINARIES, Built, modules};
+use binaries::{BINARIES, Built};
 use confined::Confined;
 use rung::{Lane, Rung, ladder, level, longest_first, select};
 
@@ -172,7 +172,7 @@ impl Run<'_> {
                 cargo(&confined.with(&self.built.command(workspace, module, self.filter)?))
             }
             Rung::Kernels => guests(workspace, &vm::SHORT, show),
-            Rung::Guests => guests(workspace, &[], show),
+            Rung::Guests => guests(workspace, &vm::LONG, show),
             Rung::Mutations => mutate::run_share(workspace, self.toolchain),
             Rung::Demo => demo(),
         }
@@ -206,9 +206,9 @@ fn count_tests(workspace: &Workspace, name: &str, command: &Expression, show: Sh
     Ok(tally)
 }
 
-fn guests(workspace: &Workspace, tests: &[&str], show: Show) -> Result<Tally> {
+fn guests(workspace: &Workspace, subjects: &[vm::Subject<'_>], show: Show) -> Result<Tally> {
     let mut lines = Vec::new();
-    let tally = vm::run_all(workspace, tests, |line| match show {
+    let tally = vm::run_all(workspace, subjects, |line| match show {
         Show::Live => println!("{line}"),
         Show::AtTheEnd => lines.push(line.to_owned()),
     });

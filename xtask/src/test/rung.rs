@@ -24,9 +24,9 @@ pub enum Rung {
     Module(Module),
     /// The same with the agent as it is deployed, under this name.
     Confined(&'static str, Module),
-    /// Every program and one agent on each other kernel, in virtual machines.
+    /// Every program, few packets and one agent on each other kernel, in virtual machines.
     Kernels,
-    /// All test binaries for other kernels.
+    /// All subjects of the guests: takes very long.
     Guests,
     Mutations,
     /// The tour of `cargo xtask run --once`: each of its steps counts.
@@ -53,16 +53,16 @@ impl Rung {
     /// Which of the lanes it runs in, beside the other one.
     pub fn lane(&self) -> Lane {
         match self {
-            Self::Format | Self::Lint | Self::Unit | Self::Harness => Lane::Before,
+            Self::Format | Self::Lint | Self::Unit | Self::Harness | Self::Kernels | Self::Guests => Lane::Before,
             Self::Module(module) if WAITING.contains(&module.name.as_str()) => Lane::Beside,
-            Self::Kernels | Self::Guests | Self::Mutations => Lane::Beside,
+            Self::Mutations => Lane::Beside,
             Self::Deny => Lane::Background,
             Self::Module(_) | Self::Confined(..) | Self::Demo => Lane::Networks,
         }
     }
 
     pub fn needs_root(&self) -> bool {
-        self.lane() != Lane::Before && self.lane() != Lane::Background
+        self.is_on_guests() || !matches!(self.lane(), Lane::Before | Lane::Background)
     }
 
     /// Whether it boots virtual machines.
@@ -82,7 +82,7 @@ impl Rung {
 /// What runs at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
-    /// Compiles, and uses all processors by itself: alone.
+    /// Compiles or emulates, and uses all processors by itself: alone.
     Before,
     /// Makes networks and waits for packets: some at a time.
     Networks,
@@ -129,11 +129,10 @@ pub fn select(all: Vec<Rung>, args: &TestArgs) -> Result<Vec<Rung>> {
     }
     let wanted = &args.rungs;
     if wanted.is_empty() {
-        // They take minutes on a quiet machine, and many on a busy one, and need a distribution's archive the first time.
-        // What runs confined, as it is deployed, does not run again otherwise.
+        // What runs confined, as it is deployed, does not run again otherwise. All subjects of the guests take very long.
         let in_the_ladder = |rung: &Rung| match rung {
             Rung::Module(module) => confined::rung(module).is_none(),
-            other => !other.is_on_guests(),
+            other => *other != Rung::Guests,
         };
         return Ok(all.into_iter().filter(in_the_ladder).collect());
     }
@@ -204,10 +203,10 @@ mod tests {
     }
 
     #[test]
-    fn guests_are_asked_for_by_name() {
+    fn the_long_form_of_the_guests_is_asked_for_by_name() {
         let all = vec![Rung::Format, Rung::Kernels, Rung::Guests];
-        assert_eq!(select(all.clone(), &wanted(&[])).expect("nothing asked"), [Rung::Format]);
-        assert_eq!(select(all.clone(), &wanted(&["kernels"])).expect("is there"), [Rung::Kernels]);
+        assert_eq!(select(all.clone(), &wanted(&[])).expect("nothing asked"), [Rung::Format, Rung::Kernels]);
+        assert!(Rung::Kernels.needs_root() && !Rung::Unit.needs_root());
         assert_eq!(select(all, &wanted(&["guests"])).expect("is there"), [Rung::Guests]);
     }
 

@@ -54,6 +54,11 @@ impl Figures {
         self.0.entry(kernel).or_default().insert(name.to_owned(), Figure { instructions, stack });
     }
 
+    /// Takes in those of other kernels.
+    pub fn extend(&mut self, others: Self) {
+        self.0.extend(others.0);
+    }
+
     /// Reads the table.
     pub fn recorded(workspace: &Workspace) -> Result<Self> {
         let path = path(workspace);

@@ -80,8 +80,7 @@ impl Kernel {
     fn download(self, workspace: &Workspace, folder: &Path) -> Result<()> {
         if which("apt-get").is_none() || which("dpkg-deb").is_none() {
             bail!(
-                "kernel {} comes from Debian's package {}, and there is no apt-get or dpkg-deb here: run the guests on Debian 12, \
-                 or leave out the rung \"guests\"",
+                "kernel {} comes from Debian's package {}, and there is no apt-get or dpkg-deb here: run this on Debian 12",
                 self.name,
                 self.package
             );

@@ -9,10 +9,13 @@ use duct::cmd;
 
 use super::cpio::Archive;
 use super::kernel::Unpacked;
+use super::subject::Tests;
 use crate::workspace::which;
 
 /// The agent's client of the API reads them at its start, whatever it connects to.
 const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
+/// Where tests find the programs: see `ballast-guest`.
+const OBJECT: &str = "lib/ballast.o";
 
 /// What goes into it.
 #[derive(Clone, Debug)]
@@ -20,8 +23,10 @@ pub struct Programs {
     /// The first process.
     pub init: PathBuf,
     pub agent: PathBuf,
+    /// The eBPF object.
+    pub object: PathBuf,
     /// Test binaries, by name.
-    pub tests: Vec<(String, PathBuf)>,
+    pub tests: Tests,
 }
 
 impl Programs {
@@ -35,23 +40,25 @@ impl Programs {
             ("bin/ballast".to_owned(), self.agent.clone()),
             ("bin/ip".to_owned(), ip),
         ];
-        programs.extend(self.tests.iter().map(|(name, path)| (format!("tests/{name}"), path.clone())));
+        programs.extend(self.tests.0.iter().map(|(name, path)| (format!("tests/{name}"), path.clone())));
         let mut libraries = BTreeSet::new();
         let mut files = Vec::new();
         for (place, path) in programs {
             libraries.extend(libraries_of(&path)?);
             files.push((place, stripped(&path, scratch)?));
         }
-        for library in libraries.into_iter().chain([PathBuf::from(CERTIFICATES)]) {
-            let contents = fs::read(&library).with_context(|| format!("cannot read {}", library.display()))?;
-            files.push((library.to_string_lossy().trim_start_matches('/').to_owned(), contents));
+        let as_here = libraries.into_iter().chain([PathBuf::from(CERTIFICATES)]);
+        let as_here = as_here.map(|path| (path.to_string_lossy().trim_start_matches('/').to_owned(), path));
+        for (place, path) in as_here.chain([(OBJECT.to_owned(), self.object.clone())]) {
+            let contents = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            files.push((place, contents));
         }
         Ok(files)
     }
 }
 
-/// The archive for one kernel.
-pub fn archive(programs: &[(String, Vec<u8>)], kernel: &Unpacked) -> Result<Vec<u8>> {
+/// The archive for one kernel. `list`: what is run there.
+pub fn archive(programs: &[(String, Vec<u8>)], kernel: &Unpacked, list: &str) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     archive.device("dev/console", (5, 1));
     for folder in ["proc", "sys", "run", "tmp"] {
@@ -67,6 +74,7 @@ pub fn archive(programs: &[(String, Vec<u8>)], kernel: &Unpacked) -> Result<Vec<
         archive.file(&format!("modules/{name}"), &contents);
         order.push(name);
     }
+    archive.file("tests/list", list.as_bytes());
     archive.file("modules/order", order.join("\n").as_bytes());
     Ok(archive.finish())
 }

@@ -1,4 +1,4 @@
-//! `ballast-guest`, the first process of the virtual machines of `cargo xtask vm`: runs the test binaries that lie in `/tests`.
+//! `ballast-guest`, the first process of the virtual machines of `cargo xtask vm`: runs the tests that `/tests/list` names.
 //!
 //! The kernel starts it as `/init` from the initial file system, and shows its output on the serial console, where xtask reads it.
 //! It is never run on a machine that lives: it ends by switching off.
@@ -6,7 +6,7 @@
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::os::fd::AsRawFd as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, ensure};
@@ -21,6 +21,10 @@ const DONE: &str = "guest: done";
 const GUEST: &str = "BALLAST_GUEST";
 /// The file that a test binary may write to, line by line, what xtask shall know.
 const REPORT: (&str, &str) = ("BALLAST_GUEST_REPORT", "/run/report");
+/// The eBPF object, for tests that load the programs themselves; its path in a guest.
+const OBJECT: (&str, &str) = ("BALLAST_EBPF_OBJECT", "/lib/ballast.o");
+/// What to run, one a line: see [`Run`].
+const LIST: &str = "/tests/list";
 /// Modules in the order in which they are loaded, one file name a line.
 const MODULES: &str = "/modules/order";
 /// `MODULE_INIT_COMPRESSED_FILE` of `finit_module`: since 5.17.
@@ -80,23 +84,42 @@ fn load_module(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs every file of `/tests`, in the order of their names, each to its end.
+/// A line of the list: a name, variables of the environment, a program and its arguments, separated by spaces.
+#[derive(Debug, PartialEq, Eq)]
+struct Run<'a> {
+    name: &'a str,
+    variables: Vec<(&'a str, &'a str)>,
+    program: &'a str,
+    arguments: Vec<&'a str>,
+}
+
+impl<'a> Run<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
+        let mut words = line.split(' ').peekable();
+        let name = words.next()?;
+        let variables = std::iter::from_fn(|| words.next_if(|word| word.contains('='))?.split_once('=')).collect();
+        Some(Self { name, variables, program: words.next()?, arguments: words.collect() })
+    }
+}
+
+/// Runs the list, each line to its end.
 fn run_tests() -> Result<()> {
-    let mut tests: Vec<PathBuf> =
-        fs::read_dir("/tests").context("no tests")?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
-    tests.sort();
-    ensure!(!tests.is_empty(), "/tests is empty");
-    for test in tests {
-        println!("guest: running {}", test.display());
-        let status = Command::new(&test)
-            .arg("--test-threads=1")
+    let list = fs::read_to_string(LIST).with_context(|| format!("cannot read {LIST}"))?;
+    let runs: Vec<Run<'_>> = list.lines().map(Run::parse).collect::<Option<_>>().context("a line names no program")?;
+    ensure!(!runs.is_empty(), "{LIST} is empty");
+    for Run { name, variables, program, arguments } in runs {
+        println!("guest: running {name}");
+        let status = Command::new(program)
+            .args(arguments)
             .env("PATH", "/bin")
             .env("BALLAST_BIN", "/bin/ballast")
             .env(GUEST, "1")
             .env(REPORT.0, REPORT.1)
+            .env(OBJECT.0, OBJECT.1)
+            .envs(variables)
             .status()
-            .with_context(|| format!("cannot run {}", test.display()))?;
-        println!("guest: {} ended with {status}", test.display());
+            .with_context(|| format!("cannot run {program}"))?;
+        println!("guest: {name} ended with {status}");
         // Most write none.
         for line in fs::read_to_string(REPORT.1).unwrap_or_default().lines() {
             println!("guest: report {line}");
@@ -104,4 +127,19 @@ fn run_tests() -> Result<()> {
         fs::remove_file(REPORT.1).ok();
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_says_what_is_run_and_how() {
+        let run = Run::parse("packet CASES=3 SEED=1 /tests/core --exact packet::a=b").expect("a program");
+        assert_eq!((run.name, run.program), ("packet", "/tests/core"));
+        assert_eq!(run.variables, [("CASES", "3"), ("SEED", "1")]);
+        assert_eq!(run.arguments, ["--exact", "packet::a=b"]);
+        assert_eq!(Run::parse("guest_a /tests/guest_a").expect("a program").arguments, [""; 0]);
+        assert_eq!(Run::parse("packet CASES=3"), None);
+    }
 }
