@@ -17,7 +17,8 @@ use crate::{
     maps::strangers,
     model::{Family, Monotonic, ObjectName, Snapshot},
     plan::{
-        BackendId, Book, Changes, Desired, DesiredService, Hold, NodeFacts, PlanSettings, Planner, PortKey, restore,
+        BackendId, Book, Changes, Desired, DesiredService, Hold, NodeFacts, PlanSettings, Planner, PortKey, Tables,
+        restore,
     },
 };
 
@@ -27,6 +28,7 @@ pub struct Programmer<S> {
     pub(super) writer: Writer<S>,
     pub(super) settings: PlanSettings,
     pub(super) planner: Planner,
+    pub(super) tables: Tables,
     /// Of the last snapshot. `None` until the first one: nothing is programmed, and nothing removed, before.
     pub(super) revision: Option<u64>,
     pub(super) pending: Pending,
@@ -62,6 +64,7 @@ impl<S: Store> Programmer<S> {
         Ok(Self {
             writer: Writer { store, book, grace: settings.slot_grace },
             planner: Planner::new(settings.clone()),
+            tables: Tables::default(),
             settings,
             revision: None,
             pending: Pending::default(),

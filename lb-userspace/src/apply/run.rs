@@ -10,7 +10,10 @@ use super::{
 };
 use crate::{
     model::{Monotonic, Protocol},
-    plan::{Changes, Frontend, Op, PortKey, diff_service, diff_vip, free_unreferred, part, sweep, withdrawals, work},
+    plan::{
+        Changes, Frontend, Obstacle, Op, PortKey, diff_service, diff_vip, free_unreferred, part, sweep, withdrawals,
+        work,
+    },
 };
 
 /// An id that is given up counts as so many endpoints: its counters are deleted one by one.
@@ -29,6 +32,7 @@ impl<S: Store> Programmer<S> {
     pub(super) fn run(&mut self, changes: Changes, now: Monotonic) -> Report {
         self.last_run = now;
         let mut run = Run { report: Report::default(), now };
+        self.tables.begin_run();
         // What has rested makes room, and what is given up below leaves nothing behind.
         self.sweep(&mut run);
         let services = self.choose(changes.services);
@@ -140,13 +144,23 @@ impl<S: Store> Programmer<S> {
             let before = self.pending.take(&subject);
             let (desired, book) = (self.planner.desired(), &self.writer.book);
             let (planned_ops, owner) = match &subject {
-                Subject::Service(key) => (diff_service(key, desired, book, &self.settings, run.now), Some(key.clone())),
-                Subject::Vip(address) => (diff_vip(*address, desired, book).map(|op| op.into_iter().collect()), None),
+                Subject::Service(key) => {
+                    (diff_service(key, desired, book, &mut self.tables, &self.settings, run.now), Some(key.clone()))
+                }
+                Subject::Vip(address) => {
+                    let planned = diff_vip(*address, desired, book);
+                    (planned.map(|op| op.into_iter().collect()).map_err(Obstacle::from), None)
+                }
                 Subject::Release(_) | Subject::Note => continue,
             };
-            let mut ops = planned_ops.unwrap_or_else(|refusal| {
-                self.pending.put(subject.clone(), Trouble::NoRoom(refusal), before, &self.settings, run.now);
+            let mut ops = planned_ops.unwrap_or_else(|obstacle| {
                 let owner = owner.as_ref();
+                match obstacle {
+                    Obstacle::NoRoom(refusal) => {
+                        self.pending.put(subject.clone(), Trouble::NoRoom(refusal), before, &self.settings, run.now);
+                    }
+                    Obstacle::Unfinished => owner.cloned().into_iter().for_each(|key| self.backlog.add_service(key)),
+                }
                 owner.map(|key| withdrawals(key, desired, book, &self.settings, run.now)).unwrap_or_default()
             });
             let part = part(&ops, self.settings.run_max);

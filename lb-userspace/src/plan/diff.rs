@@ -4,7 +4,7 @@ mod frontends;
 
 use std::{
     collections::BTreeSet,
-    fmt,
+    fmt, iter,
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
@@ -13,7 +13,8 @@ use lb_common::abi::{self, backend_state};
 
 use super::{
     BackendId, BackendRecord, Book, BookedService, Desired, DesiredEndpoint, DesiredService, Op, PlanSettings, PortKey,
-    Set, SortedMap,
+    Set, SortedMap, Tables,
+    layout::Member,
     life::{self, Step},
     named, order,
     restore::ranges_of,
@@ -23,15 +24,30 @@ use crate::{
     model::{Family, Monotonic, Refusal},
 };
 
-/// The operations that bring the service port `key` to what is wanted: none if it already is there. If a table has no room,
-/// the change is refused as a whole and the old state is kept.
+/// Why the operations of a service port cannot be told. The old state is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// A table has no room: the change is refused as a whole.
+    NoRoom(Refusal),
+    /// What its slots are to hold is computed further when it is asked for again.
+    Unfinished,
+}
+
+impl From<Refusal> for Obstacle {
+    fn from(refusal: Refusal) -> Self {
+        Self::NoRoom(refusal)
+    }
+}
+
+/// The operations that bring the service port `key` to what is wanted: none if it already is there.
 pub fn diff_service(
     key: &PortKey,
     desired: &Desired,
     book: &Book,
+    tables: &mut Tables,
     settings: &PlanSettings,
     now: Monotonic,
-) -> Result<Vec<Op>, Refusal> {
+) -> Result<Vec<Op>, Obstacle> {
     let wanted = desired.services.get(key);
     let known = book.service_ids.get(key).copied();
     let id = match (known, wanted) {
@@ -46,7 +62,9 @@ pub fn diff_service(
     let selected = draft.backends(wanted)?;
     draft.check_endpoints()?;
     if let Some(wanted) = wanted {
-        draft.frontends(wanted, desired, &selected)?;
+        draft.frontends(wanted, desired, &selected, tables)?;
+    } else {
+        tables.keep(key, &BTreeSet::new());
     }
     draft.remove_frontends(wanted.and(Some(desired)));
     draft.sources(wanted, desired)?;
@@ -118,8 +136,29 @@ struct Selected {
     endpoint: DesiredEndpoint,
 }
 
+impl From<&Selected> for Member {
+    fn from(one: &Selected) -> Self {
+        Self { id: one.id, generation: one.generation, address: one.address, weight: one.endpoint.weight }
+    }
+}
+
 fn is_selected(endpoint: Option<DesiredEndpoint>) -> bool {
     endpoint.is_some_and(|endpoint| endpoint.is_in(Set::Cluster) || endpoint.is_in(Set::Local))
+}
+
+/// All addresses of both in their order.
+fn merged<'a, A, B>(
+    one: &'a SortedMap<SocketAddr, A>,
+    other: &'a SortedMap<SocketAddr, B>,
+) -> impl Iterator<Item = (SocketAddr, Option<&'a A>, Option<&'a B>)> {
+    let (mut one, mut other) = (one.iter().peekable(), other.iter().peekable());
+    iter::from_fn(move || {
+        let first = [one.peek().map(|(address, _)| **address), other.peek().map(|(address, _)| **address)];
+        let address = first.into_iter().flatten().min()?;
+        let of_one = one.next_if(|(at, _)| **at == address).map(|(_, value)| value);
+        let of_other = other.next_if(|(at, _)| **at == address).map(|(_, value)| value);
+        Some((address, of_one, of_other))
+    })
 }
 
 struct Draft<'a> {
@@ -175,13 +214,12 @@ impl<'a> Draft<'a> {
         let (no_endpoints, no_records) = (SortedMap::default(), SortedMap::default());
         let endpoints = wanted.map_or(&no_endpoints, |wanted| &wanted.endpoints);
         let current = self.service.map_or(&no_records, |service| &service.current);
-        let addresses: BTreeSet<SocketAddr> = endpoints.keys().chain(current.keys()).copied().collect();
         let book = self.book;
         let mut free = Family::BOTH.map(|family| book.free_backends(family));
         let mut selected = Vec::new();
-        for address in addresses {
-            let endpoint = endpoints.get(&address).copied();
-            let record = current.get(&address).and_then(|id| Some((*id, *book.backends.get(id)?)));
+        for (address, endpoint, record) in merged(endpoints, current) {
+            let endpoint = endpoint.copied();
+            let record = record.and_then(|id| Some((*id, *book.backends.get(id)?)));
             let pool = &mut free[usize::from(Family::of(address.ip()) == Family::V6)];
             let stays = self.backend(address, record, endpoint, pool)?;
             if let (Some((id, generation)), Some(endpoint)) =

@@ -63,11 +63,18 @@ fn at(seconds: u64) -> Monotonic {
     Monotonic::from_duration(Duration::from_secs(seconds))
 }
 
+fn refusal(obstacle: Obstacle) -> Refusal {
+    match obstacle {
+        Obstacle::NoRoom(refusal) => refusal,
+        Obstacle::Unfinished => panic!("no table here is large"),
+    }
+}
+
 fn diff(book: &Book, endpoints: &[&str]) -> Result<Vec<Op>, Refusal> {
     let settings = PlanSettings::default();
     let desired = plan(&snapshot(endpoints), &NodeFacts::default(), &settings);
     let key = desired.services.keys().next().unwrap();
-    diff_service(key, &desired, book, &settings, Monotonic::default())
+    diff_service(key, &desired, book, &mut Tables::default(), &settings, Monotonic::default()).map_err(refusal)
 }
 
 fn record_all(book: &mut Book, ops: &[Op]) {
@@ -246,7 +253,8 @@ fn balanced() -> Desired {
 
 fn ops_for(desired: &Desired, book: &Book) -> Result<Vec<Op>, Refusal> {
     let key = desired.services.keys().next().unwrap();
-    diff_service(key, desired, book, &PlanSettings::default(), Monotonic::default())
+    diff_service(key, desired, book, &mut Tables::default(), &PlanSettings::default(), Monotonic::default())
+        .map_err(refusal)
 }
 
 #[test]

@@ -128,7 +128,9 @@ impl<'a> Listed<'a> {
             }
         }
         // One that is listed more than once: the first in the order counts, whatever the order of the slices.
-        found.sort_unstable_by(|one, other| one.precedence().cmp(&other.precedence()));
+        found.sort_unstable_by(|one, other| {
+            one.address.cmp(&other.address).then_with(|| one.precedence().cmp(&other.precedence()))
+        });
         let all = found.len();
         found.dedup_by_key(|candidate| candidate.address);
         tally.hit_if(found.len() < all, Rule::Duplicate);
@@ -172,12 +174,11 @@ impl<'a> Candidate<'a> {
         Self { address: SocketAddr::new(listed.address, port), endpoint, listed }
     }
 
-    /// The local one first; then the pod that runs before the one that ends and whose address it has; then the best. Hints
+    /// Among those of one address: the local one first; then the pod that runs before the one that ends and whose address it has; then the best. Hints
     /// come last, so that equals are equal in all that matters.
     fn precedence(&self) -> impl Ord + '_ {
         let (endpoint, listed) = (self.endpoint, self.listed);
         (
-            self.address,
             (Reverse(endpoint.local), listed.terminating, endpoint.state, Reverse(endpoint.serving)),
             (Reverse(endpoint.uid_hash), listed.hint_nodes(), listed.hint_zones(), &listed.zone),
         )

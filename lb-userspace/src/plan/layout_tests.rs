@@ -3,7 +3,10 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::Family;
+use crate::{
+    model::Family,
+    plan::maglev::{Maglev, Preference, Turns, Weighed, hash},
+};
 
 fn member(index: u32, weight: u16) -> Member {
     let address = SocketAddr::from((0x0a01_0000_u32.wrapping_add(index).to_be_bytes(), 8080));
@@ -12,6 +15,16 @@ fn member(index: u32, weight: u16) -> Member {
 
 fn members(count: u32) -> Vec<Member> {
     (0..count).map(|index| member(index, 1)).collect()
+}
+
+fn weighed(members: &[Member]) -> Vec<Weighed> {
+    members.iter().map(|member| (member.address, member.weight)).collect()
+}
+
+/// All of it at once.
+fn layout(scheduler: Scheduler, size: Option<u32>, limit: Option<u32>, members: &[Member]) -> Vec<u32> {
+    let maglev = |size| Maglev::new(&weighed(members), size).go_on(&mut u64::MAX.clone());
+    super::layout(scheduler, size, limit, members, maglev).unwrap()
 }
 
 fn slots_each(slots: &[u32], members: usize) -> Vec<usize> {
@@ -206,7 +219,7 @@ fn weights_that_differ_most_take_as_many_turns_as_equal_ones() {
     // 65.57 slots for each unit of weight, and in the last, broken cycle of rounds everybody comes first.
     assert!((65_000..65_700).contains(&counts[0]), "{}", counts[0]);
     assert!(counts[1..].iter().all(|count| (65..=66).contains(count)));
-    assert_eq!(turns(&unequal).take(131_071).filter(|index| *index == 0).count(), counts[0]);
+    assert_eq!(Turns::new(&weighed(&unequal)).take(131_071).filter(|index| *index == 0).count(), counts[0]);
 }
 
 /// Addresses that are chosen to prefer the same slots make the table less even; they do not make the work longer.
@@ -220,6 +233,18 @@ fn endpoints_that_prefer_the_same_slots_have_their_shares_all_the_same() {
 
 proptest! {
     #![proptest_config(lb_seed::property(file!(), 32))]
+
+    /// Whatever a part is, the table is the same.
+    #[test]
+    fn parts_are_the_whole(weights in prop::collection::vec(1_u16..=1000, 1..40), part in 1_u64..500, same in any::<bool>()) {
+        // Where all prefer the same slots, the rest is given away in order.
+        let nth = |index| if same { 0 } else { index };
+        let members: Vec<Member> = (0..).zip(&weights).map(|(index, weight)| member(nth(index), *weight)).collect();
+        let mut table = Maglev::new(&weighed(&members), 251);
+        let mut parts = std::iter::repeat_with(|| table.go_on(&mut part.clone()));
+        let slots = parts.find_map(|slots| slots);
+        prop_assert_eq!(slots, Some(layout(Scheduler::Maglev, Some(251), None, &members)));
+    }
 
     /// Tables of nodes with a build before this one are the same.
     #[test]

@@ -15,6 +15,7 @@ mod hold;
 mod ids;
 mod layout;
 mod life;
+mod maglev;
 mod marks;
 mod mode;
 mod named;
@@ -27,6 +28,7 @@ mod service;
 mod shares;
 mod sorted;
 mod sweep;
+mod tables;
 mod work;
 mod written;
 
@@ -39,7 +41,7 @@ use crate::model::{Mode, Scheduler, SlotShares};
 
 pub use book::{Book, BookedService, Capacities, DrainEnds};
 pub use desired::{Desired, DesiredService, Frontend, HealthCheck, Kind, PortKey, Ranges, Set, Use};
-pub use diff::{diff_service, diff_vip, withdrawals};
+pub use diff::{Obstacle, diff_service, diff_vip, withdrawals};
 pub use endpoints::{DesiredEndpoint, EndpointState};
 pub use hold::Hold;
 pub use ids::Range;
@@ -51,6 +53,7 @@ pub use restore::{Loaded, Part, Stray, restore};
 pub use rule::{Rule, Tally};
 pub use sorted::{SortedMap, SortedSet};
 pub use sweep::{free_unreferred, sweep};
+pub use tables::Tables;
 pub use work::{part, work};
 
 /// The node's addresses that node ports are served on.

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use lb_userspace::{
     apply::{MemoryStore, Programmer, Report},
-    model::{Monotonic, ObjectName, Snapshot},
+    model::{Monotonic, ObjectName, SlotShares, Snapshot},
     plan::{Capacities, NodeFacts, PlanSettings},
     source::convert,
 };
@@ -16,11 +16,21 @@ const NOW: u64 = 10;
 
 /// A service with this cluster IP, `ports` ports and `endpoints` endpoints.
 fn put(snapshot: &mut Snapshot, name: &str, cluster_ip: &str, ports: usize, endpoints: usize) {
+    put_annotated(snapshot, name, cluster_ip, (ports, endpoints), &json!({}));
+}
+
+fn put_annotated(
+    snapshot: &mut Snapshot,
+    name: &str,
+    cluster_ip: &str,
+    (ports, endpoints): (usize, usize),
+    annotations: &Value,
+) {
     let port = |base: usize| {
         (0..ports).map(move |port| json!({"name": format!("p{port}"), "port": base + port})).collect::<Vec<_>>()
     };
     let service = json!({
-        "metadata": {"name": name, "namespace": "demo"},
+        "metadata": {"name": name, "namespace": "demo", "annotations": annotations},
         "spec": {"clusterIP": cluster_ip, "clusterIPs": [cluster_ip], "ports": port(80)},
     });
     let endpoint = |nth: usize| json!({"addresses": [format!("10.1.{}.{}", nth / 250, 1 + nth % 250)]});
@@ -185,6 +195,46 @@ fn a_large_service_that_takes_over_from_another_one_leaves_no_gap() {
         assert_eq!(programmer.store().frontends.len(), ports);
         assert!(programmer.book().served() == ports && programmer.store().vips.len() == 1);
     }
+}
+
+/// The largest table that there is, as often as its endpoints change.
+#[test]
+fn what_others_change_does_not_wait_for_a_maglev_table() {
+    const SLOTS: u32 = 131_071;
+    let largest = json!({"ballast.dev/scheduler": "maglev", "ballast.dev/maglev-size": SLOTS.to_string()});
+    let settings = PlanSettings { slot_shares: SlotShares { service: 1, namespace: 1 }, ..PlanSettings::default() };
+    let store = MemoryStore::new(Capacities { slots: 4 * SLOTS, ..Capacities::all(5_000) });
+    let mut programmer = Programmer::restore(store, settings, at(NOW)).expect("memory can be read");
+    let mut snapshot = Snapshot::default();
+    let run = |programmer: &mut Programmer<MemoryStore>, snapshot: &Snapshot| {
+        programmer.sync(snapshot, &NodeFacts::default(), at(NOW))
+    };
+    for (endpoints, web) in [(1_000, 1), (999, 2)] {
+        put_annotated(&mut snapshot, "large", "10.96.0.1", (1, endpoints), &largest);
+        assert!(run(&mut programmer, &snapshot).waiting > 0);
+        put(&mut snapshot, "web", "10.96.0.2", 1, web);
+        assert!(run(&mut programmer, &snapshot).waiting > 0, "the table is still being computed");
+        let web_slots = |programmer: &Programmer<MemoryStore>| {
+            let frontends = programmer.store().frontends.iter();
+            let mut web = frontends.filter(|(frontend, _)| frontend.address == IpAddr::from([10, 96, 0, 2]));
+            web.next().map(|(_, entry)| entry.slot_count)
+        };
+        assert_eq!(web_slots(&programmer), Some(u32::try_from(web).expect("few")), "others are served meanwhile");
+        assert_eq!(programmer.audit(true, at(NOW)).findings, [], "what waits is no drift");
+        let mut runs = 0;
+        while programmer.next_tick().is_some_and(|due| due <= at(NOW)) {
+            programmer.tick(at(NOW));
+            runs += 1;
+        }
+        assert!(runs > 3, "{runs}");
+        let large = programmer.store().frontends.values().map(|entry| entry.slot_count).max();
+        let store = programmer.store();
+        assert_eq!((large, store.programmed.map(|(revision, _)| revision)), (Some(SLOTS), Some(snapshot.revision)));
+        assert_eq!(store.problems(), [] as [String; 0]);
+    }
+    let writes = programmer.store().log.len();
+    assert_eq!(programmer.audit(false, at(NOW)).findings, []);
+    assert_eq!(programmer.store().log.len(), writes);
 }
 
 #[test]

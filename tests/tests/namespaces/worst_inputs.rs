@@ -22,8 +22,8 @@ const FAILURES_MAX: u32 = 6;
 /// Its `periodSeconds`, fifty times as fast.
 const PERIOD: Duration = Duration::from_millis(200);
 
-/// Room for few endpoints of this node; all else by default.
-const SIZES: &str = "--map-sizes=endpoints=64";
+/// Room for few endpoints of this node, and for the largest Maglev table in one service; all else by default.
+const SIZES: [&str; 2] = ["--map-sizes=endpoints=64", "--slot-shares=service=1/4,namespace=1/1"];
 
 fn service(name: &str, last: usize, ports: usize, annotations: &Value) -> Value {
     let ports: Vec<Value> = (0..ports).map(|port| json!({"name": format!("p{port}"), "port": 80 + port})).collect();
@@ -74,6 +74,15 @@ fn large_tables() -> String {
     documents(&all.collect::<Vec<_>>())
 }
 
+/// The largest table, of as many endpoints as need it, a quarter of them with weights that differ.
+fn largest_table() -> String {
+    let weights: Vec<String> = (1..=250).map(|nth| format!("10.245.20.{nth}={nth}")).collect();
+    let largest = json!({
+        "ballast.dev/scheduler": "maglev", "ballast.dev/maglev-size": "131071", "ballast.dev/weights": weights.join(","),
+    });
+    documents(&[service("largest", 50, 1, &largest), slice("largest", 5, 1, 1_000, None)])
+}
+
 /// A kind of the same name, a field of another type, a service that is served, and one that never ends.
 fn odd_documents() -> String {
     "---\napiVersion: serving.knative.dev/v1\nkind: Service\nmetadata: {name: knative}\nspec: {template: {spec: {containers: []}}}\n\
@@ -110,10 +119,11 @@ struct Tenant {
 
 type Input = (&'static str, fn(&Tenant, &Path));
 
-const INPUTS: [Input; 10] = [
+const INPUTS: [Input; 11] = [
     ("unequal-weights", |_, path| write(path, &unequal_weights())),
     ("bad-weights", |_, path| write(path, &bad_weights())),
     ("large-tables", |_, path| write(path, &large_tables())),
+    ("largest-table", |_, path| write(path, &largest_table())),
     ("more-endpoints-than-room", |tenant, path| {
         let local = slice("local", 4, 1, 200, Some(&tenant.node));
         write(path, &documents(&[service("local", 30, 1, &json!({})), local]));
@@ -181,7 +191,7 @@ fn under_liveness<T>(agent: &Agent, body: impl FnOnce() -> T) -> (T, u32) {
 #[test]
 fn the_worst_inputs_delay_nobody_elses_changes_and_kill_no_agent() {
     let fixture = Fixture::new("worst", Pods::Routed, 1, NodeOptions::default());
-    let mut agent = fixture.agent(&Manifest::of([fixture.web()]), &[SIZES]);
+    let mut agent = fixture.agent(&Manifest::of([fixture.web()]), &SIZES);
     let tenant = Tenant { folder: fixture.node.run_dir().join("manifest"), node: fixture.node.node_name() };
     let changes = |agent: &Agent, what: &str| {
         let ((), most) = under_liveness(agent, || {

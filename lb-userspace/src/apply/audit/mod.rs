@@ -17,7 +17,7 @@ use super::{Programmer, Store};
 use crate::{
     maps::strangers,
     model::{Family, Monotonic},
-    plan::{Changes, Loaded, Part, PortKey, Range, diff_service, diff_vip, work},
+    plan::{Changes, Loaded, Obstacle, Part, PortKey, Range, diff_service, diff_vip, work},
 };
 use compare::{Found, Repair};
 
@@ -152,10 +152,17 @@ impl<S: Store> Programmer<S> {
         let part = self.audited_ports(from);
         let (desired, book) = (self.planner.desired(), &self.writer.book);
         let mut behind = Changes::default();
+        self.tables.begin_run();
         for key in &part {
             let waits = self.is_due(key, now) || self.pending.has_service(key) || self.backlog.has_service(key);
-            if !waits && !diff_service(key, desired, book, &self.settings, now).is_ok_and(|ops| ops.is_empty()) {
-                behind.services.insert(key.clone());
+            if waits {
+                continue;
+            }
+            match diff_service(key, desired, book, &mut self.tables, &self.settings, now) {
+                // One audit later it is finished.
+                Err(Obstacle::Unfinished) => {}
+                Ok(ops) if ops.is_empty() => {}
+                Ok(_) | Err(Obstacle::NoRoom(_)) => drop(behind.services.insert(key.clone())),
             }
         }
         report.checked += part.iter().filter(|key| desired.services.contains_key(key)).count();

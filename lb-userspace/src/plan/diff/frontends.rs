@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lb_common::abi::{self, service_flags};
 
-use super::{Draft, Selected, full_for};
+use super::{Draft, Obstacle, Selected, full_for};
 use crate::{
     model::{Family, Refusal},
     plan::{
-        BackendId, Desired, DesiredService, Frontend, Op, Range, Ranges, Set, Use,
+        BackendId, Desired, DesiredService, Frontend, Op, Range, Ranges, Set, Tables, Use,
         layout::{Member, layout, maglev_slots},
         restore::ranges_of,
     },
@@ -30,9 +30,10 @@ impl Draft<'_> {
         wanted: &DesiredService,
         desired: &Desired,
         selected: &[Selected],
-    ) -> Result<(), Refusal> {
+        tables: &mut Tables,
+    ) -> Result<(), Obstacle> {
         let mut generation = self.book.generation;
-        let mut promised = Vec::new();
+        let (mut promised, mut computed) = (Vec::new(), BTreeSet::new());
         for family in Family::BOTH {
             let frontends = self.of_family(family, wanted, desired);
             if frontends.is_empty() {
@@ -47,8 +48,12 @@ impl Draft<'_> {
             for set in &used {
                 self.check_table(wanted, of_set(*set).count(), &promised, room)?;
             }
-            let sets: BTreeMap<Set, Targets> =
-                used.into_iter().map(|set| (set, targets(wanted, of_set(set)))).collect();
+            let mut sets: BTreeMap<Set, Targets> = BTreeMap::new();
+            for set in used {
+                computed.insert((family, set));
+                let members: Vec<Member> = of_set(set).map(Member::from).collect();
+                sets.insert(set, self.targets(wanted, (family, set), &members, tables)?);
+            }
             let (ranges, generation) = if let Some(written) = self.written(&frontends, &sets) {
                 written
             } else {
@@ -62,7 +67,21 @@ impl Draft<'_> {
                 }
             }
         }
+        tables.keep(self.key, &computed);
         Ok(())
+    }
+
+    fn targets(
+        &self,
+        wanted: &DesiredService,
+        set: (Family, Set),
+        members: &[Member],
+        tables: &mut Tables,
+    ) -> Result<Targets, Obstacle> {
+        let maglev = |size| tables.get(self.key, set, members, size).map(|slots| slots.to_vec());
+        let indices = layout(wanted.scheduler, wanted.maglev_size, wanted.slots_max, members, maglev);
+        let member = |index: &u32| members.get(*index as usize).map(|member| (member.id, member.generation));
+        Ok(indices.ok_or(Obstacle::Unfinished)?.iter().filter_map(member).collect())
     }
 
     /// The frontends that are wanted, and those that are ours until another service takes them over: these must not lead to what
@@ -217,19 +236,6 @@ impl Draft<'_> {
         }
         Ok(())
     }
-}
-
-fn targets<'s>(wanted: &DesiredService, of_set: impl Iterator<Item = &'s Selected>) -> Targets {
-    let member = |one: &Selected| Member {
-        id: one.id,
-        generation: one.generation,
-        address: one.address,
-        weight: one.endpoint.weight,
-    };
-    let members: Vec<Member> = of_set.map(member).collect();
-    let indices = layout(wanted.scheduler, wanted.maglev_size, wanted.slots_max, &members);
-    let member = |index: &u32| members.get(*index as usize).map(|member| (member.id, member.generation));
-    indices.iter().filter_map(member).collect()
 }
 
 fn put(ranges: &mut Ranges, set: Set, range: Range) {
