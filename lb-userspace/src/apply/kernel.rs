@@ -1,6 +1,6 @@
 //! The kernel's maps as a store: what there is much of goes in batches.
 
-use std::{collections::BTreeSet, io, net::IpAddr};
+use std::{collections::BTreeSet, io, net::IpAddr, ops};
 
 use aya::Pod;
 use lb_common::{
@@ -240,6 +240,10 @@ impl Store for KernelStore {
 
     fn load_part(&self, part: Part, loaded: &mut Loaded) -> Result<(), StoreError> {
         load::load(&self.maps, part, loaded)
+    }
+
+    fn load_backends(&self, family: Family, ids: ops::Range<u32>, loaded: &mut Loaded) -> Result<(), StoreError> {
+        load::load_backends(&self.maps, family, ids, loaded)
     }
 
     fn remove_stray(&mut self, stray: &Stray) -> Result<(), StoreError> {

@@ -1,6 +1,6 @@
 //! Reads back all that the plan owns.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, ops::Range};
 
 use aya::{Pod, maps::lpm_trie::Key};
 use lb_common::abi::{
@@ -18,14 +18,16 @@ use crate::{
     plan::{BackendId, Loaded, Part, Stray},
 };
 
+/// Elements of an array that are read together.
+const READ_TOGETHER: u32 = 4_096;
+
 /// Adds what one part holds.
 pub(super) fn load(maps: &Pinned, part: Part, loaded: &mut Loaded) -> Result<(), StoreError> {
     match part {
         Part::Names => loaded.names = read(&maps.names)?,
         Part::Services(Family::V4) => services(&maps.services4, loaded)?,
         Part::Services(Family::V6) => services(&maps.services6, loaded)?,
-        Part::Backends(Family::V4) => backends(&maps.backends4, Family::V4, loaded)?,
-        Part::Backends(Family::V6) => backends(&maps.backends6, Family::V6, loaded)?,
+        Part::Backends(family) => load_backends(maps, family, 0..u32::MAX, loaded)?,
         Part::Endpoints(Family::V4) => endpoints(&maps.endpoints4, loaded)?,
         Part::Endpoints(Family::V6) => endpoints(&maps.endpoints6, loaded)?,
         Part::Sources(Family::V4) => sources(&maps.sources4, loaded)?,
@@ -42,6 +44,19 @@ pub(super) fn load(maps: &Pinned, part: Part, loaded: &mut Loaded) -> Result<(),
         Part::Slots | Part::Plan => {}
     }
     Ok(())
+}
+
+/// Adds the backends with these ids that were ever used.
+pub(super) fn load_backends(
+    maps: &Pinned,
+    family: Family,
+    ids: Range<u32>,
+    loaded: &mut Loaded,
+) -> Result<(), StoreError> {
+    match family {
+        Family::V4 => backends(&maps.backends4, family, ids, loaded),
+        Family::V6 => backends(&maps.backends6, family, ids, loaded),
+    }
 }
 
 /// Takes out an element that nothing of ours can be. One of an array is emptied.
@@ -81,30 +96,26 @@ where
 fn backends<const N: usize>(
     table: &Table<u32, Backend<N>>,
     family: Family,
+    ids: Range<u32>,
     loaded: &mut Loaded,
 ) -> Result<(), StoreError>
 where
     Backend<N>: Pod,
 {
-    let mut first_is_used = false;
-    let read = table.each(|id, record| {
+    let mut from = ids.start;
+    let end = ids.end.min(table.capacity());
+    while from < end {
+        let count = (end - from).min(READ_TOGETHER);
+        let records = table.read_range(from, count).map_err(|error| failed(table.name(), "reading", &error))?;
         // Generation 0 means that this id never was in use.
-        if record.generation != 0
-            && let Some(plain) = records::from_backend(record)
-        {
-            if *id == 0 {
-                first_is_used = true;
-            } else {
-                loaded.backends.push((BackendId { family, id: *id }, plain));
+        for (id, record) in (from..).zip(&records).filter(|(_, record)| record.generation != 0) {
+            match records::from_backend(record) {
+                Some(_) if id == 0 => loaded.strays.push(stray(table.name(), &id)),
+                Some(plain) => loaded.backends.push((BackendId { family, id }, plain)),
+                None => {}
             }
         }
-    });
-    if !read.map_err(|error| failed(table.name(), "reading", &error))? {
-        let error = std::io::Error::other("it changed faster than it could be read");
-        return Err(failed(table.name(), "reading", &error));
-    }
-    if first_is_used {
-        loaded.strays.push(stray(table.name(), &0_u32));
+        from += count;
     }
     Ok(())
 }

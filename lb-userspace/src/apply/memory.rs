@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     net::IpAddr,
+    ops,
 };
 
 use ipnet::IpNet;
@@ -153,11 +154,7 @@ impl Store for MemoryStore {
                 let of_family = self.frontends.iter().filter(|(frontend, _)| Family::of(frontend.address) == family);
                 loaded.frontends.extend(of_family.map(|(frontend, entry)| (*frontend, *entry)));
             }
-            Part::Backends(family) => {
-                let of_family =
-                    self.backends.iter().filter(|(id, record)| id.family == family && record.generation != 0);
-                loaded.backends.extend(of_family.map(|(id, record)| (*id, *record)));
-            }
+            Part::Backends(family) => self.load_backends(family, 0..u32::MAX, loaded)?,
             Part::Endpoints(family) => {
                 let of_family = self.endpoints.iter().filter(|((address, _), _)| Family::of(*address) == family);
                 loaded.endpoints.extend(of_family.map(|(key, endpoint)| (*key, *endpoint)));
@@ -177,6 +174,13 @@ impl Store for MemoryStore {
             }
             Part::Slots | Part::Plan => {}
         }
+        Ok(())
+    }
+
+    fn load_backends(&self, family: Family, ids: ops::Range<u32>, loaded: &mut Loaded) -> Result<(), StoreError> {
+        let ids = BackendId { family, id: ids.start }..BackendId { family, id: ids.end };
+        let used = self.backends.range(ids).filter(|(_, record)| record.generation != 0);
+        loaded.backends.extend(used.map(|(id, record)| (*id, *record)));
         Ok(())
     }
 

@@ -1,10 +1,13 @@
 //! Where tables are kept: the kernel's maps, or memory.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, ops};
 
 use lb_common::abi::Slot;
 
-use crate::plan::{BackendId, Capacities, Loaded, Op, Part, Range, Stray};
+use crate::{
+    model::Family,
+    plan::{BackendId, Capacities, Loaded, Op, Part, Range, Stray},
+};
 
 /// Why one access failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -22,6 +25,9 @@ pub trait Store {
 
     /// Adds what one part holds; nothing for the slots, which are read by range.
     fn load_part(&self, part: Part, loaded: &mut Loaded) -> Result<(), StoreError>;
+
+    /// Adds the backends with these ids that were ever used.
+    fn load_backends(&self, family: Family, ids: ops::Range<u32>, loaded: &mut Loaded) -> Result<(), StoreError>;
 
     /// Everything but the slots.
     fn load(&self) -> Result<Loaded, StoreError> {

@@ -64,6 +64,10 @@ impl Capacities {
         of(family, self.frontends4, self.frontends6)
     }
 
+    pub fn backends(&self, family: Family) -> u32 {
+        of(family, self.backends4, self.backends6)
+    }
+
     pub fn endpoints(&self, family: Family) -> u32 {
         of(family, self.endpoints4, self.endpoints6)
     }

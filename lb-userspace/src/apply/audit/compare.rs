@@ -1,6 +1,6 @@
 //! The comparison itself, without effects: what one part of the tables holds against the book.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range as StdRange};
 
 use lb_common::abi::{self, map_name};
 
@@ -30,13 +30,15 @@ pub(super) enum Repair {
     Stray(Stray),
 }
 
-/// How many entries a part should hold.
-pub(super) fn size(part: Part, book: &Book) -> usize {
+/// How many entries a part should hold; of backends and slots, those with these ids or in these ranges.
+pub(super) fn size(part: Part, book: &Book, read: &StdRange<u32>) -> usize {
     match part {
         Part::Names => book.services.len(),
-        Part::Backends(family) => book.backends.keys().filter(|id| id.family == family).count(),
+        Part::Backends(family) => book.backends.range(ids(family, read)).count(),
         Part::Endpoints(family) => endpoints::count(book, family),
-        Part::Slots => book.live_ranges().map(|(_, slots)| slots.len()).sum(),
+        Part::Slots => {
+            book.live_ranges(read.start).take_while(|(base, _)| *base < read.end).map(|(_, slots)| slots.len()).sum()
+        }
         Part::Sources(family) => book.source_count(family) as usize,
         Part::Services(family) => book.frontend_count(family) as usize,
         Part::Vips(family) => book.vip_count(family) as usize,
@@ -46,12 +48,15 @@ pub(super) fn size(part: Part, book: &Book) -> usize {
     }
 }
 
-/// Everything in which `loaded`, one part of the tables, differs from the book.
-pub(super) fn compare(part: Part, book: &Book, loaded: &Loaded) -> Vec<Found> {
-    let of_family = |family| move |id: &BackendId| id.family == family;
+fn ids(family: Family, read: &StdRange<u32>) -> StdRange<BackendId> {
+    BackendId { family, id: read.start }..BackendId { family, id: read.end }
+}
+
+/// Everything in which `loaded`, one part of the tables, differs from the book; `read`: which ids of backends.
+pub(super) fn compare(part: Part, book: &Book, loaded: &Loaded, read: &StdRange<u32>) -> Vec<Found> {
     let mut found = match part {
         Part::Names => names(book, loaded),
-        Part::Backends(family) => backends(book, loaded, family, of_family(family)),
+        Part::Backends(family) => backends(book, loaded, family, &ids(family, read)),
         Part::Endpoints(family) => endpoints::compare(book, loaded, family),
         Part::Slots => slots(book, loaded),
         Part::Sources(family) => sources(book, loaded, family),
@@ -120,7 +125,7 @@ fn names(book: &Book, loaded: &Loaded) -> Vec<Found> {
     found
 }
 
-fn backends(book: &Book, loaded: &Loaded, family: Family, of_family: impl Fn(&BackendId) -> bool) -> Vec<Found> {
+fn backends(book: &Book, loaded: &Loaded, family: Family, ids: &StdRange<BackendId>) -> Vec<Found> {
     let there: BTreeMap<BackendId, BackendRecord> = loaded.backends.iter().copied().collect();
     let table = by_family(family, map_name::BACKENDS4, map_name::BACKENDS6);
     let entry = |id: BackendId, record: Option<&BackendRecord>| Place {
@@ -133,14 +138,14 @@ fn backends(book: &Book, loaded: &Loaded, family: Family, of_family: impl Fn(&Ba
         other.map_or_else(String::new, |other| difference(&backend_fields(wanted), &backend_fields(other)))
     };
     let mut found = Vec::new();
-    for (id, record) in book.backends.iter().filter(|(id, _)| of_family(id)) {
+    for (id, record) in book.backends.range(ids.clone()) {
         let other = there.get(id);
         if other != Some(record) {
             let write = Op::WriteBackend { id: *id, record: *record };
             found.push(entry(*id, Some(record)).found(kind(other), differs(record, other), write));
         }
     }
-    for (id, generation) in book.generations.iter().filter(|(id, _)| of_family(id)) {
+    for (id, generation) in book.generations.range(ids.clone()) {
         let (free, other) = (records::free(family, *generation), there.get(id));
         if other != Some(&free) {
             let write = Op::FreeBackend { id: *id, generation: *generation };

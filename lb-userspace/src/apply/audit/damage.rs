@@ -39,7 +39,7 @@ impl Damage {
     /// The table and the kind that it must be found as; `None`: nothing was done.
     pub fn carry_out(&self, programmer: &mut Programmer<MemoryStore>) -> Option<(Target, FindingKind)> {
         let live: Vec<u32> =
-            programmer.book().live_ranges().flat_map(|(base, slots)| (base..).take(slots.len())).collect();
+            programmer.book().live_ranges(0).flat_map(|(base, slots)| (base..).take(slots.len())).collect();
         let free: Vec<BackendId> = programmer.book().generations.keys().copied().collect();
         let store = programmer.store_mut();
         Some(match self {

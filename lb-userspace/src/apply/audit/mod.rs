@@ -1,6 +1,6 @@
 //! Compares what the tables hold with the book of what was written, and puts right what differs.
 //!
-//! One part of the tables at a time: the agent is their only writer and does not write meanwhile, so each comparison is exact,
+//! A bounded part of the tables at a time: the agent is their only writer and does not write meanwhile, so each comparison is exact,
 //! and none holds a change up for long.
 
 mod compare;
@@ -9,7 +9,10 @@ mod fields;
 mod inspect;
 mod report;
 
-use std::{collections::BTreeSet, ops::Bound};
+use std::{
+    collections::BTreeSet,
+    ops::{Bound, Range as StdRange},
+};
 
 use lb_common::abi::backend_state;
 
@@ -27,11 +30,22 @@ pub use report::{AuditReport, Finding, FindingKind};
 /// So many service ports are looked at in the time that it takes to write one.
 const LOOKS_PER_WRITE: usize = 4;
 
+/// Ids of backends that are read in one step, at most; many are not in use.
+const IDS: u32 = 65_536;
+/// Backends in use that are compared in one step, about.
+const BACKENDS: usize = 4_096;
+/// Ids of backends that are read together.
+const IDS_TOGETHER: u32 = 2_048;
+/// Slots that are compared in one step, but for those of one range, which are compared together.
+const SLOTS: usize = 32_768;
+
 /// One look at everything that the plan owns, part by part.
 #[derive(Debug)]
 pub struct Audit {
     dry_run: bool,
     left: Vec<Part>,
+    /// The first id or slot of the part that was not looked at yet.
+    from: u32,
     /// The last service port whose plan was looked at, if there are more.
     planned_to: Option<PortKey>,
     report: AuditReport,
@@ -42,14 +56,14 @@ impl Audit {
     pub fn new(dry_run: bool) -> Self {
         let mut left = Part::ALL.to_vec();
         left.reverse();
-        Self { dry_run, left, planned_to: None, report: AuditReport { dry_run, ..AuditReport::default() } }
+        Self { dry_run, left, from: 0, planned_to: None, report: AuditReport { dry_run, ..AuditReport::default() } }
     }
 
     pub fn is_dry_run(&self) -> bool {
         self.dry_run
     }
 
-    /// Looks at the next part; the report, if it was the last one. The plan is looked at in as many steps as it takes.
+    /// Goes on with the next part; the report, if it was the last step. A part is looked at in as many steps as it takes.
     pub fn step<S: Store>(&mut self, programmer: &mut Programmer<S>, now: Monotonic) -> Option<AuditReport> {
         match self.left.last() {
             Some(Part::Plan) if programmer.has_snapshot() => {
@@ -59,8 +73,11 @@ impl Audit {
                 }
             }
             Some(part) => {
-                programmer.audit_part(*part, self.dry_run, now, &mut self.report);
-                self.left.pop();
+                let next = programmer.audit_part(*part, self.from, self.dry_run, now, &mut self.report);
+                self.from = next.unwrap_or_default();
+                if next.is_none() {
+                    self.left.pop();
+                }
             }
             None => {}
         }
@@ -79,25 +96,33 @@ impl<S: Store> Programmer<S> {
         }
     }
 
-    /// Looks at one part. Before the first snapshot there is nothing to compare with: what an agent before this one left is
-    /// the truth until then.
-    fn audit_part(&mut self, part: Part, dry_run: bool, now: Monotonic, report: &mut AuditReport) {
+    /// Looks at one part, or at a bounded number of its entries `from` this id or slot on; returns where it goes on. Before the first
+    /// snapshot there is nothing to compare with: what an agent before this one left is the truth until then.
+    fn audit_part(
+        &mut self,
+        part: Part,
+        from: u32,
+        dry_run: bool,
+        now: Monotonic,
+        report: &mut AuditReport,
+    ) -> Option<u32> {
         if !self.has_snapshot() {
-            return;
+            return None;
         }
-        let loaded = match self.read_part(part) {
-            Ok(loaded) => loaded,
+        let (loaded, read) = match self.read_part(part, from) {
+            Ok(read) => read,
             Err(error) => {
                 report.failures.push(error.to_string());
-                return;
+                return None;
             }
         };
         let book = &self.writer.book;
-        report.checked += compare::size(part, book);
-        let found = compare::compare(part, book, &loaded);
+        report.checked += compare::size(part, book, &read);
+        let found = compare::compare(part, book, &loaded, &read);
+        let next = Some(read.end).filter(|end| *end < u32::MAX);
         if dry_run {
             report.findings.extend(found.into_iter().map(|found| found.finding));
-            return;
+            return next;
         }
         for Found { mut finding, repair } in found {
             match self.repair(&repair, now) {
@@ -110,20 +135,42 @@ impl<S: Store> Programmer<S> {
             // Addresses of services that are gone are strangers again.
             self.writer.store.write_strangers(&strangers::all_but(self.writer.book.addresses()));
         }
+        next
     }
 
-    fn read_part(&self, part: Part) -> Result<Loaded, super::StoreError> {
-        let mut loaded = Loaded::default();
-        if part == Part::Slots {
-            let live = self.writer.book.live_ranges();
-            let count = |slots: &Vec<_>| u32::try_from(slots.len()).unwrap_or(u32::MAX);
-            let ranges: Vec<Range> = live.map(|(base, slots)| Range { base, count: count(slots) }).collect();
-            let slots = self.writer.store.slots(&ranges)?;
-            loaded.slots = ranges.into_iter().zip(slots).collect();
-        } else {
-            self.writer.store.load_part(part, &mut loaded)?;
+    /// Reads a bounded number of backends or slots, or all of another part, and says which ids or slots these are. Their end is the
+    /// largest number if there are no more.
+    fn read_part(&self, part: Part, from: u32) -> Result<(Loaded, StdRange<u32>), super::StoreError> {
+        let (mut loaded, mut read) = (Loaded::default(), from..u32::MAX);
+        let (store, book) = (&self.writer.store, &self.writer.book);
+        match part {
+            Part::Backends(family) => {
+                let (capacity, mut end) = (store.capacities().backends(family), from);
+                while end < capacity && end - from < IDS && loaded.backends.len() < BACKENDS {
+                    let ids = end..capacity.min(end + IDS_TOGETHER);
+                    end = ids.end;
+                    store.load_backends(family, ids, &mut loaded)?;
+                }
+                if end < capacity {
+                    read.end = end;
+                }
+            }
+            Part::Slots => {
+                let (mut ranges, mut taken): (Vec<Range>, usize) = (Vec::new(), 0);
+                for (base, slots) in book.live_ranges(from) {
+                    if taken >= SLOTS {
+                        read.end = base;
+                        break;
+                    }
+                    taken += slots.len();
+                    ranges.push(Range { base, count: u32::try_from(slots.len()).unwrap_or(u32::MAX) });
+                }
+                let slots = store.slots(&ranges)?;
+                loaded.slots = ranges.into_iter().zip(slots).collect();
+            }
+            _ => store.load_part(part, &mut loaded)?,
         }
-        Ok(loaded)
+        Ok((loaded, read))
     }
 
     /// Writes what the book holds once more. The book itself stays as it is, but for the generation of an id that somebody else

@@ -84,7 +84,7 @@ fn content(programmer: &Programmer<MemoryStore>) -> impl PartialEq + std::fmt::D
     let store = programmer.store();
     let used = store.backends.iter().filter(|(_, record)| record.state != backend_state::FREE);
     let used: BTreeMap<_, _> = used.map(|(id, record)| (*id, *record)).collect();
-    let live = programmer.book().live_ranges();
+    let live = programmer.book().live_ranges(0);
     let slots: Vec<_> =
         live.flat_map(|(base, slots)| (base..).zip(slots).map(|(i, _)| store.slots.get(&i).copied())).collect();
     let MemoryStore { names, frontends, sources, vips, programmed, .. } = store.clone();
@@ -271,4 +271,51 @@ fn a_backend_that_drains_is_named_to_other_nodes_while_nobody_follows_at_its_add
     programmer.store_mut().endpoints.insert(key, wrong);
     assert_eq!(programmer.audit(false, at(203)).repaired(), 1);
     assert_eq!(named(&programmer), Some((8081, backend_state::ACTIVE)));
+}
+
+/// So many backends take several steps of an audit.
+const MANY: u32 = 20_000;
+
+/// A service port with [`MANY`] backends.
+fn many() -> Programmer<MemoryStore> {
+    let endpoint = |nth: u32| format!("{{addresses: [10.{}.{}.{}]}}", nth >> 16, (nth >> 8) & 255, nth & 255);
+    let endpoints: Vec<String> = (1..=MANY).map(endpoint).collect();
+    let objects = OBJECTS.replace("{addresses: [10.0.0.4]}", &endpoints.join(", "));
+    let store = MemoryStore::new(crate::plan::Capacities { slots: 100_000, ..crate::plan::Capacities::all(50_000) });
+    let mut programmer = Programmer::restore(store, PlanSettings::default(), at(10)).unwrap();
+    programmer.sync(&snapshot(&objects), &facts(), at(10));
+    while programmer.next_tick().is_some_and(|due| due <= at(20)) {
+        programmer.tick(at(20));
+    }
+    assert_eq!(programmer.book().count_in(backend_state::ACTIVE), MANY as usize + 3);
+    programmer
+}
+
+#[test]
+fn a_step_looks_at_a_bounded_number_of_entries_and_all_steps_at_all() {
+    let mut programmer = many();
+    let book = programmer.book();
+    let longest = book.live_ranges(0).map(|(_, slots)| slots.len()).max().unwrap();
+    // One in each step that backends are looked at in.
+    let ids: Vec<BackendId> = book.backends.keys().copied().step_by(BACKENDS).collect();
+    assert!(ids.len() > 2);
+    programmer.store_mut().backends.retain(|id, _| !ids.contains(id));
+    let foreign = BackendId { family: Family::V4, id: MANY + 20_000 };
+    let record = *programmer.store().backends.values().next().unwrap();
+    programmer.store_mut().backends.insert(foreign, record);
+    let mut audit = Audit::new(false);
+    let report = loop {
+        let before = audit.report.checked;
+        let most = match audit.left.last().unwrap() {
+            Part::Backends(_) => BACKENDS + IDS_TOGETHER as usize,
+            Part::Slots => SLOTS + longest,
+            _ => usize::MAX,
+        };
+        if let Some(report) = audit.step(&mut programmer, at(21)) {
+            break report;
+        }
+        assert!(audit.report.checked - before <= most, "{} in one step", audit.report.checked - before);
+    };
+    assert!(report.checked > MANY as usize && report.repaired() == ids.len() + 1, "{report:?}");
+    assert_eq!(programmer.audit(false, at(22)).findings, []);
 }

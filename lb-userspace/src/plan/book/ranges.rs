@@ -85,8 +85,8 @@ impl Book {
     }
 
     /// The ranges that frontends lead to, with what they hold.
-    pub fn live_ranges(&self) -> impl Iterator<Item = (u32, &Vec<abi::Slot>)> + '_ {
-        self.users.keys().filter_map(|base| Some((*base, self.ranges.get(base)?)))
+    pub fn live_ranges(&self, from: u32) -> impl Iterator<Item = (u32, &Vec<abi::Slot>)> + '_ {
+        self.users.range(from..).map(|(base, _)| base).filter_map(|base| Some((*base, self.ranges.get(base)?)))
     }
 
     /// A free range of this size beside those that are promised already.
