@@ -25,7 +25,7 @@ use std::time::Duration;
 pub use part::{Look, Part, Place};
 pub use recount::correction;
 pub use rounds::{Order, Rounds};
-pub use seen::{Seen, Start};
+pub use seen::{Counts, Seen, Start};
 
 /// Entries looked at in a second, at most; an entry taken out counts as [`REMOVAL`].
 pub const RATE: u64 = 50_000;

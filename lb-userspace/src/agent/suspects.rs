@@ -3,11 +3,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::ops::Bound;
 
 use tokio::time::Instant;
 
 use super::log_bound::LogBound;
 use crate::plan::{BackendId, Book, PortKey};
+
+/// Backends that one review looks at.
+const REVIEWED: usize = 32_768;
 
 /// An endpoint of a service port.
 pub type Subject = (PortKey, SocketAddr);
@@ -16,6 +20,8 @@ pub type Subject = (PortKey, SocketAddr);
 #[derive(Debug, Default)]
 pub(super) struct Suspects {
     known: BTreeMap<BackendId, (u32, Subject)>,
+    /// The last backend of the last review, if there may be more.
+    reviewed: Option<BackendId>,
     log: LogBound,
 }
 
@@ -53,11 +59,14 @@ impl Suspects {
         true
     }
 
-    /// Looks at all backends. Returns whether anything is new.
+    /// Looks at a part of all backends, behind those of the review before. Returns whether anything is new.
     pub fn review(&mut self, book: &Book, is_suspect: impl Fn(BackendId, u32) -> bool, now: Instant) -> bool {
-        let suspect =
-            book.backends.iter().filter(|(id, record)| is_suspect(**id, record.generation)).map(|(id, _)| *id);
-        let ids: BTreeSet<BackendId> = suspect.chain(self.known.keys().copied()).collect();
+        let first = self.reviewed.take().map_or(Bound::Unbounded, Bound::Excluded);
+        self.reviewed = book.backends.range((first, Bound::Unbounded)).nth(REVIEWED - 1).map(|(id, _)| *id);
+        let part = (first, self.reviewed.map_or(Bound::Unbounded, Bound::Included));
+        let suspect = book.backends.range(part).filter(|(id, record)| is_suspect(**id, record.generation));
+        let known = self.known.range(part).map(|(id, _)| *id);
+        let ids: BTreeSet<BackendId> = suspect.map(|(id, _)| *id).chain(known).collect();
         // Each is looked at, also after the first that is new.
         ids.into_iter().filter(|id| self.look(*id, book, &is_suspect, now)).count() > 0
     }
@@ -110,6 +119,27 @@ mod tests {
         book.services.insert(1, service);
         book.backends.insert(ID, record);
         book
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_review_looks_at_a_bounded_number_of_backends_and_all_have_their_turn() {
+        let (mut suspects, mut book, now) = (Suspects::default(), book(1), Instant::now());
+        let record = book.backends[&ID];
+        let ids = (1..=u32::try_from(3 * REVIEWED).expect("few")).map(|id| BackendId { family: Family::V4, id });
+        book.backends.extend(ids.map(|id| (id, record)));
+        let looked = std::cell::Cell::new(0);
+        let mut found = Vec::new();
+        for _ in 0..4 {
+            looked.set(0);
+            let last = BackendId { family: Family::V4, id: 2 * u32::try_from(REVIEWED).expect("few") + 1 };
+            let is_suspect = |id: BackendId, _: u32| {
+                looked.set(looked.get() + 1);
+                id == last
+            };
+            found.push(suspects.review(&book, is_suspect, now));
+            assert!(looked.get() <= REVIEWED + 1, "{}", looked.get());
+        }
+        assert_eq!((found, suspects.known().count()), (vec![false, false, true, false], 1));
     }
 
     #[tokio::test(start_paused = true)]

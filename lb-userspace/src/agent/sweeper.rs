@@ -1,7 +1,8 @@
 //! The sweep of the running agent: parts of rounds between other work, and what follows from a round that has seen everything.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
+use std::ops::Bound;
 use std::time::Duration;
 
 use lb_common::decide::Now;
@@ -14,11 +15,27 @@ use crate::maps::{Connections, Pinned};
 use crate::model::{Family, Monotonic};
 use crate::observe::report::SweepReport;
 use crate::plan::{BackendId, Book, Frontend};
-use crate::sweep::{Look, Order, Part, Place, Rounds, Seen, Start, correction};
+use crate::sweep::{Counts, Look, Order, Part, Place, Rounds, Seen, Start, correction};
+
+/// Backends whose connections are counted or corrected in one step.
+const BACKENDS: usize = 8_192;
+
+/// What a round does with the connections of all backends, some of them in each step: those behind this one are left.
+enum Walk {
+    /// Before any table is read.
+    Counts(Option<BackendId>),
+    /// After all are.
+    Corrects(Option<BackendId>),
+}
+
+fn behind_of(id: Option<BackendId>) -> (Bound<BackendId>, Bound<BackendId>) {
+    (id.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded)
+}
 
 /// Sweeps the programs' tables.
 pub(super) struct Sweeper {
     rounds: Rounds,
+    walk: Option<Walk>,
     timeouts: Timeouts,
     /// Of services that have none of their own.
     drain_period: Duration,
@@ -37,6 +54,7 @@ impl Sweeper {
     pub fn new(maps: &Pinned, settings: &Settings, now: Monotonic, lots: fn() -> u32) -> io::Result<Self> {
         Ok(Self {
             rounds: Rounds::new(now, lots()),
+            walk: None,
             timeouts: settings.flow_timeouts.0,
             drain_period: settings.drain_period,
             seen: Seen::default(),
@@ -51,14 +69,34 @@ impl Sweeper {
 
     /// When the next part is due.
     pub fn due(&self) -> Monotonic {
-        self.rounds.due()
+        if self.walk.is_some() { Monotonic::default() } else { self.rounds.due() }
     }
 
     /// Does what is due: one part of a table that holds something, or the rest of a round over tables that do not. Returns what is
     /// to be told when a round ends, or cannot go on.
     pub fn step(&mut self, programmer: &mut Programmer<KernelStore>, now: Monotonic) -> Option<&SweepReport> {
+        match self.walk.take() {
+            Some(Walk::Counts(behind)) => {
+                self.walk = self.count(programmer.book(), behind).map(|last| Walk::Counts(Some(last)));
+                return None;
+            }
+            Some(Walk::Corrects(behind)) => {
+                self.walk = self.correct(programmer.book(), behind).map(|last| Walk::Corrects(Some(last)));
+                if self.walk.is_some() {
+                    return None;
+                }
+                self.finish(programmer, now);
+                return Some(&self.report);
+            }
+            None => {}
+        }
         // Until what was done must be paid for by waiting.
         while let Some(order) = self.rounds.next(now) {
+            if order.starts {
+                self.begin(programmer.book());
+                self.walk = Some(Walk::Counts(None));
+                return None;
+            }
             let part = match self.part(order, programmer, now) {
                 Ok(part) => part,
                 Err(error) => {
@@ -75,8 +113,8 @@ impl Sweeper {
                 self.report.rounds += 1;
                 self.report.took_seconds = took.as_secs_f64();
                 self.report.last_error = None;
-                self.finish(programmer, now);
-                return Some(&self.report);
+                self.walk = Some(Walk::Corrects(None));
+                return None;
             }
         }
         None
@@ -84,10 +122,6 @@ impl Sweeper {
 
     fn part(&mut self, order: Order, programmer: &Programmer<KernelStore>, now: Monotonic) -> io::Result<Part> {
         let book = programmer.book();
-        if order.starts {
-            self.place = None;
-            self.seen = Seen::new(self.start(book));
-        }
         let since_boot = now.since(Monotonic::default());
         let look = Look {
             maps: programmer.store().maps(),
@@ -100,14 +134,23 @@ impl Sweeper {
         look.part(order.kind, &mut self.place, order.count, &mut self.seen)
     }
 
-    fn start(&self, book: &Book) -> Start {
-        let counts = book.backends.iter().map(|(id, record)| (*id, self.of(*id).of(id.id, record.generation)));
-        Start {
+    fn begin(&mut self, book: &Book) {
+        self.place = None;
+        self.seen = Seen::new(Start {
             gone: book.gone.clone(),
             draining: book.drains.ids().collect(),
-            connections: counts.filter(|(_, count)| *count > 0).collect(),
+            connections: Counts::default(),
             unserved: self.unserved.clone(),
-        }
+        });
+    }
+
+    /// Notes how many connections the next backends have; the last one of them, if there may be more.
+    fn count(&mut self, book: &Book, behind: Option<BackendId>) -> Option<BackendId> {
+        let next = book.backends.range(behind_of(behind)).take(BACKENDS);
+        let counts: Vec<_> = next.map(|(id, record)| (*id, self.of(*id).of(id.id, record.generation))).collect();
+        let last = counts.last().map(|(id, _)| *id);
+        self.seen.start.connections.extend(counts.into_iter().filter(|(_, count)| *count > 0));
+        last
     }
 
     /// Whether the programs hold this generation of the backend for suspect.
@@ -125,7 +168,6 @@ impl Sweeper {
     /// A round has seen everything.
     fn finish(&mut self, programmer: &mut Programmer<KernelStore>, now: Monotonic) {
         let seen = std::mem::take(&mut self.seen);
-        self.recount(&seen, programmer.book());
         self.report.cut += seen.cut;
         self.report.masqueraded = seen.masqueraded;
         self.unserved.clone_from(&seen.unserved);
@@ -134,17 +176,18 @@ impl Sweeper {
         programmer.reclaim_soon(now);
     }
 
-    /// Sets right how many connections each backend has.
-    fn recount(&mut self, seen: &Seen, book: &Book) {
-        let ids: BTreeSet<BackendId> = seen.start.connections.keys().chain(seen.counted.keys()).copied().collect();
-        for id in ids {
-            let Some(record) = book.backends.get(&id) else { continue };
-            let count = |counts: &BTreeMap<BackendId, u32>| counts.get(&id).copied().unwrap_or(0);
-            let after = self.of(id).of(id.id, record.generation);
-            let change = correction(count(&seen.start.connections), after, count(&seen.counted));
-            if change != 0 && self.of(id).change(id.id, record.generation, change) {
+    /// Sets right how many connections the next backends have; the last one of them, if there may be more.
+    fn correct(&mut self, book: &Book, behind: Option<BackendId>) -> Option<BackendId> {
+        let mut last = None;
+        for (id, record) in book.backends.range(behind_of(behind)).take(BACKENDS) {
+            last = Some(*id);
+            let count = |counts: &Counts| counts.get(id).copied().unwrap_or(0);
+            let after = self.of(*id).of(id.id, record.generation);
+            let change = correction(count(&self.seen.start.connections), after, count(&self.seen.counted));
+            if change != 0 && self.of(*id).change(id.id, record.generation, change) {
                 self.report.recounted += u64::from(change.unsigned_abs());
             }
         }
+        last
     }
 }

@@ -10,6 +10,9 @@ use crate::{
     plan::{BackendId, Frontend},
 };
 
+/// Connections of each backend that has any.
+pub type Counts = BTreeMap<BackendId, u32>;
+
 /// What is asked of a round, as it was when the round began.
 #[derive(Clone, Debug, Default)]
 pub struct Start {
@@ -17,8 +20,8 @@ pub struct Start {
     pub gone: BTreeSet<BackendId>,
     /// Backends that drain.
     pub draining: BTreeSet<BackendId>,
-    /// Connections of each backend that has any, as the programs count them.
-    pub connections: BTreeMap<BackendId, u32>,
+    /// As the programs count them.
+    pub connections: Counts,
     /// Frontends that are no more and that the round before met in flows, and since when.
     pub unserved: BTreeMap<Frontend, Monotonic>,
 }
@@ -31,8 +34,8 @@ pub struct Seen {
     pub referred: BTreeSet<BackendId>,
     /// Of those that drain: with a flow or a socket left.
     busy: BTreeSet<BackendId>,
-    /// Connections of each backend.
-    pub counted: BTreeMap<BackendId, u32>,
+    /// As the round counts them.
+    pub counted: Counts,
     /// Frontends that are no more and that flows came by, and since when.
     pub unserved: BTreeMap<Frontend, Monotonic>,
     /// Flows that were cut off.
