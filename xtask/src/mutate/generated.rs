@@ -36,10 +36,10 @@ const SAMPLED_FILES: [&str; 9] = [
 const SAMPLE_TESTS: [&str; 2] = ["--lib", "--test=rules"];
 
 /// Mutants of the sample that a commit tries: about four seconds each.
-const PART: usize = 16;
+const PART: usize = 8;
 
 /// No further mutant of the sample is tried after this.
-const SAMPLE_TIME: Duration = Duration::from_secs(75);
+const SAMPLE_TIME: Duration = Duration::from_secs(35);
 
 /// Seconds that the tests of one mutant of the sample may take: one that takes longer loops.
 const SAMPLE_LIMIT_S: &str = "20";

@@ -26,9 +26,14 @@ use crate::workspace::{Workspace, is_root};
 /// At least so many mutations must be there: a ladder that lost its mutations would pass in silence.
 const MUTATIONS_MIN: usize = 10;
 
-/// So many are tried in a run of the ladder. The commit decides which ones: each commit tries others, and the same commit the same
-/// ones. `cargo xtask mutate` tries all.
+/// So many are in the share of a run of the ladder. The commit decides which ones, and which of them is the first: each commit tries
+/// others, and the same commit the same ones. `cargo xtask mutate` tries all.
 const MUTATIONS_A_RUN: usize = 10;
+
+/// No mutation of a share is begun after this time of the rung, except the first [`TRIED_MIN`]: the rung takes about two minutes.
+const SHARE_TIME: Duration = Duration::from_secs(85);
+/// So many of a share are tried, however slow the machine is.
+const TRIED_MIN: usize = 2;
 
 /// Random tests ask the same in each run: a mutation that they notice stays noticed, here and elsewhere.
 const SEED: (&str, &str) = ("BALLAST_TEST_SEED", "1");
@@ -87,7 +92,7 @@ pub fn run(workspace: &Workspace, args: &MutateArgs) -> Result<()> {
     if mutations.iter().any(Mutation::is_on_host) {
         host::check_unmutated(workspace)?;
     }
-    let mut tally = run_seeded(workspace, toolchain, &mutations);
+    let mut tally = run_seeded(workspace, toolchain, &mutations, None);
     if args.filter.is_none() && args.file.is_none() && args.from.is_none() {
         tally += generated::run_all(workspace, None, args.part, time)?;
     }
@@ -121,21 +126,20 @@ fn conclude(tally: &Tally) -> Result<()> {
 
 /// Runs this commit's share of the mutations, as a rung of the ladder.
 pub fn run_share(workspace: &Workspace, toolchain: Toolchain) -> Result<Tally> {
+    let end = Instant::now() + SHARE_TIME;
     let mutations = read(workspace)?;
     if mutations.len() < MUTATIONS_MIN {
         bail!("{} mutations in tests/mutations, expected at least {MUTATIONS_MIN}", mutations.len());
     }
     let all = mutations.len();
     let commit = commit(workspace);
-    let mut share = share(mutations, &commit);
-    // The cheap ones first.
-    share.sort_by_key(|mutation| !mutation.is_on_host());
+    let share = share(mutations, &commit);
     say(&format!("{} of {all} mutations, this commit's share; `cargo xtask mutate` tries all", share.len()));
     host::check_unmutated(workspace)?;
     // The seeded ones are tried even if cargo-mutants cannot be.
     let mut tally = generated::run_sample(workspace, &commit)
         .unwrap_or_else(|error| Tally::one(&format!("mutants of cargo-mutants: {error:#}"), false));
-    tally += run_seeded(workspace, toolchain, &share);
+    tally += run_seeded(workspace, toolchain, &share, Some(end));
     Ok(tally)
 }
 
@@ -151,20 +155,28 @@ fn chosen(commit: &str, bound: usize) -> usize {
 }
 
 /// Every n-th mutation from a start that the commit decides: neighbours in the file, which break like things, are
-/// spread over the commits.
+/// spread over the commits. The commit also decides the first one of them, as the last ones may find no time.
 fn share(mutations: Vec<Mutation>, commit: &str) -> Vec<Mutation> {
     let step = mutations.len().div_ceil(MUTATIONS_A_RUN).max(1);
-    mutations.into_iter().skip(chosen(commit, step)).step_by(step).collect()
+    let mut share: Vec<Mutation> = mutations.into_iter().skip(chosen(commit, step)).step_by(step).collect();
+    let first = chosen(commit, share.len().max(1));
+    share.rotate_left(first);
+    share
 }
 
 fn read(workspace: &Workspace) -> Result<Vec<Mutation>> {
     table::read(&workspace.root.join("tests/mutations"))
 }
 
-/// A mutation passes if a test noticed it. One that cannot be tried fails, and the others are tried none the less.
-fn run_seeded(workspace: &Workspace, toolchain: Toolchain, mutations: &[Mutation]) -> Tally {
+/// A mutation passes if a test noticed it. One that cannot be tried fails, and the others are tried none the less. None but the first
+/// [`TRIED_MIN`] is begun after `end`.
+fn run_seeded(workspace: &Workspace, toolchain: Toolchain, mutations: &[Mutation], end: Option<Instant>) -> Tally {
     let mut tally = Tally::default();
-    for mutation in mutations {
+    for (tried, mutation) in mutations.iter().enumerate() {
+        if tried >= TRIED_MIN && end.is_some_and(|end| Instant::now() >= end) {
+            say(&format!("no time for {} of the {} mutations of this share", mutations.len() - tried, mutations.len()));
+            break;
+        }
         let started = Instant::now();
         let (word, noticed) = match seeded::judge(workspace, toolchain, mutation) {
             Ok(Some(noticed)) => (format!("noticed in {} by {}", noticed.rung, noticed.test), true),
@@ -179,6 +191,7 @@ fn run_seeded(workspace: &Workspace, toolchain: Toolchain, mutations: &[Mutation
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::path::Path;
 
     use clap::Parser;
@@ -223,5 +236,18 @@ mod tests {
             missed.retain(|name| share.iter().all(|mutation| mutation.name != *name));
         }
         assert!(missed.is_empty(), "no commit tries {missed:?}");
+    }
+
+    #[test]
+    fn every_mutation_is_among_the_first_of_some_commit() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/mutations");
+        let all = table::read(&folder).expect("the table");
+        let mut missed: BTreeSet<String> = all.iter().map(|mutation| mutation.name.clone()).collect();
+        for commit in 0..1_024 {
+            for mutation in share(all.clone(), &format!("{commit:040x}")).into_iter().take(TRIED_MIN) {
+                missed.remove(&mutation.name);
+            }
+        }
+        assert!(missed.is_empty(), "a slow machine never tries {missed:?}");
     }
 }
