@@ -4,8 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use duct::cmd;
+use object::{Object as _, ObjectSection as _};
 
 use crate::process::{run_shown, say};
 use crate::progress::Step;
@@ -31,6 +32,11 @@ pub fn build_programs(
     let folder = object.parent().context("the object has a folder")?;
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let fresh = fs::read(&built).with_context(|| format!("no object at {}", built.display()))?;
+    let lost = tail_calls(&functions(&fresh)?);
+    ensure!(
+        lost == 0,
+        "{lost} tail calls in functions of the eBPF programs: the verdict of one that fails is lost (ADR 0030)"
+    );
     // Cargo rebuilds the agent when the file changes: leave it alone if it would stay the same.
     if fs::read(object).is_ok_and(|old| old == fresh) {
         return Ok(());
@@ -50,6 +56,25 @@ fn strip(built: &Path) -> Result<PathBuf> {
     let stripped = built.with_extension("stripped");
     run_shown("stripping the eBPF object", &cmd!(strip, "--strip-debug", "-o", &stripped, built))?;
     Ok(stripped)
+}
+
+/// The code of the functions that programs call. Programs have sections of their own.
+fn functions(object: &[u8]) -> Result<Vec<u8>> {
+    let elf = object::File::parse(object).context("the eBPF object is no ELF file")?;
+    let section = elf.section_by_name(".text").context("the eBPF object has no functions")?;
+    Ok(section.data()?.to_vec())
+}
+
+/// How many instructions of this code are tail calls.
+fn tail_calls(code: &[u8]) -> usize {
+    /// `BPF_JMP | BPF_CALL` of a helper, and `bpf_tail_call` (`enum bpf_func_id`).
+    const CALL: [u8; 2] = [0x85, 0];
+    const TAIL_CALL: i32 = 12;
+    let (instructions, _) = code.as_chunks::<8>();
+    let is_tail_call = |[code, registers, _, _, constant @ ..]: &&[u8; 8]| {
+        [*code, registers >> 4] == CALL && i32::from_le_bytes(*constant) == TAIL_CALL
+    };
+    instructions.iter().filter(is_tail_call).count()
 }
 
 /// Builds the programs and the agent.
@@ -117,6 +142,14 @@ mod tests {
     use super::*;
 
     /// Each package in the tree of these arguments, with its version and features.
+    #[test]
+    fn tail_calls_are_told_from_other_calls() {
+        let (tail_call, helper, function) =
+            ([0x85, 0, 0, 0, 12, 0, 0, 0], [0x85, 0, 0, 0, 13, 0, 0, 0], [0x85, 0x10, 0, 0, 12, 0, 0, 0]);
+        assert_eq!(tail_calls(&[helper, tail_call, function, tail_call].concat()), 2);
+        assert_eq!(tail_calls(&[helper, function].concat()), 0);
+    }
+
     fn tree(arguments: &[&str]) -> BTreeSet<String> {
         let fixed = ["tree", "--locked", "--offline", "--prefix=none", "--no-dedupe", "--format={p} {f}"];
         let command = cmd("cargo", fixed.iter().chain(arguments)).dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
