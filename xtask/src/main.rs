@@ -1,5 +1,6 @@
 //! `cargo xtask`: builds, runs, tests and packs Ballast.
 
+mod arm64;
 mod bench;
 mod compile;
 mod edited;

@@ -98,7 +98,7 @@ fn rustc_flags(workspace: &Workspace, triple: &str) -> Vec<String> {
 }
 
 /// Whether the standard library for a target is there, or rustup can get it.
-fn has_target(triple: &str) -> bool {
+pub fn has_target(triple: &str) -> bool {
     let installed = || {
         cmd!("rustc", "--print", "target-libdir", "--target", triple)
             .stderr_null()

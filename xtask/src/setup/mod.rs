@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use duct::cmd;
 
 use self::cache::Version;
-use self::needs::{CARGO_DENY, CARGO_MUTANTS, Install, NEEDS, Need};
+use self::needs::{ARM64, CARGO_DENY, CARGO_MUTANTS, Install, NEEDS, Need};
 use crate::compile::Build;
 use crate::process::{run_logged, say};
 use crate::progress::{Progress, Step};
@@ -70,18 +70,25 @@ pub fn setup_and_build(workspace: &Workspace, level: Level, builds: &[Build]) ->
 /// Makes sure that cargo-deny is there. It takes minutes to build and nothing else waits for it: the ladder builds it beside its
 /// tests.
 pub fn crate_rules(workspace: &Workspace) -> Result<()> {
-    one(workspace, &CARGO_DENY)
+    all_of(workspace, &[&CARGO_DENY])
 }
 
 /// Makes sure that cargo-mutants is there: beside the tests, too.
 pub fn mutants(workspace: &Workspace) -> Result<()> {
-    one(workspace, &CARGO_MUTANTS)
+    all_of(workspace, &[&CARGO_MUTANTS])
 }
 
-fn one(workspace: &Workspace, need: &'static Need) -> Result<()> {
+/// Makes sure that what cross-builds for arm64 and runs it is there.
+pub fn arm64(workspace: &Workspace) -> Result<()> {
+    all_of(workspace, &ARM64.each_ref())
+}
+
+fn all_of(workspace: &Workspace, needs: &[&'static Need]) -> Result<()> {
     let toolchain = choose(Facts::gather())?;
     let mut missing = Missing::default();
-    missing.look_at(workspace, toolchain, need)?;
+    for need in needs {
+        missing.look_at(workspace, toolchain, need)?;
+    }
     let mut progress = Progress::new(missing.steps());
     missing.install(workspace, toolchain, &mut progress)
 }

@@ -72,6 +72,24 @@ pub const CARGO_MUTANTS: Need = Need {
     seconds: 60,
 };
 
+/// What the rung `arm64` needs, which runs only when asked for.
+pub static ARM64: [Need; 2] = [
+    Need {
+        name: "qemu-aarch64",
+        why: "runs unit tests for arm64",
+        level: Level::Test,
+        install: Install::Apt(&["qemu-user"]),
+        seconds: 10,
+    },
+    Need {
+        name: "aarch64-linux-gnu-gcc",
+        why: "compiles the C parts of crates for arm64",
+        level: Level::Test,
+        install: Install::Apt(&["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"]),
+        seconds: 20,
+    },
+];
+
 pub const NEEDS: [Need; 14] = [
     Need {
         name: "cc",
@@ -225,7 +243,7 @@ mod tests {
 
     #[test]
     fn every_need_says_why_and_belongs_to_a_level() {
-        for need in NEEDS.iter().chain([&CARGO_DENY, &CARGO_MUTANTS]) {
+        for need in NEEDS.iter().chain(&ARM64).chain([&CARGO_DENY, &CARGO_MUTANTS]) {
             assert!(!need.why.is_empty() && !need.name.contains(' ') && need.seconds > 0, "{need:?}");
         }
         let count = |level| NEEDS.iter().filter(|need| need.level <= level).count();

@@ -27,12 +27,12 @@ use crate::process::{run_unseen, run_watched, say};
 use crate::setup::{self, setup_and_build};
 use crate::toolchain::{Toolchain, clean_cargo_env};
 use crate::workspace::{Workspace, is_root};
-use crate::{edited, lint, mutate, vm};
+use crate::{arm64, edited, lint, mutate, vm};
 
 /// `cargo xtask test`
 #[derive(Debug, Args)]
 pub struct TestArgs {
-    /// Run only these rungs (repeatable): format, lint, deny, unit, harness, kernels, guests, mutations, demo, or a module of a test binary of `tests/`.
+    /// Run only these rungs (repeatable): format, lint, deny, unit, harness, kernels, guests, arm64, mutations, demo, or a module of a test binary of `tests/`.
     #[arg(long = "rung", value_name = "NAME")]
     rungs: Vec<String>,
     /// Run what a change most often breaks: format, unit and, as root, the rungs that are quick. At most two minutes.
@@ -173,6 +173,7 @@ impl Run<'_> {
             }
             Rung::Kernels => guests(workspace, &vm::SHORT, show),
             Rung::Guests => guests(workspace, &vm::LONG, show),
+            Rung::Arm64 => arm64::run(workspace, cargo),
             Rung::Mutations => mutate::run_share(workspace, self.toolchain),
             Rung::Demo => demo(),
         }

@@ -28,6 +28,8 @@ pub enum Rung {
     Kernels,
     /// All subjects of the guests: takes very long.
     Guests,
+    /// The agent and unit tests for arm64, emulated.
+    Arm64,
     Mutations,
     /// The tour of `cargo xtask run --once`: each of its steps counts.
     Demo,
@@ -45,6 +47,7 @@ impl Rung {
             Self::Confined(name, _) => name,
             Self::Kernels => "kernels",
             Self::Guests => "guests",
+            Self::Arm64 => "arm64",
             Self::Mutations => "mutations",
             Self::Demo => "demo",
         }
@@ -53,7 +56,9 @@ impl Rung {
     /// Which of the lanes it runs in, beside the other one.
     pub fn lane(&self) -> Lane {
         match self {
-            Self::Format | Self::Lint | Self::Unit | Self::Harness | Self::Kernels | Self::Guests => Lane::Before,
+            Self::Format | Self::Lint | Self::Unit | Self::Harness | Self::Kernels | Self::Guests | Self::Arm64 => {
+                Lane::Before
+            }
             Self::Module(module) if WAITING.contains(&module.name.as_str()) => Lane::Beside,
             Self::Mutations => Lane::Beside,
             Self::Deny => Lane::Background,
@@ -115,7 +120,7 @@ pub fn ladder(workspace: &Workspace) -> Result<Vec<Rung>> {
         rungs.extend(confined::rung(&module).map(|name| Rung::Confined(name, module.clone())));
         rungs.push(Rung::Module(module));
     }
-    rungs.extend([Rung::Kernels, Rung::Guests, Rung::Mutations, Rung::Demo]);
+    rungs.extend([Rung::Kernels, Rung::Guests, Rung::Arm64, Rung::Mutations, Rung::Demo]);
     Ok(rungs)
 }
 
@@ -129,10 +134,10 @@ pub fn select(all: Vec<Rung>, args: &TestArgs) -> Result<Vec<Rung>> {
     }
     let wanted = &args.rungs;
     if wanted.is_empty() {
-        // What runs confined, as it is deployed, does not run again otherwise. All subjects of the guests take very long.
+        // What runs confined, as it is deployed, does not run again otherwise. The long emulated rungs take very long.
         let in_the_ladder = |rung: &Rung| match rung {
             Rung::Module(module) => confined::rung(module).is_none(),
-            other => *other != Rung::Guests,
+            other => !matches!(other, Rung::Guests | Rung::Arm64),
         };
         return Ok(all.into_iter().filter(in_the_ladder).collect());
     }
@@ -203,8 +208,8 @@ mod tests {
     }
 
     #[test]
-    fn the_long_form_of_the_guests_is_asked_for_by_name() {
-        let all = vec![Rung::Format, Rung::Kernels, Rung::Guests];
+    fn the_long_emulated_rungs_are_asked_for_by_name() {
+        let all = vec![Rung::Format, Rung::Kernels, Rung::Guests, Rung::Arm64];
         assert_eq!(select(all.clone(), &wanted(&[])).expect("nothing asked"), [Rung::Format, Rung::Kernels]);
         assert!(Rung::Kernels.needs_root() && !Rung::Unit.needs_root());
         assert_eq!(select(all, &wanted(&["guests"])).expect("is there"), [Rung::Guests]);
