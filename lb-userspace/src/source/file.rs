@@ -1,5 +1,6 @@
 //! The source `file`: Kubernetes YAML in one file or in a folder, read again whenever it changes.
 
+mod known;
 mod reading;
 mod watching;
 
@@ -17,15 +18,15 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use self::{
+    known::{Known, Object, What, read_anew},
     reading::{Reader, Texts},
     watching::Watch,
 };
 use super::{
-    Source, SourceError, SourceStatus, convert,
-    manifest::{self, Object},
+    Source, SourceError, SourceStatus,
     objects::{self, Objects},
 };
-use crate::model::{AllowedAnnotations, Node, Refusal, Refused, Service, Slice, Snapshot, Unread, UnreadKind};
+use crate::model::{AllowedAnnotations, Node, Refusal, Refused, Service, Slice, Snapshot, Unread};
 
 /// Changes that follow each other closer than this are read as one: editors write in several steps.
 const DEBOUNCE: Duration = Duration::from_millis(100);
@@ -61,18 +62,6 @@ pub fn spawn(path: PathBuf, node_name: String, allowed: AllowedAnnotations, stop
         }
     });
     Source { snapshots, status, task }
-}
-
-/// What is known of a file, by its text as it was read last.
-#[derive(Debug, Default)]
-struct Known {
-    text: Option<Result<String, String>>,
-    /// What it held when it was last good, and since.
-    objects: Vec<Object>,
-    /// That it cannot be read, or documents that are bad.
-    errors: Vec<String>,
-    /// What is not known by these errors.
-    unread: BTreeSet<Unread>,
 }
 
 struct Follow {
@@ -123,8 +112,8 @@ impl Follow {
             });
             return;
         }
-        read_anew(texts, &mut self.known);
-        let loaded = load(&self.known, &self.node_name, &self.allowed);
+        read_anew(texts, &mut self.known, &self.node_name, &self.allowed);
+        let loaded = load(&self.known);
         let nothing_known =
             self.known.values().all(|known| known.objects.is_empty()) && self.snapshots.borrow().is_none();
         match loaded.errors.first() {
@@ -226,52 +215,15 @@ pub struct Loaded {
     pub(super) unread: BTreeSet<Unread>,
 }
 
-/// Takes in what the files hold now. Only a file with another text than before is parsed.
-fn read_anew(texts: Texts, known: &mut BTreeMap<PathBuf, Arc<Known>>) {
-    known.retain(|path, _| texts.contains_key(path));
-    for (path, text) in texts {
-        let before = known.entry(path.clone()).or_default();
-        if before.text.as_ref() != Some(&text) {
-            *before = Arc::new(Known::of(&path, text, &before.objects));
-        }
-    }
-}
-
-impl Known {
-    /// Reads a text into objects. A file that cannot be read, and a document that is bad, are named; what was known of them stays.
-    fn of(path: &Path, text: Result<String, String>, before: &[Object]) -> Self {
-        let path = path.display().to_string();
-        let mut known = match &text {
-            Ok(text) => {
-                let parsed = manifest::parse_all(&path, text);
-                let errors = parsed.errors.iter().map(ToString::to_string).collect();
-                Self { text: None, objects: parsed.objects, errors, unread: parsed.unread }
-            }
-            Err(error) => {
-                let unread = Unread { what: UnreadKind::Unknown(path), uid: 0 };
-                Self { errors: vec![error.clone()], unread: [unread].into(), ..Self::default() }
-            }
-        };
-        if !known.errors.is_empty() {
-            // Which document is the bad one is not known: none of those that are missing is taken for removed.
-            let there: BTreeSet<_> = known.objects.iter().filter_map(Object::identity).collect();
-            let is_missing = |object: &&Object| object.identity().is_some_and(|identity| !there.contains(&identity));
-            let missing: Vec<Object> = before.iter().filter(is_missing).cloned().collect();
-            known.objects.extend(missing);
-        }
-        Self { text: Some(text), ..known }
-    }
-}
-
 /// The objects of all files.
-fn load(known: &BTreeMap<PathBuf, Arc<Known>>, node_name: &str, allowed: &AllowedAnnotations) -> Loaded {
+fn load(known: &BTreeMap<PathBuf, Arc<Known>>) -> Loaded {
     let mut loaded = Loaded::default();
     for (path, known) in known {
         let path = path.display().to_string();
         loaded.errors.extend(known.errors.iter().cloned());
         loaded.unread.extend(known.unread.iter().cloned());
         for object in &known.objects {
-            loaded.add(&path, object, node_name, allowed);
+            loaded.add(&path, object);
         }
     }
     loaded
@@ -285,37 +237,29 @@ impl Loaded {
         Some(if more > 0 { format!("{first} (and {more} more)") } else { first.clone() })
     }
 
-    fn add(&mut self, path: &str, object: &Object, node_name: &str, allowed: &AllowedAnnotations) {
-        let duplicate = match object {
-            Object::Service(service) => {
-                let name = convert::object_name(&service.metadata);
-                if !self.services.contains(&name) {
-                    return self.services.put_service(service, 0, allowed);
-                }
-                format!("Service {name}")
-            }
-            Object::Slice(slice) => {
-                let name = convert::object_name(&slice.metadata);
-                if !self.slices.contains(&name) {
-                    return self.slices.put_slice(slice, 0);
-                }
-                format!("EndpointSlice {name}")
-            }
-            Object::Node(node) if node.metadata.name.as_deref() != Some(node_name) => return,
-            Object::Node(node) => {
-                if self.node.is_none() {
-                    let converted = convert::node(node);
-                    self.node = converted.object.map(Arc::new);
-                    return self.refusals.extend(converted.refusals);
-                }
-                format!("Node {node_name}")
-            }
-            Object::Other(what) => {
+    fn add(&mut self, path: &str, object: &Object) {
+        let Some((kind, name)) = &object.identity else {
+            if let What::Ignored(what) = &object.what {
                 let read = "only Service, EndpointSlice and Node are read";
                 self.notes.push(format!("{path}: {what} is ignored: {read}"));
-                return;
             }
+            return;
         };
+        match &object.what {
+            What::Service(service) if !self.services.contains(name) => {
+                return self.services.put(name.clone(), 0, service.clone());
+            }
+            What::Slice(slice) if !self.slices.contains(name) => {
+                return self.slices.put(name.clone(), 0, slice.clone());
+            }
+            What::Node(node) if self.node.is_none() => {
+                self.node.clone_from(&node.object);
+                return self.refusals.extend(node.refusals.iter().cloned());
+            }
+            What::OtherNode | What::Ignored(_) => return,
+            What::Service(_) | What::Slice(_) | What::Node(_) => {}
+        }
+        let duplicate = if *kind == "Node" { format!("Node {}", name.name) } else { format!("{kind} {name}") };
         let reason = format!("it is there more than once, again in {path}; the first is served");
         self.refusals.push(Refusal::new(duplicate, reason, "remove one of them"));
     }

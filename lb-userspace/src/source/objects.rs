@@ -74,6 +74,38 @@ impl Keyed for ServiceCidr {
     }
 }
 
+/// What came of an object, for every set of objects that it gets into.
+#[derive(Debug)]
+pub struct Shared<T> {
+    pub object: Option<Arc<T>>,
+    pub refusals: Vec<Refusal>,
+}
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        Self { object: self.object.clone(), refusals: self.refusals.clone() }
+    }
+}
+
+impl<T> From<Converted<T>> for Shared<T> {
+    fn from(converted: Converted<T>) -> Self {
+        Self { object: converted.object.map(Arc::new), refusals: converted.refusals }
+    }
+}
+
+/// A Service with what its annotations may ask for.
+pub fn service(service: &lean::Service, allowed: &AllowedAnnotations) -> Shared<Service> {
+    let mut converted = convert::service(service);
+    if let Some(object) = &mut converted.object
+        && let Some(mut options) = object.options.take()
+    {
+        let name = format!("Service {}", object.name);
+        converted.refusals.extend(allowed.restrict(&mut options, &object.name.namespace, &name));
+        object.options = (*options != ServiceOptions::default()).then_some(options);
+    }
+    converted.into()
+}
+
 /// An object, and which one of its name it is.
 #[derive(Debug)]
 struct Named<T> {
@@ -119,28 +151,28 @@ impl<T: Keyed> Clone for Objects<T> {
 
 impl<T: Keyed> Objects<T> {
     /// What stays as it is keeps its place in memory, so that no snapshot differs by it.
-    fn put(&mut self, name: ObjectName, uid: u32, converted: Converted<T>) {
-        let key = converted.object.as_ref().map(Keyed::key);
+    pub fn put(&mut self, name: ObjectName, uid: u32, shared: Shared<T>) {
+        let key = shared.object.as_ref().map(|object| object.key());
         if let Some(old) = self.by_name.get(&name).map(|old| old.object.key())
             && key.as_ref() != Some(&old)
         {
             self.held.remove(&old);
             self.by_name.remove(&name);
         }
-        if let (Some(object), Some(key)) = (converted.object, key) {
-            let same = self.held.get(&key).filter(|held| ***held == object).cloned();
+        if let (Some(object), Some(key)) = (shared.object, key) {
+            let same = self.held.get(&key).filter(|held| **held == object).cloned();
             if same.is_none() || self.by_name.get(&name).is_none_or(|known| known.uid != uid) {
-                let object = same.unwrap_or_else(|| Arc::new(object));
+                let object = same.unwrap_or(object);
                 let name = object.name().unwrap_or(&name).clone();
                 self.by_name.insert(name, Named { object: object.clone(), uid });
                 self.held.insert(key, object);
             }
         }
         self.unread.remove(&name);
-        if converted.refusals.is_empty() {
+        if shared.refusals.is_empty() {
             self.refusals.remove(&name);
         } else {
-            self.refusals.insert(name, converted.refusals);
+            self.refusals.insert(name, shared.refusals);
         }
     }
 
@@ -209,28 +241,20 @@ impl Objects<Service> {
     }
 
     /// With what its annotations may ask for.
-    pub fn put_service(&mut self, service: &lean::Service, uid: u32, allowed: &AllowedAnnotations) {
-        let mut converted = convert::service(service);
-        if let Some(object) = &mut converted.object
-            && let Some(mut options) = object.options.take()
-        {
-            let name = format!("Service {}", object.name);
-            converted.refusals.extend(allowed.restrict(&mut options, &object.name.namespace, &name));
-            object.options = (*options != ServiceOptions::default()).then_some(options);
-        }
-        self.put(convert::object_name(&service.metadata), uid, converted);
+    pub fn put_service(&mut self, read: &lean::Service, uid: u32, allowed: &AllowedAnnotations) {
+        self.put(convert::object_name(&read.metadata), uid, service(read, allowed));
     }
 }
 
 impl Objects<Slice> {
     pub fn put_slice(&mut self, slice: &lean::EndpointSlice, uid: u32) {
-        self.put(convert::object_name(&slice.metadata), uid, convert::slice(slice));
+        self.put(convert::object_name(&slice.metadata), uid, convert::slice(slice).into());
     }
 }
 
 impl Objects<Node> {
     pub fn put_node(&mut self, node: &lean::Node, uid: u32) {
-        self.put(convert::object_name(&node.metadata), uid, convert::node(node));
+        self.put(convert::object_name(&node.metadata), uid, convert::node(node).into());
     }
 
     /// The only one, where one is selected.
@@ -241,7 +265,7 @@ impl Objects<Node> {
 
 impl Objects<Peer> {
     pub fn put_peer(&mut self, node: &lean::Node, uid: u32) {
-        self.put(convert::object_name(&node.metadata), uid, convert::peer(node));
+        self.put(convert::object_name(&node.metadata), uid, convert::peer(node).into());
     }
 
     pub fn addresses(&self) -> BTreeSet<IpAddr> {
@@ -251,7 +275,7 @@ impl Objects<Peer> {
 
 impl Objects<ServiceCidr> {
     pub fn put_service_cidr(&mut self, cidr: &lean::ServiceCidr, uid: u32) {
-        self.put(convert::object_name(&cidr.metadata), uid, convert::service_cidr(cidr));
+        self.put(convert::object_name(&cidr.metadata), uid, convert::service_cidr(cidr).into());
     }
 
     pub fn networks(&self) -> BTreeSet<IpNet> {
