@@ -44,8 +44,6 @@ pub const LIMITED_BYTES4: usize = 3;
 pub const LIMITED_BYTES6: usize = 7;
 /// The largest rate, in new flows per second, and the largest burst.
 pub const RATE_MAX: u32 = 1_000_000;
-/// How often a program tries to take from a bucket that others take from at the same time.
-pub const BUCKET_ATTEMPTS: u32 = 4;
 /// Capacity of each `fragments` map, in datagrams whose fragments are under way.
 pub const FRAGMENTS: u32 = 8_192;
 /// Capacity of `turns`: a power of two. Service ports whose ids differ by it share a turn, which changes no distribution by much.
@@ -83,8 +81,6 @@ pub const HALF_OPEN_HELD_S: u32 = 4;
 pub const PRESSED_S: u32 = 10;
 /// Flows that were made so, and have lost their entries, are found again for so many seconds more: as long as a half-open flow lives.
 pub const RESUMED_S: u32 = TCP_HALF_OPEN_TIMEOUT_S;
-/// Attempts to add to a count that other CPUs add to.
-pub const SURGE_ATTEMPTS: u32 = 4;
 
 /// How many source ports are tried when a flow's translated tuple is taken.
 pub const PORT_ATTEMPTS: u32 = 32;

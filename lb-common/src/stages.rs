@@ -48,6 +48,8 @@ stages! {
         Established = "established",
         /// A packet of a connection that nobody has answered yet.
         Handshake = "handshake",
+        /// A client's segment of no established connection: it completes a handshake, or belongs to none.
+        Complete = "complete",
         /// Another backend for a connection that nobody answers, or that its backend has refused.
         Retry = "retry",
         /// A backend for a new connection.
@@ -96,6 +98,8 @@ stages! {
         Established = "establ",
         /// A packet of a connection that nobody has answered yet.
         Handshake = "handshake",
+        /// A client's segment of no established connection: it completes a handshake, or belongs to none.
+        Complete = "complete",
         /// A backend for a new connection.
         Select = "select",
         /// The tuples and the entries of a new connection.

@@ -1,12 +1,13 @@
 //! Whether half-open flows are made faster than their table holds them: each CPU counts for itself and tells what has come together, so
 //! that a flow may be made on one CPU and opened on another.
 
+use core::arch::asm;
+
 use aya_ebpf::Global;
-use lb_common::limits::{PRESSED_S, RESUMED_S, SURGE_ATTEMPTS};
+use lb_common::limits::{PRESSED_S, RESUMED_S};
 
 use crate::features;
 use crate::maps::{HASTE, PRESSURE, SURGE};
-use crate::rate_limit::exchange;
 
 /// As many half-open flows as may be added in a second; 0: any number. Set at load, from the size of their table.
 #[unsafe(no_mangle)]
@@ -60,22 +61,24 @@ fn note(now_s: u32, one: u32) {
     }
 }
 
-/// How many flows all CPUs have added in this second, with these. Where every attempt meets another CPU's, these are left out.
+/// How many flows all CPUs have added in this second, with these. Of CPUs that begin a second at the same moment, one is counted: instructions
+/// that compare and exchange need Linux 5.12.
 #[inline(always)]
 fn surge(now_s: u32, sum: i32) -> u32 {
     let Some(word) = SURGE.get_ptr_mut(0) else { return 0 };
-    for _ in 0..SURGE_ATTEMPTS {
-        // SAFETY: an element of an array, one whole word.
-        let old = unsafe { word.read_volatile() };
-        let before = if (old >> 32) as u32 == now_s { old as u32 as i32 } else { 0 };
-        let after = before.wrapping_add(sum);
-        let after = if after < 0 { 0 } else { after as u32 };
-        // SAFETY: as above, aligned to eight bytes.
-        if unsafe { exchange(word, old, u64::from(now_s) << 32 | u64::from(after)) } == old {
-            return after;
+    // SAFETY: an element of an array, one whole word: the second in its upper half, the sum in the lower one.
+    let before = unsafe { word.read_volatile() };
+    let is_new = (before >> 32) as u32 != now_s;
+    let after = if is_new { 0 } else { before as u32 as i32 }.wrapping_add(sum);
+    // SAFETY: as above.
+    unsafe {
+        if is_new || after < 0 {
+            word.write_volatile(u64::from(now_s) << 32 | after.max(0) as u64);
+        } else {
+            asm!("lock *(u32 *)({word} + 0) += {sum}", word = in(reg) word, sum = in(reg) i64::from(sum));
         }
     }
-    0
+    after.max(0) as u32
 }
 
 /// Whether flows are to be made by rule alone.

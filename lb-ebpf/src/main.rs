@@ -11,7 +11,7 @@ mod fast_path;
 mod features;
 mod fib;
 mod flood;
-mod loops;
+mod flow_tables;
 mod maps;
 mod nat;
 mod outer_header;

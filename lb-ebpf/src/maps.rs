@@ -1,10 +1,13 @@
 //! The maps, as `bpftool` shows them. Capacities are defaults; the agent may load others.
 
-use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
+use core::ptr::null_mut;
+
+use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, bpf_sock_addr};
 use aya_ebpf::btf_maps::lpm_trie::Key;
 use aya_ebpf::btf_maps::{
     Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, ProgramArray, RingBuf, SkStorage,
 };
+use aya_ebpf::helpers::generated::bpf_sk_storage_get;
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, BridgePort, BridgePortKey, Bucket, BucketKey, Config, Endpoint, EndpointKey, Event,
@@ -17,7 +20,7 @@ use lb_common::service_cidrs::{Cover, FAMILIES};
 use lb_common::stages::{TcStage, XdpStage};
 use lb_common::strangers;
 
-use crate::scratch::Scratch;
+use crate::scratch::{Scratch, SocketScratch};
 
 /// Elements are allocated as they are used: an idle node pays for what it holds.
 const ON_DEMAND: usize = BPF_F_NO_PREALLOC as usize;
@@ -160,12 +163,31 @@ pub static SCRATCH4: PerCpuArray<Scratch<4>, 1> = PerCpuArray::new();
 #[btf_map(name = "scratch6")]
 pub static SCRATCH6: PerCpuArray<Scratch<16>, 1> = PerCpuArray::new();
 
+/// The same for a call of a socket: another task's call may interrupt it on its CPU, but none of the same socket, which the kernel has locked.
+#[btf_map(name = "socket_scratch")]
+pub static SOCKET_SCRATCH: SkStorage<SocketScratch<16>> = SkStorage::new();
+
 /// The programs that tc programs tail call, by [`TcStage::slot`].
 #[btf_map(name = "tc_programs")]
 pub static TC_PROGRAMS: ProgramArray<{ TcStage::SLOTS }> = ProgramArray::new();
 /// The programs that the XDP program tail calls, by [`XdpStage::slot`].
 #[btf_map(name = "xdp_programs")]
 pub static XDP_PROGRAMS: ProgramArray<{ XdpStage::SLOTS }> = ProgramArray::new();
+
+/// The scratch record of the socket of this call. With the flag `BPF_SK_STORAGE_GET_F_CREATE` it is made if it is missing.
+#[inline(always)]
+pub fn socket_scratch<const N: usize>(
+    context: *mut bpf_sock_addr,
+    flags: u32,
+) -> Option<&'static mut SocketScratch<N>> {
+    // SAFETY: a word of the context, read as a word: the socket, never null in this hook. The record has room for either family, and all
+    // zeroes is a valid value of it. The kernel holds the socket's lock: there is one user at a time.
+    unsafe {
+        let socket = (&raw const (*context).__bindgen_anon_1.sk).read_volatile();
+        let map = (&raw const SOCKET_SCRATCH).cast_mut().cast();
+        bpf_sk_storage_get(map, socket.cast(), null_mut(), u64::from(flags)).cast::<SocketScratch<N>>().as_mut()
+    }
+}
 
 /// The maps, by address family.
 pub struct Maps;

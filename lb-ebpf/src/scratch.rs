@@ -1,7 +1,8 @@
 //! The scratch record: what the programs that handle one packet hand on to each other. BPF has 512 bytes of stack, and a tail call keeps
 //! none of them.
 
-use lb_common::decide::{Hook, Step, Work};
+use lb_common::abi::FlowKey;
+use lb_common::decide::{Hook, Pick, Step, Work};
 
 use crate::parse::{ETHERNET, Offsets};
 
@@ -80,6 +81,14 @@ impl<const N: usize> Scratch<N> {
     pub fn offsets(&self) -> Offsets {
         Offsets { network: self.point.network(), transport: self.transport as usize }
     }
+}
+
+/// The scratch record of a call of a socket.
+#[repr(C)]
+pub struct SocketScratch<const N: usize> {
+    /// What is asked for.
+    pub key: FlowKey<N>,
+    pub pick: Pick<N>,
 }
 
 /// An ICMP message and where its parts begin.

@@ -5,15 +5,15 @@ use core::ffi::c_void;
 
 use aya_ebpf::Global;
 use aya_ebpf::bindings::{
-    BPF_ANY, BPF_NOEXIST, bpf_sock_tuple, bpf_sock_tuple__bindgen_ty_1, bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1,
+    bpf_sock_addr, bpf_sock_tuple, bpf_sock_tuple__bindgen_ty_1, bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1,
     bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2,
 };
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns, bpf_sk_release, bpf_skc_lookup_tcp};
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Service,
-    ServiceKey, Slot, SourceKey, Vip, VipKey, affinity_tag, flow_flags, half_open_flags, tag,
+    ServiceKey, Slot, SourceKey, Vip, VipKey, affinity_tag, tag,
 };
-use lb_common::decide::{Connection, FlowTables, NotInserted, Pace, Pick, Reserved, Tables, Work};
+use lb_common::decide::{self, Connection, Pace, Pick, Tables};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
 use lb_common::service_cidrs;
@@ -26,8 +26,7 @@ use crate::fast_path;
 use crate::features;
 use crate::fib;
 use crate::flood;
-use crate::loops;
-use crate::maps::{ADOPTION, Family, LINKS, Maps, SERVICE_CIDRS, SLOTS, STRANGERS, TURNS};
+use crate::maps::{ADOPTION, Family, LINKS, Maps, SERVICE_CIDRS, SLOTS, STRANGERS, TURNS, socket_scratch};
 use crate::rate_limit;
 
 /// Seconds without a packet after which a flow is forgotten (see [`Timeouts`]). Set at load.
@@ -64,15 +63,20 @@ pub static LOCAL_PORT_FIRST: Global<u16> = Global::new(SourcePorts::DEFAULT.loca
 #[unsafe(link_section = ".rodata.set")]
 pub static LOCAL_PORT_LAST: Global<u16> = Global::new(SourcePorts::DEFAULT.local_last);
 
+/// The maps as the programs of packets see them.
+pub type Kernel = KernelOf<false>;
+/// The maps as socket hooks see them.
+pub type SocketKernel = KernelOf<true>;
+
 /// The maps, and the context that helpers want.
-pub struct Kernel {
+pub struct KernelOf<const IN_SOCKET: bool> {
     pub context: *mut c_void,
     pub ifindex: u32,
     /// Where this packet is handed over, once the decision has asked whether it may be.
     pub peer: fast_path::Peer,
 }
 
-impl Kernel {
+impl<const IN_SOCKET: bool> KernelOf<IN_SOCKET> {
     /// The maps, as a program of this context sees them at a link.
     #[inline(always)]
     pub const fn at(context: *mut c_void, ifindex: u32) -> Self {
@@ -80,7 +84,7 @@ impl Kernel {
     }
 }
 
-impl<const N: usize> Tables<N> for Kernel
+impl<const N: usize, const IN_SOCKET: bool> Tables<N> for KernelOf<IN_SOCKET>
 where
     Maps: Family<N>,
 {
@@ -260,19 +264,20 @@ where
     }
 
     #[inline(always)]
-    fn look(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_s: u32) -> bool {
-        loops::look(key, pick, how, now_s)
+    fn look(&mut self, _: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_s: u32) -> bool {
+        look(self.context, IN_SOCKET, pick, how, now_s)
     }
 
     #[inline(always)]
     fn turn(&mut self, service: u32) -> u32 {
         let Some(turn) = TURNS.get_ptr_mut(service & (limits::TURNS - 1)) else { return 0 };
-        let mut given = 1_u64;
-        // SAFETY: an element of an array, aligned to words. Since Linux 5.12 (`BPF_ATOMIC | BPF_FETCH`).
+        // An addition that gives what was there needs Linux 5.12.
+        // SAFETY: an element of an array, aligned to words.
         unsafe {
-            asm!("{given} = atomic_fetch_add((u64 *)({turn} + 0), {given})", turn = in(reg) turn, given = inout(reg) given);
+            let given = turn.read_volatile();
+            asm!("lock *(u64 *)({turn} + 0) += {one}", turn = in(reg) turn, one = in(reg) 1_u64);
+            given as u32
         }
-        given as u32
     }
 
     #[inline(always)]
@@ -343,8 +348,7 @@ where
 
     #[inline(always)]
     fn note(&mut self, backend: u32, outcome: Outcome) {
-        // A packet has come by a link; a socket call has not.
-        let by = if self.ifindex == 0 { Counter::Socket } else { Counter::Packet };
+        let by = if IN_SOCKET { Counter::Socket } else { Counter::Packet };
         counters::note::<N>(backend, outcome, self.ifindex, by);
     }
 
@@ -358,89 +362,6 @@ where
         holds_connection(self.context, reply, link.peer_netns_id as u32)
     }
 }
-
-impl<const N: usize> FlowTables<N> for Kernel
-where
-    Maps: Family<N>,
-{
-    #[inline(always)]
-    fn touch(&mut self, entry: Self::FlowRef, tag: u32, seen_s: u32, state: u8, flags: u8) {
-        // SAFETY: a map value for the whole run of the program; at worst recycled, which the tag shows.
-        unsafe {
-            if (*entry).tag == tag {
-                (*entry).seen_s = seen_s;
-                (*entry).state = state;
-                (*entry).flags = flags;
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn insert_flow(&mut self, key: &FlowKey<N>, flow: &Flow<N>, replace: bool) -> Result<(), NotInserted> {
-        let flags = if replace { BPF_ANY } else { BPF_NOEXIST };
-        match <Maps as Family<N>>::insert_flow(key, flow, u64::from(flags)) {
-            Ok(()) => Ok(()),
-            Err(error) if error == -EEXIST => Err(NotInserted::Exists),
-            Err(_) => Err(NotInserted::Full),
-        }
-    }
-
-    #[inline(always)]
-    fn remove_flow(&mut self, key: &FlowKey<N>) {
-        <Maps as Family<N>>::remove_flow(key);
-    }
-
-    #[inline(always)]
-    fn insert_half_open(&mut self, key: &FlowKey<N>, entry: &HalfOpen<N>, replace: bool) -> Result<(), NotInserted> {
-        let flags = if replace { BPF_ANY } else { BPF_NOEXIST };
-        match <Maps as Family<N>>::insert_half_open(key, entry, u64::from(flags)) {
-            Ok(()) => Ok(()),
-            Err(error) if error == -EEXIST => Err(NotInserted::Exists),
-            Err(_) => Err(NotInserted::Full),
-        }
-    }
-
-    #[inline(always)]
-    fn remove_half_open(&mut self, key: &FlowKey<N>) {
-        <Maps as Family<N>>::remove_half_open(key);
-    }
-
-    #[inline(always)]
-    fn ask_again(&mut self, key: &FlowKey<N>, backend: u32, segments: u8, now_s: u32) -> bool {
-        let Some(entry) = <Maps as Family<N>>::half_open(key) else { return false };
-        // SAFETY: a map value for the whole run of the program; at worst recycled, which tag and backend show.
-        unsafe {
-            if (*entry).flow.tag != tag(key) || (*entry).flow.backend != backend {
-                return false;
-            }
-            (*entry).segments = segments;
-            (*entry).flow.seen_s = now_s;
-            (*entry).flow.flags &= !flow_flags::REPLY_LOST;
-        }
-        true
-    }
-
-    #[inline(always)]
-    fn mark_answered(&mut self, key: &FlowKey<N>, backend: u32, answers: [u32; 2]) -> bool {
-        let Some(entry) = <Maps as Family<N>>::half_open(key) else { return false };
-        // SAFETY: a map value for the whole run of the program; at worst recycled, which tag and backend show.
-        unsafe {
-            if (*entry).flow.tag != tag(key) || (*entry).flow.backend != backend {
-                return false;
-            }
-            (*entry).answers = answers;
-            (*entry).flags |= half_open_flags::ANSWERED;
-        }
-        true
-    }
-
-    #[inline(always)]
-    fn reserve(&mut self, work: &mut Work<N>, now_s: u32) -> Reserved {
-        loops::reserve(work, now_s)
-    }
-}
-
-const EEXIST: i32 = 17;
 
 /// Whether the namespace holds a live TCP socket that receives packets of this tuple. Since Linux 5.2 (`bpf_skc_lookup_tcp`).
 #[inline(always)]
@@ -492,4 +413,53 @@ fn word<const N: usize>(address: &[u8; N], at: usize) -> u32 {
     }
     // SAFETY: four bytes of an address of a key, which stands at a word's boundary.
     unsafe { address.as_ptr().add(at).cast::<u32>().read() }
+}
+
+/// [`decide::look`], with `pick` in the scratch record: that of packets, or of a socket.
+///
+/// A *global* function (exported, never inlined) is verified once and by itself; the kernel would walk any other function again for each turn
+/// of the loop. It finds the scratch record by itself: pointers to memory as arguments need Linux 5.12, and before 6.2 no key and no value of a
+/// map comes from such memory.
+#[inline(always)]
+fn look<const N: usize>(context: *mut c_void, in_socket: bool, pick: &mut Pick<N>, how: u32, now_s: u32) -> bool {
+    changes(pick);
+    let socket = context.cast();
+    let found = match (in_socket, N) {
+        (false, 4) => look4(how, now_s),
+        (false, _) => look6(how, now_s),
+        (true, 4) => look_for_socket4(socket, how, now_s),
+        (true, _) => look_for_socket6(socket, how, now_s),
+    };
+    found != 0
+}
+
+macro_rules! look {
+    ($name:ident, $for_socket:ident, $n:literal) => {
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $name(how: u32, now_s: u32) -> u32 {
+            let Some(scratch) = <Maps as Family<$n>>::scratch() else { return 0 };
+            // No look at a slot asks for the context.
+            let mut tables = Kernel::at(core::ptr::null_mut(), 0);
+            u32::from(decide::look_for(&mut tables, &mut scratch.work, how, now_s))
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $for_socket(context: *mut bpf_sock_addr, how: u32, now_s: u32) -> u32 {
+            let Some(scratch) = socket_scratch::<$n>(context, 0) else { return 0 };
+            let mut tables = SocketKernel::at(core::ptr::null_mut(), 0);
+            u32::from(decide::look(&mut tables, &scratch.key, &mut scratch.pick, how, now_s))
+        }
+    };
+}
+
+look!(look4, look_for_socket4, 4);
+look!(look6, look_for_socket6, 16);
+
+/// Says that the next function changes the record, which the compiler must know.
+#[inline(always)]
+pub fn changes<T>(record: &mut T) {
+    // SAFETY: the instruction changes nothing.
+    unsafe { asm!("{0} = {0}", in(reg) core::ptr::from_mut(record)) };
 }

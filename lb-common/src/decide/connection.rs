@@ -107,6 +107,15 @@ impl<const N: usize> Connection<N> {
         }
     }
 
+    /// Gives replies another port of the client; 0: they keep theirs.
+    #[inline(never)]
+    pub(super) fn set_reply_port(&mut self, port: u16) {
+        if port != 0 {
+            self.reply_key.dst_port = port;
+            self.reply.flow.tag = tag(&self.reply_key);
+        }
+    }
+
     /// Makes the reply entry of a handshake anew, with its link. Not inline: the compiler would keep its addresses on the caller's stack.
     #[inline(never)]
     pub(super) fn derive_reply(&mut self, link: u32) {

@@ -2,7 +2,7 @@
 
 use super::collision::direct;
 use super::established::{established, keep, syn};
-use super::open::open;
+use super::open::{complete, open};
 use super::packet::Hook;
 use super::place::{lead, place};
 use super::retry::retry;
@@ -37,7 +37,7 @@ pub fn decide<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<
         step = select(tables, work, hook, step);
     }
     if step == Step::Unseen {
-        step = open(tables, work, hook, step);
+        step = complete(tables, work, hook, step);
     }
     if step == Step::Direct {
         step = direct(tables, work, hook, step);

@@ -1,12 +1,12 @@
 //! Packets of no established connection: of a handshake, or of none.
 
-use super::commit::handshake::{self as commit, Accepted, NotEstablished};
+use super::commit::handshake as commit;
 use super::connection::leads_to;
 use super::established::forwarded;
 use super::lifetime::Standing;
 use super::packet::{Hook, Now};
 use super::step::Step;
-use super::tables::{FlowTables, Tables};
+use super::tables::{Accepted, Established, FlowTables, Tables};
 use super::transition::Transition;
 use super::verdict::Action;
 use super::work::{Work, allocation};
@@ -22,12 +22,7 @@ use crate::state;
 /// verdict set to pass. Then [`super::retry`], if that is next. What the verdict says afterwards holds for the error: dropped
 /// ([`Outcome::WithheldRefusal`]), or passed on to the client ([`Action::ToClient`]), or left alone.
 #[inline(always)]
-pub fn open<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, step: Step) -> Step {
-    if step == Step::Unseen { unseen(tables, work, hook) } else { seen(tables, work, hook) }
-}
-
-#[inline(always)]
-fn seen<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
+pub fn open<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, _: Step) -> Step {
     let new = if hook.has(Hook::REQUESTS) { Step::Select } else { Step::Decided };
     let Work { packet, connection, stored, verdict, .. } = &mut *work;
     if !tables.half_open(&packet.key, stored) {
@@ -117,12 +112,12 @@ fn answer<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, 
         Transition::Establish => {
             connection.reply.flow.state = flow_state::OPEN;
             match establish(tables, work, hook, backend.generation, now) {
-                Ok(()) if backend.generation != 0 => {
+                Established::Yes if backend.generation != 0 => {
                     outlier::answered(tables, work.connection.reply.flow.backend, backend.generation, now);
                 }
-                Ok(()) => {}
-                Err(NotEstablished::Late) => work.verdict.late(&work.packet, work.connection.reply.flow.backend),
-                Err(NotEstablished::Full) => work.verdict.drop(Outcome::DroppedTableFull),
+                Established::Yes => {}
+                Established::Late => work.verdict.late(&work.packet, work.connection.reply.flow.backend),
+                Established::Full => work.verdict.drop(Outcome::DroppedTableFull),
             }
         }
         _ => {}
@@ -133,7 +128,7 @@ fn answer<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, 
 /// The backend accepts the connection.
 #[inline(always)]
 fn accept<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, generation: u32, now: Now) {
-    let accepted = commit::accept(tables, work, now);
+    let accepted = tables.accept(work, now.s);
     let Work { packet, connection, verdict, .. } = &mut *work;
     let flow = &connection.reply.flow;
     let backend = flow.backend;
@@ -158,7 +153,7 @@ fn establish<const N: usize, T: FlowTables<N>>(
     hook: Hook,
     generation: u32,
     now: Now,
-) -> Result<(), NotEstablished> {
+) -> Established {
     let Work { packet, connection, stored, .. } = &mut *work;
     let is_reply = connection.is_reply();
     let (flow, opposite_key) = if is_reply {
@@ -173,17 +168,17 @@ fn establish<const N: usize, T: FlowTables<N>>(
     let link = if is_known && leads_to(opposite_key, &stored.flow, &packet.key) {
         stored.flow.link
     } else if is_known && is_reply {
-        return Err(NotEstablished::Late);
+        return Established::Late;
     } else {
         fast_path::opposite_link(tables, flow, &packet.key.src, hook)
     };
-    commit::establish(tables, work, link, generation, now)
+    tables.establish(work, link, generation, now.s)
 }
 
-/// A client's segment of a service, but of no established connection: it completes a handshake; or it belongs to none, for which the
-/// verdict is in `work` already.
+/// The step for a client's segment of a service, but of no established connection: it completes a handshake; or it belongs to none, for which
+/// the verdict is in `work` already.
 #[inline(always)]
-fn unseen<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
+pub fn complete<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, _: Step) -> Step {
     let now = Now::from_ns(tables.now_ns());
     let is_handshake = tables.half_open(&work.packet.key, &mut work.stored);
     if !is_handshake && is_established(tables, work, hook, now) {
@@ -210,13 +205,13 @@ fn unseen<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, 
     flow.state = state::after_forward(flow_state::OPEN, packet.key.protocol, packet.tcp_flags);
     flow.flags |= state::ends(packet.key.protocol, packet.tcp_flags, flow_flags::CLIENT_ENDED);
     match establish(tables, work, hook, backend.generation, now) {
-        Ok(()) => {
+        Established::Yes => {
             let flow = &work.connection.original.flow;
             work.verdict.translate(Action::ToBackend, flow, Outcome::Forwarded, hook.has(Hook::ROUTED));
         }
         // The client sends it once more.
-        Err(NotEstablished::Full) => work.verdict.drop(Outcome::DroppedTableFull),
-        Err(NotEstablished::Late) => work.verdict.refuse(&work.packet, Outcome::RefusedNoFlow),
+        Established::Full => work.verdict.drop(Outcome::DroppedTableFull),
+        Established::Late => work.verdict.refuse(&work.packet, Outcome::RefusedNoFlow),
     }
     Step::Decided
 }

@@ -9,7 +9,7 @@ use super::tables::{FlowTables, Reserved, Tables};
 use super::verdict::Action;
 use super::work::{Work, allocation};
 use super::{fast_path, nat, outlier, schedule};
-use crate::abi::{TCP, flow_flags, tag};
+use crate::abi::{TCP, flow_flags};
 use crate::limits::{ADDRESS_ATTEMPTS, PORT_ATTEMPTS, SOCKET_ATTEMPTS};
 use crate::outcome::Outcome;
 use crate::words;
@@ -85,8 +85,6 @@ fn allocate<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>
     // Only the client's own link names its namespace, and only TCP has sockets that the kernel can be asked for.
     let asks_sockets =
         hook.has(Hook::FROM_CLIENT) && packet.key.protocol == TCP && flow.flags & flow_flags::MASQUERADED == 0;
-    // Only an external client has several addresses here, and no sockets that can be asked for.
-    let snat = *allocation & allocation::SNAT != 0 && !asks_sockets;
     let by_tuple = *allocation & allocation::BY_TUPLE != 0;
     let ports = tables.source_ports();
     let keeps = *allocation & allocation::KEEP_PORT != 0
@@ -96,21 +94,29 @@ fn allocate<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>
     connection.derive_reply(link);
     // The client's own sockets are dear to ask.
     let attempts = if asks_sockets { SOCKET_ATTEMPTS } else { PORT_ATTEMPTS };
-    let mut attempt = u32::from(!keeps);
-    while attempt <= attempts {
-        if snat && attempt > ADDRESS_ATTEMPTS && attempt % ADDRESS_ATTEMPTS == 1 {
+    // Of a number of 64 bits that it must keep on the stack every kernel knows the bounds.
+    let mut next = u64::from(!keeps);
+    while next <= u64::from(attempts) {
+        let attempt = next as u32;
+        next += 1;
+        let mut port = 0;
+        if attempt != 0 {
+            port = ports.pick(start.wrapping_add(attempt.wrapping_mul(0x9e37_79b1)));
+        }
+        if asks_sockets {
+            work.connection.set_reply_port(port);
+            if tables.direct_connection(&work.connection.reply_key) {
+                continue;
+            }
+            port = 0;
+        } else if attempt > ADDRESS_ATTEMPTS
+            && attempt % ADDRESS_ATTEMPTS == 1
+            && work.allocation & allocation::SNAT != 0
+        {
+            // Only an external client has several addresses here, and no sockets that can be asked for.
             nat::next_source(tables, work, attempt / ADDRESS_ATTEMPTS);
         }
-        let connection = &mut work.connection;
-        if attempt != 0 {
-            connection.reply_key.dst_port = ports.pick(start.wrapping_add(attempt.wrapping_mul(0x9e37_79b1)));
-            connection.reply.flow.tag = tag(&connection.reply_key);
-        }
-        attempt += 1;
-        if asks_sockets && tables.direct_connection(&connection.reply_key) {
-            continue;
-        }
-        let reserved = tables.reserve(work, now.s);
+        let reserved = tables.reserve(work, u32::from(port), now.s);
         if reserved != Reserved::Taken {
             return reserved;
         }

@@ -66,9 +66,18 @@ pub(super) fn another<const N: usize, T: Tables<N>>(
     pick.search.best != 0 && complete(tables, pick, now)
 }
 
+/// [`look`] for the connection of a scratch record, `pick` and key of which a caller of [`Tables::look`] passes on.
+#[inline(always)]
+pub fn look_for<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, how: u32, now_s: u32) -> bool {
+    let Work { packet, connection, pick, .. } = work;
+    // As `choose` and `another` do.
+    let key = if how & PREFERS_PROVEN == 0 { &packet.key } else { &connection.original_key };
+    look(tables, key, pick, how, now_s)
+}
+
 /// Looks at one slot. `true`: its backend is good enough to end the search.
 ///
-/// The programs have it as a function that is verified once and by itself ([`Tables::look`]).
+/// The programs have it as a function that is verified once and by itself ([`Tables::look`]), which finds key and `pick` by itself.
 #[inline(always)]
 pub fn look<const N: usize, T: Tables<N>>(
     tables: &mut T,

@@ -1,7 +1,6 @@
 //! The steps of a decision: each one small enough to be verified by itself, the next one named by the one before.
 
-/// What is left to do over a packet. A step hands over in [`Work`]; it never leads to one of a smaller number, but for
-/// [`Step::Unseen`], which is [`super::open`]'s and the last one.
+/// What is left to do over a packet. A step hands over in [`Work`]; it never leads to one of a smaller number.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
@@ -21,7 +20,7 @@ pub enum Step {
     Retry,
     /// [`super::select`]: the first packet of a flow.
     Select,
-    /// [`super::open`]: a segment of a service that begins no flow.
+    /// [`super::complete`]: a segment of a service that begins no flow.
     Unseen,
     /// [`super::direct`]: the destination is no service's.
     Direct,
@@ -32,41 +31,6 @@ pub enum Step {
 }
 
 impl Step {
-    const ALL: [Self; 12] = [
-        Self::Decided,
-        Self::Syn,
-        Self::Books,
-        Self::Forget,
-        Self::Anew,
-        Self::Open,
-        Self::Retry,
-        Self::Select,
-        Self::Unseen,
-        Self::Direct,
-        Self::Place,
-        Self::Passed,
-    ];
-
-    /// From the number that crosses the border between two functions of the programs.
-    #[inline(always)]
-    #[must_use]
-    pub const fn from_number(number: u8) -> Self {
-        match number {
-            1 => Self::Syn,
-            2 => Self::Books,
-            3 => Self::Forget,
-            4 => Self::Anew,
-            5 => Self::Open,
-            6 => Self::Retry,
-            7 => Self::Select,
-            8 => Self::Unseen,
-            9 => Self::Direct,
-            10 => Self::Place,
-            11 => Self::Passed,
-            _ => Self::Decided,
-        }
-    }
-
     /// Whether [`super::keep`] is next.
     #[inline(always)]
     #[must_use]
@@ -74,11 +38,3 @@ impl Step {
         matches!(self, Self::Books | Self::Forget | Self::Anew)
     }
 }
-
-const _: () = {
-    let mut i = 0;
-    while i < Step::ALL.len() {
-        assert!(Step::from_number(i as u8) as usize == i && Step::ALL[i] as usize == i);
-        i += 1;
-    }
-};

@@ -62,7 +62,7 @@ pub trait Tables<const N: usize> {
     fn set_affinity(&mut self, key: &AffinityKey<N>, affinity: &Affinity);
     /// Looks at one slot in search of a backend, as [`look`](super::look) does: the programs call a function of their own.
     fn look(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_s: u32) -> bool;
-    /// The next number of a service port's turn; each is given once (wrapping).
+    /// The next number of a service port's turn (wrapping). Callers at the same moment may be given the same one.
     fn turn(&mut self, service: u32) -> u32;
     fn vip(&mut self, key: &VipKey<N>) -> Option<Vip>;
     /// What is known of a client's address: bits of [`crate::abi::network_flags`]; 0: nothing.
@@ -115,7 +115,11 @@ pub trait FlowTables<const N: usize>: Tables<N> {
     /// backend's, or not there.
     fn mark_answered(&mut self, key: &FlowKey<N>, backend: u32, answers: [u32; 2]) -> bool;
     /// Reserves the reply tuple of a connection, as [`reserve`](super::reserve) does: the programs call a function of their own.
-    fn reserve(&mut self, work: &mut Work<N>, now_s: u32) -> Reserved;
+    fn reserve(&mut self, work: &mut Work<N>, port: u32, now_s: u32) -> Reserved;
+    /// Notes an answer, as [`accept`](super::accept) does: the programs call a function of their own.
+    fn accept(&mut self, work: &mut Work<N>, now_s: u32) -> Accepted;
+    /// Establishes a connection, as [`establish`](super::establish) does: the programs call a function of their own.
+    fn establish(&mut self, work: &mut Work<N>, link: u32, generation: u32, now_s: u32) -> Established;
 }
 
 /// Why [`FlowTables::insert_flow`] wrote nothing.
@@ -145,6 +149,61 @@ impl Reserved {
             1 => Self::Yes,
             2 => Self::Full,
             _ => Self::Taken,
+        }
+    }
+}
+
+/// What an answer of the backend found.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accepted {
+    /// Noted in both entries, for the first time.
+    First = 0,
+    /// Noted in both entries once more.
+    Again,
+    /// The original entry is missing, and is to be restored.
+    Missing,
+    /// The connection is established already.
+    Established,
+    /// The tuple is another connection's, or the connection has another backend.
+    Late,
+}
+
+impl Accepted {
+    /// From the number that crosses the border between two functions of the programs.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_number(number: u32) -> Self {
+        match number {
+            0 => Self::First,
+            1 => Self::Again,
+            2 => Self::Missing,
+            3 => Self::Established,
+            _ => Self::Late,
+        }
+    }
+}
+
+/// What became of a handshake that was to become an established connection.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Established {
+    Yes = 0,
+    /// The tuple is another connection's by now.
+    Late,
+    /// The table has no room for it.
+    Full,
+}
+
+impl Established {
+    /// From the number that crosses the border between two functions of the programs.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_number(number: u32) -> Self {
+        match number {
+            0 => Self::Yes,
+            1 => Self::Late,
+            _ => Self::Full,
         }
     }
 }

@@ -8,8 +8,8 @@ use lb_common::abi::{
     half_open_flags, network_flags, seal, tag,
 };
 use lb_common::decide::{
-    Connection, FlowTables, Hook, NotInserted, Pace, Packet, Pick, Reserved, Tables, Verdict, Work, decide, fresh,
-    look, reserve,
+    Accepted, Connection, Established, FlowTables, Hook, NotInserted, Pace, Packet, Pick, Reserved, Tables, Verdict,
+    Work, accept, decide, establish, fresh, look, reserve,
 };
 use lb_common::limits::{PRESSED_S, RESUMED_S};
 use lb_common::outcome::Outcome;
@@ -349,8 +349,16 @@ impl<const N: usize> FlowTables<N> for Memory<N> {
         found.map(|entry| (entry.flags, entry.answers) = (entry.flags | half_open_flags::ANSWERED, answers)).is_some()
     }
 
-    fn reserve(&mut self, work: &mut Work<N>, now_s: u32) -> Reserved {
-        reserve(self, work, now_s)
+    fn reserve(&mut self, work: &mut Work<N>, port: u32, now_s: u32) -> Reserved {
+        reserve(self, work, port, now_s)
+    }
+
+    fn accept(&mut self, work: &mut Work<N>, now_s: u32) -> Accepted {
+        accept(self, work, now_s)
+    }
+
+    fn establish(&mut self, work: &mut Work<N>, link: u32, generation: u32, now_s: u32) -> Established {
+        establish(self, work, link, generation, now_s)
     }
 }
 

@@ -10,7 +10,7 @@ use lb_common::outcome::Outcome;
 use crate::counters::{self, Counter};
 use crate::maps::{Family, Maps};
 use crate::socket::context::{ALLOW, host_netns, refuse, served_as};
-use crate::tables::Kernel;
+use crate::tables::SocketKernel;
 
 /// Whether node ports are kept from processes of the node. Set at load.
 #[unsafe(no_mangle)]
@@ -89,7 +89,7 @@ where
 {
     let any = is_unspecified(address).then_some(*address);
     let Some(served) = any.or_else(|| served_as(address, true)) else { return false };
-    let mut tables = Kernel::at(socket.cast(), 0);
+    let mut tables = SocketKernel::at(socket.cast(), 0);
     let key = ServiceKey { address: served, port, protocol, pad: 0 };
     let mut service = Service::NONE;
     let id = node_port(&mut tables, &key, &mut service);

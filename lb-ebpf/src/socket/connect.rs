@@ -1,18 +1,19 @@
 //! connect(), sendmsg() and what they show: the decision, and the sockets' own tables.
 
-use aya_ebpf::bindings::bpf_sock_addr;
+use aya_ebpf::bindings::{BPF_SK_STORAGE_GET_F_CREATE, bpf_sock_addr};
 use aya_ebpf::helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie};
-use lb_common::abi::{FlowKey, SocketKey, SocketPeer, UDP, hook, service_flags, socket_direction};
+use lb_common::abi::{FlowKey, ServiceKey, SocketKey, SocketPeer, UDP, hook, service_flags, socket_direction};
 use lb_common::decide::{self, Asker, Now, Pick, Picked, Tables, Wish, is_unserved, is_unspecified, loopback, stick};
 use lb_common::outcome::Outcome;
 use lb_common::state;
 
 use crate::counters::{self, Counter};
-use crate::maps::{Family, Maps};
+use crate::maps::{Family, Maps, socket_scratch};
+use crate::scratch::SocketScratch;
 use crate::socket::address::Peer;
 use crate::socket::context::{is_on_node, served_as};
 use crate::socket::release;
-use crate::tables::Kernel;
+use crate::tables::SocketKernel;
 
 const ECONNREFUSED: i32 = 111;
 const EHOSTUNREACH: i32 = 113;
@@ -34,14 +35,15 @@ where
 {
     let to = named(to);
     let mut used = to;
-    match again(context, &mut used) {
+    let outcome = match again(context, &mut used) {
         Again::Same => {
             counters::outcome(Outcome::SocketSent, Counter::Socket);
-            Answer::Use(used)
+            return Answer::Use(used);
         }
-        Again::Moves => noted(context, UDP, &to, Outcome::SocketMoved),
-        Again::First => noted(context, UDP, &to, Outcome::SocketSent),
-    }
+        Again::Moves => Outcome::SocketMoved,
+        Again::First => Outcome::SocketSent,
+    };
+    noted(context, UDP, &to, outcome)
 }
 
 /// Whom the process means: the kernel takes no address for loopback, and shows the peer by that.
@@ -123,21 +125,21 @@ pub enum Answer<const N: usize> {
 /// Asks for a backend, as a process whose source ranges these flags admit; one that is not suspect, as nobody moves the connection
 /// later. Clients of client affinity are told apart by their network namespace.
 ///
-///
 /// A function of its own: off the stack of what follows.
 #[inline(never)]
-fn picked<const N: usize>(context: *mut bpf_sock_addr, key: &FlowKey<N>, admitting: u8, pick: &mut Pick<N>) -> Picked
+fn picked<const N: usize>(context: *mut bpf_sock_addr, scratch: &mut SocketScratch<N>, admitting: u8) -> Picked
 where
     Maps: Family<N>,
 {
-    let mut tables = Kernel::at(context.cast(), 0);
-    let now = Now::from_ns(<Kernel as Tables<N>>::now_ns(&mut tables));
+    let SocketScratch { key, pick } = scratch;
+    let mut tables = SocketKernel::at(context.cast(), 0);
+    let now = Now::from_ns(<SocketKernel as Tables<N>>::now_ns(&mut tables));
     // SAFETY: a helper on the program's own context. The low half tells namespaces apart: they are numbered in turn.
     let netns = unsafe { bpf_get_netns_cookie(context.cast()) } as u32;
     let asker = Asker::Process(admitting);
-    let picked = decide::pick::<N, Kernel>(&mut tables, key, asker, netns, Wish::SAFE, now, pick);
+    let picked = decide::pick(&mut tables, key, asker, netns, Wish::SAFE, now, pick);
     if picked == Picked::Backend {
-        stick::<N, Kernel>(&mut tables, pick, key, netns, now.ds);
+        stick(&mut tables, pick, key, netns, now.ds);
     }
     picked
 }
@@ -148,64 +150,75 @@ fn choose<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: &Peer<N
 where
     Maps: Family<N>,
 {
-    let mut key = FlowKey { src: [0; N], dst: to.address, src_port: 0, dst_port: to.port, protocol, pad: [0; 3] };
     let on_node = is_on_node(context);
-    // A pod's address is held against the source ranges where its packets come by its link.
-    let admitting = if on_node { service_flags::NODE_ALLOWED } else { 0 };
-    let mut pick = Pick::NONE;
-    let picked = match served_as(&to.address, on_node) {
-        Some(address) => {
-            key.dst = address;
-            picked(context, &key, admitting, &mut pick)
-        }
-        None => Picked::NoService,
+    let leaves = outcome as u8 == Outcome::SocketConnected as u8 || !is_named_by_kernel::<N>(context);
+    let served = served_as(&to.address, on_node);
+    let Some(address) = served.filter(|address| is_frontend(*address, to.port, protocol)) else {
+        return leave(context, protocol, to, true, leaves);
     };
-    key.dst = to.address;
+    let Some(scratch) = socket_scratch(context, BPF_SK_STORAGE_GET_F_CREATE) else {
+        counters::outcome(Outcome::DroppedTorn, Counter::Socket);
+        return Answer::Fail(EHOSTUNREACH);
+    };
+    scratch.key = FlowKey { src: [0; N], dst: address, src_port: 0, dst_port: to.port, protocol, pad: [0; 3] };
+    // A pod's address is held against the source ranges where its packets come by its link.
+    let picked = picked(context, scratch, if on_node { service_flags::NODE_ALLOWED } else { 0 });
+    scratch.key.dst = to.address;
+    let SocketScratch { key, pick } = scratch;
     let service = pick.service.id;
-    match picked {
-        Picked::Denied if on_node => {
-            fail(&key, service, Outcome::DroppedSourceRange as u8);
-            Answer::Fail(ECONNREFUSED)
+    let (why, errno) = match picked {
+        Picked::Denied if on_node => (Outcome::DroppedSourceRange, ECONNREFUSED),
+        Picked::NoService => return leave(context, protocol, to, true, leaves),
+        Picked::Martian | Picked::NotHere | Picked::Unasked | Picked::Denied | Picked::Limited => {
+            return leave(context, protocol, to, false, leaves);
         }
-        Picked::NoService if unserved(context, &key.dst) => {
-            fail(&key, 0, Outcome::RefusedUnserved as u8);
-            Answer::Fail(ECONNREFUSED)
-        }
-        Picked::NoService | Picked::Martian | Picked::NotHere | Picked::Unasked | Picked::Denied | Picked::Limited => {
-            if outcome as u8 == Outcome::SocketConnected as u8 || !is_named_by_kernel::<N>(context) {
-                disown(context, protocol, to);
-            }
-            Answer::Leave
-        }
-        Picked::Torn => {
-            fail(&key, service, Outcome::DroppedTorn as u8);
-            Answer::Fail(EHOSTUNREACH)
-        }
+        Picked::Torn => (Outcome::DroppedTorn, EHOSTUNREACH),
         Picked::Empty if pick.service.flags & service_flags::DROP_IF_EMPTY != 0 => {
-            fail(&key, service, Outcome::DroppedNoLocalEndpoint as u8);
-            Answer::Fail(EHOSTUNREACH)
+            (Outcome::DroppedNoLocalEndpoint, EHOSTUNREACH)
         }
-        Picked::Empty => {
-            fail(&key, service, Outcome::SocketRefused as u8);
-            Answer::Fail(ECONNREFUSED)
-        }
+        Picked::Empty => (Outcome::SocketRefused, ECONNREFUSED),
         Picked::Backend => {
-            let peer = Peer { address: pick.backend.address, port: pick.backend.port };
-            bind(context, &key, &pick, outcome as u8);
-            Answer::Use(peer)
+            bind(context, key, pick, outcome as u8);
+            return Answer::Use(Peer { address: pick.backend.address, port: pick.backend.port });
         }
-    }
+    };
+    fail(key, service, why as u8);
+    Answer::Fail(errno)
 }
 
-/// Whether a service has the address, and none this port of it.
-///
-/// A function of its own: off the stack of the search.
-#[inline(never)]
-fn unserved<const N: usize>(context: *mut bpf_sock_addr, address: &[u8; N]) -> bool
+/// Whether a frontend has this address and port. Most sockets ask for something else: they need no scratch record.
+#[inline(always)]
+fn is_frontend<const N: usize>(address: [u8; N], port: u16, protocol: u8) -> bool
 where
     Maps: Family<N>,
 {
-    is_unserved(&mut Kernel::at(context.cast(), 0), address)
+    // SAFETY: nothing is read of the value.
+    unsafe { <Maps as Family<N>>::services().get(&ServiceKey { address, port, protocol, pad: 0 }) }.is_some()
+}
+
+/// What becomes of a call that is for no frontend: it fails if a service has the address, and none this port of it (`refuses`).
+///
+/// A function of its own: off the stack of the search.
+#[inline(never)]
+fn leave<const N: usize>(
+    context: *mut bpf_sock_addr,
+    protocol: u8,
+    to: &Peer<N>,
+    refuses: bool,
+    disowns: bool,
+) -> Answer<N>
+where
+    Maps: Family<N>,
+{
+    if refuses && is_unserved(&mut SocketKernel::at(context.cast(), 0), &to.address) {
+        let key = FlowKey { src: [0; N], dst: to.address, src_port: 0, dst_port: to.port, protocol, pad: [0; 3] };
+        fail(&key, 0, Outcome::RefusedUnserved as u8);
+        return Answer::Fail(ECONNREFUSED);
+    }
+    if disowns {
+        disown(context, protocol, to);
+    }
+    Answer::Leave
 }
 
 /// Writes which backend the socket uses, and counts that.
@@ -290,9 +303,9 @@ fn serves<const N: usize>(context: *mut bpf_sock_addr, peer: &SocketPeer<N>) -> 
 where
     Maps: Family<N>,
 {
-    let mut tables = Kernel::at(context.cast(), 0);
-    let now = Now::from_ns(<Kernel as Tables<N>>::now_ns(&mut tables));
-    match <Kernel as Tables<N>>::backend(&mut tables, peer.backend) {
+    let mut tables = SocketKernel::at(context.cast(), 0);
+    let now = Now::from_ns(<SocketKernel as Tables<N>>::now_ns(&mut tables));
+    match <SocketKernel as Tables<N>>::backend(&mut tables, peer.backend) {
         Some(backend) => {
             backend.generation == peer.backend_generation
                 && state::keeps_flows(&backend, now.ds)

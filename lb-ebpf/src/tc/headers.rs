@@ -57,11 +57,23 @@ pub struct Headers {
 }
 
 /// Which piece of a datagram.
+#[repr(u8)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Piece {
-    Whole,
+    Whole = 0,
     First,
     Later,
+}
+
+impl Piece {
+    #[inline(always)]
+    const fn from_number(number: u32) -> Self {
+        match number {
+            0 => Self::Whole,
+            1 => Self::First,
+            _ => Self::Later,
+        }
+    }
 }
 
 /// Why no tuple was found.
@@ -153,12 +165,16 @@ fn network6<const N: usize>(
         id: 0,
         more_headers: false,
     };
+    let Some(room) = QUOTE.get_ptr_mut(0) else { return Err(Odd::Foreign) };
+    let room: *mut u32 = room.cast();
     for _ in 0..EXTENSIONS {
         if !extend(skb, &mut headers)? {
             key.protocol = headers.protocol;
             return Ok(headers);
         }
-        headers.transport = forget(headers.transport);
+        headers.transport = forget(room, headers.transport as u32) as usize;
+        headers.piece = Piece::from_number(forget(room, headers.piece as u32));
+        headers.more_headers = forget(room, u32::from(headers.more_headers)) != 0;
     }
     Err(Odd::Malformed)
 }
@@ -193,15 +209,14 @@ fn extend(skb: *mut __sk_buff, headers: &mut Headers) -> Result<bool, Odd> {
     if headers.transport > headers.end { Err(Odd::Malformed) } else { Ok(true) }
 }
 
-/// The same number, of which the verifier knows nothing: else it would follow every way that led here by itself.
+/// The same number, of which the verifier knows nothing: else it would follow every way that led here by itself. `room`: a word of a map's
+/// value.
 #[inline(always)]
-fn forget(number: usize) -> usize {
-    let Some(room) = QUOTE.get_ptr_mut(0) else { return number };
-    let room: *mut u32 = room.cast();
+fn forget(room: *mut u32, number: u32) -> u32 {
     // SAFETY: this CPU's own element, aligned to words.
     unsafe {
-        room.write_volatile(number as u32);
-        room.read_volatile() as usize
+        room.write_volatile(number);
+        room.read_volatile()
     }
 }
 

@@ -32,6 +32,7 @@ stages! {
     lookup4, lookup6: |skb| slow_path::lookup::<N>(skb), N;
     established4, established6: |skb| decision::run::<N>(skb, decision::established), N;
     handshake4, handshake6: |skb| decision::run::<N>(skb, decide::open), N;
+    complete4, complete6: |skb| decision::run::<N>(skb, decide::complete), N;
     retry4, retry6: |skb| decision::run::<N>(skb, decide::retry), N;
     select4, select6: |skb| decision::run::<N>(skb, decide::select), N;
     direct4, direct6: |skb| decision::run::<N>(skb, decide::direct), N;

@@ -55,7 +55,8 @@ fn go_on<const N: usize>(context: *mut xdp_md, scratch: &mut Scratch<N>, step: S
     scratch.step = step;
     let stage = match step {
         Step::Syn | Step::Books | Step::Forget | Step::Anew => XdpStage::Established,
-        Step::Open | Step::Unseen => XdpStage::Handshake,
+        Step::Open => XdpStage::Handshake,
+        Step::Unseen => XdpStage::Complete,
         Step::Select => XdpStage::Select,
         Step::Place => XdpStage::Allocate,
         // No client's link is an external one: what is left to do, tc does.

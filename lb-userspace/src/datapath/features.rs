@@ -32,12 +32,10 @@ pub enum Feature {
     CheckMtu,
     CoarseClock,
     NetnsCookie,
-    FetchingAtomics,
 }
 
 impl Feature {
-    pub(super) const ALL: [Self; 5] =
-        [Self::SetRetval, Self::CheckMtu, Self::CoarseClock, Self::NetnsCookie, Self::FetchingAtomics];
+    pub(super) const ALL: [Self; 4] = [Self::SetRetval, Self::CheckMtu, Self::CoarseClock, Self::NetnsCookie];
 
     /// A word that scripts may rely on.
     fn name(self) -> &'static str {
@@ -46,7 +44,6 @@ impl Feature {
             Self::CheckMtu => "check-mtu",
             Self::CoarseClock => "coarse-clock",
             Self::NetnsCookie => "netns-cookie",
-            Self::FetchingAtomics => "fetching-atomics",
         }
     }
 
@@ -54,7 +51,7 @@ impl Feature {
     pub(super) fn since(self) -> &'static str {
         match self {
             Self::SetRetval => "5.18",
-            Self::CheckMtu | Self::FetchingAtomics => "5.12",
+            Self::CheckMtu => "5.12",
             Self::CoarseClock => "5.11",
             Self::NetnsCookie => "5.14",
         }
@@ -65,11 +62,10 @@ impl Feature {
         match self {
             Self::SetRetval => "a refused connect() fails with EPERM instead of ECONNREFUSED",
             Self::CheckMtu => "no fast path: all packets of pods go through the host's network stack",
-            Self::CoarseClock => "each packet reads the precise clock, which takes some 20 ns more",
+            Self::CoarseClock => "each packet reads the precise clock, which takes longer",
             Self::NetnsCookie => {
                 "the agent must run in the initial network namespace, as on every node: host sockets are those of it"
             }
-            Self::FetchingAtomics => "the kernel refuses most programs",
         }
     }
 
@@ -79,7 +75,7 @@ impl Feature {
             Self::SetRetval => Some("HAS_SET_RETVAL"),
             Self::CheckMtu => Some("HAS_CHECK_MTU"),
             Self::CoarseClock => Some("HAS_COARSE_CLOCK"),
-            Self::NetnsCookie | Self::FetchingAtomics => None,
+            Self::NetnsCookie => None,
         }
     }
 
@@ -90,7 +86,6 @@ impl Feature {
             Self::CheckMtu => probe::check_mtu(),
             Self::CoarseClock => probe::coarse_clock(),
             Self::NetnsCookie => namespace_cookie().is_some(),
-            Self::FetchingAtomics => probe::fetching_atomics(),
         }
     }
 

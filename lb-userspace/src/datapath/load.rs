@@ -92,8 +92,7 @@ impl Recipe {
             loader.map_pin_path(name, path);
         }
         for (name, value) in &self.constants {
-            // Programs that need no constant for a feature do without.
-            loader.override_global(name, value.as_slice(), !name.starts_with("HAS_"));
+            loader.override_global(name, value.as_slice(), true);
         }
         loader.override_global(aya_log::LEVEL, &self.settings.program_log_level, false);
         Ok(loader.load(elf)?)

@@ -33,8 +33,6 @@ const fn call(helper: i32) -> u64 {
 const FRAME: u8 = 10;
 /// Writes zero to the eight bytes below the frame pointer.
 const CLEAR_STACK: u64 = instruction(0x7a, FRAME, 0, -8, 0);
-/// `BPF_CMPXCHG` on the same bytes, with `r0` expected and `r1` to be written.
-const COMPARE_EXCHANGE: u64 = instruction(0xdb, FRAME, 1, -8, 0xf1);
 const EXIT: u64 = instruction(0x95, 0, 0, 0, 0);
 
 /// Numbers of helpers (`enum bpf_func_id`).
@@ -60,11 +58,6 @@ pub(super) fn check_mtu() -> bool {
 /// `bpf_ktime_get_coarse_ns`.
 pub(super) fn coarse_clock() -> bool {
     takes_tc(&[call(KTIME_GET_COARSE_NS), set(0, 0), EXIT])
-}
-
-/// Atomic instructions that return what was there.
-pub(super) fn fetching_atomics() -> bool {
-    takes_tc(&[CLEAR_STACK, set(0, 0), set(1, 0), COMPARE_EXCHANGE, set(0, 0), EXIT])
 }
 
 /// Whether maps count as locked memory of this process, whose limit is too small for them. The map asked for is counted with 1 GiB, and

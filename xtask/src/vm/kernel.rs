@@ -20,7 +20,7 @@ pub struct Kernel {
     package: &'static str,
     /// The Debian release that has it; `None`: the package sources of this machine.
     release: Option<&'static str>,
-    /// Whether the programs are known to load on it.
+    /// Whether the programs load on it and the agent is known to serve there.
     pub proven: bool,
 }
 

@@ -4,7 +4,7 @@ use crate::abi::{HalfOpen, flow_flags, half_open_flags};
 use crate::decide::connection::{Connection, Directions, leads_to, set_opposite};
 use crate::decide::lifetime::{is_over, uncount};
 use crate::decide::packet::Now;
-use crate::decide::tables::{FlowTables, NotInserted};
+use crate::decide::tables::{Accepted, Established, FlowTables, NotInserted};
 use crate::decide::work::Work;
 use crate::words;
 
@@ -26,25 +26,12 @@ pub fn refresh<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work
     }
 }
 
-/// What an answer of the backend found.
-#[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Accepted {
-    /// Noted in both entries, for the first time.
-    First = 0,
-    /// Noted in both entries once more.
-    Again,
-    /// The original entry is missing: [`restore_original`] is next.
-    Missing,
-    /// The connection is established already.
-    Established,
-    /// The tuple is another connection's, or the connection has another backend.
-    Late,
-}
-
 /// Notes the answer of the backend in both entries of a handshake.
+///
+/// The programs have it as a function that is verified once and by itself ([`FlowTables::accept`]).
 #[inline(always)]
-pub fn accept<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) -> Accepted {
+pub fn accept<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, now_s: u32) -> Accepted {
+    let now = Now::from_ds(now_s.saturating_mul(10));
     let Connection { original_key, reply_key, original, reply, .. } = &mut work.connection;
     let (stored, number) = (&mut work.stored.flow, work.packet.seq);
     let is_known = tables.half_open(original_key, original);
@@ -94,27 +81,21 @@ pub fn restore_original<const N: usize, T: FlowTables<N>>(tables: &mut T, work: 
     let _ = tables.insert_half_open(original_key, original, false);
 }
 
-/// Why a handshake did not become an established connection.
-#[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotEstablished {
-    /// The tuple is another connection's by now.
-    Late,
-    Full,
-}
-
 /// Makes the handshake an established connection: both entries change tables. The entry of the packet's direction is as it is to be, but
 /// for its time; `link` is that of the opposite direction.
 ///
 /// Other CPUs may retry the connection, or establish it with another backend. The CPU that writes the original entry first decides.
+///
+/// The programs have it as a function that is verified once and by itself ([`FlowTables::establish`]).
 #[inline(always)]
 pub fn establish<const N: usize, T: FlowTables<N>>(
     tables: &mut T,
     work: &mut Work<N>,
     link: u32,
     generation: u32,
-    now: Now,
-) -> Result<(), NotEstablished> {
+    now_s: u32,
+) -> Established {
+    let now = Now::from_ds(now_s.saturating_mul(10));
     let Work { connection, stored: HalfOpen { flow: stored, .. }, .. } = work;
     let Directions { key, entry: HalfOpen { flow, .. }, opposite_key, opposite } = connection.directions();
     if link == 0 {
@@ -130,7 +111,7 @@ pub fn establish<const N: usize, T: FlowTables<N>>(
     let Connection { original_key, reply_key, original, reply, .. } = connection;
     match tables.insert_flow(original_key, &original.flow, false) {
         Ok(()) => {}
-        Err(NotInserted::Full) => return Err(NotEstablished::Full),
+        Err(NotInserted::Full) => return Established::Full,
         Err(NotInserted::Exists) => {
             if tables.flow(original_key, stored).is_some() {
                 if leads_to(original_key, stored, reply_key) {
@@ -138,16 +119,16 @@ pub fn establish<const N: usize, T: FlowTables<N>>(
                 } else if is_over(tables, original_key.protocol, stored, now) {
                     uncount(tables, stored);
                 } else {
-                    return Err(NotEstablished::Late);
+                    return Established::Late;
                 }
             }
             if tables.insert_flow(original_key, &original.flow, true).is_err() {
-                return Err(NotEstablished::Full);
+                return Established::Full;
             }
         }
     }
     if tables.insert_flow(reply_key, &reply.flow, true).is_err() {
-        return Err(NotEstablished::Full);
+        return Established::Full;
     }
     tables.remove_half_open(original_key);
     tables.remove_half_open(reply_key);
@@ -157,7 +138,7 @@ pub fn establish<const N: usize, T: FlowTables<N>>(
     if counts {
         tables.count_connection(original.flow.backend, generation, 1);
     }
-    Ok(())
+    Established::Yes
 }
 
 /// Notes that a refusal was suppressed: the next SYN goes to another backend. `false`: the table is full.

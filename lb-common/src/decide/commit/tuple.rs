@@ -8,15 +8,21 @@ use crate::decide::tables::{FlowTables, NotInserted, Reserved};
 use crate::decide::work::Work;
 use crate::words;
 
-/// Claims the reply tuple for the handshake's reply entry.
+/// Claims the reply tuple for the handshake's reply entry, with this port of the client; 0: with the one that it has.
 ///
 /// First the claim among the handshakes, then a look at the established ones: another connection's claim is in one of the two at any
 /// time, as it is written there before it is removed here.
 ///
 /// The programs have it as a function that is verified once and by itself ([`FlowTables::reserve`]).
 #[inline(always)]
-pub fn reserve<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, now_s: u32) -> Reserved {
+pub fn reserve<const N: usize, T: FlowTables<N>>(
+    tables: &mut T,
+    work: &mut Work<N>,
+    port: u32,
+    now_s: u32,
+) -> Reserved {
     let now = Now::from_ds(now_s.saturating_mul(10));
+    work.connection.set_reply_port(port as u16);
     match tables.insert_half_open(&work.connection.reply_key, &work.connection.reply, false) {
         Ok(()) => {}
         Err(NotInserted::Full) => return Reserved::Full,

@@ -1,0 +1,139 @@
+//! The writes to the flow tables over the kernel's maps. The larger ones are *global* functions, as [`crate::tables`] explains.
+
+use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
+use lb_common::abi::{Flow, FlowKey, HalfOpen, flow_flags, half_open_flags, tag};
+use lb_common::decide::{self, Accepted, Established, FlowTables, NotInserted, Reserved, Work};
+
+use crate::maps::{Family, Maps};
+use crate::tables::{Kernel, changes};
+
+const EEXIST: i32 = 17;
+
+impl<const N: usize> FlowTables<N> for Kernel
+where
+    Maps: Family<N>,
+{
+    #[inline(always)]
+    fn touch(&mut self, entry: Self::FlowRef, tag: u32, seen_s: u32, state: u8, flags: u8) {
+        // SAFETY: a map value for the whole run of the program; at worst recycled, which the tag shows.
+        unsafe {
+            if (*entry).tag == tag {
+                (*entry).seen_s = seen_s;
+                (*entry).state = state;
+                (*entry).flags = flags;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn insert_flow(&mut self, key: &FlowKey<N>, flow: &Flow<N>, replace: bool) -> Result<(), NotInserted> {
+        let flags = if replace { BPF_ANY } else { BPF_NOEXIST };
+        match <Maps as Family<N>>::insert_flow(key, flow, u64::from(flags)) {
+            Ok(()) => Ok(()),
+            Err(error) if error == -EEXIST => Err(NotInserted::Exists),
+            Err(_) => Err(NotInserted::Full),
+        }
+    }
+
+    #[inline(always)]
+    fn remove_flow(&mut self, key: &FlowKey<N>) {
+        <Maps as Family<N>>::remove_flow(key);
+    }
+
+    #[inline(always)]
+    fn insert_half_open(&mut self, key: &FlowKey<N>, entry: &HalfOpen<N>, replace: bool) -> Result<(), NotInserted> {
+        let flags = if replace { BPF_ANY } else { BPF_NOEXIST };
+        match <Maps as Family<N>>::insert_half_open(key, entry, u64::from(flags)) {
+            Ok(()) => Ok(()),
+            Err(error) if error == -EEXIST => Err(NotInserted::Exists),
+            Err(_) => Err(NotInserted::Full),
+        }
+    }
+
+    #[inline(always)]
+    fn remove_half_open(&mut self, key: &FlowKey<N>) {
+        <Maps as Family<N>>::remove_half_open(key);
+    }
+
+    #[inline(always)]
+    fn ask_again(&mut self, key: &FlowKey<N>, backend: u32, segments: u8, now_s: u32) -> bool {
+        let Some(entry) = <Maps as Family<N>>::half_open(key) else { return false };
+        // SAFETY: a map value for the whole run of the program; at worst recycled, which tag and backend show.
+        unsafe {
+            if (*entry).flow.tag != tag(key) || (*entry).flow.backend != backend {
+                return false;
+            }
+            (*entry).segments = segments;
+            (*entry).flow.seen_s = now_s;
+            (*entry).flow.flags &= !flow_flags::REPLY_LOST;
+        }
+        true
+    }
+
+    #[inline(always)]
+    fn mark_answered(&mut self, key: &FlowKey<N>, backend: u32, answers: [u32; 2]) -> bool {
+        let Some(entry) = <Maps as Family<N>>::half_open(key) else { return false };
+        // SAFETY: a map value for the whole run of the program; at worst recycled, which tag and backend show.
+        unsafe {
+            if (*entry).flow.tag != tag(key) || (*entry).flow.backend != backend {
+                return false;
+            }
+            (*entry).answers = answers;
+            (*entry).flags |= half_open_flags::ANSWERED;
+        }
+        true
+    }
+
+    #[inline(always)]
+    fn reserve(&mut self, work: &mut Work<N>, port: u32, now_s: u32) -> Reserved {
+        reserve(work, port, now_s)
+    }
+
+    #[inline(always)]
+    fn accept(&mut self, work: &mut Work<N>, now_s: u32) -> Accepted {
+        accept(work, now_s)
+    }
+
+    #[inline(always)]
+    fn establish(&mut self, work: &mut Work<N>, link: u32, generation: u32, now_s: u32) -> Established {
+        establish(work, link, generation, now_s)
+    }
+}
+
+/// A function of the decision as two global ones, for IPv4 and IPv6, and the one that calls that of its family; what it returns is a number
+/// that the type knows. `$otherwise`: there is no scratch record, which does not happen.
+macro_rules! global {
+    ($(#[$meta:meta])* $name:ident, $four:ident, $six:ident, ($($argument:ident),*) -> $result:ident, $otherwise:expr) => {
+        $(#[$meta])*
+        #[inline(always)]
+        fn $name<const N: usize>(work: &mut Work<N>, $($argument: u32),*) -> $result {
+            changes(work);
+            $result::from_number(if N == 4 { $four($($argument),*) } else { $six($($argument),*) })
+        }
+        global!(@ $name, $four, 4, ($($argument),*), $otherwise);
+        global!(@ $name, $six, 16, ($($argument),*), $otherwise);
+    };
+    (@ $name:ident, $function:ident, $n:literal, ($($argument:ident),*), $otherwise:expr) => {
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $function($($argument: u32),*) -> u32 {
+            let Some(scratch) = <Maps as Family<$n>>::scratch() else { return $otherwise as u32 };
+            // None of them asks for the context.
+            let mut tables = Kernel::at(core::ptr::null_mut(), 0);
+            decide::$name(&mut tables, &mut scratch.work, $($argument),*) as u32
+        }
+    };
+}
+
+global!(
+    /// Claims the tuple of a connection's replies ([`decide::reserve`]) for the scratch record `work`.
+    reserve, reserve4, reserve6, (port, now_s) -> Reserved, Reserved::Taken
+);
+global!(
+    /// [`decide::accept`].
+    accept, accept4, accept6, (now_s) -> Accepted, Accepted::Late
+);
+global!(
+    /// [`decide::establish`].
+    establish, establish4, establish6, (link, generation, now_s) -> Established, Established::Late
+);
