@@ -5,7 +5,7 @@ use lb_common::abi::{
     FlowKey, Masquerade, ServiceKey, TCP, UDP, backend_flags, backend_state, flow_flags, flow_state, half_open_flags,
     seal, service_flags,
 };
-use lb_common::decide::{Action, Hook, Packet, Step, Verdict, Work, begin, open, select};
+use lb_common::decide::{Action, Hook, Packet, Step, Verdict, Work, begin, complete, select};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, FIN, PSH, RST, SYN};
@@ -74,7 +74,7 @@ fn a_request_that_overtakes_the_acknowledgement_on_another_processor_reaches_its
     step = select(&mut tables, &mut request, Hook::POD_IN, step);
     assert_eq!(step, Step::Unseen);
     assert_eq!(tables.ask(asks(TCP, 4000), ACK, Hook::POD_IN).outcome, Outcome::Forwarded);
-    assert_eq!(open(&mut tables, &mut request, Hook::POD_IN, step), Step::Decided);
+    assert_eq!(complete(&mut tables, &mut request, Hook::POD_IN, step), Step::Decided);
     assert_eq!((request.verdict.action, request.verdict.outcome), (Action::ToBackend, Outcome::Forwarded));
     assert_eq!((request.verdict.address, request.verdict.port), (sent.address, sent.port));
 }

@@ -18,7 +18,7 @@ use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues};
 use aya::util::nr_cpus;
 use lb_common::abi::{Bucket, BucketKey, FlowKey};
 use lb_common::decide::{
-    Action, Hook as Bits, Packet, Step, Verdict, Work, begin, decide, keep, open, place, select, syn,
+    Action, Hook as Bits, Packet, Step, Verdict, Work, begin, complete, decide, keep, open, place, select, syn,
 };
 use lb_common::outcome::Outcome;
 
@@ -286,7 +286,7 @@ fn decide_at_xdp<const N: usize>(memory: &mut Memory<N>, work: &mut Work<N>) {
         step = select(memory, work, Bits::XDP, step);
     }
     if step == Step::Unseen {
-        step = open(memory, work, Bits::XDP, step);
+        step = complete(memory, work, Bits::XDP, step);
     }
     if step == Step::Place {
         step = place(memory, work, Bits::XDP, step);
