@@ -27,7 +27,7 @@ pub struct Kernel {
 /// Debian 11 has the first one, Debian 12 the others.
 pub const KERNELS: [Kernel; 3] = [
     Kernel { name: "5.10", package: "linux-image-cloud-amd64", release: Some("bullseye"), proven: false },
-    Kernel { name: "6.1", package: "linux-image-cloud-amd64", release: None, proven: false },
+    Kernel { name: "6.1", package: "linux-image-cloud-amd64", release: None, proven: true },
     Kernel { name: "6.12", package: "linux-image-6.12-cloud-amd64", release: None, proven: true },
 ];
 
