@@ -193,7 +193,7 @@ where
     Maps: Family<N>,
 {
     // SAFETY: nothing is read of the value.
-    unsafe { <Maps as Family<N>>::services().get(&ServiceKey { address, port, protocol, pad: 0 }) }.is_some()
+    unsafe { <Maps as Family<N>>::services().get(ServiceKey { address, port, protocol, pad: 0 }) }.is_some()
 }
 
 /// What becomes of a call that is for no frontend: it fails if a service has the address, and none this port of it (`refuses`).
