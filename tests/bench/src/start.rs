@@ -85,7 +85,11 @@ pub fn run(arguments: &StartArguments, agent: &Path, stop: &AtomicBool) -> Resul
     }
     let details =
         json!({"machine": machine()?, "loadBefore": load_before, "loadAfter": load(), "services": arguments.services});
-    Ok(Part { bench: "start", figures: figures(starts, arguments.services), details, left_out: Vec::new() })
+    let figures = figures(starts, arguments.services);
+    for figure in &figures {
+        println!("{}: {}", figure.name, figure.text());
+    }
+    Ok(Part { bench: "start", figures, details, left_out: Vec::new() })
 }
 
 fn figures(mut starts: Vec<Starts>, services: u16) -> Vec<Figure> {

@@ -91,11 +91,10 @@ fn an_expired_client_certificate_reddens_readyz_alone_until_it_is_replaced() -> 
     let errors = scenario.agent.metric("ballast_source_errors_total", "resource=\"services\",code=\"401\"");
     ensure!(errors >= Some(1.0), "{}", scenario.agent.metrics()?);
     ca.issue(&key, &certificate, DAY)?;
-    scenario.follows()?;
     let (green, _) = scenario.until("/readyz", 200, NODE_LIMIT, healthy)?;
     println!("client certificate expired: /readyz red after {red:.1?}; green {green:.1?} after its replacement");
     ensure!(scenario.agent.pid() == pid, "it was restarted");
-    Ok(())
+    scenario.follows()
 }
 
 /// The answers are lost on the connections that there are, without an error, and the API answers others.
