@@ -162,7 +162,7 @@ fn report<const N: usize>(scene: &mut Scene<N>, script: &mut Script<'_>) -> Opti
         as_refusal(&mut work, sequence);
         let seen = Seen::before(scene, Kind::Refusal, hook, &work);
         let tables = &mut scene.tables;
-        if open(tables, &mut work, hook, Step::Open) == Step::Retry {
+        if open(tables, &mut work, hook, Step::Handshake) == Step::Retry {
             retry(tables, &mut work, hook, Step::Retry);
         }
         if refused(&mut work) {

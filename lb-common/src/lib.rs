@@ -15,5 +15,5 @@ pub mod outcome;
 pub mod service_cidrs;
 pub mod stages;
 pub mod state;
-pub mod strangers;
+pub mod vip_filter;
 pub mod words;

@@ -23,8 +23,8 @@ pub const STATS: u32 = 1_048_576;
 pub const SOURCES: u32 = 65_536;
 /// Default capacity of each `vips` map, in addresses.
 pub const VIPS: u32 = 65_536;
-/// Bits of `strangers`: a power of two. With 100,000 addresses of services, one stranger in forty shares a bit with one of them.
-pub const STRANGERS: u32 = 1 << 22;
+/// Bits of `vip_filter`: a power of two. With 100,000 addresses of services, one other address in forty shares a bit with one of them.
+pub const VIP_FILTER_BITS: u32 = 1 << 22;
 /// Capacity of `links`, in interfaces.
 pub const LINKS: u32 = 16_384;
 /// Capacity of `outcomes`, in counters: room for outcomes to come, so that they change no map.
@@ -46,8 +46,8 @@ pub const LIMITED_BYTES6: usize = 7;
 pub const RATE_MAX: u32 = 1_000_000;
 /// Capacity of each `fragments` map, in datagrams whose fragments are under way.
 pub const FRAGMENTS: u32 = 8_192;
-/// Capacity of `turns`: a power of two. Service ports whose ids differ by it share a turn, which changes no distribution by much.
-pub const TURNS: u32 = 4_096;
+/// Capacity of `round_robin`: a power of two. Service ports whose ids differ by it share a turn, which changes no distribution by much.
+pub const ROUND_ROBIN: u32 = 4_096;
 
 /// A suspect backend is sent one new flow every so many seconds, to see whether it answers again.
 pub const PROBE_INTERVAL_S: u32 = 10;
@@ -78,9 +78,9 @@ pub const UDP_STREAM_TIMEOUT_S: u32 = 120;
 /// throw them out earlier are made by rule alone.
 pub const HALF_OPEN_HELD_S: u32 = 4;
 /// For so many seconds after that.
-pub const PRESSED_S: u32 = 10;
+pub const FLOOD_S: u32 = 10;
 /// Flows that were made so, and have lost their entries, are found again for so many seconds more: as long as a half-open flow lives.
-pub const RESUMED_S: u32 = TCP_HALF_OPEN_TIMEOUT_S;
+pub const AFTER_FLOOD_S: u32 = TCP_HALF_OPEN_TIMEOUT_S;
 
 /// How many source ports are tried when a flow's translated tuple is taken.
 pub const PORT_ATTEMPTS: u32 = 32;
@@ -107,7 +107,7 @@ pub const NETWORKS: u32 = 16_384;
 /// How often a packet looks its service up again after it met a half-written update.
 pub const SERVICE_LOOKUPS: u32 = 2;
 
-const _: () = assert!(TURNS.is_power_of_two() && STRANGERS.is_power_of_two() && STRANGERS >= 64);
+const _: () = assert!(ROUND_ROBIN.is_power_of_two() && VIP_FILTER_BITS.is_power_of_two() && VIP_FILTER_BITS >= 64);
 const _: () = assert!(SOURCE_PORT_FIRST as u32 + SOURCE_PORT_COUNT as u32 == u16::MAX as u32 + 1);
 const _: () = assert!(NODE_PORT_LAST < LOCAL_PORT_FIRST && LOCAL_PORT_LAST < SOURCE_PORT_FIRST);
 const _: () = assert!(EVENTS_BYTES.is_power_of_two() && EVENTS_BYTES.is_multiple_of(4096));

@@ -56,7 +56,7 @@ fn kind(link: u32) -> u32 {
 /// it is reached from there: a pod that sends from another one's address gets none of its answers here.
 #[inline(always)]
 pub fn link<const N: usize>(context: *mut c_void, own: u32, client: &[u8; N], backend: &[u8; N]) -> u32 {
-    if !is_open(fast_path::PODS | fast_path::NODES) || own > flow_link::INDEX || !has(own, link_flags::HANDS_OVER) {
+    if !is_open(fast_path::PODS | fast_path::NODES) || own > flow_link::INDEX || !has(own, link_flags::FAST_PATH) {
         return 0;
     }
     let link = towards(context, own, client, backend);
@@ -94,12 +94,12 @@ fn towards<const N: usize>(context: *mut c_void, came_by: u32, from: &[u8; N], t
         return 0;
     }
     let mut pod = link;
-    if !has(link, link_flags::HANDS_OVER) {
+    if !has(link, link_flags::FAST_PATH) {
         // A bridge finds its port by the neighbour's address.
         let key = BridgePortKey { bridge: link, address: query.dmac, pad: 0 };
         // SAFETY: one word, copied at once.
         pod = unsafe { BRIDGE_PORTS.get(key) }.map_or(0, |port| port.link);
-        if pod == 0 || !has(pod, link_flags::HANDS_OVER) {
+        if pod == 0 || !has(pod, link_flags::FAST_PATH) {
             return 0;
         }
     }

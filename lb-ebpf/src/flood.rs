@@ -4,10 +4,10 @@
 use core::arch::asm;
 
 use aya_ebpf::Global;
-use lb_common::limits::{PRESSED_S, RESUMED_S};
+use lb_common::limits::{AFTER_FLOOD_S, FLOOD_S};
 
 use crate::features;
-use crate::maps::{HASTE, PRESSURE, SURGE};
+use crate::maps::{FLOOD_UNTIL, SYN_COUNTS, SYN_RATE};
 
 /// As many half-open flows as may be added in a second; 0: any number. Set at load, from the size of their table.
 #[unsafe(no_mangle)]
@@ -32,7 +32,7 @@ pub fn opened(now_s: u32) {
 #[inline(never)]
 fn note(now_s: u32, one: u32) {
     let most = MOST_HALF_OPEN.load();
-    let Some(haste) = HASTE.get_ptr_mut(0) else { return };
+    let Some(syn_counts) = SYN_COUNTS.get_ptr_mut(0) else { return };
     if most == 0 {
         return;
     }
@@ -40,19 +40,19 @@ fn note(now_s: u32, one: u32) {
     let much = (most >> 10) as i32 + 1;
     // SAFETY: an element of a per-CPU array, and nothing interrupts a program of packets on its CPU.
     let sum = unsafe {
-        let sum = (if (*haste)[0] == now_s { (*haste)[1] } else { 0 }).wrapping_add(one);
+        let sum = (if (*syn_counts)[0] == now_s { (*syn_counts)[1] } else { 0 }).wrapping_add(one);
         let is_much = sum as i32 >= much || sum as i32 <= -much;
-        *haste = [now_s, if is_much { 0 } else { sum }];
+        *syn_counts = [now_s, if is_much { 0 } else { sum }];
         if !is_much {
             return;
         }
         sum
     };
-    if surge(now_s, sum as i32) <= most {
+    if syn_rate(now_s, sum as i32) <= most {
         return;
     }
-    let Some(until) = PRESSURE.get_ptr_mut(0) else { return };
-    let end = now_s.wrapping_add(PRESSED_S);
+    let Some(until) = FLOOD_UNTIL.get_ptr_mut(0) else { return };
+    let end = now_s.wrapping_add(FLOOD_S);
     // SAFETY: an element of an array, one whole word; written once a second, so that the CPUs share its line.
     unsafe {
         if until.read_volatile() != end {
@@ -64,8 +64,8 @@ fn note(now_s: u32, one: u32) {
 /// How many flows all CPUs have added in this second, with these. Of CPUs that begin a second at the same moment, one is counted: instructions
 /// that compare and exchange need Linux 5.12.
 #[inline(always)]
-fn surge(now_s: u32, sum: i32) -> u32 {
-    let Some(word) = SURGE.get_ptr_mut(0) else { return 0 };
+fn syn_rate(now_s: u32, sum: i32) -> u32 {
+    let Some(word) = SYN_RATE.get_ptr_mut(0) else { return 0 };
     // SAFETY: an element of an array, one whole word: the second in its upper half, the sum in the lower one.
     let before = unsafe { word.read_volatile() };
     let is_new = (before >> 32) as u32 != now_s;
@@ -90,12 +90,12 @@ pub fn is_high() -> bool {
 /// Whether segments may belong to flows that were made so and have lost their entries.
 #[inline(always)]
 pub fn was_high() -> bool {
-    is_within(RESUMED_S)
+    is_within(AFTER_FLOOD_S)
 }
 
 #[inline(always)]
 fn is_within(longer_s: u32) -> bool {
-    let Some(until) = PRESSURE.get_ptr_mut(0) else { return false };
+    let Some(until) = FLOOD_UNTIL.get_ptr_mut(0) else { return false };
     // SAFETY: an element of an array, one whole word.
     let until_s = unsafe { until.read_volatile() };
     until_s != 0 && features::coarse_ns() / 1_000_000_000 <= u64::from(until_s) + u64::from(longer_s)

@@ -18,7 +18,7 @@ use lb_common::abi::{
 use lb_common::limits;
 use lb_common::service_cidrs::{Cover, FAMILIES};
 use lb_common::stages::{TcStage, XdpStage};
-use lb_common::strangers;
+use lb_common::vip_filter;
 
 use crate::scratch::{Scratch, SocketScratch};
 
@@ -84,8 +84,8 @@ pub static VIPS4: HashMap<VipKey<4>, Vip, { limits::VIPS as usize }, ON_DEMAND> 
 pub static VIPS6: HashMap<VipKey<16>, Vip, { limits::VIPS as usize }, ON_DEMAND> = HashMap::new();
 
 /// Bits of destinations that are certainly no service's; the agent writes them word by word, in memory that both share.
-#[btf_map(name = "strangers")]
-pub static STRANGERS: Array<[u64; strangers::WORDS], 1, SHARED> = Array::new();
+#[btf_map(name = "vip_filter")]
+pub static VIP_FILTER: Array<[u64; vip_filter::WORDS], 1, SHARED> = Array::new();
 
 /// Until when segments of unknown connections are left to the host's stack, seconds of `CLOCK_MONOTONIC`; 0: never. Written once, by the
 /// agent that makes the tables.
@@ -123,8 +123,8 @@ pub static HEALTH6: Array<Health, { limits::BACKENDS as usize }, SHARED> = Array
 pub static AFFINITY4: LruHashMap<AffinityKey<4>, Affinity, { limits::AFFINITY as usize }> = LruHashMap::new();
 #[btf_map(name = "affinity6")]
 pub static AFFINITY6: LruHashMap<AffinityKey<16>, Affinity, { limits::AFFINITY as usize }> = LruHashMap::new();
-#[btf_map(name = "turns")]
-pub static TURNS: Array<u64, { limits::TURNS as usize }> = Array::new();
+#[btf_map(name = "round_robin")]
+pub static ROUND_ROBIN: Array<u64, { limits::ROUND_ROBIN as usize }> = Array::new();
 #[btf_map(name = "fragments4")]
 pub static FRAGMENTS4: LruHashMap<FragmentKey<4>, Fragment, { limits::FRAGMENTS as usize }> = LruHashMap::new();
 #[btf_map(name = "fragments6")]
@@ -140,13 +140,13 @@ pub static TRAFFIC6: LruHashMap<FlowKey<16>, Traffic, 1> = LruHashMap::new();
 pub const MOST_QUOTED: usize = 508;
 
 /// Half-open flows that this CPU has made in a second: which one, how many.
-#[btf_map(name = "haste")]
-pub static HASTE: PerCpuArray<[u32; 2], 1> = PerCpuArray::new();
-#[btf_map(name = "surge")]
-pub static SURGE: Array<u64, 1> = Array::new();
+#[btf_map(name = "syn_counts")]
+pub static SYN_COUNTS: PerCpuArray<[u32; 2], 1> = PerCpuArray::new();
+#[btf_map(name = "syn_rate")]
+pub static SYN_RATE: Array<u64, 1> = Array::new();
 /// Until when they are too many, seconds of `CLOCK_MONOTONIC`. Not pinned: new programs count for themselves.
-#[btf_map(name = "pressure")]
-pub static PRESSURE: Array<u32, 1> = Array::new();
+#[btf_map(name = "flood_until")]
+pub static FLOOD_UNTIL: Array<u32, 1> = Array::new();
 
 /// Not pinned: new programs begin with full buckets.
 #[btf_map(name = "buckets")]

@@ -18,7 +18,7 @@ use lb_common::limits;
 use lb_common::outcome::Outcome;
 use lb_common::service_cidrs;
 use lb_common::state::{SourcePorts, Timeouts};
-use lb_common::strangers;
+use lb_common::vip_filter;
 use lb_common::words;
 
 use crate::counters::{self, Counter};
@@ -26,7 +26,7 @@ use crate::fast_path;
 use crate::features;
 use crate::fib;
 use crate::flood;
-use crate::maps::{ADOPTION, Family, LINKS, Maps, SERVICE_CIDRS, SLOTS, STRANGERS, TURNS, socket_scratch};
+use crate::maps::{ADOPTION, Family, LINKS, Maps, ROUND_ROBIN, SERVICE_CIDRS, SLOTS, VIP_FILTER, socket_scratch};
 use crate::rate_limit;
 
 /// Seconds without a packet after which a flow is forgotten (see [`Timeouts`]). Set at load.
@@ -151,9 +151,9 @@ where
     }
 
     #[inline(always)]
-    fn is_stranger(&mut self, address: &[u8; N]) -> bool {
-        let Some(words) = STRANGERS.get_ptr(0) else { return false };
-        let (at, mask) = strangers::place(strangers::bit_by_words::<N>(|i| word(address, 4 * i)));
+    fn is_ruled_out(&mut self, address: &[u8; N]) -> bool {
+        let Some(words) = VIP_FILTER.get_ptr(0) else { return false };
+        let (at, mask) = vip_filter::place(vip_filter::bit_by_words::<N>(|i| word(address, 4 * i)));
         let words: *const u64 = words.cast();
         // SAFETY: the one element of an array; no place lies beyond its words. The agent may write it at this moment.
         unsafe { words.add(at).read_volatile() & mask != 0 }
@@ -196,12 +196,12 @@ where
     }
 
     #[inline(always)]
-    fn pressed(&mut self) -> bool {
+    fn is_flood(&mut self) -> bool {
         flood::is_high()
     }
 
     #[inline(always)]
-    fn resumes(&mut self) -> bool {
+    fn is_after_flood(&mut self) -> bool {
         flood::was_high()
     }
 
@@ -270,7 +270,7 @@ where
 
     #[inline(always)]
     fn turn(&mut self, service: u32) -> u32 {
-        let Some(turn) = TURNS.get_ptr_mut(service & (limits::TURNS - 1)) else { return 0 };
+        let Some(turn) = ROUND_ROBIN.get_ptr_mut(service & (limits::ROUND_ROBIN - 1)) else { return 0 };
         // An addition that gives what was there needs Linux 5.12.
         // SAFETY: an element of an array, aligned to words.
         unsafe {

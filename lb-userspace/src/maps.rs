@@ -4,8 +4,8 @@
 //! Minimum kernel: 5.8 (ring buffer); the programs behind the maps need more.
 
 mod connections;
-pub mod strangers;
 mod table;
+pub mod vip_filter;
 
 use std::{
     io,
@@ -20,8 +20,8 @@ use lb_common::abi::{
 };
 
 pub use connections::Connections;
-pub use strangers::Strangers;
 pub use table::{Calls, Cursor, Table};
+pub use vip_filter::VipFilter;
 
 /// Why a pinned map cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +65,7 @@ pub struct Pinned {
     pub vips4: Table<VipKey<V4>, Vip>,
     pub vips6: Table<VipKey<V6>, Vip>,
     /// `None`: the tables are of a version without it.
-    pub strangers: Option<Strangers>,
+    pub vip_filter: Option<VipFilter>,
     pub half_open4: Table<FlowKey<V4>, HalfOpen<V4>>,
     pub half_open6: Table<FlowKey<V6>, HalfOpen<V6>>,
     /// By backend id.
@@ -119,7 +119,7 @@ impl Pinned {
             endpoints6: Table::open(dir, map_name::ENDPOINTS6, &calls)?,
             vips4: Table::open(dir, map_name::VIPS4, &calls)?,
             vips6: Table::open(dir, map_name::VIPS6, &calls)?,
-            strangers: Strangers::open(dir)?,
+            vip_filter: VipFilter::open(dir)?,
             half_open4: Table::open(dir, map_name::HALF_OPEN4, &calls)?,
             half_open6: Table::open(dir, map_name::HALF_OPEN6, &calls)?,
             health4: Table::open(dir, map_name::HEALTH4, &calls)?,

@@ -136,6 +136,13 @@ mod tests {
     }
 
     #[test]
+    fn no_file_of_lb_ebpf_imports_itself_by_way_of_others() {
+        let files = package("lb-ebpf");
+        assert!(imports(&files)["tc::transport"].contains("tc::sctp"), "the imports are read");
+        assert_eq!(cycle(&files), None);
+    }
+
+    #[test]
     fn a_cycle_is_found_and_named() {
         let file = |module: &str, text: &str| (module.to_owned(), code(text));
         let mut files = Files::from([

@@ -39,7 +39,7 @@ names! {
     HEALTH6 = "health6",
     AFFINITY4 = "affinity4",
     AFFINITY6 = "affinity6",
-    TURNS = "turns",
+    TURNS = "round_robin",
     FRAGMENTS4 = "fragments4",
     FRAGMENTS6 = "fragments6",
     TRAFFIC4 = "traffic4",
@@ -54,7 +54,7 @@ names! {
     ENDPOINTS6 = "endpoints6",
     FAST_PATH = "fast_path",
     BRIDGE_PORTS = "bridge_ports",
-    STRANGERS = "strangers",
+    VIP_FILTER = "vip_filter",
     ADOPTION = "adoption",
     SERVICE_CIDRS = "service_cidrs",
 }

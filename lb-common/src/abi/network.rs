@@ -100,7 +100,7 @@ pub mod link_flags {
     /// Frames that XDP redirects to this link leave by it: its driver sends them, or XDP is generic.
     pub const XDP_SENDS: u32 = 1;
     /// A pod's link with both programs, whose other end takes packets in its own namespace past this host's stack.
-    pub const HANDS_OVER: u32 = 2;
+    pub const FAST_PATH: u32 = 2;
     /// An external link with Ethernet and both programs, by which packets of pods leave past this host's stack.
     pub const SENDS_ON: u32 = 4;
 }

@@ -56,7 +56,7 @@ impl Service {
 pub mod scheduler {
     /// Any slot, with equal chance.
     pub const RANDOM: u8 = 0;
-    /// One slot after the other (`turns`).
+    /// One slot after the other (`round_robin`).
     pub const ROUND_ROBIN: u8 = 1;
     /// As round robin, over slots that name each backend as often as its weight asks.
     pub const WEIGHTED: u8 = 2;

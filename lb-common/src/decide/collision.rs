@@ -42,7 +42,7 @@ pub fn direct<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<
     flow.client_port = key.src_port;
     flow.flags = flow_flags::DIRECT;
     work.allocation = allocation::DIRECT;
-    Step::Place
+    Step::Allocate
 }
 
 /// Whether an established connection holds the reply tuple. One that is over is removed; one of UDP gives the replies up.

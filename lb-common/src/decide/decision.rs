@@ -1,10 +1,10 @@
 //! The decision over a packet: its first step, and all of its steps one after the other.
 
+use super::allocate::{allocate, lead};
 use super::collision::direct;
 use super::established::{established, keep, syn};
 use super::open::{complete, open};
 use super::packet::Hook;
-use super::place::{lead, place};
 use super::retry::retry;
 use super::select::select;
 use super::step::Step;
@@ -18,7 +18,7 @@ use crate::state::tcp_flag;
 #[inline(always)]
 pub fn decide<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) {
     let mut step = begin(tables, work, hook);
-    if step == Step::Passed {
+    if step == Step::Unrelated {
         return work.verdict.pass();
     }
     if step == Step::Syn {
@@ -27,7 +27,7 @@ pub fn decide<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<
     if step.keeps() {
         step = keep(tables, work, hook, step);
     }
-    if step == Step::Open {
+    if step == Step::Handshake {
         step = open(tables, work, hook, step);
     }
     if step == Step::Retry {
@@ -36,15 +36,15 @@ pub fn decide<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<
     if step == Step::Select {
         step = select(tables, work, hook, step);
     }
-    if step == Step::Unseen {
+    if step == Step::MidStream {
         step = complete(tables, work, hook, step);
     }
     if step == Step::Direct {
         step = direct(tables, work, hook, step);
     }
-    if step == Step::Place {
+    if step == Step::Allocate {
         step = lead(tables, work, hook, step);
-        place(tables, work, hook, step);
+        allocate(tables, work, hook, step);
     }
 }
 
@@ -56,7 +56,7 @@ pub fn begin<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N
         return established(tables, work, hook, entry);
     }
     let step = unknown(tables, work, hook);
-    if step != Step::Passed {
+    if step != Step::Unrelated {
         work.begin();
     }
     step
@@ -68,13 +68,13 @@ fn unknown<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook: H
     let packet = &work.packet;
     // Other segments meet no handshake before their service was looked up, but one that has lost its entries.
     let may_be_handshake = packet.is_udp() || packet.tcp_flags & (tcp_flag::SYN | tcp_flag::RST) != 0;
-    if (may_be_handshake || tables.resumes()) && tables.may_be_half_open(&packet.key) {
-        return Step::Open;
+    if (may_be_handshake || tables.is_after_flood()) && tables.may_be_half_open(&packet.key) {
+        return Step::Handshake;
     }
     if !is_unrelated(tables, work, hook) {
         return Step::Select;
     }
-    if hook.has(Hook::FROM_CLIENT) && packet.begins() { Step::Direct } else { Step::Passed }
+    if hook.has(Hook::FROM_CLIENT) && packet.begins() { Step::Direct } else { Step::Unrelated }
 }
 
 /// Whether the packet asks for no service and for no address that only a service may have, or is not asked for one here.
@@ -83,5 +83,5 @@ fn is_unrelated<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, ho
     // For what another node has chosen, the destination says nothing.
     let is_chosen = hook.has(Hook::FROM_OUTSIDE) && work.is_chosen();
     let dst = &work.packet.key.dst;
-    !hook.has(Hook::REQUESTS) || (!is_chosen && tables.is_stranger(dst) && !tables.may_be_in_service_cidr(dst))
+    !hook.has(Hook::REQUESTS) || (!is_chosen && tables.is_ruled_out(dst) && !tables.may_be_in_service_cidr(dst))
 }

@@ -34,7 +34,7 @@ pub(super) fn is_meant<const N: usize>(work: &Work<N>) -> bool {
 #[inline(never)]
 pub(super) fn follow<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now_s: u32) -> bool {
     let now = Now::from_ds(now_s.saturating_mul(10));
-    let resumes = work.verdict.outcome == Outcome::RefusedNoFlow && tables.resumes();
+    let resumes = work.verdict.outcome == Outcome::RefusedNoFlow && tables.is_after_flood();
     if work.is_chosen() {
         return resumes && arrived(tables, work, hook, true) == Picked::Backend;
     }
@@ -137,7 +137,7 @@ pub fn quoted_elsewhere<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut
 }
 
 /// Copies the frontend of a packet that came in an outer header: a node port is served at any address, all zeroes, but at no pod's
-/// and at no stranger's that names no backend, for overlays have such headers, too. `false`: the agent is at it.
+/// and at none from elsewhere that names no backend, for overlays have such headers, too. `false`: the agent is at it.
 #[inline(never)]
 fn frontend<const N: usize, T: Tables<N>>(
     tables: &mut T,

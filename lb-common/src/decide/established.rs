@@ -49,16 +49,16 @@ fn original<const N: usize, T: FlowTables<N>>(
         }
         Transition::Move => {
             work.beginning = Outcome::Moved;
-            return Step::Anew;
+            return Step::Reselect;
         }
-        Transition::New => return Step::Anew,
+        Transition::New => return Step::Reselect,
         _ => {}
     }
     verdict.translate(Action::ToBackend, flow, forwarded(flow), hook.has(Hook::ROUTED));
     let (protocol, flags) = (packet.key.protocol, packet.tcp_flags);
     let state = state::after_forward(flow.state, protocol, flags);
     let ended = state::ends(protocol, flags, flow_flags::CLIENT_ENDED);
-    if commit::seen(tables, entry, flow, now, state, ended) { Step::Books } else { Step::Decided }
+    if commit::seen(tables, entry, flow, now, state, ended) { Step::Refresh } else { Step::Decided }
 }
 
 #[inline(always)]
@@ -76,14 +76,14 @@ fn reply<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, h
             verdict.evict(packet, flow.backend);
             return Step::Decided;
         }
-        Transition::Over => return Step::Forget,
+        Transition::Over => return Step::Remove,
         _ => {}
     }
     verdict.translate(Action::ToClient, flow, Outcome::Replied, route);
     let (protocol, flags) = (packet.key.protocol, packet.tcp_flags);
     let state = state::after_reply(flow.state, protocol, flags);
     let ended = state::ends(protocol, flags, flow_flags::BACKEND_ENDED);
-    if commit::seen(tables, entry, flow, now, state, ended) { Step::Books } else { Step::Decided }
+    if commit::seen(tables, entry, flow, now, state, ended) { Step::Refresh } else { Step::Decided }
 }
 
 /// A packet of the client that is no SYN.
@@ -131,7 +131,7 @@ pub(super) const fn forwarded<const N: usize>(flow: &Flow<N>) -> Outcome {
 #[inline(always)]
 pub fn keep<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, step: Step) -> Step {
     work.connection.set_keys(&work.packet.key);
-    if step == Step::Books {
+    if step == Step::Refresh {
         if !commit::sync(tables, work) {
             let flow = &work.connection.entry().flow;
             let link = fast_path::opposite_link(tables, flow, &work.packet.key.src, hook);
@@ -140,7 +140,7 @@ pub fn keep<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>
         return Step::Decided;
     }
     commit::remove(tables, work);
-    if step == Step::Anew { Step::Select } else { Step::Decided }
+    if step == Step::Reselect { Step::Select } else { Step::Decided }
 }
 
 /// The step for a SYN of the client on the tuple of an established connection, or the backend's answer to one.
@@ -156,7 +156,7 @@ fn syn_original<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Wor
     match of_syn(tables, &work.packet, &work.connection.original.flow, now) {
         Transition::Reopen if commit::reopen(tables, work, now) => {}
         Transition::Forward => {}
-        _ => return Step::Anew,
+        _ => return Step::Reselect,
     }
     let flow = &work.connection.original.flow;
     work.verdict.translate(Action::ToBackend, flow, forwarded(flow), hook.has(Hook::ROUTED));

@@ -46,7 +46,7 @@ pub(super) fn opposite_link<const N: usize, T: Tables<N>>(
 fn comes_its_way<const N: usize, T: Tables<N>>(tables: &mut T, flow: &Flow<N>, hook: Hook) -> bool {
     // Replies of a connection to another node come by the link that it leads to, as the reverse path filter would have it.
     let is_external = flow.flags & flow_flags::REPLY != 0 && flow_link::way(flow.link) != 0;
-    if !hook.has(Hook::HANDS_OVER) || is_external != hook.has(Hook::FROM_OUTSIDE) {
+    if !hook.has(Hook::FAST_PATH) || is_external != hook.has(Hook::FROM_OUTSIDE) {
         return false;
     }
     !is_external || flow_link::beyond(tables.link()) == flow_link::way(flow.link)

@@ -69,7 +69,7 @@ pub(super) fn completes<const N: usize, T: Tables<N>>(
     flow.flags & flow_flags::REPLY == 0
         && entry.flags & half_open_flags::SECOND == 0
         && (packet.key.protocol != TCP || distance <= LARGEST_WINDOW)
-        && if flow.port == 0 { !tables.pressed() } else { acknowledges_answer(packet, entry) }
+        && if flow.port == 0 { !tables.is_flood() } else { acknowledges_answer(packet, entry) }
         && !expired(tables, packet.key.protocol, flow, now)
 }
 

@@ -6,6 +6,7 @@
 //! its caller's stack.
 
 mod affinity;
+mod allocate;
 mod client;
 mod collision;
 mod commit;
@@ -25,7 +26,6 @@ mod open;
 mod outlier;
 mod packet;
 mod pick;
-mod place;
 mod rate;
 mod related;
 mod retry;
@@ -40,6 +40,7 @@ mod vip;
 mod work;
 
 pub use affinity::{holds, recall, remember, stick};
+pub use allocate::{allocate, lead};
 pub use client::{Asker, Client};
 pub use collision::direct;
 pub use commit::handshake::{accept, establish};
@@ -54,7 +55,6 @@ pub use open::{complete, open};
 pub use outlier::{accuse, answered, is_suspect};
 pub use packet::{Hook, Now, Packet};
 pub use pick::{Pick, Picked, Wish};
-pub use place::{lead, place};
 pub use rate::{Pace, fresh};
 pub use related::{concerns, foreign, later_fragment, malformed, stray_fragment};
 pub use retry::retry;

@@ -23,16 +23,16 @@ impl Hook {
     /// The packet has been routed already, to where its old destination lies.
     pub const ROUTED: u8 = 64;
     /// Packets can take the fast path from here, past the host's stack.
-    pub const HANDS_OVER: u8 = 128;
+    pub const FAST_PATH: u8 = 128;
 
     /// tc ingress of a pod's link.
-    pub const POD_IN: Self = Self(Self::FROM_CLIENT | Self::REQUESTS | Self::EARLY_REPLIES | Self::HANDS_OVER);
+    pub const POD_IN: Self = Self(Self::FROM_CLIENT | Self::REQUESTS | Self::EARLY_REPLIES | Self::FAST_PATH);
     /// tc egress of a pod's link.
     pub const POD_OUT: Self = Self(Self::REPLIES);
     /// tc ingress of a bridge.
     pub const BRIDGE_IN: Self = Self(Self::REQUESTS | Self::CATCH_ALL | Self::EARLY_REPLIES);
     /// tc ingress of an external or tunnel link.
-    pub const NODE_IN: Self = Self(Self::NODE_IN_L3.0 | Self::HANDS_OVER);
+    pub const NODE_IN: Self = Self(Self::NODE_IN_L3.0 | Self::FAST_PATH);
     /// The same of a link without link-layer header.
     pub const NODE_IN_L3: Self = Self(Self::REQUESTS | Self::EARLY_REPLIES | Self::FROM_OUTSIDE);
     /// tc egress of an external or tunnel link.

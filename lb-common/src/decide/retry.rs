@@ -23,7 +23,7 @@ pub fn retry<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N
         refused(tables, work, now);
     } else if may_leave(tables, work) && another(tables, work, false, now) {
         leave(work, hook, now);
-        return Step::Place;
+        return Step::Allocate;
     } else {
         open::forward(tables, work, hook, now);
     }

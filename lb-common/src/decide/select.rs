@@ -44,7 +44,7 @@ pub fn select<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, 
     }
     // The verdict holds if there is no such connection.
     let may_be_known = matches!(picked, Picked::Denied | Picked::Empty | Picked::Unasked);
-    if may_be_known && !packet.begins() { Step::Unseen } else { Step::Decided }
+    if may_be_known && !packet.begins() { Step::MidStream } else { Step::Decided }
 }
 
 #[inline(always)]
@@ -109,7 +109,7 @@ pub fn pick<const N: usize, T: Tables<N>>(
             return Picked::Limited;
         }
         let is_shared = as_any_node(&pick.service, client);
-        let by_tuple = client != Client::Near && key.protocol != UDP && tables.pressed();
+        let by_tuple = client != Client::Near && key.protocol != UDP && tables.is_flood();
         if !by_tuple && !is_shared && pick.service.affinity_timeout_s != 0 && stuck(tables, key, netns, now.ds, pick) {
             return Picked::Backend;
         }
@@ -170,7 +170,7 @@ pub(super) fn found<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wor
     }
     nat::aim(work, hook);
     work.allocation = allocation::KEEP_PORT;
-    if hook.has(Hook::FROM_OUTSIDE) && !is_udp && tables.pressed() {
+    if hook.has(Hook::FROM_OUTSIDE) && !is_udp && tables.is_flood() {
         work.allocation |= allocation::BY_TUPLE;
         work.beginning = Outcome::SelectedByTuple;
     }
@@ -180,5 +180,5 @@ pub(super) fn found<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wor
         work.verdict.drop(Outcome::DroppedNoAddress);
         return Step::Decided;
     }
-    Step::Place
+    Step::Allocate
 }

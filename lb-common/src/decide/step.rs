@@ -9,25 +9,25 @@ pub enum Step {
     /// [`super::syn`]: a SYN, or what accepts one, on the tuple of an answered flow.
     Syn,
     /// [`super::keep`]: the verdict stands, the other direction's entry is behind.
-    Books,
+    Refresh,
     /// [`super::keep`]: the flow that was found is over, and the packet is none of its.
-    Forget,
+    Remove,
     /// [`super::keep`]: as above, then [`super::select`].
-    Anew,
+    Reselect,
     /// [`super::open`]: of no answered flow; it may be of one that is not answered yet.
-    Open,
+    Handshake,
     /// [`super::retry`]: nobody answers the flow, or its backend refused it.
     Retry,
     /// [`super::select`]: the first packet of a flow.
     Select,
     /// [`super::complete`]: a segment of a service that begins no flow.
-    Unseen,
+    MidStream,
     /// [`super::direct`]: the destination is no service's.
     Direct,
-    /// [`super::place`]: a flow is to get its entries.
-    Place,
+    /// [`super::allocate`]: a flow is to get its entries.
+    Allocate,
     /// Nothing: the packet is nobody's and passes. No verdict stands in `work`. Comes from [`super::begin`] alone.
-    Passed,
+    Unrelated,
 }
 
 impl Step {
@@ -35,6 +35,6 @@ impl Step {
     #[inline(always)]
     #[must_use]
     pub const fn keeps(self) -> bool {
-        matches!(self, Self::Books | Self::Forget | Self::Anew)
+        matches!(self, Self::Refresh | Self::Remove | Self::Reselect)
     }
 }

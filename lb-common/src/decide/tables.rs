@@ -32,7 +32,7 @@ pub trait Tables<const N: usize> {
     /// Whether a source range of this service port holds the address.
     fn admitted(&mut self, service: u32, address: &[u8; N]) -> bool;
     /// Whether the address is certainly no service's: of no frontend, and no other one that packets are refused at. `false`: it may be one.
-    fn is_stranger(&mut self, address: &[u8; N]) -> bool;
+    fn is_ruled_out(&mut self, address: &[u8; N]) -> bool;
     /// Whether the address may be in a service CIDR. `false`: it is in none.
     fn may_be_in_service_cidr(&mut self, address: &[u8; N]) -> bool;
     /// Whether there may be a half-open entry under this key.
@@ -46,9 +46,9 @@ pub trait Tables<const N: usize> {
     /// A half-open flow has become an open one.
     fn opened(&mut self, now_s: u32);
     /// Whether half-open flows are made faster than their table holds them for [`crate::limits::HALF_OPEN_HELD_S`].
-    fn pressed(&mut self) -> bool;
-    /// Whether that was so within [`crate::limits::RESUMED_S`]: flows that were made by rule alone may have lost their entries.
-    fn resumes(&mut self) -> bool;
+    fn is_flood(&mut self) -> bool;
+    /// Whether that was so within [`crate::limits::AFTER_FLOOD_S`]: flows that were made by rule alone may have lost their entries.
+    fn is_after_flood(&mut self) -> bool;
     /// Whether the adoption window is open: connections may be known to the host's NAT that were made before the node's first start.
     fn adopts(&mut self, now_s: u32) -> bool;
     /// What was seen of a backend; zeroes, if that was an earlier one of its id. `None`: there is no such id.

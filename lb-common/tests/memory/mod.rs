@@ -11,7 +11,7 @@ use lb_common::decide::{
     Accepted, Connection, Established, FlowTables, Hook, NotInserted, Pace, Packet, Pick, Reserved, Tables, Verdict,
     Work, accept, decide, establish, fresh, look, reserve,
 };
-use lb_common::limits::{PRESSED_S, RESUMED_S};
+use lb_common::limits::{AFTER_FLOOD_S, FLOOD_S};
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, SYN};
 use lb_common::state::{SourcePorts, Timeouts};
@@ -45,11 +45,11 @@ pub struct Memory<const N: usize = 4> {
     /// How many flow entries fit.
     pub capacity: usize,
     /// Half-open flows made in the second: which one, how many.
-    pub haste: (u32, u32),
+    pub syn_counts: (u32, u32),
     /// More of them are too many; 0: never.
     pub most_half_open: u32,
     /// Until when flows are made by rule alone.
-    pub pressed_until_s: u32,
+    pub flood_until_s: u32,
     /// Until when unknown segments are left to the host's stack; 0: never.
     pub adoption_until_s: u32,
     /// The numbers by which another processor marks all half-open entries as answered, right after the next look-up of one.
@@ -82,9 +82,9 @@ impl<const N: usize> Memory<N> {
             notes: Vec::new(),
             sources: Vec::new(),
             capacity: usize::MAX,
-            haste: (0, 0),
+            syn_counts: (0, 0),
             most_half_open: 0,
-            pressed_until_s: 0,
+            flood_until_s: 0,
             adoption_until_s: 0,
             answered_meanwhile: None,
             now_ns: 1_000_000_000_000,
@@ -148,8 +148,8 @@ impl<const N: usize> Tables<N> for Memory<N> {
         self.sources.iter().any(|(id, range, bits)| *id == service && holds(range, *bits, address))
     }
 
-    /// The most that the table of the programs may say: whoever is not known is a stranger.
-    fn is_stranger(&mut self, address: &[u8; N]) -> bool {
+    /// The most that the table of the programs may say: every address that is not known is ruled out.
+    fn is_ruled_out(&mut self, address: &[u8; N]) -> bool {
         let is_known = self.services.keys().any(|key| key.address == *address)
             || self.vips.contains_key(&VipKey { address: *address });
         !is_known
@@ -196,28 +196,28 @@ impl<const N: usize> Tables<N> for Memory<N> {
         if self.most_half_open == 0 {
             return;
         }
-        if self.haste.0 != now_s {
-            self.haste = (now_s, 0);
+        if self.syn_counts.0 != now_s {
+            self.syn_counts = (now_s, 0);
         }
-        self.haste.1 += 1;
-        if self.haste.1 > self.most_half_open {
-            self.pressed_until_s = now_s + PRESSED_S;
+        self.syn_counts.1 += 1;
+        if self.syn_counts.1 > self.most_half_open {
+            self.flood_until_s = now_s + FLOOD_S;
         }
     }
 
     fn opened(&mut self, now_s: u32) {
-        if self.haste.0 == now_s {
-            self.haste.1 = self.haste.1.saturating_sub(1);
+        if self.syn_counts.0 == now_s {
+            self.syn_counts.1 = self.syn_counts.1.saturating_sub(1);
         }
     }
 
-    fn pressed(&mut self) -> bool {
-        self.pressed_until_s != 0 && self.now_ns / 1_000_000_000 <= u64::from(self.pressed_until_s)
+    fn is_flood(&mut self) -> bool {
+        self.flood_until_s != 0 && self.now_ns / 1_000_000_000 <= u64::from(self.flood_until_s)
     }
 
-    fn resumes(&mut self) -> bool {
-        self.pressed_until_s != 0
-            && self.now_ns / 1_000_000_000 <= u64::from(self.pressed_until_s) + u64::from(RESUMED_S)
+    fn is_after_flood(&mut self) -> bool {
+        self.flood_until_s != 0
+            && self.now_ns / 1_000_000_000 <= u64::from(self.flood_until_s) + u64::from(AFTER_FLOOD_S)
     }
 
     fn adopts(&mut self, now_s: u32) -> bool {

@@ -12,13 +12,13 @@ mod cidr_cover;
 mod clients;
 mod crc32c;
 mod decide;
+mod flood;
 mod host_sockets;
 mod lifetimes;
 #[path = "../memory/mod.rs"]
 mod memory;
 mod openings;
 mod outside;
-mod pressure;
 mod rare;
 mod rate;
 mod schedulers;

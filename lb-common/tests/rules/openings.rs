@@ -72,7 +72,7 @@ fn a_request_that_overtakes_the_acknowledgement_on_another_processor_reaches_its
     let mut step = begin(&mut tables, &mut request, Hook::POD_IN);
     assert_eq!(step, Step::Select);
     step = select(&mut tables, &mut request, Hook::POD_IN, step);
-    assert_eq!(step, Step::Unseen);
+    assert_eq!(step, Step::MidStream);
     assert_eq!(tables.ask(asks(TCP, 4000), ACK, Hook::POD_IN).outcome, Outcome::Forwarded);
     assert_eq!(complete(&mut tables, &mut request, Hook::POD_IN, step), Step::Decided);
     assert_eq!((request.verdict.action, request.verdict.outcome), (Action::ToBackend, Outcome::Forwarded));

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use lb_common::limits::STRANGERS;
-use lb_common::strangers::{WORDS, bit, place};
+use lb_common::limits::VIP_FILTER_BITS;
+use lb_common::vip_filter::{WORDS, bit, place};
 
 #[test]
 fn every_address_has_a_place_in_the_table() {
@@ -11,7 +11,7 @@ fn every_address_has_a_place_in_the_table() {
         let (word, mask) = place(bit(&address));
         assert!(word < WORDS && mask.is_power_of_two(), "{address:?}");
     }
-    assert!(bit(&[255; 16]) < STRANGERS && bit(&[0; 16]) == 0);
+    assert!(bit(&[255; 16]) < VIP_FILTER_BITS && bit(&[0; 16]) == 0);
 }
 
 #[test]
@@ -23,7 +23,7 @@ fn addresses_that_count_up_share_no_bit() {
 }
 
 #[test]
-fn few_strangers_share_a_bit_with_a_hundred_thousand_services() {
+fn few_other_addresses_share_a_bit_with_a_hundred_thousand_services() {
     let services: BTreeSet<u32> = (0..100_000_u32).map(|n| bit(&(0x0a60_0000 + n).to_be_bytes())).collect();
     let pods = (0..60_000_u32).filter(|n| services.contains(&bit(&(0x0af4_0000 + n).to_be_bytes()))).count();
     assert!(pods < 60_000 / 20, "{pods} of 60000 pods");

@@ -35,13 +35,13 @@ pub fn go_on<const N: usize>(skb: *mut __sk_buff, scratch: &mut Scratch<N>, step
         // Of an ICMP error that is shown as a RST, only the connection's own answer counts.
         Step::Retry => TcStage::Retry,
         _ if scratch.is_icmp_refusal => TcStage::Verdict,
-        Step::Syn | Step::Books | Step::Forget | Step::Anew => TcStage::Established,
-        Step::Open => TcStage::Handshake,
-        Step::Unseen => TcStage::Complete,
+        Step::Syn | Step::Refresh | Step::Remove | Step::Reselect => TcStage::Established,
+        Step::Handshake => TcStage::Handshake,
+        Step::MidStream => TcStage::Complete,
         Step::Select => TcStage::Select,
         Step::Direct if scratch.point.hook().has(Hook::FROM_CLIENT) => TcStage::Direct,
-        Step::Place => TcStage::Allocate,
-        Step::Direct | Step::Decided | Step::Passed => TcStage::Verdict,
+        Step::Allocate => TcStage::Allocate,
+        Step::Direct | Step::Decided | Step::Unrelated => TcStage::Verdict,
     };
     // What may be a service's packet goes no further without the program that knows.
     tail_call::tc::<N>(skb, stage, if step == Step::Direct { NEXT } else { DROP })
@@ -68,5 +68,5 @@ where
     if hook.has(Hook::FROM_CLIENT) && FAST_PATH_ON.load() != 0 {
         step = decide::lead(tables, work, hook, step);
     }
-    decide::place(tables, work, hook, step)
+    decide::allocate(tables, work, hook, step)
 }

@@ -3,12 +3,10 @@
 //! The ordinary path reads what is ordinary and leaves all else aside, to here.
 
 use aya_ebpf::bindings::__sk_buff;
-use lb_common::abi::{FlowKey, SCTP, TCP, UDP};
-use lb_common::decide::Packet;
+use lb_common::abi::FlowKey;
 
 use crate::maps::QUOTE;
-use crate::parse::{IPV4_HEADER, IPV6_HEADER, TCP_HEADER, UDP_HEADER};
-use crate::tc::sctp;
+use crate::parse::{IPV4_HEADER, IPV6_HEADER};
 use crate::tc::skb::load;
 
 /// Protocol numbers of ICMP and ICMPv6.
@@ -242,44 +240,6 @@ fn end(extent: Extent, network: usize, length: usize, from: usize) -> Result<usi
         }
         Extent::Packet(_) => Err(Odd::Malformed),
     }
-}
-
-/// Reads the transport header into the packet, whose addresses stand there already.
-#[inline(always)]
-pub fn transport<const N: usize>(skb: *mut __sk_buff, headers: &Headers, packet: &mut Packet<N>) -> Result<(), Odd> {
-    let room = headers.end.saturating_sub(headers.transport);
-    let mut header = [0u8; TCP_HEADER];
-    // The shortest header of all; the longest one is read where it matters.
-    let mut first = [0u8; UDP_HEADER];
-    load(skb, headers.transport, &mut first).map_err(|_| Odd::Malformed)?;
-    packet.key.src_port = u16::from_be_bytes([first[0], first[1]]);
-    packet.key.dst_port = u16::from_be_bytes([first[2], first[3]]);
-    packet.tcp_flags = 0;
-    packet.seq = 0;
-    packet.ack = 0;
-    packet.pad = [0; 3];
-    match headers.protocol {
-        TCP => {
-            load(skb, headers.transport, &mut header).map_err(|_| Odd::Malformed)?;
-            let length = usize::from(header[12] >> 4) * 4;
-            if length < TCP_HEADER || length > room {
-                return Err(Odd::Malformed);
-            }
-            packet.seq = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
-            packet.ack = u32::from_be_bytes([header[8], header[9], header[10], header[11]]);
-            packet.tcp_flags = header[13];
-        }
-        UDP => {
-            let length = usize::from(u16::from_be_bytes([first[4], first[5]]));
-            // A first fragment's length is that of the whole datagram.
-            if length < UDP_HEADER || (headers.piece == Piece::Whole && length > room) {
-                return Err(Odd::Malformed);
-            }
-        }
-        SCTP => sctp::read(skb, headers, packet)?,
-        _ => return Err(Odd::Foreign),
-    }
-    Ok(())
 }
 
 #[inline(always)]

@@ -121,7 +121,7 @@ where
     }
     decide::as_refusal(work, sequence);
     scratch.is_icmp_refusal = true;
-    scratch.step = Step::Open;
+    scratch.step = Step::Handshake;
     TcStage::Handshake
 }
 

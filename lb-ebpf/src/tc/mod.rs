@@ -20,6 +20,7 @@ mod sctp;
 mod skb;
 mod slow_path;
 mod stages;
+mod transport;
 mod verdict;
 
 use aya_ebpf::bindings::__sk_buff;
@@ -113,7 +114,7 @@ where
     // SAFETY: reads the context.
     let mut tables = Kernel::at(skb.cast(), unsafe { (*skb).ifindex });
     match begin::<N, Kernel>(&mut tables, &mut scratch.work, P::POINT.hook()) {
-        Step::Passed => {
+        Step::Unrelated => {
             counters::outcome(Outcome::Passed, Counter::Packet);
             NEXT
         }

@@ -16,6 +16,7 @@ use crate::tc::decision;
 use crate::tc::forward::{DROP, NEXT};
 use crate::tc::fragments;
 use crate::tc::headers::{self, Extent, Headers, Odd, Piece, is_icmp};
+use crate::tc::transport;
 
 /// [`TcStage::Parse`]: reads the packet into the scratch record, and says which program goes on.
 #[inline(always)]
@@ -32,7 +33,7 @@ where
     let found = headers::network(skb, network, Extent::Packet(length as usize), &mut packet.key);
     let found = found.and_then(|headers| {
         if headers.piece != Piece::Later && matches!(headers.protocol, TCP | UDP | SCTP) {
-            headers::transport(skb, &headers, packet)?;
+            transport::read(skb, &headers, packet)?;
         }
         Ok(headers)
     });
@@ -109,7 +110,7 @@ where
     // SAFETY: reads the context.
     let mut tables = Kernel::at(skb.cast(), unsafe { (*skb).ifindex });
     let step = begin::<N, Kernel>(&mut tables, &mut scratch.work, scratch.point.hook());
-    if step == Step::Passed {
+    if step == Step::Unrelated {
         counters::outcome(Outcome::Passed, Counter::Packet);
         return NEXT;
     }

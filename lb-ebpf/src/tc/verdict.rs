@@ -85,8 +85,7 @@ where
     }
     let end = End::of(work);
     let is_reply = end == End::Source;
-    if hook.has(Hook::HANDS_OVER) && FAST_PATH_ON.load() != 0 && link != 0 && (is_reply || hook.has(Hook::FROM_CLIENT))
-    {
+    if hook.has(Hook::FAST_PATH) && FAST_PATH_ON.load() != 0 && link != 0 && (is_reply || hook.has(Hook::FROM_CLIENT)) {
         let peer = match () {
             () if peer.is_some() => peer,
             () if is_reply => fast_path::peer(link),

@@ -24,7 +24,7 @@ where
     scratch.transport = transport as u32;
     match begin::<N, Kernel>(&mut tables, &mut scratch.work, Hook::XDP) {
         // tc counts what passes; a packet is counted once.
-        Step::Passed => XDP_PASS,
+        Step::Unrelated => XDP_PASS,
         Step::Decided => verdict::act(context, scratch),
         step => go_on(context, scratch, step),
     }
@@ -54,14 +54,14 @@ where
 fn go_on<const N: usize>(context: *mut xdp_md, scratch: &mut Scratch<N>, step: Step) -> u32 {
     scratch.step = step;
     let stage = match step {
-        Step::Syn | Step::Books | Step::Forget | Step::Anew => XdpStage::Established,
-        Step::Open => XdpStage::Handshake,
-        Step::Unseen => XdpStage::Complete,
+        Step::Syn | Step::Refresh | Step::Remove | Step::Reselect => XdpStage::Established,
+        Step::Handshake => XdpStage::Handshake,
+        Step::MidStream => XdpStage::Complete,
         Step::Select => XdpStage::Select,
-        Step::Place => XdpStage::Allocate,
+        Step::Allocate => XdpStage::Allocate,
         // No client's link is an external one: what is left to do, tc does.
         Step::Retry => return verdict::leave_to_tc(),
-        Step::Direct | Step::Decided | Step::Passed => XdpStage::Verdict,
+        Step::Direct | Step::Decided | Step::Unrelated => XdpStage::Verdict,
     };
     tail_call::xdp::<N>(context, stage, XDP_PASS)
 }

@@ -30,7 +30,7 @@ stages! {
     xdp_handshake4, xdp_handshake6: |context| decision::run::<N>(context, decide::open), N;
     xdp_complete4, xdp_complete6: |context| decision::run::<N>(context, decide::complete), N;
     xdp_select4, xdp_select6: |context| decision::run::<N>(context, decide::select), N;
-    xdp_allocate4, xdp_allocate6: |context| decision::run::<N>(context, decide::place), N;
+    xdp_allocate4, xdp_allocate6: |context| decision::run::<N>(context, decide::allocate), N;
     xdp_verdict4, xdp_verdict6: |context| verdict::run::<N>(context), N;
     xdp_route4, xdp_route6: |context| route::run::<N>(context), N;
     xdp_encap4, xdp_encap6: |context| dsr::encapsulate::<N>(context), N;

@@ -10,7 +10,7 @@ use lb_common::abi::{self, backend_flags, backend_state, frontend_kind, service_
 
 use super::MemoryStore;
 use crate::{
-    maps::{from_chars, strangers::is_stranger},
+    maps::{from_chars, vip_filter::is_ruled_out},
     model::{Family, Monotonic, Protocol},
     plan::{BackendId, BackendRecord, Frontend},
 };
@@ -125,8 +125,8 @@ impl MemoryStore {
         let now = self.frontends.iter().flat_map(|(frontend, entry)| self.problems_of(*frontend, entry));
         let then = self.held.iter().flat_map(|(frontend, entry)| self.problems_of_old(*frontend, entry));
         let addresses = self.frontends.keys().map(|frontend| frontend.address).chain(self.vips.keys().copied());
-        let passed_by = addresses.filter(|address| is_stranger(&self.strangers, *address));
-        now.chain(then).chain(passed_by.map(|address| format!("{address} is held for a stranger"))).collect()
+        let passed_by = addresses.filter(|address| is_ruled_out(&self.vip_filter, *address));
+        now.chain(then).chain(passed_by.map(|address| format!("{address} is ruled out by the VIP filter"))).collect()
     }
 
     fn problems_of_old(&self, frontend: Frontend, entry: &abi::Service) -> Vec<String> {

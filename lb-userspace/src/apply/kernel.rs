@@ -279,15 +279,15 @@ impl Store for KernelStore {
         self.apply_all(&[op]).pop().unwrap_or(Ok(()))
     }
 
-    fn write_strangers(&mut self, words: &[u64]) {
-        if let Some(strangers) = &self.maps.strangers {
-            strangers.write(words);
+    fn write_vip_filter(&mut self, words: &[u64]) {
+        if let Some(vip_filter) = &self.maps.vip_filter {
+            vip_filter.write(words);
         }
     }
 
     fn apply_all(&mut self, ops: &[&Op]) -> Results {
-        if let Some(strangers) = &self.maps.strangers {
-            ops.iter().filter_map(|op| op.address()).for_each(|address| strangers.know(address));
+        if let Some(vip_filter) = &self.maps.vip_filter {
+            ops.iter().filter_map(|op| op.address()).for_each(|address| vip_filter.know(address));
         }
         let sorted = Self::sort(ops);
         let mut results: Results = ops.iter().map(|_| Ok(())).collect();

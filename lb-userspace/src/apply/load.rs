@@ -13,7 +13,7 @@ use super::{
     records,
 };
 use crate::{
-    maps::{MapError, Pinned, Strangers, Table},
+    maps::{MapError, Pinned, Table, VipFilter},
     model::Family,
     plan::{BackendId, Loaded, Part, Stray},
 };
@@ -34,7 +34,7 @@ pub(super) fn load(maps: &Pinned, part: Part, loaded: &mut Loaded) -> Result<(),
         Part::Sources(Family::V6) => sources(&maps.sources6, loaded)?,
         Part::Vips(Family::V4) => vips(&maps.vips4, loaded)?,
         Part::Vips(Family::V6) => vips(&maps.vips6, loaded)?,
-        Part::Strangers => loaded.strangers = maps.strangers.as_ref().map(Strangers::read).unwrap_or_default(),
+        Part::VipFilter => loaded.vip_filter = maps.vip_filter.as_ref().map(VipFilter::read).unwrap_or_default(),
         Part::Config => {
             maps.calls.add();
             let config = maps.config.get(&0, 0);

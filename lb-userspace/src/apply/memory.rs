@@ -11,7 +11,7 @@ use lb_common::abi;
 
 use super::{Store, StoreError, records};
 use crate::{
-    maps::strangers,
+    maps::vip_filter,
     model::Family,
     plan::{self, BackendId, BackendRecord, Capacities, Endpoints, Frontend, Loaded, Op, Part, Range, Stray, config},
 };
@@ -32,7 +32,7 @@ pub struct MemoryStore {
     pub sources: BTreeMap<(u32, IpNet), abi::Source>,
     pub vips: BTreeMap<IpAddr, abi::Vip>,
     /// In words; empty: nobody is held for one.
-    pub strangers: Vec<u64>,
+    pub vip_filter: Vec<u64>,
     /// Revision and time of the last complete run.
     pub programmed: Option<(u64, u32)>,
     /// Backends that some flow refers to.
@@ -61,7 +61,7 @@ impl MemoryStore {
             slots: BTreeMap::new(),
             sources: BTreeMap::new(),
             vips: BTreeMap::new(),
-            strangers: Vec::new(),
+            vip_filter: Vec::new(),
             programmed: None,
             flows: BTreeSet::new(),
             log: Vec::new(),
@@ -167,7 +167,7 @@ impl Store for MemoryStore {
                 let of_family = self.vips.iter().filter(|(address, _)| Family::of(**address) == family);
                 loaded.vips.extend(of_family.map(|(address, vip)| (*address, *vip)));
             }
-            Part::Strangers => loaded.strangers.clone_from(&self.strangers),
+            Part::VipFilter => loaded.vip_filter.clone_from(&self.vip_filter),
             Part::Config => {
                 let (revision, programmed_ds) = self.programmed.unwrap_or_default();
                 loaded.config = Some(config(revision, programmed_ds));
@@ -184,8 +184,8 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    fn write_strangers(&mut self, words: &[u64]) {
-        self.strangers = words.to_vec();
+    fn write_vip_filter(&mut self, words: &[u64]) {
+        self.vip_filter = words.to_vec();
     }
 
     /// None of the keys here can be one.
@@ -200,7 +200,7 @@ impl Store for MemoryStore {
 
     fn apply(&mut self, op: &Op) -> Result<(), StoreError> {
         if let Some(address) = op.address() {
-            strangers::know(&mut self.strangers, address);
+            vip_filter::know(&mut self.vip_filter, address);
         }
         self.fail_if_told()?;
         if op.address().is_some_and(|address| self.broken.contains(&address)) {

@@ -14,7 +14,7 @@ use super::{
     writer::{Subject, Writer},
 };
 use crate::{
-    maps::strangers,
+    maps::vip_filter,
     model::{Family, Monotonic, ObjectName, Snapshot},
     plan::{
         BackendId, Book, Changes, Desired, DesiredService, Hold, NodeFacts, PlanSettings, Planner, PortKey, Tables,
@@ -44,7 +44,7 @@ pub struct Programmer<S> {
 }
 
 impl<S: Store> Programmer<S> {
-    /// Takes over what the tables hold. Writes nothing but which addresses are strangers: what a version wrote that knows of none
+    /// Takes over what the tables hold. Writes nothing but which addresses are vip_filter: what a version wrote that knows of none
     /// counts, too, before any program of this one runs.
     pub fn restore(mut store: S, mut settings: PlanSettings, now: Monotonic) -> Result<Self, ApplyError> {
         let mut loaded = store.load()?;
@@ -57,7 +57,7 @@ impl<S: Store> Programmer<S> {
         let ranges: Vec<_> = ranges.into_values().collect();
         let slots = store.slots(&ranges)?;
         loaded.slots = ranges.into_iter().zip(slots).collect();
-        store.write_strangers(&strangers::all_but(loaded.addresses()));
+        store.write_vip_filter(&vip_filter::all_but(loaded.addresses()));
         let mut book = restore(capacities, loaded);
         book.guess_drains(settings.drain_period);
         let reclaim_at = (!book.gone.is_empty()).then(|| now + settings.reclaim_interval);

@@ -48,9 +48,9 @@ pub trait Store {
         ops.iter().map(|op| self.apply(op)).collect()
     }
 
-    /// Writes which addresses are held for strangers ([`Loaded::strangers`]). Each operation that makes an address one of services takes it
+    /// Writes which addresses are held for vip_filter ([`Loaded::vip_filter`]). Each operation that makes an address one of services takes it
     /// out of these first, by itself.
-    fn write_strangers(&mut self, words: &[u64]);
+    fn write_vip_filter(&mut self, words: &[u64]);
 
     /// Takes out an element that nothing of ours can be.
     fn remove_stray(&mut self, stray: &Stray) -> Result<(), StoreError>;

@@ -258,7 +258,7 @@ impl Datapath {
     fn map(&mut self, wanted: &Wanted) -> Result<(), DatapathError> {
         let flag = |links: &BTreeSet<u32>, flag| if links.contains(&wanted.ifindex) { flag } else { 0 };
         let flags = flag(&self.senders, link_flags::XDP_SENDS)
-            | flag(&self.hands_over, link_flags::HANDS_OVER)
+            | flag(&self.hands_over, link_flags::FAST_PATH)
             | flag(&self.outlets, link_flags::SENDS_ON);
         let link = Link { peer_netns_id: wanted.peer_netns_id, role: wanted.role.as_number(), flags };
         if self.mapped.get(&wanted.ifindex) != Some(&link) {

@@ -174,7 +174,7 @@ impl Datapath {
         }
         let (mut kernel, loading) = load::load(&settings, &pins, ports, &mut created)?;
         let (sources, senders) = (Sources::open(pins.maps())?, flagged(&kernel, link_flags::XDP_SENDS));
-        let hands_over = flagged(&kernel, link_flags::HANDS_OVER);
+        let hands_over = flagged(&kernel, link_flags::FAST_PATH);
         let outlets = flagged(&kernel, link_flags::SENDS_ON);
         let mut fast_path = fast_path::Switch::new(settings.fast_path);
         fast_path.begin(&mut kernel.fast_path)?;

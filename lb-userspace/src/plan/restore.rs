@@ -28,8 +28,8 @@ pub struct Loaded {
     pub vips: Vec<(IpAddr, abi::Vip)>,
     /// Backends of this node as other nodes name them: by address and service port id.
     pub endpoints: Vec<((IpAddr, u32), abi::Endpoint)>,
-    /// Bits of addresses that are held for strangers, in words ([`lb_common::strangers`]); empty: nobody is.
-    pub strangers: Vec<u64>,
+    /// Bits of addresses that are held for vip_filter, in words ([`lb_common::vip_filter`]); empty: nobody is.
+    pub vip_filter: Vec<u64>,
     pub config: Option<abi::Config>,
     /// Elements that nothing of ours can be.
     pub strays: Vec<Stray>,
@@ -54,7 +54,7 @@ pub enum Part {
     Services(Family),
     Vips(Family),
     /// Addresses that are certainly no service's: none that the parts before it hold.
-    Strangers,
+    VipFilter,
     Config,
     /// No table: what is written against what is wanted.
     Plan,
@@ -74,7 +74,7 @@ impl Part {
         Self::Services(Family::V6),
         Self::Vips(Family::V4),
         Self::Vips(Family::V6),
-        Self::Strangers,
+        Self::VipFilter,
         Self::Config,
         Self::Plan,
     ];

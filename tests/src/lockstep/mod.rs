@@ -18,7 +18,7 @@ use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues};
 use aya::util::nr_cpus;
 use lb_common::abi::{Bucket, BucketKey, FlowKey};
 use lb_common::decide::{
-    Action, Hook as Bits, Packet, Step, Verdict, Work, begin, complete, decide, keep, open, place, select, syn,
+    Action, Hook as Bits, Packet, Step, Verdict, Work, allocate, begin, complete, decide, keep, open, select, syn,
 };
 use lb_common::outcome::Outcome;
 
@@ -56,9 +56,9 @@ pub struct Tally {
 pub struct Lockstep {
     programs: LoadedPrograms,
     clock: Array<MapData, [u64; 2]>,
-    haste: PerCpuArray<MapData, u64>,
-    pressure: Array<MapData, u32>,
-    surge: Array<MapData, u64>,
+    syn_counts: PerCpuArray<MapData, u64>,
+    flood_until: Array<MapData, u32>,
+    syn_rate: Array<MapData, u64>,
     buckets: HashMap<MapData, BucketKey, Bucket>,
     pub tally: Tally,
 }
@@ -69,15 +69,16 @@ impl Lockstep {
         let object = programs::edited("driven", "driven")?;
         let mut programs = LoadedPrograms::load_from(&object, MOST_HALF_OPEN)?;
         let clock = programs.take_map(".bss")?.try_into()?;
-        let (haste, pressure) = (programs.take_map("haste")?.try_into()?, programs.take_map("pressure")?.try_into()?);
-        let surge = programs.take_map("surge")?.try_into()?;
+        let (syn_counts, flood_until) =
+            (programs.take_map("syn_counts")?.try_into()?, programs.take_map("flood_until")?.try_into()?);
+        let syn_rate = programs.take_map("syn_rate")?.try_into()?;
         programs.know_nobody();
         let buckets = programs.take_map("buckets")?.try_into()?;
         // Each CPU counts for itself.
         let mut own = nix::sched::CpuSet::new();
         own.set(nix::sched::sched_getcpu()?)?;
         nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &own)?;
-        Ok(Self { programs, clock, haste, pressure, surge, buckets, tally: Tally::default() })
+        Ok(Self { programs, clock, syn_counts, flood_until, syn_rate, buckets, tally: Tally::default() })
     }
 
     /// One random world of one family. On a difference it is played again, compared after every packet.
@@ -106,18 +107,18 @@ impl Lockstep {
         host.memory.seed = u32::try_from(random.any() >> 32)?;
         host.memory.most_half_open = MOST_HALF_OPEN;
         let none = PerCpuValues::try_from(vec![0; nr_cpus().map_err(|(_, error)| error)?])?;
-        self.haste.set(0, none, 0)?;
-        self.surge.set(0, 0, 0)?;
+        self.syn_counts.set(0, none, 0)?;
+        self.syn_rate.set(0, 0, 0)?;
         for key in self.buckets.keys().collect::<Result<Vec<_>, _>>()? {
             self.buckets.remove(&key)?;
         }
         tables::set(&mut random, self, &mut host)?;
         // Some worlds begin under a flood.
         if random.one_in(4) {
-            host.memory.pressed_until_s = u32::try_from(host.memory.now_ns / 1_000_000_000)? + FLOOD_S;
+            host.memory.flood_until_s = u32::try_from(host.memory.now_ns / 1_000_000_000)? + FLOOD_S;
         }
-        let begins_until_s = host.memory.pressed_until_s;
-        self.pressure.set(0, begins_until_s, 0)?;
+        let begins_until_s = host.memory.flood_until_s;
+        self.flood_until.set(0, begins_until_s, 0)?;
         host.drive(self)?;
         for step in 1..=steps {
             host.step(&mut random, self)
@@ -126,7 +127,7 @@ impl Lockstep {
                     format!("IPv{}, seed {seed}, step {step}\n{}", if N == 4 { 4 } else { 6 }, host.story.join("\n"))
                 })?;
         }
-        self.tally.floods += u64::from(host.memory.pressed_until_s != begins_until_s);
+        self.tally.floods += u64::from(host.memory.flood_until_s != begins_until_s);
         for (outcome, count) in host.counted {
             *self.tally.outcomes.entry(outcome.name()).or_default() += count;
         }
@@ -244,11 +245,11 @@ where
         same("flow", &flows, &self.memory.flows)?;
         same("half-open", &half_open, &self.memory.half_open)?;
         same("affinity", &affinity, &self.memory.affinity)?;
-        let pressed_until_s = lockstep.pressure.get(&0, 0)?;
+        let flood_until_s = lockstep.flood_until.get(&0, 0)?;
         ensure!(
-            pressed_until_s == self.memory.pressed_until_s,
-            "a flood until {pressed_until_s} s, the host says until {} s",
-            self.memory.pressed_until_s
+            flood_until_s == self.memory.flood_until_s,
+            "a flood until {flood_until_s} s, the host says until {} s",
+            self.memory.flood_until_s
         );
         same("bucket", &lockstep.buckets.iter().collect::<Result<_, _>>()?, &self.memory.buckets)?;
         for backend in 1..=tables::BACKENDS {
@@ -269,7 +270,7 @@ where
 /// As [`decide`], but for the steps that XDP leaves to tc: the packet passes, and is counted as refused there.
 fn decide_at_xdp<const N: usize>(memory: &mut Memory<N>, work: &mut Work<N>) {
     let mut step = begin(memory, work, Bits::XDP);
-    if step == Step::Passed {
+    if step == Step::Unrelated {
         // Nothing stands in a new record, either.
         return;
     }
@@ -279,17 +280,17 @@ fn decide_at_xdp<const N: usize>(memory: &mut Memory<N>, work: &mut Work<N>) {
     if step.keeps() {
         step = keep(memory, work, Bits::XDP, step);
     }
-    if step == Step::Open {
+    if step == Step::Handshake {
         step = open(memory, work, Bits::XDP, step);
     }
     if step == Step::Select {
         step = select(memory, work, Bits::XDP, step);
     }
-    if step == Step::Unseen {
+    if step == Step::MidStream {
         step = complete(memory, work, Bits::XDP, step);
     }
-    if step == Step::Place {
-        step = place(memory, work, Bits::XDP, step);
+    if step == Step::Allocate {
+        step = allocate(memory, work, Bits::XDP, step);
     }
     if step == Step::Retry {
         work.verdict.action = Action::Refuse;

@@ -17,8 +17,8 @@ use lb_common::abi::{Event, Link, StatKey, link_flags, link_role, map_name};
 use lb_common::outcome::Outcome;
 use lb_common::service_cidrs::{self, Cover};
 use lb_common::stages::{TcStage, XdpStage};
-use lb_userspace::maps::Strangers;
-use lb_userspace::maps::strangers::all_but;
+use lb_userspace::maps::VipFilter;
+use lb_userspace::maps::vip_filter::all_but;
 
 pub use sockets::Whose;
 pub use state_tables::StateTables;
@@ -116,8 +116,8 @@ pub struct LoadedPrograms {
     outcomes: PerCpuArray<MapData, u64>,
     stats: aya::maps::PerCpuHashMap<MapData, StatKey, u64>,
     events: RingBuf<MapData>,
-    /// Nobody is a stranger until somebody says so.
-    strangers: Strangers,
+    /// Rules nothing out at first.
+    vip_filter: VipFilter,
     service_cidrs: Array<MapData, Cover>,
 }
 
@@ -152,17 +152,17 @@ impl LoadedPrograms {
         let tables6 = Tables::take(&mut ebpf, slots)?;
         let (state4, state6) = (StateTables::take(&mut ebpf)?, StateTables::take(&mut ebpf)?);
         let links = take(&mut ebpf, map_name::LINKS)?.try_into()?;
-        let turns = take(&mut ebpf, "turns")?.try_into()?;
+        let turns = take(&mut ebpf, "round_robin")?.try_into()?;
         let adoption = take(&mut ebpf, map_name::ADOPTION)?.try_into()?;
         let outcomes = take(&mut ebpf, "outcomes")?.try_into()?;
         let stats = take(&mut ebpf, "stats")?.try_into()?;
         let events = take(&mut ebpf, "events")?.try_into()?;
         let service_cidrs = take(&mut ebpf, map_name::SERVICE_CIDRS)?.try_into()?;
         // It stays where it is: programs that are not loaded yet refer to it by its descriptor.
-        let Some(Map::Array(map)) = ebpf.map(map_name::STRANGERS) else { bail!("strangers is no array") };
-        let strangers = Strangers::map(map)?;
+        let Some(Map::Array(map)) = ebpf.map(map_name::VIP_FILTER) else { bail!("vip_filter is no array") };
+        let vip_filter = VipFilter::map(map)?;
         Ok(Self {
-            strangers,
+            vip_filter,
             service_cidrs,
             ebpf,
             tables4,
@@ -179,14 +179,14 @@ impl LoadedPrograms {
         })
     }
 
-    /// From here on all are strangers but those whom somebody makes known.
+    /// From here on, every address is ruled out that is not made known.
     pub fn know_nobody(&self) {
-        self.strangers.write(&all_but(std::iter::empty()));
+        self.vip_filter.write(&all_but(std::iter::empty()));
     }
 
-    /// No stranger any more: before it is the address of a service.
+    /// The address is no longer ruled out: it becomes that of a service.
     pub fn know(&self, address: IpAddr) {
-        self.strangers.know(address);
+        self.vip_filter.know(address);
     }
 
     /// Until when unknown segments are left to the host's stack, seconds of `CLOCK_MONOTONIC`; 0: never.

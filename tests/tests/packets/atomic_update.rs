@@ -29,7 +29,7 @@ const UNTIL_FOUND: Duration = Duration::from_secs(30);
 /// How many updates are prepared; they are applied over and over.
 const UPDATES: u32 = 2_000;
 
-/// The two services; each has two of its three backends ready, which two depends on `turns`.
+/// The two services; each has two of its three backends ready, which two depends on `round_robin`.
 fn snapshot(turns: [u32; 2]) -> Snapshot {
     let mut snapshot = Snapshot { revision: u64::from(turns[0] + turns[1]) + 1, ..Snapshot::default() };
     for (subject, turn) in Subject::BOTH.into_iter().zip(turns) {

@@ -140,8 +140,8 @@ impl World {
             at(Place::Unknown, 6, 2),
         ];
         let roles = [
-            (link_role::POD, link_flags::HANDS_OVER),
-            (link_role::POD, link_flags::HANDS_OVER),
+            (link_role::POD, link_flags::FAST_PATH),
+            (link_role::POD, link_flags::FAST_PATH),
             (link_role::EXTERNAL, link_flags::SENDS_ON),
             (link_role::EXTERNAL, link_flags::SENDS_ON),
             (link_role::TUNNEL, 0),

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     apply::records,
-    maps::strangers::is_stranger,
+    maps::vip_filter::is_ruled_out,
     model::Family,
     plan::{BackendId, BackendRecord, Book, Loaded, Op, Part, Stray},
 };
@@ -42,7 +42,7 @@ pub(super) fn size(part: Part, book: &Book, read: &StdRange<u32>) -> usize {
         Part::Sources(family) => book.source_count(family) as usize,
         Part::Services(family) => book.frontend_count(family) as usize,
         Part::Vips(family) => book.vip_count(family) as usize,
-        Part::Strangers => book.addresses().count(),
+        Part::VipFilter => book.addresses().count(),
         Part::Config => 1,
         Part::Plan => 0,
     }
@@ -62,7 +62,7 @@ pub(super) fn compare(part: Part, book: &Book, loaded: &Loaded, read: &StdRange<
         Part::Sources(family) => sources(book, loaded, family),
         Part::Services(family) => services(book, loaded, family),
         Part::Vips(family) => vips(book, loaded, family),
-        Part::Strangers => strangers(book, loaded),
+        Part::VipFilter => vip_filter(book, loaded),
         Part::Config => config(book, loaded),
         Part::Plan => Vec::new(),
     };
@@ -256,11 +256,12 @@ fn vips(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found> {
     found
 }
 
-/// Addresses of services that packets are not looked up for. Those of strangers that are cost no more than a look-up.
-fn strangers(book: &Book, loaded: &Loaded) -> Vec<Found> {
-    let is_lost = |address| is_stranger(&loaded.strangers, address);
-    let entry = |name, service| Place { table: map_name::STRANGERS, name, service };
-    let found = |place: Place<'_>, write| place.found(FindingKind::Edited, "held for a stranger".to_owned(), write);
+/// Addresses of services that packets are not looked up for. An address that is not ruled out costs no more than a look-up.
+fn vip_filter(book: &Book, loaded: &Loaded) -> Vec<Found> {
+    let is_lost = |address| is_ruled_out(&loaded.vip_filter, address);
+    let entry = |name, service| Place { table: map_name::VIP_FILTER, name, service };
+    let found =
+        |place: Place<'_>, write| place.found(FindingKind::Edited, "ruled out by the VIP filter".to_owned(), write);
     let frontends = book.frontends.iter().filter(|(frontend, _)| is_lost(frontend.address));
     let frontends = frontends.filter_map(|(frontend, wanted)| {
         let (frontend, entry_there, uses) = (*frontend, *wanted, *book.uses.get(frontend)?);

@@ -8,7 +8,7 @@ use lb_common::abi::{self, map_name};
 use super::{Finding, FindingKind, by_family};
 use crate::{
     apply::{Store, StoreError},
-    maps::{from_chars, strangers::is_stranger},
+    maps::{from_chars, vip_filter::is_ruled_out},
     model::{Family, Protocol},
     plan::{BackendId, BackendRecord, Frontend, Loaded, Range},
 };
@@ -48,10 +48,10 @@ pub fn inspect(loaded: &Loaded) -> Vec<Finding> {
         }
     }
     let passed_by: BTreeSet<IpAddr> =
-        loaded.addresses().filter(|address| is_stranger(&loaded.strangers, *address)).collect();
+        loaded.addresses().filter(|address| is_ruled_out(&loaded.vip_filter, *address)).collect();
     findings.extend(passed_by.into_iter().map(|address| {
-        let differs = "held for a stranger".to_owned();
-        tables.finding(FindingKind::Edited, map_name::STRANGERS, address.to_string(), 0, differs)
+        let differs = "ruled out by the VIP filter".to_owned();
+        tables.finding(FindingKind::Edited, map_name::VIP_FILTER, address.to_string(), 0, differs)
     }));
     findings.extend(loaded.strays.iter().map(|stray| {
         tables.finding(FindingKind::Foreign, stray.table, format!("key {:02x?}", stray.key), 0, String::new())

@@ -18,7 +18,7 @@ use lb_common::abi::backend_state;
 
 use super::{Programmer, Store};
 use crate::{
-    maps::strangers,
+    maps::vip_filter,
     model::{Family, Monotonic},
     plan::{Changes, Loaded, Obstacle, Part, PortKey, Range, diff_service, diff_vip, work},
 };
@@ -131,9 +131,9 @@ impl<S: Store> Programmer<S> {
             }
             report.findings.push(finding);
         }
-        if part == Part::Strangers {
-            // Addresses of services that are gone are strangers again.
-            self.writer.store.write_strangers(&strangers::all_but(self.writer.book.addresses()));
+        if part == Part::VipFilter {
+            // Addresses of services that are gone are ruled out again.
+            self.writer.store.write_vip_filter(&vip_filter::all_but(self.writer.book.addresses()));
         }
         next
     }

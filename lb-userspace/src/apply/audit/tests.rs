@@ -144,18 +144,18 @@ fn what_is_right_is_left_alone_also_while_it_drains_and_after_a_restart() {
 }
 
 #[test]
-fn no_address_of_services_is_held_for_a_stranger_and_what_is_gone_is_one_again() {
+fn no_address_of_services_is_ruled_out_and_what_is_gone_is_again() {
     let mut programmer = programmed();
     let held = |programmer: &Programmer<MemoryStore>, address: &str| {
-        strangers::is_stranger(&programmer.store().strangers, address.parse().unwrap())
+        vip_filter::is_ruled_out(&programmer.store().vip_filter, address.parse().unwrap())
     };
     assert!(held(&programmer, "10.0.0.1") && !held(&programmer, "10.96.0.1") && !held(&programmer, "fd00::1"));
     // Somebody else's doing: what was written is lost on packets.
-    let everybody = strangers::all_but(std::iter::empty());
-    programmer.store_mut().strangers = everybody.clone();
+    let everybody = vip_filter::all_but(std::iter::empty());
+    programmer.store_mut().vip_filter = everybody.clone();
     let addresses = programmer.book().addresses().count();
     let seen = programmer.audit(true, at(201));
-    let is_lost = |finding: &Finding| (finding.table.as_str(), finding.kind) == ("strangers", FindingKind::Edited);
+    let is_lost = |finding: &Finding| (finding.table.as_str(), finding.kind) == ("vip_filter", FindingKind::Edited);
     assert!(seen.findings.len() == addresses && seen.findings.iter().all(is_lost), "{seen:?}");
     assert_eq!(programmer.audit(false, at(201)).repaired(), addresses);
     assert_eq!(programmer.audit(false, at(201)).findings, []);
@@ -164,13 +164,13 @@ fn no_address_of_services_is_held_for_a_stranger_and_what_is_gone_is_one_again()
     programmer.sync(&Snapshot { revision: 8, ..Snapshot::default() }, &facts(), at(202));
     assert!(!held(&programmer, "10.96.0.2"));
     assert_eq!(programmer.audit(false, at(203)).findings, []);
-    assert!(held(&programmer, "10.96.0.2") && programmer.store().strangers == everybody);
+    assert!(held(&programmer, "10.96.0.2") && programmer.store().vip_filter == everybody);
 }
 
 #[test]
-fn what_a_version_has_written_that_knows_no_strangers_is_none() {
+fn the_tables_of_a_version_without_vip_filter_rule_nothing_out() {
     let mut programmer = programmed();
-    programmer.store_mut().strangers = strangers::all_but(std::iter::empty());
+    programmer.store_mut().vip_filter = vip_filter::all_but(std::iter::empty());
     let restarted = Programmer::restore(programmer.into_store(), PlanSettings::default(), at(300)).unwrap();
     assert_eq!(restarted.store().problems(), [] as [String; 0]);
 }

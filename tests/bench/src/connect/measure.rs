@@ -116,7 +116,7 @@ impl Row {
     }
 }
 
-/// Lets all arms take `turns` turns there and as many back in each of so many rounds, after one that does not count.
+/// Lets all arms take `round_robin` turns there and as many back in each of so many rounds, after one that does not count.
 pub fn measure(fixture: &Fixture, kind: Kind, rounds: u32, turns: u32, stop: &AtomicBool) -> Result<Vec<Row>> {
     let new = |arm| Row { arm, median_us: Vec::new(), p99_us: Vec::new(), all: Times::default(), failed: 0 };
     let mut rows: Vec<Row> = fixture.arms().into_iter().map(new).collect();

@@ -93,7 +93,7 @@ pub fn connect(asked: &ConnectArguments, fixture: &Fixture, stop: &AtomicBool) -
     let figures = kinds.iter().flat_map(|(kind, rows)| compare::figures(*kind, rows, fixture.many)).collect();
     let details = json!({
         "machine": machine()?, "loadBefore": load_before, "loadAfter": load(),
-        "rounds": asked.rounds(), "turns": asked.turns, "services": fixture.many,
+        "rounds": asked.rounds(), "round_robin": asked.turns, "services": fixture.many,
         "connect": rows_json(&closed, fixture.many), "exchange": rows_json(&exchanges, fixture.many),
         "byTheClock": {"intervalMicroseconds": interval.as_secs_f64() * 1e6, "arms": rows_json(&open, fixture.many)},
     });

@@ -12,36 +12,36 @@ use std::{
 use aya::maps::MapData;
 use lb_common::{
     abi::map_name,
-    strangers::{WORDS, bit, place},
+    vip_filter::{WORDS, bit, place},
 };
 
 use super::{MapError, data};
 
 const BYTES: usize = WORDS * size_of::<u64>();
 
-/// `strangers`, mapped into this process (Linux 5.5, `BPF_F_MMAPABLE`).
+/// `vip_filter`, mapped into this process (Linux 5.5, `BPF_F_MMAPABLE`).
 #[derive(Debug)]
-pub struct Strangers(NonNull<libc::c_void>);
+pub struct VipFilter(NonNull<libc::c_void>);
 
 // SAFETY: the memory belongs to the kernel and is reached by atomic loads and stores only.
-unsafe impl Send for Strangers {}
+unsafe impl Send for VipFilter {}
 
-impl Strangers {
+impl VipFilter {
     /// Maps what is pinned in `dir`. `None`: the tables there are of a version without it, and so are its programs.
     pub fn open(dir: &Path) -> Result<Option<Self>, MapError> {
-        let map = match data(dir, map_name::STRANGERS) {
+        let map = match data(dir, map_name::VIP_FILTER) {
             Err(MapError::Missing { .. }) => return Ok(None),
             found => found?,
         };
         let size = map.info().map_err(failed)?.value_size();
         if size as usize != BYTES {
-            let (path, expected, found) = (dir.join(map_name::STRANGERS), BYTES.to_string(), size.to_string());
-            return Err(MapError::Layout { map: map_name::STRANGERS, path, field: "value size", expected, found });
+            let (path, expected, found) = (dir.join(map_name::VIP_FILTER), BYTES.to_string(), size.to_string());
+            return Err(MapError::Layout { map: map_name::VIP_FILTER, path, field: "value size", expected, found });
         }
         Self::map(&map).map(Some)
     }
 
-    /// Maps `strangers` itself, which must have the layout of this version.
+    /// Maps `vip_filter` itself, which must have the layout of this version.
     pub fn map(map: &MapData) -> Result<Self, MapError> {
         let (protection, descriptor) = (libc::PROT_READ | libc::PROT_WRITE, map.fd().as_fd().as_raw_fd());
         // SAFETY: a new mapping at an address of the kernel's choice; no memory of ours is touched. It outlives the descriptor.
@@ -79,7 +79,7 @@ impl Strangers {
     }
 }
 
-impl Drop for Strangers {
+impl Drop for VipFilter {
     fn drop(&mut self) {
         // SAFETY: the mapping made above, which nothing refers to any more.
         unsafe { libc::munmap(self.0.as_ptr(), BYTES) };
@@ -87,7 +87,7 @@ impl Drop for Strangers {
 }
 
 fn failed(source: aya::maps::MapError) -> MapError {
-    MapError::Access { map: map_name::STRANGERS, action: "mapping it", source }
+    MapError::Access { map: map_name::VIP_FILTER, action: "mapping it", source }
 }
 
 /// The bit of an address of either family.
@@ -98,14 +98,14 @@ fn bit_of(address: IpAddr) -> u32 {
     }
 }
 
-/// The words that hold everybody for a stranger but these.
+/// The words that rule out every address but these.
 pub fn all_but(addresses: impl Iterator<Item = IpAddr>) -> Vec<u64> {
     let mut words = vec![u64::MAX; WORDS];
     addresses.for_each(|address| know(&mut words, address));
     words
 }
 
-/// As [`Strangers::know`], in words of one's own; none at all hold nobody for a stranger.
+/// As [`VipFilter::know`], in a copy of the words; an empty copy rules nothing out.
 pub fn know(words: &mut [u64], address: IpAddr) {
     let (word, mask) = place(bit_of(address));
     if let Some(word) = words.get_mut(word) {
@@ -113,8 +113,8 @@ pub fn know(words: &mut [u64], address: IpAddr) {
     }
 }
 
-/// Whether these words hold the address for a stranger.
-pub fn is_stranger(words: &[u64], address: IpAddr) -> bool {
+/// Whether these words rule the address out.
+pub fn is_ruled_out(words: &[u64], address: IpAddr) -> bool {
     let (word, mask) = place(bit_of(address));
     words.get(word).is_some_and(|word| word & mask != 0)
 }
@@ -127,11 +127,11 @@ mod tests {
     fn only_those_are_known_who_were_named_and_who_share_a_bit_with_them() {
         let known = ["10.96.0.1", "fd00::1", "192.0.2.7"].map(|address| address.parse().unwrap());
         let mut words = all_but(known.into_iter());
-        assert!(known.iter().all(|address| !is_stranger(&words, *address)));
+        assert!(known.iter().all(|address| !is_ruled_out(&words, *address)));
         let other = "10.96.0.2".parse().unwrap();
-        assert!(is_stranger(&words, other) && is_stranger(&words, "fd00::2".parse().unwrap()));
+        assert!(is_ruled_out(&words, other) && is_ruled_out(&words, "fd00::2".parse().unwrap()));
         know(&mut words, other);
-        assert!(!is_stranger(&words, other) && !is_stranger(&[], "10.1.1.1".parse().unwrap()));
+        assert!(!is_ruled_out(&words, other) && !is_ruled_out(&[], "10.1.1.1".parse().unwrap()));
         assert_eq!(words.iter().map(|word| word.count_zeros()).sum::<u32>(), 4);
     }
 }

@@ -14,7 +14,7 @@ use crate::limits::{ADDRESS_ATTEMPTS, PORT_ATTEMPTS, SOCKET_ATTEMPTS};
 use crate::outcome::Outcome;
 use crate::words;
 
-/// The step before [`place`]: whether the connection takes the fast path, and to which link.
+/// The step before [`allocate`]: whether the connection takes the fast path, and to which link.
 #[inline(always)]
 pub fn lead<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, step: Step) -> Step {
     fast_path::lead(tables, work, hook);
@@ -23,10 +23,10 @@ pub fn lead<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, ho
 
 /// The step for a new connection, or one that goes to another backend: it gets its entries, or the packet is dropped.
 #[inline(always)]
-pub fn place<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, _: Step) -> Step {
+pub fn allocate<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, _: Step) -> Step {
     let now = Now::from_ns(tables.now_ns());
     let retries = work.allocation & allocation::RETRY != 0;
-    let reserved = allocate(tables, work, hook, now);
+    let reserved = reserve(tables, work, hook, now);
     if reserved == Reserved::Yes && retries {
         commit::leave(tables, work);
     }
@@ -77,7 +77,7 @@ fn begun<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, retri
 /// Reserves a reply tuple for the connection: at the client's own port if it is to be kept, else at a SNAT port of the range, at each SNAT
 /// address in turn.
 #[inline(always)]
-fn allocate<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now: Now) -> Reserved {
+fn reserve<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now: Now) -> Reserved {
     let Work { packet, connection, allocation, .. } = &mut *work;
     let flow = &connection.original.flow;
     words::copy(&packet.key, &mut connection.original_key);

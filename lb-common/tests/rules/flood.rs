@@ -6,7 +6,7 @@ use lb_common::abi::{
     scheduler, seal,
 };
 use lb_common::decide::{Action, Hook, Packet, Verdict, Work, decide};
-use lb_common::limits::{PRESSED_S, RESUMED_S};
+use lb_common::limits::{AFTER_FLOOD_S, FLOOD_S};
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, RST, SYN};
 
@@ -121,9 +121,9 @@ fn connections_that_open_are_no_flood_and_after_one_all_is_as_before() {
     flood(&mut tables);
     assert_eq!(tables.ask(asks(60_000), ACK, Hook::XDP).outcome, Outcome::Resumed);
     assert_eq!(tables.ask(asks(60_001), ACK, Hook::POD_IN).outcome, Outcome::RefusedNoFlow, "no client of this node");
-    tables.pass_seconds(u64::from(PRESSED_S) + 1);
+    tables.pass_seconds(u64::from(FLOOD_S) + 1);
     assert_eq!(tables.ask(asks(60_002), SYN, Hook::XDP).outcome, Outcome::Selected);
-    tables.pass_seconds(u64::from(RESUMED_S));
+    tables.pass_seconds(u64::from(AFTER_FLOOD_S));
     assert_eq!(tables.ask(asks(60_003), ACK, Hook::XDP).outcome, Outcome::RefusedNoFlow);
 }
 
@@ -136,7 +136,7 @@ fn a_client_that_is_silent_until_the_flood_is_over_goes_on_all_the_same() {
         tables.ask(answers(&sent), SYN | ACK, way_back(remote));
         tables.half_open.clear();
         assert_eq!(tables.ask(asks(40_000), ACK, Hook::XDP).outcome, Outcome::Resumed);
-        tables.pass_seconds(u64::from(PRESSED_S) + 1);
+        tables.pass_seconds(u64::from(FLOOD_S) + 1);
         // The answer's entry is lost as well: the segment writes it again.
         tables.half_open.remove(&answers(&sent));
         let next = tables.ask(asks(40_000), ACK, Hook::XDP);

@@ -3,12 +3,12 @@
 //! A bit that is set says that no frontend and no address of services has this hash. A cleared one says nothing, and all are cleared in
 //! a table that nobody has written yet: forgotten bits cost time, never a packet.
 
-use crate::limits::STRANGERS;
+use crate::limits::VIP_FILTER_BITS;
 
 /// Bits of a word.
 const WORD: u32 = u64::BITS;
 /// Words of the table.
-pub const WORDS: usize = (STRANGERS / WORD) as usize;
+pub const WORDS: usize = (VIP_FILTER_BITS / WORD) as usize;
 
 /// An odd factor for each word of an address: of addresses that count up, as those of services do, no two of a range share a bit.
 const FACTORS: [u32; 4] = [0x9e37_79b1, 0x85eb_ca77, 0xc2b2_ae3d, 0x27d4_eb2f];
@@ -32,7 +32,7 @@ pub fn bit_by_words<const N: usize>(word: impl Fn(usize) -> u32) -> u32 {
         hash = hash.wrapping_add(word(i).wrapping_mul(FACTORS[N / 4 - 1 - i]));
         i += 1;
     }
-    hash >> (u32::BITS - STRANGERS.trailing_zeros())
+    hash >> (u32::BITS - VIP_FILTER_BITS.trailing_zeros())
 }
 
 /// Where a bit stands: its word, and the word with this bit alone.
