@@ -4,16 +4,12 @@ use core::arch::asm;
 use core::ffi::c_void;
 
 use aya_ebpf::Global;
-use aya_ebpf::bindings::{
-    bpf_sock_addr, bpf_sock_tuple, bpf_sock_tuple__bindgen_ty_1, bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1,
-    bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2,
-};
-use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns, bpf_sk_release, bpf_skc_lookup_tcp};
+use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns};
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Service,
     ServiceKey, Slot, SourceKey, Vip, VipKey, affinity_tag, tag,
 };
-use lb_common::decide::{self, Connection, Pace, Pick, Tables};
+use lb_common::decide::{Connection, Pace, Pick, Tables};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
 use lb_common::service_cidrs;
@@ -26,8 +22,10 @@ use crate::fast_path;
 use crate::features;
 use crate::fib;
 use crate::flood;
-use crate::maps::{ADOPTION, Family, LINKS, Maps, ROUND_ROBIN, SERVICE_CIDRS, SLOTS, VIP_FILTER, socket_scratch};
+use crate::maps::{ADOPTION, Family, LINKS, Maps, ROUND_ROBIN, SERVICE_CIDRS, SLOTS, VIP_FILTER};
 use crate::rate_limit;
+use crate::slot_search;
+use crate::socket_lookup;
 
 /// Seconds without a packet after which a flow is forgotten (see [`Timeouts`]). Set at load.
 #[unsafe(no_mangle)]
@@ -265,7 +263,7 @@ where
 
     #[inline(always)]
     fn look(&mut self, _: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_s: u32) -> bool {
-        look(self.context, IN_SOCKET, pick, how, now_s)
+        slot_search::look(self.context, IN_SOCKET, pick, how, now_s)
     }
 
     #[inline(always)]
@@ -359,103 +357,18 @@ where
         if link.peer_netns_id < 0 {
             return false;
         }
-        holds_connection(self.context, reply, link.peer_netns_id as u32)
-    }
-}
-
-/// Whether the namespace holds a live TCP socket that receives packets of this tuple. Since Linux 5.2 (`bpf_skc_lookup_tcp`).
-#[inline(always)]
-fn holds_connection<const N: usize>(context: *mut c_void, key: &FlowKey<N>, netns_id: u32) -> bool {
-    let mut tuple = if N == 4 {
-        bpf_sock_tuple {
-            __bindgen_anon_1: bpf_sock_tuple__bindgen_ty_1 {
-                ipv4: bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1 {
-                    saddr: word(&key.src, 0),
-                    daddr: word(&key.dst, 0),
-                    sport: key.src_port.to_be(),
-                    dport: key.dst_port.to_be(),
-                },
-            },
-        }
-    } else {
-        bpf_sock_tuple {
-            __bindgen_anon_1: bpf_sock_tuple__bindgen_ty_1 {
-                ipv6: bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2 {
-                    saddr: [word(&key.src, 0), word(&key.src, 4), word(&key.src, 8), word(&key.src, 12)],
-                    daddr: [word(&key.dst, 0), word(&key.dst, 4), word(&key.dst, 8), word(&key.dst, 12)],
-                    sport: key.src_port.to_be(),
-                    dport: key.dst_port.to_be(),
-                },
-            },
-        }
-    };
-    let size = 2 * N as u32 + 4;
-    // SAFETY: the tuple lives on the stack, `size` is that of its family, and the socket is released below.
-    unsafe {
-        let socket = bpf_skc_lookup_tcp(context, &mut tuple, size, u64::from(netns_id), 0);
-        if socket.is_null() {
-            return false;
-        }
-        let state = (*socket).state;
-        bpf_sk_release(socket.cast());
-        // Listeners, TIME_WAIT and closed sockets hold no connection (numbers of include/net/tcp_states.h).
-        const TIME_WAIT: u32 = 6;
-        const CLOSE: u32 = 7;
-        const LISTEN: u32 = 10;
-        state != TIME_WAIT && state != CLOSE && state != LISTEN
+        socket_lookup::holds_connection(self.context, reply, link.peer_netns_id as u32)
     }
 }
 
 #[inline(always)]
-fn word<const N: usize>(address: &[u8; N], at: usize) -> u32 {
+pub fn word<const N: usize>(address: &[u8; N], at: usize) -> u32 {
     if at + 4 > N {
         return 0;
     }
     // SAFETY: four bytes of an address of a key, which stands at a word's boundary.
     unsafe { address.as_ptr().add(at).cast::<u32>().read() }
 }
-
-/// [`decide::look`], with `pick` in the scratch record: that of packets, or of a socket.
-///
-/// A *global* function (exported, never inlined) is verified once and by itself; the kernel would walk any other function again for each turn
-/// of the loop. It finds the scratch record by itself: pointers to memory as arguments need Linux 5.12, and before 6.2 no key and no value of a
-/// map comes from such memory.
-#[inline(always)]
-fn look<const N: usize>(context: *mut c_void, in_socket: bool, pick: &mut Pick<N>, how: u32, now_s: u32) -> bool {
-    changes(pick);
-    let socket = context.cast();
-    let found = match (in_socket, N) {
-        (false, 4) => look4(how, now_s),
-        (false, _) => look6(how, now_s),
-        (true, 4) => look_for_socket4(socket, how, now_s),
-        (true, _) => look_for_socket6(socket, how, now_s),
-    };
-    found != 0
-}
-
-macro_rules! look {
-    ($name:ident, $for_socket:ident, $n:literal) => {
-        #[unsafe(no_mangle)]
-        #[inline(never)]
-        extern "C" fn $name(how: u32, now_s: u32) -> u32 {
-            let Some(scratch) = <Maps as Family<$n>>::scratch() else { return 0 };
-            // No look at a slot asks for the context.
-            let mut tables = Kernel::at(core::ptr::null_mut(), 0);
-            u32::from(decide::look_for(&mut tables, &mut scratch.work, how, now_s))
-        }
-
-        #[unsafe(no_mangle)]
-        #[inline(never)]
-        extern "C" fn $for_socket(context: *mut bpf_sock_addr, how: u32, now_s: u32) -> u32 {
-            let Some(scratch) = socket_scratch::<$n>(context, 0) else { return 0 };
-            let mut tables = SocketKernel::at(core::ptr::null_mut(), 0);
-            u32::from(decide::look(&mut tables, &scratch.key, &mut scratch.pick, how, now_s))
-        }
-    };
-}
-
-look!(look4, look_for_socket4, 4);
-look!(look6, look_for_socket6, 16);
 
 /// Says that the next function changes the record, which the compiler must know.
 #[inline(always)]
