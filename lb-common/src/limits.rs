@@ -104,6 +104,16 @@ pub const ENDPOINTS: u32 = 65_536;
 /// Capacity of each `networks` map, in networks: those of the pods, and the nodes' addresses.
 pub const NETWORKS: u32 = 16_384;
 
+/// Answers of our own (RST, ABORT, ICMP errors, echo replies) that each CPU sends in a second, of each outcome: as many as Linux sends ICMP
+/// messages (`net.ipv4.icmp_msgs_per_sec`). A client that is refused asks again, and a path MTU is probed again.
+pub const ANSWERS_PER_SECOND: u32 = 1_000;
+/// As many may leave at once: the connections of a backend that goes, or of a node that comes back, are refused within the same moment.
+pub const ANSWER_BURST: u32 = 1_000;
+/// Event records that each CPU writes in a second, of each outcome. The counters miss none.
+pub const EVENTS_PER_SECOND: u32 = 100;
+/// As many may be written at once: on 64 CPUs, those of one outcome leave room in the ring for others.
+pub const EVENT_BURST: u32 = 50;
+
 /// How often a packet looks its service up again after it met a half-written update.
 pub const SERVICE_LOOKUPS: u32 = 2;
 
@@ -111,4 +121,5 @@ const _: () = assert!(ROUND_ROBIN.is_power_of_two() && VIP_FILTER_BITS.is_power_
 const _: () = assert!(SOURCE_PORT_FIRST as u32 + SOURCE_PORT_COUNT as u32 == u16::MAX as u32 + 1);
 const _: () = assert!(NODE_PORT_LAST < LOCAL_PORT_FIRST && LOCAL_PORT_LAST < SOURCE_PORT_FIRST);
 const _: () = assert!(EVENTS_BYTES.is_power_of_two() && EVENTS_BYTES.is_multiple_of(4096));
+const _: () = assert!(64 * EVENT_BURST * (size_of::<crate::abi::Event>() as u32 + 8) < EVENTS_BYTES);
 const _: () = assert!(TCP_HALF_OPEN_TIMEOUT_S < TCP_OPEN_TIMEOUT_S);

@@ -81,7 +81,8 @@ outcomes! {
     SocketRefused = 21, "socket_refused";
     /// Later fragment that is not for a service, or whose first fragment is not known: left alone.
     Fragment = 22, "fragment";
-    /// The event ring was full: an event was lost (its counter was not).
+    /// The event ring was full, or this CPU has written as many events of the outcome as it may in a second: an event was lost (its counter
+    /// was not).
     EventLost = 23, "event_lost";
     /// The client is in none of the service's source ranges: dropped (a host socket: ECONNREFUSED).
     DroppedSourceRange = 24, "dropped_source_range";
@@ -143,6 +144,9 @@ outcomes! {
     DroppedNoService = 51, "dropped_no_service";
     /// A program that the packet needs is missing: dropped if it is a service's, else left alone.
     NoProgram = 52, "no_program";
+    /// An answer of our own (RST, ABORT, ICMP error, echo reply) beyond what this CPU sends in a second: the packet was dropped without it.
+    /// Counted beside the packet's own outcome.
+    AnswerLimited = 53, "answer_limited";
 }
 
 const _: () = assert!(Outcome::ALL.len() <= crate::limits::OUTCOMES as usize);

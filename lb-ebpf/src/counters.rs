@@ -8,6 +8,7 @@ use lb_common::abi::{Event, FlowKey, StatKey, Traffic, hook, stat_kind};
 use lb_common::decide::{Action, Work};
 use lb_common::outcome::Outcome;
 
+use crate::cpu_bucket;
 use crate::maps::{EVENTS, Family, Maps, OUTCOMES, STATS};
 
 /// Whether event records are written: set at load.
@@ -147,6 +148,16 @@ where
     <Maps as Family<N>>::insert_traffic(key, &Traffic { since_s, pad: 0, packets: 1, bytes: u64::from(bytes) });
 }
 
+/// Whether an answer of our own may be sent for this outcome. One that may not is counted.
+#[inline(always)]
+pub fn may_answer(what: Outcome) -> bool {
+    let may = cpu_bucket::take_answer(what);
+    if !may {
+        outcome(Outcome::AnswerLimited, Counter::Packet);
+    }
+    may
+}
+
 /// Counts a verdict in full. A function of its own: off the known flow's path, and out of its stack.
 #[inline(never)]
 fn verdict<const N: usize>(work: &Work<N>, hook: u8, ifindex: u32) {
@@ -168,6 +179,7 @@ pub fn note<const N: usize>(backend: u32, what: Outcome, ifindex: u32, by: Count
     }
 }
 
+/// Writes an event record, if this CPU may write one of this outcome and the ring has room.
 #[inline(always)]
 pub fn event<const N: usize>(
     key: &FlowKey<N>,
@@ -178,6 +190,9 @@ pub fn event<const N: usize>(
     ifindex: u32,
     by: Counter,
 ) {
+    if !cpu_bucket::take_event(what) {
+        return outcome(Outcome::EventLost, by);
+    }
     let Some(mut record) = EVENTS.reserve(0) else { return outcome(Outcome::EventLost, by) };
     let slot: *mut Event = record.as_mut_ptr();
     // SAFETY: the ring reserved a whole record; every field is written, so nothing of an older one leaks.

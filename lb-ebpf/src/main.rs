@@ -7,6 +7,7 @@
 #![feature(asm_experimental_arch)]
 
 mod counters;
+mod cpu_bucket;
 mod fast_path;
 mod features;
 mod fib;

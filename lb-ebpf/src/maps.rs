@@ -152,6 +152,11 @@ pub static FLOOD_UNTIL: Array<u32, 1> = Array::new();
 #[btf_map(name = "buckets")]
 pub static BUCKETS: LruHashMap<BucketKey, Bucket, { limits::BUCKETS as usize }> = LruHashMap::new();
 
+/// When each CPU may write the next event record of an outcome, and, from the index [`limits::OUTCOMES`] on, originate the next answer,
+/// nanoseconds of `CLOCK_MONOTONIC`. Not pinned: new programs begin with full buckets.
+#[btf_map(name = "cpu_buckets")]
+pub static CPU_BUCKETS: PerCpuArray<u64, { 2 * limits::OUTCOMES as usize }> = PerCpuArray::new();
+
 /// Room for a quotation.
 #[btf_map(name = "quote")]
 pub static QUOTE: PerCpuArray<[u8; 512], 1> = PerCpuArray::new();

@@ -13,13 +13,19 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// That of a service with a limit; at most 4.3 s × 10⁹ × burst, which is far from the bound of 64 bits.
+    /// That of a service with a limit.
     #[inline(always)]
     #[must_use]
     pub const fn of(service: &Service) -> Self {
-        let rate = if service.rate == 0 { 1 } else { service.rate as u64 };
-        let interval_ns = 1_000_000_000 / rate;
-        Self { interval_ns, tolerance_ns: interval_ns * service.burst.saturating_sub(1) as u64 }
+        Self::new(service.rate, service.burst)
+    }
+
+    /// So many in a second, and so many at once; at most 4.3 s × 10⁹ × burst, which is far from the bound of 64 bits.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(rate: u32, burst: u32) -> Self {
+        let interval_ns = 1_000_000_000 / if rate == 0 { 1 } else { rate as u64 };
+        Self { interval_ns, tolerance_ns: interval_ns * burst.saturating_sub(1) as u64 }
     }
 
     /// What the bucket holds after one more flow (ITU-T I.371, the virtual scheduling algorithm); 0: it is one too many.

@@ -11,7 +11,7 @@ use crate::nat::Refused;
 use crate::parse::{HOPS, ICMP_HEADER};
 use crate::scratch::AttachPoint;
 use crate::tables::Kernel;
-use crate::tc::forward;
+use crate::tc::forward::{self, DROP};
 use crate::tc::skb::{load, resum, store_summed};
 
 /// Type of an echo reply (RFC 792), and of one of ICMPv6 (RFC 4443, section 4.2).
@@ -27,7 +27,7 @@ where
     point.hook().has(Hook::REQUESTS) && decide::echoes(tables, &work.packet.key.dst)
 }
 
-/// Answers an echo request.
+/// Answers an echo request, if this CPU may.
 #[inline(always)]
 pub fn answer<const N: usize>(
     skb: *mut __sk_buff,
@@ -36,6 +36,9 @@ pub fn answer<const N: usize>(
     header: &[u8; ICMP_HEADER],
     point: AttachPoint,
 ) -> i32 {
+    if !counters::may_answer(Outcome::EchoReplied) {
+        return DROP;
+    }
     if turn(skb, work, transport, header, point.network()).is_err() {
         return forward::lost();
     }

@@ -56,6 +56,12 @@ where
             None => return forward::dropped(Unsent::TooBig),
         },
     };
+    let outcome =
+        if scratch.unsent == Unsent::Expired { Outcome::DroppedHopLimit } else { scratch.work.verdict.outcome };
+    // A refusal was charged before this program was called.
+    if scratch.unsent != Unsent::PortUnreachable && !counters::may_answer(outcome) {
+        return DROP;
+    }
     if quote(skb, &scratch.work.packet, scratch.offsets(), kind[N / 16], mtu).is_err() {
         return forward::lost();
     }

@@ -9,6 +9,7 @@ use lb_common::outcome::Outcome;
 use lb_common::stages::TcStage;
 use lb_common::state::tcp_flag;
 
+use crate::counters;
 use crate::maps::{Family, Maps};
 use crate::nat::Refused;
 use crate::parse::{IPV4_HEADER, IPV6_HEADER, Offsets, TCP_HEADER};
@@ -29,6 +30,9 @@ where
     let (work, offsets) = (&scratch.work, scratch.offsets());
     let belongs_nowhere =
         matches!(work.verdict.outcome, Outcome::RefusedNoFlow | Outcome::Evicted | Outcome::RefusedLate);
+    if !counters::may_answer(work.verdict.outcome) {
+        return DROP;
+    }
     let done = match work.packet.key.protocol {
         TCP => reset(skb, &work.packet, offsets),
         SCTP if belongs_nowhere => abort(skb, &work.packet, offsets),

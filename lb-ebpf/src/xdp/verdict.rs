@@ -8,6 +8,7 @@ use lb_common::outcome::Outcome;
 use lb_common::stages::XdpStage;
 
 use crate::counters::{self, Counter};
+use crate::cpu_bucket;
 use crate::maps::{Family, Maps};
 use crate::nat::End;
 use crate::parse::{ETHERNET, IPV4_HEADER, IPV6_HEADER, Offsets};
@@ -46,6 +47,12 @@ where
     let ifindex = unsafe { (*context).ingress_ifindex };
     match work.verdict.action {
         Action::Pass if work.verdict.outcome == Outcome::Passed => XDP_PASS,
+        // tc would drop it.
+        Action::Refuse if !cpu_bucket::has_answer(work.verdict.outcome) => {
+            counters::outcome(Outcome::AnswerLimited, Counter::Packet);
+            counters::packet(work, hook::XDP, ifindex, work.packet.length);
+            XDP_DROP
+        }
         // Only tc can turn a packet into its answer.
         Action::Pass | Action::Refuse => leave_to_tc(),
         Action::Drop => {

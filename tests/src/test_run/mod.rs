@@ -10,10 +10,12 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, ProgramArray, RingBuf};
+use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues, ProgramArray, RingBuf};
 use aya::programs::{Program, SchedClassifier, TestRun as _, TestRunOptions, Xdp};
+use aya::util::nr_cpus;
 use aya::{Ebpf, EbpfLoader};
 use lb_common::abi::{Event, Link, StatKey, link_flags, link_role, map_name};
+use lb_common::limits::EVENT_BURST;
 use lb_common::outcome::Outcome;
 use lb_common::service_cidrs::{self, Cover};
 use lb_common::stages::{TcStage, XdpStage};
@@ -101,6 +103,9 @@ const SIZES: [(&str, u32); 34] = [
     ("config", 1),
 ];
 
+/// The buckets of the CPUs are filled again after so many packets: none that asks for one event or answer finds them empty.
+const FILLED_AFTER: u32 = EVENT_BURST;
+
 /// The loaded programs and their maps.
 pub struct LoadedPrograms {
     ebpf: Ebpf,
@@ -116,6 +121,9 @@ pub struct LoadedPrograms {
     outcomes: PerCpuArray<MapData, u64>,
     stats: aya::maps::PerCpuHashMap<MapData, StatKey, u64>,
     events: RingBuf<MapData>,
+    cpu_buckets: PerCpuArray<MapData, u64>,
+    /// How many packets may run before these are filled again; `None`: nobody fills them.
+    until_filled: Option<u32>,
     /// Rules nothing out at first.
     vip_filter: VipFilter,
     service_cidrs: Array<MapData, Cover>,
@@ -157,6 +165,7 @@ impl LoadedPrograms {
         let outcomes = take(&mut ebpf, "outcomes")?.try_into()?;
         let stats = take(&mut ebpf, "stats")?.try_into()?;
         let events = take(&mut ebpf, "events")?.try_into()?;
+        let cpu_buckets = take(&mut ebpf, "cpu_buckets")?.try_into()?;
         let service_cidrs = take(&mut ebpf, map_name::SERVICE_CIDRS)?.try_into()?;
         // It stays where it is: programs that are not loaded yet refer to it by its descriptor.
         let Some(Map::Array(map)) = ebpf.map(map_name::VIP_FILTER) else { bail!("vip_filter is no array") };
@@ -176,6 +185,8 @@ impl LoadedPrograms {
             outcomes,
             stats,
             events,
+            cpu_buckets,
+            until_filled: Some(0),
         })
     }
 
@@ -210,8 +221,28 @@ impl LoadedPrograms {
         Ok(self.links.insert(link, value, 0)?)
     }
 
+    /// From here on a flood gets as many answers and events as one on a node does.
+    pub fn limit_floods(&mut self) {
+        self.until_filled = None;
+    }
+
+    /// Fills the buckets of the CPUs before any is empty.
+    fn fill_buckets(&mut self) -> Result<()> {
+        let Some(left) = &mut self.until_filled else { return Ok(()) };
+        *left = if *left == 0 { FILLED_AFTER } else { *left } - 1;
+        if *left + 1 != FILLED_AFTER {
+            return Ok(());
+        }
+        let full = vec![0; nr_cpus().map_err(|(_, error)| error)?];
+        for index in 0..self.cpu_buckets.len() {
+            self.cpu_buckets.set(index, PerCpuValues::try_from(full.clone())?, 0)?;
+        }
+        Ok(())
+    }
+
     /// Runs the program of a hook on a packet. `None`: the kernel takes no such packet for a test run.
     pub fn run(&mut self, hook: Hook, packet: &[u8]) -> Result<Option<Ran>> {
+        self.fill_buckets()?;
         let mut bytes = vec![0; packet.len() + GROWTH];
         let options = TestRunOptions { data_in: Some(packet), data_out: Some(&mut bytes), ..TestRunOptions::default() };
         let program = verified(&mut self.ebpf, hook)?;

@@ -45,6 +45,7 @@ mod north_south_direct;
 mod pmtu;
 mod programs;
 mod rate_limit;
+mod refusal_flood;
 mod retry;
 mod schedulers;
 mod service_cidrs;

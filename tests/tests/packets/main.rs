@@ -6,6 +6,7 @@
 mod atomic_update;
 mod decisions;
 mod fast_path_oracle;
+mod floods;
 mod headers;
 mod store;
 mod tunnelled;
