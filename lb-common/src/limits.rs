@@ -9,10 +9,12 @@ pub const SERVICES: u32 = 65_536;
 pub const BACKENDS: u32 = 262_144;
 /// Default capacity of the `slots` map, shared by both families.
 pub const SLOTS: u32 = 1_048_576;
-/// Default capacity of `flows4`, in entries: a connection takes two, one for each direction.
+/// Default capacity of `flows4`, in entries: an established connection takes two, one for each direction. Nothing is evicted from it.
 pub const FLOWS4: u32 = 262_144;
-/// Default capacity of `flows6`, in entries: a connection takes two, one for each direction.
+/// The same of `flows6`.
 pub const FLOWS6: u32 = 131_072;
+/// Default capacity of each `udp_flows` map, in entries: a UDP flow that was answered takes two.
+pub const UDP_FLOWS: u32 = 65_536;
 /// Default capacity of each `sockets` map, in entries: a socket translated at connect takes two.
 pub const SOCKETS: u32 = 65_536;
 /// Default capacity of `names`, in service ports.

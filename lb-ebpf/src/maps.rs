@@ -13,7 +13,7 @@ use lb_common::abi::{
     Affinity, AffinityKey, Backend, BridgePort, BridgePortKey, Bucket, BucketKey, Config, Endpoint, EndpointKey, Event,
     Flow, FlowKey, Fragment, FragmentKey, HalfOpen, Health, Link, LoadSettings, Masquerade, Network, NetworkKey,
     PeerMac, SOURCE_SERVICE_BITS, Service, ServiceKey, ServiceName, Slot, SocketEntries, SocketKey, SocketPeer, Source,
-    SourceKey, StatKey, Traffic, Vip, VipKey,
+    SourceKey, StatKey, Traffic, UDP, Vip, VipKey,
 };
 use lb_common::limits;
 use lb_common::service_cidrs::{Cover, FAMILIES};
@@ -38,9 +38,13 @@ pub static BACKENDS4: Array<Backend<4>, { limits::BACKENDS as usize }> = Array::
 #[btf_map(name = "backends6")]
 pub static BACKENDS6: Array<Backend<16>, { limits::BACKENDS as usize }> = Array::new();
 #[btf_map(name = "flows4")]
-pub static FLOWS4: LruHashMap<FlowKey<4>, Flow<4>, { limits::FLOWS4 as usize }> = LruHashMap::new();
+pub static FLOWS4: HashMap<FlowKey<4>, Flow<4>, { limits::FLOWS4 as usize }> = HashMap::new();
 #[btf_map(name = "flows6")]
-pub static FLOWS6: LruHashMap<FlowKey<16>, Flow<16>, { limits::FLOWS6 as usize }> = LruHashMap::new();
+pub static FLOWS6: HashMap<FlowKey<16>, Flow<16>, { limits::FLOWS6 as usize }> = HashMap::new();
+#[btf_map(name = "udp_flows4")]
+pub static UDP_FLOWS4: LruHashMap<FlowKey<4>, Flow<4>, { limits::UDP_FLOWS as usize }> = LruHashMap::new();
+#[btf_map(name = "udp_flows6")]
+pub static UDP_FLOWS6: LruHashMap<FlowKey<16>, Flow<16>, { limits::UDP_FLOWS as usize }> = LruHashMap::new();
 #[btf_map(name = "sockets4")]
 pub static SOCKETS4: LruHashMap<SocketKey<4>, SocketPeer<4>, { limits::SOCKETS as usize }> = LruHashMap::new();
 #[btf_map(name = "sockets6")]
@@ -226,7 +230,7 @@ pub trait Family<const N: usize> {
 }
 
 macro_rules! family {
-    ($n:literal, $services:ident, $backends:ident, $flows:ident, $sources:ident, $sockets:ident, $scratch:ident,
+    ($n:literal, $services:ident, $backends:ident, $flows:ident, $udp_flows:ident, $sources:ident, $sockets:ident, $scratch:ident,
      $half_open:ident, $health:ident, $affinity:ident, $vips:ident, $traffic:ident,
      $networks:ident, $masquerade:ident, $endpoints:ident, $fragments:ident) => {
         impl Family<$n> for Maps {
@@ -245,16 +249,16 @@ macro_rules! family {
             }
             #[inline(always)]
             fn flow(key: &FlowKey<$n>) -> Option<*mut Flow<$n>> {
-                $flows.get_ptr_mut(key)
+                if key.protocol == UDP { $udp_flows.get_ptr_mut(key) } else { $flows.get_ptr_mut(key) }
             }
             #[inline(always)]
             fn insert_flow(key: &FlowKey<$n>, flow: &Flow<$n>, flags: u64) -> Result<(), i32> {
-                $flows.insert(key, flow, flags)
+                if key.protocol == UDP { $udp_flows.insert(key, flow, flags) } else { $flows.insert(key, flow, flags) }
             }
             #[inline(always)]
             fn remove_flow(key: &FlowKey<$n>) {
                 // Gone already is as good.
-                let _ = $flows.remove(key);
+                let _ = if key.protocol == UDP { $udp_flows.remove(key) } else { $flows.remove(key) };
             }
             #[inline(always)]
             fn admitted(key: &SourceKey<$n>) -> bool {
@@ -351,6 +355,7 @@ family!(
     SERVICES4,
     BACKENDS4,
     FLOWS4,
+    UDP_FLOWS4,
     SOURCES4,
     SOCKETS4,
     SCRATCH4,
@@ -369,6 +374,7 @@ family!(
     SERVICES6,
     BACKENDS6,
     FLOWS6,
+    UDP_FLOWS6,
     SOURCES6,
     SOCKETS6,
     SCRATCH6,

@@ -7,7 +7,7 @@ use aya_ebpf::Global;
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns};
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Service,
-    ServiceKey, Slot, SourceKey, Vip, VipKey, affinity_tag, tag,
+    ServiceKey, Slot, SourceKey, Vip, VipKey, affinity_tag, flow_state, tag,
 };
 use lb_common::decide::{Connection, Pace, Pick, Tables};
 use lb_common::limits;
@@ -165,6 +165,13 @@ where
     #[inline(always)]
     fn may_be_half_open(&mut self, key: &FlowKey<N>) -> bool {
         <Maps as Family<N>>::half_open(key).is_some()
+    }
+
+    #[inline(always)]
+    fn is_retained(&mut self, key: &FlowKey<N>) -> bool {
+        let Some(entry) = <Maps as Family<N>>::half_open(key) else { return false };
+        // SAFETY: a map value for the whole run of the program; the step that handles it checks the tag.
+        unsafe { (*entry).flow.state != flow_state::HALF_OPEN }
     }
 
     #[inline(always)]

@@ -54,6 +54,10 @@ pub struct Pinned {
     pub backends6: Table<u32, Backend<V6>>,
     pub flows4: Table<FlowKey<V4>, Flow<V4>>,
     pub flows6: Table<FlowKey<V6>, Flow<V6>>,
+    /// Answered UDP flows.
+    pub udp_flows4: Table<FlowKey<V4>, Flow<V4>>,
+    /// Answered UDP flows.
+    pub udp_flows6: Table<FlowKey<V6>, Flow<V6>>,
     pub sockets4: Table<SocketKey<V4>, SocketPeer<V4>>,
     pub sockets6: Table<SocketKey<V6>, SocketPeer<V6>>,
     /// By service port id.
@@ -110,6 +114,8 @@ impl Pinned {
             backends6: Table::open(dir, map_name::BACKENDS6, &calls)?,
             flows4: Table::open(dir, map_name::FLOWS4, &calls)?,
             flows6: Table::open(dir, map_name::FLOWS6, &calls)?,
+            udp_flows4: Table::open(dir, map_name::UDP_FLOWS4, &calls)?,
+            udp_flows6: Table::open(dir, map_name::UDP_FLOWS6, &calls)?,
             sockets4: Table::open(dir, map_name::SOCKETS4, &calls)?,
             sockets6: Table::open(dir, map_name::SOCKETS6, &calls)?,
             names: Table::open(dir, map_name::NAMES, &calls)?,

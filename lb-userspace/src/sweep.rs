@@ -1,8 +1,8 @@
 //! What flows leave behind is taken out of the programs' tables, a bounded part at a time, and what is seen on the way is told.
 //!
-//! A round looks at every entry of `half_open`, `flows`, `sockets`, `affinity` and `traffic` of both families, at most
-//! [`RATE`] entries a second, and then rests for [`PAUSE`], a fifth more or less. `half_open` comes before `flows`: flows move
-//! from the one to the other only, so none is missed between the two.
+//! A round looks at every entry of `half_open`, `flows`, `udp_flows`, `sockets`, `affinity` and `traffic` of both families, at most
+//! [`RATE`] entries a second, and then rests for [`PAUSE`], a fifth more or less. `half_open` comes before the two others: flows move
+//! from the one to the others only, so none is missed in between.
 //!
 //! **The race.** A packet may come for an entry while it is taken out. An entry is over if it was silent for its timeout *and* the
 //! entry of the other direction is over or not there; it is taken out by one call that returns what it held at that moment, and
@@ -43,6 +43,8 @@ pub enum Kind {
     HalfOpen6,
     Flows4,
     Flows6,
+    UdpFlows4,
+    UdpFlows6,
     Sockets4,
     Sockets6,
     Affinity4,
@@ -52,11 +54,13 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::HalfOpen4,
         Self::HalfOpen6,
         Self::Flows4,
         Self::Flows6,
+        Self::UdpFlows4,
+        Self::UdpFlows6,
         Self::Sockets4,
         Self::Sockets6,
         Self::Affinity4,
@@ -73,6 +77,8 @@ impl Kind {
             Self::HalfOpen6 => name::HALF_OPEN6,
             Self::Flows4 => name::FLOWS4,
             Self::Flows6 => name::FLOWS6,
+            Self::UdpFlows4 => name::UDP_FLOWS4,
+            Self::UdpFlows6 => name::UDP_FLOWS6,
             Self::Sockets4 => name::SOCKETS4,
             Self::Sockets6 => name::SOCKETS6,
             Self::Affinity4 => name::AFFINITY4,

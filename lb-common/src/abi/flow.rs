@@ -3,7 +3,7 @@
 use super::hash::{mix, mix_address};
 use super::sizes::sizes;
 
-/// Key of `flows4` / `flows6`: the tuple as it stands in the packet before it is rewritten.
+/// Key of `flows4` / `flows6`, `udp_flows4` / `udp_flows6`, `half_open4` / `half_open6`: the tuple as it stands in the packet before it is rewritten.
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowKey<const N: usize> {
@@ -31,7 +31,7 @@ impl<const N: usize> FlowKey<N> {
     }
 }
 
-/// Value of `flows4` / `flows6`: what to rewrite, and for whom.
+/// Value of `flows4` / `flows6` and of `udp_flows4` / `udp_flows6`: what to rewrite, and for whom.
 ///
 /// Forward (client → service): the destination becomes `address:port`, the source `client:client_port`.
 /// Reply (backend → client): the source becomes `address:port` (the service's), the destination `client:client_port`.

@@ -1,4 +1,4 @@
-//! Flow entries of connections whose handshake is not complete.
+//! Flow entries of connections that are not established: those of handshakes, and those that nobody shows to be established.
 
 use super::flow::Flow;
 use super::sizes::sizes;
@@ -6,7 +6,8 @@ use super::sizes::sizes;
 /// Value of `half_open4` / `half_open6`, under the same keys as `flows4` / `flows6`: a flow that nobody has answered.
 ///
 /// Apart from the answered ones, so that a flood of SYNs evicts none of those, answered or not: both entries move there with the client's
-/// own segment after the answer (UDP: with the answer).
+/// own segment after the answer (UDP: with the answer). An encapsulated connection stays here, in a later state than
+/// [`flow_state::HALF_OPEN`](super::flow_state::HALF_OPEN): the node sees no answer of it.
 /// Under a client's tuple whose flow is answered, it holds a SYN that asks for another connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -21,6 +21,8 @@ names! {
     BACKENDS6 = "backends6",
     FLOWS4 = "flows4",
     FLOWS6 = "flows6",
+    UDP_FLOWS4 = "udp_flows4",
+    UDP_FLOWS6 = "udp_flows6",
     SOCKETS4 = "sockets4",
     SOCKETS6 = "sockets6",
     NAMES = "names",

@@ -72,7 +72,8 @@ fn unknown<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook: H
         return Step::Handshake;
     }
     if !is_unrelated(tables, work, hook) {
-        return Step::Select;
+        let is_retained = !may_be_handshake && tables.is_retained(&packet.key);
+        return if is_retained { Step::Handshake } else { Step::Select };
     }
     if hook.has(Hook::FROM_CLIENT) && packet.begins() { Step::Direct } else { Step::Unrelated }
 }

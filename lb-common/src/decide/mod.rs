@@ -28,6 +28,7 @@ mod packet;
 mod pick;
 mod rate;
 mod related;
+mod retained;
 mod retry;
 mod schedule;
 mod search;

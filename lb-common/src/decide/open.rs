@@ -10,7 +10,7 @@ use super::tables::{Accepted, Established, FlowTables, Tables};
 use super::transition::Transition;
 use super::verdict::Action;
 use super::work::{Work, allocation};
-use super::{dsr, fast_path, handshake, outlier, select};
+use super::{dsr, fast_path, handshake, outlier, retained, select};
 use crate::abi::{TCP, flow_flags, flow_state, half_open_flags};
 use crate::outcome::Outcome;
 use crate::state;
@@ -28,13 +28,17 @@ pub fn open<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>
     if !tables.half_open(&packet.key, stored) {
         return new;
     }
+    let is_retained = stored.flow.state != flow_state::HALF_OPEN;
     // Any other segment establishes a connection, or belongs to none.
-    if packet.is_midway() && stored.flags & half_open_flags::RESUMED == 0 {
+    if packet.is_midway() && stored.flags & half_open_flags::RESUMED == 0 && !is_retained {
         return new;
     }
     connection.read_handshake(stored);
     connection.set_keys(&packet.key);
     let now = Now::from_ns(tables.now_ns());
+    if is_retained {
+        return retained::packet(tables, work, hook, now);
+    }
     if connection.is_reply() {
         return answer(tables, work, hook, now);
     }
@@ -204,6 +208,11 @@ pub fn complete<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Wor
     }
     flow.state = state::after_forward(flow_state::OPEN, packet.key.protocol, packet.tcp_flags);
     flow.flags |= state::ends(packet.key.protocol, packet.tcp_flags, flow_flags::CLIENT_ENDED);
+    if flow.port == 0 {
+        verdict.translate(Action::ToBackend, flow, Outcome::Forwarded, true);
+        commit::retain(tables, work, now);
+        return Step::Decided;
+    }
     match establish(tables, work, hook, backend.generation, now) {
         Established::Yes => {
             let flow = &work.connection.original.flow;

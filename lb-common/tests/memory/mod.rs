@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, Bucket, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health,
     Masquerade, Service, ServiceKey, Slot, UDP, Vip, VipKey, affinity_tag, backend_flags, backend_state, flow_flags,
-    half_open_flags, network_flags, seal, tag,
+    flow_state, half_open_flags, network_flags, seal, tag,
 };
 use lb_common::decide::{
     Accepted, Connection, Established, FlowTables, Hook, NotInserted, Pace, Packet, Pick, Reserved, Tables, Verdict,
@@ -164,6 +164,10 @@ impl<const N: usize> Tables<N> for Memory<N> {
 
     fn may_be_half_open(&mut self, key: &FlowKey<N>) -> bool {
         self.half_open.contains_key(key)
+    }
+
+    fn is_retained(&mut self, key: &FlowKey<N>) -> bool {
+        self.half_open.get(key).is_some_and(|entry| entry.flow.state != flow_state::HALF_OPEN)
     }
 
     fn half_open(&mut self, key: &FlowKey<N>, into: &mut HalfOpen<N>) -> bool {

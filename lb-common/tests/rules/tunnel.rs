@@ -9,7 +9,7 @@ use lb_common::decide::{
     Action, Hook, Inside, Now, Packet, Verdict, Work, accuse, decide, inside, is_about_tunnelled, quoted_elsewhere,
 };
 use lb_common::outcome::Outcome;
-use lb_common::state::tcp_flag::{ACK, RST, SYN};
+use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
 
 const CLIENT: [u8; 4] = [198, 51, 100, 7];
 const VIP: [u8; 4] = [203, 0, 113, 80];
@@ -79,11 +79,19 @@ fn a_packet_goes_whole_to_the_pods_node_and_is_kept_there_once_the_client_saw_an
         assert!(tables.flows.is_empty(), "a SYN evicts no flow");
         let acked = tables.ask(from(port, TCP), ACK, hook);
         assert!(is_whole(&acked) && acked.address == sent.address);
-        assert!(!tables.flows.is_empty(), "the client saw an answer");
+        assert!(tables.flows.is_empty(), "no answer is seen here, so nothing shows that there is a connection");
         // From now on nothing that happens to the others matters.
         edit(&mut tables, |service| service.outside_count = 1);
         let kept = tables.ask(from(port, TCP), ACK, hook);
         assert_eq!((kept.address, kept.outcome), (sent.address, Outcome::Forwarded));
+        tables.pass_seconds(u64::from(tables.timeouts.half_open_s) + 1);
+        assert_eq!(tables.ask(from(port, TCP), ACK, hook).address, sent.address, "as long as one that is established");
+        let other = tables.ask_numbered(from(port, TCP), SYN, ISN + 77_777, 0, hook);
+        assert_eq!((other.address, other.outcome), (sent.address, Outcome::Forwarded), "the backend answers it");
+        assert!(is_whole(&tables.ask(from(port, TCP), FIN | ACK, hook)));
+        assert!(is_whole(&tables.ask(from(port, TCP), ACK, hook)), "it may still acknowledge");
+        let other = tables.ask_numbered(from(port, TCP), SYN, ISN + 77_777, 0, hook);
+        assert_eq!(other.address, PODS[0], "the connection before is over, and one slot is left");
     }
 }
 

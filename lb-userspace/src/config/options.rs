@@ -194,7 +194,7 @@ pub struct Options {
     #[arg(long, value_name = "NAME=N,…")]
     pub check_limits: Option<CheckLimits>,
 
-    /// Entries of the maps: services, backends, endpoints, slots, flows4, flows6, sockets, names, stats, sources, vips,
+    /// Entries of the maps: services, backends, endpoints, slots, flows4, flows6, udp_flows, sockets, names, stats, sources, vips,
     /// half_open, affinity
     #[arg(long, value_name = "NAME=N,…")]
     pub map_sizes: Option<MapSizes>,

@@ -25,6 +25,8 @@ pub struct MapSizes {
     pub slots: u32,
     pub flows4: u32,
     pub flows6: u32,
+    /// Each `udp_flows` map.
+    pub udp_flows: u32,
     /// Each `sockets` map.
     pub sockets: u32,
     pub names: u32,
@@ -48,6 +50,7 @@ impl Default for MapSizes {
             slots: limits::SLOTS,
             flows4: limits::FLOWS4,
             flows6: limits::FLOWS6,
+            udp_flows: limits::UDP_FLOWS,
             sockets: limits::SOCKETS,
             names: limits::NAMES,
             stats: limits::STATS,
@@ -70,6 +73,7 @@ impl MapSizes {
             name::SLOTS => self.slots,
             name::FLOWS4 => self.flows4,
             name::FLOWS6 => self.flows6,
+            name::UDP_FLOWS4 | name::UDP_FLOWS6 => self.udp_flows,
             name::SOCKETS4 | name::SOCKETS6 => self.sockets,
             name::NAMES => self.names,
             name::STATS => self.stats,
@@ -89,6 +93,7 @@ impl MapSizes {
             "slots" => &mut self.slots,
             "flows4" => &mut self.flows4,
             "flows6" => &mut self.flows6,
+            "udp_flows" => &mut self.udp_flows,
             "sockets" => &mut self.sockets,
             "names" => &mut self.names,
             "stats" => &mut self.stats,
@@ -105,7 +110,7 @@ impl MapSizes {
         let field = self.field(name).ok_or_else(|| {
             wrong(
                 "the size of a map",
-                "services, backends, endpoints, slots, flows4, flows6, sockets, names, stats, sources, vips, half_open or affinity",
+                "services, backends, endpoints, slots, flows4, flows6, udp_flows, sockets, names, stats, sources, vips, half_open or affinity",
             )
         })?;
         if !(MIN_MAP_ENTRIES..=MAX_MAP_ENTRIES).contains(&entries) {

@@ -92,8 +92,8 @@ impl Settings {
     /// The capacity for a map; `None`: as the programs declare it.
     pub(super) fn entries(&self, map: &str) -> Option<u32> {
         match map {
-            map_name::TRAFFIC4 if self.flow_counters => Some(self.sizes.flows4),
-            map_name::TRAFFIC6 if self.flow_counters => Some(self.sizes.flows6),
+            map_name::TRAFFIC4 if self.flow_counters => Some(self.sizes.flows4.saturating_add(self.sizes.udp_flows)),
+            map_name::TRAFFIC6 if self.flow_counters => Some(self.sizes.flows6.saturating_add(self.sizes.udp_flows)),
             _ => self.pinned_sizes.get(map).copied().or_else(|| self.sizes.of(map)),
         }
     }

@@ -84,6 +84,7 @@ struct FamilyNames {
     services: &'static str,
     backends: &'static str,
     flows: &'static str,
+    udp_flows: &'static str,
     half_open: &'static str,
     health: &'static str,
     traffic: &'static str,
@@ -94,6 +95,7 @@ const NAMES4: FamilyNames = FamilyNames {
     services: map_name::SERVICES4,
     backends: map_name::BACKENDS4,
     flows: map_name::FLOWS4,
+    udp_flows: map_name::UDP_FLOWS4,
     half_open: map_name::HALF_OPEN4,
     health: map_name::HEALTH4,
     traffic: map_name::TRAFFIC4,
@@ -103,6 +105,7 @@ const NAMES6: FamilyNames = FamilyNames {
     services: map_name::SERVICES6,
     backends: map_name::BACKENDS6,
     flows: map_name::FLOWS6,
+    udp_flows: map_name::UDP_FLOWS6,
     half_open: map_name::HALF_OPEN6,
     health: map_name::HEALTH6,
     traffic: map_name::TRAFFIC6,
@@ -173,6 +176,8 @@ pub fn count_flows(dir: &Path) -> Result<Counted, MapError> {
         .walk::<FlowKey<V6>, _>(map_name::HALF_OPEN6, |entry: &HalfOpen<V6>| count_state(&entry.flow, &mut states))?;
     let flows4 = reader.walk::<FlowKey<V4>, _>(map_name::FLOWS4, |flow: &Flow<V4>| count_state(flow, &mut states))?;
     let flows6 = reader.walk::<FlowKey<V6>, _>(map_name::FLOWS6, |flow: &Flow<V6>| count_state(flow, &mut states))?;
+    let udp4 = reader.walk::<FlowKey<V4>, _>(map_name::UDP_FLOWS4, |flow: &Flow<V4>| count_state(flow, &mut states))?;
+    let udp6 = reader.walk::<FlowKey<V6>, _>(map_name::UDP_FLOWS6, |flow: &Flow<V6>| count_state(flow, &mut states))?;
     let sockets4 = reader.count::<SocketKey<V4>, SocketPeer<V4>>(map_name::SOCKETS4)?;
     let sockets6 = reader.count::<SocketKey<V6>, SocketPeer<V6>>(map_name::SOCKETS6)?;
     let fill = |entries: u64, capacity: u32| FillReport { entries, capacity: capacity.into() };
@@ -181,6 +186,8 @@ pub fn count_flows(dir: &Path) -> Result<Counted, MapError> {
         (map_name::HALF_OPEN6, fill(half_open6, pinned.half_open6.capacity())),
         (map_name::FLOWS4, fill(flows4, pinned.flows4.capacity())),
         (map_name::FLOWS6, fill(flows6, pinned.flows6.capacity())),
+        (map_name::UDP_FLOWS4, fill(udp4, pinned.udp_flows4.capacity())),
+        (map_name::UDP_FLOWS6, fill(udp6, pinned.udp_flows6.capacity())),
         (map_name::SOCKETS4, fill(sockets4, pinned.sockets4.capacity())),
         (map_name::SOCKETS6, fill(sockets6, pinned.sockets6.capacity())),
     ];
@@ -225,6 +232,7 @@ impl Reader<'_> {
             // Half-open ones first: what is answered meanwhile is seen twice rather than not at all.
             family.half_open = self.all(names.half_open)?;
             family.flows = self.all(names.flows)?;
+            family.flows.extend(self.all(names.udp_flows)?);
         }
         if wanted.flows == WantedFlows::WithTraffic {
             family.traffic = self.all(names.traffic)?;

@@ -194,14 +194,12 @@ fn count_flows<const N: usize>(
     counts: &mut HashMap<BackendKey, FlowCounts>,
 ) {
     for (_, flow) in living(family.flows.iter(), timeouts, now) {
-        let counts = counts.entry(backend_key::<N>(flow.backend, flow.generation)).or_default();
-        counts.all += 1;
-        counts.half_open += u64::from(flow.state == flow_state::HALF_OPEN);
+        counts.entry(backend_key::<N>(flow.backend, flow.generation)).or_default().all += 1;
     }
     for (_, entry) in half_open(family, timeouts, now) {
         let counts = counts.entry(backend_key::<N>(entry.flow.backend, entry.flow.generation)).or_default();
         counts.all += 1;
-        counts.half_open += 1;
+        counts.half_open += u64::from(entry.flow.state == flow_state::HALF_OPEN);
     }
 }
 
@@ -217,7 +215,7 @@ where
     entries.map(|(key, flow)| (key, flow)).filter(move |(key, flow)| is_living(key, flow, timeouts, now))
 }
 
-/// Connections that nobody has answered and that have not expired.
+/// Connections that have not expired and that the node does not know to be established.
 fn half_open<'a, const N: usize>(
     family: &'a FamilyContents<N>,
     timeouts: &Timeouts,

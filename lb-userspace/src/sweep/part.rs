@@ -4,7 +4,7 @@ use std::{any::Any, io, net::IpAddr, time::Duration};
 
 use aya::Pod;
 use lb_common::{
-    abi::{Affinity, AffinityKey, Flow, FlowKey, HalfOpen, SocketKey, SocketPeer, Traffic, UDP},
+    abi::{Affinity, AffinityKey, Flow, FlowKey, HalfOpen, SocketKey, SocketPeer, Traffic, UDP, flow_state},
     decide::{Now, pair_key},
     state::Timeouts,
 };
@@ -50,12 +50,14 @@ impl Look<'_> {
             Kind::HalfOpen6 => self.half_open(&maps.half_open6, Family::V6, place, count, seen),
             Kind::Flows4 => self.flows(&maps.flows4, Family::V4, place, count, seen),
             Kind::Flows6 => self.flows(&maps.flows6, Family::V6, place, count, seen),
+            Kind::UdpFlows4 => self.flows(&maps.udp_flows4, Family::V4, place, count, seen),
+            Kind::UdpFlows6 => self.flows(&maps.udp_flows6, Family::V6, place, count, seen),
             Kind::Sockets4 => sockets(&maps.sockets4, Family::V4, place, count, seen),
             Kind::Sockets6 => sockets(&maps.sockets6, Family::V6, place, count, seen),
             Kind::Affinity4 => self.affinity(&maps.affinity4, Family::V4, place, count, seen),
             Kind::Affinity6 => self.affinity(&maps.affinity6, Family::V6, place, count, seen),
-            Kind::Traffic4 => traffic(&maps.traffic4, &maps.flows4, &maps.half_open4, place, count),
-            Kind::Traffic6 => traffic(&maps.traffic6, &maps.flows6, &maps.half_open6, place, count),
+            Kind::Traffic4 => traffic(&maps.traffic4, [&maps.flows4, &maps.udp_flows4], &maps.half_open4, place, count),
+            Kind::Traffic6 => traffic(&maps.traffic6, [&maps.flows6, &maps.udp_flows6], &maps.half_open6, place, count),
         }
     }
 
@@ -82,10 +84,7 @@ impl Look<'_> {
                     return Ok(true);
                 }
             }
-            let unserved = rules::frontend(key, flow).filter(|at| {
-                !rules::is_served(*at, |frontend| self.book.frontends.get(frontend).map(|found| found.flags))
-            });
-            if let Some(frontend) = unserved
+            if let Some(frontend) = self.unserved(key, flow)
                 && self.drain(table, frontend, (key, flow), BackendId { family, id: flow.backend }, seen)?
             {
                 return Ok(true);
@@ -96,8 +95,25 @@ impl Look<'_> {
         })
     }
 
+    /// The frontend that the flow came by, if it is no more.
+    fn unserved<const N: usize>(&self, key: &FlowKey<N>, flow: &Flow<N>) -> Option<Frontend>
+    where
+        IpAddr: From<[u8; N]>,
+    {
+        rules::frontend(key, flow)
+            .filter(|at| !rules::is_served(*at, |frontend| self.book.frontends.get(frontend).map(|found| found.flags)))
+    }
+
+    /// Whether flows of this backend that came by a frontend that is no more are to be cut: they go on for the drain period from the
+    /// first round that met one.
+    fn is_due(&self, frontend: Frontend, backend: BackendId, seen: &mut Seen) -> bool {
+        let service = self.book.backends.get(&backend).map(|record| record.service);
+        let own = service.and_then(|id| self.book.drain_periods.get(&id)).copied();
+        seen.unserved(frontend, self.at) + own.unwrap_or(self.drain_period) <= self.at
+    }
+
     /// The flow came by a frontend that is no more. UDP goes with it: its next packet finds no service. TCP goes on for the drain
-    /// period from the first round that met it; then each side is told at its next segment. True if the entry was taken out.
+    /// period; then each side is told at its next segment. True if the entry was taken out.
     fn drain<const N: usize>(
         &self,
         table: &Table<FlowKey<N>, Flow<N>>,
@@ -118,9 +134,7 @@ impl Look<'_> {
             }
             return table.remove(key);
         }
-        let service = self.book.backends.get(&backend).map(|record| record.service);
-        let own = service.and_then(|id| self.book.drain_periods.get(&id)).copied();
-        if seen.unserved(frontend, self.at) + own.unwrap_or(self.drain_period) <= self.at {
+        if self.is_due(frontend, backend, seen) {
             if let Some(pair) = pair {
                 table.replace(&other, &rules::cut(&pair))?;
             }
@@ -140,6 +154,7 @@ impl Look<'_> {
     where
         FlowKey<N>: Pod,
         HalfOpen<N>: Pod,
+        IpAddr: From<[u8; N]>,
     {
         let is_silent =
             |key: &FlowKey<N>, entry: &HalfOpen<N>| rules::is_half_open_silent(key, entry, self.timeouts, self.now);
@@ -152,6 +167,14 @@ impl Look<'_> {
                 if is_over && take(table, key, |now| is_silent(key, now))? {
                     return Ok(true);
                 }
+            }
+            // A handshake finds no service any more. What is retained goes on as an established connection does.
+            if entry.flow.state != flow_state::HALF_OPEN
+                && let Some(frontend) = self.unserved(key, &entry.flow)
+                && self.is_due(frontend, BackendId { family, id: entry.flow.backend }, seen)
+            {
+                let cut = HalfOpen { flow: rules::cut(&entry.flow), ..*entry };
+                seen.cut += u64::from(table.replace(key, &cut)?);
             }
             seen.half_open(family, entry);
             Ok(false)
@@ -208,7 +231,7 @@ where
 /// Counters of flows that are no more.
 fn traffic<const N: usize>(
     table: &Table<FlowKey<N>, Traffic>,
-    flows: &Table<FlowKey<N>, Flow<N>>,
+    [flows, udp_flows]: [&Table<FlowKey<N>, Flow<N>>; 2],
     half_open: &Table<FlowKey<N>, HalfOpen<N>>,
     place: &mut Place,
     count: usize,
@@ -219,6 +242,7 @@ where
     HalfOpen<N>: Pod,
 {
     pass(table, place, count / 2, |key, _| {
+        let flows = if key.protocol == UDP { udp_flows } else { flows };
         let is_over = flows.get(key)?.is_none() && half_open.get(key)?.is_none();
         if is_over { table.remove(key) } else { Ok(false) }
     })

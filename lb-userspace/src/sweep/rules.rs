@@ -30,7 +30,8 @@ pub fn is_half_open_silent<const N: usize>(
     now: Now,
 ) -> bool {
     // Under the tuple of an answered flow the entry is about a SYN, whatever the state of that flow.
-    let limit = timeouts.of(key.protocol, flow_state::HALF_OPEN);
+    let is_second = entry.flags & half_open_flags::SECOND != 0;
+    let limit = timeouts.of(key.protocol, if is_second { flow_state::HALF_OPEN } else { entry.flow.state });
     entry.flow.tag == tag(key) && expired(&entry.flow, limit, now.s)
 }
 

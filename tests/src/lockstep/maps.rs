@@ -92,13 +92,13 @@ macro_rules! maps {
                 }
             }
             fn remove_flow(&mut self, key: FlowKey<$n>) -> Result<()> {
-                gone(self.$tables.flows.remove(&key))
+                gone(self.$tables.flows_of(&key).remove(&key))
             }
             fn remove_half_open(&mut self, key: FlowKey<$n>) -> Result<()> {
                 gone(self.$life.half_open.remove(&key))
             }
             fn flows(&self) -> Result<HashMap<FlowKey<$n>, Flow<$n>>> {
-                Ok(self.$tables.flows.iter().collect::<Result<_, _>>()?)
+                Ok(self.$tables.all_flows()?.into_iter().collect())
             }
             fn half_open(&self) -> Result<HashMap<FlowKey<$n>, HalfOpen<$n>>> {
                 Ok(self.$life.half_open.iter().collect::<Result<_, _>>()?)

@@ -42,7 +42,7 @@ pub fn age(programs: &mut LoadedPrograms, model: &mut Model, seconds: u32) -> Re
         ($tables:ident, $life:ident) => {
             for (key, flow) in programs.$tables.all_flows()? {
                 let flow = Flow { seen_s: older(flow.seen_s), since_s: older(flow.since_s), ..flow };
-                programs.$tables.flows.insert(key, flow, 0)?;
+                programs.$tables.flows_of(&key).insert(key, flow, 0)?;
             }
             for (key, half) in programs.$life.all_half_open()? {
                 let flow = Flow { seen_s: older(half.flow.seen_s), since_s: older(half.flow.since_s), ..half.flow };
@@ -76,10 +76,18 @@ pub fn remove(programs: &mut LoadedPrograms, (protocol, src, dst): Tuple, half_o
     let (src, dst) = (src.ip(), dst.ip());
     if src.is_ipv4() {
         let key = FlowKey { src: src.bytes(), dst: dst.bytes(), src_port, dst_port, protocol, pad };
-        if half_open { programs.state4.half_open.remove(&key)? } else { programs.tables4.flows.remove(&key)? }
+        if half_open {
+            programs.state4.half_open.remove(&key)?;
+        } else {
+            programs.tables4.flows_of(&key).remove(&key)?;
+        }
     } else {
         let key = FlowKey { src: src.bytes(), dst: dst.bytes(), src_port, dst_port, protocol, pad };
-        if half_open { programs.state6.half_open.remove(&key)? } else { programs.tables6.flows.remove(&key)? }
+        if half_open {
+            programs.state6.half_open.remove(&key)?;
+        } else {
+            programs.tables6.flows_of(&key).remove(&key)?;
+        }
     }
     Ok(())
 }

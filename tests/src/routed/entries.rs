@@ -17,6 +17,8 @@ pub fn left(bpffs: &Path) -> Result<Vec<String>> {
     let mut all = Vec::new();
     pinned.flows4.each(|key, flow| all.push(format!("{key:?} {flow:?}")))?;
     pinned.flows6.each(|key, flow| all.push(format!("{key:?} {flow:?}")))?;
+    pinned.udp_flows4.each(|key, flow| all.push(format!("{key:?} {flow:?}")))?;
+    pinned.udp_flows6.each(|key, flow| all.push(format!("{key:?} {flow:?}")))?;
     pinned.half_open4.each(|key, half| all.push(format!("{key:?} {half:?}")))?;
     pinned.half_open6.each(|key, half| all.push(format!("{key:?} {half:?}")))?;
     Ok(all)

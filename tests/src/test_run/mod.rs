@@ -66,7 +66,7 @@ pub struct Ran {
 /// Room for what a program may add to a packet: an IPv6 and an ICMP header, and then some.
 const GROWTH: usize = 256;
 /// Sizes of the maps: enough for any table of a test, quick to make.
-const SIZES: [(&str, u32); 34] = [
+const SIZES: [(&str, u32); 36] = [
     ("services4", 64),
     ("services6", 64),
     ("slots", 4096),
@@ -74,6 +74,8 @@ const SIZES: [(&str, u32); 34] = [
     ("backends6", 256),
     ("flows4", 4096),
     ("flows6", 4096),
+    ("udp_flows4", 4096),
+    ("udp_flows6", 4096),
     ("sockets4", 64),
     ("sockets6", 64),
     ("names", 64),

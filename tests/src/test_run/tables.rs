@@ -4,7 +4,7 @@ use anyhow::Result;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, MapData};
 use aya::{Ebpf, Pod};
-use lb_common::abi::{Backend, Flow, FlowKey, Service, ServiceKey, Slot, Source, SourceKey, map_name};
+use lb_common::abi::{Backend, Flow, FlowKey, Service, ServiceKey, Slot, Source, SourceKey, UDP, map_name};
 
 use super::{keys, take};
 
@@ -13,6 +13,7 @@ pub trait Family {
     const SERVICES: &str;
     const BACKENDS: &str;
     const FLOWS: &str;
+    const UDP_FLOWS: &str;
     const SOURCES: &str;
 }
 
@@ -23,6 +24,7 @@ impl Family for Of<4> {
     const SERVICES: &str = map_name::SERVICES4;
     const BACKENDS: &str = map_name::BACKENDS4;
     const FLOWS: &str = map_name::FLOWS4;
+    const UDP_FLOWS: &str = map_name::UDP_FLOWS4;
     const SOURCES: &str = map_name::SOURCES4;
 }
 
@@ -30,6 +32,7 @@ impl Family for Of<16> {
     const SERVICES: &str = map_name::SERVICES6;
     const BACKENDS: &str = map_name::BACKENDS6;
     const FLOWS: &str = map_name::FLOWS6;
+    const UDP_FLOWS: &str = map_name::UDP_FLOWS6;
     const SOURCES: &str = map_name::SOURCES6;
 }
 
@@ -45,7 +48,8 @@ where
     pub services: HashMap<MapData, ServiceKey<N>, Service>,
     pub slots: Array<MapData, Slot>,
     pub backends: Array<MapData, Backend<N>>,
-    pub flows: HashMap<MapData, FlowKey<N>, Flow<N>>,
+    flows: HashMap<MapData, FlowKey<N>, Flow<N>>,
+    udp_flows: HashMap<MapData, FlowKey<N>, Flow<N>>,
     pub sources: LpmTrie<MapData, SourceKey<N>, Source>,
 }
 
@@ -64,6 +68,7 @@ where
             slots: aya::maps::Map::Array(slots).try_into()?,
             backends: take(ebpf, Of::<N>::BACKENDS)?.try_into()?,
             flows: take(ebpf, Of::<N>::FLOWS)?.try_into()?,
+            udp_flows: take(ebpf, Of::<N>::UDP_FLOWS)?.try_into()?,
             sources: take(ebpf, Of::<N>::SOURCES)?.try_into()?,
         })
     }
@@ -82,8 +87,10 @@ where
         for key in keys(&self.services)? {
             self.services.remove(&key)?;
         }
-        for key in keys(&self.flows)? {
-            self.flows.remove(&key)?;
+        for flows in [&mut self.flows, &mut self.udp_flows] {
+            for key in keys(flows)? {
+                flows.remove(&key)?;
+            }
         }
         let keys: Vec<Key<SourceKey<N>>> = self.sources.keys().collect::<Result<_, _>>()?;
         for key in keys {
@@ -92,8 +99,13 @@ where
         Ok(())
     }
 
-    /// All flow entries.
+    /// All flow entries, of both tables.
     pub fn all_flows(&self) -> Result<Vec<(FlowKey<N>, Flow<N>)>> {
-        Ok(self.flows.iter().collect::<Result<_, _>>()?)
+        Ok(self.flows.iter().chain(self.udp_flows.iter()).collect::<Result<_, _>>()?)
+    }
+
+    /// The table that the entry under this key is in.
+    pub fn flows_of(&mut self, key: &FlowKey<N>) -> &mut HashMap<MapData, FlowKey<N>, Flow<N>> {
+        if key.protocol == UDP { &mut self.udp_flows } else { &mut self.flows }
     }
 }

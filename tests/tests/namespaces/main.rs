@@ -23,6 +23,7 @@ mod external_kinds;
 mod fast_path;
 mod fast_path_bridges;
 mod fast_path_nodes;
+mod flow_tables;
 mod fragments;
 mod full_maps;
 mod hairpin;

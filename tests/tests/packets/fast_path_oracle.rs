@@ -27,9 +27,11 @@ const BACKEND_PORT: u16 = 8080;
 /// What the agent writes: closed, open between pods, open to other nodes, too.
 const WORDS: [u32; 4] = [0, fast_path::PODS, fast_path::PODS | fast_path::NODES, fast_path::PODS | fast_path::NODES];
 /// Tables of the size that a few conversations need.
-const SIZES: [(&str, u32); 8] = [
+const SIZES: [(&str, u32); 10] = [
     ("flows4", 8192),
     ("flows6", 8192),
+    ("udp_flows4", 8192),
+    ("udp_flows6", 8192),
     ("half_open4", 8192),
     ("half_open6", 8192),
     ("stats", 64),

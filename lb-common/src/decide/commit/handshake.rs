@@ -107,7 +107,6 @@ pub fn establish<const N: usize, T: FlowTables<N>>(
     }
     set_opposite(key, flow, opposite_key, link, &mut opposite.flow);
     let mut counts = flow.flags & flow_flags::COUNTED != 0;
-    let is_encapsulated = flow.port == 0;
     let Connection { original_key, reply_key, original, reply, .. } = connection;
     match tables.insert_flow(original_key, &original.flow, false) {
         Ok(()) => {}
@@ -132,13 +131,19 @@ pub fn establish<const N: usize, T: FlowTables<N>>(
     }
     tables.remove_half_open(original_key);
     tables.remove_half_open(reply_key);
-    if !is_encapsulated {
-        tables.opened(now.s);
-    }
+    tables.opened(now.s);
     if counts {
         tables.count_connection(original.flow.backend, generation, 1);
     }
     Established::Yes
+}
+
+/// Retains a connection here whose handshake is over, as no reply of it passes: notes its latest packet.
+#[inline(always)]
+pub fn retain<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) {
+    let Connection { original_key, original, .. } = &mut work.connection;
+    original.flow.seen_s = now.s;
+    let _ = tables.insert_half_open(original_key, original, true);
 }
 
 /// Notes that a refusal was suppressed: the next SYN goes to another backend. `false`: the table is full.

@@ -79,7 +79,7 @@ impl Inventory<'_> {
         for (key, entry) in half_open(family, &self.timeouts, self.now) {
             let tried = entry.tried.iter().filter(|id| **id != 0);
             views.push(ConnectionView {
-                moves: Some(entry.moves),
+                moves: (entry.flow.state == flow_state::HALF_OPEN).then_some(entry.moves),
                 tried: tried.map(|id| flows.place_of(*id)).collect(),
                 ..self.flow(&flows, key, &entry.flow)
             });
