@@ -101,6 +101,7 @@ fn read<const N: usize>(bytes: &[u8], network: usize) -> Result<(Packet<N>, usiz
     if protocol == TCP {
         (packet.seq, packet.ack) = (word(transport + 4)?, word(transport + 8)?);
         packet.tcp_flags = at(transport + 13, 1)?[0];
+        packet.payload = u32::try_from(total - header_length - own_length).expect("a packet is small");
     }
     Ok((packet, transport))
 }

@@ -1,6 +1,6 @@
 //! The life of a flow and of a backend as one packet sees it: pure functions of state, event and time.
 
-use crate::abi::{Backend, Flow, LoadSettings, UDP, backend_flags, backend_state, flow_flags, flow_state};
+use crate::abi::{Backend, Flow, LoadSettings, UDP, backend_flags, backend_state, flow_state};
 use crate::limits::{
     LOCAL_PORT_FIRST, LOCAL_PORT_LAST, NODE_PORT_FIRST, NODE_PORT_LAST, SOURCE_PORT_COUNT, SOURCE_PORT_FIRST,
     TCP_CLOSING_TIMEOUT_S, TCP_HALF_OPEN_TIMEOUT_S, TCP_OPEN_TIMEOUT_S, UDP_REPLIED_TIMEOUT_S, UDP_STREAM_TIMEOUT_S,
@@ -154,47 +154,16 @@ pub const fn expired<const N: usize>(flow: &Flow<N>, timeout_s: u32, now_s: u32)
     now_s.wrapping_sub(flow.seen_s) > timeout_s && now_s > flow.seen_s
 }
 
-/// The state of an answered flow after a packet of its client. States only grow.
-///
-/// SCTP's chunks are told by the flags of TCP that mean the same (see `decide::Packet`).
+/// The state of an answered flow after a packet of its client: a UDP flow that asks again is a stream.
 #[inline(always)]
-pub const fn after_forward(state: u8, protocol: u8, tcp_flags: u8) -> u8 {
-    if protocol == UDP {
-        return if state == flow_state::OPEN { flow_state::STREAM } else { state };
-    }
-    if state < flow_state::CLOSING && closes(tcp_flags) { flow_state::CLOSING } else { state }
-}
-
-/// The state of an answered flow after a packet of its backend. States only grow.
-#[inline(always)]
-pub const fn after_reply(state: u8, protocol: u8, tcp_flags: u8) -> u8 {
-    if protocol != UDP && state < flow_state::CLOSING && closes(tcp_flags) { flow_state::CLOSING } else { state }
-}
-
-/// Which directions a segment ends: bits of [`flow_flags::ENDED`].
-#[inline(always)]
-pub const fn ends(protocol: u8, tcp_flags: u8, own_direction: u8) -> u8 {
-    if protocol == UDP {
-        0
-    } else if tcp_flags & tcp_flag::RST != 0 {
-        flow_flags::ENDED
-    } else if tcp_flags & tcp_flag::FIN != 0 {
-        own_direction
-    } else {
-        0
-    }
-}
-
-/// The flags of a flow once its end was seen: a connection that is over is not among its backend's.
-#[inline(always)]
-pub const fn counted_after(flags: u8) -> u8 {
-    if flags & flow_flags::ENDED == flow_flags::ENDED { flags & !flow_flags::COUNTED } else { flags }
+pub const fn after_forward(state: u8, protocol: u8) -> u8 {
+    if protocol == UDP && state == flow_state::OPEN { flow_state::STREAM } else { state }
 }
 
 /// Whether a flow no longer needs its tuple: it is over, or nobody remembers it.
 #[inline(always)]
 pub const fn yields<const N: usize>(flow: &Flow<N>, timeout_s: u32, now_s: u32) -> bool {
-    flow.flags & flow_flags::ENDED == flow_flags::ENDED || expired(flow, timeout_s, now_s)
+    flow.state == flow_state::CLOSING || expired(flow, timeout_s, now_s)
 }
 
 /// Whether the deadline of a drain has struck. Holds with the agent dead: the deadline stands in the table.

@@ -17,6 +17,18 @@ pub fn copy<T: Copy>(from: &T, into: &mut T) {
     }
 }
 
+/// Copies an element of a map whose first word is its tag. `false`: another key has taken the element meanwhile, and the copy is of both. An
+/// element writes its tag before the rest.
+#[inline(always)]
+#[must_use]
+pub fn copy_tagged<T: Copy>(from: &T, into: &mut T, tag: impl FnOnce() -> u32) -> bool {
+    copy(from, into);
+    let tag = tag();
+    let (before, after) = (core::ptr::from_mut(into).cast::<u32>(), core::ptr::from_ref(from).cast::<u32>());
+    // SAFETY: the first words of both records, which `copy` has found to be aligned.
+    unsafe { before.read() == tag && after.read_volatile() == tag }
+}
+
 /// Makes a record of whole words zero.
 #[inline(always)]
 pub fn clear<T: Copy>(record: &mut T) {
@@ -28,6 +40,17 @@ pub fn clear<T: Copy>(record: &mut T) {
         unsafe { record.add(i).write_volatile(0) };
         i += 1;
     }
+}
+
+/// Four bytes of an address of a record, as they stand in memory; 0 beyond its end.
+#[inline(always)]
+#[allow(clippy::cast_ptr_alignment, reason = "addresses of records stand at a word's boundary")]
+pub const fn word<const N: usize>(address: &[u8; N], at: usize) -> u32 {
+    if at + 4 > N {
+        return 0;
+    }
+    // SAFETY: within the address, which stands at a word's boundary.
+    unsafe { address.as_ptr().add(at).cast::<u32>().read() }
 }
 
 /// Copies an address from one record to another: in each it stands at a word's boundary.

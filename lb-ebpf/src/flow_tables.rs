@@ -26,6 +26,37 @@ where
     }
 
     #[inline(always)]
+    fn set_numbers(&mut self, entry: Self::FlowRef, tag: u32, next: u32, ack: u32) {
+        // SAFETY: as above.
+        unsafe {
+            if (*entry).tag == tag {
+                (*entry).next = next;
+                (*entry).ack = ack;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn set_fin(&mut self, entry: Self::FlowRef, tag: u32, fin: u8) {
+        // SAFETY: as above.
+        unsafe {
+            if (*entry).tag == tag {
+                (*entry).fin = fin;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn set_opposite_fin(&mut self, entry: Self::FlowRef, tag: u32, fin: u8) {
+        // SAFETY: as above.
+        unsafe {
+            if (*entry).tag == tag {
+                (*entry).opposite_fin = fin;
+            }
+        }
+    }
+
+    #[inline(always)]
     fn insert_flow(&mut self, key: &FlowKey<N>, flow: &Flow<N>, replace: bool) -> Result<(), NotInserted> {
         let flags = if replace { BPF_ANY } else { BPF_NOEXIST };
         match <Maps as Family<N>>::insert_flow(key, flow, u64::from(flags)) {

@@ -19,7 +19,7 @@ mod outer_header;
 mod parse;
 mod rate_limit;
 mod scratch;
-mod slot_search;
+mod settings;
 mod socket;
 mod socket_lookup;
 mod tables;

@@ -175,6 +175,7 @@ fn transport<const N: usize>(
     }
     // A link may have padded the frame.
     packet.length = total;
+    packet.payload = if protocol == TCP { total - length as u32 - own_length } else { 0 };
     packet.seq = u32::from_be(numbers[0]);
     packet.ack = u32::from_be(numbers[1]);
     packet.tcp_flags = tcp_flags;

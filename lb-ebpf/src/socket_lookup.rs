@@ -9,7 +9,7 @@ use aya_ebpf::bindings::{
 use aya_ebpf::helpers::generated::{bpf_sk_release, bpf_skc_lookup_tcp};
 use lb_common::abi::FlowKey;
 
-use crate::tables::word;
+use lb_common::words::word;
 
 /// Whether the namespace holds a live TCP socket that receives packets of this tuple. Since Linux 5.2 (`bpf_skc_lookup_tcp`).
 #[inline(always)]

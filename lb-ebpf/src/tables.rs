@@ -3,17 +3,17 @@
 use core::arch::asm;
 use core::ffi::c_void;
 
-use aya_ebpf::Global;
+use aya_ebpf::bindings::bpf_sock_addr;
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns};
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Service,
     ServiceKey, Slot, SourceKey, Vip, VipKey, affinity_tag, flow_state, tag,
 };
-use lb_common::decide::{Connection, Pace, Pick, Tables};
+use lb_common::decide::{self, Connection, Pace, Pick, Tables};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
 use lb_common::service_cidrs;
-use lb_common::state::{SourcePorts, Timeouts};
+use lb_common::state::SourcePorts;
 use lb_common::vip_filter;
 use lb_common::words;
 
@@ -22,44 +22,10 @@ use crate::fast_path;
 use crate::features;
 use crate::fib;
 use crate::flood;
-use crate::maps::{ADOPTION, Family, LINKS, Maps, ROUND_ROBIN, SERVICE_CIDRS, SLOTS, VIP_FILTER};
+use crate::maps::{ADOPTION, Family, LINKS, Maps, ROUND_ROBIN, SERVICE_CIDRS, SLOTS, VIP_FILTER, socket_scratch};
 use crate::rate_limit;
-use crate::slot_search;
+use crate::settings;
 use crate::socket_lookup;
-
-/// Seconds without a packet after which a flow is forgotten (see [`Timeouts`]). Set at load.
-#[unsafe(no_mangle)]
-#[unsafe(link_section = ".rodata.set")]
-pub static TIMEOUT_HALF_OPEN_S: Global<u32> = Global::new(Timeouts::DEFAULT.half_open_s);
-#[unsafe(no_mangle)]
-#[unsafe(link_section = ".rodata.set")]
-pub static TIMEOUT_OPEN_S: Global<u32> = Global::new(Timeouts::DEFAULT.open_s);
-#[unsafe(no_mangle)]
-#[unsafe(link_section = ".rodata.set")]
-pub static TIMEOUT_CLOSING_S: Global<u32> = Global::new(Timeouts::DEFAULT.closing_s);
-#[unsafe(no_mangle)]
-#[unsafe(link_section = ".rodata.set")]
-pub static TIMEOUT_UDP_UNREPLIED_S: Global<u32> = Global::new(Timeouts::DEFAULT.udp_unreplied_s);
-#[unsafe(no_mangle)]
-#[unsafe(link_section = ".rodata.set")]
-pub static TIMEOUT_UDP_REPLIED_S: Global<u32> = Global::new(Timeouts::DEFAULT.udp_replied_s);
-#[unsafe(no_mangle)]
-#[unsafe(link_section = ".rodata.set")]
-pub static TIMEOUT_UDP_STREAM_S: Global<u32> = Global::new(Timeouts::DEFAULT.udp_stream_s);
-
-/// The source ports of translated flows (see [`SourcePorts`]). Set at load.
-#[unsafe(no_mangle)]
-#[unsafe(link_section = ".rodata.set")]
-pub static SNAT_PORT_FIRST: Global<u16> = Global::new(SourcePorts::DEFAULT.first);
-#[unsafe(no_mangle)]
-#[unsafe(link_section = ".rodata.set")]
-pub static SNAT_PORT_COUNT: Global<u16> = Global::new(SourcePorts::DEFAULT.count);
-#[unsafe(no_mangle)]
-#[unsafe(link_section = ".rodata.set")]
-pub static LOCAL_PORT_FIRST: Global<u16> = Global::new(SourcePorts::DEFAULT.local_first);
-#[unsafe(no_mangle)]
-#[unsafe(link_section = ".rodata.set")]
-pub static LOCAL_PORT_LAST: Global<u16> = Global::new(SourcePorts::DEFAULT.local_last);
 
 /// The maps as the programs of packets see them.
 pub type Kernel = KernelOf<false>;
@@ -138,9 +104,8 @@ where
     #[inline(always)]
     fn flow(&mut self, key: &FlowKey<N>, into: &mut Flow<N>) -> Option<Self::FlowRef> {
         let entry = <Maps as Family<N>>::flow(key)?;
-        // SAFETY: the verifier knows the pointer as a map value; copied at once, and the tag tells whether it is the key's.
-        words::copy(unsafe { &*entry }, into);
-        (into.tag == tag(key)).then_some(entry)
+        // SAFETY: the verifier knows the pointer as a map value, and the tag tells whether it is the key's.
+        words::copy_tagged(unsafe { &*entry }, into, || tag(key)).then_some(entry)
     }
 
     #[inline(always)]
@@ -151,7 +116,7 @@ where
     #[inline(always)]
     fn is_ruled_out(&mut self, address: &[u8; N]) -> bool {
         let Some(words) = VIP_FILTER.get_ptr(0) else { return false };
-        let (at, mask) = vip_filter::place(vip_filter::bit_by_words::<N>(|i| word(address, 4 * i)));
+        let (at, mask) = vip_filter::place(vip_filter::bit_by_words::<N>(|i| words::word(address, 4 * i)));
         let words: *const u64 = words.cast();
         // SAFETY: the one element of an array; no place lies beyond its words. The agent may write it at this moment.
         unsafe { words.add(at).read_volatile() & mask != 0 }
@@ -177,9 +142,8 @@ where
     #[inline(always)]
     fn half_open(&mut self, key: &FlowKey<N>, into: &mut HalfOpen<N>) -> bool {
         let Some(entry) = <Maps as Family<N>>::half_open(key) else { return false };
-        // SAFETY: a map value for the whole run of the program; copied at once, and the tag tells whether it is the key's.
-        words::copy(unsafe { &*entry }, into);
-        into.flow.tag == tag(key)
+        // SAFETY: as above.
+        words::copy_tagged(unsafe { &*entry }, into, || tag(key))
     }
 
     #[inline(always)]
@@ -258,9 +222,9 @@ where
     #[inline(always)]
     fn affinity(&mut self, key: &AffinityKey<N>) -> Option<Affinity> {
         let entry = <Maps as Family<N>>::affinity(key)?;
-        // SAFETY: as for flows: copied at once, and the tag tells whether it is the key's.
-        let affinity = unsafe { *entry };
-        (affinity.tag == affinity_tag(key)).then_some(affinity)
+        let mut affinity = Affinity { tag: 0, backend: 0, generation: 0, seen_ds: 0 };
+        // SAFETY: as for flows.
+        words::copy_tagged(unsafe { &*entry }, &mut affinity, || affinity_tag(key)).then_some(affinity)
     }
 
     #[inline(always)]
@@ -270,7 +234,7 @@ where
 
     #[inline(always)]
     fn look(&mut self, _: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_s: u32) -> bool {
-        slot_search::look(self.context, IN_SOCKET, pick, how, now_s)
+        look(self.context, IN_SOCKET, pick, how, now_s)
     }
 
     #[inline(always)]
@@ -309,12 +273,7 @@ where
 
     #[inline(always)]
     fn source_ports(&mut self) -> SourcePorts {
-        SourcePorts {
-            first: SNAT_PORT_FIRST.load(),
-            count: SNAT_PORT_COUNT.load(),
-            local_first: LOCAL_PORT_FIRST.load(),
-            local_last: LOCAL_PORT_LAST.load(),
-        }
+        settings::source_ports()
     }
 
     #[inline(always)]
@@ -340,15 +299,7 @@ where
 
     #[inline(always)]
     fn timeout_s(&mut self, protocol: u8, state: u8) -> u32 {
-        Timeouts {
-            half_open_s: TIMEOUT_HALF_OPEN_S.load(),
-            open_s: TIMEOUT_OPEN_S.load(),
-            closing_s: TIMEOUT_CLOSING_S.load(),
-            udp_unreplied_s: TIMEOUT_UDP_UNREPLIED_S.load(),
-            udp_replied_s: TIMEOUT_UDP_REPLIED_S.load(),
-            udp_stream_s: TIMEOUT_UDP_STREAM_S.load(),
-        }
-        .of(protocol, state)
+        settings::timeouts().of(protocol, state)
     }
 
     #[inline(always)]
@@ -368,14 +319,47 @@ where
     }
 }
 
+/// [`decide::look`], with `pick` in the scratch record: that of packets, or of a socket.
+///
+/// A *global* function (exported, never inlined) is verified once and by itself; the kernel would walk any other function again for each turn
+/// of the loop. It finds the scratch record by itself: pointers to memory as arguments need Linux 5.12, and before 6.2 no key and no value of a
+/// map comes from such memory.
 #[inline(always)]
-pub fn word<const N: usize>(address: &[u8; N], at: usize) -> u32 {
-    if at + 4 > N {
-        return 0;
-    }
-    // SAFETY: four bytes of an address of a key, which stands at a word's boundary.
-    unsafe { address.as_ptr().add(at).cast::<u32>().read() }
+fn look<const N: usize>(context: *mut c_void, in_socket: bool, pick: &mut Pick<N>, how: u32, now_s: u32) -> bool {
+    changes(pick);
+    let socket = context.cast();
+    let found = match (in_socket, N) {
+        (false, 4) => look4(how, now_s),
+        (false, _) => look6(how, now_s),
+        (true, 4) => look_for_socket4(socket, how, now_s),
+        (true, _) => look_for_socket6(socket, how, now_s),
+    };
+    found != 0
 }
+
+macro_rules! look {
+    ($name:ident, $for_socket:ident, $n:literal) => {
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $name(how: u32, now_s: u32) -> u32 {
+            let Some(scratch) = <Maps as Family<$n>>::scratch() else { return 0 };
+            // No look at a slot asks for the context.
+            let mut tables = Kernel::at(core::ptr::null_mut(), 0);
+            u32::from(decide::look_for(&mut tables, &mut scratch.work, how, now_s))
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $for_socket(context: *mut bpf_sock_addr, how: u32, now_s: u32) -> u32 {
+            let Some(scratch) = socket_scratch::<$n>(context, 0) else { return 0 };
+            let mut tables = SocketKernel::at(core::ptr::null_mut(), 0);
+            u32::from(decide::look(&mut tables, &scratch.key, &mut scratch.pick, how, now_s))
+        }
+    };
+}
+
+look!(look4, look_for_socket4, 4);
+look!(look6, look_for_socket6, 16);
 
 /// Says that the next function changes the record, which the compiler must know.
 #[inline(always)]

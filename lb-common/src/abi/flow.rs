@@ -38,7 +38,7 @@ impl<const N: usize> FlowKey<N> {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flow<const N: usize> {
-    /// [`tag`] of the key: LRU elements are recycled while a reader may hold them.
+    /// [`tag`] of the key: elements are recycled while a reader may hold them. The first word, for [`crate::words::copy_tagged`].
     pub tag: u32,
     /// Id of the backend; 0: a direct connection whose source port had to be translated.
     pub backend: u32,
@@ -48,6 +48,10 @@ pub struct Flow<const N: usize> {
     pub since_s: u32,
     /// TCP: the client's initial sequence number; SCTP: its initiate tag; UDP: 0.
     pub isn: u32,
+    /// TCP: the sequence number that follows this direction's latest segment, of those that fit the segments before; else 0.
+    pub next: u32,
+    /// TCP: the acknowledgement number of the latest segment that fits. SCTP: the verification tag of this direction, and 1. UDP: 0.
+    pub ack: u32,
     pub address: [u8; N],
     /// Forward: the source address as the backend sees it; the packet's own, unless the flow is masqueraded. Reply: the client's own.
     pub client: [u8; N],
@@ -64,6 +68,27 @@ pub struct Flow<const N: usize> {
     /// The link by which the packet leaves, past the host's stack, while `fast_path` says so ([`flow_link`]); 0: none. Of both entries of a
     /// flow, or of neither.
     pub link: u32,
+    /// TCP: bits of [`fin`]. Only packets of this direction write them.
+    pub fin: u8,
+    /// TCP: [`fin::SENT`] of the opposite direction, whose packets alone write it.
+    pub opposite_fin: u8,
+    pub pad: [u8; 2],
+}
+
+impl<const N: usize> Flow<N> {
+    /// All zeroes.
+    // SAFETY: plain numbers.
+    pub const ZERO: Self = unsafe { core::mem::zeroed() };
+}
+
+/// Bits of [`Flow::fin`].
+pub mod fin {
+    /// This direction has ended: its latest segment has a FIN.
+    pub const SENT: u8 = 1;
+    /// This direction has acknowledged the FIN of the opposite one.
+    pub const ACKED: u8 = 2;
+    /// What both directions have once the connection is over.
+    pub const ALL: u8 = SENT | ACKED;
 }
 
 /// [`Flow::link`] in two parts: the index of the link, and whether the flow leads to another node.
@@ -103,7 +128,7 @@ pub mod flow_state {
     pub const OPEN: u8 = 2;
     /// UDP: answered, and asked again after that.
     pub const STREAM: u8 = 3;
-    /// TCP, SCTP: an end was seen (FIN, RST; SHUTDOWN, ABORT).
+    /// TCP, SCTP: over. Both FINs were acknowledged, or one end has reset the connection. Another connection may take its tuple.
     pub const CLOSING: u8 = 4;
     /// The backend is gone: each side is told at its next segment.
     pub const EVICTED: u8 = 5;
@@ -119,12 +144,6 @@ pub mod flow_flags {
     pub const DIRECT: u8 = 4;
     /// Forward: the reply entry was given to a direct UDP sender and must be written again.
     pub const REPLY_LOST: u8 = 8;
-    /// TCP: the client has ended its direction (FIN), or the connection was reset (RST).
-    pub const CLIENT_ENDED: u8 = 16;
-    /// TCP: the backend has ended its direction (FIN), or the connection was reset (RST).
-    pub const BACKEND_ENDED: u8 = 32;
-    /// Both: the connection is over, and another one may take its tuple.
-    pub const ENDED: u8 = CLIENT_ENDED | BACKEND_ENDED;
     /// The backend sees another source address than the client's own: one of this node, or, where the backend is the client itself,
     /// the service's.
     pub const MASQUERADED: u8 = 64;
@@ -186,8 +205,8 @@ pub fn fragment_tag<const N: usize>(key: &FragmentKey<N>) -> u32 {
 sizes! {
     FlowKey<4> = 16,
     FlowKey<16> = 40,
-    Flow<4> = 40,
-    Flow<16> = 64,
+    Flow<4> = 52,
+    Flow<16> = 76,
     Traffic = 24,
     FragmentKey<4> = 16,
     FragmentKey<16> = 40,

@@ -49,6 +49,6 @@ pub mod half_open_flags {
 }
 
 sizes! {
-    HalfOpen<4> = 64,
-    HalfOpen<16> = 88,
+    HalfOpen<4> = 76,
+    HalfOpen<16> = 100,
 }

@@ -1,7 +1,7 @@
 //! A connection: its two flow entries, one for each direction, and their keys.
 
 use super::packet::{Now, Packet};
-use crate::abi::{Flow, FlowKey, HalfOpen, flow_flags, flow_state, half_open_flags, tag};
+use crate::abi::{Flow, FlowKey, HalfOpen, fin, flow_flags, flow_state, half_open_flags, tag};
 use crate::words;
 
 /// The direction of a packet, as in conntrack.
@@ -41,9 +41,8 @@ impl<const N: usize> Connection<N> {
     pub fn read(&mut self, key: &FlowKey<N>, entry: &Flow<N>) -> bool {
         let is_reply = entry.flags & flow_flags::REPLY != 0;
         let into = if is_reply { &mut self.reply.flow } else { &mut self.original.flow };
-        words::copy(entry, into);
         self.direction = if is_reply { Direction::Reply } else { Direction::Original };
-        into.tag == tag(key) && (into.flags & flow_flags::REPLY != 0) == is_reply
+        words::copy_tagged(entry, into, || tag(key)) && (into.flags & flow_flags::REPLY != 0) == is_reply
     }
 
     /// The same of a handshake's entry, which is a copy already.
@@ -189,6 +188,8 @@ pub(super) fn set_opposite<const N: usize>(
     into.seen_s = flow.seen_s;
     into.since_s = flow.since_s;
     into.isn = flow.isn;
+    (into.next, into.ack) = (flow.ack, flow.next);
+    (into.fin, into.opposite_fin) = (flow.opposite_fin, flow.fin & fin::SENT);
     words::address(if is_reply { &key.src } else { &key.dst }, &mut into.address);
     words::address(if is_reply { &key.dst } else { &key.src }, &mut into.client);
     into.port = if is_reply { key.src_port } else { key.dst_port };

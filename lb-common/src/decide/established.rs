@@ -1,7 +1,7 @@
 //! Packets of an established connection. Short and inline: what is rare is another step.
 
 use super::commit::established as commit;
-use super::connection::leads_to;
+use super::fast_path;
 use super::lifetime::{Standing, expired, is_over};
 use super::packet::{Hook, Now, Packet};
 use super::step::Step;
@@ -9,8 +9,7 @@ use super::tables::{FlowTables, Tables};
 use super::transition::Transition;
 use super::verdict::Action;
 use super::work::Work;
-use super::{fast_path, outlier};
-use crate::abi::{Flow, flow_flags, flow_state, half_open_flags};
+use crate::abi::{Flow, flow_state};
 use crate::outcome::Outcome;
 use crate::state;
 
@@ -55,10 +54,8 @@ fn original<const N: usize, T: FlowTables<N>>(
         _ => {}
     }
     verdict.translate(Action::ToBackend, flow, forwarded(flow), hook.has(Hook::ROUTED));
-    let (protocol, flags) = (packet.key.protocol, packet.tcp_flags);
-    let state = state::after_forward(flow.state, protocol, flags);
-    let ended = state::ends(protocol, flags, flow_flags::CLIENT_ENDED);
-    if commit::seen(tables, entry, flow, now, state, ended) { Step::Refresh } else { Step::Decided }
+    let state = state::after_forward(flow.state, packet.key.protocol);
+    if commit::seen(tables, entry, packet, flow, now, state) { Step::Refresh } else { Step::Decided }
 }
 
 #[inline(always)]
@@ -66,9 +63,6 @@ fn reply<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, h
     let Work { packet, connection, verdict, .. } = work;
     let flow = &mut connection.reply.flow;
     let Some(route) = fast_path::replies(tables, packet, flow, hook) else { return Step::Decided };
-    if packet.accepts() {
-        return Step::Syn;
-    }
     let now = Now::from_ns(tables.now_ns());
     match of_reply(tables, packet, flow, now) {
         Transition::Evict => {
@@ -80,10 +74,8 @@ fn reply<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, h
         _ => {}
     }
     verdict.translate(Action::ToClient, flow, Outcome::Replied, route);
-    let (protocol, flags) = (packet.key.protocol, packet.tcp_flags);
-    let state = state::after_reply(flow.state, protocol, flags);
-    let ended = state::ends(protocol, flags, flow_flags::BACKEND_ENDED);
-    if commit::seen(tables, entry, flow, now, state, ended) { Step::Refresh } else { Step::Decided }
+    let state = flow.state;
+    if commit::seen(tables, entry, packet, flow, now, state) { Step::Refresh } else { Step::Decided }
 }
 
 /// A packet of the client that is no SYN.
@@ -108,11 +100,17 @@ fn of_original<const N: usize, T: Tables<N>>(
     }
 }
 
-/// A packet of the backend that is no SYN with ACK.
+/// A packet of the backend.
 #[inline(always)]
 fn of_reply<const N: usize, T: Tables<N>>(tables: &mut T, packet: &Packet<N>, flow: &Flow<N>, now: Now) -> Transition {
-    if packet.is_udp() && expired(tables, packet.key.protocol, flow, now) {
-        // An answer to a direct datagram on these ports, of a client whose requests no hook can tell apart.
+    let is_over = if packet.is_udp() {
+        expired(tables, packet.key.protocol, flow, now)
+    } else {
+        packet.accepts() && is_over(tables, packet.key.protocol, flow, now)
+    };
+    if is_over {
+        // It answers a direct connection on these ports, of a client whose requests no hook can tell apart: a service's connection
+        // that begins anew would have written its entries anew.
         return Transition::Over;
     }
     if flow.backend != 0 && (!Standing::of(tables, flow, now).keeps || flow.state == flow_state::EVICTED) {
@@ -143,16 +141,12 @@ pub fn keep<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>
     if step == Step::Reselect { Step::Select } else { Step::Decided }
 }
 
-/// The step for a SYN of the client on the tuple of an established connection, or the backend's answer to one.
+/// The step for a SYN of the client on the tuple of an established connection. It goes to the backend, which answers with a challenge ACK
+/// (RFC 5961, section 4).
 #[inline(always)]
 pub fn syn<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, _: Step) -> Step {
     work.connection.set_keys(&work.packet.key);
     let now = Now::from_ns(tables.now_ns());
-    if work.connection.is_reply() { syn_reply(tables, work, hook, now) } else { syn_original(tables, work, hook, now) }
-}
-
-#[inline(always)]
-fn syn_original<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now: Now) -> Step {
     match of_syn(tables, &work.packet, &work.connection.original.flow, now) {
         Transition::Reopen if commit::reopen(tables, work, now) => {}
         Transition::Forward => {}
@@ -171,46 +165,8 @@ fn of_syn<const N: usize, T: Tables<N>>(tables: &mut T, packet: &Packet<N>, flow
     if evicted || (is_other && flow.state == flow_state::CLOSING) || expired(tables, packet.key.protocol, flow, now) {
         return Transition::New;
     }
-    let backend = Standing::of(tables, flow, now);
-    if !backend.keeps
-        || (is_other && flow.backend != 0 && outlier::is_suspect(tables, flow.backend, backend.generation))
-    {
+    if !Standing::of(tables, flow, now).keeps {
         return Transition::New;
     }
     if is_other { Transition::Reopen } else { Transition::Forward }
-}
-
-#[inline(always)]
-fn syn_reply<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now: Now) -> Step {
-    let Work { packet, connection, verdict, .. } = &mut *work;
-    let Some(route) = fast_path::replies(tables, packet, &connection.reply.flow, hook) else { return Step::Decided };
-    if is_over(tables, packet.key.protocol, &connection.reply.flow, now) {
-        // It answers a direct connection on these ports, of a client whose requests no hook can tell apart: a service's connection
-        // that begins anew would have written its entries anew.
-        commit::remove(tables, work);
-        return Step::Decided;
-    }
-    let backend = Standing::of(tables, &connection.reply.flow, now);
-    if !backend.keeps {
-        verdict.evict(packet, connection.reply.flow.backend);
-        return Step::Decided;
-    }
-    verdict.translate(Action::ToClient, &connection.reply.flow, Outcome::Replied, route);
-    if accepts_other(tables, work) {
-        commit::replace(tables, work, now);
-        if backend.generation != 0 {
-            outlier::answered(tables, work.connection.reply.flow.backend, backend.generation, now);
-        }
-    }
-    Step::Decided
-}
-
-/// Whether the packet answers the SYN of another connection, which is in `work.stored` then.
-#[inline(always)]
-fn accepts_other<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
-    let Work { packet, connection, stored, .. } = work;
-    tables.half_open(&connection.original_key, stored)
-        && stored.flags & half_open_flags::SECOND != 0
-        && stored.flow.isn.wrapping_add(1) == packet.ack
-        && leads_to(&connection.original_key, &stored.flow, &connection.reply_key)
 }

@@ -8,6 +8,7 @@
 mod affinity;
 mod allocate;
 mod client;
+mod closing;
 mod collision;
 mod commit;
 mod connection;

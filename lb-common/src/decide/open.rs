@@ -13,7 +13,6 @@ use super::work::{Work, allocation};
 use super::{dsr, fast_path, handshake, outlier, retained, select};
 use crate::abi::{TCP, flow_flags, flow_state, half_open_flags};
 use crate::outcome::Outcome;
-use crate::state;
 
 /// The step for a packet of no established connection that may be of a handshake.
 ///
@@ -121,7 +120,10 @@ fn answer<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, 
                 }
                 Established::Yes => {}
                 Established::Late => work.verdict.late(&work.packet, work.connection.reply.flow.backend),
-                Established::Full => work.verdict.drop(Outcome::DroppedTableFull),
+                Established::Full => {
+                    commit::undo(tables, work);
+                    work.verdict.drop(Outcome::DroppedTableFull);
+                }
             }
         }
         _ => {}
@@ -206,8 +208,7 @@ pub fn complete<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Wor
         verdict.refuse(packet, Outcome::Evicted);
         return Step::Decided;
     }
-    flow.state = state::after_forward(flow_state::OPEN, packet.key.protocol, packet.tcp_flags);
-    flow.flags |= state::ends(packet.key.protocol, packet.tcp_flags, flow_flags::CLIENT_ENDED);
+    flow.state = flow_state::OPEN;
     if flow.port == 0 {
         verdict.translate(Action::ToBackend, flow, Outcome::Forwarded, true);
         commit::retain(tables, work, now);
@@ -219,7 +220,10 @@ pub fn complete<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Wor
             work.verdict.translate(Action::ToBackend, flow, Outcome::Forwarded, hook.has(Hook::ROUTED));
         }
         // The client sends it once more.
-        Established::Full => work.verdict.drop(Outcome::DroppedTableFull),
+        Established::Full => {
+            commit::undo(tables, work);
+            work.verdict.drop(Outcome::DroppedTableFull);
+        }
         Established::Late => work.verdict.refuse(&work.packet, Outcome::RefusedNoFlow),
     }
     Step::Decided

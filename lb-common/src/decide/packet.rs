@@ -76,12 +76,14 @@ pub struct Packet<const N: usize> {
     pub ack: u32,
     /// Bytes from the network header on, as the packet says of itself; several segments in one, where the kernel joined them.
     pub length: u32,
+    /// TCP: bytes of data. Else 0.
+    pub payload: u32,
 }
 
 impl<const N: usize> Packet<N> {
     /// A packet of these ports and flags, its numbers zero.
     pub const fn new(key: FlowKey<N>, tcp_flags: u8) -> Self {
-        Self { key, tcp_flags, pad: [0; 3], seq: 0, ack: 0, length: 0 }
+        Self { key, tcp_flags, pad: [0; 3], seq: 0, ack: 0, length: 0, payload: 0 }
     }
 
     #[inline(always)]
@@ -104,6 +106,14 @@ impl<const N: usize> Packet<N> {
     #[inline(always)]
     pub(super) const fn resets(&self) -> bool {
         !self.is_udp() && self.tcp_flags & tcp_flag::RST != 0
+    }
+
+    /// TCP: the sequence number that follows this segment.
+    #[inline(always)]
+    pub(super) const fn next(&self) -> u32 {
+        let fin = (self.tcp_flags & tcp_flag::FIN != 0) as u32;
+        let syn = (self.tcp_flags & tcp_flag::SYN != 0) as u32;
+        self.seq.wrapping_add(self.payload).wrapping_add(fin + syn)
     }
 
     /// Whether the packet may be a connection's first one.

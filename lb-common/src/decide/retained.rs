@@ -10,7 +10,6 @@ use super::tables::FlowTables;
 use super::verdict::Action;
 use super::work::Work;
 use crate::abi::flow_state;
-use crate::state;
 
 /// A packet of the connection in `work`.
 #[inline(always)]
@@ -26,9 +25,8 @@ pub(super) fn packet<const N: usize, T: FlowTables<N>>(
     if is_reply || !hook.translates(flow.flags) {
         return Step::Decided;
     }
-    // What the backend makes of another connection's SYN is not to be seen here: it gets the SYN unless this connection ends.
-    let is_other = packet.opens() && flow.isn != packet.seq;
-    let is_over = expired(tables, packet.key.protocol, flow, now) || (is_other && flow.state != flow_state::OPEN);
+    // The backend's own word is not to be seen here: it gets the SYN of another connection, too, and no FIN or RST is proven.
+    let is_over = expired(tables, packet.key.protocol, flow, now);
     let keeps = flow.state != flow_state::EVICTED && Standing::of(tables, flow, now).keeps;
     if is_over || (packet.opens() && !keeps) {
         commit::remove(tables, work);
@@ -39,9 +37,7 @@ pub(super) fn packet<const N: usize, T: FlowTables<N>>(
         return Step::Decided;
     }
     verdict.translate(Action::ToBackend, flow, forwarded(flow), hook.has(Hook::ROUTED));
-    let state = state::after_forward(flow.state, packet.key.protocol, packet.tcp_flags);
-    if flow.state != state || flow.seen_s != now.s {
-        flow.state = state;
+    if flow.seen_s != now.s {
         commit::retain(tables, work, now);
     }
     Step::Decided

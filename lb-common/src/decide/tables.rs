@@ -104,6 +104,12 @@ pub trait Tables<const N: usize> {
 pub trait FlowTables<const N: usize>: Tables<N> {
     /// Sets time, state and flags of an entry in place, if it still is the one with this tag.
     fn touch(&mut self, entry: Self::FlowRef, tag: u32, seen_s: u32, state: u8, flags: u8);
+    /// Sets [`Flow::next`] and [`Flow::ack`] in place, as [`FlowTables::touch`] does.
+    fn set_numbers(&mut self, entry: Self::FlowRef, tag: u32, next: u32, ack: u32);
+    /// Sets [`Flow::fin`] in place, as [`FlowTables::touch`] does.
+    fn set_fin(&mut self, entry: Self::FlowRef, tag: u32, fin: u8);
+    /// Sets [`Flow::opposite_fin`] in place, as [`FlowTables::touch`] does.
+    fn set_opposite_fin(&mut self, entry: Self::FlowRef, tag: u32, fin: u8);
     /// Writes an entry; without `replace` an existing one is left alone and refused.
     fn insert_flow(&mut self, key: &FlowKey<N>, flow: &Flow<N>, replace: bool) -> Result<(), NotInserted>;
     fn remove_flow(&mut self, key: &FlowKey<N>);

@@ -306,6 +306,24 @@ impl<const N: usize> FlowTables<N> for Memory<N> {
         }
     }
 
+    fn set_numbers(&mut self, entry: FlowKey<N>, tag: u32, next: u32, ack: u32) {
+        if let Some(flow) = self.flows.get_mut(&entry).filter(|flow| flow.tag == tag) {
+            (flow.next, flow.ack) = (next, ack);
+        }
+    }
+
+    fn set_fin(&mut self, entry: FlowKey<N>, tag: u32, fin: u8) {
+        if let Some(flow) = self.flows.get_mut(&entry).filter(|flow| flow.tag == tag) {
+            flow.fin = fin;
+        }
+    }
+
+    fn set_opposite_fin(&mut self, entry: FlowKey<N>, tag: u32, fin: u8) {
+        if let Some(flow) = self.flows.get_mut(&entry).filter(|flow| flow.tag == tag) {
+            flow.opposite_fin = fin;
+        }
+    }
+
     fn insert_flow(&mut self, key: &FlowKey<N>, flow: &Flow<N>, replace: bool) -> Result<(), NotInserted> {
         let exists = self.flows.contains_key(key);
         if exists && !replace {

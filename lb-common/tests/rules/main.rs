@@ -12,6 +12,7 @@ mod cidr_cover;
 mod clients;
 mod crc32c;
 mod decide;
+mod ends;
 mod flood;
 mod host_sockets;
 mod lifetimes;

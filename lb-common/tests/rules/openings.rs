@@ -56,12 +56,6 @@ pub fn accept(tables: &mut Memory, port: u16, sent: &Verdict<4>) -> Verdict<4> {
     tables.ask(answers(asks(TCP, port), sent), SYN | ACK, Hook::POD_OUT)
 }
 
-/// The backend accepts, and the client says that it knows.
-fn opened(tables: &mut Memory, port: u16, sent: &Verdict<4>) {
-    assert_eq!(accept(tables, port, sent).outcome, Outcome::Replied);
-    assert_eq!(tables.ask(asks(TCP, port), ACK, Hook::POD_IN).outcome, Outcome::Forwarded);
-}
-
 #[test]
 fn a_request_that_overtakes_the_acknowledgement_on_another_processor_reaches_its_backend() {
     let mut tables = serving(1);
@@ -255,24 +249,6 @@ fn a_client_under_affinity_leaves_its_backend_at_the_second_retransmit_and_stick
     tables.backends.get_mut(&moved.backend).unwrap().flags |= backend_flags::QUARANTINED;
     let next = (4100..4200).map(|port| syn(&mut tables, port).backend).collect::<Vec<_>>();
     assert!(next.iter().all(|backend| *backend == next[0] && *backend != moved.backend), "it sticks again: {next:?}");
-}
-
-#[test]
-fn another_connection_on_a_live_flows_ports_moves_it_at_the_third_syn_only() {
-    let mut tables = serving(1);
-    let sent = syn(&mut tables, 4000);
-    opened(&mut tables, 4000, &sent);
-    let other = |tables: &mut Memory| tables.ask_numbered(asks(TCP, 4000), SYN, 77, 0, Hook::POD_IN).outcome;
-    assert_eq!([other(&mut tables), other(&mut tables)], [Outcome::Forwarded; 2]);
-    assert!(tables.flows.values().all(|flow| flow.isn == ISN && flow.state == flow_state::OPEN));
-    assert_eq!(other(&mut tables), Outcome::Selected);
-
-    let mut tables = serving(1);
-    let sent = syn(&mut tables, 4000);
-    opened(&mut tables, 4000, &sent);
-    other(&mut tables);
-    tables.ask_numbered(answers(asks(TCP, 4000), &sent), SYN | ACK, 5, 78, Hook::POD_OUT);
-    assert!(tables.flows.values().all(|flow| flow.isn == 77), "the backend has taken it for the old one");
 }
 
 #[test]

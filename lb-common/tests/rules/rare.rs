@@ -92,29 +92,6 @@ fn no_new_flow_goes_to_a_backend_whose_deadline_struck_before_the_slots_were_wri
     assert_eq!(syn(&mut tables, 0, 1).outcome, Outcome::DroppedTorn, "the slots lead nowhere");
 }
 
-#[test]
-fn a_second_connection_is_accepted_by_the_flows_own_backend_alone() {
-    let mut tables = serving(&BACKENDS);
-    let first = syn(&mut tables, 0, ISN);
-    assert_eq!(accepts(&mut tables, &first, ISN).action, Action::ToClient);
-    let next = Packet { seq: ISN + 1, ack: BACKENDS_ISN + 1, ..Packet::new(asks(0), ACK) };
-    assert_eq!(sent(&mut tables, next, Hook::POD_IN).outcome, Outcome::Forwarded);
-    // What another backend's flow on the same tuple left behind: the answers' half alone.
-    let other = BACKENDS.into_iter().find(|address| *address != first.address).unwrap();
-    let flow = tables.flows[&asks(0)];
-    let answers = pair_key(&asks(0), &flow);
-    let stale = FlowKey { src: other, ..answers };
-    let backend =
-        tables.backends.iter().find(|(id, backend)| **id < 32 && backend.address == other).map(|(id, _)| *id).unwrap();
-    let entry = tables.flows[&answers];
-    tables.flows.insert(stale, lb_common::abi::Flow { tag: lb_common::abi::tag(&stale), backend, ..entry });
-    assert_eq!(syn(&mut tables, 0, ISN + 5_000).outcome, Outcome::Forwarded);
-    accepts(&mut tables, &Verdict { address: other, ..first }, ISN + 5_000);
-    assert_eq!(tables.flows[&asks(0)], flow, "the flow is with its backend still");
-    accepts(&mut tables, &first, ISN + 5_000);
-    assert_eq!(tables.flows[&asks(0)].isn, ISN + 5_000);
-}
-
 /// As long as no table has room for slots without it, they lead there still.
 #[test]
 fn a_backend_that_is_in_no_set_keeps_its_connections_and_takes_no_new_one() {

@@ -1,6 +1,7 @@
 //! Connections of one client port to one backend: through a service, through another one, and directly. Each keeps its own packets.
 
 use crate::decide::{BACKENDS, CLIENT, VIP, answer, connect, frontend, key, serving, to_vip};
+use crate::memory::ISN;
 use lb_common::abi::{ServiceKey, TCP, UDP, network_flags};
 use lb_common::decide::{Action, Hook, Verdict};
 use lb_common::limits;
@@ -64,8 +65,9 @@ fn a_connection_that_is_over_gives_its_tuple_up_and_a_half_closed_one_keeps_it()
             tables.ask(to_vip(TCP, 40_000), RST, Hook::POD_IN);
         } else {
             tables.ask(reply(&syn), FIN | ACK, Hook::POD_OUT);
-            tables.ask(to_vip(TCP, 40_000), FIN | ACK, Hook::POD_IN);
-            assert_eq!(tables.ask(reply(&syn), ACK, Hook::POD_OUT).action, Action::ToClient, "the last ACK arrives");
+            tables.ask_numbered(to_vip(TCP, 40_000), FIN | ACK, ISN + 1, ISN + 2, Hook::POD_IN);
+            let last = tables.ask_numbered(reply(&syn), ACK, ISN + 2, ISN + 2, Hook::POD_OUT);
+            assert_eq!(last.action, Action::ToClient, "the last ACK arrives");
         }
         // However often the port is used again, in turn: nothing piles up, nothing is translated.
         for _ in 0..5_000 {
@@ -93,8 +95,10 @@ fn what_a_service_flow_leaves_behind_rewrites_no_direct_connection_of_any_client
                 tables.ask(to_vip(TCP, 40_000), RST, request);
             } else {
                 tables.ask(to_vip(TCP, 40_000), FIN | ACK, request);
-                assert_eq!(tables.ask(reply, FIN | ACK, answers).action, Action::ToClient);
-                assert_eq!(tables.ask(reply, ACK, answers).action, Action::ToClient, "the last ACK arrives");
+                let fin = tables.ask_numbered(reply, FIN | ACK, ISN + 1, ISN + 2, answers);
+                assert_eq!(fin.action, Action::ToClient);
+                let last = tables.ask_numbered(to_vip(TCP, 40_000), ACK, ISN + 2, ISN + 2, request);
+                assert_eq!(last.action, Action::ToBackend, "the last ACK arrives");
             }
             assert_eq!(tables.ask(reply, SYN | ACK, answers).action, Action::Pass, "answers the direct connection");
             assert_eq!(tables.ask(reply, ACK, answers).action, Action::Pass, "and so does the rest");

@@ -22,6 +22,7 @@ pub fn read<const N: usize>(skb: *mut __sk_buff, headers: &Headers, packet: &mut
     packet.tcp_flags = 0;
     packet.seq = 0;
     packet.ack = 0;
+    packet.payload = 0;
     packet.pad = [0; 3];
     match headers.protocol {
         TCP => {
@@ -33,6 +34,7 @@ pub fn read<const N: usize>(skb: *mut __sk_buff, headers: &Headers, packet: &mut
             packet.seq = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
             packet.ack = u32::from_be_bytes([header[8], header[9], header[10], header[11]]);
             packet.tcp_flags = header[13];
+            packet.payload = (room - length) as u32;
         }
         UDP => {
             let length = usize::from(u16::from_be_bytes([first[4], first[5]]));

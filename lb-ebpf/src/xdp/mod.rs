@@ -1,9 +1,11 @@
 //! One packet at XDP, from outside. Towards a backend of this node it goes up the stack, rewritten; towards another node, or back from
 //! one to an external client, it leaves from here. What cannot be finished here is left to tc, unmodified.
 
+mod decapsulate;
 mod decision;
-mod dsr;
+mod encapsulate;
 mod forward;
+mod frame;
 mod nat;
 mod route;
 mod stages;
@@ -17,8 +19,9 @@ use lb_common::stages::XdpStage;
 use lb_common::words;
 
 use crate::maps::{Family, Maps};
-use crate::parse::{Bytes, ETHERNET, ETHERTYPE, IPV4, IPV6, Offsets, parse};
+use crate::parse::{ETHERNET, ETHERTYPE, IPV4, IPV6, Offsets, parse};
 use crate::tail_call;
+use frame::{bytes, is_outer};
 
 /// XDP on an external link.
 #[xdp]
@@ -29,13 +32,6 @@ pub fn xdp_node(context: XdpContext) -> u32 {
         Some(IPV6) => family::<16>(context),
         _ => XDP_PASS,
     }
-}
-
-#[inline(always)]
-fn bytes(context: *mut xdp_md) -> Bytes {
-    // SAFETY: reads the context.
-    let (start, end) = unsafe { ((*context).data as usize, (*context).data_end as usize) };
-    Bytes { start, end, length: end.wrapping_sub(start) as u32 }
 }
 
 #[inline(always)]
@@ -50,7 +46,7 @@ where
     if let Ok(Offsets { transport, .. }) = parse(bytes(context), ETHERNET, &mut scratch.work.packet) {
         return decision::look_up(context, scratch, transport);
     }
-    if dsr::is_outer::<N>(bytes(context)) {
+    if is_outer::<N>(bytes(context)) {
         return tail_call::xdp::<N>(context, XdpStage::Decapsulate, XDP_PASS);
     }
     XDP_PASS

@@ -4,7 +4,7 @@ use aya_ebpf::macros::xdp;
 use aya_ebpf::programs::XdpContext;
 use lb_common::decide;
 
-use crate::xdp::{decision, dsr, route, verdict};
+use crate::xdp::{decapsulate, decision, encapsulate, route, verdict};
 
 macro_rules! stages {
     ($($four:ident, $six:ident: |$context:ident| $body:expr, $n:ident;)*) => {
@@ -33,6 +33,6 @@ stages! {
     xdp_allocate4, xdp_allocate6: |context| decision::run::<N>(context, decide::allocate), N;
     xdp_verdict4, xdp_verdict6: |context| verdict::run::<N>(context), N;
     xdp_route4, xdp_route6: |context| route::run::<N>(context), N;
-    xdp_encap4, xdp_encap6: |context| dsr::encapsulate::<N>(context), N;
-    xdp_decap4, xdp_decap6: |context| dsr::decapsulate::<N>(context), N;
+    xdp_encap4, xdp_encap6: |context| encapsulate::encapsulate::<N>(context), N;
+    xdp_decap4, xdp_decap6: |context| decapsulate::decapsulate::<N>(context), N;
 }

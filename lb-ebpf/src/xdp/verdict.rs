@@ -14,7 +14,8 @@ use crate::nat::End;
 use crate::parse::{ETHERNET, IPV4_HEADER, IPV6_HEADER, Offsets};
 use crate::scratch::Scratch;
 use crate::tail_call;
-use crate::xdp::{bytes, dsr, nat};
+use crate::xdp::frame::{bytes, take_off};
+use crate::xdp::nat;
 
 /// [`XdpStage::Verdict`].
 #[inline(always)]
@@ -67,7 +68,7 @@ where
         _ if work.verdict.route => tail_call::xdp::<N>(context, XdpStage::Route, XDP_PASS),
         _ => {
             counters::packet(work, hook::XDP, ifindex, work.packet.length);
-            if scratch.is_encapsulated && dsr::take_off::<N>(context).is_err() {
+            if scratch.is_encapsulated && take_off::<N>(context).is_err() {
                 return lost();
             }
             let offsets = Offsets { network: ETHERNET, transport: transport(scratch) };

@@ -42,7 +42,7 @@ pub fn is_alone<const N: usize>(entry: &HalfOpen<N>) -> bool {
 
 /// Whether a flow may still carry something: it is what a drain waits for.
 pub fn is_alive<const N: usize>(flow: &Flow<N>) -> bool {
-    flow.backend != 0 && flow.state != flow_state::EVICTED && flow.flags & flow_flags::ENDED != flow_flags::ENDED
+    flow.backend != 0 && !matches!(flow.state, flow_state::EVICTED | flow_state::CLOSING)
 }
 
 /// Whether a flow counts as a connection of its backend: once, by the client's direction.
@@ -101,7 +101,7 @@ pub fn is_affinity_over<const N: usize>(
 
 #[cfg(test)]
 mod tests {
-    use lb_common::abi::{AffinityKey, TCP, UDP};
+    use lb_common::abi::{AffinityKey, TCP, UDP, fin};
 
     use super::*;
 
@@ -124,7 +124,6 @@ mod tests {
             backend: 7,
             seen_s,
             since_s: 1,
-            isn: 0,
             address: [10, 0, 0, 1],
             client: [10, 0, 0, 9],
             port: 8080,
@@ -132,7 +131,7 @@ mod tests {
             generation: 1,
             state,
             flags: flow_flags::COUNTED,
-            link: 0,
+            ..Flow::ZERO
         };
         let other = pair_key(&key, &forward);
         let (address, port, flags) = (key.dst, key.dst_port, forward.flags | flow_flags::REPLY);
@@ -170,11 +169,8 @@ mod tests {
     fn a_connection_counts_once_and_not_after_its_end() {
         let ((_, forward), (_, reply)) = flow(TCP, flow_state::OPEN, 100);
         assert!(is_connection(&forward) && !is_connection(&reply));
-        assert!(!is_connection(&Flow { flags: forward.flags | flow_flags::ENDED, ..forward }));
-        assert!(
-            is_connection(&Flow { flags: forward.flags | flow_flags::CLIENT_ENDED, ..forward }),
-            "one side is open"
-        );
+        assert!(!is_connection(&Flow { state: flow_state::CLOSING, ..forward }));
+        assert!(is_connection(&Flow { fin: fin::SENT, ..forward }), "one side is open");
         assert!(!is_connection(&Flow { state: flow_state::EVICTED, ..forward }));
         assert!(!is_connection(&Flow { flags: 0, ..forward }), "its service does not count");
     }

@@ -108,21 +108,7 @@ mod tests {
     }
 
     fn flow(backend: u32, flags: u8) -> Flow<4> {
-        Flow {
-            tag: 0,
-            backend,
-            seen_s: 0,
-            since_s: 0,
-            isn: 0,
-            address: [0; 4],
-            client: [0; 4],
-            port: 0,
-            client_port: 0,
-            generation: 0,
-            state: flow_state::OPEN,
-            flags,
-            link: 0,
-        }
+        Flow { backend, state: flow_state::OPEN, flags, ..Flow::ZERO }
     }
 
     #[test]
@@ -142,7 +128,7 @@ mod tests {
         seen.flow(Family::V4, &flow(5, flow_flags::COUNTED | flow_flags::REPLY));
         let second = HalfOpen { flow: flow(5, flow_flags::COUNTED), flags: half_open_flags::SECOND, ..tried };
         seen.half_open(Family::V4, &second);
-        seen.flow(Family::V4, &flow(6, flow_flags::ENDED));
+        seen.flow(Family::V4, &Flow { state: flow_state::CLOSING, ..flow(6, 0) });
         seen.flow(Family::V6, &flow(7, 0));
         assert_eq!(seen.referred, [id(1), id(2), id(3)].into());
         assert_eq!(seen.idle(), [id(6), id(7)].into(), "the other family's flow is another backend's");

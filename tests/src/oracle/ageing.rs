@@ -25,7 +25,7 @@ fn age_world(model: &mut Model, seconds: u32) {
         (left.seen_s, left.since_s) = (older(left.seen_s), older(left.since_s));
     }
     for second in &mut model.seconds {
-        second.seen_s = older(second.seen_s);
+        (second.since_s, second.seen_s) = (older(second.since_s), older(second.seen_s));
     }
     for health in model.health.values_mut() {
         for time in [&mut health.answered_s, &mut health.suspect_s, &mut health.probe_s] {

@@ -68,16 +68,14 @@ pub struct Left {
     pub seen_s: u32,
 }
 
-/// A SYN with another sequence number under the tuple of an answered connection.
+/// SYNs with other sequence numbers under the tuple of an answered connection, since its answerer was heard.
 #[derive(Clone, Debug)]
 pub struct Second {
     pub client: SocketAddr,
     pub target: SocketAddr,
-    pub isn: u32,
+    pub since_s: u32,
     pub seen_s: u32,
     pub segments: u8,
-    /// Who was asked, and whom it sees asking.
-    pub sent: (SocketAddr, SocketAddr),
     /// The connection is a direct one: only the client's own link knows it.
     pub direct: bool,
 }
@@ -89,22 +87,22 @@ pub struct Half {
     pub seen_s: u32,
     /// The other half was given away and is due to be written again.
     pub lost: bool,
-    pub ended: Ended,
+    pub said: Said,
+    /// The other end has said its last.
+    pub other_last: bool,
 }
 
-/// Which ends of a TCP connection have said that they are done.
+/// What one end of a TCP connection has said, as far as its segments followed on each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ended {
-    pub client: bool,
-    pub answerer: bool,
-}
-
-impl Ended {
-    /// What either of the two knew.
-    #[must_use]
-    pub fn or(self, other: Self) -> Self {
-        Self { client: self.client || other.client, answerer: self.answerer || other.answerer }
-    }
+pub struct Said {
+    /// The number of what it says next.
+    pub next: u32,
+    /// What it has heard of the other end.
+    pub heard: u32,
+    /// It has said its last.
+    pub last: bool,
+    /// It has heard the other end's last.
+    pub heard_last: bool,
 }
 
 /// States only grow.
@@ -143,6 +141,6 @@ impl Connection {
 impl Connection {
     /// Whether another connection may have the place of this one's replies: it is over, or silent for too long.
     pub fn yields(&self, reply: Half, now_s: u32) -> bool {
-        (reply.ended.client && reply.ended.answerer) || self.is_silent(reply, now_s)
+        reply.state == State::Closing || self.is_silent(reply, now_s)
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, ensure};
-use lb_common::abi::{self, Flow, FlowKey, HalfOpen, MOST_MOVES, flow_flags, flow_state, half_open_flags};
+use lb_common::abi::{self, Flow, FlowKey, HalfOpen, MOST_MOVES, fin, flow_flags, flow_state, half_open_flags};
 
 use super::connection::{Connection, Half, State};
 use super::model::{self, Model};
@@ -26,6 +26,10 @@ pub struct Entry {
     pub generation: u16,
     pub state: u8,
     pub flags: u8,
+    pub next: u32,
+    pub ack: u32,
+    pub fin: u8,
+    pub opposite_fin: u8,
 }
 
 /// A half-open entry likewise.
@@ -43,9 +47,9 @@ pub enum HalfEntry {
     Left {
         entry: Entry,
     },
-    /// Of another connection's SYN only what it asks for matters.
+    /// Of another connection's SYNs only their times matter.
     Second {
-        isn: u32,
+        since_s: u32,
         seen_s: u32,
         segments: u8,
     },
@@ -141,11 +145,15 @@ fn demanded(model: &Model) -> Entries {
             flags: flow_flags::REPLY
                 | if left.early { flow_flags::EARLY } else { 0 }
                 | if left.masqueraded { flow_flags::MASQUERADED } else { 0 },
+            next: 0,
+            ack: 0,
+            fin: 0,
+            opposite_fin: 0,
         };
         entries.half_open.insert((number(left.protocol), left.answerer, left.seen_client), HalfEntry::Left { entry });
     }
     for second in &model.seconds {
-        let entry = HalfEntry::Second { isn: second.isn, seen_s: second.seen_s, segments: second.segments };
+        let entry = HalfEntry::Second { since_s: second.since_s, seen_s: second.seen_s, segments: second.segments };
         entries.half_open.insert((abi::TCP, second.client, second.target), entry);
     }
     entries
@@ -167,9 +175,11 @@ fn entry(connection: &Connection, half: Half, address: SocketAddr, client: Socke
             | bit(connection.early, flow_flags::EARLY)
             | bit(connection.masqueraded, flow_flags::MASQUERADED)
             | bit(connection.backend.is_none(), flow_flags::DIRECT)
-            | bit(half.lost, flow_flags::REPLY_LOST)
-            | bit(half.ended.client, flow_flags::CLIENT_ENDED)
-            | bit(half.ended.answerer, flow_flags::BACKEND_ENDED),
+            | bit(half.lost, flow_flags::REPLY_LOST),
+        next: half.said.next,
+        ack: half.said.heard,
+        fin: bit(half.said.last, fin::SENT) | bit(half.said.heard_last, fin::ACKED),
+        opposite_fin: bit(half.other_last, fin::SENT),
     }
 }
 
@@ -217,6 +227,10 @@ where
         state: flow.state,
         // Counting connections is the schedulers' own matter.
         flags: flow.flags & !flow_flags::COUNTED,
+        next: flow.next,
+        ack: flow.ack,
+        fin: flow.fin,
+        opposite_fin: flow.opposite_fin,
     }
 }
 
@@ -229,7 +243,7 @@ where
         return HalfEntry::Left { entry };
     }
     if half.flags & half_open_flags::SECOND != 0 {
-        return HalfEntry::Second { isn: entry.isn, seen_s: entry.seen_s, segments: half.segments };
+        return HalfEntry::Second { since_s: entry.since_s, seen_s: entry.seen_s, segments: half.segments };
     }
     let refused = half.flags & half_open_flags::REFUSED != 0;
     let answers = (half.flags & half_open_flags::ANSWERED != 0).then_some(half.answers);

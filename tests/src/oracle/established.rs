@@ -1,14 +1,11 @@
 //! A packet of an established connection: forwarded, answered again, ended, or reset because its backend is gone.
 
-use std::net::SocketAddr;
-
 use lb_common::outcome::Outcome;
 
-use super::connection::{Ended, Half, Second, State};
-use super::health::hears;
+use super::connection::{Half, Said, Second, State};
 use super::model::Model;
 use super::rules::{Asked, Expected, PASS, Turn};
-use super::wire::Protocol;
+use super::wire::{ACK, FIN, Protocol};
 
 /// A client's packet on a connection that was answered.
 pub fn ask(model: &mut Model, asked: Asked, at: usize) -> Turn {
@@ -49,14 +46,11 @@ fn ask_to_open(model: &mut Model, asked: Asked, at: usize) -> Turn {
     }
     if let Some((id, generation)) = connection.backend {
         let backend = &model.backends[&id];
-        let gone = backend.generation != generation || !backend.keeps_flows();
-        if gone || (other && model.health(id).suspect_s.is_some()) {
+        if backend.generation != generation || !backend.keeps_flows() {
             return Turn::Anew(Outcome::Selected);
         }
     }
-    let direct = connection.backend.is_none();
-    let sent = (connection.answerer, connection.seen_client);
-    if other && !second(model, asked, sent, direct) {
+    if other && !second(model, asked, at) {
         return Turn::Anew(Outcome::Selected);
     }
     let connection = &model.connections[at];
@@ -64,27 +58,36 @@ fn ask_to_open(model: &mut Model, asked: Asked, at: usize) -> Turn {
     Turn::Decided(asked.to_answerer(connection, outcome, 0))
 }
 
-/// Remembers a SYN with another sequence number; `false` with the third one.
-fn second(model: &mut Model, asked: Asked, sent: (SocketAddr, SocketAddr), direct: bool) -> bool {
+/// Remembers a SYN with another sequence number; `false` with the third second of them in which nothing was heard of the answerer.
+fn second(model: &mut Model, asked: Asked, at: usize) -> bool {
     let here = |second: &Second| (second.client, second.target) == (asked.src, asked.dst);
-    let known = model.seconds.iter().position(here).filter(|&at| model.seconds[at].isn == asked.sequence);
-    let segments = known.map_or(0, |at| model.seconds[at].segments) + 1;
-    model.seconds.retain(|second| !here(second));
-    if segments >= 3 {
-        return false;
+    let connection = &model.connections[at];
+    let (direct, heard_s) = (connection.backend.is_none(), connection.reply.map(|half| half.seen_s));
+    let now_s = model.now_s;
+    let new = Second { client: asked.src, target: asked.dst, since_s: now_s, seen_s: now_s, segments: 1, direct };
+    let known = model.seconds.iter_mut().find(|second| here(second));
+    if let Some(second) = known {
+        if heard_s.is_some_and(|heard_s| heard_s >= second.since_s) {
+            *second = new;
+        } else if second.seen_s < now_s {
+            (second.seen_s, second.segments) = (now_s, second.segments + 1);
+        }
+        let over = second.segments >= 3;
+        if over {
+            model.seconds.retain(|second| !here(second));
+        }
+        return !over;
     }
     if let Some(at) = model.asking(asked.protocol, asked.src, asked.dst) {
         model.connections[at].forward = None;
         model.tidy();
     }
-    let (client, target, isn) = (asked.src, asked.dst, asked.sequence);
-    model.seconds.push(Second { client, target, isn, seen_s: model.now_s, segments, sent, direct });
+    model.seconds.push(new);
     true
 }
 
 fn forward_state(state: State, asked: Asked) -> State {
     match (asked.protocol, state) {
-        (Protocol::Tcp, State::HalfOpen | State::Open) if asked.closes() => State::Closing,
         // It has heard an answer, and asks on.
         (Protocol::Udp, State::Open) => State::Stream,
         _ => state,
@@ -108,46 +111,13 @@ pub fn answer(model: &mut Model, asked: Asked, at: usize) -> Expected {
     if let Some((id, generation)) = connection.backend {
         let backend = &model.backends[&id];
         let keeps = backend.generation == generation && backend.keeps_flows();
-        if asked.accepts() && !keeps {
-            return asked.evicted(id);
-        }
-        if !asked.accepts() && (!keeps || half.state == State::Evicted) {
+        if !keeps || half.state == State::Evicted {
             return evict(model, asked, at, false);
         }
     }
-    let mut notes = Vec::new();
-    if asked.accepts() {
-        notes = accept(model, asked, at);
-    } else {
-        let state = match half.state {
-            State::HalfOpen | State::Open if asked.closes() => State::Closing,
-            State::HalfOpen => State::Open,
-            state => state,
-        };
-        remember(model, asked, at, false, state);
-    }
-    Expected { notes, ..asked.to_client(&model.connections[at], early) }
-}
-
-/// A SYN+ACK changes nothing, unless it accepts the other connection that was asked for.
-fn accept(model: &mut Model, asked: Asked, at: usize) -> Vec<(u32, Outcome)> {
-    let connection = &model.connections[at];
-    let (client, target) = (connection.client, connection.target);
-    let sent = (connection.answerer, connection.seen_client);
-    let accepted = model.seconds.iter().find(|second| {
-        second.sent == sent
-            && (second.client, second.target) == (client, target)
-            && second.isn.wrapping_add(1) == asked.acknowledgement
-    });
-    let Some(isn) = accepted.map(|second| second.isn) else { return Vec::new() };
-    model.seconds.retain(|second| (second.client, second.target) != (client, target));
-    let now_s = model.now_s;
-    let half = Half { state: State::Open, seen_s: now_s, lost: false, ended: Ended::default() };
-    let connection = &mut model.connections[at];
-    (connection.isn, connection.since_s) = (isn, now_s);
-    (connection.forward, connection.reply) = (Some(half), Some(half));
-    let backend = connection.backend;
-    backend.map_or_else(Vec::new, |(id, _)| hears(model, id))
+    let state = if half.state == State::HalfOpen { State::Open } else { half.state };
+    remember(model, asked, at, false, state);
+    asked.to_client(&model.connections[at], early)
 }
 
 /// The backend is gone: nothing is forwarded, and whoever sent is told.
@@ -174,20 +144,69 @@ fn remember(model: &mut Model, asked: Asked, at: usize, forward: bool, state: St
     } else {
         model.asked(connection.protocol, client, target).is_some_and(|other| other != at)
     };
-    let said = asked.ended(forward);
     let connection = &mut model.connections[at];
     let (own, other) = if forward {
         (&mut connection.forward, &mut connection.reply)
     } else {
         (&mut connection.reply, &mut connection.forward)
     };
-    let ended = own.map_or(said, |half| half.ended.or(said));
-    let fresh = Half { state, seen_s: now_s, lost: false, ended };
+    let before = own.expect("the half that was found");
+    let fresh = Half { state, seen_s: now_s, lost: false, said: hears(asked, before.said), ..before };
     *own = Some(fresh);
     match other {
-        Some(half) if half.state <= state => *half = Half { lost: half.lost, ended: half.ended.or(said), ..fresh },
-        Some(_) => {}
+        Some(half) => {
+            if half.state <= state {
+                (half.state, half.seen_s) = (state, now_s);
+            }
+            ends(asked, own.as_mut().expect("written above"), half);
+        }
         None if foreign => {}
-        None => *other = Some(fresh),
+        None => {
+            let Said { next, heard, last, .. } = fresh.said;
+            let said = Said { next: heard, heard: next, last: fresh.other_last, heard_last: false };
+            *other = Some(Half { said, other_last: last, ..fresh });
+        }
+    }
+}
+
+/// Whether a segment follows on what its end has said, give or take 128 KiB.
+fn follows(asked: Asked, said: Said) -> bool {
+    asked.protocol == Protocol::Tcp && asked.sequence.wrapping_sub(said.next).cast_signed().unsigned_abs() <= 1 << 17
+}
+
+/// What an end has said after this segment.
+fn hears(asked: Asked, said: Said) -> Said {
+    if asked.resets() || asked.tcp_flags & ACK == 0 || !follows(asked, said) {
+        return said;
+    }
+    let is_later = asked.next().wrapping_sub(said.next).cast_signed() > 0;
+    Said { next: if is_later { asked.next() } else { said.next }, heard: asked.acknowledgement, ..said }
+}
+
+/// Both ends have said their last and heard the other's, or one has reset the connection with a number that only it and the other know.
+fn ends(asked: Asked, own: &mut Half, other: &mut Half) {
+    if !follows(asked, own.said) {
+        return;
+    }
+    if asked.resets() {
+        if asked.sequence == other.said.heard {
+            (own.state, other.state) = (State::Closing, State::Closing);
+        }
+        return;
+    }
+    if asked.tcp_flags & ACK == 0 {
+        return;
+    }
+    if asked.next() == own.said.next {
+        if asked.tcp_flags & FIN != 0 {
+            own.said.last = true;
+        } else if asked.data > 0 {
+            own.said.last = false;
+        }
+    }
+    own.said.heard_last |= other.said.last && asked.acknowledgement == other.said.next;
+    other.other_last = own.said.last;
+    if [own.said, other.said].iter().all(|said| said.last && said.heard_last) {
+        (own.state, other.state) = (State::Closing, State::Closing);
     }
 }

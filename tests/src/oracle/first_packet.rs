@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use lb_common::outcome::Outcome;
 
 use super::client::{Client, Seen, keeps_port, own_addresses, seen, who};
-use super::connection::{Connection, Ended, Half, Left, Opening, State};
+use super::connection::{Connection, Half, Left, Opening, Said, State};
 use super::health::{begin, doubt};
 use super::model::{Model, Service, Torn};
 use super::rules::{Asked, Expected, Fate, Hint, PASS};
@@ -167,7 +167,8 @@ pub fn settle(model: &mut Model, mut connection: Connection, taken: bool, hint: 
         model.seconds.retain(|second| (second.client, second.target) != (client, target));
     }
     model.tidy();
-    let half = Half { state: State::HalfOpen, seen_s: model.now_s, lost: false, ended: Ended::default() };
+    let half =
+        Half { state: State::HalfOpen, seen_s: model.now_s, lost: false, said: Said::default(), other_last: false };
     (connection.forward, connection.reply) = (Some(half), Some(half));
     model.connections.push(connection.clone());
     Ok(Some(connection))

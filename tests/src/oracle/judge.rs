@@ -49,7 +49,8 @@ pub fn judge(
     let tcp_flags = if frame.protocol == Protocol::Tcp { frame.tcp_flags } else { 0 };
     let (sequence, acknowledgement) = (frame.sequence, frame.acknowledgement);
     let Frame { protocol, src, dst, hops, .. } = *frame;
-    let asked = Asked { hook, protocol, src, dst, tcp_flags, sequence, acknowledgement, hops };
+    let data = u32::try_from(frame.payload.len())?;
+    let asked = Asked { hook, protocol, src, dst, tcp_flags, sequence, acknowledgement, data, hops };
     let expected = decide(model, asked, hint)?;
     let refusal = if expected.fate == Fate::Refuse { frame.refusal() } else { None };
     let unanswerable = expected.fate == Fate::Refuse && refusal.is_none();

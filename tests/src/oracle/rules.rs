@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use anyhow::Result;
 use lb_common::outcome::Outcome;
 
-use super::connection::{Connection, Ended, Second};
+use super::connection::{Connection, Second};
 use super::first_packet::{direct, open};
 use super::model::Model;
 use super::routes::Route;
@@ -23,6 +23,8 @@ pub struct Asked {
     pub tcp_flags: u8,
     pub sequence: u32,
     pub acknowledgement: u32,
+    /// Bytes behind the headers.
+    pub data: u32,
     /// How many hops the packet may take.
     pub hops: u8,
 }
@@ -156,10 +158,6 @@ impl Asked {
         self.protocol == Protocol::Tcp && self.tcp_flags & (SYN | ACK | RST | FIN) == SYN | ACK
     }
 
-    pub fn closes(self) -> bool {
-        self.protocol == Protocol::Tcp && self.tcp_flags & (FIN | RST) != 0
-    }
-
     /// The sequence number that a connection begins with; UDP has none.
     pub fn isn(self) -> u32 {
         if self.protocol == Protocol::Tcp { self.sequence } else { 0 }
@@ -179,11 +177,14 @@ impl Asked {
         }
     }
 
-    /// Which ends this packet ends: a FIN its sender's, a RST both.
-    pub fn ended(self, by_client: bool) -> Ended {
-        let tcp = self.protocol == Protocol::Tcp;
-        let (fin, rst) = (tcp && self.tcp_flags & FIN != 0, tcp && self.tcp_flags & RST != 0);
-        Ended { client: rst || (fin && by_client), answerer: rst || (fin && !by_client) }
+    /// The number that follows this segment: SYN and FIN count as a byte each (RFC 9293, section 3.4).
+    pub fn next(self) -> u32 {
+        let controls = (self.tcp_flags & (SYN | FIN)).count_ones();
+        self.sequence.wrapping_add(self.data).wrapping_add(controls)
+    }
+
+    pub fn resets(self) -> bool {
+        self.protocol == Protocol::Tcp && self.tcp_flags & RST != 0
     }
 
     /// Told to whoever sent it.

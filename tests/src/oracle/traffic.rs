@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use super::connection::Connection;
+use super::connection::{Connection, Half};
 use super::generate::{PROTOCOLS, address};
 use super::model::Model;
 use super::wire::{ACK, FIN, Frame, Protocol, RST, SYN};
@@ -28,7 +28,7 @@ pub fn packet(random: &mut Random, v6: bool, model: &Model) -> (Hook, Frame) {
         return (hook, frame);
     }
     match (connection, random.below(14)) {
-        (Some(connection), 0..=7) => known(random, v6, model, &connection),
+        (Some(connection), 0..=7) => known(random, v6, &connection),
         (connection, roll) => {
             let known = connection.filter(|_| !random.one_in(3));
             first(random, v6, model, known, roll)
@@ -37,14 +37,13 @@ pub fn packet(random: &mut Random, v6: bool, model: &Model) -> (Hook, Frame) {
 }
 
 /// A packet of a connection.
-fn known(random: &mut Random, v6: bool, model: &Model, connection: &Connection) -> (Hook, Frame) {
+fn known(random: &mut Random, v6: bool, connection: &Connection) -> (Hook, Frame) {
     let anywhere = *random.of(&Hook::ALL);
-    let second = model.seconds.iter().find(|it| (it.client, it.target) == (connection.client, connection.target));
     if random.one_in(2) {
         // It goes on, or its tuple is used again.
         let mut frame = shaped(random, v6, connection.protocol, connection.client, connection.target);
-        let isn = second.filter(|_| !random.one_in(3)).map_or(connection.isn, |second| second.isn);
-        asks(random, &mut frame, isn);
+        asks(random, &mut frame, connection.isn);
+        goes_on(random, &mut frame, connection.forward, connection.reply);
         if let Some(answers) = connection.opening.as_ref().and_then(|opening| opening.answers)
             && !random.one_in(4)
         {
@@ -55,8 +54,8 @@ fn known(random: &mut Random, v6: bool, model: &Model, connection: &Connection) 
     }
     // It is answered.
     let mut frame = shaped(random, v6, connection.protocol, connection.answerer, connection.seen_client);
-    let isn = second.filter(|_| random.one_in(2)).map_or(connection.isn, |second| second.isn);
-    answers(random, &mut frame, isn);
+    answers(random, &mut frame, connection.isn);
+    goes_on(random, &mut frame, connection.reply, connection.forward);
     let expected = if connection.behind_node {
         *random.of(&[Hook::NodeIn, Hook::Xdp, Hook::PodIn])
     } else if connection.masqueraded || connection.hook == Hook::PodIn {
@@ -136,6 +135,24 @@ fn asks(random: &mut Random, frame: &mut Frame, isn: u32) {
         return;
     }
     frame.sequence = if frame.tcp_flags & SYN != 0 { isn } else { isn.wrapping_add(1 + u32::from(random.byte())) };
+}
+
+/// What an end says that knows where the connection is; now and then something near it.
+fn goes_on(random: &mut Random, frame: &mut Frame, own: Option<Half>, other: Option<Half>) {
+    let (Some(own), Some(other)) = (own, other) else { return };
+    if frame.protocol == Protocol::Udp || own.said.next == 0 || random.one_in(3) {
+        return;
+    }
+    frame.tcp_flags = *random.of(&[ACK, ACK, ACK, FIN | ACK, FIN | ACK, RST, RST | ACK, ACK | RST | FIN, FIN]);
+    let resets = frame.tcp_flags & RST != 0;
+    frame.sequence = if resets && random.one_in(2) { other.said.heard } else { own.said.next };
+    frame.acknowledgement = if random.one_in(3) { own.said.heard } else { other.said.next };
+    if random.one_in(4) {
+        // On and beyond the borders of what follows.
+        let far = *random.of(&[1, (1 << 17) - 1, 1 << 17, (1 << 17) + 1]);
+        let back = random.one_in(2);
+        frame.sequence = if back { frame.sequence.wrapping_sub(far) } else { frame.sequence.wrapping_add(far) };
+    }
 }
 
 /// What the client says that has this answer.

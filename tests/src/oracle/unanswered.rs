@@ -3,12 +3,12 @@
 use anyhow::{Result, ensure};
 use lb_common::outcome::Outcome;
 
-use super::connection::{Ended, Half, Left, Opening, State};
+use super::connection::{Half, Left, Opening, Said, State};
 use super::health::{hears, suspects};
 use super::model::Model;
 use super::retry::{candidates, retry};
 use super::rules::{Asked, Expected, Fate, Hint, PASS, Turn};
-use super::wire::{Protocol, RST};
+use super::wire::{FIN, Protocol, RST};
 use crate::test_run::Hook;
 
 /// No window is larger.
@@ -113,7 +113,7 @@ pub fn answer(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<
             return Ok(accepted(model, asked, at, replied));
         }
     }
-    if !promote(model, at, State::Open, true) {
+    if !promote(model, at, State::Open, asked, true) {
         return Ok(late(asked, backend));
     }
     let notes = if backend == 0 { Vec::new() } else { hears(model, backend) };
@@ -244,21 +244,16 @@ pub fn unseen(model: &mut Model, asked: Asked, service: u32) -> Option<Expected>
     if backend.generation != generation || !backend.keeps_flows() {
         return Some(asked.refuse(Outcome::Evicted, service, 0));
     }
-    let state = if asked.closes() { State::Closing } else { State::Open };
-    if !promote(model, at, state, false) {
+    if !promote(model, at, State::Open, asked, false) {
         return Some(asked.refuse(Outcome::RefusedNoFlow, service, 0));
     }
     let at = model.asked(asked.protocol, asked.src, asked.dst).expect("promoted");
-    let ended = asked.ended(true);
-    let connection = &mut model.connections[at];
-    for half in [&mut connection.forward, &mut connection.reply].into_iter().flatten() {
-        half.ended = ended;
-    }
+    let connection = &model.connections[at];
     Some(asked.to_answerer(connection, Outcome::Forwarded, 0))
 }
 
 /// The connection is an open one from now on. `false`: its tuple is another live one's, or it is with another backend meanwhile.
-fn promote(model: &mut Model, at: usize, state: State, by_answer: bool) -> bool {
+fn promote(model: &mut Model, at: usize, state: State, asked: Asked, by_answer: bool) -> bool {
     let now_s = model.now_s;
     let connection = model.connections[at].clone();
     let (protocol, client, target) = (connection.protocol, connection.client, connection.target);
@@ -278,8 +273,18 @@ fn promote(model: &mut Model, at: usize, state: State, by_answer: bool) -> bool 
         model.connections[before].reply = None;
     }
     let connection = &mut model.connections[at];
-    let half = Half { state, seen_s: now_s, lost: false, ended: Ended::default() };
-    (connection.forward, connection.reply) = (Some(half), Some(half));
+    let silent = Half { state, seen_s: now_s, lost: false, said: Said::default(), other_last: false };
+    let (mut own, mut other) = (silent, silent);
+    if protocol == Protocol::Tcp {
+        let last = asked.tcp_flags & FIN != 0;
+        own.said = Said { next: asked.next(), heard: asked.acknowledgement, last, heard_last: false };
+        // A client that has said anything was heard up to its SYN; an answer that opens is heard.
+        let heard = if by_answer { asked.next() } else { connection.isn.wrapping_add(1) };
+        other.said = Said { next: asked.acknowledgement, heard, last: false, heard_last: false };
+        other.other_last = last;
+    }
+    let (forward, reply) = if by_answer { (other, own) } else { (own, other) };
+    (connection.forward, connection.reply) = (Some(forward), Some(reply));
     connection.opening = None;
     if protocol == Protocol::Tcp {
         model.seconds.retain(|second| (second.client, second.target) != (client, target));

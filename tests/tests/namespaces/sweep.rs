@@ -68,7 +68,7 @@ fn flow(index: u16, backend: u32, state: u8, seen_s: u32) -> [Half; 2] {
         generation: 1,
         state,
         flags: 0,
-        link: 0,
+        ..Flow::ZERO
     };
     let other = pair_key(&key, &forward);
     let reply = Flow { tag: tag(&other), address: dst, port: 80, flags: flow_flags::REPLY, ..forward };

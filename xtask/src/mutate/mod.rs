@@ -154,14 +154,11 @@ fn chosen(commit: &str, bound: usize) -> usize {
     commit.bytes().fold(0_usize, |sum, byte| (sum * 31 + usize::from(byte)) % bound)
 }
 
-/// Every n-th mutation from a start that the commit decides: neighbours in the file, which break like things, are
-/// spread over the commits. The commit also decides the first one of them, as the last ones may find no time.
-fn share(mutations: Vec<Mutation>, commit: &str) -> Vec<Mutation> {
-    let step = mutations.len().div_ceil(MUTATIONS_A_RUN).max(1);
-    let mut share: Vec<Mutation> = mutations.into_iter().skip(chosen(commit, step)).step_by(step).collect();
-    let first = chosen(commit, share.len().max(1));
-    share.rotate_left(first);
-    share
+/// Every n-th mutation from one that the commit decides: neighbours in the file, which break like things, are spread over the commits.
+fn share(mut mutations: Vec<Mutation>, commit: &str) -> Vec<Mutation> {
+    let (step, first) = (mutations.len().div_ceil(MUTATIONS_A_RUN).max(1), chosen(commit, mutations.len().max(1)));
+    mutations.rotate_left(first);
+    mutations.into_iter().step_by(step).collect()
 }
 
 fn read(workspace: &Workspace) -> Result<Vec<Mutation>> {

@@ -1,31 +1,35 @@
 //! Writes for established connections.
 
-use crate::abi::{Flow, flow_flags, flow_state, half_open_flags};
+use crate::abi::{Flow, HalfOpen, fin, flow_flags, flow_state, half_open_flags};
+use crate::decide::closing::{self, Numbers};
 use crate::decide::connection::{Connection, Directions, leads_to, set_opposite};
 use crate::decide::lifetime::uncount;
-use crate::decide::packet::Now;
+use crate::decide::packet::{Now, Packet};
 use crate::decide::tables::FlowTables;
 use crate::decide::work::Work;
-use crate::{state, words};
+use crate::words;
 
-/// Notes a packet in the entry of its direction, at most once a second, and when something changes. `true`: [`sync`] is next.
+/// Notes a packet in the entry of its direction: its numbers, and at most once a second its time. `true`: [`sync`] is next.
 #[inline(always)]
 pub fn seen<const N: usize, T: FlowTables<N>>(
     tables: &mut T,
     entry: T::FlowRef,
+    packet: &Packet<N>,
     flow: &mut Flow<N>,
     now: Now,
     state: u8,
-    ended: u8,
 ) -> bool {
-    let flags = (flow.flags & !flow_flags::REPLY_LOST) | ended;
-    if state == flow.state && flow.seen_s == now.s && flags == flow.flags {
-        return false;
+    if let Some(Numbers { next, ack }) = closing::numbers(packet, flow) {
+        tables.set_numbers(entry, flow.tag, next, ack);
+        (flow.next, flow.ack) = (next, ack);
     }
-    tables.touch(entry, flow.tag, now.s, state, state::counted_after(flags));
-    // The flag of a counted connection stays here until `sync`.
-    (flow.seen_s, flow.state, flow.flags) = (now.s, state, flags);
-    true
+    let flags = flow.flags & !flow_flags::REPLY_LOST;
+    let is_new = state != flow.state || flow.seen_s != now.s || flags != flow.flags;
+    if is_new {
+        tables.touch(entry, flow.tag, now.s, state, flags);
+        (flow.seen_s, flow.state, flow.flags) = (now.s, state, flags);
+    }
+    is_new || closing::may_end(packet, flow)
 }
 
 /// Marks the entry as evicted. It stays until the other side knows as well, or it expires.
@@ -36,23 +40,38 @@ pub fn evict<const N: usize, T: FlowTables<N>>(tables: &mut T, entry: T::FlowRef
     }
 }
 
-/// Writes time and state of the packet's direction into the opposite entry. `false`: it is missing, and [`restore`] is next.
+/// Writes time and state of the packet's direction into the opposite entry, and ends the connection if the packet does. `false`: the opposite
+/// entry is missing, and [`restore`] is next.
 #[inline(always)]
 pub fn sync<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
-    let Directions { key, entry, opposite_key, .. } = work.connection.directions();
-    let stored = &mut work.stored.flow;
-    let flow = &mut entry.flow;
-    let flags = state::counted_after(flow.flags);
-    if flags != flow.flags {
-        uncount(tables, flow);
-        flow.flags = flags;
+    let Work { packet, connection, stored, .. } = &mut *work;
+    let Directions { key, entry: HalfOpen { flow, .. }, opposite_key, .. } = connection.directions();
+    let stored = &mut stored.flow;
+    let Some(opposite) = tables.flow(opposite_key, stored) else { return false };
+    if !leads_to(opposite_key, stored, key) || (stored.flags ^ flow.flags) & flow_flags::REPLY == 0 {
+        return true;
     }
-    let Some(entry) = tables.flow(opposite_key, stored) else { return false };
-    let ours = leads_to(opposite_key, stored, key) && (stored.flags ^ flow.flags) & flow_flags::REPLY != 0;
     // States only grow: what one direction learnt, the other keeps.
-    if ours && stored.state <= flow.state {
-        let flags = state::counted_after(stored.flags | flow.flags & flow_flags::ENDED);
-        tables.touch(entry, stored.tag, flow.seen_s, flow.state, flags);
+    if stored.state <= flow.state {
+        tables.touch(opposite, stored.tag, flow.seen_s, flow.state, stored.flags);
+    }
+    if !closing::may_end(packet, flow) {
+        return true;
+    }
+    let fin = closing::fin_after(packet, flow, stored);
+    let is_over = closing::resets(packet, flow, stored) || (fin == fin::ALL && stored.fin == fin::ALL);
+    if fin == flow.fin && !is_over {
+        return true;
+    }
+    tables.set_opposite_fin(opposite, stored.tag, fin & fin::SENT);
+    if is_over {
+        tables.touch(opposite, stored.tag, flow.seen_s, flow_state::CLOSING, stored.flags & !flow_flags::COUNTED);
+    }
+    let Some(own) = tables.flow(key, stored) else { return true };
+    tables.set_fin(own, flow.tag, fin);
+    if is_over {
+        tables.touch(own, flow.tag, flow.seen_s, flow_state::CLOSING, flow.flags & !flow_flags::COUNTED);
+        uncount(tables, flow);
     }
     true
 }
@@ -84,16 +103,21 @@ pub fn remove<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<
     tables.remove_flow(key);
 }
 
-/// Remembers a SYN of another connection on the tuple of an established one. `false`: the backend left it unanswered often enough.
+/// Notes a SYN of another connection on the tuple of an established one. `false`: the reply direction has been silent since the first of
+/// several such SYNs.
 #[inline(always)]
 pub fn reopen<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) -> bool {
-    /// With this SYN, which the backend has not accepted, the established connection is given up.
+    /// With this SYN, at least a second after the one before, the connection is given up.
     const LAST_SYN: u8 = 3;
-    let Work { packet, connection, stored, .. } = work;
-    let key = &connection.original_key;
-    let asked_before =
-        tables.half_open(key, stored) && stored.flags & half_open_flags::SECOND != 0 && stored.flow.isn == packet.seq;
-    if asked_before {
+    let Work { connection: Connection { original_key: key, reply_key, original, reply, .. }, stored, .. } = work;
+    let is_known = tables.half_open(key, stored) && stored.flags & half_open_flags::SECOND != 0;
+    let is_heard = tables.flow(reply_key, &mut reply.flow).is_some()
+        && leads_to(reply_key, &reply.flow, key)
+        && reply.flow.seen_s >= stored.flow.since_s;
+    if is_known && !is_heard {
+        if stored.flow.seen_s == now.s {
+            return true;
+        }
         stored.segments = stored.segments.saturating_add(1);
         if stored.segments >= LAST_SYN {
             tables.remove_half_open(key);
@@ -101,8 +125,7 @@ pub fn reopen<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<
         }
     } else {
         words::clear(stored);
-        words::copy(&connection.original.flow, &mut stored.flow);
-        stored.flow.isn = packet.seq;
+        words::copy(&original.flow, &mut stored.flow);
         stored.flow.state = flow_state::HALF_OPEN;
         stored.flow.since_s = now.s;
         stored.segments = 1;
@@ -112,23 +135,4 @@ pub fn reopen<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<
     // Not remembered, it is the first one again next time.
     let _ = tables.insert_half_open(key, stored, true);
     true
-}
-
-/// The backend has accepted the other connection, whose SYN is in `stored`: the entries are that one's from now on.
-#[inline(always)]
-pub fn replace<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) {
-    let Connection { original_key, reply_key, original, reply, .. } = &mut work.connection;
-    let syn = &work.stored.flow;
-    let flow = &mut reply.flow;
-    flow.isn = syn.isn;
-    flow.since_s = now.s;
-    flow.seen_s = now.s;
-    flow.state = flow_state::OPEN;
-    flow.flags &= !flow_flags::ENDED;
-    // The SYN was remembered with the original direction's own link.
-    set_opposite(reply_key, flow, original_key, syn.link, &mut original.flow);
-    // Both exist: they are written over. What fails is healed by the next packets.
-    let _ = tables.insert_flow(original_key, &original.flow, true);
-    let _ = tables.insert_flow(reply_key, flow, true);
-    tables.remove_half_open(original_key);
 }

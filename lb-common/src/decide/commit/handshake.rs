@@ -1,6 +1,7 @@
 //! Writes for handshakes.
 
 use crate::abi::{HalfOpen, flow_flags, half_open_flags};
+use crate::decide::closing;
 use crate::decide::connection::{Connection, Directions, leads_to, set_opposite};
 use crate::decide::lifetime::{is_over, uncount};
 use crate::decide::packet::Now;
@@ -96,16 +97,20 @@ pub fn establish<const N: usize, T: FlowTables<N>>(
     now_s: u32,
 ) -> Established {
     let now = Now::from_ds(now_s.saturating_mul(10));
-    let Work { connection, stored: HalfOpen { flow: stored, .. }, .. } = work;
+    let Work { packet, connection, stored: HalfOpen { flow: stored, .. }, .. } = work;
+    let is_reply = connection.is_reply();
     let Directions { key, entry: HalfOpen { flow, .. }, opposite_key, opposite } = connection.directions();
     if link == 0 {
         flow.link = 0;
     }
     flow.seen_s = now.s;
-    if generation != 0 && flow.flags & flow_flags::ENDED != flow_flags::ENDED {
+    if generation != 0 {
         flow.flags |= flow_flags::COUNTED;
     }
+    closing::begin(packet, flow);
     set_opposite(key, flow, opposite_key, link, &mut opposite.flow);
+    // What the backend has acknowledged so far, or the client of its answer.
+    opposite.flow.ack = if is_reply { flow.next } else { flow.isn.wrapping_add(1) };
     let mut counts = flow.flags & flow_flags::COUNTED != 0;
     let Connection { original_key, reply_key, original, reply, .. } = connection;
     match tables.insert_flow(original_key, &original.flow, false) {
@@ -144,6 +149,12 @@ pub fn retain<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<
     let Connection { original_key, original, .. } = &mut work.connection;
     original.flow.seen_s = now.s;
     let _ = tables.insert_half_open(original_key, original, true);
+}
+
+/// Removes what [`establish`] has written before it found the table full: half a connection would answer nobody.
+#[inline(never)]
+pub fn undo<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) {
+    tables.remove_flow(&work.connection.original_key);
 }
 
 /// Notes that a refusal was suppressed: the next SYN goes to another backend. `false`: the table is full.

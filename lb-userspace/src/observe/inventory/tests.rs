@@ -76,7 +76,7 @@ pub fn flow(client_port: u16, backend: u32, seen_s: u32, flags: u8) -> (FlowKey<
         generation: 1,
         state: flow_state::OPEN,
         flags,
-        link: 0,
+        ..Flow::ZERO
     };
     (key, flow)
 }

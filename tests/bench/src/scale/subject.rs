@@ -96,7 +96,7 @@ impl Subject {
             generation: 0,
             state: flow_state::OPEN,
             flags: 0,
-            link: 0,
+            ..Flow::ZERO
         };
         let keys: Vec<FlowKey<4>> = (0..flows).map(key).collect();
         let values: Vec<Flow<4>> = keys.iter().map(flow).collect();
