@@ -6,6 +6,7 @@
 mod adoption;
 mod affinity;
 mod agent_life;
+mod attacker;
 mod audit;
 mod catch_all;
 mod checks;
