@@ -1,6 +1,6 @@
 //! The life of a flow and of a backend as one packet sees it: pure functions of state, event and time.
 
-use crate::abi::{Backend, Flow, LoadSettings, UDP, backend_flags, backend_state, flow_state};
+use crate::abi::{Backend, Flow, LoadSettings, UDP, backend_flags, backend_state, fin, flow_state};
 use crate::limits::{
     LOCAL_PORT_FIRST, LOCAL_PORT_LAST, NODE_PORT_FIRST, NODE_PORT_LAST, SOURCE_PORT_COUNT, SOURCE_PORT_FIRST,
     TCP_CLOSING_TIMEOUT_S, TCP_HALF_OPEN_TIMEOUT_S, TCP_OPEN_TIMEOUT_S, UDP_REPLIED_TIMEOUT_S, UDP_STREAM_TIMEOUT_S,
@@ -146,6 +146,23 @@ impl Default for SourcePorts {
     fn default() -> Self {
         Self::DEFAULT
     }
+}
+
+impl Timeouts {
+    /// The one of this flow. A direction that has ended, and has heard that the opposite one has, waits for nothing but a lost
+    /// acknowledgement.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of_flow<const N: usize>(&self, protocol: u8, flow: &Flow<N>) -> u32 {
+        self.of(protocol, lasts_as(flow))
+    }
+}
+
+/// The state whose timeout holds for the flow.
+#[inline(always)]
+#[must_use]
+pub const fn lasts_as<const N: usize>(flow: &Flow<N>) -> u8 {
+    if flow.fin == fin::ALL && flow.state < flow_state::CLOSING { flow_state::CLOSING } else { flow.state }
 }
 
 /// Whether a flow has been silent for longer than this.

@@ -8,13 +8,13 @@ use crate::state;
 /// Whether the connection was silent for too long.
 #[inline(always)]
 pub(super) fn expired<const N: usize, T: Tables<N>>(tables: &mut T, protocol: u8, flow: &Flow<N>, now: Now) -> bool {
-    state::expired(flow, tables.timeout_s(protocol, flow.state), now.s)
+    state::expired(flow, tables.timeout_s(protocol, state::lasts_as(flow)), now.s)
 }
 
 /// Whether the connection needs its tuple no more: it has ended, or was silent for too long.
 #[inline(always)]
 pub(super) fn is_over<const N: usize, T: Tables<N>>(tables: &mut T, protocol: u8, flow: &Flow<N>, now: Now) -> bool {
-    state::yields(flow, tables.timeout_s(protocol, flow.state), now.s)
+    state::yields(flow, tables.timeout_s(protocol, state::lasts_as(flow)), now.s)
 }
 
 /// What the backend of a connection is to it.

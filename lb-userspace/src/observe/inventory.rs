@@ -227,7 +227,7 @@ fn half_open<'a, const N: usize>(
 }
 
 fn is_living<const N: usize>(key: &abi::FlowKey<N>, flow: &abi::Flow<N>, timeouts: &Timeouts, now: Monotonic) -> bool {
-    is_forward(flow) && !state::expired(flow, timeouts.of(key.protocol, flow.state), seconds(now))
+    is_forward(flow) && !state::expired(flow, timeouts.of_flow(key.protocol, flow), seconds(now))
 }
 
 fn quarantined<const N: usize>(family: &FamilyContents<N>) -> u64 {

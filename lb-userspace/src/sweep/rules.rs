@@ -14,7 +14,7 @@ use crate::{model::Protocol, plan::Frontend};
 
 /// Whether a flow's entry was silent for its timeout. One whose tag is another key's is being written at this moment.
 pub fn is_silent<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>, timeouts: &Timeouts, now: Now) -> bool {
-    flow.tag == tag(key) && expired(flow, timeouts.of(key.protocol, flow.state), now.s)
+    flow.tag == tag(key) && expired(flow, timeouts.of_flow(key.protocol, flow), now.s)
 }
 
 /// Whether the entry under `pair_key(key, flow)` belongs to the same flow.
@@ -171,6 +171,9 @@ mod tests {
         assert!(is_connection(&forward) && !is_connection(&reply));
         assert!(!is_connection(&Flow { state: flow_state::CLOSING, ..forward }));
         assert!(is_connection(&Flow { fin: fin::SENT, ..forward }), "one side is open");
+        let over = Flow { fin: fin::ALL, ..forward };
+        assert!(!is_silent(&key(TCP), &over, &TIMEOUTS, now(over.seen_s + TIMEOUTS.closing_s)));
+        assert!(is_silent(&key(TCP), &over, &TIMEOUTS, now(over.seen_s + TIMEOUTS.closing_s + 1)), "ACKs may be lost");
         assert!(!is_connection(&Flow { state: flow_state::EVICTED, ..forward }));
         assert!(!is_connection(&Flow { flags: 0, ..forward }), "its service does not count");
     }

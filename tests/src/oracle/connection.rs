@@ -128,7 +128,10 @@ impl Connection {
 
     /// Whether a half has been silent for longer than its state allows.
     pub fn is_silent(&self, half: Half, now_s: u32) -> bool {
+        // Both have said their last, and this one has heard it: what is missing is an acknowledgement at most.
+        let is_last = half.said.last && half.said.heard_last;
         let limit = match (self.protocol, half.state) {
+            (Protocol::Tcp, State::HalfOpen | State::Open) if is_last => 120,
             (Protocol::Tcp, State::HalfOpen) => 60,
             (Protocol::Tcp, State::Open | State::Stream) => 8_100,
             (Protocol::Udp, State::Stream) | (Protocol::Tcp, State::Closing | State::Evicted) => 120,

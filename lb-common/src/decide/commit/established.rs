@@ -59,17 +59,17 @@ pub fn sync<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>
         return true;
     }
     let fin = closing::fin_after(packet, flow, stored);
-    let is_over = closing::resets(packet, flow, stored) || (fin == fin::ALL && stored.fin == fin::ALL);
-    if fin == flow.fin && !is_over {
+    let resets = closing::resets(packet, flow, stored);
+    if fin == flow.fin && !resets {
         return true;
     }
     tables.set_opposite_fin(opposite, stored.tag, fin & fin::SENT);
-    if is_over {
-        tables.touch(opposite, stored.tag, flow.seen_s, flow_state::CLOSING, stored.flags & !flow_flags::COUNTED);
-    }
     let Some(own) = tables.flow(key, stored) else { return true };
     tables.set_fin(own, flow.tag, fin);
-    if is_over {
+    // Read once more: the opposite end may have acknowledged on another CPU, which has not seen this either.
+    let Some(opposite) = tables.flow(opposite_key, stored) else { return true };
+    if resets || (fin == fin::ALL && stored.fin == fin::ALL) {
+        tables.touch(opposite, stored.tag, flow.seen_s, flow_state::CLOSING, stored.flags & !flow_flags::COUNTED);
         tables.touch(own, flow.tag, flow.seen_s, flow_state::CLOSING, flow.flags & !flow_flags::COUNTED);
         uncount(tables, flow);
     }

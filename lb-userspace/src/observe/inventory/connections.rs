@@ -91,7 +91,7 @@ impl Inventory<'_> {
         let now_s = seconds(self.now);
         let name = self.name(flows.service_of(flow));
         let idle_s = now_s.saturating_sub(flow.seen_s);
-        let left_s = self.timeouts.of(key.protocol, flow.state).saturating_sub(idle_s);
+        let left_s = self.timeouts.of_flow(key.protocol, flow).saturating_sub(idle_s);
         let [requests, replies] = flows.traffic_of(key, flow);
         ConnectionView {
             namespace: name.namespace,
