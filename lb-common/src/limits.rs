@@ -116,6 +116,10 @@ pub const EVENTS_PER_SECOND: u32 = 100;
 /// As many may be written at once: on 64 CPUs, those of one outcome leave room in the ring for others.
 pub const EVENT_BURST: u32 = 50;
 
+/// The agent permits the fast path for so many seconds, anew each second: a few may be missed on a busy node. A rule of the host that is new
+/// after the agent's death is obeyed when they are over.
+pub const FAST_PATH_PERMIT_S: u32 = 5;
+
 /// How often a packet looks its service up again after it met a half-written update.
 pub const SERVICE_LOOKUPS: u32 = 2;
 

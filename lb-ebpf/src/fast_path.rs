@@ -36,12 +36,12 @@ const WITHOUT_OPTIONS: u8 = 0x45;
 /// The bits of the second word of an IPv4 header that say that the packet is a fragment, in its first two bytes.
 const FRAGMENT: [u8; 2] = [0x3f, 0xff];
 
-/// Whether flows of this kind (bits of [`fast_path`]) have a fast path at this moment.
+/// Whether flows of this kind (bits of [`fast_path`]) have a fast path at this time.
 #[inline(always)]
-pub fn is_open(kind: u32) -> bool {
+pub fn is_open(kind: u32, now_ns: u64) -> bool {
     let Some(open) = FAST_PATH.get_ptr_mut(0) else { return false };
     // SAFETY: an element of an array, one whole word, which the agent writes.
-    FAST_PATH_ON.load() != 0 && unsafe { open.read_volatile() } & kind != 0
+    FAST_PATH_ON.load() != 0 && fast_path::at(unsafe { open.read_volatile() }, now_ns) & kind != 0
 }
 
 /// The kind of a flow with this link ([`lb_common::abi::Flow::link`]).
@@ -55,23 +55,19 @@ fn kind(link: u32) -> u32 {
 /// It must be a pod's link of this node or an external one, by which the routing table reaches the backend, and the client's the one by which
 /// it is reached from there: a pod that sends from another one's address gets none of its answers here.
 #[inline(always)]
-pub fn link<const N: usize>(context: *mut c_void, own: u32, client: &[u8; N], backend: &[u8; N]) -> u32 {
-    if !is_open(fast_path::PODS | fast_path::NODES) || own > flow_link::INDEX || !has(own, link_flags::FAST_PATH) {
+pub fn link<const N: usize>(context: *mut c_void, own: u32, client: &[u8; N], backend: &[u8; N], now_ns: u64) -> u32 {
+    if !is_open(fast_path::PODS | fast_path::NODES, now_ns)
+        || own > flow_link::INDEX
+        || !has(own, link_flags::FAST_PATH)
+    {
         return 0;
     }
     let link = towards(context, own, client, backend);
     let index = flow_link::index(link);
-    if link == 0 || index == own || !is_open(kind(link)) || towards(context, index, backend, client) != own {
+    if link == 0 || index == own || !is_open(kind(link), now_ns) || towards(context, index, backend, client) != own {
         return 0;
     }
     link
-}
-
-/// Whether the packet's sender is at the link that it came by, or beyond it, as the routing table has it.
-#[inline(always)]
-pub fn is_own<const N: usize>(context: *mut c_void, own: u32, sender: &[u8; N]) -> bool {
-    let link = towards(context, own, &[0; N], sender);
-    is_open(kind(link)) && flow_link::index(link) == own
 }
 
 /// The link towards an address by which packets go past the host's stack ([`lb_common::abi::Flow::link`]): a pod's, which the pod has by
@@ -87,7 +83,7 @@ fn towards<const N: usize>(context: *mut c_void, came_by: u32, from: &[u8; N], t
     let is_known = found == i64::from(BPF_FIB_LKUP_RET_SUCCESS);
     let link = query.ifindex;
     if (is_known || found == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH)) && has(link, link_flags::SENDS_ON) {
-        return if link > flow_link::INDEX { 0 } else { link | flow_link::beyond(link) };
+        return if link > flow_link::INDEX { 0 } else { link | flow_link::TO_NODE };
     }
     // A pod that is not known yet is the stack's to ask for.
     if !is_known {
@@ -143,10 +139,10 @@ impl Peer {
 ///
 /// Since Linux 5.12 (`bpf_check_mtu`).
 #[inline(always)]
-pub fn takes<const N: usize>(skb: *mut __sk_buff, link: u32, protocol: u8) -> Peer {
+pub fn takes<const N: usize>(skb: *mut __sk_buff, link: u32, protocol: u8, now_ns: u64) -> Peer {
     // SAFETY: reads the context. What has a tag is not for this link, but for a VLAN on it.
     let is_tagged = flow_link::way(link) != 0 && unsafe { (*skb).vlan_present } != 0;
-    if HAS_CHECK_MTU.load() == 0 || !is_open(kind(link)) || is_tagged || !goes_on::<N>(skb, protocol) {
+    if HAS_CHECK_MTU.load() == 0 || !is_open(kind(link), now_ns) || is_tagged || !goes_on::<N>(skb, protocol) {
         return Peer::NONE;
     }
     let mut mtu = 0_u32;

@@ -69,7 +69,7 @@ pub static CONFIG: Array<Config, 1> = Array::new();
 #[btf_map(name = "settings")]
 pub static SETTINGS: Array<LoadSettings, 1> = Array::new();
 
-/// Bits of [`lb_common::abi::fast_path`]: which flows have a fast path at this moment. One word, so that all links see it change at once.
+/// Which flows have a fast path, and until when ([`lb_common::abi::fast_path`]). One word, so that all links see it change at once.
 #[btf_map(name = "fast_path")]
 pub static FAST_PATH: Array<u32, 1> = Array::new();
 /// Behind which of its ports a bridge finds a pod: known by the agent.

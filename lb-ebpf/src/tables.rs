@@ -38,13 +38,24 @@ pub struct KernelOf<const IN_SOCKET: bool> {
     pub ifindex: u32,
     /// Where this packet is handed over, once the decision has asked whether it may be.
     pub peer: fast_path::Peer,
+    /// The time of this packet, once it was read; else 0.
+    now_ns: u64,
 }
 
 impl<const IN_SOCKET: bool> KernelOf<IN_SOCKET> {
     /// The maps, as a program of this context sees them at a link.
     #[inline(always)]
     pub const fn at(context: *mut c_void, ifindex: u32) -> Self {
-        Self { context, ifindex, peer: fast_path::Peer::NONE }
+        Self { context, ifindex, peer: fast_path::Peer::NONE, now_ns: 0 }
+    }
+
+    /// The time, read once for a packet. As of the last tick: nothing here is measured finer.
+    #[inline(always)]
+    pub fn clock_ns(&mut self) -> u64 {
+        if self.now_ns == 0 {
+            self.now_ns = features::coarse_ns();
+        }
+        self.now_ns
     }
 }
 
@@ -54,10 +65,9 @@ where
 {
     type FlowRef = *mut Flow<N>;
 
-    /// As of the last tick: nothing here is measured finer.
     #[inline(always)]
     fn now_ns(&mut self) -> u64 {
-        features::coarse_ns()
+        self.clock_ns()
     }
 
     #[inline(always)]
@@ -283,17 +293,12 @@ where
 
     #[inline(always)]
     fn fast_link(&mut self, client: &[u8; N], backend: &[u8; N]) -> u32 {
-        fast_path::link(self.context, self.ifindex, client, backend)
-    }
-
-    #[inline(always)]
-    fn is_own_link(&mut self, sender: &[u8; N]) -> bool {
-        fast_path::is_own(self.context, self.ifindex, sender)
+        fast_path::link(self.context, self.ifindex, client, backend, self.clock_ns())
     }
 
     #[inline(always)]
     fn is_fast(&mut self, link: u32, protocol: u8) -> bool {
-        self.peer = fast_path::takes::<N>(self.context.cast(), link, protocol);
+        self.peer = fast_path::takes::<N>(self.context.cast(), link, protocol, self.clock_ns());
         self.peer.is_some()
     }
 

@@ -68,6 +68,9 @@ pub struct Flow<const N: usize> {
     /// The link by which the packet leaves, past the host's stack, while `fast_path` says so ([`flow_link`]); 0: none. Of both entries of a
     /// flow, or of neither.
     pub link: u32,
+    /// The link by which packets of this direction come that may take the fast path: the routing table has led back to their sender by it. Set
+    /// with [`Self::link`].
+    pub own_link: u32,
     /// TCP: bits of [`fin`]. Only packets of this direction write them.
     pub fin: u8,
     /// TCP: [`fin::SENT`] of the opposite direction, whose packets alone write it.
@@ -95,18 +98,10 @@ pub mod fin {
 pub mod flow_link {
     /// The bits of the index: of a pod's link, at whose other end the packet is handed over, or of the external one that it leaves by.
     pub const INDEX: u32 = 0x00ff_ffff;
-    /// How many external links can be told from each other.
-    const WAYS: u32 = 255;
+    /// Of both entries of a flow that leads to another node.
+    pub const TO_NODE: u32 = 1 << 24;
 
-    /// The other bits, of both entries of a flow that leads to another node by this external link. Those of a flow between two pods of
-    /// this node are 0.
-    #[inline(always)]
-    #[must_use]
-    pub const fn beyond(external: u32) -> u32 {
-        (external % WAYS + 1) << 24
-    }
-
-    /// Where the flow leads: 0, or [`beyond`] of its external link.
+    /// Where the flow leads: 0, or [`TO_NODE`].
     #[inline(always)]
     #[must_use]
     pub const fn way(link: u32) -> u32 {
@@ -205,8 +200,8 @@ pub fn fragment_tag<const N: usize>(key: &FragmentKey<N>) -> u32 {
 sizes! {
     FlowKey<4> = 16,
     FlowKey<16> = 40,
-    Flow<4> = 52,
-    Flow<16> = 76,
+    Flow<4> = 56,
+    Flow<16> = 80,
     Traffic = 24,
     FragmentKey<4> = 16,
     FragmentKey<16> = 40,

@@ -49,6 +49,6 @@ pub mod half_open_flags {
 }
 
 sizes! {
-    HalfOpen<4> = 76,
-    HalfOpen<16> = 100,
+    HalfOpen<4> = 80,
+    HalfOpen<16> = 104,
 }

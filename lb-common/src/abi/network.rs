@@ -140,12 +140,25 @@ pub struct PeerMac {
     pub pad: u16,
 }
 
-/// Bits of `fast_path`: which flows have one at this moment.
+/// The word in `fast_path`: which flows have one, and until when.
 pub mod fast_path {
     /// Between two pods of this node.
     pub const PODS: u32 = 1;
     /// From a pod of this node to another node.
     pub const NODES: u32 = 2;
+
+    /// The word that permits it for flows of these kinds until a second of `CLOCK_MONOTONIC`; that of no kind is 0.
+    #[must_use]
+    pub const fn until(kinds: u32, second: u32) -> u32 {
+        if kinds == 0 { 0 } else { second << 2 | kinds }
+    }
+
+    /// The kinds of flows that the word permits it for at this time.
+    #[inline(always)]
+    #[must_use]
+    pub const fn at(word: u32, now_ns: u64) -> u32 {
+        if now_ns < (word >> 2) as u64 * 1_000_000_000 { word & (PODS | NODES) } else { 0 }
+    }
 }
 
 sizes! {

@@ -90,7 +90,7 @@ fn reserve<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>,
     let keeps = *allocation & allocation::KEEP_PORT != 0
         && (*allocation & allocation::SNAT == 0 || ports.keeps(packet.key.src_port));
     let start = if by_tuple { schedule::of_tuple(&packet.key) } else { tables.random() };
-    let link = fast_path::reply_link(tables, flow, hook);
+    let link = fast_path::opposite_link(flow);
     connection.derive_reply(link);
     // The client's own sockets are dear to ask.
     let attempts = if asks_sockets { SOCKET_ATTEMPTS } else { PORT_ATTEMPTS };

@@ -1,7 +1,7 @@
 //! A connection: its two flow entries, one for each direction, and their keys.
 
 use super::packet::{Now, Packet};
-use crate::abi::{Flow, FlowKey, HalfOpen, fin, flow_flags, flow_state, half_open_flags, tag};
+use crate::abi::{Flow, FlowKey, HalfOpen, fin, flow_flags, flow_link, flow_state, half_open_flags, tag};
 use crate::words;
 
 /// The direction of a packet, as in conntrack.
@@ -198,6 +198,7 @@ pub(super) fn set_opposite<const N: usize>(
     into.state = flow.state;
     into.flags = flow.flags ^ flow_flags::REPLY;
     into.link = link;
+    into.own_link = flow_link::index(flow.link);
 }
 
 /// Whether two keys are the same: compared by words, where the compiler would go byte by byte.

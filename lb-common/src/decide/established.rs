@@ -127,12 +127,12 @@ pub(super) const fn forwarded<const N: usize>(flow: &Flow<N>) -> Outcome {
 
 /// The step that keeps both entries alike, or removes them.
 #[inline(always)]
-pub fn keep<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, step: Step) -> Step {
+pub fn keep<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, _: Hook, step: Step) -> Step {
     work.connection.set_keys(&work.packet.key);
     if step == Step::Refresh {
         if !commit::sync(tables, work) {
             let flow = &work.connection.entry().flow;
-            let link = fast_path::opposite_link(tables, flow, &work.packet.key.src, hook);
+            let link = fast_path::opposite_link(flow);
             commit::restore(tables, work, link);
         }
         return Step::Decided;

@@ -17,6 +17,7 @@ pub(super) fn aim<const N: usize>(work: &mut Work<N>, hook: Hook) {
     words::address(&pick.backend.address, &mut flow.address);
     flow.port = pick.backend.port;
     flow.generation = pick.backend.generation as u16;
+    (flow.link, flow.own_link) = (0, 0);
     flow.client_port = key.src_port;
     let is_itself = words::same(&pick.backend.address, &key.src);
     words::address(if is_itself { &key.dst } else { &key.src }, &mut flow.client);

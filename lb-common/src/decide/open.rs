@@ -74,7 +74,7 @@ pub(super) fn forward<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &m
     if counts || (packet.is_udp() && (is_lost || original.flow.seen_s != now.s)) {
         original.flow.seen_s = now.s;
         original.flow.flags &= !flow_flags::REPLY_LOST;
-        let link = fast_path::opposite_link(tables, &original.flow, &packet.key.src, hook);
+        let link = fast_path::opposite_link(&original.flow);
         connection.derive_reply(link);
         commit::refresh(tables, work, now);
     }
@@ -111,10 +111,10 @@ fn answer<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, 
             outlier::accuse(tables, connection.reply.flow.backend, backend.generation, now);
             return Step::Retry;
         }
-        Transition::Accept => accept(tables, work, hook, backend.generation, now),
+        Transition::Accept => accept(tables, work, backend.generation, now),
         Transition::Establish => {
             connection.reply.flow.state = flow_state::OPEN;
-            match establish(tables, work, hook, backend.generation, now) {
+            match establish(tables, work, backend.generation, now) {
                 Established::Yes if backend.generation != 0 => {
                     outlier::answered(tables, work.connection.reply.flow.backend, backend.generation, now);
                 }
@@ -133,7 +133,7 @@ fn answer<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, 
 
 /// The backend accepts the connection.
 #[inline(always)]
-fn accept<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, generation: u32, now: Now) {
+fn accept<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, generation: u32, now: Now) {
     let accepted = tables.accept(work, now.s);
     let Work { packet, connection, verdict, .. } = &mut *work;
     let flow = &connection.reply.flow;
@@ -142,7 +142,7 @@ fn accept<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, 
         Accepted::Late => return verdict.late(packet, backend),
         Accepted::Established => return,
         Accepted::Missing => {
-            let link = fast_path::opposite_link(tables, flow, &packet.key.src, hook);
+            let link = fast_path::opposite_link(flow);
             commit::restore_original(tables, work, link);
         }
         Accepted::First => outlier::accuse_silent(tables, &connection.original, now),
@@ -156,7 +156,6 @@ fn accept<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, 
 fn establish<const N: usize, T: FlowTables<N>>(
     tables: &mut T,
     work: &mut Work<N>,
-    hook: Hook,
     generation: u32,
     now: Now,
 ) -> Established {
@@ -176,7 +175,7 @@ fn establish<const N: usize, T: FlowTables<N>>(
     } else if is_known && is_reply {
         return Established::Late;
     } else {
-        fast_path::opposite_link(tables, flow, &packet.key.src, hook)
+        fast_path::opposite_link(flow)
     };
     tables.establish(work, link, generation, now.s)
 }
@@ -214,7 +213,7 @@ pub fn complete<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Wor
         commit::retain(tables, work, now);
         return Step::Decided;
     }
-    match establish(tables, work, hook, backend.generation, now) {
+    match establish(tables, work, backend.generation, now) {
         Established::Yes => {
             let flow = &work.connection.original.flow;
             work.verdict.translate(Action::ToBackend, flow, Outcome::Forwarded, hook.has(Hook::ROUTED));

@@ -84,10 +84,6 @@ pub trait Tables<const N: usize> {
     fn fast_link(&mut self, _client: &[u8; N], _backend: &[u8; N]) -> u32 {
         0
     }
-    /// Whether the sender is at [`Tables::link`], or beyond it, as the routing table has it, and packets may go there past the host's stack.
-    fn is_own_link(&mut self, _sender: &[u8; N]) -> bool {
-        false
-    }
     /// Whether this answer may be handed over at the other end of the client's link ([`Flow::link`]) now.
     fn is_fast(&mut self, _link: u32, _protocol: u8) -> bool {
         false

@@ -41,6 +41,8 @@ pub struct Verdict<const N: usize> {
     pub backend: u32,
     /// The connection's link ([`Flow::link`]). On the fast path, a reply goes there; a pod's request does, if the packet may.
     pub link: u32,
+    /// The link by which a packet must have come that goes there ([`Flow::own_link`]).
+    pub own_link: u32,
 }
 
 impl<const N: usize> Verdict<N> {
@@ -54,6 +56,12 @@ impl<const N: usize> Verdict<N> {
             (&self.client, &self.address)
         };
         self.masquerade && words::same(to, &key.src) && words::same(from, &key.dst)
+    }
+
+    /// The link that the packet may go to past the host's stack, if it came by this one; 0: none.
+    #[inline(always)]
+    pub const fn link_from(&self, came_by: u32) -> u32 {
+        if self.own_link == came_by { self.link } else { 0 }
     }
 
     /// The packet passes, and is no service's.
@@ -89,6 +97,7 @@ impl<const N: usize> Verdict<N> {
         self.client_port = entry.client_port;
         self.backend = entry.backend;
         self.link = entry.link;
+        self.own_link = entry.own_link;
     }
 
     /// Answers the sender. A RST is never answered by a RST (RFC 9293, section 3.10.7.1).

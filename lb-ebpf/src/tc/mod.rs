@@ -120,7 +120,7 @@ where
         }
         Step::Decided => {
             verdict::count(skb, &scratch.work, P::POINT);
-            verdict::act(skb, scratch, P::POINT, offsets, tables.peer)
+            verdict::act(skb, scratch, P::POINT, offsets, &mut tables)
         }
         step => {
             scratch.enter(P::POINT, offsets.transport);

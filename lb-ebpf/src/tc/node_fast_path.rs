@@ -11,6 +11,7 @@ use lb_common::outcome::Outcome;
 
 use crate::counters::{self, Counter};
 use crate::fast_path as pods;
+use crate::features;
 use crate::fib::{self, LONGEST};
 use crate::maps::{Family, Maps};
 use crate::nat::End;
@@ -46,7 +47,7 @@ where
 #[inline(always)]
 fn next_hop<const N: usize>(skb: *mut __sk_buff, work: &Work<N>) -> Option<(u32, bpf_redir_neigh)> {
     let protocol = work.packet.key.protocol;
-    if !pods::is_open(fast_path::NODES) || !pods::goes_on::<N>(skb, protocol) {
+    if !pods::is_open(fast_path::NODES, features::coarse_ns()) || !pods::goes_on::<N>(skb, protocol) {
         return None;
     }
     let mut query = fib::query(&work.packet.key.src, &work.verdict.address, protocol);

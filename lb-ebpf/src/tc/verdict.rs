@@ -7,11 +7,12 @@ use lb_common::decide::{Action, Hook, Work};
 use lb_common::stages::TcStage;
 
 use crate::counters;
-use crate::fast_path::{self, FAST_PATH_ON, Peer};
+use crate::fast_path::{self, FAST_PATH_ON};
 use crate::maps::{Family, Maps};
 use crate::nat::End;
 use crate::parse::Offsets;
 use crate::scratch::{AttachPoint, Scratch};
+use crate::tables::Kernel;
 use crate::tail_call;
 use crate::tc::forward::{self, DROP, NEXT};
 use crate::tc::nat;
@@ -28,7 +29,8 @@ where
     }
     count(skb, &scratch.work, scratch.point);
     let (point, offsets) = (scratch.point, scratch.offsets());
-    act(skb, scratch, point, offsets, Peer::NONE)
+    // SAFETY: reads the context.
+    act(skb, scratch, point, offsets, &mut Kernel::at(skb.cast(), unsafe { (*skb).ifindex }))
 }
 
 /// Counts a verdict, and writes it to the programs' log.
@@ -46,21 +48,22 @@ where
     );
 }
 
-/// Does as the verdict of the scratch record says: what most packets need is here, the rest in programs of its own. `peer`: the link-layer
-/// address at the other end of the connection's link, if the decision has asked for it.
+/// Does as the verdict of the scratch record says: what most packets need is here, the rest in programs of its own. `tables`: those of
+/// the decision, which may have asked where the packet is handed over.
 #[inline(always)]
 pub fn act<const N: usize>(
     skb: *mut __sk_buff,
     scratch: &mut Scratch<N>,
     point: AttachPoint,
     offsets: Offsets,
-    peer: Peer,
+    tables: &mut Kernel,
 ) -> i32
 where
     Maps: Family<N>,
 {
     let (work, hook) = (&scratch.work, point.hook());
-    let (action, link, protocol) = (work.verdict.action, work.verdict.link, work.packet.key.protocol);
+    let link = work.verdict.link_from(tables.ifindex);
+    let (action, protocol) = (work.verdict.action, work.packet.key.protocol);
     let further = match action {
         Action::Pass => return NEXT,
         Action::Drop => return DROP,
@@ -87,9 +90,9 @@ where
     let is_reply = end == End::Source;
     if hook.has(Hook::FAST_PATH) && FAST_PATH_ON.load() != 0 && link != 0 && (is_reply || hook.has(Hook::FROM_CLIENT)) {
         let peer = match () {
-            () if peer.is_some() => peer,
+            () if tables.peer.is_some() => tables.peer,
             () if is_reply => fast_path::peer(link),
-            () => fast_path::takes::<N>(skb, link, protocol),
+            () => fast_path::takes::<N>(skb, link, protocol, tables.clock_ns()),
         };
         if peer.is_some() {
             return match nat::one_end(skb, offsets.network, work, end, 1) {

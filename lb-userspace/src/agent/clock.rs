@@ -1,4 +1,5 @@
-//! The clocks: nothing else reads them, so everything else can be tested with time as a value.
+//! The clocks: nothing else that decides reads them, so that it can be tested with time as a value. The data path reads the programs' clock
+//! for what it permits them for some seconds.
 
 use std::time::Duration;
 

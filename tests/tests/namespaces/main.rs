@@ -24,6 +24,7 @@ mod external_kinds;
 mod fast_path;
 mod fast_path_bridges;
 mod fast_path_nodes;
+mod fast_path_safety;
 mod flow_tables;
 mod fragments;
 mod full_maps;

@@ -24,8 +24,11 @@ const LARGE: usize = 1_600;
 const SMALL: usize = 1;
 const SERVICE_PORT: u16 = 80;
 const BACKEND_PORT: u16 = 8080;
-/// What the agent writes: closed, open between pods, open to other nodes, too.
-const WORDS: [u32; 4] = [0, fast_path::PODS, fast_path::PODS | fast_path::NODES, fast_path::PODS | fast_path::NODES];
+/// What the agent permits: nothing, flows between pods, those to other nodes, too.
+const KINDS: [u32; 4] = [0, fast_path::PODS, fast_path::PODS | fast_path::NODES, fast_path::PODS | fast_path::NODES];
+/// A second of `CLOCK_MONOTONIC` that is long past, and one that no machine sees.
+const PAST: u32 = 1;
+const NEVER: u32 = u32::MAX >> 2;
 /// Tables of the size that a few conversations need.
 const SIZES: [(&str, u32); 10] = [
     ("flows4", 8192),
@@ -272,7 +275,7 @@ impl<const N: usize> Conversation<N> {
                 break backend;
             }
         };
-        let open = *random.of(&WORDS);
+        let open = *random.of(&KINDS);
         let kind = match backend.place {
             Place::Pod => fast_path::PODS,
             Place::Beyond | Place::Unknown => fast_path::NODES,
@@ -296,11 +299,12 @@ impl<const N: usize> Conversation<N> {
     }
 
     /// The client sends: through all hooks on the way.
-    fn request(&self, world: &World, open: u32, flags: u8, numbers: (u32, u32), make: Make) {
+    fn request(&self, world: &World, by: u32, open: u32, flags: u8, numbers: (u32, u32), make: Make) {
         let sent = packet(self.asked, flags, numbers, make);
-        let (verdict, got) = world.run(("pod_in", self.by), &sent);
-        let fast = open & self.kind != 0 && make.fits() && self.backend.place != Place::Unknown;
-        let what = format!("{:?}, {make:?}, open {open}, kind {}", self.asked, self.kind);
+        let (verdict, got) = world.run(("pod_in", by), &sent);
+        let is_own = by == self.client.link;
+        let fast = open & self.kind != 0 && is_own && make.fits() && self.backend.place != Place::Unknown;
+        let what = format!("{:?} by {by}, {make:?}, open {open}, kind {}", self.asked, self.kind);
         assert_eq!(verdict, if fast { REDIRECT } else { NEXT }, "request {what}");
         assert_eq!(frame::key(&got), Some(self.translated()), "request {what}");
         assert_eq!(got[hops_at::<N>()], make.hops - u8::from(fast), "request {what}");
@@ -342,19 +346,23 @@ fn converse<const N: usize>(world: &mut World) -> bool {
     let (conversation, mut open) = Conversation::<N>::begin(world);
     let plain = Make { hops: 64, payload: SMALL };
     let first = Make { payload: SMALL, ..Make::any(&mut world.random) };
-    world.word.set(0, open, 0).unwrap();
-    conversation.request(world, open, SYN, (1_000, 0), first);
+    let by = conversation.by;
+    world.word.set(0, fast_path::until(open, NEVER), 0).unwrap();
+    conversation.request(world, by, open, SYN, (1_000, 0), first);
     conversation.answer(world, open, SYN | ACK, (5_000, 1_001), plain);
-    conversation.request(world, open, ACK, (1_001, 5_001), plain);
+    conversation.request(world, by, open, ACK, (1_001, 5_001), plain);
     for _ in 0..12 {
-        // The word changes while the flow lives.
+        // The permission changes while the flow lives, or expires.
         if world.random.one_in(3) {
-            open = *world.random.of(&WORDS);
-            world.word.set(0, open, 0).unwrap();
+            let (kinds, is_over) = (*world.random.of(&KINDS), world.random.one_in(4));
+            open = if is_over { 0 } else { kinds };
+            world.word.set(0, fast_path::until(kinds, if is_over { PAST } else { NEVER }), 0).unwrap();
         }
         let make = Make::any(&mut world.random);
         if world.random.one_in(2) {
-            conversation.request(world, open, ACK, (1_001, 5_001), make);
+            // Now and then somebody at the other pod's link speaks in the client's name.
+            let by = if world.random.one_in(4) { world.hosts[world.random.below(2)].link } else { by };
+            conversation.request(world, by, open, ACK, (1_001, 5_001), make);
         } else {
             conversation.answer(world, open, ACK, (5_001, 1_001), make);
         }

@@ -80,13 +80,7 @@ pub fn sync<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>
 #[inline(always)]
 pub fn restore<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, link: u32) {
     let Directions { key, entry, opposite_key, opposite } = work.connection.directions();
-    let flow = &mut entry.flow;
-    if link != flow.link && link == 0 {
-        // The packet's link is not known here: neither direction keeps one.
-        flow.link = 0;
-        let _ = tables.insert_flow(key, flow, true);
-    }
-    set_opposite(key, flow, opposite_key, link, &mut opposite.flow);
+    set_opposite(key, &entry.flow, opposite_key, link, &mut opposite.flow);
     // Lost again if the table is full: the next second tries once more.
     let _ = tables.insert_flow(opposite_key, &opposite.flow, false);
 }

@@ -70,11 +70,6 @@ pub fn accept<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<
 #[inline(always)]
 pub fn restore_original<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, link: u32) {
     let Connection { original_key, reply_key, original, reply, .. } = &mut work.connection;
-    if link != reply.flow.link && link == 0 {
-        // The packet's link is not known here: neither direction keeps one.
-        reply.flow.link = 0;
-        let _ = tables.insert_half_open(reply_key, reply, true);
-    }
     words::clear(original);
     set_opposite(reply_key, &reply.flow, original_key, link, &mut original.flow);
     (original.flags, original.answers) = (half_open_flags::ANSWERED, reply.answers);

@@ -16,7 +16,9 @@ use std::{
 
 use aya::maps::{Array, MapData};
 use lb_common::abi::fast_path as open_to;
+use lb_common::limits::FAST_PATH_PERMIT_S;
 use rtnetlink::Handle;
+use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use super::{
@@ -32,7 +34,7 @@ pub(super) use ports::BridgePorts;
 /// How many things that would be skipped are named.
 const MOST_NAMED: usize = 8;
 
-/// Where the programs read which flows have a fast path at this moment: bits of [`open_to`].
+/// Where the programs read which flows have a fast path, and until when ([`open_to`]).
 pub(super) struct Word(pub Array<MapData, u32>);
 
 impl fmt::Debug for Word {
@@ -50,7 +52,7 @@ pub(super) struct Switch {
     skips: Option<Skips>,
     /// Bridges whose pods take the stack all the same, and why.
     closed_bridges: Vec<String>,
-    /// What the programs were told.
+    /// The kinds of flows that the programs were told; renewed by each look.
     open: u32,
 }
 
@@ -87,16 +89,17 @@ impl Switch {
     }
 
     /// Tells the programs before they are attached. Under `auto` what the agent before found holds until this one has looked at everything,
-    /// unless netfilter alone says otherwise.
+    /// unless its permission has expired, or netfilter alone says otherwise.
     pub fn begin(&mut self, word: &mut Word) -> Result<(), DatapathError> {
-        match self.asked {
+        let open = match self.asked {
             FastPath::Auto => {
-                self.open = word.0.get(&0, 0).map_err(aya::EbpfError::MapError)?;
-                if self.open != 0 && !self.netfilter.look().is_empty() { self.set(word, 0) } else { Ok(()) }
+                let open = open_to::at(word.0.get(&0, 0).map_err(aya::EbpfError::MapError)?, now_ns());
+                if open != 0 && self.netfilter.look().is_empty() { open } else { 0 }
             }
-            FastPath::On => self.set(word, open_to::PODS | open_to::NODES),
-            FastPath::Off => self.set(word, 0),
-        }
+            FastPath::On => open_to::PODS | open_to::NODES,
+            FastPath::Off => 0,
+        };
+        self.permit(word, open)
     }
 
     pub fn status(&self) -> FastPathStatus {
@@ -111,7 +114,7 @@ impl Switch {
         }
     }
 
-    /// Looks for what would be skipped and tells the programs; `true`: something has changed.
+    /// Looks for what would be skipped, and permits the fast path anew or no more; `true`: something has changed.
     pub async fn look(
         &mut self,
         handle: &mut Handle,
@@ -124,7 +127,7 @@ impl Switch {
         let error = if self.asked == FastPath::Off { None } else { ports.follow(handle, names).await.err() };
         let is_news = self.note_closed(ports);
         if self.asked != FastPath::Auto {
-            return Ok(is_news);
+            return self.permit(word, self.open).map(|()| is_news);
         }
         let mut skips = Skips { all: self.netfilter.look(), to_nodes: Vec::new() };
         skips.all.extend(transform::look());
@@ -134,14 +137,11 @@ impl Switch {
             skips.all.push(format!("not known: {error}"));
         }
         let open = skips.open();
-        if self.skips.as_ref() == Some(&skips) {
-            return Ok(is_news);
-        }
         if open != self.open {
             let (pods, nodes) = (open & open_to::PODS != 0, open & open_to::NODES != 0);
             tracing::info!(pods, nodes, ?skips, "the fast path is switched");
         }
-        self.set(word, open)?;
+        self.permit(word, open)?;
         let before = self.skips.replace(skips);
         Ok(is_news || before != self.skips)
     }
@@ -157,11 +157,21 @@ impl Switch {
         is_news
     }
 
-    fn set(&mut self, word: &mut Word, open: u32) -> Result<(), DatapathError> {
-        word.0.set(0, open, 0).map_err(aya::EbpfError::MapError)?;
+    /// Permits it for some seconds: an agent that dies, or no longer looks, leaves none open.
+    fn permit(&mut self, word: &mut Word, open: u32) -> Result<(), DatapathError> {
+        let second = u32::try_from(now_ns() / 1_000_000_000).unwrap_or(u32::MAX);
+        let until = open_to::until(open, second.saturating_add(FAST_PATH_PERMIT_S));
+        word.0.set(0, until, 0).map_err(aya::EbpfError::MapError)?;
         self.open = open;
         Ok(())
     }
+}
+
+/// The programs' clock, which the permission ends by.
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    // Never negative: it starts at boot.
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
 impl Skips {

@@ -1,0 +1,122 @@
+//! The fast path fails safe: it ends soon after the agent, and a packet from a forged address takes the stack, whose filters stop it.
+
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use lb_common::outcome::Outcome;
+use lb_tests::agent::{Agent, Manifest, Protocol, Service};
+use lb_tests::fixture::{Fixture, Pods};
+use lb_tests::incident::Counters;
+use lb_tests::incident::raw_tcp::{ACK, RawTcp, Segment};
+use lb_tests::peers::{Stream, eventually};
+use lb_tests::topology::NodeOptions;
+
+/// A slow machine gets this long.
+const LIMIT: Duration = Duration::from_secs(30);
+/// So soon after the agent's death a new rule of the host is obeyed.
+const OBEYED: Duration = Duration::from_secs(10);
+/// The length of a segment that no connection here has.
+const MARK: usize = 77;
+
+struct Scenario {
+    agent: Agent,
+    service: Service,
+    fixture: Fixture,
+}
+
+impl Scenario {
+    fn new(subject: &str) -> Self {
+        let fixture = Fixture::new(subject, Pods::Routed, 1, NodeOptions::default());
+        let service = fixture.web();
+        let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+        Self { agent, service, fixture }
+    }
+
+    fn handed_over(&self) -> u64 {
+        Counters::read(self.agent.bpffs()).unwrap().get(Outcome::FastPath)
+    }
+
+    /// A connection of each family whose packets take the fast path.
+    fn fast(&self) -> Vec<Stream> {
+        let fast = |to: SocketAddr| {
+            eventually("a connection takes the fast path", LIMIT, || {
+                let before = self.handed_over();
+                let mut stream = Stream::connect(self.fixture.client.place(), to).unwrap();
+                stream.ask("hello").unwrap();
+                (self.handed_over() >= before + 4).then_some(stream)
+            })
+        };
+        self.service.frontends(Protocol::Tcp).into_iter().map(fast).collect()
+    }
+
+    fn at_node(&self, line: &str) {
+        let mut command = Command::new("nft");
+        command.arg(line).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let output = self.fixture.node.place().start(&mut command).unwrap().wait_with_output().unwrap();
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
+fn a_rule_that_comes_after_the_agents_death_is_obeyed() {
+    let mut scenario = Scenario::new("fastdead");
+    let mut streams = scenario.fast();
+    scenario.agent.kill();
+    scenario.at_node(
+        "add table inet wall; add chain inet wall forward { type filter hook forward priority 0; policy drop; }",
+    );
+    let start = Instant::now();
+    // One connection may be asked in vain for seconds: whether packets pass the rule by is counted.
+    let mut before = scenario.handed_over();
+    loop {
+        let mut stream = streams.remove(0);
+        let answer = stream.ask("still past the rule?");
+        streams.push(stream);
+        if answer.is_err() {
+            break;
+        }
+        assert!(start.elapsed() < OBEYED, "the rule is not obeyed after {:.1?}", start.elapsed());
+        before = scenario.handed_over();
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert_eq!(scenario.handed_over(), before, "no packet passes the rule by");
+    scenario.at_node("delete table inet wall");
+    // Without the rule the host's stack forwards them, agent or none.
+    for to in scenario.service.frontends(Protocol::Tcp) {
+        Stream::connect(scenario.fixture.client.place(), to).unwrap().ask("by the stack").unwrap();
+    }
+    assert_eq!(scenario.handed_over(), before);
+}
+
+/// Sends a segment from an address that is not the attacker's; whether the receiver gets one of the mark's length within a second.
+fn gets(attacker: &RawTcp, receiver: &RawTcp, from: SocketAddr, to: SocketAddr) -> bool {
+    receiver.drain();
+    attacker.send(&Segment { from, to, flags: ACK, seq: 1, ack: 1, length: MARK });
+    receiver.receive(Duration::from_secs(1), |segment| segment.length == MARK).is_some()
+}
+
+#[test]
+fn a_pod_gets_nothing_through_in_the_name_of_another_one() {
+    let scenario = Scenario::new("fastforged");
+    let receives = |place| RawTcp::new(place).unwrap();
+    let pod = scenario.fixture.pod("attacker");
+    let attacker = receives(pod.place());
+    let (client, backend) = (receives(scenario.fixture.client.place()), receives(scenario.fixture.backends[0].place()));
+    let streams = scenario.fast();
+    let own = receives(scenario.fixture.client.place());
+    for (stream, to) in streams.iter().zip(scenario.service.frontends(Protocol::Tcp)) {
+        let from = stream.local().unwrap();
+        let server = SocketAddr::new(scenario.fixture.backends[0].addresses().like(to.ip()), 8080);
+        let before = scenario.handed_over();
+        let got = [gets(&attacker, &backend, from, to), gets(&attacker, &client, server, from)];
+        // Linux filters by the reverse path for IPv4 alone.
+        if to.is_ipv4() {
+            assert_eq!(got, [false; 2], "{to}: requests, replies");
+            assert_eq!(scenario.handed_over(), before, "{to}: none passes the host's filters by");
+        }
+        let before = scenario.handed_over();
+        assert!(gets(&own, &backend, from, to), "{to}: the client's own");
+        assert!(scenario.handed_over() > before, "{to}: the client's own take the fast path");
+    }
+}
