@@ -22,6 +22,10 @@ pub enum DatapathError {
     )]
     LockedMemory,
     #[error(
+        "this kernel is built with PREEMPT_RT ({version}): packets on one CPU may interrupt each other there, and the programs would mix up their records; boot a kernel without PREEMPT_RT"
+    )]
+    Realtime { version: String },
+    #[error(
         "the kernel offers no BTF: {path} is missing; boot a kernel built with CONFIG_DEBUG_INFO_BTF=y (every current distribution's is), and mount /sys"
     )]
     NoKernelBtf { path: PathBuf },

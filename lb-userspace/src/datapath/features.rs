@@ -1,6 +1,6 @@
 //! What this kernel and this process can do: asked before anything is touched.
 
-use std::{fmt, os::fd::AsRawFd as _, path::Path};
+use std::{fmt, fs, os::fd::AsRawFd as _, path::Path};
 
 use caps::{CapSet, Capability};
 
@@ -8,6 +8,8 @@ use super::{DatapathError, bpf_link, probe, settings::TcAttach};
 
 /// Where the kernel shows its own BTF.
 const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
+/// Where kernels with the patches for PREEMPT_RT say so. Linux itself, which has it since 6.12, has no such file.
+const REALTIME: &str = "/sys/kernel/realtime";
 /// How tc programs are attached here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -21,6 +23,7 @@ pub enum TcMechanism {
 /// Refuses, by name, what is missing for good.
 pub(super) fn check() -> Result<(), DatapathError> {
     check_privileges()?;
+    check_preemption()?;
     check_memory_limit()?;
     check_btf()
 }
@@ -128,6 +131,22 @@ pub(super) fn check_memory_limit() -> Result<(), DatapathError> {
     if probe::memory_is_limited() { Err(DatapathError::LockedMemory) } else { Ok(()) }
 }
 
+/// Refuses a kernel under which a program of packets may preempt another one on its CPU: both would write the same scratch record. Under
+/// PREEMPT_RT a lock of each CPU kept them apart until Linux 6.18 (commit 3253cb49cbad), and in stable kernels until 6.12.57. Nothing tells
+/// whether this kernel was built with it (`CONFIG_PREEMPT_RT_NEEDS_BH_LOCK`).
+pub(super) fn check_preemption() -> Result<(), DatapathError> {
+    let version = rustix::system::uname().version().to_string_lossy().into_owned();
+    if is_realtime(&version, &fs::read_to_string(REALTIME).unwrap_or_default()) {
+        return Err(DatapathError::Realtime { version });
+    }
+    Ok(())
+}
+
+/// By what `uname -v` prints (the kernel's `init/Makefile`), or the file [`REALTIME`] says.
+fn is_realtime(version: &str, realtime: &str) -> bool {
+    version.split_whitespace().any(|word| word == "PREEMPT_RT") || realtime.trim() == "1"
+}
+
 /// Refuses a kernel that does not describe its own types.
 pub(super) fn check_btf() -> Result<(), DatapathError> {
     let path = Path::new(KERNEL_BTF);
@@ -168,6 +187,20 @@ pub(super) fn check_privileges() -> Result<(), DatapathError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kernels_whose_packets_preempt_each_other_are_known() {
+        // Debian's linux-image-6.12-rt-amd64, and a kernel of the patches before.
+        assert!(is_realtime("#1 SMP PREEMPT_RT Debian 6.12.57-1 (2025-11-05)", ""));
+        assert!(is_realtime("#1 SMP PREEMPT RT Debian 4.19.316-1 (2024-06-25)", "1\n"));
+        for version in ["#1 SMP PREEMPT_DYNAMIC Debian 6.12.57-1", "#1 SMP PREEMPT @0", "#1 SMP", "#1-PREEMPT_RTX SMP"]
+        {
+            assert!(!is_realtime(version, ""), "{version}");
+            assert!(!is_realtime(version, "0\n"), "{version}");
+        }
+        let error = DatapathError::Realtime { version: "#1 SMP PREEMPT_RT".to_owned() }.to_string();
+        assert!(error.contains("PREEMPT_RT") && error.contains("; boot "), "named, with the remedy: {error}");
+    }
 
     #[test]
     fn each_feature_says_what_is_lost_without_it() {

@@ -86,7 +86,7 @@ pub fn examine(wishes: &Wishes) -> Vec<Finding> {
     findings.extend(kernel(&features::kernel_release(), may_load));
     // Without the privileges the kernel makes no map, whatever the limit.
     findings.extend(may_load.then(locked_memory));
-    findings.extend([btf(), jit()]);
+    findings.extend([preemption(), btf(), jit()]);
     findings.push(mechanism(wishes.tc_attach));
     findings.push(bpf_file_system(&wishes.bpffs));
     findings.push(control_groups(wishes));
@@ -126,6 +126,10 @@ fn lacking(release: &str, missing: &[Feature]) -> Vec<Finding> {
 
 fn locked_memory() -> Finding {
     judged("locked-memory", "maps do not count as locked memory, or no limit is on it", features::check_memory_limit())
+}
+
+fn preemption() -> Finding {
+    judged("preemption", "no packet interrupts another one on its CPU (no PREEMPT_RT)", features::check_preemption())
 }
 
 fn btf() -> Finding {
