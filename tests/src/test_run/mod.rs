@@ -2,6 +2,7 @@
 //!
 //! `BPF_PROG_TEST_RUN` attaches nothing: the kernel hands the bytes to the program and says verdict and bytes afterwards.
 
+mod per_cpu;
 mod sockets;
 mod state_tables;
 mod tables;
@@ -10,12 +11,10 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues, ProgramArray, RingBuf};
+use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, ProgramArray, RingBuf};
 use aya::programs::{Program, SchedClassifier, TestRun as _, TestRunOptions, Xdp};
-use aya::util::nr_cpus;
 use aya::{Ebpf, EbpfLoader};
 use lb_common::abi::{Event, Link, StatKey, link_flags, link_role, map_name};
-use lb_common::limits::EVENT_BURST;
 use lb_common::outcome::Outcome;
 use lb_common::service_cidrs::{self, Cover};
 use lb_common::stages::{TcStage, XdpStage};
@@ -104,9 +103,6 @@ const SIZES: [(&str, u32); 36] = [
     ("events", 1 << 16),
     ("config", 1),
 ];
-
-/// The buckets of the CPUs are filled again after so many packets: none that asks for one event or answer finds them empty.
-const FILLED_AFTER: u32 = EVENT_BURST;
 
 /// The loaded programs and their maps.
 pub struct LoadedPrograms {
@@ -221,25 +217,6 @@ impl LoadedPrograms {
     pub fn set_sends(&mut self, link: u32) -> Result<()> {
         let value = Link { peer_netns_id: -1, role: link_role::EXTERNAL, flags: link_flags::XDP_SENDS };
         Ok(self.links.insert(link, value, 0)?)
-    }
-
-    /// From here on a flood gets as many answers and events as one on a node does.
-    pub fn limit_floods(&mut self) {
-        self.until_filled = None;
-    }
-
-    /// Fills the buckets of the CPUs before any is empty.
-    fn fill_buckets(&mut self) -> Result<()> {
-        let Some(left) = &mut self.until_filled else { return Ok(()) };
-        *left = if *left == 0 { FILLED_AFTER } else { *left } - 1;
-        if *left + 1 != FILLED_AFTER {
-            return Ok(());
-        }
-        let full = vec![0; nr_cpus().map_err(|(_, error)| error)?];
-        for index in 0..self.cpu_buckets.len() {
-            self.cpu_buckets.set(index, PerCpuValues::try_from(full.clone())?, 0)?;
-        }
-        Ok(())
     }
 
     /// Runs the program of a hook on a packet. `None`: the kernel takes no such packet for a test run.

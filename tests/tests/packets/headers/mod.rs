@@ -230,3 +230,29 @@ fn damaged_packets_of_every_kind_go_unchanged_or_where_they_belong() -> Result<(
         Ok(())
     })
 }
+
+#[test]
+fn no_packet_meets_what_earlier_ones_have_left_on_the_cpu() -> Result<()> {
+    scenario::with_scenario("leftovers", |scenario| {
+        let first = lb_seed::of_run();
+        for seed in first..first + 1_500 {
+            let mut random = Random::new(seed);
+            let mut any = || {
+                let to = if random.one_in(4) { BACKEND } else { VIP };
+                let net = if random.one_in(2) { Net::v4(CLIENT, to) } else { Net::v6(CLIENT, to) };
+                let bytes = packets::any(&mut random, &net);
+                (*random.of(&Hook::ALL), bytes)
+            };
+            let (earlier, (hook, bytes)) = ([any(), any(), any()], any());
+            scenario.begin_anew()?;
+            let alone = scenario.try_run(hook, &bytes)?;
+            for (hook, bytes) in &earlier {
+                scenario.try_run(*hook, bytes)?;
+            }
+            scenario.forget()?;
+            let ran = scenario.try_run(hook, &bytes)?;
+            assert_eq!(ran, alone, "seed {seed}: {hook:?} {bytes:02x?} after {earlier:02x?}");
+        }
+        Ok(())
+    })
+}

@@ -35,7 +35,7 @@ pub fn address<const N: usize>(last: u8) -> [u8; N] {
 }
 
 /// What a program did with a packet.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Ran {
     pub verdict: i32,
     pub bytes: Vec<u8>,
@@ -66,6 +66,12 @@ impl Scenario {
         self.programs.state6.vips.insert(VipKey { address: address(VIP) }, Vip { flags }, 0)?;
         serve(&mut self.programs.tables4, 1)?;
         serve(&mut self.programs.tables6, 11)
+    }
+
+    /// From now on no packet was seen: the tables are as they were at first, and so are the programs' scratch records.
+    pub fn begin_anew(&mut self) -> Result<()> {
+        self.programs.clear_scratch()?;
+        self.forget()
     }
 
     /// From now on the backend is another node's, and clients outside are masqueraded.
