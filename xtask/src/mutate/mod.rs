@@ -223,7 +223,7 @@ mod tests {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/mutations");
         let all = || table::read(&folder).expect("the table");
         let mut missed: Vec<String> = all().into_iter().map(|mutation| mutation.name).collect();
-        for commit in 0..64 {
+        for commit in 0..256 {
             let share = share(all(), &format!("{commit:x}"));
             assert!(
                 share.len() <= MUTATIONS_A_RUN && share.len() + 1 >= MUTATIONS_A_RUN / 2,
