@@ -1,10 +1,10 @@
 //! The life of a flow and of a backend as one packet sees it: pure functions of state, event and time.
 
-use crate::abi::{Backend, Flow, LoadSettings, UDP, backend_flags, backend_state, fin, flow_state};
+use crate::abi::{Backend, Flow, LoadSettings, UDP, backend_flags, backend_state, fin, flow_flags, flow_state};
 use crate::limits::{
     LOCAL_PORT_FIRST, LOCAL_PORT_LAST, NODE_PORT_FIRST, NODE_PORT_LAST, SOURCE_PORT_COUNT, SOURCE_PORT_FIRST,
-    TCP_CLOSING_TIMEOUT_S, TCP_HALF_OPEN_TIMEOUT_S, TCP_OPEN_TIMEOUT_S, UDP_REPLIED_TIMEOUT_S, UDP_STREAM_TIMEOUT_S,
-    UDP_UNREPLIED_TIMEOUT_S,
+    TCP_CLOSING_TIMEOUT_S, TCP_HALF_OPEN_TIMEOUT_S, TCP_OPEN_TIMEOUT_S, TUPLE_REST_S, UDP_REPLIED_TIMEOUT_S,
+    UDP_STREAM_TIMEOUT_S, UDP_UNREPLIED_TIMEOUT_S,
 };
 
 /// TCP flag bits as they stand in the header's fourteenth byte (RFC 9293, section 3.1).
@@ -175,6 +175,18 @@ pub const fn expired<const N: usize>(flow: &Flow<N>, timeout_s: u32, now_s: u32)
 #[inline(always)]
 pub const fn after_forward(state: u8, protocol: u8) -> u8 {
     if protocol == UDP && state == flow_state::OPEN { flow_state::STREAM } else { state }
+}
+
+/// Whether the entry is a client's, to a service, in the table of handshakes though its handshake is over.
+#[inline(always)]
+pub const fn is_retained<const N: usize>(flow: &Flow<N>) -> bool {
+    flow.state != flow_state::HALF_OPEN && flow.flags & (flow_flags::REPLY | flow_flags::DIRECT) == 0
+}
+
+/// Whether the tuple of an ended connection is still kept from others.
+#[inline(always)]
+pub const fn rests<const N: usize>(flow: &Flow<N>, now_s: u32) -> bool {
+    flow.state == flow_state::CLOSING && !expired(flow, TUPLE_REST_S, now_s)
 }
 
 /// Whether a flow no longer needs its tuple: it is over, or nobody remembers it.

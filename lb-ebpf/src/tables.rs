@@ -7,13 +7,13 @@ use aya_ebpf::bindings::bpf_sock_addr;
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns};
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Service,
-    ServiceKey, Slot, SourceKey, Vip, VipKey, affinity_tag, flow_state, tag,
+    ServiceKey, Slot, SourceKey, Vip, VipKey, affinity_tag, tag,
 };
 use lb_common::decide::{self, Connection, Pace, Pick, Tables};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
 use lb_common::service_cidrs;
-use lb_common::state::SourcePorts;
+use lb_common::state::{self, SourcePorts};
 use lb_common::vip_filter;
 use lb_common::words;
 
@@ -146,7 +146,7 @@ where
     fn is_retained(&mut self, key: &FlowKey<N>) -> bool {
         let Some(entry) = <Maps as Family<N>>::half_open(key) else { return false };
         // SAFETY: a map value for the whole run of the program; the step that handles it checks the tag.
-        unsafe { (*entry).flow.state != flow_state::HALF_OPEN }
+        unsafe { state::is_retained(&(*entry).flow) }
     }
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 //!
 //! A round looks at every entry of `half_open`, `flows`, `udp_flows`, `sockets`, `affinity` and `traffic` of both families, at most
 //! [`RATE`] entries a second, and then rests for [`PAUSE`], a fifth more or less. `half_open` comes before the two others: flows move
-//! from the one to the others only, so none is missed in between.
+//! from the one to the others, so none is missed in between. A connection that ends meanwhile may be: its entry carries nothing any more.
 //!
 //! **The race.** A packet may come for an entry while it is taken out. An entry is over if it was silent for its timeout *and* the
 //! entry of the other direction is over or not there; it is taken out by one call that returns what it held at that moment, and

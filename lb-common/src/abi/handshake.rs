@@ -6,8 +6,9 @@ use super::sizes::sizes;
 /// Value of `half_open4` / `half_open6`, under the same keys as `flows4` / `flows6`: a flow that nobody has answered.
 ///
 /// Apart from the answered ones, so that a flood of SYNs evicts none of those, answered or not: both entries move there with the client's
-/// own segment after the answer (UDP: with the answer). An encapsulated connection stays here, in a later state than
-/// [`flow_state::HALF_OPEN`](super::flow_state::HALF_OPEN): the node sees no answer of it.
+/// own segment after the answer (UDP: with the answer). In a later state than
+/// [`flow_state::HALF_OPEN`](super::flow_state::HALF_OPEN) are an encapsulated connection, of which the node sees no answer, and one that has
+/// ended.
 /// Under a client's tuple whose flow is answered, it holds a SYN that asks for another connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -66,8 +66,9 @@ pub fn begin<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N
 #[inline(always)]
 fn unknown<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook: Hook) -> Step {
     let packet = &work.packet;
-    // Other segments meet no handshake before their service was looked up, but one that has lost its entries.
-    let may_be_handshake = packet.is_udp() || packet.tcp_flags & (tcp_flag::SYN | tcp_flag::RST) != 0;
+    // Other segments meet no handshake before their service was looked up, but one that has lost its entries. A FIN may be sent again once
+    // its connection has ended.
+    let may_be_handshake = packet.is_udp() || packet.tcp_flags & (tcp_flag::SYN | tcp_flag::RST | tcp_flag::FIN) != 0;
     if (may_be_handshake || tables.is_after_flood()) && tables.may_be_half_open(&packet.key) {
         return Step::Handshake;
     }

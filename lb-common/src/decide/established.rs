@@ -125,7 +125,7 @@ pub(super) const fn forwarded<const N: usize>(flow: &Flow<N>) -> Outcome {
     if flow.backend == 0 { Outcome::DirectTranslated } else { Outcome::Forwarded }
 }
 
-/// The step that keeps both entries alike, or removes them.
+/// The step that keeps both entries alike, moves them as the connection has ended, or removes them.
 #[inline(always)]
 pub fn keep<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, _: Hook, step: Step) -> Step {
     work.connection.set_keys(&work.packet.key);

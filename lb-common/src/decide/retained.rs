@@ -1,8 +1,9 @@
-//! Packets of a connection that the table of handshakes retains though its handshake is over: an encapsulated one, of which no reply
-//! passes this node.
+//! Packets of a connection that the table of handshakes retains though its handshake is over: one that has ended, or an encapsulated one, of
+//! which no reply passes this node.
 
 use super::commit::handshake as commit;
 use super::established::forwarded;
+use super::fast_path;
 use super::lifetime::{Standing, expired};
 use super::packet::{Hook, Now};
 use super::step::Step;
@@ -10,6 +11,7 @@ use super::tables::FlowTables;
 use super::verdict::Action;
 use super::work::Work;
 use crate::abi::flow_state;
+use crate::outcome::Outcome;
 
 /// A packet of the connection in `work`.
 #[inline(always)]
@@ -20,13 +22,18 @@ pub(super) fn packet<const N: usize, T: FlowTables<N>>(
     now: Now,
 ) -> Step {
     let Work { packet, connection, verdict, .. } = &mut *work;
-    let is_reply = connection.is_reply();
-    let flow = &mut connection.original.flow;
-    if is_reply || !hook.translates(flow.flags) {
+    if connection.is_reply() {
+        reply(tables, work, hook, now);
         return Step::Decided;
     }
-    // The backend's own word is not to be seen here: it gets the SYN of another connection, too, and no FIN or RST is proven.
-    let is_over = expired(tables, packet.key.protocol, flow, now);
+    let flow = &mut connection.original.flow;
+    if !hook.translates(flow.flags) {
+        return Step::Decided;
+    }
+    // Of an encapsulated connection the backend's own word is not to be seen here: it gets the SYN of another one, too, and no FIN or RST is
+    // proven.
+    let is_over =
+        expired(tables, packet.key.protocol, flow, now) || (packet.opens() && flow.state == flow_state::CLOSING);
     let keeps = flow.state != flow_state::EVICTED && Standing::of(tables, flow, now).keeps;
     if is_over || (packet.opens() && !keeps) {
         commit::remove(tables, work);
@@ -37,8 +44,25 @@ pub(super) fn packet<const N: usize, T: FlowTables<N>>(
         return Step::Decided;
     }
     verdict.translate(Action::ToBackend, flow, forwarded(flow), hook.has(Hook::ROUTED));
-    if flow.seen_s != now.s {
+    // An ended connection rests from its end on, whatever comes late.
+    if flow.state != flow_state::CLOSING && flow.seen_s != now.s {
         commit::retain(tables, work, now);
     }
     Step::Decided
+}
+
+/// A late packet of the backend.
+#[inline(always)]
+fn reply<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now: Now) {
+    let Work { packet, connection, verdict, .. } = &mut *work;
+    let flow = &connection.reply.flow;
+    let Some(route) = fast_path::replies(tables, packet, flow, hook) else { return };
+    if packet.accepts() || expired(tables, packet.key.protocol, flow, now) {
+        // It answers a direct connection on these ports, of a client whose requests no hook can tell apart.
+        return commit::remove(tables, work);
+    }
+    if !Standing::of(tables, flow, now).keeps {
+        return verdict.evict(packet, flow.backend);
+    }
+    verdict.translate(Action::ToClient, flow, Outcome::Replied, route);
 }

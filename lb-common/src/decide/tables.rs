@@ -37,7 +37,7 @@ pub trait Tables<const N: usize> {
     fn may_be_in_service_cidr(&mut self, address: &[u8; N]) -> bool;
     /// Whether there may be a half-open entry under this key.
     fn may_be_half_open(&mut self, key: &FlowKey<N>) -> bool;
-    /// Whether there is a half-open entry under this key whose handshake is over.
+    /// Whether there is a half-open entry under this key that is retained ([`crate::state::is_retained`]).
     fn is_retained(&mut self, key: &FlowKey<N>) -> bool;
     /// Copies the half-open entry under this key to `into`, its tag checked; `false`: there is none.
     fn half_open(&mut self, key: &FlowKey<N>, into: &mut HalfOpen<N>) -> bool;

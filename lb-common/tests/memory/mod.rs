@@ -1,11 +1,11 @@
 //! The decision's tables as plain hash maps: the third home of the same code.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, Bucket, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health,
     Masquerade, Service, ServiceKey, Slot, UDP, Vip, VipKey, affinity_tag, backend_flags, backend_state, flow_flags,
-    flow_state, half_open_flags, network_flags, seal, tag,
+    half_open_flags, network_flags, seal, tag,
 };
 use lb_common::decide::{
     Accepted, Connection, Established, FlowTables, Hook, NotInserted, Pace, Packet, Pick, Reserved, Tables, Verdict,
@@ -14,7 +14,7 @@ use lb_common::decide::{
 use lb_common::limits::{AFTER_FLOOD_S, FLOOD_S};
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, SYN};
-use lb_common::state::{SourcePorts, Timeouts};
+use lb_common::state::{SourcePorts, Timeouts, is_retained};
 
 /// The initial sequence number of whoever says no other.
 pub const ISN: u32 = 1_000;
@@ -22,6 +22,8 @@ pub const ISN: u32 = 1_000;
 /// Tables for one family, a clock that stands still until told, and a fixed sequence of random numbers.
 pub struct Memory<const N: usize = 4> {
     pub services: HashMap<ServiceKey<N>, Service>,
+    /// Addresses that are not ruled out, beside those of services and VIPs: such ones of before.
+    pub known: HashSet<[u8; N]>,
     pub slots: HashMap<u32, Slot>,
     pub backends: HashMap<u32, Backend<N>>,
     pub flows: HashMap<FlowKey<N>, Flow<N>>,
@@ -65,6 +67,7 @@ impl<const N: usize> Memory<N> {
     pub fn empty() -> Self {
         Self {
             services: HashMap::new(),
+            known: HashSet::new(),
             slots: HashMap::new(),
             backends: HashMap::new(),
             flows: HashMap::new(),
@@ -150,7 +153,8 @@ impl<const N: usize> Tables<N> for Memory<N> {
 
     /// The most that the table of the programs may say: every address that is not known is ruled out.
     fn is_ruled_out(&mut self, address: &[u8; N]) -> bool {
-        let is_known = self.services.keys().any(|key| key.address == *address)
+        let is_known = self.known.contains(address)
+            || self.services.keys().any(|key| key.address == *address)
             || self.vips.contains_key(&VipKey { address: *address });
         !is_known
     }
@@ -167,7 +171,7 @@ impl<const N: usize> Tables<N> for Memory<N> {
     }
 
     fn is_retained(&mut self, key: &FlowKey<N>) -> bool {
-        self.half_open.get(key).is_some_and(|entry| entry.flow.state != flow_state::HALF_OPEN)
+        self.half_open.get(key).is_some_and(|entry| is_retained(&entry.flow))
     }
 
     fn half_open(&mut self, key: &FlowKey<N>, into: &mut HalfOpen<N>) -> bool {

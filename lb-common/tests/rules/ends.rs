@@ -74,7 +74,10 @@ impl Pair {
     }
 
     fn states(&self) -> [u8; 2] {
-        [request(), self.response()].map(|key| self.tables.flows[&key].state)
+        let Memory { flows, half_open, .. } = &self.tables;
+        // What has ended is no established connection any more.
+        let state = |key| flows.get(&key).map_or_else(|| half_open[&key].flow.state, |flow| flow.state);
+        [request(), self.response()].map(state)
     }
 
     #[track_caller]

@@ -10,6 +10,7 @@ mod beside;
 mod checksum;
 mod cidr_cover;
 mod clients;
+mod closing;
 mod crc32c;
 mod decide;
 mod ends;

@@ -294,6 +294,7 @@ where
     let right = seal(&key, &value);
     let value = Service { seal: if random.one_in(40) { !right } else { right }, ..value };
     lockstep.programs.set_service(key, value)?;
+    host.memory.known.insert(key.address);
     host.memory.services.insert(key, value);
     Ok(())
 }

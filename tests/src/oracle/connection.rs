@@ -31,7 +31,7 @@ pub struct Connection {
     pub isn: u32,
     /// When its first packet came.
     pub since_s: u32,
-    /// What is remembered until the client shows that it has an answer.
+    /// What is remembered until the client shows that it has an answer, and again once it has ended: then nothing but that it is there.
     pub opening: Option<Opening>,
     pub forward: Option<Half>,
     pub reply: Option<Half>,
@@ -92,6 +92,13 @@ pub struct Half {
     pub other_last: bool,
 }
 
+impl Half {
+    /// Whether another client may have to wait for its place, though the connection is over.
+    pub fn rests(self, now_s: u32) -> bool {
+        self.state == State::Closing && now_s.saturating_sub(self.seen_s) <= 60
+    }
+}
+
 /// What one end of a TCP connection has said, as far as its segments followed on each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Said {
@@ -145,5 +152,11 @@ impl Connection {
     /// Whether another connection may have the place of this one's replies: it is over, or silent for too long.
     pub fn yields(&self, reply: Half, now_s: u32) -> bool {
         reply.state == State::Closing || self.is_silent(reply, now_s)
+    }
+
+    /// Whether it is no established connection any more.
+    pub fn has_ended(&self) -> bool {
+        let halves = [self.forward, self.reply];
+        self.opening.is_some() && halves.into_iter().flatten().any(|half| half.state == State::Closing)
     }
 }

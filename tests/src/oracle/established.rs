@@ -2,6 +2,7 @@
 
 use lb_common::outcome::Outcome;
 
+use super::closed::close;
 use super::connection::{Half, Said, Second, State};
 use super::model::Model;
 use super::rules::{Asked, Expected, PASS, Turn};
@@ -158,7 +159,12 @@ fn remember(model: &mut Model, asked: Asked, at: usize, forward: bool, state: St
             if half.state <= state {
                 (half.state, half.seen_s) = (state, now_s);
             }
-            ends(asked, own.as_mut().expect("written above"), half);
+            let own = own.as_mut().expect("written above");
+            ends(asked, own, half);
+            if own.state == State::Closing {
+                let last = Half { said: Said::default(), other_last: false, ..*own };
+                close(model, at, last);
+            }
         }
         None if foreign => {}
         None => {

@@ -127,24 +127,27 @@ pub fn usable(model: &Model, members: &[(u32, u32)]) -> Vec<u32> {
 /// Writes a new connection down, under a translated port if another live one has its answers. `None`: there is no port for it.
 pub fn settle(model: &mut Model, mut connection: Connection, taken: bool, hint: Hint) -> Result<Option<Connection>> {
     let kept = !connection.behind_node || keeps_port(connection.client.port());
-    if taken || !kept || !is_free(model, &connection) {
+    if taken || !kept || !is_free(model, &connection, false) {
         let stand_ins = stand_ins(model, &connection);
         if hint.no_port.is_some() {
-            let free = stand_ins.iter().find_map(|address| free_port(model, &connection, *address));
+            let free = stand_ins.iter().find_map(|address| free_port(model, &connection, *address, true));
             ensure!(free.is_none(), "no port was found, though {free:?} is free");
             return Ok(None);
         }
         let at = stand_ins.iter().position(|address| *address == hint.src.ip());
         let Some(at) = at else { anyhow::bail!("{} is none of the addresses {stand_ins:?}", hint.src) };
+        let rested = is_free(model, &Connection { seen_client: hint.src, ..connection.clone() }, false);
         if model.has_few_ports() {
-            let free = stand_ins[..at].iter().find_map(|address| free_port(model, &connection, *address));
+            // Before one that rests is taken, all are tried.
+            let before = if rested { &stand_ins[..at] } else { &stand_ins };
+            let free = before.iter().find_map(|address| free_port(model, &connection, *address, false));
             ensure!(free.is_none(), "sent from {}, though {free:?} is free at an address before it", hint.src);
         }
         connection.seen_client = hint.src;
         let port = hint.src.port();
         let (first, last) = model.ports;
         ensure!((first..=last).contains(&port), "port {port} is not one to translate to");
-        ensure!(is_free(model, &connection), "port {port} is another live connection's");
+        ensure!(is_free(model, &connection, true), "port {port} is another live connection's");
     }
     ensure!(hint.no_port.is_none(), "no port was found, though the client's own is free");
     let (protocol, answerer, seen_client) = (connection.protocol, connection.answerer, connection.seen_client);
@@ -183,25 +186,26 @@ fn stand_ins(model: &Model, connection: &Connection) -> Vec<IpAddr> {
     }
 }
 
-/// A port of this address to translate to that a search must find.
-fn free_port(model: &Model, connection: &Connection, address: IpAddr) -> Option<u16> {
+/// A port of this address to translate to that a search must find; `resting`: one that rests will do.
+fn free_port(model: &Model, connection: &Connection, address: IpAddr, resting: bool) -> Option<u16> {
     let (first, last) = model.ports;
     let is_free = |port: &u16| {
         let seen_client = SocketAddr::new(address, *port);
-        is_free(model, &Connection { seen_client, ..connection.clone() })
+        is_free(model, &Connection { seen_client, ..connection.clone() }, resting)
     };
     let free: Vec<u16> = (first..=last).filter(is_free).collect();
     let found = model.has_few_ports() || free.len() * 2 > usize::from(last - first);
     free.first().copied().filter(|_| found)
 }
 
-/// Whether no live connection of somebody else has the answers' tuple, nor awaits an answer there.
-fn is_free(model: &Model, connection: &Connection) -> bool {
+/// Whether no live connection of somebody else has the answers' tuple, nor awaits an answer there; without `resting`, nor had it lately.
+fn is_free(model: &Model, connection: &Connection, resting: bool) -> bool {
     let (protocol, answerer, seen_client) = (connection.protocol, connection.answerer, connection.seen_client);
     let yields = |at: usize| {
         let holder = &model.connections[at];
         let same = holder.client == connection.client && holder.target == connection.target;
-        same || holder.yields(holder.reply.expect("answers"), model.now_s)
+        let reply = holder.reply.expect("answers");
+        same || (holder.yields(reply, model.now_s) && (resting || !reply.rests(model.now_s)))
     };
     let left = |left: &Left| {
         (left.protocol, left.answerer, left.seen_client) == (protocol, answerer, seen_client)

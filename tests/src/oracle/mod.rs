@@ -6,6 +6,7 @@
 
 mod ageing;
 mod client;
+mod closed;
 mod connection;
 mod entries;
 mod established;

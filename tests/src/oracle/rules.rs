@@ -10,7 +10,7 @@ use super::first_packet::{direct, open};
 use super::model::Model;
 use super::routes::Route;
 use super::wire::{ACK, FIN, Protocol, RST, SYN};
-use super::{established, unanswered};
+use super::{closed, established, unanswered};
 use crate::test_run::Hook;
 
 /// A packet as far as the rules look at it.
@@ -269,11 +269,24 @@ fn unserved(model: &Model, asked: Asked) -> bool {
     }
 }
 
-/// What nobody has answered yet is looked for by what may begin or answer it. `None`: nothing was found.
+/// What nobody has answered yet is looked for by what may begin or answer it, what has ended by what may come late. `None`: nothing was
+/// found.
 fn half_open(model: &mut Model, asked: Asked, hint: Hint) -> Result<Option<(usize, Turn)>> {
     let Asked { protocol, src, dst, .. } = asked;
-    let rst = protocol == Protocol::Tcp && asked.tcp_flags & RST != 0;
-    if !asked.opens_or_udp() && !asked.accepts() && !rst {
+    let has = |flag: u8| protocol == Protocol::Tcp && asked.tcp_flags & flag != 0;
+    let begins = asked.opens_or_udp() || asked.accepts() || has(RST);
+    let ended = |at: &usize| model.connections[*at].has_ended();
+    if let Some(at) = model.asking(protocol, src, dst).filter(ended)
+        && (begins || has(FIN) || (asked.serves_clients() && model.connections[at].backend.is_some()))
+    {
+        return Ok(Some((at, closed::ask(model, asked, at))));
+    }
+    if let Some(at) = model.answering(protocol, src, dst).filter(ended)
+        && (begins || has(FIN))
+    {
+        return Ok(Some((at, Turn::Decided(closed::answer(model, asked, at)))));
+    }
+    if !begins {
         return Ok(None);
     }
     if let Some(at) = model.asking(protocol, src, dst) {

@@ -1,9 +1,11 @@
 //! What others do evicts no established connection: each test sends ten times what the table holds. Needs root.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use lb_tests::agent::{Agent, Manifest, Protocol};
 use lb_tests::fixture::{Fixture, Pods};
+use lb_tests::incident::Clients;
 use lb_tests::peers::{Datagrams, Stream};
 use lb_tests::topology::{NodeOptions, Place, Pod};
 
@@ -16,6 +18,7 @@ const TEN_TABLES: u16 = 10 * FLOWS / 2;
 struct Scene {
     idle: Vec<Stream>,
     other: Pod,
+    tcp: Vec<SocketAddr>,
     udp: Vec<SocketAddr>,
     _agent: Agent,
     _fixture: Fixture,
@@ -30,7 +33,7 @@ impl Scene {
         let agent = fixture.agent(&Manifest::of([web.clone()]), &[&sizes]);
         let (tcp, udp) = (web.frontends(Protocol::Tcp), web.frontends(Protocol::Udp));
         let idle = tcp.iter().map(|to| connected(fixture.client.place(), *to)).collect();
-        Self { idle, other, udp, _agent: agent, _fixture: fixture }
+        Self { idle, other, tcp, udp, _agent: agent, _fixture: fixture }
     }
 
     /// The idle connections go on.
@@ -45,6 +48,23 @@ fn connected(place: &Place, to: SocketAddr) -> Stream {
     let mut stream = Stream::connect(place, to).unwrap();
     stream.ask("before").unwrap();
     stream
+}
+
+#[test]
+fn short_connections_evict_no_idle_one_and_are_all_made() {
+    let mut scene = Scene::new("flowstcp");
+    let clients =
+        Clients { connections: TEN_TABLES, at_a_time: 4, patience: Duration::from_secs(10), first_port: None };
+    for to in scene.tcp.clone() {
+        let round = clients.run(scene.other.place(), to);
+        assert!(
+            round.failed() * 1000 <= round.attempts.len(),
+            "{}; the first: {:?}",
+            round.line(),
+            round.first_error()
+        );
+    }
+    scene.check();
 }
 
 #[test]

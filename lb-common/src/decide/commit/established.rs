@@ -1,6 +1,6 @@
 //! Writes for established connections.
 
-use crate::abi::{Flow, HalfOpen, fin, flow_flags, flow_state, half_open_flags};
+use crate::abi::{Flow, HalfOpen, MOST_MOVES, fin, flow_flags, flow_state, half_open_flags};
 use crate::decide::closing::{self, Numbers};
 use crate::decide::connection::{Connection, Directions, leads_to, set_opposite};
 use crate::decide::lifetime::uncount;
@@ -67,13 +67,39 @@ pub fn sync<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>
     let Some(own) = tables.flow(key, stored) else { return true };
     tables.set_fin(own, flow.tag, fin);
     // Read once more: the opposite end may have acknowledged on another CPU, which has not seen this either.
-    let Some(opposite) = tables.flow(opposite_key, stored) else { return true };
-    if resets || (fin == fin::ALL && stored.fin == fin::ALL) {
-        tables.touch(opposite, stored.tag, flow.seen_s, flow_state::CLOSING, stored.flags & !flow_flags::COUNTED);
-        tables.touch(own, flow.tag, flow.seen_s, flow_state::CLOSING, flow.flags & !flow_flags::COUNTED);
-        uncount(tables, flow);
+    if tables.flow(opposite_key, stored).is_some() && (resets || (fin == fin::ALL && stored.fin == fin::ALL)) {
+        let link = stored.link;
+        end(tables, work, link);
     }
     true
+}
+
+/// The connection has ended: both entries leave for the table of handshakes, where late segments find them, and where they keep the reply
+/// tuple from others for a while ([`TUPLE_REST_S`](crate::limits::TUPLE_REST_S)). `link` is the opposite entry's.
+///
+/// They are written there before they are removed here: a reader finds them in one of the two.
+#[inline(always)]
+fn end<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, link: u32) {
+    let Directions { key, entry, opposite_key, opposite } = work.connection.directions();
+    uncount(tables, &entry.flow);
+    entry.flow.state = flow_state::CLOSING;
+    entry.flow.flags &= !flow_flags::COUNTED;
+    set_opposite(key, &entry.flow, opposite_key, link, &mut opposite.flow);
+    for (key, entry) in [(key, entry), (opposite_key, opposite)] {
+        without_numbers(entry);
+        // Another connection's claim of the reply tuple stays; what the client asks for meanwhile is forgotten.
+        let _ = tables.insert_half_open(key, entry, entry.flow.flags & flow_flags::REPLY == 0);
+        tables.remove_flow(key);
+    }
+}
+
+/// Nothing is known of the connection's segments any more.
+#[inline(always)]
+fn without_numbers<const N: usize>(entry: &mut HalfOpen<N>) {
+    (entry.tried, entry.answers) = ([0; MOST_MOVES], [0; 2]);
+    (entry.segments, entry.moves, entry.flags, entry.pad) = (0, 0, 0, 0);
+    let flow = &mut entry.flow;
+    (flow.next, flow.ack, flow.fin, flow.opposite_fin) = (0, 0, 0, 0);
 }
 
 /// Writes the opposite entry of an established connection, which is missing, with this link.

@@ -5,8 +5,8 @@ use crate::decide::connection::{Connection, leads_to, same, set_opposite, set_op
 use crate::decide::lifetime::{is_over, uncount};
 use crate::decide::packet::Now;
 use crate::decide::tables::{FlowTables, NotInserted, Reserved};
-use crate::decide::work::Work;
-use crate::words;
+use crate::decide::work::{Work, allocation};
+use crate::{state, words};
 
 /// Claims the reply tuple for the handshake's reply entry, with this port of the client; 0: with the one that it has.
 ///
@@ -42,10 +42,10 @@ pub fn reserve<const N: usize, T: FlowTables<N>>(
     Reserved::Taken
 }
 
-/// Whether the handshake that holds the tuple is this client's own attempt before, or one that is over.
+/// Whether the handshake that holds the tuple is this client's own attempt before, or one that is over and has rested.
 #[inline(always)]
 fn handshake_yields<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) -> bool {
-    let Work { connection: Connection { original_key, reply_key, .. }, stored, stored_key, .. } = work;
+    let Work { connection: Connection { original_key, reply_key, .. }, stored, stored_key, allocation, .. } = work;
     if !tables.half_open(reply_key, stored) || stored.flow.flags & flow_flags::REPLY == 0 {
         return false;
     }
@@ -53,7 +53,7 @@ fn handshake_yields<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut
     if same(stored_key, original_key) {
         return true;
     }
-    if !is_over(tables, stored_key.protocol, &stored.flow, now) {
+    if !gives_up(tables, stored_key.protocol, &stored.flow, *allocation, now) {
         return false;
     }
     remove_original_handshake(tables, stored_key, reply_key, stored);
@@ -63,7 +63,7 @@ fn handshake_yields<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut
 /// Whether no established connection holds the tuple: none at all, this client's own one before, or one that is over.
 #[inline(always)]
 fn established_yields<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) -> bool {
-    let Work { connection: Connection { original_key, reply_key, .. }, stored, stored_key, .. } = work;
+    let Work { connection: Connection { original_key, reply_key, .. }, stored, stored_key, allocation, .. } = work;
     let stored = &mut stored.flow;
     if tables.flow(reply_key, stored).is_none() {
         return true;
@@ -73,13 +73,25 @@ fn established_yields<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &m
     }
     set_opposite_key(reply_key, stored, stored_key);
     if !same(stored_key, original_key) {
-        if !is_over(tables, stored_key.protocol, stored, now) {
+        if !gives_up(tables, stored_key.protocol, stored, *allocation, now) {
             return false;
         }
         remove_original(tables, stored_key, reply_key, stored);
     }
     tables.remove_flow(reply_key);
     true
+}
+
+/// Whether the connection that holds the tuple gives it to another client.
+#[inline(always)]
+fn gives_up<const N: usize, T: FlowTables<N>>(
+    tables: &mut T,
+    protocol: u8,
+    flow: &Flow<N>,
+    allocation: u32,
+    now: Now,
+) -> bool {
+    is_over(tables, protocol, flow, now) && (allocation & allocation::TAKE_RESTING != 0 || !state::rests(flow, now.s))
 }
 
 /// Removes the original entry, under `key`, of a connection whose reply entry stood under `reply_key`: only if it still is that
