@@ -75,7 +75,7 @@ fn begun<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, retri
 }
 
 /// Reserves a reply tuple for the connection: at the client's own port if it is to be kept, else at a SNAT port of the range, at each SNAT
-/// address in turn. If none is free, one that rests will do.
+/// address in turn. If three quarters of the attempts find none that is free, one that rests will do.
 #[inline(always)]
 fn reserve<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now: Now) -> Reserved {
     let Work { packet, connection, allocation, .. } = &mut *work;
@@ -96,11 +96,10 @@ fn reserve<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>,
     let attempts = if asks_sockets { SOCKET_ATTEMPTS } else { PORT_ATTEMPTS };
     // Of a number of 64 bits that it must keep on the stack every kernel knows the bounds.
     let mut next = u64::from(!keeps);
-    while next <= 2 * u64::from(attempts) {
-        let mut attempt = next as u32;
+    while next <= u64::from(attempts) {
+        let attempt = next as u32;
         next += 1;
-        if attempt > attempts {
-            attempt -= attempts;
+        if attempt > attempts - attempts / 4 {
             work.allocation |= allocation::TAKE_RESTING;
         }
         let mut port = 0;
