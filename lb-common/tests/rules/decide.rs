@@ -213,6 +213,13 @@ fn a_half_written_update_is_never_used() {
     let verdict = tables.ask(to_vip(TCP, 40_000), SYN, Hook::POD_IN);
     assert_eq!((verdict.action, verdict.outcome), (Action::Drop, Outcome::DroppedTorn));
     let mut tables = serving(&BACKENDS);
+    tables.slots.values_mut().for_each(|slot| slot.service += 1);
+    assert_eq!(
+        tables.ask(to_vip(TCP, 40_000), SYN, Hook::POD_IN).outcome,
+        Outcome::DroppedTorn,
+        "another service's slots of the same generation"
+    );
+    let mut tables = serving(&BACKENDS);
     tables.services.get_mut(&frontend(TCP)).unwrap().seal ^= 1;
     assert_eq!(
         tables.ask(to_vip(TCP, 40_000), SYN, Hook::POD_IN).outcome,

@@ -26,14 +26,15 @@ use crate::workspace::{Workspace, is_root};
 /// At least so many mutations must be there: a ladder that lost its mutations would pass in silence.
 const MUTATIONS_MIN: usize = 10;
 
-/// So many are in the share of a run of the ladder. The commit decides which ones, and which of them is the first: each commit tries
-/// others, and the same commit the same ones. `cargo xtask mutate` tries all.
-const MUTATIONS_A_RUN: usize = 10;
+/// So many of each kind are in the share of a run of the ladder: of those that the tests of lb-common judge, and of those that are judged on
+/// programs in the kernel. The commit decides which ones, and the first of them: each commit tries others, and the same commit the same
+/// ones. `cargo xtask mutate` tries all.
+const MUTATIONS_A_RUN: usize = 5;
 
-/// No mutation of a share is begun after this time of the rung, except the first [`TRIED_MIN`]: the rung takes about two minutes.
-const SHARE_TIME: Duration = Duration::from_secs(85);
-/// So many of a share are tried, however slow the machine is.
-const TRIED_MIN: usize = 2;
+/// No mutation of a share that the tests of lb-common judge is begun after this time of the rung, except the first: one takes about 5 s.
+const HOST_TIME: Duration = Duration::from_secs(90);
+/// The same of those that are judged on programs: one takes up to a minute beside other rungs.
+const PROGRAMS_TIME: Duration = Duration::from_secs(50);
 
 /// Random tests ask the same in each run: a mutation that they notice stays noticed, here and elsewhere.
 const SEED: (&str, &str) = ("BALLAST_TEST_SEED", "1");
@@ -124,23 +125,32 @@ fn conclude(tally: &Tally) -> Result<()> {
     Ok(())
 }
 
-/// Runs this commit's share of the mutations, as a rung of the ladder.
+/// Runs this commit's share of the mutations, as a rung of the ladder: those that the tests of lb-common judge beside those that are judged on
+/// programs.
 pub fn run_share(workspace: &Workspace, toolchain: Toolchain) -> Result<Tally> {
-    let end = Instant::now() + SHARE_TIME;
+    let started = Instant::now();
     let mutations = read(workspace)?;
     if mutations.len() < MUTATIONS_MIN {
         bail!("{} mutations in tests/mutations, expected at least {MUTATIONS_MIN}", mutations.len());
     }
     let all = mutations.len();
     let commit = commit(workspace);
-    let share = share(mutations, &commit);
-    say(&format!("{} of {all} mutations, this commit's share; `cargo xtask mutate` tries all", share.len()));
-    host::check_unmutated(workspace)?;
-    // The seeded ones are tried even if cargo-mutants cannot be.
-    let mut tally = generated::run_sample(workspace, &commit)
-        .unwrap_or_else(|error| Tally::one(&format!("mutants of cargo-mutants: {error:#}"), false));
-    tally += run_seeded(workspace, toolchain, &share, Some(end));
-    Ok(tally)
+    let [host, programs] = share(mutations, &commit);
+    let tried = host.len() + programs.len();
+    say(&format!("{tried} of {all} mutations, this commit's share; `cargo xtask mutate` tries all"));
+    std::thread::scope(|scope| {
+        let programs = scope.spawn(|| run_seeded(workspace, toolchain, &programs, Some(started + PROGRAMS_TIME)));
+        let on_host = host::check_unmutated(workspace).map(|()| {
+            // The seeded ones are tried even if cargo-mutants cannot be.
+            let mut tally = generated::run_sample(workspace, &commit)
+                .unwrap_or_else(|error| Tally::one(&format!("mutants of cargo-mutants: {error:#}"), false));
+            tally += run_seeded(workspace, toolchain, &host, Some(started + HOST_TIME));
+            tally
+        });
+        let mut tally = programs.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        tally += on_host?;
+        Ok(tally)
+    })
 }
 
 /// The commit that is checked out; nothing where there is no git.
@@ -154,8 +164,14 @@ fn chosen(commit: &str, bound: usize) -> usize {
     commit.bytes().fold(0_usize, |sum, byte| (sum * 31 + usize::from(byte)) % bound)
 }
 
+/// The share of those that the host judges, and of those that are judged on programs.
+fn share(mutations: Vec<Mutation>, commit: &str) -> [Vec<Mutation>; 2] {
+    let (host, programs) = mutations.into_iter().partition(Mutation::is_on_host);
+    [host, programs].map(|kind| spread(kind, commit))
+}
+
 /// Every n-th mutation from one that the commit decides: neighbours in the file, which break like things, are spread over the commits.
-fn share(mut mutations: Vec<Mutation>, commit: &str) -> Vec<Mutation> {
+fn spread(mut mutations: Vec<Mutation>, commit: &str) -> Vec<Mutation> {
     let (step, first) = (mutations.len().div_ceil(MUTATIONS_A_RUN).max(1), chosen(commit, mutations.len().max(1)));
     mutations.rotate_left(first);
     mutations.into_iter().step_by(step).collect()
@@ -165,13 +181,14 @@ fn read(workspace: &Workspace) -> Result<Vec<Mutation>> {
     table::read(&workspace.root.join("tests/mutations"))
 }
 
-/// A mutation passes if a test noticed it. One that cannot be tried fails, and the others are tried none the less. None but the first
-/// [`TRIED_MIN`] is begun after `end`.
+/// A mutation passes if a test noticed it. One that cannot be tried fails, and the others are tried none the less. None but the first is begun
+/// after `end`; those that found no time neither pass nor fail.
 fn run_seeded(workspace: &Workspace, toolchain: Toolchain, mutations: &[Mutation], end: Option<Instant>) -> Tally {
     let mut tally = Tally::default();
     for (tried, mutation) in mutations.iter().enumerate() {
-        if tried >= TRIED_MIN && end.is_some_and(|end| Instant::now() >= end) {
-            say(&format!("no time for {} of the {} mutations of this share", mutations.len() - tried, mutations.len()));
+        if tried > 0 && end.is_some_and(|end| Instant::now() >= end) {
+            let kind = if mutation.is_on_host() { "lb-common" } else { "the programs" };
+            say(&format!("no time for {} of the {} mutations of {kind}", mutations.len() - tried, mutations.len()));
             break;
         }
         let started = Instant::now();
@@ -219,30 +236,15 @@ mod tests {
     }
 
     #[test]
-    fn the_shares_of_all_commits_are_all_mutations() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/mutations");
-        let all = || table::read(&folder).expect("the table");
-        let mut missed: Vec<String> = all().into_iter().map(|mutation| mutation.name).collect();
-        for commit in 0..256 {
-            let share = share(all(), &format!("{commit:x}"));
-            assert!(
-                share.len() <= MUTATIONS_A_RUN && share.len() + 1 >= MUTATIONS_A_RUN / 2,
-                "{} in a share",
-                share.len()
-            );
-            missed.retain(|name| share.iter().all(|mutation| mutation.name != *name));
-        }
-        assert!(missed.is_empty(), "no commit tries {missed:?}");
-    }
-
-    #[test]
-    fn every_mutation_is_among_the_first_of_some_commit() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/mutations");
-        let all = table::read(&folder).expect("the table");
+    fn the_shares_of_all_commits_are_all_mutations_and_each_is_the_first_of_some() {
+        let all = table::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/mutations")).expect("the table");
         let mut missed: BTreeSet<String> = all.iter().map(|mutation| mutation.name.clone()).collect();
         for commit in 0..1_024 {
-            for mutation in share(all.clone(), &format!("{commit:040x}")).into_iter().take(TRIED_MIN) {
-                missed.remove(&mutation.name);
+            for (kind, share) in share(all.clone(), &format!("{commit:040x}")).into_iter().enumerate() {
+                let few = share.len();
+                assert!(few <= MUTATIONS_A_RUN && few + 1 >= MUTATIONS_A_RUN, "{few} in a share");
+                assert!(share.iter().all(|mutation| mutation.is_on_host() == (kind == 0)));
+                missed.remove(&share[0].name);
             }
         }
         assert!(missed.is_empty(), "a slow machine never tries {missed:?}");

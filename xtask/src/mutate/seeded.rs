@@ -23,24 +23,25 @@ pub struct Noticed {
 
 /// Applies the mutation to a copy of the checkout and looks for a test that fails. `None`: none does. An error: it could not be tried.
 pub fn judge(workspace: &Workspace, toolchain: Toolchain, mutation: &Mutation) -> Result<Option<Noticed>> {
-    let checkout = Checkout::restore(workspace)?;
-    checkout.mutate(&mutation.edits)?;
-    if mutation.is_on_host()
-        && let Some(test) = host::first_failure(&checkout.root, &host::target(workspace))?
-    {
-        return Ok(Some(Noticed { rung: "host".into(), test }));
+    if mutation.is_on_host() {
+        judge_on_host(workspace, mutation)
+    } else {
+        judge_programs(workspace, toolchain, mutation)
     }
-    judge_programs(workspace, toolchain, &checkout, mutation)
 }
 
-/// Builds and loads the programs of the copy as it is, and runs these rungs on them.
-fn judge_programs(
-    workspace: &Workspace,
-    toolchain: Toolchain,
-    checkout: &Checkout,
-    mutation: &Mutation,
-) -> Result<Option<Noticed>> {
+fn judge_on_host(workspace: &Workspace, mutation: &Mutation) -> Result<Option<Noticed>> {
+    let checkout = Checkout::restore(workspace)?;
+    checkout.mutate(&mutation.edits)?;
+    let test = host::first_failure(&checkout.root, &host::target(workspace))?;
+    Ok(test.map(|test| Noticed { rung: "host".into(), test }))
+}
+
+/// Builds and loads the programs, and runs the rungs of the mutation on them. The copy is its own: the host may judge meanwhile.
+fn judge_programs(workspace: &Workspace, toolchain: Toolchain, mutation: &Mutation) -> Result<Option<Noticed>> {
     let scratch = workspace.target().join("mutations");
+    let checkout = Checkout::restore_to(&workspace.root, scratch.join("programs"))?;
+    checkout.mutate(&mutation.edits)?;
     let object = scratch.join("mutated.o");
     // A target folder of its own, kept between mutations: the crates below the programs are built once.
     build_programs(workspace, toolchain, &checkout.root.join("lb-ebpf"), &scratch.join("target"), &object)
