@@ -12,6 +12,7 @@ use super::verdict::Action;
 use super::work::Work;
 use crate::abi::flow_state;
 use crate::outcome::Outcome;
+use crate::state;
 
 /// A packet of the connection in `work`.
 #[inline(always)]
@@ -30,8 +31,6 @@ pub(super) fn packet<const N: usize, T: FlowTables<N>>(
     if !hook.translates(flow.flags) {
         return Step::Decided;
     }
-    // Of an encapsulated connection the backend's own word is not to be seen here: it gets the SYN of another one, too, and no FIN or RST is
-    // proven.
     let is_over =
         expired(tables, packet.key.protocol, flow, now) || (packet.opens() && flow.state == flow_state::CLOSING);
     let keeps = flow.state != flow_state::EVICTED && Standing::of(tables, flow, now).keeps;
@@ -44,8 +43,16 @@ pub(super) fn packet<const N: usize, T: FlowTables<N>>(
         return Step::Decided;
     }
     verdict.translate(Action::ToBackend, flow, forwarded(flow), hook.has(Hook::ROUTED));
+    // No reply of an encapsulated connection passes that could prove its end. A client that goes on has not meant it.
+    let state = match state::closes(packet.tcp_flags) {
+        _ if flow.port != 0 => flow.state,
+        true => flow_state::CLOSING,
+        false if packet.payload != 0 => flow_state::OPEN,
+        false => flow.state,
+    };
     // An ended connection rests from its end on, whatever comes late.
-    if flow.state != flow_state::CLOSING && flow.seen_s != now.s {
+    if flow.state != state || (state != flow_state::CLOSING && flow.seen_s != now.s) {
+        flow.state = state;
         commit::retain(tables, work, now);
     }
     Step::Decided

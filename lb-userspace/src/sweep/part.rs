@@ -74,8 +74,13 @@ impl Look<'_> {
         Flow<N>: Pod,
         IpAddr: From<[u8; N]>,
     {
-        let is_silent = |key: &FlowKey<N>, flow: &Flow<N>| rules::is_silent(key, flow, self.timeouts, self.now);
         pass(table, place, count, |key, flow| {
+            // Nothing more is forwarded to a backend that is gone: its connections are over when they fall silent.
+            let is_gone = seen.is_gone(BackendId { family, id: flow.backend });
+            let is_silent = |key: &FlowKey<N>, flow: &Flow<N>| {
+                let flow = if is_gone { &Flow { state: flow_state::EVICTED, ..*flow } } else { flow };
+                rules::is_silent(key, flow, self.timeouts, self.now)
+            };
             if is_silent(key, flow) {
                 let other = pair_key(key, flow);
                 let pair = table.get(&other)?.filter(|pair| rules::is_pair(key, flow, pair));

@@ -49,6 +49,11 @@ impl Seen {
         Self { start, ..Self::default() }
     }
 
+    /// Whether the backend was gone at the start of the round.
+    pub(super) fn is_gone(&self, id: BackendId) -> bool {
+        self.start.gone.contains(&id)
+    }
+
     pub(super) fn flow<const N: usize>(&mut self, family: Family, flow: &Flow<N>) {
         let id = BackendId { family, id: flow.backend };
         self.refer(id);

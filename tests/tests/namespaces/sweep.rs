@@ -124,12 +124,14 @@ fn what_is_over_goes_and_what_lives_stays() -> Result<()> {
     };
     // Silent in both directions; alive in both; one direction was not written for long, the other was; one direction is missing.
     flow(1, 1, flow_state::OPEN, LONG_AGO).into_iter().try_for_each(|half| put(half, false))?;
-    flow(2, 1, flow_state::OPEN, NOW - TIMEOUTS.open_s).into_iter().try_for_each(|half| put(half, true))?;
+    flow(2, 9, flow_state::OPEN, NOW - TIMEOUTS.open_s).into_iter().try_for_each(|half| put(half, true))?;
     let ([old, _], [_, new]) = (flow(3, 2, flow_state::CLOSING, LONG_AGO), flow(3, 2, flow_state::OPEN, NOW - 5));
     put(old, true)?;
     put(new, true)?;
     put(flow(4, 1, flow_state::CLOSING, NOW - TIMEOUTS.closing_s - 1)[1], false)?;
     put(flow(5, 1, flow_state::CLOSING, NOW - TIMEOUTS.closing_s)[1], true)?;
+    // Nothing more is forwarded to a backend that is gone.
+    flow(8, 1, flow_state::OPEN, NOW - TIMEOUTS.closing_s - 1).into_iter().try_for_each(|half| put(half, false))?;
     // Half-open: silent; left by its flow, which goes on with another backend; a living one that has tried two.
     let half_open = |half: Half, seen_s, flags, tried| HalfOpen {
         flow: Flow { seen_s, state: flow_state::HALF_OPEN, ..half.1 },
@@ -157,7 +159,7 @@ fn what_is_over_goes_and_what_lives_stays() -> Result<()> {
     let start = Start { gone: (1..8).map(id).collect(), draining: [id(2), id(6), id(8)].into(), ..Start::default() };
     let (seen, swept) = sweep(&maps, &programmer, start)?;
     let names = [map_name::HALF_OPEN4, map_name::FLOWS4, map_name::AFFINITY4, map_name::TRAFFIC4];
-    assert_eq!(swept, names.into_iter().zip([1, 3, 1, 1]).collect::<Vec<_>>());
+    assert_eq!(swept, names.into_iter().zip([1, 5, 1, 1]).collect::<Vec<_>>());
     let left: BTreeSet<FlowKey<4>> = maps.flows4.read()?.into_iter().map(|(key, _)| key).collect();
     assert_eq!(left, kept);
     assert_eq!(maps.half_open4.read()?.len(), 2, "the flow that goes on keeps both directions");

@@ -18,6 +18,9 @@ pub struct Mutation {
     /// whose names contain the part.
     #[serde(default = "default_tests")]
     pub tests: Vec<String>,
+    /// Tests of the programs alone notice it, though it may edit lb-common alone.
+    #[serde(default)]
+    pub programs: bool,
     /// All are applied together. Some widen a race, so that the others show.
     #[serde(rename = "edit")]
     pub edits: Vec<Edit>,
@@ -35,9 +38,9 @@ pub struct Edit {
 }
 
 impl Mutation {
-    /// Whether the tests of lb-common can notice it without the programs.
+    /// Whether the tests of lb-common judge it, without the programs.
     pub fn is_on_host(&self) -> bool {
-        self.edits.iter().all(|edit| edit.file.starts_with("lb-common/"))
+        !self.programs && self.edits.iter().all(|edit| edit.file.starts_with("lb-common/"))
     }
 }
 
@@ -190,10 +193,11 @@ mod tests {
     }
 
     #[test]
-    fn a_mutation_of_shared_code_alone_is_judged_on_the_host_first() {
+    fn a_mutation_of_shared_code_alone_is_judged_on_the_host() {
         let of = |file: &str| parse(&GOOD.replace("lb-ebpf/src/nat.rs", file)).expect("good").remove(0);
         assert!(of("lb-common/src/state.rs").is_on_host());
         assert!(!of("lb-ebpf/src/tc/mod.rs").is_on_host());
+        assert!(!Mutation { programs: true, ..of("lb-common/src/state.rs") }.is_on_host());
     }
 
     #[test]
