@@ -69,7 +69,7 @@ pub const TCP_HALF_OPEN_TIMEOUT_S: u32 = 60;
 pub const TCP_OPEN_TIMEOUT_S: u32 = 8_100;
 /// A TCP flow that saw a FIN or a RST is forgotten after this many seconds (2 × the 60 s of TIME_WAIT in Linux).
 pub const TCP_CLOSING_TIMEOUT_S: u32 = 120;
-/// The reply tuple of a connection that has ended is given to no other client within this many seconds, unless there is no other tuple (the
+/// The reply tuple of a connection that has ended is given to no other client within this many seconds, unless few others are free (the
 /// 60 s of TIME_WAIT in Linux).
 pub const TUPLE_REST_S: u32 = 60;
 /// A UDP flow without an answer is forgotten after this many seconds (`nf_conntrack_udp_timeout`).

@@ -47,7 +47,7 @@ pub(super) mod allocation {
     pub(in super::super) const SNAT: u32 = 8;
     /// The SNAT port is one that belongs to the tuple.
     pub(in super::super) const BY_TUPLE: u32 = 16;
-    /// No tuple is free: that of a connection that has ended lately will do.
+    /// Few tuples are free: that of a connection that has ended lately will do.
     pub(in super::super) const TAKE_RESTING: u32 = 32;
 }
 

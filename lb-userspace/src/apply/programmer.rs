@@ -44,7 +44,7 @@ pub struct Programmer<S> {
 }
 
 impl<S: Store> Programmer<S> {
-    /// Takes over what the tables hold. Writes nothing but which addresses are vip_filter: what a version wrote that knows of none
+    /// Takes over what the tables hold. Writes nothing but the VIP filter: what a version wrote that knows of none
     /// counts, too, before any program of this one runs.
     pub fn restore(mut store: S, mut settings: PlanSettings, now: Monotonic) -> Result<Self, ApplyError> {
         let mut loaded = store.load()?;

@@ -48,7 +48,7 @@ pub trait Store {
         ops.iter().map(|op| self.apply(op)).collect()
     }
 
-    /// Writes which addresses are held for vip_filter ([`Loaded::vip_filter`]). Each operation that makes an address one of services takes it
+    /// Writes which addresses the VIP filter rules out ([`Loaded::vip_filter`]). Each operation that makes an address one of services takes it
     /// out of these first, by itself.
     fn write_vip_filter(&mut self, words: &[u64]);
 
