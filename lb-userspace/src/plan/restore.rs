@@ -28,7 +28,7 @@ pub struct Loaded {
     pub vips: Vec<(IpAddr, abi::Vip)>,
     /// Backends of this node as other nodes name them: by address and service port id.
     pub endpoints: Vec<((IpAddr, u32), abi::Endpoint)>,
-    /// Bits of addresses that are held for vip_filter, in words ([`lb_common::vip_filter`]); empty: nobody is.
+    /// Bits of addresses that the VIP filter rules out, in words ([`lb_common::vip_filter`]); empty: none.
     pub vip_filter: Vec<u64>,
     pub config: Option<abi::Config>,
     /// Elements that nothing of ours can be.
