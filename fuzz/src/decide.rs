@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 
 use lb_common::abi::{FlowKey, SCTP, TCP, UDP};
 use lb_common::decide::{
-    Action, Hook, IcmpError, Inside, Packet, Step, Work, as_refusal, decide, foreign, inside, is_about_tunnelled,
-    later_fragment, malformed, open, pair_key, quoted, quoted_elsewhere, refused, retry, stray_fragment,
+    Action, Hook, Inside, Packet, Step, Work, as_refusal, decide, foreign, inside, is_about_tunnelled, later_fragment,
+    malformed, open, pair_key, quoted, quoted_elsewhere, refused, retry, stray_fragment,
 };
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag;
@@ -148,7 +148,6 @@ fn report<const N: usize>(scene: &mut Scene<N>, script: &mut Script<'_>) -> Opti
     let key = tuple(scene, script)?;
     let what = script.byte()?;
     let sequence = if key.protocol == UDP { 0 } else { script.of(&[1_000_u32, 999, u32::MAX, 0])? };
-    let error = IcmpError { is_refusal: what & 1 != 0, from_destination: what & 2 != 0, sequence };
     let tables = &mut scene.tables;
     let mut work = Work::new(Packet::new(key, 0));
     if what & 0xc == 0xc {
@@ -158,7 +157,7 @@ fn report<const N: usize>(scene: &mut Scene<N>, script: &mut Script<'_>) -> Opti
         }
         return Some(());
     }
-    if error.is_refusal && key.protocol == TCP {
+    if what & 1 != 0 && key.protocol == TCP {
         as_refusal(&mut work, sequence);
         let seen = Seen::before(scene, Kind::Refusal, hook, &work);
         let tables = &mut scene.tables;
@@ -174,7 +173,7 @@ fn report<const N: usize>(scene: &mut Scene<N>, script: &mut Script<'_>) -> Opti
         tables.notes.clear();
     }
     let seen = Seen::before(scene, Kind::Error, hook, &work);
-    quoted(&mut scene.tables, &mut work, hook, error);
+    quoted(&mut scene.tables, &mut work, hook);
     judge(scene, &seen, &work.verdict);
     let is_nobodys = work.verdict.action == Action::Pass && work.verdict.outcome == Outcome::Passed;
     if is_nobodys && hook.has(Hook::FROM_OUTSIDE) && quoted_elsewhere(&mut scene.tables, &mut work, hook) {

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use lb_common::abi::{
-    Flow, FlowKey, HalfOpen, MOST_MOVES, ServiceKey, backend_flags, flow_flags, flow_state, frontend_kind,
-    half_open_flags, network_flags, service_flags, tag,
+    Flow, FlowKey, HalfOpen, MOST_MOVES, ServiceKey, UDP, backend_flags, flow_flags, flow_state, frontend_kind,
+    half_open_flags, is_claim, network_flags, service_flags, tag,
 };
 use lb_common::decide::{Action, Hook, Packet, Tables as _, Verdict, Work, pair_key};
 use lb_common::outcome::Outcome;
@@ -105,7 +105,7 @@ fn is_said<const N: usize>(verdict: &Verdict<N>) -> bool {
                     | O::DroppedNotHere
                     | O::DroppedRateLimit
                     | O::DroppedNoService
-            ) || matches!(verdict.outcome, O::WithheldRefusal | O::RefusedLate | O::Evicted)
+            ) || matches!(verdict.outcome, O::SuppressedRefusal | O::RefusedLate | O::Evicted)
                 // What would be refused, had it not been a RST.
                 || matches!(verdict.outcome, O::RefusedNoEndpoint | O::RefusedNoFlow | O::RefusedUnserved)
         }
@@ -147,7 +147,8 @@ fn to_backend<const N: usize>(scene: &Scene<N>, seen: &Seen<N>, verdict: &Verdic
         return;
     }
     let backend = &scene.tables.backends[&verdict.backend];
-    assert!(state::keeps_flows(backend, scene.now_ds()), "to a backend that is gone: {verdict:?}");
+    let keeps = if key.protocol == UDP || verdict.port == 0 { state::keeps_flows } else { state::lasts };
+    assert!(keeps(backend, scene.now_ds()), "to a backend that is gone: {verdict:?}");
     assert_eq!(verdict.address, backend.address);
     // A flow that came in an outer header goes on without one, so the wildcard is looked at as well.
     let service = frontend(scene, key, true).unwrap_or_else(|| panic!("{key:?} is no service's: {verdict:?}"));
@@ -180,7 +181,8 @@ fn to_client<const N: usize>(scene: &Scene<N>, seen: &Seen<N>, verdict: &Verdict
         return;
     }
     let backend = &scene.tables.backends[&verdict.backend];
-    assert!(state::keeps_flows(backend, scene.now_ds()), "an answer of one that is gone: {verdict:?}");
+    let keeps = if key.protocol == UDP { state::keeps_flows } else { state::lasts };
+    assert!(keeps(backend, scene.now_ds()), "an answer of one that is gone: {verdict:?}");
     assert_eq!((key.src, key.src_port), (backend.address, backend.port), "an answer of somebody else: {verdict:?}");
     let asked = FlowKey {
         src: verdict.client,
@@ -222,10 +224,10 @@ fn begins<const N: usize>(scene: &mut Scene<N>, seen: &Seen<N>, verdict: &Verdic
 /// What was learnt of a backend is what stands there.
 fn notes<const N: usize>(scene: &Scene<N>) {
     for (backend, outcome) in &scene.tables.notes {
-        let is_suspect = scene.tables.health.get(backend).is_some_and(|health| health.suspect_s != 0);
+        let is_ejected = scene.tables.health.get(backend).is_some_and(|health| health.ejected_s != 0);
         match outcome {
-            Outcome::Suspected => assert!(is_suspect, "backend {backend} is counted as suspect, and is not"),
-            Outcome::Cleared => assert!(!is_suspect, "backend {backend} is counted as cleared, and is suspect"),
+            Outcome::Ejected => assert!(is_ejected, "backend {backend} is counted as ejected, and is not"),
+            Outcome::Cleared => assert!(!is_ejected, "backend {backend} is counted as cleared, and is ejected"),
             other => panic!("{other:?} is nothing that is learnt of a backend"),
         }
     }
@@ -260,7 +262,8 @@ fn entries<const N: usize>(scene: &Scene<N>) {
         assert!(usize::from(entry.moves) <= MOST_MOVES, "{entry:?}");
         let has = |flag| entry.flags & flag != 0;
         let is_reply = entry.flow.flags & flow_flags::REPLY != 0;
-        assert!(!has(half_open_flags::LEFT) || is_reply, "only a reply's entry is left: {entry:?}");
+        assert!(!has(half_open_flags::LOST) || is_reply, "only a backend loses: {entry:?}");
+        assert!(!is_claim(key) || has(half_open_flags::CLAIMED), "a claim's entry: {key:?} {entry:?}");
         assert!(!has(half_open_flags::SECOND) || !is_reply, "only a client asks twice: {entry:?}");
     }
 }

@@ -136,7 +136,11 @@ impl<const N: usize> Scene<N> {
         let is_wide = self.is_wide;
         let backend = self.tables.backends.get_mut(&(EACH * service + nth + 1))?;
         match script.byte()? % 5 {
-            0 => backend.state = script.byte()? % (backend_state::GONE + 1),
+            0 => {
+                backend.state = script.byte()? % (backend_state::GONE + 1);
+                // One that drains is past its period.
+                backend.drain_ds = if backend.state == backend_state::DRAINING { now_ds } else { 0 };
+            }
             1 => backend.deadline_ds = now_ds.saturating_add(u32::from(script.byte()?)).saturating_sub(20),
             2 => backend.generation += 1,
             3 => backend.flags = script.byte()? & if is_wide { 0x1f } else { 7 },

@@ -8,6 +8,7 @@
 
 pub mod abi;
 pub mod checksum;
+pub mod client_shares;
 pub mod crc32c;
 pub mod decide;
 pub mod limits;

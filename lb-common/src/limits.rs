@@ -13,6 +13,9 @@ pub const SLOTS: u32 = 1_048_576;
 pub const FLOWS4: u32 = 262_144;
 /// The same of `flows6`.
 pub const FLOWS6: u32 = 131_072;
+/// Counters of `client_shares` for each of two hashes and each family: a power of two. With 100 clients above their share, one client in
+/// seven thousand shares both of its counters with some of them. They take 256 KiB in all.
+pub const CLIENT_SLOTS: u32 = 8_192;
 /// Default capacity of each `udp_flows` map, in entries: a UDP flow that was answered takes two.
 pub const UDP_FLOWS: u32 = 65_536;
 /// Default capacity of each `sockets` map, in entries: a socket translated at connect takes two.
@@ -51,13 +54,19 @@ pub const FRAGMENTS: u32 = 8_192;
 /// Capacity of `round_robin`: a power of two. Service ports whose ids differ by it share a turn, which changes no distribution by much.
 pub const ROUND_ROBIN: u32 = 4_096;
 
-/// A suspect backend is sent one new flow every so many seconds, to see whether it answers again.
+/// An ejected backend is sent one new flow every so many seconds, to see whether it answers again.
 pub const PROBE_INTERVAL_S: u32 = 10;
 /// A backend that answered within this many seconds has answered lately.
 pub const ANSWERED_LATELY_S: u32 = 30;
-/// So many new UDP flows without an answer, where others answer, make a backend suspect.
+/// One client's evidence against a backend counts for so many seconds. That of a second client within this time ejects the backend for all.
+pub const EVIDENCE_S: u32 = 60;
+/// So many slots of a service are looked at to see whether half of its backends stay when one of them is ejected.
+pub const EJECTION_SLOTS: u32 = 128;
+/// So many new UDP flows without an answer, of two or more clients, are evidence against a backend for all, where others answer.
 pub const UDP_UNANSWERED_FLOWS: u32 = 3;
-/// How many slots are looked at in search of a backend that is neither suspect nor tried.
+/// A UDP flow counts as unanswered after so many seconds.
+pub const UDP_ANSWER_S: u32 = 3;
+/// How many slots are looked at in search of a backend that is neither ejected nor tried.
 pub const SLOT_ATTEMPTS: u32 = 8;
 /// A datagram's later fragments follow its first one within this many seconds (`net.ipv4.ipfrag_time`).
 pub const FRAGMENT_TIMEOUT_S: u32 = 30;
@@ -72,6 +81,9 @@ pub const TCP_CLOSING_TIMEOUT_S: u32 = 120;
 /// The reply tuple of a connection that has ended is given to no other client within this many seconds, unless few others are free (the
 /// 60 s of TIME_WAIT in Linux).
 pub const TUPLE_REST_S: u32 = 60;
+/// A client's segment that a draining backend leaves unanswered for longer ends the connection, once the drain period is over. Linux has sent
+/// it six times by then (RFC 6298, from 0.2 s on).
+pub const ANSWER_TIMEOUT_S: u32 = 15;
 /// A UDP flow without an answer is forgotten after this many seconds (`nf_conntrack_udp_timeout`).
 pub const UDP_UNREPLIED_TIMEOUT_S: u32 = 30;
 /// A UDP flow with answers is forgotten after this many seconds (`nf_conntrack_udp_timeout`).
@@ -126,7 +138,12 @@ pub const FAST_PATH_PERMIT_S: u32 = 5;
 /// How often a packet looks its service up again after it met a half-written update.
 pub const SERVICE_LOOKUPS: u32 = 2;
 
-const _: () = assert!(ROUND_ROBIN.is_power_of_two() && VIP_FILTER_BITS.is_power_of_two() && VIP_FILTER_BITS >= 64);
+const _: () = assert!(
+    CLIENT_SLOTS.is_power_of_two()
+        && ROUND_ROBIN.is_power_of_two()
+        && VIP_FILTER_BITS.is_power_of_two()
+        && VIP_FILTER_BITS >= 64
+);
 const _: () = assert!(SOURCE_PORT_FIRST as u32 + SOURCE_PORT_COUNT as u32 == u16::MAX as u32 + 1);
 const _: () = assert!(NODE_PORT_LAST < LOCAL_PORT_FIRST && LOCAL_PORT_LAST < SOURCE_PORT_FIRST);
 const _: () = assert!(EVENTS_BYTES.is_power_of_two() && EVENTS_BYTES.is_multiple_of(4096));

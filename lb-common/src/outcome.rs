@@ -89,14 +89,14 @@ outcomes! {
     /// SYN of a connection that nobody has answered, sent again: moved to another backend.
     Retried = 25, "retried";
     /// A backend refused a connection while another one may take it: the refusal is kept from the client.
-    WithheldRefusal = 26, "withheld_refusal";
-    /// Answer of a backend that the connection has left meanwhile: refused with RST, never delivered.
+    SuppressedRefusal = 26, "suppressed_refusal";
+    /// Answer of a backend after another one's was forwarded: refused with RST, never delivered.
     RefusedLate = 27, "refused_late";
-    /// First packet of a flow, sent to a suspect backend to see whether it answers again.
+    /// First packet of a flow, sent to an ejected backend to see whether it answers again.
     Probed = 28, "probed";
-    /// A backend became suspect: it left a connection unanswered that another one answered, or refused one.
-    Suspected = 29, "suspected";
-    /// A suspect backend answered: it is suspect no more.
+    /// A backend was ejected: two clients have evidence against it.
+    Ejected = 29, "ejected";
+    /// An ejected backend answered, so it takes new flows again.
     Cleared = 30, "cleared";
     /// To an address of services, and nothing there serves it: refused, or dropped where nothing can be said.
     RefusedUnserved = 31, "refused_unserved";
@@ -147,6 +147,9 @@ outcomes! {
     /// An answer of our own (RST, ABORT, ICMP error, echo reply) beyond what this CPU sends in a second: the packet was dropped without it.
     /// Counted beside the packet's own outcome.
     AnswerLimited = 53, "answer_limited";
+    /// More than three quarters of the table of established connections are taken, and the client has more connections than there are places
+    /// left: its new one is refused.
+    RefusedClientShare = 54, "refused_client_share";
 }
 
 const _: () = assert!(Outcome::ALL.len() <= crate::limits::OUTCOMES as usize);

@@ -71,7 +71,7 @@ impl Timeouts {
     }
 
     /// What is to be noted of these in the tables.
-    pub const fn note(&self, flow_counters: bool) -> LoadSettings {
+    pub const fn note(&self, flow_counters: bool, client_key: u32) -> LoadSettings {
         LoadSettings {
             half_open_s: self.half_open_s,
             open_s: self.open_s,
@@ -80,6 +80,7 @@ impl Timeouts {
             udp_replied_s: self.udp_replied_s,
             udp_stream_s: self.udp_stream_s,
             flow_counters: flow_counters as u32,
+            client_key,
         }
     }
 
@@ -134,6 +135,13 @@ impl SourcePorts {
             && !(port >= NODE_PORT_FIRST && port <= NODE_PORT_LAST)
     }
 
+    /// Whether the port is one of the range.
+    #[inline(always)]
+    #[must_use]
+    pub const fn has(&self, port: u16) -> bool {
+        port.wrapping_sub(self.first) < self.count
+    }
+
     /// A port of the range, by any number.
     #[inline(always)]
     #[must_use]
@@ -183,6 +191,13 @@ pub const fn is_retained<const N: usize>(flow: &Flow<N>) -> bool {
     flow.state != flow_state::HALF_OPEN && flow.flags & (flow_flags::REPLY | flow_flags::DIRECT) == 0
 }
 
+/// Whether the entry is of what a backend sends to a masqueraded client.
+#[inline(always)]
+pub const fn is_snat_reply<const N: usize>(flow: &Flow<N>) -> bool {
+    const SNAT_REPLY: u8 = flow_flags::REPLY | flow_flags::MASQUERADED;
+    flow.flags & SNAT_REPLY == SNAT_REPLY
+}
+
 /// Whether the tuple of an ended connection is still kept from others.
 #[inline(always)]
 pub const fn rests<const N: usize>(flow: &Flow<N>, now_s: u32) -> bool {
@@ -195,16 +210,24 @@ pub const fn yields<const N: usize>(flow: &Flow<N>, timeout_s: u32, now_s: u32) 
     flow.state == flow_state::CLOSING || expired(flow, timeout_s, now_s)
 }
 
-/// Whether the deadline of a drain has struck. Holds with the agent dead: the deadline stands in the table.
+/// Whether this limit of a backend is reached. Both limits are in the table, so they hold with the agent dead.
 #[inline(always)]
-pub const fn deadline_struck<const N: usize>(backend: &Backend<N>, now_ds: u32) -> bool {
-    backend.deadline_ds != 0 && now_ds >= backend.deadline_ds
+const fn is_reached(limit_ds: u32, now_ds: u32) -> bool {
+    limit_ds != 0 && now_ds >= limit_ds
 }
 
-/// Whether a flow may still be forwarded to this backend.
+/// Whether established connections of TCP and SCTP may still be forwarded to this backend, as long as it answers them.
+#[inline(always)]
+pub const fn lasts<const N: usize>(backend: &Backend<N>, now_ds: u32) -> bool {
+    backend.state != backend_state::FREE
+        && backend.state != backend_state::GONE
+        && !is_reached(backend.deadline_ds, now_ds)
+}
+
+/// Whether any flow may still be forwarded to this backend: its drain period is not over.
 #[inline(always)]
 pub const fn keeps_flows<const N: usize>(backend: &Backend<N>, now_ds: u32) -> bool {
-    backend.state != backend_state::FREE && backend.state != backend_state::GONE && !deadline_struck(backend, now_ds)
+    lasts(backend, now_ds) && !is_reached(backend.drain_ds, now_ds)
 }
 
 /// Whether a new flow may be sent to this backend: one that is in no set takes none, whatever slots still lead to it.

@@ -45,7 +45,7 @@ const DECIDED: [Outcome; 32] = [
     Outcome::Fragment,
     Outcome::DroppedSourceRange,
     Outcome::Retried,
-    Outcome::WithheldRefusal,
+    Outcome::SuppressedRefusal,
     Outcome::RefusedLate,
     Outcome::Probed,
     Outcome::RefusedUnserved,

@@ -1,5 +1,7 @@
 //! The writes to the flow tables over the kernel's maps. The larger ones are *global* functions, as [`crate::tables`] explains.
 
+use core::arch::asm;
+
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use lb_common::abi::{Flow, FlowKey, HalfOpen, flow_flags, half_open_flags, tag};
 use lb_common::decide::{self, Accepted, Established, FlowTables, NotInserted, Reserved, Work};
@@ -116,6 +118,37 @@ where
     }
 
     #[inline(always)]
+    fn mark_refused(&mut self, key: &FlowKey<N>, backend: u32, refused: u8) {
+        let Some(entry) = <Maps as Family<N>>::half_open(key) else { return };
+        // SAFETY: as above.
+        unsafe {
+            if (*entry).flow.tag == tag(key) && (*entry).flow.backend == backend {
+                (*entry).refused = refused;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn mark(&mut self, key: &FlowKey<N>, backend: u32, flags: u8) {
+        let Some(entry) = <Maps as Family<N>>::half_open(key) else { return };
+        // SAFETY: as above.
+        unsafe {
+            if (*entry).flow.tag == tag(key) && (*entry).flow.backend == backend {
+                (*entry).flags |= flags;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn fence(&mut self) {
+        // An atomic addition is a full barrier on x86. Elsewhere it is none before Linux 5.12, which has those that return a value; there what
+        // was written is visible long before the retry of another CPU has written two entries.
+        let mut word = 0_u64;
+        // SAFETY: a word of this function's own.
+        unsafe { asm!("lock *(u64 *)({word} + 0) += {none}", word = in(reg) &raw mut word, none = in(reg) 0_u64) };
+    }
+
+    #[inline(always)]
     fn reserve(&mut self, work: &mut Work<N>, port: u32, now_s: u32) -> Reserved {
         reserve(work, port, now_s)
     }
@@ -128,6 +161,16 @@ where
     #[inline(always)]
     fn establish(&mut self, work: &mut Work<N>, link: u32, generation: u32, now_s: u32) -> Established {
         establish(work, link, generation, now_s)
+    }
+
+    #[inline(always)]
+    fn keep_entries(&mut self, work: &mut Work<N>, is_over: bool) {
+        changes(work);
+        if N == 4 {
+            keep_entries4(is_over.into())
+        } else {
+            keep_entries6(is_over.into())
+        };
     }
 }
 
@@ -168,3 +211,21 @@ global!(
     /// [`decide::establish`].
     establish, establish4, establish6, (link, generation, now_s) -> Established, Established::Late
 );
+
+macro_rules! keep_entries {
+    ($name:ident, $n:literal) => {
+        /// [`decide::keep_entries`] for the scratch record.
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $name(is_over: u32) -> u32 {
+            let Some(scratch) = <Maps as Family<$n>>::scratch() else { return 0 };
+            // It does not ask for the context.
+            let mut tables = Kernel::at(core::ptr::null_mut(), 0);
+            decide::keep_entries(&mut tables, &mut scratch.work, is_over != 0);
+            0
+        }
+    };
+}
+
+keep_entries!(keep_entries4, 4);
+keep_entries!(keep_entries6, 16);

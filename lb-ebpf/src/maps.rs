@@ -15,6 +15,7 @@ use lb_common::abi::{
     PeerMac, SOURCE_SERVICE_BITS, Service, ServiceKey, ServiceName, Slot, SocketEntries, SocketKey, SocketPeer, Source,
     SourceKey, StatKey, Traffic, UDP, Vip, VipKey,
 };
+use lb_common::client_shares;
 use lb_common::limits;
 use lb_common::service_cidrs::{Cover, FAMILIES};
 use lb_common::stages::{TcStage, XdpStage};
@@ -123,6 +124,9 @@ pub static HEALTH4: Array<Health, { limits::BACKENDS as usize }, SHARED> = Array
 /// Capacity as that of `backends6`.
 #[btf_map(name = "health6")]
 pub static HEALTH6: Array<Health, { limits::BACKENDS as usize }, SHARED> = Array::new();
+/// How many established connections each client has, by [`lb_common::client_shares::Counters`]. The agent corrects them.
+#[btf_map(name = "client_shares")]
+pub static CLIENT_SHARES: Array<u32, { client_shares::COUNTERS as usize }, SHARED> = Array::new();
 #[btf_map(name = "affinity4")]
 pub static AFFINITY4: LruHashMap<AffinityKey<4>, Affinity, { limits::AFFINITY as usize }> = LruHashMap::new();
 #[btf_map(name = "affinity6")]

@@ -59,8 +59,6 @@ pub struct Scratch<const N: usize> {
     pub step: Step,
     /// Why [`crate::tc::icmp_error`] is called.
     pub unsent: Unsent,
-    /// Whether the decision is over an ICMP error: a refusal of a connection's first segment, shown to it as the RST that it stands for.
-    pub is_icmp_refusal: bool,
     /// XDP: whether the packet is in an outer header, which is to be taken off.
     pub is_encapsulated: bool,
     /// Of a later fragment: its datagram's identification.
@@ -74,7 +72,7 @@ impl<const N: usize> Scratch<N> {
     pub fn enter(&mut self, point: AttachPoint, transport: usize) {
         self.point = point;
         self.transport = transport as u32;
-        self.is_icmp_refusal = false;
+        self.work.packet.is_error = false;
     }
 
     #[inline(always)]
@@ -103,13 +101,9 @@ pub struct IcmpMessage<const N: usize> {
     pub end: u32,
     /// Where the transport header of the packet that it quotes begins.
     pub quoted: u32,
-    /// [`lb_common::decide::IcmpError::sequence`].
-    pub sequence: u32,
     /// The MTU that an error about an outer header names.
     pub mtu: u32,
     /// Its checksum.
     pub sum: [u8; 2],
-    /// [`lb_common::decide::IcmpError::is_refusal`].
-    pub is_refusal: bool,
-    pub pad: u8,
+    pub pad: [u8; 2],
 }

@@ -1,6 +1,7 @@
 //! What the agent sets of the decision when it loads the programs.
 
 use aya_ebpf::Global;
+use lb_common::limits;
 use lb_common::state::{SourcePorts, Timeouts};
 
 /// Seconds without a packet after which a flow is forgotten (see [`Timeouts`]). Set at load.
@@ -36,6 +37,30 @@ static LOCAL_PORT_FIRST: Global<u16> = Global::new(SourcePorts::DEFAULT.local_fi
 #[unsafe(no_mangle)]
 #[unsafe(link_section = ".rodata.set")]
 static LOCAL_PORT_LAST: Global<u16> = Global::new(SourcePorts::DEFAULT.local_last);
+
+/// Entries of `flows4` and `flows6`. Set at load.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
+static FLOWS4_ENTRIES: Global<u32> = Global::new(limits::FLOWS4);
+#[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
+static FLOWS6_ENTRIES: Global<u32> = Global::new(limits::FLOWS6);
+/// The key of the hashes of [`lb_common::client_shares`]. Set at load.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
+static CLIENT_KEY: Global<u32> = Global::new(0);
+
+/// Established connections that fit: each takes two entries.
+#[inline(always)]
+pub fn flow_room<const N: usize>() -> u32 {
+    let entries = if N == 4 { FLOWS4_ENTRIES.load() } else { FLOWS6_ENTRIES.load() };
+    entries / 2
+}
+
+#[inline(always)]
+pub fn client_key() -> u32 {
+    CLIENT_KEY.load()
+}
 
 #[inline(always)]
 pub fn timeouts() -> Timeouts {

@@ -3,13 +3,13 @@
 use core::arch::asm;
 use core::ffi::c_void;
 
-use aya_ebpf::bindings::bpf_sock_addr;
+use aya_ebpf::bindings::{__sk_buff, bpf_sock_addr};
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns};
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Service,
     ServiceKey, Slot, SourceKey, Vip, VipKey, affinity_tag, tag,
 };
-use lb_common::decide::{self, Connection, Pace, Pick, Tables};
+use lb_common::decide::{self, Connection, Pace, Pick, Tables, Work};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
 use lb_common::service_cidrs;
@@ -22,7 +22,9 @@ use crate::fast_path;
 use crate::features;
 use crate::fib;
 use crate::flood;
-use crate::maps::{ADOPTION, Family, LINKS, Maps, ROUND_ROBIN, SERVICE_CIDRS, SLOTS, VIP_FILTER, socket_scratch};
+use crate::maps::{
+    ADOPTION, CLIENT_SHARES, Family, LINKS, Maps, ROUND_ROBIN, SERVICE_CIDRS, SLOTS, VIP_FILTER, socket_scratch,
+};
 use crate::rate_limit;
 use crate::settings;
 use crate::socket_lookup;
@@ -210,9 +212,11 @@ where
                 (*entry).generation = health.generation;
             }
             (*entry).answered_s = health.answered_s;
-            (*entry).suspect_s = health.suspect_s;
+            (*entry).ejected_s = health.ejected_s;
             (*entry).probe_s = health.probe_s;
             (*entry).unanswered = health.unanswered;
+            (*entry).accuser = health.accuser;
+            (*entry).accused_s = health.accused_s;
         }
     }
 
@@ -232,6 +236,32 @@ where
     }
 
     #[inline(always)]
+    fn flow_room(&mut self) -> u32 {
+        settings::flow_room::<N>()
+    }
+
+    #[inline(always)]
+    fn client_key(&mut self) -> u32 {
+        settings::client_key()
+    }
+
+    #[inline(always)]
+    fn client_share(&mut self, counter: u32) -> u32 {
+        let Some(counter) = CLIENT_SHARES.get_ptr_mut(counter) else { return 0 };
+        // SAFETY: an element of an array, one whole word. Two CPUs that take the same connection off leave less than nothing.
+        let count = unsafe { counter.read_volatile() } as i32;
+        if count < 0 { 0 } else { count as u32 }
+    }
+
+    #[inline(always)]
+    fn count_client_share(&mut self, counter: u32, change: i32) {
+        let Some(counter) = CLIENT_SHARES.get_ptr_mut(counter) else { return };
+        let change = i64::from(change);
+        // SAFETY: an element of an array, aligned to words; the addition is atomic.
+        unsafe { asm!("lock *(u32 *)({counter} + 0) += {change}", counter = in(reg) counter, change = in(reg) change) };
+    }
+
+    #[inline(always)]
     fn affinity(&mut self, key: &AffinityKey<N>) -> Option<Affinity> {
         let entry = <Maps as Family<N>>::affinity(key)?;
         let mut affinity = Affinity { tag: 0, backend: 0, generation: 0, seen_ds: 0 };
@@ -245,8 +275,32 @@ where
     }
 
     #[inline(always)]
-    fn look(&mut self, _: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_s: u32) -> bool {
-        look(self.context, IN_SOCKET, pick, how, now_s)
+    fn look(&mut self, _: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_ds: u32) -> bool {
+        look(self.context, IN_SOCKET, pick, how, now_ds)
+    }
+
+    #[inline(always)]
+    fn leaves_half(&mut self, base: u32, count: u32, id: u32) -> bool {
+        // No hook sees what a process's peer answers: a connect ejects nobody.
+        !IN_SOCKET && (if N == 4 { leaves_half4(base, count, id) } else { leaves_half6(base, count, id) }) != 0
+    }
+
+    #[inline(always)]
+    fn accuse_tried(&mut self, work: &mut decide::Work<N>, now_ds: u32) {
+        changes(work);
+        // No process's connection is retried.
+        if !IN_SOCKET {
+            if N == 4 {
+                accuse_tried4(now_ds)
+            } else {
+                accuse_tried6(now_ds)
+            };
+        }
+    }
+
+    #[inline(always)]
+    fn is_out(&mut self, index: u32, id: u32) -> bool {
+        (if N == 4 { is_out4(index, id) } else { is_out6(index, id) }) != 0
     }
 
     #[inline(always)]
@@ -316,15 +370,34 @@ where
     }
 
     #[inline(always)]
-    fn direct_connection(&mut self, reply: &FlowKey<N>) -> bool {
-        // SAFETY: copied at once; a link's record is replaced as a whole.
-        let Some(link) = (unsafe { LINKS.get(self.ifindex) }).copied() else { return false };
-        if link.peer_netns_id < 0 {
-            return false;
-        }
-        socket_lookup::holds_connection(self.context, reply, link.peer_netns_id as u32)
+    fn direct_connection(&mut self, work: &mut Work<N>) -> bool {
+        changes(work);
+        let (packet, link) = (self.context.cast(), self.ifindex);
+        (if N == 4 { direct_connection4(packet, link) } else { direct_connection6(packet, link) }) != 0
     }
 }
+
+macro_rules! direct_connection {
+    ($name:ident, $n:literal) => {
+        /// Whether the client at the link has a connection of its own with the reply key of the scratch record: a global function, so that the
+        /// verifier walks it once and not for each port that is tried.
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $name(packet: *mut __sk_buff, link: u32) -> u32 {
+            let Some(scratch) = <Maps as Family<$n>>::scratch() else { return 0 };
+            // SAFETY: copied at once; a link's record is replaced as a whole.
+            let Some(link) = (unsafe { LINKS.get(link) }).copied() else { return 0 };
+            if link.peer_netns_id < 0 {
+                return 0;
+            }
+            let reply = scratch.work.reply_key();
+            u32::from(socket_lookup::holds_connection(packet.cast(), reply, link.peer_netns_id as u32))
+        }
+    };
+}
+
+direct_connection!(direct_connection4, 4);
+direct_connection!(direct_connection6, 16);
 
 /// [`decide::look`], with `pick` in the scratch record: that of packets, or of a socket.
 ///
@@ -332,14 +405,14 @@ where
 /// of the loop. It finds the scratch record by itself: pointers to memory as arguments need Linux 5.12, and before 6.2 no key and no value of a
 /// map comes from such memory.
 #[inline(always)]
-fn look<const N: usize>(context: *mut c_void, in_socket: bool, pick: &mut Pick<N>, how: u32, now_s: u32) -> bool {
+fn look<const N: usize>(context: *mut c_void, in_socket: bool, pick: &mut Pick<N>, how: u32, now_ds: u32) -> bool {
     changes(pick);
     let socket = context.cast();
     let found = match (in_socket, N) {
-        (false, 4) => look4(how, now_s),
-        (false, _) => look6(how, now_s),
-        (true, 4) => look_for_socket4(socket, how, now_s),
-        (true, _) => look_for_socket6(socket, how, now_s),
+        (false, 4) => look4(how, now_ds),
+        (false, _) => look6(how, now_ds),
+        (true, 4) => look_for_socket4(socket, how, now_ds),
+        (true, _) => look_for_socket6(socket, how, now_ds),
     };
     found != 0
 }
@@ -348,25 +421,67 @@ macro_rules! look {
     ($name:ident, $for_socket:ident, $n:literal) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
-        extern "C" fn $name(how: u32, now_s: u32) -> u32 {
+        extern "C" fn $name(how: u32, now_ds: u32) -> u32 {
             let Some(scratch) = <Maps as Family<$n>>::scratch() else { return 0 };
             // No look at a slot asks for the context.
             let mut tables = Kernel::at(core::ptr::null_mut(), 0);
-            u32::from(decide::look_for(&mut tables, &mut scratch.work, how, now_s))
+            u32::from(decide::look_for(&mut tables, &mut scratch.work, how, now_ds))
         }
 
         #[unsafe(no_mangle)]
         #[inline(never)]
-        extern "C" fn $for_socket(context: *mut bpf_sock_addr, how: u32, now_s: u32) -> u32 {
+        extern "C" fn $for_socket(context: *mut bpf_sock_addr, how: u32, now_ds: u32) -> u32 {
             let Some(scratch) = socket_scratch::<$n>(context, 0) else { return 0 };
             let mut tables = SocketKernel::at(core::ptr::null_mut(), 0);
-            u32::from(decide::look(&mut tables, &scratch.key, &mut scratch.pick, how, now_s))
+            u32::from(decide::look(&mut tables, &scratch.key, &mut scratch.pick, how, now_ds))
         }
     };
 }
 
 look!(look4, look_for_socket4, 4);
 look!(look6, look_for_socket6, 16);
+
+macro_rules! accuse_tried {
+    ($name:ident, $n:literal) => {
+        /// [`decide::accuse_tried`] for the scratch record: a global function, which is verified once and by itself.
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $name(now_ds: u32) -> u32 {
+            let Some(scratch) = <Maps as Family<$n>>::scratch() else { return 0 };
+            // No look at a backend asks for the context.
+            let mut tables = Kernel::at(core::ptr::null_mut(), 0);
+            decide::accuse_tried(&mut tables, &mut scratch.work, now_ds);
+            0
+        }
+    };
+}
+
+accuse_tried!(accuse_tried4, 4);
+accuse_tried!(accuse_tried6, 16);
+
+macro_rules! leaves_half {
+    ($name:ident, $slot:ident, $n:literal) => {
+        /// [`decide::is_out`], so that the verifier walks a slot once and no turn of the loop.
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $slot(index: u32, id: u32) -> u32 {
+            let mut tables = Kernel::at(core::ptr::null_mut(), 0);
+            u32::from(decide::is_out::<$n, _>(&mut tables, index, id))
+        }
+
+        /// [`decide::leaves_half`], a global function as those of [`look`].
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $name(base: u32, count: u32, id: u32) -> u32 {
+            // No look at a slot asks for the context.
+            let mut tables = Kernel::at(core::ptr::null_mut(), 0);
+            u32::from(decide::leaves_half::<$n, _>(&mut tables, base, count, id))
+        }
+    };
+}
+
+leaves_half!(leaves_half4, is_out4, 4);
+leaves_half!(leaves_half6, is_out6, 16);
 
 /// Says that the next function changes the record, which the compiler must know.
 #[inline(always)]

@@ -3,6 +3,7 @@
 //! Opening compares each map's type, key size and value size with the records of [`lb_common::abi`].
 //! Minimum kernel: 5.8 (ring buffer); the programs behind the maps need more.
 
+mod client_shares;
 mod connections;
 mod table;
 pub mod vip_filter;
@@ -19,6 +20,7 @@ use lb_common::abi::{
     VipKey, map_name,
 };
 
+pub use client_shares::ClientShares;
 pub use connections::Connections;
 pub use table::{Calls, Cursor, Table};
 pub use vip_filter::VipFilter;
@@ -76,6 +78,8 @@ pub struct Pinned {
     pub health4: Table<u32, Health>,
     /// By backend id.
     pub health6: Table<u32, Health>,
+    /// How many connections each client has.
+    pub client_shares: ClientShares,
     pub affinity4: Table<AffinityKey<V4>, Affinity>,
     pub affinity6: Table<AffinityKey<V6>, Affinity>,
     /// Holds something with `--flow-counters` only.
@@ -130,6 +134,7 @@ impl Pinned {
             half_open6: Table::open(dir, map_name::HALF_OPEN6, &calls)?,
             health4: Table::open(dir, map_name::HEALTH4, &calls)?,
             health6: Table::open(dir, map_name::HEALTH6, &calls)?,
+            client_shares: ClientShares::open(dir)?,
             affinity4: Table::open(dir, map_name::AFFINITY4, &calls)?,
             affinity6: Table::open(dir, map_name::AFFINITY6, &calls)?,
             traffic4: Table::open(dir, map_name::TRAFFIC4, &calls)?,

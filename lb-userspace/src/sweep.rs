@@ -14,6 +14,7 @@
 //! **By the way** a round counts each backend's connections (eviction from a full table runs no code, so the programs' own counts
 //! drift), finds which ids of backends that are gone are still referred to, and which drains have no flow left.
 
+mod clients;
 mod part;
 mod recount;
 mod rounds;
@@ -22,6 +23,7 @@ mod seen;
 
 use std::time::Duration;
 
+pub use clients::{Client, Clients};
 pub use part::{Look, Part, Place};
 pub use recount::correction;
 pub use rounds::{Order, Rounds};

@@ -16,8 +16,12 @@ pub struct Backend<const N: usize> {
     pub generation: u32,
     /// Id of the service port.
     pub service: u32,
-    /// When its flows are evicted, in tenths of a second of `CLOCK_MONOTONIC`; 0: never.
+    /// The eviction deadline: when its last connections end, in tenths of a second of `CLOCK_MONOTONIC`; 0: never. Not before
+    /// [`Self::drain_ds`].
     pub deadline_ds: u32,
+    /// When its drain period ends, by the same clock; 0: it does not drain. From then on only established connections of TCP and SCTP go on,
+    /// as long as it answers them.
+    pub drain_ds: u32,
     /// Hash of the pod's UID, so that an address that comes back as another pod is known as a new backend. 0: no UID known.
     pub uid_hash: u32,
     pub weight: u16,
@@ -34,11 +38,11 @@ pub mod backend_state {
     pub const RESTING: u8 = 2;
     /// In the API, terminating: no new flows.
     pub const TERMINATING: u8 = 3;
-    /// Gone from every slice: its flows stay until the deadline.
+    /// Gone from every slice: its established connections stay until the eviction deadline, as long as it answers.
     pub const DRAINING: u8 = 4;
     /// Taken out by hand: no new flows.
     pub const MAINTENANCE: u8 = 5;
-    /// The deadline struck: nothing is forwarded any more.
+    /// Past the eviction deadline, or replaced by another pod: nothing is forwarded any more.
     pub const GONE: u8 = 6;
 }
 
@@ -83,21 +87,26 @@ pub struct Health {
     pub generation: u32,
     /// When it last answered a flow's first packet, seconds of `CLOCK_MONOTONIC`; 0: never.
     pub answered_s: u32,
-    /// Since when it is suspect: it left a flow unanswered that another backend answered, or refused one; 0: it is not.
-    pub suspect_s: u32,
+    /// Since when it is ejected: two clients have evidence against it; 0: it is not.
+    pub ejected_s: u32,
     /// When a new flow was last sent there to see whether it answers again.
     pub probe_s: u32,
-    /// UDP: new flows since it last answered one.
+    /// UDP: the first new flow since it last answered one, and those that other clients than [`accuser`](Health::accuser) began since.
     pub unanswered: u32,
     /// Connections counted for [`scheduler::LEAST_CONNECTIONS`]; recounted by the agent.
     pub connections: u32,
+    /// A hash of the client whose evidence there is: the backend left its connection unanswered, or refused it, and another one answered it.
+    /// UDP: the client that asked first since the backend last answered. 0: there is none.
+    pub accuser: u32,
+    /// Since when there is that evidence; it counts for [`EVIDENCE_S`](crate::limits::EVIDENCE_S).
+    pub accused_s: u32,
 }
 
 sizes! {
-    Backend<4> = 28,
-    Backend<16> = 40,
+    Backend<4> = 32,
+    Backend<16> = 44,
     EndpointKey<4> = 8,
     EndpointKey<16> = 20,
     Endpoint = 8,
-    Health = 24,
+    Health = 32,
 }

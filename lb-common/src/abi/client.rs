@@ -24,15 +24,21 @@ pub struct Affinity {
     pub backend: u32,
     /// The backend's generation.
     pub generation: u32,
-    /// When the last connection was made, tenths of a second of `CLOCK_MONOTONIC`.
+    /// When the last connection was established (processes: made), tenths of a second of `CLOCK_MONOTONIC`.
     pub seen_ds: u32,
 }
 
 /// A number that tells one client's affinity from another's.
 #[inline(always)]
 pub fn affinity_tag<const N: usize>(key: &AffinityKey<N>) -> u32 {
-    let hash = mix_address(0xc2b2_ae35, &key.client);
-    mix(mix(hash, key.service), key.netns)
+    client_tag(&key.client, key.service, key.netns)
+}
+
+/// The same of the key's fields.
+#[inline(always)]
+pub fn client_tag<const N: usize>(client: &[u8; N], service: u32, netns: u32) -> u32 {
+    let hash = mix_address(0xc2b2_ae35, client);
+    mix(mix(hash, service), netns)
 }
 
 /// Data of a key of `sources4` / `sources6` (longest prefix match): a client that a service port admits.

@@ -139,6 +139,10 @@ pub mod flow_flags {
     pub const DIRECT: u8 = 4;
     /// Forward: the reply entry was given to a direct UDP sender and must be written again.
     pub const REPLY_LOST: u8 = 8;
+    /// The client is external, and neither this node nor another one: of IPv6, its network of 64 bits counts as one client.
+    pub const EXTERNAL: u8 = 16;
+    /// DSR: the client's packets come in an outer header from another node.
+    pub const ENCAPSULATED: u8 = 32;
     /// The backend sees another source address than the client's own: one of this node, or, where the backend is the client itself,
     /// the service's.
     pub const MASQUERADED: u8 = 64;

@@ -17,7 +17,7 @@ pub(super) fn mix_address<const N: usize>(mut hash: u32, address: &[u8; N]) -> u
 }
 
 #[inline(always)]
-pub(super) fn mix(hash: u32, word: u32) -> u32 {
+pub(crate) const fn mix(hash: u32, word: u32) -> u32 {
     let product = (hash ^ word).wrapping_mul(0x9e37_79b1);
     product ^ (product >> 15)
 }

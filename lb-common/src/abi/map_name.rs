@@ -59,4 +59,5 @@ names! {
     VIP_FILTER = "vip_filter",
     ADOPTION = "adoption",
     SERVICE_CIDRS = "service_cidrs",
+    CLIENT_SHARES = "client_shares",
 }

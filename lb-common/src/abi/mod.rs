@@ -11,7 +11,7 @@ mod backend;
 mod client;
 mod flow;
 mod handshake;
-mod hash;
+pub(crate) mod hash;
 pub mod map_name;
 mod network;
 mod report;
@@ -30,7 +30,7 @@ pub use service::*;
 pub use socket::*;
 
 /// Version of everything in this module; compared before any pinned map is reused.
-pub const ABI_VERSION: u32 = 8;
+pub const ABI_VERSION: u32 = 10;
 
 /// Bytes of an IPv4 address.
 pub const V4: usize = 4;

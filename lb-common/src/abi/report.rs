@@ -28,6 +28,8 @@ pub struct LoadSettings {
     pub udp_stream_s: u32,
     /// 1: `traffic4` and `traffic6` count the packets and bytes of each flow.
     pub flow_counters: u32,
+    /// Key of the hashes in `client_shares`. Drawn by lot when the tables are made.
+    pub client_key: u32,
 }
 
 /// Key of `stats`: a counter of one outcome for one service port or backend.
@@ -89,7 +91,7 @@ pub mod hook {
 
 sizes! {
     Config = 16,
-    LoadSettings = 28,
+    LoadSettings = 32,
     StatKey = 8,
     Event = 64,
 }

@@ -1,7 +1,6 @@
 //! The reply tuple of a new connection is allocated, and its entries are written.
 
-use super::affinity::stick;
-use super::commit::tuple as commit;
+use super::commit::{claim, tuple as commit};
 use super::connection::set_opposite_key;
 use super::packet::{Hook, Now};
 use super::step::Step;
@@ -28,7 +27,7 @@ pub fn allocate<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Wor
     let retries = work.allocation & allocation::RETRY != 0;
     let reserved = reserve(tables, work, hook, now);
     if reserved == Reserved::Yes && retries {
-        commit::leave(tables, work);
+        claim::leave(tables, work);
     }
     if reserved != Reserved::Yes || !commit::begin(tables, work) {
         let full = reserved != Reserved::Taken;
@@ -36,10 +35,12 @@ pub fn allocate<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Wor
         work.verdict.backend = work.connection.original.flow.backend;
         return Step::Decided;
     }
+    if retries {
+        claim::settle(tables, work, now);
+    }
     let (outcome, route) = if work.allocation & allocation::DIRECT != 0 {
         (Outcome::DirectTranslated, false)
     } else {
-        stick(tables, &work.pick, &work.packet.key, 0, now.ds);
         (begun(tables, work, retries, now), hook.has(Hook::ROUTED))
     };
     work.verdict.translate(Action::ToBackend, &work.connection.original.flow, outcome, route);
@@ -47,7 +48,9 @@ pub fn allocate<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Wor
 }
 
 /// Counts a new connection of a service. What it counts as.
-#[inline(always)]
+///
+/// A function of its own: Linux 6.1 would walk it once for each way out of the search for a port.
+#[inline(never)]
 fn begun<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, retries: bool, now: Now) -> Outcome {
     let flow = &work.connection.original.flow;
     let is_encapsulated = flow.port == 0;
@@ -108,7 +111,7 @@ fn reserve<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>,
         }
         if asks_sockets {
             work.connection.set_reply_port(port);
-            if tables.direct_connection(&work.connection.reply_key) {
+            if tables.direct_connection(work) {
                 continue;
             }
             port = 0;

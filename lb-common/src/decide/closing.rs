@@ -47,6 +47,14 @@ pub(super) const fn may_end<const N: usize>(packet: &Packet<N>, own: &Flow<N>) -
         || own.fin & fin::SENT != 0
 }
 
+/// Whether the client's segment must be answered: it carries data or a FIN, or it probes (RFC 9293, section 3.8.4), one number below what was
+/// sent last. SCTP: its first chunk is answered. An acknowledgement alone is not.
+#[inline(always)]
+pub(super) const fn asks<const N: usize>(packet: &Packet<N>, own: &Flow<N>) -> bool {
+    let probes = packet.key.protocol == TCP && packet.seq == own.next.wrapping_sub(1);
+    !packet.resets() && (packet.payload != 0 || packet.tcp_flags & tcp_flag::FIN != 0 || probes)
+}
+
 /// The bits of [`fin`] of the packet's direction after it.
 #[inline(always)]
 pub(super) fn fin_after<const N: usize>(packet: &Packet<N>, own: &Flow<N>, opposite: &Flow<N>) -> u8 {

@@ -120,7 +120,9 @@ impl<const N: usize> Connection<N> {
     pub(super) fn derive_reply(&mut self, link: u32) {
         words::clear(&mut self.reply);
         set_opposite(&self.original_key, &self.original.flow, &self.reply_key, link, &mut self.reply.flow);
-        self.reply.flags = self.original.flags & (half_open_flags::ANSWERED | half_open_flags::RESUMED);
+        let kept =
+            half_open_flags::ANSWERED | half_open_flags::RESUMED | half_open_flags::MOVES | half_open_flags::AFFINITY;
+        self.reply.flags = self.original.flags & kept;
         self.reply.answers = self.original.answers;
     }
 }

@@ -2,7 +2,7 @@
 
 use super::allocate::{allocate, lead};
 use super::collision::direct;
-use super::established::{established, keep, syn};
+use super::established::{draining, established, keep, syn};
 use super::open::{complete, open};
 use super::packet::Hook;
 use super::retry::retry;
@@ -23,6 +23,9 @@ pub fn decide<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<
     }
     if step == Step::Syn {
         step = syn(tables, work, hook, step);
+    }
+    if step == Step::Draining {
+        step = draining(tables, work, hook, step);
     }
     if step.keeps() {
         step = keep(tables, work, hook, step);
@@ -67,8 +70,10 @@ pub fn begin<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N
 fn unknown<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook: Hook) -> Step {
     let packet = &work.packet;
     // Other segments meet no handshake before their service was looked up, but one that has lost its entries. A FIN may be sent again once
-    // its connection has ended.
-    let may_be_handshake = packet.is_udp() || packet.tcp_flags & (tcp_flag::SYN | tcp_flag::RST | tcp_flag::FIN) != 0;
+    // its connection has ended. To a SNAT tuple, a backend may speak of the connection before.
+    let may_be_handshake = packet.is_udp()
+        || packet.tcp_flags & (tcp_flag::SYN | tcp_flag::RST | tcp_flag::FIN) != 0
+        || packet.may_be_for_snat(hook, tables.source_ports());
     if (may_be_handshake || tables.is_after_flood()) && tables.may_be_half_open(&packet.key) {
         return Step::Handshake;
     }

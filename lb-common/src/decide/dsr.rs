@@ -4,11 +4,12 @@
 //! No answer passes the first node. It keeps a flow once the client's own segment shows that it saw an answer; until then, and for
 //! segments of flows that another node has kept, Maglev says the same backend on every node.
 
+use super::affinity::remembered;
 use super::client::{Asker, Client, admits, serve_from};
 use super::frontend::{asked, is_whole};
 use super::packet::{Hook, Now};
 use super::pick::Picked;
-use super::search::{AS_ANY_NODE, BY_TUPLE, choose, complete};
+use super::search::{AS_ANY_NODE, BY_CLIENT, BY_TUPLE, choose, complete};
 use super::tables::Tables;
 use super::verdict::Action;
 use super::work::Work;
@@ -32,8 +33,13 @@ pub(super) fn is_meant<const N: usize>(work: &Work<N>) -> bool {
 /// A segment of a service that belongs to no flow of this node: it may be one of another node's, which Maglev leads to its backend.
 /// Under a flood it may be one of this node that has lost its entries. `true`: such a one, whose backend is in `work.pick`.
 #[inline(never)]
-pub(super) fn follow<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now_s: u32) -> bool {
-    let now = Now::from_ds(now_s.saturating_mul(10));
+pub(super) fn follow<const N: usize, T: Tables<N>>(
+    tables: &mut T,
+    work: &mut Work<N>,
+    hook: Hook,
+    now_ds: u32,
+) -> bool {
+    let now = Now::from_ds(now_ds);
     let resumes = work.verdict.outcome == Outcome::RefusedNoFlow && tables.is_after_flood();
     if work.is_chosen() {
         return resumes && arrived(tables, work, hook, true) == Picked::Backend;
@@ -46,7 +52,13 @@ pub(super) fn follow<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wo
     }
     let everywhere = work.pick.service.flags & service_flags::DSR != 0;
     let how = if everywhere { AS_ANY_NODE } else { AS_ANY_NODE | BY_TUPLE };
-    if !(everywhere || resumes) || !choose(tables, &work.packet.key, how, now, &mut work.pick) {
+    if !(everywhere || resumes) {
+        return false;
+    }
+    let sticks = !everywhere && work.pick.service.affinity_timeout_s != 0;
+    let how = if sticks { AS_ANY_NODE | BY_CLIENT } else { how };
+    let is_remembered = sticks && remembered(tables, &work.packet.key, 0, now.ds, &mut work.pick);
+    if !is_remembered && !choose(tables, &work.packet.key, 0, how, now, &mut work.pick) {
         return false;
     }
     if !is_meant(work) {
@@ -133,7 +145,7 @@ pub fn quoted_elsewhere<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut
     serve_from(service, client);
     work.pick.client = client as u32;
     let now = Now::from_ns(tables.now_ns());
-    !follow(tables, work, hook, now.s) && work.verdict.action as u8 == Action::ToBackend as u8
+    !follow(tables, work, hook, now.ds) && work.verdict.action as u8 == Action::ToBackend as u8
 }
 
 /// Copies the frontend of a packet that came in an outer header: a node port is served at any address, all zeroes, but at no pod's

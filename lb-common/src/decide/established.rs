@@ -1,5 +1,6 @@
 //! Packets of an established connection. Short and inline: what is rare is another step.
 
+use super::closing;
 use super::commit::established as commit;
 use super::fast_path;
 use super::lifetime::{Standing, expired, is_over};
@@ -10,6 +11,7 @@ use super::transition::Transition;
 use super::verdict::Action;
 use super::work::Work;
 use crate::abi::{Flow, flow_state};
+use crate::limits::ANSWER_TIMEOUT_S;
 use crate::outcome::Outcome;
 use crate::state;
 
@@ -21,11 +23,29 @@ pub(super) fn established<const N: usize, T: FlowTables<N>>(
     hook: Hook,
     entry: T::FlowRef,
 ) -> Step {
-    if work.connection.is_reply() { reply(tables, work, hook, entry) } else { original(tables, work, hook, entry) }
+    if work.connection.is_reply() {
+        reply::<N, T, false>(tables, work, hook, entry)
+    } else {
+        original::<N, T, false>(tables, work, hook, entry)
+    }
 }
 
+/// The step for a packet of an established connection whose backend drains. All that a drain asks is asked here: no other packet pays for it.
 #[inline(always)]
-fn original<const N: usize, T: FlowTables<N>>(
+pub fn draining<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, _: Step) -> Step {
+    let Some(entry) = tables.connection(&work.packet.key, &mut work.connection) else { return Step::Handshake };
+    if work.connection.is_reply() {
+        return reply::<N, T, true>(tables, work, hook, entry);
+    }
+    match original::<N, T, true>(tables, work, hook, entry) {
+        Step::Draining => unanswered(tables, work),
+        step => step,
+    }
+}
+
+/// `DRAINS`: the backend is known to drain.
+#[inline(always)]
+fn original<const N: usize, T: FlowTables<N>, const DRAINS: bool>(
     tables: &mut T,
     work: &mut Work<N>,
     hook: Hook,
@@ -40,7 +60,8 @@ fn original<const N: usize, T: FlowTables<N>>(
         return Step::Syn;
     }
     let now = Now::from_ns(tables.now_ns());
-    match of_original(tables, packet, flow, now) {
+    let transition = of_original::<N, T, DRAINS>(tables, packet, flow, now);
+    match transition {
         Transition::Evict => {
             commit::evict(tables, entry, flow, now);
             verdict.evict(packet, flow.backend);
@@ -51,26 +72,38 @@ fn original<const N: usize, T: FlowTables<N>>(
             return Step::Reselect;
         }
         Transition::New => return Step::Reselect,
+        Transition::Drain if !DRAINS => return Step::Draining,
         _ => {}
     }
     verdict.translate(Action::ToBackend, flow, forwarded(flow), hook.has(Hook::ROUTED));
     let state = state::after_forward(flow.state, packet.key.protocol);
-    if commit::seen(tables, entry, packet, flow, now, state) { Step::Refresh } else { Step::Decided }
+    let is_new = commit::seen(tables, entry, packet, flow, now, state);
+    match transition {
+        Transition::Drain => Step::Draining,
+        _ if is_new => Step::Refresh,
+        _ => Step::Decided,
+    }
 }
 
 #[inline(always)]
-fn reply<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, entry: T::FlowRef) -> Step {
+fn reply<const N: usize, T: FlowTables<N>, const DRAINS: bool>(
+    tables: &mut T,
+    work: &mut Work<N>,
+    hook: Hook,
+    entry: T::FlowRef,
+) -> Step {
     let Work { packet, connection, verdict, .. } = work;
     let flow = &mut connection.reply.flow;
     let Some(route) = fast_path::replies(tables, packet, flow, hook) else { return Step::Decided };
     let now = Now::from_ns(tables.now_ns());
-    match of_reply(tables, packet, flow, now) {
+    match of_reply::<N, T, DRAINS>(tables, packet, flow, now) {
         Transition::Evict => {
             commit::evict(tables, entry, flow, now);
             verdict.evict(packet, flow.backend);
             return Step::Decided;
         }
         Transition::Over => return Step::Remove,
+        Transition::Drain => return Step::Draining,
         _ => {}
     }
     verdict.translate(Action::ToClient, flow, Outcome::Replied, route);
@@ -78,9 +111,9 @@ fn reply<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, h
     if commit::seen(tables, entry, packet, flow, now, state) { Step::Refresh } else { Step::Decided }
 }
 
-/// A packet of the client that is no SYN.
+/// A packet of the client that is no SYN. [`Transition::Drain`]: the backend drains; where that is known, it must answer, too.
 #[inline(always)]
-fn of_original<const N: usize, T: Tables<N>>(
+fn of_original<const N: usize, T: Tables<N>, const DRAINS: bool>(
     tables: &mut T,
     packet: &Packet<N>,
     flow: &Flow<N>,
@@ -90,8 +123,13 @@ fn of_original<const N: usize, T: Tables<N>>(
         return Transition::Forward;
     }
     let backend = Standing::of(tables, flow, now);
-    let keeps = backend.keeps && flow.state != flow_state::EVICTED;
+    if !DRAINS && backend.drain_ds != 0 {
+        return Transition::Drain;
+    }
+    let takes = if DRAINS { backend.takes(packet.key.protocol, flow) } else { backend.lasts };
+    let keeps = takes && flow.state != flow_state::EVICTED;
     match packet.is_udp() {
+        false if keeps && DRAINS && closing::asks(packet, flow) => Transition::Drain,
         false if keeps => Transition::Forward,
         false => Transition::Evict,
         true if !keeps || backend.moves => Transition::Move,
@@ -102,7 +140,12 @@ fn of_original<const N: usize, T: Tables<N>>(
 
 /// A packet of the backend.
 #[inline(always)]
-fn of_reply<const N: usize, T: Tables<N>>(tables: &mut T, packet: &Packet<N>, flow: &Flow<N>, now: Now) -> Transition {
+fn of_reply<const N: usize, T: Tables<N>, const DRAINS: bool>(
+    tables: &mut T,
+    packet: &Packet<N>,
+    flow: &Flow<N>,
+    now: Now,
+) -> Transition {
     let is_over = if packet.is_udp() {
         expired(tables, packet.key.protocol, flow, now)
     } else {
@@ -113,10 +156,15 @@ fn of_reply<const N: usize, T: Tables<N>>(tables: &mut T, packet: &Packet<N>, fl
         // that begins anew would have written its entries anew.
         return Transition::Over;
     }
-    if flow.backend != 0 && (!Standing::of(tables, flow, now).keeps || flow.state == flow_state::EVICTED) {
-        return Transition::Evict;
+    if flow.backend == 0 {
+        return Transition::Reply;
     }
-    Transition::Reply
+    let backend = Standing::of(tables, flow, now);
+    if !DRAINS && backend.drain_ds != 0 {
+        return Transition::Drain;
+    }
+    let takes = if DRAINS { backend.takes(packet.key.protocol, flow) } else { backend.lasts };
+    if !takes || flow.state == flow_state::EVICTED { Transition::Evict } else { Transition::Reply }
 }
 
 /// What a packet of the original direction counts as.
@@ -128,16 +176,7 @@ pub(super) const fn forwarded<const N: usize>(flow: &Flow<N>) -> Outcome {
 /// The step that keeps both entries alike, moves them as the connection has ended, or removes them.
 #[inline(always)]
 pub fn keep<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, _: Hook, step: Step) -> Step {
-    work.connection.set_keys(&work.packet.key);
-    if step == Step::Refresh {
-        if !commit::sync(tables, work) {
-            let flow = &work.connection.entry().flow;
-            let link = fast_path::opposite_link(flow);
-            commit::restore(tables, work, link);
-        }
-        return Step::Decided;
-    }
-    commit::remove(tables, work);
+    tables.keep_entries(work, step != Step::Refresh);
     if step == Step::Reselect { Step::Select } else { Step::Decided }
 }
 
@@ -165,8 +204,27 @@ fn of_syn<const N: usize, T: Tables<N>>(tables: &mut T, packet: &Packet<N>, flow
     if evicted || (is_other && flow.state == flow_state::CLOSING) || expired(tables, packet.key.protocol, flow, now) {
         return Transition::New;
     }
-    if !Standing::of(tables, flow, now).keeps {
+    if !Standing::of(tables, flow, now).takes(packet.key.protocol, flow) {
         return Transition::New;
     }
     if is_other { Transition::Reopen } else { Transition::Forward }
+}
+
+/// A segment of the client that its backend, which drains, must answer: once the drain period is over, a segment that has stayed unanswered for
+/// too long ends the connection.
+///
+/// Segments are noted from the begin of the drain on: a backend that died long before the end of the period is found out at once.
+#[inline(always)]
+fn unanswered<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) -> Step {
+    work.connection.set_keys(&work.packet.key);
+    let now = Now::from_ns(tables.now_ns());
+    let silent_s = commit::await_answer(tables, work, now);
+    let flow = &work.connection.original.flow;
+    if silent_s <= ANSWER_TIMEOUT_S || Standing::of(tables, flow, now).keeps {
+        return Step::Refresh;
+    }
+    let backend = flow.backend;
+    commit::give_up(tables, work, now);
+    work.verdict.evict(&work.packet, backend);
+    Step::Decided
 }

@@ -4,7 +4,7 @@ use super::lifetime::{Standing, expired};
 use super::packet::{Hook, Now, Packet};
 use super::tables::Tables;
 use super::transition::Transition;
-use crate::abi::{HalfOpen, MOST_MOVES, TCP, flow_flags, half_open_flags};
+use crate::abi::{HalfOpen, TCP, flow_flags, half_open_flags};
 
 /// What a SYN, or what a client sends before it hears anything, may carry at most.
 const MOST_DATA: u32 = u16::MAX as u32;
@@ -30,9 +30,9 @@ pub(super) fn original<const N: usize, T: Tables<N>>(
     // No stack sends a SYN again within the second (RFC 6298, section 2): the network has doubled it.
     if packet.opens() && flow.seen_s != now.s {
         entry.segments = entry.segments.saturating_add(1);
-        let moves = entry.flags & (half_open_flags::MOVES | half_open_flags::ANSWERED) == half_open_flags::MOVES
-            && (entry.moves as usize) < MOST_MOVES;
-        if moves && hook.has(Hook::FROM_CLIENT) {
+        let moves = entry.flags & (half_open_flags::MOVES | half_open_flags::ANSWERED) == half_open_flags::MOVES;
+        // Two backends must not process the same data (RFC 7413).
+        if moves && packet.payload == 0 && hook.has(Hook::FROM_CLIENT) {
             return Transition::Retry;
         }
     }
@@ -96,7 +96,7 @@ pub(super) fn reply<const N: usize, T: Tables<N>>(
         // Nobody remembers the question: the packet is of another connection on these ports.
         return Transition::Over;
     }
-    if entry.flags & half_open_flags::LEFT != 0 {
+    if entry.flags & half_open_flags::LOST != 0 {
         return Transition::Late;
     }
     if !backend.keeps {
@@ -109,7 +109,10 @@ pub(super) fn reply<const N: usize, T: Tables<N>>(
     }
     let accepts = packet.accepts();
     // Of another attempt on the same tuple, or forged: the client judges. So it does what follows its answer.
-    if !acknowledges_syn(packet, entry) || (!accepts && (resumed || entry.flags & half_open_flags::ANSWERED != 0)) {
+    if packet.is_midway()
+        || !acknowledges_syn(packet, entry)
+        || (!accepts && (resumed || entry.flags & half_open_flags::ANSWERED != 0))
+    {
         return Transition::Reply;
     }
     match accepts {

@@ -1,8 +1,9 @@
 //! Whether a connection lives: its timeouts, and whether its backend still takes its packets.
 
 use super::packet::Now;
+use super::share;
 use super::tables::Tables;
-use crate::abi::{Backend, Flow, flow_flags};
+use crate::abi::{Backend, Flow, FlowKey, UDP, flow_flags, flow_state};
 use crate::state;
 
 /// Whether the connection was silent for too long.
@@ -20,8 +21,13 @@ pub(super) fn is_over<const N: usize, T: Tables<N>>(tables: &mut T, protocol: u8
 /// What the backend of a connection is to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Standing {
-    /// The backend takes the connection's packets. Always, if there is none: a direct connection whose port is translated.
+    /// The backend takes the connection's packets, whatever its phase. Always, if there is none: a direct connection whose port is
+    /// translated.
     pub(super) keeps: bool,
+    /// The backend takes the packets of established connections, though its drain period may be over.
+    pub(super) lasts: bool,
+    /// When the backend's drain period ends; 0: it does not drain.
+    pub(super) drain_ds: u32,
     /// The backend's datagrams go to another one.
     pub(super) moves: bool,
     /// The backend's generation; 0: there is none.
@@ -32,16 +38,27 @@ impl Standing {
     #[inline(always)]
     pub(super) fn of<const N: usize, T: Tables<N>>(tables: &mut T, flow: &Flow<N>, now: Now) -> Self {
         if flow.backend == 0 {
-            return Self { keeps: true, moves: false, generation: 0 };
+            return Self { keeps: true, lasts: true, drain_ds: 0, moves: false, generation: 0 };
         }
         let Some(backend) = tables.backend(flow.backend) else {
-            return Self { keeps: false, moves: false, generation: 0 };
+            return Self { keeps: false, lasts: false, drain_ds: 0, moves: false, generation: 0 };
         };
+        let is_of = is_of(&backend, flow);
         Self {
-            keeps: is_of(&backend, flow) && state::keeps_flows(&backend, now.ds),
+            keeps: is_of && state::keeps_flows(&backend, now.ds),
+            lasts: is_of && state::lasts(&backend, now.ds),
+            drain_ds: backend.drain_ds,
             moves: state::udp_moves(&backend),
             generation: backend.generation,
         }
+    }
+
+    /// Whether the backend takes the packets of this connection. The drain period ends handshakes, UDP, and connections that are encapsulated on
+    /// their way here or from here: this node, or the other one, does not see the backend's answers.
+    #[inline(always)]
+    pub(super) const fn takes<const N: usize>(self, protocol: u8, flow: &Flow<N>) -> bool {
+        let is_encapsulated = flow.port == 0 || flow.flags & flow_flags::ENCAPSULATED != 0;
+        if protocol == UDP || flow.state == flow_state::HALF_OPEN || is_encapsulated { self.keeps } else { self.lasts }
     }
 }
 
@@ -51,9 +68,10 @@ const fn is_of<const N: usize>(backend: &Backend<N>, flow: &Flow<N>) -> bool {
     backend.generation as u16 == flow.generation
 }
 
-/// Takes a connection off its backend's count, if it is in it.
+/// Takes a connection, one of whose entries this is, off the counts of its client and of its backend.
 #[inline(never)]
-pub(super) fn uncount<const N: usize, T: Tables<N>>(tables: &mut T, flow: &Flow<N>) {
+pub(super) fn uncount<const N: usize, T: Tables<N>>(tables: &mut T, key: &FlowKey<N>, flow: &Flow<N>) {
+    share::count(tables, key, flow, -1);
     if flow.flags & flow_flags::COUNTED != 0
         && let Some(backend) = tables.backend(flow.backend)
         && is_of(&backend, flow)

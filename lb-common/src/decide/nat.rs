@@ -11,6 +11,7 @@ use crate::words;
 /// service's, so that each end sees the service's address as the other's.
 #[inline(always)]
 pub(super) fn aim<const N: usize>(work: &mut Work<N>, hook: Hook) {
+    let is_encapsulated = hook.has(Hook::FROM_OUTSIDE) && work.is_chosen();
     let Work { packet, pick, connection, .. } = work;
     let (key, flow) = (&packet.key, &mut connection.original.flow);
     flow.backend = pick.slot.backend;
@@ -23,7 +24,8 @@ pub(super) fn aim<const N: usize>(work: &mut Work<N>, hook: Hook) {
     words::address(if is_itself { &key.dst } else { &key.src }, &mut flow.client);
     let early = if is_itself || hook.has(Hook::CATCH_ALL) { flow_flags::EARLY } else { 0 };
     let masqueraded = if is_itself { flow_flags::MASQUERADED } else { 0 };
-    flow.flags = flow.flags & !(flow_flags::EARLY | flow_flags::MASQUERADED) | early | masqueraded;
+    let encapsulated = if is_encapsulated { flow_flags::ENCAPSULATED } else { 0 };
+    flow.flags = flow.flags & !(flow_flags::EARLY | flow_flags::MASQUERADED) | early | masqueraded | encapsulated;
 }
 
 /// Sets the SNAT address of the new connection, whose backend is in `work.pick`, if it needs one. `false`: this node has none.

@@ -1,6 +1,6 @@
 //! Packets of no established connection: of a handshake, or of none.
 
-use super::commit::handshake as commit;
+use super::commit::{claim, handshake as commit};
 use super::connection::leads_to;
 use super::established::forwarded;
 use super::lifetime::Standing;
@@ -10,16 +10,17 @@ use super::tables::{Accepted, Established, FlowTables, Tables};
 use super::transition::Transition;
 use super::verdict::Action;
 use super::work::{Work, allocation};
-use super::{dsr, fast_path, handshake, outlier, retained, select};
+use super::{affinity, dsr, fast_path, handshake, outlier, retained, select, share};
 use crate::abi::{TCP, flow_flags, flow_state, half_open_flags};
 use crate::outcome::Outcome;
+use crate::state;
 
 /// The step for a packet of no established connection that may be of a handshake.
 ///
 /// An ICMP error of the way to a backend, or of the backend itself, that quotes the SYN sent there, is to be shown to this step as
 /// the RST that it stands for: the quoted tuple reversed, the flags RST and ACK, the quoted sequence number + 1 acknowledged, and the
 /// verdict set to pass. Then [`super::retry`], if that is next. What the verdict says afterwards holds for the error: dropped
-/// ([`Outcome::WithheldRefusal`]), or passed on to the client ([`Action::ToClient`]), or left alone.
+/// ([`Outcome::SuppressedRefusal`]), or passed on to the client ([`Action::ToClient`]), or left alone.
 #[inline(always)]
 pub fn open<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, _: Step) -> Step {
     let new = if hook.has(Hook::REQUESTS) { Step::Select } else { Step::Decided };
@@ -27,9 +28,16 @@ pub fn open<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>
     if !tables.half_open(&packet.key, stored) {
         return new;
     }
+    // The reply tuple of an encapsulated connection has port 0: its backend answers from elsewhere.
+    if packet.key.src_port == 0 && stored.flow.flags & flow_flags::REPLY != 0 {
+        return new;
+    }
     let is_retained = stored.flow.state != flow_state::HALF_OPEN;
+    let takes_any = is_retained
+        || stored.flags & half_open_flags::RESUMED != 0
+        || (state::is_snat_reply(&stored.flow) && packet.may_be_for_snat(hook, tables.source_ports()));
     // Any other segment establishes a connection, or belongs to none.
-    if packet.is_midway() && stored.flags & half_open_flags::RESUMED == 0 && !is_retained {
+    if packet.is_midway() && !takes_any {
         return new;
     }
     connection.read_handshake(stored);
@@ -97,6 +105,9 @@ fn answer<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, 
         }
         Transition::Late => {
             verdict.late(packet, connection.reply.flow.backend);
+            if packet.accepts() {
+                outlier::answered(tables, connection.reply.flow.backend, backend.generation, now);
+            }
             return Step::Decided;
         }
         Transition::Evict => {
@@ -107,11 +118,17 @@ fn answer<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, 
     }
     match transition {
         Transition::Abort => commit::remove(tables, work),
-        Transition::Retry => {
-            outlier::accuse(tables, connection.reply.flow.backend, backend.generation, now);
-            return Step::Retry;
-        }
+        Transition::Retry => return Step::Retry,
         Transition::Accept => accept(tables, work, backend.generation, now),
+        // The client itself is refused at its next SYN.
+        Transition::Establish
+            if backend.generation != 0
+                && !packet.is_udp()
+                && share::is_exceeded(tables, &connection.reply.flow.client, connection.reply.flow.flags) =>
+        {
+            verdict.late(packet, connection.reply.flow.backend);
+            verdict.outcome = Outcome::RefusedClientShare;
+        }
         Transition::Establish => {
             connection.reply.flow.state = flow_state::OPEN;
             match establish(tables, work, backend.generation, now) {
@@ -139,14 +156,21 @@ fn accept<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, 
     let flow = &connection.reply.flow;
     let backend = flow.backend;
     match accepted {
-        Accepted::Late => return verdict.late(packet, backend),
+        Accepted::Late => {
+            verdict.late(packet, backend);
+            commit::lose(tables, work);
+            // It lives.
+            return outlier::answered(tables, backend, generation, now);
+        }
+        // The backend answers once more.
+        Accepted::Full => return verdict.drop(Outcome::DroppedTableFull),
         Accepted::Established => return,
         Accepted::Missing => {
             let link = fast_path::opposite_link(flow);
             commit::restore_original(tables, work, link);
         }
-        Accepted::First => outlier::accuse_silent(tables, &connection.original, now),
-        Accepted::Again => {}
+        Accepted::First if connection.original.tried[0] != 0 => tables.accuse_tried(work, now.ds),
+        Accepted::First | Accepted::Again => {}
     }
     outlier::answered(tables, backend, generation, now);
 }
@@ -170,14 +194,20 @@ fn establish<const N: usize, T: FlowTables<N>>(
     let is_known = (is_reply || flow.link != 0)
         && tables.half_open(opposite_key, stored)
         && stored.flags & half_open_flags::SECOND == 0;
-    let link = if is_known && leads_to(opposite_key, &stored.flow, &packet.key) {
+    // No answer establishes a connection that was retried: the client's segment does.
+    let is_contested = is_reply && stored.moves != 0;
+    let link = if is_known && !is_contested && leads_to(opposite_key, &stored.flow, &packet.key) {
         stored.flow.link
     } else if is_known && is_reply {
         return Established::Late;
     } else {
         fast_path::opposite_link(flow)
     };
-    tables.establish(work, link, generation, now.s)
+    let established = tables.establish(work, link, generation, now.s);
+    if established == Established::Yes && generation != 0 {
+        affinity::established(tables, work, generation, now.ds);
+    }
+    established
 }
 
 /// The step for a client's segment of a service, but of no established connection: it completes a handshake; or it belongs to none, for which
@@ -186,11 +216,14 @@ fn establish<const N: usize, T: FlowTables<N>>(
 pub fn complete<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, _: Step) -> Step {
     let now = Now::from_ns(tables.now_ns());
     let is_handshake = tables.half_open(&work.packet.key, &mut work.stored);
+    if is_handshake && work.stored.moves != 0 && work.stored.flags & half_open_flags::ANSWERED == 0 {
+        claim::read(tables, work);
+    }
     if !is_handshake && is_established(tables, work, hook, now) {
         return Step::Decided;
     }
     if !is_handshake || !handshake::completes(tables, &work.packet, &work.stored, now) {
-        if dsr::follow(tables, work, hook, now.s) {
+        if dsr::follow(tables, work, hook, now.ds) {
             return resume(tables, work, hook);
         }
         if !is_handshake && is_adopted(tables, work, hook, now) {
@@ -213,8 +246,16 @@ pub fn complete<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Wor
         commit::retain(tables, work, now);
         return Step::Decided;
     }
+    if share::is_exceeded(tables, &packet.key.src, flow.flags) {
+        commit::refuse(tables, work);
+        work.verdict.refuse(&work.packet, Outcome::RefusedClientShare);
+        return Step::Decided;
+    }
     match establish(tables, work, backend.generation, now) {
         Established::Yes => {
+            if work.connection.original.flags & half_open_flags::CLAIMED != 0 {
+                claim::release(tables, work);
+            }
             let flow = &work.connection.original.flow;
             work.verdict.translate(Action::ToBackend, flow, Outcome::Forwarded, hook.has(Hook::ROUTED));
         }
@@ -239,7 +280,7 @@ fn is_established<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<
         || connection.is_reply()
         || flow.backend == 0
         || flow.state == flow_state::EVICTED
-        || !Standing::of(tables, flow, now).keeps
+        || !Standing::of(tables, flow, now).takes(packet.key.protocol, flow)
     {
         return false;
     }
@@ -265,7 +306,7 @@ fn resume<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook
     work.allocation |= allocation::BY_TUPLE;
     work.beginning = Outcome::Resumed;
     let original = &mut work.connection.original;
-    original.flags = half_open_flags::RESUMED;
+    original.flags = original.flags & half_open_flags::AFFINITY | half_open_flags::RESUMED;
     if work.packet.key.protocol == TCP {
         original.flow.isn = work.packet.seq.wrapping_sub(1);
     }

@@ -1,7 +1,7 @@
 //! A packet, the hook that it is seen at, and the time.
 
 use crate::abi::{FlowKey, UDP, flow_flags};
-use crate::state::{self, tcp_flag};
+use crate::state::{self, SourcePorts, tcp_flag};
 
 /// What the decision must know of the hook that asks. Bits, so that a program can hold them in a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +68,9 @@ pub struct Packet<const N: usize> {
     pub key: FlowKey<N>,
     /// TCP: the header's flag byte. SCTP: the flag that means the same as the first chunk. UDP: 0.
     pub tcp_flags: u8,
-    pub pad: [u8; 3],
+    /// An ICMP error stands for this refusal ([`as_refusal`](super::as_refusal)).
+    pub is_error: bool,
+    pub pad: [u8; 2],
     /// TCP: the sequence number. SCTP: the initiate tag of an INIT or INIT ACK. Else 0.
     pub seq: u32,
     /// TCP: the acknowledgement number. SCTP: the verification tag + 1, so that what answers an INIT acknowledges its tag as a SYN's
@@ -76,14 +78,14 @@ pub struct Packet<const N: usize> {
     pub ack: u32,
     /// Bytes from the network header on, as the packet says of itself; several segments in one, where the kernel joined them.
     pub length: u32,
-    /// TCP: bytes of data. Else 0.
+    /// TCP: bytes of data. SCTP: 1 where the first chunk is one that its receiver answers (DATA, HEARTBEAT). Else 0.
     pub payload: u32,
 }
 
 impl<const N: usize> Packet<N> {
     /// A packet of these ports and flags, its numbers zero.
     pub const fn new(key: FlowKey<N>, tcp_flags: u8) -> Self {
-        Self { key, tcp_flags, pad: [0; 3], seq: 0, ack: 0, length: 0, payload: 0 }
+        Self { key, tcp_flags, is_error: false, pad: [0; 2], seq: 0, ack: 0, length: 0, payload: 0 }
     }
 
     #[inline(always)]
@@ -126,6 +128,13 @@ impl<const N: usize> Packet<N> {
     #[inline(always)]
     pub(super) const fn is_midway(&self) -> bool {
         !self.begins() && !self.accepts() && !self.resets()
+    }
+
+    /// Whether the packet may be for an external client behind a SNAT port of this node. The kernel gives no socket such a port, so hardly
+    /// any other packet is looked up because of it.
+    #[inline(always)]
+    pub(super) const fn may_be_for_snat(&self, hook: Hook, ports: SourcePorts) -> bool {
+        hook.has(Hook::FROM_OUTSIDE) && ports.has(self.key.dst_port)
     }
 }
 

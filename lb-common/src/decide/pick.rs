@@ -71,6 +71,10 @@ pub(super) struct Search {
     /// The first backend passed over as it may not answer, and its generation; 0: none.
     pub(super) doubtful: u32,
     pub(super) doubtful_generation: u32,
+    /// What the search goes by, if it does not go by the scheduler.
+    pub(super) hash: u32,
+    /// A hash of the client: it may have evidence of its own.
+    pub(super) client: u32,
 }
 
 impl<const N: usize> Pick<N> {

@@ -40,7 +40,8 @@ pub(super) fn translate<const N: usize, T: Tables<N>>(
         return Related::Unknown;
     }
     let Some(route) = translates(hook, is_reply, flow) else { return Related::NotHere };
-    if flow.backend != 0 && (!Standing::of(tables, flow, now).keeps || flow.state == flow_state::EVICTED) {
+    let takes = Standing::of(tables, flow, now).takes(packet.key.protocol, flow);
+    if flow.backend != 0 && (!takes || flow.state == flow_state::EVICTED) {
         verdict.backend = flow.backend;
         verdict.drop(Outcome::Evicted);
         return Related::NotHere;
@@ -68,8 +69,8 @@ fn find<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> boo
     if tables.connection(&packet.key, connection).is_some() {
         return true;
     }
-    // A handshake that went to another backend has no way to the client any more; a SYN on an established connection was found above.
-    if !tables.half_open(&packet.key, stored) || stored.flags & (half_open_flags::LEFT | half_open_flags::SECOND) != 0 {
+    // A backend that lost its handshake has no way to the client any more; a SYN on an established connection was found above.
+    if !tables.half_open(&packet.key, stored) || stored.flags & (half_open_flags::LOST | half_open_flags::SECOND) != 0 {
         return false;
     }
     connection.read_handshake(stored);

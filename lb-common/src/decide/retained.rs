@@ -33,7 +33,7 @@ pub(super) fn packet<const N: usize, T: FlowTables<N>>(
     }
     let is_over =
         expired(tables, packet.key.protocol, flow, now) || (packet.opens() && flow.state == flow_state::CLOSING);
-    let keeps = flow.state != flow_state::EVICTED && Standing::of(tables, flow, now).keeps;
+    let keeps = flow.state != flow_state::EVICTED && Standing::of(tables, flow, now).takes(packet.key.protocol, flow);
     if is_over || (packet.opens() && !keeps) {
         commit::remove(tables, work);
         return Step::Select;
@@ -68,7 +68,7 @@ fn reply<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, h
         // It answers a direct connection on these ports, of a client whose requests no hook can tell apart.
         return commit::remove(tables, work);
     }
-    if !Standing::of(tables, flow, now).keeps {
+    if !Standing::of(tables, flow, now).takes(packet.key.protocol, flow) {
         return verdict.evict(packet, flow.backend);
     }
     verdict.translate(Action::ToClient, flow, Outcome::Replied, route);

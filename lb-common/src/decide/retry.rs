@@ -1,15 +1,17 @@
-//! SYN retry: another backend takes a connection that nobody answers, or that its backend refused.
+//! SYN retry: another backend gets the SYN of a connection that nobody answers, or that its backend refused. The backends that were tried may
+//! answer still: the first answer wins.
 
-use super::commit::handshake as commit;
+use super::commit::{claim, handshake as commit};
 use super::connection::{Connection, leads_to};
 use super::frontend::{asked, frontend};
+use super::outlier::{Worth, client_of};
 use super::packet::{Hook, Now};
-use super::search::another;
+use super::search::{another, other_than};
 use super::step::Step;
 use super::tables::{FlowTables, Tables};
 use super::work::{Work, allocation};
 use super::{nat, open, outlier};
-use crate::abi::{MOST_MOVES, half_open_flags, service_flags};
+use crate::abi::{HalfOpen, MOST_MOVES, REFUSED_BY_LATEST, half_open_flags, service_flags};
 use crate::outcome::Outcome;
 
 /// SYNs that a backend is sent before a connection under client affinity leaves it.
@@ -21,7 +23,10 @@ pub fn retry<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N
     let now = Now::from_ns(tables.now_ns());
     if work.connection.is_reply() {
         refused(tables, work, now);
-    } else if may_leave(tables, work) && another(tables, work, false, now) {
+    } else if !claim::heal(tables, work, now)
+        && may_leave(tables, work, now)
+        && (another(tables, work, false, now) || tried_before(tables, work, now))
+    {
         leave(work, hook, now);
         return Step::Allocate;
     } else {
@@ -32,7 +37,7 @@ pub fn retry<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N
 
 /// Whether the service lets the client's connection go to another backend now.
 #[inline(always)]
-fn may_leave<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
+fn may_leave<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) -> bool {
     if !retries(tables, work) {
         return false;
     }
@@ -40,12 +45,14 @@ fn may_leave<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -
     if work.pick.service.affinity_timeout_s == 0
         || original.moves != 0
         || original.segments >= SEGMENTS_UNDER_AFFINITY
-        || original.flags & half_open_flags::REFUSED != 0
+        || original.refused & REFUSED_BY_LATEST != 0
     {
         return true;
     }
     let Some(backend) = tables.backend(original.flow.backend) else { return true };
-    outlier::is_suspect(tables, original.flow.backend, backend.generation)
+    let client = client_of(&work.connection.original_key, &work.pick.service);
+    let client = (client, work.packet.key.protocol);
+    outlier::is_avoided(tables, original.flow.backend, backend.generation, client, now.s)
 }
 
 /// Whether the connection's service is there, whole, and retries. It stands in `work.pick` then.
@@ -57,35 +64,101 @@ fn retries<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> 
         && service.flags & service_flags::NO_RETRY == 0
 }
 
+/// All were tried: whether one of them is worth another SYN, as the network may have lost the one before. Not one that has refused, and
+/// none that is worth less than the latest.
+#[inline(always)]
+fn tried_before<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) -> bool {
+    let original = &work.connection.original;
+    let (latest, protocol) = (original.flow.backend, work.packet.key.protocol);
+    let [first, second, third] = original.tried;
+    let refused = |place: u8, id: u32| if original.refused & 1 << place != 0 { id } else { 0 };
+    let avoid = [refused(0, first), refused(1, second), refused(2, third), latest];
+    let latest_refused = original.refused & REFUSED_BY_LATEST != 0;
+    if !other_than(tables, work, avoid, false, now) {
+        return false;
+    }
+    let Some(backend) = tables.backend(latest) else { return true };
+    let client = client_of(&work.connection.original_key, &work.pick.service);
+    let worth = outlier::worth(tables, (latest, backend.generation, backend.flags), (client, protocol), now.s);
+    let rank = if worth == Worth::ToProbe { Worth::Shunned } else { worth } as u32 + 1;
+    latest_refused || work.pick.search.best >= rank
+}
+
 /// The backend has refused: the refusal is suppressed while another backend may take the connection.
 #[inline(always)]
 fn refused<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) {
-    let Connection { original_key, reply_key, original, .. } = &mut work.connection;
-    let moves = tables.half_open(original_key, original)
-        && leads_to(original_key, &original.flow, reply_key)
-        && original.flags & half_open_flags::MOVES != 0
-        && (original.moves as usize) < MOST_MOVES;
-    if moves && retries(tables, work) && another(tables, work, true, now) && commit::suppress_refusal(tables, work) {
-        work.verdict.service = work.pick.service.id;
-        return work.verdict.drop(Outcome::WithheldRefusal);
+    let Connection { original_key, reply_key, original, reply, .. } = &mut work.connection;
+    let backend = reply.flow.backend;
+    let is_known = tables.half_open(original_key, original);
+    let leads = is_known && leads_to(original_key, &original.flow, reply_key);
+    let is_answered = original.flags & (half_open_flags::ANSWERED | half_open_flags::SECOND) != 0;
+    let is_retried = is_known && original.moves != 0 && original.flow.isn == reply.flow.isn;
+    if (is_known && !leads && (is_answered || !is_retried))
+        || (!is_known && commit::is_established_elsewhere(tables, work))
+    {
+        commit::lose(tables, work);
+        return work.verdict.late(&work.packet, backend);
     }
-    commit::remove(tables, work);
+    if !is_known {
+        return commit::remove(tables, work);
+    }
+    if is_answered {
+        return;
+    }
+    let Connection { original, .. } = &mut work.connection;
+    original.refused |= if leads { REFUSED_BY_LATEST } else { place(original, backend) };
+    // Each backend that was tried has its bit.
+    let asked = REFUSED_BY_LATEST | ((1 << (original.moves & 3)) - 1);
+    let is_last = original.refused & asked == asked;
+    let moves = original.flags & half_open_flags::MOVES != 0;
+    let is_new_left = (original.moves as usize) < MOST_MOVES;
+    if moves && retries(tables, work) && (!is_last || (is_new_left && another(tables, work, true, now))) {
+        commit::suppress_refusal(tables, work);
+        work.verdict.service = work.pick.service.id;
+        return work.verdict.drop(Outcome::SuppressedRefusal);
+    }
+    commit::remove_refused(tables, work);
+}
+
+/// The bit of a backend that was tried; 0: it is not remembered.
+#[inline(always)]
+const fn place<const N: usize>(original: &HalfOpen<N>, backend: u32) -> u8 {
+    let [first, second, third] = original.tried;
+    ((first == backend) as u8) | ((second == backend) as u8) << 1 | ((third == backend) as u8) << 2
 }
 
 /// To the backend in `work.pick`.
 #[inline(always)]
 fn leave<const N: usize>(work: &mut Work<N>, hook: Hook, now: Now) {
     let original = &mut work.connection.original;
-    match original.moves {
-        0 => original.tried[0] = original.flow.backend,
-        1 => original.tried[1] = original.flow.backend,
-        _ => original.tried[2] = original.flow.backend,
-    }
-    original.moves = original.moves.saturating_add(1);
+    remember(original, work.pick.slot.backend);
     original.segments = 1;
-    original.flags &= !half_open_flags::REFUSED;
     original.flow.seen_s = now.s;
     nat::aim(work, hook);
     work.verdict.service = work.pick.service.id;
     work.allocation = allocation::RETRY | allocation::KEEP_PORT;
+}
+
+/// Puts the latest backend among those that were tried: where the next one was, if it was tried before, or behind them. The first of
+/// them is forgotten if there is no room.
+#[inline(always)]
+fn remember<const N: usize>(original: &mut HalfOpen<N>, next: u32) {
+    let (latest, bits) = (original.flow.backend, original.refused);
+    let [first, second, third] = original.tried;
+    let mut bit = place(original, next);
+    let mut refused = bits & !REFUSED_BY_LATEST & !bit;
+    if bit == 0 && original.moves as usize >= MOST_MOVES {
+        (original.tried, refused, bit) = ([second, third, latest], refused >> 1, 1 << 2);
+    } else {
+        if bit == 0 {
+            bit = 1 << original.moves;
+            original.moves += 1;
+        }
+        original.tried = [
+            if bit == 1 { latest } else { first },
+            if bit == 1 << 1 { latest } else { second },
+            if bit == 1 << 2 { latest } else { third },
+        ];
+    }
+    original.refused = refused | if bits & REFUSED_BY_LATEST != 0 { bit } else { 0 };
 }

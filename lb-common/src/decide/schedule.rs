@@ -27,10 +27,10 @@ pub(super) fn position<const N: usize, T: Tables<N>>(
     }
 }
 
-/// The position that every packet of the tuple has; under client affinity, every packet of the client.
+/// The position of a hash, whatever the scheduler.
 #[inline(always)]
-pub(super) fn by_tuple<const N: usize>(service: &Service, key: &FlowKey<N>, attempt: u32) -> u32 {
-    hashed(key, service.affinity_timeout_s == 0, attempt, service.slot_count)
+pub(super) fn by_hash(service: &Service, hash: u32, attempt: u32) -> u32 {
+    scaled(spread(hash, attempt), service.slot_count)
 }
 
 /// A number that belongs to the tuple.

@@ -1,12 +1,12 @@
 //! The search for a backend among a service's slots: the scheduler's choice, and others where that one is to be avoided.
 
-use super::outlier::{self, Worth};
+use super::outlier::{self, Worth, client_of};
 use super::packet::Now;
 use super::pick::{Pick, Search};
 use super::schedule;
 use super::tables::Tables;
 use super::work::Work;
-use crate::abi::FlowKey;
+use crate::abi::{FlowKey, MOST_MOVES, client_tag, tag};
 use crate::limits::SLOT_ATTEMPTS;
 use crate::{state, words};
 
@@ -15,51 +15,75 @@ const ATTEMPT: u32 = 0xff;
 /// An ejected backend will do, if it is time to probe it.
 pub(super) const PROBES: u32 = 0x100;
 /// No ejected one.
-const UNSUSPECTED: u32 = 0x200;
+const NOT_EJECTED: u32 = 0x200;
 /// One that answered lately is preferred.
 const PREFERS_PROVEN: u32 = 0x400;
 /// Whatever this node has seen of the backends: every node finds the same one.
 pub(super) const AS_ANY_NODE: u32 = 0x800;
 /// By the packet's tuple alone, whatever the scheduler: the same one each time. With [`AS_ANY_NODE`].
 pub(super) const BY_TUPLE: u32 = 0x1000;
+/// By client and service port, whatever the scheduler: first connections that a client makes at the same time agree.
+pub(super) const BY_CLIENT: u32 = 0x2000;
 
-/// A backend for a new connection, in `pick`; how to search: [`PROBES`] or [`AS_ANY_NODE`]. `false`: service, slots and backends do not fit together.
+/// A backend for a new connection, in `pick`; how to search: [`PROBES`], [`AS_ANY_NODE`], [`BY_TUPLE`], [`BY_CLIENT`] (processes: with their
+/// `netns`). `false`: service, slots and backends do not fit together.
 #[inline(always)]
 pub(super) fn choose<const N: usize, T: Tables<N>>(
     tables: &mut T,
     key: &FlowKey<N>,
+    netns: u32,
     how: u32,
     now: Now,
     pick: &mut Pick<N>,
 ) -> bool {
     words::clear(&mut pick.search);
+    pick.search.client = client_tag(&key.src, pick.service.id, netns);
+    if how & BY_CLIENT != 0 {
+        pick.search.hash = pick.search.client;
+    } else if how & BY_TUPLE != 0 {
+        pick.search.hash = tag(key);
+    }
     for attempt in 0..SLOT_ATTEMPTS {
-        if tables.look(key, pick, how | attempt, now.s) {
+        if tables.look(key, pick, how | attempt, now.ds) {
             break;
         }
     }
-    let Search { best, doubtful, doubtful_generation, .. } = pick.search;
-    if doubtful != 0 && best == Worth::Proven as u32 + 1 {
-        outlier::accuse(tables, doubtful, doubtful_generation, now);
-    }
-    best != 0 && complete(tables, pick, now)
+    pick.search.best != 0 && complete(tables, pick, now)
 }
 
-/// Another backend of the service `work.pick.service` for the connection: one that was not tried. `unsuspected`: no ejected one either.
+/// Another backend of the service `work.pick.service` for the connection: one that was not tried. `not_ejected`: no ejected one either.
 #[inline(always)]
 pub(super) fn another<const N: usize, T: Tables<N>>(
     tables: &mut T,
     work: &mut Work<N>,
-    unsuspected: bool,
+    not_ejected: bool,
+    now: Now,
+) -> bool {
+    let original = &work.connection.original;
+    let [first, second, third] = original.tried;
+    other_than(tables, work, [first, second, third, original.flow.backend], not_ejected, now)
+}
+
+/// The same with other backends that are not wanted.
+#[inline(always)]
+pub(super) fn other_than<const N: usize, T: Tables<N>>(
+    tables: &mut T,
+    work: &mut Work<N>,
+    avoid: [u32; MOST_MOVES + 1],
+    not_ejected: bool,
     now: Now,
 ) -> bool {
     let Work { pick, connection, .. } = work;
     words::clear(&mut pick.search);
-    let [first, second, third] = connection.original.tried;
-    pick.search.avoid = [first, second, third, connection.original.flow.backend];
-    let how = PREFERS_PROVEN | if unsuspected { UNSUSPECTED } else { 0 };
+    pick.search.avoid = avoid;
+    pick.search.client = client_of(&connection.original_key, &pick.service);
+    let mut how = PREFERS_PROVEN | if not_ejected { NOT_EJECTED } else { 0 };
+    if pick.service.affinity_timeout_s != 0 {
+        how |= BY_CLIENT;
+        pick.search.hash = pick.search.client;
+    }
     for attempt in 1..=SLOT_ATTEMPTS {
-        if tables.look(&connection.original_key, pick, how | attempt, now.s) {
+        if tables.look(&connection.original_key, pick, how | attempt, now.ds) {
             break;
         }
     }
@@ -68,11 +92,11 @@ pub(super) fn another<const N: usize, T: Tables<N>>(
 
 /// [`look`] for the connection of a scratch record, `pick` and key of which a caller of [`Tables::look`] passes on.
 #[inline(always)]
-pub fn look_for<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, how: u32, now_s: u32) -> bool {
+pub fn look_for<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, how: u32, now_ds: u32) -> bool {
     let Work { packet, connection, pick, .. } = work;
     // As `choose` and `another` do.
     let key = if how & PREFERS_PROVEN == 0 { &packet.key } else { &connection.original_key };
-    look(tables, key, pick, how, now_s)
+    look(tables, key, pick, how, now_ds)
 }
 
 /// Looks at one slot. `true`: its backend is good enough to end the search.
@@ -84,7 +108,7 @@ pub fn look<const N: usize, T: Tables<N>>(
     key: &FlowKey<N>,
     pick: &mut Pick<N>,
     how: u32,
-    now_s: u32,
+    now_ds: u32,
 ) -> bool {
     let service = &pick.service;
     let attempt = how & ATTEMPT;
@@ -92,10 +116,10 @@ pub fn look<const N: usize, T: Tables<N>>(
     // more than two.
     let mut position = pick.search.position.wrapping_add(1);
     if attempt <= SLOT_ATTEMPTS / 2 {
-        position = if how & BY_TUPLE == 0 {
+        position = if how & (BY_TUPLE | BY_CLIENT) == 0 {
             schedule::position(tables, service, key, attempt)
         } else {
-            schedule::by_tuple(service, key, attempt)
+            schedule::by_hash(service, pick.search.hash, attempt)
         };
     } else if position >= service.slot_count {
         position = 0;
@@ -110,17 +134,18 @@ pub fn look<const N: usize, T: Tables<N>>(
     }
     let Some(backend) = tables.backend(id) else { return false };
     // A slot may lead to a backend that has left: with the agent dead, or where no table has room for the slots without it.
-    if backend.generation != slot.backend_generation || !state::takes_flows(&backend, now_s.saturating_mul(10)) {
+    if backend.generation != slot.backend_generation || !state::takes_flows(&backend, now_ds) {
         return false;
     }
     let mut worth = Worth::Fit;
     if how & AS_ANY_NODE == 0 {
-        worth = outlier::worth(tables, id, backend.generation, backend.flags, key.protocol, now_s);
+        let to = (pick.search.client, key.protocol);
+        worth = outlier::worth(tables, (id, backend.generation, backend.flags), to, now_ds / 10);
     }
     if worth == Worth::ToProbe && how & PROBES == 0 {
         worth = Worth::Shunned;
     }
-    if worth == Worth::Shunned && how & UNSUSPECTED != 0 {
+    if worth == Worth::Shunned && how & NOT_EJECTED != 0 {
         return false;
     }
     let rank = worth as u32 + 1;
@@ -133,8 +158,12 @@ pub fn look<const N: usize, T: Tables<N>>(
         pick.search.doubtful = id;
         pick.search.doubtful_generation = slot.backend_generation;
     }
+    let Search { doubtful, doubtful_generation, .. } = pick.search;
+    if doubtful != 0 && worth == Worth::Proven {
+        outlier::eject(tables, &pick.service, doubtful, doubtful_generation, Now::from_ds(now_ds));
+    }
     // A doubtful one is left for one that is proven to answer; else nobody may answer there.
-    let needs_proof = how & PREFERS_PROVEN != 0 || pick.search.doubtful != 0;
+    let needs_proof = how & PREFERS_PROVEN != 0 || doubtful != 0;
     worth >= if needs_proof { Worth::Proven } else { Worth::Fit }
 }
 

@@ -1,17 +1,17 @@
 //! The first packet of a flow: look the service up, pick a slot, check that both belong together, write the flow.
 
-use super::affinity::{holds, recall};
+use super::affinity::remembered;
 use super::client::{Asker, Client, admits, serve_from};
 use super::frontend::{asked, is_whole};
 use super::node_port::serves;
 use super::packet::{Hook, Now};
 use super::pick::{Pick, Picked, Wish};
-use super::search::{AS_ANY_NODE, BY_TUPLE, PROBES, choose, complete};
+use super::search::{AS_ANY_NODE, BY_CLIENT, BY_TUPLE, PROBES, choose};
 use super::step::Step;
 use super::tables::Tables;
 use super::work::{Work, allocation};
-use super::{dsr, limit, nat, outlier, vip};
-use crate::abi::{AffinityKey, FlowKey, Service, Slot, UDP, half_open_flags, service_flags};
+use super::{dsr, limit, nat, outlier, share, vip};
+use crate::abi::{FlowKey, Service, UDP, flow_flags, half_open_flags, service_flags};
 use crate::limits::SERVICE_LOOKUPS;
 use crate::outcome::Outcome;
 
@@ -66,8 +66,9 @@ fn pick_for_packet<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work
 /// Looks a frontend up for this client and picks a backend of the set that serves it, consistent even while the agent replaces the
 /// service.
 ///
-/// Under client affinity it is the backend that the client had last (`netns`: see [`AffinityKey::netns`]), while that one takes new
-/// flows; [`stick`] remembers the one that was used in the end. Ejected and unhealthy backends are avoided.
+/// Under client affinity it is the backend that the client had last (`netns`: see [`AffinityKey::netns`](crate::abi::AffinityKey::netns)), while that one takes new
+/// flows; else one that the client's address names, so that the client's parallel first connections agree. Ejected and unhealthy backends
+/// are avoided.
 #[inline(always)]
 pub fn pick<const N: usize, T: Tables<N>>(
     tables: &mut T,
@@ -110,16 +111,33 @@ pub fn pick<const N: usize, T: Tables<N>>(
         }
         let is_shared = as_any_node(&pick.service, client);
         let by_tuple = client != Client::Near && key.protocol != UDP && tables.is_flood();
-        if !by_tuple && !is_shared && pick.service.affinity_timeout_s != 0 && stuck(tables, key, netns, now.ds, pick) {
-            return Picked::Backend;
+        let sticks = !is_shared && pick.service.affinity_timeout_s != 0;
+        if sticks && remembered(tables, key, netns, now.ds, pick) {
+            // Under a flood, later packets find it by the same two steps.
+            let keeps_ejected = by_tuple || has_evidence(&pick.service, key, asker);
+            let (id, generation) = (pick.slot.backend, pick.slot.backend_generation);
+            let is_avoided = match asker {
+                Asker::Packet(_) => {
+                    let client = outlier::client_of(key, &pick.service);
+                    outlier::is_avoided(tables, id, generation, (client, key.protocol), now.s)
+                }
+                // Evidence comes from packets alone.
+                Asker::Process(_) => outlier::is_ejected(tables, id, generation),
+            };
+            if keeps_ejected || !is_avoided {
+                return Picked::Backend;
+            }
         }
-        let how = match wish {
+        let mut how = match wish {
             _ if is_shared => AS_ANY_NODE,
             _ if by_tuple => AS_ANY_NODE | BY_TUPLE,
             Wish::PROBE | Wish::AGAIN => PROBES,
             _ => 0,
         };
-        if choose(tables, key, how, now, pick) {
+        if sticks {
+            how = how & !BY_TUPLE | BY_CLIENT;
+        }
+        if choose(tables, key, netns, how, now, pick) {
             return Picked::Backend;
         }
     }
@@ -132,31 +150,12 @@ fn as_any_node(service: &Service, client: Client) -> bool {
     service.flags & service_flags::DSR != 0 && client != Client::Near
 }
 
-/// The backend that the client had last, if it takes new flows.
-#[inline(never)]
-fn stuck<const N: usize, T: Tables<N>>(
-    tables: &mut T,
-    key: &FlowKey<N>,
-    netns: u32,
-    now_ds: u32,
-    pick: &mut Pick<N>,
-) -> bool {
-    let now = Now::from_ds(now_ds);
-    let service = &pick.service;
-    let key = AffinityKey { client: key.src, service: service.id, netns };
-    let Some(affinity) = recall(tables, service, &key, now) else { return false };
-    let Some(backend) = tables.backend(affinity.backend) else { return false };
-    if !holds(&affinity, service, &backend, now) || outlier::is_suspect(tables, affinity.backend, backend.generation) {
-        return false;
-    }
-    pick.slot = Slot {
-        backend: affinity.backend,
-        generation: service.generation,
-        service: service.id,
-        backend_generation: backend.generation,
-    };
-    pick.probes = 0;
-    complete(tables, pick, now)
+/// Whether a connection of this client leaves a backend that leaves it unanswered: its SYN is retried. Any other connection has no evidence
+/// of its own.
+#[inline(always)]
+fn has_evidence<const N: usize>(service: &Service, key: &FlowKey<N>, asker: Asker) -> bool {
+    let is_clients_link = matches!(asker, Asker::Packet(hook) if hook.has(Hook::FROM_CLIENT));
+    is_clients_link && key.protocol != UDP && service.flags & service_flags::NO_RETRY == 0
 }
 
 /// Makes the original entry of a new connection, whose backend is in `work.pick`: all but its tuple.
@@ -165,8 +164,17 @@ pub(super) fn found<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wor
     let now = Now::from_ns(tables.now_ns());
     let is_udp = work.packet.is_udp();
     work.connection.begin(&work.packet, now);
-    if !is_udp && hook.has(Hook::FROM_CLIENT) && work.pick.service.flags & service_flags::NO_RETRY == 0 {
+    if work.pick.client == Client::Outside as u32 {
+        work.connection.original.flow.flags = flow_flags::EXTERNAL;
+    }
+    // A SYN with data is never retried: two backends might process the data (RFC 7413).
+    let has_data = work.packet.payload != 0;
+    if !is_udp && !has_data && hook.has(Hook::FROM_CLIENT) && work.pick.service.flags & service_flags::NO_RETRY == 0 {
         work.connection.original.flags = half_open_flags::MOVES;
+    }
+    let is_hashed = work.pick.service.flags & service_flags::DSR != 0 && work.pick.client != Client::Near as u32;
+    if work.pick.service.affinity_timeout_s != 0 && !is_hashed {
+        work.connection.original.flags |= half_open_flags::AFFINITY;
     }
     nat::aim(work, hook);
     work.allocation = allocation::KEEP_PORT;
@@ -176,6 +184,11 @@ pub(super) fn found<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wor
     }
     if hook.has(Hook::FROM_OUTSIDE) && dsr::is_meant(work) {
         dsr::aim(work);
+    } else if work.packet.opens()
+        && share::is_exceeded(tables, &work.packet.key.src, work.connection.original.flow.flags)
+    {
+        work.verdict.refuse(&work.packet, Outcome::RefusedClientShare);
+        return Step::Decided;
     } else if !nat::source(tables, work) {
         work.verdict.drop(Outcome::DroppedNoAddress);
         return Step::Decided;

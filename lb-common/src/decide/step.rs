@@ -8,6 +8,8 @@ pub enum Step {
     Decided = 0,
     /// [`super::syn`]: a SYN, or what accepts one, on the tuple of an answered flow.
     Syn,
+    /// [`super::draining`]: the connection's backend drains.
+    Draining,
     /// [`super::keep`]: the verdict stands, the other direction's entry is behind.
     Refresh,
     /// [`super::keep`]: the flow that was found is over, and the packet is none of its.

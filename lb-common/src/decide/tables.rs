@@ -59,11 +59,25 @@ pub trait Tables<const N: usize> {
     fn set_health(&mut self, backend: u32, health: &Health);
     /// Adds to the connections of a backend; what an earlier one of its id had counts as zero.
     fn count_connection(&mut self, backend: u32, generation: u32, change: i32);
+    /// Established connections that fit, of all clients.
+    fn flow_room(&mut self) -> u32;
+    /// The key of the hashes of [`crate::client_shares`].
+    fn client_key(&mut self) -> u32;
+    /// A counter of [`crate::client_shares`].
+    fn client_share(&mut self, counter: u32) -> u32;
+    /// Adds to it.
+    fn count_client_share(&mut self, counter: u32, change: i32);
     /// The affinity of a client, its tag checked.
     fn affinity(&mut self, key: &AffinityKey<N>) -> Option<Affinity>;
     fn set_affinity(&mut self, key: &AffinityKey<N>, affinity: &Affinity);
     /// Looks at one slot in search of a backend, as [`look`](super::look) does: the programs call a function of their own.
-    fn look(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_s: u32) -> bool;
+    fn look(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_ds: u32) -> bool;
+    /// As [`leaves_half`](super::leaves_half): the programs call a function of their own.
+    fn leaves_half(&mut self, base: u32, count: u32, id: u32) -> bool;
+    /// As [`accuse_tried`](super::accuse_tried): the programs call a function of their own.
+    fn accuse_tried(&mut self, work: &mut Work<N>, now_ds: u32);
+    /// As [`is_out`](super::is_out): the programs call a function of their own.
+    fn is_out(&mut self, index: u32, id: u32) -> bool;
     /// The next number of a service port's turn (wrapping). Callers at the same moment may be given the same one.
     fn turn(&mut self, service: u32) -> u32;
     fn vip(&mut self, key: &VipKey<N>) -> Option<Vip>;
@@ -92,8 +106,8 @@ pub trait Tables<const N: usize> {
     fn timeout_s(&mut self, protocol: u8, state: u8) -> u32;
     /// Counts what the decision learnt about a backend beside its verdict.
     fn note(&mut self, backend: u32, outcome: Outcome);
-    /// Whether the client (a local one) has a live TCP connection of its own whose answers have this tuple.
-    fn direct_connection(&mut self, reply: &FlowKey<N>) -> bool;
+    /// Whether the client (a local one) has a live TCP connection of its own whose answers have `work.connection.reply_key`.
+    fn direct_connection(&mut self, work: &mut Work<N>) -> bool;
 }
 
 /// The writes to the flow tables. `commit` alone calls them.
@@ -118,12 +132,20 @@ pub trait FlowTables<const N: usize>: Tables<N> {
     /// Marks a half-open entry of this backend as answered in place, by these numbers ([`HalfOpen::answers`]). `false`: it is another
     /// backend's, or not there.
     fn mark_answered(&mut self, key: &FlowKey<N>, backend: u32, answers: [u32; 2]) -> bool;
+    /// Sets [`HalfOpen::refused`] in place in a half-open entry of this backend.
+    fn mark_refused(&mut self, key: &FlowKey<N>, backend: u32, refused: u8);
+    /// Sets bits of [`HalfOpen::flags`] in place in a half-open entry of this backend.
+    fn mark(&mut self, key: &FlowKey<N>, backend: u32, flags: u8);
+    /// Makes what this CPU has written visible to others before it reads on.
+    fn fence(&mut self);
     /// Reserves the reply tuple of a connection, as [`reserve`](super::reserve) does: the programs call a function of their own.
     fn reserve(&mut self, work: &mut Work<N>, port: u32, now_s: u32) -> Reserved;
     /// Notes an answer, as [`accept`](super::accept) does: the programs call a function of their own.
     fn accept(&mut self, work: &mut Work<N>, now_s: u32) -> Accepted;
     /// Establishes a connection, as [`establish`](super::establish) does: the programs call a function of their own.
     fn establish(&mut self, work: &mut Work<N>, link: u32, generation: u32, now_s: u32) -> Established;
+    /// Keeps both entries alike or removes them, as [`keep_entries`](super::keep_entries) does: the programs call a function of their own.
+    fn keep_entries(&mut self, work: &mut Work<N>, is_over: bool);
 }
 
 /// Why [`FlowTables::insert_flow`] wrote nothing.
@@ -171,6 +193,8 @@ pub enum Accepted {
     Established,
     /// The tuple is another connection's, or the connection has another backend.
     Late,
+    /// The table has no room for the claim.
+    Full,
 }
 
 impl Accepted {
@@ -183,6 +207,7 @@ impl Accepted {
             1 => Self::Again,
             2 => Self::Missing,
             3 => Self::Established,
+            5 => Self::Full,
             _ => Self::Late,
         }
     }

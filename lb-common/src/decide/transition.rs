@@ -6,6 +6,8 @@
 pub(super) enum Transition {
     /// Original direction: to the backend.
     Forward,
+    /// The backend drains: more must be asked.
+    Drain,
     /// Reply direction: to the client.
     Reply,
     /// The connection is over, and the packet begins a new one.

@@ -52,6 +52,12 @@ pub(super) mod allocation {
 }
 
 impl<const N: usize> Work<N> {
+    /// The key of the answers to the connection.
+    #[inline(always)]
+    pub const fn reply_key(&self) -> &FlowKey<N> {
+        &self.connection.reply_key
+    }
+
     pub const fn new(packet: Packet<N>) -> Self {
         // SAFETY: zero is a valid value of every field.
         let mut work: Self = unsafe { core::mem::zeroed() };

@@ -43,6 +43,7 @@ impl Agent {
                 generation: 1,
                 service: u32::try_from(service).unwrap() + 1,
                 deadline_ds: 0,
+                drain_ds: 0,
                 uid_hash: u32::try_from(pod).unwrap() + 1,
                 weight: 1,
                 pad: 0,

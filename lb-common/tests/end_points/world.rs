@@ -9,7 +9,8 @@ use super::pod::{self, Mode, Pod};
 use super::segment::{Dice, End, Segment};
 use super::watch::{Story, Watch};
 
-pub const CLIENT: [u8; 4] = [10, 0, 1, 2];
+/// Two clients: ejection needs the evidence of both.
+pub const CLIENTS: [[u8; 4]; 2] = [[10, 0, 1, 2], [10, 0, 1, 3]];
 
 /// How the network treats packets.
 #[derive(Clone, Copy, Debug)]
@@ -184,7 +185,7 @@ impl World {
     }
 
     fn start(&mut self, plan: Plan) {
-        let (client, service) = ((CLIENT, plan.port), VIPS[plan.vip]);
+        let (client, service) = ((CLIENTS[usize::from(plan.port % 2)], plan.port), VIPS[plan.vip]);
         let number = self.connections.len();
         if let Some(&before) = self.current.get(&(client, service))
             && self.connections[before].is_held()

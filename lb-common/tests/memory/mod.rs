@@ -8,8 +8,8 @@ use lb_common::abi::{
     half_open_flags, network_flags, seal, tag,
 };
 use lb_common::decide::{
-    Accepted, Connection, Established, FlowTables, Hook, NotInserted, Pace, Packet, Pick, Reserved, Tables, Verdict,
-    Work, accept, decide, establish, fresh, look, reserve,
+    Accepted, Connection, Established, FlowTables, Hook, NotInserted, Now, Pace, Packet, Pick, Reserved, Tables,
+    Verdict, Work, accept, accuse_tried, decide, establish, fresh, is_out, keep_entries, leaves_half, look, reserve,
 };
 use lb_common::limits::{AFTER_FLOOD_S, FLOOD_S};
 use lb_common::outcome::Outcome;
@@ -46,6 +46,11 @@ pub struct Memory<const N: usize = 4> {
     pub sources: Vec<(u32, [u8; N], u32)>,
     /// How many flow entries fit.
     pub capacity: usize,
+    /// How many established connections the decision takes to fit.
+    pub flow_room: u32,
+    pub client_key: u32,
+    /// By [`lb_common::client_shares::Counters`].
+    pub client_shares: HashMap<u32, i32>,
     /// Half-open flows made in the second: which one, how many.
     pub syn_counts: (u32, u32),
     /// More of them are too many; 0: never.
@@ -85,6 +90,9 @@ impl<const N: usize> Memory<N> {
             notes: Vec::new(),
             sources: Vec::new(),
             capacity: usize::MAX,
+            flow_room: u32::MAX,
+            client_key: 0x5eed_1e55,
+            client_shares: HashMap::new(),
             syn_counts: (0, 0),
             most_half_open: 0,
             flood_until_s: 0,
@@ -251,6 +259,22 @@ impl<const N: usize> Tables<N> for Memory<N> {
         entry.connections = entry.connections.saturating_add_signed(change);
     }
 
+    fn flow_room(&mut self) -> u32 {
+        self.flow_room
+    }
+
+    fn client_key(&mut self) -> u32 {
+        self.client_key
+    }
+
+    fn client_share(&mut self, counter: u32) -> u32 {
+        self.client_shares.get(&counter).copied().unwrap_or_default().max(0).cast_unsigned()
+    }
+
+    fn count_client_share(&mut self, counter: u32, change: i32) {
+        *self.client_shares.entry(counter).or_default() += change;
+    }
+
     fn affinity(&mut self, key: &AffinityKey<N>) -> Option<Affinity> {
         self.affinity.get(key).filter(|affinity| affinity.tag == affinity_tag(key)).copied()
     }
@@ -259,8 +283,20 @@ impl<const N: usize> Tables<N> for Memory<N> {
         self.affinity.insert(*key, *affinity);
     }
 
-    fn look(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_s: u32) -> bool {
-        look(self, key, pick, how, now_s)
+    fn look(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_ds: u32) -> bool {
+        look(self, key, pick, how, now_ds)
+    }
+
+    fn leaves_half(&mut self, base: u32, count: u32, id: u32) -> bool {
+        leaves_half(self, base, count, id)
+    }
+
+    fn accuse_tried(&mut self, work: &mut Work<N>, now_ds: u32) {
+        accuse_tried(self, work, now_ds);
+    }
+
+    fn is_out(&mut self, index: u32, id: u32) -> bool {
+        is_out(self, index, id)
     }
 
     fn turn(&mut self, service: u32) -> u32 {
@@ -298,8 +334,8 @@ impl<const N: usize> Tables<N> for Memory<N> {
         self.notes.push((backend, outcome));
     }
 
-    fn direct_connection(&mut self, reply: &FlowKey<N>) -> bool {
-        self.direct.contains(&reply.reversed())
+    fn direct_connection(&mut self, work: &mut Work<N>) -> bool {
+        self.direct.contains(&work.reply_key().reversed())
     }
 }
 
@@ -375,6 +411,24 @@ impl<const N: usize> FlowTables<N> for Memory<N> {
         found.map(|entry| (entry.flags, entry.answers) = (entry.flags | half_open_flags::ANSWERED, answers)).is_some()
     }
 
+    fn mark_refused(&mut self, key: &FlowKey<N>, backend: u32, refused: u8) {
+        let found =
+            self.half_open.get_mut(key).filter(|entry| entry.flow.tag == tag(key) && entry.flow.backend == backend);
+        if let Some(entry) = found {
+            entry.refused = refused;
+        }
+    }
+
+    fn mark(&mut self, key: &FlowKey<N>, backend: u32, flags: u8) {
+        let found =
+            self.half_open.get_mut(key).filter(|entry| entry.flow.tag == tag(key) && entry.flow.backend == backend);
+        if let Some(entry) = found {
+            entry.flags |= flags;
+        }
+    }
+
+    fn fence(&mut self) {}
+
     fn reserve(&mut self, work: &mut Work<N>, port: u32, now_s: u32) -> Reserved {
         reserve(self, work, port, now_s)
     }
@@ -385,6 +439,10 @@ impl<const N: usize> FlowTables<N> for Memory<N> {
 
     fn establish(&mut self, work: &mut Work<N>, link: u32, generation: u32, now_s: u32) -> Established {
         establish(self, work, link, generation, now_s)
+    }
+
+    fn keep_entries(&mut self, work: &mut Work<N>, is_over: bool) {
+        keep_entries(self, work, is_over);
     }
 }
 
@@ -402,6 +460,7 @@ impl<const N: usize> Memory<N> {
                 generation: 1,
                 service: id,
                 deadline_ds: 0,
+                drain_ds: 0,
                 uid_hash: 0,
                 weight: 1,
                 pad: 0,
@@ -442,6 +501,13 @@ impl<const N: usize> Memory<N> {
         let mut work = Work::new(Packet { seq, ack, ..Packet::new(key, tcp_flags) });
         decide(self, &mut work, hook);
         work.verdict
+    }
+
+    /// The backend, of its first generation, is ejected from now on.
+    pub fn eject(&mut self, backend: u32) {
+        let ejected_s = Now::from_ns(self.now_ns).s;
+        let health = Health { generation: 1, ejected_s, ..Health::default() };
+        self.health.insert(backend, health);
     }
 
     pub fn pass_seconds(&mut self, seconds: u64) {

@@ -1,12 +1,18 @@
 //! Client affinity: until when a backend is remembered, and when it no longer counts.
 
+use std::collections::BTreeSet;
+
 use crate::memory::Memory;
 use lb_common::abi::{
-    AffinityKey, Backend, FlowKey, Service, ServiceKey, TCP, backend_flags as flags, backend_state, frontend_kind,
-    seal, service_flags,
+    AffinityKey, Backend, FlowKey, Service, ServiceKey, TCP, UDP, backend_flags as flags, backend_state, frontend_kind,
+    scheduler, seal, service_flags,
 };
-use lb_common::decide::{Hook, Now, Tables, holds, recall, remember};
-use lb_common::state::tcp_flag::SYN;
+use lb_common::decide::{
+    Asker, Hook, Now, Packet, Pick, Picked, Step, Tables, Verdict, Wish, Work, allocate, begin, holds, pick, recall,
+    remember, select,
+};
+use lb_common::limits::UDP_ANSWER_S;
+use lb_common::state::tcp_flag::{ACK, RST, SYN};
 
 const FRONTEND: ServiceKey<4> = ServiceKey { address: [10, 96, 0, 10], port: 80, protocol: TCP, pad: 0 };
 const CLIENT: AffinityKey<4> = AffinityKey { client: [10, 0, 9, 9], service: 1, netns: 0 };
@@ -107,20 +113,20 @@ fn a_service_without_affinity_remembers_nobody() {
     assert!(tables.affinity.is_empty());
 }
 
-/// How many backends twenty connections of one client outside meet.
-fn backends_of_a_client_outside(policy: u8, sets: u8) -> usize {
+/// Whether a client outside comes back to each backend that it is remembered with.
+fn comes_back_from_outside(policy: u8, sets: u8) -> bool {
     let mut tables = Memory::default();
     tables.serve(1, 0, FRONTEND, &[[10, 0, 1, 1], [10, 0, 1, 2], [10, 0, 1, 3], [10, 0, 1, 4]], 8080);
     tables.backends.values_mut().for_each(|backend| backend.flags = flags::SERVING | flags::LOCAL | sets);
     let service = tables.services.get_mut(&FRONTEND).unwrap();
     *service = Service { kind: frontend_kind::LOAD_BALANCER, flags: policy, affinity_timeout_s: 30, ..*service };
     service.seal = seal(&FRONTEND, service);
-    let mut asks = |src_port| {
-        let (src, dst) = ([198, 51, 100, 7], FRONTEND.address);
-        let key = FlowKey { src, dst, src_port, dst_port: 80, protocol: TCP, pad: [0; 3] };
-        tables.ask(key, SYN, Hook::NODE_IN).address
-    };
-    (4_000..4_020).map(&mut asks).collect::<std::collections::BTreeSet<_>>().len()
+    let now = now(&mut tables);
+    (1..=4_u16).all(|backend| {
+        let key = from([198, 51, 100, 7], TCP, 4_000 + backend);
+        remember(&mut tables, &AffinityKey { client: key.src, ..CLIENT }, backend.into(), 1, now);
+        tables.ask(key, SYN, Hook::NODE_IN).backend == backend.into()
+    })
 }
 
 #[test]
@@ -134,6 +140,209 @@ fn the_set_of_clients_outside_says_whether_an_affinity_of_theirs_holds() {
         (service_flags::INSIDE_LOCAL, flags::IN_CLUSTER_SET, true),
         (service_flags::INSIDE_LOCAL, flags::IN_LOCAL_SET, false),
     ] {
-        assert_eq!(backends_of_a_client_outside(policy, set) == 1, holds, "policy {policy}, set {set}");
+        assert_eq!(comes_back_from_outside(policy, set), holds, "policy {policy}, set {set}");
+    }
+}
+
+const BACKENDS: [[u8; 4]; 4] = [[10, 0, 1, 1], [10, 0, 1, 2], [10, 0, 1, 3], [10, 0, 1, 4]];
+const SCHEDULERS: [u8; 6] = [
+    scheduler::RANDOM,
+    scheduler::ROUND_ROBIN,
+    scheduler::WEIGHTED,
+    scheduler::LEAST_CONNECTIONS,
+    scheduler::SOURCE_HASH,
+    scheduler::MAGLEV,
+];
+
+/// A service of this protocol with four backends and client affinity.
+fn sticky(protocol: u8, scheduler: u8) -> Memory {
+    let mut tables = Memory::default();
+    let frontend = ServiceKey { protocol, ..FRONTEND };
+    tables.serve(1, 0, frontend, &BACKENDS, 8080);
+    let service = tables.services.get_mut(&frontend).unwrap();
+    *service = Service { affinity_timeout_s: 600, scheduler, ..*service };
+    service.seal = seal(&frontend, service);
+    tables
+}
+
+fn from(client: [u8; 4], protocol: u8, src_port: u16) -> FlowKey<4> {
+    FlowKey { src: client, dst: FRONTEND.address, src_port, dst_port: 80, protocol, pad: [0; 3] }
+}
+
+fn begins(tables: &mut Memory, key: FlowKey<4>, hook: Hook) -> Verdict<4> {
+    tables.ask(key, if key.protocol == TCP { SYN } else { 0 }, hook)
+}
+
+/// The backend's answer passes on.
+fn answers(tables: &mut Memory, key: FlowKey<4>, sent: &Verdict<4>) {
+    let (src, dst) = (sent.address, sent.client);
+    let (src_port, dst_port) = (sent.port, sent.client_port);
+    let answer = FlowKey { src, dst, src_port, dst_port, ..key };
+    tables.ask(answer, if key.protocol == TCP { SYN | ACK } else { 0 }, Hook::POD_OUT);
+}
+
+/// A whole connection; its backend.
+fn connects(tables: &mut Memory, key: FlowKey<4>) -> u32 {
+    let sent = begins(tables, key, Hook::POD_IN);
+    answers(tables, key, &sent);
+    if key.protocol == TCP {
+        tables.ask(key, ACK, Hook::POD_IN);
+    }
+    sent.backend
+}
+
+/// Each is selected for before any is written, as on as many CPUs.
+#[test]
+fn first_connections_that_a_client_makes_at_once_agree_whatever_the_scheduler() {
+    for scheduler in SCHEDULERS {
+        let mut tables = sticky(TCP, scheduler);
+        let mut met = BTreeSet::new();
+        for client in 0..40 {
+            let keys = (4_000..4_032).map(|port| from([10, 0, 9, client], TCP, port));
+            let mut all: Vec<Work<4>> = keys.map(|key| Work::new(Packet::new(key, SYN))).collect();
+            for work in &mut all {
+                let step = begin(&mut tables, work, Hook::POD_IN);
+                assert_eq!(select(&mut tables, work, Hook::POD_IN, step), Step::Allocate);
+            }
+            for work in &mut all {
+                assert_eq!(allocate(&mut tables, work, Hook::POD_IN, Step::Allocate), Step::Decided);
+            }
+            let backends: BTreeSet<u32> = all.iter().map(|work| work.verdict.backend).collect();
+            assert_eq!(backends.len(), 1, "scheduler {scheduler}, client {client}");
+            met.extend(backends);
+        }
+        assert_eq!(met.len(), BACKENDS.len(), "scheduler {scheduler}: clients share the backends");
+    }
+}
+
+#[test]
+fn first_connections_that_processes_make_at_once_agree() {
+    for scheduler in SCHEDULERS {
+        let mut met = BTreeSet::new();
+        for netns in 0..40 {
+            let mut tables = sticky(TCP, scheduler);
+            let key = FlowKey { src: [0; 4], src_port: 0, ..from([0; 4], TCP, 0) };
+            let now = now(&mut tables);
+            let mut backend = || {
+                let mut found = Pick::NONE;
+                let picked = pick(&mut tables, &key, Asker::Process(0), netns, Wish::SAFE, now, &mut found);
+                assert_eq!(picked, Picked::Backend);
+                found.slot.backend
+            };
+            let backends: BTreeSet<u32> = (0..32).map(|_| backend()).collect();
+            assert_eq!(backends.len(), 1, "scheduler {scheduler}");
+            met.extend(backends);
+        }
+        assert_eq!(met.len(), BACKENDS.len(), "scheduler {scheduler}: network namespaces share the backends");
+    }
+}
+
+/// Whoever floods completes no handshake.
+#[test]
+fn only_an_established_connection_is_remembered() {
+    let key = from([10, 0, 9, 9], TCP, 4_000);
+    let mut tables = sticky(TCP, scheduler::RANDOM);
+    let sent = begins(&mut tables, key, Hook::POD_IN);
+    answers(&mut tables, key, &sent);
+    assert!(tables.affinity.is_empty(), "an answer shows nothing of the client");
+    tables.ask(key, ACK, Hook::POD_IN);
+    assert_eq!(tables.affinity[&AffinityKey { client: key.src, service: 1, netns: 0 }].backend, sent.backend);
+
+    let key = FlowKey { protocol: UDP, ..key };
+    let mut tables = sticky(UDP, scheduler::RANDOM);
+    let sent = begins(&mut tables, key, Hook::POD_IN);
+    assert!(tables.affinity.is_empty());
+    answers(&mut tables, key, &sent);
+    assert_eq!(tables.affinity.values().next().unwrap().backend, sent.backend);
+}
+
+#[test]
+fn a_syn_does_not_begin_the_time_anew() {
+    let mut tables = sticky(TCP, scheduler::RANDOM);
+    connects(&mut tables, from([10, 0, 9, 9], TCP, 4_000));
+    let before = tables.affinity.clone();
+    tables.pass_seconds(30);
+    begins(&mut tables, from([10, 0, 9, 9], TCP, 4_001), Hook::POD_IN);
+    assert_eq!(tables.affinity, before);
+    connects(&mut tables, from([10, 0, 9, 9], TCP, 4_002));
+    assert_ne!(tables.affinity, before);
+}
+
+/// What other clients have met is no matter of a client whose own connections can leave the backend.
+#[test]
+fn a_client_keeps_an_ejected_backend_and_leaves_it_when_its_own_connection_did() {
+    let mut tables = sticky(TCP, scheduler::RANDOM);
+    let client = [10, 0, 9, 9];
+    let first = connects(&mut tables, from(client, TCP, 4_000));
+    tables.eject(first);
+    assert_eq!(connects(&mut tables, from(client, TCP, 4_001)), first, "others have met a silent backend");
+    // It answers nobody any more: the SYN is retried, and where that one is established the client stays.
+    tables.eject(first);
+    let key = from(client, TCP, 4_002);
+    assert_eq!(begins(&mut tables, key, Hook::POD_IN).backend, first);
+    tables.pass_seconds(1);
+    let moved = begins(&mut tables, key, Hook::POD_IN);
+    assert_ne!(moved.backend, first);
+    answers(&mut tables, key, &moved);
+    tables.ask(key, ACK, Hook::POD_IN);
+    assert_eq!(connects(&mut tables, from(client, TCP, 4_003)), moved.backend);
+}
+
+/// Several queries at the same time are none that nobody answers.
+#[test]
+fn a_client_whose_query_is_under_way_asks_the_same_backend() {
+    let mut tables = sticky(UDP, scheduler::RANDOM);
+    let client = [10, 0, 9, 9];
+    let first = connects(&mut tables, from(client, UDP, 4_000));
+    for port in 4_001..4_010 {
+        assert_eq!(begins(&mut tables, from(client, UDP, port), Hook::POD_IN).backend, first);
+    }
+    tables.pass_seconds(u64::from(UDP_ANSWER_S));
+    assert_ne!(begins(&mut tables, from(client, UDP, 4_010), Hook::POD_IN).backend, first, "it answers no more");
+}
+
+/// A client that cannot leave the backend by itself goes where the backends answer.
+#[test]
+fn a_client_whose_connections_are_not_retried_leaves_an_ejected_backend() {
+    for (protocol, hook, flags) in
+        [(UDP, Hook::POD_IN, 0), (TCP, Hook::NODE_OUT, 0), (TCP, Hook::POD_IN, service_flags::NO_RETRY)]
+    {
+        let mut tables = sticky(protocol, scheduler::RANDOM);
+        let frontend = ServiceKey { protocol, ..FRONTEND };
+        let service = tables.services.get_mut(&frontend).unwrap();
+        service.flags |= flags;
+        service.seal = seal(&frontend, service);
+        let first = connects(&mut tables, from([10, 0, 9, 9], protocol, 4_000));
+        tables.eject(first);
+        let next = begins(&mut tables, from([10, 0, 9, 9], protocol, 4_001), hook).backend;
+        assert_ne!(next, first, "protocol {protocol}, {hook:?}, flags {flags}");
+    }
+}
+
+/// Under a flood, the entries of a handshake may be lost: its acknowledgement finds the backend once more.
+#[test]
+fn a_flood_takes_no_client_from_its_backend() {
+    for port in 4_000..4_020 {
+        let mut tables = sticky(TCP, scheduler::RANDOM);
+        let client = [198, 51, 100, 7];
+        let service = tables.services.get_mut(&FRONTEND).unwrap();
+        service.kind = frontend_kind::LOAD_BALANCER;
+        service.seal = seal(&FRONTEND, service);
+        // Whatever it met first, it was retried or hinted away from there.
+        let key = AffinityKey { client, service: 1, netns: 0 };
+        let begin = now(&mut tables);
+        remember(&mut tables, &key, 1 + u32::from(port) % 4, 1, begin);
+        tables.flood_until_s = begin.s + 100;
+        let key = from(client, TCP, port);
+        let sent = begins(&mut tables, key, Hook::NODE_IN);
+        assert_eq!(sent.backend, 1 + u32::from(port) % 4);
+        tables.half_open.clear();
+        let resumed = tables.ask(key, ACK, Hook::NODE_IN);
+        assert_eq!(resumed.backend, sent.backend, "its entries were lost");
+        let others: BTreeSet<u32> = (0..32)
+            .map(|last| begins(&mut tables, from([198, 51, 101, 1], TCP, 5_000 + last), Hook::NODE_IN).backend)
+            .collect();
+        assert_eq!(others.len(), 1, "an unknown client's connections agree");
+        tables.ask(key, RST, Hook::NODE_IN);
     }
 }

@@ -5,7 +5,7 @@ use lb_common::abi::{
     FlowKey, ServiceKey, TCP, UDP, Vip, VipKey, backend_state, flow_state, half_open_flags, vip_flags,
 };
 use lb_common::decide::{
-    Action, Hook, IcmpError, Packet, Verdict, Work, as_refusal, concerns, later_fragment, malformed, quoted, refused,
+    Action, Hook, Packet, Verdict, Work, as_refusal, concerns, later_fragment, malformed, quoted, refused,
     stray_fragment,
 };
 use lb_common::limits;
@@ -149,8 +149,8 @@ fn nothing_follows_a_flow_whose_backend_is_gone_or_that_was_evicted() {
 }
 
 #[test]
-fn an_attempt_that_was_left_has_no_way_to_the_client() {
-    for flag in [half_open_flags::LEFT, half_open_flags::SECOND] {
+fn a_backend_that_lost_its_attempt_has_no_way_to_the_client() {
+    for flag in [half_open_flags::LOST, half_open_flags::SECOND] {
         let (mut tables, sent) = asked(Hook::POD_IN);
         let back = answer(UDP, &sent);
         tables.half_open.get_mut(&back).unwrap().flags |= flag;
@@ -179,41 +179,33 @@ fn contradicting_headers_are_dropped_where_a_service_or_a_flow_is_concerned() {
     assert!(!concerns(&mut tables, &mut work(elsewhere)));
 }
 
-const REFUSAL: IcmpError = IcmpError { is_refusal: true, from_destination: true, sequence: 0 };
-
-/// What becomes of an error that quotes a packet of the reversed tuple, and whether the backend is suspect then.
-fn told(tables: &mut Memory, key: FlowKey<4>, hook: Hook, error: IcmpError, backend: u32) -> (Verdict<4>, bool) {
+/// What becomes of an error that quotes a packet of the reversed tuple. Nobody is accused by it.
+fn told(tables: &mut Memory, key: FlowKey<4>, hook: Hook) -> Verdict<4> {
+    let before = tables.health.clone();
     let mut work = work(key);
-    quoted(tables, &mut work, hook, error);
-    (work.verdict, tables.health.get(&backend).is_some_and(|health| health.suspect_s != 0))
+    quoted(tables, &mut work, hook);
+    assert_eq!(tables.health, before);
+    work.verdict
 }
 
 #[test]
-fn a_backend_that_says_itself_that_nobody_is_at_its_port_is_suspect() {
+fn an_error_is_translated_and_accuses_nobody() {
     let translated = (Action::ToClient, Outcome::IcmpTranslated);
-    for (error, suspects) in [
-        (REFUSAL, true),
-        (IcmpError { is_refusal: false, ..REFUSAL }, false),
-        (IcmpError { from_destination: false, ..REFUSAL }, false),
-    ] {
-        let (mut tables, sent) = asked(Hook::POD_IN);
-        let (verdict, is_suspect) = told(&mut tables, answer(UDP, &sent), Hook::POD_OUT, error, sent.backend);
-        assert_eq!((what(&verdict), is_suspect), (translated, suspects), "{error:?}");
-        assert_eq!((verdict.address, verdict.port, verdict.client_port), (VIP, 80, PORT));
-    }
-    // A client that has gone says nothing about its backend.
     let (mut tables, sent) = asked(Hook::POD_IN);
-    let (verdict, is_suspect) = told(&mut tables, request(UDP), Hook::POD_IN, REFUSAL, sent.backend);
-    assert_eq!((what(&verdict), is_suspect), ((Action::ToBackend, Outcome::IcmpTranslated), false));
-    // Nor does an error that is translated at another hook.
-    let (verdict, is_suspect) = told(&mut tables, answer(UDP, &sent), Hook::POD_IN, REFUSAL, sent.backend);
-    assert_eq!((what(&verdict), is_suspect), ((Action::Pass, Outcome::Passed), false));
+    let verdict = told(&mut tables, answer(UDP, &sent), Hook::POD_OUT);
+    assert_eq!(what(&verdict), translated);
+    assert_eq!((verdict.address, verdict.port, verdict.client_port), (VIP, 80, PORT));
+    // Of the client: it has gone.
+    let verdict = told(&mut tables, request(UDP), Hook::POD_IN);
+    assert_eq!(what(&verdict), (Action::ToBackend, Outcome::IcmpTranslated));
+    // At a hook that translates no replies.
+    let verdict = told(&mut tables, answer(UDP, &sent), Hook::POD_IN);
+    assert_eq!(what(&verdict), (Action::Pass, Outcome::Passed));
     // An error about a connection that is answered is no refusal of it.
     let sent = tables.ask(request(TCP), SYN, Hook::POD_IN);
     tables.ask(answer(TCP, &sent), SYN | ACK, Hook::POD_OUT);
     tables.ask(request(TCP), ACK, Hook::POD_IN);
-    let (verdict, is_suspect) = told(&mut tables, answer(TCP, &sent), Hook::POD_OUT, REFUSAL, sent.backend);
-    assert_eq!((what(&verdict), is_suspect), (translated, false));
+    assert_eq!(what(&told(&mut tables, answer(TCP, &sent), Hook::POD_OUT)), translated);
 }
 
 #[test]

@@ -113,16 +113,46 @@ fn opened_and_reset(tables: &mut Memory, host: u8) -> Option<u16> {
 
 #[test]
 fn the_tuple_of_an_ended_connection_rests_while_another_one_is_left() {
+    // Where the search begins differs from client to client.
+    let is_given_after = |seconds: u32, host: u8| {
+        let mut tables = masqueraded(8);
+        let first = opened_and_reset(&mut tables, host).unwrap();
+        tables.pass_seconds(u64::from(seconds));
+        let others: Vec<u16> = (1..=3).map(|next| opened_and_reset(&mut tables, host + next).unwrap()).collect();
+        others.contains(&first)
+    };
+    for seconds in [0, 1, TUPLE_REST_S - 1] {
+        let given: Vec<u8> = (1..=40).filter(|host| is_given_after(seconds, *host)).collect();
+        assert!(given.is_empty(), "the tuple of {given:?} after {seconds} s");
+    }
+    assert!((1..=40).any(|host| is_given_after(TUPLE_REST_S + 1, host)), "after a while everybody gets it");
+}
+
+#[test]
+fn tuples_that_have_rested_are_free() {
     let mut tables = masqueraded(8);
-    let first = opened_and_reset(&mut tables, 1).unwrap();
-    let others: Vec<u16> = (2..=4).map(|host| opened_and_reset(&mut tables, host).unwrap()).collect();
-    assert!(!others.contains(&first), "{first} of {others:?}");
-    // Its own client gets any of them, and after a while everybody does.
+    for host in 1..=4 {
+        opened_and_reset(&mut tables, host).unwrap();
+    }
     tables.pass_seconds(u64::from(TUPLE_REST_S) + 1);
     let mut later: Vec<u16> = (5..=12).map(|host| opened_and_reset(&mut tables, host).unwrap()).collect();
     later.sort_unstable();
     later.dedup();
     assert_eq!(later.len(), 8, "each of the ports, none twice: {later:?}");
+}
+
+#[test]
+fn what_a_backend_says_late_finds_the_masqueraded_client() {
+    let mut tables = masqueraded(8);
+    opened_and_reset(&mut tables, 1).unwrap();
+    let (answers, _) = tables.half_open.iter().find(|(key, _)| key.src == BACKENDS[0]).unwrap();
+    let answers = *answers;
+    for flags in [ACK, FIN | ACK] {
+        let late = tables.ask(answers, flags, Hook::NODE_IN);
+        assert_eq!((late.action, late.client), (Action::ToClient, outside(1).src), "{flags}");
+    }
+    tables.pass_seconds(u64::from(tables.timeouts.closing_s) + 1);
+    assert_eq!(tables.ask(answers, ACK, Hook::NODE_IN).action, Action::Pass, "nobody remembers it");
 }
 
 #[test]

@@ -13,25 +13,25 @@ const PORT: u16 = 4000;
 
 /// An endpoint: the number of what it sends next, and what it has acknowledged.
 #[derive(Clone, Copy)]
-struct End {
-    next: u32,
-    acked: u32,
+pub(crate) struct End {
+    pub(crate) next: u32,
+    pub(crate) acked: u32,
 }
 
 /// A client and its backend, with a connection that is established.
-struct Pair {
-    tables: Memory,
-    backend: [u8; 4],
-    client: End,
-    server: End,
+pub(crate) struct Pair {
+    pub(crate) tables: Memory,
+    pub(crate) backend: [u8; 4],
+    pub(crate) client: End,
+    pub(crate) server: End,
 }
 
-fn request() -> FlowKey<4> {
+pub(crate) fn request() -> FlowKey<4> {
     FlowKey { src: CLIENT, dst: FRONTEND, src_port: PORT, dst_port: 80, protocol: TCP, pad: [0; 3] }
 }
 
 impl Pair {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut tables = Memory::default();
         tables.serve(1, 0, ServiceKey { address: FRONTEND, port: 80, protocol: TCP, pad: 0 }, &BACKENDS, 8080);
         let (client, server) = (End { next: 0xffff_ff00, acked: 0 }, End { next: 70_000, acked: 0 });
@@ -45,12 +45,12 @@ impl Pair {
         pair
     }
 
-    fn response(&self) -> FlowKey<4> {
+    pub(crate) fn response(&self) -> FlowKey<4> {
         FlowKey { src: self.backend, dst: CLIENT, src_port: 8080, dst_port: PORT, protocol: TCP, pad: [0; 3] }
     }
 
     /// A segment with any numbers, in the original or the reply direction.
-    fn forged(&mut self, from_client: bool, tcp_flags: u8, seq: u32, ack: u32, payload: u32) -> Verdict<4> {
+    pub(crate) fn forged(&mut self, from_client: bool, tcp_flags: u8, seq: u32, ack: u32, payload: u32) -> Verdict<4> {
         let (key, hook) = if from_client { (request(), Hook::POD_IN) } else { (self.response(), Hook::POD_OUT) };
         let mut work = Work::new(Packet { seq, ack, payload, ..Packet::new(key, tcp_flags) });
         decide(&mut self.tables, &mut work, hook);
@@ -58,7 +58,7 @@ impl Pair {
     }
 
     /// The client sends.
-    fn asks(&mut self, tcp_flags: u8, payload: u32) -> Verdict<4> {
+    pub(crate) fn asks(&mut self, tcp_flags: u8, payload: u32) -> Verdict<4> {
         self.client.acked = self.server.next;
         let End { next, acked } = self.client;
         self.client.next = next.wrapping_add(payload + u32::from(tcp_flags & FIN != 0));
@@ -66,7 +66,7 @@ impl Pair {
     }
 
     /// The backend sends.
-    fn answers(&mut self, tcp_flags: u8, payload: u32) -> Verdict<4> {
+    pub(crate) fn answers(&mut self, tcp_flags: u8, payload: u32) -> Verdict<4> {
         self.server.acked = self.client.next;
         let End { next, acked } = self.server;
         self.server.next = next.wrapping_add(payload + u32::from(tcp_flags & FIN != 0));

@@ -1,6 +1,6 @@
 //! Clients outside: which set serves them, whose address the backend sees, and how its answers come back, over plain tables.
 
-use crate::memory::Memory;
+use crate::memory::{ISN, Memory};
 use lb_common::abi::{
     FlowKey, Masquerade, Service, ServiceKey, TCP, UDP, VipKey, backend_flags, frontend_kind, network_flags, seal,
     service_flags,
@@ -9,7 +9,10 @@ use lb_common::abi::{Vip, vip_flags};
 use lb_common::decide::{Action, Hook, Verdict};
 use lb_common::limits::{SOURCE_PORT_COUNT, SOURCE_PORT_FIRST};
 use lb_common::outcome::Outcome;
-use lb_common::state::tcp_flag::{ACK, SYN};
+use lb_common::state::{
+    SourcePorts,
+    tcp_flag::{ACK, FIN, RST, SYN},
+};
 
 const CLIENT: [u8; 4] = [198, 51, 100, 7];
 const POD: [u8; 4] = [10, 0, 2, 9];
@@ -192,6 +195,69 @@ fn where_one_address_has_no_port_left_the_next_one_stands_in() {
     placed.sort_unstable();
     placed.dedup();
     assert_eq!(placed.len(), 8, "no two clients have the same tuple");
+}
+
+#[test]
+fn what_a_backend_says_of_the_connection_before_on_a_snat_tuple_is_for_the_client_to_judge() {
+    // Whether the SNAT address is a service's, too, says nothing.
+    for own in [NODE, OTHER] {
+        let mut tables = serving(frontend_kind::NODE_PORT, 0, false);
+        tables.own = Some(Masquerade::new(own, &[]));
+        let request = from(CLIENT, 40_000, TCP);
+        let sent = tables.ask(request, SYN, Hook::NODE_IN);
+        let (reply, before) = (answer(TCP, &sent), tables.half_open.clone());
+        for hook in [Hook::NODE_IN, Hook::NODE_IN_L3, Hook::XDP] {
+            for (flags, ack) in [(ACK, 77), (ACK, ISN + 1), (FIN | ACK, 77), (FIN | ACK, ISN + 1)] {
+                let back = tables.ask_numbered(reply, flags, 99, ack, hook);
+                assert_eq!((back.action, back.outcome), (Action::ToClient, Outcome::Replied), "{flags} {ack} {hook:?}");
+                assert_eq!((back.client, back.client_port), (CLIENT, 40_000));
+                assert_eq!((back.address, back.port), (NODE, NODE_PORT));
+            }
+        }
+        assert_eq!(tables.half_open, before, "it answers nothing, and refuses nothing");
+        // The client resets what it does not know, and asks again.
+        let reset = tables.ask_numbered(request, RST, 77, 0, Hook::NODE_IN);
+        assert_eq!((reset.action, reset.address, reset.client_port), (Action::ToBackend, REMOTE, sent.client_port));
+        let again = tables.ask(request, SYN, Hook::NODE_IN);
+        assert_eq!((again.outcome, again.client_port), (Outcome::Forwarded, sent.client_port));
+        assert_eq!(tables.ask(reply, SYN | ACK, Hook::NODE_IN).outcome, Outcome::Replied);
+        assert_eq!(tables.ask_numbered(reply, ACK, 99, 77, Hook::NODE_IN).outcome, Outcome::Replied);
+        assert_eq!(tables.ask(request, ACK, Hook::NODE_IN).outcome, Outcome::Forwarded);
+        assert_eq!((tables.flows.len(), tables.half_open.len()), (2, 0));
+    }
+}
+
+#[test]
+fn segments_for_the_nodes_own_stack_pass() {
+    const SERVER: u16 = 10_250;
+    for own in [NODE, OTHER] {
+        let mut tables = serving(frontend_kind::NODE_PORT, 0, false);
+        tables.own = Some(Masquerade::new(own, &[]));
+        tables.ports = SourcePorts { first: 62_000, count: 2, ..SourcePorts::DEFAULT };
+        // A client may keep its port, within the SNAT range or not.
+        for (port, is_translated) in [(SERVER, false), (61_999, false), (62_000, true), (62_001, true), (62_002, false)]
+        {
+            let sent = tables.ask(from(CLIENT, port, TCP), SYN, Hook::NODE_IN);
+            assert_eq!(sent.client_port, port);
+            let reply = answer(TCP, &sent);
+            let action = if is_translated { Action::ToClient } else { Action::Pass };
+            for flags in [ACK, FIN | ACK] {
+                for hook in FROM_THE_WIRE {
+                    assert_eq!(
+                        tables.ask_numbered(reply, flags, 99, 77, hook).action,
+                        action,
+                        "{port} {flags} {hook:?}"
+                    );
+                }
+                // Answers to this node come in from outside.
+                for hook in [Hook::POD_IN, Hook::POD_OUT, Hook::BRIDGE_IN, Hook::NODE_OUT] {
+                    assert_eq!(tables.ask_numbered(reply, flags, 99, 77, hook).action, Action::Pass, "{port} {hook:?}");
+                }
+                let other = FlowKey { src: LOCAL, ..reply };
+                assert_eq!(tables.ask_numbered(other, flags, 99, 77, Hook::NODE_IN).action, Action::Pass, "{port}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -122,7 +122,7 @@ pub enum Answer<const N: usize> {
     Fail(i32),
 }
 
-/// Asks for a backend, as a process whose source ranges these flags admit; one that is not suspect, as nobody moves the connection
+/// Asks for a backend, as a process whose source ranges these flags admit; one that is not ejected, as nobody moves the connection
 /// later. Clients of client affinity are told apart by their network namespace.
 ///
 /// A function of its own: off the stack of what follows.

@@ -34,8 +34,8 @@ pub fn go_on<const N: usize>(skb: *mut __sk_buff, scratch: &mut Scratch<N>, step
     let stage = match step {
         // Of an ICMP error that is shown as a RST, only the connection's own answer counts.
         Step::Retry => TcStage::Retry,
-        _ if scratch.is_icmp_refusal => TcStage::Verdict,
-        Step::Syn | Step::Refresh | Step::Remove | Step::Reselect => TcStage::Established,
+        _ if scratch.work.packet.is_error => TcStage::Verdict,
+        Step::Syn | Step::Draining | Step::Refresh | Step::Remove | Step::Reselect => TcStage::Established,
         Step::Handshake => TcStage::Handshake,
         Step::MidStream => TcStage::Complete,
         Step::Select => TcStage::Select,
@@ -55,6 +55,9 @@ where
 {
     if step == Step::Syn {
         step = decide::syn(tables, work, hook, step);
+    }
+    if step == Step::Draining {
+        step = decide::draining(tables, work, hook, step);
     }
     if step.keeps() { decide::keep(tables, work, hook, step) } else { step }
 }

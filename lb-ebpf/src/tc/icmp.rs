@@ -3,7 +3,7 @@
 use aya_ebpf::bindings::__sk_buff;
 use lb_common::abi::{SCTP, TCP, UDP};
 use lb_common::checksum;
-use lb_common::decide::{self, Action, Hook, IcmpError, Step, Work};
+use lb_common::decide::{self, Action, Hook, Step, Work};
 use lb_common::outcome::Outcome;
 use lb_common::stages::TcStage;
 
@@ -104,7 +104,6 @@ where
     message.src = work.packet.key.src;
     message.dst = work.packet.key.dst;
     message.sum = [header[2], header[3]];
-    message.is_refusal = is_refusal;
     let Some(sequence) = quotation(skb, message, work) else {
         message.mtu = mtu_of::<N>(header);
         let is_outer = message.quoted != 0 && work.packet.key.protocol == outer_header::protocol::<N>();
@@ -115,12 +114,10 @@ where
         work.packet.key.dst = message.dst;
         return unrelated(tables, scratch);
     };
-    message.sequence = sequence;
     if !is_refusal || work.packet.key.protocol != TCP {
         return TcStage::IcmpVerdict;
     }
     decide::as_refusal(work, sequence);
-    scratch.is_icmp_refusal = true;
     scratch.step = Step::Handshake;
     TcStage::Handshake
 }
@@ -135,15 +132,10 @@ where
     // SAFETY: reads the context.
     let mut tables = Kernel::at(skb.cast(), unsafe { (*skb).ifindex });
     let (point, work, message) = (scratch.point, &mut scratch.work, &scratch.icmp);
-    let was_refusal = core::mem::replace(&mut scratch.is_icmp_refusal, false);
+    let was_refusal = core::mem::replace(&mut work.packet.is_error, false);
     if !was_refusal || !decide::refused(work) {
         work.packet.tcp_flags = 0;
-        let error = IcmpError {
-            is_refusal: message.is_refusal,
-            from_destination: message.src == work.packet.key.src,
-            sequence: message.sequence,
-        };
-        decide::quoted(&mut tables, work, point.hook(), error);
+        decide::quoted(&mut tables, work, point.hook());
     }
     let stage = match work.verdict.action {
         action @ (Action::ToBackend | Action::ToClient) => {

@@ -54,6 +54,7 @@ macro_rules! entry {
         }
         $(#[$meta])*
         #[classifier]
+        #[inline(always)] // A tail call from another function than the program itself loses its verdict.
         pub fn $name(context: TcContext) -> i32 {
             handle::<$point>(context.skb.skb)
         }

@@ -7,7 +7,7 @@ use lb_common::crc32c;
 use lb_common::decide::Packet;
 use lb_common::outcome::Outcome;
 use lb_common::stages::TcStage;
-use lb_common::state::tcp_flag;
+use lb_common::state::{opens, tcp_flag};
 
 use crate::counters;
 use crate::maps::{Family, Maps};
@@ -28,8 +28,11 @@ where
 {
     let Some(scratch) = <Maps as Family<N>>::scratch() else { return DROP };
     let (work, offsets) = (&scratch.work, scratch.offsets());
-    let belongs_nowhere =
-        matches!(work.verdict.outcome, Outcome::RefusedNoFlow | Outcome::Evicted | Outcome::RefusedLate);
+    let belongs_nowhere = match work.verdict.outcome {
+        Outcome::RefusedNoFlow | Outcome::Evicted | Outcome::RefusedLate => true,
+        Outcome::RefusedClientShare => !opens(work.packet.tcp_flags),
+        _ => false,
+    };
     if !counters::may_answer(work.verdict.outcome) {
         return DROP;
     }

@@ -21,12 +21,16 @@ const CHECKSUM: usize = 8;
 
 /// Chunk types (RFC 9260, section 3.2).
 mod chunk {
+    pub const DATA: u8 = 0;
     pub const INIT: u8 = 1;
     pub const INIT_ACK: u8 = 2;
+    pub const HEARTBEAT: u8 = 4;
     pub const ABORT: u8 = 6;
     pub const SHUTDOWN: u8 = 7;
     pub const SHUTDOWN_ACK: u8 = 8;
     pub const SHUTDOWN_COMPLETE: u8 = 14;
+    /// RFC 8260.
+    pub const I_DATA: u8 = 64;
 }
 
 /// Reads what the state machine knows as TCP's flags and numbers.
@@ -50,6 +54,7 @@ pub fn read<const N: usize>(skb: *mut __sk_buff, headers: &Headers, packet: &mut
         chunk::SHUTDOWN | chunk::SHUTDOWN_ACK => FIN | ACK,
         _ => ACK,
     };
+    packet.payload = u32::from(matches!(kind, chunk::DATA | chunk::I_DATA | chunk::HEARTBEAT));
     if begins {
         let mut tag = [0u8; INIT_TAG];
         load(skb, headers.transport + COMMON + CHUNK, &mut tag).map_err(|_| Odd::Malformed)?;

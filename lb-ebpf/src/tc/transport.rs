@@ -23,7 +23,8 @@ pub fn read<const N: usize>(skb: *mut __sk_buff, headers: &Headers, packet: &mut
     packet.seq = 0;
     packet.ack = 0;
     packet.payload = 0;
-    packet.pad = [0; 3];
+    packet.is_error = false;
+    packet.pad = [0; 2];
     match headers.protocol {
         TCP => {
             load(skb, headers.transport, &mut header).map_err(|_| Odd::Malformed)?;

@@ -24,7 +24,7 @@ where
     Maps: Family<N>,
 {
     let Some(scratch) = <Maps as Family<N>>::scratch() else { return DROP };
-    if scratch.is_icmp_refusal {
+    if scratch.work.packet.is_error {
         return tail_call::tc::<N>(skb, TcStage::IcmpVerdict, DROP);
     }
     count(skb, &scratch.work, scratch.point);

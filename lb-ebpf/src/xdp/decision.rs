@@ -54,7 +54,7 @@ where
 fn go_on<const N: usize>(context: *mut xdp_md, scratch: &mut Scratch<N>, step: Step) -> u32 {
     scratch.step = step;
     let stage = match step {
-        Step::Syn | Step::Refresh | Step::Remove | Step::Reselect => XdpStage::Established,
+        Step::Syn | Step::Draining | Step::Refresh | Step::Remove | Step::Reselect => XdpStage::Established,
         Step::Handshake => XdpStage::Handshake,
         Step::MidStream => XdpStage::Complete,
         Step::Select => XdpStage::Select,
@@ -74,6 +74,9 @@ where
 {
     if step == Step::Syn {
         step = decide::syn(tables, work, hook, step);
+    }
+    if step == Step::Draining {
+        step = decide::draining(tables, work, hook, step);
     }
     if step.keeps() { decide::keep(tables, work, hook, step) } else { step }
 }

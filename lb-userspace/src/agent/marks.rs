@@ -213,6 +213,7 @@ mod tests {
                 generation: 1,
                 service: 1,
                 deadline_ds: 0,
+                drain_ds: 0,
                 uid_hash: 0,
                 weight: 1,
             };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::suspects::Subject;
+use super::ejections::Subject;
 use crate::announce::{NOTICES_MAX, Notice};
 use crate::model::{Refused, fair_share};
 use crate::plan::PortKey;
@@ -79,12 +79,12 @@ impl Notices {
         }
     }
 
-    /// Backends that new flows avoid: suspect ones, and those whose checks fail. Beyond [`NOTICES_MAX`] each namespace has its share.
-    pub fn of_avoided<'a>(&mut self, suspects: impl Iterator<Item = &'a Subject>, quarantined: &BTreeSet<Subject>) {
+    /// Backends that new flows avoid: ejected ones, and those whose checks fail. Beyond [`NOTICES_MAX`] each namespace has its share.
+    pub fn of_avoided<'a>(&mut self, ejections: impl Iterator<Item = &'a Subject>, quarantined: &BTreeSet<Subject>) {
         if self.to.is_some() {
-            let suspects = suspects.map(|subject| (subject, Notice::of_suspect as Telling));
+            let ejections = ejections.map(|subject| (subject, Notice::of_ejected as Telling));
             let failing = quarantined.iter().map(|subject| (subject, Notice::of_quarantined as Telling));
-            let all: Vec<(&Subject, Telling)> = suspects.chain(failing).collect();
+            let all: Vec<(&Subject, Telling)> = ejections.chain(failing).collect();
             let named = fair_share(&all, NOTICES_MAX, |((service, _), _)| &service.service.namespace);
             let new = named.filter_map(|((service, endpoint), tell)| tell(service, *endpoint)).collect();
             let changed = std::mem::replace(&mut self.avoided, new) != self.avoided;
@@ -119,7 +119,7 @@ mod tests {
         let key = PortKey { service: ObjectName::new("demo", "slow"), port: 80, protocol: Protocol::Tcp };
         let subject = (key, "10.0.0.1:8080".parse().expect("valid"));
         notices.of_avoided([&subject].into_iter(), &BTreeSet::from([subject.clone()]));
-        assert_eq!(names(), ["api", "slow", "slow"], "it is suspect, and its checks fail");
+        assert_eq!(names(), ["api", "slow", "slow"], "it is ejected, and its checks fail");
         notices.of_avoided([].into_iter(), &BTreeSet::new());
         assert_eq!(names(), ["api"]);
     }
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_with_thousands_of_suspects_leaves_the_others_theirs() {
+    fn a_namespace_with_thousands_of_ejecteds_leaves_the_others_theirs() {
         let (to, told) = watch::channel(BTreeSet::new());
         let mut notices = Notices::new("n1", Some(to));
         let subject = |namespace: &str, number: u16| {

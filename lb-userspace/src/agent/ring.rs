@@ -14,14 +14,14 @@ use crate::observe::events::Event;
 use crate::observe::metrics::Metrics;
 use crate::plan::BackendId;
 
-/// How many backends that became suspect, or are no longer, may wait to be looked at. More are found by the next review.
+/// How many backends that became ejected, or are no longer, may wait to be looked at. More are found by the next review.
 pub const LEARNT: usize = 256;
 
 /// So many records are read before others have a turn: a flood of events stops nothing else.
 const TURN: usize = 256;
 
 /// Follows the ring until it fails, which the log tells. The ring has one reader. `learnt` is told of each backend that became
-/// suspect, or is no longer.
+/// ejected, or is no longer.
 pub async fn follow(ring: RingBuf<MapData>, metrics: Metrics, learnt: mpsc::Sender<BackendId>) {
     if let Err(error) = read(ring, metrics, learnt).await {
         tracing::warn!("the event ring ended: {error}");
@@ -65,7 +65,7 @@ async fn drain<R: AsRawFd>(
 
 fn take(event: &Event, metrics: &Metrics, learnt: &mpsc::Sender<BackendId>) {
     metrics.event(event.outcome);
-    if matches!(event.outcome, Outcome::Suspected | Outcome::Cleared) {
+    if matches!(event.outcome, Outcome::Ejected | Outcome::Cleared) {
         let family = if event.src.0.is_ipv4() { Family::V4 } else { Family::V6 };
         // A full channel, or an agent that ends, loses nothing that the tables do not hold.
         let _ = learnt.try_send(BackendId { family, id: event.backend });

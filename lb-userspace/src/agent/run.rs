@@ -28,7 +28,7 @@ pub(super) struct Parts {
     pub orders: mpsc::Receiver<marks::Request>,
     /// Endpoints whose active checks fail.
     pub quarantined: watch::Receiver<Quarantined>,
-    /// Backends that became suspect, or are no longer.
+    /// Backends that became ejected, or are no longer.
     pub learnt: mpsc::Receiver<BackendId>,
     pub signals: Signals,
     pub stop: CancellationToken,

@@ -36,7 +36,7 @@ use crate::observe::health::Thresholds;
 use crate::observe::metrics::Metrics;
 use crate::observe::report::{ChecksReport, TablesReport};
 use crate::observe::report_socket;
-use crate::plan::{self, Marks, PlanSettings};
+use crate::plan::{self, DrainLimits, Marks, PlanSettings};
 use crate::sockets::Destroyer;
 use crate::source::{self, Source};
 
@@ -314,7 +314,7 @@ fn plan_settings(settings: &Settings) -> PlanSettings {
             }
         },
         slot_shares: settings.slot_shares,
-        drain_period: settings.drain_period,
+        drain_limits: DrainLimits { period: settings.drain_period, max: settings.drain_max },
         terminating_max: settings.terminating_max,
         ..PlanSettings::default()
     }

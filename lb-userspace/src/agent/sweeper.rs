@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Bound;
-use std::time::Duration;
 
+use lb_common::client_shares::{Counters, exceeds};
 use lb_common::decide::Now;
 use lb_common::state::Timeouts;
 
 use super::clock;
 use crate::apply::{KernelStore, Programmer};
 use crate::config::Settings;
-use crate::maps::{Connections, Pinned};
+use crate::maps::{ClientShares, Connections, Pinned};
 use crate::model::{Family, Monotonic};
 use crate::observe::report::SweepReport;
-use crate::plan::{BackendId, Book, Frontend};
-use crate::sweep::{Counts, Look, Order, Part, Place, Rounds, Seen, Start, correction};
+use crate::plan::{BackendId, Book, DrainLimits, Frontend};
+use crate::sweep::{Client, Clients, Counts, Look, Order, Part, Place, Rounds, Seen, Start, correction};
 
 /// Backends whose connections are counted or corrected in one step.
 const BACKENDS: usize = 8_192;
@@ -38,11 +38,15 @@ pub(super) struct Sweeper {
     walk: Option<Walk>,
     timeouts: Timeouts,
     /// Of services that have none of their own.
-    drain_period: Duration,
+    drain_limits: DrainLimits,
     seen: Seen,
     place: Place,
     /// Frontends that are no more and that the last round met in flows, and since when.
     unserved: BTreeMap<Frontend, Monotonic>,
+    /// Key of the hashes of `client_shares`.
+    client_key: u32,
+    /// Connections that fit, of IPv4 and of IPv6.
+    room: [u32; 2],
     connections4: Connections,
     connections6: Connections,
     report: SweepReport,
@@ -56,10 +60,12 @@ impl Sweeper {
             rounds: Rounds::new(now, lots()),
             walk: None,
             timeouts: settings.flow_timeouts.0,
-            drain_period: settings.drain_period,
+            drain_limits: DrainLimits { period: settings.drain_period, max: settings.drain_max },
             seen: Seen::default(),
             place: None,
             unserved: BTreeMap::new(),
+            client_key: maps.settings.get(&0, 0).map_err(io::Error::other)?.client_key,
+            room: [maps.flows4.capacity() / 2, maps.flows6.capacity() / 2],
             connections4: Connections::map(&maps.health4)?,
             connections6: Connections::map(&maps.health6)?,
             report: SweepReport::default(),
@@ -93,7 +99,7 @@ impl Sweeper {
         // Until what was done must be paid for by waiting.
         while let Some(order) = self.rounds.next(now) {
             if order.starts {
-                self.begin(programmer.book());
+                self.begin(programmer);
                 self.walk = Some(Walk::Counts(None));
                 return None;
             }
@@ -129,19 +135,22 @@ impl Sweeper {
             timeouts: &self.timeouts,
             now: Now { s: since_boot.as_secs().try_into().unwrap_or(u32::MAX), ds: now.to_tenths() },
             at: now,
-            drain_period: self.drain_period,
+            drain_limits: self.drain_limits,
         };
         look.part(order.kind, &mut self.place, order.count, &mut self.seen)
     }
 
-    fn begin(&mut self, book: &Book) {
+    fn begin(&mut self, programmer: &Programmer<KernelStore>) {
+        let (book, maps) = (programmer.book(), programmer.store().maps());
         self.place = None;
-        self.seen = Seen::new(Start {
+        let start = Start {
             gone: book.gone.clone(),
             draining: book.drains.ids().collect(),
             connections: Counts::default(),
+            client_shares: maps.client_shares.read(),
             unserved: self.unserved.clone(),
-        });
+        };
+        self.seen = Seen::new(start, self.client_key);
     }
 
     /// Notes how many connections the next backends have; the last one of them, if there may be more.
@@ -153,9 +162,9 @@ impl Sweeper {
         last
     }
 
-    /// Whether the programs hold this generation of the backend for suspect.
-    pub fn is_suspect(&self, id: BackendId, generation: u32) -> bool {
-        self.of(id).is_suspect(id.id, generation)
+    /// Whether the programs hold this generation of the backend for ejected.
+    pub fn is_ejected(&self, id: BackendId, generation: u32) -> bool {
+        self.of(id).is_ejected(id.id, generation)
     }
 
     fn of(&self, id: BackendId) -> &Connections {
@@ -171,9 +180,41 @@ impl Sweeper {
         self.report.cut += seen.cut;
         self.report.masqueraded = seen.masqueraded;
         self.unserved.clone_from(&seen.unserved);
+        self.correct_shares(&seen, &programmer.store().maps().client_shares);
+        self.report.largest_clients = (["ipv4", "ipv6"].into_iter().zip(seen.clients.largest()))
+            .filter_map(|(family, client)| Some((family.to_owned(), client?)))
+            .collect();
+        self.report.greedy_clients = self.greedy(&seen.clients);
         programmer.note_idle(&seen.idle());
         programmer.store_mut().note_unreferred(&seen.start.gone - &seen.referred);
         programmer.reclaim_soon(now);
+    }
+
+    /// Sets right how many connections each client has.
+    fn correct_shares(&mut self, seen: &Seen, shares: &ClientShares) {
+        let counts = seen.start.client_shares.iter().zip(shares.read()).zip(&seen.clients.counted);
+        for (index, ((before, after), counted)) in (0..).zip(counts) {
+            let change = correction(*before, after, *counted);
+            if change != 0 {
+                shares.change(index, change);
+                self.report.recounted_shares += u64::from(change.unsigned_abs());
+            }
+        }
+    }
+
+    /// Which clients' new connections are refused because they have more than their share; of each family, the one that has most.
+    fn greedy(&self, clients: &Clients) -> Vec<String> {
+        let all = Counters::families().map(|all| clients.counted[all as usize]);
+        let families = clients.largest().into_iter().zip(all).zip(self.room);
+        let greedy = families.filter_map(|((client, all), room)| {
+            let Client { client, connections } = client?;
+            let own = u32::try_from(connections).unwrap_or(u32::MAX);
+            let is_greedy = exceeds(own, all, room);
+            is_greedy.then(|| {
+                format!("client {client} has more connections than the table has room for: its new ones are refused")
+            })
+        });
+        greedy.collect()
     }
 
     /// Sets right how many connections the next backends have; the last one of them, if there may be more.

@@ -15,6 +15,7 @@ use super::auditor::{Auditor, Request};
 use super::changes::{difference, fill, happened, whole};
 use super::checks::{self, Wanted};
 use super::clock;
+use super::ejections::Ejections;
 use super::facts;
 use super::health_checks::HealthChecks;
 use super::held_ports::HeldPorts;
@@ -23,7 +24,6 @@ use super::neighbours::Neighbours;
 use super::node_memory::NodeMemory;
 use super::notices::Notices;
 use super::state::Progress;
-use super::suspects::Suspects;
 use super::sweeper::Sweeper;
 use super::told::Told;
 use super::written::Written;
@@ -61,8 +61,8 @@ pub(super) struct Tables {
     checks: watch::Sender<Option<Wanted>>,
     neighbours: Neighbours,
     held_ports: HeldPorts,
-    suspects: Suspects,
-    /// Backends became suspect, or are no longer, since others were told.
+    ejections: Ejections,
+    /// Backends became ejected, or are no longer, since others were told.
     avoided_differ: bool,
     /// What was planned last.
     snapshot: Option<Arc<Snapshot>>,
@@ -122,7 +122,7 @@ impl Tables {
             checks,
             neighbours,
             held_ports,
-            suspects: Suspects::default(),
+            ejections: Ejections::default(),
             avoided_differ: false,
             snapshot: None,
             pending: PassReport::default(),
@@ -243,7 +243,7 @@ impl Tables {
             self.neighbours.tell_published(self.programmer.book(), &self.facts.addresses);
             let (book, sweeper) = (self.programmer.book(), &self.sweeper);
             self.avoided_differ |=
-                self.suspects.review(book, |id, generation| sweeper.is_suspect(id, generation), started);
+                self.ejections.review(book, |id, generation| sweeper.is_ejected(id, generation), started);
             if std::mem::take(&mut self.avoided_differ) {
                 self.tell_avoided();
             }
@@ -266,7 +266,8 @@ impl Tables {
     fn sweep(&mut self) {
         let now = clock::monotonic();
         let Some(report) = self.sweeper.step(&mut self.programmer, now) else { return };
-        self.swept.warn(report.last_error.iter().map(|error| format!("the sweep cannot go on: {error}")).collect());
+        let failures = report.last_error.iter().map(|error| format!("the sweep cannot go on: {error}"));
+        self.swept.warn(failures.chain(report.greedy_clients.iter().cloned()).collect());
         self.progress.send_modify(|progress| {
             progress.swept = Some(now);
             progress.tables.sweep.clone_from(report);

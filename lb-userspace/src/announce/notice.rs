@@ -44,11 +44,11 @@ impl Notice {
     }
 
     /// About an endpoint that the programs found not to answer.
-    pub fn of_suspect(service: &PortKey, endpoint: SocketAddr) -> Option<Self> {
+    pub fn of_ejected(service: &PortKey, endpoint: SocketAddr) -> Option<Self> {
         let why = "left a connection unanswered that another backend answered, or refused one";
         Self::about(
             &format!("Service {service}"),
-            "BackendSuspect",
+            "BackendEjected",
             format!("{}: {endpoint} {why}; new flows avoid it", port(service)),
         )
     }

@@ -104,8 +104,11 @@ impl MemoryStore {
             text.push_str(" quarantined");
         }
         if record.deadline_ds != 0 && record.state != backend_state::GONE {
-            let until = Monotonic::from_tenths(record.deadline_ds).since(Monotonic::default());
-            let _ = write!(text, " until {}s", until.as_secs_f64());
+            let seconds = |tenths| Monotonic::from_tenths(tenths).since(Monotonic::default()).as_secs_f64();
+            if record.drain_ds != 0 && record.drain_ds != record.deadline_ds {
+                let _ = write!(text, " while it answers from {}s", seconds(record.drain_ds));
+            }
+            let _ = write!(text, " until {}s", seconds(record.deadline_ds));
         }
         text
     }

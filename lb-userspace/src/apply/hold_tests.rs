@@ -73,7 +73,7 @@ fn without(mut snapshot: Snapshot, services: &[&str], slices: &[&str], unread: i
 }
 
 fn settings() -> PlanSettings {
-    PlanSettings { node_name: Some("n1".into()), ..PlanSettings::default() }
+    PlanSettings { node_name: Some("n1".into()), ..PlanSettings::without_drain_max() }
 }
 
 fn facts() -> NodeFacts {

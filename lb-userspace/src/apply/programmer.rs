@@ -59,7 +59,7 @@ impl<S: Store> Programmer<S> {
         loaded.slots = ranges.into_iter().zip(slots).collect();
         store.write_vip_filter(&vip_filter::all_but(loaded.addresses()));
         let mut book = restore(capacities, loaded);
-        book.guess_drains(settings.drain_period);
+        book.guess_drains(settings.drain_limits.period);
         let reclaim_at = (!book.gone.is_empty()).then(|| now + settings.reclaim_interval);
         Ok(Self {
             writer: Writer { store, book, grace: settings.slot_grace },
@@ -104,7 +104,9 @@ impl<S: Store> Programmer<S> {
             return Report::default();
         }
         let struck = self.struck_next(now);
-        let mut changes = Changes { services: self.ports_of(&struck), ..Changes::default() };
+        let ended = self.writer.book.drains.idle().filter(|id| self.drained_at(**id).is_some_and(|at| at <= now));
+        let due = struck.iter().map(|(_, id)| id).chain(ended);
+        let mut changes = Changes { services: self.ports_of(due), ..Changes::default() };
         self.struck_to = struck.last().copied().filter(|_| struck.len() >= self.settings.run_max);
         self.add_pending(&mut changes, now);
         self.run(changes, now)
@@ -128,8 +130,9 @@ impl<S: Store> Programmer<S> {
         // Not by way of all that struck: they may be very many.
         let later = book.deadlines.range((self.last_run.to_tenths(), BackendId { family: Family::V4, id: 0 })..);
         let next = later.map(deadline).find(|at| *at > self.last_run);
+        let drained = book.drains.idle().filter_map(|id| self.drained_at(*id)).min();
         let release = book.resting.first().map(|(until, _)| *until);
-        let timed = [first, next, release, self.reclaim_at].into_iter().flatten().map(due);
+        let timed = [first, next, drained, release, self.reclaim_at].into_iter().flatten().map(due);
         timed.chain(self.pending.retry_at()).min()
     }
 
@@ -205,10 +208,15 @@ impl<S: Store> Programmer<S> {
         due.take(self.settings.run_max).copied().collect()
     }
 
-    /// The service ports of the backends with these deadlines.
-    fn ports_of(&self, deadlines: &[(u32, BackendId)]) -> BTreeSet<PortKey> {
+    /// When the drain period of the backend ends.
+    fn drained_at(&self, id: BackendId) -> Option<Monotonic> {
+        self.writer.book.backends.get(&id).map(|record| Monotonic::from_tenths(record.drain_ds))
+    }
+
+    /// The service ports of these backends.
+    fn ports_of<'a>(&self, ids: impl Iterator<Item = &'a BackendId>) -> BTreeSet<PortKey> {
         let book = &self.writer.book;
-        let records = deadlines.iter().filter_map(|(_, id)| book.backends.get(id));
+        let records = ids.filter_map(|id| book.backends.get(id));
         let services: BTreeSet<u32> = records.map(|record| record.service).collect();
         services.iter().filter_map(|id| book.services.get(id)).map(|service| service.key.clone()).collect()
     }

@@ -31,7 +31,7 @@ fn at(seconds: u64) -> Monotonic {
 }
 
 fn programmed() -> Programmer<MemoryStore> {
-    let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::default(), at(10)).unwrap();
+    let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::without_drain_max(), at(10)).unwrap();
     let report = programmer.sync(&snapshot(WEB), &NodeFacts::default(), at(10));
     assert_eq!((report.revision, report.services, report.backends.active), (4, 1, 1));
     programmer
@@ -40,7 +40,7 @@ fn programmed() -> Programmer<MemoryStore> {
 #[test]
 fn a_backend_that_was_written_without_its_name_is_written_again() {
     let web = WEB.replace("[10.0.0.1]}", "[10.0.0.1], nodeName: n1}");
-    let settings = PlanSettings { node_name: Some("n1".into()), ..PlanSettings::default() };
+    let settings = PlanSettings { node_name: Some("n1".into()), ..PlanSettings::without_drain_max() };
     let run = |store, now| {
         let mut programmer = Programmer::restore(store, settings.clone(), now).unwrap();
         let report = programmer.sync(&snapshot(&web), &NodeFacts::default(), now);
@@ -62,7 +62,7 @@ fn of_two_live_records_the_one_that_slots_lead_to_goes_on() {
         snapshot(&WEB.replace("[10.0.0.1]", &text))
     };
     let facts = NodeFacts::default();
-    let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::default(), at(10)).unwrap();
+    let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::without_drain_max(), at(10)).unwrap();
     let id = |id| BackendId { family: crate::model::Family::V4, id };
     // Ids 1 and 2 are taken, and 1 is free again: the pod that follows the one with 2 gets it.
     let other = WEB.replace("web", "db").replace("10.96.0.1", "10.96.0.2").replace("10.0.0.1", "10.0.0.9");
@@ -81,7 +81,7 @@ fn of_two_live_records_the_one_that_slots_lead_to_goes_on() {
     assert_eq!(programmer.store().backends[&id(1)].address, before.address);
     let mut store = programmer.into_store();
     store.backends.insert(id(2), before);
-    let mut restarted = Programmer::restore(store, PlanSettings::default(), at(140)).unwrap();
+    let mut restarted = Programmer::restore(store, PlanSettings::without_drain_max(), at(140)).unwrap();
     let served = restarted.store().dump();
     restarted.sync(&pod("b"), &facts, at(140));
     let state = |programmer: &Programmer<MemoryStore>, number| programmer.store().backends[&id(number)].state;
@@ -95,7 +95,7 @@ fn nothing_happens_before_the_first_snapshot_however_old_the_deadlines() {
     programmer.sync(&Snapshot::default(), &NodeFacts::default(), at(20));
     let store = programmer.into_store();
     let before = store.dump();
-    let mut restarted = Programmer::restore(store, PlanSettings::default(), at(1000)).unwrap();
+    let mut restarted = Programmer::restore(store, PlanSettings::without_drain_max(), at(1000)).unwrap();
     assert_eq!(restarted.next_tick(), None);
     assert_eq!(restarted.tick(at(2000)), Report::default());
     assert_eq!(restarted.store().dump(), before);
@@ -137,14 +137,19 @@ fn drains_are_counted_by_how_they_ended() {
     // Another agent goes on with it, and knows its age.
     let mut programmer = Programmer::restore(programmer.into_store(), PlanSettings::default(), at(50)).unwrap();
     assert_eq!(programmer.sync(&none, &facts, at(60)).oldest_drain, Some(Duration::from_secs(20)));
+    // Its period is over, and it may have connections.
     let report = programmer.tick(at(70));
+    assert_eq!((report.oldest_drain, report.drain_ends), (Some(Duration::from_secs(30)), DrainEnds::default()));
+    let report = programmer.tick(at(3_640));
     assert_eq!((report.oldest_drain, report.drain_ends), (None, DrainEnds { deadline: 1, ..DrainEnds::default() }));
     // One that is known to have no flow left was empty at its end.
-    programmer.sync(&pod("c"), &facts, at(80));
-    programmer.sync(&none, &facts, at(90));
+    programmer.sync(&pod("c"), &facts, at(3_650));
+    programmer.sync(&none, &facts, at(3_660));
     let idle = programmer.book().drains.ids().collect();
     programmer.note_idle(&idle);
-    assert_eq!(programmer.tick(at(120)).drain_ends, DrainEnds { deadline: 1, empty: 1, ..DrainEnds::default() });
+    assert_eq!(programmer.tick(at(3_680)).drain_ends, DrainEnds { deadline: 1, ..DrainEnds::default() });
+    assert_eq!(programmer.next_tick(), Some(at(3_690)), "when its period ends");
+    assert_eq!(programmer.tick(at(3_690)).drain_ends, DrainEnds { deadline: 1, empty: 1, ..DrainEnds::default() });
 }
 
 #[test]
@@ -159,7 +164,7 @@ fn the_age_of_the_oldest_drain_is_told_also_when_it_is_overdue() {
 
 #[test]
 fn a_failure_comes_again_after_a_pause_that_doubles() {
-    let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::default(), at(10)).unwrap();
+    let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::without_drain_max(), at(10)).unwrap();
     // The name, the address and the note, seven times each.
     programmer.store_mut().failures = vec![0; 21];
     let report = programmer.sync(&snapshot(WEB), &NodeFacts::default(), at(10));
@@ -184,7 +189,7 @@ fn a_failure_comes_again_after_a_pause_that_doubles() {
 /// Whatever changes meanwhile.
 #[test]
 fn a_subject_that_can_never_be_written_delays_no_other_and_is_tried_ever_more_rarely() {
-    let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::default(), at(10)).unwrap();
+    let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::without_drain_max(), at(10)).unwrap();
     programmer.store_mut().broken = [std::net::IpAddr::from([10, 96, 0, 1])].into();
     let (mut failed, mut passes) = (0, 0);
     for tenth in 0..1_200 {
@@ -211,7 +216,7 @@ fn a_subject_that_can_never_be_written_delays_no_other_and_is_tried_ever_more_ra
 /// The note of the revision tells it: where it cannot be written, nothing can.
 #[test]
 fn tables_that_cannot_be_written_at_all_are_told_from_one_subject() {
-    let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::default(), at(10)).unwrap();
+    let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::without_drain_max(), at(10)).unwrap();
     programmer.store_mut().broken = [std::net::IpAddr::from([10, 96, 0, 1])].into();
     assert_eq!(programmer.sync(&snapshot(WEB), &NodeFacts::default(), at(10)).writable, Some(Ok(())));
     let report = programmer.tick(at(11));
@@ -226,7 +231,7 @@ fn tables_that_cannot_be_written_at_all_are_told_from_one_subject() {
 
 #[test]
 fn tables_that_are_not_complete_are_not_noted_as_programmed() {
-    let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::default(), at(10)).unwrap();
+    let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::without_drain_max(), at(10)).unwrap();
     programmer.store_mut().failures = vec![2];
     programmer.sync(&snapshot(WEB), &NodeFacts::default(), at(10));
     assert_eq!(programmer.store().programmed.map(|(revision, _)| revision), Some(0), "what was noted before");
@@ -236,7 +241,7 @@ fn tables_that_are_not_complete_are_not_noted_as_programmed() {
 fn a_name_that_was_lost_does_not_keep_its_service_alive() {
     let mut store = programmed().into_store();
     store.names.clear();
-    let mut restarted = Programmer::restore(store, PlanSettings::default(), at(20)).unwrap();
+    let mut restarted = Programmer::restore(store, PlanSettings::without_drain_max(), at(20)).unwrap();
     restarted.sync(&Snapshot::default(), &NodeFacts::default(), at(20));
     assert_eq!(restarted.store().frontends.len(), 0);
     for seconds in 21..200 {
@@ -250,7 +255,8 @@ fn a_name_that_was_lost_does_not_keep_its_service_alive() {
 fn a_full_table_keeps_nobody_from_ending() {
     // Room for one slot, and for as many that are kept free.
     let small = Capacities { slots: 2, ..Capacities::all(9) };
-    let mut programmer = Programmer::restore(MemoryStore::new(small), PlanSettings::default(), at(10)).unwrap();
+    let mut programmer =
+        Programmer::restore(MemoryStore::new(small), PlanSettings::without_drain_max(), at(10)).unwrap();
     programmer.sync(&snapshot(WEB), &NodeFacts::default(), at(10));
     // The web goes; db takes its slot once it has rested.
     let db = snapshot(&WEB.replace("web", "db").replace("10.96.0.1", "10.96.0.2"));

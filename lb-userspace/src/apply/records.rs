@@ -29,6 +29,7 @@ pub(super) fn backend<const N: usize>(record: &BackendRecord, address: [u8; N]) 
         generation: record.generation,
         service: record.service,
         deadline_ds: record.deadline_ds,
+        drain_ds: record.drain_ds,
         uid_hash: record.uid_hash,
         weight: record.weight,
         pad: 0,
@@ -43,6 +44,7 @@ pub(super) fn from_backend<const N: usize>(record: &Backend<N>) -> Option<Backen
         generation: record.generation,
         service: record.service,
         deadline_ds: record.deadline_ds,
+        drain_ds: record.drain_ds,
         uid_hash: record.uid_hash,
         weight: record.weight,
     })
@@ -93,6 +95,7 @@ pub(super) fn free(family: Family, generation: u32) -> BackendRecord {
         generation,
         service: 0,
         deadline_ds: 0,
+        drain_ds: 0,
         uid_hash: 0,
         weight: 0,
     }

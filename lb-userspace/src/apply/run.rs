@@ -105,18 +105,25 @@ impl<S: Store> Programmer<S> {
             self.backlog.add_service(key);
         }
         self.change(removed.into_iter().map(Subject::Service), run);
-        // One whose write failed just now takes over what it did not get, and its losers come after it.
-        let takers: Vec<PortKey> = others.iter().filter(|key| !self.losers(key).is_empty()).cloned().collect();
-        for key in takers {
+        // A loser may take frontends over itself, and so may one whose write failed just now: the losers of each come after it.
+        let (mut takers, mut done) = (others.clone(), BTreeSet::new());
+        while let Some(key) = takers.pop_first() {
             let losers = self.losers(&key);
+            if losers.is_empty() || !done.insert(key.clone()) {
+                continue;
+            }
             others.remove(&key);
             self.change([Subject::Service(key)], run);
-            others.extend(losers.into_iter().filter(|loser| self.desired().services.contains_key(loser)));
+            let losers = losers.into_iter().filter(|loser| self.desired().services.contains_key(loser));
+            for loser in losers.collect::<Vec<_>>() {
+                takers.insert(loser.clone());
+                others.insert(loser);
+            }
         }
         self.change(others.into_iter().map(Subject::Service), run);
         for key in planned {
             if let Some(wanted) = self.planner.desired().services.get(&key) {
-                self.writer.book.put_drain_period(&key, wanted.drain_period);
+                self.writer.book.put_drain_limits(&key, wanted.drain_limits);
             }
         }
     }

@@ -51,7 +51,7 @@ pub(super) enum State {
     Terminating,
     Draining,
     Maintenance,
-    Suspect,
+    Ejected,
     Quarantined,
 }
 
@@ -69,7 +69,7 @@ impl State {
             Self::Terminating => "terminating",
             Self::Draining => "draining",
             Self::Maintenance => "maintenance",
-            Self::Suspect => "suspect",
+            Self::Ejected => "ejected",
             Self::Quarantined => "quarantined",
         }
     }
@@ -268,7 +268,7 @@ mod tests {
         assert!(error.contains("--state draining") && error.contains("ask for backends"), "{error}");
         let error = said(filter("--client 10.0.0.1").check_backends("drains").expect_err("of connections"));
         assert!(error.contains("drains"), "{error}");
-        assert!(filter("--state suspect").check_backends("backends").is_ok());
+        assert!(filter("--state ejected").check_backends("backends").is_ok());
         assert!(filter("--state open").check_backends("backends").is_err());
         assert!(filter("--backend 10.0.0.1").check_services().is_err());
         assert!(filter("--service web").check_services().is_ok());

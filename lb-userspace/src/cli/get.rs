@@ -37,7 +37,7 @@ enum What {
     /// Endpoints of service ports, grouped by address
     #[value(alias = "backend")]
     Backends,
-    /// Backends that give up their connections at a deadline, the next one first
+    /// Backends whose connections end at a limit, the one with the next eviction deadline first
     #[value(alias = "drain")]
     Drains,
     /// Connections of clients to services

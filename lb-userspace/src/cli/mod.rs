@@ -6,6 +6,7 @@ mod doctor;
 mod filter;
 mod get;
 mod maintenance;
+mod migrate;
 mod output;
 mod status;
 
@@ -43,6 +44,8 @@ enum Command {
     Doctor(Box<doctor::Arguments>),
     /// Take backends out by hand, and bring them back: no new flows, those that there are stay
     Maintenance(maintenance::Arguments),
+    /// Print the agent's configuration that does what one of kube-proxy does, and name what has no counterpart
+    Migrate(migrate::Arguments),
     /// Remove everything that the agent left in the kernel and on disk
     Cleanup(cleanup::Arguments),
     /// Print the version
@@ -92,6 +95,7 @@ pub fn main() -> ExitCode {
         Command::Audit(arguments) => return audit::run(&arguments),
         Command::Doctor(arguments) => return doctor::run(*arguments),
         Command::Maintenance(arguments) => maintenance::run(&arguments),
+        Command::Migrate(arguments) => migrate::run(&arguments),
         Command::Cleanup(arguments) => cleanup::run(&arguments),
         Command::Version => print(&format!("ballast {}\n", env!("CARGO_PKG_VERSION"))),
         Command::Completion { shell } => completion(shell),

@@ -32,7 +32,7 @@ fn parse<'a>(parts: impl Iterator<Item = &'a str>) -> Result<AllowedAnnotations,
         };
         let annotation = Annotation::ALL.into_iter().find(|annotation| annotation.name() == name).ok_or_else(|| {
             wrong(
-                "scheduler, weights, maglev-size, mode, drain-period, retry, rate-limit, check, each alone or with \
+                "scheduler, weights, maglev-size, mode, drain-period, drain-max, retry, rate-limit, check, each alone or with \
                  =NAMESPACE+NAMESPACE; or all or none alone",
             )
         })?;

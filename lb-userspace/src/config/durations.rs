@@ -17,6 +17,8 @@ pub struct Bounds {
 /// Deadlines are kept in tenths of a second in 32 bits, and a drain must end.
 pub const DRAIN_PERIOD: Bounds =
     Bounds { min: Duration::ZERO, max: Duration::from_hours(24), because: "a drain must end" };
+pub const DRAIN_MAX: Bounds =
+    Bounds { min: Duration::ZERO, max: Duration::from_hours(24), because: "a drain must end" };
 pub const TERMINATING_MAX: Bounds = Bounds {
     min: Duration::from_secs(1),
     max: Duration::from_hours(24),
@@ -131,6 +133,7 @@ macro_rules! option {
 }
 
 option!(drain_period, Duration, |text| DRAIN_PERIOD.parse(text));
+option!(drain_max, Duration, |text| DRAIN_MAX.parse(text));
 option!(terminating_max, Duration, |text| TERMINATING_MAX.parse(text));
 option!(adoption_window, Duration, |text| ADOPTION_WINDOW.parse(text));
 option!(watch_silence, Duration, |text| WATCH_SILENCE.parse(text));

@@ -5,6 +5,7 @@ mod annotations;
 mod check_limits;
 mod durations;
 mod flow_timeouts;
+pub mod kube_proxy;
 mod named;
 mod networks;
 mod nodeports;
@@ -42,6 +43,7 @@ pub const DEFAULT_METRICS_BIND: &str = "127.0.0.1:10249";
 pub const DEFAULT_HEALTH_BIND: &str = "[::]:10256";
 /// How long the flows of a vanished backend may go on.
 pub const DEFAULT_DRAIN_PERIOD: Duration = Duration::from_secs(30);
+pub const DEFAULT_DRAIN_MAX: Duration = Duration::from_hours(1);
 /// How long flows to a terminating backend may go on at most.
 pub const DEFAULT_TERMINATING_MAX: Duration = Duration::from_hours(1);
 /// How long after the first start segments of unknown connections are left to the host's stack.

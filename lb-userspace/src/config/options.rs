@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
 
 use super::durations::{
-    adoption_window, audit_interval, behind_after, drain_period, fail_stale, first_sync_grace, node_wait,
+    adoption_window, audit_interval, behind_after, drain_max, drain_period, fail_stale, first_sync_grace, node_wait,
     resync_interval, stuck_after, terminating_max, watch_silence,
 };
 use super::networks::{network, networks};
@@ -109,10 +109,15 @@ pub struct Options {
     #[serde(deserialize_with = "text")]
     pub retry: Option<Switch>,
 
-    /// How long flows of a vanished backend may go on, at most 24h [default: 30s]
+    /// How long connections may go on that a vanished backend does not answer, at most 24h [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = drain_period::parse)]
     #[serde(deserialize_with = "drain_period::deserialize")]
     pub drain_period: Option<Duration>,
+
+    /// How long any connection of a vanished backend may go on, at most 24h; 0s: for the drain period [default: 1h]
+    #[arg(long, value_name = "DURATION", value_parser = drain_max::parse)]
+    #[serde(deserialize_with = "drain_max::deserialize")]
+    pub drain_max: Option<Duration>,
 
     /// How long flows of a terminating backend may go on, 1s to 24h [default: 1h]
     #[arg(long, value_name = "DURATION", value_parser = terminating_max::parse)]
@@ -182,7 +187,7 @@ pub struct Options {
     pub flow_counters: Option<Switch>,
 
     /// Annotations ballast.dev/NAME of Services that count: NAME everywhere, or NAME=NAMESPACE+NAMESPACE; or all, or none
-    /// [default: scheduler,weights,retry,drain-period,rate-limit; all with a file as source]
+    /// [default: scheduler,weights,retry,drain-period,drain-max,rate-limit; all with a file as source]
     #[arg(long, value_name = "NAME[=NAMESPACE+…],…")]
     pub allowed_annotations: Option<AllowedAnnotations>,
 
@@ -295,7 +300,7 @@ impl Options {
         Self::parse(&text).map_err(|error| ConfigError::Invalid { path: path.display().to_string(), error })
     }
 
-    fn parse(text: &str) -> Result<Self, String> {
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
         // An empty file, or one of comments, sets nothing.
         let options = serde_saphyr::from_str::<Option<Self>>(text).map(Option::unwrap_or_default);
         // The first line says where and what; the rest draws it.

@@ -270,11 +270,8 @@ impl Datapath {
 
     fn unmap(&mut self, ifindex: u32) -> Result<(), DatapathError> {
         self.mapped.remove(&ifindex);
-        match self.kernel.links.remove(&ifindex) {
-            Ok(()) | Err(AyaMapError::KeyNotFound) => Ok(()),
-            Err(AyaMapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-            Err(error) => Err(aya::EbpfError::MapError(error).into()),
-        }
+        gone(self.kernel.peer_macs.remove(&ifindex))?;
+        gone(self.kernel.links.remove(&ifindex))
     }
 
     /// Interfaces that something of ours is kept for; a round asks the kernel instead of our memory.
@@ -287,6 +284,15 @@ impl Datapath {
         }
         known.extend(self.mapped.keys());
         Ok(known)
+    }
+}
+
+/// What is not there is as good as removed.
+fn gone(removed: Result<(), AyaMapError>) -> Result<(), DatapathError> {
+    match removed {
+        Ok(()) | Err(AyaMapError::KeyNotFound) => Ok(()),
+        Err(AyaMapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        Err(error) => Err(aya::EbpfError::MapError(error).into()),
     }
 }
 

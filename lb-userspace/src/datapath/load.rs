@@ -11,7 +11,8 @@ use aya::{
     maps::{HashMap, Map, MapData},
 };
 use lb_common::{
-    abi::{ABI_VERSION, Config, Link, LoadSettings, map_name},
+    abi::{ABI_VERSION, Config, Link, LoadSettings, PeerMac, map_name},
+    limits,
     state::SourcePorts,
 };
 
@@ -38,12 +39,16 @@ pub(super) struct Kernel {
     pub recipe: Recipe,
     pub program_pins: ProgramPins,
     pub links: HashMap<MapData, u32, Link>,
+    /// What the programs noted of pods' links.
+    pub peer_macs: HashMap<MapData, u32, PeerMac>,
     /// One word: whether there is a fast path at this moment.
     pub fast_path: Word,
     pub bridge_ports: BridgePorts,
     pub log: Option<ProgramLog>,
 }
 
+/// The map of [`Kernel::peer_macs`].
+const PEER_MACS: &str = "peer_macs";
 /// aya-log's map.
 const LOG_RING: &str = "AYA_LOGS";
 
@@ -169,6 +174,9 @@ fn constants(settings: &Settings, ports: SourcePorts) -> Vec<Constant> {
         ("LOCAL_PORT_FIRST", number(ports.local_first)),
         ("LOCAL_PORT_LAST", number(ports.local_last)),
         ("MOST_HALF_OPEN", number(most_half_open(settings.entries(map_name::HALF_OPEN4)))),
+        ("FLOWS4_ENTRIES", number(settings.entries(map_name::FLOWS4).unwrap_or(limits::FLOWS4))),
+        ("FLOWS6_ENTRIES", number(settings.entries(map_name::FLOWS6).unwrap_or(limits::FLOWS6))),
+        ("CLIENT_KEY", number(settings.client_key)),
         ("TIMEOUT_HALF_OPEN_S", number(timeouts.half_open_s)),
         ("TIMEOUT_OPEN_S", number(timeouts.open_s)),
         ("TIMEOUT_CLOSING_S", number(timeouts.closing_s)),
@@ -215,6 +223,7 @@ pub(super) fn load(
         fs::remove_file(&path).map_err(DatapathError::file("remove", &path))?;
     }
 
+    let settings = &Settings { client_key: client_key(pins)?, ..settings.clone() };
     let own_maps = own_maps(shapes.keys(), &program_pins::object_digest(&elf), pins);
     for (_, path) in &own_maps {
         created.expect(path.clone());
@@ -224,6 +233,7 @@ pub(super) fn load(
     mark_ours(&mut ebpf, settings)?;
     note_settings(&mut ebpf, settings)?;
     let links = take(&mut ebpf, map_name::LINKS)?.try_into().map_err(aya::EbpfError::MapError)?;
+    let peer_macs = take(&mut ebpf, PEER_MACS)?.try_into().map_err(aya::EbpfError::MapError)?;
     let fast_path = Word(take(&mut ebpf, map_name::FAST_PATH)?.try_into().map_err(aya::EbpfError::MapError)?);
     let ports = take(&mut ebpf, map_name::BRIDGE_PORTS)?.try_into().map_err(aya::EbpfError::MapError)?;
     let bridge_ports = BridgePorts::new(ports);
@@ -232,7 +242,7 @@ pub(super) fn load(
     let programs = Programs::new(arrays.collect::<Result<_, _>>()?);
     let first = programs::first(settings.socket_lb, settings.program_log_level != 0);
     let loading = Loading::begin(first, program_pins.clone(), move || Ok(ebpf))?;
-    Ok((Kernel { programs, recipe, program_pins, links, fast_path, bridge_ports, log }, loading))
+    Ok((Kernel { programs, recipe, program_pins, links, peer_macs, fast_path, bridge_ports, log }, loading))
 }
 
 /// Maps that are no tables: what floods, rate limits and neighbours are judged by. The object's digest is part of the pin, since another
@@ -262,11 +272,23 @@ fn mark_ours(ebpf: &mut Ebpf, settings: &Settings) -> Result<(), DatapathError> 
     written.map_err(|error| aya::EbpfError::MapError(error).into())
 }
 
+/// Key of the hashes of `client_shares`: the one that the pinned counters were made with, else a new one. Its seed is random.
+fn client_key(pins: &Pins) -> Result<u32, DatapathError> {
+    let path = pins.map(map_name::SETTINGS);
+    let read = || {
+        let map = Map::from_map_data(MapData::from_pin(&path)?)?;
+        aya::maps::Array::<MapData, LoadSettings>::try_from(map)?.get(&0, 0)
+    };
+    let noted = if path.exists() { read().map_err(aya::EbpfError::MapError)?.client_key } else { 0 };
+    let drawn = u32::try_from(RandomState::new().build_hasher().finish() >> 32).unwrap_or(1);
+    Ok(if noted == 0 { drawn.max(1) } else { noted })
+}
+
 /// Tells readers of the tables what the programs were loaded with.
 fn note_settings(ebpf: &mut Ebpf, settings: &Settings) -> Result<(), DatapathError> {
     let mut noted: aya::maps::Array<MapData, LoadSettings> =
         take(ebpf, map_name::SETTINGS)?.try_into().map_err(aya::EbpfError::MapError)?;
-    let written = noted.set(0, settings.timeouts.note(settings.flow_counters), 0);
+    let written = noted.set(0, settings.timeouts.note(settings.flow_counters, settings.client_key), 0);
     written.map_err(|error| aya::EbpfError::MapError(error).into())
 }
 

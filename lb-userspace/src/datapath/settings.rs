@@ -46,6 +46,8 @@ pub struct Settings {
     pub adoption_until_s: u32,
     /// Whether packets and bytes of each flow are counted.
     pub flow_counters: bool,
+    /// Key of the hashes of `client_shares`. Found or drawn by [`super::Datapath::open`].
+    pub client_key: u32,
     /// Whether the programs write event records to the ring.
     pub events: bool,
     /// Level of the programs' own log (aya-log): 0 off, 1 error, 2 warn, 3 info, 4 debug, 5 trace. 0 costs nothing.
@@ -80,6 +82,7 @@ impl Default for Settings {
             timeouts: Timeouts::DEFAULT,
             adoption_until_s: 0,
             flow_counters: false,
+            client_key: 0,
             events: true,
             program_log_level: 0,
             programs: None,

@@ -4,7 +4,7 @@
 use std::{
     io,
     mem::offset_of,
-    os::fd::{AsRawFd as _, OwnedFd},
+    os::fd::{AsFd, AsRawFd as _, OwnedFd},
     ptr::NonNull,
     sync::{
         OnceLock,
@@ -59,11 +59,11 @@ impl Connections {
         if own == Some(generation) { count.unwrap_or_default() } else { 0 }
     }
 
-    /// Whether the programs hold this generation of the backend for suspect.
-    pub fn is_suspect(&self, id: u32, generation: u32) -> bool {
+    /// Whether the programs hold this generation of the backend for ejected.
+    pub fn is_ejected(&self, id: u32, generation: u32) -> bool {
         let word = |offset| self.word(id, offset).map(|word| word.load(Ordering::Relaxed));
         word(offset_of!(Health, generation)) == Some(generation)
-            && word(offset_of!(Health, suspect_s)).is_some_and(|since_s| since_s != 0)
+            && word(offset_of!(Health, ejected_s)).is_some_and(|since_s| since_s != 0)
     }
 
     /// Adds to them, down to zero; what programs add at the same time is kept. False if what stands there is not about this
@@ -84,16 +84,13 @@ impl Connections {
         let number = (id / WINDOW) as usize;
         // One that cannot be mapped, where the first one could, has no connections that are known.
         let window = self.windows.get(number)?.get_or_init(|| self.open(number).ok()).as_ref()?;
-        let at = (id % WINDOW) as usize * size_of::<Health>() + offset;
-        // SAFETY: within the window, which lives as long as `self`; aligned, as every element begins at a multiple of eight
-        // bytes and the fields are words; programs change it word by word, too.
-        Some(unsafe { AtomicU32::from_ptr(window.start.as_ptr().cast::<u8>().add(at).cast()) })
+        Some(window.word((id % WINDOW) as usize * size_of::<Health>() + offset))
     }
 }
 
 /// A part of the map in this process.
 #[derive(Debug)]
-struct Window {
+pub(super) struct Window {
     start: NonNull<libc::c_void>,
     bytes: usize,
 }
@@ -104,8 +101,9 @@ unsafe impl Send for Window {}
 unsafe impl Sync for Window {}
 
 impl Window {
-    fn open(map: &OwnedFd, begin: usize, bytes: usize) -> io::Result<Self> {
-        let (protection, descriptor) = (libc::PROT_READ | libc::PROT_WRITE, map.as_raw_fd());
+    /// Maps so many bytes of the map.
+    pub fn open(map: impl AsFd, begin: usize, bytes: usize) -> io::Result<Self> {
+        let (protection, descriptor) = (libc::PROT_READ | libc::PROT_WRITE, map.as_fd().as_raw_fd());
         let begin = libc::off_t::try_from(begin).map_err(io::Error::other)?;
         // SAFETY: a new mapping at an address of the kernel's choice; no memory of ours is touched.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, descriptor, begin) };
@@ -113,6 +111,17 @@ impl Window {
             Some(start) if start.as_ptr() != libc::MAP_FAILED => Ok(Self { start, bytes }),
             _ => Err(io::Error::last_os_error()),
         }
+    }
+
+    /// The word that begins at this byte: one of an element, which begins at a multiple of eight bytes.
+    pub fn word(&self, at: usize) -> &AtomicU32 {
+        assert!(
+            at + size_of::<u32>() <= self.bytes && at.is_multiple_of(size_of::<u32>()),
+            "byte {at} of {}",
+            self.bytes
+        );
+        // SAFETY: within the window, which lives as long as `self`, and aligned; programs change it word by word, too.
+        unsafe { AtomicU32::from_ptr(self.start.as_ptr().cast::<u8>().add(at).cast()) }
     }
 }
 

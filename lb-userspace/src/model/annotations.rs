@@ -17,6 +17,7 @@ pub enum Annotation {
     /// Direct server return: all agents watch all nodes for it.
     Mode,
     DrainPeriod,
+    DrainMax,
     Retry,
     RateLimit,
     /// `check` and all `check-…`: nodes connect to what the Service names.
@@ -24,12 +25,13 @@ pub enum Annotation {
 }
 
 impl Annotation {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Scheduler,
         Self::Weights,
         Self::MaglevSize,
         Self::Mode,
         Self::DrainPeriod,
+        Self::DrainMax,
         Self::Retry,
         Self::RateLimit,
         Self::Check,
@@ -43,6 +45,7 @@ impl Annotation {
             Self::MaglevSize => "maglev-size",
             Self::Mode => "mode",
             Self::DrainPeriod => "drain-period",
+            Self::DrainMax => "drain-max",
             Self::Retry => "retry",
             Self::RateLimit => "rate-limit",
             Self::Check => "check",
@@ -57,6 +60,7 @@ impl Annotation {
             Self::MaglevSize => options.maglev_size.take().is_some(),
             Self::Mode => options.mode.take().is_some(),
             Self::DrainPeriod => options.drain_period.take().is_some(),
+            Self::DrainMax => options.drain_max.take().is_some(),
             Self::Retry => options.retry.take().is_some(),
             Self::RateLimit => options.rate_limit.take().is_some(),
             Self::Check => options.check.take().is_some(),
@@ -84,8 +88,8 @@ pub struct AllowedAnnotations(BTreeMap<Annotation, Namespaces>);
 /// Those that concern the Service's own clients and backends alone.
 impl Default for AllowedAnnotations {
     fn default() -> Self {
-        use Annotation::{DrainPeriod, RateLimit, Retry, Scheduler, Weights};
-        Self([Scheduler, Weights, Retry, DrainPeriod, RateLimit].map(|one| (one, Namespaces::All)).into())
+        use Annotation::{DrainMax, DrainPeriod, RateLimit, Retry, Scheduler, Weights};
+        Self([Scheduler, Weights, Retry, DrainPeriod, DrainMax, RateLimit].map(|one| (one, Namespaces::All)).into())
     }
 }
 

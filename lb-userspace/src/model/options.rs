@@ -198,7 +198,8 @@ pub struct ServiceOptions {
     /// At most one for each address and zone. What has none weighs 1.
     pub weights: Vec<(Weighed, u16)>,
     pub drain_period: Option<Duration>,
-    /// Whether connections that nobody answers are moved, and refusals withheld.
+    pub drain_max: Option<Duration>,
+    /// Whether connections that nobody answers are moved, and refusals suppressed.
     pub retry: Option<bool>,
     pub check: Option<Check>,
     pub rate_limit: Option<RateLimit>,

@@ -132,8 +132,8 @@ mod tests {
 
     #[test]
     fn what_was_learnt_of_a_backend_names_no_packet() {
-        let event = Event::decode(record(4, Outcome::Suspected as u8, hook::NOT_TOLD)).expect("valid");
-        assert_eq!(event.to_string(), "suspected backend 4");
+        let event = Event::decode(record(4, Outcome::Ejected as u8, hook::NOT_TOLD)).expect("valid");
+        assert_eq!(event.to_string(), "ejected backend 4");
     }
 
     #[test]

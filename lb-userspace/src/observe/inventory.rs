@@ -109,7 +109,7 @@ impl<'a> Inventory<'a> {
             frontends: (self.contents.v4.services.len() + self.contents.v6.services.len()) as u64,
             flows: self.flows.values().map(|flows| flows.all).sum(),
             half_open: self.flows.values().map(|flows| flows.half_open).sum(),
-            suspects: backends::suspects(&self.contents.v4) + backends::suspects(&self.contents.v6),
+            ejections: backends::ejections(&self.contents.v4) + backends::ejections(&self.contents.v6),
             quarantined: quarantined(&self.contents.v4) + quarantined(&self.contents.v6),
             ..Totals::default()
         };
@@ -152,8 +152,8 @@ pub struct Totals {
     pub flows: u64,
     /// Those of them that nobody has answered.
     pub half_open: u64,
-    /// Backends that are suspect: they left a connection unanswered that another one answered, or refused one.
-    pub suspects: u64,
+    /// Backends that are ejected: they left a connection unanswered that another one answered, or refused one.
+    pub ejections: u64,
     /// Backends whose active checks fail.
     pub quarantined: u64,
     /// Backends whose deadline has struck, but which the agent has not taken out yet. The programs already evict their flows.
@@ -221,8 +221,9 @@ fn half_open<'a, const N: usize>(
     timeouts: &Timeouts,
     now: Monotonic,
 ) -> impl Iterator<Item = (&'a abi::FlowKey<N>, &'a abi::HalfOpen<N>)> {
-    // A second SYN under the tuple of an answered flow is no connection yet.
-    let first = family.half_open.iter().filter(|(_, entry)| entry.flags & half_open_flags::SECOND == 0);
+    // A second SYN under the tuple of an answered flow is no connection yet, and a claim is none beside its own.
+    let is_own = |key, entry: &abi::HalfOpen<N>| !abi::is_claim(key) && entry.flags & half_open_flags::SECOND == 0;
+    let first = family.half_open.iter().filter(move |(key, entry)| is_own(key, entry));
     first.map(|(key, entry)| (key, entry)).filter(move |(key, entry)| is_living(key, &entry.flow, timeouts, now))
 }
 

@@ -222,6 +222,7 @@ fn maintenance(lines: &mut Lines, tables: &TablesReport) {
     let full = tables.fill.iter().filter(|(_, fill)| fill.entries * 100 >= fill.capacity * FULL_PERCENT);
     let full: Vec<_> = full.map(|(map, fill)| format!("{map}: {} of {}", fill.entries, fill.capacity)).collect();
     lines.list("Filling up", &full);
+    lines.list("Greedy clients", &tables.sweep.greedy_clients);
     let problems: Vec<_> = tables.health_checks.values().filter_map(|check| check.problem.clone()).collect();
     lines.list("Health ports", &problems);
     lines.list("Held ports", &tables.held_ports);
@@ -247,7 +248,7 @@ fn tables(lines: &mut Lines, status: &Status) {
     if totals.overdue > 0 {
         lines.add("Overdue", &format!("{} past their deadline: the agent must take them out", totals.overdue));
     }
-    let avoided = [(totals.suspects, "suspect"), (totals.quarantined, "quarantined")];
+    let avoided = [(totals.ejections, "ejected"), (totals.quarantined, "quarantined")];
     let avoided: Vec<_> = avoided.iter().filter(|(count, _)| *count > 0).collect();
     if !avoided.is_empty() {
         let parts: Vec<_> = avoided.iter().map(|(count, mark)| format!("{count} {mark}")).collect();

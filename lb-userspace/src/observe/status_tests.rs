@@ -13,7 +13,7 @@ fn dead_agent_still_shows_what_is_pinned() {
             frontends: 3,
             flows: 5,
             half_open: 2,
-            suspects: 3,
+            ejections: 3,
             overdue: 1,
             ..Totals::default()
         }),
@@ -36,7 +36,7 @@ fn dead_agent_still_shows_what_is_pinned() {
     Services:      2 with 3 frontends
     Backends:      0 active
     Overdue:       1 past their deadline: the agent must take them out
-    Avoided:       3 suspect: `ballast get backends` shows them
+    Avoided:       3 ejected: `ballast get backends` shows them
     Flows:         5, 2 half-open
     Attached:      1 pod (tcx), 1 socket programs
     ");

@@ -35,7 +35,7 @@ fn service_rows(service: &ServiceView, wide: bool) -> Vec<Vec<String>> {
     }
     for backend in &service.backends {
         let mut row = vec![String::new(); 3];
-        let marks = backend.suspect.then_some("suspect").into_iter();
+        let marks = backend.ejected.then_some("ejected").into_iter();
         let state = marked(backend.state, marks.chain(backend.quarantined.then_some("quarantined")));
         row.extend([format!("-> {}", place(backend.address, backend.port)), state]);
         row.extend([backend.flows.to_string(), in_seconds(backend.deadline_seconds)]);
@@ -73,15 +73,17 @@ pub fn backends(backends: &[BackendView], wide: bool) -> String {
     aligned(&header, rows.collect::<Vec<_>>())
 }
 
-/// Backends that give up their flows, in the order of their deadlines.
+/// Backends whose connections end at a limit, in the order of their eviction deadlines. PERIOD: from then on a connection ends that the backend
+/// does not answer. DEADLINE: then all end.
 pub fn drains(backends: &[BackendView], wide: bool) -> String {
-    let mut header = vec!["DEADLINE", "ADDRESS", "NAMESPACE", "SERVICE", "PORT", "STATE", "FLOWS"];
+    let mut header = vec!["PERIOD", "DEADLINE", "ADDRESS", "NAMESPACE", "SERVICE", "PORT", "STATE", "FLOWS"];
     if wide {
         header.extend(["HALF-OPEN", "ID", "GENERATION"]);
     }
     let rows = backends.iter().map(|backend| {
         let port = format!("{}/{}", backend.service_port, backend.protocol);
-        let mut row = vec![in_seconds(backend.deadline_seconds), place(backend.address, backend.port)];
+        let mut row = vec![in_seconds(backend.drain_seconds), in_seconds(backend.deadline_seconds)];
+        row.push(place(backend.address, backend.port));
         row.extend([backend.namespace.clone(), backend.service.clone(), port]);
         row.extend([marked(backend.state, backend.marks()), backend.flows.to_string()]);
         if wide {
@@ -194,6 +196,15 @@ mod tests {
                         other      empty    80/TCP  active    0      -
         10.1.0.3:8080   demo       web      80/TCP  draining  1      30s
         [fd00::2]:8080  demo       web      80/TCP  active    0      -
+        ");
+    }
+
+    #[test]
+    fn drains_show_both_limits() {
+        let contents = contents();
+        insta::assert_snapshot!(drains(&Inventory::new(&contents, NOW).drains(), false), @r"
+        PERIOD  DEADLINE  ADDRESS        NAMESPACE  SERVICE  PORT    STATE     FLOWS
+        10s     30s       10.1.0.3:8080  demo       web      80/TCP  draining  1
         ");
     }
 

@@ -19,6 +19,7 @@ use lb_common::abi;
 use super::{
     BackendId, BackendRecord, Endpoints, Frontend, Op, PortKey, SortedMap, SortedSet, Use,
     ids::{IdPool, SlotPool},
+    life::OwnDrainLimits,
 };
 use crate::model::{Family, Monotonic};
 pub use drains::{DrainEnds, Drains};
@@ -148,8 +149,8 @@ pub struct Book {
     /// Backends with a deadline, the next one first.
     pub deadlines: BTreeSet<(u32, BackendId)>,
     pub drains: Drains,
-    /// Services' own drain periods, as last wanted: they hold for what is deleted, too.
-    pub drain_periods: BTreeMap<u32, Duration>,
+    /// What Services say of drains, as last wanted: it holds for what is deleted, too.
+    drain_limits: BTreeMap<u32, OwnDrainLimits>,
     /// Backends that are gone, and may still be referred to by flows.
     pub gone: BTreeSet<BackendId>,
     /// Service ports that have nothing left.
@@ -194,7 +195,7 @@ impl Book {
             generation: 0,
             deadlines: BTreeSet::new(),
             drains: Drains::default(),
-            drain_periods: BTreeMap::new(),
+            drain_limits: BTreeMap::new(),
             gone: BTreeSet::new(),
             empty: BTreeSet::new(),
             generations: BTreeMap::new(),
@@ -286,7 +287,7 @@ impl Book {
     fn forget(&mut self, id: u32) {
         if let Some(service) = self.services.remove(&id) {
             self.empty.remove(&id);
-            self.drain_periods.remove(&id);
+            self.drain_limits.remove(&id);
             self.service_ids.remove(&service.key);
             self.service_pool.give_back(id);
         }
@@ -318,13 +319,19 @@ impl Book {
         }
     }
 
-    /// Takes down the service port's own drain period; `None`: it has none.
-    pub fn put_drain_period(&mut self, key: &PortKey, period: Option<Duration>) {
+    /// Takes down what the service port says of drains.
+    pub fn put_drain_limits(&mut self, key: &PortKey, limits: OwnDrainLimits) {
         let Some(id) = self.service_ids.get(key) else { return };
-        match period {
-            Some(period) => self.drain_periods.insert(*id, period),
-            None => self.drain_periods.remove(id),
-        };
+        if limits == OwnDrainLimits::default() {
+            self.drain_limits.remove(id);
+        } else {
+            self.drain_limits.insert(*id, limits);
+        }
+    }
+
+    /// What the service port says of drains.
+    pub fn own_drain_limits(&self, id: u32) -> OwnDrainLimits {
+        self.drain_limits.get(&id).copied().unwrap_or_default()
     }
 
     /// The addresses by which services are reached, some more than once.

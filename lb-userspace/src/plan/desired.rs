@@ -4,13 +4,12 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     net::{IpAddr, SocketAddr},
-    time::Duration,
 };
 
 use ipnet::IpNet;
 use lb_common::abi;
 
-use super::{DesiredEndpoint, Range, SortedMap};
+use super::{DesiredEndpoint, OwnDrainLimits, Range, SortedMap};
 use crate::model::{Check, ObjectName, Protocol, RateLimit, Refused, Scheduler};
 
 /// One (address, port, protocol) that services are reached by.
@@ -161,8 +160,7 @@ pub struct DesiredService {
     pub maglev_size: Option<u32>,
     /// Slots of each set at most: its part of the service's share. `None`: as many as it needs.
     pub slots_max: Option<u32>,
-    /// `None`: the agent's own setting.
-    pub drain_period: Option<Duration>,
+    pub drain_limits: OwnDrainLimits,
     /// How this node checks its endpoints; `None`: it does not.
     pub check: Option<Box<Check>>,
     /// Those that it may not check: they are in no network that checks may go to.

@@ -6,7 +6,6 @@ use std::{
     collections::BTreeSet,
     fmt, iter,
     net::{IpAddr, SocketAddr},
-    time::Duration,
 };
 
 use lb_common::abi::{self, backend_state};
@@ -15,8 +14,9 @@ use super::{
     BackendId, BackendRecord, Book, BookedService, Desired, DesiredEndpoint, DesiredService, Op, PlanSettings, PortKey,
     Set, SortedMap, Tables,
     layout::Member,
-    life::{self, Step},
-    named, order,
+    life::{self, DrainLimits, Step},
+    named::{self, named},
+    order,
     restore::ranges_of,
 };
 use crate::{
@@ -85,12 +85,13 @@ pub fn withdrawals(key: &PortKey, desired: &Desired, book: &Book, settings: &Pla
     for (address, id) in &service.current {
         let endpoint = wanted.and_then(|wanted| wanted.endpoints.get(address)).copied();
         let Some(record) = book.backends.get(id).copied() else { continue };
-        let record = match life::step(Some(&record), endpoint, draft.drain_period, now, settings) {
+        let is_idle = book.drains.is_idle(*id);
+        let record = match life::step(Some(&record), is_idle, endpoint, draft.limits, now, settings) {
             Step::Write(after) if !is_selected(endpoint) => after,
             Step::Evict(after) | Step::Replace(after) if !led_to.contains(&id.id) => after,
             // Its generation stays as long as slots lead to it; that it is over, its deadline says.
-            Step::Evict(_) if record.is_struck(now) => continue,
-            Step::Evict(_) => record.draining(now.to_tenths()),
+            Step::Evict(_) if record.is_evictable(now) => continue,
+            Step::Evict(_) => record.draining(now.to_tenths(), now.to_tenths()),
             // Another pod at its address serves in its place.
             Step::Replace(_) | Step::Write(_) | Step::Keep | Step::New | Step::Nothing => continue,
         };
@@ -166,7 +167,7 @@ struct Draft<'a> {
     id: u32,
     book: &'a Book,
     settings: &'a PlanSettings,
-    drain_period: Duration,
+    limits: DrainLimits,
     now: Monotonic,
     service: Option<&'a BookedService>,
     ops: Vec<Op>,
@@ -181,9 +182,9 @@ impl<'a> Draft<'a> {
         settings: &'a PlanSettings,
         now: Monotonic,
     ) -> Self {
-        let own = wanted.map_or_else(|| book.drain_periods.get(&id).copied(), |wanted| wanted.drain_period);
-        let drain_period = own.unwrap_or(settings.drain_period);
-        Self { key, id, book, settings, drain_period, now, service: book.services.get(&id), ops: Vec::new() }
+        let own = wanted.map_or_else(|| book.own_drain_limits(id), |wanted| wanted.drain_limits);
+        let limits = own.or(settings.drain_limits);
+        Self { key, id, book, settings, limits, now, service: book.services.get(&id), ops: Vec::new() }
     }
 
     /// The backends that slots of ours lead to. Ids of both families: one of the other family is left for later.
@@ -229,6 +230,7 @@ impl<'a> Draft<'a> {
             }
         }
         self.retire_superseded();
+        self.rename_others();
         Ok(selected)
     }
 
@@ -240,8 +242,9 @@ impl<'a> Draft<'a> {
         endpoint: Option<DesiredEndpoint>,
         free: &mut impl Iterator<Item = (BackendId, u32)>,
     ) -> Result<Option<(BackendId, u32)>, Refusal> {
-        let step =
-            life::step(record.as_ref().map(|(_, record)| record), endpoint, self.drain_period, self.now, self.settings);
+        let is_idle = record.is_some_and(|(id, _)| self.book.drains.is_idle(id));
+        let current = record.as_ref().map(|(_, record)| record);
+        let step = life::step(current, is_idle, endpoint, self.limits, self.now, self.settings);
         match (step, record, endpoint) {
             (Step::Keep, Some((id, record)), _) => Ok(Some((id, record.generation))),
             (Step::Write(record), Some((id, _)), _) => {
@@ -285,6 +288,7 @@ impl<'a> Draft<'a> {
             generation,
             service: self.id,
             deadline_ds: 0,
+            drain_ds: 0,
             uid_hash: 0,
             weight: 1,
         };
@@ -305,6 +309,30 @@ impl<'a> Draft<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Other nodes name a backend without its port. Where the name leads to one that is retired here, another one of the same address gets it,
+    /// unless its record is written anyway.
+    fn rename_others(&mut self) {
+        let Some(service) = self.service else { return };
+        let keeps = |id, record: &BackendRecord| named(id, record).is_some_and(|named| !named.yields);
+        let (mut lost, mut written) = (BTreeSet::new(), BTreeSet::new());
+        for op in &self.ops {
+            if let Op::WriteBackend { id, record } | Op::RetireBackend { id, record } = op {
+                written.insert(*id);
+                lost.extend(self.book.name_of(*id).filter(|_| !keeps(*id, record)));
+            }
+        }
+        if lost.is_empty() {
+            return;
+        }
+        let others = service.current.values().filter(|id| !written.contains(id));
+        let others = others.filter_map(|id| Some((*id, *self.book.backends.get(id)?)));
+        let takes = |(id, record): &(BackendId, BackendRecord)| {
+            keeps(*id, record) && lost.contains(&(record.address.ip(), record.service))
+        };
+        let writes: Vec<Op> = others.filter(takes).map(|(id, record)| Op::WriteBackend { id, record }).collect();
+        self.ops.extend(writes);
     }
 
     /// Records that another one has taken the place of, where the write of their end failed before.

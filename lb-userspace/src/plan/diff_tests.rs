@@ -101,6 +101,7 @@ fn a_new_service_is_written_from_its_name_to_its_entry() {
         generation: 1,
         service: 1,
         deadline_ds: 0,
+        drain_ds: 0,
         uid_hash: 9,
         weight: 1,
     };
@@ -365,7 +366,8 @@ fn a_backend_that_left_takes_no_new_flow_though_its_service_finds_no_room() {
     let ops = withdrawals(key, &alone, &book, &settings, at(1));
     let [Op::RetireBackend { record, .. }] = ops.as_slice() else { panic!("{ops:?}") };
     assert_eq!((record.address, record.state), ("10.0.0.2:8080".parse().unwrap(), backend_state::DRAINING));
-    assert_eq!(record.deadline_ds, (at(1) + settings.drain_period).to_tenths());
+    assert_eq!(record.drain_ds, (at(1) + settings.drain_limits.period).to_tenths());
+    assert_eq!(record.deadline_ds, (at(1) + settings.drain_limits.max).to_tenths());
     assert_eq!(record.flags & (abi::backend_flags::IN_CLUSTER_SET | abi::backend_flags::IN_LOCAL_SET), 0);
     record_all(&mut book, &ops);
     assert_eq!(withdrawals(key, &alone, &book, &settings, at(2)), []);

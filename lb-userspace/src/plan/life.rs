@@ -24,50 +24,72 @@ pub enum Step {
     Replace(BackendRecord),
 }
 
-/// The next step of the backend at one address. `drain_period`: how long its flows may go on once it is gone from the API.
+/// How long connections of a backend may go on once it is gone from the API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DrainLimits {
+    /// Of those that it does not answer.
+    pub period: Duration,
+    /// Of all, if longer than the period.
+    pub max: Duration,
+}
+
+/// What a Service says of these; `None`: the agent's own setting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnDrainLimits {
+    pub period: Option<Duration>,
+    pub max: Option<Duration>,
+}
+
+impl OwnDrainLimits {
+    pub fn or(self, others: DrainLimits) -> DrainLimits {
+        DrainLimits { period: self.period.unwrap_or(others.period), max: self.max.unwrap_or(others.max) }
+    }
+}
+
+/// The next step of the backend at one address. `is_idle`: it drains, and no connection of it is left.
 pub fn step(
     current: Option<&BackendRecord>,
+    is_idle: bool,
     wanted: Option<DesiredEndpoint>,
-    drain_period: Duration,
+    limits: DrainLimits,
     now: Monotonic,
     settings: &PlanSettings,
 ) -> Step {
     match (current, wanted) {
         (None, None) => Step::Nothing,
         (None, Some(_)) => Step::New,
-        (Some(record), None) => leave(record, drain_period, now),
+        (Some(record), None) => leave(record, is_idle, limits, now),
         (Some(record), Some(wanted)) => stay(record, wanted, now, settings),
     }
 }
 
-fn leave(record: &BackendRecord, drain_period: Duration, now: Monotonic) -> Step {
+fn leave(record: &BackendRecord, is_idle: bool, limits: DrainLimits, now: Monotonic) -> Step {
     if record.state == backend_state::GONE {
         return Step::Nothing;
     }
-    if record.is_struck(now) {
+    if record.is_evictable(now) || (is_idle && record.is_drained(now)) {
         return Step::Evict(record.gone());
     }
     if record.state == backend_state::DRAINING {
         return Step::Keep;
     }
-    let mut deadline_ds = (now + drain_period).to_tenths();
-    if record.deadline_ds != 0 {
-        deadline_ds = deadline_ds.min(record.deadline_ds);
-    }
-    Step::Write(record.draining(deadline_ds))
+    let no_later = |at: Monotonic| {
+        if record.deadline_ds == 0 { at.to_tenths() } else { at.to_tenths().min(record.deadline_ds) }
+    };
+    let DrainLimits { period, max } = limits;
+    Step::Write(record.draining(no_later(now + period), no_later(now + period.max(max))))
 }
 
 fn stay(record: &BackendRecord, wanted: DesiredEndpoint, now: Monotonic, settings: &PlanSettings) -> Step {
     let terminating = wanted.state == EndpointState::Terminating;
     let other_pod = record.uid_hash != 0 && wanted.uid_hash != 0 && record.uid_hash != wanted.uid_hash;
     if record.state == backend_state::GONE {
-        let had_its_time = record.deadline_ds != 0;
-        return if terminating && had_its_time && !other_pod { Step::Nothing } else { Step::New };
+        return if terminating && record.is_evictable(now) && !other_pod { Step::Nothing } else { Step::New };
     }
     if other_pod {
         return Step::Replace(record.gone());
     }
-    if record.is_struck(now) {
+    if record.is_evictable(now) {
         let ends = terminating && record.state == backend_state::TERMINATING;
         return if ends { Step::Evict(record.gone()) } else { Step::Replace(record.gone()) };
     }
@@ -105,6 +127,7 @@ pub fn describe(
         state,
         flags: local | serving | quarantined | in_cluster_set | in_local_set,
         deadline_ds,
+        drain_ds: 0,
         uid_hash: if wanted.uid_hash == 0 { record.uid_hash } else { wanted.uid_hash },
         weight: wanted.weight,
         ..*record

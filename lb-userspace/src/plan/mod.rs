@@ -45,6 +45,7 @@ pub use diff::{Obstacle, diff_service, diff_vip, withdrawals};
 pub use endpoints::{DesiredEndpoint, EndpointState};
 pub use hold::Hold;
 pub use ids::Range;
+pub use life::{DrainLimits, OwnDrainLimits};
 pub use marks::{Mark, Marks, Target};
 pub use named::{Endpoints, Named, forget as forget_endpoint, named, put as put_endpoint};
 pub use op::{BackendId, BackendRecord, Op, config, order};
@@ -93,8 +94,8 @@ pub struct PlanSettings {
     pub slots: u32,
     /// How many of them a service and a namespace may take.
     pub slot_shares: SlotShares,
-    /// How long flows to a backend that is gone from the API may go on.
-    pub drain_period: Duration,
+    /// How long connections of a backend that is gone from the API may go on.
+    pub drain_limits: DrainLimits,
     /// How long flows to a terminating backend may go on at most.
     pub terminating_max: Duration,
     /// How long a slot range rests before it is written again: longer than any program runs.
@@ -123,7 +124,7 @@ impl Default for PlanSettings {
             check_networks: None,
             slots: limits::SLOTS,
             slot_shares: SlotShares::default(),
-            drain_period: Duration::from_secs(30),
+            drain_limits: DrainLimits { period: Duration::from_secs(30), max: Duration::from_hours(1) },
             terminating_max: Duration::from_hours(1),
             slot_grace: Duration::from_secs(1),
             reclaim_interval: Duration::from_mins(1),
@@ -131,5 +132,13 @@ impl Default for PlanSettings {
             retry_min: Duration::from_secs(1),
             retry_max: Duration::from_secs(30),
         }
+    }
+}
+
+impl PlanSettings {
+    /// The default, but all drains end with their period.
+    pub fn without_drain_max() -> Self {
+        let drain_limits = DrainLimits { max: Duration::ZERO, ..Self::default().drain_limits };
+        Self { drain_limits, ..Self::default() }
     }
 }

@@ -29,8 +29,10 @@ pub struct BackendRecord {
     pub generation: u32,
     /// Id of the service port.
     pub service: u32,
-    /// Tenths of a second of `CLOCK_MONOTONIC`; 0: never.
+    /// The eviction deadline: tenths of a second of `CLOCK_MONOTONIC`; 0: never.
     pub deadline_ds: u32,
+    /// End of the drain period, by the same clock; 0: it does not drain.
+    pub drain_ds: u32,
     pub uid_hash: u32,
     pub weight: u16,
 }
@@ -40,22 +42,34 @@ const IN_SETS: u8 = abi::backend_flags::IN_CLUSTER_SET | abi::backend_flags::IN_
 
 impl BackendRecord {
     /// The same backend after its end: no flow of its generation is forwarded any more. One that was terminating keeps its
-    /// deadline: as long as the API lists it, it has had its time.
+    /// deadline: once that has passed, it has had its time, as long as the API lists it.
     #[must_use]
     pub fn gone(self) -> Self {
         let generation = next_generation(self.generation);
         let deadline_ds = if self.state == abi::backend_state::TERMINATING { self.deadline_ds } else { 0 };
-        Self { state: abi::backend_state::GONE, flags: self.flags & !IN_SETS, deadline_ds, generation, ..self }
+        Self {
+            state: abi::backend_state::GONE,
+            flags: self.flags & !IN_SETS,
+            deadline_ds,
+            drain_ds: 0,
+            generation,
+            ..self
+        }
     }
 
-    /// The same backend after it left every slice.
+    /// The same backend after it left every slice: until when its drain period lasts, and its eviction deadline.
     #[must_use]
-    pub fn draining(self, deadline_ds: u32) -> Self {
-        Self { state: abi::backend_state::DRAINING, flags: self.flags & !IN_SETS, deadline_ds, ..self }
+    pub fn draining(self, drain_ds: u32, deadline_ds: u32) -> Self {
+        Self { state: abi::backend_state::DRAINING, flags: self.flags & !IN_SETS, deadline_ds, drain_ds, ..self }
     }
 
-    /// True if `now` is at or after the deadline.
-    pub fn is_struck(&self, now: Monotonic) -> bool {
+    /// True if its drain period is over.
+    pub fn is_drained(&self, now: Monotonic) -> bool {
+        self.drain_ds != 0 && now >= Monotonic::from_tenths(self.drain_ds)
+    }
+
+    /// True if `now` is at or after the eviction deadline.
+    pub fn is_evictable(&self, now: Monotonic) -> bool {
         self.deadline_ds != 0 && now >= Monotonic::from_tenths(self.deadline_ds)
     }
 }
@@ -215,6 +229,7 @@ mod tests {
             generation: 1,
             service: 1,
             deadline_ds: 0,
+            drain_ds: 0,
             uid_hash: 0,
             weight: 1,
         };

@@ -8,7 +8,8 @@ use std::{
 use lb_common::abi::service_flags;
 
 use super::{
-    DesiredEndpoint, DesiredService, Frontend, Kind, Marks, PortKey, Rule, Set, SortedMap, Tally, Use, checks,
+    DesiredEndpoint, DesiredService, Frontend, Kind, Marks, OwnDrainLimits, PortKey, Rule, Set, SortedMap, Tally, Use,
+    checks,
     claims::{Claim, Claimed},
     endpoints::{self, Filled, Listed, Needs, filled},
     frontends::{self, Guard},
@@ -170,7 +171,10 @@ impl Draft<'_> {
             rate_limit: options.and_then(|options| options.rate_limit).unwrap_or_default(),
             maglev_size: maglev_size(options, direct, &endpoints),
             slots_max: None,
-            drain_period: options.and_then(|options| options.drain_period),
+            drain_limits: options.map_or_else(OwnDrainLimits::default, |options| OwnDrainLimits {
+                period: options.drain_period,
+                max: options.drain_max,
+            }),
             check,
             unchecked,
             frontends: uses,

@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lb_common::abi::{TCP, UDP};
+use lb_common::limits::ANSWER_TIMEOUT_S;
 
-use super::entries::{self, Entry, Stale};
+use super::entries::{self, Entry, Fate, Stale};
 use super::kernel::{self, Ended};
 use super::namespaces;
 use super::netlink::Connection;
@@ -42,6 +43,8 @@ pub struct Destroyed {
 const LOOKS: u8 = 3;
 /// Pause before another look at the same sockets.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Pause between looks at connections whose backend drains.
+const LOOK_AT_DRAINS: Duration = Duration::from_secs(5);
 /// Changes may come in quick succession: looks are at least so far apart.
 const REST: Duration = Duration::from_millis(100);
 
@@ -85,6 +88,7 @@ impl Destroyer {
             now,
             shared: shared.clone(),
             looks: HashMap::new(),
+            unanswered: Unanswered::default(),
         };
         std::thread::Builder::new().name("sockets".to_owned()).spawn(move || worker.run(&asked))?;
         Ok(Self { look, shared })
@@ -107,8 +111,29 @@ struct Worker {
     reach: Reach,
     now: fn() -> Monotonic,
     shared: Arc<Shared>,
-    /// How often each entry was looked for, by whether its backend was evicted then.
-    looks: HashMap<(Entry, bool), u8>,
+    /// How often each entry was looked for, by what was to become of its socket then.
+    looks: HashMap<(Entry, Fate), u8>,
+    unanswered: Unanswered,
+}
+
+/// Sockets, by cookie, that wait for an acknowledgement of what they have sent, and since which look.
+#[derive(Debug, Default)]
+struct Unanswered(HashMap<u64, Monotonic>);
+
+impl Unanswered {
+    /// Notes how the socket fares. `received`: when it last received anything, if something is not acknowledged. Whether it has been so for
+    /// longer than a backend may take that drains: at two looks, and nothing came between them.
+    fn note(&mut self, cookie: u64, received: Option<Monotonic>, now: Monotonic) -> bool {
+        let Some(received) = received else {
+            self.0.remove(&cookie);
+            return false;
+        };
+        let since = self.0.entry(cookie).or_insert(now);
+        if received > *since {
+            *since = now;
+        }
+        now.since(*since) >= Duration::from_secs(ANSWER_TIMEOUT_S.into())
+    }
 }
 
 impl Worker {
@@ -117,37 +142,45 @@ impl Worker {
         if let Err(error) = able {
             self.trouble(&error.to_string());
         }
-        let mut again = false;
+        let mut again = None;
         loop {
-            let woken = if again { asked.recv_timeout(LOOK_AGAIN) } else { asked.recv().map_err(Into::into) };
+            let woken = again.map_or_else(|| asked.recv().map_err(Into::into), |pause| asked.recv_timeout(pause));
             if woken == Err(RecvTimeoutError::Disconnected) {
                 return;
             }
             again = self.look().unwrap_or_else(|error| {
                 self.failed(&error.to_string());
-                true
+                Some(LOOK_AGAIN)
             });
             // A thread of its own, that nobody unparks.
             std::thread::park_timeout(REST);
         }
     }
 
-    /// `true`: something was not found that may be there soon.
-    fn look(&mut self) -> Result<bool, LookError> {
+    /// When the next look is due, if nothing asks for one: something was not found that may be there soon, or time may change something.
+    fn look(&mut self) -> Result<Option<Duration>, LookError> {
         let maps = match self.maps.take() {
             Some(maps) => maps,
             None => Pinned::open(&self.maps_dir)?,
         };
         let maps = &*self.maps.insert(maps);
-        let now_ds = u32::try_from((self.now)().since(Monotonic::default()).as_millis() / 100).unwrap_or(u32::MAX);
-        let stale = entries::stale(maps, now_ds).map_err(LookError::Table)?;
+        let now = (self.now)();
+        let found = entries::stale(maps, now.to_tenths()).map_err(LookError::Table)?;
+        let (draining, stale): (Vec<_>, Vec<_>) =
+            found.stale.into_iter().partition(|stale| stale.fate == Fate::Answered);
+        self.unanswered.0.retain(|cookie, _| draining.iter().any(|stale| stale.cookie == *cookie));
         let mut before = std::mem::take(&mut self.looks);
         self.looks = stale.iter().map(key).map(|key| (key, before.remove(&key).unwrap_or(0))).collect();
         let open: Vec<&Stale> = stale.iter().filter(|stale| self.looks.get(&key(stale)) < Some(&LOOKS)).collect();
-        if open.is_empty() {
-            return Ok(false);
+        let due = found.drains.then_some(LOOK_AT_DRAINS);
+        let all: Vec<&Stale> = open.iter().copied().chain(&draining).collect();
+        if all.is_empty() {
+            return Ok(due);
         }
-        let ended = destroy(self.reach, &open);
+        let unanswered = &mut self.unanswered;
+        let ended = destroy(self.reach, &all, &mut |stale, silent| {
+            stale.fate != Fate::Answered || unanswered.note(stale.cookie, silent.map(|silent| now.before(silent)), now)
+        });
         for stale in &ended.destroyed {
             entries::remove(maps, &stale.entry).map_err(LookError::Table)?;
             self.looks.remove(&key(stale));
@@ -156,12 +189,12 @@ impl Worker {
             let Some(looks) = self.looks.get_mut(&key(stale)) else { continue };
             *looks += 1;
             // Nobody is connected to it, and what it would name is gone: its id may be used again.
-            if *looks == LOOKS && stale.is_evicted && ended.failures.is_empty() {
+            if *looks == LOOKS && stale.fate == Fate::Evicted && ended.failures.is_empty() {
                 entries::remove(maps, &stale.entry).map_err(LookError::Table)?;
             }
         }
         self.note(&ended);
-        Ok(self.looks.values().any(|looks| *looks < LOOKS))
+        Ok(if self.looks.values().any(|looks| *looks < LOOKS) { Some(LOOK_AGAIN) } else { due })
     }
 
     fn note(&self, ended: &Ended<'_>) {
@@ -195,22 +228,28 @@ impl Worker {
     }
 }
 
-fn destroy<'a>(reach: Reach, stale: &[&'a Stale]) -> Ended<'a> {
+fn destroy<'a>(
+    reach: Reach,
+    stale: &[&'a Stale],
+    is_due: &mut dyn FnMut(&Stale, Option<Duration>) -> bool,
+) -> Ended<'a> {
     if reach == Reach::Own {
-        return kernel::destroy(stale);
+        return kernel::destroy(stale, is_due);
     }
     let mut all = Ended::default();
     for namespace in namespaces::all(Path::new("/proc")) {
-        let ended = enter(&namespace)
-            .map_or_else(|error| Ended { failures: vec![error], ..Ended::default() }, |()| kernel::destroy(stale));
+        let ended = enter(&namespace).map_or_else(
+            |error| Ended { failures: vec![error], ..Ended::default() },
+            |()| kernel::destroy(stale, is_due),
+        );
         all.destroyed.extend(ended.destroyed);
         all.failures.extend(ended.failures);
     }
     all
 }
 
-fn key(stale: &Stale) -> (Entry, bool) {
-    (stale.entry, stale.is_evicted)
+fn key(stale: &Stale) -> (Entry, Fate) {
+    (stale.entry, stale.fate)
 }
 
 fn enter(namespace: &File) -> Result<(), super::DiagError> {
@@ -227,4 +266,26 @@ enum LookError {
     Maps(#[from] MapError),
     #[error("the socket tables cannot be read or changed: {0}")]
     Table(io::Error),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn at(seconds: u64) -> Monotonic {
+        Monotonic::from_duration(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn a_socket_is_unanswered_if_nothing_came_between_two_looks() {
+        let mut unanswered = Unanswered::default();
+        assert!(!unanswered.note(1, Some(at(10)), at(100)), "it was idle before, and has just sent");
+        assert!(!unanswered.note(1, Some(at(10)), at(114)));
+        assert!(unanswered.note(1, Some(at(10)), at(115)));
+        assert!(!unanswered.note(1, Some(at(116)), at(120)), "an answer came");
+        assert!(!unanswered.note(1, Some(at(116)), at(134)));
+        assert!(!unanswered.note(1, None, at(136)), "all is acknowledged");
+        assert!(!unanswered.note(1, Some(at(135)), at(140)));
+        assert!(unanswered.note(1, Some(at(135)), at(155)));
+    }
 }

@@ -2,8 +2,9 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
-use lb_common::abi::UDP;
+use lb_common::abi::{TCP, UDP};
 
 /// Why the kernel's list of sockets could not be read, or a socket not be destroyed.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +41,22 @@ const REQUEST: usize = 8 + ID;
 const ANSWER: usize = 4 + ID;
 /// Its `idiag_uid`: after the id come three other words.
 const UID: usize = ANSWER + 12;
+
+/// `struct inet_diag_msg`: its attributes follow.
+const MESSAGE: usize = ANSWER + 20;
+/// The attribute that is a `struct tcp_info`, and its bit in a request.
+const INET_DIAG_INFO: u16 = 2;
+const WITH_INFO: u8 = 1 << (INET_DIAG_INFO - 1);
+
+/// Places in `struct tcp_info` (`linux/tcp.h`).
+mod tcp_info {
+    /// `tcpi_probes`: probes of a closed window or of an idle connection that were not answered.
+    pub const PROBES: usize = 3;
+    /// `tcpi_unacked`: segments under way.
+    pub const UNACKED: usize = 24;
+    /// `tcpi_last_ack_recv`: milliseconds since an acknowledgement came.
+    pub const LAST_ACK_RECEIVED: usize = 56;
+}
 
 /// Kernel numbers of socket states (`net/tcp_states.h`).
 const ESTABLISHED: u32 = 1;
@@ -81,6 +98,8 @@ pub struct Listed {
     pub local: SocketAddr,
     /// Of its owner.
     pub uid: u32,
+    /// TCP: for how long it has received nothing, if something that it sent is not acknowledged.
+    pub unanswered: Option<Duration>,
     /// As the kernel wrote it, for [`destroy`].
     id: [u8; ID],
 }
@@ -115,7 +134,8 @@ fn request(kind: u16, flags: u16, of: Kind, states: u32, id: &[u8; ID]) -> Vec<u
     bytes.extend((NLM_F_REQUEST | flags).to_ne_bytes());
     // Sequence number and port: one request is under way at a time.
     bytes.extend([0; 8]);
-    bytes.extend([of.family(), of.protocol, 0, 0]);
+    let extensions = if kind == SOCK_DIAG_BY_FAMILY && of.protocol == TCP { WITH_INFO } else { 0 };
+    bytes.extend([of.family(), of.protocol, extensions, 0]);
     bytes.extend(states.to_ne_bytes());
     bytes.extend(id);
     bytes
@@ -158,7 +178,24 @@ fn listed(body: &[u8], protocol: u8) -> Option<Listed> {
     // Two words, the lower one first, each as the machine has it.
     let word = |at: usize| Some(u64::from(u32::from_ne_bytes(id.get(at..at + 4)?.try_into().ok()?)));
     let cookie = word(40)? | word(44)? << 32;
-    Some(Listed { kind: Kind { protocol, v6 }, cookie, peer, local, uid, id })
+    let unanswered = if protocol == TCP { unanswered(body.get(MESSAGE..).unwrap_or_default()) } else { None };
+    Some(Listed { kind: Kind { protocol, v6 }, cookie, peer, local, uid, unanswered, id })
+}
+
+/// What the `tcp_info` among these attributes says of unanswered segments.
+fn unanswered(mut attributes: &[u8]) -> Option<Duration> {
+    loop {
+        let length = usize::from(u16::from_ne_bytes(attributes.get(..2)?.try_into().ok()?));
+        let kind = u16::from_ne_bytes(attributes.get(2..4)?.try_into().ok()?);
+        let info = attributes.get(4..length)?;
+        if kind != INET_DIAG_INFO {
+            attributes = attributes.get(length.next_multiple_of(4)..)?;
+            continue;
+        }
+        let word = |at: usize| Some(u32::from_ne_bytes(info.get(at..at + 4)?.try_into().ok()?));
+        let waits = *info.get(tcp_info::PROBES)? != 0 || word(tcp_info::UNACKED)? != 0;
+        return Some(Duration::from_millis(word(tcp_info::LAST_ACK_RECEIVED)?.into())).filter(|_| waits);
+    }
 }
 
 /// The port and the address that begin there.
@@ -221,6 +258,26 @@ mod tests {
         assert_eq!((v6.cookie, v6.peer, v6.kind.v6), (9, "10.0.0.1:53".parse().expect("one"), true));
         let request = destroy(v4);
         assert_eq!(&request[HEADER + 8..], &v4.id, "the kernel gets its own words back");
+    }
+
+    #[test]
+    fn only_what_is_under_way_or_probed_is_unanswered() {
+        for (probes, under_way, expected) in [(0, 0, None), (0, 3, Some(15_500)), (2, 0, Some(15_500))] {
+            let mut info = vec![0; 104];
+            info[tcp_info::PROBES] = probes;
+            info[tcp_info::UNACKED] = under_way;
+            info[tcp_info::LAST_ACK_RECEIVED..][..4].copy_from_slice(&15_500_u32.to_ne_bytes());
+            let attribute = |kind: u16, value: &[u8]| {
+                let length = u16::try_from(4 + value.len()).expect("small").to_ne_bytes();
+                [&length, &kind.to_ne_bytes(), value].concat()
+            };
+            // One of another kind comes first, padded to words.
+            let mut attributes = attribute(8, &[0]);
+            attributes.resize(8, 0);
+            attributes.extend(attribute(INET_DIAG_INFO, &info));
+            assert_eq!(unanswered(&attributes), expected.map(Duration::from_millis), "{probes}, {under_way}");
+            assert_eq!(unanswered(&attributes[..40]), None, "cut off");
+        }
     }
 
     #[test]

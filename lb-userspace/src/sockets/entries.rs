@@ -17,8 +17,7 @@ pub struct Stale {
     pub protocol: u8,
     /// Whom the socket talks to if it is connected; `None`: only what an unconnected one sends is kept in this entry.
     pub peer: Option<SocketAddr>,
-    /// The backend is gone, for TCP as well; else it only takes no more datagrams.
-    pub is_evicted: bool,
+    pub fate: Fate,
     pub entry: Entry,
 }
 
@@ -30,31 +29,44 @@ pub enum Entry {
 }
 
 /// What becomes of a socket with this backend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fate {
     Stays,
+    /// TCP: the backend drains, and its period is not over.
+    Drains,
+    /// TCP: the drain period is over. The connection stays as long as the backend answers.
+    Answered,
     /// UDP: it should leave the backend, which still answers others.
     Moves,
     Evicted,
 }
 
-/// The rule of the packet path (`state::keeps_flows`, `state::udp_moves`), for sockets.
+/// The rule of the packet path (`state::lasts`, `state::keeps_flows`, `state::udp_moves`), for sockets.
 fn fate<const N: usize>(protocol: u8, peer: &SocketPeer<N>, backend: Option<&Backend<N>>, now_ds: u32) -> Fate {
-    match backend {
-        Some(backend) if backend.generation == peer.backend_generation && state::keeps_flows(backend, now_ds) => {
-            if protocol == UDP && state::udp_moves(backend) {
-                Fate::Moves
-            } else {
-                Fate::Stays
-            }
-        }
+    let Some(backend) = backend.filter(|backend| backend.generation == peer.backend_generation) else {
+        return Fate::Evicted;
+    };
+    let (keeps, lasts) = (state::keeps_flows(backend, now_ds), state::lasts(backend, now_ds));
+    match protocol == UDP {
+        true if keeps && state::udp_moves(backend) => Fate::Moves,
+        false if keeps && backend.drain_ds != 0 => Fate::Drains,
+        _ if keeps => Fate::Stays,
+        false if lasts => Fate::Answered,
         _ => Fate::Evicted,
     }
 }
 
+/// What a look at the tables came to.
+#[derive(Debug, Default)]
+pub struct Found {
+    pub stale: Vec<Stale>,
+    /// Connections have a backend that drains: time alone may change their fate.
+    pub drains: bool,
+}
+
 /// All stale entries of both families.
-pub fn stale(maps: &Pinned, now_ds: u32) -> io::Result<Vec<Stale>> {
-    let mut found = Vec::new();
+pub fn stale(maps: &Pinned, now_ds: u32) -> io::Result<Found> {
+    let mut found = Found::default();
     of_family(&maps.sockets4, &maps.backends4, now_ds, Entry::V4, &mut found)?;
     of_family(&maps.sockets6, &maps.backends6, now_ds, Entry::V6, &mut found)?;
     Ok(found)
@@ -65,7 +77,7 @@ fn of_family<const N: usize>(
     backends: &Table<u32, Backend<N>>,
     now_ds: u32,
     entry: fn(SocketKey<N>, SocketPeer<N>) -> Entry,
-    found: &mut Vec<Stale>,
+    found: &mut Found,
 ) -> io::Result<()>
 where
     SocketKey<N>: Pod,
@@ -84,13 +96,14 @@ where
         };
         let fate = fate(key.protocol, &peer, backend.as_ref(), now_ds);
         let is_reply = key.direction == socket_direction::REPLY;
+        found.drains |= matches!(fate, Fate::Drains | Fate::Answered);
         // A datagram that goes elsewhere next time needs nobody's help, until the backend's id is to be used again.
-        if fate == Fate::Evicted || fate == Fate::Moves && is_reply {
-            found.push(Stale {
+        if fate == Fate::Evicted || matches!(fate, Fate::Moves | Fate::Answered) && is_reply {
+            found.stale.push(Stale {
                 cookie: u64::from(key.cookie_low) | u64::from(key.cookie_high) << 32,
                 protocol: key.protocol,
                 peer: is_reply.then(|| SocketAddr::new(key.address.into(), key.port)),
-                is_evicted: fate == Fate::Evicted,
+                fate,
                 entry: entry(key, peer),
             });
         }
@@ -146,6 +159,7 @@ mod tests {
             generation: 7,
             service: 1,
             deadline_ds,
+            drain_ds: 0,
             uid_hash: 0,
             weight: 1,
             pad: 0,
@@ -169,6 +183,9 @@ mod tests {
             (backend(DRAINING, serving, 101), Fate::Stays, Fate::Moves),
             (backend(DRAINING, serving, 100), Fate::Evicted, Fate::Evicted),
             (backend(GONE, 0, 0), Fate::Evicted, Fate::Evicted),
+            (Backend { drain_ds: 101, ..backend(DRAINING, serving, 200) }, Fate::Drains, Fate::Moves),
+            (Backend { drain_ds: 100, ..backend(DRAINING, serving, 200) }, Fate::Answered, Fate::Evicted),
+            (Backend { drain_ds: 90, ..backend(DRAINING, serving, 100) }, Fate::Evicted, Fate::Evicted),
             (Backend { generation: 8, ..backend(ACTIVE, serving, 0) }, Fate::Evicted, Fate::Evicted),
         ];
         for (backend, tcp, udp) in cases {

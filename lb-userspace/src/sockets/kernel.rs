@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use super::diag::{self, DiagError, Kind, Listed};
 use super::entries::Stale;
@@ -14,8 +15,9 @@ pub struct Ended<'a> {
     pub failures: Vec<DiagError>,
 }
 
-/// Destroys those of these sockets that are connected in the thread's network namespace.
-pub fn destroy<'a>(stale: &[&'a Stale]) -> Ended<'a> {
+/// Destroys those of these sockets that are connected in the thread's network namespace, and due: each comes with the time for which its
+/// peer has left it unanswered.
+pub fn destroy<'a>(stale: &[&'a Stale], is_due: &mut dyn FnMut(&Stale, Option<Duration>) -> bool) -> Ended<'a> {
     let mut ended = Ended::default();
     // An address alone, or a cookie alone, is not enough: the process may talk to somebody else by now.
     let wanted: HashMap<(u64, u8, SocketAddr), &'a Stale> =
@@ -35,7 +37,9 @@ pub fn destroy<'a>(stale: &[&'a Stale]) -> Ended<'a> {
     for kind in kinds {
         let mut found: Vec<(Listed, &'a Stale)> = Vec::new();
         let listed = connection.list(kind, |socket| {
-            if let Some(stale) = wanted.get(&(socket.cookie, socket.kind.protocol, socket.peer)) {
+            if let Some(stale) = wanted.get(&(socket.cookie, socket.kind.protocol, socket.peer))
+                && is_due(stale, socket.unanswered)
+            {
                 found.push((socket, stale));
             }
         });

@@ -39,7 +39,7 @@ use crate::model::{AllowedAnnotations, Node};
 
 /// How much news at most goes into one snapshot.
 const MESSAGES_MAX: usize = 4096;
-/// The own Node and the service CIDRs are probed and asked for that many times as rarely: nothing that is forwarded waits for them.
+/// The own Node and the service CIDRs are probed that many times as rarely: nothing that is forwarded waits for them.
 const PATIENCE: u32 = 5;
 
 /// Where the API is, who we are there, and how it is followed.

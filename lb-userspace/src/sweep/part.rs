@@ -1,10 +1,12 @@
 //! The thin part that does it: reads some entries of one table, takes out what is over, and tells the round what stays.
 
-use std::{any::Any, io, net::IpAddr, time::Duration};
+use std::{any::Any, io, net::IpAddr};
 
 use aya::Pod;
 use lb_common::{
-    abi::{Affinity, AffinityKey, Flow, FlowKey, HalfOpen, SocketKey, SocketPeer, Traffic, UDP, flow_state},
+    abi::{
+        Affinity, AffinityKey, Flow, FlowKey, HalfOpen, SocketKey, SocketPeer, Traffic, UDP, flow_flags, flow_state,
+    },
     decide::{Now, pair_key},
     state::Timeouts,
 };
@@ -13,7 +15,7 @@ use super::{Kind, Seen, rules};
 use crate::{
     maps::{Cursor, Pinned, Table},
     model::{Family, Monotonic},
-    plan::{BackendId, Book, Frontend},
+    plan::{BackendId, Book, DrainLimits, Frontend},
 };
 
 /// What one part came to.
@@ -35,7 +37,7 @@ pub struct Look<'a> {
     /// The same moment.
     pub at: Monotonic,
     /// Of services that have none of their own.
-    pub drain_period: Duration,
+    pub drain_limits: DrainLimits,
 }
 
 /// Where a table's reader is, whatever its keys; empty at the start of each table.
@@ -90,11 +92,12 @@ impl Look<'_> {
                 }
             }
             if let Some(frontend) = self.unserved(key, flow)
-                && self.drain(table, frontend, (key, flow), BackendId { family, id: flow.backend }, seen)?
+                && self.drain(table, frontend, (key, flow), family, seen)?
             {
                 return Ok(true);
             }
             seen.flow(family, flow);
+            seen.clients.see(key, flow);
             seen.masqueraded += u64::from(rules::is_masqueraded(key, flow));
             Ok(false)
         })
@@ -109,22 +112,25 @@ impl Look<'_> {
             .filter(|at| !rules::is_served(*at, |frontend| self.book.frontends.get(frontend).map(|found| found.flags)))
     }
 
-    /// Whether flows of this backend that came by a frontend that is no more are to be cut: they go on for the drain period from the
-    /// first round that met one.
-    fn is_due(&self, frontend: Frontend, backend: BackendId, seen: &mut Seen) -> bool {
-        let service = self.book.backends.get(&backend).map(|record| record.service);
-        let own = service.and_then(|id| self.book.drain_periods.get(&id)).copied();
-        seen.unserved(frontend, self.at) + own.unwrap_or(self.drain_period) <= self.at
+    /// Whether a connection of this backend that came by a frontend that is no more is to be cut: it goes on for the longest drain from the
+    /// first round that met one. One of which no reply passes here (DSR) goes on for the drain period.
+    fn is_due<const N: usize>(&self, frontend: Frontend, flow: &Flow<N>, family: Family, seen: &mut Seen) -> bool {
+        let record = self.book.backends.get(&BackendId { family, id: flow.backend });
+        let own = record.map(|record| self.book.own_drain_limits(record.service)).unwrap_or_default();
+        let DrainLimits { period, max } = own.or(self.drain_limits);
+        let is_encapsulated = flow.port == 0 || flow.flags & flow_flags::ENCAPSULATED != 0;
+        let limit = if is_encapsulated { period } else { period.max(max) };
+        seen.unserved(frontend, self.at) + limit <= self.at
     }
 
-    /// The flow came by a frontend that is no more. UDP goes with it: its next packet finds no service. TCP goes on for the drain
-    /// period; then each side is told at its next segment. True if the entry was taken out.
+    /// The flow came by a frontend that is no more. UDP goes with it: its next packet finds no service. TCP goes on for the longest drain;
+    /// then each side gets a RST at its next segment. True if the entry was taken out.
     fn drain<const N: usize>(
         &self,
         table: &Table<FlowKey<N>, Flow<N>>,
         frontend: Frontend,
         (key, flow): (&FlowKey<N>, &Flow<N>),
-        backend: BackendId,
+        family: Family,
         seen: &mut Seen,
     ) -> io::Result<bool>
     where
@@ -139,7 +145,7 @@ impl Look<'_> {
             }
             return table.remove(key);
         }
-        if self.is_due(frontend, backend, seen) {
+        if self.is_due(frontend, flow, family, seen) {
             if let Some(pair) = pair {
                 table.replace(&other, &rules::cut(&pair))?;
             }
@@ -164,6 +170,10 @@ impl Look<'_> {
         let is_silent =
             |key: &FlowKey<N>, entry: &HalfOpen<N>| rules::is_half_open_silent(key, entry, self.timeouts, self.now);
         pass(table, place, count, |key, entry| {
+            // A note about a connection of a backend that is gone says nothing any more.
+            if rules::is_note(entry) && seen.is_gone(BackendId { family, id: entry.flow.backend }) {
+                return table.remove(key);
+            }
             if is_silent(key, entry) {
                 let other = pair_key(key, &entry.flow);
                 let pair = if rules::is_alone(entry) { None } else { table.get(&other)? };
@@ -176,7 +186,7 @@ impl Look<'_> {
             // A handshake finds no service any more. What is retained goes on as an established connection does.
             if entry.flow.state != flow_state::HALF_OPEN
                 && let Some(frontend) = self.unserved(key, &entry.flow)
-                && self.is_due(frontend, BackendId { family, id: entry.flow.backend }, seen)
+                && self.is_due(frontend, &entry.flow, family, seen)
             {
                 let cut = HalfOpen { flow: rules::cut(&entry.flow), ..*entry };
                 seen.cut += u64::from(table.replace(key, &cut)?);

@@ -12,6 +12,10 @@ use lb_common::{
 
 use crate::{model::Protocol, plan::Frontend};
 
+/// A note of an unanswered segment outlasts any pause between two segments of a client: TCP sends again within 120 s (`TCP_RTO_MAX`), and probes
+/// every 75 s (`net.ipv4.tcp_keepalive_intvl`).
+const NOTE_TIMEOUT_S: u32 = 300;
+
 /// Whether a flow's entry was silent for its timeout. One whose tag is another key's is being written at this moment.
 pub fn is_silent<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>, timeouts: &Timeouts, now: Now) -> bool {
     flow.tag == tag(key) && expired(flow, timeouts.of_flow(key.protocol, flow), now.s)
@@ -29,15 +33,18 @@ pub fn is_half_open_silent<const N: usize>(
     timeouts: &Timeouts,
     now: Now,
 ) -> bool {
-    // Under the tuple of an answered flow the entry is about a SYN, whatever the state of that flow.
-    let is_second = entry.flags & half_open_flags::SECOND != 0;
-    let limit = timeouts.of(key.protocol, if is_second { flow_state::HALF_OPEN } else { entry.flow.state });
+    let limit = if is_note(entry) { NOTE_TIMEOUT_S } else { timeouts.of(key.protocol, entry.flow.state) };
     entry.flow.tag == tag(key) && expired(&entry.flow, limit, now.s)
+}
+
+/// Whether the entry, under the tuple of an established connection, notes what its backend leaves unanswered.
+pub fn is_note<const N: usize>(entry: &HalfOpen<N>) -> bool {
+    entry.flags & half_open_flags::SECOND != 0
 }
 
 /// Whether a half-open entry stands for itself, with no other direction that could keep it alive.
 pub fn is_alone<const N: usize>(entry: &HalfOpen<N>) -> bool {
-    entry.flags & (half_open_flags::LEFT | half_open_flags::SECOND) != 0
+    entry.flags & (half_open_flags::LOST | half_open_flags::SECOND) != 0
 }
 
 /// Whether a flow may still carry something: it is what a drain waits for.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lb_common::abi::{Flow, HalfOpen, half_open_flags};
 
-use super::rules;
+use super::{Clients, rules};
 use crate::{
     model::{Family, Monotonic},
     plan::{BackendId, Frontend},
@@ -22,6 +22,8 @@ pub struct Start {
     pub draining: BTreeSet<BackendId>,
     /// As the programs count them.
     pub connections: Counts,
+    /// Connections of clients, as the programs count them.
+    pub client_shares: Vec<u32>,
     /// Frontends that are no more and that the round before met in flows, and since when.
     pub unserved: BTreeMap<Frontend, Monotonic>,
 }
@@ -36,6 +38,8 @@ pub struct Seen {
     busy: BTreeSet<BackendId>,
     /// As the round counts them.
     pub counted: Counts,
+    /// The same of clients.
+    pub clients: Clients,
     /// Frontends that are no more and that flows came by, and since when.
     pub unserved: BTreeMap<Frontend, Monotonic>,
     /// Flows that were cut off.
@@ -45,8 +49,9 @@ pub struct Seen {
 }
 
 impl Seen {
-    pub fn new(start: Start) -> Self {
-        Self { start, ..Self::default() }
+    /// A round that begins; `client_key` is that of the programs' hashes.
+    pub fn new(start: Start, client_key: u32) -> Self {
+        Self { start, clients: Clients::new(client_key), ..Self::default() }
     }
 
     /// Whether the backend was gone at the start of the round.
@@ -123,10 +128,17 @@ mod tests {
             draining: [id(5), id(6), id(7)].into(),
             ..Start::default()
         };
-        let mut seen = Seen::new(start);
+        let mut seen = Seen::new(start, 7);
         seen.flow(Family::V4, &flow(1, flow_flags::REPLY));
-        let tried =
-            HalfOpen { flow: flow(9, 0), tried: [2, 0, 0], answers: [0; 2], segments: 1, moves: 1, flags: 0, pad: 0 };
+        let tried = HalfOpen {
+            flow: flow(9, 0),
+            tried: [2, 0, 0],
+            answers: [0; 2],
+            segments: 1,
+            moves: 1,
+            flags: 0,
+            refused: 0,
+        };
         seen.half_open(Family::V4, &tried);
         seen.socket(id(3));
         seen.flow(Family::V4, &flow(5, flow_flags::COUNTED));

@@ -95,7 +95,7 @@ impl Run {
             run_max,
             retry_min: retry,
             retry_max: retry,
-            ..PlanSettings::default()
+            ..PlanSettings::without_drain_max()
         };
         let mut store = capacities.map_or_else(MemoryStore::roomy, MemoryStore::new);
         store.check_each_write = true;
@@ -290,7 +290,9 @@ proptest! {
 
 #[test]
 fn runs_that_once_failed_hold_every_property() {
-    for (steps, run_max) in kept::runs().into_iter().flat_map(|steps| [1, RUN_MAX].map(|max| (steps.clone(), max))) {
+    for (steps, run_max) in
+        kept::runs().into_iter().flat_map(|steps| [1, 2, 3, RUN_MAX].map(|max| (steps.clone(), max)))
+    {
         ends_at_the_truth(&steps, run_max).unwrap_or_else(|error| panic!("{steps:?}: {error}"));
         leaves_nothing(&steps, run_max).unwrap_or_else(|error| panic!("{steps:?}: {error}"));
         for room in [(1, 2, 1), (4, 4, 2), (11, 7, 4)] {

@@ -55,7 +55,17 @@ fn service() -> impl Strategy<Value = Value> {
     let port = (word(&["a", "b"]), number(), protocol(), option::of(number())).prop_map(
         |(name, port, protocol, node)| json!({"name": name, "port": port, "protocol": protocol, "nodePort": node}),
     );
-    let option = select(vec!["scheduler", "weights", "drain-period", "retry", "mode", "check", "check-path", "rate"]);
+    let option = select(vec![
+        "scheduler",
+        "weights",
+        "drain-period",
+        "drain-max",
+        "retry",
+        "mode",
+        "check",
+        "check-path",
+        "rate",
+    ]);
     let annotations = vec((option, text()), 0..4).prop_map(|all| {
         all.into_iter().map(|(name, value)| (format!("ballast.dev/{name}"), value)).collect::<BTreeMap<_, _>>()
     });
@@ -146,7 +156,7 @@ proptest! {
 
     #[test]
     fn an_invalid_object_degrades_its_own_service_only(service in service(), slice in slice()) {
-        let settings = PlanSettings { external_ips: true, ..PlanSettings::default() };
+        let settings = PlanSettings { external_ips: true, ..PlanSettings::without_drain_max() };
         let mut facts = NodeFacts::default();
         facts.addresses.insert([192, 0, 2, 1].into());
         let mut snapshot = Snapshot::default();

@@ -61,7 +61,7 @@ fn at(seconds: u64) -> Monotonic {
 }
 
 fn restored(store: MemoryStore, run_max: usize) -> Programmer<MemoryStore> {
-    let settings = PlanSettings { run_max, ..PlanSettings::default() };
+    let settings = PlanSettings { run_max, ..PlanSettings::without_drain_max() };
     Programmer::restore(store, settings, at(NOW)).expect("memory can be read")
 }
 
@@ -202,7 +202,8 @@ fn a_large_service_that_takes_over_from_another_one_leaves_no_gap() {
 fn what_others_change_does_not_wait_for_a_maglev_table() {
     const SLOTS: u32 = 131_071;
     let largest = json!({"ballast.dev/scheduler": "maglev", "ballast.dev/maglev-size": SLOTS.to_string()});
-    let settings = PlanSettings { slot_shares: SlotShares { service: 1, namespace: 1 }, ..PlanSettings::default() };
+    let settings =
+        PlanSettings { slot_shares: SlotShares { service: 1, namespace: 1 }, ..PlanSettings::without_drain_max() };
     let store = MemoryStore::new(Capacities { slots: 4 * SLOTS, ..Capacities::all(5_000) });
     let mut programmer = Programmer::restore(store, settings, at(NOW)).expect("memory can be read");
     let mut snapshot = Snapshot::default();

@@ -2,7 +2,7 @@
 //!
 //! A file in `scenarios/` holds sections, each headed by `-- COMMAND --`:
 //! * at the head only, settings: `node NAME`, `nodeport-addresses all|primary|NETWORKS`, `external-ips on`,
-//!   `service-proxy-name NAME`, `full MAP N`
+//!   `service-proxy-name NAME`, `full MAP N`, `drain-max SECONDS`
 //! * events, in any order between two other commands: `apply` (YAML, each document an event), `delete` (lines
 //!   `Service NS/NAME`, `EndpointSlice NS/NAME` or `Node`)
 //! * `addresses ADDRESS…` (of the node's links), `reserve ADDRESS PORT` (the node itself listens there), `advance SECONDS`,
@@ -10,10 +10,10 @@
 //!   `restart`, `flows ADDRESS` (a flow refers to the backends at this address; without an address: none does any more)
 //! * what must hold now: `tables`, `refusals`, `health` (health-check node ports and their local endpoints)
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, time::Duration};
 
 use lb_userspace::{
-    plan::{Capacities, NodePortAddresses, PlanSettings},
+    plan::{Capacities, DrainLimits, NodePortAddresses, PlanSettings},
     source::manifest,
 };
 
@@ -49,8 +49,12 @@ fn run(path: &Path, way: Way) {
         nodeport_addresses: head("nodeport-addresses ").map(nodeport_addresses).unwrap_or_default(),
         external_ips: head("external-ips ") == Some("on"),
         service_proxy_name: head("service-proxy-name ").map(str::to_owned),
-        ..PlanSettings::default()
+        // Most scenarios end their drains with the period.
+        ..PlanSettings::without_drain_max()
     };
+    let max = head("drain-max ").map(|text| Duration::from_secs(text.parse().expect("seconds")));
+    let max = max.unwrap_or(settings.drain_limits.max);
+    let settings = PlanSettings { drain_limits: DrainLimits { max, ..settings.drain_limits }, ..settings };
     let mut world = World::new(way, head("full ").map(capacities), settings);
     let mut found = Vec::new();
     let mut events = Vec::new();
@@ -65,7 +69,8 @@ fn run(path: &Path, way: Way) {
             _ => world.events(std::mem::take(&mut events)),
         }
         match verb {
-            "apply" | "delete" | "node" | "full" | "nodeport-addresses" | "external-ips" | "service-proxy-name" => {}
+            "apply" | "delete" | "node" | "full" | "nodeport-addresses" | "external-ips" | "service-proxy-name"
+            | "drain-max" => {}
             "addresses" => world.address(argument),
             "reserve" => world.reserve(argument),
             "advance" => world.advance(argument.parse().expect("seconds")),

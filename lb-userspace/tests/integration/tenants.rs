@@ -64,7 +64,7 @@ fn snapshot(shapes: impl IntoIterator<Item = Shape>) -> Snapshot {
 fn programmer(slots: u32) -> Programmer<MemoryStore> {
     let store = MemoryStore::new(Capacities { slots, ..Capacities::all(100_000) });
     // All of it in one run: parts are the subject of `large_services`.
-    let settings = PlanSettings { run_max: usize::MAX, ..PlanSettings::default() };
+    let settings = PlanSettings { run_max: usize::MAX, ..PlanSettings::without_drain_max() };
     Programmer::restore(store, settings, Monotonic::default()).expect("memory can be read")
 }
 
@@ -91,7 +91,7 @@ fn refusals(report: &Report, name: &str) -> Vec<String> {
 }
 
 fn desired(snapshot: &Snapshot) -> Desired {
-    plan(snapshot, &NodeFacts::default(), &PlanSettings { slots: SLOTS, ..PlanSettings::default() })
+    plan(snapshot, &NodeFacts::default(), &PlanSettings { slots: SLOTS, ..PlanSettings::without_drain_max() })
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn active_checks_are_off_and_go_to_pods_only_when_they_are_on() {
     let shape = Shape { annotations: &[("check", "tcp")], ..PLAIN };
     let mut all = snapshot([shape]);
     let with = |all: &Snapshot, check_networks| {
-        plan(all, &NodeFacts::default(), &PlanSettings { check_networks, ..PlanSettings::default() })
+        plan(all, &NodeFacts::default(), &PlanSettings { check_networks, ..PlanSettings::without_drain_max() })
     };
     let told = |desired: &Desired| desired.refusals.iter().map(ToString::to_string).collect::<Vec<_>>();
     let checked = |desired: &Desired| {

@@ -15,7 +15,7 @@ const TITLES: [&str; 13] = [
     "cold start",
     "resident memory of the agent",
     "kernel memory",
-    "SYN flood",
+    "floods",
     "Maglev",
     "other backends change",
     "bulk stream / direct",

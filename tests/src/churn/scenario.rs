@@ -102,8 +102,10 @@ impl Scenario {
         let api = StubApi::start(Some(node.namespace().place()), Ipv4Addr::LOCALHOST.into())?;
         api.put(objects::service(NAME, CLUSTER_IP));
         let source = ["--source=kube".to_owned(), format!("--api-server={}", api.url())];
+        let all_end = "--drain-max=0s".to_owned();
         let drain = format!("--drain-period={}s", settings.drain_period.as_secs());
-        let flags: Vec<&str> = source.iter().chain([&drain]).chain(&settings.flags).map(String::as_str).collect();
+        let flags: Vec<&str> =
+            source.iter().chain([&drain, &all_end]).chain(&settings.flags).map(String::as_str).collect();
         let mut agent = Agent::prepare(&node, &flags)?;
         let pods: Vec<Option<u64>> = (0..settings.backends).map(|_| Some(0)).collect();
         api.put(slice_of(&pods));

@@ -3,6 +3,7 @@
 mod backend_pool;
 mod clients;
 mod counters;
+pub mod forger;
 mod load;
 pub mod raw_tcp;
 

@@ -27,7 +27,7 @@ pub fn namespace() -> Result<Namespace> {
     let namespace = Namespace::new(&format!("{PREFIX}{}-kube-proxy", std::process::id()))?;
     namespace.sysctl("net/ipv6/conf/default/accept_dad", "0")?;
     // No connection of this namespace may take a port that kube-proxy is to listen on: node ports and health checks are above.
-    namespace.sysctl("net/ipv4/ip_local_port_range", "11000 29999")?;
+    namespace.sysctl("net/ipv4/ip_local_port_range", "11000 19999")?;
     namespace.ip("link set lo up")?;
     for (number, [v4, v6]) in ADDRESSES.iter().enumerate() {
         namespace.ip(&format!(

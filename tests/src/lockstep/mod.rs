@@ -17,8 +17,10 @@ use anyhow::{Context, Result, ensure};
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues};
 use aya::util::nr_cpus;
 use lb_common::abi::{Bucket, BucketKey, FlowKey};
+use lb_common::client_shares::Counters;
 use lb_common::decide::{
-    Action, Hook as Bits, Packet, Step, Verdict, Work, allocate, begin, complete, decide, keep, open, select, syn,
+    Action, Hook as Bits, Packet, Step, Verdict, Work, allocate, begin, complete, decide, draining, keep, open, select,
+    syn,
 };
 use lb_common::outcome::Outcome;
 
@@ -33,6 +35,10 @@ use crate::test_run::{Hook, LoadedPrograms, Ran};
 const APART: usize = 64;
 /// More half-open flows in a second are too many.
 const MOST_HALF_OPEN: u32 = 24;
+/// Established connections that fit, as the decision is told: few, so that some clients have more than their share.
+const FLOW_ROOM: u32 = 8;
+/// Key of the hashes of clients.
+const CLIENT_KEY: u32 = 0x5eed_1e55;
 /// How long a world stays under the flood that it begins with.
 const FLOOD_S: u32 = 3_600;
 /// Packets of one world.
@@ -67,7 +73,7 @@ impl Lockstep {
     /// Builds and loads them. The calling thread's namespace must have a default route and forwarding on.
     pub fn new() -> Result<Self> {
         let object = programs::edited("driven", "driven")?;
-        let mut programs = LoadedPrograms::load_from(&object, MOST_HALF_OPEN)?;
+        let mut programs = LoadedPrograms::load_from(&object, MOST_HALF_OPEN, FLOW_ROOM, CLIENT_KEY)?;
         let clock = programs.take_map(".bss")?.try_into()?;
         let (syn_counts, flood_until) =
             (programs.take_map("syn_counts")?.try_into()?, programs.take_map("flood_until")?.try_into()?);
@@ -106,6 +112,12 @@ impl Lockstep {
         };
         host.memory.seed = u32::try_from(random.any() >> 32)?;
         host.memory.most_half_open = MOST_HALF_OPEN;
+        (host.memory.flow_room, host.memory.client_key) = (FLOW_ROOM, CLIENT_KEY);
+        // Others have most of the room in some worlds.
+        let (all, others) =
+            (Counters::families()[usize::from(N != 4)], *random.of(&[0, 0, FLOW_ROOM - 2, FLOW_ROOM - 1]));
+        self.programs.client_shares.set(all, others);
+        host.memory.client_shares.insert(all, others.cast_signed());
         let none = PerCpuValues::try_from(vec![0; nr_cpus().map_err(|(_, error)| error)?])?;
         self.syn_counts.set(0, none, 0)?;
         self.syn_rate.set(0, 0, 0)?;
@@ -245,6 +257,10 @@ where
         same("flow", &flows, &self.memory.flows)?;
         same("half-open", &half_open, &self.memory.half_open)?;
         same("affinity", &affinity, &self.memory.affinity)?;
+        let counted = (0..).zip(programs.client_shares.read()).filter(|(_, held)| *held != 0);
+        let demanded = self.memory.client_shares.iter().filter(|(_, count)| **count > 0);
+        let demanded = demanded.map(|(counter, count)| (*counter, count.unsigned_abs())).collect();
+        same("counter of clients", &counted.collect(), &demanded)?;
         let flood_until_s = lockstep.flood_until.get(&0, 0)?;
         ensure!(
             flood_until_s == self.memory.flood_until_s,
@@ -276,6 +292,9 @@ fn decide_at_xdp<const N: usize>(memory: &mut Memory<N>, work: &mut Work<N>) {
     }
     if step == Step::Syn {
         step = syn(memory, work, Bits::XDP, step);
+    }
+    if step == Step::Draining {
+        step = draining(memory, work, Bits::XDP, step);
     }
     if step.keeps() {
         step = keep(memory, work, Bits::XDP, step);

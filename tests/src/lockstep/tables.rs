@@ -185,6 +185,11 @@ where
     let state = if random.one_in(4) { *random.of(&states) } else { backend_state::ACTIVE };
     let before = host.memory.backends.get(&id).map_or(1, |backend| backend.generation);
     let in_service = (id - 1) % EACH;
+    let deadline_ds = match (state == backend_state::DRAINING, random.one_in(12)) {
+        (_, true) => now_ds - 1,
+        (true, _) => now_ds + 300 + 36_000 * u32::from(random.one_in(2)),
+        _ => 0,
+    };
     let value = Backend {
         // Services share addresses.
         address: address(2, 1 + u8::try_from(in_service / 2).expect("few")),
@@ -197,9 +202,10 @@ where
             | if random.one_in(10) { backend_flags::QUARANTINED } else { 0 },
         generation: before + u32::from(random.one_in(4)),
         service: 1 + (id - 1) / EACH,
-        deadline_ds: match (state == backend_state::DRAINING, random.one_in(12)) {
-            (_, true) => now_ds - 1,
-            (true, _) => now_ds + 300,
+        deadline_ds,
+        drain_ds: match (state == backend_state::DRAINING, random.one_in(2)) {
+            (true, true) => now_ds - 1,
+            (true, _) => deadline_ds.min(now_ds + 300),
             _ => 0,
         },
         uid_hash: 7,

@@ -1,12 +1,16 @@
 //! Ages the entries of the programs and of the model, or removes one as a full table does.
 
 use anyhow::Result;
-use lb_common::abi::{Affinity, Flow, FlowKey, HalfOpen};
+use lb_common::abi::{Affinity, Flow, FlowKey, HalfOpen, is_claim};
 
+use super::connection::Claim;
 use super::entries::Tuple;
 use super::model::Model;
 use super::tables::Bytes as _;
 use crate::test_run::LoadedPrograms;
+
+/// A claim on a connection that nobody establishes lasts so many seconds.
+const CLAIM_S: u32 = 60;
 
 fn older(time_s: u32, seconds: u32) -> u32 {
     time_s.saturating_sub(seconds).max(1)
@@ -21,16 +25,24 @@ fn age_world(model: &mut Model, seconds: u32) {
             half.seen_s = older(half.seen_s);
         }
     }
-    for left in &mut model.left {
-        (left.seen_s, left.since_s) = (older(left.seen_s), older(left.since_s));
+    for claim in &mut model.claims {
+        claim.winner.since_s = older(claim.winner.since_s);
+        if let Some(half) = &mut claim.winner.forward {
+            half.seen_s = older(half.seen_s);
+        }
     }
+    // As the sweep does with what is silent for long.
+    let now_s = model.now_s;
+    let seen_s = |claim: &Claim| claim.winner.forward.map_or(0, |half| half.seen_s);
+    model.claims.retain(|claim| now_s - seen_s(claim) <= CLAIM_S);
     for second in &mut model.seconds {
         (second.since_s, second.seen_s) = (older(second.since_s), older(second.seen_s));
     }
     for health in model.health.values_mut() {
-        for time in [&mut health.answered_s, &mut health.suspect_s, &mut health.probe_s] {
+        for time in [&mut health.answered_s, &mut health.ejected_s, &mut health.probe_s] {
             *time = time.map(older);
         }
+        health.accuser = health.accuser.map(|(who, since_s)| (who, older(since_s)));
     }
 }
 
@@ -46,11 +58,17 @@ pub fn age(programs: &mut LoadedPrograms, model: &mut Model, seconds: u32) -> Re
             }
             for (key, half) in programs.$life.all_half_open()? {
                 let flow = Flow { seen_s: older(half.flow.seen_s), since_s: older(half.flow.since_s), ..half.flow };
+                if is_claim(&key) && model.now_s - flow.seen_s > CLAIM_S {
+                    programs.$life.half_open.remove(&key)?;
+                    continue;
+                }
                 programs.$life.half_open.insert(key, HalfOpen { flow, ..half }, 0)?;
             }
             for &id in model.backends.keys() {
                 let mut health = programs.$life.health.get(&id, 0)?;
-                for time_s in [&mut health.answered_s, &mut health.suspect_s, &mut health.probe_s] {
+                for time_s in
+                    [&mut health.answered_s, &mut health.ejected_s, &mut health.probe_s, &mut health.accused_s]
+                {
                     *time_s = if *time_s == 0 { 0 } else { older(*time_s) };
                 }
                 programs.$life.health.set(id, health, 0)?;

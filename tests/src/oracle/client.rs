@@ -5,7 +5,6 @@ use std::net::IpAddr;
 use super::model::{Backend, Kind, Model, Service, Whose};
 use super::routes::Route;
 use super::rules::Asked;
-use crate::test_run::Hook;
 
 /// Who asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +22,7 @@ pub enum Client {
 
 /// Who sends a packet, as far as its hook and its source say.
 pub fn who(model: &Model, asked: Asked) -> Client {
-    if !matches!(asked.hook, Hook::NodeIn | Hook::Xdp) {
+    if !asked.is_from_outside() {
         return Client::Near;
     }
     let src = asked.src.ip();

@@ -18,7 +18,6 @@ pub fn close(model: &mut Model, at: usize, last: Half) {
     if let Some(other) = model.answering(protocol, client, target) {
         model.connections[other].reply = None;
     }
-    model.left.retain(|left| (left.protocol, left.answerer, left.seen_client) != (protocol, client, target));
     model.seconds.retain(|second| (second.client, second.target) != (client, target));
     let connection = &mut model.connections[at];
     connection.opening = Some(Opening::default());
@@ -59,5 +58,5 @@ pub fn answer(model: &mut Model, asked: Asked, at: usize) -> Expected {
 fn gone(model: &Model, at: usize) -> Option<u32> {
     let (id, generation) = model.connections[at].backend?;
     let backend = &model.backends[&id];
-    (backend.generation != generation || !backend.keeps_flows()).then_some(id)
+    (backend.generation != generation || !backend.lasts()).then_some(id)
 }

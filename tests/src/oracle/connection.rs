@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use super::client::Client;
 use super::wire::Protocol;
 use crate::test_run::Hook;
 
@@ -16,6 +17,8 @@ pub struct Connection {
     pub answerer: SocketAddr,
     /// The backend's id and generation; `None`: a direct connection under a translated port.
     pub backend: Option<(u32, u32)>,
+    /// Who the client was when it began.
+    pub who: Client,
     /// The client as the answerer sees it.
     pub seen_client: SocketAddr,
     /// That is another address than the client's own.
@@ -39,36 +42,63 @@ pub struct Connection {
 
 /// A connection of which the client has shown no answer yet.
 #[derive(Clone, Debug, Default)]
+#[allow(clippy::struct_excessive_bools, reason = "what is known of it, each by itself")]
 pub struct Opening {
     /// Made at the client's own link, for a service that lets connections move.
     pub moves: bool,
-    /// The backends that it has left.
-    pub tried: Vec<u32>,
+    /// The same, as the answerer's half remembers it.
+    pub reply_moves: bool,
+    /// The backends that it has left, as far as they are remembered, and whether each has refused it.
+    pub tried: Vec<(u32, bool)>,
+    /// How many there were when it was answered.
+    pub moved: u8,
     /// SYNs since it has its backend.
     pub segments: u8,
     /// Its backend has refused it, and the client was not told.
     pub refused: bool,
-    /// The numbers of the latest two answers, once there is one: the latest first.
+    /// The numbers of the latest two answers that the client may acknowledge: the latest first.
     pub answers: Option<[u32; 2]>,
+    /// The numbers of the latest two answers of the answerer.
+    pub heard: Option<[u32; 2]>,
+    /// Another backend has answered it: nothing of this one goes to the client.
+    pub lost: bool,
+    /// It has a claim.
+    pub claimed: bool,
 }
 
-/// Whose answers are late.
+impl Opening {
+    /// Notes an answer of the answerer. Whether it is the first one.
+    pub fn hear(&mut self, number: u32) -> bool {
+        let first = self.heard.is_none();
+        match self.heard {
+            None => self.heard = Some([number; 2]),
+            Some(known) if known.contains(&number) => {}
+            Some([latest, _]) => self.heard = Some([number, latest]),
+        }
+        first
+    }
+
+    /// What the client's half of another attempt remembers, with this answerer's own.
+    pub fn with_clients(&self, clients: &Self) -> Self {
+        Self { heard: self.heard, lost: self.lost, reply_moves: self.reply_moves, ..clients.clone() }
+    }
+}
+
+/// The answer that won a connection whose SYN went to several backends: what the client's half was then.
 #[derive(Clone, Debug)]
-pub struct Left {
-    pub protocol: Protocol,
-    pub answerer: SocketAddr,
-    pub seen_client: SocketAddr,
-    pub client: SocketAddr,
-    pub target: SocketAddr,
-    pub backend: (u32, u32),
-    pub early: bool,
-    pub masqueraded: bool,
-    pub isn: u32,
-    pub since_s: u32,
-    pub seen_s: u32,
+pub struct Claim {
+    pub winner: Connection,
 }
 
-/// SYNs with other sequence numbers under the tuple of an answered connection, since its answerer was heard.
+impl Claim {
+    /// Whether it is about this attempt of a client.
+    pub fn is_of(&self, other: &Connection) -> bool {
+        let it = &self.winner;
+        (it.protocol, it.client, it.target, it.isn) == (other.protocol, other.client, other.target, other.isn)
+    }
+}
+
+/// What the answerer of an answered connection has left unanswered: SYNs with other sequence numbers, and since it drains, its client's segments.
 #[derive(Clone, Debug)]
 pub struct Second {
     pub client: SocketAddr,
@@ -131,6 +161,11 @@ impl Connection {
     /// Whether this packet is the answerer's.
     pub fn answers(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> bool {
         self.protocol == protocol && self.reply.is_some() && self.answerer == src && self.seen_client == dst
+    }
+
+    /// Whether both are answered by the same one, to the same address.
+    pub fn shares_answers(&self, other: &Self) -> bool {
+        (self.answerer, self.seen_client) == (other.answerer, other.seen_client)
     }
 
     /// Whether a half has been silent for longer than its state allows.

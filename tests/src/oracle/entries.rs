@@ -1,12 +1,15 @@
 //! Compares the entries that the programs have written (flows, half-open flows, health) with the model.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use anyhow::{Result, ensure};
-use lb_common::abi::{self, Flow, FlowKey, HalfOpen, MOST_MOVES, fin, flow_flags, flow_state, half_open_flags};
+use lb_common::abi::{
+    self, Flow, FlowKey, HalfOpen, MOST_MOVES, REFUSED_BY_LATEST, fin, flow_flags, flow_state, half_open_flags,
+    is_claim,
+};
 
-use super::connection::{Connection, Half, State};
+use super::connection::{Connection, Half, Opening, State};
 use super::model::{self, Model};
 use super::tables::{Bytes, number};
 use crate::test_run::LoadedPrograms;
@@ -40,19 +43,13 @@ pub enum HalfEntry {
         tried: [u32; MOST_MOVES],
         segments: u8,
         moves: u8,
-        refused: bool,
+        refused: u8,
         answers: Option<[u32; 2]>,
-    },
-    /// An answer that comes there is late.
-    Left {
-        entry: Entry,
+        lost: bool,
+        claimed: bool,
     },
     /// Of another connection's SYNs only their times matter.
-    Second {
-        since_s: u32,
-        seen_s: u32,
-        segments: u8,
-    },
+    Second { since_s: u32, seen_s: u32, segments: u8 },
 }
 
 /// All entries of both tables.
@@ -60,6 +57,8 @@ pub enum HalfEntry {
 pub struct Entries {
     pub flows: BTreeMap<Tuple, Entry>,
     pub half_open: BTreeMap<Tuple, HalfEntry>,
+    /// With the number that tells the client's attempts apart.
+    pub claims: BTreeMap<(Tuple, u32), HalfEntry>,
 }
 
 /// Holds what the maps hold against what the model demands.
@@ -67,6 +66,7 @@ pub fn compare(programs: &LoadedPrograms, model: &Model) -> Result<()> {
     let (demanded, held) = (demanded(model), held(programs)?);
     same("flow", &demanded.flows, &held.flows)?;
     same("half-open flow", &demanded.half_open, &held.half_open)?;
+    same("claim", &demanded.claims, &held.claims)?;
     for &id in model.backends.keys() {
         let v6 = model.backends[&id].address.is_ipv6();
         let held = if v6 { programs.state6.health.get(&id, 0)? } else { programs.state4.health.get(&id, 0)? };
@@ -74,12 +74,16 @@ pub fn compare(programs: &LoadedPrograms, model: &Model) -> Result<()> {
         let held = model::Health {
             generation: held.generation,
             answered_s: time(held.answered_s),
-            suspect_s: time(held.suspect_s),
+            ejected_s: time(held.ejected_s),
             probe_s: time(held.probe_s),
             unanswered: held.unanswered,
+            // Who it is, a hash says: what the client meets shows it.
+            accuser: (held.accuser != 0).then_some((Ipv4Addr::UNSPECIFIED.into(), held.accused_s)),
         };
         let about = |health: model::Health| {
-            if health.generation == model.backends[&id].generation { health } else { model::Health::default() }
+            let accuser = health.accuser.map(|(_, since_s)| (Ipv4Addr::UNSPECIFIED.into(), since_s));
+            let is_its = health.generation == model.backends[&id].generation;
+            if is_its { model::Health { accuser, ..health } } else { model::Health::default() }
         };
         let demanded = about(model.health.get(&id).copied().unwrap_or_default());
         let held = model::Health { generation: demanded.generation, ..about(held) };
@@ -88,10 +92,10 @@ pub fn compare(programs: &LoadedPrograms, model: &Model) -> Result<()> {
     Ok(())
 }
 
-fn same<E: std::fmt::Debug + PartialEq>(
+fn same<K: std::fmt::Debug + Ord, E: std::fmt::Debug + PartialEq>(
     what: &str,
-    demanded: &BTreeMap<Tuple, E>,
-    held: &BTreeMap<Tuple, E>,
+    demanded: &BTreeMap<K, E>,
+    held: &BTreeMap<K, E>,
 ) -> Result<()> {
     for (tuple, entry) in demanded {
         let is = held.get(tuple);
@@ -119,44 +123,50 @@ fn demanded(model: &Model) -> Entries {
             entries.flows.extend(reply.map(|entry| (answers, entry)));
             continue;
         };
-        let mut tried = [0; MOST_MOVES];
-        tried.iter_mut().zip(&opening.tried).for_each(|(place, id)| *place = *id);
-        let moves = u8::try_from(opening.tried.len()).expect("few");
-        let (segments, refused, seen) = (opening.segments, opening.refused, opening.answers);
-        let forward = forward.map(|entry| HalfEntry::Flow { entry, tried, segments, moves, refused, answers: seen });
-        let reply = reply.map(|entry| {
-            let (tried, segments, moves, refused) = ([0; MOST_MOVES], 0, 0, false);
-            HalfEntry::Flow { entry, tried, segments, moves, refused, answers: seen }
+        let forward = forward.map(|entry| clients(entry, opening));
+        let reply = reply.map(|entry| HalfEntry::Flow {
+            entry,
+            tried: [0; MOST_MOVES],
+            segments: 0,
+            moves: 0,
+            refused: 0,
+            answers: opening.heard,
+            lost: opening.lost,
+            claimed: false,
         });
         entries.half_open.extend(forward.map(|entry| (asks, entry)));
         entries.half_open.extend(reply.map(|entry| (answers, entry)));
     }
-    for left in &model.left {
-        let (backend, generation) = left.backend;
-        let entry = Entry {
-            backend,
-            seen_s: left.seen_s,
-            since_s: left.since_s,
-            isn: left.isn,
-            address: left.target,
-            client: left.client,
-            generation: u16::try_from(generation & 0xffff).expect("16 bits"),
-            state: flow_state::HALF_OPEN,
-            flags: flow_flags::REPLY
-                | if left.early { flow_flags::EARLY } else { 0 }
-                | if left.masqueraded { flow_flags::MASQUERADED } else { 0 },
-            next: 0,
-            ack: 0,
-            fin: 0,
-            opposite_fin: 0,
-        };
-        entries.half_open.insert((number(left.protocol), left.answerer, left.seen_client), HalfEntry::Left { entry });
+    for claim in &model.claims {
+        let it = &claim.winner;
+        let half = it.forward.expect("the client's");
+        let entry = entry(it, half, it.answerer, it.seen_client, 0);
+        let asks = (number(it.protocol), it.client, it.target);
+        let opening = it.opening.as_ref().expect("not acknowledged");
+        entries.claims.insert((asks, attempt(it.isn)), clients(entry, opening));
     }
     for second in &model.seconds {
         let entry = HalfEntry::Second { since_s: second.since_s, seen_s: second.seen_s, segments: second.segments };
         entries.half_open.insert((abi::TCP, second.client, second.target), entry);
     }
     entries
+}
+
+/// A client's half.
+fn clients(entry: Entry, opening: &Opening) -> HalfEntry {
+    let (mut tried, mut refused) = ([0; MOST_MOVES], 0);
+    for (at, (id, has_refused)) in opening.tried.iter().enumerate() {
+        tried[at] = *id;
+        refused |= u8::from(*has_refused) << at;
+    }
+    refused |= if opening.refused { REFUSED_BY_LATEST } else { 0 };
+    let Opening { segments, moved, answers, claimed, .. } = *opening;
+    HalfEntry::Flow { entry, tried, segments, moves: moved, refused, answers, lost: false, claimed }
+}
+
+/// What tells attempts of a client apart.
+const fn attempt(isn: u32) -> u32 {
+    isn & 0xff_ffff | 1
 }
 
 fn entry(connection: &Connection, half: Half, address: SocketAddr, client: SocketAddr, flags: u8) -> Entry {
@@ -187,9 +197,28 @@ fn held(programs: &LoadedPrograms) -> Result<Entries> {
     let mut entries = Entries::default();
     entries.flows.extend(programs.tables4.all_flows()?.iter().map(|(key, flow)| (tuple(key), read(flow))));
     entries.flows.extend(programs.tables6.all_flows()?.iter().map(|(key, flow)| (tuple(key), read(flow))));
-    entries.half_open.extend(programs.state4.all_half_open()?.iter().map(|(key, half)| (tuple(key), read_half(half))));
-    entries.half_open.extend(programs.state6.all_half_open()?.iter().map(|(key, half)| (tuple(key), read_half(half))));
+    for (key, half) in programs.state4.all_half_open()? {
+        entries.half(&key, &half);
+    }
+    for (key, half) in programs.state6.all_half_open()? {
+        entries.half(&key, &half);
+    }
     Ok(entries)
+}
+
+impl Entries {
+    fn half<const N: usize>(&mut self, key: &FlowKey<N>, half: &HalfOpen<N>)
+    where
+        IpAddr: From<[u8; N]>,
+    {
+        if is_claim(key) {
+            let [first, second, third] = key.pad;
+            let attempt = u32::from_le_bytes([first, second, third, 0]);
+            self.claims.insert((tuple(key), attempt), read_half(half));
+        } else {
+            self.half_open.insert(tuple(key), read_half(half));
+        }
+    }
 }
 
 /// The ends that the tables say a packet of this client gets: source and destination. `None`: nobody has answered it, and no entry says.
@@ -226,7 +255,7 @@ where
         generation: flow.generation,
         state: flow.state,
         // Counting connections is the schedulers' own matter.
-        flags: flow.flags & !flow_flags::COUNTED,
+        flags: flow.flags & !(flow_flags::COUNTED | flow_flags::EXTERNAL),
         next: flow.next,
         ack: flow.ack,
         fin: flow.fin,
@@ -239,15 +268,13 @@ where
     IpAddr: From<[u8; N]>,
 {
     let entry = read(&half.flow);
-    if half.flags & half_open_flags::LEFT != 0 {
-        return HalfEntry::Left { entry };
-    }
     if half.flags & half_open_flags::SECOND != 0 {
         return HalfEntry::Second { since_s: entry.since_s, seen_s: entry.seen_s, segments: half.segments };
     }
-    let refused = half.flags & half_open_flags::REFUSED != 0;
+    let (lost, claimed) = (half.flags & half_open_flags::LOST != 0, half.flags & half_open_flags::CLAIMED != 0);
     let answers = (half.flags & half_open_flags::ANSWERED != 0).then_some(half.answers);
-    HalfEntry::Flow { entry, tried: half.tried, segments: half.segments, moves: half.moves, refused, answers }
+    let HalfOpen { tried, segments, moves, refused, .. } = *half;
+    HalfEntry::Flow { entry, tried, segments, moves, refused, answers, lost, claimed }
 }
 
 fn state_number(state: State) -> u8 {

@@ -4,7 +4,7 @@ use lb_common::outcome::Outcome;
 
 use super::closed::close;
 use super::connection::{Half, Said, Second, State};
-use super::model::Model;
+use super::model::{Drain, Model};
 use super::rules::{Asked, Expected, PASS, Turn};
 use super::wire::{ACK, FIN, Protocol};
 
@@ -21,9 +21,16 @@ pub fn ask(model: &mut Model, asked: Asked, at: usize) -> Turn {
     let silent = connection.is_silent(half, model.now_s);
     let outcome = if let Some((id, generation)) = connection.backend {
         let backend = &model.backends[&id];
-        let keeps = backend.generation == generation && backend.keeps_flows() && half.state != State::Evicted;
+        let is_here = backend.generation == generation && half.state != State::Evicted;
+        let keeps = is_here && backend.keeps_flows();
         match asked.protocol {
-            Protocol::Tcp if !keeps => return Turn::Decided(evict(model, asked, at, true)),
+            Protocol::Tcp if !is_here || !backend.lasts() => return Turn::Decided(evict(model, asked, at, true)),
+            Protocol::Tcp if backend.drain != Drain::None && wants_answer(asked, half.said) => {
+                let silent_s = await_answer(model, asked, at);
+                if silent_s > 15 && !keeps {
+                    return Turn::Decided(give_up(model, asked, at));
+                }
+            }
             Protocol::Udp if !keeps || backend.sheds_udp() => return Turn::Anew(Outcome::Moved),
             Protocol::Udp if silent => return Turn::Anew(Outcome::Selected),
             _ => {}
@@ -47,7 +54,7 @@ fn ask_to_open(model: &mut Model, asked: Asked, at: usize) -> Turn {
     }
     if let Some((id, generation)) = connection.backend {
         let backend = &model.backends[&id];
-        if backend.generation != generation || !backend.keeps_flows() {
+        if backend.generation != generation || !backend.lasts() {
             return Turn::Anew(Outcome::Selected);
         }
     }
@@ -70,7 +77,7 @@ fn second(model: &mut Model, asked: Asked, at: usize) -> bool {
     if let Some(second) = known {
         if heard_s.is_some_and(|heard_s| heard_s >= second.since_s) {
             *second = new;
-        } else if second.seen_s < now_s {
+        } else if second.seen_s < now_s || second.segments == 0 {
             (second.seen_s, second.segments) = (now_s, second.segments + 1);
         }
         let over = second.segments >= 3;
@@ -85,6 +92,48 @@ fn second(model: &mut Model, asked: Asked, at: usize) -> bool {
     }
     model.seconds.push(new);
     true
+}
+
+/// Whether the other end has to say something to this: there is data in it, or the end, or it asks whether that end is still there, with a number
+/// that was said before.
+fn wants_answer(asked: Asked, said: Said) -> bool {
+    let asks_for_life = asked.sequence.wrapping_add(1) == said.next;
+    !asked.resets() && (asked.data > 0 || asked.tcp_flags & FIN != 0 || asks_for_life)
+}
+
+/// Writes down that the client waits for an answer; for how many seconds it has.
+fn await_answer(model: &mut Model, asked: Asked, at: usize) -> u32 {
+    let (connection, now_s) = (&model.connections[at], model.now_s);
+    // What is not known of the answerer will be written anew.
+    let heard_s = connection.reply.map_or(u32::MAX, |half| half.seen_s);
+    let direct = connection.backend.is_none();
+    let new = Second { client: asked.src, target: asked.dst, since_s: now_s, seen_s: now_s, segments: 0, direct };
+    let here = |second: &Second| (second.client, second.target) == (asked.src, asked.dst);
+    let known = model.seconds.iter_mut().find(|second| here(second));
+    match known {
+        Some(second) if heard_s < second.since_s => return now_s - second.since_s,
+        // Of the same second: nothing new.
+        Some(second) if second.since_s == now_s => {}
+        Some(second) => *second = new,
+        None => {
+            if let Some(at) = model.asking(asked.protocol, asked.src, asked.dst) {
+                model.connections[at].forward = None;
+                model.tidy();
+            }
+            model.seconds.push(new);
+        }
+    }
+    0
+}
+
+/// The backend has left the client without an answer for too long: both ends hear of it with what they say next, the client now.
+fn give_up(model: &mut Model, asked: Asked, at: usize) -> Expected {
+    model.seconds.retain(|second| (second.client, second.target) != (asked.src, asked.dst));
+    let now_s = model.now_s;
+    let own = model.connections[at].forward.as_mut().expect("asked by its forward half");
+    *own = Half { seen_s: now_s, lost: false, said: hears(asked, own.said), ..*own };
+    evict(model, asked, at, false);
+    evict(model, asked, at, true)
 }
 
 fn forward_state(state: State, asked: Asked) -> State {
@@ -111,7 +160,8 @@ pub fn answer(model: &mut Model, asked: Asked, at: usize) -> Expected {
     }
     if let Some((id, generation)) = connection.backend {
         let backend = &model.backends[&id];
-        let keeps = backend.generation == generation && backend.keeps_flows();
+        let stays = if asked.protocol == Protocol::Tcp { backend.lasts() } else { backend.keeps_flows() };
+        let keeps = backend.generation == generation && stays;
         if !keeps || half.state == State::Evicted {
             return evict(model, asked, at, false);
         }
@@ -157,7 +207,11 @@ fn remember(model: &mut Model, asked: Asked, at: usize, forward: bool, state: St
     match other {
         Some(half) => {
             if half.state <= state {
-                (half.state, half.seen_s) = (state, now_s);
+                half.state = state;
+                // A client of TCP that speaks is no sign of life of the other end.
+                if !forward || asked.protocol == Protocol::Udp {
+                    half.seen_s = now_s;
+                }
             }
             let own = own.as_mut().expect("written above");
             ends(asked, own, half);

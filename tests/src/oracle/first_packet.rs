@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use lb_common::outcome::Outcome;
 
 use super::client::{Client, Seen, keeps_port, own_addresses, seen, who};
-use super::connection::{Connection, Half, Left, Opening, Said, State};
+use super::connection::{Connection, Half, Opening, Said, State};
 use super::health::{begin, doubt};
 use super::model::{Model, Service, Torn};
 use super::rules::{Asked, Expected, Fate, Hint, PASS};
@@ -56,11 +56,14 @@ pub fn open(model: &mut Model, asked: Asked, why: Outcome, hint: Hint) -> Result
     if torn || (hint.torn && usable.len() < members.len()) {
         return Ok(Some(drop(Outcome::DroppedTorn)));
     }
+    if asked.opens() && model.is_greedy(asked.src.ip(), client) {
+        return Ok(Some(asked.refuse(Outcome::RefusedClientShare, id, 0)));
+    }
     if hint.no_address {
         let unseen = |id: &&u32| seen(model, asked, service.kind, client, &model.backends[*id]) == Seen::Nobody;
         let without: Vec<u32> = usable.iter().filter(unseen).copied().collect();
         ensure!(!without.is_empty(), "there is an address for each of {usable:?}");
-        let notes = doubt(model, asked, hint, &without)?;
+        let notes = doubt(model, asked, hint, members, &without)?;
         return Ok(Some(Expected { notes, ..drop(Outcome::DroppedNoAddress) }));
     }
     let chosen = match hint.no_port {
@@ -70,12 +73,12 @@ pub fn open(model: &mut Model, asked: Asked, why: Outcome, hint: Hint) -> Result
     let Some(&chosen) = chosen else {
         anyhow::bail!("sent to {}, which is no usable backend of service {id}: {usable:?}", hint.dst);
     };
-    let notes = doubt(model, asked, hint, &[chosen])?;
+    let notes = doubt(model, asked, hint, members, &[chosen])?;
     let connection = connection(model, asked, &service, client, chosen)?;
     let Some(made) = settle(model, connection, false, hint)? else {
         return Ok(Some(Expected { notes, backend: chosen, ..drop(Outcome::DroppedNoPort) }));
     };
-    let probed = begin(model, chosen, asked.protocol, &usable)?;
+    let probed = begin(model, chosen, asked, &usable)?;
     let outcome = match (made.behind_node, made.seen_client.port() == asked.src.port()) {
         _ if probed => Outcome::Probed,
         (true, _) => Outcome::Masqueraded,
@@ -96,7 +99,8 @@ fn connection(model: &Model, asked: Asked, service: &Service, client: Client, ch
         Seen::Nobody => anyhow::bail!("sent to {chosen}, though there is no address to send it from"),
     };
     // Answers pass where the request came only at a pod's own link.
-    let moves = service.retries && asked.protocol == Protocol::Tcp && asked.hook == Hook::PodIn;
+    // What a SYN brings may be at its backend already.
+    let moves = service.retries && asked.protocol == Protocol::Tcp && asked.hook == Hook::PodIn && asked.data == 0;
     Ok(Connection {
         protocol: asked.protocol,
         client: asked.src,
@@ -104,13 +108,14 @@ fn connection(model: &Model, asked: Asked, service: &Service, client: Client, ch
         answerer: backend.address,
         backend: Some((chosen, backend.generation)),
         seen_client: SocketAddr::new(address, asked.src.port()),
+        who: client,
         masqueraded: seen != Seen::Client,
         behind_node: matches!(seen, Seen::Node(_)),
         early: seen != Seen::Client || asked.catches_all(),
         hook: asked.hook,
         isn: asked.isn(),
         since_s: model.now_s,
-        opening: Some(Opening { moves, segments: 1, ..Opening::default() }),
+        opening: Some(Opening { moves, reply_moves: moves, segments: 1, ..Opening::default() }),
         forward: None,
         reply: None,
     })
@@ -161,7 +166,6 @@ pub fn settle(model: &mut Model, mut connection: Connection, taken: bool, hint: 
         let own = model.connections[at].client == client && model.connections[at].target == target;
         if own { model.connections[at].reply = None } else { _ = model.connections.remove(at) }
     }
-    model.left.retain(|left| (left.protocol, left.answerer, left.seen_client) != (protocol, answerer, seen_client));
     // Whatever nobody has answered under the client's tuple is replaced.
     if let Some(at) = model.asking(protocol, client, target) {
         model.connections[at].forward = None;
@@ -207,11 +211,6 @@ fn is_free(model: &Model, connection: &Connection, resting: bool) -> bool {
         let reply = holder.reply.expect("answers");
         same || (holder.yields(reply, model.now_s) && (resting || !reply.rests(model.now_s)))
     };
-    let left = |left: &Left| {
-        (left.protocol, left.answerer, left.seen_client) == (protocol, answerer, seen_client)
-            && (left.client, left.target) != (connection.client, connection.target)
-            && model.now_s.saturating_sub(left.seen_s) <= 60
-    };
     // Who answers here may ask from the same port whom the client seems to be: that is the same tuple.
     let asks = model.asked(protocol, answerer, seen_client).is_some()
         || model.asking(protocol, answerer, seen_client).is_some()
@@ -220,7 +219,6 @@ fn is_free(model: &Model, connection: &Connection, resting: bool) -> bool {
     !asks
         && model.answered(protocol, answerer, seen_client).is_none_or(yields)
         && model.answering(protocol, answerer, seen_client).is_none_or(yields)
-        && !model.left.iter().any(left)
 }
 
 /// A client's own packet to an address that answers one of its service flows: told apart by another port, or by who spoke last.
@@ -253,13 +251,6 @@ pub fn direct(model: &mut Model, asked: Asked, hint: Hint) -> Result<Expected> {
             break;
         }
     }
-    let left_here =
-        |left: &Left| (left.protocol, left.answerer, left.seen_client) == (asked.protocol, asked.dst, asked.src);
-    let now_s = model.now_s;
-    if !held {
-        held = model.left.iter().any(|left| left_here(left) && now_s.saturating_sub(left.seen_s) <= 60);
-        model.left.retain(|left| !left_here(left) || held);
-    }
     if !held {
         return Ok(PASS);
     }
@@ -270,6 +261,7 @@ pub fn direct(model: &mut Model, asked: Asked, hint: Hint) -> Result<Expected> {
         answerer: asked.dst,
         backend: None,
         seen_client: asked.src,
+        who: Client::Near,
         masqueraded: false,
         behind_node: false,
         early: false,

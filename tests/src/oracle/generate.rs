@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use lb_common::abi::service_flags;
 
-use super::model::{Backend, BackendState, Kind, Model, Range, Service, Torn, Whose};
+use super::model::{Backend, BackendState, Drain, Kind, Model, Range, Service, Torn, Whose};
 use super::wire::Protocol;
 use crate::random::Random;
 
@@ -58,6 +58,11 @@ pub fn model(random: &mut Random, v6: bool, now_s: u32) -> Model {
     model
 }
 
+/// Most do not drain.
+fn drain(random: &mut Random) -> Drain {
+    *random.of(&[Drain::None, Drain::None, Drain::None, Drain::Goes, Drain::Over, Drain::Over])
+}
+
 fn backend(random: &mut Random, v6: bool, service: u32, nth: usize) -> Backend {
     let host = 1 + u8::try_from(nth / 2).expect("few");
     let port = 8080 + u16::try_from(nth % 2).expect("few");
@@ -68,7 +73,8 @@ fn backend(random: &mut Random, v6: bool, service: u32, nth: usize) -> Backend {
         life: if random.one_in(4) { *random.of(&BackendState::ALL) } else { BackendState::Active },
         serving: random.one_in(2),
         local: random.one_in(2),
-        deadline_struck: random.one_in(12),
+        is_evictable: random.one_in(12),
+        drain: drain(random),
     }
 }
 
@@ -172,9 +178,10 @@ pub fn rewrite_service(random: &mut Random, model: &mut Model, key: (SocketAddr,
 
 /// Something that the agent does to a backend.
 pub fn change_backend(random: &mut Random, backend: &mut Backend) {
-    match random.below(4) {
+    match random.below(5) {
         0 => backend.generation += 1 + u32::try_from(random.below(3)).expect("few"),
-        1 => backend.deadline_struck = !backend.deadline_struck,
+        1 => backend.is_evictable = !backend.is_evictable,
+        4 => backend.drain = drain(random),
         2 => backend.serving = !backend.serving,
         _ => backend.life = *random.of(&BackendState::ALL),
     }

@@ -156,11 +156,11 @@ fn hint(frame: &Frame, ran: &Ran, counted: &[Outcome], books: &Books) -> Hint {
     Hint {
         src,
         dst,
-        withheld: counted.contains(&Outcome::WithheldRefusal),
+        suppressed: counted.contains(&Outcome::SuppressedRefusal),
         torn: counted.contains(&Outcome::DroppedTorn),
         no_address: counted.contains(&Outcome::DroppedNoAddress),
         no_port: no_port.then(|| about(Outcome::DroppedNoPort, Some(backend)).unwrap_or_default()),
-        suspected: about(Outcome::Suspected, None),
+        ejected: about(Outcome::Ejected, None),
     }
 }
 
@@ -211,7 +211,7 @@ fn compare_events(expected: &Expected, asked: Asked, events: &[Event]) -> Result
             | Outcome::PassedAdoption
     );
     // What the packet told of backends stands in events of their own.
-    let is_note = |event: &&Event| event.outcome == Outcome::Suspected as u8 || event.outcome == Outcome::Cleared as u8;
+    let is_note = |event: &&Event| event.outcome == Outcome::Ejected as u8 || event.outcome == Outcome::Cleared as u8;
     let told = events.iter().filter(is_note).count();
     ensure!(events.len() - told == usize::from(!everyday), "{} events for {:?}", events.len(), expected.outcome);
     let Some(event) = events.iter().find(|event| !is_note(event)) else { return Ok(()) };

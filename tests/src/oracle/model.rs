@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
-use super::connection::{Connection, Left, Second};
+use super::client::Client;
+use super::connection::{Claim, Connection, Second};
 use super::routes::Routes;
 use super::wire::Protocol;
 
@@ -13,8 +14,8 @@ pub struct Model {
     pub services: BTreeMap<(SocketAddr, Protocol), Service>,
     pub backends: BTreeMap<u32, Backend>,
     pub connections: Vec<Connection>,
-    /// Tuples of answers that half-open connections have left for another backend.
-    pub left: Vec<Left>,
+    /// Of connections whose SYN went to several backends, those that one of them has won.
+    pub claims: Vec<Claim>,
     /// SYNs that ask for another connection under the tuple of an answered one.
     pub seconds: Vec<Second>,
     /// Networks that clients may be in; the longest one that holds an address says whose it is.
@@ -23,6 +24,11 @@ pub struct Model {
     pub vips: BTreeMap<IpAddr, bool>,
     /// Addresses of this node to masquerade by, in turn, by the link towards the backend; 0: by any other.
     pub own_addresses: BTreeMap<u32, Vec<IpAddr>>,
+    /// How many established TCP connections fit.
+    pub room: u32,
+    /// Connections that the model knows nothing else about: how many, and whose; `None`: of clients that send nothing here.
+    pub others: usize,
+    pub holder: Option<(IpAddr, Client)>,
     /// First and last port to translate to.
     pub ports: (u16, u16),
     /// Where packets go that leave.
@@ -50,7 +56,7 @@ pub struct Service {
     pub drop_outside_if_empty: bool,
     /// The networks whose clients may pass; `None`: everybody may.
     pub ranges: Option<Vec<Range>>,
-    /// Unanswered connections may be moved, refusals withheld.
+    /// Unanswered connections may be moved, refusals suppressed.
     pub retries: bool,
     /// Bits of the entry that must not matter to packets.
     pub other_flags: u8,
@@ -133,8 +139,20 @@ pub struct Backend {
     pub serving: bool,
     /// On this node.
     pub local: bool,
-    /// The drain's deadline lies behind us; holds in whatever state.
-    pub deadline_struck: bool,
+    /// The eviction deadline lies behind us; holds in whatever state.
+    pub is_evictable: bool,
+    /// It drains, and how far.
+    pub drain: Drain,
+}
+
+/// The drain of a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drain {
+    None,
+    /// Its period is not over.
+    Goes,
+    /// Its period is over: what it does not answer ends.
+    Over,
 }
 
 /// Where a backend is in its life.
@@ -155,9 +173,14 @@ impl BackendState {
 }
 
 impl Backend {
-    /// Whether flows that it has may stay with it.
+    /// Whether established TCP connections that it has may stay with it while it answers.
+    pub fn lasts(&self) -> bool {
+        self.life != BackendState::Gone && !self.is_evictable
+    }
+
+    /// Whether all flows that it has may stay with it.
     pub fn keeps_flows(&self) -> bool {
-        self.life != BackendState::Gone && !self.deadline_struck
+        self.lasts() && self.drain != Drain::Over
     }
 
     /// Whether it is in a set of its service: ready, or terminating where no other one is left.
@@ -185,9 +208,11 @@ impl Backend {
 pub struct Health {
     pub generation: u32,
     pub answered_s: Option<u32>,
-    pub suspect_s: Option<u32>,
+    pub ejected_s: Option<u32>,
     pub probe_s: Option<u32>,
     pub unanswered: u32,
+    /// Who has met it silent, and since when that counts.
+    pub accuser: Option<(IpAddr, u32)>,
 }
 
 impl Model {
@@ -213,11 +238,9 @@ impl Model {
 
     /// Whether something is known of an unanswered connection under this tuple.
     pub fn is_half_open(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> bool {
-        let left = |left: &Left| (left.protocol, left.answerer, left.seen_client) == (protocol, src, dst);
         let second = |second: &Second| protocol == Protocol::Tcp && (second.client, second.target) == (src, dst);
         self.asking(protocol, src, dst).is_some()
             || self.answering(protocol, src, dst).is_some()
-            || self.left.iter().any(left)
             || self.seconds.iter().any(second)
     }
 
@@ -226,9 +249,41 @@ impl Model {
         self.routes.as_ref().expect("a run has links")
     }
 
+    /// Whether connections are translated to this port.
+    pub fn is_snat_port(&self, port: u16) -> bool {
+        (self.ports.0..=self.ports.1).contains(&port)
+    }
+
     /// Whether a search for a port to translate to tries each of them.
     pub fn has_few_ports(&self) -> bool {
         self.ports.1 - self.ports.0 < 8
+    }
+
+    /// The clients of established TCP connections, by what counts as one client: of an external one of IPv6, the network of 64 bits.
+    pub fn clients(&self) -> impl Iterator<Item = (IpAddr, Client)> {
+        let counts = |it: &&Connection| it.protocol == Protocol::Tcp && it.opening.is_none() && it.forward.is_some();
+        let others = self.holder.into_iter().flat_map(|holder| std::iter::repeat_n(holder, self.others));
+        self.connections.iter().filter(counts).map(|it| (it.client.ip(), it.who)).chain(others)
+    }
+
+    /// Connections of clients that send nothing here.
+    pub fn anonymous(&self) -> usize {
+        if self.holder.is_none() { self.others } else { 0 }
+    }
+
+    /// Whether a new connection of this client is refused because others have need of the room that is left.
+    pub fn is_greedy(&self, client: IpAddr, who: Client) -> bool {
+        let whole = |(address, who): (IpAddr, Client)| match address {
+            IpAddr::V6(address) if who == Client::Outside => {
+                (IpAddr::from((address.to_bits() >> 64 << 64).to_be_bytes()), true)
+            }
+            _ => (address, false),
+        };
+        let all = self.anonymous() + self.clients().count();
+        let own = self.clients().filter(|it| whole(*it) == whole((client, who))).count();
+        let room = self.room as usize;
+        // A quarter is rounded down.
+        all > room - room / 4 && own > room.saturating_sub(all)
     }
 
     /// Whose an address is.
@@ -242,8 +297,42 @@ impl Model {
         self.whose(address) == Some(Whose::Services) && !self.vips.contains_key(&address)
     }
 
+    /// Another unanswered connection that this packet of an answerer belongs to.
+    pub fn find_beside(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr, at: usize) -> Option<usize> {
+        let is = |it: &Connection| it.opening.is_some() && it.answers(protocol, src, dst);
+        (0..self.connections.len()).find(|other| *other != at && is(&self.connections[*other]))
+    }
+
     fn find(&self, is: impl Fn(&Connection) -> bool) -> Option<usize> {
         self.connections.iter().position(is)
+    }
+
+    /// The claim on this attempt of a client.
+    pub fn claim(&self, of: &Connection) -> Option<Connection> {
+        self.claims.iter().find(|claim| claim.is_of(of)).map(|claim| claim.winner.clone())
+    }
+
+    /// The client's half is this one's from now on. Where it is.
+    pub fn give(&mut self, winner: &Connection) -> usize {
+        let (protocol, client, target) = (winner.protocol, winner.client, winner.target);
+        if let Some(before) = self.asking(protocol, client, target) {
+            self.connections[before].forward = None;
+        }
+        self.tidy();
+        let made = |it: &Connection| (it.backend, it.isn, it.since_s, it.early, it.masqueraded);
+        let place = self.answering(protocol, winner.answerer, winner.seen_client).filter(|at| {
+            let it = &self.connections[*at];
+            it.forward.is_none() && (it.client, it.target) == (client, target) && made(it) == made(winner)
+        });
+        let Some(at) = place else {
+            self.connections.push(Connection { reply: None, ..winner.clone() });
+            return self.connections.len() - 1;
+        };
+        let it = &mut self.connections[at];
+        it.forward = winner.forward;
+        let clients = winner.opening.clone().unwrap_or_default();
+        it.opening = it.opening.as_ref().map(|own| own.with_clients(&clients));
+        at
     }
 
     /// What is known of a backend.

@@ -1,27 +1,29 @@
 //! A SYN that is sent again because nobody has answered: whether it goes to another backend, and to which.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, ensure};
 use lb_common::outcome::Outcome;
 
-use super::connection::{Connection, Left, Opening};
+use super::connection::{Connection, Opening};
 use super::first_packet::{settle, usable};
+use super::health::shuns;
 use super::model::{Model, Torn};
 use super::rules::{Asked, Expected, Fate, Hint, PASS};
+use super::wire::Protocol;
 
-/// How often a connection may be moved.
-const MOST_MOVES: usize = 3;
+/// So many tried backends are remembered.
+const MOST_TRIED: usize = 3;
 
-/// The backends that it might be moved to. `None`: it may not be.
-pub fn candidates(model: &Model, at: usize) -> Option<Vec<u32>> {
+/// The backends of the service that a connection may be moved to, but for its own. `None`: it may not be moved.
+pub fn others(model: &Model, at: usize) -> Option<Vec<u32>> {
     let connection = &model.connections[at];
     let opening = connection.opening.as_ref()?;
     let service = model.services.get(&(connection.target, connection.protocol))?;
     if !opening.moves
         || opening.answers.is_some()
-        || opening.tried.len() >= MOST_MOVES
         || !service.retries
+        || service.members.is_empty()
         || service.torn == Torn::Entry
     {
         return None;
@@ -31,8 +33,46 @@ pub fn candidates(model: &Model, at: usize) -> Option<Vec<u32>> {
     }
     let (current, _) = connection.backend?;
     let mut all = usable(model, &service.members);
-    all.retain(|id| *id != current && !opening.tried.contains(id));
+    all.retain(|id| *id != current);
     Some(all)
+}
+
+/// Those of them that were not tried.
+pub fn untried(model: &Model, at: usize) -> Option<Vec<u32>> {
+    let mut all = others(model, at)?;
+    let opening = model.connections[at].opening.as_ref()?;
+    all.retain(|id| opening.tried.iter().all(|(tried, _)| tried != id));
+    Some(all)
+}
+
+/// What a backend is worth to a SYN that is sent again.
+fn worth(model: &Model, id: u32, client: IpAddr) -> u8 {
+    let lately = |answered_s: u32| model.now_s.saturating_sub(answered_s) <= 30;
+    match model.health(id).answered_s {
+        _ if shuns(model, id, client, Protocol::Tcp) => 0,
+        Some(answered_s) if lately(answered_s) => 2,
+        _ => 1,
+    }
+}
+
+/// The backends that the SYN must go to one of; none: it goes where it went.
+fn candidates(model: &Model, at: usize) -> Option<Vec<u32>> {
+    let fresh = untried(model, at)?;
+    let opening = model.connections[at].opening.as_ref()?;
+    let (current, _) = model.connections[at].backend?;
+    let client = model.connections[at].client.ip();
+    let all = if fresh.is_empty() {
+        // All were tried: once more to one that has not refused, if it is worth as much as the last one.
+        let mut again = others(model, at)?;
+        again.retain(|id| !opening.tried.contains(&(*id, true)));
+        let least = if opening.refused { 0 } else { worth(model, current, client) };
+        again.retain(|id| worth(model, *id, client) >= least);
+        again
+    } else {
+        fresh
+    };
+    let best = all.iter().map(|id| worth(model, *id, client)).max().unwrap_or_default();
+    Some(all.into_iter().filter(|id| worth(model, *id, client) == best).collect())
 }
 
 /// Whether the same SYN, sent again, went to another backend; the result says to which.
@@ -40,48 +80,44 @@ pub fn retry(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<O
     if !asked.is_clients_link() {
         return Ok(None);
     }
-    let Some(candidates) = candidates(model, at) else { return Ok(None) };
     let connection = model.connections[at].clone();
-    if hint.no_port.is_none() && hint.dst == connection.answerer {
-        // So few members are all looked at.
-        ensure!(candidates.is_empty(), "not moved, though {candidates:?} are untried");
+    let opening = connection.opening.clone().expect("nobody has answered");
+    if !opening.moves || opening.answers.is_some() || asked.data > 0 {
         return Ok(None);
     }
-    let shunned = |id: &u32| model.health(*id).suspect_s.is_some();
-    let proven = |id: &u32| {
-        let answered_s = model.health(*id).answered_s;
-        !shunned(id) && answered_s.is_some_and(|answered_s| model.now_s.saturating_sub(answered_s) <= 30)
-    };
-    let best = |is: &dyn Fn(&u32) -> bool| candidates.iter().any(is);
+    if let Some(winner) = model.claim(&connection) {
+        let (id, generation) = winner.backend.expect("a service's");
+        let backend = &model.backends[&id];
+        if backend.generation & 0xffff == generation & 0xffff && backend.keeps_flows() {
+            // The answer was forgotten, but for the claim.
+            model.give(&winner);
+            return Ok(None);
+        }
+        model.claims.retain(|claim| !claim.is_of(&connection));
+    }
+    let Some(candidates) = candidates(model, at) else { return Ok(None) };
+    if hint.no_port.is_none() && hint.dst == connection.answerer {
+        // So few members are all looked at.
+        ensure!(candidates.is_empty(), "not moved, though it should go to one of {candidates:?}");
+        return Ok(None);
+    }
     let is_chosen = |id: &&u32| hint.no_port.map_or(model.backends[*id].address == hint.dst, |backend| **id == backend);
     let Some(&chosen) = candidates.iter().find(is_chosen) else {
-        anyhow::bail!("moved to {}, which is none of the untried {candidates:?}", hint.dst);
+        anyhow::bail!("moved to {}, which is none of {candidates:?}", hint.dst);
     };
-    ensure!(proven(&chosen) || !best(&proven), "moved to {chosen}, though another one answered lately");
-    ensure!(
-        !shunned(&chosen) || best(&shunned) && candidates.iter().all(shunned),
-        "moved to {chosen}, which is suspect"
-    );
     let service = model.services[&(connection.target, connection.protocol)].id;
-    let before = connection.backend.expect("a service's");
-    let left = Left {
-        protocol: connection.protocol,
-        answerer: connection.answerer,
-        seen_client: connection.seen_client,
-        client: connection.client,
-        target: connection.target,
-        backend: before,
-        early: connection.early,
-        masqueraded: connection.masqueraded,
-        isn: connection.isn,
-        since_s: connection.since_s,
-        seen_s: connection.forward.expect("asks").seen_s,
-    };
-    let opening = connection.opening.clone().expect("nobody has answered");
-    let fewer = Opening { segments: opening.segments - 1, ..opening.clone() };
-    let unmoved = Connection { opening: Some(fewer), ..connection.clone() };
-    let mut tried = opening.tried;
-    tried.push(before.0);
+    let (before, _) = connection.backend.expect("a service's");
+    let mut tried = opening.tried.clone();
+    let left = (before, opening.refused);
+    if let Some(place) = tried.iter().position(|(id, _)| *id == chosen) {
+        tried[place] = left;
+    } else {
+        tried.push(left);
+        if tried.len() > MOST_TRIED {
+            tried.remove(0);
+        }
+    }
+    let moved = u8::try_from(tried.len()).expect("few");
     let backend = &model.backends[&chosen];
     // A client of this node may be the backend itself.
     let itself = backend.address.ip() == connection.client.ip();
@@ -93,15 +129,21 @@ pub fn retry(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<O
         masqueraded: itself,
         behind_node: false,
         early: itself,
-        opening: Some(Opening { tried, segments: 1, moves: opening.moves, ..Opening::default() }),
+        opening: Some(Opening {
+            tried,
+            moved,
+            segments: 1,
+            moves: opening.moves,
+            reply_moves: opening.moves,
+            ..Opening::default()
+        }),
         forward: None,
         reply: None,
         ..connection
     };
-    model.connections.remove(at);
     let Some(made) = settle(model, moved, false, hint)? else {
         // The packet is lost, as if the network had lost it.
-        model.connections.push(unmoved);
+        model.connections[at].opening.as_mut().expect("nobody has answered").segments -= 1;
         return Ok(Some(Expected {
             fate: Fate::Drop,
             outcome: Outcome::DroppedNoPort,
@@ -110,16 +152,7 @@ pub fn retry(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<O
             ..PASS
         }));
     };
-    // Another connection may have the place of the answers' half by now.
-    let (protocol, tuple) = (left.protocol, (left.answerer, left.seen_client));
-    let here = |other: &Left| other.protocol == protocol && (other.answerer, other.seen_client) == tuple;
-    let own = |other: &Left| (other.client, other.target) == (left.client, left.target);
-    let taken = model.answering(protocol, tuple.0, tuple.1).is_some()
-        || model.left.iter().any(|other| here(other) && !own(other));
-    if !taken {
-        model.left.retain(|other| !here(other));
-        model.left.push(left);
-    }
+    // The one before may answer still.
     let expected = asked.to_answerer(&made, Outcome::Retried, service);
     Ok(Some(expected))
 }

@@ -37,13 +37,13 @@ pub struct Hint {
     pub dst: SocketAddr,
     pub torn: bool,
     /// It was counted as a refusal that the client is not told.
-    pub withheld: bool,
+    pub suppressed: bool,
     /// It was counted as one that needs an address of this node in vain.
     pub no_address: bool,
     /// It was counted as one that needs a port in vain: for this backend, 0 for none.
     pub no_port: Option<u32>,
-    /// The backend that was counted as suspected.
-    pub suspected: Option<u32>,
+    /// The backend that was counted as ejected.
+    pub ejected: Option<u32>,
 }
 
 /// What must happen to the packet.
@@ -138,6 +138,11 @@ impl Asked {
     /// The link is the client's own.
     pub fn is_clients_link(self) -> bool {
         self.hook == Hook::PodIn
+    }
+
+    /// Comes from beyond this node's links.
+    pub fn is_from_outside(self) -> bool {
+        matches!(self.hook, Hook::NodeIn | Hook::Xdp)
     }
 
     /// Serves clients whose own link has no program.
@@ -281,23 +286,23 @@ fn half_open(model: &mut Model, asked: Asked, hint: Hint) -> Result<Option<(usiz
     {
         return Ok(Some((at, closed::ask(model, asked, at))));
     }
+    // A backend may still know another connection of this SNAT tuple: the client judges.
+    let is_for_snat = asked.is_from_outside() && model.is_snat_port(dst.port());
     if let Some(at) = model.answering(protocol, src, dst).filter(ended)
-        && (begins || has(FIN))
+        && (begins || has(FIN) || is_for_snat)
     {
         return Ok(Some((at, Turn::Decided(closed::answer(model, asked, at)))));
     }
     if !begins {
-        return Ok(None);
+        let masqueraded = |at: &usize| is_for_snat && model.connections[*at].masqueraded;
+        let Some(at) = model.answering(protocol, src, dst).filter(masqueraded) else { return Ok(None) };
+        return Ok(Some((at, Turn::Decided(unanswered::answer(model, asked, at, hint)?))));
     }
     if let Some(at) = model.asking(protocol, src, dst) {
         return Ok(Some((at, unanswered::ask(model, asked, at, hint)?)));
     }
     if let Some(at) = model.answering(protocol, src, dst) {
         return Ok(Some((at, Turn::Decided(unanswered::answer(model, asked, at, hint)?))));
-    }
-    let tuple = (protocol, src, dst);
-    if let Some(at) = model.left.iter().position(|left| (left.protocol, left.answerer, left.seen_client) == tuple) {
-        return Ok(Some((at, Turn::Decided(unanswered::answer_left(model, asked, at)))));
     }
     if protocol == Protocol::Tcp && asked.serves_clients() {
         // The connection that the second SYN was beside is no more.

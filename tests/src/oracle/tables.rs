@@ -1,5 +1,6 @@
 //! The model as maps: written before a packet, compared after it.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
@@ -7,13 +8,15 @@ use aya::Pod;
 use aya::maps::lpm_trie::Key;
 use lb_common::abi::{
     Backend, Flow, FlowKey, Masquerade, Network, NetworkKey, SOURCE_SERVICE_BITS, Service, ServiceKey, Slot, Source,
-    SourceKey, TCP, UDP, Vip, VipKey, backend_flags, backend_state, frontend_kind, network_flags, seal, service_flags,
-    vip_flags,
+    SourceKey, TCP, UDP, Vip, VipKey, backend_flags, backend_state, flow_flags, frontend_kind, network_flags, seal,
+    service_flags, vip_flags,
 };
 
+use lb_common::client_shares::Counters;
 use lb_common::service_cidrs::Cover;
 
-use super::model::{self, BackendState, Kind, Model, Torn, Whose};
+use super::client::Client;
+use super::model::{self, BackendState, Drain, Kind, Model, Torn, Whose};
 use super::wire::Protocol;
 use crate::test_run::{Family, LoadedPrograms, Of, Tables};
 
@@ -49,6 +52,41 @@ pub fn write(programs: &mut LoadedPrograms, model: &Model) -> Result<()> {
     }
     programs.set_adoption(model.adoption_until_s)?;
     write_addresses(programs, model)
+}
+
+/// The counters of this client's connections.
+fn counters_of(v6: bool, address: IpAddr, who: Client) -> Counters {
+    let flags = if who == Client::Outside { flow_flags::EXTERNAL } else { 0 };
+    if v6 { Counters::of::<16>(0, &address.bytes(), flags) } else { Counters::of::<4>(0, &address.bytes(), flags) }
+}
+
+/// Counts the clients as the agent would: what the programs forget when entries are taken from them is not this model's matter. `counters`: those
+/// that may not be zero.
+pub fn count_clients(programs: &LoadedPrograms, v6: bool, model: &Model, counters: &mut BTreeMap<u32, u32>) {
+    for count in counters.values_mut() {
+        *count = 0;
+    }
+    for (address, who) in model.clients() {
+        let Counters { all, first, second } = counters_of(v6, address, who);
+        for counter in [all, first, second] {
+            *counters.entry(counter).or_default() += 1;
+        }
+    }
+    *counters.entry(Counters::families()[usize::from(v6)]).or_default() +=
+        u32::try_from(model.anonymous()).expect("few");
+    for (counter, count) in counters {
+        programs.client_shares.set(*counter, *count);
+    }
+}
+
+/// Notes which counters the programs may have written, before entries are taken from them.
+pub fn note_clients(v6: bool, model: &Model, counters: &mut BTreeMap<u32, u32>) {
+    for it in &model.connections {
+        let Counters { all, first, second } = counters_of(v6, it.client.ip(), it.who);
+        for counter in [all, first, second] {
+            counters.entry(counter).or_default();
+        }
+    }
 }
 
 /// Writes what the programs are told of addresses.
@@ -102,7 +140,6 @@ fn backend_record<const N: usize>(backend: &model::Backend, now_s: u32) -> Backe
 where
     IpAddr: Bytes<N>,
 {
-    let draining = backend.life == BackendState::Draining;
     Backend {
         address: backend.address.ip().bytes(),
         port: backend.address.port(),
@@ -119,10 +156,15 @@ where
             | if backend.is_in_a_set() { backend_flags::IN_CLUSTER_SET } else { 0 },
         generation: backend.generation,
         service: backend.service,
-        deadline_ds: match (backend.deadline_struck, draining) {
+        deadline_ds: match (backend.is_evictable, backend.drain) {
             (true, _) => now_s * 10 - 5,
-            (false, true) => now_s * 10 + 36_000,
-            (false, false) => 0,
+            (false, Drain::None) => 0,
+            (false, _) => now_s * 10 + 36_000,
+        },
+        drain_ds: match backend.drain {
+            Drain::None => 0,
+            Drain::Goes => now_s * 10 + 18_000,
+            Drain::Over => now_s * 10 - 5,
         },
         uid_hash: 7,
         weight: 1,

@@ -11,12 +11,47 @@ use crate::test_run::Hook;
 
 /// A packet that may or may not concern a service or a connection of the model, and a hook that it comes by.
 pub fn packet(random: &mut Random, v6: bool, model: &Model) -> (Hook, Frame) {
+    let (hook, mut frame) = any_packet(random, v6, model);
+    // Few SYNs have data: such ones are not retried.
+    if frame.protocol == Protocol::Tcp && frame.tcp_flags & (SYN | ACK) == SYN && !random.one_in(8) {
+        frame.payload.clear();
+    }
+    (hook, frame)
+}
+
+fn any_packet(random: &mut Random, v6: bool, model: &Model) -> (Hook, Frame) {
     let anywhere = *random.of(&Hook::ALL);
     let connection = (!model.connections.is_empty()).then(|| random.of(&model.connections).clone());
-    let left = (!model.left.is_empty() && random.one_in(2)).then(|| random.of(&model.left).clone());
-    if let Some(left) = left {
-        let mut frame = shaped(random, v6, left.protocol, left.answerer, left.seen_client);
-        answers(random, &mut frame, left.isn);
+    // A SYN that nobody has answered is sent again at the client's own link: only there it is retried.
+    let awaits = |it: &&Connection| {
+        it.forward.is_some() && it.opening.as_ref().is_some_and(|opening| opening.moves && opening.answers.is_none())
+    };
+    let awaiting: Vec<&Connection> = model.connections.iter().filter(awaits).collect();
+    if !awaiting.is_empty() && random.one_in(6) {
+        let it = *random.of(&awaiting);
+        let mut frame = shaped(random, v6, it.protocol, it.client, it.target);
+        (frame.tcp_flags, frame.sequence) = (SYN, it.isn);
+        return (Hook::PodIn, frame);
+    }
+    // The backend that a SYN went on to accepts it.
+    let is_moved = |it: &&&Connection| it.opening.as_ref().is_some_and(|opening| opening.moved != 0);
+    if let Some(moved) = awaiting.iter().find(is_moved)
+        && random.one_in(2)
+    {
+        let mut frame = shaped(random, v6, moved.protocol, moved.answerer, moved.seen_client);
+        (frame.tcp_flags, frame.sequence, frame.acknowledgement) = (SYN | ACK, 700, moved.isn.wrapping_add(1));
+        return (Hook::PodOut, frame);
+    }
+    // Of a SYN that went on to another backend.
+    let is_tried = |it: &&Connection| it.opening.is_some() && it.forward.is_none();
+    let tried: Vec<&Connection> = model.connections.iter().filter(is_tried).collect();
+    // Few connections have lost, so those say more.
+    let is_lost = |it: &&&Connection| it.opening.as_ref().is_some_and(|opening| opening.lost);
+    let lost = tried.iter().find(is_lost).copied().filter(|_| random.one_in(2));
+    if lost.is_some() || (!tried.is_empty() && random.one_in(3)) {
+        let tried = lost.unwrap_or_else(|| *random.of(&tried));
+        let mut frame = shaped(random, v6, tried.protocol, tried.answerer, tried.seen_client);
+        answers(random, &mut frame, tried.isn);
         return (if random.one_in(3) { anywhere } else { Hook::PodOut }, frame);
     }
     if model.has_few_ports() && !random.one_in(3) {

@@ -3,10 +3,10 @@
 use anyhow::{Result, ensure};
 use lb_common::outcome::Outcome;
 
-use super::connection::{Half, Left, Opening, Said, State};
-use super::health::{hears, suspects};
-use super::model::Model;
-use super::retry::{candidates, retry};
+use super::connection::{Claim, Connection, Half, Opening, Said, State};
+use super::health::{accuse, hears, shuns};
+use super::model::{Model, Torn};
+use super::retry::{others, retry, untried};
 use super::rules::{Asked, Expected, Fate, Hint, PASS, Turn};
 use super::wire::{FIN, Protocol, RST};
 use crate::test_run::Hook;
@@ -42,6 +42,7 @@ pub fn ask(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<Tur
             return Ok(Turn::Decided(expected));
         }
     }
+    let at = model.asking(asked.protocol, asked.src, asked.dst).expect("the client's half is there");
     stay(model, asked, at);
     let connection = &model.connections[at];
     let outcome = if connection.backend.is_none() { Outcome::DirectTranslated } else { Outcome::Forwarded };
@@ -67,17 +68,28 @@ fn stay(model: &mut Model, asked: Asked, at: usize) {
     // The place of the missing half may be another connection's by now.
     let other = |found: Option<usize>| found.is_some_and(|other| other != at);
     let beside_known = other(model.answered(protocol, answerer, seen_client));
-    let foreign = beside_known
-        || other(model.answering(protocol, answerer, seen_client))
-        || model
-            .left
-            .iter()
-            .any(|left| (left.protocol, left.answerer, left.seen_client) == (protocol, answerer, seen_client));
+    let foreign = beside_known || other(model.answering(protocol, answerer, seen_client));
+    // Another attempt of this client with this backend, which a claim has brought back: its half beside this one is kept alive.
+    let (client, target, backend) = (connection.client, connection.target, connection.backend);
+    if let Some(attempt) = model.answering(protocol, answerer, seen_client).filter(|attempt| *attempt != at)
+        && asked.opens()
+        && !beside_known
+    {
+        let it = &mut model.connections[attempt];
+        if (it.client, it.target, it.backend) == (client, target, backend) {
+            it.reply = it.reply.map(|half| Half { seen_s: now_s, lost: false, ..half });
+        }
+    }
     let connection = &mut model.connections[at];
     let fresh = Half { seen_s: now_s, lost: false, ..half };
     connection.forward = Some(fresh);
     // An answered connection of the same tuple gets the answers, so the half beside it is not kept alive.
     if !beside_known && (connection.reply.is_some() || !foreign) {
+        if let Some(opening) = connection.opening.as_mut().filter(|_| connection.reply.is_none()) {
+            opening.reply_moves = opening.moves;
+            // Made anew, it knows what the client's half does.
+            (opening.heard, opening.lost) = (opening.answers, false);
+        }
         connection.reply = Some(fresh);
     }
 }
@@ -88,10 +100,21 @@ pub fn answer(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<
     let half = connection.reply.expect("answers by its reply half");
     let Some(early) = asked.sees_answers(connection.early) else { return Ok(PASS) };
     if connection.is_silent(half, model.now_s) {
-        model.connections.remove(at);
+        let gone = model.connections.remove(at);
+        // With it goes the client's half of another attempt with this backend, which a claim has brought back.
+        for it in model.connections.iter_mut().filter(|it| it.opening.is_some() && it.shares_answers(&gone)) {
+            if (it.client, it.target, it.backend) == (gone.client, gone.target, gone.backend) {
+                it.forward = None;
+            }
+        }
+        model.tidy();
         return Ok(PASS);
     }
     let backend = connection.backend.map_or(0, |(id, _)| id);
+    if connection.opening.as_ref().is_some_and(|opening| opening.lost) {
+        let notes = if asked.accepts() { hears(model, backend) } else { Vec::new() };
+        return Ok(Expected { notes, ..late(asked, backend) });
+    }
     if let Some((id, generation)) = connection.backend {
         let record = &model.backends[&id];
         if record.generation != generation || !record.keeps_flows() {
@@ -101,8 +124,9 @@ pub fn answer(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<
     let replied = asked.to_client(connection, early);
     if asked.protocol == Protocol::Tcp {
         let more = asked.acknowledgement.wrapping_sub(connection.isn.wrapping_add(1));
-        let answered = connection.opening.as_ref().is_some_and(|opening| opening.answers.is_some());
-        if more > if asked.accepts() { MOST_DATA } else { 0 } || (answered && !asked.accepts()) {
+        let answered = connection.opening.as_ref().is_some_and(|opening| opening.heard.is_some());
+        let refuses = (asked.resets() || asked.opens()) && !answered;
+        if more > if asked.accepts() { MOST_DATA } else { 0 } || (!refuses && !asked.accepts()) {
             return Ok(replied); // Of another attempt, or forged, or after an answer: the client judges.
         }
         if !asked.accepts() {
@@ -113,6 +137,10 @@ pub fn answer(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<
             return Ok(accepted(model, asked, at, replied));
         }
     }
+    let connection = &model.connections[at];
+    if backend != 0 && asked.protocol == Protocol::Tcp && model.is_greedy(connection.client.ip(), connection.who) {
+        return Ok(Expected { outcome: Outcome::RefusedClientShare, ..late(asked, backend) });
+    }
     if !promote(model, at, State::Open, asked, true) {
         return Ok(late(asked, backend));
     }
@@ -120,65 +148,119 @@ pub fn answer(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<
     Ok(Expected { notes, ..replied })
 }
 
-/// The backend has accepted: what the client must acknowledge is remembered.
+/// The backend has accepted: what the client must acknowledge is remembered, if no other backend's answer was before.
 fn accepted(model: &mut Model, asked: Asked, at: usize, replied: Expected) -> Expected {
     let connection = model.connections[at].clone();
     let (protocol, client, target) = (connection.protocol, connection.client, connection.target);
     let (id, _) = connection.backend.expect("a service's");
-    let known = connection.forward.is_some();
-    if !known {
-        // Under the client's tuple stands another attempt, or whose answers go where this client is.
-        let left = |left: &Left| (left.protocol, left.answerer, left.seen_client) == (protocol, client, target);
-        if model.asking(protocol, client, target).is_some()
-            || model.answering(protocol, client, target).is_some()
-            || model.left.iter().any(left)
-            || model.seconds.iter().any(|second| (second.client, second.target) == (client, target))
-        {
-            return late(asked, id);
+    let clients = clients_half(model, at);
+    let (is_late, needs_claim) = match clients {
+        Some(clients) => {
+            let it = &model.connections[clients];
+            let opening = it.opening.as_ref().expect("not open");
+            let retried = opening.moved > 0 && opening.answers.is_none() && it.isn == connection.isn;
+            let same = it.shares_answers(&connection);
+            (!same && !retried, retried || it.backend.map(|(id, _)| id) != Some(id))
         }
-        if let Some(before) = model.asked(protocol, client, target) {
-            let other = &model.connections[before];
-            if (other.answerer, other.seen_client) == (connection.answerer, connection.seen_client) {
-                return replied;
+        None if is_taken(model, &connection) => (true, false),
+        None => {
+            if let Some(before) = model.asked(protocol, client, target) {
+                let other = &model.connections[before];
+                if other.shares_answers(&connection) {
+                    return replied;
+                }
+                if !other.yields(other.forward.expect("asks"), model.now_s) {
+                    return lose(model, asked, at, id);
+                }
+                model.connections[before].forward = None;
+            } else if let Some(before) = model.answered(protocol, client, target) {
+                let other = &model.connections[before];
+                if !other.yields(other.reply.expect("answers"), model.now_s) {
+                    return lose(model, asked, at, id);
+                }
+                model.connections[before].reply = None;
             }
-            if !other.yields(other.forward.expect("asks"), model.now_s) {
-                return late(asked, id);
-            }
-            model.connections[before].forward = None;
-        } else if let Some(before) = model.answered(protocol, client, target) {
-            let other = &model.connections[before];
-            if !other.yields(other.reply.expect("answers"), model.now_s) {
-                return late(asked, id);
-            }
-            model.connections[before].reply = None;
+            (false, connection.opening.as_ref().is_some_and(|opening| opening.reply_moves))
         }
+    };
+    if is_late {
+        return lose(model, asked, at, id);
     }
-    let mut opening = connection.opening.clone().expect("not open");
-    let (first, number) = (opening.answers.is_none(), asked.sequence);
-    match opening.answers {
-        None => opening.answers = Some([number; 2]),
-        Some(known) if known.contains(&number) => {}
-        Some([latest, _]) => opening.answers = Some([number, latest]),
+    let opening = model.connections[at].opening.as_mut().expect("not open");
+    let first = opening.hear(asked.sequence);
+    let heard = opening.heard;
+    let mut known = clients.map(|at| model.connections[at].opening.clone().expect("not open")).unwrap_or_default();
+    let mut is_new = first && clients.is_some();
+    if needs_claim {
+        // Those that were asked later had less time.
+        let before = known.tried.into_iter().take_while(|(tried, _)| *tried != id);
+        // Who has refused matters no more.
+        (known.tried, known.refused) = (before.map(|(tried, _)| (tried, false)).collect(), false);
     }
-    let tried = std::mem::take(&mut opening.tried);
-    let connection = &mut model.connections[at];
-    if known {
-        connection.opening = Some(Opening { tried: tried.clone(), ..opening });
-    } else {
-        connection.opening = Some(Opening { answers: opening.answers, ..Opening::default() });
-        connection.forward = connection.reply;
+    let all: Vec<u32> = known.tried.iter().map(|(tried, _)| *tried).collect();
+    known.answers = heard;
+    match clients {
+        Some(clients) if !needs_claim => {
+            model.connections[clients].opening = {
+                let own = model.connections[clients].opening.clone().expect("not open");
+                Some(Opening { answers: heard, ..own })
+            }
+        }
+        _ => {
+            known.claimed |= needs_claim;
+            let half = connection.reply.expect("answers by its reply half");
+            let seen_s = if needs_claim { model.now_s } else { half.seen_s };
+            let forward = Some(Half { seen_s, ..half });
+            let winner = Connection { forward, reply: None, opening: Some(known), ..connection.clone() };
+            if needs_claim {
+                match model.claim(&connection) {
+                    Some(before) if !before.shares_answers(&connection) => {
+                        return lose(model, asked, at, id);
+                    }
+                    Some(_) => is_new = false,
+                    None => {
+                        model.claims.push(Claim { winner: winner.clone() });
+                        is_new = clients.is_some();
+                    }
+                }
+            }
+            model.give(&winner);
+        }
     }
     let since_s = connection.since_s;
     model.tidy();
     let mut notes = Vec::new();
-    for id in tried.into_iter().filter(|_| known && first) {
+    let service =
+        model.services.get(&(target, protocol)).filter(|service| is_new && service.torn != Torn::Entry).cloned();
+    for (id, service) in all.into_iter().filter_map(|id| Some((id, service.as_ref()?))) {
         // It has answered nobody since: another one did what it left undone.
-        if model.health(id).answered_s.is_none_or(|answered_s| answered_s < since_s) {
-            notes.extend(suspects(model, id));
+        let is_silent = model.health(id).answered_s.is_none_or(|answered_s| answered_s < since_s);
+        if is_silent && model.backends[&id].service == service.id {
+            notes.extend(accuse(model, service, id, client.ip()));
         }
     }
     notes.extend(hears(model, id));
     Expected { notes, ..replied }
+}
+
+/// Whose is the client's half of the connection that is answered at `at`.
+fn clients_half(model: &Model, at: usize) -> Option<usize> {
+    let it = &model.connections[at];
+    if it.forward.is_some() { Some(at) } else { model.asking(it.protocol, it.client, it.target) }
+}
+
+/// Whether something else than a client's half is under its tuple.
+fn is_taken(model: &Model, it: &Connection) -> bool {
+    model.answering(it.protocol, it.client, it.target).is_some()
+        || it.protocol == Protocol::Tcp
+            && model.seconds.iter().any(|second| (second.client, second.target) == (it.client, it.target))
+}
+
+/// Another backend has the connection.
+fn lose(model: &mut Model, asked: Asked, at: usize, backend: u32) -> Expected {
+    model.connections[at].opening.as_mut().expect("not open").lost = true;
+    let notes = if asked.accepts() { hears(model, backend) } else { Vec::new() };
+    Expected { notes, ..late(asked, backend) }
 }
 
 /// The backend has refused.
@@ -187,40 +269,61 @@ fn refused(model: &mut Model, asked: Asked, at: usize, hint: Hint, replied: Expe
         model.connections.remove(at);
         return Ok(replied);
     };
-    let notes = suspects(model, id);
     if asked.hook == Hook::Xdp {
         // Whether the client is told is for tc to say.
-        return Ok(Expected { notes, ..PASS }.handed());
+        return Ok(PASS.handed());
     }
-    let fit = |model: &Model, id: &u32| model.health(*id).suspect_s.is_none();
-    let mut candidates = if model.connections[at].forward.is_some() { candidates(model, at) } else { None };
-    if let Some(candidates) = &mut candidates {
-        candidates.retain(|id| fit(model, id));
+    let it = model.connections[at].clone();
+    let known = replied.clone();
+    let Some(clients) = clients_half(model, at) else {
+        let open = model.asked(it.protocol, it.client, it.target);
+        let is_elsewhere = match open {
+            Some(open) => !model.connections[open].shares_answers(&it),
+            None => model.answered(it.protocol, it.client, it.target).is_some(),
+        };
+        let is_second = is_taken(model, &it);
+        if (is_second && open.is_none()) || is_elsewhere {
+            model.connections[at].opening.as_mut().expect("not open").lost = true;
+            return Ok(late(asked, id));
+        }
+        if !is_second {
+            model.connections.remove(at);
+        }
+        return Ok(known);
+    };
+    let asks = &model.connections[clients];
+    let opening = asks.opening.as_ref().expect("not open");
+    let same = asks.shares_answers(&it);
+    let answered = opening.answers.is_some();
+    if !same && (answered || opening.moved == 0 || asks.isn != it.isn) {
+        model.connections[at].opening.as_mut().expect("not open").lost = true;
+        return Ok(late(asked, id));
     }
-    let withhold = candidates.as_ref().is_some_and(|some| !some.is_empty());
-    ensure!(hint.withheld == withhold, "withheld: {}, and {candidates:?} could take it", hint.withheld);
-    if hint.withheld {
-        let connection = &mut model.connections[at];
-        connection.opening.as_mut().expect("nobody has answered").refused = true;
-        let service = model.services[&(connection.target, connection.protocol)].id;
-        let outcome = Outcome::WithheldRefusal;
-        return Ok(Expected { fate: Fate::Drop, outcome, service, backend: replied.backend, notes, ..PASS });
+    if answered {
+        return Ok(known);
     }
-    model.connections.remove(at);
-    Ok(Expected { notes, ..replied })
-}
-
-/// The answer of a backend that its connection has left.
-pub fn answer_left(model: &mut Model, asked: Asked, at: usize) -> Expected {
-    let left = &model.left[at];
-    if asked.sees_answers(left.early).is_none() {
-        return PASS;
+    let fit = |id: &u32| !shuns(model, *id, it.client.ip(), Protocol::Tcp);
+    let may_move = others(model, clients).is_some();
+    let new = untried(model, clients).is_some_and(|all| opening.tried.len() < 3 && all.iter().any(fit));
+    let opening = model.connections[clients].opening.as_mut().expect("not open");
+    if same {
+        opening.refused = true;
     }
-    if model.now_s.saturating_sub(left.seen_s) > 60 {
-        model.left.remove(at);
-        return PASS;
+    for (tried, has_refused) in &mut opening.tried {
+        *has_refused |= !same && *tried == id;
     }
-    late(asked, left.backend.0)
+    let is_last = opening.refused && opening.tried.iter().all(|(_, has_refused)| *has_refused);
+    let suppressed = may_move && (!is_last || new);
+    ensure!(hint.suppressed == suppressed, "suppressed: {}, the last: {is_last}, another one: {new}", hint.suppressed);
+    if suppressed {
+        let service = model.services[&(it.target, it.protocol)].id;
+        let outcome = Outcome::SuppressedRefusal;
+        return Ok(Expected { fate: Fate::Drop, outcome, service, backend: replied.backend, ..PASS });
+    }
+    model.connections[clients].forward = None;
+    model.connections[at].reply = None;
+    model.tidy();
+    Ok(known)
 }
 
 fn late(asked: Asked, backend: u32) -> Expected {
@@ -244,6 +347,11 @@ pub fn unseen(model: &mut Model, asked: Asked, service: u32) -> Option<Expected>
     if backend.generation != generation || !backend.keeps_flows() {
         return Some(asked.refuse(Outcome::Evicted, service, 0));
     }
+    if model.is_greedy(asked.src.ip(), connection.who) {
+        // The backend, which answers once more, is refused as well.
+        model.connections[at].opening.as_mut().expect("not open").lost = true;
+        return Some(asked.refuse(Outcome::RefusedClientShare, service, 0));
+    }
     if !promote(model, at, State::Open, asked, false) {
         return Some(asked.refuse(Outcome::RefusedNoFlow, service, 0));
     }
@@ -260,6 +368,17 @@ fn promote(model: &mut Model, at: usize, state: State, asked: Asked, by_answer: 
     let (answerer, seen_client) = (connection.answerer, connection.seen_client);
     if by_answer && connection.forward.is_none() && model.asking(protocol, client, target).is_some() {
         return false; // Under the client's tuple stands another attempt.
+    }
+    let opening = connection.opening.clone().unwrap_or_default();
+    if by_answer && connection.forward.is_some() && opening.moved > 0 {
+        return false; // Another backend may have answered: the client's own segment decides.
+    }
+    if !by_answer && opening.claimed {
+        model.claims.retain(|claim| !claim.is_of(&connection));
+    }
+    let beside = |model: &Model| model.find_beside(protocol, answerer, seen_client, at);
+    if let Some(other) = beside(model) {
+        model.connections[other].reply = None;
     }
     if let Some(before) = model.asked(protocol, client, target) {
         let other = &model.connections[before];

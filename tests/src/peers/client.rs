@@ -48,6 +48,11 @@ impl Stream {
         if answer.text == text { Ok(answer) } else { Err(Error::new(ErrorKind::InvalidData, line)) }
     }
 
+    /// Sends a line and waits for nothing.
+    pub fn say(&mut self, text: &str) -> Result<()> {
+        self.reader.get_mut().write_all(format!("{text}\n").as_bytes())
+    }
+
     /// Reads a line that was not asked for.
     pub fn read_line(&mut self) -> Result<String> {
         let mut line = String::new();

@@ -11,7 +11,7 @@ use super::table::{Said, is_silence, said, side_by_side};
 use super::{Cell, Due, Network, POD_NETS};
 use crate::agent::Manifest;
 use crate::cluster::{Hosted, KubeProxy, Process, SETTLE_LIMIT};
-use crate::topology::{Node, Outside};
+use crate::topology::{Node, Outside, Topology};
 
 /// How long an answer is waited for that must not come: nothing but this tells silence from slowness.
 const SILENCE: Duration = Duration::from_millis(700);
@@ -26,13 +26,13 @@ pub struct KubeProxies {
 }
 
 impl KubeProxies {
-    /// Starts them with these services and waits until each serves all of them.
-    pub fn start(network: &Network, manifest: &Manifest) -> Result<Self> {
-        let host = network.topology.outside("api", &network.nodes[0])?;
+    /// Starts them on these nodes with these services, and waits until each serves all of them.
+    pub fn start(topology: &Topology, nodes: &[&Node], manifest: &Manifest) -> Result<Self> {
+        let host = topology.outside("api", nodes[0])?;
         let cluster = Hosted::start(&host)?;
         cluster.create(manifest)?;
         let mut processes = Vec::new();
-        for node in &network.nodes {
+        for node in nodes {
             cluster.create_node(node)?;
             let kubeconfig = cluster.kubeconfig().display().to_string();
             let kube_proxy = KubeProxy { node, kubeconfig, folder: node.run_dir().to_owned() };
@@ -43,7 +43,7 @@ impl KubeProxies {
         }
         let this = Self { processes, _cluster: cluster, _host: host };
         let started = Instant::now();
-        for (node, process) in network.nodes.iter().zip(&this.processes) {
+        for (node, process) in nodes.iter().zip(&this.processes) {
             while !serves(node, manifest)? {
                 process.check()?;
                 ensure!(started.elapsed() < SETTLE_LIMIT, "kube-proxy does not serve them all:\n{}", process.tail());
@@ -152,6 +152,8 @@ impl From<std::io::Error> for Found {
         match error.kind() {
             _ if is_silence(&error) => Self::Silence,
             ErrorKind::ConnectionRefused => Self::Refused,
+            // The connection was over, and the kernel named no error for it: seen once in some thousand refusals.
+            _ if error.to_string() == "no error set after POLLHUP" => Self::Refused,
             ErrorKind::PermissionDenied => Self::NotPermitted,
             _ => Self::Other(format!("{error:?}")),
         }

@@ -15,11 +15,12 @@ use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, ProgramArray, RingBuf
 use aya::programs::{Program, SchedClassifier, TestRun as _, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use lb_common::abi::{Event, Link, StatKey, link_flags, link_role, map_name};
+use lb_common::client_shares::COUNTERS;
 use lb_common::outcome::Outcome;
 use lb_common::service_cidrs::{self, Cover};
 use lb_common::stages::{TcStage, XdpStage};
-use lb_userspace::maps::VipFilter;
 use lb_userspace::maps::vip_filter::all_but;
+use lb_userspace::maps::{ClientShares, VipFilter};
 
 pub use sockets::Whose;
 pub use state_tables::StateTables;
@@ -124,6 +125,7 @@ pub struct LoadedPrograms {
     until_filled: Option<u32>,
     /// Rules nothing out at first.
     vip_filter: VipFilter,
+    pub client_shares: ClientShares,
     service_cidrs: Array<MapData, Cover>,
 }
 
@@ -133,17 +135,23 @@ impl LoadedPrograms {
         Self::load_by(&mut EbpfLoader::new(), &object()?)
     }
 
-    /// Loads them with another range of ports to translate to.
-    pub fn load_with_ports(first: u16, count: u16) -> Result<Self> {
+    /// Loads them with another range of ports to translate to. They take the table of established connections to have so much room.
+    pub fn load_with(first: u16, count: u16, room: u32) -> Result<Self> {
         let mut loader = EbpfLoader::new();
         loader.override_global("SNAT_PORT_FIRST", &first, true).override_global("SNAT_PORT_COUNT", &count, true);
+        let entries = 2 * room;
+        loader.override_global("FLOWS4_ENTRIES", &entries, true).override_global("FLOWS6_ENTRIES", &entries, true);
         Self::load_by(&mut loader, &object()?)
     }
 
-    /// Loads those of another object. More half-open flows than so many in a second are too many.
-    pub fn load_from(object: &Path, most_half_open: u32) -> Result<Self> {
+    /// Loads those of another object. More half-open flows than so many in a second are too many. They take the table of established
+    /// connections to have so much room, and hash clients with this key.
+    pub fn load_from(object: &Path, most_half_open: u32, room: u32, client_key: u32) -> Result<Self> {
         let mut loader = EbpfLoader::new();
         loader.override_global("MOST_HALF_OPEN", &most_half_open, true);
+        let entries = 2 * room;
+        loader.override_global("FLOWS4_ENTRIES", &entries, true).override_global("FLOWS6_ENTRIES", &entries, true);
+        loader.override_global("CLIENT_KEY", &client_key, true);
         Self::load_by(&mut loader, object)
     }
 
@@ -168,8 +176,11 @@ impl LoadedPrograms {
         // It stays where it is: programs that are not loaded yet refer to it by its descriptor.
         let Some(Map::Array(map)) = ebpf.map(map_name::VIP_FILTER) else { bail!("vip_filter is no array") };
         let vip_filter = VipFilter::map(map)?;
+        let Some(Map::Array(map)) = ebpf.map(map_name::CLIENT_SHARES) else { bail!("client_shares is no array") };
+        let client_shares = ClientShares::map(map)?;
         Ok(Self {
             vip_filter,
+            client_shares,
             service_cidrs,
             ebpf,
             tables4,
@@ -245,6 +256,26 @@ impl LoadedPrograms {
         Ok(Some(Ran { verdict: result.return_value.cast_signed(), bytes }))
     }
 
+    /// The program of a hook at tc, to be run by hand.
+    pub fn entry(&mut self, hook: Hook) -> Result<&SchedClassifier> {
+        let [program] = self.entries([hook])?;
+        Ok(program)
+    }
+
+    /// The programs of these hooks at tc.
+    pub fn entries<const N: usize>(&mut self, hooks: [Hook; N]) -> Result<[&SchedClassifier; N]> {
+        for hook in hooks {
+            verified(&mut self.ebpf, hook)?;
+        }
+        let all = hooks.map(|hook| {
+            let program =
+                self.ebpf.program(hook.program()).with_context(|| format!("no program {}", hook.program()))?;
+            Ok::<_, anyhow::Error>(<&SchedClassifier>::try_from(program)?)
+        });
+        let all = all.into_iter().collect::<Result<Vec<_>>>()?;
+        all.try_into().map_err(|_| anyhow::anyhow!("as many as there are hooks"))
+    }
+
     /// Counters by outcome, summed over the CPUs.
     pub fn outcomes(&self) -> Result<Vec<u64>> {
         (0..Outcome::COUNT).map(|number| Ok(self.outcomes.get(&u32::try_from(number)?, 0)?.iter().sum())).collect()
@@ -285,6 +316,7 @@ impl LoadedPrograms {
         self.tables6.clear()?;
         self.state4.clear()?;
         self.state6.clear()?;
+        (0..COUNTERS).for_each(|counter| self.client_shares.set(counter, 0));
         self.set_adoption(0)?;
         self.set_cover::<4>(Cover::default())?;
         self.set_cover::<16>(Cover::default())?;

@@ -12,3 +12,4 @@ mod kube;
 mod kube_agent;
 mod kube_node;
 mod kube_peers;
+mod migrate;

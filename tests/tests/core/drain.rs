@@ -1,4 +1,7 @@
-//! A drain ends by its deadline: flows stay until then, both sides are told after it, UDP moves at once.
+//! A drain ends by its deadline: flows stay until then, both sides are told after it, UDP moves at once. Here all end with the drain period
+//! (`--drain-max=0s`).
+
+mod answered;
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -34,7 +37,7 @@ fn with_period(manifest: &Manifest, period: &str) -> String {
 fn a_service_has_a_period_of_its_own_also_when_it_is_gone() {
     let fixture = Fixture::new("period", Pods::Routed, 1, NodeOptions::default());
     let service = fixture.web();
-    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period", "1s"]);
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period=1s", "--drain-max=0s"]);
     agent.write_text(&with_period(&Manifest::of([service.clone()]), "20s")).unwrap();
     let to = service.frontends(Protocol::Tcp)[0];
     let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
@@ -69,7 +72,7 @@ fn drains_are_counted_by_their_ends() {
     let mut both = fixture.web();
     both.ports.truncate(1);
     let service = |endpoints| Service { endpoints, ..both.clone() };
-    let agent = fixture.agent(&Manifest::of([both.clone()]), &["--drain-period", "20s"]);
+    let agent = fixture.agent(&Manifest::of([both.clone()]), &["--drain-period=20s", "--drain-max=0s"]);
     // b0 keeps a connection to its IPv4 address, b1 has none.
     let to = both.frontends(Protocol::Tcp)[0];
     let mut held = eventually("a connection to b0", SOON, || {
@@ -93,7 +96,7 @@ fn a_deleted_frontend_drains_the_connections_that_came_by_it() {
     let fixture = Fixture::new("frontend", Pods::Routed, 1, NodeOptions::default());
     let plain = fixture.web();
     let exposed = plain.clone().with(External { node_ports: vec![NODE_PORT], ..External::default() });
-    let agent = fixture.agent(&Manifest::of([exposed]), &["--drain-period", "10s"]);
+    let agent = fixture.agent(&Manifest::of([exposed]), &["--drain-period=10s", "--drain-max=0s"]);
     let cluster_ips = plain.frontends(Protocol::Tcp);
     let node_ports = fixture.node.addresses().both().map(|ip| SocketAddr::new(ip, NODE_PORT));
     let connect = |to: &SocketAddr| Stream::connect(fixture.client.place(), *to).unwrap();
@@ -133,7 +136,7 @@ fn a_vanished_backend_keeps_its_connections_until_the_deadline_and_not_longer() 
     for families in Families::ALL {
         let fixture = Fixture::of(families, "drain", 2);
         let service = fixture.web();
-        let mut agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period", DRAIN]);
+        let mut agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period", DRAIN, "--drain-max=0s"]);
         for agent_dies in [false, true] {
             agent.apply(&Manifest::of([service.clone()])).unwrap();
             // Two connections of each family to the backend that will go: one whose client speaks first after the deadline, one whose
@@ -185,7 +188,7 @@ fn a_vanished_backend_keeps_its_connections_until_the_deadline_and_not_longer() 
 fn a_backend_that_comes_back_in_time_keeps_its_connections() {
     let fixture = Fixture::new("back", Pods::Routed, 1, NodeOptions::default());
     let service = fixture.web();
-    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period", "3s"]);
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period=3s", "--drain-max=0s"]);
     let to = service.frontends(Protocol::Tcp)[0];
     let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
     stream.ask("one").unwrap();
@@ -254,7 +257,7 @@ fn udp_moves_at_its_next_packet() {
 fn a_deleted_service_drains_its_connections() {
     let fixture = Fixture::new("deleted", Pods::Routed, 1, NodeOptions::default());
     let service = fixture.web();
-    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period", DRAIN]);
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period", DRAIN, "--drain-max=0s"]);
     let to = service.frontends(Protocol::Tcp)[0];
     let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
     stream.ask("one").unwrap();

@@ -14,7 +14,7 @@ const CASES_VARIABLE: &str = "BALLAST_PACKET_CASES";
 const PACKETS: usize = 60;
 
 /// What must come up among the packets of all cases, or the examination asked too little.
-const ASKED: [&str; 28] = [
+const ASKED: [&str; 29] = [
     "passed",
     "selected",
     "forwarded",
@@ -31,10 +31,11 @@ const ASKED: [&str; 28] = [
     "handed_to_tc",
     "dropped_source_range",
     "retried",
-    "withheld_refusal",
+    "suppressed_refusal",
     "refused_late",
+    "refused_client_share",
     "probed",
-    "suspected",
+    "ejected",
     "cleared",
     "refused_unserved",
     "masqueraded",

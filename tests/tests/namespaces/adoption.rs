@@ -99,7 +99,7 @@ fn connections_of_the_proxy_before_live_on_to_their_end() {
         let node = Node::new("adopt", pods);
         let mut before = node.connect();
         all_answer(&mut before, "before the first start");
-        let mut agent = node.first_start(&["--drain-period", "1s"]);
+        let mut agent = node.first_start(&["--drain-period=1s", "--drain-max=0s"]);
         all_answer(&mut before, "after the first start");
         let counted = Counters::read(agent.bpffs()).unwrap();
         assert!(counted.get(Outcome::PassedAdoption) >= 4, "{pods:?}");

@@ -1,12 +1,16 @@
 //! Client affinity: a client comes back to its backend for as long as it is remembered, and to no longer than that serves.
 //!
-//! The services go round robin: whatever is not remembered goes to the next backend, never by chance to the same one.
+//! The services go round robin. A client that is not remembered goes to the backend that its address names.
 
-use std::net::SocketAddr;
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use lb_tests::agent::{Endpoint, External, Manifest, Protocol, SOON, Service};
+use lb_common::outcome::Outcome;
+use lb_tests::agent::{Agent, Endpoint, External, Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
+use lb_tests::incident::Counters;
+use lb_tests::incident::raw_tcp::Flood;
 use lb_tests::peers::{Datagrams, Stream, eventually, fresh_port};
 use lb_tests::topology::{NodeOptions, Place};
 
@@ -64,11 +68,24 @@ fn all_frontends_of_a_service_port_share_it_and_other_ports_do_not() {
     let first = tcp(client, to);
     let node_port = SocketAddr::new(fixture.node.addresses().v4.into(), 30_080);
     assert_eq!(tcp(client, node_port), first, "the node port leads to the same backend");
-    // Of four ports of service, each begins with a turn of its own.
     let second = tcp(client, other.frontends(Protocol::Tcp)[0]);
     assert_eq!(tcp(client, other.frontends(Protocol::Tcp)[0]), second);
     assert_eq!(tcp(client, to), first);
     drop(agent);
+}
+
+/// Leads the client away from the backend that its address names, so that only its affinity keeps it at another one. Returns both.
+fn lead_away(agent: &Agent, service: &Service, ask: impl Fn() -> String) -> [String; 2] {
+    let named = ask();
+    let index: usize = named[1..].parse().unwrap();
+    let mut without = service.clone();
+    without.endpoints.remove(index);
+    agent.apply(&Manifest::of([without])).unwrap();
+    let other = ask();
+    assert_ne!(named, other);
+    agent.apply(&Manifest::of([service.clone()])).unwrap();
+    assert_eq!(ask(), other, "it stays where it is now");
+    [named, other]
 }
 
 #[test]
@@ -76,26 +93,83 @@ fn its_time_begins_anew_with_each_connection_and_then_it_ends() {
     const TIME: Duration = Duration::from_secs(4);
     let fixture = Fixture::new("timeout", Pods::Routed, 3, NodeOptions::default());
     let service = fixture.web().remembering(4);
-    let _agent = fixture.agent(&Manifest::of([service.clone()]), &FLAGS);
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &FLAGS);
     let client = fixture.client.place();
     for (to, ask) in [
         (service.frontends(Protocol::Tcp)[0], tcp as fn(&Place, SocketAddr) -> String),
         (service.frontends(Protocol::Udp)[1], udp),
     ] {
-        let mut last = (Instant::now(), ask(client, to));
+        let [named, other] = lead_away(&agent, &service, || ask(client, to));
+        let mut last = Instant::now();
+        assert_eq!(ask(client, to), other, "{to}");
         for _ in 0..8 {
             std::thread::sleep(Duration::from_millis(900));
             let begun = Instant::now();
             let server = ask(client, to);
             // On a busy machine its time may have passed between two of them; then nothing is to be said.
-            if last.0.elapsed() < TIME {
-                assert_eq!(server, last.1, "{to}");
+            if last.elapsed() < TIME {
+                assert_eq!(server, other, "{to}");
             }
-            last = (begun, server);
+            last = begun;
         }
         // A tenth of a second is what the tables count in; a second is what is promised.
         std::thread::sleep(TIME + Duration::from_secs(1));
-        assert_ne!(ask(client, to), last.1, "{to}: the next one in turn");
+        assert_eq!(ask(client, to), named, "{to}: the one that its address names");
+    }
+}
+
+#[test]
+fn first_connections_that_a_client_makes_at_once_reach_one_backend() {
+    let fixture = Fixture::new("atonce", Pods::Routed, 3, NodeOptions::default());
+    let services: Vec<Service> = ["s0", "s1", "s2", "s3", "s4", "s5"]
+        .into_iter()
+        .zip(10..)
+        .map(|(name, last)| Service::standard(name, last, fixture.endpoints()).remembering(600))
+        .collect();
+    let _agent = fixture.agent(&Manifest::of(services.clone()), &FLAGS);
+    let mut met = BTreeSet::new();
+    for place in [fixture.client.place(), fixture.node.place()] {
+        for service in &services {
+            for to in service.frontends(Protocol::Tcp) {
+                let servers: BTreeSet<String> = std::thread::scope(|scope| {
+                    let all: Vec<_> = (0..32).map(|_| scope.spawn(|| tcp(place, to))).collect();
+                    all.into_iter().map(|one| one.join().unwrap()).collect()
+                });
+                assert_eq!(servers.len(), 1, "{to}: {servers:?}");
+                met.extend(servers);
+            }
+        }
+    }
+    assert!(met.len() > 1, "all clients of all services meet {met:?}");
+}
+
+/// A pod that may send any packet forges SYNs from ten times as many addresses as the table of affinity has room for.
+#[test]
+fn a_flood_of_syns_takes_no_client_from_its_backend() {
+    const CLIENTS: u32 = 1_024;
+    // Nothing but the programs stands between the attacker and the others.
+    let options = NodeOptions { rp_filter: 0, ..NodeOptions::default() };
+    let fixture = Fixture::new("flood", Pods::Routed, 3, options);
+    let attacker = fixture.pod("attacker");
+    let service = fixture.web().remembering(600);
+    let sizes = format!("--map-sizes=affinity={CLIENTS}");
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[FLAGS[0], FLAGS[1], &sizes]);
+    let to = service.frontends(Protocol::Tcp)[0];
+    let SocketAddr::V4(target) = to else { panic!("the first frontend is IPv4") };
+    let places = [fixture.client.place(), fixture.node.place()];
+    let before = places.map(|place| lead_away(&agent, &service, || tcp(place, to)));
+    let counted = Counters::read(agent.bpffs()).unwrap();
+    let flooding = attacker.place().spawn(move || {
+        let flood = Flood::new().unwrap();
+        for number in 0..10 * CLIENTS {
+            flood.syn(Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 200, 0, 0)) + number), number, target);
+        }
+    });
+    flooding.join().unwrap();
+    let selected = || Counters::read(agent.bpffs()).unwrap().since(&counted, Outcome::Selected);
+    eventually("the flood is selected for", SOON, || (selected() >= u64::from(9 * CLIENTS)).then_some(()));
+    for (place, [named, other]) in places.into_iter().zip(before) {
+        assert_eq!(tcp(place, to), other, "its address names {named}");
     }
 }
 

@@ -1,4 +1,7 @@
-//! A pod that may send any packet (`NET_RAW`) forges segments of other pods' connections: none ends, moves or is misdelivered. Needs root.
+//! A pod that may send any packet (`NET_RAW`), a host outside and another node forge packets of others' connections: none ends, moves or is
+//! misdelivered. Needs root.
+
+mod everywhere;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -130,6 +133,6 @@ fn forged_segments_end_no_connection_of_others_in_any_order() {
         connection.check("after the attack");
     }
     assert_eq!(scene.remembered(), remembered, "client affinity");
-    let lost = [Outcome::Suspected, Outcome::Evicted, Outcome::Retried, Outcome::DroppedTableFull];
+    let lost = [Outcome::Ejected, Outcome::Evicted, Outcome::Retried, Outcome::DroppedTableFull];
     assert_eq!(lost.map(|outcome| scene.counted(outcome)), [0; 4], "{lost:?}");
 }

@@ -103,7 +103,11 @@ fn counted(agent: &Agent) -> BTreeSet<(u8, u32)> {
 fn the_counters_of_a_deleted_service_go_with_it_and_no_others() {
     let fixture = Fixture::new("forgotten", Pods::Routed, 1, NodeOptions::default());
     let (web, other) = (fixture.web(), Service::standard("other", 12, fixture.endpoints()));
-    let flags = ["--drain-period=1s", "--flow-timeouts=closing=1s,udp-unreplied=1s,udp-replied=1s,udp-stream=1s"];
+    let flags = [
+        "--drain-period=1s",
+        "--drain-max=0s",
+        "--flow-timeouts=closing=1s,udp-unreplied=1s,udp-replied=1s,udp-stream=1s",
+    ];
     let agent = fixture.agent(&Manifest::of([other.clone()]), &flags);
     let use_it = |service: &Service| {
         for to in service.frontends(Protocol::Tcp) {
@@ -222,30 +226,30 @@ fn identity(agent: &Agent) -> (u32, u32) {
 }
 
 #[test]
-fn a_suspect_backend_is_shown_logged_and_counted_and_so_is_its_end() {
-    let fixture = Fixture::new("suspect", Pods::Routed, 1, NodeOptions::default());
+fn an_ejected_backend_is_shown_logged_and_counted_and_so_is_its_end() {
+    let fixture = Fixture::new("ejected", Pods::Routed, 1, NodeOptions::default());
     let service = fixture.web();
     let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     let (id, generation) = identity(&agent);
     let now_s = lb_userspace::agent::clock::monotonic().to_tenths() / 10;
-    write_health(&fixture, id, |seen| Health { generation, suspect_s: now_s - 7, answered_s: now_s - 9, ..seen });
+    write_health(&fixture, id, |seen| Health { generation, ejected_s: now_s - 7, answered_s: now_s - 9, ..seen });
 
-    let shown = items(&agent, &["backends", "--state", "suspect"]);
+    let shown = items(&agent, &["backends", "--state", "ejected"]);
     assert_eq!(shown.len(), 1);
-    assert!(number(&shown[0], "suspectSeconds") >= 7 && number(&shown[0], "answeredSeconds") >= 9, "{}", shown[0]);
+    assert!(number(&shown[0], "ejectedSeconds") >= 7 && number(&shown[0], "answeredSeconds") >= 9, "{}", shown[0]);
     eventually("the agent finds it", SOON, || {
         let metrics = agent.metrics().unwrap();
         let lines =
-            ["ballast_suspect_backends 1.0", "ballast_service_suspects{namespace=\"test\",service=\"web\",port=\"80\""];
+            ["ballast_ejected_backends 1.0", "ballast_service_ejected{namespace=\"test\",service=\"web\",port=\"80\""];
         lines.iter().all(|line| metrics.contains(line)).then_some(())
     });
-    assert!(agent.log().contains("suspect, new flows avoid it"), "{}", agent.log());
+    assert!(agent.log().contains("ejected, new flows avoid it"), "{}", agent.log());
 
-    write_health(&fixture, id, |seen| Health { suspect_s: 0, ..seen });
-    assert!(items(&agent, &["backends", "--state", "suspect"]).is_empty());
-    eventually("and that it is over", SOON, || agent.log().contains("no longer suspect").then_some(()));
+    write_health(&fixture, id, |seen| Health { ejected_s: 0, ..seen });
+    assert!(items(&agent, &["backends", "--state", "ejected"]).is_empty());
+    eventually("and that it is over", SOON, || agent.log().contains("no longer ejected").then_some(()));
     agent.kill();
-    write_health(&fixture, id, |seen| Health { suspect_s: now_s, ..seen });
+    write_health(&fixture, id, |seen| Health { ejected_s: now_s, ..seen });
     let table = String::from_utf8(agent.cli(&["get", "services"]).unwrap().stdout).unwrap();
-    assert!(table.contains("active, suspect"), "{table}");
+    assert!(table.contains("active, ejected"), "{table}");
 }

@@ -10,7 +10,8 @@ use lb_tests::topology::{SERVICE_NET4, SERVICE_NET6};
 fn kube_proxy_differs_as_the_manual_says() {
     let network = Network::new("contrast").unwrap();
     let manifest = Manifest::of(network.services());
-    let kube_proxies = KubeProxies::start(&network, &manifest).unwrap();
+    let nodes: Vec<_> = network.nodes.iter().collect();
+    let kube_proxies = KubeProxies::start(&network.topology, &nodes, &manifest).unwrap();
     let cells = Cell::all();
     let all = Contrast::run(&network, &cells);
     let unserved = wrong_at_unserved(&network, Unserved::with_kube_proxy).unwrap();

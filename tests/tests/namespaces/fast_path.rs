@@ -4,9 +4,11 @@ use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;
 use std::time::Duration;
 
+use aya::maps::{HashMap, Map, MapData};
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use aya::{Ebpf, EbpfLoader};
+use lb_common::abi::PeerMac;
 use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, Manifest, Protocol, Service};
 use lb_tests::fixture::{Fixture, Pods};
@@ -240,4 +242,32 @@ fn off_and_on_are_as_asked_for() {
     let before = handed_over(&agent);
     serves("off", &fixture, &service);
     assert_eq!((handed_over(&agent), &fast_path(&agent)["open"]), (before, &Value::Bool(false)));
+}
+
+/// The indexes of links whose other ends the programs have noted.
+fn noted_links(agent: &Agent) -> Vec<u32> {
+    let folder = std::fs::read_dir(agent.bpffs().join("ballast/programs")).unwrap();
+    let mut paths = folder.map(|entry| entry.unwrap().path());
+    let pin = paths.find(|path| path.to_string_lossy().contains("peer_macs")).unwrap();
+    let map = Map::from_map_data(MapData::from_pin(pin).unwrap()).unwrap();
+    HashMap::<MapData, u32, PeerMac>::try_from(map).unwrap().keys().collect::<Result<_, _>>().unwrap()
+}
+
+/// Links come and go with their pods: on a node where nobody forgot them, the table would be full one day, and no new pod would have the
+/// fast path.
+#[test]
+fn links_that_are_gone_are_forgotten() {
+    let fixture = Fixture::new("fastgone", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    until(&agent, true);
+    warm(&fixture, &service, &agent);
+    let before = noted_links(&agent);
+    assert!(!before.is_empty());
+    let shown = at_node(&fixture, "ip", &["-o", "link", "show", "dev", fixture.client.link()]);
+    let index: u32 = shown.split(':').next().unwrap().parse().unwrap();
+    assert!(before.contains(&index), "{before:?} without {index}");
+    fixture.node.namespace().ip(&format!("link delete {}", fixture.client.link())).unwrap();
+    eventually("the link is forgotten", SWITCH, || (!noted_links(&agent).contains(&index)).then_some(()));
+    assert_eq!(noted_links(&agent).len(), before.len() - 1, "others are not");
 }

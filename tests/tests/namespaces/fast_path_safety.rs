@@ -1,6 +1,6 @@
 //! The fast path fails safe: it ends soon after the agent, and a packet from a forged address takes the stack, whose filters stop it.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -8,8 +8,9 @@ use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, Manifest, Protocol, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::incident::Counters;
+use lb_tests::incident::forger::{Forger, datagram};
 use lb_tests::incident::raw_tcp::{ACK, RawTcp, Segment};
-use lb_tests::peers::{Stream, eventually};
+use lb_tests::peers::{Server, Stream, eventually};
 use lb_tests::topology::NodeOptions;
 
 /// A slow machine gets this long.
@@ -119,4 +120,37 @@ fn a_pod_gets_nothing_through_in_the_name_of_another_one() {
         assert!(gets(&own, &backend, from, to), "{to}: the client's own");
         assert!(scenario.handed_over() > before, "{to}: the client's own take the fast path");
     }
+}
+
+/// Nor does it begin a connection or ask a question in the name of another pod, or of nobody.
+#[test]
+fn a_pod_begins_nothing_in_the_name_of_others() {
+    let scenario = Scenario::new("fastsyn");
+    let fixture = &scenario.fixture;
+    drop(scenario.fast());
+    let pod = fixture.pod("attacker");
+    let (attacker, own) = (Forger::new(pod.place()).unwrap(), Forger::new(fixture.client.place()).unwrap());
+    let backend = RawTcp::new(fixture.backends[0].place()).unwrap();
+    let answers = || fixture.servers[0].iter().map(Server::answers).sum::<u32>();
+    // Linux filters by the reverse path for IPv4 alone.
+    let [tcp, udp] = [Protocol::Tcp, Protocol::Udp].map(|protocol| scenario.service.frontends(protocol)[0]);
+    let client: IpAddr = fixture.client.addresses().v4.into();
+    let nobody: IpAddr = [198, 18, 0, 9].into();
+    let (handed_over, answered) = (scenario.handed_over(), answers());
+    backend.drain();
+    for (number, from) in [client, nobody].into_iter().enumerate() {
+        let from = SocketAddr::new(from, 40_000 + u16::try_from(number).unwrap());
+        assert!(attacker.send(&Segment::syn(from, tcp, 7).with_data(MARK).bytes(), tcp.ip()));
+        assert!(attacker.send(&datagram(from, udp, b"forged"), udp.ip()));
+    }
+    assert_eq!(backend.receive(Duration::from_secs(1), |segment| segment.length == MARK), None, "forged");
+    assert_eq!(scenario.handed_over(), handed_over, "none passes the host's filters by");
+    // The client's own, by the same means.
+    let from = SocketAddr::new(client, 40_002);
+    assert!(own.send(&Segment::syn(from, tcp, 7).with_data(MARK).bytes(), tcp.ip()));
+    assert!(backend.receive(Duration::from_secs(1), |segment| segment.length == MARK).is_some());
+    assert!(own.send(&datagram(from, udp, b"own"), udp.ip()));
+    eventually("the client's own question is answered", LIMIT, || (answers() > answered).then_some(()));
+    assert_eq!(answers(), answered + 1, "no forged question is answered");
+    assert!(scenario.handed_over() > handed_over);
 }

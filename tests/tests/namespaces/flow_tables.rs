@@ -3,10 +3,11 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use lb_tests::agent::{Agent, Manifest, Protocol};
+use lb_common::outcome::Outcome;
+use lb_tests::agent::{Agent, Manifest, Protocol, Service};
 use lb_tests::fixture::{Fixture, Pods};
-use lb_tests::incident::Clients;
-use lb_tests::peers::{Datagrams, Stream};
+use lb_tests::incident::{Clients, Counters};
+use lb_tests::peers::{Datagrams, Stream, eventually};
 use lb_tests::topology::{NodeOptions, Place, Pod};
 
 /// Entries of each table of established connections: a connection takes two.
@@ -20,8 +21,10 @@ struct Scene {
     other: Pod,
     tcp: Vec<SocketAddr>,
     udp: Vec<SocketAddr>,
-    _agent: Agent,
-    _fixture: Fixture,
+    /// Of a service of the other pod.
+    own: Vec<SocketAddr>,
+    agent: Agent,
+    fixture: Fixture,
 }
 
 impl Scene {
@@ -30,10 +33,11 @@ impl Scene {
         let other = fixture.pod("other");
         let web = fixture.web();
         let sizes = format!("--map-sizes=flows4={FLOWS},flows6={FLOWS}");
-        let agent = fixture.agent(&Manifest::of([web.clone()]), &[&sizes]);
+        let own = Service::standard("own", 12, fixture.endpoints());
+        let agent = fixture.agent(&Manifest::of([web.clone(), own.clone()]), &[&sizes]);
         let (tcp, udp) = (web.frontends(Protocol::Tcp), web.frontends(Protocol::Udp));
         let idle = tcp.iter().map(|to| connected(fixture.client.place(), *to)).collect();
-        Self { idle, other, tcp, udp, _agent: agent, _fixture: fixture }
+        Self { idle, other, tcp, udp, own: own.frontends(Protocol::Tcp), agent, fixture }
     }
 
     /// The idle connections go on.
@@ -80,4 +84,53 @@ fn udp_queries_evict_no_idle_connection() {
         assert!(failed * 1000 <= usize::from(TEN_TABLES), "{failed} queries to {to} failed");
     }
     scene.check();
+}
+
+/// How long a connect of a client that is refused may take: the answers to a flood of refusals are limited.
+const REFUSED_WITHIN: Duration = Duration::from_millis(50);
+/// A round of the sweep, and then some.
+const SOON: Duration = Duration::from_secs(30);
+
+#[test]
+fn a_client_that_keeps_ten_tables_of_connections_open_is_refused_by_name_and_nobody_else_suffers() {
+    let mut scene = Scene::new("flowsgreedy");
+    let mut held = Vec::new();
+    for (to, own) in scene.tcp.clone().into_iter().zip(scene.own.clone()) {
+        for attempt in 0..TEN_TABLES {
+            held.extend(Stream::connect_from(scene.other.place(), 0, own, REFUSED_WITHIN).ok());
+            if attempt % 64 == 0 {
+                connected(scene.fixture.client.place(), to).end().unwrap();
+                scene.check();
+            }
+        }
+    }
+    let most = usize::from(FLOWS / 2);
+    assert!(held.len() > most && held.len() < 2 * most, "{} connections of two tables of {most}", held.len());
+    // Those that are counted as made are whole: the backend has them, too.
+    for stream in &mut held {
+        stream.ask("is anybody there?").unwrap();
+    }
+    // New ones of others, many of which stay open.
+    let mut others: Vec<Stream> = Vec::new();
+    for to in scene.tcp.clone() {
+        others.extend((0..20).map(|_| connected(scene.fixture.client.place(), to)));
+    }
+    scene.check();
+    let counters = Counters::read(scene.agent.bpffs()).unwrap();
+    assert_eq!(counters.get(Outcome::DroppedTableFull), 0, "the table is never full");
+    assert!(counters.get(Outcome::RefusedClientShare) > u64::from(TEN_TABLES), "refusals are counted");
+    let status = eventually("the agent names the client", SOON, || {
+        let status = String::from_utf8(scene.agent.cli(&["status"]).ok()?.stdout).ok()?;
+        scene.other.ips().iter().all(|ip| status.contains(&format!("client {ip} has more"))).then_some(status)
+    });
+    assert!(!scene.fixture.client.ips().iter().any(|ip| status.contains(&format!("client {ip} "))), "{status}");
+    for family in ["ipv4", "ipv6"] {
+        let largest = scene.agent.metric("ballast_largest_client_connections", &format!("family=\"{family}\""));
+        assert!(largest.is_some_and(|largest| largest > 100.0), "{largest:?}");
+    }
+    // Whoever lets go may come again.
+    drop(held);
+    for own in scene.own.clone() {
+        eventually("a place is free", SOON, || Stream::connect(scene.other.place(), own).ok());
+    }
 }

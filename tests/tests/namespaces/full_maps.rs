@@ -128,7 +128,7 @@ impl Scene {
 fn a_change_that_finds_no_room_is_refused_as_a_whole_and_made_when_there_is() {
     let fixture = Fixture::new("fullmaps", Pods::Routed, 1, NodeOptions::default());
     // Ids of backends are given out again soon after their drain.
-    let flags = ["--external-ips=on", "--drain-period=1s", &format!("--map-sizes={SIZES}")];
+    let flags = ["--external-ips=on", "--drain-period=1s", "--drain-max=0s", &format!("--map-sizes={SIZES}")];
     let agent = Agent::prepare(&fixture.node, &flags).unwrap();
     let mut scene = Scene(Served::start(fixture, agent));
     for (is_v4, family) in [(true, '4'), (false, '6')] {

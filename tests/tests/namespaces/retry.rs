@@ -1,4 +1,4 @@
-//! A connection that nobody answers gets around the backend that does not: each rule of retry and suspects, segment by segment.
+//! A connection that nobody answers gets around the backend that does not: each rule of retry and of ejection, segment by segment.
 //!
 //! Client and backends are raw sockets in pods, at addresses that no kernel answers for: what a test does not send is not sent.
 
@@ -27,7 +27,8 @@ struct Scenario {
     client: RawTcp,
     backends: RawTcp,
     agent: Agent,
-    source: Addresses,
+    /// Of two clients.
+    sources: [Addresses; 2],
     service: Service,
     _pod: Pod,
     fixture: Fixture,
@@ -42,7 +43,8 @@ impl Scenario {
     fn with(subject: &str, backends: u8, change: impl Fn(&str) -> String) -> Self {
         let fixture = Fixture::new(subject, Pods::Routed, 0, NodeOptions::default());
         let pod = fixture.pod("hands");
-        let source = lend(&fixture.node, &fixture.client, 100..101).unwrap()[0];
+        let sources = lend(&fixture.node, &fixture.client, 100..102).unwrap();
+        let sources = [sources[0], sources[1]];
         let lent = lend(&fixture.node, &pod, 0..backends).unwrap();
         let service = Service::web(lent.into_iter().map(Endpoint::ready).collect());
         let manifest = Manifest::of([service.clone()]);
@@ -51,7 +53,7 @@ impl Scenario {
         agent.restart().unwrap();
         eventually("the tables hold the manifest", SOON, || (agent.states().ok()? == manifest.states()).then_some(()));
         let (client, backends) = (RawTcp::new(fixture.client.place()).unwrap(), RawTcp::new(pod.place()).unwrap());
-        Self { client, backends, agent, source, service, _pod: pod, fixture }
+        Self { client, backends, agent, sources, service, _pod: pod, fixture }
     }
 
     /// The service in each family, and a port of the client that no test has used.
@@ -61,11 +63,16 @@ impl Scenario {
         }
     }
 
-    /// A SYN of a new connection.
+    /// A SYN of a new connection of the first client.
     fn syn(&self, to: SocketAddr) -> Segment {
+        self.syn_of(0, to)
+    }
+
+    /// The same of one of the two.
+    fn syn_of(&self, client: usize, to: SocketAddr) -> Segment {
         static NEXT: AtomicU16 = AtomicU16::new(10_000);
         let port = NEXT.fetch_add(1, Ordering::Relaxed);
-        Segment::syn(SocketAddr::new(self.source.like(to.ip()), port), to, ISN)
+        Segment::syn(SocketAddr::new(self.sources[client].like(to.ip()), port), to, ISN)
     }
 
     /// Sends a SYN; returns it as a backend sees it.
@@ -108,15 +115,14 @@ impl Scenario {
 }
 
 #[test]
-fn a_syn_that_is_sent_again_goes_to_a_backend_not_yet_tried_and_three_moves_are_the_most() {
+fn a_syn_that_is_sent_again_goes_to_a_backend_not_yet_tried() {
     let scenario = Scenario::new("retry", 6);
     scenario.each(|scenario, syn| {
         let before = scenario.counters();
         let tried: Vec<IpAddr> = (0..6).map(|_| scenario.arrives_again(&syn).to.ip()).collect();
-        let first: BTreeSet<IpAddr> = tried[..4].iter().copied().collect();
-        assert_eq!(first.len(), 4, "each of the first four went to another backend: {tried:?}");
-        assert!(tried[3..].iter().all(|backend| *backend == tried[3]), "after three moves it stays: {tried:?}");
-        scenario.counted(&before, Outcome::Retried, 3);
+        let first: BTreeSet<IpAddr> = tried[..5].iter().copied().collect();
+        assert_eq!(first.len(), 5, "each of the first five went to another backend: {tried:?}");
+        scenario.counted(&before, Outcome::Retried, 5);
         scenario.counted(&before, Outcome::Selected, 1);
         scenario.client_hears_nothing(&syn);
     });
@@ -140,52 +146,55 @@ fn an_answered_connection_never_moves_however_often_its_syn_is_seen() {
 }
 
 #[test]
-fn a_late_answer_is_refused_and_never_delivered() {
+fn the_first_answer_wins_and_a_later_one_is_refused_and_never_delivered() {
     let scenario = Scenario::new("late", 2);
-    scenario.each(|scenario, syn| {
-        let before = scenario.counters();
-        let first = scenario.arrives(&syn);
-        let second = scenario.arrives_again(&syn);
-        assert_ne!(first.to, second.to, "the second SYN moved");
-        // The first backend answers after the connection has left it: before the second one does, and after it.
-        for round in 0..2 {
-            let late = first.answer(SYN | ACK, BACKEND_ISN);
-            scenario.backends.send(&late);
-            let refused = scenario.backends.receive(SOON, |segment| segment.to == first.to && segment.flags & RST != 0);
-            let refused = refused.unwrap_or_else(|| panic!("round {round}: the late answer is not refused"));
-            assert_eq!((refused.from, refused.to, refused.seq), (first.from, first.to, ISN + 1), "round {round}");
-            scenario.client_hears_nothing(&syn);
-            if round == 0 {
-                scenario.answered(&syn, &second);
+    for is_slow in [true, false] {
+        scenario.each(|scenario, syn| {
+            let before = scenario.counters();
+            let first = scenario.arrives(&syn);
+            let second = scenario.arrives_again(&syn);
+            assert_ne!(first.to, second.to, "the second SYN moved");
+            let (winner, loser) = if is_slow { (&first, &second) } else { (&second, &first) };
+            let told = scenario.answered(&syn, winner);
+            for round in 0..2 {
+                scenario.backends.send(&loser.answer(SYN | ACK, BACKEND_ISN + 77));
+                let is_refusal = |segment: &Segment| segment.to == loser.to && segment.flags & RST != 0;
+                let refused = scenario.backends.receive(SOON, is_refusal);
+                let refused = refused.unwrap_or_else(|| panic!("round {round}: the late answer is not refused"));
+                assert_eq!((refused.from, refused.to, refused.seq), (loser.from, loser.to, ISN + 1), "round {round}");
+                scenario.client_hears_nothing(&syn);
             }
-        }
-        // Nothing else of it comes as from the service either.
-        scenario.backends.send(&first.answer(ACK, BACKEND_ISN + 1).with_data(5));
-        let heard = scenario.client.receive(QUIET, |segment| segment.to == syn.from && segment.from == syn.to);
-        assert_eq!(heard, None, "data of a backend that the connection has left");
-        scenario.counted(&before, Outcome::RefusedLate, 2);
-        scenario.counted(&before, Outcome::Retried, 1);
-    });
+            // Nothing else of it comes as from the service either.
+            scenario.backends.send(&loser.answer(ACK, BACKEND_ISN + 78).with_data(5));
+            let heard = scenario.client.receive(QUIET, |segment| segment.to == syn.from && segment.from == syn.to);
+            assert_eq!(heard, None, "data of a backend that has lost the connection");
+            scenario.client.send(&Segment { length: 10, ..told.answer(ACK, ISN + 1) });
+            let data = scenario.backends.receive(SOON, |segment| segment.length == 10).expect("the data arrives");
+            assert_eq!(data.to, winner.to);
+            scenario.counted(&before, Outcome::RefusedLate, 2);
+            scenario.counted(&before, Outcome::Retried, 1);
+        });
+    }
 }
 
 #[test]
-fn a_refusal_is_withheld_while_another_backend_may_take_it_and_passed_when_none_is_left() {
+fn a_refusal_is_suppressed_while_another_backend_may_take_it_and_passed_when_none_is_left() {
     let scenario = Scenario::new("refuse", 2);
     scenario.each(|scenario, syn| {
         let before = scenario.counters();
         let first = scenario.arrives(&syn);
         scenario.backends.send(&first.answer(RST | ACK, 0));
         scenario.client_hears_nothing(&syn);
-        scenario.counted(&before, Outcome::WithheldRefusal, 1);
+        scenario.counted(&before, Outcome::SuppressedRefusal, 1);
         let second = scenario.arrives_again(&syn);
         assert_ne!(first.to, second.to, "the refused SYN goes to the other one");
         scenario.backends.send(&second.answer(RST | ACK, 0));
         let told = scenario.client.receive(SOON, |segment| segment.to == syn.from).expect("the client is told");
         assert!(told.flags & RST != 0, "{told:?}");
         assert_eq!((told.from, told.ack), (syn.to, ISN + 1));
-        scenario.counted(&before, Outcome::WithheldRefusal, 1);
-        scenario.counted(&before, Outcome::Suspected, 2);
-        // The connection is forgotten: its port begins anew, and if all are suspect, none is.
+        scenario.counted(&before, Outcome::SuppressedRefusal, 1);
+        scenario.counted(&before, Outcome::Ejected, 0);
+        // The connection is forgotten: its port begins anew.
         scenario.arrives(&Segment { seq: ISN + 77, ..syn });
     });
 }
@@ -199,63 +208,75 @@ fn a_refusal_that_names_another_number_changes_nothing() {
         let forged = Segment { ack: ISN + 900, ..first.answer(RST | ACK, 0) };
         scenario.backends.send(&forged);
         scenario.client.receive(QUIET, |segment| segment.to == syn.from);
-        scenario.counted(&before, Outcome::WithheldRefusal, 0);
-        scenario.counted(&before, Outcome::Suspected, 0);
+        scenario.counted(&before, Outcome::SuppressedRefusal, 0);
+        scenario.counted(&before, Outcome::Ejected, 0);
         scenario.answered(&syn, &first);
     });
 }
 
 #[test]
-fn new_connections_avoid_a_suspect_and_a_probe_brings_it_back() {
-    let scenario = Scenario::new("suspect", 2);
-    // Both families at once: a suspect is probed after the interval, which is waited for.
+fn what_one_client_has_met_keeps_it_away_and_a_second_client_ejects_the_backend_until_a_probe_is_answered() {
+    let scenario = Scenario::new("ejected", 2);
+    // Both families at once: an ejected backend is probed after the interval, which is waited for.
     let frontends = scenario.service.frontends(Protocol::Tcp);
     let begun = scenario.counters();
-    let suspects: Vec<IpAddr> = frontends.iter().map(|to| make_suspect(&scenario, *to)).collect();
-    scenario.counted(&begun, Outcome::Suspected, 2);
+    let silent: Vec<IpAddr> = frontends.iter().map(|to| meets_silence(&scenario, 0, *to, None)).collect();
+    for (to, silent) in frontends.iter().zip(&silent) {
+        let sent_to = |client: usize| {
+            (0..20).filter(|_| scenario.arrives(&scenario.syn_of(client, *to)).to.ip() == *silent).count()
+        };
+        assert_eq!(sent_to(0), 0, "this client has met it");
+        assert!(sent_to(1) > 0, "this one has not");
+    }
+    scenario.counted(&begun, Outcome::Ejected, 0);
+    for (to, silent) in frontends.iter().zip(&silent) {
+        meets_silence(&scenario, 1, *to, Some(*silent));
+    }
+    scenario.counted(&begun, Outcome::Ejected, 2);
     let start = Instant::now();
-    let (mut met, mut probes) = (0, 0);
+    let mut met = 0;
     for to in &frontends {
-        for _ in 0..40 {
-            let syn = scenario.syn(*to);
-            let arrived = scenario.arrives(&syn);
-            met += usize::from(suspects.contains(&arrived.to.ip()));
+        for client in [0, 1] {
+            for _ in 0..20 {
+                met += usize::from(silent.contains(&scenario.arrives(&scenario.syn_of(client, *to)).to.ip()));
+            }
         }
     }
     let intervals = start.elapsed().as_secs() / u64::from(PROBE_INTERVAL_S) + 1;
-    probes += scenario.counters().since(&begun, Outcome::Probed);
-    assert_eq!(u64::try_from(met).unwrap(), probes, "whatever meets a suspect is a probe");
-    assert!(probes <= 2 * intervals, "{probes} probes of two suspects in {intervals} intervals");
-    shown_as_suspect(&scenario, &suspects);
-    for (to, suspect) in frontends.iter().zip(&suspects) {
-        // A probe is answered: it is suspect no more, and shares the load again.
-        eventually("a probe reaches the suspect", SOON + Duration::from_secs(PROBE_INTERVAL_S.into()), || {
+    let probes = scenario.counters().since(&begun, Outcome::Probed);
+    assert_eq!(u64::try_from(met).unwrap(), probes, "whatever meets an ejected backend is a probe");
+    assert!(probes <= 2 * intervals, "{probes} probes of two backends in {intervals} intervals");
+    shown_as_ejected(&scenario, &silent);
+    for (to, silent) in frontends.iter().zip(&silent) {
+        // A probe is answered: the backend is ejected no more, and shares the load again.
+        eventually("a probe reaches it", SOON + Duration::from_secs(PROBE_INTERVAL_S.into()), || {
             let syn = scenario.syn(*to);
             let arrived = scenario.arrives(&syn);
             std::thread::sleep(Duration::from_millis(100));
-            (arrived.to.ip() == *suspect).then(|| scenario.answered(&syn, &arrived))
+            (arrived.to.ip() == *silent).then(|| scenario.answered(&syn, &arrived))
         });
-        let shares = (0..60).filter(|_| scenario.arrives(&scenario.syn(*to)).to.ip() == *suspect).count();
-        assert!(shares >= 5, "{suspect} takes connections again: {shares} of 60");
+        let shares = (0..60).filter(|_| scenario.arrives(&scenario.syn(*to)).to.ip() == *silent).count();
+        assert!(shares >= 5, "{silent} takes connections again: {shares} of 60");
     }
     scenario.counted(&begun, Outcome::Cleared, 2);
 }
 
-/// One backend leaves a connection unanswered that the other one answers. Returns the first.
-fn make_suspect(scenario: &Scenario, to: SocketAddr) -> IpAddr {
-    let syn = scenario.syn(to);
-    let first = scenario.arrives(&syn);
+/// A backend, this one if it is named, leaves a connection of the client unanswered, and the other one answers it. Returns the first.
+fn meets_silence(scenario: &Scenario, client: usize, to: SocketAddr, silent: Option<IpAddr>) -> IpAddr {
+    let syns = std::iter::repeat_with(|| scenario.syn_of(client, to)).map(|syn| (scenario.arrives(&syn), syn));
+    let is_wanted = |(first, _): &(Segment, Segment)| silent.is_none_or(|silent| first.to.ip() == silent);
+    let (first, syn) = syns.take(100).find(is_wanted).expect("one of a hundred goes there");
     let second = scenario.arrives_again(&syn);
     scenario.answered(&syn, &second);
     first.to.ip()
 }
 
-/// Whoever asks is told which backend is suspect.
-fn shown_as_suspect(scenario: &Scenario, suspects: &[IpAddr]) {
+/// Whoever asks is told which backend is ejected.
+fn shown_as_ejected(scenario: &Scenario, ejections: &[IpAddr]) {
     let list = scenario.agent.json(&["get", "backends", "-A"]).unwrap().to_string();
-    assert!(list.contains("suspect"), "{suspects:?} are suspect: {list}");
+    assert!(list.contains("ejected"), "{ejections:?} are ejected: {list}");
     let metrics = scenario.agent.metrics().unwrap();
-    for outcome in [Outcome::Retried, Outcome::Suspected] {
+    for outcome in [Outcome::Retried, Outcome::Ejected] {
         assert!(metrics.contains(outcome.name()), "no metric tells of {}", outcome.name());
     }
 }
@@ -269,7 +290,7 @@ fn a_backend_that_answers_somebody_is_not_blamed_for_a_client_that_nobody_answer
         for _ in 0..4 {
             scenario.arrives_again(&syn);
         }
-        scenario.counted(&before, Outcome::Suspected, 0);
+        scenario.counted(&before, Outcome::Ejected, 0);
     });
 }
 
@@ -289,7 +310,7 @@ fn without_retry_a_connection_stays_where_it_is() {
             scenario.client.receive(SOON, |segment| segment.to == syn.from).expect("the refusal is passed at once");
         assert!(told.flags & RST != 0 && told.from == syn.to, "{told:?}");
         scenario.counted(&before, Outcome::Retried, 0);
-        scenario.counted(&before, Outcome::WithheldRefusal, 0);
+        scenario.counted(&before, Outcome::SuppressedRefusal, 0);
     });
 }
 

@@ -53,7 +53,7 @@ fn aborted(stream: &mut Stream) -> Option<()> {
 fn connections_of_host_processes_end_at_the_deadline_and_no_others() {
     let fixture = Fixture::new("ends", Pods::Routed, 2, NodeOptions::default());
     let service = fixture.web();
-    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period", "3s"]);
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period=3s", "--drain-max=0s"]);
     let host = fixture.node.place();
     let frontends = service.frontends(Protocol::Tcp);
     let asked = [frontends[0], frontends[1], mapped(frontends[0])];
@@ -82,6 +82,52 @@ fn connections_of_host_processes_end_at_the_deadline_and_no_others() {
     assert_eq!(maps.sockets4.read().unwrap().len() + maps.sockets6.read().unwrap().len(), asked.len());
 }
 
+/// Past the drain period the agent ends what the backend leaves unanswered for 15 s, found in a round of 5 s; all others at the eviction deadline.
+#[test]
+fn past_the_drain_period_connections_that_are_answered_go_on_until_the_longest_drain() {
+    const ANSWER: Duration = Duration::from_secs(15);
+    const MAX: Duration = Duration::from_secs(32);
+    let fixture = Fixture::new("hostlong", Pods::Routed, 3, NodeOptions::default());
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period=2s", "--drain-max=32s"]);
+    let each = |server| {
+        let to = service.frontends(Protocol::Tcp);
+        to.into_iter().flat_map(|to| connections(fixture.node.place(), to, server, 1)).collect::<Vec<_>>()
+    };
+    let (mut talking, mut idle, mut dead) = (each("b1"), each("b1"), each("b2"));
+    let began = Instant::now();
+    agent.apply(&Manifest::of([Service::web(fixture.endpoints()[..1].to_vec())])).unwrap();
+    fixture.backends[2].namespace().ip("link set eth0 down").unwrap();
+    let asked = Instant::now();
+    for stream in &mut dead {
+        stream.say("anybody").unwrap();
+    }
+    while destroyed(&agent, "tcp") < dead.len() as u64 {
+        assert!(began.elapsed() < MAX, "the dead backend's connections end before the longest drain");
+        for stream in &mut talking {
+            assert_eq!(stream.ask("still").unwrap().server, "b1");
+        }
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    assert!(asked.elapsed() >= ANSWER, "not before its time: {:?}", asked.elapsed());
+    for stream in &mut dead {
+        assert_eq!(stream.read_line().expect_err("it is ended").kind(), ErrorKind::ConnectionAborted);
+    }
+    if began.elapsed() + Duration::from_secs(2) < MAX {
+        for stream in talking.iter_mut().chain(&mut idle) {
+            assert_eq!(stream.ask("after a long silence").unwrap().server, "b1");
+        }
+    }
+    for stream in talking.iter_mut().chain(&mut idle) {
+        eventually("the longest drain ends it", SOON, || {
+            std::thread::sleep(Duration::from_millis(200));
+            aborted(stream)
+        });
+    }
+    assert!(began.elapsed() + Duration::from_secs(1) >= MAX, "{:?}", began.elapsed());
+    assert_eq!(destroyed(&agent, "tcp"), (talking.len() + idle.len() + dead.len()) as u64);
+}
+
 #[test]
 fn an_address_that_comes_back_as_another_pod_ends_the_connections_to_the_old_one() {
     let fixture = Fixture::new("hostreborn", Pods::Routed, 1, NodeOptions::default());
@@ -104,7 +150,7 @@ fn an_address_that_comes_back_as_another_pod_ends_the_connections_to_the_old_one
 fn a_deadline_that_struck_while_no_agent_ran_is_made_up_for() {
     let fixture = Fixture::new("madeup", Pods::Routed, 2, NodeOptions::default());
     let service = fixture.web();
-    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period", "1s"]);
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period=1s", "--drain-max=0s"]);
     let to = service.frontends(Protocol::Tcp)[0];
     let mut held = connections(fixture.node.place(), to, "b1", 1).remove(0);
     agent.apply(&Manifest::of([Service::web(fixture.endpoints()[..1].to_vec())])).unwrap();
@@ -155,7 +201,7 @@ fn a_connected_udp_sender_is_told_at_once_and_finds_another_backend_from_the_sam
 fn an_idle_unconnected_socket_holds_no_backend_that_is_gone() {
     let fixture = Fixture::new("idle", Pods::Routed, 2, NodeOptions::default());
     let service = fixture.web();
-    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period", "1s"]);
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period=1s", "--drain-max=0s"]);
     let maps = Pinned::open(&agent.bpffs().join("ballast")).unwrap();
     let to = service.frontends(Protocol::Udp)[0];
     let sockets: Vec<_> = (0..8).map(|_| Datagrams::unconnected(fixture.node.place(), 0, to).unwrap()).collect();
@@ -190,7 +236,8 @@ fn with_all_processes_served_the_sockets_of_pods_end_too() {
     let options = NodeOptions { rp_filter: 2, ..NodeOptions::default() };
     let fixture = Fixture::new("everywhere", Pods::Routed, 2, options);
     let service = fixture.web();
-    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--socket-lb", "all", "--drain-period", "2s"]);
+    let agent =
+        fixture.agent(&Manifest::of([service.clone()]), &["--socket-lb", "all", "--drain-period=2s", "--drain-max=0s"]);
     let pod = fixture.client.place().clone().in_cgroup(fixture.node.cgroup());
     // A namespace is found by a process in it.
     let mut process = pod.start(std::process::Command::new("sleep").arg("600")).unwrap();

@@ -54,6 +54,7 @@ fn record<const N: usize>(address: [u8; N]) -> Backend<N> {
         generation: 1,
         service: SERVICE,
         deadline_ds: 0,
+        drain_ds: 0,
         uid_hash: 0,
         weight: 1,
         pad: 0,

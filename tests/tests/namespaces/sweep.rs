@@ -22,7 +22,7 @@ use lb_tests::topology::NodeOptions;
 use lb_userspace::apply::{KernelStore, Programmer};
 use lb_userspace::maps::{Connections, Pinned};
 use lb_userspace::model::{Family, Monotonic};
-use lb_userspace::plan::{BackendId, PlanSettings};
+use lb_userspace::plan::{BackendId, DrainLimits, PlanSettings};
 use lb_userspace::sweep::{Look, PART, Rounds, Seen, Start};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -82,14 +82,14 @@ fn sweep(
     start: Start,
 ) -> Result<(Seen, Vec<(&'static str, usize)>)> {
     let mut rounds = Rounds::new(Monotonic::default(), 0);
-    let (mut seen, mut place, mut swept) = (Seen::new(start), None, Vec::new());
+    let (mut seen, mut place, mut swept) = (Seen::new(start, 0), None, Vec::new());
     let look = Look {
         maps,
         book: programmer.book(),
         timeouts: &TIMEOUTS,
         now: Now { s: NOW, ds: NOW * 10 },
         at: Monotonic::from_duration(Duration::from_secs(NOW.into())),
-        drain_period: Duration::from_secs(30),
+        drain_limits: DrainLimits { period: Duration::from_secs(30), max: Duration::ZERO },
     };
     loop {
         let now = rounds.due();
@@ -132,7 +132,7 @@ fn what_is_over_goes_and_what_lives_stays() -> Result<()> {
     put(flow(5, 1, flow_state::CLOSING, NOW - TIMEOUTS.closing_s)[1], true)?;
     // Nothing more is forwarded to a backend that is gone.
     flow(8, 1, flow_state::OPEN, NOW - TIMEOUTS.closing_s - 1).into_iter().try_for_each(|half| put(half, false))?;
-    // Half-open: silent; left by its flow, which goes on with another backend; a living one that has tried two.
+    // Half-open: silent; of a backend that lost its connection to another one; a living one that has tried two.
     let half_open = |half: Half, seen_s, flags, tried| HalfOpen {
         flow: Flow { seen_s, state: flow_state::HALF_OPEN, ..half.1 },
         tried,
@@ -140,13 +140,13 @@ fn what_is_over_goes_and_what_lives_stays() -> Result<()> {
         segments: 1,
         moves: 0,
         flags,
-        pad: 0,
+        refused: 0,
     };
     let [forward, reply] = flow(6, 3, flow_state::HALF_OPEN, 0);
     maps.half_open4.put(&forward.0, &half_open(forward, NOW - 1, 0, [4, 5, 0]))?;
     maps.half_open4.put(&reply.0, &half_open(reply, LONG_AGO, 0, [4, 5, 0]))?;
     let [_, left] = flow(7, 6, flow_state::HALF_OPEN, 0);
-    maps.half_open4.put(&left.0, &half_open(left, LONG_AGO, half_open_flags::LEFT, [0; 3]))?;
+    maps.half_open4.put(&left.0, &half_open(left, LONG_AGO, half_open_flags::LOST, [0; 3]))?;
     // An affinity of a service that is not there; counters with and without a flow.
     let client = AffinityKey { client: [10, 1, 0, 1], service: 9, netns: 0 };
     maps.affinity4
@@ -228,14 +228,18 @@ fn a_drifted_count_is_set_right_and_what_programs_write_beside_it_stays() -> Res
     let mut backends = maps.backends4.read()?.into_iter().filter(|(_, record)| record.generation != 0);
     let (id, record) = backends.next().context("a backend")?;
     let drifted =
-        Health { generation: record.generation, answered_s: 17, suspect_s: 18, connections: 40, ..Health::default() };
+        Health { generation: record.generation, answered_s: 17, ejected_s: 18, connections: 40, ..Health::default() };
     maps.health4.put(&id, &drifted)?;
     assert_eq!(connections.of(id, record.generation), 40);
+    for counter in [0, 7] {
+        maps.client_shares.change(counter, 40);
+    }
     eventually("nobody is connected, and so it says", SOON, || {
         (connections.of(id, record.generation) == 0).then_some(())
     });
+    eventually("no client is", SOON, || maps.client_shares.read().iter().all(|count| *count == 0).then_some(()));
     let health = maps.health4.get(&id)?.context("an array")?;
-    assert_eq!((health.answered_s, health.suspect_s), (17, 18));
+    assert_eq!((health.answered_s, health.ejected_s), (17, 18));
     eventually("it is counted", SOON, || {
         let page = agent.metrics().ok()?;
         let mut lines = page.lines();
@@ -252,7 +256,7 @@ fn ids_and_slots_of_a_hundred_generations_come_back() -> Result<()> {
     let fixture = Fixture::new("ids", Pods::Routed, 1, NodeOptions::default());
     let endpoint = fixture.endpoints().remove(0);
     let web = |uid: &str| Service::web(vec![endpoint.clone().pod(uid)]);
-    let agent = fixture.agent(&Manifest::of([web("first")]), &["--drain-period", "1s"]);
+    let agent = fixture.agent(&Manifest::of([web("first")]), &["--drain-period=1s", "--drain-max=0s"]);
     let to = web("first").frontends(Protocol::Tcp)[0];
     let mut held = Stream::connect(fixture.client.place(), to)?;
     held.ask("one")?;

@@ -77,8 +77,7 @@ fn snapshot(turns: [u32; 2]) -> Snapshot {
 
 /// The updates as the agent plans them, the first one filling empty tables; slot ranges are free again at once.
 fn planned() -> Result<Vec<Vec<Op>>> {
-    let settings =
-        PlanSettings { slot_grace: Duration::ZERO, drain_period: Duration::from_hours(1), ..PlanSettings::default() };
+    let settings = PlanSettings { slot_grace: Duration::ZERO, ..PlanSettings::default() };
     let now = now();
     let mut programmer = Programmer::restore(MemoryStore::roomy(), settings, now)?;
     let mut turns = [0, 0];

@@ -12,7 +12,7 @@ const TIME: Duration = Duration::from_secs(50);
 const LEAST: u64 = 100_000;
 
 /// What must come up among the steps, or too little was asked.
-const ASKED: [&str; 31] = [
+const ASKED: [&str; 32] = [
     "passed",
     "selected",
     "forwarded",
@@ -30,10 +30,11 @@ const ASKED: [&str; 31] = [
     "dropped_source_range",
     "refused_unserved",
     "retried",
-    "withheld_refusal",
+    "suppressed_refusal",
     "refused_late",
+    "refused_client_share",
     "probed",
-    "suspected",
+    "ejected",
     "cleared",
     "masqueraded",
     "dropped_no_address",

@@ -171,6 +171,7 @@ impl World {
                 generation: 1,
                 service: id,
                 deadline_ds: 0,
+                drain_ds: 0,
                 uid_hash: 0,
                 weight: 1,
                 pad: 0,

@@ -10,3 +10,4 @@ mod floods;
 mod headers;
 mod store;
 mod tunnelled;
+mod two_answers;

@@ -161,7 +161,8 @@ fn the_kernel_holds_what_memory_holds() -> Result<()> {
     let dir = tempfile::tempdir()?;
     pin_maps(dir.path(), &SIZES)?;
     let at = |seconds| Monotonic::from_duration(Duration::from_secs(seconds));
-    let settings = PlanSettings::default();
+    // Nothing sweeps here, and so nothing tells that a drain has no connection left.
+    let settings = PlanSettings::without_drain_max();
     let kernel = KernelStore::new(Pinned::open(dir.path())?);
     let memory = MemoryStore::new(kernel.capacities());
     let mut both = Both {
@@ -212,6 +213,7 @@ fn a_backend_that_drains_gives_way_in_the_kernel_as_in_memory() -> Result<()> {
                 generation: 1,
                 service: 7,
                 deadline_ds: 0,
+                drain_ds: 0,
                 uid_hash: 0,
                 weight: 1,
             },

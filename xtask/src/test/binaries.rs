@@ -15,9 +15,6 @@ use crate::workspace::Workspace;
 /// The binaries, cheapest first. Each file `main.rs` is a list of modules, and each module is a rung.
 pub const BINARIES: [&str; 4] = ["core", "packets", "namespaces", "cluster"];
 
-/// The one whose modules `--quick` runs.
-pub const QUICK: &str = "core";
-
 /// Modules whose tests make no network of their own and mostly wait: each test has servers to itself on loopback.
 const SIDE_BY_SIDE: [&str; 1] = ["api_faults"];
 

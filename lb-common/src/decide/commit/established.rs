@@ -3,13 +3,14 @@
 use crate::abi::{Flow, HalfOpen, MOST_MOVES, fin, flow_flags, flow_state, half_open_flags};
 use crate::decide::closing::{self, Numbers};
 use crate::decide::connection::{Connection, Directions, leads_to, set_opposite};
+use crate::decide::fast_path;
 use crate::decide::lifetime::uncount;
 use crate::decide::packet::{Now, Packet};
 use crate::decide::tables::FlowTables;
 use crate::decide::work::Work;
 use crate::words;
 
-/// Notes a packet in the entry of its direction: its numbers, and at most once a second its time. `true`: [`sync`] is next.
+/// Notes a packet in the entry of its direction: its numbers, and at most once a second its time. `true`: [`keep_entries`] is next.
 #[inline(always)]
 pub fn seen<const N: usize, T: FlowTables<N>>(
     tables: &mut T,
@@ -40,10 +41,22 @@ pub fn evict<const N: usize, T: FlowTables<N>>(tables: &mut T, entry: T::FlowRef
     }
 }
 
+/// Keeps both entries of an established connection alike, or removes them as it `is_over`.
+#[inline(always)]
+pub fn keep_entries<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, is_over: bool) {
+    work.connection.set_keys(&work.packet.key);
+    if is_over {
+        remove(tables, work);
+    } else if !sync(tables, work) {
+        let link = fast_path::opposite_link(&work.connection.entry().flow);
+        restore(tables, work, link);
+    }
+}
+
 /// Writes time and state of the packet's direction into the opposite entry, and ends the connection if the packet does. `false`: the opposite
 /// entry is missing, and [`restore`] is next.
 #[inline(always)]
-pub fn sync<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
+fn sync<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
     let Work { packet, connection, stored, .. } = &mut *work;
     let Directions { key, entry: HalfOpen { flow, .. }, opposite_key, .. } = connection.directions();
     let stored = &mut stored.flow;
@@ -51,9 +64,11 @@ pub fn sync<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>
     if !leads_to(opposite_key, stored, key) || (stored.flags ^ flow.flags) & flow_flags::REPLY == 0 {
         return true;
     }
-    // States only grow: what one direction learnt, the other keeps.
+    // States only grow: what one direction learnt, the other keeps. That a client of TCP or SCTP sends does not show that its backend does.
     if stored.state <= flow.state {
-        tables.touch(opposite, stored.tag, flow.seen_s, flow.state, stored.flags);
+        let is_shown = packet.is_udp() || flow.flags & flow_flags::REPLY != 0;
+        let seen_s = if is_shown { flow.seen_s } else { stored.seen_s };
+        tables.touch(opposite, stored.tag, seen_s, flow.state, stored.flags);
     }
     if !closing::may_end(packet, flow) {
         return true;
@@ -81,7 +96,7 @@ pub fn sync<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>
 #[inline(always)]
 fn end<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, link: u32) {
     let Directions { key, entry, opposite_key, opposite } = work.connection.directions();
-    uncount(tables, &entry.flow);
+    uncount(tables, key, &entry.flow);
     entry.flow.state = flow_state::CLOSING;
     entry.flow.flags &= !flow_flags::COUNTED;
     set_opposite(key, &entry.flow, opposite_key, link, &mut opposite.flow);
@@ -97,14 +112,14 @@ fn end<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, lin
 #[inline(always)]
 fn without_numbers<const N: usize>(entry: &mut HalfOpen<N>) {
     (entry.tried, entry.answers) = ([0; MOST_MOVES], [0; 2]);
-    (entry.segments, entry.moves, entry.flags, entry.pad) = (0, 0, 0, 0);
+    (entry.segments, entry.moves, entry.flags, entry.refused) = (0, 0, 0, 0);
     let flow = &mut entry.flow;
     (flow.next, flow.ack, flow.fin, flow.opposite_fin) = (0, 0, 0, 0);
 }
 
 /// Writes the opposite entry of an established connection, which is missing, with this link.
 #[inline(always)]
-pub fn restore<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, link: u32) {
+fn restore<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, link: u32) {
     let Directions { key, entry, opposite_key, opposite } = work.connection.directions();
     set_opposite(key, &entry.flow, opposite_key, link, &mut opposite.flow);
     // Lost again if the table is full: the next second tries once more.
@@ -113,14 +128,36 @@ pub fn restore<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work
 
 /// Removes both entries of an established connection.
 #[inline(always)]
-pub fn remove<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) {
+fn remove<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) {
     let Directions { key, entry, opposite_key, .. } = work.connection.directions();
     let stored = &mut work.stored.flow;
-    uncount(tables, &entry.flow);
+    uncount(tables, key, &entry.flow);
     if tables.flow(opposite_key, stored).is_some() && leads_to(opposite_key, stored, key) {
         tables.remove_flow(opposite_key);
     }
     tables.remove_flow(key);
+}
+
+/// Reads the note of the first segment of the client that the reply direction has left unanswered, or begins it with this one, in
+/// `work.stored`. `true`: the note is new, and to be written. `if_lost`: whether the backend counts as heard where the reply entry is missing.
+#[inline(always)]
+fn note<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, if_lost: bool, now: Now) -> bool {
+    let Work { connection: Connection { original_key: key, reply_key, original, reply, .. }, stored, .. } = work;
+    let is_known = tables.half_open(key, stored) && stored.flags & half_open_flags::SECOND != 0;
+    let is_heard = if tables.flow(reply_key, &mut reply.flow).is_some() && leads_to(reply_key, &reply.flow, key) {
+        reply.flow.seen_s >= stored.flow.since_s
+    } else {
+        if_lost
+    };
+    if is_known && (!is_heard || stored.flow.since_s == now.s) {
+        return false;
+    }
+    words::clear(stored);
+    words::copy(&original.flow, &mut stored.flow);
+    stored.flow.state = flow_state::HALF_OPEN;
+    (stored.flow.since_s, stored.flow.seen_s) = (now.s, now.s);
+    stored.flags = half_open_flags::SECOND;
+    true
 }
 
 /// Notes a SYN of another connection on the tuple of an established one. `false`: the reply direction has been silent since the first of
@@ -129,30 +166,42 @@ pub fn remove<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<
 pub fn reopen<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) -> bool {
     /// With this SYN, at least a second after the one before, the connection is given up.
     const LAST_SYN: u8 = 3;
-    let Work { connection: Connection { original_key: key, reply_key, original, reply, .. }, stored, .. } = work;
-    let is_known = tables.half_open(key, stored) && stored.flags & half_open_flags::SECOND != 0;
-    let is_heard = tables.flow(reply_key, &mut reply.flow).is_some()
-        && leads_to(reply_key, &reply.flow, key)
-        && reply.flow.seen_s >= stored.flow.since_s;
-    if is_known && !is_heard {
-        if stored.flow.seen_s == now.s {
-            return true;
-        }
-        stored.segments = stored.segments.saturating_add(1);
-        if stored.segments >= LAST_SYN {
-            tables.remove_half_open(key);
-            return false;
-        }
-    } else {
-        words::clear(stored);
-        words::copy(&original.flow, &mut stored.flow);
-        stored.flow.state = flow_state::HALF_OPEN;
-        stored.flow.since_s = now.s;
-        stored.segments = 1;
-        stored.flags = half_open_flags::SECOND;
+    let is_new = note(tables, work, false, now);
+    let Work { connection: Connection { original_key: key, .. }, stored, .. } = work;
+    if !is_new && stored.segments != 0 && stored.flow.seen_s == now.s {
+        return true;
+    }
+    stored.segments = stored.segments.saturating_add(1);
+    if stored.segments >= LAST_SYN {
+        tables.remove_half_open(key);
+        return false;
     }
     stored.flow.seen_s = now.s;
     // Not remembered, it is the first one again next time.
     let _ = tables.insert_half_open(key, stored, true);
     true
+}
+
+/// Notes a segment of the client that must be answered. For how many seconds the reply direction has left it, or one before it, unanswered.
+#[inline(always)]
+pub fn await_answer<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) -> u32 {
+    // Its entry is written anew right after.
+    if note(tables, work, true, now) {
+        let _ = tables.insert_half_open(&work.connection.original_key, &work.stored, true);
+    }
+    now.s.saturating_sub(work.stored.flow.since_s)
+}
+
+/// Marks both entries as evicted: the backend may come to life again.
+#[inline(always)]
+pub fn give_up<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) {
+    let Work { connection: Connection { original_key, reply_key, .. }, stored, .. } = work;
+    tables.remove_half_open(original_key);
+    for (key, opposite_key) in [(&*original_key, &*reply_key), (&*reply_key, &*original_key)] {
+        if let Some(entry) = tables.flow(key, &mut stored.flow)
+            && leads_to(key, &stored.flow, opposite_key)
+        {
+            evict(tables, entry, &stored.flow, now);
+        }
+    }
 }

@@ -1,10 +1,12 @@
 //! Writes for handshakes.
 
+use super::claim::{Claimed, claim};
 use crate::abi::{HalfOpen, flow_flags, half_open_flags};
 use crate::decide::closing;
 use crate::decide::connection::{Connection, Directions, leads_to, set_opposite};
 use crate::decide::lifetime::{is_over, uncount};
 use crate::decide::packet::Now;
+use crate::decide::share;
 use crate::decide::tables::{Accepted, Established, FlowTables, NotInserted};
 use crate::decide::work::Work;
 use crate::words;
@@ -36,11 +38,16 @@ pub fn accept<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<
     let Connection { original_key, reply_key, original, reply, .. } = &mut work.connection;
     let (stored, number) = (&mut work.stored.flow, work.packet.seq);
     let is_known = tables.half_open(original_key, original);
+    // Several backends may answer: with the original entry lost, it is not known that there is but one.
+    let mut needs_claim = reply.flags & half_open_flags::MOVES != 0;
     if is_known {
-        let second = original.flags & half_open_flags::SECOND != 0;
-        if second || !leads_to(original_key, &original.flow, reply_key) {
+        let leads = leads_to(original_key, &original.flow, reply_key);
+        let is_answered = original.flags & half_open_flags::ANSWERED != 0;
+        let is_retried = original.moves != 0 && !is_answered && original.flow.isn == reply.flow.isn;
+        if original.flags & half_open_flags::SECOND != 0 || !(leads || is_retried) {
             return Accepted::Late;
         }
+        needs_claim = is_retried;
     } else if tables.flow(original_key, stored).is_some() {
         if leads_to(original_key, stored, reply_key) {
             return Accepted::Established;
@@ -48,7 +55,7 @@ pub fn accept<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<
         if !is_over(tables, original_key.protocol, stored, now) {
             return Accepted::Late;
         }
-        uncount(tables, stored);
+        uncount(tables, original_key, stored);
         tables.remove_flow(original_key);
     }
     let first = reply.flags & half_open_flags::ANSWERED == 0;
@@ -57,12 +64,27 @@ pub fn accept<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<
         reply.flags |= half_open_flags::ANSWERED;
         tables.mark_answered(reply_key, reply.flow.backend, reply.answers);
     }
-    match is_known {
-        false => Accepted::Missing,
-        // A retry has moved it at this moment.
-        true if !tables.mark_answered(original_key, reply.flow.backend, reply.answers) => Accepted::Late,
-        true if first => Accepted::First,
-        true => Accepted::Again,
+    if !is_known {
+        words::clear(original);
+    } else if !needs_claim {
+        if first {
+            // Before the next look-up: see `claim::settle`.
+            tables.fence();
+        }
+        // Else a retry moves it at this moment.
+        if tables.mark_answered(original_key, reply.flow.backend, reply.answers) {
+            return if first { Accepted::First } else { Accepted::Again };
+        }
+        needs_claim = true;
+    }
+    if !needs_claim {
+        return Accepted::Missing;
+    }
+    match claim(tables, work, now) {
+        Claimed::Won if is_known => Accepted::First,
+        Claimed::Won | Claimed::Again => Accepted::Again,
+        Claimed::Lost => Accepted::Late,
+        Claimed::Full => Accepted::Full,
     }
 }
 
@@ -72,7 +94,8 @@ pub fn restore_original<const N: usize, T: FlowTables<N>>(tables: &mut T, work: 
     let Connection { original_key, reply_key, original, reply, .. } = &mut work.connection;
     words::clear(original);
     set_opposite(reply_key, &reply.flow, original_key, link, &mut original.flow);
-    (original.flags, original.answers) = (half_open_flags::ANSWERED, reply.answers);
+    original.flags = half_open_flags::ANSWERED | reply.flags & half_open_flags::AFFINITY;
+    original.answers = reply.answers;
     // Lost if the table is full: the client asks once more.
     let _ = tables.insert_half_open(original_key, original, false);
 }
@@ -106,7 +129,7 @@ pub fn establish<const N: usize, T: FlowTables<N>>(
     set_opposite(key, flow, opposite_key, link, &mut opposite.flow);
     // What the backend has acknowledged so far, or the client of its answer.
     opposite.flow.ack = if is_reply { flow.next } else { flow.isn.wrapping_add(1) };
-    let mut counts = flow.flags & flow_flags::COUNTED != 0;
+    let mut is_new = true;
     let Connection { original_key, reply_key, original, reply, .. } = connection;
     match tables.insert_flow(original_key, &original.flow, false) {
         Ok(()) => {}
@@ -114,9 +137,9 @@ pub fn establish<const N: usize, T: FlowTables<N>>(
         Err(NotInserted::Exists) => {
             if tables.flow(original_key, stored).is_some() {
                 if leads_to(original_key, stored, reply_key) {
-                    counts = false;
+                    is_new = false;
                 } else if is_over(tables, original_key.protocol, stored, now) {
-                    uncount(tables, stored);
+                    uncount(tables, original_key, stored);
                 } else {
                     return Established::Late;
                 }
@@ -132,7 +155,10 @@ pub fn establish<const N: usize, T: FlowTables<N>>(
     tables.remove_half_open(original_key);
     tables.remove_half_open(reply_key);
     tables.opened(now.s);
-    if counts {
+    if is_new {
+        share::count(tables, original_key, &original.flow, 1);
+    }
+    if is_new && original.flow.flags & flow_flags::COUNTED != 0 {
         tables.count_connection(original.flow.backend, generation, 1);
     }
     Established::Yes
@@ -152,12 +178,42 @@ pub fn undo<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>
     tables.remove_flow(&work.connection.original_key);
 }
 
-/// Notes that a refusal was suppressed: the next SYN goes to another backend. `false`: the table is full.
+/// The client's own segment is refused: marks the reply entry, so that the backend, which accepts the connection once more, is refused as well.
+#[inline(never)]
+pub fn refuse<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) {
+    let Connection { reply_key, original, .. } = &work.connection;
+    tables.mark(reply_key, original.flow.backend, half_open_flags::LOST);
+}
+
+/// Notes in the original entry which backends have refused. Not noted if a retry writes the entry at this moment.
 #[inline(always)]
-pub fn suppress_refusal<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
+pub fn suppress_refusal<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) {
     let Connection { original_key, original, .. } = &mut work.connection;
-    original.flags |= half_open_flags::REFUSED;
-    tables.insert_half_open(original_key, original, true).is_ok()
+    if work.packet.is_error {
+        tables.mark(original_key, original.flow.backend, half_open_flags::EXCUSED);
+    }
+    tables.mark_refused(original_key, original.flow.backend, original.refused);
+}
+
+/// Notes that a backend has lost the connection: nothing of it reaches the client.
+#[inline(always)]
+pub fn lose<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) {
+    let Connection { reply_key, reply, .. } = &work.connection;
+    tables.mark(reply_key, reply.flow.backend, half_open_flags::LOST);
+}
+
+/// Whether an established connection on the client's tuple is with another backend than the reply entry's.
+#[inline(always)]
+pub fn is_established_elsewhere<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
+    let Work { connection: Connection { original_key, reply_key, .. }, stored, .. } = work;
+    tables.flow(original_key, &mut stored.flow).is_some() && !leads_to(original_key, &stored.flow, reply_key)
+}
+
+/// Removes the entries of a handshake that a backend has refused, and no other one can take.
+#[inline(always)]
+pub fn remove_refused<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) {
+    tables.remove_half_open(&work.connection.original_key);
+    tables.remove_half_open(&work.connection.reply_key);
 }
 
 /// Removes both entries of a handshake.

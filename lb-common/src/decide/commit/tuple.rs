@@ -1,12 +1,12 @@
 //! Writes for the reply tuple of a new connection: it is claimed, or taken from a connection that gives it up.
 
-use crate::abi::{Flow, FlowKey, HalfOpen, flow_flags, half_open_flags};
-use crate::decide::connection::{Connection, leads_to, same, set_opposite, set_opposite_key};
+use crate::abi::{Flow, FlowKey, HalfOpen, flow_flags};
+use crate::decide::connection::{Connection, leads_to, same, set_opposite_key};
 use crate::decide::lifetime::{is_over, uncount};
 use crate::decide::packet::Now;
 use crate::decide::tables::{FlowTables, NotInserted, Reserved};
 use crate::decide::work::{Work, allocation};
-use crate::{state, words};
+use crate::state;
 
 /// Claims the reply tuple for the handshake's reply entry, with this port of the client; 0: with the one that it has.
 ///
@@ -104,7 +104,7 @@ fn remove_original<const N: usize, T: FlowTables<N>>(
     stored: &mut Flow<N>,
 ) {
     if tables.flow(key, stored).is_some() && leads_to(key, stored, reply_key) {
-        uncount(tables, stored);
+        uncount(tables, key, stored);
         tables.remove_flow(key);
     }
 }
@@ -132,26 +132,6 @@ pub fn begin<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N
         tables.remove_half_open(reply_key);
     }
     written
-}
-
-/// A retry leaves its backend: marks the reply entry of that one, so that a late answer is known as one. Called once the new reply tuple is
-/// claimed, while the original entry is still the old one. The reply entry in `work` is spent.
-#[inline(never)]
-pub fn leave<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) {
-    let Work { connection: Connection { original_key, reply_key, reply, .. }, stored, stored_key, .. } = work;
-    if !tables.half_open(original_key, stored) {
-        return;
-    }
-    set_opposite_key(original_key, &stored.flow, stored_key);
-    words::clear(reply);
-    set_opposite(original_key, &stored.flow, stored_key, 0, &mut reply.flow);
-    reply.flags = half_open_flags::LEFT;
-    // Another connection may hold the tuple since the entry was lost.
-    let taken = tables.half_open(stored_key, stored) && !leads_to(stored_key, &stored.flow, original_key);
-    if !taken && !same(stored_key, reply_key) {
-        // Lost, a late answer passes untouched, and the client refuses it itself.
-        let _ = tables.insert_half_open(stored_key, reply, true);
-    }
 }
 
 /// Removes the established connection that holds the tuple: its reply entry is in `stored`, its original key in `stored_key`.

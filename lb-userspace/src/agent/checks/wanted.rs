@@ -48,7 +48,7 @@ mod tests {
 
     use super::*;
     use crate::model::{ObjectName, Question, RateLimit, Scheduler};
-    use crate::plan::{DesiredEndpoint, Mark, SortedMap};
+    use crate::plan::{DesiredEndpoint, Mark, OwnDrainLimits, SortedMap};
 
     fn endpoint(state: EndpointState) -> DesiredEndpoint {
         DesiredEndpoint {
@@ -90,7 +90,7 @@ mod tests {
             scheduler: Scheduler::Random,
             maglev_size: None,
             slots_max: None,
-            drain_period: None,
+            drain_limits: OwnDrainLimits::default(),
             check: Some(Box::new(check)),
             unchecked: ["169.254.169.254:80".parse().expect("valid")].into(),
             frontends: SortedMap::default(),

@@ -1,4 +1,4 @@
-//! Marks over what the API says: maintenance, quarantine, backends that became suspect.
+//! Marks over what the API says: maintenance, quarantine, backends that became ejected.
 
 use tokio::time::Instant;
 
@@ -37,18 +37,18 @@ impl Tables {
         self.sync();
     }
 
-    /// A backend became suspect, or is no longer.
+    /// A backend became ejected, or is no longer.
     pub fn learn(&mut self, backend: BackendId) {
         let (book, sweeper) = (self.programmer.book(), &self.sweeper);
-        // Told with the next beat: when a node dies, thousands become suspect one by one.
+        // Told with the next beat: when a node dies, thousands become ejected one by one.
         self.avoided_differ |=
-            self.suspects.look(backend, book, |id, generation| sweeper.is_suspect(id, generation), Instant::now());
+            self.ejections.look(backend, book, |id, generation| sweeper.is_ejected(id, generation), Instant::now());
     }
 
     /// Which backends new flows avoid, where others shall know.
     pub(super) fn tell_avoided(&mut self) {
-        let suspects = self.suspects.known().count() as u64;
-        self.progress.send_modify(|progress| progress.tables.suspects = suspects);
-        self.notices.of_avoided(self.suspects.known(), &self.facts.marks.quarantined);
+        let ejections = self.ejections.known().count() as u64;
+        self.progress.send_modify(|progress| progress.tables.ejections = ejections);
+        self.notices.of_avoided(self.ejections.known(), &self.facts.marks.quarantined);
     }
 }

@@ -38,6 +38,7 @@ pub(super) fn backend_fields(record: &BackendRecord) -> Fields {
         ("generation", record.generation),
         ("service", record.service),
         ("deadline_ds", record.deadline_ds),
+        ("drain_ds", record.drain_ds),
         ("uid_hash", record.uid_hash),
         ("weight", record.weight.into()),
     ]));

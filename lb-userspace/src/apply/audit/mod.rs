@@ -232,7 +232,7 @@ impl<S: Store> Programmer<S> {
         let book = &self.writer.book;
         let service = book.service_ids.get(key).and_then(|id| book.services.get(id));
         let records = service.into_iter().flat_map(|service| &service.backends).filter_map(|id| book.backends.get(id));
-        records.into_iter().any(|record| record.state != backend_state::GONE && record.is_struck(now))
+        records.into_iter().any(|record| record.state != backend_state::GONE && record.is_evictable(now))
     }
 
     /// Service ports that are wanted or written, the next ones behind `from`: a part that is soon looked at.

@@ -64,7 +64,7 @@ fn facts() -> NodeFacts {
 
 /// Tables with a bit of everything: frontends of all kinds, both sets, source ranges, a drain, an id that is free again.
 fn programmed() -> Programmer<MemoryStore> {
-    let settings = PlanSettings { node_name: Some("n1".into()), ..PlanSettings::default() };
+    let settings = PlanSettings { node_name: Some("n1".into()), ..PlanSettings::without_drain_max() };
     let mut programmer = Programmer::restore(MemoryStore::roomy(), settings, at(10)).unwrap();
     programmer.sync(&snapshot(&OBJECTS.replace("[10.0.0.4]", "[10.0.0.9]")), &facts(), at(10));
     programmer.sync(&snapshot(OBJECTS), &facts(), at(20));
@@ -136,7 +136,7 @@ fn what_is_right_is_left_alone_also_while_it_drains_and_after_a_restart() {
         assert_eq!(report.findings, [], "at {seconds} s");
     }
     assert_eq!(programmer.book().count_in(backend_state::DRAINING), 0);
-    let settings = PlanSettings { node_name: Some("n1".into()), ..PlanSettings::default() };
+    let settings = PlanSettings { node_name: Some("n1".into()), ..PlanSettings::without_drain_max() };
     let mut restarted = Programmer::restore(programmer.into_store(), settings, at(300)).unwrap();
     assert_eq!(restarted.audit(false, at(300)), AuditReport::default(), "without a snapshot nothing is judged");
     restarted.sync(&snapshot(&OBJECTS.replace("{addresses: [10.0.0.3]}, ", "")), &facts(), at(301));
@@ -171,7 +171,7 @@ fn no_address_of_services_is_ruled_out_and_what_is_gone_is_again() {
 fn the_tables_of_a_version_without_vip_filter_rule_nothing_out() {
     let mut programmer = programmed();
     programmer.store_mut().vip_filter = vip_filter::all_but(std::iter::empty());
-    let restarted = Programmer::restore(programmer.into_store(), PlanSettings::default(), at(300)).unwrap();
+    let restarted = Programmer::restore(programmer.into_store(), PlanSettings::without_drain_max(), at(300)).unwrap();
     assert_eq!(restarted.store().problems(), [] as [String; 0]);
 }
 
@@ -282,7 +282,7 @@ fn many() -> Programmer<MemoryStore> {
     let endpoints: Vec<String> = (1..=MANY).map(endpoint).collect();
     let objects = OBJECTS.replace("{addresses: [10.0.0.4]}", &endpoints.join(", "));
     let store = MemoryStore::new(crate::plan::Capacities { slots: 100_000, ..crate::plan::Capacities::all(50_000) });
-    let mut programmer = Programmer::restore(store, PlanSettings::default(), at(10)).unwrap();
+    let mut programmer = Programmer::restore(store, PlanSettings::without_drain_max(), at(10)).unwrap();
     programmer.sync(&snapshot(&objects), &facts(), at(10));
     while programmer.next_tick().is_some_and(|due| due <= at(20)) {
         programmer.tick(at(20));

@@ -10,7 +10,7 @@ fn from_flags(flags: &[&str]) -> Options {
     Options::from_arg_matches(&matches).expect("valid flags")
 }
 
-const FLAGS: [&str; 50] = [
+const FLAGS: [&str; 51] = [
     "--source=kube",
     "--kubeconfig=/k",
     "--api-server=https://10.0.0.1:6443,https://10.0.0.2:6443",
@@ -26,6 +26,7 @@ const FLAGS: [&str; 50] = [
     "--mode=hybrid",
     "--retry=off",
     "--drain-period=90s",
+    "--drain-max=3h",
     "--terminating-max=2h",
     "--adoption-window=1h",
     "--nodeport-addresses=10.0.0.0/8,fd00::/8",
@@ -100,6 +101,7 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(settings.health_bind.to_string(), "[::]:10256");
     assert_eq!((settings.scheduler, settings.retry), (crate::model::Scheduler::Random, true));
     assert_eq!(settings.drain_period, Duration::from_secs(30));
+    assert_eq!(settings.drain_max, Duration::from_hours(1));
     assert_eq!(settings.terminating_max, Duration::from_hours(1));
     assert_eq!(settings.adoption_window, Duration::from_mins(10));
     assert_eq!(settings.nodeport_addresses, NodePortAddresses::All);
@@ -128,7 +130,7 @@ fn defaults_are_the_documented_ones() {
 fn what_a_tenant_may_ask_for_by_default_is_the_services_own() {
     use crate::model::AllowedAnnotations;
     let allowed = |flag: &str| from_flags(&[flag]).settle(Some("host")).expect("complete").allowed_annotations;
-    assert_eq!(Ok(allowed("--source=kube")), "scheduler,weights,retry,drain-period,rate-limit".parse());
+    assert_eq!(Ok(allowed("--source=kube")), "scheduler,weights,retry,drain-period,drain-max,rate-limit".parse());
     assert_eq!(allowed("--source=file=/m"), AllowedAnnotations::all());
     let strict = from_flags(&["--source=file=/m", "--allowed-annotations=none"]).settle(Some("host"));
     assert_eq!(strict.expect("complete").allowed_annotations, AllowedAnnotations::none());

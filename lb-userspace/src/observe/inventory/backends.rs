@@ -26,11 +26,14 @@ pub struct BackendView {
     pub weight: u16,
     /// Its active checks fail: it takes no new flows.
     pub quarantined: bool,
-    /// Seconds since it became suspect: it left a flow unanswered that another backend answered, or refused one. null: it is not.
-    pub suspect_seconds: Option<u64>,
+    /// Seconds since it became ejected: it left a flow unanswered that another backend answered, or refused one. null: it is not.
+    pub ejected_seconds: Option<u64>,
     /// Seconds since it last answered the first packet of a flow; null: never, or not since the maps were made.
     pub answered_seconds: Option<u64>,
-    /// Seconds until its flows are evicted, rounded up; null: no deadline.
+    /// Seconds until its drain period ends, rounded up: from then on only established connections that it answers go on; null: it does not
+    /// drain.
+    pub drain_seconds: Option<u64>,
+    /// Seconds until the eviction deadline, when its last connections end, rounded up; null: no deadline.
     pub deadline_seconds: Option<u64>,
     #[serde(skip)]
     pub protocol: &'static str,
@@ -45,7 +48,7 @@ pub struct BackendView {
     /// Flows that were given this backend, ever.
     #[serde(skip)]
     pub selected: u64,
-    /// Connections that left it because it did not answer, or whose refusal by it was withheld, ever.
+    /// Connections that left it because it did not answer, or whose refusal by it was suppressed, ever.
     #[serde(skip)]
     pub left: u64,
 }
@@ -53,8 +56,8 @@ pub struct BackendView {
 impl BackendView {
     /// What lies over its state.
     pub fn marks(&self) -> impl Iterator<Item = &'static str> {
-        let suspect = self.suspect_seconds.map(|_| "suspect");
-        suspect.into_iter().chain(self.quarantined.then_some("quarantined"))
+        let ejected = self.ejected_seconds.map(|_| "ejected");
+        ejected.into_iter().chain(self.quarantined.then_some("quarantined"))
     }
 }
 
@@ -76,7 +79,7 @@ impl Inventory<'_> {
         living.map(|(id, backend)| self.backend(*id, backend, health_of(family, *id, backend))).collect()
     }
 
-    /// Those that give up their flows at a deadline, the next one first.
+    /// Those whose connections end at a limit, the one with the next eviction deadline first.
     pub fn drains(&self) -> Vec<BackendView> {
         let mut views = self.backends();
         let drains =
@@ -101,8 +104,9 @@ impl Inventory<'_> {
             half_open_flows: flows.half_open,
             weight: backend.weight,
             quarantined: is_quarantined(backend),
-            suspect_seconds: self.seconds_since(health.suspect_s),
+            ejected_seconds: self.seconds_since(health.ejected_s),
             answered_seconds: self.seconds_since(health.answered_s),
+            drain_seconds: self.deadline_seconds(backend.drain_ds),
             deadline_seconds: self.deadline_seconds(backend.deadline_ds),
             protocol: name.protocol,
             id,
@@ -110,7 +114,7 @@ impl Inventory<'_> {
             local: backend.flags & backend_flags::LOCAL != 0,
             serving: backend.flags & backend_flags::SERVING != 0,
             selected: count(Outcome::Selected) + count(Outcome::SocketConnected) + count(Outcome::SocketSent),
-            left: count(Outcome::Retried) + count(Outcome::WithheldRefusal),
+            left: count(Outcome::Retried) + count(Outcome::SuppressedRefusal),
         }
     }
 
@@ -119,7 +123,7 @@ impl Inventory<'_> {
         (moment_s != 0).then(|| seconds(self.now).saturating_sub(moment_s).into())
     }
 
-    /// Seconds from now until the deadline, rounded up; 0 once it has struck, `None` where there is none.
+    /// Seconds from now until a limit, rounded up; 0 once it is reached, `None` where there is none.
     pub(super) fn deadline_seconds(&self, deadline_ds: u32) -> Option<u64> {
         let left = Monotonic::from_tenths(deadline_ds).since(self.now);
         (deadline_ds != 0).then(|| u64::try_from(left.as_millis().div_ceil(1000)).unwrap_or(u64::MAX))
@@ -132,8 +136,8 @@ pub(super) fn health_of<const N: usize>(family: &FamilyContents<N>, id: u32, bac
     found.filter(|health| health.generation == backend.generation).copied().unwrap_or_default()
 }
 
-/// How many are suspect.
-pub(super) fn suspects<const N: usize>(family: &FamilyContents<N>) -> u64 {
+/// How many are ejected.
+pub(super) fn ejections<const N: usize>(family: &FamilyContents<N>) -> u64 {
     let living = family.backends.iter().filter(|(_, backend)| backend.state != backend_state::GONE);
-    living.filter(|(id, backend)| health_of(family, *id, backend).suspect_s != 0).count() as u64
+    living.filter(|(id, backend)| health_of(family, *id, backend).ejected_s != 0).count() as u64
 }

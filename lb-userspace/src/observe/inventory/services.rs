@@ -62,10 +62,10 @@ pub struct FrontendView {
 /// Outcomes that tell how a backend fares.
 pub const FARES: [Outcome; 6] = [
     Outcome::Retried,
-    Outcome::WithheldRefusal,
+    Outcome::SuppressedRefusal,
     Outcome::RefusedLate,
     Outcome::Probed,
-    Outcome::Suspected,
+    Outcome::Ejected,
     Outcome::Cleared,
 ];
 
@@ -76,7 +76,7 @@ pub struct BackendOfService {
     pub port: u16,
     pub state: &'static str,
     #[serde(skip)]
-    pub suspect: bool,
+    pub ejected: bool,
     #[serde(skip)]
     pub quarantined: bool,
     /// What became of packets about it, as far as it tells how it fares: [`FARES`].
@@ -133,7 +133,7 @@ impl Inventory<'_> {
                     address: ip(backend.address),
                     port: backend.port,
                     state: state_name(backend.state),
-                    suspect: health_of(family, *id, backend).suspect_s != 0,
+                    ejected: health_of(family, *id, backend).ejected_s != 0,
                     quarantined: is_quarantined(backend),
                     fares: FARES.map(|outcome| self.counted(backend_stat_kind::<N>(), *id, outcome)),
                     flows: self.flows_of(*id, backend).all,

@@ -37,6 +37,7 @@ pub fn backend<const N: usize>(address: [u8; N], state: u8, service: u32, deadli
         generation: 0x10001,
         service,
         deadline_ds,
+        drain_ds: if state == backend_state::DRAINING { deadline_ds.min(1_100) } else { 0 },
         uid_hash: 0,
         weight: 1,
         pad: 0,
@@ -139,19 +140,19 @@ fn json_of_services_is_the_documented_one() {
 fn json_of_backends_is_the_documented_one() {
     let contents = contents();
     let json = serde_json::to_value(Items { items: Inventory::new(&contents, NOW).backends() }).expect("plain data");
-    let backend = |address: &str, state: &str, flows: u64, deadline: Option<u64>| {
+    let backend = |address: &str, state: &str, flows: u64, [drain, deadline]: [Option<u64>; 2]| {
         serde_json::json!({
             "namespace": "demo", "service": "web", "servicePort": 80, "address": address, "port": 8080,
             "state": state, "flows": flows, "halfOpenFlows": 0, "weight": 1, "quarantined": false,
-            "suspectSeconds": null, "answeredSeconds": null, "deadlineSeconds": deadline,
+            "ejectedSeconds": null, "answeredSeconds": null, "drainSeconds": drain, "deadlineSeconds": deadline,
         })
     };
     assert_eq!(
         json,
         serde_json::json!({"items": [
-            backend("10.1.0.2", "active", 2, None),
-            backend("10.1.0.3", "draining", 1, Some(30)),
-            backend("fd00::2", "active", 0, None),
+            backend("10.1.0.2", "active", 2, [None; 2]),
+            backend("10.1.0.3", "draining", 1, [Some(10), Some(30)]),
+            backend("fd00::2", "active", 0, [None; 2]),
         ]})
     );
 }
@@ -189,13 +190,14 @@ fn a_half_open_connection_shows_how_often_it_was_moved_and_from_whom() {
     let mut contents = contents();
     let (key, flow) = flow(40_009, 1, 99, 0);
     let flow = Flow { state: flow_state::HALF_OPEN, since_s: 97, ..flow };
-    let entry = HalfOpen { flow, tried: [2, 77, 0], answers: [0; 2], segments: 1, moves: 2, flags: 0, pad: 0 };
+    let entry = HalfOpen { flow, tried: [2, 77, 0], answers: [0; 2], segments: 1, moves: 2, flags: 0, refused: 0 };
     let second = FlowKey { src_port: 40_001, ..key };
     let reply = HalfOpen { flow: Flow { flags: flow_flags::REPLY, ..flow }, ..entry };
     contents.v4.half_open = vec![
         (key, entry),
         (second, HalfOpen { flags: half_open_flags::SECOND, ..entry }),
-        (key.reversed(), HalfOpen { flags: half_open_flags::LEFT, ..reply }),
+        (key.reversed(), HalfOpen { flags: half_open_flags::LOST, ..reply }),
+        (FlowKey { pad: [1, 2, 3], ..key }, HalfOpen { flags: half_open_flags::CLAIMED, ..entry }),
     ];
     let inventory = Inventory::new(&contents, NOW);
     let shown: Vec<_> = inventory.connections().into_iter().filter(|view| view.state == "half-open").collect();
@@ -239,17 +241,17 @@ fn traffic_is_that_of_this_flow_and_of_both_directions() {
 #[test]
 fn marks_lie_over_the_state_and_are_those_of_this_bearer_of_the_id() {
     let mut contents = contents();
-    let seen = Health { generation: 0x10001, answered_s: 80, suspect_s: 98, ..Health::default() };
+    let seen = Health { generation: 0x10001, answered_s: 80, ejected_s: 98, ..Health::default() };
     contents.v4.health = vec![Health::default(), seen, Health { generation: 7, ..seen }];
     contents.v4.backends[1].1.flags |= backend_flags::QUARANTINED;
     let inventory = Inventory::new(&contents, NOW);
     let backends = inventory.backends();
-    assert_eq!((backends[0].suspect_seconds, backends[0].answered_seconds), (Some(2), Some(20)));
-    assert_eq!(backends[0].marks().collect::<Vec<_>>(), ["suspect"]);
-    assert_eq!((backends[1].suspect_seconds, backends[1].answered_seconds), (None, None));
+    assert_eq!((backends[0].ejected_seconds, backends[0].answered_seconds), (Some(2), Some(20)));
+    assert_eq!(backends[0].marks().collect::<Vec<_>>(), ["ejected"]);
+    assert_eq!((backends[1].ejected_seconds, backends[1].answered_seconds), (None, None));
     assert_eq!(backends[1].marks().collect::<Vec<_>>(), ["quarantined"]);
     let totals = inventory.totals();
-    assert_eq!((totals.suspects, totals.quarantined), (1, 1));
+    assert_eq!((totals.ejections, totals.quarantined), (1, 1));
 }
 
 #[test]

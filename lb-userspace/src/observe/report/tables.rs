@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::observe::inventory::BackendTotals;
+use crate::sweep::Client;
 
 /// The tables, as the agent that writes them knows them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -40,8 +41,8 @@ pub struct TablesReport {
     /// Service ports in the tables.
     pub services: u64,
     pub backends: BackendTotals,
-    /// Backends that are suspect: new flows avoid them.
-    pub suspects: u64,
+    /// Backends that are ejected: new flows avoid them.
+    pub ejections: u64,
     pub drains: DrainReport,
     /// How full each table is, counted by what was written.
     pub fill: BTreeMap<String, FillReport>,
@@ -131,6 +132,12 @@ pub struct SweepReport {
     pub swept: BTreeMap<String, u64>,
     /// Connections by which the programs' counts were corrected.
     pub recounted: u64,
+    /// Connections by which the programs' counts of clients were corrected, each in up to three counters.
+    pub recounted_shares: u64,
+    /// The client with most established connections, by `ipv4` and `ipv6`, as the last round met them.
+    pub largest_clients: BTreeMap<String, Client>,
+    /// Clients whose new connections are refused because they have more than their share, in words.
+    pub greedy_clients: Vec<String>,
     /// TCP flows that were cut off because the frontend that they came by was no more, for the drain period.
     pub cut: u64,
     /// Answered flows that the last round met whose backend sees an address of this node in the client's place.

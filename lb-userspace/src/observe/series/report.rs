@@ -216,7 +216,7 @@ fn of_tables(tables: &TablesReport) -> Vec<Series> {
         ),
         gauge("ballast_services", "Service ports in the tables", precise(tables.services)),
         series("ballast_backends", "Backends in the tables, by state", Kind::Gauge, states.to_vec()),
-        gauge("ballast_suspect_backends", "Backends that are suspect: new flows avoid them", precise(tables.suspects)),
+        gauge("ballast_ejected_backends", "Backends that are ejected: new flows avoid them", precise(tables.ejections)),
         gauge(
             "ballast_oldest_drain_seconds",
             "How long the drain that goes on longest has gone on; 0: nothing drains",
@@ -309,13 +309,28 @@ fn of_sweep(sweep: &SweepReport) -> Vec<Series> {
         ),
         counter(
             "ballast_cut_flows",
-            "TCP flows cut off because the frontend that they came by was no more, for the drain period",
+            "TCP flows cut off because the frontend that they came by was gone for the longest drain",
             sweep.cut,
         ),
         gauge(
             "ballast_masqueraded_flows",
             "Answered flows whose backend sees an address of this node in the client's place",
             precise(sweep.masqueraded),
+        ),
+        series(
+            "ballast_largest_client_connections",
+            "Established connections of the client that has most, by family; `ballast status` names it",
+            Kind::Gauge,
+            sweep
+                .largest_clients
+                .iter()
+                .map(|(family, it)| (vec![("family", family.clone())], precise(it.connections)))
+                .collect(),
+        ),
+        counter(
+            "ballast_recounted_client_shares",
+            "Connections by which the programs' counts of clients were corrected",
+            sweep.recounted_shares,
         ),
         counter(
             "ballast_recounted_connections",

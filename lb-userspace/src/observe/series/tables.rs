@@ -46,10 +46,10 @@ pub fn of_services(contents: &Contents, now: Monotonic) -> Vec<Series> {
             points(|service| service.backends.iter().filter(|backend| backend.state == "active").count() as u64),
         ),
         series(
-            "ballast_service_suspects",
-            "Backends of the service that are suspect",
+            "ballast_service_ejected",
+            "Backends of the service that are ejected",
             Kind::Gauge,
-            points(|service| service.backends.iter().filter(|backend| backend.suspect).count() as u64),
+            points(|service| service.backends.iter().filter(|backend| backend.ejected).count() as u64),
         ),
         series(
             "ballast_service_detours",
@@ -105,14 +105,14 @@ mod tests {
             (key(stat_kind::BACKEND4, Outcome::Selected), 100),
             (key(stat_kind::BACKEND4, Outcome::Retried), 4),
         ];
-        contents.v4.health = vec![Health::default(), Health { generation: 0x10001, suspect_s: 7, ..Health::default() }];
+        contents.v4.health = vec![Health::default(), Health { generation: 0x10001, ejected_s: 7, ..Health::default() }];
         let all = of_services(&contents, NOW);
         assert_eq!(value(&all, "ballast_service_selections", "web"), Some(7.0));
         assert_eq!(value(&all, "ballast_service_backends", "web"), Some(2.0));
         assert_eq!(value(&all, "ballast_service_backends", "empty"), Some(0.0));
-        assert_eq!(value(&all, "ballast_service_suspects", "web"), Some(1.0));
+        assert_eq!(value(&all, "ballast_service_ejected", "web"), Some(1.0));
         assert_eq!(value(&all, "ballast_service_detours", "retried"), Some(4.0));
-        assert_eq!(value(&all, "ballast_service_detours", "withheld_refusal"), None);
+        assert_eq!(value(&all, "ballast_service_detours", "suppressed_refusal"), None);
         assert_eq!(value(&of_states(&[("open", 3)]), "ballast_flows", "open"), Some(3.0));
         assert_eq!(value(&of_outcomes(&[(Outcome::Selected, 7)]), "ballast_outcomes", "selected"), Some(7.0));
     }

@@ -67,6 +67,13 @@ impl Book {
         self.endpoints.contains_key(key) || self.reserved.endpoints.contains(key)
     }
 
+    /// The entry of `endpoints4/6` that leads to the backend.
+    pub fn name_of(&self, id: BackendId) -> Option<(IpAddr, u32)> {
+        let record = self.backends.get(&id)?;
+        let key = (record.address.ip(), record.service);
+        (self.endpoints.get(&key)?.backend == id.id).then_some(key)
+    }
+
     fn uncount(&mut self, id: BackendId, record: &BackendRecord) {
         if let Some(count) = self.states.get_mut(&record.state) {
             *count = count.saturating_sub(1);

@@ -16,9 +16,9 @@ use crate::{
 /// How drains ended, ever.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DrainEnds {
-    /// At the deadline, with no flow left.
+    /// With no connection left, once the drain period was over.
     pub empty: u64,
-    /// At the deadline, with flows left, or not known to have none.
+    /// At the eviction deadline, with connections left, or not known to have none.
     pub deadline: u64,
     /// The backend came back.
     pub returned: u64,
@@ -47,6 +47,16 @@ impl Drains {
         self.since.keys().copied()
     }
 
+    /// Whether the backend drains and was seen to have no connection left.
+    pub fn is_idle(&self, id: BackendId) -> bool {
+        self.idle.contains(&id)
+    }
+
+    /// Those that drain and were seen to have no connection left.
+    pub fn idle(&self) -> impl Iterator<Item = &BackendId> {
+        self.idle.iter()
+    }
+
     fn begin(&mut self, id: BackendId, since: Monotonic) {
         self.since.insert(id, since);
         self.by_age.insert((since, id));
@@ -68,12 +78,14 @@ impl Book {
         if drains && !drained {
             self.drains.begin(id, now);
         } else if drained && !drains {
-            let struck = self.backends.get(&id).is_some_and(|old| old.is_struck(now));
+            let old = self.backends.get(&id);
+            let (is_drained, is_evicted) =
+                (old.is_some_and(|old| old.is_drained(now)), old.is_some_and(|old| old.is_evictable(now)));
             let idle = self.drains.idle.contains(&id);
             let ends = &mut self.drains.ends;
             *match new.state {
-                backend_state::GONE if struck && idle => &mut ends.empty,
-                backend_state::GONE if struck => &mut ends.deadline,
+                backend_state::GONE if is_drained && idle => &mut ends.empty,
+                backend_state::GONE if is_evicted => &mut ends.deadline,
                 backend_state::GONE => &mut ends.replaced,
                 _ => &mut ends.returned,
             } += 1;
@@ -81,11 +93,11 @@ impl Book {
         }
     }
 
-    /// Drains that went on before this agent: each is taken to have begun its period before its deadline, as the tables do not
+    /// Drains that went on before this agent: each is taken to have begun its period before the end of that, as the tables do not
     /// say. One that is cut short by an earlier deadline is younger than that.
     pub fn guess_drains(&mut self, period: Duration) {
         let drain = |(id, record): (&BackendId, &BackendRecord)| {
-            let began = Monotonic::from_tenths(record.deadline_ds).before(period);
+            let began = Monotonic::from_tenths(record.drain_ds).before(period);
             (record.state == backend_state::DRAINING).then_some((*id, began))
         };
         let found: Vec<_> = self.backends.iter().filter_map(drain).collect();

@@ -8,12 +8,13 @@ use super::{super::lean::ANNOTATION_PREFIX as PREFIX, Problem};
 use crate::model::{Check, MAGLEV_SIZES, Question, RateLimit, ServiceOptions, WEIGHT_MAX, Weighed};
 
 /// Every annotation, without the prefix.
-const NAMES: [&str; 14] = [
+const NAMES: [&str; 15] = [
     "scheduler",
     "mode",
     "weights",
     "maglev-size",
     "drain-period",
+    "drain-max",
     "retry",
     "rate-limit",
     "check",
@@ -26,8 +27,8 @@ const NAMES: [&str; 14] = [
 ];
 /// How many weights a service may have.
 const WEIGHTS_MAX: usize = 1_024;
-/// The bound of `--drain-period`: deadlines are kept in tenths of a second in 32 bits, and a drain must end.
-const DRAIN_PERIOD_MAX: Duration = Duration::from_hours(24);
+/// The bound of `--drain-period` and `--drain-max`: deadlines are kept in tenths of a second in 32 bits, and a drain must end.
+const DRAIN_LONGEST: Duration = Duration::from_hours(24);
 const CHECK_INTERVAL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_hours(1));
 const CHECK_TIMEOUT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_mins(1));
 const DEFAULT_CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -61,8 +62,9 @@ pub(super) fn read(
         maglev_size: given.take("maglev-size", AS_IF_ABSENT, maglev_size).good(),
         weights: given.weights(),
         drain_period: given
-            .take("drain-period", AS_IF_ABSENT, |text| duration(text, (Duration::ZERO, DRAIN_PERIOD_MAX)))
+            .take("drain-period", AS_IF_ABSENT, |text| duration(text, (Duration::ZERO, DRAIN_LONGEST)))
             .good(),
+        drain_max: given.take("drain-max", AS_IF_ABSENT, |text| duration(text, (Duration::ZERO, DRAIN_LONGEST))).good(),
         retry: given.take("retry", AS_IF_ABSENT, switch).good(),
         check: given.check(),
         rate_limit: given.take("rate-limit", AS_IF_ABSENT, rate_limit).good(),

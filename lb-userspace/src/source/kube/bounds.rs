@@ -93,13 +93,11 @@ pub struct Pauses {
     state: u64,
     failures: usize,
     lists: usize,
-    /// Pauses are that many times as long.
-    patience: u32,
 }
 
 impl Pauses {
-    pub fn new(seed: u64, patience: u32) -> Self {
-        Self { state: seed, failures: 0, lists: 0, patience }
+    pub fn new(seed: u64) -> Self {
+        Self { state: seed, failures: 0, lists: 0 }
     }
 
     /// Splitmix64.
@@ -132,18 +130,18 @@ impl Pauses {
         let (from, to) = PAUSES[self.failures.min(PAUSES.len() - 1)];
         self.failures += 1;
         let least = retry_after.unwrap_or_default().min(RETRY_AFTER_MAX);
-        self.between(from.max(least), (to * self.patience).max(least + least / 2))
+        self.between(from.max(least), to.max(least + least / 2))
     }
 
     /// Up to a time from now.
     pub fn within(&mut self, most: Duration) -> Duration {
-        self.between(Duration::ZERO, most * self.patience)
+        self.between(Duration::ZERO, most)
     }
 
     pub fn before_list(&mut self) -> Duration {
         let to = LIST_PAUSES[self.lists.min(LIST_PAUSES.len() - 1)];
         self.lists += 1;
-        self.between(if self.lists == 1 { Duration::ZERO } else { to / 2 }, to * self.patience)
+        self.between(if self.lists == 1 { Duration::ZERO } else { to / 2 }, to)
     }
 
     /// Something was proven, so the API is well.
@@ -163,7 +161,7 @@ mod tests {
 
     #[test]
     fn pauses_grow_up_to_a_bound_and_differ_between_nodes() {
-        let (mut one, mut other) = (Pauses::new(1, 1), Pauses::new(2, 1));
+        let (mut one, mut other) = (Pauses::new(1), Pauses::new(2));
         let pauses: Vec<Duration> = (0..20).map(|_| one.after_failure(None)).collect();
         assert!(pauses[0] <= Duration::from_secs(12), "{pauses:?}");
         assert!(pauses[2..].iter().all(|pause| (PAUSE_MAX / 2..=PAUSE_MAX).contains(pause)), "{pauses:?}");
@@ -179,15 +177,15 @@ mod tests {
     #[test]
     fn a_server_that_asks_for_a_pause_gets_it_up_to_a_bound_and_never_from_all_nodes_at_once() {
         let asked = Duration::from_secs(10);
-        let drawn: Vec<Duration> = (0..100).map(|seed| Pauses::new(seed, 1).after_failure(Some(asked))).collect();
+        let drawn: Vec<Duration> = (0..100).map(|seed| Pauses::new(seed).after_failure(Some(asked))).collect();
         assert!(drawn.iter().all(|pause| *pause >= asked && *pause <= asked * 3 / 2), "{drawn:?}");
         assert!(drawn.iter().max() > drawn.iter().min(), "{drawn:?}");
-        assert!(Pauses::new(1, 1).after_failure(Some(Duration::from_hours(1))) <= PAUSE_MAX);
+        assert!(Pauses::new(1).after_failure(Some(Duration::from_hours(1))) <= PAUSE_MAX);
     }
 
     #[test]
     fn a_time_around_another_stays_within_its_part() {
-        let mut pauses = Pauses::new(3, 1);
+        let mut pauses = Pauses::new(3);
         let drawn: Vec<Duration> = (0..1000).map(|_| pauses.around(SILENCE, 4)).collect();
         let (least, most) = (drawn.iter().min().unwrap(), drawn.iter().max().unwrap());
         assert!(*least >= Duration::from_millis(22_500) && *least < Duration::from_secs(23), "{least:?}");

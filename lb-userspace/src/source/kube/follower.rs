@@ -37,7 +37,8 @@ const HTTP_GONE: u16 = 410;
 /// How a resource is to be followed; see [`super::KubeSettings`].
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Silences and pauses are that many times as long: nothing waits for this resource. Otherwise 1.
+    /// Silences are that many times as long: nothing that is forwarded waits for this resource. Otherwise 1. Failures are repeated as
+    /// soon as those of others: readiness waits for each resource.
     pub patience: u32,
     pub silence: Duration,
     pub compare_interval: Option<Duration>,
@@ -79,7 +80,7 @@ impl<K> Follower<K> {
         settings.silence *= settings.patience;
         Self {
             settings,
-            pauses: Pauses::new(seed, settings.patience),
+            pauses: Pauses::new(seed),
             status: ResourceStatus::default(),
             reach: None,
             known: Known::new(),

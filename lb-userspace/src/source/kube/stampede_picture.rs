@@ -9,7 +9,7 @@ const LEFT: u64 = 60;
 const PANEL: u64 = 170;
 const HEIGHT: u64 = 120;
 /// Requests per second at the upper edge.
-const MOST: u64 = 2_000;
+const MOST: u64 = 2_500;
 
 fn x(second: u64) -> u64 {
     LEFT + second * (WIDTH - LEFT - 10) / END

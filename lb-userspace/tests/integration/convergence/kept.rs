@@ -3,7 +3,11 @@
 use super::{ServiceShape, SliceShape, Step};
 
 fn service(name: u8, address: u8, dual: bool) -> Step {
-    let shape = ServiceShape { address, dual, ports: 1, affinity: false, external: 0, policies: 0 };
+    external(name, address, dual, 0)
+}
+
+fn external(name: u8, address: u8, dual: bool, external: u8) -> Step {
+    let shape = ServiceShape { address, dual, ports: 1, affinity: false, external, policies: 0 };
     Step::Service(name, Some(shape))
 }
 
@@ -42,6 +46,40 @@ pub fn runs() -> Vec<Vec<Step>> {
             Step::Sync,
             slice(0, 0, (2, 3, 2)),
             Step::Wait(300),
+        ],
+        vec![
+            service(0, 0, false),
+            slice(0, 0, (3, 0, 1)),
+            Step::Sync,
+            Step::Fail(1),
+            slice(0, 0, (3, 0, 2)),
+            Step::Sync,
+            Step::Blind(55),
+            Step::Sync,
+            Step::Audit,
+        ],
+        vec![
+            service(0, 0, false),
+            slice(0, 0, (4, 3, 2)),
+            Step::Sync,
+            slice(0, 0, (4, 0, 1)),
+            Step::Sync,
+            slice(0, 0, (4, 3, 2)),
+            Step::Service(0, None),
+            Step::Sync,
+            Step::Wait(300),
+            Step::Restart,
+            service(0, 0, false),
+        ],
+        vec![
+            external(0, 0, false, 11),
+            external(2, 0, true, 2),
+            service(1, 1, false),
+            Step::Sync,
+            Step::Wait(1),
+            service(1, 0, true),
+            external(0, 0, false, 4),
+            Step::Slice(0, None),
         ],
     ]
 }

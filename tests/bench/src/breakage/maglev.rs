@@ -25,7 +25,8 @@ pub fn measure(leavings: u8, stop: &AtomicBool) -> Result<Vec<Figure>> {
     };
     let all: Vec<Endpoint> = (0..BACKENDS).map(endpoint).collect::<Result<_, _>>()?;
     let service = |endpoints: Vec<Endpoint>| Service::web(endpoints).annotated("scheduler", "maglev");
-    let agent = Agent::start_with(&node, &Manifest::of([service(all.clone())]), &["--drain-period=2s"])?;
+    let agent =
+        Agent::start_with(&node, &Manifest::of([service(all.clone())]), &["--drain-period=2s", "--drain-max=0s"])?;
     let cluster_ip = service(Vec::new()).cluster_ips.v4;
     let before = table(&agent, cluster_ip)?;
     ensure!(!before.is_empty(), "the service has no slots");

@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 use serde::Serialize;
 
 use super::PacketArguments;
-use super::frames::{ACK, SYN, tcp};
+use super::frames::{ACK, SYN, tcp, udp};
 use super::pieces::{Piece, Pieces};
 use super::runner::{Yardstick, run};
 use super::subject::Subject;
@@ -22,8 +22,6 @@ const KNOWN: u16 = 64;
 /// Their first port; those of new connections follow behind.
 const FIRST_KNOWN: u16 = 2_000;
 const FIRST_NEW: u16 = 4_000;
-/// The kind that other packets are under way beside.
-pub const FLOODED: &str = "known flow under a SYN flood / without";
 pub const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
 
 /// One kind of packet through one version.
@@ -44,6 +42,24 @@ pub struct Figures {
     pub ratios: Samples,
 }
 
+/// What this version takes of the time of the other one, in each round.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Comparison {
+    pub family: &'static str,
+    pub kind: &'static str,
+    /// Median and quartiles.
+    pub ratio: f64,
+    pub quartiles: [f64; 2],
+}
+
+/// All that was measured.
+pub struct Measured {
+    pub figures: Vec<Figures>,
+    pub comparisons: Vec<Comparison>,
+    pub pieces: Vec<Piece>,
+}
+
 /// Samples of one kind through one version.
 struct Row {
     version: &'static str,
@@ -57,7 +73,7 @@ pub fn measure(
     yardstick: &mut Yardstick,
     subjects: &[Subject],
     stop: &AtomicBool,
-) -> Result<(Vec<Figures>, Vec<Piece>)> {
+) -> Result<Measured> {
     let (here, there) = two_cpus()?;
     pin_to(here)?;
     for subject in subjects {
@@ -76,9 +92,11 @@ pub fn measure(
         for family in 0..2 {
             bench.new = pieces.measure(&subjects[0], bench.yardstick, family, bench.new, round > 0)?;
         }
-        for subject in subjects {
-            for family in 0..2 {
-                for kind in KINDS {
+        for family in 0..2 {
+            for kind in KINDS {
+                // One after the other: the ratio of two versions is of the same moment. Each is the first in every other round.
+                for turn in 0..subjects.len() {
+                    let subject = &subjects[if round % 2 == 1 { turn } else { subjects.len() - 1 - turn }];
                     if stop.load(Ordering::Relaxed) {
                         bail!("interrupted");
                     }
@@ -91,7 +109,11 @@ pub fn measure(
             }
         }
     }
-    Ok((rows.iter().map(figures).collect(), pieces.done()))
+    Ok(Measured {
+        figures: rows.iter().map(figures).collect(),
+        comparisons: comparisons(subjects, &rows),
+        pieces: pieces.done(),
+    })
 }
 
 /// A kind of packet, and which program does the least for it.
@@ -109,17 +131,27 @@ pub enum Packets {
     Reply,
     New,
     Foreign,
-    /// Known ones, while SYNs come in on the other CPU; compared with the same while the other CPU runs a program that does nothing
-    /// with them.
-    Flooded,
+    /// Known ones, while a flood comes in on the other CPU; compared with the same while the other CPU runs a program that does nothing
+    /// with it.
+    Flooded(Flood),
 }
 
-const KINDS: [Kind; 5] = [
+/// Packets to the service, each from another client that has no connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Flood {
+    Syns,
+    Datagrams,
+    Acks,
+}
+
+const KINDS: [Kind; 7] = [
     Kind { name: "known flow, request", least: "known", packets: Packets::Known },
     Kind { name: "known flow, reply", least: "known", packets: Packets::Reply },
     Kind { name: "new flow", least: "fresh", packets: Packets::New },
     Kind { name: "foreign packet", least: "foreign", packets: Packets::Foreign },
-    Kind { name: FLOODED, least: "", packets: Packets::Flooded },
+    Kind { name: "known flow under a SYN flood / without", least: "", packets: Packets::Flooded(Flood::Syns) },
+    Kind { name: "known flow under a UDP flood / without", least: "", packets: Packets::Flooded(Flood::Datagrams) },
+    Kind { name: "known flow under an ACK flood / without", least: "", packets: Packets::Flooded(Flood::Acks) },
 ];
 
 struct Bench<'a> {
@@ -133,8 +165,8 @@ struct Bench<'a> {
 impl Bench<'_> {
     /// Medians of a program and of the one that does the least, both less that of one that does nothing.
     fn sample(&mut self, subject: &Subject, family: usize, kind: Kind) -> Result<[f64; 2]> {
-        if kind.packets == Packets::Flooded {
-            return self.flooded(subject, family);
+        if let Packets::Flooded(flood) = kind.packets {
+            return self.flooded(subject, family, flood);
         }
         let nothing = self.yardstick.program("nothing")?;
         let suffix = if family == 0 { "4" } else { "6" };
@@ -165,8 +197,8 @@ impl Bench<'_> {
         })
     }
 
-    /// Known packets on this CPU while the other one takes in SYNs, and while it runs another program on the same SYNs.
-    fn flooded(&mut self, subject: &Subject, family: usize) -> Result<[f64; 2]> {
+    /// Known packets on this CPU while the other one takes in a flood, and while it runs another program on the same flood.
+    fn flooded(&mut self, subject: &Subject, family: usize, flood: Flood) -> Result<[f64; 2]> {
         let other = self.yardstick.program("nothing")?;
         let nothing = self.yardstick.program("nothing")?;
         let (count, there) = (self.arguments.packets, self.there);
@@ -174,16 +206,16 @@ impl Bench<'_> {
         for (is_calm, median) in medians.iter_mut().enumerate() {
             let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(u64::from(self.new)));
             *median = std::thread::scope(|scope| {
-                let flood = scope.spawn(|| {
+                let flooding = scope.spawn(|| {
                     subject.within(|| -> Result<()> {
                         pin_to(there)?;
                         while !stop.load(Ordering::Relaxed) {
                             let number = u32::try_from(sent.fetch_add(1, Ordering::Relaxed) & 0xff_ffff)?;
-                            let syn = packet(subject, family, Packets::New, number, 0);
+                            let packet = flood_packet(subject, family, flood, number);
                             if is_calm == 0 {
-                                subject.request(&syn)?
+                                subject.request(&packet)?
                             } else {
-                                run(other, &syn)?
+                                run(other, &packet)?
                             };
                         }
                         Ok(())
@@ -200,7 +232,7 @@ impl Bench<'_> {
                     anyhow::Ok(tested - nothing)
                 });
                 stop.store(true, Ordering::Relaxed);
-                flood.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+                flooding.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
                 measured
             })?;
             self.new = u32::try_from(sent.load(Ordering::Relaxed) & 0xff_ffff)?;
@@ -215,16 +247,24 @@ pub fn packet(subject: &Subject, family: usize, kind: Packets, number: u32, firs
     let known = FIRST_KNOWN + u16::try_from(number % u32::from(KNOWN)).expect("below a u16");
     let client = subject.client(family, known);
     match kind {
-        Packets::Known | Packets::Flooded => tcp(client, service, ACK, 1_001, 9_001),
+        Packets::Known | Packets::Flooded(_) => tcp(client, service, ACK, 1_001, 9_001),
         Packets::Reply => tcp(subject.backend(family), client, ACK, 9_001, 1_005),
         Packets::Foreign => tcp(client, SocketAddr::new(subject.backend(family).ip(), 9), ACK, 1, 1),
-        Packets::New => {
-            // Ports run out: the address goes on. Nobody routes back to it, and nothing has to.
-            let number = first_new.wrapping_add(number);
-            let (port, turn) = (number % 60_000, number / 60_000);
-            let port = FIRST_NEW + u16::try_from(port).expect("below a u16");
-            tcp(SocketAddr::new(moved(client.ip(), turn), port), service, SYN, number, 0)
-        }
+        Packets::New => flood_packet(subject, family, Flood::Syns, first_new.wrapping_add(number)),
+    }
+}
+
+/// A packet of a client of its own for each number.
+fn flood_packet(subject: &Subject, family: usize, flood: Flood, number: u32) -> Vec<u8> {
+    let service = Subject::service(family);
+    // Ports run out: the address goes on. Nobody routes back to it, and nothing has to.
+    let (port, turn) = (number % 60_000, number / 60_000);
+    let port = FIRST_NEW + u16::try_from(port).expect("below a u16");
+    let client = SocketAddr::new(moved(subject.client(family, port).ip(), turn), port);
+    match flood {
+        Flood::Syns => tcp(client, service, SYN, number, 0),
+        Flood::Datagrams => udp(client, service),
+        Flood::Acks => tcp(client, service, ACK, number, number),
     }
 }
 
@@ -259,6 +299,19 @@ fn figures(row: &Row) -> Figures {
         quartiles: ratio.quartiles(),
         ratios: ratio,
     }
+}
+
+/// The first version by the second, if there is one.
+fn comparisons(subjects: &[Subject], rows: &[Row]) -> Vec<Comparison> {
+    let [now, before] = subjects else { return Vec::new() };
+    let of = |subject: &Subject| rows.iter().filter(|row| row.version == subject.name).collect::<Vec<_>>();
+    let pairs = of(now).into_iter().zip(of(before));
+    let compare = |(now, before): (&Row, &Row)| {
+        let ratios: Samples = now.rounds.iter().zip(&before.rounds).map(|(now, before)| now[0] / before[0]).collect();
+        let (family, kind) = (FAMILIES[now.family], now.kind);
+        Comparison { family, kind, ratio: ratios.median(), quartiles: ratios.quartiles() }
+    };
+    pairs.map(compare).collect()
 }
 
 /// Two CPUs that this process may use.

@@ -1,6 +1,7 @@
 //! The result for people.
 
 use super::Results;
+use super::measure::Comparison;
 
 /// Prints a table.
 pub fn print(results: &Results) {
@@ -22,6 +23,12 @@ pub fn print(results: &Results) {
             "| {} | {} | {} | {:.0} | {:.0} | **{:.2}** | {low:.2} – {high:.2} |",
             figures.version, figures.family, figures.kind, figures.ns, figures.least_ns, figures.ratio
         );
+    }
+    if !results.comparisons.is_empty() {
+        println!("\n| family | packet | now / before | middle half |\n|---|---|---:|---:|");
+    }
+    for Comparison { family, kind, ratio, quartiles: [low, high] } in &results.comparisons {
+        println!("| {family} | {kind} | **{ratio:.3}** | {low:.3} – {high:.3} |");
     }
     println!("\n| family | piece, of the same tables | ns |\n|---|---|---:|");
     for piece in &results.pieces {

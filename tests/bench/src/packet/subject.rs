@@ -47,6 +47,8 @@ impl Subject {
         std::fs::write(&manifest, manifest_of(&backend))?;
         let mut command = Command::new(agent);
         command.arg("agent").arg(format!("--source=file={}", manifest.display()));
+        // Segments of no connection are refused from the start, as later.
+        command.arg("--adoption-window=0s");
         command.arg(format!("--node-name={}", node.node_name())).arg("--cgroup-root").arg(node.cgroup());
         command.arg("--bpffs").arg(node.bpffs()).arg("--run-dir").arg(node.run_dir());
         let process = Process::start(command, &topology.directory().join("agent.log"), Some(node.place()))?;
@@ -137,14 +139,17 @@ fn manifest_of(backend: &Pod) -> String {
     let [v4, v6] = CLUSTER_IPS;
     let service = format!(
         "apiVersion: v1\nkind: Service\nmetadata: {{namespace: bench, name: echo}}\n\
-         spec: {{clusterIPs: [\"{v4}\", \"{v6}\"], ports: [{{port: {PORT}, targetPort: {TARGET}, protocol: TCP}}]}}\n"
+         spec: {{clusterIPs: [\"{v4}\", \"{v6}\"], ports: [\
+         {{name: tcp, port: {PORT}, targetPort: {TARGET}, protocol: TCP}}, \
+         {{name: udp, port: {PORT}, targetPort: {TARGET}, protocol: UDP}}]}}\n"
     );
     let slices = backend.addresses().both().map(|backend| {
         let family = if backend.is_ipv4() { "IPv4" } else { "IPv6" };
         format!(
             "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
              metadata: {{namespace: bench, name: echo-{}, labels: {{kubernetes.io/service-name: echo}}}}\n\
-             addressType: {family}\nports: [{{name: \"\", port: {TARGET}, protocol: TCP}}]\n\
+             addressType: {family}\nports: [\
+             {{name: tcp, port: {TARGET}, protocol: TCP}}, {{name: udp, port: {TARGET}, protocol: UDP}}]\n\
              endpoints: [{{addresses: [\"{backend}\"], conditions: {{ready: true}}}}]\n",
             family.to_lowercase()
         )

@@ -67,9 +67,6 @@ fn an_api_server_that_is_away_for_long_reddens_readyz_alone_and_is_followed_agai
     scenario.follows()
 }
 
-/// The own Node and the service CIDRs are asked for five times as seldom as Services, at most 135 s after a failure.
-const NODE_LIMIT: Duration = Duration::from_secs(145);
-
 /// Its rotation came too late.
 #[test]
 fn an_expired_client_certificate_reddens_readyz_alone_until_it_is_replaced() -> Result<()> {
@@ -91,7 +88,7 @@ fn an_expired_client_certificate_reddens_readyz_alone_until_it_is_replaced() -> 
     let errors = scenario.agent.metric("ballast_source_errors_total", "resource=\"services\",code=\"401\"");
     ensure!(errors >= Some(1.0), "{}", scenario.agent.metrics()?);
     ca.issue(&key, &certificate, DAY)?;
-    let (green, _) = scenario.until("/readyz", 200, NODE_LIMIT, healthy)?;
+    let (green, _) = scenario.until("/readyz", 200, RECOVERY_LIMIT, healthy)?;
     println!("client certificate expired: /readyz red after {red:.1?}; green {green:.1?} after its replacement");
     ensure!(scenario.agent.pid() == pid, "it was restarted");
     scenario.follows()

@@ -1,6 +1,7 @@
 //! Packets that are not a plain TCP or UDP packet, through the loaded programs: extension headers, SCTP, headers that contradict each
 //! other, and random damage to all of them.
 
+mod association;
 mod packets;
 mod scenario;
 

@@ -230,6 +230,19 @@ impl Chunk {
     pub fn data() -> Vec<u8> {
         Self::raw(0, 20, 20)
     }
+
+    /// The acknowledgement of data.
+    pub fn sack() -> Vec<u8> {
+        Self::raw(3, 16, 16)
+    }
+
+    pub fn heartbeat() -> Vec<u8> {
+        Self::raw(4, 12, 12)
+    }
+
+    pub fn heartbeat_ack() -> Vec<u8> {
+        Self::raw(5, 12, 12)
+    }
 }
 
 /// A whole packet of any kind that the programs know.

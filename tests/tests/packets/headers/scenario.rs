@@ -2,11 +2,13 @@
 
 use anyhow::{Context as _, Result};
 use aya::Pod;
+use aya::maps::{Array, MapData};
 use lb_common::abi::{
     Backend, Flow, FlowKey, Masquerade, SCTP, Service, ServiceKey, Slot, SourceKey, TCP, UDP, Vip, VipKey,
     backend_flags, backend_state, seal, vip_flags,
 };
 use lb_common::outcome::Outcome;
+use lb_tests::programs::edited;
 use lb_tests::test_run::{Family, Hook, LoadedPrograms, Of, Tables};
 use lb_tests::topology::Topology;
 
@@ -44,6 +46,8 @@ pub struct Ran {
 
 pub struct Scenario {
     programs: LoadedPrograms,
+    /// Of programs that read the test's time; nanoseconds.
+    clock: Option<(Array<MapData, [u64; 2]>, u64)>,
 }
 
 /// Plays in a namespace of its own.
@@ -51,7 +55,21 @@ pub fn with_scenario(subject: &str, play: impl Fn(&mut Scenario) -> Result<()> +
     let topology = Topology::new(subject)?;
     let node = topology.node()?;
     node.place().run(|| {
-        let mut scenario = Scenario { programs: LoadedPrograms::load()? };
+        let mut scenario = Scenario { programs: LoadedPrograms::load()?, clock: None };
+        scenario.forget()?;
+        play(&mut scenario)
+    })
+}
+
+/// The same with programs that read a clock of the test's own.
+pub fn with_clock(subject: &str, play: impl Fn(&mut Scenario) -> Result<()> + Sync) -> Result<()> {
+    let (topology, object) = (Topology::new(subject)?, edited("driven", "driven")?);
+    let node = topology.node()?;
+    node.place().run(|| {
+        let mut programs = LoadedPrograms::load_from(&object, u32::MAX, 1_000, 1)?;
+        let clock = programs.take_map(".bss")?.try_into()?;
+        let mut scenario = Scenario { programs, clock: Some((clock, 1_000_000_000_000)) };
+        scenario.pass_seconds(0)?;
         scenario.forget()?;
         play(&mut scenario)
     })
@@ -72,6 +90,29 @@ impl Scenario {
     pub fn begin_anew(&mut self) -> Result<()> {
         self.programs.clear_scratch()?;
         self.forget()
+    }
+
+    pub fn pass_seconds(&mut self, seconds: u64) -> Result<()> {
+        let (clock, now_ns) = self.clock.as_mut().context("these programs read the kernel's clock")?;
+        *now_ns += seconds * 1_000_000_000;
+        Ok(clock.set(0, [*now_ns, *now_ns], 0)?)
+    }
+
+    /// From now on all backends drain: these are the seconds until the end of the drain period, and until the eviction deadline.
+    pub fn drain(&mut self, period_s: u32, max_s: u32) -> Result<()> {
+        let (_, now_ns) = self.clock.as_ref().context("these programs read the kernel's clock")?;
+        let began = u32::try_from(now_ns / 100_000_000)?;
+        let (drain_ds, deadline_ds) = (began + 10 * period_s, began + 10 * max_s);
+        let state = backend_state::DRAINING;
+        for id in 0..3 {
+            let backends = &mut self.programs.tables4.backends;
+            let backend = backends.get(&(1 + id), 0)?;
+            backends.set(1 + id, Backend { state, drain_ds, deadline_ds, ..backend }, 0)?;
+            let backends = &mut self.programs.tables6.backends;
+            let backend = backends.get(&(11 + id), 0)?;
+            backends.set(11 + id, Backend { state, drain_ds, deadline_ds, ..backend }, 0)?;
+        }
+        Ok(())
     }
 
     /// From now on the backend is another node's, and clients outside are masqueraded.
@@ -100,7 +141,7 @@ impl Scenario {
         let after = self.programs.outcomes()?;
         let counted = Outcome::ALL.into_iter().filter(|outcome| {
             // What is noted of a backend beside the verdict is another matter.
-            let noted = matches!(outcome, Outcome::Suspected | Outcome::Cleared | Outcome::EventLost);
+            let noted = matches!(outcome, Outcome::Ejected | Outcome::Cleared | Outcome::EventLost);
             !noted && after[*outcome as usize] > before[*outcome as usize]
         });
         let counted = counted.collect();
@@ -127,6 +168,7 @@ where
             generation: 1,
             service: id,
             deadline_ds: 0,
+            drain_ds: 0,
             uid_hash: 0,
             weight: 1,
             pad: 0,

@@ -121,7 +121,7 @@ fn a_segment_of_another_nodes_flow_goes_where_that_one_sent_it_and_is_not_kept(s
         let is_away = scenario.run(Hook::NodeIn, &asked.bytes()).0.bytes == whole;
         // Another node, which has seen nothing of it but that a backend does not answer here.
         scenario.reset(&backends);
-        scenario.suspect(0);
+        scenario.ejected(0);
         for (hook, flags) in [(Hook::NodeIn, ACK), (Hook::Xdp, ACK), (Hook::NodeIn, RST | ACK)] {
             let segment = scenario.asks(Protocol::Tcp, port, flags);
             let (verdict, out) = scenario.sent(hook, &segment, Who::Away);
@@ -144,7 +144,7 @@ fn what_this_node_saw_of_a_backend_does_not_matter(scenario: &mut Scenario) {
         let asked = scenario.asks(Protocol::Tcp, port, SYN);
         let before = scenario.run(Hook::NodeIn, &asked.bytes()).0;
         scenario.reset(&backends);
-        scenario.suspect(0);
+        scenario.ejected(0);
         assert_eq!(scenario.run(Hook::NodeIn, &asked.bytes()).0, before);
         scenario.reset(&backends);
     }

@@ -167,10 +167,10 @@ impl Scenario {
     }
 
     /// This node has seen the backend leave others without an answer.
-    pub fn suspect(&mut self, at: u32) {
+    pub fn ejected(&mut self, at: u32) {
         let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).unwrap();
         let since_s = u32::try_from(now.tv_sec()).unwrap();
-        let health = Health { generation: 1, suspect_s: since_s, probe_s: since_s, ..Health::default() };
+        let health = Health { generation: 1, ejected_s: since_s, probe_s: since_s, ..Health::default() };
         let id = backend_id(SERVICE, at);
         if self.v6 {
             Maps::<16>::set_health(&mut self.programs, id, health)
@@ -259,6 +259,7 @@ fn backend<const N: usize>(address: [u8; N], service: u32, is_here: bool) -> Bac
         generation: 1,
         service,
         deadline_ds: 0,
+        drain_ds: 0,
         uid_hash: 7,
         weight: 1,
         pad: 0,

@@ -23,16 +23,19 @@ fn fall_silent(pod: &Pod, silent: bool) {
 
 #[test]
 fn a_backend_that_left_pods_unanswered_is_avoided_by_the_host() {
-    let fixture = Fixture::new("hostsuspect", Pods::Routed, 3, NodeOptions::default());
+    let fixture = Fixture::new("hostejected", Pods::Routed, 3, NodeOptions::default());
     let service = fixture.web();
     let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    let other = fixture.pod("other");
     let (pod, host) = (fixture.client.place(), fixture.node.place());
     for to in service.frontends(Protocol::Tcp) {
-        let before = agent.counted(Outcome::Suspected).unwrap();
+        let before = agent.counted(Outcome::Ejected).unwrap();
         fall_silent(&fixture.backends[1], true);
-        eventually("a pod's connection shows that the backend is dead", LONG, || {
-            Stream::connect_from(pod, 0, to, LONG).unwrap().ask("hello").unwrap();
-            (agent.counted(Outcome::Suspected).unwrap() > before).then_some(())
+        eventually("the connections of two pods show that the backend is dead", LONG, || {
+            for pod in [pod, other.place()] {
+                Stream::connect_from(pod, 0, to, LONG).unwrap().ask("hello").unwrap();
+            }
+            (agent.counted(Outcome::Ejected).unwrap() > before).then_some(())
         });
         let mut used = BTreeSet::new();
         for to in [to, mapped(to)] {

@@ -1,4 +1,4 @@
-//! Which backends are suspect, as the running agent knows it: told by the event ring, and looked through now and then, since a full
+//! Which backends are ejected, as the running agent knows it: told by the event ring, and looked through now and then, since a full
 //! ring loses records. The tables alone decide; this is for the log, Events and numbers.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,25 +16,25 @@ const REVIEWED: usize = 32_768;
 /// An endpoint of a service port.
 pub type Subject = (PortKey, SocketAddr);
 
-/// Backends that are suspect.
+/// Backends that are ejected.
 #[derive(Debug, Default)]
-pub(super) struct Suspects {
+pub(super) struct Ejections {
     known: BTreeMap<BackendId, (u32, Subject)>,
     /// The last backend of the last review, if there may be more.
     reviewed: Option<BackendId>,
     log: LogBound,
 }
 
-impl Suspects {
+impl Ejections {
     /// Takes in what the tables say of one backend, by id and generation. Returns whether that is new.
     pub fn look(
         &mut self,
         id: BackendId,
         book: &Book,
-        is_suspect: impl Fn(BackendId, u32) -> bool,
+        is_ejected: impl Fn(BackendId, u32) -> bool,
         now: Instant,
     ) -> bool {
-        let record = book.backends.get(&id).filter(|record| is_suspect(id, record.generation));
+        let record = book.backends.get(&id).filter(|record| is_ejected(id, record.generation));
         let found = record.and_then(|record| {
             let service = book.services.get(&record.service)?;
             Some((record.generation, (service.key.clone(), record.address)))
@@ -60,15 +60,15 @@ impl Suspects {
     }
 
     /// Looks at a part of all backends, behind those of the review before. Returns whether anything is new.
-    pub fn review(&mut self, book: &Book, is_suspect: impl Fn(BackendId, u32) -> bool, now: Instant) -> bool {
+    pub fn review(&mut self, book: &Book, is_ejected: impl Fn(BackendId, u32) -> bool, now: Instant) -> bool {
         let first = self.reviewed.take().map_or(Bound::Unbounded, Bound::Excluded);
         self.reviewed = book.backends.range((first, Bound::Unbounded)).nth(REVIEWED - 1).map(|(id, _)| *id);
         let part = (first, self.reviewed.map_or(Bound::Unbounded, Bound::Included));
-        let suspect = book.backends.range(part).filter(|(id, record)| is_suspect(**id, record.generation));
+        let ejected = book.backends.range(part).filter(|(id, record)| is_ejected(**id, record.generation));
         let known = self.known.range(part).map(|(id, _)| *id);
-        let ids: BTreeSet<BackendId> = suspect.map(|(id, _)| *id).chain(known).collect();
+        let ids: BTreeSet<BackendId> = ejected.map(|(id, _)| *id).chain(known).collect();
         // Each is looked at, also after the first that is new.
-        ids.into_iter().filter(|id| self.look(*id, book, &is_suspect, now)).count() > 0
+        ids.into_iter().filter(|id| self.look(*id, book, &is_ejected, now)).count() > 0
     }
 
     /// All of them.
@@ -77,13 +77,13 @@ impl Suspects {
     }
 }
 
-fn tell(log: &mut LogBound, (service, endpoint): &Subject, is_suspect: bool, now: Instant) {
+fn tell(log: &mut LogBound, (service, endpoint): &Subject, is_ejected: bool, now: Instant) {
     let Some(unsaid) = log.admits(now) else { return };
-    if is_suspect {
+    if is_ejected {
         let why = "it left a connection unanswered that another backend answered, or refused one";
-        tracing::warn!(%service, %endpoint, unsaid, "suspect, new flows avoid it: {why}");
+        tracing::warn!(%service, %endpoint, unsaid, "ejected, new flows avoid it: {why}");
     } else {
-        tracing::info!(%service, %endpoint, unsaid, "no longer suspect: it answers");
+        tracing::info!(%service, %endpoint, unsaid, "no longer ejected: it answers");
     }
 }
 
@@ -113,6 +113,7 @@ mod tests {
             generation,
             service: 1,
             deadline_ds: 0,
+            drain_ds: 0,
             uid_hash: 0,
             weight: 1,
         };
@@ -123,7 +124,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_review_looks_at_a_bounded_number_of_backends_and_all_have_their_turn() {
-        let (mut suspects, mut book, now) = (Suspects::default(), book(1), Instant::now());
+        let (mut ejections, mut book, now) = (Ejections::default(), book(1), Instant::now());
         let record = book.backends[&ID];
         let ids = (1..=u32::try_from(3 * REVIEWED).expect("few")).map(|id| BackendId { family: Family::V4, id });
         book.backends.extend(ids.map(|id| (id, record)));
@@ -132,27 +133,27 @@ mod tests {
         for _ in 0..4 {
             looked.set(0);
             let last = BackendId { family: Family::V4, id: 2 * u32::try_from(REVIEWED).expect("few") + 1 };
-            let is_suspect = |id: BackendId, _: u32| {
+            let is_ejected = |id: BackendId, _: u32| {
                 looked.set(looked.get() + 1);
                 id == last
             };
-            found.push(suspects.review(&book, is_suspect, now));
+            found.push(ejections.review(&book, is_ejected, now));
             assert!(looked.get() <= REVIEWED + 1, "{}", looked.get());
         }
-        assert_eq!((found, suspects.known().count()), (vec![false, false, true, false], 1));
+        assert_eq!((found, ejections.known().count()), (vec![false, false, true, false], 1));
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_is_told_twice_is_new_once_and_what_was_missed_is_found() {
-        let (mut suspects, now) = (Suspects::default(), Instant::now());
+        let (mut ejections, now) = (Ejections::default(), Instant::now());
         let (yes, no) = (|_: BackendId, _: u32| true, |_: BackendId, _: u32| false);
-        assert!(suspects.look(ID, &book(1), yes, now));
-        assert!(!suspects.look(ID, &book(1), yes, now));
-        assert_eq!(suspects.known().map(|(_, endpoint)| endpoint.to_string()).collect::<Vec<_>>(), ["10.0.0.1:8080"]);
-        assert!(suspects.review(&book(1), no, now), "the record that said so was lost");
-        assert_eq!(suspects.known().count(), 0);
-        assert!(suspects.review(&book(1), yes, now) && !suspects.review(&book(1), yes, now));
-        assert!(suspects.review(&book(2), |_, generation| generation == 1, now), "another backend has its id");
-        assert_eq!(suspects.known().count(), 0);
+        assert!(ejections.look(ID, &book(1), yes, now));
+        assert!(!ejections.look(ID, &book(1), yes, now));
+        assert_eq!(ejections.known().map(|(_, endpoint)| endpoint.to_string()).collect::<Vec<_>>(), ["10.0.0.1:8080"]);
+        assert!(ejections.review(&book(1), no, now), "the record that said so was lost");
+        assert_eq!(ejections.known().count(), 0);
+        assert!(ejections.review(&book(1), yes, now) && !ejections.review(&book(1), yes, now));
+        assert!(ejections.review(&book(2), |_, generation| generation == 1, now), "another backend has its id");
+        assert_eq!(ejections.known().count(), 0);
     }
 }

@@ -1,0 +1,209 @@
+//! Backends that are slow, lossy or full: every connect that a patient client could make is made, and the client talks to the backend that
+//! has accepted it.
+//!
+//! A kernel's own client and servers. nftables in a backend's namespace loses its SYNs and SYN+ACKs: its kernel sends a SYN+ACK again after
+//! 1 s, 3 s and 7 s. Needs root and `nft`.
+
+use std::io::Write as _;
+use std::net::{SocketAddr, TcpStream};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use lb_common::outcome::Outcome;
+use lb_tests::agent::{Agent, Manifest, Protocol, Service};
+use lb_tests::fixture::{Fixture, Pods};
+use lb_tests::incident::Counters;
+use lb_tests::peers::Stream;
+use lb_tests::topology::{NodeOptions, Pod};
+use socket2::{Domain, Socket, Type};
+
+/// A client gives up after so long: the kernel sends its SYN at least five times by then.
+const PATIENT: Duration = Duration::from_secs(30);
+/// Clients of each family, all at once.
+const CLIENTS: usize = 15;
+/// Port of the servers.
+const PORT: u16 = 8080;
+/// What is lost, in percent.
+const LOSS: u32 = 20;
+
+/// A service, and its backends `b0`, `b1`… Fields in the order in which they must end.
+struct Scenario {
+    agent: Agent,
+    service: Service,
+    fixture: Fixture,
+}
+
+impl Scenario {
+    fn new(subject: &str, backends: usize) -> Self {
+        let fixture = Fixture::new(subject, Pods::Routed, backends, NodeOptions::default());
+        let service = fixture.web();
+        let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+        Self { agent, service, fixture }
+    }
+
+    fn pod(&self, number: usize) -> &Pod {
+        &self.fixture.backends[number]
+    }
+
+    /// Clients that connect at once, and ask who has accepted them. The names, and how long the slowest took.
+    fn connect(&self) -> Result<(Vec<String>, Duration)> {
+        let start = Instant::now();
+        let frontends = self.service.frontends(Protocol::Tcp);
+        let place = self.fixture.client.place();
+        let one = |to: SocketAddr| {
+            let from = place.clone();
+            place.spawn(move || {
+                let mut stream = Stream::connect_from(&from, 0, to, PATIENT)?;
+                let answer = stream.ask("who");
+                answer.map(|answer| answer.server)
+            })
+        };
+        let clients: Vec<_> = (0..CLIENTS).flat_map(|_| frontends.iter().map(|to| (*to, one(*to)))).collect();
+        let names = clients.into_iter().map(|(to, client)| {
+            let name = client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            name.with_context(|| format!("a client of {to}"))
+        });
+        Ok((names.collect::<Result<_>>()?, start.elapsed()))
+    }
+
+    fn counters(&self) -> Counters {
+        Counters::read(self.fixture.node.bpffs()).unwrap()
+    }
+
+    /// Connections that the backend's server has accepted.
+    fn accepted(&self, number: usize) -> u32 {
+        self.fixture.servers[number].iter().map(lb_tests::peers::Server::accepted).sum()
+    }
+
+    /// Nobody has taken the backend out.
+    fn is_not_ejected(&self, number: usize) -> Result<()> {
+        let list = self.agent.json(&["get", "backends", "-A"])?;
+        let own = self.pod(number).ips();
+        let is_own = |item: &&serde_json::Value| {
+            item["address"].as_str().and_then(|text| text.parse().ok()).is_some_and(|ip| own.contains(&ip))
+        };
+        let all: Vec<_> = list["items"].as_array().context("a list")?.iter().filter(is_own).collect();
+        ensure!(!all.is_empty(), "the backend is not in {list}");
+        ensure!(all.iter().all(|item| item["ejectedSeconds"].is_null()), "ejected: {all:?}");
+        Ok(())
+    }
+}
+
+/// Loads these rules in the pod's namespace, in place of those before.
+fn rules(pod: &Pod, input: &str, output: &str) -> Result<()> {
+    let text = format!(
+        "table inet slow\ndelete table inet slow\ntable inet slow {{\n\
+         chain input {{\ntype filter hook input priority 0;\n{input}\n}}\n\
+         chain output {{\ntype filter hook output priority 0;\n{output}\n}}\n}}\n"
+    );
+    let mut command = std::process::Command::new("nft");
+    command.args(["-f", "-"]).stdin(Stdio::piped());
+    let mut child = pod.place().start(&mut command).context("starting `nft`: install nftables")?;
+    child.stdin.take().context("piped")?.write_all(text.as_bytes())?;
+    ensure!(child.wait()?.success(), "nft refuses {text}");
+    Ok(())
+}
+
+/// The backend hears nothing.
+fn dies(pod: &Pod) -> Result<()> {
+    rules(pod, &format!("tcp dport {PORT} drop"), "")
+}
+
+/// The backend accepts, but says so only later.
+fn holds_its_answers(pod: &Pod) -> Result<()> {
+    rules(pod, "", "tcp flags & (syn | ack) == syn | ack drop")
+}
+
+/// SYNs to it, and its SYN+ACKs, are lost.
+fn loses(pod: &Pod) -> Result<()> {
+    rules(
+        pod,
+        &format!("tcp dport {PORT} tcp flags & (syn | ack) == syn numgen random mod 100 < {LOSS} drop"),
+        &format!("tcp flags & (syn | ack) == syn | ack numgen random mod 100 < {LOSS} drop"),
+    )
+}
+
+#[test]
+fn a_slow_backend_beside_a_dead_one_serves_every_client() -> Result<()> {
+    let scenario = Scenario::new("slow", 2);
+    let before = scenario.counters();
+    holds_its_answers(scenario.pod(0))?;
+    dies(scenario.pod(1))?;
+    let (names, took) = std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| scenario.connect());
+        std::thread::sleep(Duration::from_millis(2_300));
+        rules(scenario.pod(0), "", "")?;
+        connecting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })?;
+    assert!(names.iter().all(|name| name == "b0"), "{names:?}");
+    assert!(took < Duration::from_secs(15), "{took:?}");
+    let after = scenario.counters();
+    assert!(after.since(&before, Outcome::Retried) > 0, "{}", after.line_since(&before));
+    scenario.is_not_ejected(0)
+}
+
+#[test]
+fn of_two_slow_backends_the_one_that_answers_first_serves_and_the_other_has_no_connection() -> Result<()> {
+    let scenario = Scenario::new("slow2", 2);
+    let before = scenario.counters();
+    holds_its_answers(scenario.pod(0))?;
+    holds_its_answers(scenario.pod(1))?;
+    let (names, _) = std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| scenario.connect());
+        std::thread::sleep(Duration::from_millis(2_300));
+        rules(scenario.pod(0), "", "")?;
+        connecting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })?;
+    assert!(names.iter().all(|name| name == "b0"), "{names:?}");
+    rules(scenario.pod(1), "", "")?;
+    // The other one's SYN+ACKs come until they are answered.
+    let late = |counters: &Counters| counters.since(&before, Outcome::RefusedLate);
+    lb_tests::peers::eventually("late answers are refused", Duration::from_secs(10), || {
+        (late(&scenario.counters()) > 0).then_some(())
+    });
+    assert_eq!(scenario.accepted(1), 0, "no connection that its client does not use");
+    scenario.is_not_ejected(0)
+}
+
+#[test]
+fn lost_syns_and_answers_keep_no_client_from_its_connection() -> Result<()> {
+    let scenario = Scenario::new("lossy", 3);
+    let before = scenario.counters();
+    loses(scenario.pod(0))?;
+    loses(scenario.pod(1))?;
+    dies(scenario.pod(2))?;
+    let (names, took) = scenario.connect()?;
+    assert!(names.iter().all(|name| name == "b0" || name == "b1"), "{names:?}");
+    let accepted = scenario.accepted(0) + scenario.accepted(1);
+    assert_eq!(accepted as usize, names.len(), "no connection that its client does not use; in {took:?}");
+    let after = scenario.counters();
+    assert!(after.since(&before, Outcome::Retried) > 0, "{}", after.line_since(&before));
+    scenario.is_not_ejected(0)?;
+    scenario.is_not_ejected(1)
+}
+
+#[test]
+fn a_backend_whose_accept_queue_is_full_keeps_no_client_from_another_one() -> Result<()> {
+    let mut scenario = Scenario::new("full", 2);
+    // Another server at the first backend: it never accepts.
+    scenario.fixture.servers[0].clear();
+    let mut full = Vec::new();
+    for ip in scenario.pod(0).ips() {
+        let address = SocketAddr::new(ip, PORT);
+        let listener = scenario.pod(0).place().run(|| {
+            let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+            socket.set_reuse_address(true)?;
+            socket.bind(&address.into())?;
+            socket.listen(0)?;
+            anyhow::Ok(socket)
+        })?;
+        // Its queue takes one more than it was told.
+        let first = scenario.pod(0).place().run(|| TcpStream::connect_timeout(&address, Duration::from_secs(2)))?;
+        full.push((listener, first));
+    }
+    let (names, took) = scenario.connect()?;
+    assert!(names.iter().all(|name| name == "b1"), "{names:?}");
+    assert!(took < Duration::from_secs(15), "{took:?}");
+    Ok(())
+}

@@ -1,0 +1,79 @@
+//! SNAT tuples that are used again while the backend, which closed first, keeps them in TIME-WAIT: no connect waits for a second SYN's timeout.
+//!
+//! Such a backend may acknowledge the old connection in answer to the SYN of the new one (RFC 9293, section 3.10.7.4). The client resets
+//! it (section 3.10.7.3), and Linux sends the SYN again at once.
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use lb_tests::agent::{Endpoint, External, Manifest, Port, Protocol, Service};
+use lb_tests::peers::{PATIENCE, Stream};
+use lb_tests::routed::{Backend, Cell, Client, Family, Kind, Network, Policy};
+use lb_tests::topology::Place;
+
+/// Connections of each kind, one after the other.
+const CONNECTIONS: usize = 512;
+const SNAT_PORTS: u16 = 64;
+/// No connect of the service may be slower than a direct one by more.
+const SLOWER: Duration = Duration::from_millis(50);
+/// Linux sends an unanswered SYN again after a second.
+const REPEATED: Duration = Duration::from_millis(900);
+const NODE_PORT: u16 = 30_900;
+const TARGET: u16 = 9_000;
+
+/// Accepts so many connections, and closes each one at once. The addresses that they came from.
+fn closing_server(place: &Place, at: SocketAddr, connections: usize) -> JoinHandle<Vec<SocketAddr>> {
+    let listener = place.run(|| TcpListener::bind(at)).unwrap();
+    std::thread::spawn(move || (0..connections).map(|_| listener.accept().unwrap().1).collect())
+}
+
+/// How long each connect took, in order of length. Each connection ends before the next one begins, and the server ends it first.
+fn connects(client: &Place, to: SocketAddr) -> Vec<Duration> {
+    let connect = |_| {
+        let start = Instant::now();
+        let mut stream = Stream::connect_from(client, 0, to, PATIENCE).unwrap();
+        let took = start.elapsed();
+        let end = stream.read_line().expect_err("the server says nothing");
+        assert_eq!(end.kind(), ErrorKind::UnexpectedEof, "{to}: {end}");
+        took
+    };
+    let mut all: Vec<Duration> = (0..CONNECTIONS).map(connect).collect();
+    all.sort_unstable();
+    all
+}
+
+#[test]
+fn a_tuple_that_the_backend_keeps_in_time_wait_delays_no_connect() {
+    let mut network = Network::new("reuse").unwrap();
+    let [own, server] = [0, 1].map(|at| network.nodes[at].addresses());
+    let endpoint = Endpoint::ready(server).on(&network.nodes[1].node_name());
+    let ports = vec![Port { name: "tcp", protocol: Protocol::Tcp, port: 80, target: TARGET }];
+    let external = External { node_ports: vec![NODE_PORT], ..External::default() };
+    let service = Service { ports, ..Service::standard("closing", 40, vec![endpoint]) }.with(external);
+    let flags = [&format!("--snat-ports=23000-{}", 23_000 + SNAT_PORTS - 1)[..]];
+    network.start_first(1, &Manifest::of([service]), &flags).unwrap();
+
+    for family in Family::ALL {
+        let (protocol, policy, client, backend) = (Protocol::Tcp, Policy::Cluster, Client::Outside, Backend::PeerHost);
+        let client = network.client(Cell { kind: Kind::NodePort, protocol, family, policy, client, backend });
+        let target = SocketAddr::new(family.of(server), TARGET);
+        let accepting = closing_server(network.nodes[1].place(), target, 2 * CONNECTIONS);
+        let direct = connects(client, target);
+        let through = connects(client, SocketAddr::new(family.of(own), NODE_PORT));
+
+        let peers = accepting.join().unwrap().split_off(CONNECTIONS);
+        assert!(peers.iter().all(|peer| peer.ip() == family.of(own)), "each is masqueraded: {peers:?}");
+        let used: BTreeSet<u16> = peers.iter().map(SocketAddr::port).collect();
+        assert!(used.len() <= usize::from(SNAT_PORTS), "{used:?}");
+        for percent in [50, 99] {
+            let at = |all: &[Duration]| all[CONNECTIONS * percent / 100];
+            let (slow, fast) = (at(&through), at(&direct));
+            assert!(slow <= fast + SLOWER, "{family:?}, percentile {percent}: {slow:?}, direct {fast:?}");
+        }
+        let slowest = through[CONNECTIONS - 1];
+        assert!(slowest < REPEATED, "{family:?}: the slowest connect took {slowest:?}");
+    }
+}
