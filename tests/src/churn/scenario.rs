@@ -20,6 +20,9 @@ pub const CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 const NAME: &str = "churned";
 /// How long the agent may take to follow. Generous: a test machine may be busy.
 const FOLLOW_LIMIT: Duration = Duration::from_mins(2);
+/// At most so long the agent lives, and is dead, in a churn: milliseconds.
+const LIVES_MS: u64 = 3_500;
+const IS_DEAD_MS: u64 = 1_500;
 
 /// The tables are looked at more often than this.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -142,20 +145,29 @@ impl Scenario {
         Ok(this)
     }
 
-    /// Changes, pauses, and deaths of the agent, all at random, for so long.
+    /// Changes, pauses, and deaths of the agent, all at random, for so long. However slow the machine is, the agent dies every few seconds.
     pub fn churn(&mut self, duration: Duration) -> Result<()> {
         let start = Instant::now();
+        let (mut dies, mut rises) = self.next_death(Duration::ZERO);
         while start.elapsed() < duration {
             self.change()?;
             self.look_at_agent();
-            if self.random.one_in(25) {
+            if start.elapsed() >= dies && self.agent.alive() {
                 self.kill();
-            } else if !self.agent.alive() && self.random.one_in(6) {
+            } else if start.elapsed() >= rises {
                 self.start()?;
+                (dies, rises) = self.next_death(rises);
             }
             std::thread::sleep(Duration::from_millis(20 + self.random.any() % 150));
         }
         Ok(())
+    }
+
+    /// When the agent dies next, and when it is started again.
+    fn next_death(&mut self, now: Duration) -> (Duration, Duration) {
+        let mut at_most = |ms| Duration::from_millis(self.random.any() % ms);
+        let dies = now + at_most(LIVES_MS);
+        (dies, dies + at_most(IS_DEAD_MS))
     }
 
     /// Some backends go without a word; or some that had their time come back as other pods.

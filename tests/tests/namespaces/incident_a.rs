@@ -25,7 +25,7 @@ fn drains_end_by_their_deadline_whatever_happens_to_connections_and_agent() -> R
 fn check(churned: &Churned, period_ds: u64) {
     let Churned { changes, kills, log_lines, seen, drains, held, load, in_use } = churned;
     assert!(
-        *kills > 0 && drains.begun > 20 && held.told > 20 && seen.packets > 5_000,
+        *kills > 1 && drains.begun > 20 && held.told > 20 && seen.packets > 5_000,
         "too little happened: {churned:#?}"
     );
     assert_eq!((seen.stale, seen.inherited), (0, 0), "{:#?}", seen.violations);

@@ -31,10 +31,9 @@ const MUTATIONS_MIN: usize = 10;
 /// ones. `cargo xtask mutate` tries all.
 const MUTATIONS_A_RUN: usize = 5;
 
-/// No mutation of a share that the tests of lb-common judge is begun after this time of the rung, except the first: one takes about 5 s.
-const HOST_TIME: Duration = Duration::from_secs(90);
-/// The same of those that are judged on programs: one takes up to a minute beside other rungs.
-const PROGRAMS_TIME: Duration = Duration::from_secs(50);
+/// A run of the ladder begins no mutation that would end later than this, if it took as long as the longest before it. The first of each
+/// kind is tried however long it takes.
+const SHARE_TIME: Duration = Duration::from_secs(110);
 
 /// Random tests ask the same in each run: a mutation that they notice stays noticed, here and elsewhere.
 const SEED: (&str, &str) = ("BALLAST_TEST_SEED", "1");
@@ -139,12 +138,12 @@ pub fn run_share(workspace: &Workspace, toolchain: Toolchain) -> Result<Tally> {
     let tried = host.len() + programs.len();
     say(&format!("{tried} of {all} mutations, this commit's share; `cargo xtask mutate` tries all"));
     std::thread::scope(|scope| {
-        let programs = scope.spawn(|| run_seeded(workspace, toolchain, &programs, Some(started + PROGRAMS_TIME)));
+        let programs = scope.spawn(|| run_seeded(workspace, toolchain, &programs, Some(started + SHARE_TIME)));
         let on_host = host::check_unmutated(workspace).map(|()| {
             // The seeded ones are tried even if cargo-mutants cannot be.
             let mut tally = generated::run_sample(workspace, &commit)
                 .unwrap_or_else(|error| Tally::one(&format!("mutants of cargo-mutants: {error:#}"), false));
-            tally += run_seeded(workspace, toolchain, &host, Some(started + HOST_TIME));
+            tally += run_seeded(workspace, toolchain, &host, Some(started + SHARE_TIME));
             tally
         });
         let mut tally = programs.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -182,11 +181,12 @@ fn read(workspace: &Workspace) -> Result<Vec<Mutation>> {
 }
 
 /// A mutation passes if a test noticed it. One that cannot be tried fails, and the others are tried none the less. None but the first is begun
-/// after `end`; those that found no time neither pass nor fail.
+/// that would end after `end`; those that found no time neither pass nor fail.
 fn run_seeded(workspace: &Workspace, toolchain: Toolchain, mutations: &[Mutation], end: Option<Instant>) -> Tally {
     let mut tally = Tally::default();
+    let mut longest = Duration::ZERO;
     for (tried, mutation) in mutations.iter().enumerate() {
-        if tried > 0 && end.is_some_and(|end| Instant::now() >= end) {
+        if tried > 0 && end.is_some_and(|end| Instant::now() + longest >= end) {
             let kind = if mutation.is_on_host() { "lb-common" } else { "the programs" };
             say(&format!("no time for {} of the {} mutations of {kind}", mutations.len() - tried, mutations.len()));
             break;
@@ -197,6 +197,7 @@ fn run_seeded(workspace: &Workspace, toolchain: Toolchain, mutations: &[Mutation
             Ok(None) => (format!("went unnoticed: {}", mutation.breaks), false),
             Err(error) => (format!("could not be tried: {error:#}"), false),
         };
+        longest = longest.max(started.elapsed());
         say(&format!("mutation {:?}: {word} in {:.1} s", mutation.name, started.elapsed().as_secs_f64()));
         tally += Tally::one(&format!("mutation {:?} {word}", mutation.name), noticed);
     }

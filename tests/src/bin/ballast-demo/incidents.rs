@@ -30,9 +30,7 @@ pub fn replay(report: &mut Report) {
 fn drains_end() -> Result<String> {
     let settings = Settings { backends: 16, holders: 16, drain_period: Duration::from_secs(1), ..Settings::default() };
     let mut scenario = Scenario::new("demo-a", settings)?;
-    scenario.churn(CHURN / 2)?;
-    scenario.kill();
-    scenario.churn(CHURN / 2)?;
+    scenario.churn(CHURN)?;
     let churned = scenario.settle()?;
     let (seen, drains) = (&churned.seen, &churned.drains);
     ensure!(seen.stale == 0 && seen.inherited == 0, "misdelivered: {:?}", seen.violations);
