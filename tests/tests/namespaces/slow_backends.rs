@@ -55,8 +55,10 @@ impl Scenario {
             let from = place.clone();
             place.spawn(move || {
                 let mut stream = Stream::connect_from(&from, 0, to, PATIENT)?;
-                let answer = stream.ask("who");
-                answer.map(|answer| answer.server)
+                stream.set_patience(PATIENT)?;
+                let own = stream.local()?;
+                let answer = stream.ask("who").with_context(|| format!("connected from {own}"))?;
+                anyhow::Ok(answer.server)
             })
         };
         let clients: Vec<_> = (0..CLIENTS).flat_map(|_| frontends.iter().map(|to| (*to, one(*to)))).collect();
@@ -90,12 +92,13 @@ impl Scenario {
     }
 }
 
-/// Loads these rules in the pod's namespace, in place of those before.
-fn rules(pod: &Pod, input: &str, output: &str) -> Result<()> {
+/// Loads these rules in the pod's namespace, in place of those before: for what reaches its kernel, and for what leaves its link.
+fn rules(pod: &Pod, input: &str, egress: &str) -> Result<()> {
     let text = format!(
         "table inet slow\ndelete table inet slow\ntable inet slow {{\n\
-         chain input {{\ntype filter hook input priority 0;\n{input}\n}}\n\
-         chain output {{\ntype filter hook output priority 0;\n{output}\n}}\n}}\n"
+         chain input {{\ntype filter hook input priority 0;\n{input}\n}}\n}}\n\
+         table netdev slow\ndelete table netdev slow\ntable netdev slow {{\n\
+         chain egress {{\ntype filter hook egress device \"eth0\" priority 0;\n{egress}\n}}\n}}\n"
     );
     let mut command = std::process::Command::new("nft");
     command.args(["-f", "-"]).stdin(Stdio::piped());
@@ -105,6 +108,10 @@ fn rules(pod: &Pod, input: &str, output: &str) -> Result<()> {
     Ok(())
 }
 
+/// Where a packet is lost on its way: its sender believes that it was sent. One that is dropped at egress or output was not: the kernel then
+/// forgets the request that a SYN+ACK was for.
+const LOST: &str = "fwd to \"lo\"";
+
 /// The backend hears nothing.
 fn dies(pod: &Pod) -> Result<()> {
     rules(pod, &format!("tcp dport {PORT} drop"), "")
@@ -112,7 +119,7 @@ fn dies(pod: &Pod) -> Result<()> {
 
 /// The backend accepts, but says so only later.
 fn holds_its_answers(pod: &Pod) -> Result<()> {
-    rules(pod, "", "tcp flags & (syn | ack) == syn | ack drop")
+    rules(pod, "", &format!("tcp flags & (syn | ack) == syn | ack {LOST}"))
 }
 
 /// SYNs to it, and its SYN+ACKs, are lost.
@@ -120,27 +127,30 @@ fn loses(pod: &Pod) -> Result<()> {
     rules(
         pod,
         &format!("tcp dport {PORT} tcp flags & (syn | ack) == syn numgen random mod 100 < {LOSS} drop"),
-        &format!("tcp flags & (syn | ack) == syn | ack numgen random mod 100 < {LOSS} drop"),
+        &format!("tcp flags & (syn | ack) == syn | ack numgen random mod 100 < {LOSS} {LOST}"),
     )
 }
 
 #[test]
 fn a_slow_backend_beside_a_dead_one_serves_every_client() -> Result<()> {
-    let scenario = Scenario::new("slow", 2);
-    let before = scenario.counters();
-    holds_its_answers(scenario.pod(0))?;
-    dies(scenario.pod(1))?;
-    let (names, took) = std::thread::scope(|scope| {
-        let connecting = scope.spawn(|| scenario.connect());
-        std::thread::sleep(Duration::from_millis(2_300));
-        rules(scenario.pod(0), "", "")?;
-        connecting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })?;
-    assert!(names.iter().all(|name| name == "b0"), "{names:?}");
-    assert!(took < Duration::from_secs(15), "{took:?}");
-    let after = scenario.counters();
-    assert!(after.since(&before, Outcome::Retried) > 0, "{}", after.line_since(&before));
-    scenario.is_not_ejected(0)
+    for delay_ms in [0, 400, 2_300, 5_000] {
+        let scenario = Scenario::new(&format!("slow{delay_ms}"), 2);
+        let before = scenario.counters();
+        holds_its_answers(scenario.pod(0))?;
+        dies(scenario.pod(1))?;
+        let (names, took) = std::thread::scope(|scope| {
+            let connecting = scope.spawn(|| scenario.connect());
+            std::thread::sleep(Duration::from_millis(delay_ms));
+            rules(scenario.pod(0), "", "")?;
+            connecting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })?;
+        assert!(names.iter().all(|name| name == "b0"), "{delay_ms} ms: {names:?}");
+        assert!(took < Duration::from_secs(15), "{delay_ms} ms: {took:?}");
+        let after = scenario.counters();
+        assert!(after.since(&before, Outcome::Retried) > 0, "{delay_ms} ms: {}", after.line_since(&before));
+        scenario.is_not_ejected(0)?;
+    }
+    Ok(())
 }
 
 #[test]
@@ -181,6 +191,34 @@ fn lost_syns_and_answers_keep_no_client_from_its_connection() -> Result<()> {
     assert!(after.since(&before, Outcome::Retried) > 0, "{}", after.line_since(&before));
     scenario.is_not_ejected(0)?;
     scenario.is_not_ejected(1)
+}
+
+/// Of all segments of its connections, both ways, so many in a hundred are lost.
+fn loses_any(pod: &Pod, percent: u32) -> Result<()> {
+    rules(
+        pod,
+        &format!("tcp dport {PORT} numgen random mod 100 < {percent} drop"),
+        &format!("tcp sport {PORT} numgen random mod 100 < {percent} {LOST}"),
+    )
+}
+
+#[test]
+fn lost_segments_keep_no_client_from_its_connection() -> Result<()> {
+    for percent in [1, 10, 30] {
+        let scenario = Scenario::new(&format!("lost{percent}"), 3);
+        let before = scenario.counters();
+        for number in [0, 1] {
+            loses_any(scenario.pod(number), percent)?;
+        }
+        dies(scenario.pod(2))?;
+        let connected = scenario.connect();
+        let line = || scenario.counters().line_since(&before);
+        let (names, _) = connected.with_context(|| format!("{percent} % lost; {}", line()))?;
+        assert!(names.iter().all(|name| name == "b0" || name == "b1"), "{names:?}");
+        scenario.is_not_ejected(0)?;
+        scenario.is_not_ejected(1)?;
+    }
+    Ok(())
 }
 
 #[test]
