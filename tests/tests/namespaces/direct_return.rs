@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, Endpoint, External, Manifest, Protocol, Service, peers_flag};
 use lb_tests::fixture::serve;
-use lb_tests::peers::{Datagrams, Server, Stream, eventually};
+use lb_tests::peers::{Datagrams, Server, Stream, eventually, fresh_port};
 use lb_tests::routed::XdpPass;
 use lb_tests::topology::{Addresses, Node, NodeOptions, Outside, Pod, Topology};
 
@@ -95,7 +95,8 @@ impl Scenario {
             }
         }
         for to in self.asked(Protocol::Udp) {
-            let socket = Datagrams::connected(self.client.place(), 0, to).unwrap();
+            // The kernel may choose the port of a flow to another frontend: to the backend, both are one tuple.
+            let socket = Datagrams::connected(self.client.place(), fresh_port(), to).unwrap();
             for text in ["one", "two", "three"] {
                 let answer = socket.ask(text).unwrap_or_else(|e| panic!("{what}: udp {to}: {e}"));
                 assert_eq!(answer.peer, socket.local().unwrap(), "{what}: udp {to}");
@@ -226,7 +227,9 @@ fn connections_to_a_backend_that_is_gone_end_with_the_drain_period() {
     std::thread::sleep((drained + PERIOD + Duration::from_secs(1)).saturating_duration_since(Instant::now()));
     for (stream, _) in asked {
         let error = stream.ask("past the period").expect_err("the drain is over");
-        assert!(matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof), "{error}");
+        // Broken pipe: a slow machine was told past the period by the question before.
+        let told = [ErrorKind::ConnectionReset, ErrorKind::UnexpectedEof, ErrorKind::BrokenPipe];
+        assert!(told.contains(&error.kind()), "{error}");
     }
     for (stream, server) in &mut stay {
         assert_eq!(stream.ask("after").unwrap().server, *server);

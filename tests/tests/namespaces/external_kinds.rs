@@ -7,7 +7,7 @@ use std::time::Duration;
 use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, External, Manifest, SOON};
 use lb_tests::fixture::{Fixture, Pods};
-use lb_tests::peers::{Datagrams, Stream, eventually};
+use lb_tests::peers::{Datagrams, PATIENCE, Stream, eventually, fresh_port};
 use lb_tests::topology::{Addresses, NodeOptions, Place};
 
 const HTTP: u16 = 80;
@@ -31,7 +31,9 @@ fn external() -> Vec<IpAddr> {
 fn reaches(from: &Place, addresses: &[IpAddr]) {
     for &address in addresses {
         let to = SocketAddr::new(address, HTTP);
-        let mut stream = Stream::connect(from, to).unwrap_or_else(|e| panic!("{}: tcp {to}: {e}", from.name()));
+        // The kernel may choose the port of a connection to another of these addresses: to the backend, both are one tuple.
+        let connected = Stream::connect_from(from, fresh_port(), to, PATIENCE);
+        let mut stream = connected.unwrap_or_else(|e| panic!("{}: tcp {to}: {e}", from.name()));
         let answer = stream.ask("hello").unwrap_or_else(|e| panic!("{}: tcp {to}: {e}", from.name()));
         assert_eq!(stream.peer().unwrap(), to, "the client believes it talks to the service");
         assert_eq!(answer.peer, stream.local().unwrap(), "the backend sees the client's own address");

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use lb_common::outcome::Outcome;
 use lb_tests::agent::{Manifest, Protocol};
 use lb_tests::incident::Counters;
-use lb_tests::peers::Stream;
+use lb_tests::peers::{PATIENCE, Stream, fresh_port};
 use lb_tests::routed::{Backend, Cell, Client, Due, Family, Kind, Mode, Network, Policy, Row, eventually_empty, run};
 
 /// So short that the tables are empty soon after the traffic.
@@ -36,7 +36,8 @@ fn connections(network: &Network) -> Vec<(Cell, Stream)> {
                 let (protocol, policy, client) = (Protocol::Tcp, Policy::Cluster, Client::Outside);
                 let cell = Cell { kind, protocol, family, policy, client, backend };
                 let to = cell.frontend(network.nodes[0].addresses());
-                let mut stream = Stream::connect(network.client(cell), to).unwrap();
+                // The kernel may choose the port of a connection by another kind: to the backend, both are one tuple.
+                let mut stream = Stream::connect_from(network.client(cell), fresh_port(), to, PATIENCE).unwrap();
                 stream.ask("begin").unwrap();
                 all.push((cell, stream));
             }
