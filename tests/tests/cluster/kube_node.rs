@@ -95,8 +95,12 @@ fn node_ports_stay(families: Families) {
     // Far longer than the test: only the Node itself ends it.
     let mut scenario = Scenario::new("node-late", families, "--node-wait=5m");
     scenario.says("the API has no Node");
-    let source = scenario.source().unwrap();
-    assert_eq!((source["synced"].as_bool(), source["revision"].as_u64()), (Some(true), Some(0)), "{source}");
+    // The Node is asked for beside the lists, which may come later.
+    eventually("the lists are there, and wait for the Node", SETTLE_LIMIT, || {
+        let source = scenario.source()?;
+        assert_eq!(source["revision"].as_u64(), Some(0), "{source}");
+        (source["synced"] == true).then_some(())
+    });
     scenario.make_node(&json!([]));
     scenario.is_served();
     scenario.is_probed();

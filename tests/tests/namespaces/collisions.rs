@@ -26,7 +26,7 @@ fn connect(from: &Place, port: u16, to: SocketAddr, case: &str) -> Stream {
 
 /// As [`connect`], once the kernel lets go of the tuple: to it, both ways are one tuple, and a socket just closed may hold it for a
 /// moment.
-fn connect_when_free(from: &Place, port: u16, to: SocketAddr, case: &str) -> Stream {
+pub fn connect_when_free(from: &Place, port: u16, to: SocketAddr, case: &str) -> Stream {
     for _ in 0..250 {
         match Stream::connect_from(from, port, to, PATIENCE) {
             Err(error) if error.kind() == ErrorKind::AddrNotAvailable => std::thread::sleep(Duration::from_millis(20)),

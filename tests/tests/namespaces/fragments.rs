@@ -4,10 +4,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use etherparse::{IpFragOffset, IpNumber, Ipv4Header, UdpHeader};
 use lb_common::outcome::Outcome;
-use lb_tests::agent::{Manifest, Protocol};
+use lb_tests::agent::{Manifest, Protocol, SOON};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::incident::Counters;
-use lb_tests::peers::Datagrams;
+use lb_tests::peers::{Datagrams, eventually};
 use lb_tests::topology::{Checksums, NodeOptions, Place};
 use socket2::{Domain, Socket, Type};
 
@@ -112,7 +112,10 @@ fn fragments_of_two_datagrams_may_be_mixed_and_one_before_the_first_is_dropped()
     let stray = datagram(&sockets[0], 7003);
     let [first, later] = stray.bytes();
     send_raw(client, vip, &[&later, &first]);
-    let after = Counters::read(agent.bpffs()).unwrap();
+    let after = eventually("the stray is dropped", SOON, || {
+        let after = Counters::read(agent.bpffs()).unwrap();
+        (after.since(&before, Outcome::DroppedFragment) >= 1).then_some(after)
+    });
     assert_eq!(after.since(&before, Outcome::DroppedFragment), 1, "{}", after.line_since(&before));
     assert_eq!(after.since(&before, Outcome::FragmentFollowed), 2, "{}", after.line_since(&before));
     // Sent again in order, it arrives: what was lost is one datagram.

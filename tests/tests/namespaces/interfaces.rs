@@ -36,7 +36,7 @@ fn links(agent: &Agent) -> BTreeMap<String, (String, usize)> {
 }
 
 /// What an agent holds, and what it has pinned: each may leak.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 struct Held {
     descriptors: usize,
     attachments: usize,
@@ -54,6 +54,14 @@ impl Held {
             entries: Pinned::open(&pins).unwrap().links.keys().count(),
             maps: count(pins.display().to_string()),
         }
+    }
+
+    /// Whether this is no more than what was held before, when some of it may have been about to go.
+    fn is_within(self, before: Self) -> bool {
+        self.descriptors <= before.descriptors
+            && self.attachments <= before.attachments
+            && self.entries <= before.entries
+            && self.maps <= before.maps
     }
 }
 
@@ -142,9 +150,12 @@ fn a_thousand_interfaces_that_come_go_and_are_renamed_are_attached_and_leave_not
         rests(&agent);
         begin = begin.or_else(|| Some(Held::by(&agent)));
     }
-    eventually("the agent holds what it held after the first round", SOON, || {
-        (Some(Held::by(&agent)) == begin).then_some(())
-    });
+    let begin = begin.unwrap();
+    let leaks_nothing = |agent: &Agent| {
+        let what = format!("the agent holds no more than after the first round, {begin:?}");
+        eventually(&what, SOON, || Held::by(agent).is_within(begin).then_some(()));
+    };
+    leaks_nothing(&agent);
     assert!(took.iter().all(|took| *took <= ATTACHED), "pods were attached after {took:?}");
 
     agent.kill();
@@ -164,8 +175,7 @@ fn a_thousand_interfaces_that_come_go_and_are_renamed_are_attached_and_leave_not
     churn.go(&fixture);
     drop(orphan);
     rests(&agent);
-    let (begin, end) = (begin.unwrap(), Held::by(&agent));
-    assert_eq!(Held { descriptors: begin.descriptors, ..end }, begin, "after the restart");
+    leaks_nothing(&agent);
     served(fixture.client.place(), &service);
 }
 

@@ -10,6 +10,8 @@ use lb_tests::peers::{Datagrams, PATIENCE, Stream, mapped};
 use lb_tests::topology::Place;
 use socket2::{Domain, SockAddr, Socket, Type};
 
+use crate::collisions::connect_when_free;
+
 /// The three ways, in each family, and for IPv4 also through sockets of IPv6.
 fn ways(scenario: &SharedBackend, protocol: Protocol) -> Vec<[SocketAddr; 3]> {
     let mut ways = scenario.ways(protocol);
@@ -65,7 +67,7 @@ fn a_second_connection_of_the_same_port_is_refused_and_harms_nobody() {
             }
             first.reset().unwrap();
             let two = ways[(turn + 1) % 3];
-            let mut second = Stream::connect_from(scenario.fixture.node.place(), port, two, PATIENCE).unwrap();
+            let mut second = connect_when_free(scenario.fixture.node.place(), port, two, "once it is free");
             second.ask("now").unwrap();
             assert_eq!(second.peer().unwrap(), two, "{one} was there before");
             second.reset().unwrap();

@@ -43,6 +43,11 @@ fn datagrams(place: &Place, port: u16, to: SocketAddr, server: &str) -> Datagram
     }
 }
 
+/// The agent counts them after it has ended the last one.
+fn all_are_counted(agent: &Agent, protocol: &str, count: u64) {
+    eventually("all that were ended are counted", SOON, || (destroyed(agent, protocol) == count).then_some(()));
+}
+
 fn aborted(stream: &mut Stream) -> Option<()> {
     let error = stream.ask("still").err()?;
     assert_eq!(error.kind(), ErrorKind::ConnectionAborted, "{error}");
@@ -51,9 +56,10 @@ fn aborted(stream: &mut Stream) -> Option<()> {
 
 #[test]
 fn connections_of_host_processes_end_at_the_deadline_and_no_others() {
+    const PERIOD: Duration = Duration::from_secs(8);
     let fixture = Fixture::new("ends", Pods::Routed, 2, NodeOptions::default());
     let service = fixture.web();
-    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period=3s", "--drain-max=0s"]);
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period=8s", "--drain-max=0s"]);
     let host = fixture.node.place();
     let frontends = service.frontends(Protocol::Tcp);
     let asked = [frontends[0], frontends[1], mapped(frontends[0])];
@@ -62,18 +68,23 @@ fn connections_of_host_processes_end_at_the_deadline_and_no_others() {
     // Somebody who talks to the same address without the service.
     let direct = fixture.backends[1].addresses().both().map(|address| SocketAddr::new(address, 8080));
     staying.extend(direct.map(|to| Stream::connect(host, to).unwrap()));
+    let began = Instant::now();
     agent.apply(&Manifest::of([Service::web(fixture.endpoints()[..1].to_vec())])).unwrap();
-    for stream in &mut ending {
-        assert_eq!(stream.ask("draining").unwrap().server, "b1");
+    // On a slow machine the period may be over by now.
+    if began.elapsed() + Duration::from_secs(3) < PERIOD {
+        for stream in &mut ending {
+            assert_eq!(stream.ask("draining").unwrap().server, "b1");
+        }
+        assert_eq!(destroyed(&agent, "tcp"), 0, "not before the deadline");
     }
-    assert_eq!(destroyed(&agent, "tcp"), 0, "not before the deadline");
     for stream in &mut ending {
         eventually("a connection ends", SOON, || aborted(stream));
     }
     for stream in &mut staying {
         stream.ask("after").unwrap();
     }
-    assert_eq!(destroyed(&agent, "tcp"), ending.len() as u64);
+    assert!(began.elapsed() >= PERIOD, "not before the deadline: {:?}", began.elapsed());
+    all_are_counted(&agent, "tcp", ending.len() as u64);
     let metrics = agent.metrics().unwrap();
     let line = format!("ballast_sockets_destroyed_total{{protocol=\"tcp\"}} {}", ending.len());
     assert!(metrics.contains(&line), "{line} is not in {metrics}");
@@ -125,7 +136,7 @@ fn past_the_drain_period_connections_that_are_answered_go_on_until_the_longest_d
         });
     }
     assert!(began.elapsed() + Duration::from_secs(1) >= MAX, "{:?}", began.elapsed());
-    assert_eq!(destroyed(&agent, "tcp"), (talking.len() + idle.len() + dead.len()) as u64);
+    all_are_counted(&agent, "tcp", (talking.len() + idle.len() + dead.len()) as u64);
 }
 
 #[test]
@@ -193,7 +204,7 @@ fn a_connected_udp_sender_is_told_at_once_and_finds_another_backend_from_the_sam
         assert_eq!(sender.ask("and back").unwrap().server, "b0");
         assert_eq!(unconnected.ask_at(to, "after").unwrap().server, "b0");
         assert_eq!(other.ask("after").unwrap().server, "b0");
-        eventually("it is counted", SOON, || (destroyed(&agent, "udp") == round as u64 + 1).then_some(()));
+        all_are_counted(&agent, "udp", round as u64 + 1);
     }
 }
 
@@ -251,7 +262,7 @@ fn with_all_processes_served_the_sockets_of_pods_end_too() {
     for stream in &mut held {
         eventually("a connection ends", SOON, || aborted(stream));
     }
-    assert_eq!(destroyed(&agent, "tcp"), held.len() as u64);
+    all_are_counted(&agent, "tcp", held.len() as u64);
     process.kill().unwrap();
     process.wait().unwrap();
 }
