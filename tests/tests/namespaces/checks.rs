@@ -82,7 +82,7 @@ const ON: &str = "--active-checks=pods,0.0.0.0/0,::/0";
 
 fn checked(fixture: &Fixture, how: &str) -> Service {
     let web = fixture.web().annotated("check", how).annotated("check-port", "9000");
-    web.annotated("check-interval", "1s").annotated("check-timeout", "500ms").annotated("check-failures", "2")
+    web.annotated("check-interval", "1s").annotated("check-timeout", "1s").annotated("check-failures", "2")
 }
 
 /// The addresses of backends on port 8080 that are quarantined.

@@ -29,7 +29,7 @@ fn servers(fixture: &Fixture, to: SocketAddr) -> Vec<String> {
 fn flows_stay_new_ones_go_elsewhere_and_it_holds_until_it_is_taken_back() {
     let fixture = Fixture::new("maint", Pods::Routed, 2, NodeOptions::default());
     let service = fixture.web();
-    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &["--flow-timeouts=udp-replied=10m"]);
     let out: Vec<String> = fixture.backends[1].addresses().both().map(|address| address.to_string()).into();
     let to = service.frontends(Protocol::Tcp);
     let mut held: Vec<Stream> = Vec::new();

@@ -223,7 +223,7 @@ fn what_one_client_has_met_keeps_it_away_and_a_second_client_ejects_the_backend_
     let silent: Vec<IpAddr> = frontends.iter().map(|to| meets_silence(&scenario, 0, *to, None)).collect();
     for (to, silent) in frontends.iter().zip(&silent) {
         let sent_to = |client: usize| {
-            (0..20).filter(|_| scenario.arrives(&scenario.syn_of(client, *to)).to.ip() == *silent).count()
+            (0..40).filter(|_| scenario.arrives(&scenario.syn_of(client, *to)).to.ip() == *silent).count()
         };
         assert_eq!(sent_to(0), 0, "this client has met it");
         assert!(sent_to(1) > 0, "this one has not");
