@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -182,11 +183,12 @@ fn a_flow_that_comes_to_life_keeps_at_least_one_direction() -> Result<()> {
         for half in (0..FLOWS).flat_map(|index| flow(index, 1, flow_state::OPEN, LONG_AGO)) {
             maps.flows4.put(&half.0, &half.1)?;
         }
-        let over = AtomicBool::new(false);
+        let (begin, over) = (Barrier::new(2), AtomicBool::new(false));
         let woken = std::thread::scope(|scope| -> Result<BTreeSet<u16>> {
             let waker = scope.spawn(|| -> Result<BTreeSet<u16>> {
                 let mut random = Random::new(seed + round);
                 let mut woken = BTreeSet::new();
+                begin.wait();
                 while !over.load(Ordering::Relaxed) {
                     let index = u16::try_from(random.below(FLOWS.into()))?;
                     // What `keep_books` does: the packet's own entry is touched in place, the other one touched or written again.
@@ -203,6 +205,7 @@ fn a_flow_that_comes_to_life_keeps_at_least_one_direction() -> Result<()> {
                 }
                 Ok(woken)
             });
+            begin.wait();
             sweep(&maps, &programmer, Start::default())?;
             over.store(true, Ordering::Relaxed);
             waker.join().unwrap()

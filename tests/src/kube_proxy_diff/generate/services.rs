@@ -163,7 +163,7 @@ fn load_balancer(random: &mut Random, pool: &mut Pool, service: &mut Value, numb
         service["spec"]["loadBalancerSourceRanges"] = ranges.into();
     }
     if service["spec"]["externalTrafficPolicy"] == "Local" {
-        let own = if random.one_in(12) { 0 } else { u16::try_from(number).expect("few services") };
+        let own = if random.one_in(6) { 0 } else { u16::try_from(number).expect("few services") };
         // Below the ports that the kernel gives to sockets which ask for none: kube-proxy listens there.
         let port = 20_000 + u16::from(pool.place) * 4 + own;
         service["spec"]["healthCheckNodePort"] = port.into();
