@@ -19,6 +19,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -47,6 +48,10 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 const ASK_LIMIT: Duration = Duration::from_secs(5);
 /// How often a start is tried with other ports, when someone took them first.
 const ATTEMPTS: u32 = 3;
+/// Ports of the servers. Those of a process begin so many after those of the process before it.
+const PORTS_FIRST: u16 = 12_000;
+const PORTS_COUNT: u32 = 8_000;
+const PORTS_APART: u32 = 97;
 /// The token of the one user, a member of `system:masters`. Known to everyone who can read this: the server lives for a test.
 const TOKEN: &str = "ballast-tests";
 
@@ -291,14 +296,20 @@ fn set(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// A port that was free a moment ago.
+/// A port that was free a moment ago, below those that the kernel gives to others: a server that starts again finds it free, too.
 fn free_port(address: IpAddr, place: Option<&Place>) -> Result<u16> {
-    let bind = || TcpListener::bind((address, 0)).and_then(|listener| listener.local_addr());
-    let bound = match place {
-        Some(place) => place.run(bind),
-        None => bind(),
-    };
-    Ok(bound.with_context(|| format!("no free port at {address}"))?.port())
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    // Tests of other processes begin elsewhere.
+    let first = std::process::id().wrapping_mul(PORTS_APART);
+    for _ in 0..PORTS_COUNT {
+        let offset = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % PORTS_COUNT;
+        let port = PORTS_FIRST + u16::try_from(offset)?;
+        let bind = || TcpListener::bind((address, port));
+        if place.map_or_else(bind, |place| place.run(bind)).is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("no free port at {address}")
 }
 
 fn kubeconfig_text(at: SocketAddr, certificate: &Path) -> String {
