@@ -191,13 +191,6 @@ pub const fn is_retained<const N: usize>(flow: &Flow<N>) -> bool {
     flow.state != flow_state::HALF_OPEN && flow.flags & (flow_flags::REPLY | flow_flags::DIRECT) == 0
 }
 
-/// Whether the entry is of what a backend sends to a masqueraded client.
-#[inline(always)]
-pub const fn is_snat_reply<const N: usize>(flow: &Flow<N>) -> bool {
-    const SNAT_REPLY: u8 = flow_flags::REPLY | flow_flags::MASQUERADED;
-    flow.flags & SNAT_REPLY == SNAT_REPLY
-}
-
 /// Whether the tuple of an ended connection is still kept from others.
 #[inline(always)]
 pub const fn rests<const N: usize>(flow: &Flow<N>, now_s: u32) -> bool {

@@ -73,7 +73,7 @@ fn unknown<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook: H
     // its connection has ended. To a SNAT tuple, a backend may speak of the connection before.
     let may_be_handshake = packet.is_udp()
         || packet.tcp_flags & (tcp_flag::SYN | tcp_flag::RST | tcp_flag::FIN) != 0
-        || packet.may_be_for_snat(hook, tables.source_ports());
+        || packet.is_for_snat_port(tables.source_ports());
     if (may_be_handshake || tables.is_after_flood()) && tables.may_be_half_open(&packet.key) {
         return Step::Handshake;
     }

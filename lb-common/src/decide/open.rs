@@ -13,7 +13,6 @@ use super::work::{Work, allocation};
 use super::{affinity, dsr, fast_path, handshake, outlier, retained, select, share};
 use crate::abi::{TCP, flow_flags, flow_state, half_open_flags};
 use crate::outcome::Outcome;
-use crate::state;
 
 /// The step for a packet of no established connection that may be of a handshake.
 ///
@@ -35,7 +34,7 @@ pub fn open<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>
     let is_retained = stored.flow.state != flow_state::HALF_OPEN;
     let takes_any = is_retained
         || stored.flags & half_open_flags::RESUMED != 0
-        || (state::is_snat_reply(&stored.flow) && packet.may_be_for_snat(hook, tables.source_ports()));
+        || (stored.flow.flags & flow_flags::REPLY != 0 && packet.is_for_snat_port(tables.source_ports()));
     // Any other segment establishes a connection, or belongs to none.
     if packet.is_midway() && !takes_any {
         return new;

@@ -130,11 +130,10 @@ impl<const N: usize> Packet<N> {
         !self.begins() && !self.accepts() && !self.resets()
     }
 
-    /// Whether the packet may be for an external client behind a SNAT port of this node. The kernel gives no socket such a port, so hardly
-    /// any other packet is looked up because of it.
+    /// Whether the packet may be for a client behind a SNAT port. The kernel gives no socket of this node such a port.
     #[inline(always)]
-    pub(super) const fn may_be_for_snat(&self, hook: Hook, ports: SourcePorts) -> bool {
-        hook.has(Hook::FROM_OUTSIDE) && ports.has(self.key.dst_port)
+    pub(super) const fn is_for_snat_port(&self, ports: SourcePorts) -> bool {
+        ports.has(self.key.dst_port)
     }
 }
 

@@ -146,6 +146,14 @@ fn a_direct_connection_counts_for_no_backend() {
     let translated = tables.ask(direct, SYN, Hook::POD_IN);
     assert_eq!(translated.outcome, Outcome::DirectTranslated);
     let back = FlowKey { dst_port: translated.client_port, ..direct.reversed() };
+    // The backend may still know an earlier connection of the tuple: the client judges.
+    assert_eq!(
+        tables.ask_numbered(back, ACK, 99, 77, Hook::POD_IN).action,
+        Action::Pass,
+        "the client's own link translates"
+    );
+    let earlier = tables.ask_numbered(back, ACK, 99, 77, Hook::POD_OUT);
+    assert_eq!((earlier.action, earlier.client_port), (Action::ToClient, request(TCP).src_port));
     assert_eq!(tables.ask(back, SYN | ACK, Hook::POD_OUT).action, Action::ToClient);
     assert_eq!(tables.ask(direct, ACK, Hook::POD_IN).action, Action::ToBackend);
     assert!(tables.flows.values().all(|flow| flow.flags & flow_flags::COUNTED == 0 || flow.backend != 0));

@@ -22,6 +22,8 @@ const LOCAL: [u8; 4] = [10, 0, 1, 11];
 const REMOTE: [u8; 4] = [10, 0, 2, 12];
 const NODE_PORT: u16 = 30_080;
 const FROM_THE_WIRE: [Hook; 2] = [Hook::NODE_IN, Hook::XDP];
+/// Where an answer to this node is first seen: of a backend elsewhere, or of a pod of this node.
+const FIRST_SEEN: [Hook; 5] = [Hook::NODE_IN, Hook::NODE_IN_L3, Hook::XDP, Hook::POD_IN, Hook::BRIDGE_IN];
 const EXTERNAL: [u8; 3] = [frontend_kind::EXTERNAL_IP, frontend_kind::LOAD_BALANCER, frontend_kind::NODE_PORT];
 
 fn frontend(protocol: u8) -> ServiceKey<4> {
@@ -206,7 +208,7 @@ fn what_a_backend_says_of_the_connection_before_on_a_snat_tuple_is_for_the_clien
         let request = from(CLIENT, 40_000, TCP);
         let sent = tables.ask(request, SYN, Hook::NODE_IN);
         let (reply, before) = (answer(TCP, &sent), tables.half_open.clone());
-        for hook in [Hook::NODE_IN, Hook::NODE_IN_L3, Hook::XDP] {
+        for hook in FIRST_SEEN {
             for (flags, ack) in [(ACK, 77), (ACK, ISN + 1), (FIN | ACK, 77), (FIN | ACK, ISN + 1)] {
                 let back = tables.ask_numbered(reply, flags, 99, ack, hook);
                 assert_eq!((back.action, back.outcome), (Action::ToClient, Outcome::Replied), "{flags} {ack} {hook:?}");
@@ -242,16 +244,9 @@ fn segments_for_the_nodes_own_stack_pass() {
             let reply = answer(TCP, &sent);
             let action = if is_translated { Action::ToClient } else { Action::Pass };
             for flags in [ACK, FIN | ACK] {
-                for hook in FROM_THE_WIRE {
-                    assert_eq!(
-                        tables.ask_numbered(reply, flags, 99, 77, hook).action,
-                        action,
-                        "{port} {flags} {hook:?}"
-                    );
-                }
-                // Answers to this node come in from outside.
-                for hook in [Hook::POD_IN, Hook::POD_OUT, Hook::BRIDGE_IN, Hook::NODE_OUT] {
-                    assert_eq!(tables.ask_numbered(reply, flags, 99, 77, hook).action, Action::Pass, "{port} {hook:?}");
+                for hook in FIRST_SEEN {
+                    let verdict = tables.ask_numbered(reply, flags, 99, 77, hook);
+                    assert_eq!(verdict.action, action, "{port} {flags} {hook:?}");
                 }
                 let other = FlowKey { src: LOCAL, ..reply };
                 assert_eq!(tables.ask_numbered(other, flags, 99, 77, Hook::NODE_IN).action, Action::Pass, "{port}");

@@ -287,15 +287,14 @@ fn half_open(model: &mut Model, asked: Asked, hint: Hint) -> Result<Option<(usiz
         return Ok(Some((at, closed::ask(model, asked, at))));
     }
     // A backend may still know another connection of this SNAT tuple: the client judges.
-    let is_for_snat = asked.is_from_outside() && model.is_snat_port(dst.port());
+    let is_for_snat = model.is_snat_port(dst.port());
     if let Some(at) = model.answering(protocol, src, dst).filter(ended)
         && (begins || has(FIN) || is_for_snat)
     {
         return Ok(Some((at, Turn::Decided(closed::answer(model, asked, at)))));
     }
     if !begins {
-        let masqueraded = |at: &usize| is_for_snat && model.connections[*at].masqueraded;
-        let Some(at) = model.answering(protocol, src, dst).filter(masqueraded) else { return Ok(None) };
+        let Some(at) = model.answering(protocol, src, dst).filter(|_| is_for_snat) else { return Ok(None) };
         return Ok(Some((at, Turn::Decided(unanswered::answer(model, asked, at, hint)?))));
     }
     if let Some(at) = model.asking(protocol, src, dst) {

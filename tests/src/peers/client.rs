@@ -62,11 +62,6 @@ impl Stream {
         }
     }
 
-    /// How long an answer may take.
-    pub fn set_patience(&self, limit: Duration) -> Result<()> {
-        self.reader.get_ref().set_read_timeout(Some(limit))
-    }
-
     /// Whom the client believes it talks to.
     pub fn peer(&self) -> Result<SocketAddr> {
         self.reader.get_ref().peer_addr()

@@ -149,7 +149,7 @@ impl Network {
     }
 
     /// Where this backend runs, and its addresses.
-    fn server(&self, backend: Backend) -> Option<(Place, Addresses)> {
+    pub fn server(&self, backend: Backend) -> Option<(Place, Addresses)> {
         let pod = |at: usize| (self.backends[at].place().clone(), self.backends[at].addresses());
         // Servers of hosts are no host processes: nobody connects from them.
         let host = |at: usize| (self.nodes[at].namespace().place().clone(), self.nodes[at].addresses());

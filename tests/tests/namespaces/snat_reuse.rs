@@ -45,27 +45,38 @@ fn connects(client: &Place, to: SocketAddr) -> Vec<Duration> {
     all
 }
 
-#[test]
-fn a_tuple_that_the_backend_keeps_in_time_wait_delays_no_connect() {
-    let mut network = Network::new("reuse").unwrap();
-    let [own, server] = [0, 1].map(|at| network.nodes[at].addresses());
-    let endpoint = Endpoint::ready(server).on(&network.nodes[1].node_name());
+/// Such a backend, of a client outside: connects by the service as fast as direct ones.
+fn delays_no_connect(subject: &str, backend: Backend, kind: Kind) {
+    let mut network = Network::new(subject).unwrap();
+    let own = network.nodes[0].addresses();
+    let (server, addresses) = network.server(backend).unwrap();
+    if backend == Backend::Pod {
+        // Direct connections, to compare with.
+        let routes = Family::ALL.map(|family| format!("route add {} via {}\n", family.of(addresses), family.of(own)));
+        network.topology.wire().ip(&routes.concat()).unwrap();
+    }
+    let at = backend.node().unwrap();
+    let endpoint = Endpoint::ready(addresses).on(&network.nodes[at].node_name());
     let ports = vec![Port { name: "tcp", protocol: Protocol::Tcp, port: 80, target: TARGET }];
     let external = External { node_ports: vec![NODE_PORT], ..External::default() };
     let service = Service { ports, ..Service::standard("closing", 40, vec![endpoint]) }.with(external);
     let flags = [&format!("--snat-ports=23000-{}", 23_000 + SNAT_PORTS - 1)[..]];
-    network.start_first(1, &Manifest::of([service]), &flags).unwrap();
+    network.start_first(1, &Manifest::of([service.clone()]), &flags).unwrap();
 
     for family in Family::ALL {
-        let (protocol, policy, client, backend) = (Protocol::Tcp, Policy::Cluster, Client::Outside, Backend::PeerHost);
-        let client = network.client(Cell { kind: Kind::NodePort, protocol, family, policy, client, backend });
-        let target = SocketAddr::new(family.of(server), TARGET);
-        let accepting = closing_server(network.nodes[1].place(), target, 2 * CONNECTIONS);
+        let (protocol, policy, client) = (Protocol::Tcp, Policy::Cluster, Client::Outside);
+        let client = network.client(Cell { kind, protocol, family, policy, client, backend });
+        let frontend = match kind {
+            Kind::NodePort => SocketAddr::new(family.of(own), NODE_PORT),
+            _ => SocketAddr::new(family.of(service.cluster_ips), 80),
+        };
+        let target = SocketAddr::new(family.of(addresses), TARGET);
+        let accepting = closing_server(&server, target, 2 * CONNECTIONS);
         let direct = connects(client, target);
-        let through = connects(client, SocketAddr::new(family.of(own), NODE_PORT));
+        let through = connects(client, frontend);
 
         let peers = accepting.join().unwrap().split_off(CONNECTIONS);
-        assert!(peers.iter().all(|peer| peer.ip() == family.of(own)), "each is masqueraded: {peers:?}");
+        assert!(peers.iter().all(|peer| network.is_of_node(0, peer.ip())), "each is masqueraded: {peers:?}");
         let used: BTreeSet<u16> = peers.iter().map(SocketAddr::port).collect();
         assert!(used.len() <= usize::from(SNAT_PORTS), "{used:?}");
         for percent in [50, 99] {
@@ -76,4 +87,14 @@ fn a_tuple_that_the_backend_keeps_in_time_wait_delays_no_connect() {
         let slowest = through[CONNECTIONS - 1];
         assert!(slowest < REPEATED, "{family:?}: the slowest connect took {slowest:?}");
     }
+}
+
+#[test]
+fn a_tuple_that_a_backend_elsewhere_keeps_in_time_wait_delays_no_connect() {
+    delays_no_connect("reuse", Backend::PeerHost, Kind::NodePort);
+}
+
+#[test]
+fn a_tuple_that_a_pod_of_the_node_keeps_in_time_wait_delays_no_connect() {
+    delays_no_connect("reuse-pod", Backend::Pod, Kind::ClusterIp);
 }

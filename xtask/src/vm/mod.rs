@@ -35,7 +35,7 @@ pub use self::subject::{LONG, SHORT, Subject};
 /// What a guest may use, its file system and all.
 const MEMORY_MIB: u32 = 1024;
 /// How long a guest may take for each subject. An emulated machine is ten times slower, on a busy one ten times more.
-const LIMIT: Duration = Duration::from_mins(15);
+const LIMIT: Duration = Duration::from_mins(30);
 
 /// `cargo xtask vm`
 #[derive(Debug, Args)]
