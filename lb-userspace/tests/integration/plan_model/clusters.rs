@@ -53,7 +53,7 @@ pub fn settings() -> impl Strategy<Value = PlanSettings> {
         1 => Just(NodePortAddresses::Cidrs(vec!["192.168.0.0/16".parse().expect("a network")])),
     ];
     let node_name = option::weighted(0.95, Just("n1".to_owned()));
-    let proxy_name = option::weighted(0.1, Just("mine".to_owned()));
+    let proxy_name = option::weighted(0.2, Just("mine".to_owned()));
     (node_name, node_ports, prop::bool::weighted(0.7), proxy_name).prop_map(
         |(node_name, nodeport_addresses, external_ips, service_proxy_name)| PlanSettings {
             node_name,
