@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use lb_common::outcome::Outcome;
-use lb_tests::agent::{Agent, Manifest, Protocol, Service};
+use lb_tests::agent::{Agent, Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::incident::Counters;
 use lb_tests::peers::Stream;
@@ -168,9 +168,7 @@ fn of_two_slow_backends_the_one_that_answers_first_serves_and_the_other_has_no_c
     rules(scenario.pod(1), "", "")?;
     // The other one's SYN+ACKs come until they are answered.
     let late = |counters: &Counters| counters.since(&before, Outcome::RefusedLate);
-    lb_tests::peers::eventually("late answers are refused", Duration::from_secs(10), || {
-        (late(&scenario.counters()) > 0).then_some(())
-    });
+    lb_tests::peers::eventually("late answers are refused", SOON, || (late(&scenario.counters()) > 0).then_some(()));
     assert_eq!(scenario.accepted(1), 0, "no connection that its client does not use");
     scenario.is_not_ejected(0)
 }

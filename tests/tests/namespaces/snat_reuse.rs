@@ -30,9 +30,10 @@ fn closing_server(place: &Place, at: SocketAddr, connections: usize) -> JoinHand
     std::thread::spawn(move || (0..connections).map(|_| listener.accept().unwrap().1).collect())
 }
 
-/// How long each connect took, in order of length. Each connection ends before the next one begins, and the server ends it first.
-fn connects(client: &Place, to: SocketAddr) -> Vec<Duration> {
-    let connect = |_| {
+/// How long each connect took, in order of length, to each of both by turns: what else the machine does delays both alike. Each connection
+/// ends before the next one begins, and the server ends it first.
+fn connects(client: &Place, both: [SocketAddr; 2]) -> [Vec<Duration>; 2] {
+    let connect = |to| {
         let start = Instant::now();
         let mut stream = Stream::connect_from(client, 0, to, PATIENCE).unwrap();
         let took = start.elapsed();
@@ -40,9 +41,12 @@ fn connects(client: &Place, to: SocketAddr) -> Vec<Duration> {
         assert_eq!(end.kind(), ErrorKind::UnexpectedEof, "{to}: {end}");
         took
     };
-    let mut all: Vec<Duration> = (0..CONNECTIONS).map(connect).collect();
-    all.sort_unstable();
-    all
+    let turns: Vec<[Duration; 2]> = (0..CONNECTIONS).map(|_| both.map(connect)).collect();
+    [0, 1].map(|at| {
+        let mut all: Vec<Duration> = turns.iter().map(|turn| turn[at]).collect();
+        all.sort_unstable();
+        all
+    })
 }
 
 /// Such a backend, of a client outside: connects by the service as fast as direct ones.
@@ -72,10 +76,9 @@ fn delays_no_connect(subject: &str, backend: Backend, kind: Kind) {
         };
         let target = SocketAddr::new(family.of(addresses), TARGET);
         let accepting = closing_server(&server, target, 2 * CONNECTIONS);
-        let direct = connects(client, target);
-        let through = connects(client, frontend);
+        let [direct, through] = connects(client, [target, frontend]);
 
-        let peers = accepting.join().unwrap().split_off(CONNECTIONS);
+        let peers: Vec<SocketAddr> = accepting.join().unwrap().into_iter().skip(1).step_by(2).collect();
         assert!(peers.iter().all(|peer| network.is_of_node(0, peer.ip())), "each is masqueraded: {peers:?}");
         let used: BTreeSet<u16> = peers.iter().map(SocketAddr::port).collect();
         assert!(used.len() <= usize::from(SNAT_PORTS), "{used:?}");
