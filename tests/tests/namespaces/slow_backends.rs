@@ -19,7 +19,7 @@ use lb_tests::topology::{NodeOptions, Pod};
 use socket2::{Domain, Socket, Type};
 
 /// A client gives up after so long.
-const PATIENT: Duration = Duration::from_secs(60);
+const PATIENT: Duration = Duration::from_mins(1);
 /// For so long SYNs and answers are lost: the kernel sends a client's first five SYNs by then. Later ones arrive, as chance may lose all of a
 /// client's in any time.
 const LOSSY: Duration = Duration::from_millis(4_500);
