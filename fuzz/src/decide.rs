@@ -1,7 +1,7 @@
 //! A script of bytes: packets, passing time and changes of the tables. After each packet the tables must still make sense.
 //!
 //! The first byte says how the script is read: bit 0, of which family its packets are; bit 1, whether the scene is a wide one, with SCTP,
-//! clients outside, node ports, outer headers, ICMP errors and fragments.
+//! external clients, node ports, outer headers, ICMP errors and fragments.
 
 use std::collections::BTreeSet;
 
@@ -135,7 +135,7 @@ fn unwrap<const N: usize>(scene: &mut Scene<N>, script: &mut Script<'_>) -> Opti
     let chosen = script.of(&[(net::BACKENDS, 1), (net::BACKENDS, 2), (net::BACKENDS, 3), (net::NODES, 1)])?;
     let mut work = Work::new(packet(scene, script)?);
     work.chosen = address(chosen.0, chosen.1);
-    // What is nobody's goes on in its outer header.
+    // An unrelated packet goes on in its outer header.
     if inside(&mut scene.tables, &mut work) != Inside::Foreign {
         ask(scene, hook, work);
     }

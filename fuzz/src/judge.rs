@@ -150,7 +150,7 @@ fn to_backend<const N: usize>(scene: &Scene<N>, seen: &Seen<N>, verdict: &Verdic
     let keeps = if key.protocol == UDP || verdict.port == 0 { state::keeps_flows } else { state::lasts };
     assert!(keeps(backend, scene.now_ds()), "to a backend that is gone: {verdict:?}");
     assert_eq!(verdict.address, backend.address);
-    // A flow that came in an outer header goes on without one, so the wildcard is looked at as well.
+    // A flow that came in an outer header goes on without one, so the wildcard is checked as well.
     let service = frontend(scene, key, true).unwrap_or_else(|| panic!("{key:?} is no service's: {verdict:?}"));
     assert_eq!(backend.service, service.id, "to a backend of another service: {verdict:?}");
     if verdict.port == 0 {
@@ -221,7 +221,7 @@ fn begins<const N: usize>(scene: &mut Scene<N>, seen: &Seen<N>, verdict: &Verdic
     }
 }
 
-/// What was learnt of a backend is what stands there.
+/// Each noted outcome agrees with the record of the backend's health.
 fn notes<const N: usize>(scene: &Scene<N>) {
     for (backend, outcome) in &scene.tables.notes {
         let is_ejected = scene.tables.health.get(backend).is_some_and(|health| health.ejected_s != 0);

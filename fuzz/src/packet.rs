@@ -1,4 +1,4 @@
-//! Bytes as a packet: what the programs' parser reads of it is what stands there, and nothing beyond its end.
+//! Bytes as a packet: the programs' parser reads what the bytes hold, and nothing beyond their end.
 
 use std::alloc::{Layout, alloc, dealloc};
 
@@ -58,7 +58,7 @@ fn compare<const N: usize>(bytes: &[u8], network: usize) {
     assert_eq!(parsed, read::<N>(bytes, network), "kinds of error: true for short, false for aside");
 }
 
-/// What stands in the packet, with nothing but slices. `Err(true)`: it ends too early; `Err(false)`: it is none to be read here.
+/// The packet's fields, read with nothing but slices. `Err(true)`: it ends too early; `Err(false)`: it is none to be read here.
 fn read<const N: usize>(bytes: &[u8], network: usize) -> Result<(Packet<N>, usize), bool> {
     let at = |from: usize, count: usize| bytes.get(from..from + count).ok_or(true);
     let half = |from: usize| Ok::<u16, bool>(u16::from_be_bytes(at(from, 2)?.try_into().expect("two bytes")));

@@ -33,34 +33,31 @@ impl Counters {
     #[inline(always)]
     #[must_use]
     pub const fn of<const N: usize>(key: u32, client: &[u8; N], flags: u8) -> Self {
-        let bytes = if N != V4 && flags & flow_flags::EXTERNAL != 0 { 8 } else { N };
+        let is_whole = N == V4 || flags & flow_flags::EXTERNAL == 0;
         let base = if N == V4 { 0 } else { FAMILY };
         Self {
             all: base,
-            first: base + 1 + slot(key, 0x9e37_79b1, client, bytes),
-            second: base + 1 + CLIENT_SLOTS + slot(key, 0x85eb_ca77, client, bytes),
+            first: base + 1 + slot(key, 0x9e37_79b1, client, is_whole),
+            second: base + 1 + CLIENT_SLOTS + slot(key, 0x85eb_ca77, client, is_whole),
         }
     }
 }
 
-/// Of a product the upper bits depend on all others.
+/// `is_whole`: all of the address counts, not its first 64 bits alone. Of a product the upper bits depend on all others.
 #[inline(always)]
-const fn slot<const N: usize>(key: u32, seed: u32, client: &[u8; N], bytes: usize) -> u32 {
-    let mut mixed = hash::mix(seed, key);
-    let mut i = 0;
-    while i + 4 <= N {
-        if i < bytes {
-            mixed = hash::mix(mixed, u32::from_ne_bytes([client[i], client[i + 1], client[i + 2], client[i + 3]]));
-        }
-        i += 4;
+const fn slot<const N: usize>(key: u32, seed: u32, client: &[u8; N], is_whole: bool) -> u32 {
+    const NETWORK: usize = 8;
+    let mut mixed = hash::mix_bytes(hash::mix(seed, key), client, 0, if N < NETWORK { N } else { NETWORK });
+    if is_whole {
+        mixed = hash::mix_bytes(mixed, client, NETWORK, N);
     }
     hash::mix(mixed, key) >> (u32::BITS - CLIENT_SLOTS.trailing_zeros())
 }
 
 /// Whether a client with so many connections has more than its share of a table that holds `all` connections and has room for `room`.
 ///
-/// The share is as much as is free, once three quarters are taken (a dynamic threshold after Choudhury and Hahne, 1998): however many
-/// connections `k` clients ask for, they leave a place free for each `k + 1` that they and the free ones are.
+/// The share is as much as is free, once three quarters are taken (a dynamic threshold after Choudhury and Hahne, 1998). However many connections `k`
+/// clients ask for, they leave one of every `k + 1` places free.
 #[inline(always)]
 #[must_use]
 pub const fn exceeds(own: u32, all: u32, room: u32) -> bool {

@@ -70,8 +70,8 @@ static PRODUCTS: [[[u32; 16]; 8]; LENGTH_BITS] = {
     tables
 };
 
-/// What the checksum, as a number read in little endian (RFC 9260, appendix A), of a packet of `length` bytes, at most 65,535, differs
-/// by (exclusive or) when its first four bytes do by `difference`, a number read in the same way.
+/// How the checksum of a packet changes (exclusive or) when its first four bytes change by `difference`. Checksum and `difference` are numbers read
+/// in little endian (RFC 9260, appendix A). The packet has `length` bytes, at most 65,535.
 #[inline(always)]
 #[must_use]
 pub fn difference(mut difference: u32, length: u16) -> u32 {

@@ -34,6 +34,8 @@ pub const VIP_FILTER_BITS: u32 = 1 << 22;
 pub const LINKS: u32 = 16_384;
 /// Capacity of `outcomes`, in counters: room for outcomes to come, so that they change no map.
 pub const OUTCOMES: u32 = 64;
+/// Size of the one element of `layout` in bytes.
+pub const LAYOUT_BYTES: usize = 65_536;
 /// Size of the event ring in bytes: a power of two and a multiple of the page size.
 pub const EVENTS_BYTES: u32 = 262_144;
 
@@ -41,7 +43,7 @@ pub const EVENTS_BYTES: u32 = 262_144;
 pub const HALF_OPEN: u32 = 65_536;
 /// Default capacity of each `affinity` map, in (client, service port) pairs.
 pub const AFFINITY: u32 = 65_536;
-/// Capacity of `buckets`: networks of clients outside that ask for services with a rate limit.
+/// Capacity of `buckets`: networks of external clients that ask for services with a rate limit.
 pub const BUCKETS: u32 = 65_536;
 /// A rate limit holds for each network of so many bytes of an IPv4 address: 24 bits.
 pub const LIMITED_BYTES4: usize = 3;
@@ -60,13 +62,13 @@ pub const PROBE_INTERVAL_S: u32 = 10;
 pub const ANSWERED_LATELY_S: u32 = 30;
 /// One client's evidence against a backend counts for so many seconds. That of a second client within this time ejects the backend for all.
 pub const EVIDENCE_S: u32 = 60;
-/// So many slots of a service are looked at to see whether half of its backends stay when one of them is ejected.
+/// So many slots of a service are read to find out whether half of its backends stay when one of them is ejected.
 pub const EJECTION_SLOTS: u32 = 128;
 /// So many new UDP flows without an answer, of two or more clients, are evidence against a backend for all, where others answer.
 pub const UDP_UNANSWERED_FLOWS: u32 = 3;
 /// A UDP flow counts as unanswered after so many seconds.
 pub const UDP_ANSWER_S: u32 = 3;
-/// How many slots are looked at in search of a backend that is neither ejected nor tried.
+/// How many slots are read in search of a backend that is neither ejected nor tried.
 pub const SLOT_ATTEMPTS: u32 = 8;
 /// A datagram's later fragments follow its first one within this many seconds (`net.ipv4.ipfrag_time`).
 pub const FRAGMENT_TIMEOUT_S: u32 = 30;
@@ -78,8 +80,8 @@ pub const TCP_HALF_OPEN_TIMEOUT_S: u32 = 60;
 pub const TCP_OPEN_TIMEOUT_S: u32 = 8_100;
 /// A TCP flow that saw a FIN or a RST is forgotten after this many seconds (2 × the 60 s of TIME_WAIT in Linux).
 pub const TCP_CLOSING_TIMEOUT_S: u32 = 120;
-/// The reply tuple of a connection that has ended is given to no other client within this many seconds, unless few others are free (the
-/// 60 s of TIME_WAIT in Linux).
+/// The reply tuple of a connection that has ended goes to no other client within this many seconds, unless few others are free (the 60 s of TIME_WAIT
+/// in Linux).
 pub const TUPLE_REST_S: u32 = 60;
 /// A client's segment that a draining backend leaves unanswered for longer ends the connection, once the drain period is over. Linux has sent
 /// it six times by then (RFC 6298, from 0.2 s on).
@@ -101,7 +103,7 @@ pub const AFTER_FLOOD_S: u32 = TCP_HALF_OPEN_TIMEOUT_S;
 
 /// How many source ports are tried when a flow's translated tuple is taken.
 pub const PORT_ATTEMPTS: u32 = 32;
-/// How many of these at one address that stands in for clients, before it is the next one's turn.
+/// How many of these at one SNAT address, before it is the next one's turn.
 pub const ADDRESS_ATTEMPTS: u32 = PORT_ATTEMPTS / crate::abi::MASQUERADE_ADDRESSES as u32;
 /// The same where each time the client's own sockets are asked for, too.
 pub const SOCKET_ATTEMPTS: u32 = 8;

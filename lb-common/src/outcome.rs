@@ -122,7 +122,7 @@ outcomes! {
     DroppedHopLimit = 41, "dropped_hop_limit";
     /// bind() of a host process to a port that the node serves for a service: EADDRINUSE.
     RefusedBind = 42, "refused_bind";
-    /// First packet of a flow, or one of a flow of another node, sent whole to the backend's node (direct server return).
+    /// First packet of a flow, or one of a flow of another node, encapsulated and sent to the backend's node (direct server return).
     Tunnelled = 43, "tunnelled";
     /// In an outer header for a backend of this node, from somebody who is no node of the cluster: dropped.
     DroppedNoPeer = 44, "dropped_no_peer";
@@ -133,7 +133,7 @@ outcomes! {
     SelectedByTuple = 46, "selected_by_tuple";
     /// Segment of no flow, at such a time: sent to where the first packet of its tuple goes.
     Resumed = 47, "resumed";
-    /// First packet of a flow from a network of clients outside that has made as many as the service's rate limit allows: dropped.
+    /// First packet of a flow from a network of external clients that has made as many as the service's rate limit allows: dropped.
     DroppedRateLimit = 48, "dropped_rate_limit";
     /// Packet of a flow handed over at the other end of a pod's link, past the host's stack. Counted beside the packet's own outcome.
     FastPath = 49, "fast_path";

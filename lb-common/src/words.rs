@@ -86,11 +86,12 @@ pub fn clear_address<const N: usize>(address: &mut [u8; N]) {
 #[must_use]
 pub fn same<const N: usize>(a: &[u8; N], b: &[u8; N]) -> bool {
     let word = |bytes: &[u8; N], i: usize| u32::from_ne_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
-    let mut difference = 0;
     let mut i = 0;
     while i + 4 <= N {
-        difference |= word(a, i) ^ word(b, i);
+        if word(a, i) != word(b, i) {
+            return false;
+        }
         i += 4;
     }
-    difference == 0
+    true
 }

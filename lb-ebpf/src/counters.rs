@@ -26,7 +26,7 @@ pub static FLOW_COUNTERS: Global<u8> = Global::new(0);
 pub enum Counter {
     /// tc and XDP: bottom halves are off, a plain addition to this CPU's own counter is whole.
     Packet,
-    /// cgroup hooks: a task may be preempted by another one's program in the midst of an addition.
+    /// cgroup hooks: a task may be preempted by another one's program during an addition.
     Socket,
 }
 
@@ -97,9 +97,9 @@ const fn is_event(outcome: Outcome) -> bool {
     )
 }
 
-/// Counts a verdict: its outcome, and what it says of service and backend. The packets of a known flow are counted by flow and by
-/// backend with `--flow-counters` only: between other work of the kernel one more look-up for each takes as long as half the rest.
-/// `bytes`: of the network header and what follows it.
+/// Counts a verdict: its outcome, and what it says of service and backend. The packets of a known flow are counted by flow and by backend with
+/// `--flow-counters` only. Between other work of the kernel, one more look-up for each takes as long as half the rest. `bytes`: of the network header
+/// and what follows it.
 #[inline(always)]
 pub fn packet<const N: usize>(work: &Work<N>, hook: u8, ifindex: u32, bytes: u32)
 where

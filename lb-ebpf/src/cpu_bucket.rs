@@ -1,5 +1,5 @@
-//! Token buckets of this CPU: what a flood makes it write or send is bounded for each outcome, so that a flood of one kind takes nothing from
-//! the others, and no lock that CPUs share is taken for what is beyond.
+//! Token buckets of this CPU: they bound, for each outcome, what a flood makes the CPU write or send. So a flood of one kind takes nothing from the
+//! others, and no lock that CPUs share is taken for what is beyond.
 
 use lb_common::decide::Pace;
 use lb_common::limits::{ANSWER_BURST, ANSWERS_PER_SECOND, EVENT_BURST, EVENTS_PER_SECOND, OUTCOMES};

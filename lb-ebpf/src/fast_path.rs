@@ -1,7 +1,7 @@
 //! The fast path: a packet is handed over at the other end of a pod's link, in the pod's namespace, past this host's stack.
 //!
-//! What the stack would have looked at is looked at here: that the link is there and takes the packet, that the packet may go on, and
-//! once for each flow that its ends are where the routing table says.
+//! The programs check what the stack would have checked: the link is there and takes the packet, and the packet may go on. Once for each flow they
+//! check that its ends are where the routing table says.
 
 use core::ffi::c_void;
 
@@ -52,8 +52,8 @@ fn kind(link: u32) -> u32 {
 
 /// The link to the backend, if a new flow from the client at the link `own` is to take the fast path; else 0.
 ///
-/// It must be a pod's link of this node or an external one, by which the routing table reaches the backend, and the client's the one by which
-/// it is reached from there: a pod that sends from another one's address gets none of its answers here.
+/// The routing table must reach the backend by a pod's link of this node or by an external one, and the client by the link `own`. So a pod that sends
+/// from another one's address gets none of its answers here.
 #[inline(always)]
 pub fn link<const N: usize>(context: *mut c_void, own: u32, client: &[u8; N], backend: &[u8; N], now_ns: u64) -> u32 {
     if !is_open(fast_path::PODS | fast_path::NODES, now_ns)
@@ -70,15 +70,15 @@ pub fn link<const N: usize>(context: *mut c_void, own: u32, client: &[u8; N], ba
     link
 }
 
-/// The link towards an address by which packets go past the host's stack ([`lb_common::abi::Flow::link`]): a pod's, which the pod has by
-/// itself or as the port of a bridge, or an external one; 0: none.
+/// The link of the fast path towards an address ([`lb_common::abi::Flow::link`]): a pod's, which the pod has by itself or as the port of a bridge, or
+/// an external one; 0: none.
 ///
 /// A function of its own: off the stack of those that ask.
 #[inline(never)]
 fn towards<const N: usize>(context: *mut c_void, came_by: u32, from: &[u8; N], to: &[u8; N]) -> u32 {
     let mut query = fib::query(from, to, 0);
     query.ifindex = came_by;
-    // SAFETY: the query lives on this stack and its size is told.
+    // SAFETY: the query lives on this stack, and the call has its size.
     let found = unsafe { bpf_fib_lookup(context, &raw mut query, size_of::<FibQuery>() as i32, 0) };
     let is_known = found == i64::from(BPF_FIB_LKUP_RET_SUCCESS);
     let link = query.ifindex;

@@ -19,7 +19,7 @@ pub const LONGEST: u32 = 65_535;
 pub fn link_to<const N: usize>(context: *mut c_void, ifindex: u32, address: &[u8; N]) -> u32 {
     let mut query = query(&[0; N], address, 0);
     query.ifindex = ifindex;
-    // SAFETY: the query lives on this stack and its size is told.
+    // SAFETY: the query lives on this stack, and the call has its size.
     let found = unsafe { bpf_fib_lookup(context, &raw mut query, size_of::<FibQuery>() as i32, 0) };
     // Too big for the link, it is the link none the less.
     let known = found == i64::from(BPF_FIB_LKUP_RET_SUCCESS)

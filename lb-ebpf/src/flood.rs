@@ -1,5 +1,5 @@
-//! Whether half-open flows are made faster than their table holds them: each CPU counts for itself and tells what has come together, so
-//! that a flow may be made on one CPU and opened on another.
+//! Whether half-open flows are made faster than their table holds them. Each CPU counts for itself and reports its sum, so that a flow may be made on
+//! one CPU and established on another.
 
 use core::arch::asm;
 

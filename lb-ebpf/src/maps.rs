@@ -66,6 +66,9 @@ pub static EVENTS: RingBuf<Event, { limits::EVENTS_BYTES as usize }> = RingBuf::
 pub static LINKS: HashMap<u32, Link, { limits::LINKS as usize }, ON_DEMAND> = HashMap::new();
 #[btf_map(name = "config")]
 pub static CONFIG: Array<Config, 1> = Array::new();
+/// The layout of all of these, as text: written by the agent that makes them, read by one of another version.
+#[btf_map(name = "layout")]
+pub static LAYOUT: Array<[i8; limits::LAYOUT_BYTES], 1> = Array::new();
 /// Written by who loads the programs: its readers know what these were loaded with also when no agent runs.
 #[btf_map(name = "settings")]
 pub static SETTINGS: Array<LoadSettings, 1> = Array::new();

@@ -35,7 +35,7 @@ impl AttachPoint {
     }
 }
 
-/// Why a packet is not sent on, and what its sender is told.
+/// Why a packet is not sent on, and the error that its sender gets.
 #[repr(u8)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Unsent {

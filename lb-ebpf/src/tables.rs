@@ -379,7 +379,7 @@ where
 
 macro_rules! direct_connection {
     ($name:ident, $n:literal) => {
-        /// Whether the client at the link has a connection of its own with the reply key of the scratch record: a global function, so that the
+        /// Whether the client at the link has a connection of its own with the reply key of the scratch record. A global function, so that the
         /// verifier walks it once and not for each port that is tried.
         #[unsafe(no_mangle)]
         #[inline(never)]

@@ -5,6 +5,7 @@
 
 mod client_shares;
 mod connections;
+mod raw;
 mod table;
 pub mod vip_filter;
 
@@ -22,6 +23,7 @@ use lb_common::abi::{
 
 pub use client_shares::ClientShares;
 pub use connections::Connections;
+pub use raw::{Condition, Elements, RawCursor, RawTable};
 pub use table::{Calls, Cursor, Table};
 pub use vip_filter::VipFilter;
 

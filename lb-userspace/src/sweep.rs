@@ -1,18 +1,17 @@
-//! What flows leave behind is taken out of the programs' tables, a bounded part at a time, and what is seen on the way is told.
+//! Removes entries of ended flows from the programs' tables, a bounded part at a time, and reports what it counts on the way.
 //!
-//! A round looks at every entry of `half_open`, `flows`, `udp_flows`, `sockets`, `affinity` and `traffic` of both families, at most
-//! [`RATE`] entries a second, and then rests for [`PAUSE`], a fifth more or less. `half_open` comes before the two others: flows move
-//! from the one to the others, so none is missed in between. A connection that ends meanwhile may be: its entry carries nothing any more.
+//! A round reads every entry of `half_open`, `flows`, `udp_flows`, `sockets`, `affinity` and `traffic` of both families, at most [`RATE`] entries a
+//! second. Then it rests for [`PAUSE`], a fifth more or less. `half_open` comes before the two others: flows move from the one to the others, so none
+//! is missed in between. A connection that ends meanwhile may be: its entry carries nothing any more.
 //!
-//! **The race.** A packet may come for an entry while it is taken out. An entry is over if it was silent for its timeout *and* the
-//! entry of the other direction is over or not there; it is taken out by one call that returns what it held at that moment, and
-//! if a packet had touched it since it was read, it is put back. So a flow that comes to life loses an entry only if a packet
-//! comes between that call and the next instruction of the agent, after a silence of the whole timeout (2 h 15 min for TCP); and
-//! never both: the programs touch or write again the other direction's entry with the same packet, and that one is looked at anew
-//! before it is taken out in its turn.
+//! **The race.** A packet may come for an entry while it is taken out. An entry is over if it was silent for its timeout *and* the entry of the other
+//! direction is over or not there; it is taken out by one call that returns what it held at that moment, and if a packet had touched it since it was
+//! read, it is put back. So a live flow loses an entry only if a packet comes between that call and the agent's next instruction. That packet
+//! must come after a silence of the whole timeout (TCP: 2 h 15 min). The flow never loses both. The programs touch or write again the other direction's entry with the same packet,
+//! and that one is read anew before it is taken out in its turn.
 //!
-//! **By the way** a round counts each backend's connections (eviction from a full table runs no code, so the programs' own counts
-//! drift), finds which ids of backends that are gone are still referred to, and which drains have no flow left.
+//! **By the way** a round counts each backend's connections, since eviction from a full table runs no code and the programs' own counts drift. It
+//! also finds which ids of backends that are gone are still referred to, and which drains have no flow left.
 
 mod clients;
 mod part;
@@ -35,10 +34,10 @@ pub const RATE: u64 = 50_000;
 pub const PART: usize = 1_000;
 /// Calls that an entry costs which is taken out.
 const REMOVAL: usize = 4;
-/// Pause between two rounds; by lot up to a fifth more or less, so that not all nodes sweep at once.
+/// Pause between two rounds; a random fifth more or less, so that not all nodes sweep at once.
 pub const PAUSE: Duration = Duration::from_secs(5);
 
-/// The tables of a round, in the order in which they are looked at.
+/// The tables of a round, in the order in which they are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     HalfOpen4,

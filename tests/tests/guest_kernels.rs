@@ -1,5 +1,5 @@
-//! Ballast on kernels that it was not developed on, in a virtual machine (`cargo xtask vm`): the agent starts and attaches what the
-//! kernel has, services are reached, a drain and a restart of the agent break no connection, and SCTP is served between two real ends.
+//! Ballast on kernels that it was not developed on, in a virtual machine (`cargo xtask vm`). The agent starts and attaches what the kernel has, and
+//! services are reached. A drain and a restart of the agent break no connection, and SCTP is served between two real ends.
 
 // Tests may unwrap: a panic is a failed test.
 #![allow(clippy::unwrap_used)]

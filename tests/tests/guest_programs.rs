@@ -11,9 +11,8 @@ use std::fs;
 use lb_tests::verifier::{Verified, Verifier};
 use lb_userspace::datapath::{Settings, as_loaded};
 
-/// Verification takes time in proportion, and so does the start of the agent. The kernel takes one million. Since Linux 6.12 none of the
-/// programs needs more than 36,000; Linux 5.10 and 6.1 prune less, and need 72,000 for `allocate6`.
-const INSTRUCTIONS_MAX: u32 = 75_000;
+/// Verification takes time in proportion, and so does the start of the agent. The kernel takes one million.
+const INSTRUCTIONS_MAX: u32 = 50_000;
 /// Bytes of the longest chain of calls. The kernel takes 512 by its own way of rounding.
 const STACK_MAX: u32 = 448;
 /// Names the file whose lines the guest's first process prints for xtask: see `ballast-guest`.

@@ -1,6 +1,6 @@
-//! SCTP of clients outside and of pods, between two real ends, in every cell of the table that one agent serves: node ports, load
-//! balancers' and external addresses, backends on this and on other nodes. And a drain: the association with a backend that answers outlives
-//! its period, and the kernels of both ends take the ABORT that ends an association.
+//! SCTP of external clients and of pods, between two real ends, in every cell of the table that one agent serves. The cells are node ports, load
+//! balancers' and external addresses, with backends on this and on other nodes. And a drain: the association with a backend that answers outlives its
+//! period, and the kernels of both ends take the ABORT that ends an association.
 
 // Tests may unwrap: a panic is a failed test.
 #![allow(clippy::unwrap_used)]

@@ -25,7 +25,7 @@ pub fn format_checks(workspace: &Workspace) -> Vec<Check> {
     ]
 }
 
-/// clippy with warnings as errors, and dependencies that nothing uses.
+/// clippy with warnings as errors, dependencies that nothing uses, and the rules of the text.
 ///
 /// The programs' target comes with no clippy: they are checked as if they were built for this machine.
 pub fn lint_checks(workspace: &Workspace) -> Vec<Check> {
@@ -46,10 +46,12 @@ pub fn lint_checks(workspace: &Workspace) -> Vec<Check> {
     .env("RUSTC_BOOTSTRAP", "1")
     .env("CARGO_TARGET_DIR", workspace.target().join("ebpf-clippy"));
     let unused = cmd!("cargo", "test", "--locked", "--quiet", "-p", "xtask", "unused::");
+    let text = cmd!("cargo", "test", "--locked", "--quiet", "-p", "xtask", "text::");
     vec![
         check(workspace, "clippy", &clippy),
         check(workspace, "clippy of the programs", &programs),
         check(workspace, "unused dependencies", &unused),
+        check(workspace, "text", &text),
     ]
 }
 
@@ -66,6 +68,12 @@ pub fn static_check(workspace: &Workspace) -> Option<Check> {
 pub fn crate_check(workspace: &Workspace) -> Check {
     let deny = cmd!("cargo", "deny", "--log-level", "error", "check", "bans", "licenses", "sources");
     check(workspace, "deny", &deny)
+}
+
+/// The book as its readers get it. mdbook must be there.
+pub fn book_check(workspace: &Workspace) -> Check {
+    let book = cmd!("mdbook", "build", "docs", "--dest-dir", workspace.target().join("book"));
+    check(workspace, "book", &book)
 }
 
 /// Advisories need the advisory database, and so the network: apart from the rest.

@@ -19,6 +19,8 @@ mod run;
 mod setup;
 mod soak;
 mod test;
+#[cfg(test)]
+mod text;
 mod toolchain;
 #[cfg(test)]
 mod unused;
@@ -125,6 +127,11 @@ fn run_lint(workspace: &Workspace, advisories: bool) -> Result<()> {
         checks.push(lint::crate_check(workspace));
     } else {
         say("cargo-deny is not installed, its rules are not checked: `cargo xtask setup` builds it");
+    }
+    if workspace.has_tool("mdbook") {
+        checks.push(lint::book_check(workspace));
+    } else {
+        say("mdbook is not installed, the book is not built: `cargo install mdbook`");
     }
     if advisories {
         checks.push(lint::advisories(workspace));

@@ -25,7 +25,7 @@ const NO_PREALLOC: u64 = 1;
 const HASH_ELEMENT_BYTES: u64 = 48;
 const POINTER_BYTES: u64 = 8;
 
-/// Which object is looked at.
+/// The object to load.
 #[derive(Debug, Args)]
 pub struct ProgramsArgs {
     /// The eBPF object [default: the one that `cargo xtask build` made]
@@ -70,8 +70,8 @@ pub fn run(workspace: &Workspace, args: &ProgramsArgs) -> Result<()> {
     Ok(())
 }
 
-/// Loads every program of an object into the kernel and lets them go: with the agent's defaults, and as the object is by itself, which
-/// is how the packet tests load it. An error names the program that the kernel refuses.
+/// Loads every program of an object into the kernel and lets them go. It does so with the agent's defaults, and with the object as it is by itself,
+/// which is how the packet tests load it. An error names the program that the kernel refuses.
 pub fn load_all(path: &Path) -> Result<()> {
     let elf = read(path)?;
     for mut loader in [as_the_agent(), EbpfLoader::new()] {

@@ -64,7 +64,7 @@ pub struct Source {
     pub service: u32,
 }
 
-/// Key of `buckets`: a network of clients outside, and the service port that it asks for.
+/// Key of `buckets`: a network of external clients, and the service port that it asks for.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BucketKey {

@@ -125,7 +125,7 @@ pub mod flow_state {
     pub const STREAM: u8 = 3;
     /// TCP, SCTP: over. Both FINs were acknowledged, or one end has reset the connection. Another connection may take its tuple.
     pub const CLOSING: u8 = 4;
-    /// The backend is gone: each side is told at its next segment.
+    /// The backend is gone: each side gets a RST at its next segment.
     pub const EVICTED: u8 = 5;
 }
 

@@ -5,12 +5,10 @@ use super::sizes::sizes;
 
 /// Value of `half_open4` / `half_open6`, under the same keys as `flows4` / `flows6`: a flow that nobody has answered.
 ///
-/// Apart from the answered ones, so that a flood of SYNs evicts none of those, answered or not: both entries move there with the client's
-/// own segment after the answer (UDP: with the answer). In a later state than
-/// [`flow_state::HALF_OPEN`](super::flow_state::HALF_OPEN) are an encapsulated connection, of which the node sees no answer, and one that has
-/// ended.
-/// Under a client's tuple whose flow is answered, it holds a SYN that asks for another connection. Under a [`claim_key`], it holds the
-/// original entry that the first answer of a retried connection has made.
+/// A table apart from the answered flows, so that a flood of SYNs evicts none of those. Both entries move there with the client's own segment after
+/// the answer (UDP: with the answer). In a later state than [`flow_state::HALF_OPEN`](super::flow_state::HALF_OPEN) are an encapsulated connection,
+/// of which the node sees no answer, and one that has ended. Under a client's tuple whose flow is answered, it holds a SYN that asks for another
+/// connection. Under a [`claim_key`], it holds the original entry that the first answer of a retried connection has made.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HalfOpen<const N: usize> {
@@ -36,7 +34,7 @@ pub const MOST_MOVES: usize = 3;
 /// Bit of [`HalfOpen::refused`]: the backend that the latest SYN went to has refused, and the client was not told.
 pub const REFUSED_BY_LATEST: u8 = 1 << MOST_MOVES;
 
-/// Makes the key of an original entry that of the claim by which one backend's answer wins a retried connection: with bits of the client's
+/// Turns the key of an original entry into that of the claim by which one backend's answer wins a retried connection. It takes bits of the client's
 /// initial sequence number, so that another attempt on the same tuple has another claim. No packet has such a key: its padding is zero.
 #[inline(always)]
 pub const fn claim_key<const N: usize>(key: &mut FlowKey<N>, isn: u32) {

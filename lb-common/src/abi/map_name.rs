@@ -60,4 +60,5 @@ names! {
     ADOPTION = "adoption",
     SERVICE_CIDRS = "service_cidrs",
     CLIENT_SHARES = "client_shares",
+    LAYOUT = "layout",
 }

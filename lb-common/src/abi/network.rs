@@ -62,7 +62,7 @@ pub struct Masquerade<const N: usize> {
     pub addresses: [[u8; N]; MASQUERADE_ADDRESSES],
 }
 
-/// How many addresses of this node stand in for clients at one link, at most: a power of two.
+/// How many SNAT addresses this node has at one link, at most: a power of two.
 pub const MASQUERADE_ADDRESSES: usize = 4;
 const _: () = assert!(MASQUERADE_ADDRESSES.is_power_of_two());
 

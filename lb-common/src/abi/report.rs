@@ -28,7 +28,7 @@ pub struct LoadSettings {
     pub udp_stream_s: u32,
     /// 1: `traffic4` and `traffic6` count the packets and bytes of each flow.
     pub flow_counters: u32,
-    /// Key of the hashes in `client_shares`. Drawn by lot when the tables are made.
+    /// Key of the hashes in `client_shares`. Random, drawn when the tables are made.
     pub client_key: u32,
 }
 

@@ -40,7 +40,7 @@ pub struct Service {
     /// [`frontend_kind`].
     pub kind: u8,
     pub pad: u8,
-    /// New flows in a second that each network of clients outside may make, on average; 0: any number.
+    /// New flows in a second that each network of external clients may make, on average; 0: any number.
     pub rate: u32,
     /// How many of them may come at once. With [`Service::rate`] at least 1.
     pub burst: u32,
@@ -72,19 +72,19 @@ pub mod scheduler {
 pub mod service_flags {
     /// Endpoints exist, but none that clients inside may use (`internalTrafficPolicy: Local`): drop instead of refuse.
     pub const DROP_IF_EMPTY: u8 = 1;
-    /// The same for clients outside (`externalTrafficPolicy: Local`).
+    /// The same for external clients (`externalTrafficPolicy: Local`).
     pub const DROP_OUTSIDE_IF_EMPTY: u8 = 2;
     /// Only clients in `sources4` / `sources6` may pass (`loadBalancerSourceRanges`).
     pub const SOURCE_RANGES: u8 = 4;
     /// With [`SOURCE_RANGES`]: an address of this node is among them, so its own processes may pass.
     pub const NODE_ALLOWED: u8 = 8;
-    /// `externalTrafficPolicy: Local`: a client outside keeps its address.
+    /// `externalTrafficPolicy: Local`: an external client keeps its address.
     pub const OUTSIDE_LOCAL: u8 = 16;
     /// Connections that nobody answers stay with their backend, and refusals are passed at once.
     pub const NO_RETRY: u8 = 32;
     /// Clients inside are served by the endpoints of this node alone (`internalTrafficPolicy: Local`).
     pub const INSIDE_LOCAL: u8 = 64;
-    /// Direct server return: packets of clients outside go whole to the backend's node, in an outer header, and are answered from there.
+    /// Direct server return: packets of external clients go whole to the backend's node, in an outer header, and are answered from there.
     pub const DSR: u8 = 128;
 }
 
@@ -101,8 +101,8 @@ pub mod frontend_kind {
 
 /// Value of `slots`: one position in a service's range.
 ///
-/// A range may be written again while a reader is between its two words of eight bytes, which the kernel copies one by one:
-/// each word has a field that tells the range apart, so that no mix of two passes for one.
+/// A range may be written again while a reader is between its two words of eight bytes, which the kernel copies one by one. Each word has a field
+/// that identifies the range, so that no mix of two passes for one.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Slot {

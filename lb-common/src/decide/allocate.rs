@@ -77,7 +77,7 @@ fn begun<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, retri
     }
 }
 
-/// Reserves a reply tuple for the connection: at the client's own port if it is to be kept, else at a SNAT port of the range, at each SNAT
+/// Reserves a reply tuple for the connection: at the client's own port if it is to be kept. Otherwise at a SNAT port of the range, at each SNAT
 /// address in turn. If three quarters of the attempts find none that is free, one that rests will do.
 #[inline(always)]
 fn reserve<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now: Now) -> Reserved {

@@ -79,7 +79,7 @@ pub(super) const fn is_loopback<const N: usize>(address: &[u8; N]) -> bool {
     other == 0
 }
 
-/// Whether the service admits the client. Source ranges hold for whoever comes by a frontend that has them, before it is asked whether
+/// Whether the service admits the client. Source ranges hold for every client of a frontend that has them, before it is asked whether
 /// the service has an endpoint.
 #[inline(always)]
 pub(super) fn admits<const N: usize, T: Tables<N>>(

@@ -38,7 +38,7 @@ pub(super) fn numbers<const N: usize>(packet: &Packet<N>, own: &Flow<N>) -> Opti
     (next != own.next || packet.ack != own.ack).then_some(Numbers { next, ack: packet.ack })
 }
 
-/// Whether the packet may end its connection, or a direction of it, so that both entries must be looked at.
+/// Whether the packet may end its connection, or a direction of it, so that both entries must be read.
 #[inline(always)]
 pub(super) const fn may_end<const N: usize>(packet: &Packet<N>, own: &Flow<N>) -> bool {
     const ACKED_TO_SENT: u8 = 1;
@@ -55,9 +55,30 @@ pub(super) const fn asks<const N: usize>(packet: &Packet<N>, own: &Flow<N>) -> b
     !packet.resets() && (packet.payload != 0 || packet.tcp_flags & tcp_flag::FIN != 0 || probes)
 }
 
+/// What a packet that may end its connection does to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Nothing,
+    /// It changes the bits of [`fin`] of its direction.
+    Fin,
+    Reset,
+}
+
+/// Sets the bits of [`fin`] of the packet's direction. Not inline: the verifier would walk what follows once for each way through it.
+#[inline(never)]
+pub(super) fn end<const N: usize>(packet: &Packet<N>, own: &mut Flow<N>, opposite: &Flow<N>) -> End {
+    let (before, is_reset) = (own.fin, resets(packet, own, opposite));
+    own.fin = fin_after(packet, own, opposite);
+    match is_reset {
+        true => End::Reset,
+        false if own.fin != before => End::Fin,
+        false => End::Nothing,
+    }
+}
+
 /// The bits of [`fin`] of the packet's direction after it.
 #[inline(always)]
-pub(super) fn fin_after<const N: usize>(packet: &Packet<N>, own: &Flow<N>, opposite: &Flow<N>) -> u8 {
+fn fin_after<const N: usize>(packet: &Packet<N>, own: &Flow<N>, opposite: &Flow<N>) -> u8 {
     if !tells(packet, own) {
         return own.fin;
     }
@@ -78,7 +99,7 @@ pub(super) fn fin_after<const N: usize>(packet: &Packet<N>, own: &Flow<N>, oppos
 
 /// Whether the packet resets its connection.
 #[inline(always)]
-pub(super) fn resets<const N: usize>(packet: &Packet<N>, own: &Flow<N>, opposite: &Flow<N>) -> bool {
+fn resets<const N: usize>(packet: &Packet<N>, own: &Flow<N>, opposite: &Flow<N>) -> bool {
     packet.resets()
         && if packet.key.protocol == TCP {
             packet.seq == opposite.ack && fits(packet, own)

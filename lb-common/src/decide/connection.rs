@@ -192,10 +192,16 @@ pub(super) fn set_opposite<const N: usize>(
     into.isn = flow.isn;
     (into.next, into.ack) = (flow.ack, flow.next);
     (into.fin, into.opposite_fin) = (flow.opposite_fin, flow.fin & fin::SENT);
-    words::address(if is_reply { &key.src } else { &key.dst }, &mut into.address);
-    words::address(if is_reply { &key.dst } else { &key.src }, &mut into.client);
-    into.port = if is_reply { key.src_port } else { key.dst_port };
-    into.client_port = if is_reply { key.dst_port } else { key.src_port };
+    // One branch: for each of several conditional expressions the verifier would walk what follows once more.
+    if is_reply {
+        words::address(&key.src, &mut into.address);
+        words::address(&key.dst, &mut into.client);
+        (into.port, into.client_port) = (key.src_port, key.dst_port);
+    } else {
+        words::address(&key.dst, &mut into.address);
+        words::address(&key.src, &mut into.client);
+        (into.port, into.client_port) = (key.dst_port, key.src_port);
+    }
     into.generation = flow.generation;
     into.state = flow.state;
     into.flags = flow.flags ^ flow_flags::REPLY;

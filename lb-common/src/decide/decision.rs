@@ -2,7 +2,7 @@
 
 use super::allocate::{allocate, lead};
 use super::collision::direct;
-use super::established::{draining, established, keep, syn};
+use super::established::{self, established};
 use super::open::{complete, open};
 use super::packet::Hook;
 use super::retry::retry;
@@ -21,15 +21,7 @@ pub fn decide<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<
     if step == Step::Unrelated {
         return work.verdict.pass();
     }
-    if step == Step::Syn {
-        step = syn(tables, work, hook, step);
-    }
-    if step == Step::Draining {
-        step = draining(tables, work, hook, step);
-    }
-    if step.keeps() {
-        step = keep(tables, work, hook, step);
-    }
+    step = established(tables, work, hook, step);
     if step == Step::Handshake {
         step = open(tables, work, hook, step);
     }
@@ -56,7 +48,7 @@ pub fn decide<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<
 pub fn begin<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
     if let Some(entry) = tables.connection(&work.packet.key, &mut work.connection) {
         work.begin();
-        return established(tables, work, hook, entry);
+        return established::packet(tables, work, hook, entry);
     }
     let step = unknown(tables, work, hook);
     if step != Step::Unrelated {

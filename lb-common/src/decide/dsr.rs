@@ -19,7 +19,7 @@ use crate::abi::{
 use crate::outcome::Outcome;
 use crate::words;
 
-/// Whether packets of the client to the backend in `work.pick` go whole to its node: those of clients outside, not those of pods, whose
+/// Whether packets of the client to the backend in `work.pick` go whole to its node: those of external clients, not those of pods, whose
 /// answers pass here anyhow.
 #[inline(never)]
 pub(super) fn is_meant<const N: usize>(work: &Work<N>) -> bool {
@@ -116,8 +116,8 @@ fn is_served<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -
     frontend(tables, &work.packet.key, &work.chosen, &mut work.pick.service).is_some_and(|whole| whole)
 }
 
-/// Whether an error is about a packet that this node has sent in an outer header, which is what `work.packet` holds: its sender is to be
-/// told. The verdict counts it.
+/// Whether an error is about a packet that this node has sent in an outer header, which is what `work.packet` holds: its sender gets an error. The
+/// verdict counts it.
 #[inline(always)]
 pub fn is_about_tunnelled<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
     if !is_served(tables, work) || work.pick.service.flags & service_flags::DSR == 0 {
@@ -148,8 +148,8 @@ pub fn quoted_elsewhere<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut
     !follow(tables, work, hook, now.ds) && work.verdict.action as u8 == Action::ToBackend as u8
 }
 
-/// Copies the frontend of a packet that came in an outer header: a node port is served at any address, all zeroes, but at no pod's
-/// and at none from elsewhere that names no backend, for overlays have such headers, too. `false`: the agent is at it.
+/// Copies the frontend of an encapsulated packet. A node port is served at any address, all zeroes, but not at a pod's address. It is not served at
+/// an address from elsewhere that names no backend, for overlays have such headers, too. `false`: the agent is writing it.
 #[inline(never)]
 fn frontend<const N: usize, T: Tables<N>>(
     tables: &mut T,

@@ -17,7 +17,7 @@ use crate::state;
 
 /// A packet whose connection's entry was just read, under `entry`.
 #[inline(always)]
-pub(super) fn established<const N: usize, T: FlowTables<N>>(
+pub(super) fn packet<const N: usize, T: FlowTables<N>>(
     tables: &mut T,
     work: &mut Work<N>,
     hook: Hook,
@@ -30,9 +30,30 @@ pub(super) fn established<const N: usize, T: FlowTables<N>>(
     }
 }
 
-/// The step for a packet of an established connection whose backend drains. All that a drain asks is asked here: no other packet pays for it.
+/// What [`super::begin`] has left to do for a packet on the tuple of an established connection. Any other step is returned as it is.
 #[inline(always)]
-pub fn draining<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, _: Step) -> Step {
+pub fn established<const N: usize, T: FlowTables<N>>(
+    tables: &mut T,
+    work: &mut Work<N>,
+    hook: Hook,
+    mut step: Step,
+) -> Step {
+    if step == Step::Syn {
+        step = syn(tables, work, hook);
+    }
+    if step == Step::Draining {
+        step = draining(tables, work, hook);
+    }
+    if !matches!(step, Step::Refresh | Step::Remove | Step::Reselect) {
+        return step;
+    }
+    tables.keep_entries(work, step != Step::Refresh);
+    if step == Step::Reselect { Step::Select } else { Step::Decided }
+}
+
+/// A packet of an established connection whose backend drains. All that a drain asks is asked here: no other packet pays for it.
+#[inline(always)]
+fn draining<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
     let Some(entry) = tables.connection(&work.packet.key, &mut work.connection) else { return Step::Handshake };
     if work.connection.is_reply() {
         return reply::<N, T, true>(tables, work, hook, entry);
@@ -173,17 +194,10 @@ pub(super) const fn forwarded<const N: usize>(flow: &Flow<N>) -> Outcome {
     if flow.backend == 0 { Outcome::DirectTranslated } else { Outcome::Forwarded }
 }
 
-/// The step that keeps both entries alike, moves them as the connection has ended, or removes them.
-#[inline(always)]
-pub fn keep<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, _: Hook, step: Step) -> Step {
-    tables.keep_entries(work, step != Step::Refresh);
-    if step == Step::Reselect { Step::Select } else { Step::Decided }
-}
-
-/// The step for a SYN of the client on the tuple of an established connection. It goes to the backend, which answers with a challenge ACK
+/// A SYN of the client on the tuple of an established connection. It goes to the backend, which answers with a challenge ACK
 /// (RFC 5961, section 4).
 #[inline(always)]
-pub fn syn<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, _: Step) -> Step {
+fn syn<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
     work.connection.set_keys(&work.packet.key);
     let now = Now::from_ns(tables.now_ns());
     match of_syn(tables, &work.packet, &work.connection.original.flow, now) {

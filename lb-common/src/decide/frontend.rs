@@ -10,7 +10,7 @@ pub(super) const fn asked<const N: usize>(key: &FlowKey<N>) -> ServiceKey<N> {
     ServiceKey { address: key.dst, port: key.dst_port, protocol: key.protocol, pad: 0 }
 }
 
-/// Copies a frontend to `into`. `false`: there is none, or the agent is at it.
+/// Copies a frontend to `into`. `false`: there is none, or the agent is writing it.
 #[inline(always)]
 pub(super) fn frontend<const N: usize, T: Tables<N>>(tables: &mut T, key: &ServiceKey<N>, into: &mut Service) -> bool {
     for _ in 0..SERVICE_LOOKUPS {

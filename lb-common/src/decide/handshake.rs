@@ -138,7 +138,7 @@ fn acknowledges_syn<const N: usize>(packet: &Packet<N>, entry: &HalfOpen<N>) -> 
     more == 0 || (packet.accepts() && packet.key.protocol == TCP && more <= MOST_DATA)
 }
 
-/// Whether the answer acknowledges data of the SYN: the backend knows the client by its cookie, and may send before it hears from it again
+/// Whether the answer acknowledges data of the SYN. Such a backend knows the client by its cookie, and may send before it hears from the client again
 /// (RFC 7413, sections 4.1 and 4.2). So its connection is established at once.
 #[inline(always)]
 fn took_data<const N: usize>(packet: &Packet<N>, entry: &HalfOpen<N>) -> bool {

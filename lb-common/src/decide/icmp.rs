@@ -25,7 +25,7 @@ pub fn as_refusal<const N: usize>(work: &mut Work<N>, sequence: u32) {
 #[inline(always)]
 pub fn refused<const N: usize>(work: &mut Work<N>) -> bool {
     match work.verdict.action {
-        // The flow is forgotten, and the client is told.
+        // The flow is forgotten, and the client gets the error.
         Action::ToClient => work.verdict.outcome = Outcome::IcmpTranslated,
         Action::Drop => {}
         _ => return false,

@@ -52,7 +52,7 @@ pub use commit::tuple::reserve;
 pub use connection::{Connection, Direction, pair_key};
 pub use decision::{begin, decide};
 pub use dsr::{Inside, inside, is_about_tunnelled, is_tunnelled, quoted_elsewhere};
-pub use established::{draining, keep, syn};
+pub use established::established;
 pub use icmp::{as_refusal, quoted, refused};
 pub use node_port::{is_this_node, is_unspecified, loopback, node_port};
 pub use open::{complete, open};

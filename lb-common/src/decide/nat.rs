@@ -49,7 +49,7 @@ pub(super) fn next_source<const N: usize, T: Tables<N>>(tables: &mut T, work: &m
     words::address(&flow.client, &mut work.connection.reply_key.dst);
 }
 
-/// Clients of this node never need it. A cluster IP is masqueraded for whoever is no pod, as kube-proxy does. Of the addresses that a
+/// Clients of this node never need it. A cluster IP is masqueraded for every client that is no pod, as kube-proxy does. Of the addresses that a
 /// service has outside, a backend of this node answers by this node anyway, and sees its client.
 #[inline(always)]
 fn is_needed<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>) -> bool {

@@ -35,7 +35,7 @@ pub const fn loopback<const N: usize>() -> [u8; N] {
     address
 }
 
-/// Whether the frontend serves whoever asks: one of the node's sockets is for no packet.
+/// Whether the frontend serves this client: a frontend of the node's sockets serves no packet.
 #[inline(always)]
 pub(super) fn serves(service: &Service, asker: Asker) -> bool {
     service.kind != frontend_kind::HOST_SOCKET || matches!(asker, Asker::Process(_))

@@ -16,10 +16,10 @@ use crate::outcome::Outcome;
 
 /// The step for a packet of no established connection that may be of a handshake.
 ///
-/// An ICMP error of the way to a backend, or of the backend itself, that quotes the SYN sent there, is to be shown to this step as
-/// the RST that it stands for: the quoted tuple reversed, the flags RST and ACK, the quoted sequence number + 1 acknowledged, and the
-/// verdict set to pass. Then [`super::retry`], if that is next. What the verdict says afterwards holds for the error: dropped
-/// ([`Outcome::SuppressedRefusal`]), or passed on to the client ([`Action::ToClient`]), or left alone.
+/// An ICMP error that quotes the SYN sent to a backend counts as a RST, whether a router or the backend sent it. The caller shows it to this step as
+/// that RST: the tuple reversed, the flags RST and ACK, the quoted sequence number + 1 acknowledged, and the verdict set to pass. Then
+/// [`super::retry`], if that is next. What the verdict says afterwards holds for the error: dropped ([`Outcome::SuppressedRefusal`]), or passed on to
+/// the client ([`Action::ToClient`]), or left alone.
 #[inline(always)]
 pub fn open<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, _: Step) -> Step {
     let new = if hook.has(Hook::REQUESTS) { Step::Select } else { Step::Decided };
@@ -268,8 +268,8 @@ pub fn complete<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Wor
     Step::Decided
 }
 
-/// Whether another CPU has established the connection since it was looked for: a request may overtake the acknowledgement that does, as the
-/// client's kernel sends the one from where the answer came in and the other from where the process runs.
+/// Whether another CPU has established the connection since it was looked up. A request may overtake the acknowledgement that does so: the client's
+/// kernel sends the one from where the process runs, and the other from where the answer came in.
 #[inline(always)]
 fn is_established<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now: Now) -> bool {
     let Work { packet, connection, verdict, .. } = work;

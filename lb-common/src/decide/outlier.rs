@@ -113,7 +113,7 @@ pub(super) fn eject<const N: usize, T: Tables<N>>(
     true
 }
 
-/// Whether at least half of a service's slots lead to backends that are not ejected, without this one. Of many slots, some are looked at.
+/// Whether at least half of a service's slots lead to backends that are not ejected, without this one. Of many slots, some are read.
 ///
 /// The programs have it as a function that is verified once and by itself ([`Tables::leaves_half`]).
 #[inline(always)]

@@ -18,7 +18,7 @@ impl Hook {
     pub const REPLIES: u8 = 8;
     /// Translates requests.
     pub const REQUESTS: u8 = 16;
-    /// Packets come from beyond this node's links.
+    /// Packets come from outside this node.
     pub const FROM_OUTSIDE: u8 = 32;
     /// The packet has been routed already, to where its old destination lies.
     pub const ROUTED: u8 = 64;

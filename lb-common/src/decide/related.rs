@@ -109,8 +109,8 @@ pub fn malformed<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N
     }
 }
 
-/// A packet of a protocol that is not balanced, or a message about no connection: it passes, but goes no further where it was sent to an
-/// address of services, or to one that only a service may have.
+/// A packet of a protocol that is not balanced, or a message about no connection. It passes, but goes no further if its destination is a service's
+/// address, or one that only a service may have.
 #[inline(always)]
 pub fn foreign<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) {
     work.verdict.pass();

@@ -6,8 +6,8 @@ use crate::abi::{FlowKey, Service, address_tag, scheduler, service_flags, tag};
 /// The position in the range that serves clients inside. Attempt 0 is the scheduler's own choice; later ones look for another
 /// backend, which may be the same one again. A service without slots has position 0.
 ///
-/// What is hashed gives the same position on every node. A process that is translated at connect has no address yet, so there is
-/// nothing to hash, and nobody sees its connections end, so there is nothing to count: it takes turns, or chance decides.
+/// What is hashed gives the same position on every node. A process that is translated at connect has no address yet, so there is nothing to hash. Its
+/// connections end unseen, so there is nothing to count. Round-robin or chance decides.
 #[inline(always)]
 pub(super) fn position<const N: usize, T: Tables<N>>(
     tables: &mut T,
@@ -65,8 +65,8 @@ fn least_connections<const N: usize, T: Tables<N>>(tables: &mut T, base: u32, co
     if connections(other) * weight(load) < connections(load) * weight(other) { second } else { first }
 }
 
-/// Connections of the backend in a slot, with the one to come, in the upper 48 bits; its weight in the lower 16. What cannot be read
-/// counts as idle: whoever asks for the position looks at the slot again.
+/// Connections of the backend in a slot, with the one to come, in the upper 48 bits; its weight in the lower 16. A backend that cannot be read counts
+/// as idle: the caller reads the slot again.
 #[inline(always)]
 fn load_at<const N: usize, T: Tables<N>>(tables: &mut T, index: u32) -> u64 {
     let Some(slot) = tables.slot(index) else { return (1 << 16) | 1 };

@@ -3,6 +3,7 @@
 use super::tables::Tables;
 use crate::abi::{Flow, FlowKey, UDP, flow_flags};
 use crate::client_shares::{Counters, exceeds};
+use crate::words;
 
 /// Whether the client has more than its share, so that its next connection is refused.
 #[inline(never)]
@@ -18,8 +19,10 @@ pub(super) fn count<const N: usize, T: Tables<N>>(tables: &mut T, key: &FlowKey<
     if key.protocol == UDP {
         return;
     }
-    let client = if flow.flags & flow_flags::REPLY == 0 { &key.src } else { &flow.client };
-    let Counters { all, first, second } = Counters::of(tables.client_key(), client, flow.flags);
+    // A copy: of two places the compiler chooses anew for each word, and the verifier walks both ways each time.
+    let mut client = [0; N];
+    words::address(if flow.flags & flow_flags::REPLY == 0 { &key.src } else { &flow.client }, &mut client);
+    let Counters { all, first, second } = Counters::of(tables.client_key(), &client, flow.flags);
     tables.count_client_share(all, change);
     tables.count_client_share(first, change);
     tables.count_client_share(second, change);

@@ -6,15 +6,15 @@
 pub enum Step {
     /// The verdict stands in `work`.
     Decided = 0,
-    /// [`super::syn`]: a SYN, or what accepts one, on the tuple of an answered flow.
+    /// [`super::established`]: a SYN on the tuple of an established connection.
     Syn,
-    /// [`super::draining`]: the connection's backend drains.
+    /// [`super::established`]: the connection's backend drains.
     Draining,
-    /// [`super::keep`]: the verdict stands, the other direction's entry is behind.
+    /// [`super::established`]: the verdict stands, the opposite direction's entry is behind.
     Refresh,
-    /// [`super::keep`]: the flow that was found is over, and the packet is none of its.
+    /// [`super::established`]: the connection is over, and the packet is none of its.
     Remove,
-    /// [`super::keep`]: as above, then [`super::select`].
+    /// [`super::established`]: as above, then [`super::select`].
     Reselect,
     /// [`super::open`]: of no answered flow; it may be of one that is not answered yet.
     Handshake,
@@ -28,15 +28,6 @@ pub enum Step {
     Direct,
     /// [`super::allocate`]: a flow is to get its entries.
     Allocate,
-    /// Nothing: the packet is nobody's and passes. No verdict stands in `work`. Comes from [`super::begin`] alone.
+    /// Nothing: the packet is unrelated and passes. No verdict stands in `work`. Comes from [`super::begin`] alone.
     Unrelated,
-}
-
-impl Step {
-    /// Whether [`super::keep`] is next.
-    #[inline(always)]
-    #[must_use]
-    pub const fn keeps(self) -> bool {
-        matches!(self, Self::Refresh | Self::Remove | Self::Reselect)
-    }
 }

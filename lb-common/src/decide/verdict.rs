@@ -50,12 +50,18 @@ impl<const N: usize> Verdict<N> {
     /// it came by.
     #[inline(always)]
     pub fn turns_back(&self, key: &FlowKey<N>) -> bool {
+        self.masquerade && self.reverses(key)
+    }
+
+    /// Not inline: the verifier would walk what follows once for each word that differs.
+    #[inline(never)]
+    fn reverses(&self, key: &FlowKey<N>) -> bool {
         let (to, from) = if self.action as u8 == Action::ToBackend as u8 {
             (&self.address, &self.client)
         } else {
             (&self.client, &self.address)
         };
-        self.masquerade && words::same(to, &key.src) && words::same(from, &key.dst)
+        words::same(to, &key.src) && words::same(from, &key.dst)
     }
 
     /// The link that the packet may go to past the host's stack, if it came by this one; 0: none.

@@ -13,7 +13,7 @@ use crate::state;
 /// Refuses a packet whose destination no frontend has. `true`: the verdict stands.
 ///
 /// Not for a port whose frontend does not serve this client, which is left alone. Later segments of TCP cost no look-up at a client's own
-/// link: whoever had no flow to begin with sends none. Those that come from the wire, or leave by it, might go round.
+/// link: a client without a flow to begin with sends none. Those that come from the wire, or leave by it, might go round.
 #[inline(always)]
 pub(super) fn unserved<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> bool {
     let key = &work.packet.key;

@@ -3,7 +3,7 @@
 /// An address and a port.
 pub type End = ([u8; 4], u16);
 
-/// What stands in the packet, and whose it is.
+/// The packet's fields, and whose it is.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment {
     pub src: End,

@@ -16,7 +16,7 @@ use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, SYN};
 use lb_common::state::{SourcePorts, Timeouts, is_retained};
 
-/// The initial sequence number of whoever says no other.
+/// The initial sequence number of clients that give no other.
 pub const ISN: u32 = 1_000;
 
 /// Tables for one family, a clock that stands still until told, and a fixed sequence of random numbers.

@@ -113,7 +113,7 @@ fn a_service_without_affinity_remembers_nobody() {
     assert!(tables.affinity.is_empty());
 }
 
-/// Whether a client outside comes back to each backend that it is remembered with.
+/// Whether an external client comes back to each backend that it is remembered with.
 fn comes_back_from_outside(policy: u8, sets: u8) -> bool {
     let mut tables = Memory::default();
     tables.serve(1, 0, FRONTEND, &[[10, 0, 1, 1], [10, 0, 1, 2], [10, 0, 1, 3], [10, 0, 1, 4]], 8080);
@@ -237,7 +237,7 @@ fn first_connections_that_processes_make_at_once_agree() {
     }
 }
 
-/// Whoever floods completes no handshake.
+/// A flooding client completes no handshake.
 #[test]
 fn only_an_established_connection_is_remembered() {
     let key = from([10, 0, 9, 9], TCP, 4_000);

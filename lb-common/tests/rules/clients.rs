@@ -1,4 +1,4 @@
-//! Whom a frontend serves: source ranges admit whoever is in them, over plain tables.
+//! Whom a frontend serves: source ranges admit every client in them, over plain tables.
 
 use crate::memory::Memory;
 use lb_common::abi::{

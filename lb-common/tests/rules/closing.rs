@@ -97,7 +97,7 @@ fn masqueraded_answer(syn: &Verdict<4>) -> FlowKey<4> {
     key(TCP, (syn.address, syn.port), (syn.client, syn.client_port))
 }
 
-/// A connection of a client outside that is reset by the client. The SNAT port that it had; `None`: there was none for it.
+/// A connection of an external client that is reset by the client. The SNAT port that it had; `None`: there was none for it.
 fn opened_and_reset(tables: &mut Memory, host: u8) -> Option<u16> {
     let asks = outside(host);
     let syn = tables.ask(asks, SYN, Hook::NODE_IN);

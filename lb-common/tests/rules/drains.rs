@@ -91,7 +91,7 @@ fn a_segment_that_stays_unanswered_ends_the_connection() {
     }
     pair.tables.pass_seconds(1);
     is_told(again(&mut pair, 100));
-    // A backend that comes to life again is told as well.
+    // A backend that comes to life again gets a RST as well.
     is_told(pair.answers(ACK, 10));
     is_told(again(&mut pair, 100));
     let new = pair.forged(true, SYN, 1, 0, 0);
@@ -302,7 +302,7 @@ fn associations_end_as_connections_do() {
     assert_eq!(send(&mut tables, true, ACK, true), Outcome::Evicted);
 }
 
-/// A service that packets of clients outside go to in an outer header.
+/// A service that packets of external clients go to in an outer header.
 fn direct(tables: &mut Memory) {
     let key = ServiceKey { address: FRONTEND, port: 80, protocol: TCP, pad: 0 };
     let service = tables.services[&key];

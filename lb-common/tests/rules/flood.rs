@@ -97,7 +97,7 @@ fn forged_segments_open_no_flow_and_accuse_nobody() {
             assert_eq!(sent.outcome, Outcome::Resumed);
             for flags in [RST, RST | ACK] {
                 let told = tables.ask_numbered(answers(&sent), flags, 77, 0, way_back(remote));
-                assert_eq!(told.action, Action::ToClient, "whoever sent it is told");
+                assert_eq!(told.action, Action::ToClient, "its sender gets the error");
             }
             // Another client's connection has the same tuple: its backend says which number it expects.
             let told = tables.ask_numbered(answers(&sent), ACK, 4_711, 70_000, way_back(remote));

@@ -1,4 +1,4 @@
-//! Node ports as sockets of the node meet them: served to whoever asks by a socket call, to no packet.
+//! Node ports as sockets of the node meet them: served to every process that asks by a socket call, to no packet.
 
 use crate::memory::Memory;
 use lb_common::abi::{FlowKey, Service, ServiceKey, TCP, UDP, frontend_kind, seal};

@@ -91,7 +91,7 @@ fn the_clients_segment_after_the_answer_moves_both_entries_among_the_open_ones()
     let sent = syn(&mut tables, 4000);
     assert_eq!((tables.half_open.len(), tables.flows.len()), (2, 0));
     assert_eq!(accept(&mut tables, 4000, &sent).outcome, Outcome::Replied);
-    assert_eq!((tables.half_open.len(), tables.flows.len()), (2, 0), "whoever floods is answered, too");
+    assert_eq!((tables.half_open.len(), tables.flows.len()), (2, 0), "a flooding client is answered, too");
     assert_eq!(tables.ask(asks(TCP, 4000), ACK, Hook::POD_IN).outcome, Outcome::Forwarded);
     assert_eq!((tables.half_open.len(), tables.flows.len()), (0, 2));
     assert!(tables.flows.values().all(|flow| flow.state == flow_state::OPEN && flow.isn == ISN));

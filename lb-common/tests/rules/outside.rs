@@ -1,4 +1,4 @@
-//! Clients outside: which set serves them, whose address the backend sees, and how its answers come back, over plain tables.
+//! External clients: which set serves them, whose address the backend sees, and how its answers come back, over plain tables.
 
 use crate::memory::{ISN, Memory};
 use lb_common::abi::{
@@ -40,7 +40,7 @@ fn answer(protocol: u8, sent: &Verdict<4>) -> FlowKey<4> {
     FlowKey { src, dst, src_port: sent.port, dst_port: sent.client_port, protocol, pad: [0; 3] }
 }
 
-/// One backend serves clients inside, another one those outside; whether that is local is told.
+/// One backend serves clients inside, another one those outside; `outside_is_local`: whether the other one is local.
 fn serving(kind: u8, flags: u8, outside_is_local: bool) -> Memory {
     let networks = vec![([10, 0, 0, 0], 16, network_flags::PODS), (NODE, 32, network_flags::NODE)];
     let mut tables = Memory { own: Some(Masquerade::new(NODE, &[])), networks, ..Memory::default() };

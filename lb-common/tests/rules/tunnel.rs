@@ -218,7 +218,7 @@ fn a_pod_that_is_not_here_is_told_to_nobody_and_counted() {
     let gone = arrives(&mut tables, from(4001, TCP), SYN, PODS[1]);
     assert_eq!((gone.action, gone.outcome), (Action::Drop, Outcome::DroppedNotHere));
     assert!(tables.flows.is_empty() && tables.half_open.is_empty());
-    // A segment that begins nothing is nobody's: its sender is told.
+    // A segment that begins nothing belongs to no connection: its sender gets a RST.
     assert_eq!(arrives(&mut node(1), from(4002, TCP), ACK, PODS[1]).action, Action::Refuse);
 }
 
@@ -325,7 +325,7 @@ fn a_process_of_another_node_is_masqueraded_and_otherwise_a_client_outside() {
     let (here, away): (Vec<_>, Vec<_>) = verdicts.into_iter().partition(|verdict| verdict.address == PODS[0]);
     assert!(here.len() > 10 && here.iter().all(|verdict| verdict.client == CLIENT));
     assert!(away.len() > 10 && away.iter().all(|verdict| verdict.masquerade && verdict.port == 8080));
-    // A segment that no flow is known of was never sent whole.
+    // A segment of no known flow was never encapsulated.
     assert_eq!(tables.ask(from(5000, TCP), ACK, Hook::NODE_IN).action, Action::Refuse);
     edit(&mut tables, |service| service.outside_count = 0);
     assert_eq!(tables.ask(from(5001, TCP), SYN, Hook::NODE_IN).outcome, Outcome::RefusedNoEndpoint);

@@ -123,7 +123,7 @@ pub enum Answer<const N: usize> {
 }
 
 /// Asks for a backend, as a process whose source ranges these flags admit; one that is not ejected, as nobody moves the connection
-/// later. Clients of client affinity are told apart by their network namespace.
+/// later. For client affinity, each network namespace is one client.
 ///
 /// A function of its own: off the stack of what follows.
 #[inline(never)]
@@ -252,8 +252,8 @@ where
     }
 }
 
-/// Whether the destination of a datagram may not be what the process named: the kernel itself names the peer, a backend, to the
-/// IPv4 path for each datagram of an IPv6 socket that is connected to an IPv4-mapped address.
+/// Whether the kernel may have named the destination of a datagram, and not the process. For each datagram of an IPv6 socket that is connected to an
+/// IPv4-mapped address, the kernel names the peer, a backend, to the IPv4 path.
 #[inline(always)]
 fn is_named_by_kernel<const N: usize>(context: *mut bpf_sock_addr) -> bool {
     const AF_INET6: u32 = 10;

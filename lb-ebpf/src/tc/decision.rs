@@ -13,8 +13,8 @@ use crate::tc::forward::{DROP, NEXT};
 
 /// Takes the step that the scratch record names, `body`, and goes on to the next one.
 ///
-/// Inlined with its body: a tail call from another function than the program itself would return to it, and the compiler takes the verdict
-/// of a failed call for the only one.
+/// Inlined with its body. A tail call from another function than the program itself would return to it, and the compiler takes the verdict of a
+/// failed call for the only one.
 #[inline(always)]
 pub fn run<const N: usize>(skb: *mut __sk_buff, body: impl FnOnce(&mut Kernel, &mut Work<N>, Hook, Step) -> Step) -> i32
 where
@@ -45,21 +45,6 @@ pub fn go_on<const N: usize>(skb: *mut __sk_buff, scratch: &mut Scratch<N>, step
     };
     // What may be a service's packet goes no further without the program that knows.
     tail_call::tc::<N>(skb, stage, if step == Step::Direct { NEXT } else { DROP })
-}
-
-/// [`TcStage::Established`].
-#[inline(always)]
-pub fn established<const N: usize>(tables: &mut Kernel, work: &mut Work<N>, hook: Hook, mut step: Step) -> Step
-where
-    Maps: Family<N>,
-{
-    if step == Step::Syn {
-        step = decide::syn(tables, work, hook, step);
-    }
-    if step == Step::Draining {
-        step = decide::draining(tables, work, hook, step);
-    }
-    if step.keeps() { decide::keep(tables, work, hook, step) } else { step }
 }
 
 /// [`TcStage::Allocate`].

@@ -37,7 +37,7 @@ pub fn wire_length<const N: usize>(skb: *mut __sk_buff, packet: &Packet<N>, offs
 }
 
 /// [`TcStage::Encapsulate`]: sends the packet of the scratch record whole to the node of the backend that its verdict names. Nothing is
-/// written before the next hop is known. [`Scratch::transport`] is 0 if the sender is told of no failure.
+/// written before the next hop is known. [`Scratch::transport`] is 0 if the sender gets no error.
 #[inline(always)]
 pub fn encapsulate<const N: usize>(skb: *mut __sk_buff) -> i32
 where

@@ -98,7 +98,7 @@ pub fn next_hop<const N: usize>(
     query.__bindgen_anon_1.tot_len = if length > LONGEST { 0 } else { length as u16 };
     // SAFETY: reads the context.
     query.ifindex = unsafe { (*skb).ifindex };
-    // SAFETY: the query lives on this stack and its size is told.
+    // SAFETY: the query lives on this stack, and the call has its size.
     let found = unsafe { bpf_fib_lookup(skb.cast::<c_void>(), &raw mut query, size_of::<FibQuery>() as i32, 0) };
     if found == i64::from(BPF_FIB_LKUP_RET_FRAG_NEEDED) {
         // SAFETY: two names of the same number, in and out.

@@ -79,7 +79,7 @@ where
     }
     verdict::count(skb, work, point);
     if work.verdict.action == Action::ToBackend && work.verdict.port == 0 {
-        // Nobody is told of a later fragment that cannot go on.
+        // A later fragment that cannot go on causes no error.
         scratch.transport = 0;
         return tail_call::tc::<N>(skb, TcStage::Encapsulate, DROP);
     }
@@ -89,7 +89,7 @@ where
     match route::onward(skb, work, work.packet.length, point) {
         Ok(onward) if nat::addresses(skb, point.network(), work, None).is_ok() => route::send::<N>(skb, point, onward),
         Ok(_) => forward::lost(),
-        // Nobody is told of a later fragment (RFC 1812, section 4.3.2.7).
+        // A later fragment causes no error (RFC 1812, section 4.3.2.7).
         Err(unsent) => forward::dropped(unsent),
     }
 }

@@ -247,9 +247,9 @@ impl<const N: usize> Error<'_, N> {
             before += old_addresses;
             after += new_addresses;
         }
-        // The error's own addresses: it goes to where the quotation came from; it may be the other end's own, or a router's. Who talks
-        // to another address than the packet's own may have no way to the router, or none that its filters believe: it hears of the
-        // error from whom it talks to, as by the translation of Linux.
+        // The error's own addresses: it goes to where the quotation came from; it may be the other end's own, or a router's. A client that knows its
+        // peer by another address may have no route to the router, or none that its filters believe. It gets the error from its peer's address, as
+        // with Linux's own NAT.
         let network = self.network;
         let is_own = verdict.masquerade || key.src == message.src;
         let (src, dst) = if is_own { (new_src, new_dst) } else { (&message.src, new_dst) };

@@ -36,7 +36,7 @@ const UDP_CHECKSUM: u32 = 6;
 /// [`lb_common::stages::TcStage::IcmpError`]: turns the packet of the scratch record into the error that tells its sender why it is not sent
 /// on ([`Scratch::unsent`]), and sends it back.
 ///
-/// A sender of IPv4 is told also where it allows fragments: no program can make them, and a sender that hears of it makes them itself.
+/// A sender of IPv4 gets the error also where it allows fragments: no program can make them, and a sender that gets the error makes them itself.
 #[inline(always)]
 pub fn run<const N: usize>(skb: *mut __sk_buff) -> i32
 where
@@ -90,7 +90,7 @@ where
     Some(least_mtu::<N>(mtu, overhead))
 }
 
-/// The MTU that a sender is told: `overhead` bytes are an outer header's.
+/// The MTU that a sender gets: `overhead` bytes are an outer header's.
 #[inline(always)]
 fn least_mtu<const N: usize>(mtu: u32, overhead: usize) -> u16 {
     // Nobody sends less over IPv6 (RFC 8200, section 5).
@@ -145,9 +145,9 @@ fn quote<const N: usize>(
     store(skb, offsets.network + network_length, &message)
 }
 
-/// What the sum of a quoted packet grows by when its checksum, if it is a partial one P, is completed to the complement of the
-/// sum U of what is quoted of it: from U to U - P + ~U, which is ~P, as U + ~U is nothing. The answer's own checksum covers what is
-/// quoted in the end. A function of its own as above.
+/// By how much the sum of a quoted packet grows when its checksum, if it is a partial one P, is completed. The checksum becomes the complement of the
+/// sum U of the quoted bytes: from U to U - P + ~U, which is ~P, as U + ~U is nothing. The answer's own checksum covers what is quoted in the end. A
+/// function of its own as above.
 #[inline(never)]
 fn completion(skb: *mut __sk_buff, transport: u32, checksum_at: u32, end: u32) -> u32 {
     let mut partial = [0u8; 2];

@@ -1,6 +1,6 @@
 //! The fast path to other nodes: a pod's packet is sent out by an external link, past this host's forwarding.
 //!
-//! The FIB is asked for each packet: what `bpf_redirect_neigh` would do by itself with a link alone, but with the MTU of the route, and a route
+//! The FIB is asked for each packet. `bpf_redirect_neigh` would do that by itself with a link alone, but so the MTU of the route counts, and a route
 //! that has changed is seen at once. A packet whose next hop is not as it was when the connection began takes the stack.
 
 use aya_ebpf::bindings::{__sk_buff, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup as FibQuery, bpf_redir_neigh};
@@ -52,7 +52,7 @@ fn next_hop<const N: usize>(skb: *mut __sk_buff, work: &Work<N>) -> Option<(u32,
     }
     let mut query = fib::query(&work.packet.key.src, &work.verdict.address, protocol);
     ask_as_the_stack(skb, work, &mut query)?;
-    // SAFETY: the query lives on this stack and its size is told.
+    // SAFETY: the query lives on this stack, and the call has its size.
     let found = unsafe { bpf_fib_lookup(skb.cast(), &raw mut query, size_of::<FibQuery>() as i32, 0) };
     // Too large, no neighbour yet, another link: the stack knows what to do.
     if found != i64::from(BPF_FIB_LKUP_RET_SUCCESS) || query.ifindex != flow_link::index(work.verdict.link) {
@@ -93,7 +93,7 @@ fn ask_as_the_stack<const N: usize>(skb: *mut __sk_buff, work: &Work<N>, query: 
     Some(())
 }
 
-/// Where the headers of the packet stand: no other stands between, which was looked at.
+/// Where the headers of the packet are: no other is between, which was checked.
 #[inline(always)]
 const fn offsets<const N: usize>() -> Offsets {
     Offsets { network: ETHERNET, transport: ETHERNET + if N == 4 { IPV4_HEADER } else { IPV6_HEADER } }

@@ -30,7 +30,7 @@ macro_rules! stages {
 stages! {
     parse4, parse6: |skb| slow_path::parse::<N>(skb), N;
     lookup4, lookup6: |skb| slow_path::lookup::<N>(skb), N;
-    established4, established6: |skb| decision::run::<N>(skb, decision::established), N;
+    established4, established6: |skb| decision::run::<N>(skb, decide::established), N;
     handshake4, handshake6: |skb| decision::run::<N>(skb, decide::open), N;
     complete4, complete6: |skb| decision::run::<N>(skb, decide::complete), N;
     retry4, retry6: |skb| decision::run::<N>(skb, decide::retry), N;

@@ -4,7 +4,7 @@
 
 use aya_ebpf::bindings::xdp_action::XDP_PASS;
 use aya_ebpf::bindings::xdp_md;
-use lb_common::decide::{self, Hook, Step, Work, begin};
+use lb_common::decide::{Hook, Step, Work, begin};
 use lb_common::stages::XdpStage;
 
 use crate::maps::{Family, Maps};
@@ -32,8 +32,8 @@ where
 
 /// Takes the step that the scratch record names, `body`, and goes on to the next one.
 ///
-/// Inlined with its body: a tail call from another function than the program itself would return to it, and the compiler takes the verdict
-/// of a failed call for the only one.
+/// Inlined with its body. A tail call from another function than the program itself would return to it, and the compiler takes the verdict of a
+/// failed call for the only one.
 #[inline(always)]
 pub fn run<const N: usize>(
     context: *mut xdp_md,
@@ -64,19 +64,4 @@ fn go_on<const N: usize>(context: *mut xdp_md, scratch: &mut Scratch<N>, step: S
         Step::Direct | Step::Decided | Step::Unrelated => XdpStage::Verdict,
     };
     tail_call::xdp::<N>(context, stage, XDP_PASS)
-}
-
-/// [`XdpStage::Established`].
-#[inline(always)]
-pub fn established<const N: usize>(tables: &mut Kernel, work: &mut Work<N>, hook: Hook, mut step: Step) -> Step
-where
-    Maps: Family<N>,
-{
-    if step == Step::Syn {
-        step = decide::syn(tables, work, hook, step);
-    }
-    if step == Step::Draining {
-        step = decide::draining(tables, work, hook, step);
-    }
-    if step.keeps() { decide::keep(tables, work, hook, step) } else { step }
 }

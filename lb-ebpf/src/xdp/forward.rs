@@ -34,7 +34,7 @@ pub fn next_hop<const N: usize>(
     // SAFETY: reads the context.
     let came_by = unsafe { (*context).ingress_ifindex };
     query.ifindex = came_by;
-    // SAFETY: the query lives on this stack and its size is told.
+    // SAFETY: the query lives on this stack, and the call has its size.
     let found = unsafe { bpf_fib_lookup(context.cast::<c_void>(), &raw mut query, size_of::<FibQuery>() as i32, 0) };
     if found != i64::from(BPF_FIB_LKUP_RET_SUCCESS) || !(query.ifindex == came_by || sends(query.ifindex)) {
         return None;

@@ -26,7 +26,7 @@ macro_rules! stages {
 }
 
 stages! {
-    xdp_establ4, xdp_establ6: |context| decision::run::<N>(context, decision::established), N;
+    xdp_establ4, xdp_establ6: |context| decision::run::<N>(context, decide::established), N;
     xdp_handshake4, xdp_handshake6: |context| decision::run::<N>(context, decide::open), N;
     xdp_complete4, xdp_complete6: |context| decision::run::<N>(context, decide::complete), N;
     xdp_select4, xdp_select6: |context| decision::run::<N>(context, decide::select), N;

@@ -44,7 +44,7 @@ struct Running {
     audit: Audit,
     started: Instant,
     reply: Option<oneshot::Sender<AuditReport>>,
-    /// What was found in the tables, once all of them were looked at.
+    /// The findings in the tables, once all of them were compared.
     tables: Option<AuditReport>,
     /// The answer of who looks at the attachments.
     attachments: Option<oneshot::Receiver<Vec<Fault>>>,

@@ -1,4 +1,4 @@
-//! What is told of snapshots and tables in numbers: what changed, when it happened, how full the tables are. Pure.
+//! The numbers of snapshots and tables: what changed, when it happened, how full the tables are. Pure.
 
 use std::collections::BTreeMap;
 

@@ -44,7 +44,7 @@ impl Ejections {
             return false;
         }
         if let Some((_, subject)) = before.filter(|_| found.is_none()) {
-            // One that is no more is told by what ended it.
+            // A backend that is no more is logged where it ends.
             if book.backends.get(&id).is_some_and(|record| Some(record.generation) == before.map(|(known, _)| *known)) {
                 tell(&mut self.log, subject, false, now);
             }
@@ -67,7 +67,7 @@ impl Ejections {
         let ejected = book.backends.range(part).filter(|(id, record)| is_ejected(**id, record.generation));
         let known = self.known.range(part).map(|(id, _)| *id);
         let ids: BTreeSet<BackendId> = ejected.map(|(id, _)| *id).chain(known).collect();
-        // Each is looked at, also after the first that is new.
+        // Each is checked, also after the first that is new.
         ids.into_iter().filter(|id| self.look(*id, book, &is_ejected, now)).count() > 0
     }
 

@@ -1,7 +1,7 @@
 //! Health-check node ports: a listener for each, opened and closed as services change, on every address of the node.
 //!
-//! Those of the agent before this one are served first of all, and answered as it did until the source has spoken: a restart costs
-//! load balancers no more than the time in which there is no process.
+//! The checks of the agent before this one are served first of all, and answered as it did until the source is read. So a restart costs load
+//! balancers no more than the time in which there is no process.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -62,14 +62,14 @@ impl HealthChecks {
             open: BTreeMap::new(),
             problems: BTreeMap::new(),
         };
-        // What cannot be opened is told when the source has spoken.
+        // A port that cannot be opened is reported once the source is read.
         servers.open(&checks);
         servers
     }
 
     /// From now on `node` is asked at each request.
     pub fn follow(&mut self, node: impl Fn() -> bool + Send + Sync + 'static) {
-        // There is one node: whoever came first is that one.
+        // There is one node: the first one counts.
         let _ = self.node.set(Box::new(node));
     }
 
@@ -114,7 +114,7 @@ impl HealthChecks {
         }
     }
 
-    /// Writes down what is answered now; that it cannot be is told once.
+    /// Writes down what is answered now; a failure is reported once.
     fn remember(&mut self, wanted: &Checks) {
         let problem = self.memory.keep(wanted).err().map(|error| error.to_string());
         if let Some(error) = problem.as_ref().filter(|_| self.forgetful != problem) {

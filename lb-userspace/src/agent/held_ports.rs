@@ -9,7 +9,7 @@ use crate::model::Protocol;
 use crate::plan::{Desired, Frontend, Kind, PortKey};
 use crate::sockets::{self, Holder};
 
-/// How many are told of at most.
+/// How many are reported at most.
 const MOST_TOLD: usize = 100;
 
 /// What the log has been told, and how loopback is served.

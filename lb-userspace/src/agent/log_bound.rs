@@ -1,4 +1,4 @@
-//! Bounds how many lines of one kind reach the log: what happens to many at once is told of some, with the number of the others.
+//! Bounds how many lines of one kind reach the log: an event of many at once is logged for some, with the number of the others.
 
 use std::time::Duration;
 

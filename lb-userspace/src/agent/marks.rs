@@ -1,7 +1,7 @@
 //! Marks over what the API says, as the running agent takes them in: quarantine from the active checks, maintenance from a hand.
 //!
-//! What is in maintenance stands in a file of the run folder, one target a line: it holds over restarts of the agent, and for
-//! addresses that are not there at the moment.
+//! The targets in maintenance are in a file of the run folder, one a line. Maintenance holds over restarts of the agent, and for addresses that are
+//! not there at the moment.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -130,7 +130,7 @@ impl Maintenance {
         Ok(changed)
     }
 
-    /// Whoever gave the order is answered with the next [`Self::answer`]. `error`: why it was not obeyed.
+    /// The next [`Self::answer`] answers the order. `error`: why it was not obeyed.
     pub fn answer_later(&mut self, reply: oneshot::Sender<Answer>, changed: bool, error: Option<String>) {
         self.obeyed.push(Obeyed { reply, changed, error });
     }
@@ -173,7 +173,7 @@ fn parse(file: &Path) -> (BTreeSet<Target>, Option<String>) {
     (targets, problem)
 }
 
-/// In one step: whoever reads sees the old ones or the new ones.
+/// In one step: a reader sees the old ones or the new ones.
 fn write(file: &Path, targets: &BTreeSet<Target>) -> io::Result<()> {
     let new = file.with_extension("new");
     let lines = targets.iter().fold(String::new(), |lines, target| lines + &target.to_string() + "\n");
@@ -243,7 +243,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let file = dir.path().join(FILE);
         let tables = book(&["10.0.0.1:80", "10.0.0.2:80"]);
-        // A folder cannot be read as a file, whoever tries.
+        // A folder cannot be read as a file, not even by root.
         std::fs::create_dir(&file).expect("writable");
         let mut held = Maintenance::open(dir.path(), &tables);
         assert_eq!(*held.targets(), [target("10.0.0.1:80"), target("10.0.0.2:80")].into());

@@ -40,7 +40,7 @@ impl Neighbours {
         self.tell(|known| Surroundings { pods: Some(pods), primary, ..known.clone() });
     }
 
-    /// What is published for clients outside; `own`: the node's addresses. Looks at every frontend.
+    /// What is published for external clients; `own`: the node's addresses. Looks at every frontend.
     pub fn tell_published(&self, book: &Book, own: &BTreeSet<IpAddr>) {
         let (mut published, mut families, mut is_direct) = (BTreeSet::new(), BTreeSet::new(), false);
         for (frontend, entry) in book.frontends.iter().filter(|(_, entry)| entry.kind != frontend_kind::CLUSTER_IP) {

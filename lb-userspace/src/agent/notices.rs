@@ -1,4 +1,4 @@
-//! Gathers what is to be told about objects, from the source, the tables and the health-check node ports.
+//! Gathers the news of objects, from the source, the tables and the health-check node ports.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ const API_ERROR_LASTS: Duration = Duration::from_secs(20);
 /// Makes the Event about an endpoint.
 type Telling = fn(&PortKey, SocketAddr) -> Option<Notice>;
 
-/// Everything that is to be told at the moment; nothing is kept where nobody posts it.
+/// All news of the moment; nothing is kept where nobody posts it.
 pub(super) struct Notices {
     to: Option<watch::Sender<BTreeSet<Notice>>>,
     node: String,

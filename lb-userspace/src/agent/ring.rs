@@ -14,14 +14,13 @@ use crate::observe::events::Event;
 use crate::observe::metrics::Metrics;
 use crate::plan::BackendId;
 
-/// How many backends that became ejected, or are no longer, may wait to be looked at. More are found by the next review.
+/// How many backends that became ejected, or are no longer, may wait to be reported. More are found by the next review.
 pub const LEARNT: usize = 256;
 
 /// So many records are read before others have a turn: a flood of events stops nothing else.
 const TURN: usize = 256;
 
-/// Follows the ring until it fails, which the log tells. The ring has one reader. `learnt` is told of each backend that became
-/// ejected, or is no longer.
+/// Follows the ring until it fails, which the log tells. The ring has one reader. `learnt` gets each backend that became ejected, or is no longer.
 pub async fn follow(ring: RingBuf<MapData>, metrics: Metrics, learnt: mpsc::Sender<BackendId>) {
     if let Err(error) = read(ring, metrics, learnt).await {
         tracing::warn!("the event ring ended: {error}");

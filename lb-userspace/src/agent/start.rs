@@ -55,7 +55,7 @@ pub(super) async fn start(settings: Settings) -> anyhow::Result<()> {
     let listeners = match listen(&settings) {
         Ok(listeners) => listeners,
         Err(error) => {
-            // A port in use is most often another agent's: then that one is what must be told.
+            // A port in use is most often another agent's: then the error must name that agent.
             datapath::check_alone()?;
             return Err(error.into());
         }
@@ -207,13 +207,13 @@ fn kube_settings(settings: &Settings) -> source::kube::KubeSettings {
     }
 }
 
-/// A number by lot.
+/// A random number.
 fn lot() -> u32 {
     // The keys of the standard library's hash are random numbers.
     (RandomState::new().hash_one(0) >> 32) as u32
 }
 
-/// How much later than it comes up this node posts an Event: a time by lot, so that not all nodes post the same one at once.
+/// How much later than it comes up this node posts an Event: a random time, so that not all nodes post the same one at once.
 fn events_later() -> Duration {
     // The keys of the standard library's hash are random numbers.
     Duration::from_millis(RandomState::new().hash_one(0) % EVENTS_SPREAD_MS)
@@ -249,7 +249,7 @@ fn services_in_tables(bpffs: &Path) -> usize {
     services.len()
 }
 
-/// At the very first start a manifest that cannot be read is a mistake to be told at once. An API may be late.
+/// At the very first start a manifest that cannot be read is a mistake that ends the start. An API may be late.
 async fn first_reading(settings: &Settings, source: &mut Source) -> anyhow::Result<()> {
     if settings.source == Origin::Kube {
         return Ok(());

@@ -78,8 +78,8 @@ impl Sweeper {
         if self.walk.is_some() { Monotonic::default() } else { self.rounds.due() }
     }
 
-    /// Does what is due: one part of a table that holds something, or the rest of a round over tables that do not. Returns what is
-    /// to be told when a round ends, or cannot go on.
+    /// Does what is due: one part of a table that holds something, or the rest of a round over tables that do not. Returns the report of a round that
+    /// ends, or cannot go on.
     pub fn step(&mut self, programmer: &mut Programmer<KernelStore>, now: Monotonic) -> Option<&SweepReport> {
         match self.walk.take() {
             Some(Walk::Counts(behind)) => {

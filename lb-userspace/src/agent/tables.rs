@@ -1,4 +1,4 @@
-//! The tables, kept at the last snapshot and the node's own facts, and everything that is told of each pass.
+//! The tables, kept at the last snapshot and the node's own facts, and the report of each pass.
 
 mod marked;
 
@@ -41,7 +41,7 @@ const MIN_PAUSE: Duration = Duration::from_millis(20);
 /// How many changes of endpoints are timed at once: more happen only while nothing can be written.
 const PROGRAMMING_MAX: usize = 4096;
 
-/// The tables and what is told of them.
+/// The tables and the report of them.
 pub(super) struct Tables {
     pub programmer: Programmer<KernelStore>,
     pub progress: watch::Sender<Progress>,
@@ -62,7 +62,7 @@ pub(super) struct Tables {
     neighbours: Neighbours,
     held_ports: HeldPorts,
     ejections: Ejections,
-    /// Backends became ejected, or are no longer, since others were told.
+    /// Backends became ejected, or are no longer, since the last report.
     avoided_differ: bool,
     /// What was planned last.
     snapshot: Option<Arc<Snapshot>>,

@@ -1,4 +1,4 @@
-//! What the log is told of runs over the tables: one line once all of a change is written, in however many runs.
+//! The log of runs over the tables: one line once all of a change is written, in however many runs.
 
 use crate::apply::Report;
 
@@ -15,7 +15,7 @@ impl Written {
         self.waits
     }
 
-    /// A run is over. `is_news`: it is told of also if nothing was written.
+    /// A run is over. `is_news`: it is logged also if nothing was written.
     pub fn tell(&mut self, report: &Report, is_news: bool) {
         self.writes += report.writes;
         self.waits = report.waiting > 0;

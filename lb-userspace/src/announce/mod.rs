@@ -1,4 +1,4 @@
-//! Kubernetes Events about objects that are refused or degraded: who is told what, how often, and the posting of it.
+//! Kubernetes Events about objects that are refused or degraded: which ones, how often, and the posting.
 //!
 //! It never holds anything up: what cannot be posted now is posted later or, beyond a bound, not at all. The log, metrics and
 //! `ballast status` tell of it as well.

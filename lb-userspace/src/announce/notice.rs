@@ -17,7 +17,7 @@ const NODE: &str = "Node";
 /// Where Events about objects without a namespace are, as the API server demands (`ValidateEventCreate`).
 const NODES_NAMESPACE: &str = "default";
 
-/// Something to be told about an object.
+/// News of an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Notice {
     /// `Service`, `EndpointSlice` or `Node`.

@@ -180,7 +180,7 @@ fn inside(entry: &abi::Service) -> StdRange<u32> {
     entry.slot_base..entry.slot_base + entry.slot_count
 }
 
-/// The slots for clients outside.
+/// The slots for external clients.
 fn outside(entry: &abi::Service) -> StdRange<u32> {
     entry.outside_base..entry.outside_base + entry.outside_count
 }

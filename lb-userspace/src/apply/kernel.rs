@@ -129,8 +129,8 @@ impl KernelStore {
         }
     }
 
-    /// Counters of ids that are given up, so that their next owners start at zero. Where the table holds more than these may have, it
-    /// is not walked: each that may be there is deleted, which is as much work as there are ids, whatever others have.
+    /// Counters of ids that are given up, so that their next owners start at zero. A table that holds more than these may have is not walked. Each id
+    /// that may be there is deleted, which is as much work as there are ids, whatever others have.
     fn remove_stats(&mut self, owners: &[(usize, u32, u8)], results: &mut Results) {
         let each = |(index, id, kind): &(usize, u32, u8)| {
             let (index, id, kind) = (*index, *id, *kind);

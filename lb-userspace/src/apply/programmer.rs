@@ -34,7 +34,7 @@ pub struct Programmer<S> {
     pub(super) pending: Pending,
     /// What no run has had time for yet.
     pub(super) backlog: Backlog,
-    /// The last deadline that was looked at, if more of those that struck are still to be.
+    /// The last deadline that was handled, if more that passed are still to be.
     struck_to: Option<(u32, BackendId)>,
     /// More is to be released than one run does.
     pub(super) releases_left: bool,

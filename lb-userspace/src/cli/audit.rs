@@ -78,7 +78,7 @@ fn audit(arguments: &Arguments) -> anyhow::Result<Audited> {
     }
 }
 
-/// What can be told without the plan.
+/// The findings that need no plan.
 fn alone(place: &Place) -> anyhow::Result<AuditReport> {
     let store = KernelStore::new(Pinned::open(&maps_dir(&place.bpffs))?);
     let (loaded, checked) = apply::read_all(&store)?;

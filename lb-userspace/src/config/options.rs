@@ -98,8 +98,8 @@ pub struct Options {
     #[serde(deserialize_with = "text")]
     pub scheduler: Option<Scheduler>,
 
-    /// How packets of clients outside reach backends of other nodes where the Service does not say: snat (from an address of this node),
-    /// dsr (whole, and answered from there) or hybrid (TCP as dsr) [default: snat]
+    /// How packets of external clients reach backends of other nodes where the Service does not say. snat: from an address of this node. dsr:
+    /// encapsulated, and the backend's node answers. hybrid: TCP as dsr [default: snat]
     #[arg(long, value_name = "snat|dsr|hybrid")]
     #[serde(deserialize_with = "text")]
     pub mode: Option<Mode>,
@@ -150,7 +150,7 @@ pub struct Options {
     #[serde(deserialize_with = "networks")]
     pub service_cidr: Option<Vec<IpNet>>,
 
-    /// Node addresses that stand in for clients outside where a backend is elsewhere [default: those of all links]
+    /// SNAT addresses for external clients whose backend is on another node [default: those of all links]
     #[arg(long, value_name = "CIDR,…", value_delimiter = ',', value_parser = network)]
     #[serde(deserialize_with = "networks")]
     pub snat_addresses: Option<Vec<IpNet>>,
@@ -166,7 +166,7 @@ pub struct Options {
     #[serde(deserialize_with = "networks")]
     pub dsr_peers: Option<Vec<IpNet>>,
 
-    /// Serve externalIPs: whoever may write a Service may take any address with them [default: off]
+    /// Serve externalIPs: a user who may write a Service may take any address with them [default: off]
     #[arg(long, value_name = "on|off")]
     #[serde(deserialize_with = "text")]
     pub external_ips: Option<Switch>,

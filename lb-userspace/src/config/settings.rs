@@ -133,7 +133,7 @@ impl Options {
         }
     }
 
-    /// Fills in the defaults. `host_name` stands in for `--node-name`.
+    /// Fills in the defaults. `host_name` is used where `--node-name` is missing.
     pub fn settle(self, host_name: Option<&str>) -> Result<Settings, ConfigError> {
         let source = self.source.ok_or(ConfigError::NoSource)?;
         if source != Source::Kube {

@@ -245,8 +245,8 @@ impl Attacher {
         if point == Point::Xdp {
             return Ok(self.xdp(wanted, name, program)?.and_then(attachment));
         }
-        // A packet that met our program twice would be taken for a direct connection on a service flow's tuple: when the
-        // mechanism changes between two starts, the old attachment goes first.
+        // A packet that met our program twice would be taken for a direct connection on a service flow's tuple. When the mechanism changes between
+        // two starts, the old attachment goes first.
         match self.tc {
             TcMechanism::Tcx => {
                 if self.clsact.contains(&ifindex) {

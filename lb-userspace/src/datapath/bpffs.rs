@@ -56,8 +56,8 @@ pub(super) fn is_bpffs(dir: &Path) -> bool {
     rustix::fs::statfs(dir).is_ok_and(|stat| stat.f_type == BPF_FS_MAGIC)
 }
 
-/// Whether a mount made on `dir` stays when this process ends: another process that outlives it, the first one or the one that
-/// started us, lives in the same mount namespace, or the mount is shared with other namespaces.
+/// Whether a mount made on `dir` stays when this process ends: the mount is shared with other namespaces, or another process lives in the same mount
+/// namespace. That process outlives this one: it is the first one, or the one that started us.
 fn outlives_us(dir: &Path) -> bool {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
     let ours = namespace("self");

@@ -21,6 +21,7 @@ mod faults;
 mod features;
 mod follow;
 mod kept;
+pub mod layout;
 mod load;
 mod lock;
 mod net;
@@ -103,7 +104,7 @@ pub struct Datapath {
     /// Links by which packets of pods leave for other nodes, past the host's stack.
     outlets: BTreeSet<u32>,
     fast_path: fast_path::Switch,
-    /// Of this start (source ports, sizes of maps), and of what keeps clients outside from being served.
+    /// Of this start (source ports, sizes of maps), and of what keeps external clients from being served.
     warnings: (Vec<String>, Vec<String>),
     /// What failed in the last settlement, each by itself: it is tried again in the next.
     troubles: Vec<String>,

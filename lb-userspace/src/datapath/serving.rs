@@ -1,4 +1,4 @@
-//! How each link to the outside is served, why not better, and what on this node keeps clients outside from being served.
+//! How each link to the outside is served, why not better, and what on this node keeps external clients from being served.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -61,7 +61,7 @@ fn xdp(attacher: &Attacher, ifindex: u32) -> Option<How> {
     attacher.attached.get(&(ifindex, Point::Xdp)).map(|attachment| attachment.how)
 }
 
-/// What keeps clients outside from being served.
+/// What keeps external clients from being served.
 pub(super) fn warnings(
     links: &BTreeMap<u32, Wanted>,
     candidates: &[Candidate],

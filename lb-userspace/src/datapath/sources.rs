@@ -34,7 +34,7 @@ pub struct Surroundings {
     pub service_cidrs: Option<Arc<BTreeSet<IpNet>>>,
     /// Addresses of this node that services are published at: they may move to another node.
     pub published: BTreeSet<IpAddr>,
-    /// Families in which something is published for clients outside.
+    /// Families in which something is published for external clients.
     pub families: BTreeSet<Family>,
     /// Whether something of that has direct server return.
     pub is_direct: bool,

@@ -1,4 +1,4 @@
-//! Which networks are told, and which address stands in for clients by each link.
+//! Which networks the maps get, and the SNAT address of each link.
 
 use super::*;
 
@@ -114,7 +114,7 @@ fn the_address_that_stands_in_stays_while_the_node_is_not_known() {
     let after = told(&all, &unknown, &before);
     assert_eq!(shown(&after.masquerade4), expected);
     assert_eq!(shown(&told(&all, &unknown, &Wanted::default()).masquerade4)[1].1, "192.0.2.1", "by itself another one");
-    // One that the node has no more stands in for nobody.
+    // An address that the node has no more is no SNAT address.
     let fewer = shown(&told(&[all[0], all[2]], &unknown, &after).masquerade4);
     assert_eq!(fewer, pairs(&[(0, "192.0.2.1"), (2, "192.0.2.1"), (3, "10.0.0.1")]));
     let other = Surroundings { primary: ["192.0.2.1".parse().expect("an address")].into(), ..known };

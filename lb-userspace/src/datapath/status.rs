@@ -46,7 +46,7 @@ pub struct Status {
     pub problems: Vec<String>,
     /// Those of them that are the node's: not one pod's link, nor one element of a table.
     pub node_problems: Vec<String>,
-    /// What keeps clients outside from being served.
+    /// What keeps external clients from being served.
     pub warnings: Vec<String>,
     /// How many source ports there are for masqueraded flows that cannot keep their client's.
     pub source_ports: u16,

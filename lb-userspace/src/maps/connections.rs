@@ -1,5 +1,5 @@
-//! The connections of backends, in the memory that agent and programs share: changed word by word, so that nothing of what
-//! programs write beside it is lost, as it would be by a write of the whole element.
+//! The connections of backends, in the memory that agent and programs share. It is changed word by word, so that nothing is lost that programs write
+//! beside it, as it would be by a write of the whole element.
 
 use std::{
     io,
@@ -66,8 +66,7 @@ impl Connections {
             && word(offset_of!(Health, ejected_s)).is_some_and(|since_s| since_s != 0)
     }
 
-    /// Adds to them, down to zero; what programs add at the same time is kept. False if what stands there is not about this
-    /// generation of the backend.
+    /// Adds to them, down to zero; what programs add at the same time is kept. False if the record is not about this generation of the backend.
     pub fn change(&self, id: u32, generation: u32, change: i32) -> bool {
         let own = self.word(id, offset_of!(Health, generation)).map(|word| word.load(Ordering::Relaxed));
         let Some(word) = self.word(id, offset_of!(Health, connections)).filter(|_| own == Some(generation)) else {

@@ -22,7 +22,7 @@ use super::{MapError, data};
 pub use part::Cursor;
 
 /// Elements in one call: bounded, so that no other map user waits long.
-const BATCH: usize = 4096;
+pub(super) const BATCH: usize = 4096;
 /// The kernel's own number for an operation that a map type lacks (`ENOTSUPP`); it has no name in libc.
 const ENOTSUPP: i32 = 524;
 
@@ -55,29 +55,29 @@ pub struct Table<K, V> {
 /// `union bpf_attr` of the commands for one element.
 #[repr(C)]
 #[derive(Default)]
-struct Element {
-    map: u32,
-    pad: u32,
-    key: u64,
+pub(super) struct Element {
+    pub map: u32,
+    pub pad: u32,
+    pub key: u64,
     /// Or the next key.
-    value: u64,
-    flags: u64,
+    pub value: u64,
+    pub flags: u64,
 }
 
 /// `union bpf_attr` of the batch commands.
 #[repr(C)]
 #[derive(Default)]
-struct Batch {
+pub(super) struct Batch {
     /// Where to begin; null: at the start.
-    from: u64,
+    pub from: u64,
     /// Room for where the next one begins.
-    to: u64,
-    keys: u64,
-    values: u64,
-    count: u32,
-    map: u32,
-    elem_flags: u64,
-    flags: u64,
+    pub to: u64,
+    pub keys: u64,
+    pub values: u64,
+    pub count: u32,
+    pub map: u32,
+    pub elem_flags: u64,
+    pub flags: u64,
 }
 
 impl<K: Pod, V: Pod> Table<K, V> {
@@ -270,14 +270,19 @@ impl<K: Pod, V: Pod> Table<K, V> {
     }
 
     fn call<T>(&self, command: bpf_cmd, attributes: &mut T) -> io::Result<()> {
-        self.calls.add();
-        // SAFETY: the attributes are a live repr(C) record that begins like `union bpf_attr` for this command, and their size
-        // goes with them. Every pointer in them outlives the call and has room for as many keys, values or positions, of the
-        // sizes that were compared when the map was opened, as the command reads or writes there.
-        let result =
-            unsafe { libc::syscall(libc::SYS_bpf, command as libc::c_long, &raw mut *attributes, size_of::<T>()) };
-        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        call(&self.calls, command, attributes)
     }
+}
+
+/// One call of bpf(2). Every pointer in the attributes must have room for as many keys, values or positions, of the sizes of the map, as the
+/// command reads or writes there.
+pub(super) fn call<T>(calls: &Calls, command: bpf_cmd, attributes: &mut T) -> io::Result<()> {
+    calls.add();
+    // SAFETY: the attributes are a live repr(C) record that begins like `union bpf_attr` for this command, and their size goes with them. Every
+    // pointer in them outlives the call. Each has room for as many keys, values or positions as the command reads or writes there, of the sizes that
+    // were compared when the map was opened.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command as libc::c_long, &raw mut *attributes, size_of::<T>()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 impl<V: Pod> Table<u32, V> {
@@ -333,7 +338,7 @@ fn address<T>(value: &T) -> u64 {
 }
 
 /// Not there is an answer, not an error.
-fn present(result: io::Result<()>) -> io::Result<bool> {
+pub(super) fn present(result: io::Result<()>) -> io::Result<bool> {
     match result {
         Ok(()) => Ok(true),
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
@@ -341,6 +346,6 @@ fn present(result: io::Result<()>) -> io::Result<bool> {
     }
 }
 
-fn is_unsupported(error: &io::Error) -> bool {
+pub(super) fn is_unsupported(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(ENOTSUPP | libc::EOPNOTSUPP | libc::EINVAL))
 }

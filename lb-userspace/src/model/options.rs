@@ -92,7 +92,7 @@ impl FromStr for Scheduler {
     }
 }
 
-/// How packets of clients outside reach backends of other nodes.
+/// How packets of external clients reach backends of other nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Mode {
     /// From an address of the node that they came by; the answers come back through it.
@@ -179,7 +179,7 @@ pub struct Check {
     pub successes: u8,
 }
 
-/// How many new flows each network of clients outside may make at a service port.
+/// How many new flows each network of external clients may make at a service port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RateLimit {
     /// In a second, on average; 0: any number.

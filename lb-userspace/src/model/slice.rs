@@ -25,7 +25,7 @@ pub struct Slice {
     pub family: Family,
     pub ports: Vec<SlicePort>,
     pub endpoints: Vec<Endpoint>,
-    /// When what the slice tells happened, by the wall clock of whoever wrote it: for a metric, never for a decision.
+    /// When the slice's change happened, by the wall clock of its writer: for a metric, never for a decision.
     pub changed_at: Option<Timestamp>,
 }
 

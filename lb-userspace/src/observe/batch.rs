@@ -1,7 +1,7 @@
 //! Reads a whole pinned map in few system calls (`BPF_MAP_LOOKUP_BATCH`, Linux 5.6).
 //!
-//! One call returns whole buckets, so an element that stays is seen once, whatever else comes and goes: iterating by keys
-//! starts over when its key is deleted, and costs two calls per element.
+//! One call returns whole buckets, so an element that stays is seen once, whatever else comes and goes. Iterating by keys starts over when its key is
+//! deleted, and costs two calls per element.
 
 use std::{io, os::fd::AsRawFd as _, path::Path};
 
@@ -125,8 +125,8 @@ fn next<K: Pod, V: Pod>(
         map_fd: map.as_fd().as_raw_fd().cast_unsigned(),
         ..BatchAttributes::default()
     };
-    // SAFETY: the kernel writes at most `count` keys and values of the sizes compared above into buffers with that room, and
-    // reads and writes one 32-bit position (a bucket for hashes, an index for arrays); all of them live across the call.
+    // SAFETY: the kernel writes at most `count` keys and values of the sizes compared above, into buffers with that room. It reads and writes one
+    // 32-bit position (a bucket for hashes, an index for arrays); all of them live across the call.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,

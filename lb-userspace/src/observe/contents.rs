@@ -1,4 +1,4 @@
-//! What stands in the pinned maps at one moment, as plain vectors.
+//! The entries of the pinned maps at one moment, as plain vectors.
 
 use std::path::Path;
 

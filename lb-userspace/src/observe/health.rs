@@ -1,9 +1,9 @@
 //! Healthy or not, and why: pure judgement over what the runtime knows.
 //!
-//! `/healthz` is probed by load balancers, so it fails only for this node's own faults: a lost API reddens `/readyz`, or one API
-//! outage would take every node out of every load balancer. `/livez` fails only for what a restart may heal: a runtime that no
-//! longer turns, and tables that cannot be written at all. A subject (a service, an address) whose write fails is that subject's
-//! matter: it is tried again by name, and fails no probe, since a restart would find the same.
+//! `/healthz` is probed by load balancers, so it fails only for this node's own faults. A lost API reddens `/readyz`, or one API outage would take
+//! every node out of every load balancer. `/livez` fails only for what a restart may heal: a runtime that no longer turns, and tables that cannot be
+//! written at all. A subject (a service, an address) whose write fails is that subject's matter: it is tried again by name, and fails no probe, since
+//! a restart would find the same.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -171,8 +171,8 @@ impl Metrics {
     }
 }
 
-/// From OpenMetrics to Prometheus' own text format, as kube-proxy has it: there, the name of a counter ends in `_total` also
-/// where its help and type are told, and nothing marks the end.
+/// From OpenMetrics to Prometheus' own text format, as kube-proxy has it. There, the name of a counter ends in `_total` also in the lines of its help
+/// and type, and nothing marks the end.
 fn prometheus(open_metrics: &str) -> String {
     let mut text = String::with_capacity(open_metrics.len() + 1024);
     // Writing to a string does not fail.

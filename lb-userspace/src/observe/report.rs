@@ -113,14 +113,14 @@ pub struct DatapathReport {
     pub socket_lb: String,
     /// Root of the cgroup hierarchy with the socket programs; null: none.
     pub cgroup: Option<String>,
-    /// Every interface was looked at once.
+    /// Every interface was checked once.
     pub synced: bool,
     pub links: Vec<LinkReport>,
     /// What could not be attached or written, and why.
     pub problems: Vec<String>,
     /// Those of them that are the node's, and fail `/healthz`: not one pod's link, nor one element of a table.
     pub node_problems: Vec<String>,
-    /// What keeps clients outside from being served.
+    /// What keeps external clients from being served.
     pub warnings: Vec<String>,
     /// How many source ports there are for masqueraded flows that cannot keep their client's.
     pub source_ports: u16,
@@ -154,7 +154,7 @@ pub struct LinkReport {
     pub ifindex: u32,
     /// `pod`, `bridge`, `external` or `tunnel`; empty: not known.
     pub role: String,
-    /// How clients outside are served on a link to the outside: `native` or `generic` (XDP), or `tc`; null: another link.
+    /// How external clients are served on a link to the outside: `native` or `generic` (XDP), or `tc`; null: another link.
     pub served_by: Option<String>,
     /// Why not by native XDP; null: it is.
     pub served_reason: Option<String>,

@@ -56,7 +56,7 @@ impl AskError {
     }
 }
 
-/// What can be asked: some words and a newline. Whoever says nothing gets the report.
+/// What can be asked: some words and a newline. A client that sends nothing gets the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
     /// The agent's own [`Report`].

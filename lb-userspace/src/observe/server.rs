@@ -1,7 +1,7 @@
 //! The HTTP server of health, metrics and health-check node ports: one request for each connection, everything bounded in time and number.
 //!
-//! A client that sends nothing, sends half a header or does not read its answer takes one of a bounded number of places for a bounded
-//! time, and makes room for the next one where they are all taken.
+//! A client that sends nothing, sends half a header or does not read its answer takes one of a bounded number of places, for a bounded time. It makes
+//! room for the next one when all places are taken.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

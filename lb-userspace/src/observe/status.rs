@@ -20,7 +20,7 @@ pub struct Status {
     pub agent_running: Option<bool>,
     /// Why there is no report.
     pub agent_error: Option<String>,
-    /// What stands in the pinned maps; null: none are pinned.
+    /// The contents of the pinned maps; null: none are pinned.
     pub tables: Option<Totals>,
     pub tables_error: Option<String>,
     /// Revision of the snapshot that the tables hold, as the agent that wrote it counted.

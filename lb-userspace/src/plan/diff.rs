@@ -24,7 +24,7 @@ use crate::{
     model::{Family, Monotonic, Refusal},
 };
 
-/// Why the operations of a service port cannot be told. The old state is kept.
+/// Why the operations of a service port cannot be planned. The old state is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Obstacle {
     /// A table has no room: the change is refused as a whole.
@@ -73,8 +73,8 @@ pub fn diff_service(
     Ok(ops)
 }
 
-/// What needs no room, for a change that finds none as a whole: backends that are to take no more new flows take none, though slots
-/// still lead to them, and drains whose deadline struck end.
+/// The operations that need no room, for a change that finds none as a whole. Backends that are to take no more new flows take none, though slots
+/// still lead to them, and drains end at their deadline.
 pub fn withdrawals(key: &PortKey, desired: &Desired, book: &Book, settings: &PlanSettings, now: Monotonic) -> Vec<Op> {
     let Some((id, service)) = book.service_ids.get(key).and_then(|id| Some((*id, book.services.get(id)?))) else {
         return Vec::new();
@@ -297,7 +297,7 @@ impl<'a> Draft<'a> {
         Ok((id, generation))
     }
 
-    /// Whether other nodes can be told of all backends of this node that are written.
+    /// Whether other nodes can name all backends of this node that are written.
     fn check_endpoints(&self) -> Result<(), Refusal> {
         let written = self.ops.iter().filter_map(named::key_of);
         let new: BTreeSet<(IpAddr, u32)> = written.filter(|key| !self.book.has_endpoint(key)).collect();

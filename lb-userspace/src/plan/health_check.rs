@@ -11,7 +11,7 @@ use super::{
 };
 use crate::model::{Endpoint, Family, Protocol, Refusal, Service, Slice};
 
-/// Why the service does not get its health-check node port. Whoever asks there must reach the agent: a frontend would take the packets,
+/// Why the service does not get its health-check node port. Clients of this port must reach the agent: a frontend would take the packets,
 /// and what the node itself listens on stays the node's.
 pub(super) fn refused(service: &Service, port: u16, claimed: &Claimed, place: &Place) -> Option<Refusal> {
     let frontend = |address: &IpAddr| Frontend { address: *address, port, protocol: Protocol::Tcp };
@@ -31,8 +31,8 @@ pub(super) fn refused(service: &Service, port: u16, claimed: &Claimed, place: &P
     ))
 }
 
-/// How many endpoints of a service are on this node and ready: distinct addresses of the family that has more of them, so that
-/// a pod of both families counts once. Only families of its cluster IPs count, since it serves no other.
+/// How many endpoints of a service are on this node and ready. Distinct addresses count, of the family that has more of them, so that a pod of both
+/// families counts once. Only families of its cluster IPs count, since it serves no other.
 pub(super) fn local_ready(service: &Service, listed: &Listed<'_>, place: &Place) -> usize {
     let is_served = |family| service.cluster_ips.iter().any(|ip| Family::of(*ip) == family);
     let slices = listed.slices().iter().filter(|slice| !slice.ports.is_empty() && is_served(slice.family));

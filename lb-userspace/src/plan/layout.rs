@@ -24,8 +24,8 @@ pub(super) struct Member {
 
 /// What the slots hold, as indices into `members`, which are in the order of their addresses; `None`: `maglev` has not finished the table.
 ///
-/// It depends on addresses, ports and weights alone, so that every node comes to the same. With a limit it has at most so many slots:
-/// weights are rounded, or a smaller Maglev table is taken, or each member has one slot, the first in the order as far as they go.
+/// It depends on addresses, ports and weights alone, so that every node comes to the same. With a limit it has at most so many slots. Weights are
+/// rounded; or a smaller Maglev table is taken; or each member has one slot, the first in the order as far as they go.
 pub(super) fn layout(
     scheduler: Scheduler,
     maglev_size: Option<u32>,

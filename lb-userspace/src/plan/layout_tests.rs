@@ -115,7 +115,7 @@ fn a_maglev_table_is_even_and_moves_few_slots() {
     }
 }
 
-/// One endpoint more, and the next size: what changes hands is told apart, as a share of all tuples.
+/// One endpoint more, and the next size: moves are counted separately, as a share of all tuples.
 #[test]
 fn a_step_of_size_moves_most_and_comes_three_times() {
     let mut last = 0;
@@ -287,7 +287,7 @@ proptest! {
             for (count, weight) in slots_each(&slots, members.len()).into_iter().zip(&weights) {
                 let share = ratio(usize::from(*weight), sum);
                 let has = ratio(count, slots.len());
-                // A slot for whoever would have none, and half a one of rounding, among the fewest slots that there are.
+                // A slot for each backend that would have none, and half a one of rounding, among the fewest slots that there are.
                 prop_assert!(count > 0 && (has - share).abs() <= 0.02 * share + 1.5 * ratio(1, slots.len()), "{} {}", has, share);
             }
         }

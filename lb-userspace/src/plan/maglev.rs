@@ -1,6 +1,6 @@
-//! The table of section 3.4 of "Maglev: A Fast and Reliable Software Network Load Balancer" (NSDI 2016): each backend has an order of
-//! its own in which it prefers the slots, and in turn takes the first one that is free. With weights, a backend has a turn in as
-//! many rounds as its share of the largest weight.
+//! The table of section 3.4 of "Maglev: A Fast and Reliable Software Network Load Balancer" (NSDI 2016). Each backend has an order of its own in
+//! which it prefers the slots, and in turn takes the first one that is free. With weights, a backend has a turn in as many rounds as its share of the
+//! largest weight.
 //!
 //! A table costs about as many steps as it has slots, whatever the weights and the addresses. It is computed in bounded parts.
 

@@ -76,13 +76,13 @@ pub struct PlanSettings {
     pub node_name: Option<String>,
     /// The node's addresses that node ports are served on.
     pub nodeport_addresses: NodePortAddresses,
-    /// Whether `externalIPs` are served. Whoever may write a Service may take any address with them (CVE-2020-8554).
+    /// Whether `externalIPs` are served. A user who may write a Service may take any address with them (CVE-2020-8554).
     pub external_ips: bool,
     /// Services with this value of the label `service.kubernetes.io/service-proxy-name` are ours; `None`: those without it.
     pub service_proxy_name: Option<String>,
     /// How new flows are spread where the Service says nothing.
     pub scheduler: Scheduler,
-    /// How packets of clients outside reach backends of other nodes where the Service says nothing.
+    /// How packets of external clients reach backends of other nodes where the Service says nothing.
     pub mode: Mode,
     /// Whether other nodes are named by the settings, whatever the source knows of them.
     pub has_peers: bool,

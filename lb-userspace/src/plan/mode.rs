@@ -19,12 +19,12 @@ fn mode(service: &Service, place: &Place) -> Mode {
     service.options.as_ref().and_then(|options| options.mode).unwrap_or(place.mode)
 }
 
-/// Whether packets of clients outside go whole to backends of other nodes.
+/// Whether packets of external clients go whole to backends of other nodes.
 pub(super) fn is_direct(service: &Service, protocol: Protocol, place: &Place) -> bool {
     mode(service, place).is_direct(protocol)
 }
 
-/// Whether clients outside can ask one of these at all.
+/// Whether external clients can ask one of these at all.
 pub(super) fn has_outside<'a>(mut kinds: impl Iterator<Item = &'a Kind>) -> bool {
     kinds.any(|kind| *kind != Kind::ClusterIp)
 }
@@ -91,8 +91,8 @@ pub(super) fn anywhere(port: &ServicePort, families: &BTreeSet<Family>, place: &
     new.zip(port.node_port.into_iter().cycle()).map(|(address, port)| Frontend { address, port, protocol }).collect()
 }
 
-/// Slots of the table that every node has: enough for each endpoint that hardly a flow is led elsewhere when another one goes, as nobody
-/// but the backend's node knows the flows that come by another node from then on.
+/// Slots of the table that every node has: so many for each endpoint that another endpoint's removal moves hardly a flow. After it, the backend's
+/// node alone knows the flows that come by another node.
 pub(super) fn table_size<'a>(endpoints: &(impl Iterator<Item = &'a SocketAddr> + Clone)) -> u32 {
     let of = |family| endpoints.clone().filter(|address| Family::of(address.ip()) == family).count();
     let most = Family::BOTH.map(of).into_iter().max().unwrap_or(0);
@@ -170,7 +170,7 @@ status: {loadBalancer: {ingress: [{ip: 203.0.113.53}]}}
         }
     }
 
-    /// What is sent whole here by a node that is set otherwise.
+    /// Packets that a node with another mode encapsulates and sends here.
     #[test]
     fn other_nodes_name_a_node_port_wherever_they_are_known() {
         let sctp = DNS.replace("protocol: UDP", "protocol: SCTP");

@@ -168,8 +168,8 @@ impl Op {
         }
     }
 
-    /// Place in the order: what a reader may reach is complete before the entry that leads there is written, and nothing is
-    /// taken away before no entry leads there any more.
+    /// Place in the order. What a reader may reach is complete before the entry that leads there is written, and nothing is removed while an entry
+    /// still leads there.
     pub fn rank(&self) -> u8 {
         match self {
             Self::WriteName { .. } => 0,

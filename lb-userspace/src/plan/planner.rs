@@ -29,7 +29,7 @@ pub struct NodeFacts {
     pub addresses: BTreeSet<IpAddr>,
     /// Those of them that no link has at the moment: node ports wait for them, cluster IPs do not.
     pub absent: BTreeSet<IpAddr>,
-    /// Networks that its links are in: whoever has an address there is its neighbour.
+    /// Networks that its links are in: a host with an address there is its neighbour.
     pub networks: BTreeSet<IpNet>,
     /// What no node port, load balancer or external IP may take: the API server, the kubelet, ports of our own. An unspecified
     /// address means every address of the node.
@@ -88,7 +88,7 @@ impl Planner {
         }
     }
 
-    /// What an agent before this one wrote, and what stays until enough is known. To be told before the first snapshot.
+    /// What an agent before this one wrote, and what stays until enough is known. To be set before the first snapshot.
     pub fn hold(&mut self, hold: Hold) {
         self.hold = hold;
     }
@@ -244,8 +244,8 @@ impl Planner {
         }
     }
 
-    /// What becomes of packets to this address that no frontend serves. A node's own address keeps its own life, and so does that of
-    /// the API server, where some load balancer names it: its port is no frontend's, and must not be refused.
+    /// What becomes of packets to this address that no frontend serves. Neither applies to a node's own address, nor to that of the API server where
+    /// some load balancer names it: its port is no frontend's, and must not be refused.
     ///
     /// A load balancer may also publish the addresses of other nodes (ADR 0013).
     fn vip(&mut self, address: IpAddr) -> Option<abi::Vip> {

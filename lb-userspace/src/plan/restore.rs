@@ -119,7 +119,7 @@ pub fn restore(capacities: Capacities, loaded: Loaded) -> Book {
     let led_to = led_to(&loaded);
     let mut book = Book::new(capacities);
     for (id, name) in loaded.names {
-        // One that is there twice was not written by us twice: the second is nobody's.
+        // One that is there twice was not written by us twice: the second belongs to no service.
         let key = key_of(&name).filter(|key| !book.service_ids.contains_key(key)).unwrap_or_else(|| nameless(id));
         book.service_mut(id, &key).name = Some(Box::new(name));
     }

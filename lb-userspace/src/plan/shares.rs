@@ -1,8 +1,7 @@
 //! How many slots each set of a service port may have, so that its service and its namespace stay within their shares.
 //!
-//! What a service asks for depends on what the API says of it alone, so every node, and every agent on it, comes to the same limits:
-//! each set counts with all endpoints that are listed. Within a share the largest give first: all that ask for less than
-//! the limit get what they ask for.
+//! A service's demand depends only on what the API says of it, so every node, and every agent on it, comes to the same limits. Each set counts with
+//! all endpoints that are listed. Within a share the largest give first: all that ask for less than the limit get what they ask for.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

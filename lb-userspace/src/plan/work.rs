@@ -21,8 +21,8 @@ fn slots(wanted: &DesiredService) -> u32 {
     maglev_slots(wanted.scheduler, wanted.maglev_size, wanted.slots_max, endpoints).unwrap_or(endpoints)
 }
 
-/// How many of the operations of one service port are carried out in one run: `max`, and beyond that as far as the last frontend once
-/// slots are written: until a frontend leads to them, the next plan would write others.
+/// How many of the operations of one service port are carried out in one run. That is `max`, and once slots are written as far as the last frontend:
+/// until a frontend leads to them, the next plan would write others.
 pub fn part(ops: &[Op], max: usize) -> usize {
     let is_switch =
         |op: &Op| matches!(op, Op::WriteSlots { .. } | Op::WriteFrontend { .. } | Op::RemoveFrontend { .. });

@@ -15,7 +15,7 @@ use crate::{
 
 /// The service port with this id, such that wanting it changes nothing; `None`: no frontend leads to it.
 ///
-/// An agent that was killed in the midst of a change may have left frontends at two generations. The newest slots of each set count, and a
+/// An agent that was killed during a change may have left frontends at two generations. The newest slots of each set count, and a
 /// backend that they do not lead to is to take no new flows.
 pub(super) fn written(book: &Book, id: u32) -> Option<DesiredService> {
     let service = book.services.get(&id)?;

@@ -1,4 +1,4 @@
-//! The thread that ends sockets: it looks when it is told to, a few times more for what it does not find, and counts.
+//! The thread that ends sockets: it searches on request, a few times more for sockets that it does not find, and counts.
 
 use std::collections::HashMap;
 use std::fs::File;

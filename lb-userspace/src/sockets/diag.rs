@@ -110,7 +110,7 @@ pub fn list(kind: Kind, only_probe: bool) -> Vec<u8> {
     request(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, kind, states, &[0; ID])
 }
 
-/// Asks for those that wait for whoever comes: listeners, and UDP sockets without a peer.
+/// Asks for the sockets without a peer: listeners, and UDP sockets without a peer.
 pub fn list_waiting(kind: Kind) -> Vec<u8> {
     let states = if kind.protocol == UDP { 1 << CLOSE } else { 1 << LISTEN };
     request(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, kind, states, &[0; ID])

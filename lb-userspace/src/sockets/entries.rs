@@ -97,7 +97,7 @@ where
         let fate = fate(key.protocol, &peer, backend.as_ref(), now_ds);
         let is_reply = key.direction == socket_direction::REPLY;
         found.drains |= matches!(fate, Fate::Drains | Fate::Answered);
-        // A datagram that goes elsewhere next time needs nobody's help, until the backend's id is to be used again.
+        // A datagram that goes elsewhere next time needs no help, until the backend's id is to be used again.
         if fate == Fate::Evicted || matches!(fate, Fate::Moves | Fate::Answered) && is_reply {
             found.stale.push(Stale {
                 cookie: u64::from(key.cookie_low) | u64::from(key.cookie_high) << 32,

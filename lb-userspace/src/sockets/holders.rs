@@ -1,4 +1,4 @@
-//! Sockets that wait for whoever comes: listeners, and UDP sockets that are bound and not connected.
+//! Sockets without a peer: listeners, and UDP sockets that are bound and not connected.
 
 use std::net::SocketAddr;
 

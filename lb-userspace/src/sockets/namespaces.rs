@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::os::fd::AsFd as _;
 
-/// How many processes are looked at, and how many namespaces are found, at most.
+/// How many processes are read, and how many namespaces are found, at most.
 const MOST_PROCESSES: usize = 131_072;
 const MOST_NAMESPACES: usize = 8_192;
 

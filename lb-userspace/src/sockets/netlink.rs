@@ -9,7 +9,7 @@ use super::diag::{self, DiagError, Kind, Listed, Message};
 
 /// How long the kernel may take for a part of an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How many sockets of one kind are looked at, at most.
+/// How many sockets of one kind are read, at most.
 const MOST_SOCKETS: usize = 4_000_000;
 /// The kernel writes parts of a list of up to 32 KiB.
 const BUFFER: usize = 65_536;
@@ -35,7 +35,7 @@ impl Connection {
         self.converse("list sockets", &diag::list(kind, false), kind.protocol, take)
     }
 
-    /// Passes every socket of this kind that waits for whoever comes to `take`.
+    /// Passes every socket of this kind without a peer to `take`.
     pub fn holders(&mut self, kind: Kind, take: impl FnMut(Listed)) -> Result<(), DiagError> {
         self.converse("list sockets", &diag::list_waiting(kind), kind.protocol, take)
     }

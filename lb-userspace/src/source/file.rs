@@ -129,8 +129,8 @@ impl Follow {
         self.is_read && known().eq(texts.iter().map(|(path, text)| (path, Some(text))))
     }
 
-    /// What is new is believed when it has stood still for a moment: a file that is just being written is empty at first, and
-    /// an empty file is the truth.
+    /// A change is believed when the file has not changed for a moment. A file that is just being written is empty at first, and an empty file is the
+    /// truth.
     async fn read_settled(&mut self) -> Result<Texts, SourceError> {
         let mut texts = self.reader.read(&self.path).await?;
         for _ in 0..SETTLE_READS {

@@ -116,7 +116,7 @@ fn messages(
     // cluster IP; the endpoint slice controller labels the slices by `clusterIP` alone.
     let (of_services, of_slices) = match &settings.proxy_name {
         None => (format!("!{PROXY_NAME_LABEL}"), format!("!{HEADLESS_LABEL},!{PROXY_NAME_LABEL}")),
-        // Whoever writes slices need not copy the Service's label.
+        // A writer of slices need not copy the Service's label.
         Some(name) => (format!("{PROXY_NAME_LABEL}={name}"), format!("!{HEADLESS_LABEL}")),
     };
     let labelled = |labels| Selection { labels: Some(labels), fields: None };

@@ -98,7 +98,7 @@ impl Api {
                 _ => &slices_to,
             };
             to.unbounded_send(Asked { query, answer }).unwrap();
-            // Whoever drops a question leaves it without an answer.
+            // A dropped request gets no answer.
             async move {
                 match answered.await {
                     Ok(response) => Ok::<_, Infallible>(response),

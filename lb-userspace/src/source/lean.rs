@@ -1,7 +1,7 @@
 //! Services, slices and Nodes with the fields that are used here and no others, all of them optional.
 //!
-//! A field that is not here cannot make an object unreadable, and takes no memory: `managedFields` alone is a third of an object's
-//! text, and other parties' annotations take up to 256 KiB. A field that is null counts as absent.
+//! A field that is not here cannot make an object unreadable, and takes no memory. `managedFields` alone is a third of an object's text, and other
+//! parties' annotations take up to 256 KiB. A field that is null counts as absent.
 
 use std::{collections::BTreeMap, fmt};
 

@@ -112,8 +112,8 @@ impl Look<'_> {
             .filter(|at| !rules::is_served(*at, |frontend| self.book.frontends.get(frontend).map(|found| found.flags)))
     }
 
-    /// Whether a connection of this backend that came by a frontend that is no more is to be cut: it goes on for the longest drain from the
-    /// first round that met one. One of which no reply passes here (DSR) goes on for the drain period.
+    /// Whether to cut a connection of this backend that came by a frontend that is no more. It goes on for the longest drain from the first round
+    /// that met one. One of which no reply passes here (DSR) goes on for the drain period.
     fn is_due<const N: usize>(&self, frontend: Frontend, flow: &Flow<N>, family: Family, seen: &mut Seen) -> bool {
         let record = self.book.backends.get(&BackendId { family, id: flow.backend });
         let own = record.map(|record| self.book.own_drain_limits(record.service)).unwrap_or_default();

@@ -2,10 +2,9 @@
 
 /// What to add to the programs' count of a backend's connections.
 ///
-/// `before` and `after` are that count at the start and at the end of a round, `counted` what the round saw. Connections came and
-/// went meanwhile, some before and some after the round passed their entries, so `counted` may lie anywhere between the two
-/// without any drift: only what lies outside is corrected. Connections that come while the correction is made are kept, as it is
-/// added.
+/// `before` and `after` are that count at the start and at the end of a round, `counted` what the round saw. Connections came and went meanwhile,
+/// some before and some after the round passed their entries. So `counted` may lie anywhere between the two without any drift, and is corrected only
+/// outside. Connections that come while the correction is made are kept, as it is added.
 pub fn correction(before: u32, after: u32, counted: u32) -> i32 {
     let (low, high) = (before.min(after), before.max(after));
     let bounded = |number: u32| i32::try_from(number).unwrap_or(i32::MAX);

@@ -1,4 +1,4 @@
-//! When which table is looked at: a state machine that is told the time.
+//! When which table is read: a state machine that gets the time.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ impl Rounds {
         self.at
     }
 
-    /// What is to be looked at; `None`: nothing is due.
+    /// What is to be read; `None`: nothing is due.
     pub fn next(&mut self, now: Monotonic) -> Option<Order> {
         if now < self.at {
             return None;
@@ -52,7 +52,7 @@ impl Rounds {
         Some(Order { kind, count: PART, starts })
     }
 
-    /// So many entries were looked at and taken out; `is_last`: the table has no more. Returns how long the round took, if it is
+    /// So many entries were read and removed; `is_last`: the table has no more. Returns how long the round took, if it is
     /// over. What was done is paid for by waiting, so that no second sees more than [`RATE`].
     pub fn done(&mut self, looked: usize, removed: usize, is_last: bool, now: Monotonic, lot: u32) -> Option<Duration> {
         let State::Reading { kind, since } = self.state else { return None };
@@ -77,7 +77,7 @@ impl Rounds {
     }
 }
 
-/// A rest by lot.
+/// A random pause.
 fn pause(lot: u32) -> Duration {
     let least = PAUSE * 4 / 5;
     least + (PAUSE * 2 / 5) * (lot % 1024) / 1024

@@ -1,4 +1,4 @@
-//! When an entry is over: pure functions of the entry, what stands beside it, and the time.
+//! When an entry is over: pure functions of the entry, of related entries, and of the time.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

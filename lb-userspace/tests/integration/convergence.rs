@@ -33,7 +33,7 @@ enum Step {
     Wait(u16),
     /// The node has other addresses, and is in another zone.
     Node(u8),
-    /// The tables are looked at.
+    /// The tables are compared.
     Audit,
 }
 
@@ -81,7 +81,7 @@ struct Run {
     hidden: Hidden,
     facts: NodeFacts,
     now: Monotonic,
-    /// Writes were told to fail.
+    /// Writes were made to fail.
     fails: bool,
 }
 

@@ -1,5 +1,5 @@
-//! An invalid object degrades its own service only: whatever a Service and its slice say, the other services are planned and written
-//! as if it were not there, and every refusal names the invalid object.
+//! An invalid object degrades its own service only. Whatever a Service and its slice say, the other services are planned and written as if it were
+//! not there, and every refusal names the invalid object.
 
 use std::{collections::BTreeMap, sync::Arc};
 

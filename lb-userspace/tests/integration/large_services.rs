@@ -1,5 +1,5 @@
-//! A service of any size is written in parts: what others change meanwhile is written between them, no reader sees half of it, and a
-//! restart between two parts goes on.
+//! A service of any size is written in parts. Other changes are written between them, no reader sees half of it, and a restart between two parts goes
+//! on.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 

@@ -158,7 +158,7 @@ fn every_scenario_ends_alike_whatever_the_way() {
     for path in paths {
         let text = fs::read_to_string(&path).unwrap();
         for way in WAYS {
-            // A table without room may serve whoever comes first: such a file gives one order only.
+            // A table without room may serve the first that comes: such a file gives one order only.
             if text.contains("-- full ") && way != Way::Forward {
                 continue;
             }

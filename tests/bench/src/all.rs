@@ -12,7 +12,7 @@ use crate::{breakage, connect, control, memory, north_south, packet, scale};
 
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct AllArguments {
-    /// Fewer rounds of everything, and neither 100,000 services through the API nor clients outside: ten minutes.
+    /// Fewer rounds of everything, and neither 100,000 services through the API nor external clients: ten minutes.
     #[arg(long)]
     pub quick: bool,
     /// Leave kube-proxy out of connections and streams.
@@ -23,7 +23,7 @@ pub struct AllArguments {
 /// A bench, ready to run.
 type Bench<'a> = &'a dyn Fn() -> Result<Vec<Part>>;
 
-/// Runs them. What fails is told, and leaves the rest its turn: a figure that is missing is better than none at all.
+/// Runs them. A failed bench is named, and the rest goes on: a missing figure is better than none at all.
 pub fn run(asked: AllArguments, agent: &Path, stop: &AtomicBool) -> Result<Vec<Part>> {
     let quick = asked.quick;
     let connect = connect::ConnectArguments::of(quick, asked.without_kube_proxy);

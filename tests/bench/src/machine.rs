@@ -32,7 +32,7 @@ pub fn load() -> String {
 pub struct Cpus(CpuSet);
 
 impl Cpus {
-    /// Whoever chooses others from now on does so until this is dropped.
+    /// Keeps the CPUs of now, and restores them when it is dropped.
     pub fn keep() -> Result<Self> {
         Ok(Self(sched_getaffinity(Pid::from_raw(0)).context("asking for our CPUs")?))
     }

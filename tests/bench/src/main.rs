@@ -74,7 +74,7 @@ enum What {
     Breakage(breakage::BreakageArguments),
     /// Cold starts from a file: until the first connection, and how long other processes of the node stall.
     Start(start::StartArguments),
-    /// Clients outside: frames over a wire and packets one by one, beside kube-proxy and plain forwarding.
+    /// External clients: frames over a wire and packets one by one, beside kube-proxy and plain forwarding.
     #[command(name = "north-south")]
     NorthSouth(north_south::NorthSouthArguments),
 }
@@ -102,7 +102,7 @@ fn run(arguments: &Arguments, signals: SigSet) -> Result<()> {
     });
     let is_all = matches!(arguments.what, What::All(_));
     ensure!(arguments.book.is_none() || is_all, "--book writes the table of all goals: it goes with `bench all`");
-    // Before anything is measured: a file that cannot be read is told at once.
+    // Before anything is measured: a file that cannot be read ends it at once.
     let previous = arguments.previous.as_deref().map(history::read).transpose()?;
     let (parts, heading) = measure_parts(arguments, &stop)?;
     let figures: Vec<Figure> = parts.iter().flat_map(|part| part.figures.clone()).collect();

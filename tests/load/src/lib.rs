@@ -1,7 +1,7 @@
 //! The ends of the bench's connections: a client that connects, asks, streams, or begins connections by the clock; and their server.
 //!
-//! A package of its own so that the development profile can build it with optimisation without building all the rest so: what the
-//! ends take themselves is part of every time that is compared.
+//! A package of its own, so that the development profile can optimise it alone. The time that the ends take themselves is part of every time that is
+//! compared.
 //!
 //! Everything runs on the calling thread, in its network namespace.
 

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
     use crate::{connect_and_ask, exchange, stream};
 
-    /// Each way to ask is answered, and the server ends when it is told.
+    /// Each way to ask is answered, and the server ends on request.
     #[test]
     fn questions_and_streams_are_answered() {
         let server = Server::bind((Ipv4Addr::LOCALHOST, 0).into()).expect("loopback");

@@ -247,7 +247,7 @@ impl Service {
     }
 }
 
-/// Everything that the agent is told.
+/// Everything that the agent reads.
 #[derive(Clone, Debug, Default)]
 pub struct Manifest {
     pub services: Vec<Service>,

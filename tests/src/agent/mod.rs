@@ -24,7 +24,7 @@ use crate::steps::{Step, Stepped};
 use crate::test_run;
 use crate::topology::{Node, Place};
 
-/// How long an agent may take to do what it was told. Generous: a test machine may be busy.
+/// How long an agent may take to make a change. Generous: a test machine may be busy.
 pub const SOON: Duration = Duration::from_mins(1);
 /// How long an agent may take to start: in an emulated machine the verifier alone takes minutes.
 pub const START: Duration = Duration::from_mins(8);

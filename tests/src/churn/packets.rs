@@ -14,7 +14,7 @@ use crate::topology::Place;
 
 /// Deadlines are in tenths of a second, and a packet needs a moment from the programs to the backend.
 const ALLOWED_NS: u64 = 300_000_000;
-/// How many violations are told in words.
+/// How many violations are spelled out.
 const TOLD: usize = 10;
 
 /// What was seen so far.

@@ -24,7 +24,7 @@ const FOLLOW_LIMIT: Duration = Duration::from_mins(2);
 const LIVES_MS: u64 = 3_500;
 const IS_DEAD_MS: u64 = 1_500;
 
-/// The tables are looked at more often than this.
+/// The tables are read more often than this.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 /// What may differ.

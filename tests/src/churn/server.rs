@@ -1,4 +1,4 @@
-//! A server for connections that get stuck: it says at which address it was reached, echoes, and forgets whoever is silent.
+//! A server for connections that get stuck: it says at which address it was reached, echoes, and forgets silent clients.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

@@ -93,8 +93,8 @@ impl Tables {
         self.alive_ns.store(if alive { now_ns() } else { 0 }, Ordering::Relaxed);
     }
 
-    /// Whether the address has had its time: its deadline struck a while ago, or an agent that runs has not had it for a while, for
-    /// it never learnt of it.
+    /// Whether the address is past its time: its deadline passed a while ago, or a running agent has not had it for a while, for it never learnt of
+    /// it.
     pub fn struck(&self, address: Ipv4Addr) -> bool {
         let (now, alive) = (now_ns(), self.alive_ns.load(Ordering::Relaxed));
         self.with(|state| {

@@ -46,7 +46,7 @@ impl ClientCa {
         Ok(this)
     }
 
-    /// What an API server believes whoever shows a certificate of it.
+    /// The authority's own certificate: an API server believes every client with one of this authority.
     pub fn certificate(&self) -> PathBuf {
         self.0.path().join("ca.crt")
     }

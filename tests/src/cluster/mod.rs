@@ -78,8 +78,7 @@ impl ApiServer {
         Self::start_anywhere(Ipv4Addr::LOCALHOST.into(), None).await
     }
 
-    /// In `place`, at one of its addresses: of IPv6 in a cluster that has no IPv4. Whoever asks it from another namespace must be
-    /// routed there.
+    /// In `place`, at one of its addresses: of IPv6 in a cluster that has no IPv4. A client in another namespace must be routed there.
     pub async fn start_in(place: &Place, address: IpAddr) -> Result<Self> {
         Self::start_anywhere(address, Some(place.clone())).await
     }
@@ -188,8 +187,8 @@ impl ApiServer {
         self.server.as_ref().context("the server does not run")?.thaw()
     }
 
-    /// Makes the store forget all versions but the newest, and the server what it remembered of them: who asks for changes since
-    /// an older version is told that it is gone.
+    /// Makes the store forget all versions but the newest, and the server what it remembered of them. A client that asks for changes since an older
+    /// version gets 410 Gone.
     pub async fn forget(&mut self) -> Result<()> {
         self.store.compact()?;
         self.restart().await

@@ -15,7 +15,7 @@ const FIRST: u8 = 128;
 /// How a backend goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Failure {
-    /// Packets to it are dropped, and nobody is told.
+    /// Packets to it are dropped in silence.
     Silent,
     /// Its address is there, its server is not: RST.
     Refused,

@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How many of them connect side by side: one that waits shall not keep the others from going on.
 const CLIENTS: usize = 4;
 
-/// It connects until it is dropped; the server must greet whoever comes with a line.
+/// It connects until it is dropped; the server must greet every client with a line.
 #[derive(Debug)]
 pub struct Load {
     counts: Arc<[AtomicU64; 2]>,

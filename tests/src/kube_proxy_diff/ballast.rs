@@ -78,7 +78,7 @@ pub fn told(told: &Told, zone: Option<&str>) -> Result<Ballast> {
     Ok(Ballast { planner: planned(&input), tables: programmer.into_store() })
 }
 
-/// What Ballast would do with a packet if it were told this.
+/// What Ballast would do with a packet, given these objects.
 pub fn fate_if_told(told: &Told, zone: Option<&str>, probe: &Probe) -> Result<Answer> {
     Ok(fate(planned(&plan_input(told, zone)?).desired(), probe))
 }

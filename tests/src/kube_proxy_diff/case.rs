@@ -11,7 +11,7 @@ use super::probes::Claim;
 use super::settings::Settings;
 use super::verdict::Answer;
 
-/// What both were told.
+/// The objects that both got.
 #[derive(Clone, Debug)]
 pub struct Told {
     pub cluster: Cluster,

@@ -28,7 +28,7 @@ pub fn has_any(cluster: &Cluster, service: &Value) -> bool {
     [true, false].into_iter().any(|v4| !contradicting(cluster, service, None, v4).is_empty())
 }
 
-/// What is told if of each group one endpoint alone is left.
+/// The objects if of each group one endpoint alone is left.
 pub fn each_kept_alone(case: &Case<'_>, told: &Told) -> Vec<Told> {
     let mut choices: Vec<Vec<Place>> = vec![Vec::new()];
     for group in of(case, told) {

@@ -8,7 +8,7 @@ use crate::random::Random;
 
 /// The label of slices that no proxy serves.
 const HEADLESS: &str = "service.kubernetes.io/headless";
-/// Most clusters that a batch may have: their addresses are told apart by one byte.
+/// Most clusters that a batch may have: their addresses differ in one byte.
 pub const PLACES: u8 = 200;
 
 /// The cluster of this seed, at this place of a batch.

@@ -23,16 +23,16 @@ pub struct Known {
     pub reason: &'static str,
     /// Whether it may be the cause in this case.
     pub concerns: fn(&Case<'_>) -> bool,
-    /// What kube-proxy makes of what it is told.
+    /// What kube-proxy makes of its objects.
     pub as_kube_proxy: Reading,
 }
 
 /// How kube-proxy's answer is checked, where a decision may be the cause.
 #[derive(Clone, Copy, Debug)]
 pub enum Reading {
-    /// Ballast gives the same answer if it is told so.
+    /// Ballast gives the same answer if its input is changed so.
     Otherwise(fn(&mut Told)),
-    /// Ballast gives the same answer if it is told one of these.
+    /// Ballast gives the same answer to one of these inputs.
     Chance(fn(&Case<'_>, &Told) -> Vec<Told>),
     /// By the decision alone.
     Unchecked,
@@ -214,7 +214,7 @@ fn is_silent(endpoint: &Value) -> bool {
     conditions["serving"].is_null() && conditions["ready"] == false && conditions["terminating"] == true
 }
 
-/// Addresses that Ballast refuses, and what stands for them when it is asked what it would do otherwise.
+/// Addresses that Ballast refuses, and their replacements for the question what it would do otherwise.
 const STAND_INS: [(&str, &str); 6] = [
     ("127.0.0.1", "10.250.0.1"),
     ("169.254.1.1", "10.250.0.2"),

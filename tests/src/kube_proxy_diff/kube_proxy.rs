@@ -62,7 +62,7 @@ impl KubeProxy {
                 self.api.put(typed(kind, object));
             }
         }
-        // Each watch is in order: what stands in the rules of the last objects is behind all others.
+        // Each watch is in order: once the rules of the last objects are there, those of all others are.
         self.api.put(typed(Kind::Service, &sentinel::service(self.shown)));
         for slice in sentinel::slices(self.shown) {
             self.api.put(typed(Kind::Slice, &slice));

@@ -23,7 +23,7 @@ pub struct Answer {
     pub fate: Fate,
     /// Later flows of the client go to the same endpoint for so many seconds.
     pub affinity_s: Option<u32>,
-    /// Those of the endpoints that see an address of this node in the place of a client outside. Of other clients nothing is said.
+    /// Those of the endpoints that see an address of this node in the place of an external client. Of other clients nothing is said.
     pub masqueraded: BTreeSet<SocketAddr>,
 }
 

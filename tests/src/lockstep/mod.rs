@@ -19,8 +19,7 @@ use aya::util::nr_cpus;
 use lb_common::abi::{Bucket, BucketKey, FlowKey};
 use lb_common::client_shares::Counters;
 use lb_common::decide::{
-    Action, Hook as Bits, Packet, Step, Verdict, Work, allocate, begin, complete, decide, draining, keep, open, select,
-    syn,
+    Action, Hook as Bits, Packet, Step, Verdict, Work, allocate, begin, complete, decide, established, open, select,
 };
 use lb_common::outcome::Outcome;
 
@@ -35,7 +34,7 @@ use crate::test_run::{Hook, LoadedPrograms, Ran};
 const APART: usize = 64;
 /// More half-open flows in a second are too many.
 const MOST_HALF_OPEN: u32 = 24;
-/// Established connections that fit, as the decision is told: few, so that some clients have more than their share.
+/// Established connections that fit, as the decision gets it: few, so that some clients have more than their share.
 const FLOW_ROOM: u32 = 8;
 /// Key of the hashes of clients.
 const CLIENT_KEY: u32 = 0x5eed_1e55;
@@ -157,7 +156,7 @@ pub struct HostSide<const N: usize> {
     story: Vec<String>,
 }
 
-/// So many of the last packets are told when one went wrong.
+/// So many of the last packets are printed when one went wrong.
 const TOLD: usize = 12;
 
 impl<const N: usize> HostSide<N>
@@ -290,15 +289,7 @@ fn decide_at_xdp<const N: usize>(memory: &mut Memory<N>, work: &mut Work<N>) {
         // Nothing stands in a new record, either.
         return;
     }
-    if step == Step::Syn {
-        step = syn(memory, work, Bits::XDP, step);
-    }
-    if step == Step::Draining {
-        step = draining(memory, work, Bits::XDP, step);
-    }
-    if step.keeps() {
-        step = keep(memory, work, Bits::XDP, step);
-    }
+    step = established(memory, work, Bits::XDP, step);
     if step == Step::Handshake {
         step = open(memory, work, Bits::XDP, step);
     }

@@ -22,7 +22,7 @@ const EACH: u32 = 6;
 /// Slots of a service begin at its id times this.
 const RANGE: u32 = 64;
 
-/// An address of this net: 1 clients, 2 backends, 3 frontends, 5 clients outside, 6 this node. The last byte tells hosts apart.
+/// An address of this net: 1 clients, 2 backends, 3 frontends, 5 external clients, 6 this node. The last byte tells hosts apart.
 pub fn address<const N: usize>(net: u8, host: u8) -> [u8; N] {
     let mut address = [0; N];
     (address[0], address[1], address[N - 1]) = (if N == 4 { 10 } else { 0xfd }, net, host);
@@ -64,7 +64,7 @@ where
         ),
         (address(3, 2), whole, *random.of(&[network_flags::NODE, network_flags::SERVICES])),
     ];
-    // The programs may be told less of the CIDRs than there is to know, the host is told all.
+    // The programs may get fewer CIDRs than there are; the host gets all.
     let bits = *random.of(&[whole - 8, whole - 8, 8, 0]);
     lockstep.programs.set_service_cidr_cover(Cover::of([(address::<N>(3, 0), bits)]))?;
     for (address, bits, flags) in pool {

@@ -63,8 +63,8 @@ pub enum Seen {
 pub fn seen(model: &Model, asked: Asked, kind: Kind, client: Client, backend: &Backend) -> Seen {
     let address = backend.address.ip();
     let returns = match (client, kind) {
-        // What answers a client of this node passes by this node in any case; a pod gets the answers of whoever it asked by a
-        // cluster IP, as the backend's node is one of this cluster, too.
+        // What answers a client of this node passes by this node in any case; a pod gets the answers of every backend that it asked by a cluster IP,
+        // as the backend's node is one of this cluster, too.
         (Client::Near, _) | (Client::Pod, Kind::ClusterIp) => true,
         // kube-proxy masquerades here, whatever the backend. A process of this node cannot be asked by its own node's address.
         (_, Kind::ClusterIp) => backend.local && model.whose(address) == Some(Whose::Node),
@@ -86,7 +86,7 @@ pub fn own_addresses(model: &Model, backend: IpAddr) -> &[IpAddr] {
     model.own_addresses.get(&link).or_else(|| model.own_addresses.get(&0)).map_or(&[], Vec::as_slice)
 }
 
-/// Whether a client behind an address of this node may keep its port: it is unprivileged, no socket of this node may be given it
+/// Whether a client behind an address of this node may keep its port. The port is unprivileged, no socket of this node may be given it
 /// (`net.ipv4.ip_local_port_range`), and it is no node port.
 pub fn keeps_port(port: u16) -> bool {
     matches!(port, 1024..=29_999 | 61_000..)

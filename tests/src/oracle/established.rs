@@ -94,8 +94,7 @@ fn second(model: &mut Model, asked: Asked, at: usize) -> bool {
     true
 }
 
-/// Whether the other end has to say something to this: there is data in it, or the end, or it asks whether that end is still there, with a number
-/// that was said before.
+/// Whether the other end has to answer this: it has data or a FIN, or it asks with an old sequence number whether that end is still there.
 fn wants_answer(asked: Asked, said: Said) -> bool {
     let asks_for_life = asked.sequence.wrapping_add(1) == said.next;
     !asked.resets() && (asked.data > 0 || asked.tcp_flags & FIN != 0 || asks_for_life)
@@ -171,7 +170,7 @@ pub fn answer(model: &mut Model, asked: Asked, at: usize) -> Expected {
     asked.to_client(&model.connections[at], early)
 }
 
-/// The backend is gone: nothing is forwarded, and whoever sent is told.
+/// The backend is gone: nothing is forwarded, and the sender gets a RST.
 fn evict(model: &mut Model, asked: Asked, at: usize, forward: bool) -> Expected {
     let now_s = model.now_s;
     let connection = &mut model.connections[at];

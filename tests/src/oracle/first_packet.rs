@@ -157,7 +157,7 @@ pub fn settle(model: &mut Model, mut connection: Connection, taken: bool, hint: 
     ensure!(hint.no_port.is_none(), "no port was found, though the client's own is free");
     let (protocol, answerer, seen_client) = (connection.protocol, connection.answerer, connection.seen_client);
     let (client, target) = (connection.client, connection.target);
-    // Whoever had the answers' tuple is over, or this client's attempt before: an answered one is forgotten whole.
+    // The connection that had the reply tuple is over, or this client's attempt before: an answered one is forgotten whole.
     if let Some(at) = model.answered(protocol, answerer, seen_client) {
         let own = model.connections[at].client == client && model.connections[at].target == target;
         if own { model.connections[at].reply = None } else { _ = model.connections.remove(at) }
@@ -181,7 +181,7 @@ pub fn settle(model: &mut Model, mut connection: Connection, taken: bool, hint: 
     Ok(Some(connection))
 }
 
-/// The addresses that may stand in for the client, in turn; its own, where it shows that itself.
+/// The SNAT addresses that the client may get, in turn; its own, where it shows that itself.
 fn stand_ins(model: &Model, connection: &Connection) -> Vec<IpAddr> {
     if connection.behind_node {
         own_addresses(model, connection.answerer.ip()).to_vec()
@@ -221,7 +221,7 @@ fn is_free(model: &Model, connection: &Connection, resting: bool) -> bool {
         && model.answering(protocol, answerer, seen_client).is_none_or(yields)
 }
 
-/// A client's own packet to an address that answers one of its service flows: told apart by another port, or by who spoke last.
+/// A client's own packet to an address that answers one of its service flows: another port, or the last sender, decides which one it is.
 pub fn direct(model: &mut Model, asked: Asked, hint: Hint) -> Result<Expected> {
     if !asked.opens_or_udp() {
         return Ok(PASS);

@@ -99,8 +99,8 @@ pub fn judge(
     compare_events(&expected, asked, &books.events)
 }
 
-/// Nobody can say what a broken packet means, but it goes unchanged, is dropped, is answered to its sender, or goes to a
-/// backend of the service that it asked for; and it is counted.
+/// A broken packet has no clear meaning. But it goes unchanged, is dropped, is answered to its sender, or goes to a backend of the service that it
+/// asked for; and it is counted.
 pub fn judge_broken(model: &Model, hook: Hook, frame: &Frame, bytes: &[u8], ran: &Ran, counts: u64) -> Result<()> {
     let xdp = hook == Hook::Xdp;
     ensure!(if xdp { XDP.contains(&ran.verdict) } else { TC.contains(&ran.verdict) }, "verdict {}", ran.verdict);
@@ -111,7 +111,7 @@ pub fn judge_broken(model: &Model, hook: Hook, frame: &Frame, bytes: &[u8], ran:
         return Ok(());
     }
     if ran.verdict == TC[2] && ran.bytes[..6] == bytes[6..12] && ran.bytes[6..12] == bytes[..6] {
-        return Ok(()); // Answered to whoever sent it.
+        return Ok(()); // Answered to its sender.
     }
     ensure!(ran.bytes.len() == bytes.len(), "another length");
     let (_, asked) = ends(frame, bytes);
@@ -186,7 +186,7 @@ fn goes(hook: Hook, frame: Frame, onward: Onward, route: Route, arrival: u32) ->
         (Onward::Back, _) | (Onward::Routed, Route::Nowhere) => (TC[2], Ok(back)),
         // The stack has counted the hop.
         (Onward::Routed | Onward::Sent, _) if !ingress => (TC[2], Ok(frame)),
-        // The sender is told.
+        // The sender gets an answer.
         (Onward::Routed | Onward::Sent, _) if frame.hops <= 1 => (TC[2], Err(Stays::Expired)),
         (Onward::Routed | Onward::Sent, Route::Known(Link { index, own_mac, neighbour_mac, .. }))
             if hook == Hook::Xdp =>

@@ -1,8 +1,8 @@
 //! An independent model of what must become of a packet, and a run of the loaded programs against it.
 //!
-//! It thinks in connections where the programs think in table entries, keeps them in plain collections, and makes every
-//! expected packet from scratch by a packet library, checksums computed in full. It shares no code with the programs' decision.
-//! Random choices (which backend, which translated port) are read off the result and checked for being allowed.
+//! It models connections where the programs have table entries, and keeps them in plain collections. It makes every expected packet from scratch by a
+//! packet library, checksums computed in full. It shares no code with the programs' decision. Random choices (which backend, which translated port)
+//! are read off the result and checked for being allowed.
 
 mod ageing;
 mod client;

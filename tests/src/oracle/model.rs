@@ -48,11 +48,11 @@ pub struct Service {
     pub kind: Kind,
     /// Backends for clients inside, with the generation they had when the service was written.
     pub members: Vec<(u32, u32)>,
-    /// The same for clients outside.
+    /// The same for external clients.
     pub members_outside: Vec<(u32, u32)>,
     /// No endpoint is allowed here, though some exist: clients inside are dropped.
     pub drop_if_empty: bool,
-    /// The same of clients outside.
+    /// The same of external clients.
     pub drop_outside_if_empty: bool,
     /// The networks whose clients may pass; `None`: everybody may.
     pub ranges: Option<Vec<Range>>,
@@ -89,7 +89,7 @@ pub enum Whose {
     Services,
 }
 
-/// What a reader meets in the midst of an update.
+/// The state that a reader may meet during an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Torn {
     /// Nothing: all is whole.

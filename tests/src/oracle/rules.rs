@@ -140,7 +140,7 @@ impl Asked {
         self.hook == Hook::PodIn
     }
 
-    /// Comes from beyond this node's links.
+    /// Comes from outside this node.
     pub fn is_from_outside(self) -> bool {
         matches!(self.hook, Hook::NodeIn | Hook::Xdp)
     }
@@ -192,7 +192,7 @@ impl Asked {
         self.protocol == Protocol::Tcp && self.tcp_flags & RST != 0
     }
 
-    /// Told to whoever sent it.
+    /// Answered to its sender.
     pub fn refuse(self, outcome: Outcome, service: u32, backend: u32) -> Expected {
         // A RST is never answered.
         let silent = self.protocol == Protocol::Tcp && self.tcp_flags & RST != 0;

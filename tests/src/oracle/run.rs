@@ -43,7 +43,7 @@ pub struct OracleRun {
 /// Ages by which the flows of a model grow older between packets: below and beyond every timeout.
 const AGES_S: [u32; 8] = [2, 2, 2, 2, 20, 50, 100, 200];
 
-/// Established connections that fit, as the programs are told: few, so that some clients have more than their share.
+/// Established connections that fit, as the programs get it: few, so that some clients have more than their share.
 const ROOM: u32 = 6;
 
 impl OracleRun {

@@ -89,7 +89,7 @@ pub fn note_clients(v6: bool, model: &Model, counters: &mut BTreeMap<u32, u32>) 
     }
 }
 
-/// Writes what the programs are told of addresses.
+/// Writes the addresses that the programs know.
 fn write_addresses(programs: &mut LoadedPrograms, model: &Model) -> Result<()> {
     macro_rules! family {
         ($v6:literal, $n:literal, $life:ident) => {

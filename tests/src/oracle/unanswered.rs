@@ -270,7 +270,7 @@ fn refused(model: &mut Model, asked: Asked, at: usize, hint: Hint, replied: Expe
         return Ok(replied);
     };
     if asked.hook == Hook::Xdp {
-        // Whether the client is told is for tc to say.
+        // The program at tc decides whether the client gets an answer.
         return Ok(PASS.handed());
     }
     let it = model.connections[at].clone();

@@ -48,7 +48,7 @@ pub fn reaches_all(from: &Place, service: &Service, backends: usize, client_seen
     }
 }
 
-/// Nothing listens for this service: every caller is told at once.
+/// Nothing listens for this service: every caller is refused at once.
 pub fn refused_at_once(from: &Place, service: &Service) {
     for to in service.frontends(Protocol::Tcp) {
         let error = Stream::connect(from, to).expect_err("nobody is there");

@@ -56,7 +56,7 @@ impl Policy {
     pub const ALL: [Self; 2] = [Self::Cluster, Self::Local];
 }
 
-/// How packets of clients outside get to backends of other nodes.
+/// How packets of external clients get to backends of other nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     #[default]
@@ -262,7 +262,7 @@ impl Cell {
         if matches!(self.client, Client::Itself) { self.backend.node() } else { self.client.node() }
     }
 
-    /// The node whose agent serves the client: its own, or node 1 for clients outside and for node 1's port.
+    /// The node whose agent serves the client: its own, or node 1 for external clients and for node 1's port.
     pub const fn entry(self) -> usize {
         match (self.kind, self.client_node()) {
             (Kind::NodePort, _) | (_, None) => 0,

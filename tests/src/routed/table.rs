@@ -107,7 +107,7 @@ fn association(network: &Network, cell: Cell, silence: Option<Duration>) -> Said
 fn datagram(network: &Network, cell: Cell, silence: Option<Duration>) -> Said {
     let to = cell.frontend(network.nodes[0].addresses());
     let place = network.client(cell);
-    // Only a connected socket is told of a refusal, and only it knows its own address.
+    // Only a connected socket learns of a refusal, and only it knows its own address.
     let socket = Datagrams::connected(place, fresh_port(), to)?;
     let answer = repeated(&socket, to, silence)?;
     let (peer, local) = (socket.peer()?, socket.local()?);

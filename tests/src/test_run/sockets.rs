@@ -38,7 +38,7 @@ impl LoadedPrograms {
     }
 }
 
-/// The calling thread's network namespace as the programs are told it.
+/// The calling thread's network namespace, as the programs get it.
 fn namespace_cookie() -> Result<u64> {
     let socket = std::net::UdpSocket::bind("127.0.0.1:0")?;
     let (mut cookie, mut length) = (0_u64, 8);

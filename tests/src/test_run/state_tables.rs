@@ -1,6 +1,5 @@
-//! What the programs of one address family remember beside the flows: half-open ones, backends' health, affinities; and what
-//! they are told of addresses: those of services, of pods and nodes, those that this node masquerades by, and of backends by which other
-//! nodes name them.
+//! What the programs of one address family remember beside the flows: half-open ones, backends' health, affinities; and the addresses that they know:
+//! those of services, of pods and nodes, those that this node masquerades by, and of backends by which other nodes name them.
 
 use anyhow::Result;
 use aya::maps::lpm_trie::Key;

@@ -82,7 +82,7 @@ where
         Ok(())
     }
 
-    /// Removes services, flows and source ranges; slots and backends are overwritten by whoever uses them.
+    /// Removes services, flows and source ranges; slots and backends are overwritten by their next user.
     pub fn clear(&mut self) -> Result<()> {
         for key in keys(&self.services)? {
             self.services.remove(&key)?;

@@ -74,7 +74,7 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// An empty wire. `subject` is part of every name, for whoever looks at `ip netns` meanwhile.
+    /// An empty wire. `subject` is part of every name that `ip netns` shows.
     pub fn new(subject: &str) -> Result<Self> {
         SWEPT.call_once(|| {
             if let Err(error) = sweep() {

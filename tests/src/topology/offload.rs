@@ -11,7 +11,7 @@ use super::Namespace;
 pub enum Checksums {
     /// As a packet arrives from a real wire: checksums computed, at most one MTU long. Native XDP needs this.
     Complete,
-    /// As veth does by default: the checksum is left to whoever sends the packet out, and packets may be 64 KiB long.
+    /// As veth does by default: the checksum is left to the device that sends the packet out, and packets may be 64 KiB long.
     Partial,
 }
 

@@ -88,7 +88,7 @@ fn a_dead_watch_reddens_health_while_the_api_answers_and_heals() -> Result<()> {
 
     // The watches begin right after the lists that were in the tables; they need no second to be open.
     std::thread::sleep(Duration::from_secs(1));
-    // Nobody is told, and nothing is closed: the watches are silent from now on. What is new passes.
+    // No event comes, and nothing is closed: the watches are silent from now on. What is new passes.
     assert!(proxy.set_old(Condition::Mute) > 0);
     cluster.put_pods("web", &[&fixture.backends[0], &fixture.backends[1]])?;
     let (seen_red, done) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -165,7 +165,7 @@ fn the_alerts_are_valid_and_ask_for_metrics_that_there_are() -> Result<()> {
         expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).filter(|word| word.starts_with("ballast_"))
     });
     for name in words {
-        // A counter that nothing was counted in is told by no series.
+        // A counter that nothing was counted in has no series.
         let described = text.contains(&format!("# TYPE {name} "));
         assert!(described, "{name} is not in\n{text}");
     }

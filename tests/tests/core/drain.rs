@@ -1,4 +1,4 @@
-//! A drain ends by its deadline: flows stay until then, both sides are told after it, UDP moves at once. Here all end with the drain period
+//! A drain ends by its deadline: flows stay until then, both sides get a RST after it, UDP moves at once. Here all end with the drain period
 //! (`--drain-max=0s`).
 
 mod answered;
@@ -66,7 +66,7 @@ fn a_service_has_a_period_of_its_own_also_when_it_is_gone() {
     eventually("the drains are over", SOON, || (ends(&agent, "deadline") + ends(&agent, "empty") >= 4).then_some(()));
 }
 
-/// A drain that no flow waits for is told apart from one that cut flows off, and from one that was called off.
+/// Drains that end without a flow, that cut flows off, and that were called off count apart.
 #[test]
 fn drains_are_counted_by_their_ends() {
     let fixture = Fixture::new("ends", Pods::Routed, 2, NodeOptions::default());

@@ -1,5 +1,5 @@
-//! Whatever somebody does to the tables and attachments with bpftool is found, called by its name and put right, by the agent's
-//! own audits and by `ballast audit`, while connections go on.
+//! Changes of the tables and attachments with bpftool are found, named and repaired, by the agent's own audits and by `ballast audit`, while
+//! connections go on.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! The table of clients outside with the real kube-proxy in place of Ballast: it differs in what the manual lists, and in nothing else.
+//! The table of external clients with the real kube-proxy in place of Ballast: it differs in what the manual lists, and in nothing else.
 
 use std::collections::BTreeMap;
 

@@ -82,7 +82,7 @@ fn tcp_on_the_same_port_of_a_client_outside() {
         set_checksums(outside.namespace(), "eth0", Checksums::Complete).unwrap();
         let _agent = fixture.agent(&Manifest::of([fixture.web()]), &["--xdp-mode", xdp]);
         for (index, (service, direct)) in (0_u16..).zip(pairs(&fixture, Protocol::Tcp, 8080)) {
-            // Its direct requests pass no link of its own: only what is left over can be told apart, and must be.
+            // Its direct requests pass no link of its own: only the remaining packets can be distinguished, and must be.
             for round in 0..20 {
                 let to = if round % 2 == 0 { service } else { direct };
                 let mut stream = Stream::connect_from(outside.place(), 23_000 + index, to, PATIENCE)

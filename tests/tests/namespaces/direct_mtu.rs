@@ -1,5 +1,5 @@
-//! Direct server return where a packet in its outer header is larger than the way takes, or an answer: whoever finds out, the sender
-//! learns of it. Datagrams in fragments, errors about answers, and what nobody may send in an outer header.
+//! Direct server return where a packet in its outer header is larger than the way takes, or an answer: the sender learns of it, whichever hop drops
+//! it. Datagrams in fragments, errors about answers, and what nobody may send in an outer header.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -253,7 +253,7 @@ fn datagrams_in_fragments_arrive_whole() {
             // The kernel may choose the port of a flow to another frontend: to the backend, both are one tuple.
             let socket = Datagrams::connected(scenario.client.place(), fresh_port(), to).unwrap();
             socket.set_patience(Duration::from_secs(1)).unwrap();
-            // The first one is lost; the host is told, and the next one is cut where it is sent.
+            // The first one is lost; the host gets an error, and the next one is cut where it is sent.
             let answer = eventually(&format!("{to}, {length} bytes"), LIMIT, || socket.ask(&text).ok());
             assert_eq!(answer.peer, socket.local().unwrap(), "the backend sees the client");
         }

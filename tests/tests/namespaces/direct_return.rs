@@ -15,7 +15,7 @@ const VIP: &str = "203.0.113.80";
 const VIP6: &str = "2001:db8:113::80";
 const NODE_PORTS: [u16; 2] = [30_080, 30_053];
 
-/// Three nodes on one wire; the backends are on the last one. A client outside asks by way of the first.
+/// Three nodes on one wire; the backends are on the last one. An external client asks by way of the first.
 struct Scenario {
     _servers: Vec<Server>,
     backends: Vec<Pod>,
@@ -227,7 +227,7 @@ fn connections_to_a_backend_that_is_gone_end_with_the_drain_period() {
     std::thread::sleep((drained + PERIOD + Duration::from_secs(1)).saturating_duration_since(Instant::now()));
     for (stream, _) in asked {
         let error = stream.ask("past the period").expect_err("the drain is over");
-        // Broken pipe: a slow machine was told past the period by the question before.
+        // Broken pipe: on a slow machine the question before got the RST after the period.
         let told = [ErrorKind::ConnectionReset, ErrorKind::UnexpectedEof, ErrorKind::BrokenPipe];
         assert!(told.contains(&error.kind()), "{error}");
     }
@@ -236,7 +236,7 @@ fn connections_to_a_backend_that_is_gone_end_with_the_drain_period() {
     }
 }
 
-/// Whoever is no node of the cluster sends nothing in an outer header.
+/// A host that is no node of the cluster encapsulates nothing.
 #[test]
 fn who_is_no_peer_is_not_served() {
     let scenario = Scenario::new("dsr-peers");

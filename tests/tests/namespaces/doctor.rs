@@ -110,7 +110,7 @@ fn what_another_proxy_left_is_named() {
         command.arg(rules);
         assert!(scenario.node.namespace().place().run(|| command.status()).unwrap().success(), "{rules}");
     };
-    // Other rules are nobody's business.
+    // Other rules do not matter.
     nft("add table ip mine; add chain ip mine KUBE-LIKE");
     assert_eq!(scenario.examine(&[]).0, 0);
     nft("add table ip kube-proxy");

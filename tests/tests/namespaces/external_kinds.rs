@@ -1,4 +1,4 @@
-//! Load balancers' addresses and external IPs serve pods, processes of the node and clients outside, within the source ranges.
+//! Load balancers' addresses and external IPs serve pods, processes of the node and external clients, within the source ranges.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};

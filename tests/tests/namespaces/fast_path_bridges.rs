@@ -17,7 +17,7 @@ use serde_json::Value;
 const SWITCH: Duration = Duration::from_secs(20);
 /// Addresses that a pod sends from.
 const FLOOD: u32 = 50_000;
-/// More neighbours than are looked at on one bridge.
+/// More neighbours than are checked on one bridge.
 const NEIGHBOURS: u32 = 5_000;
 const BRIDGE: &str = "cni0";
 

@@ -128,7 +128,7 @@ fn a_client_that_keeps_ten_tables_of_connections_open_is_refused_by_name_and_nob
         let largest = scene.agent.metric("ballast_largest_client_connections", &format!("family=\"{family}\""));
         assert!(largest.is_some_and(|largest| largest > 100.0), "{largest:?}");
     }
-    // Whoever lets go may come again.
+    // A client that closes connections may open new ones.
     drop(held);
     for own in scene.own.clone() {
         eventually("a place is free", SOON, || Stream::connect(scene.other.place(), own).ok());

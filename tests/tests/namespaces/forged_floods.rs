@@ -1,5 +1,5 @@
-//! Floods of forged SYNs, ACKs and datagrams, ten times each table, from a pod and from a host outside at once, of both families: no
-//! established connection is lost, and legitimate clients get their connections and the answers to their DNS queries. Needs root.
+//! Floods of forged SYNs, ACKs and datagrams of both families, ten times each table, from a pod and from a host outside at once. No established
+//! connection is lost. Legitimate clients get their connections and the answers to their DNS queries. Needs root.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ const LENGTH: Duration = Duration::from_secs(6);
 /// A slow machine gets this long.
 const LIMIT: Duration = Duration::from_mins(2);
 
-/// A flood from one place that goes on until it is told to stop.
+/// A flood from one place that goes on until it is stopped.
 struct Flood {
     /// Rounds: one packet of each kind and family.
     rounds: Arc<AtomicU64>,
@@ -119,7 +119,7 @@ fn floods_of_every_kind_from_a_pod_and_from_outside_lose_no_connection_and_keep_
     let (node, topology) = (&fixture.node, &fixture.topology);
     let pod = fixture.pod("attacker");
     let [outside, client] = ["outside", "client"].map(|name| topology.outside(name, node).unwrap());
-    // A backend of another node: clients outside are masqueraded there.
+    // A backend of another node: external clients are masqueraded there.
     let other = topology.node_with(options).unwrap();
     node.route_to(&other).unwrap();
     other.route_to(node).unwrap();

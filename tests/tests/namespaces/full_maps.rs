@@ -1,5 +1,5 @@
-//! Each map that the plan writes, too small for a change: the change is refused as a whole and counted, what was served stays, and
-//! the change is made as soon as there is room.
+//! Each map that the plan writes, too small for a change. The change is refused as a whole and counted, the old state stays, and the change is made
+//! as soon as there is room.
 
 use std::net::IpAddr;
 

@@ -64,7 +64,7 @@ fn a_backend_is_told_that_the_client_has_gone() {
             let (_, peer) = server.recv_from(&mut [0; 64]).unwrap();
             drop(client);
             server.connect(peer).unwrap();
-            // The error arrives behind the datagram that it is about, and is told with a later call.
+            // The error arrives behind the datagram that it is about, and a later call returns it.
             let error = eventually("the backend is told", LIMIT, || server.send(b"answer").err());
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{pods:?} {to}: {error}");
         }
@@ -123,7 +123,7 @@ fn an_address_of_services_answers_ping() {
         }
         let after = Counters::read(agent.bpffs()).unwrap();
         assert_eq!(after.since(&before, Outcome::EchoReplied), 18, "{}", after.line_since(&before));
-        // Whoever has the address answers for himself, and an address that nobody has does not answer.
+        // The owner of the address answers by itself, and an address without an owner does not answer.
         assert!(pings(fixture.client.place(), fixture.backends[0].addresses().v4.into(), 56).unwrap());
         assert!(pings(fixture.client.place(), fixture.node.addresses().v6.into(), 56).unwrap());
         let nobody = Service::standard("nobody", 99, vec![]).cluster_ips;
@@ -151,7 +151,7 @@ fn a_port_that_nobody_serves_is_refused_at_once() {
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{who}: udp {vip}: {error}");
         }
         let after = Counters::read(agent.bpffs()).unwrap();
-        // A process of the node is told by its own call.
+        // A process of the node learns it by its own call.
         let refused = after.since(&before, Outcome::RefusedUnserved) + after.since(&before, Outcome::SocketRefused);
         assert_eq!(refused, 4, "{who}: {}", after.line_since(&before));
     }

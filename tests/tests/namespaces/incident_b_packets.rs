@@ -29,8 +29,8 @@ const FIRST_PORTS: [u16; 3] = [20_000, 21_000, 22_000];
 const ON_THE_HOST: Clients =
     Clients { connections: 200, at_a_time: 100, patience: Duration::from_secs(5), first_port: None };
 
-/// A service for each way to go and each kind of client: what is learnt about a service's backends stays with that service, so
-/// none of the rounds is warmed up by another one.
+/// A service for each kind of failure and each kind of client. Findings about a service's backends stay with that service, so none of the rounds is
+/// warmed up by another one.
 struct Services(Vec<(Failure, &'static str, SocketAddr)>);
 
 impl Services {
@@ -111,7 +111,7 @@ fn with_api_and_agent_dead_no_connection_fails_because_twelve_backends_go() -> R
     let pool = BackendPool::new(&fixture.node, BACKENDS)?;
     let contrast = Contrast::new(&fixture)?;
     for node in [&fixture.node, &contrast.node] {
-        // Every client is told that there is no route, not just a few.
+        // Every client learns that there is no route, not just a few.
         node.namespace().sysctl("net/ipv4/icmp_ratemask", "0")?;
     }
     let host = fixture.topology.outside("api", &fixture.node)?;

@@ -1,5 +1,5 @@
-//! Interfaces come, go and are renamed a thousand times: each is attached when its notification comes, new pods are served at once, also
-//! with no agent running, and nothing of those that are gone is left. Lost notifications cost a full listing, nothing else.
+//! Interfaces come, go and are renamed a thousand times. Each is attached when its notification comes, and new pods are served at once, also with no
+//! agent running. Nothing is left of those that are gone. Lost notifications cost a full listing, nothing else.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

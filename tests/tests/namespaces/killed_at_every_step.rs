@@ -1,5 +1,5 @@
-//! The agent killed at any step of a start or of a change: the tables hold the old or the new state, never a mix of both, no
-//! connection is lost, and the next start converges.
+//! The agent is killed at any step of a start or of a change. The tables hold the old or the new state, never a mix of both; no connection is lost;
+//! and the next start converges.
 //!
 //! A run takes a few steps by the lot of its seed. `BALLAST_STEPS=all` takes every step (about an hour), and
 //! `BALLAST_STEPS='start update many slots#1, change rename to x#2'` those that it names.

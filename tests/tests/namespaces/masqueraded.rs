@@ -1,4 +1,4 @@
-//! What surrounds the flows of clients outside to backends of other nodes: ICMP errors both ways, datagrams in fragments; and what the
+//! What surrounds the flows of external clients to backends of other nodes: ICMP errors both ways, datagrams in fragments; and what the
 //! addresses of services answer to such clients by themselves.
 
 use std::io::ErrorKind;
@@ -43,7 +43,7 @@ fn errors_find_their_way_to_a_client_and_to_a_backend_of_another_node() {
         assert_eq!(peer.ip(), masquerade(to.ip()), "the backend sees an address of the node");
         drop(client);
         server.connect(peer).unwrap();
-        // The error arrives behind the datagram that it is about, and is told with a later call.
+        // The error arrives behind the datagram that it is about, and a later call returns it.
         let error = eventually("the backend is told", LIMIT, || server.send(b"answer").err());
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{to}: {error}");
     }

@@ -18,7 +18,7 @@ fn check(scene: &mut Served, expected: &[String]) {
     assert_eq!(programs(&scene.fixture), expected, "another program hangs beside the first");
 }
 
-/// Interface and place of each program of tc and XDP, and each program on the cgroup, whoever holds its link.
+/// Interface and place of each program of tc and XDP, and each program on the cgroup, whichever process holds its link.
 fn programs(fixture: &Fixture) -> Vec<String> {
     let node = &fixture.node;
     let show = |arguments: &[&str]| {

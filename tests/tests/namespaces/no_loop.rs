@@ -59,7 +59,7 @@ fn nothing_that_is_sent_to_an_address_of_services_goes_on_to_the_router() {
     let gone: Vec<_> = seen.iter().filter(|(to, _)| ours.contains(to)).collect();
     assert!(gone.is_empty(), "{gone:?}");
 
-    // What a pod sends to another port of an external IP may be for whoever has the address; and the watch is awake.
+    // What a pod sends to another port of an external IP may be for the owner of the address; and the watch is awake.
     for to in external {
         send(fixture.client.place(), to, GRE, &[0; 8]).unwrap();
         eventually("it went on", LIMIT, || gateway.seen().contains(&(to, GRE)).then_some(()));

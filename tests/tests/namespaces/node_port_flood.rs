@@ -1,5 +1,5 @@
-//! A flood of SYNs on a node port that native XDP serves: no established flow is evicted, and whoever means it gets through, even if
-//! half-open entries live for less than a client's round trip. Needs root.
+//! A flood of SYNs on a node port that native XDP serves. No established flow is evicted, and real clients get through, even if half-open entries
+//! live for less than a client's round trip. Needs root.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -50,7 +50,7 @@ impl Scenario {
         nodes[0].route_to(&nodes[1]).unwrap();
         nodes[1].route_to(&nodes[0]).unwrap();
         let client = external_client::far_client(&topology);
-        // Whoever floods forges addresses of a network that nobody has; slow clients are made by hand, at addresses that no kernel answers for.
+        // The flood forges addresses of an unused network; slow clients are made by hand, at addresses that no kernel answers for.
         let wire = topology.wire();
         for scope in ["all", "far0"] {
             wire.sysctl(&format!("net/ipv4/conf/{scope}/rp_filter"), "0").unwrap();
@@ -99,7 +99,7 @@ impl Scenario {
     }
 }
 
-/// A flood that goes on until it is told to stop.
+/// A flood that goes on until it is stopped.
 struct Flooding {
     stop: Arc<AtomicBool>,
     sent: Arc<AtomicU64>,

@@ -1,4 +1,4 @@
-//! Clients outside with direct server return, by every kind of frontend and to backends everywhere: a sample of the table of `north_south`.
+//! External clients with direct server return, by every kind of frontend and to backends everywhere: a sample of the table of `north_south`.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use lb_tests::routed::{Backend, Cell, Client, Due, Family, Kind, Mode, Network, 
 /// So short that the tables are empty soon after the traffic.
 const TIMEOUTS: &str = "--flow-timeouts=half-open=4s,closing=1s,udp-unreplied=3s,udp-replied=3s,udp-stream=3s";
 
-/// The sweep has looked at everything by then, and taken what it took for nobody's.
+/// The sweep has read every entry by then, and removed those that it took for unrelated.
 const LONG: Duration = Duration::from_secs(42);
 
-/// Clients outside by every kind that reaches them, all of it; of the others those of another node that ask for a node port, where direct
+/// External clients by every kind that reaches them, all of it; of the others those of another node that ask for a node port, where direct
 /// server return must leave them alone.
 fn sample() -> Vec<Cell> {
     let is_asked = |cell: &Cell| match cell.client {
@@ -27,7 +27,7 @@ fn sample() -> Vec<Cell> {
     Cell::all().into_iter().filter(is_asked).collect()
 }
 
-/// Connections of the client outside to backends of other nodes, by every kind.
+/// Connections of the external client to backends of other nodes, by every kind.
 fn connections(network: &Network) -> Vec<(Cell, Stream)> {
     let mut all = Vec::new();
     for kind in [Kind::NodePort, Kind::LoadBalancer, Kind::ExternalIp] {

@@ -1,5 +1,5 @@
-//! Packets that are larger than the way to a backend of another node takes, or the way back: the sender learns of it, whoever finds
-//! out. And packets that have come too far.
+//! Packets that are larger than the way to a backend of another node takes, or the way back: the sender learns of it, whichever hop drops them. And
+//! packets that have come too far.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -52,7 +52,7 @@ struct Narrow {
     what: &'static str,
     sender: Sender,
     mtu: u32,
-    /// Who finds out: this node, or whoever sends it an error to translate.
+    /// The hop that drops the packet: this node, or a router whose error this node translates.
     told_as: Outcome,
     make: fn(&ExternalClient),
 }
@@ -124,7 +124,7 @@ fn a_sender_learns_of_every_narrow_place_on_the_way_to_a_backend_of_another_node
     }
 }
 
-/// Datagrams that were sent whole, and those that were sent in fragments, which nothing on the way may cut further.
+/// Datagrams that were sent in one piece, and those that were sent in fragments, which nothing on the way may cut further.
 #[test]
 fn a_sender_of_datagrams_makes_them_smaller_once_it_knows() {
     let beyond = ExternalClient::new("datagrams");
@@ -134,7 +134,7 @@ fn a_sender_of_datagrams_makes_them_smaller_once_it_knows() {
             let text = "0123456789".repeat(length / 10);
             let socket = Datagrams::connected(beyond.client.place(), 0, to).unwrap();
             socket.set_patience(Duration::from_millis(300)).unwrap();
-            // The first one is lost; the socket is told, and the next one is cut where it is sent.
+            // The first one is lost; the socket gets an error, and the next one is cut where it is sent.
             eventually(&format!("{to}, {length} bytes"), LIMIT, || socket.ask(&text).ok());
             let learnt = route(&beyond.client, to.ip());
             assert!(learnt.contains(&format!("mtu {TUNNEL}")), "{to}: {learnt}");

@@ -1,4 +1,4 @@
-//! A service with a rate limit: each network of clients outside has its share of new flows, by native XDP and by tc. Needs root.
+//! A service with a rate limit: each network of external clients has its share of new flows, by native XDP and by tc. Needs root.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};

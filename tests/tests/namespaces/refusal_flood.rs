@@ -89,7 +89,7 @@ fn a_flood_to_a_closed_port_leaves_other_clients_and_their_events_alone() {
         (told(Outcome::RefusedUnserved) == written).then_some(written)
     });
     assert!((1..=bound(EVENT_BURST, EVENTS_PER_SECOND)).contains(&written), "{written} records in {seconds} s");
-    // The flood is over: whoever asks is refused at once.
+    // The flood is over: every client is refused at once.
     eventually("refused again", LIMIT, || {
         let error = Stream::connect(fixture.client.place(), closed.into()).expect_err("nobody serves");
         (error.kind() == std::io::ErrorKind::ConnectionRefused).then_some(())

@@ -90,7 +90,7 @@ impl Scenario {
         self.arrives(syn)
     }
 
-    /// The backend that a SYN reaches answers; the client is told as by the service.
+    /// The backend that a SYN reaches answers; the client gets the error as from the service.
     fn answered(&self, syn: &Segment, arrived: &Segment) -> Segment {
         self.backends.send(&arrived.answer(SYN | ACK, BACKEND_ISN));
         let told = self.client.receive(SOON, |segment| segment.to == syn.from).expect("the client is told");
@@ -271,7 +271,7 @@ fn meets_silence(scenario: &Scenario, client: usize, to: SocketAddr, silent: Opt
     first.to.ip()
 }
 
-/// Whoever asks is told which backend is ejected.
+/// `get` shows which backend is ejected.
 fn shown_as_ejected(scenario: &Scenario, ejections: &[IpAddr]) {
     let list = scenario.agent.json(&["get", "backends", "-A"]).unwrap().to_string();
     assert!(list.contains("ejected"), "{ejections:?} are ejected: {list}");

@@ -215,7 +215,7 @@ fn a_backend_whose_accept_queue_is_full_keeps_no_client_from_another_one() -> Re
             socket.listen(0)?;
             anyhow::Ok(socket)
         })?;
-        // Its queue takes one more than it was told.
+        // Its queue takes one more than its limit.
         let first = scenario.pod(0).place().run(|| TcpStream::connect_timeout(&address, Duration::from_secs(2)))?;
         full.push((listener, first));
     }

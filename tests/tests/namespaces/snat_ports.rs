@@ -23,8 +23,7 @@ fn dropped(network: &Network) -> u64 {
     network.agents[0].counted(Outcome::DroppedNoPort).unwrap()
 }
 
-/// The client outside asks at node 1's port for the pod of node 2, from a port of the local range, which is the node's as well: it cannot
-/// be kept.
+/// The external client asks at node 1's port for the pod of node 2. Its port is of the local range, which is the node's as well: it cannot be kept.
 fn connect(network: &Network, family: Family) -> std::io::Result<Stream> {
     let (protocol, policy, client, backend) = (Protocol::Tcp, Policy::Cluster, Client::Outside, Backend::PodByRoute);
     let cell = Cell { kind: Kind::NodePort, protocol, family, policy, client, backend };

@@ -49,7 +49,7 @@ fn connects(client: &Place, both: [SocketAddr; 2]) -> [Vec<Duration>; 2] {
     })
 }
 
-/// Such a backend, of a client outside: connects by the service as fast as direct ones.
+/// Such a backend, of an external client: connects by the service as fast as direct ones.
 fn delays_no_connect(subject: &str, backend: Backend, kind: Kind) {
     let mut network = Network::new(subject).unwrap();
     let own = network.nodes[0].addresses();

@@ -93,7 +93,7 @@ fn a_host_process_is_refused_at_once_at_a_port_that_the_service_does_not_have() 
         assert_eq!(socket.send_at(to, "hello").unwrap_err().kind(), ErrorKind::ConnectionRefused);
     }
     assert_eq!(agent.counted(Outcome::RefusedUnserved).unwrap() - before, 2 * 5);
-    // A port of the node itself is nobody's to refuse: its own kernel does.
+    // Only the node's own kernel refuses a port of the node itself.
     let own = SocketAddr::new(fixture.node.addresses().v4.into(), 81);
     assert_eq!(Stream::connect(fixture.node.place(), own).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     assert_eq!(agent.counted(Outcome::RefusedUnserved).unwrap() - before, 2 * 5);

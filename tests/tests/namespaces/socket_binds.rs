@@ -60,7 +60,7 @@ fn a_node_port_is_in_use_for_every_process_of_the_node() {
             asked += 1;
             assert_eq!(refused(&agent), asked);
         }
-        // The other protocol's port, and any other, are nobody's.
+        // The other protocol's port, and any other, are free.
         for (protocol, port) in [("tcp", DNS), ("udp", HTTP), ("tcp", HTTP + 1), ("tcp", 0), ("udp", 0)] {
             take(host, protocol, SocketAddr::new(at, port)).unwrap_or_else(|e| panic!("{protocol} {at}:{port}: {e}"));
         }

@@ -1,4 +1,4 @@
-//! Host sockets that lead to one backend at the same time, through two services and directly: each is told its own peer.
+//! Host sockets that lead to one backend at the same time, through two services and directly: each sees its own peer.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -50,7 +50,7 @@ fn a_second_connection_of_the_same_port_is_refused_and_harms_nobody() {
     let scenario = SharedBackend::new("sockport", Pods::Routed);
     for ways in ways(&scenario, Protocol::Tcp) {
         for (turn, one) in ways.into_iter().enumerate() {
-            // Whoever was given the port last may be in TIME-WAIT with the backend.
+            // The last owner of the port may be in TIME-WAIT with the backend.
             let (mut first, port) = (0..100)
                 .find_map(|_| {
                     let port = free_port(scenario.fixture.node.place(), one);

@@ -1,5 +1,5 @@
-//! Host processes get around a backend that the packets of pods have shown to be dead: nobody can move a socket once it is connected,
-//! so it is not sent there in the first place.
+//! Host processes get around a backend that the packets of pods have shown to be dead. A connected socket cannot be moved, so it is not sent there in
+//! the first place.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use lb_tests::topology::{NodeOptions, Pod};
 /// Longer than any test takes: a pod that cannot connect has moved on by then, at the latest.
 const LONG: Duration = Duration::from_mins(1);
 
-/// The pod receives, and no word of it gets out: a death that nobody is told of.
+/// The pod receives, and no word of it gets out: a silent death.
 fn fall_silent(pod: &Pod, silent: bool) {
     let change = if silent { "add" } else { "del" };
     for family in ["-4", "-6"] {

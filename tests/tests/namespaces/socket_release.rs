@@ -123,7 +123,7 @@ fn a_socket_may_ask_more_services_than_its_record_names() {
         let socket = Datagrams::unconnected(place, 0, asked[0]).unwrap();
         for _ in 0..3 {
             for to in &asked {
-                // Whoever is asked, the answer names it.
+                // Every answer names it.
                 socket.ask_at(*to, "who").unwrap();
             }
         }

@@ -98,7 +98,7 @@ fn a_host_process_passes_if_its_node_is_in_range() {
         assert_eq!(count(&programs, Outcome::DroppedSourceRange), 2);
         let counted: Vec<_> = programs.take_stats().unwrap().iter().map(|(key, n)| (key.id, key.outcome, *n)).collect();
         assert_eq!(counted, [(SERVICE, Outcome::DroppedSourceRange as u8, 2)], "counted for the service");
-        // An unconnected socket is told at each datagram.
+        // An unconnected socket is refused at each datagram.
         let socket = Datagrams::unconnected(node.place(), 0, (FRONTEND4, 53).into()).unwrap();
         let error = socket.send_at((FRONTEND4, 53).into(), "hello").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);

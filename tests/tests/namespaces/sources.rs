@@ -1,5 +1,5 @@
-//! Who clients outside are and which address stands in for them: the agent follows the node's links and addresses, repairs what
-//! somebody edits, keeps everything over its own end, and says what keeps clients out.
+//! External clients and the address that masquerades them. The agent follows the node's links and addresses, repairs edits, keeps everything over its
+//! own end, and reports what keeps clients out.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};

@@ -1,5 +1,5 @@
-//! An agent with too little memory, CPU or descriptors, or with a run folder that is full or cannot be written: packets go on, the
-//! agent says what is wrong, and with enough of it everything converges.
+//! An agent with too little memory, CPU or descriptors, or with a run folder that is full or cannot be written. Packets go on, the agent says what is
+//! wrong, and with enough of it everything converges.
 
 use std::path::PathBuf;
 

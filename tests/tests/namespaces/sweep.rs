@@ -278,7 +278,7 @@ fn ids_and_slots_of_a_hundred_generations_come_back() -> Result<()> {
     eventually("all but one id are free, and the slots of four sets are held", 3 * SOON, || {
         (counts()? == (1, 4)).then_some(())
     });
-    // The flow is told of its end; then nothing holds the id any more.
+    // The flow learns of its end; then nothing holds the id any more.
     held.ask("two").unwrap_err();
     drop(held);
     let maps = Pinned::open(&agent.bpffs().join("ballast"))?;

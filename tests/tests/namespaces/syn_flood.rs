@@ -1,4 +1,4 @@
-//! A flood of SYNs, ten times what the half-open table holds: no established flow is evicted, and whoever means it gets through.
+//! A flood of SYNs, ten times what the half-open table holds: no established flow is evicted, and real clients get through.
 //! Needs root.
 
 use std::net::SocketAddr;

@@ -1,5 +1,5 @@
-//! A sender that never changes its port and never hears an answer: its datagrams go on to whoever serves, whatever becomes of the
-//! backend that had them (kube-proxy's "should be able to preserve UDP traffic when server pod cycles").
+//! A sender that never changes its port and never hears an answer. Its datagrams go on to a serving backend, whatever becomes of the one that had
+//! them (kube-proxy's "should be able to preserve UDP traffic when server pod cycles").
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, UdpSocket};

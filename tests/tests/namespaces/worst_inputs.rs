@@ -1,5 +1,5 @@
-//! The inputs that once stopped or delayed everything, one after the other and then all together, under an agent that is killed by the
-//! rule of the kubelet: what others change is served within seconds all the time, and the agent is never killed.
+//! The inputs that once stopped or delayed everything, one after the other and then all together, under an agent that is killed by the rule of the
+//! kubelet. Other changes are served within seconds all the time, and the agent is never killed.
 
 use std::fmt::Write as _;
 use std::os::unix::fs::symlink;

@@ -1,5 +1,5 @@
-//! The fast path, judged packet by packet by a model of its rule: each packet is translated once over all hooks, and passes the stack by
-//! exactly when the rule says so.
+//! The fast path, judged packet by packet by a model of its rule. Each packet is translated once over all hooks, and skips the stack exactly when the
+//! rule says so.
 
 use aya::maps::{Array, HashMap, MapData};
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};

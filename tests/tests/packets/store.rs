@@ -196,7 +196,7 @@ fn the_kernel_holds_what_memory_holds() -> Result<()> {
     Ok(())
 }
 
-/// Both are told, in any order, of two backends of one address and service port; the name leads to one that lives, if there is one.
+/// Both get, in any order, two backends of one address and service port; the name leads to one that lives, if there is one.
 #[test]
 fn a_backend_that_drains_gives_way_in_the_kernel_as_in_memory() -> Result<()> {
     let dir = tempfile::tempdir()?;

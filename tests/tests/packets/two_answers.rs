@@ -1,5 +1,5 @@
-//! A SYN that went to two backends, both of which answer at the same moment on two CPUs: one answer goes to the client, and the connection
-//! is with its backend.
+//! A SYN that went to two backends, both of which answer at the same moment on two CPUs. One answer goes to the client, and the connection is with
+//! its backend.
 //!
 //! The programs are the driven ones (`tests/mutations/driven`): the clock is the test's, so that no retry has to be waited for.
 

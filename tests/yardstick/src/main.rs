@@ -102,7 +102,7 @@ macro_rules! family {
             rewrite(&context, &key, &flow)
         }
 
-        /// One look-up, for a packet that is nobody's.
+        /// One look-up, for an unrelated packet.
         #[classifier]
         pub fn $foreign(context: TcContext) -> i32 {
             let Some(key) = key::<$n>(&context) else { return TC_ACT_UNSPEC };

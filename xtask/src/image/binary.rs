@@ -72,7 +72,7 @@ pub fn is_static(program: &[u8]) -> Result<bool> {
 fn command(workspace: &Workspace, triple: &str, build: &Expression) -> Expression {
     let build = build.env("BALLAST_EBPF_OBJECT", workspace.object()).dir(&workspace.root);
     let build = build.env("CARGO_ENCODED_RUSTFLAGS", rustc_flags(workspace, triple).join("\u{1f}"));
-    // What stands inside wins: the flags of this build are not cleaned away.
+    // The inner value wins: the flags of this build are not cleaned away.
     let build = clean_cargo_env(build);
     if !triple.ends_with("musl") {
         return build;

@@ -26,8 +26,8 @@ use crate::workspace::{Workspace, is_root};
 /// At least so many mutations must be there: a ladder that lost its mutations would pass in silence.
 const MUTATIONS_MIN: usize = 10;
 
-/// So many of each kind are in the share of a run of the ladder: of those that the tests of lb-common judge, and of those that are judged on
-/// programs in the kernel. The commit decides which ones, and the first of them: each commit tries others, and the same commit the same
+/// So many of each kind are in the share of a run of the ladder. The kinds are mutations that the tests of lb-common judge, and mutations that are
+/// judged on programs in the kernel. The commit decides which ones, and the first of them: each commit tries others, and the same commit the same
 /// ones. `cargo xtask mutate` tries all.
 const MUTATIONS_A_RUN: usize = 5;
 

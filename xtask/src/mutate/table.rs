@@ -14,7 +14,7 @@ pub struct Mutation {
     pub name: String,
     /// What a user would suffer: the reason why some test must fail.
     pub breaks: String,
-    /// The rungs of which at least one must fail, in the order in which they are tried: a name, or `rung::part` for those of its tests
+    /// The rungs of which at least one must fail, in the order in which they are tried. An entry is a name, or `rung::part` for those of its tests
     /// whose names contain the part.
     #[serde(default = "default_tests")]
     pub tests: Vec<String>,

@@ -155,6 +155,8 @@ fn cells(row: &str) -> Vec<&str> {
 mod tests {
     use super::*;
 
+    /// As in `tests/tests/guest_programs.rs`.
+    const INSTRUCTIONS_MAX: u32 = 50_000;
     const TABLE: &str = "\
 | program | 6.1 | 6.12 |
 |---|---:|---:|
@@ -196,6 +198,11 @@ mod tests {
         let recorded = Figures::recorded(&workspace).expect("a table");
         for kernel in KERNELS.iter().filter(|kernel| kernel.proven) {
             assert!(recorded.0.contains_key(kernel.name), "no figures of Linux {}", kernel.name);
+        }
+        for (kernel, programs) in &recorded.0 {
+            for (name, Figure { instructions, .. }) in programs {
+                assert!(*instructions <= INSTRUCTIONS_MAX, "{name} on Linux {kernel}: {instructions} instructions");
+            }
         }
     }
 }

@@ -80,8 +80,8 @@ impl Machine<'_> {
             "tcg",
             "-cpu",
             "max",
-            // The guest's clock counts the instructions that it runs, two nanoseconds each (2^shift), and skips the time in which it is idle:
-            // a busy machine takes longer, and no deadline of a test comes nearer.
+            // The guest's clock counts the instructions that it runs, two nanoseconds each (2^shift), and skips the time in which it is idle. A busy
+            // machine takes longer, and no deadline of a test comes nearer.
             "-icount",
             "shift=1,sleep=off",
             "-rtc",

@@ -30,7 +30,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// What stands in each guest, whatever its kernel: programs by their paths there, debug information taken out.
+    /// The files of each guest, whatever its kernel: programs by their paths there, without debug information.
     ///
     /// They are linked dynamically: the libraries of this machine go with them.
     pub fn collect(&self, scratch: &Path) -> Result<Vec<(String, Vec<u8>)>> {

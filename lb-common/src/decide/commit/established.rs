@@ -1,7 +1,7 @@
 //! Writes for established connections.
 
 use crate::abi::{Flow, HalfOpen, MOST_MOVES, fin, flow_flags, flow_state, half_open_flags};
-use crate::decide::closing::{self, Numbers};
+use crate::decide::closing::{self, End, Numbers};
 use crate::decide::connection::{Connection, Directions, leads_to, set_opposite};
 use crate::decide::fast_path;
 use crate::decide::lifetime::uncount;
@@ -73,16 +73,16 @@ fn sync<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) ->
     if !closing::may_end(packet, flow) {
         return true;
     }
-    let fin = closing::fin_after(packet, flow, stored);
-    let resets = closing::resets(packet, flow, stored);
-    if fin == flow.fin && !resets {
+    let change = closing::end(packet, flow, stored);
+    if change == End::Nothing {
         return true;
     }
-    tables.set_opposite_fin(opposite, stored.tag, fin & fin::SENT);
+    tables.set_opposite_fin(opposite, stored.tag, flow.fin & fin::SENT);
     let Some(own) = tables.flow(key, stored) else { return true };
-    tables.set_fin(own, flow.tag, fin);
+    tables.set_fin(own, flow.tag, flow.fin);
     // Read once more: the opposite end may have acknowledged on another CPU, which has not seen this either.
-    if tables.flow(opposite_key, stored).is_some() && (resets || (fin == fin::ALL && stored.fin == fin::ALL)) {
+    let is_there = tables.flow(opposite_key, stored).is_some();
+    if is_there && (change == End::Reset || (flow.fin == fin::ALL && stored.fin == fin::ALL)) {
         let link = stored.link;
         end(tables, work, link);
     }

@@ -10,8 +10,8 @@ use crate::state;
 
 /// Claims the reply tuple for the handshake's reply entry, with this port of the client; 0: with the one that it has.
 ///
-/// First the claim among the handshakes, then a look at the established ones: another connection's claim is in one of the two at any
-/// time, as it is written there before it is removed here.
+/// First the claim among the handshakes, then a look-up in the established ones. Another connection's claim is in one of the two at any time, as it
+/// is written there before it is removed here.
 ///
 /// The programs have it as a function that is verified once and by itself ([`FlowTables::reserve`]).
 #[inline(always)]

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::endpoint::Answer;
 use crate::model::{Check, Question};
 
-/// The longest first line of an answer that is read (RFC 9112 knows no bound; 32 bytes hold what is looked at).
+/// The longest first line of an answer that is read (RFC 9112 knows no bound; 32 bytes hold what is read).
 const STATUS_LINE_MAX: usize = 512;
 
 /// Statuses that are a success: what is there, or is elsewhere, as with Kubernetes' own probes.

@@ -1,4 +1,4 @@
-//! When which endpoint is asked: by turns, with jitter, so many in a second and at the same time. Pure: it is told the time.
+//! When which endpoint is asked: by turns, with jitter, so many in a second and at the same time. Pure: the time is an argument.
 //!
 //! Namespaces take turns, and none has more than its share under way: endpoints of one that never answer delay no other's checks.
 
@@ -114,7 +114,7 @@ impl Schedule {
                 self.want((key.clone(), *address), &service.check, now);
             }
         }
-        // What is not checked any more is nobody's to keep out.
+        // A failure of a backend that is not checked any more keeps it out no longer.
         self.restored.clear();
     }
 

@@ -1,4 +1,4 @@
-//! Records field by field, so that a difference can be told.
+//! Records field by field, so that a difference can be named.
 
 use std::fmt::Debug;
 

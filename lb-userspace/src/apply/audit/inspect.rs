@@ -1,4 +1,4 @@
-//! The tables compared with themselves: what can be told without an agent, from seals, generations and who refers to whom.
+//! The tables compared with themselves: the findings that need no agent, from seals, generations and who refers to whom.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -83,7 +83,7 @@ impl Tables<'_> {
         let table = by_family(family, map_name::SERVICES4, map_name::SERVICES6);
         if entry.seal != frontend.seal(entry) {
             let differs = format!("seal {}, expected {}", entry.seal, frontend.seal(entry));
-            // Nothing in it can be trusted, so nothing that it leads to is looked at.
+            // Nothing in it can be trusted, so nothing that it leads to is compared.
             return vec![self.finding(FindingKind::Torn, table, frontend.to_string(), entry.id, differs)];
         }
         let mut findings = Vec::new();

@@ -1,7 +1,7 @@
 //! Compares what the tables hold with the book of what was written, and puts right what differs.
 //!
-//! A bounded part of the tables at a time: the agent is their only writer and does not write meanwhile, so each comparison is exact,
-//! and none holds a change up for long.
+//! A bounded part of the tables at a time. The agent is their only writer and does not write meanwhile, so each comparison is exact, and none holds a
+//! change up for long.
 
 mod compare;
 mod endpoints;
@@ -27,7 +27,7 @@ use compare::{Found, Repair};
 pub use inspect::{inspect, read_all};
 pub use report::{AuditReport, Finding, FindingKind};
 
-/// So many service ports are looked at in the time that it takes to write one.
+/// So many service ports are compared in the time that it takes to write one.
 const LOOKS_PER_WRITE: usize = 4;
 
 /// Ids of backends that are read in one step, at most; many are not in use.
@@ -46,7 +46,7 @@ pub struct Audit {
     left: Vec<Part>,
     /// The first id or slot of the part that was not looked at yet.
     from: u32,
-    /// The last service port whose plan was looked at, if there are more.
+    /// The last service port whose plan was compared, if there are more.
     planned_to: Option<PortKey>,
     report: AuditReport,
 }
@@ -63,7 +63,7 @@ impl Audit {
         self.dry_run
     }
 
-    /// Goes on with the next part; the report, if it was the last step. A part is looked at in as many steps as it takes.
+    /// Goes on with the next part; the report, if it was the last step. A part is compared in as many steps as it takes.
     pub fn step<S: Store>(&mut self, programmer: &mut Programmer<S>, now: Monotonic) -> Option<AuditReport> {
         match self.left.last() {
             Some(Part::Plan) if programmer.has_snapshot() => {
@@ -188,7 +188,7 @@ impl<S: Store> Programmer<S> {
     }
 
     /// Whether what is written is what is wanted, for all that is not pending or due: a part of the service ports, behind `from`. Returns
-    /// the last one of the part; `None`: it was the last part, and the addresses are looked at as well.
+    /// the last one of the part; `None`: it was the last part, and the addresses are compared as well.
     fn audit_plan(
         &mut self,
         from: Option<&PortKey>,

@@ -160,7 +160,7 @@ fn no_address_of_services_is_ruled_out_and_what_is_gone_is_again() {
     assert_eq!(programmer.audit(false, at(201)).repaired(), addresses);
     assert_eq!(programmer.audit(false, at(201)).findings, []);
     assert!(held(&programmer, "10.0.0.1") && !held(&programmer, "10.96.0.2"));
-    // Services go: their addresses may be looked up until the next audit, and nobody is told of it.
+    // Services go: their addresses may be looked up until the next audit, and that is no finding.
     programmer.sync(&Snapshot { revision: 8, ..Snapshot::default() }, &facts(), at(202));
     assert!(!held(&programmer, "10.96.0.2"));
     assert_eq!(programmer.audit(false, at(203)).findings, []);
@@ -296,7 +296,7 @@ fn a_step_looks_at_a_bounded_number_of_entries_and_all_steps_at_all() {
     let mut programmer = many();
     let book = programmer.book();
     let longest = book.live_ranges(0).map(|(_, slots)| slots.len()).max().unwrap();
-    // One in each step that backends are looked at in.
+    // One in each step that compares backends.
     let ids: Vec<BackendId> = book.backends.keys().copied().step_by(BACKENDS).collect();
     assert!(ids.len() > 2);
     programmer.store_mut().backends.retain(|id, _| !ids.contains(id));

@@ -111,7 +111,7 @@ fn merged(
     ports
 }
 
-/// So many addresses are believed to be behind one link: whoever sends from any number of them fills no table.
+/// So many addresses are believed to be behind one link: a pod that sends from any number of them fills no table.
 const ADDRESSES_MAX: u32 = 16;
 
 fn bound(ports: &mut Ports) {

@@ -26,7 +26,7 @@ pub struct ServiceView {
     /// How long a client stays with its backend after its last new connection; 0: no client affinity.
     #[serde(rename = "affinitySeconds")]
     pub affinity_timeout_s: u32,
-    /// New flows in a second that each network of clients outside may make, and how many at once; none: any number.
+    /// New flows in a second that each network of external clients may make, and how many at once; none: any number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_limit: Option<RateLimitView>,
     #[serde(skip)]

@@ -113,7 +113,7 @@ pub struct AuditReport {
 }
 
 impl AuditReport {
-    /// How many findings are told in words.
+    /// How many findings are spelled out.
     pub const FINDINGS: usize = 20;
 }
 
@@ -126,7 +126,7 @@ pub struct SweepReport {
     /// How long it took.
     pub took_seconds: f64,
     pub rounds: u64,
-    /// Entries that were looked at.
+    /// Entries that were read.
     pub looked: u64,
     /// Entries that were taken out, by map.
     pub swept: BTreeMap<String, u64>,

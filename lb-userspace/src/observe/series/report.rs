@@ -42,7 +42,7 @@ pub fn of_report(report: &Report) -> Vec<Series> {
     all
 }
 
-/// How clients outside are served.
+/// How external clients are served.
 fn of_outside(datapath: &DatapathReport) -> Vec<Series> {
     let mut served = BTreeMap::<&str, usize>::new();
     for by in datapath.links.iter().filter_map(|link| link.served_by.as_deref()) {

@@ -32,7 +32,7 @@ pub struct Drains {
     /// Since when, the oldest first.
     by_age: BTreeSet<(Monotonic, BackendId)>,
     since: BTreeMap<BackendId, Monotonic>,
-    /// Those that were looked at and had no flow left.
+    /// Those that were checked and had no flow left.
     idle: BTreeSet<BackendId>,
     pub ends: DrainEnds,
 }

@@ -91,8 +91,8 @@ impl Book {
 
     /// A free range of this size beside those that are promised already.
     ///
-    /// As many slots in one piece as the largest range in use has, or this one, stay free: a service that needs no more slots than it has
-    /// can always be written anew (`is_kept`), and gives back what it had once its readers are through.
+    /// As many slots in one piece stay free as the largest range in use has, or this one. So a service that needs no more slots than it has can
+    /// always be written anew (`is_kept`), and gives back its old ones once its readers are through.
     pub(in crate::plan) fn find_slots(&self, count: u32, promised: &[Range], is_kept: bool) -> Option<Range> {
         let found = self.slots.find(count, promised)?;
         let largest = self.sizes.last().map_or(0, |(largest, _)| *largest).max(count);

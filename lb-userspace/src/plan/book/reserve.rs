@@ -1,5 +1,5 @@
-//! What operations that are planned but not carried out yet will take: many changes are planned before the first is written,
-//! and none may be given the ids, slots or room of another.
+//! What planned operations will take that are not carried out yet. Many changes are planned before the first is written, and none may be given the
+//! ids, slots or room of another.
 
 use std::{collections::BTreeSet, net::IpAddr};
 

@@ -1,5 +1,5 @@
-//! Reads files in threads of their own: one that hangs (a mount without its server) or is no regular file (a FIFO, a device) is that
-//! file's fault alone, and is named.
+//! Reads files in threads of their own. A file that hangs (a mount without its server) or is no regular file (a FIFO, a device) fails alone, and is
+//! named.
 
 use std::{
     collections::BTreeMap,
@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::source::SourceError;
 
-/// How long all files together may take in one reading. One that takes longer is looked at again in the next.
+/// How long all files together may take in one reading. One that takes longer is read again in the next.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long each is waited for once that is over.
 const LEAST: Duration = Duration::from_millis(20);

@@ -75,7 +75,7 @@ pub struct Follower<K> {
 }
 
 impl<K> Follower<K> {
-    /// `seed`: of all that is drawn by lot, another one on each node and for each resource.
+    /// `seed`: of all random choices, another one on each node and for each resource.
     pub fn new(mut settings: Settings, seed: u64, now: Instant) -> Self {
         settings.silence *= settings.patience;
         Self {

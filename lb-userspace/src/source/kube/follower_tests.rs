@@ -24,7 +24,7 @@ struct Stage {
     asked: Vec<(Call, Asked)>,
     open: BTreeSet<&'static str>,
     asked_in_all: usize,
-    /// How often it was told that the store went back.
+    /// How often the store went back.
     went_back: usize,
     /// Of the page that was asked for last.
     token: Option<String>,

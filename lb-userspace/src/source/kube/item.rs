@@ -177,7 +177,7 @@ struct EventEnvelope {
     object: Envelope,
 }
 
-/// Fills in what stands in the text before it ends, or before something in it that is no JSON.
+/// Fills in the fields of the text before it ends, or before something in it that is no JSON.
 fn fill(text: Text<'_>, part: Part<'_>) {
     let text = String::from_utf8_lossy(text.bytes());
     // What was filled in stays, whatever is wrong behind it.

@@ -36,7 +36,7 @@ pub struct Shown {
     pub kind: Kind,
     pub inside: Served,
     pub outside: Served,
-    /// A client outside keeps its address.
+    /// An external client keeps its address.
     pub keeps_client: bool,
     pub guarded: Option<Guarded>,
     pub affinity_timeout_s: u32,
@@ -157,8 +157,8 @@ impl World<'_> {
         })
     }
 
-    /// The frontends that a port wants, leaving aside what is never given: addresses of a family without a cluster IP, external
-    /// IPs where they are off, and what the node itself listens on.
+    /// The frontends that a port wants, without those that are never given: addresses of a family without a cluster IP, disabled external IPs, and
+    /// the node's own listening addresses.
     fn wanted(&self, service: &Service, port: &ServicePort) -> Vec<(Frontend, Kind)> {
         let at =
             |address: &IpAddr, port_number| Frontend { address: *address, port: port_number, protocol: port.protocol };

@@ -62,7 +62,7 @@ impl Fixture {
             other.pod_net4(),
             other.addresses().v4
         ))?;
-        // What goes to an address that nobody serves yet is told at once, and always.
+        // A packet to an address that is not served yet is refused at once, and always.
         topology.wire().sysctl("net/ipv4/icmp_ratelimit", "0")?;
         let cluster = Cluster::start(topology.outside("api", &ballast.node)?)?;
         for side in [&ballast, &kube_proxy] {

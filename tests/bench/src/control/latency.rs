@@ -33,7 +33,7 @@ pub enum Change {
     Service,
 }
 
-/// Times of one change in milliseconds since the API confirmed the write. An agent may be earlier: it is told at the same time.
+/// Times of one change in milliseconds since the API confirmed the write. An agent may be earlier: it gets the event at the same time.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     /// From sending the write to its confirmation.

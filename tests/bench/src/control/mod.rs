@@ -64,7 +64,7 @@ struct Amounts {
     both: usize,
     /// Changes of Ballast alone, of each kind.
     alone: usize,
-    /// Changes before memory is looked at again.
+    /// Changes before memory is measured again.
     many: usize,
 }
 

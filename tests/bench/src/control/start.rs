@@ -36,7 +36,7 @@ pub struct Start {
     pub list_to_written: Option<f64>,
 }
 
-/// Makes the services that starts are told by.
+/// Makes the services by which starts are measured.
 pub fn prepare(probe: &Probe<'_>) -> Result<()> {
     for ((name, place), endpoint) in ENDS.into_iter().zip(probe.fixture.servers.addresses()) {
         probe.fixture.cluster.create_service(name, probed_cluster_ip(place), endpoint)?;

@@ -102,7 +102,7 @@ impl Lane {
              route add {BACKEND6}/128 via 2001:db8:19::2"
         ))?;
         let pod = node.pod("backend")?;
-        // The pod never answers who asks for its link-layer address: it is told.
+        // The pod never answers a request for its link-layer address: the address is set.
         let mac = address_of(&pod)?;
         for address in pod.addresses().both() {
             here.ip(&format!("neighbour add {address} lladdr {mac} dev {} nud permanent", pod.link()))?;

@@ -1,4 +1,4 @@
-//! `north-south`: clients outside. Frames as fast as one CPU does all the work of their way, beside kube-proxy, plain forwarding and
+//! `north-south`: external clients. Frames as fast as one CPU does all the work of their way, beside kube-proxy, plain forwarding and
 //! XDP that only sends on; and Ballast's programs on one frame at a time.
 
 mod fixture;
@@ -107,7 +107,7 @@ pub fn run(arguments: &NorthSouthArguments, agent: &Path, stop: &AtomicBool) -> 
     Ok(Part { bench: "north-south", figures, details: serde_json::to_value(&results)?, left_out: Vec::new() })
 }
 
-/// What is told from run to run: none of these has a goal.
+/// The results that runs compare: none of these has a goal.
 fn figures(results: &Results) -> Vec<Figure> {
     let figure = |name: String, ratio: &rate::Ratio, better| Figure {
         name: format!("north-south, {name}"),

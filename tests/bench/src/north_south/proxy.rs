@@ -125,7 +125,7 @@ impl Ballast {
         self.changed(segment).map(drop)
     }
 
-    /// What the backend answers to this flow: to the client, or to what stands in for it.
+    /// What the backend answers to this flow: to the client, or to its SNAT address.
     pub fn reply(&self, way: Way, family: usize, port: u16) -> Result<Segment> {
         let segment = self.lane.segment(way, family).at_port(port);
         let seen = if way == Way::Arrival { segment.from } else { ends(&self.changed(segment)?.bytes)?[0] };

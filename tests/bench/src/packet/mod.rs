@@ -1,5 +1,5 @@
-//! `packet`: programs run on one packet at a time (`BPF_PROG_TEST_RUN`, `repeat` 1), less what a program takes that does nothing,
-//! as ratios to programs that do the least for the same packet. All take turns in one run.
+//! `packet`: programs run on one packet at a time (`BPF_PROG_TEST_RUN`, `repeat` 1), less the time of a program that does nothing. Results are ratios
+//! to programs that do the least for the same packet. All take turns in one run.
 
 pub mod frames;
 pub mod measure;

@@ -14,7 +14,7 @@ const FIRST_NEW: u32 = 4_000;
 const PORTS: u32 = 60_000;
 /// Services that take turns as random ones: more than a CPU's second cache holds with all that belongs to them.
 const POOL: usize = 4_096;
-/// Nobody's address (RFC 5737).
+/// An address for documentation (RFC 5737).
 const FOREIGN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 8_080);
 /// Random services are the same in every run.
 const SEED: u64 = 5;

@@ -91,7 +91,7 @@ fn run(arguments: Arguments, signals: SigSet) -> Result<()> {
     report.verdict()
 }
 
-/// Waits for a signal on a thread of its own: the tour then begins no further step, and whoever waits is told.
+/// Waits for a signal on a thread of its own: the tour then begins no further step, and waits end.
 fn watch(signals: SigSet, report: &Report) -> Result<Receiver<Signal>> {
     let (tell, told) = channel();
     let interrupted = Arc::clone(&report.interrupted);

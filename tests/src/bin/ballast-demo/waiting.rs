@@ -13,7 +13,7 @@ pub const LIMIT: Duration = Duration::from_mins(3);
 const SILENT: Duration = Duration::from_secs(1);
 /// How often a wait says that it goes on.
 const REPEAT: Duration = Duration::from_secs(5);
-/// How often the awaited thing is looked at.
+/// How often the awaited thing is checked.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Waits, and says so.

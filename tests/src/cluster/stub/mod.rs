@@ -132,13 +132,12 @@ impl StubApi {
         self.change(State::silence_watches);
     }
 
-    /// Ends all watches in order, without a last bookmark, and forgets the changes up to now: who asks for those is told 410.
+    /// Ends all watches in order, without a last bookmark, and forgets the changes up to now: a request for those gets 410.
     pub fn forget(&self) {
         self.change(State::forget);
     }
 
-    /// Forgets the changes up to now, so that its memory does not grow. Every open watch must have told them: whoever has not is
-    /// told nothing of them.
+    /// Forgets the changes up to now, so that its memory does not grow. Every open watch must have sent them: one that has not never sends them.
     pub fn forget_told(&self) {
         self.shared.state().forget_told();
     }

@@ -120,7 +120,7 @@ struct Watch {
     number: usize,
     /// The events that it begins with, if it was asked to.
     initial: Option<String>,
-    /// Everything up to this version was told, or is hidden.
+    /// Everything up to this version was sent, or is hidden.
     told: u64,
     end: Clock,
     /// When the next one is due, once it is known.

@@ -185,7 +185,7 @@ impl State {
     pub fn forget(&mut self) {
         self.ended_before = self.watches;
         self.history.clear();
-        // Whoever knows the last version has missed nothing; here something else happened since.
+        // A client that knows the last version has missed nothing; here something else happened since.
         self.version += 1;
         self.forgotten = self.version;
     }

@@ -6,7 +6,7 @@ use super::{HEADLESS, Pool, weighted};
 use crate::kube_proxy_diff::node::{ADDRESSES, address};
 use crate::random::Random;
 
-/// Source ranges to draw from: around the pods, the node and the client outside, with the blanks that people leave.
+/// Source ranges to draw from: around the pods, the node and the external client, with the blanks that people leave.
 const RANGES: [&str; 14] = [
     "10.244.0.0/16",
     "192.0.2.0/24",

@@ -25,7 +25,7 @@ async fn a_rotated_ca_is_read_again_and_nothing_is_lost() -> Result<()> {
     Ok(())
 }
 
-/// The server stops believing whoever signed the old one, while the watches are open.
+/// The server stops believing the signer of the old one, while the watches are open.
 #[tokio::test]
 async fn a_rotated_client_certificate_is_read_again_and_nothing_is_lost() -> Result<()> {
     let server = ApiServer::start().await?;

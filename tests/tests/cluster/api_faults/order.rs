@@ -49,7 +49,7 @@ impl Cluster {
     }
 }
 
-/// Whoever followed every event holds what one list shows. The tables are a function of that alone.
+/// A client that followed every event holds what one list shows. The tables are a function of that alone.
 #[tokio::test]
 async fn any_order_of_events_ends_in_what_a_list_shows() -> Result<()> {
     let server = ApiServer::start().await?;
@@ -60,7 +60,7 @@ async fn any_order_of_events_ends_in_what_a_list_shows() -> Result<()> {
         for _ in 0..WRITES {
             cluster.write(&objects, &mut random).await?;
         }
-        // The mark is the last write: whoever has it has everything before it of its kind.
+        // The mark is the last write: a client that has it has everything before it of its kind.
         objects.create_service(&format!("mark-{round}")).await?;
         objects.put_slice(&format!("mark-{round}"), &format!("mark-{round}"), "IPv4", &endpoints([1])).await?;
         let mark = format!("mark-{round}");

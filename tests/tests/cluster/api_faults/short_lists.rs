@@ -113,7 +113,7 @@ async fn a_confirmed_empty_list_is_the_truth() -> Result<()> {
     Ok(())
 }
 
-/// Deletions that are told one by one need no confirmation.
+/// Deletions that come one by one need no confirmation.
 #[tokio::test]
 async fn everything_may_be_deleted_by_events() -> Result<()> {
     let (api, mut source) = fixture().await?;

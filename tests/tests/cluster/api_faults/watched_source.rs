@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 /// How long a watch may be silent in these tests.
 pub const SILENCE: Duration = Duration::from_secs(4);
 
-/// A running source; dropped, it is told to stop.
+/// A running source; dropped, it stops.
 pub struct Followed {
     source: Source,
     stop: CancellationToken,
@@ -93,7 +93,7 @@ impl Followed {
         self.source.snapshots.borrow().clone().context("no snapshot yet")
     }
 
-    /// Whatever was told from a revision on was as asked for.
+    /// Every event from a revision on was as asked for.
     pub fn insist_since(&self, revision: u64, what: &str, is_so: impl Fn(&Snapshot) -> bool) {
         let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         for snapshot in told.iter().filter(|snapshot| snapshot.revision >= revision) {

@@ -1,4 +1,4 @@
-//! An API that answers with errors: revoked rights, a version that is no more. It is told everywhere, once, and costs no traffic.
+//! An API that answers with errors: revoked rights, a version that is no more. It is reported everywhere, once, and costs no traffic.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::scenario::SILENCE;
 
 const CLUSTER_IP: &str = "10.96.0.78";
-/// An error must last, the next attempt comes, and a node waits by lot before it posts.
+/// An error must last, the next attempt comes, and a node waits a random time before it posts.
 const TOLD_LIMIT: Duration = Duration::from_mins(3);
 
 fn node(name: &str, address: &str) -> Value {

@@ -1,5 +1,5 @@
-//! A pod with `NET_RAW`, a host outside and another node forge packets of every kind about live connections of every kind, past Ballast and,
-//! as a contrast, past the real kube-proxy.
+//! A pod with `NET_RAW`, a host outside and another node forge packets of every kind about live connections of every kind. The packets pass Ballast
+//! and, as a contrast, the real kube-proxy.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};

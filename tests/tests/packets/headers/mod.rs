@@ -122,7 +122,7 @@ fn an_sctp_association_is_translated_and_its_checksum_follows() -> Result<()> {
             assert_eq!(ran.bytes[at..at + 2], SERVED.1.to_be_bytes(), "from the service's port");
             assert_eq!(crc32c(&ran.bytes[at..]), ran.bytes[at + 8..at + 12]);
 
-            // Still to be computed, by whoever sends it on.
+            // Still to be computed, by the next hop that sends it.
             answer.bytes[8..12].fill(0);
             let ran = scenario.run(Hook::PodOut, &back.plain(&answer))?;
             assert_eq!(ran.bytes[at + 8..at + 12], [0; 4], "a checksum that is not there yet stays away");
@@ -162,7 +162,7 @@ fn an_sctp_association_to_another_node_is_masqueraded_and_its_checksum_follows()
             assert_eq!((ran.verdict, ran.counted), (BACK, vec![Outcome::Replied]));
             assert_eq!(ran.bytes[14..], expect(&here, &answer(SERVED)), "to the client, from the service");
 
-            // Still to be computed, by whoever sends it on.
+            // Still to be computed, by the next hop that sends it.
             let mut data = sctp(SERVED, 0x9abc_def0, &[Chunk::data()]);
             data.bytes[8..12].fill(0);
             let ran = scenario.run(Hook::NodeIn, &out.plain(&data))?;

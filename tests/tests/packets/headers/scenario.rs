@@ -22,7 +22,7 @@ pub const SERVED: (u16, u16) = (4_000, 80);
 /// The backend's port.
 pub const TARGET: u16 = 8_080;
 
-/// Verdicts at tc: on to whoever is next, dropped, redirected.
+/// Verdicts at tc: on to the next program, dropped, redirected.
 pub const NEXT: i32 = -1;
 pub const DROP: i32 = 2;
 pub const BACK: i32 = 7;
@@ -115,7 +115,7 @@ impl Scenario {
         Ok(())
     }
 
-    /// From now on the backend is another node's, and clients outside are masqueraded.
+    /// From now on the backend is another node's, and external clients are masqueraded.
     pub fn far(&mut self) -> Result<()> {
         self.programs.state4.masquerade.insert(0, Masquerade::new(address(NODE), &[]), 0)?;
         self.programs.state6.masquerade.insert(0, Masquerade::new(address(NODE), &[]), 0)?;

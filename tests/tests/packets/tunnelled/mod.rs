@@ -254,7 +254,7 @@ fn a_backend_that_is_not_here_takes_nothing(scenario: &mut Scenario) {
             let arrived = scenario.wrapped(&scenario.asks(protocol, port(hook), SYN), Who::Peer, to, 60);
             is_dropped(scenario, hook, &arrived, "dropped_not_here");
         }
-        // A segment that begins nothing is nobody's here: its sender is told, by tc.
+        // A segment that begins nothing belongs to no connection here: its sender gets a RST, by tc.
         let segment = scenario.asks(Protocol::Tcp, port(hook), ACK);
         let arrived = scenario.wrapped(&segment, Who::Peer, Who::Away, 60);
         let (verdict, out, outcome) = match hook {
@@ -308,7 +308,7 @@ fn others_tunnels_are_left_alone(scenario: &mut Scenario) {
     }
 }
 
-/// Nodes may be set otherwise: what one has sent whole to a backend of this node is opened for it, and for nobody else.
+/// Nodes may be set otherwise: a packet that one has encapsulated for a backend of this node is decapsulated for that backend alone.
 fn what_another_node_sends_of_a_service_that_does_not_go_whole_from_here_is_taken_out(scenario: &mut Scenario) {
     let here = SocketAddr::new(ip(scenario.v6, Who::Here), TARGET);
     for hook in HOOKS {

@@ -98,8 +98,8 @@ impl<K> Follower<K> {
         }
     }
 
-    /// A page that failed is asked for again, so that a long list gets on; one that the server no longer knows ends the list, and so
-    /// does one that the server refuses again and again (as after a store went back in time: it does not know the token's version).
+    /// A page that failed is asked for again, so that a long list gets on. A page whose token the server no longer knows ends the list. So does one
+    /// that the server refuses again and again, as after a store went back in time: it does not know the token's version.
     fn list_failed(&mut self, failure: Failure, now: Instant) -> Vec<Effect<K>> {
         if self.settings.may_be_unknown && failure.status == Some(HTTP_NOT_FOUND) {
             return self.kind_is_unknown(now);

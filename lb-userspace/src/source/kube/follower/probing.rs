@@ -18,9 +18,8 @@ pub struct Probe {
     look: Look,
 }
 
-/// What a probe that ended without a word still needs. A server sends no bookmark where nothing happened since the version that
-/// it was asked for, nor one for a resource of which it heard nothing while others changed: until somebody asks what the store
-/// holds now, it does not know how far the store is.
+/// What a probe that ended without a word still needs. A server sends no bookmark where nothing happened since the requested version, nor for a quiet
+/// resource while others change. It does not know how far the store is until a client asks for the store's latest state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Look {
     NotYet,
