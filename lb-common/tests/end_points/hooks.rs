@@ -39,8 +39,12 @@ impl World {
         let connection = &self.connections[segment.connection];
         let current = self.current.get(&(connection.client, connection.service)).copied();
         let (held, service) = (current == Some(segment.connection) && connection.is_held(), connection.service);
+        // The pod's tuple may be another connection's by now, by another VIP. The segment then reaches that connection's socket, and its
+        // own hears nothing.
+        let met = ((segment.dst.0, verdict.client_port), (verdict.address, verdict.port));
+        let strays = verdict.action == Action::ToClient && met != (connection.client, service);
         let truth = Truth {
-            held,
+            held: held && !strays,
             target: None,
             keeps: true,
             peer_keeps: segment.pod.is_some_and(|pod| self.agent.keeps_pod(pod, service, self.now_ms)),
@@ -48,8 +52,6 @@ impl World {
         self.watch.answered(&segment, &verdict, truth);
         self.watch.disturb(&segment, current);
         if verdict.action == Action::ToClient {
-            // The pod's tuple may be another connection's by now, by another VIP: it is that one whose flow has met the segment.
-            let met = ((segment.dst.0, verdict.client_port), (verdict.address, verdict.port));
             self.watch.disturb(&segment, self.current.get(&met).copied());
         }
         self.go_on(segment, &verdict, true);
