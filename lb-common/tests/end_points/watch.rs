@@ -17,7 +17,7 @@ pub struct Story {
     /// It has entries of its own: until then its SYNs pass for those of the connection before it on its tuple.
     pub begun: bool,
     pub moves: u32,
-    /// Its pod has ended it, or some other connection's end passed on the same tuple: a flow knows no sequence numbers.
+    /// Its pod has ended it, which the client may not have heard, or an RST, FIN or SYN of another connection passed on the same tuple.
     pub disturbed: bool,
 }
 
@@ -102,8 +102,9 @@ impl Watch {
         if segment.flags & (SYN | ACK | RST) == SYN {
             self.opening(segment, verdict, truth, &story);
         } else if segment.peer.is_some() && segment.peer != truth.target {
-            if !truth.peer_keeps {
-                // Its pod is gone, and a SYN of its own that was late began anew.
+            if !truth.peer_keeps || story.disturbed {
+                // Its pod is gone, or has ended the connection, which the client has yet to hear. Another pod's answer or a late SYN began
+                // anew. That pod refuses the segment: `took` proves it.
                 self.seen.strays += 1;
                 return;
             }
@@ -144,7 +145,7 @@ impl Watch {
         self.count(verdict.outcome);
         let accepts = segment.has(SYN);
         let story = self.stories[segment.connection].clone();
-        // Another pod's answer went to the client.
+        // Another pod's answer went to the client, and no end since.
         let lost = truth.held && !story.disturbed && story.answered_by.is_some_and(|pod| Some(pod) != segment.pod);
         self.seen.late_answers += u64::from(accepts && lost);
         let moved = story.answered_by.is_none() && story.assigned != segment.pod;
@@ -161,7 +162,7 @@ impl Watch {
                 if !truth.peer_keeps {
                     self.accuse("an answer of a backend after its deadline was forwarded", segment, verdict, truth);
                 }
-                if lost || (truth.held && story.answered_by.is_some_and(|pod| Some(pod) != segment.pod)) {
+                if lost {
                     self.accuse("a late answer was delivered", segment, verdict, truth);
                 }
                 if accepts && truth.held {
