@@ -171,7 +171,7 @@ impl<const N: usize> Scene<N> {
         if self.is_wide {
             // A node port stays one: its address is no service's.
             value.kind = if key.port == NODE_PORT { before.kind } else { kind };
-            value.outside_count = u32::from(script.byte()? % (BACKENDS + 1));
+            value.external_count = u32::from(script.byte()? % (BACKENDS + 1));
             (value.rate, value.burst) = (u32::from(script.byte()? / 64), 2);
             self.tables.sources.retain(|(id, ..)| *id != value.id);
             if value.flags & service_flags::SOURCE_RANGES != 0 {

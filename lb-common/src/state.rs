@@ -235,7 +235,7 @@ pub const fn takes_flows<const N: usize>(backend: &Backend<N>, now_ds: u32) -> b
 pub const fn udp_moves<const N: usize>(backend: &Backend<N>) -> bool {
     match backend.state {
         backend_state::DRAINING => true,
-        backend_state::RESTING | backend_state::TERMINATING => backend.flags & backend_flags::SERVING == 0,
+        backend_state::UNREADY | backend_state::TERMINATING => backend.flags & backend_flags::SERVING == 0,
         _ => false,
     }
 }

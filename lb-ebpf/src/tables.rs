@@ -215,8 +215,8 @@ where
             (*entry).ejected_s = health.ejected_s;
             (*entry).probe_s = health.probe_s;
             (*entry).unanswered = health.unanswered;
-            (*entry).accuser = health.accuser;
-            (*entry).accused_s = health.accused_s;
+            (*entry).evidence_client = health.evidence_client;
+            (*entry).evidence_s = health.evidence_s;
         }
     }
 
@@ -286,14 +286,14 @@ where
     }
 
     #[inline(always)]
-    fn accuse_tried(&mut self, work: &mut decide::Work<N>, now_ds: u32) {
+    fn note_tried(&mut self, work: &mut decide::Work<N>, now_ds: u32) {
         changes(work);
         // No process's connection is retried.
         if !IN_SOCKET {
             if N == 4 {
-                accuse_tried4(now_ds)
+                note_tried4(now_ds)
             } else {
-                accuse_tried6(now_ds)
+                note_tried6(now_ds)
             };
         }
     }
@@ -441,23 +441,23 @@ macro_rules! look {
 look!(look4, look_for_socket4, 4);
 look!(look6, look_for_socket6, 16);
 
-macro_rules! accuse_tried {
+macro_rules! note_tried {
     ($name:ident, $n:literal) => {
-        /// [`decide::accuse_tried`] for the scratch record: a global function, which is verified once and by itself.
+        /// [`decide::note_tried`] for the scratch record: a global function, which is verified once and by itself.
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $name(now_ds: u32) -> u32 {
             let Some(scratch) = <Maps as Family<$n>>::scratch() else { return 0 };
             // No look at a backend asks for the context.
             let mut tables = Kernel::at(core::ptr::null_mut(), 0);
-            decide::accuse_tried(&mut tables, &mut scratch.work, now_ds);
+            decide::note_tried(&mut tables, &mut scratch.work, now_ds);
             0
         }
     };
 }
 
-accuse_tried!(accuse_tried4, 4);
-accuse_tried!(accuse_tried6, 16);
+note_tried!(note_tried4, 4);
+note_tried!(note_tried6, 16);
 
 macro_rules! leaves_half {
     ($name:ident, $slot:ident, $n:literal) => {

@@ -35,7 +35,7 @@ pub mod backend_state {
     /// Takes new flows.
     pub const ACTIVE: u8 = 1;
     /// In the API, not ready: no new flows.
-    pub const RESTING: u8 = 2;
+    pub const UNREADY: u8 = 2;
     /// In the API, terminating: no new flows.
     pub const TERMINATING: u8 = 3;
     /// Gone from every slice: its established connections stay until the eviction deadline, as long as it answers.
@@ -53,7 +53,7 @@ pub mod backend_flags {
     /// The endpoint serves (EndpointSlice condition `serving`): UDP flows may stay while it rests or terminates.
     pub const SERVING: u8 = 2;
     /// Its active checks fail: no new flows, no probe.
-    pub const QUARANTINED: u8 = 4;
+    pub const UNHEALTHY: u8 = 4;
     /// It takes new flows of the set of the whole cluster.
     pub const IN_CLUSTER_SET: u8 = 8;
     /// It takes new flows of this node's set.
@@ -91,15 +91,15 @@ pub struct Health {
     pub ejected_s: u32,
     /// When a new flow was last sent there to see whether it answers again.
     pub probe_s: u32,
-    /// UDP: the first new flow since it last answered one, and those that other clients than [`accuser`](Health::accuser) began since.
+    /// UDP: the first new flow since it last answered one, and those that other clients than [`evidence_client`](Health::evidence_client) began since.
     pub unanswered: u32,
     /// Connections counted for [`scheduler::LEAST_CONNECTIONS`]; recounted by the agent.
     pub connections: u32,
     /// A hash of the client whose evidence there is: the backend left its connection unanswered, or refused it, and another one answered it.
     /// UDP: the client that asked first since the backend last answered. 0: there is none.
-    pub accuser: u32,
+    pub evidence_client: u32,
     /// Since when there is that evidence; it counts for [`EVIDENCE_S`](crate::limits::EVIDENCE_S).
-    pub accused_s: u32,
+    pub evidence_s: u32,
 }
 
 sizes! {

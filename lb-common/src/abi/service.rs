@@ -26,9 +26,9 @@ pub struct Service {
     /// How many slots. 0: no endpoint, refuse (or drop, see [`service_flags::DROP_IF_EMPTY`]).
     pub slot_count: u32,
     /// First slot of the set that serves everybody else, pods of other nodes too; for a cluster IP the same set.
-    pub outside_base: u32,
+    pub external_base: u32,
     /// How many slots. 0: no endpoint, refuse (or drop, see [`service_flags::DROP_OUTSIDE_IF_EMPTY`]).
-    pub outside_count: u32,
+    pub external_count: u32,
     /// [`seal`] of the key and the fields above: a reader that sees another one met a recycled element or half a write.
     pub seal: u32,
     /// Seconds of client affinity; 0: none.
@@ -140,8 +140,8 @@ pub fn seal<const N: usize>(key: &ServiceKey<N>, service: &Service) -> u32 {
     hash = mix(hash, service.generation);
     hash = mix(hash, service.slot_base);
     hash = mix(hash, service.slot_count);
-    hash = mix(hash, service.outside_base);
-    hash = mix(hash, service.outside_count);
+    hash = mix(hash, service.external_base);
+    hash = mix(hash, service.external_count);
     // What decides over admission must not come from another entry either.
     hash = mix(hash, (service.flags as u32) << 8 | service.kind as u32);
     hash = mix(hash, service.rate);

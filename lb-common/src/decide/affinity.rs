@@ -34,7 +34,7 @@ pub fn holds<const N: usize>(affinity: &Affinity, service: &Service, backend: &B
     let set = if is_local { backend_flags::IN_LOCAL_SET } else { backend_flags::IN_CLUSTER_SET };
     backend.generation == affinity.generation
         && backend.service == service.id
-        && backend.flags & (set | backend_flags::QUARANTINED) == set
+        && backend.flags & (set | backend_flags::UNHEALTHY) == set
         && state::keeps_flows(backend, now.ds)
 }
 

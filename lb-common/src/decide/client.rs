@@ -103,8 +103,8 @@ pub(super) fn serve_from(service: &mut Service, client: Client) {
     if client == Client::Near || service.kind == frontend_kind::CLUSTER_IP {
         return;
     }
-    service.slot_base = service.outside_base;
-    service.slot_count = service.outside_count;
+    service.slot_base = service.external_base;
+    service.slot_count = service.external_count;
     let flags = service.flags;
     let local = flags & service_flags::OUTSIDE_LOCAL != 0;
     let drops = flags & service_flags::DROP_OUTSIDE_IF_EMPTY != 0;

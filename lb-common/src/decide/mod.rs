@@ -56,7 +56,7 @@ pub use established::established;
 pub use icmp::{as_refusal, quoted, refused};
 pub use node_port::{is_this_node, is_unspecified, loopback, node_port};
 pub use open::{complete, open};
-pub use outlier::{accuse_tried, answered, is_out, leaves_half};
+pub use outlier::{answered, is_out, leaves_half, note_tried};
 pub use packet::{Hook, Now, Packet};
 pub use pick::{Pick, Picked, Wish};
 pub use rate::{Pace, fresh};

@@ -168,7 +168,7 @@ fn accept<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, 
             let link = fast_path::opposite_link(flow);
             commit::restore_original(tables, work, link);
         }
-        Accepted::First if connection.original.tried[0] != 0 => tables.accuse_tried(work, now.ds),
+        Accepted::First if connection.original.tried[0] != 0 => tables.note_tried(work, now.ds),
         Accepted::First | Accepted::Again => {}
     }
     outlier::answered(tables, backend, generation, now);

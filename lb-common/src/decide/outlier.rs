@@ -37,13 +37,13 @@ pub(super) fn client_of<const N: usize>(key: &FlowKey<N>, service: &Service) -> 
 /// Whether there is evidence of some client that is not forgotten.
 #[inline(always)]
 const fn has_evidence(health: &Health, now_s: u32) -> bool {
-    health.accuser != 0 && now_s.saturating_sub(health.accused_s) <= EVIDENCE_S
+    health.evidence_client != 0 && now_s.saturating_sub(health.evidence_s) <= EVIDENCE_S
 }
 
 /// Whether that evidence counts: UDP queries may still be under way.
 #[inline(always)]
 const fn counts(health: &Health, protocol: u8, now_s: u32) -> bool {
-    has_evidence(health, now_s) && (protocol != UDP || now_s.saturating_sub(health.accused_s) >= UDP_ANSWER_S)
+    has_evidence(health, now_s) && (protocol != UDP || now_s.saturating_sub(health.evidence_s) >= UDP_ANSWER_S)
 }
 
 /// What is known of a backend with these flags to a client with this hash.
@@ -54,7 +54,7 @@ pub(super) fn worth<const N: usize, T: Tables<N>>(
     (client, protocol): (u32, u8),
     now_s: u32,
 ) -> Worth {
-    if flags & backend_flags::QUARANTINED != 0 {
+    if flags & backend_flags::UNHEALTHY != 0 {
         return Worth::Shunned;
     }
     let Some(health) = tables.health(id, generation) else { return Worth::Fit };
@@ -66,7 +66,7 @@ pub(super) fn worth<const N: usize, T: Tables<N>>(
         if protocol == UDP && health.unanswered >= UDP_UNANSWERED_FLOWS {
             return Worth::Doubtful;
         }
-        if health.accuser == client {
+        if health.evidence_client == client {
             return Worth::Shunned;
         }
     }
@@ -89,9 +89,9 @@ pub(super) fn is_avoided<const N: usize, T: Tables<N>>(
     (client, protocol): (u32, u8),
     now_s: u32,
 ) -> bool {
-    tables
-        .health(id, generation)
-        .is_some_and(|health| health.ejected_s != 0 || (health.accuser == client && counts(&health, protocol, now_s)))
+    tables.health(id, generation).is_some_and(|health| {
+        health.ejected_s != 0 || (health.evidence_client == client && counts(&health, protocol, now_s))
+    })
 }
 
 /// The backend is ejected from now on, if at least half of its service's stay. `false`: they would not.
@@ -143,7 +143,7 @@ pub fn is_out<const N: usize, T: Tables<N>>(tables: &mut T, index: u32, id: u32)
 
 /// A client with this hash has evidence against the backend.
 #[inline(always)]
-fn accuse<const N: usize, T: Tables<N>>(
+fn add_evidence<const N: usize, T: Tables<N>>(
     tables: &mut T,
     service: &Service,
     id: u32,
@@ -152,9 +152,9 @@ fn accuse<const N: usize, T: Tables<N>>(
     now: Now,
 ) {
     let Some(health) = tables.health(id, generation) else { return };
-    let is_second = has_evidence(&health, now.s) && health.accuser != client;
+    let is_second = has_evidence(&health, now.s) && health.evidence_client != client;
     if health.ejected_s == 0 && !(is_second && eject(tables, service, id, generation, now)) {
-        tables.set_health(id, &Health { accuser: client, accused_s: now.s, ..health });
+        tables.set_health(id, &Health { evidence_client: client, evidence_s: now.s, ..health });
     }
 }
 
@@ -162,10 +162,10 @@ fn accuse<const N: usize, T: Tables<N>>(
 #[inline(never)]
 pub fn answered<const N: usize, T: Tables<N>>(tables: &mut T, id: u32, generation: u32, now: Now) {
     let Some(health) = tables.health(id, generation) else { return };
-    if health.answered_s == now.s && health.ejected_s == 0 && health.accuser == 0 {
+    if health.answered_s == now.s && health.ejected_s == 0 && health.evidence_client == 0 {
         return;
     }
-    let clear = Health { answered_s: now.s, ejected_s: 0, unanswered: 0, accuser: 0, accused_s: 0, ..health };
+    let clear = Health { answered_s: now.s, ejected_s: 0, unanswered: 0, evidence_client: 0, evidence_s: 0, ..health };
     tables.set_health(id, &clear);
     if health.ejected_s != 0 {
         tables.note(id, Outcome::Cleared);
@@ -187,8 +187,8 @@ pub(super) fn begun<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>
     }
     let client = client_of(&work.packet.key, &work.pick.service);
     if is_udp && !has_evidence(&health, now.s) {
-        (health.accuser, health.accused_s, health.unanswered) = (client, now.s, 1);
-    } else if is_udp && health.accuser != client {
+        (health.evidence_client, health.evidence_s, health.unanswered) = (client, now.s, 1);
+    } else if is_udp && health.evidence_client != client {
         health.unanswered = health.unanswered.saturating_add(1);
     }
     tables.set_health(id, &health);
@@ -197,9 +197,9 @@ pub(super) fn begun<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>
 /// A backend answered the connection in `work`: its client has evidence against those that were tried before, and have answered nobody since
 /// it began.
 ///
-/// The programs have it as a function that is verified once and by itself ([`Tables::accuse_tried`]).
+/// The programs have it as a function that is verified once and by itself ([`Tables::note_tried`]).
 #[inline(always)]
-pub fn accuse_tried<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, now_ds: u32) {
+pub fn note_tried<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, now_ds: u32) {
     let Work { pick, connection, .. } = work;
     let (key, original) = (&connection.original_key, &connection.original);
     if original.flags & half_open_flags::EXCUSED != 0 || !frontend(tables, &asked(key), &mut pick.service) {
@@ -217,7 +217,7 @@ pub fn accuse_tried<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wor
         let Some(health) = tables.health(id, backend.generation) else { continue };
         let is_silent = health.answered_s == 0 || health.answered_s < original.flow.since_s;
         if is_silent && backend.service == pick.service.id {
-            accuse(tables, &pick.service, id, backend.generation, client, Now::from_ds(now_ds));
+            add_evidence(tables, &pick.service, id, backend.generation, client, Now::from_ds(now_ds));
         }
     }
 }

@@ -74,8 +74,8 @@ pub trait Tables<const N: usize> {
     fn look(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_ds: u32) -> bool;
     /// As [`leaves_half`](super::leaves_half): the programs call a function of their own.
     fn leaves_half(&mut self, base: u32, count: u32, id: u32) -> bool;
-    /// As [`accuse_tried`](super::accuse_tried): the programs call a function of their own.
-    fn accuse_tried(&mut self, work: &mut Work<N>, now_ds: u32);
+    /// As [`note_tried`](super::note_tried): the programs call a function of their own.
+    fn note_tried(&mut self, work: &mut Work<N>, now_ds: u32);
     /// As [`is_out`](super::is_out): the programs call a function of their own.
     fn is_out(&mut self, index: u32, id: u32) -> bool;
     /// The next number of a service port's turn (wrapping). Callers at the same moment may be given the same one.

@@ -75,7 +75,7 @@ impl Watch {
         self.seen.segments += 1;
     }
 
-    fn accuse(&mut self, what: &str, segment: &Segment, verdict: &Verdict<4>, truth: Truth) {
+    fn violation(&mut self, what: &str, segment: &Segment, verdict: &Verdict<4>, truth: Truth) {
         let story = &self.stories[segment.connection];
         let words = format!("{what}\n{segment:?}\n{verdict:?}\n{truth:?}\n{story:?}");
         self.wrong.get_or_insert(words);
@@ -87,13 +87,13 @@ impl Watch {
         let story = self.stories[segment.connection].clone();
         let open = truth.held && truth.peer_keeps && segment.peer.is_some();
         if verdict.action == Action::Refuse && open && !story.disturbed {
-            self.accuse("an open connection to a pod that stays was refused", segment, verdict, truth);
+            self.violation("an open connection to a pod that stays was refused", segment, verdict, truth);
         }
         if verdict.action != Action::ToBackend {
             return;
         }
         if !truth.keeps {
-            self.accuse("forwarded to a backend after its deadline", segment, verdict, truth);
+            self.violation("forwarded to a backend after its deadline", segment, verdict, truth);
         }
         if !truth.held {
             self.seen.strays += 1;
@@ -108,7 +108,7 @@ impl Watch {
                 self.seen.strays += 1;
                 return;
             }
-            self.accuse("delivered to a pod that did not accept the connection", segment, verdict, truth);
+            self.violation("delivered to a pod that did not accept the connection", segment, verdict, truth);
         }
     }
 
@@ -116,7 +116,7 @@ impl Watch {
         if verdict.outcome == Outcome::Retried {
             self.stories[segment.connection].moves += 1;
             if story.assigned == truth.target {
-                self.accuse("a retry that moves nowhere", segment, verdict, truth);
+                self.violation("a retry that moves nowhere", segment, verdict, truth);
             }
         }
         if matches!(verdict.outcome, Outcome::Selected | Outcome::Probed | Outcome::PortTranslated) {
@@ -128,7 +128,7 @@ impl Watch {
             story.begun = true;
         }
         if story.answered_by.is_some() && story.answered_by != truth.target && truth.peer_keeps && !story.disturbed {
-            self.accuse("an answered connection was moved", segment, verdict, truth);
+            self.violation("an answered connection was moved", segment, verdict, truth);
         }
         let story = &mut self.stories[segment.connection];
         if story.answered_by != truth.target {
@@ -160,10 +160,10 @@ impl Watch {
         match verdict.action {
             Action::ToClient => {
                 if !truth.peer_keeps {
-                    self.accuse("an answer of a backend after its deadline was forwarded", segment, verdict, truth);
+                    self.violation("an answer of a backend after its deadline was forwarded", segment, verdict, truth);
                 }
                 if lost {
-                    self.accuse("a late answer was delivered", segment, verdict, truth);
+                    self.violation("a late answer was delivered", segment, verdict, truth);
                 }
                 if accepts && truth.held {
                     self.stories[segment.connection].answered_by = segment.pod;

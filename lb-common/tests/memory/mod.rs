@@ -9,7 +9,7 @@ use lb_common::abi::{
 };
 use lb_common::decide::{
     Accepted, Connection, Established, FlowTables, Hook, NotInserted, Now, Pace, Packet, Pick, Reserved, Tables,
-    Verdict, Work, accept, accuse_tried, decide, establish, fresh, is_out, keep_entries, leaves_half, look, reserve,
+    Verdict, Work, accept, decide, establish, fresh, is_out, keep_entries, leaves_half, look, note_tried, reserve,
 };
 use lb_common::limits::{AFTER_FLOOD_S, FLOOD_S};
 use lb_common::outcome::Outcome;
@@ -291,8 +291,8 @@ impl<const N: usize> Tables<N> for Memory<N> {
         leaves_half(self, base, count, id)
     }
 
-    fn accuse_tried(&mut self, work: &mut Work<N>, now_ds: u32) {
-        accuse_tried(self, work, now_ds);
+    fn note_tried(&mut self, work: &mut Work<N>, now_ds: u32) {
+        note_tried(self, work, now_ds);
     }
 
     fn is_out(&mut self, index: u32, id: u32) -> bool {
@@ -473,8 +473,8 @@ impl<const N: usize> Memory<N> {
             generation,
             slot_base: base,
             slot_count: count,
-            outside_base: base,
-            outside_count: count,
+            external_base: base,
+            external_count: count,
             seal: 0,
             affinity_timeout_s: 0,
             scheduler: 0,

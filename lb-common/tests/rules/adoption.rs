@@ -104,7 +104,7 @@ fn a_service_that_admits_nobody_now_may_have_connections_from_before() {
     ] {
         let mut tables = fresh(WINDOW_S);
         for (key, service) in &mut tables.services {
-            (service.flags, service.slot_count, service.outside_count) = (flags, 0, 0);
+            (service.flags, service.slot_count, service.external_count) = (flags, 0, 0);
             service.seal = seal(key, service);
         }
         assert_eq!(ask(&mut tables, 4000, SYN, Hook::POD_IN).1, refusal);

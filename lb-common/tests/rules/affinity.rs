@@ -85,7 +85,7 @@ fn a_backend_counts_while_it_takes_new_flows_of_the_clients_set() {
         ("out of the set by hints, or no longer ready", service, Backend { flags: flags::SERVING, ..in_cluster }),
         ("only this node's now", local, in_cluster),
         ("of this node's set alone", service, Backend { flags: flags::IN_LOCAL_SET, ..in_cluster }),
-        ("its checks fail", service, Backend { flags: in_cluster.flags | flags::QUARANTINED, ..in_cluster }),
+        ("its checks fail", service, Backend { flags: in_cluster.flags | flags::UNHEALTHY, ..in_cluster }),
         ("another pod", service, Backend { generation: 2, ..in_cluster }),
         ("another service's", service, Backend { service: 2, ..in_cluster }),
         ("its deadline struck", service, Backend { deadline_ds: now.ds, ..in_cluster }),

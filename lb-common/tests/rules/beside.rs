@@ -179,7 +179,7 @@ fn contradicting_headers_are_dropped_where_a_service_or_a_flow_is_concerned() {
     assert!(!concerns(&mut tables, &mut work(elsewhere)));
 }
 
-/// What becomes of an error that quotes a packet of the reversed tuple. Nobody is accused by it.
+/// What becomes of an error that quotes a packet of the reversed tuple. It is no evidence against any backend.
 fn told(tables: &mut Memory, key: FlowKey<4>, hook: Hook) -> Verdict<4> {
     let before = tables.health.clone();
     let mut work = work(key);
@@ -189,7 +189,7 @@ fn told(tables: &mut Memory, key: FlowKey<4>, hook: Hook) -> Verdict<4> {
 }
 
 #[test]
-fn an_error_is_translated_and_accuses_nobody() {
+fn an_error_is_translated_and_is_no_evidence() {
     let translated = (Action::ToClient, Outcome::IcmpTranslated);
     let (mut tables, sent) = asked(Hook::POD_IN);
     let verdict = told(&mut tables, answer(UDP, &sent), Hook::POD_OUT);

@@ -30,8 +30,8 @@ fn serving(kind: u8, flags: u8) -> Memory {
     for (base, protocol) in [(0, TCP), (10, UDP)] {
         tables.serve(1, base, frontend(protocol), &[INSIDE, OUTSIDE], 8080);
         edit(&mut tables, protocol, |service| {
-            let (outside_base, outside_count) = (service.slot_base + 1, 1);
-            *service = Service { kind, flags, slot_count: 1, outside_base, outside_count, ..*service };
+            let (external_base, external_count) = (service.slot_base + 1, 1);
+            *service = Service { kind, flags, slot_count: 1, external_base, external_count, ..*service };
         });
     }
     tables
@@ -138,7 +138,7 @@ fn a_client_that_is_its_own_backend_elsewhere_keeps_no_port_of_the_node() {
     let networks = vec![([10, 0, 0, 0], 8, network_flags::PODS)];
     for (port, kept) in [(20_000, true), (40_000, false), (30_080, false), (80, false)] {
         let mut tables = serving(frontend_kind::NODE_PORT, 0);
-        edit(&mut tables, TCP, |service| service.outside_base = service.slot_base);
+        edit(&mut tables, TCP, |service| service.external_base = service.slot_base);
         (tables.own, tables.networks) = (Some(Masquerade::new(FRONTEND, &[])), networks.clone());
         for backend in tables.backends.values_mut() {
             backend.flags &= !backend_flags::LOCAL;

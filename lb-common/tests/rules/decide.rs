@@ -131,7 +131,7 @@ fn udp_leaves_a_backend_that_serves_no_more_at_its_next_packet() {
     let mut tables = serving(&BACKENDS[..2]);
     let first = tables.ask(to_vip(UDP, 40_000), 0, Hook::POD_IN);
     let record = tables.backends.get_mut(&first.backend).unwrap();
-    record.state = backend_state::RESTING;
+    record.state = backend_state::UNREADY;
     assert_eq!(tables.ask(to_vip(UDP, 40_000), 0, Hook::POD_IN).address, first.address, "it still serves");
     tables.backends.get_mut(&first.backend).unwrap().flags &= !backend_flags::SERVING;
     let other = BACKENDS[..2].iter().find(|address| **address != first.address).unwrap();

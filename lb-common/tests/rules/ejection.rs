@@ -192,7 +192,7 @@ fn a_refusal_is_evidence_and_an_icmp_error_is_none() {
 }
 
 #[test]
-fn a_client_whom_nobody_answers_accuses_nobody() {
+fn a_client_that_gets_no_answer_from_any_backend_is_no_evidence() {
     let mut tables = serving(4);
     for client in [ANN, BOB] {
         for port in 4000..4050 {
@@ -203,7 +203,7 @@ fn a_client_whom_nobody_answers_accuses_nobody() {
         }
     }
     assert!(tables.notes.is_empty());
-    assert!(tables.health.values().all(|health| health.accuser == 0));
+    assert!(tables.health.values().all(|health| health.evidence_client == 0));
 }
 
 /// Asks by UDP; `answering`: the backend that answers.

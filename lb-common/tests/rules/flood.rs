@@ -87,7 +87,7 @@ fn a_client_whose_entries_were_thrown_out_goes_on_with_its_backend() {
 }
 
 #[test]
-fn forged_segments_open_no_flow_and_accuse_nobody() {
+fn forged_segments_open_no_flow_and_are_no_evidence() {
     for remote in [false, true] {
         let mut tables = serving(remote, scheduler::RANDOM);
         flood(&mut tables);

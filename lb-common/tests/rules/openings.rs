@@ -234,7 +234,7 @@ fn a_client_under_affinity_leaves_its_backend_at_the_second_retransmit_and_stick
     accept(&mut tables, 4000, &moved);
     tables.ask(asks(TCP, 4000), ACK, Hook::POD_IN);
     assert!((4051..4099).all(|port| syn(&mut tables, port).backend == moved.backend));
-    tables.backends.get_mut(&moved.backend).unwrap().flags |= backend_flags::QUARANTINED;
+    tables.backends.get_mut(&moved.backend).unwrap().flags |= backend_flags::UNHEALTHY;
     let next = (4100..4200).map(|port| syn(&mut tables, port).backend).collect::<Vec<_>>();
     assert!(next.iter().all(|backend| *backend == next[0] && *backend != moved.backend), "they agree again: {next:?}");
 }

@@ -55,8 +55,8 @@ fn serving(kind: u8, flags: u8, outside_is_local: bool) -> Memory {
         }
         let key = frontend(protocol);
         let service = tables.services.get_mut(&key).unwrap();
-        let (outside_base, outside_count) = (service.slot_base + 1, 1);
-        *service = Service { kind, flags, slot_count: 1, outside_base, outside_count, ..*service };
+        let (external_base, external_count) = (service.slot_base + 1, 1);
+        *service = Service { kind, flags, slot_count: 1, external_base, external_count, ..*service };
         service.seal = seal(&key, service);
     }
     tables
@@ -110,7 +110,7 @@ fn a_pod_of_another_node_is_outside_for_the_external_policy() {
     let mut tables = serving(frontend_kind::NODE_PORT, flags, true);
     let key = frontend(TCP);
     let service = tables.services.get_mut(&key).unwrap();
-    service.outside_count = 0;
+    service.external_count = 0;
     service.seal = seal(&key, service);
     let sent = tables.ask(from(POD, 40_000, TCP), SYN, Hook::NODE_IN);
     assert_eq!((sent.action, sent.outcome), (Action::Drop, Outcome::DroppedNoLocalEndpoint));
@@ -270,7 +270,7 @@ fn an_empty_local_set_drops_those_outside_alone() {
         let mut tables = serving(frontend_kind::LOAD_BALANCER, flags | service_flags::OUTSIDE_LOCAL, true);
         let key = frontend(TCP);
         let service = tables.services.get_mut(&key).unwrap();
-        service.outside_count = 0;
+        service.external_count = 0;
         service.seal = seal(&key, service);
         assert_eq!(tables.ask(from(CLIENT, 40_000, TCP), SYN, Hook::NODE_IN).action, action);
         assert_eq!(tables.ask(from(POD, 40_000, TCP), SYN, Hook::POD_IN).action, Action::ToBackend);

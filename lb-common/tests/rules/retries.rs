@@ -232,8 +232,9 @@ fn a_lost_syn_is_sent_again_to_a_backend_that_answers_others() {
 fn a_backend_is_not_blamed_for_being_asked_later_than_the_one_that_answered() {
     let (mut tables, sent) = tried(3);
     assert_eq!(answer(&mut tables, &sent[1], 500), REPLIED);
-    let accused = |at: usize| tables.health.get(&sent[at].backend).is_some_and(|health| health.accuser != 0);
-    assert_eq!([accused(0), accused(1), accused(2)], [true, false, false], "not the third one");
+    let has_evidence =
+        |at: usize| tables.health.get(&sent[at].backend).is_some_and(|health| health.evidence_client != 0);
+    assert_eq!([has_evidence(0), has_evidence(1), has_evidence(2)], [true, false, false], "not the third one");
 }
 
 /// A SYN with data (TCP Fast Open).

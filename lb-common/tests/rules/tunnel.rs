@@ -81,7 +81,7 @@ fn a_packet_goes_whole_to_the_pods_node_and_is_kept_there_once_the_client_saw_an
         assert!(is_whole(&acked) && acked.address == sent.address);
         assert!(tables.flows.is_empty(), "no answer is seen here, so nothing shows that there is a connection");
         // From now on nothing that happens to the others matters.
-        edit(&mut tables, |service| service.outside_count = 1);
+        edit(&mut tables, |service| service.external_count = 1);
         let kept = tables.ask(from(port, TCP), ACK, hook);
         assert_eq!((kept.address, kept.outcome), (sent.address, Outcome::Forwarded));
         tables.pass_seconds(u64::from(tables.timeouts.half_open_s) + 1);
@@ -235,7 +235,7 @@ fn datagrams_stay_with_their_pod_and_say_nothing_about_it() {
     let mut tables = node(0);
     let port = (4000..4100).find(|port| is_whole(&tables.ask(from(*port, UDP), 0, Hook::NODE_IN))).unwrap();
     let first = tables.ask(from(port, UDP), 0, Hook::NODE_IN);
-    edit(&mut tables, |service| service.outside_count = 1);
+    edit(&mut tables, |service| service.external_count = 1);
     assert_eq!(tables.ask(from(port, UDP), 0, Hook::NODE_IN).address, first.address);
     assert!(tables.health.values().all(|health| health.unanswered == 0), "no answer is to be seen here");
     tables.pass_seconds(u64::from(lb_common::limits::UDP_UNREPLIED_TIMEOUT_S) + 1);
@@ -327,6 +327,6 @@ fn a_process_of_another_node_is_masqueraded_and_otherwise_a_client_outside() {
     assert!(away.len() > 10 && away.iter().all(|verdict| verdict.masquerade && verdict.port == 8080));
     // A segment of no known flow was never encapsulated.
     assert_eq!(tables.ask(from(5000, TCP), ACK, Hook::NODE_IN).action, Action::Refuse);
-    edit(&mut tables, |service| service.outside_count = 0);
+    edit(&mut tables, |service| service.external_count = 0);
     assert_eq!(tables.ask(from(5001, TCP), SYN, Hook::NODE_IN).outcome, Outcome::RefusedNoEndpoint);
 }

@@ -1,4 +1,4 @@
-//! Marks over what the API says, as the running agent takes them in: quarantine from the active checks, maintenance from a hand.
+//! Marks over what the API says, as the running agent takes them in: unhealthy endpoints from the active checks, maintenance from a hand.
 //!
 //! The targets in maintenance are in a file of the run folder, one a line. Maintenance holds over restarts of the agent, and for addresses that are
 //! not there at the moment.
@@ -15,10 +15,10 @@ use crate::observe::maintenance::{Answer, Order, State};
 use crate::plan::{Book, PortKey, Target};
 
 /// Endpoints whose active checks fail, each of one service port.
-pub type Quarantined = BTreeSet<(PortKey, SocketAddr)>;
+pub type Unhealthy = BTreeSet<(PortKey, SocketAddr)>;
 
-/// Who makes the checks says here which endpoints fail: always all of them. The loop plans what differs.
-pub type Quarantine = watch::Sender<Quarantined>;
+/// The active checks send all failing endpoints, each time some differ. The loop plans the difference.
+pub type UnhealthySender = watch::Sender<Unhealthy>;
 
 /// How many orders may wait.
 pub const ORDERS: usize = 4;
@@ -49,8 +49,8 @@ const UNREAD: &str = "unread";
 const LINE_SHOWN: usize = 100;
 
 /// What an agent before this one kept from new flows because of its checks: who makes the checks begins with it.
-pub fn restored(book: &Book) -> Quarantined {
-    let flagged = book.backends.values().filter(|record| record.flags & backend_flags::QUARANTINED != 0);
+pub fn restored(book: &Book) -> Unhealthy {
+    let flagged = book.backends.values().filter(|record| record.flags & backend_flags::UNHEALTHY != 0);
     flagged.filter_map(|record| Some((book.services.get(&record.service)?.key.clone(), record.address))).collect()
 }
 

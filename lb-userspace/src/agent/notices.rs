@@ -80,10 +80,10 @@ impl Notices {
     }
 
     /// Backends that new flows avoid: ejected ones, and those whose checks fail. Beyond [`NOTICES_MAX`] each namespace has its share.
-    pub fn of_avoided<'a>(&mut self, ejections: impl Iterator<Item = &'a Subject>, quarantined: &BTreeSet<Subject>) {
+    pub fn of_avoided<'a>(&mut self, ejections: impl Iterator<Item = &'a Subject>, unhealthy: &BTreeSet<Subject>) {
         if self.to.is_some() {
             let ejections = ejections.map(|subject| (subject, Notice::of_ejected as Telling));
-            let failing = quarantined.iter().map(|subject| (subject, Notice::of_quarantined as Telling));
+            let failing = unhealthy.iter().map(|subject| (subject, Notice::of_unhealthy as Telling));
             let all: Vec<(&Subject, Telling)> = ejections.chain(failing).collect();
             let named = fair_share(&all, NOTICES_MAX, |((service, _), _)| &service.service.namespace);
             let new = named.filter_map(|((service, endpoint), tell)| tell(service, *endpoint)).collect();

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::auditor::Request;
-use super::marks::{self, Quarantined};
+use super::marks::{self, Unhealthy};
 use super::tables::Tables;
 use super::told::Told;
 use crate::datapath::{self, Datapath};
@@ -27,7 +27,7 @@ pub(super) struct Parts {
     /// Orders about maintenance.
     pub orders: mpsc::Receiver<marks::Request>,
     /// Endpoints whose active checks fail.
-    pub quarantined: watch::Receiver<Quarantined>,
+    pub unhealthy: watch::Receiver<Unhealthy>,
     /// Backends that became ejected, or are no longer.
     pub learnt: mpsc::Receiver<BackendId>,
     pub signals: Signals,
@@ -58,7 +58,7 @@ impl Signals {
 pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
     let Parts { mut datapath, mut snapshots, mut source, mut tables, mut signals, stop, .. } = parts;
     let (mut audits, mut orders) = (parts.audits, parts.orders);
-    let (mut quarantined, mut learnt) = (parts.quarantined, parts.learnt);
+    let (mut unhealthy, mut learnt) = (parts.unhealthy, parts.learnt);
     let mut node: watch::Receiver<datapath::Status> = datapath.status();
     let links = stop.clone();
     // The task owns the data path, and with it the lock, until the end.
@@ -96,9 +96,9 @@ pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
             }
             Some(request) = audits.recv() => tables.request_audit(request),
             Some(request) = orders.recv() => tables.maintain(request),
-            Ok(()) = quarantined.changed() => {
-                let endpoints = quarantined.borrow_and_update().clone();
-                tables.quarantine(endpoints);
+            Ok(()) = unhealthy.changed() => {
+                let endpoints = unhealthy.borrow_and_update().clone();
+                tables.set_unhealthy(endpoints);
             }
             Some(backend) = learnt.recv() => tables.learn(backend),
             () = sleep_until(tables.due()) => tables.tick(),

@@ -124,15 +124,15 @@ async fn with_source(
     let maintenance = Maintenance::open(&settings.run_dir, programmer.book());
     // Who was kept out stays so until this agent's own checks say otherwise.
     let restored = marks::restored(programmer.book());
-    let marks = Marks { maintenance: maintenance.targets().clone(), quarantined: restored.clone() };
-    let (quarantine, quarantined) = watch::channel(restored.clone());
+    let marks = Marks { maintenance: maintenance.targets().clone(), unhealthy: restored.clone() };
+    let (failing, unhealthy) = watch::channel(restored.clone());
     let (checks, wanted) = watch::channel(None);
     tasks.push(spawn(checks::run(checks::Parts {
         limits: settings.check_limits,
         wanted,
         restored,
         seed: RandomState::new().hash_one(0),
-        quarantine,
+        failing,
         report: checked,
         metrics: metrics.clone(),
     })));
@@ -165,7 +165,7 @@ async fn with_source(
     );
     let (snapshots, status, stop) = (source.snapshots.clone(), source.status.clone(), stop.clone());
     let source = status;
-    let parts = run::Parts { datapath, snapshots, source, tables, audits, orders, quarantined, learnt, signals, stop };
+    let parts = run::Parts { datapath, snapshots, source, tables, audits, orders, unhealthy, learnt, signals, stop };
     let ended = Box::pin(run::run(parts)).await;
     drop(tasks);
     report_socket::remove(&settings.run_dir);

@@ -89,7 +89,7 @@ impl Progress {
 fn totals(counts: &apply::BackendCounts) -> BackendTotals {
     BackendTotals {
         active: counts.active as u64,
-        resting: counts.resting as u64,
+        unready: counts.unready as u64,
         terminating: counts.terminating as u64,
         draining: counts.draining as u64,
         maintenance: counts.maintenance as u64,

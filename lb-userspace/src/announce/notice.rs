@@ -54,13 +54,9 @@ impl Notice {
     }
 
     /// About an endpoint whose active checks fail. It says nothing of the answers: a tenant must not read through the node's eyes.
-    pub fn of_quarantined(service: &PortKey, endpoint: SocketAddr) -> Option<Self> {
+    pub fn of_unhealthy(service: &PortKey, endpoint: SocketAddr) -> Option<Self> {
         let what = "fails its active checks; it gets no new flows";
-        Self::about(
-            &format!("Service {service}"),
-            "BackendQuarantined",
-            format!("{}: {endpoint} {what}", port(service)),
-        )
+        Self::about(&format!("Service {service}"), "BackendUnhealthy", format!("{}: {endpoint} {what}", port(service)))
     }
 
     /// About a node whose agent gets errors from the API in place of what it follows.

@@ -86,7 +86,7 @@ impl MemoryStore {
     fn backend(&self, record: &BackendRecord) -> String {
         let state = match record.state {
             backend_state::ACTIVE => "active",
-            backend_state::RESTING => "resting",
+            backend_state::UNREADY => "unready",
             backend_state::TERMINATING => "terminating",
             backend_state::DRAINING => "draining",
             backend_state::MAINTENANCE => "maintenance",
@@ -100,8 +100,8 @@ impl MemoryStore {
         if record.flags & backend_flags::SERVING != 0 {
             text.push_str(" serving");
         }
-        if record.flags & backend_flags::QUARANTINED != 0 {
-            text.push_str(" quarantined");
+        if record.flags & backend_flags::UNHEALTHY != 0 {
+            text.push_str(" unhealthy");
         }
         if record.deadline_ds != 0 && record.state != backend_state::GONE {
             let seconds = |tenths| Monotonic::from_tenths(tenths).since(Monotonic::default()).as_secs_f64();
@@ -182,7 +182,7 @@ fn inside(entry: &abi::Service) -> StdRange<u32> {
 
 /// The slots for external clients.
 fn outside(entry: &abi::Service) -> StdRange<u32> {
-    entry.outside_base..entry.outside_base + entry.outside_count
+    entry.external_base..entry.external_base + entry.external_count
 }
 
 fn described(address: IpAddr, vip: abi::Vip) -> String {

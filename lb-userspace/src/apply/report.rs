@@ -42,7 +42,7 @@ pub struct Report {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BackendCounts {
     pub active: usize,
-    pub resting: usize,
+    pub unready: usize,
     pub terminating: usize,
     pub draining: usize,
     pub maintenance: usize,
@@ -64,7 +64,7 @@ impl Report {
         self.services = book.served();
         self.backends = BackendCounts {
             active: book.count_in(backend_state::ACTIVE),
-            resting: book.count_in(backend_state::RESTING),
+            unready: book.count_in(backend_state::UNREADY),
             terminating: book.count_in(backend_state::TERMINATING),
             draining: book.count_in(backend_state::DRAINING),
             maintenance: book.count_in(backend_state::MAINTENANCE),

@@ -47,12 +47,14 @@ pub(super) enum State {
     /// Of a host socket
     Connected,
     Active,
-    Resting,
+    #[value(alias = "resting")]
+    Unready,
     Terminating,
     Draining,
     Maintenance,
     Ejected,
-    Quarantined,
+    #[value(alias = "quarantined")]
+    Unhealthy,
 }
 
 impl State {
@@ -65,12 +67,12 @@ impl State {
             Self::Evicted => "evicted",
             Self::Connected => "connected",
             Self::Active => "active",
-            Self::Resting => "resting",
+            Self::Unready => "unready",
             Self::Terminating => "terminating",
             Self::Draining => "draining",
             Self::Maintenance => "maintenance",
             Self::Ejected => "ejected",
-            Self::Quarantined => "quarantined",
+            Self::Unhealthy => "unhealthy",
         }
     }
 

@@ -110,7 +110,7 @@ impl<'a> Inventory<'a> {
             flows: self.flows.values().map(|flows| flows.all).sum(),
             half_open: self.flows.values().map(|flows| flows.half_open).sum(),
             ejections: backends::ejections(&self.contents.v4) + backends::ejections(&self.contents.v6),
-            quarantined: quarantined(&self.contents.v4) + quarantined(&self.contents.v6),
+            unhealthy: unhealthy(&self.contents.v4) + unhealthy(&self.contents.v6),
             ..Totals::default()
         };
         let backends = self.contents.v4.backends.iter().map(|(_, backend)| (backend.state, backend.deadline_ds));
@@ -119,7 +119,7 @@ impl<'a> Inventory<'a> {
         for (state, deadline_ds) in backends {
             match state {
                 backend_state::ACTIVE => totals.backends.active += 1,
-                backend_state::RESTING => totals.backends.resting += 1,
+                backend_state::UNREADY => totals.backends.unready += 1,
                 backend_state::TERMINATING => totals.backends.terminating += 1,
                 backend_state::DRAINING => totals.backends.draining += 1,
                 backend_state::MAINTENANCE => totals.backends.maintenance += 1,
@@ -155,7 +155,7 @@ pub struct Totals {
     /// Backends that are ejected: they left a connection unanswered that another one answered, or refused one.
     pub ejections: u64,
     /// Backends whose active checks fail.
-    pub quarantined: u64,
+    pub unhealthy: u64,
     /// Backends whose deadline has struck, but which the agent has not taken out yet. The programs already evict their flows.
     pub overdue: u64,
 }
@@ -165,7 +165,7 @@ pub struct Totals {
 #[serde(rename_all = "camelCase", default)]
 pub struct BackendTotals {
     pub active: u64,
-    pub resting: u64,
+    pub unready: u64,
     pub terminating: u64,
     pub draining: u64,
     pub maintenance: u64,
@@ -178,7 +178,7 @@ impl BackendTotals {
     pub fn by_state(&self) -> [(&'static str, u64); 6] {
         [
             (state_name(backend_state::ACTIVE), self.active),
-            (state_name(backend_state::RESTING), self.resting),
+            (state_name(backend_state::UNREADY), self.unready),
             (state_name(backend_state::TERMINATING), self.terminating),
             (state_name(backend_state::DRAINING), self.draining),
             (state_name(backend_state::MAINTENANCE), self.maintenance),
@@ -231,13 +231,13 @@ fn is_living<const N: usize>(key: &abi::FlowKey<N>, flow: &abi::Flow<N>, timeout
     is_forward(flow) && !state::expired(flow, timeouts.of_flow(key.protocol, flow), seconds(now))
 }
 
-fn quarantined<const N: usize>(family: &FamilyContents<N>) -> u64 {
-    family.backends.iter().filter(|(_, backend)| is_quarantined(backend)).count() as u64
+fn unhealthy<const N: usize>(family: &FamilyContents<N>) -> u64 {
+    family.backends.iter().filter(|(_, backend)| is_unhealthy(backend)).count() as u64
 }
 
 /// Its active checks fail, as the agent last wrote it.
-fn is_quarantined<const N: usize>(backend: &abi::Backend<N>) -> bool {
-    backend.state != backend_state::GONE && backend.flags & backend_flags::QUARANTINED != 0
+fn is_unhealthy<const N: usize>(backend: &abi::Backend<N>) -> bool {
+    backend.state != backend_state::GONE && backend.flags & backend_flags::UNHEALTHY != 0
 }
 
 /// The direction from client to service: one such entry is one connection.
@@ -288,7 +288,7 @@ pub(super) fn protocol_name(protocol: u8) -> &'static str {
 pub fn state_name(state: u8) -> &'static str {
     match state {
         backend_state::ACTIVE => "active",
-        backend_state::RESTING => "resting",
+        backend_state::UNREADY => "unready",
         backend_state::TERMINATING => "terminating",
         backend_state::DRAINING => "draining",
         backend_state::MAINTENANCE => "maintenance",

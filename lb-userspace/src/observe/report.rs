@@ -40,7 +40,7 @@ pub struct Report {
 pub struct ChecksReport {
     /// How many are checked, each of one service port.
     pub endpoints: u64,
-    /// Those of them whose checks fail: they are quarantined.
+    /// Those of them whose checks fail: they are unhealthy.
     pub failing: u64,
     pub under_way: u64,
     /// How long the check that waits longest has waited beyond its turn: long, if --check-limits are too low.

@@ -248,7 +248,7 @@ fn tables(lines: &mut Lines, status: &Status) {
     if totals.overdue > 0 {
         lines.add("Overdue", &format!("{} past their deadline: the agent must take them out", totals.overdue));
     }
-    let avoided = [(totals.ejections, "ejected"), (totals.quarantined, "quarantined")];
+    let avoided = [(totals.ejections, "ejected"), (totals.unhealthy, "unhealthy")];
     let avoided: Vec<_> = avoided.iter().filter(|(count, _)| *count > 0).collect();
     if !avoided.is_empty() {
         let parts: Vec<_> = avoided.iter().map(|(count, mark)| format!("{count} {mark}")).collect();

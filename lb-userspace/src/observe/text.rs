@@ -36,7 +36,7 @@ fn service_rows(service: &ServiceView, wide: bool) -> Vec<Vec<String>> {
     for backend in &service.backends {
         let mut row = vec![String::new(); 3];
         let marks = backend.ejected.then_some("ejected").into_iter();
-        let state = marked(backend.state, marks.chain(backend.quarantined.then_some("quarantined")));
+        let state = marked(backend.state, marks.chain(backend.unhealthy.then_some("unhealthy")));
         row.extend([format!("-> {}", place(backend.address, backend.port)), state]);
         row.extend([backend.flows.to_string(), in_seconds(backend.deadline_seconds)]);
         rows.push(row);

@@ -44,14 +44,14 @@ impl DesiredEndpoint {
         }
     }
 
-    /// How well it may take new flows, the best first: one that is ready, one that is but is quarantined, then those of use where
-    /// none is ready (KEP-1669). `None`: not at all. Only the best that there are take any, so that quarantined ones do if all are.
+    /// How well it may take new flows, the best first: one that is ready, one that is but is unhealthy, then those of use where
+    /// none is ready (KEP-1669). `None`: not at all. Only the best that there are take any, so that unhealthy ones do if all are.
     fn rank(&self) -> Option<Rank> {
-        let quarantined = self.mark == Mark::Quarantined;
+        let unhealthy = self.mark == Mark::Unhealthy;
         match self.state {
             _ if self.mark == Mark::Maintenance => None,
-            EndpointState::Ready => Some(Rank { terminating: false, quarantined }),
-            EndpointState::Terminating if self.serving => Some(Rank { terminating: true, quarantined }),
+            EndpointState::Ready => Some(Rank { terminating: false, unhealthy }),
+            EndpointState::Terminating if self.serving => Some(Rank { terminating: true, unhealthy }),
             EndpointState::Terminating | EndpointState::NotReady => None,
         }
     }
@@ -60,7 +60,7 @@ impl DesiredEndpoint {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     terminating: bool,
-    quarantined: bool,
+    unhealthy: bool,
 }
 
 /// Which sets the frontends of one family use.
@@ -258,9 +258,9 @@ pub(super) fn maintain(endpoints: &mut SortedMap<SocketAddr, DesiredEndpoint>, m
 /// The best that there are.
 fn best(endpoints: impl Iterator<Item = DesiredEndpoint> + Clone, tally: &mut Tally) -> Option<Rank> {
     let best = endpoints.clone().filter_map(|endpoint| endpoint.rank()).min();
-    let all = best.is_some_and(|rank| rank.quarantined);
-    tally.hit_if(all, Rule::AllQuarantined);
-    tally.hit_if(!all && endpoints.into_iter().any(|endpoint| endpoint.mark == Mark::Quarantined), Rule::Quarantined);
+    let all = best.is_some_and(|rank| rank.unhealthy);
+    tally.hit_if(all, Rule::AllUnhealthy);
+    tally.hit_if(!all && endpoints.into_iter().any(|endpoint| endpoint.mark == Mark::Unhealthy), Rule::Unhealthy);
     best
 }
 

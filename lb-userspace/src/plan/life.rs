@@ -108,7 +108,7 @@ pub fn describe(
     let state = match (wanted.state, wanted.mark) {
         (EndpointState::Ready, Mark::Maintenance) => backend_state::MAINTENANCE,
         (EndpointState::Ready, _) => backend_state::ACTIVE,
-        (EndpointState::NotReady, _) => backend_state::RESTING,
+        (EndpointState::NotReady, _) => backend_state::UNREADY,
         (EndpointState::Terminating, _) => backend_state::TERMINATING,
     };
     let deadline_ds = match (state, record.state) {
@@ -118,14 +118,14 @@ pub fn describe(
     };
     let local = if wanted.local || wanted.own_address { backend_flags::LOCAL } else { 0 };
     let serving = if wanted.serving { backend_flags::SERVING } else { 0 };
-    // One that takes new flows all the same, as all of its set are quarantined, is not to be avoided by the programs either.
-    let is_kept_out = wanted.mark == Mark::Quarantined && !wanted.is_in(Set::Cluster) && !wanted.is_in(Set::Local);
-    let quarantined = if is_kept_out { backend_flags::QUARANTINED } else { 0 };
+    // One that takes new flows all the same, as all of its set are unhealthy, is not to be avoided by the programs either.
+    let is_kept_out = wanted.mark == Mark::Unhealthy && !wanted.is_in(Set::Cluster) && !wanted.is_in(Set::Local);
+    let unhealthy = if is_kept_out { backend_flags::UNHEALTHY } else { 0 };
     let in_cluster_set = if wanted.is_in(Set::Cluster) { backend_flags::IN_CLUSTER_SET } else { 0 };
     let in_local_set = if wanted.is_in(Set::Local) { backend_flags::IN_LOCAL_SET } else { 0 };
     BackendRecord {
         state,
-        flags: local | serving | quarantined | in_cluster_set | in_local_set,
+        flags: local | serving | unhealthy | in_cluster_set | in_local_set,
         deadline_ds,
         drain_ds: 0,
         uid_hash: if wanted.uid_hash == 0 { record.uid_hash } else { wanted.uid_hash },

@@ -47,7 +47,7 @@ fn next(current: &BackendRecord, wanted: Option<DesiredEndpoint>) -> Step {
 fn each_condition_has_its_state_and_deadline() {
     let active = record(backend_state::ACTIVE, 0);
     assert_eq!(next(&active, Some(wanted(EndpointState::Ready))), Step::Keep);
-    assert_eq!(next(&active, Some(wanted(EndpointState::NotReady))), Step::Write(record(backend_state::RESTING, 0)));
+    assert_eq!(next(&active, Some(wanted(EndpointState::NotReady))), Step::Write(record(backend_state::UNREADY, 0)));
     let terminating = record(backend_state::TERMINATING, 3700);
     assert_eq!(next(&active, Some(wanted(EndpointState::Terminating))), Step::Write(terminating));
     assert_eq!(next(&active, None), Step::Write(draining(130, 3700)));
@@ -104,11 +104,11 @@ fn what_is_in_maintenance_drains_and_returns_like_any_other() {
 }
 
 #[test]
-fn the_flag_of_a_quarantined_one_says_whether_it_is_kept_out() {
-    let failing = DesiredEndpoint { mark: Mark::Quarantined, ..wanted(EndpointState::Ready) };
+fn the_flag_of_a_unhealthy_one_says_whether_it_is_kept_out() {
+    let failing = DesiredEndpoint { mark: Mark::Unhealthy, ..wanted(EndpointState::Ready) };
     assert_eq!(next(&record(backend_state::ACTIVE, 0), Some(failing)), Step::Keep, "it serves, as all fail");
     let kept_out = DesiredEndpoint { in_cluster_set: false, ..failing };
-    let flagged = BackendRecord { flags: backend_flags::QUARANTINED, ..record(backend_state::ACTIVE, 0) };
+    let flagged = BackendRecord { flags: backend_flags::UNHEALTHY, ..record(backend_state::ACTIVE, 0) };
     assert_eq!(next(&record(backend_state::ACTIVE, 0), Some(kept_out)), Step::Write(flagged));
 }
 

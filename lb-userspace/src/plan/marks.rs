@@ -57,7 +57,7 @@ impl FromStr for Target {
 pub struct Marks {
     pub maintenance: BTreeSet<Target>,
     /// Endpoints whose active checks fail.
-    pub quarantined: BTreeSet<(PortKey, SocketAddr)>,
+    pub unhealthy: BTreeSet<(PortKey, SocketAddr)>,
 }
 
 /// The mark of one endpoint.
@@ -65,8 +65,8 @@ pub struct Marks {
 pub enum Mark {
     #[default]
     None,
-    /// Takes no new flows, unless all of its set are quarantined.
-    Quarantined,
+    /// Takes no new flows, unless all of its set are unhealthy.
+    Unhealthy,
     /// Takes no new flows.
     Maintenance,
 }
@@ -74,13 +74,13 @@ pub enum Mark {
 impl Marks {
     /// The marks of the endpoints of one service port.
     pub(super) fn of_port(&self, key: &PortKey) -> PortMarks<'_> {
-        let mut quarantined = BTreeSet::new();
-        if !self.quarantined.is_empty() {
+        let mut unhealthy = BTreeSet::new();
+        if !self.unhealthy.is_empty() {
             let first = (key.clone(), SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)));
-            let own = self.quarantined.range(first..).take_while(|(port, _)| port == key);
-            quarantined.extend(own.map(|(_, endpoint)| *endpoint));
+            let own = self.unhealthy.range(first..).take_while(|(port, _)| port == key);
+            unhealthy.extend(own.map(|(_, endpoint)| *endpoint));
         }
-        PortMarks { maintenance: &self.maintenance, quarantined }
+        PortMarks { maintenance: &self.maintenance, unhealthy }
     }
 
     /// Whether the endpoint is in maintenance.
@@ -91,8 +91,8 @@ impl Marks {
     /// Services whose endpoints are marked otherwise than by `before`. A hand is rare, so for it all slices are looked through;
     /// for checks only what changed.
     pub(super) fn differing(&self, before: &Self, snapshot: &Snapshot) -> BTreeSet<ObjectName> {
-        let quarantined = self.quarantined.symmetric_difference(&before.quarantined);
-        let mut services: BTreeSet<ObjectName> = quarantined.map(|(port, _)| port.service.clone()).collect();
+        let unhealthy = self.unhealthy.symmetric_difference(&before.unhealthy);
+        let mut services: BTreeSet<ObjectName> = unhealthy.map(|(port, _)| port.service.clone()).collect();
         let maintained = self.maintenance.symmetric_difference(&before.maintenance);
         let addresses: BTreeSet<IpAddr> = maintained.map(|target| target.ip()).collect();
         if !addresses.is_empty() {
@@ -108,15 +108,15 @@ impl Marks {
 #[derive(Debug)]
 pub(super) struct PortMarks<'a> {
     maintenance: &'a BTreeSet<Target>,
-    quarantined: BTreeSet<SocketAddr>,
+    unhealthy: BTreeSet<SocketAddr>,
 }
 
 impl PortMarks<'_> {
     pub fn of(&self, endpoint: SocketAddr) -> Mark {
         if is_maintained(self.maintenance, endpoint) {
             Mark::Maintenance
-        } else if self.quarantined.contains(&endpoint) {
-            Mark::Quarantined
+        } else if self.unhealthy.contains(&endpoint) {
+            Mark::Unhealthy
         } else {
             Mark::None
         }
@@ -150,10 +150,10 @@ mod tests {
             ("10.0.0.1:80".parse().unwrap(), "[2001:db8::1]:80".parse().unwrap());
         let marks = Marks {
             maintenance: [Target::Endpoint(two)].into(),
-            quarantined: [(key(80), one), (key(80), two), (key(81), one)].into(),
+            unhealthy: [(key(80), one), (key(80), two), (key(81), one)].into(),
         };
         let of = |port, endpoint| marks.of_port(&key(port)).of(endpoint);
-        assert_eq!((of(80, one), of(80, two)), (Mark::Quarantined, Mark::Maintenance));
-        assert_eq!((of(81, one), of(81, two), of(79, one)), (Mark::Quarantined, Mark::Maintenance, Mark::None));
+        assert_eq!((of(80, one), of(80, two)), (Mark::Unhealthy, Mark::Maintenance));
+        assert_eq!((of(81, one), of(81, two), of(79, one)), (Mark::Unhealthy, Mark::Maintenance, Mark::None));
     }
 }

@@ -99,7 +99,7 @@ impl Loaded {
 pub(super) fn ranges_of(entry: &abi::Service) -> [Range; 2] {
     [
         Range { base: entry.slot_base, count: entry.slot_count },
-        Range { base: entry.outside_base, count: entry.outside_count },
+        Range { base: entry.external_base, count: entry.external_count },
     ]
 }
 

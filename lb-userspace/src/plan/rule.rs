@@ -48,9 +48,9 @@ pub enum Rule {
     /// An endpoint is taken out by hand.
     Maintenance,
     /// An endpoint's active checks fail, and others serve in its place.
-    Quarantined,
+    Unhealthy,
     /// Those of all fail: then they serve.
-    AllQuarantined,
+    AllUnhealthy,
     RefuseWithoutEndpoint,
     DropInside,
     DropOutside,
@@ -102,8 +102,8 @@ impl Rule {
         Self::LocalReady,
         Self::LocalTerminating,
         Self::Maintenance,
-        Self::Quarantined,
-        Self::AllQuarantined,
+        Self::Unhealthy,
+        Self::AllUnhealthy,
         Self::RefuseWithoutEndpoint,
         Self::DropInside,
         Self::DropOutside,

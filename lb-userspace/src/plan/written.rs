@@ -79,13 +79,13 @@ impl Sets {
         let has = |flag| record.flags & flag != 0;
         let state = match record.state {
             backend_state::ACTIVE | backend_state::MAINTENANCE => EndpointState::Ready,
-            backend_state::RESTING => EndpointState::NotReady,
+            backend_state::UNREADY => EndpointState::NotReady,
             backend_state::TERMINATING => EndpointState::Terminating,
             _ => return None,
         };
         let mark = match record.state {
             backend_state::MAINTENANCE => Mark::Maintenance,
-            _ if has(backend_flags::QUARANTINED) => Mark::Quarantined,
+            _ if has(backend_flags::UNHEALTHY) => Mark::Unhealthy,
             _ => Mark::None,
         };
         Some(DesiredEndpoint {

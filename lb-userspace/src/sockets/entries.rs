@@ -171,13 +171,13 @@ mod tests {
 
     #[test]
     fn sockets_share_the_fate_of_flows() {
-        use backend_state::{ACTIVE, DRAINING, GONE, MAINTENANCE, RESTING, TERMINATING};
+        use backend_state::{ACTIVE, DRAINING, GONE, MAINTENANCE, TERMINATING, UNREADY};
         let serving = backend_flags::SERVING;
         let cases = [
             (backend(ACTIVE, serving, 0), Fate::Stays, Fate::Stays),
             (backend(MAINTENANCE, serving, 0), Fate::Stays, Fate::Stays),
-            (backend(RESTING, serving, 0), Fate::Stays, Fate::Stays),
-            (backend(RESTING, 0, 0), Fate::Stays, Fate::Moves),
+            (backend(UNREADY, serving, 0), Fate::Stays, Fate::Stays),
+            (backend(UNREADY, 0, 0), Fate::Stays, Fate::Moves),
             (backend(TERMINATING, serving, 900), Fate::Stays, Fate::Stays),
             (backend(TERMINATING, 0, 900), Fate::Stays, Fate::Moves),
             (backend(DRAINING, serving, 101), Fate::Stays, Fate::Moves),

@@ -6,7 +6,7 @@
 //! * events, in any order between two other commands: `apply` (YAML, each document an event), `delete` (lines
 //!   `Service NS/NAME`, `EndpointSlice NS/NAME` or `Node`)
 //! * `addresses ADDRESS…` (of the node's links), `reserve ADDRESS PORT` (the node itself listens there), `advance SECONDS`,
-//!   `maintenance on|off ADDRESS[:PORT]`, `quarantine on|off NS/NAME PORT ADDRESS:PORT` (its active checks fail),
+//!   `maintenance on|off ADDRESS[:PORT]`, `unhealthy on|off NS/NAME PORT ADDRESS:PORT` (its active checks fail),
 //!   `restart`, `flows ADDRESS` (a flow refers to the backends at this address; without an address: none does any more)
 //! * what must hold now: `tables`, `refusals`, `health` (health-check node ports and their local endpoints)
 
@@ -78,7 +78,7 @@ fn run(path: &Path, way: Way) {
             "flows" => world.refer(argument),
             "tables" => check(&place, body, &world.store().dump(), &mut found),
             "maintenance" => world.maintenance(argument),
-            "quarantine" => world.quarantine(argument),
+            "unhealthy" => world.set_unhealthy(argument),
             "refusals" => check(&place, body, &world.refusals(), &mut found),
             "health" => check(&place, body, &world.health(), &mut found),
             other => panic!("{place}: unknown command {other:?}"),

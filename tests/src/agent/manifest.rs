@@ -78,7 +78,7 @@ impl Endpoint {
         match (self.ready, self.terminating) {
             (_, true) => "terminating",
             (true, false) => "active",
-            (false, false) => "resting",
+            (false, false) => "unready",
         }
     }
 

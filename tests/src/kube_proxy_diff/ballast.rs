@@ -118,7 +118,7 @@ pub fn fate_by_tables(tables: &MemoryStore, probe: &Probe) -> Result<Answer> {
     };
     let inside = probe.client.position.is_inside();
     let (base, count) =
-        if inside { (entry.slot_base, entry.slot_count) } else { (entry.outside_base, entry.outside_count) };
+        if inside { (entry.slot_base, entry.slot_count) } else { (entry.external_base, entry.external_count) };
     let backend = |position: u32| -> Result<(SocketAddr, bool)> {
         let slot = tables.slots.get(&position).with_context(|| format!("{frontend}: no slot {position}"))?;
         let id = BackendId { family: Family::of(frontend.address), id: slot.backend };

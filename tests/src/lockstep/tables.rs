@@ -175,7 +175,7 @@ where
 {
     let now_ds = u32::try_from(host.memory.now_ns / 100_000_000).expect("years");
     let states = [
-        backend_state::RESTING,
+        backend_state::UNREADY,
         backend_state::TERMINATING,
         backend_state::DRAINING,
         backend_state::MAINTENANCE,
@@ -199,7 +199,7 @@ where
             | if random.one_in(2) { backend_flags::SERVING } else { 0 }
             | if random.one_in(5) { 0 } else { backend_flags::IN_CLUSTER_SET }
             | if random.one_in(2) { 0 } else { backend_flags::IN_LOCAL_SET }
-            | if random.one_in(10) { backend_flags::QUARANTINED } else { 0 },
+            | if random.one_in(10) { backend_flags::UNHEALTHY } else { 0 },
         generation: before + u32::from(random.one_in(4)),
         service: 1 + (id - 1) / EACH,
         deadline_ds,
@@ -261,9 +261,9 @@ where
 {
     let key = service_key::<N>(id);
     let generation = host.memory.services.get(&key).map_or(100, |service| service.generation) + 1;
-    let (slot_base, outside_base) = (RANGE * id, RANGE * id + RANGE / 2);
+    let (slot_base, external_base) = (RANGE * id, RANGE * id + RANGE / 2);
     let slot_count = write_slots(random, lockstep, host, id, generation, slot_base)?;
-    let outside_count = write_slots(random, lockstep, host, id, generation, outside_base)?;
+    let external_count = write_slots(random, lockstep, host, id, generation, external_base)?;
     let flag = |random: &mut Random, flag: u8, times: usize| if random.one_in(times) { flag } else { 0 };
     let mut flags = flag(random, service_flags::DROP_IF_EMPTY, 3)
         | flag(random, service_flags::NO_RETRY, 4)
@@ -285,8 +285,8 @@ where
         generation,
         slot_base,
         slot_count,
-        outside_base,
-        outside_count,
+        external_base,
+        external_count,
         seal: 0,
         affinity_timeout_s: *random.of(&[0, 0, 10, 10_800]),
         scheduler: u8::try_from(random.below(6)).expect("few"),

@@ -42,7 +42,7 @@ fn age_world(model: &mut Model, seconds: u32) {
         for time in [&mut health.answered_s, &mut health.ejected_s, &mut health.probe_s] {
             *time = time.map(older);
         }
-        health.accuser = health.accuser.map(|(who, since_s)| (who, older(since_s)));
+        health.evidence_client = health.evidence_client.map(|(who, since_s)| (who, older(since_s)));
     }
 }
 
@@ -67,7 +67,7 @@ pub fn age(programs: &mut LoadedPrograms, model: &mut Model, seconds: u32) -> Re
             for &id in model.backends.keys() {
                 let mut health = programs.$life.health.get(&id, 0)?;
                 for time_s in
-                    [&mut health.answered_s, &mut health.ejected_s, &mut health.probe_s, &mut health.accused_s]
+                    [&mut health.answered_s, &mut health.ejected_s, &mut health.probe_s, &mut health.evidence_s]
                 {
                     *time_s = if *time_s == 0 { 0 } else { older(*time_s) };
                 }

@@ -78,12 +78,12 @@ pub fn compare(programs: &LoadedPrograms, model: &Model) -> Result<()> {
             probe_s: time(held.probe_s),
             unanswered: held.unanswered,
             // Who it is, a hash says: what the client meets shows it.
-            accuser: (held.accuser != 0).then_some((Ipv4Addr::UNSPECIFIED.into(), held.accused_s)),
+            evidence_client: (held.evidence_client != 0).then_some((Ipv4Addr::UNSPECIFIED.into(), held.evidence_s)),
         };
         let about = |health: model::Health| {
-            let accuser = health.accuser.map(|(_, since_s)| (Ipv4Addr::UNSPECIFIED.into(), since_s));
+            let evidence_client = health.evidence_client.map(|(_, since_s)| (Ipv4Addr::UNSPECIFIED.into(), since_s));
             let is_its = health.generation == model.backends[&id].generation;
-            if is_its { model::Health { accuser, ..health } } else { model::Health::default() }
+            if is_its { model::Health { evidence_client, ..health } } else { model::Health::default() }
         };
         let demanded = about(model.health.get(&id).copied().unwrap_or_default());
         let held = model::Health { generation: demanded.generation, ..about(held) };

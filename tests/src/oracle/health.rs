@@ -22,13 +22,13 @@ const EVIDENCE_S: u32 = 60;
 
 /// Who has met the backend silent, while that counts.
 fn witness(model: &Model, health: Health) -> Option<IpAddr> {
-    let (who, since_s) = health.accuser?;
+    let (who, since_s) = health.evidence_client?;
     (model.now_s.saturating_sub(since_s) <= EVIDENCE_S).then_some(who)
 }
 
 /// Whether its UDP flows have waited long enough.
 fn is_due(model: &Model, health: Health) -> bool {
-    health.accuser.is_some_and(|(_, since_s)| model.now_s.saturating_sub(since_s) >= UDP_DUE_S)
+    health.evidence_client.is_some_and(|(_, since_s)| model.now_s.saturating_sub(since_s) >= UDP_DUE_S)
 }
 
 /// Whether the flows of several clients went to a UDP backend in vain.
@@ -61,7 +61,7 @@ pub fn begin(model: &mut Model, chosen: u32, asked: Asked, usable: &[u32]) -> Re
     }
     match witness(model, health) {
         _ if !is_udp => {}
-        None => (after.accuser, after.unanswered) = (Some((client, now_s)), 1),
+        None => (after.evidence_client, after.unanswered) = (Some((client, now_s)), 1),
         Some(first) => after.unanswered += u32::from(first != client),
     }
     if is_udp || due {
@@ -102,7 +102,7 @@ fn leaves_half(model: &Model, members: &[(u32, u32)], id: u32) -> bool {
 }
 
 /// The client has met the backend silent, and another one answered.
-pub fn accuse(model: &mut Model, service: &Service, id: u32, client: IpAddr) -> Vec<(u32, Outcome)> {
+pub fn add_evidence(model: &mut Model, service: &Service, id: u32, client: IpAddr) -> Vec<(u32, Outcome)> {
     let health = model.health(id);
     if health.ejected_s.is_some() {
         return Vec::new();
@@ -112,14 +112,15 @@ pub fn accuse(model: &mut Model, service: &Service, id: u32, client: IpAddr) -> 
         model.health.insert(id, Health { ejected_s: Some(model.now_s), ..health });
         return vec![(id, Outcome::Ejected)];
     }
-    model.health.insert(id, Health { accuser: Some((client, model.now_s)), ..health });
+    model.health.insert(id, Health { evidence_client: Some((client, model.now_s)), ..health });
     Vec::new()
 }
 
 /// The backend has answered a connection's first packet.
 pub fn hears(model: &mut Model, id: u32) -> Vec<(u32, Outcome)> {
     let health = model.health(id);
-    let cleared = Health { answered_s: Some(model.now_s), ejected_s: None, unanswered: 0, accuser: None, ..health };
+    let cleared =
+        Health { answered_s: Some(model.now_s), ejected_s: None, unanswered: 0, evidence_client: None, ..health };
     model.health.insert(id, cleared);
     if health.ejected_s.is_some() { vec![(id, Outcome::Cleared)] } else { Vec::new() }
 }

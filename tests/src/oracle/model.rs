@@ -159,7 +159,7 @@ pub enum Drain {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackendState {
     Active,
-    Resting,
+    Unready,
     Terminating,
     Draining,
     Maintenance,
@@ -169,7 +169,7 @@ pub enum BackendState {
 impl BackendState {
     /// All of them.
     pub const ALL: [Self; 6] =
-        [Self::Active, Self::Resting, Self::Terminating, Self::Draining, Self::Maintenance, Self::Gone];
+        [Self::Active, Self::Unready, Self::Terminating, Self::Draining, Self::Maintenance, Self::Gone];
 }
 
 impl Backend {
@@ -197,7 +197,7 @@ impl Backend {
     pub fn sheds_udp(&self) -> bool {
         match self.life {
             BackendState::Draining => true,
-            BackendState::Resting | BackendState::Terminating => !self.serving,
+            BackendState::Unready | BackendState::Terminating => !self.serving,
             _ => false,
         }
     }
@@ -212,7 +212,7 @@ pub struct Health {
     pub probe_s: Option<u32>,
     pub unanswered: u32,
     /// Who has met it silent, and since when that counts.
-    pub accuser: Option<(IpAddr, u32)>,
+    pub evidence_client: Option<(IpAddr, u32)>,
 }
 
 impl Model {

@@ -221,14 +221,14 @@ impl OracleRun {
         let (now_s, backend) = (model.now_s, &model.backends[&id]);
         let (generation, v6) = (backend.generation, backend.address.is_ipv6());
         let mut health = model.health(id);
-        health.accuser = Some((Ipv4Addr::UNSPECIFIED.into(), now_s));
+        health.evidence_client = Some((Ipv4Addr::UNSPECIFIED.into(), now_s));
         health.answered_s = None;
         health.ejected_s = health.ejected_s.or_else(|| before.then_some(now_s));
         let table = if v6 { &mut self.programs.state6.health } else { &mut self.programs.state4.health };
         let held = table.get(&id, 0)?;
         let known = if held.generation == generation { held } else { Health { generation, ..Default::default() } };
         let ejected_s = health.ejected_s.unwrap_or_default();
-        table.set(id, Health { accuser: 1, accused_s: now_s, answered_s: 0, ejected_s, ..known }, 0)?;
+        table.set(id, Health { evidence_client: 1, evidence_s: now_s, answered_s: 0, ejected_s, ..known }, 0)?;
         model.health.insert(id, health);
         Ok(())
     }

@@ -145,7 +145,7 @@ where
         port: backend.address.port(),
         state: match backend.life {
             BackendState::Active => backend_state::ACTIVE,
-            BackendState::Resting => backend_state::RESTING,
+            BackendState::Unready => backend_state::UNREADY,
             BackendState::Terminating => backend_state::TERMINATING,
             BackendState::Draining => backend_state::DRAINING,
             BackendState::Maintenance => backend_state::MAINTENANCE,
@@ -202,13 +202,13 @@ where
     SourceKey<N>: Pod,
 {
     let (id, generation, slot_base) = (service.id, service.id + 100, service.id * SLOTS_PER_SERVICE);
-    let outside_base = slot_base + SLOTS_PER_SERVICE / 2;
+    let external_base = slot_base + SLOTS_PER_SERVICE / 2;
     let (said_id, said_generation) = match service.torn {
         Torn::Whole | Torn::Entry => (id, generation),
         Torn::Generation => (id, generation + 1),
         Torn::Service => (id + 1, generation),
     };
-    for (base, members) in [(slot_base, &service.members), (outside_base, &service.members_outside)] {
+    for (base, members) in [(slot_base, &service.members), (external_base, &service.members_outside)] {
         for (slot, &(backend, backend_generation)) in (base..).zip(members) {
             let value = Slot { backend, backend_generation, service: said_id, generation: said_generation };
             tables.slots.set(slot, value, 0)?;
@@ -221,8 +221,8 @@ where
         generation,
         slot_base,
         slot_count: u32::try_from(service.members.len())?,
-        outside_base,
-        outside_count: u32::try_from(service.members_outside.len())?,
+        external_base,
+        external_count: u32::try_from(service.members_outside.len())?,
         seal: 0,
         affinity_timeout_s: 0,
         scheduler: 0,

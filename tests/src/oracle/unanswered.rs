@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use lb_common::outcome::Outcome;
 
 use super::connection::{Claim, Connection, Half, Opening, Said, State};
-use super::health::{accuse, hears, shuns};
+use super::health::{add_evidence, hears, shuns};
 use super::model::{Model, Torn};
 use super::retry::{others, retry, untried};
 use super::rules::{Asked, Expected, Fate, Hint, PASS, Turn};
@@ -236,7 +236,7 @@ fn accepted(model: &mut Model, asked: Asked, at: usize, replied: Expected) -> Ex
         // It has answered nobody since: another one did what it left undone.
         let is_silent = model.health(id).answered_s.is_none_or(|answered_s| answered_s < since_s);
         if is_silent && model.backends[&id].service == service.id {
-            notes.extend(accuse(model, service, id, client.ip()));
+            notes.extend(add_evidence(model, service, id, client.ip()));
         }
     }
     notes.extend(hears(model, id));

@@ -10,7 +10,7 @@ const CLUSTERS: usize = 5_000;
 /// Rules that kube-proxy has nothing to compare with: annotations, and marks by hand or by checks. Scenarios and the plan's model
 /// have them.
 const OURS_ALONE: [Rule; 6] =
-    [Rule::OwnScheduler, Rule::NoRetry, Rule::Weights, Rule::Maintenance, Rule::Quarantined, Rule::AllQuarantined];
+    [Rule::OwnScheduler, Rule::NoRetry, Rule::Weights, Rule::Maintenance, Rule::Unhealthy, Rule::AllUnhealthy];
 
 #[test]
 fn ballast_serves_what_kube_proxy_serves() {

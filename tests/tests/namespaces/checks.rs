@@ -85,9 +85,9 @@ fn checked(fixture: &Fixture, how: &str) -> Service {
     web.annotated("check-interval", "1s").annotated("check-timeout", "1s").annotated("check-failures", "2")
 }
 
-/// The addresses of backends on port 8080 that are quarantined.
-fn quarantined(agent: &Agent) -> Vec<String> {
-    let shown = agent.json(&["get", "backends", "--state", "quarantined", "--service", "web:80"]).unwrap();
+/// The addresses of backends on port 8080 that are unhealthy.
+fn unhealthy(agent: &Agent) -> Vec<String> {
+    let shown = agent.json(&["get", "backends", "--state", "unhealthy", "--service", "web:80"]).unwrap();
     let items = shown["items"].as_array().unwrap().iter();
     items.map(|item| item["address"].as_str().unwrap().to_owned()).collect()
 }
@@ -99,7 +99,7 @@ fn both(pod: &Pod) -> Vec<String> {
 fn wait_for(agent: &Agent, what: &str, expected: &[String]) {
     eventually(what, SOON, || {
         std::thread::sleep(Duration::from_millis(50));
-        (quarantined(agent) == expected).then_some(())
+        (unhealthy(agent) == expected).then_some(())
     });
 }
 
@@ -122,7 +122,7 @@ fn an_endpoint_that_answers_badly_or_not_at_all_gets_no_new_flows_until_it_is_we
         std::thread::sleep(Duration::from_millis(50));
         healths.iter().all(|health| health.asked() >= 4).then_some(())
     });
-    assert!(quarantined(&agent).is_empty());
+    assert!(unhealthy(&agent).is_empty());
 
     let mut held = Vec::new();
     for to in service.frontends(Protocol::Tcp) {
@@ -136,7 +136,7 @@ fn an_endpoint_that_answers_badly_or_not_at_all_gets_no_new_flows_until_it_is_we
     }
     for status in [500, 0] {
         healths[1].say(status);
-        wait_for(&agent, "b1 is quarantined", &both(&fixture.backends[1]));
+        wait_for(&agent, "b1 is unhealthy", &both(&fixture.backends[1]));
         for to in service.frontends(Protocol::Tcp) {
             assert_eq!(answered_by(&fixture, to), ["b0"], "status {status}");
         }
@@ -147,7 +147,7 @@ fn an_endpoint_that_answers_badly_or_not_at_all_gets_no_new_flows_until_it_is_we
 
         // Another agent does not forget it, and asks for itself.
         agent.kill();
-        assert_eq!(quarantined(&agent), both(&fixture.backends[1]), "shown by the tables alone");
+        assert_eq!(unhealthy(&agent), both(&fixture.backends[1]), "shown by the tables alone");
         agent.restart().unwrap();
         for to in service.frontends(Protocol::Tcp) {
             assert_eq!(answered_by(&fixture, to), ["b0"], "after a restart");
@@ -178,7 +178,7 @@ fn a_port_that_takes_no_connections_is_found_and_all_failing_serve_rather_than_n
     let agent = fixture.agent(&Manifest::of([service.clone()]), &[ON, "--check-limits", "per-second=50,in-flight=4"]);
     let to = service.frontends(Protocol::Tcp)[0];
     healths[0] = None;
-    wait_for(&agent, "b0 is quarantined", &both(&fixture.backends[0]));
+    wait_for(&agent, "b0 is unhealthy", &both(&fixture.backends[0]));
     assert_eq!(answered_by(&fixture, to), ["b1"]);
 
     healths[1] = None;

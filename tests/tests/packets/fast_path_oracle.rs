@@ -185,8 +185,8 @@ impl World {
                     generation: 1,
                     slot_base: id,
                     slot_count: 1,
-                    outside_base: id,
-                    outside_count: 1,
+                    external_base: id,
+                    external_count: 1,
                     ..Service::NONE
                 };
                 services.insert(key, Service { seal: seal(&key, &value), ..value }, 0).unwrap();

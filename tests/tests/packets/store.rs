@@ -171,7 +171,7 @@ fn the_kernel_holds_what_memory_holds() -> Result<()> {
     };
     let three = "{addresses: [10.0.0.1], targetRef: {uid: a}}, {addresses: [10.0.0.2]}, {addresses: [10.0.0.3], conditions: {ready: false}}";
     let report = both.sync(&snapshot(&manifest_of(three, "{addresses: ['fd01::1']}"))?, at(1))?;
-    assert_eq!((report.services, report.backends.active, report.backends.resting), (2, 5, 2));
+    assert_eq!((report.services, report.backends.active, report.backends.unready), (2, 5, 2));
     // Another pod at the first address, the second goes.
     let report = both.sync(&snapshot(&manifest_of("{addresses: [10.0.0.1], targetRef: {uid: b}}", ""))?, at(2))?;
     assert_eq!((report.backends.active, report.backends.draining, report.backends.gone), (2, 5, 2));

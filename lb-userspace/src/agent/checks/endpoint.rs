@@ -55,12 +55,12 @@ impl Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     Ask,
-    Quarantine,
+    Fail,
     Clear,
 }
 
 impl Endpoint {
-    /// One that is first asked at this moment. `is_failing`: an agent before this one has quarantined it.
+    /// One that is first asked at this moment. `is_failing`: an agent before this one has found it unhealthy.
     pub fn new(due: Instant, is_failing: bool) -> Self {
         Self { phase: Phase::Waiting { due }, is_failing, row: 0 }
     }
@@ -96,7 +96,7 @@ impl Endpoint {
         let (against, limit, effect) = if self.is_failing {
             (Answer::Well, check.successes, Effect::Clear)
         } else {
-            (Answer::Failed, check.failures, Effect::Quarantine)
+            (Answer::Failed, check.failures, Effect::Fail)
         };
         let row = match answer {
             Answer::NotMade => self.row,
@@ -144,7 +144,7 @@ mod tests {
         let fresh = Endpoint::new(Instant::now(), false);
         assert_eq!(answered(fresh, &[Failed, Failed, Well, Failed, Failed]).1, []);
         let (condemned, effects) = answered(fresh, &[Well, Failed, Failed, Failed]);
-        assert_eq!(effects, [(3, Effect::Quarantine)]);
+        assert_eq!(effects, [(3, Effect::Fail)]);
         assert!(condemned.is_failing());
         assert_eq!(answered(condemned, &[Well, Failed, Well]).1, []);
         let (back, effects) = answered(condemned, &[Failed, Well, Well]);
@@ -156,7 +156,7 @@ mod tests {
     async fn a_check_that_could_not_be_made_says_nothing() {
         let fresh = Endpoint::new(Instant::now(), false);
         assert_eq!(answered(fresh, &[NotMade; 9]).1, []);
-        assert_eq!(answered(fresh, &[Failed, NotMade, Failed, NotMade, Failed]).1, [(4, Effect::Quarantine)]);
+        assert_eq!(answered(fresh, &[Failed, NotMade, Failed, NotMade, Failed]).1, [(4, Effect::Fail)]);
     }
 
     #[tokio::test(start_paused = true)]

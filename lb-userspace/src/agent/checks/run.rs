@@ -11,30 +11,30 @@ use super::endpoint::Answer;
 use super::schedule::{Change, Schedule, Subject};
 use super::wanted::Wanted;
 use crate::agent::log_bound::LogBound;
-use crate::agent::marks::{Quarantine, Quarantined};
+use crate::agent::marks::{Unhealthy, UnhealthySender};
 use crate::config::CheckLimits;
 use crate::observe::metrics::Metrics;
 use crate::observe::report::ChecksReport;
 
-/// How many failing endpoints the report names; `ballast get backends --state quarantined` has them all.
+/// How many failing endpoints the report names; `ballast get backends --state unhealthy` has them all.
 const NAMED_MAX: usize = 20;
 
 /// What the checks need, and who learns of them.
 pub struct Parts {
     pub limits: CheckLimits,
-    /// `None`: nothing is planned yet. What an agent before this one quarantined stays so until then.
+    /// `None`: nothing is planned yet. What an agent before this one found unhealthy stays so until then.
     pub wanted: watch::Receiver<Option<Wanted>>,
-    pub restored: Quarantined,
+    pub restored: Unhealthy,
     /// Any number, another one on each node.
     pub seed: u64,
-    pub quarantine: Quarantine,
+    pub failing: UnhealthySender,
     pub report: watch::Sender<ChecksReport>,
     pub metrics: Metrics,
 }
 
 /// Checks until nobody says any more what is wanted.
 pub async fn run(parts: Parts) {
-    let Parts { limits, mut wanted, restored, seed, quarantine, report, metrics } = parts;
+    let Parts { limits, mut wanted, restored, seed, failing, report, metrics } = parts;
     let mut schedule = Schedule::new(limits, restored, seed, Instant::now());
     let mut told = Told::default();
     let mut asked = JoinSet::new();
@@ -52,14 +52,14 @@ pub async fn run(parts: Parts) {
                 if let Some(wanted) = &*wanted.borrow_and_update() {
                     schedule.set(wanted, Instant::now());
                 }
-                publish(&schedule, &quarantine);
+                publish(&schedule, &failing);
                 told.keep(&schedule.failing());
             }
             Some(Ok((id, result))) = asked.join_next() => {
                 let answer = result.as_ref().map_or_else(Failure::answer, |()| Answer::Well);
                 metrics.checked(answer.name());
                 if let Some(change) = schedule.over(id, answer, Instant::now()) {
-                    publish(&schedule, &quarantine);
+                    publish(&schedule, &failing);
                     told.changed(change, result.err().as_ref());
                 }
             }
@@ -68,9 +68,9 @@ pub async fn run(parts: Parts) {
     }
 }
 
-fn publish(schedule: &Schedule, quarantine: &Quarantine) {
+fn publish(schedule: &Schedule, sender: &UnhealthySender) {
     let failing = schedule.failing();
-    quarantine.send_if_modified(|known| {
+    sender.send_if_modified(|known| {
         let changed = *known != failing;
         *known = failing;
         changed
@@ -93,18 +93,18 @@ impl Told {
         if is_failing {
             let reason = failure.map_or_else(String::new, ToString::to_string);
             if let Some(unsaid) = admitted {
-                tracing::warn!(service, %endpoint, reason, unsaid, "quarantined: its checks fail");
+                tracing::warn!(service, %endpoint, reason, unsaid, "unhealthy: its checks fail");
             }
             self.reasons.insert(subject, reason);
         } else {
             if let Some(unsaid) = admitted {
-                tracing::info!(service, %endpoint, unsaid, "no longer quarantined: its checks succeed");
+                tracing::info!(service, %endpoint, unsaid, "no longer unhealthy: its checks succeed");
             }
             self.reasons.remove(&subject);
         }
     }
 
-    fn keep(&mut self, failing: &Quarantined) {
+    fn keep(&mut self, failing: &Unhealthy) {
         self.reasons.retain(|subject, _| failing.contains(subject));
         for subject in failing {
             let before = || "since before this agent started".to_owned();
@@ -153,29 +153,29 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_stops_listening_is_quarantined_and_one_that_listens_again_is_not() {
+    async fn a_server_that_stops_listening_is_unhealthy_and_one_that_listens_again_is_not() {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.bind("127.0.0.1:0".parse().expect("valid")).expect("a port");
         let endpoint = socket.local_addr().expect("bound");
         let (want, wanted_here) = watch::channel(None);
-        let (quarantine, mut quarantined) = watch::channel(Quarantined::new());
+        let (failing, mut unhealthy) = watch::channel(Unhealthy::new());
         let (report, reported) = watch::channel(ChecksReport::default());
         let metrics = Metrics::new(Vec::new);
         let parts = Parts {
             limits: CheckLimits::default(),
             wanted: wanted_here,
-            restored: Quarantined::new(),
+            restored: Unhealthy::new(),
             seed: 3,
-            quarantine,
+            failing,
             report,
             metrics: metrics.clone(),
         };
         let checks = tokio::spawn(run(parts));
         want.send_replace(Some(wanted(endpoint)));
-        quarantined.wait_for(|failing| *failing == [(key(), endpoint)].into()).await.expect("it checks on");
+        unhealthy.wait_for(|failing| *failing == [(key(), endpoint)].into()).await.expect("it checks on");
         let listener = socket.listen(16).expect("free");
         let accepting = tokio::spawn(async move { while listener.accept().await.is_ok() {} });
-        quarantined.wait_for(Quarantined::is_empty).await.expect("it checks on");
+        unhealthy.wait_for(Unhealthy::is_empty).await.expect("it checks on");
         accepting.abort();
         assert!(metrics.encode().contains("ballast_checks_total{result=\"failed\"}"), "{}", metrics.encode());
         assert_eq!(reported.borrow().endpoints, 1);

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::endpoint::{Answer, Effect, Endpoint, Event};
 use super::wanted::{Wanted, target};
-use crate::agent::marks::Quarantined;
+use crate::agent::marks::Unhealthy;
 use crate::config::CheckLimits;
 use crate::model::Check;
 use crate::plan::PortKey;
@@ -32,7 +32,7 @@ pub struct Ask {
     pub check: Check,
 }
 
-/// An endpoint is quarantined, or no longer.
+/// An endpoint is unhealthy, or no longer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     pub subject: Subject,
@@ -78,14 +78,14 @@ pub struct Schedule {
     under_way: HashMap<u64, Arc<str>>,
     /// When the next check may begin; at most [`BURST`] ago.
     free_at: Instant,
-    /// Quarantined by an agent before this one, and not known to be checked yet.
-    restored: Quarantined,
+    /// Unhealthy by an agent before this one, and not known to be checked yet.
+    restored: Unhealthy,
     lot: u64,
 }
 
 impl Schedule {
     /// `seed`: any number; schedules with different ones ask at different times.
-    pub fn new(limits: CheckLimits, restored: Quarantined, seed: u64, now: Instant) -> Self {
+    pub fn new(limits: CheckLimits, restored: Unhealthy, seed: u64, now: Instant) -> Self {
         Self {
             limits,
             ids: BTreeMap::new(),
@@ -208,7 +208,7 @@ impl Schedule {
             tenant.queue.extend(endpoint.due().map(|due| (due, id)));
         }
         let is_failing = match effect? {
-            Effect::Quarantine => true,
+            Effect::Fail => true,
             Effect::Clear => false,
             Effect::Ask => return None,
         };
@@ -216,7 +216,7 @@ impl Schedule {
     }
 
     /// Those whose checks fail.
-    pub fn failing(&self) -> Quarantined {
+    pub fn failing(&self) -> Unhealthy {
         let failing = self.entries.values().filter(|entry| entry.endpoint.is_failing());
         failing.map(|entry| entry.subject.clone()).collect()
     }

@@ -1,16 +1,16 @@
-//! Marks over what the API says: maintenance, quarantine, backends that became ejected.
+//! Marks over what the API says: maintenance, unhealthy endpoints, backends that became ejected.
 
 use tokio::time::Instant;
 
 use super::Tables;
-use crate::agent::marks::{self, Quarantined};
+use crate::agent::marks::{self, Unhealthy};
 use crate::plan::BackendId;
 
 impl Tables {
     /// The active checks of these endpoints fail, and of no others.
-    pub fn quarantine(&mut self, endpoints: Quarantined) {
-        if self.facts.marks.quarantined != endpoints {
-            self.facts.marks.quarantined = endpoints;
+    pub fn set_unhealthy(&mut self, endpoints: Unhealthy) {
+        if self.facts.marks.unhealthy != endpoints {
+            self.facts.marks.unhealthy = endpoints;
             self.sync();
             self.tell_avoided();
         }
@@ -49,6 +49,6 @@ impl Tables {
     pub(super) fn tell_avoided(&mut self) {
         let ejections = self.ejections.known().count() as u64;
         self.progress.send_modify(|progress| progress.tables.ejections = ejections);
-        self.notices.of_avoided(self.ejections.known(), &self.facts.marks.quarantined);
+        self.notices.of_avoided(self.ejections.known(), &self.facts.marks.unhealthy);
     }
 }

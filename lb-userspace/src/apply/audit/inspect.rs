@@ -92,7 +92,7 @@ impl Tables<'_> {
             findings.push(self.finding(FindingKind::Missing, map_name::NAMES, id, entry.id, String::new()));
         }
         let inside = Range { base: entry.slot_base, count: entry.slot_count };
-        let outside = Range { base: entry.outside_base, count: entry.outside_count };
+        let outside = Range { base: entry.external_base, count: entry.external_count };
         for range in BTreeSet::from([inside, outside]).into_iter().filter(|range| range.count > 0) {
             match self.slots.get(&range) {
                 Some(slots) => findings.extend(self.range(family, range, slots, entry)),

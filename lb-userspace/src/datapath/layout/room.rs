@@ -75,7 +75,7 @@ fn last(table: &RawTable, map: &str, is_used: impl Fn(&[u8]) -> bool) -> Result<
 
 /// One more than the last slot of any service. What lies in no service's range is not in use, whatever it holds.
 fn slots(set: &Path, old: &Description) -> Result<u64, LayoutError> {
-    const RANGES: [(&str, &str); 2] = [("slot_base", "slot_count"), ("outside_base", "outside_count")];
+    const RANGES: [(&str, &str); 2] = [("slot_base", "slot_count"), ("external_base", "external_count")];
     let mut used = 0;
     for map in [map_name::SERVICES4, map_name::SERVICES6] {
         let value = &description(old, map)?.value;

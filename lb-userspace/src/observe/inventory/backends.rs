@@ -6,7 +6,7 @@ use lb_common::abi::{Backend, Health, backend_flags, backend_state};
 use lb_common::outcome::Outcome;
 use serde::Serialize;
 
-use super::{FamilyContents, Inventory, backend_stat_kind, ip, is_quarantined, seconds, state_name};
+use super::{FamilyContents, Inventory, backend_stat_kind, ip, is_unhealthy, seconds, state_name};
 use crate::model::Monotonic;
 
 /// A backend: an endpoint of a service port.
@@ -25,7 +25,7 @@ pub struct BackendView {
     pub half_open_flows: u64,
     pub weight: u16,
     /// Its active checks fail: it takes no new flows.
-    pub quarantined: bool,
+    pub unhealthy: bool,
     /// Seconds since it became ejected: it left a flow unanswered that another backend answered, or refused one. null: it is not.
     pub ejected_seconds: Option<u64>,
     /// Seconds since it last answered the first packet of a flow; null: never, or not since the maps were made.
@@ -57,7 +57,7 @@ impl BackendView {
     /// What lies over its state.
     pub fn marks(&self) -> impl Iterator<Item = &'static str> {
         let ejected = self.ejected_seconds.map(|_| "ejected");
-        ejected.into_iter().chain(self.quarantined.then_some("quarantined"))
+        ejected.into_iter().chain(self.unhealthy.then_some("unhealthy"))
     }
 }
 
@@ -103,7 +103,7 @@ impl Inventory<'_> {
             flows: flows.all,
             half_open_flows: flows.half_open,
             weight: backend.weight,
-            quarantined: is_quarantined(backend),
+            unhealthy: is_unhealthy(backend),
             ejected_seconds: self.seconds_since(health.ejected_s),
             answered_seconds: self.seconds_since(health.answered_s),
             drain_seconds: self.deadline_seconds(backend.drain_ds),

@@ -8,7 +8,7 @@ use lb_common::outcome::Outcome;
 use serde::Serialize;
 
 use super::backends::health_of;
-use super::{FamilyContents, Inventory, backend_stat_kind, ip, is_quarantined, state_name};
+use super::{FamilyContents, Inventory, backend_stat_kind, ip, is_unhealthy, state_name};
 use crate::model::Scheduler;
 
 /// A service port.
@@ -78,7 +78,7 @@ pub struct BackendOfService {
     #[serde(skip)]
     pub ejected: bool,
     #[serde(skip)]
-    pub quarantined: bool,
+    pub unhealthy: bool,
     /// What became of packets about it, as far as it tells how it fares: [`FARES`].
     #[serde(skip)]
     pub fares: [u64; FARES.len()],
@@ -134,7 +134,7 @@ impl Inventory<'_> {
                     port: backend.port,
                     state: state_name(backend.state),
                     ejected: health_of(family, *id, backend).ejected_s != 0,
-                    quarantined: is_quarantined(backend),
+                    unhealthy: is_unhealthy(backend),
                     fares: FARES.map(|outcome| self.counted(backend_stat_kind::<N>(), *id, outcome)),
                     flows: self.flows_of(*id, backend).all,
                     deadline_seconds: self.deadline_seconds(backend.deadline_ds),

@@ -15,8 +15,8 @@ pub fn service(id: u32, slot_count: u32) -> Service {
         generation: 1,
         slot_base: 0,
         slot_count,
-        outside_base: 0,
-        outside_count: slot_count,
+        external_base: 0,
+        external_count: slot_count,
         seal: 0,
         affinity_timeout_s: 0,
         scheduler: scheduler::RANDOM,
@@ -143,7 +143,7 @@ fn json_of_backends_is_the_documented_one() {
     let backend = |address: &str, state: &str, flows: u64, [drain, deadline]: [Option<u64>; 2]| {
         serde_json::json!({
             "namespace": "demo", "service": "web", "servicePort": 80, "address": address, "port": 8080,
-            "state": state, "flows": flows, "halfOpenFlows": 0, "weight": 1, "quarantined": false,
+            "state": state, "flows": flows, "halfOpenFlows": 0, "weight": 1, "unhealthy": false,
             "ejectedSeconds": null, "answeredSeconds": null, "drainSeconds": drain, "deadlineSeconds": deadline,
         })
     };
@@ -243,15 +243,15 @@ fn marks_lie_over_the_state_and_are_those_of_this_bearer_of_the_id() {
     let mut contents = contents();
     let seen = Health { generation: 0x10001, answered_s: 80, ejected_s: 98, ..Health::default() };
     contents.v4.health = vec![Health::default(), seen, Health { generation: 7, ..seen }];
-    contents.v4.backends[1].1.flags |= backend_flags::QUARANTINED;
+    contents.v4.backends[1].1.flags |= backend_flags::UNHEALTHY;
     let inventory = Inventory::new(&contents, NOW);
     let backends = inventory.backends();
     assert_eq!((backends[0].ejected_seconds, backends[0].answered_seconds), (Some(2), Some(20)));
     assert_eq!(backends[0].marks().collect::<Vec<_>>(), ["ejected"]);
     assert_eq!((backends[1].ejected_seconds, backends[1].answered_seconds), (None, None));
-    assert_eq!(backends[1].marks().collect::<Vec<_>>(), ["quarantined"]);
+    assert_eq!(backends[1].marks().collect::<Vec<_>>(), ["unhealthy"]);
     let totals = inventory.totals();
-    assert_eq!((totals.ejections, totals.quarantined), (1, 1));
+    assert_eq!((totals.ejections, totals.unhealthy), (1, 1));
 }
 
 #[test]

@@ -252,11 +252,7 @@ fn of_tables(tables: &TablesReport) -> Vec<Series> {
 fn of_checks(checks: &ChecksReport) -> Vec<Series> {
     vec![
         gauge("ballast_check_endpoints", "Endpoints that are checked actively", precise(checks.endpoints)),
-        gauge(
-            "ballast_check_failing",
-            "Those of them that are quarantined: their checks fail",
-            precise(checks.failing),
-        ),
+        gauge("ballast_check_failing", "Those of them that are unhealthy: their checks fail", precise(checks.failing)),
         gauge("ballast_checks_under_way", "Active checks that have begun and not ended", precise(checks.under_way)),
         gauge(
             "ballast_check_late_seconds",

@@ -270,8 +270,8 @@ fn marks() -> impl Strategy<Value = Marks> {
     let port = (0u8..4, prop::sample::select(vec![80, 81, 30080]), Just(Protocol::Tcp))
         .prop_map(|(index, port, protocol)| PortKey { service: service_name(index), port, protocol });
     let maintenance = prop::collection::btree_set(target, 0..3);
-    let quarantined = prop::collection::btree_set((port, endpoint()), 0..24);
-    (maintenance, quarantined).prop_map(|(maintenance, quarantined)| Marks { maintenance, quarantined })
+    let unhealthy = prop::collection::btree_set((port, endpoint()), 0..24);
+    (maintenance, unhealthy).prop_map(|(maintenance, unhealthy)| Marks { maintenance, unhealthy })
 }
 
 /// A snapshot and what the node knows, as events make them.

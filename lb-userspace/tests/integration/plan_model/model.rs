@@ -203,7 +203,7 @@ impl World<'_> {
         endpoints.retain(|address, _| !self.is_maintained(*address));
         let usable = endpoints.values().any(|e| e.ready || e.serving && e.terminating);
         let key = PortKey { service: service.name.clone(), port: port.port, protocol: port.protocol };
-        let is_healthy = |address: &SocketAddr| !self.facts.marks.quarantined.contains(&(key.clone(), *address));
+        let is_healthy = |address: &SocketAddr| !self.facts.marks.unhealthy.contains(&(key.clone(), *address));
         let serve = |policy| {
             let set = match policy {
                 TrafficPolicy::Cluster => self.cluster_set(&preferred(endpoints.clone(), is_healthy)),

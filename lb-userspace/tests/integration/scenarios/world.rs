@@ -189,7 +189,7 @@ impl World {
     }
 
     /// The active checks of an endpoint fail, or no longer do.
-    pub fn quarantine(&mut self, argument: &str) {
+    pub fn set_unhealthy(&mut self, argument: &str) {
         let words: Vec<&str> = argument.split_whitespace().collect();
         let [switch, service, port, endpoint] = words[..] else { panic!("{argument}: expected four words") };
         let (namespace, name) = service.split_once('/').expect("a namespace and a name");
@@ -197,8 +197,8 @@ impl World {
         let key = PortKey { service: ObjectName::new(namespace, name), port, protocol: Protocol::Tcp };
         let mark = (key, endpoint.parse().expect("an address and a port"));
         match switch {
-            "on" => self.facts.marks.quarantined.insert(mark),
-            _ => self.facts.marks.quarantined.remove(&mark),
+            "on" => self.facts.marks.unhealthy.insert(mark),
+            _ => self.facts.marks.unhealthy.remove(&mark),
         };
         self.sync();
     }

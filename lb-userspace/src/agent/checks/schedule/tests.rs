@@ -40,7 +40,7 @@ fn wanted(endpoints: u16, check: Check) -> Wanted {
 
 fn schedule(limits: CheckLimits) -> (Schedule, Instant) {
     let now = Instant::now();
-    (Schedule::new(limits, Quarantined::new(), 7, now), now)
+    (Schedule::new(limits, Unhealthy::new(), 7, now), now)
 }
 
 /// Lets time pass for so long, each check answered at once; when which endpoint was asked.
@@ -190,7 +190,7 @@ async fn another_question_begins_anew_another_interval_does_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_an_agent_before_has_quarantined_stays_so_until_it_is_well() {
+async fn what_an_agent_before_has_unhealthy_stays_so_until_it_is_well() {
     let now = Instant::now();
     let other = PortKey { port: 81, ..key() };
     let restored = [(key(), address(1)), (other, address(1))].into();
