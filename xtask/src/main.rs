@@ -77,6 +77,8 @@ enum Command {
     Programs(programs::ProgramsArgs),
     /// Look for bytes that break a rule of the decision or of the parser (libFuzzer).
     Fuzz(fuzz::FuzzArgs),
+    /// Write the reference pages of the book that are generated from code (root)
+    Reference,
     /// Build the programs with a set of edits of `tests/mutations`, as tests ask for.
     #[command(hide = true)]
     Edited(edited::EditedArgs),
@@ -100,6 +102,7 @@ fn dispatch(cli: &Cli) -> Result<()> {
         Command::Setup => {
             setup::setup(&workspace, Level::Test)?;
             setup::crate_rules(&workspace)?;
+            setup::book(&workspace)?;
             setup::mutants(&workspace)
         }
         Command::Build { release } => {
@@ -114,6 +117,7 @@ fn dispatch(cli: &Cli) -> Result<()> {
         Command::Soak(args) => soak::run(&workspace, args),
         Command::Programs(args) => programs::run(&workspace, args),
         Command::Fuzz(args) => fuzz::run(&workspace, args),
+        Command::Reference => test::write_pages(&workspace),
         Command::Edited(args) => edited::run(&workspace, args),
         Command::Vm(args) => vm::run(&workspace, args),
     }
@@ -131,7 +135,7 @@ fn run_lint(workspace: &Workspace, advisories: bool) -> Result<()> {
     if workspace.has_tool("mdbook") {
         checks.push(lint::book_check(workspace));
     } else {
-        say("mdbook is not installed, the book is not built: `cargo install mdbook`");
+        say("mdbook is not installed, the book is not built: `cargo xtask setup` builds it");
     }
     if advisories {
         checks.push(lint::advisories(workspace));

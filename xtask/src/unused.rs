@@ -8,8 +8,18 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 
 /// The packages of this repository, by folder.
-const PACKAGES: [&str; 9] =
-    ["lb-common", "lb-ebpf", "lb-userspace", "tests", "tests/bench", "tests/load", "tests/seed", "fuzz", "xtask"];
+const PACKAGES: [&str; 10] = [
+    "lb-common",
+    "lb-ebpf",
+    "lb-userspace",
+    "tests",
+    "tests/bench",
+    "tests/load",
+    "tests/pages",
+    "tests/seed",
+    "fuzz",
+    "xtask",
+];
 
 /// `PACKAGE: DEPENDENCY` of each that nothing uses.
 fn unused(root: &Path) -> Result<Vec<String>> {

@@ -21,7 +21,7 @@ const FAILED: u8 = 2;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// Name what differs and leave it; without an agent the tables are compared with themselves
+    /// Report differences and repair nothing; without an agent the tables are compared with themselves
     #[arg(long)]
     dry_run: bool,
 

@@ -7,7 +7,7 @@ use crate::datapath;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// Only say what would be removed
+    /// Only list what would be removed
     #[arg(long)]
     dry_run: bool,
 

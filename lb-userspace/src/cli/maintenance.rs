@@ -13,11 +13,11 @@ use crate::plan::Target;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// `list`, or an address (every endpoint there), or an address and a port; it need not be any endpoint's yet
+    /// `list`, or an address (all endpoints there), or an address and a port; there may be no endpoint yet
     #[arg(value_name = "list|ADDRESS|ADDRESS:PORT")]
     what: What,
 
-    /// Whether it takes no new flows any more, or takes them again
+    /// on: no new flows; off: new flows again
     #[arg(value_enum)]
     switch: Option<Switch>,
 

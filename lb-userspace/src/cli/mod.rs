@@ -32,7 +32,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Load the programs and keep their maps true; stopping it leaves them at work
+    /// Run the agent: load the programs and keep their maps in step; after a stop the programs go on
     Agent(Box<AgentArguments>),
     /// Show agent, source, tables and attachments; works without an agent, too
     Status(status::Arguments),
@@ -40,11 +40,11 @@ enum Command {
     Get(get::Arguments),
     /// Compare the tables with the plan and repair what differs; exit code 2 if something still does
     Audit(audit::Arguments),
-    /// Look for what on this node keeps an agent with these options from working; exit code 1 if something does
+    /// Check whether an agent with these options can work on this node; exit code 1 if it cannot
     Doctor(Box<doctor::Arguments>),
-    /// Take backends out by hand, and bring them back: no new flows, those that there are stay
+    /// Put backends into maintenance and end it: no new flows, present ones stay
     Maintenance(maintenance::Arguments),
-    /// Print the agent's configuration that does what one of kube-proxy does, and name what has no counterpart
+    /// Translate a configuration of kube-proxy, and name fields without a counterpart
     Migrate(migrate::Arguments),
     /// Remove everything that the agent left in the kernel and on disk
     Cleanup(cleanup::Arguments),
@@ -139,6 +139,16 @@ mod tests {
     #[test]
     fn arguments_are_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_reference_has_every_command_and_option() {
+        let options = clap_markdown::MarkdownOptions::new()
+            .title("Commands and options".to_owned())
+            .show_footer(false)
+            .show_table_of_contents(false);
+        let text = clap_markdown::help_markdown_custom::<Cli>(&options);
+        lb_pages::is_current("commands.md", &text);
     }
 
     #[test]

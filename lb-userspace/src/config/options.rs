@@ -70,11 +70,11 @@ pub struct Options {
     #[serde(deserialize_with = "node_wait::deserialize")]
     pub node_wait: Option<Duration>,
 
-    /// Links towards pods: auto, or names and patterns separated by commas [default: auto]
+    /// Links of pods: auto, or names and patterns separated by commas [default: auto]
     #[arg(long, value_name = "auto|GLOB,…")]
     pub pod_interfaces: Option<Interfaces>,
 
-    /// Links to the outside: auto, or names and patterns separated by commas [default: auto]
+    /// External links: auto, or names and patterns separated by commas [default: auto]
     #[arg(long, value_name = "auto|GLOB,…")]
     pub external_interfaces: Option<Interfaces>,
 
@@ -92,34 +92,34 @@ pub struct Options {
     #[serde(deserialize_with = "text")]
     pub socket_lb: Option<SocketLb>,
 
-    /// How new flows are spread where the Service does not say: random, round-robin, weighted, least-connections,
+    /// Scheduler of Services without the annotation: random, round-robin, weighted, least-connections,
     /// source-hash or maglev [default: random]
     #[arg(long, value_name = "NAME")]
     #[serde(deserialize_with = "text")]
     pub scheduler: Option<Scheduler>,
 
-    /// How packets of external clients reach backends of other nodes where the Service does not say. snat: from an address of this node. dsr:
+    /// How packets of external clients reach backends of other nodes, for Services without the annotation. snat: from an address of this node. dsr:
     /// encapsulated, and the backend's node answers. hybrid: TCP as dsr [default: snat]
     #[arg(long, value_name = "snat|dsr|hybrid")]
     #[serde(deserialize_with = "text")]
     pub mode: Option<Mode>,
 
-    /// Move connections that nobody answers to another backend where the Service does not say [default: on]
+    /// Retry unanswered connections on another backend, for Services without the annotation [default: on]
     #[arg(long, value_name = "on|off")]
     #[serde(deserialize_with = "text")]
     pub retry: Option<Switch>,
 
-    /// How long connections may go on that a vanished backend does not answer, at most 24h [default: 30s]
+    /// Drain period of a deleted backend: unanswered connections end after it, at most 24h [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = drain_period::parse)]
     #[serde(deserialize_with = "drain_period::deserialize")]
     pub drain_period: Option<Duration>,
 
-    /// How long any connection of a vanished backend may go on, at most 24h; 0s: for the drain period [default: 1h]
+    /// Limit for all connections of a deleted backend, at most 24h; 0s: the drain period [default: 1h]
     #[arg(long, value_name = "DURATION", value_parser = drain_max::parse)]
     #[serde(deserialize_with = "drain_max::deserialize")]
     pub drain_max: Option<Duration>,
 
-    /// How long flows of a terminating backend may go on, 1s to 24h [default: 1h]
+    /// Limit for connections of a terminating backend, 1s to 24h [default: 1h]
     #[arg(long, value_name = "DURATION", value_parser = terminating_max::parse)]
     #[serde(deserialize_with = "terminating_max::deserialize")]
     pub terminating_max: Option<Duration>,
@@ -134,7 +134,7 @@ pub struct Options {
     #[arg(long, value_name = "all|primary|CIDR,…")]
     pub nodeport_addresses: Option<NodePortAddresses>,
 
-    /// Refuse processes of the node a port that is a node port: bind() says that it is in use [default: on]
+    /// Keep processes of the node from binding node ports: bind() fails with EADDRINUSE [default: on]
     #[arg(long, value_name = "on|off")]
     #[serde(deserialize_with = "text")]
     pub protect_node_ports: Option<Switch>,
@@ -144,7 +144,7 @@ pub struct Options {
     #[serde(deserialize_with = "networks")]
     pub cluster_cidr: Option<Vec<IpNet>>,
 
-    /// Service CIDRs, beside the ServiceCIDR objects of the API: what is sent to an address there that no Service has is dropped
+    /// Service CIDRs, beside the ServiceCIDR objects of the API: packets to an address there without a Service are dropped
     /// [default: none]
     #[arg(long, value_name = "CIDR,…", value_delimiter = ',', value_parser = network)]
     #[serde(deserialize_with = "networks")]
@@ -155,18 +155,18 @@ pub struct Options {
     #[serde(deserialize_with = "networks")]
     pub snat_addresses: Option<Vec<IpNet>>,
 
-    /// Source ports of these where clients' own are taken; not those of the node's sockets [default: 61000-65535]
+    /// SNAT port range, used when the client's own port is taken; it must not overlap the node's own ports [default: 61000-65535]
     #[arg(long, value_name = "FIRST-LAST")]
     #[serde(deserialize_with = "text")]
     pub snat_ports: Option<PortRange>,
 
-    /// Networks of other nodes, which may send packets of clients here in an outer header (--mode dsr), beside the addresses of Node
-    /// objects in the API [default: none]
+    /// Networks of other nodes that may send encapsulated packets of clients here (--mode dsr), beside the addresses of Node objects
+    /// [default: none]
     #[arg(long, value_name = "CIDR,…", value_delimiter = ',', value_parser = network)]
     #[serde(deserialize_with = "networks")]
     pub dsr_peers: Option<Vec<IpNet>>,
 
-    /// Serve externalIPs: a user who may write a Service may take any address with them [default: off]
+    /// Serve externalIPs: every user with the right to write a Service may then take any address [default: off]
     #[arg(long, value_name = "on|off")]
     #[serde(deserialize_with = "text")]
     pub external_ips: Option<Switch>,
@@ -176,7 +176,7 @@ pub struct Options {
     #[serde(deserialize_with = "text")]
     pub service_proxy_name: Option<ProxyName>,
 
-    /// Seconds without a packet after which a flow is forgotten: half-open, open, closing, udp-unreplied,
+    /// Time without a packet after which a flow entry is removed: half-open, open, closing, udp-unreplied,
     /// udp-replied, udp-stream [default: half-open=60s,open=2h15m,closing=2m,udp-unreplied=30s,udp-replied=30s,udp-stream=2m]
     #[arg(long, value_name = "NAME=DURATION,…")]
     pub flow_timeouts: Option<FlowTimeouts>,
@@ -186,16 +186,16 @@ pub struct Options {
     #[serde(deserialize_with = "text")]
     pub flow_counters: Option<Switch>,
 
-    /// Annotations ballast.dev/NAME of Services that count: NAME everywhere, or NAME=NAMESPACE+NAMESPACE; or all, or none
+    /// Annotations ballast.dev/NAME that Services may use: NAME everywhere, or NAME=NAMESPACE+NAMESPACE; or all, or none
     /// [default: scheduler,weights,retry,drain-period,drain-max,rate-limit; all with a file as source]
     #[arg(long, value_name = "NAME[=NAMESPACE+…],…")]
     pub allowed_annotations: Option<AllowedAnnotations>,
 
-    /// Where active checks of endpoints may go: nowhere, or to pods and the networks that are given besides [default: off]
+    /// Allowed targets of active checks: none, or pods and these networks [default: off]
     #[arg(long, value_name = "off|pods[,CIDR,…]")]
     pub active_checks: Option<ActiveChecks>,
 
-    /// How many active checks are made in a second and at the same time [default: per-second=200,in-flight=128]
+    /// Most active checks in a second and at the same time [default: per-second=200,in-flight=128]
     #[arg(long, value_name = "NAME=N,…")]
     pub check_limits: Option<CheckLimits>,
 
@@ -204,36 +204,36 @@ pub struct Options {
     #[arg(long, value_name = "NAME=N,…")]
     pub map_sizes: Option<MapSizes>,
 
-    /// How many of the slots a service and a namespace may take, 1/1 to 1/1024 [default: service=1/16,namespace=1/4]
+    /// Share of the slots that one service and one namespace may take, 1/1 to 1/1024 [default: service=1/16,namespace=1/4]
     #[arg(long, value_name = "NAME=1/N,…")]
     pub slot_shares: Option<SlotShares>,
 
-    /// How often the tables are compared with the plan, 1s to 1h, or off [default: 30s]
+    /// Interval of the audit, which compares the tables with the plan, 1s to 1h, or off [default: 30s]
     #[arg(long, value_name = "DURATION|off", value_parser = audit_interval::parse)]
     #[serde(deserialize_with = "audit_interval::deserialize")]
     pub audit_interval: Option<Period>,
 
-    /// How often what is held is compared with a list of the API, 1s to 24h, or off [default: 5m]
+    /// Interval at which cached objects are compared with a list of the API, 1s to 24h, or off [default: 5m]
     #[arg(long, value_name = "DURATION|off", value_parser = resync_interval::parse)]
     #[serde(deserialize_with = "resync_interval::deserialize")]
     pub resync_interval: Option<Period>,
 
-    /// How long a watch of the API may be silent before a probe, 1s to 10m [default: 30s]
+    /// Time without a message on a watch before the agent probes it, 1s to 10m [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = watch_silence::parse)]
     #[serde(deserialize_with = "watch_silence::deserialize")]
     pub watch_silence: Option<Duration>,
 
-    /// Fail /healthz, too, once the source is stale for this long, 1s to 24h, or off [default: off]
+    /// Fail /healthz, too, if the source is stale for this long, 1s to 24h, or off [default: off]
     #[arg(long, value_name = "DURATION|off", value_parser = fail_stale::parse)]
     #[serde(deserialize_with = "fail_stale::deserialize")]
     pub healthz_fail_stale: Option<Period>,
 
-    /// Fail every probe once the agent has not turned for this long, 10s to 10m [default: 1m]
+    /// Fail every probe if the agent's main loop stands still for this long, 10s to 10m [default: 1m]
     #[arg(long, value_name = "DURATION", value_parser = stuck_after::parse)]
     #[serde(deserialize_with = "stuck_after::deserialize")]
     pub stuck_after: Option<Duration>,
 
-    /// Fail /healthz and /livez once no table can be written for this long, 1s to 1h [default: 15s]
+    /// Fail /healthz and /livez if no table can be written for this long, 1s to 1h [default: 15s]
     #[arg(long, value_name = "DURATION", value_parser = behind_after::parse)]
     #[serde(deserialize_with = "behind_after::deserialize")]
     pub behind_after: Option<Duration>,
@@ -267,22 +267,22 @@ pub struct Options {
     #[serde(deserialize_with = "text")]
     pub xdp_mode: Option<XdpMode>,
 
-    /// Hand packets between two pods of this node over past its stack; auto: while that skips nothing [default: auto]
+    /// Fast path past the host's stack; auto: while it skips no rule of the host [default: auto]
     #[arg(long, value_name = "auto|on|off")]
     #[serde(deserialize_with = "text")]
     pub fast_path: Option<FastPath>,
 
-    /// How log lines are written [default: text]
+    /// Format of log lines [default: text]
     #[arg(long, value_name = "text|json")]
     #[serde(deserialize_with = "text")]
     pub log_format: Option<LogFormat>,
 
-    /// What the agent logs: off, error, warn, info, debug, trace [default: info]
+    /// Log level of the agent: off, error, warn, info, debug, trace [default: info]
     #[arg(long, value_name = "LEVEL")]
     #[serde(deserialize_with = "text")]
     pub log_level: Option<LogLevel>,
 
-    /// What the eBPF programs log; set when they are loaded, costs nothing when off [default: off]
+    /// Log level of the eBPF programs; set when they are loaded, costs nothing when off [default: off]
     #[arg(long, value_name = "LEVEL")]
     #[serde(deserialize_with = "text")]
     pub program_log_level: Option<LogLevel>,

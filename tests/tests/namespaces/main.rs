@@ -49,6 +49,7 @@ mod north_south_direct;
 mod pmtu;
 mod programs;
 mod rate_limit;
+mod reference;
 mod refusal_flood;
 mod retry;
 mod schedulers;

@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::cache::Version;
 use super::debian;
-use super::needs::{GoProgram, Install, Need};
+use super::needs::{Features, GoProgram, Install, Need};
 use crate::process::{run_logged, say};
 use crate::toolchain::{DEBIAN_LLVM, Toolchain, clean_cargo_env};
 use crate::workspace::{Workspace, which};
@@ -31,7 +31,7 @@ pub fn version(workspace: &Workspace, toolchain: Toolchain, need: &Need) -> Resu
             let (prefix, feature) = llvm(toolchain)?;
             ((*version).to_owned(), format!("{} {feature} {CARGO_PROFILE:?}", prefix.display()))
         }
-        Install::Crate { version } => ((*version).to_owned(), format!("{CARGO_PROFILE:?}")),
+        Install::Crate { version, features } => ((*version).to_owned(), format!("{CARGO_PROFILE:?} {features:?}")),
         Install::Go(program) => (go_version(workspace, program)?, go_recipe(workspace, program)?),
         Install::Unpacked { package, oldest, otherwise, .. } => {
             let recipe = format!("{package} {oldest:?} {} {}", debian::can_unpack(), go_recipe(workspace, otherwise)?);
@@ -62,8 +62,9 @@ pub fn install(workspace: &Workspace, toolchain: Toolchain, need: &Need, version
             run(&cargo_install(folder, need.name, version, &more).env("LLVM_PREFIX", prefix))?;
             out_of_bin(folder, need.name)
         }
-        Install::Crate { version } => {
-            run(&cargo_install(folder, need.name, version, &[]))?;
+        Install::Crate { version, features } => {
+            let more: &[&str] = if *features == Features::None { &["--no-default-features"] } else { &[] };
+            run(&cargo_install(folder, need.name, version, more))?;
             out_of_bin(folder, need.name)
         }
         Install::Go(program) => run(&go_build(workspace, program, &folder.join(need.name))?),

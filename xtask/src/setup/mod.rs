@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use duct::cmd;
 
 use self::cache::Version;
-use self::needs::{ARM64, CARGO_DENY, CARGO_MUTANTS, Install, NEEDS, Need};
+use self::needs::{ARM64, CARGO_DENY, CARGO_MUTANTS, Install, MDBOOK, NEEDS, Need};
 use crate::compile::Build;
 use crate::process::{run_logged, say};
 use crate::progress::{Progress, Step};
@@ -33,7 +33,7 @@ pub enum Level {
     Build,
     /// And run them in network namespaces.
     Run,
-    /// And everything that the tests use, but for cargo-deny and cargo-mutants: see [`crate_rules`] and [`mutants`].
+    /// And everything that the tests use, but for cargo-deny, cargo-mutants and mdbook: see [`crate_rules`], [`mutants`] and [`book`].
     Test,
     /// And boot other kernels.
     Guests,
@@ -71,6 +71,11 @@ pub fn setup_and_build(workspace: &Workspace, level: Level, builds: &[Build]) ->
 /// tests.
 pub fn crate_rules(workspace: &Workspace) -> Result<()> {
     all_of(workspace, &[&CARGO_DENY])
+}
+
+/// Makes sure that mdbook is there: beside the tests, too.
+pub fn book(workspace: &Workspace) -> Result<()> {
+    all_of(workspace, &[&MDBOOK])
 }
 
 /// Makes sure that cargo-mutants is there: beside the tests, too.

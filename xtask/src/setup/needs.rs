@@ -24,12 +24,19 @@ pub enum Install {
     /// The linker for BPF, built against the toolchain's LLVM. One in `PATH` serves as well.
     BpfLinker { version: &'static str },
     /// A crate's program. One in `PATH` serves as well.
-    Crate { version: &'static str },
+    Crate { version: &'static str, features: Features },
     /// A program of the Go tools module.
     Go(GoProgram),
     /// The same program in a package of Debian, of this version or a later one. It is unpacked and not installed: its daemon
     /// would start with the package. Where there is no such package the program is built.
     Unpacked { package: &'static str, oldest: (u32, u32), seconds: u64, otherwise: GoProgram },
+}
+
+/// The features with which a crate's program is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Features {
+    Default,
+    None,
 }
 
 /// A program of a Go module that is pinned below `tests/tools`.
@@ -59,7 +66,7 @@ pub const CARGO_DENY: Need = Need {
     name: "cargo-deny",
     why: "checks licences, sources and duplicates of the crates",
     level: Level::Test,
-    install: Install::Crate { version: "0.20.2" },
+    install: Install::Crate { version: "0.20.2", features: Features::Default },
     seconds: 120,
 };
 
@@ -68,7 +75,16 @@ pub const CARGO_MUTANTS: Need = Need {
     name: "cargo-mutants",
     why: "changes the code in ways that a test must notice",
     level: Level::Test,
-    install: Install::Crate { version: "27.1.0" },
+    install: Install::Crate { version: "27.1.0", features: Features::Default },
+    seconds: 60,
+};
+
+/// What builds the book: built while the tests run already. Its server and its search are not needed for that.
+pub const MDBOOK: Need = Need {
+    name: "mdbook",
+    why: "builds the book of docs/",
+    level: Level::Test,
+    install: Install::Crate { version: "0.5.4", features: Features::None },
     seconds: 60,
 };
 

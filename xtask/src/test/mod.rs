@@ -24,7 +24,7 @@ use rung::{Lane, Rung, ladder, level, longest_first, select};
 use crate::compile::Build;
 use crate::image::binary::Profile;
 use crate::process::{run_unseen, run_watched, say};
-use crate::setup::{self, setup_and_build};
+use crate::setup::{self, Level, setup_and_build};
 use crate::toolchain::{Toolchain, clean_cargo_env};
 use crate::workspace::{Workspace, is_root};
 use crate::{arm64, edited, lint, mutate, vm};
@@ -32,7 +32,7 @@ use crate::{arm64, edited, lint, mutate, vm};
 /// `cargo xtask test`
 #[derive(Debug, Args)]
 pub struct TestArgs {
-    /// Run only these rungs (repeatable): format, lint, deny, unit, harness, kernels, guests, arm64, mutations, demo, or a module of a test binary of `tests/`.
+    /// Run only these rungs (repeatable): format, lint, deny, book, unit, harness, kernels, guests, arm64, mutations, demo, or a module of a test binary of `tests/`.
     #[arg(long = "rung", value_name = "NAME")]
     rungs: Vec<String>,
     /// Run what a change most often breaks: format, unit and, as root, the rungs that are quick. At most two minutes.
@@ -106,6 +106,27 @@ pub fn run(workspace: &Workspace, args: &TestArgs) -> Result<()> {
     summary(prepared, &outcomes)
 }
 
+/// Writes the pages of the book that are generated from code: the tests that compare them do it.
+pub fn write_pages(workspace: &Workspace) -> Result<()> {
+    if !is_root() {
+        bail!("a page lists what a running agent exposes: run `sudo -E cargo xtask reference`");
+    }
+    setup_and_build(workspace, Level::Run, &[Build::Agent])?;
+    let built = Built::build(workspace, &["namespaces"])?;
+    let running = Module { binary: "namespaces", name: "reference".to_owned() };
+    let commands = [
+        cmd!("cargo", "test", "--locked", "--package", "lb-userspace", "the_reference_has").dir(&workspace.root),
+        built.command(workspace, &running, None)?,
+    ];
+    for command in commands {
+        let command = test_environment(workspace, &command, &workspace.object()).env("BALLAST_WRITE_PAGES", "1");
+        if !run_watched("reference", &command, |_| {})? {
+            bail!("the pages could not be written");
+        }
+    }
+    Ok(())
+}
+
 /// Runs the rungs: the cheapest alone, then those with networks, some at a time, beside those without. Networks mostly wait, or have the
 /// kernel verify programs; each has names, folders and control groups of its own.
 fn climb(run: &Run<'_>, rungs: &[Rung]) -> Vec<Outcome> {
@@ -159,6 +180,7 @@ impl Run<'_> {
             Rung::Format => checks(&lint::format_checks(workspace)),
             Rung::Lint => checks(&lint::lint_checks(workspace)),
             Rung::Deny => setup::crate_rules(workspace).and_then(|()| checks(&[lint::crate_check(workspace)])),
+            Rung::Book => setup::book(workspace).and_then(|()| checks(&[lint::book_check(workspace)])),
             Rung::Unit => cargo(&cmd!("cargo", "test", "--locked", "--no-fail-fast").dir(&workspace.root)),
             Rung::Harness => cargo(
                 &cmd!(

@@ -16,6 +16,8 @@ pub enum Rung {
     Lint,
     /// The rules for crates. Its tool takes minutes to build the first time, so it runs beside the tests.
     Deny,
+    /// The book as its readers get it. Its tool is built beside the tests, too.
+    Book,
     /// Unit and property tests: no root, no BPF tools, no cluster.
     Unit,
     /// Unit tests of what the integration tests, the demo and the bench are built from.
@@ -41,6 +43,7 @@ impl Rung {
             Self::Format => "format",
             Self::Lint => "lint",
             Self::Deny => "deny",
+            Self::Book => "book",
             Self::Unit => "unit",
             Self::Harness => "harness",
             Self::Module(module) => &module.name,
@@ -61,7 +64,7 @@ impl Rung {
             }
             Self::Module(module) if WAITING.contains(&module.name.as_str()) => Lane::Beside,
             Self::Mutations => Lane::Beside,
-            Self::Deny => Lane::Background,
+            Self::Deny | Self::Book => Lane::Background,
             Self::Module(_) | Self::Confined(..) | Self::Demo => Lane::Networks,
         }
     }
@@ -118,7 +121,7 @@ const LONG: [&str; 9] = [
 
 /// All rungs, in order.
 pub fn ladder(workspace: &Workspace) -> Result<Vec<Rung>> {
-    let mut rungs = vec![Rung::Format, Rung::Lint, Rung::Unit, Rung::Harness, Rung::Deny];
+    let mut rungs = vec![Rung::Format, Rung::Lint, Rung::Unit, Rung::Harness, Rung::Deny, Rung::Book];
     for module in modules(&workspace.root)? {
         rungs.extend(confined::rung(&module).map(|name| Rung::Confined(name, module.clone())));
         rungs.push(Rung::Module(module));

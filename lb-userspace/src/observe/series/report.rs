@@ -52,17 +52,13 @@ fn of_outside(datapath: &DatapathReport) -> Vec<Series> {
     vec![
         gauge(
             "ballast_warnings",
-            "Settings of the node that keep clients outside from being served; status names them",
+            "Settings of the node that keep external clients from being served; status names them",
             count(datapath.warnings.len()),
         ),
-        gauge(
-            "ballast_source_ports",
-            "Source ports for masqueraded flows that cannot keep their client's",
-            f64::from(datapath.source_ports),
-        ),
+        gauge("ballast_source_ports", "Size of the SNAT port range", f64::from(datapath.source_ports)),
         series(
             "ballast_fast_path",
-            "1 if packets of new flows pass the node's stack by: between two pods of the node, or between a pod and another node",
+            "1 if the fast path is open for new flows: between two pods of the node, or between a pod and another node",
             Kind::Gauge,
             [("pods", datapath.fast_path.open), ("nodes", datapath.fast_path.open_to_nodes)]
                 .map(|(between, open)| (vec![("between", between.to_owned())], truth(open)))
@@ -70,7 +66,7 @@ fn of_outside(datapath: &DatapathReport) -> Vec<Series> {
         ),
         series(
             "ballast_external_links",
-            "Links to the outside, by how they are served: native or generic XDP, or tc",
+            "External links, by how they are served: native or generic XDP, or tc",
             Kind::Gauge,
             served.collect(),
         ),
