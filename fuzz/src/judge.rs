@@ -74,7 +74,9 @@ pub fn judge<const N: usize>(scene: &mut Scene<N>, seen: &Seen<N>, verdict: &Ver
 fn is_said<const N: usize>(verdict: &Verdict<N>) -> bool {
     use Outcome as O;
     match verdict.action {
-        Action::Pass => matches!(verdict.outcome, O::Passed | O::AmbiguousUdp | O::Fragment | O::PassedAdoption),
+        Action::Pass => {
+            matches!(verdict.outcome, O::Passed | O::AmbiguousUdp | O::Fragment | O::PassedAdoption | O::Adopted)
+        }
         Action::ToBackend => {
             is_new(verdict.outcome)
                 || matches!(verdict.outcome, O::Forwarded | O::Retried | O::DirectTranslated | O::Tunnelled)

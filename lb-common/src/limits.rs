@@ -80,6 +80,9 @@ pub const TCP_HALF_OPEN_TIMEOUT_S: u32 = 60;
 pub const TCP_OPEN_TIMEOUT_S: u32 = 8_100;
 /// A TCP flow that saw a FIN or a RST is forgotten after this many seconds (2 × the 60 s of TIME_WAIT in Linux).
 pub const TCP_CLOSING_TIMEOUT_S: u32 = 120;
+/// An adopted connection is forgotten after this many seconds without a packet, if no agent asks conntrack for it
+/// (`nf_conntrack_tcp_timeout_established`).
+pub const ADOPTED_TIMEOUT_S: u32 = 432_000;
 /// The reply tuple of a connection that has ended goes to no other client within this many seconds, unless few others are free (the 60 s of TIME_WAIT
 /// in Linux).
 pub const TUPLE_REST_S: u32 = 60;

@@ -150,6 +150,8 @@ outcomes! {
     /// More than three quarters of the table of established connections are taken, and the client has more connections than there are places
     /// left: its new one is refused.
     RefusedClientShare = 54, "refused_client_share";
+    /// Packet of an adopted connection, which another proxy made before the node's first start: left to the host's NAT.
+    Adopted = 55, "adopted";
 }
 
 const _: () = assert!(Outcome::ALL.len() <= crate::limits::OUTCOMES as usize);

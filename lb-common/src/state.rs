@@ -2,9 +2,9 @@
 
 use crate::abi::{Backend, Flow, LoadSettings, UDP, backend_flags, backend_state, fin, flow_flags, flow_state};
 use crate::limits::{
-    LOCAL_PORT_FIRST, LOCAL_PORT_LAST, NODE_PORT_FIRST, NODE_PORT_LAST, SOURCE_PORT_COUNT, SOURCE_PORT_FIRST,
-    TCP_CLOSING_TIMEOUT_S, TCP_HALF_OPEN_TIMEOUT_S, TCP_OPEN_TIMEOUT_S, TUPLE_REST_S, UDP_REPLIED_TIMEOUT_S,
-    UDP_STREAM_TIMEOUT_S, UDP_UNREPLIED_TIMEOUT_S,
+    ADOPTED_TIMEOUT_S, LOCAL_PORT_FIRST, LOCAL_PORT_LAST, NODE_PORT_FIRST, NODE_PORT_LAST, SOURCE_PORT_COUNT,
+    SOURCE_PORT_FIRST, TCP_CLOSING_TIMEOUT_S, TCP_HALF_OPEN_TIMEOUT_S, TCP_OPEN_TIMEOUT_S, TUPLE_REST_S,
+    UDP_REPLIED_TIMEOUT_S, UDP_STREAM_TIMEOUT_S, UDP_UNREPLIED_TIMEOUT_S,
 };
 
 /// TCP flag bits as they stand in the header's fourteenth byte (RFC 9293, section 3.1).
@@ -162,7 +162,7 @@ impl Timeouts {
     #[inline(always)]
     #[must_use]
     pub const fn of_flow<const N: usize>(&self, protocol: u8, flow: &Flow<N>) -> u32 {
-        self.of(protocol, lasts_as(flow))
+        if flow.state == flow_state::ADOPTED { ADOPTED_TIMEOUT_S } else { self.of(protocol, lasts_as(flow)) }
     }
 }
 

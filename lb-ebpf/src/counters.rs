@@ -93,6 +93,7 @@ const fn is_event(outcome: Outcome) -> bool {
             | Outcome::FragmentFollowed
             | Outcome::Tunnelled
             | Outcome::PassedAdoption
+            | Outcome::Adopted
             | Outcome::NoProgram
     )
 }

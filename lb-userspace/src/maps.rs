@@ -147,10 +147,7 @@ impl Pinned {
             links: open(dir, map_name::LINKS)?,
             config: open(dir, map_name::CONFIG)?,
             settings: open(dir, map_name::SETTINGS)?,
-            adoption: match open(dir, map_name::ADOPTION) {
-                Err(MapError::Missing { .. }) => None,
-                found => Some(found?),
-            },
+            adoption: open_adoption(dir)?,
             events: dir.join(map_name::EVENTS),
             calls,
         })
@@ -160,6 +157,14 @@ impl Pinned {
     pub fn open_events(&self) -> Result<aya::maps::RingBuf<MapData>, MapError> {
         let dir = self.events.parent().unwrap_or(Path::new("/"));
         open(dir, map_name::EVENTS)
+    }
+}
+
+/// The adoption window. `None`: the tables are of a version without it.
+pub fn open_adoption(dir: &Path) -> Result<Option<Array<MapData, u32>>, MapError> {
+    match open(dir, map_name::ADOPTION) {
+        Err(MapError::Missing { .. }) => Ok(None),
+        found => found.map(Some),
     }
 }
 

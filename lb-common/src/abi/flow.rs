@@ -127,6 +127,9 @@ pub mod flow_state {
     pub const CLOSING: u8 = 4;
     /// The backend is gone: each side gets a RST at its next segment.
     pub const EVICTED: u8 = 5;
+    /// Another proxy's connection, from before the node's first start: the host's NAT translates it, and programs leave its packets alone. The
+    /// agent removes the entries once conntrack has forgotten the connection.
+    pub const ADOPTED: u8 = 6;
 }
 
 /// Bits of [`Flow::flags`].

@@ -11,7 +11,7 @@ use super::step::Step;
 use super::tables::FlowTables;
 use super::verdict::Action;
 use super::work::{Work, allocation};
-use crate::abi::flow_flags;
+use crate::abi::{flow_flags, flow_state};
 use crate::outcome::Outcome;
 use crate::words;
 
@@ -53,6 +53,10 @@ fn is_held<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>)
     let Work { packet, connection, stored, stored_key, .. } = &mut *work;
     let (reply_key, flow) = (&connection.reply_key, &mut stored.flow);
     if tables.flow(reply_key, flow).is_none() || flow.flags & flow_flags::REPLY == 0 {
+        return false;
+    }
+    // The host's NAT tells the two apart.
+    if flow.state == flow_state::ADOPTED {
         return false;
     }
     let now = Now::from_ns(tables.now_ns());

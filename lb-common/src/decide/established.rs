@@ -1,5 +1,6 @@
 //! Packets of an established connection. Short and inline: what is rare is another step.
 
+use super::adopted;
 use super::closing;
 use super::commit::established as commit;
 use super::fast_path;
@@ -44,6 +45,9 @@ pub fn established<const N: usize, T: FlowTables<N>>(
     if step == Step::Draining {
         step = draining(tables, work, hook);
     }
+    if step == Step::Adopted {
+        return adopted::packet(tables, work, hook);
+    }
     if !matches!(step, Step::Refresh | Step::Remove | Step::Reselect) {
         return step;
     }
@@ -74,6 +78,9 @@ fn original<const N: usize, T: FlowTables<N>, const DRAINS: bool>(
 ) -> Step {
     let Work { packet, connection, verdict, .. } = work;
     let flow = &mut connection.original.flow;
+    if flow.state == flow_state::ADOPTED {
+        return Step::Adopted;
+    }
     if !hook.translates(flow.flags) {
         return Step::Decided;
     }
@@ -115,6 +122,9 @@ fn reply<const N: usize, T: FlowTables<N>, const DRAINS: bool>(
 ) -> Step {
     let Work { packet, connection, verdict, .. } = work;
     let flow = &mut connection.reply.flow;
+    if flow.state == flow_state::ADOPTED {
+        return Step::Adopted;
+    }
     let Some(route) = fast_path::replies(tables, packet, flow, hook) else { return Step::Decided };
     let now = Now::from_ns(tables.now_ns());
     match of_reply::<N, T, DRAINS>(tables, packet, flow, now) {

@@ -12,6 +12,17 @@ pub(super) fn expired<const N: usize, T: Tables<N>>(tables: &mut T, protocol: u8
     state::expired(flow, tables.timeout_s(protocol, state::lasts_as(flow)), now.s)
 }
 
+/// Whether the connection was silent for longer than an open one may be.
+#[inline(always)]
+pub(super) fn is_silent_as_open<const N: usize, T: Tables<N>>(
+    tables: &mut T,
+    protocol: u8,
+    flow: &Flow<N>,
+    now: Now,
+) -> bool {
+    state::expired(flow, tables.timeout_s(protocol, flow_state::OPEN), now.s)
+}
+
 /// Whether the connection needs its tuple no more: it has ended, or was silent for too long.
 #[inline(always)]
 pub(super) fn is_over<const N: usize, T: Tables<N>>(tables: &mut T, protocol: u8, flow: &Flow<N>, now: Now) -> bool {

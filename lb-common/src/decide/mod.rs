@@ -5,6 +5,7 @@
 //! [`crate::limits::SLOT_ATTEMPTS`] slots and [`crate::limits::PORT_ATTEMPTS`] source ports. What is not inline keeps its variables off
 //! its caller's stack.
 
+mod adopted;
 mod affinity;
 mod allocate;
 mod client;

@@ -36,6 +36,10 @@ pub(super) fn translate<const N: usize, T: Tables<N>>(
     let Work { packet, connection, verdict, .. } = work;
     let is_reply = connection.is_reply();
     let flow = &connection.entry().flow;
+    if flow.state == flow_state::ADOPTED {
+        verdict.settle(Action::Pass, Outcome::Adopted);
+        return Related::NotHere;
+    }
     if expired(tables, packet.key.protocol, flow, now) {
         return Related::Unknown;
     }

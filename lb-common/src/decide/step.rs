@@ -10,6 +10,8 @@ pub enum Step {
     Syn,
     /// [`super::established`]: the connection's backend drains.
     Draining,
+    /// [`super::established`]: the connection is an adopted one.
+    Adopted,
     /// [`super::established`]: the verdict stands, the opposite direction's entry is behind.
     Refresh,
     /// [`super::established`]: the connection is over, and the packet is none of its.

@@ -3,6 +3,7 @@
 // Tests may unwrap: a panic is a failed test.
 #![allow(clippy::unwrap_used)]
 
+mod adopted;
 mod adoption;
 mod affinity;
 mod answers;

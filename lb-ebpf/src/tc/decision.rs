@@ -35,7 +35,9 @@ pub fn go_on<const N: usize>(skb: *mut __sk_buff, scratch: &mut Scratch<N>, step
         // Of an ICMP error that is shown as a RST, only the connection's own answer counts.
         Step::Retry => TcStage::Retry,
         _ if scratch.work.packet.is_error => TcStage::Verdict,
-        Step::Syn | Step::Draining | Step::Refresh | Step::Remove | Step::Reselect => TcStage::Established,
+        Step::Syn | Step::Draining | Step::Adopted | Step::Refresh | Step::Remove | Step::Reselect => {
+            TcStage::Established
+        }
         Step::Handshake => TcStage::Handshake,
         Step::MidStream => TcStage::Complete,
         Step::Select => TcStage::Select,
@@ -44,7 +46,7 @@ pub fn go_on<const N: usize>(skb: *mut __sk_buff, scratch: &mut Scratch<N>, step
         Step::Direct | Step::Decided | Step::Unrelated => TcStage::Verdict,
     };
     // What may be a service's packet goes no further without the program that knows.
-    tail_call::tc::<N>(skb, stage, if step == Step::Direct { NEXT } else { DROP })
+    tail_call::tc::<N>(skb, stage, if matches!(step, Step::Direct | Step::Adopted) { NEXT } else { DROP })
 }
 
 /// [`TcStage::Allocate`].

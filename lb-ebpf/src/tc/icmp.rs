@@ -145,6 +145,8 @@ where
             let is_dsr = action == Action::ToBackend && work.verdict.port == 0;
             if is_dsr { TcStage::Encapsulate } else { TcStage::IcmpNat }
         }
+        // The host's NAT translates it with what it quotes.
+        Action::Pass if work.verdict.outcome == Outcome::Adopted => TcStage::Verdict,
         Action::Pass if work.verdict.outcome == Outcome::Passed && point.hook().has(Hook::FROM_OUTSIDE) => {
             TcStage::DsrIcmp
         }

@@ -54,7 +54,9 @@ where
 fn go_on<const N: usize>(context: *mut xdp_md, scratch: &mut Scratch<N>, step: Step) -> u32 {
     scratch.step = step;
     let stage = match step {
-        Step::Syn | Step::Draining | Step::Refresh | Step::Remove | Step::Reselect => XdpStage::Established,
+        Step::Syn | Step::Draining | Step::Adopted | Step::Refresh | Step::Remove | Step::Reselect => {
+            XdpStage::Established
+        }
         Step::Handshake => XdpStage::Handshake,
         Step::MidStream => XdpStage::Complete,
         Step::Select => XdpStage::Select,

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
     use crate::datapath;
     use crate::observe::health::{Probe, Thresholds};
-    use crate::observe::report::ChecksReport;
+    use crate::observe::report::{AdoptionReport, ChecksReport};
     use crate::source::SourceStatus;
 
     fn nothing_attached() -> datapath::Status {
@@ -113,6 +113,7 @@ mod tests {
             progress: progress.subscribe(),
             sockets: None,
             checks: checks.subscribe(),
+            adoption: watch::Sender::new(AdoptionReport::default()).subscribe(),
         });
         let first = judge.look().judgement;
         assert!(Arc::ptr_eq(&first, &judge.look().judgement), "nothing changed");

@@ -26,7 +26,7 @@ use super::servers::{Listeners, Ways, listen, serve};
 use super::state::{Progress, State};
 use super::sweeper::Sweeper;
 use super::tables::{Beside, Tables};
-use super::{auditor, checks, clock, facts, ring, run, sockets};
+use super::{adoption, auditor, checks, clock, facts, ring, run, sockets};
 use crate::announce::{self, Notice};
 use crate::apply::{KernelStore, Programmer};
 use crate::config::{self, CgroupRoot, Settings, Source as Origin};
@@ -34,7 +34,7 @@ use crate::datapath::{self, Datapath, maps_dir};
 use crate::maps::Pinned;
 use crate::observe::health::Thresholds;
 use crate::observe::metrics::Metrics;
-use crate::observe::report::{ChecksReport, TablesReport};
+use crate::observe::report::{AdoptionReport, ChecksReport, TablesReport};
 use crate::observe::report_socket;
 use crate::plan::{self, DrainLimits, Marks, PlanSettings};
 use crate::sockets::Destroyer;
@@ -87,6 +87,8 @@ async fn with_source(
     }
 
     let mut datapath = Datapath::open(datapath_settings(settings))?;
+    // Before any program is attached.
+    let adopter = adoption::begin(&datapath.maps_dir());
     let pinned = Pinned::open(&datapath.maps_dir())?;
     let events = pinned.open_events()?;
     let now = clock::monotonic();
@@ -100,6 +102,7 @@ async fn with_source(
     let progress = watch::Sender::new(progress);
     let sockets = sockets::start(settings);
     let checked = watch::Sender::new(ChecksReport::default());
+    let adopting = watch::Sender::new(AdoptionReport::default());
     let state = State {
         node_name: settings.node_name.as_str().into(),
         started: now,
@@ -110,7 +113,9 @@ async fn with_source(
         progress: progress.subscribe(),
         sockets: sockets.as_ref().map(Destroyer::totals),
         checks: checked.subscribe(),
+        adoption: adopting.subscribe(),
     };
+    let adoption = adoption::follow(adopter, progress.subscribe(), datapath.status(), adopting);
     let metrics = metrics(&state, settings);
     let (ask, audits) = mpsc::channel(auditor::REQUESTS);
     let (order, orders) = mpsc::channel(marks::ORDERS);
@@ -167,7 +172,7 @@ async fn with_source(
     let source = status;
     let parts = run::Parts { datapath, snapshots, source, tables, audits, orders, unhealthy, learnt, signals, stop };
     let ended = Box::pin(run::run(parts)).await;
-    drop(tasks);
+    drop((tasks, adoption));
     report_socket::remove(&settings.run_dir);
     ended
 }

@@ -15,7 +15,7 @@ use crate::model::Monotonic;
 use crate::observe::health::{Judgement, Thresholds};
 use crate::observe::inventory::BackendTotals;
 use crate::observe::report::{
-    ChecksReport, DatapathReport, KernelReport, Report, ResourceReport, SourceReport, TablesReport,
+    AdoptionReport, ChecksReport, DatapathReport, KernelReport, Report, ResourceReport, SourceReport, TablesReport,
 };
 use crate::plan::DrainEnds;
 use crate::sockets::Totals;
@@ -123,6 +123,7 @@ pub struct State {
     /// `None`: no sockets are translated.
     pub sockets: Option<Totals>,
     pub checks: watch::Receiver<ChecksReport>,
+    pub adoption: watch::Receiver<AdoptionReport>,
 }
 
 impl State {
@@ -143,6 +144,7 @@ impl State {
             datapath: DatapathReport::new(&datapath),
             sockets: self.sockets.as_ref().map(|totals| sockets::report(totals.read())).unwrap_or_default(),
             checks: self.checks.borrow().clone(),
+            adoption: self.adoption.borrow().clone(),
             ..Report::default()
         };
         report.health = self.judgement(&report, progress.beat).report();

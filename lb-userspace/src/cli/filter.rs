@@ -44,6 +44,8 @@ pub(super) enum State {
     Stream,
     Closing,
     Evicted,
+    /// Of another proxy, from before the first start
+    Adopted,
     /// Of a host socket
     Connected,
     Active,
@@ -65,6 +67,7 @@ impl State {
             Self::Stream => "stream",
             Self::Closing => "closing",
             Self::Evicted => "evicted",
+            Self::Adopted => "adopted",
             Self::Connected => "connected",
             Self::Active => "active",
             Self::Unready => "unready",
@@ -77,7 +80,16 @@ impl State {
     }
 
     const fn is_of_connections(self) -> bool {
-        matches!(self, Self::HalfOpen | Self::Open | Self::Stream | Self::Closing | Self::Evicted | Self::Connected)
+        matches!(
+            self,
+            Self::HalfOpen
+                | Self::Open
+                | Self::Stream
+                | Self::Closing
+                | Self::Evicted
+                | Self::Adopted
+                | Self::Connected
+        )
     }
 }
 

@@ -19,11 +19,13 @@ use super::{
     program_pins,
 };
 
+use crate::conntrack::nat_hooks;
+
 /// A thing that was removed, or would be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Removed {
-    /// `link`, `filter`, `program`, `map`, `folder` or `file`.
+    /// `link`, `filter`, `table` (of nftables), `program`, `map`, `folder` or `file`.
     pub kind: &'static str,
     /// Path, or interface and place.
     pub what: String,
@@ -49,6 +51,13 @@ pub fn cleanup(bpffs: &Path, run_dir: &Path, dry_run: bool) -> Result<Vec<Remove
     }
     for what in netlink_thread(move |handle| remove_filters(handle, dry_run))? {
         removed.push(Removed { kind: "filter", what });
+    }
+    if nat_hooks::is_kept().unwrap_or(false) {
+        if !dry_run {
+            nat_hooks::release()
+                .map_err(DatapathError::kernel(format!("remove nftables table {}", nat_hooks::TABLE)))?;
+        }
+        removed.push(Removed { kind: "table", what: format!("nftables {}", nat_hooks::TABLE) });
     }
     if ours {
         for path in program_pins::all(pins.programs()) {

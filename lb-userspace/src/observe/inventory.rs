@@ -110,6 +110,7 @@ impl<'a> Inventory<'a> {
             flows: self.flows.values().map(|flows| flows.all).sum(),
             half_open: self.flows.values().map(|flows| flows.half_open).sum(),
             ejections: backends::ejections(&self.contents.v4) + backends::ejections(&self.contents.v6),
+            adopted: self.adopted(&self.contents.v4) + self.adopted(&self.contents.v6),
             unhealthy: unhealthy(&self.contents.v4) + unhealthy(&self.contents.v6),
             ..Totals::default()
         };
@@ -133,6 +134,10 @@ impl<'a> Inventory<'a> {
         totals
     }
 
+    fn adopted<const N: usize>(&self, family: &FamilyContents<N>) -> u64 {
+        living(family.flows.iter(), &self.timeouts, self.now).filter(|(_, flow)| is_adopted(flow)).count() as u64
+    }
+
     fn service_ids(&self) -> std::collections::BTreeSet<u32> {
         let v4 = self.contents.v4.services.iter().map(|(_, service)| service.id);
         v4.chain(self.contents.v6.services.iter().map(|(_, service)| service.id)).collect()
@@ -152,6 +157,8 @@ pub struct Totals {
     pub flows: u64,
     /// Those of them that nobody has answered.
     pub half_open: u64,
+    /// Connections of another proxy, from before the first start: the host's NAT translates them. They are not among the flows.
+    pub adopted: u64,
     /// Backends that are ejected: they left a connection unanswered that another one answered, or refused one.
     pub ejections: u64,
     /// Backends whose active checks fail.
@@ -193,7 +200,7 @@ fn count_flows<const N: usize>(
     now: Monotonic,
     counts: &mut HashMap<BackendKey, FlowCounts>,
 ) {
-    for (_, flow) in living(family.flows.iter(), timeouts, now) {
+    for (_, flow) in living(family.flows.iter(), timeouts, now).filter(|(_, flow)| !is_adopted(flow)) {
         counts.entry(backend_key::<N>(flow.backend, flow.generation)).or_default().all += 1;
     }
     for (_, entry) in half_open(family, timeouts, now) {
@@ -229,6 +236,10 @@ fn half_open<'a, const N: usize>(
 
 fn is_living<const N: usize>(key: &abi::FlowKey<N>, flow: &abi::Flow<N>, timeouts: &Timeouts, now: Monotonic) -> bool {
     is_forward(flow) && !state::expired(flow, timeouts.of_flow(key.protocol, flow), seconds(now))
+}
+
+fn is_adopted<const N: usize>(flow: &abi::Flow<N>) -> bool {
+    flow.state == flow_state::ADOPTED
 }
 
 fn unhealthy<const N: usize>(family: &FamilyContents<N>) -> u64 {

@@ -31,7 +31,16 @@ pub struct Report {
     pub datapath: DatapathReport,
     pub sockets: SocketsReport,
     pub checks: ChecksReport,
+    pub adoption: AdoptionReport,
     pub health: HealthReport,
+}
+
+/// Connections of another proxy, from before the first start.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AdoptionReport {
+    /// What keeps some of them from living on; null: nothing does.
+    pub problem: Option<String>,
 }
 
 /// Active checks of endpoints.

@@ -256,6 +256,13 @@ fn tables(lines: &mut Lines, status: &Status) {
     }
     let half_open = if totals.half_open > 0 { format!(", {} half-open", totals.half_open) } else { String::new() };
     lines.add("Flows", &format!("{}{half_open}", totals.flows));
+    if totals.adopted > 0 {
+        let text = format!("{} connections of another proxy: the host's NAT translates them", totals.adopted);
+        lines.add("Adopted", &text);
+    }
+    if let Some(problem) = status.agent.as_ref().and_then(|report| report.adoption.problem.as_ref()) {
+        lines.add(if totals.adopted > 0 { "" } else { "Adopted" }, problem);
+    }
     if let Some(Adoption { until, seconds }) = &status.adoption {
         lines.add(
             "Adoption",

@@ -66,6 +66,20 @@ fn an_open_adoption_window_shows_its_end() {
 }
 
 #[test]
+fn adopted_connections_are_counted_and_what_ends_them_is_named() {
+    let tables = Some(Totals { adopted: 214, flows: 3, ..Totals::default() });
+    let mut report = Report::default();
+    let shown = text(&Status { tables: tables.clone(), agent: Some(report.clone()), ..Status::default() }, false);
+    assert!(shown.contains("Adopted:       214 connections of another proxy"), "{shown}");
+    assert!(shown.contains("Flows:         3\n"), "they are none of Ballast's flows: {shown}");
+    report.adoption.problem = Some("no room".into());
+    let shown = text(&Status { tables, agent: Some(report.clone()), ..Status::default() }, false);
+    assert!(shown.contains("NAT translates them\n               no room\n"), "{shown}");
+    let shown = text(&Status { tables: Some(Totals::default()), agent: Some(report), ..Status::default() }, false);
+    assert!(shown.contains("Adopted:       no room"), "{shown}");
+}
+
+#[test]
 fn running_agent_tells_what_is_wrong() {
     let mut report = Report { pid: 9, version: "0.1.0".into(), node_name: "n1".into(), ..Report::default() };
     report.source.kind = "kube".into();

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use lb_common::{
-    abi::{Flow, FlowKey, UDP, V4, flow_flags},
+    abi::{Flow, FlowKey, UDP, V4, flow_flags, flow_state},
     client_shares::{COUNTERS, Counters},
 };
 use serde::{Deserialize, Serialize};
@@ -38,7 +38,9 @@ impl Clients {
     where
         IpAddr: From<[u8; N]>,
     {
-        if key.protocol == UDP || flow.flags & flow_flags::REPLY != 0 || self.counted.is_empty() {
+        // The programs count no adopted connection.
+        let is_counted = flow.flags & flow_flags::REPLY == 0 && flow.state != flow_state::ADOPTED;
+        if key.protocol == UDP || !is_counted || self.counted.is_empty() {
             return;
         }
         let counters = Counters::of(self.key, &key.src, flow.flags);

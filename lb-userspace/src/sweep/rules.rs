@@ -109,6 +109,7 @@ pub fn is_affinity_over<const N: usize>(
 #[cfg(test)]
 mod tests {
     use lb_common::abi::{AffinityKey, TCP, UDP, fin};
+    use lb_common::limits::ADOPTED_TIMEOUT_S;
 
     use super::*;
 
@@ -160,6 +161,17 @@ mod tests {
                 assert!(is_silent(&key, &flow, &TIMEOUTS, now(101 + timeout)));
                 assert!(!is_silent(&key, &Flow { tag: 0, ..flow }, &TIMEOUTS, now(101 + timeout)), "half a write");
             }
+        }
+    }
+
+    #[test]
+    fn an_adopted_connection_lasts_as_long_as_in_conntrack() {
+        for protocol in [TCP, UDP] {
+            let ((key, forward), _) = flow(protocol, flow_state::ADOPTED, 100);
+            let forward = Flow { backend: 0, fin: fin::SENT, opposite_fin: fin::SENT, ..forward };
+            assert!(!is_silent(&key, &forward, &TIMEOUTS, now(100 + ADOPTED_TIMEOUT_S)));
+            assert!(is_silent(&key, &forward, &TIMEOUTS, now(101 + ADOPTED_TIMEOUT_S)), "no agent asks conntrack");
+            assert!(!is_connection(&forward) && frontend(&key, &forward).is_none(), "no drain concerns it");
         }
     }
 

@@ -29,6 +29,7 @@ pub trait Maps<const N: usize> {
     fn set_health(&mut self, backend: u32, value: Health) -> Result<()>;
     /// The addresses that packets are masqueraded by, whichever link they leave by.
     fn set_own(&mut self, own: Option<Masquerade<N>>) -> Result<()>;
+    fn set_flow(&mut self, key: FlowKey<N>, value: Flow<N>) -> Result<()>;
     fn remove_flow(&mut self, key: FlowKey<N>) -> Result<()>;
     fn remove_half_open(&mut self, key: FlowKey<N>) -> Result<()>;
     fn flows(&self) -> Result<HashMap<FlowKey<N>, Flow<N>>>;
@@ -90,6 +91,9 @@ macro_rules! maps {
                     Some(own) => Ok(self.$life.masquerade.insert(0, own, 0)?),
                     None => gone(self.$life.masquerade.remove(&0)),
                 }
+            }
+            fn set_flow(&mut self, key: FlowKey<$n>, value: Flow<$n>) -> Result<()> {
+                Ok(self.$tables.flows_of(&key).insert(key, value, 0)?)
             }
             fn remove_flow(&mut self, key: FlowKey<$n>) -> Result<()> {
                 gone(self.$tables.flows_of(&key).remove(&key))

@@ -3,9 +3,10 @@
 
 use anyhow::Result;
 use lb_common::abi::{
-    Backend, FlowKey, Masquerade, Service, ServiceKey, Slot, TCP, UDP, Vip, VipKey, backend_flags, backend_state,
-    network_flags, seal, service_flags, vip_flags,
+    Backend, Flow, FlowKey, Masquerade, Service, ServiceKey, Slot, TCP, UDP, Vip, VipKey, backend_flags, backend_state,
+    fin, flow_flags, flow_state, network_flags, seal, service_flags, tag, vip_flags,
 };
+use lb_common::decide::pair_key;
 
 use lb_common::service_cidrs::Cover;
 
@@ -121,7 +122,9 @@ pub fn change<const N: usize>(random: &mut Random, lockstep: &mut Lockstep, host
 where
     LoadedPrograms: Maps<N>,
 {
-    match random.below(17) {
+    match random.below(20) {
+        17 | 18 => adopt(random, lockstep, host)?,
+        19 => end_adopted(random, lockstep, host)?,
         16 => set_own(random, lockstep, host)?,
         0..=8 => {
             let seconds = *random.of(&[0, 0, 1, 1, 2, 5, 11, 29, 31, 59, 61, 119, 121, 9_000]);
@@ -152,6 +155,71 @@ where
                 lockstep.programs.remove_half_open(key)?;
                 host.memory.half_open.remove(&key);
             }
+        }
+    }
+    Ok(())
+}
+
+/// A connection turns out to be one of another proxy, which the host's NAT translates.
+fn adopt<const N: usize>(random: &mut Random, lockstep: &mut Lockstep, host: &mut HostSide<N>) -> Result<()>
+where
+    LoadedPrograms: Maps<N>,
+{
+    let Some(key) = any_key(random, host.memory.flows.keys()) else { return Ok(()) };
+    let flow = host.memory.flows[&key];
+    // A connection that goes whole to another node has no reply tuple.
+    if flow.port == 0 {
+        return Ok(());
+    }
+    let now_s = u32::try_from(host.memory.now_ns / 1_000_000_000)?;
+    let opposite_key = pair_key(&key, &flow);
+    let flags = flow.flags & flow_flags::REPLY;
+    let own = Flow {
+        tag: tag(&key),
+        seen_s: now_s,
+        since_s: now_s,
+        address: flow.address,
+        client: flow.client,
+        port: flow.port,
+        client_port: flow.client_port,
+        state: flow_state::ADOPTED,
+        flags,
+        ..Flow::ZERO
+    };
+    let is_reply = flags != 0;
+    let (address, port, client, client_port) = if is_reply {
+        (key.src, key.src_port, key.dst, key.dst_port)
+    } else {
+        (key.dst, key.dst_port, key.src, key.src_port)
+    };
+    let flags = flags ^ flow_flags::REPLY;
+    let opposite = Flow { tag: tag(&opposite_key), address, client, port, client_port, flags, ..own };
+    for (key, flow) in [(key, own), (opposite_key, opposite)] {
+        lockstep.programs.set_flow(key, flow)?;
+        host.memory.flows.insert(key, flow);
+    }
+    Ok(())
+}
+
+/// The agent learns from conntrack that an adopted connection is over, or has been forgotten.
+fn end_adopted<const N: usize>(random: &mut Random, lockstep: &mut Lockstep, host: &mut HostSide<N>) -> Result<()>
+where
+    LoadedPrograms: Maps<N>,
+{
+    let adopted = host.memory.flows.iter().filter(|(_, flow)| flow.state == flow_state::ADOPTED);
+    let Some(key) = any_key(random, adopted.map(|(key, _)| key)) else { return Ok(()) };
+    let flow = host.memory.flows[&key];
+    if random.one_in(2) {
+        let over = Flow { fin: fin::SENT, opposite_fin: fin::SENT, ..flow };
+        lockstep.programs.set_flow(key, over)?;
+        host.memory.flows.insert(key, over);
+        return Ok(());
+    }
+    let opposite = pair_key(&key, &flow);
+    for key in [key, opposite] {
+        if host.memory.flows.get(&key).is_some_and(|flow| flow.state == flow_state::ADOPTED) {
+            lockstep.programs.remove_flow(key)?;
+            host.memory.flows.remove(&key);
         }
     }
     Ok(())

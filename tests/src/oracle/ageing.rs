@@ -25,6 +25,11 @@ fn age_world(model: &mut Model, seconds: u32) {
             half.seen_s = older(half.seen_s);
         }
     }
+    for adopted in &mut model.adopted {
+        adopted.since_s = older(adopted.since_s);
+        adopted.asked_s = adopted.asked_s.map(older);
+        adopted.answered_s = older(adopted.answered_s);
+    }
     for claim in &mut model.claims {
         claim.winner.since_s = older(claim.winner.since_s);
         if let Some(half) = &mut claim.winner.forward {

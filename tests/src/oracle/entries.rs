@@ -9,6 +9,7 @@ use lb_common::abi::{
     is_claim,
 };
 
+use super::adopted::Adopted;
 use super::connection::{Connection, Half, Opening, State};
 use super::model::{self, Model};
 use super::tables::{Bytes, number};
@@ -137,6 +138,7 @@ fn demanded(model: &Model) -> Entries {
         entries.half_open.extend(forward.map(|entry| (asks, entry)));
         entries.half_open.extend(reply.map(|entry| (answers, entry)));
     }
+    entries.flows.extend(model.adopted.iter().flat_map(Adopted::entries));
     for claim in &model.claims {
         let it = &claim.winner;
         let half = it.forward.expect("the client's");

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Result, ensure};
 use lb_common::outcome::Outcome;
 
+use super::adopted;
 use super::client::{Client, Seen, keeps_port, own_addresses, seen, who};
 use super::connection::{Connection, Half, Opening, Said, State};
 use super::health::{begin, doubt};
@@ -217,6 +218,7 @@ fn is_free(model: &Model, connection: &Connection, resting: bool) -> bool {
         || protocol == Protocol::Tcp
             && model.seconds.iter().any(|second| (second.client, second.target) == (answerer, seen_client));
     !asks
+        && !adopted::holds(model, protocol, answerer, seen_client)
         && model.answered(protocol, answerer, seen_client).is_none_or(yields)
         && model.answering(protocol, answerer, seen_client).is_none_or(yields)
 }

@@ -4,6 +4,7 @@
 //! packet library, checksums computed in full. It shares no code with the programs' decision. Random choices (which backend, which translated port)
 //! are read off the result and checked for being allowed.
 
+mod adopted;
 mod ageing;
 mod client;
 mod closed;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
+use super::adopted::Adopted;
 use super::client::Client;
 use super::connection::{Claim, Connection, Second};
 use super::routes::Routes;
@@ -14,6 +15,8 @@ pub struct Model {
     pub services: BTreeMap<(SocketAddr, Protocol), Service>,
     pub backends: BTreeMap<u32, Backend>,
     pub connections: Vec<Connection>,
+    /// Connections of another proxy.
+    pub adopted: Vec<Adopted>,
     /// Of connections whose SYN went to several backends, those that one of them has won.
     pub claims: Vec<Claim>,
     /// SYNs that ask for another connection under the tuple of an answered one.

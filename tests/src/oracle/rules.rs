@@ -10,7 +10,7 @@ use super::first_packet::{direct, open};
 use super::model::Model;
 use super::routes::Route;
 use super::wire::{ACK, FIN, Protocol, RST, SYN};
-use super::{closed, established, unanswered};
+use super::{adopted, closed, established, unanswered};
 use crate::test_run::Hook;
 
 /// A packet as far as the rules look at it.
@@ -229,7 +229,9 @@ pub fn decide(model: &mut Model, asked: Asked, hint: Hint) -> Result<Expected> {
 fn at_any_hook(model: &mut Model, asked: Asked, hint: Hint) -> Result<Expected> {
     let Asked { protocol, src, dst, .. } = asked;
     let mut why = Outcome::Selected;
-    let turn = if let Some(at) = model.asked(protocol, src, dst) {
+    let turn = if let Some(turn) = adopted::packet(model, asked) {
+        (usize::MAX, turn)
+    } else if let Some(at) = model.asked(protocol, src, dst) {
         (at, established::ask(model, asked, at))
     } else if let Some(at) = model.answered(protocol, src, dst) {
         return Ok(established::answer(model, asked, at));

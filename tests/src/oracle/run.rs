@@ -13,7 +13,7 @@ use super::generate::address;
 use super::judge::{Books, judge, judge_broken};
 use super::model::Model;
 use super::routes::Routes;
-use super::{ageing, entries, generate, tables, traffic};
+use super::{adopted, ageing, entries, generate, tables, traffic};
 use crate::random::Random;
 use crate::test_run::LoadedPrograms;
 
@@ -176,6 +176,9 @@ impl OracleRun {
         if random.one_in(6) && !model.backends.is_empty() {
             let ids: Vec<u32> = model.backends.keys().copied().collect();
             self.meets_silence(model, *random.of(&ids), random.one_in(12))?;
+        }
+        if random.one_in(16) {
+            adopted::change(random, &mut self.programs, model)?;
         }
         let openings = model.connections.iter().filter_map(|connection| connection.opening.as_ref());
         let left: Vec<u32> = openings.flat_map(|opening| &opening.tried).map(|(id, _)| *id).collect();

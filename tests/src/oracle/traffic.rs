@@ -23,6 +23,13 @@ fn any_packet(random: &mut Random, v6: bool, model: &Model) -> (Hook, Frame) {
     let anywhere = *random.of(&Hook::ALL);
     let connection = (!model.connections.is_empty()).then(|| random.of(&model.connections).clone());
     // A SYN that nobody has answered is sent again at the client's own link: only there it is retried.
+    if !model.adopted.is_empty() && random.one_in(9) {
+        let it = random.of(&model.adopted).clone();
+        let ends = if random.one_in(3) { (it.answerer, it.seen_client) } else { (it.client, it.target) };
+        let mut frame = shaped(random, v6, it.protocol, ends.0, ends.1);
+        frame.tcp_flags = *random.of(&[SYN, SYN, ACK, FIN | ACK, RST, RST | ACK, SYN | ACK]);
+        return (if random.one_in(2) { anywhere } else { Hook::PodIn }, frame);
+    }
     let awaits = |it: &&Connection| {
         it.forward.is_some() && it.opening.as_ref().is_some_and(|opening| opening.moves && opening.answers.is_none())
     };

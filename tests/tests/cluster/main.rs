@@ -3,6 +3,7 @@
 // Tests may unwrap: a panic is a failed test.
 #![allow(clippy::unwrap_used)]
 
+mod adopt_kube_proxy;
 mod api_faults;
 mod differential;
 mod freshness;

@@ -14,7 +14,7 @@ const CASES_VARIABLE: &str = "BALLAST_PACKET_CASES";
 const PACKETS: usize = 60;
 
 /// What must come up among the packets of all cases, or the examination asked too little.
-const ASKED: [&str; 29] = [
+const ASKED: [&str; 30] = [
     "passed",
     "selected",
     "forwarded",
@@ -43,6 +43,7 @@ const ASKED: [&str; 29] = [
     "dropped_martian",
     "dropped_hop_limit",
     "passed_adoption",
+    "adopted",
     "dropped_no_service",
 ];
 

@@ -1,16 +1,16 @@
-//! The first start on a node that another proxy serves: its connections live on while its NAT does. Needs root, BPF and `nft`.
+//! The first start on a node that another proxy serves: its connections live on, also without its rules. Needs root, BPF and `nft`.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::incident::Counters;
-use lb_tests::peers::{Stream, eventually};
+use lb_tests::peers::{Datagrams, Stream, eventually};
 use lb_tests::topology::{NodeOptions, Outside};
+use lb_userspace::conntrack::nat_hooks;
 
 const NODE_PORT: u16 = 30_080;
 const PROCESS: &str = "process";
@@ -24,7 +24,11 @@ struct Node {
 
 impl Node {
     fn new(subject: &str, pods: Pods) -> Self {
-        let fixture = Fixture::new(subject, pods, 1, NodeOptions::default());
+        Self::with_backends(subject, pods, 1)
+    }
+
+    fn with_backends(subject: &str, pods: Pods, backends: usize) -> Self {
+        let fixture = Fixture::new(subject, pods, backends, NodeOptions::default());
         let outside = fixture.topology.outside("client", &fixture.node).unwrap();
         let mut service = fixture.web();
         service.external.node_ports = vec![NODE_PORT];
@@ -42,7 +46,9 @@ impl Node {
             let backend = SocketAddr::new(self.fixture.backends[0].addresses().like(address), 8080);
             format!("{family} daddr {address} tcp dport {port} dnat {family} to {backend};\n")
         };
-        let rules: String = frontends.map(dnat).collect();
+        let dns = |to: SocketAddr| dnat(to).replace("tcp dport", "udp dport").replace(":8080", ":5353");
+        let of_udp = self.service.frontends(Protocol::Udp).into_iter().map(dns);
+        let rules: String = frontends.map(dnat).chain(of_udp).collect();
         let chains = ["prerouting", "output"]
             .map(|hook| format!("chain {hook} {{ type nat hook {hook} priority -100;\n{rules}}}\n"));
         let rules = format!("table inet proxy {{\n{}}}\n", chains.concat());
@@ -67,6 +73,13 @@ impl Node {
         near.chain(far).map(connect).collect()
     }
 
+    /// Removes the rules of the proxy, as an operator does.
+    fn remove_proxy(&self) {
+        let mut command = Command::new("nft");
+        command.args(["delete", "table", "inet", "proxy"]);
+        assert!(self.fixture.node.place().run(|| command.status()).unwrap().success());
+    }
+
     fn manifest(&self) -> Manifest {
         Manifest::of([self.service.clone()])
     }
@@ -76,13 +89,13 @@ impl Node {
     }
 }
 
-/// How many seconds more the window is open, by `ballast status`; `None`: it is not.
-fn window(agent: &Agent) -> Option<f64> {
+/// How many connections are adopted, and how many seconds more the adoption window is open, by `ballast status`; `None`: it is closed.
+fn adoption(agent: &Agent) -> (u64, Option<f64>) {
     let status = agent.json(&["status"]).unwrap();
     let shown = String::from_utf8(agent.cli(&["status"]).unwrap().stdout).unwrap();
-    let (until, left) = (status["adoption"]["until"].as_str(), status["adoption"]["seconds"].as_f64());
-    assert_eq!((until.is_some(), shown.contains("Adoption:")), (left.is_some(), left.is_some()), "{status} {shown}");
-    left
+    let count = status["tables"]["adopted"].as_u64().unwrap();
+    assert_eq!(shown.contains("Adopted:"), count > 0, "{status} {shown}");
+    (count, status["adoption"]["seconds"].as_f64())
 }
 
 fn all_answer(connections: &mut [(String, Stream)], when: &str) {
@@ -92,7 +105,8 @@ fn all_answer(connections: &mut [(String, Stream)], when: &str) {
     }
 }
 
-/// With the default flags, with the agent alive, dead and started again, and while connections of Ballast itself are evicted.
+/// With the default flags, with the agent alive, dead and started again, without the rules of the proxy before, and while connections of Ballast
+/// itself are evicted.
 #[test]
 fn connections_of_the_proxy_before_live_on_to_their_end() {
     for pods in [Pods::Routed, Pods::Bridged] {
@@ -101,54 +115,106 @@ fn connections_of_the_proxy_before_live_on_to_their_end() {
         all_answer(&mut before, "before the first start");
         let mut agent = node.first_start(&["--drain-period=1s", "--drain-max=0s"]);
         all_answer(&mut before, "after the first start");
-        let counted = Counters::read(agent.bpffs()).unwrap();
-        assert!(counted.get(Outcome::PassedAdoption) >= 4, "{pods:?}");
-        assert_eq!(counted.get(Outcome::RefusedNoFlow), 0, "{pods:?}");
-        let left = window(&agent).expect("the window is open");
-        assert!((1.0..=600.0).contains(&left), "{left}");
+        let count = before.len() as u64;
+        eventually("all are adopted, and the window is closed", SOON, || {
+            (adoption(&agent) == (count, None)).then_some(())
+        });
         let mut new = node.connect();
         all_answer(&mut new, "new connections");
         let shown = agent.json(&["get", "connections", "-A"]).unwrap();
-        assert!(shown["items"].as_array().is_some_and(|items| items.len() >= 4), "Ballast serves them: {shown}");
+        let states = shown["items"].as_array().unwrap().iter().map(|item| item["state"].as_str().unwrap());
+        let adopted = states.filter(|state| *state == "adopted").count();
+        assert_eq!(adopted, before.len(), "{shown}");
+        node.remove_proxy();
+        all_answer(&mut before, "without the rules of the proxy");
         agent.kill();
-        assert!(window(&agent).is_some_and(|later| later < left), "it runs on without an agent");
         all_answer(&mut before, "while no agent runs");
         agent.restart().unwrap();
         all_answer(&mut before, "after the second start");
+        assert_eq!(adoption(&agent), (count, None));
         agent.apply(&Manifest::of([Service { endpoints: vec![], ..node.service.clone() }])).unwrap();
         for (name, stream) in &mut new {
             eventually(&format!("{name} is told that its backend is gone"), SOON, || stream.ask("still").err());
         }
         all_answer(&mut before, "beside connections that are evicted");
+        let counted = Counters::read(agent.bpffs()).unwrap();
+        assert!(counted.get(Outcome::Adopted) >= count, "{pods:?}");
+        assert_eq!(counted.get(Outcome::RefusedNoFlow), 0, "{pods:?}");
         for (name, stream) in before {
             stream.end().unwrap_or_else(|error| panic!("{name} does not end in order: {error}"));
         }
     }
 }
 
+/// A client uses the ports of connections that have ended for new ones at once, and again while conntrack remembers them.
 #[test]
-fn a_window_ends_and_no_later_start_opens_it_again() {
+fn the_ports_of_an_ended_connection_serve_a_new_one() {
+    const PORT: u16 = 41_000;
+    let node = Node::new("again", Pods::Routed);
+    let client = node.fixture.client.place();
+    let frontends = node.service.frontends(Protocol::Tcp);
+    let connect = |at: &SocketAddr| Stream::connect_from(client, PORT, *at, SOON);
+    let before: Vec<Stream> = frontends.iter().map(|at| connect(at).unwrap()).collect();
+    let agent = node.first_start(&[]);
+    eventually("all are adopted", SOON, || (adoption(&agent) == (before.len() as u64, None)).then_some(()));
+    node.remove_proxy();
+    // A reset leaves no TIME-WAIT behind in the client, which would keep the port.
+    for stream in before {
+        stream.reset().unwrap();
+    }
+    for _ in 0..2 {
+        for at in &frontends {
+            let mut stream = connect(at).unwrap_or_else(|error| panic!("{at}: {error}"));
+            assert_eq!(stream.ask("anew").unwrap().server, "b0", "{at}");
+            stream.reset().unwrap();
+        }
+    }
+    eventually("conntrack forgets them", SOON, || (adoption(&agent).0 == 0).then_some(()));
+    let is_kept = || node.fixture.node.place().run(nat_hooks::is_kept).unwrap();
+    eventually("NAT is not kept any more", SOON, || (!is_kept()).then_some(()));
+}
+
+/// A client of UDP that sends on from one port is not kept at a backend that has left the service.
+#[test]
+fn udp_leaves_a_backend_that_is_gone() {
+    let node = Node::with_backends("udp", Pods::Routed, 2);
+    let client = node.fixture.client.place();
+    let connect = |to: &SocketAddr| Datagrams::connected(client, 0, *to).unwrap();
+    let sockets: Vec<Datagrams> = node.service.frontends(Protocol::Udp).iter().map(connect).collect();
+    let servers =
+        |text: &str| sockets.iter().map(|socket| Some(socket.ask(text).ok()?.server)).collect::<Option<Vec<_>>>();
+    assert_eq!(servers("before").unwrap(), ["b0", "b0"]);
+    let agent = node.first_start(&[]);
+    eventually("all are adopted", SOON, || (adoption(&agent) == (sockets.len() as u64, None)).then_some(()));
+    node.remove_proxy();
+    assert_eq!(servers("adopted").unwrap(), ["b0", "b0"]);
+    let mut left = node.service.clone();
+    left.endpoints.remove(0);
+    agent.apply(&Manifest::of([left])).unwrap();
+    eventually("both go to the other backend", SOON, || (servers("after")? == ["b1", "b1"]).then_some(()));
+    assert_eq!(adoption(&agent), (0, None));
+}
+
+#[test]
+fn without_a_window_nothing_is_adopted_and_no_later_start_opens_it() {
     let node = Node::new("window", Pods::Routed);
     let (mut before, mut idle) = (node.connect(), node.connect());
     all_answer(&mut idle, "before the first start");
     // The NAT of what a process sends comes before all programs.
     before.retain(|(name, _)| !name.starts_with(PROCESS));
     idle.retain(|(name, _)| !name.starts_with(PROCESS));
-    let mut agent = node.first_start(&["--adoption-window", "3s"]);
+    let mut agent = node.first_start(&["--adoption-window", "0s"]);
     for (name, stream) in &mut before {
-        let error = eventually(&format!("{name} is refused"), SOON, || {
-            std::thread::sleep(Duration::from_millis(50));
-            stream.ask("still there").err()
-        });
+        let error = stream.ask("still there").expect_err("nothing is adopted");
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{name}: {error}");
     }
-    assert_eq!(window(&agent), None, "it is over");
+    assert_eq!(adoption(&agent), (0, None));
     agent.kill();
     let mut next = Agent::prepare(&node.fixture.node, &["--adoption-window", "24h"]).unwrap();
     next.write(&node.manifest()).unwrap();
     next.restart().unwrap();
     for (name, stream) in &mut idle {
-        let error = stream.ask("after the second start").expect_err("the window is over");
+        let error = stream.ask("after the second start").expect_err("it is not the first start");
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{name}: {error}");
     }
     next.kill();

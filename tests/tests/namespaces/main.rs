@@ -13,6 +13,7 @@ mod checks;
 mod collisions;
 mod confined;
 mod connections;
+mod conntrack;
 mod contrast;
 mod deploy;
 mod direct;

@@ -14,7 +14,7 @@ const LEAST: u64 = 100_000;
 const LIMIT: Duration = Duration::from_mins(10);
 
 /// What must come up among the steps, or too little was asked.
-const ASKED: [&str; 32] = [
+const ASKED: [&str; 33] = [
     "passed",
     "selected",
     "forwarded",
@@ -46,6 +46,7 @@ const ASKED: [&str; 32] = [
     "resumed",
     "dropped_rate_limit",
     "passed_adoption",
+    "adopted",
     "dropped_no_service",
 ];
 

@@ -1,6 +1,6 @@
 //! Writes for the reply tuple of a new connection: it is claimed, or taken from a connection that gives it up.
 
-use crate::abi::{Flow, FlowKey, HalfOpen, flow_flags};
+use crate::abi::{Flow, FlowKey, HalfOpen, flow_flags, flow_state};
 use crate::decide::connection::{Connection, leads_to, same, set_opposite_key};
 use crate::decide::lifetime::{is_over, uncount};
 use crate::decide::packet::Now;
@@ -68,7 +68,8 @@ fn established_yields<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &m
     if tables.flow(reply_key, stored).is_none() {
         return true;
     }
-    if stored.flags & flow_flags::REPLY == 0 {
+    // Conntrack knows an adopted connection until the agent removes its entries, also where the client begins another one.
+    if stored.flags & flow_flags::REPLY == 0 || stored.state == flow_state::ADOPTED {
         return false;
     }
     set_opposite_key(reply_key, stored, stored_key);

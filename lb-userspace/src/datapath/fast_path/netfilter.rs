@@ -5,22 +5,12 @@
 
 mod message;
 
-use std::{
-    fs,
-    io::{self, Read as _},
-    time::Duration,
-};
-
-use socket2::{Domain, Protocol, Socket, Type};
+use std::{fs, io};
 
 use message::{Answer, Chain};
 
-/// How long the kernel may take for a part of an answer.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// The kernel writes parts of a list of up to 32 KiB.
-const BUFFER: usize = 65_536;
-/// How many parts a list may have.
-const MOST_PARTS: usize = 10_000;
+use crate::netlink::Socket;
+
 /// Tables of iptables and ip6tables as the kernel lists them where they do without nftables. Each is asked for all packets.
 const LEGACY: [(&str, &str); 2] = [
     ("/proc/thread-self/net/ip_tables_names", "iptables (legacy) table"),
@@ -53,10 +43,10 @@ impl Watch {
     }
 
     fn chains(&mut self) -> io::Result<()> {
-        let Some(mut socket) = open()? else { return Ok(()) };
+        let Some(mut socket) = Socket::netfilter()? else { return Ok(()) };
         let mut generation = None;
-        let answered = converse(&mut socket, &message::get_generation(), |answer| {
-            if let Answer::Generation(number) = answer {
+        let answered = socket.converse(&message::get_generation(), |kind, family, attributes| {
+            if let Some(Answer::Generation(number)) = message::read(kind, family, attributes) {
                 generation = Some(number);
             }
         });
@@ -70,9 +60,11 @@ impl Watch {
             answered => answered?,
         }
         let mut chains = Vec::new();
-        converse(&mut socket, &message::list_chains(), |answer| match answer {
-            Answer::Chain(chain) if meets_forwarded(&chain) => chains.push(chain.text()),
-            _ => {}
+        socket.converse(&message::list_chains(), |kind, family, attributes| {
+            match message::read(kind, family, attributes) {
+                Some(Answer::Chain(chain)) if meets_forwarded(&chain) => chains.push(chain.text()),
+                _ => {}
+            }
         })?;
         // A change between the two is seen next time: its generation is another one.
         (self.generation, self.chains) = (generation, chains);
@@ -91,35 +83,6 @@ fn meets_forwarded(chain: &Chain) -> bool {
         _ => false,
     };
     meets && (chain.rules > 0 || chain.drops)
-}
-
-/// `None`: the kernel has no netfilter.
-fn open() -> io::Result<Option<Socket>> {
-    let protocol = Protocol::from(libc::NETLINK_NETFILTER);
-    match Socket::new(Domain::from(libc::AF_NETLINK), Type::RAW, Some(protocol)) {
-        Ok(socket) => {
-            socket.set_read_timeout(Some(PATIENCE))?;
-            Ok(Some(socket))
-        }
-        Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-fn converse(socket: &mut Socket, request: &[u8], mut take: impl FnMut(Answer)) -> io::Result<()> {
-    socket.send(request)?;
-    let mut buffer = vec![0; BUFFER];
-    for _ in 0..MOST_PARTS {
-        let length = socket.read(&mut buffer)?;
-        for answer in message::read(&buffer[..length]) {
-            match answer {
-                Answer::End(0) => return Ok(()),
-                Answer::End(number) => return Err(io::Error::from_raw_os_error(number)),
-                answer => take(answer),
-            }
-        }
-    }
-    Err(io::Error::other("the list does not end"))
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ pub struct ConnectionView {
     pub frontend_port: u16,
     pub backend_address: IpAddr,
     pub backend_port: u16,
-    /// `half-open`, `open`, `stream`, `closing` or `evicted`; a socket's is `connected`.
+    /// `half-open`, `open`, `stream`, `closing`, `evicted` or `adopted`; a socket's is `connected`.
     pub state: &'static str,
     /// Seconds since the first packet; null for a socket.
     pub age_seconds: Option<u64>,
@@ -207,6 +207,7 @@ pub fn flow_state_name(state: u8) -> &'static str {
         flow_state::STREAM => "stream",
         flow_state::CLOSING => "closing",
         flow_state::EVICTED => "evicted",
+        flow_state::ADOPTED => "adopted",
         _ => "unknown",
     }
 }

@@ -1,0 +1,41 @@
+//! Packets of an adopted connection: another proxy made it before the node's first start, and the host's NAT translates it.
+
+use super::commit::adopted as commit;
+use super::lifetime::is_silent_as_open;
+use super::packet::{Hook, Now};
+use super::step::Step;
+use super::tables::{FlowTables, Tables};
+use super::verdict::Action;
+use super::work::Work;
+use crate::abi::{Flow, fin};
+use crate::outcome::Outcome;
+use crate::state;
+
+/// The packet passes untouched, whatever the hook. A SYN on the tuple of a connection that is over begins a new one.
+#[inline(always)]
+pub(super) fn packet<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
+    work.verdict.settle(Action::Pass, Outcome::Adopted);
+    let Some(entry) = tables.connection(&work.packet.key, &mut work.connection) else { return Step::Decided };
+    let now = Now::from_ns(tables.now_ns());
+    let Work { packet, connection, .. } = &mut *work;
+    connection.set_keys(&packet.key);
+    if packet.opens() {
+        let begins = hook.has(Hook::REQUESTS) && !connection.is_reply();
+        if begins && is_over(tables, packet.key.protocol, &connection.original.flow, now) {
+            commit::leave(tables, work);
+            return Step::Select;
+        }
+    }
+    commit::seen(tables, work, entry, now);
+    if !work.packet.is_udp() && state::closes(work.packet.tcp_flags) {
+        commit::end(tables, work, entry);
+    }
+    Step::Decided
+}
+
+/// Whether the connection is over, by its original entry. Both directions have ended, or conntrack says so; or it was silent for as long as one of
+/// Ballast's own may be.
+#[inline(always)]
+fn is_over<const N: usize, T: Tables<N>>(tables: &mut T, protocol: u8, flow: &Flow<N>, now: Now) -> bool {
+    flow.fin & flow.opposite_fin & fin::SENT != 0 || is_silent_as_open(tables, protocol, flow, now)
+}

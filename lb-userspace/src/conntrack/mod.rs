@@ -1,0 +1,167 @@
+//! The host's connection tracking (conntrack), asked and changed over ctnetlink.
+//!
+//! Only connections of the default zone count: kube-proxy has no other.
+
+mod message;
+pub mod nat_hooks;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use crate::netlink::Socket;
+
+pub use message::{status, tcp_state};
+
+/// Why conntrack could not be read or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum ConntrackError {
+    #[error("this kernel has no connection tracking that can be asked (nf_conntrack_netlink)")]
+    Missing,
+    #[error("conntrack: {action} failed: {source}; it needs CAP_NET_ADMIN")]
+    Failed { action: &'static str, source: io::Error },
+}
+
+impl ConntrackError {
+    fn of(action: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| match source.raw_os_error() {
+            // nfnetlink knows no such subsystem.
+            Some(libc::EINVAL | libc::EOPNOTSUPP) if action == message::LIST => Self::Missing,
+            _ => Self::Failed { action, source },
+        }
+    }
+}
+
+/// An address family of connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    pub fn of(address: IpAddr) -> Self {
+        if address.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+
+    /// As one byte of a message has it.
+    pub(crate) fn number(self) -> u8 {
+        match self {
+            Self::V4 => 2,
+            Self::V6 => 10,
+        }
+    }
+}
+
+/// The tuple of the packets of one direction. Both addresses are of one family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tuple {
+    pub src: SocketAddr,
+    pub dst: SocketAddr,
+    /// [`lb_common::abi::TCP`], [`lb_common::abi::UDP`] or [`lb_common::abi::SCTP`].
+    pub protocol: u8,
+}
+
+impl Tuple {
+    /// The tuple of untranslated answers.
+    #[must_use]
+    pub fn reversed(&self) -> Self {
+        Self { src: self.dst, dst: self.src, protocol: self.protocol }
+    }
+
+    pub fn family(&self) -> Family {
+        Family::of(self.src.ip())
+    }
+}
+
+/// A connection as conntrack has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub original: Tuple,
+    /// As the host receives the answers: before they are translated back.
+    pub reply: Tuple,
+    /// Bits of [`status`].
+    pub status: u32,
+    /// TCP and SCTP: the state in numbers of the kernel ([`tcp_state`]).
+    pub state: Option<u8>,
+    /// How long the entry lives without a packet.
+    pub timeout: Duration,
+}
+
+impl Entry {
+    /// Whether the destination is translated, as kube-proxy does with services.
+    pub fn is_translated(&self) -> bool {
+        self.status & status::DST_NAT != 0 && self.original.dst != self.reply.src
+    }
+}
+
+/// A connection that conntrack is to know: established, its destination translated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewEntry {
+    pub original: Tuple,
+    pub backend: SocketAddr,
+    /// SNAT: the source that the backend sees. `None`: the client's own.
+    pub source: Option<SocketAddr>,
+    pub timeout: Duration,
+}
+
+/// A conversation with ctnetlink, in the network namespace of the thread that opened it.
+#[derive(Debug)]
+pub struct Conntrack(Socket);
+
+impl Conntrack {
+    pub fn open() -> Result<Self, ConntrackError> {
+        let socket = Socket::netfilter().map_err(ConntrackError::of("opening a netlink socket"))?;
+        socket.map(Self).ok_or(ConntrackError::Missing)
+    }
+
+    /// All connections of TCP, UDP and SCTP with all of these bits of [`status`]. Kernels from 5.15 on look for them by themselves; of older ones all
+    /// connections are read.
+    ///
+    /// A connection that began or ended meanwhile may be missing, and the list may name a connection twice.
+    pub fn list(&mut self, family: Family, status: u32) -> Result<Vec<Entry>, ConntrackError> {
+        let mut entries = Vec::new();
+        let listed = self.0.converse(&message::list(family, status), |kind, _, attributes| {
+            entries.extend(message::entry(kind, attributes).filter(|entry| entry.status & status == status));
+        });
+        listed.map_err(ConntrackError::of(message::LIST))?;
+        Ok(entries)
+    }
+
+    /// The connection with this tuple of either direction.
+    pub fn get(&mut self, tuple: &Tuple) -> Result<Option<Entry>, ConntrackError> {
+        let mut found = None;
+        let asked = self.0.converse(&message::get(tuple), |kind, _, attributes| {
+            found = message::entry(kind, attributes);
+        });
+        Ok(there(asked, libc::ENOENT)
+            .map_err(ConntrackError::of("asking for a connection"))?
+            .then_some(found)
+            .flatten())
+    }
+
+    /// Makes an entry. `false`: one of the tuples is another connection's.
+    ///
+    /// NAT hooks must stay in the kernel for packets to be translated ([`nat_hooks::keep`]).
+    pub fn insert(&mut self, entry: &NewEntry) -> Result<bool, ConntrackError> {
+        let inserted = self.0.converse(&message::insert(entry), |_, _, _| ());
+        there(inserted, libc::EEXIST).map_err(ConntrackError::of("making a connection"))
+    }
+
+    /// Removes the connection with this tuple of either direction. `false`: there is none.
+    pub fn delete(&mut self, tuple: &Tuple) -> Result<bool, ConntrackError> {
+        let deleted = self.0.converse(&message::delete(tuple), |_, _, _| ());
+        there(deleted, libc::ENOENT).map_err(ConntrackError::of("removing a connection"))
+    }
+}
+
+/// `false`: the kernel answered with this error number.
+fn there(result: io::Result<()>, number: i32) -> io::Result<bool> {
+    match result {
+        Ok(()) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(number) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
