@@ -75,7 +75,10 @@ fn is_said<const N: usize>(verdict: &Verdict<N>) -> bool {
     use Outcome as O;
     match verdict.action {
         Action::Pass => {
-            matches!(verdict.outcome, O::Passed | O::AmbiguousUdp | O::Fragment | O::PassedAdoption | O::Adopted)
+            matches!(
+                verdict.outcome,
+                O::Passed | O::AmbiguousUdp | O::Fragment | O::PassedAdoption | O::Adopted | O::PassedHandOver
+            )
         }
         Action::ToBackend => {
             is_new(verdict.outcome)
@@ -107,6 +110,7 @@ fn is_said<const N: usize>(verdict: &Verdict<N>) -> bool {
                     | O::DroppedNotHere
                     | O::DroppedRateLimit
                     | O::DroppedNoService
+                    | O::HeldForHandOver
             ) || matches!(verdict.outcome, O::SuppressedRefusal | O::RefusedLate | O::Evicted)
                 // What would be refused, had it not been a RST.
                 || matches!(verdict.outcome, O::RefusedNoEndpoint | O::RefusedNoFlow | O::RefusedUnserved)

@@ -83,6 +83,10 @@ pub const TCP_CLOSING_TIMEOUT_S: u32 = 120;
 /// An adopted connection is forgotten after this many seconds without a packet, if no agent asks conntrack for it
 /// (`nf_conntrack_tcp_timeout_established`).
 pub const ADOPTED_TIMEOUT_S: u32 = 432_000;
+/// A connection that is held for longer is one of Ballast again: the command that was giving it away has ended.
+pub const HOLD_S: u32 = 2;
+/// The word in the map `adoption` while connections are given to another proxy: its window never ends, and new connections pass, too.
+pub const HAND_OVER: u32 = u32::MAX;
 /// The reply tuple of a connection that has ended goes to no other client within this many seconds, unless few others are free (the 60 s of TIME_WAIT
 /// in Linux).
 pub const TUPLE_REST_S: u32 = 60;

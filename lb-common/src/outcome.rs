@@ -152,6 +152,10 @@ outcomes! {
     RefusedClientShare = 54, "refused_client_share";
     /// Packet of an adopted connection, which another proxy made before the node's first start: left to the host's NAT.
     Adopted = 55, "adopted";
+    /// Packet of a connection that is about to be given to another proxy: dropped, and its sender sends it again.
+    HeldForHandOver = 56, "held_for_hand_over";
+    /// First packet of a flow, while connections are given to another proxy: left to that one.
+    PassedHandOver = 57, "passed_hand_over";
 }
 
 const _: () = assert!(Outcome::ALL.len() <= crate::limits::OUTCOMES as usize);

@@ -94,6 +94,8 @@ const fn is_event(outcome: Outcome) -> bool {
             | Outcome::Tunnelled
             | Outcome::PassedAdoption
             | Outcome::Adopted
+            | Outcome::HeldForHandOver
+            | Outcome::PassedHandOver
             | Outcome::NoProgram
     )
 }

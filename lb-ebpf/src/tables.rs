@@ -195,6 +195,11 @@ where
     }
 
     #[inline(always)]
+    fn hands_over(&mut self) -> bool {
+        ADOPTION.get(0).is_some_and(|word| *word == limits::HAND_OVER)
+    }
+
+    #[inline(always)]
     fn health(&mut self, backend: u32, generation: u32) -> Option<Health> {
         let entry = <Maps as Family<N>>::health(backend)?;
         // SAFETY: an element of an array, never recycled; each word is whole, and none decides over another.

@@ -40,14 +40,33 @@ impl Request {
 
     /// The same with the resource number that a batch names its subsystem by.
     pub fn with_resource(kind: u16, flags: u16, family: u8, resource: u16) -> Self {
+        let [high, low] = resource.to_be_bytes();
+        Self::with_header(kind, flags, &[family, 0, high, low])
+    }
+
+    /// A request whose own header is this one, behind that of netlink.
+    pub fn with_header(kind: u16, flags: u16, header: &[u8]) -> Self {
         let mut bytes = vec![0; 4];
         bytes.extend(kind.to_ne_bytes());
         bytes.extend((flag::REQUEST | flags).to_ne_bytes());
         // Sequence number and port: one request is under way at a time.
         bytes.extend([0; 8]);
-        bytes.extend([family, 0]);
-        bytes.extend(resource.to_be_bytes());
+        bytes.extend(header);
         Self(bytes)
+    }
+
+    /// Adds flags.
+    #[must_use]
+    pub fn flagged(mut self, flags: u16) -> Self {
+        let before = u16::from_ne_bytes([self.0[6], self.0[7]]);
+        self.0[6..8].copy_from_slice(&(before | flags).to_ne_bytes());
+        self
+    }
+
+    /// Adds an attribute that is a text, with the zero behind it.
+    #[must_use]
+    pub fn text(self, kind: u16, text: &str) -> Self {
+        self.with(kind, &[text.as_bytes(), b"\0"].concat())
     }
 
     /// Adds an attribute.
@@ -100,14 +119,24 @@ fn attribute(bytes: &mut Vec<u8>, kind: u16, value: &[u8]) {
 }
 
 /// The first attribute of this kind among those in `bytes`.
-pub fn find(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
-    loop {
-        let (length, kind) = (usize::from(half(bytes, 0)?), half(bytes, 2)?);
-        if kind & TYPE_MASK == wanted {
-            return bytes.get(4..length);
-        }
-        bytes = bytes.get(length.max(4).next_multiple_of(4)..)?;
-    }
+pub fn find(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+    attributes(bytes).find_map(|(kind, value)| (kind == wanted).then_some(value))
+}
+
+/// The attributes in `bytes`, each with its kind. One that is cut off ends them.
+pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let length = usize::from(half(bytes, 0)?);
+        let attribute = (half(bytes, 2)? & TYPE_MASK, bytes.get(4..length)?);
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some(attribute)
+    })
+}
+
+/// The text of an attribute; empty: there is none.
+pub fn text(bytes: &[u8], wanted: u16) -> String {
+    let text = find(bytes, wanted).unwrap_or_default();
+    String::from_utf8_lossy(text.strip_suffix(&[0]).unwrap_or(text)).into_owned()
 }
 
 /// A number of 32 bits in the byte order of this machine.
@@ -176,7 +205,12 @@ pub struct Socket {
 impl Socket {
     /// `None`: the kernel has no netfilter.
     pub fn netfilter() -> io::Result<Option<Self>> {
-        let protocol = Protocol::from(libc::NETLINK_NETFILTER);
+        Self::open(libc::NETLINK_NETFILTER)
+    }
+
+    /// `None`: the kernel has no such protocol of netlink.
+    pub fn open(protocol: i32) -> io::Result<Option<Self>> {
+        let protocol = Protocol::from(protocol);
         match socket2::Socket::new(Domain::from(libc::AF_NETLINK), Type::RAW, Some(protocol)) {
             Ok(socket) => {
                 socket.set_read_timeout(Some(PATIENCE))?;
@@ -202,6 +236,11 @@ impl Socket {
         }
         Err(io::Error::other("the list does not end"))
     }
+}
+
+/// Whether the kernel lacks the subsystem that was asked.
+pub fn is_without(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOENT | libc::EPROTONOSUPPORT))
 }
 
 #[cfg(test)]

@@ -26,6 +26,7 @@ pub use clients::{Client, Clients};
 pub use part::{Look, Part, Place};
 pub use recount::correction;
 pub use rounds::{Order, Rounds};
+pub use rules::is_pair;
 pub use seen::{Counts, Seen, Start};
 
 /// Entries looked at in a second, at most; an entry taken out counts as [`REMOVAL`].

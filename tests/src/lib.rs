@@ -27,6 +27,7 @@ pub mod churn;
 pub mod cluster;
 pub mod external_client;
 pub mod fixture;
+pub mod guide;
 pub mod incident;
 pub mod kube_proxy_diff;
 pub mod limits;

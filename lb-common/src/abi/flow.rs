@@ -130,6 +130,16 @@ pub mod flow_state {
     /// Another proxy's connection, from before the node's first start: the host's NAT translates it, and programs leave its packets alone. The
     /// agent removes the entries once conntrack has forgotten the connection.
     pub const ADOPTED: u8 = 6;
+    /// The connection is about to be given to the host's NAT: its packets are dropped until it is adopted, or for
+    /// [`crate::limits::HOLD_S`].
+    pub const HELD: u8 = 7;
+
+    /// Whether programs leave the connection to the host's NAT, or are about to.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_given(state: u8) -> bool {
+        state >= ADOPTED
+    }
 }
 
 /// Bits of [`Flow::flags`].

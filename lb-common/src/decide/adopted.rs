@@ -1,4 +1,5 @@
-//! Packets of an adopted connection: another proxy made it before the node's first start, and the host's NAT translates it.
+//! Packets of an adopted connection, which the host's NAT translates: another proxy made it before the node's first start, or Ballast has given
+//! it away. While it is given away, it is held: its packets are dropped.
 
 use super::commit::adopted as commit;
 use super::lifetime::is_silent_as_open;
@@ -7,7 +8,8 @@ use super::step::Step;
 use super::tables::{FlowTables, Tables};
 use super::verdict::Action;
 use super::work::Work;
-use crate::abi::{Flow, fin};
+use crate::abi::{Flow, fin, flow_state};
+use crate::limits::HOLD_S;
 use crate::outcome::Outcome;
 use crate::state;
 
@@ -19,6 +21,14 @@ pub(super) fn packet<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mu
     let now = Now::from_ns(tables.now_ns());
     let Work { packet, connection, .. } = &mut *work;
     connection.set_keys(&packet.key);
+    let flow = &connection.entry().flow;
+    if flow.state == flow_state::HELD {
+        if state::expired(flow, HOLD_S, now.s) {
+            commit::give_up(tables, work, entry, now);
+        }
+        work.verdict.drop(Outcome::HeldForHandOver);
+        return Step::Decided;
+    }
     if packet.opens() {
         let begins = hook.has(Hook::REQUESTS) && !connection.is_reply();
         if begins && is_over(tables, packet.key.protocol, &connection.original.flow, now) {

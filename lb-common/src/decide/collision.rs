@@ -56,7 +56,7 @@ fn is_held<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>)
         return false;
     }
     // The host's NAT tells the two apart.
-    if flow.state == flow_state::ADOPTED {
+    if flow_state::is_given(flow.state) {
         return false;
     }
     let now = Now::from_ns(tables.now_ns());

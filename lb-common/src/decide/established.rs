@@ -78,7 +78,7 @@ fn original<const N: usize, T: FlowTables<N>, const DRAINS: bool>(
 ) -> Step {
     let Work { packet, connection, verdict, .. } = work;
     let flow = &mut connection.original.flow;
-    if flow.state == flow_state::ADOPTED {
+    if flow_state::is_given(flow.state) {
         return Step::Adopted;
     }
     if !hook.translates(flow.flags) {
@@ -122,7 +122,7 @@ fn reply<const N: usize, T: FlowTables<N>, const DRAINS: bool>(
 ) -> Step {
     let Work { packet, connection, verdict, .. } = work;
     let flow = &mut connection.reply.flow;
-    if flow.state == flow_state::ADOPTED {
+    if flow_state::is_given(flow.state) {
         return Step::Adopted;
     }
     let Some(route) = fast_path::replies(tables, packet, flow, hook) else { return Step::Decided };

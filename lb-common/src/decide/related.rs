@@ -36,7 +36,7 @@ pub(super) fn translate<const N: usize, T: Tables<N>>(
     let Work { packet, connection, verdict, .. } = work;
     let is_reply = connection.is_reply();
     let flow = &connection.entry().flow;
-    if flow.state == flow_state::ADOPTED {
+    if flow_state::is_given(flow.state) {
         verdict.settle(Action::Pass, Outcome::Adopted);
         return Related::NotHere;
     }

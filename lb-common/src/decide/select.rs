@@ -9,6 +9,7 @@ use super::pick::{Pick, Picked, Wish};
 use super::search::{AS_ANY_NODE, BY_CLIENT, BY_TUPLE, PROBES, choose};
 use super::step::Step;
 use super::tables::Tables;
+use super::verdict::Action;
 use super::work::{Work, allocation};
 use super::{dsr, limit, nat, outlier, share, vip};
 use crate::abi::{FlowKey, Service, UDP, flow_flags, half_open_flags, service_flags};
@@ -19,6 +20,10 @@ use crate::outcome::Outcome;
 #[inline(always)]
 pub fn select<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, _: Step) -> Step {
     let picked = pick_for_packet(tables, work, hook);
+    if picked != Picked::NoService && work.packet.begins() && !work.is_chosen() && tables.hands_over() {
+        work.verdict.settle(Action::Pass, Outcome::PassedHandOver);
+        return Step::Decided;
+    }
     let Work { packet, verdict, pick, .. } = &mut *work;
     if picked == Picked::NoService {
         return match packet.begins() {

@@ -53,6 +53,8 @@ pub trait Tables<const N: usize> {
     fn is_after_flood(&mut self) -> bool;
     /// Whether the adoption window is open: connections may be known to the host's NAT that were made before the node's first start.
     fn adopts(&mut self, now_s: u32) -> bool;
+    /// Whether connections are given to another proxy, which gets all new ones.
+    fn hands_over(&mut self) -> bool;
     /// What was seen of a backend; zeroes, if that was an earlier one of its id. `None`: there is no such id.
     fn health(&mut self, backend: u32, generation: u32) -> Option<Health>;
     /// Writes what was seen of a backend, but for its connections.

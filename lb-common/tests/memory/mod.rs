@@ -11,7 +11,7 @@ use lb_common::decide::{
     Accepted, Connection, Established, FlowTables, Hook, NotInserted, Now, Pace, Packet, Pick, Reserved, Tables,
     Verdict, Work, accept, decide, establish, fresh, is_out, keep_entries, leaves_half, look, note_tried, reserve,
 };
-use lb_common::limits::{AFTER_FLOOD_S, FLOOD_S};
+use lb_common::limits::{AFTER_FLOOD_S, FLOOD_S, HAND_OVER};
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, SYN};
 use lb_common::state::{SourcePorts, Timeouts, is_retained};
@@ -238,6 +238,10 @@ impl<const N: usize> Tables<N> for Memory<N> {
 
     fn adopts(&mut self, now_s: u32) -> bool {
         now_s < self.adoption_until_s
+    }
+
+    fn hands_over(&mut self) -> bool {
+        self.adoption_until_s == HAND_OVER
     }
 
     fn health(&mut self, backend: u32, generation: u32) -> Option<Health> {

@@ -18,6 +18,7 @@ mod drains;
 mod ejection;
 mod ends;
 mod flood;
+mod hand_over;
 mod host_sockets;
 mod lifetimes;
 #[path = "../memory/mod.rs"]

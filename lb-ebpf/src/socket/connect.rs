@@ -156,6 +156,9 @@ where
     let Some(address) = served.filter(|address| is_frontend(*address, to.port, protocol)) else {
         return leave(context, protocol, to, true, leaves);
     };
+    if <SocketKernel as Tables<N>>::hands_over(&mut SocketKernel::at(context.cast(), 0)) {
+        return leave(context, protocol, to, false, leaves);
+    }
     let Some(scratch) = socket_scratch(context, BPF_SK_STORAGE_GET_F_CREATE) else {
         counters::outcome(Outcome::DroppedTorn, Counter::Socket);
         return Answer::Fail(EHOSTUNREACH);

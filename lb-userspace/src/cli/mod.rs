@@ -197,6 +197,17 @@ mod tests {
     }
 
     #[test]
+    fn a_cleanup_takes_one_purpose() {
+        let parse = |text: &str| Cli::try_parse_from(["ballast", "cleanup"].into_iter().chain(text.split_whitespace()));
+        for good in ["", "--dry-run", "--hold", "--hand-over --hold", "--kube-proxy", "--kube-proxy --dry-run"] {
+            assert!(parse(good).is_ok(), "{good}");
+        }
+        for bad in ["--hand-over --kube-proxy", "--hand-over --dry-run", "--hold --dry-run"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
     fn namespace_and_all_namespaces_exclude_each_other() {
         assert!(Cli::try_parse_from(["ballast", "get", "services", "-A", "-o", "json"]).is_ok());
         assert!(Cli::try_parse_from(["ballast", "get", "backends", "-n", "demo", "-o", "wide"]).is_ok());

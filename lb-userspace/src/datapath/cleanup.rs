@@ -36,6 +36,16 @@ pub struct Removed {
 /// Refuses while an agent runs. Files that are not ours stay, and with them their folder. Pods' links keep passing traffic; services
 /// are no longer translated.
 pub fn cleanup(bpffs: &Path, run_dir: &Path, dry_run: bool) -> Result<Vec<Removed>, DatapathError> {
+    cleanup_after(bpffs, run_dir, dry_run, |_| Ok(()))
+}
+
+/// The same after something that needs the maps, if there are any, and that no agent runs.
+pub fn cleanup_after<E: From<DatapathError>>(
+    bpffs: &Path,
+    run_dir: &Path,
+    dry_run: bool,
+    before: impl FnOnce(&Path) -> Result<(), E>,
+) -> Result<Vec<Removed>, E> {
     features::check_privileges()?;
     let pins = Pins::under(bpffs);
     let ours = pins.maps().is_dir() && bpffs::is_bpffs(pins.maps());
@@ -43,6 +53,9 @@ pub fn cleanup(bpffs: &Path, run_dir: &Path, dry_run: bool) -> Result<Vec<Remove
     let existing = Some(run_dir).filter(|run_dir| lock_file(run_dir).exists());
     // The filters, found by their name alone, and the lock file may belong to an agent whose pins are elsewhere.
     let lock = AgentLock::take(existing, ours.then_some(pins.maps()))?;
+    if ours {
+        before(pins.maps())?;
+    }
     let mut removed = Vec::new();
     if ours {
         for path in link_pins(&pins) {

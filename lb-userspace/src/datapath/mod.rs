@@ -62,7 +62,7 @@ use pins::{Created, Pins};
 use programs::{Loaded, Loading};
 
 pub use attach::{Attachment, How};
-pub use cleanup::{Removed, cleanup};
+pub use cleanup::{Removed, cleanup, cleanup_after};
 pub use error::DatapathError;
 pub use fast_path::FastPathStatus;
 pub use faults::{Auditor, Fault};

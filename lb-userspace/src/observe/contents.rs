@@ -195,13 +195,14 @@ pub fn count_flows(dir: &Path) -> Result<Counted, MapError> {
     Ok(Counted { fill, states: named.collect() })
 }
 
-const STATES: [u8; 6] = [
+const STATES: [u8; 7] = [
     flow_state::HALF_OPEN,
     flow_state::OPEN,
     flow_state::STREAM,
     flow_state::CLOSING,
     flow_state::EVICTED,
     flow_state::ADOPTED,
+    flow_state::HELD,
 ];
 
 /// Of the two entries of a connection, counts the one that the client's packets find.

@@ -129,6 +129,20 @@ impl Hosted {
         place.run(|| runtime.block_on(server.roll_back(backup)))
     }
 
+    /// A client with every right, for work on the host.
+    pub async fn client(&self) -> Result<kube::Client> {
+        self.server.client().await
+    }
+
+    /// Does something with such a client.
+    pub fn with_client<T, F>(&self, work: impl FnOnce(kube::Client) -> F + Send) -> Result<T>
+    where
+        T: Send,
+        F: Future<Output = Result<T>>,
+    {
+        self.place.run(|| self.runtime.block_on(async { work(self.server.client().await?).await }))
+    }
+
     fn on_the_host<T: Send>(&self, work: impl Future<Output = Result<T>> + Send) -> Result<T> {
         self.place.run(|| self.runtime.block_on(work))
     }

@@ -73,7 +73,7 @@ impl Objects {
     pub async fn create_node(&self, node: &Node) -> Result<()> {
         let name = node.node_name();
         let object: KubeNode = serde_json::from_value(json!({
-            "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+            "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}},
             "spec": {"podCIDR": node.pod_nets()[0], "podCIDRs": node.pod_nets()},
         }))?;
         let internal = |address: IpAddr| json!({"type": "InternalIP", "address": address});

@@ -7,7 +7,7 @@ use lb_common::abi::{
     fin, flow_flags, flow_state, network_flags, seal, service_flags, tag, vip_flags,
 };
 use lb_common::decide::pair_key;
-
+use lb_common::limits::HAND_OVER;
 use lb_common::service_cidrs::Cover;
 
 use super::{HostSide, Lockstep, Maps};
@@ -103,7 +103,8 @@ where
     set_networks(random, lockstep, host)?;
     // Some worlds begin on a node that has just started for the first time.
     if random.one_in(3) {
-        host.memory.adoption_until_s = u32::try_from(host.memory.now_ns / 1_000_000_000 + random.any() % 900)?;
+        let until_s = u32::try_from(host.memory.now_ns / 1_000_000_000 + random.any() % 900)?;
+        host.memory.adoption_until_s = if random.one_in(4) { HAND_OVER } else { until_s };
     }
     lockstep.programs.set_adoption(host.memory.adoption_until_s)?;
     for number in 1..=4 {
@@ -173,6 +174,9 @@ where
     }
     let now_s = u32::try_from(host.memory.now_ns / 1_000_000_000)?;
     let opposite_key = pair_key(&key, &flow);
+    if random.one_in(4) {
+        return hold(lockstep, host, [key, opposite_key], now_s);
+    }
     let flags = flow.flags & flow_flags::REPLY;
     let own = Flow {
         tag: tag(&key),
@@ -201,12 +205,33 @@ where
     Ok(())
 }
 
+/// Both entries of a connection of Ballast are held, as before it is given to another proxy.
+fn hold<const N: usize>(
+    lockstep: &mut Lockstep,
+    host: &mut HostSide<N>,
+    keys: [FlowKey<N>; 2],
+    now_s: u32,
+) -> Result<()>
+where
+    LoadedPrograms: Maps<N>,
+{
+    for key in keys {
+        let flow = host.memory.flows.get_mut(&key);
+        let Some(flow) = flow.filter(|flow| matches!(flow.state, flow_state::OPEN | flow_state::STREAM)) else {
+            continue;
+        };
+        (flow.state, flow.seen_s) = (flow_state::HELD, now_s);
+        lockstep.programs.set_flow(key, *flow)?;
+    }
+    Ok(())
+}
+
 /// The agent learns from conntrack that an adopted connection is over, or has been forgotten.
 fn end_adopted<const N: usize>(random: &mut Random, lockstep: &mut Lockstep, host: &mut HostSide<N>) -> Result<()>
 where
     LoadedPrograms: Maps<N>,
 {
-    let adopted = host.memory.flows.iter().filter(|(_, flow)| flow.state == flow_state::ADOPTED);
+    let adopted = host.memory.flows.iter().filter(|(_, flow)| flow_state::is_given(flow.state));
     let Some(key) = any_key(random, adopted.map(|(key, _)| key)) else { return Ok(()) };
     let flow = host.memory.flows[&key];
     if random.one_in(2) {
@@ -217,7 +242,7 @@ where
     }
     let opposite = pair_key(&key, &flow);
     for key in [key, opposite] {
-        if host.memory.flows.get(&key).is_some_and(|flow| flow.state == flow_state::ADOPTED) {
+        if host.memory.flows.get(&key).is_some_and(|flow| flow_state::is_given(flow.state)) {
             lockstep.programs.remove_flow(key)?;
             host.memory.flows.remove(&key);
         }

@@ -210,6 +210,8 @@ fn compare_events(expected: &Expected, asked: Asked, events: &[Event]) -> Result
             | Outcome::HandedToTc
             | Outcome::PassedAdoption
             | Outcome::Adopted
+            | Outcome::HeldForHandOver
+            | Outcome::PassedHandOver
     );
     // What the packet told of backends stands in events of their own.
     let is_note = |event: &&Event| event.outcome == Outcome::Ejected as u8 || event.outcome == Outcome::Cleared as u8;

@@ -1,6 +1,8 @@
 //! The same table with the real kube-proxy on each node: which cells differ from Ballast's.
 
 use std::io::ErrorKind;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -25,9 +27,65 @@ pub struct KubeProxies {
     _host: Outside,
 }
 
+/// What kube-proxy writes its rules with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rules {
+    Nftables,
+    /// The iptables that the node has: rules of nf_tables.
+    Iptables,
+    /// The one before, with tables of its own in the kernel.
+    OldIptables,
+}
+
+/// The programs of iptables that kube-proxy calls.
+const IPTABLES: [&str; 6] =
+    ["iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore"];
+
+impl Rules {
+    /// All rules of the family in a node's namespace, as its own program lists them.
+    pub fn list(self, node: &Node, v4: bool) -> Result<String> {
+        let family = if v4 { "ip" } else { "ip6" };
+        let mut command = match self {
+            Self::Nftables => std::process::Command::new("nft"),
+            Self::Iptables => std::process::Command::new(format!("{family}tables-nft-save")),
+            Self::OldIptables => std::process::Command::new(format!("{family}tables-legacy-save")),
+        };
+        if self == Self::Nftables {
+            command.args(["--stateless", "list", "ruleset", family]);
+        }
+        let output = node.place().run(|| command.output()).with_context(|| format!("{command:?}: install iptables"))?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    fn mode(self) -> &'static str {
+        if self == Self::Nftables { "nftables" } else { "iptables" }
+    }
+
+    /// A folder with the programs under the names that kube-proxy looks for.
+    fn programs(self, folder: &Path) -> Result<Option<PathBuf>> {
+        let kind = match self {
+            Self::Nftables => return Ok(None),
+            Self::Iptables => "nft",
+            Self::OldIptables => "legacy",
+        };
+        let folder = folder.join(kind);
+        std::fs::create_dir_all(&folder)?;
+        for name in IPTABLES {
+            let target = format!("/usr/sbin/xtables-{kind}-multi");
+            std::os::unix::fs::symlink(target, folder.join(name)).context(name)?;
+        }
+        Ok(Some(folder))
+    }
+}
+
 impl KubeProxies {
     /// Starts them on these nodes with these services, and waits until each serves all of them.
     pub fn start(topology: &Topology, nodes: &[&Node], manifest: &Manifest) -> Result<Self> {
+        Self::start_with(Rules::Nftables, topology, nodes, manifest)
+    }
+
+    /// The same with these rules.
+    pub fn start_with(rules: Rules, topology: &Topology, nodes: &[&Node], manifest: &Manifest) -> Result<Self> {
         let host = topology.outside("api", nodes[0])?;
         let cluster = Hosted::start(&host)?;
         cluster.create(manifest)?;
@@ -36,21 +94,28 @@ impl KubeProxies {
             cluster.create_node(node)?;
             let kubeconfig = cluster.kubeconfig().display().to_string();
             let kube_proxy = KubeProxy { node, kubeconfig, folder: node.run_dir().to_owned() };
-            processes.push(kube_proxy.start_with(&json!({
+            let fields = json!({
+                "mode": rules.mode(),
                 "clusterCIDR": POD_NETS, "detectLocalMode": "ClusterCIDR",
                 "featureGates": {"AllowServiceExternalIPs": true},
-            }))?);
+            });
+            processes.push(kube_proxy.start_by(&fields, rules.programs(node.run_dir())?.as_deref())?);
         }
         let this = Self { processes, _cluster: cluster, _host: host };
         let started = Instant::now();
         for (node, process) in nodes.iter().zip(&this.processes) {
-            while !serves(node, manifest)? {
+            while !serves(rules, node, manifest)? {
                 process.check()?;
                 ensure!(started.elapsed() < SETTLE_LIMIT, "kube-proxy does not serve them all:\n{}", process.tail());
                 std::thread::sleep(LOOK_EVERY);
             }
         }
         Ok(this)
+    }
+
+    /// Ends them. Their rules stay.
+    pub fn stop(&mut self) {
+        self.processes.clear();
     }
 
     /// Whether all of them still run.
@@ -60,14 +125,15 @@ impl KubeProxies {
 }
 
 /// Whether the rules name each cluster IP, and the service CIDRs of both families. They are written all at once, after all objects were listed.
-fn serves(node: &Node, manifest: &Manifest) -> Result<bool> {
-    let mut command = std::process::Command::new("nft");
-    command.args(["list", "ruleset"]);
-    let output = node.place().run(|| command.output()).context("starting `nft`: install nftables")?;
-    let rules = String::from_utf8_lossy(&output.stdout).into_owned();
+fn serves(rules: Rules, node: &Node, manifest: &Manifest) -> Result<bool> {
+    let listed = rules.list(node, true)? + &rules.list(node, false)?;
     let mut addresses = manifest.services.iter().flat_map(|service| service.cluster_ips.both());
-    let knows_cidrs = rules.matches("Drop traffic to unallocated ClusterIPs").count() == 2;
-    Ok(knows_cidrs && addresses.all(|address| rules.contains(&format!(" {address} . tcp . 80 "))))
+    if rules == Rules::Nftables {
+        let knows_cidrs = listed.matches("Drop traffic to unallocated ClusterIPs").count() == 2;
+        return Ok(knows_cidrs && addresses.all(|address| listed.contains(&format!(" {address} . tcp . 80 "))));
+    }
+    let rule = |address: IpAddr| format!("-A KUBE-SERVICES -d {address}/{} ", if address.is_ipv4() { 32 } else { 128 });
+    Ok(addresses.all(|address| listed.contains(&rule(address))))
 }
 
 /// What a client found.

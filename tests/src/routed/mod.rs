@@ -24,7 +24,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context as _, Result};
 
 pub use cell::{Backend, Cell, Client, Due, Family, Kind, Mode, Policy};
-pub use contrast::{Contrast, Found, KubeProxies};
+pub use contrast::{Contrast, Found, KubeProxies, Rules};
 pub use differences::{DIFFERENCES, Difference, Finds};
 pub use entries::{eventually_empty, left};
 pub use table::{Row, run};

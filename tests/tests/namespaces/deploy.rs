@@ -1,11 +1,12 @@
 //! The files of deploy/ agree with each other and with the agent. Needs no root.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::{Container, PodSpec};
 use lb_userspace::config::{CgroupRoot, Options, Settings, Source};
+use serde_json::{Value, json};
 
 fn deploy(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy").join(path)
@@ -69,4 +70,85 @@ fn the_container_has_the_rights_that_the_agent_asks_for_and_no_more() {
     assert_eq!(context.privileged, Some(false));
     assert_eq!(context.read_only_root_filesystem, Some(true));
     assert_eq!(context.allow_privilege_escalation, Some(false));
+}
+
+fn cleanup_pod() -> PodSpec {
+    let text = std::fs::read_to_string(deploy("kustomize/cleanup/daemonset.yaml")).expect("it is there");
+    let daemon_set: DaemonSet = serde_saphyr::from_str(&text).expect("a DaemonSet");
+    daemon_set.spec.template.spec.expect("a pod")
+}
+
+/// The pod is ready once the first container has cleaned up, and the second one stays.
+#[test]
+fn the_cleanup_ends_in_its_first_container_and_is_held_in_its_second() {
+    let pod = cleanup_pod();
+    let [first] = &pod.init_containers.clone().expect("one")[..] else { panic!("one container cleans up") };
+    let [second] = &pod.containers[..] else { panic!("one container stays") };
+    let arguments = |container: &Container| container.args.clone().expect("arguments");
+    let settings = settings("kustomize/base/agent.yaml");
+    let folders =
+        [format!("--bpffs={}", settings.bpffs.display()), format!("--run-dir={}", settings.run_dir.display())];
+    assert_eq!(arguments(first), [&["cleanup".to_owned()][..], &folders].concat());
+    assert_eq!(arguments(second), [&["cleanup".to_owned(), "--hold".to_owned()][..], &folders].concat());
+    let agent = container();
+    for container in [first, second] {
+        assert_eq!(container.image, agent.image);
+        assert_eq!(container.security_context, agent.security_context, "the agent's rights suffice");
+        let mounts: Vec<_> = container.volume_mounts.iter().flatten().collect();
+        for folder in [&settings.bpffs, &settings.run_dir] {
+            assert!(
+                mounts.iter().any(|m| folder == Path::new(&m.mount_path) && m.read_only != Some(true)),
+                "{folder:?}"
+            );
+        }
+    }
+    assert_eq!((pod.host_network, pod.automount_service_account_token), (Some(true), Some(false)));
+    let everywhere =
+        pod.tolerations.iter().flatten().any(|toleration| toleration.operator.as_deref() == Some("Exists"));
+    assert!(everywhere, "the agent runs on every node, too");
+}
+
+fn text(path: &str) -> Value {
+    let text = std::fs::read_to_string(deploy(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
+    serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The operations of the patch in a kustomization, by path.
+fn patched(path: &str, name: &str) -> BTreeMap<String, String> {
+    let kustomization = text(path);
+    let patch = &kustomization["patches"][0];
+    assert_eq!(patch["target"], json!({"kind": "DaemonSet", "name": name}), "{path}");
+    let operations: Vec<Value> = serde_saphyr::from_str(patch["patch"].as_str().expect("a patch")).expect("operations");
+    let operation = |operation: &Value| {
+        let field = |name: &str| operation[name].as_str().expect("a text").to_owned();
+        (field("path"), field("value"))
+    };
+    operations.iter().map(operation).collect()
+}
+
+/// A node has one proxy: Ballast where the label says so, and kube-proxy everywhere else.
+#[test]
+fn the_label_of_a_node_decides_between_both_proxies() {
+    const SELECTOR: &str = "/spec/template/spec/nodeSelector/ballast.dev~1proxy";
+    let migration = patched("kustomize/migrate/kustomization.yaml", "ballast");
+    assert_eq!(migration, BTreeMap::from([(SELECTOR.to_owned(), "ballast".to_owned())]));
+    let kube_proxy = text("kustomize/migrate/kube-proxy.yaml");
+    let affinity = &kube_proxy["spec"]["template"]["spec"]["affinity"]["nodeAffinity"];
+    let terms = &affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
+    let rule = json!({"key": "ballast.dev/proxy", "operator": "NotIn", "values": ["ballast"]});
+    assert_eq!(*terms, json!([{"matchExpressions": [rule]}]));
+    let back = patched("kustomize/hand-over/kustomization.yaml", "ballast-cleanup");
+    assert_eq!(back.get(SELECTOR).map(String::as_str), Some("kube-proxy"));
+    assert_eq!(back.get("/spec/template/spec/initContainers/0/args/1").map(String::as_str), Some("--hand-over"));
+}
+
+#[test]
+fn the_examples_have_the_image_of_the_agents() {
+    let images = |path: &str| text(path)["images"].clone();
+    let agents = images("kustomize/example/kustomization.yaml");
+    for (example, resource) in [("cleanup", "../../cleanup"), ("hand-over", "../../hand-over")] {
+        let path = format!("kustomize/example/{example}/kustomization.yaml");
+        assert_eq!(images(&path), agents, "{path}");
+        assert_eq!(text(&path)["resources"], json!([resource]), "{path}");
+    }
 }

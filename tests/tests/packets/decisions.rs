@@ -14,7 +14,7 @@ const LEAST: u64 = 100_000;
 const LIMIT: Duration = Duration::from_mins(10);
 
 /// What must come up among the steps, or too little was asked.
-const ASKED: [&str; 33] = [
+const ASKED: [&str; 35] = [
     "passed",
     "selected",
     "forwarded",
@@ -48,6 +48,8 @@ const ASKED: [&str; 33] = [
     "passed_adoption",
     "adopted",
     "dropped_no_service",
+    "held_for_hand_over",
+    "passed_hand_over",
 ];
 
 #[test]

@@ -106,7 +106,7 @@ pub static ARM64: [Need; 2] = [
     },
 ];
 
-pub const NEEDS: [Need; 14] = [
+pub const NEEDS: [Need; 17] = [
     Need {
         name: "cc",
         why: "a C compiler for crates with C parts (ring) and the final link",
@@ -178,6 +178,17 @@ pub const NEEDS: [Need; 14] = [
         seconds: 20,
     },
     Need {
+        name: "kubectl",
+        why: "runs the commands of the manual",
+        level: Level::Test,
+        install: Install::Go(GoProgram {
+            package: "k8s.io/kubernetes/cmd/kubectl",
+            module: KUBERNETES,
+            version_variable: KUBERNETES_VERSION,
+        }),
+        seconds: 40,
+    },
+    Need {
         name: "promtool",
         why: "checks names and labels of the metrics, and the alerts",
         level: Level::Test,
@@ -198,6 +209,20 @@ pub const NEEDS: [Need; 14] = [
         why: "kube-proxy writes its rules with it, and the tests read them back",
         level: Level::Test,
         install: Install::Apt(&["nftables"]),
+        seconds: 5,
+    },
+    Need {
+        name: "iptables",
+        why: "kube-proxy writes its rules with it in another mode",
+        level: Level::Test,
+        install: Install::Apt(&["iptables"]),
+        seconds: 5,
+    },
+    Need {
+        name: "ipset",
+        why: "makes sets as kube-proxy leaves them in its IPVS mode",
+        level: Level::Test,
+        install: Install::Apt(&["ipset"]),
         seconds: 5,
     },
     Need {

@@ -16,6 +16,13 @@ pub fn seen<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &Work<N>, en
     }
 }
 
+/// Ends the hold of a connection: the command that began it has not gone on.
+#[inline(always)]
+pub fn give_up<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &Work<N>, entry: T::FlowRef, now: Now) {
+    let flow = &work.connection.entry().flow;
+    tables.touch(entry, flow.tag, now.s, flow_state::OPEN, flow.flags);
+}
+
 /// Notes the end of a direction, of which the packet tells, in the original entry. A RST of the backend ends both directions. That of the client
 /// counts for nothing: anybody may have sent it, and conntrack alone knows the numbers that it must bear.
 #[inline(always)]

@@ -69,7 +69,7 @@ fn established_yields<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &m
         return true;
     }
     // Conntrack knows an adopted connection until the agent removes its entries, also where the client begins another one.
-    if stored.flags & flow_flags::REPLY == 0 || stored.state == flow_state::ADOPTED {
+    if stored.flags & flow_flags::REPLY == 0 || flow_state::is_given(stored.state) {
         return false;
     }
     set_opposite_key(reply_key, stored, stored_key);

@@ -2,7 +2,6 @@
 //! nothing.
 
 mod links;
-mod nft;
 mod offload;
 mod proxies;
 
@@ -12,6 +11,8 @@ use std::{
 };
 
 use serde::Serialize;
+
+pub use proxies::kube_proxy_runs;
 
 use super::{
     DatapathError, Feature, beside, bpffs, cgroup, features,

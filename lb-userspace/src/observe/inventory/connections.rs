@@ -208,6 +208,7 @@ pub fn flow_state_name(state: u8) -> &'static str {
         flow_state::CLOSING => "closing",
         flow_state::EVICTED => "evicted",
         flow_state::ADOPTED => "adopted",
+        flow_state::HELD => "held",
         _ => "unknown",
     }
 }

@@ -1,0 +1,13 @@
+//! What the netfilter of this host holds, asked and changed by netlink: no `nft`, `ipset` or `ipvsadm` is needed.
+
+mod ipset;
+mod ipvs;
+mod kube_proxy;
+mod leftovers;
+mod legacy;
+mod nf_tables;
+mod translated;
+
+pub use leftovers::{Done, Kind, Leftovers, NetfilterError};
+pub use nf_tables::{Family, Ruleset};
+pub use translated::count as translated_connections;

@@ -1,0 +1,99 @@
+//! The way back: the manual's page "Back to kube-proxy in five minutes" as it is written, from Ballast to the real kube-proxy, and what `ballast
+//! cleanup --hand-over` refuses.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use lb_tests::agent::{Agent, Manifest, Protocol, SOON};
+use lb_tests::fixture::{Fixture, Pods};
+use lb_tests::guide::{Connections, Crossing, DaemonSets, Guide, commands, create_kube_proxy};
+use lb_tests::peers::{Stream, eventually};
+use lb_tests::topology::NodeOptions;
+
+const MIGRATION: &str = include_str!("../../../docs/src/migrating.md");
+const PAGE: &str = include_str!("../../../docs/src/back-to-kube-proxy.md");
+/// Connections on each of 12 ways: 360 of TCP, and 8 flows of UDP.
+const EACH: usize = 30;
+/// A connection is held for milliseconds, after which TCP sends again within 0.2 s, and twice as long for each time that it fails.
+const LONGEST: Duration = Duration::from_secs(5);
+
+#[test]
+fn the_page_gives_all_connections_of_both_nodes_to_kube_proxy() {
+    let crossing = Crossing::new("handover").unwrap();
+    let (cluster, [first, second]) = (&crossing.cluster, &crossing.nodes);
+    create_kube_proxy(cluster).unwrap();
+    let mut sets = DaemonSets::new(cluster, &[first, second], &[]).unwrap();
+    let guide = Guide::new(cluster, crossing.api.place()).unwrap();
+    let (over, stop) = (&AtomicBool::new(false), &AtomicBool::new(false));
+    let printed = std::thread::scope(|scope| {
+        let _ended = Ended([over, stop]);
+        let kubelets = scope.spawn(|| sets.run(crossing.api.place(), over).map(|()| &sets.printed));
+        // Both nodes have Ballast from the beginning.
+        for node in [first, second] {
+            guide.run("kubectl label node \"$NODE\" ballast.dev/proxy=ballast", node).unwrap();
+        }
+        for command in commands(MIGRATION, "### Prepare") {
+            guide.run(&command, first).unwrap();
+        }
+        guide.run("kubectl -n kube-system rollout status daemonset/ballast --timeout=5m", first).unwrap();
+        let mut connections: Connections = crossing.connect(EACH).unwrap();
+        let count = connections.count();
+        let asking = scope.spawn(move || connections.ask_until(stop));
+        let page = commands(PAGE, "## One node of a cluster");
+        let (finish, each) = page.split_last().expect("commands");
+        assert!(finish.contains("kubectl delete"), "{finish}");
+        for node in [first, second] {
+            for command in each {
+                println!("{command}\n{}", guide.run(command, node).unwrap());
+            }
+            drop(crossing.connect(1).unwrap());
+            let status = guide.run("ballast status", node).unwrap();
+            assert!(status.lines().any(|line| line.starts_with("Attached:") && line.ends_with("nothing")), "{status}");
+        }
+        guide.run(finish, first).unwrap();
+        stop.store(true, Ordering::Relaxed);
+        let (lost, longest) = asking.join().unwrap();
+        println!("{} of {count} connections lost; the longest answer took {longest:?}", lost.len());
+        assert!(lost.is_empty(), "{} of {count}: {lost:#?}", lost.len());
+        assert!(longest < LONGEST, "{longest:?}");
+        over.store(true, Ordering::Relaxed);
+        kubelets.join().unwrap().unwrap().clone()
+    });
+    let given: Vec<&String> = printed.iter().filter(|text| text.contains("connections to netfilter")).collect();
+    assert_eq!(given.len(), 2, "{printed:#?}");
+    for text in &given {
+        println!("{}", text.lines().next().unwrap_or_default());
+    }
+    assert!(given.iter().all(|text| !text.contains("connections end")), "{given:#?}");
+}
+
+#[test]
+fn nothing_is_given_while_an_agent_runs_or_kube_proxy_has_no_rules() {
+    let fixture = Fixture::new("refuses", Pods::Routed, 1, NodeOptions::default());
+    let service = fixture.web();
+    let mut agent: Agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    let to = service.frontends(Protocol::Tcp)[0];
+    let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
+    let refused = |agent: &Agent, why: &str| {
+        let output = agent.cli(&["cleanup", "--hand-over"]).unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && said.contains(why), "{said}");
+    };
+    refused(&agent, "stop it first");
+    agent.stop().unwrap();
+    refused(&agent, "kube-proxy has no rules on this node");
+    assert_eq!(stream.ask("still Ballast's").unwrap().server, "b0");
+    assert!(Stream::connect(fixture.client.place(), to).is_ok(), "new ones, too");
+    agent.restart().unwrap();
+    eventually("the agent goes on", SOON, || agent.is_ready().then_some(()));
+    assert_eq!(stream.ask("still").unwrap().server, "b0");
+}
+
+/// Ends the threads if the test fails.
+struct Ended<'a>([&'a AtomicBool; 2]);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|flag| flag.store(true, Ordering::Relaxed));
+    }
+}
