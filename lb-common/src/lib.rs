@@ -16,5 +16,6 @@ pub mod outcome;
 pub mod service_cidrs;
 pub mod stages;
 pub mod state;
+pub mod switch;
 pub mod vip_filter;
 pub mod words;

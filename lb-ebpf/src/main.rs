@@ -13,6 +13,7 @@ mod features;
 mod fib;
 mod flood;
 mod flow_tables;
+mod gate;
 mod maps;
 mod nat;
 mod outer_header;

@@ -19,6 +19,7 @@ use lb_common::client_shares;
 use lb_common::limits;
 use lb_common::service_cidrs::{Cover, FAMILIES};
 use lb_common::stages::{TcStage, XdpStage};
+use lb_common::switch;
 use lb_common::vip_filter;
 
 use crate::scratch::{Scratch, SocketScratch};
@@ -190,6 +191,34 @@ pub static TC_PROGRAMS: ProgramArray<{ TcStage::SLOTS }> = ProgramArray::new();
 #[btf_map(name = "xdp_programs")]
 pub static XDP_PROGRAMS: ProgramArray<{ XdpStage::SLOTS }> = ProgramArray::new();
 
+/// What every gate does ([`switch::word`]).
+#[btf_map(name = "switch_word")]
+pub static SWITCH_WORD: Array<u32, 1> = Array::new();
+/// The entry programs of the old and of the new set at tc ([`switch::old_slot`], [`switch::new_slot`]).
+#[btf_map(name = "switch_tc")]
+pub static SWITCH_TC: ProgramArray<{ switch::SLOTS }> = ProgramArray::new();
+/// The same at XDP.
+#[btf_map(name = "switch_xdp")]
+pub static SWITCH_XDP: ProgramArray<{ switch::SLOTS }> = ProgramArray::new();
+
+/// Tables of the old set. Gates ask whether a key is there, and read no value: it may have another layout than is declared here.
+#[btf_map(name = "old_flows4")]
+pub static OLD_FLOWS4: HashMap<FlowKey<4>, u32, 1> = HashMap::new();
+#[btf_map(name = "old_flows6")]
+pub static OLD_FLOWS6: HashMap<FlowKey<16>, u32, 1> = HashMap::new();
+#[btf_map(name = "old_udp_flows4")]
+pub static OLD_UDP_FLOWS4: LruHashMap<FlowKey<4>, u32, 1> = LruHashMap::new();
+#[btf_map(name = "old_udp_flows6")]
+pub static OLD_UDP_FLOWS6: LruHashMap<FlowKey<16>, u32, 1> = LruHashMap::new();
+#[btf_map(name = "old_half_open4")]
+pub static OLD_HALF_OPEN4: LruHashMap<FlowKey<4>, u32, 1> = LruHashMap::new();
+#[btf_map(name = "old_half_open6")]
+pub static OLD_HALF_OPEN6: LruHashMap<FlowKey<16>, u32, 1> = LruHashMap::new();
+#[btf_map(name = "old_fragments4")]
+pub static OLD_FRAGMENTS4: LruHashMap<FragmentKey<4>, u32, 1> = LruHashMap::new();
+#[btf_map(name = "old_fragments6")]
+pub static OLD_FRAGMENTS6: LruHashMap<FragmentKey<16>, u32, 1> = LruHashMap::new();
+
 /// The scratch record of the socket of this call. With the flag `BPF_SK_STORAGE_GET_F_CREATE` it is made if it is missing.
 #[inline(always)]
 pub fn socket_scratch<const N: usize>(
@@ -234,12 +263,16 @@ pub trait Family<const N: usize> {
     fn remove_socket(key: &SocketKey<N>);
     fn fragment(key: &FragmentKey<N>) -> Option<Fragment>;
     fn insert_fragment(key: &FragmentKey<N>, fragment: &Fragment);
+    /// Whether the old set's tables know a connection.
+    fn is_in_old_flows(key: &FlowKey<N>) -> bool;
+    fn is_in_old_fragments(key: &FragmentKey<N>) -> bool;
 }
 
 macro_rules! family {
     ($n:literal, $services:ident, $backends:ident, $flows:ident, $udp_flows:ident, $sources:ident, $sockets:ident, $scratch:ident,
      $half_open:ident, $health:ident, $affinity:ident, $vips:ident, $traffic:ident,
-     $networks:ident, $masquerade:ident, $endpoints:ident, $fragments:ident) => {
+     $networks:ident, $masquerade:ident, $endpoints:ident, $fragments:ident,
+     $old_flows:ident, $old_udp_flows:ident, $old_half_open:ident, $old_fragments:ident) => {
         impl Family<$n> for Maps {
             #[inline(always)]
             fn services() -> &'static HashMap<ServiceKey<$n>, Service, { limits::SERVICES as usize }, ON_DEMAND> {
@@ -353,6 +386,19 @@ macro_rules! family {
                 // A full LRU map makes room by itself.
                 let _ = $fragments.insert(key, fragment, 0);
             }
+            #[inline(always)]
+            fn is_in_old_flows(key: &FlowKey<$n>) -> bool {
+                let is_established = if key.protocol == UDP {
+                    $old_udp_flows.get_ptr(key).is_some()
+                } else {
+                    $old_flows.get_ptr(key).is_some()
+                };
+                is_established || $old_half_open.get_ptr(key).is_some()
+            }
+            #[inline(always)]
+            fn is_in_old_fragments(key: &FragmentKey<$n>) -> bool {
+                $old_fragments.get_ptr(key).is_some()
+            }
         }
     };
 }
@@ -374,7 +420,11 @@ family!(
     NETWORKS4,
     MASQUERADE4,
     ENDPOINTS4,
-    FRAGMENTS4
+    FRAGMENTS4,
+    OLD_FLOWS4,
+    OLD_UDP_FLOWS4,
+    OLD_HALF_OPEN4,
+    OLD_FRAGMENTS4
 );
 family!(
     16,
@@ -393,5 +443,9 @@ family!(
     NETWORKS6,
     MASQUERADE6,
     ENDPOINTS6,
-    FRAGMENTS6
+    FRAGMENTS6,
+    OLD_FLOWS6,
+    OLD_UDP_FLOWS6,
+    OLD_HALF_OPEN6,
+    OLD_FRAGMENTS6
 );

@@ -39,7 +39,7 @@ pub enum MapError {
     Open { map: &'static str, path: PathBuf, source: io::Error },
     #[error(
         "map {map} at {} has another layout: {field} expected {expected}, found {found}; \
-         it was made by another version: use that version's binary, or run `ballast cleanup` and start again",
+         it was made by another version: use that version's binary, or start this version's agent, which takes it over",
         path.display()
     )]
     Layout { map: &'static str, path: PathBuf, field: &'static str, expected: String, found: String },

@@ -1,4 +1,4 @@
-//! eBPF objects built from an edited copy of the programs, by `cargo xtask edited`.
+//! eBPF objects and agents built from an edited copy of the checkout, by `cargo xtask edited`.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,8 +12,17 @@ const OUTER: [&str; 6] = ["CARGO", "RUSTUP_TOOLCHAIN", "RUSTC", "RUSTDOC", "RUST
 
 /// The object of the programs with these edits: a folder below `tests/mutations` and a name there.
 pub fn edited(folder: &str, name: &str) -> Result<PathBuf> {
+    build(&[folder, name])
+}
+
+/// The same edits in an agent with these programs.
+pub fn edited_agent(folder: &str, name: &str) -> Result<PathBuf> {
+    build(&["--agent", folder, name])
+}
+
+fn build(arguments: &[&str]) -> Result<PathBuf> {
     let mut command = Command::new("cargo");
-    command.args(["xtask", "edited", folder, name]).current_dir(workspace());
+    command.args(["xtask", "edited"]).args(arguments).current_dir(workspace());
     for variable in OUTER {
         command.env_remove(variable);
     }
@@ -21,7 +30,7 @@ pub fn edited(folder: &str, name: &str) -> Result<PathBuf> {
     let said = String::from_utf8_lossy(&output.stdout);
     ensure!(
         output.status.success(),
-        "the edited programs do not build: {name:?}\n{said}{}",
+        "the edited programs do not build: {arguments:?}\n{said}{}",
         String::from_utf8_lossy(&output.stderr)
     );
     Ok(said.lines().last().context("no object named")?.into())

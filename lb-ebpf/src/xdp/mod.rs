@@ -5,7 +5,7 @@ mod decapsulate;
 mod decision;
 mod encapsulate;
 mod forward;
-mod frame;
+pub mod frame;
 mod nat;
 mod route;
 mod stages;

@@ -96,6 +96,8 @@ impl Worker {
                 return;
             }
             self.end_window();
+        } else if !self.wait_until_moved() {
+            return;
         } else if let Err(error) = self.adopter.restore() {
             tracing::warn!("adopted connections are not followed: {error}");
             return self.tell(Some(&error));
@@ -129,6 +131,16 @@ impl Worker {
                 return false;
             }
         }
+    }
+
+    /// Until the connections of another set of tables have moved to this one. `false`: the agent ends.
+    fn wait_until_moved(&self) -> bool {
+        while self.datapath.borrow().is_moving {
+            if self.is_over_after(LOOK) {
+                return false;
+            }
+        }
+        true
     }
 
     /// The second list. If conntrack cannot be asked, the window ends by itself.

@@ -81,6 +81,7 @@ mod tests {
             addresses: BTreeSet::new(),
             absent: BTreeSet::new(),
             synced: false,
+            is_moving: false,
             links: Vec::new(),
             problems: Vec::new(),
             node_problems: Vec::new(),

@@ -92,6 +92,7 @@ pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
             }
             Ok(()) = node.changed() => {
                 let status = node.borrow_and_update().clone();
+                tables.note_moving(status.is_moving);
                 tables.readdress(&status.addresses, &status.absent);
             }
             Some(request) = audits.recv() => tables.request_audit(request),

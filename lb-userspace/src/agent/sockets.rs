@@ -1,19 +1,20 @@
 //! Starts what ends sockets of evicted backends, and tells what it did.
 
+use std::path::Path;
+
 use super::clock;
 use crate::config::{Settings, SocketLb};
-use crate::datapath::maps_dir;
 use crate::observe::report::SocketsReport;
 use crate::sockets::{Destroyed, Destroyer, Reach};
 
 /// `None`: no sockets are translated, or there is no thread for it, which the log tells.
-pub(super) fn start(settings: &Settings) -> Option<Destroyer> {
+pub(super) fn start(settings: &Settings, maps_dir: &Path) -> Option<Destroyer> {
     let reach = match settings.socket_lb {
         SocketLb::Off => return None,
         SocketLb::Host => Reach::Own,
         SocketLb::All => Reach::Everywhere,
     };
-    let started = Destroyer::start(&maps_dir(&settings.bpffs), reach, clock::monotonic);
+    let started = Destroyer::start(maps_dir, reach, clock::monotonic);
     started.inspect_err(|error| tracing::warn!("host sockets may keep a backend that is gone: no thread: {error}")).ok()
 }
 

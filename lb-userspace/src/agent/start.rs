@@ -100,7 +100,7 @@ async fn with_source(
     let tables = TablesReport { inherited, ..TablesReport::default() };
     let progress = Progress { beat: now, tables, node_leaving, ..Progress::default() };
     let progress = watch::Sender::new(progress);
-    let sockets = sockets::start(settings);
+    let sockets = sockets::start(settings, &datapath.maps_dir());
     let checked = watch::Sender::new(ChecksReport::default());
     let adopting = watch::Sender::new(AdoptionReport::default());
     let state = State {
@@ -116,7 +116,7 @@ async fn with_source(
         adoption: adopting.subscribe(),
     };
     let adoption = adoption::follow(adopter, progress.subscribe(), datapath.status(), adopting);
-    let metrics = metrics(&state, settings);
+    let metrics = metrics(&state, &datapath.maps_dir());
     let (ask, audits) = mpsc::channel(auditor::REQUESTS);
     let (order, orders) = mpsc::channel(marks::ORDERS);
     let ways = Ways { audits: ask, orders: order };
@@ -159,13 +159,14 @@ async fn with_source(
         neighbours,
         held_ports,
     };
-    let tables = Tables::new(programmer, progress, metrics, facts, beside);
+    let mut tables = Tables::new(programmer, progress, metrics, facts, beside);
+    tables.note_moving(state.datapath.borrow().is_moving);
 
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         node = settings.node_name,
         source = %settings.source,
-        maps = %maps_dir(&settings.bpffs).display(),
+        maps = %datapath.maps_dir().display(),
         "started"
     );
     let (snapshots, status, stop) = (source.snapshots.clone(), source.status.clone(), stop.clone());
@@ -245,13 +246,8 @@ fn tables_exist(bpffs: &Path) -> bool {
 
 /// How many services an agent before this one left in the tables. Tables that cannot be read are refused elsewhere, by name.
 fn services_in_tables(bpffs: &Path) -> usize {
-    if !tables_exist(bpffs) {
-        return 0;
-    }
-    let names = Pinned::open(&maps_dir(bpffs)).ok().and_then(|maps| maps.names.read().ok()).unwrap_or_default();
-    let services: BTreeSet<_> = names.iter().map(|(_, name)| (name.namespace, name.name)).collect();
     // Tables without any service were once in step with an API that had none, or never: either way an empty list is no news.
-    services.len()
+    if tables_exist(bpffs) { datapath::layout::services(&maps_dir(bpffs)).unwrap_or(0) } else { 0 }
 }
 
 /// At the very first start a manifest that cannot be read is a mistake that ends the start. An API may be late.
@@ -334,8 +330,8 @@ fn thresholds(settings: &Settings) -> Thresholds {
     }
 }
 
-fn metrics(state: &State, settings: &Settings) -> Metrics {
-    let (state, scrape) = (state.clone(), Scrape::new(maps_dir(&settings.bpffs)));
+fn metrics(state: &State, maps_dir: &Path) -> Metrics {
+    let (state, scrape) = (state.clone(), Scrape::new(maps_dir.to_owned()));
     Metrics::new(move || scrape.series(&state.report()))
 }
 

@@ -76,6 +76,8 @@ pub(super) struct Tables {
     next_beat: Instant,
     last_tick: Instant,
     written: Written,
+    /// Whether connections are in other tables, too.
+    is_moving: bool,
 }
 
 /// What turns with the tables.
@@ -131,13 +133,14 @@ impl Tables {
             next_beat: Instant::now(),
             last_tick: Instant::now(),
             written: Written::default(),
+            is_moving: false,
         }
     }
 
     /// When something is due: a deadline, a retry or the next beat. News that come meanwhile do not put it off.
     pub fn due(&self) -> Instant {
         let now = Instant::now();
-        let timed = self.programmer.next_tick().into_iter().chain([self.sweeper.due()]);
+        let timed = self.programmer.next_tick().into_iter().chain((!self.is_moving).then(|| self.sweeper.due()));
         let timed = timed.min().map(|at| now + at.since(clock::monotonic()).min(BEAT));
         let audit = self.auditor.due(now);
         let pause = if self.written.waits() { Duration::ZERO } else { MIN_PAUSE };
@@ -174,6 +177,11 @@ impl Tables {
             self.facts.networks = facts::networks();
             self.sync();
         }
+    }
+
+    /// Whether connections are in other tables, too: then nothing is swept, as what these hold is not seen.
+    pub fn note_moving(&mut self, is_moving: bool) {
+        self.is_moving = is_moving;
     }
 
     /// Whether the tables do not hold the first snapshot yet.
@@ -264,6 +272,9 @@ impl Tables {
 
     /// A part of the sweep, if one is due.
     fn sweep(&mut self) {
+        if self.is_moving {
+            return;
+        }
         let now = clock::monotonic();
         let Some(report) = self.sweeper.step(&mut self.programmer, now) else { return };
         let failures = report.last_error.iter().map(|error| format!("the sweep cannot go on: {error}"));

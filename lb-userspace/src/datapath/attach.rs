@@ -121,6 +121,11 @@ impl Attacher {
         std::mem::take(&mut self.missing)
     }
 
+    /// Whether interfaces have asked for programs that are not loaded yet.
+    pub fn wants_programs(&self) -> bool {
+        !self.missing.is_empty()
+    }
+
     /// Attaches what the interface should have, and takes off what it should not, up to the first failure or the first program that
     /// is not loaded yet.
     pub async fn ensure(&mut self, handle: &mut Handle, kernel: &Kernel, wanted: &Wanted) {
@@ -128,7 +133,7 @@ impl Attacher {
             let key = (wanted.ifindex, point);
             let done = match self.program(wanted, point) {
                 Some(name) if self.attached.get(&key).is_some_and(|there| there.program == name) => continue,
-                Some(name) => match kernel.programs.get(name) {
+                Some(name) => match kernel.programs.at_hook(name) {
                     Some(program) => self.attach(handle, wanted, point, name, program).await.map_err(Some),
                     None => Err(None),
                 },

@@ -24,7 +24,7 @@ pub(super) fn check(pins: &Pins) -> Result<(), DatapathError> {
     let names = program_names();
     let ours = |id| names.get(id).filter(|name| INTERFACE_PROGRAMS.contains(&name.as_str()));
     let found = unpinned.iter().find_map(|(id, place)| Some((ours(id)?.clone(), place.clone())));
-    found.map_or(Ok(()), |(program, place)| Err(DatapathError::Beside { program, place, pins: pins.maps().to_owned() }))
+    found.map_or(Ok(()), |(program, place)| Err(DatapathError::Beside { program, place, pins: pins.root().to_owned() }))
 }
 
 /// Id and place of each program whose link is not pinned here, ours or not. Those of the cgroup are not looked at: their names

@@ -16,7 +16,8 @@ use super::{
     netlink_thread,
     pins::Pins,
     point::Point,
-    program_pins,
+    program_pins, sets,
+    switch::Folder,
 };
 
 use crate::conntrack::nat_hooks;
@@ -48,13 +49,13 @@ pub fn cleanup_after<E: From<DatapathError>>(
 ) -> Result<Vec<Removed>, E> {
     features::check_privileges()?;
     let pins = Pins::under(bpffs);
-    let ours = pins.maps().is_dir() && bpffs::is_bpffs(pins.maps());
+    let ours = pins.root().is_dir() && bpffs::is_bpffs(pins.root());
     // No lock file is made only to lock it; an agent with another one is found by its pins and its network namespace.
     let existing = Some(run_dir).filter(|run_dir| lock_file(run_dir).exists());
     // The filters, found by their name alone, and the lock file may belong to an agent whose pins are elsewhere.
-    let lock = AgentLock::take(existing, ours.then_some(pins.maps()))?;
-    if ours {
-        before(pins.maps())?;
+    let lock = AgentLock::take(existing, ours.then_some(pins.root()))?;
+    if ours && pins.tables().is_dir() {
+        before(pins.tables())?;
     }
     let mut removed = Vec::new();
     if ours {
@@ -76,12 +77,19 @@ pub fn cleanup_after<E: From<DatapathError>>(
         for path in program_pins::all(pins.programs()) {
             remove(&mut removed, "program", &path, dry_run)?;
         }
-        for name in map_name::ALL {
-            remove(&mut removed, "map", &pins.map(name), dry_run)?;
+        for folder in sets::all(pins.root()).into_iter().chain(Folder::all(pins.root()).into_iter().map(Folder::path)) {
+            for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+                remove(&mut removed, "map", &entry.path(), dry_run)?;
+            }
+            remove_folder(&mut removed, &folder, dry_run)?;
+        }
+        // Of versions whose maps lay here, and the link to the set in force.
+        for name in map_name::ALL.into_iter().chain(sets::LINKS) {
+            remove(&mut removed, "map", &pins.root().join(name), dry_run)?;
         }
         remove_folder(&mut removed, pins.programs(), dry_run)?;
         remove_folder(&mut removed, pins.links(), dry_run)?;
-        remove_folder(&mut removed, pins.maps(), dry_run)?;
+        remove_folder(&mut removed, pins.root(), dry_run)?;
     }
     drop(lock);
     remove(&mut removed, "file", &lock_file(run_dir), dry_run)?;
@@ -90,7 +98,7 @@ pub fn cleanup_after<E: From<DatapathError>>(
 
 fn link_pins(pins: &Pins) -> Vec<PathBuf> {
     let interfaces = pins.interfaces().into_iter().map(|(path, ..)| path);
-    interfaces.chain(pins.cgroups().into_iter().map(|(path, _)| path)).collect()
+    interfaces.chain(pins.cgroups().into_iter().chain(pins.second_cgroups()).map(|(path, _)| path)).collect()
 }
 
 async fn remove_filters(mut handle: rtnetlink::Handle, dry_run: bool) -> Result<Vec<String>, DatapathError> {
@@ -109,7 +117,8 @@ async fn remove_filters(mut handle: rtnetlink::Handle, dry_run: bool) -> Result<
 }
 
 fn remove(removed: &mut Vec<Removed>, kind: &'static str, path: &Path, dry_run: bool) -> Result<(), DatapathError> {
-    if !path.exists() {
+    // A symbolic link may lead nowhere.
+    if path.symlink_metadata().is_err() {
         return Ok(());
     }
     if !dry_run {

@@ -7,6 +7,7 @@ use std::{
 
 use aya::{EbpfError, programs::ProgramError};
 
+use super::layout::LayoutError;
 use crate::config::PortRange;
 
 /// Why the programs or their maps could not be put in place. Nothing half-attached is left behind by any of these.
@@ -67,6 +68,20 @@ pub enum DatapathError {
     MapMismatch { map: String, path: PathBuf, field: &'static str, expected: String, found: String },
     #[error("{path} is not a pinned map: {source}; remove it, or choose another --bpffs", path = path.display())]
     ForeignPin { path: PathBuf, source: Box<dyn std::error::Error + Send + Sync> },
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    #[error(
+        "the programs at work are not pinned, so no other tables can follow theirs: {what}; start the agent once with the version and --map-sizes before and without --program-log-level, or remove the old state by `ballast cleanup`, which ends the node's connections"
+    )]
+    UnpinnedPrograms { what: String },
+    #[error(
+        "map {map} of the tables in {set} is not pinned any more, so no other tables can follow them; start the version and --map-sizes before, which makes it anew, or remove the old state by `ballast cleanup`, which ends the node's connections", set = set.display()
+    )]
+    MissingPin { map: String, set: PathBuf },
+    #[error(
+        "{folder} says that tables were switched, but not from which to which; remove the old state by `ballast cleanup`, which ends the node's connections", folder = folder.display()
+    )]
+    Unfinished { folder: PathBuf },
     #[error("loading the maps and programs: {0}")]
     Load(#[from] EbpfError),
     #[error("the kernel refused program {name}: {source}")]

@@ -89,7 +89,7 @@ impl Datapath {
             self.attacher.attached.iter().filter(|((ifindex, _), _)| net.contains(*ifindex))
         {
             let hangs = self.attacher.hangs(handle, *ifindex, attachment).await?;
-            let wanted = self.kernel.programs.get(attachment.program.as_str()).map(|program| program.id);
+            let wanted = self.kernel.programs.at_hook(attachment.program.as_str()).map(|program| program.id);
             if hangs == wanted {
                 continue;
             }
@@ -98,7 +98,7 @@ impl Datapath {
             let fault = Fault::of_program(&attachment.program, &place, hangs.is_some());
             found.push(Found { fault, at: At::Interface(*ifindex, *point) });
         }
-        if let Some(root) = &self.cgroup {
+        if let Some(root) = self.cgroup.as_ref().filter(|_| !self.is_moving()) {
             let faults = cgroup_links::faults(root, &self.kernel.programs, self.attacher.pins());
             found.extend(faults.into_iter().map(|fault| Found { fault, at: At::Cgroup }));
         }

@@ -19,7 +19,7 @@ use super::{
     faults::{self, Fault},
     net::{Effect, Net, Wanted, name_of},
     programs::{Loading, Outcomes},
-    serving, sources,
+    serving, sources, switch,
 };
 
 /// Changes come in bursts (a link, its address, its flags): gathered this long.
@@ -110,6 +110,10 @@ impl Datapath {
                     }
                     due = Some((due.map_or(Due::Changes, |(known, _)| known), Instant::now()));
                 }
+                moved = switch::moved(&mut self.switching) => {
+                    self.end_moving(moved)?;
+                    due = Some((Due::Round, Instant::now()));
+                }
                 Some(question) = self.questions.1.recv() => {
                     session.list(&mut net, Due::Round).await?;
                     let faults = self.answer(&mut session.handle, &net, question.dry_run).await?;
@@ -121,12 +125,13 @@ impl Datapath {
                     next_look = Instant::now() + LOOK;
                 }
                 () = tokio::time::sleep_until(at) => {
-                    due = None;
                     if work >= Due::Round {
                         session.list(&mut net, work).await?;
                         next_round = Instant::now() + ROUND;
                     }
                     self.settle(&mut session.handle, &net, work).await?;
+                    due = self.go_on_switching()?.map(|at| (Due::Round, at));
+                    self.publish(None);
                 }
             }
         }
@@ -148,8 +153,11 @@ impl Datapath {
         let wanted = net.wanted(&self.settings.pod_interfaces, &self.settings.external_interfaces);
         let mut faults = Vec::new();
         if work >= Due::Round {
-            faults = self.look_for_faults(handle, net).await?;
-            self.repair_at_once(&mut faults);
+            // While tables are switched, this agent changes the attachments by itself.
+            if self.switching.is_none() {
+                faults = self.look_for_faults(handle, net).await?;
+                self.repair_at_once(&mut faults);
+            }
             self.attacher.distrust(handle).await?;
         }
         let present = net.reachable();
@@ -201,7 +209,7 @@ impl Datapath {
         self.troubles = troubles;
         self.load_missing()?;
         self.publish(None);
-        if self.later.is_none() {
+        if self.later.is_none() && self.switching.is_none() {
             self.kernel.program_pins.remove_others(Instant::now());
         }
         self.look_for_skipped(handle).await

@@ -3,7 +3,7 @@
 use std::{
     fs,
     hash::{BuildHasher as _, Hasher as _, RandomState},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use aya::{
@@ -14,6 +14,7 @@ use lb_common::{
     abi::{ABI_VERSION, Config, Link, LoadSettings, PeerMac, map_name},
     limits,
     state::SourcePorts,
+    switch::map as gate,
 };
 
 use super::{
@@ -25,9 +26,10 @@ use super::{
     program_array::{self, ProgramArray},
     program_log::ProgramLog,
     program_pins::{self, ProgramPins},
-    programs::{self, Loading, Programs},
+    programs::{Loading, Programs},
     settings::{FastPath, Settings, most_half_open, socket_lb_number},
     shape,
+    switch::{Begun, Prepared},
 };
 
 /// Everything in the kernel.
@@ -54,7 +56,7 @@ const LOG_RING: &str = "AYA_LOGS";
 
 /// Maps that hold nothing but counts, so that others of another size may take their place: `--flow-counters` changes it, and a version that
 /// knows more outcomes.
-const COUNTERS: [&str; 3] = [map_name::TRAFFIC4, map_name::TRAFFIC6, map_name::OUTCOMES];
+pub(super) const COUNTERS: [&str; 3] = [map_name::TRAFFIC4, map_name::TRAFFIC6, map_name::OUTCOMES];
 
 /// What the programs are made of. Read again, it gives the same programs with the same maps.
 #[derive(Clone, Debug)]
@@ -67,12 +69,15 @@ pub(super) struct Recipe {
     own_maps: Vec<(String, PathBuf)>,
     /// The program arrays, and their pins.
     arrays: Vec<(&'static str, PathBuf)>,
+    /// Maps of the gates, and their pins; none if no tables follow others.
+    gates: Vec<(&'static str, PathBuf)>,
 }
 
 impl Recipe {
     fn new(settings: &Settings, pins: &Pins, ports: SourcePorts, own_maps: Vec<(String, PathBuf)>) -> Self {
         let constants = constants(settings, ports);
-        Self { settings: settings.clone(), pins: pins.clone(), constants, own_maps, arrays: Vec::new() }
+        let (settings, pins) = (settings.clone(), pins.clone());
+        Self { settings, pins, constants, own_maps, arrays: Vec::new(), gates: Vec::new() }
     }
 
     /// The object with its constants, and with the pinned maps; those that are missing are made.
@@ -93,7 +98,7 @@ impl Recipe {
         for (name, path) in &self.own_maps {
             loader.map_pin_path(name, path);
         }
-        for (name, path) in &self.arrays {
+        for (name, path) in self.arrays.iter().chain(&self.gates) {
             loader.map_pin_path(name, path);
         }
         for (name, value) in &self.constants {
@@ -197,15 +202,35 @@ fn number<T: aya::Pod>(value: T) -> Vec<u8> {
     unsafe { std::slice::from_raw_parts((&raw const value).cast::<u8>(), size_of::<T>()) }.to_vec()
 }
 
+/// Makes those maps of a set that are not pinned in it yet.
+pub(super) fn make_maps(settings: &Settings, set: &Path, elf: &[u8]) -> Result<(), DatapathError> {
+    let mut loader = EbpfLoader::new();
+    loader.btf(None);
+    for name in map_name::ALL {
+        loader.map_pin_path(name, set.join(name));
+        if let Some(entries) = settings.entries(name) {
+            loader.map_max_entries(name, entries);
+        }
+    }
+    Ok(loader.load(elf).map(drop)?)
+}
+
+/// Pins of the gates' maps: their own, and tables of the set in force.
+fn gate_maps(begun: &Begun) -> Vec<(&'static str, PathBuf)> {
+    let own = [gate::WORD, gate::TC, gate::XDP].map(|name| (name, begun.folder.map(name)));
+    own.into_iter().chain(gate::OLD.map(|(name, table)| (name, begun.old.join(table)))).collect()
+}
+
 /// Checks what is pinned, makes what is missing, begins to load the programs that every node needs. Attaches nothing.
 pub(super) fn load(
     settings: &Settings,
-    pins: &Pins,
+    elf: &[u8],
+    prepared: &Prepared,
     ports: SourcePorts,
     created: &mut Created,
 ) -> Result<(Kernel, Loading), DatapathError> {
-    let elf = object::read(settings.programs.as_deref())?;
-    let shapes = object::shapes(&elf, settings)?;
+    let pins = &prepared.pins;
+    let shapes = object::shapes(elf, settings)?;
     let mut outgrown = Vec::new();
     for (name, path) in map_name::ALL.map(|name| (name, pins.map(name))) {
         let shape = shapes.get(name).ok_or_else(|| missing(name))?;
@@ -224,12 +249,14 @@ pub(super) fn load(
     }
 
     let settings = &Settings { client_key: client_key(pins)?, ..settings.clone() };
-    let own_maps = own_maps(shapes.keys(), &program_pins::object_digest(&elf), pins);
+    let own_maps = own_maps(shapes.keys(), &program_pins::object_digest(elf), pins);
     for (_, path) in &own_maps {
         created.expect(path.clone());
     }
     let mut recipe = Recipe::new(settings, pins, ports, own_maps);
-    let (mut ebpf, program_pins) = recipe.open_first(&elf, created)?;
+    recipe.gates = prepared.begun.as_ref().map(gate_maps).unwrap_or_default();
+    let (mut ebpf, program_pins) = recipe.open_first(elf, created)?;
+    prepared.description.write(pins.tables())?;
     mark_ours(&mut ebpf, settings)?;
     note_settings(&mut ebpf, settings)?;
     let links = take(&mut ebpf, map_name::LINKS)?.try_into().map_err(aya::EbpfError::MapError)?;
@@ -239,8 +266,9 @@ pub(super) fn load(
     let bridge_ports = BridgePorts::new(ports);
     let log = program_log(&mut ebpf, settings.program_log_level)?;
     let arrays = recipe.arrays.iter().map(|(name, path)| ProgramArray::open(name, path));
-    let programs = Programs::new(arrays.collect::<Result<_, _>>()?);
-    let first = programs::first(settings.socket_lb, settings.program_log_level != 0);
+    let mut programs = Programs::new(arrays.collect::<Result<_, _>>()?);
+    programs.set_gated(prepared.begun.is_some());
+    let first = programs.first(settings.socket_lb, settings.program_log_level != 0);
     let loading = Loading::begin(first, program_pins.clone(), move || Ok(ebpf))?;
     Ok((Kernel { programs, recipe, program_pins, links, peer_macs, fast_path, bridge_ports, log }, loading))
 }
@@ -248,7 +276,8 @@ pub(super) fn load(
 /// Maps that are no tables: what floods, rate limits and neighbours are judged by. The object's digest is part of the pin, since another
 /// object may give them another layout. Constants are fixed in each program, and the log's ring belongs to one start.
 fn own_maps<'a>(maps: impl Iterator<Item = &'a String>, object: &str, pins: &Pins) -> Vec<(String, PathBuf)> {
-    let is_table = |name: &str| map_name::ALL.contains(&name) || program_array::ALL.contains(&name);
+    let is_table =
+        |name: &str| map_name::ALL.contains(&name) || program_array::ALL.contains(&name) || gate::is_ours(name);
     let is_own = |name: &&String| !is_table(name) && !name.starts_with('.') && *name != LOG_RING;
     maps.filter(is_own).map(|name| (name.clone(), pins.programs().join(format!("{name}-{object}")))).collect()
 }

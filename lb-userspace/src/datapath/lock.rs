@@ -57,8 +57,8 @@ pub fn running_agent(bpffs: &Path) -> Option<String> {
     let pins = Pins::under(bpffs);
     let of_namespace = namespace_holder().map(|holder| format!("in this network namespace{holder}"));
     of_namespace.or_else(|| {
-        let pid = lock_holder(&fs::metadata(pins.maps()).ok()?)?;
-        Some(format!("on the pins in {} (pid {pid})", pins.maps().display()))
+        let pid = lock_holder(&fs::metadata(pins.root()).ok()?)?;
+        Some(format!("on the pins in {} (pid {pid})", pins.root().display()))
     })
 }
 

@@ -34,17 +34,20 @@ mod program_log;
 mod program_pins;
 mod programs;
 mod serving;
+mod sets;
 mod settings;
 mod shape;
 mod source_ports;
 mod sources;
 mod status;
+mod switch;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     future::Future,
     net::IpAddr,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use lb_common::abi::{Link, link_flags};
@@ -60,6 +63,7 @@ use lock::AgentLock;
 pub use lock::{check_alone, running_agent};
 use pins::{Created, Pins};
 use programs::{Loaded, Loading};
+use switch::{Prepared, Switching};
 
 pub use attach::{Attachment, How};
 pub use cleanup::{Removed, cleanup, cleanup_after};
@@ -76,9 +80,9 @@ pub use settings::{FastPath, Interfaces, MapSizes, Settings, SocketLb, TcAttach,
 pub use sources::Surroundings;
 pub use status::{Attached, LinkStatus, Status, read_attached};
 
-/// The folder of the pinned maps under a bpf file system.
+/// The folder of the pinned maps in force under a bpf file system.
 pub fn maps_dir(bpffs: &Path) -> PathBuf {
-    Pins::under(bpffs).maps().to_owned()
+    Pins::under(bpffs).tables().to_owned()
 }
 
 /// The loaded programs and what they hang on. Dropping it detaches nothing.
@@ -110,7 +114,9 @@ pub struct Datapath {
     troubles: Vec<String>,
     surroundings: (watch::Sender<Surroundings>, watch::Receiver<Surroundings>),
     status: watch::Sender<Status>,
-    cgroup: Option<cgroup::CgroupRoot>,
+    cgroup: Option<Arc<cgroup::CgroupRoot>>,
+    /// Other tables on their way into force, or what is left of that.
+    switching: Option<Switching>,
     /// Until all programs are in the kernel: what this start has made, and takes back if one is refused.
     loading: Option<(Loading, Created)>,
     /// Programs that an interface asked for while the data path was running.
@@ -157,24 +163,24 @@ impl Datapath {
         let (ports, ports_warning) = source_ports::choose(settings.snat_ports, source_ports::Local::read().as_ref())?;
         let cgroup = match settings.socket_lb {
             SocketLb::Off => None,
-            SocketLb::Host | SocketLb::All => Some(cgroup::open(settings.cgroup_root.as_deref())?),
+            SocketLb::Host | SocketLb::All => Some(Arc::new(cgroup::open(settings.cgroup_root.as_deref())?)),
         };
         let pins = Pins::under(&settings.bpffs);
         beside::check(&pins)?;
         bpffs::ensure(&settings.bpffs)?;
 
         let mut created = Created::default();
-        created.folder(pins.maps())?;
-        let lock = AgentLock::take(Some(&settings.run_dir), Some(pins.maps()))?;
+        created.folder(pins.root())?;
+        let lock = AgentLock::take(Some(&settings.run_dir), Some(pins.root()))?;
         created.folder(pins.links())?;
         created.folder(pins.programs())?;
-        settings.pinned_sizes = shape::pinned_sizes(&pins, &settings.sizes);
-        let sizes_warning = shape::sizes_warning(&settings.pinned_sizes, &settings.sizes);
-        if let Some(warning) = &sizes_warning {
-            tracing::warn!("{warning}");
-        }
-        let (mut kernel, loading) = load::load(&settings, &pins, ports, &mut created)?;
-        let (sources, senders) = (Sources::open(pins.maps())?, flagged(&kernel, link_flags::XDP_SENDS));
+        let elf = object::read(settings.programs.as_deref())?;
+        let prepared = switch::prepare(pins, &settings, &elf, cgroup.as_deref(), &mut created)?;
+        let (mut kernel, loading) = load::load(&settings, &elf, &prepared, ports, &mut created)?;
+        let Prepared { pins, begun, .. } = prepared;
+        begun.iter().try_for_each(|begun| begun.keep_old_programs(&mut created))?;
+        let switching = Switching::of(begun, &pins);
+        let (sources, senders) = (Sources::open(pins.tables())?, flagged(&kernel, link_flags::XDP_SENDS));
         let hands_over = flagged(&kernel, link_flags::FAST_PATH);
         let outlets = flagged(&kernel, link_flags::SENDS_ON);
         let mut fast_path = fast_path::Switch::new(settings.fast_path);
@@ -188,6 +194,7 @@ impl Datapath {
             socket_lb: settings.socket_lb.text(),
             cgroup: cgroup.as_ref().map(|root| root.path.display().to_string()),
             synced: false,
+            is_moving: switching.as_ref().is_some_and(Switching::moves),
             links: Vec::new(),
             problems: Vec::new(),
             node_problems: Vec::new(),
@@ -211,11 +218,12 @@ impl Datapath {
             hands_over,
             outlets,
             fast_path,
-            warnings: (ports_warning.into_iter().chain(sizes_warning).collect(), Vec::new()),
+            warnings: (ports_warning.into_iter().collect(), Vec::new()),
             troubles: Vec::new(),
             surroundings: watch::channel(Surroundings::default()),
             status,
             cgroup,
+            switching,
             loading: Some((loading, created)),
             later: None,
             faults: Vec::new(),
@@ -224,9 +232,9 @@ impl Datapath {
         })
     }
 
-    /// The folder of the pinned maps.
+    /// The folder of the pinned maps of this agent.
     pub fn maps_dir(&self) -> PathBuf {
-        maps_dir(&self.settings.bpffs)
+        self.attacher.pins().tables().to_owned()
     }
 
     /// What is attached where and how; changes with every change of an interface.
@@ -252,8 +260,14 @@ impl Datapath {
             return outcomes.swap_remove(refused).1.map(drop);
         }
         self.kernel.programs.add(outcomes, &self.kernel.program_pins, Instant::now())?;
+        self.keep_for_gates()?;
         match &self.cgroup {
-            Some(root) => cgroup_links::attach(root, &self.kernel.programs, self.attacher.pins(), &mut created)?,
+            // Replaced when the tables are in force that their programs know.
+            Some(_) if self.is_moving() => {}
+            Some(root) => {
+                cgroup_links::attach(root, &self.kernel.programs, self.attacher.pins(), &mut created)?;
+                cgroup_links::remove_second(self.attacher.pins())?;
+            }
             None => cgroup_links::detach(self.attacher.pins())?,
         }
         created.keep();
@@ -280,6 +294,7 @@ impl Datapath {
     fn add_later(&mut self, loading: &Loading, loaded: Result<programs::Outcomes, DatapathError>) {
         let now = Instant::now();
         let added = loaded.and_then(|outcomes| self.kernel.programs.add(outcomes, &self.kernel.program_pins, now));
+        let added = added.and_then(|()| self.keep_for_gates());
         if let Err(error) = added {
             loading.names.iter().for_each(|name| self.kernel.programs.refuse(name, &error, now));
         }
@@ -306,12 +321,15 @@ impl Datapath {
             let programs = self.kernel.programs.iter().map(ProgramSize::new).collect();
             let (addresses, absent) = (self.addresses.clone(), self.absent.clone());
             let links = links.into_values().collect();
-            let warnings = self.warnings.0.iter().chain(&self.warnings.1).cloned().collect();
+            let is_moving = self.is_moving();
+            let moving = is_moving.then(|| "connections are moving to other tables (map sizes or layout)".to_owned());
+            let warnings = self.warnings.0.iter().chain(&self.warnings.1).cloned().chain(moving).collect();
             let fast_path = self.fast_path.status();
             let new = Status {
                 addresses,
                 absent,
                 synced,
+                is_moving,
                 links,
                 problems,
                 node_problems,

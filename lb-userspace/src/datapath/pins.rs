@@ -6,28 +6,40 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{DatapathError, point::Point};
+use super::{DatapathError, point::Point, sets::IN_FORCE};
 
 /// Paths under `<bpffs>/ballast/`.
 #[derive(Clone, Debug)]
 pub(super) struct Pins {
-    maps: PathBuf,
+    root: PathBuf,
+    tables: PathBuf,
     links: PathBuf,
     programs: PathBuf,
 }
 
 impl Pins {
+    /// With the set of tables in force.
     pub fn under(bpffs: &Path) -> Self {
-        let maps = bpffs.join("ballast");
-        // Not `links`: that is a map's name.
-        let links = maps.join("attachments");
-        let programs = maps.join("programs");
-        Self { maps, links, programs }
+        let root = bpffs.join("ballast");
+        let tables = root.join(IN_FORCE);
+        let links = root.join("attachments");
+        let programs = root.join("programs");
+        Self { root, tables, links, programs }
     }
 
-    /// The folder of the maps, which holds everything of ours.
-    pub fn maps(&self) -> &Path {
-        &self.maps
+    /// The same with another set of tables.
+    pub fn with_tables(self, tables: PathBuf) -> Self {
+        Self { tables, ..self }
+    }
+
+    /// The folder that holds everything of ours.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The folder of the maps.
+    pub fn tables(&self) -> &Path {
+        &self.tables
     }
 
     /// The folder of the bpf links.
@@ -42,11 +54,11 @@ impl Pins {
 
     /// Refuses if the folder of the links is not where it was made: a link that cannot be pinned must not be attached.
     pub fn check_there(&self) -> Result<(), DatapathError> {
-        if self.links.is_dir() { Ok(()) } else { Err(DatapathError::PinsHidden { pins: self.maps.clone() }) }
+        if self.links.is_dir() { Ok(()) } else { Err(DatapathError::PinsHidden { pins: self.root.clone() }) }
     }
 
     pub fn map(&self, name: &str) -> PathBuf {
-        self.maps.join(name)
+        self.tables.join(name)
     }
 
     /// Pin of an interface's link. The index stays over a rename.
@@ -56,6 +68,11 @@ impl Pins {
 
     pub fn cgroup(&self, program: &str) -> PathBuf {
         self.links.join(format!("cgroup-{program}"))
+    }
+
+    /// Pin of a second link of the same program, while one set of tables follows another.
+    pub fn second_cgroup(&self, program: &str) -> PathBuf {
+        self.links.join(format!("second-{program}"))
     }
 
     /// Every pinned interface link: its path, interface index, point and how it was attached.
@@ -68,9 +85,18 @@ impl Pins {
 
     /// Every pinned cgroup link: its path and program.
     pub fn cgroups(&self) -> Vec<(PathBuf, String)> {
+        self.links_named("cgroup-")
+    }
+
+    /// Every pinned second link: its path and program.
+    pub fn second_cgroups(&self) -> Vec<(PathBuf, String)> {
+        self.links_named("second-")
+    }
+
+    fn links_named(&self, prefix: &str) -> Vec<(PathBuf, String)> {
         let entries = fs::read_dir(&self.links).into_iter().flatten().flatten();
         let program = |path: PathBuf| {
-            let program = path.file_name()?.to_str()?.strip_prefix("cgroup-")?.to_owned();
+            let program = path.file_name()?.to_str()?.strip_prefix(prefix)?.to_owned();
             Some((path, program))
         };
         let mut pins: Vec<_> = entries.filter_map(|entry| program(entry.path())).collect();
@@ -98,6 +124,13 @@ impl Created {
         }
     }
 
+    /// Makes a symbolic link, which may lead nowhere.
+    pub fn symlink(&mut self, target: &Path, path: PathBuf) -> Result<(), DatapathError> {
+        std::os::unix::fs::symlink(target, &path).map_err(DatapathError::file("make", &path))?;
+        self.0.push(path);
+        Ok(())
+    }
+
     /// Makes a folder for root only.
     pub fn folder(&mut self, path: &Path) -> Result<(), DatapathError> {
         if path.is_dir() {
@@ -118,7 +151,8 @@ impl Drop for Created {
     fn drop(&mut self) {
         for path in self.0.iter().rev() {
             // Only folders and pins, and a pin that was never made is no loss.
-            let _ = if path.is_dir() { fs::remove_dir(path) } else { fs::remove_file(path) };
+            let is_folder = path.symlink_metadata().is_ok_and(|found| found.is_dir());
+            let _ = if is_folder { fs::remove_dir(path) } else { fs::remove_file(path) };
         }
     }
 }

@@ -15,6 +15,7 @@ use aya::{
     Ebpf,
     programs::{Program, ProgramInfo},
 };
+use lb_common::switch::GATES;
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
@@ -77,6 +78,8 @@ pub(super) struct Programs {
     loaded: BTreeMap<&'static str, Loaded>,
     refused: BTreeMap<&'static str, Refused>,
     arrays: Vec<ProgramArray>,
+    /// Whether gates hang at the attach points ([`super::switch`]).
+    is_gated: bool,
 }
 
 /// The array of the programs that this entry program calls; `None`: it calls none.
@@ -88,15 +91,51 @@ fn array_of(entry: &str) -> Option<&'static str> {
     }
 }
 
-/// The program, and before it all that it calls.
-fn with_called(entry: &'static str) -> impl Iterator<Item = &'static str> {
-    let called = array_of(entry).into_iter().flat_map(program_array::programs).map(|(_, name)| name);
-    called.chain([entry])
+/// The gate of an entry program.
+fn gate_of(entry: &str) -> Option<&'static str> {
+    GATES.into_iter().find(|(name, _)| *name == entry).map(|(_, gate)| gate)
+}
+
+/// A gate belongs to one switch: the next start cannot use it.
+fn is_gate(name: &str) -> bool {
+    GATES.into_iter().any(|(_, gate)| gate == name)
 }
 
 impl Programs {
     pub fn new(arrays: Vec<ProgramArray>) -> Self {
         Self { arrays, ..Self::default() }
+    }
+
+    /// Says whether gates are to hang at the attach points.
+    pub fn set_gated(&mut self, is_gated: bool) {
+        self.is_gated = is_gated;
+    }
+
+    /// Lets the gates go.
+    pub fn forget_gates(&mut self) {
+        self.loaded.retain(|name, _| !is_gate(name));
+    }
+
+    /// What is to hang where this entry program is wanted: the program itself, or its gate. `None`: it is not in the kernel.
+    pub fn at_hook(&self, entry: &str) -> Option<&Loaded> {
+        let program = self.get(entry)?;
+        if self.is_gated { self.get(gate_of(entry)?) } else { Some(program) }
+    }
+
+    /// The program, and before it all that goes with it.
+    fn with_called(&self, entry: &'static str) -> impl Iterator<Item = &'static str> + use<> {
+        let called = array_of(entry).into_iter().flat_map(program_array::programs).map(|(_, name)| name);
+        called.chain(gate_of(entry).filter(|_| self.is_gated)).chain([entry])
+    }
+
+    /// The programs that a start loads: the large ones come first. `logged`: all of them, since the ring of their log belongs to one loading.
+    pub fn first(&self, socket_lb: SocketLb, logged: bool) -> Vec<&'static str> {
+        let sockets = cgroup_links::PROGRAMS.map(|(name, _)| name).into_iter().filter(|_| socket_lb != SocketLb::Off);
+        let interfaces = if logged { INTERFACE_PROGRAMS.as_slice() } else { &FIRST };
+        let called: BTreeSet<_> = interfaces.iter().filter_map(|entry| array_of(entry)).collect();
+        let called = called.into_iter().flat_map(program_array::programs).map(|(_, name)| name);
+        let gates = interfaces.iter().filter_map(|entry| gate_of(entry)).filter(|_| self.is_gated);
+        called.chain(gates).chain(interfaces.iter().copied()).chain(sockets).collect()
     }
 
     pub fn get(&self, name: &str) -> Option<&Loaded> {
@@ -128,7 +167,9 @@ impl Programs {
         for (name, outcome) in outcomes {
             match outcome {
                 Ok(program) => {
-                    pins.pin(name, program.descriptor());
+                    if !is_gate(name) {
+                        pins.pin(name, program.descriptor());
+                    }
                     self.refused.remove(name);
                     self.loaded.insert(name, program);
                 }
@@ -137,7 +178,7 @@ impl Programs {
         }
         self.fill_arrays()?;
         for entry in INTERFACE_PROGRAMS {
-            let missing = with_called(entry).find(|name| self.refused.contains_key(name));
+            let missing = self.with_called(entry).find(|name| self.refused.contains_key(name));
             if let Some(missing) = missing.filter(|missing| *missing != entry && self.loaded.contains_key(entry)) {
                 self.loaded.remove(entry);
                 let why = self.refusal(missing).unwrap_or_default().to_owned();
@@ -158,22 +199,13 @@ impl Programs {
         let due =
             |name: &&str| !self.loaded.contains_key(name) && self.refused.get(name).is_none_or(|one| one.next <= now);
         let entries: Vec<_> = wanted.into_iter().filter(due).collect();
-        let with_called: BTreeSet<_> = entries.into_iter().flat_map(with_called).collect();
+        let with_called: BTreeSet<_> = entries.into_iter().flat_map(|entry| self.with_called(entry)).collect();
         with_called.into_iter().filter(|name| !self.loaded.contains_key(name)).collect()
     }
 }
 
 /// What became of each program.
 pub(super) type Outcomes = Vec<(&'static str, Result<Loaded, DatapathError>)>;
-
-/// The programs that a start loads: the large ones come first. `logged`: all of them, since the ring of their log belongs to one loading.
-pub(super) fn first(socket_lb: SocketLb, logged: bool) -> Vec<&'static str> {
-    let sockets = cgroup_links::PROGRAMS.map(|(name, _)| name).into_iter().filter(|_| socket_lb != SocketLb::Off);
-    let interfaces = if logged { INTERFACE_PROGRAMS.as_slice() } else { &FIRST };
-    let called: BTreeSet<_> = interfaces.iter().filter_map(|entry| array_of(entry)).collect();
-    let called = called.into_iter().flat_map(program_array::programs).map(|(_, name)| name);
-    called.chain(interfaces.iter().copied()).chain(sockets).collect()
-}
 
 /// Programs on their way into the kernel.
 #[derive(Debug)]
@@ -213,7 +245,7 @@ fn open_or_load(
 ) -> Result<Outcomes, DatapathError> {
     let (mut outcomes, mut missing) = (Outcomes::new(), Vec::new());
     for &name in names {
-        match pins.open(name) {
+        match pins.open(name).filter(|_| !is_gate(name)) {
             Some(program) => outcomes.push((name, Ok(program))),
             None => missing.push(name),
         }
@@ -334,14 +366,18 @@ mod tests {
 
     #[test]
     fn a_start_loads_what_usual_links_need() {
-        let without_sockets = first(SocketLb::Off, false);
+        let (none, mut gated) = (Programs::default(), Programs::default());
+        let without_sockets = none.first(SocketLb::Off, false);
         for name in FIRST.into_iter().chain(["select4", "icmp_nat6"]) {
             assert!(without_sockets.contains(&name), "{name}");
         }
         for name in ["connect4", "bridge_in", "xdp_node", "xdp_select4"] {
             assert!(!without_sockets.contains(&name), "{name}");
         }
-        assert!(INTERFACE_PROGRAMS.iter().all(|name| first(SocketLb::Off, true).contains(name)));
-        assert_eq!(first(SocketLb::Host, false).len(), without_sockets.len() + cgroup_links::PROGRAMS.len());
+        assert!(INTERFACE_PROGRAMS.iter().all(|name| none.first(SocketLb::Off, true).contains(name)));
+        assert_eq!(none.first(SocketLb::Host, false).len(), without_sockets.len() + cgroup_links::PROGRAMS.len());
+        gated.set_gated(true);
+        assert_eq!(gated.first(SocketLb::Off, false).len(), without_sockets.len() + FIRST.len(), "a gate for each");
+        assert!(gated.due(BTreeSet::from(["xdp_node"]), Instant::now()).contains(&"gate_xdp"));
     }
 }

@@ -1,6 +1,6 @@
 //! What the agent is told about the data path: plain values, parsed once.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::path::PathBuf;
 
 use ipnet::IpNet;
 use lb_common::{abi::map_name, limits, state::Timeouts};
@@ -37,8 +37,6 @@ pub struct Settings {
     /// The other nodes, which may send packets in an outer header.
     pub dsr_peers: Vec<IpNet>,
     pub sizes: MapSizes,
-    /// Entries of pinned maps that have another number of them than `sizes` asks for: these serve on. Found by [`super::Datapath::open`].
-    pub pinned_sizes: BTreeMap<&'static str, u32>,
     /// How long flows are remembered.
     pub timeouts: Timeouts,
     /// Until when segments of unknown connections are left to the host's stack, if this start makes the tables: seconds of
@@ -78,7 +76,6 @@ impl Default for Settings {
             snat_ports: None,
             dsr_peers: Vec::new(),
             sizes: MapSizes::default(),
-            pinned_sizes: BTreeMap::new(),
             timeouts: Timeouts::DEFAULT,
             adoption_until_s: 0,
             flow_counters: false,
@@ -97,7 +94,7 @@ impl Settings {
         match map {
             map_name::TRAFFIC4 if self.flow_counters => Some(self.sizes.flows4.saturating_add(self.sizes.udp_flows)),
             map_name::TRAFFIC6 if self.flow_counters => Some(self.sizes.flows6.saturating_add(self.sizes.udp_flows)),
-            _ => self.pinned_sizes.get(map).copied().or_else(|| self.sizes.of(map)),
+            _ => self.sizes.of(map),
         }
     }
 }

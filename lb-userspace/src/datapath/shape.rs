@@ -1,12 +1,12 @@
 //! The shape of a map, and whether a pinned map has the one that the programs expect: aya reuses a pin without a look.
 
-use std::{collections::BTreeMap, path::Path};
+use std::path::Path;
 
 use aya::maps::{MapData, MapInfo, MapType};
 use aya_obj::generated::bpf_map_type;
 use lb_common::abi::{ABI_VERSION, Config, map_name};
 
-use super::{DatapathError, pins::Pins, settings::MapSizes};
+use super::DatapathError;
 
 /// What must be equal before a pinned map is taken over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,30 +57,6 @@ pub(super) fn check_pin(map: &str, path: &Path, expected: &Shape) -> Result<(), 
     }
 }
 
-/// Entries of the pinned maps that have another number of them than `sizes` asks for. What cannot be read is refused by [`check_pin`].
-pub(super) fn pinned_sizes(pins: &Pins, sizes: &MapSizes) -> BTreeMap<&'static str, u32> {
-    let differing = map_name::ALL.into_iter().filter_map(|name| {
-        let asked = sizes.of(name)?;
-        let found = MapInfo::from_pin(pins.map(name)).ok()?.max_entries();
-        (found != asked).then_some((name, found))
-    });
-    differing.collect()
-}
-
-/// Says that other sizes are asked for than those that serve, and when they take effect.
-pub(super) fn sizes_warning(pinned: &BTreeMap<&'static str, u32>, sizes: &MapSizes) -> Option<String> {
-    let differing =
-        pinned.iter().filter_map(|(name, found)| Some(format!("{name} has {found}, not {}", sizes.of(name)?)));
-    let differing: Vec<String> = differing.collect();
-    (!differing.is_empty()).then(|| {
-        format!(
-            "pinned maps serve with other sizes than --map-sizes asks for ({}); these take effect when the maps are made anew: at the \
-             node's next boot, or after `ballast cleanup`, which ends the node's connections",
-            differing.join(", ")
-        )
-    })
-}
-
 /// Refuses tables written by a version with other records. Its shape is checked before.
 pub(super) fn check_version(path: &Path) -> Result<(), DatapathError> {
     if !path.exists() {
@@ -124,14 +100,6 @@ mod tests {
     #[test]
     fn equal_shapes_do_not_differ() {
         assert_eq!(EXPECTED.difference(&EXPECTED), None);
-    }
-
-    #[test]
-    fn sizes_that_do_not_serve_yet_are_named_with_when_they_will() {
-        let sizes = MapSizes::default();
-        assert_eq!(sizes_warning(&BTreeMap::new(), &sizes), None);
-        let warning = sizes_warning(&[(map_name::SLOTS, 512)].into(), &sizes).expect("they differ");
-        assert!(warning.contains("slots has 512, not 1048576") && warning.contains("next boot"), "{warning}");
     }
 
     #[test]

@@ -41,6 +41,8 @@ pub struct Status {
     pub absent: BTreeSet<IpAddr>,
     /// True once every interface was looked at.
     pub synced: bool,
+    /// Whether connections are not all in the tables of this agent: other map sizes or another layout.
+    pub is_moving: bool,
     pub links: Vec<LinkStatus>,
     /// What could not be attached or written, and why.
     pub problems: Vec<String>,

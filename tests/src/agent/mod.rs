@@ -39,6 +39,8 @@ pub fn peers_flag(nodes: &[Node]) -> String {
 #[derive(Debug)]
 pub struct Agent {
     place: Place,
+    /// `None`: that of the workspace.
+    binary: Option<PathBuf>,
     arguments: Vec<String>,
     folder: PathBuf,
     bpffs: PathBuf,
@@ -102,6 +104,7 @@ impl Agent {
         }
         Ok(Self {
             place: node.place().clone(),
+            binary: None,
             arguments,
             folder,
             bpffs: node.bpffs().to_owned(),
@@ -110,6 +113,14 @@ impl Agent {
             asked_at: asked_at.ip(),
             child: None,
         })
+    }
+
+    /// The same, run by another build of the agent, with the programs in it.
+    #[must_use]
+    pub fn built_as(mut self, binary: PathBuf) -> Self {
+        self.arguments.retain(|argument| !argument.starts_with("--programs="));
+        self.binary = Some(binary);
+        self
     }
 
     /// Starts it, or starts it again, and waits until it is ready.
@@ -156,14 +167,21 @@ impl Agent {
     /// The agent's command line, with the log as its output.
     fn command(&self) -> Result<Command> {
         let log = File::options().create(true).append(true).open(self.log_path())?;
-        let mut command = command()?;
+        let mut command = self.program()?;
         command.args(&self.arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         Ok(command)
     }
 
+    fn program(&self) -> Result<Command> {
+        Ok(command(match &self.binary {
+            Some(binary) => binary.clone(),
+            None => binary()?,
+        }))
+    }
+
     /// Runs it to its end, for starts that must fail; one that does not is killed.
     pub fn run_to_end(&mut self) -> Result<Output> {
-        let mut command = command()?;
+        let mut command = self.program()?;
         command.args(&self.arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = self.place.start(&mut command)?;
         let start = std::time::Instant::now();
@@ -244,7 +262,7 @@ impl Agent {
 
     /// Runs `ballast` with these arguments on the node.
     pub fn cli(&self, arguments: &[&str]) -> Result<Output> {
-        let mut command = command()?;
+        let mut command = self.program()?;
         command.args(arguments).stdin(Stdio::null());
         command.arg(format!("--bpffs={}", self.bpffs.display()));
         command.arg(format!("--run-dir={}", self.run_dir.display()));
@@ -318,7 +336,7 @@ impl Drop for Agent {
         if std::thread::panicking() {
             eprintln!("agent's log:\n{}", self.log());
         }
-        if let Ok(mut command) = command() {
+        if let Ok(mut command) = self.program() {
             command.arg("cleanup").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
             command.arg(format!("--bpffs={}", self.bpffs.display()));
             command.arg(format!("--run-dir={}", self.run_dir.display()));
@@ -337,16 +355,15 @@ fn other_programs() -> Result<Option<String>> {
 }
 
 /// The agent: by itself, or started by `$BALLAST_CONFINED` (`ballast-confined`), which takes rights from it.
-fn command() -> Result<Command> {
-    let binary = binary()?;
-    Ok(match std::env::var_os("BALLAST_CONFINED") {
+fn command(binary: PathBuf) -> Command {
+    match std::env::var_os("BALLAST_CONFINED") {
         Some(launcher) => {
             let mut command = Command::new(launcher);
             command.arg(binary);
             command
         }
         None => Command::new(binary),
-    })
+    }
 }
 
 /// The agent's binary: `$BALLAST_BIN`, else the newest of those that the workspace built.

@@ -62,7 +62,7 @@ pub struct Tables {
 impl Tables {
     /// Of the maps pinned below `bpffs`; tells `packets` of every deadline.
     pub fn watch(bpffs: &Path, packets: &Arc<Packets>) -> Result<Self> {
-        let pinned = Pinned::open(&bpffs.join("ballast"))?;
+        let pinned = Pinned::open(&bpffs.join("ballast/tables"))?;
         let (state, stop) = (Arc::new(Mutex::new(State::default())), Arc::new(AtomicBool::new(false)));
         let alive_ns = Arc::new(AtomicU64::new(now_ns()));
         let (told, stopped, packets) = (Arc::clone(&state), Arc::clone(&stop), Arc::clone(packets));

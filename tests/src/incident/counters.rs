@@ -14,7 +14,7 @@ pub struct Counters(Vec<(Outcome, u64)>);
 impl Counters {
     /// Reads those pinned below a bpffs.
     pub fn read(bpffs: &Path) -> Result<Self> {
-        let pinned = Pinned::open(&bpffs.join("ballast"))?;
+        let pinned = Pinned::open(&bpffs.join("ballast/tables"))?;
         Ok(Self(contents::outcomes(&pinned)?))
     }
 

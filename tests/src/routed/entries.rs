@@ -13,7 +13,7 @@ const OVER: Duration = Duration::from_secs(90);
 
 /// Entries of flows, answered and half-open, of both families, in the tables below this bpffs; each told in words.
 pub fn left(bpffs: &Path) -> Result<Vec<String>> {
-    let pinned = Pinned::open(&bpffs.join("ballast"))?;
+    let pinned = Pinned::open(&bpffs.join("ballast/tables"))?;
     let mut all = Vec::new();
     pinned.flows4.each(|key, flow| all.push(format!("{key:?} {flow:?}")))?;
     pinned.flows6.each(|key, flow| all.push(format!("{key:?} {flow:?}")))?;

@@ -57,9 +57,12 @@ impl Describer {
             libc::SYS_mount => Some("mount".to_owned()),
             libc::SYS_renameat | libc::SYS_renameat2 => Some(format!("rename to {}", self.file(arguments[3]))),
             libc::SYS_mkdirat => Some(format!("make folder {}", self.file(arguments[1]))),
+            libc::SYS_symlinkat => Some(format!("link {}", self.file(arguments[2]))),
             libc::SYS_unlinkat => Some(format!("remove {}", self.file(arguments[1]))),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_rename => Some(format!("rename to {}", self.file(arguments[1]))),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_symlink => Some(format!("link {}", self.file(arguments[1]))),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_mkdir => Some(format!("make folder {}", self.file(arguments[0]))),
             #[cfg(target_arch = "x86_64")]
@@ -85,6 +88,8 @@ impl Describer {
             format!("pin {kind} {}", self.file(path))
         } else if is(Bpf::BPF_MAP_UPDATE_ELEM) {
             format!("update {}", self.map(number(0)))
+        } else if is(Bpf::BPF_MAP_LOOKUP_AND_DELETE_ELEM) {
+            format!("take from {}", self.map(number(0)))
         } else if is(Bpf::BPF_MAP_DELETE_ELEM) {
             format!("delete from {}", self.map(number(0)))
         } else if is(Bpf::BPF_MAP_UPDATE_BATCH) {

@@ -13,6 +13,7 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_renameat2,
     libc::SYS_unlinkat,
     libc::SYS_mkdirat,
+    libc::SYS_symlinkat,
     libc::SYS_bind,
     libc::SYS_mount,
     libc::SYS_sendto,
@@ -25,6 +26,8 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_mkdir,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_rmdir,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_symlink,
 ];
 
 /// Commands of bpf(2) that only read: lookups, iterations, queries, and the description of types.

@@ -57,7 +57,7 @@ struct Table {
 impl Table {
     fn open(fixture: &Fixture, name: &str) -> Self {
         let is_array = matches!(name, map_name::SLOTS | map_name::BACKENDS4 | map_name::BACKENDS6 | map_name::CONFIG);
-        Self { path: fixture.node.bpffs().join("ballast").join(name), is_array }
+        Self { path: fixture.node.bpffs().join("ballast/tables").join(name), is_array }
     }
 
     /// Keys and values in use, as bytes.

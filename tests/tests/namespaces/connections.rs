@@ -81,7 +81,7 @@ fn every_packet_of_a_flow_is_counted_once_whatever_comes_back() {
         assert!(number(&shown[0], "replyBytes") > sent, "answers name the server, too");
     }
     // For the one backend of each family: the first packet of each direction began and opened the flow.
-    let maps = Pinned::open(&agent.bpffs().join("ballast")).unwrap();
+    let maps = Pinned::open(&agent.bpffs().join("ballast/tables")).unwrap();
     let counted = contents::stats(&maps).unwrap();
     for kind in [stat_kind::BACKEND4, stat_kind::BACKEND6] {
         let count = |outcome: Outcome| {
@@ -94,7 +94,7 @@ fn every_packet_of_a_flow_is_counted_once_whatever_comes_back() {
 
 /// Service ports and backends that have counters in the kernel's table: kind and id.
 fn counted(agent: &Agent) -> BTreeSet<(u8, u32)> {
-    let maps = Pinned::open(&agent.bpffs().join("ballast")).unwrap();
+    let maps = Pinned::open(&agent.bpffs().join("ballast/tables")).unwrap();
     contents::stats(&maps).unwrap().into_iter().map(|(key, _)| (key.kind, key.id)).collect()
 }
 
@@ -207,7 +207,7 @@ fn a_connection_that_nobody_answers_is_shown_half_open() {
 
 /// Writes what the programs would have seen of a backend.
 fn write_health(fixture: &Fixture, id: u32, change: impl FnOnce(Health) -> Health) {
-    let path = fixture.node.bpffs().join("ballast").join(map_name::HEALTH4);
+    let path = fixture.node.bpffs().join("ballast/tables").join(map_name::HEALTH4);
     let map = aya::maps::Map::Array(aya::maps::MapData::from_pin(&path).unwrap());
     let mut health: aya::maps::Array<_, Health> = map.try_into().unwrap();
     let seen = health.get(&id, 0).unwrap();

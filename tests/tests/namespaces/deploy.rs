@@ -116,9 +116,10 @@ fn text(path: &str) -> Value {
 /// The operations of the patch in a kustomization, by path.
 fn patched(path: &str, name: &str) -> BTreeMap<String, String> {
     let kustomization = text(path);
-    let patch = &kustomization["patches"][0];
-    assert_eq!(patch["target"], json!({"kind": "DaemonSet", "name": name}), "{path}");
-    let operations: Vec<Value> = serde_saphyr::from_str(patch["patch"].as_str().expect("a patch")).expect("operations");
+    let change = &kustomization["patches"][0];
+    assert_eq!(change["target"], json!({"kind": "DaemonSet", "name": name}), "{path}");
+    let operations: Vec<Value> =
+        serde_saphyr::from_str(change["patch"].as_str().expect("a patch")).expect("operations");
     let operation = |operation: &Value| {
         let field = |name: &str| operation[name].as_str().expect("a text").to_owned();
         (field("path"), field("value"))

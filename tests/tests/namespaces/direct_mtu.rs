@@ -290,7 +290,7 @@ fn an_error_about_an_answer_finds_the_backend() {
 
 /// Empties a node's tables of flows.
 fn forget(bpffs: &Path) {
-    let tables = Pinned::open(&bpffs.join("ballast")).unwrap();
+    let tables = Pinned::open(&bpffs.join("ballast/tables")).unwrap();
     for (key, _) in tables.half_open4.read().unwrap() {
         tables.half_open4.remove(&key).unwrap();
     }

@@ -51,8 +51,8 @@ impl Held {
         Self {
             descriptors: count(format!("/proc/{}/fd", agent.pid().unwrap())),
             attachments: count(pins.join("attachments").display().to_string()),
-            entries: Pinned::open(&pins).unwrap().links.keys().count(),
-            maps: count(pins.display().to_string()),
+            entries: Pinned::open(&pins.join("tables")).unwrap().links.keys().count(),
+            maps: count(pins.join("tables").display().to_string()),
         }
     }
 

@@ -89,7 +89,7 @@ fn connections_of_host_processes_end_at_the_deadline_and_no_others() {
     let line = format!("ballast_sockets_destroyed_total{{protocol=\"tcp\"}} {}", ending.len());
     assert!(metrics.contains(&line), "{line} is not in {metrics}");
     // Only those that live have entries: no socket keeps the backend's id from being used again.
-    let maps = Pinned::open(&agent.bpffs().join("ballast")).unwrap();
+    let maps = Pinned::open(&agent.bpffs().join("ballast/tables")).unwrap();
     assert_eq!(maps.sockets4.read().unwrap().len() + maps.sockets6.read().unwrap().len(), asked.len());
 }
 
@@ -213,7 +213,7 @@ fn an_idle_unconnected_socket_holds_no_backend_that_is_gone() {
     let fixture = Fixture::new("idle", Pods::Routed, 2, NodeOptions::default());
     let service = fixture.web();
     let agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period=1s", "--drain-max=0s"]);
-    let maps = Pinned::open(&agent.bpffs().join("ballast")).unwrap();
+    let maps = Pinned::open(&agent.bpffs().join("ballast/tables")).unwrap();
     let to = service.frontends(Protocol::Udp)[0];
     let sockets: Vec<_> = (0..8).map(|_| Datagrams::unconnected(fixture.node.place(), 0, to).unwrap()).collect();
     let servers: Vec<_> = sockets.iter().map(|socket| socket.ask_at(to, "before").unwrap().server).collect();

@@ -14,7 +14,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 /// Entries of both families.
 fn entries(agent: &Agent) -> usize {
-    let maps = Pinned::open(&agent.bpffs().join("ballast")).unwrap();
+    let maps = Pinned::open(&agent.bpffs().join("ballast/tables")).unwrap();
     maps.sockets4.read().unwrap().len() + maps.sockets6.read().unwrap().len()
 }
 

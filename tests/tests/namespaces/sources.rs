@@ -15,13 +15,13 @@ use lb_userspace::maps::{Calls, Table};
 const FLAGS: [&str; 2] = ["--cluster-cidr=10.244.0.0/16,fd00:10::/56", "--audit-interval=off"];
 
 fn masquerade(node: &Node) -> BTreeMap<u32, IpAddr> {
-    let dir = node.bpffs().join("ballast");
+    let dir = node.bpffs().join("ballast/tables");
     let table: Table<u32, Masquerade<4>> = Table::open(&dir, map_name::MASQUERADE4, &Calls::default()).unwrap();
     table.read().unwrap().into_iter().map(|(ifindex, value)| (ifindex, (*value.address(0)).into())).collect()
 }
 
 fn masquerade6(node: &Node) -> BTreeMap<u32, IpAddr> {
-    let dir = node.bpffs().join("ballast");
+    let dir = node.bpffs().join("ballast/tables");
     let table: Table<u32, Masquerade<16>> = Table::open(&dir, map_name::MASQUERADE6, &Calls::default()).unwrap();
     table.read().unwrap().into_iter().map(|(ifindex, value)| (ifindex, (*value.address(0)).into())).collect()
 }
@@ -29,7 +29,7 @@ fn masquerade6(node: &Node) -> BTreeMap<u32, IpAddr> {
 type Networks = Table<aya::maps::lpm_trie::Key<NetworkKey<4>>, Network>;
 
 fn networks_table(node: &Node) -> Networks {
-    Table::open(&node.bpffs().join("ballast"), map_name::NETWORKS4, &Calls::default()).unwrap()
+    Table::open(&node.bpffs().join("ballast/tables"), map_name::NETWORKS4, &Calls::default()).unwrap()
 }
 
 fn networks(node: &Node) -> BTreeMap<String, u32> {
@@ -105,7 +105,7 @@ fn what_somebody_edits_is_put_right_and_told() {
     }
     let stranger = aya::maps::lpm_trie::Key::new(24, NetworkKey { address: [198, 18, 0, 0] });
     table.put(&stranger, &Network { flags: network_flags::PODS }).unwrap();
-    let dir = node.bpffs().join("ballast");
+    let dir = node.bpffs().join("ballast/tables");
     let addresses: Table<u32, Masquerade<4>> = Table::open(&dir, map_name::MASQUERADE4, &Calls::default()).unwrap();
     addresses.put(&0, &Masquerade::new([198, 18, 0, 1], &[])).unwrap();
     // A round of the agent's own may have come in between: it tells what it repaired, too.

@@ -226,7 +226,7 @@ fn a_drifted_count_is_set_right_and_what_programs_write_beside_it_stays() -> Res
     let fixture = Fixture::new("recount", Pods::Routed, 1, NodeOptions::default());
     let service = fixture.web();
     let agent = fixture.agent(&Manifest::of([service]), &[]);
-    let maps = Pinned::open(&agent.bpffs().join("ballast"))?;
+    let maps = Pinned::open(&agent.bpffs().join("ballast/tables"))?;
     let connections = Connections::map(&maps.health4)?;
     let mut backends = maps.backends4.read()?.into_iter().filter(|(_, record)| record.generation != 0);
     let (id, record) = backends.next().context("a backend")?;
@@ -281,7 +281,7 @@ fn ids_and_slots_of_a_hundred_generations_come_back() -> Result<()> {
     // The flow learns of its end; then nothing holds the id any more.
     held.ask("two").unwrap_err();
     drop(held);
-    let maps = Pinned::open(&agent.bpffs().join("ballast"))?;
+    let maps = Pinned::open(&agent.bpffs().join("ballast/tables"))?;
     for (key, _) in maps.flows4.read()? {
         maps.flows4.remove(&key)?;
     }

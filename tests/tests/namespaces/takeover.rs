@@ -44,36 +44,6 @@ fn pins(bpffs: &Path) -> Vec<String> {
     names
 }
 
-/// Sizes that are changed in the configuration must stop no agent of the roll-out, and no connection.
-#[test]
-fn other_map_sizes_than_those_pinned_are_warned_of_and_the_pinned_ones_serve_on() {
-    let fixture = Fixture::new("othersizes", Pods::Routed, 2, NodeOptions::default());
-    let service = fixture.web();
-    let manifest = Manifest::of([service.clone()]);
-    let mut first = fixture.agent(&manifest, &[]);
-    let mut held = Stream::connect(fixture.client.place(), service.frontends(Protocol::Tcp)[0]).unwrap();
-    held.ask("before").unwrap();
-    first.kill();
-
-    let mut next = Agent::prepare(&fixture.node, &["--map-sizes=slots=2048,backends=512,flows4=2048"]).unwrap();
-    next.write(&manifest).unwrap();
-    next.restart().unwrap();
-    held.ask("after").unwrap();
-    for to in service.frontends(Protocol::Tcp) {
-        Stream::connect(fixture.client.place(), to).unwrap().ask("new").unwrap();
-    }
-    let status = next.json(&["status"]).unwrap();
-    let warnings = status["agent"]["datapath"]["warnings"].to_string();
-    for part in ["slots has 1048576, not 2048", "backends4 has 262144, not 512", "flows4 has 262144", "next boot"] {
-        assert!(warnings.contains(part), "{part} is missing: {warnings}");
-    }
-    let doctor = next.cli(&["doctor"]).unwrap();
-    let doctor = String::from_utf8_lossy(&doctor.stdout);
-    assert!(doctor.contains("slots has 1048576, not 2048"), "{doctor}");
-    next.kill();
-    std::mem::forget(first); // The next one cleans up.
-}
-
 /// A version before knew fewer outcomes, and no service CIDRs.
 #[test]
 fn maps_of_a_version_that_knew_less_are_taken_over() {
@@ -85,7 +55,7 @@ fn maps_of_a_version_that_knew_less_are_taken_over() {
     let mut held = Stream::connect(client, service.frontends(Protocol::Tcp)[0]).unwrap();
     held.ask("before").unwrap();
     agent.kill();
-    let pin = |name: &str| fixture.node.bpffs().join("ballast").join(name);
+    let pin = |name: &str| fixture.node.bpffs().join("ballast/tables").join(name);
     for name in [map_name::OUTCOMES, map_name::SERVICE_CIDRS] {
         std::fs::remove_file(pin(name)).unwrap();
     }
@@ -107,11 +77,12 @@ fn maps_of_a_version_that_knew_less_are_taken_over() {
 #[test]
 fn a_map_of_another_kind_is_refused() {
     let fixture = Fixture::new("otherkind", Pods::Routed, 1, NodeOptions::default());
-    let path = fixture.node.bpffs().join("ballast").join(map_name::BACKENDS4);
+    let mut agent = fixture.agent(&Manifest::of([fixture.web()]), &[]);
+    agent.kill();
+    let path = fixture.node.bpffs().join("ballast/tables").join(map_name::BACKENDS4);
+    std::fs::remove_file(&path).unwrap();
     // The slots under the name of the backends.
     pin_other_map(map_name::SLOTS, 512, &path);
-    let mut agent = Agent::prepare(&fixture.node, &[]).unwrap();
-    agent.write(&Manifest::of([fixture.web()])).unwrap();
     let said = refusal(&mut agent);
     assert!(said.contains(map_name::BACKENDS4) && said.contains("ballast cleanup"), "{said}");
 }
@@ -125,7 +96,7 @@ fn tables_of_another_version_are_refused_and_go_on_serving() {
     held.ask("before").unwrap();
     agent.kill();
 
-    let path = fixture.node.bpffs().join("ballast").join(map_name::CONFIG);
+    let path = fixture.node.bpffs().join("ballast/tables").join(map_name::CONFIG);
     let map = aya::maps::Map::Array(aya::maps::MapData::from_pin(&path).unwrap());
     let mut config: aya::maps::Array<_, Config> = map.try_into().unwrap();
     let found = config.get(&0, 0).unwrap();

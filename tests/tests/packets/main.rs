@@ -8,6 +8,7 @@ mod decisions;
 mod fast_path_oracle;
 mod floods;
 mod headers;
+mod layouts;
 mod store;
 mod tunnelled;
 mod two_answers;

@@ -12,8 +12,10 @@ use crate::workspace::Workspace;
 
 /// `fuzz` holds bodies and corpus of tests of lb-common, `tests/seed` is a crate that they need.
 const FOLDERS: [&str; 4] = ["lb-ebpf", "lb-common", "fuzz", "tests/seed"];
+/// What all packages of the workspace are built from.
+const WHOLE: [&str; 6] = ["lb-ebpf", "lb-common", "lb-userspace", "fuzz", "tests", "xtask"];
 
-/// A copy of the checkout, whose workspace is lb-common alone.
+/// A copy of the checkout, whose workspace is lb-common alone unless it is a whole one.
 #[derive(Debug)]
 pub struct Checkout {
     pub root: PathBuf,
@@ -33,6 +35,17 @@ impl Checkout {
         }
         restore_file(&fs::read(root.join("Cargo.lock")).context("cannot read Cargo.lock")?, &copy.join("Cargo.lock"))?;
         restore_file(manifest(root)?.as_bytes(), &copy.join("Cargo.toml"))?;
+        Ok(Self { root: copy })
+    }
+
+    /// The same with every package of the workspace, for edits that the agent is built with.
+    pub fn restore_whole_to(root: &Path, copy: PathBuf) -> Result<Self> {
+        for folder in WHOLE {
+            restore_folder(&root.join(folder), &copy.join(folder))?;
+        }
+        for file in ["Cargo.lock", "Cargo.toml"] {
+            restore_file(&fs::read(root.join(file)).with_context(|| format!("cannot read {file}"))?, &copy.join(file))?;
+        }
         Ok(Self { root: copy })
     }
 

@@ -34,12 +34,22 @@ pub fn fates(old: &Description, new: &Description) -> Result<BTreeMap<String, Fa
         let fate = match old.maps.get(name) {
             None if !moving.contains(name.as_str()) => Fate::Begin,
             None => Fate::Flows,
-            Some(before) => one(name, before, map, moving.contains(name.as_str()))
-                .map_err(|reason| LayoutError::Layout { map: name.clone(), old: old.abi, new: new.abi, reason })?,
+            Some(before) => one(name, before, map, &moving).map_err(|reason| LayoutError::Layout {
+                map: name.clone(),
+                old: old.abi,
+                new: new.abi,
+                reason,
+            })?,
         };
         Ok((name.clone(), fate))
     };
-    new.maps.iter().map(fate).collect()
+    let mut fates: BTreeMap<String, Fate> = new.maps.iter().map(fate).collect::<Result<_, _>>()?;
+    if tables::TOGETHER.iter().any(|name| fates.get(*name).is_some_and(|fate| *fate != Fate::Share)) {
+        let together =
+            fates.iter_mut().filter(|(name, fate)| **fate == Fate::Share && tables::TOGETHER.contains(&name.as_str()));
+        together.for_each(|(_, fate)| *fate = Fate::Copy);
+    }
+    Ok(fates)
 }
 
 /// The flow tables of each family whose flows move: all of them if one differs. A connection wanders between them, so one program must see
@@ -50,10 +60,19 @@ pub(super) fn moving_flows(old: &Description, new: &Description) -> BTreeSet<&'s
     families.filter(|tables| tables.iter().copied().any(differs)).flatten().collect()
 }
 
-fn one(name: &str, old: &MapDescription, new: &MapDescription, moves: bool) -> Result<Fate, String> {
+fn one(
+    name: &str,
+    old: &MapDescription,
+    new: &MapDescription,
+    moving: &BTreeSet<&'static str>,
+) -> Result<Fate, String> {
     let same = old == new;
     match tables::nature(name) {
-        Nature::Flows(_) if moves => flows(name, old, new).map(|()| Fate::Flows),
+        Nature::Flows(_) if moving.contains(name) => flows(name, old, new).map(|()| Fate::Flows),
+        Nature::Fragments(family) => {
+            let moves = family.flow_tables().iter().any(|flows| moving.contains(flows));
+            Ok(if same && !moves { Fate::Share } else { Fate::Begin })
+        }
         Nature::Own => convertible(name, old, new).map(|()| Fate::Copy),
         Nature::Fresh if name == lb_common::abi::map_name::LAYOUT => Ok(Fate::Begin),
         _ if same => Ok(Fate::Share),

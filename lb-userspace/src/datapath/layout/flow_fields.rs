@@ -20,6 +20,7 @@ pub(super) struct KeyFields {
 pub(super) struct FlowFields {
     isn: Field,
     since_s: Field,
+    seen_s: Field,
     state: Field,
     flags: Field,
     address: Field,
@@ -58,6 +59,7 @@ impl FlowFields {
         Ok(Self {
             isn: field("isn")?,
             since_s: field("since_s")?,
+            seen_s: field("seen_s")?,
             state: field("state")?,
             flags: field("flags")?,
             address: field("address")?,
@@ -98,15 +100,38 @@ impl FlowFields {
         self.state.number(value) == Some(flow_state::HALF_OPEN.into())
     }
 
+    /// Whether the connection is over.
+    pub fn is_closing(&self, value: &[u8]) -> bool {
+        self.state.number(value) == Some(flow_state::CLOSING.into())
+    }
+
     /// Whether an entry of `half_open` is a note about the established connection under the same key.
     pub fn is_note(&self, value: &[u8]) -> bool {
         let flags = self.handshake.and_then(|flags| flags.number(value)).unwrap_or(0);
         flags & u64::from(half_open_flags::SECOND) != 0
     }
 
+    /// Sets [`half_open_flags`] of an entry of `half_open`.
+    pub fn set_handshake_flags(&self, value: &mut [u8], flags: u8) {
+        if let Some([first, ..]) = self.handshake.and_then(|field| field.of_mut(value)) {
+            *first = flags;
+        }
+    }
+
+    /// Whether this is the reply entry of a connection whose backend sees another address or port than the client's own.
+    pub fn is_translated_reply(&self, keys: &KeyFields, key: &[u8], value: &[u8]) -> bool {
+        let own = [(self.client, keys.dst), (self.client_port, keys.dst_port)];
+        self.is_reply(value) && own.into_iter().any(|(field, place)| field.of(value) != place.of(key))
+    }
+
     /// When the connection began, seconds of `CLOCK_MONOTONIC`.
     pub fn since_s(&self, value: &[u8]) -> u64 {
         self.since_s.number(value).unwrap_or(0)
+    }
+
+    /// When its last packet was seen.
+    pub fn seen_s(&self, value: &[u8]) -> u64 {
+        self.seen_s.number(value).unwrap_or(0)
     }
 
     /// What is the same in all entries of a connection under one key, and differs from those of any other.

@@ -8,6 +8,7 @@ use super::{
     copy::{converter, description},
     flow_fields::FlowFields,
     merge::Merge,
+    reserve::BLOCKER,
     tags,
 };
 use crate::maps::{Condition, RawTable};
@@ -65,6 +66,13 @@ impl FlowTable {
         &self.new_table
     }
 
+    /// An entry that keeps a tuple: see [`super::reserve`]. Of a table of handshakes; of any other one, an entry that never is there.
+    pub fn blocker(&self) -> Vec<u8> {
+        let mut entry = vec![0; self.new_table.value_size()];
+        self.new.set_handshake_flags(&mut entry, BLOCKER);
+        entry
+    }
+
     /// Adapter for `map_err` on calls for either.
     pub fn failed(&self) -> impl FnOnce(io::Error) -> LayoutError + use<> {
         LayoutError::access("move entries of", self.map)
@@ -82,10 +90,24 @@ impl FlowTable {
     /// Writes an entry to the new table. `Ok(None)`: it has no room. `Ok(Some(false))`: there is one already.
     pub fn insert(&self, key: &[u8], value: &[u8]) -> io::Result<Option<bool>> {
         match self.new_table.put(key, value, Condition::New) {
+            // Its own place was kept free.
+            Ok(false) if self.new_table.get(key)?.is_some_and(|there| there == self.blocker()) => {
+                self.new_table.put(key, value, Condition::There).map(Some)
+            }
             Ok(is_new) => Ok(Some(is_new)),
             Err(error) if matches!(error.raw_os_error(), Some(libc::E2BIG | libc::ENOMEM)) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether the new table holds another connection under the key, which is over, and whose tuple this one has got.
+    pub fn is_over_for(&self, key: &[u8], value: &[u8]) -> io::Result<bool> {
+        let there = self.new_table.get(key)?;
+        Ok(there.is_some_and(|there| {
+            self.new.identity(&there) != self.new.identity(value)
+                && self.new.is_closing(&there)
+                && !self.new.is_closing(value)
+        }))
     }
 
     /// Takes the old entry out, now that no old program writes it any more, and carries over what was written since it was `copied` (in the old
@@ -106,6 +128,10 @@ impl FlowTable {
         let copied = copied.and_then(unconverted).unwrap_or_else(|| vec![0; last.len()]);
         let Some(mut current) = self.new_table.get(key)? else { return Ok(()) };
         if self.new.identity(&current) != self.new.identity(&last) {
+            // An old program has given the tuple to another connection. It is the one that lives, unless a new program knows better.
+            if current == copied {
+                self.new_table.put(key, &last, Condition::There)?;
+            }
             return Ok(());
         }
         // A write of a new program between these two calls is lost. A packet of that moment made it, and the next packet makes it again.

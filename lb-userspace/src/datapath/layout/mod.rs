@@ -5,9 +5,10 @@
 //!
 //! 1. [`Description::read`] the old set, [`Description::of_object`] the new one; [`fates`], and [`check_room`]: nothing is changed yet.
 //! 2. Share, make, and [`Description::write`]; [`copy`] what is to be copied, with [`Pass::First`].
-//! 3. Let the new programs take over. From here on an entry of a flow that the new tables hold is theirs, and one that the old tables alone
+//! 3. [`FlowMover::reserve`], and let the new programs take over; [`FlowMover::reserve`] again. From here on an entry of a flow that the new tables hold is theirs, and one that the old tables alone
 //!    hold is the old programs'.
-//! 4. [`copy`] again what is to be copied twice, with [`Pass::Again`]; [`FlowMover::pass`] until two passes in a row find nothing.
+//! 4. [`copy`] again what is to be copied twice, with [`Pass::Again`]; [`FlowMover::pass`] until two passes in a row find nothing;
+//!    [`FlowMover::release`].
 //!
 //! Minimum kernel: 5.8, as for the maps themselves.
 
@@ -23,7 +24,9 @@ mod grace;
 mod merge;
 mod mover;
 mod record;
+mod reserve;
 mod room;
+mod services;
 mod tables;
 mod tags;
 
@@ -34,3 +37,4 @@ pub use fates::{Fate, fates};
 pub use mover::{FlowMover, Moved};
 pub use record::{Element, Field, Record};
 pub use room::check_room;
+pub use services::services;

@@ -12,10 +12,16 @@ use super::{
     Description, LayoutError, copy::description, fates::moving_flows, flow_fields::KeyFields, flow_table::FlowTable,
     grace::Grace, tables::Family,
 };
-use crate::maps::RawCursor;
+use crate::maps::{Condition, RawCursor};
 
 /// So many entries are on their way at once, their opposite directions not counted.
 const BATCH: usize = 4096;
+
+/// A handshake is moved when it has rested so long, seconds. One that goes on is soon established or over: between the moment at which its entry is
+/// read and that at which it is written, it would become another one.
+const HANDSHAKE_RESTS_S: u64 = 2;
+/// After so many seconds of a mover, it moves all handshakes: clients that send SYNs all the time hold nothing up.
+const LONGEST_REST_S: u64 = 15;
 
 /// What became of the entries that a pass has found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,17 +41,18 @@ pub struct Moved {
 /// Moves flow entries; see the module.
 #[derive(Debug)]
 pub struct FlowMover {
-    families: Vec<Tables>,
+    pub(super) families: Vec<Tables>,
     grace: Grace,
+    began_s: u64,
 }
 
 /// The flow tables of one address family.
 #[derive(Debug)]
-struct Tables {
-    keys: KeyFields,
-    flows: FlowTable,
-    udp_flows: FlowTable,
-    half_open: FlowTable,
+pub(super) struct Tables {
+    pub keys: KeyFields,
+    pub flows: FlowTable,
+    pub udp_flows: FlowTable,
+    pub half_open: FlowTable,
 }
 
 /// One of them.
@@ -74,7 +81,7 @@ impl FlowMover {
             Family::ALL.into_iter().filter(|family| family.flow_tables().iter().any(|name| moving.contains(name)));
         let families = families.map(|family| Tables::open(family, sets, descriptions)).collect::<Result<_, _>>()?;
         let grace = Grace::new().map_err(LayoutError::access("make", "for waiting"))?;
-        Ok(Self { families, grace })
+        Ok(Self { families, grace, began_s: now_s() })
     }
 
     /// Moves every entry that it finds in the old tables. Call it after the new programs have taken over, until two passes in a row find
@@ -98,7 +105,9 @@ impl FlowMover {
     }
 
     fn table(&self, tables: &Tables, which: Which, moved: &mut Moved) -> Result<(), LayoutError> {
-        let table = tables.of(which);
+        let (table, now_s) = (tables.of(which), now_s());
+        let is_early = now_s < self.began_s + LONGEST_REST_S;
+        let rested_s = if is_early { now_s.saturating_sub(HANDSHAKE_RESTS_S) } else { u64::MAX };
         let mut cursor = RawCursor::default();
         // Twice its size, as it may grow while it is read.
         let mut left = 2 * table.old_table().capacity() as usize / BATCH + 2;
@@ -114,7 +123,7 @@ impl FlowMover {
                 let is_empty = keys.is_empty();
                 for (key, _) in keys {
                     moved.found += 1;
-                    tables.insert(which, key, &mut batch, moved)?;
+                    tables.insert(which, key, rested_s, &mut batch, moved)?;
                 }
                 if !is_empty {
                     self.wait()?;
@@ -177,6 +186,7 @@ impl Tables {
         &self,
         which: Which,
         key: Vec<u8>,
+        rested_s: u64,
         batch: &mut Vec<OnItsWay>,
         moved: &mut Moved,
     ) -> Result<(), LayoutError> {
@@ -184,13 +194,23 @@ impl Tables {
         let failed = || table.failed();
         // As it is at this moment. Where it is gone, the old programs have removed it, or written it to another table.
         let Some(value) = table.old_table().get(&key).map_err(failed())? else { return Ok(()) };
+        let is_udp = self.keys.protocol(&key) == u64::from(UDP);
+        if !is_udp && table.old.is_handshake(&value) && table.old.seen_s(&value) > rested_s {
+            return Ok(());
+        }
         let Ok(converted) = table.convert(&key, &value) else {
             moved.dropped += 1;
             batch.push(OnItsWay { key, copied: None });
             return Ok(());
         };
         let (is_followed, stale) = self.beside(which, &key, &converted)?;
-        let inserted = if is_followed { Some(false) } else { table.insert(&key, &converted).map_err(failed())? };
+        let inserted = if is_followed {
+            Some(false)
+        } else if table.is_over_for(&key, &converted).map_err(failed())? {
+            table.new_table().put(&key, &converted, Condition::There).map(Some).map_err(failed())?
+        } else {
+            table.insert(&key, &converted).map_err(failed())?
+        };
         match inserted {
             None => moved.stuck += 1,
             Some(is_new) => {
@@ -228,4 +248,9 @@ impl Tables {
         let goes_on = (which == Which::HalfOpen) == is_handshake;
         Ok((goes_on, Some(other).filter(|_| !goes_on)))
     }
+}
+
+/// As the programs have it: seconds of `CLOCK_MONOTONIC`.
+fn now_s() -> u64 {
+    rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_sec.unsigned_abs()
 }

@@ -13,6 +13,8 @@ pub(super) enum Nature {
     Noted,
     /// Flow entries of one address family.
     Flows(Family),
+    /// Ports of first fragments, which go with the flows: what a set does not hold was noted by the programs of the other one.
+    Fragments(Family),
     /// Counts: kept if they can be, else they begin anew.
     Counted,
     /// What has a meaning for one set of maps only, or is found anew by itself.
@@ -65,20 +67,33 @@ pub(super) fn nature(map: &str) -> Nature {
         | name::ADOPTION
         | name::SERVICE_CIDRS => Nature::Planned,
         name::CONFIG => Nature::Own,
-        name::HEALTH4
-        | name::HEALTH6
-        | name::AFFINITY4
-        | name::AFFINITY6
-        | name::SOCKETS4
-        | name::SOCKETS6
-        | name::FRAGMENTS4
-        | name::FRAGMENTS6 => Nature::Noted,
+        name::HEALTH4 | name::HEALTH6 | name::AFFINITY4 | name::AFFINITY6 | name::SOCKETS4 | name::SOCKETS6 => {
+            Nature::Noted
+        }
+        name::FRAGMENTS4 => Nature::Fragments(Family::V4),
+        name::FRAGMENTS6 => Nature::Fragments(Family::V6),
         name::OUTCOMES | name::STATS | name::TURNS | name::TRAFFIC4 | name::TRAFFIC6 => Nature::Counted,
         // `layout` describes its own set. Rings and storages of sockets cannot be copied. The places of the filter's bits and of the clients'
         // counters follow from their number; the agent sets both anew.
         _ => Nature::Fresh,
     }
 }
+
+/// Tables that name each other's elements by id or place: they stay in step if the agent writes all of them or none.
+pub(super) const TOGETHER: [&str; 12] = [
+    name::SERVICES4,
+    name::SERVICES6,
+    name::SLOTS,
+    name::BACKENDS4,
+    name::BACKENDS6,
+    name::NAMES,
+    name::SOURCES4,
+    name::SOURCES6,
+    name::VIPS4,
+    name::VIPS6,
+    name::ENDPOINTS4,
+    name::ENDPOINTS6,
+];
 
 /// The number that changes with the meaning of a map whose layout stays: what a field counts, or how a hash in it is made.
 pub(super) fn meaning(_map: &str) -> u32 {

@@ -61,7 +61,7 @@ fn address(number: u8) -> Ipv4Addr {
 
 /// The backend's address in each slot of the service.
 fn table(agent: &Agent, cluster_ip: Ipv4Addr) -> Result<Vec<Ipv4Addr>> {
-    let maps = Pinned::open(&agent.bpffs().join("ballast"))?;
+    let maps = Pinned::open(&agent.bpffs().join("ballast/tables"))?;
     let services = maps.services4.read()?;
     let is_tcp = |port: u16| port == 80;
     let found = services.iter().find(|(key, _)| key.address == cluster_ip.octets() && is_tcp(key.port));

@@ -66,7 +66,7 @@ pub fn measure(ballast: &Ballast<'_>, ground: &Ground<'_>, folder: &Path, stop: 
     let echo = with_slice("echo", ECHO, &[ground.serving]);
     manifest.write(&echo)?;
     let agent = ballast.start(&[format!("--source=file={}", manifest.0.display())])?;
-    let maps = Maps(ballast.node.bpffs().join("ballast"));
+    let maps = Maps(ballast.node.bpffs().join("ballast/tables"));
     let late = || format!("the agent did not follow its manifest:\n{}", agent.tail());
     wait_for(LIMIT, stop, || maps.holds(1)).with_context(late)?;
 

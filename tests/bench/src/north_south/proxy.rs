@@ -197,7 +197,7 @@ fn finish(run: impl FnOnce(TestRunOptions<'_>) -> Result<aya::programs::TestRunR
 
 /// The programs that use the maps pinned there: that for packets from outside, tc's for the same, and tc's for those that leave.
 fn programs(bpffs: &Path, hook: Hook) -> Result<(Program, SchedClassifier, SchedClassifier)> {
-    let map = MapData::from_pin(bpffs.join("ballast/flows4")).context("no map flows4 is pinned yet")?;
+    let map = MapData::from_pin(bpffs.join("ballast/tables/flows4")).context("no map flows4 is pinned yet")?;
     let id = map.info()?.id();
     let find = |wanted: &str| {
         let loaded = loaded_programs().filter_map(Result::ok);

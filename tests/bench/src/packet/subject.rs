@@ -118,7 +118,7 @@ impl Subject {
 
 /// `pod_in` and `pod_out` that use the maps pinned there.
 pub fn programs(bpffs: &Path) -> Result<[SchedClassifier; 2]> {
-    let map = MapData::from_pin(bpffs.join("ballast/flows4")).context("no map flows4 is pinned yet")?;
+    let map = MapData::from_pin(bpffs.join("ballast/tables/flows4")).context("no map flows4 is pinned yet")?;
     let id = map.info()?.id();
     let mut found = [None, None];
     for info in loaded_programs() {

@@ -70,7 +70,7 @@ impl Subject {
 
     /// Writes so many open flows to the first service into the table of flows.
     pub fn fill(&self, flows: u32) -> Result<()> {
-        let maps = Pinned::open(&self.agent.side.node.bpffs().join("ballast"))?;
+        let maps = Pinned::open(&self.agent.side.node.bpffs().join("ballast/tables"))?;
         let SocketAddr::V4(to) = service(0, 0) else { bail!("a service of IPv4") };
         let now = clock_gettime(ClockId::CLOCK_MONOTONIC)?;
         let seen_s = u32::try_from(now.tv_sec())?;

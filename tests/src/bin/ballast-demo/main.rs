@@ -126,7 +126,7 @@ fn play(fixture: &Fixture) {
     println!("  {agent} status {places}");
     println!("  $EDITOR {}      # traffic follows", manifest.display());
     println!("  tail -f {}", fixture.log().display());
-    println!("  bpftool map dump pinned {}/ballast/services4", fixture.node.bpffs().display());
+    println!("  bpftool map dump pinned {}/ballast/tables/services4", fixture.node.bpffs().display());
 }
 
 /// The agent's own cleanup: what it removes is gone, and a second one finds nothing.

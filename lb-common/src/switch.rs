@@ -1,0 +1,65 @@
+//! The switch from one set of tables to another: the gates at the attach points, and the slots of the programs that they call.
+//!
+//! A gate hangs where an entry program hung. While [`word::OLD`] stands it calls the old set's program for every packet. From the moment that
+//! [`word::NEW`] is written it calls the new set's program, except for a packet of a connection that only the old tables know.
+
+/// Each entry program and its gate. The place in this list gives the slots; it never changes, as two versions share it.
+pub const GATES: [(&str, &str); 8] = [
+    ("pod_in", "gate_pod_in"),
+    ("pod_out", "gate_pod_out"),
+    ("bridge_in", "gate_bridge_in"),
+    ("node_in", "gate_node_in"),
+    ("node_out", "gate_node_out"),
+    ("node_in_l3", "gate_in_l3"),
+    ("node_out_l3", "gate_out_l3"),
+    ("xdp_node", "gate_xdp"),
+];
+
+/// Slots of a gate's program array.
+pub const SLOTS: usize = 2 * GATES.len();
+
+/// The slot of the old set's entry program, by the place in [`GATES`].
+#[inline(always)]
+#[must_use]
+pub const fn old_slot(entry: usize) -> u32 {
+    2 * entry as u32
+}
+
+/// The slot of the new set's entry program.
+#[inline(always)]
+#[must_use]
+pub const fn new_slot(entry: usize) -> u32 {
+    old_slot(entry) + 1
+}
+
+/// Values of the one word that all gates read.
+pub mod word {
+    /// The old programs take every packet.
+    pub const OLD: u32 = 0;
+    /// The old programs take what only the old tables know.
+    pub const NEW: u32 = 1;
+}
+
+/// Names of the gates' own maps.
+pub mod map {
+    pub const WORD: &str = "switch_word";
+    pub const TC: &str = "switch_tc";
+    pub const XDP: &str = "switch_xdp";
+    /// Tables of the old set, under the names that the gates have for them, and under their own.
+    pub const OLD: [(&str, &str); 8] = [
+        ("old_flows4", "flows4"),
+        ("old_flows6", "flows6"),
+        ("old_udp_flows4", "udp_flows4"),
+        ("old_udp_flows6", "udp_flows6"),
+        ("old_half_open4", "half_open4"),
+        ("old_half_open6", "half_open6"),
+        ("old_fragments4", "fragments4"),
+        ("old_fragments6", "fragments6"),
+    ];
+
+    /// Whether a map belongs to the gates.
+    #[must_use]
+    pub fn is_ours(name: &str) -> bool {
+        [WORD, TC, XDP].contains(&name) || OLD.iter().any(|(map, _)| *map == name)
+    }
+}

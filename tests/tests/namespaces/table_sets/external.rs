@@ -1,0 +1,42 @@
+//! The same for external clients, whose connections are masqueraded: by XDP, and by tc filters as kernels without TCX have them.
+
+use lb_tests::agent::Agent;
+use lb_tests::external_client::{DNS, ExternalClient, HTTP};
+
+use super::settle;
+use super::traffic::{Amount, Frontends, Traffic};
+
+/// Ended connections keep their SNAT ports for a minute: no more new ones than there are ports.
+const AMOUNT: Amount = Amount { held: 400, new: 60 };
+const SIZES: [&str; 2] = ["--map-sizes=flows4=65536,flows6=65536", "--map-sizes=flows4=16384,flows6=16384,slots=65536"];
+
+fn switch_under(subject: &str, flags: [&str; 2]) {
+    let mut scene = ExternalClient::with(subject, &[&flags[..], &SIZES[..1]].concat(), |service| service);
+    let root = scene.nodes[0].bpffs().join("ballast");
+    let mut before = settle(&root, "the first start");
+    let places = [scene.client.place().clone(), scene.client.place().clone()];
+    let frontends = Frontends { tcp: scene.frontends(HTTP).to_vec(), udp: scene.frontends(DNS).to_vec() };
+    let traffic = Traffic::start(&places, &frontends, AMOUNT);
+    traffic.check("before");
+    for sizes in [SIZES[1], SIZES[0], SIZES[1], SIZES[0]] {
+        scene.agent.kill();
+        let all = [&["--external-ips", "on"], &flags[..], &[sizes]].concat();
+        let next = Agent::prepare(&scene.nodes[0], &all).unwrap();
+        std::mem::forget(std::mem::replace(&mut scene.agent, next)); // The next one cleans up.
+        scene.agent.restart().unwrap();
+        let set = settle(&root, sizes);
+        assert_ne!(set, before, "another set is in force");
+        traffic.check(sizes);
+        before = set;
+    }
+}
+
+#[test]
+fn connections_of_external_clients_move_under_xdp() {
+    switch_under("setsxdp", ["--xdp-mode=generic", "--tc-attach=auto"]);
+}
+
+#[test]
+fn connections_of_external_clients_move_under_tc_filters() {
+    switch_under("setsclsact", ["--xdp-mode=off", "--tc-attach=clsact"]);
+}

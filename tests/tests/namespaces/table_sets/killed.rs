@@ -1,0 +1,96 @@
+//! The agent is killed on its way from one set of tables to another; the next start, of either side, goes on or back.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use lb_tests::agent::START;
+use lb_tests::peers::eventually;
+use lb_tests::random::Random;
+use lb_tests::steps::Step;
+
+use super::{Scene, Side, is_long, settled};
+
+/// What makes the set, what puts a gate or a program at a hook, what puts the set in force, what moves connections, what removes.
+const PARTS: [&[&str]; 5] = [
+    &["make", "pin", "update many", "link"],
+    &["replace program of", "load", "update switch_"],
+    &["update switch_word", "rename"],
+    &["update flows", "update udp_flows", "update half_open", "update sockets", "take from"],
+    &["remove"],
+];
+
+/// One of the steps that begin so. All kinds are alike, however many there are of each.
+fn one(random: &mut Random, all: &[Step], begins: &[&str]) -> Option<Step> {
+    let kinds = kinds(all, begins);
+    let names: Vec<&String> = kinds.keys().collect();
+    let alike = names.get(random.below(names.len().max(1))).and_then(|name| kinds.get(*name))?;
+    Some((*random.of(alike)).clone())
+}
+
+fn kinds<'a>(all: &'a [Step], begins: &[&str]) -> BTreeMap<String, Vec<&'a Step>> {
+    let mut kinds: BTreeMap<String, Vec<&Step>> = BTreeMap::new();
+    for step in all.iter().filter(|step| begins.iter().any(|begin| step.what.starts_with(begin))) {
+        kinds.entry(step.what.clone()).or_default().push(step);
+    }
+    kinds
+}
+
+/// Where the agent is killed, by turns: once on the way, and once more at the start after it. With `BALLAST_STEPS=all`: at the first step of each
+/// kind, at one in the middle, and at the last.
+fn kills(random: &mut Random, steps: &[Step], parts: &[usize]) -> VecDeque<Vec<Step>> {
+    if !is_long() {
+        let mut kills: VecDeque<Vec<Step>> =
+            parts.iter().filter_map(|part| Some(vec![one(random, steps, PARTS[*part])?])).collect();
+        kills.push_back([PARTS[1], PARTS[3]].iter().filter_map(|part| one(random, steps, part)).collect());
+        return kills;
+    }
+    let some = |alike: Vec<&Step>| {
+        let mut nth = vec![0, alike.len() / 2, alike.len() - 1];
+        nth.dedup();
+        nth.into_iter().map(|index| vec![alike[index].clone()]).collect::<Vec<_>>()
+    };
+    kinds(steps, &[""]).into_values().flat_map(some).collect()
+}
+
+/// Starts an agent of this side; waits until its tables alone are left, or it was killed at its step.
+fn start(scene: &Scene, side: &Side, kill_at: Option<&Step>) -> (bool, Vec<Step>) {
+    let mut agent = scene.agent(side);
+    let stepped = agent.launch_stepped(kill_at.cloned()).unwrap();
+    eventually(&format!("{side:?}: ready with one set of tables, or killed"), START, || {
+        (!stepped.is_alive() || (agent.is_ready() && settled(&scene.root()).is_some())).then_some(())
+    });
+    assert!(stepped.is_alive() || kill_at.is_some(), "the agent ended by itself:\n{}", agent.log());
+    let steps = stepped.steps();
+    let reached = stepped.end().unwrap();
+    std::mem::forget(agent); // The next one cleans up.
+    (reached, steps)
+}
+
+/// Kills the agent between these sides, at steps of these [`PARTS`].
+pub fn between(subject: &str, mut sides: [Side; 2], parts: &[usize]) {
+    let scene = Scene::new(subject);
+    start(&scene, &sides[0], None);
+    let traffic = scene.traffic();
+    traffic.check("before");
+    let (_, steps) = start(&scene, &sides[1], None);
+    traffic.check("a whole switch");
+    sides.reverse();
+    let (mut random, mut reached) = (Random::new(lb_seed::of_run()), Vec::new());
+    for chain in kills(&mut random, &steps, parts) {
+        for step in &chain {
+            let is_reached = start(&scene, &sides[1], Some(step)).0;
+            reached.push((step.to_string(), is_reached));
+            traffic.check(&format!("killed at `{step}` on the way to {:?}", sides[1]));
+        }
+        if random.one_in(2) {
+            sides.reverse();
+        }
+        start(&scene, &sides[0], None);
+        traffic.check(&format!("the start of {:?} after {chain:?}", sides[0]));
+    }
+    println!("{reached:?}");
+    let again = reached.iter().filter(|(_, is_reached)| *is_reached).count();
+    assert!(again * 2 >= reached.len(), "of these steps few came again: {reached:?}");
+    drop(traffic);
+    // Cleans up.
+    drop(scene.agent(&sides[0]));
+}

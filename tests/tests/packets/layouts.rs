@@ -1,0 +1,58 @@
+//! The layout of the maps is a promise: what a released version wrote, every later one can read.
+
+use std::path::PathBuf;
+
+use lb_common::abi::ABI_VERSION;
+use lb_tests::test_run;
+use lb_userspace::datapath::layout::{Description, fates};
+
+/// Set to write the file of a new layout version.
+const WRITE: &str = "BALLAST_WRITE_LAYOUT";
+
+fn released(version: u32) -> PathBuf {
+    test_run::workspace().join(format!("tests/released/{version}.layout.json"))
+}
+
+fn of_the_programs() -> Description {
+    let elf = std::fs::read(test_run::workspace().join("target/bpf/ballast.o")).unwrap();
+    Description::of_object(&elf, |_| None).unwrap()
+}
+
+#[test]
+fn the_records_are_those_of_their_layout_version() {
+    let (path, now) = (released(ABI_VERSION), of_the_programs());
+    if std::env::var_os(WRITE).is_some() {
+        let mut text = serde_json::to_string_pretty(&now).unwrap();
+        text.push('\n');
+        std::fs::write(&path, text).unwrap();
+    }
+    let text = std::fs::read(&path).unwrap_or_else(|error| {
+        panic!("{}: {error}; {WRITE}=1 writes the file of a new layout version", path.display())
+    });
+    let promised = Description::parse(&text).unwrap();
+    let names = |set: &Description| set.maps.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(names(&now), names(&promised), "another set of maps needs another ABI_VERSION");
+    for (name, map) in &now.maps {
+        let promised = &promised.maps[name];
+        let same = (&map.key, &map.value, map.kind, map.meaning)
+            == (&promised.key, &promised.value, promised.kind, promised.meaning);
+        assert!(same, "map {name} has changed: other records need another ABI_VERSION\nis {map:#?}\nwas {promised:#?}");
+    }
+}
+
+#[test]
+fn every_released_layout_can_follow_this_one_and_be_followed_by_it() {
+    let now = of_the_programs();
+    let folder = test_run::workspace().join("tests/released");
+    let mut read = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let other = Description::parse(&std::fs::read(&path).unwrap()).unwrap();
+        for (old, new) in [(&other, &now), (&now, &other)] {
+            let fates = fates(old, new).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            assert_eq!(fates.len(), new.maps.len());
+        }
+        read += 1;
+    }
+    assert!(read > 0, "no layout was released");
+}
