@@ -192,9 +192,9 @@ mod tests {
     #[test]
     fn a_newer_pin_is_another_version_of_its_tools_only() {
         let (old, new) = (keys(MODULES), keys(&MODULES.replace("v1.36.3", "v1.36.4")));
-        assert_eq!(old.len(), 7, "{old:?}");
+        assert_eq!(old.len(), 8, "{old:?}");
         let changed = old.iter().zip(&new).filter(|(old, new)| old != new).map(|(old, _)| old.0);
-        assert_eq!(changed.collect::<Vec<_>>(), ["kube-apiserver", "kube-proxy"]);
+        assert_eq!(changed.collect::<Vec<_>>(), ["kube-apiserver", "kube-proxy", "kubectl"]);
         assert!(new.iter().any(|(name, key)| *name == "kube-proxy" && key.starts_with("v1.36.4-")), "{new:?}");
     }
 
