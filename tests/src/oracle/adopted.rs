@@ -113,10 +113,13 @@ pub fn change(random: &mut Random, programs: &mut LoadedPrograms, model: &mut Mo
     }
     let lone = |it: &Connection| {
         let claims = model.claims.iter().any(|claim| claim.winner.client == it.client);
+        // A handshake of before may have left an entry for its answer on the same tuple.
+        let is_only = model.connections.iter().filter(|other| other.client == it.client).count() == 1;
         it.opening.is_none()
             && it.forward.is_some()
             && it.reply.is_some()
             && !claims
+            && is_only
             && !model.is_half_open(it.protocol, it.client, it.target)
             && !model.is_half_open(it.protocol, it.answerer, it.seen_client)
     };
