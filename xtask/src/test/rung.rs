@@ -107,7 +107,8 @@ const WAITING: [&str; 3] = ["api_faults", "freshness", "incident_b"];
 const QUICK: [&str; 2] = ["cluster_ip", "packet"];
 
 /// Rungs with networks that take more than a minute.
-const LONG: [&str; 9] = [
+const LONG: [&str; 10] = [
+    "table_sets",
     "agent_life",
     "catch_all",
     "cluster_ip",
