@@ -118,7 +118,8 @@ impl Subject {
 
 /// `pod_in` and `pod_out` that use the maps pinned there.
 pub fn programs(bpffs: &Path) -> Result<[SchedClassifier; 2]> {
-    let map = MapData::from_pin(bpffs.join("ballast/tables/flows4")).context("no map flows4 is pinned yet")?;
+    let set = if bpffs.join("ballast/tables").exists() { "ballast/tables/flows4" } else { "ballast/flows4" };
+    let map = MapData::from_pin(bpffs.join(set)).context("no map flows4 is pinned yet")?;
     let id = map.info()?.id();
     let mut found = [None, None];
     for info in loaded_programs() {
