@@ -109,7 +109,7 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// Opens every map pinned in `dir`, the folder `<bpffs>/ballast`.
+    /// Opens every map pinned in `dir`, a set of tables (`<bpffs>/ballast/tables` is the one in force).
     pub fn open(dir: &Path) -> Result<Self, MapError> {
         let calls = Calls::default();
         Ok(Self {

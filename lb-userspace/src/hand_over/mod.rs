@@ -37,7 +37,7 @@ const PART: usize = 4_096;
 const IN_FLIGHT: Duration = Duration::from_millis(2);
 /// A packet that was on its way may bring an untranslated connection back: how often it is removed.
 const ATTEMPTS: usize = 4;
-/// How long handshakes that are under way may take to end, and how often it is looked for them.
+/// How long handshakes under way may take to end, and the pause between two looks for them.
 const HANDSHAKES: Duration = Duration::from_secs(3);
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// How many connections that could not be given are named.

@@ -113,7 +113,7 @@ const NAMES6: FamilyNames = FamilyNames {
 };
 
 impl Contents {
-    /// Reads the maps pinned in `dir`, the folder `<bpffs>/ballast`.
+    /// Reads the maps pinned in `dir`, a set of tables.
     pub fn read(dir: &Path, wanted: Wanted) -> Result<Self, MapError> {
         let pinned = Pinned::open(dir)?;
         let reader = Reader { dir };
