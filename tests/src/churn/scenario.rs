@@ -256,6 +256,11 @@ impl Scenario {
         }
     }
 
+    /// Whether the agent that runs was seen ready.
+    pub(super) fn is_ready(&self) -> bool {
+        self.is_known_ready
+    }
+
     /// What is in use now is what must be in use in the end.
     pub(super) fn mark_start(&mut self) {
         std::thread::sleep(LOOK_AGAIN);

@@ -102,14 +102,15 @@ pub fn soak(changes: u64, seed: u64, mut tell: impl FnMut(&Sample)) -> Result<So
     Ok(Soaked { samples, changes, took: start.elapsed(), churned })
 }
 
-/// Waits until the tables hold as many backends of the bulk as the API lists.
+/// Waits until the agent is ready and the tables hold as many backends of the bulk as the API lists. The tables alone do not tell:
+/// they may be right already when an agent starts, before it reports anything.
 fn wait(scenario: &mut Scenario, listed: usize) -> Result<()> {
     let start = Instant::now();
     loop {
         scenario.look_at_agent();
         let states = scenario.agent.states().unwrap_or_default();
         let active = states.iter().filter(|(service, _, state)| Bulk::owns(service) && state == "active").count();
-        if active == listed && scenario.is_current() {
+        if scenario.is_ready() && active == listed && scenario.is_current() {
             return Ok(());
         }
         ensure!(scenario.agent.alive(), "the agent ended:\n{}", scenario.agent.log());
@@ -152,8 +153,7 @@ fn sample(scenario: &Scenario, changes: u64, start: Instant) -> Result<Sample> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
     let rss_kib = line.trim().trim_end_matches("kB").trim().parse()?;
     let drains = scenario.tables.drains();
-    let report = scenario.agent.json(&["status"])?;
-    let slots = report["agent"]["tables"]["fill"]["slots"]["entries"].as_u64().context("no count of slots")?;
+    let slots = counted_slots(scenario)?;
     Ok(Sample {
         changes,
         seconds: start.elapsed().as_secs_f64(),
@@ -162,4 +162,17 @@ fn sample(scenario: &Scenario, changes: u64, start: Instant) -> Result<Sample> {
         draining: drains.draining,
         slots,
     })
+}
+
+/// Slots in use. An agent counts them first within a second of its start.
+fn counted_slots(scenario: &Scenario) -> Result<u64> {
+    let begun = Instant::now();
+    loop {
+        let report = scenario.agent.json(&["status"])?;
+        if let Some(slots) = report["agent"]["tables"]["fill"]["slots"]["entries"].as_u64() {
+            return Ok(slots);
+        }
+        ensure!(begun.elapsed() < FOLLOW_LIMIT, "no count of slots: {report:#}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }

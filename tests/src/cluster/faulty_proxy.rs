@@ -195,9 +195,11 @@ async fn pump(
             }
             _ => None,
         };
+        // The condition first: bytes that arrive after a change belong to the new condition, also if both are found at once.
         let read = tokio::select! {
-            read = from.read(&mut chunk[..portion.unwrap_or(CHUNK)]) => read,
+            biased;
             _ = condition.changed() => continue,
+            read = from.read(&mut chunk[..portion.unwrap_or(CHUNK)]) => read,
         };
         let Ok(length @ 1..) = read else { break };
         if now != lost && to.write_all(&chunk[..length]).await.is_err() {
