@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use kube::Client;
 use lb_common::abi::map_name;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -143,7 +144,7 @@ async fn with_source(
     })));
     let facts = facts::facts(&state.datapath.borrow().addresses, &facts::reserved(settings, &origin).await, marks);
     health_checks.follow(move || judge.is_well());
-    let notices = Notices::new(&settings.node_name, announce(settings, &mut tasks).await?);
+    let notices = Notices::new(&settings.node_name, announce(settings, source.api.clone(), &mut tasks));
     let auditor = Auditor::new(settings.audit_interval, Some(datapath.auditor()), Instant::now());
     let neighbours = Neighbours::new(datapath.surroundings(), settings.source == Origin::Kube);
     let held_ports = HeldPorts::new(settings);
@@ -226,17 +227,15 @@ fn events_later() -> Duration {
 }
 
 /// Events about refused objects go to the API that they come from.
-async fn announce(
+fn announce(
     settings: &Settings,
+    api: Option<Client>,
     tasks: &mut Vec<Task>,
-) -> anyhow::Result<Option<watch::Sender<BTreeSet<Notice>>>> {
-    if settings.source != Origin::Kube {
-        return Ok(None);
-    }
-    let client = source::kube::client(&kube_settings(settings)).await?;
+) -> Option<watch::Sender<BTreeSet<Notice>>> {
+    let client = api?;
     let (to, notices) = watch::channel(BTreeSet::new());
     tasks.push(spawn(announce::run(client, settings.node_name.clone(), notices, events_later(), clock::wall)));
-    Ok(Some(to))
+    Some(to)
 }
 
 /// Whether an agent has been here: then its tables go on serving whatever is wrong with the source.

@@ -61,7 +61,7 @@ pub fn spawn(path: PathBuf, node_name: String, allowed: AllowedAnnotations, stop
             () = follow.run() => {}
         }
     });
-    Source { snapshots, status, task }
+    Source { snapshots, status, task, api: None }
 }
 
 struct Follow {

@@ -17,7 +17,6 @@ mod version;
 use std::{path::PathBuf, pin::pin, sync::Arc, time::Duration};
 
 use futures::{Stream, StreamExt, stream};
-use kube::Client;
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
@@ -98,12 +97,8 @@ pub async fn spawn(settings: KubeSettings, stop: CancellationToken) -> Result<So
     let (want_peers, wanted) = watch::channel(settings.is_direct);
     let messages = messages(&ways, &settings, wanted);
     let own_node = OwnNode::new(settings.node_name, settings.known_node, settings.node_wait);
-    Ok(follow(ways.origin(), messages, Held::new(want_peers, settings.allowed, own_node), stop))
-}
-
-/// A client of the same API, for what goes there.
-pub async fn client(settings: &KubeSettings) -> Result<Client, SourceError> {
-    Ok(Ways::find(settings).await?.client())
+    let source = follow(ways.origin(), messages, Held::new(want_peers, settings.allowed, own_node), stop);
+    Ok(Source { api: Some(ways.client()), ..source })
 }
 
 /// News of all resources; of the other nodes while they are wanted.
@@ -194,7 +189,7 @@ fn follow(
             held.publish(Instant::now(), &snapshots_to, &status_to);
         }
     });
-    Source { snapshots, status, task }
+    Source { snapshots, status, task, api: None }
 }
 
 #[cfg(test)]

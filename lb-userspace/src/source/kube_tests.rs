@@ -13,6 +13,7 @@ use super::{
     *,
 };
 use crate::source::Relist;
+use kube::Client;
 
 /// A question to the API that waits for its answer.
 struct Asked {
@@ -370,7 +371,7 @@ async fn a_list_in_pages_is_put_together() {
 
 #[tokio::test]
 async fn a_wrong_way_to_the_api_is_said_with_the_remedy() {
-    let start = async |settings| spawn(settings, CancellationToken::new()).await.unwrap_err().to_string();
+    let start = async |settings| spawn(settings, CancellationToken::new()).await.err().unwrap().to_string();
     let text = start(KubeSettings { kubeconfig: Some("/nowhere/config".into()), ..KubeSettings::default() }).await;
     assert!(text.contains("/nowhere/config") && text.contains("--kubeconfig FILE"), "{text}");
     let text = start(KubeSettings { api_servers: vec!["10.0.0.1:6443".into()], ..KubeSettings::default() }).await;

@@ -31,10 +31,11 @@ pub enum SourceError {
 }
 
 /// A running source. Dropping it does not stop it; its cancellation token does.
-#[derive(Debug)]
 pub struct Source {
     /// `None` until services and slices have both been listed once. An error never takes a snapshot back.
     pub snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
     pub status: watch::Receiver<SourceStatus>,
     pub task: JoinHandle<()>,
+    /// A client of the API that is followed, with the same credentials.
+    pub api: Option<::kube::Client>,
 }

@@ -236,7 +236,10 @@ impl ApiServer {
         let certificate = self.directory.path().join("certs/apiserver.crt");
         fs::metadata(&certificate).context("no certificate yet")?;
         let text = kubeconfig_text(self.options.at, &certificate);
-        fs::write(self.kubeconfig(), text)?;
+        // Never half a file: an agent may be reading it.
+        let new = self.directory.path().join("kubeconfig.new");
+        fs::write(&new, text)?;
+        fs::rename(new, self.kubeconfig())?;
         let client = self.client().await?;
         let ready = http::Request::get("/readyz").body(Vec::new())?;
         tokio::time::timeout(ASK_LIMIT, client.request_text(ready)).await??;

@@ -106,6 +106,28 @@ async fn credentials_and_address_are_read_again_when_their_files_change() {
     assert_eq!((ask().await, second.next().await.unwrap().2), (200, "Bearer t3".to_owned()));
 }
 
+/// The files are being written while the agent starts.
+#[tokio::test]
+async fn a_source_and_its_client_read_the_kubeconfig_once() {
+    let (url, mut asked) = server(None);
+    let folder = tempfile::tempdir().unwrap();
+    let kubeconfig = folder.path().join("config");
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": url}}], "users": [{"name": "c", "user": {}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+    });
+    fs::write(&kubeconfig, config.to_string()).unwrap();
+    let settings = KubeSettings { kubeconfig: Some(kubeconfig.clone()), ..KubeSettings::default() };
+    let stop = CancellationToken::new();
+    let source = spawn(settings, stop.clone()).await.unwrap();
+    fs::write(&kubeconfig, "").unwrap();
+    let request = http::Request::get("/events").body(kube::client::Body::empty()).unwrap();
+    source.api.expect("a client").send(request).await.unwrap();
+    assert!(asked.next().await.is_some());
+    stop.cancel();
+}
+
 /// A rotated client certificate or key, CA or token: another content makes another way.
 #[tokio::test]
 async fn every_file_that_a_kubeconfig_names_is_read_again() {
