@@ -236,6 +236,21 @@ impl Socket {
         }
         Err(io::Error::other("the list does not end"))
     }
+
+    /// Sends requests together, each with [`flag::ACK`]: the kernel does one after the other at once. Returns the result of each.
+    pub fn converse_all(&mut self, requests: &[Vec<u8>]) -> io::Result<Vec<io::Result<()>>> {
+        self.socket.send(&requests.concat())?;
+        let mut results = Vec::new();
+        while results.len() < requests.len() {
+            let length = self.socket.read(&mut self.buffer)?;
+            results.extend(read(&self.buffer[..length]).into_iter().filter_map(|answer| match answer {
+                Answer::End(0) => Some(Ok(())),
+                Answer::End(number) => Some(Err(io::Error::from_raw_os_error(number))),
+                Answer::Message { .. } => None,
+            }));
+        }
+        Ok(results)
+    }
 }
 
 /// Whether the kernel lacks the subsystem that was asked.

@@ -5,7 +5,8 @@
 //!
 //! 1. List the translated connections of conntrack, and write their entries. No program is attached yet.
 //! 2. Attach the programs. Unknown segments pass while the adoption window is open.
-//! 3. Program the services, so that the other proxy gets no new connection. List the connections again, and write those that are new.
+//! 3. Program the services, so that the other proxy gets no new connection. Give the connections of IPVS to NAT ([`ipvs`]). List the translated
+//!    connections again, and write those that are new.
 //! 4. Close the window: unknown segments are refused from here on.
 //!
 //! From then on entries are removed once conntrack has forgotten their connection. An nftables table keeps NAT at work until the last one
@@ -13,6 +14,7 @@
 
 mod backends;
 mod entries;
+mod ipvs;
 mod tables;
 
 use std::collections::HashMap;
@@ -56,6 +58,8 @@ pub struct Adopter {
     adopted: HashMap<Tuple, Adopted>,
     /// How many had no room in the tables.
     without_room: usize,
+    /// How many connections of IPVS could not be given to NAT.
+    lost_by_ipvs: usize,
     /// Why NAT may end with the other proxy's rules; `None`: it does not.
     nat_problem: Option<String>,
 }
@@ -64,7 +68,15 @@ impl Adopter {
     /// Over the maps pinned in `dir`, in the network namespace of the calling thread.
     pub fn open(dir: &Path) -> Result<Self, AdoptError> {
         let (tables, backends, conntrack) = (Tables::open(dir)?, Backends::open(dir)?, Conntrack::open()?);
-        Ok(Self { tables, backends, conntrack, adopted: HashMap::new(), without_room: 0, nat_problem: None })
+        Ok(Self {
+            tables,
+            backends,
+            conntrack,
+            adopted: HashMap::new(),
+            without_room: 0,
+            lost_by_ipvs: 0,
+            nat_problem: None,
+        })
     }
 
     /// The second of `CLOCK_MONOTONIC` at which the adoption window ends; 0: it is closed.
@@ -90,7 +102,13 @@ impl Adopter {
                 self.without_room
             )
         });
-        self.nat_problem.clone().or(without_room)
+        let lost_by_ipvs = (self.lost_by_ipvs > 0).then(|| {
+            format!(
+                "{} connections of IPVS could not be given to NAT, since others have their tuples: they are refused",
+                self.lost_by_ipvs
+            )
+        });
+        self.nat_problem.clone().or(without_room).or(lost_by_ipvs)
     }
 
     /// Takes up what an agent before this one has adopted.
@@ -104,7 +122,8 @@ impl Adopter {
         self.keep_nat_for(!self.adopted.is_empty());
         let before = self.adopted.len();
         self.without_room = 0;
-        for entry in self.list()? {
+        let (of_nat, of_ipvs) = (self.list()?, self.list_ipvs()?);
+        for entry in of_nat.into_iter().chain(of_ipvs) {
             if !self.adopted.contains_key(&entry.original) {
                 self.write(&entry, now_s)?;
             }

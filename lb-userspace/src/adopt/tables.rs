@@ -61,8 +61,26 @@ impl Tables {
     pub(super) fn write(&mut self, entry: &Entry, now_s: u32) -> io::Result<Room> {
         let of_protocol = usize::from(entry.original.protocol == UDP);
         match entry.original.family() {
-            Family::V4 => self.v4[of_protocol].write(entry, now_s),
-            Family::V6 => self.v6[of_protocol].write(entry, now_s),
+            Family::V4 => self.v4[of_protocol].write(entry, now_s, flow_state::ADOPTED),
+            Family::V6 => self.v6[of_protocol].write(entry, now_s, flow_state::ADOPTED),
+        }
+    }
+
+    /// The same for a connection that programs are to hold until [`Self::release`].
+    pub(super) fn hold(&mut self, entry: &Entry, now_s: u32) -> io::Result<Room> {
+        let of_protocol = usize::from(entry.original.protocol == UDP);
+        match entry.original.family() {
+            Family::V4 => self.v4[of_protocol].write(entry, now_s, flow_state::HELD),
+            Family::V6 => self.v6[of_protocol].write(entry, now_s, flow_state::HELD),
+        }
+    }
+
+    /// Leaves a held connection to the host's NAT.
+    pub(super) fn release(&mut self, original: &Tuple, reply: &Tuple) -> io::Result<()> {
+        let of_protocol = usize::from(original.protocol == UDP);
+        match original.family() {
+            Family::V4 => self.v4[of_protocol].release(original, reply),
+            Family::V6 => self.v6[of_protocol].release(original, reply),
         }
     }
 
@@ -105,20 +123,22 @@ where
         Ok(Self { table: Table::open(dir, name, calls)?, adopted: 0 })
     }
 
-    /// Writes both entries, or none of them.
-    fn write(&mut self, entry: &Entry, now_s: u32) -> io::Result<Room> {
-        let Some([(original, forward), (reply, back)]) = entries::pair::<N>(entry, now_s) else {
+    /// Writes both entries in this state, or none of them.
+    fn write(&mut self, entry: &Entry, now_s: u32, state: u8) -> io::Result<Room> {
+        let Some([(original, mut forward), (reply, mut back)]) = entries::pair::<N>(entry, now_s) else {
             return Ok(Room::Taken);
         };
+        (forward.state, back.state) = (state, state);
         if self.adopted >= self.table.capacity() / 8 * MOST_QUARTERS {
             return Ok(Room::Full);
         }
+        let is_known = self.table.get(&original)?.is_some_and(|found| flow_state::is_given(found.state));
         match self.put(&reply, &back)? {
             Room::Written => {}
             other => return Ok(other),
         }
         match self.put(&original, &forward)? {
-            Room::Written => self.adopted += 1,
+            Room::Written => self.adopted += u32::from(!is_known),
             other => {
                 self.table.remove(&reply)?;
                 return Ok(other);
@@ -132,11 +152,23 @@ where
         match self.table.put_new(key, flow) {
             Ok(true) => Ok(Room::Written),
             // Of an adoption that was broken off.
-            Ok(false) if self.table.get(key)?.is_some_and(|found| is_adopted(&found)) => Ok(Room::Written),
+            Ok(false) if self.table.get(key)?.is_some_and(|found| flow_state::is_given(found.state)) => {
+                self.table.replace(key, flow)?;
+                Ok(Room::Written)
+            }
             Ok(false) => Ok(Room::Taken),
             Err(error) if matches!(error.raw_os_error(), Some(libc::E2BIG | libc::ENOSPC)) => Ok(Room::Full),
             Err(error) => Err(error),
         }
+    }
+
+    fn release(&self, original: &Tuple, reply: &Tuple) -> io::Result<()> {
+        for key in [original, reply].into_iter().filter_map(entries::key) {
+            if let Some(flow) = self.table.get(&key)?.filter(|flow| flow.state == flow_state::HELD) {
+                self.table.replace(&key, &Flow { state: flow_state::ADOPTED, ..flow })?;
+            }
+        }
+        Ok(())
     }
 
     fn mark_over(&self, original: &Tuple) -> io::Result<()> {
@@ -150,11 +182,11 @@ where
     fn remove(&mut self, original: &Tuple, reply: &Tuple) -> io::Result<()> {
         for tuple in [original, reply] {
             let Some(key) = entries::key(tuple) else { continue };
-            if !self.table.get(&key)?.is_some_and(|flow| is_adopted(&flow)) {
+            if !self.table.get(&key)?.is_some_and(|flow| flow_state::is_given(flow.state)) {
                 continue;
             }
             // A connection of Ballast that took the tuple at this moment is put back.
-            if let Some(taken) = self.table.take(&key)?.filter(|taken| !is_adopted(taken)) {
+            if let Some(taken) = self.table.take(&key)?.filter(|taken| !flow_state::is_given(taken.state)) {
                 self.table.put_new(&key, &taken)?;
             }
         }

@@ -145,9 +145,11 @@ impl Worker {
 
     /// The second list. If conntrack cannot be asked, the window ends by itself.
     fn end_window(&mut self) {
-        let adopted = self.adopter.adopt(now_s()).and_then(|new| {
+        let before = self.adopter.count();
+        let adopted = self.adopter.adopt_ipvs(now_s()).and_then(|()| {
+            self.adopter.adopt(now_s())?;
             self.adopter.close_window()?;
-            Ok(new)
+            Ok(self.adopter.count() - before)
         });
         match &adopted {
             Ok(new) => tracing::info!(

@@ -95,6 +95,11 @@ impl Entry {
     pub fn is_translated(&self) -> bool {
         self.status & status::DST_NAT != 0 && self.original.dst != self.reply.src
     }
+
+    /// Whether IPVS translates the destination: it changes the reply tuple, and no bit of the status.
+    pub fn is_of_ipvs(&self) -> bool {
+        self.status & status::DST_NAT == 0 && self.original.dst != self.reply.src
+    }
 }
 
 /// A connection that conntrack is to know: established, its destination translated.
@@ -147,6 +152,16 @@ impl Conntrack {
     /// NAT hooks must stay in the kernel for packets to be translated ([`nat_hooks::keep`]).
     pub fn insert(&mut self, entry: &NewEntry) -> Result<bool, ConntrackError> {
         let inserted = self.0.converse(&message::insert(entry), |_, _, _| ());
+        there(inserted, libc::EEXIST).map_err(ConntrackError::of("making a connection"))
+    }
+
+    /// Puts an entry in the place of the one with the same original tuple, if there is one. The kernel does both steps at one request. `false`: one of
+    /// the tuples is another connection's.
+    pub fn replace(&mut self, entry: &NewEntry) -> Result<bool, ConntrackError> {
+        let both = [message::delete(&entry.original), message::insert(entry)];
+        let mut results = self.0.converse_all(&both).map_err(ConntrackError::of("replacing a connection"))?.into_iter();
+        let [deleted, inserted] = [(); 2].map(|()| results.next().unwrap_or(Ok(())));
+        there(deleted, libc::ENOENT).map_err(ConntrackError::of("removing a connection"))?;
         there(inserted, libc::EEXIST).map_err(ConntrackError::of("making a connection"))
     }
 

@@ -1,22 +1,17 @@
 //! What kube-proxy has left on this node, in each of its modes, and its removal.
 
-use std::{io, net::IpAddr, time::Duration};
+use std::{io, time::Duration};
 
 use super::{
     ipset,
-    ipvs::{Ipvs, VirtualService},
-    kube_proxy::{self, IPVS_LINK, Removal},
+    kube_proxy::{self, Removal},
     legacy,
     nf_tables::{self, Change, Family, Ruleset, Table},
     translated,
+    virtual_services::VirtualServices,
 };
 use crate::conntrack::nat_hooks;
-use crate::netlink::{Request, Socket, flag};
 
-/// Of include/uapi/linux/rtnetlink.h.
-const DELETE_LINK: u16 = 17;
-/// Node ports, as API servers give them out by default.
-const NODE_PORTS: std::ops::RangeInclusive<u16> = 30_000..=32_767;
 /// A set is busy until the kernel has freed the rules that used it: how often it is tried, and how long between.
 const SET_TRIES: u32 = 200;
 const SET_PAUSE: Duration = Duration::from_millis(20);
@@ -29,7 +24,7 @@ pub struct NetfilterError {
     error: io::Error,
 }
 
-fn failed(action: impl Into<String>) -> impl FnOnce(io::Error) -> NetfilterError {
+pub(super) fn failed(action: impl Into<String>) -> impl FnOnce(io::Error) -> NetfilterError {
     let action = action.into();
     move |error| NetfilterError { action, error }
 }
@@ -57,8 +52,7 @@ pub struct Done {
 pub struct Leftovers {
     rules: Ruleset,
     sets: Vec<String>,
-    services: Vec<VirtualService>,
-    ipvs_link: Option<u32>,
+    virtual_services: VirtualServices,
     legacy: Vec<legacy::Found>,
     /// The families in which a kubelet has rules.
     kubelets: Vec<Family>,
@@ -70,18 +64,14 @@ impl Leftovers {
         let rules = Ruleset::with_rules_of(of_iptables).map_err(failed("list nf_tables"))?;
         let mut sets = ipset::names().map_err(failed("list ipsets"))?;
         sets.retain(|name| kube_proxy::is_set(name));
-        let ipvs_link = nix::net::if_::if_nametoindex(IPVS_LINK).ok();
-        let services = match ipvs_link {
-            Some(_) => ipvs_services().map_err(failed("list IPVS services"))?,
-            None => Vec::new(),
-        };
+        let virtual_services = VirtualServices::find().map_err(failed("list IPVS services"))?;
         let legacy = legacy::find().map_err(failed("read the old iptables"))?;
         let has_kubelet = |family: &Family| {
             let chains = rules.chains.iter().filter(|chain| chain.table.family == *family);
             chains.clone().any(|chain| chain.name == kube_proxy::KUBELETS) || legacy::has_kubelet(*family)
         };
         let kubelets = Family::ALL.into_iter().filter(has_kubelet).collect();
-        Ok(Self { rules, sets, services, ipvs_link, legacy, kubelets })
+        Ok(Self { rules, sets, virtual_services, legacy, kubelets })
     }
 
     /// Where there is something: modes of kube-proxy with what was found of them.
@@ -100,8 +90,8 @@ impl Leftovers {
             let tables: Vec<String> = self.legacy.iter().map(legacy::Found::text).collect();
             modes.push(format!("old iptables: chains KUBE- in {}", tables.join(", ")));
         }
-        if self.ipvs_link.is_some() || !self.sets.is_empty() {
-            let (services, sets) = (self.services.len(), self.sets.len());
+        if self.virtual_services.link.is_some() || !self.sets.is_empty() {
+            let (services, sets) = (self.virtual_services.services.len(), self.sets.len());
             modes.push(format!("IPVS: link kube-ipvs0 or sets KUBE-; {services} services, {sets} sets"));
         }
         modes
@@ -110,15 +100,17 @@ impl Leftovers {
     /// Whether the rules lead to services of the family. kube-proxy writes all those of a family at once, after it has listed all objects.
     pub fn serves(&self, family: Family) -> bool {
         let mut chains = self.rules.chains.iter().filter(|chain| chain.table.family == family);
+        let mut virtual_services = self.virtual_services.services.iter();
         let by_rules = chains.any(|chain| kube_proxy::is_of_service(&chain.table.name, &chain.name));
         let is_v4 = family == Family::Ip;
-        by_rules || legacy::serves(family) || self.services.iter().any(|service| service.address.is_ipv4() == is_v4)
+        by_rules || legacy::serves(family) || virtual_services.any(|service| service.address.is_ipv4() == is_v4)
     }
 
     /// Removes all of it; with `dry_run` only says so. While connections are translated, an empty NAT chain is kept for them.
     pub fn remove(&self, dry_run: bool) -> Result<Vec<Done>, NetfilterError> {
         let mut done = Vec::new();
-        done.extend(keep_nat(dry_run)?);
+        let translated = translated::list().map_err(|error| failed("list connections")(io::Error::other(error)))?;
+        done.extend(keep_nat(translated.len(), dry_run)?);
         self.remove_nf_tables(dry_run, &mut done)?;
         for found in &self.legacy {
             remove_legacy(found, self.kubelets.contains(&found.family), dry_run, &mut done)?;
@@ -129,7 +121,7 @@ impl Leftovers {
             }
             done.push(Done::removed(format!("ipset {set}")));
         }
-        self.remove_ipvs(dry_run, &mut done)?;
+        self.virtual_services.remove(&translated, dry_run, &mut done)?;
         Ok(done)
     }
 
@@ -176,35 +168,11 @@ impl Leftovers {
         let changes: Vec<Change> = first.into_iter().chain(flushes_first(then)).collect();
         nf_tables::apply(&changes).map_err(failed("remove rules of kube-proxy from nf_tables"))
     }
-
-    fn remove_ipvs(&self, dry_run: bool, done: &mut Vec<Done>) -> Result<(), NetfilterError> {
-        let Some(link) = self.ipvs_link else { return Ok(()) };
-        let addresses = addresses_of(IPVS_LINK);
-        let mut ipvs = Ipvs::open().map_err(failed("open IPVS"))?;
-        for service in &self.services {
-            if !is_of_kube_proxy(service, &addresses) {
-                let what = format!("IPVS service {}: its address is not on {IPVS_LINK}", service.text());
-                done.push(Done { kind: Kind::Kept, what });
-                continue;
-            }
-            if let Some(ipvs) = ipvs.as_mut().filter(|_| !dry_run) {
-                ipvs.delete(service).map_err(failed(format!("delete the IPVS service {}", service.text())))?;
-            }
-            done.push(Done::removed(format!("IPVS service {}", service.text())));
-        }
-        if !dry_run {
-            delete_link(link).map_err(failed(format!("delete the link {IPVS_LINK}")))?;
-        }
-        done.push(Done::removed(format!("link {IPVS_LINK}")));
-        Ok(())
-    }
 }
 
 /// Connections are translated while any chain of `type nat` is there: an empty one is kept for them.
-fn keep_nat(dry_run: bool) -> Result<Option<Done>, NetfilterError> {
+fn keep_nat(count: usize, dry_run: bool) -> Result<Option<Done>, NetfilterError> {
     let table = nat_hooks::TABLE;
-    let counted: Result<usize, _> = Family::ALL.into_iter().map(translated::count).sum();
-    let count = counted.map_err(|error| failed("list connections")(io::Error::other(error)))?;
     let is_kept = nat_hooks::is_kept().map_err(failed(format!("look for the table {table}")))?;
     if !dry_run && count > 0 {
         nat_hooks::keep().map_err(failed(format!("add the table {table}")))?;
@@ -222,7 +190,7 @@ fn keep_nat(dry_run: bool) -> Result<Option<Done>, NetfilterError> {
 }
 
 impl Done {
-    fn removed(what: String) -> Self {
+    pub(super) fn removed(what: String) -> Self {
         Self { kind: Kind::Removed, what }
     }
 }
@@ -278,44 +246,4 @@ fn destroy(set: &str) -> io::Result<()> {
         }
     }
     ipset::destroy(set)
-}
-
-fn ipvs_services() -> io::Result<Vec<VirtualService>> {
-    Ipvs::open()?.map_or(Ok(Vec::new()), |mut ipvs| ipvs.services())
-}
-
-/// kube-proxy has all its addresses on its link, but for the node's own, at which it serves node ports.
-fn is_of_kube_proxy(service: &VirtualService, addresses: &[IpAddr]) -> bool {
-    addresses.contains(&service.address.ip()) || NODE_PORTS.contains(&service.address.port())
-}
-
-fn addresses_of(link: &str) -> Vec<IpAddr> {
-    let all = nix::ifaddrs::getifaddrs().into_iter().flatten().filter(|found| found.interface_name == link);
-    let address = |found: nix::ifaddrs::InterfaceAddress| {
-        let address = found.address?;
-        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-        v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
-    };
-    all.filter_map(address).collect()
-}
-
-fn delete_link(index: u32) -> io::Result<()> {
-    let Some(mut socket) = Socket::open(libc::NETLINK_ROUTE)? else { return Ok(()) };
-    // `struct ifinfomsg`: the family and the kind before the index, flags behind it.
-    let header = [[0; 4], index.to_ne_bytes(), [0; 4], [0; 4]].concat();
-    socket.converse(&Request::with_header(DELETE_LINK, flag::ACK, &header).bytes(), |_, _, _| ())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ipvs_services_of_others_are_not_kube_proxys() {
-        let service = |address: &str| VirtualService { address: address.parse().expect("an address"), protocol: 6 };
-        let link = ["10.96.0.1".parse().expect("an address")];
-        assert!(is_of_kube_proxy(&service("10.96.0.1:443"), &link));
-        assert!(is_of_kube_proxy(&service("192.0.2.1:30080"), &link), "a node port");
-        assert!(!is_of_kube_proxy(&service("192.0.2.1:6443"), &link), "a load balancer of the API server");
-    }
 }

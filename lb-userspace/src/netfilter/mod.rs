@@ -7,7 +7,8 @@ mod leftovers;
 mod legacy;
 mod nf_tables;
 mod translated;
+mod virtual_services;
 
 pub use leftovers::{Done, Kind, Leftovers, NetfilterError};
 pub use nf_tables::{Family, Ruleset};
-pub use translated::count as translated_connections;
+pub use translated::list as translated_connections;

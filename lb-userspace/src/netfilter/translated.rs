@@ -1,20 +1,19 @@
-//! How many connections netfilter translates in this network namespace.
+//! The connections that netfilter translates in this network namespace.
 
-use super::nf_tables::Family;
-use crate::conntrack::{self, Conntrack, ConntrackError, status};
+use crate::conntrack::{Conntrack, ConntrackError, Entry, Family, status};
 
 /// Entries of connection tracking whose source or destination is translated. A kernel without connection tracking has none.
-pub fn count(family: Family) -> Result<usize, ConntrackError> {
-    let family = match family {
-        Family::Ip => conntrack::Family::V4,
-        Family::Ip6 => conntrack::Family::V6,
-    };
-    let counted = Conntrack::open().and_then(|mut conntrack| {
-        let entries = conntrack.list(family, 0)?;
-        Ok(entries.iter().filter(|entry| entry.status & (status::SRC_NAT | status::DST_NAT) != 0).count())
+pub fn list() -> Result<Vec<Entry>, ConntrackError> {
+    let listed = Conntrack::open().and_then(|mut conntrack| {
+        let mut entries = Vec::new();
+        for family in Family::ALL {
+            entries.extend(conntrack.list(family, 0)?);
+        }
+        entries.retain(|entry| entry.status & (status::SRC_NAT | status::DST_NAT) != 0);
+        Ok(entries)
     });
-    match counted {
-        Err(ConntrackError::Missing) => Ok(0),
-        counted => counted,
+    match listed {
+        Err(ConntrackError::Missing) => Ok(Vec::new()),
+        listed => listed,
     }
 }

@@ -106,7 +106,7 @@ pub static ARM64: [Need; 2] = [
     },
 ];
 
-pub const NEEDS: [Need; 17] = [
+pub const NEEDS: [Need; 18] = [
     Need {
         name: "cc",
         why: "a C compiler for crates with C parts (ring) and the final link",
@@ -238,6 +238,13 @@ pub const NEEDS: [Need; 17] = [
         level: Level::Guests,
         install: Install::Apt(&["qemu-system-x86"]),
         seconds: 30,
+    },
+    Need {
+        name: "ipvsadm",
+        why: "makes virtual services of IPVS in the virtual machines",
+        level: Level::Guests,
+        install: Install::Apt(&["ipvsadm"]),
+        seconds: 5,
     },
     Need {
         name: "xz",

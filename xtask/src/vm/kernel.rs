@@ -47,6 +47,17 @@ pub struct Unpacked {
     pub image: PathBuf,
     /// Files of modules, each after those that it needs.
     pub modules: Vec<PathBuf>,
+    /// The folder of all modules.
+    tree: PathBuf,
+}
+
+impl Unpacked {
+    /// Files of further modules, each after those that it needs, without those of every guest.
+    pub fn further_modules(&self, wanted: &[&str]) -> Result<Vec<PathBuf>> {
+        let mut order = load_order(&self.tree, wanted)?;
+        order.retain(|file| !self.modules.contains(file));
+        Ok(order)
+    }
 }
 
 impl Kernel {
@@ -74,7 +85,7 @@ impl Kernel {
         }
         let image = only(&folder.join("boot"), "vmlinuz-")?;
         let tree = only(&folder.join("lib/modules"), "")?;
-        Ok(Unpacked { image, modules: load_order(&tree, &MODULES)? })
+        Ok(Unpacked { image, modules: load_order(&tree, &MODULES)?, tree })
     }
 
     fn download(self, workspace: &Workspace, folder: &Path) -> Result<()> {

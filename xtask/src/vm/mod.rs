@@ -147,9 +147,15 @@ impl<'a> Guests<'a> {
     fn boot(&self, kernel: Kernel, files: &Files<'_>, show: &Mutex<impl FnMut(&str)>) -> Result<(Tally, Figures)> {
         let started = Instant::now();
         let unpacked = kernel.unpacked(self.workspace)?;
-        let list = self.subjects.iter().map(|one| one.line(files.tests, kernel.name)).collect::<Result<Vec<_>>>()?;
+        let (mut list, mut further) = (Vec::new(), Vec::new());
+        for subject in &self.subjects {
+            let modules = unpacked.further_modules(subject.modules())?;
+            let names = modules.iter().filter_map(|file| Some(file.file_name()?.to_string_lossy().into_owned()));
+            list.push(subject.line(files.tests, kernel.name, &names.collect::<Vec<_>>())?);
+            further.extend(modules);
+        }
         let first = files.folder.join(format!("{}.cpio", kernel.name));
-        fs::write(&first, tree::archive(&files.common, &unpacked, &list.join("\n"))?)
+        fs::write(&first, tree::archive(&files.common, &unpacked, &further, &list.join("\n"))?)
             .with_context(|| format!("cannot write {}", first.display()))?;
         let limit = LIMIT * u32::try_from(self.subjects.len())?;
         let machine = Machine { image: &unpacked.image, files: &first, memory_mib: MEMORY_MIB, limit };

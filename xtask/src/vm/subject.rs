@@ -12,6 +12,9 @@ use crate::workspace::Workspace;
 /// Test binaries with this prefix need what only a guest has: they are none of the host's rungs.
 pub const PREFIX: &str = "guest_";
 
+/// The variable with the further modules of a subject; see `ballast-guest`.
+const MODULES: &str = "BALLAST_GUEST_MODULES";
+
 /// A test binary of the guests' own, or a module of another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Subject<'a> {
@@ -20,33 +23,43 @@ pub struct Subject<'a> {
     filter: Option<&'static str>,
     /// Variables of the environment.
     variables: &'static [&'static str],
+    /// Modules of the kernel that only this one needs: they are loaded when it begins.
+    pub modules: &'static [&'static str],
 }
 
 impl<'a> Subject<'a> {
     /// All tests of this name.
     pub const fn all(name: &'a str) -> Self {
-        Self { name, filter: None, variables: &[] }
+        Self { name, filter: None, variables: &[], modules: &[] }
     }
 }
 
 /// The rung `kernels`.
 pub const SHORT: [Subject<'static>; 3] = [
     Subject::all(figures::TEST),
-    Subject { name: "packet", filter: Some("packets_become"), variables: &["BALLAST_PACKET_CASES=8"] },
+    Subject { filter: Some("packets_become"), variables: &["BALLAST_PACKET_CASES=8"], ..Subject::all("packet") },
     Subject::all("guest_kernels"),
 ];
 
+/// IPVS, and NAT as kube-proxy uses it beside IPVS.
+const IPVS: Subject<'static> = Subject {
+    modules: &["nf_conntrack_netlink", "nft_chain_nat", "nft_masq", "nft_ct", "ip_vs", "ip_vs_rr"],
+    ..Subject::all("guest_ipvs")
+};
+
 /// The rung `guests`.
-pub const LONG: [Subject<'static>; 9] = [
+pub const LONG: [Subject<'static>; 10] = [
     Subject::all(figures::TEST),
     Subject::all("guest_kernels"),
     Subject::all("guest_sctp"),
     Subject::all("guest_clock"),
-    Subject { name: "packet", filter: None, variables: &["BALLAST_PACKET_CASES=60"] },
+    Subject { variables: &["BALLAST_PACKET_CASES=60"], ..Subject::all("packet") },
     Subject::all("cluster_ip"),
     Subject::all("drain"),
     Subject::all("socket"),
     Subject::all("agent_life"),
+    // The last one: its modules stay loaded.
+    IPVS,
 ];
 
 /// A test that does not run in guests.
@@ -85,13 +98,20 @@ impl Located<'_> {
         self.module.as_ref().map_or(self.subject.name, |module| module.binary)
     }
 
+    pub fn modules(&self) -> &'static [&'static str] {
+        self.subject.modules
+    }
+
     pub fn name(&self) -> &str {
         self.subject.name
     }
 
     /// What a guest with this kernel runs, as its first process reads it.
-    pub fn line(&self, tests: &Tests, kernel: &str) -> Result<String> {
+    pub fn line(&self, tests: &Tests, kernel: &str, modules: &[String]) -> Result<String> {
         let mut words = vec![self.subject.name.to_owned()];
+        if !modules.is_empty() {
+            words.push(format!("{MODULES}={}", modules.join(",")));
+        }
         words.extend(self.subject.variables.iter().map(|&variable| variable.to_owned()));
         words.extend([format!("/tests/{}", self.binary()), "--test-threads=1".to_owned()]);
         if let Some(module) = &self.module {
@@ -171,7 +191,10 @@ mod tests {
     #[test]
     fn a_line_names_the_binary_and_how_it_runs() {
         let located = locate(&workspace(), SHORT[0]).expect("is there");
-        let line = located.line(&Tests(vec![]), "6.12").expect("needs no list of tests");
+        let line = located.line(&Tests(vec![]), "6.12", &[]).expect("needs no list of tests");
         assert_eq!(line, "guest_programs /tests/guest_programs --test-threads=1");
+        let modules = ["a.ko".to_owned(), "b.ko.xz".to_owned()];
+        let line = located.line(&Tests(vec![]), "6.12", &modules).expect("needs no list of tests");
+        assert!(line.starts_with("guest_programs BALLAST_GUEST_MODULES=a.ko,b.ko.xz /tests/"), "{line}");
     }
 }

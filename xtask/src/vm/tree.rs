@@ -17,6 +17,9 @@ const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
 /// Where tests find the programs: see `ballast-guest`.
 const OBJECT: &str = "lib/ballast.o";
 
+/// Programs of this machine that the tests run, each with Debian's package.
+const TOOLS: [(&str, &str); 3] = [("ip", "iproute2"), ("nft", "nftables"), ("ipvsadm", "ipvsadm")];
+
 /// What goes into it.
 #[derive(Clone, Debug)]
 pub struct Programs {
@@ -34,12 +37,11 @@ impl Programs {
     ///
     /// They are linked dynamically: the libraries of this machine go with them.
     pub fn collect(&self, scratch: &Path) -> Result<Vec<(String, Vec<u8>)>> {
-        let ip = which("ip").context("ip is missing: install iproute2")?;
-        let mut programs = vec![
-            ("init".to_owned(), self.init.clone()),
-            ("bin/ballast".to_owned(), self.agent.clone()),
-            ("bin/ip".to_owned(), ip),
-        ];
+        let mut programs = vec![("init".to_owned(), self.init.clone()), ("bin/ballast".to_owned(), self.agent.clone())];
+        for (tool, package) in TOOLS {
+            let path = which(tool).with_context(|| format!("{tool} is missing: install {package}"))?;
+            programs.push((format!("bin/{tool}"), path));
+        }
         programs.extend(self.tests.0.iter().map(|(name, path)| (format!("tests/{name}"), path.clone())));
         let mut libraries = BTreeSet::new();
         let mut files = Vec::new();
@@ -57,8 +59,8 @@ impl Programs {
     }
 }
 
-/// The archive for one kernel. `list`: what is run there.
-pub fn archive(programs: &[(String, Vec<u8>)], kernel: &Unpacked, list: &str) -> Result<Vec<u8>> {
+/// The archive for one kernel. `further`: modules that are loaded later. `list`: what is run there.
+pub fn archive(programs: &[(String, Vec<u8>)], kernel: &Unpacked, further: &[PathBuf], list: &str) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     archive.device("dev/console", (5, 1));
     for folder in ["proc", "sys", "run", "tmp"] {
@@ -67,13 +69,13 @@ pub fn archive(programs: &[(String, Vec<u8>)], kernel: &Unpacked, list: &str) ->
     for (path, contents) in programs {
         archive.file(path, contents);
     }
-    let mut order = Vec::new();
-    for module in &kernel.modules {
-        let name = module.file_name().context("a module has a name")?.to_string_lossy();
+    let name =
+        |module: &Path| anyhow::Ok(module.file_name().context("a module has a name")?.to_string_lossy().into_owned());
+    for module in kernel.modules.iter().chain(further.iter().collect::<BTreeSet<_>>()) {
         let contents = fs::read(module).with_context(|| format!("cannot read {}", module.display()))?;
-        archive.file(&format!("modules/{name}"), &contents);
-        order.push(name);
+        archive.file(&format!("modules/{}", name(module)?), &contents);
     }
+    let order = kernel.modules.iter().map(|module| name(module)).collect::<Result<Vec<_>>>()?;
     archive.file("tests/list", list.as_bytes());
     archive.file("modules/order", order.join("\n").as_bytes());
     Ok(archive.finish())

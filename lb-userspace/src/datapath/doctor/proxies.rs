@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{Finding, Level};
-use crate::netfilter::{Family, Leftovers, translated_connections};
+use crate::netfilter::{Leftovers, translated_connections};
 
 /// What was seen of others.
 #[derive(Debug, Default)]
@@ -33,7 +33,7 @@ pub(super) fn examine(bpffs: &Path) -> Vec<Finding> {
         processes: processes(),
         kube_proxy,
         // Without the right to see them there are none to tell of.
-        translated: Family::ALL.into_iter().map(|family| translated_connections(family).unwrap_or(0)).sum(),
+        translated: translated_connections().map_or(0, |connections| connections.len()),
         links: nix::net::if_::if_nameindex()
             .map(|all| all.iter().map(|link| link.name().to_string_lossy().into_owned()).collect())
             .unwrap_or_default(),

@@ -27,6 +27,8 @@ const OBJECT: (&str, &str) = ("BALLAST_EBPF_OBJECT", "/lib/ballast.o");
 const LIST: &str = "/tests/list";
 /// Modules in the order in which they are loaded, one file name a line.
 const MODULES: &str = "/modules/order";
+/// The variable of a line of the list that names further modules for it, in their order.
+const FURTHER: &str = "BALLAST_GUEST_MODULES";
 /// `MODULE_INIT_COMPRESSED_FILE` of `finit_module`: since 5.17.
 const COMPRESSED: libc::c_uint = 4;
 
@@ -109,6 +111,10 @@ fn run_tests() -> Result<()> {
     ensure!(!runs.is_empty(), "{LIST} is empty");
     for Run { name, variables, program, arguments } in runs {
         println!("guest: running {name}");
+        let further = variables.iter().filter(|(variable, _)| *variable == FURTHER);
+        for module in further.flat_map(|(_, modules)| modules.split(',')) {
+            load_module(&Path::new(MODULES).with_file_name(module))?;
+        }
         let status = Command::new(program)
             .args(arguments)
             .env("PATH", "/bin")

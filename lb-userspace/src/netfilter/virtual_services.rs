@@ -1,0 +1,131 @@
+//! What kube-proxy leaves of its IPVS mode beside rules and sets: virtual services, and the link with their addresses.
+//!
+//! Connections of IPVS that NAT took over need two things for as long as they last:
+//!
+//! * The kernel ends an IPVS connection with its virtual service if `net.ipv4.vs.expire_nodest_conn` is 1, as kube-proxy sets it (since Linux 5.9:
+//!   commit 04231e52d355). Conntrack would forget the connection with it. So it is set to 0.
+//! * Connections of the host's own processes have an address of the link as their source. The link stays for them.
+
+use std::{collections::BTreeSet, fs, io, net::IpAddr};
+
+use super::{
+    ipvs::{Ipvs, VirtualService},
+    kube_proxy::IPVS_LINK,
+    leftovers::{Done, Kind, NetfilterError, failed},
+};
+use crate::conntrack::Entry;
+use crate::netlink::{Request, Socket, flag};
+
+/// Of include/uapi/linux/rtnetlink.h.
+const DELETE_LINK: u16 = 17;
+/// Node ports, as API servers give them out by default.
+const NODE_PORTS: std::ops::RangeInclusive<u16> = 30_000..=32_767;
+/// Whether connections end with their virtual service.
+const EXPIRE: &str = "net.ipv4.vs.expire_nodest_conn";
+
+/// The virtual services, and the link.
+#[derive(Debug, Default)]
+pub(super) struct VirtualServices {
+    pub services: Vec<VirtualService>,
+    pub link: Option<u32>,
+}
+
+impl VirtualServices {
+    pub fn find() -> io::Result<Self> {
+        let link = nix::net::if_::if_nametoindex(IPVS_LINK).ok();
+        let services = match link {
+            Some(_) => Ipvs::open()?.map_or(Ok(Vec::new()), |mut ipvs| ipvs.services())?,
+            None => Vec::new(),
+        };
+        Ok(Self { services, link })
+    }
+
+    /// Removes them, but for what the translated connections need.
+    pub fn remove(&self, translated: &[Entry], dry_run: bool, done: &mut Vec<Done>) -> Result<(), NetfilterError> {
+        let Some(link) = self.link else { return Ok(()) };
+        let addresses = addresses_of(IPVS_LINK);
+        if let Some(left) = self.keep_connections(translated, dry_run) {
+            done.push(left);
+            return Ok(());
+        }
+        let mut ipvs = Ipvs::open().map_err(failed("open IPVS"))?;
+        for service in &self.services {
+            if !is_of_kube_proxy(service, &addresses) {
+                let what = format!("IPVS service {}: its address is not on {IPVS_LINK}", service.text());
+                done.push(Done { kind: Kind::Kept, what });
+                continue;
+            }
+            if let Some(ipvs) = ipvs.as_mut().filter(|_| !dry_run) {
+                ipvs.delete(service).map_err(failed(format!("delete the IPVS service {}", service.text())))?;
+            }
+            done.push(Done::removed(format!("IPVS service {}", service.text())));
+        }
+        let of_the_host = translated.iter().filter(|entry| addresses.contains(&entry.original.src.ip())).count();
+        if of_the_host > 0 {
+            let what = format!(
+                "link {IPVS_LINK}: {of_the_host} connections of this host have its addresses; run this again when they ended"
+            );
+            done.push(Done { kind: Kind::Kept, what });
+            return Ok(());
+        }
+        if !dry_run {
+            delete_link(link).map_err(failed(format!("delete the link {IPVS_LINK}")))?;
+        }
+        done.push(Done::removed(format!("link {IPVS_LINK}")));
+        Ok(())
+    }
+
+    /// Keeps connections when their virtual services go. `Some`: it cannot, and nothing may be removed.
+    fn keep_connections(&self, translated: &[Entry], dry_run: bool) -> Option<Done> {
+        let file = format!("/proc/sys/{}", EXPIRE.replace('.', "/"));
+        let is_set = fs::read_to_string(&file).is_ok_and(|value| value.trim() != "0");
+        let frontends: BTreeSet<_> = self.services.iter().map(|service| (service.address, service.protocol)).collect();
+        let is_of_ipvs = |entry: &&Entry| frontends.contains(&(entry.original.dst, entry.original.protocol.into()));
+        let count = translated.iter().filter(is_of_ipvs).count();
+        if !is_set || count == 0 || dry_run {
+            return None;
+        }
+        let error = fs::write(&file, "0").err()?;
+        let what = format!(
+            "IPVS services: {count} connections would end with them, and {EXPIRE} cannot be changed here: {error}; set it to 0 on \
+             the node (`sysctl -w {EXPIRE}=0`), and run this again"
+        );
+        Some(Done { kind: Kind::Left, what })
+    }
+}
+
+/// kube-proxy has all its addresses on its link, but for the node's own, at which it serves node ports.
+fn is_of_kube_proxy(service: &VirtualService, addresses: &[IpAddr]) -> bool {
+    addresses.contains(&service.address.ip()) || NODE_PORTS.contains(&service.address.port())
+}
+
+fn addresses_of(link: &str) -> Vec<IpAddr> {
+    let all = nix::ifaddrs::getifaddrs().into_iter().flatten().filter(|found| found.interface_name == link);
+    let address = |found: nix::ifaddrs::InterfaceAddress| {
+        let address = found.address?;
+        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+        v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+    };
+    all.filter_map(address).collect()
+}
+
+fn delete_link(index: u32) -> io::Result<()> {
+    let Some(mut socket) = Socket::open(libc::NETLINK_ROUTE)? else { return Ok(()) };
+    // `struct ifinfomsg`: the family and the kind before the index, flags behind it.
+    let header = [[0; 4], index.to_ne_bytes(), [0; 4], [0; 4]].concat();
+    socket.converse(&Request::with_header(DELETE_LINK, flag::ACK, &header).bytes(), |_, _, _| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ipvs_services_of_others_are_not_kube_proxys() {
+        let service = |address: &str| VirtualService { address: address.parse().expect("an address"), protocol: 6 };
+        let link = ["10.96.0.1".parse().expect("an address")];
+        assert!(is_of_kube_proxy(&service("10.96.0.1:443"), &link));
+        assert!(is_of_kube_proxy(&service("192.0.2.1:30080"), &link), "a node port");
+        assert!(!is_of_kube_proxy(&service("192.0.2.1:6443"), &link), "a load balancer of the API server");
+    }
+}
