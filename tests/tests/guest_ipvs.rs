@@ -13,6 +13,7 @@ use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::incident::Counters;
 use lb_tests::peers::{Datagrams, Stream, eventually};
 use lb_tests::topology::{NodeOptions, Outside, Place};
+use lb_userspace::conntrack::{Conntrack, Family, status};
 
 const NODE_PORT: u16 = 30_080;
 /// Connections from each place to each frontend: one of each is idle.
@@ -22,7 +23,7 @@ const SYSCTLS: [(&str, &str); 3] = [("conntrack", "1"), ("expire_nodest_conn", "
 /// Pause of the busy connections between two rounds of questions: a guest has one processor, and the agent needs it, too.
 const PACE: Duration = Duration::from_millis(100);
 /// A guest is slow.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 struct Node {
     service: Service,
@@ -143,13 +144,26 @@ impl Node {
         Ok(connections)
     }
 
-    /// What `ballast cleanup --kube-proxy` says.
-    fn clean_up(&self, agent: &Agent) -> Result<String> {
-        let output = agent.cli(&["cleanup", "--kube-proxy"])?;
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        ensure!(output.status.success(), "{} {}", text(&output.stdout), text(&output.stderr));
-        Ok(text(&output.stdout))
+    /// Conntrack forgets all that is translated: sooner than by its timeouts.
+    fn forget(&self) -> Result<()> {
+        self.place().run(|| {
+            let mut conntrack = Conntrack::open()?;
+            for family in Family::ALL {
+                for entry in conntrack.list(family, status::DST_NAT)? {
+                    conntrack.delete(&entry.original)?;
+                }
+            }
+            Ok(())
+        })
     }
+}
+
+/// What `ballast cleanup --kube-proxy` says.
+fn clean_up(agent: &Agent) -> Result<String> {
+    let output = agent.cli(&["cleanup", "--kube-proxy"])?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    ensure!(output.status.success(), "{} {}", text(&output.stdout), text(&output.stderr));
+    Ok(text(&output.stdout))
 }
 
 /// How many connections are adopted, and whether the adoption window is closed, by `ballast status`.
@@ -204,7 +218,7 @@ fn no_connection_of_ipvs_is_lost() -> Result<()> {
         });
         goes_on();
         let new = node.connect(1).context("new connections beside IPVS")?;
-        let done = node.clean_up(&agent)?;
+        let done = clean_up(&agent)?;
         ensure!(done.contains("kube-ipvs0") && node.run("ipvsadm", "-Ln")?.lines().count() <= 3, "{done}");
         goes_on();
         Ok(new)
@@ -232,7 +246,8 @@ fn no_connection_of_ipvs_is_lost() -> Result<()> {
         }
     }
     drop(new);
-    node.run("ip", "link set kube-ipvs0 down")?;
-    node.run("ip", "link delete kube-ipvs0")?;
+    node.forget()?;
+    let done = clean_up(&agent)?;
+    ensure!(node.run("ip", "link show kube-ipvs0").is_err(), "no connection needs it any more: {done}");
     ask_all(&mut node.connect(1)?, "without the link")
 }

@@ -2,22 +2,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use lb_common::abi::{Flow, FlowKey, SCTP, TCP, fin, flow_flags, flow_state, tag};
+use lb_common::abi::{Flow, FlowKey, fin, flow_flags, flow_state, tag};
 use lb_common::decide::pair_key;
 
-use crate::conntrack::{Entry, Tuple, tcp_state};
-
-/// SCTP: the association has never been, or is over (`SCTP_CONNTRACK_CLOSED`).
-const SCTP_CLOSED: u8 = 1;
-
-/// Whether conntrack would take a SYN on the connection's tuple for a new one.
-pub(super) fn is_over(entry: &Entry) -> bool {
-    match (entry.original.protocol, entry.state) {
-        (TCP, Some(state)) => matches!(state, tcp_state::TIME_WAIT | tcp_state::CLOSE),
-        (SCTP, Some(state)) => state == SCTP_CLOSED,
-        _ => false,
-    }
-}
+use crate::conntrack::{Entry, Tuple};
 
 /// The key of a tuple. `None`: it is of another family.
 pub(super) fn key<const N: usize>(tuple: &Tuple) -> Option<FlowKey<N>> {
@@ -53,7 +41,7 @@ where
 /// Original and reply entry, each with its key. Each leads to the opposite one, as those of Ballast's own connections do.
 pub(super) fn pair<const N: usize>(entry: &Entry, now_s: u32) -> Option<[(FlowKey<N>, Flow<N>); 2]> {
     let (original, reply) = (key(&entry.original)?, key::<N>(&entry.reply)?);
-    let over = if is_over(entry) { fin::SENT } else { 0 };
+    let over = if entry.is_over() { fin::SENT } else { 0 };
     let flow = |key: &FlowKey<N>, opposite: &FlowKey<N>, flags: u8| {
         let is_reply = flags & flow_flags::REPLY != 0;
         // A reply's new source is the service, and its new destination the client: the original tuple reversed.
@@ -86,10 +74,10 @@ pub(super) fn pair<const N: usize>(entry: &Entry, now_s: u32) -> Option<[(FlowKe
 mod tests {
     use std::time::Duration;
 
-    use lb_common::abi::{UDP, V4, V6};
+    use lb_common::abi::{SCTP, TCP, UDP, V4, V6};
 
     use super::*;
-    use crate::conntrack::status;
+    use crate::conntrack::{status, tcp_state};
 
     fn entry(original: [&str; 2], reply: [&str; 2], protocol: u8, state: Option<u8>) -> Entry {
         let tuple = |[src, dst]: [&str; 2]| Tuple { src: src.parse().unwrap(), dst: dst.parse().unwrap(), protocol };
@@ -127,7 +115,7 @@ mod tests {
         assert_eq!(fin_of(TCP, Some(tcp_state::TIME_WAIT)), (fin::SENT, fin::SENT));
         assert_eq!(fin_of(TCP, Some(tcp_state::CLOSE)), (fin::SENT, fin::SENT));
         assert_eq!(fin_of(TCP, Some(tcp_state::ESTABLISHED)), (0, 0));
-        assert_eq!(fin_of(SCTP, Some(SCTP_CLOSED)), (fin::SENT, fin::SENT));
+        assert_eq!(fin_of(SCTP, Some(1)), (fin::SENT, fin::SENT));
         assert_eq!(fin_of(UDP, None), (0, 0));
     }
 }

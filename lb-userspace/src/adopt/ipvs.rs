@@ -11,8 +11,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::{AdoptError, Adopter, Room, entries::is_over};
-use crate::conntrack::{Entry, Family, NewEntry, status};
+use super::{AdoptError, Adopter, Room};
+use crate::conntrack::{Entry, Family, NewEntry, ipvs_expiry, status};
 
 /// The kernel has this file while IPVS is loaded.
 const CONNECTIONS: &str = "/proc/thread-self/net/ip_vs_conn";
@@ -33,10 +33,14 @@ impl Adopter {
             return Ok(());
         }
         self.keep_nat_for(true);
-        self.lost_by_ipvs = 0;
+        let mut lost = 0;
         for together in found.chunks(TOGETHER) {
-            self.take_over(together, now_s)?;
+            lost += self.take_over(together, now_s)?;
         }
+        if lost > 0 {
+            tracing::warn!(connections = lost, "IPVS connections are refused: others have their tuples in conntrack");
+        }
+        self.outlive_services();
         Ok(())
     }
 
@@ -49,11 +53,13 @@ impl Adopter {
         for family in Family::ALL {
             found.extend(self.conntrack.list(family, status::SEEN_REPLY)?);
         }
-        found.retain(|entry| entry.is_of_ipvs() && !is_over(entry));
+        found.retain(|entry| entry.is_of_ipvs() && !entry.is_over());
         Ok(found)
     }
 
-    fn take_over(&mut self, connections: &[Entry], now_s: u32) -> Result<(), AdoptError> {
+    /// Returns how many could not be given.
+    fn take_over(&mut self, connections: &[Entry], now_s: u32) -> Result<usize, AdoptError> {
+        let mut lost = 0;
         let mut held = Vec::new();
         for entry in connections {
             match self.tables.hold(entry, now_s)? {
@@ -69,10 +75,20 @@ impl Adopter {
                 self.adopted.insert(entry.original, super::adopted(entry.reply));
             } else {
                 self.tables.remove(&entry.original, &entry.reply)?;
-                self.lost_by_ipvs += 1;
+                lost += 1;
             }
         }
-        Ok(())
+        Ok(lost)
+    }
+
+    /// Keeps the kernel from ending the connections with their virtual services.
+    pub(super) fn outlive_services(&mut self) {
+        self.ipvs_problem = ipvs_expiry::switch_off().err().map(|error| {
+            format!(
+                "connections of IPVS would end with its virtual services: set {} to 0 on the node before they go ({error})",
+                ipvs_expiry::SETTING
+            )
+        });
     }
 
     /// `false`: another connection has one of its tuples.

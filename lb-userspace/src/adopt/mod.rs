@@ -27,7 +27,6 @@ use crate::conntrack::{Conntrack, ConntrackError, Entry, Family, Tuple, nat_hook
 use crate::maps::MapError;
 
 use backends::{Backends, Look};
-use entries::is_over;
 pub use tables::{Room, Tables};
 
 /// Why connections could not be adopted, or not be followed.
@@ -58,8 +57,8 @@ pub struct Adopter {
     adopted: HashMap<Tuple, Adopted>,
     /// How many had no room in the tables.
     without_room: usize,
-    /// How many connections of IPVS could not be given to NAT.
-    lost_by_ipvs: usize,
+    /// Why connections of IPVS may end with its virtual services; `None`: they do not.
+    ipvs_problem: Option<String>,
     /// Why NAT may end with the other proxy's rules; `None`: it does not.
     nat_problem: Option<String>,
 }
@@ -74,7 +73,7 @@ impl Adopter {
             conntrack,
             adopted: HashMap::new(),
             without_room: 0,
-            lost_by_ipvs: 0,
+            ipvs_problem: None,
             nat_problem: None,
         })
     }
@@ -102,13 +101,7 @@ impl Adopter {
                 self.without_room
             )
         });
-        let lost_by_ipvs = (self.lost_by_ipvs > 0).then(|| {
-            format!(
-                "{} connections of IPVS could not be given to NAT, since others have their tuples: they are refused",
-                self.lost_by_ipvs
-            )
-        });
-        self.nat_problem.clone().or(without_room).or(lost_by_ipvs)
+        self.nat_problem.clone().or(without_room).or_else(|| self.ipvs_problem.clone())
     }
 
     /// Takes up what an agent before this one has adopted.
@@ -160,6 +153,9 @@ impl Adopter {
             }
         }
         self.keep_nat_for(!self.adopted.is_empty());
+        if self.ipvs_problem.is_some() {
+            self.outlive_services();
+        }
         Ok(())
     }
 
@@ -198,7 +194,7 @@ impl Adopter {
     fn write(&mut self, entry: &Entry, now_s: u32) -> Result<(), AdoptError> {
         match self.tables.write(entry, now_s)? {
             Room::Written => {
-                self.adopted.insert(entry.original, Adopted { reply: entry.reply, is_over: is_over(entry) });
+                self.adopted.insert(entry.original, Adopted { reply: entry.reply, is_over: entry.is_over() });
             }
             Room::Taken => {}
             Room::Full => self.without_room += 1,
@@ -208,7 +204,7 @@ impl Adopter {
 
     /// Notes in the tables that a connection has ended, of which conntrack remembers the end still.
     fn mark(&mut self, entry: &Entry, known: Adopted) -> Result<(), AdoptError> {
-        if is_over(entry) && !known.is_over {
+        if entry.is_over() && !known.is_over {
             self.tables.mark_over(&entry.original)?;
             self.adopted.insert(entry.original, Adopted { is_over: true, ..known });
         }

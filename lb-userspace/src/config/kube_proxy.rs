@@ -61,7 +61,7 @@ pub const FIELDS: &[(&str, Becomes)] = &[
     ("ipvs.syncPeriod", SYNC),
     ("ipvs.minSyncPeriod", SYNC),
     ("ipvs.scheduler", Becoming("scheduler", scheduler)),
-    ("ipvs.excludeCIDRs", Needless("the agent touches no IPVS service")),
+    ("ipvs.excludeCIDRs", Needless("the agent changes no IPVS service")),
     ("ipvs.strictARP", Needless("no service address is on a link, so the node answers no ARP for them")),
     ("ipvs.tcpTimeout", Becoming("flow-timeouts", |_, value| timeout("open", value))),
     ("ipvs.tcpFinTimeout", Becoming("flow-timeouts", |_, value| timeout("closing", value))),

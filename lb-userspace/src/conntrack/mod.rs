@@ -2,6 +2,7 @@
 //!
 //! Only connections of the default zone count: kube-proxy has no other.
 
+pub mod ipvs_expiry;
 mod message;
 pub mod nat_hooks;
 
@@ -9,9 +10,14 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use lb_common::abi::{SCTP, TCP};
+
 use crate::netlink::Socket;
 
 pub use message::{status, tcp_state};
+
+/// SCTP: the association has never been, or is over (`SCTP_CONNTRACK_CLOSED`).
+const SCTP_CLOSED: u8 = 1;
 
 /// Why conntrack could not be read or changed.
 #[derive(Debug, thiserror::Error)]
@@ -94,6 +100,15 @@ impl Entry {
     /// Whether the destination is translated, as kube-proxy does with services.
     pub fn is_translated(&self) -> bool {
         self.status & status::DST_NAT != 0 && self.original.dst != self.reply.src
+    }
+
+    /// Whether conntrack would take a SYN on the connection's tuple for a new one.
+    pub fn is_over(&self) -> bool {
+        match (self.original.protocol, self.state) {
+            (TCP, Some(state)) => matches!(state, tcp_state::TIME_WAIT | tcp_state::CLOSE),
+            (SCTP, Some(state)) => state == SCTP_CLOSED,
+            _ => false,
+        }
     }
 
     /// Whether IPVS translates the destination: it changes the reply tuple, and no bit of the status.

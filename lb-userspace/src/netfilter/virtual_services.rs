@@ -2,26 +2,26 @@
 //!
 //! Connections of IPVS that NAT took over need two things for as long as they last:
 //!
-//! * The kernel ends an IPVS connection with its virtual service if `net.ipv4.vs.expire_nodest_conn` is 1, as kube-proxy sets it (since Linux 5.9:
-//!   commit 04231e52d355). Conntrack would forget the connection with it. So it is set to 0.
+//! * They must not end with their virtual services: see [`ipvs_expiry`].
 //! * Connections of the host's own processes have an address of the link as their source. The link stays for them.
 
-use std::{collections::BTreeSet, fs, io, net::IpAddr};
+use std::{collections::BTreeSet, io, net::IpAddr};
 
 use super::{
     ipvs::{Ipvs, VirtualService},
     kube_proxy::IPVS_LINK,
     leftovers::{Done, Kind, NetfilterError, failed},
 };
-use crate::conntrack::Entry;
+use crate::conntrack::{
+    Entry,
+    ipvs_expiry::{self, SETTING},
+};
 use crate::netlink::{Request, Socket, flag};
 
 /// Of include/uapi/linux/rtnetlink.h.
 const DELETE_LINK: u16 = 17;
 /// Node ports, as API servers give them out by default.
 const NODE_PORTS: std::ops::RangeInclusive<u16> = 30_000..=32_767;
-/// Whether connections end with their virtual service.
-const EXPIRE: &str = "net.ipv4.vs.expire_nodest_conn";
 
 /// The virtual services, and the link.
 #[derive(Debug, Default)]
@@ -60,7 +60,8 @@ impl VirtualServices {
             }
             done.push(Done::removed(format!("IPVS service {}", service.text())));
         }
-        let of_the_host = translated.iter().filter(|entry| addresses.contains(&entry.original.src.ip())).count();
+        let of_the_host = |entry: &&Entry| !entry.is_over() && addresses.contains(&entry.original.src.ip());
+        let of_the_host = translated.iter().filter(of_the_host).count();
         if of_the_host > 0 {
             let what = format!(
                 "link {IPVS_LINK}: {of_the_host} connections of this host have its addresses; run this again when they ended"
@@ -77,18 +78,16 @@ impl VirtualServices {
 
     /// Keeps connections when their virtual services go. `Some`: it cannot, and nothing may be removed.
     fn keep_connections(&self, translated: &[Entry], dry_run: bool) -> Option<Done> {
-        let file = format!("/proc/sys/{}", EXPIRE.replace('.', "/"));
-        let is_set = fs::read_to_string(&file).is_ok_and(|value| value.trim() != "0");
         let frontends: BTreeSet<_> = self.services.iter().map(|service| (service.address, service.protocol)).collect();
         let is_of_ipvs = |entry: &&Entry| frontends.contains(&(entry.original.dst, entry.original.protocol.into()));
         let count = translated.iter().filter(is_of_ipvs).count();
-        if !is_set || count == 0 || dry_run {
+        if count == 0 || dry_run {
             return None;
         }
-        let error = fs::write(&file, "0").err()?;
+        let error = ipvs_expiry::switch_off().err()?;
         let what = format!(
-            "IPVS services: {count} connections would end with them, and {EXPIRE} cannot be changed here: {error}; set it to 0 on \
-             the node (`sysctl -w {EXPIRE}=0`), and run this again"
+            "IPVS services: {count} connections would end with them, and {SETTING} cannot be changed here: {error}; set it to 0 on \
+             the node (`sysctl -w {SETTING}=0`), and run this again"
         );
         Some(Done { kind: Kind::Left, what })
     }
