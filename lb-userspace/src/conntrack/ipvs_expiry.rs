@@ -1,7 +1,7 @@
 //! Whether connections of IPVS end with their virtual service.
 //!
 //! With `net.ipv4.vs.expire_nodest_conn` at 1, as kube-proxy sets it, the kernel ends them with the service (since Linux 5.9: commit
-//! 04231e52d355), and conntrack forgets each one that ends, also when NAT translates it by then.
+//! 04231e52d355). Conntrack forgets each one that ends, also when NAT translates it by then.
 
 use std::{fs, io};
 
