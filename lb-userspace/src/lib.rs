@@ -18,3 +18,4 @@ pub mod plan;
 pub mod sockets;
 pub mod source;
 pub mod sweep;
+pub mod sysdump;

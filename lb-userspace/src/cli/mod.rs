@@ -9,6 +9,7 @@ mod maintenance;
 mod migrate;
 mod output;
 mod status;
+mod sysdump;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -46,6 +47,8 @@ enum Command {
     Maintenance(maintenance::Arguments),
     /// Translate a configuration of kube-proxy, and name fields without a counterpart
     Migrate(migrate::Arguments),
+    /// Write one archive with all that is worth knowing of this node, without secrets; works without an agent, too
+    Sysdump(sysdump::Arguments),
     /// Remove everything that the agent left in the kernel and on disk
     Cleanup(cleanup::Arguments),
     /// Print the version
@@ -96,6 +99,7 @@ pub fn main() -> ExitCode {
         Command::Doctor(arguments) => return doctor::run(*arguments),
         Command::Maintenance(arguments) => maintenance::run(&arguments),
         Command::Migrate(arguments) => migrate::run(&arguments),
+        Command::Sysdump(arguments) => sysdump::run(&arguments),
         Command::Cleanup(arguments) => cleanup::run(&arguments),
         Command::Version => print(&format!("ballast {}\n", env!("CARGO_PKG_VERSION"))),
         Command::Completion { shell } => completion(shell),

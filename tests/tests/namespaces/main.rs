@@ -71,6 +71,7 @@ mod sources;
 mod starved;
 mod sweep;
 mod syn_flood;
+mod sysdump;
 mod table_sets;
 mod takeover;
 mod topology;
