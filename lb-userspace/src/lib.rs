@@ -8,6 +8,7 @@ pub mod cli;
 pub mod config;
 pub mod conntrack;
 pub mod datapath;
+pub mod explain;
 pub mod hand_over;
 pub mod maps;
 pub mod model;

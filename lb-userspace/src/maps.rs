@@ -6,6 +6,7 @@
 mod client_shares;
 mod connections;
 mod raw;
+mod read_only;
 mod table;
 pub mod vip_filter;
 
@@ -25,7 +26,7 @@ pub use client_shares::ClientShares;
 pub use connections::Connections;
 pub use raw::{Condition, Elements, RawCursor, RawTable};
 pub use table::{Calls, Cursor, Table};
-pub use vip_filter::VipFilter;
+pub use vip_filter::{VipFilter, VipFilterReader};
 
 /// Why a pinned map cannot be used.
 #[derive(Debug, thiserror::Error)]

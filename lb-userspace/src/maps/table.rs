@@ -18,7 +18,7 @@ use aya_obj::generated::bpf_cmd;
 
 mod part;
 
-use super::{MapError, data};
+use super::{MapError, data, read_only};
 pub use part::Cursor;
 
 /// Elements in one call: bounded, so that no other map user waits long.
@@ -83,13 +83,26 @@ pub(super) struct Batch {
 impl<K: Pod, V: Pod> Table<K, V> {
     /// Opens the map pinned under its name in `dir`; keys and values must have the sizes of `K` and `V`.
     pub fn open(dir: &Path, name: &'static str, calls: &Calls) -> Result<Self, MapError> {
-        let map = data(dir, name)?;
+        Self::of(data(dir, name)?, &dir.join(name), name, calls)
+    }
+
+    /// The same, with a descriptor that the kernel takes no writes from.
+    pub fn open_read_only(dir: &Path, name: &'static str) -> Result<Self, MapError> {
+        Self::open_path_read_only(&dir.join(name), name)
+    }
+
+    /// The same of a map that is pinned at this path.
+    pub fn open_path_read_only(path: &Path, name: &'static str) -> Result<Self, MapError> {
+        Self::of(read_only::data(path, name)?, path, name, &Calls::default())
+    }
+
+    fn of(map: MapData, path: &Path, name: &'static str, calls: &Calls) -> Result<Self, MapError> {
         let info = map.info().map_err(|source| MapError::Access { map: name, action: "asking its size", source })?;
         let sizes = [("key size", size_of::<K>(), info.key_size()), ("value size", size_of::<V>(), info.value_size())];
         for (field, expected, found) in sizes {
             if expected != found as usize {
                 let (expected, found) = (expected.to_string(), found.to_string());
-                return Err(MapError::Layout { map: name, path: dir.join(name), field, expected, found });
+                return Err(MapError::Layout { map: name, path: path.to_owned(), field, expected, found });
             }
         }
         let (capacity, batches) = (info.max_entries(), AtomicBool::new(true));

@@ -15,7 +15,7 @@ use lb_common::{
     vip_filter::{WORDS, bit, place},
 };
 
-use super::{MapError, data};
+use super::{MapError, data, read_only};
 
 const BYTES: usize = WORDS * size_of::<u64>();
 
@@ -43,7 +43,11 @@ impl VipFilter {
 
     /// Maps `vip_filter` itself, which must have the layout of this version.
     pub fn map(map: &MapData) -> Result<Self, MapError> {
-        let (protection, descriptor) = (libc::PROT_READ | libc::PROT_WRITE, map.fd().as_fd().as_raw_fd());
+        Self::map_with(map, libc::PROT_READ | libc::PROT_WRITE)
+    }
+
+    fn map_with(map: &MapData, protection: i32) -> Result<Self, MapError> {
+        let descriptor = map.fd().as_fd().as_raw_fd();
         // SAFETY: a new mapping at an address of the kernel's choice; no memory of ours is touched. It outlives the descriptor.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), BYTES, protection, libc::MAP_SHARED, descriptor, 0) };
         match NonNull::new(start) {
@@ -83,6 +87,30 @@ impl Drop for VipFilter {
     fn drop(&mut self) {
         // SAFETY: the mapping made above, which nothing refers to any more.
         unsafe { libc::munmap(self.0.as_ptr(), BYTES) };
+    }
+}
+
+/// The same memory, mapped for reading alone: no function writes to it.
+#[derive(Debug)]
+pub struct VipFilterReader(VipFilter);
+
+impl VipFilterReader {
+    /// Maps what is pinned in `dir`. `None`: the tables there are of a version without it.
+    pub fn open(dir: &Path) -> Result<Option<Self>, MapError> {
+        let map = match read_only::data(&dir.join(map_name::VIP_FILTER), map_name::VIP_FILTER) {
+            Err(MapError::Missing { .. }) => return Ok(None),
+            found => found?,
+        };
+        if map.info().map_err(failed)?.value_size() as usize != BYTES {
+            return Ok(None);
+        }
+        VipFilter::map_with(&map, libc::PROT_READ).map(|filter| Some(Self(filter)))
+    }
+
+    /// Whether the address is certainly no service's.
+    pub fn is_ruled_out(&self, address: IpAddr) -> bool {
+        let (word, mask) = place(bit_of(address));
+        self.0.words()[word].load(Ordering::Relaxed) & mask != 0
     }
 }
 

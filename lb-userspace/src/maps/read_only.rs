@@ -1,0 +1,37 @@
+//! Pinned maps opened for reading alone: the kernel refuses every write by such a descriptor.
+
+use std::ffi::CString;
+use std::os::fd::{FromRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::{io, path::Path};
+
+use aya::maps::MapData;
+use aya_obj::generated::{BPF_F_RDONLY, bpf_cmd};
+
+use super::MapError;
+
+/// `union bpf_attr` of `BPF_OBJ_GET`.
+#[repr(C)]
+struct Object {
+    path: u64,
+    descriptor: u32,
+    flags: u32,
+}
+
+/// Opens the map that is pinned at this path.
+pub(super) fn data(path: &Path, map: &'static str) -> Result<MapData, MapError> {
+    let failed = |source: io::Error| match source.kind() {
+        io::ErrorKind::NotFound => MapError::Missing { map, path: path.to_owned() },
+        _ => MapError::Open { map, path: path.to_owned(), source },
+    };
+    let name = CString::new(path.as_os_str().as_bytes()).map_err(|error| failed(io::Error::other(error)))?;
+    let mut object = Object { path: name.as_ptr() as u64, descriptor: 0, flags: BPF_F_RDONLY };
+    let command = bpf_cmd::BPF_OBJ_GET as libc::c_long;
+    // SAFETY: the record begins like `union bpf_attr` for this command, and its size goes with it. The path outlives the call.
+    let opened = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut object, size_of::<Object>()) };
+    let descriptor = i32::try_from(opened).ok().filter(|descriptor| *descriptor >= 0);
+    let descriptor = descriptor.ok_or_else(|| failed(io::Error::last_os_error()))?;
+    // SAFETY: the kernel has just given this descriptor to us, and nobody else has it.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    MapData::from_fd(descriptor).map_err(|error| failed(io::Error::other(error)))
+}
