@@ -3,6 +3,7 @@
 mod audit;
 mod cleanup;
 mod doctor;
+mod explain;
 mod filter;
 mod get;
 mod maintenance;
@@ -39,6 +40,8 @@ enum Command {
     Status(status::Arguments),
     /// List services, backends or connections from the pinned maps; works without an agent, too
     Get(get::Arguments),
+    /// Say what would become of a packet on this node, and why; exit code 1 if it would be refused or dropped
+    Explain(explain::Arguments),
     /// Compare the tables with the plan and repair what differs; exit code 2 if something still does
     Audit(audit::Arguments),
     /// Check whether an agent with these options can work on this node; exit code 1 if it cannot
@@ -95,6 +98,7 @@ pub fn main() -> ExitCode {
         Command::Agent(arguments) => agent::run(arguments.config.as_deref(), arguments.options),
         Command::Status(arguments) => status::run(&arguments),
         Command::Get(arguments) => get::run(&arguments),
+        Command::Explain(arguments) => return explain::run(&arguments),
         Command::Audit(arguments) => return audit::run(&arguments),
         Command::Doctor(arguments) => return doctor::run(*arguments),
         Command::Maintenance(arguments) => maintenance::run(&arguments),

@@ -61,6 +61,7 @@ use kept::Sources;
 use load::Kernel;
 use lock::AgentLock;
 pub use lock::{check_alone, running_agent};
+pub use net::name_of;
 use pins::{Created, Pins};
 use programs::{Loaded, Loading};
 use switch::{Prepared, Switching};
@@ -77,12 +78,18 @@ pub use point::{Point, Role};
 pub use program_log::ProgramLog;
 pub use serving::Served;
 pub use settings::{FastPath, Interfaces, MapSizes, Settings, SocketLb, TcAttach, XdpMode};
+pub use source_ports::of_default_start;
 pub use sources::Surroundings;
 pub use status::{Attached, LinkStatus, Status, read_attached};
 
 /// The folder of the pinned maps in force under a bpf file system.
 pub fn maps_dir(bpffs: &Path) -> PathBuf {
     Pins::under(bpffs).tables().to_owned()
+}
+
+/// The folder of the pinned programs, and of the maps that are pinned with them.
+pub fn programs_dir(bpffs: &Path) -> PathBuf {
+    Pins::under(bpffs).programs().to_owned()
 }
 
 /// The loaded programs and what they hang on. Dropping it detaches nothing.

@@ -337,7 +337,7 @@ fn is_tunnel(kind: &InfoKind) -> bool {
 
 /// The name of an interface of the thread's network namespace; `None`: there is no such interface, which nix 0.31 takes for one with an
 /// empty name.
-pub(super) fn name_of(ifindex: u32) -> Option<String> {
+pub fn name_of(ifindex: u32) -> Option<String> {
     let name = nix::net::if_::if_indextoname(ifindex).ok()?.into_string().ok()?;
     (!name.is_empty()).then_some(name)
 }

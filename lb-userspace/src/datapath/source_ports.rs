@@ -56,6 +56,11 @@ impl Local {
     }
 }
 
+/// The source ports of masqueraded flows of an agent that is started on this node without `--snat-ports`.
+pub fn of_default_start() -> SourcePorts {
+    choose(None, Local::read().as_ref()).map_or(SourcePorts::DEFAULT, |(ports, _)| ports)
+}
+
 /// The ports for the programs, and what is to be warned of. `asked`: `--snat-ports`; `None`: the default.
 ///
 /// Ports that are asked for and that sockets may take are refused. The default gives way to them: it is no reason not to start.

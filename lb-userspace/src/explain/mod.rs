@@ -1,20 +1,34 @@
 //! What the programs would do with a packet, and why: the decision itself over the pinned maps, without a side effect.
 //!
-//! [`Live`] reads the maps, [`Overlay`] keeps what the decision writes, [`decide`] runs it. [`Explanation`] is the result as data.
+//! [`Live`] reads the maps, [`Overlay`] keeps what the decision writes, [`decide`] runs it. [`explain`] makes an [`Explanation`] of it.
 
+mod build;
+mod candidates;
+mod change;
+mod decision;
+mod explanation;
 mod live;
 mod overlay;
 mod overlay_flows;
+mod question;
 mod route;
 mod stored;
+mod target;
+#[cfg(test)]
+mod tests;
+pub mod text;
 mod trace;
 
+use lb_common::decide::{Hook, Packet, Verdict, Work};
+
+pub use build::{Question, explain};
+pub use explanation::Explanation;
 pub use live::Live;
 pub use overlay::Overlay;
+pub use question::{Seat, Seen, packet, seat};
 pub use stored::{Settings, Stored};
+pub use target::{Client, Destination, NotResolved, Target, resolve};
 pub use trace::{Access, Trace, Write};
-
-use lb_common::decide::{Hook, Packet, Verdict, Work};
 
 /// The verdict of a hook's program over a packet, and what it reads and writes on the way.
 pub fn decide<const N: usize, S: Stored<N>>(

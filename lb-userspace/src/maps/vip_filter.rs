@@ -43,11 +43,7 @@ impl VipFilter {
 
     /// Maps `vip_filter` itself, which must have the layout of this version.
     pub fn map(map: &MapData) -> Result<Self, MapError> {
-        Self::map_with(map, libc::PROT_READ | libc::PROT_WRITE)
-    }
-
-    fn map_with(map: &MapData, protection: i32) -> Result<Self, MapError> {
-        let descriptor = map.fd().as_fd().as_raw_fd();
+        let (protection, descriptor) = (libc::PROT_READ | libc::PROT_WRITE, map.fd().as_fd().as_raw_fd());
         // SAFETY: a new mapping at an address of the kernel's choice; no memory of ours is touched. It outlives the descriptor.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), BYTES, protection, libc::MAP_SHARED, descriptor, 0) };
         match NonNull::new(start) {
@@ -90,27 +86,25 @@ impl Drop for VipFilter {
     }
 }
 
-/// The same memory, mapped for reading alone: no function writes to it.
+/// The same words for a reader that cannot write. Each question reads them all: the kernel maps no memory by a descriptor for reading alone.
 #[derive(Debug)]
-pub struct VipFilterReader(VipFilter);
+pub struct VipFilterReader(MapData);
 
 impl VipFilterReader {
-    /// Maps what is pinned in `dir`. `None`: the tables there are of a version without it.
+    /// Opens what is pinned in `dir`. `None`: the tables there are of a version without it.
     pub fn open(dir: &Path) -> Result<Option<Self>, MapError> {
         let map = match read_only::data(&dir.join(map_name::VIP_FILTER), map_name::VIP_FILTER) {
             Err(MapError::Missing { .. }) => return Ok(None),
             found => found?,
         };
-        if map.info().map_err(failed)?.value_size() as usize != BYTES {
-            return Ok(None);
-        }
-        VipFilter::map_with(&map, libc::PROT_READ).map(|filter| Some(Self(filter)))
+        let fits = map.info().map_err(failed)?.value_size() as usize == BYTES;
+        Ok(fits.then_some(Self(map)))
     }
 
     /// Whether the address is certainly no service's.
     pub fn is_ruled_out(&self, address: IpAddr) -> bool {
-        let (word, mask) = place(bit_of(address));
-        self.0.words()[word].load(Ordering::Relaxed) & mask != 0
+        let mut words = vec![0_u64; WORDS];
+        read_only::first(&self.0, &mut words).is_ok() && is_ruled_out(&words, address)
     }
 }
 

@@ -20,7 +20,7 @@ use crate::model::Monotonic;
 
 pub use backends::BackendView;
 pub use connections::{ConnectionView, flow_state_name};
-pub use services::{BackendOfService, FARES, FrontendView, ServiceView};
+pub use services::{BackendOfService, FARES, FrontendView, ServiceView, kind_name, scheduler_name};
 
 /// A list as `ballast get` prints it.
 #[derive(Debug, Serialize, PartialEq, Eq)]
@@ -280,13 +280,15 @@ fn name_of(name: &abi::ServiceName) -> Name {
     }
 }
 
-pub(super) fn ip<const N: usize>(address: [u8; N]) -> IpAddr {
+/// An address of a record.
+pub fn ip<const N: usize>(address: [u8; N]) -> IpAddr {
     let mut v6 = [0; abi::V6];
     v6[..N].copy_from_slice(&address);
     if N == abi::V6 { IpAddr::from(v6) } else { IpAddr::from([v6[0], v6[1], v6[2], v6[3]]) }
 }
 
-pub(super) fn protocol_name(protocol: u8) -> &'static str {
+/// Name of a protocol in tables and JSON.
+pub fn protocol_name(protocol: u8) -> &'static str {
     match protocol {
         abi::TCP => "TCP",
         abi::UDP => "UDP",

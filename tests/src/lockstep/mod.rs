@@ -3,6 +3,7 @@
 //!
 //! The programs are an edited copy that reads time and random numbers from a variable (`tests/mutations/driven`).
 
+mod explained;
 pub mod frame;
 mod maps;
 #[allow(clippy::unwrap_used, dead_code)] // The tables of lb-common's own tests, which need more of them.
@@ -12,6 +13,7 @@ mod packets;
 mod tables;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues};
@@ -23,6 +25,7 @@ use lb_common::decide::{
 };
 use lb_common::outcome::Outcome;
 
+pub use explained::{Explained, Foretells};
 pub use maps::Maps;
 use memory::Memory;
 
@@ -55,6 +58,8 @@ pub struct Tally {
     /// Entries compared in all comparisons.
     pub entries: u64,
     pub outcomes: BTreeMap<&'static str, u64>,
+    /// Packets that `ballast explain` was asked for before they ran, and the outcomes that it named.
+    pub explained: BTreeMap<&'static str, u64>,
 }
 
 /// The programs, driven.
@@ -65,14 +70,26 @@ pub struct Lockstep {
     flood_until: Array<MapData, u32>,
     syn_rate: Array<MapData, u64>,
     buckets: HashMap<MapData, BucketKey, Bucket>,
+    /// The pinned maps as `ballast explain` reads them; `None`: it is not compared.
+    explained: Option<Explained>,
     pub tally: Tally,
 }
 
 impl Lockstep {
     /// Builds and loads them. The calling thread's namespace must have a default route and forwarding on.
     pub fn new() -> Result<Self> {
+        Self::load(None)
+    }
+
+    /// The same, and before each packet `ballast explain` says what becomes of it. The maps are pinned in this folder.
+    pub fn with_explain(pins: &Path) -> Result<Self> {
+        Self::load(Some(pins))
+    }
+
+    fn load(pins: Option<&Path>) -> Result<Self> {
         let object = programs::edited("driven", "driven")?;
-        let mut programs = LoadedPrograms::load_from(&object, MOST_HALF_OPEN, FLOW_ROOM, CLIENT_KEY)?;
+        let mut programs = LoadedPrograms::load_pinned(&object, MOST_HALF_OPEN, FLOW_ROOM, CLIENT_KEY, pins)?;
+        let explained = pins.map(Explained::open).transpose()?;
         let clock = programs.take_map(".bss")?.try_into()?;
         let (syn_counts, flood_until) =
             (programs.take_map("syn_counts")?.try_into()?, programs.take_map("flood_until")?.try_into()?);
@@ -83,13 +100,14 @@ impl Lockstep {
         let mut own = nix::sched::CpuSet::new();
         own.set(nix::sched::sched_getcpu()?)?;
         nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &own)?;
-        Ok(Self { programs, clock, syn_counts, flood_until, syn_rate, buckets, tally: Tally::default() })
+        Ok(Self { programs, clock, syn_counts, flood_until, syn_rate, buckets, explained, tally: Tally::default() })
     }
 
     /// One random world of one family. On a difference it is played again, compared after every packet.
     pub fn run<const N: usize>(&mut self, seed: u64, steps: usize) -> Result<()>
     where
         LoadedPrograms: Maps<N>,
+        Explained: Foretells<N>,
     {
         let Err(error) = self.play::<N>(seed, steps, APART) else { return Ok(()) };
         self.play::<N>(seed, steps, 1).and(Err(error))
@@ -98,6 +116,7 @@ impl Lockstep {
     fn play<const N: usize>(&mut self, seed: u64, steps: usize, apart: usize) -> Result<()>
     where
         LoadedPrograms: Maps<N>,
+        Explained: Foretells<N>,
     {
         let mut random = Random::new(seed);
         self.programs.clear()?;
@@ -162,6 +181,7 @@ const TOLD: usize = 12;
 impl<const N: usize> HostSide<N>
 where
     LoadedPrograms: Maps<N>,
+    Explained: Foretells<N>,
 {
     /// A change now and then, a packet always.
     fn step(&mut self, random: &mut Random, lockstep: &mut Lockstep) -> Result<()> {
@@ -172,8 +192,14 @@ where
         }
         let (hook, packet) = self.talk.packet(random);
         let bytes = frame::bytes(&packet);
+        let foretold = self.explain(lockstep, hook, packet)?;
         let ran = lockstep.programs.run(hook, &bytes)?.context("the kernel runs every whole packet")?;
         let verdict = self.decide(hook, packet);
+        if let Some(foretold) = foretold {
+            explained::compare(hook, &packet, &foretold, &ran)?;
+            ensure!(foretold == verdict, "explain says {foretold:?}, the host {verdict:?}");
+            *lockstep.tally.explained.entry(foretold.outcome.name()).or_default() += 1;
+        }
         lockstep.tally.steps += 1;
         if self.story.len() == TOLD {
             self.story.remove(0);

@@ -147,20 +147,42 @@ impl LoadedPrograms {
     /// Loads those of another object. More half-open flows than so many in a second are too many. They take the table of established
     /// connections to have so much room, and hash clients with this key.
     pub fn load_from(object: &Path, most_half_open: u32, room: u32, client_key: u32) -> Result<Self> {
+        Self::load_pinned(object, most_half_open, room, client_key, None)
+    }
+
+    /// The same with every map pinned in this folder of a bpf file system, which it makes.
+    pub fn load_pinned(
+        object: &Path,
+        most_half_open: u32,
+        room: u32,
+        client_key: u32,
+        pins: Option<&Path>,
+    ) -> Result<Self> {
         let mut loader = EbpfLoader::new();
         loader.override_global("MOST_HALF_OPEN", &most_half_open, true);
         let entries = 2 * room;
         loader.override_global("FLOWS4_ENTRIES", &entries, true).override_global("FLOWS6_ENTRIES", &entries, true);
         loader.override_global("CLIENT_KEY", &client_key, true);
-        Self::load_by(&mut loader, object)
+        Self::load_and_pin(&mut loader, object, pins)
     }
 
     fn load_by(loader: &mut EbpfLoader<'_>, path: &Path) -> Result<Self> {
+        Self::load_and_pin(loader, path, None)
+    }
+
+    fn load_and_pin(loader: &mut EbpfLoader<'_>, path: &Path, pins: Option<&Path>) -> Result<Self> {
         let bytes = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
         for (name, entries) in SIZES {
             loader.map_max_entries(name, entries);
         }
         let mut ebpf = loader.load(&bytes).with_context(|| format!("loading {}", path.display()))?;
+        if let Some(pins) = pins {
+            std::fs::create_dir(pins).with_context(|| format!("making {}", pins.display()))?;
+            // Maps of constants and variables have names with dots, which no pin may have.
+            for (name, map) in ebpf.maps().filter(|(name, _)| !name.contains('.')) {
+                map.pin(pins.join(name)).with_context(|| format!("pinning {name}"))?;
+            }
+        }
         let slots = MapData::from_id(map_id(&ebpf, "slots")?)?;
         let tables4 = Tables::take(&mut ebpf, MapData::from_id(slots.info()?.id())?)?;
         let tables6 = Tables::take(&mut ebpf, slots)?;

@@ -89,3 +89,59 @@ fn kernel_and_host_decide_alike() -> Result<()> {
         Ok(())
     })
 }
+
+/// Packets that `ballast explain` is asked for at least; `BALLAST_STEPS=all`: so many more.
+const EXPLAINED: [u64; 2] = [100_000, 1_000_000];
+
+/// What explain must have said at least once.
+const EXPLAINED_OUTCOMES: [&str; 19] = [
+    "passed",
+    "selected",
+    "forwarded",
+    "replied",
+    "refused_no_endpoint",
+    "dropped_no_local_endpoint",
+    "refused_no_flow",
+    "evicted",
+    "moved",
+    "dropped_torn",
+    "dropped_source_range",
+    "refused_unserved",
+    "retried",
+    "refused_client_share",
+    "probed",
+    "masqueraded",
+    "dropped_no_address",
+    "dropped_rate_limit",
+    "dropped_no_service",
+];
+
+#[test]
+fn explain_says_before_each_packet_what_the_program_does() -> Result<()> {
+    let is_long = std::env::var("BALLAST_STEPS").is_ok_and(|steps| steps == "all");
+    let least = EXPLAINED[usize::from(is_long)];
+    let first = lb_seed::of_run();
+    let topology = Topology::new("explained")?;
+    let node = topology.node()?;
+    node.place().run(|| {
+        let mut lockstep = Lockstep::with_explain(&node.bpffs().join("explained"))?;
+        let start = Instant::now();
+        for seed in first.. {
+            if seed % 2 == 0 {
+                lockstep.run::<4>(seed, STEPS)?;
+            } else {
+                lockstep.run::<16>(seed, STEPS)?;
+            }
+            let explained = &lockstep.tally.explained;
+            let is_asked = EXPLAINED_OUTCOMES.iter().all(|outcome| explained.contains_key(outcome));
+            if explained.values().sum::<u64>() >= least && (is_asked || start.elapsed() > LIMIT) {
+                break;
+            }
+        }
+        println!("in {:.1?}: {:#?}", start.elapsed(), lockstep.tally.explained);
+        for outcome in EXPLAINED_OUTCOMES {
+            assert!(lockstep.tally.explained.contains_key(outcome), "explain never said {outcome}");
+        }
+        Ok(())
+    })
+}

@@ -167,11 +167,13 @@ impl Inventory<'_> {
     }
 }
 
-fn scheduler_name(number: u8) -> &'static str {
+/// Name of a scheduler in tables and JSON.
+pub fn scheduler_name(number: u8) -> &'static str {
     Scheduler::from_number(number).map_or("unknown", Scheduler::name)
 }
 
-fn kind_name(kind: u8) -> &'static str {
+/// Name of a kind of frontend in tables and JSON.
+pub fn kind_name(kind: u8) -> &'static str {
     match kind {
         frontend_kind::CLUSTER_IP => "ClusterIP",
         frontend_kind::EXTERNAL_IP => "ExternalIP",

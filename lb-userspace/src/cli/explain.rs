@@ -1,0 +1,168 @@
+//! `ballast explain`: what would become of a packet on this node, and why. It reads the pinned maps, and writes nothing.
+
+use std::net::IpAddr;
+use std::process::ExitCode;
+
+use clap::Args;
+use lb_common::abi::{FlowKey, TCP};
+use lb_common::state::SourcePorts;
+use serde::Serialize;
+
+use super::output::{Format, render};
+use super::{Place, print};
+use crate::agent::clock;
+use crate::datapath::{self, maps_dir, name_of, programs_dir};
+use crate::explain::{self, Client, Destination, Explanation, Live, Question, Seat, Seen, Stored, Target};
+use crate::model::Monotonic;
+use crate::observe::report_socket;
+
+/// The packet would be refused or dropped.
+const REFUSED: u8 = 1;
+/// It cannot be explained.
+const FAILED: u8 = 2;
+/// Stands for any source port.
+const ANY_PORT: u16 = 40_000;
+
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// Source of the packet; without a port, any
+    #[arg(value_name = "ADDRESS[:PORT]")]
+    source: Client,
+
+    /// Destination: an address, or a service by its name in the tables. TCP, unless it says otherwise
+    #[arg(value_name = "ADDRESS:PORT[/PROTOCOL]|svc/NAMESPACE/NAME[:PORT][/PROTOCOL]")]
+    destination: Destination,
+
+    /// The program that meets the packet first [default: by the route to the source]
+    #[arg(long, value_enum)]
+    hook: Option<Seen>,
+
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+
+    #[command(flatten)]
+    place: Place,
+}
+
+/// The tables that were read, and how fresh they are.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Tables {
+    layout_version: u32,
+    revision: u64,
+    /// Seconds since they were last written; null: never.
+    programmed_seconds: Option<f64>,
+    /// Null: the agent answers.
+    agent_error: Option<String>,
+    /// Why the agent's source is stale; null: it is fresh, or the agent does not answer.
+    stale: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Explained {
+    tables: Tables,
+    /// Name of the hook's interface; null: not known, or none.
+    interface: Option<String>,
+    #[serde(flatten)]
+    explanation: Explanation,
+}
+
+/// 0: the packet is served, or passes; 1: it is refused or dropped; 2: it cannot be explained.
+pub(super) fn run(arguments: &Arguments) -> ExitCode {
+    let shown = explained(arguments).and_then(|explained| {
+        print(&render(arguments.output, &explained, |_| text(&explained))?)?;
+        Ok(if explained.explanation.result.served { ExitCode::SUCCESS } else { ExitCode::from(REFUSED) })
+    });
+    shown.unwrap_or_else(|error| {
+        eprintln!("ballast: {}", super::sentence(&error));
+        ExitCode::from(FAILED)
+    })
+}
+
+fn explained(arguments: &Arguments) -> anyhow::Result<Explained> {
+    let (dir, programs) = (maps_dir(&arguments.place.bpffs), programs_dir(&arguments.place.bpffs));
+    let now = clock::monotonic();
+    let (config, explanation) = match arguments.source.address.to_canonical() {
+        IpAddr::V4(source) => {
+            let live = Live::open(&dir, &programs)?;
+            let to = |address| if let IpAddr::V4(address) = address { Some(address.octets()) } else { None };
+            (live.config(), of_family(arguments, &live, source.octets(), to, live.settings(nanos(now), ports()))?)
+        }
+        IpAddr::V6(source) => {
+            let live = Live::open(&dir, &programs)?;
+            let to = |address| if let IpAddr::V6(address) = address { Some(address.octets()) } else { None };
+            (live.config(), of_family(arguments, &live, source.octets(), to, live.settings(nanos(now), ports()))?)
+        }
+    };
+    let (agent_error, stale) = match arguments.place.ask(report_socket::ask) {
+        Ok(report) => (None, report.source.stale),
+        Err(error) => (Some(error.to_string()), None),
+    };
+    let written = config.filter(|config| config.programmed_ds != 0);
+    let tables = Tables {
+        layout_version: config.map_or(0, |config| config.abi_version),
+        revision: config.map_or(0, |config| u64::from(config.revision_high) << 32 | u64::from(config.revision_low)),
+        programmed_seconds: written.map(|config| now.since(Monotonic::from_tenths(config.programmed_ds)).as_secs_f64()),
+        agent_error,
+        stale,
+    };
+    Ok(Explained { tables, interface: name_of(explanation.hook.ifindex), explanation })
+}
+
+/// The programs' own range is not in the tables: that of a start without `--snat-ports`.
+fn ports() -> SourcePorts {
+    datapath::of_default_start()
+}
+
+fn nanos(now: Monotonic) -> u64 {
+    u64::try_from(now.since(Monotonic::default()).as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Explains the packet within its address family.
+fn of_family<const N: usize, S: Stored<N>>(
+    arguments: &Arguments,
+    stored: &S,
+    src: [u8; N],
+    to: impl Fn(IpAddr) -> Option<[u8; N]>,
+    settings: explain::Settings,
+) -> anyhow::Result<Explanation> {
+    let protocol = arguments.destination.protocol;
+    let (dst, dst_port, protocol) = match &arguments.destination.target {
+        Target::Place(place) => {
+            let dst = to(place.ip().to_canonical());
+            let dst = dst.ok_or_else(|| anyhow::anyhow!("source and destination are of different address families"))?;
+            (dst, place.port(), protocol.unwrap_or(TCP))
+        }
+        Target::Service { namespace, name, port } => {
+            explain::resolve(stored, (namespace, name, port.as_deref()), protocol)?
+        }
+    };
+    let Client { address, port } = arguments.source;
+    let key = FlowKey { src, dst, src_port: port.unwrap_or(ANY_PORT), dst_port, protocol, pad: [0; 3] };
+    let sockets = datapath::read_attached(&arguments.place.bpffs).is_ok_and(|attached| !attached.sockets.is_empty());
+    let found = explain::seat(stored, &src, address, sockets);
+    let seat = match arguments.hook {
+        Some(program) => Seat { program, reason: "as asked for".to_owned(), ..found },
+        None => found,
+    };
+    let packet = explain::packet(stored, key);
+    Ok(explain::explain(stored, settings, Question { packet, port_is_assumed: port.is_none(), seat }))
+}
+
+fn text(explained: &Explained) -> String {
+    let tables = &explained.tables;
+    let written =
+        tables.programmed_seconds.map_or_else(|| "never written".to_owned(), |age| format!("written {age:.1} s ago"));
+    let agent = match (&tables.agent_error, &tables.stale) {
+        (Some(_), _) => "the agent does not answer".to_owned(),
+        (None, Some(stale)) => format!("the agent is stale: {stale}"),
+        (None, None) => "the agent answers, its source is fresh".to_owned(),
+    };
+    let mut rows = explain::text::rows(&explained.explanation, explained.interface.as_deref());
+    let tables = format!("layout {}, revision {}, {written}; {agent}", tables.layout_version, tables.revision);
+    rows.insert(2, ("TABLES", tables));
+    let width = rows.iter().map(|(label, _)| label.len()).max().unwrap_or_default();
+    let lines: Vec<String> = rows.iter().map(|(label, said)| format!("{label:width$}  {said}")).collect();
+    lines.join("\n") + "\n"
+}

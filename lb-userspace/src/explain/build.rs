@@ -1,0 +1,283 @@
+//! From a decision and its trace to the explanation.
+
+use std::net::SocketAddr;
+
+use lb_common::abi::{
+    FlowKey, Service, ServiceKey, UDP, flow_flags, frontend_kind, network_flags, scheduler, seal, service_flags,
+};
+use lb_common::decide::{Action, Now, Packet, is_this_node, is_vip};
+
+use super::candidates::{self, Asked, By, Set};
+use super::change;
+use super::decision::{self, Decision};
+use super::explanation::{AffinityView, ConnectionView, Explanation, FrontendView, PacketView, PolicyView, ResultView};
+use super::overlay::Overlay;
+use super::question::{Seat, Seen};
+use super::stored::{Settings, Stored};
+use super::trace::Access;
+use crate::maps::from_chars;
+use crate::observe::inventory::{flow_state_name, ip, kind_name, protocol_name, scheduler_name, state_name};
+
+/// The question: a packet at its first hook.
+#[derive(Clone, Debug)]
+pub struct Question<const N: usize> {
+    pub packet: Packet<N>,
+    pub port_is_assumed: bool,
+    pub seat: Seat,
+}
+
+/// Explains what becomes of the packet.
+pub fn explain<const N: usize, S: Stored<N>>(stored: &S, settings: Settings, question: Question<N>) -> Explanation {
+    let Question { packet, port_is_assumed, seat } = question;
+    let key = packet.key;
+    let decision = decision::run(stored, Settings { link: seat.ifindex, ..settings }, seat.program, packet);
+    let frontend = frontend_of(stored, &key, &decision);
+    let now = Now::from_ns(settings.now_ns);
+    let connection = connection(stored, &key, &decision, now);
+    let is_of_client = frontend.is_some_and(|(of, _)| of.address == asked_address(&key, seat.program));
+    let asked = frontend.filter(|_| is_of_client).map(|(_, service)| Asked {
+        stored,
+        key,
+        service,
+        set: set(&service, client(stored, settings, seat.program, &key)),
+        now,
+        is_socket: seat.program == Seen::Socket,
+    });
+    let by = by(&decision, asked.as_ref().map(|asked| asked.service), connection.is_some(), port_is_assumed);
+    let candidates = asked.as_ref().map_or_else(Vec::new, |asked| candidates::list(asked, by, &decision));
+    let view = frontend.map(|(of, service)| view_of(stored, &of, &service));
+    let eligible = candidates.iter().filter(|candidate| candidate.eligible).count();
+    let is_open = matches!(by, By::Chance | By::Load) && eligible > 1;
+    let name = view.as_ref().filter(|_| decision.action != Action::Pass).map_or_else(
+        || SocketAddr::new(ip(key.dst), key.dst_port).to_string(),
+        |view| format!("{}/{}", view.namespace, view.name),
+    );
+    let result = result(&decision, &key, is_open);
+    Explanation {
+        packet: PacketView {
+            source: SocketAddr::new(ip(key.src), key.src_port),
+            port_is_assumed,
+            destination: SocketAddr::new(ip(key.dst), key.dst_port),
+            protocol: protocol_name(key.protocol),
+            segment: if connection.as_ref().is_some_and(|found| found.table != "half-open") {
+                "later"
+            } else {
+                "first"
+            },
+        },
+        affinity: asked.as_ref().and_then(|asked| affinity(stored, &asked.service, &decision, by, now)),
+        policy: asked.as_ref().map(|asked| policy(asked, client(stored, settings, seat.program, &key), &decision)),
+        change: change::sentence(decision.action, decision.outcome, &name, eligible),
+        result: ResultView {
+            // The port of one that is reached by encapsulation stands in its own record.
+            backend: candidates.iter().find(|one| one.chosen).map(|one| one.address).or(result.backend),
+            ..result
+        },
+        hook: seat,
+        frontend: view,
+        connection,
+        candidates,
+    }
+}
+
+/// The address under which a frontend is looked up.
+fn asked_address<const N: usize>(key: &FlowKey<N>, seen: Seen) -> [u8; N] {
+    if seen == Seen::Socket && is_this_node(&key.dst) { [0; N] } else { key.dst }
+}
+
+/// The frontend that the packet is for, or that it answers for.
+fn frontend_of<const N: usize, S: Stored<N>>(
+    stored: &S,
+    key: &FlowKey<N>,
+    decision: &Decision<N>,
+) -> Option<(ServiceKey<N>, Service)> {
+    let protocol = key.protocol;
+    let (address, port) =
+        if decision.action == Action::ToClient { (decision.address, decision.port) } else { (key.dst, key.dst_port) };
+    let exact = ServiceKey { address, port, protocol, pad: 0 };
+    let any = ServiceKey { address: [0; N], ..exact };
+    [exact, any]
+        .into_iter()
+        .filter(|key| *key == exact || is_this_node(&address))
+        .find_map(|key| Some((key, stored.service(&key)?)))
+        .filter(|(key, service)| service.seal == seal(key, service))
+}
+
+/// Who asks, as the decision takes it.
+fn client<const N: usize, S: Stored<N>>(stored: &S, settings: Settings, seen: Seen, key: &FlowKey<N>) -> &'static str {
+    if seen != Seen::NodeIn {
+        return "local";
+    }
+    let flags = stored.network(&key.src);
+    let is_service = is_vip(&mut Overlay::new(stored, settings), &key.src);
+    match flags {
+        _ if flags & network_flags::NODE != 0 || is_service => "martian",
+        _ if flags & network_flags::PODS != 0 => "pod",
+        _ if flags & network_flags::PEER != 0 => "node",
+        _ => "external",
+    }
+}
+
+/// The set of the service that serves the client.
+fn set(service: &Service, client: &str) -> Set {
+    let is_internal = client == "local" || service.kind == frontend_kind::CLUSTER_IP;
+    let (base, count, flag) = if is_internal {
+        (service.slot_base, service.slot_count, service_flags::INSIDE_LOCAL)
+    } else {
+        (service.external_base, service.external_count, service_flags::OUTSIDE_LOCAL)
+    };
+    Set { base, count, is_local: service.flags & flag != 0 }
+}
+
+fn policy<const N: usize, S: Stored<N>>(
+    asked: &Asked<'_, N, S>,
+    client: &'static str,
+    decision: &Decision<N>,
+) -> PolicyView {
+    let service = &asked.service;
+    let has_ranges = service.flags & service_flags::SOURCE_RANGES != 0;
+    let is_internal = client == "local" || service.kind == frontend_kind::CLUSTER_IP;
+    let admits = if asked.is_socket {
+        service.flags & service_flags::NODE_ALLOWED != 0
+    } else {
+        asked.stored.admitted(service.id, &asked.key.src)
+    };
+    let is_empty = service_flags::DROP_IF_EMPTY | service_flags::DROP_OUTSIDE_IF_EMPTY;
+    let is_local = asked.set.is_local
+        || (decision.outcome == lb_common::outcome::Outcome::DroppedNoLocalEndpoint && service.flags & is_empty != 0);
+    PolicyView {
+        client,
+        applies: if is_internal { "internal" } else { "external" },
+        traffic_policy: if is_local { "Local" } else { "Cluster" },
+        source_ranges_admit: has_ranges.then_some(admits),
+        rate_limit: (service.rate != 0).then_some(service.rate),
+    }
+}
+
+/// How a backend comes to be chosen.
+fn by<const N: usize>(decision: &Decision<N>, service: Option<Service>, is_known: bool, port_is_assumed: bool) -> By {
+    let Some(service) = service else { return By::Nothing };
+    let slots = decision.trace.0.iter().filter(|access| matches!(access, Access::Slot(..))).count();
+    let names = |backend: u32| decision.backend == backend && backend != 0;
+    let remembered = decision
+        .trace
+        .0
+        .iter()
+        .any(|access| matches!(access, Access::Affinity(Some(affinity)) if names(affinity.backend)));
+    if decision.backend == 0 {
+        By::Nothing
+    } else if slots == 0 && remembered {
+        By::Affinity
+    } else if slots == 0 && is_known {
+        By::Connection
+    } else if decision.trace.is_by_chance() && service.scheduler == scheduler::LEAST_CONNECTIONS {
+        By::Load
+    } else if decision.trace.is_by_chance() || (port_is_assumed && service.scheduler == scheduler::MAGLEV) {
+        By::Chance
+    } else {
+        By::Scheduler
+    }
+}
+
+/// The entry that the tables hold of the packet's tuple.
+fn connection<const N: usize, S: Stored<N>>(
+    stored: &S,
+    key: &FlowKey<N>,
+    decision: &Decision<N>,
+    now: Now,
+) -> Option<ConnectionView> {
+    let known = decision.trace.0.iter().find_map(|access| match access {
+        Access::Flow(of, Some(flow)) if of == key => {
+            Some((if key.protocol == UDP { "udp" } else { "established" }, *flow))
+        }
+        Access::HalfOpen(of, Some(entry)) if of == key => Some(("half-open", entry.flow)),
+        _ => None,
+    });
+    let (table, flow) = known?;
+    #[expect(clippy::cast_possible_truncation, reason = "entries keep the low 16 bits")]
+    let backend = stored.backend(flow.backend).filter(|backend| backend.generation as u16 == flow.generation);
+    Some(ConnectionView {
+        table,
+        state: flow_state_name(flow.state),
+        direction: if flow.flags & flow_flags::REPLY == 0 { "original" } else { "reply" },
+        backend: backend.map(|backend| SocketAddr::new(ip(backend.address), backend.port)),
+        backend_state: backend.map(|backend| state_name(backend.state)),
+        age_seconds: now.s.saturating_sub(flow.since_s),
+        idle_seconds: now.s.saturating_sub(flow.seen_s),
+    })
+}
+
+fn affinity<const N: usize, S: Stored<N>>(
+    stored: &S,
+    service: &Service,
+    decision: &Decision<N>,
+    by: By,
+    now: Now,
+) -> Option<AffinityView> {
+    if service.affinity_timeout_s == 0 {
+        return None;
+    }
+    let found = decision.trace.0.iter().find_map(|access| match access {
+        Access::Affinity(found) => *found,
+        _ => None,
+    });
+    let backend = found.and_then(|affinity| stored.backend(affinity.backend));
+    Some(AffinityView {
+        timeout_seconds: service.affinity_timeout_s,
+        backend: backend.map(|backend| SocketAddr::new(ip(backend.address), backend.port)),
+        age_seconds: found.map(|affinity| now.ds.saturating_sub(affinity.seen_ds) / 10),
+        used: by == By::Affinity,
+    })
+}
+
+fn view_of<const N: usize, S: Stored<N>>(stored: &S, key: &ServiceKey<N>, service: &Service) -> FrontendView {
+    let name = stored.name(service.id);
+    let text = |chars: Option<&[i8]>| chars.map(from_chars).unwrap_or_default();
+    FrontendView {
+        namespace: text(name.as_ref().map(|name| &name.namespace[..])),
+        name: name.as_ref().map_or_else(|| format!("#{}", service.id), |name| from_chars(&name.name)),
+        port: name.as_ref().map_or(key.port, |name| name.port),
+        port_name: text(name.as_ref().map(|name| &name.port_name[..])),
+        id: service.id,
+        address: SocketAddr::new(ip(key.address), key.port),
+        kind: kind_name(service.kind),
+        scheduler: scheduler_name(service.scheduler),
+    }
+}
+
+fn result<const N: usize>(decision: &Decision<N>, key: &FlowKey<N>, is_open: bool) -> ResultView {
+    let to_backend = decision.action == Action::ToBackend;
+    let is_sent = to_backend || decision.action == Action::ToClient;
+    let (from, to) = if to_backend {
+        ((decision.client, decision.client_port), (decision.address, decision.port))
+    } else {
+        ((decision.address, decision.port), (decision.client, decision.client_port))
+    };
+    let is_whole = to_backend && decision.port == 0;
+    let place = |(address, port): ([u8; N], u16)| SocketAddr::new(ip(address), port);
+    // A SNAT port other than the client's is drawn by chance.
+    let port_changes = to_backend && decision.client_port != key.src_port;
+    let changed = |after, before| (is_sent && !is_whole && after != before).then(|| place(after));
+    ResultView {
+        action: match decision.action {
+            Action::Pass => "pass",
+            Action::ToBackend => "to-backend",
+            Action::ToClient => "to-client",
+            Action::Refuse => "refuse",
+            Action::Drop => "drop",
+        },
+        outcome: decision.outcome.name(),
+        served: is_sent || decision.action == Action::Pass,
+        deterministic: !is_open && !port_changes,
+        backend: (to_backend && !is_open && !is_whole).then(|| place(to)),
+        source_after: changed(from, (key.src, key.src_port)),
+        destination_after: changed(to, (key.dst, key.dst_port)).filter(|_| !is_open),
+        masquerade: decision.masquerade,
+        route: match decision.action {
+            _ if is_whole => "encapsulated",
+            _ if is_sent && decision.link != 0 => "fast-path",
+            _ if is_sent => "stack",
+            _ => "none",
+        },
+    }
+}

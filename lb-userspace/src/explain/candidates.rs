@@ -1,0 +1,221 @@
+//! The backends of the service, and why each of them is chosen or not.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+use lb_common::abi::{
+    Backend, FlowKey, Health, Service, UDP, backend_flags, backend_state, client_tag, scheduler, service_flags,
+};
+use lb_common::decide::Now;
+use lb_common::limits::{EVIDENCE_S, PROBE_INTERVAL_S, UDP_ANSWER_S};
+use lb_common::state::takes_flows;
+
+use super::decision::Decision;
+use super::explanation::CandidateView;
+use super::stored::Stored;
+use crate::observe::inventory::{ip, state_name};
+
+/// How a backend is chosen among those that are eligible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// No backend is chosen: an entry decides, or nothing does.
+    Nothing,
+    /// The connection has one.
+    Connection,
+    /// The client's affinity names one.
+    Affinity,
+    /// The scheduler names the same one for the next packet.
+    Scheduler,
+    /// Chance names one: each slot is as likely as another.
+    Chance,
+    /// Of two that chance names, the one with fewer connections.
+    Load,
+}
+
+/// The set of slots that serves the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Set {
+    pub base: u32,
+    pub count: u32,
+    /// Endpoints of this node alone.
+    pub is_local: bool,
+}
+
+/// Who asks, for what.
+pub struct Asked<'a, const N: usize, S> {
+    pub stored: &'a S,
+    pub key: FlowKey<N>,
+    pub service: Service,
+    pub set: Set,
+    pub now: Now,
+    pub is_socket: bool,
+}
+
+/// A backend, and whether a new connection may go there.
+struct Judged<const N: usize> {
+    id: u32,
+    backend: Backend<N>,
+    slots: u32,
+    /// Why not; `None`: it may.
+    obstacle: Option<String>,
+}
+
+/// Every backend of the service that is not gone.
+pub fn list<const N: usize, S: Stored<N>>(
+    asked: &Asked<'_, N, S>,
+    by: By,
+    decision: &Decision<N>,
+) -> Vec<CandidateView> {
+    let mut slots: HashMap<u32, u32> = HashMap::new();
+    for position in 0..asked.set.count {
+        let found = asked.stored.slot(asked.set.base.wrapping_add(position));
+        let fits = |slot: &lb_common::abi::Slot| {
+            slot.service == asked.service.id && slot.generation == asked.service.generation
+        };
+        if let Some(slot) = found.filter(fits) {
+            *slots.entry(slot.backend).or_default() += 1;
+        }
+    }
+    let mut found = asked.stored.backends(asked.service.id);
+    found.retain(|(_, backend)| !matches!(backend.state, backend_state::FREE | backend_state::GONE));
+    let judged: Vec<Judged<N>> = found
+        .into_iter()
+        .map(|(id, backend)| {
+            let slots = slots.get(&id).copied().unwrap_or_default();
+            Judged { id, backend, slots, obstacle: obstacle(asked, id, &backend, slots) }
+        })
+        .collect();
+    let total: u32 = judged.iter().filter(|one| one.obstacle.is_none()).map(|one| one.slots).sum();
+    let eligible = judged.iter().filter(|one| one.obstacle.is_none()).count();
+    judged.into_iter().map(|one| view(asked, one, by, decision, (eligible, total))).collect()
+}
+
+fn view<const N: usize, S: Stored<N>>(
+    asked: &Asked<'_, N, S>,
+    one: Judged<N>,
+    by: By,
+    decision: &Decision<N>,
+    (eligible, total): (usize, u32),
+) -> CandidateView {
+    let is_eligible = one.obstacle.is_none();
+    // Where one alone may be chosen, or none may, chance decides nothing.
+    let is_open = matches!(by, By::Chance | By::Load) && eligible > 1;
+    let is_named = decision.backend == one.id && by != By::Nothing;
+    let chosen = is_named && !is_open;
+    let chance = (is_open && by == By::Chance && is_eligible).then(|| f64::from(one.slots) / f64::from(total.max(1)));
+    let reason = match one.obstacle {
+        Some(obstacle) if chosen => format!("{obstacle}; {}", why(by, asked.service.scheduler)),
+        Some(obstacle) => obstacle,
+        None if chosen => why(by, asked.service.scheduler).to_owned(),
+        None if is_open => "may be chosen".to_owned(),
+        None => why_not(by, asked.service.scheduler).to_owned(),
+    };
+    CandidateView {
+        address: SocketAddr::new(ip(one.backend.address), one.backend.port),
+        id: one.id,
+        state: state_name(one.backend.state),
+        local: one.backend.flags & backend_flags::LOCAL != 0,
+        slots: one.slots,
+        eligible: is_eligible,
+        chosen,
+        chance,
+        reason,
+    }
+}
+
+/// Why the one that is chosen is.
+const fn why(by: By, how: u8) -> &'static str {
+    match by {
+        By::Connection => "the connection's backend",
+        By::Affinity => "the client's affinity names it",
+        _ => match how {
+            scheduler::ROUND_ROBIN | scheduler::WEIGHTED => "the next slot in turn",
+            scheduler::MAGLEV => "the tuple's slot in the Maglev table",
+            scheduler::SOURCE_HASH => "the slot of the client's address",
+            _ => "the only one that may be chosen",
+        },
+    }
+}
+
+/// Why one that may be chosen is not.
+const fn why_not(by: By, how: u8) -> &'static str {
+    match by {
+        By::Nothing => "takes new connections",
+        By::Connection => "takes new connections; this one keeps its backend",
+        By::Affinity => "the client's affinity names another one",
+        _ => match how {
+            scheduler::ROUND_ROBIN | scheduler::WEIGHTED => "not its turn",
+            scheduler::MAGLEV => "not in the tuple's slot of the Maglev table",
+            scheduler::SOURCE_HASH => "not in the slot of the client's address",
+            _ => "the client's hash names another one",
+        },
+    }
+}
+
+/// What keeps new connections of this client away; `None`: nothing does.
+fn obstacle<const N: usize, S: Stored<N>>(
+    asked: &Asked<'_, N, S>,
+    id: u32,
+    backend: &Backend<N>,
+    slots: u32,
+) -> Option<String> {
+    if let Some(state) = of_state(backend, slots) {
+        return Some(state.to_owned());
+    }
+    if backend.flags & backend_flags::UNHEALTHY != 0 {
+        return Some("unhealthy: its active checks fail".to_owned());
+    }
+    if slots == 0 {
+        let is_local = backend.flags & backend_flags::LOCAL != 0;
+        let why = if asked.set.is_local && !is_local {
+            "not on this node, and the traffic policy is Local"
+        } else {
+            "not in the set that serves this client: topology hints name other zones, or the tables are behind"
+        };
+        return Some(why.to_owned());
+    }
+    if !takes_flows(backend, asked.now.ds) {
+        return Some("takes no new connections any more; its slots are not written anew yet".to_owned());
+    }
+    of_health(asked, &asked.stored.health(id)?, backend.generation)
+}
+
+/// The state, where it is the reason.
+const fn of_state<const N: usize>(backend: &Backend<N>, slots: u32) -> Option<&'static str> {
+    match backend.state {
+        backend_state::UNREADY => Some("unready"),
+        backend_state::TERMINATING if slots != 0 => None,
+        backend_state::TERMINATING => Some("terminating"),
+        backend_state::DRAINING => Some("draining: its endpoint is gone from every slice"),
+        backend_state::MAINTENANCE => Some("in maintenance, by hand"),
+        _ => None,
+    }
+}
+
+fn of_health<const N: usize, S: Stored<N>>(
+    asked: &Asked<'_, N, S>,
+    health: &Health,
+    generation: u32,
+) -> Option<String> {
+    let is_shared = asked.service.flags & service_flags::DSR != 0;
+    if health.generation != generation || is_shared {
+        return None;
+    }
+    let now_s = asked.now.s;
+    if health.ejected_s != 0 {
+        let last_s = health.probe_s.max(health.ejected_s);
+        let left_s = PROBE_INTERVAL_S.saturating_sub(now_s.saturating_sub(last_s));
+        let since_s = now_s.saturating_sub(health.ejected_s);
+        // A socket call probes nobody.
+        return match left_s {
+            0 if !asked.is_socket => None,
+            0 => Some(format!("ejected {since_s} s ago: connections to it were left unanswered or refused")),
+            _ => Some(format!("ejected {since_s} s ago: the next connection probes it in {left_s} s")),
+        };
+    }
+    let client = client_tag(&asked.key.src, asked.service.id, 0);
+    let age_s = now_s.saturating_sub(health.evidence_s);
+    let counts = age_s <= EVIDENCE_S && (asked.key.protocol != UDP || age_s >= UDP_ANSWER_S);
+    let is_own = health.evidence_client == client && health.evidence_client != 0;
+    (is_own && counts).then(|| "left a connection of this client unanswered, or refused it, lately".to_owned())
+}
