@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 
 use lb_common::abi::{
-    FlowKey, Service, ServiceKey, UDP, flow_flags, frontend_kind, network_flags, scheduler, seal, service_flags,
+    Backend, FlowKey, Service, ServiceKey, UDP, backend_flags, fast_path, flow_flags, frontend_kind, network_flags,
+    scheduler, seal, service_flags,
 };
 use lb_common::decide::{Action, Now, Packet, is_this_node, is_vip};
 
@@ -42,6 +43,7 @@ pub fn explain<const N: usize, S: Stored<N>>(stored: &S, settings: Settings, que
         set: set(&service, client(stored, settings, seat.program, &key)),
         now,
         is_socket: seat.program == Seen::Socket,
+        is_local: seat.program != Seen::NodeIn,
     });
     let by = by(&decision, asked.as_ref().map(|asked| asked.service), connection.is_some(), port_is_assumed);
     let candidates = asked.as_ref().map_or_else(Vec::new, |asked| candidates::list(asked, by, &decision));
@@ -71,6 +73,7 @@ pub fn explain<const N: usize, S: Stored<N>>(stored: &S, settings: Settings, que
         result: ResultView {
             // The port of one that is reached by encapsulation stands in its own record.
             backend: candidates.iter().find(|one| one.chosen).map(|one| one.address).or(result.backend),
+            fast_path_open: seat.program == Seen::PodIn && is_fast_path_open(stored, settings, &decision),
             ..result
         },
         hook: seat,
@@ -279,5 +282,16 @@ fn result<const N: usize>(decision: &Decision<N>, key: &FlowKey<N>, is_open: boo
             _ if is_sent => "stack",
             _ => "none",
         },
+        fast_path_open: false,
     }
+}
+
+/// Whether new connections of pods to the backend get the fast path, as far as the tables tell.
+fn is_fast_path_open<const N: usize, S: Stored<N>>(stored: &S, settings: Settings, decision: &Decision<N>) -> bool {
+    let backend = stored.backend(decision.backend).filter(|_| decision.action == Action::ToBackend);
+    let kind = |backend: Backend<N>| {
+        if backend.flags & backend_flags::LOCAL == 0 { fast_path::NODES } else { fast_path::PODS }
+    };
+    let open = fast_path::at(stored.fast_path(), settings.now_ns);
+    !decision.masquerade && backend.is_some_and(|backend| open & kind(backend) != 0)
 }

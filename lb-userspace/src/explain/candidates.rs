@@ -49,6 +49,8 @@ pub struct Asked<'a, const N: usize, S> {
     pub set: Set,
     pub now: Now,
     pub is_socket: bool,
+    /// A pod or process of this node.
+    pub is_local: bool,
 }
 
 /// A backend, and whether a new connection may go there.
@@ -56,8 +58,26 @@ struct Judged<const N: usize> {
     id: u32,
     backend: Backend<N>,
     slots: u32,
-    /// Why not; `None`: it may.
-    obstacle: Option<String>,
+    obstacle: Obstacle,
+}
+
+/// What keeps new connections of a client from a backend.
+enum Obstacle {
+    None,
+    /// They avoid it, while another one is there.
+    Avoided(String),
+    /// They never go there.
+    Closed(String),
+}
+
+impl Obstacle {
+    const fn is_none(&self) -> bool {
+        matches!(self, Self::None)
+    }
+
+    const fn is_closed(&self) -> bool {
+        matches!(self, Self::Closed(_))
+    }
 }
 
 /// Every backend of the service that is not gone.
@@ -85,9 +105,29 @@ pub fn list<const N: usize, S: Stored<N>>(
             Judged { id, backend, slots, obstacle: obstacle(asked, id, &backend, slots) }
         })
         .collect();
-    let total: u32 = judged.iter().filter(|one| one.obstacle.is_none()).map(|one| one.slots).sum();
-    let eligible = judged.iter().filter(|one| one.obstacle.is_none()).count();
-    judged.into_iter().map(|one| view(asked, one, by, decision, (eligible, total))).collect()
+    let pool = Pool::of(&judged);
+    judged.into_iter().map(|one| view(asked, one, by, decision, &pool)).collect()
+}
+
+/// Those that may be chosen: the ones without an obstacle, or, where each has one, those that are avoided.
+struct Pool {
+    avoided: bool,
+    backends: usize,
+    slots: u32,
+}
+
+impl Pool {
+    fn of<const N: usize>(judged: &[Judged<N>]) -> Self {
+        let avoided = judged.iter().all(|one| !one.obstacle.is_none());
+        let mut pool = Self { avoided, backends: 0, slots: 0 };
+        let members: Vec<u32> = judged.iter().filter(|one| pool.holds(&one.obstacle)).map(|one| one.slots).collect();
+        (pool.backends, pool.slots) = (members.len(), members.iter().sum());
+        pool
+    }
+
+    const fn holds(&self, obstacle: &Obstacle) -> bool {
+        obstacle.is_none() || (self.avoided && !obstacle.is_closed())
+    }
 }
 
 fn view<const N: usize, S: Stored<N>>(
@@ -95,20 +135,25 @@ fn view<const N: usize, S: Stored<N>>(
     one: Judged<N>,
     by: By,
     decision: &Decision<N>,
-    (eligible, total): (usize, u32),
+    pool: &Pool,
 ) -> CandidateView {
-    let is_eligible = one.obstacle.is_none();
-    // Where one alone may be chosen, or none may, chance decides nothing.
-    let is_open = matches!(by, By::Chance | By::Load) && eligible > 1;
+    let is_eligible = pool.holds(&one.obstacle);
+    // Where one alone may be chosen, chance decides nothing.
+    let is_open = matches!(by, By::Chance | By::Load) && pool.backends > 1;
     let is_named = decision.backend == one.id && by != By::Nothing;
     let chosen = is_named && !is_open;
-    let chance = (is_open && by == By::Chance && is_eligible).then(|| f64::from(one.slots) / f64::from(total.max(1)));
+    let chance =
+        (is_open && by == By::Chance && is_eligible).then(|| f64::from(one.slots) / f64::from(pool.slots.max(1)));
     let reason = match one.obstacle {
-        Some(obstacle) if chosen => format!("{obstacle}; {}", why(by, asked.service.scheduler)),
-        Some(obstacle) => obstacle,
-        None if chosen => why(by, asked.service.scheduler).to_owned(),
-        None if is_open => "may be chosen".to_owned(),
-        None => why_not(by, asked.service.scheduler).to_owned(),
+        Obstacle::Closed(why_closed) if chosen => format!("{why_closed}; {}", why(by, asked.service.scheduler)),
+        Obstacle::Closed(why_closed) => why_closed,
+        Obstacle::Avoided(why_avoided) if is_eligible && by != By::Nothing => {
+            format!("{why_avoided}; may be chosen, as every other one is avoided, too")
+        }
+        Obstacle::Avoided(why_avoided) => why_avoided,
+        Obstacle::None if chosen => why(by, asked.service.scheduler).to_owned(),
+        Obstacle::None if is_open => "may be chosen".to_owned(),
+        Obstacle::None => why_not(by, asked.service.scheduler).to_owned(),
     };
     CandidateView {
         address: SocketAddr::new(ip(one.backend.address), one.backend.port),
@@ -152,39 +197,51 @@ const fn why_not(by: By, how: u8) -> &'static str {
     }
 }
 
-/// What keeps new connections of this client away; `None`: nothing does.
+/// What keeps new connections of this client away.
 fn obstacle<const N: usize, S: Stored<N>>(
     asked: &Asked<'_, N, S>,
     id: u32,
     backend: &Backend<N>,
     slots: u32,
-) -> Option<String> {
+) -> Obstacle {
+    const UNHEALTHY: &str = "unhealthy: its active checks fail";
+    let is_unhealthy = backend.flags & backend_flags::UNHEALTHY != 0;
     if let Some(state) = of_state(backend, slots) {
-        return Some(state.to_owned());
-    }
-    if backend.flags & backend_flags::UNHEALTHY != 0 {
-        return Some("unhealthy: its active checks fail".to_owned());
+        return Obstacle::Closed(state.to_owned());
     }
     if slots == 0 {
         let is_local = backend.flags & backend_flags::LOCAL != 0;
-        let why = if asked.set.is_local && !is_local {
+        let why = if is_unhealthy {
+            UNHEALTHY
+        } else if asked.set.is_local && !is_local {
             "not on this node, and the traffic policy is Local"
         } else {
             "not in the set that serves this client: topology hints name other zones, or the tables are behind"
         };
-        return Some(why.to_owned());
+        return Obstacle::Closed(why.to_owned());
     }
     if !takes_flows(backend, asked.now.ds) {
-        return Some("takes no new connections any more; its slots are not written anew yet".to_owned());
+        return Obstacle::Closed("takes no new connections any more; its slots are not written anew yet".to_owned());
     }
-    of_health(asked, &asked.stored.health(id)?, backend.generation)
+    // What this node has seen counts for nothing where every node must choose alike.
+    if asked.service.flags & service_flags::DSR != 0 && !asked.is_local {
+        return Obstacle::None;
+    }
+    if is_unhealthy {
+        return Obstacle::Avoided(UNHEALTHY.to_owned());
+    }
+    let health = asked.stored.health(id).filter(|health| health.generation == backend.generation);
+    health.and_then(|health| of_health(asked, &health)).map_or(Obstacle::None, Obstacle::Avoided)
 }
 
 /// The state, where it is the reason.
 const fn of_state<const N: usize>(backend: &Backend<N>, slots: u32) -> Option<&'static str> {
+    // Slots decide; a state without slots is their reason.
+    if slots != 0 {
+        return None;
+    }
     match backend.state {
         backend_state::UNREADY => Some("unready"),
-        backend_state::TERMINATING if slots != 0 => None,
         backend_state::TERMINATING => Some("terminating"),
         backend_state::DRAINING => Some("draining: its endpoint is gone from every slice"),
         backend_state::MAINTENANCE => Some("in maintenance, by hand"),
@@ -192,15 +249,7 @@ const fn of_state<const N: usize>(backend: &Backend<N>, slots: u32) -> Option<&'
     }
 }
 
-fn of_health<const N: usize, S: Stored<N>>(
-    asked: &Asked<'_, N, S>,
-    health: &Health,
-    generation: u32,
-) -> Option<String> {
-    let is_shared = asked.service.flags & service_flags::DSR != 0;
-    if health.generation != generation || is_shared {
-        return None;
-    }
+fn of_health<const N: usize, S: Stored<N>>(asked: &Asked<'_, N, S>, health: &Health) -> Option<String> {
     let now_s = asked.now.s;
     if health.ejected_s != 0 {
         let last_s = health.probe_s.max(health.ejected_s);

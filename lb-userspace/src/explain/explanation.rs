@@ -129,6 +129,8 @@ pub struct ResultView {
     pub destination_after: Option<SocketAddr>,
     /// The source becomes an address of this node, or the service's for a backend that is its own client.
     pub masquerade: bool,
-    /// `stack`, `fast-path`, `encapsulated` or `none`.
+    /// `stack`, `fast-path` (the connection has it), `encapsulated` or `none`.
     pub route: &'static str,
+    /// Whether a new connection of a pod to such a backend gets the fast path, if the routes of both ends allow it.
+    pub fast_path_open: bool,
 }

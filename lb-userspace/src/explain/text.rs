@@ -99,7 +99,9 @@ fn candidate(one: &CandidateView) -> String {
     let local = if one.local { "local" } else { "remote" };
     let chance = one.chance.map(|chance| format!(" (chance {:.0} %)", 100.0 * chance)).unwrap_or_default();
     let mark = if one.chosen { "CHOSEN: " } else { "" };
-    format!("{} {} {local}: {mark}{}{chance}", one.address, one.state, one.reason)
+    // The reason of one that takes nothing begins with its state.
+    let state = if one.reason.starts_with(one.state) { String::new() } else { format!("{} ", one.state) };
+    format!("{} {local} {state}- {mark}{}{chance}", one.address, one.reason)
 }
 
 fn rewrite(result: &ResultView) -> String {
@@ -123,7 +125,8 @@ fn route(result: &ResultView) -> &'static str {
     match result.route {
         "encapsulated" => "in an outer header to the backend's node (direct server return)",
         "fast-path" => "the fast path, past the host's stack",
-        "stack" => "the host's stack, or the fast path where a new connection finds it open",
+        "stack" if result.fast_path_open => "the fast path, if the routes of both ends allow it; else the host's stack",
+        "stack" => "the host's stack",
         _ => "none",
     }
 }

@@ -1,13 +1,14 @@
 //! `ballast explain` over the pinned maps of a lockstep run: asked before each packet, held against what the program does.
 
+use std::net::SocketAddr;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use lb_common::decide::{Packet, Verdict};
+use lb_common::decide::{Action, Packet, Verdict};
 use lb_common::state::SourcePorts;
-use lb_userspace::explain::{self, Live, Settings};
+use lb_userspace::explain::{self, Explanation, Live, Question, Seat, Seen, Settings, Stored};
 
-use super::{FLOW_ROOM, HostSide, Lockstep, Maps, bits, demanded, frame, goes_whole};
+use super::{HostSide, Lockstep, Maps, bits, demanded, frame, goes_whole};
 use crate::test_run::{Hook, LoadedPrograms, Ran};
 
 /// The pinned maps, opened for reading alone.
@@ -22,26 +23,64 @@ impl Explained {
     }
 }
 
+/// What `ballast explain` says of a packet.
+pub struct Foretold<const N: usize> {
+    pub verdict: Verdict<N>,
+    explanation: Explanation,
+}
+
 /// The family's maps.
 pub trait Foretells<const N: usize> {
-    fn foretell(&self, settings: Settings, hook: Hook, packet: Packet<N>) -> Verdict<N>;
+    fn foretell(&self, settings: Settings, hook: Hook, packet: Packet<N>) -> Result<Foretold<N>>;
 }
 
 impl Foretells<4> for Explained {
-    fn foretell(&self, settings: Settings, hook: Hook, packet: Packet<4>) -> Verdict<4> {
-        let Settings { now_ns, seed, client_key, .. } = settings;
-        let own = self.v4.settings(now_ns, SourcePorts::DEFAULT);
-        let settings = Settings { seed, client_key, flow_room: FLOW_ROOM, ..own };
-        explain::decide(&self.v4, settings, bits(hook), packet).0
+    fn foretell(&self, settings: Settings, hook: Hook, packet: Packet<4>) -> Result<Foretold<4>> {
+        let own = self.v4.settings(settings.now_ns, SourcePorts::DEFAULT);
+        ensure!(own.timeouts == settings.timeouts, "the tables note other timeouts");
+        foretell(&self.v4, settings, hook, packet)
     }
 }
 
 impl Foretells<16> for Explained {
-    fn foretell(&self, settings: Settings, hook: Hook, packet: Packet<16>) -> Verdict<16> {
-        let Settings { now_ns, seed, client_key, .. } = settings;
-        let own = self.v6.settings(now_ns, SourcePorts::DEFAULT);
-        let settings = Settings { seed, client_key, flow_room: FLOW_ROOM, ..own };
-        explain::decide(&self.v6, settings, bits(hook), packet).0
+    fn foretell(&self, settings: Settings, hook: Hook, packet: Packet<16>) -> Result<Foretold<16>> {
+        let own = self.v6.settings(settings.now_ns, SourcePorts::DEFAULT);
+        ensure!(own.timeouts == settings.timeouts, "the tables note other timeouts");
+        foretell(&self.v6, settings, hook, packet)
+    }
+}
+
+/// The decision, and the explanation of it, which must not promise what chance decides.
+fn foretell<const N: usize, S: Stored<N>>(
+    stored: &S,
+    settings: Settings,
+    hook: Hook,
+    packet: Packet<N>,
+) -> Result<Foretold<N>> {
+    let (verdict, _) = explain::decide(stored, settings, bits(hook), packet);
+    let seat = Seat { program: seen(hook), ifindex: 0, reason: String::new() };
+    let question = Question { packet, port_is_assumed: false, seat };
+    let explanation = explain::explain(stored, settings, question.clone());
+    for seed in 1..=3 {
+        let again =
+            explain::explain(stored, Settings { seed: settings.seed ^ (seed << 30), ..settings }, question.clone());
+        ensure!(again.result.outcome == explanation.result.outcome || !explanation.result.deterministic);
+        let same = again.result.backend == explanation.result.backend;
+        ensure!(
+            same || !explanation.result.deterministic,
+            "promised:\n{explanation:#?}\nby another chance:\n{again:#?}"
+        );
+    }
+    Ok(Foretold { verdict, explanation })
+}
+
+const fn seen(hook: Hook) -> Seen {
+    match hook {
+        Hook::PodIn => Seen::PodIn,
+        Hook::PodOut => Seen::PodOut,
+        Hook::BridgeIn => Seen::BridgeIn,
+        Hook::NodeIn | Hook::Xdp => Seen::NodeIn,
+        Hook::NodeOut => Seen::NodeOut,
     }
 }
 
@@ -51,7 +90,7 @@ where
     Explained: Foretells<N>,
 {
     /// What `ballast explain` says of the packet; `None`: it is not asked. XDP leaves some steps to tc, and explain tells of tc.
-    pub(super) fn explain(&self, lockstep: &Lockstep, hook: Hook, packet: Packet<N>) -> Result<Option<Verdict<N>>> {
+    pub(super) fn explain(&self, lockstep: &Lockstep, hook: Hook, packet: Packet<N>) -> Result<Option<Foretold<N>>> {
         let Some(explained) = lockstep.explained.as_ref().filter(|_| hook != Hook::Xdp) else { return Ok(None) };
         let memory = &self.memory;
         let settings = Settings {
@@ -63,12 +102,40 @@ where
             client_key: memory.client_key,
             flow_room: memory.flow_room,
         };
-        Ok(Some(explained.foretell(settings, hook, packet)))
+        explained.foretell(settings, hook, packet).map(Some)
     }
 }
 
+/// Holds the explanation against the verdict that it is about.
+fn compare_explanation<const N: usize>(foretold: &Foretold<N>) -> Result<()> {
+    let Foretold { verdict, explanation } = foretold;
+    let Explanation { result, candidates, .. } = explanation;
+    ensure!(result.outcome == verdict.outcome.name(), "{verdict:?}\n{explanation:#?}");
+    let served = matches!(verdict.action, Action::Pass | Action::ToBackend | Action::ToClient);
+    ensure!(result.served == served, "{verdict:?}\n{explanation:#?}");
+    if verdict.action != Action::ToBackend || verdict.port == 0 {
+        return Ok(());
+    }
+    let to = (verdict.address.to_vec(), verdict.port);
+    let bytes = |place: SocketAddr| match place {
+        SocketAddr::V4(place) => (place.ip().octets().to_vec(), place.port()),
+        SocketAddr::V6(place) => (place.ip().octets().to_vec(), place.port()),
+    };
+    match result.backend {
+        Some(backend) => ensure!(bytes(backend) == to, "{verdict:?}\n{explanation:#?}"),
+        None => ensure!(
+            candidates.iter().any(|one| one.chance.is_some_and(|chance| chance > 0.0) && bytes(one.address) == to
+                || one.reason == "may be chosen" && bytes(one.address) == to),
+            "the backend is no candidate: {verdict:?}\n{explanation:#?}"
+        ),
+    }
+    Ok(())
+}
+
 /// Holds what was said against what the program did: verdict, backend and rewrite show in the packet that came out.
-pub fn compare<const N: usize>(hook: Hook, packet: &Packet<N>, foretold: &Verdict<N>, ran: &Ran) -> Result<()> {
+pub fn compare<const N: usize>(hook: Hook, packet: &Packet<N>, foretold: &Foretold<N>, ran: &Ran) -> Result<()> {
+    compare_explanation(foretold)?;
+    let foretold = &foretold.verdict;
     // The outer header is compared with the host's verdict.
     if goes_whole(foretold) {
         return Ok(());

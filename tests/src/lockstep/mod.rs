@@ -25,7 +25,7 @@ use lb_common::decide::{
 };
 use lb_common::outcome::Outcome;
 
-pub use explained::{Explained, Foretells};
+pub use explained::{Explained, Foretells, Foretold};
 pub use maps::Maps;
 use memory::Memory;
 
@@ -197,8 +197,8 @@ where
         let verdict = self.decide(hook, packet);
         if let Some(foretold) = foretold {
             explained::compare(hook, &packet, &foretold, &ran)?;
-            ensure!(foretold == verdict, "explain says {foretold:?}, the host {verdict:?}");
-            *lockstep.tally.explained.entry(foretold.outcome.name()).or_default() += 1;
+            ensure!(foretold.verdict == verdict, "explain says {:?}, the host {verdict:?}", foretold.verdict);
+            *lockstep.tally.explained.entry(verdict.outcome.name()).or_default() += 1;
         }
         lockstep.tally.steps += 1;
         if self.story.len() == TOLD {

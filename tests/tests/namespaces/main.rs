@@ -21,6 +21,7 @@ mod direct_mtu;
 mod direct_return;
 mod direct_takeover;
 mod doctor;
+mod explain;
 mod external_kinds;
 mod fast_path;
 mod fast_path_bridges;
