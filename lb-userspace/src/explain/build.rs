@@ -46,10 +46,11 @@ pub fn explain<const N: usize, S: Stored<N>>(stored: &S, settings: Settings, que
         is_local: seat.program != Seen::NodeIn,
     });
     let by = by(&decision, asked.as_ref().map(|asked| asked.service), connection.is_some(), port_is_assumed);
-    let candidates = asked.as_ref().map_or_else(Vec::new, |asked| candidates::list(asked, by, &decision));
+    let found = asked.as_ref().map(|asked| candidates::list(asked, by, &decision)).unwrap_or_default();
+    // Without the set of a service, what chance decides is not known.
+    let is_open = found.is_open || (asked.is_none() && decision.trace.is_by_chance());
+    let (candidates, eligible) = (found.views, found.eligible);
     let view = frontend.map(|(of, service)| view_of(stored, &of, &service));
-    let eligible = candidates.iter().filter(|candidate| candidate.eligible).count();
-    let is_open = matches!(by, By::Chance | By::Load) && eligible > 1;
     let name = view.as_ref().filter(|_| decision.action != Action::Pass).map_or_else(
         || SocketAddr::new(ip(key.dst), key.dst_port).to_string(),
         |view| format!("{}/{}", view.namespace, view.name),

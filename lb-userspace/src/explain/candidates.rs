@@ -7,7 +7,7 @@ use lb_common::abi::{
     Backend, FlowKey, Health, Service, UDP, backend_flags, backend_state, client_tag, scheduler, service_flags,
 };
 use lb_common::decide::Now;
-use lb_common::limits::{EVIDENCE_S, PROBE_INTERVAL_S, UDP_ANSWER_S};
+use lb_common::limits::{EVIDENCE_S, PROBE_INTERVAL_S, SLOT_ATTEMPTS, UDP_ANSWER_S};
 use lb_common::state::takes_flows;
 
 use super::decision::Decision;
@@ -80,20 +80,26 @@ impl Obstacle {
     }
 }
 
+/// The backends, and what is left to chance among them.
+#[derive(Debug, Default)]
+pub struct Candidates {
+    pub views: Vec<CandidateView>,
+    /// How many of them may be chosen.
+    pub eligible: usize,
+    /// Chance decides: the same packet may meet another backend, or none.
+    pub is_open: bool,
+}
+
 /// Every backend of the service that is not gone.
-pub fn list<const N: usize, S: Stored<N>>(
-    asked: &Asked<'_, N, S>,
-    by: By,
-    decision: &Decision<N>,
-) -> Vec<CandidateView> {
-    let mut slots: HashMap<u32, u32> = HashMap::new();
+pub fn list<const N: usize, S: Stored<N>>(asked: &Asked<'_, N, S>, by: By, decision: &Decision<N>) -> Candidates {
+    let mut slots: HashMap<(u32, u32), u32> = HashMap::new();
     for position in 0..asked.set.count {
         let found = asked.stored.slot(asked.set.base.wrapping_add(position));
         let fits = |slot: &lb_common::abi::Slot| {
             slot.service == asked.service.id && slot.generation == asked.service.generation
         };
         if let Some(slot) = found.filter(fits) {
-            *slots.entry(slot.backend).or_default() += 1;
+            *slots.entry((slot.backend, slot.backend_generation)).or_default() += 1;
         }
     }
     let mut found = asked.stored.backends(asked.service.id);
@@ -101,12 +107,15 @@ pub fn list<const N: usize, S: Stored<N>>(
     let judged: Vec<Judged<N>> = found
         .into_iter()
         .map(|(id, backend)| {
-            let slots = slots.get(&id).copied().unwrap_or_default();
+            let slots = slots.get(&(id, backend.generation)).copied().unwrap_or_default();
             Judged { id, backend, slots, obstacle: obstacle(asked, id, &backend, slots) }
         })
         .collect();
     let pool = Pool::of(&judged);
-    judged.into_iter().map(|one| view(asked, one, by, decision, &pool)).collect()
+    let is_by_chance = matches!(by, By::Chance | By::Load) || decision.trace.is_by_chance();
+    let is_open = is_by_chance && !pool.is_sure(asked.set.count);
+    let views = judged.into_iter().map(|one| view(asked, one, by, decision, &pool, is_open)).collect();
+    Candidates { views, eligible: pool.backends, is_open }
 }
 
 /// Those that may be chosen: the ones without an obstacle, or, where each has one, those that are avoided.
@@ -125,6 +134,11 @@ impl Pool {
         pool
     }
 
+    /// Whether every search ends at the same backend: each slot leads there, or the search visits all slots.
+    fn is_sure(&self, count: u32) -> bool {
+        self.backends == 1 && (self.slots == count || count < SLOT_ATTEMPTS / 2)
+    }
+
     const fn holds(&self, obstacle: &Obstacle) -> bool {
         obstacle.is_none() || (self.avoided && !obstacle.is_closed())
     }
@@ -136,14 +150,14 @@ fn view<const N: usize, S: Stored<N>>(
     by: By,
     decision: &Decision<N>,
     pool: &Pool,
+    is_open: bool,
 ) -> CandidateView {
     let is_eligible = pool.holds(&one.obstacle);
-    // Where one alone may be chosen, chance decides nothing.
-    let is_open = matches!(by, By::Chance | By::Load) && pool.backends > 1;
+    let is_even = asked.service.scheduler != scheduler::LEAST_CONNECTIONS;
     let is_named = decision.backend == one.id && by != By::Nothing;
     let chosen = is_named && !is_open;
-    let chance =
-        (is_open && by == By::Chance && is_eligible).then(|| f64::from(one.slots) / f64::from(pool.slots.max(1)));
+    let chance = (is_open && is_even && is_eligible).then(|| f64::from(one.slots) / f64::from(pool.slots.max(1)));
+    let last_resort = !is_eligible && !one.obstacle.is_closed();
     let reason = match one.obstacle {
         Obstacle::Closed(why_closed) if chosen => format!("{why_closed}; {}", why(by, asked.service.scheduler)),
         Obstacle::Closed(why_closed) => why_closed,
@@ -162,6 +176,7 @@ fn view<const N: usize, S: Stored<N>>(
         local: one.backend.flags & backend_flags::LOCAL != 0,
         slots: one.slots,
         eligible: is_eligible,
+        last_resort,
         chosen,
         chance,
         reason,

@@ -105,6 +105,8 @@ pub struct CandidateView {
     pub slots: u32,
     /// Whether a new connection of this client may go there.
     pub eligible: bool,
+    /// It is avoided, but has slots: it is chosen if the bounded search meets no better one.
+    pub last_resort: bool,
     pub chosen: bool,
     /// Chance of being chosen, where chance decides; else null.
     pub chance: Option<f64>,
