@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::output::{Format, render};
 use super::{Place, print};
 use crate::agent::clock;
-use crate::datapath::{self, maps_dir, name_of, programs_dir};
+use crate::datapath::{self, Attached, Point, maps_dir, name_of, programs_dir};
 use crate::explain::{self, Client, Destination, Explanation, Live, Question, Seat, Seen, Stored, Target};
 use crate::model::Monotonic;
 use crate::observe::report_socket;
@@ -64,6 +64,8 @@ struct Explained {
     tables: Tables,
     /// Name of the hook's interface; null: not known, or none.
     interface: Option<String>,
+    /// `native` or `generic`: XDP meets packets of the interface before tc, and decides alike. Null: it does not.
+    xdp: Option<String>,
     #[serde(flatten)]
     explanation: Explanation,
 }
@@ -83,16 +85,24 @@ pub(super) fn run(arguments: &Arguments) -> ExitCode {
 fn explained(arguments: &Arguments) -> anyhow::Result<Explained> {
     let (dir, programs) = (maps_dir(&arguments.place.bpffs), programs_dir(&arguments.place.bpffs));
     let now = clock::monotonic();
+    let attached = datapath::read_attached(&arguments.place.bpffs).ok();
+    let sockets = attached.as_ref().is_some_and(|attached| !attached.sockets.is_empty());
     let (config, explanation) = match arguments.source.address.to_canonical() {
         IpAddr::V4(source) => {
             let live = Live::open(&dir, &programs)?;
             let to = |address| if let IpAddr::V4(address) = address { Some(address.octets()) } else { None };
-            (live.config(), of_family(arguments, &live, source.octets(), to, live.settings(nanos(now), ports()))?)
+            (
+                live.config(),
+                of_family(arguments, &live, source.octets(), to, live.settings(nanos(now), ports()), sockets)?,
+            )
         }
         IpAddr::V6(source) => {
             let live = Live::open(&dir, &programs)?;
             let to = |address| if let IpAddr::V6(address) = address { Some(address.octets()) } else { None };
-            (live.config(), of_family(arguments, &live, source.octets(), to, live.settings(nanos(now), ports()))?)
+            (
+                live.config(),
+                of_family(arguments, &live, source.octets(), to, live.settings(nanos(now), ports()), sockets)?,
+            )
         }
     };
     let (agent_error, stale) = match arguments.place.ask(report_socket::ask) {
@@ -107,7 +117,8 @@ fn explained(arguments: &Arguments) -> anyhow::Result<Explained> {
         agent_error,
         stale,
     };
-    Ok(Explained { tables, interface: name_of(explanation.hook.ifindex), explanation })
+    let interface = name_of(explanation.hook.ifindex);
+    Ok(Explained { tables, interface, xdp: xdp(attached.as_ref(), &explanation.hook), explanation })
 }
 
 /// The programs' own range is not in the tables: that of a start without `--snat-ports`.
@@ -119,6 +130,12 @@ fn nanos(now: Monotonic) -> u64 {
     u64::try_from(now.since(Monotonic::default()).as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// How XDP is attached to the hook's interface.
+fn xdp(attached: Option<&Attached>, seat: &Seat) -> Option<String> {
+    let link = attached?.links.iter().find(|link| link.ifindex == seat.ifindex && seat.program == Seen::NodeIn)?;
+    link.programs.iter().find(|program| program.point == Point::Xdp).map(|program| program.how.to_string())
+}
+
 /// Explains the packet within its address family.
 fn of_family<const N: usize, S: Stored<N>>(
     arguments: &Arguments,
@@ -126,6 +143,7 @@ fn of_family<const N: usize, S: Stored<N>>(
     src: [u8; N],
     to: impl Fn(IpAddr) -> Option<[u8; N]>,
     settings: explain::Settings,
+    sockets: bool,
 ) -> anyhow::Result<Explanation> {
     let protocol = arguments.destination.protocol;
     let (dst, dst_port, protocol) = match &arguments.destination.target {
@@ -140,7 +158,6 @@ fn of_family<const N: usize, S: Stored<N>>(
     };
     let Client { address, port } = arguments.source;
     let key = FlowKey { src, dst, src_port: port.unwrap_or(ANY_PORT), dst_port, protocol, pad: [0; 3] };
-    let sockets = datapath::read_attached(&arguments.place.bpffs).is_ok_and(|attached| !attached.sockets.is_empty());
     let found = explain::seat(stored, &src, address, sockets);
     let seat = match arguments.hook {
         Some(program) => Seat { program, reason: "as asked for".to_owned(), ..found },
@@ -160,8 +177,11 @@ fn text(explained: &Explained) -> String {
         (None, None) => "the agent answers, its source is fresh".to_owned(),
     };
     let mut rows = explain::text::rows(&explained.explanation, explained.interface.as_deref());
+    if let Some(how) = &explained.xdp {
+        rows.insert(2, ("XDP", format!("xdp_node ({how}) meets it before tc, and decides alike")));
+    }
     let tables = format!("layout {}, revision {}, {written}; {agent}", tables.layout_version, tables.revision);
-    rows.insert(2, ("TABLES", tables));
+    rows.insert(1, ("TABLES", tables));
     let width = rows.iter().map(|(label, _)| label.len()).max().unwrap_or_default();
     let lines: Vec<String> = rows.iter().map(|(label, said)| format!("{label:width$}  {said}")).collect();
     lines.join("\n") + "\n"

@@ -94,6 +94,7 @@ pub struct PolicyView {
     pub rate_limit: Option<u32>,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "each is a field of the JSON")]
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CandidateView {
@@ -113,6 +114,7 @@ pub struct CandidateView {
     pub reason: String,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "each is a field of the JSON")]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResultView {

@@ -1,4 +1,4 @@
-//! The decision's tables over stored ones: reads come from there, writes stay here and are thrown away (ADR 0035).
+//! The decision's tables over stored ones: reads come from there, writes stay here and are thrown away (ADR 0036).
 
 use std::collections::HashMap;
 

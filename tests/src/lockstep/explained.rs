@@ -121,13 +121,12 @@ fn compare_explanation<const N: usize>(foretold: &Foretold<N>) -> Result<()> {
         SocketAddr::V4(place) => (place.ip().octets().to_vec(), place.port()),
         SocketAddr::V6(place) => (place.ip().octets().to_vec(), place.port()),
     };
-    match result.backend {
-        Some(backend) => ensure!(bytes(backend) == to, "{verdict:?}\n{explanation:#?}"),
-        None => {
-            let may_be = candidates.iter().filter(|one| one.eligible || one.last_resort);
-            let is_one = may_be.map(|one| bytes(one.address)).any(|address| address == to);
-            ensure!(is_one, "the backend is no candidate: {verdict:?}\n{explanation:#?}");
-        }
+    if let Some(backend) = result.backend {
+        ensure!(bytes(backend) == to, "{verdict:?}\n{explanation:#?}");
+    } else {
+        let may_be = candidates.iter().filter(|one| one.eligible || one.last_resort);
+        let is_one = may_be.map(|one| bytes(one.address)).any(|address| address == to);
+        ensure!(is_one, "the backend is no candidate: {verdict:?}\n{explanation:#?}");
     }
     Ok(())
 }

@@ -76,17 +76,9 @@ pub struct Lockstep {
 }
 
 impl Lockstep {
-    /// Builds and loads them. The calling thread's namespace must have a default route and forwarding on.
-    pub fn new() -> Result<Self> {
-        Self::load(None)
-    }
-
-    /// The same, and before each packet `ballast explain` says what becomes of it. The maps are pinned in this folder.
-    pub fn with_explain(pins: &Path) -> Result<Self> {
-        Self::load(Some(pins))
-    }
-
-    fn load(pins: Option<&Path>) -> Result<Self> {
+    /// Builds and loads them. The calling thread's namespace must have a default route and forwarding on. With a folder for pins,
+    /// `ballast explain` says before each packet what becomes of it.
+    pub fn new(pins: Option<&Path>) -> Result<Self> {
         let object = programs::edited("driven", "driven")?;
         let mut programs = LoadedPrograms::load_pinned(&object, MOST_HALF_OPEN, FLOW_ROOM, CLIENT_KEY, pins)?;
         let explained = pins.map(Explained::open).transpose()?;

@@ -3,6 +3,7 @@
 //! `BPF_PROG_TEST_RUN` attaches nothing: the kernel hands the bytes to the program and says verdict and bytes afterwards.
 
 mod per_cpu;
+mod pins;
 mod sockets;
 mod state_tables;
 mod tables;
@@ -177,11 +178,7 @@ impl LoadedPrograms {
         }
         let mut ebpf = loader.load(&bytes).with_context(|| format!("loading {}", path.display()))?;
         if let Some(pins) = pins {
-            std::fs::create_dir(pins).with_context(|| format!("making {}", pins.display()))?;
-            // Maps of constants and variables have names with dots, which no pin may have.
-            for (name, map) in ebpf.maps().filter(|(name, _)| !name.contains('.')) {
-                map.pin(pins.join(name)).with_context(|| format!("pinning {name}"))?;
-            }
+            pins::all(&ebpf, pins)?;
         }
         let slots = MapData::from_id(map_id(&ebpf, "slots")?)?;
         let tables4 = Tables::take(&mut ebpf, MapData::from_id(slots.info()?.id())?)?;

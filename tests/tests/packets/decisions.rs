@@ -63,7 +63,7 @@ fn kernel_and_host_decide_alike() -> Result<()> {
     let node = topology.node()?;
     // The programs ask the routing table of the namespace that the packet is in.
     node.place().run(|| {
-        let mut lockstep = Lockstep::new()?;
+        let mut lockstep = Lockstep::new(None)?;
         let start = Instant::now();
         // A world's own seed replays that world first.
         for seed in first.. {
@@ -124,7 +124,7 @@ fn explain_says_before_each_packet_what_the_program_does() -> Result<()> {
     let topology = Topology::new("explained")?;
     let node = topology.node()?;
     node.place().run(|| {
-        let mut lockstep = Lockstep::with_explain(&node.bpffs().join("explained"))?;
+        let mut lockstep = Lockstep::new(Some(&node.bpffs().join("explained")))?;
         let start = Instant::now();
         for seed in first.. {
             if seed % 2 == 0 {

@@ -91,7 +91,7 @@ impl Memory {
         }
     }
 
-    pub fn settings(&self) -> Settings {
+    pub fn settings() -> Settings {
         Settings {
             now_ns: u64::from(NOW_S) * 1_000_000_000,
             seed: 1,

@@ -20,7 +20,7 @@ use memory::{CLIENT, Memory, NOW_S, SERVICE, VIP, key};
 /// What is said of the packet at this hook.
 fn at(memory: &Memory, seen: Seen, packet: Packet<4>) -> Explanation {
     let seat = Seat { program: seen, ifindex: 0, reason: String::new() };
-    explain(memory, memory.settings(), Question { packet, port_is_assumed: false, seat })
+    explain(memory, Memory::settings(), Question { packet, port_is_assumed: false, seat })
 }
 
 /// The same of the next packet of the client pod.
@@ -156,7 +156,7 @@ fn schedulers_name_the_next_backend_where_no_chance_decides() {
     memory.change_service(|service| service.scheduler = scheduler::MAGLEV);
     let seat = Seat { program: Seen::PodIn, ifindex: 0, reason: String::new() };
     let question = Question { packet: packet(&memory, key()), port_is_assumed: true, seat };
-    assert!(!explain(&memory, memory.settings(), question).result.deterministic);
+    assert!(!explain(&memory, Memory::settings(), question).result.deterministic);
 }
 
 #[test]
