@@ -75,11 +75,13 @@ pub fn seat<const N: usize, S: Stored<N>>(stored: &S, source: &[u8; N], shown: I
     let link = stored.link(ifindex);
     let (program, kind) = match link.map(|Link { role, .. }| role) {
         Some(link_role::POD) => (Seen::PodIn, "a pod's link"),
-        Some(link_role::BRIDGE) => (Seen::PodIn, "a bridge of pods"),
+        Some(link_role::BRIDGE) => (Seen::PodIn, "a bridge, one of whose ports is the pod's link"),
         Some(link_role::TUNNEL) => (Seen::NodeIn, "a tunnel link"),
         Some(link_role::EXTERNAL) => (Seen::NodeIn, "an external link"),
         _ => (Seen::NodeIn, "a link without programs, taken for an external one"),
     };
+    // The tables do not tell behind which port of a bridge the pod is.
+    let ifindex = if link.is_some_and(|link| link.role == link_role::BRIDGE) { 0 } else { ifindex };
     Seat { program, ifindex, reason: format!("the route to {shown} leads to {kind}") }
 }
 
