@@ -258,3 +258,18 @@ fn an_external_client_is_masqueraded_as_said() {
         assert_eq!((code, explained["result"]["outcome"].as_str()), (1, Some("dropped_martian")), "{explained:#}");
     }
 }
+
+#[test]
+fn pods_behind_a_bridge_are_explained_alike() {
+    let fixture = Fixture::new("explbr", Pods::Bridged, 3, NodeOptions::default());
+    let service = fixture.web().annotated("scheduler", "maglev");
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    for to in service.frontends(Protocol::Tcp) {
+        for _ in 0..5 {
+            let from = port();
+            let (code, explained) = explain(&agent, &client(&fixture, to, from), &to.to_string());
+            assert_eq!((code, explained["hook"]["program"].as_str()), (0, Some("pod_in")), "{explained:#}");
+            assert_eq!(answers(&fixture, from, to), named(&fixture, &explained, to), "{explained:#}");
+        }
+    }
+}
