@@ -174,7 +174,7 @@ fn adopted(agent: &Agent) -> Option<(u64, bool)> {
     Some((status["tables"]["adopted"].as_u64()?, status["adoption"].is_null()))
 }
 
-/// The busy connections ask without a pause, in a thread of their own, while `work` is done.
+/// The busy connections ask every [`PACE`], in a thread of their own, while `work` is done.
 fn beside<T>(busy: &mut [Connection], work: impl FnOnce(&dyn Fn()) -> Result<T>) -> Result<T> {
     let (stop, rounds) = (Arc::new(AtomicBool::new(false)), AtomicU64::new(0));
     std::thread::scope(|scope| {

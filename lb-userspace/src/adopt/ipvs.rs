@@ -69,16 +69,21 @@ impl Adopter {
             }
         }
         pause(IN_FLIGHT);
+        let mut failed = None;
+        // None stays held, whatever becomes of another.
         for entry in held {
-            if self.replace(entry)? {
+            let replaced = self.replace(entry);
+            if let Ok(true) = replaced {
                 self.tables.release(&entry.original, &entry.reply)?;
                 self.adopted.insert(entry.original, super::adopted(entry.reply));
             } else {
                 self.tables.remove(&entry.original, &entry.reply)?;
+                self.adopted.remove(&entry.original);
                 lost += 1;
             }
+            failed = failed.or(replaced.err());
         }
-        Ok(lost)
+        failed.map_or(Ok(lost), Err)
     }
 
     /// Keeps the kernel from ending the connections with their virtual services.

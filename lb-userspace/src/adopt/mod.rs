@@ -5,8 +5,8 @@
 //!
 //! 1. List the translated connections of conntrack, and write their entries. No program is attached yet.
 //! 2. Attach the programs. Unknown segments pass while the adoption window is open.
-//! 3. Program the services, so that the other proxy gets no new connection. Give the connections of IPVS to NAT ([`ipvs`]). List the translated
-//!    connections again, and write those that are new.
+//! 3. Program the services, so that the other proxy gets no new connection. List the connections again, and write those that are new. Give the
+//!    connections of IPVS to NAT ([`ipvs`]).
 //! 4. Close the window: unknown segments are refused from here on.
 //!
 //! From then on entries are removed once conntrack has forgotten their connection. An nftables table keeps NAT at work until the last one

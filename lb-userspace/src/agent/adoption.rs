@@ -146,8 +146,8 @@ impl Worker {
     /// The second list. If conntrack cannot be asked, the window ends by itself.
     fn end_window(&mut self) {
         let before = self.adopter.count();
-        let adopted = self.adopter.adopt_ipvs(now_s()).and_then(|()| {
-            self.adopter.adopt(now_s())?;
+        let adopted = self.adopter.adopt(now_s()).and_then(|_| {
+            self.adopter.adopt_ipvs(now_s())?;
             self.adopter.close_window()?;
             Ok(self.adopter.count() - before)
         });
