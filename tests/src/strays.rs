@@ -8,7 +8,7 @@ use nix::net::if_::if_nametoindex;
 use nix::sys::socket::{AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, recvfrom, socket};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::topology::{Place, Topology};
+use crate::topology::{NetNs, Topology};
 
 /// Protocol number of GRE, which is not balanced.
 pub const GRE: i32 = 47;
@@ -28,7 +28,7 @@ impl Gateway {
     /// Notes what arrives from here on.
     pub fn watch(topology: &Topology) -> Result<Self> {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-        topology.wire().place().run(|| {
+        topology.wire().netns().run(|| {
             Ok(Self {
                 socket: socket(AddressFamily::Packet, SockType::Datagram, flags, SockProtocol::EthAll)?,
                 link: usize::try_from(if_nametoindex("br0")?)?,
@@ -57,7 +57,7 @@ impl Gateway {
 }
 
 /// Sends this as the payload of a packet of the protocol.
-pub fn send(from: &Place, to: IpAddr, protocol: i32, payload: &[u8]) -> Result<()> {
+pub fn send(from: &NetNs, to: IpAddr, protocol: i32, payload: &[u8]) -> Result<()> {
     from.run(|| {
         let domain = if to.is_ipv4() { Domain::IPV4 } else { Domain::IPV6 };
         let socket = Socket::new(domain, Type::RAW, Some(Protocol::from(protocol)))?;

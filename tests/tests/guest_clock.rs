@@ -58,7 +58,7 @@ impl Scenario {
         let web = fixture.web();
         let sticky = Service::standard("sticky", 11, fixture.endpoints()).remembering(AFFINITY_S);
         let brief = Service::standard("brief", 12, fixture.endpoints()).remembering(SHORT_AFFINITY_S);
-        let api = StubApi::start(Some(fixture.node.namespace().place()), Ipv4Addr::LOCALHOST.into()).unwrap();
+        let api = StubApi::start(Some(fixture.node.namespace().netns()), Ipv4Addr::LOCALHOST.into()).unwrap();
         let url = format!("--api-server={}", api.url());
         let drain = format!("--drain-period={}s", DRAIN.as_secs());
         let flags = ["--source=kube", &url, &drain, "--drain-max=0s", TIMEOUTS, SILENCE, "--scheduler=round-robin"];
@@ -100,7 +100,7 @@ impl Scenario {
 
     fn connect(&self, service: &Service) -> (Stream, String) {
         let to = service.frontends(Protocol::Tcp)[0];
-        let mut stream = Stream::connect(self.fixture.client.place(), to).unwrap();
+        let mut stream = Stream::connect(self.fixture.client.netns(), to).unwrap();
         let server = stream.ask("who").unwrap().server;
         (stream, server)
     }

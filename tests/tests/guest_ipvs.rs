@@ -12,7 +12,7 @@ use lb_tests::agent::{Agent, Manifest, Protocol, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::incident::Counters;
 use lb_tests::peers::{Datagrams, Stream, eventually};
-use lb_tests::topology::{NodeOptions, Outside, Place};
+use lb_tests::topology::{NetNs, NodeOptions, Outside};
 use lb_userspace::conntrack::{Conntrack, Family, status};
 
 const NODE_PORT: u16 = 30_080;
@@ -72,14 +72,14 @@ impl Node {
 
     fn run(&self, program: &str, arguments: &str) -> Result<String> {
         let mut command = Command::new(program);
-        let output = self.place().run(|| command.args(arguments.split_whitespace()).output())?;
+        let output = self.netns().run(|| command.args(arguments.split_whitespace()).output())?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         ensure!(output.status.success(), "{program} {arguments}: {}", text(&output.stderr));
         Ok(text(&output.stdout))
     }
 
-    fn place(&self) -> &Place {
-        self.fixture.node.place()
+    fn netns(&self) -> &NetNs {
+        self.fixture.node.netns()
     }
 
     fn node_ports(&self) -> Vec<SocketAddr> {
@@ -90,7 +90,7 @@ impl Node {
     fn serve_by_ipvs(&self) -> Result<()> {
         for (name, value) in SYSCTLS {
             let path = format!("/proc/sys/net/ipv4/vs/{name}");
-            self.place().run(|| std::fs::write(&path, value)).context(path)?;
+            self.netns().run(|| std::fs::write(&path, value)).context(path)?;
         }
         self.run("ip", "link add kube-ipvs0 type dummy")?;
         let (tcp, udp) = (self.service.frontends(Protocol::Tcp), self.service.frontends(Protocol::Udp));
@@ -124,11 +124,11 @@ impl Node {
 
     /// Of a pod, of a process of the node and of an external client, in both families.
     fn connect(&self, each: usize) -> Result<Vec<Connection>> {
-        let near = [("pod", self.fixture.client.place()), ("process", self.place())];
+        let near = [("pod", self.fixture.client.netns()), ("process", self.netns())];
         let of = |protocol| self.service.frontends(protocol);
         let frontends = of(Protocol::Tcp).into_iter().zip(of(Protocol::Udp));
         let inside = frontends.flat_map(|(tcp, udp)| near.map(|(name, from)| (name, from, tcp, Some(udp))));
-        let external = self.node_ports().into_iter().map(|to| ("client", self.client.place(), to, None));
+        let external = self.node_ports().into_iter().map(|to| ("client", self.client.netns(), to, None));
         let mut connections = Vec::new();
         for (name, from, tcp, udp) in inside.chain(external) {
             for _ in 0..each {
@@ -146,7 +146,7 @@ impl Node {
 
     /// Conntrack forgets all that is translated: sooner than by its timeouts.
     fn forget(&self) -> Result<()> {
-        self.place().run(|| {
+        self.netns().run(|| {
             let mut conntrack = Conntrack::open()?;
             for family in Family::ALL {
                 for entry in conntrack.list(family, status::DST_NAT)? {

@@ -10,7 +10,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use lb_tests::agent::{Agent, Endpoint, External, Manifest, Port, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Association, Datagrams, Server, Stream, eventually};
-use lb_tests::topology::{Addresses, NodeOptions, Outside, Place};
+use lb_tests::topology::{Addresses, NetNs, NodeOptions, Outside};
 use serde_json::Value;
 
 const SCTP_PORT: u16 = 3868;
@@ -37,7 +37,7 @@ impl Scenario {
         for (index, pod) in fixture.backends.iter().enumerate() {
             for address in pod.addresses().both() {
                 let target = SocketAddr::new(address, SCTP_TARGET);
-                servers.push(Server::sctp(pod.place(), &format!("b{index}"), target).unwrap());
+                servers.push(Server::sctp(pod.netns(), &format!("b{index}"), target).unwrap());
             }
         }
         let agent = fixture.agent(&manifest(&fixture, fixture.endpoints()), &[]);
@@ -51,7 +51,7 @@ impl Scenario {
     /// An open connection from the pod to each TCP address of `web`, and the server that answers.
     fn connections(&self) -> Vec<(Stream, String)> {
         let connect = |to| {
-            let mut stream = Stream::connect(self.fixture.client.place(), to).unwrap();
+            let mut stream = Stream::connect(self.fixture.client.netns(), to).unwrap();
             let server = stream.ask("who").unwrap().server;
             (stream, server)
         };
@@ -59,9 +59,9 @@ impl Scenario {
     }
 
     /// A pod and a host outside, each with its name and its addresses.
-    fn clients(&self) -> [(&'static str, &Place, Addresses); 2] {
+    fn clients(&self) -> [(&'static str, &NetNs, Addresses); 2] {
         let client = &self.fixture.client;
-        [("pod", client.place(), client.addresses()), ("host outside", self.outside.place(), self.outside.addresses())]
+        [("pod", client.netns(), client.addresses()), ("host outside", self.outside.netns(), self.outside.addresses())]
     }
 }
 
@@ -79,7 +79,7 @@ fn diameter(name: &'static str, last: u8, endpoints: Vec<Endpoint>, node_ports: 
 }
 
 /// An association is made, carries short and long messages both ways, and both ends see whom they should: the backend `seen`.
-fn served(what: &str, from: &Place, own: IpAddr, to: SocketAddr, seen: IpAddr) -> String {
+fn served(what: &str, from: &NetNs, own: IpAddr, to: SocketAddr, seen: IpAddr) -> String {
     let mut association = Association::connect(from, own, to).unwrap_or_else(|e| panic!("{what}: sctp {to}: {e}"));
     let mut server = String::new();
     for text in ["hello".to_owned(), "long".repeat(LONG / 4), "bye".to_owned()] {
@@ -115,7 +115,7 @@ fn the_agent_attaches_what_the_kernel_has() {
 fn tcp_and_udp_reach_a_service() {
     let web = SCENE.fixture.web();
     let clients = SCENE.clients().map(|(what, from, _)| (what, from));
-    for (what, from) in clients.into_iter().chain([("process of the node", SCENE.fixture.node.place())]) {
+    for (what, from) in clients.into_iter().chain([("process of the node", SCENE.fixture.node.netns())]) {
         for to in web.frontends(Protocol::Tcp) {
             eventually(&format!("{what}: tcp {to}"), SOON, || Stream::connect(from, to).ok()?.ask("hello").ok());
         }

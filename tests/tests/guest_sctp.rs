@@ -52,7 +52,7 @@ const LAST_PACKET: Duration = Duration::from_secs(36);
 fn associate(fixture: &Fixture, to: SocketAddr, server: &str) -> Association {
     let own = fixture.client.addresses().like(to.ip());
     eventually("an association with the server", SOON, || {
-        let mut association = Association::connect(fixture.client.place(), own, to).ok()?;
+        let mut association = Association::connect(fixture.client.netns(), own, to).ok()?;
         (association.ask("who").ok()?.server == server).then_some(association)
     })
 }
@@ -69,7 +69,7 @@ fn an_association_outlives_the_drain_period_while_its_backend_answers() {
     let mut servers = Vec::new();
     for (index, pod) in fixture.backends.iter().enumerate() {
         for ip in pod.ips() {
-            servers.push(Server::sctp(pod.place(), &format!("b{index}"), SocketAddr::new(ip, PORTS.1)).unwrap());
+            servers.push(Server::sctp(pod.netns(), &format!("b{index}"), SocketAddr::new(ip, PORTS.1)).unwrap());
         }
     }
     let ports = vec![Port { name: "sctp", protocol: Protocol::Sctp, port: PORTS.0, target: PORTS.1 }];

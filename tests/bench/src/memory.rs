@@ -21,7 +21,7 @@ pub fn run(agent: &Path, stop: &AtomicBool) -> Result<Part> {
     let (client, server) = (node.pod("client")?, node.pod("server")?);
     let folder = topology.directory();
     let ballast = Ballast { program: agent, node: &node, log: folder.join("ballast.log") };
-    let ground = Ground { client: client.place(), server: server.place(), serving: server.addresses().v4 };
+    let ground = Ground { client: client.netns(), server: server.netns(), serving: server.addresses().v4 };
     let kernel = measure(&ballast, &ground, folder, stop)?;
     println!("Entries of the flow table for a connection: {:.2}.", kernel.entries_per_connection);
     println!("All maps, idle: {:.1} MiB. A counter that counted: {:.0} B.", kernel.idle / MIB, kernel.per_counter);

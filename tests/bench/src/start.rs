@@ -59,7 +59,7 @@ pub fn run(arguments: &StartArguments, agent: &Path, stop: &AtomicBool) -> Resul
     let topology = Topology::new("start")?;
     let node = topology.node()?;
     let (client, server) = (node.pod("client")?, node.pod("server")?);
-    let _server = Server::tcp(server.place(), "echo", SocketAddr::new(server.addresses().v4.into(), TARGET))?;
+    let _server = Server::tcp(server.netns(), "echo", SocketAddr::new(server.addresses().v4.into(), TARGET))?;
     let manifest = topology.directory().join("manifest.yaml");
     std::fs::write(&manifest, services(arguments.services, server.addresses().v4))?;
     let flags = [format!("--source=file={}", manifest.display())];
@@ -123,7 +123,7 @@ fn figures(mut starts: Vec<Starts>, services: u16) -> Vec<Figure> {
 /// Connects until it is answered.
 fn connect(client: &Pod, to: SocketAddr) -> Result<()> {
     let begun = Instant::now();
-    while Stream::connect_from(client.place(), 0, to, ATTEMPT).and_then(|mut stream| stream.ask("first")).is_err() {
+    while Stream::connect_from(client.netns(), 0, to, ATTEMPT).and_then(|mut stream| stream.ask("first")).is_err() {
         ensure!(begun.elapsed() < LIMIT, "{to} is not served within {LIMIT:?}");
         std::thread::sleep(NAP);
     }

@@ -22,7 +22,7 @@ pub use manifest::{Endpoint, External, Manifest, Port, Protocol, Service};
 use crate::peers::eventually;
 use crate::steps::{Step, Stepped};
 use crate::test_run;
-use crate::topology::{Node, Place};
+use crate::topology::{NetNs, Node};
 
 /// How long an agent may take to make a change. Generous: a test machine may be busy.
 pub const SOON: Duration = Duration::from_mins(1);
@@ -38,7 +38,7 @@ pub fn peers_flag(nodes: &[Node]) -> String {
 /// An agent, alive or dead, and the folder that it takes its manifest from. Dropped, it is killed and its things are removed.
 #[derive(Debug)]
 pub struct Agent {
-    place: Place,
+    netns: NetNs,
     /// `None`: that of the workspace.
     binary: Option<PathBuf>,
     arguments: Vec<String>,
@@ -103,7 +103,7 @@ impl Agent {
             arguments.push(format!("--health-bind={}", SocketAddr::new(loopback, 10256)));
         }
         Ok(Self {
-            place: node.place().clone(),
+            netns: node.netns().clone(),
             binary: None,
             arguments,
             folder,
@@ -143,7 +143,7 @@ impl Agent {
     pub fn launch(&mut self) -> Result<()> {
         self.kill();
         let mut command = self.command()?;
-        self.child = Some(self.place.start(&mut command).context("starting the agent")?);
+        self.child = Some(self.netns.start(&mut command).context("starting the agent")?);
         Ok(())
     }
 
@@ -154,14 +154,14 @@ impl Agent {
         let limit = Rlimit { current: Some(most), maximum: Some(most) };
         // SAFETY: between fork and exec there is one system call, which allocates nothing.
         unsafe { command.pre_exec(move || Ok(setrlimit(resource, limit)?)) };
-        self.child = Some(self.place.start(&mut command).context("starting the agent")?);
+        self.child = Some(self.netns.start(&mut command).context("starting the agent")?);
         Ok(())
     }
 
     /// Starts it to be watched step by step, and killed at one of them if one is given. Waits for nothing.
     pub fn launch_stepped(&mut self, kill_at: Option<Step>) -> Result<Stepped> {
         self.kill();
-        Stepped::start(&self.place, self.command()?, kill_at)
+        Stepped::start(&self.netns, self.command()?, kill_at)
     }
 
     /// The agent's command line, with the log as its output.
@@ -183,7 +183,7 @@ impl Agent {
     pub fn run_to_end(&mut self) -> Result<Output> {
         let mut command = self.program()?;
         command.args(&self.arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = self.place.start(&mut command)?;
+        let mut child = self.netns.start(&mut command)?;
         let start = std::time::Instant::now();
         while child.try_wait()?.is_none() {
             if start.elapsed() > SOON {
@@ -266,8 +266,8 @@ impl Agent {
         command.args(arguments).stdin(Stdio::null());
         command.arg(format!("--bpffs={}", self.bpffs.display()));
         command.arg(format!("--run-dir={}", self.run_dir.display()));
-        let place = self.place.clone();
-        Ok(place.run(|| command.output())?)
+        let netns = self.netns.clone();
+        Ok(netns.run(|| command.output())?)
     }
 
     /// Same with `-o json`, parsed.
@@ -305,8 +305,8 @@ impl Agent {
     /// GET of a path, by a process of the node: status and body.
     pub fn get_at(&self, at: SocketAddr, path: &str) -> Result<(u16, String)> {
         use std::io::{Read as _, Write as _};
-        let place = self.place.clone();
-        let answer = place.run(|| -> std::io::Result<String> {
+        let netns = self.netns.clone();
+        let answer = netns.run(|| -> std::io::Result<String> {
             let mut stream = std::net::TcpStream::connect(at)?;
             stream.set_read_timeout(Some(SOON))?;
             write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
@@ -340,8 +340,8 @@ impl Drop for Agent {
             command.arg("cleanup").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
             command.arg(format!("--bpffs={}", self.bpffs.display()));
             command.arg(format!("--run-dir={}", self.run_dir.display()));
-            let place = self.place.clone();
-            place.run(|| command.status()).ok();
+            let netns = self.netns.clone();
+            netns.run(|| command.status()).ok();
         }
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use crate::topology::Place;
+use crate::topology::NetNs;
 
 /// How often each of them asks.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -41,11 +41,11 @@ pub struct HeldConnections {
 }
 
 impl HeldConnections {
-    /// That many connections to `to`, from `place`.
-    pub fn start(place: &Place, to: SocketAddr, connections: usize) -> Self {
+    /// That many connections to `to`, from `netns`.
+    pub fn start(netns: &NetNs, to: SocketAddr, connections: usize) -> Self {
         let (held, stop) = (Arc::new(Mutex::new(Held::default())), Arc::new(AtomicBool::new(false)));
         let (told, stopped) = (Arc::clone(&held), Arc::clone(&stop));
-        let worker = place.spawn(move || {
+        let worker = netns.spawn(move || {
             let mut lines: Vec<Line> = (0..connections).map(|_| Line::Closed).collect();
             while !stopped.load(Ordering::Relaxed) {
                 let mut now = told.lock().unwrap_or_else(PoisonError::into_inner);

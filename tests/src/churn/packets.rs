@@ -10,7 +10,7 @@ use anyhow::Result;
 
 use super::objects::PORT;
 use crate::incident::raw_tcp::{Link, RST, SYN, Segment};
-use crate::topology::Place;
+use crate::topology::NetNs;
 
 /// Deadlines are in tenths of a second, and a packet needs a moment from the programs to the backend.
 const ALLOWED_NS: u64 = 300_000_000;
@@ -51,8 +51,8 @@ pub struct Packets {
 }
 
 impl Packets {
-    pub fn watch(place: &Place) -> Result<Self> {
-        let link = Link::open(place)?;
+    pub fn watch(netns: &NetNs) -> Result<Self> {
+        let link = Link::open(netns)?;
         let (state, stop) = (Arc::new(Mutex::new(State::default())), Arc::new(AtomicBool::new(false)));
         let (told, stopped) = (Arc::clone(&state), Arc::clone(&stop));
         let worker = std::thread::spawn(move || {

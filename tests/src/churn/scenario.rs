@@ -101,8 +101,8 @@ impl Scenario {
         let node = topology.node()?;
         let client = node.pod("client")?;
         let pool = BackendPool::without_server(&node, settings.backends)?;
-        let server = Server::start(pool.place())?;
-        let api = StubApi::start(Some(node.namespace().place()), Ipv4Addr::LOCALHOST.into())?;
+        let server = Server::start(pool.netns())?;
+        let api = StubApi::start(Some(node.namespace().netns()), Ipv4Addr::LOCALHOST.into())?;
         api.put(objects::service(NAME, CLUSTER_IP));
         let source = ["--source=kube".to_owned(), format!("--api-server={}", api.url())];
         let all_end = "--drain-max=0s".to_owned();
@@ -113,7 +113,7 @@ impl Scenario {
         let pods: Vec<Option<u64>> = (0..settings.backends).map(|_| Some(0)).collect();
         api.put(slice_of(&pods));
         agent.restart()?;
-        let packets = Arc::new(Packets::watch(pool.place())?);
+        let packets = Arc::new(Packets::watch(pool.netns())?);
         let tables = Tables::watch(node.bpffs(), &packets)?;
         let random = Random::new(settings.seed);
         let mut this = Self {
@@ -140,8 +140,8 @@ impl Scenario {
         this.wait("the tables hold all backends", Self::is_complete)?;
         this.in_use_at_start = this.tables.drains().in_use;
         let to = SocketAddr::new(CLUSTER_IP.into(), 80);
-        this.holders = Some(HeldConnections::start(this.client.place(), to, this.settings.holders));
-        this.load = Some(Load::start(this.client.place(), to));
+        this.holders = Some(HeldConnections::start(this.client.netns(), to, this.settings.holders));
+        this.load = Some(Load::start(this.client.netns(), to));
         Ok(this)
     }
 

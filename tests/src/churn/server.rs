@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::objects::PORT;
-use crate::topology::Place;
+use crate::topology::NetNs;
 
 /// How often it looks at its connections.
 const TICK: Duration = Duration::from_millis(5);
@@ -26,13 +26,13 @@ pub struct Server {
 
 impl Server {
     /// At every address of the place.
-    pub fn start(place: &Place) -> Result<Self> {
+    pub fn start(netns: &NetNs) -> Result<Self> {
         let at = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), PORT);
-        let listener = place.run(|| TcpListener::bind(at)).context("the backends' server")?;
+        let listener = netns.run(|| TcpListener::bind(at)).context("the backends' server")?;
         listener.set_nonblocking(true)?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let worker = place.spawn(move || serve(&listener, &stopped));
+        let worker = netns.spawn(move || serve(&listener, &stopped));
         Ok(Self { stop, worker: Some(worker) })
     }
 }

@@ -13,7 +13,7 @@ use tokio::runtime::Builder;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
-use crate::topology::Place;
+use crate::topology::NetNs;
 
 /// What is read at once.
 const CHUNK: usize = 16 * 1024;
@@ -56,10 +56,10 @@ struct ProxyState {
 }
 
 impl FaultyProxy {
-    /// In front of `server`, at the same address and another port, in `place` (else in the namespace of the test).
-    pub fn new(place: Option<&Place>, server: SocketAddr) -> Result<Self> {
+    /// In front of `server`, at the same address and another port, in `netns` (else in the namespace of the test).
+    pub fn new(netns: Option<&NetNs>, server: SocketAddr) -> Result<Self> {
         let bind = || StdListener::bind((server.ip(), 0));
-        let listener = place.map_or_else(bind, |place| place.run(bind)).context("a port for the proxy")?;
+        let listener = netns.map_or_else(bind, |netns| netns.run(bind)).context("a port for the proxy")?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let state = Arc::new(Mutex::new(ProxyState { new: Condition::Open, accepted: 0, connections: Vec::new() }));
@@ -74,8 +74,8 @@ impl FaultyProxy {
                 }
             });
         };
-        let thread = match place {
-            Some(place) => place.spawn(work),
+        let thread = match netns {
+            Some(netns) => netns.spawn(work),
             None => std::thread::spawn(work),
         };
         Ok(Self { address, state, open: Some(open), thread: Some(thread) })

@@ -9,11 +9,11 @@ use tokio::runtime::{Builder, Runtime};
 use super::objects::{Endpoint, Objects};
 use super::{ApiServer, Backup, ClientCa, FaultyProxy, manifests};
 use crate::agent::{Agent, Manifest};
-use crate::topology::{Node, Outside, Place, Pod};
+use crate::topology::{NetNs, Node, Outside, Pod};
 
 /// The server, and its objects as an administrator on that host changes them.
 pub struct Hosted {
-    place: Place,
+    netns: NetNs,
     runtime: Runtime,
     server: ApiServer,
     objects: Objects,
@@ -21,16 +21,16 @@ pub struct Hosted {
 
 impl Hosted {
     pub fn start(host: &Outside) -> Result<Self> {
-        let place = host.place().clone();
+        let netns = host.netns().clone();
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let (server, objects) = place.run(|| {
+        let (server, objects) = netns.run(|| {
             runtime.block_on(async {
-                let server = ApiServer::start_in(host.place(), host.ips()[0]).await?;
+                let server = ApiServer::start_in(host.netns(), host.ips()[0]).await?;
                 let objects = Objects::new(&server.client().await?);
                 anyhow::Ok((server, objects))
             })
         })?;
-        Ok(Self { place, runtime, server, objects })
+        Ok(Self { netns, runtime, server, objects })
     }
 
     /// Where it listens.
@@ -51,7 +51,7 @@ impl Hosted {
 
     /// A faulty proxy in front of it, on the same host.
     pub fn proxy(&self) -> Result<FaultyProxy> {
-        FaultyProxy::new(Some(&self.place), self.server.address())
+        FaultyProxy::new(Some(&self.netns), self.server.address())
     }
 
     /// An agent on the node that follows this API, not started yet.
@@ -104,8 +104,8 @@ impl Hosted {
 
     /// Starts it again.
     pub fn restart(&mut self) -> Result<()> {
-        let (place, runtime, server) = (&self.place, &self.runtime, &mut self.server);
-        place.run(|| runtime.block_on(server.restart()))
+        let (netns, runtime, server) = (&self.netns, &self.runtime, &mut self.server);
+        netns.run(|| runtime.block_on(server.restart()))
     }
 
     /// See [`ApiServer::freeze`].
@@ -125,8 +125,8 @@ impl Hosted {
 
     /// See [`ApiServer::roll_back`].
     pub fn roll_back(&mut self, backup: &Backup) -> Result<()> {
-        let (place, runtime, server) = (&self.place, &self.runtime, &mut self.server);
-        place.run(|| runtime.block_on(server.roll_back(backup)))
+        let (netns, runtime, server) = (&self.netns, &self.runtime, &mut self.server);
+        netns.run(|| runtime.block_on(server.roll_back(backup)))
     }
 
     /// A client with every right, for work on the host.
@@ -140,10 +140,10 @@ impl Hosted {
         T: Send,
         F: Future<Output = Result<T>>,
     {
-        self.place.run(|| self.runtime.block_on(async { work(self.server.client().await?).await }))
+        self.netns.run(|| self.runtime.block_on(async { work(self.server.client().await?).await }))
     }
 
     fn on_the_host<T: Send>(&self, work: impl Future<Output = Result<T>> + Send) -> Result<T> {
-        self.place.run(|| self.runtime.block_on(work))
+        self.netns.run(|| self.runtime.block_on(work))
     }
 }

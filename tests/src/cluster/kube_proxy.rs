@@ -52,7 +52,7 @@ impl KubeProxy<'_> {
             let folders = std::iter::once(programs.to_owned()).chain(std::env::split_paths(&path));
             command.env("PATH", std::env::join_paths(folders)?);
         }
-        Process::start(command, &self.folder.join("kube-proxy.log"), Some(self.node.place()))
+        Process::start(command, &self.folder.join("kube-proxy.log"), Some(self.node.netns()))
     }
 
     /// Removes its rules, and what connections they made the kernel remember.
@@ -60,7 +60,7 @@ impl KubeProxy<'_> {
         let mut command = Command::new("nft");
         // Deleting what is not there is an error, and older versions have no `destroy`.
         command.arg("add table ip kube-proxy; delete table ip kube-proxy").stdin(Stdio::null());
-        let status = self.node.place().run(|| command.status()).context("nft")?;
+        let status = self.node.netns().run(|| command.status()).context("nft")?;
         ensure!(status.success(), "nft ended with {status}");
         Ok(())
     }

@@ -36,7 +36,7 @@ pub use process::Process;
 pub use store::Backup;
 use store::Store;
 
-use crate::topology::{Place, SERVICE_NET4, SERVICE_NET6};
+use crate::topology::{NetNs, SERVICE_NET4, SERVICE_NET6};
 
 /// How long a server may take until it answers. kube-apiserver needs about 5 s of CPU time.
 const START_LIMIT: Duration = Duration::from_secs(90);
@@ -69,7 +69,7 @@ pub struct ApiServer {
 #[derive(Clone, Debug)]
 struct Options {
     at: SocketAddr,
-    place: Option<Place>,
+    netns: Option<NetNs>,
 }
 
 impl ApiServer {
@@ -78,15 +78,15 @@ impl ApiServer {
         Self::start_anywhere(Ipv4Addr::LOCALHOST.into(), None).await
     }
 
-    /// In `place`, at one of its addresses: of IPv6 in a cluster that has no IPv4. A client in another namespace must be routed there.
-    pub async fn start_in(place: &Place, address: IpAddr) -> Result<Self> {
-        Self::start_anywhere(address, Some(place.clone())).await
+    /// In `netns`, at one of its addresses: of IPv6 in a cluster that has no IPv4. A client in another namespace must be routed there.
+    pub async fn start_in(netns: &NetNs, address: IpAddr) -> Result<Self> {
+        Self::start_anywhere(address, Some(netns.clone())).await
     }
 
-    async fn start_anywhere(address: IpAddr, place: Option<Place>) -> Result<Self> {
+    async fn start_anywhere(address: IpAddr, netns: Option<NetNs>) -> Result<Self> {
         let mut error = None;
         for _ in 0..ATTEMPTS {
-            match Self::start_at(address, place.as_ref()).await {
+            match Self::start_at(address, netns.as_ref()).await {
                 Ok(this) => return Ok(this),
                 Err(failure) => error = Some(failure),
             }
@@ -94,15 +94,15 @@ impl ApiServer {
         Err(error.context("no attempt was made")?)
     }
 
-    async fn start_at(address: IpAddr, place: Option<&Place>) -> Result<Self> {
+    async fn start_at(address: IpAddr, netns: Option<&NetNs>) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("blt-cluster-").tempdir()?;
-        let at = SocketAddr::new(address, free_port(address, place)?);
+        let at = SocketAddr::new(address, free_port(address, netns)?);
         // A host with an address of IPv6 may have none of IPv4.
         let local: IpAddr = if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
-        let (store_at, peer_at) = (free_port(local, place)?, free_port(local, place)?);
+        let (store_at, peer_at) = (free_port(local, netns)?, free_port(local, netns)?);
         let store_at = SocketAddr::new(local, store_at);
-        let store = Store::start(directory.path(), store_at, SocketAddr::new(local, peer_at), place)?;
-        let options = Options { at, place: place.cloned() };
+        let store = Store::start(directory.path(), store_at, SocketAddr::new(local, peer_at), netns)?;
+        let options = Options { at, netns: netns.cloned() };
         fs::write(directory.path().join("tokens.csv"), format!("{TOKEN},admin,admin,system:masters\n"))?;
         let mut this = Self { server: None, store, options, directory };
         this.believe(&ClientCa::new("nobody's")?)?;
@@ -215,7 +215,7 @@ impl ApiServer {
     async fn launch(&mut self) -> Result<()> {
         let command = server_command(self.directory.path(), self.options.at, self.store.address())?;
         let log = self.directory.path().join("kube-apiserver.log");
-        let server = Process::start(command, &log, self.options.place.as_ref())?;
+        let server = Process::start(command, &log, self.options.netns.as_ref())?;
         let start = Instant::now();
         loop {
             server.check()?;
@@ -299,7 +299,7 @@ fn set(name: &str) -> Option<PathBuf> {
 }
 
 /// A port that was free a moment ago, below those that the kernel gives to others: a server that starts again finds it free, too.
-fn free_port(address: IpAddr, place: Option<&Place>) -> Result<u16> {
+fn free_port(address: IpAddr, netns: Option<&NetNs>) -> Result<u16> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     // Tests of other processes begin elsewhere.
     let first = std::process::id().wrapping_mul(PORTS_APART);
@@ -307,7 +307,7 @@ fn free_port(address: IpAddr, place: Option<&Place>) -> Result<u16> {
         let offset = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % PORTS_COUNT;
         let port = PORTS_FIRST + u16::try_from(offset)?;
         let bind = || TcpListener::bind((address, port));
-        if place.map_or_else(bind, |place| place.run(bind)).is_ok() {
+        if netns.map_or_else(bind, |netns| netns.run(bind)).is_ok() {
             return Ok(port);
         }
     }

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::topology::Place;
+use crate::topology::NetNs;
 
 /// The state ESTABLISHED in `/proc/net/tcp`.
 const ESTABLISHED: &str = "01";
@@ -16,13 +16,13 @@ const TABLE: &str = "ballast_silence";
 /// The connections that were open when it was made hear nothing any more, and are not heard. New ones pass. Dropped, it ends.
 #[derive(Debug)]
 pub struct PacketDrop {
-    place: Place,
+    netns: NetNs,
 }
 
 impl PacketDrop {
-    /// On the connections from `place` to `server` (IPv4).
-    pub fn of_open_connections(place: &Place, server: SocketAddr) -> Result<Self> {
-        let ports = open_connections(place, server)?;
+    /// On the connections from `netns` to `server` (IPv4).
+    pub fn of_open_connections(netns: &NetNs, server: SocketAddr) -> Result<Self> {
+        let ports = open_connections(netns, server)?;
         ensure!(!ports.is_empty(), "nothing is connected to {server}");
         let set = ports.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let (address, port) = (server.ip(), server.port());
@@ -34,22 +34,22 @@ impl PacketDrop {
                     ip saddr {address} tcp sport {port} tcp dport {{ {set} }} drop; }}
             }}"
         );
-        nft(place, &rules)?;
-        Ok(Self { place: place.clone() })
+        nft(netns, &rules)?;
+        Ok(Self { netns: netns.clone() })
     }
 }
 
 impl Drop for PacketDrop {
     fn drop(&mut self) {
-        if let Err(error) = nft(&self.place, &format!("delete table inet {TABLE}")) {
+        if let Err(error) = nft(&self.netns, &format!("delete table inet {TABLE}")) {
             eprintln!("{error:#}");
         }
     }
 }
 
 /// Source ports of the established connections to `server`.
-fn open_connections(place: &Place, server: SocketAddr) -> Result<Vec<u16>> {
-    let text = place.run(|| std::fs::read_to_string("/proc/thread-self/net/tcp"))?;
+fn open_connections(netns: &NetNs, server: SocketAddr) -> Result<Vec<u16>> {
+    let text = netns.run(|| std::fs::read_to_string("/proc/thread-self/net/tcp"))?;
     let wanted = proc_address(server).context("an IPv4 address")?;
     let port = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().take(4).collect();
@@ -66,10 +66,10 @@ fn proc_address(address: SocketAddr) -> Option<String> {
     Some(format!("{:08X}:{:04X}", u32::from_ne_bytes(address.ip().octets()), address.port()))
 }
 
-fn nft(place: &Place, rules: &str) -> Result<()> {
+fn nft(netns: &NetNs, rules: &str) -> Result<()> {
     let mut command = Command::new("nft");
     command.args(["-f", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped());
-    let mut nft = place.start(&mut command).context("starting `nft`: install nftables")?;
+    let mut nft = netns.start(&mut command).context("starting `nft`: install nftables")?;
     nft.stdin.take().context("no standard input of `nft`")?.write_all(rules.as_bytes())?;
     let output = nft.wait_with_output()?;
     ensure!(output.status.success(), "nft: {}\n{rules}", String::from_utf8_lossy(&output.stderr).trim());

@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 
-use crate::topology::Place;
+use crate::topology::NetNs;
 
 /// How often the keeper looks whether its process ended by itself.
 const LOOK: Duration = Duration::from_millis(20);
@@ -32,8 +32,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts it in `place` (else in the namespace of the test), with everything that it says going to the file `log`.
-    pub fn start(mut command: Command, log: &Path, place: Option<&Place>) -> Result<Self> {
+    /// Starts it in `netns` (else in the namespace of the test), with everything that it says going to the file `log`.
+    pub fn start(mut command: Command, log: &Path, netns: Option<&NetNs>) -> Result<Self> {
         let name = command.get_program().to_string_lossy().into_owned();
         let file = File::options().create(true).append(true).open(log).with_context(|| log.display().to_string())?;
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
@@ -53,8 +53,8 @@ impl Process {
                 started.send(Err(error)).ok();
             }
         };
-        let keeper = match place {
-            Some(place) => place.spawn(keep),
+        let keeper = match netns {
+            Some(netns) => netns.spawn(keep),
             None => std::thread::spawn(keep),
         };
         let outcome = outcome.recv().map_err(|_| anyhow!("the thread of {name} ended"))?;

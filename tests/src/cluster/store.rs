@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::process::Process;
 use super::{START_LIMIT, binary};
-use crate::topology::Place;
+use crate::topology::NetNs;
 
 /// How long one question may take.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
@@ -25,7 +25,7 @@ pub struct Store {
     directory: PathBuf,
     at: SocketAddr,
     peer: SocketAddr,
-    place: Option<Place>,
+    netns: Option<NetNs>,
 }
 
 /// A copy of a store's data, as of one moment.
@@ -33,8 +33,8 @@ pub struct Store {
 pub struct Backup(tempfile::TempDir);
 
 impl Store {
-    pub fn start(directory: &Path, at: SocketAddr, peer: SocketAddr, place: Option<&Place>) -> Result<Self> {
-        let mut this = Self { process: None, directory: directory.to_owned(), at, peer, place: place.cloned() };
+    pub fn start(directory: &Path, at: SocketAddr, peer: SocketAddr, netns: Option<&NetNs>) -> Result<Self> {
+        let mut this = Self { process: None, directory: directory.to_owned(), at, peer, netns: netns.cloned() };
         make_private(&this.data())?;
         this.launch()?;
         Ok(this)
@@ -86,7 +86,7 @@ impl Store {
             // What a test stores need not survive a power cut.
             .arg("--unsafe-no-fsync")
             .arg("--log-level=warn");
-        self.process = Some(Process::start(command, &self.directory.join("etcd.log"), self.place.as_ref())?);
+        self.process = Some(Process::start(command, &self.directory.join("etcd.log"), self.netns.as_ref())?);
         Ok(())
     }
 
@@ -115,8 +115,8 @@ impl Store {
             ensure!(head.contains(" 200 "), "{path}: {answer}");
             Ok(serde_json::from_str(body)?)
         };
-        match &self.place {
-            Some(place) => place.run(ask),
+        match &self.netns {
+            Some(netns) => netns.run(ask),
             None => ask(),
         }
     }

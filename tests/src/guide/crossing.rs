@@ -11,7 +11,7 @@ use crate::agent::{Endpoint, External, Manifest, Protocol, Service};
 use crate::cluster::Hosted;
 use crate::fixture::serve;
 use crate::peers::{Datagrams, Server, Stream};
-use crate::topology::{Node, NodeOptions, Outside, Place, Pod, Topology};
+use crate::topology::{NetNs, Node, NodeOptions, Outside, Pod, Topology};
 
 const NODE_PORTS: [u16; 2] = [30_080, 30_053];
 /// Pause between two questions of a client on all its connections.
@@ -58,19 +58,19 @@ impl Crossing {
     }
 
     /// Who asks where: pods of both nodes and a process of each, cluster IPs; an external client, node ports of both nodes.
-    fn ways(&self, protocol: Protocol) -> Vec<(String, Place, SocketAddr)> {
+    fn ways(&self, protocol: Protocol) -> Vec<(String, NetNs, SocketAddr)> {
         let service = self.service();
         let mut ways = Vec::new();
         for (at, (client, node)) in self.clients.iter().zip(&self.nodes).enumerate() {
             for to in service.frontends(protocol) {
-                ways.push((format!("pod {at}"), client.place().clone(), to));
-                ways.push((format!("process {at}"), node.place().clone(), to));
+                ways.push((format!("pod {at}"), client.netns().clone(), to));
+                ways.push((format!("process {at}"), node.netns().clone(), to));
             }
             let port = NODE_PORTS[usize::from(protocol == Protocol::Udp)];
             for address in node.ips() {
                 ways.push((
                     format!("external client by node {at}"),
-                    self.outside.place().clone(),
+                    self.outside.netns().clone(),
                     (address, port).into(),
                 ));
             }
@@ -81,17 +81,17 @@ impl Crossing {
     /// New connections, `each` of TCP on every way, and one UDP flow. All of them answer.
     pub fn connect(&self, each: usize) -> Result<Connections> {
         let mut all = Connections { tcp: Vec::new(), udp: Vec::new() };
-        for (name, place, to) in self.ways(Protocol::Tcp) {
+        for (name, netns, to) in self.ways(Protocol::Tcp) {
             for _ in 0..each {
-                let mut stream = Stream::connect(&place, to).with_context(|| format!("{name} to {to}"))?;
+                let mut stream = Stream::connect(&netns, to).with_context(|| format!("{name} to {to}"))?;
                 let server = stream.ask("first").with_context(|| format!("{name} to {to}"))?.server;
                 all.tcp.push((format!("{name} to {to}"), server, stream));
             }
         }
         // A host process is translated at its connect, once for all.
-        for (name, place, to) in self.ways(Protocol::Udp).into_iter().filter(|(name, ..)| !name.starts_with("process"))
+        for (name, netns, to) in self.ways(Protocol::Udp).into_iter().filter(|(name, ..)| !name.starts_with("process"))
         {
-            let socket = Datagrams::connected(&place, 0, to)?;
+            let socket = Datagrams::connected(&netns, 0, to)?;
             socket.set_patience(UDP_PATIENCE)?;
             let server = ask(&socket, "first").with_context(|| format!("{name} to {to} by UDP"))?.server;
             all.udp.push((format!("{name} to {to} by UDP"), server, socket));

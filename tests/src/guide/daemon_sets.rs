@@ -17,7 +17,7 @@ use super::placement::{Labels, is_on};
 use crate::agent::{self, Agent};
 use crate::cluster::{Hosted, KubeProxy, Process};
 use crate::routed::POD_NETS;
-use crate::topology::{Node, Place};
+use crate::topology::{NetNs, Node};
 
 const NAMESPACE: &str = "kube-system";
 /// Pause between two looks at the API.
@@ -84,7 +84,7 @@ impl<'a> DaemonSets<'a> {
     }
 
     /// Does what the DaemonSets ask for until told to stop.
-    pub fn run(&mut self, host: &Place, stop: &AtomicBool) -> Result<()> {
+    pub fn run(&mut self, host: &NetNs, stop: &AtomicBool) -> Result<()> {
         let cluster = self.cluster;
         host.run(|| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -187,7 +187,7 @@ impl OnNode<'_> {
         };
         let mut command = Command::new(agent::binary()?);
         command.args(container.args.iter().flatten().map(own)).stdin(Stdio::null());
-        let output = self.node.place().run(|| command.output())?;
+        let output = self.node.netns().run(|| command.output())?;
         printed.push(String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned());
         Ok(output.status.success())
     }

@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::cluster::{Hosted, binary, tools};
-use crate::topology::{Node, Place};
+use crate::topology::{NetNs, Node};
 
 pub use crossing::{Connections, Crossing};
 pub use daemon_sets::{DaemonSets, create_kube_proxy};
@@ -49,12 +49,12 @@ pub fn commands(page: &str, heading: &str) -> Vec<String> {
 /// Where the commands run: a copy of the repository's `deploy/`, and the host of the API server.
 pub struct Guide<'a> {
     cluster: &'a Hosted,
-    host: &'a Place,
+    host: &'a NetNs,
     folder: tempfile::TempDir,
 }
 
 impl<'a> Guide<'a> {
-    pub fn new(cluster: &'a Hosted, host: &'a Place) -> Result<Self> {
+    pub fn new(cluster: &'a Hosted, host: &'a NetNs) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("blt-guide-").tempdir()?;
         copy(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy"), &folder.path().join("deploy"))?;
         Ok(Self { cluster, host, folder })
@@ -70,14 +70,14 @@ impl<'a> Guide<'a> {
         shell.arg("-ec").arg(command).current_dir(self.folder.path()).stdin(Stdio::null());
         shell.env("PATH", format!("{programs}:{}:{path}", tools.display()));
         shell.env("KUBECONFIG", self.cluster.kubeconfig()).env("NODE", node.node_name());
-        let place = if command.starts_with("ballast ") || command.contains(" ballast ") {
+        let netns = if command.starts_with("ballast ") || command.contains(" ballast ") {
             self.ballast(node)?;
-            node.place()
+            node.netns()
         } else {
             binary("kubectl")?;
             self.host
         };
-        let output = place.run(|| shell.output())?;
+        let output = netns.run(|| shell.output())?;
         let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         ensure!(output.status.success(), "{command}: {}\n{text}", output.status);
         Ok(text)

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use anyhow::Result;
 
 use crate::peers::Server;
-use crate::topology::{Namespace, Node, Place, Pod};
+use crate::topology::{Namespace, NetNs, Node, Pod};
 
 /// Port of its server.
 const PORT: u16 = 8080;
@@ -49,7 +49,7 @@ impl BackendPool {
     /// That many addresses, all alive, in two pods of the node. At most 126 of them.
     pub fn new(node: &Node, count: u8) -> Result<Self> {
         let this = Self::without_server(node, count)?;
-        let server = Server::tcp(this.pod.place(), "pool", SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), PORT))?;
+        let server = Server::tcp(this.pod.netns(), "pool", SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), PORT))?;
         Ok(Self { _server: Some(server), ..this })
     }
 
@@ -75,8 +75,8 @@ impl BackendPool {
     }
 
     /// Where the server runs.
-    pub fn place(&self) -> &Place {
-        self.pod.place()
+    pub fn netns(&self) -> &NetNs {
+        self.pod.netns()
     }
 
     /// These backends go.

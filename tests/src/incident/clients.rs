@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use crate::topology::Place;
+use crate::topology::NetNs;
 
 /// What clients do.
 #[derive(Clone, Copy, Debug)]
@@ -39,13 +39,13 @@ pub struct Round {
 }
 
 impl Clients {
-    /// Connects to `to` (IPv4) from `place`, and asks each server for its name.
-    pub fn run(&self, place: &Place, to: SocketAddr) -> Round {
+    /// Connects to `to` (IPv4) from `netns`, and asks each server for its name.
+    pub fn run(&self, netns: &NetNs, to: SocketAddr) -> Round {
         let start = Instant::now();
         let next = Arc::new(AtomicU16::new(0));
         let worker = |_| {
             let (next, this) = (Arc::clone(&next), *self);
-            place.spawn(move || {
+            netns.spawn(move || {
                 let mut attempts = Vec::new();
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);

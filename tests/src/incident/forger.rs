@@ -7,7 +7,7 @@ use etherparse::PacketBuilder;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::raw_tcp::Segment;
-use crate::topology::Place;
+use crate::topology::NetNs;
 
 /// Protocol numbers of IPv4 and IPv6 in an outer header.
 const ENCAPSULATED: [u8; 2] = [4, 41];
@@ -20,9 +20,9 @@ const HEADERS: [usize; 2] = [20, 40];
 pub struct Forger([Socket; 2]);
 
 impl Forger {
-    pub fn new(place: &Place) -> Result<Self> {
+    pub fn new(netns: &NetNs) -> Result<Self> {
         let socket = |domain| Socket::new(domain, Type::RAW, Some(Protocol::from(libc::IPPROTO_RAW)));
-        place.run(|| Ok(Self([socket(Domain::IPV4)?, socket(Domain::IPV6)?])))
+        netns.run(|| Ok(Self([socket(Domain::IPV4)?, socket(Domain::IPV6)?])))
     }
 
     /// Sends a whole packet. What the kernel refuses, or has no room for, is not sent: `false`.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::topology::Place;
+use crate::topology::NetNs;
 
 /// Between two connections.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -25,12 +25,12 @@ pub struct Load {
 }
 
 impl Load {
-    pub fn start(place: &Place, to: SocketAddr) -> Self {
+    pub fn start(netns: &NetNs, to: SocketAddr) -> Self {
         let counts = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
         let stop = Arc::new(AtomicBool::new(false));
         let worker = |_| {
             let (counts, stop) = (Arc::clone(&counts), Arc::clone(&stop));
-            place.spawn(move || {
+            netns.spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
                     counts[usize::from(one(to).is_err())].fetch_add(1, Ordering::Relaxed);
                     std::thread::sleep(PAUSE);

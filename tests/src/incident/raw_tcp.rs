@@ -9,7 +9,7 @@ use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TransportSlice};
 use rustix::time::{ClockId, clock_gettime};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use crate::topology::{Addresses, Node, Place, Pod};
+use crate::topology::{Addresses, NetNs, Node, Pod};
 
 /// Longest packet.
 const PACKET: usize = 65_535;
@@ -116,8 +116,8 @@ pub struct RawTcp {
 
 impl RawTcp {
     /// On the link `eth0` of a pod.
-    pub fn new(place: &Place) -> Result<Self> {
-        place.run(|| {
+    pub fn new(netns: &NetNs) -> Result<Self> {
+        netns.run(|| {
             let sender = |domain| Socket::new(domain, Type::RAW, Some(Protocol::from(libc::IPPROTO_RAW)));
             Ok(Self { link: Link(link()?), senders: [sender(Domain::IPV4)?, sender(Domain::IPV6)?] })
         })
@@ -155,8 +155,8 @@ pub struct Link(OwnedFd);
 
 impl Link {
     /// Of `eth0` of a pod.
-    pub fn open(place: &Place) -> Result<Self> {
-        place.run(link).map(Self)
+    pub fn open(netns: &NetNs) -> Result<Self> {
+        netns.run(link).map(Self)
     }
 
     /// The next segment; `None`: no TCP came within a moment.

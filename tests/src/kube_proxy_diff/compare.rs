@@ -17,7 +17,7 @@ use super::packet::{Position, Probe};
 use super::probes::{claims, probes};
 use super::ruleset::Ruleset;
 use super::verdict::{Answer, Fate};
-use crate::topology::Place;
+use crate::topology::NetNs;
 
 /// One packet that meets different fates, and no decision explains it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,8 +104,8 @@ impl Comparison {
     }
 
     /// Asks both on the health-check node ports.
-    pub fn compare_health(&mut self, place: &Place, told: &Told, desired: &Desired) -> Vec<Counts> {
-        let mut counts = health::compare(place, told, desired);
+    pub fn compare_health(&mut self, netns: &NetNs, told: &Told, desired: &Desired) -> Vec<Counts> {
+        let mut counts = health::compare(netns, told, desired);
         self.health_checks += counts.len();
         counts.retain(|counts| counts.reference != counts.subject);
         self.differences += counts.len();

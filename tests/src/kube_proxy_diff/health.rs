@@ -14,7 +14,7 @@ use super::cluster::Cluster;
 use super::duplicates;
 use super::intended_differences::has_stand_in;
 use super::node::ADDRESSES;
-use crate::topology::Place;
+use crate::topology::NetNs;
 
 /// How long kube-proxy may take after its rules are written.
 const SETTLE_LIMIT: Duration = Duration::from_secs(10);
@@ -37,8 +37,8 @@ impl fmt::Display for Counts {
     }
 }
 
-/// Asks kube-proxy in `place` on every port that the objects name, until it agrees or its time is over.
-pub fn compare(place: &Place, told: &Told, desired: &Desired) -> Vec<Counts> {
+/// Asks kube-proxy in `netns` on every port that the objects name, until it agrees or its time is over.
+pub fn compare(netns: &NetNs, told: &Told, desired: &Desired) -> Vec<Counts> {
     let port_of =
         |service: &Value| service["spec"]["healthCheckNodePort"].as_u64().and_then(|port| u16::try_from(port).ok());
     let mut counts = Vec::new();
@@ -51,10 +51,10 @@ pub fn compare(place: &Place, told: &Told, desired: &Desired) -> Vec<Counts> {
         }
         let wanted = desired.health_checks.get(&port).map(|check| check.local_ready as u64);
         let started = Instant::now();
-        let mut said = ask_both(place, told, port);
+        let mut said = ask_both(netns, told, port);
         while said != wanted && started.elapsed() < SETTLE_LIMIT {
             std::thread::sleep(ASK_EVERY);
-            said = ask_both(place, told, port);
+            said = ask_both(netns, told, port);
         }
         counts.push(Counts { port, reference: said, subject: wanted });
     }
@@ -73,14 +73,14 @@ fn listens_on(told: &Told) -> Option<usize> {
 }
 
 /// kube-proxy counts each family by itself: the higher count, as a pod of both families is one.
-fn ask_both(place: &Place, told: &Told, port: u16) -> Option<u64> {
+fn ask_both(netns: &NetNs, told: &Told, port: u16) -> Option<u64> {
     let link = listens_on(told)?;
-    let ask = |text: &str| ask(place, SocketAddr::new(text.parse().ok()?, port)).ok();
+    let ask = |text: &str| ask(netns, SocketAddr::new(text.parse().ok()?, port)).ok();
     ADDRESSES[link].iter().filter_map(|text| ask(text)).max()
 }
 
-fn ask(place: &Place, address: SocketAddr) -> Result<u64> {
-    let mut stream = place.run(|| TcpStream::connect_timeout(&address, ASK_LIMIT))?;
+fn ask(netns: &NetNs, address: SocketAddr) -> Result<u64> {
+    let mut stream = netns.run(|| TcpStream::connect_timeout(&address, ASK_LIMIT))?;
     stream.set_read_timeout(Some(ASK_LIMIT))?;
     write!(stream, "GET / HTTP/1.0\r\nHost: {address}\r\n\r\n")?;
     let mut answer = String::new();

@@ -13,7 +13,7 @@ use super::sentinel;
 use super::settings::Settings;
 use crate::cluster::stub::{Kind, StubApi};
 use crate::cluster::{Process, binary};
-use crate::topology::{Namespace, Place};
+use crate::topology::{Namespace, NetNs};
 
 /// How long it may take to show a batch. A batch is synced in about a second.
 const SYNC_LIMIT: Duration = Duration::from_mins(2);
@@ -35,7 +35,7 @@ impl KubeProxy {
     /// Starts it with these settings.
     pub fn start(settings: &Settings) -> Result<Self> {
         let namespace = node::namespace()?;
-        let api = StubApi::start(Some(namespace.place()), std::net::Ipv4Addr::LOCALHOST.into())?;
+        let api = StubApi::start(Some(namespace.netns()), std::net::Ipv4Addr::LOCALHOST.into())?;
         let directory = tempfile::tempdir()?;
         let (kubeconfig, config) = (directory.path().join("kubeconfig"), directory.path().join("config"));
         fs::write(&kubeconfig, kubeconfig_of(&api.url()).to_string())?;
@@ -44,7 +44,7 @@ impl KubeProxy {
         api.put(typed(Kind::Node, &node::object(None)));
         let mut command = Command::new(binary("kube-proxy")?);
         command.arg("--config").arg(&config);
-        let process = Process::start(command, &directory.path().join("log"), Some(namespace.place()))?;
+        let process = Process::start(command, &directory.path().join("log"), Some(namespace.netns()))?;
         let mut this = Self { process, api, namespace, _directory: directory, shown: 0 };
         // kube-proxy looks at its node before it says whom to tell of the zone: one that it has from the start may be lost
         // (NewNodeTopologyConfig, then RegisterEventHandler). Here it has none until it runs.
@@ -86,14 +86,14 @@ impl KubeProxy {
     }
 
     /// Where it runs.
-    pub fn place(&self) -> &Place {
-        self.namespace.place()
+    pub fn netns(&self) -> &NetNs {
+        self.namespace.netns()
     }
 
     fn read(&self) -> Result<Ruleset> {
         let output = self
             .namespace
-            .place()
+            .netns()
             .run(|| Command::new("nft").args(["--json", "list", "ruleset"]).output())
             .context("starting `nft`: install nftables")?;
         if !output.status.success() {

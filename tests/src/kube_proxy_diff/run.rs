@@ -123,7 +123,7 @@ fn compare_batch(
         let asking = || format!("cluster of seed {}:\n{}", told.cluster.seed, told.cluster.yaml());
         let ballast = ballast::told(told, zone).with_context(asking)?;
         let differences = comparison.compare(&rules, told, zone, &ballast, &mut asked).with_context(asking)?;
-        let health = comparison.compare_health(reference.place(), told, ballast.planner.desired());
+        let health = comparison.compare_health(reference.netns(), told, ballast.planner.desired());
         comparison.count_rules(&ballast.planner);
         if !differences.is_empty() || !health.is_empty() {
             found.push((told, differences, health));

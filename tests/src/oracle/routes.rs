@@ -71,7 +71,7 @@ impl Routes {
         namespace.ip(&commands.join("\n"))?;
         let link = |number: u8| -> Result<Link> {
             let name = format!("link{number}");
-            let index = namespace.place().run(|| nix::net::if_::if_nametoindex(name.as_str())).context("the link")?;
+            let index = namespace.netns().run(|| nix::net::if_::if_nametoindex(name.as_str())).context("the link")?;
             // What is redirected to the second one is lost, as with a driver that has no XDP.
             Ok(Link { index, own_mac: mac(number, 1), neighbour_mac: mac(number, 2), sends: number != 2 })
         };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 
 use super::{Answer, PATIENCE};
-use crate::topology::Place;
+use crate::topology::NetNs;
 
 /// A TCP connection; closed when dropped.
 #[derive(Debug)]
@@ -17,15 +17,15 @@ pub struct Stream {
 
 impl Stream {
     /// Connects from any port.
-    pub fn connect(place: &Place, to: SocketAddr) -> Result<Self> {
-        Self::connect_from(place, 0, to, PATIENCE)
+    pub fn connect(netns: &NetNs, to: SocketAddr) -> Result<Self> {
+        Self::connect_from(netns, 0, to, PATIENCE)
     }
 
     /// Connects from this port (0: any), within `limit`.
     ///
     /// The port is taken with `SO_REUSEADDR`, so that a test may use it again at once.
-    pub fn connect_from(place: &Place, port: u16, to: SocketAddr, limit: Duration) -> Result<Self> {
-        place.run(|| {
+    pub fn connect_from(netns: &NetNs, port: u16, to: SocketAddr, limit: Duration) -> Result<Self> {
+        netns.run(|| {
             let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
             if port != 0 {
                 socket.set_reuse_address(true)?;
@@ -101,8 +101,8 @@ impl Datagrams {
     ///
     /// A port that is asked for is taken with `SO_REUSEADDR`. With it and port 0 the kernel may give two UDP sockets one port, and the last
     /// one bound gets the answers of both.
-    pub fn unconnected(place: &Place, port: u16, like: SocketAddr) -> Result<Self> {
-        place.run(|| {
+    pub fn unconnected(netns: &NetNs, port: u16, like: SocketAddr) -> Result<Self> {
+        netns.run(|| {
             let socket = Socket::new(Domain::for_address(like), Type::DGRAM, Some(Protocol::UDP))?;
             socket.set_reuse_address(port != 0)?;
             socket.bind(&SockAddr::from(SocketAddr::new(any(like), port)))?;
@@ -112,8 +112,8 @@ impl Datagrams {
     }
 
     /// A socket connected to `to`, from this port (0: any).
-    pub fn connected(place: &Place, port: u16, to: SocketAddr) -> Result<Self> {
-        let mut this = Self::unconnected(place, port, to)?;
+    pub fn connected(netns: &NetNs, port: u16, to: SocketAddr) -> Result<Self> {
+        let mut this = Self::unconnected(netns, port, to)?;
         this.socket.connect(to)?;
         this.to = Some(to);
         Ok(this)
@@ -197,7 +197,7 @@ mod tests {
         const SOCKETS: usize = 400;
         let topology = Topology::new("ports").unwrap();
         for like in ["192.0.2.1:53", "[2001:db8::1]:53"] {
-            let socket = || Datagrams::unconnected(topology.wire().place(), 0, like.parse().unwrap()).unwrap();
+            let socket = || Datagrams::unconnected(topology.wire().netns(), 0, like.parse().unwrap()).unwrap();
             let sockets: Vec<Datagrams> = (0..SOCKETS).map(|_| socket()).collect();
             let ports: BTreeSet<u16> = sockets.iter().map(|socket| socket.local().unwrap().port()).collect();
             assert_eq!(ports.len(), SOCKETS, "{like}");

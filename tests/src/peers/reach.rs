@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use super::{Datagrams, Stream};
 use crate::agent::{Protocol, Service};
-use crate::topology::Place;
+use crate::topology::NetNs;
 
 /// A source port that this process has not used before. A datagram from one that was used belongs to the flow that it began, and
 /// that stays with its backend while the backend serves.
@@ -15,7 +15,7 @@ pub fn fresh_port() -> u16 {
 }
 
 /// Asks each frontend until every backend has answered, and checks what both ends believe.
-pub fn reaches_all(from: &Place, service: &Service, backends: usize, client_seen: bool) {
+pub fn reaches_all(from: &NetNs, service: &Service, backends: usize, client_seen: bool) {
     for to in service.frontends(Protocol::Tcp) {
         let mut servers = BTreeSet::new();
         for _ in 0..60 {
@@ -49,7 +49,7 @@ pub fn reaches_all(from: &Place, service: &Service, backends: usize, client_seen
 }
 
 /// Nothing listens for this service: every caller is refused at once.
-pub fn refused_at_once(from: &Place, service: &Service) {
+pub fn refused_at_once(from: &NetNs, service: &Service) {
     for to in service.frontends(Protocol::Tcp) {
         let error = Stream::connect(from, to).expect_err("nobody is there");
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "tcp {to}: {error}");

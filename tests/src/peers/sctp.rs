@@ -9,7 +9,7 @@ use std::time::Duration;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::Answer;
-use crate::topology::Place;
+use crate::topology::NetNs;
 
 /// SCTP's number, which the library has no name for on every system.
 const SCTP: i32 = libc::IPPROTO_SCTP;
@@ -26,13 +26,13 @@ pub struct Association {
 
 impl Association {
     /// Connects from this address and any port.
-    pub fn connect(place: &Place, from: IpAddr, to: SocketAddr) -> Result<Self> {
-        Self::connect_within(place, from, to, PATIENCE)
+    pub fn connect(netns: &NetNs, from: IpAddr, to: SocketAddr) -> Result<Self> {
+        Self::connect_within(netns, from, to, PATIENCE)
     }
 
     /// The same within `limit`; an error of kind `TimedOut` if nobody answers.
-    pub fn connect_within(place: &Place, from: IpAddr, to: SocketAddr, limit: Duration) -> Result<Self> {
-        place.run(|| {
+    pub fn connect_within(netns: &NetNs, from: IpAddr, to: SocketAddr, limit: Duration) -> Result<Self> {
+        netns.run(|| {
             let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::from(SCTP)))?;
             socket.bind(&SockAddr::from(SocketAddr::new(from, 0)))?;
             // Bounds connect() too.
@@ -70,8 +70,8 @@ impl Association {
 }
 
 /// A socket that listens for associations.
-pub(super) fn listen(place: &Place, address: SocketAddr) -> Result<TcpListener> {
-    place.run(|| {
+pub(super) fn listen(netns: &NetNs, address: SocketAddr) -> Result<TcpListener> {
+    netns.run(|| {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::from(SCTP)))?;
         socket.bind(&SockAddr::from(address))?;
         socket.listen(BACKLOG)?;

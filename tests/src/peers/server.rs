@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use socket2::SockRef;
 
 use super::{Answer, sctp};
-use crate::topology::Place;
+use crate::topology::NetNs;
 
 /// How often a waiting server looks whether it shall stop.
 const TICK: Duration = Duration::from_millis(50);
@@ -42,44 +42,44 @@ struct Shared {
 
 impl Server {
     /// A TCP server: answers every line, holds each connection open until the client or [`Server::drop`] ends it.
-    pub fn tcp(place: &Place, name: &str, address: SocketAddr) -> Result<Self> {
-        let listener = place
+    pub fn tcp(netns: &NetNs, name: &str, address: SocketAddr) -> Result<Self> {
+        let listener = netns
             .run(|| TcpListener::bind(address))
-            .with_context(|| format!("server {name} on tcp {address} in {}", place.name()))?;
-        Self::listening(place, name, listener)
+            .with_context(|| format!("server {name} on tcp {address} in {}", netns.name()))?;
+        Self::listening(netns, name, listener)
     }
 
     /// The same for SCTP, if the kernel speaks it.
-    pub fn sctp(place: &Place, name: &str, address: SocketAddr) -> Result<Self> {
-        let listener = sctp::listen(place, address)
-            .with_context(|| format!("server {name} on sctp {address} in {}", place.name()))?;
-        Self::listening(place, name, listener)
+    pub fn sctp(netns: &NetNs, name: &str, address: SocketAddr) -> Result<Self> {
+        let listener = sctp::listen(netns, address)
+            .with_context(|| format!("server {name} on sctp {address} in {}", netns.name()))?;
+        Self::listening(netns, name, listener)
     }
 
-    fn listening(place: &Place, name: &str, listener: TcpListener) -> Result<Self> {
+    fn listening(netns: &NetNs, name: &str, listener: TcpListener) -> Result<Self> {
         SockRef::from(&listener).set_read_timeout(Some(TICK))?; // Bounds accept().
-        Ok(Self::start(place, name, listener.local_addr()?, move |name, shared| {
+        Ok(Self::start(netns, name, listener.local_addr()?, move |name, shared| {
             accept(&listener, &name, &shared);
         }))
     }
 
     /// A UDP server: answers every datagram from the address it was sent to.
-    pub fn udp(place: &Place, name: &str, address: SocketAddr) -> Result<Self> {
-        let socket = place
+    pub fn udp(netns: &NetNs, name: &str, address: SocketAddr) -> Result<Self> {
+        let socket = netns
             .run(|| UdpSocket::bind(address))
-            .with_context(|| format!("server {name} on udp {address} in {}", place.name()))?;
+            .with_context(|| format!("server {name} on udp {address} in {}", netns.name()))?;
         socket.set_read_timeout(Some(TICK))?;
-        Ok(Self::start(place, name, socket.local_addr()?, move |name, shared| {
+        Ok(Self::start(netns, name, socket.local_addr()?, move |name, shared| {
             datagrams(&socket, &name, &shared);
         }))
     }
 
     /// A server of each protocol on each of the addresses.
-    pub fn all(place: &Place, name: &str, addresses: &[SocketAddr]) -> Result<Vec<Self>> {
+    pub fn all(netns: &NetNs, name: &str, addresses: &[SocketAddr]) -> Result<Vec<Self>> {
         let mut servers = Vec::new();
         for &address in addresses {
-            servers.push(Self::tcp(place, name, address)?);
-            servers.push(Self::udp(place, name, address)?);
+            servers.push(Self::tcp(netns, name, address)?);
+            servers.push(Self::udp(netns, name, address)?);
         }
         Ok(servers)
     }
@@ -119,14 +119,14 @@ impl Server {
     }
 
     fn start(
-        place: &Place,
+        netns: &NetNs,
         name: &str,
         address: SocketAddr,
         work: impl FnOnce(String, Arc<Shared>) + Send + 'static,
     ) -> Self {
         let shared = Arc::new(Shared::default());
         let (own_name, own_shared) = (name.to_owned(), Arc::clone(&shared));
-        let worker = place.spawn(move || work(own_name, own_shared));
+        let worker = netns.spawn(move || work(own_name, own_shared));
         Self { name: name.to_owned(), address, shared, worker: Some(worker) }
     }
 }

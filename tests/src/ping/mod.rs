@@ -5,16 +5,16 @@ use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use crate::topology::Place;
+use crate::topology::NetNs;
 use socket2::{Domain, Socket, Type};
 
 /// Sends an echo request with this payload; whether it is answered, from the address that was asked.
-pub fn pings(place: &Place, to: IpAddr, payload: usize) -> std::io::Result<bool> {
+pub fn pings(netns: &NetNs, to: IpAddr, payload: usize) -> std::io::Result<bool> {
     let (domain, protocol, request, reply) = match to {
         IpAddr::V4(_) => (Domain::IPV4, socket2::Protocol::ICMPV4, 8, 0),
         IpAddr::V6(_) => (Domain::IPV6, socket2::Protocol::ICMPV6, 128, 129),
     };
-    place.run(|| {
+    netns.run(|| {
         let socket = Socket::new(domain, Type::RAW, Some(protocol))?;
         socket.set_read_timeout(Some(Duration::from_secs(3)))?;
         socket.connect(&SocketAddr::new(to, 0).into())?;

@@ -53,7 +53,7 @@ impl Rules {
         if self == Self::Nftables {
             command.args(["--stateless", "list", "ruleset", family]);
         }
-        let output = node.place().run(|| command.output()).with_context(|| format!("{command:?}: install iptables"))?;
+        let output = node.netns().run(|| command.output()).with_context(|| format!("{command:?}: install iptables"))?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 

@@ -33,7 +33,7 @@ pub use xdp_pass::XdpPass;
 
 use crate::agent::{Agent, Endpoint, External, Manifest, Protocol, Service};
 use crate::peers::Server;
-use crate::topology::{Addresses, Checksums, Namespace, Node, NodeOptions, Place, Pod, Topology, set_checksums};
+use crate::topology::{Addresses, Checksums, Namespace, NetNs, Node, NodeOptions, Pod, Topology, set_checksums};
 
 /// Networks that all pods are in.
 pub const POD_NETS: &str = "10.244.0.0/16,fd00:244::/32";
@@ -90,11 +90,11 @@ impl Network {
             topology,
         };
         for backend in Backend::ALL {
-            if let Some((place, addresses)) = network.server(backend) {
+            if let Some((netns, addresses)) = network.server(backend) {
                 for address in addresses.both() {
                     let (http, dns) = (SocketAddr::new(address, HTTP), SocketAddr::new(address, DNS));
-                    network.servers.push(Server::tcp(&place, backend.name(), http)?);
-                    network.servers.push(Server::udp(&place, backend.name(), dns)?);
+                    network.servers.push(Server::tcp(&netns, backend.name(), http)?);
+                    network.servers.push(Server::udp(&netns, backend.name(), dns)?);
                 }
             }
         }
@@ -119,15 +119,15 @@ impl Network {
     }
 
     /// Where the client of this cell runs.
-    pub fn client(&self, cell: Cell) -> &Place {
+    pub fn client(&self, cell: Cell) -> &NetNs {
         match cell.client {
-            Client::Outside => self.beyond.place(),
-            Client::Pod => self.clients[0].place(),
-            Client::PodByRoute => self.clients[1].place(),
-            Client::PodByTunnel => self.clients[2].place(),
-            Client::Process => self.nodes[0].place(),
-            Client::ProcessOfPeer => self.nodes[1].place(),
-            Client::Itself => self.own_pod(cell).place(),
+            Client::Outside => self.beyond.netns(),
+            Client::Pod => self.clients[0].netns(),
+            Client::PodByRoute => self.clients[1].netns(),
+            Client::PodByTunnel => self.clients[2].netns(),
+            Client::Process => self.nodes[0].netns(),
+            Client::ProcessOfPeer => self.nodes[1].netns(),
+            Client::Itself => self.own_pod(cell).netns(),
         }
     }
 
@@ -149,10 +149,10 @@ impl Network {
     }
 
     /// Where this backend runs, and its addresses.
-    pub fn server(&self, backend: Backend) -> Option<(Place, Addresses)> {
-        let pod = |at: usize| (self.backends[at].place().clone(), self.backends[at].addresses());
+    pub fn server(&self, backend: Backend) -> Option<(NetNs, Addresses)> {
+        let pod = |at: usize| (self.backends[at].netns().clone(), self.backends[at].addresses());
         // Servers of hosts are no host processes: nobody connects from them.
-        let host = |at: usize| (self.nodes[at].namespace().place().clone(), self.nodes[at].addresses());
+        let host = |at: usize| (self.nodes[at].namespace().netns().clone(), self.nodes[at].addresses());
         match backend {
             Backend::Pod => Some(pod(0)),
             Backend::PodByRoute => Some(pod(1)),

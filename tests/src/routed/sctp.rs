@@ -18,9 +18,9 @@ impl Network {
     /// Starts the servers of SCTP.
     pub fn serve_sctp(&mut self) -> Result<()> {
         for backend in Backend::ALL {
-            let Some((place, addresses)) = self.server(backend) else { continue };
+            let Some((netns, addresses)) = self.server(backend) else { continue };
             for address in addresses.both() {
-                self.servers.push(Server::sctp(&place, backend.name(), SocketAddr::new(address, TARGET))?);
+                self.servers.push(Server::sctp(&netns, backend.name(), SocketAddr::new(address, TARGET))?);
             }
         }
         Ok(())

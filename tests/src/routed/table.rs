@@ -94,8 +94,8 @@ fn stream(network: &Network, cell: Cell, limit: Duration) -> Said {
 fn association(network: &Network, cell: Cell, silence: Option<Duration>) -> Said {
     let to = cell.frontend(network.nodes[0].addresses());
     let own = cell.family.of(network.client_addresses(cell));
-    let (place, limit) = (network.client(cell), silence.unwrap_or(ASSOCIATE));
-    let mut association = Association::connect_within(place, own, to, limit)?;
+    let (netns, limit) = (network.client(cell), silence.unwrap_or(ASSOCIATE));
+    let mut association = Association::connect_within(netns, own, to, limit)?;
     let answer = association.ask("hello")?;
     let (peer, local) = (association.peer()?, association.local()?);
     if peer != to {
@@ -106,16 +106,16 @@ fn association(network: &Network, cell: Cell, silence: Option<Duration>) -> Said
 
 fn datagram(network: &Network, cell: Cell, silence: Option<Duration>) -> Said {
     let to = cell.frontend(network.nodes[0].addresses());
-    let place = network.client(cell);
+    let netns = network.client(cell);
     // Only a connected socket learns of a refusal, and only it knows its own address.
-    let socket = Datagrams::connected(place, fresh_port(), to)?;
+    let socket = Datagrams::connected(netns, fresh_port(), to)?;
     let answer = repeated(&socket, to, silence)?;
     let (peer, local) = (socket.peer()?, socket.local()?);
     if peer != to {
         return Err(std::io::Error::other(format!("the client believes that it talks to {peer}")));
     }
     // Another one sees whom the answer came from.
-    repeated(&Datagrams::unconnected(place, fresh_port(), to)?, to, silence)?;
+    repeated(&Datagrams::unconnected(netns, fresh_port(), to)?, to, silence)?;
     Ok((answer, local))
 }
 

@@ -89,11 +89,11 @@ fn ask(network: &Network, cell: Cell, what: Unserved, limit: Duration) -> Result
         Unserved::Address => SocketAddr::new(cell.family.of(NOBODYS), served.port()),
         Unserved::Port => SocketAddr::new(served.ip(), PORT),
     };
-    let place = network.client(cell);
+    let netns = network.client(cell);
     if cell.protocol == Protocol::Tcp {
-        return Stream::connect_from(place, 0, to, limit).map(drop);
+        return Stream::connect_from(netns, 0, to, limit).map(drop);
     }
-    let socket = Datagrams::connected(place, fresh_port(), to)?;
+    let socket = Datagrams::connected(netns, fresh_port(), to)?;
     socket.set_patience(limit)?;
     socket.ask_at(to, "anybody?").map(drop)
 }

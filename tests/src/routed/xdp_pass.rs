@@ -58,7 +58,7 @@ impl XdpPass {
         )
         .context("loading a program that passes everything")?;
         let name = CString::new(link)?;
-        let attached = namespace.place().run(|| -> Result<OwnedFd> {
+        let attached = namespace.netns().run(|| -> Result<OwnedFd> {
             // SAFETY: a string that ends with a zero and lives across the call.
             let ifindex = unsafe { libc::if_nametoindex(name.as_ptr()) };
             ensure!(ifindex != 0, "no link {link}");

@@ -20,7 +20,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use crate::topology::Place;
+use crate::topology::NetNs;
 
 /// A step, by what the call does and how often the same was done before: `update slots#2` is the second of them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,12 +76,12 @@ pub struct Stepped {
 
 impl Stepped {
     /// Starts a program in a place; it is killed at a step, if one is given.
-    pub fn start(place: &Place, mut command: Command, kill_at: Option<Step>) -> Result<Self> {
+    pub fn start(netns: &NetNs, mut command: Command, kill_at: Option<Step>) -> Result<Self> {
         let seen = Arc::new(Mutex::new(Seen { kill_at, ..Seen::default() }));
         let (tell, started) = std::sync::mpsc::channel();
         let kept = Arc::clone(&seen);
         // The thread that starts a traced process is the one that traces it.
-        let tracer = place.spawn(move || {
+        let tracer = netns.spawn(move || {
             let pid = match begin(&mut command) {
                 Ok(pid) => pid,
                 Err(error) => {

@@ -9,7 +9,7 @@ use aya::EbpfLoader;
 use aya::programs::{CgroupAttachMode, CgroupSockAddr};
 
 use super::LoadedPrograms;
-use crate::topology::Place;
+use crate::topology::NetNs;
 
 /// Whose sockets are translated, by the numbers of the programs' `SOCKET_LB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub enum Whose {
 impl LoadedPrograms {
     /// Loads the programs and attaches those that translate destinations to this cgroup, until dropped. Host processes are those
     /// in the namespace of `host`.
-    pub fn on_sockets(host: &Place, cgroup: &Path, whose: Whose) -> Result<Self> {
+    pub fn on_sockets(host: &NetNs, cgroup: &Path, whose: Whose) -> Result<Self> {
         let cookie = host.run(namespace_cookie).context("SO_NETNS_COOKIE")?;
         let mut loader = EbpfLoader::new();
         let whose = whose as u8;

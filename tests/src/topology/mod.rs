@@ -28,7 +28,7 @@ use anyhow::{Context, Result};
 
 pub use cgroup::remove_patiently as remove_cgroup_patiently;
 pub use families::Families;
-pub use namespace::{Namespace, Place};
+pub use namespace::{Namespace, NetNs};
 pub use node::{Node, NodeOptions, Pod};
 pub use offload::{Checksums, set_checksums};
 pub use sweep::sweep;
@@ -175,8 +175,8 @@ pub struct Outside {
 
 impl Outside {
     /// Where its clients and servers run.
-    pub fn place(&self) -> &Place {
-        self.namespace.place()
+    pub fn netns(&self) -> &NetNs {
+        self.namespace.netns()
     }
 
     /// Its namespace.

@@ -12,13 +12,13 @@ use nix::sched::{CloneFlags, setns};
 
 /// Where code runs: a network namespace and, for host processes, a cgroup. Cheap to clone; keeps the namespace alive.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct NetNs {
     name: Arc<str>,
     namespace: Arc<File>,
     cgroup: Option<PathBuf>,
 }
 
-impl Place {
+impl NetNs {
     /// Runs `work` on a thread of its own in this place and waits for it. Sockets made there stay there.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
@@ -32,9 +32,9 @@ impl Place {
 
     /// Runs `work` on a thread of its own in this place.
     pub fn spawn<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
-        let place = self.clone();
+        let netns = self.clone();
         std::thread::spawn(move || {
-            place.enter();
+            netns.enter();
             work()
         })
     }
@@ -71,7 +71,7 @@ impl Place {
 /// A named network namespace, as `ip netns` shows it; deleted when dropped.
 #[derive(Debug)]
 pub struct Namespace {
-    place: Place,
+    netns: NetNs,
 }
 
 impl Namespace {
@@ -80,17 +80,17 @@ impl Namespace {
         run_ip(&["netns", "add", name], "")?;
         let path = format!("/run/netns/{name}");
         let file = File::open(&path).with_context(|| format!("opening {path}"))?;
-        Ok(Self { place: Place { name: name.into(), namespace: Arc::new(file), cgroup: None } })
+        Ok(Self { netns: NetNs { name: name.into(), namespace: Arc::new(file), cgroup: None } })
     }
 
     /// Its name for `ip -n NAME` and `ip netns exec NAME`.
     pub fn name(&self) -> &str {
-        &self.place.name
+        &self.netns.name
     }
 
     /// Where its code runs.
-    pub fn place(&self) -> &Place {
-        &self.place
+    pub fn netns(&self) -> &NetNs {
+        &self.netns
     }
 
     /// Runs lines of `ip` commands in it, all or up to the first that fails.
@@ -107,7 +107,7 @@ impl Namespace {
 
     /// Sets a value under `/proc/sys`.
     pub fn sysctl(&self, key: &str, value: &str) -> Result<()> {
-        self.place
+        self.netns
             .run(|| std::fs::write(format!("/proc/sys/{key}"), value))
             .with_context(|| format!("sysctl {key}={value} in {}", self.name()))
     }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use nix::mount::{MsFlags, mount};
 
 use super::cgroup::Cgroup;
-use super::namespace::{Namespace, Place};
+use super::namespace::{Namespace, NetNs};
 use super::offload::{Checksums, set_checksums};
 use super::{Addresses, Families, Host};
 
@@ -32,7 +32,7 @@ impl Default for NodeOptions {
 /// A node; dropped, its pods must be gone first (they hold no reference, but live in its links).
 #[derive(Debug)]
 pub struct Node {
-    host: Place,
+    host: NetNs,
     cgroup: Cgroup,
     namespace: Namespace,
     addresses: Addresses,
@@ -58,12 +58,12 @@ impl Node {
             .with_context(|| format!("mounting a bpffs on {}", bpffs.display()))?;
         let run_dir = directory.join(format!("node{number}-run"));
         std::fs::create_dir(&run_dir)?;
-        let host = namespace.place().clone().in_cgroup(cgroup.path());
+        let host = namespace.netns().clone().in_cgroup(cgroup.path());
         Ok(Self { host, cgroup, namespace, addresses, number, options, bpffs, run_dir, pods: AtomicU32::new(1) })
     }
 
     /// Where its host processes run: its namespace, counted to its cgroup.
-    pub fn place(&self) -> &Place {
+    pub fn netns(&self) -> &NetNs {
         &self.host
     }
 
@@ -215,8 +215,8 @@ pub struct Pod {
 
 impl Pod {
     /// Where its processes run.
-    pub fn place(&self) -> &Place {
-        self.namespace.place()
+    pub fn netns(&self) -> &NetNs {
+        self.namespace.netns()
     }
 
     /// Its namespace.

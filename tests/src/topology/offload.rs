@@ -35,7 +35,7 @@ struct EthtoolValue {
 /// transmit into it.
 pub fn set_checksums(namespace: &Namespace, link: &str, checksums: Checksums) -> Result<()> {
     let partial = u32::from(checksums == Checksums::Partial);
-    namespace.place().run(|| {
+    namespace.netns().run(|| {
         for (command, data) in
             [(SET_TSO, partial), (SET_GSO, partial), (SET_TX_CHECKSUM, partial), (SET_GRO, 1 - partial)]
         {

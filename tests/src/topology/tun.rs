@@ -61,7 +61,7 @@ fn carry(mut from: File, mut to: File, stop: &AtomicBool) {
 }
 
 fn device(namespace: &Namespace, name: &str) -> Result<File> {
-    namespace.place().run(|| {
+    namespace.netns().run(|| {
         let file = File::options().read(true).write(true).open("/dev/net/tun").context("opening /dev/net/tun")?;
         // SAFETY: an all-zero ifreq is valid: plain numbers and a union of them.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };

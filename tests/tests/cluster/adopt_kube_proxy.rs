@@ -15,7 +15,7 @@ use lb_tests::cluster::{Hosted, KubeProxy, Process, SETTLE_LIMIT, binary};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::incident::Counters;
 use lb_tests::peers::{Datagrams, Stream, eventually};
-use lb_tests::topology::{NodeOptions, Outside, Place};
+use lb_tests::topology::{NetNs, NodeOptions, Outside};
 use lb_userspace::conntrack::{Conntrack, Family, nat_hooks, status};
 use serde_json::json;
 
@@ -41,7 +41,7 @@ struct Node {
 /// From where to where a group of connections goes.
 struct Way {
     name: String,
-    from: Place,
+    from: NetNs,
     tcp: SocketAddr,
     udp: SocketAddr,
 }
@@ -82,7 +82,7 @@ impl Node {
         let node = &self.fixture.node;
         let inside = self.service.frontends(Protocol::Tcp).into_iter().zip(self.service.frontends(Protocol::Udp));
         let near = inside.flat_map(|(tcp, udp)| {
-            [("pod", self.fixture.client.place()), ("process", node.place())].map(|(name, from)| Way {
+            [("pod", self.fixture.client.netns()), ("process", node.netns())].map(|(name, from)| Way {
                 name: format!("{name} to {tcp}"),
                 from: from.clone(),
                 tcp,
@@ -91,7 +91,7 @@ impl Node {
         });
         let far = node.ips().into_iter().map(|address| {
             let [tcp, udp] = NODE_PORTS.map(|port| SocketAddr::new(address, port));
-            Way { name: format!("client to {tcp}"), from: self.client.place().clone(), tcp, udp }
+            Way { name: format!("client to {tcp}"), from: self.client.netns().clone(), tcp, udp }
         });
         near.chain(far).collect()
     }
@@ -116,9 +116,9 @@ impl Node {
     fn remove_kube_proxy(&mut self) -> Result<()> {
         self.kube_proxy = None;
         let mut command = Command::new(binary("kube-proxy")?);
-        let output = self.fixture.node.place().run(|| command.arg("--cleanup").output())?;
+        let output = self.fixture.node.netns().run(|| command.arg("--cleanup").output())?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let rules = self.fixture.node.place().run(|| Command::new("nft").args(["list", "ruleset"]).output())?;
+        let rules = self.fixture.node.netns().run(|| Command::new("nft").args(["list", "ruleset"]).output())?;
         let rules = String::from_utf8_lossy(&rules.stdout).into_owned();
         for left in ["kube-proxy", "KUBE-SERVICES", "dnat to", "DNAT"] {
             ensure!(!rules.contains(left), "kube-proxy has left {left}: {rules}");
@@ -201,7 +201,7 @@ fn adopted(agent: &Agent) -> Option<(u64, bool)> {
 
 /// Conntrack forgets all that is translated.
 fn forget(node: &Node) -> Result<()> {
-    node.fixture.node.place().run(|| {
+    node.fixture.node.netns().run(|| {
         let mut conntrack = Conntrack::open()?;
         for family in Family::ALL {
             for entry in conntrack.list(family, status::DST_NAT)? {
@@ -255,7 +255,7 @@ fn no_connection_is_lost(mode: &str) -> Result<()> {
     busy.ask("at last")?;
     println!("{mode}: {expected} connections, none of them lost; {counts:?}");
 
-    let is_kept = || node.fixture.node.place().run(nat_hooks::is_kept);
+    let is_kept = || node.fixture.node.netns().run(nat_hooks::is_kept);
     assert!(is_kept()?, "NAT must stay for them");
     for (name, stream) in idle.tcp.into_iter().chain(busy.tcp) {
         stream.end().with_context(|| format!("{name} does not end in order"))?;

@@ -23,11 +23,11 @@ fn the_page_gives_all_connections_of_both_nodes_to_kube_proxy() {
     let (cluster, [first, second]) = (&crossing.cluster, &crossing.nodes);
     create_kube_proxy(cluster).unwrap();
     let mut sets = DaemonSets::new(cluster, &[first, second], &[]).unwrap();
-    let guide = Guide::new(cluster, crossing.api.place()).unwrap();
+    let guide = Guide::new(cluster, crossing.api.netns()).unwrap();
     let (over, stop) = (&AtomicBool::new(false), &AtomicBool::new(false));
     let printed = std::thread::scope(|scope| {
         let _ended = Ended([over, stop]);
-        let kubelets = scope.spawn(|| sets.run(crossing.api.place(), over).map(|()| &sets.printed));
+        let kubelets = scope.spawn(|| sets.run(crossing.api.netns(), over).map(|()| &sets.printed));
         // Both nodes have Ballast from the beginning.
         for node in [first, second] {
             guide.run("kubectl label node \"$NODE\" ballast.dev/proxy=ballast", node).unwrap();
@@ -73,7 +73,7 @@ fn nothing_is_given_while_an_agent_runs_or_kube_proxy_has_no_rules() {
     let service = fixture.web();
     let mut agent: Agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     let to = service.frontends(Protocol::Tcp)[0];
-    let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
+    let mut stream = Stream::connect(fixture.client.netns(), to).unwrap();
     let refused = |agent: &Agent, why: &str| {
         let output = agent.cli(&["cleanup", "--hand-over"]).unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
@@ -83,7 +83,7 @@ fn nothing_is_given_while_an_agent_runs_or_kube_proxy_has_no_rules() {
     agent.stop().unwrap();
     refused(&agent, "kube-proxy has no rules on this node");
     assert_eq!(stream.ask("still Ballast's").unwrap().server, "b0");
-    assert!(Stream::connect(fixture.client.place(), to).is_ok(), "new ones, too");
+    assert!(Stream::connect(fixture.client.netns(), to).is_ok(), "new ones, too");
     agent.restart().unwrap();
     eventually("the agent goes on", SOON, || agent.is_ready().then_some(()));
     assert_eq!(stream.ask("still").unwrap().server, "b0");

@@ -10,7 +10,7 @@ use lb_tests::agent::Agent;
 use lb_tests::cluster::objects::Endpoint;
 use lb_tests::cluster::{Hosted, PacketDrop, SETTLE_LIMIT};
 use lb_tests::peers::{Server, Stream, eventually};
-use lb_tests::topology::{NodeOptions, Place, Pod};
+use lb_tests::topology::{NetNs, NodeOptions, Pod};
 
 use lb_tests::fixture::{Fixture, Pods};
 
@@ -50,13 +50,13 @@ fn backend_pool(fixture: &Fixture) -> Result<(Pod, Server)> {
     let lines: Vec<String> =
         (0..ENDPOINTS + REPLACED).map(|number| format!("address add {}/32 dev eth0", address(number))).collect();
     pod.namespace().ip(&lines.join("\n"))?;
-    let server = Server::tcp(pod.place(), "pool", "0.0.0.0:8080".parse()?)?;
+    let server = Server::tcp(pod.netns(), "pool", "0.0.0.0:8080".parse()?)?;
     Ok((pod, server))
 }
 
 /// How many of many connections fail, from ports of their own: a port that is used again within the drain of a dead backend would
 /// still go there. Each asks for an answer before the next: the server's queue is not what is tested.
-fn failures(client: &Place, to: SocketAddr, patience: Duration, first_port: u16) -> usize {
+fn failures(client: &NetNs, to: SocketAddr, patience: Duration, first_port: u16) -> usize {
     std::thread::scope(|scope| {
         let clients: Vec<_> = (first_port..first_port + CONNECTS)
             .step_by(usize::from(CONNECTS / CLIENTS))
@@ -69,7 +69,7 @@ fn failures(client: &Place, to: SocketAddr, patience: Duration, first_port: u16)
     })
 }
 
-fn answers(client: &Place, port: u16, to: SocketAddr, patience: Duration) -> bool {
+fn answers(client: &NetNs, port: u16, to: SocketAddr, patience: Duration) -> bool {
     Stream::connect_from(client, port, to, patience).and_then(|mut stream| stream.ask("hello")).is_ok()
 }
 
@@ -111,10 +111,10 @@ fn a_dead_connection_to_the_api_is_found_shown_and_replaced_without_a_restart() 
     let after: BTreeSet<IpAddr> = (REPLACED..ENDPOINTS + REPLACED).map(address).collect();
     let kept: BTreeSet<IpAddr> = before.intersection(&after).copied().collect();
     eventually("77 endpoints", SETTLE_LIMIT, || (active(&agent, "dns").ok()? == before).then_some(()));
-    let client = fixture.client.place();
+    let client = fixture.client.netns();
     assert_eq!(failures(client, dns, PATIENCE, PORTS[0]), 0, "before");
 
-    let _silence = PacketDrop::of_open_connections(fixture.node.place(), cluster.address())?;
+    let _silence = PacketDrop::of_open_connections(fixture.node.netns(), cluster.address())?;
     let start = Instant::now();
     for number in 0..REPLACED {
         pod.namespace().ip(&format!("address delete {}/32 dev eth0", address(number)))?;

@@ -29,8 +29,8 @@ fn fixture(subject: &str, families: Families) -> Result<(Fixture, Hosted)> {
 
 /// Names of the servers that a new TCP connection and a new UDP flow to the service get to.
 fn ask(client: &Pod, cluster_ip: IpAddr) -> std::io::Result<[String; 2]> {
-    let tcp = Stream::connect(client.place(), SocketAddr::new(cluster_ip, 80))?.ask("hello")?;
-    let udp = Datagrams::connected(client.place(), 0, SocketAddr::new(cluster_ip, 53))?.ask("hello")?;
+    let tcp = Stream::connect(client.netns(), SocketAddr::new(cluster_ip, 80))?.ask("hello")?;
+    let udp = Datagrams::connected(client.netns(), 0, SocketAddr::new(cluster_ip, 53))?.ask("hello")?;
     Ok([tcp.server, udp.server])
 }
 
@@ -53,7 +53,7 @@ fn refused(client: &Pod, cluster_ips: &[IpAddr]) {
     for &cluster_ip in cluster_ips {
         eventually(&format!("{cluster_ip} refuses"), SETTLE_LIMIT, || {
             let at = SocketAddr::new(cluster_ip, 80);
-            let error = Stream::connect_from(client.place(), 0, at, Duration::from_secs(1)).err()?;
+            let error = Stream::connect_from(client.netns(), 0, at, Duration::from_secs(1)).err()?;
             (error.kind() == ErrorKind::ConnectionRefused).then_some(())
         });
     }
@@ -69,7 +69,7 @@ fn traffic_follows_what_is_made_scaled_and_deleted() -> Result<()> {
 
         // The API server's own service, which it makes itself.
         let api: SocketAddr = api.parse()?;
-        eventually("the API answers at its cluster IP", SETTLE_LIMIT, || Stream::connect(client.place(), api).ok());
+        eventually("the API answers at its cluster IP", SETTLE_LIMIT, || Stream::connect(client.netns(), api).ok());
 
         let cluster_ips = cluster.create_service("web")?;
         assert_eq!(cluster_ips.len(), families.names().len());
@@ -102,7 +102,7 @@ fn an_api_server_that_goes_away_changes_nothing_and_is_followed_again() -> Resul
     let cluster_ips = cluster.create_service("web")?;
     cluster.put_pods("web", &[one])?;
     answered_by(client, &cluster_ips, &["b0"]);
-    let mut held = Stream::connect(client.place(), SocketAddr::new(cluster_ips[0], 80))?;
+    let mut held = Stream::connect(client.netns(), SocketAddr::new(cluster_ips[0], 80))?;
     held.ask("before").context("before")?;
     let before = settled_tables(&agent);
 
@@ -131,7 +131,7 @@ fn a_break_to_the_api_is_seen_in_readyz_alone_and_heals_without_any_change() -> 
     let cluster_ips = cluster.create_service("web")?;
     cluster.put_pods("web", &[one])?;
     answered_by(client, &cluster_ips, &["b0"]);
-    let mut held = Stream::connect(client.place(), SocketAddr::new(cluster_ips[0], 80))?;
+    let mut held = Stream::connect(client.netns(), SocketAddr::new(cluster_ips[0], 80))?;
     held.ask("before").context("before")?;
     let before = settled_tables(&agent);
     // Asked all along: a load balancer keeps this node, and traffic goes on.

@@ -25,7 +25,7 @@ impl Scenario {
     fn new(subject: &str, families: Families, wait: &str) -> Self {
         let fixture = Fixture::of(families, subject, 1);
         let client = fixture.topology.outside("client", &fixture.node).unwrap();
-        let api = StubApi::start(Some(fixture.node.namespace().place()), fixture.node.ips()[0]).unwrap();
+        let api = StubApi::start(Some(fixture.node.namespace().netns()), fixture.node.ips()[0]).unwrap();
         let external = External { node_ports: NODE_PORTS.into(), ..External::default() };
         let web = fixture.web().with(external);
         Manifest::of([web]).documents().into_iter().for_each(|document| api.put(document));
@@ -61,8 +61,8 @@ impl Scenario {
     fn asks(&self) -> std::io::Result<()> {
         for address in self.fixture.node.ips() {
             let [http, dns] = NODE_PORTS.map(|port| SocketAddr::new(address, port));
-            Stream::connect(self.client.place(), http)?.ask("hello")?;
-            Datagrams::connected(self.client.place(), 0, dns)?.ask("hello")?;
+            Stream::connect(self.client.netns(), http)?.ask("hello")?;
+            Datagrams::connected(self.client.netns(), 0, dns)?.ask("hello")?;
         }
         Ok(())
     }
@@ -139,7 +139,7 @@ fn without_the_node_the_rest_is_served_after_the_wait() {
     scenario.says("check --node-name");
     let web = SocketAddr::new("10.96.0.10".parse().unwrap(), 80);
     eventually("the cluster IP answers", SETTLE_LIMIT, || {
-        Stream::connect(scenario.fixture.client.place(), web).ok()?.ask("hello").ok()
+        Stream::connect(scenario.fixture.client.netns(), web).ok()?.ask("hello").ok()
     });
     let text = String::from_utf8(scenario.agent.cli(&["status"]).unwrap().stdout).unwrap();
     assert!(text.contains("Node:") && text.contains("check --node-name"), "{text}");

@@ -61,7 +61,7 @@ impl Scenario {
     /// A new connection, and whom the backend sees.
     fn ask(&self, vip: &str) -> std::io::Result<bool> {
         let to = SocketAddr::new(vip.parse().unwrap(), 80);
-        let mut stream = Stream::connect_from(self.client.place(), 0, to, Duration::from_secs(1))?;
+        let mut stream = Stream::connect_from(self.client.netns(), 0, to, Duration::from_secs(1))?;
         Ok(stream.ask("who")?.peer == stream.local()?)
     }
 

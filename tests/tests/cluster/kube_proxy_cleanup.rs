@@ -44,7 +44,7 @@ fn run(node: &Node, rules: Rules, lines: &str) {
         let program = if program.ends_with("tables") { format!("{program}{suffix}") } else { program.to_owned() };
         let mut command = Command::new(&program);
         command.args(words);
-        let output = node.place().run(|| command.output()).unwrap_or_else(|error| panic!("{program}: {error}"));
+        let output = node.netns().run(|| command.output()).unwrap_or_else(|error| panic!("{program}: {error}"));
         assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
     }
 }
@@ -73,7 +73,7 @@ fn said(agent: &Agent, arguments: &[&str]) -> (bool, String) {
 fn sets(node: &Node) -> String {
     let mut command = Command::new("ipset");
     command.args(["list", "-name"]);
-    String::from_utf8(node.place().run(|| command.output()).unwrap().stdout).unwrap()
+    String::from_utf8(node.netns().run(|| command.output()).unwrap().stdout).unwrap()
 }
 
 fn nothing_is_left_of(rules: Rules) {
@@ -93,7 +93,7 @@ fn nothing_is_left_of(rules: Rules) {
     let mut kube_proxies = KubeProxies::start_with(rules, &fixture.topology, &[node], &manifest).unwrap();
     let frontends = service.frontends(Protocol::Tcp);
     let mut streams: Vec<Stream> =
-        frontends.iter().map(|to| Stream::connect(fixture.client.place(), *to).unwrap()).collect();
+        frontends.iter().map(|to| Stream::connect(fixture.client.netns(), *to).unwrap()).collect();
     for stream in &mut streams {
         assert_eq!(stream.ask("by kube-proxy").unwrap().server, "b0");
     }
@@ -161,7 +161,7 @@ fn the_old_iptables_without_its_programs_is_named() {
     run(node, Rules::OldIptables, "iptables -t nat -N KUBE-SERVICES");
     let mut command = Command::new(lb_tests::agent::binary().unwrap());
     command.args(["cleanup", "--kube-proxy"]).env("PATH", "/nonexistent");
-    let output = node.place().run(|| command.output()).unwrap();
+    let output = node.netns().run(|| command.output()).unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(!output.status.success() && text.contains("iptables-legacy-save is not here"), "{text}");
 }

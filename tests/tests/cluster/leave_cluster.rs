@@ -21,11 +21,11 @@ fn the_commands_of_the_manual_leave_clean_nodes() {
     let crossing = Crossing::new("leave").unwrap();
     let (cluster, [first, second]) = (&crossing.cluster, &crossing.nodes);
     let mut sets = DaemonSets::new(cluster, &[first, second], &[]).unwrap();
-    let guide = Guide::new(cluster, crossing.api.place()).unwrap();
+    let guide = Guide::new(cluster, crossing.api.netns()).unwrap();
     let over = &AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _ended = Ended(over);
-        let kubelets = scope.spawn(|| sets.run(crossing.api.place(), over).map(|()| sets.printed.clone()));
+        let kubelets = scope.spawn(|| sets.run(crossing.api.netns(), over).map(|()| sets.printed.clone()));
         guide.run("kubectl apply -k deploy/kustomize/example", first).unwrap();
         guide.run("kubectl -n kube-system rollout status daemonset/ballast --timeout=5m", first).unwrap();
         drop(crossing.connect(1).unwrap());

@@ -16,7 +16,7 @@ fn two_nodes_go_to_ballast_and_lose_no_connection() {
     let (cluster, [first, second]) = (&crossing.cluster, &crossing.nodes);
     create_kube_proxy(cluster).unwrap();
     let mut sets = DaemonSets::new(cluster, &[first, second], &[]).unwrap();
-    let guide = Guide::new(cluster, crossing.api.place()).unwrap();
+    let guide = Guide::new(cluster, crossing.api.netns()).unwrap();
     let run = |heading: &str, node| {
         let commands = commands(PAGE, heading);
         assert!(!commands.is_empty(), "{heading}");
@@ -27,7 +27,7 @@ fn two_nodes_go_to_ballast_and_lose_no_connection() {
     let (over, stop) = (&AtomicBool::new(false), &AtomicBool::new(false));
     std::thread::scope(|scope| {
         let _ended = Ended(&[over, stop]);
-        let kubelets = scope.spawn(|| sets.run(crossing.api.place(), over));
+        let kubelets = scope.spawn(|| sets.run(crossing.api.netns(), over));
         let mut connections = eventually("kube-proxy serves", SOON, || crossing.connect(EACH).ok());
         let count = connections.count();
         let asking = scope.spawn(move || connections.ask_until(stop));

@@ -15,10 +15,10 @@ fn pods_and_host_processes_reach_all_backends() {
             let fixture = Fixture::new("reach", pods, 3, NodeOptions { families, ..NodeOptions::default() });
             let (service, empty) = (fixture.web(), fixture.empty());
             let agent = fixture.agent(&Manifest::of([service.clone(), empty.clone()]), &[]);
-            reaches_all(fixture.client.place(), &service, 3, true);
-            refused_at_once(fixture.client.place(), &empty);
-            reaches_all(fixture.node.place(), &service, 3, false);
-            refused_at_once(fixture.node.place(), &empty);
+            reaches_all(fixture.client.netns(), &service, 3, true);
+            refused_at_once(fixture.client.netns(), &empty);
+            reaches_all(fixture.node.netns(), &service, 3, false);
+            refused_at_once(fixture.node.netns(), &empty);
             drop(agent);
         }
     }
@@ -32,7 +32,7 @@ fn tcx_and_clsact_serve_alike() {
         let agent = fixture.agent(&Manifest::of([service.clone()]), &["--tc-attach", attach]);
         let status = agent.json(&["status"]).unwrap().to_string();
         assert!(status.contains(attach), "{status}");
-        reaches_all(fixture.client.place(), &service, 2, true);
+        reaches_all(fixture.client.netns(), &service, 2, true);
     }
 }
 
@@ -43,8 +43,8 @@ fn host_processes_are_served_without_the_socket_hook() {
         let fixture = Fixture::new("nosock", Pods::Routed, 2, options);
         let (service, empty) = (fixture.web(), fixture.empty());
         let _agent = fixture.agent(&Manifest::of([service.clone(), empty.clone()]), &["--socket-lb", "off"]);
-        reaches_all(fixture.node.place(), &service, 2, true);
-        refused_at_once(fixture.node.place(), &empty);
+        reaches_all(fixture.node.netns(), &service, 2, true);
+        refused_at_once(fixture.node.netns(), &empty);
     }
 }
 
@@ -55,8 +55,8 @@ fn checksums_are_right_without_offload() {
     let service = fixture.web();
     let empty = Service::standard("empty", 11, vec![]);
     let _agent = fixture.agent(&Manifest::of([service.clone(), empty.clone()]), &[]);
-    reaches_all(fixture.client.place(), &service, 2, true);
-    refused_at_once(fixture.client.place(), &empty);
+    reaches_all(fixture.client.netns(), &service, 2, true);
+    refused_at_once(fixture.client.netns(), &empty);
 }
 
 #[test]
@@ -67,8 +67,8 @@ fn answers_to_partial_checksums_are_right_on_a_link_that_completes_them() {
     let service = fixture.web();
     let empty = Service::standard("empty", 11, vec![]);
     let _agent = fixture.agent(&Manifest::of([service.clone(), empty.clone()]), &[]);
-    reaches_all(fixture.client.place(), &service, 1, true);
-    refused_at_once(fixture.client.place(), &empty);
+    reaches_all(fixture.client.netns(), &service, 1, true);
+    refused_at_once(fixture.client.netns(), &empty);
 }
 
 #[test]
@@ -81,13 +81,13 @@ fn mapped_addresses_are_served_as_ipv4() {
         SocketAddr::V6(_) => None,
     };
     for to in service.frontends(Protocol::Tcp).iter().filter_map(mapped) {
-        let mut stream = Stream::connect(fixture.node.place(), to).unwrap();
+        let mut stream = Stream::connect(fixture.node.netns(), to).unwrap();
         assert_eq!(stream.ask("hello").unwrap().server, "b0");
         assert_eq!(stream.peer().unwrap(), to);
     }
     for to in service.frontends(Protocol::Udp).iter().filter_map(mapped) {
-        assert_eq!(Datagrams::connected(fixture.node.place(), 0, to).unwrap().ask("hello").unwrap().server, "b0");
-        let unconnected = Datagrams::unconnected(fixture.node.place(), 0, to).unwrap();
+        assert_eq!(Datagrams::connected(fixture.node.netns(), 0, to).unwrap().ask("hello").unwrap().server, "b0");
+        let unconnected = Datagrams::unconnected(fixture.node.netns(), 0, to).unwrap();
         assert_eq!(unconnected.ask_at(to, "hello").unwrap().server, "b0");
     }
 }
@@ -99,13 +99,13 @@ fn unknown_traffic_passes_untouched() {
     let agent = fixture.agent(&Manifest::of([service]), &[]);
     for address in fixture.backends[0].addresses().both() {
         let to = SocketAddr::new(address, 8080);
-        let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
+        let mut stream = Stream::connect(fixture.client.netns(), to).unwrap();
         let answer = stream.ask("hello").unwrap();
         assert_eq!((answer.peer, answer.local), (stream.local().unwrap(), to));
     }
     // A port that nobody serves stays the host's own business: its answer, not ours.
     let to = SocketAddr::new(fixture.backends[0].addresses().v4.into(), 9);
-    let error = Stream::connect_from(fixture.client.place(), 0, to, Duration::from_secs(2)).unwrap_err();
+    let error = Stream::connect_from(fixture.client.netns(), 0, to, Duration::from_secs(2)).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
     let connections = agent.json(&["get", "connections", "-A"]).unwrap();
     assert_eq!(connections["items"].as_array().map(Vec::len), Some(0), "{connections}");
@@ -117,15 +117,15 @@ fn an_unready_or_terminating_backend_takes_no_new_flows() {
         let fixture = Fixture::of(families, "states", 3);
         let service = fixture.web();
         let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
-        reaches_all(fixture.client.place(), &service, 3, true);
+        reaches_all(fixture.client.netns(), &service, 3, true);
         let [a, b, c] = [0, 1, 2].map(|index| fixture.backends[index].addresses());
         let changed = fixture.web_of(vec![Endpoint::ready(a), Endpoint::unready(b), Endpoint::terminating(c)]);
         agent.apply(&Manifest::of([changed.clone()])).unwrap();
-        reaches_all(fixture.client.place(), &changed, 1, true);
-        reaches_all(fixture.node.place(), &changed, 1, false);
+        reaches_all(fixture.client.netns(), &changed, 1, true);
+        reaches_all(fixture.node.netns(), &changed, 1, false);
         // No ready endpoint at all: those that still serve while they terminate take over (KEP-1669).
         let fallback = fixture.web_of(vec![Endpoint::unready(a), Endpoint::unready(b), Endpoint::terminating(c)]);
         agent.apply(&Manifest::of([fallback.clone()])).unwrap();
-        reaches_all(fixture.client.place(), &fallback, 1, true);
+        reaches_all(fixture.client.netns(), &fallback, 1, true);
     }
 }

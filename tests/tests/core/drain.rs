@@ -40,7 +40,7 @@ fn a_service_has_a_period_of_its_own_also_when_it_is_gone() {
     let mut agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period=1s", "--drain-max=0s"]);
     agent.write_text(&with_period(&Manifest::of([service.clone()]), "20s")).unwrap();
     let to = service.frontends(Protocol::Tcp)[0];
-    let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
+    let mut stream = Stream::connect(fixture.client.netns(), to).unwrap();
     stream.ask("one").unwrap();
     // The annotation is in the tables with the next revision, which writes nothing that shows.
     eventually("it is read", SOON, || {
@@ -77,7 +77,7 @@ fn drains_are_counted_by_their_ends() {
     // b0 keeps a connection to its IPv4 address, b1 has none.
     let to = both.frontends(Protocol::Tcp)[0];
     let mut held = eventually("a connection to b0", SOON, || {
-        let mut stream = Stream::connect(fixture.client.place(), to).ok()?;
+        let mut stream = Stream::connect(fixture.client.netns(), to).ok()?;
         (stream.ask("who").ok()?.server == "b0").then_some(stream)
     });
     agent.apply(&Manifest::of([service(vec![])])).unwrap();
@@ -100,14 +100,14 @@ fn a_deleted_frontend_drains_the_connections_that_came_by_it() {
     let agent = fixture.agent(&Manifest::of([exposed]), &["--drain-period=10s", "--drain-max=0s"]);
     let cluster_ips = plain.frontends(Protocol::Tcp);
     let node_ports = fixture.node.addresses().both().map(|ip| SocketAddr::new(ip, NODE_PORT));
-    let connect = |to: &SocketAddr| Stream::connect(fixture.client.place(), *to).unwrap();
+    let connect = |to: &SocketAddr| Stream::connect(fixture.client.netns(), *to).unwrap();
     let mut stay: Vec<Stream> = cluster_ips.iter().map(connect).collect();
     let mut go: Vec<Stream> = node_ports.iter().map(connect).collect();
     for stream in stay.iter_mut().chain(&mut go) {
         stream.ask("one").unwrap();
     }
     agent.write(&Manifest::of([plain])).unwrap();
-    eventually("the node port is refused", SOON, || Stream::connect(fixture.client.place(), node_ports[0]).err());
+    eventually("the node port is refused", SOON, || Stream::connect(fixture.client.netns(), node_ports[0]).err());
     for stream in &mut go {
         stream.ask("two").unwrap();
     }
@@ -145,7 +145,7 @@ fn a_vanished_backend_keeps_its_connections_until_the_deadline_and_not_longer() 
             let mut held = Vec::new();
             for to in service.frontends(Protocol::Tcp) {
                 let to_b1 = || {
-                    let mut stream = Stream::connect(fixture.client.place(), to).ok()?;
+                    let mut stream = Stream::connect(fixture.client.netns(), to).ok()?;
                     (stream.ask("who").ok()?.server == "b1").then_some(stream)
                 };
                 held.push((to, [0; 2].map(|_| eventually("a connection to b1", SOON, to_b1))));
@@ -157,7 +157,7 @@ fn a_vanished_backend_keeps_its_connections_until_the_deadline_and_not_longer() 
             }
             for (to, _) in &held {
                 for _ in 0..30 {
-                    let answer = Stream::connect(fixture.client.place(), *to).unwrap().ask("new").unwrap();
+                    let answer = Stream::connect(fixture.client.netns(), *to).unwrap().ask("new").unwrap();
                     assert_eq!(answer.server, "b0", "no new flow goes to a backend that drains");
                 }
             }
@@ -193,7 +193,7 @@ fn a_backend_that_comes_back_in_time_keeps_its_connections() {
     let service = fixture.web();
     let agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period=8s", "--drain-max=0s"]);
     let to = service.frontends(Protocol::Tcp)[0];
-    let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
+    let mut stream = Stream::connect(fixture.client.netns(), to).unwrap();
     stream.ask("one").unwrap();
     agent.apply(&Manifest::of([Service::web(vec![])])).unwrap();
     agent.apply(&Manifest::of([service])).unwrap();
@@ -208,7 +208,7 @@ fn an_address_that_comes_back_as_another_pod_gets_none_of_the_old_flows() {
     let first = Service::web(vec![endpoint.clone().pod("aaaa")]);
     let agent = fixture.agent(&Manifest::of([first.clone()]), &[]);
     let to = first.frontends(Protocol::Tcp)[0];
-    let mut old = Stream::connect(fixture.client.place(), to).unwrap();
+    let mut old = Stream::connect(fixture.client.netns(), to).unwrap();
     old.ask("one").unwrap();
     let mut answered = 1;
     let second = Service::web(vec![endpoint.pod("bbbb")]);
@@ -221,7 +221,7 @@ fn an_address_that_comes_back_as_another_pod_gets_none_of_the_old_flows() {
     answered -= 1;
     assert!(broken(&error), "{error}");
     fixture.servers[0].iter().for_each(|server| server.push("to the old one"));
-    let mut new = Stream::connect(fixture.client.place(), to).unwrap();
+    let mut new = Stream::connect(fixture.client.netns(), to).unwrap();
     assert_eq!(new.ask("three").unwrap().server, "b0");
     // Every question that the pod answered was one that its client heard answered: no other got there.
     let answers = || fixture.servers[0].iter().map(lb_tests::peers::Server::answers).sum::<u32>();
@@ -237,9 +237,9 @@ fn udp_moves_at_its_next_packet() {
         let service = fixture.web();
         let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
         for to in service.frontends(Protocol::Udp) {
-            for place in [fixture.client.place(), fixture.node.place()] {
+            for netns in [fixture.client.netns(), fixture.node.netns()] {
                 agent.apply(&Manifest::of([service.clone()])).unwrap();
-                let socket = Datagrams::unconnected(place, 0, to).unwrap();
+                let socket = Datagrams::unconnected(netns, 0, to).unwrap();
                 let first = socket.ask_at(to, "one").unwrap().server;
                 let (gone, left) = if first == "b0" { (0, 1) } else { (1, 0) };
                 let mut endpoints = fixture.endpoints();
@@ -262,7 +262,7 @@ fn a_deleted_service_drains_its_connections() {
     let service = fixture.web();
     let agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period", DRAIN, "--drain-max=0s"]);
     let to = service.frontends(Protocol::Tcp)[0];
-    let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
+    let mut stream = Stream::connect(fixture.client.netns(), to).unwrap();
     stream.ask("one").unwrap();
     agent.apply(&Manifest::default()).unwrap();
     assert_eq!(stream.ask("two").unwrap().server, "b0", "established flows drain");

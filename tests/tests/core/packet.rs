@@ -73,7 +73,7 @@ fn run(
     let node = topology.node_with(NodeOptions { families, ..NodeOptions::default() })?;
     // The programs ask the routing table of the namespace that the packet is in.
     let routes = Routes::make(node.namespace())?;
-    node.place().run(|| {
+    node.netns().run(|| {
         let mut run = load(routes)?;
         let result = ask_all(&mut run, &seeds, &ask);
         FAILED.fetch_or(result.is_err(), Ordering::Relaxed);

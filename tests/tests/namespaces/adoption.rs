@@ -54,18 +54,18 @@ impl Node {
         let rules = format!("table inet proxy {{\n{}}}\n", chains.concat());
         let mut command = Command::new("nft");
         command.args(["-f", "-"]).stdin(Stdio::piped());
-        let mut nft = self.fixture.node.place().start(&mut command).expect("`nft`: install nftables");
+        let mut nft = self.fixture.node.netns().start(&mut command).expect("`nft`: install nftables");
         nft.stdin.take().unwrap().write_all(rules.as_bytes()).unwrap();
         assert!(nft.wait().unwrap().success(), "{rules}");
     }
 
     /// Connections of a pod, of a process and of an external client, in both families.
     fn connect(&self) -> Vec<(String, Stream)> {
-        let near = [("pod", self.fixture.client.place()), (PROCESS, self.fixture.node.place())];
+        let near = [("pod", self.fixture.client.netns()), (PROCESS, self.fixture.node.netns())];
         let frontends = self.service.frontends(Protocol::Tcp);
         let near = near.iter().flat_map(|(name, from)| frontends.iter().map(|to| (*name, *from, *to)));
         let addresses = self.fixture.node.addresses().both();
-        let far = addresses.map(|address| ("client", self.outside.place(), SocketAddr::new(address, NODE_PORT)));
+        let far = addresses.map(|address| ("client", self.outside.netns(), SocketAddr::new(address, NODE_PORT)));
         let connect = |(name, from, to)| {
             let stream = Stream::connect(from, to).unwrap_or_else(|error| panic!("{name} to {to}: {error}"));
             (format!("{name} to {to}"), stream)
@@ -77,7 +77,7 @@ impl Node {
     fn remove_proxy(&self) {
         let mut command = Command::new("nft");
         command.args(["delete", "table", "inet", "proxy"]);
-        assert!(self.fixture.node.place().run(|| command.status()).unwrap().success());
+        assert!(self.fixture.node.netns().run(|| command.status()).unwrap().success());
     }
 
     fn manifest(&self) -> Manifest {
@@ -151,7 +151,7 @@ fn connections_of_the_proxy_before_live_on_to_their_end() {
 fn the_ports_of_an_ended_connection_serve_a_new_one() {
     const PORT: u16 = 41_000;
     let node = Node::new("again", Pods::Routed);
-    let client = node.fixture.client.place();
+    let client = node.fixture.client.netns();
     let frontends = node.service.frontends(Protocol::Tcp);
     let connect = |at: &SocketAddr| Stream::connect_from(client, PORT, *at, SOON);
     let before: Vec<Stream> = frontends.iter().map(|at| connect(at).unwrap()).collect();
@@ -170,7 +170,7 @@ fn the_ports_of_an_ended_connection_serve_a_new_one() {
         }
     }
     eventually("conntrack forgets them", SOON, || (adoption(&agent).0 == 0).then_some(()));
-    let is_kept = || node.fixture.node.place().run(nat_hooks::is_kept).unwrap();
+    let is_kept = || node.fixture.node.netns().run(nat_hooks::is_kept).unwrap();
     eventually("NAT is not kept any more", SOON, || (!is_kept()).then_some(()));
 }
 
@@ -178,7 +178,7 @@ fn the_ports_of_an_ended_connection_serve_a_new_one() {
 #[test]
 fn udp_leaves_a_backend_that_is_gone() {
     let node = Node::with_backends("udp", Pods::Routed, 2);
-    let client = node.fixture.client.place();
+    let client = node.fixture.client.netns();
     let connect = |to: &SocketAddr| Datagrams::connected(client, 0, *to).unwrap();
     let sockets: Vec<Datagrams> = node.service.frontends(Protocol::Udp).iter().map(connect).collect();
     let servers =

@@ -12,26 +12,26 @@ use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::incident::Counters;
 use lb_tests::incident::raw_tcp::Flood;
 use lb_tests::peers::{Datagrams, Stream, eventually, fresh_port};
-use lb_tests::topology::{NodeOptions, Place};
+use lb_tests::topology::{NetNs, NodeOptions};
 
 const FLAGS: [&str; 2] = ["--scheduler", "round-robin"];
 
-fn tcp(from: &Place, to: SocketAddr) -> String {
+fn tcp(from: &NetNs, to: SocketAddr) -> String {
     Stream::connect(from, to).unwrap().ask("hello").unwrap().server
 }
 
-fn udp(from: &Place, to: SocketAddr) -> String {
+fn udp(from: &NetNs, to: SocketAddr) -> String {
     Datagrams::unconnected(from, fresh_port(), to).unwrap().ask_at(to, "hello").unwrap().server
 }
 
 /// Asks from the pod and from the host, by both protocols and families.
 fn each_way(fixture: &Fixture, service: &Service, check: impl Fn(&dyn Fn() -> String, &str)) {
-    for (place, whose) in [(fixture.client.place(), "pod"), (fixture.node.place(), "host")] {
+    for (netns, whose) in [(fixture.client.netns(), "pod"), (fixture.node.netns(), "host")] {
         for to in service.frontends(Protocol::Tcp) {
-            check(&|| tcp(place, to), &format!("{whose}, tcp {to}"));
+            check(&|| tcp(netns, to), &format!("{whose}, tcp {to}"));
         }
         for to in service.frontends(Protocol::Udp) {
-            check(&|| udp(place, to), &format!("{whose}, udp {to}"));
+            check(&|| udp(netns, to), &format!("{whose}, udp {to}"));
         }
     }
 }
@@ -63,7 +63,7 @@ fn all_frontends_of_a_service_port_share_it_and_other_ports_do_not() {
     let service = fixture.web().with(external).remembering(600);
     let other = Service::standard("other", 11, fixture.endpoints()).remembering(600);
     let agent = fixture.agent(&Manifest::of([service.clone(), other.clone()]), &FLAGS);
-    let client = fixture.client.place();
+    let client = fixture.client.netns();
     let to = service.frontends(Protocol::Tcp)[0];
     let first = tcp(client, to);
     let node_port = SocketAddr::new(fixture.node.addresses().v4.into(), 30_080);
@@ -94,9 +94,9 @@ fn its_time_begins_anew_with_each_connection_and_then_it_ends() {
     let fixture = Fixture::new("timeout", Pods::Routed, 3, NodeOptions::default());
     let service = fixture.web().remembering(4);
     let agent = fixture.agent(&Manifest::of([service.clone()]), &FLAGS);
-    let client = fixture.client.place();
+    let client = fixture.client.netns();
     for (to, ask) in [
-        (service.frontends(Protocol::Tcp)[0], tcp as fn(&Place, SocketAddr) -> String),
+        (service.frontends(Protocol::Tcp)[0], tcp as fn(&NetNs, SocketAddr) -> String),
         (service.frontends(Protocol::Udp)[1], udp),
     ] {
         let [named, other] = lead_away(&agent, &service, || ask(client, to));
@@ -128,11 +128,11 @@ fn first_connections_that_a_client_makes_at_once_reach_one_backend() {
         .collect();
     let _agent = fixture.agent(&Manifest::of(services.clone()), &FLAGS);
     let mut met = BTreeSet::new();
-    for place in [fixture.client.place(), fixture.node.place()] {
+    for netns in [fixture.client.netns(), fixture.node.netns()] {
         for service in &services {
             for to in service.frontends(Protocol::Tcp) {
                 let servers: BTreeSet<String> = std::thread::scope(|scope| {
-                    let all: Vec<_> = (0..32).map(|_| scope.spawn(|| tcp(place, to))).collect();
+                    let all: Vec<_> = (0..32).map(|_| scope.spawn(|| tcp(netns, to))).collect();
                     all.into_iter().map(|one| one.join().unwrap()).collect()
                 });
                 assert_eq!(servers.len(), 1, "{to}: {servers:?}");
@@ -156,10 +156,10 @@ fn a_flood_of_syns_takes_no_client_from_its_backend() {
     let agent = fixture.agent(&Manifest::of([service.clone()]), &[FLAGS[0], FLAGS[1], &sizes]);
     let to = service.frontends(Protocol::Tcp)[0];
     let SocketAddr::V4(target) = to else { panic!("the first frontend is IPv4") };
-    let places = [fixture.client.place(), fixture.node.place()];
-    let before = places.map(|place| lead_away(&agent, &service, || tcp(place, to)));
+    let places = [fixture.client.netns(), fixture.node.netns()];
+    let before = places.map(|netns| lead_away(&agent, &service, || tcp(netns, to)));
     let counted = Counters::read(agent.bpffs()).unwrap();
-    let flooding = attacker.place().spawn(move || {
+    let flooding = attacker.netns().spawn(move || {
         let flood = Flood::new().unwrap();
         for number in 0..10 * CLIENTS {
             flood.syn(Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 200, 0, 0)) + number), number, target);
@@ -168,8 +168,8 @@ fn a_flood_of_syns_takes_no_client_from_its_backend() {
     flooding.join().unwrap();
     let selected = || Counters::read(agent.bpffs()).unwrap().since(&counted, Outcome::Selected);
     eventually("the flood is selected for", SOON, || (selected() >= u64::from(9 * CLIENTS)).then_some(()));
-    for (place, [named, other]) in places.into_iter().zip(before) {
-        assert_eq!(tcp(place, to), other, "its address names {named}");
+    for (netns, [named, other]) in places.into_iter().zip(before) {
+        assert_eq!(tcp(netns, to), other, "its address names {named}");
     }
 }
 

@@ -20,7 +20,7 @@ fn traffic_flows_while_no_agent_runs_and_a_new_one_takes_over() {
             .frontends(Protocol::Tcp)
             .into_iter()
             .flat_map(|to| {
-                [fixture.client.place(), fixture.node.place()].map(|place| Stream::connect(place, to).unwrap())
+                [fixture.client.netns(), fixture.node.netns()].map(|netns| Stream::connect(netns, to).unwrap())
             })
             .collect();
         let servers: Vec<String> = old.iter_mut().map(|stream| stream.ask("one").unwrap().server).collect();
@@ -37,12 +37,12 @@ fn traffic_flows_while_no_agent_runs_and_a_new_one_takes_over() {
                 for (stream, server) in old.iter_mut().zip(&servers) {
                     assert_eq!(&stream.ask("again").unwrap().server, server, "no connection moves");
                 }
-                for place in [fixture.client.place(), fixture.node.place()] {
+                for netns in [fixture.client.netns(), fixture.node.netns()] {
                     for to in service.frontends(Protocol::Tcp) {
-                        Stream::connect(place, to).unwrap().ask("new").unwrap();
+                        Stream::connect(netns, to).unwrap().ask("new").unwrap();
                     }
                     for to in service.frontends(Protocol::Udp) {
-                        Datagrams::connected(place, 0, to).unwrap().ask("new").unwrap();
+                        Datagrams::connected(netns, 0, to).unwrap().ask("new").unwrap();
                     }
                 }
             }
@@ -53,7 +53,7 @@ fn traffic_flows_while_no_agent_runs_and_a_new_one_takes_over() {
         agent.restart().unwrap();
         let to = service.frontends(Protocol::Tcp)[0];
         for _ in 0..20 {
-            assert_eq!(Stream::connect(fixture.client.place(), to).unwrap().ask("who").unwrap().server, "b0");
+            assert_eq!(Stream::connect(fixture.client.netns(), to).unwrap().ask("who").unwrap().server, "b0");
         }
     }
 }
@@ -63,7 +63,7 @@ fn connections_opened_under_a_kill_loop_all_succeed() {
     let fixture = Fixture::new("killed", Pods::Routed, 2, NodeOptions::default());
     let service = fixture.web();
     let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
-    let place = fixture.client.place().clone();
+    let netns = fixture.client.netns().clone();
     let frontends = service.frontends(Protocol::Tcp);
     let stop = std::sync::atomic::AtomicBool::new(false);
     let asked = std::thread::scope(|scope| {
@@ -71,7 +71,7 @@ fn connections_opened_under_a_kill_loop_all_succeed() {
             let mut asked = 0;
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                 for to in &frontends {
-                    let answer = Stream::connect(&place, *to).and_then(|mut stream| stream.ask("hello"));
+                    let answer = Stream::connect(&netns, *to).and_then(|mut stream| stream.ask("hello"));
                     answer.unwrap_or_else(|error| panic!("connection {asked} to {to}: {error}"));
                     asked += 1;
                 }
@@ -99,7 +99,7 @@ fn a_broken_manifest_changes_nothing_and_says_where() {
         let status = String::from_utf8_lossy(&agent.cli(&["status"]).ok()?.stdout).into_owned();
         (status.contains("services.yaml") && status.contains('3')).then_some(())
     });
-    Stream::connect(fixture.client.place(), to).unwrap().ask("hello").unwrap();
+    Stream::connect(fixture.client.netns(), to).unwrap().ask("hello").unwrap();
     assert_eq!(agent.states().unwrap(), Manifest::of([service.clone()]).states());
     // One bad service among good ones: refused by name, the others served.
     let text = Manifest::of([service]).yaml()
@@ -111,7 +111,7 @@ fn a_broken_manifest_changes_nothing_and_says_where() {
     });
     assert_eq!(agent.log().matches("refused: Service test/bad").count(), 1, "{}", agent.log());
     assert_eq!(agent.log().matches("in the tables").count(), 1, "a change that writes nothing is no news");
-    Stream::connect(fixture.client.place(), to).unwrap().ask("hello").unwrap();
+    Stream::connect(fixture.client.netns(), to).unwrap().ask("hello").unwrap();
 }
 
 /// Only the agent before it knew what the object said. The tables still do.
@@ -127,7 +127,7 @@ fn what_cannot_be_read_at_a_restart_is_served_as_the_tables_hold_it() {
     let mut agent = fixture.agent(&whole(1), &[]);
     let connect = || -> Vec<Stream> {
         let frontends = web.frontends(Protocol::Tcp).into_iter();
-        frontends.map(|to| Stream::connect(fixture.client.place(), to).unwrap()).collect()
+        frontends.map(|to| Stream::connect(fixture.client.netns(), to).unwrap()).collect()
     };
     let mut old = connect();
     let broken = |last| {
@@ -176,7 +176,7 @@ fn a_second_agent_on_the_node_is_refused_and_names_the_first() {
     assert!(said.contains(&agent.pid().unwrap().to_string()), "{said}");
     std::mem::forget(second); // Its clean-up would take the first one's things.
     let to = fixture.web().frontends(Protocol::Tcp)[0];
-    Stream::connect(fixture.client.place(), to).unwrap().ask("hello").unwrap();
+    Stream::connect(fixture.client.netns(), to).unwrap().ask("hello").unwrap();
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn cleanup_of_other_folders_takes_nothing_from_a_running_agent() {
         command
             .arg(format!("--bpffs={0}", other.path().display()))
             .arg(format!("--run-dir={0}", other.path().display()));
-        fixture.node.place().run(|| command.output()).unwrap()
+        fixture.node.netns().run(|| command.output()).unwrap()
     };
     for dry in [&["--dry-run"][..], &[]] {
         let output = cleanup(dry);
@@ -200,7 +200,7 @@ fn cleanup_of_other_folders_takes_nothing_from_a_running_agent() {
         assert!(said.contains(&agent.pid().unwrap().to_string()), "{said}");
     }
     let to = service.frontends(Protocol::Tcp)[0];
-    Stream::connect(fixture.client.place(), to).unwrap().ask("still served").unwrap();
+    Stream::connect(fixture.client.netns(), to).unwrap().ask("still served").unwrap();
     // With no agent alive nothing is hurt that the next one does not make again. Nothing was there but the filters.
     agent.kill();
     let said = String::from_utf8_lossy(&cleanup(&[]).stdout).into_owned();
@@ -226,7 +226,7 @@ fn a_run_folder_that_is_a_file_stops_no_start_and_lets_no_second_agent_in() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains(&agent.pid().unwrap().to_string()), "{said}");
     std::mem::forget(second); // Its clean-up would take the first one's things.
-    Stream::connect(fixture.client.place(), service.frontends(Protocol::Tcp)[0]).unwrap().ask("hello").unwrap();
+    Stream::connect(fixture.client.netns(), service.frontends(Protocol::Tcp)[0]).unwrap().ask("hello").unwrap();
 }
 
 #[test]
@@ -239,16 +239,16 @@ fn cleanup_removes_everything_and_says_so_beforehand() {
     let dry = agent.cli(&["cleanup", "--dry-run"]).unwrap();
     assert!(dry.status.success());
     assert!(String::from_utf8_lossy(&dry.stdout).contains("services4"), "{}", String::from_utf8_lossy(&dry.stdout));
-    Stream::connect(fixture.client.place(), to).unwrap().ask("still served").unwrap();
+    Stream::connect(fixture.client.netns(), to).unwrap().ask("still served").unwrap();
     for _ in 0..2 {
         assert!(agent.cli(&["cleanup"]).unwrap().status.success(), "idempotent");
         assert!(!agent.bpffs().join("ballast").exists());
-        for place in [fixture.client.place(), fixture.node.place()] {
-            Stream::connect_from(place, 0, to, Duration::from_millis(500)).expect_err("nothing of ours is left");
+        for netns in [fixture.client.netns(), fixture.node.netns()] {
+            Stream::connect_from(netns, 0, to, Duration::from_millis(500)).expect_err("nothing of ours is left");
         }
     }
     agent.restart().unwrap();
-    Stream::connect(fixture.client.place(), to).unwrap().ask("served again").unwrap();
+    Stream::connect(fixture.client.netns(), to).unwrap().ask("served again").unwrap();
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn who_may_not_look_is_told_so_instead_of_nothing() {
     std::fs::copy(lb_tests::agent::binary().unwrap(), &binary).unwrap();
     let mut command = std::process::Command::new(binary);
     command.arg("status").arg(format!("--bpffs={}", agent.bpffs().display())).uid(65534).gid(65534);
-    let output = fixture.node.place().run(|| command.output()).unwrap();
+    let output = fixture.node.netns().run(|| command.output()).unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(said.contains("not known: ") && !said.contains("Attached:      nothing"), "{said}");
 }
@@ -273,7 +273,7 @@ fn inspection_works_with_the_agent_dead() {
     let service = fixture.web();
     let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     let to = service.frontends(Protocol::Tcp)[0];
-    let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
+    let mut stream = Stream::connect(fixture.client.netns(), to).unwrap();
     stream.ask("hello").unwrap();
     agent.kill();
     assert_eq!(agent.states().unwrap(), Manifest::of([service]).states());

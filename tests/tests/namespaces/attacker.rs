@@ -14,7 +14,7 @@ use lb_tests::incident::Counters;
 use lb_tests::incident::raw_tcp::{ACK, FIN, RST, RawTcp, SYN, Segment};
 use lb_tests::peers::{Answer, Stream};
 use lb_tests::random::Random;
-use lb_tests::topology::{NodeOptions, Place, Pod};
+use lb_tests::topology::{NetNs, NodeOptions, Pod};
 
 /// What is forged; data is an ACK with a body.
 const KINDS: [(u8, usize); 6] = [(SYN, 0), (RST, 0), (RST | ACK, 0), (FIN | ACK, 0), (ACK, 0), (ACK, 100)];
@@ -34,8 +34,8 @@ struct Held {
 }
 
 impl Held {
-    fn new(place: &Place, to: SocketAddr, is_busy: bool) -> Self {
-        let mut stream = Stream::connect(place, to).unwrap();
+    fn new(netns: &NetNs, to: SocketAddr, is_busy: bool) -> Self {
+        let mut stream = Stream::connect(netns, to).unwrap();
         let answer = stream.ask("before").unwrap();
         let ends = [stream.local().unwrap(), to, answer.local];
         Self { stream, answer, ends, is_busy }
@@ -72,7 +72,7 @@ impl Scene {
         let sticky = Service::standard("sticky", 12, fixture.endpoints()).remembering(600);
         let services = [fixture.web(), sticky];
         let agent = fixture.agent(&Manifest::of(services.clone()), &[]);
-        let raw = RawTcp::new(attacker.place()).unwrap();
+        let raw = RawTcp::new(attacker.netns()).unwrap();
         Self { raw, agent, services, _attacker: attacker, fixture }
     }
 
@@ -80,7 +80,7 @@ impl Scene {
     fn hold(&self) -> Vec<Held> {
         let to = self.services.iter().flat_map(|service| service.frontends(Protocol::Tcp));
         let pods = to.flat_map(|to| (0..CONNECTIONS).map(move |index| (to, index % 2 == 0)));
-        pods.map(|(to, is_busy)| Held::new(self.fixture.client.place(), to, is_busy)).collect()
+        pods.map(|(to, is_busy)| Held::new(self.fixture.client.netns(), to, is_busy)).collect()
     }
 
     fn counted(&self, outcome: Outcome) -> u64 {
@@ -89,7 +89,7 @@ impl Scene {
 
     /// The backends that a new connection with client affinity reaches.
     fn remembered(&self) -> BTreeSet<String> {
-        let ask = |to| Stream::connect(self.fixture.client.place(), to).unwrap().ask("whom?").unwrap().server;
+        let ask = |to| Stream::connect(self.fixture.client.netns(), to).unwrap().ask("whom?").unwrap().server;
         self.services[1].frontends(Protocol::Tcp).into_iter().map(ask).collect()
     }
 }

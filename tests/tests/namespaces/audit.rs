@@ -123,7 +123,7 @@ fn assert_findings(findings: &[Value], count: usize, table: &str, kind: &str, re
 
 fn connect(fixture: &Fixture, service: &Service) {
     for to in service.frontends(Protocol::Tcp) {
-        Stream::connect(fixture.client.place(), to).unwrap().ask("new").unwrap();
+        Stream::connect(fixture.client.netns(), to).unwrap().ask("new").unwrap();
     }
 }
 
@@ -135,7 +135,7 @@ fn every_entry_that_is_deleted_or_edited_is_named_and_put_right() {
     let mut held: Vec<Stream> = service
         .frontends(Protocol::Tcp)
         .into_iter()
-        .map(|to| Stream::connect(fixture.client.place(), to).unwrap())
+        .map(|to| Stream::connect(fixture.client.netns(), to).unwrap())
         .collect();
     assert_eq!(audit(&agent, &[]).0, 0, "{:?}", audit(&agent, &[]));
     let mut damaged = 0;
@@ -264,7 +264,7 @@ fn programs_that_are_detached_are_attached_again() {
         assert_eq!(audit(&agent, &[]), (0, vec![]), "{detach}");
         connect(&fixture, &service);
         for to in service.frontends(Protocol::Tcp) {
-            Stream::connect(fixture.node.place(), to).unwrap().ask("from the host").unwrap();
+            Stream::connect(fixture.node.netns(), to).unwrap().ask("from the host").unwrap();
         }
     }
 }

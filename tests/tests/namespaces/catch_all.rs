@@ -3,9 +3,9 @@
 use lb_tests::agent::{Manifest, Protocol, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream};
-use lb_tests::topology::{Checksums, NodeOptions, Place, set_checksums};
+use lb_tests::topology::{Checksums, NetNs, NodeOptions, set_checksums};
 
-fn served(from: &Place, service: &Service) {
+fn served(from: &NetNs, service: &Service) {
     for to in service.frontends(Protocol::Tcp) {
         for _ in 0..10 {
             let mut stream = Stream::connect(from, to).unwrap_or_else(|error| panic!("tcp {to}: {error}"));
@@ -20,7 +20,7 @@ fn served(from: &Place, service: &Service) {
     }
 }
 
-fn refused(from: &Place, service: &Service) {
+fn refused(from: &NetNs, service: &Service) {
     for to in service.frontends(Protocol::Tcp) {
         let error = Stream::connect(from, to).expect_err("nobody is there");
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "tcp {to}: {error}");
@@ -41,13 +41,13 @@ fn a_pod_created_while_no_agent_runs_is_served() {
             let mut agent = fixture.agent(&Manifest::of([service.clone(), empty.clone()]), &[]);
             agent.kill();
             let orphan = fixture.pod("orphan");
-            served(orphan.place(), &service);
-            refused(orphan.place(), &empty);
+            served(orphan.netns(), &service);
+            refused(orphan.netns(), &empty);
             // A connection made meanwhile goes on when the agent comes and attaches to the pod's link.
             let mut streams: Vec<Stream> = service
                 .frontends(Protocol::Tcp)
                 .into_iter()
-                .map(|to| Stream::connect(orphan.place(), to).unwrap())
+                .map(|to| Stream::connect(orphan.netns(), to).unwrap())
                 .collect();
             agent.restart().unwrap();
             for stream in &mut streams {
@@ -55,7 +55,7 @@ fn a_pod_created_while_no_agent_runs_is_served() {
                     stream.ask("still").unwrap();
                 }
             }
-            served(orphan.place(), &service);
+            served(orphan.netns(), &service);
         }
     }
 }
@@ -69,7 +69,7 @@ fn a_pods_first_packets_are_served() {
         for index in 0..8 {
             // At once, whether the agent has seen the link or not.
             let newborn = fixture.pod(&format!("new{index}"));
-            served(newborn.place(), &service);
+            served(newborn.netns(), &service);
         }
     }
 }
@@ -85,8 +85,8 @@ fn clients_from_outside_reach_local_backends_by_xdp_and_by_tc() {
         let service = fixture.web();
         let empty = Service::standard("empty", 11, vec![]);
         let agent = fixture.agent(&Manifest::of([service.clone(), empty.clone()]), &["--xdp-mode", mode]);
-        served(outside.place(), &service);
-        refused(outside.place(), &empty);
+        served(outside.netns(), &service);
+        refused(outside.netns(), &empty);
         let status = agent.json(&["status"]).unwrap().to_string();
         assert!(mode == "off" || status.contains(mode), "{status}");
     }

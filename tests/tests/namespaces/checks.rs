@@ -25,7 +25,7 @@ struct Health {
 
 impl Health {
     fn listen(pod: &Pod, status: u16) -> Self {
-        let listener = pod.place().run(|| TcpListener::bind(("::", CHECK_PORT))).unwrap();
+        let listener = pod.netns().run(|| TcpListener::bind(("::", CHECK_PORT))).unwrap();
         listener.set_nonblocking(true).unwrap();
         let (status, asked, stop) = (Arc::new(AtomicU16::new(status)), Arc::default(), Arc::default());
         let worker = std::thread::spawn({
@@ -105,7 +105,7 @@ fn wait_for(agent: &Agent, what: &str, expected: &[String]) {
 
 /// Who answers new connections.
 fn answered_by(fixture: &Fixture, to: SocketAddr) -> Vec<String> {
-    let ask = |_| Stream::connect(fixture.client.place(), to).unwrap().ask("who").unwrap().server;
+    let ask = |_| Stream::connect(fixture.client.netns(), to).unwrap().ask("who").unwrap().server;
     let mut servers: Vec<String> = (0..30).map(ask).collect();
     servers.sort();
     servers.dedup();
@@ -128,7 +128,7 @@ fn an_endpoint_that_answers_badly_or_not_at_all_gets_no_new_flows_until_it_is_we
     for to in service.frontends(Protocol::Tcp) {
         let enough = held.len() + 2;
         while held.len() < enough {
-            let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
+            let mut stream = Stream::connect(fixture.client.netns(), to).unwrap();
             if stream.ask("who").unwrap().server == "b1" {
                 held.push(stream);
             }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use lb_tests::agent::Protocol;
 use lb_tests::fixture::{Pods, SharedBackend};
 use lb_tests::peers::{Datagrams, PATIENCE, Stream, fresh_port};
-use lb_tests::topology::Place;
+use lb_tests::topology::NetNs;
 
 /// How often two ways take turns on one port.
 const TURNS: usize = 12;
@@ -19,14 +19,14 @@ fn pairs(ways: [SocketAddr; 3]) -> Vec<[SocketAddr; 2]> {
     all.filter(|[one, two]| one != two).collect()
 }
 
-fn connect(from: &Place, port: u16, to: SocketAddr, case: &str) -> Stream {
+fn connect(from: &NetNs, port: u16, to: SocketAddr, case: &str) -> Stream {
     Stream::connect_from(from, port, to, PATIENCE)
         .unwrap_or_else(|error| panic!("{case}, port {port} to {to}: {error}"))
 }
 
 /// As [`connect`], once the kernel lets go of the tuple: to it, both ways are one tuple, and a socket just closed may hold it for a
 /// moment.
-pub fn connect_when_free(from: &Place, port: u16, to: SocketAddr, case: &str) -> Stream {
+pub fn connect_when_free(from: &NetNs, port: u16, to: SocketAddr, case: &str) -> Stream {
     for _ in 0..250 {
         match Stream::connect_from(from, port, to, PATIENCE) {
             Err(error) if error.kind() == ErrorKind::AddrNotAvailable => std::thread::sleep(Duration::from_millis(20)),
@@ -50,9 +50,9 @@ fn tcp_at_the_same_time() {
         for [one, two] in scenario.ways(Protocol::Tcp).into_iter().flat_map(pairs) {
             let case = format!("{pods:?}, {one} then {two}");
             let port = fresh_port();
-            let mut first = connect(scenario.fixture.client.place(), port, one, &case);
+            let mut first = connect(scenario.fixture.client.netns(), port, one, &case);
             talks(&mut first, one, &case);
-            let mut second = connect(scenario.fixture.client.place(), port, two, &case);
+            let mut second = connect(scenario.fixture.client.netns(), port, two, &case);
             for _ in 0..3 {
                 talks(&mut second, two, &case);
                 talks(&mut first, one, &case);
@@ -60,7 +60,7 @@ fn tcp_at_the_same_time() {
             // Neither notices that the other one ends.
             first.reset().unwrap();
             talks(&mut second, two, &case);
-            let mut again = connect(scenario.fixture.client.place(), port, one, &case);
+            let mut again = connect(scenario.fixture.client.netns(), port, one, &case);
             talks(&mut again, one, &case);
             talks(&mut second, two, &case);
         }
@@ -76,7 +76,7 @@ fn tcp_all_three_at_the_same_time() {
             let order = [ways[turn], ways[(turn + 1) % 3], ways[(turn + 2) % 3]];
             let case = format!("in the order {order:?}");
             let mut open: Vec<(Stream, SocketAddr)> =
-                order.iter().map(|to| (connect(scenario.fixture.client.place(), port, *to, &case), *to)).collect();
+                order.iter().map(|to| (connect(scenario.fixture.client.netns(), port, *to, &case), *to)).collect();
             for _ in 0..3 {
                 for (stream, to) in &mut open {
                     talks(stream, *to, &case);
@@ -95,7 +95,7 @@ fn tcp_one_after_the_other_over_stale_entries() {
             for turn in 0..TURNS {
                 let to = if turn % 2 == 0 { one } else { two };
                 let case = format!("{pods:?}, turn {turn} of {one} and {two}");
-                let mut stream = connect(scenario.fixture.client.place(), port, to, &case);
+                let mut stream = connect(scenario.fixture.client.netns(), port, to, &case);
                 talks(&mut stream, to, &case);
                 // A RST leaves nothing in TIME-WAIT at either end; entries of the programs are left.
                 stream.reset().unwrap();
@@ -111,7 +111,7 @@ fn udp_one_after_the_other_and_by_turns() {
         for [one, two] in scenario.ways(Protocol::Udp).into_iter().flat_map(pairs) {
             // One socket that speaks to both: the last one asked owns the answers.
             let port = fresh_port();
-            let socket = Datagrams::unconnected(scenario.fixture.client.place(), port, one).unwrap();
+            let socket = Datagrams::unconnected(scenario.fixture.client.netns(), port, one).unwrap();
             for turn in 0..TURNS {
                 let to = if turn % 3 == 0 { one } else { two };
                 let answer = socket.ask_at(to, "turn");
@@ -122,7 +122,7 @@ fn udp_one_after_the_other_and_by_turns() {
             drop(socket);
             // Another socket of the same port, which finds what the first has left.
             for to in [two, one] {
-                let socket = Datagrams::connected(scenario.fixture.client.place(), port, to).unwrap();
+                let socket = Datagrams::connected(scenario.fixture.client.netns(), port, to).unwrap();
                 for _ in 0..3 {
                     let answer = socket.ask("again");
                     let answer =
@@ -137,7 +137,7 @@ fn udp_one_after_the_other_and_by_turns() {
 #[test]
 fn processes_of_the_host_use_one_port_through_both_services_and_directly() {
     let scenario = SharedBackend::new("collhost", Pods::Routed);
-    let host = scenario.fixture.node.place();
+    let host = scenario.fixture.node.netns();
     // TCP: the kernel itself refuses a second connection of the same tuple, for it knows the backend's address.
     for [one, two] in scenario.ways(Protocol::Tcp).into_iter().flat_map(pairs) {
         let port = fresh_port();

@@ -30,7 +30,7 @@ fn counters_are_switched_by_a_restart_that_breaks_no_connection() {
     let mut held: Vec<_> = service
         .frontends(Protocol::Tcp)
         .into_iter()
-        .map(|to| Stream::connect(fixture.client.place(), to).unwrap())
+        .map(|to| Stream::connect(fixture.client.netns(), to).unwrap())
         .collect();
     for stream in &mut held {
         stream.ask("before").unwrap();
@@ -66,15 +66,15 @@ fn every_packet_of_a_flow_is_counted_once_whatever_comes_back() {
     let service = fixture.web();
     let agent = fixture.agent(&Manifest::of([service.clone()]), &["--flow-counters", "on"]);
     for (to, headers) in service.frontends(Protocol::Udp).into_iter().zip([28, 48]) {
-        let socket = Datagrams::unconnected(fixture.client.place(), 0, to).unwrap();
+        let socket = Datagrams::unconnected(fixture.client.netns(), 0, to).unwrap();
         let mut sent = 0;
         for round in 0..5 {
             let text = format!("question {round}");
             sent += headers + text.len() as u64;
             socket.ask_at(to, &text).unwrap();
         }
-        let place = fixture.client.addresses().like(to.ip()).to_string();
-        let shown = items(&agent, &["connections", "--service", "test/web:53", "--client", &place]);
+        let address = fixture.client.addresses().like(to.ip()).to_string();
+        let shown = items(&agent, &["connections", "--service", "test/web:53", "--client", &address]);
         assert_eq!(shown.len(), 1, "{shown:?}");
         assert_eq!((number(&shown[0], "requestPackets"), number(&shown[0], "replyPackets")), (5, 5));
         assert_eq!(number(&shown[0], "requestBytes"), sent);
@@ -111,10 +111,10 @@ fn the_counters_of_a_deleted_service_go_with_it_and_no_others() {
     let agent = fixture.agent(&Manifest::of([other.clone()]), &flags);
     let use_it = |service: &Service| {
         for to in service.frontends(Protocol::Tcp) {
-            Stream::connect(fixture.client.place(), to).unwrap().ask("hello").unwrap();
+            Stream::connect(fixture.client.netns(), to).unwrap().ask("hello").unwrap();
         }
         for to in service.frontends(Protocol::Udp) {
-            Datagrams::connected(fixture.client.place(), fresh_port(), to).unwrap().ask("hello").unwrap();
+            Datagrams::connected(fixture.client.netns(), fresh_port(), to).unwrap().ask("hello").unwrap();
         }
     };
     let selections = |name: &str| {
@@ -153,7 +153,7 @@ fn connections_are_found_by_client_backend_and_state() {
     let to = service.frontends(Protocol::Tcp)[0];
     let mut held = Vec::new();
     for _ in 0..20 {
-        let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
+        let mut stream = Stream::connect(fixture.client.netns(), to).unwrap();
         let server = stream.ask("who").unwrap().server;
         held.push((stream, server));
     }
@@ -189,7 +189,7 @@ fn a_connection_that_nobody_answers_is_shown_half_open() {
     let mut agent = fixture.agent(&Manifest::of([service.clone()]), &["--flow-timeouts", "half-open=10m"]);
     for to in service.frontends(Protocol::Tcp) {
         let limit = Duration::from_millis(2_500);
-        Stream::connect_from(fixture.client.place(), 0, to, limit).unwrap_err();
+        Stream::connect_from(fixture.client.netns(), 0, to, limit).unwrap_err();
     }
     agent.kill();
     let shown = items(&agent, &["connections", "--state", "half-open", "--service", "web:80"]);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use lb_common::abi::{TCP, UDP};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream};
-use lb_tests::topology::{NodeOptions, Place};
+use lb_tests::topology::{NetNs, NodeOptions};
 use lb_userspace::conntrack::{Conntrack, Entry, Family, NewEntry, Tuple, nat_hooks, status, tcp_state};
 
 /// Port of the services: TCP leads to 8080 of the first backend, UDP to 5353 of it.
@@ -30,8 +30,8 @@ impl Nat {
         nat
     }
 
-    fn node(&self) -> &Place {
-        self.fixture.node.place()
+    fn node(&self) -> &NetNs {
+        self.fixture.node.netns()
     }
 
     fn backend(&self, like: SocketAddr, index: usize, port: u16) -> SocketAddr {
@@ -53,7 +53,7 @@ impl Nat {
     }
 
     fn connect(&self) -> Vec<Stream> {
-        let connect = |to: &SocketAddr| Stream::connect(self.fixture.client.place(), *to).unwrap();
+        let connect = |to: &SocketAddr| Stream::connect(self.fixture.client.netns(), *to).unwrap();
         self.frontends.iter().map(connect).collect()
     }
 
@@ -69,9 +69,9 @@ impl Nat {
     }
 }
 
-fn nft(place: &Place, rules: &str) {
+fn nft(netns: &NetNs, rules: &str) {
     let mut command = Command::new("nft");
-    let mut nft = place.start(command.args(["-f", "-"]).stdin(Stdio::piped())).expect("`nft`: install nftables");
+    let mut nft = netns.start(command.args(["-f", "-"]).stdin(Stdio::piped())).expect("`nft`: install nftables");
     nft.stdin.take().unwrap().write_all(rules.as_bytes()).unwrap();
     assert!(nft.wait().unwrap().success(), "{rules}");
 }
@@ -152,7 +152,7 @@ fn datagrams_follow_an_entry_with_another_source() {
         let backend = nat.backend(frontend, 1, 5353);
         let made = NewEntry { original, backend, source: Some(node), timeout: Duration::from_mins(2) };
         nat.node().run(|| assert!(Conntrack::open().unwrap().insert(&made).unwrap()));
-        let socket = Datagrams::connected(nat.fixture.client.place(), client.port(), frontend).unwrap();
+        let socket = Datagrams::connected(nat.fixture.client.netns(), client.port(), frontend).unwrap();
         let answer = socket.ask("who").unwrap_or_else(|error| panic!("{frontend}: {error}"));
         assert_eq!((answer.server.as_str(), answer.peer), ("b1", node), "{frontend}");
     }

@@ -31,7 +31,7 @@ fn tcp_on_the_same_client_port() {
     for pods in [Pods::Routed, Pods::Bridged] {
         let fixture = Fixture::new("direct", pods, 1, NodeOptions::default());
         let _agent = fixture.agent(&Manifest::of([fixture.web()]), &[]);
-        let from = fixture.client.place();
+        let from = fixture.client.netns();
         for (index, (service, direct)) in (0_u16..).zip(pairs(&fixture, Protocol::Tcp, 8080)) {
             let port = 20_000 + index * 100;
             let connect = |to| Stream::connect_from(from, port, to, PATIENCE).unwrap_or_else(|e| panic!("{to}: {e}"));
@@ -85,7 +85,7 @@ fn tcp_on_the_same_port_of_a_client_outside() {
             // Its direct requests pass no link of its own: only the remaining packets can be distinguished, and must be.
             for round in 0..20 {
                 let to = if round % 2 == 0 { service } else { direct };
-                let mut stream = Stream::connect_from(outside.place(), 23_000 + index, to, PATIENCE)
+                let mut stream = Stream::connect_from(outside.netns(), 23_000 + index, to, PATIENCE)
                     .unwrap_or_else(|error| panic!("XDP {xdp}, round {round} to {to}: {error}"));
                 talks(&mut stream, to, "in turn");
                 stream.reset().unwrap();
@@ -99,7 +99,7 @@ fn udp_on_the_same_client_port() {
     let fixture = Fixture::new("directu", Pods::Routed, 1, NodeOptions::default());
     let _agent = fixture.agent(&Manifest::of([fixture.web()]), &[]);
     for (index, (service, direct)) in (0_u16..).zip(pairs(&fixture, Protocol::Udp, 5353)) {
-        let socket = Datagrams::unconnected(fixture.client.place(), 21_000 + index, service).unwrap();
+        let socket = Datagrams::unconnected(fixture.client.netns(), 21_000 + index, service).unwrap();
         for round in 0..20 {
             let to = if round % 3 == 0 { direct } else { service };
             // The last sender owns the replies: an answer must come from the address that was asked.
@@ -116,7 +116,7 @@ fn one_client_port_through_two_services() {
     let second = lb_tests::agent::Service::standard("other", 12, fixture.endpoints());
     let _agent = fixture.agent(&Manifest::of([first.clone(), second.clone()]), &[]);
     for (one, two) in first.frontends(Protocol::Tcp).into_iter().zip(second.frontends(Protocol::Tcp)) {
-        let connect = |to| Stream::connect_from(fixture.client.place(), 22_000, to, PATIENCE).unwrap();
+        let connect = |to| Stream::connect_from(fixture.client.netns(), 22_000, to, PATIENCE).unwrap();
         let (mut a, mut b) = (connect(one), connect(two));
         for _ in 0..3 {
             talks(&mut a, one, "one");

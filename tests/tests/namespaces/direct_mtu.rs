@@ -89,14 +89,14 @@ impl Scenario {
 
     /// Sends a stream of bytes from one end to the other, which confirms that it has them all.
     fn transfer(&self, to: SocketAddr, sender: Sender, bytes: usize) -> std::io::Result<()> {
-        let listener = self.backend.place().run(|| TcpListener::bind(self.target(to.ip())))?;
+        let listener = self.backend.netns().run(|| TcpListener::bind(self.target(to.ip())))?;
         let accepted = std::thread::spawn(move || {
             let (stream, peer) = listener.accept()?;
             let is_client = client_addresses().both().contains(&peer.ip());
             assert!(is_client, "the backend sees {peer}, not the client");
             if sender == Sender::Client { take(stream, bytes) } else { give(stream, bytes) }
         });
-        let stream = self.client.place().run(|| TcpStream::connect_timeout(&to, LIMIT))?;
+        let stream = self.client.netns().run(|| TcpStream::connect_timeout(&to, LIMIT))?;
         let done = if sender == Sender::Client { give(stream, bytes) } else { take(stream, bytes) };
         done.and(accepted.join().unwrap())
     }
@@ -251,7 +251,7 @@ fn datagrams_in_fragments_arrive_whole() {
         for length in [1_440, 4_000, 20_000] {
             let text = "0123456789".repeat(length / 10);
             // The kernel may choose the port of a flow to another frontend: to the backend, both are one tuple.
-            let socket = Datagrams::connected(scenario.client.place(), fresh_port(), to).unwrap();
+            let socket = Datagrams::connected(scenario.client.netns(), fresh_port(), to).unwrap();
             socket.set_patience(Duration::from_secs(1)).unwrap();
             // The first one is lost; the host gets an error, and the next one is cut where it is sent.
             let answer = eventually(&format!("{to}, {length} bytes"), LIMIT, || socket.ask(&text).ok());
@@ -269,9 +269,9 @@ fn an_error_about_an_answer_finds_the_backend() {
     for is_known in [true, false] {
         let scenario = Scenario::new(Way::Wire, &[]);
         for to in scenario.frontends(ODD, 54) {
-            let server = scenario.backend.place().run(|| UdpSocket::bind(scenario.target(to.ip()))).unwrap();
+            let server = scenario.backend.netns().run(|| UdpSocket::bind(scenario.target(to.ip()))).unwrap();
             server.set_read_timeout(Some(LIMIT)).unwrap();
-            let client = Datagrams::unconnected(scenario.client.place(), 0, to).unwrap();
+            let client = Datagrams::unconnected(scenario.client.netns(), 0, to).unwrap();
             client.send_at(to, "hello").unwrap();
             let (_, peer) = server.recv_from(&mut [0; 64]).unwrap();
             assert_eq!(peer.ip(), client_addresses().like(to.ip()));

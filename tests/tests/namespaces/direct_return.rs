@@ -85,7 +85,7 @@ impl Scenario {
         for to in self.asked(Protocol::Tcp) {
             for _ in 0..8 {
                 let mut stream =
-                    Stream::connect(self.client.place(), to).unwrap_or_else(|e| panic!("{what}: {to}: {e}"));
+                    Stream::connect(self.client.netns(), to).unwrap_or_else(|e| panic!("{what}: {to}: {e}"));
                 for text in ["one", "two"] {
                     let answer = stream.ask(text).unwrap_or_else(|e| panic!("{what}: {to}: {e}"));
                     // Its port is another one where a connection on the same tuple has ended within the last minute.
@@ -96,7 +96,7 @@ impl Scenario {
         }
         for to in self.asked(Protocol::Udp) {
             // The kernel may choose the port of a flow to another frontend: to the backend, both are one tuple.
-            let socket = Datagrams::connected(self.client.place(), fresh_port(), to).unwrap();
+            let socket = Datagrams::connected(self.client.netns(), fresh_port(), to).unwrap();
             for text in ["one", "two", "three"] {
                 let answer = socket.ask(text).unwrap_or_else(|e| panic!("{what}: udp {to}: {e}"));
                 assert_eq!(answer.peer, socket.local().unwrap(), "{what}: udp {to}");
@@ -141,10 +141,10 @@ fn hybrid_is_for_tcp_alone() {
     let scenario = Scenario::new("hybrid");
     let _agents = scenario.agents("hybrid", &[]);
     let tcp = scenario.asked(Protocol::Tcp)[0];
-    let mut stream = Stream::connect(scenario.client.place(), tcp).unwrap();
+    let mut stream = Stream::connect(scenario.client.netns(), tcp).unwrap();
     assert_eq!(stream.ask("who").unwrap().peer, stream.local().unwrap());
     let udp = scenario.asked(Protocol::Udp)[0];
-    let answer = Datagrams::connected(scenario.client.place(), 0, udp).unwrap().ask("who").unwrap();
+    let answer = Datagrams::connected(scenario.client.netns(), 0, udp).unwrap().ask("who").unwrap();
     assert_eq!(answer.peer.ip(), scenario.nodes[0].addresses().like(udp.ip()), "of the first node");
 }
 
@@ -157,7 +157,7 @@ fn a_node_that_knows_no_other_is_told_so() {
     eventually("the warning", Duration::from_secs(20), || warnings().contains("--dsr-peers").then_some(()));
     scenario.ask_by(2);
     for to in &scenario.asked(Protocol::Tcp)[..2] {
-        let mut stream = Stream::connect(scenario.client.place(), *to).unwrap();
+        let mut stream = Stream::connect(scenario.client.netns(), *to).unwrap();
         assert_eq!(stream.ask("who").unwrap().peer, stream.local().unwrap());
     }
 }
@@ -177,7 +177,7 @@ fn nodes_may_be_set_one_after_the_other() {
     // One that is not set yet asks as before.
     scenario.ask_by(1);
     let to = scenario.asked(Protocol::Tcp)[0];
-    let answer = Stream::connect(scenario.client.place(), to).unwrap().ask("who").unwrap();
+    let answer = Stream::connect(scenario.client.netns(), to).unwrap().ask("who").unwrap();
     assert_eq!(answer.peer.ip(), scenario.nodes[1].addresses().like(to.ip()));
 }
 
@@ -187,7 +187,7 @@ fn connections_go_on_by_another_node() {
     let scenario = Scenario::new("dsr-takeover");
     let agents = scenario.agents("dsr", &[]);
     let to = scenario.asked(Protocol::Tcp);
-    let connect = |index: usize| Stream::connect(scenario.client.place(), to[index % 2]).unwrap();
+    let connect = |index: usize| Stream::connect(scenario.client.netns(), to[index % 2]).unwrap();
     let mut streams: Vec<Stream> = (0..40).map(connect).collect();
     let before: Vec<String> = streams.iter_mut().map(|stream| stream.ask("before").unwrap().server).collect();
     assert!(["b0", "b1"].iter().all(|name| before.iter().any(|server| server == name)));
@@ -206,7 +206,7 @@ fn connections_to_a_backend_that_is_gone_end_with_the_drain_period() {
     let agents = scenario.agents("dsr", &["--drain-period=8s", "--drain-max=1h"]);
     let to = scenario.asked(Protocol::Tcp);
     let connect = |index: usize| {
-        let mut stream = Stream::connect(scenario.client.place(), to[index % to.len()]).unwrap();
+        let mut stream = Stream::connect(scenario.client.netns(), to[index % to.len()]).unwrap();
         let server = stream.ask("before").unwrap().server;
         (stream, server)
     };
@@ -246,6 +246,6 @@ fn who_is_no_peer_is_not_served() {
         scenario.nodes.iter().map(|node| Agent::start_with(node, &manifest, strangers).unwrap()).collect();
     let to = scenario.asked(Protocol::Tcp)[0];
     let limit = Duration::from_millis(1500);
-    assert!(Stream::connect_from(scenario.client.place(), 0, to, limit).is_err());
+    assert!(Stream::connect_from(scenario.client.netns(), 0, to, limit).is_err());
     assert!(agents[2].counted(Outcome::DroppedNoPeer).unwrap() > 0);
 }

@@ -75,7 +75,7 @@ fn a_lost_node_and_a_lost_backend_break_few_connections_of_the_others() {
         scenario.nodes.iter().map(|node| Agent::start_with(node, &whole, &flags).unwrap()).collect();
     let connect = |index: usize| {
         let to = SocketAddr::new(VIPS[index % 2].parse().unwrap(), 80);
-        let mut stream = Stream::connect(scenario.client.place(), to).unwrap();
+        let mut stream = Stream::connect(scenario.client.netns(), to).unwrap();
         let answer = stream.ask("before").unwrap();
         assert_eq!(answer.peer, stream.local().unwrap(), "the backend sees the client");
         (stream, answer.server)

@@ -108,7 +108,7 @@ fn what_another_proxy_left_is_named() {
     let nft = |rules: &str| {
         let mut command = Command::new("nft");
         command.arg(rules);
-        assert!(scenario.node.namespace().place().run(|| command.status()).unwrap().success(), "{rules}");
+        assert!(scenario.node.namespace().netns().run(|| command.status()).unwrap().success(), "{rules}");
     };
     // Other rules do not matter.
     nft("add table ip mine; add chain ip mine KUBE-LIKE");
@@ -133,7 +133,7 @@ fn a_folder_that_is_no_bpf_file_system_fails() {
     let mut command = Command::new(lb_tests::agent::binary().unwrap());
     command.args(["doctor", "--bpffs=/proc"]).arg(format!("--run-dir={}", node.run_dir().display()));
     command.arg(format!("--cgroup-root={}", node.cgroup().display()));
-    let output = node.place().run(|| command.output()).unwrap();
+    let output = node.netns().run(|| command.output()).unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(1), "{text}");
     let line = text.lines().find(|line| line.contains("bpffs")).unwrap();

@@ -56,7 +56,7 @@ fn port() -> u16 {
 
 /// Connects from this port, and names who answers.
 fn answers(fixture: &Fixture, from: u16, to: SocketAddr) -> String {
-    let mut stream = Stream::connect_from(fixture.client.place(), from, to, SOON).unwrap();
+    let mut stream = Stream::connect_from(fixture.client.netns(), from, to, SOON).unwrap();
     stream.ask("who").unwrap().server
 }
 
@@ -78,7 +78,7 @@ fn each_backend_that_takes_nothing_has_its_reason_and_connections_their_backend(
         .map(|to| {
             loop {
                 let from = port();
-                let mut stream = Stream::connect_from(fixture.client.place(), from, *to, SOON).unwrap();
+                let mut stream = Stream::connect_from(fixture.client.netns(), from, *to, SOON).unwrap();
                 if stream.ask("who").unwrap().server == "b1" {
                     break (*to, from, stream);
                 }
@@ -205,7 +205,7 @@ fn refusals_are_named_as_they_happen() {
             |agent: &Agent| agent.json(&["status"]).unwrap()["outcomes"][outcome].as_u64().unwrap_or_default();
         let before = counted(&agent);
         let limit = Duration::from_secs(2);
-        let failed = Stream::connect_from(fixture.client.place(), from, to, limit).expect_err("nobody serves it");
+        let failed = Stream::connect_from(fixture.client.netns(), from, to, limit).expect_err("nobody serves it");
         assert!(error.is_none_or(|kind| failed.kind() == kind), "{to}: {failed}");
         assert!(counted(&agent) > before, "{outcome} is what was counted");
     }
@@ -241,8 +241,8 @@ fn an_external_client_is_masqueraded_as_said() {
         let backend = SocketAddr::new(beyond.backend.addresses().like(to.ip()), 8080).to_string();
         assert_eq!(explained["result"]["backend"], backend);
         let before = beyond.counters();
-        let place = beyond.client.place();
-        let mut stream = Stream::connect(place, to).unwrap();
+        let netns = beyond.client.netns();
+        let mut stream = Stream::connect(netns, to).unwrap();
         assert_eq!(stream.ask("who").unwrap().server, "far");
         assert!(beyond.counters().since(&before, Outcome::Masqueraded) >= 1);
         // The source that explain named is the one that the backend's node sees: an address of the tunnel.

@@ -8,7 +8,7 @@ use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, External, Manifest, SOON};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, PATIENCE, Stream, eventually, fresh_port};
-use lb_tests::topology::{Addresses, NodeOptions, Place};
+use lb_tests::topology::{Addresses, NetNs, NodeOptions};
 
 const HTTP: u16 = 80;
 const DNS: u16 = 53;
@@ -28,7 +28,7 @@ fn external() -> Vec<IpAddr> {
 }
 
 /// TCP and UDP at these addresses reach a backend, which sees the client as it is.
-fn reaches(from: &Place, addresses: &[IpAddr]) {
+fn reaches(from: &NetNs, addresses: &[IpAddr]) {
     for &address in addresses {
         let to = SocketAddr::new(address, HTTP);
         // The kernel may choose the port of a connection to another of these addresses: to the backend, both are one tuple.
@@ -49,7 +49,7 @@ fn pods_and_host_processes_reach_every_kind() {
     let both = External { external_ips: external(), load_balancer_ips: load_balancer(), ..External::default() };
     let manifest = Manifest::of([fixture.web().with(both)]);
     let _agent = fixture.agent(&manifest, &["--external-ips", "on"]);
-    for from in [fixture.client.place(), fixture.node.place()] {
+    for from in [fixture.client.netns(), fixture.node.netns()] {
         reaches(from, &load_balancer());
         reaches(from, &external());
     }
@@ -60,7 +60,7 @@ fn external_ips_are_not_served_unless_asked_for() {
     let fixture = Fixture::new("noexternal", Pods::Routed, 1, NodeOptions::default());
     let both = External { external_ips: external(), load_balancer_ips: load_balancer(), ..External::default() };
     let _agent = fixture.agent(&Manifest::of([fixture.web().with(both)]), &[]);
-    for from in [fixture.client.place(), fixture.node.place()] {
+    for from in [fixture.client.netns(), fixture.node.netns()] {
         reaches(from, &load_balancer());
         for address in external() {
             Stream::connect_from(from, 0, SocketAddr::new(address, HTTP), SILENCE)
@@ -75,7 +75,7 @@ fn a_service_without_endpoints_is_refused_at_every_kind() {
     let ingress = External { load_balancer_ips: load_balancer(), ..External::default() };
     let _agent = fixture.agent(&Manifest::of([fixture.web().with(ingress)]), &[]);
     for to in load_balancer().into_iter().map(|address| SocketAddr::new(address, HTTP)) {
-        for from in [fixture.client.place(), fixture.node.place()] {
+        for from in [fixture.client.netns(), fixture.node.netns()] {
             let error = Stream::connect(from, to).expect_err("nobody serves");
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{}: {to}", from.name());
         }
@@ -92,7 +92,7 @@ fn dropped(agent: &Agent) -> u64 {
 }
 
 /// Dropped without a word, and counted.
-fn is_dropped(agent: &Agent, from: &Place, to: SocketAddr) -> bool {
+fn is_dropped(agent: &Agent, from: &NetNs, to: SocketAddr) -> bool {
     let before = dropped(agent);
     match Stream::connect_from(from, 0, to, SILENCE) {
         Ok(_) => false,
@@ -114,27 +114,27 @@ fn clients_outside_the_source_ranges_are_dropped_and_counted() {
     };
     let agent = fixture.agent(&guarded(only(fixture.client.addresses())), &[]);
     // A pod whose link has no programs yet would be dropped as well, but not counted.
-    reaches(stranger.place(), &fixture.web().cluster_ips.both());
+    reaches(stranger.netns(), &fixture.web().cluster_ips.both());
     let ingress: Vec<SocketAddr> = load_balancer().into_iter().map(|ip| SocketAddr::new(ip, HTTP)).collect();
-    reaches(fixture.client.place(), &load_balancer());
+    reaches(fixture.client.netns(), &load_balancer());
     for &to in &ingress {
-        assert!(is_dropped(&agent, stranger.place(), to), "{to}: the stranger got through");
+        assert!(is_dropped(&agent, stranger.netns(), to), "{to}: the stranger got through");
         // The node's own address is in no range.
         let before = dropped(&agent);
-        let error = Stream::connect(fixture.node.place(), to).expect_err("the node got through");
+        let error = Stream::connect(fixture.node.netns(), to).expect_err("the node got through");
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
         assert_eq!(dropped(&agent), before + 1);
     }
 
     // Established connections outlive the range that admitted them; new ones find it gone.
     let mut held: Vec<Stream> =
-        ingress.iter().map(|to| Stream::connect(fixture.client.place(), *to).unwrap()).collect();
+        ingress.iter().map(|to| Stream::connect(fixture.client.netns(), *to).unwrap()).collect();
     agent.write(&guarded(only(stranger.addresses()))).unwrap();
     for (to, held) in ingress.iter().zip(&mut held) {
-        eventually("the range is gone", SOON, || is_dropped(&agent, fixture.client.place(), *to).then_some(()));
+        eventually("the range is gone", SOON, || is_dropped(&agent, fixture.client.netns(), *to).then_some(()));
         held.ask("still").unwrap();
     }
-    reaches(stranger.place(), &load_balancer());
+    reaches(stranger.netns(), &load_balancer());
 }
 
 #[test]
@@ -157,12 +157,12 @@ fn clients_outside_reach_every_kind_within_the_source_ranges() {
         ..External::default()
     };
     let agent = fixture.agent(&Manifest::of([fixture.web().with(own)]), &["--external-ips", "on"]);
-    reaches(customer.place(), &guarded);
+    reaches(customer.netns(), &guarded);
     for to in guarded.into_iter().map(|address| SocketAddr::new(address, HTTP)) {
-        assert!(is_dropped(&agent, stranger.place(), to), "{to}: the stranger got through");
+        assert!(is_dropped(&agent, stranger.netns(), to), "{to}: the stranger got through");
     }
     for to in node.both().map(|address| SocketAddr::new(address, NODE_PORT)) {
-        let mut stream = Stream::connect(stranger.place(), to).unwrap();
+        let mut stream = Stream::connect(stranger.netns(), to).unwrap();
         let answer = stream.ask("hello").unwrap();
         assert_eq!(answer.peer, stream.local().unwrap(), "node ports are not guarded, and the backend is of this node");
     }

@@ -47,7 +47,7 @@ struct Streams(Vec<Stream>);
 
 impl Streams {
     fn new(fixture: &Fixture, service: &Service) -> Self {
-        let from = fixture.client.place();
+        let from = fixture.client.netns();
         Self(service.frontends(Protocol::Tcp).into_iter().map(|to| Stream::connect(from, to).unwrap()).collect())
     }
 
@@ -67,7 +67,7 @@ impl Streams {
 fn serves(what: &str, fixture: &Fixture, service: &Service) {
     Streams::new(fixture, service).ask(what);
     for to in service.frontends(Protocol::Udp) {
-        let socket = Datagrams::connected(fixture.client.place(), 0, to).unwrap();
+        let socket = Datagrams::connected(fixture.client.netns(), 0, to).unwrap();
         for text in ["one", &"x".repeat(1_200), &"y".repeat(4_000)] {
             let answer = socket.ask(text).unwrap_or_else(|error| panic!("{what}: udp {to}: {error}"));
             assert_eq!(answer.text.len(), text.len(), "{what}: udp {to}");
@@ -80,7 +80,7 @@ fn warm(fixture: &Fixture, service: &Service, agent: &Agent) {
     for to in service.frontends(Protocol::Tcp) {
         eventually("a new flow takes the fast path", SWITCH, || {
             let before = handed_over(agent);
-            Stream::connect(fixture.client.place(), to).unwrap().ask("warm").unwrap();
+            Stream::connect(fixture.client.netns(), to).unwrap().ask("warm").unwrap();
             (handed_over(agent) > before).then_some(())
         });
     }
@@ -90,7 +90,7 @@ fn warm(fixture: &Fixture, service: &Service, agent: &Agent) {
 fn at_node(fixture: &Fixture, program: &str, arguments: &[&str]) -> String {
     let mut command = Command::new(program);
     command.args(arguments).stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-    let output = fixture.node.place().start(&mut command).unwrap().wait_with_output().unwrap();
+    let output = fixture.node.netns().start(&mut command).unwrap().wait_with_output().unwrap();
     assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
@@ -145,7 +145,7 @@ fn stranger(fixture: &Fixture, link: &str) -> Ebpf {
     lb_tests::test_run::load_entry(&mut ebpf, "pod_out").unwrap();
     let program: &mut SchedClassifier = ebpf.program_mut("pod_out").unwrap().try_into().unwrap();
     let order = TcAttachOptions::TcxOrder(LinkOrder::last());
-    fixture.node.place().run(|| program.attach_with_options(link, TcAttachType::Egress, order)).unwrap();
+    fixture.node.netns().run(|| program.attach_with_options(link, TcAttachType::Egress, order)).unwrap();
     ebpf
 }
 
@@ -236,7 +236,7 @@ fn off_and_on_are_as_asked_for() {
     for pod in [fixture.client.addresses(), fixture.backends[0].addresses()] {
         for address in pod.both() {
             let any: SocketAddr = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().unwrap();
-            fixture.node.place().run(|| UdpSocket::bind(any).unwrap().send_to(b"who", (address, 9))).unwrap();
+            fixture.node.netns().run(|| UdpSocket::bind(any).unwrap().send_to(b"who", (address, 9))).unwrap();
             let known = || at_node(&fixture, "ip", &["neighbour", "show", &address.to_string()]).contains("lladdr");
             eventually("the node knows its pod", SWITCH, || known().then_some(()));
         }

@@ -8,7 +8,7 @@ use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, Manifest, Protocol};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Stream, eventually};
-use lb_tests::topology::{NodeOptions, Place};
+use lb_tests::topology::{NetNs, NodeOptions};
 use nix::time::ClockId;
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -25,7 +25,7 @@ const BRIDGE: &str = "cni0";
 fn batch(fixture: &Fixture, program: &str, lines: &str) {
     let mut command = Command::new(program);
     command.args(["-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::null());
-    let mut child = fixture.node.place().start(&mut command).unwrap();
+    let mut child = fixture.node.netns().start(&mut command).unwrap();
     child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
     assert!(child.wait().unwrap().success(), "{program}");
 }
@@ -40,7 +40,7 @@ fn fast_path(agent: &Agent) -> Value {
 }
 
 /// Asks from there until new flows take the fast path.
-fn warm(from: &Place, fixture: &Fixture, agent: &Agent) {
+fn warm(from: &NetNs, fixture: &Fixture, agent: &Agent) {
     for to in fixture.web().frontends(Protocol::Tcp) {
         eventually("a new flow takes the fast path", SWITCH, || {
             let before = agent.counted(Outcome::FastPath).unwrap();
@@ -66,7 +66,7 @@ fn busy(agent: &Agent) -> Duration {
 fn a_pod_that_sends_from_many_addresses_keeps_no_agent_busy() {
     let fixture = Fixture::new("fdb", Pods::Bridged, 1, NodeOptions::default());
     let agent = fixture.agent(&Manifest::of([fixture.web()]), &[]);
-    warm(fixture.client.place(), &fixture, &agent);
+    warm(fixture.client.netns(), &fixture, &agent);
     let quiet = busy(&agent);
     let port = fixture.backends[0].link();
     let lines = (0..FLOOD).map(|number| format!("fdb add {} dev {port} master dynamic\n", address(number)));
@@ -77,14 +77,14 @@ fn a_pod_that_sends_from_many_addresses_keeps_no_agent_busy() {
         "in {TWO_TURNS:?}: {quiet:?} before, {flooded:?} with {FLOOD} addresses"
     );
     let late = fixture.pod("late");
-    warm(late.place(), &fixture, &agent);
+    warm(late.netns(), &fixture, &agent);
 }
 
 #[test]
 fn a_bridge_with_too_many_neighbours_takes_the_stack_and_is_named() {
     let fixture = Fixture::new("neighbours", Pods::Bridged, 1, NodeOptions::default());
     let agent = fixture.agent(&Manifest::of([fixture.web()]), &[]);
-    warm(fixture.client.place(), &fixture, &agent);
+    warm(fixture.client.netns(), &fixture, &agent);
     let change = |verb: &str| {
         let line = |number: u32| {
             let [.., high, low] = number.to_be_bytes();
@@ -107,12 +107,12 @@ fn a_bridge_with_too_many_neighbours_takes_the_stack_and_is_named() {
     assert!(String::from_utf8_lossy(&text.stdout).contains(&format!("not on {BRIDGE}")), "{text:?}");
     let before = agent.counted(Outcome::FastPath).unwrap();
     for to in fixture.web().frontends(Protocol::Tcp) {
-        Stream::connect(fixture.client.place(), to).unwrap().ask("by the stack").unwrap();
+        Stream::connect(fixture.client.netns(), to).unwrap().ask("by the stack").unwrap();
     }
     assert_eq!(agent.counted(Outcome::FastPath).unwrap(), before);
     change("del");
     eventually("the bridge is open", SWITCH, || {
         fast_path(&agent)["closedBridges"].as_array().is_some_and(Vec::is_empty).then_some(())
     });
-    warm(fixture.client.place(), &fixture, &agent);
+    warm(fixture.client.netns(), &fixture, &agent);
 }

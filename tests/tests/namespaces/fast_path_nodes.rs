@@ -55,7 +55,7 @@ impl Beyond {
         let mut words = line.split(' ');
         let mut command = Command::new(words.next().unwrap());
         command.args(words.map(|word| word.replace('~', " "))).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let output = self.nodes[0].place().start(&mut command).unwrap().wait_with_output().unwrap();
+        let output = self.nodes[0].netns().start(&mut command).unwrap().wait_with_output().unwrap();
         assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     }
@@ -90,7 +90,7 @@ impl Beyond {
         for to in self.service.frontends(Protocol::Tcp) {
             eventually("new flows take the fast path", SWITCH, || {
                 let before = self.counts();
-                Stream::connect(self.client.place(), to).unwrap().ask("warm").unwrap();
+                Stream::connect(self.client.netns(), to).unwrap().ask("warm").unwrap();
                 let after = self.counts();
                 (after.0 >= before.0 + 4 && after.1 <= before.1 + 1).then_some(())
             });
@@ -98,7 +98,7 @@ impl Beyond {
     }
 
     fn streams(&self) -> Streams {
-        let from = self.client.place();
+        let from = self.client.netns();
         Streams(
             self.service.frontends(Protocol::Tcp).into_iter().map(|to| Stream::connect(from, to).unwrap()).collect(),
         )
@@ -108,7 +108,7 @@ impl Beyond {
     fn serves(&self, what: &str) {
         self.streams().ask(what);
         for to in self.service.frontends(Protocol::Udp) {
-            let socket = Datagrams::connected(self.client.place(), 0, to).unwrap();
+            let socket = Datagrams::connected(self.client.netns(), 0, to).unwrap();
             for text in ["one", &"x".repeat(1_200)] {
                 let answer = socket.ask(text).unwrap_or_else(|error| panic!("{what}: udp {to}: {error}"));
                 assert_eq!(answer.text.len(), text.len(), "{what}: udp {to}");

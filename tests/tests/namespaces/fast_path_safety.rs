@@ -43,7 +43,7 @@ impl Scenario {
         let fast = |to: SocketAddr| {
             eventually("a connection takes the fast path", LIMIT, || {
                 let before = self.handed_over();
-                let mut stream = Stream::connect(self.fixture.client.place(), to).unwrap();
+                let mut stream = Stream::connect(self.fixture.client.netns(), to).unwrap();
                 stream.ask("hello").unwrap();
                 (self.handed_over() >= before + 4).then_some(stream)
             })
@@ -54,7 +54,7 @@ impl Scenario {
     fn at_node(&self, line: &str) {
         let mut command = Command::new("nft");
         command.arg(line).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let output = self.fixture.node.place().start(&mut command).unwrap().wait_with_output().unwrap();
+        let output = self.fixture.node.netns().start(&mut command).unwrap().wait_with_output().unwrap();
         assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
     }
 }
@@ -85,7 +85,7 @@ fn a_rule_that_comes_after_the_agents_death_is_obeyed() {
     scenario.at_node("delete table inet wall");
     // Without the rule the host's stack forwards them, agent or none.
     for to in scenario.service.frontends(Protocol::Tcp) {
-        Stream::connect(scenario.fixture.client.place(), to).unwrap().ask("by the stack").unwrap();
+        Stream::connect(scenario.fixture.client.netns(), to).unwrap().ask("by the stack").unwrap();
     }
     assert_eq!(scenario.handed_over(), before);
 }
@@ -100,12 +100,12 @@ fn gets(attacker: &RawTcp, receiver: &RawTcp, from: SocketAddr, to: SocketAddr) 
 #[test]
 fn a_pod_gets_nothing_through_in_the_name_of_another_one() {
     let scenario = Scenario::new("fastforged");
-    let receives = |place| RawTcp::new(place).unwrap();
+    let receives = |netns| RawTcp::new(netns).unwrap();
     let pod = scenario.fixture.pod("attacker");
-    let attacker = receives(pod.place());
-    let (client, backend) = (receives(scenario.fixture.client.place()), receives(scenario.fixture.backends[0].place()));
+    let attacker = receives(pod.netns());
+    let (client, backend) = (receives(scenario.fixture.client.netns()), receives(scenario.fixture.backends[0].netns()));
     let streams = scenario.fast();
-    let own = receives(scenario.fixture.client.place());
+    let own = receives(scenario.fixture.client.netns());
     for (stream, to) in streams.iter().zip(scenario.service.frontends(Protocol::Tcp)) {
         let from = stream.local().unwrap();
         let server = SocketAddr::new(scenario.fixture.backends[0].addresses().like(to.ip()), 8080);
@@ -129,8 +129,8 @@ fn a_pod_begins_nothing_in_the_name_of_others() {
     let fixture = &scenario.fixture;
     drop(scenario.fast());
     let pod = fixture.pod("attacker");
-    let (attacker, own) = (Forger::new(pod.place()).unwrap(), Forger::new(fixture.client.place()).unwrap());
-    let backend = RawTcp::new(fixture.backends[0].place()).unwrap();
+    let (attacker, own) = (Forger::new(pod.netns()).unwrap(), Forger::new(fixture.client.netns()).unwrap());
+    let backend = RawTcp::new(fixture.backends[0].netns()).unwrap();
     let answers = || fixture.servers[0].iter().map(Server::answers).sum::<u32>();
     // Linux filters by the reverse path for IPv4 alone.
     let [tcp, udp] = [Protocol::Tcp, Protocol::Udp].map(|protocol| scenario.service.frontends(protocol)[0]);

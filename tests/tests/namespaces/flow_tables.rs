@@ -8,7 +8,7 @@ use lb_tests::agent::{Agent, Manifest, Protocol, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::incident::{Clients, Counters};
 use lb_tests::peers::{Datagrams, Stream, eventually};
-use lb_tests::topology::{NodeOptions, Place, Pod};
+use lb_tests::topology::{NetNs, NodeOptions, Pod};
 
 /// Entries of each table of established connections: a connection takes two.
 const FLOWS: u16 = 512;
@@ -36,7 +36,7 @@ impl Scene {
         let own = Service::standard("own", 12, fixture.endpoints());
         let agent = fixture.agent(&Manifest::of([web.clone(), own.clone()]), &[&sizes]);
         let (tcp, udp) = (web.frontends(Protocol::Tcp), web.frontends(Protocol::Udp));
-        let idle = tcp.iter().map(|to| connected(fixture.client.place(), *to)).collect();
+        let idle = tcp.iter().map(|to| connected(fixture.client.netns(), *to)).collect();
         Self { idle, other, tcp, udp, own: own.frontends(Protocol::Tcp), agent, fixture }
     }
 
@@ -48,8 +48,8 @@ impl Scene {
     }
 }
 
-fn connected(place: &Place, to: SocketAddr) -> Stream {
-    let mut stream = Stream::connect(place, to).unwrap();
+fn connected(netns: &NetNs, to: SocketAddr) -> Stream {
+    let mut stream = Stream::connect(netns, to).unwrap();
     stream.ask("before").unwrap();
     stream
 }
@@ -60,7 +60,7 @@ fn short_connections_evict_no_idle_one_and_are_all_made() {
     let clients =
         Clients { connections: TEN_TABLES, at_a_time: 4, patience: Duration::from_secs(10), first_port: None };
     for to in scene.tcp.clone() {
-        let round = clients.run(scene.other.place(), to);
+        let round = clients.run(scene.other.netns(), to);
         assert!(
             round.failed() * 1000 <= round.attempts.len(),
             "{}; the first: {:?}",
@@ -76,7 +76,7 @@ fn udp_queries_evict_no_idle_connection() {
     let mut scene = Scene::new("flowsudp");
     for to in scene.udp.clone() {
         let ask = |port| {
-            let socket = Datagrams::unconnected(scene.other.place(), port, to)?;
+            let socket = Datagrams::unconnected(scene.other.netns(), port, to)?;
             // An LRU map protects what was in use more than once.
             ["A?", "AAAA?", "AAAA?"].into_iter().try_for_each(|question| socket.ask_at(to, question).map(drop))
         };
@@ -97,9 +97,9 @@ fn a_client_that_keeps_ten_tables_of_connections_open_is_refused_by_name_and_nob
     let mut held = Vec::new();
     for (to, own) in scene.tcp.clone().into_iter().zip(scene.own.clone()) {
         for attempt in 0..TEN_TABLES {
-            held.extend(Stream::connect_from(scene.other.place(), 0, own, REFUSED_WITHIN).ok());
+            held.extend(Stream::connect_from(scene.other.netns(), 0, own, REFUSED_WITHIN).ok());
             if attempt % 64 == 0 {
-                connected(scene.fixture.client.place(), to).end().unwrap();
+                connected(scene.fixture.client.netns(), to).end().unwrap();
                 scene.check();
             }
         }
@@ -113,7 +113,7 @@ fn a_client_that_keeps_ten_tables_of_connections_open_is_refused_by_name_and_nob
     // New ones of others, many of which stay open.
     let mut others: Vec<Stream> = Vec::new();
     for to in scene.tcp.clone() {
-        others.extend((0..20).map(|_| connected(scene.fixture.client.place(), to)));
+        others.extend((0..20).map(|_| connected(scene.fixture.client.netns(), to)));
     }
     scene.check();
     let counters = Counters::read(scene.agent.bpffs()).unwrap();
@@ -131,6 +131,6 @@ fn a_client_that_keeps_ten_tables_of_connections_open_is_refused_by_name_and_nob
     // A client that closes connections may open new ones.
     drop(held);
     for own in scene.own.clone() {
-        eventually("a place is free", SOON, || Stream::connect(scene.other.place(), own).ok());
+        eventually("a place is free", SOON, || Stream::connect(scene.other.netns(), own).ok());
     }
 }

@@ -14,7 +14,7 @@ use lb_tests::incident::forger::{Forger, datagram};
 use lb_tests::incident::raw_tcp::{ACK, Segment};
 use lb_tests::incident::{Attempt, Clients, Counters};
 use lb_tests::peers::{Datagrams, Server, Stream};
-use lb_tests::topology::{NodeOptions, Place, Pod};
+use lb_tests::topology::{NetNs, NodeOptions, Pod};
 
 /// Entries of each table: a connection or UDP flow takes two.
 const TABLE: u64 = 4096;
@@ -46,11 +46,11 @@ struct Flood {
 
 impl Flood {
     /// Towards these frontends of TCP and UDP; `number` makes its senders differ from those of others.
-    fn start(place: &Place, number: u8, tcp: Vec<SocketAddr>, udp: Vec<SocketAddr>, stop: &Arc<AtomicBool>) -> Self {
-        let forger = Forger::new(place).unwrap();
+    fn start(netns: &NetNs, number: u8, tcp: Vec<SocketAddr>, udp: Vec<SocketAddr>, stop: &Arc<AtomicBool>) -> Self {
+        let forger = Forger::new(netns).unwrap();
         let (stop, rounds) = (Arc::clone(stop), Arc::new(AtomicU64::new(0)));
         let counted = Arc::clone(&rounds);
-        let thread = place.spawn(move || {
+        let thread = netns.spawn(move || {
             for round in 0_u32.. {
                 if stop.load(Ordering::Relaxed) {
                     break;
@@ -90,16 +90,16 @@ fn other_port(from: SocketAddr) -> SocketAddr {
     SocketAddr::new(from.ip(), from.port() + 1)
 }
 
-fn connected(place: &Place, to: SocketAddr) -> Stream {
-    let mut stream = Stream::connect(place, to).unwrap();
+fn connected(netns: &NetNs, to: SocketAddr) -> Stream {
+    let mut stream = Stream::connect(netns, to).unwrap();
     stream.ask("before").unwrap();
     stream
 }
 
 /// Queries as those of a stub resolver: each from a new port, sent once. What went wrong, one for each query.
-fn queries(place: &Place, to: SocketAddr) -> Vec<Option<std::io::Error>> {
-    let from = place.clone();
-    let asking = place.spawn(move || {
+fn queries(netns: &NetNs, to: SocketAddr) -> Vec<Option<std::io::Error>> {
+    let from = netns.clone();
+    let asking = netns.spawn(move || {
         let query = |number| Datagrams::unconnected(&from, 0, to)?.ask_at(to, &format!("query {number}"));
         (0..QUERIES).map(|number| query(number).err()).collect()
     });
@@ -127,7 +127,7 @@ fn floods_of_every_kind_from_a_pod_and_from_outside_lose_no_connection_and_keep_
     let _servers = serve(&far, "far");
     // The flood's datagrams fill no buffer of these.
     let pods = fixture.backends.iter().chain([&far]);
-    let resolver = |pod: &Pod, ip: IpAddr| Server::udp(pod.place(), "dns", SocketAddr::new(ip, DNS)).unwrap();
+    let resolver = |pod: &Pod, ip: IpAddr| Server::udp(pod.netns(), "dns", SocketAddr::new(ip, DNS)).unwrap();
     let _resolvers: Vec<_> = pods.flat_map(|pod| pod.ips().into_iter().map(move |ip| resolver(pod, ip))).collect();
     // Answers to forged clients leave the node, and are lost on the wire.
     topology.wire().ip("route add blackhole 198.18.0.0/15\nroute add blackhole 2001:db8:200::/39").unwrap();
@@ -146,29 +146,29 @@ fn floods_of_every_kind_from_a_pod_and_from_outside_lose_no_connection_and_keep_
     let at_node = |port: u16| node.addresses().both().map(|ip| SocketAddr::new(ip, port)).to_vec();
     let node_ports = NODE_PORTS.map(at_node);
     let [tcp, udp] = [Protocol::Tcp, Protocol::Udp].map(|protocol| web.frontends(protocol));
-    let places = [fixture.client.place(), client.place()];
-    let from_both = |frontends: [Vec<SocketAddr>; 2]| -> Vec<(&Place, SocketAddr)> {
+    let places = [fixture.client.netns(), client.netns()];
+    let from_both = |frontends: [Vec<SocketAddr>; 2]| -> Vec<(&NetNs, SocketAddr)> {
         let pairs = places.into_iter().zip(frontends);
-        pairs.flat_map(|(place, to)| to.into_iter().map(move |to| (place, to))).collect()
+        pairs.flat_map(|(netns, to)| to.into_iter().map(move |to| (netns, to))).collect()
     };
     let clients = from_both([tcp.clone(), node_ports[0].clone()]);
     let resolvers = from_both([dns.frontends(Protocol::Udp), at_node(DNS_NODE_PORT)]);
     let mut idle: Vec<Stream> =
-        clients.iter().flat_map(|(place, to)| (0..IDLE).map(move |_| connected(place, *to))).collect();
+        clients.iter().flat_map(|(netns, to)| (0..IDLE).map(move |_| connected(netns, *to))).collect();
 
     let before = Counters::read(agent.bpffs()).unwrap();
     let (start, stop) = (Instant::now(), Arc::new(AtomicBool::new(false)));
     let floods = [
-        Flood::start(pod.place(), 0, tcp, udp, &stop),
-        Flood::start(outside.place(), 1, node_ports[0].clone(), node_ports[1].clone(), &stop),
+        Flood::start(pod.netns(), 0, tcp, udp, &stop),
+        Flood::start(outside.netns(), 1, node_ports[0].clone(), node_ports[1].clone(), &stop),
     ];
     let (mut attempts, mut asked): (Vec<Attempt>, Vec<_>) = (Vec::new(), Vec::new());
     while start.elapsed() < LENGTH || floods.iter().any(|flood| flood.rounds() < TEN_TABLES) {
         assert!(start.elapsed() < LIMIT, "no flood");
         std::thread::scope(|scope| {
-            let run = |(place, to): &(&Place, SocketAddr)| LEGITIMATE.run(place, *to).attempts;
+            let run = |(netns, to): &(&NetNs, SocketAddr)| LEGITIMATE.run(netns, *to).attempts;
             let all: Vec<_> = clients.iter().map(|client| scope.spawn(move || run(client))).collect();
-            let asking: Vec<_> = resolvers.iter().map(|(place, to)| scope.spawn(|| queries(place, *to))).collect();
+            let asking: Vec<_> = resolvers.iter().map(|(netns, to)| scope.spawn(|| queries(netns, *to))).collect();
             asked.extend(asking.into_iter().flat_map(|resolver| resolver.join().unwrap()));
             attempts.extend(all.into_iter().flat_map(|client| client.join().unwrap()));
         });

@@ -8,7 +8,7 @@ use lb_tests::agent::{Manifest, Protocol, SOON};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::incident::Counters;
 use lb_tests::peers::{Datagrams, eventually};
-use lb_tests::topology::{Checksums, NodeOptions, Place};
+use lb_tests::topology::{Checksums, NetNs, NodeOptions};
 use socket2::{Domain, Socket, Type};
 
 /// A text of this length, no two of its parts alike.
@@ -30,7 +30,7 @@ fn large_datagrams_reach_the_backend_whole_and_so_do_their_answers() {
         let before = Counters::read(agent.bpffs()).unwrap();
         for to in service.frontends(Protocol::Udp) {
             for length in [1_400, 1_600, 4_000, 40_000] {
-                let socket = Datagrams::connected(fixture.client.place(), 0, to).unwrap();
+                let socket = Datagrams::connected(fixture.client.netns(), 0, to).unwrap();
                 for _ in 0..2 {
                     let answer = socket.ask(&text(length)).unwrap_or_else(|e| panic!("{pods:?} {to} {length}: {e}"));
                     assert_eq!(answer.peer, socket.local().unwrap(), "the backend sees the client's own address");
@@ -76,8 +76,8 @@ impl Pieces {
     }
 }
 
-fn send_raw(place: &Place, to: Ipv4Addr, packets: &[&[u8]]) {
-    place.run(|| {
+fn send_raw(netns: &NetNs, to: Ipv4Addr, packets: &[&[u8]]) {
+    netns.run(|| {
         let socket = Socket::new(Domain::IPV4, Type::RAW, Some(socket2::Protocol::from(libc::IPPROTO_RAW))).unwrap();
         for packet in packets {
             socket.send_to(packet, &SocketAddr::new(to.into(), 0).into()).unwrap();
@@ -90,7 +90,7 @@ fn fragments_of_two_datagrams_may_be_mixed_and_one_before_the_first_is_dropped()
     let fixture = Fixture::new("mixed", Pods::Routed, 2, NodeOptions::default());
     let service = fixture.web();
     let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
-    let client = fixture.client.place();
+    let client = fixture.client.netns();
     let vip = service.cluster_ips.v4;
     let to = SocketAddr::new(vip.into(), 53);
     let sockets: Vec<Datagrams> = (0..2).map(|_| Datagrams::unconnected(client, 0, to).unwrap()).collect();

@@ -11,7 +11,7 @@ fn a_pod_reaches_itself_through_its_service() {
         let fixture = Fixture::new("hairpin", pods, 1, NodeOptions::default());
         let service = fixture.web();
         let _agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
-        let own = fixture.backends[0].place();
+        let own = fixture.backends[0].netns();
         for to in service.frontends(Protocol::Tcp) {
             for round in 0..3 {
                 let mut stream = Stream::connect(own, to).unwrap_or_else(|e| panic!("{pods:?} {to}, {round}: {e}"));
@@ -33,7 +33,7 @@ fn a_pod_reaches_itself_through_its_service() {
         }
         // Others reach it as ever, and see themselves.
         for to in service.frontends(Protocol::Tcp) {
-            let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
+            let mut stream = Stream::connect(fixture.client.netns(), to).unwrap();
             assert_eq!(stream.ask("hello").unwrap().peer, stream.local().unwrap());
         }
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use lb_tests::agent::{Agent, SOON};
 use lb_tests::peers::eventually;
-use lb_tests::topology::{Node, NodeOptions, Place};
+use lb_tests::topology::{NetNs, Node, NodeOptions};
 use serde_json::{Value, json};
 
 use lb_tests::fixture::health_check_port::manifest;
@@ -19,7 +19,7 @@ const CHECK_PORT: u16 = 32_100;
 /// Status, weight and body of a health-check node port.
 fn check(node: &Node, port: u16) -> Option<(u16, String, Value)> {
     let at = SocketAddr::new(node.addresses().v4.into(), port);
-    let text = node.place().run(|| -> std::io::Result<String> {
+    let text = node.netns().run(|| -> std::io::Result<String> {
         let mut stream = TcpStream::connect_timeout(&at, Duration::from_secs(1))?;
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
         write!(stream, "GET /healthz HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
@@ -83,7 +83,7 @@ fn health_check_node_ports_follow_services_nodes_and_restarts() -> Result<()> {
 fn a_health_check_node_port_in_use_is_told_and_opened_when_it_is_free() -> Result<()> {
     let fixture = Fixture::new("health-taken", Pods::Routed, 0, NodeOptions::default());
     let (node, here) = (&fixture.node, fixture.node.node_name());
-    let taken = node.place().run(|| std::net::TcpListener::bind(("0.0.0.0", CHECK_PORT)))?;
+    let taken = node.netns().run(|| std::net::TcpListener::bind(("0.0.0.0", CHECK_PORT)))?;
     let mut agent = Agent::prepare(node, &[])?;
     agent.write_text(&manifest(node, CHECK_PORT, &[("10.1.0.2", &here, true)], false))?;
     agent.restart()?;
@@ -181,8 +181,8 @@ const METRICS_PORT: u16 = 10_249;
 const SLOW_CLIENTS: usize = 400;
 
 /// Connections that send half a header and wait. A connection that the agent closes meanwhile is no error.
-fn slow_clients(place: &Place, to: SocketAddr) -> Vec<TcpStream> {
-    place.run(|| {
+fn slow_clients(netns: &NetNs, to: SocketAddr) -> Vec<TcpStream> {
+    netns.run(|| {
         let connect = |_| {
             let mut stream = TcpStream::connect_timeout(&to, SOON).expect("the agent accepts connections");
             let _ = stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: no");
@@ -193,8 +193,8 @@ fn slow_clients(place: &Place, to: SocketAddr) -> Vec<TcpStream> {
 }
 
 /// Body of an answer to a client at this place.
-fn body(place: &Place, to: SocketAddr, path: &str) -> Result<String> {
-    let text = place.run(|| -> std::io::Result<String> {
+fn body(netns: &NetNs, to: SocketAddr, path: &str) -> Result<String> {
+    let text = netns.run(|| -> std::io::Result<String> {
         let mut stream = TcpStream::connect_timeout(&to, SOON)?;
         stream.set_read_timeout(Some(SOON))?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\n\r\n")?;
@@ -208,7 +208,7 @@ fn body(place: &Place, to: SocketAddr, path: &str) -> Result<String> {
 #[test]
 fn clients_that_never_finish_a_request_hold_up_no_other() -> Result<()> {
     let fixture = Fixture::new("health-slow", Pods::Routed, 0, NodeOptions::default());
-    let (node, here, pod) = (&fixture.node, fixture.node.node_name(), fixture.client.place());
+    let (node, here, pod) = (&fixture.node, fixture.node.node_name(), fixture.client.netns());
     let mut agent = Agent::prepare(node, &["--health-bind=[::]:10256"])?;
     agent.write_text(&manifest(node, CHECK_PORT, &[("10.1.0.2", &here, true)], false))?;
     agent.restart()?;
@@ -219,14 +219,14 @@ fn clients_that_never_finish_a_request_hold_up_no_other() -> Result<()> {
 
     let (local, address) = (IpAddr::from([127, 0, 0, 1]), IpAddr::from(node.addresses().v4));
     let mut held = Vec::new();
-    for (place, at, port) in [
-        (node.place(), local, HEALTH_PORT),
-        (node.place(), local, METRICS_PORT),
-        (node.place(), local, CHECK_PORT),
+    for (netns, at, port) in [
+        (node.netns(), local, HEALTH_PORT),
+        (node.netns(), local, METRICS_PORT),
+        (node.netns(), local, CHECK_PORT),
         (pod, address, HEALTH_PORT),
         (pod, address, CHECK_PORT),
     ] {
-        held.push(slow_clients(place, SocketAddr::new(at, port)));
+        held.push(slow_clients(netns, SocketAddr::new(at, port)));
         assert_eq!(agent.health("/healthz")?.0, 200);
         assert!(agent.metrics()?.contains("ballast_healthy 1"));
         let (code, ..) = check(node, CHECK_PORT).context("the port answers")?;

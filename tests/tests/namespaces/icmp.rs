@@ -34,7 +34,7 @@ fn a_client_is_told_that_nobody_is_at_the_backends_port() {
         let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
         let before = Counters::read(agent.bpffs()).unwrap();
         for to in service.frontends(Protocol::Udp) {
-            let socket = Datagrams::connected(fixture.client.place(), 0, to).unwrap();
+            let socket = Datagrams::connected(fixture.client.netns(), 0, to).unwrap();
             let error = socket.ask("hello").expect_err("nobody is there");
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{pods:?} {to}: {error}");
         }
@@ -57,9 +57,9 @@ fn a_backend_is_told_that_the_client_has_gone() {
         let _agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
         for to in service.frontends(Protocol::Udp) {
             let own = SocketAddr::new(fixture.backends[0].addresses().like(to.ip()), TARGET);
-            let server = fixture.backends[0].place().run(|| UdpSocket::bind(own)).unwrap();
+            let server = fixture.backends[0].netns().run(|| UdpSocket::bind(own)).unwrap();
             server.set_read_timeout(Some(LIMIT)).unwrap();
-            let client = Datagrams::unconnected(fixture.client.place(), 0, to).unwrap();
+            let client = Datagrams::unconnected(fixture.client.netns(), 0, to).unwrap();
             client.send_at(to, "hello").unwrap();
             let (_, peer) = server.recv_from(&mut [0; 64]).unwrap();
             drop(client);
@@ -82,7 +82,7 @@ fn a_sender_learns_the_mtu_of_the_way_to_the_backend() {
     let before = Counters::read(agent.bpffs()).unwrap();
     for to in service.frontends(Protocol::Tcp) {
         let own = SocketAddr::new(fixture.backends[0].addresses().like(to.ip()), TARGET);
-        let listener = fixture.backends[0].place().run(|| TcpListener::bind(own)).unwrap();
+        let listener = fixture.backends[0].netns().run(|| TcpListener::bind(own)).unwrap();
         let sink = std::thread::spawn(move || -> std::io::Result<usize> {
             let (mut stream, _) = listener.accept()?;
             stream.set_read_timeout(Some(LIMIT))?;
@@ -91,7 +91,7 @@ fn a_sender_learns_the_mtu_of_the_way_to_the_backend() {
             stream.write_all(b"!")?;
             Ok(received.len())
         });
-        let mut stream = fixture.client.place().run(|| TcpStream::connect_timeout(&to, LIMIT)).unwrap();
+        let mut stream = fixture.client.netns().run(|| TcpStream::connect_timeout(&to, LIMIT)).unwrap();
         stream.set_write_timeout(Some(LIMIT)).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         stream.write_all(&vec![b'x'; BYTES]).unwrap();
@@ -113,21 +113,21 @@ fn an_address_of_services_answers_ping() {
         let outside = fixture.topology.outside("out", &fixture.node).unwrap();
         let before = Counters::read(agent.bpffs()).unwrap();
         for vip in service.cluster_ips.both() {
-            for (who, place) in
-                [("pod", fixture.client.place()), ("outside", outside.place()), ("node", fixture.node.place())]
+            for (who, netns) in
+                [("pod", fixture.client.netns()), ("outside", outside.netns()), ("node", fixture.node.netns())]
             {
                 for payload in [0, 56, 1001] {
-                    assert!(pings(place, vip, payload).unwrap(), "{pods:?}: {vip} from {who}, {payload} bytes");
+                    assert!(pings(netns, vip, payload).unwrap(), "{pods:?}: {vip} from {who}, {payload} bytes");
                 }
             }
         }
         let after = Counters::read(agent.bpffs()).unwrap();
         assert_eq!(after.since(&before, Outcome::EchoReplied), 18, "{}", after.line_since(&before));
         // The owner of the address answers by itself, and an address without an owner does not answer.
-        assert!(pings(fixture.client.place(), fixture.backends[0].addresses().v4.into(), 56).unwrap());
-        assert!(pings(fixture.client.place(), fixture.node.addresses().v6.into(), 56).unwrap());
+        assert!(pings(fixture.client.netns(), fixture.backends[0].addresses().v4.into(), 56).unwrap());
+        assert!(pings(fixture.client.netns(), fixture.node.addresses().v6.into(), 56).unwrap());
         let nobody = Service::standard("nobody", 99, vec![]).cluster_ips;
-        assert!(!matches!(pings(fixture.client.place(), nobody.v4.into(), 56), Ok(true)));
+        assert!(!matches!(pings(fixture.client.netns(), nobody.v4.into(), 56), Ok(true)));
         assert_eq!(Counters::read(agent.bpffs()).unwrap().since(&after, Outcome::EchoReplied), 0);
     }
 }
@@ -138,15 +138,15 @@ fn a_port_that_nobody_serves_is_refused_at_once() {
     let service = fixture.web();
     let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     let outside = fixture.topology.outside("out", &fixture.node).unwrap();
-    for (who, place) in [("pod", fixture.client.place()), ("outside", outside.place()), ("node", fixture.node.place())]
+    for (who, netns) in [("pod", fixture.client.netns()), ("outside", outside.netns()), ("node", fixture.node.netns())]
     {
         let before = Counters::read(agent.bpffs()).unwrap();
         for vip in service.cluster_ips.both() {
-            let error = Stream::connect(place, SocketAddr::new(vip, 8081)).expect_err("nobody serves");
+            let error = Stream::connect(netns, SocketAddr::new(vip, 8081)).expect_err("nobody serves");
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{who}: tcp {vip}: {error}");
             // TCP's port of the service, but UDP.
             let to = SocketAddr::new(vip, 80);
-            let asked = Datagrams::connected(place, 0, to).and_then(|socket| socket.ask("hello"));
+            let asked = Datagrams::connected(netns, 0, to).and_then(|socket| socket.ask("hello"));
             let error = asked.expect_err("nobody serves");
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{who}: udp {vip}: {error}");
         }
@@ -157,9 +157,9 @@ fn a_port_that_nobody_serves_is_refused_at_once() {
     }
     // The node's own address is its own: what listens there is reached, though services have ports on it or not.
     for address in fixture.node.addresses().both() {
-        let listener = fixture.node.place().run(|| TcpListener::bind(SocketAddr::new(address, 0))).unwrap();
+        let listener = fixture.node.netns().run(|| TcpListener::bind(SocketAddr::new(address, 0))).unwrap();
         let at = listener.local_addr().unwrap();
-        outside.place().run(|| TcpStream::connect_timeout(&at, LIMIT)).unwrap_or_else(|e| panic!("{at}: {e}"));
-        fixture.client.place().run(|| TcpStream::connect_timeout(&at, LIMIT)).unwrap_or_else(|e| panic!("{at}: {e}"));
+        outside.netns().run(|| TcpStream::connect_timeout(&at, LIMIT)).unwrap_or_else(|e| panic!("{at}: {e}"));
+        fixture.client.netns().run(|| TcpStream::connect_timeout(&at, LIMIT)).unwrap_or_else(|e| panic!("{at}: {e}"));
     }
 }

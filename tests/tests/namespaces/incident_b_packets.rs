@@ -78,7 +78,7 @@ fn is_told(agent: &Agent, expected: &BTreeSet<IpAddr>) -> Option<()> {
 /// Whether kube-proxy's rules hold all of them.
 fn kube_proxy_is_told(node: &Node) -> Option<()> {
     let list = || Command::new("nft").args(["list", "table", "ip", "kube-proxy"]).output();
-    let output = node.place().run(list).ok()?;
+    let output = node.netns().run(list).ok()?;
     let rules = String::from_utf8_lossy(&output.stdout);
     let choice = format!("mod {BACKENDS} ");
     let chooses = |service: String| {
@@ -147,10 +147,10 @@ fn with_api_and_agent_dead_no_connection_fails_because_twelve_backends_go() -> R
         contrast.pool.vanish(&contrast.node, 0..GONE, failure)?;
         let before = Counters::read(fixture.node.bpffs())?;
         let to = services.address(failure, "pod");
-        let pod = in_pods.run(fixture.client.place(), to);
+        let pod = in_pods.run(fixture.client.netns(), to);
         let after = Counters::read(fixture.node.bpffs())?;
-        let on_host = ON_THE_HOST.run(fixture.node.place(), services.address(failure, "host"));
-        let other = in_pods.run(contrast.client.place(), to);
+        let on_host = ON_THE_HOST.run(fixture.node.netns(), services.address(failure, "host"));
+        let other = in_pods.run(contrast.client.netns(), to);
         if pod.failed() > 0 {
             failed.push(format!("{}: {}, the first: {:?}", failure.name(), pod.line(), pod.first_error()));
         }

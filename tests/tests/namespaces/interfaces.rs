@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use lb_tests::agent::{Agent, Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Stream, eventually};
-use lb_tests::topology::{Namespace, NodeOptions, Place};
+use lb_tests::topology::{Namespace, NetNs, NodeOptions};
 use lb_userspace::maps::Pinned;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -103,7 +103,7 @@ impl Churn {
     }
 }
 
-fn served(from: &Place, service: &Service) {
+fn served(from: &NetNs, service: &Service) {
     for to in service.frontends(Protocol::Tcp) {
         let mut stream = Stream::connect(from, to).unwrap_or_else(|error| panic!("tcp {to}: {error}"));
         stream.ask("hello").unwrap_or_else(|error| panic!("tcp {to}: {error}"));
@@ -143,7 +143,7 @@ fn a_thousand_interfaces_that_come_go_and_are_renamed_are_attached_and_leave_not
         churn.go(&fixture);
         let pod = fixture.pod(&format!("pod{round}"));
         let born = Instant::now();
-        served(pod.place(), &service);
+        served(pod.netns(), &service);
         attached(&agent, &[pod.link().to_owned()]);
         took.push(born.elapsed());
         drop(pod);
@@ -167,16 +167,16 @@ fn a_thousand_interfaces_that_come_go_and_are_renamed_are_attached_and_leave_not
     churn.come(&fixture);
     churn.are_renamed(&fixture);
     let orphan = fixture.pod("orphan");
-    served(orphan.place(), &service);
+    served(orphan.netns(), &service);
     agent.restart().unwrap();
     attached(&agent, &churn.names("ren"));
     attached(&agent, &[orphan.link().to_owned()]);
-    served(orphan.place(), &service);
+    served(orphan.netns(), &service);
     churn.go(&fixture);
     drop(orphan);
     rests(&agent);
     leaks_nothing(&agent);
-    served(fixture.client.place(), &service);
+    served(fixture.client.netns(), &service);
 }
 
 /// More notifications than its socket holds come while the agent is stopped. Afterwards it finds what they said: a new pod, a link that
@@ -204,7 +204,7 @@ fn lost_notifications_are_made_up_for_by_a_full_listing() {
         .ip(&format!("link add uplink0 type veth peer name up netns {}\nlink set uplink0 up", peers.name()))
         .unwrap();
     namespace.ip("route add default dev uplink0 metric 4000").unwrap();
-    served(newborn.place(), &service);
+    served(newborn.netns(), &service);
     kill(pid, Signal::SIGCONT).unwrap();
     eventually("the agent knows all of it", SOON, || {
         let links = links(&agent);
@@ -213,6 +213,6 @@ fn lost_notifications_are_made_up_for_by_a_full_listing() {
             .then_some(())
     });
     assert_eq!(agent.log().matches("(ENOBUFS)").count(), 1, "{}", agent.log());
-    served(newborn.place(), &service);
-    served(fixture.client.place(), &service);
+    served(newborn.netns(), &service);
+    served(fixture.client.netns(), &service);
 }

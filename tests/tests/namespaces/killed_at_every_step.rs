@@ -13,7 +13,7 @@ use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, PATIENCE, Stream, eventually};
 use lb_tests::random::Random;
 use lb_tests::steps::{Step, Stepped};
-use lb_tests::topology::{NodeOptions, Place};
+use lb_tests::topology::{NetNs, NodeOptions};
 
 /// So many connections to a frontend tell whether a mix of backends is served.
 const TRIES: usize = 5;
@@ -59,15 +59,15 @@ impl Scene {
         self.agent.write(&self.manifest(state)).unwrap();
     }
 
-    fn places(&self) -> [Place; 2] {
-        [self.fixture.client.place().clone(), self.fixture.node.place().clone()]
+    fn places(&self) -> [NetNs; 2] {
+        [self.fixture.client.netns().clone(), self.fixture.node.netns().clone()]
     }
 
     /// Connections that no kill may end: to all that both states serve, from a pod and from the node itself.
     fn hold(&mut self) {
-        for place in self.places() {
+        for netns in self.places() {
             for to in self.manifest(0).services[..2].iter().flat_map(|service| service.frontends(Protocol::Tcp)) {
-                let mut stream = Stream::connect(&place, to).unwrap();
+                let mut stream = Stream::connect(&netns, to).unwrap();
                 let server = stream.ask("hold").unwrap().server;
                 self.held.push((stream, server));
             }
@@ -88,15 +88,15 @@ impl Scene {
         for (name, last) in services {
             let sets = sets_of(name);
             let service = Service::standard(name, last, Vec::new());
-            for place in self.places() {
+            for netns in self.places() {
                 for to in service.frontends(Protocol::Tcp) {
                     check_frontend(at, &sets, to, |limit| {
-                        Ok(Stream::connect_from(&place, 0, to, limit)?.ask("new")?.server)
+                        Ok(Stream::connect_from(&netns, 0, to, limit)?.ask("new")?.server)
                     });
                 }
                 for to in service.frontends(Protocol::Udp) {
                     check_frontend(at, &sets, to, |limit| {
-                        let socket = Datagrams::connected(&place, 0, to)?;
+                        let socket = Datagrams::connected(&netns, 0, to)?;
                         socket.set_patience(limit)?;
                         Ok(socket.ask("new")?.server)
                     });

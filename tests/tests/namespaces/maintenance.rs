@@ -17,9 +17,9 @@ fn order(agent: &Agent, arguments: &[&str]) -> serde_json::Value {
 
 /// The servers of new connections from a pod and from the host.
 fn servers(fixture: &Fixture, to: SocketAddr) -> Vec<String> {
-    let ask = |place| Stream::connect(place, to).unwrap().ask("who").unwrap().server;
+    let ask = |netns| Stream::connect(netns, to).unwrap().ask("who").unwrap().server;
     let mut all: Vec<String> =
-        (0..MANY).flat_map(|_| [ask(fixture.client.place()), ask(fixture.node.place())]).collect();
+        (0..MANY).flat_map(|_| [ask(fixture.client.netns()), ask(fixture.node.netns())]).collect();
     all.sort();
     all.dedup();
     all
@@ -34,12 +34,12 @@ fn flows_stay_new_ones_go_elsewhere_and_it_holds_until_it_is_taken_back() {
     let to = service.frontends(Protocol::Tcp);
     let mut held: Vec<Stream> = Vec::new();
     for frontend in &to {
-        held.extend((0..8).map(|_| Stream::connect(fixture.client.place(), *frontend).unwrap()));
+        held.extend((0..8).map(|_| Stream::connect(fixture.client.netns(), *frontend).unwrap()));
     }
     let before: Vec<String> = held.iter_mut().map(|stream| stream.ask("one").unwrap().server).collect();
     let dns = service.frontends(Protocol::Udp)[0];
     let datagrams: Vec<Datagrams> =
-        (0..8).map(|_| Datagrams::unconnected(fixture.client.place(), 0, dns).unwrap()).collect();
+        (0..8).map(|_| Datagrams::unconnected(fixture.client.netns(), 0, dns).unwrap()).collect();
     let asked: Vec<String> = datagrams.iter().map(|socket| socket.ask_at(dns, "one").unwrap().server).collect();
 
     for address in &out {
@@ -87,13 +87,13 @@ fn it_holds_for_what_is_not_there_yet_for_one_port_and_for_all_of_a_service() {
     assert_eq!(answer["targets"], serde_json::json!([{"target": at(1, 8080), "endpoints": 0}]));
     agent.write(&Manifest::of([fixture.web()])).unwrap();
     eventually("UDP finds both, its port is another one", SOON, || {
-        let ask = || Datagrams::unconnected(fixture.client.place(), 0, udp)?.ask_at(udp, "who");
+        let ask = || Datagrams::unconnected(fixture.client.netns(), 0, udp)?.ask_at(udp, "who");
         (0..MANY).any(|_| ask().is_ok_and(|answer| answer.server == "b1")).then_some(())
     });
     assert_eq!(servers(&fixture, tcp), ["b0"]);
     // All of them: refused, as without an endpoint. It is what was asked for.
     order(&agent, &[&at(0, 8080), "on"]);
-    let error = Stream::connect(fixture.client.place(), tcp).expect_err("nobody serves");
+    let error = Stream::connect(fixture.client.netns(), tcp).expect_err("nobody serves");
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
     order(&agent, &[&at(1, 8080), "off"]);
     assert_eq!(servers(&fixture, tcp), ["b1"]);

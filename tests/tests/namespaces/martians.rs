@@ -12,7 +12,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 /// A SYN from this address to a frontend, put on the wire by the router.
 fn spoof(network: &Network, from: IpAddr, to: SocketAddr) {
-    network.topology.wire().place().run(|| {
+    network.topology.wire().netns().run(|| {
         let raw = socket2::Protocol::from(libc::IPPROTO_RAW);
         let socket = Socket::new(Domain::for_address(to), Type::RAW, Some(raw)).unwrap();
         let syn = Segment::syn(SocketAddr::new(from, 12_345), to, 7);

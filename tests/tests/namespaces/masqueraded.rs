@@ -10,7 +10,7 @@ use lb_common::outcome::Outcome;
 use lb_tests::external_client::{DNS, ExternalClient, ODD, external_ip, load_balancer};
 use lb_tests::peers::{Datagrams, Stream, eventually};
 use lb_tests::ping::pings;
-use lb_tests::topology::Place;
+use lb_tests::topology::NetNs;
 use socket2::{Domain, Socket, Type};
 
 /// A slow machine gets this long.
@@ -26,8 +26,8 @@ fn errors_find_their_way_to_a_client_and_to_a_backend_of_another_node() {
     let beyond = ExternalClient::new("errors");
     for to in beyond.frontends(ODD) {
         let before = beyond.counters();
-        let watch = Errors::open(beyond.client.place(), to.ip());
-        let socket = Datagrams::connected(beyond.client.place(), 0, to).unwrap();
+        let watch = Errors::open(beyond.client.netns(), to.ip());
+        let socket = Datagrams::connected(beyond.client.netns(), 0, to).unwrap();
         let error = socket.ask("hello").expect_err("nobody is there");
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{to}: {error}");
         assert_eq!(watch.from(), to.ip(), "the error comes from whom the client talks to");
@@ -35,9 +35,9 @@ fn errors_find_their_way_to_a_client_and_to_a_backend_of_another_node() {
         assert!(beyond.counters().since(&before, Outcome::IcmpTranslated) >= 1, "{to}: {line}");
 
         // The other way: the backend answers a client that has gone.
-        let server = beyond.backend.place().run(|| UdpSocket::bind(beyond.target(to.ip()))).unwrap();
+        let server = beyond.backend.netns().run(|| UdpSocket::bind(beyond.target(to.ip()))).unwrap();
         server.set_read_timeout(Some(LIMIT)).unwrap();
-        let client = Datagrams::unconnected(beyond.client.place(), 0, to).unwrap();
+        let client = Datagrams::unconnected(beyond.client.netns(), 0, to).unwrap();
         client.send_at(to, "hello").unwrap();
         let (_, peer) = server.recv_from(&mut [0; 64]).unwrap();
         assert_eq!(peer.ip(), masquerade(to.ip()), "the backend sees an address of the node");
@@ -56,11 +56,11 @@ struct Errors {
 }
 
 impl Errors {
-    fn open(place: &Place, like: IpAddr) -> Self {
+    fn open(netns: &NetNs, like: IpAddr) -> Self {
         let is_v4 = like.is_ipv4();
         let (domain, protocol) =
             if is_v4 { (Domain::IPV4, socket2::Protocol::ICMPV4) } else { (Domain::IPV6, socket2::Protocol::ICMPV6) };
-        let socket = place.run(|| Socket::new(domain, Type::RAW, Some(protocol))).unwrap();
+        let socket = netns.run(|| Socket::new(domain, Type::RAW, Some(protocol))).unwrap();
         socket.set_read_timeout(Some(LIMIT)).unwrap();
         Self { socket, is_v4 }
     }
@@ -90,7 +90,7 @@ fn large_datagrams_reach_a_backend_of_another_node_whole_and_so_do_their_answers
     for to in beyond.frontends(DNS) {
         for length in [4_000, 20_000] {
             let text = "0123456789".repeat(length / 10);
-            let socket = Datagrams::connected(beyond.client.place(), 0, to).unwrap();
+            let socket = Datagrams::connected(beyond.client.netns(), 0, to).unwrap();
             socket.set_patience(Duration::from_secs(1)).unwrap();
             // The tunnel is narrower than the client knows at first.
             let answer = eventually(&format!("{to}, {length} bytes"), LIMIT, || socket.ask(&text).ok());
@@ -107,7 +107,7 @@ fn large_datagrams_reach_a_backend_of_another_node_whole_and_so_do_their_answers
 #[test]
 fn addresses_of_services_answer_clients_outside_and_a_nodes_own_speaks_for_itself() {
     let beyond = ExternalClient::new("unserved");
-    let client = beyond.client.place();
+    let client = beyond.client.netns();
     for address in load_balancer().both() {
         let before = beyond.counters();
         let error = Stream::connect(client, SocketAddr::new(address, 8081)).expect_err("nobody serves");
@@ -127,7 +127,7 @@ fn addresses_of_services_answer_clients_outside_and_a_nodes_own_speaks_for_itsel
     // The node's own address is its own: it answers for itself, and no port of it is refused in its name.
     let before = beyond.counters();
     for address in beyond.nodes[0].addresses().both() {
-        let listener = beyond.nodes[0].place().run(|| std::net::TcpListener::bind((address, 0))).unwrap();
+        let listener = beyond.nodes[0].netns().run(|| std::net::TcpListener::bind((address, 0))).unwrap();
         let at = listener.local_addr().unwrap();
         client.run(|| std::net::TcpStream::connect_timeout(&at, LIMIT)).unwrap_or_else(|e| panic!("{at}: {e}"));
         drop(listener);

@@ -22,7 +22,7 @@ fn check(scene: &mut Served, expected: &[String]) {
 fn programs(fixture: &Fixture) -> Vec<String> {
     let node = &fixture.node;
     let show = |arguments: &[&str]| {
-        let output = node.place().run(|| Command::new("bpftool").arg("-j").args(arguments).output()).unwrap();
+        let output = node.netns().run(|| Command::new("bpftool").arg("-j").args(arguments).output()).unwrap();
         assert!(output.status.success(), "{output:?}");
         serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
     };
@@ -118,7 +118,7 @@ fn start_elsewhere(fixture: &Fixture, flags: &[&str], unmount: &[PathBuf]) -> Ou
         command.arg(format!("--bpffs={}", fixture.node.bpffs().display()));
     }
     in_own_mounts(&mut command, unmount);
-    fixture.node.place().run(|| command.output()).unwrap()
+    fixture.node.netns().run(|| command.output()).unwrap()
 }
 
 /// Has a command run in a mount namespace of its own, without these mounts.
@@ -160,7 +160,7 @@ fn without_cgroup_v2_the_agent_names_the_way_out_which_serves_pods() {
     let service = fixture.web();
     let _agent = fixture.agent(&Manifest::of([service.clone()]), &["--socket-lb=off"]);
     for to in service.frontends(Protocol::Tcp) {
-        Stream::connect(fixture.client.place(), to).unwrap().ask("served").unwrap();
+        Stream::connect(fixture.client.netns(), to).unwrap().ask("served").unwrap();
     }
 }
 

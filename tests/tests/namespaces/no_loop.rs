@@ -37,7 +37,7 @@ fn nothing_that_is_sent_to_an_address_of_services_goes_on_to_the_router() {
 
     let mut sent = 0;
     let before = Counters::read(agent.bpffs()).unwrap();
-    let senders = [(outside.place(), true), (fixture.client.place(), false), (fixture.node.place(), false)];
+    let senders = [(outside.netns(), true), (fixture.client.netns(), false), (fixture.node.netns(), false)];
     for (from, is_outside) in senders {
         let own: Vec<IpAddr> =
             cluster.into_iter().chain(balanced).chain(external.into_iter().filter(|_| is_outside)).collect();
@@ -61,7 +61,7 @@ fn nothing_that_is_sent_to_an_address_of_services_goes_on_to_the_router() {
 
     // What a pod sends to another port of an external IP may be for the owner of the address; and the watch is awake.
     for to in external {
-        send(fixture.client.place(), to, GRE, &[0; 8]).unwrap();
+        send(fixture.client.netns(), to, GRE, &[0; 8]).unwrap();
         eventually("it went on", LIMIT, || gateway.seen().contains(&(to, GRE)).then_some(()));
     }
 }

@@ -8,14 +8,14 @@ use std::time::Duration;
 use lb_tests::agent::{Agent, External, Manifest, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Server, Stream, eventually};
-use lb_tests::topology::{NodeOptions, Place, SERVICE_NET4, SERVICE_NET6};
+use lb_tests::topology::{NetNs, NodeOptions, SERVICE_NET4, SERVICE_NET6};
 
 const NODE_PORT: u16 = 30_080;
 /// How long pods may be without DNS when the cache goes: less than the data path's rounds (10 s).
 const AGAIN: Duration = Duration::from_secs(5);
 
 /// Who answers at this service, over both protocols and families.
-fn answers(from: &Place, service: &Service) -> std::io::Result<Vec<String>> {
+fn answers(from: &NetNs, service: &Service) -> std::io::Result<Vec<String>> {
     let mut servers = Vec::new();
     for address in service.cluster_ips.both() {
         servers.push(Stream::connect(from, SocketAddr::new(address, 80))?.ask("who")?.server);
@@ -37,13 +37,13 @@ fn pods_ask_the_cache_on_their_node_and_the_cache_asks_kube_dns() {
     // The address is in a service CIDR, and then no service's but the node's.
     let service_cidrs = format!("{SERVICE_NET4},{SERVICE_NET6}");
     let agent = Agent::start_with(node, &manifest, &["--service-cidr", &service_cidrs]).unwrap();
-    let client = fixture.client.place();
-    let answered_by_within = |from: &Place, name: &str, limit: Duration| {
+    let client = fixture.client.netns();
+    let answered_by_within = |from: &NetNs, name: &str, limit: Duration| {
         eventually(&format!("{name} answers"), limit, || {
             answers(from, &kube_dns).ok().filter(|servers| servers == &[name]).map(drop)
         });
     };
-    let answered_by = |from: &Place, name: &str| answered_by_within(from, name, SOON);
+    let answered_by = |from: &NetNs, name: &str| answered_by_within(from, name, SOON);
     answered_by(client, "b0");
 
     // As node-cache does it: the address on a link, rules that keep connection tracking away, and a listener.
@@ -55,7 +55,7 @@ fn pods_ask_the_cache_on_their_node_and_the_cache_asks_kube_dns() {
         );
         let mut command = Command::new("nft");
         command.arg(rules);
-        let mut ran = node.place().start(&mut command).unwrap();
+        let mut ran = node.netns().start(&mut command).unwrap();
         assert!(ran.wait().unwrap().success());
     }
     let servers: Vec<Server> = kube_dns
@@ -64,14 +64,14 @@ fn pods_ask_the_cache_on_their_node_and_the_cache_asks_kube_dns() {
         .into_iter()
         .flat_map(|address| {
             [
-                Server::tcp(node.place(), "cache", SocketAddr::new(address, 80)).unwrap(),
-                Server::udp(node.place(), "cache", SocketAddr::new(address, 53)).unwrap(),
+                Server::tcp(node.netns(), "cache", SocketAddr::new(address, 80)).unwrap(),
+                Server::udp(node.netns(), "cache", SocketAddr::new(address, 53)).unwrap(),
             ]
         })
         .collect();
     answered_by(client, "cache");
-    answered_by(node.place(), "cache");
-    assert_eq!(answers(node.place(), &upstream).unwrap(), ["b0"], "the cache's own question");
+    answered_by(node.netns(), "cache");
+    assert_eq!(answers(node.netns(), &upstream).unwrap(), ["b0"], "the cache's own question");
     assert_eq!(answers(client, &upstream).unwrap(), ["b0"]);
 
     // The address is no node address: it has no node port, and nobody is refused one there.

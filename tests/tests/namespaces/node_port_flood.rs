@@ -91,7 +91,7 @@ impl Scenario {
 
     fn established(&self) -> Vec<Stream> {
         let open = |to| {
-            let mut stream = Stream::connect(self.client.place(), to).unwrap();
+            let mut stream = Stream::connect(self.client.netns(), to).unwrap();
             stream.ask("before").unwrap();
             stream
         };
@@ -111,7 +111,7 @@ impl Flooding {
         let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&sent));
         let to = scenario.node_port(FLOODED);
-        let thread = scenario.client.place().spawn(move || {
+        let thread = scenario.client.netns().spawn(move || {
             let flood = Flood::new().unwrap();
             for number in 0..u32::MAX {
                 if stopped.load(Ordering::Relaxed) {
@@ -163,7 +163,7 @@ fn a_flood_on_a_node_port_evicts_no_established_flow_and_keeps_nobody_out() {
     while attempts.is_empty() || selected(&scenario.counters(), &before) < 10 * HALF_OPEN {
         assert!(start.elapsed() < LIMIT, "no flood");
         for to in scenario.both() {
-            attempts.extend(LEGITIMATE.run(scenario.client.place(), to).attempts);
+            attempts.extend(LEGITIMATE.run(scenario.client.netns(), to).attempts);
         }
     }
     let sent = flooding.end();
@@ -226,7 +226,7 @@ fn clients_whose_entries_live_for_less_than_a_round_trip_get_through() {
     let scenario = Scenario::new("npslow", HALF_OPEN);
     let established = scenario.established();
     let before = scenario.counters();
-    let raw = RawTcp::new(scenario.client.place()).unwrap();
+    let raw = RawTcp::new(scenario.client.netns()).unwrap();
     let flooding = Flooding::start(&scenario);
     flooding.wait(HALF_OPEN);
     let (mut clients, mut refused) = ([0_u64; 2], [0_u64; 2]);

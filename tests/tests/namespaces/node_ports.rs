@@ -7,7 +7,7 @@ use std::time::Duration;
 use lb_tests::agent::{External, Manifest};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream};
-use lb_tests::topology::{NodeOptions, Place};
+use lb_tests::topology::{NetNs, NodeOptions};
 
 const HTTP: u16 = 30_080;
 const DNS: u16 = 30_053;
@@ -17,7 +17,7 @@ fn node_ports() -> External {
 }
 
 /// TCP and UDP reach a backend, which sees the client as it is.
-fn serves(fixture: &Fixture, from: &Place) {
+fn serves(fixture: &Fixture, from: &NetNs) {
     for address in fixture.node.addresses().both() {
         let to = SocketAddr::new(address, HTTP);
         let mut stream = Stream::connect(from, to).unwrap_or_else(|e| panic!("{}: tcp {to}: {e}", from.name()));
@@ -34,7 +34,7 @@ fn serves(fixture: &Fixture, from: &Place) {
 fn pods_and_host_processes_reach_a_service_by_the_nodes_addresses() {
     let fixture = Fixture::new("nodeports", Pods::Routed, 2, NodeOptions::default());
     let _agent = fixture.agent(&Manifest::of([fixture.web().with(node_ports())]), &[]);
-    for from in [fixture.client.place(), fixture.node.place()] {
+    for from in [fixture.client.netns(), fixture.node.netns()] {
         serves(&fixture, from);
     }
 }
@@ -44,7 +44,7 @@ fn a_node_port_without_endpoints_is_refused() {
     let fixture = Fixture::new("nodeportsempty", Pods::Routed, 0, NodeOptions::default());
     let _agent = fixture.agent(&Manifest::of([fixture.web().with(node_ports())]), &[]);
     for to in fixture.node.addresses().both().map(|address| SocketAddr::new(address, HTTP)) {
-        for from in [fixture.client.place(), fixture.node.place()] {
+        for from in [fixture.client.netns(), fixture.node.netns()] {
             let error = Stream::connect(from, to).expect_err("nobody serves");
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{}: {to}", from.name());
         }
@@ -60,7 +60,7 @@ fn source_ranges_do_not_guard_node_ports() {
         ..node_ports()
     };
     let _agent = fixture.agent(&Manifest::of([fixture.web().with(external)]), &[]);
-    for from in [fixture.client.place(), fixture.node.place()] {
+    for from in [fixture.client.netns(), fixture.node.netns()] {
         serves(&fixture, from);
     }
 }
@@ -77,9 +77,9 @@ fn a_host_process_passes_source_ranges_that_hold_the_node() {
     let frontends = external.load_balancer_ips.clone();
     let _agent = fixture.agent(&Manifest::of([fixture.web().with(external)]), &[]);
     for to in frontends.into_iter().map(|ip| SocketAddr::new(ip, 80)) {
-        let mut stream = Stream::connect(fixture.node.place(), to).unwrap_or_else(|e| panic!("{to}: {e}"));
+        let mut stream = Stream::connect(fixture.node.netns(), to).unwrap_or_else(|e| panic!("{to}: {e}"));
         stream.ask("hello").unwrap();
-        let dropped = Stream::connect_from(fixture.client.place(), 0, to, Duration::from_millis(700));
+        let dropped = Stream::connect_from(fixture.client.netns(), 0, to, Duration::from_millis(700));
         dropped.expect_err("the pod is in no range");
     }
 }

@@ -24,12 +24,12 @@ enum Sender {
 
 /// Sends a stream of bytes from one end to the other, which confirms that it has them all.
 fn transfer(beyond: &ExternalClient, to: SocketAddr, sender: Sender) -> std::io::Result<()> {
-    let listener = beyond.backend.place().run(|| TcpListener::bind(beyond.target(to.ip())))?;
+    let listener = beyond.backend.netns().run(|| TcpListener::bind(beyond.target(to.ip())))?;
     let accepted = std::thread::spawn(move || {
         let (stream, _) = listener.accept()?;
         if sender == Sender::Client { take(stream) } else { give(stream) }
     });
-    let stream = beyond.client.place().run(|| TcpStream::connect_timeout(&to, LIMIT))?;
+    let stream = beyond.client.netns().run(|| TcpStream::connect_timeout(&to, LIMIT))?;
     let done = if sender == Sender::Client { give(stream) } else { take(stream) };
     done.and(accepted.join().unwrap())
 }
@@ -132,7 +132,7 @@ fn a_sender_of_datagrams_makes_them_smaller_once_it_knows() {
         for length in [1_440, 4_000] {
             let before = beyond.counters();
             let text = "0123456789".repeat(length / 10);
-            let socket = Datagrams::connected(beyond.client.place(), 0, to).unwrap();
+            let socket = Datagrams::connected(beyond.client.netns(), 0, to).unwrap();
             socket.set_patience(Duration::from_millis(300)).unwrap();
             // The first one is lost; the socket gets an error, and the next one is cut where it is sent.
             eventually(&format!("{to}, {length} bytes"), LIMIT, || socket.ask(&text).ok());
@@ -151,7 +151,7 @@ fn a_packet_that_has_come_too_far_is_answered_in_the_services_name() {
     let beyond = ExternalClient::new("hops");
     for to in beyond.frontends(ODD) {
         let before = beyond.counters();
-        let error = beyond.client.place().run(|| {
+        let error = beyond.client.netns().run(|| {
             let own = SocketAddr::new(client_addresses().like(to.ip()), 0);
             let socket = std::net::UdpSocket::bind(own).unwrap();
             socket.set_read_timeout(Some(LIMIT)).unwrap();

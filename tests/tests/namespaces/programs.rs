@@ -41,7 +41,7 @@ fn a_restart_opens_the_programs_of_the_agent_before() {
     let service = fixture.web();
     let manifest = Manifest::of([service.clone()]);
     let mut agent = fixture.agent(&manifest, &[]);
-    let mut held = Stream::connect(fixture.client.place(), service.frontends(Protocol::Tcp)[0]).unwrap();
+    let mut held = Stream::connect(fixture.client.netns(), service.frontends(Protocol::Tcp)[0]).unwrap();
     let first = pinned(&fixture.node);
     assert!(first.keys().any(|name| name.starts_with("pod_in-")), "{first:?}");
     for stopped in [false, true] {
@@ -82,7 +82,7 @@ fn a_pin_that_holds_something_else_is_replaced() {
     }
     agent.restart().unwrap();
     for to in service.frontends(Protocol::Tcp) {
-        Stream::connect(fixture.client.place(), to).unwrap().ask("hello").unwrap();
+        Stream::connect(fixture.client.netns(), to).unwrap().ask("hello").unwrap();
     }
     for (pin, name) in [(one, "pod_in"), (two, "pod_out")] {
         assert_eq!(ProgramInfo::from_pin(pin).unwrap().name_as_str(), Some(name));
@@ -105,7 +105,7 @@ fn a_program_is_loaded_when_the_first_interface_needs_it() {
     });
     assert!(loaded(&agent).contains("bridge_in"));
     for to in service.frontends(Protocol::Tcp) {
-        Stream::connect(late.place(), to).unwrap().ask("hello").unwrap();
+        Stream::connect(late.netns(), to).unwrap().ask("hello").unwrap();
     }
 }
 
@@ -127,7 +127,7 @@ fn without_the_programs_that_are_called_only_packets_of_services_are_dropped_and
     let fixture = Fixture::new("emptied", Pods::Routed, 1, NodeOptions::default());
     let service = fixture.web();
     let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
-    let client = fixture.client.place();
+    let client = fixture.client.netns();
     let frontends = service.frontends(Protocol::Tcp);
     let mut held: Vec<_> = frontends.iter().map(|to| Stream::connect(client, *to).unwrap()).collect();
     agent.kill();
@@ -172,7 +172,7 @@ fn an_audit_names_the_programs_that_were_taken_out_and_puts_them_back() {
         }
     }
     for to in service.frontends(Protocol::Tcp) {
-        Stream::connect(fixture.client.place(), to).unwrap().ask("new").unwrap();
+        Stream::connect(fixture.client.netns(), to).unwrap().ask("new").unwrap();
     }
     assert_eq!(agent.cli(&["audit"]).unwrap().status.code(), Some(0));
 }

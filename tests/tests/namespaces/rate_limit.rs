@@ -7,7 +7,7 @@ use lb_common::outcome::Outcome;
 use lb_tests::agent::Protocol;
 use lb_tests::external_client::{self, DNS, ExternalClient, client_addresses};
 use lb_tests::peers::{Stream, eventually};
-use lb_tests::topology::{Addresses, Place};
+use lb_tests::topology::{Addresses, NetNs};
 
 /// New flows in a second, and at once.
 const RATE: u64 = 1;
@@ -20,8 +20,8 @@ const LIMIT: Duration = Duration::from_secs(30);
 const NEIGHBOURS: [[&str; 2]; 2] = [["198.51.100.77", "2001:db8:100:1::77"], ["198.51.101.7", "2001:db8:100:100::7"]];
 
 /// From how many of so many new sockets a question was answered.
-fn answered(place: &Place, from: IpAddr, to: SocketAddr) -> usize {
-    let sockets: Vec<UdpSocket> = (0..ASKED).map(|_| place.run(|| UdpSocket::bind((from, 0))).unwrap()).collect();
+fn answered(netns: &NetNs, from: IpAddr, to: SocketAddr) -> usize {
+    let sockets: Vec<UdpSocket> = (0..ASKED).map(|_| netns.run(|| UdpSocket::bind((from, 0))).unwrap()).collect();
     for socket in &sockets {
         socket.set_nonblocking(true).unwrap();
         socket.send_to(b"hello\n", to).unwrap();
@@ -52,18 +52,18 @@ fn limited(subject: &str, mode: &str) {
     beyond.topology.wire().ip(&routes.concat()).unwrap();
     for to in beyond.frontends(DNS) {
         let at = usize::from(to.is_ipv6());
-        let (own, place) = (client_addresses().like(to.ip()), beyond.client.place());
+        let (own, netns) = (client_addresses().like(to.ip()), beyond.client.netns());
         let [neighbour, other]: [IpAddr; 2] = NEIGHBOURS.map(|both| both[at].parse().unwrap());
         // The way to the backend is known once somebody was answered.
         let warm = || {
-            let socket = place.run(|| UdpSocket::bind((other, 0))).unwrap();
+            let socket = netns.run(|| UdpSocket::bind((other, 0))).unwrap();
             socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
             socket.send_to(b"hello\n", to).unwrap();
             socket.recv(&mut [0; 256]).ok()
         };
         eventually("somebody is answered", LIMIT, warm);
         let (before, start) = (beyond.counters(), Instant::now());
-        let same = answered(place, own, to) + answered(place, neighbour, to);
+        let same = answered(netns, own, to) + answered(netns, neighbour, to);
         let most = BURST + RATE * (start.elapsed().as_secs() + 2);
         let line = beyond.counters().line_since(&before);
         println!("{subject}, {to}: {same} of {} of one network, at most {most}; {line}", 2 * ASKED);
@@ -75,8 +75,8 @@ fn limited(subject: &str, mode: &str) {
             "what was not answered was dropped by the limit: {line}"
         );
         // Another network has a bucket of its own, TCP another one than UDP.
-        assert!(answered(place, other, to) > 0, "another network");
-        let mut stream = Stream::connect(place, beyond.frontends(external_client::HTTP)[at]).unwrap();
+        assert!(answered(netns, other, to) > 0, "another network");
+        let mut stream = Stream::connect(netns, beyond.frontends(external_client::HTTP)[at]).unwrap();
         stream.ask("hello").unwrap();
         for _ in 0..3 * BURST {
             stream.ask("the same flow").unwrap();
@@ -86,7 +86,7 @@ fn limited(subject: &str, mode: &str) {
     let inside = external_client::service(&beyond.backend, &beyond.nodes[1]).frontends(Protocol::Udp);
     for to in inside.into_iter().filter(|to| to.port() == 53) {
         let pod = client.addresses().like(to.ip());
-        let asks = || (answered(client.place(), pod, to) == ASKED).then_some(());
+        let asks = || (answered(client.netns(), pod, to) == ASKED).then_some(());
         eventually("a pod has no limit", LIMIT, asks);
     }
 }

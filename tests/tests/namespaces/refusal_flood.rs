@@ -29,7 +29,7 @@ const REFUSED: u64 = 5;
 const LIMIT: Duration = Duration::from_mins(1);
 
 fn opened(fixture: &Fixture, to: SocketAddr) -> Stream {
-    let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
+    let mut stream = Stream::connect(fixture.client.netns(), to).unwrap();
     stream.ask("before").unwrap();
     stream
 }
@@ -53,17 +53,17 @@ fn a_flood_to_a_closed_port_leaves_other_clients_and_their_events_alone() {
     let (stop, start) = (Arc::new(AtomicBool::new(false)), Instant::now());
     let (stopped, from) = (Arc::clone(&stop), attacker.addresses().v4);
     let closed = SocketAddrV4::new(service.cluster_ips.v4, CLOSED);
-    let flooding = attacker.place().spawn(move || {
+    let flooding = attacker.netns().spawn(move || {
         let flood = Flood::new().unwrap();
         (0..MOST).take_while(|_| !stopped.load(Ordering::Relaxed)).for_each(|number| flood.syn(from, number, closed));
     });
     let mut attempts = Vec::new();
     while counted(Outcome::RefusedUnserved) < FLOOD {
         assert!(start.elapsed() < LIMIT, "no flood");
-        attempts.extend(CLIENTS.run(fixture.client.place(), to).attempts);
+        attempts.extend(CLIENTS.run(fixture.client.netns(), to).attempts);
     }
     for _ in 0..REFUSED {
-        let error = Stream::connect(fixture.client.place(), nowhere).expect_err("it has no endpoint");
+        let error = Stream::connect(fixture.client.netns(), nowhere).expect_err("it has no endpoint");
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "{error}");
     }
     stop.store(true, Ordering::Relaxed);
@@ -91,7 +91,7 @@ fn a_flood_to_a_closed_port_leaves_other_clients_and_their_events_alone() {
     assert!((1..=bound(EVENT_BURST, EVENTS_PER_SECOND)).contains(&written), "{written} records in {seconds} s");
     // The flood is over: every client is refused at once.
     eventually("refused again", LIMIT, || {
-        let error = Stream::connect(fixture.client.place(), closed.into()).expect_err("nobody serves");
+        let error = Stream::connect(fixture.client.netns(), closed.into()).expect_err("nobody serves");
         (error.kind() == std::io::ErrorKind::ConnectionRefused).then_some(())
     });
 }

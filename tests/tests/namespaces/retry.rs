@@ -52,7 +52,7 @@ impl Scenario {
         agent.write_text(&change(&manifest.yaml())).unwrap();
         agent.restart().unwrap();
         eventually("the tables hold the manifest", SOON, || (agent.states().ok()? == manifest.states()).then_some(()));
-        let (client, backends) = (RawTcp::new(fixture.client.place()).unwrap(), RawTcp::new(pod.place()).unwrap());
+        let (client, backends) = (RawTcp::new(fixture.client.netns()).unwrap(), RawTcp::new(pod.netns()).unwrap());
         Self { client, backends, agent, sources, service, _pod: pod, fixture }
     }
 

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use lb_tests::agent::{Agent, Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, PATIENCE, Stream, eventually};
-use lb_tests::topology::{NodeOptions, Place};
+use lb_tests::topology::{NetNs, NodeOptions};
 
 /// Gives the service this scheduler and waits until the tables say so.
 fn schedule(agent: &Agent, service: &Service, scheduler: &str) {
@@ -19,7 +19,7 @@ fn schedule(agent: &Agent, service: &Service, scheduler: &str) {
 }
 
 /// How many of so many connections each backend gets.
-fn spread(from: &Place, to: SocketAddr, connections: usize) -> BTreeMap<String, usize> {
+fn spread(from: &NetNs, to: SocketAddr, connections: usize) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for _ in 0..connections {
         let mut stream = Stream::connect(from, to).unwrap();
@@ -29,7 +29,7 @@ fn spread(from: &Place, to: SocketAddr, connections: usize) -> BTreeMap<String, 
 }
 
 /// Backends by the source port that asks.
-fn by_port(from: &Place, to: SocketAddr, ports: std::ops::Range<u16>) -> BTreeMap<u16, String> {
+fn by_port(from: &NetNs, to: SocketAddr, ports: std::ops::Range<u16>) -> BTreeMap<u16, String> {
     let ask = |port: u16| {
         let mut stream = Stream::connect_from(from, port, to, PATIENCE).unwrap();
         let server = stream.ask("hello").unwrap().server;
@@ -45,13 +45,13 @@ fn each_scheduler_spreads_connections_as_it_says() {
     let heavy = fixture.backends[0].addresses();
     let service = fixture.web().annotated("weights", &format!("{}=4, {}=4", heavy.v4, heavy.v6));
     let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
-    let client = fixture.client.place();
+    let client = fixture.client.netns();
     // A retransmission in a moment of load may take a turn of its own.
     let near = |count: usize, expected: usize| count.abs_diff(expected) <= 3;
     for to in service.frontends(Protocol::Tcp) {
         schedule(&agent, &service, "round-robin");
-        for place in [client, fixture.node.place()] {
-            let counts = spread(place, to, 30);
+        for netns in [client, fixture.node.netns()] {
+            let counts = spread(netns, to, 30);
             assert!(counts.len() == 3 && counts.values().all(|count| near(*count, 10)), "{to}: {counts:?}");
         }
         schedule(&agent, &service, "weighted");
@@ -70,7 +70,7 @@ fn maglev_keeps_tuples_where_they_were_when_others_come_and_go() {
     let service = fixture.web();
     let agent = fixture.agent(&Manifest::of([service.clone()]), &["--scheduler", "maglev"]);
     let to = service.frontends(Protocol::Tcp)[0];
-    let client = fixture.client.place();
+    let client = fixture.client.netns();
     // Below the ports that the kernel gives to others.
     let ports = 20_000..20_100;
     let before = by_port(client, to, ports.clone());
@@ -94,9 +94,9 @@ fn a_change_of_scheduler_breaks_no_connection() {
     let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     let mut streams = Vec::new();
     for to in service.frontends(Protocol::Tcp) {
-        for place in [fixture.client.place(), fixture.node.place()] {
+        for netns in [fixture.client.netns(), fixture.node.netns()] {
             for _ in 0..6 {
-                let mut stream = Stream::connect(place, to).unwrap();
+                let mut stream = Stream::connect(netns, to).unwrap();
                 let server = stream.ask("first").unwrap().server;
                 streams.push((stream, server));
             }
@@ -106,7 +106,7 @@ fn a_change_of_scheduler_breaks_no_connection() {
         .frontends(Protocol::Udp)
         .into_iter()
         .map(|to| {
-            let socket = Datagrams::unconnected(fixture.client.place(), 0, to).unwrap();
+            let socket = Datagrams::unconnected(fixture.client.netns(), 0, to).unwrap();
             let server = socket.ask_at(to, "first").unwrap().server;
             (socket, to, server)
         })
@@ -120,8 +120,8 @@ fn a_change_of_scheduler_breaks_no_connection() {
             assert_eq!(&socket.ask_at(*to, scheduler).unwrap().server, server, "{scheduler}");
         }
         for to in service.frontends(Protocol::Tcp) {
-            spread(fixture.client.place(), to, 3);
-            spread(fixture.node.place(), to, 3);
+            spread(fixture.client.netns(), to, 3);
+            spread(fixture.node.netns(), to, 3);
         }
     }
 }
@@ -138,6 +138,6 @@ fn a_bad_annotation_is_told_and_everything_else_holds() {
     }
     assert!(!status.contains("ballast.dev/drain-period"), "{status}");
     let to = service.frontends(Protocol::Tcp)[0];
-    let counts = spread(fixture.client.place(), to, 10);
+    let counts = spread(fixture.client.netns(), to, 10);
     assert!(counts.values().all(|count| count.abs_diff(5) <= 2), "by the agent's own scheduler: {counts:?}");
 }

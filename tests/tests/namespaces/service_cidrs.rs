@@ -11,7 +11,7 @@ use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::incident::Counters;
 use lb_tests::peers::{Datagrams, Stream, eventually};
 use lb_tests::strays::{Gateway, SYN, segment, send, strays};
-use lb_tests::topology::{NodeOptions, Place, SERVICE_NET4, SERVICE_NET6};
+use lb_tests::topology::{NetNs, NodeOptions, SERVICE_NET4, SERVICE_NET6};
 
 /// A slow machine gets this long.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -31,7 +31,7 @@ fn counters(agent: &Agent) -> Counters {
 }
 
 /// Sends what may begin a connection and what may not, of several protocols, to these addresses; says how many packets that were.
-fn send_all(from: &Place, to: &[IpAddr]) -> u64 {
+fn send_all(from: &NetNs, to: &[IpAddr]) -> u64 {
     let all = to.iter().flat_map(|to| {
         let begins = (libc::IPPROTO_TCP, segment(SYN).to_vec());
         strays(*to).into_iter().chain([begins]).map(move |stray| (*to, stray))
@@ -40,7 +40,7 @@ fn send_all(from: &Place, to: &[IpAddr]) -> u64 {
 }
 
 /// Whether a packet to each of these passes the router.
-fn leave(gateway: &Gateway, from: &Place, to: &[IpAddr]) {
+fn leave(gateway: &Gateway, from: &NetNs, to: &[IpAddr]) {
     for to in to {
         let (protocol, payload) = (libc::IPPROTO_TCP, segment(SYN));
         eventually("a packet leaves", LIMIT, || {
@@ -59,7 +59,7 @@ fn what_no_service_has_is_dropped_for_pods_processes_and_clients_outside() {
     let gateway = Gateway::watch(&fixture.topology).unwrap();
 
     let before = counters(&agent);
-    let places = [outside.place(), fixture.client.place(), fixture.node.place()];
+    let places = [outside.netns(), fixture.client.netns(), fixture.node.netns()];
     let sent: u64 = places.map(|from| send_all(from, &nobodys())).iter().sum();
     let dropped = || counters(&agent).since(&before, Outcome::DroppedNoService);
     eventually("all are dropped", LIMIT, || (dropped() >= sent).then_some(()));
@@ -78,7 +78,7 @@ fn what_no_service_has_is_dropped_for_pods_processes_and_clients_outside() {
     }
     assert_eq!(dropped(), sent, "{}", counters(&agent).line_since(&before));
     // What is in no service CIDR leaves, and the watch at the router is awake.
-    leave(&gateway, fixture.client.place(), &["198.51.100.99", "2001:db8:5::63"].map(|text| text.parse().unwrap()));
+    leave(&gateway, fixture.client.netns(), &["198.51.100.99", "2001:db8:5::63"].map(|text| text.parse().unwrap()));
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn connections_of_a_deleted_service_go_on_and_new_ones_are_dropped() {
     let agent = fixture.agent(&Manifest::of([web, other.clone()]), &[&flag(), "--drain-period=10m"]);
     let gateway = Gateway::watch(&fixture.topology).unwrap();
     let addresses = other.cluster_ips.both();
-    let client = fixture.client.place();
+    let client = fixture.client.netns();
     let mut connections = addresses.map(|address| Stream::connect(client, SocketAddr::new(address, 80)).unwrap());
     let socket = Datagrams::connected(client, 0, SocketAddr::new(addresses[0], 53)).unwrap();
     assert_eq!(socket.ask("who").unwrap().server, "b0");
@@ -114,7 +114,7 @@ fn the_tables_drop_without_an_agent_and_the_next_one_says_what_is_a_service_cidr
     let fixture = Fixture::new("cidrs-restart", Pods::Bridged, 1, NodeOptions::default());
     let manifest = Manifest::of([fixture.web()]);
     let mut with = fixture.agent(&manifest, &[&flag()]);
-    let client = fixture.client.place();
+    let client = fixture.client.netns();
     let before = counters(&with);
     with.kill();
     let sent = send_all(client, &nobodys());
@@ -126,5 +126,5 @@ fn the_tables_drop_without_an_agent_and_the_next_one_says_what_is_a_service_cidr
     let mut without = Agent::prepare(&fixture.node, &[]).unwrap();
     without.restart().unwrap();
     leave(&gateway, client, &nobodys());
-    leave(&gateway, fixture.node.place(), &nobodys());
+    leave(&gateway, fixture.node.netns(), &nobodys());
 }

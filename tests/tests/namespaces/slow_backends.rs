@@ -51,10 +51,10 @@ impl Scenario {
     fn connect(&self) -> Result<(Vec<String>, Duration)> {
         let start = Instant::now();
         let frontends = self.service.frontends(Protocol::Tcp);
-        let place = self.fixture.client.place();
+        let netns = self.fixture.client.netns();
         let one = |to: SocketAddr| {
-            let from = place.clone();
-            place.spawn(move || {
+            let from = netns.clone();
+            netns.spawn(move || {
                 let mut stream = Stream::connect_from(&from, 0, to, PATIENT)?;
                 let answer = stream.ask("who");
                 answer.map(|answer| answer.server)
@@ -101,7 +101,7 @@ fn rules(pod: &Pod, input: &str, egress: &str) -> Result<()> {
     );
     let mut command = std::process::Command::new("nft");
     command.args(["-f", "-"]).stdin(Stdio::piped());
-    let mut child = pod.place().start(&mut command).context("starting `nft`: install nftables")?;
+    let mut child = pod.netns().start(&mut command).context("starting `nft`: install nftables")?;
     child.stdin.take().context("piped")?.write_all(text.as_bytes())?;
     ensure!(child.wait()?.success(), "nft refuses {text}");
     Ok(())
@@ -208,7 +208,7 @@ fn a_backend_whose_accept_queue_is_full_keeps_no_client_from_another_one() -> Re
     let mut full = Vec::new();
     for ip in scenario.pod(0).ips() {
         let address = SocketAddr::new(ip, PORT);
-        let listener = scenario.pod(0).place().run(|| {
+        let listener = scenario.pod(0).netns().run(|| {
             let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
             socket.set_reuse_address(true)?;
             socket.bind(&address.into())?;
@@ -216,7 +216,7 @@ fn a_backend_whose_accept_queue_is_full_keeps_no_client_from_another_one() -> Re
             anyhow::Ok(socket)
         })?;
         // Its queue takes one more than its limit.
-        let first = scenario.pod(0).place().run(|| TcpStream::connect_timeout(&address, Duration::from_secs(2)))?;
+        let first = scenario.pod(0).netns().run(|| TcpStream::connect_timeout(&address, Duration::from_secs(2)))?;
         full.push((listener, first));
     }
     let (names, took) = scenario.connect()?;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use lb_tests::agent::{Endpoint, External, Manifest, Port, Protocol, Service};
 use lb_tests::peers::{PATIENCE, Stream};
 use lb_tests::routed::{Backend, Cell, Client, Family, Kind, Network, Policy};
-use lb_tests::topology::Place;
+use lb_tests::topology::NetNs;
 
 /// Connections of each kind, one after the other.
 const CONNECTIONS: usize = 512;
@@ -25,14 +25,14 @@ const NODE_PORT: u16 = 30_900;
 const TARGET: u16 = 9_000;
 
 /// Accepts so many connections, and closes each one at once. The addresses that they came from.
-fn closing_server(place: &Place, at: SocketAddr, connections: usize) -> JoinHandle<Vec<SocketAddr>> {
-    let listener = place.run(|| TcpListener::bind(at)).unwrap();
+fn closing_server(netns: &NetNs, at: SocketAddr, connections: usize) -> JoinHandle<Vec<SocketAddr>> {
+    let listener = netns.run(|| TcpListener::bind(at)).unwrap();
     std::thread::spawn(move || (0..connections).map(|_| listener.accept().unwrap().1).collect())
 }
 
 /// How long each connect took, in order of length, to each of both by turns: what else the machine does delays both alike. Each connection
 /// ends before the next one begins, and the server ends it first.
-fn connects(client: &Place, both: [SocketAddr; 2]) -> [Vec<Duration>; 2] {
+fn connects(client: &NetNs, both: [SocketAddr; 2]) -> [Vec<Duration>; 2] {
     let connect = |to| {
         let start = Instant::now();
         let mut stream = Stream::connect_from(client, 0, to, PATIENCE).unwrap();

@@ -8,7 +8,7 @@ use lb_common::outcome::Outcome;
 use lb_tests::agent::{Endpoint, Manifest, Protocol, Service};
 use lb_tests::fixture::{Fixture, Pods, serve_at};
 use lb_tests::peers::{Datagrams, Stream};
-use lb_tests::topology::{NodeOptions, Place};
+use lb_tests::topology::{NetNs, NodeOptions};
 
 #[test]
 fn a_host_process_sees_the_service_and_its_packets_are_not_translated() {
@@ -16,18 +16,18 @@ fn a_host_process_sees_the_service_and_its_packets_are_not_translated() {
     let service = fixture.web();
     let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     for to in service.frontends(Protocol::Tcp) {
-        let mut stream = Stream::connect(fixture.node.place(), to).unwrap();
+        let mut stream = Stream::connect(fixture.node.netns(), to).unwrap();
         assert_eq!(stream.peer().unwrap(), to);
         let answer = stream.ask("hello").unwrap();
         assert_ne!(answer.local, to, "the backend is addressed itself");
         assert_eq!(answer.peer, stream.local().unwrap());
     }
     for to in service.frontends(Protocol::Udp) {
-        let socket = Datagrams::connected(fixture.node.place(), 0, to).unwrap();
+        let socket = Datagrams::connected(fixture.node.netns(), 0, to).unwrap();
         assert_eq!(socket.peer().unwrap(), to);
         socket.ask("hello").unwrap();
         // An unconnected socket hears from the service, whichever backend answers.
-        let socket = Datagrams::unconnected(fixture.node.place(), 0, to).unwrap();
+        let socket = Datagrams::unconnected(fixture.node.netns(), 0, to).unwrap();
         socket.ask_at(to, "hello").unwrap();
     }
     let connections = agent.json(&["get", "connections", "-A"]).unwrap();
@@ -42,15 +42,15 @@ fn only_the_hosts_own_processes_are_translated_unless_told_otherwise() {
         let service = fixture.web();
         let agent = fixture.agent(&Manifest::of([service.clone()]), &["--socket-lb", mode]);
         // A process in a pod's namespace, in the cgroup that the programs are attached to.
-        let pod = fixture.client.place().clone().in_cgroup(fixture.node.cgroup());
-        for (place, at_connect) in [(fixture.node.place(), host), (&pod, pods)] {
+        let pod = fixture.client.netns().clone().in_cgroup(fixture.node.cgroup());
+        for (netns, at_connect) in [(fixture.node.netns(), host), (&pod, pods)] {
             for to in service.frontends(Protocol::Tcp) {
                 let before = agent.counted(Outcome::SocketConnected).unwrap();
-                let mut stream = Stream::connect(place, to).unwrap();
+                let mut stream = Stream::connect(netns, to).unwrap();
                 stream.ask("hello").unwrap();
                 assert_eq!(stream.peer().unwrap(), to);
                 let translated = agent.counted(Outcome::SocketConnected).unwrap() - before;
-                assert_eq!(translated, u64::from(at_connect), "{mode} in {}", place.name());
+                assert_eq!(translated, u64::from(at_connect), "{mode} in {}", netns.name());
             }
         }
     }
@@ -64,12 +64,12 @@ fn a_host_process_is_refused_at_once_where_nobody_serves() {
     let before = agent.counted(Outcome::SocketRefused).unwrap();
     let frontends = [service.frontends(Protocol::Tcp), service.frontends(Protocol::Udp)].concat();
     for to in service.frontends(Protocol::Tcp) {
-        assert_eq!(Stream::connect(fixture.node.place(), to).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        assert_eq!(Stream::connect(fixture.node.netns(), to).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     }
     for to in service.frontends(Protocol::Udp) {
-        let error = Datagrams::connected(fixture.node.place(), 0, to).expect_err("connect fails itself");
+        let error = Datagrams::connected(fixture.node.netns(), 0, to).expect_err("connect fails itself");
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
-        let socket = Datagrams::unconnected(fixture.node.place(), 0, to).unwrap();
+        let socket = Datagrams::unconnected(fixture.node.netns(), 0, to).unwrap();
         assert_eq!(socket.send_at(to, "hello").unwrap_err().kind(), ErrorKind::ConnectionRefused);
     }
     assert_eq!(agent.counted(Outcome::SocketRefused).unwrap() - before, frontends.len() as u64 + 2);
@@ -85,17 +85,17 @@ fn a_host_process_is_refused_at_once_at_a_port_that_the_service_does_not_have() 
         let to = SocketAddr::new(address, 81);
         let mapped = lb_tests::peers::mapped(to);
         for to in [to, mapped] {
-            assert_eq!(Stream::connect(fixture.node.place(), to).unwrap_err().kind(), ErrorKind::ConnectionRefused);
-            let error = Datagrams::connected(fixture.node.place(), 0, to).expect_err("connect fails itself");
+            assert_eq!(Stream::connect(fixture.node.netns(), to).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+            let error = Datagrams::connected(fixture.node.netns(), 0, to).expect_err("connect fails itself");
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
         }
-        let socket = Datagrams::unconnected(fixture.node.place(), 0, to).unwrap();
+        let socket = Datagrams::unconnected(fixture.node.netns(), 0, to).unwrap();
         assert_eq!(socket.send_at(to, "hello").unwrap_err().kind(), ErrorKind::ConnectionRefused);
     }
     assert_eq!(agent.counted(Outcome::RefusedUnserved).unwrap() - before, 2 * 5);
     // Only the node's own kernel refuses a port of the node itself.
     let own = SocketAddr::new(fixture.node.addresses().v4.into(), 81);
-    assert_eq!(Stream::connect(fixture.node.place(), own).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    assert_eq!(Stream::connect(fixture.node.netns(), own).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     assert_eq!(agent.counted(Outcome::RefusedUnserved).unwrap() - before, 2 * 5);
 }
 
@@ -110,7 +110,7 @@ fn an_unconnected_socket_leaves_a_backend_that_is_gone_and_no_other() {
         let endpoints = fixture.endpoints();
         agent.apply(&Manifest::of([service.clone()])).unwrap();
         let sockets: Vec<Datagrams> =
-            (0..48).map(|_| Datagrams::unconnected(fixture.node.place(), 0, to).unwrap()).collect();
+            (0..48).map(|_| Datagrams::unconnected(fixture.node.netns(), 0, to).unwrap()).collect();
         let ask = |sockets: &[Datagrams], text: &str| -> Vec<String> {
             sockets.iter().map(|socket| socket.ask_at(to, text).unwrap().server).collect()
         };
@@ -135,10 +135,10 @@ fn a_connected_socket_may_name_its_peer_and_an_unconnected_one_may_ask_the_backe
     for to in service.frontends(Protocol::Udp) {
         for _ in 0..8 {
             // connect(), then sendto() with the same address: the datagram goes where the answers are taken from.
-            let socket = Datagrams::connected(fixture.node.place(), 0, to).unwrap();
+            let socket = Datagrams::connected(fixture.node.netns(), 0, to).unwrap();
             socket.ask_by_name(to, "hello").unwrap();
         }
-        let socket = Datagrams::unconnected(fixture.node.place(), 0, to).unwrap();
+        let socket = Datagrams::unconnected(fixture.node.netns(), 0, to).unwrap();
         let server = socket.ask_at(to, "which").unwrap().server;
         let index: usize = server.trim_start_matches('b').parse().unwrap();
         let direct = SocketAddr::new(fixture.backends[index].addresses().like(to.ip()), 5353);
@@ -156,39 +156,39 @@ fn host_processes_are_served_while_no_agent_runs() {
     let fixture = Fixture::new("hostdead", Pods::Routed, 2, NodeOptions::default());
     let service = fixture.web();
     let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
-    let mut held = Stream::connect(fixture.node.place(), service.frontends(Protocol::Tcp)[0]).unwrap();
+    let mut held = Stream::connect(fixture.node.netns(), service.frontends(Protocol::Tcp)[0]).unwrap();
     agent.kill();
-    let serve = |place: &Place| {
+    let serve = |netns: &NetNs| {
         for to in service.frontends(Protocol::Tcp) {
-            Stream::connect(place, to).unwrap().ask("hello").unwrap();
+            Stream::connect(netns, to).unwrap().ask("hello").unwrap();
         }
         for to in service.frontends(Protocol::Udp) {
-            Datagrams::connected(place, 0, to).unwrap().ask("hello").unwrap();
+            Datagrams::connected(netns, 0, to).unwrap().ask("hello").unwrap();
         }
     };
-    serve(fixture.node.place());
+    serve(fixture.node.netns());
     held.ask("still").unwrap();
     agent.restart().unwrap();
-    serve(fixture.node.place());
+    serve(fixture.node.netns());
     held.ask("still").unwrap();
 }
 
 #[test]
 fn an_endpoint_on_the_host_itself_is_reached_from_everywhere() {
     let fixture = Fixture::new("hostnet", Pods::Routed, 0, NodeOptions::default());
-    let _servers = serve_at(fixture.node.place(), fixture.node.ips(), "host");
+    let _servers = serve_at(fixture.node.netns(), fixture.node.ips(), "host");
     let endpoint = Endpoint::ready(fixture.node.addresses()).on(&fixture.node.node_name());
     let service = Service::web(vec![endpoint]);
     let _agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
-    for place in [fixture.client.place(), fixture.node.place()] {
+    for netns in [fixture.client.netns(), fixture.node.netns()] {
         for to in service.frontends(Protocol::Tcp) {
             let mut stream =
-                Stream::connect(place, to).unwrap_or_else(|error| panic!("{}: {to}: {error}", place.name()));
+                Stream::connect(netns, to).unwrap_or_else(|error| panic!("{}: {to}: {error}", netns.name()));
             assert_eq!(stream.ask("hello").unwrap().server, "host");
         }
         for to in service.frontends(Protocol::Udp) {
-            let socket = Datagrams::connected(place, 0, to).unwrap();
-            assert_eq!(socket.ask("hello").unwrap().server, "host", "{}", place.name());
+            let socket = Datagrams::connected(netns, 0, to).unwrap();
+            assert_eq!(socket.ask("hello").unwrap().server, "host", "{}", netns.name());
         }
     }
 }

@@ -7,7 +7,7 @@ use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, External, Manifest, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Stream, eventually};
-use lb_tests::topology::{NodeOptions, Place};
+use lb_tests::topology::{NetNs, NodeOptions};
 
 const HTTP: u16 = 30_080;
 const DNS: u16 = 30_053;
@@ -19,8 +19,8 @@ fn fixture(subject: &str) -> (Fixture, Service) {
 }
 
 /// What comes of taking the port: held until dropped, or why not.
-fn take(place: &Place, protocol: &str, at: SocketAddr) -> Result<Box<dyn std::any::Any + Send>, ErrorKind> {
-    place
+fn take(netns: &NetNs, protocol: &str, at: SocketAddr) -> Result<Box<dyn std::any::Any + Send>, ErrorKind> {
+    netns
         .run(|| match protocol {
             "tcp" => TcpListener::bind(at).map(|socket| Box::new(socket) as _),
             _ => UdpSocket::bind(at).map(|socket| Box::new(socket) as _),
@@ -51,7 +51,7 @@ fn refused(agent: &Agent) -> u64 {
 fn a_node_port_is_in_use_for_every_process_of_the_node() {
     let (fixture, web) = fixture("binds");
     let agent = fixture.agent(&Manifest::of([web.clone()]), &[]);
-    let host = fixture.node.place();
+    let host = fixture.node.netns();
     let mut asked = 0;
     for at in every(&fixture) {
         for (protocol, port) in ports() {
@@ -66,7 +66,7 @@ fn a_node_port_is_in_use_for_every_process_of_the_node() {
         }
     }
     // A pod has ports of its own, and so has an address that is not of the node.
-    let pod = fixture.client.place().clone().in_cgroup(fixture.node.cgroup());
+    let pod = fixture.client.netns().clone().in_cgroup(fixture.node.cgroup());
     for (protocol, port) in ports() {
         for at in ips(&["0.0.0.0", "::", "127.0.0.1"]) {
             take(&pod, protocol, SocketAddr::new(at, port)).unwrap();
@@ -89,7 +89,7 @@ fn who_had_the_port_before_the_service_is_named() {
     let agent = fixture.agent(&Manifest::of([fixture.web()]), &[]);
     let held: Vec<_> = [("tcp", "0.0.0.0", HTTP), ("udp", "::", DNS), ("tcp", "127.0.0.1", 81)]
         .map(|(protocol, at, port)| (protocol, SocketAddr::new(at.parse().unwrap(), port)))
-        .map(|(protocol, at)| take(fixture.node.place(), protocol, at).unwrap())
+        .map(|(protocol, at)| take(fixture.node.netns(), protocol, at).unwrap())
         .into();
     let told = |wanted: usize| {
         eventually("status names the sockets", SOON, || {
@@ -107,7 +107,7 @@ fn who_had_the_port_before_the_service_is_named() {
     assert!(agent.metrics().unwrap().contains("ballast_held_ports 2"));
     // Clients of the service reach it all the same.
     let to = SocketAddr::new(fixture.node.addresses().v4.into(), HTTP);
-    for from in [fixture.client.place(), fixture.node.place()] {
+    for from in [fixture.client.netns(), fixture.node.netns()] {
         assert_eq!(Stream::connect(from, to).unwrap().ask("hello").unwrap().server, "b0");
     }
     drop(held);
@@ -120,7 +120,7 @@ fn only_what_is_served_is_kept() {
     let own = fixture.node.addresses();
     let flag = format!("--nodeport-addresses={}/32", own.v4);
     let _agent = fixture.agent(&Manifest::of([web]), &[&flag]);
-    let host = fixture.node.place();
+    let host = fixture.node.netns();
     for (protocol, port) in ports() {
         for at in [ips(&["0.0.0.0", "::"]), vec![own.v4.into()]].concat() {
             let error = take(host, protocol, SocketAddr::new(at, port)).err();
@@ -135,7 +135,7 @@ fn only_what_is_served_is_kept() {
 #[test]
 fn ports_are_kept_while_no_agent_runs_and_not_where_it_is_turned_off() {
     let (fixture, web) = fixture("bindoff");
-    let host = fixture.node.place();
+    let host = fixture.node.netns();
     let at = SocketAddr::new("0.0.0.0".parse().unwrap(), HTTP);
     {
         let mut agent = fixture.agent(&Manifest::of([web.clone()]), &[]);

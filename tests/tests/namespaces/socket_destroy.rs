@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use lb_tests::agent::{Agent, Endpoint, Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream, eventually, mapped};
-use lb_tests::topology::{NodeOptions, Place};
+use lb_tests::topology::{NetNs, NodeOptions};
 use lb_userspace::maps::Pinned;
 
 /// How soon datagrams of a socket that was ended arrive at a live backend, once the event is in the tables. The agent ends the socket
@@ -22,10 +22,10 @@ fn destroyed(agent: &Agent, protocol: &str) -> u64 {
 }
 
 /// Connections to a server of this name by the service, as many as asked for.
-fn connections(place: &Place, to: SocketAddr, server: &str, count: usize) -> Vec<Stream> {
+fn connections(netns: &NetNs, to: SocketAddr, server: &str, count: usize) -> Vec<Stream> {
     let mut held = Vec::new();
     while held.len() < count {
-        let mut stream = Stream::connect(place, to).unwrap();
+        let mut stream = Stream::connect(netns, to).unwrap();
         if stream.ask("who").unwrap().server == server {
             held.push(stream);
         }
@@ -34,9 +34,9 @@ fn connections(place: &Place, to: SocketAddr, server: &str, count: usize) -> Vec
 }
 
 /// A connected socket to this server, from this port (0: any).
-fn datagrams(place: &Place, port: u16, to: SocketAddr, server: &str) -> Datagrams {
+fn datagrams(netns: &NetNs, port: u16, to: SocketAddr, server: &str) -> Datagrams {
     loop {
-        let socket = Datagrams::connected(place, port, to).unwrap();
+        let socket = Datagrams::connected(netns, port, to).unwrap();
         if socket.ask("who").unwrap().server == server {
             return socket;
         }
@@ -60,7 +60,7 @@ fn connections_of_host_processes_end_at_the_deadline_and_no_others() {
     let fixture = Fixture::new("ends", Pods::Routed, 2, NodeOptions::default());
     let service = fixture.web();
     let agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period=8s", "--drain-max=0s"]);
-    let host = fixture.node.place();
+    let host = fixture.node.netns();
     let frontends = service.frontends(Protocol::Tcp);
     let asked = [frontends[0], frontends[1], mapped(frontends[0])];
     let mut ending: Vec<_> = asked.iter().flat_map(|to| connections(host, *to, "b1", 2)).collect();
@@ -103,7 +103,7 @@ fn past_the_drain_period_connections_that_are_answered_go_on_until_the_longest_d
     let agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period=2s", "--drain-max=32s"]);
     let each = |server| {
         let to = service.frontends(Protocol::Tcp);
-        to.into_iter().flat_map(|to| connections(fixture.node.place(), to, server, 1)).collect::<Vec<_>>()
+        to.into_iter().flat_map(|to| connections(fixture.node.netns(), to, server, 1)).collect::<Vec<_>>()
     };
     let (mut talking, mut idle, mut dead) = (each("b1"), each("b1"), each("b2"));
     let began = Instant::now();
@@ -145,7 +145,7 @@ fn an_address_that_comes_back_as_another_pod_ends_the_connections_to_the_old_one
     let endpoint = fixture.endpoints().remove(0);
     let first = Service::web(vec![endpoint.clone().pod("aaaa")]);
     let agent = fixture.agent(&Manifest::of([first.clone()]), &[]);
-    let host = fixture.node.place();
+    let host = fixture.node.netns();
     let mut old: Vec<_> =
         first.frontends(Protocol::Tcp).into_iter().map(|to| Stream::connect(host, to).unwrap()).collect();
     agent.write(&Manifest::of([Service::web(vec![endpoint.pod("bbbb")])])).unwrap();
@@ -163,7 +163,7 @@ fn a_deadline_that_struck_while_no_agent_ran_is_made_up_for() {
     let service = fixture.web();
     let mut agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period=1s", "--drain-max=0s"]);
     let to = service.frontends(Protocol::Tcp)[0];
-    let mut held = connections(fixture.node.place(), to, "b1", 1).remove(0);
+    let mut held = connections(fixture.node.netns(), to, "b1", 1).remove(0);
     agent.apply(&Manifest::of([Service::web(fixture.endpoints()[..1].to_vec())])).unwrap();
     agent.kill();
     agent.restart().unwrap();
@@ -176,7 +176,7 @@ fn a_connected_udp_sender_is_told_at_once_and_finds_another_backend_from_the_sam
     let fixture = Fixture::new("oneway", Pods::Routed, 2, NodeOptions::default());
     let service = fixture.web();
     let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
-    let host = fixture.node.place();
+    let host = fixture.node.netns();
     let frontends = service.frontends(Protocol::Udp);
     for (round, to) in [frontends[0], frontends[1], mapped(frontends[0])].into_iter().enumerate() {
         agent.apply(&Manifest::of([service.clone()])).unwrap();
@@ -215,7 +215,7 @@ fn an_idle_unconnected_socket_holds_no_backend_that_is_gone() {
     let agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period=1s", "--drain-max=0s"]);
     let maps = Pinned::open(&agent.bpffs().join("ballast/tables")).unwrap();
     let to = service.frontends(Protocol::Udp)[0];
-    let sockets: Vec<_> = (0..8).map(|_| Datagrams::unconnected(fixture.node.place(), 0, to).unwrap()).collect();
+    let sockets: Vec<_> = (0..8).map(|_| Datagrams::unconnected(fixture.node.netns(), 0, to).unwrap()).collect();
     let servers: Vec<_> = sockets.iter().map(|socket| socket.ask_at(to, "before").unwrap().server).collect();
     agent.apply(&Manifest::of([Service::web(fixture.endpoints()[..1].to_vec())])).unwrap();
     let live = 2 * servers.iter().filter(|server| *server == "b0").count();
@@ -235,7 +235,7 @@ fn a_udp_socket_that_waits_for_an_answer_is_woken() {
     let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     for to in service.frontends(Protocol::Udp) {
         agent.apply(&Manifest::of([service.clone()])).unwrap();
-        let socket = datagrams(fixture.node.place(), 0, to, "b0");
+        let socket = datagrams(fixture.node.netns(), 0, to, "b0");
         agent.apply(&Manifest::of([Service::web(vec![])])).unwrap();
         socket.set_patience(SOON).unwrap();
         assert_eq!(socket.receive().unwrap_err().kind(), ErrorKind::ConnectionAborted);
@@ -249,13 +249,13 @@ fn with_all_processes_served_the_sockets_of_pods_end_too() {
     let service = fixture.web();
     let agent =
         fixture.agent(&Manifest::of([service.clone()]), &["--socket-lb", "all", "--drain-period=2s", "--drain-max=0s"]);
-    let pod = fixture.client.place().clone().in_cgroup(fixture.node.cgroup());
+    let pod = fixture.client.netns().clone().in_cgroup(fixture.node.cgroup());
     // A namespace is found by a process in it.
     let mut process = pod.start(std::process::Command::new("sleep").arg("600")).unwrap();
     let mut held = Vec::new();
-    for place in [&pod, fixture.node.place()] {
+    for netns in [&pod, fixture.node.netns()] {
         for to in service.frontends(Protocol::Tcp) {
-            held.extend(connections(place, to, "b1", 1));
+            held.extend(connections(netns, to, "b1", 1));
         }
     }
     agent.apply(&Manifest::of([Service::web(fixture.endpoints()[..1].to_vec())])).unwrap();

@@ -27,12 +27,12 @@ fn a_backend_that_left_pods_unanswered_is_avoided_by_the_host() {
     let service = fixture.web();
     let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     let other = fixture.pod("other");
-    let (pod, host) = (fixture.client.place(), fixture.node.place());
+    let (pod, host) = (fixture.client.netns(), fixture.node.netns());
     for to in service.frontends(Protocol::Tcp) {
         let before = agent.counted(Outcome::Ejected).unwrap();
         fall_silent(&fixture.backends[1], true);
         eventually("the connections of two pods show that the backend is dead", LONG, || {
-            for pod in [pod, other.place()] {
+            for pod in [pod, other.netns()] {
                 Stream::connect_from(pod, 0, to, LONG).unwrap().ask("hello").unwrap();
             }
             (agent.counted(Outcome::Ejected).unwrap() > before).then_some(())

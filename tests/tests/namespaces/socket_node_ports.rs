@@ -7,7 +7,7 @@ use std::time::Duration;
 use lb_tests::agent::{Agent, Endpoint, External, Manifest, Service};
 use lb_tests::fixture::{self, Fixture, Pods};
 use lb_tests::peers::{Datagrams, Server, Stream, mapped};
-use lb_tests::topology::{Addresses, NodeOptions, Place};
+use lb_tests::topology::{Addresses, NetNs, NodeOptions};
 
 const HTTP: u16 = 30_080;
 const DNS: u16 = 30_053;
@@ -25,7 +25,7 @@ fn ports_of(number: u8) -> [u16; 2] {
 }
 
 /// TCP, and UDP connected and not, reach a backend; the process believes throughout that it talks to `shown`.
-fn serves(from: &Place, [http, dns]: [u16; 2], asked: IpAddr, shown: IpAddr) {
+fn serves(from: &NetNs, [http, dns]: [u16; 2], asked: IpAddr, shown: IpAddr) {
     let (to, peer) = (SocketAddr::new(asked, http), SocketAddr::new(shown, http));
     let mut stream = Stream::connect(from, to).unwrap_or_else(|e| panic!("{}: tcp {to}: {e}", from.name()));
     stream.ask("hello").unwrap_or_else(|e| panic!("{}: tcp {to}: {e}", from.name()));
@@ -42,7 +42,7 @@ fn serves(from: &Place, [http, dns]: [u16; 2], asked: IpAddr, shown: IpAddr) {
     }
 }
 
-fn refuses(from: &Place, to: SocketAddr) {
+fn refuses(from: &NetNs, to: SocketAddr) {
     let error = Stream::connect(from, to).expect_err("nobody listens there");
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{}: {to}", from.name());
 }
@@ -56,11 +56,11 @@ fn loopback_of_a_pod_is_its_own() {
     let options = NodeOptions { rp_filter: 2, ..NodeOptions::default() };
     let fixture = Fixture::new("podloop", Pods::Routed, 1, options);
     let _agent = fixture.agent(&Manifest::of([fixture.web().with(node_ports())]), &["--socket-lb", "all"]);
-    let pod = fixture.client.place().clone().in_cgroup(fixture.node.cgroup());
+    let pod = fixture.client.netns().clone().in_cgroup(fixture.node.cgroup());
     for address in LOOPBACK.into_iter().chain(NO_ADDRESS) {
         refuses(&pod, SocketAddr::new(address, HTTP));
     }
-    serves(fixture.node.place(), [HTTP, DNS], LOOPBACK[0], LOOPBACK[0]);
+    serves(fixture.node.netns(), [HTTP, DNS], LOOPBACK[0], LOOPBACK[0]);
 }
 
 #[test]
@@ -69,11 +69,11 @@ fn no_packet_is_served_at_loopback() {
     // Without the hook nobody translates, and nothing but a hook may: other hosts must not come by here.
     let _agent = fixture.agent(&Manifest::of([fixture.web().with(node_ports())]), &["--socket-lb", "off"]);
     for address in LOOPBACK.into_iter().chain(NO_ADDRESS) {
-        refuses(fixture.node.place(), SocketAddr::new(address, HTTP));
+        refuses(fixture.node.netns(), SocketAddr::new(address, HTTP));
     }
     let own = fixture.node.addresses().both().map(|address| SocketAddr::new(address, HTTP));
     for to in own {
-        Stream::connect(fixture.client.place(), to).unwrap().ask("hello").unwrap();
+        Stream::connect(fixture.client.netns(), to).unwrap().ask("hello").unwrap();
     }
 }
 
@@ -82,7 +82,7 @@ fn loopback_is_open_where_the_addresses_of_node_ports_hold_it() {
     let fixture = Fixture::new("looponly", Pods::Routed, 1, NodeOptions::default());
     let manifest = Manifest::of([fixture.web().with(node_ports())]);
     let own = fixture.node.addresses();
-    let host = fixture.node.place();
+    let host = fixture.node.netns();
     {
         let _agent = fixture.agent(&manifest, &[&format!("--nodeport-addresses={}/32", own.v4)]);
         serves(host, [HTTP, DNS], own.v4.into(), own.v4.into());
@@ -117,7 +117,7 @@ impl Host {
     fn new() -> Self {
         let fixture = Fixture::new("nodeports", Pods::Routed, 2, NodeOptions::default());
         let own = fixture.node.addresses();
-        let servers = fixture::serve_at(fixture.node.place(), own.both(), "host");
+        let servers = fixture::serve_at(fixture.node.netns(), own.both(), "host");
         let on_the_node = vec![Endpoint::ready(own).on(&fixture.node.node_name())];
         // The one endpoint is on another node, as the policy sees it.
         let elsewhere = vec![Endpoint::ready(fixture.backends[0].addresses()).on("elsewhere")];
@@ -142,8 +142,8 @@ impl Host {
         Self { fixture, _servers: servers, _agent: agent, elsewhere: cluster_ips }
     }
 
-    fn place(&self) -> &Place {
-        self.fixture.node.place()
+    fn netns(&self) -> &NetNs {
+        self.fixture.node.netns()
     }
 
     fn own(&self) -> [IpAddr; 2] {
@@ -180,39 +180,39 @@ fn a_host_process_reaches_node_ports_and_external_addresses() {
 fn node_ports_at_loopback(host: &Host) {
     let ports = ports_of(WEB);
     for address in LOOPBACK {
-        serves(host.place(), ports, address, address);
-        serves(host.place(), ports, mapped_ip(address), mapped_ip(address));
-        refuses(host.place(), SocketAddr::new(address, ports[0] + 1));
+        serves(host.netns(), ports, address, address);
+        serves(host.netns(), ports, mapped_ip(address), mapped_ip(address));
+        refuses(host.netns(), SocketAddr::new(address, ports[0] + 1));
     }
     // Without an address the kernel means loopback, and says so.
     for (asked, shown) in NO_ADDRESS.into_iter().zip([LOOPBACK[0], LOOPBACK[2]]) {
-        serves(host.place(), ports, asked, shown);
+        serves(host.netns(), ports, asked, shown);
     }
 }
 
 fn an_endpoint_on_the_node_itself(host: &Host) {
     for address in LOOPBACK {
-        serves(host.place(), ports_of(ON_THE_NODE), address, address);
+        serves(host.netns(), ports_of(ON_THE_NODE), address, address);
     }
 }
 
 fn no_endpoints(host: &Host) {
     let [http, dns] = ports_of(EMPTY);
     for address in LOOPBACK {
-        refuses(host.place(), SocketAddr::new(address, http));
-        let error = Datagrams::connected(host.place(), 0, SocketAddr::new(address, dns)).expect_err("at connect");
+        refuses(host.netns(), SocketAddr::new(address, http));
+        let error = Datagrams::connected(host.netns(), 0, SocketAddr::new(address, dns)).expect_err("at connect");
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
     }
 }
 
 fn the_whole_cluster_whatever_the_policy_for_those_outside(host: &Host) {
     for address in host.own().into_iter().chain(LOOPBACK) {
-        serves(host.place(), ports_of(ELSEWHERE), address, address);
-        serves(host.place(), ports_of(ELSEWHERE), mapped_ip(address), mapped_ip(address));
+        serves(host.netns(), ports_of(ELSEWHERE), address, address);
+        serves(host.netns(), ports_of(ELSEWHERE), mapped_ip(address), mapped_ip(address));
     }
     for address in ips(ELSEWHERE) {
-        serves(host.place(), [80, 53], address, address);
-        serves(host.place(), [80, 53], mapped_ip(address), mapped_ip(address));
+        serves(host.netns(), [80, 53], address, address);
+        serves(host.netns(), [80, 53], mapped_ip(address), mapped_ip(address));
     }
 }
 
@@ -220,17 +220,17 @@ fn source_ranges_by_the_nodes_own_address_in_each_family(host: &Host) {
     for (number, passes) in RANGES.into_iter().zip(host.own()) {
         for address in ips(number).into_iter().flat_map(|address| [address, mapped_ip(address)]) {
             if address.to_canonical().is_ipv4() == passes.is_ipv4() {
-                serves(host.place(), [80, 53], address, address);
+                serves(host.netns(), [80, 53], address, address);
                 continue;
             }
             // Ranges of one family leave nothing open in the other.
             let to = SocketAddr::new(address, 80);
-            let error = Stream::connect_from(host.place(), 0, to, Duration::from_secs(5)).expect_err("not in range");
+            let error = Stream::connect_from(host.netns(), 0, to, Duration::from_secs(5)).expect_err("not in range");
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{to}");
         }
         // Node ports are open to all.
         for address in host.own().into_iter().chain(LOOPBACK) {
-            serves(host.place(), ports_of(number), address, address);
+            serves(host.netns(), ports_of(number), address, address);
         }
     }
 }
@@ -246,7 +246,7 @@ fn one_socket_asks_by_every_address_and_hears_from_the_last(host: &Host) {
             (cluster.like(own), 53).into(),
             (backend.like(own), 5353).into(),
         ];
-        let socket = Datagrams::unconnected(host.place(), 0, ways[0]).unwrap();
+        let socket = Datagrams::unconnected(host.netns(), 0, ways[0]).unwrap();
         for turn in 0..12 {
             // Each after each other one, in the end.
             let to = ways[(turn + turn / 4) % 4];

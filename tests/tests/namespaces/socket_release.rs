@@ -8,7 +8,7 @@ use lb_common::abi::SOCKET_PAIRS;
 use lb_tests::agent::{Agent, Manifest, Protocol, Service};
 use lb_tests::fixture::{Fixture, Pods, serve};
 use lb_tests::peers::{Datagrams, PATIENCE, Stream, mapped};
-use lb_tests::topology::{NodeOptions, Place};
+use lb_tests::topology::{NetNs, NodeOptions};
 use lb_userspace::maps::Pinned;
 use socket2::{Domain, SockAddr, Socket, Type};
 
@@ -36,7 +36,7 @@ fn ten_thousand_short_sockets_leave_no_entry() {
         if !agent_lives {
             agent.kill();
         }
-        fixture.node.place().run(|| {
+        fixture.node.netns().run(|| {
             for _ in 0..ROUNDS {
                 // Eight sockets a round: 10,000 with the agent alive, 10,000 with it dead; half of them of each protocol.
                 for to in [tcp[0], tcp[1], mapped(tcp[0]), tcp[0]] {
@@ -62,12 +62,12 @@ fn an_open_socket_keeps_its_entries_while_others_close() {
     let mut streams: Vec<_> = service
         .frontends(Protocol::Tcp)
         .into_iter()
-        .map(|to| (to, Stream::connect(fixture.node.place(), to).unwrap()))
+        .map(|to| (to, Stream::connect(fixture.node.netns(), to).unwrap()))
         .collect();
     let sockets: Vec<_> = service
         .frontends(Protocol::Udp)
         .into_iter()
-        .map(|to| (to, Datagrams::unconnected(fixture.node.place(), 0, to).unwrap()))
+        .map(|to| (to, Datagrams::unconnected(fixture.node.netns(), 0, to).unwrap()))
         .collect();
     for (to, socket) in &sockets {
         socket.ask_at(*to, "before").unwrap();
@@ -76,7 +76,7 @@ fn an_open_socket_keeps_its_entries_while_others_close() {
     let kept = streams.len() + 2 * sockets.len();
     assert_eq!(entries(&agent), kept);
     for to in service.frontends(Protocol::Tcp) {
-        drop(Stream::connect(fixture.node.place(), to).unwrap());
+        drop(Stream::connect(fixture.node.netns(), to).unwrap());
     }
     assert_eq!(entries(&agent), kept);
     for (to, stream) in &mut streams {
@@ -100,7 +100,7 @@ fn a_connect_that_fails_leaves_no_entry() {
     }
     let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     for to in service.frontends(Protocol::Tcp) {
-        let error = Stream::connect(fixture.node.place(), to).expect_err("nobody listens");
+        let error = Stream::connect(fixture.node.netns(), to).expect_err("nobody listens");
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
     }
     assert_eq!(entries(&agent), 0);
@@ -119,8 +119,8 @@ fn a_socket_may_ask_more_services_than_its_record_names() {
         (20..).zip(names).map(|(last, name)| Service::standard(name, last, vec![endpoint.clone()])).collect();
     let agent = fixture.agent(&Manifest::of(services.clone()), &[]);
     let asked: Vec<_> = services.iter().map(|service| service.frontends(Protocol::Udp)[0]).collect();
-    let ask = |place: &Place| {
-        let socket = Datagrams::unconnected(place, 0, asked[0]).unwrap();
+    let ask = |netns: &NetNs| {
+        let socket = Datagrams::unconnected(netns, 0, asked[0]).unwrap();
         for _ in 0..3 {
             for to in &asked {
                 // Every answer names it.
@@ -128,7 +128,7 @@ fn a_socket_may_ask_more_services_than_its_record_names() {
             }
         }
     };
-    ask(fixture.node.place());
+    ask(fixture.node.netns());
     let left = entries(&agent);
     // All share one backend, and with it one entry for the answers.
     assert!(left <= SERVICES - SOCKET_PAIRS, "{left} entries are left");

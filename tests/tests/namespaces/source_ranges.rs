@@ -11,7 +11,7 @@ use lb_common::abi::{
 use lb_common::outcome::Outcome;
 use lb_tests::peers::Datagrams;
 use lb_tests::test_run::{LoadedPrograms, Whose};
-use lb_tests::topology::{Addresses, Place, Topology};
+use lb_tests::topology::{Addresses, NetNs, Topology};
 
 const FRONTEND4: [u8; 4] = [192, 0, 2, 10];
 const FRONTEND6: [u8; 16] = [0x20, 1, 0x0d, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10];
@@ -62,7 +62,7 @@ fn record<const N: usize>(address: [u8; N]) -> Backend<N> {
 }
 
 /// What a process there comes to at each frontend: connected to whom, or refused.
-fn connect(from: &Place) -> Vec<Result<SocketAddr, ErrorKind>> {
+fn connect(from: &NetNs) -> Vec<Result<SocketAddr, ErrorKind>> {
     [SocketAddr::from((FRONTEND4, 53)), SocketAddr::from((FRONTEND6, 53))]
         .map(|to| match Datagrams::connected(from, 0, to) {
             Ok(socket) => Ok(socket.peer().unwrap()),
@@ -86,9 +86,9 @@ fn a_host_process_passes_if_its_node_is_in_range() {
     let pod = node.pod("backend").unwrap();
     let (ranges, admitted) = (service_flags::SOURCE_RANGES, service_flags::NODE_ALLOWED);
     for (flags, passes) in [(0, true), (ranges, false), (ranges | admitted, true)] {
-        let mut programs = LoadedPrograms::on_sockets(node.place(), node.cgroup(), Whose::Host).unwrap();
+        let mut programs = LoadedPrograms::on_sockets(node.netns(), node.cgroup(), Whose::Host).unwrap();
         serve(&mut programs, flags, pod.addresses());
-        let came_to = connect(node.place());
+        let came_to = connect(node.netns());
         if passes {
             assert_eq!(came_to, to(pod.addresses()));
             assert_eq!(count(&programs, Outcome::DroppedSourceRange), 0);
@@ -99,7 +99,7 @@ fn a_host_process_passes_if_its_node_is_in_range() {
         let counted: Vec<_> = programs.take_stats().unwrap().iter().map(|(key, n)| (key.id, key.outcome, *n)).collect();
         assert_eq!(counted, [(SERVICE, Outcome::DroppedSourceRange as u8, 2)], "counted for the service");
         // An unconnected socket is refused at each datagram.
-        let socket = Datagrams::unconnected(node.place(), 0, (FRONTEND4, 53).into()).unwrap();
+        let socket = Datagrams::unconnected(node.netns(), 0, (FRONTEND4, 53).into()).unwrap();
         let error = socket.send_at((FRONTEND4, 53).into(), "hello").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
         assert_eq!(count(&programs, Outcome::DroppedSourceRange), 3);
@@ -111,16 +111,16 @@ fn a_pods_process_is_left_to_its_link_where_source_ranges_are() {
     let topology = Topology::new("podranges").unwrap();
     let node = topology.node().unwrap();
     let pod = node.pod("client").unwrap();
-    let place = pod.place().clone().in_cgroup(node.cgroup());
+    let netns = pod.netns().clone().in_cgroup(node.cgroup());
     let untouched = vec![Ok(SocketAddr::from((FRONTEND4, 53))), Ok(SocketAddr::from((FRONTEND6, 53)))];
     let (ranges, admitted) = (service_flags::SOURCE_RANGES, service_flags::NODE_ALLOWED);
     for (flags, translated) in [(0, true), (ranges, false), (ranges | admitted, false)] {
-        let mut programs = LoadedPrograms::on_sockets(node.place(), node.cgroup(), Whose::All).unwrap();
+        let mut programs = LoadedPrograms::on_sockets(node.netns(), node.cgroup(), Whose::All).unwrap();
         serve(&mut programs, flags, pod.addresses());
         let expected = if translated { to(pod.addresses()) } else { untouched.clone() };
-        assert_eq!(connect(&place), expected, "flags {flags}");
+        assert_eq!(connect(&netns), expected, "flags {flags}");
         assert_eq!(count(&programs, Outcome::DroppedSourceRange), 0);
         let host = if flags == ranges { vec![Err(ErrorKind::ConnectionRefused); 2] } else { to(pod.addresses()) };
-        assert_eq!(connect(node.place()), host, "the same programs hold the node by its flag");
+        assert_eq!(connect(node.netns()), host, "the same programs hold the node by its flag");
     }
 }

@@ -42,7 +42,7 @@ fn text(address: [u8; 4], length: u32) -> String {
 }
 
 fn index_of(node: &Node, link: &str) -> u32 {
-    node.place().run(|| nix::net::if_::if_nametoindex(link)).unwrap()
+    node.netns().run(|| nix::net::if_::if_nametoindex(link)).unwrap()
 }
 
 fn service() -> Service {
@@ -139,7 +139,7 @@ fn a_full_table_of_networks_keeps_no_new_pod_from_being_served() {
     let late = fixture.pod("late");
     eventually("the new pod is attached", SOON, || is_attached(&agent, &late).then_some(()));
     for to in service.frontends(Protocol::Tcp) {
-        Stream::connect(late.place(), to).unwrap().ask("served").unwrap();
+        Stream::connect(late.netns(), to).unwrap().ask("served").unwrap();
     }
 }
 

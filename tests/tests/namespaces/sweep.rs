@@ -83,7 +83,7 @@ fn sweep(
     start: Start,
 ) -> Result<(Seen, Vec<(&'static str, usize)>)> {
     let mut rounds = Rounds::new(Monotonic::default(), 0);
-    let (mut seen, mut place, mut swept) = (Seen::new(start, 0), None, Vec::new());
+    let (mut seen, mut netns, mut swept) = (Seen::new(start, 0), None, Vec::new());
     let look = Look {
         maps,
         book: programmer.book(),
@@ -95,7 +95,7 @@ fn sweep(
     loop {
         let now = rounds.due();
         let order = rounds.next(now).context("due")?;
-        let part = look.part(order.kind, &mut place, order.count, &mut seen)?;
+        let part = look.part(order.kind, &mut netns, order.count, &mut seen)?;
         assert!(part.looked <= PART, "a part is bounded");
         if part.removed > 0 {
             swept.push((order.kind.name(), part.removed));
@@ -261,7 +261,7 @@ fn ids_and_slots_of_a_hundred_generations_come_back() -> Result<()> {
     let web = |uid: &str| Service::web(vec![endpoint.clone().pod(uid)]);
     let agent = fixture.agent(&Manifest::of([web("first")]), &["--drain-period=1s", "--drain-max=0s"]);
     let to = web("first").frontends(Protocol::Tcp)[0];
-    let mut held = Stream::connect(fixture.client.place(), to)?;
+    let mut held = Stream::connect(fixture.client.netns(), to)?;
     held.ask("one")?;
     // Its flow stays, and with it the id of the pod that it was made to.
     let counts = || -> Option<(u64, u64)> {

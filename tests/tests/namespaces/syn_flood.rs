@@ -52,7 +52,7 @@ fn flood(subject: &str, is_answered: bool) -> Flooded {
     let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&sent));
     let SocketAddr::V4(target) = target.frontends(Protocol::Tcp)[0] else { panic!("the first frontend is IPv4") };
-    let flooding = attacker.place().spawn(move || {
+    let flooding = attacker.netns().spawn(move || {
         let flood = Flood::new().unwrap();
         // It goes on as long as the others connect, and in any case until it is ten tables long.
         for number in 0.. {
@@ -64,9 +64,9 @@ fn flood(subject: &str, is_answered: bool) -> Flooded {
         }
     });
     // Connections are made until the flood is over.
-    let mut round = LEGITIMATE.run(fixture.client.place(), to);
+    let mut round = LEGITIMATE.run(fixture.client.netns(), to);
     while sent.load(Ordering::Relaxed) < FLOOD {
-        round.attempts.extend(LEGITIMATE.run(fixture.client.place(), to).attempts);
+        round.attempts.extend(LEGITIMATE.run(fixture.client.netns(), to).attempts);
     }
     stop.store(true, Ordering::Relaxed);
     flooding.join().unwrap();
@@ -83,7 +83,7 @@ fn flood(subject: &str, is_answered: bool) -> Flooded {
 }
 
 fn opened(fixture: &Fixture, to: SocketAddr) -> Stream {
-    let mut stream = Stream::connect(fixture.client.place(), to).unwrap();
+    let mut stream = Stream::connect(fixture.client.netns(), to).unwrap();
     stream.ask("before").unwrap();
     stream
 }

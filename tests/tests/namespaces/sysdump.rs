@@ -42,7 +42,7 @@ fn an_archive_lists_what_it_holds_and_needs_no_agent() {
     let fixture = Fixture::new("sysdump", Pods::Routed, 1, NodeOptions::default());
     let web = fixture.web();
     let mut agent = fixture.agent(&Manifest::of([web.clone()]), &[]);
-    let mut stream = Stream::connect(fixture.client.place(), web.frontends(lb_tests::agent::Protocol::Tcp)[0]).unwrap();
+    let mut stream = Stream::connect(fixture.client.netns(), web.frontends(lb_tests::agent::Protocol::Tcp)[0]).unwrap();
     stream.ask("there?").unwrap();
 
     let (index, files) = dump(&agent);

@@ -51,7 +51,7 @@ fn maps_of_a_version_that_knew_less_are_taken_over() {
     let service = fixture.web();
     let flag = format!("--service-cidr={SERVICE_NET4}");
     let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[&flag]);
-    let client = fixture.client.place();
+    let client = fixture.client.netns();
     let mut held = Stream::connect(client, service.frontends(Protocol::Tcp)[0]).unwrap();
     held.ask("before").unwrap();
     agent.kill();
@@ -92,7 +92,7 @@ fn tables_of_another_version_are_refused_and_go_on_serving() {
     let fixture = Fixture::new("otherabi", Pods::Routed, 2, NodeOptions::default());
     let service = fixture.web();
     let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
-    let mut held = Stream::connect(fixture.client.place(), service.frontends(Protocol::Tcp)[0]).unwrap();
+    let mut held = Stream::connect(fixture.client.netns(), service.frontends(Protocol::Tcp)[0]).unwrap();
     held.ask("before").unwrap();
     agent.kill();
 
@@ -109,7 +109,7 @@ fn tables_of_another_version_are_refused_and_go_on_serving() {
     assert_eq!(pins(fixture.node.bpffs()), before, "the old state keeps working");
     held.ask("after").unwrap();
     for to in service.frontends(Protocol::Tcp) {
-        Stream::connect(fixture.client.place(), to).unwrap().ask("new").unwrap();
+        Stream::connect(fixture.client.netns(), to).unwrap().ask("new").unwrap();
     }
 
     config.set(0, found, 0).unwrap();
@@ -126,7 +126,7 @@ fn other_tc_mechanism_after_a_restart_replaces_the_first() {
     let mut held: Vec<Stream> = service
         .frontends(Protocol::Tcp)
         .into_iter()
-        .map(|to| Stream::connect(fixture.client.place(), to).unwrap())
+        .map(|to| Stream::connect(fixture.client.netns(), to).unwrap())
         .collect();
     for (attach, other) in [("clsact", "tcx"), ("tcx", "clsact")] {
         first.kill();
@@ -137,7 +137,7 @@ fn other_tc_mechanism_after_a_restart_replaces_the_first() {
             stream.ask("still").unwrap();
         }
         for to in service.frontends(Protocol::Tcp) {
-            Stream::connect(fixture.client.place(), to).unwrap().ask("new").unwrap();
+            Stream::connect(fixture.client.netns(), to).unwrap().ask("new").unwrap();
         }
         let status = next.json(&["status"]).unwrap().to_string();
         let how = |name: &str| status.contains(&format!("\"how\":\"{name}\",\"point\":\"in\""));

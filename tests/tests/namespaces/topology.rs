@@ -5,9 +5,9 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result};
 use lb_tests::peers::{Datagrams, Server, Stream};
-use lb_tests::topology::{Families, NodeOptions, PREFIX, Place, RUN_ROOT, Topology, sweep};
+use lb_tests::topology::{Families, NetNs, NodeOptions, PREFIX, RUN_ROOT, Topology, sweep};
 
-fn reachable(from: &Place, to: &Place, addresses: Vec<IpAddr>) -> Result<()> {
+fn reachable(from: &NetNs, to: &NetNs, addresses: Vec<IpAddr>) -> Result<()> {
     for address in addresses {
         let at = SocketAddr::new(address, 8080);
         let _servers = Server::all(to, "there", &[at])?;
@@ -30,13 +30,13 @@ fn everyone_reaches_everyone() -> Result<()> {
         two.route_to(&one)?;
         let outside = topology.outside("outside", &one)?;
         let (routed, bridged, far) = (one.pod("routed")?, one.bridged_pod("bridged")?, two.pod("far")?);
-        reachable(routed.place(), bridged.place(), bridged.ips())?;
-        reachable(bridged.place(), routed.place(), routed.ips())?;
-        reachable(routed.place(), far.place(), far.ips())?;
-        reachable(outside.place(), routed.place(), routed.ips())?;
-        reachable(one.place(), bridged.place(), bridged.ips())?;
-        reachable(routed.place(), one.place(), one.ips())?;
-        reachable(bridged.place(), outside.place(), outside.ips())?;
+        reachable(routed.netns(), bridged.netns(), bridged.ips())?;
+        reachable(bridged.netns(), routed.netns(), routed.ips())?;
+        reachable(routed.netns(), far.netns(), far.ips())?;
+        reachable(outside.netns(), routed.netns(), routed.ips())?;
+        reachable(one.netns(), bridged.netns(), bridged.ips())?;
+        reachable(routed.netns(), one.netns(), one.ips())?;
+        reachable(bridged.netns(), outside.netns(), outside.ips())?;
         let hosts = [one.namespace(), outside.namespace(), routed.namespace(), bridged.namespace()];
         for namespace in hosts {
             let shown = namespace.ip_show(&["-4", "address", "show"])?;

@@ -3,7 +3,7 @@
 use lb_tests::agent::{Manifest, Protocol};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream};
-use lb_tests::topology::{Checksums, NodeOptions, Place};
+use lb_tests::topology::{Checksums, NetNs, NodeOptions};
 
 /// Longer than any segment, socket buffer and window at the start of a connection.
 const BULK: usize = 1_000_000;
@@ -13,7 +13,7 @@ fn text(length: usize) -> String {
     (0..length / 8).map(|number| format!("{number:07x}.")).collect::<Vec<_>>().concat()
 }
 
-fn transfers(what: &str, from: &Place, fixture: &Fixture) {
+fn transfers(what: &str, from: &NetNs, fixture: &Fixture) {
     let service = fixture.web();
     let bulk = text(BULK);
     for to in service.frontends(Protocol::Tcp) {
@@ -45,9 +45,9 @@ fn with_and_without_offload_from_pods_the_host_and_outside() {
             let outside = fixture.topology.outside("out", &fixture.node).unwrap();
             let agent = fixture.agent(&Manifest::of([fixture.web()]), &[]);
             let what = format!("{pods:?} {pod_checksums:?}");
-            transfers(&format!("{what}, pod"), fixture.client.place(), &fixture);
-            transfers(&format!("{what}, host"), fixture.node.place(), &fixture);
-            transfers(&format!("{what}, outside"), outside.place(), &fixture);
+            transfers(&format!("{what}, pod"), fixture.client.netns(), &fixture);
+            transfers(&format!("{what}, host"), fixture.node.netns(), &fixture);
+            transfers(&format!("{what}, outside"), outside.netns(), &fixture);
             drop(agent);
         }
     }
@@ -60,6 +60,6 @@ fn through_the_links_that_catch_all() {
         let mut agent = fixture.agent(&Manifest::of([fixture.web()]), &[]);
         agent.kill();
         let orphan = fixture.pod("orphan");
-        transfers(&format!("{pods:?}, pod without an agent"), orphan.place(), &fixture);
+        transfers(&format!("{pods:?}, pod without an agent"), orphan.netns(), &fixture);
     }
 }

@@ -3,9 +3,9 @@
 use lb_tests::agent::{Agent, Endpoint, Manifest, Protocol, Service};
 use lb_tests::fixture::{serve, serve_at};
 use lb_tests::peers::{Datagrams, Stream};
-use lb_tests::topology::{Addresses, Node, NodeOptions, Place, Pod, Topology, tun};
+use lb_tests::topology::{Addresses, NetNs, Node, NodeOptions, Pod, Topology, tun};
 
-fn served(what: &str, from: &Place, service: &Service) {
+fn served(what: &str, from: &NetNs, service: &Service) {
     for to in service.frontends(Protocol::Tcp) {
         for _ in 0..10 {
             let mut stream = Stream::connect(from, to).unwrap_or_else(|error| panic!("{what}: tcp {to}: {error}"));
@@ -21,7 +21,7 @@ fn served(what: &str, from: &Place, service: &Service) {
     }
 }
 
-fn refused(what: &str, from: &Place, service: &Service) {
+fn refused(what: &str, from: &NetNs, service: &Service) {
     for to in service.frontends(Protocol::Tcp) {
         let error = Stream::connect(from, to).expect_err("nobody is there");
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "{what}: tcp {to}: {error}");
@@ -65,9 +65,9 @@ impl Pair {
     fn everyone_is_served(&self) {
         let [service, empty] = self.services();
         for (at, client) in self.clients.iter().enumerate() {
-            served(&format!("pod on node {}", at + 1), client.place(), &service);
-            refused(&format!("pod on node {}", at + 1), client.place(), &empty);
-            served(&format!("process on node {}", at + 1), self.nodes[at].place(), &service);
+            served(&format!("pod on node {}", at + 1), client.netns(), &service);
+            refused(&format!("pod on node {}", at + 1), client.netns(), &empty);
+            served(&format!("process on node {}", at + 1), self.nodes[at].netns(), &service);
         }
     }
 }
@@ -84,7 +84,7 @@ fn pods_reach_backends_on_both_nodes() {
     let [service, _] = pair.services();
     agents.iter_mut().for_each(Agent::kill);
     let orphan = pair.nodes[0].pod("orphan").unwrap();
-    served("pod without an agent", orphan.place(), &service);
+    served("pod without an agent", orphan.netns(), &service);
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn pods_reach_backends_through_a_tunnel() {
     let [service, _] = pair.services();
     agents.iter_mut().for_each(Agent::kill);
     let orphan = pair.nodes[0].pod("orphan").unwrap();
-    served("pod without an agent", orphan.place(), &service);
+    served("pod without an agent", orphan.netns(), &service);
 }
 
 /// Programs for links without Ethernet header: a client asks from outside, and a pod without an agent asks through it.
@@ -149,22 +149,22 @@ fn a_link_without_ethernet_serves_clients_and_catches_pods() {
     let empty = Service::standard("empty", 11, vec![]);
     // A backend that lies behind the tunnel itself.
     let beyond = Addresses { v4: [203, 0, 113, 2].into(), v6: "2001:db8:113::2".parse().unwrap() };
-    let _far_servers = serve_at(outside.place(), beyond.both(), "far");
+    let _far_servers = serve_at(outside.netns(), beyond.both(), "far");
     let far = Service::standard("far", 12, vec![Endpoint::ready(beyond)]);
     let manifest = Manifest::of([service.clone(), empty.clone(), far.clone()]);
     let mut agent = Agent::start(&node, &manifest).unwrap();
-    served("pod to a backend behind the tunnel", backend.place(), &far);
-    served("process to a backend behind the tunnel", node.place(), &far);
+    served("pod to a backend behind the tunnel", backend.netns(), &far);
+    served("process to a backend behind the tunnel", node.netns(), &far);
     let status = agent.json(&["status"]).unwrap().to_string();
     assert!(status.contains("node_in_l3"), "{status}");
-    served("client behind the tunnel", outside.place(), &service);
-    refused("client behind the tunnel", outside.place(), &empty);
+    served("client behind the tunnel", outside.netns(), &service);
+    refused("client behind the tunnel", outside.netns(), &empty);
 
     // Cluster addresses are routed out through the tunnel: there a pod's packets are caught that no other hook saw.
     node.namespace().ip("route add 10.96.0.0/16 dev tun0\nroute add fd00:96::/112 dev tun0").unwrap();
     agent.kill();
     let orphan = node.pod("orphan").unwrap();
-    served("pod without an agent", orphan.place(), &service);
-    served("pod without an agent to a backend behind the tunnel", orphan.place(), &far);
-    refused("pod without an agent", orphan.place(), &empty);
+    served("pod without an agent", orphan.netns(), &service);
+    served("pod without an agent to a backend behind the tunnel", orphan.netns(), &far);
+    refused("pod without an agent", orphan.netns(), &empty);
 }

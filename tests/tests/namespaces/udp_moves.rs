@@ -12,7 +12,7 @@ use lb_tests::agent::{Agent, Endpoint, External, Manifest, Protocol, SOON, Servi
 use lb_tests::cluster::{Hosted, SETTLE_LIMIT};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::eventually;
-use lb_tests::topology::{NodeOptions, Place, Pod};
+use lb_tests::topology::{NetNs, NodeOptions, Pod};
 
 /// What the standing servers of the fixture do not use.
 const PORT: u16 = 5454;
@@ -30,8 +30,8 @@ struct Sink {
 }
 
 impl Sink {
-    fn at(place: &Place, address: SocketAddr) -> Self {
-        let socket = place.run(|| UdpSocket::bind(address)).unwrap();
+    fn at(netns: &NetNs, address: SocketAddr) -> Self {
+        let socket = netns.run(|| UdpSocket::bind(address)).unwrap();
         socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
         let (received, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let (count, over) = (Arc::clone(&received), Arc::clone(&stop));
@@ -65,11 +65,11 @@ struct Sender {
 }
 
 impl Sender {
-    fn to(place: &Place, to: SocketAddr) -> Self {
+    fn to(netns: &NetNs, to: SocketAddr) -> Self {
         let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
         let stop = Arc::new(AtomicBool::new(false));
         let over = Arc::clone(&stop);
-        let worker = place.spawn(move || {
+        let worker = netns.spawn(move || {
             let socket = UdpSocket::bind(any).unwrap();
             while !over.load(Ordering::Relaxed) {
                 // Nobody may serve at the moment: refused, and sent again.
@@ -93,7 +93,7 @@ struct Sinks(Vec<[Sink; 2]>);
 
 impl Sinks {
     fn in_pods(pods: &[Pod], port: u16) -> Self {
-        let sinks = |pod: &Pod| pod.addresses().both().map(|ip| Sink::at(pod.place(), SocketAddr::new(ip, port)));
+        let sinks = |pod: &Pod| pod.addresses().both().map(|ip| Sink::at(pod.netns(), SocketAddr::new(ip, port)));
         Self(pods.iter().map(sinks).collect())
     }
 
@@ -147,7 +147,7 @@ fn service(endpoints: Vec<Endpoint>) -> Service {
 }
 
 /// Every event, for a sender to `to`.
-fn events(fixture: &Fixture, agent: &Agent, sinks: &Sinks, from: &str, place: &Place, to: SocketAddr) {
+fn events(fixture: &Fixture, agent: &Agent, sinks: &Sinks, from: &str, netns: &NetNs, to: SocketAddr) {
     let endpoints = fixture.endpoints();
     let only = |index: usize| Manifest::of([service(vec![endpoints[index].clone()])]);
     let with = |other: Endpoint| Manifest::of([service(vec![endpoints[1].clone(), other])]);
@@ -155,7 +155,7 @@ fn events(fixture: &Fixture, agent: &Agent, sinks: &Sinks, from: &str, place: &P
     let mut ending = Endpoint::terminating(fixture.backends[0].addresses());
     ending.serving = false;
     agent.write(&only(0)).unwrap();
-    let _sender = Sender::to(place, to);
+    let _sender = Sender::to(netns, to);
     sinks.arrive(0, to, "first");
     let cases = [("removed", only(1)), ("unready", with(gone)), ("terminating, no longer serving", with(ending))];
     for (what, next) in cases {
@@ -184,8 +184,8 @@ fn datagrams_follow_the_endpoints_from_pods_and_from_the_host() {
     let node_ports = fixture.node.addresses().both().map(|ip| SocketAddr::new(ip, NODE_PORT));
     let frontends = service(vec![]).frontends(Protocol::Udp);
     for to in frontends.into_iter().chain(node_ports) {
-        events(&fixture, &agent, &sinks, "pod", fixture.client.place(), to);
-        events(&fixture, &agent, &sinks, "host", fixture.node.place(), to);
+        events(&fixture, &agent, &sinks, "pod", fixture.client.netns(), to);
+        events(&fixture, &agent, &sinks, "host", fixture.node.netns(), to);
     }
 }
 
@@ -200,7 +200,7 @@ fn datagrams_of_a_client_outside_follow_through_the_node() {
     let agent = fixture.agent(&Manifest::of([service(fixture.endpoints())]), &[]);
     let sinks = Sinks::in_pods(&fixture.backends, PORT);
     for to in service(vec![]).frontends(Protocol::Udp) {
-        events(&fixture, &agent, &sinks, "outside", outside.place(), to);
+        events(&fixture, &agent, &sinks, "outside", outside.netns(), to);
     }
 }
 
@@ -233,7 +233,7 @@ fn datagrams_follow_what_the_api_says() -> anyhow::Result<()> {
         Ok(())
     };
     put(&[one])?;
-    let _sender = Sender::to(fixture.client.place(), to);
+    let _sender = Sender::to(fixture.client.netns(), to);
     eventually("the first datagram", SETTLE_LIMIT, || (sinks.of(0, to).received() > 0).then_some(()));
     put(&[two])?;
     sinks.move_to(1, to, "the pod cycled");
@@ -244,7 +244,7 @@ fn datagrams_follow_what_the_api_says() -> anyhow::Result<()> {
     cluster.delete_service("web")?;
     let again = SocketAddr::new(cluster.create_service("web")?[0], 53);
     put(&[two])?;
-    let _sender = Sender::to(fixture.client.place(), again);
+    let _sender = Sender::to(fixture.client.netns(), again);
     sinks.move_to(1, again, "deleted and made again");
     Ok(())
 }

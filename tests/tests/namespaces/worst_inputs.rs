@@ -160,7 +160,7 @@ fn change_elsewhere(agent: &Agent, fixture: &Fixture, has_backend: bool) -> Dura
     let begun = Instant::now();
     agent.write(&Manifest::of([fixture.web(), elsewhere])).unwrap();
     eventually("the change is served", 6 * SERVED, || {
-        let served = to.iter().filter(|to| Stream::connect(fixture.client.place(), **to).is_ok()).count();
+        let served = to.iter().filter(|to| Stream::connect(fixture.client.netns(), **to).is_ok()).count();
         (served == if has_backend { to.len() } else { 0 }).then_some(())
     });
     begun.elapsed()

@@ -62,7 +62,7 @@ fn kernel_and_host_decide_alike() -> Result<()> {
     let topology = Topology::new("decisions")?;
     let node = topology.node()?;
     // The programs ask the routing table of the namespace that the packet is in.
-    node.place().run(|| {
+    node.netns().run(|| {
         let mut lockstep = Lockstep::new(None)?;
         let start = Instant::now();
         // A world's own seed replays that world first.
@@ -123,7 +123,7 @@ fn explain_says_before_each_packet_what_the_program_does() -> Result<()> {
     let first = lb_seed::of_run();
     let topology = Topology::new("explained")?;
     let node = topology.node()?;
-    node.place().run(|| {
+    node.netns().run(|| {
         let mut lockstep = Lockstep::new(Some(&node.bpffs().join("explained")))?;
         let start = Instant::now();
         for seed in first.. {

@@ -48,7 +48,7 @@ type Seen = (&'static str, u32);
 
 /// A host of the world, and where the routing table has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum PodLocation {
     /// A pod of this node.
     Pod,
     /// Another node's, by an external link that sends packets of pods on.
@@ -61,7 +61,7 @@ enum Place {
 
 #[derive(Clone, Copy, Debug)]
 struct Host {
-    place: Place,
+    place: PodLocation,
     number: u8,
     link: u32,
 }
@@ -116,7 +116,7 @@ fn links<const N: usize>(node: &Namespace) -> Vec<u32> {
     lines.push(format!("route add {to}/{whole} via {stranger} dev f{N}x1 onlink"));
     node.ip(&lines.join("\n")).unwrap();
     let index =
-        |name: &str| node.place().run(|| nix::net::if_::if_nametoindex(format!("f{N}{name}").as_str())).unwrap();
+        |name: &str| node.netns().run(|| nix::net::if_::if_nametoindex(format!("f{N}{name}").as_str())).unwrap();
     ["p1", "p2", "x1", "x2", "x3"].map(index).to_vec()
 }
 
@@ -131,18 +131,18 @@ impl World {
         for (name, entries) in SIZES {
             loader.map_max_entries(name, entries);
         }
-        let mut ebpf = node.place().run(|| loader.load(&std::fs::read(object().unwrap()).unwrap())).unwrap();
+        let mut ebpf = node.netns().run(|| loader.load(&std::fs::read(object().unwrap()).unwrap())).unwrap();
         for name in ["pod_in", "pod_out", "node_in", "node_out"] {
             load_entry(&mut ebpf, name).unwrap();
         }
         let at = |place, number: u8, link: usize| Host { place, number, link: links[link] };
         let hosts = vec![
-            at(Place::Pod, 1, 0),
-            at(Place::Pod, 2, 1),
-            at(Place::Beyond, 3, 2),
-            at(Place::Beyond, 4, 3),
-            at(Place::Tunnel, 5, 4),
-            at(Place::Unknown, 6, 2),
+            at(PodLocation::Pod, 1, 0),
+            at(PodLocation::Pod, 2, 1),
+            at(PodLocation::Beyond, 3, 2),
+            at(PodLocation::Beyond, 4, 3),
+            at(PodLocation::Tunnel, 5, 4),
+            at(PodLocation::Unknown, 6, 2),
         ];
         let roles = [
             (link_role::POD, link_flags::FAST_PATH),
@@ -278,9 +278,9 @@ impl<const N: usize> Conversation<N> {
         };
         let open = *random.of(&KINDS);
         let kind = match backend.place {
-            Place::Pod => fast_path::PODS,
-            Place::Beyond | Place::Unknown => fast_path::NODES,
-            Place::Tunnel => 0,
+            PodLocation::Pod => fast_path::PODS,
+            PodLocation::Beyond | PodLocation::Unknown => fast_path::NODES,
+            PodLocation::Tunnel => 0,
         };
         // In both directions or in neither, from the first packet on.
         let kind = if open & kind != 0 && by == client.link { kind } else { 0 };
@@ -304,28 +304,29 @@ impl<const N: usize> Conversation<N> {
         let sent = packet(self.asked, flags, numbers, make);
         let (verdict, got) = world.run(("pod_in", by), &sent);
         let is_own = by == self.client.link;
-        let fast = open & self.kind != 0 && is_own && make.fits() && self.backend.place != Place::Unknown;
+        let fast = open & self.kind != 0 && is_own && make.fits() && self.backend.place != PodLocation::Unknown;
         let what = format!("{:?} by {by}, {make:?}, open {open}, kind {}", self.asked, self.kind);
         assert_eq!(verdict, if fast { REDIRECT } else { NEXT }, "request {what}");
         assert_eq!(frame::key(&got), Some(self.translated()), "request {what}");
         assert_eq!(got[hops_at::<N>()], make.hops - u8::from(fast), "request {what}");
         // Past the stack into a pod: that is the end. Else by the link that leads there.
-        if fast && self.backend.place == Place::Pod {
+        if fast && self.backend.place == PodLocation::Pod {
             return;
         }
-        let way = (if self.backend.place == Place::Pod { "pod_out" } else { "node_out" }, self.backend.link);
+        let way = (if self.backend.place == PodLocation::Pod { "pod_out" } else { "node_out" }, self.backend.link);
         assert_eq!(world.run(way, &got), (NEXT, got.clone()), "translated once: {what}");
     }
 
     /// The backend sends.
     fn answer(&self, world: &mut World, open: u32, flags: u8, numbers: (u32, u32), make: Make) {
-        let own = if self.backend.place == Place::Pod { vec![self.backend.link] } else { world.externals.to_vec() };
+        let own =
+            if self.backend.place == PodLocation::Pod { vec![self.backend.link] } else { world.externals.to_vec() };
         let link = if world.random.one_in(2) { self.backend.link } else { *world.random.of(&own) };
         let FlowKey { src, dst, src_port, dst_port, .. } = self.translated();
         let key = FlowKey { src: dst, dst: src, src_port: dst_port, dst_port: src_port, ..self.asked };
         let back = FlowKey { src: self.asked.dst, src_port: SERVICE_PORT, ..key };
         let sent = packet(key, flags, numbers, make);
-        let hook = if self.backend.place == Place::Pod { "pod_in" } else { "node_in" };
+        let hook = if self.backend.place == PodLocation::Pod { "pod_in" } else { "node_in" };
         let (verdict, got) = world.run((hook, link), &sent);
         let fast = open & self.kind != 0 && make.fits() && link == self.backend.link;
         let what = format!("{key:?} by {link}, {make:?}, open {open}, kind {}", self.kind);
@@ -379,7 +380,7 @@ where
     let topology = Topology::new(subject).unwrap();
     let node = topology.node().unwrap();
     let mut world = World::new::<N>(node.namespace());
-    let fast = node.place().run(|| (0..CONVERSATIONS).filter(|_| converse::<N>(&mut world)).count());
+    let fast = node.netns().run(|| (0..CONVERSATIONS).filter(|_| converse::<N>(&mut world)).count());
     assert!(fast > 100, "{fast} conversations were for the fast path");
 }
 

@@ -48,7 +48,7 @@ fn ping() -> Vec<u8> {
 fn with_programs(subject: &str, play: impl Fn(&mut LoadedPrograms) -> Result<()> + Sync) -> Result<()> {
     let topology = Topology::new(subject)?;
     let node = topology.node()?;
-    node.place().run(|| {
+    node.netns().run(|| {
         let mut own = nix::sched::CpuSet::new();
         own.set(nix::sched::sched_getcpu()?)?;
         nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &own)?;

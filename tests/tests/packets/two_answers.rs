@@ -232,7 +232,7 @@ fn rounds(subject: &str, pairs: usize, round: impl Fn(&mut Link, usize) -> Resul
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let topology = Topology::new(subject)?;
     let node = topology.node()?;
-    node.place().run(|| {
+    node.netns().run(|| {
         let mut link = Link::load()?;
         let (start, first) = (Instant::now(), usize::try_from(lb_seed::of_run() % 1_000_000)?);
         let is_long = std::env::var("BALLAST_STEPS").is_ok_and(|steps| steps == "all");

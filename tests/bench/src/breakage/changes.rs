@@ -31,7 +31,7 @@ pub fn measure(changes: u32, stop: &AtomicBool) -> Result<Figure> {
     let service = |endpoints: Vec<Endpoint>| Manifest::of([Service::web(endpoints)]);
     let agent = Agent::start_with(&node, &service(vec![stays.clone()]), &["--drain-period=2s", "--drain-max=0s"])?;
     let to = Service::web(Vec::new()).frontends(Protocol::Tcp)[0];
-    let mut streams = open(client.place(), to, OPEN).context("before the changes")?;
+    let mut streams = open(client.netns(), to, OPEN).context("before the changes")?;
     let mut random = Random::new(SEED);
     for _ in 0..changes {
         ensure!(!stop.load(Ordering::Relaxed), "interrupted");

@@ -43,11 +43,11 @@ pub fn measure(stop: &AtomicBool) -> Result<Vec<Figure>> {
     let SocketAddr::V4(flooded) = target.frontends(Protocol::Tcp)[0] else { bail!("the first frontend is IPv4") };
     let sizes = format!("--map-sizes=half_open={HALF_OPEN},flows4={FLOWS},flows6=4096");
     let _agent = Agent::start_with(&node, &Manifest::of([web, target]), &[&sizes])?;
-    let mut established = open(client.place(), to, ESTABLISHED).context("before the flood")?;
+    let mut established = open(client.netns(), to, ESTABLISHED).context("before the flood")?;
 
     let (over, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let (is_over, counted) = (Arc::clone(&over), Arc::clone(&sent));
-    let flooding = attacker.place().spawn(move || {
+    let flooding = attacker.netns().spawn(move || {
         let Ok(flood) = Flood::new() else { return };
         // As long as the others connect, and in any case until it is ten tables long.
         for number in 0.. {
@@ -58,12 +58,12 @@ pub fn measure(stop: &AtomicBool) -> Result<Vec<Figure>> {
             counted.store(u64::from(number) + 1, Ordering::Relaxed);
         }
     });
-    let mut round = LEGITIMATE.run(client.place(), to);
+    let mut round = LEGITIMATE.run(client.netns(), to);
     for _ in 1..ROUNDS_MAX {
         if sent.load(Ordering::Relaxed) >= FLOOD || stop.load(Ordering::Relaxed) || flooding.is_finished() {
             break;
         }
-        round.attempts.extend(LEGITIMATE.run(client.place(), to).attempts);
+        round.attempts.extend(LEGITIMATE.run(client.netns(), to).attempts);
     }
     over.store(true, Ordering::Relaxed);
     flooding.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

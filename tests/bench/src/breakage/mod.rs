@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, ensure};
 use lb_tests::peers::{Server, Stream};
-use lb_tests::topology::{Place, Pod};
+use lb_tests::topology::{NetNs, Pod};
 use serde_json::json;
 
 use crate::figures::Part;
@@ -42,11 +42,11 @@ pub fn run(asked: BreakageArguments, stop: &AtomicBool) -> Result<Part> {
 
 /// A server in a pod, for many connections at once.
 fn serve(pod: &Pod, name: &str) -> Result<Server> {
-    Server::tcp(pod.place(), name, SocketAddr::new(pod.addresses().v4.into(), TARGET))
+    Server::tcp(pod.netns(), name, SocketAddr::new(pod.addresses().v4.into(), TARGET))
 }
 
 /// Connections that have been answered, and stay open.
-fn open(client: &Place, to: SocketAddr, count: usize) -> Result<Vec<Stream>> {
+fn open(client: &NetNs, to: SocketAddr, count: usize) -> Result<Vec<Stream>> {
     let one = |_| {
         let mut stream = Stream::connect(client, to)?;
         stream.ask("before")?;

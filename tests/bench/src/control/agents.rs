@@ -67,7 +67,7 @@ impl Ballast<'_> {
         self.folders(&mut command).arg("--cgroup-root").arg(self.node.cgroup());
         command.args(["--log-level=debug", "--metrics-bind=127.0.0.1:10249", "--health-bind=127.0.0.1:10256"]);
         command.args(flags);
-        Process::start(command, &self.log, Some(self.node.place()))
+        Process::start(command, &self.log, Some(self.node.netns()))
     }
 
     /// Removes what an agent that ended left in the kernel.
@@ -75,7 +75,7 @@ impl Ballast<'_> {
         let mut command = Command::new(self.program);
         command.arg("cleanup").stdin(Stdio::null()).stdout(Stdio::null());
         self.folders(&mut command);
-        let status = self.node.place().run(|| command.status()).context("ballast cleanup")?;
+        let status = self.node.netns().run(|| command.status()).context("ballast cleanup")?;
         ensure!(status.success(), "ballast cleanup ended with {status}");
         Ok(())
     }
@@ -97,7 +97,7 @@ impl Ballast<'_> {
 
 fn get(node: &Node, path: &str) -> Result<String> {
     let mut text = String::new();
-    node.place().run(|| -> Result<()> {
+    node.netns().run(|| -> Result<()> {
         let mut stream = TcpStream::connect(("127.0.0.1", 10249))?;
         stream.set_read_timeout(Some(PATIENCE))?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;

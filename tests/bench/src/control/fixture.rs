@@ -10,7 +10,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use lb_tests::cluster::ApiServer;
-use lb_tests::topology::{Node, Outside, Place, Pod, Topology};
+use lb_tests::topology::{NetNs, Node, Outside, Pod, Topology};
 use serde_json::json;
 use tokio::runtime::{Builder, Runtime};
 
@@ -42,8 +42,8 @@ pub struct Servers {
 }
 
 impl Servers {
-    pub fn place(&self) -> &Place {
-        self.host.place()
+    pub fn netns(&self) -> &NetNs {
+        self.host.netns()
     }
 
     pub fn addresses(&self) -> [Ipv4Addr; 2] {
@@ -97,9 +97,9 @@ impl Cluster {
     /// An empty cluster, but for the namespace of the bench.
     pub fn start(host: Outside) -> Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let (server, client) = host.place().run(|| {
+        let (server, client) = host.netns().run(|| {
             runtime.block_on(async {
-                let server = ApiServer::start_in(host.place(), host.addresses().v4.into()).await?;
+                let server = ApiServer::start_in(host.netns(), host.addresses().v4.into()).await?;
                 let client = server.client().await?;
                 let namespace = serde_json::from_value(json!({"metadata": {"name": NAMESPACE}}))?;
                 Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &namespace).await?;
@@ -113,13 +113,13 @@ impl Cluster {
         self.server.kubeconfig().display().to_string()
     }
 
-    pub fn place(&self) -> &Place {
-        self.host.place()
+    pub fn netns(&self) -> &NetNs {
+        self.host.netns()
     }
 
     /// What the API server keeps its objects in.
     pub fn store(&self) -> Store<'_> {
-        Store { place: self.place(), address: self.server.store_address() }
+        Store { netns: self.netns(), address: self.server.store_address() }
     }
 
     /// How many slices the API tells of.
@@ -202,6 +202,6 @@ impl Cluster {
     where
         anyhow::Error: From<E>,
     {
-        Ok(self.place().run(|| self.runtime.block_on(work))?)
+        Ok(self.netns().run(|| self.runtime.block_on(work))?)
     }
 }

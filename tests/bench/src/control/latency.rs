@@ -78,12 +78,12 @@ impl<'a> Probe<'a> {
     /// Starts servers and watch, and makes the service whose endpoint moves.
     pub fn new(fixture: &'a Fixture, stop: &'a AtomicBool) -> Result<Self> {
         let [first, second] = fixture.servers.addresses();
-        let server = |address| Server::start(fixture.servers.place(), SocketAddrV4::new(address, TARGET_PORT));
+        let server = |address| Server::start(fixture.servers.netns(), SocketAddrV4::new(address, TARGET_PORT));
         let servers = [server(first)?, server(second)?];
-        let (name, place) = MOVING;
-        fixture.cluster.create_service(name, probed_cluster_ip(place), first)?;
+        let (name, number) = MOVING;
+        fixture.cluster.create_service(name, probed_cluster_ip(number), first)?;
         let kubeconfig = fixture.cluster.kubeconfig();
-        let watcher = Watcher::start(fixture.cluster.place(), kubeconfig.as_ref())?;
+        let watcher = Watcher::start(fixture.cluster.netns(), kubeconfig.as_ref())?;
         Ok(Self { fixture, servers, watcher, next_new: 0, at: 0, stop })
     }
 
@@ -118,7 +118,7 @@ impl<'a> Probe<'a> {
         let mut sides: Vec<&Side> = vec![&self.fixture.ballast];
         sides.extend(with_kube_proxy.then_some(&self.fixture.kube_proxy));
         let to = SocketAddrV4::new(cluster_ip, PORT);
-        let knockers: Vec<Knocker> = sides.iter().map(|side| Knocker::start(side.client.place(), to)).collect();
+        let knockers: Vec<Knocker> = sides.iter().map(|side| Knocker::start(side.client.netns(), to)).collect();
         sleep(BEFORE);
         let target = if change == Change::Endpoint { 1 - self.at } else { 0 };
         self.servers[target].forget();

@@ -9,7 +9,7 @@ use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use lb_tests::topology::Place;
+use lb_tests::topology::NetNs;
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 
 /// A client knocks this often: the resolution of all that is measured.
@@ -27,10 +27,10 @@ struct Worker {
 }
 
 impl Worker {
-    fn start(place: &Place, work: impl FnOnce(&AtomicBool) + Send + 'static) -> Self {
+    fn start(netns: &NetNs, work: impl FnOnce(&AtomicBool) + Send + 'static) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        Self { stop, thread: Some(place.spawn(move || work(&stopped))) }
+        Self { stop, thread: Some(netns.spawn(move || work(&stopped))) }
     }
 }
 
@@ -55,22 +55,22 @@ pub struct Server {
 
 impl Server {
     /// Closes each connection at once.
-    pub fn start(place: &Place, address: SocketAddrV4) -> Result<Self> {
-        Self::keeping(place, address, false)
+    pub fn start(netns: &NetNs, address: SocketAddrV4) -> Result<Self> {
+        Self::keeping(netns, address, false)
     }
 
     /// Keeps all of them open.
-    pub fn holding(place: &Place, address: SocketAddrV4) -> Result<Self> {
-        Self::keeping(place, address, true)
+    pub fn holding(netns: &NetNs, address: SocketAddrV4) -> Result<Self> {
+        Self::keeping(netns, address, true)
     }
 
-    fn keeping(place: &Place, address: SocketAddrV4, hold: bool) -> Result<Self> {
-        let listener = place.run(|| TcpListener::bind(address)).with_context(|| format!("a server on {address}"))?;
+    fn keeping(netns: &NetNs, address: SocketAddrV4, hold: bool) -> Result<Self> {
+        let listener = netns.run(|| TcpListener::bind(address)).with_context(|| format!("a server on {address}"))?;
         // Bounds accept().
         SockRef::from(&listener).set_read_timeout(Some(TICK))?;
         let firsts = Firsts::default();
         let noted = Arc::clone(&firsts);
-        let worker = Worker::start(place, move |stop| {
+        let worker = Worker::start(netns, move |stop| {
             let mut open = Vec::new();
             while !stop.load(Ordering::Relaxed) {
                 let Ok((stream, client)) = listener.accept() else { continue };
@@ -100,9 +100,9 @@ pub struct Knocker {
 }
 
 impl Knocker {
-    pub fn start(place: &Place, to: SocketAddrV4) -> Self {
+    pub fn start(netns: &NetNs, to: SocketAddrV4) -> Self {
         let to: SockAddr = SocketAddr::V4(to).into();
-        let worker = Worker::start(place, move |stop| {
+        let worker = Worker::start(netns, move |stop| {
             let mut open: Vec<Option<Socket>> = (0..OPEN_MAX).map(|_| None).collect();
             let mut next = Instant::now();
             for index in (0..OPEN_MAX).cycle() {

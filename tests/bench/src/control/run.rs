@@ -49,8 +49,8 @@ impl Bench<'_> {
         let load_before = load();
         say("kernel memory of the maps");
         let ground = tables::Ground {
-            client: self.fixture.ballast.client.place(),
-            server: self.fixture.servers.place(),
+            client: self.fixture.ballast.client.netns(),
+            server: self.fixture.servers.netns(),
             serving: self.fixture.servers.addresses()[0],
         };
         let kernel = tables::measure(&self.ballast(), &ground, self.folder, self.stop)?;

@@ -38,8 +38,8 @@ pub struct Start {
 
 /// Makes the services by which starts are measured.
 pub fn prepare(probe: &Probe<'_>) -> Result<()> {
-    for ((name, place), endpoint) in ENDS.into_iter().zip(probe.fixture.servers.addresses()) {
-        probe.fixture.cluster.create_service(name, probed_cluster_ip(place), endpoint)?;
+    for ((name, number), endpoint) in ENDS.into_iter().zip(probe.fixture.servers.addresses()) {
+        probe.fixture.cluster.create_service(name, probed_cluster_ip(number), endpoint)?;
     }
     Ok(())
 }
@@ -55,7 +55,7 @@ pub fn cold(
     for index in 0..ENDS.len() {
         probe.server(index).forget();
     }
-    let knock = |(_, place)| Knocker::start(side.client.place(), SocketAddrV4::new(probed_cluster_ip(place), PORT));
+    let knock = |(_, number)| Knocker::start(side.client.netns(), SocketAddrV4::new(probed_cluster_ip(number), PORT));
     let knockers = ENDS.map(knock);
     let (started, wall) = (Instant::now(), seconds_of_day(SystemTime::now()));
     let process = start()?;

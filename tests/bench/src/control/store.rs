@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::ByteString;
-use lb_tests::topology::Place;
+use lb_tests::topology::NetNs;
 use serde_json::{Value, json};
 
 /// Objects in one transaction: etcd's limit is 128.
@@ -24,14 +24,14 @@ pub type Entry = (String, Value);
 
 /// An etcd, by address.
 pub struct Store<'a> {
-    pub place: &'a Place,
+    pub netns: &'a NetNs,
     pub address: SocketAddr,
 }
 
 impl Store<'_> {
     /// Puts all of them, in transactions: quick, but the objects of one share a version. For objects that are new.
     pub fn load(&self, entries: impl Iterator<Item = Entry> + Send, stop: &AtomicBool) -> Result<usize> {
-        self.place.run(|| {
+        self.netns.run(|| {
             let mut connection = Connection::open(self.address)?;
             let (mut count, mut batch) = (0, Vec::with_capacity(TRANSACTION));
             for entry in entries {
@@ -57,7 +57,7 @@ impl Store<'_> {
                 .map(|writer| {
                     let entry = &entry;
                     scope.spawn(move || {
-                        self.place.run(|| {
+                        self.netns.run(|| {
                             let mut connection = Connection::open(self.address)?;
                             for number in (writer..count).step_by(WRITERS) {
                                 ensure!(!stop.load(Ordering::Relaxed), "interrupted");

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use aya::maps::MapData;
 use lb_common::abi::map_name;
-use lb_tests::topology::Place;
+use lb_tests::topology::NetNs;
 use lb_userspace::maps::Pinned;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -55,8 +55,8 @@ pub struct KernelMemory {
 /// Who connects, and who serves at which address.
 #[derive(Clone, Copy)]
 pub struct Ground<'a> {
-    pub client: &'a Place,
-    pub server: &'a Place,
+    pub client: &'a NetNs,
+    pub server: &'a NetNs,
     pub serving: Ipv4Addr,
 }
 

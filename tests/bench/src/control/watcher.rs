@@ -13,7 +13,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
-use lb_tests::topology::Place;
+use lb_tests::topology::NetNs;
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 
@@ -35,13 +35,13 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    pub fn start(place: &Place, kubeconfig: &Path) -> Result<Self> {
+    pub fn start(netns: &NetNs, kubeconfig: &Path) -> Result<Self> {
         let read = Kubeconfig::read_from(kubeconfig)?;
         let seen = Seen::default();
         let noted = Arc::clone(&seen);
         let (stop, stopped) = oneshot::channel::<()>();
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let thread = place.spawn(move || {
+        let thread = netns.spawn(move || {
             runtime.block_on(async {
                 let Ok(config) = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await else {
                     return;

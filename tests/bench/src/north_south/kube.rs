@@ -26,9 +26,9 @@ impl Proxied {
     pub fn start(topology: &Topology, lane: Lane) -> Result<Self> {
         let host = topology.outside("api", &lane.node)?;
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let server = host.place().run(|| {
+        let server = host.netns().run(|| {
             runtime.block_on(async {
-                let server = ApiServer::start_in(host.place(), host.addresses().v4.into()).await?;
+                let server = ApiServer::start_in(host.netns(), host.addresses().v4.into()).await?;
                 let client = server.client().await?;
                 create_node(&client, &lane).await?;
                 for object in objects(&lane)? {

@@ -107,14 +107,14 @@ impl Lane {
         for address in pod.addresses().both() {
             here.ip(&format!("neighbour add {address} lladdr {mac} dev {} nud permanent", pod.link()))?;
         }
-        wire.sink(far.place(), "out0")?;
-        wire.sink(pod.place(), "eth0")?;
+        wire.sink(far.netns(), "out0")?;
+        wire.sink(pod.netns(), "eth0")?;
         Ok(Self { pod, node, far })
     }
 
     /// Lets everything that arrives pass on to the other link, unseen.
     pub fn hop(&self, wire: &mut Wire) -> Result<()> {
-        wire.hop(self.node.namespace().place(), "lan0", "far0", [FAR_LINK, BEYOND_LINK])
+        wire.hop(self.node.namespace().netns(), "lan0", "far0", [FAR_LINK, BEYOND_LINK])
     }
 
     pub fn pod(&self) -> &Pod {
@@ -150,8 +150,8 @@ impl Lane {
 
     /// Sends frames on this way, and counts those that arrive.
     pub fn burst(&self, wire: &mut Wire, way: Way, family: usize, count: u32) -> Result<super::wire::Burst> {
-        let end = if way.is_here() { (self.pod.place(), "eth0") } else { (self.far.place(), "out0") };
-        wire.burst(self.segment(way, family), count, (self.far.place(), "in0"), end)
+        let end = if way.is_here() { (self.pod.netns(), "eth0") } else { (self.far.netns(), "out0") };
+        wire.burst(self.segment(way, family), count, (self.far.netns(), "in0"), end)
     }
 }
 

@@ -75,7 +75,7 @@ impl Ballast {
         command.arg("--bpffs").arg(node.bpffs()).arg("--run-dir").arg(node.run_dir());
         command.arg(format!("--dsr-peers={PEERS}")).arg("--external-interfaces=lan0,far0");
         command.arg(if hook == Hook::Xdp { "--xdp-mode=native" } else { "--xdp-mode=off" });
-        let process = Process::start(command, &node.run_dir().join("agent.log"), Some(node.place()))?;
+        let process = Process::start(command, &node.run_dir().join("agent.log"), Some(node.netns()))?;
         let begun = Instant::now();
         let (from_outside, node_in, node_out) = loop {
             process.check()?;
@@ -154,12 +154,12 @@ impl Ballast {
     }
 
     pub fn index(&self, link: &str) -> Result<u32> {
-        index(self.lane.node.namespace().place(), link)
+        index(self.lane.node.namespace().netns(), link)
     }
 
     /// Where the frames must be run: routes and neighbours are looked up there.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        self.lane.node.namespace().place().run(work)
+        self.lane.node.namespace().netns().run(work)
     }
 }
 

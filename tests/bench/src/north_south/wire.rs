@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use aya::maps::{Array, MapData};
 use aya::programs::{TestRun as _, TestRunAttrs, TestRunOptions, Xdp, XdpMode};
 use aya::{Ebpf, Pod};
-use lb_tests::topology::Place;
+use lb_tests::topology::NetNs;
 
 use super::frames::{FIRST_PORT, FLOWS, FRAME, Segment};
 
@@ -72,28 +72,28 @@ impl Wire {
     }
 
     /// From now on the link takes everything in.
-    pub fn sink(&mut self, place: &Place, link: &str) -> Result<()> {
-        self.attach("sink", place, link)
+    pub fn sink(&mut self, netns: &NetNs, link: &str) -> Result<()> {
+        self.attach("sink", netns, link)
     }
 
     /// From now on what arrives by the link leaves by another, unseen.
-    pub fn hop(&mut self, place: &Place, link: &str, onward: &str, links: [[u8; 6]; 2]) -> Result<()> {
+    pub fn hop(&mut self, netns: &NetNs, link: &str, onward: &str, links: [[u8; 6]; 2]) -> Result<()> {
         let [source, destination] = links;
-        let onward = Onward { ifindex: index(place, onward)?, addresses: [destination, source] };
+        let onward = Onward { ifindex: index(netns, onward)?, addresses: [destination, source] };
         let mut map: Array<&mut MapData, Onward> = self.ebpf.map_mut("y_onward").context("no y_onward")?.try_into()?;
         map.set(0, onward, 0)?;
-        self.attach("hop", place, link)
+        self.attach("hop", netns, link)
     }
 
-    fn attach(&mut self, name: &str, place: &Place, link: &str) -> Result<()> {
-        let ifindex = index(place, link)?;
+    fn attach(&mut self, name: &str, netns: &NetNs, link: &str) -> Result<()> {
+        let ifindex = index(netns, link)?;
         let program = xdp(&mut self.ebpf, name)?;
-        let attached = place.run(|| program.attach_to_if_index(ifindex, XdpMode::Driver));
-        attached.map(drop).with_context(|| format!("attaching {name} to {link} of {}", place.name()))
+        let attached = netns.run(|| program.attach_to_if_index(ifindex, XdpMode::Driver));
+        attached.map(drop).with_context(|| format!("attaching {name} to {link} of {}", netns.name()))
     }
 
     /// Sends that many frames of the known flows by a link, and waits until they have arrived by another one, or no more come.
-    pub fn burst(&mut self, segment: Segment, count: u32, from: (&Place, &str), to: (&Place, &str)) -> Result<Burst> {
+    pub fn burst(&mut self, segment: Segment, count: u32, from: (&NetNs, &str), to: (&NetNs, &str)) -> Result<Burst> {
         let [port_at, balance_at] = segment.at_port(FIRST_PORT).port_and_balance().map(u32::try_from);
         let template = Template {
             ifindex: index(from.0, from.1)?,
@@ -144,11 +144,11 @@ fn xdp<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
 }
 
 /// Index of a link.
-pub fn index(place: &Place, link: &str) -> Result<u32> {
+pub fn index(netns: &NetNs, link: &str) -> Result<u32> {
     let name = CString::new(link)?;
     // SAFETY: a string that ends with a zero and lives across the call.
-    let ifindex = place.run(|| unsafe { libc::if_nametoindex(name.as_ptr()) });
-    ensure!(ifindex != 0, "no link {link} in {}", place.name());
+    let ifindex = netns.run(|| unsafe { libc::if_nametoindex(name.as_ptr()) });
+    ensure!(ifindex != 0, "no link {link} in {}", netns.name());
     Ok(ifindex)
 }
 

@@ -51,7 +51,7 @@ impl Subject {
         command.arg("--adoption-window=0s");
         command.arg(format!("--node-name={}", node.node_name())).arg("--cgroup-root").arg(node.cgroup());
         command.arg("--bpffs").arg(node.bpffs()).arg("--run-dir").arg(node.run_dir());
-        let process = Process::start(command, &topology.directory().join("agent.log"), Some(node.place()))?;
+        let process = Process::start(command, &topology.directory().join("agent.log"), Some(node.netns()))?;
         let started = Instant::now();
         let [pod_in, pod_out] = loop {
             process.check()?;
@@ -76,7 +76,7 @@ impl Subject {
 
     /// Where the packets must be run: routes and neighbours are looked up there.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        self.node.namespace().place().run(work)
+        self.node.namespace().netns().run(work)
     }
 
     pub fn service(family: usize) -> SocketAddr {

@@ -105,7 +105,7 @@ impl Subject {
 
     /// Where packets must be run: routes are looked up there.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        self.agent.side.node.namespace().place().run(work)
+        self.agent.side.node.namespace().netns().run(work)
     }
 
     /// A connection is made: SYN, SYN+ACK, ACK.

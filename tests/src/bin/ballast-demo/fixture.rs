@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use lb_tests::cluster::Process;
 use lb_tests::peers::Server;
-use lb_tests::topology::{Addresses, Node, Outside, Place, Pod, Topology};
+use lb_tests::topology::{Addresses, NetNs, Node, Outside, Pod, Topology};
 use serde_json::Value;
 
 use crate::manifest;
@@ -102,7 +102,7 @@ impl Fixture {
             }
         }
         command.args(&self.setting.flags);
-        self.agent = Some(Process::start(command, &self.log(), Some(self.node.place()))?);
+        self.agent = Some(Process::start(command, &self.log(), Some(self.node.netns()))?);
         Ok(())
     }
 
@@ -201,8 +201,8 @@ impl Fixture {
     }
 
     /// Both kinds of clients: a pod, and a process of the host.
-    pub fn clients(&self) -> [(&'static str, &Place); 2] {
-        [("pod", self.client.place()), ("host process", self.node.place())]
+    pub fn clients(&self) -> [(&'static str, &NetNs); 2] {
+        [("pod", self.client.netns()), ("host process", self.node.netns())]
     }
 
     /// The manifest that the agent watches.
@@ -228,8 +228,8 @@ fn backend(node: &Node, name: &str) -> Result<Backend> {
     let pod = node.pod(name)?;
     let mut servers = Vec::new();
     for address in pod.addresses().both() {
-        servers.push(Server::tcp(pod.place(), name, SocketAddr::new(address, TCP_TARGET))?);
-        servers.push(Server::udp(pod.place(), name, SocketAddr::new(address, UDP_TARGET))?);
+        servers.push(Server::tcp(pod.netns(), name, SocketAddr::new(address, TCP_TARGET))?);
+        servers.push(Server::udp(pod.netns(), name, SocketAddr::new(address, UDP_TARGET))?);
     }
     Ok(Backend { name: name.to_owned(), addresses: pod.addresses(), alive: Some((servers, pod)) })
 }

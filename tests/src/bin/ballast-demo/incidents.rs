@@ -58,7 +58,7 @@ fn nobody_notices() -> Result<String> {
     pool.vanish(&node, 0..GONE, Failure::Silent)?;
     let before = Counters::read(node.bpffs())?;
     let to: SocketAddr = service.frontends(Protocol::Tcp)[0];
-    let round = CLIENTS.run(client.place(), to);
+    let round = CLIENTS.run(client.netns(), to);
     let retried = Counters::read(node.bpffs())?.since(&before, Outcome::Retried);
     ensure!(round.failed() == 0, "{}; the first: {:?}", round.line(), round.first_error());
     Ok(format!("{}; {retried} SYNs were moved to another backend", round.line()))

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use lb_tests::peers::{Datagrams, Stream};
-use lb_tests::topology::Place;
+use lb_tests::topology::NetNs;
 
 use crate::fixture::{DNS, EMPTY, Fixture, TCP_PORT, UDP_PORT, WEB};
 use crate::report::Report;
@@ -28,14 +28,14 @@ pub fn tour(fixture: &mut Fixture, report: &mut Report) {
     report.step("the manifest's services are in the tables", || programmed(fixture));
     show(fixture, report, "services");
     show(fixture, report, "backends");
-    for (name, place) in fixture.clients() {
-        report.step(&format!("TCP from a {name} is spread over three backends"), || spread(place, WEB, tcp));
-        report.step(&format!("UDP from a {name} is spread over three backends"), || spread(place, DNS, udp));
+    for (name, netns) in fixture.clients() {
+        report.step(&format!("TCP from a {name} is spread over three backends"), || spread(netns, WEB, tcp));
+        report.step(&format!("UDP from a {name} is spread over three backends"), || spread(netns, DNS, udp));
     }
-    report.step("TCP from outside is spread over three backends", || spread(fixture.outside.place(), WEB, tcp));
+    report.step("TCP from outside is spread over three backends", || spread(fixture.outside.netns(), WEB, tcp));
     report.step("a backend sees the client pod's own address", || source_kept(fixture));
-    for (name, place) in fixture.clients() {
-        report.step(&format!("a service without endpoints refuses a {name} at once"), || refused(place));
+    for (name, netns) in fixture.clients() {
+        report.step(&format!("a service without endpoints refuses a {name} at once"), || refused(netns));
     }
     drained(fixture, report);
     killed(fixture, report);
@@ -60,21 +60,21 @@ fn programmed(fixture: &Fixture) -> Result<String> {
     Ok(format!("{count} service ports after {:.0} ms", time.as_secs_f64() * 1e3))
 }
 
-fn tcp(place: &Place, address: IpAddr) -> Result<String> {
-    let mut stream = Stream::connect(place, SocketAddr::new(address, TCP_PORT))?;
+fn tcp(netns: &NetNs, address: IpAddr) -> Result<String> {
+    let mut stream = Stream::connect(netns, SocketAddr::new(address, TCP_PORT))?;
     Ok(stream.ask("hello")?.server)
 }
 
-fn udp(place: &Place, address: IpAddr) -> Result<String> {
-    let socket = Datagrams::connected(place, 0, SocketAddr::new(address, UDP_PORT))?;
+fn udp(netns: &NetNs, address: IpAddr) -> Result<String> {
+    let socket = Datagrams::connected(netns, 0, SocketAddr::new(address, UDP_PORT))?;
     Ok(socket.ask("hello")?.server)
 }
 
 /// Asks many times over both families; every answer counts, and every backend must have given some.
-fn spread(place: &Place, service: [IpAddr; 2], ask: fn(&Place, IpAddr) -> Result<String>) -> Result<String> {
+fn spread(netns: &NetNs, service: [IpAddr; 2], ask: fn(&NetNs, IpAddr) -> Result<String>) -> Result<String> {
     let mut text = Vec::new();
     for address in service {
-        let counts = answers(place, address, MANY, ask)?;
+        let counts = answers(netns, address, MANY, ask)?;
         ensure!(counts.len() == 3, "{address}: only {counts:?} answered");
         text.push(format!("{address} {}", list(&counts)));
     }
@@ -82,14 +82,14 @@ fn spread(place: &Place, service: [IpAddr; 2], ask: fn(&Place, IpAddr) -> Result
 }
 
 fn answers(
-    place: &Place,
+    netns: &NetNs,
     address: IpAddr,
     count: usize,
-    ask: fn(&Place, IpAddr) -> Result<String>,
+    ask: fn(&NetNs, IpAddr) -> Result<String>,
 ) -> Result<BTreeMap<String, usize>> {
     let mut counts = BTreeMap::new();
     for number in 0..count {
-        let server = ask(place, address).with_context(|| format!("{address}, number {number}"))?;
+        let server = ask(netns, address).with_context(|| format!("{address}, number {number}"))?;
         *counts.entry(server).or_insert(0) += 1;
     }
     Ok(counts)
@@ -103,7 +103,7 @@ fn list(counts: &BTreeMap<String, usize>) -> String {
 fn source_kept(fixture: &Fixture) -> Result<String> {
     let mut seen = Vec::new();
     for address in WEB {
-        let mut stream = Stream::connect(fixture.client.place(), SocketAddr::new(address, TCP_PORT))?;
+        let mut stream = Stream::connect(fixture.client.netns(), SocketAddr::new(address, TCP_PORT))?;
         let peer = stream.ask("who am I")?.peer.ip();
         let own = fixture.client.addresses().like(address);
         ensure!(peer == own, "{address}: the backend saw {peer}, the client is {own}");
@@ -113,11 +113,11 @@ fn source_kept(fixture: &Fixture) -> Result<String> {
 }
 
 /// TCP and UDP, both families: refused, and fast.
-fn refused(place: &Place) -> Result<String> {
+fn refused(netns: &NetNs) -> Result<String> {
     let mut slowest = Duration::ZERO;
     for address in EMPTY {
         for protocol in ["TCP", "UDP"] {
-            let times = (0..REFUSALS).map(|_| refusal(place, protocol, address));
+            let times = (0..REFUSALS).map(|_| refusal(netns, protocol, address));
             let mut times = times.collect::<Result<Vec<_>>>()?;
             times.sort();
             let middle = times[REFUSALS / 2];
@@ -129,12 +129,12 @@ fn refused(place: &Place) -> Result<String> {
 }
 
 /// How long one refusal took. Any other end is an error.
-fn refusal(place: &Place, protocol: &str, address: IpAddr) -> Result<Duration> {
+fn refusal(netns: &NetNs, protocol: &str, address: IpAddr) -> Result<Duration> {
     let started = Instant::now();
     let outcome = if protocol == "TCP" {
-        Stream::connect(place, SocketAddr::new(address, TCP_PORT)).map(drop)
+        Stream::connect(netns, SocketAddr::new(address, TCP_PORT)).map(drop)
     } else {
-        Datagrams::connected(place, 0, SocketAddr::new(address, UDP_PORT)).and_then(|s| s.ask("hello").map(drop))
+        Datagrams::connected(netns, 0, SocketAddr::new(address, UDP_PORT)).and_then(|s| s.ask("hello").map(drop))
     };
     match outcome {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(started.elapsed()),
@@ -148,7 +148,7 @@ fn long_connections(fixture: &Fixture, server: &str) -> Result<Vec<Stream>> {
     let mut found = Vec::new();
     for address in WEB {
         for _ in 0..MANY {
-            let mut stream = Stream::connect(fixture.client.place(), SocketAddr::new(address, TCP_PORT))?;
+            let mut stream = Stream::connect(fixture.client.netns(), SocketAddr::new(address, TCP_PORT))?;
             if stream.ask("hello")?.server == server {
                 found.push(stream);
                 break;
@@ -172,7 +172,7 @@ fn drained(fixture: &mut Fixture, report: &mut Report) {
         removed = Instant::now();
         fixture.without(&["web-2"])?;
         let time = fixture.wait_until_draining("web-2")?;
-        let counts = answers(fixture.client.place(), WEB[0], MANY, tcp)?;
+        let counts = answers(fixture.client.netns(), WEB[0], MANY, tcp)?;
         ensure!(!counts.contains_key("web-2") && counts.len() == 2, "{}", list(&counts));
         Ok(format!("draining after {:.0} ms; new ones: {}", time.as_secs_f64() * 1e3, list(&counts)))
     });
@@ -194,7 +194,7 @@ fn drained(fixture: &mut Fixture, report: &mut Report) {
     report.step("web-2 comes back and takes new connections", || {
         fixture.without(&[])?;
         fixture.wait_until_active("web-2")?;
-        let counts = answers(fixture.client.place(), WEB[1], MANY, tcp)?;
+        let counts = answers(fixture.client.netns(), WEB[1], MANY, tcp)?;
         ensure!(counts.contains_key("web-2"), "{}", list(&counts));
         Ok(list(&counts))
     });
@@ -227,9 +227,9 @@ fn killed(fixture: &mut Fixture, report: &mut Report) {
         fixture.wait_until_draining("web-3")?;
         fixture.kill_backend("web-3");
         let mut text = Vec::new();
-        for (name, place) in fixture.clients() {
+        for (name, netns) in fixture.clients() {
             for address in WEB {
-                let counts = answers(place, address, MANY, tcp)?;
+                let counts = answers(netns, address, MANY, tcp)?;
                 ensure!(counts.len() == 2, "{name}: {}", list(&counts));
                 text.push(format!("{name} {}", list(&counts)));
             }
@@ -244,9 +244,9 @@ fn agent_killed(fixture: &mut Fixture, report: &mut Report) {
         long = long_connections(fixture, "web-1")?;
         fixture.kill_agent();
         let told = still_answer(&mut long)?;
-        for (_, place) in fixture.clients() {
+        for (_, netns) in fixture.clients() {
             for address in WEB {
-                answers(place, address, MANY, tcp)?;
+                answers(netns, address, MANY, tcp)?;
             }
         }
         let services = fixture.get("services")?.len();

@@ -20,7 +20,7 @@ use state::State;
 pub use state::{Kind, Lie, Request, Verb};
 
 use super::odd_objects::OddObject;
-use crate::topology::Place;
+use crate::topology::NetNs;
 
 /// A running stub. Dropped, it ends, and every connection with it.
 #[derive(Debug)]
@@ -46,10 +46,10 @@ impl Shared {
 }
 
 impl StubApi {
-    /// At an address of `place` (else of the namespace of the test), at a free port.
-    pub fn start(place: Option<&Place>, address: std::net::IpAddr) -> Result<Self> {
+    /// At an address of `netns` (else of the namespace of the test), at a free port.
+    pub fn start(netns: Option<&NetNs>, address: std::net::IpAddr) -> Result<Self> {
         let bind = || std::net::TcpListener::bind((address, 0));
-        let listener = place.map_or_else(bind, |place| place.run(bind)).context("a port for the stub")?;
+        let listener = netns.map_or_else(bind, |netns| netns.run(bind)).context("a port for the stub")?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared { state: Mutex::new(State::default()), changes: watch::channel(()).0 });
@@ -64,8 +64,8 @@ impl StubApi {
                 }
             });
         };
-        let thread = match place {
-            Some(place) => place.spawn(work),
+        let thread = match netns {
+            Some(netns) => netns.spawn(work),
             None => std::thread::spawn(work),
         };
         Ok(Self { address, shared, open: Some(open), thread: Some(thread) })

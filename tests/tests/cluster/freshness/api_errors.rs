@@ -35,7 +35,7 @@ fn revoked_rights_and_a_removed_version_are_told_once_and_cost_no_traffic() -> R
     let fixture = Fixture::new("api-errors", Pods::Routed, 1, NodeOptions::default());
     let name = fixture.node.node_name();
     let host = fixture.topology.outside("api", &fixture.node)?;
-    let api = StubApi::start(Some(host.place()), host.addresses().v4.into())?;
+    let api = StubApi::start(Some(host.netns()), host.addresses().v4.into())?;
     api.put(node(&name, &fixture.node.addresses().v4.to_string()));
     api.put(json!({
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": "web", "namespace": "default", "uid": "web"},
@@ -51,7 +51,7 @@ fn revoked_rights_and_a_removed_version_are_told_once_and_cost_no_traffic() -> R
     let mut agent = Agent::prepare(&fixture.node, &["--source=kube", &url, SILENCE])?;
     agent.restart()?;
     let web = SocketAddr::new(CLUSTER_IP.parse()?, 80);
-    let serves = || Stream::connect(fixture.client.place(), web).and_then(|mut stream| stream.ask("hello"));
+    let serves = || Stream::connect(fixture.client.netns(), web).and_then(|mut stream| stream.ask("hello"));
     eventually("web serves", SETTLE_LIMIT, || serves().ok());
 
     for (kind, resource, code, reason) in [

@@ -36,7 +36,7 @@ fn slice(name: &str, kind: &str, address: &str) -> Value {
 fn scenario(subject: &str) -> Result<(Fixture, StubApi, Agent, SocketAddr)> {
     let fixture = Fixture::new(subject, Pods::Routed, 2, NodeOptions::default());
     let host = fixture.topology.outside("api", &fixture.node)?;
-    let api = StubApi::start(Some(host.place()), host.addresses().v4.into())?;
+    let api = StubApi::start(Some(host.netns()), host.addresses().v4.into())?;
     api.put(service());
     api.put(slice("web-1", "IPv4", &first(&fixture).to_string()));
     let url = format!("--api-server={}", api.url());
@@ -53,7 +53,7 @@ fn first(fixture: &Fixture) -> IpAddr {
 
 fn answered(fixture: &Fixture, web: SocketAddr, server: &str) {
     eventually(&format!("{server} answers"), SETTLE_LIMIT, || {
-        let answer = Stream::connect(fixture.client.place(), web).ok()?.ask("hello").ok()?;
+        let answer = Stream::connect(fixture.client.netns(), web).ok()?.ask("hello").ok()?;
         (answer.server == server).then_some(())
     });
 }

@@ -39,7 +39,7 @@ fn odd_objects_turn_neither_of_two_nodes_red_and_are_told_of() -> Result<()> {
     let topology = Topology::new("odd-object")?;
     let nodes = [topology.node_with(NodeOptions::default())?, topology.node_with(NodeOptions::default())?];
     let host = topology.outside("api", &nodes[0])?;
-    let api = StubApi::start(Some(host.place()), host.addresses().v4.into())?;
+    let api = StubApi::start(Some(host.netns()), host.addresses().v4.into())?;
     let names = nodes.each_ref().map(Node::node_name);
     let endpoints = [("10.1.0.2", names[0].as_str(), true), ("10.2.0.2", names[1].as_str(), true)];
     for object in serde_saphyr::from_multiple::<Value>(&manifest(&nodes[0], CHECK_PORT, &endpoints, false))? {
@@ -118,7 +118,7 @@ fn odd_objects_that_come_again_and_again_leave_the_agents_memory_bounded() -> Re
     let topology = Topology::new("odd-memory")?;
     let node = topology.node_with(NodeOptions::default())?;
     let host = topology.outside("api", &node)?;
-    let api = StubApi::start(Some(host.place()), host.addresses().v4.into())?;
+    let api = StubApi::start(Some(host.netns()), host.addresses().v4.into())?;
     let url = format!("--api-server={}", api.url());
     let mut agent = Agent::prepare(&node, &["--source=kube", &url, SILENCE])?;
     agent.restart()?;

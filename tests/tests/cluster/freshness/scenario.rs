@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use lb_tests::agent::Agent;
 use lb_tests::cluster::{FaultyProxy, Hosted, SETTLE_LIMIT};
 use lb_tests::peers::{Datagrams, Stream, eventually};
-use lb_tests::topology::{NodeOptions, Place};
+use lb_tests::topology::{NetNs, NodeOptions};
 
 use lb_tests::fixture::{Fixture, Pods};
 
@@ -45,7 +45,7 @@ impl Scenario {
         agent.restart()?;
         let cluster_ips = cluster.create_service("web")?;
         cluster.put_pods("web", &[&fixture.backends[0]])?;
-        let client = fixture.client.place();
+        let client = fixture.client.netns();
         eventually("web serves", SETTLE_LIMIT, || asked(client, &cluster_ips).ok());
         let held = Stream::connect(client, SocketAddr::new(cluster_ips[0], 80))?;
         Ok(Self { agent, held, cluster_ips, proxy, cluster, fixture })
@@ -54,7 +54,7 @@ impl Scenario {
     /// What must hold at every moment: connections go on, new ones are made, only what was deleted is gone.
     pub fn serves(&mut self) -> Result<()> {
         self.held.ask("held").context("an established connection")?;
-        let servers = asked(self.fixture.client.place(), &self.cluster_ips).context("new connections")?;
+        let servers = asked(self.fixture.client.netns(), &self.cluster_ips).context("new connections")?;
         ensure!(servers.iter().all(|server| server.starts_with('b')), "{servers:?}");
         let active: BTreeSet<String> = self
             .agent
@@ -100,7 +100,7 @@ impl Scenario {
     /// Changes are followed: the other backend serves from now on.
     pub fn follows(&mut self) -> Result<()> {
         self.cluster.put_pods("web", &[&self.fixture.backends[1]])?;
-        let (client, cluster_ips) = (self.fixture.client.place(), &self.cluster_ips);
+        let (client, cluster_ips) = (self.fixture.client.netns(), &self.cluster_ips);
         eventually("the other backend serves", SETTLE_LIMIT, || {
             asked(client, cluster_ips).ok()?.iter().all(|server| server == "b1").then_some(())
         });
@@ -110,7 +110,7 @@ impl Scenario {
 }
 
 /// Names of the servers that answer at each cluster IP, TCP and UDP.
-fn asked(client: &Place, cluster_ips: &[IpAddr]) -> std::io::Result<Vec<String>> {
+fn asked(client: &NetNs, cluster_ips: &[IpAddr]) -> std::io::Result<Vec<String>> {
     let mut servers = Vec::new();
     for &address in cluster_ips {
         servers.push(Stream::connect(client, SocketAddr::new(address, 80))?.ask("hello")?.server);

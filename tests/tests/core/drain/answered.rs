@@ -19,7 +19,7 @@ const NEXT_SEGMENT: Duration = Duration::from_secs(28);
 /// A connection to the server of this name.
 fn connect(fixture: &Fixture, to: SocketAddr, server: &str) -> Stream {
     eventually("a connection to the server", SOON, || {
-        let mut stream = Stream::connect(fixture.client.place(), to).ok()?;
+        let mut stream = Stream::connect(fixture.client.netns(), to).ok()?;
         (stream.ask("who").ok()?.server == server).then_some(stream)
     })
 }

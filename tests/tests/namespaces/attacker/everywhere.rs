@@ -16,7 +16,7 @@ use lb_tests::incident::raw_tcp::Segment;
 use lb_tests::peers::{Answer, Datagrams, PATIENCE, Server, Stream};
 use lb_tests::random::Random;
 use lb_tests::routed::KubeProxies;
-use lb_tests::topology::{Addresses, Node, NodeOptions, Outside, Place, Pod};
+use lb_tests::topology::{Addresses, NetNs, Node, NodeOptions, Outside, Pod};
 
 use super::KINDS;
 
@@ -63,24 +63,24 @@ struct Live {
 }
 
 impl Live {
-    fn stream(kind: &'static str, place: &Place, service: SocketAddr) -> Self {
-        let mut stream = Stream::connect(place, service).unwrap();
+    fn stream(kind: &'static str, netns: &NetNs, service: SocketAddr) -> Self {
+        let mut stream = Stream::connect(netns, service).unwrap();
         let answer = stream.ask("before").unwrap();
         let (client, backend, seen) = (stream.local().unwrap(), answer.local, answer.peer);
         let ends = Ends { client, service, backend, seen, is_udp: false };
         Self { kind, ends, talk: Talk::Stream(stream, answer), lost: None }
     }
 
-    fn datagrams(place: &Place, service: SocketAddr) -> Self {
-        let socket = Datagrams::connected(place, 0, service).unwrap();
+    fn datagrams(netns: &NetNs, service: SocketAddr) -> Self {
+        let socket = Datagrams::connected(netns, 0, service).unwrap();
         let answer = socket.ask("before").unwrap();
         let (client, backend, seen) = (socket.local().unwrap(), answer.local, answer.peer);
         let ends = Ends { client, service, backend, seen, is_udp: true };
         Self { kind: "udp", ends, talk: Talk::Datagrams(socket, answer.server), lost: None }
     }
 
-    fn half_closed(place: &Place, service: SocketAddr, listener: &TcpListener) -> Self {
-        let stream = place.run(|| TcpStream::connect(service)).unwrap();
+    fn half_closed(netns: &NetNs, service: SocketAddr, listener: &TcpListener) -> Self {
+        let stream = netns.run(|| TcpStream::connect(service)).unwrap();
         let (mut server, seen) = listener.accept().unwrap();
         stream.shutdown(Shutdown::Write).unwrap();
         assert_eq!(server.read(&mut [0; 1]).unwrap(), 0, "the client's end arrives");
@@ -196,39 +196,39 @@ fn attack<B>(subject: &str, start: impl FnOnce(&Fixture, &Node, &Manifest) -> B)
 
     let node_ports = |port| node.addresses().both().map(|address| SocketAddr::new(address, port)).to_vec();
     let mut live: Vec<Live> = Vec::new();
-    for (kind, place, to, count) in [
-        ("pod", fixture.client.place(), web.frontends(Protocol::Tcp), CONNECTIONS),
-        ("affinity", fixture.client.place(), sticky.frontends(Protocol::Tcp), CONNECTIONS),
-        ("process", node.place(), web.frontends(Protocol::Tcp), CONNECTIONS),
-        ("external", client.place(), node_ports(WEB[0]), CONNECTIONS),
-        ("masqueraded", client.place(), node_ports(REMOTE[0]), CONNECTIONS),
-        ("dsr", client.place(), node_ports(DIRECT[0]), CONNECTIONS),
+    for (kind, netns, to, count) in [
+        ("pod", fixture.client.netns(), web.frontends(Protocol::Tcp), CONNECTIONS),
+        ("affinity", fixture.client.netns(), sticky.frontends(Protocol::Tcp), CONNECTIONS),
+        ("process", node.netns(), web.frontends(Protocol::Tcp), CONNECTIONS),
+        ("external", client.netns(), node_ports(WEB[0]), CONNECTIONS),
+        ("masqueraded", client.netns(), node_ports(REMOTE[0]), CONNECTIONS),
+        ("dsr", client.netns(), node_ports(DIRECT[0]), CONNECTIONS),
     ] {
-        live.extend(to.iter().flat_map(|to| (0..count).map(|_| Live::stream(kind, place, *to))));
+        live.extend(to.iter().flat_map(|to| (0..count).map(|_| Live::stream(kind, netns, *to))));
     }
-    for (place, to) in [(fixture.client.place(), web.frontends(Protocol::Udp)), (client.place(), node_ports(WEB[1]))] {
-        live.extend(to.iter().flat_map(|to| (0..FEW).map(|_| Live::datagrams(place, *to))));
+    for (netns, to) in [(fixture.client.netns(), web.frontends(Protocol::Udp)), (client.netns(), node_ports(WEB[1]))] {
+        live.extend(to.iter().flat_map(|to| (0..FEW).map(|_| Live::datagrams(netns, *to))));
     }
     for to in half.frontends(Protocol::Tcp) {
         let backend = &fixture.backends[0];
         let address = SocketAddr::new(backend.addresses().like(to.ip()), HALF);
-        let listener = backend.place().run(|| TcpListener::bind(address)).unwrap();
-        live.extend((0..FEW).map(|_| Live::half_closed(fixture.client.place(), to, &listener)));
+        let listener = backend.netns().run(|| TcpListener::bind(address)).unwrap();
+        live.extend((0..FEW).map(|_| Live::half_closed(fixture.client.netns(), to, &listener)));
     }
     let own = [node.addresses(), other.addresses()];
     for live in live.iter().filter(|live| live.kind == "masqueraded") {
         assert_eq!(live.ends.seen.ip(), own[0].like(live.ends.seen.ip()), "{:?}", live.ends);
     }
-    let ask = |to| Stream::connect(fixture.client.place(), to).unwrap().ask("whom?").unwrap().server;
+    let ask = |to| Stream::connect(fixture.client.netns(), to).unwrap().ask("whom?").unwrap().server;
     let remembered: Vec<String> = sticky.frontends(Protocol::Tcp).into_iter().map(ask).collect();
 
     let ends: Arc<[Ends]> = live.iter().map(|live| live.ends).collect();
     let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let mut seeds = Random::new(lb_seed::of_run());
-    let attackers = [pod.place(), outside.place(), other.place()].map(|place| {
-        let (forger, mut random) = (Forger::new(place).unwrap(), Random::new(seeds.any()));
+    let attackers = [pod.netns(), outside.netns(), other.netns()].map(|netns| {
+        let (forger, mut random) = (Forger::new(netns).unwrap(), Random::new(seeds.any()));
         let (ends, stop, sent) = (Arc::clone(&ends), Arc::clone(&stop), Arc::clone(&sent));
-        place.spawn(move || {
+        netns.spawn(move || {
             while !stop.load(Ordering::Relaxed) {
                 let ends = *random.of(&ends);
                 let (packet, to) = forge(&mut random, ends, own);

@@ -14,7 +14,7 @@ fn switch_under(subject: &str, flags: [&str; 2]) {
     let mut scene = ExternalClient::with(subject, &[&flags[..], &SIZES[..1]].concat(), |service| service);
     let root = scene.nodes[0].bpffs().join("ballast");
     let mut before = settle(&root, "the first start");
-    let places = [scene.client.place().clone(), scene.client.place().clone()];
+    let places = [scene.client.netns().clone(), scene.client.netns().clone()];
     let frontends = Frontends { tcp: scene.frontends(HTTP).to_vec(), udp: scene.frontends(DNS).to_vec() };
     let traffic = Traffic::start(&places, &frontends, AMOUNT);
     traffic.check("before");

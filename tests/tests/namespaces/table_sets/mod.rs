@@ -64,7 +64,7 @@ impl Scene {
 
     /// Clients in a pod and on the node itself.
     fn traffic(&self) -> Traffic {
-        let places = [self.fixture.client.place().clone(), self.fixture.node.place().clone()];
+        let places = [self.fixture.client.netns().clone(), self.fixture.node.netns().clone()];
         Traffic::start(&places, &Frontends::of(&self.fixture.web()), amount())
     }
 

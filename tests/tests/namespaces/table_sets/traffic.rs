@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use lb_tests::agent::{Protocol, Service};
 use lb_tests::peers::{Datagrams, PATIENCE, Stream, eventually};
-use lb_tests::topology::Place;
+use lb_tests::topology::NetNs;
 
 /// A round over the held connections begins at most so often.
 const ROUND: Duration = Duration::from_millis(50);
@@ -87,18 +87,18 @@ impl Held {
 
 impl Traffic {
     /// Connects all that are held, then returns.
-    pub fn start(places: &[Place; 2], frontends: &Frontends, amount: Amount) -> Self {
+    pub fn start(places: &[NetNs; 2], frontends: &Frontends, amount: Amount) -> Self {
         let seen = Arc::new(Seen::default());
         let mut workers = Vec::new();
-        for (index, place) in places.iter().enumerate() {
-            let held = hold(place, frontends, amount.held / places.len());
+        for (index, netns) in places.iter().enumerate() {
+            let held = hold(netns, frontends, amount.held / places.len());
             let of_holder = Arc::clone(&seen);
-            workers.push(place.spawn(move || keep(held, &of_holder, index)));
+            workers.push(netns.spawn(move || keep(held, &of_holder, index)));
             let pause = Duration::from_micros(1_000_000 * (places.len() * MAKERS) as u64 / amount.new.max(1));
             for maker in 0..MAKERS {
-                let (of_maker, inside) = (Arc::clone(&seen), place.clone());
+                let (of_maker, inside) = (Arc::clone(&seen), netns.clone());
                 let to = frontends.tcp.clone();
-                workers.push(place.spawn(move || make(&inside, &to, maker, pause, &of_maker)));
+                workers.push(netns.spawn(move || make(&inside, &to, maker, pause, &of_maker)));
             }
         }
         Self { seen, workers }
@@ -106,7 +106,7 @@ impl Traffic {
 
     /// Waits until every held connection was asked after this moment, and fails if any was lost or moved, or a new one refused.
     pub fn check(&self, at: &str) {
-        let rounds = |seen: &Seen| [0, 1].map(|place| seen.rounds[place].load(Ordering::Relaxed));
+        let rounds = |seen: &Seen| [0, 1].map(|index| seen.rounds[index].load(Ordering::Relaxed));
         let (before, new) = (rounds(&self.seen), self.seen.new.load(Ordering::Relaxed));
         eventually(&format!("{at}: every connection is asked again, and new ones are made"), LONG, || {
             let asked = rounds(&self.seen).iter().zip(before).all(|(now, before)| *now >= before + 2);
@@ -133,14 +133,14 @@ impl Drop for Traffic {
 }
 
 /// Connections to all frontends in turn: one of UDP for three of TCP.
-fn hold(place: &Place, Frontends { tcp, udp }: &Frontends, count: usize) -> Vec<(Held, String, SocketAddr)> {
+fn hold(netns: &NetNs, Frontends { tcp, udp }: &Frontends, count: usize) -> Vec<(Held, String, SocketAddr)> {
     let one = |index: usize| {
         let (mut held, to) = if index % 4 == 3 {
             let to = udp[index / 4 % udp.len()];
-            (Held::Udp(Datagrams::connected(place, 0, to).unwrap()), to)
+            (Held::Udp(Datagrams::connected(netns, 0, to).unwrap()), to)
         } else {
             let to = tcp[index % tcp.len()];
-            (Held::Tcp(Stream::connect(place, to).unwrap()), to)
+            (Held::Tcp(Stream::connect(netns, to).unwrap()), to)
         };
         let server = held.ask().unwrap();
         (held, server, to)
@@ -148,7 +148,7 @@ fn hold(place: &Place, Frontends { tcp, udp }: &Frontends, count: usize) -> Vec<
     (0..count).map(one).collect()
 }
 
-fn keep(mut held: Vec<(Held, String, SocketAddr)>, seen: &Seen, place: usize) {
+fn keep(mut held: Vec<(Held, String, SocketAddr)>, seen: &Seen, index: usize) {
     while seen.goes_on() {
         let start = Instant::now();
         held.retain_mut(|(held, server, to)| {
@@ -164,23 +164,23 @@ fn keep(mut held: Vec<(Held, String, SocketAddr)>, seen: &Seen, place: usize) {
                 Ok(answer) => format!("moved to {answer}"),
                 Err(error) => format!("is lost: {error}"),
             };
-            seen.find(format!("a {kind} connection of place {place} to {to} at {server} {what}"));
+            seen.find(format!("a {kind} connection of client {index} to {to} at {server} {what}"));
             false
         });
-        seen.rounds[place].fetch_add(1, Ordering::Relaxed);
+        seen.rounds[index].fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(ROUND.saturating_sub(start.elapsed()));
     }
 }
 
 /// Connections that are asked twice, and then reset.
-fn make(place: &Place, to: &[SocketAddr], first: usize, pause: Duration, seen: &Seen) {
+fn make(netns: &NetNs, to: &[SocketAddr], first: usize, pause: Duration, seen: &Seen) {
     let mut next = Instant::now();
     for turn in first.. {
         if !seen.goes_on() {
             return;
         }
         let to = to[turn % to.len()];
-        let asked = Stream::connect_from(place, 0, to, PATIENCE).and_then(|mut stream| {
+        let asked = Stream::connect_from(netns, 0, to, PATIENCE).and_then(|mut stream| {
             let servers = [stream.ask("new")?.server, stream.ask("again")?.server];
             stream.reset()?;
             Ok(servers)

@@ -54,7 +54,7 @@ pub struct Scenario {
 pub fn with_scenario(subject: &str, play: impl Fn(&mut Scenario) -> Result<()> + Sync) -> Result<()> {
     let topology = Topology::new(subject)?;
     let node = topology.node()?;
-    node.place().run(|| {
+    node.netns().run(|| {
         let mut scenario = Scenario { programs: LoadedPrograms::load()?, clock: None };
         scenario.forget()?;
         play(&mut scenario)
@@ -65,7 +65,7 @@ pub fn with_scenario(subject: &str, play: impl Fn(&mut Scenario) -> Result<()> +
 pub fn with_clock(subject: &str, play: impl Fn(&mut Scenario) -> Result<()> + Sync) -> Result<()> {
     let (topology, object) = (Topology::new(subject)?, edited("driven", "driven")?);
     let node = topology.node()?;
-    node.place().run(|| {
+    node.netns().run(|| {
         let mut programs = LoadedPrograms::load_from(&object, u32::MAX, 1_000, 1)?;
         let clock = programs.take_map(".bss")?.try_into()?;
         let mut scenario = Scenario { programs, clock: Some((clock, 1_000_000_000_000)) };

@@ -94,7 +94,7 @@ impl Scenario {
         let topology = Topology::new(subject).unwrap();
         let node = topology.node().unwrap();
         let routes = Routes::make(node.namespace()).unwrap();
-        node.place().run(|| {
+        node.netns().run(|| {
             stay_on_this_cpu();
             let mut programs = LoadedPrograms::load().unwrap();
             routes.tell(&mut programs).unwrap();
