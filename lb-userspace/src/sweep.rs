@@ -23,7 +23,7 @@ mod seen;
 use std::time::Duration;
 
 pub use clients::{Client, Clients};
-pub use part::{Look, Part, Place};
+pub use part::{Look, Part, Position};
 pub use recount::correction;
 pub use rounds::{Order, Rounds};
 pub use rules::is_pair;

@@ -15,7 +15,7 @@ use crate::maps::{ClientShares, Connections, Pinned};
 use crate::model::{Family, Monotonic};
 use crate::observe::report::SweepReport;
 use crate::plan::{BackendId, Book, DrainLimits, Frontend};
-use crate::sweep::{Client, Clients, Counts, Look, Order, Part, Place, Rounds, Seen, Start, correction};
+use crate::sweep::{Client, Clients, Counts, Look, Order, Part, Position, Rounds, Seen, Start, correction};
 
 /// Backends whose connections are counted or corrected in one step.
 const BACKENDS: usize = 8_192;
@@ -40,7 +40,7 @@ pub(super) struct Sweeper {
     /// Of services that have none of their own.
     drain_limits: DrainLimits,
     seen: Seen,
-    place: Place,
+    position: Position,
     /// Frontends that are no more and that the last round met in flows, and since when.
     unserved: BTreeMap<Frontend, Monotonic>,
     /// Key of the hashes of `client_shares`.
@@ -62,7 +62,7 @@ impl Sweeper {
             timeouts: settings.flow_timeouts.0,
             drain_limits: DrainLimits { period: settings.drain_period, max: settings.drain_max },
             seen: Seen::default(),
-            place: None,
+            position: None,
             unserved: BTreeMap::new(),
             client_key: maps.settings.get(&0, 0).map_err(io::Error::other)?.client_key,
             room: [maps.flows4.capacity() / 2, maps.flows6.capacity() / 2],
@@ -107,7 +107,7 @@ impl Sweeper {
                 Ok(part) => part,
                 Err(error) => {
                     self.rounds.give_up(now, (self.lots)());
-                    self.place = None;
+                    self.position = None;
                     self.report.last_error = Some(format!("map {}: {error}", order.kind.name()));
                     return Some(&self.report);
                 }
@@ -137,12 +137,12 @@ impl Sweeper {
             at: now,
             drain_limits: self.drain_limits,
         };
-        look.part(order.kind, &mut self.place, order.count, &mut self.seen)
+        look.part(order.kind, &mut self.position, order.count, &mut self.seen)
     }
 
     fn begin(&mut self, programmer: &Programmer<KernelStore>) {
         let (book, maps) = (programmer.book(), programmer.store().maps());
-        self.place = None;
+        self.position = None;
         let start = Start {
             gone: book.gone.clone(),
             draining: book.drains.ids().collect(),

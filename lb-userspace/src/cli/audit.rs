@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::output::{Format, render};
-use super::{Place, print};
+use super::{AgentDirs, print};
 use crate::apply::{self, AuditReport, KernelStore};
 use crate::datapath::maps_dir;
 use crate::maps::Pinned;
@@ -29,7 +29,7 @@ pub(super) struct Arguments {
     output: Format,
 
     #[command(flatten)]
-    place: Place,
+    dirs: AgentDirs,
 }
 
 /// An audit, and who made it.
@@ -66,10 +66,10 @@ fn code(report: &AuditReport) -> ExitCode {
 }
 
 fn audit(arguments: &Arguments) -> anyhow::Result<Audited> {
-    match arguments.place.ask(|run_dir| report_socket::audit(run_dir, arguments.dry_run)) {
+    match arguments.dirs.ask(|run_dir| report_socket::audit(run_dir, arguments.dry_run)) {
         Ok(report) => Ok(Audited { agent_error: None, report }),
         Err(error @ AskError::NotRunning { .. }) if arguments.dry_run => {
-            Ok(Audited { agent_error: Some(error.to_string()), report: alone(&arguments.place)? })
+            Ok(Audited { agent_error: Some(error.to_string()), report: alone(&arguments.dirs)? })
         }
         Err(error @ AskError::NotRunning { .. }) => {
             Err(anyhow::anyhow!("{error}; with --dry-run the tables are compared with themselves"))
@@ -79,8 +79,8 @@ fn audit(arguments: &Arguments) -> anyhow::Result<Audited> {
 }
 
 /// The findings that need no plan.
-fn alone(place: &Place) -> anyhow::Result<AuditReport> {
-    let store = KernelStore::new(Pinned::open(&maps_dir(&place.bpffs))?);
+fn alone(dirs: &AgentDirs) -> anyhow::Result<AuditReport> {
+    let store = KernelStore::new(Pinned::open(&maps_dir(&dirs.bpffs))?);
     let (loaded, checked) = apply::read_all(&store)?;
     Ok(AuditReport { dry_run: true, checked, findings: apply::inspect(&loaded), failures: Vec::new() })
 }

@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{Place, print};
+use super::{AgentDirs, print};
 use crate::conntrack::Family;
 use crate::datapath::{self, doctor::kube_proxy_runs};
 use crate::hand_over::{families, hand_over};
@@ -34,7 +34,7 @@ pub(super) struct Arguments {
     hold: bool,
 
     #[command(flatten)]
-    place: Place,
+    dirs: AgentDirs,
 }
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -44,7 +44,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 fn of_ballast(arguments: &Arguments) -> anyhow::Result<()> {
-    let Place { bpffs, run_dir } = &arguments.place;
+    let AgentDirs { bpffs, run_dir } = &arguments.dirs;
     let removed = datapath::cleanup_after(bpffs, run_dir, arguments.dry_run, |maps| {
         if arguments.hand_over { give(maps) } else { anyhow::Ok(()) }
     })?;

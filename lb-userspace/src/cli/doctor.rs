@@ -8,7 +8,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::output::{Format, render};
-use super::{Place, print};
+use super::{AgentDirs, print};
 use crate::config::{CgroupRoot, DEFAULT_BPFFS, DEFAULT_RUN_DIR, Options, SocketLb, TcAttach, XdpMode};
 use crate::datapath::doctor::{Finding, Level, Wishes, examine};
 use crate::observe::report_socket::{self, AskError};
@@ -64,9 +64,9 @@ fn look(arguments: Arguments) -> anyhow::Result<Examined> {
     };
     let run_dir = options.run_dir.clone().unwrap_or_else(|| DEFAULT_RUN_DIR.into());
     let wishes = wishes(options);
-    let place = Place { bpffs: wishes.bpffs.clone(), run_dir };
+    let dirs = AgentDirs { bpffs: wishes.bpffs.clone(), run_dir };
     let mut findings = examine(&wishes);
-    findings.extend(agent(&place));
+    findings.extend(agent(&dirs));
     let level = findings.iter().map(|finding| finding.level).max().unwrap_or(Level::Ok);
     Ok(Examined { level, findings })
 }
@@ -98,14 +98,14 @@ fn named_namespaces() -> impl Iterator<Item = File> {
 }
 
 /// What a running agent says itself.
-fn agent(place: &Place) -> Vec<Finding> {
+fn agent(dirs: &AgentDirs) -> Vec<Finding> {
     let finding = |level, found: String, remedy: Option<&str>| Finding {
         check: "agent",
         level,
         found,
         remedy: remedy.map(str::to_owned),
     };
-    let report = match place.ask(report_socket::ask) {
+    let report = match dirs.ask(report_socket::ask) {
         Ok(report) => report,
         Err(error @ AskError::NotRunning { .. }) => return vec![finding(Level::Ok, error.to_string(), None)],
         Err(error @ AskError::Denied { .. }) => return vec![finding(Level::Warn, error.to_string(), None)],

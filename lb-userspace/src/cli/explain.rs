@@ -9,7 +9,7 @@ use lb_common::state::SourcePorts;
 use serde::Serialize;
 
 use super::output::{Format, render};
-use super::{Place, print};
+use super::{AgentDirs, print};
 use crate::agent::clock;
 use crate::datapath::{self, Attached, Point, maps_dir, name_of, programs_dir};
 use crate::explain::{self, Client, Destination, Explanation, Live, Question, Seat, Seen, Stored, Target};
@@ -41,7 +41,7 @@ pub(super) struct Arguments {
     output: Format,
 
     #[command(flatten)]
-    place: Place,
+    dirs: AgentDirs,
 }
 
 /// The tables that were read, and how fresh they are.
@@ -83,9 +83,9 @@ pub(super) fn run(arguments: &Arguments) -> ExitCode {
 }
 
 fn explained(arguments: &Arguments) -> anyhow::Result<Explained> {
-    let (dir, programs) = (maps_dir(&arguments.place.bpffs), programs_dir(&arguments.place.bpffs));
+    let (dir, programs) = (maps_dir(&arguments.dirs.bpffs), programs_dir(&arguments.dirs.bpffs));
     let now = clock::monotonic();
-    let attached = datapath::read_attached(&arguments.place.bpffs).ok();
+    let attached = datapath::read_attached(&arguments.dirs.bpffs).ok();
     let sockets = attached.as_ref().is_some_and(|attached| !attached.sockets.is_empty());
     let (config, explanation) = match arguments.source.address.to_canonical() {
         IpAddr::V4(source) => {
@@ -105,7 +105,7 @@ fn explained(arguments: &Arguments) -> anyhow::Result<Explained> {
             )
         }
     };
-    let (agent_error, stale) = match arguments.place.ask(report_socket::ask) {
+    let (agent_error, stale) = match arguments.dirs.ask(report_socket::ask) {
         Ok(report) => (None, report.source.stale),
         Err(error) => (Some(error.to_string()), None),
     };
@@ -147,10 +147,10 @@ fn of_family<const N: usize, S: Stored<N>>(
 ) -> anyhow::Result<Explanation> {
     let protocol = arguments.destination.protocol;
     let (dst, dst_port, protocol) = match &arguments.destination.target {
-        Target::Place(place) => {
-            let dst = to(place.ip().to_canonical());
+        Target::Address(address) => {
+            let dst = to(address.ip().to_canonical());
             let dst = dst.ok_or_else(|| anyhow::anyhow!("source and destination are of different address families"))?;
-            (dst, place.port(), protocol.unwrap_or(TCP))
+            (dst, address.port(), protocol.unwrap_or(TCP))
         }
         Target::Service { namespace, name, port } => {
             explain::resolve(stored, (namespace, name, port.as_deref()), protocol)?

@@ -25,11 +25,11 @@ pub(super) struct Filter {
 
     /// Connections only: those of this client
     #[arg(long, value_name = "ADDRESS|NETWORK|ADDRESS:PORT")]
-    pub client: Option<Place>,
+    pub client: Option<AddressFilter>,
 
     /// Backends, drains and connections: those of this backend
     #[arg(long, value_name = "ADDRESS|NETWORK|ADDRESS:PORT")]
-    pub backend: Option<Place>,
+    pub backend: Option<AddressFilter>,
 
     /// Backends, drains and connections: those in one of these states
     #[arg(long = "state", value_enum, value_delimiter = ',', value_name = "STATE,…")]
@@ -142,7 +142,7 @@ impl Filter {
     }
 
     pub fn connection(&self, view: &ConnectionView) -> bool {
-        let is_client = |place: &Place| {
+        let is_client = |place: &AddressFilter| {
             let known = view.client_address.zip(view.client_port);
             known.is_some_and(|(address, port)| place.holds(address, port))
         };
@@ -202,12 +202,12 @@ impl FromStr for ServiceName {
 
 /// Where a client or backend is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum AddressFilter {
     Network(IpNet),
     Exact(SocketAddr),
 }
 
-impl Place {
+impl AddressFilter {
     fn holds(&self, address: IpAddr, port: u16) -> bool {
         match self {
             Self::Network(network) => network.contains(&address),
@@ -216,7 +216,7 @@ impl Place {
     }
 }
 
-impl FromStr for Place {
+impl FromStr for AddressFilter {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {

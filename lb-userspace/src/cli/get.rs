@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 
 use super::filter::Filter;
 use super::output::{Format, render};
-use super::{Place, print};
+use super::{AgentDirs, print};
 use crate::agent::clock;
 use crate::datapath::maps_dir;
 use crate::observe::contents::{Contents, Wanted, WantedFlows};
@@ -26,7 +26,7 @@ pub(super) struct Arguments {
     sockets: bool,
 
     #[command(flatten)]
-    place: Place,
+    dirs: AgentDirs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -52,7 +52,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         What::Drains => arguments.filter.check_backends("drains")?,
         What::Connections => arguments.filter.check_connections()?,
     }
-    let contents = Contents::read(&maps_dir(&arguments.place.bpffs), arguments.wanted())?;
+    let contents = Contents::read(&maps_dir(&arguments.dirs.bpffs), arguments.wanted())?;
     print(&list(arguments, &Inventory::new(&contents, clock::monotonic()))?)
 }
 

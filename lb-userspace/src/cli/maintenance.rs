@@ -4,7 +4,7 @@ use anyhow::bail;
 use clap::{Args, ValueEnum};
 
 use super::output::{Format, render};
-use super::{Place, print};
+use super::{AgentDirs, print};
 use crate::agent::marks;
 use crate::observe::maintenance::{Answer, Order, State};
 use crate::observe::report_socket;
@@ -25,7 +25,7 @@ pub(super) struct Arguments {
     output: Format,
 
     #[command(flatten)]
-    place: Place,
+    dirs: AgentDirs,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -61,8 +61,8 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         (What::Target(target), Some(Switch::On)) => Order::On(target),
         (What::Target(target), Some(Switch::Off)) => Order::Off(target),
     };
-    let run_dir = &arguments.place.run_dir;
-    let answer = match arguments.place.ask(|run_dir| report_socket::order(run_dir, order)) {
+    let run_dir = &arguments.dirs.run_dir;
+    let answer = match arguments.dirs.ask(|run_dir| report_socket::order(run_dir, order)) {
         // What the next agent will keep out can be read without one.
         Err(report_socket::AskError::NotRunning { .. }) if order == Order::List => written(run_dir)?,
         answer => answer?,

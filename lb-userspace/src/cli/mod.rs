@@ -72,7 +72,7 @@ struct AgentArguments {
 
 /// Where the agent keeps its things.
 #[derive(Clone, Debug, Args)]
-struct Place {
+struct AgentDirs {
     /// The agent's --bpffs
     #[arg(long, value_name = "DIR", default_value = DEFAULT_BPFFS)]
     bpffs: PathBuf,
@@ -82,7 +82,7 @@ struct Place {
     run_dir: PathBuf,
 }
 
-impl Place {
+impl AgentDirs {
     /// Asks the agent that has this run folder. Where none answers, its locks tell whether one runs all the same.
     fn ask<T>(&self, ask: impl FnOnce(&Path) -> Result<T, AskError>) -> Result<T, AskError> {
         ask(&self.run_dir).map_err(|error| match error {

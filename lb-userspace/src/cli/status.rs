@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::output::{Format, render};
-use super::{Place, print};
+use super::{AgentDirs, print};
 use crate::agent::clock;
 use crate::datapath::{self, maps_dir};
 use crate::model::Monotonic;
@@ -21,34 +21,34 @@ pub(super) struct Arguments {
     output: Format,
 
     #[command(flatten)]
-    place: Place,
+    dirs: AgentDirs,
 }
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let status = gather(&arguments.place);
+    let status = gather(&arguments.dirs);
     print(&render(arguments.output, &status, |wide| status::text(&status, wide))?)
 }
 
 /// What can be found out is shown; what cannot is an error in its place.
-fn gather(place: &Place) -> Status {
+fn gather(dirs: &AgentDirs) -> Status {
     let mut status = Status::default();
-    match place.ask(report_socket::ask) {
+    match dirs.ask(report_socket::ask) {
         Ok(report) => (status.agent, status.agent_running) = (Some(report), Some(true)),
         Err(error) => {
             status.agent_running = match error {
                 AskError::NotRunning { .. } => Some(false),
                 AskError::Elsewhere { .. } => Some(true),
-                _ => datapath::running_agent(&place.bpffs).map(|_| true),
+                _ => datapath::running_agent(&dirs.bpffs).map(|_| true),
             };
             status.agent_error = Some(error.to_string());
         }
     }
-    match Contents::read(&maps_dir(&place.bpffs), Wanted { flows: WantedFlows::All, health: true, ..Wanted::default() })
+    match Contents::read(&maps_dir(&dirs.bpffs), Wanted { flows: WantedFlows::All, health: true, ..Wanted::default() })
     {
         Ok(contents) => add_tables(&mut status, &contents),
         Err(error) => status.tables_error = Some(error.to_string()),
     }
-    match datapath::read_attached(&place.bpffs) {
+    match datapath::read_attached(&dirs.bpffs) {
         Ok(attached) => {
             status.links = attached.links.iter().map(LinkReport::from).collect();
             status.socket_programs = attached.sockets;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::Args;
 
-use super::Place;
+use super::AgentDirs;
 use crate::agent::clock;
 use crate::sysdump::{Settings, write};
 
@@ -23,7 +23,7 @@ pub(super) struct Arguments {
     metrics: SocketAddr,
 
     #[command(flatten)]
-    place: Place,
+    dirs: AgentDirs,
 }
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -31,8 +31,8 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let name = format!("ballast-sysdump-{}", now.strftime("%Y%m%dT%H%M%SZ"));
     let made_s = u64::try_from(now.as_second()).unwrap_or_default();
     let settings = Settings {
-        bpffs: arguments.place.bpffs.clone(),
-        run_dir: arguments.place.run_dir.clone(),
+        bpffs: arguments.dirs.bpffs.clone(),
+        run_dir: arguments.dirs.run_dir.clone(),
         metrics: arguments.metrics,
     };
     let tell = |item: &str| eprintln!("reading {item}");

@@ -44,7 +44,7 @@ pub struct Destination {
 /// An address, or the name of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    Place(SocketAddr),
+    Address(SocketAddr),
     Service { namespace: String, name: String, port: Option<String> },
 }
 
@@ -65,7 +65,7 @@ impl FromStr for Destination {
         let place = place.parse().map_err(
             |_| "expected an address with a port as 10.96.0.10:80, [fd00::1]:53/udp, or svc/NAMESPACE/NAME[:PORT]",
         )?;
-        Ok(Self { target: Target::Place(place), protocol })
+        Ok(Self { target: Target::Address(place), protocol })
     }
 }
 

@@ -56,13 +56,13 @@ pub async fn serve(listener: TcpListener, router: Router, admission: Admission, 
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        let place = Arc::new(admission.admit(peer.ip()));
+        let permit = Arc::new(admission.admit(peer.ip()));
         let router = router.clone();
         connections.spawn(async move {
-            let conversation = converse(stream, peer, router, place.clone(), patience.header);
+            let conversation = converse(stream, peer, router, permit.clone(), patience.header);
             tokio::select! {
                 _ = tokio::time::timeout(patience.answer, conversation) => {}
-                () = place.closed() => {}
+                () = permit.closed() => {}
             }
         });
     }
@@ -72,11 +72,11 @@ async fn converse(
     stream: TcpStream,
     peer: SocketAddr,
     router: Router,
-    place: Arc<admission::Place>,
+    permit: Arc<admission::Permit>,
     header_limit: Duration,
 ) {
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        place.asked();
+        permit.asked();
         let mut request: Request = request.map(axum::body::Body::new);
         request.extensions_mut().insert(ConnectInfo(peer));
         let router = router.clone();

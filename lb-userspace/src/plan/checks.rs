@@ -2,16 +2,16 @@
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
-use super::{DesiredService, PortKey, place::Place};
+use super::{DesiredService, PortKey, node_context::NodeContext};
 use crate::model::{Check, Refusal, Service};
 
 /// The check as far as checks are on, and the endpoints that it must not ask.
 pub(super) fn admitted<'a>(
     check: Option<Box<Check>>,
     endpoints: impl Iterator<Item = &'a SocketAddr>,
-    place: &Place,
+    context: &NodeContext,
 ) -> (Option<Box<Check>>, BTreeSet<SocketAddr>) {
-    match (check, &place.check_networks) {
+    match (check, &context.check_networks) {
         (Some(check), Some(networks)) => {
             let is_admitted = |at: &SocketAddr| networks.iter().any(|network| network.contains(&at.ip()));
             (Some(check), endpoints.filter(|at| !is_admitted(at)).copied().collect())
@@ -21,10 +21,14 @@ pub(super) fn admitted<'a>(
 }
 
 /// What is asked for, and not checked.
-pub(super) fn refusal(service: &Service, ports: &[(PortKey, DesiredService)], place: &Place) -> Option<Refusal> {
+pub(super) fn refusal(
+    service: &Service,
+    ports: &[(PortKey, DesiredService)],
+    context: &NodeContext,
+) -> Option<Refusal> {
     service.options.as_ref()?.check.as_ref()?;
     let object = format!("Service {}", service.name);
-    if place.check_networks.is_none() {
+    if context.check_networks.is_none() {
         let reason = "its endpoints are not checked: active checks are off";
         return Some(Refusal::new(object, reason, "start the agents with --active-checks=pods, or remove the check"));
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use super::{Frontend, Kind, PortKey, frontends, hold::HeldService, place::Place};
+use super::{Frontend, Kind, PortKey, frontends, hold::HeldService, node_context::NodeContext};
 use crate::model::{ObjectName, Protocol, Service};
 
 /// Claims of the kind `C` on things of the kind `K`.
@@ -141,9 +141,9 @@ pub(super) struct Claimed {
 
 impl Claimed {
     /// What a service claims, if it is ours.
-    pub fn put_service(&mut self, service: &Service, place: &Place) {
-        if frontends::is_ours(service, place) {
-            for (frontend, claim) in frontends::claims(service, place) {
+    pub fn put_service(&mut self, service: &Service, context: &NodeContext) {
+        if frontends::is_ours(service, context) {
+            for (frontend, claim) in frontends::claims(service, context) {
                 self.frontends.put(frontend, claim);
             }
             for address in &service.cluster_ips {
@@ -155,9 +155,9 @@ impl Claimed {
         }
     }
 
-    pub fn remove_service(&mut self, service: &Service, place: &Place) {
-        if frontends::is_ours(service, place) {
-            for (frontend, claim) in frontends::claims(service, place) {
+    pub fn remove_service(&mut self, service: &Service, context: &NodeContext) {
+        if frontends::is_ours(service, context) {
+            for (frontend, claim) in frontends::claims(service, context) {
                 self.frontends.remove(&frontend, &claim);
             }
             for address in &service.cluster_ips {

@@ -268,8 +268,8 @@ fn both_sets_are_written_where_they_differ_and_networks_before_who_asks_for_them
         _ => None,
     });
     assert_eq!(ranges.collect::<Vec<_>>(), [(0, 2), (2, 1)]);
-    let place = |wanted: fn(&Op) -> bool| ops.iter().position(wanted).unwrap();
-    assert!(place(|op| matches!(op, Op::WriteSource { .. })) < place(|op| matches!(op, Op::WriteFrontend { .. })));
+    let context = |wanted: fn(&Op) -> bool| ops.iter().position(wanted).unwrap();
+    assert!(context(|op| matches!(op, Op::WriteSource { .. })) < context(|op| matches!(op, Op::WriteFrontend { .. })));
     record_all(&mut book, &ops);
     assert_eq!(ops_for(&desired, &book).unwrap(), []);
     // Open to everybody again: the networks go after the frontend has stopped to ask for them.

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap, net::SocketAddr};
 
-use super::{Mark, Marks, Rule, Set, SortedMap, Tally, marks::PortMarks, place::Place};
+use super::{Mark, Marks, Rule, Set, SortedMap, Tally, marks::PortMarks, node_context::NodeContext};
 use crate::model::{Endpoint, Family, Protocol, ServiceOptions, ServicePort, Slice};
 
 /// What the API says of an endpoint.
@@ -110,7 +110,7 @@ impl<'a> Listed<'a> {
         port: &ServicePort,
         needs: [Needs; 2],
         options: Option<&ServiceOptions>,
-        place: &Place,
+        context: &NodeContext,
         marks: &PortMarks<'_>,
         tally: &mut Tally,
     ) -> SortedMap<SocketAddr, DesiredEndpoint> {
@@ -122,7 +122,8 @@ impl<'a> Listed<'a> {
         for (index, number) in at {
             let slice = self.slices[*index];
             if needs_of(slice.family).any() {
-                found.extend(slice.endpoints.iter().map(|endpoint| Candidate::new(endpoint, *number, options, place)));
+                found
+                    .extend(slice.endpoints.iter().map(|endpoint| Candidate::new(endpoint, *number, options, context)));
             } else {
                 tally.hit(Rule::OtherFamily);
             }
@@ -140,7 +141,7 @@ impl<'a> Listed<'a> {
         let second = found.partition_point(|candidate| candidate.address.is_ipv4());
         let (v4, v6) = found.split_at_mut(second);
         for (family, needs) in [v4, v6].into_iter().zip(needs) {
-            select(family, needs, place, tally);
+            select(family, needs, context, tally);
         }
         found.into_iter().map(|candidate| (candidate.address, candidate.endpoint)).collect()
     }
@@ -154,7 +155,7 @@ struct Candidate<'a> {
 }
 
 impl<'a> Candidate<'a> {
-    fn new(listed: &'a Endpoint, port: u16, options: Option<&ServiceOptions>, place: &Place) -> Self {
+    fn new(listed: &'a Endpoint, port: u16, options: Option<&ServiceOptions>, context: &NodeContext) -> Self {
         let state = match (listed.ready, listed.terminating) {
             (true, _) => EndpointState::Ready,
             (false, true) => EndpointState::Terminating,
@@ -164,8 +165,8 @@ impl<'a> Candidate<'a> {
             state,
             in_cluster_set: false,
             in_local_set: false,
-            local: place.is_here(listed),
-            own_address: place.addresses.contains(&listed.address),
+            local: context.is_here(listed),
+            own_address: context.addresses.contains(&listed.address),
             serving: listed.serving,
             uid_hash: listed.uid_hash,
             weight: options.map_or(1, |options| options.weight(listed.address, listed.zone.as_deref())),
@@ -194,15 +195,15 @@ enum Topology {
 }
 
 /// Chooses the endpoints of one family that take new flows.
-fn select(found: &mut [Candidate<'_>], needs: Needs, place: &Place, tally: &mut Tally) {
+fn select(found: &mut [Candidate<'_>], needs: Needs, context: &NodeContext, tally: &mut Tally) {
     tally.hit_if(found.iter().any(|c| c.listed.ready && c.listed.terminating), Rule::NotReadyPublished);
     tally.hit_if(found.iter().any(|c| c.endpoint.mark == Mark::Maintenance), Rule::Maintenance);
     if needs.cluster {
         let best = best(found.iter().map(|c| c.endpoint), tally);
         let any_ready = best.is_some_and(|rank| !rank.terminating);
-        let topology = if any_ready { topology(found, best, place, tally) } else { Topology::Everybody };
+        let topology = if any_ready { topology(found, best, context, tally) } else { Topology::Everybody };
         for Candidate { endpoint, listed, .. } in found.iter_mut() {
-            endpoint.in_cluster_set = best.is_some() && endpoint.rank() == best && is_meant(listed, topology, place);
+            endpoint.in_cluster_set = best.is_some() && endpoint.rank() == best && is_meant(listed, topology, context);
         }
         tally.hit_if(!any_ready && best.is_some(), Rule::ClusterTerminating);
     }
@@ -266,12 +267,12 @@ fn best(endpoints: impl Iterator<Item = DesiredEndpoint> + Clone, tally: &mut Ta
 
 /// Hints count if every endpoint that is ready has one, and one of them is meant for here: of nodes first, then of zones. One that
 /// is kept from new flows counts as one that is not ready.
-fn topology(found: &[Candidate<'_>], best: Option<Rank>, place: &Place, tally: &mut Tally) -> Topology {
+fn topology(found: &[Candidate<'_>], best: Option<Rank>, context: &NodeContext, tally: &mut Tally) -> Topology {
     let ready = || found.iter().filter(|c| c.endpoint.rank() == best).map(|c| c.listed);
     for (topology, rule) in [(Topology::Node, Rule::NodeHints), (Topology::Zone, Rule::ZoneHints)] {
         let hinted = ready().filter(|endpoint| !hints(endpoint, topology).is_empty()).count();
         let complete = hinted == ready().count();
-        if complete && ready().any(|endpoint| is_meant(endpoint, topology, place)) {
+        if complete && ready().any(|endpoint| is_meant(endpoint, topology, context)) {
             tally.hit(rule);
             return topology;
         }
@@ -289,11 +290,11 @@ fn hints(endpoint: &Endpoint, topology: Topology) -> &[String] {
     }
 }
 
-fn is_meant(endpoint: &Endpoint, topology: Topology, place: &Place) -> bool {
+fn is_meant(endpoint: &Endpoint, topology: Topology, context: &NodeContext) -> bool {
     let here = match topology {
         Topology::Everybody => return true,
-        Topology::Node => &place.node_name,
-        Topology::Zone => &place.zone,
+        Topology::Node => &context.node_name,
+        Topology::Zone => &context.zone,
     };
     here.as_ref().is_some_and(|here| hints(endpoint, topology).contains(here))
 }

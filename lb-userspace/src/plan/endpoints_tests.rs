@@ -30,11 +30,11 @@ fn slice(endpoint: Endpoint) -> Slice {
 
 fn of(slices: &[&Slice], node_name: Option<&str>) -> (DesiredEndpoint, Tally) {
     let port = ServicePort { name: String::new(), port: 80, protocol: Protocol::Tcp, node_port: None };
-    let place = Place { node_name: node_name.map(str::to_owned), ..Place::default() };
+    let context = NodeContext { node_name: node_name.map(str::to_owned), ..NodeContext::default() };
     let needs = [Needs { cluster: true, local: true }, Needs::default()];
     let key = PortKey { service: ObjectName::new("default", "web"), port: 80, protocol: Protocol::Tcp };
     let (marks, mut tally) = (Marks::default(), Tally::default());
-    let found = Listed::new(slices.to_vec()).of_port(&port, needs, None, &place, &marks.of_port(&key), &mut tally);
+    let found = Listed::new(slices.to_vec()).of_port(&port, needs, None, &context, &marks.of_port(&key), &mut tally);
     assert_eq!(found.len(), 1);
     (*found.values().next().unwrap(), tally)
 }
@@ -72,9 +72,9 @@ fn without_a_node_name_nothing_is_local() {
 #[test]
 fn an_address_of_this_node_is_its_own_and_no_part_of_its_set() {
     let unnamed = Endpoint { node: None, ..endpoint("n1", true) };
-    let here = Place { addresses: [unnamed.address].into(), ..Place::default() };
-    for (place, own) in [(here, true), (Place::default(), false)] {
-        let found = Candidate::new(&unnamed, 80, None, &place).endpoint;
+    let here = NodeContext { addresses: [unnamed.address].into(), ..NodeContext::default() };
+    for (context, own) in [(here, true), (NodeContext::default(), false)] {
+        let found = Candidate::new(&unnamed, 80, None, &context).endpoint;
         assert_eq!((found.local, found.own_address), (false, own));
     }
     let (found, _) = of(&[&slice(unnamed)], Some("n1"));
@@ -84,14 +84,14 @@ fn an_address_of_this_node_is_its_own_and_no_part_of_its_set() {
 #[test]
 fn a_set_that_no_frontend_uses_is_empty() {
     let port = ServicePort { name: String::new(), port: 80, protocol: Protocol::Tcp, node_port: None };
-    let place = Place { node_name: Some("n1".into()), ..Place::default() };
+    let context = NodeContext { node_name: Some("n1".into()), ..NodeContext::default() };
     let slice = slice(endpoint("n1", true));
     let listed = Listed::new(vec![&slice]);
     let in_sets = |needs| {
         let key = PortKey { service: ObjectName::new("default", "web"), port: 80, protocol: Protocol::Tcp };
         let (marks, mut tally) = (Marks::default(), Tally::default());
         let needs = [needs, Needs::default()];
-        let found = listed.of_port(&port, needs, None, &place, &marks.of_port(&key), &mut tally);
+        let found = listed.of_port(&port, needs, None, &context, &marks.of_port(&key), &mut tally);
         found.values().map(|endpoint| (endpoint.in_cluster_set, endpoint.in_local_set)).collect::<Vec<_>>()
     };
     assert_eq!(in_sets(Needs { cluster: true, local: false }), [(true, false)]);

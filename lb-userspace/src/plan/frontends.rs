@@ -8,31 +8,31 @@ use std::{
 use ipnet::IpNet;
 use lb_common::abi::service_flags;
 
-use super::{Frontend, Kind, Rule, Set, Tally, Use, claims::Claim, mode, place::Place};
+use super::{Frontend, Kind, Rule, Set, Tally, Use, claims::Claim, mode, node_context::NodeContext};
 use crate::model::{Exposure, Family, Protocol, Refusal, Service, ServicePort, TrafficPolicy};
 
 /// True if the service is for this proxy to serve.
-pub(super) fn is_ours(service: &Service, place: &Place) -> bool {
-    service.exposure == Exposure::Addresses && service.proxy_name == place.proxy_name
+pub(super) fn is_ours(service: &Service, context: &NodeContext) -> bool {
+    service.exposure == Exposure::Addresses && service.proxy_name == context.proxy_name
 }
 
 /// Notes why a service is ours or not.
-pub(super) fn tally_ours(service: &Service, place: &Place, tally: &mut Tally) {
+pub(super) fn tally_ours(service: &Service, context: &NodeContext, tally: &mut Tally) {
     match service.exposure {
         Exposure::Headless => tally.hit(Rule::Headless),
         Exposure::ExternalName => tally.hit(Rule::ExternalName),
-        Exposure::Addresses if service.proxy_name != place.proxy_name => tally.hit(Rule::OtherProxy),
+        Exposure::Addresses if service.proxy_name != context.proxy_name => tally.hit(Rule::OtherProxy),
         Exposure::Addresses => tally.hit_if(service.proxy_name.is_some(), Rule::OurProxyName),
     }
 }
 
 /// Everything that a service claims.
-pub(super) fn claims(service: &Service, place: &Place) -> Vec<(Frontend, Claim)> {
-    let addresses = addresses(service, place);
+pub(super) fn claims(service: &Service, context: &NodeContext) -> Vec<(Frontend, Claim)> {
+    let addresses = addresses(service, context);
     let mut all = Vec::with_capacity(service.ports.len() * addresses.len());
     for port in &service.ports {
-        for (frontend, kind) in of_port(service, port, &addresses, place) {
-            if kind == Kind::ClusterIp || !place.is_reserved(&frontend) {
+        for (frontend, kind) in of_port(service, port, &addresses, context) {
+            if kind == Kind::ClusterIp || !context.is_reserved(&frontend) {
                 all.push((frontend, Claim::new(service, &frontend, kind, port.port)));
             }
         }
@@ -41,10 +41,10 @@ pub(super) fn claims(service: &Service, place: &Place) -> Vec<(Frontend, Claim)>
 }
 
 /// What of a service's frontends is not even claimed.
-pub(super) fn unclaimed(service: &Service, place: &Place, tally: &mut Tally) -> Vec<Refusal> {
+pub(super) fn unclaimed(service: &Service, context: &NodeContext, tally: &mut Tally) -> Vec<Refusal> {
     let object = || format!("Service {}", service.name);
     let mut refusals = Vec::new();
-    if !service.external_ips.is_empty() && !place.external_ips {
+    if !service.external_ips.is_empty() && !context.external_ips {
         tally.hit(Rule::ExternalIpsOff);
         refusals.push(Refusal::new(
             object(),
@@ -52,7 +52,7 @@ pub(super) fn unclaimed(service: &Service, place: &Place, tally: &mut Tally) -> 
             "turn it on, if everybody who may write Services may take any address (CVE-2020-8554)",
         ));
     }
-    let external = service.external_ips.iter().filter(|_| place.external_ips);
+    let external = service.external_ips.iter().filter(|_| context.external_ips);
     for address in external.chain(&service.load_balancer_ips).filter(|address| !has_family(service, **address)) {
         tally.hit(Rule::NoClusterIpOfFamily);
         refusals.push(Refusal::new(
@@ -62,7 +62,7 @@ pub(super) fn unclaimed(service: &Service, place: &Place, tally: &mut Tally) -> 
         ));
     }
     let has_node_port = service.ports.iter().any(|port| port.node_port.is_some());
-    let node_ports_served = place.node_port_addresses.iter().any(|address| has_family(service, *address));
+    let node_ports_served = context.node_port_addresses.iter().any(|address| has_family(service, *address));
     if has_node_port && !node_ports_served {
         tally.hit(Rule::NodePortNowhere);
         refusals.push(Refusal::new(
@@ -71,7 +71,7 @@ pub(super) fn unclaimed(service: &Service, place: &Place, tally: &mut Tally) -> 
             "correct --nodeport-addresses, or give the node such an address",
         ));
     } else if has_node_port {
-        let lacks = |family: &Family| place.addresses.iter().all(|address| Family::of(*address) != *family);
+        let lacks = |family: &Family| context.addresses.iter().all(|address| Family::of(*address) != *family);
         for family in Family::BOTH.into_iter().filter(|family| serves(service, *family)).filter(lacks) {
             tally.hit(Rule::NodePortNowhere);
             refusals.push(Refusal::new(
@@ -81,10 +81,10 @@ pub(super) fn unclaimed(service: &Service, place: &Place, tally: &mut Tally) -> 
             ));
         }
     }
-    let addresses = addresses(service, place);
-    let claimed = service.ports.iter().flat_map(|port| of_port(service, port, &addresses, place));
+    let addresses = addresses(service, context);
+    let claimed = service.ports.iter().flat_map(|port| of_port(service, port, &addresses, context));
     for (frontend, _) in
-        claimed.filter(|(f, kind)| !matches!(kind, Kind::ClusterIp | Kind::HostSocket) && place.is_reserved(f))
+        claimed.filter(|(f, kind)| !matches!(kind, Kind::ClusterIp | Kind::HostSocket) && context.is_reserved(f))
     {
         tally.hit(Rule::Reserved);
         refusals.push(Refusal::new(
@@ -105,18 +105,18 @@ fn serves(service: &Service, family: Family) -> bool {
 }
 
 /// The addresses that a service is published at, beside its cluster IPs.
-pub(super) fn published(service: &Service, place: &Place) -> impl Iterator<Item = IpAddr> {
-    let external = service.external_ips.iter().filter(|_| place.external_ips);
+pub(super) fn published(service: &Service, context: &NodeContext) -> impl Iterator<Item = IpAddr> {
+    let external = service.external_ips.iter().filter(|_| context.external_ips);
     let published = service.load_balancer_ips.iter().chain(external).copied();
     published.filter(|ip| has_family(service, *ip)).collect::<Vec<_>>().into_iter()
 }
 
 /// The addresses that every port of a service is reached by. Where one is of several kinds, the first of them counts.
-fn addresses(service: &Service, place: &Place) -> BTreeMap<IpAddr, Kind> {
-    let served = service.cluster_ips.iter().filter(|ip| !place.local_cluster_ips.contains(ip));
+fn addresses(service: &Service, context: &NodeContext) -> BTreeMap<IpAddr, Kind> {
+    let served = service.cluster_ips.iter().filter(|ip| !context.local_cluster_ips.contains(ip));
     let cluster = served.map(|ip| (*ip, Kind::ClusterIp));
     let balanced = service.load_balancer_ips.iter().map(|ip| (*ip, Kind::LoadBalancer));
-    let external = service.external_ips.iter().filter(|_| place.external_ips).map(|ip| (*ip, Kind::ExternalIp));
+    let external = service.external_ips.iter().filter(|_| context.external_ips).map(|ip| (*ip, Kind::ExternalIp));
     let mut addresses = BTreeMap::new();
     for (address, kind) in cluster.chain(balanced).chain(external).filter(|(ip, _)| has_family(service, *ip)) {
         addresses.entry(address).or_insert(kind);
@@ -128,7 +128,7 @@ fn of_port<'a>(
     service: &Service,
     port: &'a ServicePort,
     addresses: &'a BTreeMap<IpAddr, Kind>,
-    place: &'a Place,
+    context: &'a NodeContext,
 ) -> impl Iterator<Item = (Frontend, Kind)> + 'a {
     let protocol = port.protocol;
     let own = addresses.iter().map(move |(ip, kind)| (Frontend { address: *ip, port: port.port, protocol }, *kind));
@@ -136,18 +136,18 @@ fn of_port<'a>(
     let wanted = families.clone();
     let on_nodes = port.node_port.into_iter().flat_map(move |node_port| {
         let (families, of_hosts) = (wanted.clone(), wanted.clone());
-        let served = place.node_port_addresses.iter().filter(move |ip| families.contains(&Family::of(**ip)));
+        let served = context.node_port_addresses.iter().filter(move |ip| families.contains(&Family::of(**ip)));
         // The same port at the same address by another kind is claimed already.
         let new = served.filter(move |ip| node_port != port.port || !addresses.contains_key(ip));
         let new = new.map(move |ip| (Frontend { address: *ip, port: node_port, protocol }, Kind::NodePort));
         // The hook knows no protocol but these.
-        let by_socket = place.host_sockets.iter().filter(move |ip| {
+        let by_socket = context.host_sockets.iter().filter(move |ip| {
             matches!(protocol, Protocol::Tcp | Protocol::Udp) && of_hosts.contains(&Family::of(**ip))
         });
         new.chain(by_socket.map(move |ip| (Frontend { address: *ip, port: node_port, protocol }, Kind::HostSocket)))
     });
-    let is_named = mode::is_named_elsewhere(service, protocol, place);
-    let anywhere = if is_named { mode::anywhere(port, &families, place) } else { Vec::new() };
+    let is_named = mode::is_named_elsewhere(service, protocol, context);
+    let anywhere = if is_named { mode::anywhere(port, &families, context) } else { Vec::new() };
     own.chain(on_nodes).chain(anywhere.into_iter().map(|frontend| (frontend, Kind::HostSocket)))
 }
 
@@ -172,10 +172,10 @@ pub(super) struct Guard<'a> {
 }
 
 impl<'a> Guard<'a> {
-    pub fn of(service: &'a Service, place: &Place) -> Self {
+    pub fn of(service: &'a Service, context: &NodeContext) -> Self {
         let ranges = service.source_ranges.as_deref();
         let admits = |ip: &IpAddr| ranges.into_iter().flatten().any(|range| range.contains(ip));
-        let allowed = |family| place.addresses.iter().any(|ip| Family::of(*ip) == family && admits(ip));
+        let allowed = |family| context.addresses.iter().any(|ip| Family::of(*ip) == family && admits(ip));
         let node_allowed = if ranges.is_some() { Family::BOTH.map(allowed) } else { [false; 2] };
         Self { ranges, node_allowed }
     }

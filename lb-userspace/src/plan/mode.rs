@@ -7,7 +7,7 @@ use std::{
 
 use lb_common::abi::service_flags;
 
-use super::{DesiredService, Frontend, Kind, PortKey, Use, place::Place};
+use super::{DesiredService, Frontend, Kind, PortKey, Use, node_context::NodeContext};
 use crate::model::{Family, MAGLEV_SIZES, Mode, Protocol, Refusal, Scheduler, Service, ServicePort};
 
 /// Slots of an endpoint in that table, at least: of a table that costs little, and of a larger one.
@@ -15,13 +15,13 @@ const SLOTS_EACH: u32 = 200;
 const SLOTS_EACH_LARGE: u32 = 50;
 const LARGE: u32 = 16_381;
 
-fn mode(service: &Service, place: &Place) -> Mode {
-    service.options.as_ref().and_then(|options| options.mode).unwrap_or(place.mode)
+fn mode(service: &Service, context: &NodeContext) -> Mode {
+    service.options.as_ref().and_then(|options| options.mode).unwrap_or(context.mode)
 }
 
 /// Whether packets of external clients go whole to backends of other nodes.
-pub(super) fn is_direct(service: &Service, protocol: Protocol, place: &Place) -> bool {
-    mode(service, place).is_direct(protocol)
+pub(super) fn is_direct(service: &Service, protocol: Protocol, context: &NodeContext) -> bool {
+    mode(service, context).is_direct(protocol)
 }
 
 /// Whether external clients can ask one of these at all.
@@ -31,14 +31,14 @@ pub(super) fn has_outside<'a>(mut kinds: impl Iterator<Item = &'a Kind>) -> bool
 
 /// Whether other nodes may name a node port at their own addresses: where it has direct server return, and wherever others are known, as
 /// they may be set otherwise.
-pub(super) fn is_named_elsewhere(service: &Service, protocol: Protocol, place: &Place) -> bool {
-    place.knows_peers || is_direct(service, protocol, place)
+pub(super) fn is_named_elsewhere(service: &Service, protocol: Protocol, context: &NodeContext) -> bool {
+    context.knows_peers || is_direct(service, protocol, context)
 }
 
 /// The flags of a frontend of a port: for the packets that come by it, and at no address ([`anywhere`]) for those that other nodes send.
-pub(super) fn flags(frontend: &Frontend, used: Use, is_direct: bool, place: &Place) -> u8 {
-    let is_whole = is_direct && narrow(Family::of(frontend.address), place).is_none();
-    let is_named = frontend.address.is_unspecified() && (place.knows_peers || is_direct);
+pub(super) fn flags(frontend: &Frontend, used: Use, is_direct: bool, context: &NodeContext) -> u8 {
+    let is_whole = is_direct && narrow(Family::of(frontend.address), context).is_none();
+    let is_named = frontend.address.is_unspecified() && (context.knows_peers || is_direct);
     if used.kind != Kind::ClusterIp && (is_whole || is_named) { service_flags::DSR } else { 0 }
 }
 
@@ -51,20 +51,24 @@ const fn least_mtu(family: Family) -> u32 {
 }
 
 /// What the node's widest link of the family takes, if that is too little.
-fn narrow(family: Family, place: &Place) -> Option<u32> {
-    let [v4, v6] = place.mtu;
+fn narrow(family: Family, context: &NodeContext) -> Option<u32> {
+    let [v4, v6] = context.mtu;
     let mtu = if family == Family::V4 { v4 } else { v6 };
     mtu.filter(|mtu| *mtu < least_mtu(family))
 }
 
 /// Families in which this node has no link for outer headers.
-pub(super) fn too_narrow(service: &Service, ports: &[(PortKey, DesiredService)], place: &Place) -> Vec<Refusal> {
+pub(super) fn too_narrow(
+    service: &Service,
+    ports: &[(PortKey, DesiredService)],
+    context: &NodeContext,
+) -> Vec<Refusal> {
     let is_asked = |family| {
-        let direct = ports.iter().filter(|(key, _)| is_direct(service, key.protocol, place));
+        let direct = ports.iter().filter(|(key, _)| is_direct(service, key.protocol, context));
         let mut frontends = direct.flat_map(|(_, port)| &port.frontends);
         frontends.any(|(frontend, used)| used.kind != Kind::ClusterIp && Family::of(frontend.address) == family)
     };
-    let narrow = Family::BOTH.into_iter().filter_map(|family| Some((family, narrow(family, place)?)));
+    let narrow = Family::BOTH.into_iter().filter_map(|family| Some((family, narrow(family, context)?)));
     let refusal = |(family, mtu): (Family, u32)| {
         Refusal::new(
             format!("Service {}", service.name),
@@ -81,13 +85,13 @@ pub(super) fn too_narrow(service: &Service, ports: &[(PortKey, DesiredService)],
 
 /// A node port as other nodes name it, who were asked at an address of their own: at no address. Where the node's sockets are served
 /// by one that is the same already.
-pub(super) fn anywhere(port: &ServicePort, families: &BTreeSet<Family>, place: &Place) -> Vec<Frontend> {
+pub(super) fn anywhere(port: &ServicePort, families: &BTreeSet<Family>, context: &NodeContext) -> Vec<Frontend> {
     let protocol = port.protocol;
     let every = families.iter().map(|family| match family {
         Family::V4 => IpAddr::from(Ipv4Addr::UNSPECIFIED),
         Family::V6 => IpAddr::from(Ipv6Addr::UNSPECIFIED),
     });
-    let new = every.filter(|address| protocol == Protocol::Sctp || !place.host_sockets.contains(address));
+    let new = every.filter(|address| protocol == Protocol::Sctp || !context.host_sockets.contains(address));
     new.zip(port.node_port.into_iter().cycle()).map(|(address, port)| Frontend { address, port, protocol }).collect()
 }
 
@@ -102,10 +106,14 @@ pub(super) fn table_size<'a>(endpoints: &(impl Iterator<Item = &'a SocketAddr> +
 }
 
 /// A scheduler that has no say: every node must find the same backend.
-pub(super) fn unscheduled(service: &Service, ports: &[(PortKey, DesiredService)], place: &Place) -> Option<Refusal> {
+pub(super) fn unscheduled(
+    service: &Service,
+    ports: &[(PortKey, DesiredService)],
+    context: &NodeContext,
+) -> Option<Refusal> {
     let asked = service.options.as_ref()?.scheduler.filter(|scheduler| *scheduler != Scheduler::Maglev)?;
     let direct = ports.iter().any(|(key, port)| {
-        is_direct(service, key.protocol, place) && has_outside(port.frontends.values().map(|used| &used.kind))
+        is_direct(service, key.protocol, context) && has_outside(port.frontends.values().map(|used| &used.kind))
     });
     direct.then(|| {
         Refusal::new(

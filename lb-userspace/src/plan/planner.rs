@@ -16,7 +16,7 @@ use super::{
     endpoints::Listed,
     frontends, health_check,
     hold::Hold,
-    place::Place,
+    node_context::NodeContext,
     service,
     shares::{Demand, Shares},
 };
@@ -54,7 +54,7 @@ pub struct Changes {
 #[derive(Debug)]
 pub struct Planner {
     settings: PlanSettings,
-    place: Place,
+    context: NodeContext,
     snapshot: Snapshot,
     /// Of the last snapshot.
     cluster_ips: ClusterIps,
@@ -73,7 +73,7 @@ pub struct Planner {
 impl Planner {
     pub fn new(settings: PlanSettings) -> Self {
         Self {
-            place: Place::new(&Snapshot::default(), &NodeFacts::default(), &ClusterIps::default(), &settings),
+            context: NodeContext::new(&Snapshot::default(), &NodeFacts::default(), &ClusterIps::default(), &settings),
             shares: Shares::new(&settings),
             settings,
             snapshot: Snapshot::default(),
@@ -102,20 +102,20 @@ impl Planner {
     /// another place (the node's addresses, its zone, what is reserved on it) means to plan everything again.
     pub fn update(&mut self, snapshot: &Snapshot, facts: &NodeFacts) -> Changes {
         self.cluster_ips.follow(&self.snapshot, snapshot);
-        let mut place = Place::new(snapshot, facts, &self.cluster_ips, &self.settings);
-        std::mem::swap(&mut place.marks, &mut self.place.marks);
-        // From here on the marks are the new ones, and those in `place` the ones before.
-        let mut marked = self.place.marks.differing(&place.marks, &self.snapshot);
-        if self.place.marks.maintenance != place.marks.maintenance {
+        let mut context = NodeContext::new(snapshot, facts, &self.cluster_ips, &self.settings);
+        std::mem::swap(&mut context.marks, &mut self.context.marks);
+        // From here on the marks are the new ones, and those in `context` the ones before.
+        let mut marked = self.context.marks.differing(&context.marks, &self.snapshot);
+        if self.context.marks.maintenance != context.marks.maintenance {
             marked.extend(self.hold.services().map(|(name, _)| name.clone()));
         }
-        place.marks.clone_from(&self.place.marks);
-        if place == self.place {
+        context.marks.clone_from(&self.context.marks);
+        if context == self.context {
             return self.follow(snapshot, marked);
         }
         let (tally, cluster_ips) = (std::mem::take(&mut self.tally), std::mem::take(&mut self.cluster_ips));
         let hold = std::mem::take(&mut self.hold);
-        let fresh = Self { place, cluster_ips, tally, hold, ..Self::new(self.settings.clone()) };
+        let fresh = Self { context, cluster_ips, tally, hold, ..Self::new(self.settings.clone()) };
         let before = std::mem::replace(self, fresh).desired;
         self.follow(snapshot, BTreeSet::new());
         Changes {
@@ -129,7 +129,7 @@ impl Planner {
 
     /// Cluster IPs that a link of the node has: the node answers there by itself.
     pub fn local_cluster_ips(&self) -> &BTreeSet<IpAddr> {
-        &self.place.local_cluster_ips
+        &self.context.local_cluster_ips
     }
 
     pub fn desired(&self) -> &Desired {
@@ -159,12 +159,12 @@ impl Planner {
             };
             let is_held = old.or(new).is_some_and(|service| self.hold.get(&service.name).is_some());
             if let Some(old) = old.filter(|_| !is_held) {
-                self.claimed.remove_service(old, &self.place);
+                self.claimed.remove_service(old, &self.context);
             }
             if let Some(new) = new.filter(|_| !is_held) {
-                self.claimed.put_service(new, &self.place);
+                self.claimed.put_service(new, &self.context);
             }
-            named.extend(old.into_iter().chain(new).flat_map(|service| frontends::published(service, &self.place)));
+            named.extend(old.into_iter().chain(new).flat_map(|service| frontends::published(service, &self.context)));
             dirty.extend(old.or(new).map(|service| service.name.clone()));
         }
         for change in before.slices.diff(&snapshot.slices) {
@@ -187,10 +187,10 @@ impl Planner {
 
     /// Gives up what this snapshot knows enough of, as if it had never been held: `before` knew it, too.
     fn review_hold(&mut self, before: &Snapshot, dirty: &mut BTreeSet<ObjectName>, named: &mut BTreeSet<IpAddr>) {
-        let Self { place, claimed, .. } = self;
-        for (name, held) in self.hold.review(&self.snapshot, |service| frontends::is_ours(service, place)) {
+        let Self { context, claimed, .. } = self;
+        for (name, held) in self.hold.review(&self.snapshot, |service| frontends::is_ours(service, context)) {
             claimed.remove_held(&name, &held);
-            before.services.get(&name).into_iter().for_each(|service| claimed.put_service(service, place));
+            before.services.get(&name).into_iter().for_each(|service| claimed.put_service(service, context));
             named.extend(held.addresses());
             dirty.insert(name);
         }
@@ -249,7 +249,7 @@ impl Planner {
     ///
     /// A load balancer may also publish the addresses of other nodes (ADR 0013).
     fn vip(&mut self, address: IpAddr) -> Option<abi::Vip> {
-        let here = [&self.place.addresses, &self.place.local_cluster_ips];
+        let here = [&self.context.addresses, &self.context.local_cluster_ips];
         if address.is_unspecified() || here.iter().any(|own| own.contains(&address)) {
             return None;
         }
@@ -260,8 +260,8 @@ impl Planner {
         let has = |kind| claims.iter().any(|claim| claim.kind == kind);
         if !has(Kind::ClusterIp) {
             let may_be_a_nodes = claims.is_empty()
-                || self.place.reserved.iter().any(|(at, ..)| *at == address)
-                || self.place.networks.iter().any(|network| network.contains(&address))
+                || self.context.reserved.iter().any(|(at, ..)| *at == address)
+                || self.context.networks.iter().any(|network| network.contains(&address))
                 || claims.iter().any(|claim| self.publishes_node(&claim.service));
             if may_be_a_nodes {
                 return None;
@@ -276,24 +276,24 @@ impl Planner {
     /// Whether a service is published at an address of this node: its others may be those of other nodes.
     fn publishes_node(&self, name: &ObjectName) -> bool {
         let service = self.snapshot.services.get(name);
-        let mut published = service.into_iter().flat_map(|service| frontends::published(service, &self.place));
-        published.any(|address| self.place.addresses.contains(&address))
+        let mut published = service.into_iter().flat_map(|service| frontends::published(service, &self.context));
+        published.any(|address| self.context.addresses.contains(&address))
     }
 
     fn plan_service(&mut self, name: &ObjectName, changes: &mut Changes) {
         if let Some(held) = self.hold.get(name) {
-            let (mut ports, mut refusals) = (held.owned(&self.claimed, &self.place.marks), vec![held.refusal(name)]);
+            let (mut ports, mut refusals) = (held.owned(&self.claimed, &self.context.marks), vec![held.refusal(name)]);
             refusals.extend(self.shares.bound(name, &mut ports));
             self.put_ports(name, ports, changes);
             self.put_refusals(name, refusals, changes);
             return;
         }
-        let Self { place, snapshot, claimed, shares, tally, .. } = self;
+        let Self { context, snapshot, claimed, shares, tally, .. } = self;
         let service = snapshot.services.get(name).map(AsRef::as_ref);
         if let Some(service) = service {
-            frontends::tally_ours(service, place, tally);
+            frontends::tally_ours(service, context, tally);
         }
-        let service = service.filter(|service| frontends::is_ours(service, place));
+        let service = service.filter(|service| frontends::is_ours(service, context));
         let Some(service) = service else {
             self.shares.put(name, Demand::default());
             self.put_ports(name, Vec::new(), changes);
@@ -301,11 +301,11 @@ impl Planner {
             return;
         };
         let listed = Listed::new(slices_of(snapshot, name));
-        let mut planned = service::plan(service, &listed, claimed, place, tally);
+        let mut planned = service::plan(service, &listed, claimed, context, tally);
         planned.refusals.extend(shares.bound(name, &mut planned.ports));
         if let Some(port) = service.health_check_node_port {
             let checks = &mut self.desired.health_checks;
-            if let Some(refusal) = health_check::refused(service, port, claimed, place) {
+            if let Some(refusal) = health_check::refused(service, port, claimed, context) {
                 tally.hit(Rule::HealthCheckTaken);
                 planned.refusals.push(refusal);
                 // If it had the port until now, nobody has it.
@@ -313,7 +313,7 @@ impl Planner {
                 changes.health_checks |= had && checks.remove(&port).is_some();
             } else {
                 tally.hit(Rule::HealthCheck);
-                let local_ready = health_check::local_ready(service, &listed, place);
+                let local_ready = health_check::local_ready(service, &listed, context);
                 let check = HealthCheck { service: name.clone(), local_ready };
                 let before = checks.insert(port, check.clone());
                 changes.health_checks |= before != Some(check);

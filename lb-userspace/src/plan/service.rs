@@ -14,7 +14,7 @@ use super::{
     endpoints::{self, Filled, Listed, Needs, filled},
     frontends::{self, Guard},
     mode,
-    place::Place,
+    node_context::NodeContext,
     shares,
 };
 use crate::model::{Family, Protocol, Refusal, Scheduler, Service, ServiceOptions, ServicePort};
@@ -32,12 +32,12 @@ pub(super) fn plan(
     service: &Service,
     listed: &Listed<'_>,
     claimed: &Claimed,
-    place: &Place,
+    context: &NodeContext,
     tally: &mut Tally,
 ) -> Planned {
-    let mut refusals = frontends::unclaimed(service, place, tally);
+    let mut refusals = frontends::unclaimed(service, context, tally);
     let mut won: BTreeMap<(u16, Protocol), BTreeMap<Frontend, Kind>> = BTreeMap::new();
-    for (frontend, claim) in frontends::claims(service, place) {
+    for (frontend, claim) in frontends::claims(service, context) {
         match (claimed.shadowed(&frontend, &claim), claimed.owner(&frontend)) {
             (Some(owner), _) => {
                 tally.hit(Rule::TakenByClusterIp);
@@ -53,7 +53,7 @@ pub(super) fn plan(
             (None, None) => {}
         }
     }
-    let mut draft = Draft { service, listed, place, tally, guard: Guard::of(service, place) };
+    let mut draft = Draft { service, listed, context, tally, guard: Guard::of(service, context) };
     let by_key: BTreeMap<(u16, Protocol), &ServicePort> =
         service.ports.iter().map(|port| ((port.port, port.protocol), port)).collect();
     let ports = won.into_iter().filter_map(|((port, protocol), won)| {
@@ -63,16 +63,16 @@ pub(super) fn plan(
     let ports: Vec<_> = ports.collect();
     refusals.extend(draft.unguarded(&ports));
     refusals.extend(unweighed(service, &ports, tally));
-    refusals.extend(mode::unscheduled(service, &ports, place));
-    refusals.extend(mode::too_narrow(service, &ports, place));
+    refusals.extend(mode::unscheduled(service, &ports, context));
+    refusals.extend(mode::too_narrow(service, &ports, context));
     refusals.extend(shares::oversized(service, &ports));
-    refusals.extend(checks::refusal(service, &ports, place));
+    refusals.extend(checks::refusal(service, &ports, context));
     Planned { ports, refusals }
 }
 
 /// How new flows of the service are spread.
-fn scheduler(service: &Service, place: &Place) -> Scheduler {
-    service.options.as_ref().and_then(|options| options.scheduler).unwrap_or(place.scheduler)
+fn scheduler(service: &Service, context: &NodeContext) -> Scheduler {
+    service.options.as_ref().and_then(|options| options.scheduler).unwrap_or(context.scheduler)
 }
 
 /// Slots of a Maglev table: those that are asked for, unless they are far more than the endpoints need.
@@ -124,7 +124,7 @@ fn belongs(service: &Service, frontend: &Frontend, whose: &str) -> Refusal {
 struct Draft<'a> {
     service: &'a Service,
     listed: &'a Listed<'a>,
-    place: &'a Place,
+    context: &'a NodeContext,
     tally: &'a mut Tally,
     guard: Guard<'a>,
 }
@@ -132,9 +132,9 @@ struct Draft<'a> {
 impl Draft<'_> {
     fn port(&mut self, port: &ServicePort, won: BTreeMap<Frontend, Kind>) -> DesiredService {
         let options = self.service.options.as_deref();
-        let direct = mode::is_direct(self.service, port.protocol, self.place) && mode::has_outside(won.values());
-        let scheduler = if direct { Scheduler::Maglev } else { scheduler(self.service, self.place) };
-        let retry = options.and_then(|options| options.retry).unwrap_or(self.place.retry);
+        let direct = mode::is_direct(self.service, port.protocol, self.context) && mode::has_outside(won.values());
+        let scheduler = if direct { Scheduler::Maglev } else { scheduler(self.service, self.context) };
+        let retry = options.and_then(|options| options.retry).unwrap_or(self.context.retry);
         let mut needs = [Needs::default(); 2];
         let mut uses: SortedMap<Frontend, Use> = SortedMap::default();
         for (frontend, kind) in won {
@@ -145,25 +145,25 @@ impl Draft<'_> {
             uses.insert(frontend, plain);
         }
         let key = PortKey { service: self.service.name.clone(), port: port.port, protocol: port.protocol };
-        let marks = self.place.marks.of_port(&key);
-        let endpoints = self.listed.of_port(port, needs, options, self.place, &marks, self.tally);
+        let marks = self.context.marks.of_port(&key);
+        let endpoints = self.listed.of_port(port, needs, options, self.context, &marks, self.tally);
         let filled = Family::BOTH.map(|family| filled(&endpoints, family));
         let mut guarded = [false; 2];
         for (frontend, used) in &mut uses {
             let family = Family::of(frontend.address);
             let guard = self.guard.flags(used.kind, family);
             guarded[index(family)] |= guard != 0;
-            used.flags |= mode::flags(frontend, *used, direct, self.place);
+            used.flags |= mode::flags(frontend, *used, direct, self.context);
             used.flags |= guard | drops(*used, filled[index(family)]) | if retry { 0 } else { service_flags::NO_RETRY };
             self.note(frontend.address, *used, filled[index(family)]);
         }
         self.tally.hit_if(port.protocol == Protocol::Sctp, Rule::Sctp);
         self.tally.hit_if(self.service.affinity_timeout_s > 0, Rule::Affinity);
-        self.tally.hit_if(scheduler != self.place.scheduler, Rule::OwnScheduler);
+        self.tally.hit_if(scheduler != self.context.scheduler, Rule::OwnScheduler);
         self.tally.hit_if(!retry, Rule::NoRetry);
         let guarded = Family::BOTH.into_iter().filter(|family| guarded[index(*family)]);
         let check = options.and_then(|options| options.check.clone()).map(Box::new);
-        let (check, unchecked) = checks::admitted(check, endpoints.keys(), self.place);
+        let (check, unchecked) = checks::admitted(check, endpoints.keys(), self.context);
         DesiredService {
             port_name: port.name.clone(),
             affinity_timeout_s: self.service.affinity_timeout_s,
@@ -193,7 +193,7 @@ impl Draft<'_> {
             Kind::NodePort | Kind::HostSocket => Rule::NodePort,
         });
         let is_balanced = matches!(used.kind, Kind::LoadBalancer | Kind::ExternalIp);
-        tally.hit_if(is_balanced && self.place.addresses.contains(&address), Rule::NodeAddress);
+        tally.hit_if(is_balanced && self.context.addresses.contains(&address), Rule::NodeAddress);
         tally.hit_if(!filled.usable, Rule::RefuseWithoutEndpoint);
         tally.hit_if(has(service_flags::DROP_IF_EMPTY), Rule::DropInside);
         tally.hit_if(has(service_flags::DROP_OUTSIDE_IF_EMPTY), Rule::DropOutside);

@@ -23,7 +23,7 @@ impl<K: Ord, V> SortedMap<K, V> {
         self.0.is_empty()
     }
 
-    fn place<Q: Ord + ?Sized>(&self, key: &Q) -> Result<usize, usize>
+    fn context<Q: Ord + ?Sized>(&self, key: &Q) -> Result<usize, usize>
     where
         K: Borrow<Q>,
     {
@@ -38,19 +38,19 @@ impl<K: Ord, V> SortedMap<K, V> {
     where
         K: Borrow<Q>,
     {
-        self.place(key).ok().map(|at| &self.0[at].1)
+        self.context(key).ok().map(|at| &self.0[at].1)
     }
 
     pub fn contains_key<Q: Ord + ?Sized>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
     {
-        self.place(key).is_ok()
+        self.context(key).is_ok()
     }
 
     /// Returns the value that was there.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
-        match self.place(&key) {
+        match self.context(&key) {
             Ok(at) => Some(std::mem::replace(&mut self.0[at].1, value)),
             Err(at) => {
                 self.make_room();
@@ -64,7 +64,7 @@ impl<K: Ord, V> SortedMap<K, V> {
     where
         K: Borrow<Q>,
     {
-        self.place(key).ok().map(|at| self.0.remove(at).1)
+        self.context(key).ok().map(|at| self.0.remove(at).1)
     }
 
     /// Keeps those for which `is_kept` is true.

@@ -41,25 +41,29 @@ pub struct Look<'a> {
 }
 
 /// Where a table's reader is, whatever its keys; empty at the start of each table.
-pub type Place = Option<Box<dyn Any + Send>>;
+pub type Position = Option<Box<dyn Any + Send>>;
 
 impl Look<'_> {
-    /// Looks at up to `count` entries of one table, from `place` on.
-    pub fn part(&self, kind: Kind, place: &mut Place, count: usize, seen: &mut Seen) -> io::Result<Part> {
+    /// Looks at up to `count` entries of one table, from `position` on.
+    pub fn part(&self, kind: Kind, position: &mut Position, count: usize, seen: &mut Seen) -> io::Result<Part> {
         let maps = self.maps;
         match kind {
-            Kind::HalfOpen4 => self.half_open(&maps.half_open4, Family::V4, place, count, seen),
-            Kind::HalfOpen6 => self.half_open(&maps.half_open6, Family::V6, place, count, seen),
-            Kind::Flows4 => self.flows(&maps.flows4, Family::V4, place, count, seen),
-            Kind::Flows6 => self.flows(&maps.flows6, Family::V6, place, count, seen),
-            Kind::UdpFlows4 => self.flows(&maps.udp_flows4, Family::V4, place, count, seen),
-            Kind::UdpFlows6 => self.flows(&maps.udp_flows6, Family::V6, place, count, seen),
-            Kind::Sockets4 => sockets(&maps.sockets4, Family::V4, place, count, seen),
-            Kind::Sockets6 => sockets(&maps.sockets6, Family::V6, place, count, seen),
-            Kind::Affinity4 => self.affinity(&maps.affinity4, Family::V4, place, count, seen),
-            Kind::Affinity6 => self.affinity(&maps.affinity6, Family::V6, place, count, seen),
-            Kind::Traffic4 => traffic(&maps.traffic4, [&maps.flows4, &maps.udp_flows4], &maps.half_open4, place, count),
-            Kind::Traffic6 => traffic(&maps.traffic6, [&maps.flows6, &maps.udp_flows6], &maps.half_open6, place, count),
+            Kind::HalfOpen4 => self.half_open(&maps.half_open4, Family::V4, position, count, seen),
+            Kind::HalfOpen6 => self.half_open(&maps.half_open6, Family::V6, position, count, seen),
+            Kind::Flows4 => self.flows(&maps.flows4, Family::V4, position, count, seen),
+            Kind::Flows6 => self.flows(&maps.flows6, Family::V6, position, count, seen),
+            Kind::UdpFlows4 => self.flows(&maps.udp_flows4, Family::V4, position, count, seen),
+            Kind::UdpFlows6 => self.flows(&maps.udp_flows6, Family::V6, position, count, seen),
+            Kind::Sockets4 => sockets(&maps.sockets4, Family::V4, position, count, seen),
+            Kind::Sockets6 => sockets(&maps.sockets6, Family::V6, position, count, seen),
+            Kind::Affinity4 => self.affinity(&maps.affinity4, Family::V4, position, count, seen),
+            Kind::Affinity6 => self.affinity(&maps.affinity6, Family::V6, position, count, seen),
+            Kind::Traffic4 => {
+                traffic(&maps.traffic4, [&maps.flows4, &maps.udp_flows4], &maps.half_open4, position, count)
+            }
+            Kind::Traffic6 => {
+                traffic(&maps.traffic6, [&maps.flows6, &maps.udp_flows6], &maps.half_open6, position, count)
+            }
         }
     }
 
@@ -67,7 +71,7 @@ impl Look<'_> {
         &self,
         table: &Table<FlowKey<N>, Flow<N>>,
         family: Family,
-        place: &mut Place,
+        position: &mut Position,
         count: usize,
         seen: &mut Seen,
     ) -> io::Result<Part>
@@ -76,7 +80,7 @@ impl Look<'_> {
         Flow<N>: Pod,
         IpAddr: From<[u8; N]>,
     {
-        pass(table, place, count, |key, flow| {
+        pass(table, position, count, |key, flow| {
             // Nothing more is forwarded to a backend that is gone: its connections are over when they fall silent.
             let is_gone = seen.is_gone(BackendId { family, id: flow.backend });
             let is_silent = |key: &FlowKey<N>, flow: &Flow<N>| {
@@ -158,7 +162,7 @@ impl Look<'_> {
         &self,
         table: &Table<FlowKey<N>, HalfOpen<N>>,
         family: Family,
-        place: &mut Place,
+        position: &mut Position,
         count: usize,
         seen: &mut Seen,
     ) -> io::Result<Part>
@@ -169,7 +173,7 @@ impl Look<'_> {
     {
         let is_silent =
             |key: &FlowKey<N>, entry: &HalfOpen<N>| rules::is_half_open_silent(key, entry, self.timeouts, self.now);
-        pass(table, place, count, |key, entry| {
+        pass(table, position, count, |key, entry| {
             // A note about a connection of a backend that is gone says nothing any more.
             if rules::is_note(entry) && seen.is_gone(BackendId { family, id: entry.flow.backend }) {
                 return table.remove(key);
@@ -200,7 +204,7 @@ impl Look<'_> {
         &self,
         table: &Table<AffinityKey<N>, Affinity>,
         family: Family,
-        place: &mut Place,
+        position: &mut Position,
         count: usize,
         seen: &mut Seen,
     ) -> io::Result<Part>
@@ -215,7 +219,7 @@ impl Look<'_> {
             let generation = self.book.backends.get(&id).map(|record| record.generation);
             rules::is_affinity_over(key, affinity, timeout_s, generation, self.now)
         };
-        pass(table, place, count, |key, affinity| {
+        pass(table, position, count, |key, affinity| {
             if is_over(key, affinity) && take(table, key, |now| is_over(key, now))? {
                 return Ok(true);
             }
@@ -229,7 +233,7 @@ impl Look<'_> {
 fn sockets<const N: usize>(
     table: &Table<SocketKey<N>, SocketPeer<N>>,
     family: Family,
-    place: &mut Place,
+    position: &mut Position,
     count: usize,
     seen: &mut Seen,
 ) -> io::Result<Part>
@@ -237,7 +241,7 @@ where
     SocketKey<N>: Pod,
     SocketPeer<N>: Pod,
 {
-    pass(table, place, count, |_, peer| {
+    pass(table, position, count, |_, peer| {
         seen.socket(BackendId { family, id: peer.backend });
         Ok(false)
     })
@@ -248,7 +252,7 @@ fn traffic<const N: usize>(
     table: &Table<FlowKey<N>, Traffic>,
     [flows, udp_flows]: [&Table<FlowKey<N>, Flow<N>>; 2],
     half_open: &Table<FlowKey<N>, HalfOpen<N>>,
-    place: &mut Place,
+    position: &mut Position,
     count: usize,
 ) -> io::Result<Part>
 where
@@ -256,28 +260,28 @@ where
     Flow<N>: Pod,
     HalfOpen<N>: Pod,
 {
-    pass(table, place, count / 2, |key, _| {
+    pass(table, position, count / 2, |key, _| {
         let flows = if key.protocol == UDP { udp_flows } else { flows };
         let is_over = flows.get(key)?.is_none() && half_open.get(key)?.is_none();
         if is_over { table.remove(key) } else { Ok(false) }
     })
 }
 
-/// Reads on from `place`; `visit` says of each entry whether it was taken out.
+/// Reads on from `position`; `visit` says of each entry whether it was taken out.
 fn pass<K: Pod + Send, V: Pod>(
     table: &Table<K, V>,
-    place: &mut Place,
+    position: &mut Position,
     count: usize,
     mut visit: impl FnMut(&K, &V) -> io::Result<bool>,
 ) -> io::Result<Part> {
-    let own = place.take().and_then(|place| place.downcast::<Cursor<K>>().ok());
+    let own = position.take().and_then(|position| position.downcast::<Cursor<K>>().ok());
     let mut cursor = own.unwrap_or_else(|| Box::new(table.cursor()));
     let (keys, values) = table.read_part(&mut cursor, count)?;
     let mut part = Part { looked: keys.len(), removed: 0, is_last: cursor.is_done() };
     for (key, value) in keys.iter().zip(&values) {
         part.removed += usize::from(visit(key, value)?);
     }
-    *place = Some(cursor).filter(|_| !part.is_last).map(|cursor| cursor as Box<dyn Any + Send>);
+    *position = Some(cursor).filter(|_| !part.is_last).map(|cursor| cursor as Box<dyn Any + Send>);
     Ok(part)
 }
 

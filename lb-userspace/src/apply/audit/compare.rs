@@ -85,13 +85,13 @@ pub(super) fn owner(book: &Book, id: u32) -> Option<String> {
     book.services.get(&id).map(|service| service.key.to_string())
 }
 
-pub(super) struct Place<'a> {
+pub(super) struct TableEntry<'a> {
     pub table: &'a str,
     pub name: String,
     pub service: Option<String>,
 }
 
-impl Place<'_> {
+impl TableEntry<'_> {
     pub fn found(self, kind: FindingKind, difference: String, repair: Op) -> Found {
         let Self { table, name: entry, service } = self;
         Found {
@@ -103,7 +103,7 @@ impl Place<'_> {
 
 fn names(book: &Book, loaded: &Loaded) -> Vec<Found> {
     let there: BTreeMap<u32, abi::ServiceName> = loaded.names.iter().copied().collect();
-    let entry = |id: u32| Place { table: map_name::NAMES, name: format!("id {id}"), service: owner(book, id) };
+    let entry = |id: u32| TableEntry { table: map_name::NAMES, name: format!("id {id}"), service: owner(book, id) };
     let booked = book.services.iter().filter_map(|(id, service)| Some((*id, service.name.as_deref().copied()?)));
     let mut found: Vec<Found> = booked
         .filter_map(|(id, name)| {
@@ -128,7 +128,7 @@ fn names(book: &Book, loaded: &Loaded) -> Vec<Found> {
 fn backends(book: &Book, loaded: &Loaded, family: Family, ids: &StdRange<BackendId>) -> Vec<Found> {
     let there: BTreeMap<BackendId, BackendRecord> = loaded.backends.iter().copied().collect();
     let table = by_family(family, map_name::BACKENDS4, map_name::BACKENDS6);
-    let entry = |id: BackendId, record: Option<&BackendRecord>| Place {
+    let entry = |id: BackendId, record: Option<&BackendRecord>| TableEntry {
         table,
         name: record.map_or_else(|| format!("id {}", id.id), |record| format!("id {} ({})", id.id, record.address)),
         service: record.and_then(|record| owner(book, record.service)),
@@ -174,8 +174,11 @@ fn slots(book: &Book, loaded: &Loaded) -> Vec<Found> {
                 other if (other.service, other.generation) != (wanted.service, wanted.generation) => FindingKind::Torn,
                 _ => FindingKind::Edited,
             };
-            let entry =
-                Place { table: map_name::SLOTS, name: format!("index {index}"), service: owner(book, wanted.service) };
+            let entry = TableEntry {
+                table: map_name::SLOTS,
+                name: format!("index {index}"),
+                service: owner(book, wanted.service),
+            };
             let differs = difference(&slot_fields(wanted), &slot_fields(other));
             found.push(entry.found(kind, differs, Op::WriteSlots { base: index, slots: vec![*wanted] }));
         }
@@ -186,7 +189,7 @@ fn slots(book: &Book, loaded: &Loaded) -> Vec<Found> {
 fn sources(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found> {
     let there: BTreeMap<_, _> = loaded.sources.iter().map(|(id, network, source)| ((*id, *network), *source)).collect();
     let table = by_family(family, map_name::SOURCES4, map_name::SOURCES6);
-    let entry = |id: u32, network| Place { table, name: format!("{network}"), service: owner(book, id) };
+    let entry = |id: u32, network| TableEntry { table, name: format!("{network}"), service: owner(book, id) };
     let booked = book.services.iter().flat_map(|(id, service)| service.sources.iter().map(|network| (*id, *network)));
     let mut found = Vec::new();
     for (id, network) in booked.filter(|(_, network)| Family::of(network.addr()) == family) {
@@ -215,7 +218,7 @@ fn services(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found> {
     let mut found = Vec::new();
     for (frontend, wanted) in book.frontends.iter().filter(|(frontend, _)| Family::of(frontend.address) == family) {
         let Some(uses) = book.uses.get(frontend).copied() else { continue };
-        let entry = Place { table, name: frontend.to_string(), service: owner(book, wanted.id) };
+        let entry = TableEntry { table, name: frontend.to_string(), service: owner(book, wanted.id) };
         let write = Op::WriteFrontend { frontend: *frontend, entry: *wanted, uses };
         match there.get(frontend) {
             None => found.push(entry.found(FindingKind::Missing, String::new(), write)),
@@ -228,7 +231,7 @@ fn services(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found> {
         }
     }
     for (frontend, other) in there.iter().filter(|(frontend, _)| !book.frontends.contains_key(frontend)) {
-        let entry = Place { table, name: frontend.to_string(), service: owner(book, other.id) };
+        let entry = TableEntry { table, name: frontend.to_string(), service: owner(book, other.id) };
         found.push(entry.found(FindingKind::Foreign, String::new(), Op::RemoveFrontend { frontend: *frontend }));
     }
     found
@@ -237,7 +240,7 @@ fn services(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found> {
 fn vips(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found> {
     let there: BTreeMap<_, _> = loaded.vips.iter().copied().collect();
     let table = by_family(family, map_name::VIPS4, map_name::VIPS6);
-    let entry = |address| Place { table, name: format!("{address}"), service: None };
+    let entry = |address| TableEntry { table, name: format!("{address}"), service: None };
     let mut found = Vec::new();
     for (address, vip) in book.vips.iter().filter(|(address, _)| Family::of(**address) == family) {
         let write = Op::WriteVip { address: *address, vip: *vip };
@@ -259,9 +262,10 @@ fn vips(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found> {
 /// Addresses of services that packets are not looked up for. An address that is not ruled out costs no more than a look-up.
 fn vip_filter(book: &Book, loaded: &Loaded) -> Vec<Found> {
     let is_lost = |address| is_ruled_out(&loaded.vip_filter, address);
-    let entry = |name, service| Place { table: map_name::VIP_FILTER, name, service };
-    let found =
-        |place: Place<'_>, write| place.found(FindingKind::Edited, "ruled out by the VIP filter".to_owned(), write);
+    let entry = |name, service| TableEntry { table: map_name::VIP_FILTER, name, service };
+    let found = |entry: TableEntry<'_>, write| {
+        entry.found(FindingKind::Edited, "ruled out by the VIP filter".to_owned(), write)
+    };
     let frontends = book.frontends.iter().filter(|(frontend, _)| is_lost(frontend.address));
     let frontends = frontends.filter_map(|(frontend, wanted)| {
         let (frontend, entry_there, uses) = (*frontend, *wanted, *book.uses.get(frontend)?);
@@ -291,7 +295,7 @@ fn config(book: &Book, loaded: &Loaded) -> Vec<Found> {
         ]
     };
     let revision = u64::from(wanted.revision_high) << 32 | u64::from(wanted.revision_low);
-    let entry = Place { table: map_name::CONFIG, name: "index 0".to_owned(), service: None };
+    let entry = TableEntry { table: map_name::CONFIG, name: "index 0".to_owned(), service: None };
     let write = Op::WriteConfig { revision, programmed_ds: wanted.programmed_ds };
     vec![entry.found(kind, difference(&fields(&wanted), &fields(&other)), write)]
 }

@@ -6,7 +6,7 @@ use lb_common::abi::{self, map_name};
 
 use super::{
     Finding, FindingKind, by_family,
-    compare::{Found, Place, Repair, owner},
+    compare::{Found, Repair, TableEntry, owner},
     fields::{difference, endpoint_fields},
 };
 use crate::{
@@ -39,7 +39,8 @@ fn wanted(book: &Book, family: Family) -> BTreeMap<(IpAddr, u32), Vec<(BackendId
 pub(super) fn compare(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found> {
     let there: BTreeMap<_, _> = loaded.endpoints.iter().copied().collect();
     let table = by_family(family, map_name::ENDPOINTS4, map_name::ENDPOINTS6);
-    let entry = |(address, id): (IpAddr, u32)| Place { table, name: address.to_string(), service: owner(book, id) };
+    let entry =
+        |(address, id): (IpAddr, u32)| TableEntry { table, name: address.to_string(), service: owner(book, id) };
     let wanted = wanted(book, family);
     let mut found = Vec::new();
     for (key, either) in &wanted {
@@ -62,12 +63,12 @@ pub(super) fn compare(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found
     };
     for (key, endpoint) in there.iter().filter(|(key, value)| !wanted.contains_key(key) && !is_left(key, value)) {
         let differs = format!("leads to backend id {}", endpoint.backend);
-        let place = entry(*key);
+        let entry = entry(*key);
         let finding = Finding {
             kind: FindingKind::Foreign,
             table: table.to_owned(),
-            entry: place.name,
-            service: place.service,
+            entry: entry.name,
+            service: entry.service,
             difference: differs,
             repaired: false,
         };

@@ -9,9 +9,9 @@
 //!
 //! The agent may be killed anywhere. Before step 3 the next start begins anew, and the old programs serve; after it the next start goes on.
 
+mod attached_programs;
 mod folder;
 mod moving;
-mod places;
 mod prepare;
 mod stages;
 

@@ -11,9 +11,9 @@ use aya::programs::ProgramInfo;
 use lb_common::{abi::map_name, switch::GATES};
 
 use super::{
+    attached_programs::{AttachedProgram, attached_programs},
     folder::{Folder, Side},
     moving::Moving,
-    places::{Place, places},
 };
 use crate::datapath::{
     DatapathError, Settings, bpf_link,
@@ -166,8 +166,8 @@ fn old_programs(pins: &Pins) -> Result<BTreeMap<&'static str, OwnedFd>, Datapath
             }
         }
     }
-    let places = places(pins)?;
-    let attached: BTreeSet<u32> = places.iter().map(|place| place.program_id).collect();
+    let attached_programs = attached_programs(pins)?;
+    let attached: BTreeSet<u32> = attached_programs.iter().map(|place| place.program_id).collect();
     for path in program_pins::all(pins.programs()) {
         let Some(info) = ProgramInfo::from_pin(&path).ok().filter(|info| attached.contains(&info.id())) else {
             continue;
@@ -183,9 +183,9 @@ fn old_programs(pins: &Pins) -> Result<BTreeMap<&'static str, OwnedFd>, Datapath
         }
     }
     // Those of a switch are the gates themselves.
-    let unknown = places.iter().find(|place| folders.is_empty() && !known.contains(&place.program_id));
+    let unknown = attached_programs.iter().find(|place| folders.is_empty() && !known.contains(&place.program_id));
     match unknown {
-        Some(Place { name, .. }) => Err(DatapathError::UnpinnedPrograms { what: name.clone() }),
+        Some(AttachedProgram { name, .. }) => Err(DatapathError::UnpinnedPrograms { what: name.clone() }),
         None => Ok(programs),
     }
 }

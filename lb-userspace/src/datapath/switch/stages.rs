@@ -6,9 +6,9 @@ use lb_common::switch::GATES;
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
+    attached_programs::{AttachedProgram, attached_programs},
     folder::{Folder, Side},
     moving::Moving,
-    places::{Place, places},
     prepare::Begun,
 };
 use crate::datapath::{Datapath, DatapathError, cgroup::CgroupRoot, cgroup_links, layout::Moved, pins::Pins, sets};
@@ -181,11 +181,11 @@ impl Datapath {
     }
 
     /// Places where neither a gate nor, where none is asked for, a program of this agent hangs.
-    fn others(&self, gates: bool) -> Result<Vec<Place>, DatapathError> {
+    fn others(&self, gates: bool) -> Result<Vec<AttachedProgram>, DatapathError> {
         let is_gate = |name: &str| GATES.iter().any(|(_, gate)| *gate == name);
         let asked = self.kernel.programs.iter().filter(|(name, _)| is_gate(name) == gates);
         let asked: BTreeSet<u32> = asked.map(|(_, program)| program.id).collect();
-        let places = places(self.attacher.pins())?;
-        Ok(places.into_iter().filter(|place| !asked.contains(&place.program_id)).collect())
+        let attached_programs = attached_programs(self.attacher.pins())?;
+        Ok(attached_programs.into_iter().filter(|place| !asked.contains(&place.program_id)).collect())
     }
 }

@@ -12,7 +12,7 @@ fn addresses_have_ports_and_protocols() {
     assert_eq!("fd00::1".parse::<Client>().unwrap().port, None);
     assert_eq!("[fd00::1]:5".parse::<Client>().unwrap().port, Some(5));
     let to: Destination = "10.96.0.10:53/udp".parse().unwrap();
-    assert_eq!(to, Destination { target: Target::Place("10.96.0.10:53".parse().unwrap()), protocol: Some(UDP) });
+    assert_eq!(to, Destination { target: Target::Address("10.96.0.10:53".parse().unwrap()), protocol: Some(UDP) });
     assert_eq!("[fd00::1]:80".parse::<Destination>().unwrap().protocol, None);
     for bad in
         ["10.96.0.10", "10.96.0.10:80/quic", "svc/web", "svc//web", "svc/demo/", "svc/demo/web/tcp/more", "web:80"]

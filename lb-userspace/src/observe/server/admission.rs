@@ -30,7 +30,7 @@ struct Entry {
 
 /// A connection's place; dropped with it.
 #[derive(Debug)]
-pub struct Place {
+pub struct Permit {
     admission: Admission,
     asked: Arc<AtomicBool>,
     close: CancellationToken,
@@ -44,7 +44,7 @@ impl Admission {
 
     /// Admits a connection of `peer`. Where there is no room, another one is closed: of the same source if that has its share, else
     /// of all; the oldest one that has not sent its header, else the oldest one.
-    pub fn admit(&self, peer: IpAddr) -> Place {
+    pub fn admit(&self, peer: IpAddr) -> Permit {
         let source = source(peer);
         let (asked, close) = (Arc::new(AtomicBool::new(false)), CancellationToken::new());
         let mut open = self.open();
@@ -56,7 +56,7 @@ impl Admission {
         }
         open.push(Entry { source, asked: asked.clone(), close: close.clone() });
         drop(open);
-        Place { admission: self.clone(), asked, close }
+        Permit { admission: self.clone(), asked, close }
     }
 
     fn open(&self) -> MutexGuard<'_, Vec<Entry>> {
@@ -87,7 +87,7 @@ fn source(peer: IpAddr) -> IpAddr {
     }
 }
 
-impl Place {
+impl Permit {
     /// The header was read: the connection is worth more than one that waits.
     pub fn asked(&self) {
         self.asked.store(true, Ordering::Relaxed);
@@ -99,7 +99,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.admission.open().retain(|entry| !Arc::ptr_eq(&entry.asked, &self.asked));
     }
@@ -113,8 +113,8 @@ mod tests {
         text.parse().expect("an address")
     }
 
-    fn is_closed(place: &Place) -> bool {
-        place.close.is_cancelled()
+    fn is_closed(permit: &Permit) -> bool {
+        permit.close.is_cancelled()
     }
 
     #[test]
@@ -135,16 +135,16 @@ mod tests {
     #[test]
     fn many_sources_together_close_the_oldest_that_waits() {
         let admission = Admission::new(8);
-        let places: Vec<Place> = (1..=8).map(|last| admission.admit(IpAddr::from([192, 0, 2, last]))).collect();
-        places[0].asked();
+        let permits: Vec<Permit> = (1..=8).map(|last| admission.admit(IpAddr::from([192, 0, 2, last]))).collect();
+        permits[0].asked();
         let probe = admission.admit(address("198.51.100.1"));
-        let closed: Vec<bool> = places.iter().map(is_closed).collect();
+        let closed: Vec<bool> = permits.iter().map(is_closed).collect();
         assert_eq!(closed, [false, true, false, false, false, false, false, false]);
         assert!(!is_closed(&probe));
-        places.iter().for_each(Place::asked);
+        permits.iter().for_each(Permit::asked);
         probe.asked();
         admission.admit(address("198.51.100.2"));
-        assert!(is_closed(&places[0]), "all have asked: the oldest one goes");
+        assert!(is_closed(&permits[0]), "all have asked: the oldest one goes");
         assert_eq!(admission.count(), 7);
     }
 

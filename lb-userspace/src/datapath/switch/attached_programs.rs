@@ -12,26 +12,26 @@ use crate::datapath::{
 
 /// A place where a program of ours hangs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct AttachedProgram {
     /// Interface and attach point.
     pub name: String,
     pub program_id: u32,
 }
 
 /// Every place in this network namespace.
-pub fn places(pins: &Pins) -> Result<Vec<Place>, DatapathError> {
+pub fn attached_programs(pins: &Pins) -> Result<Vec<AttachedProgram>, DatapathError> {
     let name = |ifindex: u32, point| {
         let name = name_of(ifindex).unwrap_or_else(|| ifindex.to_string());
         format!("{name} ({point})")
     };
-    let mut places = Vec::new();
+    let mut attached_programs = Vec::new();
     for (path, ifindex, point, _) in pins.interfaces() {
         let facts = BpfLink::open(&path).ok().flatten().and_then(|link| link.facts().ok());
         let Some(facts) = facts else { continue };
         let is_here =
             matches!(facts.target, LinkTarget::Tcx { ifindex: at } | LinkTarget::Xdp { ifindex: at } if at == ifindex);
         if is_here {
-            places.push(Place { name: name(ifindex, point), program_id: facts.program_id });
+            attached_programs.push(AttachedProgram { name: name(ifindex, point), program_id: facts.program_id });
         }
     }
     let filters = netlink_thread(|mut handle| async move {
@@ -44,8 +44,10 @@ pub fn places(pins: &Pins) -> Result<Vec<Place>, DatapathError> {
         }
         Ok(found)
     })?;
-    places.extend(
-        filters.into_iter().map(|(ifindex, point, program_id)| Place { name: name(ifindex, point), program_id }),
+    attached_programs.extend(
+        filters
+            .into_iter()
+            .map(|(ifindex, point, program_id)| AttachedProgram { name: name(ifindex, point), program_id }),
     );
-    Ok(places)
+    Ok(attached_programs)
 }

@@ -15,7 +15,7 @@ const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6A
 
 /// This node.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct NodeContext {
     pub node_name: Option<String>,
     pub zone: Option<String>,
     /// Addresses that are the node's own, by its links or by the API.
@@ -48,7 +48,7 @@ pub(super) struct Place {
     pub marks: Marks,
 }
 
-impl Place {
+impl NodeContext {
     pub fn new(snapshot: &Snapshot, facts: &NodeFacts, cluster_ips: &ClusterIps, settings: &PlanSettings) -> Self {
         let node = snapshot.node.as_deref();
         let named = node.map(|node| node.addresses.as_slice()).unwrap_or_default();
