@@ -7,7 +7,7 @@ use lb_common::abi::{
     Backend, FlowKey, Health, Service, UDP, backend_flags, backend_state, client_tag, scheduler, service_flags,
 };
 use lb_common::decide::Now;
-use lb_common::limits::{EVIDENCE_S, PROBE_INTERVAL_S, SLOT_ATTEMPTS, UDP_ANSWER_S};
+use lb_common::limits::{EVIDENCE_S, PROBE_INTERVAL_S, UDP_ANSWER_S};
 use lb_common::state::takes_flows;
 
 use super::decision::Decision;
@@ -134,9 +134,10 @@ impl Pool {
         pool
     }
 
-    /// Whether every search ends at the same backend: each slot leads there, or the search visits all slots.
-    fn is_sure(&self, count: u32) -> bool {
-        self.backends == 1 && (self.slots == count || count < SLOT_ATTEMPTS / 2)
+    /// Whether every search ends at the same backend: each slot leads there. A backend that is avoided may be probed, and slots that are behind
+    /// may be met.
+    const fn is_sure(&self, count: u32) -> bool {
+        self.backends == 1 && self.slots == count
     }
 
     const fn holds(&self, obstacle: &Obstacle) -> bool {

@@ -102,7 +102,9 @@ fn slots_that_are_behind_take_nothing() {
         candidate(&explained, 2).reason,
         "takes no new connections any more; its slots are not written anew yet"
     );
-    assert!(candidate(&explained, 1).chosen);
+    // A search may meet none but those: no backend is promised.
+    let other = candidate(&explained, 1);
+    assert!(other.eligible && other.chance == Some(1.0) && !other.chosen, "{other:?}");
 }
 
 #[test]
@@ -116,7 +118,8 @@ fn ejection_and_evidence_keep_new_connections_away() {
         .insert(2, Health { generation: 1, evidence_client: client, evidence_s: NOW_S - 1, ..Health::default() });
     let explained = said(&memory);
     assert_eq!(candidate(&explained, 2).reason, "left a connection of this client unanswered, or refused it, lately");
-    assert!(candidate(&explained, 1).chosen);
+    let other = candidate(&explained, 1);
+    assert!(other.eligible && other.chance == Some(1.0), "{other:?}");
     // Another client's evidence alone says nothing.
     memory
         .health
