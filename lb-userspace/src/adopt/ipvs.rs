@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::{AdoptError, Adopter, Room};
-use crate::conntrack::{Entry, Family, NewEntry, ipvs_expiry, status};
+use crate::conntrack::{Entry, Family, NewEntry, status};
 
 /// The kernel has this file while IPVS is loaded.
 const CONNECTIONS: &str = "/proc/thread-self/net/ip_vs_conn";
@@ -40,7 +40,6 @@ impl Adopter {
         if lost > 0 {
             tracing::warn!(connections = lost, "IPVS connections are refused: others have their tuples in conntrack");
         }
-        self.outlive_services();
         Ok(())
     }
 
@@ -84,16 +83,6 @@ impl Adopter {
             failed = failed.or(replaced.err());
         }
         failed.map_or(Ok(lost), Err)
-    }
-
-    /// Keeps the kernel from ending the connections with their virtual services.
-    pub(super) fn outlive_services(&mut self) {
-        self.ipvs_problem = ipvs_expiry::switch_off().err().map(|error| {
-            format!(
-                "connections of IPVS would end with its virtual services: set {} to 0 on the node before they go ({error})",
-                ipvs_expiry::SETTING
-            )
-        });
     }
 
     /// `false`: another connection has one of its tuples.

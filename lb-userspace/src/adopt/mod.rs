@@ -57,8 +57,6 @@ pub struct Adopter {
     adopted: HashMap<Tuple, Adopted>,
     /// How many had no room in the tables.
     without_room: usize,
-    /// Why connections of IPVS may end with its virtual services; `None`: they do not.
-    ipvs_problem: Option<String>,
     /// Why NAT may end with the other proxy's rules; `None`: it does not.
     nat_problem: Option<String>,
 }
@@ -67,15 +65,7 @@ impl Adopter {
     /// Over the maps pinned in `dir`, in the network namespace of the calling thread.
     pub fn open(dir: &Path) -> Result<Self, AdoptError> {
         let (tables, backends, conntrack) = (Tables::open(dir)?, Backends::open(dir)?, Conntrack::open()?);
-        Ok(Self {
-            tables,
-            backends,
-            conntrack,
-            adopted: HashMap::new(),
-            without_room: 0,
-            ipvs_problem: None,
-            nat_problem: None,
-        })
+        Ok(Self { tables, backends, conntrack, adopted: HashMap::new(), without_room: 0, nat_problem: None })
     }
 
     /// The second of `CLOCK_MONOTONIC` at which the adoption window ends; 0: it is closed.
@@ -101,7 +91,7 @@ impl Adopter {
                 self.without_room
             )
         });
-        self.nat_problem.clone().or(without_room).or_else(|| self.ipvs_problem.clone())
+        self.nat_problem.clone().or(without_room)
     }
 
     /// Takes up what an agent before this one has adopted.
@@ -153,9 +143,6 @@ impl Adopter {
             }
         }
         self.keep_nat_for(!self.adopted.is_empty());
-        if self.ipvs_problem.is_some() {
-            self.outlive_services();
-        }
         Ok(())
     }
 

@@ -2,7 +2,6 @@
 //!
 //! Only connections of the default zone count: kube-proxy has no other.
 
-pub mod ipvs_expiry;
 mod message;
 pub mod nat_hooks;
 

@@ -1,27 +1,29 @@
 //! What kube-proxy leaves of its IPVS mode beside rules and sets: virtual services, and the link with their addresses.
 //!
-//! Connections of IPVS that NAT took over need two things for as long as they last:
+//! Connections of IPVS that NAT took over need both for as long as they last:
 //!
-//! * They must not end with their virtual services: see [`ipvs_expiry`].
+//! * Conntrack forgets a connection when IPVS forgets it. IPVS forgets one whose replies it does not see, and sees none without virtual
+//!   services of the family (since Linux 5.9: commit 857ca89711de). With `net.ipv4.vs.expire_nodest_conn`, which kube-proxy sets, it ends one with its
+//!   service at once (commit 04231e52d355). So services with connections stay.
 //! * Connections of the host's own processes have an address of the link as their source. The link stays for them.
 
-use std::{collections::BTreeSet, io, net::IpAddr};
+use std::{io, net::IpAddr};
 
 use super::{
     ipvs::{Ipvs, VirtualService},
     kube_proxy::IPVS_LINK,
     leftovers::{Done, Kind, NetfilterError, failed},
 };
-use crate::conntrack::{
-    Entry,
-    ipvs_expiry::{self, SETTING},
-};
+use crate::conntrack::Entry;
 use crate::netlink::{Request, Socket, flag};
 
 /// Of include/uapi/linux/rtnetlink.h.
 const DELETE_LINK: u16 = 17;
 /// Node ports, as API servers give them out by default.
 const NODE_PORTS: std::ops::RangeInclusive<u16> = 30_000..=32_767;
+
+/// What the operator does about a thing that is needed.
+const AGAIN: &str = "run this again when they ended";
 
 /// The virtual services, and the link.
 #[derive(Debug, Default)]
@@ -44,14 +46,16 @@ impl VirtualServices {
     pub fn remove(&self, translated: &[Entry], dry_run: bool, done: &mut Vec<Done>) -> Result<(), NetfilterError> {
         let Some(link) = self.link else { return Ok(()) };
         let addresses = addresses_of(IPVS_LINK);
-        if let Some(left) = self.keep_connections(translated, dry_run) {
-            done.push(left);
-            return Ok(());
-        }
         let mut ipvs = Ipvs::open().map_err(failed("open IPVS"))?;
         for service in &self.services {
             if !is_of_kube_proxy(service, &addresses) {
                 let what = format!("IPVS service {}: its address is not on {IPVS_LINK}", service.text());
+                done.push(Done { kind: Kind::Kept, what });
+                continue;
+            }
+            let count = translated.iter().filter(|entry| is_at(entry, service)).count();
+            if count > 0 {
+                let what = format!("IPVS service {}: {count} connections need it; {AGAIN}", service.text());
                 done.push(Done { kind: Kind::Kept, what });
                 continue;
             }
@@ -63,9 +67,7 @@ impl VirtualServices {
         let of_the_host = |entry: &&Entry| !entry.is_over() && addresses.contains(&entry.original.src.ip());
         let of_the_host = translated.iter().filter(of_the_host).count();
         if of_the_host > 0 {
-            let what = format!(
-                "link {IPVS_LINK}: {of_the_host} connections of this host have its addresses; run this again when they ended"
-            );
+            let what = format!("link {IPVS_LINK}: {of_the_host} connections of this host have its addresses; {AGAIN}");
             done.push(Done { kind: Kind::Kept, what });
             return Ok(());
         }
@@ -75,22 +77,11 @@ impl VirtualServices {
         done.push(Done::removed(format!("link {IPVS_LINK}")));
         Ok(())
     }
+}
 
-    /// Keeps connections when their virtual services go. `Some`: it cannot, and nothing may be removed.
-    fn keep_connections(&self, translated: &[Entry], dry_run: bool) -> Option<Done> {
-        let frontends: BTreeSet<_> = self.services.iter().map(|service| (service.address, service.protocol)).collect();
-        let is_of_ipvs = |entry: &&Entry| frontends.contains(&(entry.original.dst, entry.original.protocol.into()));
-        let count = translated.iter().filter(is_of_ipvs).count();
-        if count == 0 || dry_run {
-            return None;
-        }
-        let error = ipvs_expiry::switch_off().err()?;
-        let what = format!(
-            "IPVS services: {count} connections would end with them, and {SETTING} cannot be changed here: {error}; set it to 0 on \
-             the node (`sysctl -w {SETTING}=0`), and run this again"
-        );
-        Some(Done { kind: Kind::Left, what })
-    }
+/// Whether this is a connection to the service that has not ended.
+fn is_at(entry: &Entry, service: &VirtualService) -> bool {
+    !entry.is_over() && (entry.original.dst, u16::from(entry.original.protocol)) == (service.address, service.protocol)
 }
 
 /// kube-proxy has all its addresses on its link, but for the node's own, at which it serves node ports.
