@@ -70,6 +70,11 @@ fn ask_all(connections: &mut [Connection], when: &str) -> Result<()> {
     connections.iter_mut().try_for_each(|one| one.ask(when).with_context(|| format!("{when}: {}", one.name)))
 }
 
+/// Those that may be silent: a client of UDP is forgotten within 30 s, and its next datagram may go to another backend.
+fn of_tcp(connections: Vec<Connection>) -> Vec<Connection> {
+    connections.into_iter().filter(|one| matches!(one.socket, Socket::Tcp(_))).collect()
+}
+
 impl Node {
     fn new() -> Result<Self> {
         let fixture = Fixture::new("ipvs", Pods::Routed, 2, NodeOptions::default());
@@ -222,9 +227,7 @@ fn beside<T>(busy: &mut [Connection], work: impl FnOnce(&dyn Fn()) -> Result<T>)
 #[test]
 fn no_connection_of_ipvs_is_lost() -> Result<()> {
     let node = Node::new()?;
-    // Conntrack forgets a silent client of UDP within 30 s, and its next datagram may go to another backend.
-    let mut idle = node.connect(1)?;
-    idle.retain(|one| matches!(one.socket, Socket::Tcp(_)));
+    let mut idle = of_tcp(node.connect(1)?);
     // IPVS forgets those made from here on soon, unless it sees their packets.
     node.run("ipvsadm", &format!("--set {0} {0} {0}", FORGETS.as_secs()))?;
     let mut busy = node.connect(EACH)?;
@@ -242,7 +245,7 @@ fn no_connection_of_ipvs_is_lost() -> Result<()> {
             (is_closed && count >= expected as u64).then_some(())
         });
         goes_on();
-        let new = node.connect(1).context("new connections beside IPVS")?;
+        let new = of_tcp(node.connect(1).context("new connections beside IPVS")?);
         let done = clean_up(&agent)?;
         ensure!(done.contains("kube-ipvs0") && done.contains("connections need it"), "{done}");
         std::thread::sleep(FORGETS * 2);

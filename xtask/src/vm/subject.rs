@@ -35,11 +35,10 @@ impl<'a> Subject<'a> {
 }
 
 /// The rung `kernels`.
-pub const SHORT: [Subject<'static>; 4] = [
+pub const SHORT: [Subject<'static>; 3] = [
     Subject::all(figures::TEST),
     Subject { filter: Some("packets_become"), variables: &["BALLAST_PACKET_CASES=8"], ..Subject::all("packet") },
     Subject::all("guest_kernels"),
-    IPVS,
 ];
 
 /// IPVS, and NAT as kube-proxy uses it beside IPVS.
