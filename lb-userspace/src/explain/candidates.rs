@@ -268,8 +268,9 @@ const fn of_state<const N: usize>(backend: &Backend<N>, slots: u32) -> Option<&'
 fn of_health<const N: usize, S: Stored<N>>(asked: &Asked<'_, N, S>, health: &Health) -> Option<String> {
     let now_s = asked.now.s;
     if health.ejected_s != 0 {
-        let last_s = health.probe_s.max(health.ejected_s);
-        let left_s = PROBE_INTERVAL_S.saturating_sub(now_s.saturating_sub(last_s));
+        // Of any width: a test builds the agent with wider fields.
+        let last_s = u64::from(health.probe_s).max(u64::from(health.ejected_s));
+        let left_s = u64::from(PROBE_INTERVAL_S).saturating_sub(u64::from(now_s).saturating_sub(last_s));
         let since_s = now_s.saturating_sub(health.ejected_s);
         // A socket call probes nobody.
         return match left_s {
