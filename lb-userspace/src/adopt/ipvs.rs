@@ -2,7 +2,7 @@
 //!
 //! IPVS translates these connections, and conntrack follows them (kube-proxy sets `net.ipv4.vs.conntrack`): the reply tuple of their entry has the
 //! backend, but no bit of the status says NAT. Each entry is replaced by one with the same two tuples and NAT. The connection is adopted
-//! then as those of kube-proxy's other modes are, and needs no virtual service.
+//! then as those of kube-proxy's other modes are. Its virtual service must stay until it ends: conntrack forgets it when IPVS does.
 //!
 //! Until programs and services are there, IPVS goes on: programs leave the connections to it under entries of adopted ones.
 //! Programs hold the packets of a connection while its entry is replaced. A packet between removal and insertion could get another source port by

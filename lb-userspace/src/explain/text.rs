@@ -123,7 +123,7 @@ fn rewrite(result: &ResultView) -> String {
 
 fn route(result: &ResultView) -> &'static str {
     match result.route {
-        "encapsulated" => "in an outer header to the backend's node (direct server return)",
+        "encapsulated" => "encapsulated, to the backend's node (direct server return)",
         "fast-path" => "the fast path, past the host's stack",
         "stack" if result.fast_path_open => "the fast path, if the routes of both ends allow it; else the host's stack",
         "stack" => "the host's stack",

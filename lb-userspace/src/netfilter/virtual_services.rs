@@ -3,8 +3,8 @@
 //! Connections of IPVS that NAT took over need both for as long as they last:
 //!
 //! * Conntrack forgets a connection when IPVS forgets it. IPVS forgets one whose replies it does not see, and sees none without virtual
-//!   services of the family (since Linux 5.9: commit 857ca89711de). With `net.ipv4.vs.expire_nodest_conn`, which kube-proxy sets, it ends one with its
-//!   service at once (commit 04231e52d355). So services with connections stay.
+//!   services of the family (kernel change "ipvs: register hooks only with services"). With `net.ipv4.vs.expire_nodest_conn`, which kube-proxy sets, it ends one with its
+//!   service at once. So services with connections stay.
 //! * Connections of the host's own processes have an address of the link as their source. The link stays for them.
 
 use std::{io, net::IpAddr};
