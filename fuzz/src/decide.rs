@@ -13,7 +13,7 @@ use lb_common::decide::{
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag;
 
-use crate::judge::{Kind, Seen, judge};
+use crate::judge::{QueryKind, Seen, judge};
 use crate::scene::{BACKEND_PORT, BACKENDS, NODE_PORT, PORT, Scene, address, net};
 
 const HOOKS: [Hook; 6] = [Hook::POD_IN, Hook::POD_OUT, Hook::BRIDGE_IN, Hook::NODE_IN, Hook::NODE_OUT, Hook::XDP];
@@ -124,7 +124,7 @@ fn send<const N: usize>(scene: &mut Scene<N>, script: &mut Script<'_>) -> Option
 }
 
 fn ask<const N: usize>(scene: &mut Scene<N>, hook: Hook, mut work: Work<N>) {
-    let seen = Seen::before(scene, Kind::Packet, hook, &work);
+    let seen = Seen::before(scene, QueryKind::Packet, hook, &work);
     decide(&mut scene.tables, &mut work, hook);
     judge(scene, &seen, &work.verdict);
 }
@@ -151,7 +151,7 @@ fn report<const N: usize>(scene: &mut Scene<N>, script: &mut Script<'_>) -> Opti
     let tables = &mut scene.tables;
     let mut work = Work::new(Packet::new(key, 0));
     if what & 0xc == 0xc {
-        let seen = Seen::before(scene, Kind::Outer, hook, &work);
+        let seen = Seen::before(scene, QueryKind::Outer, hook, &work);
         if is_about_tunnelled(&mut scene.tables, &mut work) {
             judge(scene, &seen, &work.verdict);
         }
@@ -159,7 +159,7 @@ fn report<const N: usize>(scene: &mut Scene<N>, script: &mut Script<'_>) -> Opti
     }
     if what & 1 != 0 && key.protocol == TCP {
         as_refusal(&mut work, sequence);
-        let seen = Seen::before(scene, Kind::Refusal, hook, &work);
+        let seen = Seen::before(scene, QueryKind::Refusal, hook, &work);
         let tables = &mut scene.tables;
         if open(tables, &mut work, hook, Step::Handshake) == Step::Retry {
             retry(tables, &mut work, hook, Step::Retry);
@@ -172,7 +172,7 @@ fn report<const N: usize>(scene: &mut Scene<N>, script: &mut Script<'_>) -> Opti
     } else {
         tables.notes.clear();
     }
-    let seen = Seen::before(scene, Kind::Error, hook, &work);
+    let seen = Seen::before(scene, QueryKind::Error, hook, &work);
     quoted(&mut scene.tables, &mut work, hook);
     judge(scene, &seen, &work.verdict);
     let is_nobodys = work.verdict.action == Action::Pass && work.verdict.outcome == Outcome::Passed;
@@ -186,7 +186,7 @@ fn report<const N: usize>(scene: &mut Scene<N>, script: &mut Script<'_>) -> Opti
 fn concern<const N: usize>(scene: &mut Scene<N>, script: &mut Script<'_>) -> Option<()> {
     let hook = script.of(&HOOKS)?;
     let mut work = Work::new(Packet::new(tuple(scene, script)?, 0));
-    let seen = Seen::before(scene, Kind::Beside, hook, &work);
+    let seen = Seen::before(scene, QueryKind::Beside, hook, &work);
     let tables = &mut scene.tables;
     match script.byte()? % 4 {
         0 => foreign(tables, &mut work, hook),

@@ -14,7 +14,7 @@ use crate::scene::{Scene, address, net};
 
 /// What was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum QueryKind {
     /// A packet of a flow, or the first one of one.
     Packet,
     /// An ICMP error that refuses a connection.
@@ -29,7 +29,7 @@ pub enum Kind {
 
 /// A packet, and the flows as they were before it.
 pub struct Seen<const N: usize> {
-    kind: Kind,
+    kind: QueryKind,
     hook: Hook,
     packet: Packet<N>,
     chosen: [u8; N],
@@ -38,7 +38,7 @@ pub struct Seen<const N: usize> {
 }
 
 impl<const N: usize> Seen<N> {
-    pub fn before(scene: &mut Scene<N>, kind: Kind, hook: Hook, work: &Work<N>) -> Self {
+    pub fn before(scene: &mut Scene<N>, kind: QueryKind, hook: Hook, work: &Work<N>) -> Self {
         scene.tables.notes.clear();
         let (flows, half_open) = (scene.tables.flows.clone(), scene.tables.half_open.clone());
         Self { kind, hook, packet: work.packet, chosen: work.chosen, flows, half_open }
@@ -53,15 +53,15 @@ pub fn judge<const N: usize>(scene: &mut Scene<N>, seen: &Seen<N>, verdict: &Ver
         Action::ToBackend => to_backend(scene, seen, verdict),
         Action::ToClient => to_client(scene, seen, verdict),
         Action::Refuse => assert!(
-            seen.packet.tcp_flags & tcp_flag::RST == 0 || seen.kind == Kind::Outer,
+            seen.packet.tcp_flags & tcp_flag::RST == 0 || seen.kind == QueryKind::Outer,
             "a RST is never answered: {verdict:?}"
         ),
         Action::Pass | Action::Drop => {}
     }
-    if is_new(verdict.outcome) && seen.kind == Kind::Packet {
+    if is_new(verdict.outcome) && seen.kind == QueryKind::Packet {
         begins(scene, seen, verdict);
     }
-    if matches!(seen.kind, Kind::Error | Kind::Outer | Kind::Beside) {
+    if matches!(seen.kind, QueryKind::Error | QueryKind::Outer | QueryKind::Beside) {
         let tables = &scene.tables;
         assert!(tables.flows == seen.flows && tables.half_open == seen.half_open, "{:?} changes a flow", seen.kind);
     }

@@ -280,8 +280,8 @@ where
     }
 
     #[inline(always)]
-    fn look(&mut self, _: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_ds: u32) -> bool {
-        look(self.context, IN_SOCKET, pick, how, now_ds)
+    fn try_slot(&mut self, _: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_ds: u32) -> bool {
+        try_slot(self.context, IN_SOCKET, pick, how, now_ds)
     }
 
     #[inline(always)]
@@ -404,25 +404,25 @@ macro_rules! direct_connection {
 direct_connection!(direct_connection4, 4);
 direct_connection!(direct_connection6, 16);
 
-/// [`decide::look`], with `pick` in the scratch record: that of packets, or of a socket.
+/// [`decide::try_slot`], with `pick` in the scratch record: that of packets, or of a socket.
 ///
 /// A *global* function (exported, never inlined) is verified once and by itself; the kernel would walk any other function again for each turn
 /// of the loop. It finds the scratch record by itself: pointers to memory as arguments need Linux 5.12, and before 6.2 no key and no value of a
 /// map comes from such memory.
 #[inline(always)]
-fn look<const N: usize>(context: *mut c_void, in_socket: bool, pick: &mut Pick<N>, how: u32, now_ds: u32) -> bool {
+fn try_slot<const N: usize>(context: *mut c_void, in_socket: bool, pick: &mut Pick<N>, how: u32, now_ds: u32) -> bool {
     changes(pick);
     let socket = context.cast();
     let found = match (in_socket, N) {
-        (false, 4) => look4(how, now_ds),
-        (false, _) => look6(how, now_ds),
-        (true, 4) => look_for_socket4(socket, how, now_ds),
-        (true, _) => look_for_socket6(socket, how, now_ds),
+        (false, 4) => try_slot4(how, now_ds),
+        (false, _) => try_slot6(how, now_ds),
+        (true, 4) => try_slot_of_socket4(socket, how, now_ds),
+        (true, _) => try_slot_of_socket6(socket, how, now_ds),
     };
     found != 0
 }
 
-macro_rules! look {
+macro_rules! try_slot {
     ($name:ident, $for_socket:ident, $n:literal) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
@@ -430,7 +430,7 @@ macro_rules! look {
             let Some(scratch) = <Maps as Family<$n>>::scratch() else { return 0 };
             // No look at a slot asks for the context.
             let mut tables = Kernel::at(core::ptr::null_mut(), 0);
-            u32::from(decide::look_for(&mut tables, &mut scratch.work, how, now_ds))
+            u32::from(decide::try_slot_for(&mut tables, &mut scratch.work, how, now_ds))
         }
 
         #[unsafe(no_mangle)]
@@ -438,13 +438,13 @@ macro_rules! look {
         extern "C" fn $for_socket(context: *mut bpf_sock_addr, how: u32, now_ds: u32) -> u32 {
             let Some(scratch) = socket_scratch::<$n>(context, 0) else { return 0 };
             let mut tables = SocketKernel::at(core::ptr::null_mut(), 0);
-            u32::from(decide::look(&mut tables, &scratch.key, &mut scratch.pick, how, now_ds))
+            u32::from(decide::try_slot(&mut tables, &scratch.key, &mut scratch.pick, how, now_ds))
         }
     };
 }
 
-look!(look4, look_for_socket4, 4);
-look!(look6, look_for_socket6, 16);
+try_slot!(try_slot4, try_slot_of_socket4, 4);
+try_slot!(try_slot6, try_slot_of_socket6, 16);
 
 macro_rules! note_tried {
     ($name:ident, $n:literal) => {
@@ -474,7 +474,7 @@ macro_rules! leaves_half {
             u32::from(decide::is_out::<$n, _>(&mut tables, index, id))
         }
 
-        /// [`decide::leaves_half`], a global function as those of [`look`].
+        /// [`decide::leaves_half`], a global function as those of [`try_slot`].
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $name(base: u32, count: u32, id: u32) -> u32 {

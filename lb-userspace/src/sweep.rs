@@ -23,7 +23,7 @@ mod seen;
 use std::time::Duration;
 
 pub use clients::{Client, Clients};
-pub use part::{Look, Part, Position};
+pub use part::{Part, Position, SweepContext};
 pub use recount::correction;
 pub use rounds::{Order, Rounds};
 pub use rules::is_pair;
@@ -40,7 +40,7 @@ pub const PAUSE: Duration = Duration::from_secs(5);
 
 /// The tables of a round, in the order in which they are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum SweptTable {
     HalfOpen4,
     HalfOpen6,
     Flows4,
@@ -55,7 +55,7 @@ pub enum Kind {
     Traffic6,
 }
 
-impl Kind {
+impl SweptTable {
     pub const ALL: [Self; 12] = [
         Self::HalfOpen4,
         Self::HalfOpen6,
@@ -97,8 +97,8 @@ impl Kind {
 
 const _: () = {
     let mut i = 0;
-    while i < Kind::ALL.len() {
-        assert!(Kind::ALL[i] as usize == i, "ALL is in the order of the kinds");
+    while i < SweptTable::ALL.len() {
+        assert!(SweptTable::ALL[i] as usize == i, "ALL is in the order of the kinds");
         i += 1;
     }
 };

@@ -63,7 +63,7 @@ pub use pick::{Pick, Picked, Wish};
 pub use rate::{Pace, fresh};
 pub use related::{concerns, foreign, later_fragment, malformed, stray_fragment};
 pub use retry::retry;
-pub use search::{look, look_for};
+pub use search::{try_slot, try_slot_for};
 pub use select::{pick, select};
 pub use step::Step;
 pub use tables::{Accepted, Established, FlowTables, NotInserted, Reserved, Tables};

@@ -44,7 +44,7 @@ pub(super) fn choose<const N: usize, T: Tables<N>>(
         pick.search.hash = tag(key);
     }
     for attempt in 0..SLOT_ATTEMPTS {
-        if tables.look(key, pick, how | attempt, now.ds) {
+        if tables.try_slot(key, pick, how | attempt, now.ds) {
             break;
         }
     }
@@ -83,27 +83,27 @@ pub(super) fn other_than<const N: usize, T: Tables<N>>(
         pick.search.hash = pick.search.client;
     }
     for attempt in 1..=SLOT_ATTEMPTS {
-        if tables.look(&connection.original_key, pick, how | attempt, now.ds) {
+        if tables.try_slot(&connection.original_key, pick, how | attempt, now.ds) {
             break;
         }
     }
     pick.search.best != 0 && complete(tables, pick, now)
 }
 
-/// [`look`] for the connection of a scratch record, `pick` and key of which a caller of [`Tables::look`] passes on.
+/// [`try_slot`] for the connection of a scratch record, `pick` and key of which a caller of [`Tables::try_slot`] passes on.
 #[inline(always)]
-pub fn look_for<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, how: u32, now_ds: u32) -> bool {
+pub fn try_slot_for<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, how: u32, now_ds: u32) -> bool {
     let Work { packet, connection, pick, .. } = work;
     // As `choose` and `another` do.
     let key = if how & PREFERS_PROVEN == 0 { &packet.key } else { &connection.original_key };
-    look(tables, key, pick, how, now_ds)
+    try_slot(tables, key, pick, how, now_ds)
 }
 
 /// Looks at one slot. `true`: its backend is good enough to end the search.
 ///
-/// The programs have it as a function that is verified once and by itself ([`Tables::look`]), which finds key and `pick` by itself.
+/// The programs have it as a function that is verified once and by itself ([`Tables::try_slot`]), which finds key and `pick` by itself.
 #[inline(always)]
-pub fn look<const N: usize, T: Tables<N>>(
+pub fn try_slot<const N: usize, T: Tables<N>>(
     tables: &mut T,
     key: &FlowKey<N>,
     pick: &mut Pick<N>,

@@ -72,8 +72,8 @@ pub trait Tables<const N: usize> {
     /// The affinity of a client, its tag checked.
     fn affinity(&mut self, key: &AffinityKey<N>) -> Option<Affinity>;
     fn set_affinity(&mut self, key: &AffinityKey<N>, affinity: &Affinity);
-    /// Looks at one slot in search of a backend, as [`look`](super::look) does: the programs call a function of their own.
-    fn look(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_ds: u32) -> bool;
+    /// Looks at one slot in search of a backend, as [`try_slot`](super::try_slot) does: the programs call a function of their own.
+    fn try_slot(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_ds: u32) -> bool;
     /// As [`leaves_half`](super::leaves_half): the programs call a function of their own.
     fn leaves_half(&mut self, base: u32, count: u32, id: u32) -> bool;
     /// As [`note_tried`](super::note_tried): the programs call a function of their own.

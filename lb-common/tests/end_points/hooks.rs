@@ -4,10 +4,10 @@ use lb_common::abi::{FlowKey, TCP};
 use lb_common::decide::{Action, Hook, Packet, Verdict, Work, decide};
 
 use super::segment::Segment;
+use super::simulation::{Event, Simulation};
 use super::watch::Truth;
-use super::world::{Event, World};
 
-impl World {
+impl Simulation {
     /// A client's segment at its own link, or at the bridge.
     pub(super) fn request(&mut self, segment: Segment) {
         let hook = if self.network.catch_all { Hook::BRIDGE_IN } else { Hook::POD_IN };

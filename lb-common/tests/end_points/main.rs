@@ -15,8 +15,8 @@ mod hooks;
 mod memory;
 mod pod;
 mod segment;
+mod simulation;
 mod watch;
-mod world;
 
 use std::cell::RefCell;
 
@@ -25,8 +25,8 @@ use lb_common::abi::service_flags;
 use pod::Mode;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
+use simulation::{Act, Network, Simulation};
 use watch::Seen;
-use world::{Act, Network, World};
 
 /// Nothing of a scenario goes on for longer.
 const LONGEST_MS: u64 = 900_000;
@@ -101,20 +101,20 @@ fn scenario() -> impl Strategy<Value = Scenario> {
         })
 }
 
-fn play(scenario: &Scenario) -> Result<World, String> {
+fn play(scenario: &Scenario) -> Result<Simulation, String> {
     let flags = if scenario.no_retry { service_flags::NO_RETRY } else { 0 };
-    let mut world = World::new(scenario.network, scenario.seed, flags, scenario.affinity_timeout_s);
+    let mut simulation = Simulation::new(scenario.network, scenario.seed, flags, scenario.affinity_timeout_s);
     for mode in &scenario.pods {
-        world.add_pod(*mode);
+        simulation.add_pod(*mode);
     }
     for plan in &scenario.plans {
-        world.plan(*plan);
+        simulation.plan(*plan);
     }
     for (at_ms, act) in &scenario.acts {
-        world.act(*at_ms, *act);
+        simulation.act(*at_ms, *act);
     }
-    world.run(LONGEST_MS)?;
-    Ok(world)
+    simulation.run(LONGEST_MS)?;
+    Ok(simulation)
 }
 
 fn config(cases: u32) -> ProptestConfig {
@@ -125,9 +125,9 @@ fn config(cases: u32) -> ProptestConfig {
 fn no_segment_reaches_a_pod_that_did_not_accept_its_connection() {
     let seen = RefCell::new(Seen::default());
     let played = TestRunner::new(config(2_000)).run(&scenario(), |scenario| {
-        let world = play(&scenario).map_err(TestCaseError::fail)?;
-        prop_assert!(world.undead().is_empty(), "open to pods whose drain is over: {:?}", world.undead());
-        seen.borrow_mut().add(&world.watch.seen);
+        let simulation = play(&scenario).map_err(TestCaseError::fail)?;
+        prop_assert!(simulation.undead().is_empty(), "open to pods whose drain is over: {:?}", simulation.undead());
+        seen.borrow_mut().add(&simulation.watch.seen);
         Ok(())
     });
     let seen = seen.into_inner();
@@ -145,22 +145,22 @@ fn no_segment_reaches_a_pod_that_did_not_accept_its_connection() {
 }
 
 /// Pods of which so many are dead in either way, and one connection at a time from fresh ports.
-fn through_the_dead(dead: usize, live: usize, seed: u64, apart_ms: u64) -> World {
+fn through_the_dead(dead: usize, live: usize, seed: u64, apart_ms: u64) -> Simulation {
     let network = Network { loss: 0, double: 5, late: 10, late_ms: 100, catch_all: false };
-    let mut world = World::new(network, seed, 0, 0);
+    let mut simulation = Simulation::new(network, seed, 0, 0);
     for number in 0..dead {
-        world.add_pod(if number % 2 == 0 { Mode::Silent } else { Mode::Refusing });
+        simulation.add_pod(if number % 2 == 0 { Mode::Silent } else { Mode::Refusing });
     }
     for _ in 0..live {
-        world.add_pod(Mode::Live);
+        simulation.add_pod(Mode::Live);
     }
     for number in 0..40_u16 {
         let start_ms = u64::from(number) * apart_ms;
         let plan = Plan { start_ms, port: 41_000 + number, vip: 0, bytes: 2, pause_ms: 10, ending: Ending::Fin };
-        world.plan(plan);
+        simulation.plan(plan);
     }
-    world.run(LONGEST_MS).unwrap();
-    world
+    simulation.run(LONGEST_MS).unwrap();
+    simulation
 }
 
 #[test]
@@ -168,8 +168,8 @@ fn a_client_with_a_live_pod_in_reach_is_connected_by_its_retransmits() {
     for (dead, live) in [(1, 1), (2, 1), (3, 1), (3, 3), (2, 5)] {
         for seed in 0..20 {
             for apart_ms in [0, 300] {
-                let world = through_the_dead(dead, live, seed, apart_ms);
-                for connection in &world.connections {
+                let simulation = through_the_dead(dead, live, seed, apart_ms);
+                for connection in &simulation.connections {
                     let state = connection.state;
                     assert_eq!(
                         state,

@@ -56,7 +56,7 @@ pub struct Watch {
     pub wrong: Option<String>,
 }
 
-/// What is true about a packet at the moment of the decision, told by the world.
+/// What is true about a packet at the moment of the decision, told by the simulation.
 #[derive(Clone, Copy, Debug)]
 pub struct Truth {
     /// The client still holds the segment's connection, and its tuple belongs to no later one.

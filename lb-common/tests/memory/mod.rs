@@ -9,7 +9,7 @@ use lb_common::abi::{
 };
 use lb_common::decide::{
     Accepted, Connection, Established, FlowTables, Hook, NotInserted, Now, Pace, Packet, Pick, Reserved, Tables,
-    Verdict, Work, accept, decide, establish, fresh, is_out, keep_entries, leaves_half, look, note_tried, reserve,
+    Verdict, Work, accept, decide, establish, fresh, is_out, keep_entries, leaves_half, note_tried, reserve, try_slot,
 };
 use lb_common::limits::{AFTER_FLOOD_S, FLOOD_S, HAND_OVER};
 use lb_common::outcome::Outcome;
@@ -287,8 +287,8 @@ impl<const N: usize> Tables<N> for Memory<N> {
         self.affinity.insert(*key, *affinity);
     }
 
-    fn look(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_ds: u32) -> bool {
-        look(self, key, pick, how, now_ds)
+    fn try_slot(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_ds: u32) -> bool {
+        try_slot(self, key, pick, how, now_ds)
     }
 
     fn leaves_half(&mut self, base: u32, count: u32, id: u32) -> bool {

@@ -17,7 +17,7 @@ use crate::tail_call;
 use crate::tc::dsr::take_off;
 use crate::tc::forward::{self, DROP, NEXT};
 use crate::tc::headers::{self, Extent, Piece};
-use crate::tc::icmp::{Kind, kind_of, quotation};
+use crate::tc::icmp::{IcmpClass, kind_of, quotation};
 use crate::tc::skb::{load, ports};
 use crate::tc::slow_path::unrelated;
 use crate::tc::verdict;
@@ -54,7 +54,7 @@ where
     let mut header = [0u8; ICMP_HEADER];
     let is_error = message.header as usize >= scratch.point.network()
         && load(skb, message.header as usize, &mut header).is_ok()
-        && matches!(kind_of::<N>(header[0], header[1]), Kind::Error { .. })
+        && matches!(kind_of::<N>(header[0], header[1]), IcmpClass::Error { .. })
         && quotation(skb, message, work).is_some();
     let inside = if is_error { decide::inside(&mut tables, work) } else { Inside::Foreign };
     take_off(skb, &mut tables, scratch, inside)

@@ -35,20 +35,20 @@ mod kind {
 }
 
 /// What a message is to us.
-pub enum Kind {
+pub enum IcmpClass {
     EchoRequest,
     Error { is_refusal: bool },
     Other,
 }
 
 #[inline(always)]
-pub fn kind_of<const N: usize>(kind: u8, code: u8) -> Kind {
+pub fn kind_of<const N: usize>(kind: u8, code: u8) -> IcmpClass {
     match (N, kind) {
-        (4, kind::ECHO_REQUEST4) | (16, kind::ECHO_REQUEST6) => Kind::EchoRequest,
-        (4, kind::UNREACHABLE4) => Kind::Error { is_refusal: code != kind::TOO_BIG4 },
-        (4, kind::TIME_EXCEEDED4 | kind::PARAMETER4) => Kind::Error { is_refusal: false },
-        (16, kind::UNREACHABLE6..=kind::PARAMETER6) => Kind::Error { is_refusal: kind == kind::UNREACHABLE6 },
-        _ => Kind::Other,
+        (4, kind::ECHO_REQUEST4) | (16, kind::ECHO_REQUEST6) => IcmpClass::EchoRequest,
+        (4, kind::UNREACHABLE4) => IcmpClass::Error { is_refusal: code != kind::TOO_BIG4 },
+        (4, kind::TIME_EXCEEDED4 | kind::PARAMETER4) => IcmpClass::Error { is_refusal: false },
+        (16, kind::UNREACHABLE6..=kind::PARAMETER6) => IcmpClass::Error { is_refusal: kind == kind::UNREACHABLE6 },
+        _ => IcmpClass::Other,
     }
 }
 
@@ -79,11 +79,11 @@ where
         return tail_call::tc::<N>(skb, TcStage::Verdict, NEXT);
     }
     let stage = match kind_of::<N>(header[0], header[1]) {
-        Kind::EchoRequest if echo::is_ours(&mut tables, work, scratch.point) => {
+        IcmpClass::EchoRequest if echo::is_ours(&mut tables, work, scratch.point) => {
             return echo::answer(skb, work, message.header as usize, &header, scratch.point);
         }
-        Kind::EchoRequest | Kind::Other => unrelated(&mut tables, scratch),
-        Kind::Error { is_refusal } => error(skb, &mut tables, scratch, &header, is_refusal),
+        IcmpClass::EchoRequest | IcmpClass::Other => unrelated(&mut tables, scratch),
+        IcmpClass::Error { is_refusal } => error(skb, &mut tables, scratch, &header, is_refusal),
     };
     tail_call::tc::<N>(skb, stage, NEXT)
 }

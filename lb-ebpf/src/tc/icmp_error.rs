@@ -24,10 +24,10 @@ use crate::tc::skb::{load, resize, store};
 use crate::tc::{dsr, route, verdict};
 
 /// What an error says: type and code in ICMP (RFC 792, RFC 1191) and in ICMPv6 (RFC 4443, section 3).
-type Kind = [[u8; 2]; 2];
-const PORT_UNREACHABLE: Kind = [[3, 3], [1, 4]];
-const TOO_BIG: Kind = [[3, 4], [2, 0]];
-const TIME_EXCEEDED: Kind = [[11, 0], [3, 0]];
+type IcmpTypeCode = [[u8; 2]; 2];
+const PORT_UNREACHABLE: IcmpTypeCode = [[3, 3], [1, 4]];
+const TOO_BIG: IcmpTypeCode = [[3, 4], [2, 0]];
+const TIME_EXCEEDED: IcmpTypeCode = [[11, 0], [3, 0]];
 /// The least that a link of either family takes (RFC 791, RFC 8200).
 const LEAST_MTU: [u32; 2] = [68, 1280];
 /// Where the checksum stands in the header.

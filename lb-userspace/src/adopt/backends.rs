@@ -27,7 +27,7 @@ pub(super) struct Backends {
 /// What one look at the tables has found: the backends of each frontend that was asked for; `None`: there is no such frontend, or it is
 /// being written.
 #[derive(Default)]
-pub(super) struct Look(HashMap<(SocketAddr, u8), Option<BTreeSet<SocketAddr>>>);
+pub(super) struct LookupCache(HashMap<(SocketAddr, u8), Option<BTreeSet<SocketAddr>>>);
 
 impl Backends {
     pub fn open(dir: &Path) -> Result<Self, MapError> {
@@ -42,7 +42,7 @@ impl Backends {
     }
 
     /// Whether the connection came by a frontend of Ballast that no longer has its backend. What is no frontend of Ballast is another's.
-    pub fn has_lost(&self, look: &mut Look, original: &Tuple, backend: SocketAddr) -> io::Result<bool> {
+    pub fn has_lost(&self, look: &mut LookupCache, original: &Tuple, backend: SocketAddr) -> io::Result<bool> {
         let frontend = (original.dst, original.protocol);
         let backends = match look.0.entry(frontend) {
             Entry::Occupied(known) => known.into_mut(),

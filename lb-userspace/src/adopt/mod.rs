@@ -26,7 +26,7 @@ use lb_common::abi::UDP;
 use crate::conntrack::{Conntrack, ConntrackError, Entry, Family, Tuple, nat_hooks, status};
 use crate::maps::MapError;
 
-use backends::{Backends, Look};
+use backends::{Backends, LookupCache};
 pub use tables::{Room, Tables};
 
 /// Why connections could not be adopted, or not be followed.
@@ -151,7 +151,7 @@ impl Adopter {
         let of_udp = |(original, _): &(&Tuple, &Adopted)| original.protocol == UDP;
         let known: Vec<_> =
             self.adopted.iter().filter(of_udp).map(|(original, adopted)| (*original, *adopted)).collect();
-        let mut look = Look::default();
+        let mut look = LookupCache::default();
         for (original, adopted) in known {
             if self.backends.has_lost(&mut look, &original, adopted.reply.src)? {
                 self.forget(&original, adopted)?;

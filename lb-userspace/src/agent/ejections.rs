@@ -27,7 +27,7 @@ pub(super) struct Ejections {
 
 impl Ejections {
     /// Takes in what the tables say of one backend, by id and generation. Returns whether that is new.
-    pub fn look(
+    pub fn update(
         &mut self,
         id: BackendId,
         book: &Book,
@@ -68,7 +68,7 @@ impl Ejections {
         let known = self.known.range(part).map(|(id, _)| *id);
         let ids: BTreeSet<BackendId> = ejected.map(|(id, _)| *id).chain(known).collect();
         // Each is checked, also after the first that is new.
-        ids.into_iter().filter(|id| self.look(*id, book, &is_ejected, now)).count() > 0
+        ids.into_iter().filter(|id| self.update(*id, book, &is_ejected, now)).count() > 0
     }
 
     /// All of them.
@@ -147,8 +147,8 @@ mod tests {
     async fn what_is_told_twice_is_new_once_and_what_was_missed_is_found() {
         let (mut ejections, now) = (Ejections::default(), Instant::now());
         let (yes, no) = (|_: BackendId, _: u32| true, |_: BackendId, _: u32| false);
-        assert!(ejections.look(ID, &book(1), yes, now));
-        assert!(!ejections.look(ID, &book(1), yes, now));
+        assert!(ejections.update(ID, &book(1), yes, now));
+        assert!(!ejections.update(ID, &book(1), yes, now));
         assert_eq!(ejections.known().map(|(_, endpoint)| endpoint.to_string()).collect::<Vec<_>>(), ["10.0.0.1:8080"]);
         assert!(ejections.review(&book(1), no, now), "the record that said so was lost");
         assert_eq!(ejections.known().count(), 0);

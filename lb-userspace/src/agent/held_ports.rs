@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use super::told::Told;
 use crate::config::Settings;
 use crate::model::Protocol;
-use crate::plan::{Desired, Frontend, Kind, PortKey};
+use crate::plan::{Desired, Frontend, FrontendKind, PortKey};
 use crate::sockets::{self, Holder};
 
 /// How many are reported at most.
@@ -28,7 +28,7 @@ impl HeldPorts {
     }
 
     /// Looks at the sockets of this network namespace, if there are node ports; returns and logs what is held.
-    pub fn look(&mut self, desired: &Desired) -> Vec<String> {
+    pub fn update(&mut self, desired: &Desired) -> Vec<String> {
         let mut held = BTreeSet::new();
         if has_node_ports(desired) {
             let listed = sockets::holders(|holder| {
@@ -53,7 +53,7 @@ impl HeldPorts {
             let frontend = Frontend { address, port: holder.at.port(), protocol: holder.protocol };
             let port = desired.owners.get(&frontend)?;
             let used = desired.services.get(port)?.frontends.get(&frontend)?;
-            matches!(used.kind, Kind::NodePort | Kind::HostSocket).then_some((frontend, port))
+            matches!(used.kind, FrontendKind::NodePort | FrontendKind::HostSocket).then_some((frontend, port))
         })
     }
 
@@ -104,6 +104,6 @@ mod tests {
 
     #[test]
     fn without_node_ports_nothing_is_asked() {
-        assert!(HeldPorts::default().look(&Desired::default()).is_empty());
+        assert!(HeldPorts::default().update(&Desired::default()).is_empty());
     }
 }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::clock;
 use super::state::State;
 use crate::observe::health::Judgement;
-use crate::observe::http::Look;
+use crate::observe::http::HealthView;
 
 /// A judgement lasts no longer: it names ages.
 const LASTS: Duration = Duration::from_secs(1);
@@ -35,15 +35,15 @@ impl Judge {
     }
 
     /// What the health server answers by.
-    pub fn look(&self) -> Look {
+    pub fn view(&self) -> HealthView {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         last.refresh(Instant::now());
-        Look { judgement: last.judgement.clone(), now: clock::wall(), last_in_step: last.last_in_step }
+        HealthView { judgement: last.judgement.clone(), now: clock::wall(), last_in_step: last.last_in_step }
     }
 
     /// What health-check node ports say of the node.
     pub fn is_well(&self) -> bool {
-        self.look().judgement.is_well()
+        self.view().judgement.is_well()
     }
 }
 
@@ -116,18 +116,18 @@ mod tests {
             checks: checks.subscribe(),
             adoption: watch::Sender::new(AdoptionReport::default()).subscribe(),
         });
-        let first = judge.look().judgement;
-        assert!(Arc::ptr_eq(&first, &judge.look().judgement), "nothing changed");
+        let first = judge.view().judgement;
+        assert!(Arc::ptr_eq(&first, &judge.view().judgement), "nothing changed");
         source.send_modify(|status| status.last_error = Some("connection refused".into()));
-        assert!(Arc::ptr_eq(&first, &judge.look().judgement), "it is too young");
+        assert!(Arc::ptr_eq(&first, &judge.view().judgement), "it is too young");
         tokio::time::advance(PAUSE).await;
-        let second = judge.look().judgement;
+        let second = judge.view().judgement;
         assert!(!Arc::ptr_eq(&first, &second) && !second.is_good(Probe::Readyz));
         tokio::time::advance(PAUSE).await;
-        assert!(Arc::ptr_eq(&second, &judge.look().judgement));
+        assert!(Arc::ptr_eq(&second, &judge.view().judgement));
         datapath.send_modify(|status| status.synced = true);
         assert!(judge.is_well());
         tokio::time::advance(LASTS).await;
-        assert!(!Arc::ptr_eq(&second, &judge.look().judgement), "its ages are too old");
+        assert!(!Arc::ptr_eq(&second, &judge.view().judgement), "its ages are too old");
     }
 }

@@ -35,9 +35,9 @@ pub(super) fn listen(settings: &Settings) -> Result<Listeners, http::ListenError
     })
 }
 
-/// The ways to ask the loop for something.
+/// Channels to the loop: audits, and orders of maintenance.
 #[derive(Clone)]
-pub(super) struct Ways {
+pub(super) struct RequestChannels {
     pub audits: auditor::Requests,
     pub orders: marks::Requests,
 }
@@ -49,14 +49,14 @@ pub(super) fn serve(
     metrics: &Metrics,
     listeners: Listeners,
     run_dir: &Path,
-    ways: Ways,
+    channels: RequestChannels,
 ) -> Vec<Task> {
     let run_dir = run_dir.to_owned();
     let (judge, reported) = (judge.clone(), state.clone());
     let (probed, scraped) = (metrics.clone(), metrics.clone());
-    let health = http::health_router(move || judge.look(), move |probe, code| probed.probed(probe, code));
+    let health = http::health_router(move || judge.view(), move |probe, code| probed.probed(probe, code));
     let scrape = http::metrics_router(move || scraped.encode());
-    let answer = move |question| answer(question, reported.clone(), ways.clone());
+    let answer = move |question| answer(question, reported.clone(), channels.clone());
     vec![
         spawn(server::serve(listeners.health, health, Admission::new(CONNECTIONS_MAX), Patience::default())),
         spawn(server::serve(listeners.metrics, scrape, Admission::new(CONNECTIONS_MAX), Patience::default())),
@@ -89,15 +89,15 @@ async fn open_socket(run_dir: &Path) -> UnixListener {
 }
 
 /// What the command line asked over the socket, as JSON.
-async fn answer(question: Question, state: State, ways: Ways) -> Vec<u8> {
+async fn answer(question: Question, state: State, channels: RequestChannels) -> Vec<u8> {
     let dry_run = match question {
         Question::Report => return serde_json::to_vec(&state.report()).unwrap_or_default(),
         Question::Audit => false,
         Question::AuditDryRun => true,
-        Question::Maintenance(order) => return maintain(order, ways.orders).await,
+        Question::Maintenance(order) => return maintain(order, channels.orders).await,
     };
     let (reply, found) = oneshot::channel();
-    if ways.audits.send(auditor::Request { dry_run, reply }).await.is_err() {
+    if channels.audits.send(auditor::Request { dry_run, reply }).await.is_err() {
         return Vec::new();
     }
     found.await.map_or_else(|_| Vec::new(), |found| serde_json::to_vec(&found).unwrap_or_default())

@@ -15,7 +15,7 @@ use crate::maps::{ClientShares, Connections, Pinned};
 use crate::model::{Family, Monotonic};
 use crate::observe::report::SweepReport;
 use crate::plan::{BackendId, Book, DrainLimits, Frontend};
-use crate::sweep::{Client, Clients, Counts, Look, Order, Part, Position, Rounds, Seen, Start, correction};
+use crate::sweep::{Client, Clients, Counts, Order, Part, Position, Rounds, Seen, Start, SweepContext, correction};
 
 /// Backends whose connections are counted or corrected in one step.
 const BACKENDS: usize = 8_192;
@@ -129,7 +129,7 @@ impl Sweeper {
     fn part(&mut self, order: Order, programmer: &Programmer<KernelStore>, now: Monotonic) -> io::Result<Part> {
         let book = programmer.book();
         let since_boot = now.since(Monotonic::default());
-        let look = Look {
+        let look = SweepContext {
             maps: programmer.store().maps(),
             book,
             timeouts: &self.timeouts,

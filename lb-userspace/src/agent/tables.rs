@@ -256,7 +256,7 @@ impl Tables {
                 self.tell_avoided();
             }
             let (fill, overdue) = (fill(self.programmer.book()), self.overdue());
-            let held_ports = self.held_ports.look(self.programmer.desired());
+            let held_ports = self.held_ports.update(self.programmer.desired());
             let unread_maintenance = self.maintenance.problem();
             self.progress.send_modify(|progress| {
                 progress.tables.unread_maintenance = unread_maintenance;
@@ -321,7 +321,7 @@ impl Tables {
             self.maintenance.answer(self.programmer.book());
         }
         if let Some(sockets) = self.sockets.as_ref().filter(|_| report.writes > 0 || whole) {
-            sockets.look();
+            sockets.check_soon();
         }
         self.metrics.synced(took, whole, report.writes, report.failed_writes);
         self.metrics.called(self.programmer.store().calls());

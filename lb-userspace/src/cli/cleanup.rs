@@ -12,7 +12,7 @@ use crate::conntrack::Family;
 use crate::datapath::{self, doctor::kube_proxy_runs};
 use crate::hand_over::{families, hand_over};
 use crate::maps::Pinned;
-use crate::netfilter::{self, Done, Kind, Leftovers};
+use crate::netfilter::{self, Done, LeftoverOutcome, Leftovers};
 
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
@@ -88,20 +88,20 @@ fn of_kube_proxy(dry_run: bool) -> anyhow::Result<()> {
     let done = Leftovers::find()?.remove(dry_run)?;
     let text: String = done.iter().map(|done| line(done, dry_run)).collect();
     print(if text.is_empty() { "nothing of kube-proxy is there\n" } else { &text })?;
-    if done.iter().any(|done| done.kind == Kind::Left) {
+    if done.iter().any(|done| done.outcome == LeftoverOutcome::Left) {
         bail!("some of it is left; the lines above say why");
     }
     Ok(())
 }
 
 fn line(done: &Done, dry_run: bool) -> String {
-    let verb = match (done.kind, dry_run) {
-        (Kind::Removed, false) => "removed",
-        (Kind::Removed, true) => "would remove",
-        (Kind::Added, false) => "added",
-        (Kind::Added, true) => "would add",
-        (Kind::Kept, _) => "kept",
-        (Kind::Left, _) => "left",
+    let verb = match (done.outcome, dry_run) {
+        (LeftoverOutcome::Removed, false) => "removed",
+        (LeftoverOutcome::Removed, true) => "would remove",
+        (LeftoverOutcome::Added, false) => "added",
+        (LeftoverOutcome::Added, true) => "would add",
+        (LeftoverOutcome::Kept, _) => "kept",
+        (LeftoverOutcome::Left, _) => "left",
     };
     format!("{verb} {}\n", done.what)
 }

@@ -47,7 +47,7 @@ struct Examined {
 /// 0: nothing fails, warnings there may be; 1: something does; 2: it could not be found out.
 pub(super) fn run(arguments: Arguments) -> ExitCode {
     let output = arguments.output;
-    let shown = look(arguments).and_then(|examined| {
+    let shown = examine_node(arguments).and_then(|examined| {
         print(&render(output, &examined, |_| text(&examined))?)?;
         Ok(if examined.level == Level::Fail { ExitCode::from(FOUND) } else { ExitCode::SUCCESS })
     });
@@ -57,7 +57,7 @@ pub(super) fn run(arguments: Arguments) -> ExitCode {
     })
 }
 
-fn look(arguments: Arguments) -> anyhow::Result<Examined> {
+fn examine_node(arguments: Arguments) -> anyhow::Result<Examined> {
     let options = match &arguments.config {
         Some(path) => arguments.options.or(Options::read(path)?),
         None => arguments.options,

@@ -141,7 +141,7 @@ impl Datapath {
     async fn answer(&mut self, handle: &mut Handle, net: &Net, dry_run: bool) -> Result<Vec<Fault>, DatapathError> {
         if dry_run {
             let mut faults = faults::plain(self.look_for_faults(handle, net).await?);
-            faults.extend(self.sources.look(false)?);
+            faults.extend(self.sources.check(false)?);
             return Ok(faults);
         }
         self.settle(handle, net, Due::Round).await?;
@@ -236,7 +236,7 @@ impl Datapath {
         let ours: BTreeSet<u32> = self.kernel.programs.iter().map(|(_, program)| program.id).collect();
         if self
             .fast_path
-            .look(handle, &self.names, &ours, &mut self.kernel.fast_path, &mut self.kernel.bridge_ports)
+            .refresh(handle, &self.names, &ours, &mut self.kernel.fast_path, &mut self.kernel.bridge_ports)
             .await?
         {
             self.publish(None);
@@ -247,7 +247,7 @@ impl Datapath {
     /// Tells the programs who clients are and who stands in for them; in a round the tables are looked at first.
     /// What has no room there is left out, and keeps nothing else from being done.
     fn tell_sources(&mut self, net: &Net, work: Due) -> (sources::Wanted, Option<DatapathError>) {
-        let looked = if work >= Due::Round { self.sources.look(true) } else { Ok(Vec::new()) };
+        let looked = if work >= Due::Round { self.sources.check(true) } else { Ok(Vec::new()) };
         let (faults, unread) = looked.map_or_else(|error| (Vec::new(), Some(error)), |faults| (faults, None));
         let wanted = sources::wanted(
             &net.candidates(),

@@ -51,7 +51,7 @@ impl<I: Clone + Ord, K: Pod, V: Pod + PartialEq> Kept<I, K, V> {
     }
 
     /// Looks at the table; believes what is there if `takes` says so.
-    fn look(&mut self, takes: bool, text: fn(&I) -> String, faults: &mut Vec<Fault>) -> Result<(), DatapathError> {
+    fn check(&mut self, takes: bool, text: fn(&I) -> String, faults: &mut Vec<Fault>) -> Result<(), DatapathError> {
         let found = self.found()?;
         faults.extend(self.strange(&found, text));
         if takes {
@@ -138,13 +138,13 @@ impl Sources {
     }
 
     /// What somebody else changed. `takes`: from here on what is there counts, for the next [`Self::set`] to put it right.
-    pub fn look(&mut self, takes: bool) -> Result<Vec<Fault>, DatapathError> {
+    pub fn check(&mut self, takes: bool) -> Result<Vec<Fault>, DatapathError> {
         let mut faults = Vec::new();
-        self.networks4.look(takes, ToString::to_string, &mut faults)?;
-        self.networks6.look(takes, ToString::to_string, &mut faults)?;
-        self.service_cidrs.look(takes, |family| format!("element {family}"), &mut faults)?;
-        self.masquerade4.look(takes, |ifindex| format!("interface {ifindex}"), &mut faults)?;
-        self.masquerade6.look(takes, |ifindex| format!("interface {ifindex}"), &mut faults)?;
+        self.networks4.check(takes, ToString::to_string, &mut faults)?;
+        self.networks6.check(takes, ToString::to_string, &mut faults)?;
+        self.service_cidrs.check(takes, |family| format!("element {family}"), &mut faults)?;
+        self.masquerade4.check(takes, |ifindex| format!("interface {ifindex}"), &mut faults)?;
+        self.masquerade6.check(takes, |ifindex| format!("interface {ifindex}"), &mut faults)?;
         Ok(faults)
     }
 

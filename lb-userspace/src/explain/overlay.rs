@@ -224,8 +224,8 @@ impl<const N: usize, S: Stored<N>> Tables<N> for Overlay<'_, N, S> {
         self.wrote(Write::Affinity(*affinity));
     }
 
-    fn look(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_ds: u32) -> bool {
-        decide::look(self, key, pick, how, now_ds)
+    fn try_slot(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_ds: u32) -> bool {
+        decide::try_slot(self, key, pick, how, now_ds)
     }
 
     fn leaves_half(&mut self, base: u32, count: u32, id: u32) -> bool {

@@ -31,7 +31,7 @@ pub(super) fn failed(action: impl Into<String>) -> impl FnOnce(io::Error) -> Net
 
 /// What became of a thing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum LeftoverOutcome {
     Removed,
     /// It is needed, as the text says.
     Kept,
@@ -43,7 +43,7 @@ pub enum Kind {
 /// One line of the report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Done {
-    pub kind: Kind,
+    pub outcome: LeftoverOutcome,
     pub what: String,
 }
 
@@ -158,7 +158,7 @@ impl Leftovers {
             done.extend(summary.into_iter().map(|chain| Done::removed(format!("chain {}", text(chain)))));
             for (chain, by) in &removal.kept {
                 let what = text(format!("{chain}: {by} uses it"));
-                done.push(Done { kind: Kind::Kept, what: format!("chain {what}") });
+                done.push(Done { outcome: LeftoverOutcome::Kept, what: format!("chain {what}") });
             }
         }
         if dry_run {
@@ -184,14 +184,14 @@ fn keep_nat(count: usize, dry_run: bool) -> Result<Option<Done>, NetfilterError>
     Ok(match (is_kept, count) {
         (true, 0) => Some(Done::removed(format!("table {table}: no connection is translated"))),
         (false, 0) => None,
-        (true, _) => Some(Done { kind: Kind::Kept, what: why }),
-        (false, _) => Some(Done { kind: Kind::Added, what: why }),
+        (true, _) => Some(Done { outcome: LeftoverOutcome::Kept, what: why }),
+        (false, _) => Some(Done { outcome: LeftoverOutcome::Added, what: why }),
     })
 }
 
 impl Done {
     pub(super) fn removed(what: String) -> Self {
-        Self { kind: Kind::Removed, what }
+        Self { outcome: LeftoverOutcome::Removed, what }
     }
 }
 
@@ -229,11 +229,14 @@ fn remove_legacy(
             "chains KUBE- of the old {text}: iptables-legacy-save is not here; run `ballast cleanup --kube-proxy` on the host, \
              where iptables is installed"
         );
-        done.push(Done { kind: Kind::Left, what });
+        done.push(Done { outcome: LeftoverOutcome::Left, what });
         return Ok(());
     };
     done.extend(removed.into_iter().map(|chain| Done::removed(format!("chain (old iptables) {chain}"))));
-    done.extend(kept.into_iter().map(|what| Done { kind: Kind::Kept, what: format!("chain (old iptables) {what}") }));
+    done.extend(
+        kept.into_iter()
+            .map(|what| Done { outcome: LeftoverOutcome::Kept, what: format!("chain (old iptables) {what}") }),
+    );
     Ok(())
 }
 

@@ -9,6 +9,6 @@ mod nf_tables;
 mod translated;
 mod virtual_services;
 
-pub use leftovers::{Done, Kind, Leftovers, NetfilterError};
+pub use leftovers::{Done, LeftoverOutcome, Leftovers, NetfilterError};
 pub use nf_tables::{Family, Ruleset};
 pub use translated::list as translated_connections;

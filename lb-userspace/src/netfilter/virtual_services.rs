@@ -12,7 +12,7 @@ use std::{io, net::IpAddr};
 use super::{
     ipvs::{Ipvs, VirtualService},
     kube_proxy::IPVS_LINK,
-    leftovers::{Done, Kind, NetfilterError, failed},
+    leftovers::{Done, LeftoverOutcome, NetfilterError, failed},
 };
 use crate::conntrack::Entry;
 use crate::netlink::{Request, Socket, flag};
@@ -50,13 +50,13 @@ impl VirtualServices {
         for service in &self.services {
             if !is_of_kube_proxy(service, &addresses) {
                 let what = format!("IPVS service {}: its address is not on {IPVS_LINK}", service.text());
-                done.push(Done { kind: Kind::Kept, what });
+                done.push(Done { outcome: LeftoverOutcome::Kept, what });
                 continue;
             }
             let count = translated.iter().filter(|entry| is_at(entry, service)).count();
             if count > 0 {
                 let what = format!("IPVS service {}: {count} connections need it; {AGAIN}", service.text());
-                done.push(Done { kind: Kind::Kept, what });
+                done.push(Done { outcome: LeftoverOutcome::Kept, what });
                 continue;
             }
             if let Some(ipvs) = ipvs.as_mut().filter(|_| !dry_run) {
@@ -68,7 +68,7 @@ impl VirtualServices {
         let of_the_host = translated.iter().filter(of_the_host).count();
         if of_the_host > 0 {
             let what = format!("link {IPVS_LINK}: {of_the_host} connections of this host have its addresses; {AGAIN}");
-            done.push(Done { kind: Kind::Kept, what });
+            done.push(Done { outcome: LeftoverOutcome::Kept, what });
             return Ok(());
         }
         if !dry_run {

@@ -73,19 +73,19 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// What a probe is answered by.
 #[derive(Clone, Debug)]
-pub struct Look {
+pub struct HealthView {
     pub judgement: Arc<Judgement>,
     pub now: Timestamp,
     /// When the tables were last in step with the source.
     pub last_in_step: Option<Timestamp>,
 }
 
-type Looker = Arc<dyn Fn() -> Look + Send + Sync>;
+type Looker = Arc<dyn Fn() -> HealthView + Send + Sync>;
 type Counter = Arc<dyn Fn(Probe, StatusCode) + Send + Sync>;
 
 /// `/healthz`, `/livez` and `/readyz`, for [`super::server::serve`]. `look` is called for each request, `count` for each answer.
 pub fn health_router(
-    look: impl Fn() -> Look + Send + Sync + 'static,
+    look: impl Fn() -> HealthView + Send + Sync + 'static,
     count: impl Fn(Probe, StatusCode) + Send + Sync + 'static,
 ) -> Router {
     let state: (Looker, Counter) = (Arc::new(look), Arc::new(count));
@@ -108,7 +108,7 @@ fn audience(peer: SocketAddr) -> Audience {
     if peer.ip().to_canonical().is_loopback() { Audience::Node } else { Audience::Everybody }
 }
 
-fn answer(probe: Probe, peer: SocketAddr, look: &Look, count: &Counter) -> Response {
+fn answer(probe: Probe, peer: SocketAddr, look: &HealthView, count: &Counter) -> Response {
     let (good, answer) = look.judgement.answer(probe, audience(peer), look.now, look.last_in_step);
     let code = if good { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     count(probe, code);
@@ -176,7 +176,7 @@ mod tests {
         text
     }
 
-    fn stale_look() -> Look {
+    fn stale_look() -> HealthView {
         let mut report = Report::default();
         (report.tables.synced, report.datapath.synced) = (true, true);
         report.source.stale = Some("services: 10.0.0.1 refused the connection".into());
@@ -187,7 +187,7 @@ mod tests {
             fail_stale: None,
         };
         let judgement = Arc::new(Judgement::of(&report, Duration::ZERO, &thresholds));
-        Look { judgement, now: Timestamp::UNIX_EPOCH, last_in_step: None }
+        HealthView { judgement, now: Timestamp::UNIX_EPOCH, last_in_step: None }
     }
 
     #[tokio::test]

@@ -18,7 +18,7 @@ use prometheus_client::registry::Registry;
 
 use super::health::Probe;
 use super::report::PassReport;
-use super::series::{Kind, Series};
+use super::series::{MetricKind, Series};
 
 type Label = [(&'static str, String); 1];
 
@@ -220,16 +220,16 @@ impl Collector for Readings {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         for series in (self.read)() {
             let kind = match series.kind {
-                Kind::Counter => MetricType::Counter,
-                Kind::Gauge => ConstGauge::<f64>::TYPE,
+                MetricKind::Counter => MetricType::Counter,
+                MetricKind::Gauge => ConstGauge::<f64>::TYPE,
             };
             let mut metric = encoder.encode_descriptor(series.name, series.help, None, kind)?;
             for (labels, value) in &series.points {
                 match (series.kind, labels.is_empty()) {
-                    (Kind::Counter, _) => ConstCounter::new(*value).encode(metric.encode_family(labels)?)?,
-                    (Kind::Gauge, false) => ConstGauge::new(*value).encode(metric.encode_family(labels)?)?,
+                    (MetricKind::Counter, _) => ConstCounter::new(*value).encode(metric.encode_family(labels)?)?,
+                    (MetricKind::Gauge, false) => ConstGauge::new(*value).encode(metric.encode_family(labels)?)?,
                     // A family without labels would be written with empty braces.
-                    (Kind::Gauge, true) => metric.encode_gauge(value)?,
+                    (MetricKind::Gauge, true) => metric.encode_gauge(value)?,
                 }
             }
         }
@@ -246,8 +246,8 @@ mod tests {
         let metrics = Metrics::new(|| {
             let labels = vec![("outcome", "selected".into())];
             vec![
-                Series { name: "ballast_outcomes", help: "", kind: Kind::Counter, points: vec![(labels, 3.0)] },
-                Series { name: "ballast_ready", help: "", kind: Kind::Gauge, points: vec![(Vec::new(), 1.0)] },
+                Series { name: "ballast_outcomes", help: "", kind: MetricKind::Counter, points: vec![(labels, 3.0)] },
+                Series { name: "ballast_ready", help: "", kind: MetricKind::Gauge, points: vec![(Vec::new(), 1.0)] },
             ]
         });
         metrics.probed(Probe::Healthz, StatusCode::SERVICE_UNAVAILABLE);

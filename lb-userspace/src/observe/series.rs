@@ -8,7 +8,7 @@ pub use tables::{of_omitted, of_outcomes, of_services, of_states};
 
 /// What a metric is to Prometheus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// The name is written without `_total`.
     Counter,
     Gauge,
@@ -19,24 +19,24 @@ pub enum Kind {
 pub struct Series {
     pub name: &'static str,
     pub help: &'static str,
-    pub kind: Kind,
+    pub kind: MetricKind,
     pub points: Vec<(Labels, f64)>,
 }
 
 /// Names and values.
 pub type Labels = Vec<(&'static str, String)>;
 
-fn series(name: &'static str, help: &'static str, kind: Kind, points: Vec<(Labels, f64)>) -> Series {
+fn series(name: &'static str, help: &'static str, kind: MetricKind, points: Vec<(Labels, f64)>) -> Series {
     Series { name, help, kind, points }
 }
 
 fn gauge(name: &'static str, help: &'static str, value: f64) -> Series {
-    series(name, help, Kind::Gauge, vec![(Vec::new(), value)])
+    series(name, help, MetricKind::Gauge, vec![(Vec::new(), value)])
 }
 
 /// A gauge without a point where there is no value.
 fn optional(name: &'static str, help: &'static str, value: Option<f64>) -> Series {
-    series(name, help, Kind::Gauge, value.map(|value| (Vec::new(), value)).into_iter().collect())
+    series(name, help, MetricKind::Gauge, value.map(|value| (Vec::new(), value)).into_iter().collect())
 }
 
 fn truth(value: bool) -> f64 {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use super::{Frontend, Kind, PortKey, frontends, hold::HeldService, node_context::NodeContext};
+use super::{Frontend, FrontendKind, PortKey, frontends, hold::HeldService, node_context::NodeContext};
 use crate::model::{ObjectName, Protocol, Service};
 
 /// Claims of the kind `C` on things of the kind `K`.
@@ -86,16 +86,16 @@ pub(super) struct Claim {
     is_external: bool,
     created_s: i64,
     pub service: ObjectName,
-    pub kind: Kind,
+    pub kind: FrontendKind,
     pub port: u16,
     pub protocol: Protocol,
 }
 
 impl Claim {
     /// The claim of a port of `service` on `frontend`.
-    pub fn new(service: &Service, frontend: &Frontend, kind: Kind, port: u16) -> Self {
+    pub fn new(service: &Service, frontend: &Frontend, kind: FrontendKind, port: u16) -> Self {
         Self {
-            is_external: kind != Kind::ClusterIp,
+            is_external: kind != FrontendKind::ClusterIp,
             created_s: age(service),
             service: service.name.clone(),
             kind,
@@ -105,9 +105,9 @@ impl Claim {
     }
 
     /// The claim of a port that the tables hold: it is older than any other one.
-    pub fn of_held(key: &PortKey, kind: Kind) -> Self {
+    pub fn of_held(key: &PortKey, kind: FrontendKind) -> Self {
         Self {
-            is_external: kind != Kind::ClusterIp,
+            is_external: kind != FrontendKind::ClusterIp,
             created_s: i64::MIN,
             service: key.service.clone(),
             kind,
@@ -172,7 +172,7 @@ impl Claimed {
     /// What a service has that the tables hold: older than any other claim.
     pub fn put_held(&mut self, name: &ObjectName, held: &HeldService) {
         for (frontend, claim) in held.claims() {
-            if claim.kind == Kind::ClusterIp {
+            if claim.kind == FrontendKind::ClusterIp {
                 self.cluster_ips.put(frontend.address, (i64::MIN, name.clone()));
             }
             self.frontends.put(frontend, claim);
@@ -194,7 +194,7 @@ impl Claimed {
     /// The service whose cluster IP the claim would shadow.
     pub fn shadowed(&self, frontend: &Frontend, claim: &Claim) -> Option<&ObjectName> {
         let (_, owner) = self.cluster_ips.first(&frontend.address)?;
-        let shadows = claim.kind != Kind::ClusterIp && *owner != claim.service;
+        let shadows = claim.kind != FrontendKind::ClusterIp && *owner != claim.service;
         shadows.then_some(owner)
     }
 

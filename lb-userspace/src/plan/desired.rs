@@ -79,7 +79,7 @@ impl fmt::Display for PortKey {
 
 /// What a frontend is. Where one service has an address by several kinds, the first in this order counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum FrontendKind {
     ClusterIp,
     LoadBalancer,
     ExternalIp,
@@ -88,7 +88,7 @@ pub enum Kind {
     HostSocket,
 }
 
-impl Kind {
+impl FrontendKind {
     /// [`abi::frontend_kind`].
     pub fn number(self) -> u8 {
         match self {
@@ -140,7 +140,7 @@ impl Ranges {
 /// How a frontend uses its service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Use {
-    pub kind: Kind,
+    pub kind: FrontendKind,
     /// The set for pods of the cluster and processes of this node.
     pub inside: Set,
     /// The set for everybody else.

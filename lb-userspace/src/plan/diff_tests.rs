@@ -9,7 +9,7 @@ use crate::{
         Endpoint, Exposure, ObjectName, Protocol, Scheduler, Service as ModelService, ServicePort, Slice, SlicePort,
         Snapshot, TrafficPolicy,
     },
-    plan::{Capacities, Frontend, Kind, NodeFacts, Range, Use, plan, sweep},
+    plan::{Capacities, Frontend, FrontendKind, NodeFacts, Range, Use, plan, sweep},
 };
 
 const CAPACITIES: Capacities = Capacities { backends4: 4, backends6: 4, slots: 4, ..Capacities::all(2) };
@@ -132,7 +132,7 @@ fn a_new_service_is_written_from_its_name_to_its_entry() {
     };
     let entry = abi::Service { seal: abi::seal(&key, &entry), ..entry };
     let frontend = Frontend { address: "10.96.0.1".parse().unwrap(), port: 80, protocol: Protocol::Tcp };
-    let uses = Use { kind: Kind::ClusterIp, inside: Set::Cluster, outside: Set::Cluster, flags: 0 };
+    let uses = Use { kind: FrontendKind::ClusterIp, inside: Set::Cluster, outside: Set::Cluster, flags: 0 };
     assert_eq!(last, &Op::WriteFrontend { frontend, entry, uses });
 }
 

@@ -8,7 +8,7 @@ use std::{
 use ipnet::IpNet;
 use lb_common::abi::service_flags;
 
-use super::{Frontend, Kind, Rule, Set, Tally, Use, claims::Claim, mode, node_context::NodeContext};
+use super::{Frontend, FrontendKind, Rule, Set, Tally, Use, claims::Claim, mode, node_context::NodeContext};
 use crate::model::{Exposure, Family, Protocol, Refusal, Service, ServicePort, TrafficPolicy};
 
 /// True if the service is for this proxy to serve.
@@ -32,7 +32,7 @@ pub(super) fn claims(service: &Service, context: &NodeContext) -> Vec<(Frontend,
     let mut all = Vec::with_capacity(service.ports.len() * addresses.len());
     for port in &service.ports {
         for (frontend, kind) in of_port(service, port, &addresses, context) {
-            if kind == Kind::ClusterIp || !context.is_reserved(&frontend) {
+            if kind == FrontendKind::ClusterIp || !context.is_reserved(&frontend) {
                 all.push((frontend, Claim::new(service, &frontend, kind, port.port)));
             }
         }
@@ -83,9 +83,9 @@ pub(super) fn unclaimed(service: &Service, context: &NodeContext, tally: &mut Ta
     }
     let addresses = addresses(service, context);
     let claimed = service.ports.iter().flat_map(|port| of_port(service, port, &addresses, context));
-    for (frontend, _) in
-        claimed.filter(|(f, kind)| !matches!(kind, Kind::ClusterIp | Kind::HostSocket) && context.is_reserved(f))
-    {
+    for (frontend, _) in claimed.filter(|(f, kind)| {
+        !matches!(kind, FrontendKind::ClusterIp | FrontendKind::HostSocket) && context.is_reserved(f)
+    }) {
         tally.hit(Rule::Reserved);
         refusals.push(Refusal::new(
             object(),
@@ -112,11 +112,12 @@ pub(super) fn published(service: &Service, context: &NodeContext) -> impl Iterat
 }
 
 /// The addresses that every port of a service is reached by. Where one is of several kinds, the first of them counts.
-fn addresses(service: &Service, context: &NodeContext) -> BTreeMap<IpAddr, Kind> {
+fn addresses(service: &Service, context: &NodeContext) -> BTreeMap<IpAddr, FrontendKind> {
     let served = service.cluster_ips.iter().filter(|ip| !context.local_cluster_ips.contains(ip));
-    let cluster = served.map(|ip| (*ip, Kind::ClusterIp));
-    let balanced = service.load_balancer_ips.iter().map(|ip| (*ip, Kind::LoadBalancer));
-    let external = service.external_ips.iter().filter(|_| context.external_ips).map(|ip| (*ip, Kind::ExternalIp));
+    let cluster = served.map(|ip| (*ip, FrontendKind::ClusterIp));
+    let balanced = service.load_balancer_ips.iter().map(|ip| (*ip, FrontendKind::LoadBalancer));
+    let external =
+        service.external_ips.iter().filter(|_| context.external_ips).map(|ip| (*ip, FrontendKind::ExternalIp));
     let mut addresses = BTreeMap::new();
     for (address, kind) in cluster.chain(balanced).chain(external).filter(|(ip, _)| has_family(service, *ip)) {
         addresses.entry(address).or_insert(kind);
@@ -127,9 +128,9 @@ fn addresses(service: &Service, context: &NodeContext) -> BTreeMap<IpAddr, Kind>
 fn of_port<'a>(
     service: &Service,
     port: &'a ServicePort,
-    addresses: &'a BTreeMap<IpAddr, Kind>,
+    addresses: &'a BTreeMap<IpAddr, FrontendKind>,
     context: &'a NodeContext,
-) -> impl Iterator<Item = (Frontend, Kind)> + 'a {
+) -> impl Iterator<Item = (Frontend, FrontendKind)> + 'a {
     let protocol = port.protocol;
     let own = addresses.iter().map(move |(ip, kind)| (Frontend { address: *ip, port: port.port, protocol }, *kind));
     let families: BTreeSet<Family> = service.cluster_ips.iter().map(|ip| Family::of(*ip)).collect();
@@ -139,22 +140,24 @@ fn of_port<'a>(
         let served = context.node_port_addresses.iter().filter(move |ip| families.contains(&Family::of(**ip)));
         // The same port at the same address by another kind is claimed already.
         let new = served.filter(move |ip| node_port != port.port || !addresses.contains_key(ip));
-        let new = new.map(move |ip| (Frontend { address: *ip, port: node_port, protocol }, Kind::NodePort));
+        let new = new.map(move |ip| (Frontend { address: *ip, port: node_port, protocol }, FrontendKind::NodePort));
         // The hook knows no protocol but these.
         let by_socket = context.host_sockets.iter().filter(move |ip| {
             matches!(protocol, Protocol::Tcp | Protocol::Udp) && of_hosts.contains(&Family::of(**ip))
         });
-        new.chain(by_socket.map(move |ip| (Frontend { address: *ip, port: node_port, protocol }, Kind::HostSocket)))
+        new.chain(
+            by_socket.map(move |ip| (Frontend { address: *ip, port: node_port, protocol }, FrontendKind::HostSocket)),
+        )
     });
     let is_named = mode::is_named_elsewhere(service, protocol, context);
     let anywhere = if is_named { mode::anywhere(port, &families, context) } else { Vec::new() };
-    own.chain(on_nodes).chain(anywhere.into_iter().map(|frontend| (frontend, Kind::HostSocket)))
+    own.chain(on_nodes).chain(anywhere.into_iter().map(|frontend| (frontend, FrontendKind::HostSocket)))
 }
 
 /// The sets that a frontend of this kind uses, and the flags that do not depend on endpoints.
-pub(super) fn use_of(service: &Service, kind: Kind) -> Use {
+pub(super) fn use_of(service: &Service, kind: FrontendKind) -> Use {
     let set = |policy| if policy == TrafficPolicy::Local { Set::Local } else { Set::Cluster };
-    if kind == Kind::ClusterIp {
+    if kind == FrontendKind::ClusterIp {
         let set = set(service.internal_policy);
         let flags = if set == Set::Local { service_flags::INSIDE_LOCAL } else { 0 };
         return Use { kind, inside: set, outside: set, flags };
@@ -181,9 +184,9 @@ impl<'a> Guard<'a> {
     }
 
     /// The flags of a frontend; load balancers and external IPs are guarded.
-    pub fn flags(&self, kind: Kind, family: Family) -> u8 {
+    pub fn flags(&self, kind: FrontendKind, family: Family) -> u8 {
         match kind {
-            Kind::LoadBalancer | Kind::ExternalIp if self.ranges.is_some() => {
+            FrontendKind::LoadBalancer | FrontendKind::ExternalIp if self.ranges.is_some() => {
                 let node_allowed = self.node_allowed[usize::from(family == Family::V6)];
                 service_flags::SOURCE_RANGES | if node_allowed { service_flags::NODE_ALLOWED } else { 0 }
             }

@@ -40,7 +40,7 @@ use lb_common::limits;
 use crate::model::{Mode, Scheduler, SlotShares};
 
 pub use book::{Book, BookedService, Capacities, DrainEnds};
-pub use desired::{Desired, DesiredService, Frontend, HealthCheck, Kind, PortKey, Ranges, Set, Use};
+pub use desired::{Desired, DesiredService, Frontend, FrontendKind, HealthCheck, PortKey, Ranges, Set, Use};
 pub use diff::{Obstacle, diff_service, diff_vip, withdrawals};
 pub use endpoints::{DesiredEndpoint, EndpointState};
 pub use hold::Hold;

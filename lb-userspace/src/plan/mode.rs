@@ -7,7 +7,7 @@ use std::{
 
 use lb_common::abi::service_flags;
 
-use super::{DesiredService, Frontend, Kind, PortKey, Use, node_context::NodeContext};
+use super::{DesiredService, Frontend, FrontendKind, PortKey, Use, node_context::NodeContext};
 use crate::model::{Family, MAGLEV_SIZES, Mode, Protocol, Refusal, Scheduler, Service, ServicePort};
 
 /// Slots of an endpoint in that table, at least: of a table that costs little, and of a larger one.
@@ -25,8 +25,8 @@ pub(super) fn is_direct(service: &Service, protocol: Protocol, context: &NodeCon
 }
 
 /// Whether external clients can ask one of these at all.
-pub(super) fn has_outside<'a>(mut kinds: impl Iterator<Item = &'a Kind>) -> bool {
-    kinds.any(|kind| *kind != Kind::ClusterIp)
+pub(super) fn has_outside<'a>(mut kinds: impl Iterator<Item = &'a FrontendKind>) -> bool {
+    kinds.any(|kind| *kind != FrontendKind::ClusterIp)
 }
 
 /// Whether other nodes may name a node port at their own addresses: where it has direct server return, and wherever others are known, as
@@ -39,7 +39,7 @@ pub(super) fn is_named_elsewhere(service: &Service, protocol: Protocol, context:
 pub(super) fn flags(frontend: &Frontend, used: Use, is_direct: bool, context: &NodeContext) -> u8 {
     let is_whole = is_direct && narrow(Family::of(frontend.address), context).is_none();
     let is_named = frontend.address.is_unspecified() && (context.knows_peers || is_direct);
-    if used.kind != Kind::ClusterIp && (is_whole || is_named) { service_flags::DSR } else { 0 }
+    if used.kind != FrontendKind::ClusterIp && (is_whole || is_named) { service_flags::DSR } else { 0 }
 }
 
 /// What a link must take: the least that every sender may count on (RFC 791, RFC 8200), in an outer header.
@@ -66,7 +66,7 @@ pub(super) fn too_narrow(
     let is_asked = |family| {
         let direct = ports.iter().filter(|(key, _)| is_direct(service, key.protocol, context));
         let mut frontends = direct.flat_map(|(_, port)| &port.frontends);
-        frontends.any(|(frontend, used)| used.kind != Kind::ClusterIp && Family::of(frontend.address) == family)
+        frontends.any(|(frontend, used)| used.kind != FrontendKind::ClusterIp && Family::of(frontend.address) == family)
     };
     let narrow = Family::BOTH.into_iter().filter_map(|family| Some((family, narrow(family, context)?)));
     let refusal = |(family, mtu): (Family, u32)| {
@@ -170,7 +170,8 @@ status: {loadBalancer: {ingress: [{ip: 203.0.113.53}]}}
             assert_eq!(desired.services.len(), 2);
             let uses = desired.services.values().flat_map(|service| service.frontends.values());
             // What other nodes send is opened all the same.
-            let mut outside = uses.filter(|used| !matches!(used.kind, Kind::ClusterIp | Kind::HostSocket));
+            let mut outside =
+                uses.filter(|used| !matches!(used.kind, FrontendKind::ClusterIp | FrontendKind::HostSocket));
             assert!(outside.all(|used| (used.flags & service_flags::DSR == 0) == is_refused), "{mtu:?}");
             let refusals: Vec<String> = desired.refusals.iter().map(ToString::to_string).collect();
             let told = refusals.iter().any(|refusal| refusal.contains("595 bytes") && refusal.contains("596"));
@@ -241,7 +242,7 @@ status: {loadBalancer: {ingress: [{ip: 203.0.113.53}]}}
                 assert_eq!(service.scheduler, wanted, "{mode} {key}");
                 for (frontend, used) in &service.frontends {
                     let flagged = used.flags & service_flags::DSR != 0;
-                    assert_eq!(flagged, is_direct && used.kind != Kind::ClusterIp, "{mode} {frontend}");
+                    assert_eq!(flagged, is_direct && used.kind != FrontendKind::ClusterIp, "{mode} {frontend}");
                 }
                 let anywhere = service.frontends.keys().filter(|frontend| frontend.address.is_unspecified()).count();
                 assert_eq!(anywhere, 1, "{mode} {key}: for the node's sockets, and for other nodes");

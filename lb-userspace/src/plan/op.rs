@@ -217,7 +217,7 @@ impl fmt::Display for Op {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{DesiredService, Kind, Ranges, Set, Use};
+    use crate::plan::{DesiredService, FrontendKind, Ranges, Set, Use};
 
     #[test]
     fn readers_never_reach_what_is_not_written_yet_or_no_more() {
@@ -235,7 +235,7 @@ mod tests {
         };
         let frontend =
             Frontend { address: "10.96.0.1".parse().unwrap(), port: 80, protocol: crate::model::Protocol::Tcp };
-        let uses = Use { kind: Kind::ClusterIp, inside: Set::Cluster, outside: Set::Cluster, flags: 0 };
+        let uses = Use { kind: FrontendKind::ClusterIp, inside: Set::Cluster, outside: Set::Cluster, flags: 0 };
         let ranges = Ranges { cluster: Range { base: 0, count: 1 }, local: Range::default() };
         let entry = frontend.entry(1, 1, uses, ranges, &DesiredService::default());
         let backend = Op::WriteBackend { id, record };

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use lb_common::abi::{self, vip_flags};
 
 use super::{
-    Desired, DesiredService, Frontend, HealthCheck, Kind, Marks, PlanSettings, PortKey, Rule, Tally,
+    Desired, DesiredService, Frontend, FrontendKind, HealthCheck, Marks, PlanSettings, PortKey, Rule, Tally,
     claims::{Claim, Claimed},
     cluster_ips::ClusterIps,
     endpoints::Listed,
@@ -258,7 +258,7 @@ impl Planner {
             return self.hold.vip(address);
         }
         let has = |kind| claims.iter().any(|claim| claim.kind == kind);
-        if !has(Kind::ClusterIp) {
+        if !has(FrontendKind::ClusterIp) {
             let may_be_a_nodes = claims.is_empty()
                 || self.context.reserved.iter().any(|(at, ..)| *at == address)
                 || self.context.networks.iter().any(|network| network.contains(&address))
@@ -267,7 +267,7 @@ impl Planner {
                 return None;
             }
         }
-        let is_refused = has(Kind::ClusterIp) || has(Kind::LoadBalancer);
+        let is_refused = has(FrontendKind::ClusterIp) || has(FrontendKind::LoadBalancer);
         self.tally.hit(Rule::Echo);
         self.tally.hit_if(is_refused, Rule::RefuseUnserved);
         Some(abi::Vip { flags: vip_flags::ECHO | if is_refused { vip_flags::REFUSE_UNSERVED } else { 0 } })

@@ -8,7 +8,7 @@ use std::{
 use ipnet::IpNet;
 use lb_common::abi::{self, backend_state};
 
-use super::{BackendId, BackendRecord, Book, Capacities, Frontend, Kind, PortKey, Range, Set, Use};
+use super::{BackendId, BackendRecord, Book, Capacities, Frontend, FrontendKind, PortKey, Range, Set, Use};
 use crate::{
     maps::from_chars,
     model::{Family, ObjectName, Protocol, shared},
@@ -107,9 +107,9 @@ pub(super) fn ranges_of(entry: &abi::Service) -> [Range; 2] {
 /// over has to go by it.
 fn use_of(entry: &abi::Service) -> Use {
     let set = |flag: u8| if entry.flags & flag == 0 { Set::Cluster } else { Set::Local };
-    let (kind, inside) = (Kind::from_number(entry.kind), set(abi::service_flags::INSIDE_LOCAL));
+    let (kind, inside) = (FrontendKind::from_number(entry.kind), set(abi::service_flags::INSIDE_LOCAL));
     // A cluster IP has one policy for all.
-    let outside = if kind == Kind::ClusterIp { inside } else { set(abi::service_flags::OUTSIDE_LOCAL) };
+    let outside = if kind == FrontendKind::ClusterIp { inside } else { set(abi::service_flags::OUTSIDE_LOCAL) };
     Use { kind, inside, outside, flags: entry.flags }
 }
 

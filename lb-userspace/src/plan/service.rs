@@ -8,8 +8,8 @@ use std::{
 use lb_common::abi::service_flags;
 
 use super::{
-    DesiredEndpoint, DesiredService, Frontend, Kind, Marks, OwnDrainLimits, PortKey, Rule, Set, SortedMap, Tally, Use,
-    checks,
+    DesiredEndpoint, DesiredService, Frontend, FrontendKind, Marks, OwnDrainLimits, PortKey, Rule, Set, SortedMap,
+    Tally, Use, checks,
     claims::{Claim, Claimed},
     endpoints::{self, Filled, Listed, Needs, filled},
     frontends::{self, Guard},
@@ -36,7 +36,7 @@ pub(super) fn plan(
     tally: &mut Tally,
 ) -> Planned {
     let mut refusals = frontends::unclaimed(service, context, tally);
-    let mut won: BTreeMap<(u16, Protocol), BTreeMap<Frontend, Kind>> = BTreeMap::new();
+    let mut won: BTreeMap<(u16, Protocol), BTreeMap<Frontend, FrontendKind>> = BTreeMap::new();
     for (frontend, claim) in frontends::claims(service, context) {
         match (claimed.shadowed(&frontend, &claim), claimed.owner(&frontend)) {
             (Some(owner), _) => {
@@ -47,7 +47,7 @@ pub(super) fn plan(
                 won.entry((claim.port, claim.protocol)).or_default().insert(frontend, claim.kind);
             }
             // Told of the addresses that it stands for.
-            (None, Some(_)) if claim.kind == Kind::HostSocket => {}
+            (None, Some(_)) if claim.kind == FrontendKind::HostSocket => {}
             (None, Some(first)) => refusals.push(taken(service, &frontend, &claim, first, tally)),
             // Every claim is put before anything is planned.
             (None, None) => {}
@@ -103,7 +103,7 @@ fn unweighed(service: &Service, ports: &[(PortKey, DesiredService)], tally: &mut
 }
 
 fn taken(service: &Service, frontend: &Frontend, claim: &Claim, first: &Claim, tally: &mut Tally) -> Refusal {
-    let by_cluster_ip = first.kind == Kind::ClusterIp && claim.kind != Kind::ClusterIp;
+    let by_cluster_ip = first.kind == FrontendKind::ClusterIp && claim.kind != FrontendKind::ClusterIp;
     tally.hit(if by_cluster_ip { Rule::TakenByClusterIp } else { Rule::TakenByOlder });
     let why = match () {
         () if first.service == claim.service => format!("port {}/{} of the same service", first.port, first.protocol),
@@ -130,7 +130,7 @@ struct Draft<'a> {
 }
 
 impl Draft<'_> {
-    fn port(&mut self, port: &ServicePort, won: BTreeMap<Frontend, Kind>) -> DesiredService {
+    fn port(&mut self, port: &ServicePort, won: BTreeMap<Frontend, FrontendKind>) -> DesiredService {
         let options = self.service.options.as_deref();
         let direct = mode::is_direct(self.service, port.protocol, self.context) && mode::has_outside(won.values());
         let scheduler = if direct { Scheduler::Maglev } else { scheduler(self.service, self.context) };
@@ -187,12 +187,12 @@ impl Draft<'_> {
         let has = |flag| used.flags & flag != 0;
         let tally = &mut *self.tally;
         tally.hit(match used.kind {
-            Kind::ClusterIp => Rule::ClusterIp,
-            Kind::LoadBalancer => Rule::LoadBalancerIp,
-            Kind::ExternalIp => Rule::ExternalIp,
-            Kind::NodePort | Kind::HostSocket => Rule::NodePort,
+            FrontendKind::ClusterIp => Rule::ClusterIp,
+            FrontendKind::LoadBalancer => Rule::LoadBalancerIp,
+            FrontendKind::ExternalIp => Rule::ExternalIp,
+            FrontendKind::NodePort | FrontendKind::HostSocket => Rule::NodePort,
         });
-        let is_balanced = matches!(used.kind, Kind::LoadBalancer | Kind::ExternalIp);
+        let is_balanced = matches!(used.kind, FrontendKind::LoadBalancer | FrontendKind::ExternalIp);
         tally.hit_if(is_balanced && self.context.addresses.contains(&address), Rule::NodeAddress);
         tally.hit_if(!filled.usable, Rule::RefuseWithoutEndpoint);
         tally.hit_if(has(service_flags::DROP_IF_EMPTY), Rule::DropInside);

@@ -40,18 +40,18 @@ pub struct Destroyed {
 }
 
 /// How often a socket that is not found is looked for: its process may be about to connect it.
-const LOOKS: u8 = 3;
-/// Pause before another look at the same sockets.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// Pause between looks at connections whose backend drains.
-const LOOK_AT_DRAINS: Duration = Duration::from_secs(5);
-/// Changes may come in quick succession: looks are at least so far apart.
+const CHECKS: u8 = 3;
+/// Pause before another check of the same sockets.
+const CHECK_AGAIN: Duration = Duration::from_secs(1);
+/// Pause between checks at connections whose backend drains.
+const CHECK_DRAINS: Duration = Duration::from_secs(5);
+/// Changes may come in quick succession: checks are at least so far apart.
 const REST: Duration = Duration::from_millis(100);
 
 /// The handle of the thread. It ends when this is dropped.
 #[derive(Debug)]
 pub struct Destroyer {
-    look: SyncSender<()>,
+    ask: SyncSender<()>,
     shared: Arc<Shared>,
 }
 
@@ -79,7 +79,7 @@ impl Destroyer {
     /// Starts the thread, in the caller's network namespace. Minimum kernel: 4.5, with `CONFIG_INET_DIAG_DESTROY` and
     /// `CONFIG_INET_UDP_DIAG`; needs `CAP_NET_ADMIN`, and `CAP_SYS_ADMIN` for [`Reach::Everywhere`].
     pub fn start(maps_dir: &Path, reach: Reach, now: fn() -> Monotonic) -> io::Result<Self> {
-        let (look, asked) = sync_channel(1);
+        let (ask, asked) = sync_channel(1);
         let shared = Arc::new(Shared::default());
         let mut worker = Worker {
             maps_dir: maps_dir.to_owned(),
@@ -87,17 +87,17 @@ impl Destroyer {
             reach,
             now,
             shared: shared.clone(),
-            looks: HashMap::new(),
+            checks: HashMap::new(),
             unanswered: Unanswered::default(),
         };
         std::thread::Builder::new().name("sockets".to_owned()).spawn(move || worker.run(&asked))?;
-        Ok(Self { look, shared })
+        Ok(Self { ask, shared })
     }
 
     /// Backends changed: sockets may have to go. Returns at once.
-    pub fn look(&self) {
-        // Full: a look is about to begin, and will see this change as well.
-        let _ = self.look.try_send(());
+    pub fn check_soon(&self) {
+        // Full: a check is about to begin, and will see this change as well.
+        let _ = self.ask.try_send(());
     }
 
     pub fn totals(&self) -> Totals {
@@ -112,17 +112,17 @@ struct Worker {
     now: fn() -> Monotonic,
     shared: Arc<Shared>,
     /// How often each entry was looked for, by what was to become of its socket then.
-    looks: HashMap<(Entry, Fate), u8>,
+    checks: HashMap<(Entry, Fate), u8>,
     unanswered: Unanswered,
 }
 
-/// Sockets, by cookie, that wait for an acknowledgement of what they have sent, and since which look.
+/// Sockets, by cookie, that wait for an acknowledgement of what they have sent, and since which check.
 #[derive(Debug, Default)]
 struct Unanswered(HashMap<u64, Monotonic>);
 
 impl Unanswered {
     /// Notes how the socket fares. `received`: when it last received anything, if something is not acknowledged. Whether it has been so for
-    /// longer than a backend may take that drains: at two looks, and nothing came between them.
+    /// longer than a backend may take that drains: at two checks, and nothing came between them.
     fn note(&mut self, cookie: u64, received: Option<Monotonic>, now: Monotonic) -> bool {
         let Some(received) = received else {
             self.0.remove(&cookie);
@@ -148,31 +148,31 @@ impl Worker {
             if woken == Err(RecvTimeoutError::Disconnected) {
                 return;
             }
-            again = self.look().unwrap_or_else(|error| {
+            again = self.check().unwrap_or_else(|error| {
                 self.failed(&error.to_string());
-                Some(LOOK_AGAIN)
+                Some(CHECK_AGAIN)
             });
             // A thread of its own, that nobody unparks.
             std::thread::park_timeout(REST);
         }
     }
 
-    /// When the next look is due, if nothing asks for one: something was not found that may be there soon, or time may change something.
-    fn look(&mut self) -> Result<Option<Duration>, LookError> {
+    /// When the next check is due, if nothing asks for one: something was not found that may be there soon, or time may change something.
+    fn check(&mut self) -> Result<Option<Duration>, CheckError> {
         let maps = match self.maps.take() {
             Some(maps) => maps,
             None => Pinned::open(&self.maps_dir)?,
         };
         let maps = &*self.maps.insert(maps);
         let now = (self.now)();
-        let found = entries::stale(maps, now.to_tenths()).map_err(LookError::Table)?;
+        let found = entries::stale(maps, now.to_tenths()).map_err(CheckError::Table)?;
         let (draining, stale): (Vec<_>, Vec<_>) =
             found.stale.into_iter().partition(|stale| stale.fate == Fate::Answered);
         self.unanswered.0.retain(|cookie, _| draining.iter().any(|stale| stale.cookie == *cookie));
-        let mut before = std::mem::take(&mut self.looks);
-        self.looks = stale.iter().map(key).map(|key| (key, before.remove(&key).unwrap_or(0))).collect();
-        let open: Vec<&Stale> = stale.iter().filter(|stale| self.looks.get(&key(stale)) < Some(&LOOKS)).collect();
-        let due = found.drains.then_some(LOOK_AT_DRAINS);
+        let mut before = std::mem::take(&mut self.checks);
+        self.checks = stale.iter().map(key).map(|key| (key, before.remove(&key).unwrap_or(0))).collect();
+        let open: Vec<&Stale> = stale.iter().filter(|stale| self.checks.get(&key(stale)) < Some(&CHECKS)).collect();
+        let due = found.drains.then_some(CHECK_DRAINS);
         let all: Vec<&Stale> = open.iter().copied().chain(&draining).collect();
         if all.is_empty() {
             return Ok(due);
@@ -182,19 +182,19 @@ impl Worker {
             stale.fate != Fate::Answered || unanswered.note(stale.cookie, silent.map(|silent| now.before(silent)), now)
         });
         for stale in &ended.destroyed {
-            entries::remove(maps, &stale.entry).map_err(LookError::Table)?;
-            self.looks.remove(&key(stale));
+            entries::remove(maps, &stale.entry).map_err(CheckError::Table)?;
+            self.checks.remove(&key(stale));
         }
         for stale in open {
-            let Some(looks) = self.looks.get_mut(&key(stale)) else { continue };
-            *looks += 1;
+            let Some(checks) = self.checks.get_mut(&key(stale)) else { continue };
+            *checks += 1;
             // Nobody is connected to it, and what it would name is gone: its id may be used again.
-            if *looks == LOOKS && stale.fate == Fate::Evicted && ended.failures.is_empty() {
-                entries::remove(maps, &stale.entry).map_err(LookError::Table)?;
+            if *checks == CHECKS && stale.fate == Fate::Evicted && ended.failures.is_empty() {
+                entries::remove(maps, &stale.entry).map_err(CheckError::Table)?;
             }
         }
         self.note(&ended);
-        Ok(if self.looks.values().any(|looks| *looks < LOOKS) { Some(LOOK_AGAIN) } else { due })
+        Ok(if self.checks.values().any(|checks| *checks < CHECKS) { Some(CHECK_AGAIN) } else { due })
     }
 
     fn note(&self, ended: &Ended<'_>) {
@@ -259,9 +259,9 @@ fn enter(namespace: &File) -> Result<(), super::DiagError> {
     })
 }
 
-/// Why a look could not be carried out.
+/// Why a check could not be carried out.
 #[derive(Debug, thiserror::Error)]
-enum LookError {
+enum CheckError {
     #[error(transparent)]
     Maps(#[from] MapError),
     #[error("the socket tables cannot be read or changed: {0}")]
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_is_unanswered_if_nothing_came_between_two_looks() {
+    fn a_socket_is_unanswered_if_nothing_came_between_two_checks() {
         let mut unanswered = Unanswered::default();
         assert!(!unanswered.note(1, Some(at(10)), at(100)), "it was idle before, and has just sent");
         assert!(!unanswered.note(1, Some(at(10)), at(114)));

@@ -66,14 +66,14 @@ const LISTEN: u32 = 10;
 
 /// A protocol and an address family, as the kernel lists sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Kind {
+pub struct SocketFamily {
     /// [`lb_common::abi::TCP`] or [`UDP`].
     pub protocol: u8,
     /// Sockets of IPv6, those connected to IPv4-mapped addresses included.
     pub v6: bool,
 }
 
-impl Kind {
+impl SocketFamily {
     fn family(self) -> u8 {
         if self.v6 { AF_INET6 } else { AF_INET }
     }
@@ -90,7 +90,7 @@ impl Kind {
 /// A socket as the kernel lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    pub kind: Kind,
+    pub kind: SocketFamily,
     pub cookie: u64,
     /// An IPv4-mapped address stands as the IPv4 one.
     pub peer: SocketAddr,
@@ -105,13 +105,13 @@ pub struct Listed {
 }
 
 /// Asks for all sockets of a kind. `only_probe`: for none of them, to see whether the kernel answers.
-pub fn list(kind: Kind, only_probe: bool) -> Vec<u8> {
+pub fn list(kind: SocketFamily, only_probe: bool) -> Vec<u8> {
     let states = if only_probe { 0 } else { kind.states() };
     request(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, kind, states, &[0; ID])
 }
 
 /// Asks for the sockets without a peer: listeners, and UDP sockets without a peer.
-pub fn list_waiting(kind: Kind) -> Vec<u8> {
+pub fn list_waiting(kind: SocketFamily) -> Vec<u8> {
     let states = if kind.protocol == UDP { 1 << CLOSE } else { 1 << LISTEN };
     request(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, kind, states, &[0; ID])
 }
@@ -123,10 +123,10 @@ pub fn destroy(socket: &Listed) -> Vec<u8> {
 
 /// Asks to destroy a socket that cannot be: no socket has port 0 or cookie 0. The kernel says `ENOENT` if it is able to.
 pub fn destroy_none(protocol: u8) -> Vec<u8> {
-    request(SOCK_DESTROY, NLM_F_ACK, Kind { protocol, v6: false }, 0, &[0; ID])
+    request(SOCK_DESTROY, NLM_F_ACK, SocketFamily { protocol, v6: false }, 0, &[0; ID])
 }
 
-fn request(kind: u16, flags: u16, of: Kind, states: u32, id: &[u8; ID]) -> Vec<u8> {
+fn request(kind: u16, flags: u16, of: SocketFamily, states: u32, id: &[u8; ID]) -> Vec<u8> {
     let length = HEADER + REQUEST;
     let mut bytes = Vec::with_capacity(length);
     bytes.extend(u32::try_from(length).unwrap_or(0).to_ne_bytes());
@@ -179,7 +179,7 @@ fn listed(body: &[u8], protocol: u8) -> Option<Listed> {
     let word = |at: usize| Some(u64::from(u32::from_ne_bytes(id.get(at..at + 4)?.try_into().ok()?)));
     let cookie = word(40)? | word(44)? << 32;
     let unanswered = if protocol == TCP { unanswered(body.get(MESSAGE..).unwrap_or_default()) } else { None };
-    Some(Listed { kind: Kind { protocol, v6 }, cookie, peer, local, uid, unanswered, id })
+    Some(Listed { kind: SocketFamily { protocol, v6 }, cookie, peer, local, uid, unanswered, id })
 }
 
 /// What the `tcp_info` among these attributes says of unanswered segments.
@@ -212,9 +212,9 @@ fn place(id: &[u8; ID], v6: bool, port: usize, address: usize) -> Option<SocketA
 }
 
 /// The kinds among which the sockets of a protocol are that talk to an address of this family.
-pub fn kinds(protocol: u8, v4: bool) -> Vec<Kind> {
-    let v6 = Kind { protocol, v6: true };
-    if v4 { vec![Kind { protocol, v6: false }, v6] } else { vec![v6] }
+pub fn kinds(protocol: u8, v4: bool) -> Vec<SocketFamily> {
+    let v6 = SocketFamily { protocol, v6: true };
+    if v4 { vec![SocketFamily { protocol, v6: false }, v6] } else { vec![v6] }
 }
 
 #[cfg(test)]
@@ -297,8 +297,8 @@ mod tests {
 
     #[test]
     fn listeners_and_unconnected_sockets_are_not_asked_for() {
-        assert_eq!(Kind { protocol: UDP, v6: false }.states(), 1 << ESTABLISHED);
-        let tcp = Kind { protocol: TCP, v6: true }.states();
+        assert_eq!(SocketFamily { protocol: UDP, v6: false }.states(), 1 << ESTABLISHED);
+        let tcp = SocketFamily { protocol: TCP, v6: true }.states();
         assert_eq!(tcp & (1 << LISTEN | 1 << TIME_WAIT), 0);
         assert_ne!(tcp & 1 << ESTABLISHED, 0);
         assert_eq!((kinds(TCP, true).len(), kinds(TCP, false).len()), (2, 1));

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use lb_common::abi::{TCP, UDP};
 
-use super::diag::{DiagError, Kind};
+use super::diag::{DiagError, SocketFamily};
 use super::netlink::Connection;
 use crate::model::Protocol;
 
@@ -23,7 +23,7 @@ pub fn holders(mut take: impl FnMut(&Holder)) -> Result<(), DiagError> {
     let mut connection = Connection::open()?;
     for (number, protocol) in [(TCP, Protocol::Tcp), (UDP, Protocol::Udp)] {
         for v6 in [false, true] {
-            connection.holders(Kind { protocol: number, v6 }, |socket| {
+            connection.holders(SocketFamily { protocol: number, v6 }, |socket| {
                 take(&Holder { at: socket.local, protocol, uid: socket.uid });
             })?;
         }

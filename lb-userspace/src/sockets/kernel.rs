@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::diag::{self, DiagError, Kind, Listed};
+use super::diag::{self, DiagError, Listed, SocketFamily};
 use super::entries::Stale;
 use super::netlink::Connection;
 
@@ -32,7 +32,7 @@ pub fn destroy<'a>(stale: &[&'a Stale], is_due: &mut dyn FnMut(&Stale, Option<Du
             return ended;
         }
     };
-    let kinds: BTreeSet<Kind> =
+    let kinds: BTreeSet<SocketFamily> =
         wanted.keys().flat_map(|(_, protocol, peer)| diag::kinds(*protocol, peer.is_ipv4())).collect();
     for kind in kinds {
         let mut found: Vec<(Listed, &'a Stale)> = Vec::new();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::diag::{self, DiagError, Kind, Listed, Message};
+use super::diag::{self, DiagError, Listed, Message, SocketFamily};
 
 /// How long the kernel may take for a part of an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -31,12 +31,12 @@ impl Connection {
     }
 
     /// Passes every socket of this kind to `take`.
-    pub fn list(&mut self, kind: Kind, take: impl FnMut(Listed)) -> Result<(), DiagError> {
+    pub fn list(&mut self, kind: SocketFamily, take: impl FnMut(Listed)) -> Result<(), DiagError> {
         self.converse("list sockets", &diag::list(kind, false), kind.protocol, take)
     }
 
     /// Passes every socket of this kind without a peer to `take`.
-    pub fn holders(&mut self, kind: Kind, take: impl FnMut(Listed)) -> Result<(), DiagError> {
+    pub fn holders(&mut self, kind: SocketFamily, take: impl FnMut(Listed)) -> Result<(), DiagError> {
         self.converse("list sockets", &diag::list_waiting(kind), kind.protocol, take)
     }
 
@@ -48,7 +48,7 @@ impl Connection {
 
     /// Whether the kernel can destroy sockets of this protocol.
     pub fn probe(&mut self, protocol: u8) -> Result<(), DiagError> {
-        let kind = Kind { protocol, v6: false };
+        let kind = SocketFamily { protocol, v6: false };
         self.converse("list sockets", &diag::list(kind, true), protocol, |_| ())?;
         gone_is_good(self.converse("destroy sockets", &diag::destroy_none(protocol), protocol, |_| ())).map(drop)
     }

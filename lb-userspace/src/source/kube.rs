@@ -24,7 +24,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    connect::Ways,
+    connect::ApiClients,
     follower::Settings,
     held::{Held, Message},
     own_node::OwnNode,
@@ -93,17 +93,17 @@ impl Default for KubeSettings {
 
 /// Follows the API until `stop` is cancelled. An API that cannot be reached is no error here but a status: it is tried again.
 pub async fn spawn(settings: KubeSettings, stop: CancellationToken) -> Result<Source, SourceError> {
-    let ways = Ways::find(&settings).await?;
+    let clients = ApiClients::find(&settings).await?;
     let (want_peers, wanted) = watch::channel(settings.is_direct);
-    let messages = messages(&ways, &settings, wanted);
+    let messages = messages(&clients, &settings, wanted);
     let own_node = OwnNode::new(settings.node_name, settings.known_node, settings.node_wait);
-    let source = follow(ways.origin(), messages, Held::new(want_peers, settings.allowed, own_node), stop);
-    Ok(Source { api: Some(ways.client()), ..source })
+    let source = follow(clients.origin(), messages, Held::new(want_peers, settings.allowed, own_node), stop);
+    Ok(Source { api: Some(clients.client()), ..source })
 }
 
 /// News of all resources; of the other nodes while they are wanted.
 fn messages(
-    ways: &Arc<Ways>,
+    clients: &Arc<ApiClients>,
     settings: &KubeSettings,
     wanted: watch::Receiver<bool>,
 ) -> impl Stream<Item = Message> + Send + 'static {
@@ -125,17 +125,18 @@ fn messages(
     // How many slices there were is not in the tables; some, if there were services.
     let follow_slices = Settings { expected_objects: settings.expected_services.min(1), ..follow };
     let went_back = watch::Sender::new(0);
-    let services = read(Arc::clone(ways), went_back.clone(), labelled(of_services), follow);
-    let slices = read(Arc::clone(ways), went_back.clone(), labelled(of_slices), follow_slices);
+    let services = read(Arc::clone(clients), went_back.clone(), labelled(of_services), follow);
+    let slices = read(Arc::clone(clients), went_back.clone(), labelled(of_slices), follow_slices);
     // Tables that hold services hold other nodes, too, unless this is the only one: a list of none is confirmed.
-    let peers = peers::read(Arc::clone(ways), went_back.clone(), settings.node_name.as_deref(), follow_slices, wanted);
+    let peers =
+        peers::read(Arc::clone(clients), went_back.clone(), settings.node_name.as_deref(), follow_slices, wanted);
     let patient = Settings { patience: PATIENCE, expected_objects: 0, ..follow };
     // Since Kubernetes 1.33.
     let follow_cidrs = Settings { may_be_unknown: true, ..patient };
-    let cidrs = read(Arc::clone(ways), went_back.clone(), Selection::default(), follow_cidrs);
+    let cidrs = read(Arc::clone(clients), went_back.clone(), Selection::default(), follow_cidrs);
     let node = settings.node_name.as_ref().map(|name| {
         let selection = Selection { labels: None, fields: Some(format!("metadata.name={name}")) };
-        read(Arc::clone(ways), went_back, selection, patient)
+        read(Arc::clone(clients), went_back, selection, patient)
     });
     let node = node.map_or_else(|| stream::pending().boxed(), StreamExt::boxed);
     futures::stream::select(

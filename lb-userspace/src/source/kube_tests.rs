@@ -110,7 +110,7 @@ impl Api {
         let client = Client::new(handler, "default");
         let settings = KubeSettings { compare_interval: None, ..KubeSettings::default() };
         let (want_peers, wanted) = watch::channel(false);
-        let messages = messages(&Ways::fixed(client), &settings, wanted);
+        let messages = messages(&ApiClients::fixed(client), &settings, wanted);
         let own_node = OwnNode::new(None, None, Duration::ZERO);
         let held = Held::new(want_peers, AllowedAnnotations::default(), own_node);
         let source = follow("https://test".into(), messages, held, CancellationToken::new());

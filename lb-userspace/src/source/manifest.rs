@@ -47,7 +47,7 @@ struct List {
 }
 
 /// What a document is, by its `apiVersion` and `kind`.
-enum Kind {
+enum ManifestKind {
     Service,
     Slice,
     Node,
@@ -107,11 +107,11 @@ fn parse_document(document: &Document<'_>, parsed: &mut Parsed) -> Result<(), So
     // A document of comments alone is null.
     let Some(header) = document.yaml::<Option<Spanned<Header>>>()? else { return Ok(()) };
     match kind_of(document.path, document.place(header.referenced), &header.value)? {
-        Kind::Service => parsed.objects.push(Object::Service(Box::new(document.yaml()?))),
-        Kind::Slice => parsed.objects.push(Object::Slice(Box::new(document.yaml()?))),
-        Kind::Node => parsed.objects.push(Object::Node(Box::new(document.yaml()?))),
-        Kind::Other => parsed.objects.push(other(&header.value)),
-        Kind::List(inherited) => {
+        ManifestKind::Service => parsed.objects.push(Object::Service(Box::new(document.yaml()?))),
+        ManifestKind::Slice => parsed.objects.push(Object::Slice(Box::new(document.yaml()?))),
+        ManifestKind::Node => parsed.objects.push(Object::Node(Box::new(document.yaml()?))),
+        ManifestKind::Other => parsed.objects.push(other(&header.value)),
+        ManifestKind::List(inherited) => {
             for item in document.yaml::<List>()?.items.unwrap_or_default() {
                 let (place, value) = (document.place(item.referenced), with_header(item.value, inherited));
                 match parse_item(document.path, place, &value) {
@@ -159,11 +159,11 @@ fn with_header(mut value: Value, inherited: Option<(&'static str, &'static str)>
 fn parse_item(path: &str, place: (u64, u64), value: &Value) -> Result<Object, SourceError> {
     let header: Header = json(path, place, value)?;
     match kind_of(path, place, &header)? {
-        Kind::Service => Ok(Object::Service(Box::new(json(path, place, value)?))),
-        Kind::Slice => Ok(Object::Slice(Box::new(json(path, place, value)?))),
-        Kind::Node => Ok(Object::Node(Box::new(json(path, place, value)?))),
-        Kind::List(_) => Err(error(path, place, "a list in a list: expected an object")),
-        Kind::Other => Ok(other(&header)),
+        ManifestKind::Service => Ok(Object::Service(Box::new(json(path, place, value)?))),
+        ManifestKind::Slice => Ok(Object::Slice(Box::new(json(path, place, value)?))),
+        ManifestKind::Node => Ok(Object::Node(Box::new(json(path, place, value)?))),
+        ManifestKind::List(_) => Err(error(path, place, "a list in a list: expected an object")),
+        ManifestKind::Other => Ok(other(&header)),
     }
 }
 
@@ -177,18 +177,20 @@ fn other(header: &Header) -> Object {
     Object::Other(namespace.map_or_else(|| format!("{kind} {name}"), |namespace| format!("{kind} {namespace}/{name}")))
 }
 
-fn kind_of(path: &str, place: (u64, u64), header: &Header) -> Result<Kind, SourceError> {
+fn kind_of(path: &str, place: (u64, u64), header: &Header) -> Result<ManifestKind, SourceError> {
     let (Some(version), Some(kind)) = (header.api_version.as_deref(), header.kind.as_deref()) else {
         return Err(error(path, place, "expected a Kubernetes object with apiVersion and kind"));
     };
     match (version, kind) {
-        ("v1", "Service") => Ok(Kind::Service),
-        ("discovery.k8s.io/v1", "EndpointSlice") => Ok(Kind::Slice),
-        ("v1", "Node") => Ok(Kind::Node),
-        ("v1", "List") => Ok(Kind::List(None)),
-        ("v1", "ServiceList") => Ok(Kind::List(Some(("v1", "Service")))),
-        ("discovery.k8s.io/v1", "EndpointSliceList") => Ok(Kind::List(Some(("discovery.k8s.io/v1", "EndpointSlice")))),
-        ("v1", "NodeList") => Ok(Kind::List(Some(("v1", "Node")))),
+        ("v1", "Service") => Ok(ManifestKind::Service),
+        ("discovery.k8s.io/v1", "EndpointSlice") => Ok(ManifestKind::Slice),
+        ("v1", "Node") => Ok(ManifestKind::Node),
+        ("v1", "List") => Ok(ManifestKind::List(None)),
+        ("v1", "ServiceList") => Ok(ManifestKind::List(Some(("v1", "Service")))),
+        ("discovery.k8s.io/v1", "EndpointSliceList") => {
+            Ok(ManifestKind::List(Some(("discovery.k8s.io/v1", "EndpointSlice"))))
+        }
+        ("v1", "NodeList") => Ok(ManifestKind::List(Some(("v1", "Node")))),
         // With a group of its own it is another kind of the same name: Knative has a Service.
         (version, kind @ ("Service" | "Node")) if !version.contains('/') => {
             Err(error(path, place, &format!("{kind} of apiVersion {version:?}: expected v1")))
@@ -196,7 +198,7 @@ fn kind_of(path: &str, place: (u64, u64), header: &Header) -> Result<Kind, Sourc
         (version, "EndpointSlice") if version.starts_with("discovery.k8s.io/") => {
             Err(error(path, place, &format!("EndpointSlice of apiVersion {version:?}: expected discovery.k8s.io/v1")))
         }
-        _ => Ok(Kind::Other),
+        _ => Ok(ManifestKind::Other),
     }
 }
 

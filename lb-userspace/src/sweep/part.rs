@@ -11,7 +11,7 @@ use lb_common::{
     state::Timeouts,
 };
 
-use super::{Kind, Seen, rules};
+use super::{Seen, SweptTable, rules};
 use crate::{
     maps::{Cursor, Pinned, Table},
     model::{Family, Monotonic},
@@ -29,7 +29,7 @@ pub struct Part {
 
 /// What a part looks with.
 #[derive(Clone, Copy)]
-pub struct Look<'a> {
+pub struct SweepContext<'a> {
     pub maps: &'a Pinned,
     pub book: &'a Book,
     pub timeouts: &'a Timeouts,
@@ -43,25 +43,25 @@ pub struct Look<'a> {
 /// Where a table's reader is, whatever its keys; empty at the start of each table.
 pub type Position = Option<Box<dyn Any + Send>>;
 
-impl Look<'_> {
+impl SweepContext<'_> {
     /// Looks at up to `count` entries of one table, from `position` on.
-    pub fn part(&self, kind: Kind, position: &mut Position, count: usize, seen: &mut Seen) -> io::Result<Part> {
+    pub fn part(&self, kind: SweptTable, position: &mut Position, count: usize, seen: &mut Seen) -> io::Result<Part> {
         let maps = self.maps;
         match kind {
-            Kind::HalfOpen4 => self.half_open(&maps.half_open4, Family::V4, position, count, seen),
-            Kind::HalfOpen6 => self.half_open(&maps.half_open6, Family::V6, position, count, seen),
-            Kind::Flows4 => self.flows(&maps.flows4, Family::V4, position, count, seen),
-            Kind::Flows6 => self.flows(&maps.flows6, Family::V6, position, count, seen),
-            Kind::UdpFlows4 => self.flows(&maps.udp_flows4, Family::V4, position, count, seen),
-            Kind::UdpFlows6 => self.flows(&maps.udp_flows6, Family::V6, position, count, seen),
-            Kind::Sockets4 => sockets(&maps.sockets4, Family::V4, position, count, seen),
-            Kind::Sockets6 => sockets(&maps.sockets6, Family::V6, position, count, seen),
-            Kind::Affinity4 => self.affinity(&maps.affinity4, Family::V4, position, count, seen),
-            Kind::Affinity6 => self.affinity(&maps.affinity6, Family::V6, position, count, seen),
-            Kind::Traffic4 => {
+            SweptTable::HalfOpen4 => self.half_open(&maps.half_open4, Family::V4, position, count, seen),
+            SweptTable::HalfOpen6 => self.half_open(&maps.half_open6, Family::V6, position, count, seen),
+            SweptTable::Flows4 => self.flows(&maps.flows4, Family::V4, position, count, seen),
+            SweptTable::Flows6 => self.flows(&maps.flows6, Family::V6, position, count, seen),
+            SweptTable::UdpFlows4 => self.flows(&maps.udp_flows4, Family::V4, position, count, seen),
+            SweptTable::UdpFlows6 => self.flows(&maps.udp_flows6, Family::V6, position, count, seen),
+            SweptTable::Sockets4 => sockets(&maps.sockets4, Family::V4, position, count, seen),
+            SweptTable::Sockets6 => sockets(&maps.sockets6, Family::V6, position, count, seen),
+            SweptTable::Affinity4 => self.affinity(&maps.affinity4, Family::V4, position, count, seen),
+            SweptTable::Affinity6 => self.affinity(&maps.affinity6, Family::V6, position, count, seen),
+            SweptTable::Traffic4 => {
                 traffic(&maps.traffic4, [&maps.flows4, &maps.udp_flows4], &maps.half_open4, position, count)
             }
-            Kind::Traffic6 => {
+            SweptTable::Traffic6 => {
                 traffic(&maps.traffic6, [&maps.flows6, &maps.udp_flows6], &maps.half_open6, position, count)
             }
         }

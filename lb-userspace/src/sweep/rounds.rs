@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::{Kind, PART, PAUSE, RATE, REMOVAL};
+use super::{PART, PAUSE, RATE, REMOVAL, SweptTable};
 use crate::model::Monotonic;
 
 /// What to do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
-    pub kind: Kind,
+    pub kind: SweptTable,
     /// How many entries, at most.
     pub count: usize,
     /// A round begins.
@@ -26,7 +26,7 @@ pub struct Rounds {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Resting,
-    Reading { kind: Kind, since: Monotonic },
+    Reading { kind: SweptTable, since: Monotonic },
 }
 
 impl Rounds {
@@ -46,7 +46,7 @@ impl Rounds {
         }
         let starts = self.state == State::Resting;
         if starts {
-            self.state = State::Reading { kind: Kind::ALL[0], since: now };
+            self.state = State::Reading { kind: SweptTable::ALL[0], since: now };
         }
         let State::Reading { kind, .. } = self.state else { return None };
         Some(Order { kind, count: PART, starts })
@@ -105,13 +105,13 @@ mod tests {
                 break;
             }
         }
-        assert_eq!((seen.as_slice(), rounds.due()), (&Kind::ALL[..], at(9_000)));
+        assert_eq!((seen.as_slice(), rounds.due()), (&SweptTable::ALL[..], at(9_000)));
     }
 
     #[test]
     fn no_second_sees_more_than_the_rate_and_the_kinds_keep_their_order() {
         let mut rounds = Rounds::new(at(0), 0);
-        let (mut now, mut looked, mut last) = (rounds.due(), 0, Kind::ALL[0]);
+        let (mut now, mut looked, mut last) = (rounds.due(), 0, SweptTable::ALL[0]);
         let started = now;
         for part in 0..500 {
             let order = rounds.next(now).expect("due");
@@ -134,6 +134,6 @@ mod tests {
         rounds.done(10, 0, true, now, 0);
         rounds.give_up(now, 0);
         let order = rounds.next(rounds.due()).expect("due");
-        assert!(order.starts && order.kind == Kind::ALL[0]);
+        assert!(order.starts && order.kind == SweptTable::ALL[0]);
     }
 }

@@ -17,7 +17,7 @@ pub mod clusters;
 mod model;
 
 use clusters::{Cluster, events, settings};
-use model::{Guarded, Served, Shown, View, World};
+use model::{Guarded, PlanInput, Served, Shown, View};
 
 /// What a client would meet by this plan.
 fn view(desired: &Desired) -> View {
@@ -110,8 +110,8 @@ fn the_plan_is_what_the_rules_say_however_it_came_about() {
             prop_assert_eq!(&changes.vips, &differing.collect::<BTreeSet<_>>());
             prop_assert!(changes.health_checks || before.health_checks == after.health_checks);
             prop_assert!(changes.refusals || before.refusals == after.refusals);
-            let world = World { snapshot: &cluster.snapshot, facts: &cluster.facts, settings: &settings };
-            prop_assert_eq!(view(after), world.view());
+            let input = PlanInput { snapshot: &cluster.snapshot, facts: &cluster.facts, settings: &settings };
+            prop_assert_eq!(view(after), input.view());
         }
         total.borrow_mut().add(planner.tally());
         Ok(())

@@ -17,9 +17,9 @@ use lb_userspace::{
     source::manifest,
 };
 
-mod world;
+mod scenario;
 
-use world::{Event, WAYS, Way, World};
+use scenario::{Event, EventOrder, ORDERS, Scenario};
 
 /// Sections that say what must hold.
 const CHECKS: [&str; 3] = ["-- tables --", "-- refusals --", "-- health --"];
@@ -40,7 +40,7 @@ fn sections(text: &str) -> Vec<(String, String, usize)> {
     sections
 }
 
-fn run(path: &Path, way: Way) {
+fn run(path: &Path, order: EventOrder) {
     let text = fs::read_to_string(path).expect("a readable scenario");
     let all = sections(&text);
     let head = |wanted: &str| all.iter().find_map(|(command, ..)| command.strip_prefix(wanted));
@@ -55,37 +55,37 @@ fn run(path: &Path, way: Way) {
     let max = head("drain-max ").map(|text| Duration::from_secs(text.parse().expect("seconds")));
     let max = max.unwrap_or(settings.drain_limits.max);
     let settings = PlanSettings { drain_limits: DrainLimits { max, ..settings.drain_limits }, ..settings };
-    let mut world = World::new(way, head("full ").map(capacities), settings);
+    let mut scenario = Scenario::new(order, head("full ").map(capacities), settings);
     let mut found = Vec::new();
     let mut events = Vec::new();
     for (command, body, line) in &all {
-        let place = format!("{}:{line} {way:?}", path.display());
+        let place = format!("{}:{line} {order:?}", path.display());
         let (verb, argument) = command.split_once(' ').unwrap_or((command, ""));
         match verb {
             "apply" => {
                 events.extend(manifest::parse(&place, body).expect("a good manifest").into_iter().map(Event::Apply));
             }
             "delete" => events.extend(body.lines().filter(|l| !l.is_empty()).map(|l| Event::Delete(l.to_owned()))),
-            _ => world.events(std::mem::take(&mut events)),
+            _ => scenario.events(std::mem::take(&mut events)),
         }
         match verb {
             "apply" | "delete" | "node" | "full" | "nodeport-addresses" | "external-ips" | "service-proxy-name"
             | "drain-max" => {}
-            "addresses" => world.address(argument),
-            "reserve" => world.reserve(argument),
-            "advance" => world.advance(argument.parse().expect("seconds")),
-            "restart" => world.restart(),
-            "flows" => world.refer(argument),
-            "tables" => check(&place, body, &world.store().dump(), &mut found),
-            "maintenance" => world.maintenance(argument),
-            "unhealthy" => world.set_unhealthy(argument),
-            "refusals" => check(&place, body, &world.refusals(), &mut found),
-            "health" => check(&place, body, &world.health(), &mut found),
+            "addresses" => scenario.address(argument),
+            "reserve" => scenario.reserve(argument),
+            "advance" => scenario.advance(argument.parse().expect("seconds")),
+            "restart" => scenario.restart(),
+            "flows" => scenario.refer(argument),
+            "tables" => check(&place, body, &scenario.store().dump(), &mut found),
+            "maintenance" => scenario.maintenance(argument),
+            "unhealthy" => scenario.set_unhealthy(argument),
+            "refusals" => check(&place, body, &scenario.refusals(), &mut found),
+            "health" => check(&place, body, &scenario.health(), &mut found),
             other => panic!("{place}: unknown command {other:?}"),
         }
     }
     assert!(events.is_empty(), "{}: events after the last check", path.display());
-    if is_blessing() && way == Way::Forward {
+    if is_blessing() && order == EventOrder::Forward {
         fs::write(path, bless(&text, &found)).expect("a scenario that can be written");
     }
 }
@@ -157,12 +157,12 @@ fn every_scenario_ends_alike_whatever_the_way() {
     assert!(paths.len() >= 10, "scenarios are missing");
     for path in paths {
         let text = fs::read_to_string(&path).unwrap();
-        for way in WAYS {
+        for order in ORDERS {
             // A table without room may serve the first that comes: such a file gives one order only.
-            if text.contains("-- full ") && way != Way::Forward {
+            if text.contains("-- full ") && order != EventOrder::Forward {
                 continue;
             }
-            run(&path, way);
+            run(&path, order);
         }
     }
 }

@@ -77,7 +77,7 @@ impl Tables {
                 });
                 read.unwrap_or_else(|error| panic!("reading backends4: {error}"));
                 let ready_ns = since_ns.load(Ordering::Relaxed);
-                told.lock().unwrap_or_else(PoisonError::into_inner).look(&records, now_ns(), ready_ns, &packets);
+                told.lock().unwrap_or_else(PoisonError::into_inner).record(&records, now_ns(), ready_ns, &packets);
                 std::thread::sleep(LOOK_EVERY);
             }
         });
@@ -126,7 +126,7 @@ impl Drop for Tables {
 }
 
 impl State {
-    fn look(&mut self, records: &[(u32, Backend<V4>)], now_ns: u64, alive_ns: u64, packets: &Packets) {
+    fn record(&mut self, records: &[(u32, Backend<V4>)], now_ns: u64, alive_ns: u64, packets: &Packets) {
         let now = now_ns / DS;
         self.drains.in_use = records.len();
         let listed = records.iter().filter(|(_, record)| record.state != backend_state::GONE);

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::stub::Kind;
+use super::stub::ResourceKind;
 
 /// A stub puts the object's version here, unless the field is the odd one.
 pub const VERSION: &str = "@version";
@@ -15,7 +15,7 @@ const HUGE_COUNT: usize = 300;
 /// An odd object.
 #[derive(Clone, Debug)]
 pub struct OddObject {
-    pub kind: Kind,
+    pub kind: ResourceKind,
     /// Which field is odd (RFC 6901), and in which way.
     pub what: String,
     pub object: Value,
@@ -31,7 +31,9 @@ impl OddObject {
 /// All of them; each has a name of its own that begins with `odd-`, unless its name is odd.
 pub fn odd_objects() -> Vec<OddObject> {
     let mut all = Vec::new();
-    for (kind, whole) in [(Kind::Service, service()), (Kind::Slice, slice()), (Kind::Node, node())] {
+    for (kind, whole) in
+        [(ResourceKind::Service, service()), (ResourceKind::Slice, slice()), (ResourceKind::Node, node())]
+    {
         let mut pointers = Vec::new();
         point(&whole, "", &mut pointers);
         for pointer in pointers {

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use lb_common::abi::{backend_flags, frontend_kind, service_flags, vip_flags};
 use lb_userspace::apply::{MemoryStore, Programmer};
 use lb_userspace::model::{Family, Monotonic, Node, Snapshot};
-use lb_userspace::plan::{BackendId, Desired, Kind, Marks, NodeFacts, PlanSettings, Planner};
+use lb_userspace::plan::{BackendId, Desired, FrontendKind, Marks, NodeFacts, PlanSettings, Planner};
 use lb_userspace::source::convert;
 
 use super::case::Told;
@@ -106,7 +106,7 @@ pub fn fate(desired: &Desired, probe: &Probe) -> Answer {
     let serving = service.endpoints.iter().filter(|(address, endpoint)| of_family(address) && endpoint.is_in(set));
     let endpoints = serving.map(|(address, endpoint)| (*address, endpoint.local || endpoint.own_address)).collect();
     let admitted = service.sources.iter().any(|range| range.contains(&probe.client.address));
-    let is_cluster_ip = uses.kind == Kind::ClusterIp;
+    let is_cluster_ip = uses.kind == FrontendKind::ClusterIp;
     served(probe, (uses.flags, is_cluster_ip), admitted, &endpoints, service.affinity_timeout_s)
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use lb_userspace::plan::Kind;
+use lb_userspace::plan::FrontendKind;
 use serde_json::Value;
 
 use super::cluster::Cluster;
@@ -44,13 +44,13 @@ impl Case<'_> {
             let mut ips = service["spec"]["clusterIPs"].as_array().into_iter().flatten().filter_map(Value::as_str);
             settings.is_served(service)
                 && claim.captured
-                && (claim.kind != Kind::ExternalIp || settings.external_ips)
+                && (claim.kind != FrontendKind::ExternalIp || settings.external_ips)
                 && ips.any(|ip| ip != "None" && ip.contains(':') != v4)
         })
     }
 
     /// Whether the frontend is served as this kind and no other.
-    pub fn only_as(&self, kind: Kind) -> bool {
+    pub fn only_as(&self, kind: FrontendKind) -> bool {
         let mut kinds = self.served_claims().map(|claim| claim.kind).peekable();
         kinds.peek().is_some() && kinds.all(|found| found == kind)
     }

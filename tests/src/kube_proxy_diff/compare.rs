@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use anyhow::{Result, ensure};
 use lb_userspace::model::Protocol;
-use lb_userspace::plan::{Desired, Frontend, Kind, Planner, Rule};
+use lb_userspace::plan::{Desired, Frontend, FrontendKind, Planner, Rule};
 
 use super::ballast::{self, Ballast};
 use super::case::{Case, Told};
@@ -48,7 +48,7 @@ pub struct Comparison {
     /// Packets that differ, and should not.
     pub differences: usize,
     /// Packets by the kind of their frontend, where the client is, and what kube-proxy does.
-    pub fates: BTreeMap<(Option<Kind>, Position), BTreeMap<&'static str, usize>>,
+    pub fates: BTreeMap<(Option<FrontendKind>, Position), BTreeMap<&'static str, usize>>,
 }
 
 impl Comparison {

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use ipnet::IpNet;
-use lb_userspace::plan::{Frontend, Kind, NodePortAddresses};
+use lb_userspace::plan::{Frontend, FrontendKind, NodePortAddresses};
 use serde_json::{Value, json};
 
 use super::case::{Case, Told};
@@ -60,7 +60,7 @@ pub const KNOWN: [Known; 12] = [
         reason: "a client outside, by an external frontend under the policy Cluster: kube-proxy shows every pod an address of this node; Ballast shows those of this node the client",
         concerns: |case| {
             case.probe.client.position == Position::Outside
-                && case.served_claims().any(|claim| claim.kind != Kind::ClusterIp)
+                && case.served_claims().any(|claim| claim.kind != FrontendKind::ClusterIp)
                 && matches!(case.reference.fate, Fate::Served(_))
                 && case.reference.masqueraded != case.subject.masqueraded
         },
@@ -81,8 +81,13 @@ pub const KNOWN: [Known; 12] = [
         name: "unserved ports",
         reason: "a port that no service has on an external address: kube-proxy lets the packet go on, and it may come back; Ballast rejects it",
         concerns: |case| {
-            let external =
-                case.told.cluster.services.iter().flat_map(vips).filter(|(_, kind, _)| *kind != Kind::ClusterIp);
+            let external = case
+                .told
+                .cluster
+                .services
+                .iter()
+                .flat_map(vips)
+                .filter(|(_, kind, _)| *kind != FrontendKind::ClusterIp);
             let address = case.probe.frontend.address;
             external.map(|(ip, ..)| ip).any(|ip| ip == address)
                 && case.served_claims().next().is_none()
@@ -99,12 +104,12 @@ pub const KNOWN: [Known; 12] = [
             let is_theirs = |service: &&Value| {
                 let mut addresses = vips(service).into_iter();
                 case.told.settings.is_served(service)
-                    && addresses.any(|(ip, kind, _)| (ip, kind) == (address, Kind::ClusterIp))
+                    && addresses.any(|(ip, kind, _)| (ip, kind) == (address, FrontendKind::ClusterIp))
             };
             let mut kinds = case.served_claims().map(|claim| claim.kind).peekable();
             case.told.cluster.services.iter().any(|service| is_theirs(&service))
                 && kinds.peek().is_some()
-                && kinds.all(|kind| matches!(kind, Kind::LoadBalancer | Kind::ExternalIp))
+                && kinds.all(|kind| matches!(kind, FrontendKind::LoadBalancer | FrontendKind::ExternalIp))
                 && case.subject.fate == Fate::Rejected
         },
         as_kube_proxy: Reading::Unchecked,
@@ -113,7 +118,7 @@ pub const KNOWN: [Known; 12] = [
         name: "source ranges of external IPs",
         reason: "kube-proxy guards only the load balancer's addresses by loadBalancerSourceRanges; Ballast externalIPs, too",
         concerns: |case| {
-            case.only_as(Kind::ExternalIp) && case.claimants().any(|service| !source_ranges(service).is_empty())
+            case.only_as(FrontendKind::ExternalIp) && case.claimants().any(|service| !source_ranges(service).is_empty())
         },
         as_kube_proxy: Reading::Otherwise(|told| {
             for service in &mut told.cluster.services {
@@ -159,7 +164,7 @@ pub const KNOWN: [Known; 12] = [
         concerns: |case| match &case.told.settings.nodeport_addresses {
             NodePortAddresses::Cidrs(nets) => {
                 let v4 = case.probe.frontend.address.is_ipv4();
-                case.only_as(Kind::NodePort) && nets.iter().all(|net| net.addr().is_ipv4() != v4)
+                case.only_as(FrontendKind::NodePort) && nets.iter().all(|net| net.addr().is_ipv4() != v4)
             }
             _ => false,
         },

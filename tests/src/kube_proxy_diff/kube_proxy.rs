@@ -11,7 +11,7 @@ use super::node;
 use super::ruleset::Ruleset;
 use super::sentinel;
 use super::settings::Settings;
-use crate::cluster::stub::{Kind, StubApi};
+use crate::cluster::stub::{ResourceKind, StubApi};
 use crate::cluster::{Process, binary};
 use crate::topology::{Namespace, NetNs};
 
@@ -41,7 +41,7 @@ impl KubeProxy {
         fs::write(&kubeconfig, kubeconfig_of(&api.url()).to_string())?;
         let path = kubeconfig.to_str().context("the folder's name is not text")?;
         fs::write(&config, configuration(path, settings).to_string())?;
-        api.put(typed(Kind::Node, &node::object(None)));
+        api.put(typed(ResourceKind::Node, &node::object(None)));
         let mut command = Command::new(binary("kube-proxy")?);
         command.arg("--config").arg(&config);
         let process = Process::start(command, &directory.path().join("log"), Some(namespace.netns()))?;
@@ -55,17 +55,17 @@ impl KubeProxy {
     /// Shows it these objects in place of all others, and returns the rules that it makes of them.
     pub fn rules_for(&mut self, zone: Option<&str>, services: &[Value], slices: &[Value]) -> Result<Ruleset> {
         self.shown += 1;
-        self.api.put(typed(Kind::Node, &node::object(zone)));
-        for (kind, objects) in [(Kind::Service, services), (Kind::Slice, slices)] {
+        self.api.put(typed(ResourceKind::Node, &node::object(zone)));
+        for (kind, objects) in [(ResourceKind::Service, services), (ResourceKind::Slice, slices)] {
             self.api.delete_where(kind, |object| !sentinel::is_one(object));
             for object in objects {
                 self.api.put(typed(kind, object));
             }
         }
         // Each watch is in order: once the rules of the last objects are there, those of all others are.
-        self.api.put(typed(Kind::Service, &sentinel::service(self.shown)));
+        self.api.put(typed(ResourceKind::Service, &sentinel::service(self.shown)));
         for slice in sentinel::slices(self.shown) {
-            self.api.put(typed(Kind::Slice, &slice));
+            self.api.put(typed(ResourceKind::Slice, &slice));
         }
         let started = Instant::now();
         loop {
@@ -104,7 +104,7 @@ impl KubeProxy {
 }
 
 /// The object with its kind, which a list leaves out.
-fn typed(kind: Kind, object: &Value) -> Value {
+fn typed(kind: ResourceKind, object: &Value) -> Value {
     let mut object = object.clone();
     object["apiVersion"] = kind.api_version().into();
     object["kind"] = kind.name().into();

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use lb_userspace::model::Protocol;
-use lb_userspace::plan::{Frontend, Kind};
+use lb_userspace::plan::{Frontend, FrontendKind};
 use serde_json::Value;
 
 use super::cluster::Cluster;
@@ -22,7 +22,7 @@ pub struct Claim {
     pub service: usize,
     /// Index of the port in the Service.
     pub port: usize,
-    pub kind: Kind,
+    pub kind: FrontendKind,
     /// Not so: a load balancer's address with `ipMode: Proxy`.
     pub captured: bool,
 }
@@ -43,7 +43,7 @@ pub fn claims(cluster: &Cluster) -> BTreeMap<Frontend, BTreeSet<Claim>> {
             }
             if !port["nodePort"].is_null() {
                 for address in node::addresses() {
-                    add(*address, number(&port["nodePort"]), Kind::NodePort, true);
+                    add(*address, number(&port["nodePort"]), FrontendKind::NodePort, true);
                 }
             }
         }
@@ -52,13 +52,13 @@ pub fn claims(cluster: &Cluster) -> BTreeMap<Frontend, BTreeSet<Claim>> {
 }
 
 /// The addresses that a Service names, how, and whether packets to them are captured.
-pub fn vips(service: &Value) -> BTreeSet<(IpAddr, Kind, bool)> {
+pub fn vips(service: &Value) -> BTreeSet<(IpAddr, FrontendKind, bool)> {
     let list = |pointer: &str| service.pointer(pointer).and_then(Value::as_array).into_iter().flatten();
-    let texts = list("/spec/clusterIPs").map(|ip| (ip, Kind::ClusterIp, true));
-    let texts = texts.chain(list("/spec/externalIPs").map(|ip| (ip, Kind::ExternalIp, true)));
+    let texts = list("/spec/clusterIPs").map(|ip| (ip, FrontendKind::ClusterIp, true));
+    let texts = texts.chain(list("/spec/externalIPs").map(|ip| (ip, FrontendKind::ExternalIp, true)));
     let texts = texts.chain(
         list("/status/loadBalancer/ingress")
-            .map(|ingress| (&ingress["ip"], Kind::LoadBalancer, ingress["ipMode"] != "Proxy")),
+            .map(|ingress| (&ingress["ip"], FrontendKind::LoadBalancer, ingress["ipMode"] != "Proxy")),
     );
     texts.filter_map(|(ip, kind, captured)| Some((ip.as_str()?.parse().ok()?, kind, captured))).collect()
 }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::model::{Backend, Kind, Model, Service, Whose};
+use super::model::{AddressKind, Backend, Model, Service, Whose};
 use super::routes::Route;
 use super::rules::Asked;
 
@@ -38,7 +38,7 @@ pub fn who(model: &Model, asked: Asked) -> Client {
 impl Service {
     /// The backends that serve this client, and whether he is dropped where there are none.
     pub fn set(&self, client: Client) -> (&[(u32, u32)], bool) {
-        if client != Client::Near && self.kind != Kind::ClusterIp {
+        if client != Client::Near && self.kind != AddressKind::ClusterIp {
             (&self.members_outside, self.drop_outside_if_empty)
         } else {
             (&self.members, self.drop_if_empty)
@@ -60,15 +60,15 @@ pub enum Seen {
 }
 
 /// Whom this backend sees.
-pub fn seen(model: &Model, asked: Asked, kind: Kind, client: Client, backend: &Backend) -> Seen {
+pub fn seen(model: &Model, asked: Asked, kind: AddressKind, client: Client, backend: &Backend) -> Seen {
     let address = backend.address.ip();
     let returns = match (client, kind) {
         // What answers a client of this node passes by this node in any case; a pod gets the answers of every backend that it asked by a cluster IP,
         // as the backend's node is one of this cluster, too.
-        (Client::Near, _) | (Client::Pod, Kind::ClusterIp) => true,
+        (Client::Near, _) | (Client::Pod, AddressKind::ClusterIp) => true,
         // kube-proxy masquerades here, whatever the backend. A process of this node cannot be asked by its own node's address.
-        (_, Kind::ClusterIp) => backend.local && model.whose(address) == Some(Whose::Node),
-        (_, Kind::NodePort | Kind::LoadBalancer | Kind::ExternalIp) => backend.local,
+        (_, AddressKind::ClusterIp) => backend.local && model.whose(address) == Some(Whose::Node),
+        (_, AddressKind::NodePort | AddressKind::LoadBalancer | AddressKind::ExternalIp) => backend.local,
     };
     if !returns {
         return own_addresses(model, address).first().copied().map_or(Seen::Nobody, Seen::Node);

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use lb_common::abi::service_flags;
 
-use super::model::{Backend, BackendState, Drain, Kind, Model, Range, Service, Torn, Whose};
+use super::model::{AddressKind, Backend, BackendState, Drain, Model, Range, Service, Torn, Whose};
 use super::wire::Protocol;
 use crate::random::Random;
 
@@ -38,7 +38,7 @@ pub fn model(random: &mut Random, v6: bool, now_s: u32) -> Model {
             }
             let service = Service {
                 id,
-                kind: if random.one_in(2) { *random.of(&Kind::EXTERNAL) } else { Kind::ClusterIp },
+                kind: if random.one_in(2) { *random.of(&AddressKind::EXTERNAL) } else { AddressKind::ClusterIp },
                 members: Vec::new(),
                 members_outside: Vec::new(),
                 drop_if_empty: false,
@@ -146,11 +146,11 @@ pub fn rewrite_service(random: &mut Random, model: &mut Model, key: (SocketAddr,
     }
     // A cluster IP has one set for all. Elsewhere the sets may have nothing in common.
     let mut members_outside = members.clone();
-    if kind != Kind::ClusterIp {
+    if kind != AddressKind::ClusterIp {
         members.retain(|_| !random.one_in(4));
         members_outside.retain(|_| !random.one_in(4));
     }
-    let has_ranges = matches!(kind, Kind::ExternalIp | Kind::LoadBalancer) && random.one_in(2);
+    let has_ranges = matches!(kind, AddressKind::ExternalIp | AddressKind::LoadBalancer) && random.one_in(2);
     let ranges = has_ranges.then(|| ranges(random, key.0.is_ipv6()));
     let others = [0, service_flags::NODE_ALLOWED, service_flags::OUTSIDE_LOCAL, service_flags::INSIDE_LOCAL];
     let torn = match random.below(40) {

@@ -48,7 +48,7 @@ pub struct Model {
 #[derive(Clone, Debug)]
 pub struct Service {
     pub id: u32,
-    pub kind: Kind,
+    pub kind: AddressKind,
     /// Backends for clients inside, with the generation they had when the service was written.
     pub members: Vec<(u32, u32)>,
     /// The same for external clients.
@@ -68,14 +68,14 @@ pub struct Service {
 
 /// What sort of address a frontend has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum AddressKind {
     ClusterIp,
     ExternalIp,
     LoadBalancer,
     NodePort,
 }
 
-impl Kind {
+impl AddressKind {
     /// Those that are reached from outside, too.
     pub const EXTERNAL: [Self; 3] = [Self::ExternalIp, Self::LoadBalancer, Self::NodePort];
 }

@@ -16,7 +16,7 @@ use lb_common::client_shares::Counters;
 use lb_common::service_cidrs::Cover;
 
 use super::client::Client;
-use super::model::{self, BackendState, Drain, Kind, Model, Torn, Whose};
+use super::model::{self, AddressKind, BackendState, Drain, Model, Torn, Whose};
 use super::wire::Protocol;
 use crate::test_run::{Family, LoadedPrograms, Of, Tables};
 
@@ -232,10 +232,10 @@ where
             | if service.drop_outside_if_empty { service_flags::DROP_OUTSIDE_IF_EMPTY } else { 0 }
             | if service.ranges.is_some() { service_flags::SOURCE_RANGES } else { 0 },
         kind: match service.kind {
-            Kind::ClusterIp => frontend_kind::CLUSTER_IP,
-            Kind::ExternalIp => frontend_kind::EXTERNAL_IP,
-            Kind::LoadBalancer => frontend_kind::LOAD_BALANCER,
-            Kind::NodePort => frontend_kind::NODE_PORT,
+            AddressKind::ClusterIp => frontend_kind::CLUSTER_IP,
+            AddressKind::ExternalIp => frontend_kind::EXTERNAL_IP,
+            AddressKind::LoadBalancer => frontend_kind::LOAD_BALANCER,
+            AddressKind::NodePort => frontend_kind::NODE_PORT,
         },
         pad: 0,
         rate: 0,

@@ -7,7 +7,7 @@ use crate::topology::Addresses;
 
 /// By what address a service is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum AddressKind {
     ClusterIp,
     /// At node 1's address.
     NodePort,
@@ -15,7 +15,7 @@ pub enum Kind {
     ExternalIp,
 }
 
-impl Kind {
+impl AddressKind {
     pub const ALL: [Self; 4] = [Self::ClusterIp, Self::NodePort, Self::LoadBalancer, Self::ExternalIp];
 
     /// The addresses that the service with this number has by this kind, one of each family.
@@ -216,7 +216,7 @@ pub enum Due {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cell {
-    pub kind: Kind,
+    pub kind: AddressKind,
     pub protocol: Protocol,
     pub family: Family,
     pub policy: Policy,
@@ -229,7 +229,9 @@ impl Cell {
     pub fn all() -> Vec<Self> {
         let mut all = Vec::new();
         for client in Client::ALL {
-            for (kind, backend) in Kind::ALL.into_iter().flat_map(|kind| Backend::ALL.map(|backend| (kind, backend))) {
+            for (kind, backend) in
+                AddressKind::ALL.into_iter().flat_map(|kind| Backend::ALL.map(|backend| (kind, backend)))
+            {
                 if client == Client::Itself && !backend.is_pod() {
                     continue;
                 }
@@ -246,7 +248,7 @@ impl Cell {
     /// What the client asks.
     pub fn frontend(self, node: Addresses) -> SocketAddr {
         let number = service_number(self.backend, self.policy);
-        if self.kind == Kind::NodePort {
+        if self.kind == AddressKind::NodePort {
             return SocketAddr::new(self.family.of(node), node_port(number, self.protocol));
         }
         let port = match self.protocol {
@@ -265,7 +267,7 @@ impl Cell {
     /// The node whose agent serves the client: its own, or node 1 for external clients and for node 1's port.
     pub const fn entry(self) -> usize {
         match (self.kind, self.client_node()) {
-            (Kind::NodePort, _) | (_, None) => 0,
+            (AddressKind::NodePort, _) | (_, None) => 0,
             (_, Some(node)) => node,
         }
     }
@@ -273,7 +275,7 @@ impl Cell {
     /// The same in this mode.
     pub fn due_in(self, mode: Mode) -> Due {
         let due = self.due();
-        if due != Due::Masqueraded || self.kind == Kind::ClusterIp || !mode.is_direct(self.protocol) {
+        if due != Due::Masqueraded || self.kind == AddressKind::ClusterIp || !mode.is_direct(self.protocol) {
             return due;
         }
         // What others of the cluster ask might come home, with an address of that node: a packet that no stack takes.
@@ -286,7 +288,7 @@ impl Cell {
         if self.client_node() == Some(self.entry()) {
             return if self.client == Client::Itself { Due::Service } else { Due::Own };
         }
-        if self.kind == Kind::ClusterIp {
+        if self.kind == AddressKind::ClusterIp {
             // Who answers with the node's own stack could not be answered from an address of that stack.
             return if self.backend == Backend::Host { Due::Own } else { Due::Masqueraded };
         }

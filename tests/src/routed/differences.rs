@@ -2,7 +2,7 @@
 //!
 //! docs/src/kube-proxy.md holds the same list for users.
 
-use super::{Backend, Cell, Client, Due, Kind, Policy};
+use super::{AddressKind, Backend, Cell, Client, Due, Policy};
 use crate::agent::Protocol;
 
 /// A difference that is meant.
@@ -49,7 +49,7 @@ pub const DIFFERENCES: [Difference; 6] = [
                 && cell.protocol == Protocol::Udp
                 && cell.backend == Backend::None
                 // At node ports it looks at what comes in, on loopback as well.
-                && cell.kind != Kind::NodePort
+                && cell.kind != AddressKind::NodePort
         },
         kube_proxy: Finds::NotPermitted,
     },
@@ -77,7 +77,7 @@ fn is_inside(cell: Cell) -> bool {
 }
 
 fn is_external(cell: Cell) -> bool {
-    cell.kind != Kind::ClusterIp
+    cell.kind != AddressKind::ClusterIp
 }
 
 /// The serving node sends it on: it has a backend, and that is no process of the node itself.

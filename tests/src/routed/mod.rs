@@ -23,7 +23,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context as _, Result};
 
-pub use cell::{Backend, Cell, Client, Due, Family, Kind, Mode, Policy};
+pub use cell::{AddressKind, Backend, Cell, Client, Due, Family, Mode, Policy};
 pub use contrast::{Contrast, Found, KubeProxies, Rules};
 pub use differences::{DIFFERENCES, Difference, Finds};
 pub use entries::{eventually_empty, left};
@@ -176,8 +176,8 @@ impl Network {
             .map(|((_, addresses), at)| Endpoint::ready(addresses).on(&self.nodes[at].node_name()));
         let number = cell::service_number(backend, policy);
         let external = External {
-            external_ips: Kind::ExternalIp.addresses(number),
-            load_balancer_ips: Kind::LoadBalancer.addresses(number),
+            external_ips: AddressKind::ExternalIp.addresses(number),
+            load_balancer_ips: AddressKind::LoadBalancer.addresses(number),
             node_ports: [Protocol::Tcp, Protocol::Udp].map(|protocol| cell::node_port(number, protocol)).to_vec(),
             local: policy == Policy::Local,
             ..External::default()

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use anyhow::Result;
 
 use super::cell::{node_port, service_number};
-use super::{Backend, Cell, Client, Family, Kind, Network, Policy};
+use super::{AddressKind, Backend, Cell, Client, Family, Network, Policy};
 use crate::agent::{Port, Protocol, Service};
 use crate::peers::Server;
 
@@ -47,7 +47,8 @@ impl Cell {
         let backends = Backend::ALL.into_iter().filter(|backend| *backend != Backend::None);
         let mut all = Vec::new();
         for (client, backend) in clients.flat_map(|client| backends.clone().map(move |backend| (client, backend))) {
-            for (kind, policy) in Kind::ALL.into_iter().flat_map(|kind| Policy::ALL.map(|policy| (kind, policy))) {
+            for (kind, policy) in AddressKind::ALL.into_iter().flat_map(|kind| Policy::ALL.map(|policy| (kind, policy)))
+            {
                 let cells =
                     Family::ALL.map(|family| Self { kind, protocol: Protocol::Sctp, family, policy, client, backend });
                 all.extend(cells.into_iter().filter(|cell| cell.entry() == 0));

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::table::{fresh_port, side_by_side};
-use super::{Backend, Cell, Client, Found, Kind, Network, Policy};
+use super::{AddressKind, Backend, Cell, Client, Found, Network, Policy};
 use crate::agent::Protocol;
 use crate::peers::{Datagrams, Stream};
 use crate::strays::Gateway;
@@ -65,7 +65,7 @@ pub fn wrong_at_unserved(
 
 fn wrong_for(network: &Network, clients: &[Client], expected: fn(Unserved, Client, Protocol) -> Found) -> Vec<String> {
     let one_each = |cell: &Cell| {
-        (cell.kind, cell.backend, cell.policy) == (Kind::ClusterIp, Backend::Pod, Policy::Cluster)
+        (cell.kind, cell.backend, cell.policy) == (AddressKind::ClusterIp, Backend::Pod, Policy::Cluster)
             && clients.contains(&cell.client)
     };
     let cells: Vec<Cell> = Cell::all().into_iter().filter(one_each).collect();

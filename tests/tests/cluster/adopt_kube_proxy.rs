@@ -39,7 +39,7 @@ struct Node {
 }
 
 /// From where to where a group of connections goes.
-struct Way {
+struct ConnectionGroup {
     name: String,
     from: NetNs,
     tcp: SocketAddr,
@@ -63,7 +63,7 @@ impl Node {
             "healthzBindAddress": "127.0.0.1:11256", "metricsBindAddress": "127.0.0.1:11249",
             "iptables": {"minSyncPeriod": "100ms"}, "nftables": {"minSyncPeriod": "100ms"},
         }))?);
-        for Way { name, from, tcp, udp } in node.ways() {
+        for ConnectionGroup { name, from, tcp, udp } in node.groups() {
             eventually(&format!("kube-proxy serves {name}"), SETTLE_LIMIT, || {
                 Stream::connect_from(&from, 0, tcp, Duration::from_secs(1)).ok()?.ask("there?").ok()?;
                 Datagrams::connected(&from, 0, udp).ok()?.ask("there?").ok()
@@ -78,11 +78,11 @@ impl Node {
     }
 
     /// Of a pod, of a process of the node, and of an external client, in both families.
-    fn ways(&self) -> Vec<Way> {
+    fn groups(&self) -> Vec<ConnectionGroup> {
         let node = &self.fixture.node;
         let inside = self.service.frontends(Protocol::Tcp).into_iter().zip(self.service.frontends(Protocol::Udp));
         let near = inside.flat_map(|(tcp, udp)| {
-            [("pod", self.fixture.client.netns()), ("process", node.netns())].map(|(name, from)| Way {
+            [("pod", self.fixture.client.netns()), ("process", node.netns())].map(|(name, from)| ConnectionGroup {
                 name: format!("{name} to {tcp}"),
                 from: from.clone(),
                 tcp,
@@ -91,21 +91,21 @@ impl Node {
         });
         let far = node.ips().into_iter().map(|address| {
             let [tcp, udp] = NODE_PORTS.map(|port| SocketAddr::new(address, port));
-            Way { name: format!("client to {tcp}"), from: self.client.netns().clone(), tcp, udp }
+            ConnectionGroup { name: format!("client to {tcp}"), from: self.client.netns().clone(), tcp, udp }
         });
         near.chain(far).collect()
     }
 
     fn connect(&self, each: usize, each_udp: usize) -> Result<Connections> {
         let mut connections = Connections::default();
-        for way in self.ways() {
+        for group in self.groups() {
             for number in 0..each {
-                let stream = Stream::connect(&way.from, way.tcp).with_context(|| way.name.clone())?;
-                connections.tcp.push((format!("TCP {number} of {}", way.name), stream));
+                let stream = Stream::connect(&group.from, group.tcp).with_context(|| group.name.clone())?;
+                connections.tcp.push((format!("TCP {number} of {}", group.name), stream));
             }
             for number in 0..each_udp {
-                let socket = Datagrams::connected(&way.from, 0, way.udp).with_context(|| way.name.clone())?;
-                connections.udp.push((format!("UDP {number} of {}", way.name), socket));
+                let socket = Datagrams::connected(&group.from, 0, group.udp).with_context(|| group.name.clone())?;
+                connections.udp.push((format!("UDP {number} of {}", group.name), socket));
             }
         }
         connections.ask("hello")?;

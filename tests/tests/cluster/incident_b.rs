@@ -124,7 +124,7 @@ fn a_dead_connection_to_the_api_is_found_shown_and_replaced_without_a_restart() 
 
     let mut seen = Seen::default();
     while seen.green.is_none() && start.elapsed() < HEALED_LIMIT {
-        look(&agent, start, &mut seen, &after, &kept)?;
+        check(&agent, start, &mut seen, &after, &kept)?;
         let other = SocketAddr::new(bystander[1], 80);
         ensure!(answers(client, 0, other, PATIENCE), "a service that nobody touched, after {:?}", start.elapsed());
         std::thread::sleep(ASK_EVERY);
@@ -150,7 +150,7 @@ fn a_dead_connection_to_the_api_is_found_shown_and_replaced_without_a_restart() 
 }
 
 /// Looks once, and insists on what must hold at every moment.
-fn look(
+fn check(
     agent: &Agent,
     start: Instant,
     seen: &mut Seen,

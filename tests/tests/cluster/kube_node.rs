@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use lb_tests::agent::{Agent, External, Manifest};
 use lb_tests::cluster::SETTLE_LIMIT;
-use lb_tests::cluster::stub::{Kind, StubApi};
+use lb_tests::cluster::stub::{ResourceKind, StubApi};
 use lb_tests::fixture::Fixture;
 use lb_tests::peers::{Datagrams, Stream, eventually};
 use lb_tests::topology::{Families, Outside};
@@ -107,7 +107,7 @@ fn node_ports_stay(families: Families) {
 
     let name = scenario.fixture.node.node_name();
     let delete = |scenario: &Scenario| {
-        scenario.api.delete(Kind::Node, "", &name);
+        scenario.api.delete(ResourceKind::Node, "", &name);
         scenario.says("its last known facts stay in force");
         scenario.asks().unwrap();
     };
@@ -126,7 +126,7 @@ fn node_ports_stay(families: Families) {
     assert!(scenario.source().unwrap()["missingNode"].is_null(), "nothing is missing");
     scenario.asks().unwrap();
     scenario.agent.stop().unwrap();
-    scenario.api.delete(Kind::Node, "", &name);
+    scenario.api.delete(ResourceKind::Node, "", &name);
     scenario.agent.restart().unwrap();
     scenario.says("its last known facts stay in force");
     scenario.asks().unwrap();

@@ -27,7 +27,7 @@ const ROUTER: u32 = 1_360;
 
 /// How packets go from the first node to the backend's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Underlay {
     /// On the wire that both are on.
     Wire,
     /// In a VXLAN tunnel of its own.
@@ -47,14 +47,14 @@ struct Scenario {
 }
 
 impl Scenario {
-    fn new(way: Way, flags: &[&str]) -> Self {
+    fn new(underlay: Underlay, flags: &[&str]) -> Self {
         let topology = Topology::new("direct-mtu").unwrap();
         let options = NodeOptions { rp_filter: 2, ..NodeOptions::default() };
         let nodes = [(); 2].map(|()| topology.node_with(options).unwrap());
-        match way {
-            Way::Wire => nodes[0].route_to(&nodes[1]).unwrap(),
-            Way::Overlay => tunnel(&nodes),
-            Way::Router => by_router(&topology, &nodes),
+        match underlay {
+            Underlay::Wire => nodes[0].route_to(&nodes[1]).unwrap(),
+            Underlay::Overlay => tunnel(&nodes),
+            Underlay::Router => by_router(&topology, &nodes),
         }
         let client = far_client(&topology);
         let backend = nodes[1].pod("backend").unwrap();
@@ -141,7 +141,7 @@ fn take(mut stream: TcpStream, bytes: usize) -> std::io::Result<()> {
 /// A narrow place, and what is learnt of it: of IPv4 and IPv6.
 struct Narrow {
     what: &'static str,
-    way: Way,
+    underlay: Underlay,
     sender: Sender,
     learnt: [u32; 2],
     /// Which node counts it, and as what.
@@ -152,7 +152,7 @@ struct Narrow {
 const PLACES: [Narrow; 5] = [
     Narrow {
         what: "the first node's way to the other one",
-        way: Way::Wire,
+        underlay: Underlay::Wire,
         sender: Sender::Client,
         learnt: [1_420, 1_400],
         told: (0, Outcome::RefusedTooBig),
@@ -165,7 +165,7 @@ const PLACES: [Narrow; 5] = [
     },
     Narrow {
         what: "an overlay between the nodes",
-        way: Way::Overlay,
+        underlay: Underlay::Overlay,
         sender: Sender::Client,
         learnt: [external_client::TUNNEL - 20, external_client::TUNNEL - 40],
         told: (0, Outcome::RefusedTooBig),
@@ -173,7 +173,7 @@ const PLACES: [Narrow; 5] = [
     },
     Narrow {
         what: "a router between the nodes",
-        way: Way::Router,
+        underlay: Underlay::Router,
         sender: Sender::Client,
         learnt: [ROUTER - 20, ROUTER - 40],
         told: (0, Outcome::IcmpTranslated),
@@ -181,7 +181,7 @@ const PLACES: [Narrow; 5] = [
     },
     Narrow {
         what: "the backend's link",
-        way: Way::Wire,
+        underlay: Underlay::Wire,
         sender: Sender::Client,
         learnt: [1_300; 2],
         told: (1, Outcome::IcmpTranslated),
@@ -191,7 +191,7 @@ const PLACES: [Narrow; 5] = [
     },
     Narrow {
         what: "the router's link to the client",
-        way: Way::Wire,
+        underlay: Underlay::Wire,
         sender: Sender::Backend,
         learnt: [1_300; 2],
         // By the first node, which has never seen the answers, to the backend's.
@@ -207,8 +207,8 @@ fn route(host: &Namespace, to: IpAddr) -> String {
 
 #[test]
 fn a_sender_learns_of_every_narrow_place_on_the_way_and_back() {
-    for Narrow { what, way, sender, learnt, told: (node, told), make } in PLACES {
-        let scenario = Scenario::new(way, &[]);
+    for Narrow { what, underlay, sender, learnt, told: (node, told), make } in PLACES {
+        let scenario = Scenario::new(underlay, &[]);
         make(&scenario);
         for (index, to) in scenario.frontends(SINK, 81).into_iter().enumerate() {
             let before = scenario.both();
@@ -233,7 +233,7 @@ fn a_sender_learns_of_every_narrow_place_on_the_way_and_back() {
 /// Where segments come joined, the outer header's room is taken off each of them: nobody has to send them again.
 #[test]
 fn joined_segments_leave_in_outer_headers_of_their_own() {
-    let scenario = Scenario::new(Way::Wire, &["--xdp-mode=off"]);
+    let scenario = Scenario::new(Underlay::Wire, &["--xdp-mode=off"]);
     set_checksums(&scenario.client, "eth0", Checksums::Partial).unwrap();
     set_checksums(scenario.topology.wire(), &scenario.nodes[0].port(), Checksums::Partial).unwrap();
     for to in scenario.frontends(SINK, 81) {
@@ -245,7 +245,7 @@ fn joined_segments_leave_in_outer_headers_of_their_own() {
 
 #[test]
 fn datagrams_in_fragments_arrive_whole() {
-    let scenario = Scenario::new(Way::Overlay, &[]);
+    let scenario = Scenario::new(Underlay::Overlay, &[]);
     let before = scenario.both();
     for to in scenario.frontends(DNS, 53) {
         for length in [1_440, 4_000, 20_000] {
@@ -267,7 +267,7 @@ fn datagrams_in_fragments_arrive_whole() {
 #[test]
 fn an_error_about_an_answer_finds_the_backend() {
     for is_known in [true, false] {
-        let scenario = Scenario::new(Way::Wire, &[]);
+        let scenario = Scenario::new(Underlay::Wire, &[]);
         for to in scenario.frontends(ODD, 54) {
             let server = scenario.backend.netns().run(|| UdpSocket::bind(scenario.target(to.ip()))).unwrap();
             server.set_read_timeout(Some(LIMIT)).unwrap();

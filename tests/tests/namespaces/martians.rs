@@ -7,7 +7,7 @@ use lb_tests::agent::{Manifest, Protocol, SOON};
 use lb_tests::incident::Counters;
 use lb_tests::incident::raw_tcp::Segment;
 use lb_tests::peers::eventually;
-use lb_tests::routed::{Backend, Cell, Client, Family, Kind, Network, Policy, left};
+use lb_tests::routed::{AddressKind, Backend, Cell, Client, Family, Network, Policy, left};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 /// A SYN from this address to a frontend, put on the wire by the router.
@@ -20,7 +20,7 @@ fn spoof(network: &Network, from: IpAddr, to: SocketAddr) {
     });
 }
 
-fn frontend(network: &Network, kind: Kind, family: Family) -> SocketAddr {
+fn frontend(network: &Network, kind: AddressKind, family: Family) -> SocketAddr {
     let (policy, client, backend) = (Policy::Cluster, Client::Outside, Backend::PodByRoute);
     let cell = Cell { kind, protocol: Protocol::Tcp, family, policy, client, backend };
     cell.frontend(network.nodes[0].addresses())
@@ -33,9 +33,10 @@ fn martians_are_dropped(mode: &str) {
     let count = |outcome| Counters::read(node.bpffs()).unwrap().get(outcome);
     for family in Family::ALL {
         let loopback: IpAddr = if family == Family::V4 { "127.0.0.5" } else { "::1" }.parse().unwrap();
-        let services = [Kind::ClusterIp, Kind::LoadBalancer].map(|kind| frontend(&network, kind, family).ip());
+        let services =
+            [AddressKind::ClusterIp, AddressKind::LoadBalancer].map(|kind| frontend(&network, kind, family).ip());
         let martians = [loopback, family.of(node.addresses()), services[0], services[1]];
-        for kind in Kind::ALL {
+        for kind in AddressKind::ALL {
             let to = frontend(&network, kind, family);
             for from in martians {
                 let before = count(Outcome::DroppedMartian);
@@ -47,7 +48,7 @@ fn martians_are_dropped(mode: &str) {
     }
     let before = count(Outcome::DroppedMartian);
     let somebody: IpAddr = "198.18.0.99".parse().unwrap();
-    spoof(&network, somebody, frontend(&network, Kind::LoadBalancer, Family::V4));
+    spoof(&network, somebody, frontend(&network, AddressKind::LoadBalancer, Family::V4));
     eventually("anybody else makes a flow", SOON, || (!left(node.bpffs()).unwrap().is_empty()).then_some(()));
     assert_eq!(count(Outcome::DroppedMartian), before);
 }

@@ -3,7 +3,7 @@
 use lb_common::outcome::Outcome;
 use lb_tests::agent::{Manifest, Protocol};
 use lb_tests::incident::Counters;
-use lb_tests::routed::{Backend, Cell, Client, Due, Family, Kind, Network, Policy, Row, eventually_empty, run};
+use lb_tests::routed::{AddressKind, Backend, Cell, Client, Due, Family, Network, Policy, Row, eventually_empty, run};
 
 /// So short that the tables are empty soon after the traffic.
 const TIMEOUTS: &str = "--flow-timeouts=half-open=4s,closing=1s,udp-unreplied=3s,udp-replied=3s,udp-stream=3s";
@@ -23,7 +23,7 @@ fn a_flow_begins_once(network: &Network) {
     let (protocol, policy, client) = (Protocol::Tcp, Policy::Cluster, Client::Outside);
     for backend in [Backend::PodByRoute, Backend::PodByTunnel] {
         for family in Family::ALL {
-            let cell = Cell { kind: Kind::NodePort, protocol, family, policy, client, backend };
+            let cell = Cell { kind: AddressKind::NodePort, protocol, family, policy, client, backend };
             let masqueraded = || Counters::read(network.nodes[0].bpffs()).unwrap().get(Outcome::Masqueraded);
             let before = masqueraded();
             let wrong = run(network, &[cell]).into_iter().find_map(|row| row.wrong);

@@ -6,7 +6,9 @@ use lb_common::outcome::Outcome;
 use lb_tests::agent::{Manifest, Protocol};
 use lb_tests::incident::Counters;
 use lb_tests::peers::{PATIENCE, Stream, fresh_port};
-use lb_tests::routed::{Backend, Cell, Client, Due, Family, Kind, Mode, Network, Policy, Row, eventually_empty, run};
+use lb_tests::routed::{
+    AddressKind, Backend, Cell, Client, Due, Family, Mode, Network, Policy, Row, eventually_empty, run,
+};
 
 /// So short that the tables are empty soon after the traffic.
 const TIMEOUTS: &str = "--flow-timeouts=half-open=4s,closing=1s,udp-unreplied=3s,udp-replied=3s,udp-stream=3s";
@@ -18,9 +20,9 @@ const LONG: Duration = Duration::from_secs(42);
 /// server return must leave them alone.
 fn sample() -> Vec<Cell> {
     let is_asked = |cell: &Cell| match cell.client {
-        Client::Outside => cell.kind != Kind::ClusterIp,
+        Client::Outside => cell.kind != AddressKind::ClusterIp,
         Client::PodByRoute | Client::PodByTunnel | Client::ProcessOfPeer => {
-            cell.kind == Kind::NodePort && cell.policy == Policy::Cluster
+            cell.kind == AddressKind::NodePort && cell.policy == Policy::Cluster
         }
         _ => false,
     };
@@ -30,7 +32,7 @@ fn sample() -> Vec<Cell> {
 /// Connections of the external client to backends of other nodes, by every kind.
 fn connections(network: &Network) -> Vec<(Cell, Stream)> {
     let mut all = Vec::new();
-    for kind in [Kind::NodePort, Kind::LoadBalancer, Kind::ExternalIp] {
+    for kind in [AddressKind::NodePort, AddressKind::LoadBalancer, AddressKind::ExternalIp] {
         for backend in [Backend::PodByRoute, Backend::PodByTunnel, Backend::PeerHost] {
             for family in Family::ALL {
                 let (protocol, policy, client) = (Protocol::Tcp, Policy::Cluster, Client::Outside);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, Manifest, Protocol};
 use lb_tests::peers::{Stream, eventually};
-use lb_tests::routed::{Backend, Cell, Client, Family, Kind, Network, Policy};
+use lb_tests::routed::{AddressKind, Backend, Cell, Client, Family, Network, Policy};
 
 /// Longest that one connection may take while there is a port: an attempt need not find the last one.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -26,7 +26,7 @@ fn dropped(network: &Network) -> u64 {
 /// The external client asks at node 1's port for the pod of node 2. Its port is of the local range, which is the node's as well: it cannot be kept.
 fn connect(network: &Network, family: Family) -> std::io::Result<Stream> {
     let (protocol, policy, client, backend) = (Protocol::Tcp, Policy::Cluster, Client::Outside, Backend::PodByRoute);
-    let cell = Cell { kind: Kind::NodePort, protocol, family, policy, client, backend };
+    let cell = Cell { kind: AddressKind::NodePort, protocol, family, policy, client, backend };
     Stream::connect_from(network.client(cell), 0, cell.frontend(network.nodes[0].addresses()), USED_UP)
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use lb_tests::agent::{Endpoint, External, Manifest, Port, Protocol, Service};
 use lb_tests::peers::{PATIENCE, Stream};
-use lb_tests::routed::{Backend, Cell, Client, Family, Kind, Network, Policy};
+use lb_tests::routed::{AddressKind, Backend, Cell, Client, Family, Network, Policy};
 use lb_tests::topology::NetNs;
 
 /// Connections of each kind, one after the other.
@@ -50,7 +50,7 @@ fn connects(client: &NetNs, both: [SocketAddr; 2]) -> [Vec<Duration>; 2] {
 }
 
 /// Such a backend, of an external client: connects by the service as fast as direct ones.
-fn delays_no_connect(subject: &str, backend: Backend, kind: Kind) {
+fn delays_no_connect(subject: &str, backend: Backend, kind: AddressKind) {
     let mut network = Network::new(subject).unwrap();
     let own = network.nodes[0].addresses();
     let (server, addresses) = network.server(backend).unwrap();
@@ -71,7 +71,7 @@ fn delays_no_connect(subject: &str, backend: Backend, kind: Kind) {
         let (protocol, policy, client) = (Protocol::Tcp, Policy::Cluster, Client::Outside);
         let client = network.client(Cell { kind, protocol, family, policy, client, backend });
         let frontend = match kind {
-            Kind::NodePort => SocketAddr::new(family.of(own), NODE_PORT),
+            AddressKind::NodePort => SocketAddr::new(family.of(own), NODE_PORT),
             _ => SocketAddr::new(family.of(service.cluster_ips), 80),
         };
         let target = SocketAddr::new(family.of(addresses), TARGET);
@@ -94,10 +94,10 @@ fn delays_no_connect(subject: &str, backend: Backend, kind: Kind) {
 
 #[test]
 fn a_tuple_that_a_backend_elsewhere_keeps_in_time_wait_delays_no_connect() {
-    delays_no_connect("reuse", Backend::PeerHost, Kind::NodePort);
+    delays_no_connect("reuse", Backend::PeerHost, AddressKind::NodePort);
 }
 
 #[test]
 fn a_tuple_that_a_pod_of_the_node_keeps_in_time_wait_delays_no_connect() {
-    delays_no_connect("reuse-pod", Backend::Pod, Kind::ClusterIp);
+    delays_no_connect("reuse-pod", Backend::Pod, AddressKind::ClusterIp);
 }

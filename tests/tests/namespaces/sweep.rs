@@ -24,7 +24,7 @@ use lb_userspace::apply::{KernelStore, Programmer};
 use lb_userspace::maps::{Connections, Pinned};
 use lb_userspace::model::{Family, Monotonic};
 use lb_userspace::plan::{BackendId, DrainLimits, PlanSettings};
-use lb_userspace::sweep::{Look, PART, Rounds, Seen, Start};
+use lb_userspace::sweep::{PART, Rounds, Seen, Start, SweepContext};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
@@ -84,7 +84,7 @@ fn sweep(
 ) -> Result<(Seen, Vec<(&'static str, usize)>)> {
     let mut rounds = Rounds::new(Monotonic::default(), 0);
     let (mut seen, mut netns, mut swept) = (Seen::new(start, 0), None, Vec::new());
-    let look = Look {
+    let look = SweepContext {
         maps,
         book: programmer.book(),
         timeouts: &TIMEOUTS,

@@ -67,7 +67,7 @@ struct Host {
 }
 
 /// Two clients, and a backend of each kind; the first client is a backend, too. Services have the number of their backend.
-struct World {
+struct Fixture {
     ebpf: Ebpf,
     word: Array<MapData, u32>,
     hosts: Vec<Host>,
@@ -120,7 +120,7 @@ fn links<const N: usize>(node: &Namespace) -> Vec<u32> {
     ["p1", "p2", "x1", "x2", "x3"].map(index).to_vec()
 }
 
-impl World {
+impl Fixture {
     fn new<const N: usize>(node: &Namespace) -> Self
     where
         ServiceKey<N>: Plain,
@@ -265,13 +265,13 @@ fn packet<const N: usize>(key: FlowKey<N>, flags: u8, numbers: (u32, u32), make:
 }
 
 impl<const N: usize> Conversation<N> {
-    fn begin(world: &mut World) -> (Self, u32) {
-        let random = &mut world.random;
-        world.port += 1;
-        let client = world.hosts[random.below(2)];
-        let by = if random.one_in(8) { world.hosts[usize::from(client.number == 1)].link } else { client.link };
+    fn begin(fixture: &mut Fixture) -> (Self, u32) {
+        let random = &mut fixture.random;
+        fixture.port += 1;
+        let client = fixture.hosts[random.below(2)];
+        let by = if random.one_in(8) { fixture.hosts[usize::from(client.number == 1)].link } else { client.link };
         let backend = loop {
-            let backend = *random.of(&world.hosts);
+            let backend = *random.of(&fixture.hosts);
             if backend.number != client.number {
                 break backend;
             }
@@ -287,7 +287,7 @@ impl<const N: usize> Conversation<N> {
         let asked = FlowKey {
             src: address(1, client.number),
             dst: address(3, backend.number),
-            src_port: world.port,
+            src_port: fixture.port,
             dst_port: SERVICE_PORT,
             protocol: *random.of(&[TCP, UDP]),
             pad: [0; 3],
@@ -300,9 +300,9 @@ impl<const N: usize> Conversation<N> {
     }
 
     /// The client sends: through all hooks on the way.
-    fn request(&self, world: &World, by: u32, open: u32, flags: u8, numbers: (u32, u32), make: Make) {
+    fn request(&self, fixture: &Fixture, by: u32, open: u32, flags: u8, numbers: (u32, u32), make: Make) {
         let sent = packet(self.asked, flags, numbers, make);
-        let (verdict, got) = world.run(("pod_in", by), &sent);
+        let (verdict, got) = fixture.run(("pod_in", by), &sent);
         let is_own = by == self.client.link;
         let fast = open & self.kind != 0 && is_own && make.fits() && self.backend.place != PodLocation::Unknown;
         let what = format!("{:?} by {by}, {make:?}, open {open}, kind {}", self.asked, self.kind);
@@ -314,20 +314,20 @@ impl<const N: usize> Conversation<N> {
             return;
         }
         let way = (if self.backend.place == PodLocation::Pod { "pod_out" } else { "node_out" }, self.backend.link);
-        assert_eq!(world.run(way, &got), (NEXT, got.clone()), "translated once: {what}");
+        assert_eq!(fixture.run(way, &got), (NEXT, got.clone()), "translated once: {what}");
     }
 
     /// The backend sends.
-    fn answer(&self, world: &mut World, open: u32, flags: u8, numbers: (u32, u32), make: Make) {
+    fn answer(&self, fixture: &mut Fixture, open: u32, flags: u8, numbers: (u32, u32), make: Make) {
         let own =
-            if self.backend.place == PodLocation::Pod { vec![self.backend.link] } else { world.externals.to_vec() };
-        let link = if world.random.one_in(2) { self.backend.link } else { *world.random.of(&own) };
+            if self.backend.place == PodLocation::Pod { vec![self.backend.link] } else { fixture.externals.to_vec() };
+        let link = if fixture.random.one_in(2) { self.backend.link } else { *fixture.random.of(&own) };
         let FlowKey { src, dst, src_port, dst_port, .. } = self.translated();
         let key = FlowKey { src: dst, dst: src, src_port: dst_port, dst_port: src_port, ..self.asked };
         let back = FlowKey { src: self.asked.dst, src_port: SERVICE_PORT, ..key };
         let sent = packet(key, flags, numbers, make);
         let hook = if self.backend.place == PodLocation::Pod { "pod_in" } else { "node_in" };
-        let (verdict, got) = world.run((hook, link), &sent);
+        let (verdict, got) = fixture.run((hook, link), &sent);
         let fast = open & self.kind != 0 && make.fits() && link == self.backend.link;
         let what = format!("{key:?} by {link}, {make:?}, open {open}, kind {}", self.kind);
         assert_eq!(verdict, if fast { REDIRECT } else { NEXT }, "answer {what}");
@@ -337,36 +337,36 @@ impl<const N: usize> Conversation<N> {
             return;
         }
         assert_eq!(got, sent, "left to the client's link: {what}");
-        let (verdict, got) = world.run(("pod_out", self.client.link), &got);
+        let (verdict, got) = fixture.run(("pod_out", self.client.link), &got);
         assert_eq!((verdict, frame::key(&got)), (NEXT, Some(back)), "translated once: {what}");
     }
 }
 
-fn converse<const N: usize>(world: &mut World) -> bool {
+fn converse<const N: usize>(fixture: &mut Fixture) -> bool {
     const SYN: u8 = 2;
     const ACK: u8 = 16;
-    let (conversation, mut open) = Conversation::<N>::begin(world);
+    let (conversation, mut open) = Conversation::<N>::begin(fixture);
     let plain = Make { hops: 64, payload: SMALL };
-    let first = Make { payload: SMALL, ..Make::any(&mut world.random) };
+    let first = Make { payload: SMALL, ..Make::any(&mut fixture.random) };
     let by = conversation.by;
-    world.word.set(0, fast_path::until(open, NEVER), 0).unwrap();
-    conversation.request(world, by, open, SYN, (1_000, 0), first);
-    conversation.answer(world, open, SYN | ACK, (5_000, 1_001), plain);
-    conversation.request(world, by, open, ACK, (1_001, 5_001), plain);
+    fixture.word.set(0, fast_path::until(open, NEVER), 0).unwrap();
+    conversation.request(fixture, by, open, SYN, (1_000, 0), first);
+    conversation.answer(fixture, open, SYN | ACK, (5_000, 1_001), plain);
+    conversation.request(fixture, by, open, ACK, (1_001, 5_001), plain);
     for _ in 0..12 {
         // The permission changes while the flow lives, or expires.
-        if world.random.one_in(3) {
-            let (kinds, is_over) = (*world.random.of(&KINDS), world.random.one_in(4));
+        if fixture.random.one_in(3) {
+            let (kinds, is_over) = (*fixture.random.of(&KINDS), fixture.random.one_in(4));
             open = if is_over { 0 } else { kinds };
-            world.word.set(0, fast_path::until(kinds, if is_over { PAST } else { NEVER }), 0).unwrap();
+            fixture.word.set(0, fast_path::until(kinds, if is_over { PAST } else { NEVER }), 0).unwrap();
         }
-        let make = Make::any(&mut world.random);
-        if world.random.one_in(2) {
+        let make = Make::any(&mut fixture.random);
+        if fixture.random.one_in(2) {
             // Now and then somebody at the other pod's link speaks in the client's name.
-            let by = if world.random.one_in(4) { world.hosts[world.random.below(2)].link } else { by };
-            conversation.request(world, by, open, ACK, (1_001, 5_001), make);
+            let by = if fixture.random.one_in(4) { fixture.hosts[fixture.random.below(2)].link } else { by };
+            conversation.request(fixture, by, open, ACK, (1_001, 5_001), make);
         } else {
-            conversation.answer(world, open, ACK, (5_001, 1_001), make);
+            conversation.answer(fixture, open, ACK, (5_001, 1_001), make);
         }
     }
     conversation.kind != 0
@@ -379,8 +379,8 @@ where
 {
     let topology = Topology::new(subject).unwrap();
     let node = topology.node().unwrap();
-    let mut world = World::new::<N>(node.namespace());
-    let fast = node.netns().run(|| (0..CONVERSATIONS).filter(|_| converse::<N>(&mut world)).count());
+    let mut fixture = Fixture::new::<N>(node.namespace());
+    let fast = node.netns().run(|| (0..CONVERSATIONS).filter(|_| converse::<N>(&mut fixture)).count());
     assert!(fast > 100, "{fast} conversations were for the fast path");
 }
 

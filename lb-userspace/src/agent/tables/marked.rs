@@ -42,7 +42,7 @@ impl Tables {
         let (book, sweeper) = (self.programmer.book(), &self.sweeper);
         // Told with the next beat: when a node dies, thousands become ejected one by one.
         self.avoided_differ |=
-            self.ejections.look(backend, book, |id, generation| sweeper.is_ejected(id, generation), Instant::now());
+            self.ejections.update(backend, book, |id, generation| sweeper.is_ejected(id, generation), Instant::now());
     }
 
     /// Which backends new flows avoid, where others shall know.

@@ -21,7 +21,7 @@ const NO_QUEUE: &str = "noqueue";
 const INGRESS: &str = "ingress";
 
 /// What of others hangs on the links of pods and on bridges, and what packets meet that come in by external ones.
-pub(super) async fn look(
+pub(super) async fn find_skipped(
     handle: &mut Handle,
     names: &BTreeMap<u32, (String, Role)>,
     ours: &BTreeSet<u32>,

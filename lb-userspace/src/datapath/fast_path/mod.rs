@@ -94,7 +94,7 @@ impl Switch {
         let open = match self.asked {
             FastPath::Auto => {
                 let open = open_to::at(word.0.get(&0, 0).map_err(aya::EbpfError::MapError)?, now_ns());
-                if open != 0 && self.netfilter.look().is_empty() { open } else { 0 }
+                if open != 0 && self.netfilter.skipped().is_empty() { open } else { 0 }
             }
             FastPath::On => open_to::PODS | open_to::NODES,
             FastPath::Off => 0,
@@ -115,7 +115,7 @@ impl Switch {
     }
 
     /// Looks for what would be skipped, and permits the fast path anew or no more; `true`: something has changed.
-    pub async fn look(
+    pub async fn refresh(
         &mut self,
         handle: &mut Handle,
         names: &BTreeMap<u32, (String, Role)>,
@@ -129,10 +129,10 @@ impl Switch {
         if self.asked != FastPath::Auto {
             return self.permit(word, self.open).map(|()| is_news);
         }
-        let mut skips = Skips { all: self.netfilter.look(), to_nodes: Vec::new() };
-        skips.all.extend(transform::look());
+        let mut skips = Skips { all: self.netfilter.skipped(), to_nodes: Vec::new() };
+        skips.all.extend(transform::skipped());
         skips.all.extend(error.map(|error| format!("not known: {error}")));
-        if let Err(error) = links::look(handle, names, ours, &mut skips).await {
+        if let Err(error) = links::find_skipped(handle, names, ours, &mut skips).await {
             // Who cannot look must not skip.
             skips.all.push(format!("not known: {error}"));
         }

@@ -26,7 +26,7 @@ pub(super) struct Watch {
 
 impl Watch {
     /// What forwarded packets meet, by name.
-    pub fn look(&mut self) -> Vec<String> {
+    pub fn skipped(&mut self) -> Vec<String> {
         let mut found = match self.chains() {
             Ok(()) => self.chains.clone(),
             // Who cannot look must not skip.

@@ -28,7 +28,7 @@ const INFO: u16 = 1;
 const COUNTS: usize = 3;
 
 /// What of it packets would skip, in words.
-pub(super) fn look() -> Option<String> {
+pub(super) fn skipped() -> Option<String> {
     match policies() {
         Ok(0) => None,
         Ok(count) => Some(format!("{count} IPsec policies (ip xfrm policy)")),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Kind, Labels, Series, count, gauge, optional, precise, series, truth};
+use super::{Labels, MetricKind, Series, count, gauge, optional, precise, series, truth};
 use crate::observe::report::{
     AuditReport, ChecksReport, DatapathReport, Report, ResourceReport, SocketsReport, SourceReport, SweepReport,
     TablesReport,
@@ -38,7 +38,7 @@ pub fn of_report(report: &Report) -> Vec<Series> {
         *roles.entry(&link.role).or_default() += 1;
     }
     let roles = roles.into_iter().map(|(role, links)| (vec![("role", role.to_owned())], count(links)));
-    all.push(series("ballast_links", "Interfaces with programs, by role", Kind::Gauge, roles.collect()));
+    all.push(series("ballast_links", "Interfaces with programs, by role", MetricKind::Gauge, roles.collect()));
     all
 }
 
@@ -59,7 +59,7 @@ fn of_outside(datapath: &DatapathReport) -> Vec<Series> {
         series(
             "ballast_fast_path",
             "1 if the fast path is open for new flows: between two pods of the node, or between a pod and another node",
-            Kind::Gauge,
+            MetricKind::Gauge,
             [("pods", datapath.fast_path.open), ("nodes", datapath.fast_path.open_to_nodes)]
                 .map(|(between, open)| (vec![("between", between.to_owned())], truth(open)))
                 .into(),
@@ -67,7 +67,7 @@ fn of_outside(datapath: &DatapathReport) -> Vec<Series> {
         series(
             "ballast_external_links",
             "External links, by how they are served: native or generic XDP, or tc",
-            Kind::Gauge,
+            MetricKind::Gauge,
             served.collect(),
         ),
     ]
@@ -80,13 +80,13 @@ fn of_sockets(sockets: &SocketsReport) -> Vec<Series> {
         series(
             "ballast_sockets_destroyed",
             "Sockets of host processes that were destroyed because their backend is gone",
-            Kind::Counter,
+            MetricKind::Counter,
             destroyed.collect(),
         ),
         series(
             "ballast_socket_failures",
             "Attempts to find or destroy such sockets that failed",
-            Kind::Counter,
+            MetricKind::Counter,
             vec![(Vec::new(), precise(sockets.failures))],
         ),
     ]
@@ -110,7 +110,7 @@ fn of_source(source: &SourceReport) -> Vec<Series> {
         series(
             "ballast_source_age_seconds",
             "Seconds since the last proof that a resource is known as it is",
-            Kind::Gauge,
+            MetricKind::Gauge,
             ages.collect(),
         ),
         gauge("ballast_source_revision", "Number of the source's last snapshot", precise(source.revision)),
@@ -131,41 +131,41 @@ fn of_following(resources: &BTreeMap<String, ResourceReport>) -> Vec<Series> {
         resources.iter().map(|(resource, report)| (vec![("resource", resource.clone())], precise(of(report)))).collect()
     };
     vec![
-        series("ballast_source_objects", "Objects held", Kind::Gauge, plain(|resource| resource.objects)),
+        series("ballast_source_objects", "Objects held", MetricKind::Gauge, plain(|resource| resource.objects)),
         series(
             "ballast_source_watch_restarts",
             "Watches that were replaced before their time",
-            Kind::Counter,
+            MetricKind::Counter,
             counters("reason", |resource| &resource.watch_restarts),
         ),
         series(
             "ballast_source_relists",
             "Complete lists that were asked for",
-            Kind::Counter,
+            MetricKind::Counter,
             counters("reason", |resource| &resource.relists),
         ),
         series(
             "ballast_source_probes",
             "Probes of a silent watch",
-            Kind::Counter,
+            MetricKind::Counter,
             counters("result", |resource| &resource.probes),
         ),
         series(
             "ballast_source_errors",
             "Answers of the API that were errors, by HTTP status",
-            Kind::Counter,
+            MetricKind::Counter,
             counters("code", |resource| &resource.errors),
         ),
         series(
             "ballast_source_compares",
             "Comparisons of what is held with a complete list",
-            Kind::Counter,
+            MetricKind::Counter,
             plain(|resource| resource.compares),
         ),
         series(
             "ballast_source_differences",
             "Objects that a comparison found to differ, and repaired",
-            Kind::Counter,
+            MetricKind::Counter,
             counters("kind", |resource| &resource.differences),
         ),
     ]
@@ -211,7 +211,7 @@ fn of_tables(tables: &TablesReport) -> Vec<Series> {
             precise(tables.pending.slices),
         ),
         gauge("ballast_services", "Service ports in the tables", precise(tables.services)),
-        series("ballast_backends", "Backends in the tables, by state", Kind::Gauge, states.to_vec()),
+        series("ballast_backends", "Backends in the tables, by state", MetricKind::Gauge, states.to_vec()),
         gauge("ballast_ejected_backends", "Backends that are ejected: new flows avoid them", precise(tables.ejections)),
         gauge(
             "ballast_oldest_drain_seconds",
@@ -226,11 +226,16 @@ fn of_tables(tables: &TablesReport) -> Vec<Series> {
         series(
             "ballast_drains_ended",
             "Drains that ended, by how: empty, deadline, returned, replaced",
-            Kind::Counter,
+            MetricKind::Counter,
             tables.drains.ends.iter().map(|(end, count)| (vec![("end", end.clone())], precise(*count))).collect(),
         ),
-        series("ballast_map_entries", "Entries of a map", Kind::Gauge, fill(|fill| fill.entries)),
-        series("ballast_map_capacity", "Entries that a map has room for", Kind::Gauge, fill(|fill| fill.capacity)),
+        series("ballast_map_entries", "Entries of a map", MetricKind::Gauge, fill(|fill| fill.entries)),
+        series(
+            "ballast_map_capacity",
+            "Entries that a map has room for",
+            MetricKind::Gauge,
+            fill(|fill| fill.capacity),
+        ),
         gauge(
             "ballast_health_check_ports",
             "Health-check node ports that are wanted",
@@ -274,15 +279,15 @@ fn of_audit(audit: &AuditReport) -> Vec<Series> {
             "1 if the last audit could not be carried out in full",
             truth(audit.last_error.is_some()),
         ),
-        series("ballast_audits", "Audits of the tables", Kind::Counter, vec![(Vec::new(), precise(audit.runs))]),
-        series("ballast_drift", "Entries that differed from the plan", Kind::Counter, counters(&audit.drift)),
-        series("ballast_repairs", "Entries that an audit repaired", Kind::Counter, counters(&audit.repaired)),
+        series("ballast_audits", "Audits of the tables", MetricKind::Counter, vec![(Vec::new(), precise(audit.runs))]),
+        series("ballast_drift", "Entries that differed from the plan", MetricKind::Counter, counters(&audit.drift)),
+        series("ballast_repairs", "Entries that an audit repaired", MetricKind::Counter, counters(&audit.repaired)),
     ]
 }
 
 fn of_sweep(sweep: &SweepReport) -> Vec<Series> {
     let swept = sweep.swept.iter().map(|(map, total)| (vec![("map", map.clone())], precise(*total)));
-    let counter = |name, help, total| series(name, help, Kind::Counter, vec![(Vec::new(), precise(total))]);
+    let counter = |name, help, total| series(name, help, MetricKind::Counter, vec![(Vec::new(), precise(total))]);
     vec![
         optional(
             "ballast_sweep_age_seconds",
@@ -296,7 +301,7 @@ fn of_sweep(sweep: &SweepReport) -> Vec<Series> {
         series(
             "ballast_swept",
             "Entries taken out of the programs' tables because they were over, by map",
-            Kind::Counter,
+            MetricKind::Counter,
             swept.collect(),
         ),
         counter(
@@ -312,7 +317,7 @@ fn of_sweep(sweep: &SweepReport) -> Vec<Series> {
         series(
             "ballast_largest_client_connections",
             "Established connections of the client that has most, by family; `ballast status` names it",
-            Kind::Gauge,
+            MetricKind::Gauge,
             sweep
                 .largest_clients
                 .iter()

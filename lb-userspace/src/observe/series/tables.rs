@@ -2,7 +2,7 @@
 
 use lb_common::outcome::Outcome;
 
-use super::{Kind, Labels, Series, gauge, precise, series, truth};
+use super::{Labels, MetricKind, Series, gauge, precise, series, truth};
 use crate::model::Monotonic;
 use crate::observe::contents::Contents;
 use crate::observe::inventory::{FARES, Inventory, ServiceView};
@@ -11,7 +11,12 @@ use crate::observe::inventory::{FARES, Inventory, ServiceView};
 pub fn of_outcomes(outcomes: &[(Outcome, u64)]) -> Vec<Series> {
     let points =
         outcomes.iter().map(|(outcome, packets)| (vec![("outcome", outcome.name().to_owned())], precise(*packets)));
-    vec![series("ballast_outcomes", "Packets and socket calls by what became of them", Kind::Counter, points.collect())]
+    vec![series(
+        "ballast_outcomes",
+        "Packets and socket calls by what became of them",
+        MetricKind::Counter,
+        points.collect(),
+    )]
 }
 
 /// Whether there are too many services for series of their own.
@@ -30,31 +35,31 @@ pub fn of_services(contents: &Contents, now: Monotonic) -> Vec<Series> {
         series(
             "ballast_service_selections",
             "Flows that were given a backend of the service",
-            Kind::Counter,
+            MetricKind::Counter,
             points(|service| service.selected),
         ),
         series(
             "ballast_service_refusals",
             "Packets and connects refused because the service has no endpoint",
-            Kind::Counter,
+            MetricKind::Counter,
             points(|service| service.refused),
         ),
         series(
             "ballast_service_backends",
             "Backends of the service that take new flows",
-            Kind::Gauge,
+            MetricKind::Gauge,
             points(|service| service.backends.iter().filter(|backend| backend.state == "active").count() as u64),
         ),
         series(
             "ballast_service_ejected",
             "Backends of the service that are ejected",
-            Kind::Gauge,
+            MetricKind::Gauge,
             points(|service| service.backends.iter().filter(|backend| backend.ejected).count() as u64),
         ),
         series(
             "ballast_service_detours",
             "What was done about backends of the service that do not answer, by outcome",
-            Kind::Counter,
+            MetricKind::Counter,
             services.iter().flat_map(detours).collect(),
         ),
     ]
@@ -75,7 +80,7 @@ fn detours(service: &ServiceView) -> impl Iterator<Item = (Labels, f64)> {
 pub fn of_states(states: &[(&'static str, u64)]) -> Vec<Series> {
     let points = states.iter().map(|(state, flows)| (vec![("state", (*state).to_owned())], precise(*flows)));
     let help = "Connections in the tables by state, those that have expired and are not swept yet included";
-    vec![series("ballast_flows", help, Kind::Gauge, points.collect())]
+    vec![series("ballast_flows", help, MetricKind::Gauge, points.collect())]
 }
 
 fn service_labels(service: &ServiceView) -> Labels {

@@ -159,7 +159,7 @@ impl<R: FnMut(Problem)> Given<'_, R> {
         let failures = self.take("check-failures", AS_IF_ABSENT, |text| bounded(text, &(1..=CHECK_COUNT_MAX))).good();
         let successes = self.take("check-successes", AS_IF_ABSENT, |text| bounded(text, &(1..=CHECK_COUNT_MAX))).good();
         let question = match (kind, path.ok()?) {
-            (Taken::Bad | Taken::Good(Kind::Off), _) => return None,
+            (Taken::Bad | Taken::Good(CheckKind::Off), _) => return None,
             (Taken::Absent, _) => {
                 let details: Vec<&str> = self
                     .texts
@@ -172,12 +172,12 @@ impl<R: FnMut(Problem)> Given<'_, R> {
                 }
                 return None;
             }
-            (Taken::Good(Kind::Tcp), None) => Question::Tcp,
-            (Taken::Good(Kind::Tcp), Some(_)) => {
+            (Taken::Good(CheckKind::Tcp), None) => Question::Tcp,
+            (Taken::Good(CheckKind::Tcp), Some(_)) => {
                 self.problem("check-path", "a check by tcp has no path", "remove it, or check by http");
                 Question::Tcp
             }
-            (Taken::Good(Kind::Http), path) => Question::Http { path: path.unwrap_or_else(|| "/".to_owned()) },
+            (Taken::Good(CheckKind::Http), path) => Question::Http { path: path.unwrap_or_else(|| "/".to_owned()) },
         };
         let interval = interval.unwrap_or(DEFAULT_CHECK_INTERVAL);
         if timeout.is_some_and(|timeout| timeout > interval) {
@@ -195,17 +195,17 @@ impl<R: FnMut(Problem)> Given<'_, R> {
     }
 }
 
-enum Kind {
+enum CheckKind {
     Tcp,
     Http,
     Off,
 }
 
-fn check_kind(text: &str) -> Result<Kind, String> {
+fn check_kind(text: &str) -> Result<CheckKind, String> {
     match text {
-        "tcp" => Ok(Kind::Tcp),
-        "http" => Ok(Kind::Http),
-        "off" => Ok(Kind::Off),
+        "tcp" => Ok(CheckKind::Tcp),
+        "http" => Ok(CheckKind::Http),
+        "off" => Ok(CheckKind::Off),
         other => Err(format!("{:?}: expected tcp, http or off", shown(other))),
     }
 }

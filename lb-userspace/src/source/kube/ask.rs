@@ -9,7 +9,7 @@ use tokio::sync::Mutex;
 
 use super::{
     calls::Failure,
-    connect::{Way, Ways},
+    connect::{ApiClient, ApiClients},
     item::ApiError,
     reason,
 };
@@ -22,22 +22,22 @@ const ERROR_BYTES_MAX: usize = 64 * 1024;
 
 /// The connection of a list, kept from page to page: a TLS handshake costs more than a page.
 #[derive(Clone, Default)]
-pub struct Kept(Arc<Mutex<Option<Way>>>);
+pub struct Kept(Arc<Mutex<Option<ApiClient>>>);
 
 /// `kept`: the question may take the connection of the one before.
-pub async fn ask(ways: &Arc<Ways>, kept: Option<&Kept>, request: Request<Vec<u8>>) -> Result<Body, Failure> {
-    let way = match kept {
-        None => ways.way(0).await,
+pub async fn ask(clients: &Arc<ApiClients>, kept: Option<&Kept>, request: Request<Vec<u8>>) -> Result<Body, Failure> {
+    let client = match kept {
+        None => clients.choose(0).await,
         Some(Kept(kept)) => {
             let mut kept = kept.lock().await;
             match &*kept {
-                Some(way) => way.clone(),
-                None => kept.insert(ways.way(1).await).clone(),
+                Some(client) => client.clone(),
+                None => kept.insert(clients.choose(1).await).clone(),
             }
         }
     };
-    let pending = ways.pending(&way);
-    let answer = way.client.send(request.map(kube::client::Body::from)).await;
+    let pending = clients.pending(&client);
+    let answer = client.client.send(request.map(kube::client::Body::from)).await;
     let is_server_well = answer.as_ref().is_ok_and(|answer| !answer.status().is_server_error());
     pending.answered(is_server_well);
     if let (Some(Kept(kept)), false) = (kept, is_server_well) {

@@ -80,7 +80,7 @@ pub enum Effect<K> {
         token: Option<String>,
     },
     /// Asks in place of the probe for one object, as the store holds it now: the answer tells the store's version.
-    Look,
+    CheckVersion,
     /// The store went back in time: the other resources are of it, too.
     WentBack,
     /// Leaves the call alone.

@@ -1,4 +1,4 @@
-//! Ways to the API: whose credentials, which addresses, and connections that nothing else uses.
+//! Clients of the API: whose credentials, which addresses, and connections that nothing else uses.
 //!
 //! The files that credentials come from are read again for each question: when one changed (a rotated CA, certificate, key or token,
 //! another address), the question goes the new way. An open watch goes on as it is.
@@ -33,9 +33,9 @@ use crate::source::SourceError;
 const POD_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 const POD_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
 
-/// All ways to one API.
+/// Clients of all addresses of one API.
 #[derive(Debug)]
-pub struct Ways {
+pub struct ApiClients {
     settings: KubeSettings,
     state: Mutex<State>,
 }
@@ -65,9 +65,9 @@ impl std::fmt::Debug for Prepared {
     }
 }
 
-/// One way: a client of one address.
+/// A client of one address.
 #[derive(Clone)]
-pub struct Way {
+pub struct ApiClient {
     pub client: Client,
     at: usize,
 }
@@ -75,13 +75,13 @@ pub struct Way {
 /// A question that is under way. Dropped without an answer after a long time, it counts as failed.
 #[derive(Debug)]
 pub struct Pending {
-    ways: Arc<Ways>,
+    clients: Arc<ApiClients>,
     at: usize,
     since: Instant,
     is_answered: bool,
 }
 
-impl Ways {
+impl ApiClients {
     pub async fn find(settings: &KubeSettings) -> Result<Arc<Self>, SourceError> {
         let (_, files) = config(settings).await?;
         // First the fingerprint: what changes meanwhile is read again for the first question.
@@ -107,23 +107,23 @@ impl Ways {
         shown.join(", ")
     }
 
-    /// A way by the files as they are now. `idle`: so many connections are kept from one question to the next.
-    pub async fn way(&self, idle: usize) -> Way {
+    /// A client by the files as they are now. `idle`: so many connections are kept from one question to the next.
+    pub async fn choose(&self, idle: usize) -> ApiClient {
         self.refresh().await;
         let state = self.state();
         let (at, addresses) = (state.at, &state.prepared.addresses);
-        Way { client: addresses[at].1(idle), at }
+        ApiClient { client: addresses[at].1(idle), at }
     }
 
-    /// A client that takes the way of the moment for each request.
+    /// A client that chooses the address anew for each request.
     pub fn client(self: &Arc<Self>) -> Client {
-        let ways = Arc::clone(self);
+        let clients = Arc::clone(self);
         let ask = move |request: http::Request<Body>| {
-            let ways = Arc::clone(&ways);
+            let clients = Arc::clone(&clients);
             async move {
-                let way = ways.way(0).await;
-                let pending = ways.pending(&way);
-                let answer = way.client.send(request).await;
+                let client = clients.choose(0).await;
+                let pending = clients.pending(&client);
+                let answer = client.client.send(request).await;
                 pending.answered(answer.is_ok());
                 answer
             }
@@ -131,8 +131,8 @@ impl Ways {
         Client::new(tower::service_fn(ask), "default")
     }
 
-    pub fn pending(self: &Arc<Self>, way: &Way) -> Pending {
-        Pending { ways: Arc::clone(self), at: way.at, since: Instant::now(), is_answered: false }
+    pub fn pending(self: &Arc<Self>, client: &ApiClient) -> Pending {
+        Pending { clients: Arc::clone(self), at: client.at, since: Instant::now(), is_answered: false }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -186,7 +186,7 @@ impl Pending {
     pub fn answered(mut self, is_good: bool) {
         self.is_answered = true;
         if !is_good {
-            self.ways.failed(self.at);
+            self.clients.failed(self.at);
         }
     }
 }
@@ -194,7 +194,7 @@ impl Pending {
 impl Drop for Pending {
     fn drop(&mut self) {
         if !self.is_answered && self.since.elapsed() >= ANSWER_LIMIT {
-            self.ways.failed(self.at);
+            self.clients.failed(self.at);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Which way a question takes.
+//! Which address a request goes to, and with whose credentials.
 
 use std::{
     collections::BTreeSet,
@@ -91,10 +91,10 @@ async fn credentials_and_address_are_read_again_when_their_files_change() {
     };
     write(&one, "t1");
     let settings = KubeSettings { kubeconfig: Some(kubeconfig.clone()), ..KubeSettings::default() };
-    let ways = Ways::find(&settings).await.unwrap();
+    let clients = ApiClients::find(&settings).await.unwrap();
     let ask = async || {
         let request = http::Request::get("/api").body(kube::client::Body::empty()).unwrap();
-        ways.client().send(request).await.unwrap().status().as_u16()
+        clients.client().send(request).await.unwrap().status().as_u16()
     };
     assert_eq!((ask().await, first.next().await.unwrap().2), (200, "Bearer t1".to_owned()));
     write(&one, "t2");
@@ -128,7 +128,7 @@ async fn a_source_and_its_client_read_the_kubeconfig_once() {
     stop.cancel();
 }
 
-/// A rotated client certificate or key, CA or token: another content makes another way.
+/// A rotated client certificate or key, CA or token: another content makes another client.
 #[tokio::test]
 async fn every_file_that_a_kubeconfig_names_is_read_again() {
     let folder = tempfile::tempdir().unwrap();
@@ -162,11 +162,11 @@ async fn an_address_that_fails_is_followed_by_the_next_one() {
     let ((busy, mut refused), (good, mut asked)) = (server(Some(503)), server(None));
     let api_servers = vec![format!("http://{closed}"), busy, good];
     let settings = KubeSettings { api_servers, ..KubeSettings::default() };
-    let ways = Ways::find(&settings).await.unwrap();
-    assert_eq!(ways.origin().matches("http://127.0.0.1:").count(), 3, "{}", ways.origin());
+    let clients = ApiClients::find(&settings).await.unwrap();
+    assert_eq!(clients.origin().matches("http://127.0.0.1:").count(), 3, "{}", clients.origin());
     let ask = async || {
         let request = http::Request::get("/api").body(Vec::new()).unwrap();
-        super::super::ask::ask(&ways, None, request).await.map(drop)
+        super::super::ask::ask(&clients, None, request).await.map(drop)
     };
     assert_eq!(ask().await.unwrap_err().status, None);
     assert_eq!(ask().await.unwrap_err().status, Some(503));
@@ -180,16 +180,16 @@ async fn an_address_that_fails_is_followed_by_the_next_one() {
 #[tokio::test(start_paused = true)]
 async fn an_address_that_gives_no_answer_is_followed_by_the_next_one() {
     let client = Client::new(tower::service_fn(|_| std::future::pending::<Result<Response, std::io::Error>>()), "x");
-    let ways = Ways::fixed(client.clone());
+    let clients = ApiClients::fixed(client.clone());
     let other: MakeClient = Box::new(move |_| client.clone());
     let mut addresses: Vec<(http::Uri, MakeClient)> = vec![(http::Uri::from_static("http://b"), other)];
-    let first = ways.way(0).await.client;
+    let first = clients.choose(0).await.client;
     addresses.insert(0, (http::Uri::from_static("http://a"), Box::new(move |_| first.clone())));
-    ways.state().prepared = Arc::new(Prepared { files: Vec::new(), addresses });
+    clients.state().prepared = Arc::new(Prepared { files: Vec::new(), addresses });
     let give_up = async |after: Duration| {
         let request = http::Request::get("/api").body(Vec::new()).unwrap();
-        tokio::time::timeout(after, super::super::ask::ask(&ways, None, request)).await.unwrap_err();
-        ways.state().at
+        tokio::time::timeout(after, super::super::ask::ask(&clients, None, request)).await.unwrap_err();
+        clients.state().at
     };
     assert_eq!(give_up(Duration::from_secs(1)).await, 0, "it was left alone early");
     assert_eq!(give_up(ANSWER_LIMIT).await, 1);

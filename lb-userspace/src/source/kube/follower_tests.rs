@@ -11,7 +11,7 @@ use crate::source::{Difference, Probed, ProofKind, Restart};
 enum Asked {
     Watch(String, u32),
     List(Option<String>),
-    Look,
+    CheckVersion,
 }
 
 /// A follower with the objects that its news leave, in time that passes as a test says.
@@ -108,9 +108,9 @@ impl Stage {
                     self.ask(Call::List, Asked::List(token));
                 }
                 Effect::WentBack => self.went_back += 1,
-                Effect::Look => {
+                Effect::CheckVersion => {
                     self.open.insert("probe");
-                    self.ask(Call::Probe, Asked::Look);
+                    self.ask(Call::Probe, Asked::CheckVersion);
                 }
                 Effect::Close(call) => {
                     self.open.remove(name_of(call));
@@ -196,11 +196,11 @@ impl Stage {
     }
 
     /// A probe that is open ends without a word; what the store holds is asked for, and is of this version.
-    fn look(&mut self, version: &str) {
+    fn store_is_at(&mut self, version: &str) {
         self.seconds(5);
         self.hear(Call::Probe, Heard::Ended);
         let (call, asked, after) = self.next();
-        assert_eq!((call, asked, after), (Call::Probe, Asked::Look, Duration::ZERO));
+        assert_eq!((call, asked, after), (Call::Probe, Asked::CheckVersion, Duration::ZERO));
         let (items, version) = (vec![object("a", "50")], Version::parse(Some(version)));
         let page = Page { items, version, token: Some("more".into()), bytes: 0 };
         self.hear(Call::Probe, Heard::Page(page));

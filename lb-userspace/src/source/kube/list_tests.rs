@@ -29,7 +29,7 @@ async fn a_store_that_went_back_in_time_is_believed_by_two_lists() {
     // The watch from a version of the future is silent, and so is the probe.
     let mut stage = Stage::watching(SETTINGS, &["a", "b"]);
     stage.take_watch(Call::Probe, "100");
-    stage.look("69");
+    stage.store_is_at("69");
     stage.take_list();
     stage.list("70", &["a"]);
     assert_eq!(stage.held(), ["a", "b"], "not by one list");

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use super::{
     calls::Told,
-    connect::Ways,
+    connect::ApiClients,
     follower::Settings,
     held::Message,
     reader::{self, Selection, WentBack},
@@ -16,7 +16,7 @@ use crate::source::lean;
 
 /// News of all nodes but `own`, while `wanted`.
 pub fn read(
-    ways: Arc<Ways>,
+    clients: Arc<ApiClients>,
     went_back: WentBack,
     own: Option<&str>,
     settings: Settings,
@@ -25,7 +25,7 @@ pub fn read(
     let selection = Selection { labels: None, fields: own.map(|name| format!("metadata.name!={name}")) };
     // A list of all nodes is large, and goes to every agent: it is not fetched once more to compare.
     let settings = Settings { compare_interval: None, ..settings };
-    let follow = move || reader::read(Arc::clone(&ways), went_back.clone(), selection.clone(), settings).boxed();
+    let follow = move || reader::read(Arc::clone(&clients), went_back.clone(), selection.clone(), settings).boxed();
     let peers = Peers { wanted, following: None };
     stream::unfold((peers, follow), |(mut peers, follow)| async move {
         let message = peers.told(&follow).await?;

@@ -44,14 +44,14 @@ fn version(turn: usize, seed: u8) -> String {
     if seed < 20 { (turn / 2 + usize::from(seed)).to_string() } else { (100 + turn * 3).to_string() }
 }
 
-struct World {
+struct WatchModel {
     stage: Stage,
     /// The lists that ended, and the one in the making.
     lists: Vec<BTreeSet<String>>,
     making: BTreeSet<String>,
 }
 
-impl World {
+impl WatchModel {
     /// Performs an act if it makes sense; the name that it deletes.
     fn perform(&mut self, turn: usize, act: &Act) -> Option<String> {
         let stage = &mut self.stage;
@@ -103,28 +103,28 @@ proptest! {
         runtime.block_on(async {
             let settings = Settings { compare_interval: Some(Duration::from_secs(40)), ..SETTINGS };
             let stage = Stage::seeded(settings, seed);
-            let mut world = World { stage, lists: Vec::new(), making: BTreeSet::new() };
-            let begin = world.stage.now;
-            world.stage.pass(Duration::ZERO);
+            let mut model = WatchModel { stage, lists: Vec::new(), making: BTreeSet::new() };
+            let begin = model.stage.now;
+            model.stage.pass(Duration::ZERO);
             for (turn, act) in acts.iter().enumerate() {
-                let before = world.stage.held.clone();
-                let deleted = world.perform(turn, act);
-                world.stage.pass(Duration::ZERO);
-                let gone: Vec<&String> = before.difference(&world.stage.held).collect();
+                let before = model.stage.held.clone();
+                let deleted = model.perform(turn, act);
+                model.stage.pass(Duration::ZERO);
+                let gone: Vec<&String> = before.difference(&model.stage.held).collect();
                 let unexplained: Vec<&&String> = gone.iter().filter(|name| Some(**name) != deleted.as_ref()).collect();
                 if unexplained.is_empty() {
                     continue;
                 }
-                let last = world.lists.last().expect("a list made it go");
+                let last = model.lists.last().expect("a list made it go");
                 assert!(unexplained.iter().all(|name| !last.contains(**name)), "{unexplained:?} are in the list");
                 let is_mass = last.is_empty() || (gone.len() > 10 && gone.len() * 2 > before.len());
                 if is_mass {
-                    let earlier = &world.lists[world.lists.len() - 2];
+                    let earlier = &model.lists[model.lists.len() - 2];
                     assert!(unexplained.iter().all(|name| !earlier.contains(**name)), "{unexplained:?} by one list alone");
                 }
             }
-            let minutes = (world.stage.now - begin).as_secs_f64() / 60.0;
-            let questions = f64::from(u32::try_from(world.stage.asked_in_all).unwrap());
+            let minutes = (model.stage.now - begin).as_secs_f64() / 60.0;
+            let questions = f64::from(u32::try_from(model.stage.asked_in_all).unwrap());
             // A page that is answered is followed by the next at once.
             let answered = acts.iter().filter(|act| matches!(act, Act::List(..) | Act::End(_))).count();
             let most = 20.0 + minutes * 40.0 + f64::from(u32::try_from(answered).unwrap());

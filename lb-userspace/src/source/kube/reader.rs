@@ -23,7 +23,7 @@ use super::{
     ask::{Body, Kept, ask},
     bounds::{PAGE_BYTES, PAGE_OBJECTS},
     calls::{Call, Effect, Failure, Heard, Page, Told},
-    connect::Ways,
+    connect::ApiClients,
     follower::{Follower, Settings},
     item::{Event, Item, read_event, read_item},
     reason,
@@ -44,7 +44,7 @@ pub type WentBack = watch::Sender<u64>;
 
 /// News of everything selected, without end.
 pub fn read<K>(
-    ways: Arc<Ways>,
+    clients: Arc<ApiClients>,
     went_back: WentBack,
     selection: Selection,
     settings: Settings,
@@ -54,7 +54,7 @@ where
 {
     // The keys of the standard library's hash are random numbers.
     let follower = Follower::new(settings, RandomState::new().hash_one(0), Instant::now());
-    let api = Api { ways, request: Request::new(K::PATH), selection };
+    let api = Api { clients, request: Request::new(K::PATH), selection };
     let elsewhere = went_back.subscribe();
     let (watch, probe, list) = (Open::none(), Open::none(), Open::none());
     let reader = Reader {
@@ -128,7 +128,7 @@ where
                 }
                 self.list = Open(self.api.list(token, self.page_objects, Some(self.kept.clone())));
             }
-            Effect::Look => self.probe = Open(self.api.list(None, 1, None)),
+            Effect::CheckVersion => self.probe = Open(self.api.list(None, 1, None)),
             Effect::WentBack => {
                 self.went_back.send_modify(|times| *times += 1);
                 self.elsewhere.mark_unchanged();
@@ -188,7 +188,7 @@ impl<K: Send + 'static> Future for NextHeard<'_, K> {
 
 /// The API of one resource.
 struct Api {
-    ways: Arc<Ways>,
+    clients: Arc<ApiClients>,
     request: Request,
     selection: Selection,
 }
@@ -203,7 +203,7 @@ impl Api {
             ..WatchParams::default()
         };
         let request = self.request.watch(&parameters, &version.to_string());
-        answer(Arc::clone(&self.ways), None, request, |body| {
+        answer(Arc::clone(&self.clients), None, request, |body| {
             stream::once(async { Heard::Opened })
                 .chain(events(body))
                 .chain(stream::once(async { Heard::Ended }))
@@ -227,13 +227,13 @@ impl Api {
             ..ListParams::default()
         };
         tracing::debug!(source = "kube", url = self.request.url_path, "listing");
-        answer(Arc::clone(&self.ways), kept, self.request.list(&parameters), |body| page(body).boxed())
+        answer(Arc::clone(&self.clients), kept, self.request.list(&parameters), |body| page(body).boxed())
     }
 }
 
 /// Puts a question; what `heard` makes of the body of a good answer.
 fn answer<K: ApiKind>(
-    ways: Arc<Ways>,
+    clients: Arc<ApiClients>,
     kept: Option<Kept>,
     request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
     heard: impl FnOnce(Body) -> BoxStream<'static, Heard<K>> + Send + 'static,
@@ -244,7 +244,7 @@ fn answer<K: ApiKind>(
             Ok(request) => request,
             Err(error) => return failed(Failure::without_status(reason(&error))),
         };
-        match ask(&ways, kept.as_ref(), request).await {
+        match ask(&clients, kept.as_ref(), request).await {
             Ok(body) => heard(body),
             Err(failure) => failed(failure),
         }

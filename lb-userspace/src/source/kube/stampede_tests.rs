@@ -60,7 +60,7 @@ struct Agent {
     tick: u64,
 }
 
-struct World {
+struct Simulation {
     fault: Fault,
     begin: Instant,
     now: u64,
@@ -85,7 +85,7 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap()
 }
 
-impl World {
+impl Simulation {
     fn new(fault: Fault, first: u64) -> Self {
         let begin = Instant::now();
         let mut queue = BinaryHeap::new();
@@ -217,7 +217,7 @@ impl World {
                     let next = if self.refuses() { Next::Refused(2, asked) } else { Next::Page(2, asked) };
                     self.queue.push(Reverse((self.now + LATENCY, index, next)));
                 }
-                Effect::Look => {
+                Effect::CheckVersion => {
                     let asked = self.ask(index, 1);
                     self.queue.push(Reverse((self.now + LATENCY, index, Next::Page(1, asked))));
                 }
@@ -308,12 +308,16 @@ struct Run {
 
 impl Run {
     fn of(fault: Fault, title: &'static str, first: u64) -> Self {
-        let mut world = World::new(fault, first);
-        world.run();
-        assert!(world.oldest_proof() <= bounds::FOUND_LIMIT.as_secs_f64(), "{title}: {} s", world.oldest_proof());
-        let restarts = world.agents.iter().map(|agent| agent.follower.status().wedged_since.is_some());
+        let mut simulation = Simulation::new(fault, first);
+        simulation.run();
+        assert!(
+            simulation.oldest_proof() <= bounds::FOUND_LIMIT.as_secs_f64(),
+            "{title}: {} s",
+            simulation.oldest_proof()
+        );
+        let restarts = simulation.agents.iter().map(|agent| agent.follower.status().wedged_since.is_some());
         assert!(!restarts.into_iter().any(|is_wedged| is_wedged), "{title}: nobody's own fault");
-        let per_second = (0..END).map(|second| world.per_second.get(&second).copied().unwrap_or(0)).collect();
+        let per_second = (0..END).map(|second| simulation.per_second.get(&second).copied().unwrap_or(0)).collect();
         Self { title, per_second }
     }
 

@@ -172,7 +172,7 @@ fn proof_after_outage(seed: u64, outage: Duration, refuses: bool, is_gone: bool)
         for (call, question) in std::mem::take(&mut stage.asked) {
             match question {
                 Asked::List(_) => stage.list("900", &["a"]),
-                Asked::Look => panic!("every probe brings a bookmark here"),
+                Asked::CheckVersion => panic!("every probe brings a bookmark here"),
                 Asked::Watch(version, _) if is_gone && version == "100" => stage.fail(call, Some(410)),
                 Asked::Watch(..) => {
                     stage.hear(call, Heard::Opened);
@@ -235,18 +235,18 @@ async fn a_quiet_api_is_proven_fresh_by_its_version_and_is_not_listed() {
     // Longer than a watch may be without a word from an API that has something to say.
     for _ in 0..5 {
         stage.take_watch(Call::Probe, "100");
-        stage.look("100");
+        stage.store_is_at("100");
         assert_eq!((stage.age(), stage.status().proof.unwrap().kind), (Duration::ZERO, ProofKind::Probe));
     }
     // Others changed. The server knows by now, and says so.
     stage.take_watch(Call::Probe, "100");
-    stage.look("107");
+    stage.store_is_at("107");
     assert_eq!(stage.take_watch(Call::Probe, "100"), Duration::ZERO);
     stage.bookmark(Call::Probe, "107");
     assert_eq!(stage.age(), Duration::ZERO);
     stage.take_watch(Call::Probe, "107");
     // A server that does not even then is not understood: what it holds is listed.
-    stage.look("110");
+    stage.store_is_at("110");
     stage.take_watch(Call::Probe, "107");
     stage.seconds(5);
     stage.hear(Call::Probe, Heard::Ended);

@@ -11,7 +11,7 @@ use lb_userspace::{
         Endpoint, Exposure, Family, ObjectName, Protocol, Scheduler, Service, ServicePort, Snapshot, TrafficPolicy,
         Weighed,
     },
-    plan::{Frontend, Kind, NodeFacts, NodePortAddresses, PlanSettings, PortKey, Target},
+    plan::{Frontend, FrontendKind, NodeFacts, NodePortAddresses, PlanSettings, PortKey, Target},
 };
 
 /// What a client meets.
@@ -33,7 +33,7 @@ pub struct Guarded {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
     pub owner: PortKey,
-    pub kind: Kind,
+    pub kind: FrontendKind,
     pub inside: Served,
     pub outside: Served,
     /// An external client keeps its address.
@@ -54,16 +54,16 @@ pub struct View {
     pub health: BTreeMap<u16, (ObjectName, usize)>,
 }
 
-pub struct World<'a> {
+pub struct PlanInput<'a> {
     pub snapshot: &'a Snapshot,
     pub facts: &'a NodeFacts,
     pub settings: &'a PlanSettings,
 }
 
 /// A port of a service that wants a frontend to be of a kind.
-type Claim<'a> = (&'a Service, &'a ServicePort, Kind);
+type Claim<'a> = (&'a Service, &'a ServicePort, FrontendKind);
 
-impl World<'_> {
+impl PlanInput<'_> {
     pub fn view(&self) -> View {
         let mut claims: BTreeMap<Frontend, Vec<Claim<'_>>> = BTreeMap::new();
         for service in self.ours() {
@@ -84,22 +84,24 @@ impl World<'_> {
         for (frontend, mut claims) in claims {
             let owner = cluster_ips.get(&frontend.address);
             claims.retain(|(service, _, kind)| {
-                *kind == Kind::ClusterIp || owner.is_none_or(|owner| owner.name == service.name)
+                *kind == FrontendKind::ClusterIp || owner.is_none_or(|owner| owner.name == service.name)
             });
             if claims.is_empty() {
                 continue;
             }
             let (service, port, kind) = winner(&claims);
             view.frontends.insert(frontend, self.shown(service, port, kind, Family::of(frontend.address)));
-            if !self.is_own(frontend.address) && kind != Kind::HostSocket {
-                let refuses = matches!(kind, Kind::ClusterIp | Kind::LoadBalancer);
+            if !self.is_own(frontend.address) && kind != FrontendKind::HostSocket {
+                let refuses = matches!(kind, FrontendKind::ClusterIp | FrontendKind::LoadBalancer);
                 *view.vips.entry(frontend.address).or_default() |= refuses;
             }
         }
         // Something of somebody else's listens at an address that is reserved: only a cluster IP makes it a service's all the same.
         let is_free = |address: &IpAddr| self.facts.reserved.iter().all(|(reserved, ..)| reserved != address);
         let is_cluster_ip = |address: &IpAddr| {
-            view.frontends.iter().any(|(frontend, shown)| frontend.address == *address && shown.kind == Kind::ClusterIp)
+            view.frontends
+                .iter()
+                .any(|(frontend, shown)| frontend.address == *address && shown.kind == FrontendKind::ClusterIp)
         };
         // A neighbour's address, or one beside this node's own, may be another node's.
         let is_far = |address: &IpAddr| !self.facts.networks.iter().any(|network| network.contains(address));
@@ -159,30 +161,30 @@ impl World<'_> {
 
     /// The frontends that a port wants, without those that are never given: addresses of a family without a cluster IP, disabled external IPs, and
     /// the node's own listening addresses.
-    fn wanted(&self, service: &Service, port: &ServicePort) -> Vec<(Frontend, Kind)> {
+    fn wanted(&self, service: &Service, port: &ServicePort) -> Vec<(Frontend, FrontendKind)> {
         let at =
             |address: &IpAddr, port_number| Frontend { address: *address, port: port_number, protocol: port.protocol };
-        let mut wanted: Vec<(Frontend, Kind)> = Vec::new();
-        wanted.extend(service.cluster_ips.iter().map(|ip| (at(ip, port.port), Kind::ClusterIp)));
-        wanted.extend(service.load_balancer_ips.iter().map(|ip| (at(ip, port.port), Kind::LoadBalancer)));
+        let mut wanted: Vec<(Frontend, FrontendKind)> = Vec::new();
+        wanted.extend(service.cluster_ips.iter().map(|ip| (at(ip, port.port), FrontendKind::ClusterIp)));
+        wanted.extend(service.load_balancer_ips.iter().map(|ip| (at(ip, port.port), FrontendKind::LoadBalancer)));
         if self.settings.external_ips {
-            wanted.extend(service.external_ips.iter().map(|ip| (at(ip, port.port), Kind::ExternalIp)));
+            wanted.extend(service.external_ips.iter().map(|ip| (at(ip, port.port), FrontendKind::ExternalIp)));
         }
         if let Some(node_port) = port.node_port {
             let serving = self.facts.addresses.iter().filter(|ip| self.serves_node_ports(**ip));
-            wanted.extend(serving.map(|ip| (at(ip, node_port), Kind::NodePort)));
+            wanted.extend(serving.map(|ip| (at(ip, node_port), FrontendKind::NodePort)));
             // Sockets of the node meet it at loopback, and where they bind every address.
             for (any, loopback) in [("0.0.0.0", "127.0.0.1"), ("::", "::1")].map(|(a, b)| (ip(a), ip(b))) {
                 let mut own = self.facts.addresses.iter().filter(|at| at.is_ipv4() == any.is_ipv4());
                 let is_met = own.any(|at| self.serves_node_ports(*at)) || self.serves_node_ports(loopback);
                 if is_met && port.protocol != Protocol::Sctp {
-                    wanted.push((at(&any, node_port), Kind::HostSocket));
+                    wanted.push((at(&any, node_port), FrontendKind::HostSocket));
                 }
             }
         }
         let has_family = |ip: IpAddr| service.cluster_ips.iter().any(|own| own.is_ipv4() == ip.is_ipv4());
         wanted.retain(|(frontend, _)| has_family(frontend.address));
-        wanted.retain(|(frontend, kind)| *kind == Kind::ClusterIp || !self.is_reserved(*frontend));
+        wanted.retain(|(frontend, kind)| *kind == FrontendKind::ClusterIp || !self.is_reserved(*frontend));
         wanted
     }
 
@@ -197,7 +199,7 @@ impl World<'_> {
         }
     }
 
-    fn shown(&self, service: &Service, port: &ServicePort, kind: Kind, family: Family) -> Shown {
+    fn shown(&self, service: &Service, port: &ServicePort, kind: FrontendKind, family: Family) -> Shown {
         let mut endpoints = self.endpoints(service, port, family);
         // What is in maintenance might as well not be there.
         endpoints.retain(|address, _| !self.is_maintained(*address));
@@ -219,8 +221,9 @@ impl World<'_> {
                 (true, false) => Served::Refused,
             }
         };
-        let is_external = kind != Kind::ClusterIp;
-        let guard = matches!(kind, Kind::LoadBalancer | Kind::ExternalIp).then_some(service.source_ranges.as_ref());
+        let is_external = kind != FrontendKind::ClusterIp;
+        let guard = matches!(kind, FrontendKind::LoadBalancer | FrontendKind::ExternalIp)
+            .then_some(service.source_ranges.as_ref());
         let guarded = guard.flatten().map(|ranges| {
             let of_family = ranges.iter().map(IpNet::trunc).filter(|range| Family::of(range.addr()) == family);
             let networks: BTreeSet<IpNet> = of_family.collect();
@@ -377,10 +380,16 @@ fn age(service: &Service) -> (i64, &ObjectName) {
 
 /// A cluster IP before all else; then the oldest service; within it by kind, then by port.
 fn winner<'a>(claims: &[Claim<'a>]) -> Claim<'a> {
-    let kinds = [Kind::ClusterIp, Kind::LoadBalancer, Kind::ExternalIp, Kind::NodePort, Kind::HostSocket];
-    let rank = |kind: Kind| kinds.iter().position(|other| *other == kind);
+    let kinds = [
+        FrontendKind::ClusterIp,
+        FrontendKind::LoadBalancer,
+        FrontendKind::ExternalIp,
+        FrontendKind::NodePort,
+        FrontendKind::HostSocket,
+    ];
+    let rank = |kind: FrontendKind| kinds.iter().position(|other| *other == kind);
     let order = |(service, port, kind): &Claim<'a>| {
-        (*kind != Kind::ClusterIp, age(service), rank(*kind), port.port, number(port.protocol))
+        (*kind != FrontendKind::ClusterIp, age(service), rank(*kind), port.port, number(port.protocol))
     };
     *claims.iter().min_by(|a, b| order(a).cmp(&order(b))).expect("a frontend is there because it is claimed")
 }

@@ -18,7 +18,7 @@ const FAILED_ALWAYS: u64 = 2;
 
 /// What an arm does on its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum Workload {
     /// Connect, request, response, close: one after the other.
     Connect,
     /// Requests and responses on one connection.
@@ -29,7 +29,7 @@ pub enum Kind {
     Stream { bytes: u64 },
 }
 
-impl Kind {
+impl Workload {
     /// One turn. A connection that fails is counted, and its time is not: kube-proxy's rules are seen to refuse one in some ten
     /// thousand.
     fn turn(self, arm: &Arm, turns: &mut Turns) {
@@ -117,7 +117,7 @@ impl Row {
 }
 
 /// Lets all arms take `round_robin` turns there and as many back in each of so many rounds, after one that does not count.
-pub fn measure(fixture: &Fixture, kind: Kind, rounds: u32, turns: u32, stop: &AtomicBool) -> Result<Vec<Row>> {
+pub fn measure(fixture: &Fixture, kind: Workload, rounds: u32, turns: u32, stop: &AtomicBool) -> Result<Vec<Row>> {
     let new = |arm| Row { arm, median_us: Vec::new(), p99_us: Vec::new(), all: Times::default(), failed: 0 };
     let mut rows: Vec<Row> = fixture.arms().into_iter().map(new).collect();
     for round in 0..=rounds {

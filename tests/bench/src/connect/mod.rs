@@ -14,9 +14,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use self::measure::{Kind, Row, measure};
+use self::measure::{Row, Workload, measure};
 use crate::figures::{Figure, Part};
-use crate::fixture::{FAMILIES, Fixture, Way};
+use crate::fixture::{FAMILIES, Fixture, Route};
 use crate::machine::{Cpus, load, machine};
 
 const ROUNDS: u32 = 40;
@@ -71,13 +71,13 @@ pub fn connect(asked: &ConnectArguments, fixture: &Fixture, stop: &AtomicBool) -
     let load_before = load();
     let _here = Cpus::one()?;
     eprintln!("==> connections");
-    let closed = measure(fixture, Kind::Connect, asked.rounds(), asked.turns, stop)?;
+    let closed = measure(fixture, Workload::Connect, asked.rounds(), asked.turns, stop)?;
     eprintln!("==> requests on one connection");
-    let exchanges = measure(fixture, Kind::Exchange, asked.rounds(), asked.turns, stop)?;
-    let direct = closed.iter().find(|row| row.arm.way == Way::Direct).context("the direct way is always there")?;
+    let exchanges = measure(fixture, Workload::Exchange, asked.rounds(), asked.turns, stop)?;
+    let direct = closed.iter().find(|row| row.arm.route == Route::Direct).context("the direct way is always there")?;
     let interval = Duration::from_secs_f64(direct.median() / 1e6 / LOADED);
     eprintln!("==> connections by the clock");
-    let rate = Kind::Rate { interval };
+    let rate = Workload::Rate { interval };
     let open = measure(fixture, rate, asked.rounds(), asked.turns.div_ceil(5), stop)?;
     println!(
         "TCP connect + request + response (64 bytes each) + close, one after the other:\n\n{}",
@@ -89,7 +89,7 @@ pub fn connect(asked: &ConnectArguments, fixture: &Fixture, stop: &AtomicBool) -
         interval.as_secs_f64() * 1e6,
         table(&open, fixture.many)
     );
-    let kinds = [(Kind::Connect, &closed), (Kind::Exchange, &exchanges), (rate, &open)];
+    let kinds = [(Workload::Connect, &closed), (Workload::Exchange, &exchanges), (rate, &open)];
     let figures = kinds.iter().flat_map(|(kind, rows)| compare::figures(*kind, rows, fixture.many)).collect();
     let details = json!({
         "machine": machine()?, "loadBefore": load_before, "loadAfter": load(),
@@ -106,9 +106,9 @@ pub fn stream(asked: &ConnectArguments, fixture: &Fixture, stop: &AtomicBool) ->
     let bytes = if asked.quick { STREAM_BYTES_QUICK } else { STREAM_BYTES };
     let _here = Cpus::one()?;
     eprintln!("==> streams");
-    let rows = measure(fixture, Kind::Stream { bytes }, asked.rounds(), 1, stop)?;
+    let rows = measure(fixture, Workload::Stream { bytes }, asked.rounds(), 1, stop)?;
     println!("One TCP stream of {} MiB:\n\n{}", bytes >> 20, table(&rows, fixture.many));
-    let figures: Vec<Figure> = compare::figures(Kind::Stream { bytes }, &rows, fixture.many);
+    let figures: Vec<Figure> = compare::figures(Workload::Stream { bytes }, &rows, fixture.many);
     let details = json!({
         "machine": machine()?, "loadBefore": load_before, "loadAfter": load(),
         "rounds": asked.rounds(), "bytes": bytes, "stream": rows_json(&rows, fixture.many),
@@ -121,7 +121,7 @@ fn table(rows: &[Row], many: usize) -> String {
     let mut text =
         "| | way | µs, median | µs, p99 | rate / direct | failed |\n|---|---|---:|---:|---:|---:|\n".to_owned();
     for row in rows {
-        let same = |other: &&Row| other.arm.way == row.arm.way.reference() && other.arm.family == row.arm.family;
+        let same = |other: &&Row| other.arm.route == row.arm.route.reference() && other.arm.family == row.arm.family;
         let ratio = rows.iter().find(same).map(|reference| row.rate_to(reference));
         let ratio = ratio.map_or_else(String::new, |ratio| {
             let [low, high] = ratio.interval();

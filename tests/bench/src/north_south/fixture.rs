@@ -9,7 +9,7 @@ use lb_tests::topology::Topology;
 
 use super::frames::FLOWS;
 use super::kube::Proxied;
-use super::lane::{DSR, Lane, SNAT, Way};
+use super::lane::{DSR, FramePath, Lane, SNAT};
 use super::proxy::{Ballast, Hook};
 use super::wire::{Burst, Wire};
 
@@ -44,7 +44,7 @@ pub enum Who {
 pub struct Arm {
     pub name: &'static str,
     pub who: Who,
-    pub way: Way,
+    pub path: FramePath,
     /// The arm of the kernel's that ends at the same place.
     pub plain: &'static str,
 }
@@ -56,23 +56,23 @@ pub const KUBE_PROXY: &str = "kube-proxy (nftables), masquerade";
 const PLAIN: &str = "plain forwarding";
 const PLAIN_HERE: &str = "plain forwarding to a pod";
 
-const fn arm(name: &'static str, who: Who, way: Way) -> Arm {
-    let plain = if matches!(way, Way::Arrival | Way::PlainHere) { PLAIN_HERE } else { PLAIN };
-    Arm { name, who, way, plain }
+const fn arm(name: &'static str, who: Who, path: FramePath) -> Arm {
+    let plain = if matches!(path, FramePath::Arrival | FramePath::PlainHere) { PLAIN_HERE } else { PLAIN };
+    Arm { name, who, path, plain }
 }
 
 const ARMS: [Arm; 11] = [
-    arm("XDP that only sends on", Who::Hop, Way::Plain),
-    arm(PLAIN, Who::Kernel, Way::Plain),
-    arm(KUBE_PROXY, Who::KubeProxy, Way::NodePort(SNAT)),
-    arm("tc, masquerade", Who::Tc, Way::NodePort(SNAT)),
-    arm(XDP_SNAT, Who::Xdp, Way::NodePort(SNAT)),
-    arm(AGAIN, Who::Xdp, Way::NodePort(SNAT)),
-    arm("tc, direct server return, first node", Who::Tc, Way::NodePort(DSR)),
-    arm("XDP, direct server return, first node", Who::Xdp, Way::NodePort(DSR)),
-    arm(PLAIN_HERE, Who::Kernel, Way::PlainHere),
-    arm("tc, direct server return, backend's node", Who::Tc, Way::Arrival),
-    arm("XDP, direct server return, backend's node", Who::Xdp, Way::Arrival),
+    arm("XDP that only sends on", Who::Hop, FramePath::Plain),
+    arm(PLAIN, Who::Kernel, FramePath::Plain),
+    arm(KUBE_PROXY, Who::KubeProxy, FramePath::NodePort(SNAT)),
+    arm("tc, masquerade", Who::Tc, FramePath::NodePort(SNAT)),
+    arm(XDP_SNAT, Who::Xdp, FramePath::NodePort(SNAT)),
+    arm(AGAIN, Who::Xdp, FramePath::NodePort(SNAT)),
+    arm("tc, direct server return, first node", Who::Tc, FramePath::NodePort(DSR)),
+    arm("XDP, direct server return, first node", Who::Xdp, FramePath::NodePort(DSR)),
+    arm(PLAIN_HERE, Who::Kernel, FramePath::PlainHere),
+    arm("tc, direct server return, backend's node", Who::Tc, FramePath::Arrival),
+    arm("XDP, direct server return, backend's node", Who::Xdp, FramePath::Arrival),
 ];
 
 impl Fixture {
@@ -109,7 +109,7 @@ impl Fixture {
             (Who::Tc, _) => &self.tc.lane,
             (Who::Xdp, _) => &self.xdp.lane,
         };
-        lane.burst(&mut self.wire, arm.way, family, count).with_context(|| arm.name.to_owned())
+        lane.burst(&mut self.wire, arm.path, family, count).with_context(|| arm.name.to_owned())
     }
 
     /// Waits until every arm's frames arrive, all of them.

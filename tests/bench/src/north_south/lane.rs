@@ -41,7 +41,7 @@ pub const HERE: u16 = 30_082;
 
 /// Where a frame goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum FramePath {
     /// To the backend elsewhere, by its own address.
     Plain,
     /// To a node port of the node, and from there to the backend elsewhere.
@@ -52,7 +52,7 @@ pub enum Way {
     Arrival,
 }
 
-impl Way {
+impl FramePath {
     /// Whether it ends at the pod here.
     pub fn is_here(self) -> bool {
         matches!(self, Self::PlainHere | Self::Arrival)
@@ -122,16 +122,16 @@ impl Lane {
     }
 
     /// A client's segment on this way.
-    pub fn segment(&self, way: Way, family: usize) -> Segment {
+    pub fn segment(&self, path: FramePath, family: usize) -> Segment {
         let pod = self.pod.addresses().both()[family];
         let elsewhere = [IpAddr::V4(BACKEND4), IpAddr::V6(BACKEND6)][family];
-        let to = match way {
-            Way::Plain => SocketAddr::new(elsewhere, TARGET),
-            Way::PlainHere => SocketAddr::new(pod, TARGET),
-            Way::NodePort(port) => SocketAddr::new(NODE[family], port),
-            Way::Arrival => SocketAddr::new(PEER[family], HERE),
+        let to = match path {
+            FramePath::Plain => SocketAddr::new(elsewhere, TARGET),
+            FramePath::PlainHere => SocketAddr::new(pod, TARGET),
+            FramePath::NodePort(port) => SocketAddr::new(NODE[family], port),
+            FramePath::Arrival => SocketAddr::new(PEER[family], HERE),
         };
-        let outer = (way == Way::Arrival).then_some((PEER[family], pod));
+        let outer = (path == FramePath::Arrival).then_some((PEER[family], pod));
         Segment {
             from: SocketAddr::new(CLIENT[family], FIRST_PORT),
             to,
@@ -142,16 +142,16 @@ impl Lane {
     }
 
     /// What the segment's backend answers to, if it came from there: the pod's own, or by the other link.
-    pub fn answer(&self, way: Way, family: usize, to: SocketAddr) -> Segment {
-        let backend = if way.is_here() { Way::PlainHere } else { Way::Plain };
+    pub fn answer(&self, path: FramePath, family: usize, to: SocketAddr) -> Segment {
+        let backend = if path.is_here() { FramePath::PlainHere } else { FramePath::Plain };
         let from = self.segment(backend, family).to;
         Segment { from, to, flags: ACK, outer: None, links: [BEYOND_LINK, FAR_LINK] }
     }
 
     /// Sends frames on this way, and counts those that arrive.
-    pub fn burst(&self, wire: &mut Wire, way: Way, family: usize, count: u32) -> Result<super::wire::Burst> {
-        let end = if way.is_here() { (self.pod.netns(), "eth0") } else { (self.far.netns(), "out0") };
-        wire.burst(self.segment(way, family), count, (self.far.netns(), "in0"), end)
+    pub fn burst(&self, wire: &mut Wire, path: FramePath, family: usize, count: u32) -> Result<super::wire::Burst> {
+        let end = if path.is_here() { (self.pod.netns(), "eth0") } else { (self.far.netns(), "out0") };
+        wire.burst(self.segment(path, family), count, (self.far.netns(), "in0"), end)
     }
 }
 

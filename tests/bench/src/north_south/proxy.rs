@@ -13,7 +13,7 @@ use lb_tests::cluster::Process;
 use lb_tests::topology::Addresses;
 
 use super::frames::{FIRST_PORT, FLOWS, Segment, ends};
-use super::lane::{BACKEND4, BACKEND6, DSR, HERE, Lane, PEERS, SNAT, TARGET, Way};
+use super::lane::{BACKEND4, BACKEND6, DSR, FramePath, HERE, Lane, PEERS, SNAT, TARGET};
 use super::wire::index;
 use crate::packet::frames::{ACK, SYN};
 use crate::packet::runner::Ran;
@@ -97,10 +97,10 @@ impl Ballast {
 
     /// Makes the known connections of all ways.
     fn open_all(&self) -> Result<()> {
-        for way in [Way::NodePort(SNAT), Way::NodePort(DSR), Way::Arrival] {
+        for path in [FramePath::NodePort(SNAT), FramePath::NodePort(DSR), FramePath::Arrival] {
             for family in 0..2 {
                 for port in FIRST_PORT..FIRST_PORT + FLOWS {
-                    self.open(way, family, port).with_context(|| format!("{way:?}, family {family}, port {port}"))?;
+                    self.open(path, family, port).with_context(|| format!("{path:?}, family {family}, port {port}"))?;
                 }
             }
         }
@@ -108,13 +108,13 @@ impl Ballast {
     }
 
     /// SYN, SYN+ACK where it comes by here, ACK.
-    fn open(&self, way: Way, family: usize, port: u16) -> Result<()> {
-        let segment = self.lane.segment(way, family).at_port(port);
+    fn open(&self, path: FramePath, family: usize, port: u16) -> Result<()> {
+        let segment = self.lane.segment(path, family).at_port(port);
         let sent = self.changed(Segment { flags: SYN, ..segment })?;
-        if way != Way::NodePort(DSR) {
-            let seen = if way == Way::Arrival { segment.from } else { ends(&sent.bytes)?[0] };
-            let reply = self.lane.answer(way, family, seen);
-            let ran = self.answered(way, &Segment { flags: SYN | ACK, ..reply })?;
+        if path != FramePath::NodePort(DSR) {
+            let seen = if path == FramePath::Arrival { segment.from } else { ends(&sent.bytes)?[0] };
+            let reply = self.lane.answer(path, family, seen);
+            let ran = self.answered(path, &Segment { flags: SYN | ACK, ..reply })?;
             ensure!(ran.bytes != (Segment { flags: SYN | ACK, ..reply }).bytes()?, "the answer is left alone");
         }
         // XDP leaves the segment that opens the flow to tc.
@@ -126,10 +126,10 @@ impl Ballast {
     }
 
     /// What the backend answers to this flow: to the client, or to its SNAT address.
-    pub fn reply(&self, way: Way, family: usize, port: u16) -> Result<Segment> {
-        let segment = self.lane.segment(way, family).at_port(port);
-        let seen = if way == Way::Arrival { segment.from } else { ends(&self.changed(segment)?.bytes)?[0] };
-        Ok(self.lane.answer(way, family, seen))
+    pub fn reply(&self, path: FramePath, family: usize, port: u16) -> Result<Segment> {
+        let segment = self.lane.segment(path, family).at_port(port);
+        let seen = if path == FramePath::Arrival { segment.from } else { ends(&self.changed(segment)?.bytes)?[0] };
+        Ok(self.lane.answer(path, family, seen))
     }
 
     fn changed(&self, segment: Segment) -> Result<Ran> {
@@ -140,9 +140,9 @@ impl Ballast {
     }
 
     /// What the backend's segment meets: on its way out, if the backend is here.
-    fn answered(&self, way: Way, segment: &Segment) -> Result<Ran> {
+    fn answered(&self, path: FramePath, segment: &Segment) -> Result<Ran> {
         let bytes = segment.bytes()?;
-        if way.is_here() {
+        if path.is_here() {
             return self.within(|| crate::packet::runner::run(&self.node_out, &bytes));
         }
         self.run("far0", &bytes)

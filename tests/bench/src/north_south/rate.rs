@@ -83,7 +83,7 @@ fn figures(rows: &[Row], index: usize) -> Figures {
     let of = |name: &str| rows.iter().find(|other| other.family == row.family && other.arm.name == name);
     let ns = row.ns.iter().copied().collect::<Samples>().median();
     let is_node_port = row.arm.name.contains("masquerade") || row.arm.name.contains("first node");
-    let previous = index.checked_sub(1).map(|index| &rows[index]).filter(|other| other.arm.way == row.arm.way);
+    let previous = index.checked_sub(1).map(|index| &rows[index]).filter(|other| other.arm.path == row.arm.path);
     Figures {
         family: FAMILIES[row.family],
         arm: row.arm.name,

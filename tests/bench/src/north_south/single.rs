@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::FAMILIES;
 use super::fixture::Fixture;
 use super::frames::{FIRST_PORT, FLOWS, Segment};
-use super::lane::{DSR, SNAT, Way};
+use super::lane::{DSR, FramePath, SNAT};
 use super::proxy::{Ballast, Program, run_xdp};
 use super::rate::Ratio;
 use crate::packet::frames::{ACK, SYN};
@@ -31,20 +31,36 @@ enum Packet {
     New,
 }
 
-struct Kind {
+struct PacketCase {
     name: &'static str,
-    way: Way,
+    path: FramePath,
     packet: Packet,
 }
 
-const KINDS: [Kind; 7] = [
-    Kind { name: "masquerade: known flow, request", way: Way::NodePort(SNAT), packet: Packet::Known },
-    Kind { name: "masquerade: known flow, reply", way: Way::NodePort(SNAT), packet: Packet::Reply },
-    Kind { name: "masquerade: new flow", way: Way::NodePort(SNAT), packet: Packet::New },
-    Kind { name: "direct server return, first node: known flow", way: Way::NodePort(DSR), packet: Packet::Known },
-    Kind { name: "direct server return, first node: new flow", way: Way::NodePort(DSR), packet: Packet::New },
-    Kind { name: "direct server return, backend's node: known flow", way: Way::Arrival, packet: Packet::Known },
-    Kind { name: "direct server return, backend's node: new flow", way: Way::Arrival, packet: Packet::New },
+const KINDS: [PacketCase; 7] = [
+    PacketCase { name: "masquerade: known flow, request", path: FramePath::NodePort(SNAT), packet: Packet::Known },
+    PacketCase { name: "masquerade: known flow, reply", path: FramePath::NodePort(SNAT), packet: Packet::Reply },
+    PacketCase { name: "masquerade: new flow", path: FramePath::NodePort(SNAT), packet: Packet::New },
+    PacketCase {
+        name: "direct server return, first node: known flow",
+        path: FramePath::NodePort(DSR),
+        packet: Packet::Known,
+    },
+    PacketCase {
+        name: "direct server return, first node: new flow",
+        path: FramePath::NodePort(DSR),
+        packet: Packet::New,
+    },
+    PacketCase {
+        name: "direct server return, backend's node: known flow",
+        path: FramePath::Arrival,
+        packet: Packet::Known,
+    },
+    PacketCase {
+        name: "direct server return, backend's node: new flow",
+        path: FramePath::Arrival,
+        packet: Packet::New,
+    },
 ];
 
 /// One kind of frame through one program.
@@ -70,8 +86,8 @@ pub fn measure(
     stop: &AtomicBool,
 ) -> Result<Vec<Figures>> {
     for family in 0..FAMILIES.len() {
-        let segment = fixture.xdp.lane.segment(Way::NodePort(SNAT), family);
-        let backend = fixture.xdp.lane.segment(Way::Plain, family).to;
+        let segment = fixture.xdp.lane.segment(FramePath::NodePort(SNAT), family);
+        let backend = fixture.xdp.lane.segment(FramePath::Plain, family).to;
         yardstick.serve(segment.to, backend)?;
         for port in FIRST_PORT..FIRST_PORT + FLOWS {
             yardstick.know(segment.at_port(port).from, segment.to, backend)?;
@@ -119,7 +135,7 @@ fn sample(
     yardstick: &Yardstick,
     ballast: &Ballast,
     family: usize,
-    kind: &Kind,
+    kind: &PacketCase,
     packets: u32,
     new: New,
 ) -> Result<[f64; 2]> {
@@ -165,14 +181,15 @@ struct New {
 }
 
 /// A frame for Ballast, and one for the program that does the least: it knows requests to the node port.
-fn pair(ballast: &Ballast, family: usize, kind: &Kind, number: u32, new: New) -> Result<(Vec<u8>, Vec<u8>)> {
+fn pair(ballast: &Ballast, family: usize, kind: &PacketCase, number: u32, new: New) -> Result<(Vec<u8>, Vec<u8>)> {
     let known = FIRST_PORT + u16::try_from(number % u32::from(FLOWS))?;
     let is_new = kind.packet == Packet::New;
     let port = if is_new { u16::try_from(new.first + number)? } else { known };
     let flags = if is_new { SYN } else { ACK };
-    let request = |way| Segment { flags, ..ballast.lane.segment(way, family).at_port(port) };
-    let tested = if kind.packet == Packet::Reply { ballast.reply(kind.way, family, port)? } else { request(kind.way) };
-    let mut least = request(Way::NodePort(SNAT));
+    let request = |path| Segment { flags, ..ballast.lane.segment(path, family).at_port(port) };
+    let tested =
+        if kind.packet == Packet::Reply { ballast.reply(kind.path, family, port)? } else { request(kind.path) };
+    let mut least = request(FramePath::NodePort(SNAT));
     if is_new {
         least.from.set_ip(another(least.from.ip(), new.turn));
     }

@@ -118,7 +118,7 @@ pub fn measure(
 
 /// A kind of packet, and which program does the least for it.
 #[derive(Clone, Copy)]
-struct Kind {
+struct PacketCase {
     name: &'static str,
     least: &'static str,
     packets: Packets,
@@ -144,14 +144,18 @@ pub enum Flood {
     Acks,
 }
 
-const KINDS: [Kind; 7] = [
-    Kind { name: "known flow, request", least: "known", packets: Packets::Known },
-    Kind { name: "known flow, reply", least: "known", packets: Packets::Reply },
-    Kind { name: "new flow", least: "fresh", packets: Packets::New },
-    Kind { name: "foreign packet", least: "foreign", packets: Packets::Foreign },
-    Kind { name: "known flow under a SYN flood / without", least: "", packets: Packets::Flooded(Flood::Syns) },
-    Kind { name: "known flow under a UDP flood / without", least: "", packets: Packets::Flooded(Flood::Datagrams) },
-    Kind { name: "known flow under an ACK flood / without", least: "", packets: Packets::Flooded(Flood::Acks) },
+const KINDS: [PacketCase; 7] = [
+    PacketCase { name: "known flow, request", least: "known", packets: Packets::Known },
+    PacketCase { name: "known flow, reply", least: "known", packets: Packets::Reply },
+    PacketCase { name: "new flow", least: "fresh", packets: Packets::New },
+    PacketCase { name: "foreign packet", least: "foreign", packets: Packets::Foreign },
+    PacketCase { name: "known flow under a SYN flood / without", least: "", packets: Packets::Flooded(Flood::Syns) },
+    PacketCase {
+        name: "known flow under a UDP flood / without",
+        least: "",
+        packets: Packets::Flooded(Flood::Datagrams),
+    },
+    PacketCase { name: "known flow under an ACK flood / without", least: "", packets: Packets::Flooded(Flood::Acks) },
 ];
 
 struct Bench<'a> {
@@ -164,7 +168,7 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     /// Medians of a program and of the one that does the least, both less that of one that does nothing.
-    fn sample(&mut self, subject: &Subject, family: usize, kind: Kind) -> Result<[f64; 2]> {
+    fn sample(&mut self, subject: &Subject, family: usize, kind: PacketCase) -> Result<[f64; 2]> {
         if let Packets::Flooded(flood) = kind.packets {
             return self.flooded(subject, family, flood);
         }

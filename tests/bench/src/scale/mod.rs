@@ -52,7 +52,7 @@ impl ScaleArguments {
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum LookupCase {
     Known,
     /// A new flow to one service, which is always the same.
     Hot,
@@ -68,16 +68,24 @@ enum Kind {
     KnownAgain,
 }
 
-const KINDS: [Kind; 7] = [Kind::Known, Kind::Hot, Kind::Any, Kind::Bare, Kind::First, Kind::Foreign, Kind::KnownAgain];
+const KINDS: [LookupCase; 7] = [
+    LookupCase::Known,
+    LookupCase::Hot,
+    LookupCase::Any,
+    LookupCase::Bare,
+    LookupCase::First,
+    LookupCase::Foreign,
+    LookupCase::KnownAgain,
+];
 /// What is measured beside many flows, too.
-const BESIDE: [Kind; 2] = [Kind::Known, Kind::Foreign];
+const BESIDE: [LookupCase; 2] = [LookupCase::Known, LookupCase::Foreign];
 /// Places of some of them.
 const KNOWN_AT: usize = 0;
 const ANY_AT: usize = 2;
 const BARE_AT: usize = 3;
 const AGAIN_AT: usize = 6;
 
-impl Kind {
+impl LookupCase {
     const fn name(self) -> &'static str {
         match self {
             Self::Known => "known flow",
@@ -127,13 +135,19 @@ pub fn run(asked: &ScaleArguments, agent: &Path, stop: &AtomicBool) -> Result<Pa
 type Nanoseconds = [[Vec<f64>; SIZES.len()]; KINDS.len()];
 
 /// Measures these kinds; of the others there are no samples.
-fn measure(subjects: &[Subject], kinds: &[Kind], rounds: u32, packets: u32, stop: &AtomicBool) -> Result<Nanoseconds> {
+fn measure(
+    subjects: &[Subject],
+    kinds: &[LookupCase],
+    rounds: u32,
+    packets: u32,
+    stop: &AtomicBool,
+) -> Result<Nanoseconds> {
     let mut all: Nanoseconds = Default::default();
     let mut senders: Vec<Sender> = subjects.iter().map(|subject| Sender::new(subject.services)).collect();
     for (subject, sender) in subjects.iter().zip(&mut senders) {
         for _ in 0..(sender.pool.len() * BEFORE).div_ceil(BLOCK as usize) {
             ensure!(!stop.load(Ordering::Relaxed), "interrupted");
-            run_block(subject, Kind::Any, &sender.frames(Kind::Any), &mut [Vec::new(), Vec::new()])?;
+            run_block(subject, LookupCase::Any, &sender.frames(LookupCase::Any), &mut [Vec::new(), Vec::new()])?;
         }
     }
     for round in 0..=rounds {
@@ -165,8 +179,8 @@ fn measure(subjects: &[Subject], kinds: &[Kind], rounds: u32, packets: u32, stop
     Ok(all)
 }
 
-fn run_block(subject: &Subject, kind: Kind, frames: &[Vec<u8>], times: &mut [Vec<f64>; 2]) -> Result<()> {
-    let tested = if kind == Kind::Bare { subject.yardstick.program("hash4")? } else { &subject.pod_in };
+fn run_block(subject: &Subject, kind: LookupCase, frames: &[Vec<u8>], times: &mut [Vec<f64>; 2]) -> Result<()> {
+    let tested = if kind == LookupCase::Bare { subject.yardstick.program("hash4")? } else { &subject.pod_in };
     let nothing = subject.yardstick.program("nothing")?;
     subject.within(|| {
         for (program, times) in [tested, nothing].into_iter().zip(times) {
@@ -187,17 +201,17 @@ fn figures(all: &Nanoseconds) -> Vec<Figure> {
     let bare = &all[BARE_AT];
     let mut figures = Vec::new();
     for (size, services) in SIZES.into_iter().enumerate().skip(1) {
-        let name = |kind: Kind| format!("scale, {}: {services} services / {}", kind.name(), SIZES[0]);
+        let name = |kind: LookupCase| format!("scale, {}: {services} services / {}", kind.name(), SIZES[0]);
         // Ten services have no first flow left.
-        for (kind, samples) in KINDS.into_iter().zip(all).filter(|(kind, _)| *kind != Kind::First) {
+        for (kind, samples) in KINDS.into_iter().zip(all).filter(|(kind, _)| *kind != LookupCase::First) {
             let ratio: Samples = growth(samples, size).into_iter().collect();
             let figure = Figure::ratio(name(kind), &ratio, Better::Less);
-            let has_goal = matches!(kind, Kind::Known | Kind::Hot);
+            let has_goal = matches!(kind, LookupCase::Known | LookupCase::Hot);
             figures.push(if has_goal { figure.aims(5, 1.03) } else { figure });
         }
         let beside: Samples =
             growth(&all[ANY_AT], size).into_iter().zip(growth(bare, size)).map(|(ours, bare)| ours / bare).collect();
-        let name = format!("{} / growth of the bare look-up", name(Kind::Any));
+        let name = format!("{} / growth of the bare look-up", name(LookupCase::Any));
         figures.push(Figure::ratio(name, &beside, Better::Less).aims(5, 1.1));
     }
     let twice = all[AGAIN_AT][0].iter().zip(&all[KNOWN_AT][0]).map(|(again, before)| again / before).collect();
@@ -212,7 +226,7 @@ fn figures(all: &Nanoseconds) -> Vec<Figure> {
 /// What many services and many flows cost.
 fn beside_flows(all: &Nanoseconds) -> Vec<Figure> {
     let (last, services) = (SIZES.len() - 1, SIZES[SIZES.len() - 1]);
-    let of = |(kind, samples): (Kind, _)| {
+    let of = |(kind, samples): (LookupCase, _)| {
         let ratio: Samples = growth(samples, last).into_iter().collect();
         let name = format!("scale, {}: {services} services and {FLOWS} flows / {} services", kind.name(), SIZES[0]);
         Figure::ratio(name, &ratio, Better::Less)
@@ -220,7 +234,7 @@ fn beside_flows(all: &Nanoseconds) -> Vec<Figure> {
     KINDS.into_iter().zip(all).filter(|(kind, _)| BESIDE.contains(kind)).map(of).collect()
 }
 
-fn table(all: &Nanoseconds, kinds: &[Kind]) -> String {
+fn table(all: &Nanoseconds, kinds: &[LookupCase]) -> String {
     let sizes = SIZES.map(|size| format!(" {size} services, ns |")).concat();
     let mut text = format!("| |{sizes}\n|---|{}\n", "---:|".repeat(SIZES.len()));
     for (kind, samples) in KINDS.into_iter().zip(all).filter(|(kind, _)| kinds.contains(kind)) {
@@ -230,7 +244,7 @@ fn table(all: &Nanoseconds, kinds: &[Kind]) -> String {
     text
 }
 
-fn nanoseconds(all: &Nanoseconds, kinds: &[Kind]) -> Value {
+fn nanoseconds(all: &Nanoseconds, kinds: &[LookupCase]) -> Value {
     let rows = KINDS.into_iter().zip(all).filter(|(kind, _)| kinds.contains(kind)).map(|(kind, samples)| {
         let by_size = SIZES.into_iter().zip(samples);
         let by_size = by_size.map(|(size, samples)| (size.to_string(), json!(median(samples))));

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use lb_tests::random::Random;
 
 use super::subject::{FIRST_KNOWN, KNOWN, client};
-use super::{BLOCK, Kind};
+use super::{BLOCK, LookupCase};
 use crate::fixture::ballast::service;
 use crate::packet::frames::{ACK, SYN, tcp};
 
@@ -41,25 +41,25 @@ impl Sender {
     }
 
     /// The packets of one turn.
-    pub fn frames(&mut self, kind: Kind) -> Vec<Vec<u8>> {
+    pub fn frames(&mut self, kind: LookupCase) -> Vec<Vec<u8>> {
         (0..BLOCK).map(|number| self.frame(kind, number)).collect()
     }
 
-    fn frame(&mut self, kind: Kind, number: u32) -> Vec<u8> {
-        if matches!(kind, Kind::Known | Kind::KnownAgain) {
+    fn frame(&mut self, kind: LookupCase, number: u32) -> Vec<u8> {
+        if matches!(kind, LookupCase::Known | LookupCase::KnownAgain) {
             let port = FIRST_KNOWN + u16::try_from(number % u32::from(KNOWN)).expect("below a u16");
             return tcp(client(0, port), service(0, 0), ACK, 1_001, 9_001);
         }
-        if kind == Kind::Foreign {
+        if kind == LookupCase::Foreign {
             let port = FIRST_KNOWN + u16::try_from(number % u32::from(KNOWN)).expect("below a u16");
             return tcp(client(0, port), FOREIGN, ACK, 1_001, 9_001);
         }
         let (port, turn) = (FIRST_NEW + self.next_new % PORTS, self.next_new / PORTS);
         self.next_new += 1;
         // Where all were asked for, no first flow is left.
-        let first = if kind == Kind::First { self.untouched.pop() } else { None };
+        let first = if kind == LookupCase::First { self.untouched.pop() } else { None };
         self.next = (self.next + 1) % self.pool.len();
-        let to = if kind == Kind::Hot { 0 } else { first.unwrap_or(self.pool[self.next]) };
+        let to = if kind == LookupCase::Hot { 0 } else { first.unwrap_or(self.pool[self.next]) };
         tcp(client(turn, u16::try_from(port).expect("below a u16")), service(0, to), SYN, number, 0)
     }
 }
@@ -74,11 +74,11 @@ mod tests {
         let (pool, untouched) = (sender.pool.clone(), sender.untouched.clone());
         assert!(untouched.len() == 2 && untouched.iter().all(|number| !pool.contains(number)));
         let asked = |frame: Vec<u8>| crate::north_south::frames::ends(&frame).expect("TCP")[1];
-        let first = asked(sender.frame(Kind::First, 0));
+        let first = asked(sender.frame(LookupCase::First, 0));
         assert!(untouched.iter().any(|number| service(0, *number) == first));
-        let turns: std::collections::BTreeSet<_> = (0..POOL).map(|_| asked(sender.frame(Kind::Any, 0))).collect();
+        let turns: std::collections::BTreeSet<_> = (0..POOL).map(|_| asked(sender.frame(LookupCase::Any, 0))).collect();
         assert_eq!(turns.len(), POOL);
-        assert_eq!(asked(sender.frame(Kind::Hot, 0)), service(0, 0));
+        assert_eq!(asked(sender.frame(LookupCase::Hot, 0)), service(0, 0));
         assert_eq!(Sender::new(10).pool.len(), 10);
     }
 }

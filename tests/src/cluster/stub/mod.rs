@@ -17,7 +17,7 @@ use tokio::runtime::Builder;
 use tokio::sync::{oneshot, watch};
 
 use state::State;
-pub use state::{Kind, Lie, Request, Verb};
+pub use state::{Lie, Request, ResourceKind, Verb};
 
 use super::odd_objects::OddObject;
 use crate::topology::NetNs;
@@ -92,7 +92,7 @@ impl StubApi {
     }
 
     /// Deletes every object of the kind for which `chosen` is true; watches tell it.
-    pub fn delete_where(&self, kind: Kind, chosen: impl Fn(&Value) -> bool) {
+    pub fn delete_where(&self, kind: ResourceKind, chosen: impl Fn(&Value) -> bool) {
         self.change(|state| state.delete_where(kind, chosen));
     }
 
@@ -105,12 +105,12 @@ impl StubApi {
     }
 
     /// Deletes an object; watches tell it.
-    pub fn delete(&self, kind: Kind, namespace: &str, name: &str) {
+    pub fn delete(&self, kind: ResourceKind, namespace: &str, name: &str) {
         self.change(|state| state.delete(kind, namespace, name));
     }
 
     /// Deletes an object; no watch ever tells it.
-    pub fn delete_untold(&self, kind: Kind, namespace: &str, name: &str) {
+    pub fn delete_untold(&self, kind: ResourceKind, namespace: &str, name: &str) {
         self.change(|state| {
             state.delete(kind, namespace, name);
             state.hide_last();
@@ -118,12 +118,12 @@ impl StubApi {
     }
 
     /// Of each of the next `count` lists of the kind, the answer is this lie.
-    pub fn lie(&self, kind: Kind, lie: Lie, count: usize) {
+    pub fn lie(&self, kind: ResourceKind, lie: Lie, count: usize) {
         self.change(|state| state.lie(kind, lie, count));
     }
 
     /// From now on every list and watch of the kind is answered with this status; `None`: with what was asked for. Open watches go on.
-    pub fn refuse(&self, kind: Kind, status: Option<u16>) {
+    pub fn refuse(&self, kind: ResourceKind, status: Option<u16>) {
         self.change(|state| state.refuse(kind, status));
     }
 

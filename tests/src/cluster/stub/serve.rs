@@ -20,7 +20,7 @@ use tokio::time::Instant as Clock;
 
 use super::Shared;
 use super::selector::{Query, Selector};
-use super::state::{Kind, Request, Verb};
+use super::state::{Request, ResourceKind, Verb};
 
 /// How often a watch gets a bookmark.
 const BOOKMARK_EVERY: Duration = Duration::from_mins(1);
@@ -30,7 +30,7 @@ const LAST_BOOKMARK: Duration = Duration::from_secs(2);
 const WATCH_SECONDS: u64 = 300;
 
 pub fn router(shared: Arc<Shared>) -> Router {
-    let of = |kind: Kind| {
+    let of = |kind: ResourceKind| {
         get(
             move |State(shared): State<Arc<Shared>>, ConnectInfo(peer): ConnectInfo<SocketAddr>, RawQuery(query)| async move {
                 answer(&shared, kind, peer, query.unwrap_or_default())
@@ -38,10 +38,10 @@ pub fn router(shared: Arc<Shared>) -> Router {
         )
     };
     Router::new()
-        .route("/api/v1/services", of(Kind::Service))
-        .route("/apis/discovery.k8s.io/v1/endpointslices", of(Kind::Slice))
-        .route("/api/v1/nodes", of(Kind::Node))
-        .route("/apis/networking.k8s.io/v1/servicecidrs", of(Kind::ServiceCidr))
+        .route("/api/v1/services", of(ResourceKind::Service))
+        .route("/apis/discovery.k8s.io/v1/endpointslices", of(ResourceKind::Slice))
+        .route("/api/v1/nodes", of(ResourceKind::Node))
+        .route("/apis/networking.k8s.io/v1/servicecidrs", of(ResourceKind::ServiceCidr))
         .route("/api/v1/namespaces/{namespace}/events", post(event))
         .route("/apis/events.k8s.io/v1/namespaces/{namespace}/events", post(event))
         .with_state(shared)
@@ -68,7 +68,7 @@ fn say(status: StatusCode, value: &Value) -> Response {
     (status, [(CONTENT_TYPE, "application/json")], value.to_string()).into_response()
 }
 
-fn answer(shared: &Arc<Shared>, kind: Kind, peer: SocketAddr, query: String) -> Response {
+fn answer(shared: &Arc<Shared>, kind: ResourceKind, peer: SocketAddr, query: String) -> Response {
     let parameters = Query::parse(&query);
     let number = |name: &str| parameters.get(name).and_then(|text| text.parse::<u64>().ok());
     let (is_watch, selector) = (parameters.is("watch"), parameters.selector());
@@ -115,7 +115,7 @@ fn lines<E: Display>(events: impl Iterator<Item = E>) -> String {
 /// An open watch.
 struct Watch {
     shared: Arc<Shared>,
-    kind: Kind,
+    kind: ResourceKind,
     selector: Selector,
     number: usize,
     /// The events that it begins with, if it was asked to.

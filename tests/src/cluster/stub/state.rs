@@ -11,14 +11,14 @@ use crate::cluster::odd_objects::{OddObject, VERSION};
 
 /// The kinds of objects that it serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum ResourceKind {
     Service,
     Slice,
     Node,
     ServiceCidr,
 }
 
-impl Kind {
+impl ResourceKind {
     /// As objects name it.
     pub const fn name(self) -> &'static str {
         match self {
@@ -65,19 +65,19 @@ pub struct Request {
     pub at: Instant,
     /// The end of its connection: another one, another connection.
     pub peer: SocketAddr,
-    pub kind: Kind,
+    pub kind: ResourceKind,
     pub verb: Verb,
     /// What follows the `?`.
     pub query: String,
 }
 
-type Name = (Kind, String, String);
+type Name = (ResourceKind, String, String);
 
 /// A change and its version.
 #[derive(Clone, Debug)]
 pub struct Change {
     pub version: u64,
-    pub kind: Kind,
+    pub kind: ResourceKind,
     pub event: Value,
     /// No watch tells it.
     hidden: bool,
@@ -90,9 +90,9 @@ pub struct State {
     forgotten: u64,
     objects: BTreeMap<Name, Value>,
     history: Vec<Change>,
-    lies: BTreeMap<Kind, VecDeque<Lie>>,
+    lies: BTreeMap<ResourceKind, VecDeque<Lie>>,
     /// Kinds of which every question is answered with this status.
-    refused: BTreeMap<Kind, u16>,
+    refused: BTreeMap<ResourceKind, u16>,
     /// Watches opened before this count are silent, or at an end.
     silent_before: usize,
     ended_before: usize,
@@ -123,7 +123,7 @@ impl Default for State {
 impl State {
     pub fn put(&mut self, mut object: Value) {
         self.version += 1;
-        let kind = Kind::of(&object);
+        let kind = ResourceKind::of(&object);
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
         let known = self.objects.insert(name(kind, &object), object.clone());
         self.remember(kind, if known.is_some() { "MODIFIED" } else { "ADDED" }, &object);
@@ -140,7 +140,7 @@ impl State {
         self.remember(odd.kind, "MODIFIED", &object);
     }
 
-    pub fn delete(&mut self, kind: Kind, namespace: &str, name: &str) {
+    pub fn delete(&mut self, kind: ResourceKind, namespace: &str, name: &str) {
         if let Some(mut object) = self.objects.remove(&(kind, namespace.to_owned(), name.to_owned())) {
             self.version += 1;
             object["metadata"]["resourceVersion"] = json!(self.version.to_string());
@@ -148,7 +148,7 @@ impl State {
         }
     }
 
-    pub fn delete_where(&mut self, kind: Kind, chosen: impl Fn(&Value) -> bool) {
+    pub fn delete_where(&mut self, kind: ResourceKind, chosen: impl Fn(&Value) -> bool) {
         let is_gone = |((of, ..), object): &(&Name, &Value)| *of == kind && chosen(object);
         let gone: Vec<Name> = self.objects.iter().filter(is_gone).map(|(name, _)| name.clone()).collect();
         for (kind, namespace, name) in gone {
@@ -163,18 +163,18 @@ impl State {
         }
     }
 
-    pub fn lie(&mut self, kind: Kind, lie: Lie, count: usize) {
+    pub fn lie(&mut self, kind: ResourceKind, lie: Lie, count: usize) {
         self.lies.entry(kind).or_default().extend(std::iter::repeat_n(lie, count));
     }
 
-    pub fn refuse(&mut self, kind: Kind, status: Option<u16>) {
+    pub fn refuse(&mut self, kind: ResourceKind, status: Option<u16>) {
         match status {
             Some(status) => self.refused.insert(kind, status),
             None => self.refused.remove(&kind),
         };
     }
 
-    pub fn refusal(&self, kind: Kind) -> Option<u16> {
+    pub fn refusal(&self, kind: ResourceKind) -> Option<u16> {
         self.refused.get(&kind).copied()
     }
 
@@ -201,7 +201,7 @@ impl State {
     }
 
     /// A list, or the lie that is next.
-    pub fn list(&mut self, kind: Kind, selector: &Selector) -> Value {
+    pub fn list(&mut self, kind: ResourceKind, selector: &Selector) -> Value {
         let shown = match self.lies.get_mut(&kind).and_then(VecDeque::pop_front) {
             None => usize::MAX,
             Some(Lie::Empty) => 0,
@@ -215,7 +215,7 @@ impl State {
     }
 
     /// The objects of a kind that a selector admits, by name.
-    pub fn selected<'a>(&'a self, kind: Kind, selector: &'a Selector) -> impl Iterator<Item = &'a Value> {
+    pub fn selected<'a>(&'a self, kind: ResourceKind, selector: &'a Selector) -> impl Iterator<Item = &'a Value> {
         self.objects
             .iter()
             .filter(move |((of, ..), object)| *of == kind && selector.admits(object))
@@ -242,14 +242,19 @@ impl State {
     }
 
     /// What a watch tells that knows everything up to `version`.
-    pub fn since<'a>(&'a self, kind: Kind, version: u64, selector: &'a Selector) -> impl Iterator<Item = &'a Change> {
+    pub fn since<'a>(
+        &'a self,
+        kind: ResourceKind,
+        version: u64,
+        selector: &'a Selector,
+    ) -> impl Iterator<Item = &'a Change> {
         let known = self.history.partition_point(|change| change.version <= version);
         let tells =
             move |change: &&Change| change.kind == kind && !change.hidden && selector.admits(&change.event["object"]);
         self.history[known..].iter().filter(tells)
     }
 
-    pub fn bookmark(&self, kind: Kind) -> Value {
+    pub fn bookmark(&self, kind: ResourceKind) -> Value {
         json!({"type": "BOOKMARK", "object": {
             "kind": kind.name(), "apiVersion": kind.api_version(),
             "metadata": {"resourceVersion": self.version.to_string()},
@@ -257,7 +262,7 @@ impl State {
     }
 
     /// The bookmark behind the initial events of a watch.
-    pub fn initial_bookmark(&self, kind: Kind) -> Value {
+    pub fn initial_bookmark(&self, kind: ResourceKind) -> Value {
         let mut bookmark = self.bookmark(kind);
         bookmark["object"]["metadata"]["annotations"] = json!({"k8s.io/initial-events-end": "true"});
         bookmark
@@ -279,13 +284,13 @@ impl State {
         &self.events
     }
 
-    fn remember(&mut self, kind: Kind, how: &str, object: &Value) {
+    fn remember(&mut self, kind: ResourceKind, how: &str, object: &Value) {
         let event = json!({"type": how, "object": object});
         self.history.push(Change { version: self.version, kind, event, hidden: false });
     }
 }
 
-fn name(kind: Kind, object: &Value) -> Name {
+fn name(kind: ResourceKind, object: &Value) -> Name {
     let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
     (kind, text("namespace"), text("name"))
 }

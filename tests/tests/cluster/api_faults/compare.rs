@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use lb_tests::cluster::stub::{Kind, Lie, Verb};
+use lb_tests::cluster::stub::{Lie, ResourceKind, Verb};
 use lb_userspace::source::{Difference, Restart, SourceStatus};
 
 use super::short_lists::{MANY, fixture, is_full, name, service, slice};
@@ -26,7 +26,7 @@ async fn what_no_watch_told_is_found_counted_and_repaired() -> Result<()> {
 
     api.put_untold(service(MANY + 1));
     api.put_untold(slice(7, 99));
-    api.delete_untold(Kind::Service, "default", &name(3));
+    api.delete_untold(ResourceKind::Service, "default", &name(3));
     source
         .until("all three", |snapshot| {
             let moved = snapshot
@@ -62,7 +62,7 @@ async fn a_comparison_with_an_empty_list_removes_nothing() -> Result<()> {
     let settings = lb_userspace::source::kube::KubeSettings { compare_interval: Some(PERIOD), ..stub(&api) };
     let mut source = Followed::start(settings).await?;
     let before = source.until("everything", is_full).await?.revision;
-    for kind in [Kind::Service, Kind::Slice] {
+    for kind in [ResourceKind::Service, ResourceKind::Slice] {
         api.lie(kind, Lie::Empty, 1);
     }
     let done = source.status_until("some rounds", |status| {
@@ -88,7 +88,7 @@ async fn comparisons_come_at_their_period() -> Result<()> {
     });
     done.await?;
     let requests = api.requests().split_off(asked);
-    let lists: Vec<_> = requests.iter().filter(|r| r.kind == Kind::Service && r.verb == Verb::List).collect();
+    let lists: Vec<_> = requests.iter().filter(|r| r.kind == ResourceKind::Service && r.verb == Verb::List).collect();
     // The first is the list that everything begins with.
     for pair in lists[1..].windows(2) {
         let pause = pair[1].at - pair[0].at;

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use kube::Client;
 use lb_tests::cluster::objects::Objects;
 use lb_tests::cluster::odd_objects::{OddObject, odd_objects};
-use lb_tests::cluster::stub::{Kind, StubApi};
+use lb_tests::cluster::stub::{ResourceKind, StubApi};
 use lb_tests::cluster::{ApiServer, SETTLE_LIMIT};
 use lb_tests::random::Random;
 use lb_userspace::source::Restart;
@@ -152,15 +152,15 @@ async fn a_condition_without_a_time_stops_no_watch() -> Result<()> {
 async fn offer(client: &Client, odd: &OddObject) -> Result<Option<String>> {
     let mut object = odd.object.clone();
     let collection = match odd.kind {
-        Kind::Service => "/api/v1/namespaces/default/services",
-        Kind::Slice => "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices",
-        Kind::Node | Kind::ServiceCidr => "/api/v1/nodes",
+        ResourceKind::Service => "/api/v1/namespaces/default/services",
+        ResourceKind::Slice => "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices",
+        ResourceKind::Node | ResourceKind::ServiceCidr => "/api/v1/nodes",
     };
     if let Some(Value::Object(metadata)) = object.get_mut("metadata") {
         // What the server sets itself, and what keeps an object from being deleted.
         let own = ["resourceVersion", "uid", "finalizers", "managedFields", "deletionTimestamp", "ownerReferences"];
         metadata.retain(|key, _| !own.contains(&key.as_str()) || odd.what.starts_with(&format!("/metadata/{key}")));
-        metadata.retain(|key, _| odd.kind != Kind::Node || key != "namespace");
+        metadata.retain(|key, _| odd.kind != ResourceKind::Node || key != "namespace");
     }
     let status = object.as_object_mut().and_then(|fields| fields.remove("status"));
     let Some(made) = ask(client, "POST", collection, "application/json", &object).await? else { return Ok(None) };

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use anyhow::{Context as _, Result};
-use lb_tests::cluster::stub::{Kind, Lie, StubApi, Verb};
+use lb_tests::cluster::stub::{Lie, ResourceKind, StubApi, Verb};
 use lb_userspace::model::Snapshot;
 use lb_userspace::source::Relist;
 use serde_json::{Value, json};
@@ -61,7 +61,7 @@ async fn insist_that_it_is_not_believed(lie: Lie) -> Result<()> {
     let (api, mut source) = fixture().await?;
     let before = source.now()?.revision;
     let asked = api.requests().len();
-    for kind in [Kind::Service, Kind::Slice] {
+    for kind in [ResourceKind::Service, ResourceKind::Slice] {
         api.lie(kind, lie, 1);
     }
     api.forget();
@@ -77,7 +77,7 @@ async fn insist_that_it_is_not_believed(lie: Lie) -> Result<()> {
         .insist_since(before, "complete", |snapshot| snapshot.services.len() >= MANY && snapshot.slices.len() == MANY);
 
     // The second list came by another connection, and not from what some server remembers.
-    for kind in [Kind::Service, Kind::Slice] {
+    for kind in [ResourceKind::Service, ResourceKind::Slice] {
         let requests = api.requests().split_off(asked);
         let lists: Vec<_> = requests.iter().filter(|r| r.kind == kind && r.verb == Verb::List).collect();
         let [first, second, ..] = &lists[..] else { anyhow::bail!("no second list of {kind:?}: {lists:#?}") };
@@ -101,8 +101,8 @@ async fn a_suddenly_tiny_list_removes_nothing_before_it_is_confirmed() -> Result
 async fn a_confirmed_empty_list_is_the_truth() -> Result<()> {
     let (api, mut source) = fixture().await?;
     for number in 1..=MANY {
-        api.delete_untold(Kind::Service, "default", &name(number));
-        api.delete_untold(Kind::Slice, "default", &name(number));
+        api.delete_untold(ResourceKind::Service, "default", &name(number));
+        api.delete_untold(ResourceKind::Slice, "default", &name(number));
     }
     api.forget();
     source.until("nothing", |snapshot| snapshot.services.is_empty() && snapshot.slices.is_empty()).await?;
@@ -118,8 +118,8 @@ async fn a_confirmed_empty_list_is_the_truth() -> Result<()> {
 async fn everything_may_be_deleted_by_events() -> Result<()> {
     let (api, mut source) = fixture().await?;
     for number in 1..=MANY {
-        api.delete(Kind::Service, "default", &name(number));
-        api.delete(Kind::Slice, "default", &name(number));
+        api.delete(ResourceKind::Service, "default", &name(number));
+        api.delete(ResourceKind::Slice, "default", &name(number));
     }
     source.until("nothing", |snapshot| snapshot.services.is_empty() && snapshot.slices.is_empty()).await?;
     assert_eq!(relists(&source.status(), "services", Relist::Confirm), 0);
@@ -130,15 +130,17 @@ async fn everything_may_be_deleted_by_events() -> Result<()> {
 #[tokio::test]
 async fn a_first_list_that_is_empty_is_not_believed_where_tables_exist() -> Result<()> {
     let api = full()?;
-    for kind in [Kind::Service, Kind::Slice] {
+    for kind in [ResourceKind::Service, ResourceKind::Slice] {
         api.lie(kind, Lie::Empty, 1);
     }
     let settings = lb_userspace::source::kube::KubeSettings { expected_services: 1, ..stub(&api) };
     let mut source = Followed::start(settings).await?;
     source.until("everything", is_full).await?;
     source.insist_since(0, "complete from the start", is_full);
-    let lists =
-        api.requests().into_iter().filter(|request| request.verb == Verb::List && request.kind == Kind::Service);
+    let lists = api
+        .requests()
+        .into_iter()
+        .filter(|request| request.verb == Verb::List && request.kind == ResourceKind::Service);
     let peers: Vec<_> = lists.map(|request| request.peer).collect();
     assert_ne!(peers.first().context("a list")?, peers.get(1).context("a second list")?);
     Ok(())

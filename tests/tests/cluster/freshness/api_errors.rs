@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use lb_tests::agent::Agent;
 use lb_tests::cluster::SETTLE_LIMIT;
-use lb_tests::cluster::stub::{Kind, StubApi};
+use lb_tests::cluster::stub::{ResourceKind, StubApi};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Stream, eventually};
 use lb_tests::topology::NodeOptions;
@@ -55,9 +55,9 @@ fn revoked_rights_and_a_removed_version_are_told_once_and_cost_no_traffic() -> R
     eventually("web serves", SETTLE_LIMIT, || serves().ok());
 
     for (kind, resource, code, reason) in [
-        (Kind::Service, "services", 403, "ApiAccessDenied"),
-        (Kind::Slice, "endpointslices", 404, "ApiVersionMissing"),
-        (Kind::ServiceCidr, "servicecidrs", 403, "ApiAccessDenied"),
+        (ResourceKind::Service, "services", 403, "ApiAccessDenied"),
+        (ResourceKind::Slice, "endpointslices", 404, "ApiVersionMissing"),
+        (ResourceKind::ServiceCidr, "servicecidrs", 403, "ApiAccessDenied"),
     ] {
         let is_it = |event: &Value| {
             event["reason"] == reason && event["note"].as_str().is_some_and(|note| note.contains(resource))

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use lb_tests::agent::Agent;
 use lb_tests::cluster::SETTLE_LIMIT;
 use lb_tests::cluster::odd_objects::{OddObject, odd_objects};
-use lb_tests::cluster::stub::{Kind, StubApi};
+use lb_tests::cluster::stub::{ResourceKind, StubApi};
 use lb_tests::fixture::health_check_port::manifest;
 use lb_tests::peers::eventually;
 use lb_tests::topology::{Node, NodeOptions, Topology};
@@ -64,7 +64,7 @@ fn odd_objects_turn_neither_of_two_nodes_red_and_are_told_of() -> Result<()> {
     api.put(service("kept", "10.96.0.20", &json!("eighty")));
     api.put(service("never", "10.96.0.21", &json!([{"port": "eighty"}])));
     let nameless = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": 5}});
-    api.put_odd(&OddObject { kind: Kind::Service, what: "nameless".to_owned(), object: nameless });
+    api.put_odd(&OddObject { kind: ResourceKind::Service, what: "nameless".to_owned(), object: nameless });
     let begin = Instant::now();
     api.put(service("next", "10.96.0.22", &json!([{"port": 80}])));
     for agent in &agents {

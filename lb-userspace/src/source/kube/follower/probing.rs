@@ -15,13 +15,13 @@ pub struct Probe {
     pub missed: Option<(Instant, Version)>,
     /// Only the verdict is due.
     pub over: bool,
-    look: Look,
+    check: VersionCheck,
 }
 
 /// What a probe that ended without a word still needs. A server sends no bookmark where nothing happened since the requested version, nor for a quiet
 /// resource while others change. It does not know how far the store is until a client asks for the store's latest state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Look {
+enum VersionCheck {
     NotYet,
     /// The store's version was asked for.
     Asked,
@@ -32,7 +32,7 @@ enum Look {
 impl Probe {
     /// It is no watch at the moment.
     pub fn is_looking(&self) -> bool {
-        self.look == Look::Asked
+        self.check == VersionCheck::Asked
     }
 
     fn due(&self) -> Instant {
@@ -59,8 +59,14 @@ impl<K> Follower<K> {
         }
         let Some(probe) = &self.probe else {
             let Some(from) = self.version.clone() else { return Vec::new() };
-            let probe =
-                Probe { asked: now, opened: None, from: from.clone(), missed: None, over: false, look: Look::NotYet };
+            let probe = Probe {
+                asked: now,
+                opened: None,
+                from: from.clone(),
+                missed: None,
+                over: false,
+                check: VersionCheck::NotYet,
+            };
             self.probe = Some(probe);
             return vec![Effect::Watch { call: Call::Probe, version: from, seconds: bounds::PROBE_SECONDS }];
         };
@@ -92,15 +98,15 @@ impl<K> Follower<K> {
             }
             Heard::Deleted(name, version) => return self.probe_told(Change::Delete(name), version, now),
             Heard::Ended | Heard::Failed(_) if probe.missed.is_some() => probe.over = true,
-            Heard::Ended if probe.look == Look::NotYet => {
-                (probe.look, probe.asked, probe.opened) = (Look::Asked, now, None);
-                return vec![Effect::Look];
+            Heard::Ended if probe.check == VersionCheck::NotYet => {
+                (probe.check, probe.asked, probe.opened) = (VersionCheck::Asked, now, None);
+                return vec![Effect::CheckVersion];
             }
             Heard::Ended => {
                 *self.status.probes.entry(Probed::Unproven).or_default() += 1;
                 return self.relist(Relist::Unproven, now);
             }
-            Heard::Page(page) if probe.look == Look::Asked => {
+            Heard::Page(page) if probe.check == VersionCheck::Asked => {
                 return self.looked(page.version, now);
             }
             Heard::Failed(failure) => return self.probe_failed(failure, now),
@@ -132,7 +138,14 @@ impl<K> Follower<K> {
         if store < held {
             return self.relist(Relist::RolledBack, now);
         }
-        let probe = Probe { asked: now, opened: None, from: held.clone(), missed: None, over: false, look: Look::Done };
+        let probe = Probe {
+            asked: now,
+            opened: None,
+            from: held.clone(),
+            missed: None,
+            over: false,
+            check: VersionCheck::Done,
+        };
         self.probe = Some(probe);
         vec![Effect::Watch { call: Call::Probe, version: held, seconds: bounds::PROBE_SECONDS }]
     }

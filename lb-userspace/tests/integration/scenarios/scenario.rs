@@ -1,4 +1,4 @@
-//! A world that scenarios happen in: objects come and go, time passes, the agent restarts, writes fail.
+//! The cluster of a scenario: objects come and go, time passes, the agent restarts, writes fail.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use lb_userspace::{
 
 /// How the events between two commands are brought in.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Way {
+pub enum EventOrder {
     /// One after the other, as they stand.
     Forward,
     /// The last one first.
@@ -24,15 +24,15 @@ pub enum Way {
     Failing(usize),
 }
 
-pub const WAYS: [Way; 8] = [
-    Way::Forward,
-    Way::Backward,
-    Way::AtOnce,
-    Way::Restarting,
-    Way::Failing(0),
-    Way::Failing(1),
-    Way::Failing(2),
-    Way::Failing(5),
+pub const ORDERS: [EventOrder; 8] = [
+    EventOrder::Forward,
+    EventOrder::Backward,
+    EventOrder::AtOnce,
+    EventOrder::Restarting,
+    EventOrder::Failing(0),
+    EventOrder::Failing(1),
+    EventOrder::Failing(2),
+    EventOrder::Failing(5),
 ];
 
 #[derive(Clone, Debug)]
@@ -41,8 +41,8 @@ pub enum Event {
     Delete(String),
 }
 
-pub struct World {
-    way: Way,
+pub struct Scenario {
+    order: EventOrder,
     settings: PlanSettings,
     /// Taken only within a restart.
     programmer: Option<Programmer<MemoryStore>>,
@@ -56,15 +56,15 @@ pub struct World {
     report: Report,
 }
 
-impl World {
-    pub fn new(way: Way, capacities: Option<Capacities>, settings: PlanSettings) -> Self {
+impl Scenario {
+    pub fn new(order: EventOrder, capacities: Option<Capacities>, settings: PlanSettings) -> Self {
         let settings = PlanSettings { retry_min: Duration::ZERO, retry_max: Duration::ZERO, ..settings };
         let mut store = capacities.map_or_else(MemoryStore::roomy, MemoryStore::new);
         store.check_each_write = true;
         let now = Monotonic::default();
         let programmer = Programmer::restore(store, settings.clone(), now).expect("memory can be read");
         Self {
-            way,
+            order,
             settings,
             programmer: Some(programmer),
             now,
@@ -87,16 +87,16 @@ impl World {
     }
 
     pub fn events(&mut self, mut events: Vec<Event>) {
-        if self.way == Way::Backward {
+        if self.order == EventOrder::Backward {
             events.reverse();
         }
         let count = events.len();
         for (index, event) in events.into_iter().enumerate() {
             self.take(event);
-            if self.way != Way::AtOnce || index + 1 == count {
+            if self.order != EventOrder::AtOnce || index + 1 == count {
                 self.sync();
             }
-            if self.way == Way::Restarting {
+            if self.order == EventOrder::Restarting {
                 self.restart();
             }
         }
@@ -143,7 +143,7 @@ impl World {
     }
 
     fn sync(&mut self) {
-        if let Way::Failing(after) = self.way {
+        if let EventOrder::Failing(after) = self.order {
             self.store().failures = vec![after; 3];
         }
         self.revision += 1;

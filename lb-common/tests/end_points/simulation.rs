@@ -51,7 +51,7 @@ pub(super) enum Event {
     Sweep(usize),
 }
 
-pub struct World {
+pub struct Simulation {
     pub tables: Memory,
     pub agent: Agent,
     pub pods: Vec<Pod>,
@@ -69,7 +69,7 @@ pub struct World {
     pub(super) current: HashMap<(End, End), usize>,
 }
 
-impl World {
+impl Simulation {
     pub fn new(network: Network, seed: u64, flags: u8, affinity_timeout_s: u32) -> Self {
         let tables = Memory { seed: seed as u32, ..Memory::default() };
         let start_ms = tables.now_ns / 1_000_000;
