@@ -179,7 +179,7 @@ fn fins_end_the_connection_once_both_are_acknowledged() {
     }
 }
 
-/// A client outside opens a direct connection to the backend, from the ports that its finished connection to the service had. No hook
+/// An external client opens a direct connection to the backend, from the ports that its finished connection to the service had. No hook
 /// sees its requests.
 #[test]
 fn the_handshake_of_a_direct_connection_on_the_ports_of_an_ended_one_passes_untouched() {
