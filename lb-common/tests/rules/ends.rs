@@ -179,21 +179,30 @@ fn fins_end_the_connection_once_both_are_acknowledged() {
     }
 }
 
-/// An external client opens a direct connection to the backend, from the ports that its finished connection to the service had. No hook
-/// sees its requests.
+/// An external client opens a direct connection to the backend, from the ports that its connection to the service had. No hook sees its
+/// requests.
 #[test]
-fn the_handshake_of_a_direct_connection_on_the_ports_of_an_ended_one_passes_untouched() {
-    let mut pair = Pair::new();
-    assert_eq!(pair.forged(false, SYN | ACK, 5, 6, 0).outcome, Outcome::Replied, "the service's connection lives");
-    pair.asks(FIN | ACK, 20);
-    pair.answers(FIN | ACK, 0);
-    pair.asks(ACK, 0);
-    assert_eq!(pair.states(), [flow_state::CLOSING; 2]);
-    for _ in 0..2 {
-        let verdict = pair.forged(false, SYN | ACK, 5, 6, 0);
-        assert_eq!(verdict.action, Action::Pass, "{:?}", verdict.outcome);
+fn the_handshake_of_a_direct_connection_on_the_ports_of_one_that_is_over_passes_untouched() {
+    for is_ended in [true, false] {
+        let mut pair = Pair::new();
+        assert_eq!(pair.forged(false, SYN | ACK, 5, 6, 0).outcome, Outcome::Replied, "the service's connection lives");
+        if is_ended {
+            pair.asks(FIN | ACK, 20);
+            pair.answers(FIN | ACK, 0);
+            pair.asks(ACK, 0);
+            assert_eq!(pair.states(), [flow_state::CLOSING; 2]);
+            pair.tables.pass_seconds(1);
+        } else {
+            // Silent for longer than the timeout of an established connection.
+            let timeout_s = pair.tables.timeouts.open_s;
+            pair.tables.pass_seconds(u64::from(timeout_s) + 1);
+        }
+        for _ in 0..2 {
+            let verdict = pair.forged(false, SYN | ACK, 5, 6, 0);
+            assert_eq!(verdict.action, Action::Pass, "{:?}, ended: {is_ended}", verdict.outcome);
+        }
+        assert_eq!(pair.forged(false, ACK, 6, 6, 100).action, Action::Pass);
     }
-    assert_eq!(pair.forged(false, ACK, 6, 6, 100).action, Action::Pass);
 }
 
 #[test]
