@@ -5,7 +5,6 @@ mod ask;
 mod bounds;
 mod calls;
 mod connect;
-mod follower;
 mod held;
 mod item;
 mod own_node;
@@ -13,6 +12,7 @@ mod peers;
 mod reader;
 mod split;
 mod version;
+mod watcher;
 
 use std::{path::PathBuf, pin::pin, sync::Arc, time::Duration};
 
@@ -25,10 +25,10 @@ use tokio_util::sync::CancellationToken;
 
 use self::{
     connect::ApiClients,
-    follower::Settings,
     held::{Held, Message},
     own_node::OwnNode,
     reader::{Selection, read},
+    watcher::Settings,
 };
 use super::{
     Source, SourceError, SourceStatus,
@@ -36,7 +36,7 @@ use super::{
 };
 use crate::model::{AllowedAnnotations, Node};
 
-/// How much news at most goes into one snapshot.
+/// How many updates at most go into one snapshot.
 const MESSAGES_MAX: usize = 4096;
 /// The own Node and the service CIDRs are probed that many times as rarely: nothing that is forwarded waits for them.
 const PATIENCE: u32 = 5;
@@ -101,7 +101,7 @@ pub async fn spawn(settings: KubeSettings, stop: CancellationToken) -> Result<So
     Ok(Source { api: Some(clients.client()), ..source })
 }
 
-/// News of all resources; of the other nodes while they are wanted.
+/// Updates of all resources; of the other nodes while they are wanted.
 fn messages(
     clients: &Arc<ApiClients>,
     settings: &KubeSettings,
@@ -141,12 +141,12 @@ fn messages(
     let node = node.map_or_else(|| stream::pending().boxed(), StreamExt::boxed);
     futures::stream::select(
         futures::stream::select(
-            services.map(|told| Message::Service(Box::new(told))),
-            slices.map(|told| Message::Slice(Box::new(told))),
+            services.map(|updates| Message::Service(Box::new(updates))),
+            slices.map(|updates| Message::Slice(Box::new(updates))),
         ),
         futures::stream::select(
-            futures::stream::select(node.map(|told| Message::Node(Box::new(told))), peers),
-            cidrs.map(|told| Message::ServiceCidr(Box::new(told))),
+            futures::stream::select(node.map(|updates| Message::Node(Box::new(updates))), peers),
+            cidrs.map(|updates| Message::ServiceCidr(Box::new(updates))),
         ),
     )
 }
@@ -166,7 +166,7 @@ fn reason(error: &dyn std::error::Error) -> String {
     reason
 }
 
-/// Turns news of all resources into snapshots and a status, until `stop`.
+/// Turns updates of all resources into snapshots and a status, until `stop`.
 fn follow(
     origin: String,
     messages: impl Stream<Item = Message> + Send + 'static,

@@ -167,7 +167,7 @@ fn a_break_to_the_api_is_seen_in_readyz_alone_and_heals_without_any_change() -> 
         // Without the time.
         let told: Vec<&str> = ours.filter_map(|line| line.split_once(' ')).map(|(_, text)| text).collect();
         assert!(told.len() >= 2 && told.windows(2).all(|pair| pair[0] != pair[1]), "changes, not retries:\n{log}");
-        assert!(told.last().is_some_and(|text| text.contains("what is held is proven again")), "{log}");
+        assert!(told.last().is_some_and(|text| text.contains("watch recovered; cached objects verified")), "{log}");
     }
 
     cluster.put_pods("web", &[one, two])?;

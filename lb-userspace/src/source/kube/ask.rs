@@ -17,22 +17,26 @@ use super::{
 /// What the API sends, as it comes.
 pub type Body = BodyDataStream<kube::client::Body>;
 
-/// So much is read of an answer that tells an error.
+/// So much is read of an answer with an error.
 const ERROR_BYTES_MAX: usize = 64 * 1024;
 
 /// The connection of a list, kept from page to page: a TLS handshake costs more than a page.
 #[derive(Clone, Default)]
-pub struct Kept(Arc<Mutex<Option<ApiClient>>>);
+pub struct SpareClient(Arc<Mutex<Option<ApiClient>>>);
 
 /// `kept`: the question may take the connection of the one before.
-pub async fn ask(clients: &Arc<ApiClients>, kept: Option<&Kept>, request: Request<Vec<u8>>) -> Result<Body, Failure> {
-    let client = match kept {
+pub async fn ask(
+    clients: &Arc<ApiClients>,
+    spare: Option<&SpareClient>,
+    request: Request<Vec<u8>>,
+) -> Result<Body, Failure> {
+    let client = match spare {
         None => clients.choose(0).await,
-        Some(Kept(kept)) => {
-            let mut kept = kept.lock().await;
-            match &*kept {
+        Some(SpareClient(spare)) => {
+            let mut spare = spare.lock().await;
+            match &*spare {
                 Some(client) => client.clone(),
-                None => kept.insert(clients.choose(1).await).clone(),
+                None => spare.insert(clients.choose(1).await).clone(),
             }
         }
     };
@@ -40,8 +44,8 @@ pub async fn ask(clients: &Arc<ApiClients>, kept: Option<&Kept>, request: Reques
     let answer = client.client.send(request.map(kube::client::Body::from)).await;
     let is_server_well = answer.as_ref().is_ok_and(|answer| !answer.status().is_server_error());
     pending.answered(is_server_well);
-    if let (Some(Kept(kept)), false) = (kept, is_server_well) {
-        *kept.lock().await = None;
+    if let (Some(SpareClient(spare)), false) = (spare, is_server_well) {
+        *spare.lock().await = None;
     }
     let answer = answer.map_err(|error| Failure::without_status(reason(&error)))?;
     if answer.status().is_success() {
@@ -63,9 +67,13 @@ async fn refusal(answer: Response<kube::client::Body>) -> Failure {
 }
 
 fn why(status: StatusCode, text: &[u8]) -> String {
-    let told = serde_json::from_slice(text).ok().and_then(ApiError::text);
-    let told = told.unwrap_or_else(|| String::from_utf8_lossy(text).trim().chars().take(200).collect());
-    if told.is_empty() { format!("the API answers {status}") } else { format!("the API answers {status}: {told}") }
+    let updates = serde_json::from_slice(text).ok().and_then(ApiError::text);
+    let updates = updates.unwrap_or_else(|| String::from_utf8_lossy(text).trim().chars().take(200).collect());
+    if updates.is_empty() {
+        format!("the API answers {status}")
+    } else {
+        format!("the API answers {status}: {updates}")
+    }
 }
 
 /// Seconds; a date is left out.

@@ -80,7 +80,7 @@ const _: () = assert!(SILENCE_MAX.as_millis() == SILENCE.as_millis() * 5 / 4);
 // A probe without an answer; one that brings something at once, which the watch does not.
 const _: () = assert!(sum(&[SILENCE_MAX, ANSWER_LIMIT]) <= FOUND_LIMIT.as_millis());
 const _: () = assert!(sum(&[SILENCE_MAX, LATE_LIMIT]) <= FOUND_LIMIT.as_millis());
-// A store that went back is found by a short watch that tells nothing, after all watches were cut.
+// A store that went back is found by a short watch that brings nothing, after all watches were cut.
 const _: () = assert!(sum(&[PAUSES[0].1, REOPENED_PROBE_MAX, PROBE]) <= FOUND_LIMIT.as_millis());
 // The API comes back right after a question was lost, and the first probe ends without a word.
 const PROBE: Duration = Duration::from_secs(PROBE_SECONDS as u64);

@@ -1,4 +1,4 @@
-//! What is asked of the API, what is heard of it, and what that tells about one resource.
+//! The calls to the API, what they bring, and the updates of one resource that follow from it.
 
 use std::time::Duration;
 
@@ -19,8 +19,8 @@ pub enum Call {
 
 /// What came of a call.
 #[derive(Debug)]
-pub enum Heard<K> {
-    /// The API answered, and will tell more.
+pub enum Received<K> {
+    /// The API answered; more will follow.
     Opened,
     /// Some bytes of a page.
     Progress,
@@ -31,7 +31,7 @@ pub enum Heard<K> {
     Deleted(ObjectName, Option<Version>),
     /// Nothing else happened up to this version.
     Bookmark(Option<Version>),
-    /// An event that names no object, and why: what it tells must come by a list.
+    /// An event that names no object, and why: a list must bring what it was about.
     Unreadable(String),
     /// The server ended the watch in order.
     Ended,
@@ -79,7 +79,7 @@ pub enum Effect<K> {
     List {
         token: Option<String>,
     },
-    /// Asks in place of the probe for one object, as the store holds it now: the answer tells the store's version.
+    /// Asks in place of the probe for one object, as the store holds it now: the answer has the store's version.
     CheckVersion,
     /// The store went back in time: the other resources are of it, too.
     WentBack,
@@ -87,12 +87,12 @@ pub enum Effect<K> {
     Close(Call),
     /// The probe becomes the watch.
     Promote,
-    Tell(News<K>),
+    Emit(Update<K>),
 }
 
 /// What is new of one resource.
 #[derive(Debug)]
-pub enum News<K> {
+pub enum Update<K> {
     /// A part of a list that may turn out to be no good.
     Page(Vec<Item<K>>),
     /// What the pages had is everything there is.
@@ -105,10 +105,10 @@ pub enum News<K> {
     Difference(Difference, ObjectName),
 }
 
-/// News with where their resource stands now.
+/// Updates, with the state of their resource after them.
 #[derive(Debug)]
-pub struct Told<K> {
-    pub news: Vec<News<K>>,
+pub struct Updates<K> {
+    pub updates: Vec<Update<K>>,
     pub status: ResourceStatus,
     /// What was last seen of the API: an answer or the lack of one.
     pub reach: Option<Reach>,

@@ -11,7 +11,7 @@ use super::{
         lean::{self, ApiKind},
         objects::{self, Keyed, Objects},
     },
-    calls::{News, Told},
+    calls::{Update, Updates},
     item::{Item, Unreadable},
     own_node::OwnNode,
 };
@@ -27,16 +27,16 @@ pub const NODES: &str = "nodes";
 pub const PEERS: &str = "peers";
 pub const SERVICE_CIDRS: &str = crate::source::SERVICE_CIDRS;
 
-/// News of one of the resources.
+/// Updates of one of the resources.
 #[derive(Debug)]
 pub enum Message {
-    Service(Box<Told<lean::Service>>),
-    Slice(Box<Told<lean::EndpointSlice>>),
-    Node(Box<Told<lean::Node>>),
-    Peer(Box<Told<lean::Node>>),
+    Service(Box<Updates<lean::Service>>),
+    Slice(Box<Updates<lean::EndpointSlice>>),
+    Node(Box<Updates<lean::Node>>),
+    Peer(Box<Updates<lean::Node>>),
     /// Nobody asks for the other nodes any more.
     NoPeers,
-    ServiceCidr(Box<Told<lean::ServiceCidr>>),
+    ServiceCidr(Box<Updates<lean::ServiceCidr>>),
 }
 
 #[derive(Debug)]
@@ -55,20 +55,20 @@ impl<T: Keyed> Resource<T> {
         Self { name, objects: Objects::default(), staged: None, listed: false, status }
     }
 
-    /// Takes the news; `put` converts and keeps an object. Returns whether the objects changed.
-    fn take<K: ApiKind>(&mut self, told: Told<K>, put: impl Fn(&mut Objects<T>, &K, u32)) -> bool {
-        self.tell(&told.status);
-        self.status = told.status;
+    /// Applies the updates; `put` converts and keeps an object. Returns whether the objects changed.
+    fn take<K: ApiKind>(&mut self, updates: Updates<K>, put: impl Fn(&mut Objects<T>, &K, u32)) -> bool {
+        self.log_change(&updates.status);
+        self.status = updates.status;
         let mut changed = false;
-        for news in told.news {
-            changed |= self.take_one(news, &put);
+        for updates in updates.updates {
+            changed |= self.take_one(updates, &put);
         }
         changed
     }
 
-    fn take_one<K: ApiKind>(&mut self, news: News<K>, put: &impl Fn(&mut Objects<T>, &K, u32)) -> bool {
-        match news {
-            News::Page(page) => {
+    fn take_one<K: ApiKind>(&mut self, updates: Update<K>, put: &impl Fn(&mut Objects<T>, &K, u32)) -> bool {
+        match updates {
+            Update::Page(page) => {
                 let (objects, names) = self.staged.get_or_insert_with(|| (self.objects.clone(), BTreeSet::new()));
                 for item in page {
                     names.insert(item.name.clone());
@@ -76,11 +76,11 @@ impl<T: Keyed> Resource<T> {
                 }
                 return false;
             }
-            News::Abandoned => {
+            Update::Abandoned => {
                 self.staged = None;
                 return false;
             }
-            News::Complete => {
+            Update::Complete => {
                 let Some((mut objects, names)) = self.staged.take() else { return false };
                 // An object without a name may be any of those that the list does not name.
                 if !names.contains(&ObjectName::unreadable()) {
@@ -89,9 +89,9 @@ impl<T: Keyed> Resource<T> {
                 self.objects = objects;
                 self.listed = true;
             }
-            News::Changed(item) => keep(&mut self.objects, *item, put),
-            News::Deleted(name) => self.objects.remove(&name),
-            News::Difference(kind, object) => {
+            Update::Changed(item) => keep(&mut self.objects, *item, put),
+            Update::Deleted(name) => self.objects.remove(&name),
+            Update::Difference(kind, object) => {
                 let (resource, kind) = (self.name, kind.as_str());
                 tracing::warn!(source = "kube", resource, %object, kind, "a complete list differs from what is held; repaired");
                 return false;
@@ -101,13 +101,13 @@ impl<T: Keyed> Resource<T> {
     }
 
     /// An error is logged when it comes up, not at every retry.
-    fn tell(&self, new: &ResourceStatus) {
+    fn log_change(&self, new: &ResourceStatus) {
         let resource = self.name;
         match (&self.status.last_error, &new.last_error) {
             (before, Some(error)) if before.as_ref() != Some(error) => {
                 tracing::warn!(source = "kube", resource, "{error}; the tables stay as they are");
             }
-            (Some(_), None) => tracing::info!(source = "kube", resource, "what is held is proven again"),
+            (Some(_), None) => tracing::info!(source = "kube", resource, "watch recovered; cached objects verified"),
             _ => {}
         }
         if self.status.wedged_since.is_none() && new.wedged_since.is_some() {
@@ -200,39 +200,40 @@ impl Held {
 
     pub fn take(&mut self, message: Message) {
         let seen = match &message {
-            Message::Service(told) => told.reach,
-            Message::Slice(told) => told.reach,
-            Message::Node(told) | Message::Peer(told) => told.reach,
+            Message::Service(updates) => updates.reach,
+            Message::Slice(updates) => updates.reach,
+            Message::Node(updates) | Message::Peer(updates) => updates.reach,
             Message::NoPeers => None,
-            Message::ServiceCidr(told) => told.reach,
+            Message::ServiceCidr(updates) => updates.reach,
         };
         self.see(seen);
         self.changed |= match message {
-            Message::Service(told) => {
-                let changed =
-                    self.services.take(*told, |objects, service, uid| objects.put_service(service, uid, &self.allowed));
+            Message::Service(updates) => {
+                let changed = self
+                    .services
+                    .take(*updates, |objects, service, uid| objects.put_service(service, uid, &self.allowed));
                 self.services_changed |= changed;
                 changed
             }
-            Message::Slice(told) => self.slices.take(*told, Objects::put_slice),
-            Message::Node(told) => {
-                let changed = self.nodes.take(*told, Objects::put_node);
+            Message::Slice(updates) => self.slices.take(*updates, Objects::put_slice),
+            Message::Node(updates) => {
+                let changed = self.nodes.take(*updates, Objects::put_node);
                 self.own_node.learn(self.nodes.objects.first().filter(|_| self.nodes.listed));
                 changed
             }
-            Message::Peer(told) => self.take_peers(*told),
+            Message::Peer(updates) => self.take_peers(*updates),
             Message::NoPeers => {
                 self.peers = Resource::new(PEERS);
                 self.peer_addresses.take().is_some()
             }
-            Message::ServiceCidr(told) => self.take_service_cidrs(*told),
+            Message::ServiceCidr(updates) => self.take_service_cidrs(*updates),
         };
     }
 
     /// Nodes report all the time, and what they report is hardly ever a new address.
-    fn take_peers(&mut self, told: Told<lean::Node>) -> bool {
+    fn take_peers(&mut self, updates: Updates<lean::Node>) -> bool {
         let before = self.peers.objects.clone();
-        self.peers.take(told, Objects::put_peer);
+        self.peers.take(updates, Objects::put_peer);
         let is_known = self.peer_addresses.is_some() && self.peers.objects.is_same(&before);
         if !self.peers.listed || is_known {
             return false;
@@ -245,8 +246,8 @@ impl Held {
         changed
     }
 
-    fn take_service_cidrs(&mut self, told: Told<lean::ServiceCidr>) -> bool {
-        let changed = self.service_cidrs.take(told, Objects::put_service_cidr);
+    fn take_service_cidrs(&mut self, updates: Updates<lean::ServiceCidr>) -> bool {
+        let changed = self.service_cidrs.take(updates, Objects::put_service_cidr);
         if changed && self.service_cidrs.listed {
             self.service_networks = Some(Arc::new(self.service_cidrs.objects.networks()));
         }
@@ -274,7 +275,7 @@ impl Held {
         }
     }
 
-    /// When [`Self::publish`] has something to tell without news; `None`: never.
+    /// When [`Self::publish`] has a change to publish without an update; `None`: never.
     pub fn due(&self) -> Option<Instant> {
         self.own_node.due().filter(|_| self.changed && self.is_synced())
     }

@@ -1,4 +1,4 @@
-//! What becomes of news: snapshots, proofs, errors, refusals.
+//! What becomes of updates: snapshots, proofs, errors, refusals.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::source::{Difference, Proof, ProofKind};
 
 const NODE_WAIT: Duration = Duration::from_secs(30);
 
-struct Stage {
+struct Fixture {
     held: Held,
     want_peers: watch::Sender<bool>,
     now: Instant,
@@ -21,7 +21,7 @@ struct Stage {
     status: watch::Sender<SourceStatus>,
 }
 
-impl Stage {
+impl Fixture {
     fn new() -> Self {
         let (snapshots, status) = (watch::channel(None).0, watch::channel(SourceStatus::default()).0);
         let want_peers = watch::Sender::new(false);
@@ -32,12 +32,12 @@ impl Stage {
 
     /// An agent on the Node `n1`, of which one before it knew this.
     fn on_node(known: Option<Node>) -> Self {
-        let stage = Self::new();
+        let fixture = Self::new();
         let own_node = OwnNode::new(Some("n1".into()), known.map(Arc::new), NODE_WAIT);
-        Self { held: Held::new(stage.want_peers.clone(), AllowedAnnotations::default(), own_node), ..stage }
+        Self { held: Held::new(fixture.want_peers.clone(), AllowedAnnotations::default(), own_node), ..fixture }
     }
 
-    fn tell(&mut self, message: Message) -> SourceStatus {
+    fn apply(&mut self, message: Message) -> SourceStatus {
         self.held.take(message);
         self.publish()
     }
@@ -54,7 +54,7 @@ impl Stage {
     }
 
     fn list_nodes(&mut self, nodes: Vec<Item<lean::Node>>) -> SourceStatus {
-        self.tell(Message::Node(self.told(vec![News::Page(nodes), News::Complete])))
+        self.apply(Message::Node(self.updates(vec![Update::Page(nodes), Update::Complete])))
     }
 
     /// What the last snapshot holds of the Node; `None`: there is no snapshot, or no Node in it.
@@ -62,32 +62,32 @@ impl Stage {
         self.snapshots.borrow().as_ref()?.node.as_deref().cloned()
     }
 
-    fn told<K>(&self, news: Vec<News<K>>) -> Box<Told<K>> {
+    fn updates<K>(&self, updates: Vec<Update<K>>) -> Box<Updates<K>> {
         let proof = Some(Proof { at: self.now, kind: ProofKind::List });
         let reach = Some(Reach { reachable: true, since: self.now });
-        Box::new(Told { news, status: ResourceStatus { proof, ..ResourceStatus::default() }, reach })
+        Box::new(Updates { updates, status: ResourceStatus { proof, ..ResourceStatus::default() }, reach })
     }
 
-    fn failed<K>(&self, reason: &str) -> Box<Told<K>> {
+    fn failed<K>(&self, reason: &str) -> Box<Updates<K>> {
         let reach = Some(Reach { reachable: false, since: self.now });
         let status = ResourceStatus { last_error: Some(reason.into()), ..ResourceStatus::default() };
-        Box::new(Told { news: Vec::new(), status, reach })
+        Box::new(Updates { updates: Vec::new(), status, reach })
     }
 
-    fn service(&mut self, news: News<lean::Service>) -> SourceStatus {
-        self.tell(Message::Service(self.told(vec![news])))
+    fn service(&mut self, updates: Update<lean::Service>) -> SourceStatus {
+        self.apply(Message::Service(self.updates(vec![updates])))
     }
 
     fn services(&mut self, all: Vec<Item<lean::Service>>) -> SourceStatus {
-        self.tell(Message::Service(self.told(vec![News::Page(all), News::Complete])))
+        self.apply(Message::Service(self.updates(vec![Update::Page(all), Update::Complete])))
     }
 
-    fn slice(&mut self, news: News<lean::EndpointSlice>) -> SourceStatus {
-        self.tell(Message::Slice(self.told(vec![news])))
+    fn slice(&mut self, updates: Update<lean::EndpointSlice>) -> SourceStatus {
+        self.apply(Message::Slice(self.updates(vec![updates])))
     }
 
     fn slices(&mut self, all: Vec<Item<lean::EndpointSlice>>) -> SourceStatus {
-        self.tell(Message::Slice(self.told(vec![News::Page(all), News::Complete])))
+        self.apply(Message::Slice(self.updates(vec![Update::Page(all), Update::Complete])))
     }
 
     fn names(&self) -> Option<Vec<String>> {
@@ -123,91 +123,91 @@ fn slice(name: &str) -> Item<lean::EndpointSlice> {
 
 #[tokio::test(start_paused = true)]
 async fn there_is_no_snapshot_before_both_have_been_listed() {
-    let mut stage = Stage::new();
-    let status = stage.services(vec![web("web")]);
-    assert!(!status.synced && stage.names().is_none());
-    let status = stage.tell(Message::Slice(stage.failed("forbidden")));
-    assert!(!status.synced && stage.names().is_none());
+    let mut fixture = Fixture::new();
+    let status = fixture.services(vec![web("web")]);
+    assert!(!status.synced && fixture.names().is_none());
+    let status = fixture.apply(Message::Slice(fixture.failed("forbidden")));
+    assert!(!status.synced && fixture.names().is_none());
     assert_eq!(status.last_proof.keys().copied().collect::<Vec<_>>(), [SERVICES]);
-    let status = stage.slices(Vec::new());
-    assert_eq!(stage.names().unwrap(), ["web"]);
+    let status = fixture.slices(Vec::new());
+    assert_eq!(fixture.names().unwrap(), ["web"]);
     assert!(status.synced && status.revision == 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn changes_follow_and_a_list_removes_what_it_does_not_hold() {
-    let mut stage = Stage::new();
-    stage.slices(Vec::new());
-    stage.services(vec![web("web")]);
-    stage.service(News::Changed(Box::new(web("api"))));
-    stage.service(News::Deleted(ObjectName::new("default", "web")));
-    stage.slice(News::Changed(Box::new(slice("web-1"))));
-    assert_eq!(stage.names().unwrap(), ["api", "web-1"]);
-    stage.services(vec![web("db")]);
-    assert_eq!(stage.names().unwrap(), ["db", "web-1"]);
+    let mut fixture = Fixture::new();
+    fixture.slices(Vec::new());
+    fixture.services(vec![web("web")]);
+    fixture.service(Update::Changed(Box::new(web("api"))));
+    fixture.service(Update::Deleted(ObjectName::new("default", "web")));
+    fixture.slice(Update::Changed(Box::new(slice("web-1"))));
+    assert_eq!(fixture.names().unwrap(), ["api", "web-1"]);
+    fixture.services(vec![web("db")]);
+    assert_eq!(fixture.names().unwrap(), ["db", "web-1"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_list_counts_when_it_is_complete_and_what_did_not_change_keeps_its_place() {
-    let mut stage = Stage::new();
-    stage.slices(Vec::new());
-    stage.services(vec![web("a"), web("b")]);
-    let place = |stage: &Stage| {
-        let snapshot = stage.snapshots.borrow().clone().unwrap();
+    let mut fixture = Fixture::new();
+    fixture.slices(Vec::new());
+    fixture.services(vec![web("a"), web("b")]);
+    let place = |fixture: &Fixture| {
+        let snapshot = fixture.snapshots.borrow().clone().unwrap();
         Arc::as_ptr(&snapshot.services[&ObjectName::new("default", "b")])
     };
-    let before = place(&stage);
-    stage.service(News::Page(vec![web("b")]));
-    assert_eq!(stage.names().unwrap(), ["a", "b"]);
-    stage.service(News::Abandoned);
-    assert_eq!(stage.status.borrow().revision, 1);
-    stage.service(News::Page(vec![web("c")]));
-    stage.service(News::Page(vec![web("b")]));
-    assert_eq!(stage.names().unwrap(), ["a", "b"]);
-    stage.service(News::Complete);
-    assert_eq!(stage.names().unwrap(), ["b", "c"]);
-    assert_eq!(place(&stage), before);
+    let before = place(&fixture);
+    fixture.service(Update::Page(vec![web("b")]));
+    assert_eq!(fixture.names().unwrap(), ["a", "b"]);
+    fixture.service(Update::Abandoned);
+    assert_eq!(fixture.status.borrow().revision, 1);
+    fixture.service(Update::Page(vec![web("c")]));
+    fixture.service(Update::Page(vec![web("b")]));
+    assert_eq!(fixture.names().unwrap(), ["a", "b"]);
+    fixture.service(Update::Complete);
+    assert_eq!(fixture.names().unwrap(), ["b", "c"]);
+    assert_eq!(place(&fixture), before);
 }
 
 #[tokio::test(start_paused = true)]
 async fn trouble_changes_and_proves_nothing() {
-    let mut stage = Stage::new();
-    stage.services(vec![web("web")]);
-    let before = stage.slices(Vec::new());
-    assert_eq!(before.api.map(|api| (api.reachable, api.since)), Some((true, stage.now)));
-    stage.now += Duration::from_secs(10);
-    let status = stage.tell(Message::Service(stage.failed("connection reset")));
+    let mut fixture = Fixture::new();
+    fixture.services(vec![web("web")]);
+    let before = fixture.slices(Vec::new());
+    assert_eq!(before.api.map(|api| (api.reachable, api.since)), Some((true, fixture.now)));
+    fixture.now += Duration::from_secs(10);
+    let status = fixture.apply(Message::Service(fixture.failed("connection reset")));
     assert_eq!(status.last_error.as_deref(), Some("services: connection reset"));
     assert_eq!((status.last_proof.clone(), status.revision), (before.last_proof, 1));
-    assert_eq!(stage.names().unwrap(), ["web"]);
+    assert_eq!(fixture.names().unwrap(), ["web"]);
     let lost = status.api.unwrap();
-    assert!(!lost.reachable && lost.since == stage.now);
+    assert!(!lost.reachable && lost.since == fixture.now);
     // Another failure is no new loss.
-    stage.now += Duration::from_secs(10);
-    let status = stage.tell(Message::Slice(stage.failed("connection reset")));
+    fixture.now += Duration::from_secs(10);
+    let status = fixture.apply(Message::Slice(fixture.failed("connection reset")));
     assert_eq!(status.api, Some(lost));
-    let status = stage.tell(Message::Service(stage.told(Vec::new())));
+    let status = fixture.apply(Message::Service(fixture.updates(Vec::new())));
     assert_eq!(
         (status.last_error.unwrap().as_str(), status.last_proof[SERVICES]),
-        ("endpointslices: connection reset", stage.now)
+        ("endpointslices: connection reset", fixture.now)
     );
     assert!(status.api.unwrap().reachable);
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_own_node_comes_with_the_snapshot_and_its_lack_only_degrades() {
-    let mut stage = Stage::new();
-    stage.slices(Vec::new());
-    stage.services(vec![web("web")]);
-    let status = stage.tell(Message::Node(stage.failed("forbidden")));
+    let mut fixture = Fixture::new();
+    fixture.slices(Vec::new());
+    fixture.services(vec![web("web")]);
+    let status = fixture.apply(Message::Node(fixture.failed("forbidden")));
     assert!(status.synced && status.last_error.is_none());
     assert_eq!(status.notes, ["nodes: forbidden"]);
     assert_eq!(status.resources[NODES].last_error.as_deref(), Some("forbidden"));
     let node = json!({"metadata": {"name": "n1", "labels": {"topology.kubernetes.io/zone": "a"}}});
-    let page = News::Page(vec![item(&node)]);
-    let status = stage.tell(Message::Node(stage.told(vec![page, News::Complete])));
+    let page = Update::Page(vec![item(&node)]);
+    let status = fixture.apply(Message::Node(fixture.updates(vec![page, Update::Complete])));
     assert!(status.notes.is_empty());
-    let snapshot = stage.snapshots.borrow().clone().unwrap();
+    let snapshot = fixture.snapshots.borrow().clone().unwrap();
     assert_eq!(snapshot.node.as_ref().unwrap().zone.as_deref(), Some("a"));
 }
 
@@ -224,167 +224,168 @@ fn remembered() -> Node {
 
 #[tokio::test(start_paused = true)]
 async fn the_first_snapshot_waits_for_the_node_so_long_and_no_longer() {
-    let mut stage = Stage::on_node(None);
-    let begun = stage.now;
-    let status = stage.list_others();
-    assert_eq!((stage.names(), status.revision), (None, 0), "the Node is still to come");
-    assert_eq!(stage.held.due(), Some(begun + NODE_WAIT));
-    stage.now = begun + NODE_WAIT;
-    let status = stage.publish();
-    assert_eq!((stage.names(), stage.node()), (Some(vec!["web".to_owned()]), None), "the rest is served");
+    let mut fixture = Fixture::on_node(None);
+    let begun = fixture.now;
+    let status = fixture.list_others();
+    assert_eq!((fixture.names(), status.revision), (None, 0), "the Node is still to come");
+    assert_eq!(fixture.held.due(), Some(begun + NODE_WAIT));
+    fixture.now = begun + NODE_WAIT;
+    let status = fixture.publish();
+    assert_eq!((fixture.names(), fixture.node()), (Some(vec!["web".to_owned()]), None), "the rest is served");
     assert!(status.missing_node.unwrap().starts_with("Node n1 is not listed yet, and its zone"));
-    assert_eq!(stage.held.due(), None);
-    let status = stage.list_nodes(vec![node("n1", "192.0.2.1")]);
-    assert_eq!((stage.node().unwrap().addresses, status.missing_node), (vec!["192.0.2.1".parse().unwrap()], None));
+    assert_eq!(fixture.held.due(), None);
+    let status = fixture.list_nodes(vec![node("n1", "192.0.2.1")]);
+    assert_eq!((fixture.node().unwrap().addresses, status.missing_node), (vec!["192.0.2.1".parse().unwrap()], None));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_node_that_is_listed_last_ends_the_wait() {
-    let mut stage = Stage::on_node(None);
-    stage.list_others();
-    stage.list_nodes(vec![node("n1", "192.0.2.1")]);
-    assert_eq!(stage.node().unwrap().addresses, ["192.0.2.1".parse::<IpAddr>().unwrap()]);
-    let status = stage.list_nodes(vec![node("n1", "192.0.2.2")]);
-    assert_eq!(stage.node().unwrap().addresses, ["192.0.2.2".parse::<IpAddr>().unwrap()]);
+    let mut fixture = Fixture::on_node(None);
+    fixture.list_others();
+    fixture.list_nodes(vec![node("n1", "192.0.2.1")]);
+    assert_eq!(fixture.node().unwrap().addresses, ["192.0.2.1".parse::<IpAddr>().unwrap()]);
+    let status = fixture.list_nodes(vec![node("n1", "192.0.2.2")]);
+    assert_eq!(fixture.node().unwrap().addresses, ["192.0.2.2".parse::<IpAddr>().unwrap()]);
     assert_eq!(status.missing_node, None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_wrong_node_name_is_said() {
-    let mut stage = Stage::on_node(None);
-    stage.list_others();
-    let status = stage.list_nodes(Vec::new());
-    assert_eq!(stage.names(), None, "the kubelet may be about to make it");
+    let mut fixture = Fixture::on_node(None);
+    fixture.list_others();
+    let status = fixture.list_nodes(Vec::new());
+    assert_eq!(fixture.names(), None, "the kubelet may be about to make it");
     let missing =
         "the API has no Node n1, and its zone, addresses, pod networks and taints are unknown: check --node-name";
     assert_eq!(status.missing_node.as_deref(), Some(missing));
-    stage.now += NODE_WAIT;
-    stage.publish();
-    assert_eq!(stage.names().unwrap(), ["web"]);
+    fixture.now += NODE_WAIT;
+    fixture.publish();
+    assert_eq!(fixture.names().unwrap(), ["web"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_deleted_node_keeps_its_last_known_facts_until_it_is_made_again() {
-    let mut stage = Stage::on_node(None);
-    stage.list_others();
-    stage.list_nodes(vec![node("n1", "192.0.2.1")]);
-    let before = stage.node();
-    let deleted = News::Deleted(ObjectName::new("default", "n1"));
-    let status = stage.tell(Message::Node(stage.told(vec![deleted])));
-    assert_eq!(stage.node(), before);
+    let mut fixture = Fixture::on_node(None);
+    fixture.list_others();
+    fixture.list_nodes(vec![node("n1", "192.0.2.1")]);
+    let before = fixture.node();
+    let deleted = Update::Deleted(ObjectName::new("default", "n1"));
+    let status = fixture.apply(Message::Node(fixture.updates(vec![deleted])));
+    assert_eq!(fixture.node(), before);
     assert_eq!(status.missing_node.unwrap(), "the API has no Node n1: its last known facts stay in force");
     // A list that does not have it, and one that fails, take nothing either.
-    stage.list_nodes(Vec::new());
-    assert_eq!(stage.node(), before);
-    stage.tell(Message::Node(stage.failed("forbidden")));
-    assert_eq!(stage.node(), before);
-    let status = stage.tell(Message::Node(stage.told(vec![News::Changed(Box::new(node("n1", "192.0.2.2")))])));
-    assert_eq!(stage.node().unwrap().addresses, ["192.0.2.2".parse::<IpAddr>().unwrap()]);
+    fixture.list_nodes(Vec::new());
+    assert_eq!(fixture.node(), before);
+    fixture.apply(Message::Node(fixture.failed("forbidden")));
+    assert_eq!(fixture.node(), before);
+    let status =
+        fixture.apply(Message::Node(fixture.updates(vec![Update::Changed(Box::new(node("n1", "192.0.2.2")))])));
+    assert_eq!(fixture.node().unwrap().addresses, ["192.0.2.2".parse::<IpAddr>().unwrap()]);
     assert_eq!(status.missing_node, None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn after_a_restart_the_facts_of_before_hold_until_the_api_has_the_node() {
-    let mut stage = Stage::on_node(Some(remembered()));
-    stage.tell(Message::Node(stage.failed("forbidden")));
-    let status = stage.list_others();
-    assert_eq!((stage.node(), status.missing_node), (Some(remembered()), None), "nothing waits");
-    let status = stage.list_nodes(Vec::new());
-    assert_eq!(stage.node(), Some(remembered()), "deleted before the restart or since");
+    let mut fixture = Fixture::on_node(Some(remembered()));
+    fixture.apply(Message::Node(fixture.failed("forbidden")));
+    let status = fixture.list_others();
+    assert_eq!((fixture.node(), status.missing_node), (Some(remembered()), None), "nothing waits");
+    let status = fixture.list_nodes(Vec::new());
+    assert_eq!(fixture.node(), Some(remembered()), "deleted before the restart or since");
     assert!(status.missing_node.is_some());
-    stage.list_nodes(vec![node("n1", "192.0.2.1")]);
-    let made_again = stage.node().unwrap();
+    fixture.list_nodes(vec![node("n1", "192.0.2.1")]);
+    let made_again = fixture.node().unwrap();
     assert_eq!((made_again.zone, made_again.is_leaving), (None, false), "all facts are the new ones");
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_other_nodes_are_asked_for_while_a_service_has_direct_server_return() {
-    let mut stage = Stage::new();
-    let peers = |stage: &Stage| {
-        let snapshot = stage.snapshots.borrow().clone().unwrap();
+    let mut fixture = Fixture::new();
+    let peers = |fixture: &Fixture| {
+        let snapshot = fixture.snapshots.borrow().clone().unwrap();
         snapshot.peers.as_ref().map(|all| all.iter().map(ToString::to_string).collect::<Vec<_>>())
     };
-    let asked = stage.want_peers.clone();
-    stage.slices(Vec::new());
-    stage.services(vec![web("web")]);
+    let asked = fixture.want_peers.clone();
+    fixture.slices(Vec::new());
+    fixture.services(vec![web("web")]);
     assert!(!*asked.borrow());
-    assert_eq!(peers(&stage), Some(Vec::new()), "nobody asks");
+    assert_eq!(peers(&fixture), Some(Vec::new()), "nobody asks");
     let mut direct = web("web");
     direct.object.as_mut().unwrap().metadata.annotations =
         [("ballast.dev/mode".to_owned(), "hybrid".to_owned())].into();
-    stage.service(News::Changed(Box::new(direct)));
+    fixture.service(Update::Changed(Box::new(direct)));
     assert!(*asked.borrow());
-    assert_eq!(peers(&stage), None, "not known yet");
+    assert_eq!(peers(&fixture), None, "not known yet");
 
-    let page = |all: &[(&str, &str)]| News::Page(all.iter().map(|(name, address)| node(name, address)).collect());
+    let page = |all: &[(&str, &str)]| Update::Page(all.iter().map(|(name, address)| node(name, address)).collect());
     let all = [("n2", "192.0.2.2"), ("n3", "192.0.2.3")];
-    let status = stage.tell(Message::Peer(stage.told(vec![page(&all), News::Complete])));
-    assert_eq!(peers(&stage).unwrap(), ["192.0.2.2", "192.0.2.3"]);
-    assert_eq!(status.last_proof[PEERS], stage.now);
+    let status = fixture.apply(Message::Peer(fixture.updates(vec![page(&all), Update::Complete])));
+    assert_eq!(peers(&fixture).unwrap(), ["192.0.2.2", "192.0.2.3"]);
+    assert_eq!(status.last_proof[PEERS], fixture.now);
     // A report without anything new makes no snapshot.
-    let again = stage.tell(Message::Peer(stage.told(vec![News::Changed(Box::new(node("n2", "192.0.2.2")))])));
+    let again = fixture.apply(Message::Peer(fixture.updates(vec![Update::Changed(Box::new(node("n2", "192.0.2.2")))])));
     assert_eq!(again.revision, status.revision);
-    stage.tell(Message::Peer(stage.told(vec![News::Changed(Box::new(node("n2", "192.0.2.22")))])));
-    stage.tell(Message::Peer(stage.told(vec![News::Deleted(ObjectName::new("default", "n3"))])));
-    assert_eq!(peers(&stage).unwrap(), ["192.0.2.22"]);
-    let status = stage.tell(Message::Peer(stage.failed("forbidden")));
+    fixture.apply(Message::Peer(fixture.updates(vec![Update::Changed(Box::new(node("n2", "192.0.2.22")))])));
+    fixture.apply(Message::Peer(fixture.updates(vec![Update::Deleted(ObjectName::new("default", "n3"))])));
+    assert_eq!(peers(&fixture).unwrap(), ["192.0.2.22"]);
+    let status = fixture.apply(Message::Peer(fixture.failed("forbidden")));
     assert_eq!((status.notes.as_slice(), status.last_error), (&["peers: forbidden".to_owned()][..], None));
-    assert_eq!(peers(&stage).unwrap(), ["192.0.2.22"], "what is known stays");
+    assert_eq!(peers(&fixture).unwrap(), ["192.0.2.22"], "what is known stays");
 
-    stage.service(News::Changed(Box::new(web("web"))));
+    fixture.service(Update::Changed(Box::new(web("web"))));
     assert!(!*asked.borrow());
-    let status = stage.tell(Message::NoPeers);
+    let status = fixture.apply(Message::NoPeers);
     assert!(!status.resources.contains_key(PEERS) && !status.last_proof.contains_key(PEERS));
-    assert_eq!(peers(&stage), Some(Vec::new()));
+    assert_eq!(peers(&fixture), Some(Vec::new()));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_bad_object_is_refused_by_name_and_a_difference_alone_changes_nothing() {
-    let mut stage = Stage::new();
-    stage.slices(Vec::new());
-    let status = stage.services(vec![service("bad", "nowhere"), web("web")]);
-    assert_eq!(stage.names().unwrap(), ["web"]);
+    let mut fixture = Fixture::new();
+    fixture.slices(Vec::new());
+    let status = fixture.services(vec![service("bad", "nowhere"), web("web")]);
+    assert_eq!(fixture.names().unwrap(), ["web"]);
     assert_eq!(status.refusals[0].object, "Service default/bad");
     let revision = status.revision;
-    let status = stage.service(News::Difference(Difference::Extra, ObjectName::new("default", "web")));
+    let status = fixture.service(Update::Difference(Difference::Extra, ObjectName::new("default", "web")));
     assert_eq!(status.revision, revision);
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_read_and_is_not_known_is_named_in_the_snapshot() {
-    let mut stage = Stage::new();
+    let mut fixture = Fixture::new();
     let bad = |uid: &str| item(&json!({"metadata": {"name": "bad", "namespace": "default", "uid": uid}, "spec": 5}));
     let labels = json!({"kubernetes.io/service-name": "web"});
     let slice = json!({"metadata": {"name": "web-1", "namespace": "default", "labels": labels}, "endpoints": 5});
-    stage.slices(vec![item(&slice)]);
-    let status = stage.services(vec![bad("a"), web("web")]);
-    let unread = |stage: &Stage| -> Vec<String> {
-        let snapshot = stage.snapshots.borrow().clone().unwrap();
+    fixture.slices(vec![item(&slice)]);
+    let status = fixture.services(vec![bad("a"), web("web")]);
+    let unread = |fixture: &Fixture| -> Vec<String> {
+        let snapshot = fixture.snapshots.borrow().clone().unwrap();
         snapshot.unread.iter().map(ToString::to_string).collect()
     };
-    assert_eq!(unread(&stage), ["Service default/bad", "EndpointSlice default/web-1"]);
+    assert_eq!(unread(&fixture), ["Service default/bad", "EndpointSlice default/web-1"]);
     assert!(status.refusals[0].remedy.contains("what the tables held"), "{:?}", status.refusals);
-    stage.service(News::Changed(Box::new(web("bad"))));
-    stage.service(News::Changed(Box::new(bad("a"))));
-    assert_eq!(unread(&stage), ["EndpointSlice default/web-1"], "what was read before is known");
-    stage.slice(News::Deleted(ObjectName::new("default", "web-1")));
-    assert_eq!(unread(&stage), [""; 0]);
+    fixture.service(Update::Changed(Box::new(web("bad"))));
+    fixture.service(Update::Changed(Box::new(bad("a"))));
+    assert_eq!(unread(&fixture), ["EndpointSlice default/web-1"], "what was read before is known");
+    fixture.slice(Update::Deleted(ObjectName::new("default", "web-1")));
+    assert_eq!(unread(&fixture), [""; 0]);
 }
 
 /// A tenant without leave for direct server return makes no agent watch all nodes.
 #[tokio::test(start_paused = true)]
 async fn an_annotation_that_is_not_allowed_is_refused_by_name_and_the_service_is_served_without_it() {
-    let mut stage = Stage::new();
-    stage.slices(Vec::new());
+    let mut fixture = Fixture::new();
+    fixture.slices(Vec::new());
     let annotations = json!({
         "ballast.dev/mode": "dsr", "ballast.dev/check": "http", "ballast.dev/maglev-size": "131071",
         "ballast.dev/retry": "off",
     });
     let metadata = json!({"name": "web", "namespace": "tenant", "annotations": annotations});
     let greedy = item(&json!({"metadata": metadata, "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}}));
-    let status = stage.services(vec![greedy]);
-    assert!(!*stage.want_peers.borrow());
-    let snapshot = stage.snapshots.borrow().clone().unwrap();
+    let status = fixture.services(vec![greedy]);
+    assert!(!*fixture.want_peers.borrow());
+    let snapshot = fixture.snapshots.borrow().clone().unwrap();
     let service = &snapshot.services[&ObjectName::new("tenant", "web")];
     assert_eq!(service.options, None, "retry is not allowed here either");
     let refused: Vec<&str> = status.refusals.iter().map(|refusal| refusal.reason.as_str()).collect();

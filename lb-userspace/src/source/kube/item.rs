@@ -55,7 +55,7 @@ pub enum Event<K> {
     Bookmark(Option<Version>),
     /// The server gives up, and says why.
     Failed(Failure),
-    /// Nothing tells which object it is about.
+    /// It does not say which object it is about.
     Unreadable(String),
 }
 

@@ -6,15 +6,15 @@ use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
 use tokio::sync::watch;
 
 use super::{
-    calls::Told,
+    calls::Updates,
     connect::ApiClients,
-    follower::Settings,
     held::Message,
     reader::{self, Selection, WentBack},
+    watcher::Settings,
 };
 use crate::source::lean;
 
-/// News of all nodes but `own`, while `wanted`.
+/// Updates of all nodes but `own`, while `wanted`.
 pub fn read(
     clients: Arc<ApiClients>,
     went_back: WentBack,
@@ -28,19 +28,19 @@ pub fn read(
     let follow = move || reader::read(Arc::clone(&clients), went_back.clone(), selection.clone(), settings).boxed();
     let peers = Peers { wanted, following: None };
     stream::unfold((peers, follow), |(mut peers, follow)| async move {
-        let message = peers.told(&follow).await?;
+        let message = peers.updates(&follow).await?;
         Some((message, (peers, follow)))
     })
 }
 
 struct Peers {
     wanted: watch::Receiver<bool>,
-    following: Option<BoxStream<'static, Told<lean::Node>>>,
+    following: Option<BoxStream<'static, Updates<lean::Node>>>,
 }
 
 impl Peers {
     /// `None`: nobody will ask any more.
-    async fn told(&mut self, follow: &impl Fn() -> BoxStream<'static, Told<lean::Node>>) -> Option<Message> {
+    async fn updates(&mut self, follow: &impl Fn() -> BoxStream<'static, Updates<lean::Node>>) -> Option<Message> {
         loop {
             let is_wanted = *self.wanted.borrow_and_update();
             if !is_wanted && self.following.take().is_some() {
@@ -52,7 +52,7 @@ impl Peers {
             }
             let following = self.following.get_or_insert_with(follow);
             tokio::select! {
-                told = following.next() => return told.map(|told| Message::Peer(Box::new(told))),
+                updates = following.next() => return updates.map(|updates| Message::Peer(Box::new(updates))),
                 changed = self.wanted.changed() => changed.ok()?,
             }
         }

@@ -45,7 +45,7 @@ fn version(turn: usize, seed: u8) -> String {
 }
 
 struct WatchModel {
-    stage: Stage,
+    fixture: Fixture,
     /// The lists that ended, and the one in the making.
     lists: Vec<BTreeSet<String>>,
     making: BTreeSet<String>,
@@ -54,27 +54,27 @@ struct WatchModel {
 impl WatchModel {
     /// Performs an act if it makes sense; the name that it deletes.
     fn perform(&mut self, turn: usize, act: &Act) -> Option<String> {
-        let stage = &mut self.stage;
-        let is_open = |stage: &Stage, number: &u8| stage.open.contains(name_of(call(*number)));
+        let fixture = &mut self.fixture;
+        let is_open = |fixture: &Fixture, number: &u8| fixture.open.contains(name_of(call(*number)));
         match act {
-            Act::Wait(milliseconds) => stage.pass(Duration::from_millis((*milliseconds).into())),
-            Act::Open(number) if is_open(stage, number) => stage.hear(call(*number), Heard::Opened),
-            Act::Put(number, seed) if is_open(stage, number) => {
+            Act::Wait(milliseconds) => fixture.pass(Duration::from_millis((*milliseconds).into())),
+            Act::Open(number) if is_open(fixture, number) => fixture.receive(call(*number), Received::Opened),
+            Act::Put(number, seed) if is_open(fixture, number) => {
                 let name = format!("s{:03}", usize::from(*seed) % NAMES);
-                stage.put(call(*number), &name, &version(turn, *seed));
+                fixture.put(call(*number), &name, &version(turn, *seed));
             }
-            Act::Delete(number, seed) if is_open(stage, number) => {
+            Act::Delete(number, seed) if is_open(fixture, number) => {
                 let name = format!("s{:03}", usize::from(*seed) % NAMES);
-                stage.delete(call(*number), &name, &version(turn, *seed));
+                fixture.delete(call(*number), &name, &version(turn, *seed));
                 return Some(name);
             }
-            Act::Bookmark(number, seed) if is_open(stage, number) => {
-                stage.bookmark(call(*number), &version(turn, *seed));
+            Act::Bookmark(number, seed) if is_open(fixture, number) => {
+                fixture.bookmark(call(*number), &version(turn, *seed));
             }
-            Act::List(in_it, seed, more) if stage.open.contains("list") => {
+            Act::List(in_it, seed, more) if fixture.open.contains("list") => {
                 let chosen: Vec<String> =
                     names(NAMES).into_iter().zip(in_it).filter(|(_, is_in)| **is_in).map(|(name, _)| name).collect();
-                if stage.token.is_none() {
+                if fixture.token.is_none() {
                     self.making.clear();
                 }
                 self.making.extend(chosen.iter().cloned());
@@ -82,11 +82,13 @@ impl WatchModel {
                     self.lists.push(self.making.clone());
                 }
                 let chosen: Vec<&str> = chosen.iter().map(String::as_str).collect();
-                stage.page(&version(turn, *seed), &chosen, more.then_some("more"));
+                fixture.page(&version(turn, *seed), &chosen, more.then_some("more"));
             }
-            Act::End(number) if is_open(stage, number) && *number < 2 => stage.hear(call(*number), Heard::Ended),
-            Act::Fail(number, code) if is_open(stage, number) => {
-                stage.fail(call(*number), [None, Some(410), Some(500), Some(403), Some(429)][usize::from(*code)]);
+            Act::End(number) if is_open(fixture, number) && *number < 2 => {
+                fixture.receive(call(*number), Received::Ended)
+            }
+            Act::Fail(number, code) if is_open(fixture, number) => {
+                fixture.fail(call(*number), [None, Some(410), Some(500), Some(403), Some(429)][usize::from(*code)]);
             }
             _ => {}
         }
@@ -102,15 +104,15 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
             let settings = Settings { compare_interval: Some(Duration::from_secs(40)), ..SETTINGS };
-            let stage = Stage::seeded(settings, seed);
-            let mut model = WatchModel { stage, lists: Vec::new(), making: BTreeSet::new() };
-            let begin = model.stage.now;
-            model.stage.pass(Duration::ZERO);
+            let fixture = Fixture::seeded(settings, seed);
+            let mut model = WatchModel { fixture, lists: Vec::new(), making: BTreeSet::new() };
+            let begin = model.fixture.now;
+            model.fixture.pass(Duration::ZERO);
             for (turn, act) in acts.iter().enumerate() {
-                let before = model.stage.held.clone();
+                let before = model.fixture.held.clone();
                 let deleted = model.perform(turn, act);
-                model.stage.pass(Duration::ZERO);
-                let gone: Vec<&String> = before.difference(&model.stage.held).collect();
+                model.fixture.pass(Duration::ZERO);
+                let gone: Vec<&String> = before.difference(&model.fixture.held).collect();
                 let unexplained: Vec<&&String> = gone.iter().filter(|name| Some(**name) != deleted.as_ref()).collect();
                 if unexplained.is_empty() {
                     continue;
@@ -123,8 +125,8 @@ proptest! {
                     assert!(unexplained.iter().all(|name| !earlier.contains(**name)), "{unexplained:?} by one list alone");
                 }
             }
-            let minutes = (model.stage.now - begin).as_secs_f64() / 60.0;
-            let questions = f64::from(u32::try_from(model.stage.asked_in_all).unwrap());
+            let minutes = (model.fixture.now - begin).as_secs_f64() / 60.0;
+            let questions = f64::from(u32::try_from(model.fixture.asked_in_all).unwrap());
             // A page that is answered is followed by the next at once.
             let answered = acts.iter().filter(|act| matches!(act, Act::List(..) | Act::End(_))).count();
             let most = 20.0 + minutes * 40.0 + f64::from(u32::try_from(answered).unwrap());

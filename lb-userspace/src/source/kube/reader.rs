@@ -1,4 +1,4 @@
-//! Puts the questions of a [`Follower`] to the API, each on a connection of its own, and tells what is new.
+//! Makes the calls of a [`Watcher`] to the API, each on a connection of its own, and passes its updates on.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -20,15 +20,15 @@ use tokio::{
 };
 
 use super::{
-    ask::{Body, Kept, ask},
+    ask::{Body, SpareClient, ask},
     bounds::{PAGE_BYTES, PAGE_OBJECTS},
-    calls::{Call, Effect, Failure, Heard, Page, Told},
+    calls::{Call, Effect, Failure, Page, Received, Updates},
     connect::ApiClients,
-    follower::{Follower, Settings},
     item::{Event, Item, read_event, read_item},
     reason,
     split::{Items, Lines},
     version::Version,
+    watcher::{Settings, Watcher},
 };
 use crate::source::lean::ApiKind;
 
@@ -42,45 +42,45 @@ pub struct Selection {
 /// How often any resource showed that the store went back in time. All resources share it.
 pub type WentBack = watch::Sender<u64>;
 
-/// News of everything selected, without end.
+/// Updates of everything selected, without end.
 pub fn read<K>(
     clients: Arc<ApiClients>,
     went_back: WentBack,
     selection: Selection,
     settings: Settings,
-) -> impl Stream<Item = Told<K>> + Send + 'static
+) -> impl Stream<Item = Updates<K>> + Send + 'static
 where
     K: ApiKind,
 {
     // The keys of the standard library's hash are random numbers.
-    let follower = Follower::new(settings, RandomState::new().hash_one(0), Instant::now());
+    let watcher = Watcher::new(settings, RandomState::new().hash_one(0), Instant::now());
     let api = Api { clients, request: Request::new(K::PATH), selection };
     let elsewhere = went_back.subscribe();
     let (watch, probe, list) = (Open::none(), Open::none(), Open::none());
     let reader = Reader {
         api,
-        follower,
+        watcher,
         watch,
         probe,
         list,
         page_objects: PAGE_OBJECTS,
-        kept: Kept::default(),
+        spare: SpareClient::default(),
         went_back,
         elsewhere,
     };
-    stream::unfold(reader, |mut reader| async move { Some((reader.told().await, reader)) })
+    stream::unfold(reader, |mut reader| async move { Some((reader.updates().await, reader)) })
 }
 
 struct Reader<K> {
     api: Api,
-    follower: Follower<K>,
+    watcher: Watcher<K>,
     watch: Open<K>,
     probe: Open<K>,
     list: Open<K>,
     /// How many objects the next page may have.
     page_objects: u32,
     /// The connection of the list that is under way.
-    kept: Kept,
+    spare: SpareClient,
     went_back: WentBack,
     elsewhere: watch::Receiver<u64>,
 }
@@ -90,43 +90,43 @@ where
     K: ApiKind,
 {
     /// Waits for something that changes where we stand.
-    async fn told(&mut self) -> Told<K> {
+    async fn updates(&mut self) -> Updates<K> {
         loop {
-            let due = self.follower.due();
+            let due = self.watcher.due();
             let effects = tokio::select! {
-                heard = self.watch.next() => self.follower.hear(Call::Watch, heard, Instant::now()),
-                heard = self.probe.next() => self.follower.hear(Call::Probe, heard, Instant::now()),
-                heard = self.list.next() => {
-                    // A chunk of a page is no news.
-                    let is_progress = matches!(heard, Heard::Progress);
-                    if let Heard::Page(page) = &heard {
+                received = self.watch.next() => self.watcher.receive(Call::Watch, received, Instant::now()),
+                received = self.probe.next() => self.watcher.receive(Call::Probe, received, Instant::now()),
+                received = self.list.next() => {
+                    // A chunk of a page is no update.
+                    let is_progress = matches!(received, Received::Progress);
+                    if let Received::Page(page) = &received {
                         self.page_objects = next_page(page);
                         if page.token.is_none() {
-                            self.kept = Kept::default();
+                            self.spare = SpareClient::default();
                         }
                     }
-                    let effects = self.follower.hear(Call::List, heard, Instant::now());
+                    let effects = self.watcher.receive(Call::List, received, Instant::now());
                     if is_progress {
                         continue;
                     }
                     effects
                 }
-                Ok(()) = self.elsewhere.changed() => self.follower.went_back_elsewhere(Instant::now()),
-                () = sleep_until(due) => self.follower.tick(Instant::now()),
+                Ok(()) = self.elsewhere.changed() => self.watcher.went_back_elsewhere(Instant::now()),
+                () = sleep_until(due) => self.watcher.tick(Instant::now()),
             };
-            let news = effects.into_iter().filter_map(|effect| self.perform(effect)).collect();
-            return self.follower.told(news);
+            let updates = effects.into_iter().filter_map(|effect| self.perform(effect)).collect();
+            return self.watcher.updates(updates);
         }
     }
 
-    fn perform(&mut self, effect: Effect<K>) -> Option<super::calls::News<K>> {
+    fn perform(&mut self, effect: Effect<K>) -> Option<super::calls::Update<K>> {
         match effect {
             Effect::Watch { call, version, seconds } => *self.open(call) = Open(self.api.watch(&version, seconds)),
             Effect::List { token } => {
                 if token.is_none() {
-                    self.kept = Kept::default();
+                    self.spare = SpareClient::default();
                 }
-                self.list = Open(self.api.list(token, self.page_objects, Some(self.kept.clone())));
+                self.list = Open(self.api.list(token, self.page_objects, Some(self.spare.clone())));
             }
             Effect::CheckVersion => self.probe = Open(self.api.list(None, 1, None)),
             Effect::WentBack => {
@@ -135,7 +135,7 @@ where
             }
             Effect::Close(call) => *self.open(call) = Open::none(),
             Effect::Promote => self.watch = std::mem::replace(&mut self.probe, Open::none()),
-            Effect::Tell(news) => return Some(news),
+            Effect::Emit(updates) => return Some(updates),
         }
         None
     }
@@ -156,7 +156,7 @@ fn next_page<K>(page: &Page<K>) -> u32 {
 }
 
 /// A call, if one is open. Dropping it closes its connection.
-struct Open<K>(BoxStream<'static, Heard<K>>);
+struct Open<K>(BoxStream<'static, Received<K>>);
 
 impl<K: Send + 'static> Open<K> {
     fn none() -> Self {
@@ -164,19 +164,19 @@ impl<K: Send + 'static> Open<K> {
     }
 
     /// What comes next; never, when the call is over.
-    fn next(&mut self) -> NextHeard<'_, K> {
-        NextHeard(self)
+    fn next(&mut self) -> NextReceived<'_, K> {
+        NextReceived(self)
     }
 }
 
-struct NextHeard<'a, K>(&'a mut Open<K>);
+struct NextReceived<'a, K>(&'a mut Open<K>);
 
-impl<K: Send + 'static> Future for NextHeard<'_, K> {
-    type Output = Heard<K>;
+impl<K: Send + 'static> Future for NextReceived<'_, K> {
+    type Output = Received<K>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Heard<K>> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Received<K>> {
         match self.0.0.poll_next_unpin(context) {
-            Poll::Ready(Some(heard)) => Poll::Ready(heard),
+            Poll::Ready(Some(received)) => Poll::Ready(received),
             Poll::Ready(None) => {
                 *self.0 = Open::none();
                 Poll::Pending
@@ -194,7 +194,7 @@ struct Api {
 }
 
 impl Api {
-    fn watch<K: ApiKind>(&self, version: &Version, seconds: u32) -> BoxStream<'static, Heard<K>> {
+    fn watch<K: ApiKind>(&self, version: &Version, seconds: u32) -> BoxStream<'static, Received<K>> {
         // Bookmarks are on by default.
         let parameters = WatchParams {
             label_selector: self.selection.labels.clone(),
@@ -204,9 +204,9 @@ impl Api {
         };
         let request = self.request.watch(&parameters, &version.to_string());
         answer(Arc::clone(&self.clients), None, request, |body| {
-            stream::once(async { Heard::Opened })
+            stream::once(async { Received::Opened })
                 .chain(events(body))
-                .chain(stream::once(async { Heard::Ended }))
+                .chain(stream::once(async { Received::Ended }))
                 .boxed()
         })
     }
@@ -216,8 +216,8 @@ impl Api {
         &self,
         token: Option<String>,
         objects: u32,
-        kept: Option<Kept>,
-    ) -> BoxStream<'static, Heard<K>> {
+        spare: Option<SpareClient>,
+    ) -> BoxStream<'static, Received<K>> {
         // Without a version the answer is what the store holds now, not what some server remembers.
         let parameters = ListParams {
             label_selector: self.selection.labels.clone(),
@@ -227,25 +227,25 @@ impl Api {
             ..ListParams::default()
         };
         tracing::debug!(source = "kube", url = self.request.url_path, "listing");
-        answer(Arc::clone(&self.clients), kept, self.request.list(&parameters), |body| page(body).boxed())
+        answer(Arc::clone(&self.clients), spare, self.request.list(&parameters), |body| page(body).boxed())
     }
 }
 
-/// Puts a question; what `heard` makes of the body of a good answer.
+/// Makes a call; `received` reads the body of a good answer.
 fn answer<K: ApiKind>(
     clients: Arc<ApiClients>,
-    kept: Option<Kept>,
+    spare: Option<SpareClient>,
     request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
-    heard: impl FnOnce(Body) -> BoxStream<'static, Heard<K>> + Send + 'static,
-) -> BoxStream<'static, Heard<K>> {
-    let failed = |failure| stream::once(async { Heard::Failed(failure) }).boxed();
+    received: impl FnOnce(Body) -> BoxStream<'static, Received<K>> + Send + 'static,
+) -> BoxStream<'static, Received<K>> {
+    let failed = |failure| stream::once(async { Received::Failed(failure) }).boxed();
     let asked = async move {
         let request = match request {
             Ok(request) => request,
             Err(error) => return failed(Failure::without_status(reason(&error))),
         };
-        match ask(&clients, kept.as_ref(), request).await {
-            Ok(body) => heard(body),
+        match ask(&clients, spare.as_ref(), request).await {
+            Ok(body) => received(body),
             Err(failure) => failed(failure),
         }
     };
@@ -253,19 +253,19 @@ fn answer<K: ApiKind>(
 }
 
 /// What the lines of a watch say.
-fn events<K: ApiKind>(body: Body) -> impl Stream<Item = Heard<K>> + Send {
-    let heard = stream::unfold(Some((body, Lines::default())), |reading| async move {
+fn events<K: ApiKind>(body: Body) -> impl Stream<Item = Received<K>> + Send {
+    let received = stream::unfold(Some((body, Lines::default())), |reading| async move {
         let (mut body, mut lines) = reading?;
-        let heard = match body.next().await? {
-            Ok(bytes) => lines.feed(&bytes, |text| Heard::from(read_event(text))),
-            Err(error) => return Some((vec![Heard::Failed(Failure::without_status(reason(&error)))], None)),
+        let received = match body.next().await? {
+            Ok(bytes) => lines.feed(&bytes, |text| Received::from(read_event(text))),
+            Err(error) => return Some((vec![Received::Failed(Failure::without_status(reason(&error)))], None)),
         };
-        Some((heard, Some((body, lines))))
+        Some((received, Some((body, lines))))
     });
-    heard.flat_map(stream::iter)
+    received.flat_map(stream::iter)
 }
 
-impl<K> From<Event<K>> for Heard<K> {
+impl<K> From<Event<K>> for Received<K> {
     fn from(event: Event<K>) -> Self {
         match event {
             Event::Put(item) => Self::Put(item),
@@ -278,32 +278,33 @@ impl<K> From<Event<K>> for Heard<K> {
 }
 
 /// Reads a page item by item: its whole text is never held.
-fn page<K: ApiKind>(body: Body) -> impl Stream<Item = Heard<K>> + Send {
+fn page<K: ApiKind>(body: Body) -> impl Stream<Item = Received<K>> + Send {
     stream::unfold(Some((body, Items::default(), Vec::new())), |reading| async move {
         let (mut body, mut text, mut items) = reading?;
         match body.next().await {
             Some(Ok(bytes)) => {
                 items.extend(text.feed(&bytes, read_item));
-                Some((Heard::Progress, Some((body, text, items))))
+                Some((Received::Progress, Some((body, text, items))))
             }
-            Some(Err(error)) => Some((Heard::Failed(Failure::without_status(reason(&error))), None)),
+            Some(Err(error)) => Some((Received::Failed(Failure::without_status(reason(&error))), None)),
             None => Some((whole_page(&text, items), None)),
         }
     })
 }
 
-fn whole_page<K: ApiKind>(text: &Items, items: Vec<Option<Item<K>>>) -> Heard<K> {
+fn whole_page<K: ApiKind>(text: &Items, items: Vec<Option<Item<K>>>) -> Received<K> {
     #[derive(Deserialize)]
     struct List {
         metadata: ListMeta,
     }
-    let unreadable = |error| Heard::Failed(Failure::without_status(format!("the API's list cannot be read: {error}")));
+    let unreadable =
+        |error| Received::Failed(Failure::without_status(format!("the API's list cannot be read: {error}")));
     let Some(rest) = text.rest() else { return unreadable("there is too much besides its items".to_owned()) };
     match serde_json::from_slice::<List>(rest) {
         Ok(List { metadata }) => {
             let nameless = items.iter().filter(|item| item.is_none()).count();
             let nameless = (nameless > 0).then(|| Item::nameless(nameless));
-            Heard::Page(Page {
+            Received::Page(Page {
                 items: items.into_iter().flatten().chain(nameless).collect(),
                 version: Version::parse(metadata.resource_version.as_deref()),
                 token: metadata.continue_.filter(|token| !token.is_empty()),

@@ -52,7 +52,7 @@ enum Next {
 }
 
 struct Agent {
-    follower: Follower<Service>,
+    watcher: Watcher<Service>,
     /// Counts what was asked on each call, so that the answer to an older question is not taken.
     asked: [u32; 3],
     open: [bool; 3],
@@ -102,9 +102,9 @@ impl Simulation {
                 // Nodes come up over a minute and a half.
                 let start = agent * 90 * SECOND / AGENTS;
                 let seed = first + agent * 3 + resource as u64;
-                let follower = Follower::new(settings, seed, begin + Duration::from_micros(start));
+                let watcher = Watcher::new(settings, seed, begin + Duration::from_micros(start));
                 queue.push(Reverse((start, agents.len(), Next::Tick)));
-                agents.push(Agent { follower, asked: [0; 3], open: [false; 3], tick: start });
+                agents.push(Agent { watcher, asked: [0; 3], open: [false; 3], tick: start });
             }
         }
         Self { fault, begin, now: 0, agents, queue, per_second: BTreeMap::new() }
@@ -140,7 +140,7 @@ impl Simulation {
 
     /// No resource, the own Node neither, waits to be asked for after the API is back: readiness waits for each.
     fn assert_reached(&self) {
-        let failing = self.agents.iter().filter(|agent| agent.follower.status().last_error.is_some()).count();
+        let failing = self.agents.iter().filter(|agent| agent.watcher.status().last_error.is_some()).count();
         assert_eq!(failing, 0, "{:?}: resources not followed again within {:?}", self.fault, bounds::FOUND_LIMIT);
     }
 
@@ -152,7 +152,7 @@ impl Simulation {
         for index in 0..self.agents.len() {
             for number in 0..2 {
                 if self.agents[index].open[usize::from(number)] {
-                    self.hear(index, number, Heard::Failed(Failure::without_status("reset")));
+                    self.receive(index, number, Received::Failed(Failure::without_status("reset")));
                 }
             }
         }
@@ -164,7 +164,7 @@ impl Simulation {
                 let now = self.begin + Duration::from_micros(self.now);
                 let agent = &mut self.agents[index];
                 agent.tick = u64::MAX;
-                let effects = if agent.follower.due() <= now { agent.follower.tick(now) } else { Vec::new() };
+                let effects = if agent.watcher.due() <= now { agent.watcher.tick(now) } else { Vec::new() };
                 self.perform(index, effects);
                 return;
             }
@@ -185,26 +185,29 @@ impl Simulation {
             return;
         }
         let version = (self.now / SECOND + 1).to_string();
-        let heard = match next {
+        let received = match next {
             Next::Tick => return,
-            Next::Opened(..) => Heard::Opened,
-            Next::Bookmark(..) => Heard::Bookmark(Version::parse(Some(&version))),
-            Next::Ended(..) => Heard::Ended,
-            Next::Refused(..) => Heard::Failed(Failure::without_status("refused")),
-            Next::Gone(..) => Heard::Failed(Failure { status: Some(410), ..Failure::without_status("gone") }),
-            Next::Page(..) => {
-                Heard::Page(Page { items: Vec::new(), version: Version::parse(Some(&version)), token: None, bytes: 0 })
-            }
+            Next::Opened(..) => Received::Opened,
+            Next::Bookmark(..) => Received::Bookmark(Version::parse(Some(&version))),
+            Next::Ended(..) => Received::Ended,
+            Next::Refused(..) => Received::Failed(Failure::without_status("refused")),
+            Next::Gone(..) => Received::Failed(Failure { status: Some(410), ..Failure::without_status("gone") }),
+            Next::Page(..) => Received::Page(Page {
+                items: Vec::new(),
+                version: Version::parse(Some(&version)),
+                token: None,
+                bytes: 0,
+            }),
         };
-        self.hear(index, number, heard);
+        self.receive(index, number, received);
     }
 
-    fn hear(&mut self, index: usize, number: u8, heard: Heard<Service>) {
-        if matches!(heard, Heard::Ended | Heard::Failed(_) | Heard::Page(_)) {
+    fn receive(&mut self, index: usize, number: u8, received: Received<Service>) {
+        if matches!(received, Received::Ended | Received::Failed(_) | Received::Page(_)) {
             self.agents[index].open[usize::from(number)] = false;
         }
         let now = self.begin + Duration::from_micros(self.now);
-        let effects = self.agents[index].follower.hear(call(number), heard, now);
+        let effects = self.agents[index].watcher.receive(call(number), received, now);
         self.perform(index, effects);
     }
 
@@ -234,10 +237,10 @@ impl Simulation {
                         self.queue.push(Reverse((end - 2 * SECOND, index, Next::Bookmark(0, asked))));
                     }
                 }
-                Effect::WentBack | Effect::Tell(_) => {}
+                Effect::WentBack | Effect::Emit(_) => {}
             }
         }
-        let due = micros(self.agents[index].follower.due().saturating_duration_since(self.begin)).max(self.now);
+        let due = micros(self.agents[index].watcher.due().saturating_duration_since(self.begin)).max(self.now);
         let agent = &mut self.agents[index];
         if due < agent.tick {
             agent.tick = due;
@@ -293,7 +296,7 @@ impl Simulation {
         let now = self.begin + Duration::from_micros(self.now);
         let shown = self.agents.iter().enumerate().filter(|(index, _)| index % PATIENCE.len() < 2);
         let ages = shown.map(|(_, agent)| {
-            let proof = agent.follower.status().proof.expect("listed");
+            let proof = agent.watcher.status().proof.expect("listed");
             now.saturating_duration_since(proof.at).as_secs_f64()
         });
         ages.fold(0.0, f64::max)
@@ -315,7 +318,7 @@ impl Run {
             "{title}: {} s",
             simulation.oldest_proof()
         );
-        let restarts = simulation.agents.iter().map(|agent| agent.follower.status().wedged_since.is_some());
+        let restarts = simulation.agents.iter().map(|agent| agent.watcher.status().wedged_since.is_some());
         assert!(!restarts.into_iter().any(|is_wedged| is_wedged), "{title}: nobody's own fault");
         let per_second = (0..END).map(|second| simulation.per_second.get(&second).copied().unwrap_or(0)).collect();
         Self { title, per_second }

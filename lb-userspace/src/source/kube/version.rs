@@ -21,7 +21,7 @@ impl Version {
         self < other
     }
 
-    /// Of an object that tells none: it equals no other but itself.
+    /// Of an object without one: it equals no other but itself.
     pub fn unknown() -> Self {
         Self::Text("".into())
     }

@@ -14,9 +14,9 @@ enum Asked {
     CheckVersion,
 }
 
-/// A follower with the objects that its news leave, in time that passes as a test says.
-struct Stage {
-    follower: Follower<Service>,
+/// A watcher with the objects that its updates leave, on a clock that the test advances.
+struct Fixture {
+    watcher: Watcher<Service>,
     now: Instant,
     held: BTreeSet<String>,
     staged: BTreeSet<String>,
@@ -57,7 +57,7 @@ fn failure(status: Option<u16>) -> Failure {
     Failure { status, ..Failure::without_status("no") }
 }
 
-impl Stage {
+impl Fixture {
     /// With a fixed seed: a story of single steps must end before its watch does. The other stories take fresh seeds.
     fn new(settings: Settings) -> Self {
         Self::seeded(settings, 1)
@@ -66,7 +66,7 @@ impl Stage {
     fn seeded(settings: Settings, seed: u64) -> Self {
         let now = Instant::now();
         Self {
-            follower: Follower::new(settings, seed, now),
+            watcher: Watcher::new(settings, seed, now),
             now,
             held: BTreeSet::new(),
             staged: BTreeSet::new(),
@@ -81,15 +81,15 @@ impl Stage {
 
     /// Listed in version 100, with the watch open.
     fn watching(settings: Settings, names: &[&str]) -> Self {
-        let mut stage = Self::new(settings);
-        stage.pass(Duration::ZERO);
-        stage.take_list();
-        stage.list("100", names);
-        stage.pass(Duration::ZERO);
-        assert!(matches!(&stage.asked[..], [(Call::Watch, Asked::Watch(version, _))] if version == "100"));
-        stage.asked.clear();
-        stage.hear(Call::Watch, Heard::Opened);
-        stage
+        let mut fixture = Self::new(settings);
+        fixture.pass(Duration::ZERO);
+        fixture.take_list();
+        fixture.list("100", names);
+        fixture.pass(Duration::ZERO);
+        assert!(matches!(&fixture.asked[..], [(Call::Watch, Asked::Watch(version, _))] if version == "100"));
+        fixture.asked.clear();
+        fixture.receive(Call::Watch, Received::Opened);
+        fixture
     }
 
     fn perform(&mut self, effects: Vec<Effect<Service>>) {
@@ -119,7 +119,7 @@ impl Stage {
                     assert!(self.open.remove("probe"), "what is promoted is open");
                     self.open.insert("watch");
                 }
-                Effect::Tell(news) => self.tell(news),
+                Effect::Emit(updates) => self.apply(updates),
             }
         }
     }
@@ -129,25 +129,25 @@ impl Stage {
         self.asked.push((call, asked));
     }
 
-    fn tell(&mut self, news: News<Service>) {
-        match news {
-            News::Page(page) => self.staged.extend(page.iter().map(|item| item.name.name.to_string())),
-            News::Complete => self.held = std::mem::take(&mut self.staged),
-            News::Abandoned => self.staged.clear(),
-            News::Changed(item) => {
+    fn apply(&mut self, updates: Update<Service>) {
+        match updates {
+            Update::Page(page) => self.staged.extend(page.iter().map(|item| item.name.name.to_string())),
+            Update::Complete => self.held = std::mem::take(&mut self.staged),
+            Update::Abandoned => self.staged.clear(),
+            Update::Changed(item) => {
                 self.held.insert(item.name.name.to_string());
             }
-            News::Deleted(name) => {
+            Update::Deleted(name) => {
                 self.held.remove(&*name.name);
             }
-            News::Difference(..) => {}
+            Update::Difference(..) => {}
         }
     }
 
-    fn hear(&mut self, call: Call, heard: Heard<Service>) {
-        let is_over = matches!(heard, Heard::Ended | Heard::Failed(_) | Heard::Page(_));
+    fn receive(&mut self, call: Call, received: Received<Service>) {
+        let is_over = matches!(received, Received::Ended | Received::Failed(_) | Received::Page(_));
         assert!(!is_over || self.open.remove(name_of(call)), "{call:?} is not open");
-        let effects = self.follower.hear(call, heard, self.now);
+        let effects = self.watcher.receive(call, received, self.now);
         self.perform(effects);
     }
 
@@ -155,9 +155,9 @@ impl Stage {
     fn pass(&mut self, time: Duration) {
         let end = self.now + time;
         let mut ticks = 0;
-        while self.follower.due() <= end {
-            self.now = self.now.max(self.follower.due());
-            let effects = self.follower.tick(self.now);
+        while self.watcher.due() <= end {
+            self.now = self.now.max(self.watcher.due());
+            let effects = self.watcher.tick(self.now);
             self.perform(effects);
             ticks += 1;
             assert!(ticks < 10_000, "a loop without end");
@@ -191,25 +191,25 @@ impl Stage {
     fn take_watch(&mut self, call: Call, version: &str) -> Duration {
         let (by, asked, after) = self.next();
         assert!(by == call && matches!(&asked, Asked::Watch(from, _) if from == version), "{by:?} {asked:?}");
-        self.hear(call, Heard::Opened);
+        self.receive(call, Received::Opened);
         after
     }
 
     /// A probe that is open ends without a word; what the store holds is asked for, and is of this version.
     fn store_is_at(&mut self, version: &str) {
         self.seconds(5);
-        self.hear(Call::Probe, Heard::Ended);
+        self.receive(Call::Probe, Received::Ended);
         let (call, asked, after) = self.next();
         assert_eq!((call, asked, after), (Call::Probe, Asked::CheckVersion, Duration::ZERO));
         let (items, version) = (vec![object("a", "50")], Version::parse(Some(version)));
         let page = Page { items, version, token: Some("more".into()), bytes: 0 };
-        self.hear(Call::Probe, Heard::Page(page));
+        self.receive(Call::Probe, Received::Page(page));
     }
 
     fn page(&mut self, version: &str, names: &[&str], token: Option<&str>) {
         let items = names.iter().map(|name| object(name, "50")).collect();
         let page = Page { items, version: Version::parse(Some(version)), token: token.map(Into::into), bytes: 0 };
-        self.hear(Call::List, Heard::Page(page));
+        self.receive(Call::List, Received::Page(page));
     }
 
     fn list(&mut self, version: &str, names: &[&str]) {
@@ -217,23 +217,23 @@ impl Stage {
     }
 
     fn put(&mut self, call: Call, name: &str, version: &str) {
-        self.hear(call, Heard::Put(object(name, version)));
+        self.receive(call, Received::Put(object(name, version)));
     }
 
     fn delete(&mut self, call: Call, name: &str, version: &str) {
-        self.hear(call, Heard::Deleted(ObjectName::new("default", name), Version::parse(Some(version))));
+        self.receive(call, Received::Deleted(ObjectName::new("default", name), Version::parse(Some(version))));
     }
 
     fn bookmark(&mut self, call: Call, version: &str) {
-        self.hear(call, Heard::Bookmark(Version::parse(Some(version))));
+        self.receive(call, Received::Bookmark(Version::parse(Some(version))));
     }
 
     fn fail(&mut self, call: Call, status: Option<u16>) {
-        self.hear(call, Heard::Failed(failure(status)));
+        self.receive(call, Received::Failed(failure(status)));
     }
 
     fn status(&self) -> &ResourceStatus {
-        self.follower.status()
+        self.watcher.status()
     }
 
     fn held(&self) -> Vec<&str> {
@@ -245,7 +245,7 @@ impl Stage {
     }
 
     fn is_reachable(&self) -> bool {
-        self.follower.told(Vec::new()).reach.unwrap().reachable
+        self.watcher.updates(Vec::new()).reach.unwrap().reachable
     }
 }
 

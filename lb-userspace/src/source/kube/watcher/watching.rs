@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Call, Change, Effect, Failure, Follower, Heard, Version, bounds, no_answer, unusable_version};
+use super::{Call, Change, Effect, Failure, Received, Version, Watcher, bounds, no_answer, unusable_version};
 use crate::source::{Probed, ProofKind, Relist, Restart};
 
 /// The one watch that is followed.
@@ -17,7 +17,7 @@ pub struct Watch {
     ends: Instant,
     opened: Instant,
     /// The last event or bookmark, or its opening.
-    pub heard: Instant,
+    pub received: Instant,
     /// It brought an event or a bookmark.
     proven: bool,
     /// It was opened as a probe, and is as short.
@@ -35,7 +35,7 @@ pub enum Line {
 
 impl Watch {
     pub fn closed(now: Instant) -> Self {
-        Self { line: Line::Closed, at: None, ends: now, opened: now, heard: now, proven: false, is_short: false }
+        Self { line: Line::Closed, at: None, ends: now, opened: now, received: now, proven: false, is_short: false }
     }
 
     pub fn waiting(until: Instant) -> Self {
@@ -53,7 +53,7 @@ impl Watch {
     }
 }
 
-impl<K> Follower<K> {
+impl<K> Watcher<K> {
     pub(super) fn watch_tick(&mut self, now: Instant) -> Vec<Effect<K>> {
         if self.watch.due() > now {
             return Vec::new();
@@ -79,32 +79,32 @@ impl<K> Follower<K> {
         }
     }
 
-    pub(super) fn watch_heard(&mut self, heard: Heard<K>, now: Instant) -> Vec<Effect<K>> {
-        match heard {
-            Heard::Opened => self.watch_opened(now),
-            Heard::Bookmark(version) => self.watch_told(None, version, now),
-            Heard::Put(item) => {
+    pub(super) fn watch_received(&mut self, received: Received<K>, now: Instant) -> Vec<Effect<K>> {
+        match received {
+            Received::Opened => self.watch_opened(now),
+            Received::Bookmark(version) => self.watch_received_version(None, version, now),
+            Received::Put(item) => {
                 let version = item.version.clone();
-                self.watch_told(Some(Change::Put(Box::new(item))), version, now)
+                self.watch_received_version(Some(Change::Put(Box::new(item))), version, now)
             }
-            Heard::Deleted(name, version) => self.watch_told(Some(Change::Delete(name)), version, now),
-            Heard::Unreadable(reason) => self.relist_unreadable(reason, now),
-            Heard::Ended if self.watch.is_short && !self.watch.proven => self.relist(Relist::Unproven, now),
+            Received::Deleted(name, version) => self.watch_received_version(Some(Change::Delete(name)), version, now),
+            Received::Unreadable(reason) => self.relist_unreadable(reason, now),
+            Received::Ended if self.watch.is_short && !self.watch.proven => self.relist(Relist::Unproven, now),
             // Servers end a watch a little before or after the time.
-            Heard::Ended if now + Duration::from_secs(1) >= self.watch.ends => {
+            Received::Ended if now + Duration::from_secs(1) >= self.watch.ends => {
                 self.watch = Watch::waiting(now);
                 // What a probe brings from here on, no watch could have brought.
                 self.probe = None;
                 vec![Effect::Close(Call::Watch), Effect::Close(Call::Probe)]
             }
-            Heard::Ended => self.watch_lost(now),
-            Heard::Failed(failure) => self.watch_failed(failure, now),
-            Heard::Progress | Heard::Page(_) => Vec::new(),
+            Received::Ended => self.watch_lost(now),
+            Received::Failed(failure) => self.watch_failed(failure, now),
+            Received::Progress | Received::Page(_) => Vec::new(),
         }
     }
 
     fn watch_opened(&mut self, now: Instant) -> Vec<Effect<K>> {
-        (self.watch.line, self.watch.opened, self.watch.heard) = (Line::Open, now, now);
+        (self.watch.line, self.watch.opened, self.watch.received) = (Line::Open, now, now);
         // A replacement is trusted once. One in place of another that brought nothing must bring something.
         if !self.watch.is_short && self.replacements <= 1 {
             self.status.wedged_since = None;
@@ -126,13 +126,18 @@ impl<K> Follower<K> {
     }
 
     /// The watch brought a change, or a bookmark.
-    fn watch_told(&mut self, change: Option<Change<K>>, version: Option<Version>, now: Instant) -> Vec<Effect<K>> {
+    fn watch_received_version(
+        &mut self,
+        change: Option<Change<K>>,
+        version: Option<Version>,
+        now: Instant,
+    ) -> Vec<Effect<K>> {
         if let (Some(new), Some(at)) = (&version, &self.watch.at)
             && new < at
         {
             return self.relist(Relist::RolledBack, now);
         }
-        self.watch.heard = now;
+        self.watch.received = now;
         self.watch.proven = true;
         self.watch.at = version.clone().or(self.watch.at.take());
         if !self.watch.is_short {
@@ -154,7 +159,7 @@ impl<K> Follower<K> {
         effects
     }
 
-    /// What the other call already brought is no news.
+    /// What the other call already brought is no update.
     pub(super) fn unless_known(&mut self, change: Option<Change<K>>, version: Option<Version>) -> Option<Effect<K>> {
         if let (Some(new), Some(held)) = (&version, &self.version)
             && new <= held
@@ -162,7 +167,7 @@ impl<K> Follower<K> {
             return None;
         }
         if let Some(change) = change {
-            return Some(Effect::Tell(self.changed(change, version)));
+            return Some(Effect::Emit(self.changed(change, version)));
         }
         self.version = version.or(self.version.take());
         None
@@ -205,7 +210,7 @@ impl<K> Follower<K> {
         effects
     }
 
-    /// What an event tells that names no object must come by a list: the watch would bring the same event again.
+    /// An event that names no object needs a list: the watch would bring the same event again.
     pub(super) fn relist_unreadable(&mut self, reason: String, now: Instant) -> Vec<Effect<K>> {
         *self.status.watch_restarts.entry(Restart::Unreadable).or_default() += 1;
         self.trouble(reason);
@@ -219,7 +224,7 @@ impl<K> Follower<K> {
             at: self.version.clone(),
             ends: probe.opened.unwrap_or(probe.asked) + Duration::from_secs(bounds::PROBE_SECONDS.into()),
             opened: probe.opened.unwrap_or(probe.asked),
-            heard: probe.opened.unwrap_or(probe.asked),
+            received: probe.opened.unwrap_or(probe.asked),
             proven: probe.missed.is_some(),
             is_short: true,
         };

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use tokio::time::Instant;
 
 use super::{
-    Call, Effect, Failure, Follower, HTTP_GONE, HTTP_NOT_FOUND, Heard, Known, News, Version, bounds, watching::Watch,
+    Call, Effect, Failure, HTTP_GONE, HTTP_NOT_FOUND, Known, Received, Update, Version, Watcher, bounds,
+    watching::Watch,
 };
 use crate::{
     model::ObjectName,
@@ -31,7 +32,7 @@ pub struct Listing {
     refusals: u32,
     seen: Known,
     /// A list that would delete nearly everything, and waits for a second one.
-    doubted: Option<Doubted>,
+    unconfirmed: Option<Unconfirmed>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +44,7 @@ enum Asked {
 }
 
 #[derive(Debug)]
-struct Doubted {
+struct Unconfirmed {
     /// What is held and was not in it.
     absent: BTreeSet<ObjectName>,
     version: Version,
@@ -51,7 +52,7 @@ struct Doubted {
 
 impl Listing {
     pub fn new(reason: Relist, at: Instant) -> Self {
-        Self { reason, asked: Asked::Not(at), token: None, refusals: 0, seen: Known::new(), doubted: None }
+        Self { reason, asked: Asked::Not(at), token: None, refusals: 0, seen: Known::new(), unconfirmed: None }
     }
 
     pub fn due(&self) -> Instant {
@@ -68,7 +69,7 @@ impl Listing {
     }
 }
 
-impl<K> Follower<K> {
+impl<K> Watcher<K> {
     pub(super) fn list_tick(&mut self, now: Instant) -> Vec<Effect<K>> {
         let Some(listing) = self.listing.as_mut().filter(|listing| listing.due() <= now) else { return Vec::new() };
         if let Asked::Since(_) = listing.asked {
@@ -85,10 +86,10 @@ impl<K> Follower<K> {
         vec![Effect::List { token: listing.token.clone() }]
     }
 
-    pub(super) fn list_heard(&mut self, heard: Heard<K>, now: Instant) -> Vec<Effect<K>> {
-        match heard {
-            Heard::Page(page) => self.page(page, now),
-            Heard::Failed(failure) => self.list_failed(failure, now),
+    pub(super) fn list_received(&mut self, received: Received<K>, now: Instant) -> Vec<Effect<K>> {
+        match received {
+            Received::Page(page) => self.page(page, now),
+            Received::Failed(failure) => self.list_failed(failure, now),
             _ => {
                 if let Some(listing) = &mut self.listing {
                     listing.asked = Asked::Since(now);
@@ -113,7 +114,7 @@ impl<K> Follower<K> {
             if !is_gone {
                 self.trouble(failure.reason);
             }
-            return vec![Effect::Tell(News::Abandoned)];
+            return vec![Effect::Emit(Update::Abandoned)];
         }
         if !begun {
             listing.reason = Relist::Retry;
@@ -130,7 +131,7 @@ impl<K> Follower<K> {
         self.known.clear();
         self.status.objects = 0;
         self.prove(ProofKind::List, now);
-        [News::Abandoned, News::Page(Vec::new()), News::Complete].map(Effect::Tell).into()
+        [Update::Abandoned, Update::Page(Vec::new()), Update::Complete].map(Effect::Emit).into()
     }
 
     fn page(&mut self, page: Page<K>, now: Instant) -> Vec<Effect<K>> {
@@ -139,7 +140,7 @@ impl<K> Follower<K> {
             let version = item.version.clone().unwrap_or_else(Version::unknown);
             listing.seen.insert(item.name.clone(), version);
         }
-        let mut effects = vec![Effect::Tell(News::Page(page.items))];
+        let mut effects = vec![Effect::Emit(Update::Page(page.items))];
         if page.token.is_some() {
             (listing.token, listing.asked, listing.refusals) = (page.token, Asked::Since(now), 0);
             effects.push(Effect::List { token: listing.token.clone() });
@@ -155,11 +156,11 @@ impl<K> Follower<K> {
         if self.listing.as_ref().is_some_and(|listing| listing.reason == Relist::RolledBack) {
             effects.push(Effect::WentBack);
         }
-        effects.push(Effect::Tell(if believed { News::Complete } else { News::Abandoned }));
+        effects.push(Effect::Emit(if believed { Update::Complete } else { Update::Abandoned }));
         effects
     }
 
-    /// Takes the list as the truth unless it is doubtful; then a second one on a new connection must say the same. If it does
+    /// Takes the list as the truth unless it is implausible; then a second one on a new connection must say the same. If it does
     /// not, neither counts.
     fn believe(&mut self, version: Version, now: Instant) -> bool {
         let Some(listing) = &mut self.listing else { return false };
@@ -172,10 +173,10 @@ impl<K> Follower<K> {
         let lost = absent.len().max(expected.saturating_sub(listed));
         let empty = listed == 0 && held > 0;
         let shrunk = lost > FEW && lost * 2 > held;
-        let doubt = rolled_back || empty || shrunk;
-        let agreed = match &listing.doubted {
-            None => !doubt,
-            Some(first) => doubt && absent.is_subset(&first.absent) && !version.is_before(&first.version),
+        let is_implausible = rolled_back || empty || shrunk;
+        let agreed = match &listing.unconfirmed {
+            None => !is_implausible,
+            Some(first) => is_implausible && absent.is_subset(&first.absent) && !version.is_before(&first.version),
         };
         if agreed {
             let before = std::mem::replace(&mut self.known, std::mem::take(&mut listing.seen));
@@ -186,14 +187,14 @@ impl<K> Follower<K> {
             self.take_list(version, now);
             return true;
         }
-        let is_first = listing.doubted.is_none();
+        let is_first = listing.unconfirmed.is_none();
         let pause = if is_first { self.pauses.before_list() } else { self.pauses.after_failure(None) };
         let reason = match (rolled_back, is_first) {
             (_, false) => "two lists of the API contradict each other".to_owned(),
             (true, true) => format!("the API went back to version {version}"),
             (false, true) => format!("the API lists {listed} objects, held are {held}"),
         };
-        listing.doubted = (doubt && is_first).then_some(Doubted { absent, version });
+        listing.unconfirmed = (is_implausible && is_first).then_some(Unconfirmed { absent, version });
         listing.start_over(if rolled_back && is_first { Relist::RolledBack } else { Relist::Confirm }, now + pause);
         let since = self.status.confirming.map_or(now, |confirming| confirming.since);
         self.status.confirming = Some(Confirming { since, held, listed });

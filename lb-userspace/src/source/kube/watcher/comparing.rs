@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tokio::time::Instant;
 
-use super::{Call, Effect, Follower, HTTP_GONE, Heard, Known, Line, News, Version, bounds};
+use super::{Call, Effect, HTTP_GONE, Known, Line, Received, Update, Version, Watcher, bounds};
 use crate::{
     model::ObjectName,
     source::{
@@ -18,7 +18,7 @@ use crate::{
 /// A comparison under way.
 #[derive(Debug)]
 pub struct Comparison<K> {
-    stage: Stage,
+    phase: Phase,
     /// What was known when the list was asked for.
     from: Option<Version>,
     seen: Known,
@@ -31,7 +31,7 @@ pub struct Comparison<K> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum Phase {
     /// The first or second list; when something came of it last.
     Listing { is_second: bool, last: Instant },
     /// What was found may still come by the watch.
@@ -41,7 +41,7 @@ enum Stage {
 impl<K> Comparison<K> {
     fn new(from: Option<Version>, now: Instant) -> Self {
         Self {
-            stage: Stage::Listing { is_second: false, last: now },
+            phase: Phase::Listing { is_second: false, last: now },
             from,
             seen: Known::new(),
             touched: BTreeSet::new(),
@@ -55,9 +55,9 @@ impl<K> Comparison<K> {
     }
 
     fn due(&self) -> Instant {
-        match self.stage {
-            Stage::Listing { last, .. } => last + bounds::LIST_SILENCE_LIMIT,
-            Stage::Settling { until } => until,
+        match self.phase {
+            Phase::Listing { last, .. } => last + bounds::LIST_SILENCE_LIMIT,
+            Phase::Settling { until } => until,
         }
     }
 
@@ -79,7 +79,7 @@ impl<K> Comparison<K> {
     }
 }
 
-impl<K> Follower<K> {
+impl<K> Watcher<K> {
     pub(super) fn schedule_comparison(&mut self, now: Instant) {
         self.comparison = None;
         self.compare_at = self.settings.compare_interval.map(|interval| now + self.pauses.around(interval, 5));
@@ -101,13 +101,13 @@ impl<K> Follower<K> {
             self.comparison = Some(Comparison::new(self.version.clone(), now));
             return vec![Effect::List { token: None }];
         };
-        match comparison.stage {
-            Stage::Settling { .. } => {
-                comparison.stage = Stage::Listing { is_second: true, last: now };
+        match comparison.phase {
+            Phase::Settling { .. } => {
+                comparison.phase = Phase::Listing { is_second: true, last: now };
                 comparison.from.clone_from(&self.version);
                 vec![Effect::List { token: None }]
             }
-            Stage::Listing { .. } => {
+            Phase::Listing { .. } => {
                 self.reached(false, now);
                 let reason = format!("nothing came of a list for {:?}", bounds::LIST_SILENCE_LIMIT);
                 self.comparison_failed(Some(reason), now)
@@ -115,13 +115,13 @@ impl<K> Follower<K> {
         }
     }
 
-    pub(super) fn comparison_heard(&mut self, heard: Heard<K>, now: Instant) -> Vec<Effect<K>> {
-        match heard {
-            Heard::Page(page) => self.compare_page(page, now),
-            Heard::Failed(failure) if failure.status == Some(HTTP_GONE) => self.comparison_failed(None, now),
-            Heard::Failed(failure) => self.comparison_failed(Some(failure.reason), now),
+    pub(super) fn comparison_received(&mut self, received: Received<K>, now: Instant) -> Vec<Effect<K>> {
+        match received {
+            Received::Page(page) => self.compare_page(page, now),
+            Received::Failed(failure) if failure.status == Some(HTTP_GONE) => self.comparison_failed(None, now),
+            Received::Failed(failure) => self.comparison_failed(Some(failure.reason), now),
             _ => {
-                if let Some(Comparison { stage: Stage::Listing { last, .. }, .. }) = &mut self.comparison {
+                if let Some(Comparison { phase: Phase::Listing { last, .. }, .. }) = &mut self.comparison {
                     *last = now;
                 }
                 Vec::new()
@@ -147,7 +147,7 @@ impl<K> Follower<K> {
 
     fn compare_page(&mut self, page: Page<K>, now: Instant) -> Vec<Effect<K>> {
         let Some(comparison) = &mut self.comparison else { return Vec::new() };
-        let Stage::Listing { is_second, .. } = comparison.stage else { return Vec::new() };
+        let Phase::Listing { is_second, .. } = comparison.phase else { return Vec::new() };
         for item in page.items {
             let (name, version) = (item.name.clone(), item.version.clone());
             if comparison.found.contains_key(&name) {
@@ -156,7 +156,7 @@ impl<K> Follower<K> {
             comparison.seen.insert(name, version.unwrap_or_else(Version::unknown));
         }
         if page.token.is_some() {
-            comparison.stage = Stage::Listing { is_second, last: now };
+            comparison.phase = Phase::Listing { is_second, last: now };
             return vec![Effect::List { token: page.token }];
         }
         let Some(version) = page.version else {
@@ -175,7 +175,7 @@ impl<K> Follower<K> {
             return Vec::new();
         }
         comparison.found = differences;
-        comparison.stage = Stage::Settling { until: now + bounds::COMPARE_GRACE };
+        comparison.phase = Phase::Settling { until: now + bounds::COMPARE_GRACE };
         Vec::new()
     }
 
@@ -188,13 +188,13 @@ impl<K> Follower<K> {
                 continue;
             }
             *self.status.differences.entry(*kind).or_default() += 1;
-            effects.push(Effect::Tell(News::Difference(*kind, name.clone())));
+            effects.push(Effect::Emit(Update::Difference(*kind, name.clone())));
             if let Some(item) = comparison.objects.remove(name) {
                 self.known.insert(name.clone(), item.version.clone().unwrap_or_else(Version::unknown));
-                effects.push(Effect::Tell(News::Changed(Box::new(item))));
+                effects.push(Effect::Emit(Update::Changed(Box::new(item))));
             } else {
                 self.known.remove(name);
-                effects.push(Effect::Tell(News::Deleted(name.clone())));
+                effects.push(Effect::Emit(Update::Deleted(name.clone())));
             }
         }
         self.status.objects = self.known.len();

@@ -1,8 +1,8 @@
-//! The probe, which tells a watch with nothing to say from a dead one.
+//! The probe, which distinguishes a silent watch from a dead one.
 
 use tokio::time::Instant;
 
-use super::{Call, Change, Effect, Failure, Follower, Heard, Line, Version, bounds, no_answer, unusable_version};
+use super::{Call, Change, Effect, Failure, Line, Received, Version, Watcher, bounds, no_answer, unusable_version};
 use crate::source::{Probed, ProofKind, Relist, Restart};
 
 /// A second watch from where the first one is.
@@ -44,7 +44,7 @@ impl Probe {
     }
 }
 
-impl<K> Follower<K> {
+impl<K> Watcher<K> {
     /// While the watch is closed there is nothing to probe.
     pub(super) fn probe_due(&self) -> Option<Instant> {
         match &self.probe {
@@ -79,12 +79,12 @@ impl<K> Follower<K> {
         self.probe_failed(Failure::without_status(no_answer(limit)), now)
     }
 
-    pub(super) fn probe_heard(&mut self, heard: Heard<K>, now: Instant) -> Vec<Effect<K>> {
+    pub(super) fn probe_received(&mut self, received: Received<K>, now: Instant) -> Vec<Effect<K>> {
         let Some(probe) = &mut self.probe else { return Vec::new() };
-        match heard {
-            Heard::Opened => probe.opened = Some(now),
-            Heard::Unreadable(reason) => return self.relist_unreadable(reason, now),
-            Heard::Bookmark(version) => {
+        match received {
+            Received::Opened => probe.opened = Some(now),
+            Received::Unreadable(reason) => return self.relist_unreadable(reason, now),
+            Received::Bookmark(version) => {
                 if version.as_ref().is_some_and(|version| *version < probe.from) {
                     return self.relist(Relist::RolledBack, now);
                 }
@@ -92,31 +92,31 @@ impl<K> Follower<K> {
                     return self.probed_fresh(version, now);
                 }
             }
-            Heard::Put(item) => {
+            Received::Put(item) => {
                 let version = item.version.clone();
-                return self.probe_told(Change::Put(Box::new(item)), version, now);
+                return self.probe_received_version(Change::Put(Box::new(item)), version, now);
             }
-            Heard::Deleted(name, version) => return self.probe_told(Change::Delete(name), version, now),
-            Heard::Ended | Heard::Failed(_) if probe.missed.is_some() => probe.over = true,
-            Heard::Ended if probe.check == VersionCheck::NotYet => {
+            Received::Deleted(name, version) => return self.probe_received_version(Change::Delete(name), version, now),
+            Received::Ended | Received::Failed(_) if probe.missed.is_some() => probe.over = true,
+            Received::Ended if probe.check == VersionCheck::NotYet => {
                 (probe.check, probe.asked, probe.opened) = (VersionCheck::Asked, now, None);
                 return vec![Effect::CheckVersion];
             }
-            Heard::Ended => {
+            Received::Ended => {
                 *self.status.probes.entry(Probed::Unproven).or_default() += 1;
                 return self.relist(Relist::Unproven, now);
             }
-            Heard::Page(page) if probe.check == VersionCheck::Asked => {
+            Received::Page(page) if probe.check == VersionCheck::Asked => {
                 return self.looked(page.version, now);
             }
-            Heard::Failed(failure) => return self.probe_failed(failure, now),
-            Heard::Progress | Heard::Page(_) => {}
+            Received::Failed(failure) => return self.probe_failed(failure, now),
+            Received::Progress | Received::Page(_) => {}
         }
         Vec::new()
     }
 
     /// A change that the watch has not brought (yet).
-    fn probe_told(&mut self, change: Change<K>, version: Option<Version>, now: Instant) -> Vec<Effect<K>> {
+    fn probe_received_version(&mut self, change: Change<K>, version: Option<Version>, now: Instant) -> Vec<Effect<K>> {
         let Some(effect) = self.unless_known(Some(change), version) else { return Vec::new() };
         if let (Some(probe), Some(version)) = (&mut self.probe, &self.version) {
             probe.missed.get_or_insert((now, version.clone()));
@@ -132,7 +132,7 @@ impl<K> Follower<K> {
         };
         if store == held {
             // The watch has nothing to say.
-            self.watch.heard = now;
+            self.watch.received = now;
             return self.probed_fresh(Some(store), now);
         }
         if store < held {
@@ -156,7 +156,7 @@ impl<K> Follower<K> {
         let _nothing: Option<Effect<K>> = self.unless_known(None, version);
         self.prove(ProofKind::Probe, now);
         let overdue = bounds::OVERDUE_LIMIT.max(self.settings.silence * 4);
-        if now.saturating_duration_since(self.watch.heard) >= overdue {
+        if now.saturating_duration_since(self.watch.received) >= overdue {
             return self.condemn(Restart::Overdue, now);
         }
         vec![Effect::Close(Call::Probe)]

@@ -1,4 +1,4 @@
-//! What to ask the API next about one resource, given what was heard of it. Pure: what was heard and the time are values.
+//! Which call to make next for one resource, given what the calls before it have brought. Pure: that and the time are values.
 //!
 //! Either a complete list is due (`listing`), or a watch is followed (`watching`), probed when it is silent (`probing`), and
 //! compared with a fresh list now and then (`comparing`). Nothing is ever deleted but by a delete event or a complete list that is believed.
@@ -20,7 +20,7 @@ use self::{
 };
 use super::{
     bounds::{self, Pauses},
-    calls::{Call, Effect, Failure, Heard, News, Told},
+    calls::{Call, Effect, Failure, Received, Update, Updates},
     item::Item,
     version::Version,
 };
@@ -53,7 +53,7 @@ type Known = BTreeMap<ObjectName, Version>;
 
 /// Where one resource stands.
 #[derive(Debug)]
-pub struct Follower<K> {
+pub struct Watcher<K> {
     settings: Settings,
     pauses: Pauses,
     status: ResourceStatus,
@@ -74,7 +74,7 @@ pub struct Follower<K> {
     comparison: Option<Comparison<K>>,
 }
 
-impl<K> Follower<K> {
+impl<K> Watcher<K> {
     /// `seed`: of all random choices, another one on each node and for each resource.
     pub fn new(mut settings: Settings, seed: u64, now: Instant) -> Self {
         settings.silence *= settings.patience;
@@ -101,9 +101,9 @@ impl<K> Follower<K> {
         &self.status
     }
 
-    /// News with where we stand.
-    pub fn told(&self, news: Vec<News<K>>) -> Told<K> {
-        Told { news, status: self.status.clone(), reach: self.reach }
+    /// These updates, with the state of the resource.
+    pub fn updates(&self, updates: Vec<Update<K>>) -> Updates<K> {
+        Updates { updates, status: self.status.clone(), reach: self.reach }
     }
 
     /// When [`Self::tick`] is due.
@@ -131,31 +131,31 @@ impl<K> Follower<K> {
     }
 
     /// A call that is open brought something.
-    pub fn hear(&mut self, call: Call, heard: Heard<K>, now: Instant) -> Vec<Effect<K>> {
-        self.note_reach(call, &heard, now);
-        if let Heard::Failed(failure) = &heard {
+    pub fn receive(&mut self, call: Call, received: Received<K>, now: Instant) -> Vec<Effect<K>> {
+        self.note_reach(call, &received, now);
+        if let Received::Failed(failure) = &received {
             self.note_error(failure, now);
         }
         match (&self.listing, call) {
-            (Some(_), Call::List) => self.list_heard(heard, now),
+            (Some(_), Call::List) => self.list_received(received, now),
             // It was left alone.
             (Some(_), _) => Vec::new(),
-            (None, Call::Watch) => self.watch_heard(heard, now),
-            (None, Call::Probe) => self.probe_heard(heard, now),
-            (None, Call::List) => self.comparison_heard(heard, now),
+            (None, Call::Watch) => self.watch_received(received, now),
+            (None, Call::Probe) => self.probe_received(received, now),
+            (None, Call::List) => self.comparison_received(received, now),
         }
     }
 
     /// An answer is an answer, also a refusal; none, or one of a server that cannot, is none. A watch that is cut off says
     /// nothing about the next question.
-    fn note_reach(&mut self, call: Call, heard: &Heard<K>, now: Instant) {
-        let reachable = match heard {
-            Heard::Failed(failure) => match failure.status {
+    fn note_reach(&mut self, call: Call, received: &Received<K>, now: Instant) {
+        let reachable = match received {
+            Received::Failed(failure) => match failure.status {
                 Some(status) => status < 500,
                 None if call == Call::Watch && self.watch.line == Line::Open => return,
                 None => false,
             },
-            Heard::Ended => return,
+            Received::Ended => return,
             _ => true,
         };
         self.reached(reachable, now);
@@ -210,7 +210,7 @@ impl<K> Follower<K> {
     }
 
     /// Another resource showed that the store went back. What we hold may be of a version that the store has overtaken since, so
-    /// ours would never tell.
+    /// our own watch would never show it.
     pub fn went_back_elsewhere(&mut self, now: Instant) -> Vec<Effect<K>> {
         if self.listing.is_some() {
             return Vec::new();
@@ -221,24 +221,24 @@ impl<K> Follower<K> {
     }
 
     /// A change that is not known yet, from whatever call.
-    fn changed(&mut self, change: Change<K>, version: Option<Version>) -> News<K> {
+    fn changed(&mut self, change: Change<K>, version: Option<Version>) -> Update<K> {
         self.version = version.clone().or(self.version.take());
         let name = change.name().clone();
         if let Some(comparison) = &mut self.comparison {
             comparison.touched(&name);
         }
-        let news = match change {
+        let updates = match change {
             Change::Put(item) => {
                 self.known.insert(name, version.unwrap_or_else(Version::unknown));
-                News::Changed(item)
+                Update::Changed(item)
             }
             Change::Delete(name) => {
                 self.known.remove(&name);
-                News::Deleted(name)
+                Update::Deleted(name)
             }
         };
         self.status.objects = self.known.len();
-        news
+        updates
     }
 }
 
@@ -278,5 +278,5 @@ fn no_answer(limit: Duration) -> String {
 #[path = "stampede_tests.rs"]
 mod stampede;
 #[cfg(test)]
-#[path = "follower_tests.rs"]
+#[path = "watcher_tests.rs"]
 mod tests;
