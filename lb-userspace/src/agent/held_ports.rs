@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::told::Told;
+use super::logged_problems::LoggedProblems;
 use crate::config::Settings;
 use crate::model::Protocol;
 use crate::plan::{Desired, Frontend, FrontendKind, PortKey};
@@ -12,19 +12,19 @@ use crate::sockets::{self, Holder};
 /// How many are reported at most.
 const MOST_TOLD: usize = 100;
 
-/// What the log has been told, and how loopback is served.
+/// Problems that were logged, and how loopback is served.
 #[derive(Debug, Default)]
 pub(super) struct HeldPorts {
     /// In IPv4 and in IPv6; false without the socket hook.
     loopback: [bool; 2],
-    told: Told,
+    logged_problems: LoggedProblems,
 }
 
 impl HeldPorts {
     pub fn new(settings: &Settings) -> Self {
         let is_hooked = settings.socket_lb != crate::config::SocketLb::Off;
         let loopback = settings.nodeport_addresses.loopback().map(|served| served && is_hooked);
-        Self { loopback, told: Told::default() }
+        Self { loopback, logged_problems: LoggedProblems::default() }
     }
 
     /// Looks at the sockets of this network namespace, if there are node ports; returns and logs what is held.
@@ -42,7 +42,7 @@ impl HeldPorts {
                 held.insert(format!("which sockets hold node ports is not known: {error}"));
             }
         }
-        self.told.warn(held.clone());
+        self.logged_problems.warn(held.clone());
         held.into_iter().collect()
     }
 

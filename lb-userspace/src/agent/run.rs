@@ -8,9 +8,9 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::auditor::Request;
+use super::logged_problems::LoggedProblems;
 use super::marks::{self, Unhealthy};
 use super::tables::Tables;
-use super::told::Told;
 use crate::datapath::{self, Datapath};
 use crate::model::{Refused, Snapshot};
 use crate::plan::BackendId;
@@ -63,7 +63,7 @@ pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
     let links = stop.clone();
     // The task owns the data path, and with it the lock, until the end.
     let mut following = tokio::spawn(async move { datapath.follow_links(links).await });
-    let (mut refused, mut refusals) = (Told::default(), Refused::default());
+    let (mut refused, mut refusals) = (LoggedProblems::default(), Refused::default());
     source.mark_changed();
     let ended = loop {
         tokio::select! {
@@ -83,8 +83,8 @@ pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
             }
             Ok(()) = source.changed() => {
                 let status = source.borrow_and_update().clone();
-                tables.notices.of_source(&status.refusals);
-                tables.notices.of_api(&status, Instant::now());
+                tables.object_events.of_source(&status.refusals);
+                tables.object_events.of_api(&status, Instant::now());
                 if status.refusals != refusals {
                     refused.warn(status.refusals.iter().map(|refusal| format!("refused: {refusal}")).collect());
                     refusals = status.refusals;

@@ -21,14 +21,14 @@ use super::judge::Judge;
 use super::marks::{self, Maintenance};
 use super::neighbours::Neighbours;
 use super::node_memory::NodeMemory;
-use super::notices::Notices;
+use super::object_events::ObjectEvents;
 use super::scrape::Scrape;
 use super::servers::{Listeners, RequestChannels, listen, serve};
 use super::state::{Progress, State};
 use super::sweeper::Sweeper;
 use super::tables::{Beside, Tables};
 use super::{adoption, auditor, checks, clock, facts, ring, run, sockets};
-use crate::announce::{self, Notice};
+use crate::announce::{self, ObjectEvent};
 use crate::apply::{KernelStore, Programmer};
 use crate::config::{self, CgroupRoot, Settings, Source as Origin};
 use crate::datapath::{self, Datapath, maps_dir};
@@ -144,14 +144,14 @@ async fn with_source(
     })));
     let facts = facts::facts(&state.datapath.borrow().addresses, &facts::reserved(settings, &origin).await, marks);
     health_checks.follow(move || judge.is_well());
-    let notices = Notices::new(&settings.node_name, announce(settings, source.api.clone(), &mut tasks));
+    let object_events = ObjectEvents::new(&settings.node_name, announce(settings, source.api.clone(), &mut tasks));
     let auditor = Auditor::new(settings.audit_interval, Some(datapath.auditor()), Instant::now());
     let neighbours = Neighbours::new(datapath.surroundings(), settings.source == Origin::Kube);
     let held_ports = HeldPorts::new(settings);
     let beside = Beside {
         health_checks,
         auditor,
-        notices,
+        object_events,
         node_memory,
         maintenance,
         sockets,
@@ -231,10 +231,10 @@ fn announce(
     settings: &Settings,
     api: Option<Client>,
     tasks: &mut Vec<Task>,
-) -> Option<watch::Sender<BTreeSet<Notice>>> {
+) -> Option<watch::Sender<BTreeSet<ObjectEvent>>> {
     let client = api?;
-    let (to, notices) = watch::channel(BTreeSet::new());
-    tasks.push(spawn(announce::run(client, settings.node_name.clone(), notices, events_later(), clock::wall)));
+    let (to, object_events) = watch::channel(BTreeSet::new());
+    tasks.push(spawn(announce::run(client, settings.node_name.clone(), object_events, events_later(), clock::wall)));
     Some(to)
 }
 

@@ -19,13 +19,13 @@ use super::ejections::Ejections;
 use super::facts;
 use super::health_checks::HealthChecks;
 use super::held_ports::HeldPorts;
+use super::logged_problems::LoggedProblems;
 use super::marks::Maintenance;
 use super::neighbours::Neighbours;
 use super::node_memory::NodeMemory;
-use super::notices::Notices;
+use super::object_events::ObjectEvents;
 use super::state::Progress;
 use super::sweeper::Sweeper;
-use super::told::Told;
 use super::written::Written;
 use crate::apply::{KernelStore, Programmer, Report};
 use crate::model::{Monotonic, Snapshot};
@@ -46,13 +46,13 @@ pub(super) struct Tables {
     pub programmer: Programmer<KernelStore>,
     pub progress: watch::Sender<Progress>,
     pub metrics: Metrics,
-    pub told: Told,
-    /// Failures of the sweep that the log has been told.
-    swept: Told,
+    pub logged_problems: LoggedProblems,
+    /// Failures of the sweep that were logged.
+    swept: LoggedProblems,
     pub facts: NodeFacts,
     pub health_checks: HealthChecks,
     auditor: Auditor,
-    pub notices: Notices,
+    pub object_events: ObjectEvents,
     /// `None`: the source has no Node to remember.
     node_memory: Option<NodeMemory>,
     maintenance: Maintenance,
@@ -84,7 +84,7 @@ pub(super) struct Tables {
 pub(super) struct Beside {
     pub health_checks: HealthChecks,
     pub auditor: Auditor,
-    pub notices: Notices,
+    pub object_events: ObjectEvents,
     pub node_memory: Option<NodeMemory>,
     pub maintenance: Maintenance,
     pub sockets: Option<Destroyer>,
@@ -104,19 +104,19 @@ impl Tables {
         facts: NodeFacts,
         beside: Beside,
     ) -> Self {
-        let Beside { health_checks, auditor, notices, node_memory, maintenance, sockets, .. } = beside;
+        let Beside { health_checks, auditor, object_events, node_memory, maintenance, sockets, .. } = beside;
         let Beside { sweeper, checks, neighbours, held_ports, .. } = beside;
         neighbours.tell_published(programmer.book(), &facts.addresses);
         Self {
             programmer,
             progress,
             metrics,
-            told: Told::default(),
-            swept: Told::default(),
+            logged_problems: LoggedProblems::default(),
+            swept: LoggedProblems::default(),
             facts,
             health_checks,
             auditor,
-            notices,
+            object_events,
             node_memory,
             maintenance,
             sockets,
@@ -342,9 +342,10 @@ impl Tables {
             progress.took(report, now, wall);
             progress.tables.pending = pending;
         });
-        self.notices.of_tables(&report.refusals);
+        self.object_events.of_tables(&report.refusals);
         let failures = report.failures.iter().map(|failure| format!("not written, will be tried again: {failure}"));
-        self.told.warn(failures.chain(report.refusals.iter().map(|refusal| format!("refused: {refusal}"))).collect());
+        self.logged_problems
+            .warn(failures.chain(report.refusals.iter().map(|refusal| format!("refused: {refusal}"))).collect());
     }
 
     /// Also what could not be opened before.
@@ -371,8 +372,9 @@ impl Tables {
             for problem in problems.values() {
                 tracing::warn!("{problem}");
             }
-            let told = shown.values().filter_map(|check| Some((check.service.as_str(), check.problem.as_deref()?)));
-            self.notices.of_health_checks(told);
+            let logged_problems =
+                shown.values().filter_map(|check| Some((check.service.as_str(), check.problem.as_deref()?)));
+            self.object_events.of_health_checks(logged_problems);
             self.progress.send_modify(|progress| progress.tables.health_checks = shown);
         }
     }

@@ -3,10 +3,10 @@
 //! It never holds anything up: what cannot be posted now is posted later or, beyond a bound, not at all. The log, metrics and
 //! `ballast status` tell of it as well.
 
-mod notice;
+mod object_event;
 mod post;
 mod schedule;
 
-pub use notice::Notice;
+pub use object_event::ObjectEvent;
 pub use post::run;
-pub use schedule::NOTICES_MAX;
+pub use schedule::OBJECT_EVENTS_MAX;

@@ -11,7 +11,7 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::Notice;
+use super::ObjectEvent;
 use super::schedule::{Post, Posted, Schedule};
 
 /// Who says it.
@@ -21,12 +21,12 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 const HTTP_CONFLICT: u16 = 409;
 const HTTP_NOT_FOUND: u16 = 404;
 
-/// Posts what `notices` holds, each `later` than it came up, until its sender is gone: all nodes see the same objects at the same
+/// Posts what `Events` holds, each `later` than it came up, until its sender is gone: all nodes see the same objects at the same
 /// time. `wall` is the wall clock.
 pub async fn run(
     client: Client,
     node: String,
-    mut notices: watch::Receiver<BTreeSet<Notice>>,
+    mut events: watch::Receiver<BTreeSet<ObjectEvent>>,
     later: Duration,
     wall: fn() -> Timestamp,
 ) {
@@ -36,11 +36,11 @@ pub async fn run(
         let now = Instant::now();
         let due = schedule.due(now);
         tokio::select! {
-            changed = notices.changed() => {
+            changed = events.changed() => {
                 if changed.is_err() {
                     return;
                 }
-                schedule.set(&notices.borrow_and_update(), now + later);
+                schedule.set(&events.borrow_and_update(), now + later);
                 let without_room = schedule.without_room();
                 if without_room > told {
                     tracing::warn!(without_room, "there is more to tell than there is room for Events");
@@ -61,13 +61,13 @@ pub async fn run(
 }
 
 async fn send(client: &Client, node: &str, post: &Post, now: Timestamp) -> (Posted, Option<String>) {
-    let api: Api<Event> = Api::namespaced(client.clone(), post.notice().event_namespace());
+    let api: Api<Event> = Api::namespaced(client.clone(), post.event().event_namespace());
     let answer = timeout(ANSWER_LIMIT, async {
         match post {
-            Post::Create(notice) => api.create(&PostParams::default(), &event(notice, node, now)).await.map(drop),
-            Post::Again { notice, count } => {
+            Post::Create(event) => api.create(&PostParams::default(), &body(event, node, now)).await.map(drop),
+            Post::Again { event, count } => {
                 let series = serde_json::json!({"series": {"count": count, "lastObservedTime": MicroTime(now)}});
-                api.patch(&notice.event_name(), &PatchParams::default(), &Patch::Merge(series)).await.map(drop)
+                api.patch(&event.event_name(), &PatchParams::default(), &Patch::Merge(series)).await.map(drop)
             }
         }
     });
@@ -82,21 +82,21 @@ async fn send(client: &Client, node: &str, post: &Post, now: Timestamp) -> (Post
     }
 }
 
-fn event(notice: &Notice, node: &str, now: Timestamp) -> Event {
+fn body(event: &ObjectEvent, node: &str, now: Timestamp) -> Event {
     Event {
         metadata: ObjectMeta {
-            name: Some(notice.event_name()),
-            namespace: Some(notice.event_namespace().to_owned()),
+            name: Some(event.event_name()),
+            namespace: Some(event.event_namespace().to_owned()),
             ..ObjectMeta::default()
         },
         event_time: Some(MicroTime(now)),
         action: Some("Program".to_owned()),
-        reason: Some(notice.reason.to_owned()),
-        note: Some(notice.note.clone()),
+        reason: Some(event.reason.to_owned()),
+        note: Some(event.note.clone()),
         type_: Some("Warning".to_owned()),
         reporting_controller: Some(CONTROLLER.to_owned()),
         reporting_instance: Some(node.to_owned()),
-        regarding: Some(notice.regarding()),
+        regarding: Some(event.regarding()),
         ..Event::default()
     }
 }

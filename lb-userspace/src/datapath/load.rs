@@ -21,14 +21,13 @@ use super::{
     DatapathError,
     fast_path::{BridgePorts, Word},
     features::{Feature, namespace_cookie},
-    object,
+    map_definition, object,
     pins::{Created, Pins},
     program_array::{self, ProgramArray},
     program_log::ProgramLog,
     program_pins::{self, ProgramPins},
     programs::{Loading, Programs},
     settings::{FastPath, Settings, most_half_open, socket_lb_number},
-    shape,
     switch::{Begun, Prepared},
 };
 
@@ -233,8 +232,8 @@ pub(super) fn load(
     let shapes = object::shapes(elf, settings)?;
     let mut outgrown = Vec::new();
     for (name, path) in map_name::ALL.map(|name| (name, pins.map(name))) {
-        let shape = shapes.get(name).ok_or_else(|| missing(name))?;
-        match shape::check_pin(name, &path, shape) {
+        let map_definition = shapes.get(name).ok_or_else(|| missing(name))?;
+        match map_definition::check_pin(name, &path, map_definition) {
             Err(DatapathError::MapMismatch { field: "max_entries", .. }) if COUNTERS.contains(&name) => {
                 outgrown.push(path.clone());
             }
@@ -242,7 +241,7 @@ pub(super) fn load(
         }
         created.expect(path);
     }
-    shape::check_version(&pins.map(map_name::CONFIG))?;
+    map_definition::check_version(&pins.map(map_name::CONFIG))?;
     for path in outgrown {
         // The programs at work keep theirs until they are replaced.
         fs::remove_file(&path).map_err(DatapathError::file("remove", &path))?;

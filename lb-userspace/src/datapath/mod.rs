@@ -20,10 +20,10 @@ mod fast_path;
 mod faults;
 mod features;
 mod follow;
-mod kept;
 pub mod layout;
 mod load;
 mod lock;
+mod map_definition;
 mod net;
 mod object;
 mod pins;
@@ -33,10 +33,10 @@ mod program_array;
 mod program_log;
 mod program_pins;
 mod programs;
+mod reconciled_tables;
 mod serving;
 mod sets;
 mod settings;
-mod shape;
 mod source_ports;
 mod sources;
 mod status;
@@ -57,13 +57,13 @@ use tokio::{
 };
 
 use attach::Attacher;
-use kept::Sources;
 use load::Kernel;
 use lock::AgentLock;
 pub use lock::{check_alone, running_agent};
 pub use net::name_of;
 use pins::{Created, Pins};
 use programs::{Loaded, Loading};
+use reconciled_tables::Sources;
 use switch::{Prepared, Switching};
 
 pub use attach::{Attachment, How};

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 use aya_obj::generated::bpf_map_type;
 use object::{Object as _, ObjectSection as _};
 
-use super::{DatapathError, settings::Settings, shape::Shape};
+use super::{DatapathError, map_definition::MapDefinition, settings::Settings};
 
 static EMBEDDED: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ballast.o"));
 
@@ -43,13 +43,13 @@ pub(super) fn read(programs: Option<&Path>) -> Result<Vec<u8>, DatapathError> {
 }
 
 /// The shape of each map that the programs of this object want, with the sizes asked for.
-pub(super) fn shapes(elf: &[u8], settings: &Settings) -> Result<BTreeMap<String, Shape>, DatapathError> {
+pub(super) fn shapes(elf: &[u8], settings: &Settings) -> Result<BTreeMap<String, MapDefinition>, DatapathError> {
     let object = aya_obj::Object::parse(elf).map_err(|error| bad(&error))?;
     Ok(object
         .maps
         .iter()
         .map(|(name, map)| {
-            let shape = Shape {
+            let map_definition = MapDefinition {
                 kind: map.map_type(),
                 key_size: map.key_size(),
                 value_size: if map.map_type() == bpf_map_type::BPF_MAP_TYPE_RINGBUF as u32 {
@@ -60,7 +60,7 @@ pub(super) fn shapes(elf: &[u8], settings: &Settings) -> Result<BTreeMap<String,
                 max_entries: settings.entries(name).unwrap_or(map.max_entries()),
                 flags: map.map_flags(),
             };
-            (name.clone(), shape)
+            (name.clone(), map_definition)
         })
         .collect())
 }

@@ -46,7 +46,7 @@ pub fn spawn(path: PathBuf, node_name: String, allowed: AllowedAnnotations, stop
     let (snapshots_to, snapshots) = watch::channel(None);
     let (status_to, status) = watch::channel(SourceStatus { kind: "file", origin, ..SourceStatus::default() });
     let task = tokio::spawn(async move {
-        let follow = Follow {
+        let watcher = FileWatcher {
             path,
             node_name,
             allowed,
@@ -58,13 +58,13 @@ pub fn spawn(path: PathBuf, node_name: String, allowed: AllowedAnnotations, stop
         };
         tokio::select! {
             () = stop.cancelled() => {}
-            () = follow.run() => {}
+            () = watcher.run() => {}
         }
     });
     Source { snapshots, status, task, api: None }
 }
 
-struct Follow {
+struct FileWatcher {
     path: PathBuf,
     node_name: String,
     allowed: AllowedAnnotations,
@@ -76,7 +76,7 @@ struct Follow {
     status: watch::Sender<SourceStatus>,
 }
 
-impl Follow {
+impl FileWatcher {
     async fn run(mut self) {
         let mut watch = watch_folder(&self.path);
         loop {

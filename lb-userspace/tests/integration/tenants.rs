@@ -15,18 +15,18 @@ const SLOTS: u32 = 65_536;
 
 /// A service of two ports.
 #[derive(Clone, Copy)]
-struct Shape {
+struct TwoPortService {
     namespace: &'static str,
     number: u16,
     endpoints: u16,
     annotations: &'static [(&'static str, &'static str)],
 }
 
-const PLAIN: Shape = Shape { namespace: "small", number: 1, endpoints: 3, annotations: &[] };
+const PLAIN: TwoPortService = TwoPortService { namespace: "small", number: 1, endpoints: 3, annotations: &[] };
 const LARGEST: &[(&str, &str)] = &[("scheduler", "maglev"), ("maglev-size", "131071")];
 
-fn put(snapshot: &mut Snapshot, shape: Shape) {
-    let Shape { namespace, number, endpoints, annotations } = shape;
+fn put(snapshot: &mut Snapshot, shape: TwoPortService) {
+    let TwoPortService { namespace, number, endpoints, annotations } = shape;
     let name = format!("web-{number}");
     let [high, low] = number.to_be_bytes();
     let annotations: BTreeMap<String, &str> =
@@ -53,7 +53,7 @@ fn put(snapshot: &mut Snapshot, shape: Shape) {
     snapshot.slices.insert(slice.key(), Arc::new(slice));
 }
 
-fn snapshot(shapes: impl IntoIterator<Item = Shape>) -> Snapshot {
+fn snapshot(shapes: impl IntoIterator<Item = TwoPortService>) -> Snapshot {
     let mut snapshot = Snapshot::default();
     for shape in shapes {
         put(&mut snapshot, shape);
@@ -96,7 +96,8 @@ fn desired(snapshot: &Snapshot) -> Desired {
 
 #[test]
 fn the_largest_tables_of_one_tenant_leave_room_for_the_service_of_another() {
-    let greedy = (1..=4).map(|number| Shape { namespace: "greedy", number, endpoints: 2, annotations: LARGEST });
+    let greedy =
+        (1..=4).map(|number| TwoPortService { namespace: "greedy", number, endpoints: 2, annotations: LARGEST });
     let mut programmer = programmer(lb_common::limits::SLOTS);
     let mut all = snapshot(greedy);
     let report = sync(&mut programmer, &all);
@@ -115,7 +116,7 @@ fn a_size_that_the_endpoints_need_is_had_and_none_is_refused_without_endpoints()
     {
         let annotations = Box::leak(Box::new([("scheduler", "maglev"), ("maglev-size", annotation)]));
         let mut programmer = programmer(lb_common::limits::SLOTS);
-        let report = sync(&mut programmer, &snapshot([Shape { endpoints, annotations, ..PLAIN }]));
+        let report = sync(&mut programmer, &snapshot([TwoPortService { endpoints, annotations, ..PLAIN }]));
         assert_eq!(*report.refusals, [], "{endpoints} endpoints");
         assert!(slots_of(&programmer, "small").iter().all(|(_, has)| *has == slots), "{endpoints} endpoints");
     }
@@ -123,7 +124,7 @@ fn a_size_that_the_endpoints_need_is_had_and_none_is_refused_without_endpoints()
 
 #[test]
 fn a_service_has_its_share_and_says_what_it_has_instead() {
-    let large = Shape { endpoints: 300, annotations: LARGEST, ..PLAIN };
+    let large = TwoPortService { endpoints: 300, annotations: LARGEST, ..PLAIN };
     let mut programmer = programmer(SLOTS);
     let report = sync(&mut programmer, &snapshot([large]));
     // Two tables of 16,381 are wanted; of 4,096 slots each port may have half.
@@ -131,13 +132,13 @@ fn a_service_has_its_share_and_says_what_it_has_instead() {
     let told = refusals(&report, "small/web-1");
     assert!(told.iter().any(|one| one.contains("32762 slots") && one.contains("may take 4096")), "{told:?}");
     // Without a table every endpoint has one slot, as far as they go.
-    let many = Shape { endpoints: 3_000, ..PLAIN };
+    let many = TwoPortService { endpoints: 3_000, ..PLAIN };
     let report = sync(&mut programmer, &snapshot([many]));
     assert!(slots_of(&programmer, "small").iter().all(|(_, slots)| *slots == 2_048));
     let told = refusals(&report, "small/web-1");
     assert!(told.len() == 1 && told[0].contains("each set has at most 2048"), "{told:?}");
     let weights: &[(&str, &str)] = &[("scheduler", "weighted"), ("weights", "172.16.0.1=1000,172.16.0.2=999")];
-    let weighted = Shape { endpoints: 1_000, annotations: weights, ..PLAIN };
+    let weighted = TwoPortService { endpoints: 1_000, annotations: weights, ..PLAIN };
     let report = sync(&mut programmer, &snapshot([weighted]));
     let slots = slots_of(&programmer, "small");
     assert!(slots.iter().all(|(_, slots)| (1_000..=2_048).contains(slots)), "each has a slot: {slots:?}");
@@ -146,10 +147,11 @@ fn a_service_has_its_share_and_says_what_it_has_instead() {
 
 #[test]
 fn within_a_namespace_the_largest_give_first_and_other_namespaces_nothing() {
-    let large = (2..12).map(|number| Shape { namespace: "greedy", number, endpoints: 1_500, annotations: &[] });
+    let large =
+        (2..12).map(|number| TwoPortService { namespace: "greedy", number, endpoints: 1_500, annotations: &[] });
     let mut programmer = programmer(SLOTS);
-    let small = Shape { namespace: "greedy", ..PLAIN };
-    let elsewhere = Shape { number: 2, endpoints: 1_500, ..PLAIN };
+    let small = TwoPortService { namespace: "greedy", ..PLAIN };
+    let elsewhere = TwoPortService { number: 2, endpoints: 1_500, ..PLAIN };
     let all = snapshot(large.clone().chain([small, elsewhere]));
     let report = sync(&mut programmer, &all);
     let slots: BTreeMap<String, u32> = slots_of(&programmer, "greedy").into_iter().collect();
@@ -173,9 +175,9 @@ fn within_a_namespace_the_largest_give_first_and_other_namespaces_nothing() {
 /// An agent that has seen all changes wants what one wants that sees the last state first: nodes and restarts agree.
 #[test]
 fn the_same_state_has_the_same_limits_whatever_was_before() {
-    let shapes: Vec<Shape> = (1..15)
-        .map(|number| Shape { namespace: "greedy", number, endpoints: 200 * number, annotations: &[] })
-        .chain([Shape { annotations: LARGEST, namespace: "greedy", number: 20, endpoints: 40 }])
+    let shapes: Vec<TwoPortService> = (1..15)
+        .map(|number| TwoPortService { namespace: "greedy", number, endpoints: 200 * number, annotations: &[] })
+        .chain([TwoPortService { annotations: LARGEST, namespace: "greedy", number: 20, endpoints: 40 }])
         .collect();
     let mut programmer = programmer(SLOTS);
     let mut seen = Snapshot::default();
@@ -185,7 +187,7 @@ fn the_same_state_has_the_same_limits_whatever_was_before() {
         assert_eq!(programmer.desired(), &desired(&seen));
     }
     for shape in &shapes {
-        put(&mut seen, Shape { endpoints: shape.endpoints / 3, ..*shape });
+        put(&mut seen, TwoPortService { endpoints: shape.endpoints / 3, ..*shape });
         sync(&mut programmer, &seen);
         assert_eq!(programmer.desired(), &desired(&seen));
     }
@@ -199,7 +201,7 @@ fn the_same_state_has_the_same_limits_whatever_was_before() {
 /// A tenant must not make nodes connect to whatever it names.
 #[test]
 fn active_checks_are_off_and_go_to_pods_only_when_they_are_on() {
-    let shape = Shape { annotations: &[("check", "tcp")], ..PLAIN };
+    let shape = TwoPortService { annotations: &[("check", "tcp")], ..PLAIN };
     let mut all = snapshot([shape]);
     let with = |all: &Snapshot, check_networks| {
         plan(all, &NodeFacts::default(), &PlanSettings { check_networks, ..PlanSettings::without_drain_max() })
@@ -223,7 +225,7 @@ fn active_checks_are_off_and_go_to_pods_only_when_they_are_on() {
 
 #[test]
 fn hundreds_of_refused_services_of_one_tenant_hide_no_refusal_of_another() {
-    let shape = |namespace, number| Shape { namespace, number, endpoints: 1, annotations: LARGEST };
+    let shape = |namespace, number| TwoPortService { namespace, number, endpoints: 1, annotations: LARGEST };
     let mut programmer = programmer(SLOTS);
     let mut all = snapshot((1..=u16::MAX).take(2 * NAMED_MAX).map(|number| shape("a-greedy", number)));
     let report = sync(&mut programmer, &all);

@@ -11,7 +11,7 @@ use lb_userspace::model::{Family, Monotonic, Node, Snapshot};
 use lb_userspace::plan::{BackendId, Desired, FrontendKind, Marks, NodeFacts, PlanSettings, Planner};
 use lb_userspace::source::convert;
 
-use super::case::Told;
+use super::case::Inputs;
 use super::node;
 use super::packet::{Position, Probe};
 use super::verdict::{Answer, Fate};
@@ -23,8 +23,8 @@ struct PlanInput {
     settings: PlanSettings,
 }
 
-fn plan_input(told: &Told, zone: Option<&str>) -> Result<PlanInput> {
-    let Told { cluster, settings } = told;
+fn plan_input(inputs: &Inputs, zone: Option<&str>) -> Result<PlanInput> {
+    let Inputs { cluster, settings } = inputs;
     let mut snapshot = Snapshot { revision: 1, node: Some(Arc::new(this_node(zone)?)), ..Snapshot::default() };
     for object in &cluster.services {
         let service = serde_json::from_value(object.clone()).context("a Service")?;
@@ -69,8 +69,8 @@ pub struct Ballast {
 }
 
 /// What Ballast makes of a cluster.
-pub fn told(told: &Told, zone: Option<&str>) -> Result<Ballast> {
-    let input = plan_input(told, zone)?;
+pub fn inputs(inputs: &Inputs, zone: Option<&str>) -> Result<Ballast> {
+    let input = plan_input(inputs, zone)?;
     let now = Monotonic::from_nanos(1);
     let mut programmer = Programmer::restore(MemoryStore::roomy(), input.settings.clone(), now)?;
     let report = programmer.sync(&input.snapshot, &input.facts, now);
@@ -79,8 +79,8 @@ pub fn told(told: &Told, zone: Option<&str>) -> Result<Ballast> {
 }
 
 /// What Ballast would do with a packet, given these objects.
-pub fn fate_if_told(told: &Told, zone: Option<&str>, probe: &Probe) -> Result<Answer> {
-    Ok(fate(planned(&plan_input(told, zone)?).desired(), probe))
+pub fn fate_if_told(inputs: &Inputs, zone: Option<&str>, probe: &Probe) -> Result<Answer> {
+    Ok(fate(planned(&plan_input(inputs, zone)?).desired(), probe))
 }
 
 fn planned(input: &PlanInput) -> Planner {

@@ -13,7 +13,7 @@ use super::verdict::Answer;
 
 /// The objects that both got.
 #[derive(Clone, Debug)]
-pub struct Told {
+pub struct Inputs {
     pub cluster: Cluster,
     pub settings: Settings,
 }
@@ -21,7 +21,7 @@ pub struct Told {
 /// One packet with two answers.
 #[derive(Debug)]
 pub struct Case<'a> {
-    pub told: &'a Told,
+    pub inputs: &'a Inputs,
     pub probe: Probe,
     /// Who names the frontend.
     pub claims: &'a BTreeSet<Claim>,
@@ -32,15 +32,15 @@ pub struct Case<'a> {
 impl Case<'_> {
     /// The services that name the frontend, one for each claim.
     pub fn claimants(&self) -> impl Iterator<Item = &Value> {
-        self.claims.iter().map(|claim| &self.told.cluster.services[claim.service])
+        self.claims.iter().map(|claim| &self.inputs.cluster.services[claim.service])
     }
 
     /// The claims of services that are for this proxy to serve, of kinds that it serves, in families that they have.
     pub fn served_claims(&self) -> impl Iterator<Item = &Claim> {
-        let settings = &self.told.settings;
+        let settings = &self.inputs.settings;
         let v4 = self.probe.frontend.address.is_ipv4();
         self.claims.iter().filter(move |claim| {
-            let service = &self.told.cluster.services[claim.service];
+            let service = &self.inputs.cluster.services[claim.service];
             let mut ips = service["spec"]["clusterIPs"].as_array().into_iter().flatten().filter_map(Value::as_str);
             settings.is_served(service)
                 && claim.captured
@@ -58,7 +58,7 @@ impl Case<'_> {
     /// The endpoints of the claiming services, of the frontend's family.
     pub fn endpoints(&self) -> impl Iterator<Item = &Value> {
         let v4 = self.probe.frontend.address.is_ipv4();
-        let slices = self.claimants().flat_map(move |service| slices_of(&self.told.cluster, service, v4));
+        let slices = self.claimants().flat_map(move |service| slices_of(&self.inputs.cluster, service, v4));
         slices.flat_map(|(_, slice)| slice["endpoints"].as_array().into_iter().flatten())
     }
 }

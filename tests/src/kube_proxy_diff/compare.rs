@@ -9,7 +9,7 @@ use lb_userspace::model::Protocol;
 use lb_userspace::plan::{Desired, Frontend, FrontendKind, Planner, Rule};
 
 use super::ballast::{self, Ballast};
-use super::case::{Case, Told};
+use super::case::{Case, Inputs};
 use super::evaluate;
 use super::health::{self, Counts};
 use super::intended_differences::{KNOWN, Reading, without_stand_ins};
@@ -56,19 +56,19 @@ impl Comparison {
     pub fn compare(
         &mut self,
         rules: &Ruleset,
-        told: &Told,
+        inputs: &Inputs,
         zone: Option<&str>,
         ballast: &Ballast,
         asked: &mut HashSet<(IpAddr, Protocol, u16)>,
     ) -> Result<Vec<Difference>> {
-        let claims = claims(&told.cluster);
+        let claims = claims(&inputs.cluster);
         let nobody = BTreeSet::new();
         let mut differences = Vec::new();
         self.clusters += 1;
         let desired = ballast.planner.desired();
         // No packet goes to the unspecified address: what is served there is for sockets alone.
         let owned = desired.owners.keys().copied().filter(|frontend| !frontend.address.is_unspecified());
-        for probe in probes(&told.cluster, owned) {
+        for probe in probes(&inputs.cluster, owned) {
             let reference = evaluate::fate(rules, &probe)?;
             let subject = ballast::fate(desired, &probe);
             let by_tables = ballast::fate_by_tables(&ballast.tables, &probe)?;
@@ -86,7 +86,7 @@ impl Comparison {
             if same(&reference, &subject) {
                 continue;
             }
-            let case = Case { told, probe, claims, reference: &reference, subject: &subject };
+            let case = Case { inputs, probe, claims, reference: &reference, subject: &subject };
             match explanation(&case, zone)? {
                 Some(name) => *self.known.entry(name).or_default() += 1,
                 None => differences.push(Difference { probe, reference, subject }),
@@ -104,8 +104,8 @@ impl Comparison {
     }
 
     /// Asks both on the health-check node ports.
-    pub fn compare_health(&mut self, netns: &NetNs, told: &Told, desired: &Desired) -> Vec<Counts> {
-        let mut counts = health::compare(netns, told, desired);
+    pub fn compare_health(&mut self, netns: &NetNs, inputs: &Inputs, desired: &Desired) -> Vec<Counts> {
+        let mut counts = health::compare(netns, inputs, desired);
         self.health_checks += counts.len();
         counts.retain(|counts| counts.reference != counts.subject);
         self.differences += counts.len();
@@ -165,19 +165,19 @@ fn same(reference: &Answer, subject: &Answer) -> bool {
 /// The decision that explains the case: told as kube-proxy takes it, Ballast gives kube-proxy's answer.
 fn explanation(case: &Case<'_>, zone: Option<&str>) -> Result<Option<&'static str>> {
     let concerned: Vec<_> = KNOWN.iter().filter(|known| (known.concerns)(case)).collect();
-    let mut readings = vec![case.told.clone()];
+    let mut readings = vec![case.inputs.clone()];
     for known in &concerned {
         match known.as_kube_proxy {
             Reading::Unchecked => return Ok(Some(known.name)),
             Reading::Otherwise(rewrite) => readings.iter_mut().for_each(rewrite),
             Reading::Chance(alternatives) => {
-                readings = readings.iter().flat_map(|told| alternatives(case, told)).collect();
+                readings = readings.iter().flat_map(|inputs| alternatives(case, inputs)).collect();
             }
         }
     }
     let Some(first) = concerned.first() else { return Ok(None) };
-    for told in &readings {
-        let answer = ballast::fate_if_told(told, zone, &case.probe)?;
+    for inputs in &readings {
+        let answer = ballast::fate_if_told(inputs, zone, &case.probe)?;
         if same(case.reference, &without_stand_ins(answer)) {
             return Ok(Some(first.name));
         }

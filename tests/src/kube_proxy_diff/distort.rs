@@ -2,74 +2,83 @@
 
 use serde_json::{Value, json};
 
-use super::case::Told;
+use super::case::Inputs;
 
 /// A part of the truth that is kept from Ballast.
 #[derive(Debug)]
 pub struct Distortion {
     pub name: &'static str,
-    pub apply: fn(&mut Told),
+    pub apply: fn(&mut Inputs),
 }
 
 /// One for each thing that decides who serves.
 pub const DISTORTIONS: [Distortion; 16] = [
-    Distortion { name: "node hints", apply: |told| each_endpoint(told, |endpoint| clear(endpoint, "/hints/forNodes")) },
-    Distortion { name: "zone hints", apply: |told| each_endpoint(told, |endpoint| clear(endpoint, "/hints/forZones")) },
-    Distortion { name: "ready", apply: |told| each_endpoint(told, |endpoint| clear(endpoint, "/conditions/ready")) },
+    Distortion {
+        name: "node hints",
+        apply: |inputs| each_endpoint(inputs, |endpoint| clear(endpoint, "/hints/forNodes")),
+    },
+    Distortion {
+        name: "zone hints",
+        apply: |inputs| each_endpoint(inputs, |endpoint| clear(endpoint, "/hints/forZones")),
+    },
+    Distortion {
+        name: "ready",
+        apply: |inputs| each_endpoint(inputs, |endpoint| clear(endpoint, "/conditions/ready")),
+    },
     Distortion {
         name: "terminating",
-        apply: |told| each_endpoint(told, |endpoint| clear(endpoint, "/conditions/terminating")),
+        apply: |inputs| each_endpoint(inputs, |endpoint| clear(endpoint, "/conditions/terminating")),
     },
     Distortion {
         name: "serving",
-        apply: |told| {
-            each_endpoint(told, |endpoint| {
+        apply: |inputs| {
+            each_endpoint(inputs, |endpoint| {
                 if let Some(serving) = endpoint.pointer_mut("/conditions/serving") {
                     *serving = true.into();
                 }
             });
         },
     },
-    Distortion { name: "node names", apply: |told| each_endpoint(told, |endpoint| clear(endpoint, "/nodeName")) },
-    Distortion { name: "all but the first slice", apply: |told| told.cluster.slices.truncate(1) },
+    Distortion { name: "node names", apply: |inputs| each_endpoint(inputs, |endpoint| clear(endpoint, "/nodeName")) },
+    Distortion { name: "all but the first slice", apply: |inputs| inputs.cluster.slices.truncate(1) },
     Distortion {
         name: "port names",
-        apply: |told| each(&mut told.cluster.slices, "/ports", |port| port["name"] = "".into()),
+        apply: |inputs| each(&mut inputs.cluster.slices, "/ports", |port| port["name"] = "".into()),
     },
     Distortion {
         name: "internal policy",
-        apply: |told| each_service(told, |service| clear(service, "/spec/internalTrafficPolicy")),
+        apply: |inputs| each_service(inputs, |service| clear(service, "/spec/internalTrafficPolicy")),
     },
     Distortion {
         name: "external policy",
-        apply: |told| each_service(told, |service| clear(service, "/spec/externalTrafficPolicy")),
+        apply: |inputs| each_service(inputs, |service| clear(service, "/spec/externalTrafficPolicy")),
     },
     Distortion {
         name: "source ranges",
-        apply: |told| each_service(told, |service| clear(service, "/spec/loadBalancerSourceRanges")),
+        apply: |inputs| each_service(inputs, |service| clear(service, "/spec/loadBalancerSourceRanges")),
     },
     Distortion {
         name: "affinity",
-        apply: |told| each_service(told, |service| clear(service, "/spec/sessionAffinity")),
+        apply: |inputs| each_service(inputs, |service| clear(service, "/spec/sessionAffinity")),
     },
     Distortion {
         name: "external IPs",
-        apply: |told| each_service(told, |service| clear(service, "/spec/externalIPs")),
+        apply: |inputs| each_service(inputs, |service| clear(service, "/spec/externalIPs")),
     },
     Distortion {
         name: "load balancers",
-        apply: |told| each_service(told, |service| clear(service, "/status/loadBalancer/ingress")),
+        apply: |inputs| each_service(inputs, |service| clear(service, "/status/loadBalancer/ingress")),
     },
     Distortion {
         name: "ipMode",
-        apply: |told| {
-            each(&mut told.cluster.services, "/status/loadBalancer/ingress", |ingress| clear(ingress, "/ipMode"));
+        apply: |inputs| {
+            each(&mut inputs.cluster.services, "/status/loadBalancer/ingress", |ingress| clear(ingress, "/ipMode"));
         },
     },
     Distortion {
         name: "the second family",
-        apply: |told| {
-            each_service(told, |service| {
+        apply: |inputs| {
+            each_service(inputs, |service| {
                 let first = service.pointer("/spec/clusterIPs/0").cloned();
                 if let Some(first) = first {
                     service["spec"]["clusterIPs"] = json!([first]);
@@ -85,12 +94,12 @@ fn clear(object: &mut Value, pointer: &str) {
     }
 }
 
-fn each_service(told: &mut Told, change: impl Fn(&mut Value)) {
-    told.cluster.services.iter_mut().for_each(change);
+fn each_service(inputs: &mut Inputs, change: impl Fn(&mut Value)) {
+    inputs.cluster.services.iter_mut().for_each(change);
 }
 
-fn each_endpoint(told: &mut Told, change: impl Fn(&mut Value)) {
-    each(&mut told.cluster.slices, "/endpoints", change);
+fn each_endpoint(inputs: &mut Inputs, change: impl Fn(&mut Value)) {
+    each(&mut inputs.cluster.slices, "/endpoints", change);
 }
 
 /// Every element of the lists at this place.

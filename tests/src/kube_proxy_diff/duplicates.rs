@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::case::{Case, Told, slices_of};
+use super::case::{Case, Inputs, slices_of};
 use super::cluster::Cluster;
 
 /// More combinations than these are not tried.
@@ -14,11 +14,11 @@ const CHOICES_MAX: usize = 256;
 type Place = (usize, usize);
 
 /// Groups of endpoints with one address and port that contradict each other, for the port that the packet goes to.
-pub fn of(case: &Case<'_>, told: &Told) -> Vec<Vec<Place>> {
+pub fn of(case: &Case<'_>, inputs: &Inputs) -> Vec<Vec<Place>> {
     let v4 = case.probe.frontend.address.is_ipv4();
     let of_claim = |claim: &super::probes::Claim| {
-        let service = &told.cluster.services[claim.service];
-        contradicting(&told.cluster, service, Some(&service["spec"]["ports"][claim.port]), v4)
+        let service = &inputs.cluster.services[claim.service];
+        contradicting(&inputs.cluster, service, Some(&service["spec"]["ports"][claim.port]), v4)
     };
     case.served_claims().flat_map(of_claim).collect()
 }
@@ -29,9 +29,9 @@ pub fn has_any(cluster: &Cluster, service: &Value) -> bool {
 }
 
 /// The objects if of each group one endpoint alone is left.
-pub fn each_kept_alone(case: &Case<'_>, told: &Told) -> Vec<Told> {
+pub fn each_kept_alone(case: &Case<'_>, inputs: &Inputs) -> Vec<Inputs> {
     let mut choices: Vec<Vec<Place>> = vec![Vec::new()];
-    for group in of(case, told) {
+    for group in of(case, inputs) {
         let without = |kept: &Place| group.iter().filter(|place| *place != kept).copied().collect::<Vec<_>>();
         let extended =
             |gone: &Vec<Place>| group.iter().map(|kept| [gone.clone(), without(kept)].concat()).collect::<Vec<_>>();
@@ -40,16 +40,16 @@ pub fn each_kept_alone(case: &Case<'_>, told: &Told) -> Vec<Told> {
     choices
         .into_iter()
         .map(|mut gone| {
-            let mut told = told.clone();
+            let mut inputs = inputs.clone();
             // From behind, so that places stay what they are.
             gone.sort_unstable();
             gone.dedup();
             for (slice, endpoint) in gone.into_iter().rev() {
-                if let Some(endpoints) = told.cluster.slices[slice]["endpoints"].as_array_mut() {
+                if let Some(endpoints) = inputs.cluster.slices[slice]["endpoints"].as_array_mut() {
                     endpoints.remove(endpoint);
                 }
             }
-            told
+            inputs
         })
         .collect()
 }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use lb_userspace::plan::{Desired, NodePortAddresses};
 use serde_json::Value;
 
-use super::case::{Told, slices_of};
+use super::case::{Inputs, slices_of};
 use super::cluster::Cluster;
 use super::duplicates;
 use super::intended_differences::has_stand_in;
@@ -38,23 +38,23 @@ impl fmt::Display for Counts {
 }
 
 /// Asks kube-proxy in `netns` on every port that the objects name, until it agrees or its time is over.
-pub fn compare(netns: &NetNs, told: &Told, desired: &Desired) -> Vec<Counts> {
+pub fn compare(netns: &NetNs, inputs: &Inputs, desired: &Desired) -> Vec<Counts> {
     let port_of =
         |service: &Value| service["spec"]["healthCheckNodePort"].as_u64().and_then(|port| u16::try_from(port).ok());
     let mut counts = Vec::new();
-    for service in &told.cluster.services {
+    for service in &inputs.cluster.services {
         let Some(port) = port_of(service) else { continue };
-        let sharing = told.cluster.services.iter().filter(|other| port_of(other) == Some(port)).count();
+        let sharing = inputs.cluster.services.iter().filter(|other| port_of(other) == Some(port)).count();
         // Where two have one port, kube-proxy serves one by chance.
-        if sharing > 1 || counts_otherwise(&told.cluster, service) || listens_on(told).is_none() {
+        if sharing > 1 || counts_otherwise(&inputs.cluster, service) || listens_on(inputs).is_none() {
             continue;
         }
         let wanted = desired.health_checks.get(&port).map(|check| check.local_ready as u64);
         let started = Instant::now();
-        let mut said = ask_both(netns, told, port);
+        let mut said = ask_both(netns, inputs, port);
         while said != wanted && started.elapsed() < SETTLE_LIMIT {
             std::thread::sleep(ASK_EVERY);
-            said = ask_both(netns, told, port);
+            said = ask_both(netns, inputs, port);
         }
         counts.push(Counts { port, reference: said, subject: wanted });
     }
@@ -62,8 +62,8 @@ pub fn compare(netns: &NetNs, told: &Told, desired: &Desired) -> Vec<Counts> {
 }
 
 /// The link on whose addresses kube-proxy listens: where node ports are served.
-fn listens_on(told: &Told) -> Option<usize> {
-    match &told.settings.nodeport_addresses {
+fn listens_on(inputs: &Inputs) -> Option<usize> {
+    match &inputs.settings.nodeport_addresses {
         NodePortAddresses::Cidrs(nets) => ADDRESSES.iter().position(|of_link| {
             nets.iter()
                 .any(|net| of_link.iter().any(|text| text.parse().is_ok_and(|ip: std::net::IpAddr| net.contains(&ip))))
@@ -73,8 +73,8 @@ fn listens_on(told: &Told) -> Option<usize> {
 }
 
 /// kube-proxy counts each family by itself: the higher count, as a pod of both families is one.
-fn ask_both(netns: &NetNs, told: &Told, port: u16) -> Option<u64> {
-    let link = listens_on(told)?;
+fn ask_both(netns: &NetNs, inputs: &Inputs, port: u16) -> Option<u64> {
+    let link = listens_on(inputs)?;
     let ask = |text: &str| ask(netns, SocketAddr::new(text.parse().ok()?, port)).ok();
     ADDRESSES[link].iter().filter_map(|text| ask(text)).max()
 }

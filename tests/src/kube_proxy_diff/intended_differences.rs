@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use lb_userspace::plan::{Frontend, FrontendKind, NodePortAddresses};
 use serde_json::{Value, json};
 
-use super::case::{Case, Told};
+use super::case::{Case, Inputs};
 use super::cluster::Cluster;
 use super::packet::{Client, Position};
 use super::probes::{source_ranges, vips};
@@ -31,9 +31,9 @@ pub struct Known {
 #[derive(Clone, Copy, Debug)]
 pub enum Reading {
     /// Ballast gives the same answer if its input is changed so.
-    Otherwise(fn(&mut Told)),
+    Otherwise(fn(&mut Inputs)),
     /// Ballast gives the same answer to one of these inputs.
-    Chance(fn(&Case<'_>, &Told) -> Vec<Told>),
+    Chance(fn(&Case<'_>, &Inputs) -> Vec<Inputs>),
     /// By the decision alone.
     Unchecked,
 }
@@ -52,7 +52,7 @@ pub const KNOWN: [Known; 12] = [
     Known {
         name: "contradicting duplicates",
         reason: "an endpoint is in several slices with different conditions: kube-proxy takes one by chance; Ballast the local, then the best",
-        concerns: |case| !duplicates::of(case, case.told).is_empty(),
+        concerns: |case| !duplicates::of(case, case.inputs).is_empty(),
         as_kube_proxy: Reading::Chance(duplicates::each_kept_alone),
     },
     Known {
@@ -64,11 +64,11 @@ pub const KNOWN: [Known; 12] = [
                 && matches!(case.reference.fate, Fate::Served(_))
                 && case.reference.masqueraded != case.subject.masqueraded
         },
-        as_kube_proxy: Reading::Otherwise(|told| {
+        as_kube_proxy: Reading::Otherwise(|inputs| {
             let local = |service: &Value| service["spec"]["externalTrafficPolicy"] == "Local";
-            let services = told.cluster.services.iter().filter(|service| !local(service));
+            let services = inputs.cluster.services.iter().filter(|service| !local(service));
             let names: BTreeSet<String> = services.map(|service| service["metadata"]["name"].to_string()).collect();
-            for slice in &mut told.cluster.slices {
+            for slice in &mut inputs.cluster.slices {
                 if names.contains(&slice["metadata"]["labels"]["kubernetes.io/service-name"].to_string()) {
                     for endpoint in slice["endpoints"].as_array_mut().into_iter().flatten() {
                         endpoint["nodeName"] = Value::Null;
@@ -82,7 +82,7 @@ pub const KNOWN: [Known; 12] = [
         reason: "a port that no service has on an external address: kube-proxy lets the packet go on, and it may come back; Ballast rejects it",
         concerns: |case| {
             let external = case
-                .told
+                .inputs
                 .cluster
                 .services
                 .iter()
@@ -103,11 +103,11 @@ pub const KNOWN: [Known; 12] = [
             let address = case.probe.frontend.address;
             let is_theirs = |service: &&Value| {
                 let mut addresses = vips(service).into_iter();
-                case.told.settings.is_served(service)
+                case.inputs.settings.is_served(service)
                     && addresses.any(|(ip, kind, _)| (ip, kind) == (address, FrontendKind::ClusterIp))
             };
             let mut kinds = case.served_claims().map(|claim| claim.kind).peekable();
-            case.told.cluster.services.iter().any(|service| is_theirs(&service))
+            case.inputs.cluster.services.iter().any(|service| is_theirs(&service))
                 && kinds.peek().is_some()
                 && kinds.all(|kind| matches!(kind, FrontendKind::LoadBalancer | FrontendKind::ExternalIp))
                 && case.subject.fate == Fate::Rejected
@@ -120,8 +120,8 @@ pub const KNOWN: [Known; 12] = [
         concerns: |case| {
             case.only_as(FrontendKind::ExternalIp) && case.claimants().any(|service| !source_ranges(service).is_empty())
         },
-        as_kube_proxy: Reading::Otherwise(|told| {
-            for service in &mut told.cluster.services {
+        as_kube_proxy: Reading::Otherwise(|inputs| {
+            for service in &mut inputs.cluster.services {
                 service["spec"]["loadBalancerSourceRanges"] = Value::Null;
             }
         }),
@@ -149,8 +149,8 @@ pub const KNOWN: [Known; 12] = [
             };
             position == Position::Node && case.claimants().any(admits_another)
         },
-        as_kube_proxy: Reading::Otherwise(|told| {
-            for range in source_ranges_mut(&mut told.cluster) {
+        as_kube_proxy: Reading::Otherwise(|inputs| {
+            for range in source_ranges_mut(&mut inputs.cluster) {
                 let net: Option<IpNet> = range.as_str().and_then(|text| text.trim().parse().ok());
                 if let Some(net) = net.filter(|net| !net.contains(&node::primary(net.addr().is_ipv4()))) {
                     *range = if net.addr().is_ipv4() { "198.18.0.0/32" } else { "fd00:198::/128" }.into();
@@ -161,21 +161,21 @@ pub const KNOWN: [Known; 12] = [
     Known {
         name: "node port addresses of one family",
         reason: "nodePortAddresses of one family alone leave the other unrestricted in kube-proxy; in Ballast they name all addresses that there are",
-        concerns: |case| match &case.told.settings.nodeport_addresses {
+        concerns: |case| match &case.inputs.settings.nodeport_addresses {
             NodePortAddresses::Cidrs(nets) => {
                 let v4 = case.probe.frontend.address.is_ipv4();
                 case.only_as(FrontendKind::NodePort) && nets.iter().all(|net| net.addr().is_ipv4() != v4)
             }
             _ => false,
         },
-        as_kube_proxy: Reading::Otherwise(|told| told.settings.nodeport_addresses = NodePortAddresses::All),
+        as_kube_proxy: Reading::Otherwise(|inputs| inputs.settings.nodeport_addresses = NodePortAddresses::All),
     },
     Known {
         name: "refused endpoint addresses",
         reason: "endpoints with loopback, link-local, multicast or unspecified addresses: kube-proxy sends packets there; Ballast refuses and reports them",
         concerns: |case| case.endpoints().any(has_stand_in),
-        as_kube_proxy: Reading::Otherwise(|told| {
-            for endpoint in endpoints_mut(&mut told.cluster) {
+        as_kube_proxy: Reading::Otherwise(|inputs| {
+            for endpoint in endpoints_mut(&mut inputs.cluster) {
                 if let Some(other) = stand_in(endpoint) {
                     endpoint["addresses"] = json!([other]);
                 }
@@ -186,8 +186,8 @@ pub const KNOWN: [Known; 12] = [
         name: "serving not said",
         reason: "an endpoint that terminates and does not say whether it serves: to kube-proxy it does; to Ballast as it is ready",
         concerns: |case| case.endpoints().any(is_silent),
-        as_kube_proxy: Reading::Otherwise(|told| {
-            for endpoint in endpoints_mut(&mut told.cluster) {
+        as_kube_proxy: Reading::Otherwise(|inputs| {
+            for endpoint in endpoints_mut(&mut inputs.cluster) {
                 if is_silent(endpoint) {
                     endpoint["conditions"]["serving"] = true.into();
                 }
@@ -199,9 +199,9 @@ pub const KNOWN: [Known; 12] = [
         reason: "a node port or external address on which the node itself listens (API server, kubelet, Ballast): kube-proxy takes it from the node; Ballast leaves it",
         concerns: |case| {
             let Frontend { port, protocol, .. } = case.probe.frontend;
-            case.told.settings.reserved.iter().any(|(_, reserved, of)| *reserved == port && *of == protocol)
+            case.inputs.settings.reserved.iter().any(|(_, reserved, of)| *reserved == port && *of == protocol)
         },
-        as_kube_proxy: Reading::Otherwise(|told| told.settings.reserved.clear()),
+        as_kube_proxy: Reading::Otherwise(|inputs| inputs.settings.reserved.clear()),
     },
 ];
 
@@ -254,8 +254,8 @@ pub fn without_stand_ins(answer: Answer) -> Answer {
     Answer { fate, masqueraded, ..answer }
 }
 
-fn open_missing_families(told: &mut Told) {
-    for service in &mut told.cluster.services {
+fn open_missing_families(inputs: &mut Inputs) {
+    for service in &mut inputs.cluster.services {
         let ranges = source_ranges(service);
         for (v4, all) in [(true, "0.0.0.0/0"), (false, "::/0")] {
             if !ranges.is_empty()

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-use super::case::Told;
+use super::case::Inputs;
 use super::compare::{Comparison, Difference};
 use super::distort::{DISTORTIONS, Distortion};
 use super::health::Counts;
@@ -58,9 +58,9 @@ pub fn run(clusters: usize, first_seed: u64) -> Result<(Comparison, Vec<Differin
         let mut reference = KubeProxy::start(settings)?;
         for turn in 0..(batches + all.len() - 1 - number) / all.len() {
             let zone = [Some(ZONES[0]), None, Some(ZONES[1]), Some(ZONES[2])][turn % 4];
-            let told: Vec<Told> = batch(settings, seed).collect();
+            let inputs: Vec<Inputs> = batch(settings, seed).collect();
             seed += u64::from(BATCH);
-            differing.extend(compare_batch(&mut comparison, &mut reference, &told, zone)?);
+            differing.extend(compare_batch(&mut comparison, &mut reference, &inputs, zone)?);
             if differing.len() >= DIFFERING_MAX {
                 return Ok((comparison, differing));
             }
@@ -78,17 +78,17 @@ pub fn run_distorted(first_seed: u64) -> Result<Vec<(&'static str, usize)>> {
     let truth = Distortion { name: "nothing", apply: |_| {} };
     let mut found: Vec<(&Distortion, usize)> = [&truth].into_iter().chain(&DISTORTIONS).map(|one| (one, 0)).collect();
     for turn in 0..DISTORTED_BATCHES_MAX {
-        let told: Vec<Told> = batch(settings, first_seed + turn * u64::from(BATCH)).collect();
-        let services: Vec<_> = told.iter().flat_map(|told| told.cluster.served_services(settings)).collect();
-        let slices: Vec<_> = told.iter().flat_map(|told| told.cluster.served_slices()).collect();
+        let inputs: Vec<Inputs> = batch(settings, first_seed + turn * u64::from(BATCH)).collect();
+        let services: Vec<_> = inputs.iter().flat_map(|inputs| inputs.cluster.served_services(settings)).collect();
+        let slices: Vec<_> = inputs.iter().flat_map(|inputs| inputs.cluster.served_slices()).collect();
         let rules = reference.rules_for(zone, &services, &slices)?;
         for (distortion, differences) in found.iter_mut().filter(|(_, differences)| *differences == 0) {
             let mut comparison = Comparison::default();
-            for told in &told {
-                let mut distorted = told.clone();
+            for inputs in &inputs {
+                let mut distorted = inputs.clone();
                 (distortion.apply)(&mut distorted);
-                let ballast = ballast::told(&distorted, zone)?;
-                comparison.compare(&rules, told, zone, &ballast, &mut HashSet::new())?;
+                let ballast = ballast::inputs(&distorted, zone)?;
+                comparison.compare(&rules, inputs, zone, &ballast, &mut HashSet::new())?;
             }
             *differences = comparison.differences;
         }
@@ -99,8 +99,8 @@ pub fn run_distorted(first_seed: u64) -> Result<Vec<(&'static str, usize)>> {
     Ok(found.into_iter().map(|(distortion, differences)| (distortion.name, differences)).collect())
 }
 
-fn batch(settings: &Settings, seed: u64) -> impl Iterator<Item = Told> {
-    (0..BATCH).map(move |place| Told {
+fn batch(settings: &Settings, seed: u64) -> impl Iterator<Item = Inputs> {
+    (0..BATCH).map(move |place| Inputs {
         cluster: settings.adapt(generate::cluster(seed + u64::from(place), place)),
         settings: settings.clone(),
     })
@@ -109,24 +109,24 @@ fn batch(settings: &Settings, seed: u64) -> impl Iterator<Item = Told> {
 fn compare_batch(
     comparison: &mut Comparison,
     reference: &mut KubeProxy,
-    told: &[Told],
+    inputs: &[Inputs],
     zone: Option<&'static str>,
 ) -> Result<Vec<Differing>> {
     let started = Instant::now();
-    let services: Vec<_> = told.iter().flat_map(|told| told.cluster.served_services(&told.settings)).collect();
-    let slices: Vec<_> = told.iter().flat_map(|told| told.cluster.served_slices()).collect();
+    let services: Vec<_> = inputs.iter().flat_map(|inputs| inputs.cluster.served_services(&inputs.settings)).collect();
+    let slices: Vec<_> = inputs.iter().flat_map(|inputs| inputs.cluster.served_slices()).collect();
     let rules = reference.rules_for(zone, &services, &slices)?;
     let shown = started.elapsed();
     let mut asked = HashSet::new();
     let mut found = Vec::new();
-    for told in told {
-        let asking = || format!("cluster of seed {}:\n{}", told.cluster.seed, told.cluster.yaml());
-        let ballast = ballast::told(told, zone).with_context(asking)?;
-        let differences = comparison.compare(&rules, told, zone, &ballast, &mut asked).with_context(asking)?;
-        let health = comparison.compare_health(reference.netns(), told, ballast.planner.desired());
+    for inputs in inputs {
+        let asking = || format!("cluster of seed {}:\n{}", inputs.cluster.seed, inputs.cluster.yaml());
+        let ballast = ballast::inputs(inputs, zone).with_context(asking)?;
+        let differences = comparison.compare(&rules, inputs, zone, &ballast, &mut asked).with_context(asking)?;
+        let health = comparison.compare_health(reference.netns(), inputs, ballast.planner.desired());
         comparison.count_rules(&ballast.planner);
         if !differences.is_empty() || !health.is_empty() {
-            found.push((told, differences, health));
+            found.push((inputs, differences, health));
         }
     }
     // Whatever kube-proxy serves was asked about.
@@ -136,7 +136,7 @@ fn compare_batch(
     }
     println!(
         "{} clusters, zone {}: rules in {:.1} s, compared in {:.1} s, {} differ",
-        told.len(),
+        inputs.len(),
         zone.unwrap_or("unknown"),
         shown.as_secs_f64(),
         started.elapsed().saturating_sub(shown).as_secs_f64(),
@@ -145,15 +145,15 @@ fn compare_batch(
     found.truncate(DIFFERING_MAX);
     found
         .into_iter()
-        .map(|(told, differences, health)| {
-            let (told, differences) = shrink::smallest(reference, told, zone, differences)?;
+        .map(|(inputs, differences, health)| {
+            let (inputs, differences) = shrink::smallest(reference, inputs, zone, differences)?;
             Ok(Differing {
-                seed: told.cluster.seed,
+                seed: inputs.cluster.seed,
                 zone,
                 differences,
                 health,
-                yaml: told.cluster.yaml(),
-                settings: told.settings,
+                yaml: inputs.cluster.yaml(),
+                settings: inputs.settings,
             })
         })
         .collect()

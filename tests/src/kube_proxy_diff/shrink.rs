@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use anyhow::Result;
 
-use super::case::Told;
+use super::case::Inputs;
 use super::compare::{Comparison, Difference};
 use super::{KubeProxy, ballast};
 
@@ -23,38 +23,38 @@ enum Part {
 /// The smallest that was found, and how both differ on it.
 pub fn smallest(
     reference: &mut KubeProxy,
-    told: &Told,
+    inputs: &Inputs,
     zone: Option<&str>,
     differences: Vec<Difference>,
-) -> Result<(Told, Vec<Difference>)> {
-    let (mut told, mut differences) = (told.clone(), differences);
+) -> Result<(Inputs, Vec<Difference>)> {
+    let (mut inputs, mut differences) = (inputs.clone(), differences);
     if differences.is_empty() {
-        return Ok((told, differences));
+        return Ok((inputs, differences));
     }
     let mut tries = 0;
-    while let Some((smaller, left)) = smaller(reference, &told, zone, &mut tries)? {
-        (told, differences) = (smaller, left);
+    while let Some((smaller, left)) = smaller(reference, &inputs, zone, &mut tries)? {
+        (inputs, differences) = (smaller, left);
     }
-    Ok((told, differences))
+    Ok((inputs, differences))
 }
 
 fn smaller(
     reference: &mut KubeProxy,
-    told: &Told,
+    inputs: &Inputs,
     zone: Option<&str>,
     tries: &mut usize,
-) -> Result<Option<(Told, Vec<Difference>)>> {
-    for part in parts(told) {
+) -> Result<Option<(Inputs, Vec<Difference>)>> {
+    for part in parts(inputs) {
         if *tries >= TRIES_MAX {
             return Ok(None);
         }
         *tries += 1;
-        let mut candidate = told.clone();
+        let mut candidate = inputs.clone();
         leave_out(&mut candidate, part);
         let cluster = &candidate.cluster;
         let rules =
             reference.rules_for(zone, &cluster.served_services(&candidate.settings), &cluster.served_slices())?;
-        let ballast = ballast::told(&candidate, zone)?;
+        let ballast = ballast::inputs(&candidate, zone)?;
         let differences = Comparison::default().compare(&rules, &candidate, zone, &ballast, &mut HashSet::new())?;
         if !differences.is_empty() {
             return Ok(Some((candidate, differences)));
@@ -64,8 +64,8 @@ fn smaller(
 }
 
 /// The large parts first.
-fn parts(told: &Told) -> Vec<Part> {
-    let cluster = &told.cluster;
+fn parts(inputs: &Inputs) -> Vec<Part> {
+    let cluster = &inputs.cluster;
     let services = (0..cluster.services.len()).map(Part::Service);
     let slices = (0..cluster.slices.len()).map(Part::Slice);
     let endpoints = cluster.slices.iter().enumerate().flat_map(|(slice, object)| {
@@ -82,8 +82,8 @@ fn parts(told: &Told) -> Vec<Part> {
     services.chain(slices).chain(endpoints).chain(fields).collect()
 }
 
-fn leave_out(told: &mut Told, part: Part) {
-    let cluster = &mut told.cluster;
+fn leave_out(inputs: &mut Inputs, part: Part) {
+    let cluster = &mut inputs.cluster;
     match part {
         Part::Service(service) => {
             cluster.services.remove(service);

@@ -9,7 +9,7 @@ use lb_common::outcome::Outcome;
 use super::connection::Connection;
 use super::entries::{Entry, Tuple};
 use super::model::Model;
-use super::rules::{Asked, Expected, PASS, Turn};
+use super::rules::{Asked, ConnectionOutcome, Expected, PASS};
 use super::tables::{Bytes, number};
 use super::wire::{FIN, Protocol, RST};
 use crate::random::Random;
@@ -81,7 +81,7 @@ pub fn holds(model: &Model, protocol: Protocol, src: SocketAddr, dst: SocketAddr
 }
 
 /// A packet of an adopted connection passes; a SYN begins another one, if it is over. `None`: it is none's.
-pub fn packet(model: &mut Model, asked: Asked) -> Option<Turn> {
+pub fn packet(model: &mut Model, asked: Asked) -> Option<ConnectionOutcome> {
     let Asked { protocol, src, dst, .. } = asked;
     let now_s = model.now_s;
     let is_tcp = protocol == Protocol::Tcp;
@@ -90,7 +90,7 @@ pub fn packet(model: &mut Model, asked: Asked) -> Option<Turn> {
         let asked_s = it.asked_s.expect("asked by the client's entry");
         if asked.opens() && asked.serves_clients() && it.is_over(asked_s, now_s) {
             it.asked_s = None;
-            return Some(Turn::Anew(Outcome::Selected));
+            return Some(ConnectionOutcome::Anew(Outcome::Selected));
         }
         it.asked_s = Some(now_s);
         it.client_ended |= says(FIN);
@@ -102,7 +102,7 @@ pub fn packet(model: &mut Model, asked: Asked) -> Option<Turn> {
             it.client_ended |= says(RST);
         }
     }
-    Some(Turn::Decided(Expected { outcome: Outcome::Adopted, ..PASS }))
+    Some(ConnectionOutcome::Decided(Expected { outcome: Outcome::Adopted, ..PASS }))
 }
 
 /// An established connection turns out to be another proxy's, or one that is adopted comes nearer to its end.

@@ -4,7 +4,7 @@ use lb_common::outcome::Outcome;
 
 use super::connection::{Half, Opening};
 use super::model::Model;
-use super::rules::{Asked, Expected, PASS, Turn};
+use super::rules::{Asked, ConnectionOutcome, Expected, PASS};
 
 /// The connection has ended: it is no established one from now on. What its client asks for meanwhile is forgotten; who claims the place of
 /// its answers keeps that.
@@ -26,20 +26,20 @@ pub fn close(model: &mut Model, at: usize, last: Half) {
 }
 
 /// The client's packet.
-pub fn ask(model: &Model, asked: Asked, at: usize) -> Turn {
+pub fn ask(model: &Model, asked: Asked, at: usize) -> ConnectionOutcome {
     let connection = &model.connections[at];
     let half = connection.forward.expect("asks by its forward half");
     if !asked.serves_clients() || (connection.backend.is_none() && !asked.is_clients_link()) {
-        return Turn::Decided(PASS);
+        return ConnectionOutcome::Decided(PASS);
     }
     if asked.opens() || connection.is_silent(half, model.now_s) {
-        return Turn::Anew(Outcome::Selected);
+        return ConnectionOutcome::Anew(Outcome::Selected);
     }
     if let Some(gone) = gone(model, at) {
-        return Turn::Decided(asked.evicted(gone));
+        return ConnectionOutcome::Decided(asked.evicted(gone));
     }
     let outcome = if connection.backend.is_none() { Outcome::DirectTranslated } else { Outcome::Forwarded };
-    Turn::Decided(asked.to_answerer(connection, outcome, 0))
+    ConnectionOutcome::Decided(asked.to_answerer(connection, outcome, 0))
 }
 
 /// The answerer's packet.

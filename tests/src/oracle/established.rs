@@ -5,15 +5,15 @@ use lb_common::outcome::Outcome;
 use super::closed::close;
 use super::connection::{Half, Said, Second, State};
 use super::model::{Drain, Model};
-use super::rules::{Asked, Expected, PASS, Turn};
+use super::rules::{Asked, ConnectionOutcome, Expected, PASS};
 use super::wire::{ACK, FIN, Protocol};
 
 /// A client's packet on a connection that was answered.
-pub fn ask(model: &mut Model, asked: Asked, at: usize) -> Turn {
+pub fn ask(model: &mut Model, asked: Asked, at: usize) -> ConnectionOutcome {
     let connection = &model.connections[at];
     let half = connection.forward.expect("asked by its forward half");
     if !asked.serves_clients() || (connection.backend.is_none() && !asked.is_clients_link()) {
-        return Turn::Decided(PASS);
+        return ConnectionOutcome::Decided(PASS);
     }
     if asked.opens() {
         return ask_to_open(model, asked, at);
@@ -24,15 +24,17 @@ pub fn ask(model: &mut Model, asked: Asked, at: usize) -> Turn {
         let is_here = backend.generation == generation && half.state != State::Evicted;
         let keeps = is_here && backend.keeps_flows();
         match asked.protocol {
-            Protocol::Tcp if !is_here || !backend.lasts() => return Turn::Decided(evict(model, asked, at, true)),
+            Protocol::Tcp if !is_here || !backend.lasts() => {
+                return ConnectionOutcome::Decided(evict(model, asked, at, true));
+            }
             Protocol::Tcp if backend.drain != Drain::None && wants_answer(asked, half.said) => {
                 let silent_s = await_answer(model, asked, at);
                 if silent_s > 15 && !keeps {
-                    return Turn::Decided(give_up(model, asked, at));
+                    return ConnectionOutcome::Decided(give_up(model, asked, at));
                 }
             }
-            Protocol::Udp if !keeps || backend.sheds_udp() => return Turn::Anew(Outcome::Moved),
-            Protocol::Udp if silent => return Turn::Anew(Outcome::Selected),
+            Protocol::Udp if !keeps || backend.sheds_udp() => return ConnectionOutcome::Anew(Outcome::Moved),
+            Protocol::Udp if silent => return ConnectionOutcome::Anew(Outcome::Selected),
             _ => {}
         }
         Outcome::Forwarded
@@ -40,30 +42,30 @@ pub fn ask(model: &mut Model, asked: Asked, at: usize) -> Turn {
         Outcome::DirectTranslated
     };
     remember(model, asked, at, true, forward_state(half.state, asked));
-    Turn::Decided(asked.to_answerer(&model.connections[at], outcome, 0))
+    ConnectionOutcome::Decided(asked.to_answerer(&model.connections[at], outcome, 0))
 }
 
 /// A SYN on a connection that was answered: the same one again, or one for another connection.
-fn ask_to_open(model: &mut Model, asked: Asked, at: usize) -> Turn {
+fn ask_to_open(model: &mut Model, asked: Asked, at: usize) -> ConnectionOutcome {
     let connection = &model.connections[at];
     let half = connection.forward.expect("asked by its forward half");
     let other = connection.isn != asked.sequence;
     let over = connection.is_silent(half, model.now_s) || half.state == State::Evicted;
     if over || (other && half.state == State::Closing) {
-        return Turn::Anew(Outcome::Selected);
+        return ConnectionOutcome::Anew(Outcome::Selected);
     }
     if let Some((id, generation)) = connection.backend {
         let backend = &model.backends[&id];
         if backend.generation != generation || !backend.lasts() {
-            return Turn::Anew(Outcome::Selected);
+            return ConnectionOutcome::Anew(Outcome::Selected);
         }
     }
     if other && !second(model, asked, at) {
-        return Turn::Anew(Outcome::Selected);
+        return ConnectionOutcome::Anew(Outcome::Selected);
     }
     let connection = &model.connections[at];
     let outcome = if connection.backend.is_none() { Outcome::DirectTranslated } else { Outcome::Forwarded };
-    Turn::Decided(asked.to_answerer(connection, outcome, 0))
+    ConnectionOutcome::Decided(asked.to_answerer(connection, outcome, 0))
 }
 
 /// Remembers a SYN with another sequence number; `false` with the third second of them in which nothing was heard of the answerer.

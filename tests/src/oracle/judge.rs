@@ -25,7 +25,7 @@ pub fn judge(
     bytes: &[u8],
     ran: &Ran,
     counted: &[Outcome],
-    books: &Books,
+    effects: &SideEffects,
 ) -> Result<()> {
     let xdp = hook == Hook::Xdp;
     if frame.fragment_offset != 0 {
@@ -45,7 +45,7 @@ pub fn judge(
         ensure!(ran.bytes == bytes && ran.verdict == XDP[0] && counted.is_empty(), "a first fragment is left to tc");
         return Ok(());
     }
-    let hint = hint(frame, ran, counted, books);
+    let hint = hint(frame, ran, counted, effects);
     let tcp_flags = if frame.protocol == Protocol::Tcp { frame.tcp_flags } else { 0 };
     let (sequence, acknowledgement) = (frame.sequence, frame.acknowledgement);
     let Frame { protocol, src, dst, hops, .. } = *frame;
@@ -95,8 +95,8 @@ pub fn judge(
     counts.extend(expected.notes.iter().map(|(_, outcome)| *outcome));
     counts.sort_unstable();
     ensure!(counted == counts, "counted {counted:?} instead of {counts:?}");
-    compare_stats(&expected, frame.src.ip(), &books.stats)?;
-    compare_events(&expected, asked, &books.events)
+    compare_stats(&expected, frame.src.ip(), &effects.stats)?;
+    compare_events(&expected, asked, &effects.events)
 }
 
 /// A broken packet has no clear meaning. But it goes unchanged, is dropped, is answered to its sender, or goes to a backend of the service that it
@@ -134,7 +134,7 @@ fn members(service: &Service) -> impl Iterator<Item = &(u32, u32)> {
 }
 
 /// What a packet left behind.
-pub struct Books {
+pub struct SideEffects {
     pub stats: Vec<(StatKey, u64)>,
     pub events: Vec<Event>,
     /// Source and destination that the half-open entry of its tuple gives it, where there is one.
@@ -142,14 +142,14 @@ pub struct Books {
 }
 
 /// What was seen of the random choices.
-fn hint(frame: &Frame, ran: &Ran, counted: &[Outcome], books: &Books) -> Hint {
+fn hint(frame: &Frame, ran: &Ran, counted: &[Outcome], effects: &SideEffects) -> Hint {
     // Its bytes do not tell where it was to go.
     let stayed = [Outcome::HandedToTc, Outcome::DroppedHopLimit, Outcome::DroppedRewrite];
     let stayed = stayed.iter().any(|outcome| counted.contains(outcome));
-    let (src, dst) = books.sent.filter(|_| stayed).unwrap_or_else(|| ends(frame, &ran.bytes));
+    let (src, dst) = effects.sent.filter(|_| stayed).unwrap_or_else(|| ends(frame, &ran.bytes));
     let about = |outcome: Outcome, kind: Option<u8>| {
         let is = |key: &StatKey| key.outcome == outcome as u8 && kind.is_none_or(|kind| key.kind == kind);
-        books.stats.iter().find(|(key, _)| is(key)).map(|(key, _)| key.id)
+        effects.stats.iter().find(|(key, _)| is(key)).map(|(key, _)| key.id)
     };
     let backend = if frame.src.is_ipv4() { stat_kind::BACKEND4 } else { stat_kind::BACKEND6 };
     let no_port = counted.contains(&Outcome::DroppedNoPort);

@@ -238,13 +238,13 @@ fn at_any_hook(model: &mut Model, asked: Asked, hint: Hint) -> Result<Expected> 
     } else if let Some(turn) = half_open(model, asked, hint)? {
         turn
     } else if asked.serves_clients() {
-        (usize::MAX, Turn::Anew(why))
+        (usize::MAX, ConnectionOutcome::Anew(why))
     } else {
         return Ok(PASS);
     };
     match turn {
-        (_, Turn::Decided(expected)) => return Ok(expected),
-        (at, Turn::Anew(outcome)) => {
+        (_, ConnectionOutcome::Decided(expected)) => return Ok(expected),
+        (at, ConnectionOutcome::Anew(outcome)) => {
             if at != usize::MAX {
                 model.connections.remove(at);
             }
@@ -278,7 +278,7 @@ fn unserved(model: &Model, asked: Asked) -> bool {
 
 /// What nobody has answered yet is looked for by what may begin or answer it, what has ended by what may come late. `None`: nothing was
 /// found.
-fn half_open(model: &mut Model, asked: Asked, hint: Hint) -> Result<Option<(usize, Turn)>> {
+fn half_open(model: &mut Model, asked: Asked, hint: Hint) -> Result<Option<(usize, ConnectionOutcome)>> {
     let Asked { protocol, src, dst, .. } = asked;
     let has = |flag: u8| protocol == Protocol::Tcp && asked.tcp_flags & flag != 0;
     let begins = asked.opens_or_udp() || asked.accepts() || has(RST);
@@ -293,17 +293,17 @@ fn half_open(model: &mut Model, asked: Asked, hint: Hint) -> Result<Option<(usiz
     if let Some(at) = model.answering(protocol, src, dst).filter(ended)
         && (begins || has(FIN) || is_for_snat)
     {
-        return Ok(Some((at, Turn::Decided(closed::answer(model, asked, at)))));
+        return Ok(Some((at, ConnectionOutcome::Decided(closed::answer(model, asked, at)))));
     }
     if !begins {
         let Some(at) = model.answering(protocol, src, dst).filter(|_| is_for_snat) else { return Ok(None) };
-        return Ok(Some((at, Turn::Decided(unanswered::answer(model, asked, at, hint)?))));
+        return Ok(Some((at, ConnectionOutcome::Decided(unanswered::answer(model, asked, at, hint)?))));
     }
     if let Some(at) = model.asking(protocol, src, dst) {
         return Ok(Some((at, unanswered::ask(model, asked, at, hint)?)));
     }
     if let Some(at) = model.answering(protocol, src, dst) {
-        return Ok(Some((at, Turn::Decided(unanswered::answer(model, asked, at, hint)?))));
+        return Ok(Some((at, ConnectionOutcome::Decided(unanswered::answer(model, asked, at, hint)?))));
     }
     if protocol == Protocol::Tcp && asked.serves_clients() {
         // The connection that the second SYN was beside is no more.
@@ -314,7 +314,7 @@ fn half_open(model: &mut Model, asked: Asked, hint: Hint) -> Result<Option<(usiz
 }
 
 /// What became of a client's packet on a connection.
-pub enum Turn {
+pub enum ConnectionOutcome {
     Decided(Expected),
     /// It is over: the packet is a first one, and counts as this.
     Anew(Outcome),

@@ -10,7 +10,7 @@ use nix::time::{ClockId, clock_gettime};
 
 use super::client::Client;
 use super::generate::address;
-use super::judge::{Books, judge, judge_broken};
+use super::judge::{SideEffects, judge, judge_broken};
 use super::model::Model;
 use super::routes::Routes;
 use super::{adopted, ageing, entries, generate, tables, traffic};
@@ -139,7 +139,7 @@ impl OracleRun {
         };
         let after = self.programs.outcomes()?;
         let sent = entries::sent(&self.programs, (tables::number(frame.protocol), frame.src, frame.dst));
-        let books = Books { stats: self.programs.take_stats()?, events: self.programs.take_events(), sent };
+        let effects = SideEffects { stats: self.programs.take_stats()?, events: self.programs.take_events(), sent };
         if now_s() != start {
             self.tally.at_the_second += 1;
             return Ok(false);
@@ -155,7 +155,7 @@ impl OracleRun {
         let story =
             || format!("{hook:?} {frame:?}\nran: verdict {}, counted {counted:?}\nworld: {model:#?}", ran.verdict);
         let told = story();
-        judge(model, hook, &frame, &bytes, &ran, &counted, &books).with_context(|| told.clone())?;
+        judge(model, hook, &frame, &bytes, &ran, &counted, &effects).with_context(|| told.clone())?;
         tables::note_clients(v6, model, &mut self.counters);
         entries::compare(&self.programs, model).context(told)?;
         for outcome in counted {

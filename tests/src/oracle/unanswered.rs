@@ -7,7 +7,7 @@ use super::connection::{Claim, Connection, Half, Opening, Said, State};
 use super::health::{add_evidence, hears, shuns};
 use super::model::{Model, Torn};
 use super::retry::{others, retry, untried};
-use super::rules::{Asked, Expected, Fate, Hint, PASS, Turn};
+use super::rules::{Asked, ConnectionOutcome, Expected, Fate, Hint, PASS};
 use super::wire::{FIN, Protocol, RST};
 use crate::test_run::Hook;
 
@@ -17,21 +17,21 @@ const WINDOW: u32 = 1 << 30;
 const MOST_DATA: u32 = 65_535;
 
 /// The client sends again.
-pub fn ask(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<Turn> {
+pub fn ask(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<ConnectionOutcome> {
     let connection = &model.connections[at];
     let half = connection.forward.expect("asks by its forward half");
     if !asked.serves_clients() || (connection.backend.is_none() && !asked.is_clients_link()) {
-        return Ok(Turn::Decided(PASS));
+        return Ok(ConnectionOutcome::Decided(PASS));
     }
     if (asked.opens() && connection.isn != asked.isn()) || connection.is_silent(half, model.now_s) {
-        return Ok(Turn::Anew(Outcome::Selected));
+        return Ok(ConnectionOutcome::Anew(Outcome::Selected));
     }
     if let Some((id, generation)) = connection.backend {
         let backend = &model.backends[&id];
         let keeps = backend.generation == generation && backend.keeps_flows();
         match asked.protocol {
-            Protocol::Tcp if !keeps => return Ok(Turn::Anew(Outcome::Selected)),
-            Protocol::Udp if !keeps || backend.sheds_udp() => return Ok(Turn::Anew(Outcome::Moved)),
+            Protocol::Tcp if !keeps => return Ok(ConnectionOutcome::Anew(Outcome::Selected)),
+            Protocol::Udp if !keeps || backend.sheds_udp() => return Ok(ConnectionOutcome::Anew(Outcome::Moved)),
             _ => {}
         }
     }
@@ -39,7 +39,7 @@ pub fn ask(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<Tur
         let opening = model.connections[at].opening.as_mut().expect("nobody has answered");
         opening.segments = opening.segments.saturating_add(1);
         if let Some(expected) = retry(model, asked, at, hint)? {
-            return Ok(Turn::Decided(expected));
+            return Ok(ConnectionOutcome::Decided(expected));
         }
     }
     let at = model.asking(asked.protocol, asked.src, asked.dst).expect("the client's half is there");
@@ -52,7 +52,7 @@ pub fn ask(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<Tur
     if answered && reset && asked.sequence == connection.isn.wrapping_add(1) {
         model.connections.remove(at); // The client wants no such connection.
     }
-    Ok(Turn::Decided(expected))
+    Ok(ConnectionOutcome::Decided(expected))
 }
 
 /// A SYN or a datagram is remembered in both halves, and heals what is missing; a RST of the client changes nothing.

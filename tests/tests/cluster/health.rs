@@ -16,7 +16,7 @@ use lb_tests::cluster::{self, ApiServer, Condition, Hosted, SETTLE_LIMIT};
 use lb_tests::peers::eventually;
 use lb_tests::topology::{NodeOptions, Pod};
 use lb_userspace::agent::clock;
-use lb_userspace::announce::{self, Notice};
+use lb_userspace::announce::{self, ObjectEvent};
 use lb_userspace::model::Refusal;
 use tokio::sync::watch;
 
@@ -182,7 +182,7 @@ async fn every_node_says_it_and_there_is_one_event() -> Result<()> {
     let server = ApiServer::start().await?;
     let client = server.client().await?;
     let refusal = Refusal::new("Service default/web", "clusterIP 127.0.0.1 is a loopback address", "give another one");
-    let notices: BTreeSet<Notice> = Notice::of_refusal(&refusal).into_iter().collect();
+    let notices: BTreeSet<ObjectEvent> = ObjectEvent::of_refusal(&refusal).into_iter().collect();
     let posted = async |node: &str| {
         let (to, notices_of) = watch::channel(BTreeSet::new());
         let task =

@@ -14,7 +14,7 @@ const SIZES: &str = "services=16,backends=16,endpoints=8,slots=600,names=8,sourc
 
 /// What a service of one family is made of.
 #[derive(Clone, Copy, Default)]
-struct Shape {
+struct ServiceSize {
     ports: usize,
     external: usize,
     ranges: usize,
@@ -25,21 +25,21 @@ struct Shape {
     local: bool,
 }
 
-const ONE: Shape = Shape { ports: 1, external: 0, ranges: 0, endpoints: 1, maglev: false, local: false };
+const ONE: ServiceSize = ServiceSize { ports: 1, external: 0, ranges: 0, endpoints: 1, maglev: false, local: false };
 
 /// Each map and what does not fit into it, though it fits into all others.
-const CASES: [(&str, Shape); 7] = [
-    ("services", Shape { ports: 5, external: 3, ..ONE }),
-    ("backends", Shape { endpoints: 14, ..ONE }),
-    ("endpoints", Shape { endpoints: 8, local: true, ..ONE }),
-    ("slots", Shape { ports: 2, maglev: true, ..ONE }),
-    ("names", Shape { ports: 7, endpoints: 0, ..ONE }),
-    ("sources", Shape { external: 1, ranges: 4, ..ONE }),
-    ("vips", Shape { external: 6, ..ONE }),
+const CASES: [(&str, ServiceSize); 7] = [
+    ("services", ServiceSize { ports: 5, external: 3, ..ONE }),
+    ("backends", ServiceSize { endpoints: 14, ..ONE }),
+    ("endpoints", ServiceSize { endpoints: 8, local: true, ..ONE }),
+    ("slots", ServiceSize { ports: 2, maglev: true, ..ONE }),
+    ("names", ServiceSize { ports: 7, endpoints: 0, ..ONE }),
+    ("sources", ServiceSize { external: 1, ranges: 4, ..ONE }),
+    ("vips", ServiceSize { external: 6, ..ONE }),
 ];
 
 /// The documents of a service of one family; its addresses end in `last` and above.
-fn documents(name: &str, node: &str, is_v4: bool, last: usize, shape: Shape) -> String {
+fn documents(name: &str, node: &str, is_v4: bool, last: usize, shape: ServiceSize) -> String {
     let address = |v4: &str, v6: &str, index: usize| -> IpAddr {
         let text = if is_v4 { format!("{v4}{index}") } else { format!("{v6}{index:x}") };
         text.parse().unwrap()
@@ -84,7 +84,7 @@ struct Scene(Served);
 
 impl Scene {
     /// The documents of a service of `shape`, with endpoints of this node if it asks for it.
-    fn documents(&self, name: &str, is_v4: bool, last: usize, shape: Shape) -> String {
+    fn documents(&self, name: &str, is_v4: bool, last: usize, shape: ServiceSize) -> String {
         documents(name, &self.0.fixture.node.node_name(), is_v4, last, shape)
     }
 
@@ -158,7 +158,7 @@ fn a_change_that_finds_no_room_is_refused_as_a_whole_and_made_when_there_is() {
         }
     }
     // A change that waits for room is made without being asked for again: here slots rest before others use them.
-    let table = Shape { maglev: true, ..ONE };
+    let table = ServiceSize { maglev: true, ..ONE };
     scene.write(&scene.documents("first", true, 20, table));
     eventually("the first is there", SOON, || (scene.backends_of("first") == 1).then_some(()));
     scene.write(&scene.documents("second", true, 30, table));

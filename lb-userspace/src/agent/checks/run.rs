@@ -36,13 +36,13 @@ pub struct Parts {
 pub async fn run(parts: Parts) {
     let Parts { limits, mut wanted, restored, seed, failing, report, metrics } = parts;
     let mut schedule = Schedule::new(limits, restored, seed, Instant::now());
-    let mut told = Told::default();
+    let mut check_log = CheckLog::default();
     let mut asked = JoinSet::new();
     loop {
         while let Some(next) = schedule.next(Instant::now()) {
             asked.spawn(async move { (next.id, ask(next.target, &next.check).await) });
         }
-        told.report(&schedule, &report);
+        check_log.report(&schedule, &report);
         let turn = schedule.due();
         tokio::select! {
             changed = wanted.changed() => {
@@ -53,14 +53,14 @@ pub async fn run(parts: Parts) {
                     schedule.set(wanted, Instant::now());
                 }
                 publish(&schedule, &failing);
-                told.keep(&schedule.failing());
+                check_log.keep(&schedule.failing());
             }
             Some(Ok((id, result))) = asked.join_next() => {
                 let answer = result.as_ref().map_or_else(Failure::answer, |()| Answer::Well);
                 metrics.checked(answer.name());
                 if let Some(change) = schedule.over(id, answer, Instant::now()) {
                     publish(&schedule, &failing);
-                    told.changed(change, result.err().as_ref());
+                    check_log.changed(change, result.err().as_ref());
                 }
             }
             () = sleep_until(turn.unwrap_or_else(Instant::now)), if turn.is_some() => {}
@@ -79,13 +79,13 @@ fn publish(schedule: &Schedule, sender: &UnhealthySender) {
 
 /// What the log and the report say.
 #[derive(Default)]
-struct Told {
+struct CheckLog {
     /// Why the failing ones fail.
     reasons: BTreeMap<Subject, String>,
     log: LogBound,
 }
 
-impl Told {
+impl CheckLog {
     fn changed(&mut self, change: Change, failure: Option<&Failure>) {
         let Change { subject, is_failing } = change;
         let (service, endpoint) = (subject.0.to_string(), subject.1);

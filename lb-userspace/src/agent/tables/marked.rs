@@ -49,6 +49,6 @@ impl Tables {
     pub(super) fn tell_avoided(&mut self) {
         let ejections = self.ejections.known().count() as u64;
         self.progress.send_modify(|progress| progress.tables.ejections = ejections);
-        self.notices.of_avoided(self.ejections.known(), &self.facts.marks.unhealthy);
+        self.object_events.of_avoided(self.ejections.known(), &self.facts.marks.unhealthy);
     }
 }

@@ -20,8 +20,9 @@ use crate::datapath::{
     cgroup::CgroupRoot,
     layout::{self, Description, Fate, Pass},
     load::{self, COUNTERS},
+    map_definition,
     pins::{Created, Pins},
-    program_pins, sets, shape,
+    program_pins, sets,
 };
 
 /// The tables of a start.
@@ -100,7 +101,7 @@ fn refuse_unsorted(root: &Path) -> Result<(), DatapathError> {
     if !config.exists() {
         return Ok(());
     }
-    shape::check_version(&config)?;
+    map_definition::check_version(&config)?;
     let (expected, found) = (format!("a folder in {}", root.display()), "a map".to_owned());
     Err(DatapathError::MapMismatch { map: map_name::CONFIG.to_owned(), path: config, field: "place", expected, found })
 }

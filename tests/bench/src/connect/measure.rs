@@ -32,7 +32,7 @@ pub enum Workload {
 impl Workload {
     /// One turn. A connection that fails is counted, and its time is not: kube-proxy's rules are seen to refuse one in some ten
     /// thousand.
-    fn turn(self, arm: &Arm, turns: &mut Turns) {
+    fn turn(self, arm: &Arm, turns: &mut ArmResults) {
         match self {
             Self::Connect => {
                 for _ in 0..BLOCK {
@@ -56,14 +56,14 @@ impl Workload {
 
 /// What came of an arm's turns in a round.
 #[derive(Default)]
-struct Turns {
+struct ArmResults {
     times: Times,
     failed: u32,
     /// The last one.
     error: Option<std::io::Error>,
 }
 
-impl Turns {
+impl ArmResults {
     fn note(&mut self, took: std::io::Result<Duration>) {
         match took {
             Ok(time) => self.times.record(time),
@@ -121,7 +121,7 @@ pub fn measure(fixture: &Fixture, kind: Workload, rounds: u32, turns: u32, stop:
     let new = |arm| Row { arm, median_us: Vec::new(), p99_us: Vec::new(), all: Times::default(), failed: 0 };
     let mut rows: Vec<Row> = fixture.arms().into_iter().map(new).collect();
     for round in 0..=rounds {
-        let mut all: Vec<Turns> = rows.iter().map(|_| Turns::default()).collect();
+        let mut all: Vec<ArmResults> = rows.iter().map(|_| ArmResults::default()).collect();
         for _ in 0..turns {
             // There and back: what drifts falls on all arms alike.
             for index in (0..rows.len()).chain((0..rows.len()).rev()) {

@@ -7,7 +7,7 @@ use lb_tests::cluster::stub::{Lie, ResourceKind, Verb};
 use lb_userspace::source::{Difference, Restart, SourceStatus};
 
 use super::short_lists::{MANY, fixture, is_full, name, service, slice};
-use super::watched_source::{Followed, has, restarts, stub};
+use super::watched_source::{WatchedSource, has, restarts, stub};
 
 /// The mean of a period, which is up to a fifth longer or shorter.
 const PERIOD: Duration = Duration::from_secs(3);
@@ -21,7 +21,7 @@ async fn what_no_watch_told_is_found_counted_and_repaired() -> Result<()> {
     let (api, first) = fixture().await?;
     drop(first);
     let settings = lb_userspace::source::kube::KubeSettings { compare_interval: Some(PERIOD), ..stub(&api) };
-    let mut source = Followed::start(settings).await?;
+    let mut source = WatchedSource::start(settings).await?;
     source.until("everything", is_full).await?;
 
     api.put_untold(service(MANY + 1));
@@ -60,7 +60,7 @@ async fn a_comparison_with_an_empty_list_removes_nothing() -> Result<()> {
     let (api, first) = fixture().await?;
     drop(first);
     let settings = lb_userspace::source::kube::KubeSettings { compare_interval: Some(PERIOD), ..stub(&api) };
-    let mut source = Followed::start(settings).await?;
+    let mut source = WatchedSource::start(settings).await?;
     let before = source.until("everything", is_full).await?.revision;
     for kind in [ResourceKind::Service, ResourceKind::Slice] {
         api.lie(kind, Lie::Empty, 1);
@@ -81,7 +81,7 @@ async fn comparisons_come_at_their_period() -> Result<()> {
     let (api, first) = fixture().await?;
     drop(first);
     let settings = lb_userspace::source::kube::KubeSettings { compare_interval: Some(PERIOD), ..stub(&api) };
-    let mut source = Followed::start(settings).await?;
+    let mut source = WatchedSource::start(settings).await?;
     let asked = api.requests().len();
     let done = source.status_until("some rounds", |status| {
         status.resources.get("services").is_some_and(|resource| resource.compares >= 4)

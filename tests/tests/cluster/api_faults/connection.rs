@@ -7,17 +7,17 @@ use lb_tests::cluster::objects::Objects;
 use lb_tests::cluster::{ApiServer, Condition, FaultyProxy};
 use lb_userspace::source::{Probed, Reach, Restart, SourceStatus};
 
-use super::watched_source::{Followed, SILENCE, addresses, endpoints, has, ready, restarts, through};
+use super::watched_source::{SILENCE, WatchedSource, addresses, endpoints, has, ready, restarts, through};
 
 /// From the moment at which the API can be reached again until the source follows it.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(45);
 
 /// A server, a gate in front of it, and a source behind that knows `web` with endpoints 1 and 2.
-async fn fixture() -> Result<(ApiServer, FaultyProxy, Objects, Followed)> {
+async fn fixture() -> Result<(ApiServer, FaultyProxy, Objects, WatchedSource)> {
     let server = ApiServer::start().await?;
     let objects = Objects::new(&server.client().await?);
     let proxy = FaultyProxy::new(None, server.address())?;
-    let mut source = Followed::start(through(&server.kubeconfig(), &proxy)).await?;
+    let mut source = WatchedSource::start(through(&server.kubeconfig(), &proxy)).await?;
     source.until("the lists", |snapshot| has(snapshot, "kubernetes")).await?;
     // What is made now comes by the watches: so these are open.
     objects.create_service("web").await?;
@@ -148,7 +148,7 @@ async fn a_list_that_trickles_is_waited_for() -> Result<()> {
     let proxy = FaultyProxy::new(None, server.address())?;
     proxy.set(SLOW);
     let start = Instant::now();
-    let mut source = Followed::start(through(&server.kubeconfig(), &proxy)).await?;
+    let mut source = WatchedSource::start(through(&server.kubeconfig(), &proxy)).await?;
     let all = addresses(0..SLICES * 100);
     source.until("all endpoints", |snapshot| ready(snapshot, "web") == all).await?;
     let took = start.elapsed();

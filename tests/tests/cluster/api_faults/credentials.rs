@@ -8,7 +8,7 @@ use lb_tests::cluster::{ApiServer, ClientCa};
 use lb_userspace::source::kube::KubeSettings;
 use lb_userspace::source::{ApiError, ResourceStatus, SourceStatus};
 
-use super::watched_source::{Followed, direct, has};
+use super::watched_source::{WatchedSource, direct, has};
 
 const DAY: Duration = Duration::from_hours(24);
 
@@ -16,7 +16,7 @@ const DAY: Duration = Duration::from_hours(24);
 async fn a_rotated_ca_is_read_again_and_nothing_is_lost() -> Result<()> {
     let mut server = ApiServer::start().await?;
     Objects::new(&server.client().await?).create_service("before").await?;
-    let mut source = Followed::start(direct(&server.kubeconfig())).await?;
+    let mut source = WatchedSource::start(direct(&server.kubeconfig())).await?;
     source.until("the lists", |snapshot| has(snapshot, "before")).await?;
     server.rotate_certificate().await?;
     Objects::new(&server.client().await?).create_service("after").await?;
@@ -36,7 +36,7 @@ async fn a_rotated_client_certificate_is_read_again_and_nothing_is_lost() -> Res
     let [old, new] = [ClientCa::new("old")?, ClientCa::new("new")?];
     old.issue(&key, &certificate, DAY)?;
     server.believe(&old)?;
-    let mut source = Followed::start(direct(&server.kubeconfig_by(&key, &certificate)?)).await?;
+    let mut source = WatchedSource::start(direct(&server.kubeconfig_by(&key, &certificate)?)).await?;
     source.until("the lists", |snapshot| has(snapshot, "before")).await?;
     let is_denied = |status: &SourceStatus| {
         let failing = |name| status.resources.get(name).and_then(|resource: &ResourceStatus| resource.failing);
@@ -71,7 +71,7 @@ async fn the_next_address_and_another_server_name_lead_to_the_api() -> Result<()
         tls_server_name: Some(name.to_owned()),
         ..direct(&server.kubeconfig())
     };
-    let mut source = Followed::start(named("wrong.example")).await?;
+    let mut source = WatchedSource::start(named("wrong.example")).await?;
     let is_refused = |error: &String| error.contains("certificate") && error.contains("wrong.example");
     // The addresses are tried in turn, by each resource at its own times: the last error of all may be the closed port's.
     let refused = |status: &SourceStatus| {
@@ -79,7 +79,7 @@ async fn the_next_address_and_another_server_name_lead_to_the_api() -> Result<()
     };
     source.status_until("another name", refused).await?;
     // kube-apiserver's own certificate has this name.
-    let mut source = Followed::start(named("kubernetes.default.svc")).await?;
+    let mut source = WatchedSource::start(named("kubernetes.default.svc")).await?;
     source.until("the lists", |snapshot| has(snapshot, "kubernetes")).await?;
     Ok(())
 }

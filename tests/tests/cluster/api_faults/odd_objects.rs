@@ -15,7 +15,7 @@ use lb_userspace::source::Restart;
 use lb_userspace::source::kube::KubeSettings;
 use serde_json::{Value, json};
 
-use super::watched_source::{Followed, direct, has, restarts, stub};
+use super::watched_source::{WatchedSource, direct, has, restarts, stub};
 
 /// From an odd object to the next change that is known.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -40,7 +40,7 @@ fn of_all_kinds(settings: KubeSettings) -> KubeSettings {
 }
 
 /// Waits for the service that was made after an odd object; how long it took.
-async fn next_change(source: &mut Followed, number: usize, odd: &OddObject) -> Result<Duration> {
+async fn next_change(source: &mut WatchedSource, number: usize, odd: &OddObject) -> Result<Duration> {
     let (begin, name) = (Instant::now(), format!("next-{number}"));
     source.until(&format!("{name}, after {:?} {}", odd.kind, odd.what), |snapshot| has(snapshot, &name)).await?;
     let took = begin.elapsed();
@@ -51,7 +51,7 @@ async fn next_change(source: &mut Followed, number: usize, odd: &OddObject) -> R
 #[tokio::test]
 async fn after_each_odd_object_the_next_change_is_known_within_5_s() -> Result<()> {
     let api = StubApi::start(None, Ipv4Addr::LOCALHOST.into())?;
-    let mut source = Followed::start(of_all_kinds(stub(&api))).await?;
+    let mut source = WatchedSource::start(of_all_kinds(stub(&api))).await?;
     source.until("the lists", |snapshot| snapshot.services.is_empty()).await?;
     let all = odd_objects();
     let mut slowest = Duration::ZERO;
@@ -80,7 +80,7 @@ async fn after_each_odd_object_the_next_change_is_known_within_5_s() -> Result<(
         assert!(refusal.reason.chars().count() > 1 && !refusal.object.ends_with('/'), "{refusal}");
     }
     // An agent that starts now finds them all in its lists.
-    let mut other = Followed::start(of_all_kinds(stub(&api))).await?;
+    let mut other = WatchedSource::start(of_all_kinds(stub(&api))).await?;
     let last = format!("next-{}", 2 * all.len() - 1);
     let snapshot = other.until("the lists", |snapshot| has(snapshot, &last)).await?;
     assert!((0..2 * all.len()).all(|number| has(&snapshot, &format!("next-{number}"))));
@@ -92,7 +92,7 @@ async fn what_a_real_server_takes_of_odd_objects_stops_nothing() -> Result<()> {
     let server = ApiServer::start().await?;
     let client = server.client().await?;
     let objects = Objects::new(&client);
-    let mut source = Followed::start(of_all_kinds(direct(&server.kubeconfig()))).await?;
+    let mut source = WatchedSource::start(of_all_kinds(direct(&server.kubeconfig()))).await?;
     source.until("the lists", |snapshot| has(snapshot, "kubernetes")).await?;
     let (begin, mut slowest, mut taken, mut tried) = (Instant::now(), Duration::ZERO, 0, 0);
     let mut all = odd_objects();
@@ -126,7 +126,7 @@ async fn a_condition_without_a_time_stops_no_watch() -> Result<()> {
     let server = ApiServer::start().await?;
     let client = server.client().await?;
     let objects = Objects::new(&client);
-    let mut source = Followed::start(direct(&server.kubeconfig())).await?;
+    let mut source = WatchedSource::start(direct(&server.kubeconfig())).await?;
     source.until("the lists", |snapshot| has(snapshot, "kubernetes")).await?;
     objects.create_service("odd").await?;
     let condition = json!({"type": "Odd", "status": "True", "reason": "R", "message": "m", "lastTransitionTime": null});

@@ -13,7 +13,7 @@ use lb_tests::random::Random;
 use lb_userspace::model::Snapshot;
 use serde_json::{Value, json};
 
-use super::watched_source::{Followed, addresses, direct, endpoints, has, ready, through};
+use super::watched_source::{WatchedSource, addresses, direct, endpoints, has, ready, through};
 
 const SERVICES: usize = 6;
 const ROUNDS: u16 = 4;
@@ -54,7 +54,7 @@ impl Cluster {
 async fn any_order_of_events_ends_in_what_a_list_shows() -> Result<()> {
     let server = ApiServer::start().await?;
     let objects = Objects::new(&server.client().await?);
-    let mut early = Followed::start(direct(&server.kubeconfig())).await?;
+    let mut early = WatchedSource::start(direct(&server.kubeconfig())).await?;
     let (mut random, mut cluster) = (Random::new(lb_seed::of_run()), Cluster::default());
     for round in 0..ROUNDS {
         for _ in 0..WRITES {
@@ -66,7 +66,7 @@ async fn any_order_of_events_ends_in_what_a_list_shows() -> Result<()> {
         let mark = format!("mark-{round}");
         let marked = |snapshot: &Snapshot| has(snapshot, &mark) && !ready(snapshot, &mark).is_empty();
         let followed = early.until("the mark", marked).await?;
-        let mut late = Followed::start(direct(&server.kubeconfig())).await?;
+        let mut late = WatchedSource::start(direct(&server.kubeconfig())).await?;
         let listed = late.until("the mark", marked).await?;
         assert_eq!(followed.services, listed.services, "round {round}");
         assert_eq!(followed.slices, listed.slices, "round {round}");
@@ -82,7 +82,7 @@ async fn any_order_of_faults_ends_in_what_a_list_shows() -> Result<()> {
     objects.create_service("kept").await?;
     objects.put_slice("kept", "kept", "IPv4", &endpoints([1])).await?;
     let proxy = FaultyProxy::new(None, server.address())?;
-    let mut early = Followed::start(through(&server.kubeconfig(), &proxy)).await?;
+    let mut early = WatchedSource::start(through(&server.kubeconfig(), &proxy)).await?;
     // The API server makes its own Service when it likes.
     let kept = |snapshot: &Snapshot| {
         has(snapshot, "kubernetes") && has(snapshot, "kept") && ready(snapshot, "kept") == addresses([1])
@@ -116,7 +116,7 @@ async fn any_order_of_faults_ends_in_what_a_list_shows() -> Result<()> {
     let marked = |snapshot: &Snapshot| has(snapshot, "mark") && !ready(snapshot, "mark").is_empty();
     let followed = early.until("the mark", marked).await?;
     let known = start.elapsed();
-    let listed = Followed::start(direct(&server.kubeconfig())).await?.until("the mark", marked).await?;
+    let listed = WatchedSource::start(direct(&server.kubeconfig())).await?.until("the mark", marked).await?;
     assert_eq!(followed.services, listed.services);
     assert_eq!(followed.slices, listed.slices);
     println!("{FAULTS} faults of the way in random order: {known:.1?} after the last the truth is known");
@@ -135,7 +135,7 @@ async fn bad_objects_are_refused_by_name_and_take_nothing_else_along() -> Result
         objects.create_service(name).await?;
         objects.put_slice(&format!("{name}-1"), name, "IPv4", &endpoints([1, 2])).await?;
     }
-    let mut source = Followed::start(direct(&server.kubeconfig())).await?;
+    let mut source = WatchedSource::start(direct(&server.kubeconfig())).await?;
     source.until("both", |snapshot| ready(snapshot, "good").len() == 2 && ready(snapshot, "poor").len() == 2).await?;
 
     let slices: Api<EndpointSlice> = Api::namespaced(client, NAMESPACE);

@@ -8,7 +8,7 @@ use lb_userspace::model::Snapshot;
 use lb_userspace::source::Relist;
 use serde_json::{Value, json};
 
-use super::watched_source::{Followed, has, relists, stub};
+use super::watched_source::{WatchedSource, has, relists, stub};
 
 /// How many services there are, each with a slice.
 pub const MANY: usize = 40;
@@ -36,9 +36,9 @@ pub fn name(number: usize) -> String {
 }
 
 /// A stub with services and slices, and a source that knows them.
-pub async fn fixture() -> Result<(StubApi, Followed)> {
+pub async fn fixture() -> Result<(StubApi, WatchedSource)> {
     let api = full()?;
-    let mut source = Followed::start(stub(&api)).await?;
+    let mut source = WatchedSource::start(stub(&api)).await?;
     source.until("everything", is_full).await?;
     Ok((api, source))
 }
@@ -134,7 +134,7 @@ async fn a_first_list_that_is_empty_is_not_believed_where_tables_exist() -> Resu
         api.lie(kind, Lie::Empty, 1);
     }
     let settings = lb_userspace::source::kube::KubeSettings { expected_services: 1, ..stub(&api) };
-    let mut source = Followed::start(settings).await?;
+    let mut source = WatchedSource::start(settings).await?;
     source.until("everything", is_full).await?;
     source.insist_since(0, "complete from the start", is_full);
     let lists = api

@@ -7,7 +7,7 @@ use lb_tests::cluster::objects::Objects;
 use lb_tests::cluster::{ApiServer, FaultyProxy};
 use lb_userspace::source::Relist;
 
-use super::watched_source::{Followed, addresses, direct, endpoints, has, ready, relists, through};
+use super::watched_source::{WatchedSource, addresses, direct, endpoints, has, ready, relists, through};
 
 /// From the moment at which the API can be reached again until the source follows it.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(45);
@@ -22,7 +22,7 @@ async fn changes_that_the_server_forgot_cost_a_list_and_nothing_else() -> Result
         objects.put_endpoints(name, &endpoints([1, 2])).await?;
     }
     let proxy = FaultyProxy::new(None, server.address())?;
-    let mut source = Followed::start(through(&server.kubeconfig(), &proxy)).await?;
+    let mut source = WatchedSource::start(through(&server.kubeconfig(), &proxy)).await?;
     let both = |snapshot: &lb_userspace::model::Snapshot| ["kept", "dropped"].iter().all(|name| has(snapshot, name));
     let before = source.until("both services", both).await?.revision;
 
@@ -59,7 +59,7 @@ async fn a_store_that_was_rolled_back_is_followed_to_the_older_truth_without_a_f
     objects.create_service("old").await?;
     objects.create_service("web").await?;
     objects.put_endpoints("web", &endpoints([1, 2])).await?;
-    let mut source = Followed::start(direct(&server.kubeconfig())).await?;
+    let mut source = WatchedSource::start(direct(&server.kubeconfig())).await?;
     source.until("old and web", |snapshot| has(snapshot, "old") && ready(snapshot, "web").len() == 2).await?;
 
     let backup = server.back_up()?;

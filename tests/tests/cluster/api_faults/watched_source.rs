@@ -18,13 +18,13 @@ use tokio_util::sync::CancellationToken;
 pub const SILENCE: Duration = Duration::from_secs(4);
 
 /// A running source; dropped, it stops.
-pub struct Followed {
+pub struct WatchedSource {
     source: Source,
     stop: CancellationToken,
     told: Arc<Mutex<Vec<Arc<Snapshot>>>>,
 }
 
-impl Drop for Followed {
+impl Drop for WatchedSource {
     fn drop(&mut self) {
         self.stop.cancel();
     }
@@ -50,7 +50,7 @@ fn quick() -> KubeSettings {
     KubeSettings { silence: SILENCE, compare_interval: None, ..KubeSettings::default() }
 }
 
-impl Followed {
+impl WatchedSource {
     pub async fn start(settings: KubeSettings) -> Result<Self> {
         let stop = CancellationToken::new();
         let source = spawn(settings, stop.clone()).await?;

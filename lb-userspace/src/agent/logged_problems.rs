@@ -1,12 +1,12 @@
-//! What the log has been told, so that a retry does not repeat it.
+//! Problems that the log has already, so that a retry does not repeat them.
 
 use std::collections::BTreeSet;
 
 /// Failures and refusals that are in the log already.
 #[derive(Debug, Default)]
-pub(super) struct Told(BTreeSet<String>);
+pub(super) struct LoggedProblems(BTreeSet<String>);
 
-impl Told {
+impl LoggedProblems {
     /// Logs what was not there before.
     pub fn warn(&mut self, now: BTreeSet<String>) {
         for new in now.difference(&self.0) {

@@ -1,4 +1,4 @@
-//! Tables that are kept at what the links and the cluster's networks ask for: only what differs is written.
+//! Tables that are reconciled with the links and the cluster's networks: only what differs is written.
 
 use std::{collections::BTreeMap, fmt, io, net::IpAddr, path::Path};
 
@@ -16,19 +16,19 @@ use super::{
 use crate::maps::{Calls, MapError, Table};
 
 /// A table, and what was last read of it or written to it. `I` stands for the key, which has no order of its own.
-struct Kept<I, K, V> {
+struct ReconciledTable<I, K, V> {
     table: Table<K, V>,
     held: BTreeMap<I, V>,
     key: fn(&I) -> Option<K>,
     id: fn(K) -> I,
 }
 
-impl<I: Clone + Ord, K: Pod, V: Pod + PartialEq> Kept<I, K, V> {
+impl<I: Clone + Ord, K: Pod, V: Pod + PartialEq> ReconciledTable<I, K, V> {
     fn open(dir: &Path, name: &'static str, key: fn(&I) -> Option<K>, id: fn(K) -> I) -> Result<Self, DatapathError> {
         let table = Table::open(dir, name, &Calls::default()).map_err(unusable)?;
-        let mut kept = Self { table, held: BTreeMap::new(), key, id };
-        kept.held = kept.found()?;
-        Ok(kept)
+        let mut table = Self { table, held: BTreeMap::new(), key, id };
+        table.held = table.found()?;
+        Ok(table)
     }
 
     /// What the table itself holds.
@@ -96,12 +96,12 @@ fn unusable(error: MapError) -> DatapathError {
 
 /// `networks4`, `networks6`, `service_cidrs`, `masquerade4` and `masquerade6`.
 pub(super) struct Sources {
-    networks4: Kept<IpNet, Key<NetworkKey<4>>, Network>,
-    networks6: Kept<IpNet, Key<NetworkKey<16>>, Network>,
+    networks4: ReconciledTable<IpNet, Key<NetworkKey<4>>, Network>,
+    networks6: ReconciledTable<IpNet, Key<NetworkKey<16>>, Network>,
     /// An array: each of its elements is always wanted, so none is ever deleted.
-    service_cidrs: Kept<u32, u32, Cover>,
-    masquerade4: Kept<u32, u32, Masquerade<4>>,
-    masquerade6: Kept<u32, u32, Masquerade<16>>,
+    service_cidrs: ReconciledTable<u32, u32, Cover>,
+    masquerade4: ReconciledTable<u32, u32, Masquerade<4>>,
+    masquerade6: ReconciledTable<u32, u32, Masquerade<16>>,
 }
 
 impl fmt::Debug for Sources {
@@ -114,11 +114,11 @@ impl Sources {
     /// Takes over what an agent before this one left.
     pub fn open(dir: &Path) -> Result<Self, DatapathError> {
         Ok(Self {
-            networks4: Kept::open(dir, map_name::NETWORKS4, key4, id4)?,
-            networks6: Kept::open(dir, map_name::NETWORKS6, key6, id6)?,
-            service_cidrs: Kept::open(dir, map_name::SERVICE_CIDRS, |id| Some(*id), |key| key)?,
-            masquerade4: Kept::open(dir, map_name::MASQUERADE4, |id| Some(*id), |key| key)?,
-            masquerade6: Kept::open(dir, map_name::MASQUERADE6, |id| Some(*id), |key| key)?,
+            networks4: ReconciledTable::open(dir, map_name::NETWORKS4, key4, id4)?,
+            networks6: ReconciledTable::open(dir, map_name::NETWORKS6, key6, id6)?,
+            service_cidrs: ReconciledTable::open(dir, map_name::SERVICE_CIDRS, |id| Some(*id), |key| key)?,
+            masquerade4: ReconciledTable::open(dir, map_name::MASQUERADE4, |id| Some(*id), |key| key)?,
+            masquerade6: ReconciledTable::open(dir, map_name::MASQUERADE6, |id| Some(*id), |key| key)?,
         })
     }
 

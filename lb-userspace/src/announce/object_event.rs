@@ -17,9 +17,9 @@ const NODE: &str = "Node";
 /// Where Events about objects without a namespace are, as the API server demands (`ValidateEventCreate`).
 const NODES_NAMESPACE: &str = "default";
 
-/// News of an object.
+/// What a Kubernetes Event says of an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Notice {
+pub struct ObjectEvent {
     /// `Service`, `EndpointSlice` or `Node`.
     pub kind: &'static str,
     /// Empty: of a Node.
@@ -30,7 +30,7 @@ pub struct Notice {
     pub note: String,
 }
 
-impl Notice {
+impl ObjectEvent {
     /// About a part of the truth that is not served. `None`: it is about no object that an Event can be about.
     pub fn of_refusal(refusal: &Refusal) -> Option<Self> {
         let note = format!("{}: {}; {}", refusal.object, refusal.reason, refusal.remedy);
@@ -146,35 +146,37 @@ mod tests {
             ("EndpointSlice default/web-1 endpoint 3", "EndpointSlice", "web-1"),
             ("Node n1", "Node", "n1"),
         ] {
-            let notice = Notice::of_refusal(&Refusal::new(object, "bad", "mend it")).expect("an object");
-            assert_eq!((notice.kind, notice.event_namespace(), notice.name.as_str()), (kind, "default", name));
+            let event = ObjectEvent::of_refusal(&Refusal::new(object, "bad", "mend it")).expect("an object");
+            assert_eq!((event.kind, event.event_namespace(), event.name.as_str()), (kind, "default", name));
         }
         for object in ["Node", "Service", "Service web", "map services4"] {
-            assert!(Notice::of_refusal(&Refusal::new(object, "bad", "mend it")).is_none(), "{object}");
+            assert!(ObjectEvent::of_refusal(&Refusal::new(object, "bad", "mend it")).is_none(), "{object}");
         }
     }
 
     #[test]
     fn a_note_is_cut_and_every_node_gives_it_the_same_name() {
-        let notice =
-            |reason: &str| Notice::of_refusal(&Refusal::new("Service d/web", reason, "mend it")).expect("an object");
+        let event = |reason: &str| {
+            ObjectEvent::of_refusal(&Refusal::new("Service d/web", reason, "mend it")).expect("an object")
+        };
         // Characters of four bytes: a refusal's reason is cut after 300 of them.
-        let length = notice(&"𝄞".repeat(2000)).note.len();
+        let length = event(&"𝄞".repeat(2000)).note.len();
         assert!((NOTE_MAX - 3..=NOTE_MAX).contains(&length), "{length}");
-        assert_eq!(notice("bad").event_name(), notice("bad").event_name());
-        assert_ne!(notice("bad").event_name(), notice("worse").event_name());
+        assert_eq!(event("bad").event_name(), event("bad").event_name());
+        assert_ne!(event("bad").event_name(), event("worse").event_name());
     }
 
     #[test]
     fn each_error_of_the_api_is_told_with_a_remedy_on_the_node() {
         for error in ApiError::ALL {
-            let notice = Notice::of_api_error("n1", "services", *error).expect("a node");
-            assert!(notice.note.contains(error.as_str()) && notice.note.contains("services"), "{}", notice.note);
-            let node = notice.regarding();
+            let event = ObjectEvent::of_api_error("n1", "services", *error).expect("a node");
+            assert!(event.note.contains(error.as_str()) && event.note.contains("services"), "{}", event.note);
+            let node = event.regarding();
             assert_eq!((node.kind.as_deref(), node.name.as_deref(), node.namespace), (Some("Node"), Some("n1"), None));
         }
-        let name =
-            |node: &str| Notice::of_api_error(node, "services", ApiError::Forbidden).map(|notice| notice.event_name());
+        let name = |node: &str| {
+            ObjectEvent::of_api_error(node, "services", ApiError::Forbidden).map(|event| event.event_name())
+        };
         assert_ne!(name("n1"), name("n2"), "each node has its own");
     }
 }

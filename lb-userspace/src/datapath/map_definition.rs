@@ -1,4 +1,4 @@
-//! The shape of a map, and whether a pinned map has the one that the programs expect: aya reuses a pin without a look.
+//! The definition of a map, and whether a pinned map has the one that the programs expect: aya reuses a pin unchecked.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::DatapathError;
 
 /// What must be equal before a pinned map is taken over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct MapDefinition {
     /// Kernel number of the map type.
     pub kind: u32,
     pub key_size: u32,
@@ -19,7 +19,7 @@ pub(super) struct Shape {
     pub flags: u32,
 }
 
-impl Shape {
+impl MapDefinition {
     /// The first field that differs: its name, the expected and the found value.
     pub fn difference(&self, found: &Self) -> Option<(&'static str, String, String)> {
         let number = |field, expected: u32, found: u32| {
@@ -35,14 +35,14 @@ impl Shape {
 }
 
 /// Refuses a pinned map that is not what the programs expect. A missing pin is fine: the map will be made.
-pub(super) fn check_pin(map: &str, path: &Path, expected: &Shape) -> Result<(), DatapathError> {
+pub(super) fn check_pin(map: &str, path: &Path, expected: &MapDefinition) -> Result<(), DatapathError> {
     let foreign = |source| DatapathError::ForeignPin { path: path.to_owned(), source };
     if !path.exists() {
         return Ok(());
     }
     let info = MapInfo::from_pin(path).map_err(|error| foreign(Box::new(error)))?;
     let kind = info.map_type().map_err(|error| foreign(Box::new(error)))?;
-    let found = Shape {
+    let found = MapDefinition {
         kind: kind_number(kind),
         key_size: info.key_size(),
         value_size: info.value_size(),
@@ -95,7 +95,8 @@ fn kind_name(kind: u32) -> String {
 mod tests {
     use super::*;
 
-    const EXPECTED: Shape = Shape { kind: 1, key_size: 8, value_size: 28, max_entries: 65_536, flags: 1 };
+    const EXPECTED: MapDefinition =
+        MapDefinition { kind: 1, key_size: 8, value_size: 28, max_entries: 65_536, flags: 1 };
 
     #[test]
     fn equal_shapes_do_not_differ() {
@@ -105,11 +106,11 @@ mod tests {
     #[test]
     fn each_field_is_named() {
         let cases = [
-            (Shape { kind: 9, ..EXPECTED }, ("type", "hash", "lru_hash")),
-            (Shape { key_size: 20, ..EXPECTED }, ("key size", "8", "20")),
-            (Shape { value_size: 24, ..EXPECTED }, ("value size", "28", "24")),
-            (Shape { max_entries: 16, ..EXPECTED }, ("max_entries", "65536", "16")),
-            (Shape { flags: 0, ..EXPECTED }, ("flags", "1", "0")),
+            (MapDefinition { kind: 9, ..EXPECTED }, ("type", "hash", "lru_hash")),
+            (MapDefinition { key_size: 20, ..EXPECTED }, ("key size", "8", "20")),
+            (MapDefinition { value_size: 24, ..EXPECTED }, ("value size", "28", "24")),
+            (MapDefinition { max_entries: 16, ..EXPECTED }, ("max_entries", "65536", "16")),
+            (MapDefinition { flags: 0, ..EXPECTED }, ("flags", "1", "0")),
         ];
         for (found, (field, expected, actual)) in cases {
             assert_eq!(EXPECTED.difference(&found), Some((field, expected.to_owned(), actual.to_owned())));
