@@ -65,27 +65,26 @@ fn start(scene: &Scene, side: &Side, kill_at: Option<&Step>) -> (bool, Vec<Step>
     (reached, steps)
 }
 
-/// Kills the agent between these sides, at steps of these [`PARTS`].
-pub fn between(subject: &str, mut sides: [Side; 2], parts: &[usize]) {
+/// Kills the agent on its way between two of these sides, at steps of these [`PARTS`]. The start after it is of any side: of one of the two, or of a
+/// third one that knows neither set.
+pub fn between(subject: &str, sides: &[Side], parts: &[usize]) {
     let scene = Scene::new(subject);
     start(&scene, &sides[0], None);
     let traffic = scene.traffic();
     traffic.check("before");
     let (_, steps) = start(&scene, &sides[1], None);
     traffic.check("a whole switch");
-    sides.reverse();
-    let (mut random, mut reached) = (Random::new(lb_seed::of_run()), Vec::new());
+    let (mut random, mut reached, mut in_force) = (Random::new(lb_seed::of_run()), Vec::new(), 1);
     for chain in kills(&mut random, &steps, parts) {
+        let to = another(&mut random, sides.len(), in_force);
         for step in &chain {
-            let is_reached = start(&scene, &sides[1], Some(step)).0;
+            let is_reached = start(&scene, &sides[to], Some(step)).0;
             reached.push((step.to_string(), is_reached));
-            traffic.check(&format!("killed at `{step}` on the way to {:?}", sides[1]));
+            traffic.check(&format!("killed at `{step}` on the way to {:?}", sides[to]));
         }
-        if random.one_in(2) {
-            sides.reverse();
-        }
-        start(&scene, &sides[0], None);
-        traffic.check(&format!("the start of {:?} after {chain:?}", sides[0]));
+        in_force = random.below(sides.len());
+        start(&scene, &sides[in_force], None);
+        traffic.check(&format!("the start of {:?} after {chain:?} on the way to {:?}", sides[in_force], sides[to]));
     }
     println!("{reached:?}");
     let again = reached.iter().filter(|(_, is_reached)| *is_reached).count();
@@ -93,4 +92,9 @@ pub fn between(subject: &str, mut sides: [Side; 2], parts: &[usize]) {
     drop(traffic);
     // Cleans up.
     drop(scene.agent(&sides[0]));
+}
+
+/// A side that is not this one.
+fn another(random: &mut Random, sides: usize, this: usize) -> usize {
+    (this + 1 + random.below(sides - 1)) % sides
 }

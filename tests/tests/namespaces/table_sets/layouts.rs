@@ -46,5 +46,5 @@ fn another_layout_follows_and_goes_back_and_ends_no_connection() {
 
 #[test]
 fn an_agent_that_is_killed_between_two_layouts_loses_no_connection() {
-    killed::between("killedlayout", builds(), &[1, 3]);
+    killed::between("killedlayout", &builds(), &[1, 3]);
 }

@@ -9,6 +9,8 @@ const LARGE: &[&str] = &["--map-sizes=flows4=65536,flows6=65536,half_open=65536"
 const SMALL: &[&str] = &[
     "--map-sizes=flows4=16384,flows6=16384,half_open=16384,udp_flows=16384,sockets=16384,slots=65536,backends=4096,services=4096",
 ];
+/// Neither of both.
+const MIDDLE: &[&str] = &["--map-sizes=flows4=32768,flows6=32768,half_open=32768,slots=131072"];
 
 fn of(flags: &'static [&'static str]) -> Side {
     Side { flags, binary: None }
@@ -43,7 +45,7 @@ fn other_map_sizes_take_effect_at_a_restart_and_end_no_connection() {
 
 #[test]
 fn an_agent_that_is_killed_between_two_sizes_loses_no_connection() {
-    killed::between("killedsizes", [of(LARGE), of(SMALL)], &[0, 1, 2, 3, 4]);
+    killed::between("killedsizes", &[of(LARGE), of(SMALL), of(MIDDLE)], &[0, 1, 2, 3, 4]);
 }
 
 /// What does not fit is refused before anything is changed.
