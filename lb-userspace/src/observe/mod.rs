@@ -2,6 +2,8 @@
 
 pub mod batch;
 pub mod contents;
+pub mod event_stream;
+pub mod event_view;
 pub mod events;
 pub mod health;
 pub mod health_check;
