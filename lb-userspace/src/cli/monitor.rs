@@ -3,9 +3,9 @@
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::time::Duration;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 use lb_common::outcome::Outcome;
@@ -64,14 +64,24 @@ struct EventFilter {
     client: Option<AddressFilter>,
 
     /// Only events of these outcomes
-    #[arg(long = "outcome", value_name = "OUTCOME,…", value_delimiter = ',', value_parser = outcome_names(), hide_possible_values = true)]
-    outcomes: Vec<String>,
+    #[arg(long = "outcome", value_name = "OUTCOME,…", value_delimiter = ',')]
+    outcomes: Vec<EventOutcome>,
 }
 
-/// Names of the outcomes that there are events of.
-fn outcome_names() -> impl clap::builder::TypedValueParser<Value = String> {
-    let events = Outcome::ALL.into_iter().filter(|outcome| outcome.is_event());
-    PossibleValuesParser::new(events.map(Outcome::name)).map(|name| name)
+/// An outcome that there are events of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct EventOutcome(Outcome);
+
+impl FromStr for EventOutcome {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let events = Outcome::ALL.into_iter().filter(|outcome| outcome.is_event());
+        events.clone().find(|outcome| outcome.name() == text).map(Self).ok_or_else(|| {
+            let names = events.map(Outcome::name).collect::<Vec<_>>().join(", ");
+            format!("no events have this outcome; those that have events are {names}")
+        })
+    }
 }
 
 impl EventFilter {
@@ -87,7 +97,7 @@ impl EventFilter {
         self.service.as_ref().is_none_or(is_service)
             && self.backend.as_ref().is_none_or(|wanted| holds(wanted, event.backend_address, event.backend_port))
             && self.client.as_ref().is_none_or(|wanted| holds(wanted, event.client_address, event.client_port))
-            && (self.outcomes.is_empty() || self.outcomes.contains(&event.outcome))
+            && (self.outcomes.is_empty() || self.outcomes.iter().any(|wanted| wanted.0.name() == event.outcome))
     }
 }
 

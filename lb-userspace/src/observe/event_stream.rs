@@ -232,20 +232,20 @@ mod tests {
                 tokio::task::yield_now().await;
             }
         }
-        let (mut got, mut lost, mut last) = (0, 0, 0);
-        while last < PUBLISHED {
+        let (mut came, mut lost, mut latest) = (0, 0, 0);
+        while latest < PUBLISHED {
             match slow.next().await.expect("a line") {
                 Line::Event(record) => {
-                    got += 1;
-                    assert!(record.service > last, "in their order");
-                    last = record.service;
+                    came += 1;
+                    assert!(record.service > latest, "in their order");
+                    latest = record.service;
                 }
                 Line::Lost(more) => lost += more,
                 other => panic!("{other:?}"),
             }
         }
-        assert!(lost > 0 && got >= WAITING as u64, "{got} came, {lost} were lost");
-        assert_eq!(got + lost, u64::from(PUBLISHED));
+        assert!(lost > 0 && came >= WAITING as u64, "{came} came, {lost} were lost");
+        assert_eq!(came + lost, u64::from(PUBLISHED));
     }
 
     #[tokio::test]

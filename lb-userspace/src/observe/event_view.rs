@@ -137,10 +137,8 @@ impl EventNames {
     /// What the tables hold by now; a name that they no longer hold is `#` and the id. `time`: of the event.
     pub fn view(&self, record: Record, time: Timestamp) -> EventView {
         let backend = (record.backend != 0).then(|| self.backend(&record)).flatten();
-        let service = match (record.service, backend) {
-            (0, Some((_, service))) => service,
-            (service, _) => service,
-        };
+        let of_backend = backend.map_or(0, |(_, service)| service);
+        let service = if record.service == 0 { of_backend } else { record.service };
         let known = Known {
             service: (service != 0).then(|| self.service(service)),
             backend: backend.map(|(address, _)| address),
