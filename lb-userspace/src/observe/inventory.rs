@@ -109,6 +109,11 @@ impl<'a> Inventory<'a> {
         counters.iter().filter(|(counted, _)| *counted == outcome).map(|(_, count)| count).sum()
     }
 
+    /// Whether the programs count packets and bytes of each connection (`--flow-counters on`).
+    pub fn counts_traffic(&self) -> bool {
+        self.contents.settings.flow_counters != 0
+    }
+
     /// How many of everything.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals {
