@@ -82,7 +82,7 @@ fn rate(arguments: &Arguments) -> anyhow::Result<()> {
     let read = || Ok::<_, MapError>((clock::monotonic(), Contents::read(&dir, wanted)?));
     let (begin, before) = read()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
-    runtime.block_on(tokio::time::sleep(BETWEEN_READINGS));
+    runtime.block_on(async { tokio::time::sleep(BETWEEN_READINGS).await });
     let (end, after) = read()?;
     let (before, after) = (Inventory::new(&before, begin), Inventory::new(&after, end));
     let mut services = after.services();
