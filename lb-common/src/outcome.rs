@@ -158,6 +158,38 @@ outcomes! {
     PassedHandOver = 57, "passed_hand_over";
 }
 
+impl Outcome {
+    /// Whether the programs write event records of it: what a user would ask about, never what every packet does, nor what is counted beside a
+    /// packet's own outcome.
+    #[inline(always)]
+    pub const fn is_event(self) -> bool {
+        !matches!(
+            self,
+            Self::Passed
+                | Self::Selected
+                | Self::Forwarded
+                | Self::Replied
+                | Self::DirectTranslated
+                | Self::HandedToTc
+                | Self::SocketConnected
+                | Self::SocketSent
+                | Self::SocketReplied
+                | Self::Fragment
+                | Self::EventLost
+                | Self::EchoReplied
+                | Self::FragmentFollowed
+                | Self::Tunnelled
+                | Self::FastPath
+                | Self::PassedAdoption
+                | Self::NoProgram
+                | Self::AnswerLimited
+                | Self::Adopted
+                | Self::HeldForHandOver
+                | Self::PassedHandOver
+        )
+    }
+}
+
 const _: () = assert!(Outcome::ALL.len() <= crate::limits::OUTCOMES as usize);
 const _: () = {
     let mut i = 0;

@@ -75,31 +75,6 @@ fn add(counter: *mut u64, by: Counter) {
     }
 }
 
-/// Whether an outcome is worth a record of its own: what a user would ask about, never what every packet does.
-#[inline(always)]
-const fn is_event(outcome: Outcome) -> bool {
-    !matches!(
-        outcome,
-        Outcome::Passed
-            | Outcome::Selected
-            | Outcome::Forwarded
-            | Outcome::Replied
-            | Outcome::DirectTranslated
-            | Outcome::HandedToTc
-            | Outcome::SocketConnected
-            | Outcome::SocketSent
-            | Outcome::SocketReplied
-            | Outcome::Fragment
-            | Outcome::FragmentFollowed
-            | Outcome::Tunnelled
-            | Outcome::PassedAdoption
-            | Outcome::Adopted
-            | Outcome::HeldForHandOver
-            | Outcome::PassedHandOver
-            | Outcome::NoProgram
-    )
-}
-
 /// Counts a verdict: its outcome, and what it says of service and backend. The packets of a known flow are counted by flow and by backend with
 /// `--flow-counters` only. Between other work of the kernel, one more look-up for each takes as long as half the rest. `bytes`: of the network header
 /// and what follows it.
@@ -166,7 +141,7 @@ pub fn may_answer(what: Outcome) -> bool {
 fn verdict<const N: usize>(work: &Work<N>, hook: u8, ifindex: u32) {
     let (key, verdict) = (&work.packet.key, &work.verdict);
     about::<N>(verdict.service, verdict.backend, verdict.outcome, Counter::Packet);
-    if EVENTS_ON.load() != 0 && is_event(verdict.outcome) {
+    if EVENTS_ON.load() != 0 && verdict.outcome.is_event() {
         event(key, verdict.service, verdict.backend, verdict.outcome, hook, ifindex, Counter::Packet);
     }
 }

@@ -1,4 +1,4 @@
-//! Reads the event ring: each record is decoded, counted and, at log level debug, written.
+//! Reads the event ring: each record is decoded, counted, handed to readers and, at log level debug, written.
 
 use std::os::fd::AsRawFd;
 
@@ -10,6 +10,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
 use crate::model::Family;
+use crate::observe::event_stream::EventStream;
 use crate::observe::events::Event;
 use crate::observe::metrics::Metrics;
 use crate::plan::BackendId;
@@ -20,33 +21,40 @@ pub const LEARNT: usize = 256;
 /// So many records are read before others have a turn: a flood of events stops nothing else.
 const TURN: usize = 256;
 
-/// Follows the ring until it fails, which the log tells. The ring has one reader. `learnt` gets each backend that became ejected, or is no longer.
-pub async fn follow(ring: RingBuf<MapData>, metrics: Metrics, learnt: mpsc::Sender<BackendId>) {
-    if let Err(error) = read(ring, metrics, learnt).await {
+/// Where events go.
+pub struct Takers {
+    pub metrics: Metrics,
+    /// Gets each backend that became ejected, or is no longer.
+    pub learnt: mpsc::Sender<BackendId>,
+    pub stream: EventStream,
+}
+
+/// Follows the ring until it fails, which the log tells. The ring has one reader.
+pub async fn follow(ring: RingBuf<MapData>, takers: Takers) {
+    if let Err(error) = read(ring, takers).await {
         tracing::warn!("the event ring ended: {error}");
     }
 }
 
-async fn read(ring: RingBuf<MapData>, metrics: Metrics, learnt: mpsc::Sender<BackendId>) -> std::io::Result<()> {
+async fn read(ring: RingBuf<MapData>, takers: Takers) -> std::io::Result<()> {
     // SAFETY: the ring owns its descriptor, and is neither taken out nor replaced while it is registered.
     let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) }.map_err(std::io::Error::from)?;
     // The record is given back to the ring as soon as it is copied.
-    drain(ring, |ring| ring.next().map(|record| Bytes::copy_from_slice(&record)), metrics, learnt).await
+    drain(ring, |ring| ring.next().map(|record| Bytes::copy_from_slice(&record)), takers).await
 }
 
 /// Takes what `next` finds in `ring`, at most [`TURN`] records before others have a turn.
 async fn drain<R: AsRawFd>(
     mut ring: AsyncFd<R>,
     mut next: impl FnMut(&mut R) -> Option<Bytes>,
-    metrics: Metrics,
-    learnt: mpsc::Sender<BackendId>,
+    takers: Takers,
 ) -> std::io::Result<()> {
     loop {
         let mut ready = ring.readable_mut().await?;
         let mut read = 0;
         while let Some(record) = next(ready.get_inner_mut()) {
             match Event::decode(record) {
-                Ok(event) => take(&event, &metrics, &learnt),
+                Ok(event) => takers.take(&event),
                 Err(error) => tracing::warn!("{error}"),
             }
             read += 1;
@@ -62,14 +70,17 @@ async fn drain<R: AsRawFd>(
     }
 }
 
-fn take(event: &Event, metrics: &Metrics, learnt: &mpsc::Sender<BackendId>) {
-    metrics.event(event.outcome);
-    if matches!(event.outcome, Outcome::Ejected | Outcome::Cleared) {
-        let family = if event.src.0.is_ipv4() { Family::V4 } else { Family::V6 };
-        // A full channel, or an agent that ends, loses nothing that the tables do not hold.
-        let _ = learnt.try_send(BackendId { family, id: event.backend });
+impl Takers {
+    fn take(&self, event: &Event) {
+        self.metrics.event(event.outcome);
+        if matches!(event.outcome, Outcome::Ejected | Outcome::Cleared) {
+            let family = if event.src.0.is_ipv4() { Family::V4 } else { Family::V6 };
+            // A full channel, or an agent that ends, loses nothing that the tables do not hold.
+            let _ = self.learnt.try_send(BackendId { family, id: event.backend });
+        }
+        self.stream.publish(event);
+        tracing::debug!(service = event.service, backend = event.backend, ifindex = event.ifindex, "{event}");
     }
-    tracing::debug!(service = event.service, backend = event.backend, ifindex = event.ifindex, "{event}");
 }
 
 #[cfg(test)]
@@ -97,12 +108,12 @@ mod tests {
         let ring = ring.map_err(std::io::Error::from).expect("a descriptor");
         let count = Arc::new(AtomicUsize::new(0));
         let (of_reader, (learn, _learnt)) = (count.clone(), mpsc::channel(LEARNT));
-        let metrics = Metrics::new(Vec::new);
+        let takers = Takers { metrics: Metrics::new(Vec::new), learnt: learn, stream: EventStream::default() };
         let next = move |_: &mut UnixStream| {
             of_reader.fetch_add(1, Ordering::Relaxed);
             Some(Bytes::copy_from_slice(&[0; size_of::<lb_common::abi::Event>()]))
         };
-        let reader = tokio::spawn(drain(ring, next, metrics, learn));
+        let reader = tokio::spawn(drain(ring, next, takers));
         let read = || count.load(Ordering::Relaxed);
         let mut turns = 0;
         while turns < 100 {

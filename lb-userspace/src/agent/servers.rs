@@ -12,6 +12,7 @@ use super::start::{Task, spawn};
 use super::state::State;
 use super::{auditor, marks};
 use crate::config::Settings;
+use crate::observe::event_stream::EventStream;
 use crate::observe::maintenance::Order;
 use crate::observe::metrics::Metrics;
 use crate::observe::report_socket::Question;
@@ -35,11 +36,12 @@ pub(super) fn listen(settings: &Settings) -> Result<Listeners, http::ListenError
     })
 }
 
-/// Channels to the loop: audits, and orders of maintenance.
+/// Channels to the loop: audits, and orders of maintenance; and the events of the programs.
 #[derive(Clone)]
 pub(super) struct RequestChannels {
     pub audits: auditor::Requests,
     pub orders: marks::Requests,
+    pub events: EventStream,
 }
 
 /// Serves everything, each in a task of its own.
@@ -56,13 +58,14 @@ pub(super) fn serve(
     let (probed, scraped) = (metrics.clone(), metrics.clone());
     let health = http::health_router(move || judge.view(), move |probe, code| probed.probed(probe, code));
     let scrape = http::metrics_router(move || scraped.encode());
+    let events = channels.events.clone();
     let answer = move |question| answer(question, reported.clone(), channels.clone());
     vec![
         spawn(server::serve(listeners.health, health, Admission::new(CONNECTIONS_MAX), Patience::default())),
         spawn(server::serve(listeners.metrics, scrape, Admission::new(CONNECTIONS_MAX), Patience::default())),
         spawn(async move {
             let reports = open_socket(&run_dir).await;
-            report_socket::serve(reports, answer).await;
+            report_socket::serve(reports, events, answer).await;
         }),
     ]
 }

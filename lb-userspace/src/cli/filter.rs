@@ -177,7 +177,7 @@ pub(super) struct ServiceName {
 }
 
 impl ServiceName {
-    fn is(&self, namespace: &str, name: &str, port: u16) -> bool {
+    pub fn is(&self, namespace: &str, name: &str, port: u16) -> bool {
         self.name == name
             && self.namespace.as_deref().is_none_or(|wanted| wanted == namespace)
             && self.port.is_none_or(|wanted| wanted == port)
@@ -208,7 +208,7 @@ pub(super) enum AddressFilter {
 }
 
 impl AddressFilter {
-    fn holds(&self, address: IpAddr, port: u16) -> bool {
+    pub fn holds(&self, address: IpAddr, port: u16) -> bool {
         match self {
             Self::Network(network) => network.contains(&address),
             Self::Exact(place) => *place == SocketAddr::new(address, port),

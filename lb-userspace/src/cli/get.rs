@@ -1,5 +1,8 @@
 //! `ballast get`: lists read from the pinned maps, whether an agent runs or not.
 
+use std::time::Duration;
+
+use anyhow::bail;
 use clap::{Args, ValueEnum};
 
 use super::filter::Filter;
@@ -7,9 +10,13 @@ use super::output::{Format, render};
 use super::{AgentDirs, print};
 use crate::agent::clock;
 use crate::datapath::maps_dir;
+use crate::maps::MapError;
 use crate::observe::contents::{Contents, Wanted, WantedFlows};
 use crate::observe::inventory::{Inventory, Items};
-use crate::observe::text;
+use crate::observe::{rates, text};
+
+/// Between the two readings of `--rate`.
+const BETWEEN_READINGS: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -24,6 +31,10 @@ pub(super) struct Arguments {
     /// Connections only: also open host sockets that were translated at connect
     #[arg(long)]
     sockets: bool,
+
+    /// Services only: new connections, packets and bytes in a second, from two readings one second apart
+    #[arg(long)]
+    rate: bool,
 
     #[command(flatten)]
     dirs: AgentDirs,
@@ -52,8 +63,35 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         What::Drains => arguments.filter.check_backends("drains")?,
         What::Connections => arguments.filter.check_connections()?,
     }
+    if arguments.rate {
+        return rate(arguments);
+    }
     let contents = Contents::read(&maps_dir(&arguments.dirs.bpffs), arguments.wanted())?;
     print(&list(arguments, &Inventory::new(&contents, clock::monotonic()))?)
+}
+
+/// Prints rates once.
+fn rate(arguments: &Arguments) -> anyhow::Result<()> {
+    if arguments.what != What::Services {
+        bail!("--rate applies to services, with their backends: ask for services");
+    }
+    let dir = maps_dir(&arguments.dirs.bpffs);
+    let is_counted = Contents::read(&dir, Wanted::default())?.settings.flow_counters != 0;
+    let flows = if is_counted { WantedFlows::WithTraffic } else { WantedFlows::None };
+    let wanted = Wanted { flows, stats: true, ..Wanted::default() };
+    let read = || Ok::<_, MapError>((clock::monotonic(), Contents::read(&dir, wanted)?));
+    let (begin, before) = read()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    runtime.block_on(async { tokio::time::sleep(BETWEEN_READINGS).await });
+    let (end, after) = read()?;
+    let (before, after) = (Inventory::new(&before, begin), Inventory::new(&after, end));
+    let mut services = after.services();
+    services.retain(|item| arguments.filter.service(item));
+    let items = Items { items: rates::rates(&before, &after, &services, end.since(begin).as_secs_f64()) };
+    if !is_counted {
+        eprintln!("ballast: packets and bytes are counted by an agent with --flow-counters on");
+    }
+    print(&render(arguments.output, &items, |_| rates::table(&items.items, is_counted))?)
 }
 
 impl Arguments {

@@ -8,6 +8,7 @@ mod filter;
 mod get;
 mod maintenance;
 mod migrate;
+mod monitor;
 mod output;
 mod status;
 mod sysdump;
@@ -46,6 +47,8 @@ enum Command {
     Audit(audit::Arguments),
     /// Check whether an agent with these options can work on this node; exit code 1 if it cannot
     Doctor(Box<doctor::Arguments>),
+    /// Print events as they come: refusals, retries, ejections; until Ctrl-C; exit code 2 without an agent
+    Monitor(monitor::Arguments),
     /// Put backends into maintenance and end it: no new flows, present ones stay
     Maintenance(maintenance::Arguments),
     /// Translate a configuration of kube-proxy, and name fields without a counterpart
@@ -99,6 +102,7 @@ pub fn main() -> ExitCode {
         Command::Status(arguments) => status::run(&arguments),
         Command::Get(arguments) => get::run(&arguments),
         Command::Explain(arguments) => return explain::run(&arguments),
+        Command::Monitor(arguments) => return monitor::run(&arguments),
         Command::Audit(arguments) => return audit::run(&arguments),
         Command::Doctor(arguments) => return doctor::run(*arguments),
         Command::Maintenance(arguments) => maintenance::run(&arguments),

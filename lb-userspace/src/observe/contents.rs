@@ -277,6 +277,6 @@ impl Reader<'_> {
     }
 }
 
-fn reading(map: &'static str) -> impl Fn(aya::maps::MapError) -> MapError {
+pub(super) fn reading(map: &'static str) -> impl Fn(aya::maps::MapError) -> MapError {
     move |source| MapError::Access { map, action: "reading", source }
 }

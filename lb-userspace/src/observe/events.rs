@@ -83,7 +83,7 @@ fn address(bytes: [u8; abi::V6], family: u8) -> Result<IpAddr, EventError> {
 }
 
 /// Stands for the hook of an event that is about a backend, not about a packet.
-const NO_HOOK: &str = "-";
+pub(super) const NO_HOOK: &str = "-";
 
 fn hook_name(number: u8) -> Option<&'static str> {
     Some(match number {

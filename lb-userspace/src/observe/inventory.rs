@@ -39,6 +39,19 @@ pub(super) struct Name {
     pub label: String,
 }
 
+impl Name {
+    /// Stands for a name that is gone: the id.
+    pub fn unknown(id: u32) -> Self {
+        Self {
+            namespace: String::new(),
+            service: if id == 0 { String::new() } else { format!("#{id}") },
+            port: 0,
+            protocol: "",
+            label: String::new(),
+        }
+    }
+}
+
 /// The tables, indexed for the views.
 pub struct Inventory<'a> {
     contents: &'a Contents,
@@ -84,13 +97,7 @@ impl<'a> Inventory<'a> {
 
     /// The name of a service port; its id where the name is gone.
     fn name(&self, id: u32) -> Name {
-        self.names.get(&id).cloned().unwrap_or_else(|| Name {
-            namespace: String::new(),
-            service: if id == 0 { String::new() } else { format!("#{id}") },
-            port: 0,
-            protocol: "",
-            label: String::new(),
-        })
+        self.names.get(&id).cloned().unwrap_or_else(|| Name::unknown(id))
     }
 
     fn flows_of<const N: usize>(&self, id: u32, backend: &abi::Backend<N>) -> FlowCounts {
@@ -100,6 +107,11 @@ impl<'a> Inventory<'a> {
     fn counted(&self, kind: u8, id: u32, outcome: Outcome) -> u64 {
         let counters = self.counters.get(&(kind, id)).map_or(&[][..], Vec::as_slice);
         counters.iter().filter(|(counted, _)| *counted == outcome).map(|(_, count)| count).sum()
+    }
+
+    /// Whether the programs count packets and bytes of each connection (`--flow-counters on`).
+    pub fn counts_traffic(&self) -> bool {
+        self.contents.settings.flow_counters != 0
     }
 
     /// How many of everything.
@@ -270,7 +282,7 @@ fn seconds(now: Monotonic) -> u32 {
     u32::try_from(now.since(Monotonic::default()).as_secs()).unwrap_or(u32::MAX)
 }
 
-fn name_of(name: &abi::ServiceName) -> Name {
+pub(super) fn name_of(name: &abi::ServiceName) -> Name {
     Name {
         namespace: from_chars(&name.namespace),
         service: from_chars(&name.name),

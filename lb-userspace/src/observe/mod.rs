@@ -2,6 +2,8 @@
 
 pub mod batch;
 pub mod contents;
+pub mod event_stream;
+pub mod event_view;
 pub mod events;
 pub mod health;
 pub mod health_check;
@@ -9,6 +11,7 @@ pub mod http;
 pub mod inventory;
 pub mod maintenance;
 pub mod metrics;
+pub mod rates;
 pub mod report;
 pub mod report_socket;
 pub mod series;

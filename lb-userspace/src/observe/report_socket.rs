@@ -1,4 +1,4 @@
-//! What the command line asks of the agent over a unix socket in `--run-dir`: one word, answered by one JSON document.
+//! What the command line asks of the agent over a unix socket in `--run-dir`: one word, answered by one JSON document, or by events without end.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,6 +12,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixListener;
 use tokio::sync::Semaphore;
 
+use super::event_stream::EventStream;
 use super::maintenance::{Answer, Order};
 use super::report::Report;
 use crate::apply::AuditReport;
@@ -25,6 +26,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// An audit goes between other work: with the largest tables it takes some seconds.
 const AUDIT_TIMEOUT: Duration = Duration::from_mins(1);
 const MAX_QUESTION_BYTES: u64 = 128;
+/// The question that is answered by an [`EventStream`].
+const EVENTS: &str = "events";
 /// How many readers are served at a time.
 const READERS: usize = 8;
 
@@ -105,19 +108,36 @@ pub fn order(run_dir: &Path, order: Order) -> Result<Answer, AskError> {
     question(run_dir, Question::Maintenance(order), ANSWER_TIMEOUT)
 }
 
+/// Asks the agent for its events, which an [`super::event_stream::EventReader`] reads from the socket.
+pub fn events(run_dir: &Path) -> Result<UnixStream, AskError> {
+    let path = run_dir.join(SOCKET);
+    let stream = connect(&path)?;
+    say(&stream, EVENTS).map_err(|error| AskError::NoReport { path, error })?;
+    Ok(stream)
+}
+
+fn connect(path: &Path) -> Result<UnixStream, AskError> {
+    let path = path.to_owned();
+    UnixStream::connect(&path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::ConnectionRefused => {
+            AskError::NotRunning { path }
+        }
+        io::ErrorKind::PermissionDenied => AskError::Denied { path },
+        _ => AskError::NoReport { path, error },
+    })
+}
+
+fn say(mut stream: &UnixStream, words: &str) -> io::Result<()> {
+    stream.write_all(words.as_bytes())?;
+    stream.shutdown(std::net::Shutdown::Write)
+}
+
 fn question<T: DeserializeOwned>(run_dir: &Path, question: Question, limit: Duration) -> Result<T, AskError> {
     let path = run_dir.join(SOCKET);
-    let stream = UnixStream::connect(&path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::ConnectionRefused => {
-            AskError::NotRunning { path: path.clone() }
-        }
-        io::ErrorKind::PermissionDenied => AskError::Denied { path: path.clone() },
-        _ => AskError::NoReport { path: path.clone(), error },
-    })?;
+    let stream = connect(&path)?;
     let read = || -> io::Result<T> {
         stream.set_read_timeout(Some(limit))?;
-        (&stream).write_all(question.words().as_bytes())?;
-        stream.shutdown(std::net::Shutdown::Write)?;
+        say(&stream, &question.words())?;
         let mut json = Vec::new();
         (&stream).take(MAX_REPORT_BYTES).read_to_end(&mut json)?;
         Ok(serde_json::from_slice(&json)?)
@@ -144,47 +164,55 @@ pub fn remove(run_dir: &Path) {
 }
 
 /// Answers every connection, until dropped.
-pub async fn serve<F>(listener: UnixListener, answer: impl Fn(Question) -> F + Send + Sync + 'static)
-where
+pub async fn serve<F>(
+    listener: UnixListener,
+    events: EventStream,
+    answer: impl Fn(Question) -> F + Send + Sync + 'static,
+) where
     F: Future<Output = Vec<u8>> + Send + 'static,
 {
     let (answer, readers) = (Arc::new(answer), Arc::new(Semaphore::new(READERS)));
     loop {
-        let Ok((stream, _)) = listener.accept().await else {
+        let Ok((mut stream, _)) = listener.accept().await else {
             // Out of descriptors, most likely: let others give some back.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let (answer, readers) = (answer.clone(), readers.clone());
+        let (answer, readers, events) = (answer.clone(), readers.clone(), events.clone());
         tokio::spawn(async move {
-            let Ok(_permit) = readers.acquire().await else { return };
+            let Ok(permit) = readers.acquire().await else { return };
+            let Ok(asked) = listen_to(&mut stream).await else { return };
             // A reader that went away, or does not read, is its own problem.
-            let _ = converse(stream, &*answer).await;
+            if asked.trim() == EVENTS {
+                // It stays, so it has a place of its own.
+                drop(permit);
+                let _ = events.serve(stream).await;
+            } else if let Some(question) = Question::parse(&asked) {
+                let json = answer(question).await;
+                let _ = tokio::time::timeout(ANSWER_TIMEOUT, stream.write_all(&json)).await;
+            }
         });
     }
 }
 
-async fn converse<F: Future<Output = Vec<u8>>>(
-    mut stream: tokio::net::UnixStream,
-    answer: &(impl Fn(Question) -> F + Sync),
-) -> io::Result<()> {
+/// The words of a question.
+async fn listen_to(stream: &mut tokio::net::UnixStream) -> io::Result<String> {
     let mut asked = String::new();
-    let mut question = (&mut stream).take(MAX_QUESTION_BYTES);
+    let mut question = stream.take(MAX_QUESTION_BYTES);
     tokio::time::timeout(ANSWER_TIMEOUT, question.read_to_string(&mut asked)).await??;
-    let Some(question) = Question::parse(&asked) else { return Ok(()) };
-    let json = answer(question).await;
-    tokio::time::timeout(ANSWER_TIMEOUT, stream.write_all(&json)).await?
+    Ok(asked)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::event_stream::{self, EventReader};
 
     #[tokio::test]
     async fn reader_gets_the_report() {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let listener = listen(dir.path()).expect("a socket");
-        tokio::spawn(serve(listener, |question| async move {
+        tokio::spawn(serve(listener, EventStream::default(), |question| async move {
             let report = Report { pid: 42, node_name: "n1".into(), ..Report::default() };
             let audit =
                 AuditReport { dry_run: question == Question::AuditDryRun, checked: 7, ..AuditReport::default() };
@@ -201,6 +229,24 @@ mod tests {
             let found = found.expect("a report");
             assert_eq!((found.dry_run, found.checked), (dry_run, 7));
         }
+    }
+
+    #[tokio::test]
+    async fn readers_of_events_take_no_place_of_questions() {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let listener = listen(dir.path()).expect("a socket");
+        let answer = |_| async { serde_json::to_vec(&Report::default()).expect("plain data") };
+        tokio::spawn(serve(listener, EventStream::default(), answer));
+        let mut readers = Vec::new();
+        // Those beyond the bound of readers get one line.
+        for _ in 0..2 * READERS {
+            let mut reader = EventReader::new(events(dir.path()).expect("the agent")).expect("a socket");
+            let first = reader.next().await;
+            assert_eq!(first.is_ok(), readers.len() < event_stream::READERS, "{first:?}");
+            readers.push(reader);
+        }
+        let path = dir.path().to_owned();
+        tokio::task::spawn_blocking(move || ask(&path)).await.expect("no panic").expect("a report");
     }
 
     #[tokio::test]

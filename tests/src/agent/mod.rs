@@ -262,12 +262,23 @@ impl Agent {
 
     /// Runs `ballast` with these arguments on the node.
     pub fn cli(&self, arguments: &[&str]) -> Result<Output> {
+        let mut command = self.cli_command(arguments)?;
+        let netns = self.netns.clone();
+        Ok(netns.run(|| command.output())?)
+    }
+
+    /// Starts it with these arguments, with pipes for its output.
+    pub fn start_cli(&self, arguments: &[&str]) -> Result<Child> {
+        let mut command = self.cli_command(arguments)?;
+        Ok(self.netns.start(command.stdout(Stdio::piped()).stderr(Stdio::piped()))?)
+    }
+
+    fn cli_command(&self, arguments: &[&str]) -> Result<Command> {
         let mut command = self.program()?;
         command.args(arguments).stdin(Stdio::null());
         command.arg(format!("--bpffs={}", self.bpffs.display()));
         command.arg(format!("--run-dir={}", self.run_dir.display()));
-        let netns = self.netns.clone();
-        Ok(netns.run(|| command.output())?)
+        Ok(command)
     }
 
     /// Same with `-o json`, parsed.

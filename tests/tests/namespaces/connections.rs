@@ -92,6 +92,60 @@ fn every_packet_of_a_flow_is_counted_once_whatever_comes_back() {
     }
 }
 
+/// What `get services --rate` says of a service while `work` is repeated.
+fn rates(agent: &Agent, service: &str, mut work: impl FnMut()) -> Value {
+    let mut child = agent.start_cli(&["get", "services", "--rate", "--service", service, "-o", "json"]).unwrap();
+    while child.try_wait().unwrap().is_none() {
+        work();
+    }
+    let output = child.wait_with_output().unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{errors}");
+    let list: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let item = list["items"][0].clone();
+    assert_eq!(item["inBytesPerSecond"].is_null(), errors.contains("--flow-counters on"), "{item}: {errors}");
+    item
+}
+
+#[test]
+fn rates_are_those_of_the_service_that_has_traffic() {
+    let fixture = Fixture::new("rates", Pods::Routed, 1, NodeOptions::default());
+    let (web, other) = (fixture.web(), Service::standard("other", 12, fixture.endpoints()));
+    let manifest = Manifest::of([web.clone(), other]);
+    let agent = fixture.agent(&manifest, &["--flow-counters", "on"]);
+    let frontends = web.frontends(Protocol::Tcp);
+    let ask = || {
+        for to in &frontends {
+            Stream::connect(fixture.client.netns(), *to).unwrap().ask("who").unwrap();
+        }
+    };
+    let rate = |rates: &Value, field: &str| rates[field].as_f64().unwrap_or_else(|| panic!("{field} of {rates}"));
+    let all =
+        ["connectionsPerSecond", "inPacketsPerSecond", "outPacketsPerSecond", "inBytesPerSecond", "outBytesPerSecond"];
+    let busy = rates(&agent, "test/web:80", ask);
+    for field in all {
+        assert!(rate(&busy, field) > 0.0, "{field}: {busy}");
+        let of_backends: f64 = busy["backends"].as_array().unwrap().iter().map(|backend| rate(backend, field)).sum();
+        // Counters of new connections are read one after the other, while connections begin.
+        let is_exact = field != "connectionsPerSecond";
+        assert!(of_backends > 0.0, "{field}: {busy}");
+        assert!(!is_exact || (of_backends - rate(&busy, field)).abs() < 1e-6, "{field}: {busy}");
+    }
+    // Four packets from the client at least, and none is smaller than its headers.
+    assert!(rate(&busy, "inPacketsPerSecond") > 2.0 * rate(&busy, "connectionsPerSecond"), "{busy}");
+    assert!(rate(&busy, "inBytesPerSecond") > 40.0 * rate(&busy, "inPacketsPerSecond"), "{busy}");
+    let quiet = rates(&agent, "test/other:80", ask);
+    assert!(all.iter().all(|field| rate(&quiet, field) == 0.0), "{quiet}");
+    drop(agent);
+    let agent = fixture.agent(&manifest, &[]);
+    let busy = rates(&agent, "test/web:80", ask);
+    assert!(rate(&busy, "connectionsPerSecond") > 0.0, "{busy}");
+    let table = agent.cli(&["get", "services", "--rate"]).unwrap().stdout;
+    assert!(String::from_utf8(table).unwrap().lines().next().unwrap().ends_with("  CPS"));
+    let refused = agent.cli(&["get", "backends", "--rate"]).unwrap();
+    assert!(!refused.status.success() && String::from_utf8(refused.stderr).unwrap().contains("ask for services"));
+}
+
 /// Service ports and backends that have counters in the kernel's table: kind and id.
 fn counted(agent: &Agent) -> BTreeSet<(u8, u32)> {
     let maps = Pinned::open(&agent.bpffs().join("ballast/tables")).unwrap();

@@ -41,6 +41,7 @@ mod killed_at_every_step;
 mod maintenance;
 mod martians;
 mod masqueraded;
+mod monitor;
 mod mounts;
 mod no_loop;
 mod node_local_dns;

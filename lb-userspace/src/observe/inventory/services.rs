@@ -34,6 +34,9 @@ pub struct ServiceView {
     /// Flows that were given a backend, ever.
     #[serde(skip)]
     pub selected: u64,
+    /// Connections that began, ever: [`BEGINNINGS`].
+    #[serde(skip)]
+    pub began: u64,
     /// Packets and connects refused for want of an endpoint, ever.
     #[serde(skip)]
     pub refused: u64,
@@ -59,6 +62,18 @@ pub struct FrontendView {
     pub refuses: bool,
 }
 
+/// Outcomes that the first packet or call of a new connection may have.
+pub const BEGINNINGS: [Outcome; 8] = [
+    Outcome::Selected,
+    Outcome::SelectedByTuple,
+    Outcome::PortTranslated,
+    Outcome::Masqueraded,
+    Outcome::Probed,
+    Outcome::Tunnelled,
+    Outcome::SocketConnected,
+    Outcome::SocketSent,
+];
+
 /// Outcomes that tell how a backend fares.
 pub const FARES: [Outcome; 6] = [
     Outcome::Retried,
@@ -82,6 +97,9 @@ pub struct BackendOfService {
     /// What became of packets about it, as far as it tells how it fares: [`FARES`].
     #[serde(skip)]
     pub fares: [u64; FARES.len()],
+    /// Connections that began there, ever: [`BEGINNINGS`].
+    #[serde(skip)]
+    pub began: u64,
     #[serde(skip)]
     pub flows: u64,
     #[serde(skip)]
@@ -136,11 +154,16 @@ impl Inventory<'_> {
                     ejected: health_of(family, *id, backend).ejected_s != 0,
                     unhealthy: is_unhealthy(backend),
                     fares: FARES.map(|outcome| self.counted(backend_stat_kind::<N>(), *id, outcome)),
+                    began: self.began(backend_stat_kind::<N>(), *id),
                     flows: self.flows_of(*id, backend).all,
                     deadline_seconds: self.deadline_seconds(backend.deadline_ds),
                 });
             }
         }
+    }
+
+    fn began(&self, kind: u8, id: u32) -> u64 {
+        BEGINNINGS.into_iter().map(|outcome| self.counted(kind, id, outcome)).sum()
     }
 
     fn service(&self, id: u32) -> ServiceView {
@@ -162,6 +185,7 @@ impl Inventory<'_> {
                 + count(Outcome::SelectedByTuple)
                 + count(Outcome::SocketConnected)
                 + count(Outcome::SocketSent),
+            began: self.began(stat_kind::SERVICE, id),
             refused: count(Outcome::RefusedNoEndpoint) + count(Outcome::SocketRefused),
         }
     }
