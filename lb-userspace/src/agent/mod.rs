@@ -19,6 +19,7 @@ pub mod marks;
 mod neighbours;
 mod node_memory;
 mod notices;
+mod previews;
 mod ring;
 mod run;
 mod scrape;

@@ -8,6 +8,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::oneshot;
 
 use super::judge::Judge;
+use super::previews::Previews;
 use super::start::{Task, spawn};
 use super::state::State;
 use super::{auditor, marks};
@@ -40,6 +41,7 @@ pub(super) fn listen(settings: &Settings) -> Result<Listeners, http::ListenError
 pub(super) struct Ways {
     pub audits: auditor::Requests,
     pub orders: marks::Requests,
+    pub previews: Previews,
 }
 
 /// Serves everything, each in a task of its own.
@@ -95,6 +97,10 @@ async fn answer(question: Question, state: State, ways: Ways) -> Vec<u8> {
         Question::Audit => false,
         Question::AuditDryRun => true,
         Question::Maintenance(order) => return maintain(order, ways.orders).await,
+        Question::Plan(change) => {
+            let report = ways.previews.report(change, state.report().source.stale).await;
+            return serde_json::to_vec(&report).unwrap_or_default();
+        }
     };
     let (reply, found) = oneshot::channel();
     if ways.audits.send(auditor::Request { dry_run, reply }).await.is_err() {

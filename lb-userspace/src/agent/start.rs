@@ -22,6 +22,7 @@ use super::marks::{self, Maintenance};
 use super::neighbours::Neighbours;
 use super::node_memory::NodeMemory;
 use super::notices::Notices;
+use super::previews::Previews;
 use super::scrape::Scrape;
 use super::servers::{Listeners, Ways, listen, serve};
 use super::state::{Progress, State};
@@ -120,7 +121,8 @@ async fn with_source(
     let metrics = metrics(&state, &datapath.maps_dir());
     let (ask, audits) = mpsc::channel(auditor::REQUESTS);
     let (order, orders) = mpsc::channel(marks::ORDERS);
-    let ways = Ways { audits: ask, orders: order };
+    let (previews, previewed) = Previews::new(settings);
+    let ways = Ways { audits: ask, orders: order, previews };
     let judge = Arc::new(Judge::new(state.clone()));
     let mut tasks = serve(&state, &judge, &metrics, listeners, &settings.run_dir, ways);
     let (learn, learnt) = mpsc::channel(ring::LEARNT);
@@ -172,7 +174,8 @@ async fn with_source(
     );
     let (snapshots, status, stop) = (source.snapshots.clone(), source.status.clone(), stop.clone());
     let source = status;
-    let parts = run::Parts { datapath, snapshots, source, tables, audits, orders, unhealthy, learnt, signals, stop };
+    let asked = run::Asked { audits, orders, previews: previewed };
+    let parts = run::Parts { datapath, snapshots, source, tables, asked, unhealthy, learnt, signals, stop };
     let ended = Box::pin(run::run(parts)).await;
     drop((tasks, adoption));
     report_socket::remove(&settings.run_dir);

@@ -9,6 +9,7 @@ pub mod http;
 pub mod inventory;
 pub mod maintenance;
 pub mod metrics;
+pub mod preview;
 pub mod report;
 pub mod report_socket;
 pub mod series;
