@@ -69,7 +69,8 @@ impl Node {
         let mut said = BTreeSet::new();
         for (effect, backend) in effects.iter().flat_map(|effect| effect.backends.iter().map(move |one| (effect, one)))
         {
-            let id = book.services[&book.service_ids[&effect.key]].current[&backend.address];
+            let service = &book.services[&book.service_ids[&effect.key]];
+            let id = *service.current.get(&backend.address).expect("a record");
             let record = book.backends[&id];
             let expected = backend.after.map_or(backend_state::GONE, |after| after.state);
             assert_eq!(record.state, expected, "{} {}", effect.key, backend.address);
