@@ -107,25 +107,25 @@ impl Question {
 
 /// Asks the agent for its report.
 pub fn ask(run_dir: &Path) -> Result<Report, AskError> {
-    question(run_dir, Question::Report, ANSWER_TIMEOUT)
+    question(run_dir, &Question::Report, ANSWER_TIMEOUT)
 }
 
 /// Asks the agent for an audit, and waits for it.
 pub fn audit(run_dir: &Path, dry_run: bool) -> Result<AuditReport, AskError> {
-    question(run_dir, if dry_run { Question::AuditDryRun } else { Question::Audit }, AUDIT_TIMEOUT)
+    question(run_dir, if dry_run { &Question::AuditDryRun } else { &Question::Audit }, AUDIT_TIMEOUT)
 }
 
 /// Gives the agent an order about maintenance; answered when the tables hold it.
 pub fn order(run_dir: &Path, order: Order) -> Result<Answer, AskError> {
-    question(run_dir, Question::Maintenance(order), ANSWER_TIMEOUT)
+    question(run_dir, &Question::Maintenance(order), ANSWER_TIMEOUT)
 }
 
 /// Asks the agent what a change would do. `change`: at most [`MAX_CHANGE_BYTES`] of manifests.
 pub fn plan(run_dir: &Path, change: String) -> Result<PlanReport, AskError> {
-    question(run_dir, Question::Plan(change), PLAN_TIMEOUT)
+    question(run_dir, &Question::Plan(change), PLAN_TIMEOUT)
 }
 
-fn question<T: DeserializeOwned>(run_dir: &Path, question: Question, limit: Duration) -> Result<T, AskError> {
+fn question<T: DeserializeOwned>(run_dir: &Path, question: &Question, limit: Duration) -> Result<T, AskError> {
     let path = run_dir.join(SOCKET);
     let stream = UnixStream::connect(&path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::ConnectionRefused => {

@@ -63,8 +63,7 @@ pub struct Differing {
 
 impl Differing {
     /// `None`: both are the same.
-    pub(super) fn new(name: &'static str, before: impl ToString, after: impl ToString) -> Option<Self> {
-        let (before, after) = (before.to_string(), after.to_string());
+    pub(super) fn new(name: &'static str, [before, after]: [String; 2]) -> Option<Self> {
         (before != after).then_some(Self { name, before, after })
     }
 }

@@ -141,6 +141,10 @@ impl Planner {
         &self.desired
     }
 
+    pub fn into_desired(self) -> Desired {
+        self.desired
+    }
+
     /// Service ports whose endpoints are checked: few among many.
     pub fn checked(&self) -> impl Iterator<Item = (&PortKey, &DesiredService)> {
         self.checked.iter().filter_map(|key| self.desired.services.get_key_value(key))

@@ -14,6 +14,9 @@ use super::{
 };
 use crate::model::{Family, Monotonic, Protocol, Refusal, Snapshot};
 
+/// Looks at slots for the Maglev tables of one service port. Larger tables are not computed: whether there is room for their slots is not said.
+const LOOKS: u64 = 1 << 13;
+
 /// What a plan depends on besides the snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct Inputs {
@@ -50,7 +53,7 @@ impl Preview {
         planner.update(present, &facts);
         let before = planner.desired().clone();
         let ports = planner.update(changed, &facts).services.into_iter().collect();
-        let after = planner.desired().clone();
+        let after = planner.into_desired();
         Self { settings, before, after, ports }
     }
 
@@ -72,17 +75,18 @@ impl Preview {
         let sides = Sides { key, before, after, book, settings: &self.settings, now };
         let (frontends, backends) = (self.frontends(&sides), sides.backends());
         let shows = change != Change::Change || !(settings.is_empty() && frontends.is_empty() && backends.is_empty());
-        let taking =
-            [before, after].map(|port| port.map_or(0, |port| port.endpoints.values().filter(takes_new).count()));
+        let taking = [before, after]
+            .map(|port| port.map_or(0, |port| port.endpoints.values().filter(|one| takes_new(one)).count()));
         shows.then(|| PortEffect { key: key.clone(), change, settings, taking, frontends, backends })
     }
 
-    /// Why the change of a service port would find no room in the tables as they are now; `None`: it would.
+    /// Why the change of a service port alone would find no room in the tables as they are now; `None`: it would find room, as far as that is known.
     pub fn no_room(&self, key: &PortKey, book: &Book, now: Monotonic) -> Option<Refusal> {
-        let refused = |desired| match diff_service(key, desired, book, &mut Tables::default(), &self.settings, now) {
-            Err(Obstacle::NoRoom(refusal)) => Some(refusal),
-            Err(Obstacle::Unfinished) | Ok(_) => None,
-        };
+        let refused =
+            |desired| match diff_service(key, desired, book, &mut Tables::with_looks(LOOKS), &self.settings, now) {
+                Err(Obstacle::NoRoom(refusal)) => Some(refusal),
+                Err(Obstacle::Unfinished) | Ok(_) => None,
+            };
         refused(&self.after).filter(|refusal| refused(&self.before).as_ref() != Some(refusal))
     }
 
@@ -158,25 +162,24 @@ impl Sides<'_> {
     fn backend(&self, address: SocketAddr) -> Option<BackendEffect> {
         let of = |port: Option<&DesiredService>| port.and_then(|port| port.endpoints.get(&address)).copied();
         let (before, after) = (of(self.before), of(self.after));
-        let known = self.record(address);
-        // One whose end has come is no backend any more.
-        let known = known.filter(|(_, record)| record.state != backend_state::GONE);
-        let (was, is) = (self.step(known, before, self.before), self.step(known, after, self.after));
-        if was == is && before == after {
+        let record = self.record(address);
+        let (was, is) = (self.step(record, before, self.before), self.step(record, after, self.after));
+        if was == is && (before == after || is == Step::Nothing) {
             return None;
         }
+        // One whose end has come is no backend any more.
+        let known = record.filter(|(_, record)| record.state != backend_state::GONE);
         let written = self.written(known, is, address, after);
         let change = match is {
             Step::New => Change::Add,
             Step::Replace(_) => Change::Replace,
-            Step::Evict(_) => Change::End,
             Step::Write(record) if record.state == backend_state::DRAINING => Change::Drain,
-            // It was wanted, and never written.
-            Step::Nothing => Change::End,
+            // Nothing: it was wanted, and never written.
+            Step::Evict(_) | Step::Nothing => Change::End,
             Step::Write(_) | Step::Keep => Change::Change,
         };
         let shown = |record: BackendRecord, endpoint: Option<DesiredEndpoint>| {
-            BackendState::of(&record, endpoint.is_some_and(|endpoint| takes_new(&&endpoint)))
+            BackendState::of(&record, endpoint.is_some_and(|endpoint| takes_new(&endpoint)))
         };
         let present = known.map(|(_, record)| record).or_else(|| self.described(address, before));
         let (seen, then) = (present.map(|record| shown(record, before)), written.map(|record| shown(record, after)));
@@ -256,11 +259,11 @@ impl Sides<'_> {
     fn has_other(&self, address: SocketAddr) -> bool {
         let family = Family::of(address.ip());
         let endpoints = self.after.into_iter().flat_map(|port| port.endpoints.iter());
-        endpoints.into_iter().any(|(at, endpoint)| Family::of(at.ip()) == family && takes_new(&endpoint))
+        endpoints.into_iter().any(|(at, endpoint)| Family::of(at.ip()) == family && takes_new(endpoint))
     }
 }
 
-fn takes_new(endpoint: &&DesiredEndpoint) -> bool {
+fn takes_new(endpoint: &DesiredEndpoint) -> bool {
     endpoint.is_in(Set::Cluster) || endpoint.is_in(Set::Local)
 }
 

@@ -36,6 +36,7 @@ fn error(agent: &Agent, arguments: &[&str]) -> (Option<i32>, String) {
 /// Everything that the agent wrote, and what it said that it wrote.
 fn written(agent: &Agent) -> (Value, Value, Value) {
     let tables = agent.json(&["status"]).unwrap()["agent"]["tables"].clone();
+    assert!(tables["writes"].as_u64().is_some_and(|writes| writes > 0), "{tables:#}");
     (agent.json(&["get", "services"]).unwrap(), tables["writes"].clone(), tables["refusals"].clone())
 }
 

@@ -144,8 +144,8 @@ pub struct HealthCheckPlan {
 
 impl PlanReport {
     /// A change that cannot be planned.
-    pub fn failed(error: impl ToString) -> Self {
-        Self { error: Some(error.to_string()), ..Self::default() }
+    pub fn failed(error: impl Into<String>) -> Self {
+        Self { error: Some(error.into()), ..Self::default() }
     }
 }
 

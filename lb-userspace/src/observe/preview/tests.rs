@@ -7,8 +7,8 @@ use crate::observe::contents::Contents;
 use crate::observe::inventory::tests::{NOW, contents, flow};
 use lb_common::abi::{Flow, SocketKey, SocketPeer, TCP, flow_state, socket_direction};
 
-fn state(name: &str, takes_new: bool) -> Option<BackendStatePlan> {
-    Some(BackendStatePlan { state: name.to_owned(), takes_new, weight: 1, local: false })
+fn state(name: &str, takes_new: bool) -> BackendStatePlan {
+    BackendStatePlan { state: name.to_owned(), takes_new, weight: 1, local: false }
 }
 
 fn backend(last: u8, change: Change, id: Option<u32>, fate: Fate) -> BackendPlan {
@@ -18,8 +18,8 @@ fn backend(last: u8, change: Change, id: Option<u32>, fate: Fate) -> BackendPlan
         change,
         id,
         generation: id.map(|_| 0x10001),
-        before: id.and_then(|_| state("active", true)),
-        after: state(if change == Change::Drain { "draining" } else { "active" }, change != Change::Drain),
+        before: id.map(|_| state("active", true)),
+        after: Some(state(if change == Change::Drain { "draining" } else { "active" }, change != Change::Drain)),
         drain_seconds: (change == Change::Drain).then_some(30),
         deadline_seconds: (change == Change::Drain).then_some(3600),
         fate,

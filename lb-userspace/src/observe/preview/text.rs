@@ -14,7 +14,7 @@ pub fn table(report: &PlanReport, wide: bool) -> String {
         if wide {
             header.extend(["HOST SOCKETS", "ID", "GENERATION"]);
         }
-        let services = report.services.iter().flat_map(|service| rows(service));
+        let services = report.services.iter().flat_map(rows);
         let checks = report.health_checks.iter().map(health_check);
         let cut = header.len();
         text += &aligned(&header, services.chain(checks).map(|row| row.into_iter().take(cut).collect()));
