@@ -23,12 +23,12 @@ pub enum ChangeError {
     Twice { kind: &'static str, name: ObjectName },
     #[error("{path} holds neither a Service nor an EndpointSlice: nothing else changes what is served")]
     Empty { path: String },
-    /// All of an object is refused: to plan it would mean to plan its end.
+    /// All of an object is refused. A plan of it would be a plan of its end.
     #[error("{0}")]
     Refused(Refusal),
 }
 
-/// Whose rules hold for fields that a manifest does not give.
+/// How fields are completed that a manifest does not give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rules {
     /// An object is what its manifest says.
@@ -109,7 +109,7 @@ impl ObjectChange {
         }
         for slice in self.slices.values() {
             let converted = convert::slice(slice);
-            // One of a headless service is nobody's.
+            // A slice of a headless service leads to no frontend.
             if converted.object.is_none() && converted.refusals.is_empty() {
                 continue;
             }
@@ -139,7 +139,7 @@ fn whole<T>(shared: Shared<T>, refusals: &mut Vec<Refusal>) -> Result<Arc<T>, Ch
         }
         (None, first) => {
             let unsaid = || Refusal::new("an object", "it cannot be served", "correct it");
-            // The last one says why nothing of it is served.
+            // The last refusal says why nothing of the object is served.
             Err(ChangeError::Refused(own.last().or(first).cloned().unwrap_or_else(unsaid)))
         }
     }

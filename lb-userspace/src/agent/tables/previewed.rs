@@ -7,7 +7,7 @@ use crate::agent::previews::{Compared, Present, Request};
 impl Tables {
     /// Answers a part of a preview.
     pub fn preview(&self, request: Request) {
-        // Who asked may have gone away.
+        // The client may have gone away.
         match request {
             Request::Present(reply) => {
                 let snapshot = self.snapshot.clone();
