@@ -20,6 +20,7 @@ pub mod marks;
 mod neighbours;
 mod node_memory;
 mod object_events;
+mod previews;
 mod ring;
 mod run;
 mod scrape;

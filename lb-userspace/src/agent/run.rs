@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::auditor::Request;
 use super::logged_problems::LoggedProblems;
 use super::marks::{self, Unhealthy};
+use super::previews;
 use super::tables::Tables;
 use crate::datapath::{self, Datapath};
 use crate::model::{Refused, Snapshot};
@@ -22,16 +23,23 @@ pub(super) struct Parts {
     pub snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
     pub source: watch::Receiver<SourceStatus>,
     pub tables: Tables,
-    /// Who wants an audit now.
-    pub audits: mpsc::Receiver<Request>,
-    /// Orders about maintenance.
-    pub orders: mpsc::Receiver<marks::Request>,
+    pub asked: Asked,
     /// Endpoints whose active checks fail.
     pub unhealthy: watch::Receiver<Unhealthy>,
     /// Backends that became ejected, or are no longer.
     pub learnt: mpsc::Receiver<BackendId>,
     pub signals: Signals,
     pub stop: CancellationToken,
+}
+
+/// What the command line asks for.
+pub(super) struct Asked {
+    /// Who wants an audit now.
+    pub audits: mpsc::Receiver<Request>,
+    /// Orders about maintenance.
+    pub orders: mpsc::Receiver<marks::Request>,
+    /// What a change would do.
+    pub previews: mpsc::Receiver<previews::Request>,
 }
 
 /// The signals that end the agent.
@@ -57,7 +65,7 @@ impl Signals {
 /// Runs until a signal. Leaves everything pinned and attached: traffic flows on.
 pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
     let Parts { mut datapath, mut snapshots, mut source, mut tables, mut signals, stop, .. } = parts;
-    let (mut audits, mut orders) = (parts.audits, parts.orders);
+    let Asked { mut audits, mut orders, mut previews } = parts.asked;
     let (mut unhealthy, mut learnt) = (parts.unhealthy, parts.learnt);
     let mut node: watch::Receiver<datapath::Status> = datapath.status();
     let links = stop.clone();
@@ -97,6 +105,7 @@ pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
             }
             Some(request) = audits.recv() => tables.request_audit(request),
             Some(request) = orders.recv() => tables.maintain(request),
+            Some(request) = previews.recv() => tables.preview(request),
             Ok(()) = unhealthy.changed() => {
                 let endpoints = unhealthy.borrow_and_update().clone();
                 tables.set_unhealthy(endpoints);

@@ -8,6 +8,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::oneshot;
 
 use super::judge::Judge;
+use super::previews::Previews;
 use super::start::{Task, spawn};
 use super::state::State;
 use super::{auditor, marks};
@@ -42,6 +43,7 @@ pub(super) struct RequestChannels {
     pub audits: auditor::Requests,
     pub orders: marks::Requests,
     pub events: EventStream,
+    pub previews: Previews,
 }
 
 /// Serves everything, each in a task of its own.
@@ -98,6 +100,10 @@ async fn answer(question: Question, state: State, channels: RequestChannels) -> 
         Question::Audit => false,
         Question::AuditDryRun => true,
         Question::Maintenance(order) => return maintain(order, channels.orders).await,
+        Question::Plan(change) => {
+            let report = channels.previews.report(change, state.report().source.stale).await;
+            return serde_json::to_vec(&report).unwrap_or_default();
+        }
     };
     let (reply, found) = oneshot::channel();
     if channels.audits.send(auditor::Request { dry_run, reply }).await.is_err() {

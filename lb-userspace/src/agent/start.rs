@@ -22,6 +22,7 @@ use super::marks::{self, Maintenance};
 use super::neighbours::Neighbours;
 use super::node_memory::NodeMemory;
 use super::object_events::ObjectEvents;
+use super::previews::Previews;
 use super::scrape::Scrape;
 use super::servers::{Listeners, RequestChannels, listen, serve};
 use super::state::{Progress, State};
@@ -122,7 +123,8 @@ async fn with_source(
     let (ask, audits) = mpsc::channel(auditor::REQUESTS);
     let (order, orders) = mpsc::channel(marks::ORDERS);
     let stream = EventStream::default();
-    let channels = RequestChannels { audits: ask, orders: order, events: stream.clone() };
+    let (previews, previewed) = Previews::new(settings);
+    let channels = RequestChannels { audits: ask, orders: order, events: stream.clone(), previews };
     let judge = Arc::new(Judge::new(state.clone()));
     let mut tasks = serve(&state, &judge, &metrics, listeners, &settings.run_dir, channels);
     let (learn, learnt) = mpsc::channel(ring::LEARNT);
@@ -174,7 +176,8 @@ async fn with_source(
     );
     let (snapshots, status, stop) = (source.snapshots.clone(), source.status.clone(), stop.clone());
     let source = status;
-    let parts = run::Parts { datapath, snapshots, source, tables, audits, orders, unhealthy, learnt, signals, stop };
+    let asked = run::Asked { audits, orders, previews: previewed };
+    let parts = run::Parts { datapath, snapshots, source, tables, asked, unhealthy, learnt, signals, stop };
     let ended = Box::pin(run::run(parts)).await;
     drop((tasks, adoption));
     report_socket::remove(&settings.run_dir);

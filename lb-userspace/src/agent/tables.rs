@@ -1,6 +1,7 @@
 //! The tables, kept at the last snapshot and the node's own facts, and the report of each pass.
 
 mod marked;
+mod previewed;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -17,8 +17,8 @@ use crate::{
     maps::vip_filter,
     model::{Family, Monotonic, ObjectName, Snapshot},
     plan::{
-        BackendId, Book, Changes, Desired, DesiredService, Hold, NodeFacts, PlanSettings, Planner, PortKey, Tables,
-        restore,
+        BackendId, Book, Changes, Desired, DesiredService, Hold, Inputs, NodeFacts, PlanSettings, Planner, PortKey,
+        Tables, restore,
     },
 };
 
@@ -177,6 +177,11 @@ impl<S: Store> Programmer<S> {
     /// What is wanted.
     pub fn desired(&self) -> &Desired {
         self.planner.desired()
+    }
+
+    /// What is planned by, besides the snapshot.
+    pub fn inputs(&self, facts: &NodeFacts) -> Inputs {
+        Inputs { facts: facts.clone(), settings: self.settings.clone(), hold: self.planner.held().clone() }
     }
 
     /// Wanted service ports whose endpoints are checked.

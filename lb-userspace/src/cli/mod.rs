@@ -10,6 +10,7 @@ mod maintenance;
 mod migrate;
 mod monitor;
 mod output;
+mod plan;
 mod status;
 mod sysdump;
 
@@ -43,6 +44,8 @@ enum Command {
     Get(get::Arguments),
     /// Say what would become of a packet on this node, and why; exit code 1 if it would be refused or dropped
     Explain(explain::Arguments),
+    /// Say what a change of Services and EndpointSlices would do on this node, and apply nothing; exit code 1 if anything would differ
+    Plan(plan::Arguments),
     /// Compare the tables with the plan and repair what differs; exit code 2 if something still does
     Audit(audit::Arguments),
     /// Check whether an agent with these options can work on this node; exit code 1 if it cannot
@@ -103,6 +106,7 @@ pub fn main() -> ExitCode {
         Command::Get(arguments) => get::run(&arguments),
         Command::Explain(arguments) => return explain::run(&arguments),
         Command::Monitor(arguments) => return monitor::run(&arguments),
+        Command::Plan(arguments) => return plan::run(&arguments),
         Command::Audit(arguments) => return audit::run(&arguments),
         Command::Doctor(arguments) => return doctor::run(*arguments),
         Command::Maintenance(arguments) => maintenance::run(&arguments),

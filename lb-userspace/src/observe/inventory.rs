@@ -4,6 +4,7 @@
 
 mod backends;
 mod connections;
+mod live;
 mod services;
 
 use std::collections::HashMap;
@@ -20,6 +21,7 @@ use crate::model::Monotonic;
 
 pub use backends::BackendView;
 pub use connections::{ConnectionView, flow_state_name};
+pub use live::{BackendRef, Live, each_live};
 pub use services::{BackendOfService, FARES, FrontendView, ServiceView, kind_name, scheduler_name};
 
 /// A list as `ballast get` prints it.

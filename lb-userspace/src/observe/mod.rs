@@ -11,6 +11,7 @@ pub mod http;
 pub mod inventory;
 pub mod maintenance;
 pub mod metrics;
+pub mod preview;
 pub mod rates;
 pub mod report;
 pub mod report_socket;

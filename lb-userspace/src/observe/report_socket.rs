@@ -1,4 +1,4 @@
-//! What the command line asks of the agent over a unix socket in `--run-dir`: one word, answered by one JSON document, or by events without end.
+//! What the command line asks of the agent over a unix socket in `--run-dir`: some words, answered by one JSON document, or by events without end.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -14,6 +14,7 @@ use tokio::sync::Semaphore;
 
 use super::event_stream::EventStream;
 use super::maintenance::{Answer, Order};
+use super::preview::PlanReport;
 use super::report::Report;
 use crate::apply::AuditReport;
 
@@ -25,9 +26,14 @@ const MAX_REPORT_BYTES: u64 = 64 << 20;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// An audit goes between other work: with the largest tables it takes some seconds.
 const AUDIT_TIMEOUT: Duration = Duration::from_mins(1);
-const MAX_QUESTION_BYTES: u64 = 128;
 /// The question that is answered by an [`EventStream`].
 const EVENTS: &str = "events";
+/// A plan is made from the whole snapshot, beside other work: with the largest ones it takes some seconds.
+const PLAN_TIMEOUT: Duration = Duration::from_mins(1);
+/// The longest text of a change that is planned: about 4,000 objects. The agent holds several forms of it while it plans.
+pub const MAX_CHANGE_BYTES: usize = 4 << 20;
+/// The words before that text, and one byte that is too much.
+const MAX_QUESTION_BYTES: u64 = MAX_CHANGE_BYTES as u64 + 128;
 /// How many readers are served at a time.
 const READERS: usize = 8;
 
@@ -60,7 +66,7 @@ impl AskError {
 }
 
 /// What can be asked: some words and a newline. A client that sends nothing gets the report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Question {
     /// The agent's own [`Report`].
     Report,
@@ -70,21 +76,30 @@ pub enum Question {
     AuditDryRun,
     /// An order about maintenance.
     Maintenance(Order),
+    /// What this change, as manifests, would do. Its text follows the word on lines of its own.
+    Plan(String),
 }
+
+/// The word and the newline before a change.
+const PLAN: &str = "plan\n";
 
 impl Question {
     const PLAIN: [Self; 3] = [Self::Report, Self::Audit, Self::AuditDryRun];
 
-    fn words(self) -> String {
+    fn words(&self) -> String {
         match self {
             Self::Report => "report".to_owned(),
             Self::Audit => "audit".to_owned(),
             Self::AuditDryRun => "audit-dry-run".to_owned(),
             Self::Maintenance(order) => order.words(),
+            Self::Plan(change) => format!("{PLAN}{change}"),
         }
     }
 
     fn parse(line: &str) -> Option<Self> {
+        if let Some(change) = line.strip_prefix(PLAN) {
+            return Some(Self::Plan(change.to_owned()));
+        }
         Self::PLAIN
             .into_iter()
             .find(|question| question.words() == line.trim())
@@ -95,17 +110,17 @@ impl Question {
 
 /// Asks the agent for its report.
 pub fn ask(run_dir: &Path) -> Result<Report, AskError> {
-    question(run_dir, Question::Report, ANSWER_TIMEOUT)
+    question(run_dir, &Question::Report, ANSWER_TIMEOUT)
 }
 
 /// Asks the agent for an audit, and waits for it.
 pub fn audit(run_dir: &Path, dry_run: bool) -> Result<AuditReport, AskError> {
-    question(run_dir, if dry_run { Question::AuditDryRun } else { Question::Audit }, AUDIT_TIMEOUT)
+    question(run_dir, if dry_run { &Question::AuditDryRun } else { &Question::Audit }, AUDIT_TIMEOUT)
 }
 
 /// Gives the agent an order about maintenance; answered when the tables hold it.
 pub fn order(run_dir: &Path, order: Order) -> Result<Answer, AskError> {
-    question(run_dir, Question::Maintenance(order), ANSWER_TIMEOUT)
+    question(run_dir, &Question::Maintenance(order), ANSWER_TIMEOUT)
 }
 
 /// Asks the agent for its events, which an [`super::event_stream::EventReader`] reads from the socket.
@@ -132,11 +147,17 @@ fn say(mut stream: &UnixStream, words: &str) -> io::Result<()> {
     stream.shutdown(std::net::Shutdown::Write)
 }
 
-fn question<T: DeserializeOwned>(run_dir: &Path, question: Question, limit: Duration) -> Result<T, AskError> {
+/// Asks the agent what a change would do. `change`: at most [`MAX_CHANGE_BYTES`] of manifests.
+pub fn plan(run_dir: &Path, change: String) -> Result<PlanReport, AskError> {
+    question(run_dir, &Question::Plan(change), PLAN_TIMEOUT)
+}
+
+fn question<T: DeserializeOwned>(run_dir: &Path, question: &Question, limit: Duration) -> Result<T, AskError> {
     let path = run_dir.join(SOCKET);
     let stream = connect(&path)?;
     let read = || -> io::Result<T> {
         stream.set_read_timeout(Some(limit))?;
+        stream.set_write_timeout(Some(limit))?;
         say(&stream, &question.words())?;
         let mut json = Vec::new();
         (&stream).take(MAX_REPORT_BYTES).read_to_end(&mut json)?;
@@ -200,7 +221,8 @@ async fn listen_to(stream: &mut tokio::net::UnixStream) -> io::Result<String> {
     let mut asked = String::new();
     let mut question = stream.take(MAX_QUESTION_BYTES);
     tokio::time::timeout(ANSWER_TIMEOUT, question.read_to_string(&mut asked)).await??;
-    Ok(asked)
+    // What is too long is not read to its end: a part of it is another question.
+    Ok(if (asked.len() as u64) < MAX_QUESTION_BYTES { asked } else { String::new() })
 }
 
 #[cfg(test)]
@@ -261,12 +283,29 @@ mod tests {
     fn every_question_is_understood_as_it_is_asked() {
         let target = "[2001:db8:ffff:ffff:ffff:ffff:ffff:ffff]:65535".parse().expect("an address");
         let orders = [Order::List, Order::On(target), Order::Off(target)].map(Question::Maintenance);
-        for question in Question::PLAIN.into_iter().chain(orders) {
+        let plan = Question::Plan("kind: Service\nplan\n".repeat(10));
+        for question in Question::PLAIN.into_iter().chain(orders).chain([plan]) {
             let words = question.words();
             assert!(words.len() as u64 <= MAX_QUESTION_BYTES);
             assert_eq!(Question::parse(&words), Some(question));
         }
         assert_eq!(Question::parse("maintenance on everything"), None);
+    }
+
+    #[tokio::test]
+    async fn a_change_is_planned_up_to_the_longest_and_a_longer_one_is_never_cut() {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let listener = listen(dir.path()).expect("a socket");
+        tokio::spawn(serve(listener, |question| async move {
+            let Question::Plan(change) = question else { panic!("{question:?}") };
+            serde_json::to_vec(&PlanReport { revision: change.len() as u64, ..PlanReport::default() })
+                .expect("plain data")
+        }));
+        for (bytes, is_planned) in [(3, true), (MAX_CHANGE_BYTES, true), (MAX_CHANGE_BYTES + 1_000, false)] {
+            let path = dir.path().to_owned();
+            let asked = tokio::task::spawn_blocking(move || plan(&path, "x".repeat(bytes))).await.expect("no panic");
+            assert_eq!(asked.ok().map(|report| report.revision), is_planned.then_some(bytes as u64));
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::{
 use crate::model::{ObjectName, Refusal, Service, Snapshot, Unread, UnreadKind};
 
 /// One service as the tables hold it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct HeldService {
     /// In the order of the keys.
     pub ports: Vec<(PortKey, DesiredService)>,
@@ -94,7 +94,7 @@ impl HeldService {
 }
 
 /// All of them.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Hold {
     services: BTreeMap<ObjectName, HeldService>,
     /// What becomes of packets to their addresses that no frontend serves.

@@ -93,6 +93,11 @@ impl Planner {
         self.hold = hold;
     }
 
+    /// What still stays as the tables held it.
+    pub fn held(&self) -> &Hold {
+        &self.hold
+    }
+
     /// Whether the service is served as the tables held it.
     pub fn holds(&self, name: &ObjectName) -> bool {
         self.hold.get(name).is_some()
@@ -134,6 +139,10 @@ impl Planner {
 
     pub fn desired(&self) -> &Desired {
         &self.desired
+    }
+
+    pub fn into_desired(self) -> Desired {
+        self.desired
     }
 
     /// Service ports whose endpoints are checked: few among many.

@@ -1,5 +1,6 @@
 //! Sources of the truth: Kubernetes YAML in a file or folder, or a Kubernetes API. Both end in the same [`Snapshot`]s.
 
+pub mod change;
 pub mod convert;
 pub mod file;
 pub mod kube;

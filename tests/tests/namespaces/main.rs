@@ -49,6 +49,7 @@ mod node_port_flood;
 mod node_ports;
 mod north_south;
 mod north_south_direct;
+mod plan;
 mod pmtu;
 mod programs;
 mod rate_limit;
