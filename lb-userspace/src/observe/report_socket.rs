@@ -222,7 +222,7 @@ async fn listen_to(stream: &mut tokio::net::UnixStream) -> io::Result<String> {
     let mut question = stream.take(MAX_QUESTION_BYTES);
     tokio::time::timeout(ANSWER_TIMEOUT, question.read_to_string(&mut asked)).await??;
     // What is too long is not read to its end: a part of it is another question.
-    Ok(if (asked.len() as u64) < MAX_QUESTION_BYTES { asked } else { String::new() })
+    if (asked.len() as u64) < MAX_QUESTION_BYTES { Ok(asked) } else { Err(io::ErrorKind::InvalidData.into()) }
 }
 
 #[cfg(test)]
@@ -296,7 +296,7 @@ mod tests {
     async fn a_change_is_planned_up_to_the_longest_and_a_longer_one_is_never_cut() {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let listener = listen(dir.path()).expect("a socket");
-        tokio::spawn(serve(listener, |question| async move {
+        tokio::spawn(serve(listener, EventStream::default(), |question| async move {
             let Question::Plan(change) = question else { panic!("{question:?}") };
             serde_json::to_vec(&PlanReport { revision: change.len() as u64, ..PlanReport::default() })
                 .expect("plain data")

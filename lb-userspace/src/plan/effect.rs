@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use lb_common::abi::{backend_flags, backend_state};
 use serde::{Deserialize, Serialize};
 
-use super::{BackendId, BackendRecord, Frontend, Kind, PortKey};
+use super::{BackendId, BackendRecord, Frontend, FrontendKind, PortKey};
 use crate::model::Protocol;
 
 /// What would happen to a service port, a frontend or a backend.
@@ -72,7 +72,7 @@ impl Differing {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FrontendEffect {
     pub frontend: Frontend,
-    pub kind: Kind,
+    pub kind: FrontendKind,
     pub change: Change,
     /// Who has it now, where it moves.
     pub from: Option<PortKey>,

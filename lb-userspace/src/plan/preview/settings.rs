@@ -7,7 +7,7 @@ use lb_common::abi::service_flags;
 
 use crate::{
     model::{Check, Question, RateLimit},
-    plan::{DesiredService, Kind, Set, Use, effect::Differing},
+    plan::{DesiredService, FrontendKind, Set, Use, effect::Differing},
 };
 
 /// Stands for a setting that is not given.
@@ -72,11 +72,11 @@ fn policy(set: Set) -> &'static str {
 
 fn kind(used: Use) -> &'static str {
     match used.kind {
-        Kind::ClusterIp => "ClusterIP",
-        Kind::LoadBalancer => "LoadBalancer",
-        Kind::ExternalIp => "ExternalIP",
-        Kind::NodePort => "NodePort",
-        Kind::HostSocket => "HostSocket",
+        FrontendKind::ClusterIp => "ClusterIP",
+        FrontendKind::LoadBalancer => "LoadBalancer",
+        FrontendKind::ExternalIp => "ExternalIP",
+        FrontendKind::NodePort => "NodePort",
+        FrontendKind::HostSocket => "HostSocket",
     }
 }
 

@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     apply::{MemoryStore, Programmer},
     model::ObjectName,
-    plan::{Capacities, Differing, Kind},
+    plan::{Capacities, Differing, FrontendKind},
     source::manifest::snapshot,
 };
 
@@ -169,7 +169,10 @@ fn a_frontend_that_another_service_takes_over_moves_and_shows_once() {
     assert_eq!(effects.len(), 2, "{effects:#?}");
     for effect in &effects {
         let [moved] = &effect.frontends[..] else { panic!("{effect:#?}") };
-        assert_eq!((effect.key.service.name.as_ref(), moved.change, moved.kind), ("a", Change::Move, Kind::ExternalIp));
+        assert_eq!(
+            (effect.key.service.name.as_ref(), moved.change, moved.kind),
+            ("a", Change::Move, FrontendKind::ExternalIp)
+        );
         assert_eq!(moved.from.as_ref().map(|from| from.service.name.as_ref()), Some("web"));
         assert_eq!(moved.fate, Fate::Stay);
     }

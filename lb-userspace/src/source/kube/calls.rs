@@ -107,7 +107,7 @@ pub enum Update<K> {
 
 /// Updates, with the state of their resource after them.
 #[derive(Debug)]
-pub struct Updates<K> {
+pub struct WatcherOutput<K> {
     pub updates: Vec<Update<K>>,
     pub status: ResourceStatus,
     /// What was last seen of the API: an answer or the lack of one.

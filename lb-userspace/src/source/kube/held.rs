@@ -11,7 +11,7 @@ use super::{
         lean::{self, ApiKind},
         objects::{self, Keyed, Objects},
     },
-    calls::{Update, Updates},
+    calls::{Update, WatcherOutput},
     item::{Item, Unreadable},
     own_node::OwnNode,
 };
@@ -30,13 +30,13 @@ pub const SERVICE_CIDRS: &str = crate::source::SERVICE_CIDRS;
 /// Updates of one of the resources.
 #[derive(Debug)]
 pub enum Message {
-    Service(Box<Updates<lean::Service>>),
-    Slice(Box<Updates<lean::EndpointSlice>>),
-    Node(Box<Updates<lean::Node>>),
-    Peer(Box<Updates<lean::Node>>),
+    Service(Box<WatcherOutput<lean::Service>>),
+    Slice(Box<WatcherOutput<lean::EndpointSlice>>),
+    Node(Box<WatcherOutput<lean::Node>>),
+    Peer(Box<WatcherOutput<lean::Node>>),
     /// Nobody asks for the other nodes any more.
     NoPeers,
-    ServiceCidr(Box<Updates<lean::ServiceCidr>>),
+    ServiceCidr(Box<WatcherOutput<lean::ServiceCidr>>),
 }
 
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl<T: Keyed> Resource<T> {
     }
 
     /// Applies the updates; `put` converts and keeps an object. Returns whether the objects changed.
-    fn take<K: ApiKind>(&mut self, updates: Updates<K>, put: impl Fn(&mut Objects<T>, &K, u32)) -> bool {
+    fn take<K: ApiKind>(&mut self, updates: WatcherOutput<K>, put: impl Fn(&mut Objects<T>, &K, u32)) -> bool {
         self.log_change(&updates.status);
         self.status = updates.status;
         let mut changed = false;
@@ -231,7 +231,7 @@ impl Held {
     }
 
     /// Nodes report all the time, and what they report is hardly ever a new address.
-    fn take_peers(&mut self, updates: Updates<lean::Node>) -> bool {
+    fn take_peers(&mut self, updates: WatcherOutput<lean::Node>) -> bool {
         let before = self.peers.objects.clone();
         self.peers.take(updates, Objects::put_peer);
         let is_known = self.peer_addresses.is_some() && self.peers.objects.is_same(&before);
@@ -246,7 +246,7 @@ impl Held {
         changed
     }
 
-    fn take_service_cidrs(&mut self, updates: Updates<lean::ServiceCidr>) -> bool {
+    fn take_service_cidrs(&mut self, updates: WatcherOutput<lean::ServiceCidr>) -> bool {
         let changed = self.service_cidrs.take(updates, Objects::put_service_cidr);
         if changed && self.service_cidrs.listed {
             self.service_networks = Some(Arc::new(self.service_cidrs.objects.networks()));

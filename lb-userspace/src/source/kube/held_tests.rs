@@ -62,16 +62,16 @@ impl Fixture {
         self.snapshots.borrow().as_ref()?.node.as_deref().cloned()
     }
 
-    fn updates<K>(&self, updates: Vec<Update<K>>) -> Box<Updates<K>> {
+    fn updates<K>(&self, updates: Vec<Update<K>>) -> Box<WatcherOutput<K>> {
         let proof = Some(Proof { at: self.now, kind: ProofKind::List });
         let reach = Some(Reach { reachable: true, since: self.now });
-        Box::new(Updates { updates, status: ResourceStatus { proof, ..ResourceStatus::default() }, reach })
+        Box::new(WatcherOutput { updates, status: ResourceStatus { proof, ..ResourceStatus::default() }, reach })
     }
 
-    fn failed<K>(&self, reason: &str) -> Box<Updates<K>> {
+    fn failed<K>(&self, reason: &str) -> Box<WatcherOutput<K>> {
         let reach = Some(Reach { reachable: false, since: self.now });
         let status = ResourceStatus { last_error: Some(reason.into()), ..ResourceStatus::default() };
-        Box::new(Updates { updates: Vec::new(), status, reach })
+        Box::new(WatcherOutput { updates: Vec::new(), status, reach })
     }
 
     fn service(&mut self, updates: Update<lean::Service>) -> SourceStatus {

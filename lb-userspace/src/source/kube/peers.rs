@@ -6,7 +6,7 @@ use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
 use tokio::sync::watch;
 
 use super::{
-    calls::Updates,
+    calls::WatcherOutput,
     connect::ApiClients,
     held::Message,
     reader::{self, Selection, WentBack},
@@ -35,12 +35,15 @@ pub fn read(
 
 struct Peers {
     wanted: watch::Receiver<bool>,
-    following: Option<BoxStream<'static, Updates<lean::Node>>>,
+    following: Option<BoxStream<'static, WatcherOutput<lean::Node>>>,
 }
 
 impl Peers {
     /// `None`: nobody will ask any more.
-    async fn updates(&mut self, follow: &impl Fn() -> BoxStream<'static, Updates<lean::Node>>) -> Option<Message> {
+    async fn updates(
+        &mut self,
+        follow: &impl Fn() -> BoxStream<'static, WatcherOutput<lean::Node>>,
+    ) -> Option<Message> {
         loop {
             let is_wanted = *self.wanted.borrow_and_update();
             if !is_wanted && self.following.take().is_some() {

@@ -85,7 +85,7 @@ impl WatchModel {
                 fixture.page(&version(turn, *seed), &chosen, more.then_some("more"));
             }
             Act::End(number) if is_open(fixture, number) && *number < 2 => {
-                fixture.receive(call(*number), Received::Ended)
+                fixture.receive(call(*number), Received::Ended);
             }
             Act::Fail(number, code) if is_open(fixture, number) => {
                 fixture.fail(call(*number), [None, Some(410), Some(500), Some(403), Some(429)][usize::from(*code)]);

@@ -22,7 +22,7 @@ use tokio::{
 use super::{
     ask::{Body, SpareClient, ask},
     bounds::{PAGE_BYTES, PAGE_OBJECTS},
-    calls::{Call, Effect, Failure, Page, Received, Updates},
+    calls::{Call, Effect, Failure, Page, Received, WatcherOutput},
     connect::ApiClients,
     item::{Event, Item, read_event, read_item},
     reason,
@@ -48,7 +48,7 @@ pub fn read<K>(
     went_back: WentBack,
     selection: Selection,
     settings: Settings,
-) -> impl Stream<Item = Updates<K>> + Send + 'static
+) -> impl Stream<Item = WatcherOutput<K>> + Send + 'static
 where
     K: ApiKind,
 {
@@ -90,7 +90,7 @@ where
     K: ApiKind,
 {
     /// Waits for something that changes where we stand.
-    async fn updates(&mut self) -> Updates<K> {
+    async fn updates(&mut self) -> WatcherOutput<K> {
         loop {
             let due = self.watcher.due();
             let effects = tokio::select! {

@@ -20,7 +20,7 @@ use self::{
 };
 use super::{
     bounds::{self, Pauses},
-    calls::{Call, Effect, Failure, Received, Update, Updates},
+    calls::{Call, Effect, Failure, Received, Update, WatcherOutput},
     item::Item,
     version::Version,
 };
@@ -102,8 +102,8 @@ impl<K> Watcher<K> {
     }
 
     /// These updates, with the state of the resource.
-    pub fn updates(&self, updates: Vec<Update<K>>) -> Updates<K> {
-        Updates { updates, status: self.status.clone(), reach: self.reach }
+    pub fn updates(&self, updates: Vec<Update<K>>) -> WatcherOutput<K> {
+        WatcherOutput { updates, status: self.status.clone(), reach: self.reach }
     }
 
     /// When [`Self::tick`] is due.
