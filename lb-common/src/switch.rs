@@ -32,6 +32,14 @@ pub const fn new_slot(entry: usize) -> u32 {
     old_slot(entry) + 1
 }
 
+/// Whether one of two tables knows a connection. A packet may overtake the acknowledgement that establishes its connection, as another CPU handles
+/// that one. The connection then leaves the table of handshakes for that of established connections between two look-ups, so the second table
+/// is asked once more. The other way round, a connection that ends is written among the handshakes before it is removed.
+#[inline(always)]
+pub fn knows(is_established: impl Fn() -> bool, is_handshake: impl FnOnce() -> bool) -> bool {
+    is_established() || is_handshake() || is_established()
+}
+
 /// Values of the one word that all gates read.
 pub mod word {
     /// The old programs take every packet.
@@ -61,5 +69,31 @@ pub mod map {
     #[must_use]
     pub fn is_ours(name: &str) -> bool {
         [WORD, TC, XDP].contains(&name) || OLD.iter().any(|(map, _)| *map == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::cell::Cell;
+
+    use super::*;
+
+    /// A connection that another CPU establishes, or ends, after this many look-ups, as the programs do: written there before it is removed here.
+    fn changes_after(lookups: u32, ends: bool) -> bool {
+        let made = Cell::new(0);
+        let is_in = |first: bool| {
+            let has_changed = made.replace(made.get() + 1) >= lookups;
+            has_changed != first
+        };
+        knows(|| is_in(ends), || is_in(!ends))
+    }
+
+    #[test]
+    fn a_connection_that_another_cpu_establishes_or_ends_meanwhile_is_known() {
+        for lookups in 0..4 {
+            assert!(changes_after(lookups, false), "established after {lookups} look-ups");
+            assert!(changes_after(lookups, true), "ended after {lookups} look-ups");
+        }
+        assert!(!knows(|| false, || false));
     }
 }

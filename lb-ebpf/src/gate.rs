@@ -155,7 +155,11 @@ where
         // A note about an established connection is no sign that this is in the new tables.
         flags.is_some_and(|flags| flags & half_open_flags::SECOND == 0)
     };
-    <Maps as Family<N>>::flow(key).is_none() && !is_handshake() && <Maps as Family<N>>::is_in_old_flows(key)
+    !switch::knows(|| <Maps as Family<N>>::flow(key).is_some(), is_handshake)
+        && switch::knows(
+            || <Maps as Family<N>>::is_in_old_flows(key),
+            || <Maps as Family<N>>::is_in_old_half_open(key),
+        )
 }
 
 #[inline(always)]

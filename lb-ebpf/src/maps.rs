@@ -263,8 +263,9 @@ pub trait Family<const N: usize> {
     fn remove_socket(key: &SocketKey<N>);
     fn fragment(key: &FragmentKey<N>) -> Option<Fragment>;
     fn insert_fragment(key: &FragmentKey<N>, fragment: &Fragment);
-    /// Whether the old set's tables know a connection.
+    /// Whether the old set has an established connection, or one of UDP.
     fn is_in_old_flows(key: &FlowKey<N>) -> bool;
+    fn is_in_old_half_open(key: &FlowKey<N>) -> bool;
     fn is_in_old_fragments(key: &FragmentKey<N>) -> bool;
 }
 
@@ -388,12 +389,15 @@ macro_rules! family {
             }
             #[inline(always)]
             fn is_in_old_flows(key: &FlowKey<$n>) -> bool {
-                let is_established = if key.protocol == UDP {
+                if key.protocol == UDP {
                     $old_udp_flows.get_ptr(key).is_some()
                 } else {
                     $old_flows.get_ptr(key).is_some()
-                };
-                is_established || $old_half_open.get_ptr(key).is_some()
+                }
+            }
+            #[inline(always)]
+            fn is_in_old_half_open(key: &FlowKey<$n>) -> bool {
+                $old_half_open.get_ptr(key).is_some()
             }
             #[inline(always)]
             fn is_in_old_fragments(key: &FragmentKey<$n>) -> bool {
