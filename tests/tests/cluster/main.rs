@@ -14,6 +14,7 @@ mod kube;
 mod kube_agent;
 mod kube_node;
 mod kube_peers;
+mod kube_plan;
 mod kube_proxy_cleanup;
 mod leave_cluster;
 mod migrate;
