@@ -1,6 +1,8 @@
 //! What can be seen: the tables as views and text, events, metrics, health, and the agent's own report.
 
+pub mod api_requests;
 pub mod batch;
+pub mod catalogue;
 pub mod contents;
 pub mod events;
 pub mod health;
@@ -9,6 +11,7 @@ pub mod http;
 pub mod inventory;
 pub mod maintenance;
 pub mod metrics;
+pub mod process;
 pub mod report;
 pub mod report_socket;
 pub mod series;
