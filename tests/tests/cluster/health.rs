@@ -158,8 +158,8 @@ fn dashboards_of_kube_proxy_find_their_series() -> Result<()> {
     agent.restart()?;
     cluster.create_service("web")?;
     cluster.put_pods("web", &[&fixture.backends[0]])?;
-    let programmed = "kubeproxy_network_programming_duration_seconds_count";
-    eventually("a change is in the tables", SETTLE_LIMIT, || agent.metric(programmed, "").filter(|n| *n >= 1.0));
+    let active = || agent.metric("ballast_backends", "state=\"active\"").filter(|backends| *backends >= 1.0);
+    eventually("the backend is in the tables", SETTLE_LIMIT, active);
     let text = agent.metrics()?;
     let value = |series: &str| -> Option<f64> {
         let (name, label) = series.split_once('{').unwrap_or((series, ""));
