@@ -47,7 +47,7 @@ fn the_reference_has_every_metric() {
     lb_pages::is_current("metrics.md", &page);
 }
 
-/// What kubernetes-mixin's dashboard of kube-proxy and its alerts on clients ask for, by type, but for `up` and `go_goroutines`.
+/// What kubernetes-mixin's dashboard of kube-proxy asks for, by type, but for `up` and `go_goroutines`.
 const MIXIN: [(&str, &str); 6] = [
     ("kubeproxy_network_programming_duration_seconds", "histogram"),
     ("kubeproxy_sync_proxy_rules_duration_seconds", "histogram"),
