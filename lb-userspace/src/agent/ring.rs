@@ -96,6 +96,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::observe::api_requests::ApiRequests;
 
     /// On the one thread that the agent's tasks share, with a ring that is never empty.
     #[tokio::test]
@@ -108,7 +109,8 @@ mod tests {
         let ring = ring.map_err(std::io::Error::from).expect("a descriptor");
         let count = Arc::new(AtomicUsize::new(0));
         let (of_reader, (learn, _learnt)) = (count.clone(), mpsc::channel(LEARNT));
-        let takers = Takers { metrics: Metrics::new(Vec::new), learnt: learn, stream: EventStream::default() };
+        let metrics = Metrics::new(&ApiRequests::default(), Vec::new);
+        let takers = Takers { metrics, learnt: learn, stream: EventStream::default() };
         let next = move |_: &mut UnixStream| {
             of_reader.fetch_add(1, Ordering::Relaxed);
             Some(Bytes::copy_from_slice(&[0; size_of::<lb_common::abi::Event>()]))

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::clock;
 use crate::maps::{MapError, Pinned};
 use crate::observe::contents::{self, Contents, Counted, Wanted};
+use crate::observe::process::ProcessReading;
 use crate::observe::report::Report;
 use crate::observe::series::{self, Series};
 
@@ -44,6 +45,11 @@ impl Scrape {
         }
         let mut all = series::of_report(&report);
         all.extend(series::of_states(&states));
+        let process = ProcessReading::take();
+        if let Err(error) = &process {
+            tracing::warn!("metrics without the agent's process: {error}");
+        }
+        all.extend(series::of_process(process.as_ref().ok()));
         let each = report.tables.services <= SERVICE_SERIES_MAX;
         all.extend(series::of_omitted(!each));
         match read(&self.maps, each) {

@@ -34,6 +34,7 @@ use crate::apply::{KernelStore, Programmer};
 use crate::config::{self, CgroupRoot, Settings, Source as Origin};
 use crate::datapath::{self, Datapath, maps_dir};
 use crate::maps::Pinned;
+use crate::observe::api_requests::ApiRequests;
 use crate::observe::event_stream::EventStream;
 use crate::observe::health::Thresholds;
 use crate::observe::metrics::Metrics;
@@ -119,7 +120,7 @@ async fn with_source(
         adoption: adopting.subscribe(),
     };
     let adoption = adoption::follow(adopter, progress.subscribe(), datapath.status(), adopting);
-    let metrics = metrics(&state, &datapath.maps_dir());
+    let metrics = metrics(&source.requests, &state, &datapath.maps_dir());
     let (ask, audits) = mpsc::channel(auditor::REQUESTS);
     let (order, orders) = mpsc::channel(marks::ORDERS);
     let stream = EventStream::default();
@@ -334,9 +335,9 @@ fn thresholds(settings: &Settings) -> Thresholds {
     }
 }
 
-fn metrics(state: &State, maps_dir: &Path) -> Metrics {
+fn metrics(requests: &ApiRequests, state: &State, maps_dir: &Path) -> Metrics {
     let (state, scrape) = (state.clone(), Scrape::new(maps_dir.to_owned()));
-    Metrics::new(move || scrape.series(&state.report()))
+    Metrics::new(requests, move || scrape.series(&state.report()))
 }
 
 fn program_log(log: datapath::ProgramLog) -> Task {

@@ -16,6 +16,8 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::{MetricType, TypedMetric as _};
 use prometheus_client::registry::Registry;
 
+use super::api_requests::ApiRequests;
+use super::catalogue::{Catalogue, Description};
 use super::health::Probe;
 use super::report::PassReport;
 use super::series::{MetricKind, Series};
@@ -26,6 +28,7 @@ type Label = [(&'static str, String); 1];
 #[derive(Clone, Debug)]
 pub struct Metrics {
     registry: Arc<Registry>,
+    descriptions: Arc<[Description]>,
     sync_duration: Histogram,
     full_sync_duration: Histogram,
     partial_sync_duration: Histogram,
@@ -45,12 +48,13 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// `read` gives the series to add at each scrape.
-    pub fn new(read: impl Fn() -> Vec<Series> + Send + Sync + 'static) -> Self {
+    /// `requests` are those to the API; `read` gives the series to add at each scrape.
+    pub fn new(requests: &ApiRequests, read: impl Fn() -> Vec<Series> + Send + Sync + 'static) -> Self {
         // 1 ms to 16 s, as kube-proxy.
         let sync = || Histogram::new(exponential_buckets(0.001, 2.0, 15));
         let mut metrics = Self {
             registry: Arc::default(),
+            descriptions: Arc::default(),
             sync_duration: sync(),
             full_sync_duration: sync(),
             partial_sync_duration: sync(),
@@ -68,25 +72,28 @@ impl Metrics {
             events: Family::default(),
             checks: Family::default(),
         };
-        metrics.registry = Arc::new(metrics.register(Box::new(Readings { read: Box::new(read) })));
+        let Catalogue { mut registry, descriptions } = metrics.register(requests);
+        registry.register_collector(Box::new(Readings { read: Box::new(read) }));
+        metrics.registry = Arc::new(registry);
+        metrics.descriptions = descriptions.into();
         metrics
     }
 
-    fn register(&self, readings: Box<Readings>) -> Registry {
-        let mut all = Registry::default();
+    fn register(&self, requests: &ApiRequests) -> Catalogue {
+        let mut all = Catalogue::default();
         self.register_kube_proxys(&mut all);
+        requests.register(&mut all);
         all.register("ballast_readyz", "Answers of /readyz by code", self.readyz.clone());
         all.register("ballast_table_writes", "Operations carried out on the tables", self.writes.clone());
         all.register("ballast_table_failures", "Operations on the tables that failed", self.failures.clone());
         all.register("ballast_table_calls", "System calls made for the tables", self.calls.clone());
         all.register("ballast_events", "Records read from the event ring by outcome", self.events.clone());
         all.register("ballast_checks", "Active checks that ended, by result", self.checks.clone());
-        all.register_collector(readings);
         all
     }
 
     /// Under kube-proxy's names, so that its dashboards and alerts go on working.
-    fn register_kube_proxys(&self, all: &mut Registry) {
+    fn register_kube_proxys(&self, all: &mut Catalogue) {
         let sync = "Seconds that one pass over the tables took";
         all.register("kubeproxy_sync_proxy_rules_duration_seconds", sync, self.sync_duration.clone());
         let full = "Seconds that the first pass over all services took";
@@ -160,6 +167,11 @@ impl Metrics {
     /// An active check ended.
     pub fn checked(&self, result: &str) {
         self.checks.get_or_create(&[("result", result.to_owned())]).inc();
+    }
+
+    /// The metrics that are counted here, also those without a series yet. Those that are read describe themselves ([`Series`]).
+    pub fn descriptions(&self) -> &[Description] {
+        &self.descriptions
     }
 
     /// Everything, as Prometheus reads it.
@@ -243,7 +255,7 @@ mod tests {
 
     #[test]
     fn counted_and_read_metrics_are_in_one_text() {
-        let metrics = Metrics::new(|| {
+        let metrics = Metrics::new(&ApiRequests::default(), || {
             let labels = vec![("outcome", "selected".into())];
             vec![
                 Series { name: "ballast_outcomes", help: "", kind: MetricKind::Counter, points: vec![(labels, 3.0)] },

@@ -1,6 +1,8 @@
 //! What can be seen: the tables as views and text, events, metrics, health, and the agent's own report.
 
+pub mod api_requests;
 pub mod batch;
+pub mod catalogue;
 pub mod contents;
 pub mod event_stream;
 pub mod event_view;
@@ -12,6 +14,7 @@ pub mod inventory;
 pub mod maintenance;
 pub mod metrics;
 pub mod preview;
+pub mod process;
 pub mod rates;
 pub mod report;
 pub mod report_socket;

@@ -1,8 +1,10 @@
-//! Metrics that are read, not counted: what the maps and the agent's report say, as series. Pure.
+//! Metrics that are read, not counted: what the maps, the agent's report and the kernel say, as series. Pure.
 
+mod process;
 mod report;
 mod tables;
 
+pub use process::of_process;
 pub use report::of_report;
 pub use tables::{of_omitted, of_outcomes, of_services, of_states};
 

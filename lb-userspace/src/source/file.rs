@@ -26,7 +26,10 @@ use super::{
     Source, SourceError, SourceStatus,
     objects::{self, Objects},
 };
-use crate::model::{AllowedAnnotations, Node, Refusal, Refused, Service, Slice, Snapshot, Unread};
+use crate::{
+    model::{AllowedAnnotations, Node, Refusal, Refused, Service, Slice, Snapshot, Unread},
+    observe::api_requests::ApiRequests,
+};
 
 /// Changes that follow each other closer than this are read as one: editors write in several steps.
 const DEBOUNCE: Duration = Duration::from_millis(100);
@@ -61,7 +64,7 @@ pub fn spawn(path: PathBuf, node_name: String, allowed: AllowedAnnotations, stop
             () = watcher.run() => {}
         }
     });
-    Source { snapshots, status, task, api: None }
+    Source { snapshots, status, task, api: None, requests: ApiRequests::default() }
 }
 
 struct FileWatcher {

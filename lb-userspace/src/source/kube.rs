@@ -5,6 +5,7 @@ mod ask;
 mod bounds;
 mod calls;
 mod connect;
+mod counted;
 mod held;
 mod item;
 mod own_node;
@@ -34,7 +35,10 @@ use super::{
     Source, SourceError, SourceStatus,
     lean::{HEADLESS_LABEL, PROXY_NAME_LABEL},
 };
-use crate::model::{AllowedAnnotations, Node};
+use crate::{
+    model::{AllowedAnnotations, Node},
+    observe::api_requests::ApiRequests,
+};
 
 /// How many updates at most go into one snapshot.
 const MESSAGES_MAX: usize = 4096;
@@ -98,7 +102,7 @@ pub async fn spawn(settings: KubeSettings, stop: CancellationToken) -> Result<So
     let messages = messages(&clients, &settings, wanted);
     let own_node = OwnNode::new(settings.node_name, settings.known_node, settings.node_wait);
     let source = follow(clients.origin(), messages, Held::new(want_peers, settings.allowed, own_node), stop);
-    Ok(Source { api: Some(clients.client()), ..source })
+    Ok(Source { api: Some(clients.client()), requests: clients.requests().clone(), ..source })
 }
 
 /// Updates of all resources; of the other nodes while they are wanted.
@@ -190,7 +194,7 @@ fn follow(
             held.publish(Instant::now(), &snapshots_to, &status_to);
         }
     });
-    Source { snapshots, status, task, api: None }
+    Source { snapshots, status, task, api: None, requests: ApiRequests::default() }
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ pub use self::status::{
     ApiError, Confirming, Difference, Failing, PATIENT, Probed, Proof, ProofKind, Reach, Relist, ResourceStatus,
     Restart, SERVICE_CIDRS, SourceStatus,
 };
-use crate::model::Snapshot;
+use crate::{model::Snapshot, observe::api_requests::ApiRequests};
 
 /// Why a source cannot be started or read.
 #[derive(Debug, thiserror::Error)]
@@ -39,4 +39,6 @@ pub struct Source {
     pub task: JoinHandle<()>,
     /// A client of the API that is followed, with the same credentials.
     pub api: Option<::kube::Client>,
+    /// All requests to that API, also those of `api`. None is ever made for a file.
+    pub requests: ApiRequests,
 }

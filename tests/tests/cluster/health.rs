@@ -147,32 +147,51 @@ fn promtool_finds_nothing_to_complain_about() -> Result<()> {
         assert!(text.lines().any(|line| line.starts_with(name)), "{name} is not in\n{text}");
     }
     assert!(text.contains("ballast_map_entries{map=\"flows4\"}"), "{text}");
-    let found = promtool(&["check", "metrics"], Some(&text))?;
-    let said = format!("{}{}", String::from_utf8_lossy(&found.stdout), String::from_utf8_lossy(&found.stderr));
-    assert!(found.status.success() && said.trim().is_empty(), "{said}\n{text}");
-    Ok(())
+    is_well_formed(&text)
+}
+
+/// The panels of kubernetes-mixin's dashboard of kube-proxy select these series.
+#[test]
+fn dashboards_of_kube_proxy_find_their_series() -> Result<()> {
+    let (fixture, cluster) = kube_stage("health-mixin")?;
+    let mut agent = cluster.agent(&fixture.node, &["--watch-silence=2s"])?;
+    agent.restart()?;
+    cluster.create_service("web")?;
+    cluster.put_pods("web", &[&fixture.backends[0]])?;
+    let active = || agent.metric("ballast_backends", "state=\"active\"").filter(|backends| *backends >= 1.0);
+    eventually("the backend is in the tables", SETTLE_LIMIT, active);
+    let text = agent.metrics()?;
+    let value = |series: &str| -> Option<f64> {
+        let (name, label) = series.split_once('{').unwrap_or((series, ""));
+        agent.metric(name, label.trim_end_matches('}'))
+    };
+    for series in [
+        "rest_client_requests_total{code=\"200\"}",
+        "rest_client_requests_total{method=\"GET\"}",
+        "rest_client_request_duration_seconds_bucket{verb=\"GET\"}",
+        "rest_client_request_duration_seconds_count{verb=\"GET\"}",
+        "kubeproxy_sync_proxy_rules_duration_seconds_bucket",
+        "kubeproxy_network_programming_duration_seconds_bucket",
+        "process_cpu_seconds_total",
+    ] {
+        assert!(value(series).is_some(), "{series} is not in\n{text}");
+    }
+    let host = text.lines().find_map(|line| line.strip_prefix("rest_client_requests_total{")?.split("host=\"").nth(1));
+    let host = host.and_then(|rest| rest.split('"').next()).context("a host")?;
+    assert!(host.parse::<std::net::SocketAddr>().is_ok(), "{host} is no address with a port");
+    let resident = value("process_resident_memory_bytes").context("the agent's memory")?;
+    assert!((1e6..1e10).contains(&resident), "{resident}");
+    is_well_formed(&text)
 }
 
 #[test]
-fn the_alerts_are_valid_and_ask_for_metrics_that_there_are() -> Result<()> {
-    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/alerts/ballast.yaml");
-    let found = promtool(&["check", "rules", rules.to_str().context("UTF-8")?], None)?;
-    assert!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
-    let fixture = Fixture::new("health-alerts", Pods::Routed, 0, NodeOptions::default());
-    let mut agent = Agent::prepare(&fixture.node, &["--audit-interval=1s"])?;
-    agent.write_text("# nothing\n")?;
-    agent.restart()?;
-    eventually("an audit", SOON, || agent.metric("ballast_audits_total", ""));
-    eventually("how full the maps are", SOON, || agent.metric("ballast_map_entries", "map=\"services4\""));
-    let text = agent.metrics()?;
-    let rules = std::fs::read_to_string(rules)?;
-    let words = rules.lines().filter_map(|line| line.trim().strip_prefix("expr: ")).flat_map(|expression| {
-        expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).filter(|word| word.starts_with("ballast_"))
-    });
-    for name in words {
-        // A counter that nothing was counted in has no series.
-        let described = text.contains(&format!("# TYPE {name} "));
-        assert!(described, "{name} is not in\n{text}");
+fn the_alerts_are_valid_and_fire_when_they_should() -> Result<()> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/monitoring");
+    for (command, file) in [("check", "rules.yaml"), ("test", "rules-test.yaml")] {
+        let path = folder.join(file);
+        let found = promtool(&[command, "rules", path.to_str().context("UTF-8")?], None)?;
+        let said = [found.stdout, found.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
+        assert!(found.status.success(), "{file}: {said}");
     }
     Ok(())
 }
@@ -213,6 +232,14 @@ async fn every_node_says_it_and_there_is_one_event() -> Result<()> {
     let (_second, _task) = posted("n2").await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(ours().await?.len(), 1);
+    Ok(())
+}
+
+/// Nothing is wrong with names, types and labels of a page of metrics.
+fn is_well_formed(text: &str) -> Result<()> {
+    let found = promtool(&["check", "metrics"], Some(text))?;
+    let said = format!("{}{}", String::from_utf8_lossy(&found.stdout), String::from_utf8_lossy(&found.stderr));
+    assert!(found.status.success() && said.trim().is_empty(), "{said}\n{text}");
     Ok(())
 }
 

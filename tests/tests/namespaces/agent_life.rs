@@ -58,6 +58,24 @@ fn traffic_flows_while_no_agent_runs_and_a_new_one_takes_over() {
     }
 }
 
+/// Also with the rights of the container.
+#[test]
+fn the_metrics_have_the_agents_process() {
+    let fixture = Fixture::new("process", Pods::Routed, 1, NodeOptions::default());
+    let mut agent = fixture.agent(&Manifest::of([fixture.web()]), &[]);
+    let value = |agent: &Agent, name: &str| agent.metric(name, "").unwrap_or_else(|| panic!("there is no {name}"));
+    assert!(value(&agent, "process_cpu_seconds_total") > 0.0);
+    let (resident, virtual_memory) =
+        (value(&agent, "process_resident_memory_bytes"), value(&agent, "process_virtual_memory_bytes"));
+    assert!((1e6..1e9).contains(&resident) && resident < virtual_memory, "{resident} of {virtual_memory}");
+    let (open, limit) = (value(&agent, "process_open_fds"), value(&agent, "process_max_fds"));
+    assert!(open > 10.0 && open < limit, "{open} of {limit}");
+    let first = value(&agent, "process_start_time_seconds");
+    agent.restart().unwrap();
+    let second = value(&agent, "process_start_time_seconds");
+    assert!(second > first && second < first + 600.0, "{first}, then {second}");
+}
+
 #[test]
 fn connections_opened_under_a_kill_loop_all_succeed() {
     let fixture = Fixture::new("killed", Pods::Routed, 2, NodeOptions::default());

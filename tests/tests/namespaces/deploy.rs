@@ -61,6 +61,26 @@ fn probes_and_ports_are_where_the_agent_listens() {
     }
 }
 
+/// As the job of kube-proxy, which dashboards and alerts select.
+#[test]
+fn the_monitor_scrapes_the_agents_as_kube_proxys_job() {
+    let read = |path: &str| -> Value {
+        serde_saphyr::from_str(&std::fs::read_to_string(deploy(path)).expect("it is there")).expect("YAML")
+    };
+    let (monitor, daemon_set) = (read("monitoring/podmonitor.yaml"), read("kustomize/base/daemonset.yaml"));
+    let labels = &daemon_set["spec"]["template"]["metadata"]["labels"];
+    for (label, value) in monitor["spec"]["selector"]["matchLabels"].as_object().expect("labels") {
+        assert_eq!(&labels[label], value, "{label}");
+    }
+    let endpoint = &monitor["spec"]["podMetricsEndpoints"][0];
+    let ports = container().ports.into_iter().flatten();
+    let named: Vec<_> = ports.filter(|port| port.name.as_deref() == endpoint["port"].as_str()).collect();
+    assert_eq!(named.len(), 1, "{endpoint}");
+    assert_eq!(endpoint["path"], Value::Null, "the agent serves the default, /metrics");
+    let job = json!({"targetLabel": "job", "replacement": "kube-proxy"});
+    assert!(endpoint["relabelings"].as_array().expect("relabelings").contains(&job), "{endpoint}");
+}
+
 #[test]
 fn the_container_has_the_rights_that_the_agent_asks_for_and_no_more() {
     let context = container().security_context.expect("a security context");

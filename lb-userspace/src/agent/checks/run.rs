@@ -139,6 +139,7 @@ mod tests {
     use super::super::wanted::Checked;
     use super::*;
     use crate::model::{Check, ObjectName, Protocol, Question};
+    use crate::observe::api_requests::ApiRequests;
     use crate::plan::PortKey;
 
     fn key() -> PortKey {
@@ -160,7 +161,7 @@ mod tests {
         let (want, wanted_here) = watch::channel(None);
         let (failing, mut unhealthy) = watch::channel(Unhealthy::new());
         let (report, reported) = watch::channel(ChecksReport::default());
-        let metrics = Metrics::new(Vec::new);
+        let metrics = Metrics::new(&ApiRequests::default(), Vec::new);
         let parts = Parts {
             limits: CheckLimits::default(),
             wanted: wanted_here,

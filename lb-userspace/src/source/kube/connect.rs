@@ -25,9 +25,10 @@ use tower::ServiceExt as _;
 use super::{
     KubeSettings,
     bounds::{ANSWER_LIMIT, KEEPALIVE, KEEPALIVE_INTERVAL, KEEPALIVE_RETRIES, UNACKNOWLEDGED_LIMIT},
+    counted::Counted,
     reason,
 };
-use crate::source::SourceError;
+use crate::{observe::api_requests::ApiRequests, source::SourceError};
 
 /// Where a pod finds its own credentials.
 const POD_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
@@ -37,6 +38,7 @@ const POD_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
 #[derive(Debug)]
 pub struct ApiClients {
     settings: KubeSettings,
+    requests: ApiRequests,
     state: Mutex<State>,
 }
 
@@ -87,9 +89,10 @@ impl ApiClients {
         // First the fingerprint: what changes meanwhile is read again for the first question.
         let fingerprint = fingerprint(files).await;
         let (config, files) = config(settings).await?;
-        let prepared = Arc::new(prepare(&config, files, settings)?);
+        let requests = ApiRequests::default();
+        let prepared = Arc::new(prepare(&config, files, settings, &requests)?);
         let state = Mutex::new(State { prepared, fingerprint, at: 0 });
-        Ok(Arc::new(Self { settings: settings.clone(), state }))
+        Ok(Arc::new(Self { settings: settings.clone(), requests, state }))
     }
 
     /// Always this client.
@@ -98,13 +101,19 @@ impl ApiClients {
         let make: MakeClient = Box::new(move |_| client.clone());
         let prepared = Prepared { files: Vec::new(), addresses: vec![(http::Uri::from_static("http://test"), make)] };
         let state = State { prepared: Arc::new(prepared), fingerprint: 0, at: 0 };
-        Arc::new(Self { settings: KubeSettings::default(), state: Mutex::new(state) })
+        let requests = ApiRequests::default();
+        Arc::new(Self { settings: KubeSettings::default(), requests, state: Mutex::new(state) })
     }
 
     /// The addresses, without the user and the password that may stand in them.
     pub fn origin(&self) -> String {
         let shown: Vec<String> = self.state().prepared.addresses.iter().map(|(url, _)| shown(url)).collect();
         shown.join(", ")
+    }
+
+    /// All requests by any of the clients.
+    pub fn requests(&self) -> &ApiRequests {
+        &self.requests
     }
 
     /// A client by the files as they are now. `idle`: so many connections are kept from one question to the next.
@@ -149,7 +158,7 @@ impl ApiClients {
             return;
         }
         let prepared = match config(&self.settings).await {
-            Ok((config, files)) => prepare(&config, files, &self.settings),
+            Ok((config, files)) => prepare(&config, files, &self.settings, &self.requests),
             Err(error) => Err(error),
         };
         let mut state = self.state();
@@ -233,7 +242,12 @@ fn shown(url: &http::Uri) -> String {
 
 /// Clients that open a TCP connection for each request (HTTP/1.1), so that no two calls ever share one that died. TLS sessions are
 /// resumed where the server allows it.
-fn prepare(config: &Config, files: Vec<PathBuf>, settings: &KubeSettings) -> Result<Prepared, SourceError> {
+fn prepare(
+    config: &Config,
+    files: Vec<PathBuf>,
+    settings: &KubeSettings,
+    requests: &ApiRequests,
+) -> Result<Prepared, SourceError> {
     if let Some(proxy) = &config.proxy_url {
         let reason = format!("proxy {}: proxies are not supported", shown(proxy));
         return Err(SourceError::ApiAccess { reason });
@@ -244,11 +258,15 @@ fn prepare(config: &Config, files: Vec<PathBuf>, settings: &KubeSettings) -> Res
     if urls.is_empty() {
         urls.push(config.cluster_url.clone());
     }
-    let addresses: Result<_, SourceError> = urls.into_iter().map(|url| make_client(&config, url)).collect();
+    let addresses: Result<_, SourceError> = urls.into_iter().map(|url| make_client(&config, url, requests)).collect();
     Ok(Prepared { files, addresses: addresses? })
 }
 
-fn make_client(config: &Config, url: http::Uri) -> Result<(http::Uri, MakeClient), SourceError> {
+fn make_client(
+    config: &Config,
+    url: http::Uri,
+    requests: &ApiRequests,
+) -> Result<(http::Uri, MakeClient), SourceError> {
     let mut config = config.clone();
     config.cluster_url.clone_from(&url);
     let mut connector = HttpConnector::new();
@@ -262,13 +280,14 @@ fn make_client(config: &Config, url: http::Uri) -> Result<(http::Uri, MakeClient
     let connector = config.rustls_https_connector_with_connector(connector).map_err(access)?;
     let (headers, auth) = (config.extra_headers_layer().map_err(access)?, config.auth_layer().map_err(access)?);
     let (base, namespace) = (config.base_uri_layer(), config.default_namespace);
+    let counted = Counted::new(requests.clone(), &url);
     let make = move |idle: usize| {
         let http = HttpClient::builder(TokioExecutor::new()).pool_max_idle_per_host(idle).build(connector.clone());
         let http = http.map_err(tower::BoxError::from);
         let builder = ClientBuilder::new(http, namespace.clone()).with_layer(&headers);
         match &auth {
-            Some(auth) => builder.with_layer(auth).with_layer(&base).build(),
-            None => builder.with_layer(&base).build(),
+            Some(auth) => builder.with_layer(auth).with_layer(&base).with_layer(&counted).build(),
+            None => builder.with_layer(&base).with_layer(&counted).build(),
         }
     };
     Ok((url, Box::new(make)))

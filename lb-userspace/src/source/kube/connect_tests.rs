@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::source::kube::spawn;
+use crate::{observe::metrics::Metrics, source::kube::spawn};
 
 /// What came to a server: the end of the connection, the query, the `Authorization`.
 type Asked = (SocketAddr, String, String);
@@ -174,6 +174,63 @@ async fn an_address_that_fails_is_followed_by_the_next_one() {
     ask().await.unwrap();
     assert!(refused.try_recv().is_ok() && refused.try_recv().is_err());
     assert!(asked.next().await.is_some() && asked.next().await.is_some());
+}
+
+/// As `/metrics` shows them, without the buckets of histograms.
+fn counted(requests: &ApiRequests) -> BTreeSet<String> {
+    let page = Metrics::new(requests, Vec::new).encode();
+    let is_counted = |line: &&str| {
+        line.starts_with("rest_client_requests_total") || line.starts_with("rest_client_request_duration_seconds_count")
+    };
+    page.lines().filter(is_counted).map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn requests_are_counted_by_address_and_code_and_timed_until_they_are_read() {
+    let ((busy, _refused), (good, _asked)) = (server(Some(503)), server(None));
+    let hosts = [&busy, &good].map(|url| url.trim_start_matches("http://").to_owned());
+    let settings = KubeSettings { api_servers: vec![busy, good], ..KubeSettings::default() };
+    let clients = ApiClients::find(&settings).await.unwrap();
+    let ask = async |path: &str| {
+        let request = http::Request::get(path).body(Vec::new()).unwrap();
+        super::super::ask::ask(&clients, None, request).await
+    };
+    ask("/api/v1/services").await.unwrap_err();
+    let (list, watch) = (ask("/api/v1/services").await.unwrap(), ask("/api/v1/services?watch=true").await.unwrap());
+    // A client of Events takes the same way.
+    let event = http::Request::post("/events").body(kube::client::Body::empty()).unwrap();
+    drop(clients.client().send(event).await.unwrap());
+    let [busy, good] = hosts;
+    let requests = |code: u16, method: &str, host: &str, count: u32| {
+        format!("rest_client_requests_total{{code=\"{code}\",method=\"{method}\",host=\"{host}\"}} {count}")
+    };
+    let durations = |verb: &str, host: &str| {
+        format!("rest_client_request_duration_seconds_count{{verb=\"{verb}\",host=\"{host}\"}} 1")
+    };
+    let before = [
+        requests(503, "GET", &busy, 1),
+        requests(200, "GET", &good, 2),
+        requests(200, "POST", &good, 1),
+        durations("GET", &busy),
+        durations("POST", &good),
+    ];
+    assert_eq!(counted(clients.requests()), BTreeSet::from(before.clone()), "the list is not read yet");
+    drop((list, watch));
+    let after = before.into_iter().chain([durations("GET", &good)]).collect();
+    assert_eq!(counted(clients.requests()), after);
+}
+
+#[tokio::test]
+async fn a_request_without_an_answer_is_counted_as_an_error() {
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let settings = KubeSettings { api_servers: vec![format!("http://{closed}")], ..KubeSettings::default() };
+    let source = spawn(settings, CancellationToken::new()).await.unwrap();
+    let request = http::Request::get("/api").body(kube::client::Body::empty()).unwrap();
+    source.api.unwrap().send(request).await.unwrap_err();
+    let counted = counted(&source.requests);
+    let error = format!("rest_client_requests_total{{code=\"<error>\",method=\"GET\",host=\"{closed}\"}}");
+    assert!(counted.iter().any(|line| line.starts_with(&error)), "{counted:?}");
+    source.task.abort();
 }
 
 /// Accepted by the kernel, and never answered.
