@@ -1,13 +1,16 @@
 //! `ballast monitor` prints what becomes of packets, and ends as a command in a pipe should. Needs root and BPF.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, SocketAddrV4};
 use std::process::Child;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
 use lb_tests::agent::{Agent, Manifest, Protocol, SOON};
 use lb_tests::fixture::{Fixture, Pods};
+use lb_tests::incident::raw_tcp::Flood;
 use lb_tests::peers::{Stream, eventually};
 use lb_tests::topology::NodeOptions;
 use nix::sys::signal::{Signal, kill};
@@ -190,4 +193,49 @@ fn a_monitor_ends_with_its_reader_its_agent_or_a_signal() {
     let (code, errors) = Monitor::start(&agent, &[]).ended();
     assert_eq!(code, Some(2));
     assert!(errors.contains("no agent is running"), "{errors}");
+}
+
+/// Events that are more than what the agent keeps for a reader (1,024), with what the reader's socket takes.
+const FLOOD: f64 = 2_000.0;
+
+#[test]
+fn a_reader_that_stops_holds_up_nobody_and_gets_the_number_of_lost_events() {
+    let fixture = Fixture::new("monslow", Pods::Routed, 1, NodeOptions::default());
+    let (attacker, web, empty) = (fixture.pod("attacker"), fixture.web(), fixture.empty());
+    let agent = fixture.agent(&Manifest::of([web.clone(), empty.clone()]), &[]);
+    let nowhere = empty.frontends(Protocol::Tcp)[0];
+    let mut stopped = Monitor::start(&agent, &["-o", "json"]);
+    let mut quick = Monitor::table(&agent, &["--service", "test/empty"]);
+    eventually("the monitor has begun", SOON, || {
+        refused(&fixture, nowhere);
+        stopped.lines.try_recv().ok()
+    });
+    stopped.signal(Signal::SIGSTOP);
+    let (stop, from) = (Arc::new(AtomicBool::new(false)), attacker.addresses().v4);
+    let (ends, closed) = (Arc::clone(&stop), SocketAddrV4::new(web.cluster_ips.v4, 81));
+    let flooding = attacker.netns().spawn(move || {
+        let flood = Flood::new().unwrap();
+        (0..u32::MAX).take_while(|_| !ends.load(Ordering::Relaxed)).for_each(|number| flood.syn(from, number, closed));
+    });
+    eventually("the agent reads the events", SOON, || {
+        let read = agent.metric("ballast_events_total", "outcome=\"refused_unserved\"");
+        (read.unwrap_or_default() >= FLOOD).then_some(())
+    });
+    stop.store(true, Ordering::Relaxed);
+    flooding.join().unwrap();
+    let last = refused(&fixture, nowhere).to_string();
+    while !quick.line().contains(&last) {}
+    stopped.signal(Signal::SIGCONT);
+    let mut lost: BTreeMap<String, u64> = BTreeMap::new();
+    let mut is_last_seen = false;
+    // The programs are asked once a second for what they did not write.
+    while !is_last_seen || lost.len() < 2 {
+        let line: Value = serde_json::from_str(&stopped.line()).unwrap();
+        is_last_seen |= line["source"] == last;
+        if let Some(number) = line["lost"].as_u64() {
+            *lost.entry(line["reason"].as_str().unwrap().to_owned()).or_default() += number;
+        }
+    }
+    println!("{lost:?}");
+    assert!(lost["slow-reader"] > 0 && lost["not-written"] > 0, "{lost:?}");
 }
