@@ -149,6 +149,9 @@ fn print(text: &str) -> anyhow::Result<()> {
 }
 
 #[cfg(test)]
+mod book_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
