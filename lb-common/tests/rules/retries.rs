@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::memory::{ISN, Memory};
 use crate::openings::{accept, answers, asks, serving, syn, syn_again};
-use lb_common::abi::{TCP, is_claim};
+use lb_common::abi::{TCP, half_open_flags, is_claim};
 use lb_common::decide::{Action, Hook, Packet, Verdict, Work, decide};
 use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, RST, SYN};
@@ -119,6 +119,34 @@ fn a_lost_original_entry_lets_nobody_win_twice() {
         assert_eq!(answer(&mut tables, &sent[1 - first], 600), LATE);
         assert_eq!(answer(&mut tables, &sent[first], 500), REPLIED, "sent again, it heals the entry");
         assert_eq!(acknowledge(&mut tables, 500).backend, sent[first].backend);
+    }
+}
+
+#[test]
+fn the_claim_alone_lets_nobody_win_twice() {
+    for first in 0..2 {
+        let (mut tables, sent) = tried(2);
+        tables.half_open.remove(&asks(TCP, PORT)).unwrap();
+        assert_eq!(answer(&mut tables, &sent[first], 500), REPLIED);
+        tables.half_open.remove(&asks(TCP, PORT)).unwrap();
+        assert_eq!(answer(&mut tables, &sent[1 - first], 600), LATE);
+        assert_eq!(answer(&mut tables, &sent[first], 500), REPLIED, "sent again, it heals the entry");
+        assert_eq!(acknowledge(&mut tables, 500).backend, sent[first].backend);
+    }
+}
+
+/// Another backend is not tried: the client may have acknowledged the answer already.
+#[test]
+fn a_backend_that_ends_the_connection_after_its_answer_is_heard() {
+    for is_written_anew in [false, true] {
+        let mut tables = serving(2);
+        let sent = syn(&mut tables, PORT);
+        assert_eq!(answer(&mut tables, &sent, 500), REPLIED);
+        if is_written_anew {
+            // The original entry was lost, and the client's next SYN wrote it: the answer is noted in the reply entry alone.
+            tables.half_open.get_mut(&asks(TCP, PORT)).unwrap().flags &= !half_open_flags::ANSWERED;
+        }
+        assert_eq!(refuse(&mut tables, &sent), REPLIED, "written anew: {is_written_anew}");
     }
 }
 
