@@ -156,10 +156,7 @@ where
         flags.is_some_and(|flags| flags & half_open_flags::SECOND == 0)
     };
     !switch::knows(|| <Maps as Family<N>>::flow(key).is_some(), is_handshake)
-        && switch::knows(
-            || <Maps as Family<N>>::is_in_old_flows(key),
-            || <Maps as Family<N>>::is_in_old_half_open(key),
-        )
+        && switch::knows(|| <Maps as Family<N>>::is_in_old_flows(key), || <Maps as Family<N>>::is_in_old_half_open(key))
 }
 
 #[inline(always)]
