@@ -223,15 +223,15 @@ fn a_reader_that_stops_holds_up_nobody_and_gets_the_number_of_lost_events() {
     });
     stop.store(true, Ordering::Relaxed);
     flooding.join().unwrap();
-    let last = refused(&fixture, nowhere).to_string();
-    while !quick.line().contains(&last) {}
+    let latest = refused(&fixture, nowhere).to_string();
+    while !quick.line().contains(&latest) {}
     stopped.signal(Signal::SIGCONT);
     let mut lost: BTreeMap<String, u64> = BTreeMap::new();
-    let mut is_last_seen = false;
+    let mut is_latest_seen = false;
     // The programs are asked once a second for what they did not write.
-    while !is_last_seen || lost.len() < 2 {
+    while !is_latest_seen || lost.len() < 2 {
         let line: Value = serde_json::from_str(&stopped.line()).unwrap();
-        is_last_seen |= line["source"] == last;
+        is_latest_seen |= line["source"] == latest;
         if let Some(number) = line["lost"].as_u64() {
             *lost.entry(line["reason"].as_str().unwrap().to_owned()).or_default() += number;
         }
