@@ -15,6 +15,9 @@ use crate::agent::Manifest;
 use crate::cluster::{Hosted, KubeProxy, Process, SETTLE_LIMIT};
 use crate::topology::{Node, Outside, Topology};
 
+/// kube-proxy 1.36 writes rules for the service CIDRs in a full sync only. If it learns them after its first one, the next comes an hour later
+/// (`setupNFTables` in `pkg/proxy/nftables/proxier.go`). So it is started anew if it has not written them after this time.
+const LATE_CIDRS: Duration = Duration::from_secs(20);
 /// How long an answer is waited for that must not come: nothing but this tells silence from slowness.
 const SILENCE: Duration = Duration::from_millis(700);
 /// Pause between two looks at the rules.
@@ -89,9 +92,7 @@ impl KubeProxies {
         let host = topology.outside("api", nodes[0])?;
         let cluster = Hosted::start(&host)?;
         cluster.create(manifest)?;
-        let mut processes = Vec::new();
-        for node in nodes {
-            cluster.create_node(node)?;
+        let start = |node: &Node| {
             let kubeconfig = cluster.kubeconfig().display().to_string();
             let kube_proxy = KubeProxy { node, kubeconfig, folder: node.run_dir().to_owned() };
             let fields = json!({
@@ -99,17 +100,33 @@ impl KubeProxies {
                 "clusterCIDR": POD_NETS, "detectLocalMode": "ClusterCIDR",
                 "featureGates": {"AllowServiceExternalIPs": true},
             });
-            processes.push(kube_proxy.start_by(&fields, rules.programs(node.run_dir())?.as_deref())?);
+            kube_proxy.start_by(&fields, rules.programs(node.run_dir())?.as_deref())
+        };
+        let mut processes = Vec::new();
+        for node in nodes {
+            cluster.create_node(node)?;
+            processes.push(start(node)?);
         }
-        let this = Self { processes, _cluster: cluster, _host: host };
-        let started = Instant::now();
-        for (node, process) in nodes.iter().zip(&this.processes) {
+        let began = Instant::now();
+        for (at, node) in nodes.iter().enumerate() {
+            let mut started = Instant::now();
             while !serves(rules, node, manifest)? {
-                process.check()?;
-                ensure!(started.elapsed() < SETTLE_LIMIT, "kube-proxy does not serve them all:\n{}", process.tail());
+                processes[at].check()?;
+                ensure!(
+                    began.elapsed() < SETTLE_LIMIT,
+                    "kube-proxy does not serve them all:\n{}",
+                    processes[at].tail()
+                );
+                if started.elapsed() > LATE_CIDRS {
+                    // It listens at fixed ports: the one before ends first.
+                    drop(processes.remove(at));
+                    processes.insert(at, start(node)?);
+                    started = Instant::now();
+                }
                 std::thread::sleep(LOOK_EVERY);
             }
         }
+        let this = Self { processes, _cluster: cluster, _host: host };
         Ok(this)
     }
 
