@@ -3,7 +3,7 @@
 use aya::maps::MapInfo;
 use lb_common::abi::map_name;
 
-use super::{Scene, Side, killed};
+use super::{Scene, Side, is_long, killed};
 
 const LARGE: &[&str] = &["--map-sizes=flows4=65536,flows6=65536,half_open=65536"];
 const SMALL: &[&str] = &[
@@ -45,7 +45,10 @@ fn other_map_sizes_take_effect_at_a_restart_and_end_no_connection() {
 
 #[test]
 fn an_agent_that_is_killed_between_two_sizes_loses_no_connection() {
-    killed::between("killedsizes", &[of(LARGE), of(SMALL), of(MIDDLE)], &[0, 1, 2, 3, 4]);
+    let sides = [of(LARGE), of(SMALL), of(MIDDLE)];
+    // The third one in the long form only: see the limits in the manual.
+    let sides = if is_long() { &sides[..] } else { &sides[..2] };
+    killed::between("killedsizes", sides, &[0, 1, 2, 3, 4]);
 }
 
 /// What does not fit is refused before anything is changed.
