@@ -169,7 +169,7 @@ pub static BUCKETS: LruHashMap<BucketKey, Bucket, { limits::BUCKETS as usize }> 
 #[btf_map(name = "cpu_buckets")]
 pub static CPU_BUCKETS: PerCpuArray<u64, { 2 * limits::OUTCOMES as usize }> = PerCpuArray::new();
 
-/// Room for a quotation.
+/// Room for a quoted packet.
 #[btf_map(name = "quote")]
 pub static QUOTE: PerCpuArray<[u8; 512], 1> = PerCpuArray::new();
 

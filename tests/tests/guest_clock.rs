@@ -168,9 +168,9 @@ impl Scenario {
                 Ok(answer) => assert_eq!(answer.server, "b1"),
                 Err(error) => break error,
             }
-            assert!(drains.elapsed() < DRAIN + LATE, "the deadline did not strike");
+            assert!(drains.elapsed() < DRAIN + LATE, "the deadline did not pass");
         };
-        assert!(begun.elapsed() >= DRAIN, "the deadline struck after {:?}: {error}", begun.elapsed());
+        assert!(begun.elapsed() >= DRAIN, "the deadline passed after {:?}: {error}", begun.elapsed());
         self.is_fresh();
         idle.ask("after all").unwrap();
         self.apply(&self.web);

@@ -1,7 +1,7 @@
 //! ICMP errors about a flow's packet: translated with what they quote, both ways.
 //!
 //! The error travels against the packet that it quotes, so it goes the way of the quoted tuple reversed, which is what `work.packet`
-//! holds. What a verdict writes into a packet of that tuple is written into the quotation reversed.
+//! holds. What a verdict writes into a packet of that tuple is written into the quoted packet reversed.
 
 use super::packet::Hook;
 use super::related::translate;

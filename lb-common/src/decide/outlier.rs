@@ -20,7 +20,7 @@ pub(super) enum Worth {
     /// Ejected, and probed not long ago; or its checks fail; or the client has evidence of its own.
     Shunned = 0,
     /// UDP: datagrams of several clients went there and no answer came; it may be that kind of service.
-    Doubtful,
+    EjectionCandidate,
     Fit,
     /// It answered a connection lately.
     Proven,
@@ -64,7 +64,7 @@ pub(super) fn worth<const N: usize, T: Tables<N>>(
     }
     if counts(&health, protocol, now_s) {
         if protocol == UDP && health.unanswered >= UDP_UNANSWERED_FLOWS {
-            return Worth::Doubtful;
+            return Worth::EjectionCandidate;
         }
         if health.evidence_client == client {
             return Worth::Shunned;

@@ -69,8 +69,8 @@ pub(super) struct Search {
     /// The last position looked at.
     pub(super) position: u32,
     /// The first backend passed over as it may not answer, and its generation; 0: none.
-    pub(super) doubtful: u32,
-    pub(super) doubtful_generation: u32,
+    pub(super) candidate: u32,
+    pub(super) candidate_generation: u32,
     /// What the search goes by, if it does not go by the scheduler.
     pub(super) hash: u32,
     /// A hash of the client: it may have evidence of its own.

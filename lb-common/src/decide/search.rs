@@ -154,16 +154,16 @@ pub fn try_slot<const N: usize, T: Tables<N>>(
         words::copy(&slot, &mut pick.slot);
         pick.probes = (worth == Worth::ToProbe) as u32;
     }
-    if worth == Worth::Doubtful && pick.search.doubtful == 0 {
-        pick.search.doubtful = id;
-        pick.search.doubtful_generation = slot.backend_generation;
+    if worth == Worth::EjectionCandidate && pick.search.candidate == 0 {
+        pick.search.candidate = id;
+        pick.search.candidate_generation = slot.backend_generation;
     }
-    let Search { doubtful, doubtful_generation, .. } = pick.search;
-    if doubtful != 0 && worth == Worth::Proven {
-        outlier::eject(tables, &pick.service, doubtful, doubtful_generation, Now::from_ds(now_ds));
+    let Search { candidate, candidate_generation, .. } = pick.search;
+    if candidate != 0 && worth == Worth::Proven {
+        outlier::eject(tables, &pick.service, candidate, candidate_generation, Now::from_ds(now_ds));
     }
-    // A doubtful one is left for one that is proven to answer; else nobody may answer there.
-    let needs_proof = how & PREFERS_PROVEN != 0 || doubtful != 0;
+    // An ejection candidate is passed over for a backend that is proven to answer: the candidate may have no answer.
+    let needs_proof = how & PREFERS_PROVEN != 0 || candidate != 0;
     worth >= if needs_proof { Worth::Proven } else { Worth::Fit }
 }
 

@@ -99,7 +99,7 @@ impl Connection {
         deeds
     }
 
-    /// The timer of this number struck.
+    /// The timer of this number expired.
     pub fn strike(&mut self, number: usize, timer: u64) -> Deeds {
         let mut deeds = Deeds::default();
         if timer != self.timer || !self.is_held() {

@@ -246,7 +246,7 @@ impl Simulation {
         }
     }
 
-    /// Connections that the client still holds open to a pod whose deadline struck.
+    /// Connections that the client still holds open to a pod whose deadline has passed.
     pub fn undead(&self) -> Vec<usize> {
         let open = |connection: &Connection| matches!(connection.state, State::Open | State::Finishing);
         let gone = |connection: &Connection| {

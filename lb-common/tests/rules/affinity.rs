@@ -88,7 +88,7 @@ fn a_backend_counts_while_it_takes_new_flows_of_the_clients_set() {
         ("its checks fail", service, Backend { flags: in_cluster.flags | flags::UNHEALTHY, ..in_cluster }),
         ("another pod", service, Backend { generation: 2, ..in_cluster }),
         ("another service's", service, Backend { service: 2, ..in_cluster }),
-        ("its deadline struck", service, Backend { deadline_ds: now.ds, ..in_cluster }),
+        ("its deadline has passed", service, Backend { deadline_ds: now.ds, ..in_cluster }),
         ("gone", service, Backend { state: backend_state::GONE, ..in_cluster }),
     ] {
         assert!(!holds(&affinity, &service, &backend, now), "{why}");

@@ -17,7 +17,7 @@ use crate::tail_call;
 use crate::tc::dsr::take_off;
 use crate::tc::forward::{self, DROP, NEXT};
 use crate::tc::headers::{self, Extent, Piece};
-use crate::tc::icmp::{IcmpClass, kind_of, quotation};
+use crate::tc::icmp::{IcmpClass, kind_of, quoted_packet};
 use crate::tc::skb::{load, ports};
 use crate::tc::slow_path::unrelated;
 use crate::tc::verdict;
@@ -55,7 +55,7 @@ where
     let is_error = message.header as usize >= scratch.point.network()
         && load(skb, message.header as usize, &mut header).is_ok()
         && matches!(kind_of::<N>(header[0], header[1]), IcmpClass::Error { .. })
-        && quotation(skb, message, work).is_some();
+        && quoted_packet(skb, message, work).is_some();
     let inside = if is_error { decide::inside(&mut tables, work) } else { Inside::Foreign };
     take_off(skb, &mut tables, scratch, inside)
 }
@@ -102,7 +102,7 @@ fn is_quoted<const N: usize>(
 where
     Maps: Family<N>,
 {
-    let extent = Extent::Quotation(message.end as usize);
+    let extent = Extent::Quoted(message.end as usize);
     let Ok(headers) = headers::network(skb, message.quoted as usize, extent, &mut work.packet.key) else {
         return false;
     };

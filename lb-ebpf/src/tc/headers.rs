@@ -1,4 +1,4 @@
-//! The slow way from bytes to tuple: extension headers, fragments, quotations, and headers that contradict each other.
+//! The slow way from bytes to tuple: extension headers, fragments, quoted packets, and headers that contradict each other.
 //!
 //! The ordinary path reads what is ordinary and leaves all else aside, to here.
 
@@ -43,7 +43,7 @@ const LONGEST: u32 = 65_535;
 pub struct Headers {
     /// Where the transport header begins.
     pub transport: usize,
-    /// Where the packet ends by its own words; of a quotation, what there is of it.
+    /// Where the packet ends by its own words; of a quoted packet, the end of what is quoted.
     pub end: usize,
     /// As the last header says.
     pub protocol: u8,
@@ -89,7 +89,7 @@ pub enum Extent {
     /// A packet that ends at this offset.
     Packet(usize),
     /// What an ICMP error quotes of a packet, up to this offset.
-    Quotation(usize),
+    Quoted(usize),
 }
 
 /// Reads the network headers at `network`: addresses and protocol go to `key`, its ports become zero.
@@ -232,7 +232,7 @@ fn piece(later: bool, more: bool) -> Piece {
 fn end(extent: Extent, network: usize, length: usize, from: usize) -> Result<usize, Odd> {
     let end = network + from + length;
     match extent {
-        Extent::Quotation(limit) => Ok(end.min(limit)),
+        Extent::Quoted(limit) => Ok(end.min(limit)),
         Extent::Packet(limit) if end <= limit => {
             // Packets that the kernel joined beyond what the field can tell have zero there.
             let joined = length == 0 && (limit - network) as u32 > LONGEST;

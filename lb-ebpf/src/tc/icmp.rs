@@ -104,7 +104,7 @@ where
     message.src = work.packet.key.src;
     message.dst = work.packet.key.dst;
     message.sum = [header[2], header[3]];
-    let Some(sequence) = quotation(skb, message, work) else {
+    let Some(sequence) = quoted_packet(skb, message, work) else {
         message.mtu = mtu_of::<N>(header);
         let is_outer = message.quoted != 0 && work.packet.key.protocol == outer_header::protocol::<N>();
         if is_outer && message.mtu != 0 && scratch.point.hook().has(Hook::FROM_OUTSIDE) && !work.is_chosen() {
@@ -159,12 +159,12 @@ where
     tail_call::tc::<N>(skb, stage, DROP)
 }
 
-/// Reads the quotation; `work.packet` gets its tuple reversed. `None`: it quotes no packet with ports.
+/// Reads the quoted packet; `work.packet` gets its tuple reversed. `None`: it quotes no packet with ports.
 #[inline(always)]
-pub fn quotation<const N: usize>(skb: *mut __sk_buff, message: &mut IcmpMessage<N>, work: &mut Work<N>) -> Option<u32> {
+pub fn quoted_packet<const N: usize>(skb: *mut __sk_buff, message: &mut IcmpMessage<N>, work: &mut Work<N>) -> Option<u32> {
     let key = &mut work.packet.key;
     message.quoted = 0;
-    let extent = Extent::Quotation(message.end as usize);
+    let extent = Extent::Quoted(message.end as usize);
     let headers = headers::network(skb, message.header as usize + ICMP_HEADER, extent, key).ok()?;
     let protocol = headers.protocol;
     message.quoted = headers.transport as u32;
@@ -215,7 +215,7 @@ struct Error<'a, const N: usize> {
 }
 
 impl<const N: usize> Error<'_, N> {
-    /// Writes the verdict into the quotation, reversed, and into the error's own header. The key gets the error's addresses as they
+    /// Writes the verdict into the quoted packet, reversed, and into the error's own header. The key gets the error's addresses as they
     /// are then.
     #[inline(always)]
     fn rewrite(&self, work: &mut Work<N>) -> Result<(), Refused> {
@@ -230,7 +230,7 @@ impl<const N: usize> Error<'_, N> {
         } else {
             ports(verdict.client_port, verdict.port)
         };
-        // The quotation goes the other way than the error: its source is where the error goes to.
+        // The quoted packet has the opposite direction: its source is the destination of the error.
         let (new_src, new_dst) = ends(verdict);
         store_summed(skb, inner + source_at, new_dst)?;
         store_summed(skb, inner + source_at + N, new_src)?;
@@ -249,7 +249,7 @@ impl<const N: usize> Error<'_, N> {
             before += old_addresses;
             after += new_addresses;
         }
-        // The error's own addresses: it goes to where the quotation came from; it may be the other end's own, or a router's. A client that knows its
+        // The error's own addresses: it goes to where the quoted packet came from; it may be the other end's own, or a router's. A client that knows its
         // peer by another address may have no route to the router, or none that its filters believe. It gets the error from its peer's address, as
         // with Linux's own NAT.
         let network = self.network;

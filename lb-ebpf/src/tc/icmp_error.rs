@@ -126,7 +126,7 @@ fn quote<const N: usize>(
     let [high, low] = mtu.to_be_bytes();
     (message[0], message[1], message[6], message[7]) = (kind, code, high, low);
     let end = offsets.network + quoted;
-    let mut sum = quotation_sum(skb, offsets.network, end)?;
+    let mut sum = quoted_sum(skb, offsets.network, end)?;
     if packet.key.protocol != SCTP {
         let at = if packet.key.protocol == UDP { UDP_CHECKSUM } else { TCP_CHECKSUM };
         sum += completion(skb, offsets.transport as u32, at, end as u32);
@@ -155,13 +155,13 @@ fn completion(skb: *mut __sk_buff, transport: u32, checksum_at: u32, end: u32) -
     if !is_partial(skb, at) || load(skb, at as usize, &mut partial).is_err() {
         return 0;
     }
-    let Ok(sum) = quotation_sum(skb, transport as usize, end as usize) else { return 0 };
+    let Ok(sum) = quoted_sum(skb, transport as usize, end as usize) else { return 0 };
     u32::from(!checksum::fold(sum)) + u32::from(!u16::from_be_bytes(partial))
 }
 
 /// Sum of the packet's bytes between two offsets, whole words, in host order of 16-bit words.
 #[inline(always)]
-fn quotation_sum(skb: *mut __sk_buff, from: usize, end: usize) -> Result<u32, Refused> {
+fn quoted_sum(skb: *mut __sk_buff, from: usize, end: usize) -> Result<u32, Refused> {
     let Some(room) = QUOTE.get_ptr_mut(0) else { return Err(Refused) };
     let mut length = end.wrapping_sub(from).wrapping_sub(4) as u64;
     // The compiler knows what the verifier does not, and would leave the mask out.

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use crate::model::Snapshot;
 use crate::observe::report::{FillReport, PassReport};
-use crate::plan::Book;
+use crate::plan::ProgrammedState;
 
 /// All of it.
 pub(super) fn whole(snapshot: &Snapshot) -> PassReport {
@@ -33,25 +33,29 @@ pub(super) fn difference(before: &Snapshot, after: &Snapshot) -> PassReport {
 }
 
 /// How full the tables are, by what was written to them.
-pub(super) fn fill(book: &Book) -> BTreeMap<String, FillReport> {
+pub(super) fn fill(programmed: &ProgrammedState) -> BTreeMap<String, FillReport> {
     use crate::model::Family::{V4, V6};
     use lb_common::abi::map_name as name;
-    let capacities = &book.capacities;
-    let backends = |family| book.backends.keys().filter(|id| id.family == family).count() as u64;
-    let slots: usize = book.ranges.values().map(Vec::len).sum();
+    let capacities = &programmed.capacities;
+    let backends = |family| programmed.backends.keys().filter(|id| id.family == family).count() as u64;
+    let slots: usize = programmed.ranges.values().map(Vec::len).sum();
     let tables = [
-        (name::SERVICES4, u64::from(book.frontend_count(V4)), capacities.frontends4),
-        (name::SERVICES6, u64::from(book.frontend_count(V6)), capacities.frontends6),
+        (name::SERVICES4, u64::from(programmed.frontend_count(V4)), capacities.frontends4),
+        (name::SERVICES6, u64::from(programmed.frontend_count(V6)), capacities.frontends6),
         (name::BACKENDS4, backends(V4), capacities.backends4),
         (name::BACKENDS6, backends(V6), capacities.backends6),
-        (name::ENDPOINTS4, u64::from(book.endpoint_count(V4)), capacities.endpoints4),
-        (name::ENDPOINTS6, u64::from(book.endpoint_count(V6)), capacities.endpoints6),
+        (name::ENDPOINTS4, u64::from(programmed.endpoint_count(V4)), capacities.endpoints4),
+        (name::ENDPOINTS6, u64::from(programmed.endpoint_count(V6)), capacities.endpoints6),
         (name::SLOTS, slots as u64, capacities.slots),
-        (name::NAMES, book.services.values().filter(|service| service.name.is_some()).count() as u64, capacities.names),
-        (name::SOURCES4, u64::from(book.source_count(V4)), capacities.sources4),
-        (name::SOURCES6, u64::from(book.source_count(V6)), capacities.sources6),
-        (name::VIPS4, u64::from(book.vip_count(V4)), capacities.vips4),
-        (name::VIPS6, u64::from(book.vip_count(V6)), capacities.vips6),
+        (
+            name::NAMES,
+            programmed.services.values().filter(|service| service.name.is_some()).count() as u64,
+            capacities.names,
+        ),
+        (name::SOURCES4, u64::from(programmed.source_count(V4)), capacities.sources4),
+        (name::SOURCES6, u64::from(programmed.source_count(V6)), capacities.sources6),
+        (name::VIPS4, u64::from(programmed.vip_count(V4)), capacities.vips4),
+        (name::VIPS6, u64::from(programmed.vip_count(V6)), capacities.vips6),
     ];
     let report = |(name, entries, capacity): (&str, u64, u32)| {
         (name.to_owned(), FillReport { entries, capacity: capacity.into() })
@@ -69,7 +73,7 @@ mod tests {
 
     #[test]
     fn empty_tables_are_empty_and_every_one_is_told() {
-        let fill = fill(&Book::new(Capacities::all(7)));
+        let fill = fill(&ProgrammedState::new(Capacities::all(7)));
         assert_eq!(fill.len(), 12);
         assert!(fill.values().all(|fill| *fill == FillReport { entries: 0, capacity: 7 }));
     }

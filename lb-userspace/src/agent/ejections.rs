@@ -8,7 +8,7 @@ use std::ops::Bound;
 use tokio::time::Instant;
 
 use super::log_bound::LogBound;
-use crate::plan::{BackendId, Book, PortKey};
+use crate::plan::{BackendId, PortKey, ProgrammedState};
 
 /// Backends that one review looks at.
 const REVIEWED: usize = 32_768;
@@ -30,13 +30,13 @@ impl Ejections {
     pub fn update(
         &mut self,
         id: BackendId,
-        book: &Book,
+        programmed: &ProgrammedState,
         is_ejected: impl Fn(BackendId, u32) -> bool,
         now: Instant,
     ) -> bool {
-        let record = book.backends.get(&id).filter(|record| is_ejected(id, record.generation));
+        let record = programmed.backends.get(&id).filter(|record| is_ejected(id, record.generation));
         let found = record.and_then(|record| {
-            let service = book.services.get(&record.service)?;
+            let service = programmed.services.get(&record.service)?;
             Some((record.generation, (service.key.clone(), record.address)))
         });
         let before = self.known.get(&id);
@@ -45,7 +45,11 @@ impl Ejections {
         }
         if let Some((_, subject)) = before.filter(|_| found.is_none()) {
             // A backend that is no more is logged where it ends.
-            if book.backends.get(&id).is_some_and(|record| Some(record.generation) == before.map(|(known, _)| *known)) {
+            if programmed
+                .backends
+                .get(&id)
+                .is_some_and(|record| Some(record.generation) == before.map(|(known, _)| *known))
+            {
                 tell(&mut self.log, subject, false, now);
             }
         }
@@ -60,15 +64,20 @@ impl Ejections {
     }
 
     /// Looks at a part of all backends, behind those of the review before. Returns whether anything is new.
-    pub fn review(&mut self, book: &Book, is_ejected: impl Fn(BackendId, u32) -> bool, now: Instant) -> bool {
+    pub fn review(
+        &mut self,
+        programmed: &ProgrammedState,
+        is_ejected: impl Fn(BackendId, u32) -> bool,
+        now: Instant,
+    ) -> bool {
         let first = self.reviewed.take().map_or(Bound::Unbounded, Bound::Excluded);
-        self.reviewed = book.backends.range((first, Bound::Unbounded)).nth(REVIEWED - 1).map(|(id, _)| *id);
+        self.reviewed = programmed.backends.range((first, Bound::Unbounded)).nth(REVIEWED - 1).map(|(id, _)| *id);
         let part = (first, self.reviewed.map_or(Bound::Unbounded, Bound::Included));
-        let ejected = book.backends.range(part).filter(|(id, record)| is_ejected(**id, record.generation));
+        let ejected = programmed.backends.range(part).filter(|(id, record)| is_ejected(**id, record.generation));
         let known = self.known.range(part).map(|(id, _)| *id);
         let ids: BTreeSet<BackendId> = ejected.map(|(id, _)| *id).chain(known).collect();
         // Each is checked, also after the first that is new.
-        ids.into_iter().filter(|id| self.update(*id, book, &is_ejected, now)).count() > 0
+        ids.into_iter().filter(|id| self.update(*id, programmed, &is_ejected, now)).count() > 0
     }
 
     /// All of them.
@@ -91,14 +100,14 @@ fn tell(log: &mut LogBound, (service, endpoint): &Subject, is_ejected: bool, now
 mod tests {
     use super::*;
     use crate::model::{Family, ObjectName, Protocol};
-    use crate::plan::{BackendRecord, BookedService, Capacities, SortedMap, SortedSet};
+    use crate::plan::{BackendRecord, Capacities, ProgrammedService, SortedMap, SortedSet};
 
     const ID: BackendId = BackendId { family: Family::V4, id: 3 };
 
-    fn book(generation: u32) -> Book {
-        let mut book = Book::new(Capacities::all(8));
+    fn programmed(generation: u32) -> ProgrammedState {
+        let mut programmed = ProgrammedState::new(Capacities::all(8));
         let key = PortKey { service: ObjectName::new("demo", "web"), port: 80, protocol: Protocol::Tcp };
-        let service = BookedService {
+        let service = ProgrammedService {
             key,
             name: None,
             frontends: SortedSet::default(),
@@ -117,17 +126,17 @@ mod tests {
             uid_hash: 0,
             weight: 1,
         };
-        book.services.insert(1, service);
-        book.backends.insert(ID, record);
-        book
+        programmed.services.insert(1, service);
+        programmed.backends.insert(ID, record);
+        programmed
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_review_looks_at_a_bounded_number_of_backends_and_all_have_their_turn() {
-        let (mut ejections, mut book, now) = (Ejections::default(), book(1), Instant::now());
-        let record = book.backends[&ID];
+        let (mut ejections, mut programmed, now) = (Ejections::default(), programmed(1), Instant::now());
+        let record = programmed.backends[&ID];
         let ids = (1..=u32::try_from(3 * REVIEWED).expect("few")).map(|id| BackendId { family: Family::V4, id });
-        book.backends.extend(ids.map(|id| (id, record)));
+        programmed.backends.extend(ids.map(|id| (id, record)));
         let looked = std::cell::Cell::new(0);
         let mut found = Vec::new();
         for _ in 0..4 {
@@ -137,7 +146,7 @@ mod tests {
                 looked.set(looked.get() + 1);
                 id == last
             };
-            found.push(ejections.review(&book, is_ejected, now));
+            found.push(ejections.review(&programmed, is_ejected, now));
             assert!(looked.get() <= REVIEWED + 1, "{}", looked.get());
         }
         assert_eq!((found, ejections.known().count()), (vec![false, false, true, false], 1));
@@ -147,13 +156,13 @@ mod tests {
     async fn what_is_told_twice_is_new_once_and_what_was_missed_is_found() {
         let (mut ejections, now) = (Ejections::default(), Instant::now());
         let (yes, no) = (|_: BackendId, _: u32| true, |_: BackendId, _: u32| false);
-        assert!(ejections.update(ID, &book(1), yes, now));
-        assert!(!ejections.update(ID, &book(1), yes, now));
+        assert!(ejections.update(ID, &programmed(1), yes, now));
+        assert!(!ejections.update(ID, &programmed(1), yes, now));
         assert_eq!(ejections.known().map(|(_, endpoint)| endpoint.to_string()).collect::<Vec<_>>(), ["10.0.0.1:8080"]);
-        assert!(ejections.review(&book(1), no, now), "the record that said so was lost");
+        assert!(ejections.review(&programmed(1), no, now), "the record that said so was lost");
         assert_eq!(ejections.known().count(), 0);
-        assert!(ejections.review(&book(1), yes, now) && !ejections.review(&book(1), yes, now));
-        assert!(ejections.review(&book(2), |_, generation| generation == 1, now), "another backend has its id");
+        assert!(ejections.review(&programmed(1), yes, now) && !ejections.review(&programmed(1), yes, now));
+        assert!(ejections.review(&programmed(2), |_, generation| generation == 1, now), "another backend has its id");
         assert_eq!(ejections.known().count(), 0);
     }
 }

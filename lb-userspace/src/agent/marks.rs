@@ -12,7 +12,7 @@ use lb_common::abi::{backend_flags, backend_state};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::observe::maintenance::{Answer, Order, State};
-use crate::plan::{Book, PortKey, Target};
+use crate::plan::{PortKey, ProgrammedState, Target};
 
 /// Endpoints whose active checks fail, each of one service port.
 pub type Unhealthy = BTreeSet<(PortKey, SocketAddr)>;
@@ -49,9 +49,9 @@ const UNREAD: &str = "unread";
 const LINE_SHOWN: usize = 100;
 
 /// What an agent before this one kept from new flows because of its checks: who makes the checks begins with it.
-pub fn restored(book: &Book) -> Unhealthy {
-    let flagged = book.backends.values().filter(|record| record.flags & backend_flags::UNHEALTHY != 0);
-    flagged.filter_map(|record| Some((book.services.get(&record.service)?.key.clone(), record.address))).collect()
+pub fn restored(programmed: &ProgrammedState) -> Unhealthy {
+    let flagged = programmed.backends.values().filter(|record| record.flags & backend_flags::UNHEALTHY != 0);
+    flagged.filter_map(|record| Some((programmed.services.get(&record.service)?.key.clone(), record.address))).collect()
 }
 
 /// What is in maintenance, and where it is written down.
@@ -66,11 +66,11 @@ pub(super) struct Maintenance {
 
 impl Maintenance {
     /// What was in maintenance when the last agent ended. Where the file cannot be read, what the tables keep in maintenance stays so.
-    pub fn open(run_dir: &Path, book: &Book) -> Self {
+    pub fn open(run_dir: &Path, programmed: &ProgrammedState) -> Self {
         let file = run_dir.join(FILE);
         let (mut targets, problem) = parse(&file);
         if problem.is_some() {
-            let kept = book.backends.values().filter(|record| record.state == backend_state::MAINTENANCE);
+            let kept = programmed.backends.values().filter(|record| record.state == backend_state::MAINTENANCE);
             let unnamed =
                 kept.map(|record| record.address).filter(|at| !targets.iter().any(|target| target.holds(*at)));
             let unnamed: Vec<Target> = unnamed.map(Target::Endpoint).collect();
@@ -136,10 +136,10 @@ impl Maintenance {
     }
 
     /// The tables hold what was ordered so far.
-    pub fn answer(&mut self, book: &Book) {
+    pub fn answer(&mut self, programmed: &ProgrammedState) {
         for Obeyed { reply, changed, error } in std::mem::take(&mut self.obeyed) {
             // Who asked may have gone away.
-            let _ = reply.send(Answer { error, ..answer(&self.targets, book, changed) });
+            let _ = reply.send(Answer { error, ..answer(&self.targets, programmed, changed) });
         }
     }
 }
@@ -182,9 +182,9 @@ fn write(file: &Path, targets: &BTreeSet<Target>) -> io::Result<()> {
 }
 
 /// The state of what an order was about: all that is in maintenance, and how many endpoints each target holds now.
-fn answer(targets: &BTreeSet<Target>, book: &Book, changed: bool) -> Answer {
+fn answer(targets: &BTreeSet<Target>, programmed: &ProgrammedState, changed: bool) -> Answer {
     let endpoints: BTreeSet<SocketAddr> =
-        book.services.values().flat_map(|service| service.current.keys().copied()).collect();
+        programmed.services.values().flat_map(|service| service.current.keys().copied()).collect();
     let state = |target: &Target| State {
         target: target.to_string(),
         endpoints: endpoints.iter().filter(|endpoint| target.holds(**endpoint)).count() as u64,
@@ -203,8 +203,8 @@ mod tests {
     }
 
     /// Tables with these backends in maintenance.
-    fn book(maintained: &[&str]) -> Book {
-        let mut book = Book::new(Capacities::all(7));
+    fn programmed(maintained: &[&str]) -> ProgrammedState {
+        let mut programmed = ProgrammedState::new(Capacities::all(7));
         for (id, address) in (1..).zip(maintained) {
             let record = BackendRecord {
                 address: address.parse().expect("an address"),
@@ -217,15 +217,15 @@ mod tests {
                 uid_hash: 0,
                 weight: 1,
             };
-            book.backends.insert(BackendId { family: Family::of(record.address.ip()), id }, record);
+            programmed.backends.insert(BackendId { family: Family::of(record.address.ip()), id }, record);
         }
-        book
+        programmed
     }
 
     #[test]
     fn what_was_ordered_holds_over_a_restart() {
         let dir = tempfile::tempdir().expect("a temporary folder");
-        let tables = book(&["10.0.0.7:80"]);
+        let tables = programmed(&["10.0.0.7:80"]);
         let mut first = Maintenance::open(dir.path(), &tables);
         assert!(first.targets().is_empty(), "the file counts, and none is an empty one");
         assert!(first.obey(Order::On(target("10.0.0.1"))).expect("written"));
@@ -242,7 +242,7 @@ mod tests {
     fn a_file_that_cannot_be_read_ends_no_maintenance_until_it_can_be_or_an_order_replaces_it() {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let file = dir.path().join(FILE);
-        let tables = book(&["10.0.0.1:80", "10.0.0.2:80"]);
+        let tables = programmed(&["10.0.0.1:80", "10.0.0.2:80"]);
         // A folder cannot be read as a file, not even by root.
         std::fs::create_dir(&file).expect("writable");
         let mut held = Maintenance::open(dir.path(), &tables);

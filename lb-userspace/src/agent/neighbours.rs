@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use crate::datapath::Surroundings;
 use crate::model::{Family, Snapshot};
-use crate::plan::Book;
+use crate::plan::ProgrammedState;
 
 /// Who tells.
 #[derive(Debug)]
@@ -41,9 +41,11 @@ impl Neighbours {
     }
 
     /// What is published for external clients; `own`: the node's addresses. Looks at every frontend.
-    pub fn tell_published(&self, book: &Book, own: &BTreeSet<IpAddr>) {
+    pub fn tell_published(&self, programmed: &ProgrammedState, own: &BTreeSet<IpAddr>) {
         let (mut published, mut families, mut is_direct) = (BTreeSet::new(), BTreeSet::new(), false);
-        for (frontend, entry) in book.frontends.iter().filter(|(_, entry)| entry.kind != frontend_kind::CLUSTER_IP) {
+        for (frontend, entry) in
+            programmed.frontends.iter().filter(|(_, entry)| entry.kind != frontend_kind::CLUSTER_IP)
+        {
             families.insert(Family::of(frontend.address));
             is_direct |= entry.flags & service_flags::DSR != 0 && entry.kind != frontend_kind::HOST_SOCKET;
             if entry.kind != frontend_kind::NODE_PORT && own.contains(&frontend.address) {

@@ -153,8 +153,8 @@ mod tests {
                 Request::Compare { preview, ports, reply } => {
                     compared += 1;
                     assert!(ports.len() <= PORTS_AT_ONCE);
-                    let book = crate::plan::Book::new(crate::plan::Capacities::all(4096));
-                    let effect = |key| preview.effect(key, &book, clock::monotonic());
+                    let programmed = crate::plan::ProgrammedState::new(crate::plan::Capacities::all(4096));
+                    let effect = |key| preview.effect(key, &programmed, clock::monotonic());
                     let effects = preview.ports()[ports].iter().filter_map(effect).collect();
                     reply.send(Compared { effects, no_room: Vec::new() }).expect("it waits");
                 }

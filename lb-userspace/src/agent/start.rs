@@ -132,9 +132,9 @@ async fn with_source(
     tasks.push(spawn(ring::follow(events, ring::Takers { metrics: metrics.clone(), learnt: learn, stream })));
     tasks.extend(datapath.take_program_log().map(program_log));
     let origin = source.status.borrow().origin.clone();
-    let maintenance = Maintenance::open(&settings.run_dir, programmer.book());
+    let maintenance = Maintenance::open(&settings.run_dir, programmer.programmed());
     // Who was kept out stays so until this agent's own checks say otherwise.
-    let restored = marks::restored(programmer.book());
+    let restored = marks::restored(programmer.programmed());
     let marks = Marks { maintenance: maintenance.targets().clone(), unhealthy: restored.clone() };
     let (failing, unhealthy) = watch::channel(restored.clone());
     let (checks, wanted) = watch::channel(None);

@@ -14,7 +14,7 @@ use crate::config::Settings;
 use crate::maps::{ClientShares, Connections, Pinned};
 use crate::model::{Family, Monotonic};
 use crate::observe::report::SweepReport;
-use crate::plan::{BackendId, Book, DrainLimits, Frontend};
+use crate::plan::{BackendId, DrainLimits, Frontend, ProgrammedState};
 use crate::sweep::{Client, Clients, Counts, Order, Part, Position, Rounds, Seen, Start, SweepContext, correction};
 
 /// Backends whose connections are counted or corrected in one step.
@@ -83,11 +83,11 @@ impl Sweeper {
     pub fn step(&mut self, programmer: &mut Programmer<KernelStore>, now: Monotonic) -> Option<&SweepReport> {
         match self.walk.take() {
             Some(Walk::Counts(behind)) => {
-                self.walk = self.count(programmer.book(), behind).map(|last| Walk::Counts(Some(last)));
+                self.walk = self.count(programmer.programmed(), behind).map(|last| Walk::Counts(Some(last)));
                 return None;
             }
             Some(Walk::Corrects(behind)) => {
-                self.walk = self.correct(programmer.book(), behind).map(|last| Walk::Corrects(Some(last)));
+                self.walk = self.correct(programmer.programmed(), behind).map(|last| Walk::Corrects(Some(last)));
                 if self.walk.is_some() {
                     return None;
                 }
@@ -127,11 +127,11 @@ impl Sweeper {
     }
 
     fn part(&mut self, order: Order, programmer: &Programmer<KernelStore>, now: Monotonic) -> io::Result<Part> {
-        let book = programmer.book();
+        let programmed = programmer.programmed();
         let since_boot = now.since(Monotonic::default());
         let look = SweepContext {
             maps: programmer.store().maps(),
-            book,
+            programmed,
             timeouts: &self.timeouts,
             now: Now { s: since_boot.as_secs().try_into().unwrap_or(u32::MAX), ds: now.to_tenths() },
             at: now,
@@ -141,11 +141,11 @@ impl Sweeper {
     }
 
     fn begin(&mut self, programmer: &Programmer<KernelStore>) {
-        let (book, maps) = (programmer.book(), programmer.store().maps());
+        let (programmed, maps) = (programmer.programmed(), programmer.store().maps());
         self.position = None;
         let start = Start {
-            gone: book.gone.clone(),
-            draining: book.drains.ids().collect(),
+            gone: programmed.gone.clone(),
+            draining: programmed.drains.ids().collect(),
             connections: Counts::default(),
             client_shares: maps.client_shares.read(),
             unserved: self.unserved.clone(),
@@ -154,8 +154,8 @@ impl Sweeper {
     }
 
     /// Notes how many connections the next backends have; the last one of them, if there may be more.
-    fn count(&mut self, book: &Book, behind: Option<BackendId>) -> Option<BackendId> {
-        let next = book.backends.range(behind_of(behind)).take(BACKENDS);
+    fn count(&mut self, programmed: &ProgrammedState, behind: Option<BackendId>) -> Option<BackendId> {
+        let next = programmed.backends.range(behind_of(behind)).take(BACKENDS);
         let counts: Vec<_> = next.map(|(id, record)| (*id, self.of(*id).of(id.id, record.generation))).collect();
         let last = counts.last().map(|(id, _)| *id);
         self.seen.start.connections.extend(counts.into_iter().filter(|(_, count)| *count > 0));
@@ -218,9 +218,9 @@ impl Sweeper {
     }
 
     /// Sets right how many connections the next backends have; the last one of them, if there may be more.
-    fn correct(&mut self, book: &Book, behind: Option<BackendId>) -> Option<BackendId> {
+    fn correct(&mut self, programmed: &ProgrammedState, behind: Option<BackendId>) -> Option<BackendId> {
         let mut last = None;
-        for (id, record) in book.backends.range(behind_of(behind)).take(BACKENDS) {
+        for (id, record) in programmed.backends.range(behind_of(behind)).take(BACKENDS) {
             last = Some(*id);
             let count = |counts: &Counts| counts.get(id).copied().unwrap_or(0);
             let after = self.of(*id).of(id.id, record.generation);

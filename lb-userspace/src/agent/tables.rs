@@ -107,7 +107,7 @@ impl Tables {
     ) -> Self {
         let Beside { health_checks, auditor, object_events, node_memory, maintenance, sockets, .. } = beside;
         let Beside { sweeper, checks, neighbours, held_ports, .. } = beside;
-        neighbours.tell_published(programmer.book(), &facts.addresses);
+        neighbours.tell_published(programmer.programmed(), &facts.addresses);
         Self {
             programmer,
             progress,
@@ -249,14 +249,14 @@ impl Tables {
                 self.take_maintenance();
             }
             self.open_health_checks();
-            self.neighbours.tell_published(self.programmer.book(), &self.facts.addresses);
-            let (book, sweeper) = (self.programmer.book(), &self.sweeper);
+            self.neighbours.tell_published(self.programmer.programmed(), &self.facts.addresses);
+            let (programmed, sweeper) = (self.programmer.programmed(), &self.sweeper);
             self.avoided_differ |=
-                self.ejections.review(book, |id, generation| sweeper.is_ejected(id, generation), started);
+                self.ejections.review(programmed, |id, generation| sweeper.is_ejected(id, generation), started);
             if std::mem::take(&mut self.avoided_differ) {
                 self.tell_avoided();
             }
-            let (fill, overdue) = (fill(self.programmer.book()), self.overdue());
+            let (fill, overdue) = (fill(self.programmer.programmed()), self.overdue());
             let held_ports = self.held_ports.update(self.programmer.desired());
             let unread_maintenance = self.maintenance.problem();
             self.progress.send_modify(|progress| {
@@ -310,16 +310,16 @@ impl Tables {
     /// Backends past their deadline: the next pass takes them out, if it can.
     fn overdue(&self) -> u64 {
         let now = clock::monotonic();
-        let deadlines = self.programmer.book().deadlines.iter();
+        let deadlines = self.programmer.programmed().deadlines.iter();
         deadlines.take_while(|(tenths, _)| Monotonic::from_tenths(*tenths) <= now).count() as u64
     }
 
     fn note(&mut self, report: &Report, took: Duration, whole: bool) {
         if whole {
-            self.neighbours.tell_published(self.programmer.book(), &self.facts.addresses);
+            self.neighbours.tell_published(self.programmer.programmed(), &self.facts.addresses);
         }
         if report.waiting == 0 {
-            self.maintenance.answer(self.programmer.book());
+            self.maintenance.answer(self.programmer.programmed());
         }
         if let Some(sockets) = self.sockets.as_ref().filter(|_| report.writes > 0 || whole) {
             sockets.check_soon();

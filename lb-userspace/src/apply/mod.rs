@@ -1,4 +1,4 @@
-//! The only writer of the tables: carries plans out over a store, keeps the book, retries, and watches deadlines.
+//! The only writer of the tables: carries plans out over a store, records the programmed state, retries, and watches deadlines.
 
 mod audit;
 mod backlog;

@@ -17,8 +17,8 @@ use crate::{
     maps::vip_filter,
     model::{Family, Monotonic, ObjectName, Snapshot},
     plan::{
-        BackendId, Book, Changes, Desired, DesiredService, Hold, Inputs, NodeFacts, PlanSettings, Planner, PortKey,
-        Tables, restore,
+        BackendId, Changes, Desired, DesiredService, Hold, Inputs, NodeFacts, PlanSettings, Planner, PortKey,
+        ProgrammedState, Tables, restore,
     },
 };
 
@@ -35,7 +35,7 @@ pub struct Programmer<S> {
     /// What no run has had time for yet.
     pub(super) backlog: Backlog,
     /// The last deadline that was handled, if more that passed are still to be.
-    struck_to: Option<(u32, BackendId)>,
+    passed_to: Option<(u32, BackendId)>,
     /// More is to be released than one run does.
     pub(super) releases_left: bool,
     pub(super) last_run: Monotonic,
@@ -58,18 +58,18 @@ impl<S: Store> Programmer<S> {
         let slots = store.slots(&ranges)?;
         loaded.slots = ranges.into_iter().zip(slots).collect();
         store.write_vip_filter(&vip_filter::all_but(loaded.addresses()));
-        let mut book = restore(capacities, loaded);
-        book.guess_drains(settings.drain_limits.period);
-        let reclaim_at = (!book.gone.is_empty()).then(|| now + settings.reclaim_interval);
+        let mut programmed = restore(capacities, loaded);
+        programmed.guess_drains(settings.drain_limits.period);
+        let reclaim_at = (!programmed.gone.is_empty()).then(|| now + settings.reclaim_interval);
         Ok(Self {
-            writer: Writer { store, book, grace: settings.slot_grace },
+            writer: Writer { store, programmed, grace: settings.slot_grace },
             planner: Planner::new(settings.clone()),
             tables: Tables::default(),
             settings,
             revision: None,
             pending: Pending::default(),
             backlog: Backlog::default(),
-            struck_to: None,
+            passed_to: None,
             releases_left: false,
             last_run: now,
             reclaim_at,
@@ -80,34 +80,36 @@ impl<S: Store> Programmer<S> {
     /// comes again with [`Self::tick`]. So does what is more than one run handles ([`PlanSettings::run_max`]); everything else is done.
     pub fn sync(&mut self, snapshot: &Snapshot, facts: &NodeFacts, now: Monotonic) -> Report {
         if self.revision.is_none() {
-            self.planner.hold(Hold::of(&self.writer.book, &snapshot.unread));
+            self.planner.hold(Hold::of(&self.writer.programmed, &snapshot.unread));
         }
         let mut changes = self.planner.update(snapshot, facts);
-        let book = &self.writer.book;
+        let programmed = &self.writer.programmed;
         // Also from those who kept one for another service port that never got it.
-        let holders =
-            changes.unwanted.iter().filter_map(|frontend| book.services.get(&book.frontends.get(frontend)?.id));
+        let holders = changes
+            .unwanted
+            .iter()
+            .filter_map(|frontend| programmed.services.get(&programmed.frontends.get(frontend)?.id));
         changes.services.extend(holders.map(|holder| holder.key.clone()));
         if self.revision.replace(snapshot.revision).is_none() {
             // Whatever an agent before this one left.
-            changes.services.extend(self.writer.book.service_ids.keys().cloned());
-            changes.vips.extend(self.writer.book.vips.keys().copied());
+            changes.services.extend(self.writer.programmed.service_ids.keys().cloned());
+            changes.vips.extend(self.writer.programmed.vips.keys().copied());
         }
         self.add_pending(&mut changes, now);
         self.run(changes, now)
     }
 
-    /// Does what time has brought about: deadlines that struck, ranges that have rested, retries. Does nothing before the
+    /// Does what is due: deadlines that have passed, slot ranges whose pause is over, retries. Does nothing before the
     /// first snapshot.
     pub fn tick(&mut self, now: Monotonic) -> Report {
         if self.revision.is_none() {
             return Report::default();
         }
-        let struck = self.struck_next(now);
-        let ended = self.writer.book.drains.idle().filter(|id| self.drained_at(**id).is_some_and(|at| at <= now));
-        let due = struck.iter().map(|(_, id)| id).chain(ended);
+        let passed = self.next_passed(now);
+        let ended = self.writer.programmed.drains.idle().filter(|id| self.drained_at(**id).is_some_and(|at| at <= now));
+        let due = passed.iter().map(|(_, id)| id).chain(ended);
         let mut changes = Changes { services: self.ports_of(due), ..Changes::default() };
-        self.struck_to = struck.last().copied().filter(|_| struck.len() >= self.settings.run_max);
+        self.passed_to = passed.last().copied().filter(|_| passed.len() >= self.settings.run_max);
         self.add_pending(&mut changes, now);
         self.run(changes, now)
     }
@@ -115,7 +117,7 @@ impl<S: Store> Programmer<S> {
     /// When [`Self::tick`] has something to do; `None`: not before the next snapshot.
     pub fn next_tick(&self) -> Option<Monotonic> {
         self.revision?;
-        if !self.backlog.is_empty() || self.struck_to.is_some() || self.releases_left {
+        if !self.backlog.is_empty() || self.passed_to.is_some() || self.releases_left {
             return Some(self.last_run);
         }
         // What was due and is still there comes with the retry.
@@ -124,14 +126,14 @@ impl<S: Store> Programmer<S> {
             Some(retry) => retry,
             None => self.last_run + self.settings.retry_min,
         };
-        let book = &self.writer.book;
+        let programmed = &self.writer.programmed;
         let deadline = |(tenths, _): &(u32, _)| Monotonic::from_tenths(*tenths);
-        let first = book.deadlines.first().map(deadline);
-        // Not by way of all that struck: they may be very many.
-        let later = book.deadlines.range((self.last_run.to_tenths(), BackendId { family: Family::V4, id: 0 })..);
+        let first = programmed.deadlines.first().map(deadline);
+        // Skips all that have passed: they may be very many.
+        let later = programmed.deadlines.range((self.last_run.to_tenths(), BackendId { family: Family::V4, id: 0 })..);
         let next = later.map(deadline).find(|at| *at > self.last_run);
-        let drained = book.drains.idle().filter_map(|id| self.drained_at(*id)).min();
-        let release = book.resting.first().map(|(until, _)| *until);
+        let drained = programmed.drains.idle().filter_map(|id| self.drained_at(*id)).min();
+        let release = programmed.resting.first().map(|(until, _)| *until);
         let timed = [first, next, drained, release, self.reclaim_at].into_iter().flatten().map(due);
         timed.chain(self.pending.retry_at()).min()
     }
@@ -148,18 +150,18 @@ impl<S: Store> Programmer<S> {
         self.writer.store
     }
 
-    pub fn book(&self) -> &Book {
-        &self.writer.book
+    pub fn programmed(&self) -> &ProgrammedState {
+        &self.writer.programmed
     }
 
     /// Takes down which of the backends that drain have no flow left.
     pub fn note_idle(&mut self, idle: &BTreeSet<BackendId>) {
-        self.writer.book.note_idle(idle);
+        self.writer.programmed.note_idle(idle);
     }
 
     /// Ids of backends that are gone are looked for with the next tick: the store knows more of them now.
     pub fn reclaim_soon(&mut self, now: Monotonic) {
-        if !self.writer.book.gone.is_empty() {
+        if !self.writer.programmed.gone.is_empty() {
             self.reclaim_at = Some(now);
         }
     }
@@ -206,28 +208,29 @@ impl<S: Store> Programmer<S> {
         self.revision.is_some()
     }
 
-    /// As many of the deadlines that struck as one run handles, behind those that runs just before have looked at.
-    fn struck_next(&self, now: Monotonic) -> Vec<(u32, BackendId)> {
-        let from = self.struck_to.map_or(Bound::Unbounded, Bound::Excluded);
-        let due = self.writer.book.deadlines.range((from, Bound::Unbounded)).take_while(|one| has_struck(one, now));
+    /// As many of the passed deadlines as one run handles, after those of the runs just before.
+    fn next_passed(&self, now: Monotonic) -> Vec<(u32, BackendId)> {
+        let from = self.passed_to.map_or(Bound::Unbounded, Bound::Excluded);
+        let due =
+            self.writer.programmed.deadlines.range((from, Bound::Unbounded)).take_while(|one| has_passed(one, now));
         due.take(self.settings.run_max).copied().collect()
     }
 
     /// When the drain period of the backend ends.
     fn drained_at(&self, id: BackendId) -> Option<Monotonic> {
-        self.writer.book.backends.get(&id).map(|record| Monotonic::from_tenths(record.drain_ds))
+        self.writer.programmed.backends.get(&id).map(|record| Monotonic::from_tenths(record.drain_ds))
     }
 
     /// The service ports of these backends.
     fn ports_of<'a>(&self, ids: impl Iterator<Item = &'a BackendId>) -> BTreeSet<PortKey> {
-        let book = &self.writer.book;
-        let records = ids.filter_map(|id| book.backends.get(id));
+        let programmed = &self.writer.programmed;
+        let records = ids.filter_map(|id| programmed.backends.get(id));
         let services: BTreeSet<u32> = records.map(|record| record.service).collect();
-        services.iter().filter_map(|id| book.services.get(id)).map(|service| service.key.clone()).collect()
+        services.iter().filter_map(|id| programmed.services.get(id)).map(|service| service.key.clone()).collect()
     }
 }
 
-fn has_struck((tenths, _): &(u32, BackendId), now: Monotonic) -> bool {
+fn has_passed((tenths, _): &(u32, BackendId), now: Monotonic) -> bool {
     Monotonic::from_tenths(*tenths) <= now
 }
 

@@ -7,7 +7,7 @@ use lb_common::abi::backend_state;
 use super::pending::Pending;
 use crate::{
     model::{Monotonic, Refused},
-    plan::{Book, DrainEnds},
+    plan::{DrainEnds, ProgrammedState},
 };
 
 /// Result of a sync or a tick.
@@ -60,17 +60,17 @@ impl Report {
         self.failing = pending.failed();
     }
 
-    pub(super) fn describe(&mut self, book: &Book, now: Monotonic) {
-        self.services = book.served();
+    pub(super) fn describe(&mut self, programmed: &ProgrammedState, now: Monotonic) {
+        self.services = programmed.served();
         self.backends = BackendCounts {
-            active: book.count_in(backend_state::ACTIVE),
-            unready: book.count_in(backend_state::UNREADY),
-            terminating: book.count_in(backend_state::TERMINATING),
-            draining: book.count_in(backend_state::DRAINING),
-            maintenance: book.count_in(backend_state::MAINTENANCE),
-            gone: book.count_in(backend_state::GONE),
+            active: programmed.count_in(backend_state::ACTIVE),
+            unready: programmed.count_in(backend_state::UNREADY),
+            terminating: programmed.count_in(backend_state::TERMINATING),
+            draining: programmed.count_in(backend_state::DRAINING),
+            maintenance: programmed.count_in(backend_state::MAINTENANCE),
+            gone: programmed.count_in(backend_state::GONE),
         };
-        self.oldest_drain = book.drains.oldest().map(|began| now.since(began));
-        self.drain_ends = book.drains.ends;
+        self.oldest_drain = programmed.drains.oldest().map(|began| now.since(began));
+        self.drain_ends = programmed.drains.ends;
     }
 }

@@ -46,14 +46,14 @@ impl<S: Store> Programmer<S> {
         let mut report = run.report;
         report.waiting = self.backlog.len();
         report.list(&self.pending, &self.planner.desired().refusals);
-        report.describe(&self.writer.book, now);
+        report.describe(&self.writer.programmed, now);
         report
     }
 
     /// The service ports of this run. One that is removed while another takes over a frontend of it comes with that one.
     fn choose(&mut self, changed: BTreeSet<PortKey>) -> BTreeSet<PortKey> {
-        let (desired, book) = (self.planner.desired(), &self.writer.book);
-        let mut chosen = self.backlog.choose(changed, self.settings.run_max, |key| work(key, desired, book));
+        let (desired, programmed) = (self.planner.desired(), &self.writer.programmed);
+        let mut chosen = self.backlog.choose(changed, self.settings.run_max, |key| work(key, desired, programmed));
         let removed = chosen.iter().filter(|key| !desired.services.contains_key(key));
         let takers: BTreeSet<PortKey> = removed.flat_map(|key| self.takers(key)).cloned().collect();
         chosen.extend(takers.into_iter().filter(|key| self.backlog.take_service(key)));
@@ -62,8 +62,8 @@ impl<S: Store> Programmer<S> {
 
     /// Service ports that are to have a frontend which `key` holds; itself, if it keeps one.
     fn takers(&self, key: &PortKey) -> impl Iterator<Item = &PortKey> {
-        let (desired, book) = (self.planner.desired(), &self.writer.book);
-        let held = book.service_ids.get(key).and_then(|id| book.services.get(id));
+        let (desired, programmed) = (self.planner.desired(), &self.writer.programmed);
+        let held = programmed.service_ids.get(key).and_then(|id| programmed.services.get(id));
         let frontends = held.into_iter().flat_map(|service| &service.frontends);
         frontends.filter_map(|frontend| desired.owners.get(frontend))
     }
@@ -123,17 +123,17 @@ impl<S: Store> Programmer<S> {
         self.change(others.into_iter().map(Subject::Service), run);
         for key in planned {
             if let Some(wanted) = self.planner.desired().services.get(&key) {
-                self.writer.book.put_drain_limits(&key, wanted.drain_limits);
+                self.writer.programmed.put_drain_limits(&key, wanted.drain_limits);
             }
         }
     }
 
     /// Service ports that hold a frontend which `key` is to have.
     fn losers(&self, key: &PortKey) -> Vec<PortKey> {
-        let book = &self.writer.book;
+        let programmed = &self.writer.programmed;
         let wanted = self.desired().services.get(key);
         let frontends = wanted.into_iter().flat_map(|wanted| wanted.frontends.keys());
-        let holders = frontends.filter_map(|frontend| book.services.get(&book.frontends.get(frontend)?.id));
+        let holders = frontends.filter_map(|frontend| programmed.services.get(&programmed.frontends.get(frontend)?.id));
         holders.filter(|holder| holder.key != *key).map(|holder| holder.key.clone()).collect()
     }
 
@@ -149,13 +149,14 @@ impl<S: Store> Programmer<S> {
         let mut changes = Vec::new();
         for subject in subjects {
             let before = self.pending.take(&subject);
-            let (desired, book) = (self.planner.desired(), &self.writer.book);
+            let (desired, programmed) = (self.planner.desired(), &self.writer.programmed);
             let (planned_ops, owner) = match &subject {
-                Subject::Service(key) => {
-                    (diff_service(key, desired, book, &mut self.tables, &self.settings, run.now), Some(key.clone()))
-                }
+                Subject::Service(key) => (
+                    diff_service(key, desired, programmed, &mut self.tables, &self.settings, run.now),
+                    Some(key.clone()),
+                ),
                 Subject::Vip(address) => {
-                    let planned = diff_vip(*address, desired, book);
+                    let planned = diff_vip(*address, desired, programmed);
                     (planned.map(|op| op.into_iter().collect()).map_err(Obstacle::from), None)
                 }
                 Subject::Release(_) | Subject::Note => continue,
@@ -168,7 +169,7 @@ impl<S: Store> Programmer<S> {
                     }
                     Obstacle::Unfinished => owner.cloned().into_iter().for_each(|key| self.backlog.add_service(key)),
                 }
-                owner.map(|key| withdrawals(key, desired, book, &self.settings, run.now)).unwrap_or_default()
+                owner.map(|key| withdrawals(key, desired, programmed, &self.settings, run.now)).unwrap_or_default()
             });
             let part = part(&ops, self.settings.run_max);
             if let Some(key) = owner.as_ref().filter(|_| part < ops.len()) {
@@ -190,14 +191,14 @@ impl<S: Store> Programmer<S> {
     }
 
     fn sweep(&mut self, run: &mut Run) {
-        let book = &self.writer.book;
+        let programmed = &self.writer.programmed;
         self.pending.retain(|subject| match subject {
-            Subject::Release(Released::Slots(base)) => book.is_at_rest(*base),
-            Subject::Release(Released::Backend(id)) => book.gone.contains(id),
-            Subject::Release(Released::Service(id)) => book.empty.contains(id),
+            Subject::Release(Released::Slots(base)) => programmed.is_at_rest(*base),
+            Subject::Release(Released::Backend(id)) => programmed.gone.contains(id),
+            Subject::Release(Released::Service(id)) => programmed.empty.contains(id),
             Subject::Service(_) | Subject::Vip(_) | Subject::Note => true,
         });
-        let (ops, is_more) = self.bounded(sweep(&self.writer.book, self.planner.desired(), run.now), run.now);
+        let (ops, is_more) = self.bounded(sweep(&self.writer.programmed, self.planner.desired(), run.now), run.now);
         self.releases_left = is_more;
         self.release(ops, run);
     }
@@ -221,7 +222,7 @@ impl<S: Store> Programmer<S> {
 
     /// Frees the ids that no flow refers to any more, if it is time to look.
     fn reclaim(&mut self, run: &mut Run) {
-        let gone = &self.writer.book.gone;
+        let gone = &self.writer.programmed.gone;
         if gone.is_empty() {
             self.reclaim_at = None;
             return;
@@ -233,7 +234,7 @@ impl<S: Store> Programmer<S> {
         self.reclaim_at = Some(run.now + self.settings.reclaim_interval);
         match self.writer.store.referred(gone) {
             Ok(referred) => {
-                let free = free_unreferred(&self.writer.book, self.planner.desired(), &referred);
+                let free = free_unreferred(&self.writer.programmed, self.planner.desired(), &referred);
                 let (free, is_more) = self.bounded(free, run.now);
                 if is_more {
                     self.reclaim_at = Some(run.now + RECLAIM_PAUSE);
@@ -242,7 +243,7 @@ impl<S: Store> Programmer<S> {
             }
             Err(error) => tracing::warn!("looking for flows of backends that are gone, which goes on: {error}"),
         }
-        if self.writer.book.gone.is_empty() {
+        if self.writer.programmed.gone.is_empty() {
             self.reclaim_at = None;
         }
     }
@@ -265,7 +266,7 @@ impl<S: Store> Programmer<S> {
         let before = self.pending.take(&Subject::Note);
         let note = if self.pending.is_empty() && self.backlog.is_empty() {
             Op::WriteConfig { revision, programmed_ds: run.now.to_tenths() }
-        } else if let (1.., Some(noted)) = (run.report.failed_writes, self.writer.book.config) {
+        } else if let (1.., Some(noted)) = (run.report.failed_writes, self.writer.programmed.config) {
             let revision = u64::from(noted.revision_high) << 32 | u64::from(noted.revision_low);
             Op::WriteConfig { revision, programmed_ds: noted.programmed_ds }
         } else {

@@ -1,11 +1,12 @@
-//! Carries operations out, many changes at a time, in the order that keeps readers safe, and keeps the book true whatever fails.
+//! Carries operations out, many changes at a time, in an order that is safe for readers. The programmed state stays true after
+//! any failed write.
 
 use std::{collections::BTreeMap, fmt, net::IpAddr, time::Duration};
 
 use super::{Report, Store, StoreError, pending::Retry};
 use crate::{
     model::{Monotonic, ObjectName, Protocol},
-    plan::{BackendId, Book, Op, PortKey},
+    plan::{BackendId, Op, PortKey, ProgrammedState},
 };
 
 /// What a change is for: the failure of one is no other's.
@@ -57,17 +58,17 @@ impl fmt::Display for Subject {
 pub(super) struct Change {
     pub subject: Subject,
     pub ops: Vec<Op>,
-    /// Whose backends, frontends and so on these are, for the book.
+    /// The service port that owns the backends, frontends and so on, for the programmed state.
     pub owner: Option<PortKey>,
     /// When it was to be tried again, if it failed or found no room before.
     pub before: Option<Retry>,
 }
 
-/// The tables and the book of them.
+/// The tables and their programmed state.
 #[derive(Debug)]
 pub(super) struct Writer<S> {
     pub store: S,
-    pub book: Book,
+    pub programmed: ProgrammedState,
     /// How long slots rest that no frontend leads to any more.
     pub grace: Duration,
 }
@@ -75,7 +76,7 @@ pub(super) struct Writer<S> {
 impl<S: Store> Writer<S> {
     /// Sets aside what a change needs, so that the next one is planned beside it.
     pub fn reserve(&mut self, change: &Change) {
-        self.book.reserve(&change.ops);
+        self.programmed.reserve(&change.ops);
     }
 
     /// Carries reserved changes out: step by step, all of them together, so that each step is few system calls. A change ends
@@ -102,7 +103,7 @@ impl<S: Store> Writer<S> {
                         report.writes += 1;
                     }
                     Err(error) => {
-                        self.book.give_up(op);
+                        self.programmed.give_up(op);
                         state[index].1 = false;
                         report.failed_writes += 1;
                         reasons.entry(index).or_insert_with(|| format!("{}: {op}: {error}", change.subject));
@@ -113,7 +114,7 @@ impl<S: Store> Writer<S> {
         let mut failed = Vec::new();
         for (index, (change, (done, _))) in changes.into_iter().zip(state).enumerate() {
             if let Some(reason) = reasons.remove(&index) {
-                change.ops[done..].iter().for_each(|op| self.book.give_up(op));
+                change.ops[done..].iter().for_each(|op| self.programmed.give_up(op));
                 failed.push((change, reason));
             }
         }
@@ -123,20 +124,20 @@ impl<S: Store> Writer<S> {
     /// Notes what the tables hold. No write of the tables, so it is not counted as one.
     pub fn note(&mut self, config: &Op) -> Result<(), StoreError> {
         self.store.apply(config)?;
-        self.book.record_global(config);
+        self.programmed.record_global(config);
         Ok(())
     }
 
     /// Takes down that an id is free which somebody else had used.
     pub fn note_free(&mut self, free: &Op, now: Monotonic) {
         let nobody = PortKey { service: ObjectName::new("", ""), port: 0, protocol: Protocol::Tcp };
-        self.book.record(&nobody, free, now, self.grace);
+        self.programmed.record(&nobody, free, now, self.grace);
     }
 
     fn record(&mut self, owner: Option<&PortKey>, op: &Op, now: Monotonic) {
         match owner {
-            Some(key) => self.book.record(key, op, now, self.grace),
-            None => self.book.record_global(op),
+            Some(key) => self.programmed.record(key, op, now, self.grace),
+            None => self.programmed.record_global(op),
         }
     }
 }

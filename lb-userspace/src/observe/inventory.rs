@@ -140,8 +140,8 @@ impl<'a> Inventory<'a> {
                 backend_state::MAINTENANCE => totals.backends.maintenance += 1,
                 _ => totals.backends.gone += 1,
             }
-            let struck = deadline_ds != 0 && self.now.to_tenths() >= deadline_ds;
-            if struck && state != backend_state::GONE {
+            let passed = deadline_ds != 0 && self.now.to_tenths() >= deadline_ds;
+            if passed && state != backend_state::GONE {
                 totals.overdue += 1;
             }
         }
@@ -177,7 +177,7 @@ pub struct Totals {
     pub ejections: u64,
     /// Backends whose active checks fail.
     pub unhealthy: u64,
-    /// Backends whose deadline has struck, but which the agent has not taken out yet. The programs already evict their flows.
+    /// Backends whose eviction deadline has passed, but which the agent has not taken out yet. The programs already evict their flows.
     pub overdue: u64,
 }
 

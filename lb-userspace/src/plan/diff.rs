@@ -1,4 +1,4 @@
-//! From the book to what is wanted: the operations for one service port, in order, or why they cannot be done.
+//! From the programmed to the desired state: the operations for one service port in order, or the refusal.
 
 mod frontends;
 
@@ -11,8 +11,8 @@ use std::{
 use lb_common::abi::{self, backend_state};
 
 use super::{
-    BackendId, BackendRecord, Book, BookedService, Desired, DesiredEndpoint, DesiredService, Op, PlanSettings, PortKey,
-    Set, SortedMap, Tables,
+    BackendId, BackendRecord, Desired, DesiredEndpoint, DesiredService, Op, PlanSettings, PortKey, ProgrammedService,
+    ProgrammedState, Set, SortedMap, Tables,
     layout::Member,
     life::{self, DrainLimits, Step},
     named::{self, named},
@@ -43,19 +43,21 @@ impl From<Refusal> for Obstacle {
 pub fn diff_service(
     key: &PortKey,
     desired: &Desired,
-    book: &Book,
+    programmed: &ProgrammedState,
     tables: &mut Tables,
     settings: &PlanSettings,
     now: Monotonic,
 ) -> Result<Vec<Op>, Obstacle> {
     let wanted = desired.services.get(key);
-    let known = book.service_ids.get(key).copied();
+    let known = programmed.service_ids.get(key).copied();
     let id = match (known, wanted) {
         (Some(id), _) => id,
         (None, None) => return Ok(Vec::new()),
-        (None, Some(_)) => book.free_service_id().ok_or_else(|| full_for(key, "names", book.capacities.names))?,
+        (None, Some(_)) => {
+            programmed.free_service_id().ok_or_else(|| full_for(key, "names", programmed.capacities.names))?
+        }
     };
-    let mut draft = Draft::new(key, id, wanted, book, settings, now);
+    let mut draft = Draft::new(key, id, wanted, programmed, settings, now);
     if let Some(wanted) = wanted {
         draft.name(wanted);
     }
@@ -75,17 +77,24 @@ pub fn diff_service(
 
 /// The operations that need no room, for a change that finds none as a whole. Backends that are to take no more new flows take none, though slots
 /// still lead to them, and drains end at their deadline.
-pub fn withdrawals(key: &PortKey, desired: &Desired, book: &Book, settings: &PlanSettings, now: Monotonic) -> Vec<Op> {
-    let Some((id, service)) = book.service_ids.get(key).and_then(|id| Some((*id, book.services.get(id)?))) else {
+pub fn withdrawals(
+    key: &PortKey,
+    desired: &Desired,
+    programmed: &ProgrammedState,
+    settings: &PlanSettings,
+    now: Monotonic,
+) -> Vec<Op> {
+    let Some((id, service)) = programmed.service_ids.get(key).and_then(|id| Some((*id, programmed.services.get(id)?)))
+    else {
         return Vec::new();
     };
     let wanted = desired.services.get(key);
-    let mut draft = Draft::new(key, id, wanted, book, settings, now);
+    let mut draft = Draft::new(key, id, wanted, programmed, settings, now);
     let led_to = draft.led_to();
     for (address, id) in &service.current {
         let endpoint = wanted.and_then(|wanted| wanted.endpoints.get(address)).copied();
-        let Some(record) = book.backends.get(id).copied() else { continue };
-        let is_idle = book.drains.is_idle(*id);
+        let Some(record) = programmed.backends.get(id).copied() else { continue };
+        let is_idle = programmed.drains.is_idle(*id);
         let record = match life::step(Some(&record), is_idle, endpoint, draft.limits, now, settings) {
             Step::Write(after) if !is_selected(endpoint) => after,
             Step::Evict(after) | Step::Replace(after) if !led_to.contains(&id.id) => after,
@@ -101,14 +110,14 @@ pub fn withdrawals(key: &PortKey, desired: &Desired, book: &Book, settings: &Pla
 }
 
 /// The operation that brings what becomes of unserved packets to `address` to what is wanted; `None`: it is there.
-pub fn diff_vip(address: IpAddr, desired: &Desired, book: &Book) -> Result<Option<Op>, Refusal> {
-    let (wanted, written) = (desired.vips.get(&address).copied(), book.vips.get(&address).copied());
+pub fn diff_vip(address: IpAddr, desired: &Desired, programmed: &ProgrammedState) -> Result<Option<Op>, Refusal> {
+    let (wanted, written) = (desired.vips.get(&address).copied(), programmed.vips.get(&address).copied());
     let family = Family::of(address);
     match (wanted, written) {
         (Some(wanted), Some(written)) if wanted == written => Ok(None),
-        (Some(_), None) if book.vip_count(family) >= book.capacities.vips(family) => {
+        (Some(_), None) if programmed.vip_count(family) >= programmed.capacities.vips(family) => {
             let map = if family == Family::V4 { "vips4" } else { "vips6" };
-            Err(full(format_args!("address {address}"), map, book.capacities.vips(family)))
+            Err(full(format_args!("address {address}"), map, programmed.capacities.vips(family)))
         }
         (Some(vip), _) => Ok(Some(Op::WriteVip { address, vip })),
         (None, Some(_)) => Ok(Some(Op::RemoveVip { address })),
@@ -165,11 +174,11 @@ fn merged<'a, A, B>(
 struct Draft<'a> {
     key: &'a PortKey,
     id: u32,
-    book: &'a Book,
+    programmed: &'a ProgrammedState,
     settings: &'a PlanSettings,
     limits: DrainLimits,
     now: Monotonic,
-    service: Option<&'a BookedService>,
+    service: Option<&'a ProgrammedService>,
     ops: Vec<Op>,
 }
 
@@ -178,21 +187,21 @@ impl<'a> Draft<'a> {
         key: &'a PortKey,
         id: u32,
         wanted: Option<&DesiredService>,
-        book: &'a Book,
+        programmed: &'a ProgrammedState,
         settings: &'a PlanSettings,
         now: Monotonic,
     ) -> Self {
-        let own = wanted.map_or_else(|| book.own_drain_limits(id), |wanted| wanted.drain_limits);
+        let own = wanted.map_or_else(|| programmed.own_drain_limits(id), |wanted| wanted.drain_limits);
         let limits = own.or(settings.drain_limits);
-        Self { key, id, book, settings, limits, now, service: book.services.get(&id), ops: Vec::new() }
+        Self { key, id, programmed, settings, limits, now, service: programmed.services.get(&id), ops: Vec::new() }
     }
 
     /// The backends that slots of ours lead to. Ids of both families: one of the other family is left for later.
     fn led_to(&self) -> BTreeSet<u32> {
         let frontends = self.service.into_iter().flat_map(|service| &service.frontends);
-        let entries = frontends.filter_map(|frontend| self.book.frontends.get(frontend));
+        let entries = frontends.filter_map(|frontend| self.programmed.frontends.get(frontend));
         let ranges: BTreeSet<u32> = entries.flat_map(ranges_of).map(|range| range.base).collect();
-        let slots = ranges.iter().filter_map(|base| self.book.ranges.get(base)).flatten();
+        let slots = ranges.iter().filter_map(|base| self.programmed.ranges.get(base)).flatten();
         slots.map(|slot| slot.backend).collect()
     }
 
@@ -215,12 +224,12 @@ impl<'a> Draft<'a> {
         let (no_endpoints, no_records) = (SortedMap::default(), SortedMap::default());
         let endpoints = wanted.map_or(&no_endpoints, |wanted| &wanted.endpoints);
         let current = self.service.map_or(&no_records, |service| &service.current);
-        let book = self.book;
-        let mut free = Family::BOTH.map(|family| book.free_backends(family));
+        let programmed = self.programmed;
+        let mut free = Family::BOTH.map(|family| programmed.free_backends(family));
         let mut selected = Vec::new();
         for (address, endpoint, record) in merged(endpoints, current) {
             let endpoint = endpoint.copied();
-            let record = record.and_then(|id| Some((*id, *book.backends.get(id)?)));
+            let record = record.and_then(|id| Some((*id, *programmed.backends.get(id)?)));
             let pool = &mut free[usize::from(Family::of(address.ip()) == Family::V6)];
             let stays = self.backend(address, record, endpoint, pool)?;
             if let (Some((id, generation)), Some(endpoint)) =
@@ -242,7 +251,7 @@ impl<'a> Draft<'a> {
         endpoint: Option<DesiredEndpoint>,
         free: &mut impl Iterator<Item = (BackendId, u32)>,
     ) -> Result<Option<(BackendId, u32)>, Refusal> {
-        let is_idle = record.is_some_and(|(id, _)| self.book.drains.is_idle(id));
+        let is_idle = record.is_some_and(|(id, _)| self.programmed.drains.is_idle(id));
         let current = record.as_ref().map(|(_, record)| record);
         let step = life::step(current, is_idle, endpoint, self.limits, self.now, self.settings);
         match (step, record, endpoint) {
@@ -277,8 +286,8 @@ impl<'a> Draft<'a> {
     ) -> Result<(BackendId, u32), Refusal> {
         let Some((id, generation)) = free else {
             return Err(match Family::of(address.ip()) {
-                Family::V4 => full_for(self.key, "backends4", self.book.capacities.backends4),
-                Family::V6 => full_for(self.key, "backends6", self.book.capacities.backends6),
+                Family::V4 => full_for(self.key, "backends4", self.programmed.capacities.backends4),
+                Family::V6 => full_for(self.key, "backends6", self.programmed.capacities.backends6),
             });
         };
         let blank = BackendRecord {
@@ -300,11 +309,11 @@ impl<'a> Draft<'a> {
     /// Whether other nodes can name all backends of this node that are written.
     fn check_endpoints(&self) -> Result<(), Refusal> {
         let written = self.ops.iter().filter_map(named::key_of);
-        let new: BTreeSet<(IpAddr, u32)> = written.filter(|key| !self.book.has_endpoint(key)).collect();
+        let new: BTreeSet<(IpAddr, u32)> = written.filter(|key| !self.programmed.has_endpoint(key)).collect();
         for (family, map) in [(Family::V4, "endpoints4"), (Family::V6, "endpoints6")] {
             let new = new.iter().filter(|(address, _)| Family::of(*address) == family).count();
-            let capacity = self.book.capacities.endpoints(family);
-            if new > 0 && self.book.endpoint_count(family) as usize + new > capacity as usize {
+            let capacity = self.programmed.capacities.endpoints(family);
+            if new > 0 && self.programmed.endpoint_count(family) as usize + new > capacity as usize {
                 return Err(full_for(self.key, map, capacity));
             }
         }
@@ -320,14 +329,14 @@ impl<'a> Draft<'a> {
         for op in &self.ops {
             if let Op::WriteBackend { id, record } | Op::RetireBackend { id, record } = op {
                 written.insert(*id);
-                lost.extend(self.book.name_of(*id).filter(|_| !keeps(*id, record)));
+                lost.extend(self.programmed.name_of(*id).filter(|_| !keeps(*id, record)));
             }
         }
         if lost.is_empty() {
             return;
         }
         let others = service.current.values().filter(|id| !written.contains(id));
-        let others = others.filter_map(|id| Some((*id, *self.book.backends.get(id)?)));
+        let others = others.filter_map(|id| Some((*id, *self.programmed.backends.get(id)?)));
         let takes = |(id, record): &(BackendId, BackendRecord)| {
             keeps(*id, record) && lost.contains(&(record.address.ip(), record.service))
         };
@@ -339,7 +348,7 @@ impl<'a> Draft<'a> {
     fn retire_superseded(&mut self) {
         let Some(service) = self.service else { return };
         for id in &service.backends {
-            if let Some(record) = self.book.backends.get(id)
+            if let Some(record) = self.programmed.backends.get(id)
                 && record.state != backend_state::GONE
                 && service.current.get(&record.address) != Some(id)
             {

@@ -70,25 +70,25 @@ fn refusal(obstacle: Obstacle) -> Refusal {
     }
 }
 
-fn diff(book: &Book, endpoints: &[&str]) -> Result<Vec<Op>, Refusal> {
+fn diff(programmed: &ProgrammedState, endpoints: &[&str]) -> Result<Vec<Op>, Refusal> {
     let settings = PlanSettings::default();
     let desired = plan(&snapshot(endpoints), &NodeFacts::default(), &settings);
     let key = desired.services.keys().next().unwrap();
-    diff_service(key, &desired, book, &mut Tables::default(), &settings, Monotonic::default()).map_err(refusal)
+    diff_service(key, &desired, programmed, &mut Tables::default(), &settings, Monotonic::default()).map_err(refusal)
 }
 
-fn record_all(book: &mut Book, ops: &[Op]) {
+fn record_all(programmed: &mut ProgrammedState, ops: &[Op]) {
     let desired = plan(&snapshot(&[]), &NodeFacts::default(), &PlanSettings::default());
     let key = desired.services.keys().next().unwrap();
-    book.reserve(ops);
+    programmed.reserve(ops);
     for op in ops {
-        book.record(key, op, Monotonic::default(), Duration::from_secs(1));
+        programmed.record(key, op, Monotonic::default(), Duration::from_secs(1));
     }
 }
 
 #[test]
 fn a_new_service_is_written_from_its_name_to_its_entry() {
-    let ops = diff(&Book::new(CAPACITIES), &["10.0.0.1", "10.0.0.2"]).unwrap();
+    let ops = diff(&ProgrammedState::new(CAPACITIES), &["10.0.0.1", "10.0.0.2"]).unwrap();
     let [Op::WriteName { id: 1, name }, backends @ .., Op::WriteSlots { base: 0, slots }, last] = ops.as_slice() else {
         panic!("{ops:?}");
     };
@@ -138,18 +138,18 @@ fn a_new_service_is_written_from_its_name_to_its_entry() {
 
 #[test]
 fn what_is_written_is_not_written_again() {
-    let mut book = Book::new(CAPACITIES);
-    let ops = diff(&book, &["10.0.0.1"]).unwrap();
-    record_all(&mut book, &ops);
-    assert_eq!(diff(&book, &["10.0.0.1"]).unwrap(), []);
+    let mut programmed = ProgrammedState::new(CAPACITIES);
+    let ops = diff(&programmed, &["10.0.0.1"]).unwrap();
+    record_all(&mut programmed, &ops);
+    assert_eq!(diff(&programmed, &["10.0.0.1"]).unwrap(), []);
 }
 
 #[test]
 fn a_change_writes_beside_the_old_range_and_retires_last() {
-    let mut book = Book::new(CAPACITIES);
-    let ops = diff(&book, &["10.0.0.1"]).unwrap();
-    record_all(&mut book, &ops);
-    let ops = diff(&book, &["10.0.0.2"]).unwrap();
+    let mut programmed = ProgrammedState::new(CAPACITIES);
+    let ops = diff(&programmed, &["10.0.0.1"]).unwrap();
+    record_all(&mut programmed, &ops);
+    let ops = diff(&programmed, &["10.0.0.2"]).unwrap();
     let texts: Vec<String> = ops.iter().map(ToString::to_string).collect();
     assert_eq!(
         texts,
@@ -164,17 +164,17 @@ fn a_change_writes_beside_the_old_range_and_retires_last() {
 
 #[test]
 fn an_id_that_comes_back_has_another_generation_also_after_a_restart() {
-    let mut book = Book::new(CAPACITIES);
+    let mut programmed = ProgrammedState::new(CAPACITIES);
     let id = BackendId { family: Family::V4, id: 1 };
-    assert_eq!(book.free_backends(Family::V4).next(), Some((id, 1)));
-    let ops = diff(&book, &["10.0.0.1"]).unwrap();
-    record_all(&mut book, &ops);
-    let gone = book.backends[&id].gone();
+    assert_eq!(programmed.free_backends(Family::V4).next(), Some((id, 1)));
+    let ops = diff(&programmed, &["10.0.0.1"]).unwrap();
+    record_all(&mut programmed, &ops);
+    let gone = programmed.backends[&id].gone();
     record_all(
-        &mut book,
+        &mut programmed,
         &[Op::RetireBackend { id, record: gone }, Op::FreeBackend { id, generation: gone.generation }],
     );
-    assert_eq!(book.free_backends(Family::V4).next(), Some((id, 3)));
+    assert_eq!(programmed.free_backends(Family::V4).next(), Some((id, 3)));
     let free = BackendRecord { state: backend_state::FREE, ..gone };
     let loaded = crate::plan::Loaded { backends: vec![(id, free)], ..Default::default() };
     assert_eq!(crate::plan::restore(CAPACITIES, loaded).free_backends(Family::V4).next(), Some((id, 3)));
@@ -182,7 +182,8 @@ fn an_id_that_comes_back_has_another_generation_also_after_a_restart() {
 
 #[test]
 fn each_full_table_is_named_and_nothing_is_half_done() {
-    let refusal = |capacities, endpoints: &[&str]| diff(&Book::new(capacities), endpoints).unwrap_err().reason;
+    let refusal =
+        |capacities, endpoints: &[&str]| diff(&ProgrammedState::new(capacities), endpoints).unwrap_err().reason;
     let two = ["10.0.0.1", "10.0.0.2"];
     assert!(refusal(Capacities { names: 0, ..CAPACITIES }, &two).contains("map names is full (0 elements)"));
     assert!(refusal(Capacities { frontends4: 0, ..CAPACITIES }, &two).contains("map services4 is full"));
@@ -195,7 +196,7 @@ fn each_full_table_is_named_and_nothing_is_half_done() {
 #[test]
 fn backends_of_this_node_without_room_among_the_endpoints_are_refused_by_name() {
     let small = Capacities { endpoints4: 1, ..Capacities::all(9) };
-    let mut book = Book::new(small);
+    let mut programmed = ProgrammedState::new(small);
     let local = |endpoints: &[&str]| {
         let mut snapshot = snapshot(endpoints);
         let mut slice = snapshot.slices.values().next().unwrap().as_ref().clone();
@@ -204,36 +205,36 @@ fn backends_of_this_node_without_room_among_the_endpoints_are_refused_by_name() 
         let settings = PlanSettings { node_name: Some("n1".into()), ..PlanSettings::default() };
         plan(&snapshot, &NodeFacts::default(), &settings)
     };
-    let refusal = ops_for(&local(&["10.0.0.1", "10.0.0.2"]), &book).unwrap_err();
+    let refusal = ops_for(&local(&["10.0.0.1", "10.0.0.2"]), &programmed).unwrap_err();
     assert!(refusal.reason.contains("map endpoints4 is full (1 elements)"), "{refusal}");
-    let ops = ops_for(&local(&["10.0.0.1"]), &book).unwrap();
-    book.reserve(&ops);
-    assert_eq!(book.endpoint_count(Family::V4), 1, "planned");
-    record_all(&mut book, &ops);
-    assert_eq!(book.endpoint_count(Family::V4), 1, "written");
-    assert!(ops_for(&local(&["10.0.0.1", "10.0.0.2"]), &book).is_err(), "the second has no room");
+    let ops = ops_for(&local(&["10.0.0.1"]), &programmed).unwrap();
+    programmed.reserve(&ops);
+    assert_eq!(programmed.endpoint_count(Family::V4), 1, "planned");
+    record_all(&mut programmed, &ops);
+    assert_eq!(programmed.endpoint_count(Family::V4), 1, "written");
+    assert!(ops_for(&local(&["10.0.0.1", "10.0.0.2"]), &programmed).is_err(), "the second has no room");
     // Backends of other nodes need none.
-    assert!(diff(&book, &["10.0.0.1", "10.0.0.2"]).is_ok());
+    assert!(diff(&programmed, &["10.0.0.1", "10.0.0.2"]).is_ok());
     let id = BackendId { family: Family::V4, id: 1 };
-    let gone = book.backends[&id].gone();
+    let gone = programmed.backends[&id].gone();
     record_all(
-        &mut book,
+        &mut programmed,
         &[Op::RetireBackend { id, record: gone }, Op::FreeBackend { id, generation: gone.generation }],
     );
-    assert_eq!(book.endpoint_count(Family::V4), 0);
+    assert_eq!(programmed.endpoint_count(Family::V4), 0);
 }
 
 #[test]
 fn slots_rest_before_they_are_released() {
-    let mut book = Book::new(CAPACITIES);
+    let mut programmed = ProgrammedState::new(CAPACITIES);
     for endpoints in [["10.0.0.1"], ["10.0.0.2"]] {
-        let ops = diff(&book, &endpoints).unwrap();
-        record_all(&mut book, &ops);
+        let ops = diff(&programmed, &endpoints).unwrap();
+        record_all(&mut programmed, &ops);
     }
     let desired = plan(&snapshot(&["10.0.0.2"]), &NodeFacts::default(), &PlanSettings::default());
     let just_before = Monotonic::from_duration(Duration::from_millis(999));
-    assert_eq!(sweep(&book, &desired, just_before).count(), 0);
-    let released: Vec<Op> = sweep(&book, &desired, at(1)).map(|(_, op)| op).collect();
+    assert_eq!(sweep(&programmed, &desired, just_before).count(), 0);
+    let released: Vec<Op> = sweep(&programmed, &desired, at(1)).map(|(_, op)| op).collect();
     assert_eq!(released, [Op::ReleaseSlots { range: Range { base: 0, count: 1 } }]);
 }
 
@@ -252,17 +253,17 @@ fn balanced() -> Desired {
     plan(&snapshot, &NodeFacts::default(), &settings)
 }
 
-fn ops_for(desired: &Desired, book: &Book) -> Result<Vec<Op>, Refusal> {
+fn ops_for(desired: &Desired, programmed: &ProgrammedState) -> Result<Vec<Op>, Refusal> {
     let key = desired.services.keys().next().unwrap();
-    diff_service(key, desired, book, &mut Tables::default(), &PlanSettings::default(), Monotonic::default())
+    diff_service(key, desired, programmed, &mut Tables::default(), &PlanSettings::default(), Monotonic::default())
         .map_err(refusal)
 }
 
 #[test]
 fn both_sets_are_written_where_they_differ_and_networks_before_who_asks_for_them() {
-    let mut book = Book::new(Capacities::all(9));
+    let mut programmed = ProgrammedState::new(Capacities::all(9));
     let desired = balanced();
-    let ops = ops_for(&desired, &book).unwrap();
+    let ops = ops_for(&desired, &programmed).unwrap();
     let ranges = ops.iter().filter_map(|op| match op {
         Op::WriteSlots { base, slots } => Some((*base, slots.len())),
         _ => None,
@@ -270,14 +271,14 @@ fn both_sets_are_written_where_they_differ_and_networks_before_who_asks_for_them
     assert_eq!(ranges.collect::<Vec<_>>(), [(0, 2), (2, 1)]);
     let context = |wanted: fn(&Op) -> bool| ops.iter().position(wanted).unwrap();
     assert!(context(|op| matches!(op, Op::WriteSource { .. })) < context(|op| matches!(op, Op::WriteFrontend { .. })));
-    record_all(&mut book, &ops);
-    assert_eq!(ops_for(&desired, &book).unwrap(), []);
+    record_all(&mut programmed, &ops);
+    assert_eq!(ops_for(&desired, &programmed).unwrap(), []);
     // Open to everybody again: the networks go after the frontend has stopped to ask for them.
     let mut open = desired;
     let service = open.services.values_mut().next().unwrap();
     service.sources.clear();
     service.frontends.iter_mut().for_each(|(_, uses)| uses.flags &= !abi::service_flags::SOURCE_RANGES);
-    let ops = ops_for(&open, &book).unwrap();
+    let ops = ops_for(&open, &programmed).unwrap();
     assert!(
         matches!(ops.as_slice(), [Op::WriteFrontend { .. }, Op::RemoveSource { .. }, Op::RemoveSource { .. }]),
         "{ops:?}"
@@ -287,10 +288,12 @@ fn both_sets_are_written_where_they_differ_and_networks_before_who_asks_for_them
 #[test]
 fn networks_and_addresses_without_room_are_refused_by_name() {
     let desired = balanced();
-    let refusal = ops_for(&desired, &Book::new(Capacities { sources4: 1, ..Capacities::all(9) })).unwrap_err();
+    let refusal =
+        ops_for(&desired, &ProgrammedState::new(Capacities { sources4: 1, ..Capacities::all(9) })).unwrap_err();
     assert!(refusal.reason.contains("map sources4 is full (1 elements)"), "{refusal}");
     let address = *desired.vips.keys().next().unwrap();
-    let refusal = diff_vip(address, &desired, &Book::new(Capacities { vips4: 0, ..Capacities::all(9) })).unwrap_err();
+    let refusal =
+        diff_vip(address, &desired, &ProgrammedState::new(Capacities { vips4: 0, ..Capacities::all(9) })).unwrap_err();
     assert!(refusal.object.contains(&address.to_string()) && refusal.reason.contains("map vips4 is full"), "{refusal}");
 }
 
@@ -299,34 +302,34 @@ fn scheduled(endpoints: &[&str], scheduler: Scheduler) -> Desired {
     plan(&snapshot(endpoints), &NodeFacts::default(), &PlanSettings { scheduler, ..PlanSettings::default() })
 }
 
-fn write(desired: &Desired, book: &mut Book) {
-    let ops = ops_for(desired, book).unwrap();
-    record_all(book, &ops);
+fn write(desired: &Desired, programmed: &mut ProgrammedState) {
+    let ops = ops_for(desired, programmed).unwrap();
+    record_all(programmed, &ops);
 }
 
 #[test]
 fn another_scheduler_over_the_same_slots_rewrites_the_entry_alone() {
-    let mut book = Book::new(Capacities::all(2_000));
-    write(&scheduled(&["10.0.0.1", "10.0.0.2"], Scheduler::Random), &mut book);
+    let mut programmed = ProgrammedState::new(Capacities::all(2_000));
+    write(&scheduled(&["10.0.0.1", "10.0.0.2"], Scheduler::Random), &mut programmed);
     for scheduler in [Scheduler::RoundRobin, Scheduler::LeastConnections, Scheduler::SourceHash, Scheduler::Weighted] {
         let desired = scheduled(&["10.0.0.1", "10.0.0.2"], scheduler);
-        let ops = ops_for(&desired, &book).unwrap();
+        let ops = ops_for(&desired, &programmed).unwrap();
         let [Op::WriteFrontend { entry, .. }] = ops.as_slice() else { panic!("{scheduler}: {ops:?}") };
         assert_eq!(entry.scheduler, scheduler.number());
-        record_all(&mut book, &ops);
+        record_all(&mut programmed, &ops);
     }
 }
 
 #[test]
 fn an_endpoint_of_a_maglev_service_costs_one_table_and_nothing_else_does() {
-    let mut book = Book::new(Capacities::all(2_000));
+    let mut programmed = ProgrammedState::new(Capacities::all(2_000));
     let two = scheduled(&["10.0.0.1", "10.0.0.2"], Scheduler::Maglev);
-    write(&two, &mut book);
-    assert_eq!(ops_for(&two, &book).unwrap(), []);
+    write(&two, &mut programmed);
+    assert_eq!(ops_for(&two, &programmed).unwrap(), []);
     let mut drained = two.clone();
     drained.services.values_mut().for_each(|service| service.affinity_timeout_s = 99);
-    assert!(matches!(ops_for(&drained, &book).unwrap().as_slice(), [Op::WriteFrontend { .. }]));
-    let ops = ops_for(&scheduled(&["10.0.0.1", "10.0.0.2", "10.0.0.3"], Scheduler::Maglev), &book).unwrap();
+    assert!(matches!(ops_for(&drained, &programmed).unwrap().as_slice(), [Op::WriteFrontend { .. }]));
+    let ops = ops_for(&scheduled(&["10.0.0.1", "10.0.0.2", "10.0.0.3"], Scheduler::Maglev), &programmed).unwrap();
     let [Op::WriteBackend { .. }, Op::WriteSlots { slots, .. }, Op::WriteFrontend { entry, .. }] = ops.as_slice()
     else {
         panic!("{ops:?}");
@@ -337,38 +340,38 @@ fn an_endpoint_of_a_maglev_service_costs_one_table_and_nothing_else_does() {
 #[test]
 fn room_for_the_largest_table_is_kept_for_services_that_are_there() {
     let maglev = |endpoints: &[&str]| scheduled(endpoints, Scheduler::Maglev);
-    let refused = |desired: &Desired, book: &Book| {
-        let refusal = ops_for(desired, book).unwrap_err();
+    let refused = |desired: &Desired, programmed: &ProgrammedState| {
+        let refusal = ops_for(desired, programmed).unwrap_err();
         assert!(refusal.reason.contains("map slots is full"), "{refusal}");
     };
     // A table of 251 slots must leave as many.
-    refused(&maglev(&["10.0.0.1"]), &Book::new(Capacities { slots: 501, ..Capacities::all(20) }));
-    let mut book = Book::new(Capacities { slots: 502, ..Capacities::all(20) });
-    write(&maglev(&["10.0.0.1", "10.0.0.2"]), &mut book);
+    refused(&maglev(&["10.0.0.1"]), &ProgrammedState::new(Capacities { slots: 501, ..Capacities::all(20) }));
+    let mut programmed = ProgrammedState::new(Capacities { slots: 502, ..Capacities::all(20) });
+    write(&maglev(&["10.0.0.1", "10.0.0.2"]), &mut programmed);
     // What grows does not get what is kept; what takes no more than it had does, until what it had is given back.
-    write(&maglev(&["10.0.0.1"]), &mut book);
-    refused(&maglev(&["10.0.0.2"]), &book);
-    for (_, op) in sweep(&book, &maglev(&["10.0.0.1"]), at(60)).collect::<Vec<_>>() {
-        record_all(&mut book, &[op]);
+    write(&maglev(&["10.0.0.1"]), &mut programmed);
+    refused(&maglev(&["10.0.0.2"]), &programmed);
+    for (_, op) in sweep(&programmed, &maglev(&["10.0.0.1"]), at(60)).collect::<Vec<_>>() {
+        record_all(&mut programmed, &[op]);
     }
-    write(&maglev(&["10.0.0.2"]), &mut book);
+    write(&maglev(&["10.0.0.2"]), &mut programmed);
 }
 
 #[test]
 fn a_backend_that_left_takes_no_new_flow_though_its_service_finds_no_room() {
-    let mut book = Book::new(Capacities { slots: 502, ..Capacities::all(20) });
-    write(&scheduled(&["10.0.0.1", "10.0.0.2", "10.0.0.3"], Scheduler::Maglev), &mut book);
-    write(&scheduled(&["10.0.0.1", "10.0.0.2"], Scheduler::Maglev), &mut book);
+    let mut programmed = ProgrammedState::new(Capacities { slots: 502, ..Capacities::all(20) });
+    write(&scheduled(&["10.0.0.1", "10.0.0.2", "10.0.0.3"], Scheduler::Maglev), &mut programmed);
+    write(&scheduled(&["10.0.0.1", "10.0.0.2"], Scheduler::Maglev), &mut programmed);
     let alone = scheduled(&["10.0.0.1"], Scheduler::Maglev);
-    ops_for(&alone, &book).unwrap_err();
+    ops_for(&alone, &programmed).unwrap_err();
     let key = alone.services.keys().next().unwrap();
     let settings = PlanSettings::default();
-    let ops = withdrawals(key, &alone, &book, &settings, at(1));
+    let ops = withdrawals(key, &alone, &programmed, &settings, at(1));
     let [Op::RetireBackend { record, .. }] = ops.as_slice() else { panic!("{ops:?}") };
     assert_eq!((record.address, record.state), ("10.0.0.2:8080".parse().unwrap(), backend_state::DRAINING));
     assert_eq!(record.drain_ds, (at(1) + settings.drain_limits.period).to_tenths());
     assert_eq!(record.deadline_ds, (at(1) + settings.drain_limits.max).to_tenths());
     assert_eq!(record.flags & (abi::backend_flags::IN_CLUSTER_SET | abi::backend_flags::IN_LOCAL_SET), 0);
-    record_all(&mut book, &ops);
-    assert_eq!(withdrawals(key, &alone, &book, &settings, at(2)), []);
+    record_all(&mut programmed, &ops);
+    assert_eq!(withdrawals(key, &alone, &programmed, &settings, at(2)), []);
 }

@@ -8,7 +8,7 @@ use std::{
 use lb_common::abi;
 
 use super::{
-    Book, DesiredEndpoint, DesiredService, EndpointState, Frontend, Marks, PortKey,
+    DesiredEndpoint, DesiredService, EndpointState, Frontend, Marks, PortKey, ProgrammedState,
     claims::{Claim, Claimed},
     planner::slices_of,
     service,
@@ -103,7 +103,7 @@ pub struct Hold {
 
 impl Hold {
     /// What the tables hold of services that `unread` may be about.
-    pub fn of(book: &Book, unread: &BTreeSet<Unread>) -> Self {
+    pub fn of(programmed: &ProgrammedState, unread: &BTreeSet<Unread>) -> Self {
         let any = unread.iter().any(|unread| matches!(unread.what, UnreadKind::Unknown(_)));
         let is_concerned = |name: &ObjectName| {
             let mut all = unread.iter();
@@ -113,10 +113,10 @@ impl Hold {
         if unread.is_empty() {
             return hold;
         }
-        for (key, id) in book.service_ids.iter().filter(|(key, _)| is_concerned(&key.service)) {
-            let Some(port) = written(book, *id) else { continue };
+        for (key, id) in programmed.service_ids.iter().filter(|(key, _)| is_concerned(&key.service)) {
+            let Some(port) = written(programmed, *id) else { continue };
             let addresses = port.frontends.keys().map(|frontend| frontend.address);
-            hold.vips.extend(addresses.filter_map(|address| Some((address, *book.vips.get(&address)?))));
+            hold.vips.extend(addresses.filter_map(|address| Some((address, *programmed.vips.get(&address)?))));
             let service = hold.services.entry(key.service.clone()).or_insert_with(|| {
                 let is_it = |unread: &&Unread| unread.what == UnreadKind::Service(key.service.clone());
                 let uid = unread.iter().find(is_it).map_or(0, |unread| unread.uid);

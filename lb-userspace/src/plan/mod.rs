@@ -1,8 +1,8 @@
 //! What the tables should hold: a pure function of the snapshot, and the operations that lead there.
 //!
-//! No clock, no I/O, no map. [`plan`] says what is wanted, [`Book`] what is written, [`diff_service`] the way between.
+//! No clock, no I/O, no map. [`plan`] computes the desired state, [`ProgrammedState`] is what was written, and [`diff_service`] lists the operations
+//! between them.
 
-mod book;
 mod checks;
 mod claims;
 mod cluster_ips;
@@ -24,6 +24,7 @@ mod node_context;
 mod op;
 mod planner;
 mod preview;
+mod programmed;
 mod restore;
 mod rule;
 mod service;
@@ -41,7 +42,6 @@ use lb_common::limits;
 
 use crate::model::{Mode, Scheduler, SlotShares};
 
-pub use book::{Book, BookedService, Capacities, DrainEnds};
 pub use desired::{Desired, DesiredService, Frontend, FrontendKind, HealthCheck, PortKey, Ranges, Set, Use};
 pub use diff::{Obstacle, diff_service, diff_vip, withdrawals};
 pub use effect::{BackendEffect, BackendState, Change, Differing, Fate, FrontendEffect, PortEffect};
@@ -54,6 +54,7 @@ pub use named::{Endpoints, Named, forget as forget_endpoint, named, put as put_e
 pub use op::{BackendId, BackendRecord, Op, config, order};
 pub use planner::{Changes, NodeFacts, Planner, plan};
 pub use preview::{HealthCheckEffect, Inputs, Preview};
+pub use programmed::{Capacities, DrainEnds, ProgrammedService, ProgrammedState};
 pub use restore::{Loaded, Part, Stray, restore};
 pub use rule::{Rule, Tally};
 pub use sorted::{SortedMap, SortedSet};

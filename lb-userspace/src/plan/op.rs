@@ -114,7 +114,7 @@ pub enum Op {
     WriteFrontend {
         frontend: Frontend,
         entry: abi::Service,
-        /// Which sets the entry's ranges are; for the book.
+        /// The set of each range of the entry; only the programmed state records it.
         uses: Use,
     },
     RemoveFrontend {
@@ -135,7 +135,7 @@ pub enum Op {
         id: BackendId,
         generation: u32,
     },
-    /// The range may be written again. Changes the book alone.
+    /// The range may be written again. Changes only the programmed state.
     ReleaseSlots {
         range: Range,
     },

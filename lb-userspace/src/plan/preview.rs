@@ -7,8 +7,8 @@ use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 use lb_common::abi::backend_state;
 
 use super::{
-    BackendId, BackendRecord, Book, Desired, DesiredEndpoint, DesiredService, Frontend, HealthCheck, Hold, NodeFacts,
-    Obstacle, PlanSettings, Planner, PortKey, Set, Tables, diff_service,
+    BackendId, BackendRecord, Desired, DesiredEndpoint, DesiredService, Frontend, HealthCheck, Hold, NodeFacts,
+    Obstacle, PlanSettings, Planner, PortKey, ProgrammedState, Set, Tables, diff_service,
     effect::{BackendEffect, BackendState, Change, Fate, FrontendEffect, PortEffect, fate},
     life::{self, DrainLimits, Step},
 };
@@ -63,7 +63,7 @@ impl Preview {
     }
 
     /// What would happen to a service port; `None`: nothing that shows.
-    pub fn effect(&self, key: &PortKey, book: &Book, now: Monotonic) -> Option<PortEffect> {
+    pub fn effect(&self, key: &PortKey, programmed: &ProgrammedState, now: Monotonic) -> Option<PortEffect> {
         let (before, after) = (self.before.services.get(key), self.after.services.get(key));
         let change = match (before, after) {
             (None, None) => return None,
@@ -72,7 +72,7 @@ impl Preview {
             (Some(_), Some(_)) => Change::Change,
         };
         let settings = before.zip(after).map(|(before, after)| settings::of_port(before, after)).unwrap_or_default();
-        let sides = Sides { key, before, after, book, settings: &self.settings, now };
+        let sides = Sides { key, before, after, programmed, settings: &self.settings, now };
         let (frontends, backends) = (self.frontends(&sides), sides.backends());
         let shows = change != Change::Change || !(settings.is_empty() && frontends.is_empty() && backends.is_empty());
         let taking = [before, after]
@@ -81,9 +81,10 @@ impl Preview {
     }
 
     /// Why the change of a service port alone would find no room in the tables as they are now; `None`: it would find room, as far as that is known.
-    pub fn no_room(&self, key: &PortKey, book: &Book, now: Monotonic) -> Option<Refusal> {
+    pub fn no_room(&self, key: &PortKey, programmed: &ProgrammedState, now: Monotonic) -> Option<Refusal> {
         let refused =
-            |desired| match diff_service(key, desired, book, &mut Tables::with_looks(LOOKS), &self.settings, now) {
+            |desired| match diff_service(key, desired, programmed, &mut Tables::with_looks(LOOKS), &self.settings, now)
+            {
                 Err(Obstacle::NoRoom(refusal)) => Some(refusal),
                 Err(Obstacle::Unfinished) | Ok(_) => None,
             };
@@ -147,7 +148,7 @@ struct Sides<'a> {
     key: &'a PortKey,
     before: Option<&'a DesiredService>,
     after: Option<&'a DesiredService>,
-    book: &'a Book,
+    programmed: &'a ProgrammedState,
     settings: &'a PlanSettings,
     now: Monotonic,
 }
@@ -200,9 +201,9 @@ impl Sides<'_> {
 
     /// The record that counts for an address.
     fn record(&self, address: SocketAddr) -> Option<(BackendId, BackendRecord)> {
-        let service = self.book.services.get(self.book.service_ids.get(self.key)?)?;
+        let service = self.programmed.services.get(self.programmed.service_ids.get(self.key)?)?;
         let id = *service.current.get(&address)?;
-        Some((id, *self.book.backends.get(&id)?))
+        Some((id, *self.programmed.backends.get(&id)?))
     }
 
     fn step(
@@ -211,14 +212,14 @@ impl Sides<'_> {
         endpoint: Option<DesiredEndpoint>,
         port: Option<&DesiredService>,
     ) -> Step {
-        let is_idle = known.is_some_and(|(id, _)| self.book.drains.is_idle(id));
+        let is_idle = known.is_some_and(|(id, _)| self.programmed.drains.is_idle(id));
         let current = known.as_ref().map(|(_, record)| record);
         life::step(current, is_idle, endpoint, self.limits(port), self.now, self.settings)
     }
 
     /// What the Service says of drains holds for one that is deleted, too.
     fn limits(&self, port: Option<&DesiredService>) -> DrainLimits {
-        let written = || self.book.service_ids.get(self.key).map(|id| self.book.own_drain_limits(*id));
+        let written = || self.programmed.service_ids.get(self.key).map(|id| self.programmed.own_drain_limits(*id));
         let own = port.map(|port| port.drain_limits).or_else(written).unwrap_or_default();
         own.or(self.settings.drain_limits)
     }

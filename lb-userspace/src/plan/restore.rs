@@ -1,4 +1,4 @@
-//! The book of a restarted agent, from what the tables hold: ids, generations, ranges, states and deadlines go on.
+//! The programmed state of a restarted agent, read from the tables: ids, generations, ranges, states and deadlines go on.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,7 +8,7 @@ use std::{
 use ipnet::IpNet;
 use lb_common::abi::{self, backend_state};
 
-use super::{BackendId, BackendRecord, Book, Capacities, Frontend, FrontendKind, PortKey, Range, Set, Use};
+use super::{BackendId, BackendRecord, Capacities, Frontend, FrontendKind, PortKey, ProgrammedState, Range, Set, Use};
 use crate::{
     maps::from_chars,
     model::{Family, ObjectName, Protocol, shared},
@@ -113,46 +113,46 @@ fn use_of(entry: &abi::Service) -> Use {
     Use { kind, inside, outside, flags: entry.flags }
 }
 
-/// The book of tables with this content. Ranges that no frontend leads to are free: a restart takes longer than any program
+/// The programmed state of tables with this content. Ranges that no frontend leads to are free: a restart takes longer than any program
 /// that may still read one.
-pub fn restore(capacities: Capacities, loaded: Loaded) -> Book {
+pub fn restore(capacities: Capacities, loaded: Loaded) -> ProgrammedState {
     let led_to = led_to(&loaded);
-    let mut book = Book::new(capacities);
+    let mut programmed = ProgrammedState::new(capacities);
     for (id, name) in loaded.names {
         // One that is there twice was not written by us twice: the second belongs to no service.
-        let key = key_of(&name).filter(|key| !book.service_ids.contains_key(key)).unwrap_or_else(|| nameless(id));
-        book.service_mut(id, &key).name = Some(Box::new(name));
+        let key = key_of(&name).filter(|key| !programmed.service_ids.contains_key(key)).unwrap_or_else(|| nameless(id));
+        programmed.service_mut(id, &key).name = Some(Box::new(name));
     }
     for (range, slots) in loaded.slots {
         // One that overlaps another is no range of ours: it stays out, so that its frontend gets a new one.
         if range.count > 0 && range.count as usize == slots.len() {
-            book.put_range(range.base, slots);
+            programmed.put_range(range.base, slots);
         }
     }
     for (frontend, entry) in loaded.frontends {
-        book.put_frontend(frontend, entry, use_of(&entry), &nameless(entry.id));
+        programmed.put_frontend(frontend, entry, use_of(&entry), &nameless(entry.id));
     }
     // Of two records of one address, new flows go to the one that slots lead to: an agent that was killed may have left both. It comes
     // last, so that it is the one that counts; else the one with the higher id does.
     let (led, others): (Vec<_>, Vec<_>) = loaded.backends.into_iter().partition(|(id, _)| led_to.contains(id));
     for (id, record) in others.into_iter().chain(led) {
         if record.state == backend_state::FREE {
-            book.put_free_generation(id, record.generation);
+            programmed.put_free_generation(id, record.generation);
         } else {
-            book.put_backend(id, record, &nameless(record.service));
+            programmed.put_backend(id, record, &nameless(record.service));
         }
     }
     for (key, endpoint) in loaded.endpoints {
-        book.put_endpoint(key, endpoint);
+        programmed.put_endpoint(key, endpoint);
     }
     for (id, network, _) in loaded.sources {
-        book.put_source(id, network, &nameless(id));
+        programmed.put_source(id, network, &nameless(id));
     }
     for (address, vip) in loaded.vips {
-        book.put_vip(address, vip);
+        programmed.put_vip(address, vip);
     }
-    book.config = loaded.config;
-    book
+    programmed.config = loaded.config;
+    programmed
 }
 
 /// The backends that slots lead to which frontends lead to.

@@ -1,14 +1,14 @@
 //! How much of what is wanted one run carries out.
 
-use super::{Book, Desired, DesiredService, Op, PortKey, layout::maglev_slots};
+use super::{Desired, DesiredService, Op, PortKey, ProgrammedState, layout::maglev_slots};
 
 /// So many slots of a table are filled and written in the time of one endpoint.
 const SLOTS_PER_ENDPOINT: u32 = 32;
 
 /// What it costs to bring a service port to what is wanted, about: its endpoints and source ranges, those of before, and what its slots
 /// take.
-pub fn work(key: &PortKey, desired: &Desired, book: &Book) -> usize {
-    let written = book.service_ids.get(key).and_then(|id| book.services.get(id));
+pub fn work(key: &PortKey, desired: &Desired, programmed: &ProgrammedState) -> usize {
+    let written = programmed.service_ids.get(key).and_then(|id| programmed.services.get(id));
     let wanted = desired.services.get(key);
     let of_wanted = |wanted: &DesiredService| {
         wanted.endpoints.len() + wanted.sources.len() + (slots(wanted) / SLOTS_PER_ENDPOINT) as usize

@@ -15,7 +15,7 @@ use super::{Seen, SweptTable, rules};
 use crate::{
     maps::{Cursor, Pinned, Table},
     model::{Family, Monotonic},
-    plan::{BackendId, Book, DrainLimits, Frontend},
+    plan::{BackendId, DrainLimits, Frontend, ProgrammedState},
 };
 
 /// What one part came to.
@@ -31,7 +31,7 @@ pub struct Part {
 #[derive(Clone, Copy)]
 pub struct SweepContext<'a> {
     pub maps: &'a Pinned,
-    pub book: &'a Book,
+    pub programmed: &'a ProgrammedState,
     pub timeouts: &'a Timeouts,
     pub now: Now,
     /// The same moment.
@@ -112,15 +112,16 @@ impl SweepContext<'_> {
     where
         IpAddr: From<[u8; N]>,
     {
-        rules::frontend(key, flow)
-            .filter(|at| !rules::is_served(*at, |frontend| self.book.frontends.get(frontend).map(|found| found.flags)))
+        rules::frontend(key, flow).filter(|at| {
+            !rules::is_served(*at, |frontend| self.programmed.frontends.get(frontend).map(|found| found.flags))
+        })
     }
 
     /// Whether to cut a connection of this backend that came by a frontend that is no more. It goes on for the longest drain from the first round
     /// that met one. One of which no reply passes here (DSR) goes on for the drain period.
     fn is_due<const N: usize>(&self, frontend: Frontend, flow: &Flow<N>, family: Family, seen: &mut Seen) -> bool {
-        let record = self.book.backends.get(&BackendId { family, id: flow.backend });
-        let own = record.map(|record| self.book.own_drain_limits(record.service)).unwrap_or_default();
+        let record = self.programmed.backends.get(&BackendId { family, id: flow.backend });
+        let own = record.map(|record| self.programmed.own_drain_limits(record.service)).unwrap_or_default();
         let DrainLimits { period, max } = own.or(self.drain_limits);
         let is_encapsulated = flow.port == 0 || flow.flags & flow_flags::ENCAPSULATED != 0;
         let limit = if is_encapsulated { period } else { period.max(max) };
@@ -212,11 +213,12 @@ impl SweepContext<'_> {
         AffinityKey<N>: Pod,
     {
         let is_over = |key: &AffinityKey<N>, affinity: &Affinity| {
-            let frontends = self.book.services.get(&key.service).into_iter().flat_map(|service| &service.frontends);
-            let entries = frontends.filter_map(|frontend| self.book.frontends.get(frontend));
+            let frontends =
+                self.programmed.services.get(&key.service).into_iter().flat_map(|service| &service.frontends);
+            let entries = frontends.filter_map(|frontend| self.programmed.frontends.get(frontend));
             let timeout_s = entries.map(|entry| entry.affinity_timeout_s).max().unwrap_or_default();
             let id = BackendId { family, id: affinity.backend };
-            let generation = self.book.backends.get(&id).map(|record| record.generation);
+            let generation = self.programmed.backends.get(&id).map(|record| record.generation);
             rules::is_affinity_over(key, affinity, timeout_s, generation, self.now)
         };
         pass(table, position, count, |key, affinity| {

@@ -241,9 +241,9 @@ fn leaves_nothing(steps: &[Step], run_max: usize) -> Said {
     prop_assert_eq!(run.dump(), "");
     let programmer = run.programmer();
     prop_assert_eq!(programmer.next_tick(), None);
-    let book = programmer.book();
-    prop_assert!(book.services.is_empty() && book.ranges.is_empty() && book.resting.is_empty());
-    prop_assert!(book.backends.is_empty() && book.deadlines.is_empty() && book.gone.is_empty());
+    let programmed = programmer.programmed();
+    prop_assert!(programmed.services.is_empty() && programmed.ranges.is_empty() && programmed.resting.is_empty());
+    prop_assert!(programmed.backends.is_empty() && programmed.deadlines.is_empty() && programmed.gone.is_empty());
     prop_assert!(programmer.store().names.is_empty());
     Ok(())
 }

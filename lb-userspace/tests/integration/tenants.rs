@@ -76,13 +76,18 @@ fn sync(programmer: &mut Programmer<MemoryStore>, snapshot: &Snapshot) -> Report
 
 /// Slots of each port of the services of a namespace, by name.
 fn slots_of(programmer: &Programmer<MemoryStore>, namespace: &str) -> Vec<(String, u32)> {
-    let book = programmer.book();
+    let programmed = programmer.programmed();
     let of = |id: &u32| {
-        let service = &book.services[id];
-        let entries = service.frontends.iter().map(|frontend| book.frontends[frontend].slot_count);
+        let service = &programmed.services[id];
+        let entries = service.frontends.iter().map(|frontend| programmed.frontends[frontend].slot_count);
         (service.key.to_string(), entries.max().unwrap_or(0))
     };
-    book.service_ids.iter().filter(|(key, _)| &*key.service.namespace == namespace).map(|(_, id)| of(id)).collect()
+    programmed
+        .service_ids
+        .iter()
+        .filter(|(key, _)| &*key.service.namespace == namespace)
+        .map(|(_, id)| of(id))
+        .collect()
 }
 
 fn refusals(report: &Report, name: &str) -> Vec<String> {

@@ -27,7 +27,7 @@ pub struct Seen {
     pub inherited: u64,
     /// The first of both, in words.
     pub violations: Vec<String>,
-    /// The last packet before a deadline that struck: how long before, at least.
+    /// The last packet before a deadline that passed: the shortest time between them.
     pub closest_ns: Option<u64>,
 }
 

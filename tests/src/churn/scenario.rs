@@ -220,7 +220,7 @@ impl Scenario {
         let start = Instant::now();
         while let Some(number) = (0..self.settings.backends).find(|number| self.pods[usize::from(*number)].is_none()) {
             self.look_at_agent();
-            if self.tables.struck(BackendPool::address(number)) {
+            if self.tables.is_past(BackendPool::address(number)) {
                 self.returns(number)?;
             } else {
                 ensure!(
@@ -283,7 +283,7 @@ impl Scenario {
         let (first, last) = (self.settings.kept, self.settings.backends);
         let fits = |this: &Self, number: u8| {
             let is_alive = this.pods[usize::from(number)].is_some();
-            is_alive == alive && (alive || this.tables.struck(BackendPool::address(number)))
+            is_alive == alive && (alive || this.tables.is_past(BackendPool::address(number)))
         };
         let all: Vec<u8> = (first..last).filter(|number| fits(self, *number)).collect();
         (!all.is_empty()).then(|| *self.random.of(&all))

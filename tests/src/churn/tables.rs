@@ -18,14 +18,14 @@ use super::{Packets, now_ns};
 const LOOK_EVERY: Duration = Duration::from_millis(40);
 /// Nanoseconds of the tables' unit of time.
 const DS: u64 = 100_000_000;
-/// An agent that is ready has so long to end drains whose deadline struck before.
+/// An agent that is ready has so long to end drains whose deadline passed before.
 const STARTED_NS: u64 = 5_000_000_000;
 
 /// What was seen so far. Times in tenths of a second, as the tables have them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drains {
     pub begun: u64,
-    /// The longest that a backend was draining, its deadline not struck.
+    /// The longest that a backend was draining, its deadline not passed.
     pub oldest_ds: u64,
     /// The longest that a deadline lay ahead when its drain was first seen.
     pub longest_ds: u64,
@@ -95,7 +95,7 @@ impl Tables {
 
     /// Whether the address is past its time: its deadline passed a while ago, or a running agent has not had it for a while, for it never learnt of
     /// it.
-    pub fn struck(&self, address: Ipv4Addr) -> bool {
+    pub fn is_past(&self, address: Ipv4Addr) -> bool {
         let (now, alive) = (now_ns(), self.alive_ns.load(Ordering::Relaxed));
         self.with(|state| {
             if let Some(deadline) = state.deadlines.get(&address) {

@@ -12,7 +12,7 @@ use super::wire::Protocol;
 /// An ejected backend is asked again after so many seconds.
 const PROBE_S: u32 = 10;
 /// UDP flows without an answer that speak against a backend.
-const DOUBTFUL: u32 = 3;
+const CANDIDATE_FLOWS: u32 = 3;
 /// A UDP flow is unanswered after so many seconds.
 const UDP_DUE_S: u32 = 3;
 /// Who answered within so many seconds has answered lately.
@@ -32,15 +32,15 @@ fn is_due(model: &Model, health: Health) -> bool {
 }
 
 /// Whether the flows of several clients went to a UDP backend in vain.
-fn is_doubtful(model: &Model, health: Health) -> bool {
-    witness(model, health).is_some() && is_due(model, health) && health.unanswered >= DOUBTFUL
+fn is_candidate(model: &Model, health: Health) -> bool {
+    witness(model, health).is_some() && is_due(model, health) && health.unanswered >= CANDIDATE_FLOWS
 }
 
 /// Whether the client avoids the backend: all do, or it has met it silent itself.
 pub fn shuns(model: &Model, id: u32, client: IpAddr, protocol: Protocol) -> bool {
     let health = model.health(id);
     let is_own = witness(model, health) == Some(client);
-    let counts = protocol == Protocol::Tcp || (is_due(model, health) && !is_doubtful(model, health));
+    let counts = protocol == Protocol::Tcp || (is_due(model, health) && !is_candidate(model, health));
     health.ejected_s.is_some() || (is_own && counts)
 }
 
@@ -78,18 +78,18 @@ pub fn doubt(
     members: &[(u32, u32)],
     winners: &[u32],
 ) -> Result<Vec<(u32, Outcome)>> {
-    let Some(doubtful) = hint.ejected else { return Ok(Vec::new()) };
+    let Some(candidate) = hint.ejected else { return Ok(Vec::new()) };
     let now_s = model.now_s;
-    let health = model.health(doubtful);
-    let in_doubt = asked.protocol == Protocol::Udp && health.ejected_s.is_none() && is_doubtful(model, health);
+    let health = model.health(candidate);
+    let in_doubt = asked.protocol == Protocol::Udp && health.ejected_s.is_none() && is_candidate(model, health);
     let proven = |id: &u32| {
         let answered_s = model.health(*id).answered_s;
         answered_s.is_some_and(|answered_s| now_s.saturating_sub(answered_s) <= LATELY_S)
     };
-    ensure!(in_doubt && winners.iter().any(proven), "backend {doubtful} was ejected for nothing");
-    ensure!(leaves_half(model, members, doubtful), "backend {doubtful} was ejected, and less than half stay");
-    model.health.insert(doubtful, Health { ejected_s: Some(now_s), ..health });
-    Ok(vec![(doubtful, Outcome::Ejected)])
+    ensure!(in_doubt && winners.iter().any(proven), "backend {candidate} was ejected for nothing");
+    ensure!(leaves_half(model, members, candidate), "backend {candidate} was ejected, and less than half stay");
+    model.health.insert(candidate, Health { ejected_s: Some(now_s), ..health });
+    Ok(vec![(candidate, Outcome::Ejected)])
 }
 
 /// Whether at least half of the members stay without this one.

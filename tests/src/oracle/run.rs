@@ -25,7 +25,7 @@ pub struct Tally {
     pub outcomes: BTreeMap<&'static str, u64>,
     /// Packets that the kernel takes for no test run.
     pub refused_by_kernel: u64,
-    /// Packets during which a second struck: not judged, their models were left.
+    /// Packets during which the clock reached its next second: they are not judged, and their models are dropped.
     pub at_the_second: u64,
 }
 
@@ -123,7 +123,7 @@ impl OracleRun {
         Ok(())
     }
 
-    /// A change or two, then a packet. `false`: the clock's second struck meanwhile, nobody can tell what is right.
+    /// A change or two, then a packet. `false`: the clock reached its next second meanwhile, so the expected outcome is unknown.
     fn packet(&mut self, random: &mut Random, v6: bool, model: &mut Model) -> Result<bool> {
         self.change(random, model)?;
         ageing::age(&mut self.programs, model, *random.of(&AGES_S))?;

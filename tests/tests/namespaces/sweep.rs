@@ -86,7 +86,7 @@ fn sweep(
     let (mut seen, mut netns, mut swept) = (Seen::new(start, 0), None, Vec::new());
     let look = SweepContext {
         maps,
-        book: programmer.book(),
+        programmed: programmer.programmed(),
         timeouts: &TIMEOUTS,
         now: Now { s: NOW, ds: NOW * 10 },
         at: Monotonic::from_duration(Duration::from_secs(NOW.into())),
@@ -191,7 +191,7 @@ fn a_flow_that_comes_to_life_keeps_at_least_one_direction() -> Result<()> {
                 begin.wait();
                 while !over.load(Ordering::Relaxed) {
                     let index = u16::try_from(random.below(FLOWS.into()))?;
-                    // What `keep_books` does: the packet's own entry is touched in place, the other one touched or written again.
+                    // As `commit::established::keep_entries` does: the packet's own entry is touched in place, the other one touched or written again.
                     let mut halves = flow(index, 1, flow_state::OPEN, NOW);
                     halves.swap(0, random.below(2));
                     let [(key, _), (other, fresh)] = halves;

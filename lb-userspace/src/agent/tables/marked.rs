@@ -27,7 +27,7 @@ impl Tables {
         let error = done.err().map(|error| format!("cannot be written down in the run folder: {error}"));
         self.maintenance.answer_later(request.reply, changed, error);
         if !self.written.waits() {
-            self.maintenance.answer(self.programmer.book());
+            self.maintenance.answer(self.programmer.programmed());
         }
     }
 
@@ -39,10 +39,14 @@ impl Tables {
 
     /// A backend became ejected, or is no longer.
     pub fn learn(&mut self, backend: BackendId) {
-        let (book, sweeper) = (self.programmer.book(), &self.sweeper);
+        let (programmed, sweeper) = (self.programmer.programmed(), &self.sweeper);
         // Told with the next beat: when a node dies, thousands become ejected one by one.
-        self.avoided_differ |=
-            self.ejections.update(backend, book, |id, generation| sweeper.is_ejected(id, generation), Instant::now());
+        self.avoided_differ |= self.ejections.update(
+            backend,
+            programmed,
+            |id, generation| sweeper.is_ejected(id, generation),
+            Instant::now(),
+        );
     }
 
     /// Which backends new flows avoid, where others shall know.

@@ -15,10 +15,10 @@ impl Tables {
                 drop(reply.send(snapshot.map(|snapshot| Present { snapshot, inputs: inputs() })));
             }
             Request::Compare { preview, ports, reply } => {
-                let (book, now) = (self.programmer.book(), clock::monotonic());
+                let (programmed, now) = (self.programmer.programmed(), clock::monotonic());
                 let keys = preview.ports().get(ports).unwrap_or_default();
-                let effects = keys.iter().filter_map(|key| preview.effect(key, book, now)).collect();
-                let no_room = keys.iter().filter_map(|key| preview.no_room(key, book, now)).collect();
+                let effects = keys.iter().filter_map(|key| preview.effect(key, programmed, now)).collect();
+                let no_room = keys.iter().filter_map(|key| preview.no_room(key, programmed, now)).collect();
                 drop(reply.send(Compared { effects, no_room }));
             }
         }

@@ -1,4 +1,4 @@
-//! The comparison itself, without effects: what one part of the tables holds against the book.
+//! The comparison itself, without effects: one part of the tables against the programmed state.
 
 use std::{collections::BTreeMap, ops::Range as StdRange};
 
@@ -12,7 +12,7 @@ use crate::{
     apply::records,
     maps::vip_filter::is_ruled_out,
     model::Family,
-    plan::{BackendId, BackendRecord, Book, Loaded, Op, Part, Stray},
+    plan::{BackendId, BackendRecord, Loaded, Op, Part, ProgrammedState, Stray},
 };
 
 /// A difference, and what puts it right.
@@ -31,18 +31,20 @@ pub(super) enum Repair {
 }
 
 /// How many entries a part should hold; of backends and slots, those with these ids or in these ranges.
-pub(super) fn size(part: Part, book: &Book, read: &StdRange<u32>) -> usize {
+pub(super) fn size(part: Part, programmed: &ProgrammedState, read: &StdRange<u32>) -> usize {
     match part {
-        Part::Names => book.services.len(),
-        Part::Backends(family) => book.backends.range(ids(family, read)).count(),
-        Part::Endpoints(family) => endpoints::count(book, family),
-        Part::Slots => {
-            book.live_ranges(read.start).take_while(|(base, _)| *base < read.end).map(|(_, slots)| slots.len()).sum()
-        }
-        Part::Sources(family) => book.source_count(family) as usize,
-        Part::Services(family) => book.frontend_count(family) as usize,
-        Part::Vips(family) => book.vip_count(family) as usize,
-        Part::VipFilter => book.addresses().count(),
+        Part::Names => programmed.services.len(),
+        Part::Backends(family) => programmed.backends.range(ids(family, read)).count(),
+        Part::Endpoints(family) => endpoints::count(programmed, family),
+        Part::Slots => programmed
+            .live_ranges(read.start)
+            .take_while(|(base, _)| *base < read.end)
+            .map(|(_, slots)| slots.len())
+            .sum(),
+        Part::Sources(family) => programmed.source_count(family) as usize,
+        Part::Services(family) => programmed.frontend_count(family) as usize,
+        Part::Vips(family) => programmed.vip_count(family) as usize,
+        Part::VipFilter => programmed.addresses().count(),
         Part::Config => 1,
         Part::Plan => 0,
     }
@@ -52,18 +54,18 @@ fn ids(family: Family, read: &StdRange<u32>) -> StdRange<BackendId> {
     BackendId { family, id: read.start }..BackendId { family, id: read.end }
 }
 
-/// Everything in which `loaded`, one part of the tables, differs from the book; `read`: which ids of backends.
-pub(super) fn compare(part: Part, book: &Book, loaded: &Loaded, read: &StdRange<u32>) -> Vec<Found> {
+/// Everything in which `loaded`, one part of the tables, differs from the programmed state; `read`: which ids of backends.
+pub(super) fn compare(part: Part, programmed: &ProgrammedState, loaded: &Loaded, read: &StdRange<u32>) -> Vec<Found> {
     let mut found = match part {
-        Part::Names => names(book, loaded),
-        Part::Backends(family) => backends(book, loaded, family, &ids(family, read)),
-        Part::Endpoints(family) => endpoints::compare(book, loaded, family),
-        Part::Slots => slots(book, loaded),
-        Part::Sources(family) => sources(book, loaded, family),
-        Part::Services(family) => services(book, loaded, family),
-        Part::Vips(family) => vips(book, loaded, family),
-        Part::VipFilter => vip_filter(book, loaded),
-        Part::Config => config(book, loaded),
+        Part::Names => names(programmed, loaded),
+        Part::Backends(family) => backends(programmed, loaded, family, &ids(family, read)),
+        Part::Endpoints(family) => endpoints::compare(programmed, loaded, family),
+        Part::Slots => slots(programmed, loaded),
+        Part::Sources(family) => sources(programmed, loaded, family),
+        Part::Services(family) => services(programmed, loaded, family),
+        Part::Vips(family) => vips(programmed, loaded, family),
+        Part::VipFilter => vip_filter(programmed, loaded),
+        Part::Config => config(programmed, loaded),
         Part::Plan => Vec::new(),
     };
     found.extend(loaded.strays.iter().map(|stray| Found {
@@ -81,8 +83,8 @@ pub(super) fn compare(part: Part, book: &Book, loaded: &Loaded, read: &StdRange<
 }
 
 /// The name of a service port as a user knows it.
-pub(super) fn owner(book: &Book, id: u32) -> Option<String> {
-    book.services.get(&id).map(|service| service.key.to_string())
+pub(super) fn owner(programmed: &ProgrammedState, id: u32) -> Option<String> {
+    programmed.services.get(&id).map(|service| service.key.to_string())
 }
 
 pub(super) struct TableEntry<'a> {
@@ -101,11 +103,13 @@ impl TableEntry<'_> {
     }
 }
 
-fn names(book: &Book, loaded: &Loaded) -> Vec<Found> {
+fn names(programmed: &ProgrammedState, loaded: &Loaded) -> Vec<Found> {
     let there: BTreeMap<u32, abi::ServiceName> = loaded.names.iter().copied().collect();
-    let entry = |id: u32| TableEntry { table: map_name::NAMES, name: format!("id {id}"), service: owner(book, id) };
-    let booked = book.services.iter().filter_map(|(id, service)| Some((*id, service.name.as_deref().copied()?)));
-    let mut found: Vec<Found> = booked
+    let entry =
+        |id: u32| TableEntry { table: map_name::NAMES, name: format!("id {id}"), service: owner(programmed, id) };
+    let expected =
+        programmed.services.iter().filter_map(|(id, service)| Some((*id, service.name.as_deref().copied()?)));
+    let mut found: Vec<Found> = expected
         .filter_map(|(id, name)| {
             let write = Op::WriteName { id, name };
             match there.get(&id) {
@@ -119,41 +123,41 @@ fn names(book: &Book, loaded: &Loaded) -> Vec<Found> {
             }
         })
         .collect();
-    let foreign = there.keys().filter(|id| book.services.get(id).is_none_or(|service| service.name.is_none()));
+    let foreign = there.keys().filter(|id| programmed.services.get(id).is_none_or(|service| service.name.is_none()));
     found
         .extend(foreign.map(|id| entry(*id).found(FindingKind::Foreign, String::new(), Op::ForgetService { id: *id })));
     found
 }
 
-fn backends(book: &Book, loaded: &Loaded, family: Family, ids: &StdRange<BackendId>) -> Vec<Found> {
+fn backends(programmed: &ProgrammedState, loaded: &Loaded, family: Family, ids: &StdRange<BackendId>) -> Vec<Found> {
     let there: BTreeMap<BackendId, BackendRecord> = loaded.backends.iter().copied().collect();
     let table = by_family(family, map_name::BACKENDS4, map_name::BACKENDS6);
     let entry = |id: BackendId, record: Option<&BackendRecord>| TableEntry {
         table,
         name: record.map_or_else(|| format!("id {}", id.id), |record| format!("id {} ({})", id.id, record.address)),
-        service: record.and_then(|record| owner(book, record.service)),
+        service: record.and_then(|record| owner(programmed, record.service)),
     };
     let kind = |other: Option<&BackendRecord>| other.map_or(FindingKind::Missing, |_| FindingKind::Edited);
     let differs = |wanted: &BackendRecord, other: Option<&BackendRecord>| {
         other.map_or_else(String::new, |other| difference(&backend_fields(wanted), &backend_fields(other)))
     };
     let mut found = Vec::new();
-    for (id, record) in book.backends.range(ids.clone()) {
+    for (id, record) in programmed.backends.range(ids.clone()) {
         let other = there.get(id);
         if other != Some(record) {
             let write = Op::WriteBackend { id: *id, record: *record };
             found.push(entry(*id, Some(record)).found(kind(other), differs(record, other), write));
         }
     }
-    for (id, generation) in book.generations.range(ids.clone()) {
+    for (id, generation) in programmed.generations.range(ids.clone()) {
         let (free, other) = (records::free(family, *generation), there.get(id));
         if other != Some(&free) {
             let write = Op::FreeBackend { id: *id, generation: *generation };
             found.push(entry(*id, None).found(kind(other), differs(&free, other), write));
         }
     }
-    let booked = |id: &BackendId| book.backends.contains_key(id) || book.generations.contains_key(id);
-    for (id, record) in there.iter().filter(|(id, _)| !booked(id)) {
+    let expected = |id: &BackendId| programmed.backends.contains_key(id) || programmed.generations.contains_key(id);
+    for (id, record) in there.iter().filter(|(id, _)| !expected(id)) {
         let free = Op::FreeBackend { id: *id, generation: record.generation };
         let Found { finding, .. } = entry(*id, Some(record)).found(FindingKind::Foreign, String::new(), free.clone());
         found.push(Found { finding, repair: Repair::Free(free) });
@@ -161,10 +165,10 @@ fn backends(book: &Book, loaded: &Loaded, family: Family, ids: &StdRange<Backend
     found
 }
 
-fn slots(book: &Book, loaded: &Loaded) -> Vec<Found> {
+fn slots(programmed: &ProgrammedState, loaded: &Loaded) -> Vec<Found> {
     let mut found = Vec::new();
     for (range, there) in &loaded.slots {
-        let Some(wanted) = book.ranges.get(&range.base) else { continue };
+        let Some(wanted) = programmed.ranges.get(&range.base) else { continue };
         for ((index, wanted), other) in
             (range.base..).zip(wanted).zip(there).filter(|((_, wanted), other)| wanted != other)
         {
@@ -177,7 +181,7 @@ fn slots(book: &Book, loaded: &Loaded) -> Vec<Found> {
             let entry = TableEntry {
                 table: map_name::SLOTS,
                 name: format!("index {index}"),
-                service: owner(book, wanted.service),
+                service: owner(programmed, wanted.service),
             };
             let differs = difference(&slot_fields(wanted), &slot_fields(other));
             found.push(entry.found(kind, differs, Op::WriteSlots { base: index, slots: vec![*wanted] }));
@@ -186,13 +190,14 @@ fn slots(book: &Book, loaded: &Loaded) -> Vec<Found> {
     found
 }
 
-fn sources(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found> {
+fn sources(programmed: &ProgrammedState, loaded: &Loaded, family: Family) -> Vec<Found> {
     let there: BTreeMap<_, _> = loaded.sources.iter().map(|(id, network, source)| ((*id, *network), *source)).collect();
     let table = by_family(family, map_name::SOURCES4, map_name::SOURCES6);
-    let entry = |id: u32, network| TableEntry { table, name: format!("{network}"), service: owner(book, id) };
-    let booked = book.services.iter().flat_map(|(id, service)| service.sources.iter().map(|network| (*id, *network)));
+    let entry = |id: u32, network| TableEntry { table, name: format!("{network}"), service: owner(programmed, id) };
+    let expected =
+        programmed.services.iter().flat_map(|(id, service)| service.sources.iter().map(|network| (*id, *network)));
     let mut found = Vec::new();
-    for (id, network) in booked.filter(|(_, network)| Family::of(network.addr()) == family) {
+    for (id, network) in expected.filter(|(_, network)| Family::of(network.addr()) == family) {
         let write = Op::WriteSource { id, network };
         match there.get(&(id, network)) {
             None => found.push(entry(id, network).found(FindingKind::Missing, String::new(), write)),
@@ -204,7 +209,7 @@ fn sources(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found> {
         }
     }
     for (id, network) in there.keys() {
-        if !book.services.get(id).is_some_and(|service| service.sources.contains(network)) {
+        if !programmed.services.get(id).is_some_and(|service| service.sources.contains(network)) {
             let remove = Op::RemoveSource { id: *id, network: *network };
             found.push(entry(*id, *network).found(FindingKind::Foreign, String::new(), remove));
         }
@@ -212,13 +217,14 @@ fn sources(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found> {
     found
 }
 
-fn services(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found> {
+fn services(programmed: &ProgrammedState, loaded: &Loaded, family: Family) -> Vec<Found> {
     let there: BTreeMap<_, _> = loaded.frontends.iter().copied().collect();
     let table = by_family(family, map_name::SERVICES4, map_name::SERVICES6);
     let mut found = Vec::new();
-    for (frontend, wanted) in book.frontends.iter().filter(|(frontend, _)| Family::of(frontend.address) == family) {
-        let Some(uses) = book.uses.get(frontend).copied() else { continue };
-        let entry = TableEntry { table, name: frontend.to_string(), service: owner(book, wanted.id) };
+    for (frontend, wanted) in programmed.frontends.iter().filter(|(frontend, _)| Family::of(frontend.address) == family)
+    {
+        let Some(uses) = programmed.uses.get(frontend).copied() else { continue };
+        let entry = TableEntry { table, name: frontend.to_string(), service: owner(programmed, wanted.id) };
         let write = Op::WriteFrontend { frontend: *frontend, entry: *wanted, uses };
         match there.get(frontend) {
             None => found.push(entry.found(FindingKind::Missing, String::new(), write)),
@@ -230,19 +236,19 @@ fn services(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found> {
             Some(_) => {}
         }
     }
-    for (frontend, other) in there.iter().filter(|(frontend, _)| !book.frontends.contains_key(frontend)) {
-        let entry = TableEntry { table, name: frontend.to_string(), service: owner(book, other.id) };
+    for (frontend, other) in there.iter().filter(|(frontend, _)| !programmed.frontends.contains_key(frontend)) {
+        let entry = TableEntry { table, name: frontend.to_string(), service: owner(programmed, other.id) };
         found.push(entry.found(FindingKind::Foreign, String::new(), Op::RemoveFrontend { frontend: *frontend }));
     }
     found
 }
 
-fn vips(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found> {
+fn vips(programmed: &ProgrammedState, loaded: &Loaded, family: Family) -> Vec<Found> {
     let there: BTreeMap<_, _> = loaded.vips.iter().copied().collect();
     let table = by_family(family, map_name::VIPS4, map_name::VIPS6);
     let entry = |address| TableEntry { table, name: format!("{address}"), service: None };
     let mut found = Vec::new();
-    for (address, vip) in book.vips.iter().filter(|(address, _)| Family::of(**address) == family) {
+    for (address, vip) in programmed.vips.iter().filter(|(address, _)| Family::of(**address) == family) {
         let write = Op::WriteVip { address: *address, vip: *vip };
         match there.get(address) {
             None => found.push(entry(*address).found(FindingKind::Missing, String::new(), write)),
@@ -253,35 +259,35 @@ fn vips(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found> {
             Some(_) => {}
         }
     }
-    for address in there.keys().filter(|address| !book.vips.contains_key(address)) {
+    for address in there.keys().filter(|address| !programmed.vips.contains_key(address)) {
         found.push(entry(*address).found(FindingKind::Foreign, String::new(), Op::RemoveVip { address: *address }));
     }
     found
 }
 
 /// Addresses of services that packets are not looked up for. An address that is not ruled out costs no more than a look-up.
-fn vip_filter(book: &Book, loaded: &Loaded) -> Vec<Found> {
+fn vip_filter(programmed: &ProgrammedState, loaded: &Loaded) -> Vec<Found> {
     let is_lost = |address| is_ruled_out(&loaded.vip_filter, address);
     let entry = |name, service| TableEntry { table: map_name::VIP_FILTER, name, service };
     let found = |entry: TableEntry<'_>, write| {
         entry.found(FindingKind::Edited, "ruled out by the VIP filter".to_owned(), write)
     };
-    let frontends = book.frontends.iter().filter(|(frontend, _)| is_lost(frontend.address));
+    let frontends = programmed.frontends.iter().filter(|(frontend, _)| is_lost(frontend.address));
     let frontends = frontends.filter_map(|(frontend, wanted)| {
-        let (frontend, entry_there, uses) = (*frontend, *wanted, *book.uses.get(frontend)?);
+        let (frontend, entry_there, uses) = (*frontend, *wanted, *programmed.uses.get(frontend)?);
         // Written again, it is made known first.
         let write = Op::WriteFrontend { frontend, entry: entry_there, uses };
-        Some(found(entry(frontend.to_string(), owner(book, wanted.id)), write))
+        Some(found(entry(frontend.to_string(), owner(programmed, wanted.id)), write))
     });
     let vips =
-        book.vips.iter().filter(|(address, _)| is_lost(**address)).map(|(address, vip)| {
+        programmed.vips.iter().filter(|(address, _)| is_lost(**address)).map(|(address, vip)| {
             found(entry(address.to_string(), None), Op::WriteVip { address: *address, vip: *vip })
         });
     frontends.chain(vips).collect()
 }
 
-fn config(book: &Book, loaded: &Loaded) -> Vec<Found> {
-    let (Some(wanted), Some(other)) = (book.config, loaded.config) else { return Vec::new() };
+fn config(programmed: &ProgrammedState, loaded: &Loaded) -> Vec<Found> {
+    let (Some(wanted), Some(other)) = (programmed.config, loaded.config) else { return Vec::new() };
     if wanted == other {
         return Vec::new();
     }

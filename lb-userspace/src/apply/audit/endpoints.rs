@@ -11,18 +11,18 @@ use super::{
 };
 use crate::{
     model::Family,
-    plan::{self, BackendId, Book, Loaded, Op, Stray},
+    plan::{self, BackendId, Loaded, Op, ProgrammedState, Stray},
 };
 
-pub(super) fn count(book: &Book, family: Family) -> usize {
-    wanted(book, family).len()
+pub(super) fn count(programmed: &ProgrammedState, family: Family) -> usize {
+    wanted(programmed, family).len()
 }
 
 /// What other nodes are to find: each backend of this node whose deadline is not over, and what leads to it. Several ports of one address have one
 /// name: either of them will do, but one that drains only where nobody follows.
-fn wanted(book: &Book, family: Family) -> BTreeMap<(IpAddr, u32), Vec<(BackendId, abi::Endpoint)>> {
+fn wanted(programmed: &ProgrammedState, family: Family) -> BTreeMap<(IpAddr, u32), Vec<(BackendId, abi::Endpoint)>> {
     let mut named: BTreeMap<_, Vec<_>> = BTreeMap::new();
-    for (id, record) in book.backends.iter().filter(|(id, _)| id.family == family) {
+    for (id, record) in programmed.backends.iter().filter(|(id, _)| id.family == family) {
         if let Some(of) = plan::named(*id, record) {
             named.entry(of.key).or_default().push((*id, of));
         }
@@ -36,16 +36,16 @@ fn wanted(book: &Book, family: Family) -> BTreeMap<(IpAddr, u32), Vec<(BackendId
     either.collect()
 }
 
-pub(super) fn compare(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found> {
+pub(super) fn compare(programmed: &ProgrammedState, loaded: &Loaded, family: Family) -> Vec<Found> {
     let there: BTreeMap<_, _> = loaded.endpoints.iter().copied().collect();
     let table = by_family(family, map_name::ENDPOINTS4, map_name::ENDPOINTS6);
     let entry =
-        |(address, id): (IpAddr, u32)| TableEntry { table, name: address.to_string(), service: owner(book, id) };
-    let wanted = wanted(book, family);
+        |(address, id): (IpAddr, u32)| TableEntry { table, name: address.to_string(), service: owner(programmed, id) };
+    let wanted = wanted(programmed, family);
     let mut found = Vec::new();
     for (key, either) in &wanted {
         let Some((id, endpoint)) = either.first() else { continue };
-        let Some(record) = book.backends.get(id).copied() else { continue };
+        let Some(record) = programmed.backends.get(id).copied() else { continue };
         let write = Op::WriteBackend { id: *id, record };
         match there.get(key) {
             None => found.push(entry(*key).found(FindingKind::Missing, String::new(), write)),
@@ -58,7 +58,7 @@ pub(super) fn compare(book: &Book, loaded: &Loaded, family: Family) -> Vec<Found
     }
     // What leads to a backend that is gone stays until its id is given up.
     let is_left = |(address, service): &(IpAddr, u32), endpoint: &abi::Endpoint| {
-        let record = book.backends.get(&BackendId { family, id: endpoint.backend });
+        let record = programmed.backends.get(&BackendId { family, id: endpoint.backend });
         record.is_some_and(|record| (record.address.ip(), record.service) == (*address, *service))
     };
     for (key, endpoint) in there.iter().filter(|(key, value)| !wanted.contains_key(key) && !is_left(key, value)) {

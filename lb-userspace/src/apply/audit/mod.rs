@@ -1,4 +1,4 @@
-//! Compares what the tables hold with the book of what was written, and puts right what differs.
+//! Compares the tables with the programmed state, and repairs the drift.
 //!
 //! A bounded part of the tables at a time. The agent is their only writer and does not write meanwhile, so each comparison is exact, and none holds a
 //! change up for long.
@@ -116,9 +116,9 @@ impl<S: Store> Programmer<S> {
                 return None;
             }
         };
-        let book = &self.writer.book;
-        report.checked += compare::size(part, book, &read);
-        let found = compare::compare(part, book, &loaded, &read);
+        let programmed = &self.writer.programmed;
+        report.checked += compare::size(part, programmed, &read);
+        let found = compare::compare(part, programmed, &loaded, &read);
         let next = Some(read.end).filter(|end| *end < u32::MAX);
         if dry_run {
             report.findings.extend(found.into_iter().map(|found| found.finding));
@@ -133,7 +133,7 @@ impl<S: Store> Programmer<S> {
         }
         if part == Part::VipFilter {
             // Addresses of services that are gone are ruled out again.
-            self.writer.store.write_vip_filter(&vip_filter::all_but(self.writer.book.addresses()));
+            self.writer.store.write_vip_filter(&vip_filter::all_but(self.writer.programmed.addresses()));
         }
         next
     }
@@ -142,7 +142,7 @@ impl<S: Store> Programmer<S> {
     /// largest number if there are no more.
     fn read_part(&self, part: Part, from: u32) -> Result<(Loaded, StdRange<u32>), super::StoreError> {
         let (mut loaded, mut read) = (Loaded::default(), from..u32::MAX);
-        let (store, book) = (&self.writer.store, &self.writer.book);
+        let (store, programmed) = (&self.writer.store, &self.writer.programmed);
         match part {
             Part::Backends(family) => {
                 let (capacity, mut end) = (store.capacities().backends(family), from);
@@ -157,7 +157,7 @@ impl<S: Store> Programmer<S> {
             }
             Part::Slots => {
                 let (mut ranges, mut taken): (Vec<Range>, usize) = (Vec::new(), 0);
-                for (base, slots) in book.live_ranges(from) {
+                for (base, slots) in programmed.live_ranges(from) {
                     if taken >= SLOTS {
                         read.end = base;
                         break;
@@ -173,7 +173,7 @@ impl<S: Store> Programmer<S> {
         Ok((loaded, read))
     }
 
-    /// Writes what the book holds once more. The book itself stays as it is, but for the generation of an id that somebody else
+    /// Writes the programmed state once more. That state itself stays as it is, but for the generation of an id that somebody else
     /// used: its next use must have another one.
     fn repair(&mut self, repair: &Repair, now: Monotonic) -> Result<(), super::StoreError> {
         match repair {
@@ -197,7 +197,7 @@ impl<S: Store> Programmer<S> {
         report: &mut AuditReport,
     ) -> Option<PortKey> {
         let part = self.audited_ports(from);
-        let (desired, book) = (self.planner.desired(), &self.writer.book);
+        let (desired, programmed) = (self.planner.desired(), &self.writer.programmed);
         let mut behind = Changes::default();
         self.tables.begin_run();
         for key in &part {
@@ -205,7 +205,7 @@ impl<S: Store> Programmer<S> {
             if waits {
                 continue;
             }
-            match diff_service(key, desired, book, &mut self.tables, &self.settings, now) {
+            match diff_service(key, desired, programmed, &mut self.tables, &self.settings, now) {
                 // One audit later it is finished.
                 Err(Obstacle::Unfinished) => {}
                 Ok(ops) if ops.is_empty() => {}
@@ -215,10 +215,10 @@ impl<S: Store> Programmer<S> {
         report.checked += part.iter().filter(|key| desired.services.contains_key(key)).count();
         let last = part.last().cloned();
         if last.is_none() {
-            let removed = book.vips.keys().filter(|address| !desired.vips.contains_key(address));
+            let removed = programmed.vips.keys().filter(|address| !desired.vips.contains_key(address));
             for address in desired.vips.keys().chain(removed) {
                 let waits = self.pending.has_vip(*address) || self.backlog.has_vip(*address);
-                if !waits && !matches!(diff_vip(*address, desired, book), Ok(None)) {
+                if !waits && !matches!(diff_vip(*address, desired, programmed), Ok(None)) {
                     behind.vips.insert(*address);
                 }
             }
@@ -227,26 +227,27 @@ impl<S: Store> Programmer<S> {
         last
     }
 
-    /// Whether the deadline of one of its backends struck.
+    /// Whether the deadline of one of its backends has passed.
     fn is_due(&self, key: &PortKey, now: Monotonic) -> bool {
-        let book = &self.writer.book;
-        let service = book.service_ids.get(key).and_then(|id| book.services.get(id));
-        let records = service.into_iter().flat_map(|service| &service.backends).filter_map(|id| book.backends.get(id));
+        let programmed = &self.writer.programmed;
+        let service = programmed.service_ids.get(key).and_then(|id| programmed.services.get(id));
+        let records =
+            service.into_iter().flat_map(|service| &service.backends).filter_map(|id| programmed.backends.get(id));
         records.into_iter().any(|record| record.state != backend_state::GONE && record.is_evictable(now))
     }
 
     /// Service ports that are wanted or written, the next ones behind `from`: a part that is soon looked at.
     fn audited_ports(&self, from: Option<&PortKey>) -> Vec<PortKey> {
-        let (desired, book) = (self.planner.desired(), &self.writer.book);
+        let (desired, programmed) = (self.planner.desired(), &self.writer.programmed);
         let max = self.settings.run_max.saturating_mul(LOOKS_PER_WRITE);
         let range = (from.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
         let wanted = desired.services.range(range).map(|(key, _)| key).take(max);
-        let written = book.service_ids.range(range).map(|(key, _)| key).take(max);
+        let written = programmed.service_ids.range(range).map(|(key, _)| key).take(max);
         let keys: BTreeSet<&PortKey> = wanted.chain(written).collect();
         let mut done = 0;
         let part = keys.into_iter().take_while(|key| {
             let goes_on = done < max;
-            done += work(key, desired, book);
+            done += work(key, desired, programmed);
             goes_on
         });
         part.cloned().collect()

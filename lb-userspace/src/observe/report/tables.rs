@@ -74,7 +74,7 @@ pub struct PassReport {
 pub struct DrainReport {
     /// How long the drain that goes on longest has gone on; null: nothing drains.
     pub oldest_seconds: Option<f64>,
-    /// Backends whose deadline struck, but which are still in the tables. The programs already evict their flows.
+    /// Backends whose eviction deadline has passed, but which are still in the tables. The programs already evict their flows.
     pub overdue: u64,
     /// How many ended since this agent runs, by how: `empty` (at the deadline, no flow was left), `deadline`, `returned`,
     /// `replaced` (another pod came to the address).

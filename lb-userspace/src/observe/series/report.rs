@@ -220,7 +220,7 @@ fn of_tables(tables: &TablesReport) -> Vec<Series> {
         ),
         gauge(
             "ballast_overdue_backends",
-            "Backends whose deadline struck, but which are still in the tables",
+            "Backends whose eviction deadline has passed, but which are still in the tables",
             precise(tables.drains.overdue),
         ),
         series(

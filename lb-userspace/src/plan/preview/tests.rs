@@ -59,19 +59,19 @@ impl Node {
     /// What is said of the change. Then the change comes, and each record must be as was said.
     fn apply(&mut self, text: &str) -> Vec<PortEffect> {
         let preview = self.preview(text);
-        let (before, tables) = (self.programmer.book().clone(), self.programmer.store().dump());
+        let (before, tables) = (self.programmer.programmed().clone(), self.programmer.store().dump());
         let effects: Vec<PortEffect> =
             preview.ports().iter().filter_map(|key| preview.effect(key, &before, LATER)).collect();
         assert_eq!(self.programmer.store().dump(), tables, "a preview writes nothing");
         self.present = snapshot(text);
         self.programmer.sync(&self.present, &self.inputs.facts, LATER);
-        let book = self.programmer.book();
+        let programmed = self.programmer.programmed();
         let mut said = BTreeSet::new();
         for (effect, backend) in effects.iter().flat_map(|effect| effect.backends.iter().map(move |one| (effect, one)))
         {
-            let service = &book.services[&book.service_ids[&effect.key]];
+            let service = &programmed.services[&programmed.service_ids[&effect.key]];
             let id = *service.current.get(&backend.address).expect("a record");
-            let record = book.backends[&id];
+            let record = programmed.backends[&id];
             let expected = backend.after.map_or(backend_state::GONE, |after| after.state);
             assert_eq!(record.state, expected, "{} {}", effect.key, backend.address);
             assert_eq!(backend.record.is_some_and(|(known, _)| known != id), backend.change == Change::Replace);
@@ -79,10 +79,10 @@ impl Node {
             said.extend(backend.record.map(|(known, _)| known));
         }
         for (id, record) in &before.backends {
-            assert!(said.contains(id) || book.backends[id] == *record, "nothing was said of {}", record.address);
+            assert!(said.contains(id) || programmed.backends[id] == *record, "nothing was said of {}", record.address);
         }
         for effect in effects.iter().flat_map(|effect| &effect.frontends) {
-            let is_there = book.frontends.contains_key(&effect.frontend);
+            let is_there = programmed.frontends.contains_key(&effect.frontend);
             assert_eq!(is_there, effect.change != Change::End, "{}", effect.frontend);
         }
         effects
@@ -216,11 +216,13 @@ fn limits_of_the_service_count_and_without_any_time_connections_end() {
     let settings = PlanSettings { drain_limits: limits, ..PlanSettings::default() };
     let node = Node::with(settings, &web("", &["10.1.0.2", "10.1.0.3"]));
     let preview = node.preview(&web("", &["10.1.0.2"]));
-    let effect = preview.effect(&key("web", 80, Protocol::Tcp), node.programmer.book(), LATER).expect("it differs");
+    let effect =
+        preview.effect(&key("web", 80, Protocol::Tcp), node.programmer.programmed(), LATER).expect("it differs");
     assert_eq!((effect.backends[0].change, effect.backends[0].fate), (Change::Drain, Fate::End));
     let own = |text: String| text.replacen("{name: web}", "{name: web, annotations: {ballast.dev/drain-max: 2m}}", 1);
     let preview = node.preview(&own(web("", &["10.1.0.2"])));
-    let effect = preview.effect(&key("web", 80, Protocol::Tcp), node.programmer.book(), LATER).expect("it differs");
+    let effect =
+        preview.effect(&key("web", 80, Protocol::Tcp), node.programmer.programmed(), LATER).expect("it differs");
     assert_eq!((effect.backends[0].fate, effect.backends[0].deadline), (Fate::Drain, Some(Duration::from_mins(2))));
     let expected = Differing { name: "drainMax", before: "none".to_owned(), after: "120 s".to_owned() };
     assert_eq!(effect.settings, [expected]);
@@ -246,10 +248,10 @@ fn a_change_without_room_is_said_by_the_name_of_the_map() {
     let addresses: Vec<String> = (1..=40).map(|last| format!("10.1.0.{last}")).collect();
     let endpoints: Vec<&str> = addresses.iter().map(String::as_str).collect();
     let node = Node::of(&web("", &endpoints[..1]));
-    let (key, book) = (key("web", 80, Protocol::Tcp), node.programmer.book());
-    let refusal = node.preview(&web("", &endpoints)).no_room(&key, book, LATER).expect("16 records");
+    let (key, programmed) = (key("web", 80, Protocol::Tcp), node.programmer.programmed());
+    let refusal = node.preview(&web("", &endpoints)).no_room(&key, programmed, LATER).expect("16 records");
     assert!(refusal.reason.contains("backends4"), "{refusal}");
-    assert_eq!(node.preview(&web("", &endpoints[..3])).no_room(&key, book, LATER), None);
+    assert_eq!(node.preview(&web("", &endpoints[..3])).no_room(&key, programmed, LATER), None);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
 
-use super::{Book, PerFamily};
+use super::{PerFamily, ProgrammedState};
 use crate::{
     model::Family,
     plan::{BackendId, Frontend, Op, Range, named},
@@ -28,7 +28,7 @@ pub(super) struct Reserved {
     vip_counts: PerFamily,
 }
 
-impl Book {
+impl ProgrammedState {
     /// Sets aside what these operations need. Each of them is then either recorded, or given up.
     pub fn reserve(&mut self, ops: &[Op]) {
         let reserved = &mut self.reserved;

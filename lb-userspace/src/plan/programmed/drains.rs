@@ -1,4 +1,4 @@
-//! The book's drains: since when each goes on, and what became of those that ended.
+//! Programmed drains: the start of each, and the outcome of those that ended.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,7 +7,7 @@ use std::{
 
 use lb_common::abi::backend_state;
 
-use super::Book;
+use super::ProgrammedState;
 use crate::{
     model::Monotonic,
     plan::{BackendId, BackendRecord},
@@ -70,7 +70,7 @@ impl Drains {
     }
 }
 
-impl Book {
+impl ProgrammedState {
     /// Takes down what becomes of a drain by the write of `new` over what is there.
     pub(super) fn note_drain(&mut self, id: BackendId, new: &BackendRecord, now: Monotonic) {
         let drains = new.state == backend_state::DRAINING;

@@ -1,14 +1,14 @@
-//! The book's frontends and the slot ranges that they lead to: a range that nobody leads to rests, then it is free.
+//! Programmed frontends and their slot ranges. A range without a frontend pauses before it is free.
 
 use lb_common::abi;
 
-use super::Book;
+use super::ProgrammedState;
 use crate::{
     model::{Family, Monotonic},
     plan::{Frontend, PortKey, Range, Use, restore::ranges_of},
 };
 
-impl Book {
+impl ProgrammedState {
     /// A range that the tables held already. False if it overlaps another one, or what there is.
     pub(in crate::plan) fn put_range(&mut self, base: u32, slots: Vec<abi::Slot>) -> bool {
         if !self.slots.take(Range { base, count: count_of(&slots) }) {

@@ -1,16 +1,16 @@
-//! The book's records of backends: who counts for an address, whose deadline is next, how many there are of each state.
+//! Programmed backend records: the current one of each address, the next deadline, the number in each state.
 
 use std::net::IpAddr;
 
 use lb_common::abi::{self, backend_state};
 
-use super::Book;
+use super::ProgrammedState;
 use crate::{
     model::Family,
     plan::{BackendId, BackendRecord, PortKey, ids::IdPool, named, op::next_generation},
 };
 
-impl Book {
+impl ProgrammedState {
     pub(in crate::plan) fn put_backend(&mut self, id: BackendId, record: BackendRecord, key: &PortKey) {
         if let Some(old) = self.backends.insert(id, record) {
             self.uncount(id, &old);

@@ -1,6 +1,6 @@
-//! The agent's book of what the tables hold: changed by an operation only after its write succeeded.
+//! The programmed state: what the tables hold. An operation changes it only after its write succeeded.
 //!
-//! Everything that is asked for at each change is counted as it changes: no look at the book walks all of it.
+//! Counts and next deadlines are maintained at each change, so no query walks the whole state.
 
 mod backends;
 mod drains;
@@ -105,7 +105,7 @@ impl PerFamily {
 
 /// One service port as written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BookedService {
+pub struct ProgrammedService {
     pub key: PortKey,
     /// `None` until written.
     pub name: Option<Box<abi::ServiceName>>,
@@ -118,7 +118,7 @@ pub struct BookedService {
     pub sources: BTreeSet<IpNet>,
 }
 
-impl BookedService {
+impl ProgrammedService {
     fn is_empty(&self) -> bool {
         self.frontends.is_empty() && self.backends.is_empty() && self.sources.is_empty()
     }
@@ -126,9 +126,9 @@ impl BookedService {
 
 /// What the tables hold.
 #[derive(Clone, Debug)]
-pub struct Book {
+pub struct ProgrammedState {
     pub capacities: Capacities,
-    pub services: BTreeMap<u32, BookedService>,
+    pub services: BTreeMap<u32, ProgrammedService>,
     pub service_ids: BTreeMap<PortKey, u32>,
     pub frontends: BTreeMap<Frontend, abi::Service>,
     /// How each frontend uses its service port.
@@ -177,8 +177,8 @@ pub struct Book {
     reserved: Reserved,
 }
 
-impl Book {
-    /// The book of empty tables.
+impl ProgrammedState {
+    /// The programmed state of empty tables.
     pub fn new(capacities: Capacities) -> Self {
         Self {
             capacities,
@@ -259,12 +259,12 @@ impl Book {
     }
 
     /// The service with this id; made if it is new.
-    pub(super) fn service_mut(&mut self, id: u32, key: &PortKey) -> &mut BookedService {
+    pub(super) fn service_mut(&mut self, id: u32, key: &PortKey) -> &mut ProgrammedService {
         self.services.entry(id).or_insert_with(|| {
             self.service_pool.take(id);
             self.service_ids.insert(key.clone(), id);
             self.empty.insert(id);
-            BookedService {
+            ProgrammedService {
                 key: key.clone(),
                 name: None,
                 frontends: SortedSet::default(),
@@ -277,7 +277,7 @@ impl Book {
 
     /// Notes whether the service port has anything left.
     fn settle(&mut self, id: u32) {
-        if self.services.get(&id).is_some_and(BookedService::is_empty) {
+        if self.services.get(&id).is_some_and(ProgrammedService::is_empty) {
             self.empty.insert(id);
         } else {
             self.empty.remove(&id);
