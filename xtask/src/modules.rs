@@ -1,4 +1,6 @@
 //! The graph of imports between the files of a crate. In a cycle no file can be read, changed or tested without all the others.
+//!
+//! The folders of `lb-userspace` have levels, which ARCHITECTURE.md lists: a folder imports from the levels below its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,7 +15,17 @@ type Files = BTreeMap<String, String>;
 fn files(package: &Path) -> Result<Files> {
     let mut files = Files::new();
     read(&package.join("src"), "", &mut files)?;
+    let tests: BTreeSet<String> = files.iter().flat_map(|(module, text)| test_modules(module, text)).collect();
+    let is_test = |module: &str| tests.iter().any(|test| module == test || module.starts_with(&format!("{test}::")));
+    files.retain(|module, _| !is_test(module));
     Ok(files)
+}
+
+/// The modules that a file declares for tests alone.
+fn test_modules(module: &str, text: &str) -> Vec<String> {
+    let declared = text.split("#[cfg(test)]\nmod ").skip(1).filter_map(|rest| rest.split_once(';'));
+    let names = declared.map(|(name, _)| name).filter(|name| name.chars().all(|c| c.is_alphanumeric() || c == '_'));
+    names.map(|name| if module.is_empty() { name.to_owned() } else { format!("{module}::{name}") }).collect()
 }
 
 fn read(folder: &Path, module: &str, files: &mut Files) -> Result<()> {
@@ -34,7 +46,10 @@ fn read(folder: &Path, module: &str, files: &mut Files) -> Result<()> {
 
 /// The text without comments and without the tests at its end.
 fn code(text: &str) -> String {
-    let end = text.find("#[cfg(test)]\nmod ").unwrap_or(text.len());
+    let tests = text.match_indices("#[cfg(test)]\nmod ").map(|(at, _)| at);
+    let end = tests
+        .filter(|at| text[*at..].split(['{', ';']).next().is_some_and(|head| text[at + head.len()..].starts_with('{')));
+    let end = end.min().unwrap_or(text.len());
     text[..end].lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
 
@@ -120,6 +135,37 @@ fn walk<'a>(
     found
 }
 
+/// The level of each folder, as a page lists them: below the heading, one numbered line for each level, the lowest first.
+fn levels(page: &str) -> BTreeMap<&str, usize> {
+    let list = page.split_once("\n### Import order\n").map_or("", |(_, list)| list);
+    let list = list.split("\n#").next().unwrap_or_default();
+    let lines = list.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_digit()));
+    let folders = |line: &'_ str| line.split('`').skip(1).step_by(2).collect::<Vec<_>>();
+    lines.enumerate().flat_map(|(level, line)| folders(line).into_iter().map(move |folder| (folder, level))).collect()
+}
+
+/// What contradicts the levels: folders without one, names without a folder, and imports from the own level or one above. The
+/// crate's root and `main.rs` may import everything.
+fn against_levels(files: &Files, levels: &BTreeMap<&str, usize>) -> Vec<String> {
+    let folder = |module: &'_ str| module.split("::").next().unwrap_or_default().to_owned();
+    let folders: BTreeSet<String> = files.keys().map(|module| folder(module)).filter(|name| !name.is_empty()).collect();
+    let mut found: Vec<String> = Vec::new();
+    found.extend(
+        folders.iter().filter(|name| !levels.contains_key(name.as_str())).map(|name| format!("{name} has no level")),
+    );
+    found.extend(levels.keys().filter(|name| !folders.contains(**name)).map(|name| format!("there is no {name}")));
+    for (module, imported) in imports(files).into_iter().filter(|(module, _)| !module.is_empty()) {
+        let own = folder(module);
+        let others: BTreeSet<String> =
+            imported.into_iter().map(folder).filter(|other| *other != own && !other.is_empty()).collect();
+        let is_above = |other: &&String| levels.get(other.as_str()) >= levels.get(own.as_str());
+        found.extend(
+            others.iter().filter(is_above).map(|other| format!("{module} imports {other}, which is not below {own}")),
+        );
+    }
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,6 +202,40 @@ mod tests {
         assert_eq!(cycle(&files).as_deref(), Some("a::b -> a::c -> a::b"));
         files.insert("a::c".to_owned(), "use super::B;".to_owned());
         assert_eq!(cycle(&files).as_deref(), Some("a -> a::b -> a::c -> a"));
+    }
+
+    #[test]
+    fn folders_of_lb_userspace_import_only_from_levels_below() {
+        let page =
+            fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../ARCHITECTURE.md")).expect("readable");
+        let (files, levels) = (package("lb-userspace"), levels(&page));
+        assert!(imports(&files)["plan::planner"].contains("model"), "the imports are read");
+        assert_eq!(against_levels(&files, &levels), Vec::<String>::new(), "ARCHITECTURE.md, Import order");
+    }
+
+    #[test]
+    fn an_import_from_the_own_level_or_one_above_is_found_and_named() {
+        let page = "# A\n### Import order\n\n1. `a`, `b`\n2. `c`: comment\n3. `e`\n\n## Next\n1. `d`\n";
+        let levels = levels(page);
+        assert_eq!(levels, BTreeMap::from([("a", 0), ("b", 0), ("c", 1), ("e", 2)]));
+        let file = |module: &str, text: &str| (module.to_owned(), code(text));
+        let files = Files::from([
+            file("", "pub mod a;\nuse c::C;"),
+            file("a", "use crate::b::B;"),
+            file("a::deep", "use crate::{a::A, c::C};"),
+            file("b", "#[cfg(test)]\nmod tests {\n    use crate::c::C;\n}"),
+            file("c", "use crate::a::A;\n#[cfg(test)]\nmod c_tests;\nuse crate::d::D;"),
+            file("d", ""),
+        ]);
+        assert_eq!(test_modules("c", &files["c"]), ["c::c_tests"]);
+        let expected = [
+            "d has no level",
+            "there is no e",
+            "a imports b, which is not below a",
+            "a::deep imports c, which is not below a",
+            "c imports d, which is not below c",
+        ];
+        assert_eq!(against_levels(&files, &levels), expected);
     }
 
     /// The flow tables have one writer.

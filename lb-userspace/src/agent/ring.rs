@@ -96,7 +96,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::observe::api_requests::ApiRequests;
+    use crate::source::api_requests::ApiRequests;
 
     /// On the one thread that the agent's tasks share, with a ring that is never empty.
     #[tokio::test]

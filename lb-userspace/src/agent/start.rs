@@ -34,7 +34,6 @@ use crate::apply::{KernelStore, Programmer};
 use crate::config::{self, CgroupRoot, Settings, Source as Origin};
 use crate::datapath::{self, Datapath, maps_dir};
 use crate::maps::Pinned;
-use crate::observe::api_requests::ApiRequests;
 use crate::observe::event_stream::EventStream;
 use crate::observe::health::Thresholds;
 use crate::observe::metrics::Metrics;
@@ -42,6 +41,7 @@ use crate::observe::report::{AdoptionReport, ChecksReport, TablesReport};
 use crate::observe::report_socket;
 use crate::plan::{self, DrainLimits, Marks, PlanSettings};
 use crate::sockets::Destroyer;
+use crate::source::api_requests::ApiRequests;
 use crate::source::{self, Source};
 
 /// How long a probe of a silent watch, and its replacement, may take before what it follows counts as stale anyhow.

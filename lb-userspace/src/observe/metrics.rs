@@ -16,11 +16,11 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::{MetricType, TypedMetric as _};
 use prometheus_client::registry::Registry;
 
-use super::api_requests::ApiRequests;
 use super::catalogue::{Catalogue, Description};
 use super::health::Probe;
 use super::report::PassReport;
 use super::series::{MetricKind, Series};
+use crate::source::api_requests::ApiRequests;
 
 type Label = [(&'static str, String); 1];
 
@@ -82,7 +82,10 @@ impl Metrics {
     fn register(&self, requests: &ApiRequests) -> Catalogue {
         let mut all = Catalogue::default();
         self.register_kube_proxys(&mut all);
-        requests.register(&mut all);
+        let sent = "Requests to the Kubernetes API, by code, method and host";
+        all.register("rest_client_requests", sent, requests.counters());
+        let durations = "Seconds until the answer to a request to the Kubernetes API was read; watches are left out";
+        all.register("rest_client_request_duration_seconds", durations, requests.durations());
         all.register("ballast_readyz", "Answers of /readyz by code", self.readyz.clone());
         all.register("ballast_table_writes", "Operations carried out on the tables", self.writes.clone());
         all.register("ballast_table_failures", "Operations on the tables that failed", self.failures.clone());

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap, net::SocketAddr};
 
-use super::{Mark, Marks, Rule, Set, SortedMap, Tally, marks::PortMarks, node_context::NodeContext};
+use super::{Mark, Marks, Rule, RuleObserver, Set, SortedMap, marks::PortMarks, node_context::NodeContext};
 use crate::model::{Endpoint, Family, Protocol, ServiceOptions, ServicePort, Slice};
 
 /// What the API says of an endpoint.
@@ -112,12 +112,12 @@ impl<'a> Listed<'a> {
         options: Option<&ServiceOptions>,
         context: &NodeContext,
         marks: &PortMarks<'_>,
-        tally: &mut Tally,
+        rules: &RuleObserver,
     ) -> SortedMap<SocketAddr, DesiredEndpoint> {
         let needs_of = |family| needs[usize::from(family == Family::V6)];
         let at = self.by_port.get(&(port.name.as_str(), port.protocol)).map_or(&[][..], Vec::as_slice);
-        tally.hit_if(at.is_empty() && !self.slices.is_empty(), Rule::NoPortOfName);
-        tally.hit_if(at.len() > 1, Rule::SeveralSlices);
+        rules.hit_if(at.is_empty() && !self.slices.is_empty(), Rule::NoPortOfName);
+        rules.hit_if(at.len() > 1, Rule::SeveralSlices);
         let mut found: Vec<Candidate<'_>> = Vec::new();
         for (index, number) in at {
             let slice = self.slices[*index];
@@ -125,7 +125,7 @@ impl<'a> Listed<'a> {
                 found
                     .extend(slice.endpoints.iter().map(|endpoint| Candidate::new(endpoint, *number, options, context)));
             } else {
-                tally.hit(Rule::OtherFamily);
+                rules.hit(Rule::OtherFamily);
             }
         }
         // One that is listed more than once: the first in the order counts, whatever the order of the slices.
@@ -134,14 +134,14 @@ impl<'a> Listed<'a> {
         });
         let all = found.len();
         found.dedup_by_key(|candidate| candidate.address);
-        tally.hit_if(found.len() < all, Rule::Duplicate);
+        rules.hit_if(found.len() < all, Rule::Duplicate);
         for candidate in &mut found {
             candidate.endpoint.mark = marks.of(candidate.address);
         }
         let second = found.partition_point(|candidate| candidate.address.is_ipv4());
         let (v4, v6) = found.split_at_mut(second);
         for (family, needs) in [v4, v6].into_iter().zip(needs) {
-            select(family, needs, context, tally);
+            select(family, needs, context, rules);
         }
         found.into_iter().map(|candidate| (candidate.address, candidate.endpoint)).collect()
     }
@@ -195,25 +195,25 @@ enum Topology {
 }
 
 /// Chooses the endpoints of one family that take new flows.
-fn select(found: &mut [Candidate<'_>], needs: Needs, context: &NodeContext, tally: &mut Tally) {
-    tally.hit_if(found.iter().any(|c| c.listed.ready && c.listed.terminating), Rule::NotReadyPublished);
-    tally.hit_if(found.iter().any(|c| c.endpoint.mark == Mark::Maintenance), Rule::Maintenance);
+fn select(found: &mut [Candidate<'_>], needs: Needs, context: &NodeContext, rules: &RuleObserver) {
+    rules.hit_if(found.iter().any(|c| c.listed.ready && c.listed.terminating), Rule::NotReadyPublished);
+    rules.hit_if(found.iter().any(|c| c.endpoint.mark == Mark::Maintenance), Rule::Maintenance);
     if needs.cluster {
-        let best = best(found.iter().map(|c| c.endpoint), tally);
+        let best = best(found.iter().map(|c| c.endpoint), rules);
         let any_ready = best.is_some_and(|rank| !rank.terminating);
-        let topology = if any_ready { topology(found, best, context, tally) } else { Topology::Everybody };
+        let topology = if any_ready { topology(found, best, context, rules) } else { Topology::Everybody };
         for Candidate { endpoint, listed, .. } in found.iter_mut() {
             endpoint.in_cluster_set = best.is_some() && endpoint.rank() == best && is_meant(listed, topology, context);
         }
-        tally.hit_if(!any_ready && best.is_some(), Rule::ClusterTerminating);
+        rules.hit_if(!any_ready && best.is_some(), Rule::ClusterTerminating);
     }
     if needs.local {
-        let best = best(found.iter().map(|c| c.endpoint).filter(|endpoint| endpoint.local), tally);
+        let best = best(found.iter().map(|c| c.endpoint).filter(|endpoint| endpoint.local), rules);
         for Candidate { endpoint, .. } in found.iter_mut() {
             endpoint.in_local_set = endpoint.local && best.is_some() && endpoint.rank() == best;
         }
-        tally.hit_if(best.is_some_and(|rank| !rank.terminating), Rule::LocalReady);
-        tally.hit_if(best.is_some_and(|rank| rank.terminating), Rule::LocalTerminating);
+        rules.hit_if(best.is_some_and(|rank| !rank.terminating), Rule::LocalReady);
+        rules.hit_if(best.is_some_and(|rank| rank.terminating), Rule::LocalTerminating);
     }
 }
 
@@ -257,27 +257,27 @@ pub(super) fn maintain(endpoints: &mut SortedMap<SocketAddr, DesiredEndpoint>, m
 }
 
 /// The best that there are.
-fn best(endpoints: impl Iterator<Item = DesiredEndpoint> + Clone, tally: &mut Tally) -> Option<Rank> {
+fn best(endpoints: impl Iterator<Item = DesiredEndpoint> + Clone, rules: &RuleObserver) -> Option<Rank> {
     let best = endpoints.clone().filter_map(|endpoint| endpoint.rank()).min();
     let all = best.is_some_and(|rank| rank.unhealthy);
-    tally.hit_if(all, Rule::AllUnhealthy);
-    tally.hit_if(!all && endpoints.into_iter().any(|endpoint| endpoint.mark == Mark::Unhealthy), Rule::Unhealthy);
+    rules.hit_if(all, Rule::AllUnhealthy);
+    rules.hit_if(!all && endpoints.into_iter().any(|endpoint| endpoint.mark == Mark::Unhealthy), Rule::Unhealthy);
     best
 }
 
 /// Hints count if every endpoint that is ready has one, and one of them is meant for here: of nodes first, then of zones. One that
 /// is kept from new flows counts as one that is not ready.
-fn topology(found: &[Candidate<'_>], best: Option<Rank>, context: &NodeContext, tally: &mut Tally) -> Topology {
+fn topology(found: &[Candidate<'_>], best: Option<Rank>, context: &NodeContext, rules: &RuleObserver) -> Topology {
     let ready = || found.iter().filter(|c| c.endpoint.rank() == best).map(|c| c.listed);
     for (topology, rule) in [(Topology::Node, Rule::NodeHints), (Topology::Zone, Rule::ZoneHints)] {
         let hinted = ready().filter(|endpoint| !hints(endpoint, topology).is_empty()).count();
         let complete = hinted == ready().count();
         if complete && ready().any(|endpoint| is_meant(endpoint, topology, context)) {
-            tally.hit(rule);
+            rules.hit(rule);
             return topology;
         }
-        tally.hit_if(complete, Rule::HintsForOthers);
-        tally.hit_if(!complete && hinted > 0, Rule::HintsIncomplete);
+        rules.hit_if(complete, Rule::HintsForOthers);
+        rules.hit_if(!complete && hinted > 0, Rule::HintsIncomplete);
     }
     Topology::Everybody
 }

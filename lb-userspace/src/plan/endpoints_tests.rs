@@ -1,5 +1,7 @@
 //! What is wanted of duplicates, of hints and of nodes.
 
+use std::sync::{Arc, Mutex};
+
 use super::*;
 use crate::model::{ObjectName, SlicePort};
 use crate::plan::{Marks, PortKey};
@@ -28,24 +30,27 @@ fn slice(endpoint: Endpoint) -> Slice {
     }
 }
 
-fn of(slices: &[&Slice], node_name: Option<&str>) -> (DesiredEndpoint, Tally) {
+fn of(slices: &[&Slice], node_name: Option<&str>) -> (DesiredEndpoint, Vec<Rule>) {
     let port = ServicePort { name: String::new(), port: 80, protocol: Protocol::Tcp, node_port: None };
     let context = NodeContext { node_name: node_name.map(str::to_owned), ..NodeContext::default() };
     let needs = [Needs { cluster: true, local: true }, Needs::default()];
     let key = PortKey { service: ObjectName::new("default", "web"), port: 80, protocol: Protocol::Tcp };
-    let (marks, mut tally) = (Marks::default(), Tally::default());
-    let found = Listed::new(slices.to_vec()).of_port(&port, needs, None, &context, &marks.of_port(&key), &mut tally);
+    let (marks, met) = (Marks::default(), Arc::new(Mutex::new(Vec::new())));
+    let into = Arc::clone(&met);
+    let rules = RuleObserver::new(move |rule| into.lock().unwrap().push(rule));
+    let found = Listed::new(slices.to_vec()).of_port(&port, needs, None, &context, &marks.of_port(&key), &rules);
     assert_eq!(found.len(), 1);
-    (*found.values().next().unwrap(), tally)
+    let met = met.lock().unwrap().clone();
+    (*found.values().next().unwrap(), met)
 }
 
 #[test]
 fn of_two_entries_for_one_endpoint_the_local_one_counts_then_the_ready_one() {
     let (here, there) = (slice(endpoint("n1", false)), slice(endpoint("n2", true)));
     for slices in [[&here, &there], [&there, &here]] {
-        let (found, tally) = of(&slices, Some("n1"));
+        let (found, met) = of(&slices, Some("n1"));
         assert!(found.local && found.state == EndpointState::NotReady && !found.in_cluster_set && !found.in_local_set);
-        assert_eq!(tally.of(Rule::Duplicate), 1);
+        assert_eq!(met.iter().filter(|rule| **rule == Rule::Duplicate).count(), 1);
         let (found, _) = of(&slices, Some("n3"));
         assert!(!found.local && found.state == EndpointState::Ready && found.in_cluster_set && !found.in_local_set);
     }
@@ -89,9 +94,9 @@ fn a_set_that_no_frontend_uses_is_empty() {
     let listed = Listed::new(vec![&slice]);
     let in_sets = |needs| {
         let key = PortKey { service: ObjectName::new("default", "web"), port: 80, protocol: Protocol::Tcp };
-        let (marks, mut tally) = (Marks::default(), Tally::default());
+        let (marks, rules) = (Marks::default(), RuleObserver::default());
         let needs = [needs, Needs::default()];
-        let found = listed.of_port(&port, needs, None, &context, &marks.of_port(&key), &mut tally);
+        let found = listed.of_port(&port, needs, None, &context, &marks.of_port(&key), &rules);
         found.values().map(|endpoint| (endpoint.in_cluster_set, endpoint.in_local_set)).collect::<Vec<_>>()
     };
     assert_eq!(in_sets(Needs { cluster: true, local: false }), [(true, false)]);

@@ -56,7 +56,7 @@ pub use planner::{Changes, NodeFacts, Planner, plan};
 pub use preview::{HealthCheckEffect, Inputs, Preview};
 pub use programmed::{Capacities, DrainEnds, ProgrammedService, ProgrammedState};
 pub use restore::{Loaded, Part, Stray, restore};
-pub use rule::{Rule, Tally};
+pub use rule::{Rule, RuleObserver};
 pub use sorted::{SortedMap, SortedSet};
 pub use sweep::{free_unreferred, sweep};
 pub use tables::Tables;

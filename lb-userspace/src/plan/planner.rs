@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use lb_common::abi::{self, vip_flags};
 
 use super::{
-    Desired, DesiredService, Frontend, FrontendKind, HealthCheck, Marks, PlanSettings, PortKey, Rule, Tally,
+    Desired, DesiredService, Frontend, FrontendKind, HealthCheck, Marks, PlanSettings, PortKey, Rule, RuleObserver,
     claims::{Claim, Claimed},
     cluster_ips::ClusterIps,
     endpoints::Listed,
@@ -64,7 +64,7 @@ pub struct Planner {
     /// Service ports whose endpoints are checked.
     checked: BTreeSet<PortKey>,
     shares: Shares,
-    tally: Tally,
+    rules: RuleObserver,
     hold: Hold,
     /// Nothing was planned yet.
     is_fresh: bool,
@@ -82,10 +82,15 @@ impl Planner {
             refusals: BTreeMap::new(),
             desired: Desired::default(),
             checked: BTreeSet::new(),
-            tally: Tally::default(),
+            rules: RuleObserver::default(),
             hold: Hold::default(),
             is_fresh: true,
         }
+    }
+
+    /// A planner that reports each rule which decides something.
+    pub fn observed(settings: PlanSettings, rules: RuleObserver) -> Self {
+        Self { rules, ..Self::new(settings) }
     }
 
     /// What an agent before this one wrote, and what stays until enough is known. To be set before the first snapshot.
@@ -118,9 +123,9 @@ impl Planner {
         if context == self.context {
             return self.follow(snapshot, marked);
         }
-        let (tally, cluster_ips) = (std::mem::take(&mut self.tally), std::mem::take(&mut self.cluster_ips));
+        let (rules, cluster_ips) = (std::mem::take(&mut self.rules), std::mem::take(&mut self.cluster_ips));
         let hold = std::mem::take(&mut self.hold);
-        let fresh = Self { context, cluster_ips, tally, hold, ..Self::new(self.settings.clone()) };
+        let fresh = Self { context, cluster_ips, rules, hold, ..Self::new(self.settings.clone()) };
         let before = std::mem::replace(self, fresh).desired;
         self.follow(snapshot, BTreeSet::new());
         Changes {
@@ -148,11 +153,6 @@ impl Planner {
     /// Service ports whose endpoints are checked: few among many.
     pub fn checked(&self) -> impl Iterator<Item = (&PortKey, &DesiredService)> {
         self.checked.iter().filter_map(|key| self.desired.services.get_key_value(key))
-    }
-
-    /// How often each rule had a say since this planner was made.
-    pub fn tally(&self) -> &Tally {
-        &self.tally
     }
 
     /// Plans what differs between the last snapshot and this one, at the same place, and the services that are `dirty` besides.
@@ -277,8 +277,8 @@ impl Planner {
             }
         }
         let is_refused = has(FrontendKind::ClusterIp) || has(FrontendKind::LoadBalancer);
-        self.tally.hit(Rule::Echo);
-        self.tally.hit_if(is_refused, Rule::RefuseUnserved);
+        self.rules.hit(Rule::Echo);
+        self.rules.hit_if(is_refused, Rule::RefuseUnserved);
         Some(abi::Vip { flags: vip_flags::ECHO | if is_refused { vip_flags::REFUSE_UNSERVED } else { 0 } })
     }
 
@@ -297,10 +297,10 @@ impl Planner {
             self.put_refusals(name, refusals, changes);
             return;
         }
-        let Self { context, snapshot, claimed, shares, tally, .. } = self;
+        let Self { context, snapshot, claimed, shares, rules, .. } = self;
         let service = snapshot.services.get(name).map(AsRef::as_ref);
         if let Some(service) = service {
-            frontends::tally_ours(service, context, tally);
+            frontends::report_owner(service, context, rules);
         }
         let service = service.filter(|service| frontends::is_ours(service, context));
         let Some(service) = service else {
@@ -310,18 +310,18 @@ impl Planner {
             return;
         };
         let listed = Listed::new(slices_of(snapshot, name));
-        let mut planned = service::plan(service, &listed, claimed, context, tally);
+        let mut planned = service::plan(service, &listed, claimed, context, rules);
         planned.refusals.extend(shares.bound(name, &mut planned.ports));
         if let Some(port) = service.health_check_node_port {
             let checks = &mut self.desired.health_checks;
             if let Some(refusal) = health_check::refused(service, port, claimed, context) {
-                tally.hit(Rule::HealthCheckTaken);
+                rules.hit(Rule::HealthCheckTaken);
                 planned.refusals.push(refusal);
                 // If it had the port until now, nobody has it.
                 let had = checks.get(&port).is_some_and(|check| check.service == *name);
                 changes.health_checks |= had && checks.remove(&port).is_some();
             } else {
-                tally.hit(Rule::HealthCheck);
+                rules.hit(Rule::HealthCheck);
                 let local_ready = health_check::local_ready(service, &listed, context);
                 let check = HealthCheck { service: name.clone(), local_ready };
                 let before = checks.insert(port, check.clone());

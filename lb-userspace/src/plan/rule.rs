@@ -1,4 +1,6 @@
-//! The rules of the plan, by name, and how often each had a say: a test that never meets a rule says nothing about it.
+//! The rules of the plan, by name. A test that never meets a rule shows nothing of it, so a planner reports its rules to an observer.
+
+use std::{fmt, sync::Arc};
 
 /// A rule of the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -126,38 +128,30 @@ const _: () = {
     }
 };
 
-/// How often each rule had a say.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tally([u64; Rule::ALL.len()]);
+/// Gets each rule that decides something. The agent's planner has none; tests count the rules that they met.
+#[derive(Clone, Default)]
+pub struct RuleObserver(Option<Arc<dyn Fn(Rule) + Send + Sync>>);
 
-impl Default for Tally {
-    fn default() -> Self {
-        Self([0; Rule::ALL.len()])
-    }
-}
-
-impl Tally {
-    pub fn hit(&mut self, rule: Rule) {
-        self.0[rule as usize] += 1;
+impl RuleObserver {
+    pub fn new(observe: impl Fn(Rule) + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(observe)))
     }
 
-    pub fn hit_if(&mut self, is_so: bool, rule: Rule) {
-        self.0[rule as usize] += u64::from(is_so);
-    }
-
-    /// Counts what `other` counted, too.
-    pub fn add(&mut self, other: &Self) {
-        for (own, others) in self.0.iter_mut().zip(other.0) {
-            *own += others;
+    pub(super) fn hit(&self, rule: Rule) {
+        if let Some(observe) = &self.0 {
+            observe(rule);
         }
     }
 
-    pub fn of(&self, rule: Rule) -> u64 {
-        self.0[rule as usize]
+    pub(super) fn hit_if(&self, is_so: bool, rule: Rule) {
+        if is_so {
+            self.hit(rule);
+        }
     }
+}
 
-    /// Every rule and how often it had a say, those that never had one included.
-    pub fn all(&self) -> impl Iterator<Item = (Rule, u64)> + '_ {
-        Rule::ALL.into_iter().map(|rule| (rule, self.of(rule)))
+impl fmt::Debug for RuleObserver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RuleObserver")
     }
 }

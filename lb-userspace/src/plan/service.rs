@@ -8,8 +8,8 @@ use std::{
 use lb_common::abi::service_flags;
 
 use super::{
-    DesiredEndpoint, DesiredService, Frontend, FrontendKind, Marks, OwnDrainLimits, PortKey, Rule, Set, SortedMap,
-    Tally, Use, checks,
+    DesiredEndpoint, DesiredService, Frontend, FrontendKind, Marks, OwnDrainLimits, PortKey, Rule, RuleObserver, Set,
+    SortedMap, Use, checks,
     claims::{Claim, Claimed},
     endpoints::{self, Filled, Listed, Needs, filled},
     frontends::{self, Guard},
@@ -33,14 +33,14 @@ pub(super) fn plan(
     listed: &Listed<'_>,
     claimed: &Claimed,
     context: &NodeContext,
-    tally: &mut Tally,
+    rules: &RuleObserver,
 ) -> Planned {
-    let mut refusals = frontends::unclaimed(service, context, tally);
+    let mut refusals = frontends::unclaimed(service, context, rules);
     let mut won: BTreeMap<(u16, Protocol), BTreeMap<Frontend, FrontendKind>> = BTreeMap::new();
     for (frontend, claim) in frontends::claims(service, context) {
         match (claimed.shadowed(&frontend, &claim), claimed.owner(&frontend)) {
             (Some(owner), _) => {
-                tally.hit(Rule::TakenByClusterIp);
+                rules.hit(Rule::TakenByClusterIp);
                 refusals.push(belongs(service, &frontend, &format!("Service {owner}, whose cluster IP it is")));
             }
             (None, Some(first)) if *first == claim => {
@@ -48,12 +48,12 @@ pub(super) fn plan(
             }
             // Told of the addresses that it stands for.
             (None, Some(_)) if claim.kind == FrontendKind::HostSocket => {}
-            (None, Some(first)) => refusals.push(taken(service, &frontend, &claim, first, tally)),
+            (None, Some(first)) => refusals.push(taken(service, &frontend, &claim, first, rules)),
             // Every claim is put before anything is planned.
             (None, None) => {}
         }
     }
-    let mut draft = Draft { service, listed, context, tally, guard: Guard::of(service, context) };
+    let mut draft = Draft { service, listed, context, rules, guard: Guard::of(service, context) };
     let by_key: BTreeMap<(u16, Protocol), &ServicePort> =
         service.ports.iter().map(|port| ((port.port, port.protocol), port)).collect();
     let ports = won.into_iter().filter_map(|((port, protocol), won)| {
@@ -62,7 +62,7 @@ pub(super) fn plan(
     });
     let ports: Vec<_> = ports.collect();
     refusals.extend(draft.unguarded(&ports));
-    refusals.extend(unweighed(service, &ports, tally));
+    refusals.extend(unweighed(service, &ports, rules));
     refusals.extend(mode::unscheduled(service, &ports, context));
     refusals.extend(mode::too_narrow(service, &ports, context));
     refusals.extend(shares::oversized(service, &ports));
@@ -89,9 +89,9 @@ fn maglev_size(
 }
 
 /// Weights under a scheduler that knows none.
-fn unweighed(service: &Service, ports: &[(PortKey, DesiredService)], tally: &mut Tally) -> Option<Refusal> {
+fn unweighed(service: &Service, ports: &[(PortKey, DesiredService)], rules: &RuleObserver) -> Option<Refusal> {
     let is_weighed = service.options.as_ref().is_some_and(|options| !options.weights.is_empty());
-    tally.hit_if(is_weighed, Rule::Weights);
+    rules.hit_if(is_weighed, Rule::Weights);
     let deaf = ports.iter().map(|(_, port)| port.scheduler).find(|scheduler| !scheduler.is_weighed());
     deaf.filter(|_| is_weighed).map(|scheduler| {
         Refusal::new(
@@ -102,9 +102,9 @@ fn unweighed(service: &Service, ports: &[(PortKey, DesiredService)], tally: &mut
     })
 }
 
-fn taken(service: &Service, frontend: &Frontend, claim: &Claim, first: &Claim, tally: &mut Tally) -> Refusal {
+fn taken(service: &Service, frontend: &Frontend, claim: &Claim, first: &Claim, rules: &RuleObserver) -> Refusal {
     let by_cluster_ip = first.kind == FrontendKind::ClusterIp && claim.kind != FrontendKind::ClusterIp;
-    tally.hit(if by_cluster_ip { Rule::TakenByClusterIp } else { Rule::TakenByOlder });
+    rules.hit(if by_cluster_ip { Rule::TakenByClusterIp } else { Rule::TakenByOlder });
     let why = match () {
         () if first.service == claim.service => format!("port {}/{} of the same service", first.port, first.protocol),
         () if by_cluster_ip => format!("Service {}, whose cluster IP it is", first.service),
@@ -125,7 +125,7 @@ struct Draft<'a> {
     service: &'a Service,
     listed: &'a Listed<'a>,
     context: &'a NodeContext,
-    tally: &'a mut Tally,
+    rules: &'a RuleObserver,
     guard: Guard<'a>,
 }
 
@@ -146,7 +146,7 @@ impl Draft<'_> {
         }
         let key = PortKey { service: self.service.name.clone(), port: port.port, protocol: port.protocol };
         let marks = self.context.marks.of_port(&key);
-        let endpoints = self.listed.of_port(port, needs, options, self.context, &marks, self.tally);
+        let endpoints = self.listed.of_port(port, needs, options, self.context, &marks, self.rules);
         let filled = Family::BOTH.map(|family| filled(&endpoints, family));
         let mut guarded = [false; 2];
         for (frontend, used) in &mut uses {
@@ -157,10 +157,10 @@ impl Draft<'_> {
             used.flags |= guard | drops(*used, filled[index(family)]) | if retry { 0 } else { service_flags::NO_RETRY };
             self.note(frontend.address, *used, filled[index(family)]);
         }
-        self.tally.hit_if(port.protocol == Protocol::Sctp, Rule::Sctp);
-        self.tally.hit_if(self.service.affinity_timeout_s > 0, Rule::Affinity);
-        self.tally.hit_if(scheduler != self.context.scheduler, Rule::OwnScheduler);
-        self.tally.hit_if(!retry, Rule::NoRetry);
+        self.rules.hit_if(port.protocol == Protocol::Sctp, Rule::Sctp);
+        self.rules.hit_if(self.service.affinity_timeout_s > 0, Rule::Affinity);
+        self.rules.hit_if(scheduler != self.context.scheduler, Rule::OwnScheduler);
+        self.rules.hit_if(!retry, Rule::NoRetry);
         let guarded = Family::BOTH.into_iter().filter(|family| guarded[index(*family)]);
         let check = options.and_then(|options| options.check.clone()).map(Box::new);
         let (check, unchecked) = checks::admitted(check, endpoints.keys(), self.context);
@@ -185,21 +185,21 @@ impl Draft<'_> {
 
     fn note(&mut self, address: IpAddr, used: Use, filled: Filled) {
         let has = |flag| used.flags & flag != 0;
-        let tally = &mut *self.tally;
-        tally.hit(match used.kind {
+        let rules = self.rules;
+        rules.hit(match used.kind {
             FrontendKind::ClusterIp => Rule::ClusterIp,
             FrontendKind::LoadBalancer => Rule::LoadBalancerIp,
             FrontendKind::ExternalIp => Rule::ExternalIp,
             FrontendKind::NodePort | FrontendKind::HostSocket => Rule::NodePort,
         });
         let is_balanced = matches!(used.kind, FrontendKind::LoadBalancer | FrontendKind::ExternalIp);
-        tally.hit_if(is_balanced && self.context.addresses.contains(&address), Rule::NodeAddress);
-        tally.hit_if(!filled.usable, Rule::RefuseWithoutEndpoint);
-        tally.hit_if(has(service_flags::DROP_IF_EMPTY), Rule::DropInside);
-        tally.hit_if(has(service_flags::DROP_OUTSIDE_IF_EMPTY), Rule::DropOutside);
-        tally.hit_if(has(service_flags::OUTSIDE_LOCAL) && filled.cluster, Rule::ShortCircuit);
-        tally.hit_if(has(service_flags::SOURCE_RANGES), Rule::SourceRanges);
-        tally.hit_if(has(service_flags::NODE_ALLOWED), Rule::NodeAllowed);
+        rules.hit_if(is_balanced && self.context.addresses.contains(&address), Rule::NodeAddress);
+        rules.hit_if(!filled.usable, Rule::RefuseWithoutEndpoint);
+        rules.hit_if(has(service_flags::DROP_IF_EMPTY), Rule::DropInside);
+        rules.hit_if(has(service_flags::DROP_OUTSIDE_IF_EMPTY), Rule::DropOutside);
+        rules.hit_if(has(service_flags::OUTSIDE_LOCAL) && filled.cluster, Rule::ShortCircuit);
+        rules.hit_if(has(service_flags::SOURCE_RANGES), Rule::SourceRanges);
+        rules.hit_if(has(service_flags::NODE_ALLOWED), Rule::NodeAllowed);
     }
 
     /// Families in which ranges were given for another family only: nobody passes.
@@ -210,7 +210,7 @@ impl Draft<'_> {
         let empty = families.into_iter().filter(|family| self.guard.ranges(*family).next().is_none());
         let empty: Vec<Family> = empty.collect();
         let refusal = |family: Family| {
-            self.tally.hit(Rule::NoRangeOfFamily);
+            self.rules.hit(Rule::NoRangeOfFamily);
             Refusal::new(
                 format!("Service {}", self.service.name),
                 format!(

@@ -24,12 +24,10 @@ use self::{
 };
 use super::{
     Source, SourceError, SourceStatus,
+    api_requests::ApiRequests,
     objects::{self, Objects},
 };
-use crate::{
-    model::{AllowedAnnotations, Node, Refusal, Refused, Service, Slice, Snapshot, Unread},
-    observe::api_requests::ApiRequests,
-};
+use crate::model::{AllowedAnnotations, Node, Refusal, Refused, Service, Slice, Snapshot, Unread};
 
 /// Changes that follow each other closer than this are read as one: editors write in several steps.
 const DEBOUNCE: Duration = Duration::from_millis(100);

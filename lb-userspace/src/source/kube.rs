@@ -33,12 +33,10 @@ use self::{
 };
 use super::{
     Source, SourceError, SourceStatus,
+    api_requests::ApiRequests,
     lean::{HEADLESS_LABEL, PROXY_NAME_LABEL},
 };
-use crate::{
-    model::{AllowedAnnotations, Node},
-    observe::api_requests::ApiRequests,
-};
+use crate::model::{AllowedAnnotations, Node};
 
 /// How many updates at most go into one snapshot.
 const MESSAGES_MAX: usize = 4096;

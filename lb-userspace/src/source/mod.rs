@@ -1,5 +1,6 @@
 //! Sources of the truth: Kubernetes YAML in a file or folder, or a Kubernetes API. Both end in the same [`Snapshot`]s.
 
+pub mod api_requests;
 pub mod change;
 pub mod convert;
 pub mod file;
@@ -13,11 +14,12 @@ use std::sync::Arc;
 
 use tokio::{sync::watch, task::JoinHandle};
 
+use self::api_requests::ApiRequests;
 pub use self::status::{
     ApiError, Confirming, Difference, Failing, PATIENT, Probed, Proof, ProofKind, Reach, Relist, ResourceStatus,
     Restart, SERVICE_CIDRS, SourceStatus,
 };
-use crate::{model::Snapshot, observe::api_requests::ApiRequests};
+use crate::model::Snapshot;
 
 /// Why a source cannot be started or read.
 #[derive(Debug, thiserror::Error)]

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use anyhow::{Result, ensure};
 use lb_userspace::model::Protocol;
-use lb_userspace::plan::{Desired, Frontend, FrontendKind, Planner, Rule};
+use lb_userspace::plan::{Desired, Frontend, FrontendKind, Rule};
 
 use super::ballast::{self, Ballast};
 use super::case::{Case, Inputs};
@@ -39,7 +39,7 @@ pub struct Comparison {
     pub clusters: usize,
     pub packets: usize,
     pub health_checks: usize,
-    /// How often each rule of the plan had a say.
+    /// How often each rule of the plan decided something.
     pub rules: BTreeMap<Rule, u64>,
     /// Summed over the clusters.
     pub frontends: usize,
@@ -96,10 +96,10 @@ impl Comparison {
         Ok(differences)
     }
 
-    /// Adds the rules that had a say in this plan.
-    pub fn count_rules(&mut self, planned: &Planner) {
-        for (rule, count) in planned.tally().all() {
-            *self.rules.entry(rule).or_default() += count;
+    /// Adds the rules that decided something in a plan.
+    pub fn count_rules(&mut self, met: &BTreeMap<Rule, u64>) {
+        for rule in Rule::ALL {
+            *self.rules.entry(rule).or_default() += met.get(&rule).copied().unwrap_or_default();
         }
     }
 
@@ -120,7 +120,7 @@ impl fmt::Display for Comparison {
             let kind = kind.map_or_else(|| "none".to_owned(), |kind| format!("{kind:?}"));
             writeln!(f, "  {kind:13} {:8} {}", format!("{position:?}"), counts(fates))?;
         }
-        writeln!(f, "rules of the plan, and how often each had a say:")?;
+        writeln!(f, "rules of the plan, and how often each decided something:")?;
         let rules: Vec<String> = self.rules.iter().map(|(rule, count)| format!("{rule:?} {count}")).collect();
         for line in rules.chunks(5) {
             writeln!(f, "  {}", line.join(", "))?;

@@ -139,8 +139,8 @@ mod tests {
     use super::super::wanted::Checked;
     use super::*;
     use crate::model::{Check, ObjectName, Protocol, Question};
-    use crate::observe::api_requests::ApiRequests;
     use crate::plan::PortKey;
+    use crate::source::api_requests::ApiRequests;
 
     fn key() -> PortKey {
         PortKey { service: ObjectName::new("demo", "web"), port: 80, protocol: Protocol::Tcp }

@@ -28,7 +28,7 @@ use super::{
     counted::Counted,
     reason,
 };
-use crate::{observe::api_requests::ApiRequests, source::SourceError};
+use crate::source::{SourceError, api_requests::ApiRequests};
 
 /// Where a pod finds its own credentials.
 const POD_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";

@@ -9,7 +9,7 @@ use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
 use kube::client::Body;
 use tower::{BoxError, Layer, Service};
 
-use crate::observe::api_requests::ApiRequests;
+use crate::source::api_requests::ApiRequests;
 
 /// Counts the requests to one address.
 #[derive(Clone, Debug)]

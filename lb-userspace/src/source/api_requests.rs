@@ -10,8 +10,6 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use tokio::time::Instant;
 
-use super::catalogue::Catalogue;
-
 /// Hosts that have series of their own, at most. Later ones share the series of [`OTHER`]: a kubeconfig may name new hosts without end.
 pub const HOSTS_MAX: usize = 16;
 /// A host beyond [`HOSTS_MAX`], or a method that the agent does not use.
@@ -22,16 +20,16 @@ pub const NO_ANSWER: &str = "<error>";
 /// Upper bounds of the duration's buckets in seconds: those of Kubernetes components since 1.24.
 const BUCKETS: [f64; 12] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
 
-type Counters = Family<[(&'static str, String); 3], Counter>;
-type Durations = Family<[(&'static str, String); 2], Histogram, fn() -> Histogram>;
+/// By code, method and host.
+pub type RequestCounters = Family<[(&'static str, String); 3], Counter>;
+/// In seconds, by verb and host.
+pub type RequestDurations = Family<[(&'static str, String); 2], Histogram, fn() -> Histogram>;
 
 /// What is known of all requests since the start. Clones share their counters.
 #[derive(Clone)]
 pub struct ApiRequests {
-    /// By code, method, host.
-    requests: Counters,
-    /// By verb, host.
-    durations: Durations,
+    requests: RequestCounters,
+    durations: RequestDurations,
     hosts: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -69,11 +67,14 @@ impl ApiRequests {
         ApiRequest { all: self.clone(), method, host, since: (!is_watch).then(Instant::now), is_answered: false }
     }
 
-    pub(super) fn register(&self, all: &mut Catalogue) {
-        let requests = "Requests to the Kubernetes API, by code, method and host";
-        all.register("rest_client_requests", requests, self.requests.clone());
-        let durations = "Seconds until the answer to a request to the Kubernetes API was read; watches are left out";
-        all.register("rest_client_request_duration_seconds", durations, self.durations.clone());
+    /// The counters that all clones share, for a registry of metrics.
+    pub fn counters(&self) -> RequestCounters {
+        self.requests.clone()
+    }
+
+    /// The durations that all clones share. Watches are left out.
+    pub fn durations(&self) -> RequestDurations {
+        self.durations.clone()
     }
 
     fn host_label(&self, host: &str) -> String {
